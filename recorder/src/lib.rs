@@ -1,0 +1,1 @@
+//! Drains a ring into a trace.

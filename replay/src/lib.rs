@@ -1,0 +1,1 @@
+//! Everything offline: ledger, simulator, policies, analyses, reports, exports.

@@ -1,0 +1,2 @@
+//! The `gputrace` program.
+fn main() {}

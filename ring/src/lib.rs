@@ -1,0 +1,1 @@
+//! What shim and recorder agree on in memory.

@@ -1,0 +1,1 @@
+//! A `libcuda.so.1` without a GPU.
