@@ -1,1 +1,19 @@
-//! What shim and recorder agree on in memory.
+//! What gputrace's shim and recorder agree on in memory: fixed-layout [`record`]s, written to chunks that one
+//! thread owns ([`ring`]), in one mapped file ([`map`]), stamped by one [`clock`].
+//!
+//! ```text
+//! header page | thread lines | chunk states | chunk 0 | chunk 1 | ...
+//!
+//!   thread A ── claims ──> chunk 3 ── fills, one release store a record ──> completes ──┐
+//!   thread B ── claims ──> chunk 7 ...                                                  │
+//!   recorder <── reads what is committed, complete or not ── frees the chunk ──────────┘
+//! ```
+//!
+//! This crate lives in somebody else's process: it allocates nothing, locks nothing, panics nowhere, and knows
+//! neither CUDA nor any file format. A process that dies at any instruction leaves everything committed readable.
+#![no_std]
+
+pub mod clock;
+pub mod map;
+pub mod record;
+pub mod ring;

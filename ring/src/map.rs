@@ -1,0 +1,305 @@
+//! The shared file: where everything lies, and the header both sides read.
+//!
+//! A reader trusts nothing but the length of its own mapping: sizes are checked once in [`Map::open`], and every
+//! number that is read later is clamped.
+
+use crate::clock::{Calibration, Clock};
+use crate::record::ABI;
+use core::mem::size_of;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// First word of the file. Written last, so that a half-made ring is not taken for one.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"GPUTRING");
+/// Bytes of a chunk, its header included.
+pub const CHUNK_BYTES: usize = 16 << 10;
+/// Threads that can write at the same time.
+pub const MAX_THREADS: usize = 1024;
+/// Bytes before the thread lines.
+const HEADER_BYTES: usize = 4096;
+
+/// The process is running.
+pub const RUNNING: u32 = 0;
+/// The process is at its end and waits for the trace to be complete.
+pub const EXITING: u32 = 1;
+/// The shim stepped aside; nothing more will come.
+pub const OFF: u32 = 2;
+
+/// No recorder has opened the ring.
+pub const NO_RECORDER: u32 = 0;
+/// A recorder drains the ring.
+pub const RECORDING: u32 = 1;
+/// The trace is complete as far as the process wrote before [`EXITING`].
+pub const COMPLETE: u32 = 2;
+/// The recorder gave up; its reason is in its own output.
+pub const FAILED: u32 = 3;
+
+/// The first page.
+#[repr(C)]
+pub struct Header {
+    /// [`MAGIC`], once everything else is in place.
+    pub magic: AtomicU64,
+    /// [`ABI`].
+    pub abi: AtomicU32,
+    /// Chunks after the tables.
+    pub n_chunks: AtomicU32,
+    /// The process that writes.
+    pub pid: AtomicU32,
+    /// [`Clock`].
+    pub clock: AtomicU32,
+    /// Field 22 of `/proc/PID/stat`: tells a reused pid from the process itself; 0 unknown.
+    pub start_time: AtomicU64,
+    /// Clocks when the ring was made: ticks, monotonic, realtime.
+    pub calibration: [AtomicU64; 3],
+    /// What frames and tables the shim was asked for ([`crate::record::Kind::Note`] has the words).
+    pub stack_mode: AtomicU32,
+    /// Free.
+    pub reserved: AtomicU32,
+    /// [`RUNNING`], [`EXITING`] or [`OFF`]; written by the process.
+    pub process: Line,
+    /// [`NO_RECORDER`], [`RECORDING`], [`COMPLETE`] or [`FAILED`]; written by the recorder.
+    pub recorder: Line,
+    /// Grows when the process got new memory from the driver: its mappings are worth reading again.
+    pub mappings: Line,
+    /// Grows when definitions (stacks, code objects) must be sent again, because the recorder lost them.
+    pub definitions: Line,
+    /// Chunks that are free, so that a full ring costs one load.
+    pub free_chunks: Line,
+    /// Where the search for a free chunk starts.
+    pub next_chunk: Line,
+    /// Events dropped because no chunk was free, and their bytes.
+    pub lost_full: LostLine,
+    /// Events dropped because more than [`MAX_THREADS`] threads wrote.
+    pub lost_threads: LostLine,
+    /// Events dropped because a signal handler interrupted another event of its thread.
+    pub lost_nested: LostLine,
+    /// Events dropped while another thread was starting the session.
+    pub lost_starting: LostLine,
+}
+
+/// A word alone in its pair of cache lines.
+#[repr(C, align(128))]
+pub struct Line {
+    /// The word.
+    pub value: AtomicU32,
+}
+
+/// A loss counter alone in its pair of cache lines.
+#[repr(C, align(128))]
+pub struct LostLine {
+    /// Events.
+    pub events: AtomicU64,
+    /// Bytes they would have taken.
+    pub bytes: AtomicU64,
+}
+
+impl LostLine {
+    /// Counts one event.
+    pub fn add(&self, bytes: usize) {
+        self.events.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+/// One writing thread. Claimed by a store of its tid, free again when the recorder sees the thread gone.
+#[repr(C, align(128))]
+pub struct ThreadLine {
+    /// Kernel thread id; 0 free.
+    pub tid: AtomicU32,
+    /// How often the line was claimed, so that chunks of an earlier owner are not taken for this one's.
+    pub generation: AtomicU32,
+    /// Events written.
+    pub events: AtomicU64,
+    /// Events lost since the last one that got through.
+    pub lost: AtomicU64,
+}
+
+/// First bytes of a chunk. Only the owner writes, but for what [`crate::ring::Reader`] keeps beside it.
+#[repr(C, align(64))]
+pub struct ChunkHeader {
+    /// Index of the owner's [`ThreadLine`].
+    pub thread: AtomicU32,
+    /// Its kernel thread id, for a reader that comes after the line was reused.
+    pub tid: AtomicU32,
+    /// How many chunks the owner had before.
+    pub sequence: AtomicU64,
+    /// Bytes of whole records after this header.
+    pub committed: AtomicU32,
+    /// Free.
+    pub reserved: AtomicU32,
+    /// Ticks from which the first records count.
+    pub base: AtomicU64,
+}
+
+/// Bytes of records a chunk can hold.
+pub const CHUNK_PAYLOAD: usize = CHUNK_BYTES - size_of::<ChunkHeader>();
+
+const _: () = assert!(size_of::<Header>() <= HEADER_BYTES);
+const _: () = assert!(size_of::<ChunkHeader>() == 64);
+
+/// Why a file is no ring this build can read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NotARing {
+    /// Shorter than its own header says, or than any ring.
+    TooShort {
+        /// Bytes the header promises, or the least a ring has.
+        expected: usize,
+    },
+    /// Does not start with the magic: not a ring, or its process died while making it.
+    NoMagic,
+    /// Written by a build with other record layouts.
+    OtherAbi {
+        /// The writer's [`ABI`].
+        found: u32,
+    },
+}
+
+/// A mapped ring. Copies refer to the same memory.
+#[derive(Clone, Copy)]
+pub struct Map {
+    base: *mut u8,
+    n_chunks: u32,
+}
+
+// SAFETY: everything behind `base` is reached through atomics, but for chunk bodies, which have one owner.
+unsafe impl Send for Map {}
+// SAFETY: as above.
+unsafe impl Sync for Map {}
+
+impl Map {
+    /// Bytes of a ring with this many chunks.
+    #[must_use]
+    pub const fn bytes_for(n_chunks: u32) -> usize {
+        Self::chunks_at(n_chunks) + n_chunks as usize * CHUNK_BYTES
+    }
+
+    /// How many chunks fit into this many bytes.
+    #[must_use]
+    pub const fn chunks_in(bytes: usize) -> u32 {
+        let tables = HEADER_BYTES + MAX_THREADS * size_of::<ThreadLine>() + CHUNK_BYTES;
+        (bytes.saturating_sub(tables) / (CHUNK_BYTES + 4)) as u32
+    }
+
+    const fn chunks_at(n_chunks: u32) -> usize {
+        let tables = HEADER_BYTES + MAX_THREADS * size_of::<ThreadLine>() + n_chunks as usize * 4;
+        tables.next_multiple_of(4096)
+    }
+
+    /// Makes a ring in zeroed memory.
+    ///
+    /// # Safety
+    /// `base` is page aligned and [`Map::bytes_for`]`(n_chunks)` zeroed, writable bytes that stay mapped as long as
+    /// any copy of the result is used.
+    #[must_use]
+    pub unsafe fn create(base: *mut u8, n_chunks: u32, pid: u32, start_time: u64, clock: Clock) -> Map {
+        let map = Map { base, n_chunks };
+        let header = map.header();
+        let calibration = Calibration::take(clock);
+        header.abi.store(ABI, Ordering::Relaxed);
+        header.n_chunks.store(n_chunks, Ordering::Relaxed);
+        header.pid.store(pid, Ordering::Relaxed);
+        header.clock.store(clock as u32, Ordering::Relaxed);
+        header.start_time.store(start_time, Ordering::Relaxed);
+        header.calibration[0].store(calibration.ticks.0, Ordering::Relaxed);
+        header.calibration[1].store(calibration.monotonic, Ordering::Relaxed);
+        header.calibration[2].store(calibration.realtime, Ordering::Relaxed);
+        header.free_chunks.value.store(n_chunks, Ordering::Relaxed);
+        // SYNC: the whole header is visible to whoever sees the magic.
+        header.magic.store(MAGIC, Ordering::Release);
+        map
+    }
+
+    /// Looks at a mapped file.
+    ///
+    /// # Safety
+    /// `base` is page aligned and `bytes` mapped, writable bytes that stay mapped as long as any copy of the result
+    /// is used. Their content may be anything.
+    ///
+    /// # Errors
+    /// [`NotARing`], when it is not one this build reads.
+    pub unsafe fn open(base: *mut u8, bytes: usize) -> Result<Map, NotARing> {
+        let least = Self::bytes_for(1);
+        if bytes < least {
+            return Err(NotARing::TooShort { expected: least });
+        }
+        let map = Map { base, n_chunks: 1 };
+        let header = map.header();
+        // SYNC: the whole header is visible to whoever sees the magic.
+        if header.magic.load(Ordering::Acquire) != MAGIC {
+            return Err(NotARing::NoMagic);
+        }
+        let found = header.abi.load(Ordering::Relaxed);
+        if found != ABI {
+            return Err(NotARing::OtherAbi { found });
+        }
+        // Read once: a hostile writer may change it afterwards.
+        let n_chunks = header.n_chunks.load(Ordering::Relaxed);
+        let expected = Self::bytes_for(n_chunks.min(1 << 24));
+        if n_chunks == 0 || bytes < expected || n_chunks > 1 << 24 {
+            return Err(NotARing::TooShort { expected });
+        }
+        Ok(Map { base, n_chunks })
+    }
+
+    /// The first page.
+    #[must_use]
+    pub fn header(&self) -> &Header {
+        // SAFETY: `create` and `open` made sure of page alignment and length; all fields are atomics.
+        unsafe { &*self.base.cast::<Header>() }
+    }
+
+    /// Clocks when the ring was made.
+    #[must_use]
+    pub fn calibration(&self) -> Calibration {
+        let [ticks, monotonic, realtime] = [0, 1, 2].map(|i| {
+            self.header().calibration.get(i).map_or(0, |word: &AtomicU64| word.load(Ordering::Relaxed))
+        });
+        Calibration { ticks: crate::clock::Ticks(ticks), monotonic, realtime }
+    }
+
+    /// The ring's clock.
+    #[must_use]
+    pub fn clock(&self) -> Clock {
+        Clock::from_u32(self.header().clock.load(Ordering::Relaxed))
+    }
+
+    /// Chunks of this ring.
+    #[must_use]
+    pub fn n_chunks(&self) -> u32 {
+        self.n_chunks
+    }
+
+    /// A thread's line; the index is taken modulo [`MAX_THREADS`].
+    #[must_use]
+    pub fn thread(&self, index: u32) -> &ThreadLine {
+        let at = HEADER_BYTES + (index as usize % MAX_THREADS) * size_of::<ThreadLine>();
+        // SAFETY: `at` is inside the tables, whose length was checked.
+        let line = unsafe { self.base.add(at) };
+        // SAFETY: aligned by construction (a page plus multiples of 128), and made of atomics.
+        unsafe { &*line.cast::<ThreadLine>() }
+    }
+
+    /// A chunk's state word; the index is taken modulo the number of chunks.
+    #[must_use]
+    pub fn state(&self, chunk: u32) -> &AtomicU32 {
+        let at = HEADER_BYTES + MAX_THREADS * size_of::<ThreadLine>() + (chunk % self.n_chunks) as usize * 4;
+        // SAFETY: `at` is inside the tables, whose length was checked.
+        let word = unsafe { self.base.add(at) };
+        // SAFETY: four-byte aligned by construction.
+        unsafe { &*word.cast::<AtomicU32>() }
+    }
+
+    /// A chunk; the index is taken modulo the number of chunks.
+    #[must_use]
+    pub fn chunk(&self, chunk: u32) -> *mut u8 {
+        let at = Self::chunks_at(self.n_chunks) + (chunk % self.n_chunks) as usize * CHUNK_BYTES;
+        // SAFETY: inside the mapping, whose length was checked.
+        unsafe { self.base.add(at) }
+    }
+
+    /// A chunk's header.
+    #[must_use]
+    pub fn chunk_header(&self, chunk: u32) -> &ChunkHeader {
+        // SAFETY: chunks are page aligned and longer than their header; all fields are atomics.
+        unsafe { &*self.chunk(chunk).cast::<ChunkHeader>() }
+    }
+}

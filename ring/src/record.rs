@@ -1,0 +1,430 @@
+//! Records: what one event is in the ring. Fixed layouts of eight-byte words, so that a record never straddles a
+//! word and the recorder can read them without trusting the process that wrote them.
+//!
+//! These layouts are private to one build of gputrace ([`ABI`]): the trace file has its own, versioned one.
+
+/// The version of everything in this crate. A recorder refuses a ring of another version.
+pub const ABI: u32 = 1;
+
+/// What kind of record follows a [`Header`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Kind {
+    /// [`TimeBase`]: later records of this chunk count from here.
+    TimeBase = 1,
+    /// [`Call`]: a driver function, or a library function that wraps one.
+    Call = 2,
+    /// [`CallEnd`]: how the last [`Call`] of this thread marked [`Call::OPEN`] ended.
+    CallEnd = 3,
+    /// [`BlockAlloc`]: a framework handed out a block.
+    BlockAlloc = 4,
+    /// [`BlockFree`]: a framework took a block back.
+    BlockFree = 5,
+    /// [`BlockOom`]: a framework could not serve a request.
+    BlockOom = 6,
+    /// [`Wait`]: the framework allocator recorded or asked for a stream event.
+    Wait = 7,
+    /// A call stack: [`StackDef`], then its frames.
+    Stack = 8,
+    /// A Python code object: [`CodeDef`], then its texts.
+    Code = 9,
+    /// The name of an [`Call::api`]: a `u64` with the number, then the text.
+    Api = 10,
+    /// [`Device`], then its name.
+    Device = 11,
+    /// An address inside a module that carries a CUDA runtime: one `u64`.
+    Runtime = 12,
+    /// A fact about the process, in words for `doctor` and the report: text.
+    Note = 13,
+}
+
+impl Kind {
+    /// The kind with this number.
+    #[must_use]
+    pub fn from_u8(raw: u8) -> Option<Kind> {
+        use Kind::*;
+        [
+            TimeBase, Call, CallEnd, BlockAlloc, BlockFree, BlockOom, Wait, Stack, Code, Api, Device,
+            Runtime, Note,
+        ]
+        .into_iter()
+        .find(|kind| *kind as u8 == raw)
+    }
+}
+
+/// First word of every record.
+///
+/// ```text
+///  63            32 31     24 23   16 15          0
+/// |  ticks - base  |  flags  |  kind |  words      |
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header {
+    /// Length of the record in eight-byte words, this one included; never 0.
+    pub words: u16,
+    /// A [`Kind`].
+    pub kind: u8,
+    /// Free for the kind.
+    pub flags: u8,
+    /// Ticks since the chunk's base.
+    pub delta: u32,
+}
+
+impl Header {
+    /// As the word in the ring.
+    #[inline]
+    #[must_use]
+    pub fn encode(self) -> u64 {
+        u64::from(self.words)
+            | u64::from(self.kind) << 16
+            | u64::from(self.flags) << 24
+            | u64::from(self.delta) << 32
+    }
+
+    /// From the word in the ring.
+    #[inline]
+    #[must_use]
+    pub fn decode(word: u64) -> Header {
+        Header {
+            words: word as u16,
+            kind: (word >> 16) as u8,
+            flags: (word >> 24) as u8,
+            delta: (word >> 32) as u32,
+        }
+    }
+}
+
+/// A record payload: plain words without padding.
+///
+/// # Safety
+/// The type is `repr(C)`, a multiple of eight bytes long, has no padding, and every bit pattern is a value.
+pub unsafe trait Payload: Copy {
+    /// Its place in [`Kind`].
+    const KIND: Kind;
+}
+
+macro_rules! payloads {
+    ($( $(#[$doc:meta])* $kind:ident $name:ident { $( $(#[$field_doc:meta])* $field:ident: $type:ty, )* } )*) => { $(
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+        #[repr(C)]
+        pub struct $name { $( $(#[$field_doc])* pub $field: $type, )* }
+        // No padding: the fields' sizes add up to a whole number of words.
+        const _: () = assert!(core::mem::size_of::<$name>() == 0 $( + core::mem::size_of::<$type>() )*);
+        const _: () = assert!(core::mem::size_of::<$name>() % 8 == 0);
+        // SAFETY: integers only, and the assertions above rule out padding.
+        unsafe impl Payload for $name { const KIND: Kind = Kind::$kind; }
+    )* };
+}
+
+payloads! {
+    /// Full ticks, for the records that follow.
+    TimeBase TimeBase {
+        /// [`crate::clock::Ticks`].
+        ticks: u64,
+    }
+
+    /// One call into the driver. What the fields mean depends on `action`; see [`Action`].
+    /// Calls that give memory back are recorded before they run (`OPEN`), all others after.
+    Call Call {
+        /// Row of the hook table; named by an Api record.
+        api: u16,
+        /// [`Action`].
+        action: u8,
+        /// Device ordinal in this process; -1 unknown, -2 host memory.
+        device: i8,
+        /// What the function returned; 0 while open.
+        result: i32,
+        /// Device or host address.
+        addr: u64,
+        /// Bytes asked for.
+        bytes: u64,
+        /// `CUstream`, as given; for per-thread variants a null stream becomes 2 (`CU_STREAM_PER_THREAD`).
+        stream: u64,
+        /// Handle: VMM allocation, pool, array, graph, context.
+        handle: u64,
+        /// Second number: offset of a map, second handle, flags of a host allocation.
+        extra: u64,
+        /// Stack id; 0 none.
+        stack: u64,
+        /// Ticks the real function took, saturating.
+        duration: u32,
+        /// [`Call::OPEN`] and others.
+        flags: u32,
+    }
+
+    /// The end of an open call.
+    CallEnd CallEnd {
+        /// Row of the hook table, the same as the open call's.
+        api: u16,
+        /// Unused.
+        reserved: u16,
+        /// What the function returned.
+        result: i32,
+        /// The open call's address or handle, to match it.
+        addr: u64,
+        /// Ticks the real function took.
+        duration: u64,
+    }
+
+    /// A block handed out by PyTorch's allocator, with its own totals at that instant.
+    BlockAlloc BlockAlloc {
+        /// First byte.
+        addr: u64,
+        /// Bytes of the block, rounded by the allocator; the device ordinal in the top byte.
+        device_bytes: u64,
+        /// Bytes the program asked for; `UNKNOWN` where the request did not pass by.
+        requested: u64,
+        /// `CUstream` the request was made for; `UNKNOWN` where the request did not pass by.
+        stream: u64,
+        /// PyTorch's total of allocated bytes on the device, this block included.
+        allocated: u64,
+        /// PyTorch's total of reserved bytes on the device.
+        reserved: u64,
+        /// Stack id; 0 none.
+        stack: u64,
+    }
+
+    /// A block taken back by PyTorch's allocator.
+    BlockFree BlockFree {
+        /// First byte.
+        addr: u64,
+        /// Bytes of the block; the device ordinal in the top byte.
+        device_bytes: u64,
+        /// PyTorch's total of allocated bytes on the device, without this block.
+        allocated: u64,
+        /// PyTorch's total of reserved bytes on the device.
+        reserved: u64,
+        /// Stack id; 0 none.
+        stack: u64,
+    }
+
+    /// PyTorch's allocator gave up on a request.
+    BlockOom BlockOom {
+        /// Bytes of the failed request as PyTorch reports them; the device ordinal in the top byte.
+        device_bytes: u64,
+        /// Bytes the program asked for; `UNKNOWN` where the request did not pass by.
+        requested: u64,
+        /// PyTorch's total of allocated bytes on the device.
+        allocated: u64,
+        /// PyTorch's total of reserved bytes on the device.
+        reserved: u64,
+        /// Stack id; 0 none.
+        stack: u64,
+    }
+
+    /// A stream event of PyTorch's allocator: what decides when a block used by several streams is free.
+    Wait Wait {
+        /// `CUevent`.
+        event: u64,
+        /// `CUstream` for a recorded event; 0 for others.
+        stream: u64,
+        /// [`WaitAction`].
+        action: u32,
+        /// What the function returned: 0 done, 600 (`CUDA_ERROR_NOT_READY`) not yet.
+        result: i32,
+    }
+
+    /// A call stack, followed by `native` addresses (one word each, innermost first), then `python` frames
+    /// (two words each: code id, instruction offset with its marks).
+    Stack StackDef {
+        /// The id that events carry.
+        id: u64,
+        /// Native frames.
+        native: u16,
+        /// Python frames.
+        python: u16,
+        /// [`StackDef::TRUNCATED`] and others.
+        marks: u32,
+    }
+
+    /// A Python code object, followed by the bytes of its qualified name, file name and line table, each padded
+    /// to whole words.
+    Code CodeDef {
+        /// The id that frames carry.
+        id: u64,
+        /// Bytes of the name.
+        name: u16,
+        /// Bytes of the file name.
+        file: u16,
+        /// Bytes of the line table.
+        lines: u32,
+        /// Line of its first instruction's definition.
+        first_line: u32,
+        /// `(major << 8) | minor` of the interpreter: which line table this is.
+        python: u16,
+        /// Which of the texts were cut.
+        marks: u16,
+    }
+
+    /// A device of this process, followed by its name.
+    Device Device {
+        /// Ordinal in this process.
+        ordinal: u32,
+        /// Bytes of the name.
+        name: u32,
+        /// First half of `CUuuid`, as bytes in order.
+        uuid_low: u64,
+        /// Second half.
+        uuid_high: u64,
+        /// Bytes of memory (`cuDeviceTotalMem_v2`).
+        total: u64,
+    }
+}
+
+/// A number that the shim could not learn.
+pub const UNKNOWN: u64 = u64::MAX;
+
+impl Call {
+    /// Recorded before the real function ran; a [`CallEnd`] follows unless the process died inside.
+    pub const OPEN: u32 = 1;
+    /// The call was made for memory of the host (`CUmemLocation.type` 2, 3, 4).
+    pub const HOST: u32 = 2;
+    /// The thread's stream was being captured into a graph.
+    pub const CAPTURED: u32 = 4;
+    /// Made inside PyTorch's `allocate`.
+    pub const IN_ALLOCATE: u32 = 8;
+}
+
+impl StackDef {
+    /// Deeper frames are missing.
+    pub const TRUNCATED: u32 = 1;
+    /// The native unwinder could not go on.
+    pub const BROKEN: u32 = 2;
+}
+
+/// Bytes and device ordinal in one word.
+#[inline]
+#[must_use]
+pub fn pack_device(device: i8, bytes: u64) -> u64 {
+    u64::from(device as u8) << 56 | bytes & ((1 << 56) - 1)
+}
+
+/// The reverse of [`pack_device`].
+#[inline]
+#[must_use]
+pub fn unpack_device(word: u64) -> (i8, u64) {
+    ((word >> 56) as i8, word & ((1 << 56) - 1))
+}
+
+macro_rules! numbered {
+    ($(#[$doc:meta])* $name:ident: $repr:ty { $( $(#[$variant_doc:meta])* $variant:ident = $number:literal, )* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[repr($repr)]
+        pub enum $name { $( $(#[$variant_doc])* $variant = $number, )* }
+        impl $name {
+            /// The value with this number.
+            #[must_use]
+            pub fn from_raw(raw: $repr) -> Option<$name> {
+                match raw { $( $number => Some($name::$variant), )* _ => None }
+            }
+            /// Every value, in order.
+            pub const ALL: &'static [$name] = &[ $( $name::$variant, )* ];
+        }
+    };
+}
+
+numbered! {
+    /// What a [`Call`] did to memory, and which fields it filled.
+    Action: u8 {
+        /// Linear device memory: `addr`, `bytes`.
+        Alloc = 1,
+        /// Linear, managed or stream-ordered memory given back at once: `addr`.
+        Free = 2,
+        /// Stream-ordered: `addr`, `bytes`, `stream`, pool in `handle` (0: the device's current one).
+        AllocAsync = 3,
+        /// Stream-ordered: `addr`, `stream`.
+        FreeAsync = 4,
+        /// Managed memory: `addr`, `bytes`, flags in `extra`.
+        AllocManaged = 5,
+        /// Pinned host memory: `addr`, `bytes`, flags in `extra`.
+        AllocHost = 6,
+        /// Pinned host memory: `addr`.
+        FreeHost = 7,
+        /// Host memory pinned in place: `addr`, `bytes`, flags in `extra`.
+        HostRegister = 8,
+        /// `addr`.
+        HostUnregister = 9,
+        /// Address range: `addr`, `bytes`, alignment in `extra`.
+        Reserve = 10,
+        /// `addr`, `bytes`.
+        Unreserve = 11,
+        /// Physical memory: `handle`, `bytes`; its device is the location's.
+        Create = 12,
+        /// `handle`.
+        Release = 13,
+        /// `handle` from the mapped `addr`.
+        Retain = 14,
+        /// `addr`, `bytes`, `handle`, offset in `extra`.
+        Map = 15,
+        /// `addr`, `bytes`.
+        Unmap = 16,
+        /// `addr`, `bytes`; the access flags in `extra`.
+        SetAccess = 17,
+        /// `handle` to another process; the handle type in `extra`.
+        Export = 18,
+        /// `handle` from another process; the handle type in `extra`.
+        Import = 19,
+        /// `handle`; the device is the location's.
+        PoolCreate = 20,
+        /// `handle`.
+        PoolDestroy = 21,
+        /// `handle`, bytes to keep in `bytes`.
+        PoolTrim = 22,
+        /// `handle`, attribute in `extra`, its value in `bytes`.
+        PoolGet = 23,
+        /// `handle`, attribute in `extra`, its value in `bytes`.
+        PoolSet = 24,
+        /// `addr`: 64-byte handle made for another process; its hash in `handle`.
+        IpcGet = 25,
+        /// `addr` of another process's memory; the handle's hash in `handle`.
+        IpcOpen = 26,
+        /// `addr`.
+        IpcClose = 27,
+        /// `handle`; estimated `bytes`.
+        ArrayCreate = 28,
+        /// `handle`.
+        ArrayDestroy = 29,
+        /// Memory that a graph owns: `addr`, `bytes`, graph in `handle`.
+        GraphAlloc = 30,
+        /// `addr`, graph in `handle`.
+        GraphFree = 31,
+        /// `handle`; flags in `extra`.
+        ContextCreate = 32,
+        /// `handle`: everything in it is gone.
+        ContextDestroy = 33,
+        /// Primary context of the device in `extra`; `handle`.
+        PrimaryRetain = 34,
+        /// Primary context of the device in `extra`.
+        PrimaryRelease = 35,
+        /// Primary context of the device in `extra`: everything in it is gone.
+        PrimaryReset = 36,
+        /// The program asked: free bytes in `bytes`, total in `extra`.
+        MemInfo = 37,
+        /// A multicast object: `handle`, `bytes`; no memory of its own.
+        MulticastCreate = 38,
+        /// `stream` begins to be captured into a graph.
+        CaptureBegin = 39,
+        /// `stream` is no longer captured; graph in `handle`.
+        CaptureEnd = 40,
+        /// Memory of another process or of graphics: `addr`, `bytes`; owns nothing.
+        ImportPointer = 41,
+        /// `handle` of a pool made for or taken from another process.
+        PoolShare = 42,
+        /// The driver was initialised.
+        Init = 43,
+    }
+}
+
+numbered! {
+    /// What happened to a stream event of PyTorch's allocator.
+    WaitAction: u32 {
+        /// `cuEventRecord`: the block freed next on this thread waits for it.
+        Record = 1,
+        /// `cuEventQuery` inside `allocate`.
+        Query = 2,
+        /// `cuEventSynchronize`.
+        Synchronize = 3,
+    }
+}
