@@ -284,7 +284,7 @@ impl Reader {
     /// One committed word of a chunk. Racing writes of a hostile process give a wrong word, never a fault.
     #[must_use]
     pub fn word(&self, chunk: u32, at: usize) -> u64 {
-        if at > CHUNK_PAYLOAD - WORD || at % WORD != 0 {
+        if at > CHUNK_PAYLOAD - WORD || !at.is_multiple_of(WORD) {
             return 0;
         }
         // SAFETY: inside the chunk, checked above.
