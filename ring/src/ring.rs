@@ -98,6 +98,12 @@ impl Producer {
         &self.map
     }
 
+    /// Index of the thread line this producer took.
+    #[must_use]
+    pub fn thread_line(&self) -> u32 {
+        self.thread
+    }
+
     /// Writes a record stamped `at` and makes it visible. `at` never goes back on one thread.
     #[inline]
     pub fn push<P: Payload>(&mut self, at: Ticks, flags: u8, payload: &P) -> Pushed {
