@@ -1,0 +1,83 @@
+//! Compiles the fake libraries with the system's C compiler, under the names that programs look for.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// One shared library: its SONAME, the language it is written in, its sources and what it links to.
+struct Library {
+    soname: &'static str,
+    compiler: Compiler,
+    sources: &'static [&'static str],
+    /// Passed after the sources.
+    links: &'static [&'static str],
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Compiler {
+    C,
+    Cxx,
+}
+
+const LIBRARIES: &[Library] = &[Library {
+    soname: "libcuda.so.1",
+    compiler: Compiler::C,
+    sources: &[
+        "driver/array.c",
+        "driver/book.c",
+        "driver/call.c",
+        "driver/context.c",
+        "driver/graph.c",
+        "driver/memory.c",
+        "driver/pool.c",
+        "driver/resolve.c",
+        "driver/space.c",
+        "driver/span.c",
+        "driver/stream.c",
+        "driver/stubs.c",
+        "driver/usage.c",
+        "driver/validity.c",
+        "driver/vmm.c",
+    ],
+    links: &["-pthread"],
+}];
+
+fn main() {
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    for directory in ["driver", "build.rs"] {
+        println!("cargo:rerun-if-changed={directory}");
+    }
+    println!("cargo:rerun-if-env-changed=CC");
+    println!("cargo:rerun-if-env-changed=CXX");
+    for library in LIBRARIES {
+        if let Err(problem) = compile(library, &out) {
+            // Without a C++ compiler everything but the stand-in for PyTorch works.
+            assert!(library.compiler == Compiler::Cxx, "{problem}");
+            println!("cargo:warning={problem}; tests that need it will be skipped");
+        }
+    }
+}
+
+fn compile(library: &Library, out: &Path) -> Result<(), String> {
+    let (program, standard) = match library.compiler {
+        Compiler::C => (env::var("CC").unwrap_or_else(|_| "cc".into()), "-std=gnu11"),
+        Compiler::Cxx => (env::var("CXX").unwrap_or_else(|_| "c++".into()), "-std=c++17"),
+    };
+    let target = out.join(library.soname);
+    let status = Command::new(&program)
+        .args([standard, "-O2", "-g", "-Wall", "-Wextra", "-shared", "-fPIC", "-fvisibility=hidden"])
+        // Entry points with equal bodies must keep addresses of their own.
+        .args(["-fno-ipa-icf", "-Wl,-z,defs", &format!("-Wl,-soname,{}", library.soname)])
+        .arg("-o")
+        .arg(&target)
+        .args(library.sources)
+        .arg(format!("-L{}", out.display()))
+        .args(library.links)
+        .status()
+        .map_err(|error| format!("cannot run `{program}` to build the fake {}: {error}", library.soname))?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("`{program}` could not build the fake {}", library.soname))
+    }
+}
