@@ -15,6 +15,7 @@
 #![no_std]
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)]
 
+mod callsite;
 mod config;
 mod elf;
 mod hook;

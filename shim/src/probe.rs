@@ -3,11 +3,10 @@
 //! Memory given out is stamped after the real call, memory taken back before it: another thread may be handed the
 //! same address before this one has returned.
 
-use crate::config::Stacks;
 use crate::hook::AUXILIARY;
 pub(crate) use crate::session::Start;
 use crate::session::{self, Lane};
-use crate::stack;
+use crate::callsite;
 use crate::tls;
 use core::ffi::c_int;
 use gputrace_ring::record::{Action, Call, CallEnd};
@@ -221,8 +220,7 @@ impl Draft {
             self.call.flags |= Call::IN_ALLOCATE;
         }
         // Whose memory it is shows in the frames: driver calls have some even where nobody asked for stacks.
-        let depth = if session::stacks() == Stacks::All { stack::Depth::Full } else { stack::Depth::Owner };
-        self.call.stack = stack::capture(lane, depth);
+        self.call.stack = callsite::capture(lane, callsite::Of::DriverCall);
         let at = session::now();
         lane.producer().push(at, 0, &self.call);
     }

@@ -8,7 +8,8 @@ use crate::config::{self, Stacks};
 use crate::hook::{AUXILIARY, HOOKS};
 use crate::sys::{self, KeepErrno, Text, say};
 use crate::tls::{self, Tls};
-use crate::{elf, stack};
+use crate::stack::ThreadStackState;
+use crate::{callsite, elf, stack};
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::MaybeUninit;
@@ -71,7 +72,9 @@ pub(crate) struct ThreadState {
     /// `c10::StreamId` seen last, and its `cudaStream_t`.
     pub(crate) torch_stream: (i64, u64),
     /// What the unwinders keep.
-    pub(crate) stack: stack::State,
+    pub(crate) stack: ThreadStackState,
+    /// Stacks this thread has sent.
+    pub(crate) sent: callsite::Sent,
 }
 
 /// The right to write records for the calling thread, until dropped.
@@ -99,13 +102,6 @@ impl Lane {
     pub(crate) fn state(&mut self) -> &mut ThreadState {
         // SAFETY: only this thread reaches its state, and `busy` lets it have one lane at a time.
         unsafe { &mut *self.tls.state.get() }
-    }
-
-    /// Both at once.
-    pub(crate) fn parts(&mut self) -> (&mut Producer, &mut stack::State) {
-        let state = self.state();
-        // SAFETY: `attach` filled it before it let anyone have a lane.
-        (unsafe { state.producer.assume_init_mut() }, &mut state.stack)
     }
 
     /// The process got new memory from the driver.
@@ -220,7 +216,7 @@ fn attach_thread(tls: &Tls, map: Map) -> bool {
     let state_ref = unsafe { &mut *state };
     state_ref.producer.write(producer);
     state_ref.torch_stream = (0, 0);
-    state_ref.stack.forget();
+    state_ref.sent.forget();
     tls.state.set(state);
     tls.waits.set(0);
     tls.generation.set(generation());
@@ -257,7 +253,7 @@ fn begin() -> bool {
     // SAFETY: the state word lets one thread come here; readers wait for the generation.
     unsafe { (*MAP.0.get()).write(ring.map) };
     ring.map.header().stack_mode.store(STACKS.load(Ordering::Relaxed), Ordering::Relaxed);
-    stack::begin();
+    callsite::begin();
     describe_process(ring.map);
     // SYNC: map and clock are visible to whoever sees the generation.
     page.generation.store(now().0 | 1, Ordering::Release);

@@ -8,7 +8,7 @@
 use crate::elf;
 use crate::probe::Start;
 use crate::session;
-use crate::stack;
+use crate::callsite;
 use crate::sys::{self, KeepErrno};
 use crate::tls::{self, Tls};
 use core::ffi::{CStr, c_void};
@@ -268,7 +268,7 @@ fn block_allocated(addr: u64, bytes: u64, allocated: u64, reserved: u64, device:
         requested = tls.requested.get();
         stream = current_stream(&mut lane.state().torch_stream, device);
     }
-    let stack = stack::capture(&mut lane, stack::Depth::Wanted);
+    let stack = callsite::capture(&mut lane, callsite::Of::Block);
     let at = session::now();
     let record = BlockAlloc {
         addr,
@@ -295,7 +295,7 @@ fn block_freed(addr: u64, bytes: u64, allocated: u64, reserved: u64, device: i8)
             lane.producer().push(at, 0, &wait);
         }
     }
-    let stack = stack::capture(&mut lane, stack::Depth::Wanted);
+    let stack = callsite::capture(&mut lane, callsite::Of::Block);
     let at = session::now();
     let record = BlockFree { addr, device_bytes: pack_device(device, bytes), allocated, reserved, stack };
     lane.producer().push(at, 0, &record);
@@ -308,7 +308,7 @@ fn out_of_memory(bytes: u64, allocated: u64, reserved: u64, device: i8) {
     // The exception that follows skips `leave_allocate`.
     tls.allocate_frame.set(0);
     let Some(mut lane) = session::lane(Start::IfNeeded) else { return };
-    let stack = stack::capture(&mut lane, stack::Depth::Full);
+    let stack = callsite::capture(&mut lane, callsite::Of::Block);
     let at = session::now();
     let record = BlockOom { device_bytes: pack_device(device, bytes), requested, allocated, reserved, stack };
     lane.producer().push(at, 0, &record);
