@@ -108,6 +108,13 @@ impl Rule {
     /// The address found is that of an interrupted instruction, not of the one after a call.
     pub const INTERRUPTED: u8 = 8;
 
+    /// Whether frame address and frame pointer are a register, the frame address or a word below it.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_simple(&self) -> bool {
+        (self.kind == Self::RSP || self.kind == Self::RBP) && self.marks <= Self::RBP_AT_CFA
+    }
+
     /// One of the `RBP_` constants.
     #[inline(always)]
     #[must_use]

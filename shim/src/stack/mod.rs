@@ -118,6 +118,14 @@ impl ThreadStackState {
     }
 }
 
+/// The hash of a stack with one more frame inside. A sum, so that frames need not wait for each other; the index makes
+/// the order count.
+#[inline(always)]
+fn join(outer: u64, frame: u64, index: usize) -> u64 {
+    let key = (index as u64 + 1).wrapping_mul(0xd1b5_4a32_d192_ed03);
+    outer.wrapping_add(mix(mix(key, frame), frame))
+}
+
 /// One step of a 64-bit hash: multiply by the golden ratio, fold the high bits down.
 #[inline(always)]
 fn mix(hash: u64, word: u64) -> u64 {

@@ -9,13 +9,15 @@
 
 use super::cfi::{FindObject, Object, Rule};
 use super::memory::{Region, Stacks};
-use super::{Fixed, mix};
+use super::{Fixed, join};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// Frames that are kept, counted from the innermost. Deeper ones are cut and marked.
 pub const MAX_FRAMES: usize = 512;
 /// Two-way sets of the rule cache: 4,096 rules, 64 KiB a thread.
 const RULE_SETS: usize = 2048;
+/// Slots of the table that finds a frame of the previous stack by its `sp`.
+const INDEX_SLOTS: usize = 1024;
 /// In an address: it is that of an interrupted instruction, so it is itself in the function that it belongs to.
 const EXACT: u64 = 1 << 63;
 /// In [`Frame::rbp_slot`]: the caller's frame pointer is the callee's.
@@ -69,6 +71,8 @@ pub struct NativeState {
     frames: Fixed<Frame, MAX_FRAMES>,
     /// `hashes[i]` is the hash of `frames[0..=i]`.
     hashes: Fixed<u64, MAX_FRAMES>,
+    /// `index_of[by_sp(sp)]` is the index in `frames` of the last frame stored with such an `sp`; a hint.
+    index_of: [u16; INDEX_SLOTS],
     /// What the walk found before it met known frames, innermost first.
     found: Fixed<Frame, MAX_FRAMES>,
     /// Stacks this thread was seen on.
@@ -180,22 +184,17 @@ impl NativeState {
         self.found.clear();
         self.marks = 0;
         let mut frame = innermost;
-        // Known frames from this index on are inside `frame`, or were met already.
-        let mut known = self.frames.len();
         loop {
-            while known > 0 && self.frames.get(known - 1).sp < frame.sp {
-                known -= 1;
-            }
-            if known > 0 && self.frames.get(known - 1).has_registers_of(&frame) {
-                let first = self.first_unchanged(known - 1, &stack);
+            let known = self.index_of.get(slot_of(frame.sp)).copied().unwrap_or_default() as usize;
+            if known < self.frames.len() && self.frames.get(known).has_registers_of(&frame) {
+                let first = self.first_unchanged(known, &stack);
                 if first == 0 {
-                    return self.assemble(known);
+                    return self.assemble(known + 1);
                 }
-                for index in (first + 1..known).rev() {
+                for index in (first + 1..=known).rev() {
                     self.found.push(self.frames.get(index));
                 }
                 frame = self.frames.get(first);
-                known = first;
             }
             if !self.found.push(frame) {
                 self.marks |= super::Captured::TRUNCATED;
@@ -225,7 +224,11 @@ impl NativeState {
         self.hashes.truncate(kept);
         let mut hash = if kept == 0 { 0 } else { self.hashes.get(kept - 1) };
         for frame in self.found.as_slice().iter().rev() {
-            hash = mix(hash, frame.ip);
+            let index = self.frames.len();
+            hash = join(hash, frame.ip, index);
+            if let Some(hint) = self.index_of.get_mut(slot_of(frame.sp)) {
+                *hint = index as u16;
+            }
             self.frames.push(*frame);
             self.hashes.push(hash);
         }
@@ -243,26 +246,64 @@ impl NativeState {
     }
 
     /// The caller of `frame`; `None` at the outermost frame and where the walk cannot go on.
+    ///
+    /// Which register and which slot differs from frame to frame in no pattern that a processor could predict, so
+    /// the common rules are applied by selection and without branches.
     #[inline(always)]
     fn step(&mut self, frame: &Frame, stack: &mut Region) -> Option<Frame> {
         let rule = self.rule(frame.ip)?;
-        let cfa = match rule.kind {
-            Rule::RSP => frame.sp.wrapping_add(rule.cfa as i64 as u64),
-            Rule::RBP => frame.rbp.wrapping_add(rule.cfa as i64 as u64),
-            Rule::END => return None,
-            Rule::UNSUPPORTED => return self.broken(),
-            _ => return self.step_through_memory(rule, frame, stack),
-        };
+        if !rule.is_simple() {
+            return self.step_unusual(rule, frame, stack);
+        }
+        let base = core::hint::select_unpredictable(rule.kind == Rule::RBP, frame.rbp, frame.sp);
+        let cfa = base.wrapping_add(rule.cfa as i64 as u64);
+        let return_slot = cfa.wrapping_sub(8);
+        let has_rbp = rule.rbp_base() == Rule::RBP_AT_CFA;
+        let rbp_slot = core::hint::select_unpredictable(
+            has_rbp,
+            cfa.wrapping_add(i64::from(rule.rbp) as u64),
+            return_slot,
+        );
         // The return address lies below the frame address, above everything of the frame itself.
-        if cfa <= frame.sp {
+        let (Some(ip), Some(saved_rbp), true) =
+            (stack.word(return_slot), stack.word(rbp_slot), cfa > frame.sp)
+        else {
+            return self.broken();
+        };
+        if ip == 0 {
+            return None;
+        }
+        if ip & EXACT != 0 {
             return self.broken();
         }
-        let Some(ip) = stack.word(cfa.wrapping_sub(8)) else { return self.broken() };
-        self.caller(rule, frame, stack, cfa, ip, false)
+        Some(Frame {
+            ip,
+            sp: cfa,
+            rbp: core::hint::select_unpredictable(has_rbp, saved_rbp, frame.rbp),
+            rbp_slot: core::hint::select_unpredictable(has_rbp, rbp_slot, NO_SLOT),
+        })
+    }
+
+    /// Every other rule.
+    #[inline(never)]
+    fn step_unusual(&mut self, rule: Rule, frame: &Frame, stack: &mut Region) -> Option<Frame> {
+        match rule.kind {
+            Rule::END => None,
+            Rule::AT_RSP | Rule::AT_RBP => self.step_through_memory(rule, frame, stack),
+            Rule::RSP | Rule::RBP => {
+                let base = if rule.kind == Rule::RBP { frame.rbp } else { frame.sp };
+                let cfa = base.wrapping_add(rule.cfa as i64 as u64);
+                if cfa <= frame.sp {
+                    return self.broken();
+                }
+                let Some(ip) = stack.word(cfa.wrapping_sub(8)) else { return self.broken() };
+                self.caller(rule, frame, stack, cfa, ip)
+            }
+            _ => self.broken(),
+        }
     }
 
     /// Frame addresses that are themselves in memory: realigned frames and the signal trampoline.
-    #[inline(never)]
     fn step_through_memory(&mut self, rule: Rule, frame: &Frame, stack: &mut Region) -> Option<Frame> {
         let base = if rule.kind == Rule::AT_RSP { frame.sp } else { frame.rbp };
         let cfa_slot = base.wrapping_add(rule.cfa as i64 as u64);
@@ -272,43 +313,31 @@ impl NativeState {
                 return self.broken();
             }
             let Some(ip) = stack.word(cfa.wrapping_sub(8)) else { return self.broken() };
-            return self.caller(rule, frame, stack, cfa, ip, true);
+            return self.caller(rule, frame, stack, cfa, ip);
         }
         // The interrupted code may have been on another stack than its signal handler.
         let Some(ip) = stack.word(cfa_slot.wrapping_add(8)) else { return self.broken() };
-        let caller = self.caller(rule, frame, stack, cfa, ip, true)?;
+        let caller = self.caller(rule, frame, stack, cfa, ip)?;
         if !stack.contains(cfa) {
             *stack = self.stacks.above(cfa);
         }
         Some(caller)
     }
 
-    #[inline(always)]
-    fn caller(
-        &mut self,
-        rule: Rule,
-        frame: &Frame,
-        stack: &Region,
-        cfa: u64,
-        ip: u64,
-        is_indirect: bool,
-    ) -> Option<Frame> {
-        let base = match rule.rbp_base() {
+    fn caller(&mut self, rule: Rule, frame: &Frame, stack: &Region, cfa: u64, ip: u64) -> Option<Frame> {
+        let offset = i64::from(rule.rbp) as u64;
+        let slot = match rule.rbp_base() {
             Rule::RBP_SAME => {
-                let rbp_slot = if is_indirect { WALK } else { NO_SLOT };
-                return self.checked(rule, Frame { ip, sp: cfa, rbp: frame.rbp, rbp_slot });
+                return self.checked(rule, Frame { ip, sp: cfa, rbp: frame.rbp, rbp_slot: WALK });
             }
-            Rule::RBP_AT_CFA => cfa,
-            Rule::RBP_AT_RBP => frame.rbp,
-            _ => frame.sp,
+            Rule::RBP_AT_CFA => cfa.wrapping_add(offset),
+            Rule::RBP_AT_RBP => frame.rbp.wrapping_add(offset),
+            _ => frame.sp.wrapping_add(offset),
         };
-        let slot = base.wrapping_add(i64::from(rule.rbp) as u64);
         let Some(rbp) = stack.word(slot) else { return self.broken() };
-        let is_relative_to_cfa = rule.rbp_base() == Rule::RBP_AT_CFA && !is_indirect;
-        self.checked(rule, Frame { ip, sp: cfa, rbp, rbp_slot: if is_relative_to_cfa { slot } else { WALK } })
+        self.checked(rule, Frame { ip, sp: cfa, rbp, rbp_slot: WALK })
     }
 
-    #[inline(always)]
     fn checked(&mut self, rule: Rule, mut caller: Frame) -> Option<Frame> {
         if caller.ip == 0 {
             return None;
@@ -332,11 +361,9 @@ impl NativeState {
     fn rule(&mut self, ip: u64) -> Option<Rule> {
         let set = (ip.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 53) as usize;
         let [first, second] = self.rules.get(set).copied().unwrap_or_default();
-        if first.ip == ip {
-            return Some(first.rule);
-        }
-        if second.ip == ip {
-            return Some(second.rule);
+        let cached = core::hint::select_unpredictable(first.ip == ip, first, second);
+        if cached.ip == ip {
+            return Some(cached.rule);
         }
         self.read_rule(ip, set)
     }
@@ -356,6 +383,12 @@ impl NativeState {
         }
         Some(rule)
     }
+}
+
+/// Where the table of indices has the frames with this `sp`.
+#[inline(always)]
+fn slot_of(sp: u64) -> usize {
+    (sp >> 3 ^ sp >> 13) as usize & (INDEX_SLOTS - 1)
 }
 
 /// The rule of code that keeps a frame pointer: `push rbp; mov rbp, rsp`.
