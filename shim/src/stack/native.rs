@@ -1,0 +1,395 @@
+//! The calling thread's return addresses, the same that libgcc's `_Unwind_Backtrace` finds.
+//!
+//! Three things make it cheap. A frame's unwind rule is cached by return address, so that the tables are read once a
+//! thread and address. The previous stack is kept: where the walk meets a frame of it with the same registers, the
+//! rest is not walked but compared, slot by slot, with loads that do not wait for each other. And every frame keeps
+//! the hash of itself and everything outside it, so that an unchanged rest is not hashed again either.
+//!
+//! No lock, no allocation, no load outside the thread's own stack, other than of unwind tables.
+
+use super::cfi::{FindObject, Object, Rule};
+use super::memory::{Region, Stacks};
+use super::{Fixed, join};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+/// Frames that are kept, counted from the innermost. Deeper ones are cut and marked.
+pub const MAX_FRAMES: usize = 512;
+/// Two-way sets of the rule cache: 4,096 rules, 64 KiB a thread.
+const RULE_SETS: usize = 2048;
+/// Slots of the table that finds a frame of the previous stack by its `sp`.
+const INDEX_SLOTS: usize = 1024;
+/// In an address: it is that of an interrupted instruction, so it is itself in the function that it belongs to.
+const EXACT: u64 = 1 << 63;
+/// In [`Frame::rbp_slot`]: the caller's frame pointer is the callee's.
+const NO_SLOT: u64 = 0;
+/// In [`Frame::rbp_slot`]: the frame was found in another way than through the word below `sp`; walk, do not compare.
+const WALK: u64 = 1;
+
+/// The registers of one frame, and where they were found.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Frame {
+    /// Return address; [`EXACT`] may be set.
+    ip: u64,
+    sp: u64,
+    rbp: u64,
+    /// Address of the word that gave `rbp`, [`NO_SLOT`] or [`WALK`].
+    rbp_slot: u64,
+}
+
+impl Frame {
+    #[inline(always)]
+    fn has_registers_of(&self, other: &Frame) -> bool {
+        self.sp == other.sp && self.ip == other.ip && self.rbp == other.rbp
+    }
+
+    /// Whether the frame is still where it was. The caller knows that the frame called by it is unchanged.
+    #[inline(always)]
+    fn is_unchanged(&self, stack: &Region) -> bool {
+        let has_rbp = match self.rbp_slot {
+            NO_SLOT => true,
+            WALK => return false,
+            slot => stack.word(slot) == Some(self.rbp),
+        };
+        has_rbp & (stack.word(self.sp.wrapping_sub(8)) == Some(self.ip))
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct CachedRule {
+    /// Return address, with [`EXACT`]; 0 empty.
+    ip: u64,
+    rule: Rule,
+}
+
+/// A thread's part. All zeros is the state before the first capture.
+#[repr(C)]
+pub struct NativeState {
+    rules: [[CachedRule; 2]; RULE_SETS],
+    /// The stack as last seen, outermost frame first.
+    frames: Fixed<Frame, MAX_FRAMES>,
+    /// `hashes[i]` is the hash of `frames[0..=i]`.
+    hashes: Fixed<u64, MAX_FRAMES>,
+    /// `index_of[by_sp(sp)]` is the index in `frames` of the last frame stored with such an `sp`; a hint.
+    index_of: [u16; INDEX_SLOTS],
+    /// What the walk found before it met known frames, innermost first.
+    found: Fixed<Frame, MAX_FRAMES>,
+    /// Stacks this thread was seen on.
+    pub stacks: Stacks,
+    /// End of the stack on which `frames` was found.
+    stack_end: u64,
+    /// [`UNLOADED`] when the rules were read.
+    unloaded: u32,
+    /// Marks of the last capture.
+    marks: u32,
+    /// Innermost frames that are the shim's own.
+    n_own: u32,
+    reserved: u32,
+}
+
+/// What a capture found.
+#[derive(Clone, Copy, Default)]
+pub struct NativeStack {
+    /// Hash of the addresses; 0 when there are none.
+    pub hash: u64,
+    /// Frames without the shim's own at the inner end.
+    pub n_frames: u32,
+    /// Marks, see [`super::Captured`].
+    pub marks: u32,
+}
+
+static FIND_OBJECT: AtomicPtr<core::ffi::c_void> = AtomicPtr::new(core::ptr::null_mut());
+static OWN_START: AtomicU64 = AtomicU64::new(0);
+static OWN_END: AtomicU64 = AtomicU64::new(0);
+static UNLOADED: AtomicU32 = AtomicU32::new(0);
+
+/// Prepares the process for captures. `find_object` null: no native stacks (glibc before 2.35, musl).
+///
+/// # Safety
+/// `find_object` is null or glibc's `_dl_find_object`.
+pub unsafe fn init(find_object: *mut core::ffi::c_void) {
+    FIND_OBJECT.store(find_object, Ordering::Release);
+    if let Some(own) = object_around(init as *const () as u64) {
+        OWN_START.store(own.mapping.start(), Ordering::Relaxed);
+        OWN_END.store(own.mapping.end(), Ordering::Relaxed);
+    }
+}
+
+/// Says that an object was unloaded: every thread forgets its rules at its next capture, because another object may
+/// come to the same addresses.
+pub fn note_unloaded() {
+    UNLOADED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The loaded object around `addr`, when it has unwind tables and they can be found.
+#[must_use]
+pub fn object_around(addr: u64) -> Option<Object> {
+    let find_object = FIND_OBJECT.load(Ordering::Relaxed);
+    if find_object.is_null() {
+        return None;
+    }
+    // SAFETY: `init` was given glibc's function or null.
+    let find_object: FindObject = unsafe { core::mem::transmute(find_object) };
+    // SAFETY: as above.
+    unsafe { Object::containing(find_object, addr) }
+}
+
+impl NativeState {
+    /// Captures the stack of the frame with these registers.
+    #[inline]
+    pub fn capture(&mut self, ip: u64, sp: u64, rbp: u64) -> NativeStack {
+        if FIND_OBJECT.load(Ordering::Relaxed).is_null() {
+            return NativeStack { marks: super::Captured::NO_NATIVE, ..NativeStack::default() };
+        }
+        let stack = self.stacks.above(sp);
+        if stack == Region::EMPTY {
+            return NativeStack { marks: super::Captured::NO_NATIVE, ..NativeStack::default() };
+        }
+        let unloaded = UNLOADED.load(Ordering::Relaxed);
+        if unloaded != self.unloaded {
+            self.forget(unloaded);
+        }
+        // A cut stack has no outermost frame to start from.
+        if stack.end() != self.stack_end || self.marks & super::Captured::TRUNCATED != 0 {
+            self.frames.clear();
+            self.stack_end = stack.end();
+        }
+        let innermost = Frame { ip, sp, rbp, rbp_slot: WALK };
+        if !self.walk(innermost, stack) {
+            self.frames.clear();
+            self.walk(innermost, stack);
+        }
+        self.summary()
+    }
+
+    /// Return addresses of the last capture, innermost first, without the shim's own.
+    pub fn addresses(&self) -> impl Iterator<Item = u64> + '_ {
+        let n = self.frames.len().saturating_sub(self.n_own as usize);
+        self.frames.as_slice().iter().take(n).rev().map(|frame| frame.ip & !EXACT)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn forget(&mut self, unloaded: u32) {
+        self.unloaded = unloaded;
+        self.rules.fill([CachedRule::default(); 2]);
+        self.frames.clear();
+    }
+
+    /// Makes `frames` the stack of `innermost`. False when that needs a start from nothing: the known rest and the
+    /// new frames together are more than can be kept.
+    #[inline(always)]
+    fn walk(&mut self, innermost: Frame, mut stack: Region) -> bool {
+        self.found.clear();
+        self.marks = 0;
+        let mut frame = innermost;
+        loop {
+            let known = self.index_of.get(slot_of(frame.sp)).copied().unwrap_or_default() as usize;
+            if known < self.frames.len() && self.frames.get(known).has_registers_of(&frame) {
+                let first = self.first_unchanged(known, &stack);
+                if first == 0 {
+                    return self.assemble(known + 1);
+                }
+                for index in (first + 1..=known).rev() {
+                    self.found.push(self.frames.get(index));
+                }
+                frame = self.frames.get(first);
+            }
+            if !self.found.push(frame) {
+                self.marks |= super::Captured::TRUNCATED;
+                return self.assemble(0);
+            }
+            match self.step(&frame, &mut stack) {
+                Some(caller) => frame = caller,
+                None => return self.assemble(0),
+            }
+        }
+    }
+
+    /// The outermost index from which on every frame up to `index`, which is, is unchanged.
+    #[inline(always)]
+    fn first_unchanged(&self, index: usize, stack: &Region) -> usize {
+        let outer = self.frames.as_slice().get(..index).unwrap_or_default();
+        outer.iter().rposition(|frame| !frame.is_unchanged(stack)).map_or(0, |changed| changed + 1)
+    }
+
+    /// Puts what was found onto the first `kept` known frames.
+    #[inline(always)]
+    fn assemble(&mut self, kept: usize) -> bool {
+        if kept + self.found.len() > MAX_FRAMES {
+            return false;
+        }
+        self.frames.truncate(kept);
+        self.hashes.truncate(kept);
+        let mut hash = if kept == 0 { 0 } else { self.hashes.get(kept - 1) };
+        for frame in self.found.as_slice().iter().rev() {
+            let index = self.frames.len();
+            hash = join(hash, frame.ip, index);
+            if let Some(hint) = self.index_of.get_mut(slot_of(frame.sp)) {
+                *hint = index as u16;
+            }
+            self.frames.push(*frame);
+            self.hashes.push(hash);
+        }
+        true
+    }
+
+    #[inline(always)]
+    fn summary(&mut self) -> NativeStack {
+        let own = OWN_START.load(Ordering::Relaxed)..OWN_END.load(Ordering::Relaxed);
+        let n_own = self.frames.as_slice().iter().rev().take_while(|frame| own.contains(&frame.ip)).count();
+        self.n_own = n_own as u32;
+        let n_frames = self.frames.len() - n_own;
+        let hash = if n_frames == 0 { 0 } else { self.hashes.get(n_frames - 1) };
+        NativeStack { hash, n_frames: n_frames as u32, marks: self.marks }
+    }
+
+    /// The caller of `frame`; `None` at the outermost frame and where the walk cannot go on.
+    ///
+    /// Which register and which slot differs from frame to frame in no pattern that a processor could predict, so
+    /// the common rules are applied by selection and without branches.
+    #[inline(always)]
+    fn step(&mut self, frame: &Frame, stack: &mut Region) -> Option<Frame> {
+        let rule = self.rule(frame.ip)?;
+        if !rule.is_simple() {
+            return self.step_unusual(rule, frame, stack);
+        }
+        let base = core::hint::select_unpredictable(rule.kind == Rule::RBP, frame.rbp, frame.sp);
+        let cfa = base.wrapping_add(rule.cfa as i64 as u64);
+        let return_slot = cfa.wrapping_sub(8);
+        let has_rbp = rule.rbp_base() == Rule::RBP_AT_CFA;
+        let rbp_slot = core::hint::select_unpredictable(
+            has_rbp,
+            cfa.wrapping_add(i64::from(rule.rbp) as u64),
+            return_slot,
+        );
+        // The return address lies below the frame address, above everything of the frame itself.
+        let (Some(ip), Some(saved_rbp), true) =
+            (stack.word(return_slot), stack.word(rbp_slot), cfa > frame.sp)
+        else {
+            return self.broken();
+        };
+        if ip == 0 {
+            return None;
+        }
+        if ip & EXACT != 0 {
+            return self.broken();
+        }
+        Some(Frame {
+            ip,
+            sp: cfa,
+            rbp: core::hint::select_unpredictable(has_rbp, saved_rbp, frame.rbp),
+            rbp_slot: core::hint::select_unpredictable(has_rbp, rbp_slot, NO_SLOT),
+        })
+    }
+
+    /// Every other rule.
+    #[inline(never)]
+    fn step_unusual(&mut self, rule: Rule, frame: &Frame, stack: &mut Region) -> Option<Frame> {
+        match rule.kind {
+            Rule::END => None,
+            Rule::AT_RSP | Rule::AT_RBP => self.step_through_memory(rule, frame, stack),
+            Rule::RSP | Rule::RBP => {
+                let base = if rule.kind == Rule::RBP { frame.rbp } else { frame.sp };
+                let cfa = base.wrapping_add(rule.cfa as i64 as u64);
+                if cfa <= frame.sp {
+                    return self.broken();
+                }
+                let Some(ip) = stack.word(cfa.wrapping_sub(8)) else { return self.broken() };
+                self.caller(rule, frame, stack, cfa, ip)
+            }
+            _ => self.broken(),
+        }
+    }
+
+    /// Frame addresses that are themselves in memory: realigned frames and the signal trampoline.
+    fn step_through_memory(&mut self, rule: Rule, frame: &Frame, stack: &mut Region) -> Option<Frame> {
+        let base = if rule.kind == Rule::AT_RSP { frame.sp } else { frame.rbp };
+        let cfa_slot = base.wrapping_add(rule.cfa as i64 as u64);
+        let Some(cfa) = stack.word(cfa_slot) else { return self.broken() };
+        if rule.marks & Rule::RETURN_AFTER_CFA == 0 {
+            if cfa <= frame.sp {
+                return self.broken();
+            }
+            let Some(ip) = stack.word(cfa.wrapping_sub(8)) else { return self.broken() };
+            return self.caller(rule, frame, stack, cfa, ip);
+        }
+        // The interrupted code may have been on another stack than its signal handler.
+        let Some(ip) = stack.word(cfa_slot.wrapping_add(8)) else { return self.broken() };
+        let caller = self.caller(rule, frame, stack, cfa, ip)?;
+        if !stack.contains(cfa) {
+            *stack = self.stacks.above(cfa);
+        }
+        Some(caller)
+    }
+
+    fn caller(&mut self, rule: Rule, frame: &Frame, stack: &Region, cfa: u64, ip: u64) -> Option<Frame> {
+        let offset = i64::from(rule.rbp) as u64;
+        let slot = match rule.rbp_base() {
+            Rule::RBP_SAME => {
+                return self.checked(rule, Frame { ip, sp: cfa, rbp: frame.rbp, rbp_slot: WALK });
+            }
+            Rule::RBP_AT_CFA => cfa.wrapping_add(offset),
+            Rule::RBP_AT_RBP => frame.rbp.wrapping_add(offset),
+            _ => frame.sp.wrapping_add(offset),
+        };
+        let Some(rbp) = stack.word(slot) else { return self.broken() };
+        self.checked(rule, Frame { ip, sp: cfa, rbp, rbp_slot: WALK })
+    }
+
+    fn checked(&mut self, rule: Rule, mut caller: Frame) -> Option<Frame> {
+        if caller.ip == 0 {
+            return None;
+        }
+        if caller.ip & EXACT != 0 {
+            return self.broken();
+        }
+        if rule.marks & Rule::INTERRUPTED != 0 {
+            caller.ip |= EXACT;
+        }
+        Some(caller)
+    }
+
+    #[cold]
+    fn broken(&mut self) -> Option<Frame> {
+        self.marks |= super::Captured::BROKEN;
+        None
+    }
+
+    #[inline(always)]
+    fn rule(&mut self, ip: u64) -> Option<Rule> {
+        let set = (ip.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 53) as usize;
+        let [first, second] = self.rules.get(set).copied().unwrap_or_default();
+        let cached = core::hint::select_unpredictable(first.ip == ip, first, second);
+        if cached.ip == ip {
+            return Some(cached.rule);
+        }
+        self.read_rule(ip, set)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn read_rule(&mut self, ip: u64, set: usize) -> Option<Rule> {
+        // The address after a call may belong to the next function already.
+        let pc = if ip & EXACT != 0 { ip & !EXACT } else { ip.wrapping_sub(1) };
+        let Some(rule) = object_around(pc).and_then(|object| object.rule(pc)) else {
+            // Generated code: nothing is known about it, and its addresses may be used again. Not cached.
+            self.marks |= super::Captured::GUESSED;
+            return Some(FRAME_POINTER);
+        };
+        if let Some(set) = self.rules.get_mut(set) {
+            *set = [CachedRule { ip, rule }, set[0]];
+        }
+        Some(rule)
+    }
+}
+
+/// Where the table of indices has the frames with this `sp`.
+#[inline(always)]
+fn slot_of(sp: u64) -> usize {
+    (sp >> 3 ^ sp >> 13) as usize & (INDEX_SLOTS - 1)
+}
+
+/// The rule of code that keeps a frame pointer: `push rbp; mov rbp, rsp`.
+const FRAME_POINTER: Rule = Rule { cfa: 16, rbp: -16, kind: Rule::RBP, marks: Rule::RBP_AT_CFA };

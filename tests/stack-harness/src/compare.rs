@@ -1,0 +1,126 @@
+//! Frame by frame against libgcc's `_Unwind_Backtrace`.
+
+use crate::stack::{self, Captured};
+use core::ffi::{c_int, c_void};
+use std::collections::HashSet;
+use std::sync::Mutex;
+
+unsafe extern "C" {
+    fn _Unwind_Backtrace(
+        callback: unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int,
+        data: *mut c_void,
+    ) -> c_int;
+    fn _Unwind_GetIP(context: *mut c_void) -> u64;
+}
+
+/// Totals over all threads.
+#[derive(Default)]
+pub struct Comparison {
+    stacks: HashSet<u64>,
+    n_compared: u64,
+    n_frames: u64,
+    n_different: u64,
+    n_truncated: u64,
+    n_marked: u64,
+    first_difference: Option<String>,
+}
+
+static TOTAL: Mutex<Option<Comparison>> = Mutex::new(None);
+
+unsafe extern "C" fn push(context: *mut c_void, frames: *mut c_void) -> c_int {
+    // SAFETY: the address of a live context.
+    let ip = unsafe { _Unwind_GetIP(context) };
+    // SAFETY: `frames` is the vector that `reference` passed, used by this thread only.
+    unsafe { &mut *frames.cast::<Vec<u64>>() }.push(ip);
+    0
+}
+
+fn reference() -> Vec<u64> {
+    let mut frames: Vec<u64> = Vec::with_capacity(4096);
+    // SAFETY: the callback gets the vector back.
+    unsafe { _Unwind_Backtrace(push, (&raw mut frames).cast()) };
+    // libgcc reports the end of the stack as a frame at address 0.
+    while frames.last() == Some(&0) {
+        frames.pop();
+    }
+    frames
+}
+
+/// Captures in both ways and adds to the totals.
+#[inline(never)]
+pub fn compare() {
+    let state = crate::harness_state();
+    // SAFETY: the calling thread's own state, and the hooks' guard keeps handlers out.
+    let captured = unsafe { stack::capture(state, stack::NATIVE) };
+    let reference = reference();
+    // SAFETY: as above.
+    let ours: Vec<u64> = unsafe { &*state }.native_addresses().collect();
+    // The reference starts inside this library; its first frames are ours too.
+    let own = reference.len().saturating_sub(ours.len());
+    let is_truncated = captured.marks & Captured::TRUNCATED != 0;
+    let end = if is_truncated { reference.len().min(own + ours.len()) } else { reference.len() };
+    let skip = reference.iter().take(12).position(|ip| Some(ip) == ours.first());
+    let theirs = match skip {
+        Some(skip) if is_truncated => reference.get(skip..skip + ours.len()).unwrap_or_default(),
+        Some(skip) => &reference[skip..end],
+        None => &[],
+    };
+    let mut total = TOTAL.lock().unwrap();
+    let total = total.get_or_insert_with(Comparison::default);
+    total.n_compared += 1;
+    total.n_frames += ours.len() as u64;
+    total.stacks.insert(captured.id);
+    total.n_truncated += u64::from(is_truncated);
+    total.n_marked += u64::from(captured.marks & !Captured::TRUNCATED != 0);
+    if ours != theirs {
+        total.n_different += 1;
+        total.first_difference.get_or_insert_with(|| {
+            let differs = ours.iter().zip(theirs).position(|(a, b)| a != b);
+            let list = |frames: &[u64]| frames.iter().map(|ip| name(*ip)).collect::<Vec<_>>().join("\n    ");
+            format!(
+                "marks {:#x}, first difference at {differs:?}\n  ours:\n    {}\n  libgcc:\n    {}",
+                captured.marks,
+                list(&ours),
+                list(&reference)
+            )
+        });
+    }
+}
+
+fn name(ip: u64) -> String {
+    let mut info = libc::Dl_info {
+        dli_fname: core::ptr::null(),
+        dli_fbase: core::ptr::null_mut(),
+        dli_sname: core::ptr::null(),
+        dli_saddr: core::ptr::null_mut(),
+    };
+    // SAFETY: any address may be asked for.
+    let found = unsafe { libc::dladdr(ip as *const c_void, &raw mut info) };
+    let text = |name: *const core::ffi::c_char| {
+        if found == 0 || name.is_null() {
+            return String::from("?");
+        }
+        // SAFETY: dladdr gives C strings of loaded objects.
+        unsafe { core::ffi::CStr::from_ptr(name) }.to_string_lossy().into_owned()
+    };
+    format!("{ip:#x} {} {}+{:#x}", text(info.dli_sname), text(info.dli_fname), ip - info.dli_fbase as u64)
+}
+
+/// Prints the totals to stderr; returns the number of stacks that differed.
+#[unsafe(no_mangle)]
+pub extern "C" fn harness_comparison() -> u64 {
+    let total = TOTAL.lock().unwrap().take().unwrap_or_default();
+    eprintln!(
+        "compared {} captures, {} distinct stacks, {} frames: {} different, {} truncated, {} with other marks",
+        total.n_compared,
+        total.stacks.len(),
+        total.n_frames,
+        total.n_different,
+        total.n_truncated,
+        total.n_marked,
+    );
+    if let Some(difference) = total.first_difference {
+        eprintln!("{difference}");
+    }
+    total.n_different
+}

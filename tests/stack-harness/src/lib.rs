@@ -1,0 +1,90 @@
+//! The shim's stack capture behind C functions, so that test programs can compare it with other unwinders.
+//!
+//! Loaded with `LD_PRELOAD` it also captures in `posix_memalign` and `malloc`, which stand for CUDA calls: they are
+//! reached from deep inside real libraries.
+
+#[path = "../../../shim/src/stack/mod.rs"]
+#[allow(dead_code, unreachable_pub, reason = "the shim uses what the harness does not")]
+pub mod stack;
+
+pub mod compare;
+pub mod hooks;
+
+use core::ffi::{c_char, c_int, c_void};
+use stack::{Captured, ThreadStackState};
+use std::sync::Once;
+
+unsafe extern "C" fn lookup(name: *const c_char) -> *mut c_void {
+    // SAFETY: the name is a C string; the caller is not inside the loader.
+    unsafe { libc::dlsym(libc::RTLD_DEFAULT, name) }
+}
+
+/// Prepares captures, once.
+#[unsafe(no_mangle)]
+pub extern "C" fn harness_init() {
+    static ONCE: Once = Once::new();
+    // SAFETY: `lookup` looks up symbols, and no hook is active yet.
+    ONCE.call_once(|| unsafe { stack::init(lookup) });
+}
+
+thread_local! {
+    static STATE: *mut ThreadStackState = new_state();
+    static IS_BUSY: core::cell::Cell<bool> = const { core::cell::Cell::new(false) };
+}
+
+fn new_state() -> *mut ThreadStackState {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new anonymous mapping.
+    let block = unsafe {
+        libc::mmap(
+            core::ptr::null_mut(),
+            ThreadStackState::BYTES,
+            libc::PROT_READ | libc::PROT_WRITE,
+            flags,
+            -1,
+            0,
+        )
+    };
+    assert_ne!(block, libc::MAP_FAILED, "no memory for a stack state");
+    block.cast()
+}
+
+/// The calling thread's state.
+#[unsafe(no_mangle)]
+pub extern "C" fn harness_state() -> *mut ThreadStackState {
+    harness_init();
+    STATE.with(|state| *state)
+}
+
+/// Captures the caller's stack and copies its return addresses, innermost first. Returns their number.
+///
+/// # Safety
+/// `out` has room for `room` addresses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn harness_native(out: *mut u64, room: c_int) -> c_int {
+    let state = harness_state();
+    // SAFETY: the calling thread's own state.
+    unsafe { stack::capture(state, stack::NATIVE) };
+    // SAFETY: as above.
+    let state = unsafe { &*state };
+    let mut n = 0;
+    for address in state.native_addresses().take(room as usize) {
+        // SAFETY: `n` is less than `room`.
+        unsafe { out.add(n).write(address) };
+        n += 1;
+    }
+    n as c_int
+}
+
+/// Captures `n` times in a row; for timing.
+#[unsafe(no_mangle)]
+pub extern "C" fn harness_repeat(want: u32, n: u64) -> u64 {
+    let state = harness_state();
+    let mut id = 0;
+    for _ in 0..n {
+        // SAFETY: the calling thread's own state.
+        let captured: Captured = unsafe { stack::capture(state, want) };
+        id ^= captured.id;
+    }
+    id
+}
