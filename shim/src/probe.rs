@@ -3,10 +3,10 @@
 //! Memory given out is stamped after the real call, memory taken back before it: another thread may be handed the
 //! same address before this one has returned.
 
+use crate::callsite;
 use crate::hook::AUXILIARY;
 pub(crate) use crate::session::Start;
 use crate::session::{self, Lane};
-use crate::callsite;
 use crate::tls;
 use core::ffi::c_int;
 use gputrace_ring::record::{Action, Call, CallEnd};

@@ -6,10 +6,10 @@
 
 use crate::config::{self, Stacks};
 use crate::hook::{AUXILIARY, HOOKS};
+use crate::stack::ThreadStackState;
 use crate::sys::{self, KeepErrno, Text, say};
 use crate::tls::{self, Tls};
-use crate::stack::ThreadStackState;
-use crate::{callsite, elf, stack};
+use crate::{callsite, elf};
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::MaybeUninit;
@@ -67,6 +67,11 @@ unsafe impl<T> Sync for Shared<T> {}
 /// What a thread keeps beyond its 64 bytes.
 pub(crate) struct ThreadState {
     producer: MaybeUninit<Producer>,
+    rest: Rest,
+}
+
+/// What [`ThreadState`] has beside the producer.
+pub(crate) struct Rest {
     /// Stream events recorded since the last PyTorch event; `Tls::waits` says how many.
     pub(crate) waits: [Wait; WAIT_SLOTS],
     /// `c10::StreamId` seen last, and its `cudaStream_t`.
@@ -95,13 +100,24 @@ impl Lane {
     /// The calling thread's end of the ring.
     pub(crate) fn producer(&mut self) -> &mut Producer {
         // SAFETY: `attach` filled it before it let anyone have a lane.
-        unsafe { self.state().producer.assume_init_mut() }
+        unsafe { self.all().producer.assume_init_mut() }
     }
 
     /// The thread's other memory.
-    pub(crate) fn state(&mut self) -> &mut ThreadState {
+    pub(crate) fn state(&mut self) -> &mut Rest {
+        &mut self.all().rest
+    }
+
+    fn all(&mut self) -> &mut ThreadState {
         // SAFETY: only this thread reaches its state, and `busy` lets it have one lane at a time.
         unsafe { &mut *self.tls.state.get() }
+    }
+
+    /// The thread's end of the ring, and the rest of its state.
+    pub(crate) fn parts(&mut self) -> (&mut Producer, &mut Rest) {
+        let state = self.all();
+        // SAFETY: `attach` filled it before it let anyone have a lane.
+        (unsafe { state.producer.assume_init_mut() }, &mut state.rest)
     }
 
     /// The process got new memory from the driver.
@@ -215,8 +231,8 @@ fn attach_thread(tls: &Tls, map: Map) -> bool {
     // SAFETY: the line is ours alone, so the block is; all zeros or an earlier owner's content are both valid.
     let state_ref = unsafe { &mut *state };
     state_ref.producer.write(producer);
-    state_ref.torch_stream = (0, 0);
-    state_ref.sent.forget();
+    state_ref.rest.torch_stream = (0, 0);
+    state_ref.rest.sent.forget();
     tls.state.set(state);
     tls.waits.set(0);
     tls.generation.set(generation());

@@ -5,10 +5,10 @@
 //! totals, but not what was asked for: that passes through the third slot of the allocator's vtable, `allocate`, just
 //! before, on the same thread. The vtable is not changed: the object gets a copy of it in which that slot is ours.
 
+use crate::callsite;
 use crate::elf;
 use crate::probe::Start;
 use crate::session;
-use crate::callsite;
 use crate::sys::{self, KeepErrno};
 use crate::tls::{self, Tls};
 use core::ffi::{CStr, c_void};
