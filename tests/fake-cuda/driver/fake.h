@@ -108,11 +108,10 @@ int device_count(void);
 #define CALL_(need, logged, body, ...)                                                                       \
     do {                                                                                                     \
         CUresult rc_ = call_enter(__func__, need);                                                           \
-        if (rc_ == CUDA_SUCCESS) {                                                                           \
-            rc_ = (body);                                                                                    \
-            call_leave();                                                                                    \
-        }                                                                                                    \
-        if (logged) call_log(__func__, rc_, __VA_ARGS__);                                                    \
+        bool entered_ = rc_ == CUDA_SUCCESS;                                                                 \
+        if (entered_) rc_ = (body);                                                                          \
+        if (logged) call_log(__func__, rc_, __VA_ARGS__); /* under the lock: the log is in the order of effects */ \
+        if (entered_) call_leave();                                                                          \
         return rc_;                                                                                          \
     } while (0)
 #define CALL(need, body, ...) CALL_(need, true, body, __VA_ARGS__)
