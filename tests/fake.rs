@@ -55,3 +55,13 @@ fn programs_keep_their_contract_when_linked_to_the_driver() {
 fn programs_keep_their_contract_when_they_load_the_driver_themselves() {
     every_program_keeps_its_contract_on(Route::Loader);
 }
+
+#[test]
+fn programs_keep_their_contract_with_the_stand_in_for_nccl() {
+    every_program_keeps_its_contract_on(Route::Nccl);
+}
+
+#[test]
+fn programs_keep_their_contract_with_the_stand_in_for_pytorch() {
+    every_program_keeps_its_contract_on(Route::Torch);
+}

@@ -11,7 +11,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
-#define MAX_DEVICES 16
+#define MAX_DEVICES 16 /* DEVICE_LIMIT of device.h, USAGE_DEVICES of usage.h */
 
 typedef int CUresult;
 typedef int CUdevice;
