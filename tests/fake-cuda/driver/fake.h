@@ -11,7 +11,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
-#define MAX_DEVICES 16
+#define MAX_DEVICES 16 /* DEVICE_LIMIT of device.h, USAGE_DEVICES of usage.h */
 
 typedef int CUresult;
 typedef int CUdevice;
@@ -108,11 +108,10 @@ int device_count(void);
 #define CALL_(need, logged, body, ...)                                                                       \
     do {                                                                                                     \
         CUresult rc_ = call_enter(__func__, need);                                                           \
-        if (rc_ == CUDA_SUCCESS) {                                                                           \
-            rc_ = (body);                                                                                    \
-            call_leave();                                                                                    \
-        }                                                                                                    \
-        if (logged) call_log(__func__, rc_, __VA_ARGS__);                                                    \
+        bool entered_ = rc_ == CUDA_SUCCESS;                                                                 \
+        if (entered_) rc_ = (body);                                                                          \
+        if (logged) call_log(__func__, rc_, __VA_ARGS__); /* under the lock: the log is in the order of effects */ \
+        if (entered_) call_leave();                                                                          \
         return rc_;                                                                                          \
     } while (0)
 #define CALL(need, body, ...) CALL_(need, true, body, __VA_ARGS__)

@@ -190,7 +190,7 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes)
 EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element)
 {
     CALL(NEEDS_CONTEXT, alloc_pitched(out, pitch, width, height, element),
-         "width=%zu height=%zu pitch=%llu ptr=0x%llx", width, height, OUT(pitch), OUT(out));
+         "width=%zu height=%zu bytes=%llu ptr=0x%llx", width, height, OUT(pitch) * height, OUT(out));
 }
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address) { CALL(NEEDS_CONTEXT, memory_free(address), "ptr=0x%llx", address); }
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags)
