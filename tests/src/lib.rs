@@ -3,4 +3,5 @@
 
 pub mod calls;
 pub mod programs;
+pub mod recorded;
 pub mod wheels;
