@@ -29,6 +29,7 @@ const NOT_INITIALIZED: i32 = 3;
 const NO_DEVICE: i32 = 100;
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
 
 // Not exported: the assembly below reads them at a fixed distance.
 static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
@@ -215,8 +216,14 @@ const ABSENT: *mut c_void = 1 as *mut c_void;
 /// What `dlsym` shall answer: one of our functions, [`PASS`] or [`ABSENT`].
 ///
 /// # Safety
-/// The arguments are those of a `dlsym` that the program called, and `caller` is where it returns to.
-unsafe extern "C" fn decide(handle: *mut c_void, name: *const c_char, caller: usize) -> *mut c_void {
+/// The arguments are those of a `dlsym` or, with a version, `dlvsym` that the program called, and `caller` is where it
+/// returns to.
+unsafe extern "C" fn decide(
+    handle: *mut c_void,
+    name: *const c_char,
+    caller: usize,
+    version: *const c_char,
+) -> *mut c_void {
     if REAL_DLSYM.load(Ordering::Acquire).is_null() {
         find_real_dlsym();
     }
@@ -243,8 +250,19 @@ unsafe extern "C" fn decide(handle: *mut c_void, name: *const c_char, caller: us
     if caller_is_driver {
         return PASS;
     }
-    // SAFETY: the program's own arguments.
-    let found = unsafe { real(handle, name) } as usize;
+    let found = if version.is_null() {
+        // SAFETY: the program's own arguments.
+        unsafe { real(handle, name) as usize }
+    } else {
+        let real = REAL_DLVSYM.load(Ordering::Acquire);
+        if real.is_null() {
+            return PASS;
+        }
+        // SAFETY: found in the C library.
+        let real: Dlvsym = unsafe { core::mem::transmute(real) };
+        // SAFETY: the program's own arguments.
+        unsafe { real(handle, name, version) as usize }
+    };
     if found == 0 {
         return PASS;
     }
@@ -280,6 +298,7 @@ pub(crate) unsafe extern "C" fn dlsym(_handle: *mut c_void, _name: *const c_char
         "push rsi",
         ".cfi_adjust_cfa_offset 8",
         "mov rdx, [rsp + 16]",
+        "xor ecx, ecx",
         "sub rsp, 8",
         ".cfi_adjust_cfa_offset 8",
         "call {decide}",
@@ -322,6 +341,7 @@ pub(crate) unsafe extern "C" fn dlvsym(
         ".cfi_adjust_cfa_offset 8",
         "push rdx",
         ".cfi_adjust_cfa_offset 8",
+        "mov rcx, rdx",
         "mov rdx, [rsp + 24]",
         "call {decide}",
         "pop rdx",
