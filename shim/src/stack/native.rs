@@ -169,6 +169,11 @@ impl NativeState {
         self.frames.as_slice().iter().take(n).rev().map(|frame| frame.ip & !EXACT)
     }
 
+    #[cfg(feature = "measure")]
+    pub fn n_walked(&self) -> usize { self.found.len() }
+    #[cfg(feature = "measure")]
+    pub fn forget_previous(&mut self) { self.frames.clear() }
+
     #[cold]
     #[inline(never)]
     fn forget(&mut self, unloaded: u32) {

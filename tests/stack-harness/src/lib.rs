@@ -7,8 +7,13 @@
 #[allow(dead_code, unreachable_pub, reason = "the shim uses what the harness does not")]
 pub mod stack;
 
+#[path = "../../../recorder/src/python_lines.rs"]
+#[allow(dead_code, unreachable_pub, reason = "the recorder's, whole")]
+pub mod python_lines;
+
 pub mod compare;
 pub mod hooks;
+pub mod traceback;
 
 use core::ffi::{c_char, c_int, c_void};
 use stack::{Captured, ThreadStackState};
@@ -82,6 +87,8 @@ pub extern "C" fn harness_repeat(want: u32, n: u64) -> u64 {
     let state = harness_state();
     let mut id = 0;
     for _ in 0..n {
+        #[cfg(feature = "measure")]
+        if want & 256 != 0 { unsafe { (*state).forget_previous() } }
         // SAFETY: the calling thread's own state.
         let captured: Captured = unsafe { stack::capture(state, want) };
         id ^= captured.id;
