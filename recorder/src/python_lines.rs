@@ -130,11 +130,22 @@ mod tests {
     fn a_location_table_has_five_kinds_of_entries() {
         let entry = |kind: u8, n_instructions: u8| 0x80 | kind << 3 | (n_instructions - 1);
         let table = [
-            entry(0, 1), 0x00, // short: the same line
-            entry(11, 2), 0x01, 0x02, // one line further
-            entry(13, 1), 0x43, 0x03, // without columns: varint 3 | 3 << 6 = 195, odd: -97
-            entry(13, 1), 0x42, 0x03, // and 97 forward
-            entry(14, 1), 0x04, 0x00, 0x01, 0x01, // long: two lines further
+            entry(0, 1),
+            0x00, // short: the same line
+            entry(11, 2),
+            0x01,
+            0x02, // one line further
+            entry(13, 1),
+            0x43,
+            0x03, // without columns: varint 3 | 3 << 6 = 195, odd: -97
+            entry(13, 1),
+            0x42,
+            0x03, // and 97 forward
+            entry(14, 1),
+            0x04,
+            0x00,
+            0x01,
+            0x01,         // long: two lines further
             entry(15, 1), // none
         ];
         let expected = [Some(10), Some(11), Some(11), None, Some(11), Some(13), None, None];

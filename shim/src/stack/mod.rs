@@ -139,10 +139,6 @@ unsafe extern "C" fn capture_from(
 }
 
 impl ThreadStackState {
-    #[cfg(feature = "measure")]
-    pub fn n_walked(&self) -> usize { self.native.n_walked() }
-    #[cfg(feature = "measure")]
-    pub fn forget_previous(&mut self) { self.native.forget_previous() }
     /// Return addresses of the last capture, innermost first.
     pub fn native_addresses(&self) -> impl Iterator<Item = u64> + '_ {
         self.native.addresses()
@@ -226,6 +222,15 @@ impl<T: Copy + Default, const N: usize> Fixed<T, N> {
         let Some(slot) = self.items.get_mut(self.len) else { return false };
         *slot = item;
         self.len += 1;
+        true
+    }
+
+    /// False when there is no room for all of them.
+    #[inline(always)]
+    fn extend(&mut self, items: &[T]) -> bool {
+        let Some(room) = self.items.get_mut(self.len..self.len + items.len()) else { return false };
+        room.copy_from_slice(items);
+        self.len += items.len();
         true
     }
 

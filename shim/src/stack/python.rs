@@ -210,7 +210,8 @@ unsafe fn with_debug_offsets(row: Offsets, runtime: Object) -> Result<Offsets, S
     if said == row {
         return Ok(row);
     }
-    let all = [said.finalizing, said.interpreter_id, said.thread_interpreter, said.thread_top, said.thread_id];
+    let all =
+        [said.finalizing, said.interpreter_id, said.thread_interpreter, said.thread_top, said.thread_id];
     if all.contains(&NONE) {
         return Err(Status::UnknownLayout);
     }
@@ -470,7 +471,10 @@ impl Python {
             return None;
         }
         match self.current_thread_state {
-            Some(current) if runtime.word(self.offsets.interpreters) != thread.word(self.offsets.thread_interpreter) => {
+            Some(current)
+                if runtime.word(self.offsets.interpreters)
+                    != thread.word(self.offsets.thread_interpreter) =>
+            {
                 Some(self.in_subinterpreter(current, thread))
             }
             _ => Some(thread),
@@ -684,7 +688,8 @@ impl Python {
         let file = field(code, self.offsets.code_file)?;
         let lines = field(code, self.offsets.code_lines)?;
         let place = field(frame, self.offsets.frame_place)?;
-        let offset = place.wrapping_sub(code).wrapping_sub(u64::from(self.offsets.code_start)).wrapping_add(2);
+        let offset =
+            place.wrapping_sub(code).wrapping_sub(u64::from(self.offsets.code_start)).wrapping_add(2);
         let is_right = field(name, self.offsets.object_type)? == self.text_type
             && field(file, self.offsets.object_type)? == self.text_type
             && field(lines, self.offsets.object_type)? == self.bytes_type

@@ -108,8 +108,7 @@ const PYTHON_3_9: Offsets = Offsets {
     bytes_data: 32,
 };
 
-const PYTHON_3_10: Offsets =
-    Offsets { minor: 10, frame_place: 96, place: Place::Instructions, ..PYTHON_3_9 };
+const PYTHON_3_10: Offsets = Offsets { minor: 10, frame_place: 96, place: Place::Instructions, ..PYTHON_3_9 };
 
 const PYTHON_3_11: Offsets = Offsets {
     minor: 11,

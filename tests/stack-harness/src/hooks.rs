@@ -97,8 +97,6 @@ fn time() {
     if let Some(slot) = TIMES.get(index) {
         slot.store((after - before) as u32, Ordering::Relaxed);
         FRAMES[0].fetch_add(u64::from(captured.n_native), Ordering::Relaxed);
-        #[cfg(feature = "measure")]
-        FRAMES[1].fetch_add(unsafe { (*state).n_walked() } as u64, Ordering::Relaxed);
         FRAMES[1].fetch_add(u64::from(captured.n_python), Ordering::Relaxed);
     }
 }

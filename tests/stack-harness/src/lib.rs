@@ -87,8 +87,6 @@ pub extern "C" fn harness_repeat(want: u32, n: u64) -> u64 {
     let state = harness_state();
     let mut id = 0;
     for _ in 0..n {
-        #[cfg(feature = "measure")]
-        if want & 256 != 0 { unsafe { (*state).forget_previous() } }
         // SAFETY: the calling thread's own state.
         let captured: Captured = unsafe { stack::capture(state, want) };
         id ^= captured.id;
