@@ -1,8 +1,10 @@
 //! The fake driver under NVIDIA's own runtimes, without gputrace: is the truth that other tests rely on true?
 
-use std::io::{self, Write};
-use std::path::Path;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
 
+use flate2::read::GzDecoder;
 use gputrace_tests::programs::{self, Route};
 use gputrace_tests::wheels::Major;
 
@@ -64,4 +66,41 @@ fn programs_keep_their_contract_with_the_stand_in_for_nccl() {
 #[test]
 fn programs_keep_their_contract_with_the_stand_in_for_pytorch() {
     every_program_keeps_its_contract_on(Route::Torch);
+}
+
+#[test]
+fn addresses_lie_in_their_regions_as_a_real_driver_placed_them() {
+    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let shared = std::env::var_os("GPUTRACE_SHARED").map(PathBuf::from);
+    let shared = shared.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared"));
+    let recordings = shared.join("groundtruth/addresses");
+    let Ok(files) = fs::read_dir(&recordings) else {
+        let place = recordings.display();
+        let _ = writeln!(
+            io::stderr(),
+            "skipped: no recordings of a real driver in {place} (see GPUTRACE_SHARED)"
+        );
+        return;
+    };
+    let program = programs::named("address_rules");
+    let executable = program.build(Route::Driver, scratch).expect("the fake driver is there");
+    let mut compared = 0;
+    for file in files.map(|file| file.expect("a directory that can be read").path()) {
+        let mut text = String::new();
+        let packed = fs::File::open(&file).expect("a recording that can be read");
+        GzDecoder::new(packed).read_to_string(&mut text).expect("a gzip file");
+        let unpacked = scratch.join(file.file_stem().expect("a name"));
+        fs::write(&unpacked, text).expect("a scratch directory that can be written");
+        let mut command = program.command(&executable, Path::new("")).expect("no runtime is needed");
+        let output = command.arg(&unpacked).output().expect("the program starts");
+        let answer = String::from_utf8_lossy(&output.stdout);
+        let (equal, total) =
+            answer.trim().split_once(" of ").unwrap_or_else(|| panic!("{file:?}: {output:?}"));
+        let (equal, total): (u32, u32) = (equal.parse().expect("a number"), total.parse().expect("a number"));
+        // What a real context has already taken of the first regions differs a little from process to process.
+        assert!(total > 0 && equal * 100 >= total * 98, "{}: {answer}", file.display());
+        compared += 1;
+    }
+    assert!(compared > 0, "no recordings in {}", recordings.display());
+    let _ = fs::remove_file(executable);
 }

@@ -72,6 +72,21 @@ fn main() {
             println!("cargo:warning={problem}; tests that need it will be skipped");
         }
     }
+    build_demo(&out);
+}
+
+/// The program that `fake-cuda demo` runs.
+fn build_demo(out: &Path) {
+    let source = "../programs/demo.c";
+    println!("cargo:rerun-if-changed={source}");
+    println!("cargo:rerun-if-changed=../programs/api.h");
+    let program = env::var("CC").unwrap_or_else(|_| "cc".into());
+    let status = Command::new(&program)
+        .args(["-O1", "-g", "-o"])
+        .arg(out.join("demo"))
+        .args([source, "-ldl"])
+        .status();
+    assert!(status.is_ok_and(|status| status.success()), "`{program}` could not build the demo, {source}");
 }
 
 fn compile(library: &Library, out: &Path) -> Result<(), String> {

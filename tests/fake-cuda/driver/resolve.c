@@ -71,6 +71,7 @@ static CUresult storage_get(void **value, CUcontext context, void *key)
     QUERY(NEEDS_INIT, context_storage_get(context, key, value));
 }
 static CUresult nothing(void) { return CUDA_SUCCESS; }
+static CUresult no_modules(void) { return CUDA_ERROR_NOT_SUPPORTED; }
 static CUresult context_check(CUcontext context, unsigned *first, const void **second)
 {
     (void)context, (void)second;
@@ -93,8 +94,9 @@ static CUresult validity(unsigned version, unsigned long long seconds, unsigned 
 /* Slot 0 holds the size of the table in bytes, except where noted. */
 #define SIZE(n) (void *)((n) * sizeof(void *))
 #define REST (void *)nothing
-static void *const runtime_table[13] = {SIZE(13), REST, (void *)primary_context, REST, REST, REST, REST,
-                                        REST,     REST, REST,                    REST, REST, REST};
+#define MODULE (void *)no_modules
+static void *const runtime_table[13] = {SIZE(13), MODULE, (void *)primary_context, REST, REST, REST, MODULE,
+                                        REST,     MODULE, REST,                    REST, REST, REST};
 static void *const hooks_table[7] = {SIZE(7), REST, (void *)hooks_first, REST, REST, REST, (void *)hooks_second};
 static void *const tls_table[4] = {SIZE(4), REST, REST, REST};
 static void *const storage_table[4] = {(void *)storage_put, (void *)storage_delete, (void *)storage_get, REST};
