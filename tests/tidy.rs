@@ -204,7 +204,7 @@ fn needed(
     dynamic: &[elf::Dyn64<Endianness>],
     strings: StringTable<'_>,
 ) -> BTreeSet<String> {
-    let needed = dynamic.iter().filter(|entry| entry.tag32(endian) == Some(elf::DT_NEEDED));
+    let needed = dynamic.iter().filter(|entry| entry.tag(endian) == elf::DT_NEEDED);
     let name = |entry: &elf::Dyn64<Endianness>| {
         String::from_utf8_lossy(entry.string(endian, strings).expect("a name")).into_owned()
     };
