@@ -14,7 +14,7 @@ build: ## Build libgputrace.so and gputrace, optimised
 	cargo build --release --workspace
 
 demo: build ## Record a small training loop on the fake device, and report it
-	$(RELEASE)/gputrace record -f -o target/demo.gtr -- $(RELEASE)/fake-cuda $(RELEASE)/demo
+	$(RELEASE)/gputrace record -f -o target/demo.gtr -- $(RELEASE)/fake-cuda demo
 	$(RELEASE)/gputrace report target/demo.gtr
 
 test: build ## Run every test that needs no GPU

@@ -124,7 +124,10 @@ fn unsafe_code_stays_where_the_architecture_says() {
                 code.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe")
             });
             if let Some(line) = place.filter(|_| !allowed) {
-                panic!("{file}:{}: unsafe belongs in ring/, shim/, recorder/src/map_file.rs or schemas/src/tables.rs", line + 1);
+                panic!(
+                    "{file}:{}: unsafe belongs in ring/, shim/, recorder/src/map_file.rs or schemas/src/tables.rs",
+                    line + 1
+                );
             }
         }
     }
