@@ -30,6 +30,7 @@ const LIBRARIES: &[Library] = &[
             "driver/context.c",
             "driver/graph.c",
             "driver/memory.c",
+            "driver/module.c",
             "driver/pool.c",
             "driver/resolve.c",
             "driver/space.c",

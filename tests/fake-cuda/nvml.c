@@ -223,3 +223,18 @@ EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigne
     *count = 0;
     return SUCCESS;
 }
+
+/* Asked for by PyTorch (c10/cuda/driver_api.h) and by torch.cuda's own queries; a fake device has none of this. */
+#define ABSENT(name)                                                                                         \
+    EXPORT int name(void);                                                                                   \
+    EXPORT int name(void) { return users ? NOT_SUPPORTED : UNINITIALIZED; }
+ABSENT(nvmlDeviceGetClockInfo)
+ABSENT(nvmlDeviceGetGpuFabricInfoV)
+ABSENT(nvmlDeviceGetMigMode)
+ABSENT(nvmlDeviceGetNvLinkRemoteDeviceType)
+ABSENT(nvmlDeviceGetNvLinkRemotePciInfo_v2)
+ABSENT(nvmlDeviceGetNvLinkState)
+ABSENT(nvmlDeviceGetP2PStatus)
+ABSENT(nvmlDeviceGetPowerUsage)
+ABSENT(nvmlDeviceGetTemperature)
+ABSENT(nvmlDeviceGetUtilizationRates)

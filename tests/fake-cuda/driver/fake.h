@@ -149,7 +149,7 @@ CUresult space_alloc(int device, size_t bytes, CUdeviceptr *base, size_t *extent
 void space_free(int device, CUdeviceptr base, size_t extent);
 
 /* book.c: what is allocated now, found by address. */
-enum kind { LINEAR, PITCHED, MANAGED, HOST, REGISTERED, STREAM_ORDERED, IMPORTED, GRAPH_MEMORY };
+enum kind { LINEAR, PITCHED, MANAGED, HOST, REGISTERED, STREAM_ORDERED, IMPORTED, GRAPH_MEMORY, MODULE_DATA };
 struct allocation {
     CUdeviceptr base;
     size_t bytes;  /* as asked */
@@ -199,6 +199,10 @@ void pools_synchronize(void); /* unused memory above the release threshold goes 
 bool stream_capturing(CUstream stream);
 struct graph *stream_graph(CUstream stream);
 bool stream_valid(CUstream stream);
+
+/* module.c */
+struct code;
+CUresult module_from_fatbin(struct code **out);
 
 /* graph.c */
 struct graph *graph_new(void);
