@@ -3,6 +3,9 @@
 
 pub mod ledger;
 pub mod owners;
+pub mod report;
+pub mod story;
+pub mod summary;
 pub mod trace;
 
 #[cfg(test)]

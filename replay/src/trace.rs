@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use gputrace_schemas::event::{
     Api, ApiId, Device, Event, Frame, FrameId, Module, ModuleId, Process, Stack, StackId, Thread, ThreadId,
 };
+use gputrace_schemas::reader::Trace;
 
 /// The things that events name by number. A number that was never defined gives `None`: damaged traces are normal.
 pub trait Definitions {
@@ -69,5 +70,29 @@ impl Definitions for Recording {
     }
     fn thread(&self, id: ThreadId) -> Option<&Thread> {
         self.threads.get(&id)
+    }
+}
+
+impl Definitions for Trace {
+    fn process(&self) -> &Process {
+        Trace::process(self)
+    }
+    fn devices(&self) -> &[Device] {
+        Trace::devices(self)
+    }
+    fn api(&self, id: ApiId) -> Option<&Api> {
+        Trace::api(self, id)
+    }
+    fn stack(&self, id: StackId) -> Option<&Stack> {
+        Trace::stack(self, id)
+    }
+    fn frame(&self, id: FrameId) -> Option<&Frame> {
+        Trace::frame(self, id)
+    }
+    fn module(&self, id: ModuleId) -> Option<&Module> {
+        Trace::module(self, id)
+    }
+    fn thread(&self, id: ThreadId) -> Option<&Thread> {
+        Trace::thread(self, id)
     }
 }

@@ -226,7 +226,7 @@ impl Ledger {
             EventKind::Call(call) => self.call(definitions, event, call),
             EventKind::BlockAlloc(block) => {
                 let origin = self.sites.origin(definitions, event.stack, event.thread);
-                let (findings, torch) = (&mut self.findings, &mut self.torch);
+                let Ledger { findings, torch, .. } = self;
                 let mut found = |finding| findings.add(finding, event.time, event.thread, event.stack);
                 torch.alloc(event, block, origin.site, &mut found);
                 self.counts.block(block.bytes);
@@ -236,7 +236,7 @@ impl Ledger {
                 }
             }
             EventKind::BlockFree(block) => {
-                let (findings, torch) = (&mut self.findings, &mut self.torch);
+                let Ledger { findings, torch, .. } = self;
                 let mut found = |finding| findings.add(finding, event.time, event.thread, event.stack);
                 torch.free(event, block, &mut found);
             }
@@ -320,8 +320,7 @@ impl Ledger {
     /// Without native frames, a request made inside PyTorch's `allocate` is PyTorch's.
     fn sharpen(&mut self, origin: Origin, call: &Call) -> Origin {
         if call.in_allocate && !origin.native {
-            let owner = self.sites.owner_named(crate::owners::TORCH);
-            return Origin { owner, torch: true, ..origin };
+            return self.sites.torch_at(origin);
         }
         origin
     }

@@ -4,6 +4,7 @@
 //! the trace.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use gputrace_schemas::event::{ApiId, Frame, FrameId, Stack, StackId, ThreadId};
 use rustc_hash::FxHashMap;
@@ -12,7 +13,7 @@ use crate::owners::{self, Owner};
 use crate::trace::Definitions;
 
 /// Index of an owner in [`Sites`].
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct OwnerId(pub u32);
 
 /// Index of a call site in [`Sites`].
@@ -26,6 +27,8 @@ pub struct NameId(pub u32);
 /// A place in the program.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Site {
+    /// Who asked there.
+    pub owner: OwnerId,
     /// Function; a file and offset where its name is not known; empty where there is no stack.
     pub function: String,
     /// Source file, empty if unknown.
@@ -34,6 +37,22 @@ pub struct Site {
     pub line: u32,
     /// The innermost function of a library on the way, where it tells more: `conv2d` under `train.py:12`.
     pub inside: String,
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.function.is_empty(), self.file.is_empty()) {
+            (true, true) => write!(to, "(no stack recorded)")?,
+            (false, true) => write!(to, "{}", self.function)?,
+            (_, false) if self.line > 0 => write!(to, "{} ({}:{})", self.function, self.file, self.line)?,
+            (_, false) if self.function.starts_with(&self.file) => write!(to, "{}", self.function)?,
+            (_, false) => write!(to, "{} ({})", self.function, self.file)?,
+        }
+        if !self.inside.is_empty() {
+            write!(to, " in {}", self.inside)?;
+        }
+        Ok(())
+    }
 }
 
 /// What is known about one stack.
@@ -103,20 +122,21 @@ impl Sites {
         let frames = definitions.stack(stack);
         let owner = owners::owner(definitions, frames, if is_nccl { thread } else { "" });
         let site = frames.map_or_else(Site::default, |frames| site(definitions, frames, &owner));
-        let origin = Origin {
-            native: owner.frame.is_some(),
-            torch: owner.name == owners::TORCH,
-            owner: OwnerId(self.owners.id(owner.name)),
-            site: SiteId(self.sites.id(site)),
-            through_runtime: owner.through_runtime,
-        };
+        let (native, torch) = (owner.frame.is_some(), owner.name == owners::TORCH);
+        let through_runtime = owner.through_runtime;
+        let owner = OwnerId(self.owners.id(owner.name));
+        let site = SiteId(self.sites.id(Site { owner, ..site }));
+        let origin = Origin { owner, site, torch, native, through_runtime };
         self.origins.insert((stack, is_nccl), origin);
         origin
     }
 
-    /// The owner called `name`.
-    pub(super) fn owner_named(&mut self, name: &str) -> OwnerId {
-        OwnerId(self.owners.id(name.to_owned()))
+    /// The same place, but PyTorch's allocator asked.
+    pub(super) fn torch_at(&mut self, origin: Origin) -> Origin {
+        let owner = OwnerId(self.owners.id(owners::TORCH.to_owned()));
+        let site = self.site(origin.site).cloned().unwrap_or_default();
+        let site = SiteId(self.sites.id(Site { owner, ..site }));
+        Origin { owner, site, torch: true, ..origin }
     }
 
     /// What the program called: the runtime's function where the call came through one, else the driver's.
@@ -184,6 +204,7 @@ fn site(definitions: &dyn Definitions, stack: &Stack, owner: &Owner) -> Site {
             file: file.clone(),
             line,
             inside: inside.map_or_else(String::new, |(function, _, _)| function.clone()),
+            ..Site::default()
         };
     }
     native_site(definitions, stack, owner)
@@ -208,7 +229,7 @@ fn native_site(definitions: &dyn Definitions, stack: &Stack, owner: &Owner) -> S
                 (true, true) => format!("{address:#x}"),
             };
             let file = if file.is_empty() { module.to_owned() } else { file.clone() };
-            Site { function, file, line: *line, inside: String::new() }
+            Site { function, file, line: *line, ..Site::default() }
         }
         Some(Frame::Python { .. }) | None => Site::default(),
     }
