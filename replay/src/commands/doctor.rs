@@ -114,7 +114,7 @@ fn library(section: Section, glibc: Option<(u32, u32)>, list_hooks: bool) -> Sec
         _ => section,
     };
     let kinds = [
-        ("CUDA driver", &["cu"][..]),
+        ("CUDA driver", &["cuMem", "cuI", "cuC", "cuD", "cuG", "cuE", "cuS", "cuA", "cuM", "cuL", "cuP"][..]),
         ("NCCL", &["nccl", "pnccl"]),
         ("PyTorch", &["_ZN3c10", "_ZN2at", "_ZN5torch"]),
         ("loader and others", &[""]),
@@ -132,7 +132,7 @@ fn library(section: Section, glibc: Option<(u32, u32)>, list_hooks: bool) -> Sec
             hooks.rows.push(vec![Value::text(kind), Value::Count(of_kind.len() as u64), Value::text(names)]);
         }
     }
-    if !library.exports.iter().any(|name| name.starts_with("cu")) {
+    if !library.exports.iter().any(|name| name == "cuGetProcAddress_v2") {
         section =
             section.line(Mood::Bad, format!("{} hooks no function of CUDA: it is not ours", path.display()));
     }

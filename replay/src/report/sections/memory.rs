@@ -18,11 +18,11 @@ fn build(story: &Story) -> Option<Section> {
             ("device", "device"),
             ("peak_bytes", "peak"),
             ("peak_time_ns", "at"),
-            ("peak_share", "of device"),
+            ("peak_share", "share"),
             ("live_bytes", "live at end"),
-            ("torch_allocated_bytes", "PyTorch allocated"),
-            ("torch_reserved_bytes", "PyTorch reserved"),
-            ("failed", "failed calls"),
+            ("torch_allocated_bytes", "torch allocated"),
+            ("torch_reserved_bytes", "torch reserved"),
+            ("failed", "refused"),
         ],
     );
     let mut lines = vec![];
