@@ -3,7 +3,7 @@
 use gputrace_schemas::event::{Bytes, HOST};
 use serde::Serialize;
 
-use crate::ledger::{DeviceBooks, Moment, TorchBooks};
+use crate::ledger::{DeviceBooks, TorchBooks};
 use crate::story::Story;
 
 /// `gputrace.summary/1`.
@@ -196,10 +196,6 @@ pub fn owners(story: &Story, books: &DeviceBooks) -> Vec<OwnerSummary> {
     owners.sort_by(|a, b| {
         (b.bytes_at_peak, b.peak_bytes, &a.owner).cmp(&(a.bytes_at_peak, a.peak_bytes, &b.owner))
     });
-    debug_assert_eq!(
-        owners.iter().map(|owner| owner.bytes_at_peak).sum::<u64>(),
-        books.physical.at(Moment::Peak).bytes.0
-    );
     owners
 }
 

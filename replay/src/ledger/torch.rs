@@ -369,6 +369,7 @@ impl Torch {
 
     /// Bytes asked for by blocks that were freed but may still be in use by streams.
     pub(super) fn pending_bytes(&self, device: i16) -> Bytes {
-        Bytes(self.pending.values().filter(|free| free.device == device).map(|free| free.requested.0).sum())
+        let pending = self.pending.values().filter(|free| free.device == device);
+        Bytes(pending.fold(0, |sum, free| sum.saturating_add(free.requested.0)))
     }
 }

@@ -262,6 +262,11 @@ fn statistics_count_by_function_and_size() {
               cuMemCreate    256.00 MiB  512.00 MiB       1
               cudaMalloc      16.00 MiB   32.00 MiB       2
 
+            Memory by kind
+              device  kind                             peak      at      at end  meaning
+              cuda:0  linear                      50.00 MiB  5.0 µs   50.00 MiB  cudaMalloc and its like
+              cuda:0  virtual memory management  256.00 MiB  1.0 µs  256.00 MiB  cuMemCreate
+
             Memory by owner
               device  owner       at peak   share    own peak  live at end
               cuda:0  NCCL     256.00 MiB  83.7 %  256.00 MiB   256.00 MiB
