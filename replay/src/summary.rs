@@ -234,6 +234,13 @@ pub fn torch_summary(story: &Story, torch: &TorchBooks) -> TorchSummary {
             torch.n_unknown_requests
         ));
     }
+    if torch.n_frees_in_capture > 0 {
+        summary.notes.push(format!(
+            "requested may be too small: {} blocks were freed during the capture of a CUDA graph, and those that other \
+             streams used stay requested until it is over",
+            torch.n_frees_in_capture
+        ));
+    }
     summary
 }
 

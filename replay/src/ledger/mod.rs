@@ -393,6 +393,8 @@ impl Ledger {
             Action::SetAccess => self.torch.set_access(event),
             Action::MemInfo => self.torch.mem_info(event.thread, call.bytes, Bytes(call.extra)),
             Action::PoolGet => self.pool_attribute(call),
+            Action::CaptureBegin => self.torch.capture_begins(),
+            Action::CaptureEnd => self.torch.capture_ends(),
             _ => {}
         }
         if let Some(device) = peaked {

@@ -320,6 +320,19 @@ fn events_of_the_program_do_not_hold_back_a_free() {
 }
 
 #[test]
+fn a_free_during_capture_leaves_requested_in_doubt() {
+    let ledger = ledger(
+        "block addr=a bytes=512 requested=400 allocated=512 reserved=2M
+         CaptureBegin stream=1
+         free addr=a bytes=512 allocated=0 reserved=2M
+         block addr=a bytes=512 requested=400 allocated=512 reserved=2M
+         CaptureEnd stream=1
+         free addr=a bytes=512 allocated=0 reserved=2M",
+    );
+    assert_eq!(ledger.devices[&0].torch.as_ref().map(|torch| torch.n_frees_in_capture), Some(1));
+}
+
+#[test]
 fn an_expandable_segment_counts_calls_of_map_not_pages() {
     // One map of two pages; then unmapped in two runs, with a page between them that stays.
     check(

@@ -156,14 +156,16 @@ fn losses_are_told_where_the_numbers_are() {
         "Alloc addr=a bytes=1M by=/home/me/train!
          lost events=1203
          Free addr=b by=/home/me/train!
-         Free addr=a result=none by=/x/libcudart.so.13!,/home/me/train",
+         Free addr=a result=none by=/x/libcudart.so.13!,/home/me/train
+         note process.end=killed",
         None,
         expect![[r#"
             train.gtr (rank 3, pid 42): ./train --big
 
             End
-              events            4
-              last event after  3.0 µs
+              events            5
+              last event after  4.0 µs
+              the process was killed or crashed: it never came to its exit
               the process ended inside cudaFree on thread 'main' at 3.0 µs, called from train+0x10: it crashed, was killed or exited there
 
             Memory
@@ -186,6 +188,7 @@ fn losses_are_told_where_the_numbers_are() {
               warning: 1203 events were lost: ring full
               times  what does not add up                                                                              first at  first about    thread
                   1  freed without having been seen allocated (allocated before the trace began, or events were lost)    2.0 µs  0x20000000000  main
+              1 notes of the recording: `gputrace doctor train.gtr`
 
             Next
               gputrace stats train.gtr
