@@ -1,1 +1,3 @@
 //! Drains a ring into a trace.
+
+pub mod python_lines;

@@ -78,8 +78,10 @@ pub(crate) struct Rest {
     pub(crate) torch_stream: (i64, u64),
     /// What the unwinders keep.
     pub(crate) stack: ThreadStackState,
-    /// Stacks this thread has sent.
-    pub(crate) sent: callsite::Sent,
+    /// Room for a definition that is being sent.
+    pub(crate) scratch: callsite::Scratch,
+    /// Changes when stacks and code objects must be sent again.
+    pub(crate) definitions: u32,
 }
 
 /// The right to write records for the calling thread, until dropped.
@@ -227,12 +229,16 @@ fn attach_thread(tls: &Tls, map: Map) -> bool {
             return false;
         }
         slot.store(state, Ordering::Release);
+    } else {
+        // What an earlier owner knew of its own stack is wrong for ours.
+        // SAFETY: whole pages of a private mapping, which are zero when they are touched next; the line is ours alone.
+        unsafe { libc::madvise(state.cast(), size_of::<ThreadState>(), libc::MADV_DONTNEED) };
     }
-    // SAFETY: the line is ours alone, so the block is; all zeros or an earlier owner's content are both valid.
+    // SAFETY: the line is ours alone, so the block is; all zeros are a value of everything in it.
     let state_ref = unsafe { &mut *state };
     state_ref.producer.write(producer);
-    state_ref.rest.torch_stream = (0, 0);
-    state_ref.rest.sent.forget();
+    // Another session has another recorder, which knows nothing yet.
+    state_ref.rest.definitions = generation() as u32 | 1;
     tls.state.set(state);
     tls.waits.set(0);
     tls.generation.set(generation());
@@ -424,6 +430,7 @@ fn describe_process(map: Map) {
         producer.push_raw(at, Kind::Api, &[&(row as u64).to_ne_bytes(), name, b"\0", runtime]);
     }
     crate::hooks::loader::describe(&mut producer);
+    callsite::describe(&mut producer);
     describe_devices(&mut producer);
     producer.complete();
     map.thread(producer.thread_line()).tid.store(0, Ordering::Release);

@@ -19,32 +19,49 @@ enum Compiler {
     Cxx,
 }
 
-const LIBRARIES: &[Library] = &[Library {
-    soname: "libcuda.so.1",
-    compiler: Compiler::C,
-    sources: &[
-        "driver/array.c",
-        "driver/book.c",
-        "driver/call.c",
-        "driver/context.c",
-        "driver/graph.c",
-        "driver/memory.c",
-        "driver/pool.c",
-        "driver/resolve.c",
-        "driver/space.c",
-        "driver/span.c",
-        "driver/stream.c",
-        "driver/stubs.c",
-        "driver/usage.c",
-        "driver/validity.c",
-        "driver/vmm.c",
-    ],
-    links: &["-pthread"],
-}];
+const LIBRARIES: &[Library] = &[
+    Library {
+        soname: "libcuda.so.1",
+        compiler: Compiler::C,
+        sources: &[
+            "driver/array.c",
+            "driver/book.c",
+            "driver/call.c",
+            "driver/context.c",
+            "driver/graph.c",
+            "driver/memory.c",
+            "driver/module.c",
+            "driver/pool.c",
+            "driver/resolve.c",
+            "driver/space.c",
+            "driver/span.c",
+            "driver/stream.c",
+            "driver/stubs.c",
+            "driver/usage.c",
+            "driver/validity.c",
+            "driver/vmm.c",
+        ],
+        links: &["-pthread"],
+    },
+    Library { soname: "libnvidia-ml.so.1", compiler: Compiler::C, sources: &["nvml.c"], links: &[] },
+    Library {
+        soname: "libnccl.so.2",
+        compiler: Compiler::C,
+        sources: &["nccl.c"],
+        links: &["-pthread", "-ldl"],
+    },
+    Library { soname: "libc10.so", compiler: Compiler::Cxx, sources: &["torch/c10.cpp"], links: &[] },
+    Library {
+        soname: "libc10_cuda.so",
+        compiler: Compiler::Cxx,
+        sources: &["torch/c10_cuda.cpp"],
+        links: &["-l:libc10.so", "-l:libcuda.so.1"],
+    },
+];
 
 fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    for directory in ["driver", "build.rs"] {
+    for directory in ["driver", "torch", "nccl.c", "nvml.c", "build.rs"] {
         println!("cargo:rerun-if-changed={directory}");
     }
     println!("cargo:rerun-if-env-changed=CC");
@@ -56,6 +73,21 @@ fn main() {
             println!("cargo:warning={problem}; tests that need it will be skipped");
         }
     }
+    build_demo(&out);
+}
+
+/// The program that `fake-cuda demo` runs.
+fn build_demo(out: &Path) {
+    let source = "../programs/demo.c";
+    println!("cargo:rerun-if-changed={source}");
+    println!("cargo:rerun-if-changed=../programs/api.h");
+    let program = env::var("CC").unwrap_or_else(|_| "cc".into());
+    let status = Command::new(&program)
+        .args(["-O1", "-g", "-o"])
+        .arg(out.join("demo"))
+        .args([source, "-ldl"])
+        .status();
+    assert!(status.is_ok_and(|status| status.success()), "`{program}` could not build the demo, {source}");
 }
 
 fn compile(library: &Library, out: &Path) -> Result<(), String> {

@@ -59,7 +59,7 @@ fn parse<H: FileHeader<Endian = Endianness>>(data: &[u8]) -> anyhow::Result<Elf>
     let mut needed = Vec::new();
     if let Some((entries, link)) = sections.dynamic(endian, data)? {
         let strings = sections.strings(endian, data, link)?;
-        for entry in entries.iter().filter(|entry| entry.tag32(endian) == Some(elf::DT_NEEDED)) {
+        for entry in entries.iter().filter(|entry| entry.tag(endian) == elf::DT_NEEDED) {
             needed.push(String::from_utf8_lossy(entry.string(endian, strings)?).into_owned());
         }
     }
@@ -74,7 +74,7 @@ fn parse<H: FileHeader<Endian = Endianness>>(data: &[u8]) -> anyhow::Result<Elf>
         }
     }
     Ok(Elf {
-        machine: (header.e_machine(endian), header.e_ident().class),
+        machine: (header.e_machine(endian).0, header.e_ident().class.0),
         has_interpreter: segments.iter().any(|segment| segment.p_type(endian) == elf::PT_INTERP),
         exports,
         imports,

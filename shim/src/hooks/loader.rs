@@ -29,6 +29,7 @@ const NOT_INITIALIZED: i32 = 3;
 const NO_DEVICE: i32 = 100;
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
 
 // Not exported: the assembly below reads them at a fixed distance.
 static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
@@ -207,41 +208,70 @@ fn name_hash(name: &[u8]) -> usize {
     (hash ^ (hash >> 32)) as usize % SLOTS
 }
 
-/// What `dlsym` shall answer; null leaves the answer to the C library.
+/// Answer of [`decide`]: leave it to the C library.
+const PASS: *mut c_void = null_mut();
+/// Answer of [`decide`]: the program gets null, and the `dlerror` of a lookup that just failed.
+const ABSENT: *mut c_void = 1 as *mut c_void;
+
+/// What `dlsym` shall answer: one of our functions, [`PASS`] or [`ABSENT`].
 ///
 /// # Safety
-/// The arguments are those of a `dlsym` that the program called, and `caller` is where it returns to.
-unsafe extern "C" fn decide(handle: *mut c_void, name: *const c_char, caller: usize) -> *mut c_void {
+/// The arguments are those of a `dlsym` or, with a version, `dlvsym` that the program called, and `caller` is where it
+/// returns to.
+unsafe extern "C" fn decide(
+    handle: *mut c_void,
+    name: *const c_char,
+    caller: usize,
+    version: *const c_char,
+) -> *mut c_void {
     if REAL_DLSYM.load(Ordering::Acquire).is_null() {
         find_real_dlsym();
     }
     // SAFETY: dlsym's second argument is a C string.
     let text = unsafe { crate::sys::c_bytes(name) };
     if !text.starts_with(b"cu") || !is_row(text) {
-        return null_mut();
+        return PASS;
     }
-    // RTLD_DEFAULT and RTLD_NEXT depend on who asks; the normal order of scopes finds our export if it should.
-    if handle.is_null() || handle as isize == -1 {
-        return null_mut();
+    // SAFETY: found in the C library; the C library checks the handle.
+    let real: Dlsym = unsafe { core::mem::transmute(REAL_DLSYM.load(Ordering::Acquire)) };
+    // RTLD_DEFAULT and RTLD_NEXT depend on who asks; the normal order of scopes finds our export if it should. Only
+    // where there is no driver at all must our export not look like one: programs ask so whether there is a GPU.
+    if handle == libc::RTLD_NEXT {
+        return PASS;
+    }
+    if handle == libc::RTLD_DEFAULT {
+        let driver_is_loaded = INDEXED.load(Ordering::Acquire) || elf::by_soname(DRIVER).is_some();
+        // SAFETY: the program's own name; asked from here, it means "after us".
+        let is_elsewhere = driver_is_loaded || !unsafe { real(libc::RTLD_NEXT, name) }.is_null();
+        return if is_elsewhere { PASS } else { ABSENT };
     }
     let caller_is_driver =
         (DRIVER_START.load(Ordering::Relaxed)..DRIVER_END.load(Ordering::Relaxed)).contains(&caller);
     if caller_is_driver {
-        return null_mut();
+        return PASS;
     }
-    // SAFETY: found in the C library; the C library checks the handle.
-    let real: Dlsym = unsafe { core::mem::transmute(REAL_DLSYM.load(Ordering::Acquire)) };
-    // SAFETY: the program's own arguments.
-    let found = unsafe { real(handle, name) } as usize;
+    let found = if version.is_null() {
+        // SAFETY: the program's own arguments.
+        unsafe { real(handle, name) as usize }
+    } else {
+        let real = REAL_DLVSYM.load(Ordering::Acquire);
+        if real.is_null() {
+            return PASS;
+        }
+        // SAFETY: found in the C library.
+        let real: Dlvsym = unsafe { core::mem::transmute(real) };
+        // SAFETY: the program's own arguments.
+        unsafe { real(handle, name, version) as usize }
+    };
     if found == 0 {
-        return null_mut();
+        return PASS;
     }
     if !INDEXED.load(Ordering::Acquire) {
         let _errno = KeepErrno::new();
-        let Some(object) = elf::by_address(found) else { return null_mut() };
+        let Some(object) = elf::by_address(found) else { return PASS };
         // Others export such names too: stubs, translators, tests.
         if object.soname() != DRIVER || object.contains(caller) {
-            return null_mut();
+            return PASS;
         }
         index(&object);
     }
@@ -249,7 +279,7 @@ unsafe extern "C" fn decide(handle: *mut c_void, name: *const c_char, caller: us
         ASKED.store(caller, Ordering::Relaxed);
         torch::look();
     }
-    ours_for(found).unwrap_or(null_mut())
+    ours_for(found).unwrap_or(PASS)
 }
 
 /// Stands in for the C library's `dlsym`, and jumps to it for all that is not a row: it must see the program's
@@ -268,6 +298,7 @@ pub(crate) unsafe extern "C" fn dlsym(_handle: *mut c_void, _name: *const c_char
         "push rsi",
         ".cfi_adjust_cfa_offset 8",
         "mov rdx, [rsp + 16]",
+        "xor ecx, ecx",
         "sub rsp, 8",
         ".cfi_adjust_cfa_offset 8",
         "call {decide}",
@@ -277,10 +308,12 @@ pub(crate) unsafe extern "C" fn dlsym(_handle: *mut c_void, _name: *const c_char
         ".cfi_adjust_cfa_offset -8",
         "pop rdi",
         ".cfi_adjust_cfa_offset -8",
-        "test rax, rax",
-        "jnz 2f",
+        "cmp rax, 1",
+        "ja 2f",
+        "je 3f",
         "mov rax, [rip + {real}]",
         "jmp rax",
+        "3: xor eax, eax",
         "2: ret",
         ".cfi_endproc",
         decide = sym decide,
@@ -308,6 +341,7 @@ pub(crate) unsafe extern "C" fn dlvsym(
         ".cfi_adjust_cfa_offset 8",
         "push rdx",
         ".cfi_adjust_cfa_offset 8",
+        "mov rcx, rdx",
         "mov rdx, [rsp + 24]",
         "call {decide}",
         "pop rdx",
@@ -316,10 +350,12 @@ pub(crate) unsafe extern "C" fn dlvsym(
         ".cfi_adjust_cfa_offset -8",
         "pop rdi",
         ".cfi_adjust_cfa_offset -8",
-        "test rax, rax",
-        "jnz 2f",
+        "cmp rax, 1",
+        "ja 2f",
+        "je 3f",
         "mov rax, [rip + {real}]",
         "jmp rax",
+        "3: xor eax, eax",
         "2: ret",
         ".cfi_endproc",
         decide = sym decide,

@@ -107,6 +107,8 @@ impl Rule {
     pub const RETURN_AFTER_CFA: u8 = 4;
     /// The address found is that of an interrupted instruction, not of the one after a call.
     pub const INTERRUPTED: u8 = 8;
+    /// Not from a table.
+    pub const GUESSED: u8 = 16;
 
     /// Whether frame address and frame pointer are a register, the frame address or a word below it.
     #[inline(always)]

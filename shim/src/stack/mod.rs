@@ -12,15 +12,21 @@
 pub mod cfi;
 pub mod memory;
 pub mod native;
+pub mod python;
+pub mod python_offsets;
+mod seen;
 
 use core::ffi::{c_char, c_void};
 use native::NativeState;
+use python::{CodeText, PythonFrame, PythonState};
+use seen::Seen;
 
 /// Finds a symbol of the process by name, like `dlsym(RTLD_DEFAULT, name)`; null when there is none.
 pub type Lookup = unsafe extern "C" fn(name: *const c_char) -> *mut c_void;
 
-/// Prepares the process for captures. Called once, at a moment when `lookup` may be: not from a hook that the loader
+/// Prepares the process for captures. Called at a moment when `lookup` may be: not from a hook that the loader
 /// itself calls, nor under a lock that it takes.
+/// Called again it looks again for an interpreter, where none was found before.
 ///
 /// # Safety
 /// `lookup` gives the addresses of the symbols with these names, or null.
@@ -29,6 +35,8 @@ pub unsafe fn init(lookup: Lookup) {
     let find_object = unsafe { lookup(c"_dl_find_object".as_ptr()) };
     // SAFETY: glibc exports one function of this name.
     unsafe { native::init(find_object) };
+    // SAFETY: as above.
+    unsafe { python::init(lookup) };
 }
 
 /// What a capture found, in two registers.
@@ -54,12 +62,19 @@ impl Captured {
     pub const GUESSED: u32 = 4;
     /// Native frames are not to be had: no `_dl_find_object` (glibc before 2.35), or the stack's end is unknown.
     pub const NO_NATIVE: u32 = 8;
+    /// Outer Python frames are missing: there are more than [`python::MAX_FRAMES`].
+    pub const PYTHON_TRUNCATED: u32 = 16;
+    /// There is an interpreter whose frames cannot be read: [`python::status`] says why.
+    pub const NO_PYTHON: u32 = 32;
 }
 
 /// Everything a thread needs for its captures.
 #[repr(C, align(64))]
 pub struct ThreadStackState {
     native: NativeState,
+    python: PythonState,
+    seen_stacks: Seen,
+    seen_codes: Seen,
 }
 
 impl ThreadStackState {
@@ -69,6 +84,8 @@ impl ThreadStackState {
 
 /// Which frames to capture.
 pub const NATIVE: u32 = 1;
+/// Python frames.
+pub const PYTHON: u32 = 2;
 
 /// Captures the stack of the function that called this one.
 ///
@@ -108,6 +125,16 @@ unsafe extern "C" fn capture_from(
         captured.marks |= native.marks;
         captured.id = native.hash;
     }
+    if want & PYTHON != 0 {
+        let python = state.python.capture();
+        captured.n_python = python.n_frames as u16;
+        captured.marks |= python.marks;
+        captured.id = if python.n_frames == 0 { captured.id } else { mix(captured.id, python.hash) };
+    }
+    if captured.n_native > 0 || captured.n_python > 0 {
+        // Cut and whole stacks are never the same; 0 says that there is none.
+        captured.id = mix(captured.id, u64::from(captured.marks)) | 1;
+    }
     captured
 }
 
@@ -115,6 +142,39 @@ impl ThreadStackState {
     /// Return addresses of the last capture, innermost first.
     pub fn native_addresses(&self) -> impl Iterator<Item = u64> + '_ {
         self.native.addresses()
+    }
+
+    /// Python frames of the last capture, innermost first.
+    pub fn python_frames(&self) -> impl Iterator<Item = PythonFrame> + '_ {
+        self.python.frames()
+    }
+
+    /// See [`PythonState::define_code`].
+    pub fn define_code(&self, index: usize, out: &mut [u8]) -> Option<CodeText> {
+        self.python.define_code(index, out)
+    }
+
+    /// Whether this thread's definitions lack the stack `id`; from now on they have it. `definitions` is the number of
+    /// times that the recorder lost them: when it changes, everything is new again.
+    #[inline]
+    pub fn is_new_stack(&mut self, id: u64, definitions: u32) -> bool {
+        self.seen_stacks.insert(id, definitions)
+    }
+
+    /// The same for code objects.
+    #[inline]
+    pub fn is_new_code(&mut self, id: u64, definitions: u32) -> bool {
+        self.seen_codes.insert(id, definitions)
+    }
+
+    /// Takes back [`ThreadStackState::is_new_stack`], when the definition could not be written.
+    pub fn forget_stack(&mut self, id: u64) {
+        self.seen_stacks.remove(id);
+    }
+
+    /// Takes back [`ThreadStackState::is_new_code`].
+    pub fn forget_code(&mut self, id: u64) {
+        self.seen_codes.remove(id);
     }
 }
 
@@ -162,6 +222,15 @@ impl<T: Copy + Default, const N: usize> Fixed<T, N> {
         let Some(slot) = self.items.get_mut(self.len) else { return false };
         *slot = item;
         self.len += 1;
+        true
+    }
+
+    /// False when there is no room for all of them.
+    #[inline(always)]
+    fn extend(&mut self, items: &[T]) -> bool {
+        let Some(room) = self.items.get_mut(self.len..self.len + items.len()) else { return false };
+        room.copy_from_slice(items);
+        self.len += items.len();
         true
     }
 

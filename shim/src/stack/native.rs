@@ -9,7 +9,7 @@
 
 use super::cfi::{FindObject, Object, Rule};
 use super::memory::{Region, Stacks};
-use super::{Fixed, join};
+use super::{Fixed, join, mix};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// Frames that are kept, counted from the innermost. Deeper ones are cut and marked.
@@ -18,6 +18,10 @@ pub const MAX_FRAMES: usize = 512;
 const RULE_SETS: usize = 2048;
 /// Slots of the table that finds a frame of the previous stack by its `sp`.
 const INDEX_SLOTS: usize = 1024;
+/// Walks that are remembered by the frame they started from.
+const PATHS: usize = 1024;
+/// Frames of such a walk; longer ones take several.
+const PATH_FRAMES: usize = 31;
 /// In an address: it is that of an interrupted instruction, so it is itself in the function that it belongs to.
 const EXACT: u64 = 1 << 63;
 /// In [`Frame::rbp_slot`]: the caller's frame pointer is the callee's.
@@ -63,6 +67,12 @@ struct CachedRule {
     rule: Rule,
 }
 
+/// A walk as it went when it was last done from its first frame.
+#[repr(C, align(64))]
+struct Path {
+    frames: Fixed<Frame, PATH_FRAMES>,
+}
+
 /// A thread's part. All zeros is the state before the first capture.
 #[repr(C)]
 pub struct NativeState {
@@ -75,6 +85,9 @@ pub struct NativeState {
     index_of: [u16; INDEX_SLOTS],
     /// What the walk found before it met known frames, innermost first.
     found: Fixed<Frame, MAX_FRAMES>,
+    /// `path_tags[slot]` says which frame `paths[slot]` starts from, without a look into it; 0 none.
+    path_tags: [u32; PATHS],
+    paths: [Path; PATHS],
     /// Stacks this thread was seen on.
     pub stacks: Stacks,
     /// End of the stack on which `frames` was found.
@@ -150,8 +163,9 @@ impl NativeState {
         if unloaded != self.unloaded {
             self.forget(unloaded);
         }
-        // A cut stack has no outermost frame to start from.
-        if stack.end() != self.stack_end || self.marks & super::Captured::TRUNCATED != 0 {
+        // A cut stack has no outermost frame to start from, and a broken one must be found broken again.
+        let unusable = super::Captured::TRUNCATED | super::Captured::BROKEN;
+        if stack.end() != self.stack_end || self.marks & unusable != 0 {
             self.frames.clear();
             self.stack_end = stack.end();
         }
@@ -174,6 +188,7 @@ impl NativeState {
     fn forget(&mut self, unloaded: u32) {
         self.unloaded = unloaded;
         self.rules.fill([CachedRule::default(); 2]);
+        self.path_tags.fill(0);
         self.frames.clear();
     }
 
@@ -184,7 +199,9 @@ impl NativeState {
         self.found.clear();
         self.marks = 0;
         let mut frame = innermost;
+        let mut recording = NOT_RECORDING;
         loop {
+            // The rest of the previous stack?
             let known = self.index_of.get(slot_of(frame.sp)).copied().unwrap_or_default() as usize;
             if known < self.frames.len() && self.frames.get(known).has_registers_of(&frame) {
                 let first = self.first_unchanged(known, &stack);
@@ -195,6 +212,19 @@ impl NativeState {
                     self.found.push(self.frames.get(index));
                 }
                 frame = self.frames.get(first);
+                recording = NOT_RECORDING;
+            } else {
+                // A way that was gone before?
+                let (slot, tag) = path_of(&frame);
+                if self.path_tags.get(slot) == Some(&tag) {
+                    recording = NOT_RECORDING;
+                    if let Some(reached) = self.follow(slot, &frame, &stack) {
+                        frame = reached;
+                        continue;
+                    }
+                } else {
+                    recording = self.record(recording, slot, tag, frame);
+                }
             }
             if !self.found.push(frame) {
                 self.marks |= super::Captured::TRUNCATED;
@@ -205,6 +235,38 @@ impl NativeState {
                 None => return self.assemble(0),
             }
         }
+    }
+
+    /// Goes along a remembered path as far as it still is there. `None` when that is not even one step.
+    #[inline(always)]
+    fn follow(&mut self, slot: usize, frame: &Frame, stack: &Region) -> Option<Frame> {
+        let path = self.paths.get(slot)?.frames.as_slice();
+        let (start, outer) = path.split_first()?;
+        if !start.has_registers_of(frame) {
+            return None;
+        }
+        let n_same = outer.iter().take_while(|frame| frame.is_unchanged(stack)).count();
+        let reached = *outer.get(n_same.checked_sub(1)?)?;
+        if !self.found.extend(path.get(..n_same)?) {
+            return None;
+        }
+        Some(reached)
+    }
+
+    /// Adds a frame to the path that is being recorded, or starts one with it.
+    #[inline(always)]
+    fn record(&mut self, recording: usize, slot: usize, tag: u32, frame: Frame) -> usize {
+        if let Some(path) = self.paths.get_mut(recording)
+            && path.frames.push(frame)
+        {
+            return recording;
+        }
+        if let (Some(path), Some(path_tag)) = (self.paths.get_mut(slot), self.path_tags.get_mut(slot)) {
+            path.frames.clear();
+            path.frames.push(frame);
+            *path_tag = tag;
+        }
+        slot
     }
 
     /// The outermost index from which on every frame up to `index`, which is, is unchanged.
@@ -385,6 +447,16 @@ impl NativeState {
     }
 }
 
+/// No path is being recorded: an index beyond all.
+const NOT_RECORDING: usize = PATHS;
+
+/// Where the path that starts from `frame` is, and its tag.
+#[inline(always)]
+fn path_of(frame: &Frame) -> (usize, u32) {
+    let hash = mix(frame.sp, frame.ip);
+    ((hash >> 54) as usize, hash as u32 | 1)
+}
+
 /// Where the table of indices has the frames with this `sp`.
 #[inline(always)]
 fn slot_of(sp: u64) -> usize {
@@ -392,4 +464,5 @@ fn slot_of(sp: u64) -> usize {
 }
 
 /// The rule of code that keeps a frame pointer: `push rbp; mov rbp, rsp`.
-const FRAME_POINTER: Rule = Rule { cfa: 16, rbp: -16, kind: Rule::RBP, marks: Rule::RBP_AT_CFA };
+const FRAME_POINTER: Rule =
+    Rule { cfa: 16, rbp: -16, kind: Rule::RBP, marks: Rule::RBP_AT_CFA | Rule::GUESSED };

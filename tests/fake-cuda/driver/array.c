@@ -7,7 +7,7 @@ struct array {
     struct array *next;
     int device;
     CUdeviceptr base;
-    size_t extent;
+    size_t bytes, extent;
     bool mipmapped;
     CUDA_ARRAY3D_DESCRIPTOR shape;
 };
@@ -43,6 +43,7 @@ static CUresult create(struct array **out, const CUDA_ARRAY3D_DESCRIPTOR *shape,
         if (!level_bytes(shape, level, &bytes) || __builtin_add_overflow(total, bytes, &total))
             return CUDA_ERROR_OUT_OF_MEMORY;
     struct array made = {.next = arrays, .device = context_current()->device, .mipmapped = mipmapped, .shape = *shape};
+    made.bytes = total;
     CUresult result = space_alloc(made.device, total, &made.base, &made.extent);
     if (result != CUDA_SUCCESS) return result;
     struct array *array = malloc(sizeof *array);
@@ -85,15 +86,17 @@ static CUresult descriptor(CUDA_ARRAY3D_DESCRIPTOR *out, struct array *array)
     return CUDA_SUCCESS;
 }
 
+#define BYTES(out) (rc_ == CUDA_SUCCESS ? (*(out))->bytes : 0)
+
 EXPORT CUresult cuArrayCreate_v2(CUarray *out, const CUDA_ARRAY_DESCRIPTOR *shape)
 {
-    CALL(NEEDS_CONTEXT, create_2d(out, shape), "width=%zu height=%zu array=0x%llx", shape ? shape->width : 0,
-         shape ? shape->height : 0, OUT(out));
+    CALL(NEEDS_CONTEXT, create_2d(out, shape), "width=%zu height=%zu bytes=%zu array=0x%llx",
+         shape ? shape->width : 0, shape ? shape->height : 0, BYTES(out), OUT(out));
 }
 EXPORT CUresult cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape)
 {
-    CALL(NEEDS_CONTEXT, create(out, shape, 1, false), "width=%zu height=%zu depth=%zu array=0x%llx",
-         shape ? shape->width : 0, shape ? shape->height : 0, shape ? shape->depth : 0, OUT(out));
+    CALL(NEEDS_CONTEXT, create(out, shape, 1, false), "width=%zu height=%zu depth=%zu bytes=%zu array=0x%llx",
+         shape ? shape->width : 0, shape ? shape->height : 0, shape ? shape->depth : 0, BYTES(out), OUT(out));
 }
 EXPORT CUresult cuArrayDestroy(CUarray array) { CALL(NEEDS_CONTEXT, destroy(array, false), "array=%p", (void *)array); }
 EXPORT CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *out, CUarray array)
@@ -102,8 +105,8 @@ EXPORT CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *out, CUarray 
 }
 EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels)
 {
-    CALL(NEEDS_CONTEXT, create(out, shape, levels, true), "width=%zu height=%zu depth=%zu levels=%u array=0x%llx",
-         shape ? shape->width : 0, shape ? shape->height : 0, shape ? shape->depth : 0, levels, OUT(out));
+    CALL(NEEDS_CONTEXT, create(out, shape, levels, true), "width=%zu height=%zu depth=%zu levels=%u bytes=%zu array=0x%llx",
+         shape ? shape->width : 0, shape ? shape->height : 0, shape ? shape->depth : 0, levels, BYTES(out), OUT(out));
 }
 EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
 {

@@ -9,6 +9,7 @@
  *   FAKE_CUDA_LOG_ALL=1           also logs calls that only ask
  * The variables are read at the first call. */
 #define _GNU_SOURCE
+#include "device.h"
 #include "fake.h"
 
 #include <errno.h>
@@ -34,7 +35,7 @@ bool log_queries;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct script *scripts;
-static int log_file = -1, devices = 1, version = 13050;
+static int log_file = -1, devices, version;
 static pid_t initialized_by;
 
 static void read_scripts(const char *text)
@@ -66,10 +67,8 @@ static void in_child(void)
 static void start(void)
 {
     const char *text;
-    if ((text = getenv("FAKE_CUDA_DEVICES"))) devices = atoi(text);
-    if (devices < 0) devices = 0;
-    if (devices > MAX_DEVICES) devices = MAX_DEVICES;
-    if ((text = getenv("FAKE_CUDA_DRIVER"))) version = atoi(text);
+    devices = device_env_count();
+    version = device_env_driver_version();
     if ((text = getenv("FAKE_CUDA_FAIL"))) read_scripts(text);
     if ((text = getenv("FAKE_CUDA_LOG")) && *text) {
         log_file = open(text, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);

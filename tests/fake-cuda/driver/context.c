@@ -1,11 +1,11 @@
 /* Initialisation, devices and contexts. */
 #define _GNU_SOURCE
+#include "device.h"
 #include "fake.h"
 #include "usage.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 struct local_storage {
     struct local_storage *next;
@@ -195,11 +195,9 @@ CUresult context_storage_delete(struct context *context, void *key)
 
 void device_identity(int device, CUuuid *uuid, int *domain, int *bus, int *slot)
 {
-    memset(uuid->bytes, 0, sizeof uuid->bytes);
-    memcpy(uuid->bytes, "gputrace-fake", 13);
-    uuid->bytes[15] = (char)device;
+    device_uuid(device, (unsigned char *)uuid->bytes);
     *domain = 0;
-    *bus = device + 1;
+    *bus = device_bus(device);
     *slot = 0;
 }
 
@@ -228,7 +226,7 @@ static int attribute(int which, int device)
     case 14: return 512;              /* TEXTURE_ALIGNMENT */
     case 16: return 132;              /* MULTIPROCESSOR_COUNT */
     case 19: return 1;                /* CAN_MAP_HOST_MEMORY */
-    case 33: return device + 1;       /* PCI_BUS_ID */
+    case 33: return device_bus(device); /* PCI_BUS_ID */
     case 34: return 0;                /* PCI_DEVICE_ID */
     case 36: return 3201000;          /* MEMORY_CLOCK_RATE */
     case 37: return 6144;             /* GLOBAL_MEMORY_BUS_WIDTH */
@@ -276,7 +274,7 @@ static CUresult get_name(char *name, int length, CUdevice device)
 {
     if (!name || length <= 0) return CUDA_ERROR_INVALID_VALUE;
     if (!device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
-    snprintf(name, (size_t)length, "Fake GPU");
+    snprintf(name, (size_t)length, DEVICE_NAME);
     return CUDA_SUCCESS;
 }
 
@@ -284,7 +282,7 @@ static CUresult pci_bus_id(char *out, int length, CUdevice device)
 {
     if (!out || length <= 0) return CUDA_ERROR_INVALID_VALUE;
     if (!device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
-    snprintf(out, (size_t)length, "0000:%02x:00.0", device + 1);
+    snprintf(out, (size_t)length, "0000:%02x:00.0", device_bus(device));
     return CUDA_SUCCESS;
 }
 
@@ -293,8 +291,8 @@ static CUresult by_pci_bus_id(CUdevice *out, const char *text)
     unsigned domain, bus, slot;
     if (!out || !text) return CUDA_ERROR_INVALID_VALUE;
     if (sscanf(text, "%x:%x:%x", &domain, &bus, &slot) != 3) return CUDA_ERROR_INVALID_VALUE;
-    if (domain || slot || !device_valid((int)bus - 1)) return CUDA_ERROR_INVALID_DEVICE;
-    *out = (int)bus - 1;
+    if (domain || slot || !device_valid((int)bus - device_bus(0))) return CUDA_ERROR_INVALID_DEVICE;
+    *out = (int)bus - device_bus(0);
     return CUDA_SUCCESS;
 }
 

@@ -11,7 +11,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
-#define MAX_DEVICES 16
+#define MAX_DEVICES 16 /* DEVICE_LIMIT of device.h, USAGE_DEVICES of usage.h */
 
 typedef int CUresult;
 typedef int CUdevice;
@@ -108,11 +108,10 @@ int device_count(void);
 #define CALL_(need, logged, body, ...)                                                                       \
     do {                                                                                                     \
         CUresult rc_ = call_enter(__func__, need);                                                           \
-        if (rc_ == CUDA_SUCCESS) {                                                                           \
-            rc_ = (body);                                                                                    \
-            call_leave();                                                                                    \
-        }                                                                                                    \
-        if (logged) call_log(__func__, rc_, __VA_ARGS__);                                                    \
+        bool entered_ = rc_ == CUDA_SUCCESS;                                                                 \
+        if (entered_) rc_ = (body);                                                                          \
+        if (logged) call_log(__func__, rc_, __VA_ARGS__); /* under the lock: the log is in the order of effects */ \
+        if (entered_) call_leave();                                                                          \
         return rc_;                                                                                          \
     } while (0)
 #define CALL(need, body, ...) CALL_(need, true, body, __VA_ARGS__)
@@ -150,7 +149,7 @@ CUresult space_alloc(int device, size_t bytes, CUdeviceptr *base, size_t *extent
 void space_free(int device, CUdeviceptr base, size_t extent);
 
 /* book.c: what is allocated now, found by address. */
-enum kind { LINEAR, PITCHED, MANAGED, HOST, REGISTERED, STREAM_ORDERED, IMPORTED, GRAPH_MEMORY };
+enum kind { LINEAR, PITCHED, MANAGED, HOST, REGISTERED, STREAM_ORDERED, IMPORTED, GRAPH_MEMORY, MODULE_DATA };
 struct allocation {
     CUdeviceptr base;
     size_t bytes;  /* as asked */
@@ -200,6 +199,10 @@ void pools_synchronize(void); /* unused memory above the release threshold goes 
 bool stream_capturing(CUstream stream);
 struct graph *stream_graph(CUstream stream);
 bool stream_valid(CUstream stream);
+
+/* module.c */
+struct code;
+CUresult module_from_fatbin(struct code **out);
 
 /* graph.c */
 struct graph *graph_new(void);

@@ -74,6 +74,7 @@ void memory_release(struct allocation *entry)
     case HOST: munmap((void *)(uintptr_t)entry->base, entry->extent); break;
     case REGISTERED: break;
     case STREAM_ORDERED: pool_free(entry); return;
+    case MODULE_DATA:
     case IMPORTED: space_unreserve(entry->base, entry->extent); break;
     case GRAPH_MEMORY: entry->context = NULL; return; /* goes with its graph */
     }
@@ -85,7 +86,7 @@ CUresult memory_free(CUdeviceptr address)
     if (!address) return CUDA_SUCCESS;
     struct allocation *entry = book_starting_at(address);
     if (!entry || entry->kind == HOST || entry->kind == REGISTERED || entry->kind == IMPORTED ||
-        entry->kind == GRAPH_MEMORY)
+        entry->kind == GRAPH_MEMORY || entry->kind == MODULE_DATA)
         return CUDA_ERROR_INVALID_VALUE;
     memory_release(entry);
     pools_synchronize(); /* cuMemFree waits for the device */
@@ -190,7 +191,7 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes)
 EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element)
 {
     CALL(NEEDS_CONTEXT, alloc_pitched(out, pitch, width, height, element),
-         "width=%zu height=%zu pitch=%llu ptr=0x%llx", width, height, OUT(pitch), OUT(out));
+         "width=%zu height=%zu bytes=%llu ptr=0x%llx", width, height, OUT(pitch) * height, OUT(out));
 }
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address) { CALL(NEEDS_CONTEXT, memory_free(address), "ptr=0x%llx", address); }
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags)

@@ -71,6 +71,17 @@ static CUresult storage_get(void **value, CUcontext context, void *key)
     QUERY(NEEDS_INIT, context_storage_get(context, key, value));
 }
 static CUresult nothing(void) { return CUDA_SUCCESS; }
+/* Three ways to load a fat binary; the second and third differ in the order of their arguments. */
+static CUresult load_first(struct code **out, const void *fatbin)
+{
+    (void)fatbin;
+    return module_from_fatbin(out);
+}
+static CUresult load_third(const void *fatbin, struct code **out)
+{
+    (void)fatbin;
+    return module_from_fatbin(out);
+}
 static CUresult context_check(CUcontext context, unsigned *first, const void **second)
 {
     (void)context, (void)second;
@@ -93,8 +104,8 @@ static CUresult validity(unsigned version, unsigned long long seconds, unsigned 
 /* Slot 0 holds the size of the table in bytes, except where noted. */
 #define SIZE(n) (void *)((n) * sizeof(void *))
 #define REST (void *)nothing
-static void *const runtime_table[13] = {SIZE(13), REST, (void *)primary_context, REST, REST, REST, REST,
-                                        REST,     REST, REST,                    REST, REST, REST};
+static void *const runtime_table[13] = {SIZE(13), (void *)load_first, (void *)primary_context, REST, REST, REST,
+                                        (void *)load_first, REST, (void *)load_third, REST, REST, REST, REST};
 static void *const hooks_table[7] = {SIZE(7), REST, (void *)hooks_first, REST, REST, REST, (void *)hooks_second};
 static void *const tls_table[4] = {SIZE(4), REST, REST, REST};
 static void *const storage_table[4] = {(void *)storage_put, (void *)storage_delete, (void *)storage_get, REST};
@@ -137,7 +148,11 @@ static CUresult export_table(const void **out, const CUuuid *id)
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-EXPORT CUresult cuGetExportTable(const void **out, const CUuuid *id) { QUERY(NEEDS_NOTHING, export_table(out, id)); }
+EXPORT CUresult cuGetExportTable(const void **out, const CUuuid *id)
+{
+    CALL_(NEEDS_NOTHING, log_queries, export_table(out, id), "id=%02x%02x%02x%02x", id ? id->bytes[0] & 0xff : 0,
+          id ? id->bytes[1] & 0xff : 0, id ? id->bytes[2] & 0xff : 0, id ? id->bytes[3] & 0xff : 0);
+}
 
 EXPORT CUresult cuGetErrorName(CUresult error, const char **out)
 {

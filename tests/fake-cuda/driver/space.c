@@ -2,8 +2,9 @@
  *
  * Memory comes from regions: a multiple of 32 MiB, at the top of the highest gap of the address space that is at least 32 MiB
  * larger, below what was mapped when the first context was made. A request of 2 MiB or more takes whole 2 MiB units: from
- * the newest region that has a hole, there the smallest hole, the lowest of equals. Smaller requests share 2 MiB blocks
- * in units of 512 bytes: the smallest hole of all blocks. A region or block whose last user is gone goes back at once.
+ * the newest region that has a hole, there the smallest hole, the lowest of equals. Smaller requests share 2 MiB blocks in
+ * units of 512 bytes: the smallest hole of all blocks, of equals the one that has been a hole for longest. A region or block
+ * whose last user is gone goes back at once.
  *
  *   ... | gap        | region 2 | region 1 | slack | libraries ... | stack
  *                     ^ newest              ^ below the lowest mapping at context creation
@@ -21,9 +22,15 @@
 #define UNIT (2 * MIB)
 #define SMALL_UNIT ((size_t)512)
 
+struct hole {
+    struct hole *next;
+    CUdeviceptr start;
+    size_t bytes;
+};
+
 static struct {
-    struct span *regions; /* newest first */
-    struct span *blocks;  /* of small allocations */
+    struct span *regions;      /* newest first */
+    struct hole *small_holes; /* in the blocks of small allocations, oldest first */
 } devices[MAX_DEVICES];
 static CUdeviceptr ceiling;
 
@@ -158,28 +165,62 @@ static CUresult alloc_large(int device, size_t bytes, CUdeviceptr *base)
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+static void add_hole(int device, CUdeviceptr start, size_t bytes)
+{
+    struct hole *made = malloc(sizeof *made), **at = &devices[device].small_holes;
+    if (!made) abort();
+    *made = (struct hole){NULL, start, bytes};
+    while (*at) at = &(*at)->next;
+    *at = made;
+}
+
+/* Takes the hole out of the list; what it was is returned. */
+static struct hole take_hole(struct hole **at)
+{
+    struct hole *gone = *at, copy = *gone;
+    *at = gone->next;
+    free(gone);
+    return copy;
+}
+
 static CUresult alloc_small(int device, size_t bytes, CUdeviceptr *base)
 {
-    size_t units = bytes / SMALL_UNIT, best = SIZE_MAX, best_start = 0;
-    struct span *best_block = NULL;
-    for (struct span *block = devices[device].blocks; block; block = block->next) {
-        size_t start, hole;
-        if (!span_find(block, units, &start, &hole) || hole >= best) continue;
-        best = hole;
-        best_start = start;
-        best_block = block;
-    }
-    if (!best_block) {
-        CUdeviceptr at = 0;
-        CUresult result = alloc_large(device, UNIT, &at);
+    struct hole **best = NULL;
+    for (struct hole **at = &devices[device].small_holes; *at; at = &(*at)->next)
+        if ((*at)->bytes >= bytes && (!best || (*at)->bytes < (*best)->bytes)) best = at;
+    struct hole hole = {.bytes = UNIT};
+    if (best) {
+        hole = take_hole(best);
+    } else {
+        CUresult result = alloc_large(device, UNIT, &hole.start);
         if (result != CUDA_SUCCESS) return result;
-        best_block = span_new(at, UNIT, SMALL_UNIT);
-        best_block->next = devices[device].blocks;
-        devices[device].blocks = best_block;
     }
-    span_take(best_block, best_start, units);
-    *base = best_block->base + best_start * SMALL_UNIT;
+    if (hole.bytes > bytes) add_hole(device, hole.start + bytes, hole.bytes - bytes);
+    *base = hole.start;
     return CUDA_SUCCESS;
+}
+
+/* Merges with the holes before and after in the same block; an empty block goes back. */
+static void free_small(int device, CUdeviceptr start, size_t bytes)
+{
+    CUdeviceptr block = start / UNIT * UNIT, end = start + bytes;
+    for (struct hole **at = &devices[device].small_holes; *at;) {
+        bool before = (*at)->start + (*at)->bytes == start && start != block;
+        bool after = (*at)->start == end && end != block + UNIT;
+        if (!before && !after) {
+            at = &(*at)->next;
+            continue;
+        }
+        struct hole hole = take_hole(at);
+        if (before) start = hole.start;
+        else end = hole.start + hole.bytes;
+    }
+    if (end - start < UNIT) {
+        add_hole(device, start, end - start);
+        return;
+    }
+    give_units(device, block, UNIT);
+    device_refund(device, UNIT);
 }
 
 CUresult space_alloc(int device, size_t bytes, CUdeviceptr *base, size_t *extent)
@@ -199,11 +240,5 @@ void space_free(int device, CUdeviceptr base, size_t extent)
         device_refund(device, extent);
         return;
     }
-    struct span *block = devices[device].blocks;
-    while (base < block->base || base >= block->base + UNIT) block = block->next;
-    span_give(block, (base - block->base) / SMALL_UNIT, extent / SMALL_UNIT);
-    if (block->free_units < block->units) return;
-    give_units(device, block->base, UNIT);
-    device_refund(device, UNIT);
-    drop(&devices[device].blocks, block);
+    free_small(device, base, extent);
 }

@@ -1,4 +1,5 @@
-//! `fake-cuda PROGRAM [ARGS...]` runs a program on the fake CUDA; `fake-cuda --dir` prints where it is.
+//! `fake-cuda PROGRAM [ARGS...]` runs a program on the fake CUDA, `fake-cuda demo` the built-in one; `fake-cuda --dir` prints where the
+//! libraries are.
 
 use std::env;
 use std::io::{self, Write};
@@ -7,8 +8,8 @@ use std::process::{Command, ExitCode};
 
 fn main() -> ExitCode {
     let mut args = env::args_os().skip(1);
-    let Some(program) = args.next() else {
-        eprintln!("usage: fake-cuda PROGRAM [ARGS...] | fake-cuda --dir");
+    let Some(mut program) = args.next() else {
+        eprintln!("usage: fake-cuda PROGRAM [ARGS...] | fake-cuda demo | fake-cuda --dir");
         return ExitCode::from(2);
     };
     if program == "--dir" {
@@ -22,7 +23,16 @@ fn main() -> ExitCode {
         path.push(":");
         path.push(old);
     }
-    let error = Command::new(&program).args(args).env("LD_LIBRARY_PATH", path).exec();
+    let mut command = if program == "demo" {
+        program = fake_cuda::demo().into();
+        let mut demo = Command::new(&program);
+        // So small that the end of the demo does not fit.
+        demo.env("FAKE_CUDA_MEMORY", "2GiB");
+        demo
+    } else {
+        Command::new(&program)
+    };
+    let error = command.args(args).env("LD_LIBRARY_PATH", path).exec();
     eprintln!("fake-cuda: cannot run {}: {error}", program.to_string_lossy());
     ExitCode::from(127)
 }

@@ -23,6 +23,7 @@ pub struct Comparison {
     n_truncated: u64,
     n_marked: u64,
     first_difference: Option<String>,
+    first_marked: Option<String>,
 }
 
 static TOTAL: Mutex<Option<Comparison>> = Mutex::new(None);
@@ -72,11 +73,16 @@ pub fn compare() {
     total.stacks.insert(captured.id);
     total.n_truncated += u64::from(is_truncated);
     total.n_marked += u64::from(captured.marks & !Captured::TRUNCATED != 0);
+    let list = |frames: &[u64]| frames.iter().map(|ip| name(*ip)).collect::<Vec<_>>().join("\n    ");
+    if captured.marks & !Captured::TRUNCATED != 0 {
+        total
+            .first_marked
+            .get_or_insert_with(|| format!("first marked: {:#x}\n    {}", captured.marks, list(&ours)));
+    }
     if ours != theirs {
         total.n_different += 1;
         total.first_difference.get_or_insert_with(|| {
             let differs = ours.iter().zip(theirs).position(|(a, b)| a != b);
-            let list = |frames: &[u64]| frames.iter().map(|ip| name(*ip)).collect::<Vec<_>>().join("\n    ");
             format!(
                 "marks {:#x}, first difference at {differs:?}\n  ours:\n    {}\n  libgcc:\n    {}",
                 captured.marks,
@@ -119,8 +125,8 @@ pub extern "C" fn harness_comparison() -> u64 {
         total.n_truncated,
         total.n_marked,
     );
-    if let Some(difference) = total.first_difference {
-        eprintln!("{difference}");
+    for text in [total.first_marked, total.first_difference].into_iter().flatten() {
+        eprintln!("{text}");
     }
     total.n_different
 }

@@ -7,8 +7,13 @@
 #[allow(dead_code, unreachable_pub, reason = "the shim uses what the harness does not")]
 pub mod stack;
 
+#[path = "../../../recorder/src/python_lines.rs"]
+#[allow(dead_code, unreachable_pub, reason = "the recorder's, whole")]
+pub mod python_lines;
+
 pub mod compare;
 pub mod hooks;
+pub mod traceback;
 
 use core::ffi::{c_char, c_int, c_void};
 use stack::{Captured, ThreadStackState};

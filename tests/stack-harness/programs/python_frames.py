@@ -1,0 +1,245 @@
+"""Compares every captured Python frame with the interpreter's own, in many situations. Exit code 1 on a difference.
+
+Usage: LD_PRELOAD=libstack_harness.so python3 python_frames.py [REDEFINITIONS]
+"""
+import asyncio, contextlib, ctypes, os, sys, threading, traceback
+
+HAS_QUALNAME = sys.version_info >= (3, 11)
+ROOM = 1 << 20
+held, released = ctypes.PyDLL(None), ctypes.CDLL(None)  # with the GIL, and without
+for library in held, released:
+    library.harness_traceback.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    library.harness_python_id.restype = ctypes.c_uint64
+local = threading.local()
+lock = threading.Lock()
+n_stacks, n_frames, failures = 0, 0, []
+
+
+def name_of(code):
+    return code.co_qualname if HAS_QUALNAME else code.co_name
+
+
+def expected(frame):
+    """The interpreter's own view from `frame` on, innermost first."""
+    frames = []
+    while frame is not None:
+        frames.append((frame.f_code.co_filename, frame.f_lineno, name_of(frame.f_code)))
+        frame = frame.f_back
+    return frames
+
+
+def captured(library):
+    if not hasattr(local, "buffer"):
+        local.buffer = ctypes.create_string_buffer(ROOM)
+    n = library.harness_traceback(local.buffer, ROOM)
+    assert n > 0
+    head, *lines = local.buffer.raw[:n].decode().splitlines()
+    marks, count = head.split("\t")
+    frames = [(f, int(l), q) for f, l, q in (line.split("\t") for line in lines)]
+    assert len(frames) == int(count)
+    return int(marks, 16), frames[1:]  # without this function
+
+
+def check(situation, library=held, known=None):
+    # Called on one line of the tested code; compares from its caller on.
+    global n_stacks, n_frames
+    want = expected(sys._getframe(1)) if known is None else known
+    marks, got = captured(library)
+    got = got[1:]  # without `check`
+    if marks & 16:
+        want = want[: len(got)]
+    with lock:
+        n_stacks += 1
+        n_frames += len(want)
+        if got != want or marks & 32:
+            failures.append((situation, marks, want, got))
+
+
+def both(situation):
+    check(situation, held, expected(sys._getframe(1))and None)
+    check(situation, released)
+
+
+def plain():
+    both("plain")
+    for i in range(3):
+        check("loop", held); check("loop", released)
+    x = [check("comprehension", held) for _ in range(2)]
+    (lambda: check("lambda", released))()
+
+    class Inner:
+        check("class body", held)
+        def method(self): check("method", held)
+        @property
+        def value(self): return check("property", released)
+    Inner().method(); Inner().value
+
+
+def recursion(n, library, situation="recursion"):
+    if n == 0: return check(situation, library)
+    return recursion(n - 1, library, situation)
+
+
+def generators():
+    def numbers(n):
+        for i in range(n):
+            check("generator", held); check("generator", released)
+            yield i
+    def outer(n):
+        yield from numbers(n)
+    for _ in outer(3): check("beside a generator", held)
+    list(x for x in outer(2)); sum(map(lambda v: check("map", released) or v, outer(2)))
+    suspended = [outer(2) for _ in range(3)]
+    for g in suspended: next(g)
+    for g in reversed(suspended): next(g, None)
+
+
+def callbacks():
+    class Less:
+        def __lt__(self, other): check("called by sort", held); return True
+        def __hash__(self): check("called by hash", released); return 1
+        def __eq__(self, other): check("called by eq", held); return False
+        def __del__(self): check("finalizer", held)
+    sorted([Less(), Less(), Less()]); {Less(): 1, Less(): 2}
+    FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    def compare(a, b): check("called by qsort", held); check("called by qsort", released); return 0
+    array = (ctypes.c_int * 4)(4, 3, 2, 1)
+    released.qsort(array, 4, 4, FUNCTION(compare))
+    import functools, re
+    functools.reduce(lambda a, b: check("reduce", held), range(3))
+    re.sub("a", lambda m: check("called by re", released) or "b", "aa")
+    functools.partial(recursion, 3, held, "partial")()
+    exec(compile("\n\ncheck('exec', held)", "<text>", "exec"), globals())
+    eval("check('eval', released)")
+    try: raise ValueError
+    except ValueError: check("handler", held)
+    finally: check("finally", released)
+    with contextlib.ExitStack() as stack: stack.callback(check, "exit stack", held)
+
+
+async def coroutines():
+    async def leaf(n):
+        check("coroutine", held); await asyncio.sleep(0); check("coroutine", released)
+        return n
+    async def stream():
+        for i in range(2): yield await leaf(i)
+    async for _ in stream(): check("async for", held)
+    await asyncio.gather(*(leaf(i) for i in range(4)))
+    await asyncio.get_running_loop().run_in_executor(None, recursion, 5, released, "executor")
+
+
+def threads():
+    def work(n):
+        for _ in range(100): recursion(n, held, "thread"); recursion(n + 3, released, "thread")
+    workers = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for w in workers: w.start()
+    for w in workers: w.join()
+    START = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+    def foreign(_): check("thread made in C", held); check("thread made in C", released); return None
+    start, tid = START(foreign), ctypes.c_ulong()
+    libc = ctypes.CDLL(None)
+    libc.pthread_create(ctypes.byref(tid), None, start, None)
+    libc.pthread_join.argtypes = [ctypes.c_ulong, ctypes.c_void_p]
+    libc.pthread_join(tid, None)
+
+
+def greenlets():
+    try: import greenlet
+    except ImportError: return print("skipped: greenlet is not installed for this interpreter")
+    def ping(n): check("greenlet", held); other.switch(n); recursion(2, released, "greenlet")
+    def pong(n): check("other greenlet", released); main.switch()
+    main = greenlet.getcurrent()
+    one, other = greenlet.greenlet(ping), greenlet.greenlet(pong)
+    one.switch(1); check("between greenlets", held); one.switch()
+
+
+def deep():
+    sys.setrecursionlimit(5000)
+    for depth in 100, 480, 700, 2000, 499, 100:
+        recursion(depth, held, "deep"); recursion(depth, held, "deep"); recursion(depth, released, "deep")
+    marks, frames = deep_marks(600)
+    assert marks & 16, "a cut stack is not marked"
+    marks, frames = deep_marks(100)
+    assert not marks & 16, "a whole stack is marked as cut"
+
+
+def deep_marks(n):
+    return deep_marks(n - 1) if n else captured(held)
+
+
+def redefinitions(n):
+    """Functions that live for a moment: the next one gets the same addresses."""
+    scope = {"check": check, "held": held, "released": released}
+    for i in range(n):
+        pad = "\n" * (i * 7 % 23)
+        body = "  x = 1\n" * (i * 5 % 7)
+        which = "held" if i % 3 else "released"
+        source = f"{pad}def f{i * 11 % 31}(a=0):\n{body}  check('redefinition', {which})\n{body}\nf{i * 11 % 31}()\n"
+        exec(compile(source, f"<generated {i * 13 % 17}>", "exec"), scope)
+
+
+def same_shape(n):
+    """The same name, file, first line and length of the line table, over and over: only inner lines differ."""
+    scope = {"check": check, "held": held}
+    lines = ["  x = 1\n"] * 40
+    for i in range(n):
+        body = list(lines); body[5 + i * 7 % 30] = "  x = (\n 1)\n"
+        body.insert(38 - i % 20, "  check('same shape', held)\n")
+        exec(compile("def f():\n" + "".join(body) + "f()\n", "<same>", "exec"), scope)
+
+
+def subinterpreters():
+    code = f"""
+import sys, ctypes
+held = ctypes.PyDLL(None)
+held.harness_traceback.argtypes = [ctypes.c_void_p, ctypes.c_int]
+buffer = ctypes.create_string_buffer({ROOM})
+def inner():
+    n = held.harness_traceback(buffer, {ROOM}); return n
+def outer():
+    n = inner()
+    names = [line.split("\\t")[2] for line in buffer.raw[:n].decode().splitlines()[1:]]
+    assert names == ["inner", "outer", "<module>"], names
+outer(); outer()
+"""
+    try:
+        if sys.version_info >= (3, 14):
+            from concurrent import interpreters
+            for _ in range(3):
+                i = interpreters.create(); i.exec(code); i.close()
+        elif sys.version_info >= (3, 13):
+            import _interpreters
+            for _ in range(3):
+                i = _interpreters.create("legacy"); error = _interpreters.exec(i, code); assert error is None, error; _interpreters.destroy(i)
+        else:
+            import _xxsubinterpreters
+            for _ in range(3):
+                arguments = {"isolated": False} if sys.version_info >= (3, 10) else {}
+                i = _xxsubinterpreters.create(**arguments); _xxsubinterpreters.run_string(i, code); _xxsubinterpreters.destroy(i)
+    except ImportError as e:
+        return print("skipped: no subinterpreters:", e)
+    check("after subinterpreters", held)
+
+
+def ids():
+    one = [held.harness_python_id() for _ in range(3)]
+    assert one[0] and len(set(one)) == 1, one
+    two = held.harness_python_id()
+    assert two != one[0]
+
+
+if __name__ == "__main__":
+    n = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
+    status = held.harness_python_status()
+    assert status == 1, f"status {status}"
+    for situation in plain, generators, callbacks, threads, greenlets, ids, deep, subinterpreters:
+        situation()
+    asyncio.run(coroutines())
+    redefinitions(n); same_shape(n // 4)
+    print(f"Python {sys.version.split()[0]}: {n_stacks} stacks, {n_frames} frames, {len(failures)} stacks wrong")
+    for situation, marks, want, got in failures[:3]:
+        print(f"  {situation}, marks {marks:#x}: {len(want)} frames expected, {len(got)} found")
+        for pair in zip(want, got):
+            if pair[0] != pair[1]: print("   expected", pair[0], "found", pair[1]); break
+        for side, frames in ("expected", want), ("found", got): print("   ", side, frames[:6])
+    sys.exit(1 if failures else 0)
