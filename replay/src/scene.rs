@@ -62,7 +62,7 @@ impl Scene {
     fn line(&mut self, line: &str, time: Nanos) {
         let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
         let fields: HashMap<&str, &str> =
-            rest.split_whitespace().map(|field| field.split_once('=').expect("name=value")).collect();
+            rest.split_whitespace().filter_map(|field| field.split_once('=')).collect();
         let has = |name: &str| fields.contains_key(name);
         let mut number = |name: &str| fields.get(name).map_or(0, |text| self.number(text));
         let bytes = Bytes(number("bytes"));

@@ -3,7 +3,7 @@
 use gputrace_schemas::event::{Bytes, HOST};
 use serde::Serialize;
 
-use crate::ledger::{DeviceBooks, Moment, TorchBooks};
+use crate::ledger::{DeviceBooks, TorchBooks};
 use crate::story::Story;
 
 /// `gputrace.summary/1`.
@@ -196,10 +196,6 @@ pub fn owners(story: &Story, books: &DeviceBooks) -> Vec<OwnerSummary> {
     owners.sort_by(|a, b| {
         (b.bytes_at_peak, b.peak_bytes, &a.owner).cmp(&(a.bytes_at_peak, a.peak_bytes, &b.owner))
     });
-    debug_assert_eq!(
-        owners.iter().map(|owner| owner.bytes_at_peak).sum::<u64>(),
-        books.physical.at(Moment::Peak).bytes.0
-    );
     owners
 }
 
@@ -238,6 +234,13 @@ pub fn torch_summary(story: &Story, torch: &TorchBooks) -> TorchSummary {
             torch.n_unknown_requests
         ));
     }
+    if torch.n_frees_in_capture > 0 {
+        summary.notes.push(format!(
+            "requested may be too small: {} blocks were freed during the capture of a CUDA graph, and those that other \
+             streams used stay requested until it is over",
+            torch.n_frees_in_capture
+        ));
+    }
     summary
 }
 
@@ -258,4 +261,250 @@ fn without_blocks(story: &Story, summary: &mut TorchSummary) {
 
 fn is_uncached(story: &Story) -> bool {
     story.process.environment.iter().any(|(name, _)| name == "PYTORCH_NO_CUDA_MEMORY_CACHING")
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+
+    use super::Summary;
+    use crate::scene::recording;
+    use crate::story::Story;
+
+    fn check(scene: &str, environment: &[&str], expected: Expect) {
+        let mut recording = recording(scene);
+        let set = environment.iter().map(|name| ((*name).to_owned(), "1".to_owned()));
+        recording.process.environment.extend(set);
+        let summary = Summary::of(&[Story::of("train.gtr", &recording)]);
+        expected.assert_eq(&serde_json::to_string_pretty(&summary).unwrap());
+    }
+
+    #[test]
+    fn a_process_with_pytorch() {
+        check(
+            "Create handle=n bytes=100 by=libnccl.so.2
+             Alloc addr=a bytes=2M by=libc10_cuda.so
+             block addr=a bytes=512 requested=400 allocated=512 reserved=2M
+             free addr=a bytes=512 allocated=0 reserved=2M
+             lost events=7
+             oom bytes=1G allocated=0 reserved=2M
+             AllocHost addr=h bytes=64
+             Free addr=a",
+            &[],
+            expect![[r#"
+                {
+                  "schema": "gputrace.summary/1",
+                  "processes": [
+                    {
+                      "trace": "train.gtr",
+                      "pid": 42,
+                      "rank": 3,
+                      "command": [
+                        "./train",
+                        "--big"
+                      ],
+                      "events": 8,
+                      "lost_events": 7,
+                      "complete": true,
+                      "damage": [],
+                      "host": {
+                        "peak_bytes": 64,
+                        "live_bytes": 64
+                      },
+                      "devices": [
+                        {
+                          "device": 0,
+                          "name": "NVIDIA H200",
+                          "uuid": "GPU-0",
+                          "total_bytes": 150323855360,
+                          "driver": {
+                            "allocs": 2,
+                            "frees": 1,
+                            "peak_bytes": 2097252,
+                            "live_bytes": 100,
+                            "failed": 0
+                          },
+                          "torch": {
+                            "backend": "native",
+                            "allocations": 1,
+                            "frees": 1,
+                            "peak_allocated_bytes": 512,
+                            "peak_reserved_bytes": 2097152,
+                            "peak_requested_bytes": 400,
+                            "device_allocs": 1,
+                            "device_frees": 1,
+                            "ooms": 1,
+                            "notes": []
+                          },
+                          "owners": [
+                            {
+                              "owner": "PyTorch",
+                              "peak_bytes": 2097152,
+                              "bytes_at_peak": 2097152,
+                              "live_bytes": 0
+                            },
+                            {
+                              "owner": "NCCL",
+                              "peak_bytes": 100,
+                              "bytes_at_peak": 100,
+                              "live_bytes": 100
+                            }
+                          ],
+                          "managed_peak_bytes": 0,
+                          "cuda_context_bytes": null,
+                          "unaccounted_bytes": null
+                        }
+                      ]
+                    }
+                  ]
+                }"#]],
+        );
+    }
+
+    #[test]
+    fn the_pool_backend_knows_what_the_program_asked_the_driver() {
+        check(
+            "AllocAsync addr=a bytes=100 by=libc10_cuda.so
+             AllocAsync addr=b bytes=50 by=libc10_cuda.so
+             FreeAsync addr=a
+             PoolGet extra=6 bytes=32M dev=0
+             PoolGet extra=8 bytes=150 dev=0",
+            &[],
+            expect![[r#"
+                {
+                  "schema": "gputrace.summary/1",
+                  "processes": [
+                    {
+                      "trace": "train.gtr",
+                      "pid": 42,
+                      "rank": 3,
+                      "command": [
+                        "./train",
+                        "--big"
+                      ],
+                      "events": 5,
+                      "lost_events": 0,
+                      "complete": true,
+                      "damage": [],
+                      "host": {
+                        "peak_bytes": 0,
+                        "live_bytes": 0
+                      },
+                      "devices": [
+                        {
+                          "device": 0,
+                          "name": "NVIDIA H200",
+                          "uuid": "GPU-0",
+                          "total_bytes": 150323855360,
+                          "driver": {
+                            "allocs": 2,
+                            "frees": 1,
+                            "peak_bytes": 150,
+                            "live_bytes": 50,
+                            "failed": 0
+                          },
+                          "torch": {
+                            "backend": "cudaMallocAsync",
+                            "allocations": 0,
+                            "frees": 0,
+                            "peak_allocated_bytes": 150,
+                            "peak_reserved_bytes": 33554432,
+                            "peak_requested_bytes": null,
+                            "device_allocs": 0,
+                            "device_frees": 0,
+                            "ooms": 0,
+                            "notes": [
+                              "requested bytes are not counted by PyTorch's cudaMallocAsync backend"
+                            ]
+                          },
+                          "owners": [
+                            {
+                              "owner": "PyTorch",
+                              "peak_bytes": 150,
+                              "bytes_at_peak": 150,
+                              "live_bytes": 50
+                            }
+                          ],
+                          "managed_peak_bytes": 0,
+                          "cuda_context_bytes": null,
+                          "unaccounted_bytes": null
+                        }
+                      ]
+                    }
+                  ]
+                }"#]],
+        );
+    }
+
+    #[test]
+    fn without_its_cache_pytorch_counts_nothing() {
+        check(
+            "Alloc addr=a bytes=100 by=libc10_cuda.so
+             Free addr=a",
+            &["PYTORCH_NO_CUDA_MEMORY_CACHING"],
+            expect![[r#"
+                {
+                  "schema": "gputrace.summary/1",
+                  "processes": [
+                    {
+                      "trace": "train.gtr",
+                      "pid": 42,
+                      "rank": 3,
+                      "command": [
+                        "./train",
+                        "--big"
+                      ],
+                      "events": 2,
+                      "lost_events": 0,
+                      "complete": true,
+                      "damage": [],
+                      "host": {
+                        "peak_bytes": 0,
+                        "live_bytes": 0
+                      },
+                      "devices": [
+                        {
+                          "device": 0,
+                          "name": "NVIDIA H200",
+                          "uuid": "GPU-0",
+                          "total_bytes": 150323855360,
+                          "driver": {
+                            "allocs": 1,
+                            "frees": 1,
+                            "peak_bytes": 100,
+                            "live_bytes": 0,
+                            "failed": 0
+                          },
+                          "torch": {
+                            "backend": "uncached",
+                            "allocations": 0,
+                            "frees": 0,
+                            "peak_allocated_bytes": 0,
+                            "peak_reserved_bytes": 0,
+                            "peak_requested_bytes": 0,
+                            "device_allocs": 0,
+                            "device_frees": 0,
+                            "ooms": 0,
+                            "notes": [
+                              "PYTORCH_NO_CUDA_MEMORY_CACHING is set: every tensor is an allocation of the driver, and PyTorch counts nothing"
+                            ]
+                          },
+                          "owners": [
+                            {
+                              "owner": "PyTorch",
+                              "peak_bytes": 100,
+                              "bytes_at_peak": 100,
+                              "live_bytes": 0
+                            }
+                          ],
+                          "managed_peak_bytes": 0,
+                          "cuda_context_bytes": null,
+                          "unaccounted_bytes": null
+                        }
+                      ]
+                    }
+                  ]
+                }"#]],
+        );
+    }
 }

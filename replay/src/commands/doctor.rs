@@ -113,30 +113,37 @@ fn library(section: Section, glibc: Option<(u32, u32)>, list_hooks: bool) -> Sec
         }
         _ => section,
     };
-    let kinds = [
-        ("CUDA driver", &["cu"][..]),
-        ("NCCL", &["nccl", "pnccl"]),
-        ("PyTorch", &["_ZN3c10", "_ZN2at", "_ZN5torch"]),
-        ("loader and others", &[""]),
-    ];
     let mut hooks =
         Table::new("hooks", &[("library", "hooks into"), ("count", "functions"), ("functions", "which")]);
-    let mut left: Vec<&String> = library.exports.iter().collect();
-    for (kind, prefixes) in kinds {
-        let (of_kind, others): (Vec<_>, Vec<_>) =
-            left.into_iter().partition(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)));
-        left = others;
-        let names = of_kind.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(" ");
-        let names = if list_hooks { names } else { "see --hooks".into() };
-        if !of_kind.is_empty() {
-            hooks.rows.push(vec![Value::text(kind), Value::Count(of_kind.len() as u64), Value::text(names)]);
+    for kind in ["CUDA driver", "NCCL", "PyTorch", "loader"] {
+        let names: Vec<&str> =
+            library.exports.iter().map(String::as_str).filter(|name| hooked_into(name) == kind).collect();
+        if !names.is_empty() {
+            let which = if list_hooks { names.join(" ") } else { "see --hooks".into() };
+            hooks.rows.push(vec![Value::text(kind), Value::Count(names.len() as u64), Value::text(which)]);
         }
     }
-    if !library.exports.iter().any(|name| name.starts_with("cu")) {
+    if !library.exports.iter().any(|name| name == "cuGetProcAddress_v2") {
         section =
             section.line(Mood::Bad, format!("{} hooks no function of CUDA: it is not ours", path.display()));
     }
     section.table(hooks)
+}
+
+/// The library whose function an exported one stands in for.
+fn hooked_into(name: &str) -> &'static str {
+    let is_function_of = |prefix| {
+        name.strip_prefix(prefix).is_some_and(|rest: &str| rest.starts_with(|c: char| c.is_ascii_uppercase()))
+    };
+    if is_function_of("cu") {
+        "CUDA driver"
+    } else if is_function_of("nccl") || is_function_of("pnccl") {
+        "NCCL"
+    } else if name.starts_with("_ZN3c10") {
+        "PyTorch"
+    } else {
+        "loader"
+    }
 }
 
 fn shared_memory(section: Section) -> Section {

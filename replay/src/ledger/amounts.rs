@@ -154,12 +154,12 @@ impl Books {
 
     /// Parts by owner, in the order of their first appearance; those who never held anything are left out.
     pub fn owners(&self) -> impl Iterator<Item = Part<OwnerId>> {
-        self.parts(&self.owners, |idx| OwnerId(idx))
+        self.parts(&self.owners, OwnerId)
     }
 
     /// Parts by call site; those that never held anything are left out.
     pub fn sites(&self) -> impl Iterator<Item = Part<SiteId>> {
-        self.parts(&self.sites, |idx| SiteId(idx))
+        self.parts(&self.sites, SiteId)
     }
 
     fn parts<Id>(&self, amounts: &[Amount], id: impl Fn(u32) -> Id) -> impl Iterator<Item = Part<Id>> {

@@ -227,7 +227,8 @@ impl Driver {
                 self.drop_all(|object| object.context == call.handle, changed);
             }
             Action::PrimaryRetain => {
-                *self.retained.entry(call.extra).or_default() += 1;
+                let retained = self.retained.entry(call.extra).or_default();
+                *retained = retained.saturating_add(1);
             }
             Action::PrimaryRelease => {
                 let retained = self.retained.entry(call.extra).or_default();
@@ -396,7 +397,7 @@ impl Driver {
             self.unmap(call.addr, call.bytes, changed);
         }
         let Some(physical) = self.physical.get_mut(&id) else { return };
-        physical.maps += 1;
+        physical.maps = physical.maps.saturating_add(1);
         let device = if physical.object.device == NO_DEVICE { call.device } else { physical.object.device };
         let torch = origin.torch && physical.object.torch;
         let map = Map { bytes: call.bytes, physical: id, torch, device };

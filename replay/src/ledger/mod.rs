@@ -217,7 +217,8 @@ impl Ledger {
         Ledger { torch: Torch::with_own_events(own_events), ..Ledger::default() }
     }
 
-    /// Books one event. Events come in the order of their times.
+    /// Books one event. Events come in the order of their times. Whoever wants to know who held what at some instant
+    /// feeds the events up to it, and asks [`Ledger::live`], [`Ledger::live_blocks`] and the parts of the [`Books`].
     pub fn event(&mut self, definitions: &dyn Definitions, event: &Event) {
         self.n_events += 1;
         self.first.get_or_insert(event.time);
@@ -360,7 +361,7 @@ impl Ledger {
             Change::Dropped(object) => {
                 lose(devices, host, &object);
                 if let Some(device) = device_of(devices, &object) {
-                    device.dropped.bytes.0 += object.bytes.0;
+                    device.dropped.bytes.0 = device.dropped.bytes.0.saturating_add(object.bytes.0);
                     device.dropped.objects += 1;
                 }
             }
@@ -392,6 +393,8 @@ impl Ledger {
             Action::SetAccess => self.torch.set_access(event),
             Action::MemInfo => self.torch.mem_info(event.thread, call.bytes, Bytes(call.extra)),
             Action::PoolGet => self.pool_attribute(call),
+            Action::CaptureBegin => self.torch.capture_begins(),
+            Action::CaptureEnd => self.torch.capture_ends(),
             _ => {}
         }
         if let Some(device) = peaked {

@@ -320,6 +320,19 @@ fn events_of_the_program_do_not_hold_back_a_free() {
 }
 
 #[test]
+fn a_free_during_capture_leaves_requested_in_doubt() {
+    let ledger = ledger(
+        "block addr=a bytes=512 requested=400 allocated=512 reserved=2M
+         CaptureBegin stream=1
+         free addr=a bytes=512 allocated=0 reserved=2M
+         block addr=a bytes=512 requested=400 allocated=512 reserved=2M
+         CaptureEnd stream=1
+         free addr=a bytes=512 allocated=0 reserved=2M",
+    );
+    assert_eq!(ledger.devices[&0].torch.as_ref().map(|torch| torch.n_frees_in_capture), Some(1));
+}
+
+#[test]
 fn an_expandable_segment_counts_calls_of_map_not_pages() {
     // One map of two pages; then unmapped in two runs, with a page between them that stays.
     check(
@@ -359,4 +372,83 @@ fn without_native_frames_requests_inside_allocate_are_pytorchs() {
               torch: 0+ 0- 0 ooms, peaks 0 allocated 0 reserved 0 requested, device 2+ 1-
         "#]],
     );
+}
+
+/// Any events in any order, as a damaged or hostile trace has them: no panic, and the parts still make up the whole.
+#[test]
+fn parts_add_up_whatever_the_events() {
+    use crate::trace::Recording;
+    use gputrace_schemas::event::{BlockAlloc, BlockFree, BlockOom, Wait, WaitAction};
+
+    for seed in 1..200_u64 {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) % below
+        };
+        let huge = seed % 4 == 0;
+        let mut ledger = Ledger::default();
+        let trace = Recording::default();
+        for time in 0..400 {
+            // Few addresses, so that they are met again; in one of four runs sizes that overflow anything.
+            let addr = random(12) * 0x1000;
+            let bytes = Bytes(if huge { u64::MAX - random(3) } else { random(5) * 0x1000 });
+            let device = random(3) as i16 - 1;
+            let (allocated, reserved) = (bytes, bytes);
+            let kind = match random(8) {
+                0 => EventKind::BlockAlloc(BlockAlloc {
+                    device,
+                    addr,
+                    bytes,
+                    requested: None,
+                    stream: None,
+                    allocated,
+                    reserved,
+                }),
+                1 => EventKind::BlockFree(BlockFree { device, addr, bytes, allocated, reserved }),
+                2 => EventKind::Wait(Wait {
+                    event: random(4),
+                    stream: 0,
+                    action: WaitAction::ALL[random(3) as usize],
+                    result: 0,
+                }),
+                3 if random(10) == 0 => {
+                    EventKind::BlockOom(BlockOom { device, bytes, requested: None, allocated, reserved })
+                }
+                _ => EventKind::Call(Call {
+                    api: gputrace_schemas::event::ApiId(random(4) as u32),
+                    action: Action::ALL[random(Action::ALL.len() as u64) as usize],
+                    device,
+                    result: Some(if random(10) == 0 { 2 } else { 0 }),
+                    addr,
+                    bytes,
+                    stream: 0,
+                    handle: random(6),
+                    extra: random(3),
+                    duration: Nanos(random(100)),
+                    captured: random(9) == 0,
+                    in_allocate: random(3) == 0,
+                }),
+            };
+            let stack = StackId(0);
+            let thread = ThreadId(random(3) as u32);
+            ledger.event(&trace, &Event { time: Nanos(time), thread, stack, kind });
+        }
+        ledger.finish();
+        for books in ledger.devices.values().filter(|_| !huge) {
+            let sum =
+                |part: fn(&Part<OwnerId>) -> u64| books.physical.owners().map(|p| part(&p)).sum::<u64>();
+            assert_eq!(sum(|part| part.now.bytes.0), books.physical.now().bytes.0, "seed {seed}");
+            assert_eq!(sum(|part| part.at_peak.bytes.0), books.physical.peak().0, "seed {seed}");
+            let kinds = books.kinds.iter().filter(|(kind, _)| is_physical(**kind));
+            assert_eq!(kinds.map(|(_, meter)| meter.now.0).sum::<u64>(), books.physical.now().bytes.0);
+        }
+        let live: u64 = ledger
+            .live()
+            .filter(|o| is_physical(o.kind) && o.device != HOST)
+            .fold(0, |sum, o| sum.saturating_add(o.bytes.0));
+        let booked =
+            ledger.devices.values().fold(0u64, |sum, d| sum.saturating_add(d.physical.now().bytes.0));
+        assert!(huge || live == booked, "seed {seed}: {live} live, {booked} in the books");
+    }
 }

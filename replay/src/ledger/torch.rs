@@ -43,6 +43,9 @@ pub struct TorchBooks {
     pub requested: Meter,
     /// Blocks whose request was not seen: *requested* counts them as large as they are.
     pub n_unknown_requests: u64,
+    /// Blocks freed while a stream was captured. Those that other streams use stay *requested* until the capture is over,
+    /// and which these are is not seen.
+    pub n_frees_in_capture: u64,
     /// `num_device_alloc`.
     pub device_allocs: u64,
     /// `num_device_free`.
@@ -122,6 +125,7 @@ pub(super) struct Torch {
     pending: FxHashMap<u64, PendingFree>,
     n_pending: u64,
     waiting: FxHashMap<u64, u64>,
+    n_captures: u64,
     own_events: FxHashSet<u64>,
     dismissed: FxHashSet<u64>,
     /// A stream event turned out to be the allocator's after it had been taken for the program's.
@@ -204,6 +208,7 @@ impl Torch {
         let mut waits_for = std::mem::take(&mut self.begin_step(event.thread).recorded);
         let books = self.devices.entry(block.device).or_default();
         books.frees += 1;
+        books.n_frees_in_capture += u64::from(self.n_captures > 0);
         books.allocated.set(event.time, block.allocated);
         books.reserved.set(event.time, block.reserved);
         let known = self.blocks.remove(&block.addr);
@@ -324,6 +329,16 @@ impl Torch {
         books.reserved.lose(page.bytes);
     }
 
+    /// A stream begins to be captured into a graph.
+    pub(super) fn capture_begins(&mut self) {
+        self.n_captures += 1;
+    }
+
+    /// A stream is no longer captured.
+    pub(super) fn capture_ends(&mut self) {
+        self.n_captures = self.n_captures.saturating_sub(1);
+    }
+
     /// The driver told the program how much is free.
     pub(super) fn mem_info(&mut self, thread: ThreadId, free: Bytes, total: Bytes) {
         self.threads.entry(thread).or_default().mem_info = Some((free, total));
@@ -369,6 +384,7 @@ impl Torch {
 
     /// Bytes asked for by blocks that were freed but may still be in use by streams.
     pub(super) fn pending_bytes(&self, device: i16) -> Bytes {
-        Bytes(self.pending.values().filter(|free| free.device == device).map(|free| free.requested.0).sum())
+        let pending = self.pending.values().filter(|free| free.device == device);
+        Bytes(pending.fold(0, |sum, free| sum.saturating_add(free.requested.0)))
     }
 }

@@ -35,3 +35,6 @@ fn title(story: &Story) -> String {
     let rank = story.process.rank.map_or_else(String::new, |rank| format!("rank {rank}, "));
     format!("{} ({rank}pid {}): {command}", story.path, story.process.pid)
 }
+
+#[cfg(test)]
+mod tests;

@@ -164,7 +164,7 @@ impl Table {
                 Value::Bytes(bytes) => bytes.0,
                 _ => 0,
             });
-            let bytes = Bytes(bytes.sum());
+            let bytes = Bytes(bytes.fold(0, u64::saturating_add));
             let n_rows = self.rows.len() - n;
             self.left_out =
                 Some(format!("{n_rows} more with {} together", super::render::text::bytes(bytes)));

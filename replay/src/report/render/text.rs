@@ -52,12 +52,34 @@ fn section(section: &Section, style: Style, out: &mut dyn Write) -> io::Result<(
     for item in &section.items {
         match item {
             Item::Fact { label, value, remark, .. } => {
-                let remark = if remark.is_empty() { String::new() } else { format!("  {remark}") };
-                writeln!(out, "  {label:label_width$}  {}{}", show(value), style.paint(DIM, &remark))?;
+                let fact = format!("  {label:label_width$}  {}", show(value));
+                fact_line(&fact, label_width, remark, style, out)?;
             }
             Item::Table(table) => self::table(table, style, out)?,
             Item::Line(mood, text) => line(*mood, text, style, out)?,
         }
+    }
+    Ok(())
+}
+
+/// A fact with its remark behind it, or below where there is no room.
+fn fact_line(
+    fact: &str,
+    label_width: usize,
+    remark: &str,
+    style: Style,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    if remark.is_empty() {
+        return writeln!(out, "{fact}");
+    }
+    if style.width.is_none_or(|width| length(fact) + 2 + length(remark) <= width) {
+        return writeln!(out, "{fact}  {}", style.paint(DIM, remark));
+    }
+    writeln!(out, "{fact}")?;
+    let indent = label_width + 4;
+    for line in wrap(remark, style.width.map(|width| width.saturating_sub(indent))) {
+        writeln!(out, "{:indent$}{}", "", style.paint(DIM, line))?;
     }
     Ok(())
 }
@@ -92,13 +114,15 @@ fn table(table: &Table, style: Style, out: &mut dyn Write) -> io::Result<()> {
                 .unwrap_or(0)
         })
         .collect();
-    // What does not fit is taken from the widest column of text.
-    if let Some(width) = style.width {
-        let total: usize = widths.iter().map(|width| width + 2).sum();
+    // What does not fit is taken from the widest columns of text, never from numbers.
+    let total = |widths: &[usize]| widths.iter().map(|width| width + 2).sum::<usize>();
+    while let Some(over) =
+        style.width.and_then(|width| total(&widths).checked_sub(width)).filter(|over| *over > 0)
+    {
         let widest = (0..widths.len()).filter(|idx| is_text(*idx)).max_by_key(|idx| widths[*idx]);
-        if let Some(widest) = widest.filter(|_| total > width) {
-            widths[widest] = widths[widest].saturating_sub(total - width).max(12);
-        }
+        let Some(widest) = widest.filter(|idx| widths[*idx] > MIN_TEXT) else { break };
+        // A little at a time, so that the next widest gives its part.
+        widths[widest] -= over.min(widths[widest] - MIN_TEXT).min(8);
     }
     let row = |cells: &mut dyn Iterator<Item = &str>| {
         let mut text = String::new();
@@ -156,7 +180,7 @@ pub fn count(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::new();
     for (idx, digit) in digits.chars().enumerate() {
-        if idx > 0 && (digits.len() - idx) % 3 == 0 {
+        if idx > 0 && (digits.len() - idx).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);
@@ -178,6 +202,9 @@ pub fn time(time: Nanos) -> String {
         }
     }
 }
+
+/// No column of text is made narrower.
+const MIN_TEXT: usize = 6;
 
 const BOLD: &str = "1";
 const DIM: &str = "2";
@@ -255,7 +282,7 @@ mod tests {
     fn long_lines_break_between_words_and_long_cells_are_cut_in_the_middle() {
         let lines: Vec<_> = wrap("one two three four five six seven", Some(20)).collect();
         assert_eq!(lines, ["one two three four", "five six seven"]);
-        assert_eq!(cut("forward (/home/me/model.py:12)", Some(13)), "forw…el.py:12)");
+        assert_eq!(cut("forward (/home/me/model.py:12)", Some(13)), "forw…l.py:12)");
     }
 
     #[test]

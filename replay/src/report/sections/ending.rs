@@ -13,6 +13,13 @@ fn build(story: &Story) -> Option<Section> {
     let mut section = Section::new("ending", "End")
         .fact("events", "events", Value::Count(ledger.n_events))
         .fact("duration_ns", "last event after", Value::Time(span));
+    section = match how(story) {
+        Some("exit") => section.line(Mood::Note, "the process ended by itself"),
+        Some("killed") => {
+            section.line(Mood::Bad, "the process was killed or crashed: it never came to its exit")
+        }
+        Some(_) | None => section,
+    };
     for open in &ledger.open_calls {
         let thread = story.threads.get(&open.thread).map_or("unknown", String::as_str);
         let site = ledger.sites.site(open.site).map(ToString::to_string).unwrap_or_default();
@@ -28,4 +35,9 @@ fn build(story: &Story) -> Option<Section> {
         section = section.line(Mood::Warning, text);
     }
     Some(section)
+}
+
+/// How the process ended, as the recorder saw it.
+fn how(story: &Story) -> Option<&str> {
+    story.ledger.notes.iter().rev().find_map(|(_, note)| note.strip_prefix("process.end="))
 }

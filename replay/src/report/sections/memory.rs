@@ -18,11 +18,11 @@ fn build(story: &Story) -> Option<Section> {
             ("device", "device"),
             ("peak_bytes", "peak"),
             ("peak_time_ns", "at"),
-            ("peak_share", "of device"),
+            ("peak_share", "share"),
             ("live_bytes", "live at end"),
-            ("torch_allocated_bytes", "PyTorch allocated"),
-            ("torch_reserved_bytes", "PyTorch reserved"),
-            ("failed", "failed calls"),
+            ("torch_allocated_bytes", "torch allocated"),
+            ("torch_reserved_bytes", "torch reserved"),
+            ("failed", "refused"),
         ],
     );
     let mut lines = vec![];
@@ -67,18 +67,14 @@ fn row(story: &Story, ordinal: i16, books: &DeviceBooks) -> Vec<Value> {
 /// What is not in the peak.
 fn beside(name: &str, books: &DeviceBooks) -> Vec<(Mood, String)> {
     let mut lines = vec![];
-    for (books, what) in [
+    let others = [
         (&books.managed, "managed memory, on the device or the host"),
         (&books.graphs, "memory of CUDA graphs, there while they run"),
-    ] {
-        if books.peak().0 > 0 {
-            let text = format!(
-                "{name}: beside the peak, {what}: peak {}, live at end {}",
-                bytes(books.peak()),
-                bytes(books.now().bytes)
-            );
-            lines.push((Mood::Note, text));
-        }
+    ];
+    for (books, what) in others.into_iter().filter(|(books, _)| books.peak().0 > 0) {
+        let (peak, live) = (bytes(books.peak()), bytes(books.now().bytes));
+        let text = format!("{name}: beside the peak, {what}: peak {peak}, live at end {live}");
+        lines.push((Mood::Note, text));
     }
     if books.dropped.objects > 0 {
         let text = format!(

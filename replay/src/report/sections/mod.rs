@@ -4,6 +4,7 @@ mod call_sites;
 mod calls;
 mod ending;
 mod figures;
+mod kinds;
 mod memory;
 mod next;
 mod oom;
@@ -25,8 +26,15 @@ pub const SECTIONS: &[SectionEntry] =
     &[oom::ENTRY, ending::ENTRY, memory::ENTRY, owners::ENTRY, call_sites::ENTRY, trust::ENTRY, next::ENTRY];
 
 /// What `gputrace stats` says.
-pub const STATISTICS: &[SectionEntry] =
-    &[overview::ENTRY, calls::ENTRY, sizes::ENTRY, owners::ENTRY, call_sites::TOTALS, trust::ENTRY];
+pub const STATISTICS: &[SectionEntry] = &[
+    overview::ENTRY,
+    calls::ENTRY,
+    sizes::ENTRY,
+    kinds::ENTRY,
+    owners::ENTRY,
+    call_sites::TOTALS,
+    trust::ENTRY,
+];
 
 /// What `gputrace summary` says to people.
 pub const FIGURES: &[SectionEntry] = &[figures::ENTRY, owners::ENTRY];

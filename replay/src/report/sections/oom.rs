@@ -55,9 +55,7 @@ fn refused(story: &Story) -> Option<Section> {
 }
 
 fn pytorch(story: &Story, section: Section, ordinal: i16, books: &DeviceBooks, oom: &TorchOom) -> Section {
-    let asked = oom
-        .requested
-        .map_or_else(|| format!("{} (rounded by PyTorch)", bytes(oom.bytes)), |requested| bytes(requested));
+    let asked = oom.requested.map_or_else(|| format!("{} (rounded by PyTorch)", bytes(oom.bytes)), bytes);
     let when = time(story.since_start(oom.time));
     let site = story.ledger.sites.site(oom.site).map(ToString::to_string).unwrap_or_default();
     let cached = oom.reserved.0.saturating_sub(oom.allocated.0);

@@ -1,6 +1,6 @@
 //! Whose memory it was, and what nobody asked for.
 
-use super::{SectionEntry, device_name};
+use super::SectionEntry;
 use crate::ledger::DeviceBooks;
 use crate::report::model::{Section, Table, Value};
 use crate::story::Story;
@@ -23,7 +23,7 @@ fn build(story: &Story) -> Option<Section> {
     for (ordinal, books) in used_devices(story) {
         for owner in crate::summary::owners(story, books) {
             table.rows.push(vec![
-                Value::text(device_name(story, ordinal)),
+                Value::text(format!("cuda:{ordinal}")),
                 Value::text(owner.owner),
                 Value::bytes(Some(owner.bytes_at_peak)),
                 Value::share(owner.bytes_at_peak, books.physical.peak().0),
@@ -37,7 +37,7 @@ fn build(story: &Story) -> Option<Section> {
     }
     let section = Section::new("owners", "Memory by owner").table(table);
     let section = used_devices(story)
-        .fold(section, |section, (ordinal, books)| unaccounted(section, device_name(story, ordinal), books));
+        .fold(section, |section, (ordinal, books)| unaccounted(section, format!("cuda:{ordinal}"), books));
     Some(section.warn(story.doubts()))
 }
 

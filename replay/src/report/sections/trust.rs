@@ -42,11 +42,8 @@ fn build(story: &Story) -> Option<Section> {
         );
         section = section.line(Mood::Note, text);
     }
-    for (_, note) in ledger.notes.iter().take(20) {
-        section = section.line(Mood::Note, note.clone());
-    }
-    if ledger.notes.len() > 20 {
-        let text = format!("{} more notes: `gputrace doctor {}`", ledger.notes.len() - 20, story.path);
+    if !ledger.notes.is_empty() {
+        let text = format!("{} notes of the recording: `gputrace doctor {}`", ledger.notes.len(), story.path);
         section = section.line(Mood::Note, text);
     }
     (!section.items.is_empty()).then_some(section)
