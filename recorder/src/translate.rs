@@ -16,6 +16,10 @@ use gputrace_schemas::event::{
 };
 use std::collections::{HashMap, HashSet};
 
+/// In the second word of a Python frame: the frame was entered from C. Frames inside of it, up to the next entry, are
+/// run by the same native function.
+const ENTRY: u64 = 1 << 32;
+
 /// What the writing thread gets.
 #[derive(Debug)]
 pub(crate) enum Item {
@@ -52,11 +56,16 @@ pub(crate) struct Translator {
     resolved: HashSet<u64>,
     /// The frames that stand before a frame because they were inlined into it.
     inlined: HashMap<FrameId, Vec<FrameId>>,
+    /// Python frames that were entered from C.
+    entries: HashSet<FrameId>,
 }
 
 struct KnownStack {
     id: StackId,
+    /// As it came: native frames, then Python frames.
     stack: Option<Stack>,
+    /// As it was written last, if that is different.
+    shown: Option<Stack>,
     used: bool,
 }
 
@@ -78,6 +87,7 @@ impl Translator {
             n_collisions: 0,
             resolved: HashSet::new(),
             inlined: HashMap::new(),
+            entries: HashSet::new(),
         };
         new.thread(Thread { tid: 0, name: "gputrace recorder".to_owned() });
         new
@@ -213,7 +223,8 @@ impl Translator {
         frames.extend(python.iter().map(|(code, instruction)| self.python_frame(*code, *instruction)));
         let stack = Stack { frames, truncated };
         let next = StackId(self.stacks.len() as u32 + 1);
-        let known = self.stacks.entry(id).or_insert(KnownStack { id: next, stack: None, used: false });
+        let known =
+            self.stacks.entry(id).or_insert(KnownStack { id: next, stack: None, shown: None, used: false });
         match &known.stack {
             // Each thread sends a stack once, so several threads send it several times.
             Some(other) if *other == stack => {}
@@ -231,7 +242,8 @@ impl Translator {
         }
         let next = StackId(self.stacks.len() as u32 + 1);
         // Its definition was lost, or another thread's copy is on its way.
-        let known = self.stacks.entry(id).or_insert(KnownStack { id: next, stack: None, used: false });
+        let known =
+            self.stacks.entry(id).or_insert(KnownStack { id: next, stack: None, shown: None, used: false });
         known.used = true;
         known.id
     }
@@ -253,6 +265,9 @@ impl Translator {
         }
         let id = self.frame(python_frame(self.codes.get(&code), instruction));
         self.pythons.insert((code, instruction), id);
+        if instruction & ENTRY != 0 {
+            self.entries.insert(id);
+        }
         id
     }
 
@@ -357,21 +372,47 @@ impl Translator {
         self.unfold_stacks();
     }
 
-    /// Writes the stacks again that have frames with inlined functions.
+    /// Writes the stacks again that look different with names: functions that were inlined have frames of their own, and
+    /// Python's frames stand where the interpreter's functions ran them.
     fn unfold_stacks(&mut self) {
-        let inlined = &self.inlined;
-        for known in self.stacks.values().filter(|known| known.used) {
+        for known in self.stacks.values_mut().filter(|known| known.used) {
             let Some(stack) = &known.stack else { continue };
-            if !stack.frames.iter().any(|frame| inlined.contains_key(frame)) {
-                continue;
+            let mut pythons =
+                stack.frames.iter().copied().filter(|id| is_python(&self.frames, *id)).peekable();
+            let mut frames = Vec::with_capacity(stack.frames.len());
+            for id in stack.frames.iter().copied().filter(|id| !is_python(&self.frames, *id)) {
+                if is_interpreter(&self.frames, id) && pythons.peek().is_some() {
+                    // Up to the frame that this call of the interpreter began with.
+                    for python in pythons.by_ref() {
+                        frames.push(python);
+                        if self.entries.contains(&python) {
+                            break;
+                        }
+                    }
+                } else {
+                    frames.extend(self.inlined.get(&id).into_iter().flatten());
+                    frames.push(id);
+                }
             }
-            let unfold = |frame: &FrameId| {
-                let inner = inlined.get(frame).map_or(&[][..], Vec::as_slice);
-                inner.iter().copied().chain([*frame]).collect::<Vec<_>>()
-            };
-            let frames = stack.frames.iter().flat_map(unfold).collect();
-            self.items.push(Item::Stack(known.id, Stack { frames, truncated: stack.truncated }));
+            frames.extend(pythons);
+            let stack = Stack { frames, truncated: stack.truncated };
+            if known.shown.as_ref().or(known.stack.as_ref()) != Some(&stack) {
+                self.items.push(Item::Stack(known.id, stack.clone()));
+                known.shown = Some(stack);
+            }
         }
+    }
+}
+
+fn is_python(frames: &[Frame], id: FrameId) -> bool {
+    matches!(frames.get(id.0 as usize), Some(Frame::Python { .. }))
+}
+
+/// The function of CPython that runs Python frames; compilers add suffixes to its parts.
+fn is_interpreter(frames: &[Frame], id: FrameId) -> bool {
+    match frames.get(id.0 as usize) {
+        Some(Frame::Native { function, .. }) => function.starts_with("_PyEval_EvalFrameDefault"),
+        _ => false,
     }
 }
 
@@ -477,6 +518,55 @@ actions! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn code(id: u64, name: &str) -> Record {
+        let (name, file) = (name.to_owned(), "a.py".to_owned());
+        Record::Code(Code { id, name, file, lines: Vec::new(), first_line: 1, python: 0x30c })
+    }
+
+    /// The functions of a stack, innermost first, after its frames got names: `native` are functions, `python` are
+    /// functions with `!` for those entered from C.
+    fn merged(native: &[&str], python: &[&str]) -> String {
+        let mut translator = Translator::new();
+        let mut pairs = Vec::new();
+        for (id, name) in (1..).zip(python) {
+            translator.define(code(id, name.trim_end_matches('!')));
+            pairs.push((id, if name.ends_with('!') { ENTRY } else { 0 }));
+        }
+        let addresses = (1..=native.len() as u64).collect();
+        translator.define(Record::Stack { id: 5, native: addresses, python: pairs, truncated: false });
+        for (address, name) in (1..).zip(native) {
+            let id = translator.natives[&address];
+            let (function, file) = ((*name).to_owned(), String::new());
+            translator.redefine(
+                id,
+                Frame::Native { address, module: None, function, file, line: 0, inlined: false },
+            );
+        }
+        translator.stack_id(5);
+        translator.unfold_stacks();
+        let known = &translator.stacks[&5];
+        let shown = known.shown.as_ref().or(known.stack.as_ref()).expect("defined above");
+        let name = |id: &FrameId| match &translator.frames[id.0 as usize] {
+            Frame::Native { function, .. } | Frame::Python { function, .. } => function.clone(),
+        };
+        shown.frames.iter().map(name).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn python_frames_stand_where_the_interpreter_ran_them() {
+        let eval = "_PyEval_EvalFrameDefault";
+        assert_eq!(merged(&["cuMemAlloc", eval, "main"], &["f", "g", "h!"]), "cuMemAlloc f g h main");
+        assert_eq!(
+            merged(&["malloc", eval, "call", "_PyEval_EvalFrameDefault.cold", "main"], &["f!", "g", "h!"]),
+            "malloc f call g h main"
+        );
+        assert_eq!(merged(&["malloc"], &["f", "g!"]), "malloc f g", "no interpreter to be seen");
+        assert_eq!(merged(&["malloc", eval], &["f!", "g!"]), "malloc f g", "outer native frames are missing");
+        assert_eq!(merged(&[eval, "x", eval], &["f!"]), format!("f x {eval}"));
+        assert_eq!(merged(&[], &["f"]), "f");
+        assert_eq!(merged(&["a", eval], &[]), format!("a {eval}"));
+    }
 
     #[test]
     fn every_action_of_the_ring_has_the_same_number_in_the_trace() {
