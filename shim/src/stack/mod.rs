@@ -82,6 +82,9 @@ impl ThreadStackState {
     pub const BYTES: usize = size_of::<ThreadStackState>();
 }
 
+/// In a native address: the function runs bytecode, up to the next Python frame marked [`PythonFrame::ENTRY`].
+pub const INTERPRETER: u64 = 1 << 63;
+
 /// Which frames to capture.
 pub const NATIVE: u32 = 1;
 /// Python frames.
@@ -130,6 +133,8 @@ unsafe extern "C" fn capture_from(
         captured.n_python = python.n_frames as u16;
         captured.marks |= python.marks;
         captured.id = if python.n_frames == 0 { captured.id } else { mix(captured.id, python.hash) };
+    } else {
+        state.python.clear();
     }
     if captured.n_native > 0 || captured.n_python > 0 {
         // Cut and whole stacks are never the same; 0 says that there is none.
@@ -139,9 +144,15 @@ unsafe extern "C" fn capture_from(
 }
 
 impl ThreadStackState {
-    /// Return addresses of the last capture, innermost first.
+    /// Return addresses of the last capture, innermost first. Those in functions that run Python frames of the same
+    /// capture are marked with [`INTERPRETER`].
     pub fn native_addresses(&self) -> impl Iterator<Item = u64> + '_ {
-        self.native.addresses()
+        let mut interpreters = self.python.interpreters();
+        self.native.frames().map(
+            move |(ip, part)| {
+                if interpreters.is_at(ip, &part) { ip | INTERPRETER } else { ip }
+            },
+        )
     }
 
     /// Python frames of the last capture, innermost first.

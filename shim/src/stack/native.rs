@@ -177,10 +177,16 @@ impl NativeState {
         self.summary()
     }
 
-    /// Return addresses of the last capture, innermost first, without the shim's own.
-    pub fn addresses(&self) -> impl Iterator<Item = u64> + '_ {
+    /// Return addresses of the last capture, innermost first, without the shim's own, each with the part of the stack
+    /// that its function uses.
+    pub fn frames(&self) -> impl Iterator<Item = (u64, core::ops::Range<u64>)> + '_ {
         let n = self.frames.len().saturating_sub(self.n_own as usize);
-        self.frames.as_slice().iter().take(n).rev().map(|frame| frame.ip & !EXACT)
+        let mut frames = self.frames.as_slice().iter().take(n).rev().peekable();
+        core::iter::from_fn(move || {
+            let frame = frames.next()?;
+            let end = frames.peek().map_or(u64::MAX, |outer| outer.sp);
+            Some((frame.ip & !EXACT, frame.sp..end))
+        })
     }
 
     #[cold]

@@ -80,12 +80,10 @@ pub fn status() -> Status {
         .unwrap_or(Absent)
 }
 
-/// `(major << 8) | minor` of the interpreter, and the address range of the function that runs bytecode (native
-/// frames in it stand for Python frames). `None` unless [`Status::Ready`].
+/// `(major << 8) | minor` of the interpreter; `None` unless [`Status::Ready`].
 #[must_use]
-pub fn interpreter() -> Option<(u16, u64, u64)> {
-    let python = ready()?;
-    Some((3 << 8 | u16::from(python.offsets.minor), python.interpreter.0, python.interpreter.1))
+pub fn version() -> Option<u16> {
+    Some(3 << 8 | u16::from(ready()?.offsets.minor))
 }
 
 /// Looks for an interpreter, unless one was found. May be called again when libraries were loaded.
@@ -365,6 +363,30 @@ impl PythonState {
         self.shown().map(|node| PythonFrame { code: node.id, place: node.place })
     }
 
+    /// What tells a native frame that runs bytecode, for the last capture: see [`Interpreters`].
+    pub fn interpreters(&self) -> Interpreters<impl Iterator<Item = u64> + '_> {
+        let python = ready();
+        let mut has_shown = false;
+        let shims = self.nodes.as_slice().iter().rev().filter_map(move |node| {
+            let is_shim = python?.is_shim(node);
+            let is_of_use = is_shim && has_shown;
+            has_shown = node.id != 0 || (has_shown && !is_shim);
+            is_of_use.then_some(node.frame)
+        });
+        let range = match python {
+            Some(python) if python.offsets.shim_owner == u8::MAX && self.nodes.len() > 0 => {
+                python.interpreter
+            }
+            _ => (0, 0),
+        };
+        Interpreters { shims: shims.peekable(), range }
+    }
+
+    /// Forgets the last capture.
+    pub fn clear(&mut self) {
+        self.nodes.clear();
+    }
+
     /// Describes the code object of the last capture's frame `index`, innermost 0: copies its texts into `out`, each
     /// padded with zeros to eight bytes. `None` when there is no such frame or its code cannot be read.
     ///
@@ -448,6 +470,27 @@ impl PythonState {
             None => {} // No frame to judge by.
         }
         status() == Status::Ready
+    }
+}
+
+/// Tells native frames that run bytecode from others.
+///
+/// From 3.12 on such a function keeps a frame of its own kind, the shim, on its part of the C stack, whatever the
+/// compiler made of the function (several copies; one function a bytecode, with tail calls). Before, there is only one
+/// function to look for.
+pub struct Interpreters<I: Iterator<Item = u64>> {
+    /// Addresses of the shims that have shown frames inside, innermost first.
+    shims: core::iter::Peekable<I>,
+    range: (u64, u64),
+}
+
+impl<I: Iterator<Item = u64>> Interpreters<I> {
+    /// Whether the function with this return address and this part of the stack runs shown Python frames. To be asked
+    /// from the innermost frame outwards.
+    pub fn is_at(&mut self, ip: u64, part: &core::ops::Range<u64>) -> bool {
+        while self.shims.next_if(|shim| *shim < part.start).is_some() {}
+        // A return address points behind its call, at the latest to the function's end.
+        self.shims.next_if(|shim| part.contains(shim)).is_some() || (self.range.0 < ip && ip <= self.range.1)
     }
 }
 
@@ -605,8 +648,7 @@ impl Python {
             ..Node::default()
         };
         let code = node.code();
-        let is_shim = self.offsets.shim_owner != u8::MAX && node.owner >= u64::from(self.offsets.shim_owner);
-        if is_shim || code.0 == 0 || code.word(self.offsets.object_type) != self.code_type {
+        if self.is_shim(&node) || code.0 == 0 || code.word(self.offsets.object_type) != self.code_type {
             return node;
         }
         let place = match self.offsets.place {
@@ -626,6 +668,11 @@ impl Python {
             node.place |= PythonFrame::ENTRY;
         }
         node
+    }
+
+    #[inline(always)]
+    fn is_shim(&self, node: &Node) -> bool {
+        self.offsets.shim_owner != u8::MAX && node.owner >= u64::from(self.offsets.shim_owner)
     }
 
     /// Frames that are being set up are shown by no traceback (`_PyFrame_IsIncomplete`).

@@ -55,7 +55,8 @@ pub fn compare() {
     let captured = unsafe { stack::capture(state, stack::NATIVE) };
     let reference = reference();
     // SAFETY: as above.
-    let ours: Vec<u64> = unsafe { &*state }.native_addresses().collect();
+    let ours: Vec<u64> =
+        unsafe { &*state }.native_addresses().map(|word| word & !stack::INTERPRETER).collect();
     // The reference starts inside this library; its first frames are ours too.
     let own = reference.len().saturating_sub(ours.len());
     let is_truncated = captured.marks & Captured::TRUNCATED != 0;

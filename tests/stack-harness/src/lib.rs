@@ -7,8 +7,9 @@
 #[allow(dead_code, unreachable_pub, reason = "the shim uses what the harness does not")]
 pub mod stack;
 
+#[path = "../../../recorder/src/merge_stack.rs"]
+pub mod merge_stack;
 #[path = "../../../recorder/src/python_lines.rs"]
-#[allow(dead_code, unreachable_pub, reason = "the recorder's, whole")]
 pub mod python_lines;
 
 pub mod compare;
