@@ -100,8 +100,9 @@ pub unsafe fn init(lookup: Lookup) {
     let found = unsafe { find(lookup) };
     let status = match found {
         Ok(python) => {
+            let cell = PYTHON.0.get();
             // SAFETY: only the thread that made the status Looking writes, once, and nobody reads before Ready.
-            unsafe { (*PYTHON.0.get()).write(python) };
+            unsafe { cell.write(MaybeUninit::new(python)) };
             Status::Ready
         }
         Err(status) => status,
@@ -125,20 +126,21 @@ unsafe fn find(lookup: Lookup) -> Result<Python, Status> {
     let find = |name: &CStr| -> Result<u64, Status> {
         // SAFETY: a C string, at a moment the caller of `init` chose.
         let address = unsafe { lookup(name.as_ptr()) } as u64;
-        if address == 0 { Err(Status::Absent) } else { Ok(address) }
+        if address == 0 { Err(Status::UnknownLayout) } else { Ok(address) }
     };
-    let this_thread_state = find(c"PyGILState_GetThisThreadState")?;
-    let runtime = find(c"_PyRuntime")?;
+    let this_thread_state = find(c"PyGILState_GetThisThreadState").map_err(|_| Status::Absent)?;
     let version = find(c"Py_GetVersion")?;
     // SAFETY: `const char *Py_GetVersion(void)`, callable at any time; pylifecycle.h of every version.
     let version: unsafe extern "C" fn() -> *const c_char = unsafe { core::mem::transmute(version) };
     // SAFETY: as above.
     let version = unsafe { version() };
     // SAFETY: a static string of CPython.
-    let minor = minor_version(unsafe { CStr::from_ptr(version) }).ok_or(Status::UnknownVersion)?;
+    let version = unsafe { CStr::from_ptr(version) };
+    let minor = minor_version(version).ok_or(Status::UnknownVersion)?;
     let offsets = VERSIONS.into_iter().find(|row| row.minor == minor).ok_or(Status::UnknownVersion)?;
+    let runtime = find(c"_PyRuntime")?;
     // SAFETY: the address of CPython's own variable.
-    let offsets = unsafe { with_debug_offsets(offsets, Object::new(runtime)) }?;
+    let offsets = with_debug_offsets(offsets, unsafe { Object::new(runtime) })?;
     let eval = find(c"_PyEval_EvalFrameDefault").unwrap_or(0);
     let range = super::native::object_around(eval).and_then(|object| object.function_range(eval));
     let current = if minor < 12 { find(c"_PyThreadState_UncheckedGet").ok() } else { None };
@@ -172,10 +174,7 @@ fn minor_version(text: &CStr) -> Option<u8> {
 
 /// The row, with what the process says about itself. A layout other than the row's loses the fields that only the row
 /// knows.
-///
-/// # Safety
-/// `runtime` is `_PyRuntime` of this version.
-unsafe fn with_debug_offsets(row: Offsets, runtime: Object) -> Result<Offsets, Status> {
+fn with_debug_offsets(row: Offsets, runtime: Object) -> Result<Offsets, Status> {
     let Some(words) = DEBUG_WORDS.iter().find(|words| words.minor == row.minor) else { return Ok(row) };
     let word = |index: u8| runtime.word(u16::from(index) * 8);
     let version = word(DEBUG_VERSION) >> 16;
@@ -939,7 +938,9 @@ fn peek(address: u64) -> Result<u64, Unreadable> {
     if n == 8 {
         return Ok(word);
     }
-    // SAFETY: the calling thread's errno.
-    let error = unsafe { *libc::__errno_location() };
+    // SAFETY: no precondition.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: the calling thread's own.
+    let error = unsafe { errno.read() };
     Err(if error == libc::EFAULT || n >= 0 { Unreadable::Fault } else { Unreadable::Forbidden })
 }

@@ -78,7 +78,9 @@ mod tests {
     fn two_thousand_ids_rarely_push_each_other_out() {
         let mut seen = empty();
         let ids: Vec<u64> = (1..=2000u64).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1).collect();
-        ids.iter().for_each(|id| drop(seen.insert(*id, 0)));
+        for id in &ids {
+            seen.insert(*id, 0);
+        }
         let n_new = ids.iter().filter(|id| seen.insert(**id, 0)).count();
         assert!(n_new < 20, "{n_new} of 2000 were forgotten");
     }

@@ -76,10 +76,18 @@ pub unsafe extern "C" fn harness_native(out: *mut u64, room: c_int) -> c_int {
     let mut n = 0;
     for address in state.native_addresses().take(room as usize) {
         // SAFETY: `n` is less than `room`.
-        unsafe { out.add(n).write(address) };
+        let slot = unsafe { out.add(n) };
+        // SAFETY: inside the caller's room.
+        unsafe { slot.write(address) };
         n += 1;
     }
     n as c_int
+}
+
+/// Says that an object was unloaded.
+#[unsafe(no_mangle)]
+pub extern "C" fn harness_note_unloaded() {
+    stack::native::note_unloaded();
 }
 
 /// Captures `n` times in a row; for timing.
