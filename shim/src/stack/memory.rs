@@ -22,7 +22,7 @@ impl Region {
     /// may write there: words are read one by one and any value is accepted.
     #[must_use]
     pub const unsafe fn new(start: u64, end: u64) -> Region {
-        Region { start, end }
+        Region { start, end: if end < start { start } else { end } }
     }
 
     /// First byte.
@@ -51,16 +51,15 @@ impl Region {
         if self.contains(start) { Region { start, end: self.end } } else { Region::EMPTY }
     }
 
-    /// The aligned word at `addr`, when it lies inside.
+    /// The word at `addr`, aligned or not, when it lies inside.
     #[inline(always)]
     #[must_use]
     pub fn word(&self, addr: u64) -> Option<u64> {
-        let inside = addr >= self.start && addr <= self.end.wrapping_sub(8) && self.end >= 8;
-        if !inside || addr & 7 != 0 {
+        if addr.wrapping_sub(self.start) >= (self.end - self.start).saturating_sub(7) {
             return None;
         }
-        // SAFETY: eight aligned bytes inside a region that is readable by the promise of `new`.
-        Some(unsafe { (addr as *const u64).read_volatile() })
+        // SAFETY: eight bytes inside a region that is readable by the promise of `new`.
+        Some(unsafe { (addr as *const u64).read_unaligned() })
     }
 
     /// Reads from `addr` to the end of the region.

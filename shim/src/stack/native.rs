@@ -10,24 +10,22 @@
 use super::cfi::{FindObject, Object, Rule};
 use super::memory::{Region, Stacks};
 use super::{Fixed, join, mix};
+use core::hint::select_unpredictable;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// Frames that are kept, counted from the innermost. Deeper ones are cut and marked.
 pub const MAX_FRAMES: usize = 512;
 /// Two-way sets of the rule cache: 4,096 rules, 64 KiB a thread.
 const RULE_SETS: usize = 2048;
-/// Slots of the table that finds a frame of the previous stack by its `sp`.
-const INDEX_SLOTS: usize = 1024;
 /// Walks that are remembered by the frame they started from.
 const PATHS: usize = 1024;
 /// Frames of such a walk; longer ones take several.
 const PATH_FRAMES: usize = 31;
 /// In an address: it is that of an interrupted instruction, so it is itself in the function that it belongs to.
 const EXACT: u64 = 1 << 63;
-/// In [`Frame::rbp_slot`]: the caller's frame pointer is the callee's.
-const NO_SLOT: u64 = 0;
-/// In [`Frame::rbp_slot`]: the frame was found in another way than through the word below `sp`; walk, do not compare.
-const WALK: u64 = 1;
+/// In [`Frame::rbp_slot`]: the frame was found in another way than through the word below `sp`; walk, do not compare. No
+/// stack has this address.
+const WALK: u64 = 0;
 
 /// The registers of one frame, and where they were found.
 #[derive(Clone, Copy, Default)]
@@ -37,7 +35,7 @@ struct Frame {
     ip: u64,
     sp: u64,
     rbp: u64,
-    /// Address of the word that gave `rbp`, [`NO_SLOT`] or [`WALK`].
+    /// Address of the word that gave `rbp`; that of the return address where `rbp` is the callee's; or [`WALK`].
     rbp_slot: u64,
 }
 
@@ -50,12 +48,10 @@ impl Frame {
     /// Whether the frame is still where it was. The caller knows that the frame called by it is unchanged.
     #[inline(always)]
     fn is_unchanged(&self, stack: &Region) -> bool {
-        let has_rbp = match self.rbp_slot {
-            NO_SLOT => true,
-            WALK => return false,
-            slot => stack.word(slot) == Some(self.rbp),
-        };
-        has_rbp & (stack.word(self.sp.wrapping_sub(8)) == Some(self.ip))
+        let return_slot = self.sp.wrapping_sub(8);
+        // Which of the two it is follows no pattern: selected, not branched on.
+        let saved = select_unpredictable(self.rbp_slot == return_slot, self.ip, self.rbp);
+        (stack.word(return_slot) == Some(self.ip)) & (stack.word(self.rbp_slot) == Some(saved))
     }
 }
 
@@ -81,8 +77,6 @@ pub struct NativeState {
     frames: Fixed<Frame, MAX_FRAMES>,
     /// `hashes[i]` is the hash of `frames[0..=i]`.
     hashes: Fixed<u64, MAX_FRAMES>,
-    /// `index_of[by_sp(sp)]` is the index in `frames` of the last frame stored with such an `sp`; a hint.
-    index_of: [u16; INDEX_SLOTS],
     /// What the walk found before it met known frames, innermost first.
     found: Fixed<Frame, MAX_FRAMES>,
     /// `path_tags[slot]` says which frame `paths[slot]` starts from, without a look into it; 0 none.
@@ -206,18 +200,23 @@ impl NativeState {
         self.marks = 0;
         let mut frame = innermost;
         let mut recording = NOT_RECORDING;
+        // Frames of the previous stack that may still be outside `frame`.
+        let mut n_known = self.frames.len();
         loop {
+            while n_known > 0 && self.frames.get(n_known - 1).sp < frame.sp {
+                n_known -= 1;
+            }
             // The rest of the previous stack?
-            let known = self.index_of.get(slot_of(frame.sp)).copied().unwrap_or_default() as usize;
-            if known < self.frames.len() && self.frames.get(known).has_registers_of(&frame) {
-                let first = self.first_unchanged(known, &stack);
+            if n_known > 0 && self.frames.get(n_known - 1).has_registers_of(&frame) {
+                let first = self.first_unchanged(n_known - 1, &stack);
                 if first == 0 {
-                    return self.assemble(known + 1);
+                    return self.assemble(n_known);
                 }
-                for index in (first + 1..=known).rev() {
+                for index in (first + 1..n_known).rev() {
                     self.found.push(self.frames.get(index));
                 }
                 frame = self.frames.get(first);
+                n_known = first;
                 recording = NOT_RECORDING;
             } else {
                 // A way that was gone before?
@@ -294,9 +293,6 @@ impl NativeState {
         for frame in self.found.as_slice().iter().rev() {
             let index = self.frames.len();
             hash = join(hash, frame.ip, index);
-            if let Some(hint) = self.index_of.get_mut(slot_of(frame.sp)) {
-                *hint = index as u16;
-            }
             self.frames.push(*frame);
             self.hashes.push(hash);
         }
@@ -323,15 +319,12 @@ impl NativeState {
         if !rule.is_simple() {
             return self.step_unusual(rule, frame, stack);
         }
-        let base = core::hint::select_unpredictable(rule.kind == Rule::RBP, frame.rbp, frame.sp);
+        let base = select_unpredictable(rule.kind == Rule::RBP, frame.rbp, frame.sp);
         let cfa = base.wrapping_add(rule.cfa as i64 as u64);
         let return_slot = cfa.wrapping_sub(8);
         let has_rbp = rule.rbp_base() == Rule::RBP_AT_CFA;
-        let rbp_slot = core::hint::select_unpredictable(
-            has_rbp,
-            cfa.wrapping_add(i64::from(rule.rbp) as u64),
-            return_slot,
-        );
+        let rbp_slot =
+            select_unpredictable(has_rbp, cfa.wrapping_add(i64::from(rule.rbp) as u64), return_slot);
         // The return address lies below the frame address, above everything of the frame itself.
         let (Some(ip), Some(saved_rbp), true) =
             (stack.word(return_slot), stack.word(rbp_slot), cfa > frame.sp)
@@ -344,12 +337,7 @@ impl NativeState {
         if ip & EXACT != 0 {
             return self.broken();
         }
-        Some(Frame {
-            ip,
-            sp: cfa,
-            rbp: core::hint::select_unpredictable(has_rbp, saved_rbp, frame.rbp),
-            rbp_slot: core::hint::select_unpredictable(has_rbp, rbp_slot, NO_SLOT),
-        })
+        Some(Frame { ip, sp: cfa, rbp: select_unpredictable(has_rbp, saved_rbp, frame.rbp), rbp_slot })
     }
 
     /// Every other rule.
@@ -429,7 +417,7 @@ impl NativeState {
     fn rule(&mut self, ip: u64) -> Option<Rule> {
         let set = (ip.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 53) as usize;
         let [first, second] = self.rules.get(set).copied().unwrap_or_default();
-        let cached = core::hint::select_unpredictable(first.ip == ip, first, second);
+        let cached = select_unpredictable(first.ip == ip, first, second);
         if cached.ip == ip {
             return Some(cached.rule);
         }
@@ -461,12 +449,6 @@ const NOT_RECORDING: usize = PATHS;
 fn path_of(frame: &Frame) -> (usize, u32) {
     let hash = mix(frame.sp, frame.ip);
     ((hash >> 54) as usize, hash as u32 | 1)
-}
-
-/// Where the table of indices has the frames with this `sp`.
-#[inline(always)]
-fn slot_of(sp: u64) -> usize {
-    (sp >> 3 ^ sp >> 13) as usize & (INDEX_SLOTS - 1)
 }
 
 /// The rule of code that keeps a frame pointer: `push rbp; mov rbp, rsp`.

@@ -36,10 +36,9 @@ fn descend_with_room(depth: u32, leaf: &mut dyn FnMut()) {
 
 #[inline(never)]
 fn descend_in_closure(depth: u32, leaf: &mut dyn FnMut()) {
-    let calls: Vec<Box<dyn Fn(&mut dyn FnMut())>> = vec![Box::new(move |leaf| descend(depth, leaf))];
-    for call in calls {
-        call(leaf);
-    }
+    let call = move |leaf: &mut dyn FnMut()| descend(depth, leaf);
+    let call: &dyn Fn(&mut dyn FnMut()) = black_box(&call);
+    call(leaf);
 }
 
 #[test]
