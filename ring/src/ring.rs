@@ -13,7 +13,7 @@
 use crate::clock::{Clock, Ticks};
 use crate::map::{CHUNK_PAYLOAD, ChunkHeader, MAX_THREADS, Map};
 use crate::record::{Header, Kind, Payload, TimeBase};
-use core::mem::size_of;
+use core::mem::{size_of, size_of_val};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Nobody's.
@@ -96,6 +96,12 @@ impl Producer {
     #[must_use]
     pub fn map(&self) -> &Map {
         &self.map
+    }
+
+    /// Index of the thread line this producer took.
+    #[must_use]
+    pub fn thread_line(&self) -> u32 {
+        self.thread
     }
 
     /// Writes a record stamped `at` and makes it visible. `at` never goes back on one thread.
@@ -219,6 +225,13 @@ impl Producer {
 pub fn as_bytes<P: Payload>(payload: &P) -> &[u8] {
     // SAFETY: `Payload` promises plain words without padding.
     unsafe { core::slice::from_raw_parts(core::ptr::from_ref(payload).cast::<u8>(), size_of::<P>()) }
+}
+
+/// Words as the bytes they have in the ring.
+#[must_use]
+pub fn as_words_bytes(words: &[u64]) -> &[u8] {
+    // SAFETY: a word is eight bytes, any of which may be read.
+    unsafe { core::slice::from_raw_parts(words.as_ptr().cast::<u8>(), size_of_val(words)) }
 }
 
 /// What a reader finds of one chunk.

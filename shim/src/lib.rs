@@ -1,1 +1,45 @@
-//! The shim.
+//! `libgputrace.so`: a guest in somebody else's process.
+//!
+//! It stands between the program and the CUDA driver, says what happened in records of the ring, and changes
+//! nothing: no panic, no lock, no heap, no GIL, no changed result. Nothing is started before the process gets its
+//! first device memory; if anything fails, it steps aside once and says so.
+//!
+//! ```text
+//! program ── cuMemAlloc_v2 ──> row (hooks/) ──> probe: guard, real call, stamp, stack ──> ring
+//!            dlsym, cuGetProcAddress ──> hooks/loader.rs: the row whose real function this is
+//!            c10::reportMemoryUsageToProfiler ──> hooks/torch.rs
+//! session.rs: the first event makes the ring and starts the recorder; fork, exec, exit
+//! ```
+//!
+//! `no_std` and without `alloc`: what must not happen cannot be written.
+#![no_std]
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)]
+
+mod callsite;
+mod config;
+mod elf;
+mod hook;
+mod hooks;
+mod probe;
+mod session;
+mod stack;
+mod sys;
+mod tls;
+
+/// Never called: nothing here panics, and the linker keeps this only because the language asks for it.
+#[cfg(not(test))]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    sys::die()
+}
+
+// Debug builds of `core` name the personality of Rust's unwinder; with `panic = "abort"` nobody calls it. In assembly,
+// because whatever Rust calls `no_mangle` is exported, and programs written in Rust bring their own.
+#[cfg(not(test))]
+core::arch::global_asm!(
+    ".pushsection .text.rust_eh_personality,\"ax\",@progbits",
+    ".weak rust_eh_personality",
+    ".hidden rust_eh_personality",
+    "rust_eh_personality: ud2",
+    ".popsection",
+);

@@ -1,1 +1,7 @@
-//! Whole-system tests.
+//! Whole-system tests: small programs, run on a fake CUDA under NVIDIA's own runtimes, and the independent truth about
+//! what they did.
+
+pub mod calls;
+pub mod programs;
+pub mod recorded;
+pub mod wheels;

@@ -1,0 +1,306 @@
+//! `gputrace record`: runs a program with the library preloaded. It becomes the program, so that exit codes, signals and
+//! job control are the program's own.
+
+use std::ffi::{OsStr, OsString};
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, bail};
+use clap::{ArgMatches, Args, ValueEnum};
+
+use super::Verb;
+use super::elf::Elf;
+
+pub(super) const VERB: Verb = Verb::new::<RecordArgs>("record", run);
+
+/// `env(1)`: it could not do its own part.
+const CANNOT_TRACE: u8 = 125;
+/// `env(1)`: the command was found but cannot be run.
+const CANNOT_RUN: u8 = 126;
+/// `env(1)`: there is no such command.
+const NOT_FOUND: u8 = 127;
+
+/// Runs a program and records its GPU memory
+///
+/// The program is not changed, and gputrace becomes it: its exit code and its signals are its own. Nothing is written
+/// before the program, or a child of it, uses CUDA; then there is one trace for each such process.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  gputrace record -- python train.py
+  gputrace record -o 'job/%h.r%r.gtr' -- torchrun --nproc-per-node 8 train.py
+
+Exit status: the program's own; 125 if it cannot be traced, 126 if it cannot be run, 127 if it is not found.
+Without this command: LD_PRELOAD=libgputrace.so GPUTRACE_OUTPUT=... python train.py")]
+pub(super) struct RecordArgs {
+    /// Where traces go: %e executable, %h host, %p pid, %r rank, %l local rank, %n counter, %t time, %q{ENV}, %%
+    /// [default: gputrace-%e.%h.r%r.%p.gtr]
+    #[arg(short, long, value_name = "PATTERN")]
+    output: Option<OsString>,
+    /// Overwrite traces that exist
+    #[arg(short, long)]
+    force: bool,
+    /// Which call stacks to record
+    #[arg(long, value_enum, value_name = "KIND")]
+    stacks: Option<Stacks>,
+    /// Memory for events that wait to be written, for each process: 64M, 1GiB
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    ring_size: Option<u64>,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Stacks {
+    /// None but the library that asked
+    None,
+    /// Lines of Python
+    Python,
+    /// Lines of Python and native functions
+    All,
+}
+
+impl Stacks {
+    fn name(self) -> &'static str {
+        match self {
+            Stacks::None => "none",
+            Stacks::Python => "python",
+            Stacks::All => "all",
+        }
+    }
+}
+
+fn run(matches: &ArgMatches, _out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+    let args: RecordArgs = super::parsed(matches)?;
+    let (program, arguments) = args.command.split_first().context("no command")?;
+    let path = match find(program) {
+        Found::Program(path) => path,
+        Found::NotExecutable(path) => {
+            eprintln!("gputrace: {} is not executable: chmod +x it, or name its interpreter", path.display());
+            return Ok(ExitCode::from(CANNOT_RUN));
+        }
+        Found::Nothing => {
+            eprintln!("gputrace: {}: no such command", program.display());
+            return Ok(ExitCode::from(NOT_FOUND));
+        }
+    };
+    let command = match prepare(&args, &path, program, arguments) {
+        Ok(command) => command,
+        Err(error) => {
+            eprintln!("gputrace: {error:#}");
+            return Ok(ExitCode::from(CANNOT_TRACE));
+        }
+    };
+    let error = { command }.exec();
+    eprintln!("gputrace: cannot run {}: {error}", path.display());
+    Ok(ExitCode::from(CANNOT_RUN))
+}
+
+fn prepare(
+    args: &RecordArgs,
+    path: &Path,
+    program: &OsStr,
+    arguments: &[OsString],
+) -> anyhow::Result<Command> {
+    let library = library()?;
+    check_program(path, &library)?;
+    let mut command = Command::new(path);
+    command.arg0(program).args(arguments).env("LD_PRELOAD", preload(&library)?);
+    command.env("GPUTRACE_RECORDER", std::env::current_exe().context("cannot find gputrace itself")?);
+    if let Some(output) = &args.output {
+        command.env("GPUTRACE_OUTPUT", output);
+    }
+    if args.force {
+        command.env("GPUTRACE_FORCE", "1");
+    }
+    if let Some(stacks) = args.stacks {
+        command.env("GPUTRACE_STACKS", stacks.name());
+    }
+    if let Some(bytes) = args.ring_size {
+        command.env("GPUTRACE_RING_BYTES", bytes.to_string());
+    }
+    Ok(command)
+}
+
+/// What a command's name leads to.
+pub(super) enum Found {
+    /// A file that can be run.
+    Program(PathBuf),
+    /// A file that cannot.
+    NotExecutable(PathBuf),
+    /// No file.
+    Nothing,
+}
+
+/// Looks for a command as `execvp` does.
+pub(super) fn find(program: &OsStr) -> Found {
+    let named = Path::new(program);
+    if named.components().count() > 1 || program.to_string_lossy().contains('/') {
+        return look(named);
+    }
+    let mut best = Found::Nothing;
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
+    for folder in std::env::split_paths(&path) {
+        match look(&folder.join(named)) {
+            Found::Program(path) => return Found::Program(path),
+            Found::NotExecutable(path) => best = Found::NotExecutable(path),
+            Found::Nothing => {}
+        }
+    }
+    best
+}
+
+fn look(path: &Path) -> Found {
+    match std::fs::metadata(path) {
+        Ok(file) if file.is_file() && file.permissions().mode() & 0o111 != 0 => {
+            Found::Program(path.to_owned())
+        }
+        Ok(_) => Found::NotExecutable(path.to_owned()),
+        Err(_) => Found::Nothing,
+    }
+}
+
+/// Where `libgputrace.so` is: GPUTRACE_LIBRARY, beside this program, or in ../lib.
+pub(super) fn library() -> anyhow::Result<PathBuf> {
+    const NAME: &str = "libgputrace.so";
+    if let Some(named) = std::env::var_os("GPUTRACE_LIBRARY").filter(|named| !named.is_empty()) {
+        let path = PathBuf::from(named);
+        let path = std::path::absolute(&path).unwrap_or(path);
+        anyhow::ensure!(path.is_file(), "GPUTRACE_LIBRARY names {}, which is no file", path.display());
+        return Ok(path);
+    }
+    let program = std::env::current_exe().context("cannot find gputrace itself")?;
+    let folder = program.parent().unwrap_or(Path::new("/"));
+    let places =
+        [folder.join(NAME), folder.join("../lib").join(NAME), folder.join("../lib/gputrace").join(NAME)];
+    match places.iter().find(|place| place.is_file()) {
+        Some(place) => Ok(place.canonicalize().unwrap_or_else(|_| place.clone())),
+        None => bail!(
+            "{NAME} is neither in {} nor in ../lib of it: install it there, or set GPUTRACE_LIBRARY to its path",
+            folder.display()
+        ),
+    }
+}
+
+/// The library before what is preloaded already.
+fn preload(library: &Path) -> anyhow::Result<OsString> {
+    let name = library.as_os_str();
+    // The loader splits at these, and there is no way to escape them.
+    if name.to_string_lossy().contains([' ', ':']) {
+        bail!(
+            "{} has a space or a colon in it, and LD_PRELOAD cannot name such a file: move it",
+            library.display()
+        );
+    }
+    let mut entries = name.to_owned();
+    if let Some(before) = std::env::var_os("LD_PRELOAD").filter(|before| !before.is_empty()) {
+        let is_there = before.to_string_lossy().split([' ', ':']).any(|entry| OsStr::new(entry) == name);
+        if is_there {
+            return Ok(before);
+        }
+        entries.push(":");
+        entries.push(before);
+    }
+    Ok(entries)
+}
+
+/// Refuses what the loader would silently run without the library.
+pub(super) fn check_program(path: &Path, library: &Path) -> anyhow::Result<()> {
+    let mut path = path.to_owned();
+    // A script's interpreter is what runs; interpreters may be scripts.
+    for _ in 0..4 {
+        check_privileges(&path)?;
+        match interpreter(&path) {
+            Some(interpreter) => path = interpreter,
+            None => break,
+        }
+    }
+    let Some(program) = Elf::open(&path)? else { return Ok(()) };
+    let ours = Elf::open(library)?.with_context(|| format!("{} is no ELF library", library.display()))?;
+    if program.machine != ours.machine {
+        bail!(
+            "{} is for another kind of processor than {}: use the gputrace built for it",
+            path.display(),
+            library.display()
+        );
+    }
+    if !program.has_interpreter {
+        bail!(
+            "{} is statically linked, and nothing can be preloaded into it: link it dynamically",
+            path.display()
+        );
+    }
+    Ok(())
+}
+
+/// The loader ignores `LD_PRELOAD` for programs that run with more rights than their user.
+fn check_privileges(path: &Path) -> anyhow::Result<()> {
+    let file = std::fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let mode = file.permissions().mode();
+    let is_other_user = mode & 0o4000 != 0 && file.uid() != rustix::process::getuid().as_raw();
+    let is_other_group = mode & 0o2000 != 0 && file.gid() != rustix::process::getgid().as_raw();
+    let has_capabilities = rustix::fs::getxattr(path, "security.capability", &mut [0u8; 64]).is_ok();
+    let why = match (is_other_user, is_other_group, has_capabilities) {
+        (true, _, _) => "is set-user-ID",
+        (_, true, _) => "is set-group-ID",
+        (_, _, true) if !rustix::process::getuid().is_root() => "has file capabilities",
+        _ => return Ok(()),
+    };
+    bail!(
+        "{} {why}, and the system preloads nothing into such programs: run a copy without it",
+        path.display()
+    )
+}
+
+/// The interpreter of a script that begins with `#!`; through `env`, the one that `env` will find.
+fn interpreter(path: &Path) -> Option<PathBuf> {
+    use std::io::Read;
+    let mut line = Vec::new();
+    std::fs::File::open(path).ok()?.take(512).read_to_end(&mut line).ok()?;
+    let line = line.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
+    let line = String::from_utf8_lossy(line).into_owned();
+    let mut words = line.split_whitespace();
+    let interpreter = Path::new(words.next()?).to_owned();
+    if interpreter.file_name() != Some(OsStr::new("env")) {
+        return Some(interpreter);
+    }
+    let program = words.find(|word| !word.starts_with('-') && !word.contains('='))?;
+    match find(OsStr::new(program)) {
+        Found::Program(path) => Some(path),
+        Found::NotExecutable(_) | Found::Nothing => None,
+    }
+}
+
+/// `64M`, `1GiB`, `4096`.
+pub(super) fn bytes(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let unit = text[digits.len()..].trim();
+    let shift = match unit.trim_end_matches("iB").trim_end_matches('B') {
+        "" => 0,
+        "K" | "k" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err(format!("'{unit}' is no unit: use K, M, G or T (powers of 1024)")),
+    };
+    let number: u64 = digits.parse().map_err(|_| "a number, as in 64M".to_owned())?;
+    number.checked_shl(shift).filter(|bytes| bytes >> shift == number).ok_or_else(|| "too large".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bytes;
+
+    #[test]
+    fn sizes_are_powers_of_1024() {
+        let good = ["4096", "1K", "64M", "1GiB", "2 GB", "1T"].map(|text| bytes(text).unwrap());
+        assert_eq!(good, [4096, 1 << 10, 64 << 20, 1 << 30, 2 << 30, 1 << 40]);
+        for bad in ["", "M", "1.5G", "-1", "1X", "99999999999999T"] {
+            assert!(bytes(bad).is_err(), "{bad}");
+        }
+    }
+}

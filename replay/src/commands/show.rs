@@ -1,0 +1,125 @@
+//! What the verbs that show something have in common.
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+use gputrace_replay::report::model::Report;
+use gputrace_replay::report::render::{json, text};
+use gputrace_replay::report::sections::SectionEntry;
+use gputrace_replay::story::Story;
+
+/// Which traces to read.
+#[derive(Args)]
+pub(super) struct TraceArgs {
+    /// Traces made by `gputrace record`; several at once for the processes of a job
+    #[arg(required = true, value_name = "TRACE")]
+    pub(super) traces: Vec<PathBuf>,
+}
+
+/// How to show it.
+#[derive(Args)]
+pub(super) struct ShowArgs {
+    /// Write JSON: bytes and nanoseconds as integers
+    #[arg(long)]
+    pub(super) json: bool,
+    /// Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE
+    #[arg(long, value_enum, value_name = "WHEN", default_value = "auto")]
+    color: Color,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Color {
+    Auto,
+    Always,
+    Never,
+}
+
+impl ShowArgs {
+    /// Writes the report the way the user wants it.
+    pub(super) fn write(&self, report: &Report, out: &mut dyn Write) -> anyhow::Result<()> {
+        if self.json {
+            return write_json(&json::render(report), out);
+        }
+        text::render(report, self.style(), out)?;
+        Ok(())
+    }
+
+    fn style(&self) -> text::Style {
+        let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+        let is_terminal = std::io::stdout().is_terminal();
+        let color = match self.color {
+            Color::Always => true,
+            Color::Never => false,
+            Color::Auto if set("NO_COLOR").is_some() => false,
+            Color::Auto if set("CLICOLOR_FORCE").is_some_and(|value| value != "0") => true,
+            Color::Auto => is_terminal && set("TERM").is_none_or(|term| term != "dumb"),
+        };
+        let columns = set("COLUMNS").and_then(|columns| columns.to_str()?.parse().ok());
+        let terminal = || terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
+        // What goes into a file or a pipe is not cut.
+        let width = columns.or_else(|| is_terminal.then(terminal).flatten());
+        text::Style { width: width.map(|width| width.max(40)), color }
+    }
+}
+
+/// One line of JSON values, indented for people.
+pub(super) fn write_json(value: &impl serde::Serialize, out: &mut dyn Write) -> anyhow::Result<()> {
+    serde_json::to_writer_pretty(&mut *out, value)?;
+    writeln!(out)?;
+    Ok(())
+}
+
+/// Traces that were read, and whether all were.
+pub(super) struct Stories {
+    pub(super) stories: Vec<Story>,
+    all: bool,
+}
+
+impl Stories {
+    /// Reads traces, two at a time. What cannot be read is said on stderr and makes the exit status a failure; the
+    /// others are shown.
+    pub(super) fn read(args: &TraceArgs) -> Stories {
+        let mut results = Vec::new();
+        for pair in args.traces.chunks(2) {
+            std::thread::scope(|scope| {
+                let threads: Vec<_> = pair.iter().map(|path| scope.spawn(|| Story::read(path))).collect();
+                results.extend(threads.into_iter().map(std::thread::ScopedJoinHandle::join));
+            });
+        }
+        let mut all = true;
+        let mut stories = Vec::new();
+        for result in results {
+            match result {
+                Ok(Ok(story)) => stories.push(story),
+                Ok(Err(error)) => {
+                    all = false;
+                    eprintln!("gputrace: {:#}", anyhow::Error::from(error));
+                }
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        Stories { stories, all }
+    }
+
+    pub(super) fn exit_code(&self) -> ExitCode {
+        if self.all { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+}
+
+/// A verb that shows sections about traces.
+pub(super) fn sections(
+    verb: &'static str,
+    entries: &[SectionEntry],
+    traces: &TraceArgs,
+    show: &ShowArgs,
+    out: &mut dyn Write,
+) -> anyhow::Result<ExitCode> {
+    let read = Stories::read(traces);
+    let report = gputrace_replay::report::about(verb, entries, &read.stories);
+    if !report.parts.is_empty() || show.json {
+        show.write(&report, out)?;
+    }
+    Ok(read.exit_code())
+}

@@ -1,0 +1,260 @@
+//! Amounts that remember what they were at chosen moments, at a constant price per change.
+//!
+//! To know who owned what at the peak, one would copy every amount at every new peak. Instead each amount keeps its
+//! value from just before its first change after the moment; as long as it did not change, its value now is the answer:
+//!
+//! ```text
+//!  total   1 2 3 . . 2 .        new peak at 3: the moment's number becomes 3
+//!  owner a 1 . 2 . . 1 .        first change after it: at_peak = 2, stamp = 3
+//!  owner b . 1 . . . . .        never changed since: at the peak it was what it is now
+//! ```
+
+use gputrace_schemas::event::{Bytes, Nanos};
+
+use super::sites::{OwnerId, SiteId};
+
+/// A moment that every amount of some [`Books`] remembers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Moment {
+    /// The first instant at which the total was the largest ever.
+    Peak = 0,
+    /// The newest call of [`Books::remember`]: the last out-of-memory error.
+    Mark = 1,
+}
+
+const MOMENTS: usize = 2;
+
+/// Bytes and objects.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Held {
+    /// Bytes.
+    pub bytes: Bytes,
+    /// Number of objects.
+    pub objects: u64,
+}
+
+/// How much somebody holds, held at most, and held at each [`Moment`].
+#[derive(Clone, Copy, Debug, Default)]
+struct Amount {
+    now: Held,
+    peak: Bytes,
+    at: [Held; MOMENTS],
+    stamps: [u32; MOMENTS],
+}
+
+impl Amount {
+    fn change(&mut self, moments: &[u32; MOMENTS], change: Change) {
+        for ((at, stamp), moment) in self.at.iter_mut().zip(&mut self.stamps).zip(moments) {
+            if stamp != moment {
+                (*at, *stamp) = (self.now, *moment);
+            }
+        }
+        match change {
+            Change::Gain(bytes) => {
+                self.now.bytes.0 = self.now.bytes.0.saturating_add(bytes.0);
+                self.now.objects += 1;
+            }
+            Change::Loss(bytes) => {
+                self.now.bytes.0 = self.now.bytes.0.saturating_sub(bytes.0);
+                self.now.objects = self.now.objects.saturating_sub(1);
+            }
+        }
+        self.peak = self.peak.max(self.now.bytes);
+    }
+
+    fn at(&self, moments: &[u32; MOMENTS], moment: Moment) -> Held {
+        let idx = moment as usize;
+        if self.stamps[idx] == moments[idx] { self.at[idx] } else { self.now }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Change {
+    Gain(Bytes),
+    Loss(Bytes),
+}
+
+/// A total with its parts by owner and by call site.
+#[derive(Clone, Debug, Default)]
+pub struct Books {
+    total: Amount,
+    peak_time: Nanos,
+    moments: [u32; MOMENTS],
+    owners: Vec<Amount>,
+    sites: Vec<Amount>,
+}
+
+/// One part of some [`Books`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Part<Id> {
+    /// Whose.
+    pub id: Id,
+    /// Most bytes it ever held, whenever that was.
+    pub peak: Bytes,
+    /// What it held at the total's peak.
+    pub at_peak: Held,
+    /// What it held at the marked moment.
+    pub at_mark: Held,
+    /// What it holds now.
+    pub now: Held,
+}
+
+impl Books {
+    /// `owner` got an object of `bytes` from `site`.
+    pub fn gain(&mut self, time: Nanos, owner: OwnerId, site: SiteId, bytes: Bytes) {
+        let before = self.total.peak;
+        self.change(owner, site, Change::Gain(bytes));
+        if self.total.peak > before {
+            self.peak_time = time;
+            // Numbers start at 1: a fresh amount, stamped 0, was empty at every moment so far, as it says.
+            self.moments[Moment::Peak as usize] += 1;
+        }
+    }
+
+    /// `owner` gave back an object of `bytes` that came from `site`.
+    pub fn lose(&mut self, owner: OwnerId, site: SiteId, bytes: Bytes) {
+        self.change(owner, site, Change::Loss(bytes));
+    }
+
+    /// Makes this instant the [`Moment::Mark`].
+    pub fn remember(&mut self) {
+        self.moments[Moment::Mark as usize] += 1;
+    }
+
+    fn change(&mut self, owner: OwnerId, site: SiteId, change: Change) {
+        let moments = self.moments;
+        self.total.change(&moments, change);
+        slot(&mut self.owners, owner.0 as usize).change(&moments, change);
+        slot(&mut self.sites, site.0 as usize).change(&moments, change);
+    }
+
+    /// What is held now.
+    #[must_use]
+    pub fn now(&self) -> Held {
+        self.total.now
+    }
+
+    /// Most bytes ever held.
+    #[must_use]
+    pub fn peak(&self) -> Bytes {
+        self.total.peak
+    }
+
+    /// When [`Books::peak`] was first reached.
+    #[must_use]
+    pub fn peak_time(&self) -> Nanos {
+        self.peak_time
+    }
+
+    /// What was held at `moment`.
+    #[must_use]
+    pub fn at(&self, moment: Moment) -> Held {
+        self.total.at(&self.moments, moment)
+    }
+
+    /// Parts by owner, in the order of their first appearance; those who never held anything are left out.
+    pub fn owners(&self) -> impl Iterator<Item = Part<OwnerId>> {
+        self.parts(&self.owners, OwnerId)
+    }
+
+    /// Parts by call site; those that never held anything are left out.
+    pub fn sites(&self) -> impl Iterator<Item = Part<SiteId>> {
+        self.parts(&self.sites, SiteId)
+    }
+
+    fn parts<Id>(&self, amounts: &[Amount], id: impl Fn(u32) -> Id) -> impl Iterator<Item = Part<Id>> {
+        amounts.iter().zip(0..).filter(|(amount, _)| amount.peak.0 > 0).map(move |(amount, idx)| Part {
+            id: id(idx),
+            peak: amount.peak,
+            at_peak: amount.at(&self.moments, Moment::Peak),
+            at_mark: amount.at(&self.moments, Moment::Mark),
+            now: amount.now,
+        })
+    }
+}
+
+/// A quantity without parts.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Meter {
+    /// Bytes now.
+    pub now: Bytes,
+    /// Most bytes ever.
+    pub peak: Bytes,
+    /// When that was first so.
+    pub peak_time: Nanos,
+}
+
+impl Meter {
+    /// More.
+    pub fn gain(&mut self, time: Nanos, bytes: Bytes) {
+        self.set(time, Bytes(self.now.0.saturating_add(bytes.0)));
+    }
+
+    /// Less.
+    pub fn lose(&mut self, bytes: Bytes) {
+        self.now.0 = self.now.0.saturating_sub(bytes.0);
+    }
+
+    /// Somebody else counts; this is what they say.
+    pub fn set(&mut self, time: Nanos, bytes: Bytes) {
+        self.now = bytes;
+        if bytes > self.peak {
+            (self.peak, self.peak_time) = (bytes, time);
+        }
+    }
+}
+
+fn slot(amounts: &mut Vec<Amount>, idx: usize) -> &mut Amount {
+    if idx >= amounts.len() {
+        amounts.resize(idx + 1, Amount::default());
+    }
+    &mut amounts[idx]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: (OwnerId, SiteId) = (OwnerId(0), SiteId(0));
+    const B: (OwnerId, SiteId) = (OwnerId(1), SiteId(1));
+
+    fn parts(books: &Books) -> Vec<(u64, u64, u64, u64)> {
+        books.owners().map(|p| (p.peak.0, p.at_peak.bytes.0, p.at_mark.bytes.0, p.now.bytes.0)).collect()
+    }
+
+    #[test]
+    fn parts_at_the_peak_add_up_to_the_peak() {
+        //  t:  1 2 3 4 5 6
+        //  a   1 . 3 . 1 .
+        //  b   . 2 . 0 . 1     peak 5 at t=3
+        let mut books = Books::default();
+        books.gain(Nanos(1), A.0, A.1, Bytes(1));
+        books.gain(Nanos(2), B.0, B.1, Bytes(2));
+        books.gain(Nanos(3), A.0, A.1, Bytes(2));
+        books.lose(B.0, B.1, Bytes(2));
+        books.lose(A.0, A.1, Bytes(2));
+        books.gain(Nanos(6), B.0, B.1, Bytes(1));
+        assert_eq!((books.peak(), books.peak_time(), books.now().bytes), (Bytes(5), Nanos(3), Bytes(2)));
+        assert_eq!(parts(&books), [(3, 3, 0, 1), (2, 2, 0, 1)]);
+    }
+
+    #[test]
+    fn an_owner_that_came_after_the_peak_had_nothing_at_it() {
+        let mut books = Books::default();
+        books.gain(Nanos(1), A.0, A.1, Bytes(9));
+        books.lose(A.0, A.1, Bytes(9));
+        books.gain(Nanos(2), B.0, B.1, Bytes(1));
+        assert_eq!(parts(&books), [(9, 9, 0, 0), (1, 0, 0, 1)]);
+    }
+
+    #[test]
+    fn a_mark_keeps_what_was_held_then() {
+        let mut books = Books::default();
+        books.gain(Nanos(1), A.0, A.1, Bytes(4));
+        books.remember();
+        books.gain(Nanos(2), B.0, B.1, Bytes(8));
+        books.lose(A.0, A.1, Bytes(4));
+        assert_eq!(books.at(Moment::Mark).bytes, Bytes(4));
+        assert_eq!(parts(&books), [(4, 4, 4, 0), (8, 8, 0, 8)]);
+    }
+}

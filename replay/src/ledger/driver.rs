@@ -1,0 +1,491 @@
+//! What the driver handed out, object by object.
+//!
+//! Physical memory, address ranges and mappings are three different things and are never added. Physical memory of the
+//! virtual-memory functions lives as long as something refers to it:
+//!
+//! ```text
+//!   references = 1 (create) + retains - releases     memory is given back when references + maps reach 0
+//!   maps       = live cuMemMap of it
+//!
+//!   NCCL frees:  retain   release   unmap   release
+//!   references   2        1         1       0
+//!   maps         1        1         0       0  -> free
+//! ```
+
+use std::collections::BTreeMap;
+
+use gputrace_schemas::event::{Action, Bytes, Call, Event, HOST, NO_DEVICE, Nanos, ThreadId};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::findings::Finding;
+use super::sites::{Origin, OwnerId, SiteId};
+
+/// What kind of memory an object is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum MemoryKind {
+    /// `cuMemAlloc` and its like.
+    Linear,
+    /// `cuMemCreate`.
+    Virtual,
+    /// `cuMemAllocAsync` and its like: what is in use, not what its pool keeps.
+    Async,
+    /// Arrays: the driver does not say how large they are; estimated from their shape.
+    Array,
+    /// `cuMemAllocManaged`: may be on the device or on the host.
+    Managed,
+    /// Owned by a CUDA graph: backed while the graph runs.
+    Graph,
+    /// Pinned host memory of the driver.
+    Pinned,
+    /// Pinned host memory of the program.
+    Registered,
+    /// `cuMemCreate` on the host.
+    HostVirtual,
+    /// Memory of another process or of graphics: owns nothing here.
+    Imported,
+}
+
+impl MemoryKind {
+    /// Name for people.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            MemoryKind::Linear => "linear",
+            MemoryKind::Virtual => "virtual memory management",
+            MemoryKind::Async => "stream-ordered",
+            MemoryKind::Array => "arrays (estimated)",
+            MemoryKind::Managed => "managed",
+            MemoryKind::Graph => "graph-owned",
+            MemoryKind::Pinned => "pinned host",
+            MemoryKind::Registered => "registered host",
+            MemoryKind::HostVirtual => "host virtual memory management",
+            MemoryKind::Imported => "imported",
+        }
+    }
+}
+
+/// Something the driver handed out that is still there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Object {
+    /// What it is.
+    pub kind: MemoryKind,
+    /// On which device: an ordinal, [`NO_DEVICE`] or [`HOST`].
+    pub device: i16,
+    /// How large.
+    pub bytes: Bytes,
+    /// Whose.
+    pub owner: OwnerId,
+    /// Asked for from where.
+    pub site: SiteId,
+    /// Since when.
+    pub since: Nanos,
+    /// Asked for by PyTorch's caching allocator.
+    pub torch: bool,
+    /// Context it lies in, as far as that can be told; 0 is the device's primary one.
+    context: u64,
+}
+
+/// What changed in the books.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Change {
+    /// The driver handed this out.
+    Gained(Object),
+    /// The program gave this back.
+    Freed(Object),
+    /// This went away with its context.
+    Dropped(Object),
+    /// An address range was reserved on this device.
+    Reserved(i16, Bytes),
+    /// It was given back.
+    Unreserved(i16, Bytes),
+    /// Physical memory became visible: where, how much, and whether PyTorch's allocator did that with its own memory.
+    Mapped(Mapped),
+    /// It is not visible any more.
+    Unmapped(Mapped),
+    /// Something that does not add up.
+    Found(Finding),
+}
+
+/// A range that was mapped or unmapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Mapped {
+    pub(super) device: i16,
+    pub(super) addr: u64,
+    pub(super) bytes: Bytes,
+    /// The physical memory was made here, by PyTorch's allocator.
+    pub(super) torch: bool,
+}
+
+struct Physical {
+    object: Object,
+    references: u32,
+    maps: u32,
+}
+
+struct Map {
+    bytes: Bytes,
+    physical: u64,
+    torch: bool,
+    device: i16,
+}
+
+/// Everything alive.
+#[derive(Default)]
+pub(super) struct Driver {
+    by_address: FxHashMap<u64, Object>,
+    host: FxHashMap<u64, Object>,
+    arrays: FxHashMap<u64, Object>,
+    physical: FxHashMap<u64, Physical>,
+    n_physical: u64,
+    handles: FxHashMap<u64, u64>,
+    maps: BTreeMap<u64, Map>,
+    reservations: BTreeMap<u64, (Bytes, i16)>,
+    contexts: FxHashMap<ThreadId, Vec<u64>>,
+    retained: FxHashMap<u64, u32>,
+    /// Addresses given back and not handed out again since, to tell a double free from an unseen allocation.
+    freed: RecentlyFreed,
+}
+
+impl Driver {
+    /// Books a call that succeeded.
+    pub(super) fn call(
+        &mut self,
+        event: &Event,
+        call: &Call,
+        origin: Origin,
+        changed: &mut impl FnMut(Change),
+    ) {
+        let context = self.contexts.get(&event.thread).and_then(|stack| stack.last()).copied().unwrap_or(0);
+        let object = |kind| Object {
+            kind,
+            device: call.device,
+            bytes: call.bytes,
+            owner: origin.owner,
+            site: origin.site,
+            since: event.time,
+            torch: origin.torch,
+            context,
+        };
+        match call.action {
+            Action::Alloc => self.gain(call.addr, object(MemoryKind::Linear), changed),
+            Action::AllocAsync if call.captured => self.gain(call.addr, object(MemoryKind::Graph), changed),
+            Action::AllocAsync => self.gain(call.addr, object(MemoryKind::Async), changed),
+            Action::AllocManaged => self.gain(call.addr, object(MemoryKind::Managed), changed),
+            Action::GraphAlloc => self.gain(call.addr, object(MemoryKind::Graph), changed),
+            Action::IpcOpen | Action::ImportPointer => {
+                self.gain(call.addr, Object { bytes: Bytes(0), ..object(MemoryKind::Imported) }, changed);
+            }
+            Action::Free | Action::FreeAsync | Action::GraphFree | Action::IpcClose => {
+                self.free(call.addr, changed);
+            }
+            Action::AllocHost => {
+                let object = Object { device: HOST, ..object(MemoryKind::Pinned) };
+                self.gain_host(call.addr, object, changed);
+            }
+            Action::HostRegister => {
+                let object = Object { device: HOST, ..object(MemoryKind::Registered) };
+                self.gain_host(call.addr, object, changed);
+            }
+            Action::FreeHost | Action::HostUnregister => self.free_host(call.addr, changed),
+            Action::ArrayCreate => {
+                let object = object(MemoryKind::Array);
+                if let Some(missed) = self.arrays.insert(call.handle, object) {
+                    changed(Change::Found(Finding::GivenOutTwice(call.handle)));
+                    changed(Change::Freed(missed));
+                }
+                changed(Change::Gained(object));
+            }
+            Action::ArrayDestroy => match self.arrays.remove(&call.handle) {
+                Some(object) => changed(Change::Freed(object)),
+                None => changed(Change::Found(Finding::UnknownHandle(call.handle))),
+            },
+            Action::Reserve => {
+                self.reservations.insert(call.addr, (call.bytes, call.device));
+                changed(Change::Reserved(call.device, call.bytes));
+            }
+            Action::Unreserve => match self.reservations.remove(&call.addr) {
+                Some((bytes, device)) => changed(Change::Unreserved(device, bytes)),
+                None => changed(Change::Found(Finding::UnknownFree(call.addr))),
+            },
+            Action::Create => {
+                let kind = if call.device == HOST { MemoryKind::HostVirtual } else { MemoryKind::Virtual };
+                self.create(call.handle, object(kind), changed);
+            }
+            Action::Import | Action::MulticastCreate => {
+                let object = Object { bytes: Bytes(0), torch: false, ..object(MemoryKind::Imported) };
+                self.create(call.handle, object, changed);
+            }
+            Action::Release => self.release(call.handle, changed),
+            Action::Retain => self.retain(call.addr, call.handle, changed),
+            Action::Map => self.map(event, call, origin, changed),
+            Action::Unmap => self.unmap(call.addr, call.bytes, changed),
+            Action::ContextCreate => self.contexts.entry(event.thread).or_default().push(call.handle),
+            Action::ContextDestroy => {
+                for stack in self.contexts.values_mut() {
+                    stack.retain(|context| *context != call.handle);
+                }
+                self.drop_all(|object| object.context == call.handle, changed);
+            }
+            Action::PrimaryRetain => {
+                let retained = self.retained.entry(call.extra).or_default();
+                *retained = retained.saturating_add(1);
+            }
+            Action::PrimaryRelease => {
+                let retained = self.retained.entry(call.extra).or_default();
+                let was_last = *retained == 1;
+                *retained = retained.saturating_sub(1);
+                if was_last {
+                    self.drop_primary(call.extra, changed);
+                }
+            }
+            Action::PrimaryReset => self.drop_primary(call.extra, changed),
+            Action::SetAccess
+            | Action::Export
+            | Action::PoolCreate
+            | Action::PoolDestroy
+            | Action::PoolTrim
+            | Action::PoolGet
+            | Action::PoolSet
+            | Action::PoolShare
+            | Action::IpcGet
+            | Action::MemInfo
+            | Action::CaptureBegin
+            | Action::CaptureEnd
+            | Action::Init => {}
+        }
+    }
+
+    /// What the program holds: memory of devices and of the host, arrays, physical memory.
+    pub(super) fn live(&self) -> impl Iterator<Item = &Object> {
+        let physical = self.physical.values().map(|physical| &physical.object);
+        self.by_address.values().chain(self.host.values()).chain(self.arrays.values()).chain(physical)
+    }
+
+    /// The device of something that is about to be given back, for calls that failed.
+    pub(super) fn device_of(&self, call: &Call) -> i16 {
+        let known = match call.action {
+            Action::Release | Action::Map => {
+                let physical = self.handles.get(&call.handle).and_then(|id| self.physical.get(id));
+                physical.map(|physical| physical.object.device)
+            }
+            _ => self.by_address.get(&call.addr).map(|object| object.device),
+        };
+        known.unwrap_or(call.device)
+    }
+
+    /// Whether the program gave this address back before.
+    pub(super) fn was_freed(&self, addr: u64) -> bool {
+        self.freed.contains(addr)
+    }
+
+    /// The reservation that `addr` lies in.
+    pub(super) fn reservation(&self, addr: u64) -> Option<u64> {
+        let (start, (bytes, _)) = self.reservations.range(..=addr).next_back()?;
+        (addr - start < bytes.0).then_some(*start)
+    }
+
+    fn gain(&mut self, addr: u64, object: Object, changed: &mut impl FnMut(Change)) {
+        self.freed.forget(addr);
+        if let Some(before) = self.by_address.insert(addr, object) {
+            // Opening the same memory again gives the same address.
+            if object.kind != MemoryKind::Imported {
+                changed(Change::Found(Finding::GivenOutTwice(addr)));
+            }
+            changed(Change::Freed(before));
+        }
+        changed(Change::Gained(object));
+    }
+
+    fn free(&mut self, addr: u64, changed: &mut impl FnMut(Change)) {
+        if addr == 0 {
+            return; // Freeing nothing is allowed.
+        }
+        match self.by_address.remove(&addr) {
+            Some(object) => {
+                self.freed.remember(addr);
+                changed(Change::Freed(object));
+            }
+            None if self.freed.contains(addr) => changed(Change::Found(Finding::DoubleFree(addr))),
+            None => changed(Change::Found(Finding::UnknownFree(addr))),
+        }
+    }
+
+    fn gain_host(&mut self, addr: u64, object: Object, changed: &mut impl FnMut(Change)) {
+        if let Some(before) = self.host.insert(addr, object) {
+            changed(Change::Found(Finding::GivenOutTwice(addr)));
+            changed(Change::Freed(before));
+        }
+        changed(Change::Gained(object));
+    }
+
+    fn free_host(&mut self, addr: u64, changed: &mut impl FnMut(Change)) {
+        match self.host.remove(&addr) {
+            Some(object) => changed(Change::Freed(object)),
+            None if addr == 0 => {}
+            None => changed(Change::Found(Finding::UnknownFree(addr))),
+        }
+    }
+
+    fn create(&mut self, handle: u64, object: Object, changed: &mut impl FnMut(Change)) {
+        let id = self.n_physical;
+        self.n_physical += 1;
+        if let Some(before) = self.handles.insert(handle, id) {
+            // The driver reuses the value only after the memory is gone; a map may still have kept it.
+            if let Some(before) = self.physical.get_mut(&before) {
+                before.references = 0;
+            }
+            self.collect(before, changed);
+        }
+        self.physical.insert(id, Physical { object, references: 1, maps: 0 });
+        changed(Change::Gained(object));
+    }
+
+    fn release(&mut self, handle: u64, changed: &mut impl FnMut(Change)) {
+        let Some(id) = self.handles.get(&handle).copied() else {
+            return changed(Change::Found(Finding::UnknownHandle(handle)));
+        };
+        match self.physical.get_mut(&id) {
+            Some(physical) if physical.references > 0 => {
+                physical.references -= 1;
+                self.collect(id, changed);
+            }
+            _ => changed(Change::Found(Finding::ReleasedTooOften(handle))),
+        }
+    }
+
+    fn retain(&mut self, addr: u64, handle: u64, changed: &mut impl FnMut(Change)) {
+        let mapped = self.maps.range(..=addr).next_back();
+        let mapped = mapped.filter(|(start, map)| addr - **start < map.bytes.0).map(|(_, map)| map.physical);
+        let Some(id) = mapped.or_else(|| self.handles.get(&handle).copied()) else {
+            return changed(Change::Found(Finding::UnknownHandle(handle)));
+        };
+        if let Some(physical) = self.physical.get_mut(&id) {
+            physical.references = physical.references.saturating_add(1);
+        }
+        // The driver may name the same memory by another number from now on.
+        self.handles.insert(handle, id);
+    }
+
+    fn map(&mut self, event: &Event, call: &Call, origin: Origin, changed: &mut impl FnMut(Change)) {
+        let id = match self.handles.get(&call.handle) {
+            Some(id) => *id,
+            None => {
+                changed(Change::Found(Finding::UnknownHandle(call.handle)));
+                let id = self.n_physical;
+                self.n_physical += 1;
+                let object = Object {
+                    kind: MemoryKind::Imported,
+                    device: call.device,
+                    bytes: Bytes(0),
+                    owner: origin.owner,
+                    site: origin.site,
+                    since: event.time,
+                    torch: false,
+                    context: 0,
+                };
+                self.physical.insert(id, Physical { object, references: 0, maps: 0 });
+                id
+            }
+        };
+        let Some(end) = call.addr.checked_add(call.bytes.0) else {
+            return changed(Change::Found(Finding::BadRange(call.addr)));
+        };
+        let overlaps =
+            self.maps.range(..end).next_back().is_some_and(|(start, map)| start + map.bytes.0 > call.addr);
+        if overlaps {
+            changed(Change::Found(Finding::MappedTwice(call.addr)));
+            self.unmap(call.addr, call.bytes, changed);
+        }
+        let Some(physical) = self.physical.get_mut(&id) else { return };
+        physical.maps = physical.maps.saturating_add(1);
+        let device = if physical.object.device == NO_DEVICE { call.device } else { physical.object.device };
+        let torch = origin.torch && physical.object.torch;
+        let map = Map { bytes: call.bytes, physical: id, torch, device };
+        if let Some(partly) = self.maps.insert(call.addr, map) {
+            self.unmapped(call.addr, &partly, changed);
+        }
+        changed(Change::Mapped(Mapped { device, addr: call.addr, bytes: call.bytes, torch }));
+    }
+
+    fn unmap(&mut self, addr: u64, bytes: Bytes, changed: &mut impl FnMut(Change)) {
+        let Some(end) = addr.checked_add(bytes.0) else {
+            return changed(Change::Found(Finding::BadRange(addr)));
+        };
+        let inside: Vec<u64> = self
+            .maps
+            .range(addr..end)
+            .filter(|(start, map)| *start + map.bytes.0 <= end)
+            .map(|(start, _)| *start)
+            .collect();
+        if inside.is_empty() {
+            changed(Change::Found(Finding::NotMapped(addr)));
+        }
+        for start in inside {
+            if let Some(map) = self.maps.remove(&start) {
+                self.unmapped(start, &map, changed);
+            }
+        }
+    }
+
+    fn unmapped(&mut self, addr: u64, map: &Map, changed: &mut impl FnMut(Change)) {
+        let Map { bytes, torch, device, .. } = *map;
+        changed(Change::Unmapped(Mapped { device, addr, bytes, torch }));
+        if let Some(physical) = self.physical.get_mut(&map.physical) {
+            physical.maps = physical.maps.saturating_sub(1);
+        }
+        self.collect(map.physical, changed);
+    }
+
+    /// Gives physical memory back if nothing refers to it.
+    fn collect(&mut self, id: u64, changed: &mut impl FnMut(Change)) {
+        let is_free = self.physical.get(&id).is_some_and(|p| p.references == 0 && p.maps == 0);
+        if let Some(physical) = is_free.then(|| self.physical.remove(&id)).flatten() {
+            changed(Change::Freed(physical.object));
+        }
+    }
+
+    fn drop_primary(&mut self, device: u64, changed: &mut impl FnMut(Change)) {
+        self.drop_all(|object| object.context == 0 && i64::from(object.device) == device as i64, changed);
+    }
+
+    /// Forgets what lay in a context. Physical memory of `cuMemCreate` lies in none.
+    fn drop_all(&mut self, gone: impl Fn(&Object) -> bool, changed: &mut impl FnMut(Change)) {
+        for objects in [&mut self.by_address, &mut self.host, &mut self.arrays] {
+            objects.retain(|_, object| {
+                let gone = gone(object);
+                if gone {
+                    changed(Change::Dropped(*object));
+                }
+                !gone
+            });
+        }
+    }
+}
+
+/// The newest addresses that were given back; a bounded number, so that a long trace needs no more memory.
+#[derive(Default)]
+struct RecentlyFreed {
+    newest: FxHashSet<u64>,
+    older: FxHashSet<u64>,
+}
+
+impl RecentlyFreed {
+    /// This many are known at least.
+    const KEPT: usize = 65_536;
+
+    fn remember(&mut self, addr: u64) {
+        if self.newest.len() >= Self::KEPT {
+            self.older = std::mem::take(&mut self.newest);
+        }
+        self.newest.insert(addr);
+    }
+
+    fn forget(&mut self, addr: u64) {
+        self.newest.remove(&addr);
+        self.older.remove(&addr);
+    }
+
+    fn contains(&self, addr: u64) -> bool {
+        self.newest.contains(&addr) || self.older.contains(&addr)
+    }
+}

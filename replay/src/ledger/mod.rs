@@ -1,0 +1,562 @@
+//! What really happened: who held which memory when.
+//!
+//! A [`Ledger`] is fed one event after the other and keeps what is alive, and totals; never the events. Nothing is
+//! counted twice: physical memory by [`MemoryKind`], address ranges and mappings beside it, and PyTorch's blocks as a
+//! level of their own inside PyTorch's segments. What does not add up is a [`Finding`], never an error.
+
+mod amounts;
+mod counts;
+mod driver;
+mod findings;
+mod sites;
+mod torch;
+
+use std::collections::BTreeMap;
+
+use gputrace_schemas::event::{
+    Action, Bytes, Call, Event, EventKind, HOST, LostCause, NO_DEVICE, Nanos, Sample, StackId, ThreadId,
+};
+use rustc_hash::FxHashSet;
+
+#[cfg(test)]
+mod tests;
+
+pub use amounts::{Books, Held, Meter, Moment, Part};
+pub use counts::{CallCounts, Histogram};
+pub use driver::{MemoryKind, Object};
+pub use findings::{Finding, Findings, Found};
+pub use sites::{NameId, OwnerId, Site, SiteId, Sites};
+pub use torch::{Block, TorchBooks, TorchOom};
+
+use crate::trace::Definitions;
+use counts::Counts;
+use driver::{Change, Driver};
+use sites::Origin;
+use torch::Torch;
+
+/// `CUDA_ERROR_OUT_OF_MEMORY`, cuda.h.
+pub const OUT_OF_MEMORY: i32 = 2;
+/// `CUDA_ERROR_DEINITIALIZED`, cuda.h: the driver is shutting down. Every library that frees in a destructor sees it.
+const DEINITIALIZED: i32 = 4;
+/// `CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH`, cuda.h.
+const POOL_RESERVED_HIGH: u64 = 6;
+/// `CU_MEMPOOL_ATTR_USED_MEM_HIGH`, cuda.h.
+const POOL_USED_HIGH: u64 = 8;
+/// Most refused requests kept whole; all are counted.
+const MAX_REFUSALS: usize = 64;
+/// Most notes kept.
+const MAX_NOTES: usize = 1000;
+
+/// The books of one process.
+#[derive(Default)]
+pub struct Ledger {
+    /// Places that the numbers below refer to.
+    pub sites: Sites,
+    /// One entry for each device that anything concerned; [`NO_DEVICE`] for what could not be told.
+    pub devices: BTreeMap<i16, DeviceBooks>,
+    /// Host memory: pinned, registered, or made by `cuMemCreate`.
+    pub host: Books,
+    /// Events that were lost, by cause.
+    pub lost: BTreeMap<LostCause, u64>,
+    /// Facts in words, oldest first.
+    pub notes: Vec<(Nanos, String)>,
+    /// What does not add up.
+    pub findings: Findings,
+    /// Calls that the process ended in.
+    pub open_calls: Vec<OpenCall>,
+    /// Frees that the driver refused because it was shutting down.
+    pub n_after_shutdown: u64,
+    /// Requests that the driver refused, newest last.
+    pub refusals: Vec<Refusal>,
+    /// Number of events.
+    pub n_events: u64,
+    /// Time of the first event.
+    pub first: Option<Nanos>,
+    /// Time of the last event.
+    pub last: Nanos,
+    counts: Counts,
+    driver: Driver,
+    torch: Torch,
+}
+
+/// The books of one device.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceBooks {
+    /// Memory of the device: linear, virtual memory management, stream-ordered in use, and arrays as estimated.
+    pub physical: Books,
+    /// The same by kind, and the kinds that are not in [`DeviceBooks::physical`].
+    pub kinds: BTreeMap<MemoryKind, Meter>,
+    /// Managed memory: may be here or on the host.
+    pub managed: Books,
+    /// Memory that belongs to CUDA graphs: here while the graph runs.
+    pub graphs: Books,
+    /// Address ranges reserved.
+    pub reserved_addresses: Meter,
+    /// Address ranges with memory behind them.
+    pub mapped: Meter,
+    /// Objects that the driver handed out.
+    pub allocs: u64,
+    /// Objects that the program gave back.
+    pub frees: u64,
+    /// Objects that went away with their context.
+    pub dropped: Held,
+    /// Calls that hand out or take back memory and that the driver refused.
+    pub failed: u64,
+    /// PyTorch's books, if it used the device.
+    pub torch: Option<TorchBooks>,
+    /// The driver's own figures.
+    pub samples: Samples,
+}
+
+/// The driver's own figures against what was tracked.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Samples {
+    /// How many.
+    pub count: u64,
+    /// The first in which the process was charged anything.
+    pub first: Option<Sampled>,
+    /// The one with the most bytes used.
+    pub largest: Option<Sampled>,
+    /// The last.
+    pub last: Option<Sampled>,
+}
+
+impl Samples {
+    /// About how much the CUDA context takes: what the driver charged to the process in the first sample beyond what
+    /// had been handed out. An estimate: libraries may have loaded code by then.
+    #[must_use]
+    pub fn context(&self) -> Option<Bytes> {
+        self.first?.beyond_tracked()
+    }
+
+    /// What the driver charges to the process at its largest beyond what was handed out and [`Samples::context`].
+    #[must_use]
+    pub fn unaccounted(&self) -> Option<i64> {
+        let largest = self.largest?;
+        let known = largest.tracked.0.saturating_add(self.context()?.0);
+        Some((largest.process_used?.0 as i64).saturating_sub(known as i64))
+    }
+}
+
+/// One sample with what was tracked at that moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Sampled {
+    /// When.
+    pub time: Nanos,
+    /// Charged to the process.
+    pub process_used: Option<Bytes>,
+    /// Used by everybody.
+    pub device_used: Bytes,
+    /// What the driver had handed out to the process.
+    pub tracked: Bytes,
+}
+
+impl Sampled {
+    fn beyond_tracked(&self) -> Option<Bytes> {
+        Some(Bytes(self.process_used?.0.saturating_sub(self.tracked.0)))
+    }
+}
+
+/// A call that had not returned when the process ended.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenCall {
+    /// When it began.
+    pub time: Nanos,
+    /// Which.
+    pub name: NameId,
+    /// On which thread.
+    pub thread: ThreadId,
+    /// From where.
+    pub site: SiteId,
+}
+
+/// A request that the driver refused.
+#[derive(Clone, Copy, Debug)]
+pub struct Refusal {
+    /// When.
+    pub time: Nanos,
+    /// Which function.
+    pub name: NameId,
+    /// What it answered: `CUresult`.
+    pub result: i32,
+    /// On which device.
+    pub device: i16,
+    /// Bytes asked for.
+    pub bytes: Bytes,
+    /// Who asked.
+    pub owner: OwnerId,
+    /// From where.
+    pub site: SiteId,
+    /// From where, in full.
+    pub stack: StackId,
+    /// PyTorch's allocator asked: it flushes its cache and asks again before it gives up.
+    pub torch: bool,
+    /// What the driver had handed out to the process on this device.
+    pub tracked: Bytes,
+}
+
+impl Ledger {
+    /// Books a whole trace. `feed` gives every event to the ledger; it is called a second time where the first
+    /// showed which stream events are PyTorch's only after they had mattered.
+    ///
+    /// # Errors
+    /// Those of `feed`.
+    pub fn of<E>(mut feed: impl FnMut(&mut Ledger) -> Result<(), E>) -> Result<Ledger, E> {
+        let mut ledger = Ledger::default();
+        feed(&mut ledger)?;
+        if ledger.torch.mistaken {
+            let own_events = ledger.torch.take_own_events();
+            ledger = Ledger::knowing(own_events);
+            feed(&mut ledger)?;
+        }
+        ledger.finish();
+        Ok(ledger)
+    }
+
+    fn knowing(own_events: FxHashSet<u64>) -> Ledger {
+        Ledger { torch: Torch::with_own_events(own_events), ..Ledger::default() }
+    }
+
+    /// Books one event. Events come in the order of their times. Whoever wants to know who held what at some instant
+    /// feeds the events up to it, and asks [`Ledger::live`], [`Ledger::live_blocks`] and the parts of the [`Books`].
+    pub fn event(&mut self, definitions: &dyn Definitions, event: &Event) {
+        self.n_events += 1;
+        self.first.get_or_insert(event.time);
+        self.last = self.last.max(event.time);
+        match &event.kind {
+            EventKind::Call(call) => self.call(definitions, event, call),
+            EventKind::BlockAlloc(block) => {
+                let origin = self.sites.origin(definitions, event.stack, event.thread);
+                let Ledger { findings, torch, .. } = self;
+                let mut found = |finding| findings.add(finding, event.time, event.thread, event.stack);
+                torch.alloc(event, block, origin.site, &mut found);
+                self.counts.block(block.bytes);
+                let physical = self.devices.get(&block.device).map(|device| &device.physical);
+                if physical.is_some_and(|books| books.now().bytes == books.peak()) {
+                    self.torch_at_peak(block.device);
+                }
+            }
+            EventKind::BlockFree(block) => {
+                let Ledger { findings, torch, .. } = self;
+                let mut found = |finding| findings.add(finding, event.time, event.thread, event.stack);
+                torch.free(event, block, &mut found);
+            }
+            EventKind::BlockOom(oom) => {
+                let origin = self.sites.origin(definitions, event.stack, event.thread);
+                let device = self.devices.entry(oom.device).or_default();
+                device.physical.remember();
+                self.torch.oom(event, oom, origin.site, device.physical.now().bytes);
+            }
+            EventKind::Wait(wait) => self.torch.wait(event, wait),
+            EventKind::Sample(sample) => self.sample(event.time, sample),
+            EventKind::Lost(lost) => {
+                let n = self.lost.entry(lost.cause).or_default();
+                *n = n.saturating_add(lost.events);
+            }
+            EventKind::Note(text) => {
+                if self.notes.len() < MAX_NOTES {
+                    self.notes.push((event.time, text.clone()));
+                }
+            }
+        }
+    }
+
+    /// Calls by function.
+    pub fn calls(&self) -> impl Iterator<Item = (NameId, &CallCounts)> {
+        self.counts.calls()
+    }
+
+    /// Sizes of PyTorch's blocks.
+    #[must_use]
+    pub fn block_sizes(&self) -> &Histogram {
+        self.counts.blocks()
+    }
+
+    /// What the driver handed out and the program still holds.
+    pub fn live(&self) -> impl Iterator<Item = &Object> {
+        self.driver.live()
+    }
+
+    /// PyTorch's blocks that are handed out: address and block.
+    pub fn live_blocks(&self) -> impl Iterator<Item = (u64, &Block)> {
+        self.torch.blocks.iter().map(|(addr, block)| (*addr, block))
+    }
+
+    /// Bytes asked for by PyTorch blocks that were freed but that streams may still use.
+    #[must_use]
+    pub fn pending_bytes(&self, device: i16) -> Bytes {
+        self.torch.pending_bytes(device)
+    }
+
+    /// Number of lost events.
+    #[must_use]
+    pub fn n_lost(&self) -> u64 {
+        self.lost.values().fold(0, |sum, n| sum.saturating_add(*n))
+    }
+
+    fn finish(&mut self) {
+        for (device, books) in std::mem::take(&mut self.torch.devices) {
+            self.devices.entry(device).or_default().torch = Some(books);
+        }
+    }
+
+    fn call(&mut self, definitions: &dyn Definitions, event: &Event, call: &Call) {
+        let origin = self.sites.origin(definitions, event.stack, event.thread);
+        let origin = self.sharpen(origin, call);
+        let name = self.sites.call_name(definitions, call.api, event.stack, origin);
+        self.counts.call(name, call);
+        match call.result {
+            None => self.open_calls.push(OpenCall {
+                time: event.time,
+                name,
+                thread: event.thread,
+                site: origin.site,
+            }),
+            Some(0) => self.booked(event, call, origin),
+            Some(DEINITIALIZED) if !gives(call.action) => self.n_after_shutdown += 1,
+            Some(result) => self.refused(event, call, origin, name, result),
+        }
+    }
+
+    /// Without native frames, a request made inside PyTorch's `allocate` is PyTorch's.
+    fn sharpen(&mut self, origin: Origin, call: &Call) -> Origin {
+        if call.in_allocate && !origin.native {
+            return self.sites.torch_at(origin);
+        }
+        origin
+    }
+
+    fn booked(&mut self, event: &Event, call: &Call, origin: Origin) {
+        let Ledger { driver, devices, host, torch, findings, .. } = self;
+        let mut peaked = None;
+        let mut unmapped = Vec::new();
+        driver.call(event, call, origin, &mut |change| match change {
+            Change::Gained(object) => {
+                if gain(devices, host, event.time, &object) {
+                    peaked = Some(object.device);
+                }
+                match object.kind {
+                    MemoryKind::Linear if object.torch => torch.segment(object.device),
+                    MemoryKind::Async if object.torch => {
+                        let books = torch.devices.entry(object.device).or_default();
+                        books.n_pool_allocations += 1;
+                        books.pool_used.gain(event.time, object.bytes);
+                    }
+                    _ => {}
+                }
+            }
+            Change::Freed(object) => {
+                lose(devices, host, &object);
+                if let Some(device) = device_of(devices, &object) {
+                    device.frees += 1;
+                }
+                match object.kind {
+                    MemoryKind::Linear if object.torch => torch.segment_freed(object.device),
+                    MemoryKind::Async if object.torch => {
+                        torch.devices.entry(object.device).or_default().pool_used.lose(object.bytes);
+                    }
+                    _ => {}
+                }
+            }
+            Change::Dropped(object) => {
+                lose(devices, host, &object);
+                if let Some(device) = device_of(devices, &object) {
+                    device.dropped.bytes.0 = device.dropped.bytes.0.saturating_add(object.bytes.0);
+                    device.dropped.objects += 1;
+                }
+            }
+            Change::Reserved(device, bytes) => {
+                devices.entry(device).or_default().reserved_addresses.gain(event.time, bytes);
+            }
+            Change::Unreserved(device, bytes) => {
+                devices.entry(device).or_default().reserved_addresses.lose(bytes);
+            }
+            Change::Mapped(range) => {
+                devices.entry(range.device).or_default().mapped.gain(event.time, range.bytes);
+                if range.torch {
+                    torch.mapped(event.thread, range);
+                }
+            }
+            Change::Unmapped(range) => {
+                devices.entry(range.device).or_default().mapped.lose(range.bytes);
+                if range.torch {
+                    unmapped.push(range);
+                }
+            }
+            Change::Found(finding) => findings.add(finding, event.time, event.thread, event.stack),
+        });
+        for range in unmapped {
+            let reservation = self.driver.reservation(range.addr);
+            self.torch.unmapped(event.thread, range, reservation);
+        }
+        match call.action {
+            Action::SetAccess => self.torch.set_access(event),
+            Action::MemInfo => self.torch.mem_info(event.thread, call.bytes, Bytes(call.extra)),
+            Action::PoolGet => self.pool_attribute(call),
+            Action::CaptureBegin => self.torch.capture_begins(),
+            Action::CaptureEnd => self.torch.capture_ends(),
+            _ => {}
+        }
+        if let Some(device) = peaked {
+            self.torch_at_peak(device);
+        }
+    }
+
+    /// The program asked a pool for its high-water marks.
+    fn pool_attribute(&mut self, call: &Call) {
+        let device = match call.device {
+            NO_DEVICE => {
+                self.torch.devices.iter().find(|(_, books)| books.is_pool_backend()).map(|(id, _)| *id)
+            }
+            device => Some(device),
+        };
+        let Some(books) = device.and_then(|device| self.torch.devices.get_mut(&device)) else { return };
+        let high = match call.extra {
+            POOL_RESERVED_HIGH => &mut books.pool_reserved_high,
+            POOL_USED_HIGH => &mut books.pool_used_high,
+            _ => return,
+        };
+        *high = (*high).max(Some(call.bytes));
+    }
+
+    fn torch_at_peak(&mut self, device: i16) {
+        if let Some(books) = self.torch.devices.get_mut(&device) {
+            books.at_device_peak = (books.allocated.now, books.reserved.now);
+        }
+    }
+
+    fn refused(&mut self, event: &Event, call: &Call, origin: Origin, name: NameId, result: i32) {
+        if !gives(call.action) && !takes(call.action) {
+            return;
+        }
+        let device = self.driver.device_of(call);
+        let books = self.devices.entry(device).or_default();
+        books.failed += 1;
+        if takes(call.action) {
+            let finding = match self.driver.was_freed(call.addr) && call.addr != 0 {
+                true => Finding::DoubleFree(call.addr),
+                false => Finding::FreeFailed(if call.addr == 0 { call.handle } else { call.addr }),
+            };
+            return self.findings.add(finding, event.time, event.thread, event.stack);
+        }
+        let torch = origin.torch || call.in_allocate;
+        if result == OUT_OF_MEMORY && !torch {
+            books.physical.remember();
+        }
+        if self.refusals.len() == MAX_REFUSALS {
+            self.refusals.remove(0);
+        }
+        self.refusals.push(Refusal {
+            time: event.time,
+            name,
+            result,
+            device,
+            bytes: call.bytes,
+            owner: origin.owner,
+            site: origin.site,
+            stack: event.stack,
+            torch,
+            tracked: books.physical.now().bytes,
+        });
+    }
+
+    fn sample(&mut self, time: Nanos, sample: &Sample) {
+        let books = self.devices.entry(sample.device).or_default();
+        let sampled = Sampled {
+            time,
+            process_used: sample.process_used,
+            device_used: sample.device_used,
+            tracked: books.physical.now().bytes,
+        };
+        let samples = &mut books.samples;
+        samples.count += 1;
+        samples.last = Some(sampled);
+        if samples.first.is_none() && sample.process_used.is_some_and(|used| used.0 > 0) {
+            samples.first = Some(sampled);
+        }
+        let used = |sampled: &Sampled| (sampled.process_used, sampled.device_used);
+        if samples.largest.is_none_or(|largest| used(&largest) < used(&sampled)) {
+            samples.largest = Some(sampled);
+        }
+    }
+}
+
+/// Books an object; whether the device never held so much.
+fn gain(devices: &mut BTreeMap<i16, DeviceBooks>, host: &mut Books, time: Nanos, object: &Object) -> bool {
+    if let Some(device) = device_of(devices, object) {
+        device.allocs += 1;
+        device.kinds.entry(object.kind).or_default().gain(time, object.bytes);
+    }
+    let Some(books) = books_of(devices, host, object) else { return false };
+    let before = books.peak();
+    books.gain(time, object.owner, object.site, object.bytes);
+    books.peak() > before && is_physical(object.kind)
+}
+
+fn lose(devices: &mut BTreeMap<i16, DeviceBooks>, host: &mut Books, object: &Object) {
+    if let Some(device) = device_of(devices, object) {
+        device.kinds.entry(object.kind).or_default().lose(object.bytes);
+    }
+    if let Some(books) = books_of(devices, host, object) {
+        books.lose(object.owner, object.site, object.bytes);
+    }
+}
+
+/// The device whose objects are counted with this one: imports are not, they own nothing.
+fn device_of<'a>(
+    devices: &'a mut BTreeMap<i16, DeviceBooks>,
+    object: &Object,
+) -> Option<&'a mut DeviceBooks> {
+    let counts = object.device != HOST && object.kind != MemoryKind::Imported;
+    counts.then(|| devices.entry(object.device).or_default())
+}
+
+fn books_of<'a>(
+    devices: &'a mut BTreeMap<i16, DeviceBooks>,
+    host: &'a mut Books,
+    object: &Object,
+) -> Option<&'a mut Books> {
+    match object.kind {
+        MemoryKind::Pinned | MemoryKind::Registered | MemoryKind::HostVirtual => Some(host),
+        MemoryKind::Imported => None,
+        _ if object.device == HOST => Some(host),
+        MemoryKind::Linear | MemoryKind::Virtual | MemoryKind::Async | MemoryKind::Array => {
+            Some(&mut devices.entry(object.device).or_default().physical)
+        }
+        MemoryKind::Managed => Some(&mut devices.entry(object.device).or_default().managed),
+        MemoryKind::Graph => Some(&mut devices.entry(object.device).or_default().graphs),
+    }
+}
+
+fn is_physical(kind: MemoryKind) -> bool {
+    matches!(kind, MemoryKind::Linear | MemoryKind::Virtual | MemoryKind::Async | MemoryKind::Array)
+}
+
+/// The action hands out memory.
+#[must_use]
+pub fn gives(action: Action) -> bool {
+    use Action::*;
+    matches!(
+        action,
+        Alloc
+            | AllocAsync
+            | AllocManaged
+            | AllocHost
+            | HostRegister
+            | Create
+            | ArrayCreate
+            | GraphAlloc
+            | Reserve
+            | Map
+    )
+}
+
+/// The action takes memory back.
+#[must_use]
+pub fn takes(action: Action) -> bool {
+    use Action::*;
+    matches!(
+        action,
+        Free | FreeAsync | FreeHost | HostUnregister | Release | Unmap | Unreserve | ArrayDestroy | GraphFree
+    )
+}

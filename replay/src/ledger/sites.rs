@@ -1,0 +1,260 @@
+//! Where events come from, as small numbers: owners, call sites and the names of functions.
+//!
+//! A trace has many stacks and few places in the program; books are kept by place, so that their size does not grow with
+//! the trace.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use gputrace_schemas::event::{ApiId, Frame, FrameId, Stack, StackId, ThreadId};
+use rustc_hash::FxHashMap;
+
+use crate::owners::{self, Owner};
+use crate::trace::Definitions;
+
+/// Index of an owner in [`Sites`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct OwnerId(pub u32);
+
+/// Index of a call site in [`Sites`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SiteId(pub u32);
+
+/// Index of a function's name in [`Sites`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct NameId(pub u32);
+
+/// A place in the program.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Site {
+    /// Who asked there.
+    pub owner: OwnerId,
+    /// Function; a file and offset where its name is not known; empty where there is no stack.
+    pub function: String,
+    /// Source file, empty if unknown.
+    pub file: String,
+    /// Line in it, 0 if unknown.
+    pub line: u32,
+    /// The innermost function of a library on the way, where it tells more: `conv2d` under `train.py:12`.
+    pub inside: String,
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.function.is_empty(), self.file.is_empty()) {
+            (true, true) => write!(to, "(no stack recorded)")?,
+            (false, true) => write!(to, "{}", self.function)?,
+            (_, false) if self.line > 0 => write!(to, "{} ({}:{})", self.function, self.file, self.line)?,
+            (_, false) if self.function.starts_with(&self.file) => write!(to, "{}", self.function)?,
+            (_, false) => write!(to, "{} ({})", self.function, self.file)?,
+        }
+        if !self.inside.is_empty() {
+            write!(to, " in {}", self.inside)?;
+        }
+        Ok(())
+    }
+}
+
+/// What is known about one stack.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Origin {
+    /// Who asked.
+    pub(super) owner: OwnerId,
+    /// From where.
+    pub(super) site: SiteId,
+    /// PyTorch's caching allocator asked.
+    pub(super) torch: bool,
+    /// A native frame says so; without one it is a guess.
+    pub(super) native: bool,
+    /// It asked through a CUDA runtime.
+    pub(super) through_runtime: bool,
+}
+
+/// All places seen so far.
+#[derive(Debug, Default)]
+pub struct Sites {
+    owners: Interned<String>,
+    sites: Interned<Site>,
+    names: Interned<String>,
+    origins: FxHashMap<(StackId, bool), Origin>,
+    threads: FxHashMap<ThreadId, bool>,
+    calls: FxHashMap<(ApiId, StackId), NameId>,
+}
+
+impl Sites {
+    /// The name of an owner.
+    #[must_use]
+    pub fn owner(&self, id: OwnerId) -> &str {
+        self.owners.values.get(id.0 as usize).map_or(owners::UNKNOWN, |name| name)
+    }
+
+    /// A call site.
+    #[must_use]
+    pub fn site(&self, id: SiteId) -> Option<&Site> {
+        self.sites.values.get(id.0 as usize)
+    }
+
+    /// A function's name.
+    #[must_use]
+    pub fn name(&self, id: NameId) -> &str {
+        self.names.values.get(id.0 as usize).map_or("", |name| name)
+    }
+
+    /// Who made an event of `stack` on `thread`.
+    pub(super) fn origin(
+        &mut self,
+        definitions: &dyn Definitions,
+        stack: StackId,
+        thread: ThreadId,
+    ) -> Origin {
+        let is_nccl = match self.threads.get(&thread) {
+            Some(known) => *known,
+            None => {
+                let known =
+                    definitions.thread(thread).is_some_and(|thread| owners::is_nccl_thread(&thread.name));
+                *self.threads.entry(thread).or_insert(known)
+            }
+        };
+        if let Some(origin) = self.origins.get(&(stack, is_nccl)) {
+            return *origin;
+        }
+        let thread = definitions.thread(thread).map_or("", |thread| &thread.name);
+        let frames = definitions.stack(stack);
+        let owner = owners::owner(definitions, frames, if is_nccl { thread } else { "" });
+        let site = frames.map_or_else(Site::default, |frames| site(definitions, frames, &owner));
+        let (native, torch) = (owner.frame.is_some(), owner.name == owners::TORCH);
+        let through_runtime = owner.through_runtime;
+        let owner = OwnerId(self.owners.id(owner.name));
+        let site = SiteId(self.sites.id(Site { owner, ..site }));
+        let origin = Origin { owner, site, torch, native, through_runtime };
+        self.origins.insert((stack, is_nccl), origin);
+        origin
+    }
+
+    /// The same place, but PyTorch's allocator asked.
+    pub(super) fn torch_at(&mut self, origin: Origin) -> Origin {
+        let owner = OwnerId(self.owners.id(owners::TORCH.to_owned()));
+        let site = self.site(origin.site).cloned().unwrap_or_default();
+        let site = SiteId(self.sites.id(Site { owner, ..site }));
+        Origin { owner, site, torch: true, ..origin }
+    }
+
+    /// What the program called: the runtime's function where the call came through one, else the driver's.
+    pub(super) fn call_name(
+        &mut self,
+        definitions: &dyn Definitions,
+        api: ApiId,
+        stack: StackId,
+        origin: Origin,
+    ) -> NameId {
+        if let Some(name) = self.calls.get(&(api, stack)) {
+            return *name;
+        }
+        let known = definitions.api(api);
+        let runtime = known.map_or("", |api| &api.runtime_name);
+        let name = if origin.through_runtime && !runtime.is_empty() {
+            runtime_symbol(definitions, stack).unwrap_or_else(|| runtime.to_owned())
+        } else {
+            known.map_or_else(|| format!("function {}", api.0), |api| api.name.clone())
+        };
+        let name = NameId(self.names.id(name));
+        self.calls.insert((api, stack), name);
+        name
+    }
+}
+
+/// The function of the shared CUDA runtime that was called: the outermost of its frames that has an exported name. One
+/// function of the driver serves several of the runtime (`cudaHostAlloc`, `cudaMallocHost`).
+fn runtime_symbol(definitions: &dyn Definitions, stack: StackId) -> Option<String> {
+    let mut found = None;
+    for id in &definitions.stack(stack)?.frames {
+        let Some(Frame::Native { module: Some(module), function, .. }) = definitions.frame(*id) else {
+            continue;
+        };
+        let Some(module) = definitions.module(*module) else { continue };
+        if !owners::is_plumbing(module) {
+            break;
+        }
+        if module.has_runtime && is_runtime_function(function) {
+            found = Some(function.clone());
+        }
+    }
+    found
+}
+
+fn is_runtime_function(function: &str) -> bool {
+    let rest = function.strip_prefix("cuda").unwrap_or_default();
+    rest.starts_with(|first: char| first.is_ascii_uppercase())
+        && rest.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+/// The place to show: the innermost line of the user's Python, else of any Python, else the function that asked.
+fn site(definitions: &dyn Definitions, stack: &Stack, owner: &Owner) -> Site {
+    let python = |id: &FrameId| match definitions.frame(*id) {
+        Some(Frame::Python { function, file, line }) => Some((function, file, *line)),
+        Some(Frame::Native { .. }) | None => None,
+    };
+    let innermost = stack.frames.iter().find_map(python);
+    let own =
+        stack.frames.iter().filter_map(python).find(|(_, file, _)| owners::python_package(file).is_none());
+    if let Some((function, file, line)) = own.or(innermost) {
+        let inside = innermost.filter(|inner| Some(*inner) != own && own.is_some());
+        return Site {
+            function: function.clone(),
+            file: file.clone(),
+            line,
+            inside: inside.map_or_else(String::new, |(function, _, _)| function.clone()),
+            ..Site::default()
+        };
+    }
+    native_site(definitions, stack, owner)
+}
+
+fn native_site(definitions: &dyn Definitions, stack: &Stack, owner: &Owner) -> Site {
+    let executable = &definitions.process().executable;
+    let frame = |id: &FrameId| definitions.frame(*id);
+    let path =
+        |module: &Option<_>| module.and_then(|id| definitions.module(id)).map_or("", |module| &module.path);
+    let outside = &stack.frames[owner.frame.unwrap_or(0).min(stack.frames.len())..];
+    let own = outside.iter().filter_map(frame).find(
+        |frame| matches!(frame, Frame::Native { module, function, .. } if path(module) == executable && !function.is_empty()),
+    );
+    match own.or_else(|| outside.first().and_then(frame)) {
+        Some(Frame::Native { address, module, function, file, line, .. }) => {
+            let bias = module.and_then(|id| definitions.module(id)).map_or(0, |module| module.bias);
+            let module = owners::file_name(path(module));
+            let function = match (function.is_empty(), module.is_empty()) {
+                (false, _) => function.clone(),
+                (true, false) => format!("{module}+{:#x}", address.wrapping_sub(bias)),
+                (true, true) => format!("{address:#x}"),
+            };
+            let file = if file.is_empty() { module.to_owned() } else { file.clone() };
+            Site { function, file, line: *line, ..Site::default() }
+        }
+        Some(Frame::Python { .. }) | None => Site::default(),
+    }
+}
+
+#[derive(Debug)]
+struct Interned<T> {
+    values: Vec<T>,
+    ids: HashMap<T, u32>,
+}
+
+impl<T> Default for Interned<T> {
+    fn default() -> Interned<T> {
+        Interned { values: Vec::new(), ids: HashMap::new() }
+    }
+}
+
+impl<T: Clone + Eq + std::hash::Hash> Interned<T> {
+    fn id(&mut self, value: T) -> u32 {
+        if let Some(id) = self.ids.get(&value) {
+            return *id;
+        }
+        let id = u32::try_from(self.values.len()).expect("fewer places than stacks, whose ids are 32 bits");
+        self.values.push(value.clone());
+        self.ids.insert(value, id);
+        id
+    }
+}

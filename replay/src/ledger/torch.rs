@@ -1,0 +1,390 @@
+//! What PyTorch's caching allocator did inside its segments.
+//!
+//! Its own totals come with every block. What it counts beyond them is reconstructed:
+//!
+//! - *requested* bytes fall when a free is completed. A block that other streams use is freed with stream events, recorded
+//!   just before on the same thread, and completed when a later `allocate` or trim saw all of them done.
+//! - *device allocs* are `cudaMalloc`s of segments, or calls of an expandable segment's `map`: any number of pages, then
+//!   one `cuMemSetAccess` for the own device. *Device frees* are `cudaFree`s, or runs of neighbouring unmapped pages.
+//!
+//! (`c10/cuda/CUDACachingAllocator.cpp`, 2.1 to 2.15.)
+
+use gputrace_schemas::event::{
+    BlockAlloc, BlockFree, BlockOom, Bytes, Event, Nanos, StackId, ThreadId, Wait, WaitAction,
+};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::amounts::{Books, Meter};
+use super::driver::Mapped;
+use super::findings::Finding;
+use super::sites::{OwnerId, SiteId};
+
+/// Most stream events kept for one free: one for each stream that used the block.
+const MAX_EVENTS_OF_A_FREE: usize = 1024;
+/// Most out-of-memory errors kept whole; all are counted.
+const MAX_OOMS: usize = 64;
+
+/// PyTorch's books of one device.
+#[derive(Clone, Debug, Default)]
+pub struct TorchBooks {
+    /// Blocks handed out (`allocation.all.allocated`).
+    pub allocations: u64,
+    /// Blocks taken back.
+    pub frees: u64,
+    /// `OutOfMemoryError`s (`num_ooms`).
+    pub n_ooms: u64,
+    /// The newest of them, oldest first.
+    pub ooms: Vec<TorchOom>,
+    /// `allocated_bytes.all`: PyTorch's own total.
+    pub allocated: Meter,
+    /// `reserved_bytes.all`: PyTorch's own total, and mapped pages before the next block tells it.
+    pub reserved: Meter,
+    /// `requested_bytes.all`.
+    pub requested: Meter,
+    /// Blocks whose request was not seen: *requested* counts them as large as they are.
+    pub n_unknown_requests: u64,
+    /// Blocks freed while a stream was captured. Those that other streams use stay *requested* until the capture is over,
+    /// and which these are is not seen.
+    pub n_frees_in_capture: u64,
+    /// `num_device_alloc`.
+    pub device_allocs: u64,
+    /// `num_device_free`.
+    pub device_frees: u64,
+    /// Blocks by call site.
+    pub blocks: Books,
+    /// *Allocated* and *reserved* when the device held most.
+    pub at_device_peak: (Bytes, Bytes),
+    /// What PyTorch has in use of the stream-ordered pool (`backend:cudaMallocAsync`).
+    pub pool_used: Meter,
+    /// Allocations from the stream-ordered pool.
+    pub n_pool_allocations: u64,
+    /// `CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH`, as the program was told.
+    pub pool_reserved_high: Option<Bytes>,
+    /// `CU_MEMPOOL_ATTR_USED_MEM_HIGH`, as the program was told.
+    pub pool_used_high: Option<Bytes>,
+}
+
+impl TorchBooks {
+    /// PyTorch used the driver's pool instead of its own cache.
+    #[must_use]
+    pub fn is_pool_backend(&self) -> bool {
+        self.allocations == 0 && self.n_pool_allocations > 0
+    }
+}
+
+/// PyTorch gave up on a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TorchOom {
+    /// When.
+    pub time: Nanos,
+    /// Bytes that PyTorch wanted.
+    pub bytes: Bytes,
+    /// Bytes that the program asked for.
+    pub requested: Option<Bytes>,
+    /// Allocated at that moment.
+    pub allocated: Bytes,
+    /// Reserved at that moment.
+    pub reserved: Bytes,
+    /// Free and total bytes of the device, as the driver told PyTorch just before.
+    pub device: Option<(Bytes, Bytes)>,
+    /// What the driver had handed out to the process on this device.
+    pub tracked: Bytes,
+    /// On which thread.
+    pub thread: ThreadId,
+    /// From where.
+    pub stack: StackId,
+    /// From where, in short.
+    pub site: SiteId,
+    /// Blocks handed out before it: whether the program went on.
+    pub allocations_before: u64,
+}
+
+/// A block that is handed out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Block {
+    /// On which device.
+    pub device: i16,
+    /// How large.
+    pub bytes: Bytes,
+    /// What the program asked for; the block's size where that was not seen.
+    pub requested: Bytes,
+    /// Asked for from where.
+    pub site: SiteId,
+    /// From where, in full.
+    pub stack: StackId,
+    /// Since when.
+    pub since: Nanos,
+}
+
+/// What is known of PyTorch's allocators of all devices.
+#[derive(Default)]
+pub(super) struct Torch {
+    pub(super) devices: FxHashMap<i16, TorchBooks>,
+    pub(super) blocks: FxHashMap<u64, Block>,
+    threads: FxHashMap<ThreadId, ThreadState>,
+    pending: FxHashMap<u64, PendingFree>,
+    n_pending: u64,
+    waiting: FxHashMap<u64, u64>,
+    n_captures: u64,
+    own_events: FxHashSet<u64>,
+    dismissed: FxHashSet<u64>,
+    /// A stream event turned out to be the allocator's after it had been taken for the program's.
+    pub(super) mistaken: bool,
+}
+
+#[derive(Default)]
+struct ThreadState {
+    recorded: Vec<u64>,
+    run: Run,
+    mem_info: Option<(Bytes, Bytes)>,
+}
+
+/// Calls on neighbouring pages that belong together.
+#[derive(Clone, Copy, Default)]
+enum Run {
+    #[default]
+    None,
+    Mapping {
+        device: i16,
+        bytes: Bytes,
+    },
+    Unmapping {
+        end: u64,
+        reservation: Option<u64>,
+    },
+}
+
+struct PendingFree {
+    device: i16,
+    requested: Bytes,
+    n_events: usize,
+}
+
+impl Torch {
+    /// With the stream events that are known to be the allocator's.
+    pub(super) fn with_own_events(own_events: FxHashSet<u64>) -> Torch {
+        Torch { own_events, ..Torch::default() }
+    }
+
+    pub(super) fn take_own_events(&mut self) -> FxHashSet<u64> {
+        std::mem::take(&mut self.own_events)
+    }
+
+    pub(super) fn alloc(
+        &mut self,
+        event: &Event,
+        block: &BlockAlloc,
+        site: SiteId,
+        found: &mut impl FnMut(Finding),
+    ) {
+        self.begin_step(event.thread).recorded.clear();
+        let books = self.devices.entry(block.device).or_default();
+        books.allocations += 1;
+        books.allocated.set(event.time, block.allocated);
+        books.reserved.set(event.time, block.reserved);
+        let requested = block.requested.unwrap_or_else(|| {
+            books.n_unknown_requests += 1;
+            block.bytes
+        });
+        books.requested.gain(event.time, requested);
+        books.blocks.gain(event.time, OwnerId(0), site, block.bytes);
+        let new = Block {
+            device: block.device,
+            bytes: block.bytes,
+            requested,
+            site,
+            stack: event.stack,
+            since: event.time,
+        };
+        if let Some(before) = self.blocks.insert(block.addr, new) {
+            found(Finding::BlockTwice(block.addr));
+            let books = self.devices.entry(before.device).or_default();
+            books.requested.lose(before.requested);
+            books.blocks.lose(OwnerId(0), before.site, before.bytes);
+        }
+    }
+
+    pub(super) fn free(&mut self, event: &Event, block: &BlockFree, found: &mut impl FnMut(Finding)) {
+        let mut waits_for = std::mem::take(&mut self.begin_step(event.thread).recorded);
+        let books = self.devices.entry(block.device).or_default();
+        books.frees += 1;
+        books.n_frees_in_capture += u64::from(self.n_captures > 0);
+        books.allocated.set(event.time, block.allocated);
+        books.reserved.set(event.time, block.reserved);
+        let known = self.blocks.remove(&block.addr);
+        match known {
+            Some(known) => {
+                let books = self.devices.entry(known.device).or_default();
+                books.blocks.lose(OwnerId(0), known.site, known.bytes);
+            }
+            None => found(Finding::UnknownBlock(block.addr)),
+        }
+        waits_for.retain(|handle| {
+            let own = self.own_events.contains(handle);
+            if !own {
+                self.dismissed.insert(*handle);
+            }
+            own
+        });
+        if let Some(known) = known {
+            self.complete_after(known.device, known.requested, &waits_for);
+        }
+        waits_for.clear();
+        self.threads.entry(event.thread).or_default().recorded = waits_for;
+    }
+
+    pub(super) fn oom(&mut self, event: &Event, oom: &BlockOom, site: SiteId, tracked: Bytes) {
+        let thread = self.begin_step(event.thread);
+        thread.recorded.clear();
+        let device = thread.mem_info.take();
+        let books = self.devices.entry(oom.device).or_default();
+        books.n_ooms += 1;
+        books.allocated.set(event.time, oom.allocated);
+        books.reserved.set(event.time, oom.reserved);
+        books.blocks.remember();
+        if books.ooms.len() == MAX_OOMS {
+            books.ooms.remove(0);
+        }
+        books.ooms.push(TorchOom {
+            time: event.time,
+            bytes: oom.bytes,
+            requested: oom.requested,
+            allocated: oom.allocated,
+            reserved: oom.reserved,
+            device,
+            tracked,
+            thread: event.thread,
+            stack: event.stack,
+            site,
+            allocations_before: books.allocations,
+        });
+    }
+
+    pub(super) fn wait(&mut self, event: &Event, wait: &Wait) {
+        match wait.action {
+            WaitAction::Record if wait.result == 0 => {
+                let recorded = &mut self.threads.entry(event.thread).or_default().recorded;
+                if recorded.len() < MAX_EVENTS_OF_A_FREE {
+                    recorded.push(wait.event);
+                } else {
+                    // A thread that only records never frees; what it recorded last is what counts.
+                    recorded.rotate_left(1);
+                    recorded[MAX_EVENTS_OF_A_FREE - 1] = wait.event;
+                }
+            }
+            WaitAction::Record => {}
+            WaitAction::Query | WaitAction::Synchronize => {
+                if self.own_events.insert(wait.event) {
+                    self.mistaken |= self.dismissed.contains(&wait.event);
+                }
+                if wait.result == 0 {
+                    self.seen_done(wait.event);
+                }
+            }
+        }
+    }
+
+    /// PyTorch got a segment by `cudaMalloc`.
+    pub(super) fn segment(&mut self, device: i16) {
+        self.devices.entry(device).or_default().device_allocs += 1;
+    }
+
+    /// PyTorch gave a segment back.
+    pub(super) fn segment_freed(&mut self, device: i16) {
+        self.devices.entry(device).or_default().device_frees += 1;
+    }
+
+    /// PyTorch made a page of an expandable segment accessible; [`Torch::set_access`] ends the run.
+    pub(super) fn mapped(&mut self, thread: ThreadId, page: Mapped) {
+        let state = self.threads.entry(thread).or_default();
+        let before = match state.run {
+            Run::Mapping { device, bytes } if device == page.device => bytes.0,
+            Run::Mapping { .. } | Run::Unmapping { .. } | Run::None => 0,
+        };
+        let bytes = Bytes(before.saturating_add(page.bytes.0));
+        state.run = Run::Mapping { device: page.device, bytes };
+    }
+
+    /// The first `cuMemSetAccess` after a run of maps is for the segment's own device; those of peers follow.
+    pub(super) fn set_access(&mut self, event: &Event) {
+        let state = self.threads.entry(event.thread).or_default();
+        if let Run::Mapping { device, bytes } = state.run {
+            state.run = Run::None;
+            let books = self.devices.entry(device).or_default();
+            books.device_allocs += 1;
+            books.reserved.gain(event.time, bytes);
+        }
+    }
+
+    /// PyTorch unmapped a page of an expandable segment.
+    pub(super) fn unmapped(&mut self, thread: ThreadId, page: Mapped, reservation: Option<u64>) {
+        let state = self.threads.entry(thread).or_default();
+        let continues = matches!(
+            state.run,
+            Run::Unmapping { end, reservation: before } if end == page.addr && before == reservation
+        );
+        state.run = Run::Unmapping { end: page.addr.saturating_add(page.bytes.0), reservation };
+        let books = self.devices.entry(page.device).or_default();
+        books.device_frees += u64::from(!continues);
+        books.reserved.lose(page.bytes);
+    }
+
+    /// A stream begins to be captured into a graph.
+    pub(super) fn capture_begins(&mut self) {
+        self.n_captures += 1;
+    }
+
+    /// A stream is no longer captured.
+    pub(super) fn capture_ends(&mut self) {
+        self.n_captures = self.n_captures.saturating_sub(1);
+    }
+
+    /// The driver told the program how much is free.
+    pub(super) fn mem_info(&mut self, thread: ThreadId, free: Bytes, total: Bytes) {
+        self.threads.entry(thread).or_default().mem_info = Some((free, total));
+    }
+
+    /// An event of PyTorch ends what its thread did for the one before.
+    fn begin_step(&mut self, thread: ThreadId) -> &mut ThreadState {
+        let state = self.threads.entry(thread).or_default();
+        state.run = Run::None;
+        state
+    }
+
+    fn complete_after(&mut self, device: i16, requested: Bytes, events: &[u64]) {
+        if events.is_empty() {
+            return self.devices.entry(device).or_default().requested.lose(requested);
+        }
+        let id = self.n_pending;
+        self.n_pending += 1;
+        self.pending.insert(id, PendingFree { device, requested, n_events: events.len() });
+        for event in events {
+            if let Some(before) = self.waiting.insert(*event, id) {
+                // Recorded again: the allocator had seen it done, in events that were lost.
+                self.one_done(before);
+            }
+        }
+    }
+
+    fn seen_done(&mut self, event: u64) {
+        if let Some(id) = self.waiting.remove(&event) {
+            self.one_done(id);
+        }
+    }
+
+    fn one_done(&mut self, id: u64) {
+        let Some(pending) = self.pending.get_mut(&id) else { return };
+        pending.n_events -= 1;
+        if pending.n_events == 0 {
+            let PendingFree { device, requested, .. } = *pending;
+            self.pending.remove(&id);
+            self.devices.entry(device).or_default().requested.lose(requested);
+        }
+    }
+
+    /// Bytes asked for by blocks that were freed but may still be in use by streams.
+    pub(super) fn pending_bytes(&self, device: i16) -> Bytes {
+        let pending = self.pending.values().filter(|free| free.device == device);
+        Bytes(pending.fold(0, |sum, free| sum.saturating_add(free.requested.0)))
+    }
+}

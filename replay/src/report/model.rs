@@ -1,0 +1,214 @@
+//! What a report consists of, before anybody decides how it looks.
+
+use gputrace_schemas::event::{Bytes, Nanos};
+
+/// Everything that a verb has to say.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The verb; names the JSON's shape.
+    pub verb: &'static str,
+    /// One for each process.
+    pub parts: Vec<Part>,
+}
+
+/// What is said about one process.
+#[derive(Clone, Debug, Default)]
+pub struct Part {
+    /// For people.
+    pub title: String,
+    /// The file it is about.
+    pub trace: Option<String>,
+    /// The process's id.
+    pub pid: Option<u32>,
+    /// Its rank in the job.
+    pub rank: Option<u32>,
+    /// Its command line.
+    pub command: Vec<String>,
+    /// In the order to be shown.
+    pub sections: Vec<Section>,
+}
+
+/// A subject.
+#[derive(Clone, Debug)]
+pub struct Section {
+    /// Key in JSON, snake_case.
+    pub name: String,
+    /// Heading for people.
+    pub title: String,
+    /// What there is to say, in order.
+    pub items: Vec<Item>,
+}
+
+impl Section {
+    /// An empty section.
+    #[must_use]
+    pub fn new(name: impl Into<String>, title: impl Into<String>) -> Section {
+        Section { name: name.into(), title: title.into(), items: vec![] }
+    }
+
+    /// Adds a named value.
+    #[must_use]
+    pub fn fact(self, name: &'static str, label: &'static str, value: Value) -> Section {
+        self.remark(name, label, value, "")
+    }
+
+    /// Adds a named value with a remark behind it; none if it is empty.
+    #[must_use]
+    pub fn remark(
+        mut self,
+        name: &'static str,
+        label: &'static str,
+        value: Value,
+        remark: impl Into<String>,
+    ) -> Section {
+        self.items.push(Item::Fact { name, label, value, remark: remark.into() });
+        self
+    }
+
+    /// Adds a table, unless it is empty.
+    #[must_use]
+    pub fn table(mut self, table: Table) -> Section {
+        if !table.rows.is_empty() {
+            self.items.push(Item::Table(table));
+        }
+        self
+    }
+
+    /// Adds a line.
+    #[must_use]
+    pub fn line(mut self, mood: Mood, text: impl Into<String>) -> Section {
+        self.items.push(Item::Line(mood, text.into()));
+        self
+    }
+
+    /// Adds a warning, if there is one.
+    #[must_use]
+    pub fn warn(self, text: Option<String>) -> Section {
+        match text {
+            Some(text) => self.line(Mood::Warning, text),
+            None => self,
+        }
+    }
+}
+
+/// Something in a section.
+#[derive(Clone, Debug)]
+pub enum Item {
+    /// A named value.
+    Fact {
+        /// Key in JSON, snake_case with its unit: `peak_bytes`.
+        name: &'static str,
+        /// For people.
+        label: &'static str,
+        /// The value.
+        value: Value,
+        /// What to know about it; may be empty.
+        remark: String,
+    },
+    /// Rows.
+    Table(Table),
+    /// A line of text.
+    Line(Mood, String),
+}
+
+/// How a line is meant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mood {
+    /// Plain.
+    Note,
+    /// All is well.
+    Good,
+    /// Take care.
+    Warning,
+    /// This is the trouble.
+    Bad,
+    /// A command to type.
+    Command,
+}
+
+/// Rows of values.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    /// Key in JSON, snake_case.
+    pub name: &'static str,
+    /// Columns.
+    pub columns: Vec<Column>,
+    /// Rows, as long as `columns`.
+    pub rows: Vec<Vec<Value>>,
+    /// Rows that were left out: how many, and what they add up to.
+    pub left_out: Option<String>,
+}
+
+/// A column.
+#[derive(Clone, Copy, Debug)]
+pub struct Column {
+    /// Key in JSON, snake_case with its unit.
+    pub name: &'static str,
+    /// For people.
+    pub title: &'static str,
+}
+
+impl Table {
+    /// An empty table; columns are keys with titles.
+    #[must_use]
+    pub fn new(name: &'static str, columns: &[(&'static str, &'static str)]) -> Table {
+        let columns = columns.iter().map(|(name, title)| Column { name, title }).collect();
+        Table { name, columns, ..Table::default() }
+    }
+
+    /// Keeps the first `n` rows, and says what of column `sum` was left out.
+    #[must_use]
+    pub fn keep(mut self, n: usize, sum: usize) -> Table {
+        if self.rows.len() > n {
+            let bytes = self.rows[n..].iter().map(|row| match row[sum] {
+                Value::Bytes(bytes) => bytes.0,
+                _ => 0,
+            });
+            let bytes = Bytes(bytes.fold(0, u64::saturating_add));
+            let n_rows = self.rows.len() - n;
+            self.left_out =
+                Some(format!("{n_rows} more with {} together", super::render::text::bytes(bytes)));
+            self.rows.truncate(n);
+        }
+        self
+    }
+}
+
+/// A value, with its unit.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Value {
+    /// Not known.
+    Missing,
+    /// Bytes.
+    Bytes(Bytes),
+    /// Bytes, more or less.
+    Difference(i64),
+    /// A number of things.
+    Count(u64),
+    /// Nanoseconds: a duration, or the time since the start of the trace.
+    Time(Nanos),
+    /// Part of a whole, 0 to 1.
+    Share(f64),
+    /// Words.
+    Text(String),
+}
+
+impl Value {
+    /// Bytes, where they are known.
+    #[must_use]
+    pub fn bytes(bytes: Option<u64>) -> Value {
+        bytes.map_or(Value::Missing, |bytes| Value::Bytes(Bytes(bytes)))
+    }
+
+    /// Words.
+    #[must_use]
+    pub fn text(text: impl Into<String>) -> Value {
+        Value::Text(text.into())
+    }
+
+    /// `part` of `whole`; missing where there is no whole.
+    #[must_use]
+    pub fn share(part: u64, whole: u64) -> Value {
+        if whole == 0 { Value::Missing } else { Value::Share(part as f64 / whole as f64) }
+    }
+}

@@ -1,0 +1,4 @@
+//! How a report looks.
+
+pub mod json;
+pub mod text;

@@ -1,0 +1,292 @@
+//! As text for a terminal or a log.
+
+use std::io::{self, Write};
+
+use gputrace_schemas::event::{Bytes, Nanos};
+
+use crate::report::model::{Item, Mood, Part, Report, Section, Table, Value};
+
+/// How text may look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Style {
+    /// Columns that a line may have; longer cells are cut, with an ellipsis.
+    pub width: Option<usize>,
+    /// Colours and bold are understood.
+    pub color: bool,
+}
+
+/// Writes the report.
+///
+/// # Errors
+/// Those of `out`.
+pub fn render(report: &Report, style: Style, out: &mut dyn Write) -> io::Result<()> {
+    for (idx, part) in report.parts.iter().enumerate() {
+        if idx > 0 {
+            writeln!(out)?;
+        }
+        self::part(part, style, out)?;
+    }
+    Ok(())
+}
+
+fn part(part: &Part, style: Style, out: &mut dyn Write) -> io::Result<()> {
+    if !part.title.is_empty() {
+        writeln!(out, "{}", style.paint(BOLD, &cut(&part.title, style.width)))?;
+    }
+    for (idx, section) in part.sections.iter().enumerate() {
+        if idx > 0 || !part.title.is_empty() {
+            writeln!(out)?;
+        }
+        self::section(section, style, out)?;
+    }
+    Ok(())
+}
+
+fn section(section: &Section, style: Style, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "{}", style.paint(BOLD, &section.title))?;
+    let labels = section.items.iter().filter_map(|item| match item {
+        Item::Fact { label, .. } => Some(length(label)),
+        Item::Table(_) | Item::Line(..) => None,
+    });
+    let label_width = labels.max().unwrap_or(0);
+    for item in &section.items {
+        match item {
+            Item::Fact { label, value, remark, .. } => {
+                let fact = format!("  {label:label_width$}  {}", show(value));
+                fact_line(&fact, label_width, remark, style, out)?;
+            }
+            Item::Table(table) => self::table(table, style, out)?,
+            Item::Line(mood, text) => line(*mood, text, style, out)?,
+        }
+    }
+    Ok(())
+}
+
+/// A fact with its remark behind it, or below where there is no room.
+fn fact_line(
+    fact: &str,
+    label_width: usize,
+    remark: &str,
+    style: Style,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    if remark.is_empty() {
+        return writeln!(out, "{fact}");
+    }
+    if style.width.is_none_or(|width| length(fact) + 2 + length(remark) <= width) {
+        return writeln!(out, "{fact}  {}", style.paint(DIM, remark));
+    }
+    writeln!(out, "{fact}")?;
+    let indent = label_width + 4;
+    for line in wrap(remark, style.width.map(|width| width.saturating_sub(indent))) {
+        writeln!(out, "{:indent$}{}", "", style.paint(DIM, line))?;
+    }
+    Ok(())
+}
+
+fn line(mood: Mood, text: &str, style: Style, out: &mut dyn Write) -> io::Result<()> {
+    let (sign, color) = match mood {
+        Mood::Note => ("", ""),
+        Mood::Good => ("ok: ", GREEN),
+        Mood::Warning => ("warning: ", YELLOW),
+        Mood::Bad => ("", RED),
+        // Never cut or wrapped: to be copied.
+        Mood::Command => return writeln!(out, "  {}", style.paint(BOLD, text)),
+    };
+    for (idx, line) in
+        wrap(&format!("{sign}{text}"), style.width.map(|width| width.saturating_sub(4))).enumerate()
+    {
+        writeln!(out, "  {}{}", if idx > 0 { "  " } else { "" }, style.paint(color, line))?;
+    }
+    Ok(())
+}
+
+fn table(table: &Table, style: Style, out: &mut dyn Write) -> io::Result<()> {
+    let cells: Vec<Vec<String>> = table.rows.iter().map(|row| row.iter().map(show).collect()).collect();
+    let is_text = |idx: usize| table.rows.iter().any(|row| matches!(row[idx], Value::Text(_)));
+    let mut widths: Vec<usize> = (0..table.columns.len())
+        .map(|idx| {
+            cells
+                .iter()
+                .map(|row| length(&row[idx]))
+                .chain([length(table.columns[idx].title)])
+                .max()
+                .unwrap_or(0)
+        })
+        .collect();
+    // What does not fit is taken from the widest columns of text, never from numbers.
+    let total = |widths: &[usize]| widths.iter().map(|width| width + 2).sum::<usize>();
+    while let Some(over) =
+        style.width.and_then(|width| total(&widths).checked_sub(width)).filter(|over| *over > 0)
+    {
+        let widest = (0..widths.len()).filter(|idx| is_text(*idx)).max_by_key(|idx| widths[*idx]);
+        let Some(widest) = widest.filter(|idx| widths[*idx] > MIN_TEXT) else { break };
+        // A little at a time, so that the next widest gives its part.
+        widths[widest] -= over.min(widths[widest] - MIN_TEXT).min(8);
+    }
+    let row = |cells: &mut dyn Iterator<Item = &str>| {
+        let mut text = String::new();
+        for (idx, cell) in cells.enumerate() {
+            let cell = cut(cell, Some(widths[idx]));
+            let space = " ".repeat(widths[idx].saturating_sub(length(&cell)));
+            text += "  ";
+            text += &if is_text(idx) { cell + &space } else { space + &cell };
+        }
+        text.trim_end().to_owned()
+    };
+    writeln!(out, "{}", style.paint(DIM, &row(&mut table.columns.iter().map(|column| column.title))))?;
+    for cells in &cells {
+        writeln!(out, "{}", row(&mut cells.iter().map(String::as_str)))?;
+    }
+    if let Some(left_out) = &table.left_out {
+        writeln!(out, "{}", style.paint(DIM, &format!("  … {left_out}")))?;
+    }
+    Ok(())
+}
+
+fn show(value: &Value) -> String {
+    match value {
+        Value::Missing => "-".into(),
+        Value::Bytes(bytes) => self::bytes(*bytes),
+        Value::Difference(difference) => {
+            let sign = if *difference < 0 { "-" } else { "" };
+            format!("{sign}{}", self::bytes(Bytes(difference.unsigned_abs())))
+        }
+        Value::Count(count) => self::count(*count),
+        Value::Time(time) => self::time(*time),
+        Value::Share(share) => format!("{:.1} %", share * 100.0),
+        Value::Text(text) => printable(text),
+    }
+}
+
+/// Bytes in IEC units, as PyTorch's messages print them.
+#[must_use]
+pub fn bytes(bytes: Bytes) -> String {
+    let mut value = bytes.0 as f64;
+    let mut unit = "B";
+    for next in ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"] {
+        // What would be printed as 1024.00 is printed in the next unit.
+        if value < 1023.995 {
+            break;
+        }
+        (value, unit) = (value / 1024.0, next);
+    }
+    if unit == "B" { format!("{} B", bytes.0) } else { format!("{value:.2} {unit}") }
+}
+
+/// A number with a comma between thousands.
+#[must_use]
+pub fn count(count: u64) -> String {
+    let digits = count.to_string();
+    let mut text = String::new();
+    for (idx, digit) in digits.chars().enumerate() {
+        if idx > 0 && (digits.len() - idx).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A duration, or a time since the start.
+#[must_use]
+pub fn time(time: Nanos) -> String {
+    match time.0 {
+        0..1_000 => format!("{} ns", time.0),
+        1_000..1_000_000 => format!("{:.1} µs", time.0 as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", time.0 as f64 / 1e6),
+        1_000_000_000..600_000_000_000 => format!("{:.3} s", time.0 as f64 / 1e9),
+        _ => {
+            let seconds = time.0 / 1_000_000_000;
+            format!("{}:{:02}:{:02} h", seconds / 3600, seconds / 60 % 60, seconds % 60)
+        }
+    }
+}
+
+/// No column of text is made narrower.
+const MIN_TEXT: usize = 6;
+
+const BOLD: &str = "1";
+const DIM: &str = "2";
+const RED: &str = "31";
+const GREEN: &str = "32";
+const YELLOW: &str = "33";
+
+impl Style {
+    fn paint(self, code: &str, text: &str) -> String {
+        let text = printable(text);
+        if self.color && !code.is_empty() && !text.is_empty() {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text
+        }
+    }
+}
+
+/// Text from a trace may hold anything; a terminal must not obey it.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+fn length(text: &str) -> usize {
+    text.chars().count()
+}
+
+/// Keeps the beginning; of a call site the end, with file and line, tells more.
+fn cut(text: &str, width: Option<usize>) -> String {
+    let Some(width) = width.filter(|width| length(text) > *width) else { return text.to_owned() };
+    let keep = width.saturating_sub(1);
+    let head = keep / 3;
+    let tail = keep - head;
+    let first: String = text.chars().take(head).collect();
+    let last: String = text.chars().skip(length(text) - tail).collect();
+    format!("{first}…{last}")
+}
+
+/// Breaks a line between words.
+fn wrap(text: &str, width: Option<usize>) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let fits = width.map_or(rest.len(), |width| {
+            rest.char_indices().nth(width.max(20)).map_or(rest.len(), |(at, _)| at)
+        });
+        let end = if fits == rest.len() { fits } else { rest[..fits].rfind(' ').unwrap_or(fits) };
+        let (line, after) = rest.split_at(end);
+        rest = after.trim_start();
+        Some(line)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_printed_as_pytorch_prints_them() {
+        let shown: Vec<_> =
+            [0, 1023, 1024, 20 << 20, (1 << 30) - 1, 1 << 30, u64::MAX].map(|n| bytes(Bytes(n))).into();
+        assert_eq!(shown, ["0 B", "1023 B", "1.00 KiB", "20.00 MiB", "1.00 GiB", "1.00 GiB", "16.00 EiB"]);
+    }
+
+    #[test]
+    fn times_and_counts_read_well() {
+        let shown = [0, 1_500, 2_500_000, 12_345_678_901, 3_725_000_000_000].map(|n| time(Nanos(n)));
+        assert_eq!(shown, ["0 ns", "1.5 µs", "2.5 ms", "12.346 s", "1:02:05 h"]);
+        assert_eq!([0, 999, 1000, 1234567].map(count), ["0", "999", "1,000", "1,234,567"]);
+    }
+
+    #[test]
+    fn long_lines_break_between_words_and_long_cells_are_cut_in_the_middle() {
+        let lines: Vec<_> = wrap("one two three four five six seven", Some(20)).collect();
+        assert_eq!(lines, ["one two three four", "five six seven"]);
+        assert_eq!(cut("forward (/home/me/model.py:12)", Some(13)), "forw…l.py:12)");
+    }
+
+    #[test]
+    fn a_terminal_does_not_obey_a_trace() {
+        assert_eq!(show(&Value::text("a\x1b[2Jb")), "a\u{fffd}[2Jb");
+    }
+}

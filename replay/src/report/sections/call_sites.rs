@@ -1,0 +1,92 @@
+//! The places in the program that hold the memory.
+
+use super::{SectionEntry, device_name};
+use crate::ledger::{DeviceBooks, OUT_OF_MEMORY, Part, SiteId};
+use crate::owners::TORCH;
+use crate::report::model::{Mood, Section, Table, Value};
+use crate::report::render::text::time;
+use crate::story::Story;
+use crate::summary::used_devices;
+
+/// At the last out-of-memory error, or else at the peak.
+pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
+/// The same with more rows.
+pub(super) const TOTALS: SectionEntry =
+    SectionEntry { build: |story| build_long(story).into_iter().collect() };
+
+const SHORT: usize = 10;
+const LONG: usize = 50;
+
+fn build(story: &Story) -> Option<Section> {
+    section(story, SHORT)
+}
+
+fn build_long(story: &Story) -> Option<Section> {
+    section(story, LONG)
+}
+
+fn section(story: &Story, n_rows: usize) -> Option<Section> {
+    let mut result = Section::new("call_sites", "Who held it: top call sites");
+    let mut any = false;
+    for (ordinal, books) in used_devices(story) {
+        let at_oom = ran_out(story, ordinal, books);
+        let table = table(story, ordinal, books, at_oom).keep(n_rows, 1);
+        if table.rows.is_empty() {
+            continue;
+        }
+        any = true;
+        let moment = match (at_oom, &books.torch) {
+            (true, _) => "at its last out-of-memory error".to_owned(),
+            (false, Some(torch)) if torch.blocks.peak().0 > 0 => format!(
+                "at the peak: the driver's at {}, PyTorch's blocks at {} (when PyTorch had most allocated)",
+                time(story.since_start(books.physical.peak_time())),
+                time(story.since_start(torch.blocks.peak_time()))
+            ),
+            (false, _) => format!("at the peak, at {}", time(story.since_start(books.physical.peak_time()))),
+        };
+        result = result.line(Mood::Note, format!("{}, {moment}", device_name(story, ordinal))).table(table);
+    }
+    any.then(|| result.warn(story.doubts()))
+}
+
+fn ran_out(story: &Story, ordinal: i16, books: &DeviceBooks) -> bool {
+    let torch = books.torch.as_ref().is_some_and(|torch| torch.n_ooms > 0);
+    let refused = story.ledger.refusals.iter();
+    torch || refused.filter(|r| r.device == ordinal && r.result == OUT_OF_MEMORY).any(|r| !r.torch)
+}
+
+/// PyTorch's segments are shown by the blocks in them, which are theirs that asked; everything else by itself.
+fn table(story: &Story, ordinal: i16, books: &DeviceBooks, at_oom: bool) -> Table {
+    let sites = &story.ledger.sites;
+    let held = |part: Part<SiteId>| (part.id, if at_oom { part.at_mark } else { part.at_peak });
+    let blocks = books.torch.as_ref().filter(|torch| torch.blocks.peak().0 > 0).map(|torch| &torch.blocks);
+    let of_torch = |id| sites.site(id).is_some_and(|site| sites.owner(site.owner) == TORCH);
+    let driver = books.physical.sites().filter(|part| blocks.is_none() || !of_torch(part.id)).map(held);
+    let blocks = blocks.into_iter().flat_map(|blocks| blocks.sites()).map(held);
+    let mut rows: Vec<_> =
+        driver.map(|(id, held)| (id, held, false)).chain(blocks.map(|(id, held)| (id, held, true))).collect();
+    rows.retain(|(_, held, _)| held.bytes.0 > 0);
+    rows.sort_by_key(|(id, held, _)| (std::cmp::Reverse(held.bytes), *id));
+    let mut table = Table::new(
+        "call_sites",
+        &[
+            ("device", "device"),
+            ("bytes", "bytes"),
+            ("objects", "number"),
+            ("owner", "owner"),
+            ("call_site", "call site"),
+        ],
+    );
+    for (id, held, is_block) in rows {
+        let Some(site) = sites.site(id) else { continue };
+        let owner = if is_block { "PyTorch block" } else { sites.owner(site.owner) };
+        table.rows.push(vec![
+            Value::text(format!("cuda:{ordinal}")),
+            Value::Bytes(held.bytes),
+            Value::Count(held.objects),
+            Value::text(owner),
+            Value::text(site.to_string()),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,43 @@
+//! How the process ended, as far as its trace tells.
+
+use super::SectionEntry;
+use crate::report::model::{Mood, Section, Value};
+use crate::report::render::text::time;
+use crate::story::Story;
+
+pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
+
+fn build(story: &Story) -> Option<Section> {
+    let ledger = &story.ledger;
+    let span = story.since_start(ledger.last);
+    let mut section = Section::new("ending", "End")
+        .fact("events", "events", Value::Count(ledger.n_events))
+        .fact("duration_ns", "last event after", Value::Time(span));
+    section = match how(story) {
+        Some("exit") => section.line(Mood::Note, "the process ended by itself"),
+        Some("killed") => {
+            section.line(Mood::Bad, "the process was killed or crashed: it never came to its exit")
+        }
+        Some(_) | None => section,
+    };
+    for open in &ledger.open_calls {
+        let thread = story.threads.get(&open.thread).map_or("unknown", String::as_str);
+        let site = ledger.sites.site(open.site).map(ToString::to_string).unwrap_or_default();
+        let text = format!(
+            "the process ended inside {} on thread '{thread}' at {}, called from {site}: it crashed, was killed or exited there",
+            ledger.sites.name(open.name),
+            time(story.since_start(open.time)),
+        );
+        section = section.line(Mood::Bad, text);
+    }
+    if !story.complete {
+        let text = "the trace has no end: the recorder was killed with the process, the disk was full, or the program still runs";
+        section = section.line(Mood::Warning, text);
+    }
+    Some(section)
+}
+
+/// How the process ended, as the recorder saw it.
+fn how(story: &Story) -> Option<&str> {
+    story.ledger.notes.iter().rev().find_map(|(_, note)| note.strip_prefix("process.end="))
+}

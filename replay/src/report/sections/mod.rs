@@ -1,0 +1,49 @@
+//! What there is to say. A section is one file here and one line in [`SECTIONS`], [`STATISTICS`] or [`FIGURES`].
+
+mod call_sites;
+mod calls;
+mod ending;
+mod figures;
+mod kinds;
+mod memory;
+mod next;
+mod oom;
+mod overview;
+mod owners;
+mod sizes;
+mod trust;
+
+use crate::report::model::Section;
+use crate::story::Story;
+
+/// A section: made from a story, unless it has nothing to say about it.
+pub struct SectionEntry {
+    pub(super) build: fn(&Story) -> Vec<Section>,
+}
+
+/// What `gputrace report` says, in this order: what a person whose job just died needs first.
+pub const SECTIONS: &[SectionEntry] =
+    &[oom::ENTRY, ending::ENTRY, memory::ENTRY, owners::ENTRY, call_sites::ENTRY, trust::ENTRY, next::ENTRY];
+
+/// What `gputrace stats` says.
+pub const STATISTICS: &[SectionEntry] = &[
+    overview::ENTRY,
+    calls::ENTRY,
+    sizes::ENTRY,
+    kinds::ENTRY,
+    owners::ENTRY,
+    call_sites::TOTALS,
+    trust::ENTRY,
+];
+
+/// What `gputrace summary` says to people.
+pub const FIGURES: &[SectionEntry] = &[figures::ENTRY, owners::ENTRY];
+
+/// `cuda:0 NVIDIA H200`.
+fn device_name(story: &Story, ordinal: i16) -> String {
+    match (ordinal, story.device(ordinal)) {
+        (gputrace_schemas::event::NO_DEVICE, _) => "unknown device".into(),
+        (_, Some(device)) if !device.name.is_empty() => format!("cuda:{ordinal} {}", device.name),
+        _ => format!("cuda:{ordinal}"),
+    }
+}

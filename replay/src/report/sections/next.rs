@@ -1,0 +1,25 @@
+//! What to type next.
+
+use super::SectionEntry;
+use crate::report::model::{Mood, Section};
+use crate::story::Story;
+
+pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
+
+fn build(story: &Story) -> Option<Section> {
+    let path = quote(&story.path);
+    let section = Section::new("next", "Next").line(Mood::Command, format!("gputrace stats {path}"));
+    let troubled =
+        !story.ledger.findings.is_empty() || story.doubts().is_some() || !story.ledger.notes.is_empty();
+    Some(if troubled { section.line(Mood::Command, format!("gputrace doctor {path}")) } else { section })
+}
+
+/// For a shell.
+fn quote(path: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c);
+    if !path.is_empty() && path.chars().all(plain) {
+        path.into()
+    } else {
+        format!("'{}'", path.replace('\'', r"'\''"))
+    }
+}

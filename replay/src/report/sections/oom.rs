@@ -1,0 +1,120 @@
+//! Out of memory: what was asked for, and what was there.
+
+use gputrace_schemas::event::{Bytes, Nanos};
+
+use super::{SectionEntry, device_name};
+use crate::ledger::{DeviceBooks, OUT_OF_MEMORY, Refusal, TorchOom};
+use crate::report::model::{Mood, Section, Table, Value};
+use crate::report::render::text::{bytes, time};
+use crate::story::Story;
+use crate::summary::used_devices;
+
+pub(super) const ENTRY: SectionEntry = SectionEntry { build };
+
+/// An out-of-memory error that ends less than this before the trace does probably ended the program.
+const SUDDEN: Nanos = Nanos(5_000_000_000);
+
+/// One section for each device whose PyTorch ran out, and one for all others that the driver refused.
+fn build(story: &Story) -> Vec<Section> {
+    let torch = used_devices(story).filter_map(|(ordinal, books)| {
+        let oom = books.torch.as_ref()?.ooms.last()?;
+        Some(pytorch(story, Section::new("oom", "OUT OF MEMORY"), ordinal, books, oom))
+    });
+    torch.chain(refused(story)).map(|section| section.warn(story.doubts())).collect()
+}
+
+fn refused(story: &Story) -> Option<Section> {
+    let refused = |refusal: &&Refusal| refusal.result == OUT_OF_MEMORY && !refusal.torch;
+    let mut table = Table::new(
+        "refused",
+        &[
+            ("time_ns", "at"),
+            ("device", "device"),
+            ("bytes", "asked for"),
+            ("tracked_bytes", "held then"),
+            ("owner", "by"),
+            ("call", "call"),
+            ("call_site", "from"),
+        ],
+    );
+    for refusal in story.ledger.refusals.iter().rev().filter(refused) {
+        let sites = &story.ledger.sites;
+        table.rows.push(vec![
+            Value::Time(story.since_start(refusal.time)),
+            Value::text(device_name(story, refusal.device)),
+            Value::Bytes(refusal.bytes),
+            Value::Bytes(refusal.tracked),
+            Value::text(sites.owner(refusal.owner)),
+            Value::text(sites.name(refusal.name)),
+            Value::text(sites.site(refusal.site).map(ToString::to_string).unwrap_or_default()),
+        ]);
+    }
+    let section = Section::new("refused", "OUT OF MEMORY")
+        .line(Mood::Bad, "The driver had no memory left for (newest first):");
+    (!table.rows.is_empty()).then(|| section.table(table.keep(5, 2)))
+}
+
+fn pytorch(story: &Story, section: Section, ordinal: i16, books: &DeviceBooks, oom: &TorchOom) -> Section {
+    let asked = oom.requested.map_or_else(|| format!("{} (rounded by PyTorch)", bytes(oom.bytes)), bytes);
+    let when = time(story.since_start(oom.time));
+    let site = story.ledger.sites.site(oom.site).map(ToString::to_string).unwrap_or_default();
+    let cached = oom.reserved.0.saturating_sub(oom.allocated.0);
+    let others = oom.tracked.0.saturating_sub(oom.reserved.0);
+    let headline = format!("PyTorch could not get {asked} on {} at {when}", device_name(story, ordinal));
+    let mut section = section
+        .line(Mood::Bad, headline)
+        .fact("device", "device", Value::text(device_name(story, ordinal)))
+        .fact("time_ns", "at", Value::Time(story.since_start(oom.time)))
+        .fact("asked_bytes", "PyTorch asked for", Value::Bytes(oom.bytes))
+        .fact("requested_bytes", "the program asked for", Value::bytes(oom.requested.map(|bytes| bytes.0)))
+        .fact("allocated_bytes", "allocated by PyTorch", Value::Bytes(oom.allocated))
+        .remark(
+            "reserved_bytes",
+            "reserved by PyTorch",
+            Value::Bytes(oom.reserved),
+            cached_remark(cached, oom),
+        )
+        .fact("others_bytes", "held by others in this process", Value::bytes(Some(others)));
+    if let Some((free, total)) = oom.device {
+        section = section.fact("free_bytes", "free on the device", Value::Bytes(free)).fact(
+            "total_bytes",
+            "device",
+            Value::Bytes(total),
+        );
+        let elsewhere = total.0.saturating_sub(free.0).saturating_sub(oom.tracked.0);
+        let remark =
+            "CUDA context, code, other processes (device total - free - what this process was handed)";
+        section = section.remark("elsewhere_bytes", "held elsewhere", Value::bytes(Some(elsewhere)), remark);
+    }
+    if !site.is_empty() {
+        section = section.fact("call_site", "from", Value::text(site));
+    }
+    if let Some(n) = books.torch.as_ref().map(|torch| torch.n_ooms).filter(|n| *n > 1) {
+        let text = format!("{n} out-of-memory errors on this device; this is the last");
+        section = section.line(Mood::Note, text);
+    }
+    let after = story.ledger.last.0.saturating_sub(oom.time.0);
+    let went_on = books.torch.as_ref().map_or(0, |torch| torch.allocations - oom.allocations_before);
+    if went_on > 0 {
+        let text = format!("the program went on: {went_on} more blocks were handed out after it");
+        section.line(Mood::Note, text)
+    } else if after < SUDDEN.0 {
+        let text = format!(
+            "nothing was allocated after it, and the trace ends {} later: it probably ended the program",
+            time(Nanos(after))
+        );
+        section.line(Mood::Note, text)
+    } else {
+        section
+    }
+}
+
+fn cached_remark(cached: u64, oom: &TorchOom) -> String {
+    let wanted = oom.requested.unwrap_or(oom.bytes);
+    let cached_text = bytes(Bytes(cached));
+    if cached >= wanted.0 {
+        format!("{cached_text} of it unused, more than was asked for: fragmentation")
+    } else {
+        format!("{cached_text} of it unused")
+    }
+}

@@ -1,0 +1,50 @@
+//! What may be wrong with the trace, and what is wrong with the program's calls.
+
+use super::SectionEntry;
+use crate::report::model::{Mood, Section, Table, Value};
+use crate::story::Story;
+
+pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
+
+fn build(story: &Story) -> Option<Section> {
+    let ledger = &story.ledger;
+    let mut section = Section::new("trust", "What to know about these numbers");
+    for (cause, events) in &ledger.lost {
+        section = section.line(Mood::Warning, format!("{events} events were lost: {cause}"));
+    }
+    for damage in &story.damages {
+        section = section.line(Mood::Warning, format!("{}: {damage}", story.path));
+    }
+    let mut table = Table::new(
+        "findings",
+        &[
+            ("count", "times"),
+            ("what", "what does not add up"),
+            ("first_time_ns", "first at"),
+            ("about", "first about"),
+            ("thread", "thread"),
+        ],
+    );
+    for found in ledger.findings.iter() {
+        table.rows.push(vec![
+            Value::Count(found.count),
+            Value::text(found.first.text()),
+            Value::Time(story.since_start(found.time)),
+            Value::text(format!("{:#x}", found.first.about())),
+            Value::text(story.threads.get(&found.thread).map_or("", String::as_str)),
+        ]);
+    }
+    section = section.table(table);
+    if ledger.n_after_shutdown > 0 {
+        let text = format!(
+            "{} frees came after the driver had shut down and did nothing (usual at the end of a process)",
+            ledger.n_after_shutdown
+        );
+        section = section.line(Mood::Note, text);
+    }
+    if !ledger.notes.is_empty() {
+        let text = format!("{} notes of the recording: `gputrace doctor {}`", ledger.notes.len(), story.path);
+        section = section.line(Mood::Note, text);
+    }
+    (!section.items.is_empty()).then_some(section)
+}

@@ -1,0 +1,495 @@
+use expect_test::{Expect, expect};
+
+use super::about;
+use super::render::{json, text};
+use super::sections::{FIGURES, SECTIONS, STATISTICS, SectionEntry};
+use crate::scene::recording;
+use crate::story::Story;
+
+/// PyTorch grows until it fails; NCCL holds memory beside it.
+const OOM: &str = "
+    Init
+    Create handle=n bytes=256M by=/x/libnccl.so.2! thread=1 thread_name=NCCL_Service_0
+    sample used=800M
+    Alloc addr=0x100000000 bytes=20M by=/x/libcudart.so.13!,/x/libc10_cuda.so,forward@/home/me/train.py:12 in_allocate=1
+    block addr=0x100000000 bytes=15M requested=15728000 allocated=15M reserved=20M by=/x/libc10_cuda.so,conv2d@/v/site-packages/torch/nn/functional.py:9,forward@/home/me/train.py:12
+    Alloc addr=0x200000000 bytes=30M by=/x/libcudart.so.13!,/x/libc10_cuda.so,loss@/home/me/train.py:40 in_allocate=1
+    block addr=0x200000000 bytes=30M requested=30M allocated=45M reserved=50M by=/x/libc10_cuda.so,loss@/home/me/train.py:40
+    free addr=0x100000000 bytes=15M allocated=30M reserved=50M
+    sample used=900M
+    Alloc bytes=40M result=2 duration=900 by=/x/libcudart.so.13!,/x/libc10_cuda.so,forward@/home/me/train.py:12 in_allocate=1
+    MemInfo bytes=10M extra=140G
+    oom bytes=40M requested=40000000 allocated=30M reserved=50M by=/x/libc10_cuda.so,forward@/home/me/train.py:12";
+
+fn story(scene: &str) -> Story {
+    Story::of("train.gtr", &recording(scene))
+}
+
+fn check(sections: &[SectionEntry], scene: &str, width: Option<usize>, expected: Expect) {
+    let report = about("report", sections, &[story(scene)]);
+    let mut shown = Vec::new();
+    text::render(&report, text::Style { width, color: false }, &mut shown).unwrap();
+    expected.assert_eq(&String::from_utf8(shown).unwrap());
+}
+
+#[test]
+fn the_first_screen_says_why_the_job_died() {
+    check(
+        SECTIONS,
+        OOM,
+        Some(110),
+        expect![[r#"
+            train.gtr (rank 3, pid 42): ./train --big
+
+            OUT OF MEMORY
+              PyTorch could not get 38.15 MiB on cuda:0 NVIDIA H200 at 11.0 µs
+              device                          cuda:0 NVIDIA H200
+              at                              11.0 µs
+              PyTorch asked for               40.00 MiB
+              the program asked for           38.15 MiB
+              allocated by PyTorch            30.00 MiB
+              reserved by PyTorch             50.00 MiB  20.00 MiB of it unused
+              held by others in this process  256.00 MiB
+              free on the device              10.00 MiB
+              device                          140.00 GiB
+              held elsewhere                  139.69 GiB
+                                              CUDA context, code, other processes (device total - free - what this
+                                              process was handed)
+              from                            forward (/home/me/train.py:12)
+              nothing was allocated after it, and the trace ends 0 ns later: it probably ended the program
+
+            End
+              events            12
+              last event after  11.0 µs
+
+            Memory
+              device                    peak      at  share  live at end  torch allocated  torch reserved  refused
+              cuda:0 NVIDIA H200  306.00 MiB  5.0 µs  0.2 %   306.00 MiB        45.00 MiB       50.00 MiB        1
+              cuda:0 NVIDIA H200: PyTorch's peaks: requested 45.00 MiB, allocated 45.00 MiB, reserved 50.00 MiB
+
+            Memory by owner
+              device  owner       at peak   share    own peak  live at end
+              cuda:0  NCCL     256.00 MiB  83.7 %  256.00 MiB   256.00 MiB
+              cuda:0  PyTorch   50.00 MiB  16.3 %   50.00 MiB    50.00 MiB
+              device  the driver's own figures       bytes  how it is known
+              cuda:0  process, at most          900.00 MiB  sampled from NVML
+              cuda:0  handed out then           306.00 MiB  tracked
+              cuda:0  CUDA context              544.00 MiB  estimate: the first …'s 800.00 MiB minus what was tracked then
+              cuda:0  unaccounted                50.00 MiB  the first minus the …below it: code, rounding, what pools keep
+
+            Who held it: top call sites
+              cuda:0 NVIDIA H200, at its last out-of-memory error
+              device       bytes  number  owner          call site
+              cuda:0  256.00 MiB       1  NCCL           libnccl.so.2+0x10
+              cuda:0   30.00 MiB       1  PyTorch block  loss (/home/me/train.py:40)
+
+            Next
+              gputrace stats train.gtr
+        "#]],
+    );
+}
+
+#[test]
+fn a_narrow_terminal_cuts_names_not_numbers() {
+    check(
+        SECTIONS,
+        OOM,
+        Some(72),
+        expect![[r#"
+            train.gtr (rank 3, pid 42): ./train --big
+
+            OUT OF MEMORY
+              PyTorch could not get 38.15 MiB on cuda:0 NVIDIA H200 at 11.0 µs
+              device                          cuda:0 NVIDIA H200
+              at                              11.0 µs
+              PyTorch asked for               40.00 MiB
+              the program asked for           38.15 MiB
+              allocated by PyTorch            30.00 MiB
+              reserved by PyTorch             50.00 MiB  20.00 MiB of it unused
+              held by others in this process  256.00 MiB
+              free on the device              10.00 MiB
+              device                          140.00 GiB
+              held elsewhere                  139.69 GiB
+                                              CUDA context, code, other processes
+                                              (device total - free - what this
+                                              process was handed)
+              from                            forward (/home/me/train.py:12)
+              nothing was allocated after it, and the trace ends 0 ns later: it
+                probably ended the program
+
+            End
+              events            12
+              last event after  11.0 µs
+
+            Memory
+              device        peak      at  share  live at end  torch allocated  torch reserved  refused
+              c…H200  306.00 MiB  5.0 µs  0.2 %   306.00 MiB        45.00 MiB       50.00 MiB        1
+              cuda:0 NVIDIA H200: PyTorch's peaks: requested 45.00 MiB, allocated
+                45.00 MiB, reserved 50.00 MiB
+
+            Memory by owner
+              device  owner       at peak   share    own peak  live at end
+              cuda:0  NCCL     256.00 MiB  83.7 %  256.00 MiB   256.00 MiB
+              cuda:0  PyTorch   50.00 MiB  16.3 %   50.00 MiB    50.00 MiB
+              device  the driver's own figures       bytes  how it is known
+              cuda:0  process, at most          900.00 MiB  sampled from NVML
+              cuda:0  handed out then           306.00 MiB  tracked
+              cuda:0  CUDA context              544.00 MiB  estimat…was tracked then
+              cuda:0  unaccounted                50.00 MiB  the fir… what pools keep
+
+            Who held it: top call sites
+              cuda:0 NVIDIA H200, at its last out-of-memory error
+              device       bytes  number  owner          call site
+              cuda:0  256.00 MiB       1  NCCL           libnccl.so.2+0x10
+              cuda:0   30.00 MiB       1  PyTorch block  loss (/home/me/train.py:40)
+
+            Next
+              gputrace stats train.gtr
+        "#]],
+    );
+}
+
+#[test]
+fn losses_are_told_where_the_numbers_are() {
+    check(
+        SECTIONS,
+        "Alloc addr=a bytes=1M by=/home/me/train!
+         lost events=1203
+         Free addr=b by=/home/me/train!
+         Free addr=a result=none by=/x/libcudart.so.13!,/home/me/train
+         note process.end=killed",
+        None,
+        expect![[r#"
+            train.gtr (rank 3, pid 42): ./train --big
+
+            End
+              events            5
+              last event after  4.0 µs
+              the process was killed or crashed: it never came to its exit
+              the process ended inside cudaFree on thread 'main' at 3.0 µs, called from train+0x10: it crashed, was killed or exited there
+
+            Memory
+              device                  peak    at  share  live at end  torch allocated  torch reserved  refused
+              cuda:0 NVIDIA H200  1.00 MiB  0 ns  0.0 %     1.00 MiB                -               -        0
+              warning: numbers may be wrong: 1203 events lost (ring full)
+
+            Memory by owner
+              device  owner         at peak    share  own peak  live at end
+              cuda:0  application  1.00 MiB  100.0 %  1.00 MiB     1.00 MiB
+              warning: numbers may be wrong: 1203 events lost (ring full)
+
+            Who held it: top call sites
+              cuda:0 NVIDIA H200, at the peak, at 0 ns
+              device     bytes  number  owner        call site
+              cuda:0  1.00 MiB       1  application  train+0x10
+              warning: numbers may be wrong: 1203 events lost (ring full)
+
+            What to know about these numbers
+              warning: 1203 events were lost: ring full
+              times  what does not add up                                                                              first at  first about    thread
+                  1  freed without having been seen allocated (allocated before the trace began, or events were lost)    2.0 µs  0x20000000000  main
+              1 notes of the recording: `gputrace doctor train.gtr`
+
+            Next
+              gputrace stats train.gtr
+              gputrace doctor train.gtr
+        "#]],
+    );
+}
+
+#[test]
+fn a_request_refused_to_somebody_else_than_pytorch_is_an_out_of_memory_error() {
+    check(
+        SECTIONS,
+        "Alloc addr=a bytes=1G by=run@/home/me/train!
+         Create bytes=2G result=2 by=/x/libnccl.so.2!",
+        None,
+        expect![[r#"
+            train.gtr (rank 3, pid 42): ./train --big
+
+            OUT OF MEMORY
+              The driver had no memory left for (newest first):
+                  at  device              asked for  held then  by    call         from
+              1.0 µs  cuda:0 NVIDIA H200   2.00 GiB   1.00 GiB  NCCL  cuMemCreate  libnccl.so.2+0x10
+
+            End
+              events            2
+              last event after  1.0 µs
+
+            Memory
+              device                  peak    at  share  live at end  torch allocated  torch reserved  refused
+              cuda:0 NVIDIA H200  1.00 GiB  0 ns  0.7 %     1.00 GiB                -               -        1
+
+            Memory by owner
+              device  owner         at peak    share  own peak  live at end
+              cuda:0  application  1.00 GiB  100.0 %  1.00 GiB     1.00 GiB
+
+            Who held it: top call sites
+              cuda:0 NVIDIA H200, at its last out-of-memory error
+              device     bytes  number  owner        call site
+              cuda:0  1.00 GiB       1  application  run (train)
+
+            Next
+              gputrace stats train.gtr
+        "#]],
+    );
+}
+
+#[test]
+fn statistics_count_by_function_and_size() {
+    check(
+        STATISTICS,
+        OOM,
+        None,
+        expect![[r#"
+            train.gtr (rank 3, pid 42): ./train --big
+
+            Overview
+              events                      12
+              lost                        0
+              from the start to the last  11.0 µs
+              calls into the driver       6
+              PyTorch blocks handed out   2
+
+            Calls into the driver, by the function that the program called
+              function     calls  failed  bytes asked for     largest  time in it  median <=  99 % <=  longest
+              cudaMalloc       3       1        50.00 MiB   30.00 MiB      900 ns       0 ns   900 ns   900 ns
+              cuMemCreate      1       0       256.00 MiB  256.00 MiB        0 ns       0 ns     0 ns     0 ns
+              init             1       0                -           -        0 ns       0 ns     0 ns     0 ns
+              mem_info         1       0                -           -        0 ns       0 ns     0 ns     0 ns
+
+            Sizes asked for
+              what                 from          to  number
+              PyTorch block    8.00 MiB   16.00 MiB       1
+              PyTorch block   16.00 MiB   32.00 MiB       1
+              cuMemCreate    256.00 MiB  512.00 MiB       1
+              cudaMalloc      16.00 MiB   32.00 MiB       2
+
+            Memory by kind
+              device  kind                             peak      at      at end  meaning
+              cuda:0  linear                      50.00 MiB  5.0 µs   50.00 MiB  cudaMalloc and its like
+              cuda:0  virtual memory management  256.00 MiB  1.0 µs  256.00 MiB  cuMemCreate
+
+            Memory by owner
+              device  owner       at peak   share    own peak  live at end
+              cuda:0  NCCL     256.00 MiB  83.7 %  256.00 MiB   256.00 MiB
+              cuda:0  PyTorch   50.00 MiB  16.3 %   50.00 MiB    50.00 MiB
+              device  the driver's own figures       bytes  how it is known
+              cuda:0  process, at most          900.00 MiB  sampled from NVML
+              cuda:0  handed out then           306.00 MiB  tracked
+              cuda:0  CUDA context              544.00 MiB  estimate: the first sample's 800.00 MiB minus what was tracked then
+              cuda:0  unaccounted                50.00 MiB  the first minus the two below it: code, rounding, what pools keep
+
+            Who held it: top call sites
+              cuda:0 NVIDIA H200, at its last out-of-memory error
+              device       bytes  number  owner          call site
+              cuda:0  256.00 MiB       1  NCCL           libnccl.so.2+0x10
+              cuda:0   30.00 MiB       1  PyTorch block  loss (/home/me/train.py:40)
+        "#]],
+    );
+}
+
+#[test]
+fn the_summary_has_a_line_for_each_figure() {
+    check(
+        FIGURES,
+        OOM,
+        None,
+        expect![[r#"
+            train.gtr (rank 3, pid 42): ./train --big
+
+            Figures
+              events                          12
+              lost events                     0
+              cuda:0 NVIDIA H200
+                driver allocs                 3
+                driver frees                  0
+                refused by the driver         1
+                peak                          306.00 MiB
+                live at end                   306.00 MiB
+                PyTorch allocations           2
+                PyTorch frees                 1
+                PyTorch peak requested        45.00 MiB
+                PyTorch peak allocated        45.00 MiB
+                PyTorch peak reserved         50.00 MiB
+                PyTorch device allocs         2
+                PyTorch device frees          0
+                PyTorch out-of-memory errors  1
+
+            Memory by owner
+              device  owner       at peak   share    own peak  live at end
+              cuda:0  NCCL     256.00 MiB  83.7 %  256.00 MiB   256.00 MiB
+              cuda:0  PyTorch   50.00 MiB  16.3 %   50.00 MiB    50.00 MiB
+              device  the driver's own figures       bytes  how it is known
+              cuda:0  process, at most          900.00 MiB  sampled from NVML
+              cuda:0  handed out then           306.00 MiB  tracked
+              cuda:0  CUDA context              544.00 MiB  estimate: the first sample's 800.00 MiB minus what was tracked then
+              cuda:0  unaccounted                50.00 MiB  the first minus the two below it: code, rounding, what pools keep
+        "#]],
+    );
+}
+
+#[test]
+fn nothing_happened() {
+    check(
+        SECTIONS,
+        "Init",
+        None,
+        expect![[r#"
+        train.gtr (rank 3, pid 42): ./train --big
+
+        End
+          events            1
+          last event after  0 ns
+
+        Memory
+          no memory of a device was allocated
+
+        Next
+          gputrace stats train.gtr
+    "#]],
+    );
+}
+
+#[test]
+fn json_has_the_same_as_text() {
+    let report = about("report", SECTIONS, &[story(OOM)]);
+    let json = serde_json::to_string_pretty(&json::render(&report)).unwrap();
+    expect![[r#"
+        {
+          "processes": [
+            {
+              "command": [
+                "./train",
+                "--big"
+              ],
+              "pid": 42,
+              "rank": 3,
+              "sections": [
+                {
+                  "allocated_bytes": 31457280,
+                  "asked_bytes": 41943040,
+                  "call_site": "forward (/home/me/train.py:12)",
+                  "device": "cuda:0 NVIDIA H200",
+                  "elsewhere_bytes": 149992505344,
+                  "elsewhere_bytes_remark": "CUDA context, code, other processes (device total - free - what this process was handed)",
+                  "free_bytes": 10485760,
+                  "name": "oom",
+                  "notes": [
+                    "nothing was allocated after it, and the trace ends 0 ns later: it probably ended the program"
+                  ],
+                  "others_bytes": 268435456,
+                  "requested_bytes": 40000000,
+                  "reserved_bytes": 52428800,
+                  "reserved_bytes_remark": "20.00 MiB of it unused",
+                  "time_ns": 11000,
+                  "total_bytes": 150323855360,
+                  "warnings": [
+                    "PyTorch could not get 38.15 MiB on cuda:0 NVIDIA H200 at 11.0 µs"
+                  ]
+                },
+                {
+                  "duration_ns": 11000,
+                  "events": 12,
+                  "name": "ending"
+                },
+                {
+                  "devices": [
+                    {
+                      "device": "cuda:0 NVIDIA H200",
+                      "failed": 1,
+                      "live_bytes": 320864256,
+                      "peak_bytes": 320864256,
+                      "peak_share": 0.002134486607142857,
+                      "peak_time_ns": 5000,
+                      "torch_allocated_bytes": 47185920,
+                      "torch_reserved_bytes": 52428800
+                    }
+                  ],
+                  "name": "memory",
+                  "notes": [
+                    "cuda:0 NVIDIA H200: PyTorch's peaks: requested 45.00 MiB, allocated 45.00 MiB, reserved 50.00 MiB"
+                  ]
+                },
+                {
+                  "driver_figures": [
+                    {
+                      "bytes": 943718400,
+                      "device": "cuda:0",
+                      "how": "sampled from NVML",
+                      "what": "process, at most"
+                    },
+                    {
+                      "bytes": 320864256,
+                      "device": "cuda:0",
+                      "how": "tracked",
+                      "what": "handed out then"
+                    },
+                    {
+                      "bytes": 570425344,
+                      "device": "cuda:0",
+                      "how": "estimate: the first sample's 800.00 MiB minus what was tracked then",
+                      "what": "CUDA context"
+                    },
+                    {
+                      "bytes": 52428800,
+                      "device": "cuda:0",
+                      "how": "the first minus the two below it: code, rounding, what pools keep",
+                      "what": "unaccounted"
+                    }
+                  ],
+                  "name": "owners",
+                  "owners": [
+                    {
+                      "bytes_at_peak": 268435456,
+                      "device": "cuda:0",
+                      "live_bytes": 268435456,
+                      "owner": "NCCL",
+                      "peak_bytes": 268435456,
+                      "share_of_peak": 0.8366013071895425
+                    },
+                    {
+                      "bytes_at_peak": 52428800,
+                      "device": "cuda:0",
+                      "live_bytes": 52428800,
+                      "owner": "PyTorch",
+                      "peak_bytes": 52428800,
+                      "share_of_peak": 0.16339869281045752
+                    }
+                  ]
+                },
+                {
+                  "call_sites": [
+                    {
+                      "bytes": 268435456,
+                      "call_site": "libnccl.so.2+0x10",
+                      "device": "cuda:0",
+                      "objects": 1,
+                      "owner": "NCCL"
+                    },
+                    {
+                      "bytes": 31457280,
+                      "call_site": "loss (/home/me/train.py:40)",
+                      "device": "cuda:0",
+                      "objects": 1,
+                      "owner": "PyTorch block"
+                    }
+                  ],
+                  "name": "call_sites",
+                  "notes": [
+                    "cuda:0 NVIDIA H200, at its last out-of-memory error"
+                  ]
+                },
+                {
+                  "commands": [
+                    "gputrace stats train.gtr"
+                  ],
+                  "name": "next"
+                }
+              ],
+              "trace": "train.gtr"
+            }
+          ],
+          "schema": "gputrace.report/1"
+        }"#]].assert_eq(&json);
+}

@@ -1,0 +1,200 @@
+//! Traces as text, for tests: one event a line, `VERB [name=value ...]`; the line's number is its time in microseconds.
+//!
+//! ```text
+//! Alloc addr=a bytes=20M by=libc10_cuda.so     a driver call, by the name of its `Action`
+//! block addr=a bytes=512 requested=400 allocated=512 reserved=20M
+//! free addr=a bytes=512 allocated=0 reserved=20M
+//! record event=1 | query event=1 result=600 | sync event=1
+//! ```
+//! Values are numbers (decimal, `0x`, with K, M or G behind) or words, which are turned into numbers of their own.
+
+use std::collections::HashMap;
+
+use gputrace_schemas::event::*;
+
+use crate::ledger::Ledger;
+use crate::trace::Recording;
+
+/// Reads a scene.
+pub(crate) fn recording(text: &str) -> Recording {
+    let mut scene = Scene::default();
+    scene.recording.process = Process {
+        pid: 42,
+        executable: "/home/me/train".into(),
+        command: vec!["./train".into(), "--big".into()],
+        rank: Some(3),
+        ..Process::default()
+    };
+    scene.recording.devices = (0..2)
+        .map(|ordinal| Device {
+            ordinal,
+            name: "NVIDIA H200".into(),
+            uuid: format!("GPU-{ordinal}"),
+            total: Bytes(140 << 30),
+        })
+        .collect();
+    for (line, time) in text.lines().map(str::trim).filter(|line| !line.is_empty()).zip(1..) {
+        scene.line(line, Nanos(time * 1000));
+    }
+    scene.recording
+}
+
+/// The books of a scene.
+pub(crate) fn ledger(text: &str) -> Ledger {
+    let recording = recording(text);
+    Ledger::of(|ledger| {
+        for event in &recording.events {
+            ledger.event(&recording, event);
+        }
+        Ok::<(), std::convert::Infallible>(())
+    })
+    .unwrap_or_else(|never| match never {})
+}
+
+#[derive(Default)]
+struct Scene {
+    recording: Recording,
+    words: HashMap<String, u64>,
+    stacks: HashMap<String, StackId>,
+}
+
+impl Scene {
+    fn line(&mut self, line: &str, time: Nanos) {
+        let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let fields: HashMap<&str, &str> =
+            rest.split_whitespace().filter_map(|field| field.split_once('=')).collect();
+        let has = |name: &str| fields.contains_key(name);
+        let mut number = |name: &str| fields.get(name).map_or(0, |text| self.number(text));
+        let bytes = Bytes(number("bytes"));
+        let device = fields.get("dev").map_or(0, |dev| dev.parse().unwrap());
+        let addr = number("addr");
+        let (allocated, reserved) = (Bytes(number("allocated")), Bytes(number("reserved")));
+        let requested = has("requested").then(|| Bytes(number("requested")));
+        let (event, stream, result) = (number("event"), number("stream"), number("result") as i32);
+        let wait = |action| EventKind::Wait(Wait { event, stream, action, result });
+        let kind = match verb {
+            "block" => {
+                let stream = Some(stream);
+                EventKind::BlockAlloc(BlockAlloc {
+                    device,
+                    addr,
+                    bytes,
+                    requested,
+                    stream,
+                    allocated,
+                    reserved,
+                })
+            }
+            "free" => EventKind::BlockFree(BlockFree { device, addr, bytes, allocated, reserved }),
+            "oom" => EventKind::BlockOom(BlockOom { device, bytes, requested, allocated, reserved }),
+            "record" => wait(WaitAction::Record),
+            "query" => wait(WaitAction::Query),
+            "sync" => wait(WaitAction::Synchronize),
+            "sample" => EventKind::Sample(Sample {
+                device,
+                process_used: has("used").then(|| Bytes(number("used"))),
+                device_used: Bytes(number("used")),
+                total: Bytes(140 << 30),
+            }),
+            "lost" => EventKind::Lost(Lost { cause: LostCause::RingFull, events: number("events") }),
+            "note" => EventKind::Note(rest.to_owned()),
+            action => {
+                let action = *Action::ALL.iter().find(|a| format!("{a:?}") == action).expect("an action");
+                let (handle, extra, duration) =
+                    (number("handle"), number("extra"), Nanos(number("duration")));
+                let (driver, runtime) = names(action);
+                let api = ApiId(action as u32);
+                let named = Api { name: driver.into(), runtime_name: runtime.into() };
+                self.recording.apis.insert(api, named);
+                EventKind::Call(Call {
+                    api,
+                    action,
+                    device,
+                    result: (fields.get("result") != Some(&"none")).then_some(result),
+                    addr,
+                    bytes,
+                    stream,
+                    handle,
+                    extra,
+                    duration,
+                    captured: has("captured"),
+                    in_allocate: has("in_allocate"),
+                })
+            }
+        };
+        let thread = ThreadId(fields.get("thread").map_or(0, |thread| thread.parse().unwrap()));
+        let name = fields.get("thread_name").copied().unwrap_or("main").replace('_', " ");
+        self.recording.threads.entry(thread).or_insert(Thread { tid: 100 + thread.0, name });
+        let stack = fields.get("by").map_or(StackId(0), |by| self.stack(by));
+        self.recording.events.push(Event { time, thread, stack, kind });
+    }
+
+    fn number(&mut self, text: &str) -> u64 {
+        if let Some(hex) = text.strip_prefix("0x") {
+            return u64::from_str_radix(hex, 16).unwrap();
+        }
+        let (digits, unit) = match text.char_indices().last() {
+            Some((at, 'K')) => (&text[..at], 10),
+            Some((at, 'M')) => (&text[..at], 20),
+            Some((at, 'G')) => (&text[..at], 30),
+            _ => (text, 0),
+        };
+        digits.parse::<u64>().map(|n| n << unit).unwrap_or_else(|_| {
+            let n = self.words.len() as u64 + 1;
+            *self.words.entry(text.to_owned()).or_insert(n << 40)
+        })
+    }
+
+    /// `by=FRAME,FRAME,...`, innermost first: a file with `!` behind it for one with a CUDA runtime, `FUNCTION@FILE`
+    /// for a known function of it, or `FUNCTION@FILE.py:LINE` for Python.
+    fn stack(&mut self, by: &str) -> StackId {
+        if let Some(id) = self.stacks.get(by) {
+            return *id;
+        }
+        let mut frames = vec![];
+        for word in by.split(',') {
+            let idx = self.recording.frames.len() as u32 + 1;
+            let (function, file) = word.split_once('@').unwrap_or(("", word));
+            let frame = match file.rsplit_once(':') {
+                Some((file, line)) => Frame::Python {
+                    function: function.into(),
+                    file: file.into(),
+                    line: line.parse().unwrap(),
+                },
+                None => {
+                    let path = file.trim_end_matches('!').to_owned();
+                    let module = Module { path, has_runtime: file.ends_with('!'), ..Module::default() };
+                    self.recording.modules.insert(ModuleId(idx), module);
+                    Frame::Native {
+                        address: 0x10,
+                        module: Some(ModuleId(idx)),
+                        function: function.into(),
+                        file: String::new(),
+                        line: 0,
+                        inlined: false,
+                    }
+                }
+            };
+            self.recording.frames.insert(FrameId(idx), frame);
+            frames.push(FrameId(idx));
+        }
+        let id = StackId(self.stacks.len() as u32 + 1);
+        self.recording.stacks.insert(id, Stack { frames, truncated: false });
+        self.stacks.insert(by.to_owned(), id);
+        id
+    }
+}
+
+fn names(action: Action) -> (&'static str, &'static str) {
+    match action {
+        Action::Alloc => ("cuMemAlloc_v2", "cudaMalloc"),
+        Action::Free => ("cuMemFree_v2", "cudaFree"),
+        Action::AllocAsync => ("cuMemAllocAsync", "cudaMallocAsync"),
+        Action::FreeAsync => ("cuMemFreeAsync", "cudaFreeAsync"),
+        Action::AllocHost => ("cuMemHostAlloc", "cudaHostAlloc"),
+        Action::Create => ("cuMemCreate", ""),
+        Action::Release => ("cuMemRelease", ""),
+        Action::Unmap => ("cuMemUnmap", ""),
+        other => (other.name(), ""),
+    }
+}

@@ -1,0 +1,424 @@
+//! The program as users meet it: help, exit statuses, damaged files, becoming another program.
+
+use std::fs;
+use std::io::Cursor;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use expect_test::expect;
+use gputrace_schemas::event::*;
+use gputrace_schemas::writer::Writer;
+
+#[test]
+fn help_of_every_verb() {
+    let main = text(&run(&["--help"]).stdout);
+    let verbs = main.split("Commands:").nth(1).unwrap().split("\n\n").next().unwrap();
+    let verbs =
+        verbs.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next()).filter(|v| !v.is_empty());
+    let mut all = main.clone();
+    for verb in verbs.filter(|verb| *verb != "help") {
+        all += &format!("\n---- gputrace {verb} --help\n{}", text(&run(&[verb, "--help"]).stdout));
+    }
+    expect![[r#"
+        Says where GPU memory went, why it ran out, and what would have made it fit
+
+        Usage: gputrace <COMMAND>
+
+        Commands:
+          record   Runs a program and records its GPU memory
+          report   Shows where the memory went: the peak, its owners and call sites, and what ran out
+          summary  Shows the figures of each process and device: what the driver, PyTorch and each owner
+                   held
+          stats    Shows counts, sizes and durations of calls and PyTorch blocks
+          doctor   Checks whether recording can work here, with a given program, or what is wrong with a
+                   trace
+          help     Print this message or the help of the given subcommand(s)
+
+        Options:
+          -h, --help     Print help
+          -V, --version  Print version
+
+        ---- gputrace record --help
+        Runs a program and records its GPU memory
+
+        The program is not changed, and gputrace becomes it: its exit code and its signals are its own.
+        Nothing is written before the program, or a child of it, uses CUDA; then there is one trace for each
+        such process.
+
+        Usage: gputrace record [OPTIONS] <COMMAND>...
+
+        Arguments:
+          <COMMAND>...
+                  The program and its arguments
+
+        Options:
+          -o, --output <PATTERN>
+                  Where traces go: %e executable, %h host, %p pid, %r rank, %l local rank, %n counter, %t
+                  time, %q{ENV}, %% [default: gputrace-%e.%h.r%r.%p.gtr]
+
+          -f, --force
+                  Overwrite traces that exist
+
+              --stacks <KIND>
+                  Which call stacks to record
+
+                  Possible values:
+                  - none:   None but the library that asked
+                  - python: Lines of Python
+                  - all:    Lines of Python and native functions
+
+              --ring-size <BYTES>
+                  Memory for events that wait to be written, for each process: 64M, 1GiB
+
+          -h, --help
+                  Print help (see a summary with '-h')
+
+        Examples:
+          gputrace record -- python train.py
+          gputrace record -o 'job/%h.r%r.gtr' -- torchrun --nproc-per-node 8 train.py
+
+        Exit status: the program's own; 125 if it cannot be traced, 126 if it cannot be run, 127 if it is
+        not found.
+        Without this command: LD_PRELOAD=libgputrace.so GPUTRACE_OUTPUT=... python train.py
+
+        ---- gputrace report --help
+        Shows where the memory went: the peak, its owners and call sites, and what ran out
+
+        Usage: gputrace report [OPTIONS] <TRACE>...
+
+        Arguments:
+          <TRACE>...  Traces made by `gputrace record`; several at once for the processes of a job
+
+        Options:
+              --json          Write JSON: bytes and nanoseconds as integers
+              --color <WHEN>  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE [default:
+                              auto] [possible values: auto, always, never]
+          -h, --help          Print help
+
+        ---- gputrace summary --help
+        Shows the figures of each process and device: what the driver, PyTorch and each owner held
+
+        Usage: gputrace summary [OPTIONS] <TRACE>...
+
+        Arguments:
+          <TRACE>...  Traces made by `gputrace record`; several at once for the processes of a job
+
+        Options:
+              --json          Write JSON: bytes and nanoseconds as integers
+              --color <WHEN>  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE [default:
+                              auto] [possible values: auto, always, never]
+          -h, --help          Print help
+
+        ---- gputrace stats --help
+        Shows counts, sizes and durations of calls and PyTorch blocks
+
+        Usage: gputrace stats [OPTIONS] <TRACE>...
+
+        Arguments:
+          <TRACE>...  Traces made by `gputrace record`; several at once for the processes of a job
+
+        Options:
+              --json          Write JSON: bytes and nanoseconds as integers
+              --color <WHEN>  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE [default:
+                              auto] [possible values: auto, always, never]
+          -h, --help          Print help
+
+        ---- gputrace doctor --help
+        Checks whether recording can work here, with a given program, or what is wrong with a trace
+
+        Usage: gputrace doctor [OPTIONS] [TRACE|PROGRAM]...
+
+        Arguments:
+          [TRACE|PROGRAM]...  Traces to look at, and programs that are to be recorded
+
+        Options:
+              --hooks         List every function that is hooked
+              --json          Write JSON: bytes and nanoseconds as integers
+              --color <WHEN>  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE [default:
+                              auto] [possible values: auto, always, never]
+          -h, --help          Print help
+    "#]]
+    .assert_eq(&all);
+}
+
+#[test]
+fn exit_statuses() {
+    let folder = Folder::new("exit_statuses");
+    let good = folder.write("good.gtr", &trace(10));
+    let bad = folder.write("bad.gtr", b"not a trace at all");
+    let code = |arguments: &[&str]| run(arguments).status.code();
+    assert_eq!(code(&["report", &good]), Some(0));
+    assert_eq!(code(&["report", &bad]), Some(1));
+    assert_eq!(code(&["report", "/no/such/file.gtr"]), Some(1));
+    assert_eq!(code(&["report", &good, &bad]), Some(1), "what can be read is shown, and the failure told");
+    assert_eq!(code(&["report"]), Some(2));
+    assert_eq!(code(&["no-such-verb"]), Some(2));
+    assert_eq!(code(&["report", "--no-such-option", &good]), Some(2));
+}
+
+#[test]
+fn what_is_no_trace_is_named_with_a_remedy() {
+    let folder = Folder::new("no_trace");
+    let bad = folder.write("bad.gtr", b"hello world");
+    let output = run(&["summary", &bad]);
+    let error = text(&output.stderr).replace(&bad, "bad.gtr");
+    expect![[r#"
+        gputrace: bad.gtr is not a gputrace trace: it begins with "hello wo"; traces are made by `gputrace record`
+    "#]].assert_eq(&error);
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn every_verb_reads_every_prefix_and_every_flipped_byte() {
+    let folder = Folder::new("prefixes");
+    let whole = trace(100);
+    let step = whole.len() / 12;
+    let prefixes = (0..=12).map(|n| whole[..(n * step).min(whole.len())].to_vec());
+    let flipped = (0..12).map(|n| {
+        let mut bytes = whole.clone();
+        bytes[9 + n * (whole.len() - 10) / 12] ^= 0x55;
+        bytes
+    });
+    for (idx, bytes) in prefixes.chain(flipped).enumerate() {
+        let path = folder.write("damaged.gtr", &bytes);
+        for verb in ["report", "summary", "stats", "doctor"] {
+            let output = run(&[verb, &path, "--json"]);
+            let code = output.status.code();
+            assert!(matches!(code, Some(0 | 1)), "{verb} of case {idx}: {code:?}: {}", text(&output.stderr));
+            assert!(!text(&output.stderr).contains("panicked"), "{verb} of case {idx}");
+            if code == Some(0) {
+                serde_json::from_slice::<serde_json::Value>(&output.stdout).expect("JSON");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_trace_that_was_cut_says_so_beside_its_numbers() {
+    let folder = Folder::new("cut");
+    let whole = trace(100);
+    let path = folder.write("cut.gtr", &whole[..whole.len() - 30]);
+    let shown = text(&run(&["report", &path]).stdout);
+    let memory = shown.split("\n\n").find(|part| part.starts_with("Memory\n")).expect("a section");
+    assert!(memory.contains("the trace has no end"), "{memory}");
+    let json: serde_json::Value =
+        serde_json::from_slice(&run(&["summary", "--json", &path]).stdout).expect("JSON");
+    assert_eq!(json["processes"][0]["complete"], false);
+}
+
+#[test]
+fn several_traces_are_shown_in_order() {
+    let folder = Folder::new("several");
+    let paths: Vec<_> = (0..5).map(|n| folder.write(&format!("{n}.gtr"), &trace(n))).collect();
+    let mut arguments = vec!["summary", "--json"];
+    arguments.extend(paths.iter().map(String::as_str));
+    let json: serde_json::Value = serde_json::from_slice(&run(&arguments).stdout).expect("JSON");
+    let events: Vec<_> = json["processes"].as_array().unwrap().iter().map(|p| p["events"].as_u64()).collect();
+    assert_eq!(events, (0..5).map(Some).collect::<Vec<_>>());
+}
+
+#[test]
+fn colours_are_for_those_who_want_them() {
+    let folder = Folder::new("colours");
+    let path = folder.write("a.gtr", &trace(3));
+    let has_color = |arguments: &[&str], variables: &[(&str, &str)]| {
+        let mut command = gputrace();
+        command.args(["report", &path]).args(arguments).envs(variables.iter().copied());
+        command.output().unwrap().stdout.contains(&0x1b)
+    };
+    assert!(!has_color(&[], &[]), "a pipe");
+    assert!(has_color(&["--color", "always"], &[("NO_COLOR", "1")]), "said so");
+    assert!(has_color(&[], &[("CLICOLOR_FORCE", "1")]));
+    assert!(!has_color(&[], &[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")]));
+}
+
+#[test]
+fn record_becomes_the_program() {
+    let library = libc();
+    let status = |script: &str| {
+        let mut command = gputrace();
+        command.env("GPUTRACE_LIBRARY", &library).args(["record", "--", "sh", "-c", script]);
+        command.output().unwrap()
+    };
+    assert_eq!(status("exit 7").status.code(), Some(7));
+    use std::os::unix::process::ExitStatusExt;
+    assert_eq!(status("kill -9 $$").status.signal(), Some(9));
+    let output = status("echo $0; echo $LD_PRELOAD; echo ${GPUTRACE_OUTPUT-unset}");
+    assert_eq!(text(&output.stdout), format!("sh\n{}\nunset\n", library.display()));
+}
+
+#[test]
+fn record_hands_its_options_on() {
+    let mut command = gputrace();
+    command.env("GPUTRACE_LIBRARY", libc()).env("LD_PRELOAD", libc());
+    command.args(["record", "-o", "out/%p.gtr", "-f", "--stacks", "python", "--ring-size", "64M"]);
+    command.args(["sh", "-c", "env | grep ^GPUTRACE_ | grep -v LIBRARY | sort; echo $LD_PRELOAD"]);
+    let shown = text(&command.output().unwrap().stdout);
+    let shown = shown
+        .replace(env!("CARGO_BIN_EXE_gputrace"), "GPUTRACE")
+        .replace(&*libc().to_string_lossy(), "LIBRARY");
+    expect![[r#"
+        GPUTRACE_FORCE=1
+        GPUTRACE_OUTPUT=out/%p.gtr
+        GPUTRACE_RECORDER=GPUTRACE
+        GPUTRACE_RING_BYTES=67108864
+        GPUTRACE_STACKS=python
+        LIBRARY
+    "#]]
+    .assert_eq(&shown);
+}
+
+#[test]
+fn record_says_what_cannot_be_run() {
+    let folder = Folder::new("cannot_run");
+    let plain = folder.write("plain", b"data");
+    let mut static_elf = fs::read("/proc/self/exe").unwrap();
+    // Without its PT_INTERP segment a program is static.
+    let entry = |bytes: &[u8], at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
+    let (table, n) = (entry(&static_elf, 32), usize::from(static_elf[56]));
+    for header in (0..n)
+        .map(|idx| table + idx * 56)
+        .filter(|at| static_elf[*at..].starts_with(&[3, 0, 0, 0]))
+        .collect::<Vec<_>>()
+    {
+        static_elf[header] = 0;
+    }
+    let static_elf = folder.executable("static", &static_elf);
+    let mut foreign = fs::read("/proc/self/exe").unwrap();
+    foreign[18] = 0x15; // EM_PPC64
+    let foreign = folder.executable("foreign", &foreign);
+    let script = folder.executable("script", format!("#!{static_elf}\n").as_bytes());
+    let mut all = String::new();
+    for command in ["/no/such/program", "no-such-program-at-all", &plain, &static_elf, &foreign, &script] {
+        let output =
+            gputrace().env("GPUTRACE_LIBRARY", libc()).args(["record", "--", command]).output().unwrap();
+        all += &format!("{}: {}", output.status.code().unwrap(), text(&output.stderr));
+    }
+    let output =
+        gputrace().env("GPUTRACE_LIBRARY", "/no/library.so").args(["record", "--", "true"]).output().unwrap();
+    all += &format!("{}: {}", output.status.code().unwrap(), text(&output.stderr));
+    let all =
+        all.replace(&*folder.0.to_string_lossy(), "FOLDER").replace(&*libc().to_string_lossy(), "LIBRARY");
+    expect![[r#"
+        127: gputrace: /no/such/program: no such command
+        127: gputrace: no-such-program-at-all: no such command
+        126: gputrace: FOLDER/plain is not executable: chmod +x it, or name its interpreter
+        125: gputrace: FOLDER/static is statically linked, and nothing can be preloaded into it: link it dynamically
+        125: gputrace: FOLDER/foreign is for another kind of processor than LIBRARY: use the gputrace built for it
+        125: gputrace: FOLDER/static is statically linked, and nothing can be preloaded into it: link it dynamically
+        125: gputrace: GPUTRACE_LIBRARY names /no/library.so, which is no file
+    "#]].assert_eq(&all);
+}
+
+#[test]
+fn doctor_looks_at_programs_and_traces() {
+    let folder = Folder::new("doctor");
+    let path = folder.write("a.gtr", &trace(3));
+    let output = gputrace().args(["doctor", "--json", &path]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["schema"], "gputrace.doctor/1");
+    assert_eq!(json["processes"][0]["sections"][0]["name"], "trace");
+    let output =
+        gputrace().env("GPUTRACE_LIBRARY", libc()).args(["doctor", "sh", "/no/such"]).output().unwrap();
+    let shown = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{shown}");
+    assert!(shown.contains("ok: libgputrace.so will be loaded into it"), "{shown}");
+    assert!(shown.contains("no such trace or program"), "{shown}");
+    assert!(shown.contains("hooks no function of CUDA"), "{shown}");
+}
+
+/// A trace of `n` events: a small program that allocates and frees.
+fn trace(n: u64) -> Vec<u8> {
+    let mut writer = Writer::new(Cursor::new(Vec::new())).unwrap();
+    writer.process(&Process { pid: 42, command: vec!["train".into()], ..Process::default() });
+    writer.device(&Device {
+        ordinal: 0,
+        name: "NVIDIA H200".into(),
+        uuid: "GPU-0".into(),
+        total: Bytes(1 << 37),
+    });
+    writer.thread(ThreadId(0), &Thread { tid: 42, name: "train".into() });
+    writer.api(ApiId(0), &Api { name: "cuMemAlloc_v2".into(), runtime_name: "cudaMalloc".into() });
+    for idx in 0..n {
+        let action = if idx % 3 == 2 { Action::Free } else { Action::Alloc };
+        let call = Call {
+            api: ApiId(0),
+            action,
+            device: 0,
+            result: Some(0),
+            addr: 0x1000 * (idx - u64::from(action == Action::Free)),
+            bytes: Bytes(1 << 20),
+            stream: 0,
+            handle: 0,
+            extra: 0,
+            duration: Nanos(10),
+            captured: false,
+            in_allocate: false,
+        };
+        let kind = EventKind::Call(call);
+        writer
+            .event(&Event { time: Nanos(1000 * idx), thread: ThreadId(0), stack: StackId(0), kind })
+            .unwrap();
+        if idx % 10 == 9 {
+            writer.flush().unwrap();
+        }
+    }
+    writer.finish().unwrap().into_inner()
+}
+
+fn gputrace() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gputrace"));
+    for name in ["NO_COLOR", "CLICOLOR_FORCE", "LD_PRELOAD", "GPUTRACE_LIBRARY"] {
+        command.env_remove(name);
+    }
+    command.env("COLUMNS", "100").env("TERM", "xterm");
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    gputrace().args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// A library that may be preloaded into anything.
+fn libc() -> PathBuf {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let path =
+        maps.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|path| path.contains("/libc.so"));
+    PathBuf::from(path.expect("the test is linked to a C library"))
+}
+
+/// A folder that is gone after the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        Folder(folder)
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> String {
+        let path = self.0.join(name);
+        fs::write(&path, bytes).unwrap();
+        path.display().to_string()
+    }
+
+    fn executable(&self, name: &str, bytes: &[u8]) -> String {
+        use std::os::unix::fs::PermissionsExt;
+        let path = self.write(name, bytes);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

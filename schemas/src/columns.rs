@@ -1,0 +1,503 @@
+//! Events as columns, and back. `trace.fbs` says what each column holds.
+
+use crate::block::{MAX_EVENTS, unzigzag, zigzag};
+use crate::event::{
+    Action, ApiId, BlockAlloc, BlockFree, BlockOom, Bytes, Call, Event, EventKind, Lost, LostCause, Nanos,
+    Sample, StackId, ThreadId, Wait, WaitAction,
+};
+use crate::tables::{
+    BlockAllocsFields, BlockFreesFields, BlockOomsFields, CallsFields, Events, EventsFields, Field,
+    LossesFields, Root, SamplesFields, WaitsFields, column, keys, nested, rows, texts,
+};
+use flatbuffers::FlatBufferBuilder;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+const CALL: u8 = 1;
+const BLOCK_ALLOC: u8 = 2;
+const BLOCK_FREE: u8 = 3;
+const BLOCK_OOM: u8 = 4;
+const WAIT: u8 = 5;
+const SAMPLE: u8 = 6;
+const LOST: u8 = 7;
+const NOTE: u8 = 8;
+
+const NO_RESULT: u8 = 1;
+const CAPTURED: u8 = 2;
+const IN_ALLOCATE: u8 = 4;
+const HAS_REQUESTED: u8 = 1;
+const HAS_STREAM: u8 = 2;
+
+/// Declares a struct of columns and how it becomes a table, from one list.
+macro_rules! columns {
+    ($( $name:ident -> $fields:ident { $( $column:ident: $type:ty, )* } )*) => { $(
+        #[derive(Default)]
+        struct $name { $( $column: Vec<$type>, )* }
+        impl $name {
+            fn build(&self, to: &mut FlatBufferBuilder<'_>) -> Field {
+                let fields = $fields { $( $column: column(to, &self.$column), )* };
+                nested(fields.build(to))
+            }
+            fn clear(&mut self) { $( self.$column.clear(); )* }
+        }
+    )* };
+}
+
+columns! {
+    CallRows -> CallsFields {
+        apis: u32, actions: u8, devices: i16, flags: u8, results: i32, addresses: u64, bytes: u64, streams: u64,
+        handles: u64, extras: u64, durations: u64,
+    }
+    AllocRows -> BlockAllocsFields {
+        devices: i16, addresses: u64, bytes: u64, flags: u8, requested: u64, streams: u64, allocated: u64,
+        reserved: u64,
+    }
+    FreeRows -> BlockFreesFields {
+        devices: i16, addresses: u64, bytes: u64, allocated: u64, reserved: u64,
+    }
+    OomRows -> BlockOomsFields {
+        devices: i16, bytes: u64, flags: u8, requested: u64, allocated: u64, reserved: u64,
+    }
+    WaitRows -> WaitsFields { events: u64, streams: u64, actions: u8, results: i32, }
+    SampleRows -> SamplesFields { devices: i16, process_used: u64, device_used: u64, totals: u64, }
+    LossRows -> LossesFields { causes: u8, events: u64, }
+}
+
+/// Events that wait to become a block.
+#[derive(Default)]
+pub(crate) struct EventRows {
+    kinds: Vec<u8>,
+    times: Vec<u64>,
+    threads: Vec<u32>,
+    stacks: Vec<u32>,
+    calls: CallRows,
+    allocs: AllocRows,
+    frees: FreeRows,
+    ooms: OomRows,
+    waits: WaitRows,
+    samples: SampleRows,
+    losses: LossRows,
+    notes: Vec<String>,
+    before: u64,
+    expected: Expected,
+    first: u64,
+    last: u64,
+}
+
+impl EventRows {
+    pub(crate) fn len(&self) -> usize {
+        self.kinds.len()
+    }
+
+    /// Earliest and latest time.
+    pub(crate) fn span(&self) -> (u64, u64) {
+        (self.first, self.last)
+    }
+
+    pub(crate) fn push(&mut self, event: &Event) {
+        let time = event.time.0;
+        (self.first, self.last) =
+            if self.kinds.is_empty() { (time, time) } else { (self.first.min(time), self.last.max(time)) };
+        self.times.push(zigzag(time, self.before));
+        self.before = time;
+        self.threads.push(event.thread.0);
+        self.stacks.push(event.stack.0);
+        self.kinds.push(match &event.kind {
+            EventKind::Call(call) => self.calls.push(call),
+            EventKind::BlockAlloc(alloc) => self.allocs.push(alloc, &mut self.expected),
+            EventKind::BlockFree(free) => self.frees.push(free, &mut self.expected),
+            EventKind::BlockOom(oom) => self.ooms.push(oom),
+            EventKind::Wait(wait) => self.waits.push(wait),
+            EventKind::Sample(sample) => self.samples.push(sample),
+            EventKind::Lost(lost) => self.losses.push(*lost),
+            EventKind::Note(text) => {
+                self.notes.push(text.clone());
+                NOTE
+            }
+        });
+    }
+
+    pub(crate) fn build(&self, to: &mut FlatBufferBuilder<'_>) {
+        let fields = EventsFields {
+            kinds: keys(to, &self.kinds),
+            times: column(to, &self.times),
+            threads: column(to, &self.threads),
+            stacks: column(to, &self.stacks),
+            calls: self.calls.build(to),
+            allocs: self.allocs.build(to),
+            frees: self.frees.build(to),
+            ooms: self.ooms.build(to),
+            waits: self.waits.build(to),
+            samples: self.samples.build(to),
+            losses: self.losses.build(to),
+            notes: texts(to, &self.notes),
+        };
+        let root = fields.build(to);
+        to.finish_minimal(root);
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.kinds.clear();
+        self.times.clear();
+        self.threads.clear();
+        self.stacks.clear();
+        self.calls.clear();
+        self.allocs.clear();
+        self.frees.clear();
+        self.ooms.clear();
+        self.waits.clear();
+        self.samples.clear();
+        self.losses.clear();
+        self.notes.clear();
+        self.before = 0;
+        self.expected.clear();
+    }
+}
+
+impl CallRows {
+    fn push(&mut self, call: &Call) -> u8 {
+        let flag = |set: bool, flag: u8| if set { flag } else { 0 };
+        self.apis.push(call.api.0);
+        self.actions.push(call.action as u8);
+        self.devices.push(call.device);
+        self.flags.push(
+            flag(call.result.is_none(), NO_RESULT)
+                | flag(call.captured, CAPTURED)
+                | flag(call.in_allocate, IN_ALLOCATE),
+        );
+        self.results.push(call.result.unwrap_or_default());
+        self.addresses.push(call.addr);
+        self.bytes.push(call.bytes.0);
+        self.streams.push(call.stream);
+        self.handles.push(call.handle);
+        self.extras.push(call.extra);
+        self.durations.push(call.duration.0);
+        CALL
+    }
+}
+
+impl AllocRows {
+    fn push(&mut self, alloc: &BlockAlloc, expected: &mut Expected) -> u8 {
+        let (allocated, reserved) = expected.after_alloc(alloc.device, alloc.addr, alloc.bytes.0);
+        self.devices.push(alloc.device);
+        self.addresses.push(alloc.addr);
+        self.bytes.push(alloc.bytes.0);
+        self.flags.push(
+            if alloc.requested.is_some() { HAS_REQUESTED } else { 0 }
+                | if alloc.stream.is_some() { HAS_STREAM } else { 0 },
+        );
+        self.requested.push(alloc.requested.map_or(0, |requested| zigzag(alloc.bytes.0, requested.0)));
+        self.streams.push(alloc.stream.unwrap_or_default());
+        self.allocated.push(zigzag(alloc.allocated.0, allocated));
+        self.reserved.push(zigzag(alloc.reserved.0, reserved));
+        expected.set(alloc.device, alloc.allocated.0, alloc.reserved.0);
+        BLOCK_ALLOC
+    }
+}
+
+impl FreeRows {
+    fn push(&mut self, free: &BlockFree, expected: &mut Expected) -> u8 {
+        let (allocated, reserved) = expected.after_free(free.device, free.bytes.0);
+        self.devices.push(free.device);
+        self.addresses.push(free.addr);
+        self.bytes.push(zigzag(free.bytes.0, expected.bytes_at(free.addr)));
+        self.allocated.push(zigzag(free.allocated.0, allocated));
+        self.reserved.push(zigzag(free.reserved.0, reserved));
+        expected.set(free.device, free.allocated.0, free.reserved.0);
+        BLOCK_FREE
+    }
+}
+
+impl OomRows {
+    fn push(&mut self, oom: &BlockOom) -> u8 {
+        self.devices.push(oom.device);
+        self.bytes.push(oom.bytes.0);
+        self.flags.push(if oom.requested.is_some() { HAS_REQUESTED } else { 0 });
+        self.requested.push(oom.requested.unwrap_or_default().0);
+        self.allocated.push(oom.allocated.0);
+        self.reserved.push(oom.reserved.0);
+        BLOCK_OOM
+    }
+}
+
+impl WaitRows {
+    fn push(&mut self, wait: &Wait) -> u8 {
+        self.events.push(wait.event);
+        self.streams.push(wait.stream);
+        self.actions.push(wait.action as u8);
+        self.results.push(wait.result);
+        WAIT
+    }
+}
+
+impl SampleRows {
+    fn push(&mut self, sample: &Sample) -> u8 {
+        self.devices.push(sample.device);
+        self.process_used.push(sample.process_used.map_or(0, |used| used.0.saturating_add(1)));
+        self.device_used.push(sample.device_used.0);
+        self.totals.push(sample.total.0);
+        SAMPLE
+    }
+}
+
+impl LossRows {
+    fn push(&mut self, lost: Lost) -> u8 {
+        self.causes.push(lost.cause as u8);
+        self.events.push(lost.events);
+        LOST
+    }
+}
+
+/// What the next row's totals and sizes most likely are: most of PyTorch's figures follow from those before.
+#[derive(Default)]
+struct Expected {
+    device: i16,
+    totals: (u64, u64),
+    others: HashMap<i16, (u64, u64)>,
+    sizes: HashMap<u64, u64, BuildHasherDefault<AddressHasher>>,
+}
+
+impl Expected {
+    fn after_alloc(&mut self, device: i16, addr: u64, bytes: u64) -> (u64, u64) {
+        self.sizes.insert(addr, bytes);
+        let (allocated, reserved) = self.totals_of(device);
+        (allocated.wrapping_add(bytes), reserved)
+    }
+
+    fn after_free(&mut self, device: i16, bytes: u64) -> (u64, u64) {
+        let (allocated, reserved) = self.totals_of(device);
+        (allocated.wrapping_sub(bytes), reserved)
+    }
+
+    fn bytes_at(&self, addr: u64) -> u64 {
+        self.sizes.get(&addr).copied().unwrap_or_default()
+    }
+
+    fn totals_of(&mut self, device: i16) -> (u64, u64) {
+        if device != self.device {
+            self.others.insert(self.device, self.totals);
+            self.totals = self.others.get(&device).copied().unwrap_or_default();
+            self.device = device;
+        }
+        self.totals
+    }
+
+    /// After [`Expected::totals_of`] for the same device.
+    fn set(&mut self, device: i16, allocated: u64, reserved: u64) {
+        debug_assert_eq!(device, self.device);
+        self.totals = (allocated, reserved);
+    }
+
+    fn clear(&mut self) {
+        (self.device, self.totals) = (0, (0, 0));
+        self.others.clear();
+        self.sizes.clear();
+    }
+}
+
+/// Addresses are multiples of 512, so their low bits say nothing. A hostile file can make them collide only as far as
+/// one block goes.
+#[derive(Default)]
+struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(self.0 ^ u64::from(*byte));
+        }
+    }
+    fn write_u64(&mut self, addr: u64) {
+        // 2^64 / golden ratio; the fold brings the well mixed high half to the low bits that pick the bucket.
+        let mixed = addr.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0 = mixed ^ mixed >> 32;
+    }
+}
+
+/// Events of a payload that may be anything. The times are as stored: perhaps out of order.
+pub(crate) fn decode(payload: &[u8], count: u32) -> Result<Vec<Event>, String> {
+    let table = Events::parse(payload).map_err(|error| error.to_string())?;
+    let n_kinds = table.kinds().map_or(0, |kinds| kinds.len());
+    if n_kinds != count as usize || count > MAX_EVENTS {
+        return Err(format!("{n_kinds} events where the header says {count}"));
+    }
+    let mut decoder = Decoder::new(&table);
+    let mut events = Vec::with_capacity(n_kinds);
+    let (mut times, mut threads, mut stacks) =
+        (rows(table.times()), rows(table.threads()), rows(table.stacks()));
+    let mut time = 0;
+    for kind in table.kinds().into_iter().flatten() {
+        time = unzigzag(times.next(), time);
+        events.push(Event {
+            time: Nanos(time),
+            thread: ThreadId(threads.next()),
+            stack: StackId(stacks.next()),
+            kind: decoder.next(kind)?,
+        });
+    }
+    Ok(events)
+}
+
+/// Where each kind's rows have been read up to.
+macro_rules! cursors {
+    ($( $table:ident { $( $column:ident: $type:ty, )* } )*) => {
+        mod cursor {
+            use crate::tables::Rows;
+            $( #[allow(non_camel_case_types)] pub(super) struct $table<'a> { $( pub(super) $column: Rows<'a, $type>, )* } )*
+        }
+        struct Decoder<'a> {
+            $( $table: cursor::$table<'a>, )*
+            notes: Option<flatbuffers::VectorIter<'a, flatbuffers::ForwardsUOffset<&'a str>>>,
+            expected: Expected,
+        }
+        impl<'a> Decoder<'a> {
+            fn new(events: &Events<'a>) -> Decoder<'a> {
+                Decoder {
+                    $( $table: cursor::$table {
+                        $( $column: rows(events.$table().and_then(|table| table.$column())), )*
+                    }, )*
+                    notes: events.notes().map(|notes| notes.iter()),
+                    expected: Expected::default(),
+                }
+            }
+        }
+    };
+}
+
+cursors! {
+    calls {
+        apis: u32, actions: u8, devices: i16, flags: u8, results: i32, addresses: u64, bytes: u64, streams: u64,
+        handles: u64, extras: u64, durations: u64,
+    }
+    allocs {
+        devices: i16, addresses: u64, bytes: u64, flags: u8, requested: u64, streams: u64, allocated: u64,
+        reserved: u64,
+    }
+    frees { devices: i16, addresses: u64, bytes: u64, allocated: u64, reserved: u64, }
+    ooms { devices: i16, bytes: u64, flags: u8, requested: u64, allocated: u64, reserved: u64, }
+    waits { events: u64, streams: u64, actions: u8, results: i32, }
+    samples { devices: i16, process_used: u64, device_used: u64, totals: u64, }
+    losses { causes: u8, events: u64, }
+}
+
+impl Decoder<'_> {
+    fn next(&mut self, kind: u8) -> Result<EventKind, String> {
+        Ok(match kind {
+            CALL => EventKind::Call(self.call()?),
+            BLOCK_ALLOC => EventKind::BlockAlloc(self.alloc()),
+            BLOCK_FREE => EventKind::BlockFree(self.free()),
+            BLOCK_OOM => EventKind::BlockOom(self.oom()),
+            WAIT => EventKind::Wait(self.wait()?),
+            SAMPLE => EventKind::Sample(self.sample()),
+            LOST => EventKind::Lost(self.lost()?),
+            NOTE => {
+                EventKind::Note(self.notes.as_mut().and_then(Iterator::next).unwrap_or_default().to_owned())
+            }
+            _ => return Err(format!("event kind {kind}, which this version does not know")),
+        })
+    }
+
+    fn call(&mut self) -> Result<Call, String> {
+        let from = &mut self.calls;
+        let (action, flags, result) = (from.actions.next(), from.flags.next(), from.results.next());
+        Ok(Call {
+            api: ApiId(from.apis.next()),
+            action: Action::from_u8(action)
+                .ok_or_else(|| format!("action {action}, which this version does not know"))?,
+            device: from.devices.next(),
+            result: (flags & NO_RESULT == 0).then_some(result),
+            addr: from.addresses.next(),
+            bytes: Bytes(from.bytes.next()),
+            stream: from.streams.next(),
+            handle: from.handles.next(),
+            extra: from.extras.next(),
+            duration: Nanos(from.durations.next()),
+            captured: flags & CAPTURED != 0,
+            in_allocate: flags & IN_ALLOCATE != 0,
+        })
+    }
+
+    fn alloc(&mut self) -> BlockAlloc {
+        let (from, expected) = (&mut self.allocs, &mut self.expected);
+        let (device, addr, bytes) = (from.devices.next(), from.addresses.next(), from.bytes.next());
+        let (flags, requested, stream) = (from.flags.next(), from.requested.next(), from.streams.next());
+        let (allocated, reserved) = expected.after_alloc(device, addr, bytes);
+        let allocated = unzigzag(from.allocated.next(), allocated);
+        let reserved = unzigzag(from.reserved.next(), reserved);
+        expected.set(device, allocated, reserved);
+        // The stored difference is `bytes - requested`, so this subtracts it.
+        let requested = bytes.wrapping_sub(unzigzag(requested, 0));
+        BlockAlloc {
+            device,
+            addr,
+            bytes: Bytes(bytes),
+            requested: (flags & HAS_REQUESTED != 0).then_some(Bytes(requested)),
+            stream: (flags & HAS_STREAM != 0).then_some(stream),
+            allocated: Bytes(allocated),
+            reserved: Bytes(reserved),
+        }
+    }
+
+    fn free(&mut self) -> BlockFree {
+        let (from, expected) = (&mut self.frees, &mut self.expected);
+        let (device, addr) = (from.devices.next(), from.addresses.next());
+        let bytes = unzigzag(from.bytes.next(), expected.bytes_at(addr));
+        let (allocated, reserved) = expected.after_free(device, bytes);
+        let allocated = unzigzag(from.allocated.next(), allocated);
+        let reserved = unzigzag(from.reserved.next(), reserved);
+        expected.set(device, allocated, reserved);
+        BlockFree {
+            device,
+            addr,
+            bytes: Bytes(bytes),
+            allocated: Bytes(allocated),
+            reserved: Bytes(reserved),
+        }
+    }
+
+    fn oom(&mut self) -> BlockOom {
+        let from = &mut self.ooms;
+        let (flags, requested) = (from.flags.next(), from.requested.next());
+        BlockOom {
+            device: from.devices.next(),
+            bytes: Bytes(from.bytes.next()),
+            requested: (flags & HAS_REQUESTED != 0).then_some(Bytes(requested)),
+            allocated: Bytes(from.allocated.next()),
+            reserved: Bytes(from.reserved.next()),
+        }
+    }
+
+    fn wait(&mut self) -> Result<Wait, String> {
+        let from = &mut self.waits;
+        let action = from.actions.next();
+        Ok(Wait {
+            event: from.events.next(),
+            stream: from.streams.next(),
+            action: WaitAction::from_u8(action)
+                .ok_or_else(|| format!("wait action {action}, which this version does not know"))?,
+            result: from.results.next(),
+        })
+    }
+
+    fn sample(&mut self) -> Sample {
+        let from = &mut self.samples;
+        Sample {
+            device: from.devices.next(),
+            process_used: from.process_used.next().checked_sub(1).map(Bytes),
+            device_used: Bytes(from.device_used.next()),
+            total: Bytes(from.totals.next()),
+        }
+    }
+
+    fn lost(&mut self) -> Result<Lost, String> {
+        let from = &mut self.losses;
+        let cause = from.causes.next();
+        Ok(Lost {
+            cause: LostCause::from_u8(cause)
+                .ok_or_else(|| format!("loss cause {cause}, which this version does not know"))?,
+            events: from.events.next(),
+        })
+    }
+}

@@ -1,0 +1,689 @@
+//! Reads a trace, whole, cut short or damaged.
+//!
+//! ```no_run
+//! use gputrace_schemas::reader::Trace;
+//!
+//! let trace = Trace::open("train.gtr")?;
+//! for event in trace.events() {
+//!     println!("{} {:?}", event.time.0, event.kind);
+//! }
+//! for damage in trace.damages() {
+//!     eprintln!("{damage}");
+//! }
+//! # Ok::<(), gputrace_schemas::reader::Error>(())
+//! ```
+//!
+//! Damage is normal input: a killed process leaves a trace without an end. What can be read is read, and
+//! [`Trace::damages`] says what could not. Only a file that is no trace at all, or of another version, is an [`Error`].
+
+use crate::block::{
+    BLOCK_MAGIC, CODEC_ZSTD, FILE_MAGIC, FOOTER_BYTES, Footer, HEADER_BYTES, Header, Kind, MAX_EVENTS,
+};
+use crate::columns;
+use crate::definitions::{Definitions, read_mappings};
+use crate::event::{
+    Api, ApiId, Device, Event, Frame, FrameId, Mappings, Module, ModuleId, Nanos, Process, Stack, StackId,
+    Thread, ThreadId,
+};
+use crate::tables::{self, Root, rows};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Why a file cannot be read as a trace.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file system's answer.
+    #[error("cannot read {file}")]
+    Io {
+        /// The file.
+        file: String,
+        /// What it said.
+        #[source]
+        source: io::Error,
+    },
+    /// Other bytes than a trace's.
+    #[error("{file} is not a gputrace trace: it begins with {found}; traces are made by `gputrace record`")]
+    NotATrace {
+        /// The file.
+        file: String,
+        /// Its first bytes.
+        found: String,
+    },
+    /// A trace of another version of the format.
+    #[error("{file} has format version {found}, and this gputrace reads version {supported}: {remedy}")]
+    Version {
+        /// The file.
+        file: String,
+        /// Its version.
+        found: u8,
+        /// Ours.
+        supported: u8,
+        /// What to do.
+        remedy: &'static str,
+    },
+}
+
+/// A part of a trace that could not be read. Everything outside of it was.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Damage {
+    /// Where it begins in the file.
+    pub offset: u64,
+    /// Bytes that were skipped.
+    pub bytes: u64,
+    /// What is wrong there.
+    pub what: String,
+    /// What it means or what to do.
+    pub remedy: &'static str,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "{} bytes at offset {} skipped: {}: {}", self.bytes, self.offset, self.what, self.remedy)
+    }
+}
+
+const CUT: &str = "the recorder was probably killed or the disk was full; what was written before is shown";
+const CORRUPT: &str = "the file was changed after it was written; the events of this part are missing";
+const NEWER: &str = "it was probably written by a newer gputrace; upgrade to see it";
+
+/// Blocks whose times overlap and that are decoded at the same time: about 100 MB.
+const MAX_OPEN: usize = 64;
+/// What a search for the next block reads at once.
+const WINDOW: usize = 1 << 16;
+/// Bytes that a search for blocks in a damaged file may read in vain; more in long files.
+const MIN_PATIENCE: u64 = 64 << 20;
+
+trait Source: Read + Seek + Send {}
+impl<R: Read + Seek + Send> Source for R {}
+
+/// A trace, open for reading: definitions are in memory, events stay in the file.
+pub struct Trace {
+    source: Mutex<Box<dyn Source>>,
+    complete: bool,
+    definitions: Definitions,
+    process: Process,
+    /// In the order of their first times.
+    events: Vec<Block>,
+    mappings: Vec<Block>,
+    damages: Mutex<Vec<Damage>>,
+}
+
+impl fmt::Debug for Trace {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.debug_struct("Trace")
+            .field("process", &self.process)
+            .field("complete", &self.complete)
+            .field("n_events", &self.n_events())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A block as the index or its header describes it.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    offset: u64,
+    kind: u8,
+    count: u32,
+    first: u64,
+    last: u64,
+}
+
+impl Trace {
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// It cannot be read, is no trace, or one of another version. Damage is no error.
+    pub fn open(path: impl AsRef<Path>) -> Result<Trace, Error> {
+        let path = path.as_ref();
+        let name = path.display().to_string();
+        let file = File::open(path).map_err(|source| Error::Io { file: name.clone(), source })?;
+        Trace::read(file, &name)
+    }
+
+    /// Opens anything that can be read; `name` is what errors call it.
+    ///
+    /// # Errors
+    /// As [`Trace::open`].
+    pub fn read(source: impl Read + Seek + Send + 'static, name: &str) -> Result<Trace, Error> {
+        let mut source: Box<dyn Source> = Box::new(source);
+        let io = |source| Error::Io { file: name.to_owned(), source };
+        let length = source.seek(SeekFrom::End(0)).map_err(io)?;
+        check_magic(&mut source, length, name)?;
+        let mut damages = Vec::new();
+        let index = read_index(&mut source, length);
+        let complete = index.is_some();
+        let blocks = match index {
+            Some(blocks) => blocks,
+            None => scan(&mut source, length, &mut damages).map_err(io)?,
+        };
+        let mut definitions = Definitions::default();
+        let mut trace = Trace {
+            source: Mutex::new(source),
+            complete,
+            definitions: Definitions::default(),
+            process: Process::default(),
+            events: Vec::new(),
+            mappings: Vec::new(),
+            damages: Mutex::new(damages),
+        };
+        for block in blocks {
+            match Kind::from_u8(block.kind) {
+                Some(Kind::Definitions) => {
+                    trace.payload(&block, |payload| definitions.read(payload));
+                }
+                Some(Kind::Events) => trace.events.push(block),
+                Some(Kind::Mappings) => trace.mappings.push(block),
+                Some(Kind::Index) => {}
+                None => trace.damage(&block, 0, format!("a block of the unknown kind {}", block.kind), NEWER),
+            }
+        }
+        trace.events.sort_by_key(|block| (block.first, block.offset));
+        trace.process = definitions.process.clone().unwrap_or_default();
+        trace.definitions = definitions;
+        Ok(trace)
+    }
+
+    /// The trace has its end: the recorder finished it.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    /// Facts about the process; empty ones if they were lost.
+    #[must_use]
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// Modules, by [`ModuleId`].
+    #[must_use]
+    pub fn modules(&self) -> &[Module] {
+        &self.definitions.modules
+    }
+
+    /// Frames, by [`FrameId`].
+    #[must_use]
+    pub fn frames(&self) -> &[Frame] {
+        &self.definitions.frames
+    }
+
+    /// Stacks, by [`StackId`]; the first is "no stack".
+    #[must_use]
+    pub fn stacks(&self) -> &[Stack] {
+        &self.definitions.stacks
+    }
+
+    /// Threads, by [`ThreadId`].
+    #[must_use]
+    pub fn threads(&self) -> &[Thread] {
+        &self.definitions.threads
+    }
+
+    /// Devices, ascending by ordinal.
+    #[must_use]
+    pub fn devices(&self) -> &[Device] {
+        &self.definitions.devices
+    }
+
+    /// Functions, by [`ApiId`].
+    #[must_use]
+    pub fn apis(&self) -> &[Api] {
+        &self.definitions.apis
+    }
+
+    /// A module; `None` if its definition is missing.
+    #[must_use]
+    pub fn module(&self, id: ModuleId) -> Option<&Module> {
+        self.modules().get(id.0 as usize)
+    }
+
+    /// A frame; `None` if its definition is missing.
+    #[must_use]
+    pub fn frame(&self, id: FrameId) -> Option<&Frame> {
+        self.frames().get(id.0 as usize)
+    }
+
+    /// A stack; `None` for "no stack" and if its definition is missing.
+    #[must_use]
+    pub fn stack(&self, id: StackId) -> Option<&Stack> {
+        if id == StackId(0) { None } else { self.stacks().get(id.0 as usize) }
+    }
+
+    /// The frames of a stack, innermost first; none for "no stack".
+    pub fn stack_frames(&self, id: StackId) -> impl Iterator<Item = &Frame> {
+        self.stack(id).into_iter().flat_map(|stack| &stack.frames).filter_map(|frame| self.frame(*frame))
+    }
+
+    /// A thread; `None` if its definition is missing.
+    #[must_use]
+    pub fn thread(&self, id: ThreadId) -> Option<&Thread> {
+        self.threads().get(id.0 as usize)
+    }
+
+    /// The device with this ordinal.
+    #[must_use]
+    pub fn device(&self, ordinal: i16) -> Option<&Device> {
+        self.devices().iter().find(|device| device.ordinal == ordinal)
+    }
+
+    /// A function; `None` if its definition is missing.
+    #[must_use]
+    pub fn api(&self, id: ApiId) -> Option<&Api> {
+        self.apis().get(id.0 as usize)
+    }
+
+    /// How many events the trace has, if none of its blocks turns out to be damaged.
+    #[must_use]
+    pub fn n_events(&self) -> u64 {
+        self.events.iter().map(|block| u64::from(block.count)).sum()
+    }
+
+    /// Times of the first and the last event.
+    #[must_use]
+    pub fn span(&self) -> Option<(Nanos, Nanos)> {
+        let first = self.events.first()?.first;
+        let last = self.events.iter().map(|block| block.last).max()?;
+        Some((Nanos(first), Nanos(last)))
+    }
+
+    /// The events in the order of their times; equal times in the order they were written. May be called several
+    /// times. Needs memory for the blocks that overlap at one moment, not for the trace.
+    #[must_use]
+    pub fn events(&self) -> Events<'_> {
+        Events { trace: self, next: 0, open: BinaryHeap::new(), current: None, told: false }
+    }
+
+    /// The address space at the moments it was read, in the order of the file.
+    pub fn mappings(&self) -> impl Iterator<Item = Mappings> {
+        self.mappings.iter().flat_map(|block| self.payload(block, read_mappings).unwrap_or_default())
+    }
+
+    /// What could not be read so far. Damage inside of a block of events shows when [`Trace::events`] has come to it.
+    #[must_use]
+    pub fn damages(&self) -> Vec<Damage> {
+        self.lock_damages().clone()
+    }
+
+    fn lock_damages(&self) -> MutexGuard<'_, Vec<Damage>> {
+        self.damages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn damage(&self, block: &Block, bytes: u64, what: String, remedy: &'static str) {
+        let damage = Damage { offset: block.offset, bytes, what, remedy };
+        let mut damages = self.lock_damages();
+        if !damages.contains(&damage) {
+            damages.push(damage);
+        }
+    }
+
+    /// Reads and checks a block; what is wrong with it becomes damage.
+    fn payload<T>(&self, block: &Block, read: impl FnOnce(&[u8]) -> Result<T, String>) -> Option<T> {
+        let mut source = self.source.lock().unwrap_or_else(PoisonError::into_inner);
+        let loaded = load(&mut *source, block);
+        drop(source);
+        let bytes = loaded.as_ref().map_or(0, |(header, _)| header.block_bytes());
+        match loaded.and_then(|(_, payload)| read(&payload)) {
+            Ok(value) => Some(value),
+            Err(what) => {
+                self.damage(block, bytes, what, CORRUPT);
+                None
+            }
+        }
+    }
+
+    fn decode(&self, block: &Block) -> Vec<Event> {
+        let mut events =
+            self.payload(block, |payload| columns::decode(payload, block.count)).unwrap_or_default();
+        if !events.is_sorted_by_key(|event| event.time) {
+            events.sort_by_key(|event| event.time);
+        }
+        events
+    }
+}
+
+/// The events of a trace in the order of their times; see [`Trace::events`].
+///
+/// Blocks are opened in the order of their first times, and merged while they overlap: a late event costs one more
+/// open block, never a wait for the end of the file.
+pub struct Events<'a> {
+    trace: &'a Trace,
+    /// Next block of `trace.events` to open.
+    next: usize,
+    open: BinaryHeap<Reverse<Cursor>>,
+    current: Option<Run>,
+    told: bool,
+}
+
+/// A block from which events can be taken up to `limit`.
+struct Run {
+    cursor: Cursor,
+    limit: Place,
+}
+
+/// A time, and the offset of the block for events of one time.
+type Place = (Nanos, u64);
+
+struct Cursor {
+    place: Place,
+    events: std::vec::IntoIter<Event>,
+}
+
+impl Cursor {
+    fn new(events: Vec<Event>, offset: u64) -> Option<Cursor> {
+        let place = (events.first()?.time, offset);
+        Some(Cursor { place, events: events.into_iter() })
+    }
+
+    /// Ready for the next event; `None` if there is none.
+    fn advance(mut self) -> Option<Cursor> {
+        self.place.0 = self.events.as_slice().first()?.time;
+        Some(self)
+    }
+}
+
+impl PartialEq for Cursor {
+    fn eq(&self, other: &Cursor) -> bool {
+        self.place == other.place
+    }
+}
+impl Eq for Cursor {}
+impl PartialOrd for Cursor {
+    fn partial_cmp(&self, other: &Cursor) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Cursor {
+    fn cmp(&self, other: &Cursor) -> std::cmp::Ordering {
+        self.place.cmp(&other.place)
+    }
+}
+
+impl Iterator for Events<'_> {
+    type Item = Event;
+
+    fn next(&mut self) -> Option<Event> {
+        loop {
+            if let Some(run) = &mut self.current {
+                let (limit, offset) = (run.limit, run.cursor.place.1);
+                if run.cursor.events.as_slice().first().is_some_and(|event| (event.time, offset) <= limit) {
+                    return run.cursor.events.next();
+                }
+            }
+            let finished = self.current.take();
+            self.open.extend(finished.and_then(|run| run.cursor.advance()).map(Reverse));
+            self.open_blocks();
+            let Reverse(cursor) = self.open.pop()?;
+            let limit = self.open.peek().map(|Reverse(other)| other.place);
+            let limit = [limit, self.next_place()].into_iter().flatten().min();
+            // A limit before the cursor's own place would not get on: it comes from a block that lied about its times,
+            // or that was not opened because there are too many.
+            let limit = limit.unwrap_or((Nanos(u64::MAX), u64::MAX)).max(cursor.place);
+            self.current = Some(Run { cursor, limit });
+        }
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (0, usize::try_from(self.trace.n_events()).ok())
+    }
+}
+
+impl Events<'_> {
+    fn next_place(&self) -> Option<Place> {
+        self.trace.events.get(self.next).map(|block| (Nanos(block.first), block.offset))
+    }
+
+    /// Opens the blocks that may hold the next event.
+    fn open_blocks(&mut self) {
+        while let Some(block) = self.trace.events.get(self.next) {
+            let place = (Nanos(block.first), block.offset);
+            if self.open.peek().is_some_and(|Reverse(first)| first.place < place) {
+                return;
+            }
+            if self.open.len() >= MAX_OPEN {
+                self.tell_unsorted(block);
+                return;
+            }
+            self.next += 1;
+            self.open.extend(Cursor::new(self.trace.decode(block), block.offset).map(Reverse));
+        }
+    }
+
+    fn tell_unsorted(&mut self, block: &Block) {
+        if !self.told {
+            self.told = true;
+            let what = format!("more than {MAX_OPEN} blocks of events overlap in time");
+            self.trace.damage(
+                block,
+                0,
+                what,
+                "nothing is missing, but events are not in the order of their times",
+            );
+        }
+    }
+}
+
+fn check_magic(source: &mut dyn Source, length: u64, name: &str) -> Result<(), Error> {
+    let mut magic = [0; FILE_MAGIC.len()];
+    let found = &mut magic[..length.min(FILE_MAGIC.len() as u64) as usize];
+    let io = |source| Error::Io { file: name.to_owned(), source };
+    source.seek(SeekFrom::Start(0)).map_err(io)?;
+    source.read_exact(found).map_err(io)?;
+    let supported = FILE_MAGIC[7];
+    if found.len() < FILE_MAGIC.len() || found[..7] != FILE_MAGIC[..7] {
+        let found = if found.is_empty() {
+            "nothing (it is empty)".to_owned()
+        } else {
+            format!("\"{}\"", found.escape_ascii())
+        };
+        return Err(Error::NotATrace { file: name.to_owned(), found });
+    }
+    let found = found[7];
+    if found != supported {
+        let remedy = if found > supported {
+            "upgrade gputrace"
+        } else {
+            "use the gputrace that made it, or record again"
+        };
+        return Err(Error::Version { file: name.to_owned(), found, supported, remedy });
+    }
+    Ok(())
+}
+
+/// The blocks of a finished trace; `None` if its end is missing or unreadable, and everything must be looked at.
+fn read_index(source: &mut dyn Source, length: u64) -> Option<Vec<Block>> {
+    let mut footer = [0; FOOTER_BYTES];
+    let at = length.checked_sub(FOOTER_BYTES as u64)?;
+    source.seek(SeekFrom::Start(at)).ok()?;
+    source.read_exact(&mut footer).ok()?;
+    let footer = Footer::decode(&footer)?;
+    let index = Block { offset: footer.index, kind: Kind::Index as u8, count: 0, first: 0, last: 0 };
+    let (header, payload) = load(source, &index).ok()?;
+    // Anything between index and footer would be hidden by this index.
+    if header.kind != Kind::Index as u8 || footer.index.checked_add(header.block_bytes())? != at {
+        return None;
+    }
+    let table = tables::Index::parse(&payload).ok()?;
+    let (mut kinds, mut counts) = (rows(table.kinds()), rows(table.counts()));
+    let (mut firsts, mut lasts) = (rows(table.first_times()), rows(table.last_times()));
+    let mut lengths = rows(table.lengths());
+    let mut expected = FILE_MAGIC.len() as u64;
+    let mut blocks = Vec::new();
+    for offset in table.offsets().into_iter().flatten() {
+        // Neighbours in ascending order, but for the gaps that failed writes leave.
+        if offset < expected || offset >= footer.index {
+            return None;
+        }
+        expected = offset.checked_add(lengths.next())?;
+        blocks.push(Block {
+            offset,
+            kind: kinds.next(),
+            count: counts.next(),
+            first: firsts.next(),
+            last: lasts.next(),
+        });
+    }
+    let n_events: u64 =
+        blocks.iter().filter(|b| b.kind == Kind::Events as u8).map(|b| u64::from(b.count)).sum();
+    (n_events == footer.events).then_some(blocks)
+}
+
+/// Reads the payload of one block.
+fn load(source: &mut dyn Source, block: &Block) -> Result<(Header, Vec<u8>), String> {
+    let mut header = [0; HEADER_BYTES];
+    let mut read = |at: u64, into: &mut [u8]| {
+        source
+            .seek(SeekFrom::Start(at))
+            .and_then(|_| source.read_exact(into))
+            .map_err(|error| error.to_string())
+    };
+    read(block.offset, &mut header)?;
+    let header =
+        Header::decode(&header).map_err(|why| format!("the block header is unreadable ({why:?})"))?;
+    if header.kind != block.kind || (header.kind == Kind::Events as u8 && header.count != block.count) {
+        return Err("the block is not the one that the index names".to_owned());
+    }
+    if header.codec != CODEC_ZSTD {
+        return Err(format!("compressed by method {}, which this version does not know", header.codec));
+    }
+    if header.kind == Kind::Events as u8 && header.count > MAX_EVENTS {
+        return Err(format!(
+            "{} events in one block, and no more than {MAX_EVENTS} are allowed",
+            header.count
+        ));
+    }
+    let mut stored = Vec::new();
+    let at = block.offset + HEADER_BYTES as u64;
+    source.seek(SeekFrom::Start(at)).map_err(|error| error.to_string())?;
+    // Grows with what is really there, whatever the header says.
+    source.take(u64::from(header.stored)).read_to_end(&mut stored).map_err(|error| error.to_string())?;
+    if stored.len() != header.stored as usize {
+        return Err(format!("{} bytes of payload where {} were written", stored.len(), header.stored));
+    }
+    if crc32fast::hash(&stored) != header.crc {
+        return Err("the checksum of the payload differs".to_owned());
+    }
+    // The header's length is at most MAX_RAW; a payload that unfolds to more is refused by the decompressor.
+    let payload = zstd::bulk::decompress(&stored, header.raw as usize).map_err(|error| error.to_string())?;
+    if payload.len() != header.raw as usize {
+        return Err(format!("the payload unfolds to {} bytes instead of {}", payload.len(), header.raw));
+    }
+    Ok((header, payload))
+}
+
+/// Finds the blocks of a trace without an index, and what is between them.
+fn scan(source: &mut dyn Source, length: u64, damages: &mut Vec<Damage>) -> io::Result<Vec<Block>> {
+    let mut blocks = Vec::new();
+    let mut at = FILE_MAGIC.len() as u64;
+    // Looking for blocks where there are none would be work without an end in a hostile file.
+    let mut patience = length.saturating_mul(2).max(MIN_PATIENCE);
+    while at < length {
+        let bad = match look(source, at, length)? {
+            Look::Block(block, end) => {
+                blocks.push(block);
+                at = end;
+                continue;
+            }
+            Look::Damaged { what, remedy, checked } => {
+                patience = patience.saturating_sub(checked);
+                (what, remedy)
+            }
+        };
+        // The bytes of an index that has lost its footer, or a footer without one, are no loss.
+        let mut next = at + 1;
+        let found = loop {
+            match find_magic(source, next, length)? {
+                None => break length,
+                Some(_) if patience == 0 => break length,
+                Some(candidate) => match look(source, candidate, length)? {
+                    Look::Block(..) => break candidate,
+                    Look::Damaged { checked, .. } => {
+                        patience = patience.saturating_sub(checked.max(WINDOW as u64));
+                        next = candidate + 1;
+                    }
+                },
+            }
+        };
+        if !(found == length && is_footer(source, at, length)?) {
+            let (what, remedy) = bad;
+            damages.push(Damage { offset: at, bytes: found - at, what, remedy });
+        }
+        at = found.max(at + 1);
+    }
+    Ok(blocks)
+}
+
+enum Look {
+    Block(Block, u64),
+    Damaged { what: String, remedy: &'static str, checked: u64 },
+}
+
+/// Whether a whole block is at `at`.
+fn look(source: &mut dyn Source, at: u64, length: u64) -> io::Result<Look> {
+    let damaged = |what: String, remedy, checked| Ok(Look::Damaged { what, remedy, checked });
+    if length - at < HEADER_BYTES as u64 {
+        return damaged(format!("a block header is cut off after {} bytes", length - at), CUT, 0);
+    }
+    let mut bytes = [0; HEADER_BYTES];
+    source.seek(SeekFrom::Start(at))?;
+    source.read_exact(&mut bytes)?;
+    let header = match Header::decode(&bytes) {
+        Ok(header) => header,
+        Err(why) => {
+            let remedy = if bytes.iter().all(|byte| *byte == 0) { CUT } else { CORRUPT };
+            return damaged(format!("no block header here ({why:?})"), remedy, 0);
+        }
+    };
+    let end = at + header.block_bytes();
+    if end > length {
+        let what = format!("a block of {} bytes is cut off after {}", header.block_bytes(), length - at);
+        return damaged(what, CUT, 0);
+    }
+    let mut crc = crc32fast::Hasher::new();
+    let mut left = header.stored as usize;
+    let mut window = vec![0; left.min(WINDOW)];
+    while left > 0 {
+        let part = left.min(WINDOW);
+        source.read_exact(&mut window[..part])?;
+        crc.update(&window[..part]);
+        left -= part;
+    }
+    if crc.finalize() != header.crc {
+        let what = "the checksum of a block's payload differs".to_owned();
+        return damaged(what, CORRUPT, u64::from(header.stored));
+    }
+    let block =
+        Block { offset: at, kind: header.kind, count: header.count, first: header.first, last: header.last };
+    Ok(Look::Block(block, end))
+}
+
+fn is_footer(source: &mut dyn Source, at: u64, length: u64) -> io::Result<bool> {
+    if length - at != FOOTER_BYTES as u64 {
+        return Ok(false);
+    }
+    let mut footer = [0; FOOTER_BYTES];
+    source.seek(SeekFrom::Start(at))?;
+    source.read_exact(&mut footer)?;
+    Ok(Footer::decode(&footer).is_some())
+}
+
+/// Where the next block magic begins, at `from` or later.
+fn find_magic(source: &mut dyn Source, from: u64, length: u64) -> io::Result<Option<u64>> {
+    let mut window = vec![0; WINDOW];
+    let mut at = from;
+    while at + (BLOCK_MAGIC.len() as u64) <= length {
+        let part = (length - at).min(WINDOW as u64) as usize;
+        source.seek(SeekFrom::Start(at))?;
+        source.read_exact(&mut window[..part])?;
+        let found = window[..part].windows(BLOCK_MAGIC.len()).position(|bytes| bytes == BLOCK_MAGIC);
+        if let Some(found) = found {
+            return Ok(Some(at + found as u64));
+        }
+        at += (part - BLOCK_MAGIC.len() + 1) as u64;
+    }
+    Ok(None)
+}

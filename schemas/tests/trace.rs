@@ -1,0 +1,509 @@
+//! A trace comes back as it was written; cut short or damaged it gives what is left, and never a panic.
+
+use gputrace_schemas::event::*;
+use gputrace_schemas::reader::{Error, Trace};
+use gputrace_schemas::writer::{EVENTS_PER_BLOCK, Writer};
+use std::io::{self, Cursor, Write};
+
+/// A small generator of numbers (xorshift64*), so that failures repeat.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+    /// Any width, and the ends of the range more often than chance.
+    fn wild(&mut self) -> u64 {
+        match self.below(8) {
+            0 => 0,
+            1 => u64::MAX,
+            2 => 1 << 63,
+            _ => self.next() >> self.below(64),
+        }
+    }
+    fn maybe<T>(&mut self, value: T) -> Option<T> {
+        (self.below(2) == 0).then_some(value)
+    }
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u64) as usize]
+    }
+    fn text(&mut self) -> String {
+        let n = self.below(12);
+        (0..n).map(|_| self.pick(&['a', 'Z', '/', '.', 'ß', '漢', '\n', '\0'])).collect()
+    }
+    fn texts(&mut self) -> Vec<String> {
+        (0..self.below(4)).map(|_| self.text()).collect()
+    }
+}
+
+#[derive(PartialEq, Debug, Default)]
+struct Story {
+    process: Process,
+    modules: Vec<Module>,
+    frames: Vec<Frame>,
+    stacks: Vec<Stack>,
+    threads: Vec<Thread>,
+    devices: Vec<Device>,
+    apis: Vec<Api>,
+    mappings: Vec<Mappings>,
+    events: Vec<Event>,
+}
+
+fn kind(random: &mut Random) -> EventKind {
+    let device = random.wild() as i16;
+    let (allocated, reserved, bytes) = (Bytes(random.wild()), Bytes(random.wild()), Bytes(random.wild()));
+    let requested = Bytes(random.wild());
+    match random.below(8) {
+        0 => EventKind::Call(Call {
+            api: ApiId(random.wild() as u32),
+            action: random.pick(Action::ALL),
+            device,
+            result: {
+                let result = random.wild() as i32;
+                random.maybe(result)
+            },
+            addr: random.wild(),
+            bytes,
+            stream: random.wild(),
+            handle: random.wild(),
+            extra: random.wild(),
+            duration: Nanos(random.wild()),
+            captured: random.below(2) == 0,
+            in_allocate: random.below(2) == 0,
+        }),
+        1 => EventKind::BlockAlloc(BlockAlloc {
+            device,
+            addr: random.below(8) << 9,
+            bytes,
+            requested: random.maybe(requested),
+            stream: {
+                let stream = random.wild();
+                random.maybe(stream)
+            },
+            allocated,
+            reserved,
+        }),
+        2 => {
+            EventKind::BlockFree(BlockFree { device, addr: random.below(8) << 9, bytes, allocated, reserved })
+        }
+        3 => EventKind::BlockOom(BlockOom {
+            device,
+            bytes,
+            requested: random.maybe(requested),
+            allocated,
+            reserved,
+        }),
+        4 => EventKind::Wait(Wait {
+            event: random.wild(),
+            stream: random.wild(),
+            action: random.pick(WaitAction::ALL),
+            result: random.wild() as i32,
+        }),
+        5 => EventKind::Sample(Sample {
+            device,
+            // The largest number is "not told".
+            process_used: {
+                let used = Bytes(random.wild() >> 1);
+                random.maybe(used)
+            },
+            device_used: bytes,
+            total: reserved,
+        }),
+        6 => EventKind::Lost(Lost { cause: random.pick(LostCause::ALL), events: random.wild() }),
+        _ => EventKind::Note(random.text()),
+    }
+}
+
+fn story(seed: u64, n_events: u64) -> Story {
+    let random = &mut Random(seed * 2 + 1);
+    let mut story = Story {
+        process: Process {
+            pid: random.wild() as u32,
+            parent: random.wild() as u32,
+            host: random.text(),
+            boot: random.text(),
+            executable: random.text(),
+            command: random.texts(),
+            environment: (0..random.below(3)).map(|_| (random.text(), random.text())).collect(),
+            rank: {
+                let rank = random.wild() as u32;
+                random.maybe(rank)
+            },
+            start: Nanos(random.wild()),
+            start_realtime: random.wild(),
+            recorder: random.text(),
+            torch_version: {
+                let text = random.text();
+                random.maybe(text)
+            },
+        },
+        stacks: vec![Stack::default()],
+        ..Story::default()
+    };
+    for _ in 0..random.below(4) {
+        story.modules.push(Module {
+            path: random.text(),
+            build_id: random.text(),
+            start: random.wild(),
+            end: random.wild(),
+            bias: random.wild(),
+            has_runtime: random.below(2) == 0,
+        });
+        story.threads.push(Thread { tid: random.wild() as u32, name: random.text() });
+        story.apis.push(Api { name: random.text(), runtime_name: random.text() });
+        let ordinal = story.devices.len() as i16 - 1;
+        let (name, uuid) = (random.text(), random.text());
+        story.devices.push(Device { ordinal, name, uuid, total: Bytes(random.wild()) });
+        let mut at = 0;
+        let mapped = (0..random.below(5)).map(|_| {
+            let start = at + random.below(1 << 40);
+            at = start + random.below(1 << 40);
+            Mapping { start, end: at }
+        });
+        story.mappings.push(Mappings { mapped: mapped.collect(), time: Nanos(random.wild()) });
+    }
+    for _ in 0..random.below(6) {
+        let (function, file, line) = (random.text(), random.text(), random.wild() as u32);
+        story.frames.push(if random.below(2) == 0 {
+            Frame::Python { function, file, line }
+        } else {
+            let module = ModuleId(random.below(1 << 32) as u32 / 2);
+            let (address, inlined) = (random.wild(), random.below(2) == 0);
+            Frame::Native { address, module: random.maybe(module), function, file, line, inlined }
+        });
+        let frames = (0..random.below(5)).map(|_| FrameId(random.wild() as u32)).collect();
+        story.stacks.push(Stack { frames, truncated: random.below(2) == 0 });
+    }
+    let mut time = 1 << 40;
+    for _ in 0..n_events {
+        time += random.below(1000);
+        story.events.push(Event {
+            time: Nanos(time),
+            thread: ThreadId(random.wild() as u32),
+            stack: StackId(random.wild() as u32),
+            kind: kind(random),
+        });
+    }
+    story
+}
+
+fn define<W: Write>(writer: &mut Writer<W>, story: &Story) {
+    writer.process(&story.process);
+    for (id, module) in (0..).zip(&story.modules) {
+        writer.module(ModuleId(id), module);
+    }
+    for (id, frame) in (0..).zip(&story.frames) {
+        writer.frame(FrameId(id), frame);
+    }
+    for (id, stack) in (0..).zip(&story.stacks).skip(1) {
+        writer.stack(StackId(id), stack);
+    }
+    for (id, thread) in (0..).zip(&story.threads) {
+        writer.thread(ThreadId(id), thread);
+    }
+    for device in &story.devices {
+        writer.device(device);
+    }
+    for (id, api) in (0..).zip(&story.apis) {
+        writer.api(ApiId(id), api);
+    }
+}
+
+fn write(story: &Story, flush_every: usize) -> Vec<u8> {
+    let mut writer = Writer::new(Vec::new()).unwrap();
+    define(&mut writer, story);
+    for mappings in &story.mappings {
+        writer.mappings(mappings).unwrap();
+    }
+    for (n, event) in story.events.iter().enumerate() {
+        writer.event(event).unwrap();
+        if n % flush_every == flush_every - 1 {
+            writer.flush().unwrap();
+        }
+    }
+    writer.finish().unwrap()
+}
+
+fn open(bytes: Vec<u8>) -> Result<Trace, Error> {
+    Trace::read(Cursor::new(bytes), "test.gtr")
+}
+
+fn read(trace: &Trace) -> Story {
+    let mut stacks = trace.stacks().to_vec();
+    if stacks.is_empty() {
+        stacks.push(Stack::default());
+    }
+    Story {
+        process: trace.process().clone(),
+        modules: trace.modules().to_vec(),
+        frames: trace.frames().to_vec(),
+        stacks,
+        threads: trace.threads().to_vec(),
+        devices: trace.devices().to_vec(),
+        apis: trace.apis().to_vec(),
+        mappings: trace.mappings().collect(),
+        events: trace.events().collect(),
+    }
+}
+
+#[test]
+fn what_was_written_is_read_back() {
+    for seed in 0..200 {
+        let story = story(seed, seed * 3);
+        let trace = open(write(&story, 1 + seed as usize)).unwrap();
+        assert_eq!(read(&trace), story, "seed {seed}");
+        assert_eq!(trace.damages(), [], "seed {seed}");
+        assert!(trace.is_complete());
+        assert_eq!(trace.n_events(), story.events.len() as u64);
+    }
+}
+
+#[test]
+fn events_of_several_blocks_come_in_the_order_of_their_times() {
+    let mut story = story(3, 3 * EVENTS_PER_BLOCK as u64 + 5);
+    let mut random = Random(9);
+    let written = story.events.clone();
+    for event in &mut story.events {
+        // Up to 50 events late, and one in a thousand by half a block.
+        let late = if random.below(1000) == 0 { 4_000_000 } else { random.below(25_000) };
+        event.time.0 = event.time.0.saturating_sub(late);
+    }
+    let trace = open(write(&story, usize::MAX)).unwrap();
+    let got: Vec<Event> = trace.events().collect();
+    story.events.sort_by_key(|event| event.time);
+    assert_eq!(got.len(), written.len());
+    assert!(got == story.events, "equal times keep the order they were written in");
+    assert_eq!(trace.damages(), []);
+}
+
+#[test]
+fn a_redefinition_replaces_the_definition_for_the_whole_trace() {
+    let frame = |line| Frame::Python { function: "f".to_owned(), file: "a.py".to_owned(), line };
+    let mut writer = Writer::new(Vec::new()).unwrap();
+    for line in 0..3 {
+        writer.frame(FrameId(0), &frame(line));
+        writer.stack(StackId(1), &Stack { frames: vec![FrameId(0); 1 + line as usize], truncated: false });
+        writer.flush().unwrap();
+    }
+    let trace = open(writer.finish().unwrap()).unwrap();
+    assert_eq!(trace.frames(), [frame(2)]);
+    assert_eq!(trace.stack_frames(StackId(1)).count(), 3);
+    assert_eq!(trace.stack_frames(StackId(0)).count(), 0);
+    assert_eq!(trace.stack_frames(StackId(7)).count(), 0);
+}
+
+#[test]
+fn every_prefix_of_a_trace_is_readable_and_keeps_every_whole_block() {
+    let story = story(7, 60);
+    let whole = write(&story, 10);
+    let mut most = 0;
+    for length in 0..whole.len() {
+        let trace = match open(whole[..length].to_vec()) {
+            Ok(trace) => trace,
+            Err(Error::NotATrace { .. }) if length < 8 => continue,
+            Err(error) => panic!("{length} bytes: {error}"),
+        };
+        let got = read(&trace);
+        assert!(!trace.is_complete(), "{length} bytes");
+        assert_eq!(got.events, story.events[..got.events.len()], "{length} bytes");
+        assert!(got.events.len() >= most && got.events.len() % 10 == 0, "{length} bytes");
+        assert!(trace.damages().len() <= 1, "{length} bytes: {:?}", trace.damages());
+        most = got.events.len();
+    }
+    assert_eq!(most, 60, "the events do not need the footer");
+}
+
+#[test]
+fn a_flipped_bit_costs_at_most_its_block() {
+    let story = story(11, 40);
+    let whole = write(&story, 10);
+    for bit in 0..whole.len() * 8 {
+        let mut bytes = whole.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        let trace = match open(bytes) {
+            Ok(trace) => trace,
+            Err(Error::NotATrace { .. } | Error::Version { .. }) if bit < 64 => continue,
+            Err(error) => panic!("bit {bit}: {error}"),
+        };
+        let events: Vec<Event> = trace.events().collect();
+        let _ = trace.mappings().count();
+        assert!(events.len() >= 30, "bit {bit}: {} events", events.len());
+        let mut rest = story.events.iter();
+        assert!(events.iter().all(|event| rest.any(|other| other == event)), "bit {bit}: other events");
+        assert!(events.len() == 40 || !trace.damages().is_empty(), "bit {bit}: a loss is not told");
+    }
+}
+
+#[test]
+fn garbage_between_blocks_is_skipped_and_told() {
+    let story = story(13, 40);
+    let whole = write(&story, 10);
+    let magics: Vec<usize> = (0..whole.len() - 4).filter(|at| whole[*at..].starts_with(b"GTB\x01")).collect();
+    // Before the last block of events and the index.
+    let at = magics[magics.len() - 2];
+    for garbage in [&b"GTB\x01"[..], &[0; 100], &[0x47; 1000], &whole[8..50]] {
+        let bytes = [&whole[..at], garbage, &whole[at..]].concat();
+        let trace = open(bytes).unwrap();
+        assert_eq!(read(&trace), story, "the index no longer fits, but everything is there");
+        let damages = trace.damages();
+        let [damage] = damages.as_slice() else { panic!("{damages:?}") };
+        assert_eq!((damage.offset, damage.bytes), (at as u64, garbage.len() as u64));
+    }
+}
+
+#[test]
+fn random_bytes_after_the_magic_are_damage_and_nothing_else() {
+    for seed in 1..300 {
+        let mut random = Random(seed);
+        let length = random.below(4000) as usize;
+        let mut bytes = b"GPUTRC\0\x01".to_vec();
+        bytes.extend((0..length).map(|_| random.next() as u8));
+        let trace = open(bytes).unwrap();
+        assert_eq!(trace.events().count(), 0);
+        assert_eq!(trace.damages().len(), usize::from(length > 0));
+    }
+}
+
+#[test]
+fn other_files_are_refused_with_a_remedy() {
+    let refusal = |bytes: &[u8]| open(bytes.to_vec()).unwrap_err().to_string();
+    assert_eq!(
+        refusal(b"\x80\x04\x95 pickle"),
+        "test.gtr is not a gputrace trace: it begins with \"\\x80\\x04\\x95 pick\"; traces are made by `gputrace record`"
+    );
+    assert_eq!(
+        refusal(b""),
+        "test.gtr is not a gputrace trace: it begins with nothing (it is empty); traces are made by `gputrace record`"
+    );
+    assert_eq!(
+        refusal(b"GPUTRC\0\x02"),
+        "test.gtr has format version 2, and this gputrace reads version 1: upgrade gputrace"
+    );
+    let missing = Trace::open("/nonexistent/a.gtr").unwrap_err();
+    assert_eq!(missing.to_string(), "cannot read /nonexistent/a.gtr");
+}
+
+/// A sink that refuses to grow beyond a size, as a full disk does.
+struct Full {
+    bytes: Vec<u8>,
+    room: usize,
+}
+
+impl Write for Full {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let fits = bytes.len().min(self.room - self.bytes.len());
+        if fits == 0 {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.bytes.extend_from_slice(&bytes[..fits]);
+        Ok(fits)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_full_disk_costs_the_events_that_did_not_fit_and_no_definition() {
+    let story = story(17, 400);
+    let mut writer = Writer::new(Full { bytes: Vec::new(), room: 3000 }).unwrap();
+    define(&mut writer, &story);
+    let mut failures = 0;
+    for (n, event) in story.events.iter().enumerate() {
+        if n == 300 {
+            writer.sink().room = usize::MAX;
+        }
+        writer.event(event).unwrap();
+        if n % 10 == 9 && writer.flush().is_err() {
+            failures += 1;
+            let whole = writer.position() as usize;
+            writer.sink().bytes.truncate(whole);
+        }
+    }
+    assert!(failures > 0);
+    assert_eq!((writer.events_dropped(), writer.events_written()), (10 * failures, 400 - 10 * failures));
+    let trace = open(writer.finish().unwrap().bytes).unwrap();
+    let got = read(&trace);
+    assert_eq!(trace.damages(), []);
+    assert_eq!((got.process, got.frames, got.stacks), (story.process, story.frames, story.stacks));
+    assert_eq!(got.events.len() as u64, 400 - 10 * failures);
+    assert_eq!(got.events.last(), story.events.last());
+}
+
+/// A training loop as PyTorch's allocator sees it: the same blocks every step, sizes and addresses of a few hundred
+/// tensors, nanosecond noise in the times, a tenth of the sizes new in each step.
+fn training(n_steps: u64) -> Vec<Event> {
+    let mut random = Random(5);
+    let shapes: Vec<(u64, u64, u64)> = (0..500)
+        .map(|_| {
+            let width = random.below(14);
+            (random.below(1 << 20) << 9, (1 + random.below(1 << width)) << 9, random.below(512))
+        })
+        .collect();
+    let (mut time, mut allocated) = (1 << 50, 0);
+    let mut events = Vec::new();
+    for _ in 0..n_steps {
+        let mut live = Vec::new();
+        for shape in 0..shapes.len() {
+            let (addr, mut bytes, waste) = shapes[shape];
+            if random.below(10) == 0 {
+                bytes += random.below(64) << 9;
+            }
+            let mut event = |kind, stack| {
+                time += 1_500 + random.below(6_000);
+                events.push(Event { time: Nanos(time), thread: ThreadId(0), stack: StackId(stack), kind });
+            };
+            let (addr, device, reserved) = (0x7f12_0000_0000 + addr, 0, Bytes(12 << 30));
+            allocated += bytes;
+            let (requested, stream) = (Some(Bytes(bytes - waste)), Some(0));
+            let (size, totals) = (Bytes(bytes), Bytes(allocated));
+            event(
+                EventKind::BlockAlloc(BlockAlloc {
+                    device,
+                    addr,
+                    bytes: size,
+                    requested,
+                    stream,
+                    allocated: totals,
+                    reserved,
+                }),
+                0,
+            );
+            live.push((addr, bytes));
+            if shape % 3 != 0 {
+                let (addr, bytes) = live.swap_remove(shape * 7 % live.len());
+                allocated -= bytes;
+                let (bytes, allocated) = (Bytes(bytes), Bytes(allocated));
+                event(EventKind::BlockFree(BlockFree { device, addr, bytes, allocated, reserved }), 0);
+            }
+        }
+        for (addr, bytes) in live.into_iter().rev() {
+            allocated -= bytes;
+            time += 900 + random.below(3_000);
+            let (bytes, allocated, reserved) = (Bytes(bytes), Bytes(allocated), Bytes(12 << 30));
+            let kind = EventKind::BlockFree(BlockFree { device: 0, addr, bytes, allocated, reserved });
+            events.push(Event { time: Nanos(time), thread: ThreadId(1), stack: StackId(0), kind });
+        }
+    }
+    events
+}
+
+#[test]
+fn an_event_of_a_training_loop_takes_at_most_14_bytes() {
+    let events = training(100);
+    let mut writer = Writer::new(Vec::new()).unwrap();
+    for event in &events {
+        writer.event(event).unwrap();
+    }
+    let bytes = writer.finish().unwrap();
+    let per_event = bytes.len() as f64 / events.len() as f64;
+    println!("{per_event:.2} bytes an event");
+    assert!(per_event <= 14.0, "{per_event}");
+    assert!(open(bytes).unwrap().events().eq(events));
+}

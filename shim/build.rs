@@ -1,0 +1,17 @@
+//! Link settings of `libgputrace.so`.
+
+fn main() {
+    for argument in [
+        // Pointers to our hooks are handed to CUDA: they must stay valid for ever.
+        "-Wl,-z,nodelete",
+        // No lazy binding: a first call must not enter the loader from inside a hook.
+        "-Wl,-z,now",
+        "-Wl,-z,relro",
+        "-Wl,-soname,libgputrace.so",
+        // libgcc_s and libm are not needed; a preload drags everything it needs into every process.
+        "-Wl,--as-needed",
+    ] {
+        println!("cargo:rustc-link-arg-cdylib={argument}");
+    }
+    println!("cargo:rerun-if-changed=build.rs");
+}

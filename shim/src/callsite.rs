@@ -1,0 +1,155 @@
+//! From where an event came: captures the thread's stack, and sends each stack and each Python code object once.
+//!
+//! The id of a stack is its hash, so that threads need no common table; a thread remembers which ones it has sent. What
+//! another thread sent too is sent again, and the recorder drops the copy.
+
+use crate::config::Stacks;
+use crate::elf;
+use crate::session::{self, Lane, Rest};
+use crate::stack::{self, Captured, NATIVE, PYTHON};
+use crate::sys::Text;
+use core::ffi::{CStr, c_char, c_void};
+use gputrace_ring::record::{CodeDef, Kind, StackDef};
+use gputrace_ring::ring::{Producer, Pushed, as_words_bytes};
+
+/// Words of frames that a definition can have: a record must fit into a chunk.
+const FRAME_WORDS: usize = stack::native::MAX_FRAMES + 2 * stack::python::MAX_FRAMES;
+const _: () = assert!(FRAME_WORDS * 8 + 64 < gputrace_ring::ring::MAX_RECORD);
+/// Bytes of a code object's texts.
+const CODE_BYTES: usize = 8 << 10;
+
+/// Who asks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Of {
+    /// A call into the driver: its native frames say whose memory it is, so it has them in every mode.
+    DriverCall,
+    /// A block of a framework's allocator: what the user asked for.
+    Block,
+}
+
+/// Room for what is being sent.
+pub(crate) struct Scratch {
+    frames: [u64; FRAME_WORDS],
+    code: [u8; CODE_BYTES],
+}
+
+/// Prepares the process for captures.
+pub(crate) fn begin() {
+    // SAFETY: `lookup` finds exported functions and data of these names, or null.
+    unsafe { stack::init(lookup) };
+}
+
+/// Says in the trace which native frames run Python: `python.interpreter=VERSION START END`, hexadecimal.
+pub(crate) fn describe(producer: &mut Producer) {
+    let text = Text::<128>::new();
+    let text = match (stack::python::interpreter(), stack::python::status()) {
+        (Some((version, start, end)), _) => text
+            .add(b"python.interpreter=")
+            .number(u64::from(version >> 8))
+            .add(b".")
+            .number(u64::from(version & 0xff))
+            .add(b" ")
+            .number(start)
+            .add(b" ")
+            .number(end),
+        (None, stack::python::Status::FreeThreaded) => {
+            text.add(b"python.frames=unseen: a free-threaded interpreter")
+        }
+        (None, stack::python::Status::UnknownVersion | stack::python::Status::UnknownLayout) => {
+            text.add(b"python.frames=unseen: not a CPython from 3.9 to 3.14")
+        }
+        (None, _) => return,
+    };
+    let at = producer.now();
+    producer.push_raw(at, Kind::Note, &[text.as_bytes()]);
+}
+
+unsafe extern "C" fn lookup(name: *const c_char) -> *mut c_void {
+    // SAFETY: the capture asks with C strings.
+    let name = unsafe { CStr::from_ptr(name) };
+    let mut found = core::ptr::null_mut();
+    elf::find(|object| match object.symbol(name) {
+        Some(address) => {
+            found = address as *mut c_void;
+            true
+        }
+        None => false,
+    });
+    found
+}
+
+/// Stack id of the calling thread's stack; 0 if none was captured.
+#[inline]
+pub(crate) fn capture(lane: &mut Lane, of: Of) -> u64 {
+    let want = match (session::stacks(), of) {
+        (Stacks::All, _) | (Stacks::Python, Of::DriverCall) => NATIVE | PYTHON,
+        (Stacks::Python, Of::Block) => PYTHON,
+        (Stacks::None, Of::DriverCall) => NATIVE,
+        (Stacks::None, Of::Block) => return 0,
+    };
+    let (producer, rest) = lane.parts();
+    // SAFETY: the state was zeroed when it was made, and the lane is the thread's only one.
+    let captured = unsafe { stack::capture(&raw mut rest.stack, want) };
+    if captured.id != 0 && rest.stack.is_new_stack(captured.id, rest.definitions) {
+        send(producer, rest, captured);
+    }
+    captured.id
+}
+
+#[cold]
+#[inline(never)]
+fn send(producer: &mut Producer, rest: &mut Rest, captured: Captured) {
+    let at = producer.now();
+    let scratch = &mut rest.scratch;
+    let mut words = scratch.frames.iter_mut();
+    let mut n_native = 0;
+    for (to, from) in words.by_ref().zip(rest.stack.native_addresses()) {
+        *to = from;
+        n_native += 1;
+    }
+    let mut n_python = 0;
+    for frame in rest.stack.python_frames() {
+        let (Some(code), Some(place)) = (words.next(), words.next()) else { break };
+        (*code, *place) = (frame.code, frame.place);
+        n_python += 1;
+    }
+    let native = usize::from(n_native);
+    for index in 0..usize::from(n_python) {
+        let id = scratch.frames.get(native + 2 * index).copied().unwrap_or_default();
+        if rest.stack.is_new_code(id, rest.definitions)
+            && !send_code(producer, &rest.stack, &mut scratch.code, index)
+        {
+            rest.stack.forget_code(id);
+        }
+    }
+    let truncated = captured.marks & (Captured::TRUNCATED | Captured::PYTHON_TRUNCATED) != 0;
+    let broken = captured.marks & (Captured::BROKEN | Captured::GUESSED) != 0;
+    let marks = u32::from(truncated) * StackDef::TRUNCATED | u32::from(broken) * StackDef::BROKEN;
+    let definition = StackDef { id: captured.id, native: n_native, python: n_python, marks };
+    let n_words = native + 2 * usize::from(n_python);
+    let frames = as_words_bytes(scratch.frames.get(..n_words).unwrap_or_default());
+    if producer.push_with(at, 0, &definition, &[frames]) != Pushed::Yes {
+        rest.stack.forget_stack(captured.id);
+    }
+}
+
+fn send_code(
+    producer: &mut Producer,
+    stack: &stack::ThreadStackState,
+    texts: &mut [u8; CODE_BYTES],
+    index: usize,
+) -> bool {
+    let Some(code) = stack.define_code(index, texts) else { return false };
+    let definition = CodeDef {
+        id: code.id,
+        name: code.name,
+        file: code.file,
+        lines: code.lines,
+        first_line: code.first_line,
+        python: code.python,
+        marks: code.marks,
+    };
+    let at = producer.now();
+    let texts = texts.get(..code.bytes as usize).unwrap_or_default();
+    producer.push_with(at, 0, &definition, &[texts]) == Pushed::Yes
+}

@@ -1,0 +1,66 @@
+//! `GPUTRACE_*` variables: one row each.
+//!
+//! The shim reads its own at the first event, never in a hook; the recorder, which inherits the environment, reads
+//! the others.
+
+use crate::sys;
+use core::ffi::CStr;
+
+/// A variable: its name, what it may hold, and what it does.
+pub(crate) struct Variable {
+    /// Its name.
+    pub(crate) name: &'static CStr,
+}
+
+/// `0` or `off`: the library does nothing at all.
+pub(crate) const SWITCH: Variable = Variable { name: c"GPUTRACE" };
+/// `none`, `python` or `all` (the default): which frames stacks have.
+pub(crate) const STACKS: Variable = Variable { name: c"GPUTRACE_STACKS" };
+/// Bytes of the ring; by default 32 MiB, never more than a quarter of what `/dev/shm` has free.
+pub(crate) const RING_BYTES: Variable = Variable { name: c"GPUTRACE_RING_BYTES" };
+/// Path of the `gputrace` program; by default it is looked for beside the library, then on `PATH`.
+pub(crate) const RECORDER: Variable = Variable { name: c"GPUTRACE_RECORDER" };
+/// Milliseconds that a process waits at its end for its trace to be complete; by default 5000.
+pub(crate) const EXIT_WAIT: Variable = Variable { name: c"GPUTRACE_EXIT_WAIT" };
+
+/// Which frames a stack has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Stacks {
+    /// None, but for driver calls the few that tell whose memory it is.
+    None = 0,
+    /// Python frames; for driver calls also the few that tell whose memory it is.
+    Python = 1,
+    /// Python and native frames.
+    All = 2,
+}
+
+impl Variable {
+    /// Its value, if it is set and not empty.
+    pub(crate) fn value(&self) -> Option<&'static CStr> {
+        sys::variable(self.name).filter(|value| !value.is_empty())
+    }
+
+    /// Its value as a number; `None` if it is not one.
+    pub(crate) fn number(&self) -> Option<u64> {
+        let digits = self.value()?.to_bytes();
+        digits.iter().try_fold(0_u64, |sum, digit| {
+            let digit = digit.checked_sub(b'0').filter(|digit| *digit < 10)?;
+            sum.checked_mul(10)?.checked_add(u64::from(digit))
+        })
+    }
+}
+
+/// Whether the user switched the library off.
+pub(crate) fn is_off() -> bool {
+    SWITCH.value().is_some_and(|value| matches!(value.to_bytes(), b"0" | b"off" | b"false" | b"no"))
+}
+
+/// Which frames the user wants.
+pub(crate) fn stacks() -> Stacks {
+    match STACKS.value().map(CStr::to_bytes) {
+        Some(b"none" | b"0") => Stacks::None,
+        Some(b"python") => Stacks::Python,
+        _ => Stacks::All,
+    }
+}

@@ -1,0 +1,201 @@
+//! Symbols of loaded objects, found in their own tables.
+//!
+//! `dlsym` would do, but it is what we interpose: it takes the loader's lock, may call `malloc`, and leaves a
+//! `dlerror` behind that the program would see. Reading `DT_GNU_HASH` does none of that.
+
+use core::ffi::{CStr, c_int, c_void};
+
+/// An object the loader has mapped.
+#[derive(Clone, Copy)]
+pub(crate) struct Object {
+    base: usize,
+    /// First and last byte that its segments take.
+    start: usize,
+    end: usize,
+    dynamic: *const Entry,
+    path: *const core::ffi::c_char,
+}
+
+#[repr(C)]
+struct Entry {
+    tag: i64,
+    value: usize,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Symbol {
+    name: u32,
+    info: u8,
+    other: u8,
+    section: u16,
+    value: usize,
+    size: usize,
+}
+
+// Tags of the dynamic section (gABI 4.1, chapter 5; DT_GNU_HASH from binutils' elf/common.h).
+const DT_NULL: i64 = 0;
+const DT_STRTAB: i64 = 5;
+const DT_SYMTAB: i64 = 6;
+const DT_SONAME: i64 = 14;
+const DT_GNU_HASH: i64 = 0x6fff_fef5;
+const STT_GNU_IFUNC: u8 = 10;
+
+/// The first loaded object that `wanted` says yes to. Takes the loader's lock: for cold moments only.
+pub(crate) fn find(mut wanted: impl FnMut(&Object) -> bool) -> Option<Object> {
+    struct Search<'a> {
+        wanted: &'a mut dyn FnMut(&Object) -> bool,
+        found: Option<Object>,
+    }
+    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
+        // SAFETY: dl_iterate_phdr passes back what `find` gave it.
+        let search = unsafe { &mut *search.cast::<Search<'_>>() };
+        // SAFETY: the loader describes the object for the length of this call.
+        let info = unsafe { &*info };
+        if let Some(object) = Object::from_headers(info)
+            && (search.wanted)(&object)
+        {
+            search.found = Some(object);
+            return 1;
+        }
+        0
+    }
+    let mut search = Search { wanted: &mut wanted, found: None };
+    // SAFETY: `visit` gets the search and nothing else.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
+    search.found
+}
+
+/// The loaded object with this `DT_SONAME`.
+pub(crate) fn by_soname(name: &CStr) -> Option<Object> {
+    find(|object| object.soname() == name)
+}
+
+/// The loaded object that has this address.
+pub(crate) fn by_address(address: usize) -> Option<Object> {
+    find(|object| object.contains(address))
+}
+
+impl Object {
+    fn from_headers(info: &libc::dl_phdr_info) -> Option<Object> {
+        let base = info.dlpi_addr as usize;
+        let (mut start, mut end, mut dynamic) = (usize::MAX, 0, core::ptr::null());
+        for i in 0..usize::from(info.dlpi_phnum) {
+            // SAFETY: the loader's array has `dlpi_phnum` entries.
+            let header = unsafe { &*info.dlpi_phdr.add(i) };
+            let at = base.wrapping_add(header.p_vaddr as usize);
+            match header.p_type {
+                libc::PT_LOAD => {
+                    start = start.min(at);
+                    end = end.max(at.wrapping_add(header.p_memsz as usize));
+                }
+                libc::PT_DYNAMIC => dynamic = at as *const Entry,
+                _ => {}
+            }
+        }
+        (!dynamic.is_null() && start < end).then_some(Object {
+            base,
+            start,
+            end,
+            dynamic,
+            path: info.dlpi_name,
+        })
+    }
+
+    /// Whether the address lies between the object's first and last byte.
+    pub(crate) fn contains(&self, address: usize) -> bool {
+        (self.start..self.end).contains(&address)
+    }
+
+    /// Path under which the loader found it; empty for the program itself.
+    pub(crate) fn path(&self) -> &[u8] {
+        // SAFETY: the loader keeps the name as long as the object, and we ask only for objects that stay.
+        unsafe { crate::sys::c_bytes(self.path) }
+    }
+
+    /// Byte after the last.
+    pub(crate) fn end(&self) -> usize {
+        self.end
+    }
+
+    /// First byte.
+    pub(crate) fn start(&self) -> usize {
+        self.start
+    }
+
+    fn entry(&self, tag: i64) -> Option<usize> {
+        let mut at = self.dynamic;
+        loop {
+            // SAFETY: the loader mapped the dynamic section, which ends with DT_NULL.
+            let entry = unsafe { &*at };
+            if entry.tag == DT_NULL {
+                return None;
+            }
+            if entry.tag == tag {
+                return Some(entry.value);
+            }
+            // SAFETY: as above; this was not the last one.
+            at = unsafe { at.add(1) };
+        }
+    }
+
+    /// glibc turns these entries into addresses when it loads an object; musl leaves them as offsets, and so does
+    /// the kernel's own vDSO.
+    fn address(&self, tag: i64) -> Option<usize> {
+        let value = self.entry(tag)?;
+        Some(if value < self.base { value.wrapping_add(self.base) } else { value })
+    }
+
+    /// `DT_SONAME`; empty if there is none.
+    pub(crate) fn soname(&self) -> &CStr {
+        let (Some(strings), Some(offset)) = (self.address(DT_STRTAB), self.entry(DT_SONAME)) else {
+            return c"";
+        };
+        // SAFETY: the loader uses the same string of the same table.
+        unsafe { CStr::from_ptr((strings + offset) as *const _) }
+    }
+
+    /// Address of an exported symbol, the first version found. `None` for what must be called to be resolved (ifunc).
+    pub(crate) fn symbol(&self, name: &CStr) -> Option<usize> {
+        let strings = self.address(DT_STRTAB)?;
+        let symbols = self.address(DT_SYMTAB)? as *const Symbol;
+        let table = self.address(DT_GNU_HASH)? as *const u32;
+        let hash = gnu_hash(name.to_bytes());
+        // SAFETY: the table starts with four words.
+        let [n_buckets, first, bloom_words] = [0, 1, 2].map(|i| unsafe { *table.add(i) });
+        if n_buckets == 0 {
+            return None;
+        }
+        // SAFETY: after them come `bloom_words` eight-byte words, then the buckets, then one word a symbol.
+        let buckets = unsafe { table.add(4 + 2 * bloom_words as usize) };
+        // SAFETY: as above.
+        let chains = unsafe { buckets.add(n_buckets as usize) };
+        // SAFETY: the remainder is below the number of buckets.
+        let mut index = unsafe { *buckets.add((hash % n_buckets) as usize) };
+        if index < first {
+            return None;
+        }
+        loop {
+            // SAFETY: chains have a word for every symbol from `first` on; the last of a bucket is odd.
+            let word = unsafe { *chains.add((index - first) as usize) };
+            if word | 1 == hash | 1 {
+                // SAFETY: the index comes from the object's own hash table.
+                let symbol = unsafe { *symbols.add(index as usize) };
+                // SAFETY: symbol names are C strings of the string table.
+                let found = unsafe { CStr::from_ptr((strings + symbol.name as usize) as *const _) };
+                if found == name && symbol.section != 0 && symbol.info & 15 != STT_GNU_IFUNC {
+                    return Some(self.base.wrapping_add(symbol.value));
+                }
+            }
+            if word & 1 == 1 {
+                return None;
+            }
+            index += 1;
+        }
+    }
+}
+
+/// The hash of `DT_GNU_HASH`: Bernstein's, times 33 from 5381.
+fn gnu_hash(name: &[u8]) -> u32 {
+    name.iter().fold(5381, |hash: u32, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)))
+}

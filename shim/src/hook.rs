@@ -1,0 +1,167 @@
+//! The hook table: one row a function, from which everything else comes.
+//!
+//! ```text
+//! /// `CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)`
+//! fn cuMemAlloc_v2(dptr: *mut u64, bytesize: usize) as "cudaMalloc"
+//!     = acquire Alloc { bytes: bytesize } out { addr: read(dptr) };
+//! ```
+//!
+//! says: export `cuMemAlloc_v2`; call the driver's; then record an [`Action::Alloc`] whose `bytes` is the second
+//! argument and whose `addr` is what the driver wrote. `in` fields are recorded whatever the driver says: a request
+//! that failed is the most wanted event of all. `out` fields are read only after success.
+//! The text after `as` is the function of the CUDA runtime that ends here, empty if there is none.
+//!
+//! Shapes: `acquire` gives memory or state out and may begin the session, `release` takes it back and is recorded
+//! before it runs, `observe` is recorded only where a session is, and `custom` rows call a function of their own.
+
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+/// What the loader hooks, `doctor` and the trace know of a row.
+pub(crate) struct Hook {
+    /// The exported symbol.
+    pub(crate) name: &'static CStr,
+    /// The function of the CUDA runtime that ends here; empty if there is none.
+    pub(crate) runtime: &'static str,
+    /// Our function.
+    pub(crate) ours: *const (),
+}
+
+// SAFETY: addresses of functions are plain numbers.
+unsafe impl Sync for Hook {}
+
+/// Functions of the driver that we call ourselves, found together with the rows.
+pub(crate) struct Auxiliary {
+    pub(crate) context_device: Slot,
+    pub(crate) device_count: Slot,
+    pub(crate) device_get: Slot,
+    pub(crate) device_name: Slot,
+    pub(crate) device_uuid: Slot,
+    pub(crate) device_uuid_v2: Slot,
+    pub(crate) device_total: Slot,
+}
+
+/// The real functions that are not rows.
+pub(crate) static AUXILIARY: Auxiliary = Auxiliary {
+    context_device: Slot::new(c"cuCtxGetDevice"),
+    device_count: Slot::new(c"cuDeviceGetCount"),
+    device_get: Slot::new(c"cuDeviceGet"),
+    device_name: Slot::new(c"cuDeviceGetName"),
+    device_uuid: Slot::new(c"cuDeviceGetUuid"),
+    device_uuid_v2: Slot::new(c"cuDeviceGetUuid_v2"),
+    device_total: Slot::new(c"cuDeviceTotalMem_v2"),
+};
+
+impl Auxiliary {
+    /// Every slot.
+    pub(crate) fn slots(&self) -> [&Slot; 7] {
+        [
+            &self.context_device,
+            &self.device_count,
+            &self.device_get,
+            &self.device_name,
+            &self.device_uuid,
+            &self.device_uuid_v2,
+            &self.device_total,
+        ]
+    }
+}
+
+/// A real function by name.
+pub(crate) struct Slot {
+    /// The exported symbol.
+    pub(crate) name: &'static CStr,
+    address: AtomicUsize,
+}
+
+impl Slot {
+    const fn new(name: &'static CStr) -> Slot {
+        Slot { name, address: AtomicUsize::new(0) }
+    }
+
+    /// Remembers where it is.
+    pub(crate) fn set(&self, address: usize) {
+        self.address.store(address, Ordering::Release);
+    }
+
+    /// The function, if it was found.
+    ///
+    /// # Safety
+    /// `F` is the type of a pointer to this very function.
+    pub(crate) unsafe fn get<F: Copy>(&self) -> Option<F> {
+        let address = self.address.load(Ordering::Acquire);
+        // SAFETY: a function pointer is as large as an address; the caller knows its type.
+        (address != 0).then(|| unsafe { core::mem::transmute_copy(&address) })
+    }
+}
+
+pub(crate) use crate::hooks::HOOKS;
+
+/// Writes the exported functions, the slots of the real ones, and the table.
+macro_rules! hooks {
+    ($(
+        $(#[$doc:meta])*
+        fn $name:ident($($arg:ident: $type:ty),* $(,)?) as $runtime:literal
+            = $shape:ident $($action:ident)? $({ $($field:ident: $value:expr),* $(,)? })?
+              $(out { $($out_field:ident: $out_value:expr),* $(,)? })?
+              $(via $custom:path)?;
+    )*) => {
+        /// Places of the rows in [`HOOKS`].
+        #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
+        #[derive(Clone, Copy, PartialEq, Eq)]
+        #[repr(u16)]
+        pub(crate) enum Row { $( $name, )* }
+
+        /// How many rows there are.
+        pub(crate) const ROWS: usize = [ $( stringify!($name), )* ].len();
+
+        /// Every function we stand in for.
+        pub(crate) static HOOKS: &[$crate::hook::Hook] = &[ $( $crate::hook::Hook {
+            // SAFETY: the literal ends with its only zero.
+            name: unsafe { ::core::ffi::CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes()) },
+            runtime: $runtime,
+            ours: $name as *const (),
+        }, )* ];
+
+        $(
+            $(#[$doc])*
+            #[unsafe(no_mangle)]
+            #[allow(non_snake_case, clippy::missing_safety_doc, clippy::too_many_arguments)]
+            pub(crate) unsafe extern "C" fn $name($($arg: $type),*) -> i32 {
+                type Real = unsafe extern "C" fn($($type),*) -> i32;
+                // SAFETY: the row gives the function's own prototype.
+                let real = match unsafe { $crate::hooks::loader::real::<Real>(Row::$name as u16) } {
+                    Some(real) => real,
+                    None => return $crate::hooks::loader::without_driver(Row::$name as u16),
+                };
+                // SAFETY: the program's own arguments, passed on unchanged.
+                let run = || unsafe { real($($arg),*) };
+                hooks!(@$shape $name, run $(, $action)? $(, { $($field: $value),* })? $(, out { $($out_field: $out_value),* })? $(, via $custom)?)
+            }
+        )*
+    };
+    (@acquire $name:ident, $run:ident, $action:ident, { $($field:ident: $value:expr),* } $(, out { $($out_field:ident: $out_value:expr),* })?) => {
+        $crate::probe::acquire($crate::probe::Start::IfNeeded, Row::$name as u16, Action::$action, $run,
+            hooks!(@fill { $($field: $value),* } $(, out { $($out_field: $out_value),* })?))
+    };
+    (@observe $name:ident, $run:ident, $action:ident, { $($field:ident: $value:expr),* } $(, out { $($out_field:ident: $out_value:expr),* })?) => {
+        $crate::probe::acquire($crate::probe::Start::OnlyIfLive, Row::$name as u16, Action::$action, $run,
+            hooks!(@fill { $($field: $value),* } $(, out { $($out_field: $out_value),* })?))
+    };
+    (@release $name:ident, $run:ident, $action:ident, { $($field:ident: $value:expr),* }) => {
+        $crate::probe::release(Row::$name as u16, Action::$action, $run, hooks!(@fill { $($field: $value),* }))
+    };
+    (@custom $name:ident, $run:ident, { $($field:ident: $value:expr),* }, via $custom:path) => {
+        $custom($run, $($value),*)
+    };
+    (@fill { $($field:ident: $value:expr),* } $(, out { $($out_field:ident: $out_value:expr),* })?) => {
+        // SAFETY: `in` values read arguments, or structures the function reads itself and that were checked for null;
+        // `out` values read what the function wrote, after it said that it succeeded.
+        #[allow(unused_unsafe, unused_variables, clippy::multiple_unsafe_ops_per_block)]
+        |draft: &mut $crate::probe::Draft, succeeded: bool| unsafe {
+            $( draft.$field($value); )*
+            $( if succeeded { $( draft.$out_field($out_value); )* } )?
+        }
+    };
+}
+pub(crate) use hooks;

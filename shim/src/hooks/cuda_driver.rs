@@ -1,0 +1,240 @@
+//! `libcuda.so.1`: prototypes from cuda.h 13.0, older ones from the release that had them last.
+//!
+//! `CUresult` is `i32`, `CUdeviceptr` and `CUmemGenericAllocationHandle` are `u64`, other handles are pointers.
+//! The 32-bit leftovers of CUDA 2 (`cuMemAlloc`, `cuMemFree`, ... without suffix) are never rows.
+
+use super::structs::{
+    IpcMemHandle, access_flags, array_bytes, array3d_bytes, graph_alloc, ipc_hash, location, mipmap_bytes,
+    multicast_bytes, pool_attribute, read, read_handle,
+};
+use super::{events, loader};
+use crate::hook::hooks;
+use core::ffi::{c_char, c_void};
+use gputrace_ring::record::Action;
+
+type Out = *mut *mut c_void;
+type Handle = *mut c_void;
+
+hooks! {
+    /// `CUresult cuInit(unsigned int Flags)`
+    fn cuInit(flags: u32) as "" = custom { flags: flags } via loader::initialised;
+
+    // Linear memory of a device.
+
+    /// `CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)`
+    fn cuMemAlloc_v2(dptr: *mut u64, bytesize: usize) as "cudaMalloc"
+        = acquire Alloc { bytes: bytesize } out { addr: read(dptr) };
+    /// `CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height, unsigned int ElementSizeBytes)`
+    fn cuMemAllocPitch_v2(dptr: *mut u64, pitch: *mut usize, width: usize, height: usize, element: u32) as "cudaMallocPitch"
+        = acquire Alloc { bytes: width, times: height } out { addr: read(dptr), bytes: height, times: read(pitch) };
+    /// `CUresult cuMemFree_v2(CUdeviceptr dptr)`
+    fn cuMemFree_v2(dptr: u64) as "cudaFree" = release Free { addr: dptr };
+    /// `CUresult cuMemGetInfo_v2(size_t *free, size_t *total)`
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) as "cudaMemGetInfo"
+        = observe MemInfo {} out { bytes: read(free), extra: read(total) };
+
+    // Managed and pinned memory.
+
+    /// `CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)`
+    fn cuMemAllocManaged(dptr: *mut u64, bytesize: usize, flags: u32) as "cudaMallocManaged"
+        = acquire AllocManaged { bytes: bytesize, extra: flags } out { addr: read(dptr) };
+    /// `CUresult cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags)`
+    fn cuMemHostAlloc(pp: Out, bytesize: usize, flags: u32) as "cudaHostAlloc"
+        = acquire AllocHost { host: (), bytes: bytesize, extra: flags } out { addr: read_handle(pp) };
+    /// `CUresult cuMemAllocHost_v2(void **pp, size_t bytesize)`
+    fn cuMemAllocHost_v2(pp: Out, bytesize: usize) as "cudaMallocHost"
+        = acquire AllocHost { host: (), bytes: bytesize } out { addr: read_handle(pp) };
+    /// `CUresult cuMemFreeHost(void *p)`
+    fn cuMemFreeHost(p: Handle) as "cudaFreeHost" = release FreeHost { host: (), addr: p };
+    /// `CUresult cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int Flags)`
+    fn cuMemHostRegister_v2(p: Handle, bytesize: usize, flags: u32) as "cudaHostRegister"
+        = acquire HostRegister { host: (), addr: p, bytes: bytesize, extra: flags };
+    /// `CUresult cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags)` of CUDA 4.0
+    fn cuMemHostRegister(p: Handle, bytesize: usize, flags: u32) as "cudaHostRegister"
+        = acquire HostRegister { host: (), addr: p, bytes: bytesize, extra: flags };
+    /// `CUresult cuMemHostUnregister(void *p)`
+    fn cuMemHostUnregister(p: Handle) as "cudaHostUnregister" = release HostUnregister { host: (), addr: p };
+
+    // Stream-ordered memory and its pools.
+
+    /// `CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)`
+    fn cuMemAllocAsync(dptr: *mut u64, bytesize: usize, stream: Handle) as "cudaMallocAsync"
+        = acquire AllocAsync { bytes: bytesize, stream: stream } out { addr: read(dptr) };
+    /// As `cuMemAllocAsync`; null is the thread's own stream.
+    fn cuMemAllocAsync_ptsz(dptr: *mut u64, bytesize: usize, stream: Handle) as "cudaMallocAsync"
+        = acquire AllocAsync { bytes: bytesize, thread_stream: stream } out { addr: read(dptr) };
+    /// `CUresult cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream)`
+    fn cuMemAllocFromPoolAsync(dptr: *mut u64, bytesize: usize, pool: Handle, stream: Handle) as "cudaMallocFromPoolAsync"
+        = acquire AllocAsync { bytes: bytesize, handle: pool, stream: stream } out { addr: read(dptr) };
+    /// As `cuMemAllocFromPoolAsync`; null is the thread's own stream.
+    fn cuMemAllocFromPoolAsync_ptsz(dptr: *mut u64, bytesize: usize, pool: Handle, stream: Handle) as "cudaMallocFromPoolAsync"
+        = acquire AllocAsync { bytes: bytesize, handle: pool, thread_stream: stream } out { addr: read(dptr) };
+    /// `CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)`
+    fn cuMemFreeAsync(dptr: u64, stream: Handle) as "cudaFreeAsync" = release FreeAsync { addr: dptr, stream: stream };
+    /// As `cuMemFreeAsync`; null is the thread's own stream.
+    fn cuMemFreeAsync_ptsz(dptr: u64, stream: Handle) as "cudaFreeAsync"
+        = release FreeAsync { addr: dptr, thread_stream: stream };
+    /// `CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps)`
+    fn cuMemPoolCreate(pool: Out, props: *const c_void) as "cudaMemPoolCreate"
+        = acquire PoolCreate { location: location(props) } out { handle: read_handle(pool) };
+    /// `CUresult cuMemPoolDestroy(CUmemoryPool pool)`
+    fn cuMemPoolDestroy(pool: Handle) as "cudaMemPoolDestroy" = release PoolDestroy { handle: pool };
+    /// `CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)`
+    fn cuMemPoolTrimTo(pool: Handle, keep: usize) as "cudaMemPoolTrimTo" = release PoolTrim { handle: pool, bytes: keep };
+    /// `CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)`
+    fn cuMemPoolSetAttribute(pool: Handle, attribute: i32, value: *mut c_void) as "cudaMemPoolSetAttribute"
+        = observe PoolSet { handle: pool, extra: attribute } out { bytes: pool_attribute(attribute, value) };
+    /// `CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)`
+    fn cuMemPoolGetAttribute(pool: Handle, attribute: i32, value: *mut c_void) as "cudaMemPoolGetAttribute"
+        = observe PoolGet { handle: pool, extra: attribute } out { bytes: pool_attribute(attribute, value) };
+    /// `CUresult cuMemPoolExportToShareableHandle(void *handle_out, CUmemoryPool pool, CUmemAllocationHandleType handleType, unsigned long long flags)`
+    fn cuMemPoolExportToShareableHandle(out: *mut c_void, pool: Handle, kind: i32, flags: u64) as "cudaMemPoolExportToShareableHandle"
+        = observe PoolShare { handle: pool, extra: kind };
+    /// `CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool_out, void *handle, CUmemAllocationHandleType handleType, unsigned long long flags)`
+    fn cuMemPoolImportFromShareableHandle(pool: Out, handle: Handle, kind: i32, flags: u64) as "cudaMemPoolImportFromShareableHandle"
+        = acquire PoolShare { extra: kind } out { handle: read_handle(pool) };
+    /// `CUresult cuMemPoolImportPointer(CUdeviceptr *ptr_out, CUmemoryPool pool, CUmemPoolPtrExportData *shareData)`
+    fn cuMemPoolImportPointer(ptr: *mut u64, pool: Handle, data: *mut c_void) as "cudaMemPoolImportPointer"
+        = acquire ImportPointer { handle: pool } out { addr: read(ptr) };
+
+    // Virtual memory management: reservations, physical memory, and maps between them.
+
+    /// `CUresult cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr, unsigned long long flags)`
+    fn cuMemAddressReserve(ptr: *mut u64, size: usize, alignment: usize, addr: u64, flags: u64) as ""
+        = acquire Reserve { bytes: size, extra: alignment } out { addr: read(ptr) };
+    /// `CUresult cuMemAddressFree(CUdeviceptr ptr, size_t size)`
+    fn cuMemAddressFree(ptr: u64, size: usize) as "" = release Unreserve { addr: ptr, bytes: size };
+    /// `CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop, unsigned long long flags)`
+    fn cuMemCreate(handle: *mut u64, size: usize, prop: *const c_void, flags: u64) as ""
+        = acquire Create { bytes: size, location: location(prop) } out { handle: read(handle) };
+    /// `CUresult cuMemRelease(CUmemGenericAllocationHandle handle)`
+    fn cuMemRelease(handle: u64) as "" = release Release { handle: handle };
+    /// `CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr)`
+    fn cuMemRetainAllocationHandle(handle: *mut u64, addr: Handle) as ""
+        = acquire Retain { addr: addr } out { handle: read(handle) };
+    /// `CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)`
+    fn cuMemMap(ptr: u64, size: usize, offset: usize, handle: u64, flags: u64) as ""
+        = acquire Map { addr: ptr, bytes: size, extra: offset, handle: handle };
+    /// `CUresult cuMemUnmap(CUdeviceptr ptr, size_t size)`
+    fn cuMemUnmap(ptr: u64, size: usize) as "" = release Unmap { addr: ptr, bytes: size };
+    /// `CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)`
+    fn cuMemSetAccess(ptr: u64, size: usize, description: *const c_void, count: usize) as ""
+        = acquire SetAccess { addr: ptr, bytes: size, handle: count, extra: access_flags(description) };
+    /// `CUresult cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType handleType, unsigned long long flags)`
+    fn cuMemExportToShareableHandle(out: *mut c_void, handle: u64, kind: i32, flags: u64) as ""
+        = acquire Export { handle: handle, extra: kind };
+    /// `CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *osHandle, CUmemAllocationHandleType shHandleType)`
+    fn cuMemImportFromShareableHandle(handle: *mut u64, os_handle: Handle, kind: i32) as ""
+        = acquire Import { extra: kind } out { handle: read(handle) };
+    /// `CUresult cuMulticastCreate(CUmemGenericAllocationHandle *mcHandle, const CUmulticastObjectProp *prop)`
+    fn cuMulticastCreate(handle: *mut u64, props: *const c_void) as ""
+        = acquire MulticastCreate { bytes: multicast_bytes(props) } out { handle: read(handle) };
+
+    // Memory of other processes.
+
+    /// `CUresult cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr)`
+    fn cuIpcGetMemHandle(handle: *mut IpcMemHandle, dptr: u64) as "cudaIpcGetMemHandle"
+        = acquire IpcGet { addr: dptr } out { handle: ipc_hash(handle) };
+    /// `CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)`
+    fn cuIpcOpenMemHandle_v2(dptr: *mut u64, handle: IpcMemHandle, flags: u32) as "cudaIpcOpenMemHandle"
+        = acquire IpcOpen { handle: handle.hash() } out { addr: read(dptr) };
+    /// `CUresult cuIpcOpenMemHandle(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)` of CUDA 4.1
+    fn cuIpcOpenMemHandle(dptr: *mut u64, handle: IpcMemHandle, flags: u32) as "cudaIpcOpenMemHandle"
+        = acquire IpcOpen { handle: handle.hash() } out { addr: read(dptr) };
+    /// `CUresult cuIpcCloseMemHandle(CUdeviceptr dptr)`
+    fn cuIpcCloseMemHandle(dptr: u64) as "cudaIpcCloseMemHandle" = release IpcClose { addr: dptr };
+
+    // Arrays.
+
+    /// `CUresult cuArrayCreate_v2(CUarray *pHandle, const CUDA_ARRAY_DESCRIPTOR *pAllocateArray)`
+    fn cuArrayCreate_v2(handle: Out, descriptor: *const c_void) as "cudaMallocArray"
+        = acquire ArrayCreate { bytes: array_bytes(descriptor) } out { handle: read_handle(handle) };
+    /// `CUresult cuArray3DCreate_v2(CUarray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pAllocateArray)`
+    fn cuArray3DCreate_v2(handle: Out, descriptor: *const c_void) as "cudaMalloc3DArray"
+        = acquire ArrayCreate { bytes: array3d_bytes(descriptor) } out { handle: read_handle(handle) };
+    /// `CUresult cuArrayDestroy(CUarray hArray)`
+    fn cuArrayDestroy(handle: Handle) as "cudaFreeArray" = release ArrayDestroy { handle: handle };
+    /// `CUresult cuMipmappedArrayCreate(CUmipmappedArray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pMipmappedArrayDesc, unsigned int numMipmapLevels)`
+    fn cuMipmappedArrayCreate(handle: Out, descriptor: *const c_void, levels: u32) as "cudaMallocMipmappedArray"
+        = acquire ArrayCreate { bytes: mipmap_bytes(descriptor, levels) } out { handle: read_handle(handle) };
+    /// `CUresult cuMipmappedArrayDestroy(CUmipmappedArray hMipmappedArray)`
+    fn cuMipmappedArrayDestroy(handle: Handle) as "cudaFreeMipmappedArray" = release ArrayDestroy { handle: handle };
+
+    // Memory that graphs own.
+
+    /// `CUresult cuGraphAddMemAllocNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUDA_MEM_ALLOC_NODE_PARAMS *nodeParams)`
+    fn cuGraphAddMemAllocNode(node: Out, graph: Handle, dependencies: *const c_void, n: usize, params: *mut c_void) as "cudaGraphAddMemAllocNode"
+        = acquire GraphAlloc { handle: graph, bytes: graph_alloc(params).bytes, location: graph_alloc(params).location }
+          out { addr: graph_alloc(params).addr };
+    /// `CUresult cuGraphAddMemFreeNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUdeviceptr dptr)`
+    fn cuGraphAddMemFreeNode(node: Out, graph: Handle, dependencies: *const c_void, n: usize, dptr: u64) as "cudaGraphAddMemFreeNode"
+        = acquire GraphFree { handle: graph, addr: dptr };
+
+    // Contexts.
+
+    /// `CUresult cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)`
+    fn cuCtxCreate_v2(context: Out, flags: u32, device: i32) as ""
+        = acquire ContextCreate { device: device, extra: flags } out { handle: read_handle(context) };
+    /// `CUresult cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *paramsArray, int numParams, unsigned int flags, CUdevice dev)`
+    fn cuCtxCreate_v3(context: Out, params: *mut c_void, n: i32, flags: u32, device: i32) as ""
+        = acquire ContextCreate { device: device, extra: flags } out { handle: read_handle(context) };
+    /// `CUresult cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev)`
+    fn cuCtxCreate_v4(context: Out, params: *mut c_void, flags: u32, device: i32) as ""
+        = acquire ContextCreate { device: device, extra: flags } out { handle: read_handle(context) };
+    /// `CUresult cuCtxDestroy_v2(CUcontext ctx)`
+    fn cuCtxDestroy_v2(context: Handle) as "" = release ContextDestroy { handle: context };
+    /// `CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)`
+    fn cuDevicePrimaryCtxRetain(context: Out, device: i32) as ""
+        = acquire PrimaryRetain { device: device, extra: device } out { handle: read_handle(context) };
+    /// `CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev)`
+    fn cuDevicePrimaryCtxRelease_v2(device: i32) as "" = acquire PrimaryRelease { device: device, extra: device };
+    /// `CUresult cuDevicePrimaryCtxRelease(CUdevice dev)` of CUDA 7.0
+    fn cuDevicePrimaryCtxRelease(device: i32) as "" = acquire PrimaryRelease { device: device, extra: device };
+    /// `CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev)`
+    fn cuDevicePrimaryCtxReset_v2(device: i32) as "cudaDeviceReset" = acquire PrimaryReset { device: device, extra: device };
+    /// `CUresult cuDevicePrimaryCtxReset(CUdevice dev)` of CUDA 7.0
+    fn cuDevicePrimaryCtxReset(device: i32) as "cudaDeviceReset" = acquire PrimaryReset { device: device, extra: device };
+
+    // Stream capture: what is asked for meanwhile belongs to a graph.
+
+    /// `CUresult cuStreamBeginCapture_v2(CUstream hStream, CUstreamCaptureMode mode)`
+    fn cuStreamBeginCapture_v2(stream: Handle, mode: i32) as "cudaStreamBeginCapture"
+        = custom { row: Row::cuStreamBeginCapture_v2 as u16, stream: stream, mode: mode } via events::begin_capture;
+    /// As `cuStreamBeginCapture_v2`; null is the thread's own stream.
+    fn cuStreamBeginCapture_v2_ptsz(stream: Handle, mode: i32) as "cudaStreamBeginCapture"
+        = custom { row: Row::cuStreamBeginCapture_v2_ptsz as u16, stream: stream, mode: mode } via events::begin_capture;
+    /// `CUresult cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)`
+    fn cuStreamEndCapture(stream: Handle, graph: Out) as "cudaStreamEndCapture"
+        = custom { row: Row::cuStreamEndCapture as u16, stream: stream, graph: graph } via events::end_capture;
+    /// As `cuStreamEndCapture`; null is the thread's own stream.
+    fn cuStreamEndCapture_ptsz(stream: Handle, graph: Out) as "cudaStreamEndCapture"
+        = custom { row: Row::cuStreamEndCapture_ptsz as u16, stream: stream, graph: graph } via events::end_capture;
+
+    // Stream events: PyTorch's allocator waits for them before it takes a block back.
+
+    /// `CUresult cuEventRecord(CUevent hEvent, CUstream hStream)`
+    fn cuEventRecord(event: Handle, stream: Handle) as "cudaEventRecord"
+        = custom { event: event, stream: stream } via events::recorded;
+    /// As `cuEventRecord`; null is the thread's own stream.
+    fn cuEventRecord_ptsz(event: Handle, stream: Handle) as "cudaEventRecord"
+        = custom { event: event, stream: stream } via events::recorded;
+    /// `CUresult cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags)`
+    fn cuEventRecordWithFlags(event: Handle, stream: Handle, flags: u32) as "cudaEventRecordWithFlags"
+        = custom { event: event, stream: stream } via events::recorded;
+    /// As `cuEventRecordWithFlags`; null is the thread's own stream.
+    fn cuEventRecordWithFlags_ptsz(event: Handle, stream: Handle, flags: u32) as "cudaEventRecordWithFlags"
+        = custom { event: event, stream: stream } via events::recorded;
+    /// `CUresult cuEventQuery(CUevent hEvent)`
+    fn cuEventQuery(event: Handle) as "cudaEventQuery" = custom { event: event } via events::queried;
+    /// `CUresult cuEventSynchronize(CUevent hEvent)`
+    fn cuEventSynchronize(event: Handle) as "cudaEventSynchronize" = custom { event: event } via events::synchronised;
+
+    // The way to all the others.
+
+    /// `CUresult cuGetProcAddress(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags)` of CUDA 11.3
+    fn cuGetProcAddress(symbol: *const c_char, pfn: Out, version: i32, flags: u64) as ""
+        = custom { symbol: symbol, pfn: pfn } via loader::substitute;
+    /// `CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags, CUdriverProcAddressQueryResult *symbolStatus)`
+    fn cuGetProcAddress_v2(symbol: *const c_char, pfn: Out, version: i32, flags: u64, status: *mut i32) as ""
+        = custom { symbol: symbol, pfn: pfn } via loader::substitute;
+}

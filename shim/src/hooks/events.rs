@@ -1,0 +1,98 @@
+//! Stream events and stream capture.
+//!
+//! PyTorch's allocator gives a block that other streams used back to its pool only when an event it recorded on each
+//! of them is done (allocators.md, CUDACachingAllocator.cpp `insert_events`, `process_events`). It records them just
+//! before it reports the free, on the same thread, and asks for them inside `allocate`. Programs record and ask for
+//! far more events than that, so a recorded event is only noted beside the thread, and becomes a record when a free
+//! of PyTorch's follows.
+
+use super::torch;
+use crate::probe::{self, Start};
+use crate::session::{self, WAIT_SLOTS};
+use crate::tls;
+use core::ffi::c_void;
+use gputrace_ring::record::{Action, Wait, WaitAction};
+
+/// `cuEventRecord` and its variants.
+#[inline]
+pub(crate) fn recorded(run: impl FnOnce() -> i32, event: *mut c_void, stream: *mut c_void) -> i32 {
+    let result = run();
+    // Only threads that made PyTorch events have somewhere to note it.
+    if result == 0
+        && torch::is_here()
+        && let Some(mut lane) = session::lane(Start::OnlyIfLive)
+    {
+        let tls = tls::here();
+        let n = tls.waits.get() as usize;
+        let wait =
+            Wait { event: event as u64, stream: stream as u64, action: WaitAction::Record as u32, result: 0 };
+        // The newest are those that matter: the oldest makes room.
+        let waits = &mut lane.state().waits;
+        if let Some(slot) = waits.get_mut(n % WAIT_SLOTS) {
+            *slot = wait;
+        }
+        tls.waits.set((n + 1) as u32);
+    }
+    result
+}
+
+/// `cuEventQuery`: of interest only inside PyTorch's `allocate`.
+#[inline]
+pub(crate) fn queried(run: impl FnOnce() -> i32, event: *mut c_void) -> i32 {
+    let result = run();
+    if torch::in_allocate(tls::here()) {
+        send(event, WaitAction::Query, result);
+    }
+    result
+}
+
+/// `cuEventSynchronize`: PyTorch waits for all its events before it gives memory back to the driver.
+#[inline]
+pub(crate) fn synchronised(run: impl FnOnce() -> i32, event: *mut c_void) -> i32 {
+    let result = run();
+    if torch::is_here() {
+        send(event, WaitAction::Synchronize, result);
+    }
+    result
+}
+
+fn send(event: *mut c_void, action: WaitAction, result: i32) {
+    if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
+        let at = session::now();
+        let wait = Wait { event: event as u64, stream: 0, action: action as u32, result };
+        lane.producer().push(at, 0, &wait);
+    }
+}
+
+/// `cuStreamBeginCapture_v2`.
+pub(crate) fn begin_capture(run: impl FnOnce() -> i32, row: u16, stream: *mut c_void, mode: i32) -> i32 {
+    let result = probe::acquire(Start::OnlyIfLive, row, Action::CaptureBegin, run, |draft, _| {
+        draft.stream(stream);
+        draft.extra(mode);
+    });
+    if result == 0 {
+        let capturing = &tls::here().capturing;
+        capturing.set(capturing.get().saturating_add(1));
+    }
+    result
+}
+
+/// `cuStreamEndCapture`.
+pub(crate) fn end_capture(
+    run: impl FnOnce() -> i32,
+    row: u16,
+    stream: *mut c_void,
+    graph: *mut *mut c_void,
+) -> i32 {
+    let result = probe::acquire(Start::OnlyIfLive, row, Action::CaptureEnd, run, |draft, succeeded| {
+        draft.stream(stream);
+        if succeeded {
+            // SAFETY: the function wrote the graph behind the program's pointer, unless that is null.
+            draft.handle(unsafe { super::structs::read_handle(graph) });
+        }
+    });
+    // A capture that was invalidated ends with an error.
+    let capturing = &tls::here().capturing;
+    capturing.set(capturing.get().saturating_sub(1));
+    result
+}

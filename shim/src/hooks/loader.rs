@@ -1,0 +1,422 @@
+//! How programs reach the driver, and how our rows get in between: ELF binding (our exports come first), `dlsym`,
+//! `dlvsym`, and `cuGetProcAddress`, from which the CUDA runtime takes everything, static copies of it too.
+//!
+//! A row stands in for an *address*, never for a name: whatever the driver answers is looked up, and what is not one
+//! of its functions that we know is handed on untouched. So a version, a stream flavour or a future `_v3` is never
+//! mistaken for another.
+
+use super::cuda_driver::{HOOKS, ROWS, Row};
+use super::torch;
+use crate::elf::{self, Object};
+use crate::hook::AUXILIARY;
+use crate::session::{self, Start};
+use crate::sys::KeepErrno;
+use core::ffi::{CStr, c_char, c_void};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicUsize, Ordering};
+use gputrace_ring::record::Kind;
+use gputrace_ring::ring::Producer;
+
+/// `SONAME` of the driver.
+const DRIVER: &CStr = c"libcuda.so.1";
+/// Open-addressed tables: a power of two, more than twice the rows.
+const SLOTS: usize = 512;
+const _: () = assert!(ROWS * 2 < SLOTS);
+/// Copies of the CUDA runtime in one process that are told apart.
+const MOST_RUNTIMES: usize = 64;
+/// `CUDA_ERROR_NOT_INITIALIZED` and `CUDA_ERROR_NO_DEVICE`, cuda.h 13.0.
+const NOT_INITIALIZED: i32 = 3;
+const NO_DEVICE: i32 = 100;
+
+type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
+
+// Not exported: the assembly below reads them at a fixed distance.
+static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+static REAL_DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+
+static REALS: [AtomicUsize; ROWS] = [const { AtomicUsize::new(0) }; ROWS];
+static INDEXED: AtomicBool = AtomicBool::new(false);
+static DRIVER_START: AtomicUsize = AtomicUsize::new(0);
+static DRIVER_END: AtomicUsize = AtomicUsize::new(0);
+/// Address of a real function, and its row beside it.
+static ADDRESSES: [AtomicUsize; SLOTS] = [const { AtomicUsize::new(0) }; SLOTS];
+static ADDRESS_ROWS: [AtomicU16; SLOTS] = [const { AtomicU16::new(0) }; SLOTS];
+/// Row by name, plus one.
+static NAMES: [AtomicU16; SLOTS] = [const { AtomicU16::new(0) }; SLOTS];
+static NAMES_READY: AtomicBool = AtomicBool::new(false);
+/// Who asked `dlsym` for `cuGetProcAddress` last.
+static ASKED: AtomicUsize = AtomicUsize::new(0);
+/// An address in each copy of the CUDA runtime.
+static RUNTIMES: [AtomicUsize; MOST_RUNTIMES] = [const { AtomicUsize::new(0) }; MOST_RUNTIMES];
+
+/// The C library's own `dlsym` and `dlvsym`. Our exports hide them from the linker, so they are read from its table.
+#[cold]
+pub(crate) fn find_real_dlsym() {
+    let in_library = |name: &CStr| {
+        // Since glibc 2.34 they are in libc itself; musl's libc has any name.
+        [c"libc.so.6", c"libdl.so.2", c"libc.so"]
+            .iter()
+            .find_map(|library| elf::by_soname(library)?.symbol(name))
+    };
+    if let Some(address) = in_library(c"dlvsym") {
+        REAL_DLVSYM.store(address as *mut c_void, Ordering::Release);
+    }
+    if let Some(address) = in_library(c"dlsym") {
+        REAL_DLSYM.store(address as *mut c_void, Ordering::Release);
+    }
+}
+
+/// The real function of a row, finding the driver if need be.
+///
+/// # Safety
+/// `F` is the type of a pointer to that function.
+#[inline]
+pub(crate) unsafe fn real<F: Copy>(row: u16) -> Option<F> {
+    let slot = REALS.get(usize::from(row))?;
+    let mut address = slot.load(Ordering::Acquire);
+    if address == 0 {
+        find_driver();
+        address = slot.load(Ordering::Acquire);
+    }
+    // SAFETY: a function pointer is as large as an address; the caller knows its type.
+    (address != 0).then(|| unsafe { core::mem::transmute_copy(&address) })
+}
+
+/// What a function answers where there is no driver.
+#[cold]
+pub(crate) fn without_driver(row: u16) -> i32 {
+    if row == Row::cuInit as u16 { NO_DEVICE } else { NOT_INITIALIZED }
+}
+
+/// A program that is linked to the driver, or to stubs that would load it: our export came first.
+#[cold]
+fn find_driver() {
+    if INDEXED.load(Ordering::Acquire) {
+        return;
+    }
+    let _errno = KeepErrno::new();
+    if let Some(driver) = elf::by_soname(DRIVER) {
+        return index(&driver);
+    }
+    type Dlopen = unsafe extern "C" fn(*const c_char, i32) -> *mut c_void;
+    let dlopen = [c"libc.so.6", c"libdl.so.2", c"libc.so"]
+        .iter()
+        .find_map(|library| elf::by_soname(library)?.symbol(c"dlopen"));
+    if let Some(address) = dlopen {
+        // SAFETY: this is the C library's dlopen.
+        let dlopen: Dlopen = unsafe { core::mem::transmute(address) };
+        // SAFETY: the name ends with a zero; the driver is what the program called.
+        unsafe { dlopen(DRIVER.as_ptr(), libc::RTLD_NOW) };
+    }
+    if let Some(driver) = elf::by_soname(DRIVER) {
+        index(&driver);
+    }
+}
+
+/// Learns where the driver's functions are. Two threads may do it at once: they write the same.
+#[cold]
+fn index(driver: &Object) {
+    for (row, hook) in HOOKS.iter().enumerate() {
+        let Some(address) = driver.symbol(hook.name) else { continue };
+        if let Some(slot) = REALS.get(row) {
+            slot.store(address, Ordering::Release);
+        }
+        remember_address(address, row as u16);
+    }
+    for slot in AUXILIARY.slots() {
+        if let Some(address) = driver.symbol(slot.name) {
+            slot.set(address);
+        }
+    }
+    DRIVER_START.store(driver.start(), Ordering::Relaxed);
+    DRIVER_END.store(driver.end(), Ordering::Relaxed);
+    INDEXED.store(true, Ordering::Release);
+}
+
+fn remember_address(address: usize, row: u16) {
+    for step in 0..SLOTS {
+        let at = (address_hash(address) + step) % SLOTS;
+        let (Some(key), Some(value)) = (ADDRESSES.get(at), ADDRESS_ROWS.get(at)) else { return };
+        match key.compare_exchange(0, address, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return value.store(row, Ordering::Release),
+            Err(there) if there == address => return value.store(row, Ordering::Release),
+            Err(_) => {}
+        }
+    }
+}
+
+/// Our function for a real one; `None` for what is not a row.
+fn ours_for(address: usize) -> Option<*mut c_void> {
+    if !INDEXED.load(Ordering::Acquire) {
+        return None;
+    }
+    for step in 0..SLOTS {
+        let at = (address_hash(address) + step) % SLOTS;
+        match ADDRESSES.get(at)?.load(Ordering::Acquire) {
+            0 => return None,
+            there if there == address => {
+                let row = ADDRESS_ROWS.get(at)?.load(Ordering::Acquire);
+                return HOOKS.get(usize::from(row)).map(|hook| hook.ours.cast_mut().cast());
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+fn address_hash(address: usize) -> usize {
+    (address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) as usize >> 40
+}
+
+fn is_row(name: &[u8]) -> bool {
+    if !NAMES_READY.load(Ordering::Acquire) {
+        for (row, hook) in HOOKS.iter().enumerate() {
+            let hash = name_hash(hook.name.to_bytes());
+            for step in 0..SLOTS {
+                let Some(slot) = NAMES.get((hash + step) % SLOTS) else { break };
+                let number = row as u16 + 1;
+                match slot.compare_exchange(0, number, Ordering::Relaxed, Ordering::Relaxed) {
+                    Ok(_) => break,
+                    Err(there) if there == number => break,
+                    Err(_) => {}
+                }
+            }
+        }
+        NAMES_READY.store(true, Ordering::Release);
+    }
+    let hash = name_hash(name);
+    for step in 0..SLOTS {
+        let Some(slot) = NAMES.get((hash + step) % SLOTS) else { return false };
+        match slot.load(Ordering::Relaxed) {
+            0 => return false,
+            number => {
+                if HOOKS.get(usize::from(number) - 1).is_some_and(|hook| hook.name.to_bytes() == name) {
+                    return true;
+                }
+            }
+        }
+    }
+    false
+}
+
+/// FNV-1a, 64 bits, folded.
+fn name_hash(name: &[u8]) -> usize {
+    let hash = name.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    (hash ^ (hash >> 32)) as usize % SLOTS
+}
+
+/// Answer of [`decide`]: leave it to the C library.
+const PASS: *mut c_void = null_mut();
+/// Answer of [`decide`]: the program gets null, and the `dlerror` of a lookup that just failed.
+const ABSENT: *mut c_void = 1 as *mut c_void;
+
+/// What `dlsym` shall answer: one of our functions, [`PASS`] or [`ABSENT`].
+///
+/// # Safety
+/// The arguments are those of a `dlsym` or, with a version, `dlvsym` that the program called, and `caller` is where it
+/// returns to.
+unsafe extern "C" fn decide(
+    handle: *mut c_void,
+    name: *const c_char,
+    caller: usize,
+    version: *const c_char,
+) -> *mut c_void {
+    if REAL_DLSYM.load(Ordering::Acquire).is_null() {
+        find_real_dlsym();
+    }
+    // SAFETY: dlsym's second argument is a C string.
+    let text = unsafe { crate::sys::c_bytes(name) };
+    if !text.starts_with(b"cu") || !is_row(text) {
+        return PASS;
+    }
+    // SAFETY: found in the C library; the C library checks the handle.
+    let real: Dlsym = unsafe { core::mem::transmute(REAL_DLSYM.load(Ordering::Acquire)) };
+    // RTLD_DEFAULT and RTLD_NEXT depend on who asks; the normal order of scopes finds our export if it should. Only
+    // where there is no driver at all must our export not look like one: programs ask so whether there is a GPU.
+    if handle == libc::RTLD_NEXT {
+        return PASS;
+    }
+    if handle == libc::RTLD_DEFAULT {
+        let driver_is_loaded = INDEXED.load(Ordering::Acquire) || elf::by_soname(DRIVER).is_some();
+        // SAFETY: the program's own name; asked from here, it means "after us".
+        let is_elsewhere = driver_is_loaded || !unsafe { real(libc::RTLD_NEXT, name) }.is_null();
+        return if is_elsewhere { PASS } else { ABSENT };
+    }
+    let caller_is_driver =
+        (DRIVER_START.load(Ordering::Relaxed)..DRIVER_END.load(Ordering::Relaxed)).contains(&caller);
+    if caller_is_driver {
+        return PASS;
+    }
+    let found = if version.is_null() {
+        // SAFETY: the program's own arguments.
+        unsafe { real(handle, name) as usize }
+    } else {
+        let real = REAL_DLVSYM.load(Ordering::Acquire);
+        if real.is_null() {
+            return PASS;
+        }
+        // SAFETY: found in the C library.
+        let real: Dlvsym = unsafe { core::mem::transmute(real) };
+        // SAFETY: the program's own arguments.
+        unsafe { real(handle, name, version) as usize }
+    };
+    if found == 0 {
+        return PASS;
+    }
+    if !INDEXED.load(Ordering::Acquire) {
+        let _errno = KeepErrno::new();
+        let Some(object) = elf::by_address(found) else { return PASS };
+        // Others export such names too: stubs, translators, tests.
+        if object.soname() != DRIVER || object.contains(caller) {
+            return PASS;
+        }
+        index(&object);
+    }
+    if text.starts_with(b"cuGetProcAddress") {
+        ASKED.store(caller, Ordering::Relaxed);
+        torch::look();
+    }
+    ours_for(found).unwrap_or(PASS)
+}
+
+/// Stands in for the C library's `dlsym`, and jumps to it for all that is not a row: it must see the program's
+/// return address, not ours, because `RTLD_NEXT` and `RTLD_DEFAULT` depend on who asks.
+///
+/// # Safety
+/// As `dlsym(3)`.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn dlsym(_handle: *mut c_void, _name: *const c_char) -> *mut c_void {
+    core::arch::naked_asm!(
+        ".cfi_startproc",
+        "push rdi",
+        ".cfi_adjust_cfa_offset 8",
+        "push rsi",
+        ".cfi_adjust_cfa_offset 8",
+        "mov rdx, [rsp + 16]",
+        "xor ecx, ecx",
+        "sub rsp, 8",
+        ".cfi_adjust_cfa_offset 8",
+        "call {decide}",
+        "add rsp, 8",
+        ".cfi_adjust_cfa_offset -8",
+        "pop rsi",
+        ".cfi_adjust_cfa_offset -8",
+        "pop rdi",
+        ".cfi_adjust_cfa_offset -8",
+        "cmp rax, 1",
+        "ja 2f",
+        "je 3f",
+        "mov rax, [rip + {real}]",
+        "jmp rax",
+        "3: xor eax, eax",
+        "2: ret",
+        ".cfi_endproc",
+        decide = sym decide,
+        real = sym REAL_DLSYM,
+    )
+}
+
+/// As [`dlsym`], with a version.
+///
+/// # Safety
+/// As `dlvsym(3)`.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn dlvsym(
+    _handle: *mut c_void,
+    _name: *const c_char,
+    _version: *const c_char,
+) -> *mut c_void {
+    core::arch::naked_asm!(
+        ".cfi_startproc",
+        "push rdi",
+        ".cfi_adjust_cfa_offset 8",
+        "push rsi",
+        ".cfi_adjust_cfa_offset 8",
+        "push rdx",
+        ".cfi_adjust_cfa_offset 8",
+        "mov rcx, rdx",
+        "mov rdx, [rsp + 24]",
+        "call {decide}",
+        "pop rdx",
+        ".cfi_adjust_cfa_offset -8",
+        "pop rsi",
+        ".cfi_adjust_cfa_offset -8",
+        "pop rdi",
+        ".cfi_adjust_cfa_offset -8",
+        "cmp rax, 1",
+        "ja 2f",
+        "je 3f",
+        "mov rax, [rip + {real}]",
+        "jmp rax",
+        "3: xor eax, eax",
+        "2: ret",
+        ".cfi_endproc",
+        decide = sym decide,
+        real = sym REAL_DLVSYM,
+    )
+}
+
+/// `cuGetProcAddress` and `cuGetProcAddress_v2`: the driver answers first, and only its successes are looked at.
+pub(crate) fn substitute(run: impl FnOnce() -> i32, symbol: *const c_char, out: *mut *mut c_void) -> i32 {
+    let result = run();
+    // SAFETY: the driver has just read the same string.
+    let name = unsafe { crate::sys::c_bytes(symbol) };
+    if name.is_empty() {
+        runtime_began();
+    }
+    if result == 0 && !out.is_null() {
+        // SAFETY: the driver wrote it, for it succeeded.
+        let address = unsafe { *out } as usize;
+        if let Some(ours) = ours_for(address) {
+            // SAFETY: as above.
+            unsafe { *out = ours };
+        }
+    }
+    result
+}
+
+/// Only the CUDA runtime asks for a function without a name, right after it got `cuGetProcAddress` (seen with 11.8,
+/// 12.9 and 13.5): whoever asked `dlsym` for that has a runtime in it.
+fn runtime_began() {
+    let caller = ASKED.swap(0, Ordering::Relaxed);
+    if caller == 0 {
+        return;
+    }
+    for slot in &RUNTIMES {
+        if slot.compare_exchange(0, caller, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            break;
+        }
+    }
+    if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
+        let at = session::now();
+        lane.producer().push_raw(at, Kind::Runtime, &[&(caller as u64).to_ne_bytes()]);
+    }
+}
+
+/// `cuInit`: from here on the driver's functions may be called.
+pub(crate) fn initialised(run: impl FnOnce() -> i32, _flags: u32) -> i32 {
+    let result = run();
+    if result == 0 {
+        torch::look();
+    }
+    result
+}
+
+/// Sends what was learnt before the session began.
+pub(crate) fn describe(producer: &mut Producer) {
+    let at = producer.now();
+    for slot in &RUNTIMES {
+        let caller = slot.load(Ordering::Acquire);
+        if caller != 0 {
+            producer.push_raw(at, Kind::Runtime, &[&(caller as u64).to_ne_bytes()]);
+        }
+    }
+    torch::describe(producer);
+}

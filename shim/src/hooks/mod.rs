@@ -1,0 +1,9 @@
+//! Every function we stand in for, by where it comes from.
+
+mod cuda_driver;
+pub(crate) mod events;
+pub(crate) mod loader;
+mod structs;
+pub(crate) mod torch;
+
+pub(crate) use cuda_driver::HOOKS;

@@ -1,0 +1,368 @@
+//! PyTorch's caching allocator, seen from the program's side, without a change to the program.
+//!
+//! `libc10_cuda.so` tells the profiler of every block it hands out and takes back, by two exported functions of
+//! `libc10.so` (c10/core/Allocator.h; the same in releases 1.11 to 2.15). They carry the block and PyTorch's own
+//! totals, but not what was asked for: that passes through the third slot of the allocator's vtable, `allocate`, just
+//! before, on the same thread. The vtable is not changed: the object gets a copy of it in which that slot is ours.
+
+use crate::callsite;
+use crate::elf;
+use crate::probe::Start;
+use crate::session;
+use crate::sys::{self, KeepErrno};
+use crate::tls::{self, Tls};
+use core::ffi::{CStr, c_void};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use gputrace_ring::record::{BlockAlloc, BlockFree, BlockOom, Kind, UNKNOWN, pack_device};
+use gputrace_ring::ring::Producer;
+
+/// `c10::DeviceType::CUDA` (c10/core/DeviceType.h).
+const CUDA: u16 = 1;
+/// Slot of `allocate` after the two destructors (Itanium C++ ABI 2.9; c10/core/Allocator.h, 1.11 to 2.15).
+const ALLOCATE_SLOT: usize = 2;
+/// Words before the first slot: offset to top, and type information (Itanium C++ ABI 2.5.2).
+const VTABLE_PREFIX: usize = 2;
+/// More slots than any release has (2.15: 50); what lies behind the real ones is copied and never used.
+const VTABLE_WORDS: usize = 128;
+/// How often a block without a request makes us look for the allocator again.
+const MOST_LOOKS: u32 = 64;
+
+const ALLOCATOR: &CStr = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
+const CURRENT_STREAM: &CStr = c"_ZN3c104cuda20getCurrentCUDAStreamEa";
+const STREAM_HANDLE: &CStr = c"_ZNK3c104cuda10CUDAStream6streamEv";
+const REPORT_USAGE: &CStr = c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
+const REPORT_OOM: &CStr = c"_ZN3c1028reportOutOfMemoryToProfilerElmmNS_6DeviceE";
+
+/// Nothing of PyTorch's was seen.
+const ABSENT: u32 = 0;
+/// PyTorch's allocator reports, but requests do not pass by.
+const REPORTS: u32 = 1;
+/// Requests pass by.
+const REQUESTS: u32 = 2;
+/// The allocator does not look as expected: requests will never pass by.
+const UNEXPECTED: u32 = 3;
+
+static STATE: AtomicU32 = AtomicU32::new(ABSENT);
+static LOOKS: AtomicU32 = AtomicU32::new(0);
+static REAL_ALLOCATE: AtomicUsize = AtomicUsize::new(0);
+static GET_STREAM: AtomicUsize = AtomicUsize::new(0);
+static GET_STREAM_HANDLE: AtomicUsize = AtomicUsize::new(0);
+static REAL_REPORT_USAGE: AtomicUsize = AtomicUsize::new(0);
+static REAL_REPORT_OOM: AtomicUsize = AtomicUsize::new(0);
+
+/// `c10::Stream`, sixteen bytes returned in registers.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Stream {
+    device: u64,
+    id: i64,
+}
+
+type GetStream = unsafe extern "C" fn(i8) -> Stream;
+type GetStreamHandle = unsafe extern "C" fn(*const Stream) -> *mut c_void;
+type ReportUsage = unsafe extern "C" fn(*mut c_void, i64, usize, usize, u16);
+type ReportOom = unsafe extern "C" fn(i64, usize, usize, u16);
+
+/// Whether PyTorch's allocator is in this process.
+#[inline]
+pub(crate) fn is_here() -> bool {
+    STATE.load(Ordering::Relaxed) != ABSENT
+}
+
+/// Whether the calling thread is inside PyTorch's `allocate`.
+#[inline]
+pub(crate) fn in_allocate(tls: &Tls) -> bool {
+    let frame = tls.allocate_frame.get();
+    let here = 0_u8;
+    // An exception leaves the mark behind: only deeper frames are still inside.
+    frame != 0 && (&raw const here as usize) < frame
+}
+
+/// Puts our `allocate` into the allocator, if it is there and looks as expected.
+#[cold]
+pub(crate) fn look() {
+    if matches!(STATE.load(Ordering::Relaxed), REQUESTS | UNEXPECTED) {
+        return;
+    }
+    let _errno = KeepErrno::new();
+    let Some(library) = elf::by_soname(c"libc10_cuda.so") else { return };
+    STATE.fetch_max(REPORTS, Ordering::Relaxed);
+    if let Some(address) = library.symbol(CURRENT_STREAM) {
+        GET_STREAM.store(address, Ordering::Relaxed);
+    }
+    if let Some(address) = library.symbol(STREAM_HANDLE) {
+        GET_STREAM_HANDLE.store(address, Ordering::Relaxed);
+    }
+    let Some(variable) = library.symbol(ALLOCATOR) else {
+        STATE.store(UNEXPECTED, Ordering::Relaxed);
+        return;
+    };
+    // `allocator` is a `std::atomic<CUDAAllocator*>`, and was a plain pointer before.
+    // SAFETY: the symbol's own memory, aligned as a pointer.
+    let object = unsafe { &*(variable as *const AtomicUsize) }.load(Ordering::Acquire);
+    if object == 0 {
+        return; // Not made yet.
+    }
+    // SAFETY: an object with virtual functions begins with the address of its vtable.
+    let vtable_word = unsafe { &*(object as *const AtomicUsize) };
+    let vtable = vtable_word.load(Ordering::Acquire);
+    if !library.contains(vtable) {
+        // Another allocator was plugged in (torch.cuda.memory.change_current_allocator): it reports nothing.
+        STATE.store(UNEXPECTED, Ordering::Relaxed);
+        return;
+    }
+    let first = vtable - VTABLE_PREFIX * size_of::<usize>();
+    // SAFETY: the vtable lies in the library; its slots are words.
+    let allocate = unsafe { *(vtable as *const usize).add(ALLOCATE_SLOT) };
+    if !library.contains(allocate) {
+        STATE.store(UNEXPECTED, Ordering::Relaxed);
+        return;
+    }
+    let copy = sys::pages(4096).cast::<usize>();
+    if copy.is_null() {
+        return;
+    }
+    let words = VTABLE_WORDS.min((library.end() - first) / size_of::<usize>());
+    // SAFETY: both ranges are mapped: the source ends with the library at the latest, the copy is a page.
+    unsafe { core::ptr::copy_nonoverlapping(first as *const usize, copy, words) };
+    // SAFETY: inside the page.
+    unsafe { *copy.add(VTABLE_PREFIX + ALLOCATE_SLOT) = allocate_entry as *const () as usize };
+    REAL_ALLOCATE.store(allocate, Ordering::Release);
+    // SAFETY: inside the page.
+    let ours = unsafe { copy.add(VTABLE_PREFIX) } as usize;
+    if vtable_word.compare_exchange(vtable, ours, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        STATE.store(REQUESTS, Ordering::Relaxed);
+        if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
+            describe(lane.producer());
+        }
+    }
+}
+
+/// Says in the trace what can be known of requests.
+pub(crate) fn describe(producer: &mut Producer) {
+    let fact: &[u8] = match STATE.load(Ordering::Relaxed) {
+        ABSENT => return,
+        REQUESTS => b"torch.requests=seen",
+        UNEXPECTED => b"torch.requests=unseen: the allocator does not look like that of PyTorch 1.11 to 2.15",
+        _ => b"torch.requests=unseen: the allocator was not made yet",
+    };
+    let at = producer.now();
+    producer.push_raw(at, Kind::Note, &[fact]);
+}
+
+/// Slot of the copied vtable: `DataPtr CUDAAllocator::allocate(size_t)`. The result is written where the first
+/// argument points (Itanium C++ ABI 3.1.3). PyTorch throws through this frame when it is out of memory, so it is
+/// described to unwinders and holds nothing that would need cleaning up.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+unsafe extern "C" fn allocate_entry(_result: *mut c_void, _this: *mut c_void, _bytes: usize) -> *mut c_void {
+    core::arch::naked_asm!(
+        ".cfi_startproc",
+        "push rbx",
+        ".cfi_adjust_cfa_offset 8",
+        ".cfi_rel_offset rbx, 0",
+        "push rdi",
+        ".cfi_adjust_cfa_offset 8",
+        "push rsi",
+        ".cfi_adjust_cfa_offset 8",
+        "push rdx",
+        ".cfi_adjust_cfa_offset 8",
+        "sub rsp, 8",
+        ".cfi_adjust_cfa_offset 8",
+        "mov rdi, rdx",
+        "lea rsi, [rsp + 40]",
+        "call {enter}",
+        "add rsp, 8",
+        ".cfi_adjust_cfa_offset -8",
+        "pop rdx",
+        ".cfi_adjust_cfa_offset -8",
+        "pop rsi",
+        ".cfi_adjust_cfa_offset -8",
+        "pop rdi",
+        ".cfi_adjust_cfa_offset -8",
+        "call rax",
+        "mov rbx, rax",
+        "call {leave}",
+        "mov rax, rbx",
+        "pop rbx",
+        ".cfi_adjust_cfa_offset -8",
+        "ret",
+        ".cfi_endproc",
+        enter = sym enter_allocate,
+        leave = sym leave_allocate,
+    )
+}
+
+extern "C" fn enter_allocate(bytes: usize, frame: usize) -> usize {
+    let tls = tls::here();
+    tls.requested.set(bytes as u64);
+    tls.allocate_frame.set(frame);
+    REAL_ALLOCATE.load(Ordering::Relaxed)
+}
+
+extern "C" fn leave_allocate() {
+    tls::here().allocate_frame.set(0);
+}
+
+/// `void c10::reportMemoryUsageToProfiler(void* ptr, int64_t alloc_size, size_t total_allocated, size_t
+/// total_reserved, Device device)`: called under the allocator's lock, `alloc_size` negative for a block taken back.
+///
+/// # Safety
+/// Called by PyTorch only.
+#[unsafe(export_name = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE")]
+pub(crate) unsafe extern "C" fn report_memory_usage(
+    block: *mut c_void,
+    bytes: i64,
+    allocated: usize,
+    reserved: usize,
+    device: u16,
+) {
+    if device & 0xff == CUDA {
+        let device = (device >> 8) as i8;
+        if bytes < 0 {
+            block_freed(block as u64, bytes.unsigned_abs(), allocated as u64, reserved as u64, device);
+        } else {
+            block_allocated(block as u64, bytes as u64, allocated as u64, reserved as u64, device);
+        }
+    }
+    // SAFETY: the symbol's own prototype.
+    if let Some(real) = unsafe { real::<ReportUsage>(&REAL_REPORT_USAGE, REPORT_USAGE) } {
+        // SAFETY: PyTorch's own arguments.
+        unsafe { real(block, bytes, allocated, reserved, device) };
+    }
+}
+
+/// `void c10::reportOutOfMemoryToProfiler(int64_t alloc_size, size_t total_allocated, size_t total_reserved, Device
+/// device)`: called before PyTorch throws.
+///
+/// # Safety
+/// Called by PyTorch only.
+#[unsafe(export_name = "_ZN3c1028reportOutOfMemoryToProfilerElmmNS_6DeviceE")]
+pub(crate) unsafe extern "C" fn report_out_of_memory(
+    bytes: i64,
+    allocated: usize,
+    reserved: usize,
+    device: u16,
+) {
+    if device & 0xff == CUDA {
+        out_of_memory(bytes.unsigned_abs(), allocated as u64, reserved as u64, (device >> 8) as i8);
+    }
+    // SAFETY: the symbol's own prototype.
+    if let Some(real) = unsafe { real::<ReportOom>(&REAL_REPORT_OOM, REPORT_OOM) } {
+        // SAFETY: PyTorch's own arguments.
+        unsafe { real(bytes, allocated, reserved, device) };
+    }
+}
+
+#[inline]
+fn block_allocated(addr: u64, bytes: u64, allocated: u64, reserved: u64, device: i8) {
+    if STATE.load(Ordering::Relaxed) != REQUESTS && LOOKS.fetch_add(1, Ordering::Relaxed) < MOST_LOOKS {
+        STATE.fetch_max(REPORTS, Ordering::Relaxed);
+        look();
+    }
+    let Some(mut lane) = session::lane(Start::OnlyIfLive) else { return };
+    let tls = tls::here();
+    tls.waits.set(0);
+    let (mut requested, mut stream) = (UNKNOWN, UNKNOWN);
+    if in_allocate(tls) {
+        requested = tls.requested.get();
+        stream = current_stream(&mut lane.state().torch_stream, device);
+    }
+    let stack = callsite::capture(&mut lane, callsite::Of::Block);
+    let at = session::now();
+    let record = BlockAlloc {
+        addr,
+        device_bytes: pack_device(device, bytes),
+        requested,
+        stream,
+        allocated,
+        reserved,
+        stack,
+    };
+    lane.producer().push(at, 0, &record);
+}
+
+#[inline]
+fn block_freed(addr: u64, bytes: u64, allocated: u64, reserved: u64, device: i8) {
+    let Some(mut lane) = session::lane(Start::OnlyIfLive) else { return };
+    let tls = tls::here();
+    let waits = tls.waits.replace(0) as usize;
+    if waits != 0 {
+        let at = session::now();
+        // Slots are reused in a circle: at most all of them, the oldest first.
+        for i in waits.saturating_sub(session::WAIT_SLOTS)..waits {
+            let wait = lane.state().waits.get(i % session::WAIT_SLOTS).copied().unwrap_or_default();
+            lane.producer().push(at, 0, &wait);
+        }
+    }
+    let stack = callsite::capture(&mut lane, callsite::Of::Block);
+    let at = session::now();
+    let record = BlockFree { addr, device_bytes: pack_device(device, bytes), allocated, reserved, stack };
+    lane.producer().push(at, 0, &record);
+}
+
+#[cold]
+fn out_of_memory(bytes: u64, allocated: u64, reserved: u64, device: i8) {
+    let tls = tls::here();
+    let requested = if in_allocate(tls) { tls.requested.get() } else { UNKNOWN };
+    // The exception that follows skips `leave_allocate`.
+    tls.allocate_frame.set(0);
+    let Some(mut lane) = session::lane(Start::IfNeeded) else { return };
+    let stack = callsite::capture(&mut lane, callsite::Of::Block);
+    let at = session::now();
+    let record = BlockOom { device_bytes: pack_device(device, bytes), requested, allocated, reserved, stack };
+    lane.producer().push(at, 0, &record);
+}
+
+/// The stream that `allocate` uses. Reads PyTorch's own thread-local; the handle of a stream seen twice in a row is
+/// remembered.
+#[inline]
+fn current_stream(last: &mut (i64, u64), device: i8) -> u64 {
+    let get = GET_STREAM.load(Ordering::Relaxed);
+    if get == 0 {
+        return UNKNOWN;
+    }
+    // SAFETY: `CUDAStream getCurrentCUDAStream(DeviceIndex)`: a trivially copyable class of sixteen bytes comes back
+    // in two registers.
+    let get: GetStream = unsafe { core::mem::transmute(get) };
+    // SAFETY: the allocator has just asked the same.
+    let stream = unsafe { get(device) };
+    if stream.id == 0 {
+        return 0; // The legacy default stream (c10/cuda/CUDAStream.cpp, StreamIdType).
+    }
+    if stream.id == last.0 {
+        return last.1;
+    }
+    let handle = GET_STREAM_HANDLE.load(Ordering::Relaxed);
+    if handle == 0 {
+        return UNKNOWN;
+    }
+    // SAFETY: `cudaStream_t CUDAStream::stream() const`.
+    let handle: GetStreamHandle = unsafe { core::mem::transmute(handle) };
+    // SAFETY: `this` is the stream that we were just given.
+    let handle = unsafe { handle(&raw const stream) } as u64;
+    *last = (stream.id, handle);
+    handle
+}
+
+/// The function of `libc10.so` that our export hides.
+///
+/// # Safety
+/// `F` is the type of a pointer to it.
+#[inline]
+unsafe fn real<F: Copy>(slot: &AtomicUsize, name: &CStr) -> Option<F> {
+    let mut address = slot.load(Ordering::Relaxed);
+    if address == 0 {
+        address = find_real(name);
+        slot.store(address, Ordering::Relaxed);
+    }
+    // SAFETY: a function pointer is as large as an address; the caller knows its type.
+    (address > 1).then(|| unsafe { core::mem::transmute_copy(&address) })
+}
+
+/// Address of a function of `libc10.so`; 1 if there is none, so that it is looked for once.
+#[cold]
+fn find_real(name: &CStr) -> usize {
+    let _errno = KeepErrno::new();
+    elf::by_soname(c"libc10.so").and_then(|library| library.symbol(name)).unwrap_or(1)
+}

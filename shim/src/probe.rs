@@ -1,0 +1,242 @@
+//! What a hook may do: call the real function, and say what happened.
+//!
+//! Memory given out is stamped after the real call, memory taken back before it: another thread may be handed the
+//! same address before this one has returned.
+
+use crate::callsite;
+use crate::hook::AUXILIARY;
+pub(crate) use crate::session::Start;
+use crate::session::{self, Lane};
+use crate::tls;
+use core::ffi::c_int;
+use gputrace_ring::record::{Action, Call, CallEnd};
+
+/// `Call::device` of what is not on any device.
+const UNKNOWN_DEVICE: i8 = -1;
+const HOST: i8 = -2;
+/// `CUmemLocationType`, cuda.h 13.0.
+const LOCATION_DEVICE: i32 = 1;
+const LOCATION_HOSTS: core::ops::RangeInclusive<i32> = 2..=4;
+/// `CU_STREAM_PER_THREAD`, cuda.h 13.0.
+const PER_THREAD_STREAM: u64 = 2;
+/// `CUDA_ERROR_OUT_OF_MEMORY`, cuda.h 13.0.
+const OUT_OF_MEMORY: i32 = 2;
+
+/// Calls a function that gives something out, and records it.
+#[inline]
+pub(crate) fn acquire(
+    start: Start,
+    row: u16,
+    action: Action,
+    run: impl FnOnce() -> i32,
+    fill: impl FnOnce(&mut Draft, bool),
+) -> i32 {
+    let Some(depth) = Depth::enter() else { return run() };
+    let begin = session::now();
+    let result = run();
+    drop(depth);
+    let end = session::now();
+    // What fails before there is a session (no device, not initialised) is no business of ours.
+    let start = if result == 0 || result == OUT_OF_MEMORY { start } else { Start::OnlyIfLive };
+    let Some(mut lane) = session::lane(start) else { return result };
+    let mut draft = Draft::new(row, action);
+    fill(&mut draft, result == 0);
+    draft.call.result = result;
+    draft.call.duration = u32::try_from(end.0.saturating_sub(begin.0)).unwrap_or(u32::MAX);
+    if result == 0 && makes_mappings(action) {
+        lane.mappings_changed();
+    }
+    draft.send(&mut lane);
+    result
+}
+
+/// Records that a function takes something back, and calls it.
+#[inline]
+pub(crate) fn release(
+    row: u16,
+    action: Action,
+    run: impl FnOnce() -> i32,
+    fill: impl FnOnce(&mut Draft, bool),
+) -> i32 {
+    let Some(depth) = Depth::enter() else { return run() };
+    let Some(mut lane) = session::lane(Start::OnlyIfLive) else { return run() };
+    let mut draft = Draft::new(row, action);
+    fill(&mut draft, true);
+    // Freeing null is legal, and a common way to make a context.
+    if draft.call.addr == 0 && draft.call.handle == 0 && draft.call.extra == 0 {
+        drop(lane);
+        return run();
+    }
+    draft.call.flags |= Call::OPEN;
+    let key = if draft.call.addr == 0 { draft.call.handle } else { draft.call.addr };
+    let begin = session::now();
+    draft.send(&mut lane);
+    // The program may free from a signal handler while the driver works.
+    drop(lane);
+    let result = run();
+    drop(depth);
+    if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
+        let end = session::now();
+        let duration = end.0.saturating_sub(begin.0);
+        lane.producer().push(end, 0, &CallEnd { api: row, reserved: 0, result, addr: key, duration });
+    }
+    result
+}
+
+/// The thread is inside a real function: what the driver calls of itself there is not the program's doing.
+struct Depth;
+
+impl Depth {
+    fn enter() -> Option<Depth> {
+        let depth = &tls::here().depth;
+        (depth.get() == 0).then(|| {
+            depth.set(1);
+            Depth
+        })
+    }
+}
+
+impl Drop for Depth {
+    fn drop(&mut self) {
+        tls::here().depth.set(0);
+    }
+}
+
+/// Whether success may have changed the process's address space.
+fn makes_mappings(action: Action) -> bool {
+    matches!(
+        action,
+        Action::Alloc
+            | Action::AllocManaged
+            | Action::AllocHost
+            | Action::Reserve
+            | Action::PrimaryRetain
+            | Action::ContextCreate
+    )
+}
+
+/// A call record in the making. Each method fills one field; later ones win.
+pub(crate) struct Draft {
+    call: Call,
+    device_known: bool,
+}
+
+/// What fits into a field.
+pub(crate) trait Word {
+    /// As the eight bytes of the record.
+    fn word(self) -> u64;
+}
+
+macro_rules! words {
+    ($($type:ty),*) => { $( impl Word for $type { fn word(self) -> u64 { self as u64 } } )* };
+}
+words!(u64, usize, u32, i32);
+
+impl<T> Word for *const T {
+    fn word(self) -> u64 {
+        self as u64
+    }
+}
+
+impl<T> Word for *mut T {
+    fn word(self) -> u64 {
+        self as u64
+    }
+}
+
+impl Draft {
+    fn new(row: u16, action: Action) -> Draft {
+        let call = Call { api: row, action: action as u8, device: UNKNOWN_DEVICE, ..Call::default() };
+        Draft { call, device_known: false }
+    }
+
+    /// Device or host address.
+    pub(crate) fn addr(&mut self, value: impl Word) {
+        self.call.addr = value.word();
+    }
+
+    /// Bytes asked for.
+    pub(crate) fn bytes(&mut self, value: impl Word) {
+        self.call.bytes = value.word();
+    }
+
+    /// Multiplies the bytes: the pitch of as many rows as were given as bytes.
+    pub(crate) fn times(&mut self, value: impl Word) {
+        self.call.bytes = self.call.bytes.saturating_mul(value.word());
+    }
+
+    /// The stream as given.
+    pub(crate) fn stream(&mut self, value: impl Word) {
+        self.call.stream = value.word();
+    }
+
+    /// The stream of a function whose null stream is the thread's own.
+    pub(crate) fn thread_stream(&mut self, value: impl Word) {
+        let stream = value.word();
+        self.call.stream = if stream == 0 { PER_THREAD_STREAM } else { stream };
+    }
+
+    /// A handle.
+    pub(crate) fn handle(&mut self, value: impl Word) {
+        self.call.handle = value.word();
+    }
+
+    /// The second number.
+    pub(crate) fn extra(&mut self, value: impl Word) {
+        self.call.extra = value.word();
+    }
+
+    /// A device ordinal, where the function names one.
+    pub(crate) fn device(&mut self, value: i32) {
+        self.call.device = i8::try_from(value).unwrap_or(UNKNOWN_DEVICE);
+        self.device_known = true;
+    }
+
+    /// Memory of the host.
+    pub(crate) fn host(&mut self, (): ()) {
+        self.call.device = HOST;
+        self.call.flags |= Call::HOST;
+        self.device_known = true;
+    }
+
+    /// A `CUmemLocation`: type and id. What is not a device is the host, or unknown.
+    pub(crate) fn location(&mut self, (kind, id): (i32, i32)) {
+        match kind {
+            LOCATION_DEVICE => self.device(id),
+            kind if LOCATION_HOSTS.contains(&kind) => self.host(()),
+            _ => self.device_known = true,
+        }
+    }
+
+    fn send(mut self, lane: &mut Lane) {
+        if !self.device_known {
+            self.call.device = current_device();
+        }
+        let tls = tls::here();
+        if tls.capturing.get() != 0 {
+            self.call.flags |= Call::CAPTURED;
+        }
+        if crate::hooks::torch::in_allocate(tls) {
+            self.call.flags |= Call::IN_ALLOCATE;
+        }
+        // Whose memory it is shows in the frames: driver calls have some even where nobody asked for stacks.
+        self.call.stack = callsite::capture(lane, callsite::Of::DriverCall);
+        let at = session::now();
+        lane.producer().push(at, 0, &self.call);
+    }
+}
+
+/// Ordinal of the thread's current device. `cuCtxGetDevice` reads thread-local state and is legal during capture.
+fn current_device() -> i8 {
+    type ContextDevice = unsafe extern "C" fn(*mut c_int) -> c_int;
+    let mut device = -1;
+    // SAFETY: the type is that of cuda.h 13.0, unchanged since 2.0.
+    let Some(context_device) = (unsafe { AUXILIARY.context_device.get::<ContextDevice>() }) else {
+        return UNKNOWN_DEVICE;
+    };
+    // SAFETY: the out-parameter is ours; it is read only after success.
+    if unsafe { context_device(&raw mut device) } != 0 {
+        return UNKNOWN_DEVICE;
+    }
+    i8::try_from(device).unwrap_or(UNKNOWN_DEVICE)
+}

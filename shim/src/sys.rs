@@ -1,0 +1,157 @@
+//! The few calls to libc that the shim makes, and what it says to people.
+
+use core::ffi::{CStr, c_char, c_int};
+
+/// Ends the process at once.
+pub(crate) fn die() -> ! {
+    // SAFETY: abort takes nothing and does not return.
+    unsafe { libc::abort() }
+}
+
+/// Keeps `errno` as the program left it, whatever we call meanwhile.
+pub(crate) struct KeepErrno(c_int);
+
+impl KeepErrno {
+    pub(crate) fn new() -> KeepErrno {
+        // SAFETY: the C library gives every thread its own errno.
+        let errno = unsafe { libc::__errno_location() };
+        // SAFETY: as above.
+        KeepErrno(unsafe { *errno })
+    }
+}
+
+impl Drop for KeepErrno {
+    fn drop(&mut self) {
+        // SAFETY: the C library gives every thread its own errno.
+        let errno = unsafe { libc::__errno_location() };
+        // SAFETY: as above.
+        unsafe { *errno = self.0 };
+    }
+}
+
+/// Text put together without a heap. What does not fit is cut.
+pub(crate) struct Text<const N: usize> {
+    bytes: [u8; N],
+    used: usize,
+}
+
+impl<const N: usize> Text<N> {
+    pub(crate) const fn new() -> Text<N> {
+        Text { bytes: [0; N], used: 0 }
+    }
+
+    pub(crate) fn add(mut self, bytes: &[u8]) -> Self {
+        for byte in bytes {
+            // One byte stays for the end of a C string.
+            if self.used + 1 < N
+                && let Some(slot) = self.bytes.get_mut(self.used)
+            {
+                *slot = *byte;
+                self.used += 1;
+            }
+        }
+        self
+    }
+
+    pub(crate) fn number(self, mut value: u64) -> Self {
+        let mut digits = [0_u8; 20];
+        let mut at = digits.len();
+        loop {
+            at -= 1;
+            if let Some(digit) = digits.get_mut(at) {
+                *digit = b'0' + (value % 10) as u8;
+            }
+            value /= 10;
+            if value == 0 || at == 0 {
+                break;
+            }
+        }
+        self.add(digits.get(at..).unwrap_or_default())
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        self.bytes.get(..self.used).unwrap_or_default()
+    }
+
+    pub(crate) fn as_c_str(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.bytes).unwrap_or_default()
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.used + 1 >= N
+    }
+}
+
+/// One line on stderr, in one write.
+pub(crate) fn say(message: &[u8]) {
+    let line = Text::<512>::new().add(b"gputrace: ").add(message).add(b"\n");
+    let bytes = line.as_bytes();
+    // SAFETY: the buffer is ours; if stderr is closed, nothing happens.
+    unsafe { libc::write(2, bytes.as_ptr().cast(), bytes.len()) };
+}
+
+/// A variable of the environment, as long as nobody changes it.
+pub(crate) fn variable(name: &CStr) -> Option<&'static CStr> {
+    // SAFETY: the name ends with a zero.
+    let value = unsafe { libc::getenv(name.as_ptr()) };
+    if value.is_null() {
+        return None;
+    }
+    // SAFETY: getenv's result is a C string of the environment.
+    Some(unsafe { CStr::from_ptr(value) })
+}
+
+/// Reads a small file such as those of `/proc`; bytes read.
+pub(crate) fn read_file(path: &CStr, into: &mut [u8]) -> usize {
+    // SAFETY: the path ends with a zero.
+    let file = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    if file < 0 {
+        return 0;
+    }
+    // SAFETY: the buffer is as long as we say.
+    let n = unsafe { libc::read(file, into.as_mut_ptr().cast(), into.len()) };
+    // SAFETY: the descriptor is ours.
+    unsafe { libc::close(file) };
+    usize::try_from(n).unwrap_or(0)
+}
+
+/// Kernel id of the calling thread.
+pub(crate) fn thread_id() -> u32 {
+    // SAFETY: gettid takes nothing. glibc has a wrapper only since 2.30.
+    unsafe { libc::syscall(libc::SYS_gettid) as u32 }
+}
+
+/// Sleeps; signals may cut it short.
+pub(crate) fn sleep(nanos: u32) {
+    let pause = libc::timespec { tv_sec: 0, tv_nsec: nanos.into() };
+    // SAFETY: the timespec is ours.
+    unsafe { libc::nanosleep(&raw const pause, core::ptr::null_mut()) };
+}
+
+/// Private zeroed memory that is never given back; null if there is none.
+pub(crate) fn pages(bytes: usize) -> *mut u8 {
+    // SAFETY: a new private mapping touches nothing that exists.
+    let at = unsafe {
+        libc::mmap(
+            core::ptr::null_mut(),
+            bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if at == libc::MAP_FAILED { core::ptr::null_mut() } else { at.cast() }
+}
+
+/// A C string that somebody else guarantees.
+///
+/// # Safety
+/// `text` is null or a C string that outlives the result's use.
+pub(crate) unsafe fn c_bytes<'a>(text: *const c_char) -> &'a [u8] {
+    if text.is_null() {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { CStr::from_ptr(text) }.to_bytes()
+}

@@ -1,0 +1,54 @@
+/* How much of each device is used, and by whom.
+ *
+ *   FAKE_CUDA_MEMORY=80GiB   capacity of each device (default 8GiB; KiB, MiB, GiB, TiB or plain bytes)
+ *   FAKE_CUDA_CONTEXT=0      what the first context of a process takes on its device (default 0)
+ *   FAKE_CUDA_STATE=file     processes that name the same file share the devices, and the fake NVML reads it;
+ *                            without it every process has the devices for itself
+ *
+ * The file is an array of slots, one per process, claimed by writing the pid; the sum over living processes is what is used.
+ * Layout shared with ../nvml.c through usage.h. */
+#define _GNU_SOURCE
+#include "usage.h"
+#include "fake.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+static struct usage_file *file;
+static struct usage_slot *mine;
+
+static struct usage_slot *slot(void)
+{
+    if (!file) file = usage_open();
+    if (!mine) mine = usage_claim(file);
+    return mine;
+}
+
+void usage_forget_in_child(void) { mine = NULL; }
+
+size_t device_total(int device)
+{
+    (void)device;
+    return usage_capacity();
+}
+
+size_t device_free(int device)
+{
+    slot();
+    size_t used = usage_sum(file, device), total = device_total(device);
+    return used < total ? total - used : 0;
+}
+
+/* Adds first and looks afterwards, so that two processes cannot both get the last bytes. */
+bool device_charge(int device, size_t bytes)
+{
+    __atomic_fetch_add(&slot()->used[device], bytes, __ATOMIC_SEQ_CST);
+    if (usage_sum(file, device) <= device_total(device)) return true;
+    device_refund(device, bytes);
+    return false;
+}
+
+void device_refund(int device, size_t bytes)
+{
+    __atomic_fetch_sub(&slot()->used[device], bytes, __ATOMIC_SEQ_CST);
+}

@@ -1,0 +1,265 @@
+/* libnvidia-ml.so.1: what an outside observer sees of the fake devices. With FAKE_CUDA_STATE set, that is every process that
+ * names the same file; without it, nothing is used. Prototypes and layouts: nvml.h 12.9. */
+#include "driver/device.h"
+#include "driver/usage.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
+
+typedef struct { int index; } *nvmlDevice_t;
+typedef struct { unsigned long long total, free, used; } nvmlMemory_t;
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } nvmlMemory_v2_t;
+typedef struct { unsigned pid; unsigned long long used; } process_v1;
+typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } process_v2;
+typedef struct {
+    char legacy_id[16];
+    unsigned domain, bus, device, pci_device_id, pci_subsystem_id;
+    char id[32];
+} nvmlPciInfo_t;
+
+static struct { int index; } devices[DEVICE_LIMIT];
+static struct usage_file *file;
+static int users;
+
+static int index_of(nvmlDevice_t device)
+{
+    for (int i = 0; i < device_env_count(); i++)
+        if ((void *)device == (void *)&devices[i]) return i;
+    return -1;
+}
+
+#define CHECKED(device, out)                                                                                 \
+    int index = index_of(device);                                                                            \
+    if (!users) return UNINITIALIZED;                                                                        \
+    if (index < 0 || !(out)) return INVALID_ARGUMENT
+
+EXPORT int nvmlInit_v2(void)
+{
+    if (!file) file = usage_open();
+    users++;
+    return SUCCESS;
+}
+EXPORT int nvmlInit(void) { return nvmlInit_v2(); }
+EXPORT int nvmlInitWithFlags(unsigned flags)
+{
+    (void)flags;
+    return nvmlInit_v2();
+}
+EXPORT int nvmlShutdown(void)
+{
+    if (!users) return UNINITIALIZED;
+    users--;
+    return SUCCESS;
+}
+
+EXPORT const char *nvmlErrorString(int result)
+{
+    switch (result) {
+    case SUCCESS: return "Success";
+    case UNINITIALIZED: return "Uninitialized";
+    case INVALID_ARGUMENT: return "Invalid Argument";
+    case NOT_SUPPORTED: return "Not Supported";
+    case NOT_FOUND: return "Not Found";
+    case INSUFFICIENT_SIZE: return "Insufficient Size";
+    default: return "Unknown Error";
+    }
+}
+
+EXPORT int nvmlSystemGetDriverVersion(char *out, unsigned length)
+{
+    if (!out) return INVALID_ARGUMENT;
+    if (length < 12) return INSUFFICIENT_SIZE;
+    snprintf(out, length, "000.00.fake");
+    return SUCCESS;
+}
+EXPORT int nvmlSystemGetCudaDriverVersion(int *out)
+{
+    if (!out) return INVALID_ARGUMENT;
+    *out = device_env_driver_version();
+    return SUCCESS;
+}
+EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *out) { return nvmlSystemGetCudaDriverVersion(out); }
+
+EXPORT int nvmlDeviceGetCount_v2(unsigned *out)
+{
+    if (!users) return UNINITIALIZED;
+    if (!out) return INVALID_ARGUMENT;
+    *out = (unsigned)device_env_count();
+    return SUCCESS;
+}
+EXPORT int nvmlDeviceGetCount(unsigned *out) { return nvmlDeviceGetCount_v2(out); }
+
+EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *out)
+{
+    if (!users) return UNINITIALIZED;
+    if (!out || index >= (unsigned)device_env_count()) return INVALID_ARGUMENT;
+    *out = (nvmlDevice_t)&devices[index];
+    return SUCCESS;
+}
+EXPORT int nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *out)
+{
+    return nvmlDeviceGetHandleByIndex_v2(index, out);
+}
+
+static void uuid_text(int index, char out[48])
+{
+    unsigned char u[16];
+    device_uuid(index, u);
+    snprintf(out, 48, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1], u[2], u[3],
+             u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
+}
+
+EXPORT int nvmlDeviceGetUUID(nvmlDevice_t device, char *out, unsigned length)
+{
+    char text[48];
+    CHECKED(device, out);
+    uuid_text(index, text);
+    if (length <= strlen(text)) return INSUFFICIENT_SIZE;
+    strcpy(out, text);
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out)
+{
+    char text[48];
+    if (!users) return UNINITIALIZED;
+    if (!uuid || !out) return INVALID_ARGUMENT;
+    for (int i = 0; i < device_env_count(); i++) {
+        uuid_text(i, text);
+        if (strcmp(text, uuid) == 0) return nvmlDeviceGetHandleByIndex_v2((unsigned)i, out);
+    }
+    return NOT_FOUND;
+}
+
+EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *out)
+{
+    unsigned domain, bus, slot;
+    if (!users) return UNINITIALIZED;
+    if (!id || !out || sscanf(id, "%x:%x:%x", &domain, &bus, &slot) != 3) return INVALID_ARGUMENT;
+    for (int i = 0; i < device_env_count(); i++)
+        if ((int)bus == device_bus(i)) return nvmlDeviceGetHandleByIndex_v2((unsigned)i, out);
+    return NOT_FOUND;
+}
+
+EXPORT int nvmlDeviceGetHandleByPciBusId(const char *id, nvmlDevice_t *out)
+{
+    return nvmlDeviceGetHandleByPciBusId_v2(id, out);
+}
+
+EXPORT int nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
+{
+    CHECKED(device, major && minor);
+    *major = 9;
+    *minor = 0;
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t peer, int capability, int *out)
+{
+    CHECKED(device, out);
+    if (index_of(peer) < 0) return INVALID_ARGUMENT;
+    *out = capability == 0 || capability == 1 ? 0 : 4; /* reads and writes: OK; the rest: NOT_SUPPORTED */
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *out)
+{
+    CHECKED(device, out);
+    *out = (unsigned)index;
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetName(nvmlDevice_t device, char *out, unsigned length)
+{
+    CHECKED(device, out);
+    if (length < sizeof DEVICE_NAME) return INSUFFICIENT_SIZE;
+    strcpy(out, DEVICE_NAME);
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *out)
+{
+    CHECKED(device, out);
+    memset(out, 0, sizeof *out);
+    out->bus = (unsigned)device_bus(index);
+    snprintf(out->legacy_id, sizeof out->legacy_id, "0000:%02X:00.0", out->bus);
+    snprintf(out->id, sizeof out->id, "00000000:%02X:00.0", out->bus);
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *out)
+{
+    CHECKED(device, out);
+    out->total = usage_capacity();
+    out->used = usage_sum(file, index);
+    out->free = out->total - out->used;
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *out)
+{
+    CHECKED(device, out);
+    out->total = usage_capacity();
+    out->reserved = 0;
+    out->used = usage_sum(file, index);
+    out->free = out->total - out->used;
+    return SUCCESS;
+}
+
+/* Every living process with memory on the device; `count` is how many fit, and comes back as how many there are. */
+static int processes(nvmlDevice_t device, unsigned *count, char *out, size_t stride)
+{
+    unsigned found = 0, room = count ? *count : 0;
+    CHECKED(device, count);
+    for (int i = 0; i < USAGE_SLOTS; i++) {
+        const struct usage_slot *slot = &file->slots[i];
+        if (!slot->pid || !usage_alive(slot) || !slot->used[index]) continue;
+        if (out && found < room) {
+            process_v2 process = {(unsigned)slot->pid, slot->used[index], ~0u, ~0u};
+            memcpy(out + found * stride, &process, stride);
+        }
+        found++;
+    }
+    *count = found;
+    return found > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned *count, process_v1 *out)
+{
+    return processes(device, count, (char *)out, sizeof *out);
+}
+EXPORT int nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count, process_v2 *out)
+{
+    return processes(device, count, (char *)out, sizeof *out);
+}
+EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, process_v2 *out)
+{
+    return processes(device, count, (char *)out, sizeof *out);
+}
+EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned *count, process_v2 *out)
+{
+    (void)out;
+    CHECKED(device, count);
+    *count = 0;
+    return SUCCESS;
+}
+
+/* Asked for by PyTorch (c10/cuda/driver_api.h), NCCL (misc/nvmlwrap.cc) and torch.cuda's own queries; a fake device has none of this. */
+#define ABSENT(name)                                                                                         \
+    EXPORT int name(void);                                                                                   \
+    EXPORT int name(void) { return users ? NOT_SUPPORTED : UNINITIALIZED; }
+ABSENT(nvmlDeviceGetClockInfo)
+ABSENT(nvmlDeviceGetFieldValues)
+ABSENT(nvmlDeviceGetGpuFabricInfoV)
+ABSENT(nvmlDeviceGetMigMode)
+ABSENT(nvmlDeviceGetNvLinkCapability)
+ABSENT(nvmlDeviceGetNvLinkRemoteDeviceType)
+ABSENT(nvmlDeviceGetNvLinkRemotePciInfo)
+ABSENT(nvmlDeviceGetNvLinkRemotePciInfo_v2)
+ABSENT(nvmlDeviceGetNvLinkState)
+ABSENT(nvmlDeviceGetPowerUsage)
+ABSENT(nvmlDeviceGetTemperature)
+ABSENT(nvmlDeviceGetUtilizationRates)
+ABSENT(nvmlSystemGetConfComputeSettings)
+ABSENT(nvmlSystemGetConfComputeState)

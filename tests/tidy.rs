@@ -1,0 +1,259 @@
+//! What ARCHITECTURE.md promises of the sources and of the library, where a program can check it. A failure says the
+//! file, the line, and what to do.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use gputrace_tests::recorded;
+use object::elf::{self, FileHeader64};
+use object::read::elf::{Dyn, FileHeader, Sym};
+use object::{Endianness, StringTable};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+/// Every `.rs` file below a folder.
+fn sources(folder: &str) -> Vec<(String, String)> {
+    fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                walk(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    let mut paths = Vec::new();
+    walk(&root().join(folder), &mut paths);
+    paths.sort();
+    let name = |path: &Path| path.strip_prefix(root()).unwrap_or(path).display().to_string();
+    paths.iter().map(|path| (name(path), fs::read_to_string(path).expect("a source file"))).collect()
+}
+
+/// Names in `[dependencies]` of a package.
+fn dependencies(package: &str) -> BTreeSet<String> {
+    let manifest = read(&format!("{package}/Cargo.toml"));
+    let section = manifest.split("\n[dependencies]\n").nth(1).unwrap_or_default();
+    let lines = section.lines().take_while(|line| !line.starts_with('['));
+    let names =
+        lines.filter(|line| !line.starts_with('#')).filter_map(|line| line.split(['.', '=', ' ']).next());
+    names.filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+fn set<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
+    names.map(str::to_owned).into()
+}
+
+/// A row of the hook table: its name, its doc comment, its parameters.
+struct Row {
+    line: usize,
+    name: String,
+    doc: String,
+    n_parameters: usize,
+}
+
+const TABLE: &str = "shim/src/hooks/cuda_driver.rs";
+
+fn rows() -> Vec<Row> {
+    let text = read(TABLE);
+    let mut rows = Vec::new();
+    let mut doc = String::new();
+    for (number, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if let Some(text) = line.strip_prefix("/// ") {
+            doc = text.to_owned();
+        } else if let Some((name, rest)) = line.strip_prefix("fn ").and_then(|rest| rest.split_once('(')) {
+            let parameters = rest.split(") as ").next().unwrap_or_default();
+            let n_parameters = parameters.split(',').filter(|part| part.contains(':')).count();
+            rows.push(Row {
+                line: number + 1,
+                name: name.to_owned(),
+                doc: std::mem::take(&mut doc),
+                n_parameters,
+            });
+        }
+    }
+    rows
+}
+
+#[test]
+fn the_shim_and_the_ring_depend_on_nothing_else() {
+    assert_eq!(dependencies("ring"), set(["libc"]), "ring/Cargo.toml");
+    assert_eq!(dependencies("shim"), set(["gputrace-ring", "libc"]), "shim/Cargo.toml");
+    for package in ["ring", "shim"] {
+        let lib = read(&format!("{package}/src/lib.rs"));
+        assert!(lib.contains("#![no_std]"), "{package}/src/lib.rs must say #![no_std]");
+        assert!(
+            !lib.contains("extern crate alloc"),
+            "{package}/src/lib.rs: no heap in somebody else's process"
+        );
+    }
+}
+
+#[test]
+fn layers_know_only_what_is_below_them() {
+    assert!(!dependencies("schemas").contains("gputrace-ring"), "schemas knows no ring");
+    assert!(!dependencies("replay").contains("gputrace-ring"), "replay knows no ring");
+    for (file, text) in sources("recorder/src") {
+        let both = text.contains("gputrace_ring::record") && text.contains("gputrace_schemas::event");
+        assert!(
+            !both || file.ends_with("translate.rs"),
+            "{file}: only translate.rs may know records and events"
+        );
+    }
+    for (file, text) in sources("replay/src") {
+        let allowed = file.contains("/commands/") || !text.contains("gputrace_recorder");
+        assert!(allowed, "{file}: only commands may use the recorder");
+    }
+}
+
+#[test]
+fn unsafe_code_stays_where_the_architecture_says() {
+    for folder in ["recorder/src", "replay/src", "schemas/src"] {
+        for (file, text) in sources(folder) {
+            let allowed = file.ends_with("map_file.rs") || file.ends_with("schemas/src/tables.rs");
+            let place = text.lines().position(|line| {
+                let code = line.split("//").next().unwrap_or_default();
+                code.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe")
+            });
+            if let Some(line) = place.filter(|_| !allowed) {
+                panic!(
+                    "{file}:{}: unsafe belongs in ring/, shim/, recorder/src/map_file.rs or schemas/src/tables.rs",
+                    line + 1
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_row_carries_its_c_prototype_and_as_many_parameters() {
+    let rows = rows();
+    assert!(rows.len() > 60, "{TABLE}: only {} rows were understood", rows.len());
+    for row in &rows {
+        let Row { line, name, doc, n_parameters } = row;
+        if let Some(other) = doc.strip_prefix("As `").and_then(|rest| rest.split('`').next()) {
+            let other = rows.iter().find(|row| row.name == other);
+            let other =
+                other.unwrap_or_else(|| panic!("{TABLE}:{line}: {name} is said to be as a row that is none"));
+            assert_eq!(*n_parameters, other.n_parameters, "{TABLE}:{line}: {name} is not as {}", other.name);
+            continue;
+        }
+        let prototype = doc.strip_prefix("`CUresult ").unwrap_or_else(|| {
+            panic!("{TABLE}:{line}: {name} needs its C prototype as doc comment: /// `CUresult {name}(...)`")
+        });
+        let (c_name, rest) = prototype.split_once('(').expect("a prototype has parentheses");
+        assert_eq!(c_name, name, "{TABLE}:{line}: the prototype is another function's");
+        let c_parameters =
+            rest.split(')').next().unwrap_or_default().split(',').filter(|part| !part.trim().is_empty());
+        assert_eq!(
+            *n_parameters,
+            c_parameters.count(),
+            "{TABLE}:{line}: {name} has not as many parameters as in C"
+        );
+    }
+}
+
+#[test]
+fn the_library_exports_its_rows_and_needs_nothing_of_cuda() {
+    let path = recorded::built().join("libgputrace.so");
+    let data = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let header = FileHeader64::<Endianness>::parse(&*data).expect("an ELF file");
+    let endian = header.endian().expect("an ELF file");
+    let sections = header.sections(endian, &*data).expect("sections");
+
+    let symbols = sections.symbols(endian, &*data, elf::SHT_DYNSYM).expect("dynamic symbols");
+    let exported =
+        symbols.iter().filter(|symbol| !symbol.is_undefined(endian) && symbol.st_bind() != elf::STB_LOCAL);
+    let name = |symbol: &elf::Sym64<Endianness>| {
+        String::from_utf8_lossy(symbol.name(endian, symbols.strings()).expect("a name")).into_owned()
+    };
+    let exported: BTreeSet<String> = exported.map(name).collect();
+    let mut expected: BTreeSet<String> = rows().into_iter().map(|row| row.name).collect();
+    expected.extend(set([
+        "dlsym",
+        "dlvsym",
+        "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE",
+        "_ZN3c1028reportOutOfMemoryToProfilerElmmNS_6DeviceE",
+    ]));
+    let differ: Vec<_> = exported.symmetric_difference(&expected).collect();
+    assert!(differ.is_empty(), "exported and not a row, or a row and not exported: {differ:?}");
+
+    let (dynamic, link) =
+        sections.dynamic(endian, &*data).expect("a dynamic section").expect("a dynamic section");
+    let strings = sections.strings(endian, &*data, link).expect("its strings");
+    let needed: BTreeSet<String> = needed(endian, dynamic, strings);
+    assert_eq!(needed, set(["libc.so.6"]), "NEEDED");
+
+    // Version names are strings of the same table: every one that is asked for appears there.
+    let text = String::from_utf8_lossy(&data);
+    let newest = text.split("GLIBC_2.").skip(1).filter_map(|rest| {
+        let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse::<u32>().ok()
+    });
+    assert!(newest.clone().count() > 0, "no version of glibc is named at all");
+    assert!(newest.max() <= Some(17), "a symbol newer than GLIBC_2.17 would shut older systems out");
+}
+
+fn needed(
+    endian: Endianness,
+    dynamic: &[elf::Dyn64<Endianness>],
+    strings: StringTable<'_>,
+) -> BTreeSet<String> {
+    let needed = dynamic.iter().filter(|entry| entry.tag(endian) == elf::DT_NEEDED);
+    let name = |entry: &elf::Dyn64<Endianness>| {
+        String::from_utf8_lossy(entry.string(endian, strings).expect("a name")).into_owned()
+    };
+    needed.map(name).collect()
+}
+
+/// Folders whose files each need a line in a table of their `mod.rs`.
+const REGISTRIES: &[(&str, &str)] = &[
+    ("replay/src/policies", "POLICIES"),
+    ("replay/src/report/sections", "SECTIONS"),
+    ("replay/src/commands", "a verb"),
+];
+
+#[test]
+fn every_file_of_a_registry_is_registered() {
+    for (folder, table) in REGISTRIES {
+        let registry = read(&format!("{folder}/mod.rs"));
+        for entry in fs::read_dir(root().join(folder)).expect("a folder") {
+            let name = entry.expect("an entry").path();
+            let name = name.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            if name == "mod" {
+                continue;
+            }
+            let uses = registry.matches(&format!("{name}::")).count();
+            let declared = registry.contains(&format!("mod {name};"));
+            assert!(
+                declared && uses > 0,
+                "{folder}/{name}.rs: add `mod {name};` and its line in {table} to {folder}/mod.rs"
+            );
+        }
+    }
+}
+
+#[test]
+fn nothing_names_a_machine_of_its_makers() {
+    for folder in ["ring", "shim", "recorder", "schemas", "replay", "tests"] {
+        for (file, text) in sources(folder) {
+            for (number, line) in text.lines().enumerate() {
+                let home = concat!("/ho", "me/");
+                let root = concat!("/ro", "ot/");
+                assert!(
+                    !line.contains(home) && !line.contains(root),
+                    "{file}:{}: a path of somebody's machine",
+                    number + 1
+                );
+            }
+        }
+    }
+}
