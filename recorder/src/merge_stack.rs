@@ -13,8 +13,7 @@
 //! From 3.11 on one interpreter frame runs many Python frames, one inside the other; the outermost of them, the one
 //! that C code called, is marked as an entry.
 
-/// In the word of a native frame: the function runs bytecode. The address is in the other bits.
-pub const INTERPRETER: u64 = 1 << 63;
+use gputrace_ring::record::StackDef;
 
 /// A frame of the merged stack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,8 +26,8 @@ pub enum MergedFrame {
 
 /// Merges the frames of one stack, innermost first.
 ///
-/// `native` are the words that the shim wrote, interpreter frames marked with [`INTERPRETER`]; `is_entry` tells which
-/// Python frames were called by C code. Nothing is lost when the two do not fit together, as when one was cut:
+/// `native` are the words that the shim wrote, interpreter frames marked with [`StackDef::INTERPRETER`]; `is_entry`
+/// tells which Python frames were called by C code ([`StackDef::ENTRY`]). Nothing is lost when the two do not fit together, as when one was cut:
 /// interpreter frames without Python frames stay native, Python frames without an interpreter frame follow at the outer
 /// end.
 #[must_use]
@@ -36,7 +35,7 @@ pub fn merge_stack(native: &[u64], is_entry: &[bool]) -> Vec<MergedFrame> {
     let mut merged = Vec::with_capacity(native.len() + is_entry.len());
     let mut next = 0;
     for (index, word) in native.iter().enumerate() {
-        if next == is_entry.len() || word & INTERPRETER == 0 {
+        if next == is_entry.len() || word & StackDef::INTERPRETER == 0 {
             merged.push(MergedFrame::Native(index));
             continue;
         }
@@ -55,7 +54,7 @@ mod tests {
     /// Natives as `e` (interpreter) and `c` (other code), Python frames as `E` (entry) and `.` (inlined).
     fn merged(native: &str, python: &str) -> String {
         let native: Vec<u64> =
-            native.bytes().map(|kind| if kind == b'e' { 300 | INTERPRETER } else { 300 }).collect();
+            native.bytes().map(|kind| if kind == b'e' { 300 | StackDef::INTERPRETER } else { 300 }).collect();
         let is_entry: Vec<bool> = python.bytes().map(|kind| kind == b'E').collect();
         let name = |frame: &MergedFrame| match frame {
             MergedFrame::Native(index) => format!("n{index}"),

@@ -14,7 +14,7 @@ use core::hint::select_unpredictable;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// Frames that are kept, counted from the innermost. Deeper ones are cut and marked.
-pub const MAX_FRAMES: usize = 512;
+pub(crate) const MAX_FRAMES: usize = 512;
 /// Two-way sets of the rule cache: 4,096 rules, 64 KiB a thread.
 const RULE_SETS: usize = 2048;
 /// Walks that are remembered by the frame they started from.
@@ -71,7 +71,7 @@ struct Path {
 
 /// A thread's part. All zeros is the state before the first capture.
 #[repr(C)]
-pub struct NativeState {
+pub(crate) struct NativeState {
     rules: [[CachedRule; 2]; RULE_SETS],
     /// The stack as last seen, outermost frame first.
     frames: Fixed<Frame, MAX_FRAMES>,
@@ -83,7 +83,7 @@ pub struct NativeState {
     path_tags: [u32; PATHS],
     paths: [Path; PATHS],
     /// Stacks this thread was seen on.
-    pub stacks: Stacks,
+    pub(crate) stacks: Stacks,
     /// End of the stack on which `frames` was found.
     stack_end: u64,
     /// [`UNLOADED`] when the rules were read.
@@ -97,13 +97,13 @@ pub struct NativeState {
 
 /// What a capture found.
 #[derive(Clone, Copy, Default)]
-pub struct NativeStack {
+pub(crate) struct NativeStack {
     /// Hash of the addresses; 0 when there are none.
-    pub hash: u64,
+    pub(crate) hash: u64,
     /// Frames without the shim's own at the inner end.
-    pub n_frames: u32,
+    pub(crate) n_frames: u32,
     /// Marks, see [`super::Captured`].
-    pub marks: u32,
+    pub(crate) marks: u32,
 }
 
 static FIND_OBJECT: AtomicPtr<core::ffi::c_void> = AtomicPtr::new(core::ptr::null_mut());
@@ -115,7 +115,7 @@ static UNLOADED: AtomicU32 = AtomicU32::new(0);
 ///
 /// # Safety
 /// `find_object` is null or glibc's `_dl_find_object`.
-pub unsafe fn init(find_object: *mut core::ffi::c_void) {
+pub(crate) unsafe fn init(find_object: *mut core::ffi::c_void) {
     FIND_OBJECT.store(find_object, Ordering::Release);
     if let Some(own) = object_around(init as *const () as u64) {
         OWN_START.store(own.mapping.start(), Ordering::Relaxed);
@@ -125,13 +125,14 @@ pub unsafe fn init(find_object: *mut core::ffi::c_void) {
 
 /// Says that an object was unloaded: every thread forgets its rules at its next capture, because another object may
 /// come to the same addresses.
-pub fn note_unloaded() {
+#[allow(dead_code, reason = "for whoever sees a `dlclose`; the tests do")]
+pub(crate) fn note_unloaded() {
     UNLOADED.fetch_add(1, Ordering::Relaxed);
 }
 
 /// The loaded object around `addr`, when it has unwind tables and they can be found.
 #[must_use]
-pub fn object_around(addr: u64) -> Option<Object> {
+pub(crate) fn object_around(addr: u64) -> Option<Object> {
     let find_object = FIND_OBJECT.load(Ordering::Relaxed);
     if find_object.is_null() {
         return None;
@@ -145,12 +146,11 @@ pub fn object_around(addr: u64) -> Option<Object> {
 impl NativeState {
     /// Captures the stack of the frame with these registers.
     #[inline]
-    pub fn capture(&mut self, ip: u64, sp: u64, rbp: u64) -> NativeStack {
-        if FIND_OBJECT.load(Ordering::Relaxed).is_null() {
-            return NativeStack { marks: super::Captured::NO_NATIVE, ..NativeStack::default() };
-        }
-        let stack = self.stacks.above(sp);
+    pub(crate) fn capture(&mut self, ip: u64, sp: u64, rbp: u64) -> NativeStack {
+        let stack =
+            if FIND_OBJECT.load(Ordering::Relaxed).is_null() { Region::EMPTY } else { self.stacks.above(sp) };
         if stack == Region::EMPTY {
+            self.frames.clear();
             return NativeStack { marks: super::Captured::NO_NATIVE, ..NativeStack::default() };
         }
         let unloaded = UNLOADED.load(Ordering::Relaxed);
@@ -173,7 +173,7 @@ impl NativeState {
 
     /// Return addresses of the last capture, innermost first, without the shim's own, each with the part of the stack
     /// that its function uses.
-    pub fn frames(&self) -> impl Iterator<Item = (u64, core::ops::Range<u64>)> + '_ {
+    pub(crate) fn frames(&self) -> impl Iterator<Item = (u64, core::ops::Range<u64>)> + '_ {
         let n = self.frames.len().saturating_sub(self.n_own as usize);
         let mut frames = self.frames.as_slice().iter().take(n).rev().peekable();
         core::iter::from_fn(move || {

@@ -2,6 +2,7 @@
 
 use crate::stack::{self, Captured};
 use core::ffi::{c_int, c_void};
+use gputrace_ring::record::StackDef;
 use std::collections::HashSet;
 use std::sync::Mutex;
 
@@ -56,7 +57,7 @@ pub fn compare() {
     let reference = reference();
     // SAFETY: as above.
     let ours: Vec<u64> =
-        unsafe { &*state }.native_addresses().map(|word| word & !stack::INTERPRETER).collect();
+        unsafe { &*state }.native_addresses().map(|word| word & !StackDef::INTERPRETER).collect();
     // The reference starts inside this library; its first frames are ours too.
     let own = reference.len().saturating_sub(ours.len());
     let is_truncated = captured.marks & Captured::TRUNCATED != 0;
@@ -133,7 +134,7 @@ fn compare_once() -> c_int {
     // SAFETY: the callback gets the array back.
     unsafe { _Unwind_Backtrace(push_in_room, (&raw mut reference).cast()) };
     // SAFETY: as above.
-    let mut ours = unsafe { &*state }.native_addresses().map(|word| word & !stack::INTERPRETER).peekable();
+    let mut ours = unsafe { &*state }.native_addresses().map(|word| word & !StackDef::INTERPRETER).peekable();
     let mut theirs = reference.frames[..reference.n].iter().copied().filter(|ip| *ip != 0).peekable();
     while theirs.next_if(|ip| Some(ip) != ours.peek()).is_some() {}
     loop {

@@ -4,8 +4,8 @@
 //! reached from deep inside real libraries.
 
 #[path = "../../../shim/src/stack/mod.rs"]
-#[allow(dead_code, unreachable_pub, reason = "the shim uses what the harness does not")]
-pub mod stack;
+#[allow(dead_code, reason = "the shim uses what the harness does not")]
+mod stack;
 
 #[path = "../../../recorder/src/merge_stack.rs"]
 pub mod merge_stack;
@@ -44,7 +44,7 @@ fn new_state() -> *mut ThreadStackState {
     let block = unsafe {
         libc::mmap(
             core::ptr::null_mut(),
-            ThreadStackState::BYTES,
+            size_of::<ThreadStackState>(),
             libc::PROT_READ | libc::PROT_WRITE,
             flags,
             -1,
@@ -57,7 +57,7 @@ fn new_state() -> *mut ThreadStackState {
 
 /// The calling thread's state.
 #[unsafe(no_mangle)]
-pub extern "C" fn harness_state() -> *mut ThreadStackState {
+pub(crate) extern "C" fn harness_state() -> *mut ThreadStackState {
     harness_init();
     STATE.with(|state| *state)
 }

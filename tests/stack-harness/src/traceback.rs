@@ -1,10 +1,11 @@
 //! Python tracebacks as a recorder would make them: from frames and from definitions that are sent once.
 
-use crate::merge_stack::{INTERPRETER, merge_stack};
+use crate::merge_stack::merge_stack;
 use crate::python_lines::line_at;
 use crate::stack::python::{CodeText, PythonFrame};
 use crate::stack::{self, Captured};
 use core::ffi::{c_char, c_int};
+use gputrace_ring::record::StackDef;
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Mutex;
@@ -60,9 +61,9 @@ fn merges_completely(state: &stack::ThreadStackState, frames: &[PythonFrame], ma
         return true;
     }
     let native: Vec<u64> = state.native_addresses().collect();
-    let is_entry: Vec<bool> = frames.iter().map(|frame| frame.place & PythonFrame::ENTRY != 0).collect();
+    let is_entry: Vec<bool> = frames.iter().map(|frame| frame.place & StackDef::ENTRY != 0).collect();
     let merged = merge_stack(&native, &is_entry);
-    let n_interpreter = native.iter().filter(|word| *word & INTERPRETER != 0).count();
+    let n_interpreter = native.iter().filter(|word| *word & StackDef::INTERPRETER != 0).count();
     let n_entries = is_entry.iter().filter(|entry| **entry).count();
     n_interpreter == n_entries && merged.len() == native.len() - n_interpreter + frames.len()
 }
