@@ -327,7 +327,7 @@ pub(crate) fn decode(
     scratch: &mut Scratch,
     events: &mut Vec<Event>,
 ) -> Result<(), String> {
-    let table = Events::parse(payload).map_err(|error| error.to_string())?;
+    let table = Events::parse(payload)?;
     let n_kinds = table.kinds().map_or(0, |kinds| kinds.len());
     if n_kinds != count as usize || count > MAX_EVENTS {
         return Err(format!("{n_kinds} events where the header says {count}"));

@@ -20,7 +20,12 @@ fn payloads(trace: &[u8]) -> Vec<(u8, Vec<u8>)> {
 
 fn trace() -> Vec<u8> {
     let mut writer = Writer::new(Vec::new()).unwrap();
-    writer.process(&Process { pid: 42, rank: Some(3), command: vec!["python".to_owned()], ..Process::default() });
+    writer.process(&Process {
+        pid: 42,
+        rank: Some(3),
+        command: vec!["python".to_owned()],
+        ..Process::default()
+    });
     writer.device(&Device { ordinal: 1, name: "H200".to_owned(), uuid: "GPU-x".to_owned(), total: Bytes(5) });
     let frame = Frame::Python { function: "f".to_owned(), file: "a.py".to_owned(), line: 9 };
     writer.frame(FrameId(0), &frame);
@@ -36,8 +41,13 @@ fn trace() -> Vec<u8> {
         allocated: Bytes(512),
         reserved: Bytes(2048),
     };
-    let free = BlockFree { device: 1, addr: 1 << 40, bytes: Bytes(512), allocated: Bytes(0), reserved: Bytes(2048) };
-    for (time, kind) in [(10, EventKind::BlockAlloc(alloc)), (8, EventKind::BlockFree(free)), (9, EventKind::Note("n".to_owned()))] {
+    let free =
+        BlockFree { device: 1, addr: 1 << 40, bytes: Bytes(512), allocated: Bytes(0), reserved: Bytes(2048) };
+    for (time, kind) in [
+        (10, EventKind::BlockAlloc(alloc)),
+        (8, EventKind::BlockFree(free)),
+        (9, EventKind::Note("n".to_owned())),
+    ] {
         writer.event(&Event { time: Nanos(time), thread: ThreadId(2), stack: StackId(1), kind }).unwrap();
     }
     writer.finish().unwrap()
@@ -59,7 +69,14 @@ fn flatc_reads_the_payloads_with_the_schema() {
         let file = folder.join(format!("{name}.bin"));
         std::fs::write(&file, payload).unwrap();
         let mut flatc = Command::new("flatc");
-        flatc.args(["--json", "--strict-json", "--raw-binary", "--root-type", &format!("gputrace.{name}"), "-o"]);
+        flatc.args([
+            "--json",
+            "--strict-json",
+            "--raw-binary",
+            "--root-type",
+            &format!("gputrace.{name}"),
+            "-o",
+        ]);
         let status = flatc.arg(&folder).arg(&schema).arg("--").arg(&file).status().unwrap();
         assert!(status.success(), "{name}");
         let json = std::fs::read_to_string(file.with_extension("json")).unwrap();
