@@ -51,7 +51,19 @@ fn refused(story: &Story) -> Option<Section> {
     }
     let section = Section::new("refused", "OUT OF MEMORY")
         .line(Mood::Bad, "The driver had no memory left for (newest first):");
-    (!table.rows.is_empty()).then(|| section.table(table.keep(5, 2)))
+    if table.rows.is_empty() {
+        return None;
+    }
+    let section = section.table(table.keep(5, 2));
+    let last = story.ledger.refusals.iter().rev().find(refused)?;
+    let allocs = story.ledger.devices.get(&last.device).map_or(0, |books| books.allocs);
+    Some(match allocs.saturating_sub(last.allocs_before) {
+        0 => section.line(Mood::Note, "nothing was allocated on the device after the last of them"),
+        n => section.line(
+            Mood::Note,
+            format!("the program went on: {n} more allocations on the device after the last of them"),
+        ),
+    })
 }
 
 fn pytorch(story: &Story, section: Section, ordinal: i16, books: &DeviceBooks, oom: &TorchOom) -> Section {
