@@ -331,6 +331,15 @@ fn the_summary_has_a_line_for_each_figure() {
 }
 
 #[test]
+fn a_limit_is_told_from_a_full_device() {
+    let scene = OOM.replace("MemInfo bytes=10M", "MemInfo bytes=10G");
+    let report = about("report", SECTIONS, &[story(&scene)]);
+    let json = json::render(&report);
+    let remark = &json["processes"][0]["sections"][0]["free_bytes_remark"];
+    assert_eq!(remark, "more than was asked for: a limit stopped PyTorch (set_per_process_memory_fraction)");
+}
+
+#[test]
 fn nothing_happened() {
     check(
         SECTIONS,

@@ -88,7 +88,9 @@ fn pytorch(story: &Story, section: Section, ordinal: i16, books: &DeviceBooks, o
         )
         .fact("others_bytes", "held by others in this process", Value::bytes(Some(others)));
     if let Some((free, total)) = oom.device {
-        section = section.fact("free_bytes", "free on the device", Value::Bytes(free)).fact(
+        let why = "more than was asked for: a limit stopped PyTorch (set_per_process_memory_fraction)";
+        let why = if free >= oom.bytes { why } else { "" };
+        section = section.remark("free_bytes", "free on the device", Value::Bytes(free), why).fact(
             "total_bytes",
             "device",
             Value::Bytes(total),
