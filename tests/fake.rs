@@ -3,24 +3,32 @@
 use std::fs;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use flate2::read::GzDecoder;
+use gputrace_tests::calls::{self, Fate};
 use gputrace_tests::programs::{self, Route};
 use gputrace_tests::wheels::Major;
 
 fn every_program_keeps_its_contract_on(route: Route) {
     let mut tried = 0;
+    let mut skipped = None;
     for program in programs::all().into_iter().filter(|program| program.routes.contains(&route)) {
         tried += 1;
         match program.run(route, Path::new(env!("CARGO_TARGET_TMPDIR")), |_| ()) {
             Ok(run) => program.check(&run, route),
-            // Not by a macro: a skipped test should say so even where the output of good tests is hidden.
-            Err(reason) => {
-                let _ = writeln!(io::stderr(), "skipped {} on {route:?}: {reason}", program.name);
-            }
+            Err(reason) => skipped = Some((program.name, reason)),
         }
     }
     assert!(tried > 0, "no program takes the route {route:?}");
+    if let Some((name, reason)) = skipped {
+        say(&format!("skipped {name} and its like on {route:?}: {reason}"));
+    }
+}
+
+/// Not by a macro: a skipped test should say so even where the output of good tests is hidden.
+fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 #[test]
@@ -103,4 +111,45 @@ fn addresses_lie_in_their_regions_as_a_real_driver_placed_them() {
     }
     assert!(compared > 0, "no recordings in {}", recordings.display());
     let _ = fs::remove_file(executable);
+}
+
+#[test]
+fn real_pytorch_and_the_call_log_agree_about_segments() {
+    let Some(python) = std::env::var_os("GPUTRACE_PYTHON") else {
+        let _ = writeln!(
+            io::stderr(),
+            "skipped: GPUTRACE_PYTHON does not name a Python that has PyTorch for CUDA"
+        );
+        return;
+    };
+    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let call_log = scratch.join(format!("torch.{}.calls", std::process::id()));
+    let _ = fs::remove_file(&call_log);
+    let output = Command::new(python)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/torch_step.py"))
+        .env("LD_LIBRARY_PATH", fake_cuda::library_dir())
+        .env("FAKE_CUDA_LOG", &call_log)
+        .env("FAKE_CUDA_MEMORY", "16GiB")
+        .output()
+        .expect("GPUTRACE_PYTHON can be run");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+
+    let text = fs::read_to_string(&call_log).expect("PyTorch called the driver");
+    let (mut allocs, mut frees, mut failures, mut reserved) = (0, 0, 0, 0);
+    for ((function, bytes, fate), n) in calls::census(&calls::parse_log(&text).expect("a good log")) {
+        if function != "cuMemAlloc_v2" {
+            continue;
+        }
+        match fate {
+            Fate::Freed => (allocs, frees) = (allocs + n, frees + n),
+            Fate::Leaked => (allocs, reserved) = (allocs + n, reserved + n as u64 * bytes),
+            Fate::Failed(_) => failures += n,
+        }
+    }
+    assert_eq!(said["num_device_alloc"], allocs, "{said}");
+    assert_eq!(said["num_device_free"], frees, "{said}");
+    assert_eq!(said["reserved_bytes"], reserved, "{said}");
+    assert_eq!(said["num_ooms"], 1, "{said}");
+    assert_eq!(failures, 2, "the request and its retry: {said}");
 }

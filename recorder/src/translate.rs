@@ -2,12 +2,13 @@
 
 use crate::decode::{Code, Record};
 use crate::drain::{Happened, Lane, Stamped};
+use crate::merge_stack::{MergedFrame, merge_stack};
 use crate::process;
 use crate::python_lines::line_at;
 use crate::symbols::Symbols;
 use crate::ticks::Timeline;
 use gputrace_ring::record::{
-    self, Action as RingAction, Call as RingCall, WaitAction as RingWaitAction, unpack_device,
+    self, Action as RingAction, Call as RingCall, StackDef, WaitAction as RingWaitAction, unpack_device,
 };
 use gputrace_schemas::event::{
     Action, Api, ApiId, BlockAlloc, BlockFree, BlockOom, Bytes, Call, Device, Event, EventKind, Frame,
@@ -56,7 +57,10 @@ pub(crate) struct Translator {
 
 struct KnownStack {
     id: StackId,
+    /// Without functions that were inlined: their names come later.
     stack: Option<Stack>,
+    /// As it was written last, if that is different.
+    shown: Option<Stack>,
     used: bool,
 }
 
@@ -209,11 +213,16 @@ impl Translator {
     }
 
     fn stack(&mut self, id: u64, native: &[u64], python: &[(u64, u64)], truncated: bool) {
-        let mut frames: Vec<FrameId> = native.iter().map(|address| self.native_frame(*address)).collect();
-        frames.extend(python.iter().map(|(code, instruction)| self.python_frame(*code, *instruction)));
+        let is_entry: Vec<bool> = python.iter().map(|(_, place)| place & StackDef::ENTRY != 0).collect();
+        let merged = merge_stack(native, &is_entry).into_iter().filter_map(|frame| match frame {
+            MergedFrame::Native(at) => Some(self.native_frame(native.get(at)? & !StackDef::INTERPRETER)),
+            MergedFrame::Python(at) => python.get(at).map(|(code, place)| self.python_frame(*code, *place)),
+        });
+        let frames = merged.collect();
         let stack = Stack { frames, truncated };
         let next = StackId(self.stacks.len() as u32 + 1);
-        let known = self.stacks.entry(id).or_insert(KnownStack { id: next, stack: None, used: false });
+        let known =
+            self.stacks.entry(id).or_insert(KnownStack { id: next, stack: None, shown: None, used: false });
         match &known.stack {
             // Each thread sends a stack once, so several threads send it several times.
             Some(other) if *other == stack => {}
@@ -231,7 +240,8 @@ impl Translator {
         }
         let next = StackId(self.stacks.len() as u32 + 1);
         // Its definition was lost, or another thread's copy is on its way.
-        let known = self.stacks.entry(id).or_insert(KnownStack { id: next, stack: None, used: false });
+        let known =
+            self.stacks.entry(id).or_insert(KnownStack { id: next, stack: None, shown: None, used: false });
         known.used = true;
         known.id
     }
@@ -357,20 +367,20 @@ impl Translator {
         self.unfold_stacks();
     }
 
-    /// Writes the stacks again that have frames with inlined functions.
+    /// Writes the stacks again in which functions were inlined: these have frames of their own.
     fn unfold_stacks(&mut self) {
-        let inlined = &self.inlined;
-        for known in self.stacks.values().filter(|known| known.used) {
+        for known in self.stacks.values_mut().filter(|known| known.used) {
             let Some(stack) = &known.stack else { continue };
-            if !stack.frames.iter().any(|frame| inlined.contains_key(frame)) {
-                continue;
+            let mut frames = Vec::with_capacity(stack.frames.len());
+            for id in &stack.frames {
+                frames.extend(self.inlined.get(id).into_iter().flatten());
+                frames.push(*id);
             }
-            let unfold = |frame: &FrameId| {
-                let inner = inlined.get(frame).map_or(&[][..], Vec::as_slice);
-                inner.iter().copied().chain([*frame]).collect::<Vec<_>>()
-            };
-            let frames = stack.frames.iter().flat_map(unfold).collect();
-            self.items.push(Item::Stack(known.id, Stack { frames, truncated: stack.truncated }));
+            let stack = Stack { frames, truncated: stack.truncated };
+            if known.shown.as_ref().or(known.stack.as_ref()) != Some(&stack) {
+                self.items.push(Item::Stack(known.id, stack.clone()));
+                known.shown = Some(stack);
+            }
         }
     }
 }
@@ -477,6 +487,32 @@ actions! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn code(id: u64, name: &str) -> Record {
+        let (name, file) = (name.to_owned(), "a.py".to_owned());
+        Record::Code(Code { id, name, file, lines: Vec::new(), first_line: 1, python: 0x30c })
+    }
+
+    #[test]
+    fn python_frames_stand_where_the_interpreter_ran_them() {
+        let mut translator = Translator::new();
+        for (id, name) in [(1, "f"), (2, "g")] {
+            translator.define(code(id, name));
+        }
+        let native = vec![0x10, 0x20 | StackDef::INTERPRETER, 0x30];
+        translator.define(Record::Stack {
+            id: 5,
+            native,
+            python: vec![(1, 0), (2, StackDef::ENTRY)],
+            truncated: false,
+        });
+        let stack = translator.stacks[&5].stack.clone().expect("just defined");
+        let name = |id: &FrameId| match &translator.frames[id.0 as usize] {
+            Frame::Native { address, .. } => format!("{address:#x}"),
+            Frame::Python { function, .. } => function.clone(),
+        };
+        assert_eq!(stack.frames.iter().map(name).collect::<Vec<_>>(), ["0x10", "f", "g", "0x30"]);
+    }
 
     #[test]
     fn every_action_of_the_ring_has_the_same_number_in_the_trace() {

@@ -21,6 +21,8 @@ enum Message {
     Items(Vec<Item>),
     /// Writes everything, with an end if asked, and answers.
     Settle(End, Sender<()>),
+    /// Nothing will come from the draining side any more.
+    Stop,
 }
 
 /// Whether the file gets its index and footer.
@@ -88,10 +90,10 @@ impl WriterThread {
         }
     }
 
-    /// Ends the file. All outlets must be gone.
+    /// Ends the file. What outlets send afterwards is lost.
     pub(crate) fn finish(self) -> Written {
         self.settle(End::Closed);
-        drop(self.to);
+        let _ = self.to.send(Message::Stop);
         self.thread.join().unwrap_or_default()
     }
 }
@@ -123,7 +125,7 @@ impl State {
                     let _ = answer.send(());
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
+                Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => return,
             }
             if Instant::now() >= flush_at {
                 flush_at = Instant::now() + FLUSH_EVERY;

@@ -4,7 +4,7 @@
 
 use gputrace_recorder::{Options, Overwrite, record, recover};
 use gputrace_ring::clock::Clock;
-use gputrace_ring::map::{COMPLETE, EXITING, Map, RECORDING};
+use gputrace_ring::map::{COMPLETE, EXITING, FAILED, Map, RECORDING};
 use gputrace_ring::record::{self as ring, Kind, pack_device};
 use gputrace_ring::ring::{Producer, Pushed, as_words_bytes};
 use gputrace_schemas::event::{Action, EventKind, Frame, LostCause, NO_DEVICE};
@@ -390,6 +390,58 @@ fn stacks_come_with_their_functions_and_lines() {
 }
 
 #[test]
+fn what_other_threads_write_after_the_end_was_announced_follows() {
+    let folder = Folder::new("late");
+    let trace = recording(&folder, 16, |map| {
+        let mut producer = Producer::new(map, tid()).unwrap();
+        producer.push(producer.now(), 0, &numbered(0, 0));
+        map.header().process.value.store(EXITING, Ordering::Release);
+        while map.header().recorder.value.load(Ordering::Acquire) != COMPLETE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let early = Trace::open(folder.join("a.gtr")).unwrap();
+        assert!(early.is_complete(), "the program may end now, and its trace is whole");
+        assert_eq!(check_numbers(&early)[&0], 1);
+        producer.push(producer.now(), 0, &numbered(0, 1));
+        producer.complete();
+    });
+    assert_eq!(check_numbers(&trace)[&0], 2);
+}
+
+#[test]
+fn a_trace_that_exists_is_not_overwritten_and_the_program_is_told() {
+    let folder = Folder::new("exists");
+    let ring = folder.join("ring");
+    let memory = Mapped::create(&ring, Map::bytes_for(4));
+    let map = memory.make_ring(4, std::process::id());
+    fs::write(folder.join("a.gtr"), "precious").unwrap();
+    let error = record(&ring, options(&folder, "a.gtr")).unwrap_err().to_string();
+    assert!(error.ends_with("a.gtr exists; choose another name with -o, or overwrite it with -f"), "{error}");
+    assert_eq!(fs::read_to_string(folder.join("a.gtr")).unwrap(), "precious");
+    assert_eq!(map.header().recorder.value.load(Ordering::Acquire), FAILED);
+}
+
+#[test]
+fn a_file_that_is_no_ring_is_refused() {
+    let folder = Folder::new("no-ring");
+    let refuse = |bytes: usize| {
+        let ring = folder.join("ring");
+        fs::write(&ring, vec![7; bytes]).unwrap();
+        let error = record(&ring, options(&folder, "a.gtr")).unwrap_err().to_string();
+        error.split_once("that can be read: ").unwrap().1.to_owned()
+    };
+    let short = format!(
+        "it is shorter than the {} bytes it should have; its process died while making it, and nothing is lost",
+        Map::bytes_for(1)
+    );
+    assert_eq!(refuse(100), short);
+    assert_eq!(
+        refuse(Map::bytes_for(1)),
+        "it does not begin as a ring does; if its process died while making it, nothing is lost"
+    );
+}
+
+#[test]
 fn random_bytes_in_the_ring_give_a_trace_and_never_a_panic() {
     for seed in 1..40_u64 {
         let folder = Folder::new(&format!("random{seed}"));
@@ -414,8 +466,8 @@ fn random_bytes_in_the_ring_give_a_trace_and_never_a_panic() {
         for word in bytes[from..].chunks_mut(8) {
             let value = match next() % 4 {
                 // A plausible record header or chunk state.
-                0 => next() % 12 | (next() % 15) << 16 | (next() % 1000) << 32,
-                1 => next() % 4 | (next() % 4) << 32,
+                0 => (next() % 12) | ((next() % 15) << 16) | ((next() % 1000) << 32),
+                1 => (next() % 4) | ((next() % 4) << 32),
                 2 => 0,
                 _ => next(),
             };

@@ -1,11 +1,14 @@
 //! Compiles the fake libraries with the system's C compiler, under the names that programs look for.
 
 use std::env;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// One shared library: its SONAME, the language it is written in, its sources and what it links to.
 struct Library {
+    /// Below the directory that `--dir` prints. What stands in for PyTorch lies apart, where a real PyTorch does not find it.
+    directory: &'static str,
     soname: &'static str,
     compiler: Compiler,
     sources: &'static [&'static str],
@@ -21,6 +24,7 @@ enum Compiler {
 
 const LIBRARIES: &[Library] = &[
     Library {
+        directory: "",
         soname: "libcuda.so.1",
         compiler: Compiler::C,
         sources: &[
@@ -43,19 +47,33 @@ const LIBRARIES: &[Library] = &[
         ],
         links: &["-pthread"],
     },
-    Library { soname: "libnvidia-ml.so.1", compiler: Compiler::C, sources: &["nvml.c"], links: &[] },
     Library {
+        directory: "",
+        soname: "libnvidia-ml.so.1",
+        compiler: Compiler::C,
+        sources: &["nvml.c"],
+        links: &[],
+    },
+    Library {
+        directory: "",
         soname: "libnccl.so.2",
         compiler: Compiler::C,
         sources: &["nccl.c"],
         links: &["-pthread", "-ldl"],
     },
-    Library { soname: "libc10.so", compiler: Compiler::Cxx, sources: &["torch/c10.cpp"], links: &[] },
     Library {
+        directory: "torch",
+        soname: "libc10.so",
+        compiler: Compiler::Cxx,
+        sources: &["torch/c10.cpp"],
+        links: &[],
+    },
+    Library {
+        directory: "torch",
         soname: "libc10_cuda.so",
         compiler: Compiler::Cxx,
         sources: &["torch/c10_cuda.cpp"],
-        links: &["-l:libc10.so", "-l:libcuda.so.1"],
+        links: &["-l:libc10.so", "-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN"],
     },
 ];
 
@@ -95,7 +113,9 @@ fn compile(library: &Library, out: &Path) -> Result<(), String> {
         Compiler::C => (env::var("CC").unwrap_or_else(|_| "cc".into()), "-std=gnu11"),
         Compiler::Cxx => (env::var("CXX").unwrap_or_else(|_| "c++".into()), "-std=c++17"),
     };
-    let target = out.join(library.soname);
+    let directory = out.join(library.directory);
+    fs::create_dir_all(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    let target = directory.join(library.soname);
     let status = Command::new(&program)
         .args([standard, "-O2", "-g", "-Wall", "-Wextra", "-shared", "-fPIC", "-fvisibility=hidden"])
         // Entry points with equal bodies must keep addresses of their own.
@@ -104,6 +124,7 @@ fn compile(library: &Library, out: &Path) -> Result<(), String> {
         .arg(&target)
         .args(library.sources)
         .arg(format!("-L{}", out.display()))
+        .arg(format!("-L{}", directory.display()))
         .args(library.links)
         .status()
         .map_err(|error| format!("cannot run `{program}` to build the fake {}: {error}", library.soname))?;

@@ -192,16 +192,25 @@ API(ncclResult_t, GetUniqueId, (ncclUniqueId *out))
              (long long)now.tv_sec, now.tv_nsec);
     return ncclSuccess;
 }
+static ncclResult_t init_with_config(ncclComm_t *out, int ranks, int rank, const ncclConfig_t *config)
+{
+    if (config && config->magic != CONFIG_MAGIC) return ncclInvalidArgument;
+    return comm_new(out, ranks, rank, -1);
+}
 API(ncclResult_t, CommInitRankConfig, (ncclComm_t *out, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config))
 {
     (void)id;
-    if (config && config->magic != CONFIG_MAGIC) return ncclInvalidArgument;
-    return comm_new(out, ranks, rank, -1);
+    return init_with_config(out, ranks, rank, config);
 }
 API(ncclResult_t, CommInitRank, (ncclComm_t *out, int ranks, ncclUniqueId id, int rank))
 {
     (void)id;
     return comm_new(out, ranks, rank, -1);
+}
+API(ncclResult_t, CommInitRankScalable, (ncclComm_t *out, int ranks, int rank, int ids, ncclUniqueId *id, ncclConfig_t *config))
+{
+    if (ids < 1 || !id) return ncclInvalidArgument;
+    return init_with_config(out, ranks, rank, config);
 }
 API(ncclResult_t, CommInitAll, (ncclComm_t *out, int count, const int *devices))
 {
@@ -359,3 +368,23 @@ API(ncclResult_t, CommDeregister, (const ncclComm_t comm, void *handle))
 {
     return comm_valid(comm) && handle ? ncclSuccess : ncclInvalidArgument;
 }
+API(ncclResult_t, CommWindowRegister, (ncclComm_t comm, void *buffer, size_t bytes, void **out, int flags))
+{
+    (void)flags;
+    return pncclCommRegister(comm, buffer, bytes, out);
+}
+API(ncclResult_t, CommWindowDeregister, (ncclComm_t comm, void *window)) { return pncclCommDeregister(comm, window); }
+API(ncclResult_t, GroupSimulateEnd, (void *info))
+{
+    (void)info;
+    return pncclGroupEnd();
+}
+API(ncclResult_t, RedOpCreatePreMulSum, (int *op, void *scalar, int type, int residence, ncclComm_t comm))
+{
+    static atomic_int next = 5; /* after the built-in operations */
+    (void)type, (void)residence;
+    if (!op || !scalar || !comm_valid(comm)) return ncclInvalidArgument;
+    *op = atomic_fetch_add(&next, 1);
+    return ncclSuccess;
+}
+API(ncclResult_t, RedOpDestroy, (int op, ncclComm_t comm)) { return op >= 5 && comm_valid(comm) ? ncclSuccess : ncclInvalidArgument; }

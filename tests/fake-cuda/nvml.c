@@ -142,6 +142,27 @@ EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *out)
     return NOT_FOUND;
 }
 
+EXPORT int nvmlDeviceGetHandleByPciBusId(const char *id, nvmlDevice_t *out)
+{
+    return nvmlDeviceGetHandleByPciBusId_v2(id, out);
+}
+
+EXPORT int nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
+{
+    CHECKED(device, major && minor);
+    *major = 9;
+    *minor = 0;
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t peer, int capability, int *out)
+{
+    CHECKED(device, out);
+    if (index_of(peer) < 0) return INVALID_ARGUMENT;
+    *out = capability == 0 || capability == 1 ? 0 : 4; /* reads and writes: OK; the rest: NOT_SUPPORTED */
+    return SUCCESS;
+}
+
 EXPORT int nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *out)
 {
     CHECKED(device, out);
@@ -224,17 +245,21 @@ EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigne
     return SUCCESS;
 }
 
-/* Asked for by PyTorch (c10/cuda/driver_api.h) and by torch.cuda's own queries; a fake device has none of this. */
+/* Asked for by PyTorch (c10/cuda/driver_api.h), NCCL (misc/nvmlwrap.cc) and torch.cuda's own queries; a fake device has none of this. */
 #define ABSENT(name)                                                                                         \
     EXPORT int name(void);                                                                                   \
     EXPORT int name(void) { return users ? NOT_SUPPORTED : UNINITIALIZED; }
 ABSENT(nvmlDeviceGetClockInfo)
+ABSENT(nvmlDeviceGetFieldValues)
 ABSENT(nvmlDeviceGetGpuFabricInfoV)
 ABSENT(nvmlDeviceGetMigMode)
+ABSENT(nvmlDeviceGetNvLinkCapability)
 ABSENT(nvmlDeviceGetNvLinkRemoteDeviceType)
+ABSENT(nvmlDeviceGetNvLinkRemotePciInfo)
 ABSENT(nvmlDeviceGetNvLinkRemotePciInfo_v2)
 ABSENT(nvmlDeviceGetNvLinkState)
-ABSENT(nvmlDeviceGetP2PStatus)
 ABSENT(nvmlDeviceGetPowerUsage)
 ABSENT(nvmlDeviceGetTemperature)
 ABSENT(nvmlDeviceGetUtilizationRates)
+ABSENT(nvmlSystemGetConfComputeSettings)
+ABSENT(nvmlSystemGetConfComputeState)

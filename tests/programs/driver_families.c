@@ -39,6 +39,11 @@ static void vmm(void)
     OK(cuMemExportToShareableHandle(&fd, second, 1, 0));
     OK(cuMemImportFromShareableHandle(&again, (void *)(intptr_t)fd, 1)); /* no new memory */
     OK(cuMemRelease(again));
+    CUdeviceptr start;
+    size_t length;
+    OK(cuMemGetAddressRange_v2(&start, &length, base + 5 * MIB));
+    CHECK(start == base + 4 * MIB && length == 4 * MIB); /* a map is a range of its own */
+    RETURNS(500, cuMemGetAddressRange_v2(&start, &length, base + 8 * MIB));
     OK(cuMemGetInfo_v2(&mapped, NULL));
     CHECK(before - mapped == 8 * MIB);
     RETURNS(1, cuMemAddressFree(base, 64 * MIB)); /* still mapped */

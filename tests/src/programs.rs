@@ -169,11 +169,14 @@ impl Program {
                 ["libnccl.so.2", "libcuda.so.1"].map(|file| fake.join(file).display().to_string()).into()
             }
             Route::Torch => {
-                if !fake.join("libc10_cuda.so").exists() {
+                let torch = fake_cuda::torch_dir();
+                if !torch.join("libc10_cuda.so").exists() {
                     return Err("no C++ compiler was there to build the stand-in for PyTorch".into());
                 }
-                let path = |file| fake.join(file).display().to_string();
-                vec![path("libc10_cuda.so"), path("libc10.so"), format!("-Wl,-rpath-link,{}", fake.display())]
+                let path = |file| torch.join(file).display().to_string();
+                let search =
+                    [format!("-Wl,-rpath-link,{}", fake.display()), format!("-Wl,-rpath,{}", path(""))];
+                [path("libc10_cuda.so"), path("libc10.so")].into_iter().chain(search).collect()
             }
             Route::Loader => Vec::new(),
         };

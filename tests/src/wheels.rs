@@ -69,10 +69,11 @@ fn fetch() -> Result<(), String> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("fetch-wheels.sh");
     let output =
         Command::new(&script).arg(root()).output().map_err(|e| format!("{}: {e}", script.display()))?;
+    let reasons = String::from_utf8_lossy(&output.stderr);
     if output.status.success() {
         Ok(())
     } else {
-        Err(String::from_utf8_lossy(&output.stderr).trim().to_owned())
+        Err(reasons.lines().next().unwrap_or("fetch-wheels gave no reason").to_owned())
     }
 }
 

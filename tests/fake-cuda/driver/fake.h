@@ -189,6 +189,9 @@ void device_identity(int device, CUuuid *uuid, int *domain, int *bus, int *slot)
 void memory_release(struct allocation *entry);
 CUresult memory_free(CUdeviceptr address);
 
+/* vmm.c: the map that contains the address, if any. */
+bool vmm_range(CUdeviceptr address, CUdeviceptr *base, size_t *bytes, int *device);
+
 /* pool.c */
 CUresult pool_alloc(struct pool *pool, size_t bytes, CUdeviceptr *address);
 CUresult pool_free(struct allocation *entry);

@@ -126,12 +126,26 @@ static CUresult get_info(size_t *free_bytes, size_t *total)
     return CUDA_SUCCESS;
 }
 
-static CUresult address_range(CUdeviceptr *base, size_t *bytes, CUdeviceptr address)
+/* What the driver knows about an address: an allocation, or mapped physical memory as if it were one. */
+static bool look_up(CUdeviceptr address, struct allocation *out)
 {
     struct allocation *entry = book_at(address);
-    if (!entry) return CUDA_ERROR_NOT_FOUND;
-    if (base) *base = entry->base;
-    if (bytes) *bytes = entry->bytes;
+    if (entry) {
+        *out = *entry;
+        return true;
+    }
+    *out = (struct allocation){.kind = LINEAR};
+    if (!vmm_range(address, &out->base, &out->bytes, &out->device)) return false;
+    if (out->device < 0) out->kind = HOST;
+    return true;
+}
+
+static CUresult address_range(CUdeviceptr *base, size_t *bytes, CUdeviceptr address)
+{
+    struct allocation found;
+    if (!look_up(address, &found)) return CUDA_ERROR_NOT_FOUND;
+    if (base) *base = found.base;
+    if (bytes) *bytes = found.bytes;
     return CUDA_SUCCESS;
 }
 
@@ -151,8 +165,8 @@ static int memory_type(const struct allocation *entry)
 /* CUpointer_attribute, cuda.h 13.5. */
 static CUresult pointer_attribute(void *out, int which, CUdeviceptr address)
 {
-    struct allocation *entry = book_at(address);
-    if (!out || !entry) return CUDA_ERROR_INVALID_VALUE;
+    struct allocation found, *entry = &found;
+    if (!out || !look_up(address, &found)) return CUDA_ERROR_INVALID_VALUE;
     switch (which) {
     case 1: *(struct context **)out = entry->context; break;
     case 2: *(unsigned *)out = (unsigned)memory_type(entry); break;

@@ -99,6 +99,16 @@ static struct map *map_at(CUdeviceptr address)
     return NULL;
 }
 
+bool vmm_range(CUdeviceptr address, CUdeviceptr *base, size_t *bytes, int *device)
+{
+    struct map *map = map_at(address);
+    if (!map) return false;
+    *base = map->base;
+    *bytes = map->bytes;
+    *device = map->physical->prop.location.type == LOCATION_DEVICE ? map->physical->prop.location.id : -1;
+    return true;
+}
+
 static CUresult retain(CUmemGenericAllocationHandle *out, void *address)
 {
     struct map *map = map_at((CUdeviceptr)(uintptr_t)address);
