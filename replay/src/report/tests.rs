@@ -51,7 +51,7 @@ fn the_first_screen_says_why_the_job_died() {
               reserved by PyTorch             50.00 MiB  20.00 MiB of it unused
               held by others in this process  256.00 MiB
               free on the device              10.00 MiB
-              device                          140.00 GiB
+              size of the device              140.00 GiB
               held elsewhere                  139.69 GiB
                                               CUDA context, code, other processes (device total - free - what this
                                               process was handed)
@@ -108,7 +108,7 @@ fn a_narrow_terminal_cuts_names_not_numbers() {
               reserved by PyTorch             50.00 MiB  20.00 MiB of it unused
               held by others in this process  256.00 MiB
               free on the device              10.00 MiB
-              device                          140.00 GiB
+              size of the device              140.00 GiB
               held elsewhere                  139.69 GiB
                                               CUDA context, code, other processes
                                               (device total - free - what this

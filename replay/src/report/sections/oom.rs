@@ -92,7 +92,7 @@ fn pytorch(story: &Story, section: Section, ordinal: i16, books: &DeviceBooks, o
         let why = if free >= oom.bytes { why } else { "" };
         section = section.remark("free_bytes", "free on the device", Value::Bytes(free), why).fact(
             "total_bytes",
-            "device",
+            "size of the device",
             Value::Bytes(total),
         );
         let elsewhere = total.0.saturating_sub(free.0).saturating_sub(oom.tracked.0);
