@@ -26,8 +26,9 @@ pub(crate) const MAX_FRAMES: usize = 512;
 const INDEX_SLOTS: usize = 1024;
 /// Bytes of a name or file name that are hashed and shipped at most.
 const MAX_TEXT: u64 = 4096;
-/// Bytes of a line table that are hashed at most, half from each end.
-const MAX_HASHED_LINES: u64 = 4096;
+/// Bytes of a line table that are hashed at most, half from each end. Tables of this length that differ only between
+/// would have to replace each other at one address, with the same length, names and first line.
+const MAX_HASHED_LINES: u64 = 1024;
 
 /// What is known about Python in this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -886,20 +887,25 @@ fn pad(out: &mut [u8], at: usize, length: usize) -> Option<usize> {
     Some(padded)
 }
 
-/// A hash of `length` bytes at `offset`, in lanes that do not wait for each other.
+/// A hash of `length` bytes at `offset`: sixteen bytes a multiplication, none of which waits for another.
 fn hash_bytes(object: Object, offset: u64, length: u64) -> u64 {
     let mut hash = length;
+    let mut key = 0x9e37_79b9_7f4a_7c15u64;
     let mut at = 0;
-    while at + 8 <= length {
-        hash = join(hash, object.load(offset + at), at as usize);
-        at += 8;
+    while at + 16 <= length {
+        let low: u64 = object.load(offset + at);
+        let high: u64 = object.load(offset + at + 8);
+        let product = u128::from(low ^ key) * u128::from(high ^ !key);
+        hash = hash.wrapping_add(product as u64 ^ (product >> 64) as u64);
+        key = key.wrapping_add(0xd1b5_4a32_d192_ed03);
+        at += 16;
     }
-    let mut rest = 0u64;
+    let mut rest = 0u128;
     while at < length {
-        rest = rest << 8 | u64::from(object.load::<u8>(offset + at));
+        rest = rest << 8 | u128::from(object.load::<u8>(offset + at));
         at += 1;
     }
-    mix(hash, rest)
+    mix(mix(hash, rest as u64), (rest >> 64) as u64)
 }
 
 #[inline(always)]
