@@ -10,10 +10,12 @@
 //! reference count. All state of a thread is one zeroed block that the caller provides.
 
 pub(crate) mod cfi;
+mod interpreter;
 pub(crate) mod memory;
 pub(crate) mod native;
 pub(crate) mod python;
-pub(crate) mod python_offsets;
+mod python_code;
+mod python_offsets;
 mod seen;
 
 use core::ffi::{c_char, c_void};
