@@ -1,4 +1,95 @@
-//! Drains a ring into a trace.
+//! Drains a ring into a trace, while the process that fills the ring runs and after whatever ended it.
+//!
+//! ```text
+//!  ring ─ drain ─> records, each thread's in order ─ record ─> merged by time ─ translate ─> items
+//!         (decode)                                  (ticks)                                    │ channel
+//!  /proc ─ process ─> address space, modules ───────────────────────────────────────────────> write ─> .gtr
+//!  NVML ── nvml ────> samples ──────────────────────────────────────────────────────────────────┘
+//!  at the end: symbols
+//! ```
+//!
+//! One recorder belongs to one traced process. It trusts nothing that it reads from the ring or from `/proc`, never
+//! blocks the process, and whatever it has written is readable if it is killed.
+#![deny(unsafe_code)]
 
-pub mod merge_stack;
+mod daemon;
+mod decode;
+mod drain;
+mod map_file;
+mod merge_stack;
+mod nvml;
+mod output;
+mod process;
 pub mod python_lines;
+mod record;
+mod symbols;
+mod ticks;
+mod translate;
+mod write;
+
+pub use daemon::daemon_main;
+pub use output::Overwrite;
+pub use record::{Options, Summary, record, recover};
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why there is no trace.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The ring's file.
+    #[error("cannot open the ring {ring}", ring = ring.display())]
+    Ring {
+        /// The file.
+        ring: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// Something else is in the file.
+    #[error("{ring} is not a ring that can be read: {what}", ring = ring.display())]
+    NotARing {
+        /// The file.
+        ring: PathBuf,
+        /// What is wrong, and what to do.
+        what: String,
+    },
+    /// Another recorder has it, or had it.
+    #[error("{ring} belongs to process {pid}, which is still running and is being recorded", ring = ring.display())]
+    Busy {
+        /// The file.
+        ring: PathBuf,
+        /// The traced process.
+        pid: u32,
+    },
+    /// The name of the trace.
+    #[error("the output pattern {pattern:?} cannot be used: {what}")]
+    Pattern {
+        /// The pattern.
+        pattern: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// The trace is there already.
+    #[error("{file} exists; choose another name with -o, or overwrite it with -f", file = file.display())]
+    Exists {
+        /// The file.
+        file: PathBuf,
+    },
+    /// The trace cannot be made.
+    #[error("cannot write {file}", file = file.display())]
+    Output {
+        /// The file.
+        file: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// One line for the user: the recorder's standard error is the traced program's.
+pub(crate) fn say(text: &str) {
+    use std::io::Write;
+    // Nobody may be listening any more.
+    let _ = writeln!(io::stderr(), "gputrace: {text}");
+}

@@ -17,7 +17,7 @@ use gputrace_ring::record::StackDef;
 
 /// A frame of the merged stack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum MergedFrame {
+pub(crate) enum MergedFrame {
     /// Index of a native frame.
     Native(usize),
     /// Index of a Python frame.
@@ -31,7 +31,7 @@ pub enum MergedFrame {
 /// interpreter frames without Python frames stay native, Python frames without an interpreter frame follow at the outer
 /// end.
 #[must_use]
-pub fn merge_stack(native: &[u64], is_entry: &[bool]) -> Vec<MergedFrame> {
+pub(crate) fn merge_stack(native: &[u64], is_entry: &[bool]) -> Vec<MergedFrame> {
     let mut merged = Vec::with_capacity(native.len() + is_entry.len());
     let mut next = 0;
     for (index, word) in native.iter().enumerate() {

@@ -165,7 +165,8 @@ impl<W: Write> Writer<W> {
         Ok(self.sink)
     }
 
-    /// As [`Writer::finish`], for a writer whose sink is looked at even after an error. Nothing may be written after it.
+    /// As [`Writer::finish`], for a writer that is needed afterwards: after an error, or because more may come after all
+    /// ([`Writer::reopen`]).
     ///
     /// # Errors
     /// The sink's.
@@ -174,9 +175,20 @@ impl<W: Write> Writer<W> {
         let index = self.position;
         self.write_index()?;
         let footer = Footer { index, events: self.n_events }.encode();
-        self.sink.write_all(&footer)?;
+        if let Err(error) = self.sink.write_all(&footer) {
+            self.reopen();
+            return Err(error);
+        }
         self.position += FOOTER_BYTES as u64;
         self.sink.flush()
+    }
+
+    /// Takes back a successful [`Writer::try_finish`], so that writing can go on. The sink must then be truncated to
+    /// [`Writer::position`].
+    pub fn reopen(&mut self) {
+        if let Some(index) = self.blocks.pop_if(|block| block.header.kind == Kind::Index as u8) {
+            self.position = index.offset;
+        }
     }
 
     /// Bytes of the sink up to the end of the last whole block.

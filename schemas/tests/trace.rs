@@ -312,7 +312,7 @@ fn every_prefix_of_a_trace_is_readable_and_keeps_every_whole_block() {
         let got = read(&trace);
         assert!(!trace.is_complete(), "{length} bytes");
         assert_eq!(got.events, story.events[..got.events.len()], "{length} bytes");
-        assert!(got.events.len() >= most && got.events.len() % 10 == 0, "{length} bytes");
+        assert!(got.events.len() >= most && got.events.len().is_multiple_of(10), "{length} bytes");
         assert!(trace.damages().len() <= 1, "{length} bytes: {:?}", trace.damages());
         most = got.events.len();
     }
@@ -450,8 +450,7 @@ fn training(n_steps: u64) -> Vec<Event> {
     let mut events = Vec::new();
     for _ in 0..n_steps {
         let mut live = Vec::new();
-        for shape in 0..shapes.len() {
-            let (addr, mut bytes, waste) = shapes[shape];
+        for (shape, &(addr, mut bytes, waste)) in shapes.iter().enumerate() {
             if random.below(10) == 0 {
                 bytes += random.below(64) << 9;
             }

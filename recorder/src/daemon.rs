@@ -1,0 +1,63 @@
+//! `gputrace recorder --ring PATH`: what the shim starts. Not meant to be called by people.
+
+use crate::record::{Options, record};
+use crate::{Error, Overwrite, say};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Pattern of the trace's name; empty or not set is the default.
+const OUTPUT: &str = "GPUTRACE_OUTPUT";
+/// Overwrites a trace of the same name if set to anything but `0`.
+const FORCE: &str = "GPUTRACE_FORCE";
+
+/// Records the ring that `arguments` (those after the verb) name, until its process is gone.
+#[must_use]
+pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let Some(ring) = ring_of(arguments) else {
+        say(
+            "the recorder is started by libgputrace.so as `gputrace recorder --ring PATH`; use `gputrace record -- PROGRAM`",
+        );
+        return ExitCode::from(2);
+    };
+    keep_running();
+    let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let overwrite =
+        if set(FORCE).is_some_and(|value| value != "0") { Overwrite::Replace } else { Overwrite::Refuse };
+    let options = Options { output: set(OUTPUT), overwrite, ..Options::default() };
+    match record(&ring, options) {
+        Ok(_) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&explain(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn ring_of(arguments: impl IntoIterator<Item = OsString>) -> Option<PathBuf> {
+    let mut arguments = arguments.into_iter();
+    while let Some(argument) = arguments.next() {
+        if argument == "--ring" {
+            return arguments.next().map(PathBuf::from);
+        }
+        if let Some(path) = argument.to_str().and_then(|argument| argument.strip_prefix("--ring=")) {
+            return Some(PathBuf::from(path));
+        }
+    }
+    None
+}
+
+/// What stops the program (a job's end, a closed terminal) must not stop us before we have written how it ended.
+fn keep_running() {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+    let seen = std::sync::Arc::default();
+    for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
+        // A failure leaves the signal as it was.
+        let _ = signal_hook::flag::register(signal, std::sync::Arc::clone(&seen));
+    }
+}
+
+fn explain(error: &Error) -> String {
+    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
+    format!("not recording: {error}{cause}")
+}

@@ -1,0 +1,237 @@
+//! Bytes of a chunk to records. The process that wrote them may have been hit by anything, so nothing is believed:
+//! lengths are clamped to what is committed, and what makes no sense is counted.
+
+use gputrace_ring::record::{
+    Action, BlockAlloc, BlockFree, BlockOom, Call, CallEnd, CodeDef, Device, Header, Kind, StackDef, Wait,
+    WaitAction,
+};
+use gputrace_ring::ring::Reader;
+
+/// One record of the ring with its time.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum Record {
+    Call(Call, Action),
+    CallEnd(CallEnd),
+    BlockAlloc(BlockAlloc),
+    BlockFree(BlockFree),
+    BlockOom(BlockOom),
+    Wait(Wait, WaitAction),
+    Stack { id: u64, native: Vec<u64>, python: Vec<(u64, u64)>, truncated: bool },
+    Code(Code),
+    Api { number: u64, name: String, runtime_name: String },
+    Device { ordinal: u32, name: String, uuid: [u8; 16], total: u64 },
+    Runtime(u64),
+    Note(String),
+}
+
+/// A Python code object.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Code {
+    pub(crate) id: u64,
+    pub(crate) name: String,
+    pub(crate) file: String,
+    pub(crate) lines: Vec<u8>,
+    pub(crate) first_line: u32,
+    /// `(major << 8) | minor` of the interpreter.
+    pub(crate) python: u16,
+}
+
+/// Where a chunk has been read up to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Progress {
+    /// Tells this use of the chunk from an earlier one.
+    pub(crate) sequence: u64,
+    /// Bytes read.
+    pub(crate) at: usize,
+    /// Ticks from which the next records count.
+    base: u64,
+}
+
+impl Progress {
+    pub(crate) fn new(sequence: u64, base: u64) -> Progress {
+        Progress { sequence, at: 0, base }
+    }
+}
+
+/// Reads the records of a chunk from where the last reading ended up to `committed`, and says how many were unreadable.
+pub(crate) fn read_chunk(
+    reader: &Reader,
+    chunk: u32,
+    committed: usize,
+    progress: &mut Progress,
+    mut to: impl FnMut(u64, Record),
+) -> u64 {
+    let mut damaged = 0;
+    let mut words = Vec::new();
+    while progress.at < committed {
+        let header = Header::decode(reader.word(chunk, progress.at));
+        let bytes = usize::from(header.words) * 8;
+        if bytes == 0 || bytes > committed - progress.at {
+            // The lengths are lost, and with them everything up to the end of what is committed now.
+            progress.at = committed;
+            return damaged + 1;
+        }
+        words.clear();
+        words.extend((8..bytes).step_by(8).map(|word| reader.word(chunk, progress.at + word)));
+        progress.at += bytes;
+        let ticks = progress.base.saturating_add(u64::from(header.delta));
+        match Kind::from_u8(header.kind) {
+            Some(Kind::TimeBase) => match words.first() {
+                // Time does not run backwards, whatever the bytes say.
+                Some(base) if *base >= progress.base => progress.base = *base,
+                _ => damaged += 1,
+            },
+            Some(kind) => match decode(kind, &words) {
+                Some(record) => to(ticks, record),
+                None => damaged += 1,
+            },
+            None => damaged += 1,
+        }
+    }
+    damaged
+}
+
+fn decode(kind: Kind, words: &[u64]) -> Option<Record> {
+    let word = |at: usize| words.get(at).copied();
+    Some(match kind {
+        Kind::TimeBase => return None,
+        Kind::Call => {
+            let first = word(0)?;
+            let call = Call {
+                api: first as u16,
+                action: (first >> 16) as u8,
+                device: (first >> 24) as i8,
+                result: (first >> 32) as i32,
+                addr: word(1)?,
+                bytes: word(2)?,
+                stream: word(3)?,
+                handle: word(4)?,
+                extra: word(5)?,
+                stack: word(6)?,
+                duration: word(7)? as u32,
+                flags: (word(7)? >> 32) as u32,
+            };
+            Record::Call(call, Action::from_raw(call.action)?)
+        }
+        Kind::CallEnd => {
+            let first = word(0)?;
+            Record::CallEnd(CallEnd {
+                api: first as u16,
+                reserved: 0,
+                result: (first >> 32) as i32,
+                addr: word(1)?,
+                duration: word(2)?,
+            })
+        }
+        Kind::BlockAlloc => Record::BlockAlloc(BlockAlloc {
+            addr: word(0)?,
+            device_bytes: word(1)?,
+            requested: word(2)?,
+            stream: word(3)?,
+            allocated: word(4)?,
+            reserved: word(5)?,
+            stack: word(6)?,
+        }),
+        Kind::BlockFree => Record::BlockFree(BlockFree {
+            addr: word(0)?,
+            device_bytes: word(1)?,
+            allocated: word(2)?,
+            reserved: word(3)?,
+            stack: word(4)?,
+        }),
+        Kind::BlockOom => Record::BlockOom(BlockOom {
+            device_bytes: word(0)?,
+            requested: word(1)?,
+            allocated: word(2)?,
+            reserved: word(3)?,
+            stack: word(4)?,
+        }),
+        Kind::Wait => {
+            let last = word(2)?;
+            let wait =
+                Wait { event: word(0)?, stream: word(1)?, action: last as u32, result: (last >> 32) as i32 };
+            Record::Wait(wait, WaitAction::from_raw(wait.action)?)
+        }
+        Kind::Stack => {
+            let second = word(1)?;
+            let (native, python) = (usize::from(second as u16), usize::from((second >> 16) as u16));
+            let marks = (second >> 32) as u32;
+            let native_words = words.get(2..2 + native)?;
+            let python_words = words.get(2 + native..2 + native + 2 * python)?;
+            Record::Stack {
+                id: word(0)?,
+                native: native_words.to_vec(),
+                python: python_words.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect(),
+                truncated: marks & (StackDef::TRUNCATED | StackDef::BROKEN) != 0,
+            }
+        }
+        Kind::Code => {
+            let (lengths, last) = (word(1)?, word(2)?);
+            let definition = CodeDef {
+                id: word(0)?,
+                name: lengths as u16,
+                file: (lengths >> 16) as u16,
+                lines: (lengths >> 32) as u32,
+                first_line: last as u32,
+                python: (last >> 32) as u16,
+                marks: (last >> 48) as u16,
+            };
+            let mut texts = words.get(3..)?;
+            let name = take_bytes(&mut texts, usize::from(definition.name))?;
+            let file = take_bytes(&mut texts, usize::from(definition.file))?;
+            let lines = take_bytes(&mut texts, definition.lines as usize)?;
+            Record::Code(Code {
+                id: definition.id,
+                name: text(&name),
+                file: text(&file),
+                lines,
+                first_line: definition.first_line,
+                python: definition.python,
+            })
+        }
+        Kind::Api => {
+            let bytes = bytes_of(words.get(1..)?);
+            let mut names = bytes.split(|byte| *byte == 0).filter(|name| !name.is_empty());
+            let name = text(names.next()?);
+            Record::Api { number: word(0)?, name, runtime_name: names.next().map(text).unwrap_or_default() }
+        }
+        Kind::Device => {
+            let first = word(0)?;
+            let definition = Device {
+                ordinal: first as u32,
+                name: (first >> 32) as u32,
+                uuid_low: word(1)?,
+                uuid_high: word(2)?,
+                total: word(3)?,
+            };
+            let mut uuid = [0; 16];
+            uuid[..8].copy_from_slice(&definition.uuid_low.to_ne_bytes());
+            uuid[8..].copy_from_slice(&definition.uuid_high.to_ne_bytes());
+            let mut texts = words.get(4..)?;
+            let name = text(&take_bytes(&mut texts, definition.name as usize)?);
+            Record::Device { ordinal: definition.ordinal, name, uuid, total: definition.total }
+        }
+        Kind::Runtime => Record::Runtime(word(0)?),
+        Kind::Note => {
+            let bytes = bytes_of(words);
+            Record::Note(text(bytes.trim_ascii_end().split(|byte| *byte == 0).next().unwrap_or_default()))
+        }
+    })
+}
+
+/// The next byte string of a record: padded to whole words.
+fn take_bytes(words: &mut &[u64], length: usize) -> Option<Vec<u8>> {
+    let n_words = length.div_ceil(8);
+    let mut bytes = bytes_of(words.get(..n_words)?);
+    *words = words.get(n_words..)?;
+    bytes.truncate(length);
+    Some(bytes)
+}
+
+fn bytes_of(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}

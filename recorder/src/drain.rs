@@ -1,0 +1,246 @@
+//! Chunks to records, each thread's in its order, and the chunks back to the process.
+
+use crate::decode::{Progress, Record, read_chunk};
+use gputrace_ring::map::{MAX_THREADS, Map};
+use gputrace_ring::record::{Action, BlockAlloc, BlockFree, BlockOom, Call, CallEnd, Wait, WaitAction};
+use gputrace_ring::ring::{ChunkView, Reader};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::Ordering;
+
+/// Open calls a thread can have: frees do not nest, so this is generous.
+const MOST_OPEN: usize = 16;
+
+/// One life of a thread in the ring.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct Lane(pub(crate) u32);
+
+/// Something that happened, at its ticks.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Stamped {
+    pub(crate) ticks: u64,
+    pub(crate) lane: Lane,
+    pub(crate) what: Happened,
+}
+
+/// The records that are events.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum Happened {
+    /// `result` is `None` where the end was never seen; `duration` is in ticks.
+    Call {
+        call: Call,
+        action: Action,
+        result: Option<i32>,
+        duration: u64,
+    },
+    BlockAlloc(BlockAlloc),
+    BlockFree(BlockFree),
+    BlockOom(BlockOom),
+    Wait(Wait, WaitAction),
+    Note(String),
+}
+
+/// What a pass over the ring found.
+#[derive(Default)]
+pub(crate) struct Found {
+    /// Definitions, in each thread's order before what names them.
+    pub(crate) definitions: Vec<Record>,
+    /// Events, each thread's in order, but for calls whose end came later.
+    pub(crate) events: Vec<Stamped>,
+    /// Threads that were seen for the first time, with their kernel thread ids.
+    pub(crate) lanes: Vec<(Lane, u32)>,
+    /// Records that could not be read.
+    pub(crate) damaged: u64,
+    /// Records of any kind.
+    pub(crate) n_records: u64,
+}
+
+/// Reads a ring.
+pub(crate) struct Drain {
+    reader: Reader,
+    progress: Vec<Option<Progress>>,
+    lanes: HashMap<LaneKey, LaneState>,
+    n_lanes: u32,
+}
+
+/// A thread line and how often it had been claimed.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct LaneKey {
+    line: u32,
+    generation: u32,
+}
+
+struct LaneState {
+    lane: Lane,
+    tid: u32,
+    open: Vec<(u64, Call, Action)>,
+}
+
+impl LaneKey {
+    fn of(view: &ChunkView) -> LaneKey {
+        LaneKey { line: view.thread, generation: (view.sequence >> 32) as u32 }
+    }
+}
+
+impl Drain {
+    pub(crate) fn new(map: Map) -> Drain {
+        let progress = vec![None; map.n_chunks() as usize];
+        Drain { reader: Reader::new(map), progress, lanes: HashMap::new(), n_lanes: 0 }
+    }
+
+    /// Reads everything that is committed and frees the chunks that are complete.
+    pub(crate) fn pass(&mut self, found: &mut Found) {
+        let mut views: Vec<ChunkView> = self.views().collect();
+        views.sort_unstable_by_key(|view| (LaneKey::of(view), view.sequence));
+        let mut stopped = None;
+        for view in views {
+            let key = LaneKey::of(&view);
+            // An earlier chunk of this thread was still being written when we looked: it may have got more records
+            // since, which come before those of this chunk.
+            if stopped == Some(key) {
+                continue;
+            }
+            self.read(&view, found);
+            if view.complete {
+                self.free(view.chunk);
+            } else {
+                stopped = Some(key);
+            }
+        }
+    }
+
+    /// Takes what threads left that are gone. `is_gone` must have been true before this is called, and stays true.
+    pub(crate) fn sweep(&mut self, is_gone: impl Fn(u32) -> bool, found: &mut Found) {
+        self.pass(found);
+        let left: Vec<ChunkView> = self.views().collect();
+        let mut kept: Vec<LaneKey> = Vec::new();
+        for view in &left {
+            if is_gone(view.tid) && !view.complete {
+                self.read(view, found);
+                self.free(view.chunk);
+            } else {
+                kept.push(LaneKey::of(view));
+            }
+        }
+        for line in 0..MAX_THREADS as u32 {
+            self.free_line(line, &is_gone, &kept);
+        }
+        self.close_lanes(&is_gone, &kept, found);
+    }
+
+    /// Kernel thread ids of all that write or wrote, and were not swept yet.
+    pub(crate) fn tids(&self) -> HashSet<u32> {
+        let lines =
+            (0..MAX_THREADS as u32).map(|line| self.reader.map().thread(line).tid.load(Ordering::Relaxed));
+        let lanes = self.lanes.values().map(|state| state.tid);
+        self.views().map(|view| view.tid).chain(lines).chain(lanes).filter(|tid| *tid != 0).collect()
+    }
+
+    fn free_line(&self, line: u32, is_gone: impl Fn(u32) -> bool, kept: &[LaneKey]) {
+        let thread = self.reader.map().thread(line);
+        let tid = thread.tid.load(Ordering::Relaxed);
+        let key = LaneKey { line, generation: thread.generation.load(Ordering::Relaxed) };
+        if tid != 0 && is_gone(tid) && !kept.contains(&key) {
+            // Fails if the process has just done it itself.
+            let _ = thread.tid.compare_exchange(tid, 0, Ordering::Release, Ordering::Relaxed);
+        }
+    }
+
+    /// Calls that were open when their threads ended.
+    fn close_lanes(&mut self, is_gone: impl Fn(u32) -> bool, kept: &[LaneKey], found: &mut Found) {
+        self.lanes.retain(|key, state| {
+            let ends = is_gone(state.tid) && !kept.contains(key);
+            if ends {
+                let lane = state.lane;
+                let open = state.open.drain(..);
+                found.events.extend(open.map(|(ticks, call, action)| unfinished(lane, ticks, call, action)));
+            }
+            !ends
+        });
+    }
+
+    fn views(&self) -> impl Iterator<Item = ChunkView> {
+        (0..self.reader.map().n_chunks()).filter_map(|chunk| self.reader.look(chunk))
+    }
+
+    fn free(&mut self, chunk: u32) {
+        if let Some(progress) = self.progress.get_mut(chunk as usize) {
+            *progress = None;
+        }
+        self.reader.free(chunk);
+    }
+
+    fn read(&mut self, view: &ChunkView, found: &mut Found) {
+        let Some(slot) = self.progress.get_mut(view.chunk as usize) else { return };
+        let fresh = Progress::new(view.sequence, view.base.0);
+        let mut progress = slot.filter(|progress| progress.sequence == view.sequence).unwrap_or(fresh);
+        if progress.at >= view.committed {
+            *slot = Some(progress);
+            return;
+        }
+        let state = self.lanes.entry(LaneKey::of(view)).or_insert_with(|| {
+            let lane = Lane(self.n_lanes);
+            self.n_lanes += 1;
+            found.lanes.push((lane, view.tid));
+            LaneState { lane, tid: view.tid, open: Vec::new() }
+        });
+        let Found { definitions, events, n_records, .. } = &mut *found;
+        let damaged = read_chunk(&self.reader, view.chunk, view.committed, &mut progress, |ticks, record| {
+            *n_records += 1;
+            state.take(ticks, record, definitions, events);
+        });
+        found.damaged += damaged;
+        if let Some(slot) = self.progress.get_mut(view.chunk as usize) {
+            *slot = Some(progress);
+        }
+    }
+}
+
+impl LaneState {
+    fn take(&mut self, ticks: u64, record: Record, definitions: &mut Vec<Record>, events: &mut Vec<Stamped>) {
+        let what = match record {
+            Record::Call(call, action) if call.flags & Call::OPEN != 0 => {
+                return self.begin(ticks, call, action, events);
+            }
+            Record::CallEnd(end) => return self.end(&end, events),
+            Record::Call(call, action) => {
+                Happened::Call { call, action, result: Some(call.result), duration: call.duration.into() }
+            }
+            Record::BlockAlloc(alloc) => Happened::BlockAlloc(alloc),
+            Record::BlockFree(free) => Happened::BlockFree(free),
+            Record::BlockOom(oom) => Happened::BlockOom(oom),
+            Record::Wait(wait, action) => Happened::Wait(wait, action),
+            Record::Note(text) => Happened::Note(text),
+            definition @ (Record::Stack { .. }
+            | Record::Code(_)
+            | Record::Api { .. }
+            | Record::Device { .. }
+            | Record::Runtime(_)) => return definitions.push(definition),
+        };
+        events.push(Stamped { ticks, lane: self.lane, what });
+    }
+
+    fn begin(&mut self, ticks: u64, call: Call, action: Action, events: &mut Vec<Stamped>) {
+        // A function does not run inside of itself: the end of an open call of the same one was lost.
+        let lost = self.open.iter().position(|(_, open, _)| open.api == call.api);
+        let lost = lost.or((self.open.len() >= MOST_OPEN).then_some(0));
+        if let Some(lost) = lost {
+            let (ticks, call, action) = self.open.remove(lost);
+            events.push(unfinished(self.lane, ticks, call, action));
+        }
+        self.open.push((ticks, call, action));
+    }
+
+    fn end(&mut self, end: &CallEnd, events: &mut Vec<Stamped>) {
+        let matches = |call: &Call| call.api == end.api && (call.addr == end.addr || call.handle == end.addr);
+        // One that is not found began while the ring was full, which was counted there.
+        if let Some(at) = self.open.iter().rposition(|(_, call, _)| matches(call)) {
+            let (ticks, call, action) = self.open.remove(at);
+            let what = Happened::Call { call, action, result: Some(end.result), duration: end.duration };
+            events.push(Stamped { ticks, lane: self.lane, what });
+        }
+    }
+}
+
+fn unfinished(lane: Lane, ticks: u64, call: Call, action: Action) -> Stamped {
+    Stamped { ticks, lane, what: Happened::Call { call, action, result: None, duration: 0 } }
+}

@@ -1,0 +1,234 @@
+//! The trace's file: its name, and that it is whole up to the last block whatever happens.
+
+use crate::Error;
+use crate::process;
+use gputrace_schemas::event::Process;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Name where nobody says otherwise and the process has a rank.
+const WITH_RANK: &str = "gputrace-%e.%h.r%r.%p.gtr";
+/// Name where nobody says otherwise.
+const WITHOUT_RANK: &str = "gputrace-%e.%h.%p.gtr";
+/// Most names that `%n` tries.
+const MOST_TRIES: u32 = 10_000;
+
+/// The default pattern for this process.
+pub(crate) fn default_pattern(process: &Process) -> &'static str {
+    if process.rank.is_some() { WITH_RANK } else { WITHOUT_RANK }
+}
+
+/// A pattern as a name.
+///
+/// | | |
+/// |---|---|
+/// | `%e` | file name of the executable |
+/// | `%h` | host |
+/// | `%p` | process id |
+/// | `%r` | rank, or the process id if there is none |
+/// | `%l` | rank on the host, or the process id if there is none |
+/// | `%n` | `counter` |
+/// | `%t` | when the trace began, seconds since 1970 |
+/// | `%q{NAME}` | the variable of the recorder's environment, which is the process's |
+/// | `%%` | `%` |
+pub(crate) fn expand(
+    pattern: &str,
+    process: &Process,
+    counter: u32,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<PathBuf, Error> {
+    let wrong = |what: String| Error::Pattern { pattern: pattern.to_owned(), what };
+    let mut name = String::new();
+    let mut rest = pattern;
+    while let Some((before, after)) = rest.split_once('%') {
+        name.push_str(before);
+        let letter = after.chars().next().ok_or_else(|| wrong("it ends in a single %".to_owned()))?;
+        rest = &after[letter.len_utf8()..];
+        match letter {
+            'e' => match process.executable.rsplit('/').next() {
+                Some(file) if !file.is_empty() => name.push_str(&plain(file)),
+                // It was gone before it could be asked.
+                _ => name.push_str("process"),
+            },
+            'h' => name.push_str(&plain(&process.host)),
+            'p' => name.push_str(&process.pid.to_string()),
+            'r' => name.push_str(&process.rank.unwrap_or(process.pid).to_string()),
+            'l' => {
+                name.push_str(&process::local_rank(&process.environment).unwrap_or(process.pid).to_string())
+            }
+            'n' => name.push_str(&counter.to_string()),
+            't' => name.push_str(&(process.start_realtime / 1_000_000_000).to_string()),
+            '%' => name.push('%'),
+            'q' => {
+                let end = rest.strip_prefix('{').and_then(|rest| rest.split_once('}'));
+                let (wanted, after) = end.ok_or_else(|| wrong("%q is written %q{NAME}".to_owned()))?;
+                let value =
+                    variable(wanted).ok_or_else(|| wrong(format!("the variable {wanted} is not set")))?;
+                name.push_str(&plain(&value));
+                rest = after;
+            }
+            other => {
+                return Err(wrong(format!(
+                    "%{other} is not known; there are %e %h %p %r %l %n %t %q{{NAME}} %%"
+                )));
+            }
+        }
+    }
+    name.push_str(rest);
+    Ok(PathBuf::from(name))
+}
+
+/// Foreign text as part of one file name.
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c == '/' || c.is_control() || c.is_whitespace() { '_' } else { c }).collect()
+}
+
+/// What to do if the file is there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Overwrite {
+    /// Leave it and fail.
+    #[default]
+    Refuse,
+    /// Replace it.
+    Replace,
+}
+
+/// Makes the file, and the folders it is in.
+pub(crate) fn create(
+    pattern: &str,
+    process: &Process,
+    overwrite: Overwrite,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<(PathBuf, File), Error> {
+    let mut counter = 0;
+    loop {
+        let path = expand(pattern, process, counter, &variable)?;
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            fs::create_dir_all(folder).map_err(|source| Error::Output { file: path.clone(), source })?;
+        }
+        counter += 1;
+        match open(&path, overwrite) {
+            Ok(file) => return Ok((path, file)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                // Only a name with a counter has another one to try.
+                if expand(pattern, process, counter, &variable)? == path || counter > MOST_TRIES {
+                    return Err(Error::Exists { file: path });
+                }
+            }
+            Err(source) => return Err(Error::Output { file: path, source }),
+        }
+    }
+}
+
+fn open(path: &Path, overwrite: Overwrite) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    // What a program allocates and where is nobody else's business.
+    options.write(true).read(true).mode(0o600);
+    match overwrite {
+        Overwrite::Refuse => options.create_new(true).open(path),
+        Overwrite::Replace => {
+            // Another name for a file that somebody may be reading: it keeps what it reads.
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            options.create_new(true).open(path)
+        }
+    }
+}
+
+/// A file that can be cut back to its last whole block.
+pub(crate) struct TraceFile(pub(crate) File);
+
+impl TraceFile {
+    /// Removes what is behind `length`, and goes on there.
+    pub(crate) fn cut(&mut self, length: u64) -> io::Result<()> {
+        use std::io::{Seek, SeekFrom};
+        self.0.set_len(length)?;
+        self.0.seek(SeekFrom::Start(length)).map(|_| ())
+    }
+}
+
+impl Write for TraceFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process() -> Process {
+        Process {
+            pid: 42,
+            host: "node7".to_owned(),
+            executable: "/usr/bin/my python".to_owned(),
+            start_realtime: 1_700_000_000_999_999_999,
+            ..Process::default()
+        }
+    }
+
+    fn name(pattern: &str, process: &Process) -> Result<String, String> {
+        let variable = |name: &str| (name == "JOB").then(|| "a/b".to_owned());
+        expand(pattern, process, 7, variable)
+            .map(|path| path.display().to_string())
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn patterns_name_the_process() {
+        let check = |pattern, expected: &str| assert_eq!(name(pattern, &process()).as_deref(), Ok(expected));
+        check(default_pattern(&process()), "gputrace-my_python.node7.42.gtr");
+        check("out/%h/%n.%t.%r.%l.%q{JOB}.100%%", "out/node7/7.1700000000.42.42.a_b.100%");
+        let ranked = Process {
+            rank: Some(3),
+            environment: vec![("LOCAL_RANK".to_owned(), "1".to_owned())],
+            ..process()
+        };
+        assert_eq!(
+            name(default_pattern(&ranked), &ranked).as_deref(),
+            Ok("gputrace-my_python.node7.r3.42.gtr")
+        );
+        assert_eq!(name("%r.%l", &ranked).as_deref(), Ok("3.1"));
+    }
+
+    #[test]
+    fn wrong_patterns_are_explained() {
+        let check = |pattern, expected: &str| {
+            assert_eq!(
+                name(pattern, &process()),
+                Err(format!("the output pattern {pattern:?} cannot be used: {expected}"))
+            );
+        };
+        check("a%", "it ends in a single %");
+        check("a%x", "%x is not known; there are %e %h %p %r %l %n %t %q{NAME} %%");
+        check("%qJOB", "%q is written %q{NAME}");
+        check("%q{NOPE}", "the variable NOPE is not set");
+    }
+
+    #[test]
+    fn a_file_that_is_there_is_kept_unless_asked() {
+        let folder = std::env::temp_dir().join(format!("gputrace-output-{}", std::process::id()));
+        let pattern = folder.join("new/%e.gtr").display().to_string();
+        let make = |pattern: &str, overwrite| create(pattern, &process(), overwrite, |_| None);
+        let (path, _) = make(&pattern, Overwrite::Refuse).expect("the first");
+        assert_eq!(
+            make(&pattern, Overwrite::Refuse).unwrap_err().to_string(),
+            format!("{} exists; choose another name with -o, or overwrite it with -f", path.display())
+        );
+        let (_, mut file) = make(&pattern, Overwrite::Replace).expect("asked");
+        file.write_all(b"x").expect("writable");
+        use std::os::unix::fs::PermissionsExt;
+        assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);
+        let counted = folder.join("new/%n.gtr").display().to_string();
+        assert!(make(&counted, Overwrite::Refuse).expect("0").0.ends_with("0.gtr"));
+        assert!(make(&counted, Overwrite::Refuse).expect("1").0.ends_with("1.gtr"));
+        fs::remove_dir_all(folder).expect("ours");
+    }
+}

@@ -1,0 +1,428 @@
+//! What `/proc` tells about the traced process. Everything here may be gone or forbidden at any moment, which gives
+//! `None` and never an error.
+
+use gputrace_schemas::event::{Mapping, Mappings, Module, Nanos, Process};
+use object::read::ReadCache;
+use object::{Object, ObjectSegment, SegmentFlags};
+use std::collections::HashSet;
+use std::fs;
+use std::io::{Read, Seek};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Variables that are kept: those that change what allocators or NCCL do, and those that name the rank. A name that
+/// ends in `*` stands for all that begin so. Nothing else of the environment enters a trace: it may hold secrets.
+const KEPT: &[&str] = &[
+    "CUDA_*",
+    "GPUTRACE*",
+    "NCCL_*",
+    "NVIDIA_VISIBLE_DEVICES",
+    "PYTORCH_*",
+    "TORCH_NCCL_*",
+    "TF_GPU_ALLOCATOR",
+    "TF_FORCE_GPU_ALLOW_GROWTH",
+    "XLA_PYTHON_CLIENT_*",
+    "XLA_FLAGS",
+    "MALLOC_*",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NTASKS",
+    "SLURM_JOB_ID",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMIX_RANK",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "MV2_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+];
+/// Which of them is the rank; the first that is set wins.
+const RANKS: &[&str] =
+    &["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"];
+const LOCAL_RANKS: &[&str] =
+    &["LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"];
+/// Longest command line and variable that is kept.
+const MOST_TEXT: usize = 4096;
+/// Most words of a command line that are kept.
+const MOST_WORDS: usize = 1024;
+
+/// A process, by its number and when it began.
+pub(crate) struct Target {
+    pid: u32,
+    /// Field 22 of `/proc/PID/stat`; 0 unknown.
+    start_time: u64,
+}
+
+impl Target {
+    pub(crate) fn new(pid: u32, start_time: u64) -> Target {
+        Target { pid, start_time }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/{name}", self.pid))
+    }
+
+    fn bytes(&self, name: &str) -> Option<Vec<u8>> {
+        fs::read(self.file(name)).ok()
+    }
+
+    fn text(&self, name: &str) -> Option<String> {
+        self.bytes(name).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The process is there, and is the same.
+    pub(crate) fn is_alive(&self) -> bool {
+        let Some(stat) = self.bytes("stat").map(|bytes| String::from_utf8_lossy(&bytes).into_owned()) else {
+            return false;
+        };
+        let Some((state, start_time)) = parse_stat(&stat) else { return false };
+        if self.start_time != 0 && start_time != self.start_time {
+            return false;
+        }
+        // A leader that has ended is a zombie as long as its other threads run.
+        !matches!(state, 'Z' | 'X' | 'x') || self.n_threads() > 1
+    }
+
+    /// Those of the threads that are gone. A list of the running ones would not do: the kernel may leave some out
+    /// while others end, and does not have those that begin after it was read.
+    pub(crate) fn gone(&self, tids: HashSet<u32>) -> HashSet<u32> {
+        let there = |tid: u32| self.file(&format!("task/{tid}")).exists();
+        // Where even the first thread cannot be seen, nothing is known about any.
+        if there(self.pid) { tids.into_iter().filter(|tid| !there(*tid)).collect() } else { HashSet::new() }
+    }
+
+    fn n_threads(&self) -> usize {
+        fs::read_dir(self.file("task")).map_or(0, Iterator::count)
+    }
+
+    /// A thread's name.
+    pub(crate) fn thread_name(&self, tid: u32) -> Option<String> {
+        Some(self.text(&format!("task/{tid}/comm"))?.trim_end_matches('\n').to_owned())
+    }
+
+    /// The facts that a trace begins with.
+    pub(crate) fn facts(&self, start: Nanos, start_realtime: u64) -> Process {
+        let environment = kept_environment(&self.bytes("environ").unwrap_or_default());
+        let words = self.bytes("cmdline").unwrap_or_default();
+        let words = words.split(|byte| *byte == 0).map(shorten).take(MOST_WORDS);
+        let mut command: Vec<String> = words.collect();
+        // Each word ends with a zero, so the last split is empty.
+        command.pop();
+        Process {
+            pid: self.pid,
+            parent: self.parent().unwrap_or_default(),
+            host: host(),
+            boot: read_line("/proc/sys/kernel/random/boot_id"),
+            executable: self.executable(),
+            command,
+            rank: rank(&environment),
+            environment,
+            start,
+            start_realtime,
+            recorder: env!("CARGO_PKG_VERSION").to_owned(),
+            torch_version: None,
+        }
+    }
+
+    fn executable(&self) -> String {
+        let link = fs::read_link(self.file("exe"));
+        link.map(|path| String::from_utf8_lossy(path.as_os_str().as_bytes()).into_owned()).unwrap_or_default()
+    }
+
+    fn parent(&self) -> Option<u32> {
+        let stat = self.text("stat")?;
+        stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
+    }
+
+    /// The address space, and the modules in it. `ring` is the inode of the ring's file; `false` if it is mapped no
+    /// more, which is how a process that has become another program by `exec` looks.
+    pub(crate) fn address_space(&self, ring: u64) -> Option<AddressSpace> {
+        let time = Nanos(crate::ticks::monotonic());
+        let maps = self.text("maps")?;
+        // Empty for a process that is ending.
+        if maps.is_empty() { None } else { Some(parse_maps(&maps, time, ring)) }
+    }
+
+    /// A module's file as this process sees it: the process may live in another root, or its file may be deleted.
+    pub(crate) fn open(&self, module: &Module) -> Option<fs::File> {
+        let inside = self.file("root").join(module.path.trim_start_matches('/'));
+        let mapped = self.file(&format!("map_files/{:x}-{:x}", module.start, module.end));
+        fs::File::open(inside)
+            .or_else(|_| fs::File::open(mapped))
+            .or_else(|_| fs::File::open(&module.path))
+            .ok()
+    }
+
+    /// PyTorch's version, by the `version.py` beside the `lib` folder of a mapped `libc10.so`.
+    pub(crate) fn torch_version(&self, modules: &[Module]) -> Option<String> {
+        let library = modules.iter().find(|module| module.path.ends_with("/torch/lib/libc10.so"))?;
+        let folder = Path::new(&library.path).parent()?.parent()?;
+        let inside = self.file("root").join(folder.strip_prefix("/").ok()?).join("version.py");
+        let text =
+            fs::read_to_string(inside).or_else(|_| fs::read_to_string(folder.join("version.py"))).ok()?;
+        parse_torch_version(&text)
+    }
+}
+
+/// One reading of `/proc/PID/maps`.
+#[derive(Debug, PartialEq)]
+pub(crate) struct AddressSpace {
+    pub(crate) mappings: Mappings,
+    /// Without build id and bias, which need the file.
+    pub(crate) modules: Vec<Module>,
+    pub(crate) has_ring: bool,
+}
+
+fn parse_maps(maps: &str, time: Nanos, ring: u64) -> AddressSpace {
+    let mut mapped: Vec<Mapping> = Vec::new();
+    let mut modules: Vec<Module> = Vec::new();
+    let mut has_ring = false;
+    // First address and offset of the run of mappings of one file.
+    let mut run: Option<(&str, u64)> = None;
+    for line in maps.lines() {
+        let Some(line) = MapsLine::parse(line) else { continue };
+        has_ring |= line.inode == ring && ring != 0;
+        match mapped.last_mut() {
+            Some(last) if last.end == line.start => last.end = line.end,
+            _ => mapped.push(Mapping { start: line.start, end: line.end }),
+        }
+        if !line.path.starts_with('/') {
+            // The memory between a library's segments, or its .bss: the run goes on.
+            continue;
+        }
+        let first = match run {
+            Some((path, first)) if path == line.path && line.offset != 0 => first,
+            _ => line.start,
+        };
+        run = Some((line.path, first));
+        if !line.executable || line.path.starts_with("/dev/") {
+            continue;
+        }
+        let path = line.path.trim_end_matches(" (deleted)");
+        match modules.last_mut() {
+            Some(last) if last.path == path && last.start == first => last.end = line.end,
+            _ => modules.push(Module {
+                path: path.to_owned(),
+                start: first,
+                end: line.end,
+                // Until the file is read: right for libraries whose first segment begins at 0.
+                bias: first,
+                ..Module::default()
+            }),
+        }
+    }
+    AddressSpace { mappings: Mappings { time, mapped }, modules, has_ring }
+}
+
+struct MapsLine<'a> {
+    start: u64,
+    end: u64,
+    executable: bool,
+    offset: u64,
+    inode: u64,
+    path: &'a str,
+}
+
+impl MapsLine<'_> {
+    /// `start-end perms offset major:minor inode path`, proc(5).
+    fn parse(line: &str) -> Option<MapsLine<'_>> {
+        let mut rest = line;
+        let mut word = || {
+            let (word, after) = rest.split_once(' ').unwrap_or((rest, ""));
+            rest = after.trim_start_matches(' ');
+            word
+        };
+        let (range, permissions, offset, _device, inode) = (word(), word(), word(), word(), word());
+        let (start, end) = range.split_once('-')?;
+        Some(MapsLine {
+            start: u64::from_str_radix(start, 16).ok()?,
+            end: u64::from_str_radix(end, 16).ok()?,
+            executable: permissions.as_bytes().get(2) == Some(&b'x'),
+            offset: u64::from_str_radix(offset, 16).ok()?,
+            inode: inode.parse().ok()?,
+            path: rest,
+        })
+    }
+}
+
+/// Build id and bias of a module, from its file.
+pub(crate) fn read_module(module: &mut Module, file: impl Read + Seek) {
+    // Reads the few pages that hold the answer, however long the file is.
+    let cache = ReadCache::new(file);
+    let Ok(elf) = object::File::parse(&cache) else { return };
+    if let Ok(Some(build_id)) = elf.build_id() {
+        module.build_id = build_id.iter().map(|byte| format!("{byte:02x}")).collect();
+    }
+    // `start` is where the first page of the file is mapped, so the first loadable segment says what its address was.
+    let first = elf.segments().filter(|segment| matches!(segment.flags(), SegmentFlags::Elf { .. }));
+    if let Some(first) = first.min_by_key(object::ObjectSegment::address) {
+        let (offset, _) = first.file_range();
+        module.bias = module.start.wrapping_sub(first.address().wrapping_sub(offset));
+    }
+}
+
+/// State and start time of `/proc/PID/stat`: the name in parentheses may hold anything.
+fn parse_stat(stat: &str) -> Option<(char, u64)> {
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = fields.next()?.chars().next()?;
+    // The state is field 3.
+    Some((state, fields.nth(22 - 4)?.parse().ok()?))
+}
+
+fn kept_environment(environ: &[u8]) -> Vec<(String, String)> {
+    let pairs = environ.split(|byte| *byte == 0).filter_map(|pair| {
+        let at = pair.iter().position(|byte| *byte == b'=')?;
+        let name = std::str::from_utf8(&pair[..at]).ok()?;
+        let kept = KEPT.iter().any(|kept| match kept.strip_suffix('*') {
+            Some(prefix) => name.starts_with(prefix),
+            None => name == *kept,
+        });
+        kept.then(|| (name.to_owned(), shorten(&pair[at + 1..])))
+    });
+    let mut pairs: Vec<_> = pairs.collect();
+    pairs.sort();
+    pairs
+}
+
+/// The first of the variables that is a number.
+fn first_number(environment: &[(String, String)], names: &[&str]) -> Option<u32> {
+    names.iter().find_map(|wanted| {
+        environment.iter().find(|(name, _)| name == wanted).and_then(|(_, value)| value.trim().parse().ok())
+    })
+}
+
+/// The rank in the job.
+pub(crate) fn rank(environment: &[(String, String)]) -> Option<u32> {
+    first_number(environment, RANKS)
+}
+
+/// The rank on the host.
+pub(crate) fn local_rank(environment: &[(String, String)]) -> Option<u32> {
+    first_number(environment, LOCAL_RANKS)
+}
+
+fn shorten(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes.get(..MOST_TEXT).unwrap_or(bytes)).into_owned()
+}
+
+fn read_line(path: &str) -> String {
+    fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default()
+}
+
+/// This host's name.
+pub(crate) fn host() -> String {
+    read_line("/proc/sys/kernel/hostname")
+}
+
+/// `__version__ = '2.11.0+cu130'`
+fn parse_torch_version(text: &str) -> Option<String> {
+    let line = text.lines().find(|line| line.starts_with("__version__"))?;
+    let value = line.split_once('=')?.1.trim();
+    Some(value.trim_matches(['\'', '"']).to_owned()).filter(|version| !version.is_empty())
+}
+
+/// `GPU-` and the usual groups of a `CUuuid`.
+pub(crate) fn gpu_uuid(bytes: [u8; 16]) -> String {
+    let mut text = "GPU".to_owned();
+    for (at, byte) in bytes.iter().enumerate() {
+        if matches!(at, 0 | 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maps_become_joined_ranges_and_modules_with_code() {
+        let maps = "\
+55d0c0000000-55d0c0001000 r--p 00000000 08:01 11 /usr/bin/a b
+55d0c0001000-55d0c0002000 r-xp 00001000 08:01 11 /usr/bin/a b
+55d0c0003000-55d0c0004000 rw-p 00003000 08:01 11 /usr/bin/a b
+55d0c0004000-55d0c0009000 rw-p 00000000 00:00 0 [heap]
+7f0000000000-7f0000200000 ---p 00000000 00:00 0
+7f0000200000-7f0000300000 r-xp 00000000 08:01 12 /lib/x.so (deleted)
+7f0000300000-7f0000400000 rw-s 00000000 00:19 77 /dev/shm/gputrace.1.2.ring
+";
+        let space = parse_maps(maps, Nanos(5), 77);
+        let range = |start, end| Mapping { start, end };
+        let mapped = vec![
+            range(0x55d0_c000_0000, 0x55d0_c000_2000),
+            range(0x55d0_c000_3000, 0x55d0_c000_9000),
+            range(0x7f00_0000_0000, 0x7f00_0040_0000),
+        ];
+        assert_eq!(space.mappings, Mappings { time: Nanos(5), mapped });
+        let module = |path: &str, start, end| Module {
+            path: path.to_owned(),
+            start,
+            end,
+            bias: start,
+            ..Module::default()
+        };
+        assert_eq!(
+            space.modules,
+            [
+                module("/usr/bin/a b", 0x55d0_c000_0000, 0x55d0_c000_2000),
+                module("/lib/x.so", 0x7f00_0020_0000, 0x7f00_0030_0000),
+            ]
+        );
+        assert!(space.has_ring);
+        assert!(!parse_maps(maps, Nanos(5), 78).has_ring);
+    }
+
+    #[test]
+    fn only_variables_that_matter_are_kept() {
+        let environ = b"HOME=/root\0RANK=3\0AWS_SECRET_ACCESS_KEY=x\0PYTORCH_CUDA_ALLOC_CONF=a:b=c\0SLURM_PROCID=9\0LOCAL_RANK=1\0";
+        let kept = kept_environment(environ);
+        let names: Vec<&str> = kept.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["LOCAL_RANK", "PYTORCH_CUDA_ALLOC_CONF", "RANK", "SLURM_PROCID"]);
+        assert_eq!((rank(&kept), local_rank(&kept)), (Some(3), Some(1)));
+        assert_eq!(kept[1].1, "a:b=c");
+    }
+
+    #[test]
+    fn a_name_with_parentheses_does_not_hide_the_start_time() {
+        let stat = "42 (a) b) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 987654 1 1";
+        assert_eq!(parse_stat(stat), Some(('S', 987_654)));
+    }
+
+    #[test]
+    fn our_own_process_is_known() {
+        let target = Target::new(std::process::id(), 0);
+        assert!(target.is_alive());
+        let ours = std::process::id();
+        // No thread has number 0.
+        assert_eq!(target.gone(HashSet::from([ours, 0])), HashSet::from([0]));
+        let space = target.address_space(0).expect("maps of ourselves");
+        let here = our_own_process_is_known as *const () as u64;
+        let mut ours =
+            space.modules.into_iter().find(|module| (module.start..module.end).contains(&here)).expect("us");
+        let file = target.open(&ours).expect("our own file");
+        read_module(&mut ours, file);
+        assert!(ours.bias != 0 && ours.bias <= here);
+        assert!(!Target::new(std::process::id(), 1).is_alive(), "another start time is another process");
+    }
+
+    #[test]
+    fn version_and_uuid_are_read_as_written() {
+        assert_eq!(parse_torch_version("x\n__version__ = '2.11.0+cu130'\n"), Some("2.11.0+cu130".to_owned()));
+        let bytes = std::array::from_fn(|at| at as u8 * 16);
+        assert_eq!(gpu_uuid(bytes), "GPU-00102030-4050-6070-8090-a0b0c0d0e0f0");
+    }
+}

@@ -1,0 +1,466 @@
+//! The recording itself: one loop that drains, merges, translates and looks after the process.
+
+use crate::drain::{Drain, Found, Stamped};
+use crate::map_file::MapFile;
+use crate::nvml::Sampler;
+use crate::output::{self, Overwrite, TraceFile};
+use crate::process::{self, Target};
+use crate::symbols::Symbols;
+use crate::ticks::{self, Timeline};
+use crate::translate::Translator;
+use crate::write::{End, WriterThread};
+use crate::{Error, say};
+use gputrace_ring::map::{COMPLETE, EXITING, FAILED, Header, LostLine, NO_RECORDER, OFF, RECORDING};
+use gputrace_schemas::event::{LostCause, Mapping, Module, Nanos, Process};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Events younger than this wait for those of other threads that were stamped earlier and are not in the ring yet.
+const HOLD: u64 = 50_000_000;
+/// Shortest and longest pause between two looks at the ring.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+/// How often the process and its threads are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How often threads are asked for their names and the ring for its mapping.
+const NAMES_EVERY: Duration = Duration::from_secs(1);
+/// The mappings have settled when nothing was mapped for this long.
+const MAPPINGS_AFTER: Duration = Duration::from_millis(10);
+/// Reading the mappings takes at most this part of the recorder's time.
+const MAPPINGS_PART: u32 = 20;
+/// How long names may be looked for while the process waits for us.
+const SYMBOLS_WAITING: Duration = Duration::from_millis(1500);
+/// How long names may be looked for when nobody waits.
+const SYMBOLS_AFTER: Duration = Duration::from_secs(10);
+/// How long a process is expected to take from the end of `main` to its own.
+const ENDING: Duration = Duration::from_secs(2);
+/// Items in one message to the writing thread.
+const BATCH: usize = 4096;
+
+/// How to record.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Pattern of the trace's name: `%e` executable, `%h` host, `%p` process id, `%r` rank, `%l` rank on the host, `%n`
+    /// a counter that makes the name new, `%t` seconds since 1970, `%q{NAME}` a variable, `%%`. `None` is
+    /// `gputrace-%e.%h.r%r.%p.gtr`, without `.r%r` for a process without a rank.
+    pub output: Option<String>,
+    /// What to do if the trace exists.
+    pub overwrite: Overwrite,
+    /// Leave the ring's file where it is at the end.
+    pub keep_ring: bool,
+}
+
+/// What was recorded.
+#[derive(Debug)]
+pub struct Summary {
+    /// The trace.
+    pub trace: PathBuf,
+    /// The process.
+    pub pid: u32,
+    /// Events in the trace, those included that the recorder made itself.
+    pub n_events: u64,
+    /// Events that the process dropped because the ring was full, it had too many threads, ...
+    pub n_lost: u64,
+    /// Records of the ring that could not be read.
+    pub n_damaged: u64,
+    /// Events that could not be written.
+    pub n_dropped: u64,
+    /// Bytes of the trace.
+    pub bytes: u64,
+    /// The first error of writing, if there was one: the trace is readable up to there.
+    pub error: Option<std::io::Error>,
+}
+
+/// Records a ring until its process is gone (or was gone before), and finishes the trace.
+///
+/// # Errors
+/// The ring cannot be read or the trace cannot be made. A trace that cannot be written to its end is no error.
+pub fn record(ring: &Path, options: Options) -> Result<Summary, Error> {
+    let file = MapFile::open(ring)?;
+    let map = file.map();
+    let header = map.header();
+    let before = header.recorder.value.swap(RECORDING, Ordering::AcqRel);
+    match Recorder::start(&file, &options) {
+        Ok(mut recorder) => {
+            if before == RECORDING {
+                // A recorder was here before us, and took definitions with it.
+                header.definitions.value.fetch_add(1, Ordering::Release);
+            }
+            recorder.run();
+            let summary = recorder.finish();
+            if !options.keep_ring {
+                remove(file.path());
+            }
+            Ok(summary)
+        }
+        Err(error) => {
+            header.recorder.value.store(FAILED, Ordering::Release);
+            // Nobody will read it: without this the memory would stay taken.
+            if !options.keep_ring && before == NO_RECORDER {
+                remove(file.path());
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Makes a trace of a ring that has no recorder any more.
+///
+/// # Errors
+/// As [`record`], and when the ring's process is still being recorded.
+pub fn recover(ring: &Path, options: Options) -> Result<Summary, Error> {
+    let file = MapFile::open(ring)?;
+    let map = file.map();
+    let header = map.header();
+    let target = target_of(header);
+    if header.recorder.value.load(Ordering::Acquire) == RECORDING && target.is_alive() {
+        return Err(Error::Busy { ring: ring.to_owned(), pid: target.pid() });
+    }
+    drop(file);
+    record(ring, options)
+}
+
+fn target_of(header: &Header) -> Target {
+    Target::new(header.pid.load(Ordering::Relaxed), header.start_time.load(Ordering::Relaxed))
+}
+
+/// A name under `/proc` goes away by itself.
+fn remove(ring: &Path) {
+    if !ring.starts_with("/proc") {
+        let _ = std::fs::remove_file(ring);
+    }
+}
+
+/// Why the loop ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ending {
+    /// The process is gone, whatever ended it, or is another program now.
+    Gone,
+    /// The shim stepped aside.
+    Off,
+}
+
+struct Recorder<'a> {
+    file: &'a MapFile,
+    target: Target,
+    drain: Drain,
+    timeline: Timeline,
+    translator: Translator,
+    /// Events that wait for [`HOLD`].
+    waiting: Vec<Stamped>,
+    writer: WriterThread,
+    sampler: Sampler,
+    trace: PathBuf,
+    facts: Process,
+    losses: [u64; 4],
+    n_lost: u64,
+    n_damaged: u64,
+    damaged_told: u64,
+    mappings: MappingsWatch,
+    n_devices: usize,
+}
+
+/// When the address space is worth reading again.
+struct MappingsWatch {
+    seen: u32,
+    due: Option<Instant>,
+    not_before: Instant,
+    last: Vec<Mapping>,
+}
+
+impl<'a> Recorder<'a> {
+    fn start(file: &'a MapFile, options: &Options) -> Result<Recorder<'a>, Error> {
+        let map = file.map();
+        let header = map.header();
+        let target = target_of(header);
+        let calibration = map.calibration();
+        let facts = target.facts(Nanos(calibration.monotonic), calibration.realtime);
+        let pattern = options.output.as_deref().unwrap_or_else(|| output::default_pattern(&facts));
+        let (trace, opened) =
+            output::create(pattern, &facts, options.overwrite, |name| std::env::var(name).ok())?;
+        let failed = |source| Error::Output { file: trace.clone(), source };
+        let writer = WriterThread::start(TraceFile(opened), trace.clone()).map_err(failed)?;
+        let sampler = Sampler::start(target.pid(), writer.outlet());
+        let mut recorder = Recorder {
+            file,
+            drain: Drain::new(map),
+            timeline: Timeline::new(map.clock(), calibration),
+            translator: Translator::new(),
+            waiting: Vec::new(),
+            writer,
+            sampler,
+            trace,
+            facts,
+            losses: [0; 4],
+            n_lost: 0,
+            n_damaged: 0,
+            damaged_told: 0,
+            mappings: MappingsWatch {
+                seen: header.mappings.value.load(Ordering::Acquire),
+                due: None,
+                not_before: Instant::now(),
+                last: Vec::new(),
+            },
+            n_devices: 0,
+            target,
+        };
+        recorder.translator.process(recorder.facts.clone());
+        recorder.read_mappings();
+        Ok(recorder)
+    }
+
+    fn header(&self) -> &'a Header {
+        self.file.header()
+    }
+
+    fn run(&mut self) {
+        let mut pause = PAUSES.0;
+        let mut look_at = Instant::now();
+        let mut names_at = Instant::now() + NAMES_EVERY;
+        let mut settled_at = None;
+        let mut busy_at = Instant::now();
+        loop {
+            let n_records = self.pass();
+            if n_records > 0 {
+                busy_at = Instant::now();
+            }
+            pause = if n_records > 0 { PAUSES.0 } else { (pause * 2).min(PAUSES.1) };
+            self.watch_mappings();
+            self.watch_devices();
+            self.tell_losses();
+            self.emit(false);
+            let now = Instant::now();
+            let state = self.header().process.value.load(Ordering::Acquire);
+            if state == EXITING && settled_at.is_none() {
+                self.settle();
+                settled_at = Some(Instant::now());
+            }
+            // While the process ends, every look counts: the next command may want the trace.
+            let ending = settled_at.is_some_and(|at| at.elapsed() < ENDING);
+            if now >= look_at || ending {
+                look_at = now + LOOK_EVERY;
+                if let Some(ending) = self.look(state) {
+                    self.end(ending);
+                    return;
+                }
+            }
+            if now >= names_at {
+                names_at = now + NAMES_EVERY;
+                self.look_at_threads();
+                // A process that has become another program by `exec` lives on, without us.
+                if now - busy_at > NAMES_EVERY && !self.read_mappings() {
+                    self.end(Ending::Gone);
+                    return;
+                }
+            }
+            std::thread::sleep(if ending { PAUSES.0 } else { pause });
+        }
+    }
+
+    /// One look at the ring; how many records it had.
+    fn pass(&mut self) -> u64 {
+        // Before the ring is looked at: all that was stamped until now, less what is on its way, is in it.
+        self.timeline.update();
+        let mut found = Found::default();
+        self.drain.pass(&mut found);
+        self.take(found)
+    }
+
+    fn take(&mut self, found: Found) -> u64 {
+        for (lane, tid) in found.lanes {
+            let name = self.target.thread_name(tid).unwrap_or_default();
+            self.translator.lane(lane, tid, name);
+        }
+        for definition in found.definitions {
+            self.translator.define(definition);
+        }
+        self.waiting.extend(found.events);
+        self.n_damaged += found.damaged;
+        found.n_records
+    }
+
+    /// Translates what has waited long enough, or everything.
+    fn emit(&mut self, everything: bool) {
+        // The youngest time that no other thread can come before any more.
+        let until = if everything {
+            u64::MAX
+        } else {
+            let hold = self.timeline.ticks_in(HOLD);
+            self.timeline.now().saturating_sub(hold).min(self.timeline.settled())
+        };
+        // Stable: one thread's events of one tick keep their order. Mostly sorted already, which this sort is quick at.
+        self.waiting.sort_by_key(|stamped| stamped.ticks);
+        let ready = self.waiting.partition_point(|stamped| stamped.ticks <= until);
+        for stamped in self.waiting.drain(..ready) {
+            self.translator.event(stamped, &self.timeline);
+            if self.translator.n_items() >= BATCH {
+                self.writer.send(self.translator.take());
+            }
+        }
+        self.writer.send(self.translator.take());
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos(ticks::monotonic())
+    }
+
+    fn tell_losses(&mut self) {
+        let header = self.header();
+        let lines: [(&LostLine, LostCause); 4] = [
+            (&header.lost_full, LostCause::RingFull),
+            (&header.lost_threads, LostCause::TooManyThreads),
+            (&header.lost_nested, LostCause::Nested),
+            (&header.lost_starting, LostCause::Starting),
+        ];
+        let now = self.now();
+        for ((line, cause), told) in lines.into_iter().zip(&mut self.losses) {
+            let lost = line.events.load(Ordering::Relaxed);
+            if lost > *told {
+                self.translator.lost(now, cause, lost - *told);
+                // The counters are the process's, and may be anything.
+                self.n_lost = self.n_lost.saturating_add(lost - *told);
+                *told = lost;
+            }
+        }
+        if self.n_damaged > self.damaged_told {
+            self.translator.lost(now, LostCause::Damaged, self.n_damaged - self.damaged_told);
+            self.damaged_told = self.n_damaged;
+        }
+    }
+
+    fn watch_devices(&mut self) {
+        let devices = self.translator.devices();
+        if devices.len() != self.n_devices {
+            self.n_devices = devices.len();
+            self.sampler.devices(devices);
+        }
+    }
+
+    fn watch_mappings(&mut self) {
+        let now = Instant::now();
+        let seen = self.header().mappings.value.load(Ordering::Acquire);
+        if seen != self.mappings.seen {
+            self.mappings.seen = seen;
+            self.mappings.due = Some((now + MAPPINGS_AFTER).max(self.mappings.not_before));
+            self.sampler.now();
+        }
+        if self.mappings.due.is_some_and(|due| now >= due) {
+            self.mappings.due = None;
+            self.read_mappings();
+            self.mappings.not_before = now + now.elapsed() * MAPPINGS_PART;
+        }
+    }
+
+    /// Reads the address space; `false` if the ring is no longer in it.
+    fn read_mappings(&mut self) -> bool {
+        let Some(space) = self.target.address_space(self.file.inode()) else { return true };
+        if !space.has_ring {
+            // Another program's address space is none of this trace.
+            return false;
+        }
+        if space.mappings.mapped != self.mappings.last {
+            self.mappings.last.clone_from(&space.mappings.mapped);
+            self.translator.mappings(space.mappings);
+        }
+        let fresh = self.translator.unknown_modules(space.modules);
+        if !fresh.is_empty() {
+            self.add_modules(fresh);
+        }
+        true
+    }
+
+    fn add_modules(&mut self, mut modules: Vec<Module>) {
+        for module in &mut modules {
+            if let Some(file) = self.target.open(module) {
+                process::read_module(module, file);
+            }
+        }
+        if self.facts.torch_version.is_none()
+            && let Some(version) = self.target.torch_version(&modules)
+        {
+            self.facts.torch_version = Some(version);
+            self.translator.process(self.facts.clone());
+        }
+        self.translator.modules(modules);
+    }
+
+    /// Whether this is the end.
+    fn look(&mut self, state: u32) -> Option<Ending> {
+        if !self.target.is_alive() {
+            return Some(Ending::Gone);
+        }
+        (state == OFF).then_some(Ending::Off)
+    }
+
+    fn look_at_threads(&mut self) {
+        let gone = self.target.gone(self.drain.tids());
+        if !gone.is_empty() {
+            let mut found = Found::default();
+            self.drain.sweep(|tid| gone.contains(&tid), &mut found);
+            self.take(found);
+        }
+        let target = &self.target;
+        self.translator.rename_threads(|tid| target.thread_name(tid));
+    }
+
+    /// The process waits: everything it has written goes to the file, with names as far as time allows.
+    fn settle(&mut self) {
+        self.read_mappings();
+        while self.pass() > 0 {}
+        // What has just been read is younger than the newest pair of clocks.
+        self.timeline.close();
+        self.tell_losses();
+        self.emit(true);
+        self.symbolise(SYMBOLS_WAITING);
+        self.writer.settle(End::Closed);
+        self.header().recorder.value.store(COMPLETE, Ordering::Release);
+    }
+
+    fn end(&mut self, ending: Ending) {
+        // The last pass was before the process was found gone.
+        self.timeline.close();
+        let mut found = Found::default();
+        match ending {
+            Ending::Gone => self.drain.sweep(|_| true, &mut found),
+            Ending::Off => self.drain.pass(&mut found),
+        }
+        // A chunk may have hidden a later one of its thread.
+        self.drain.pass(&mut found);
+        self.take(found);
+        self.tell_losses();
+        if self.translator.n_collisions() > 0 {
+            let text = format!("stacks.collisions={}", self.translator.n_collisions());
+            self.translator.note(self.now(), text);
+        }
+        self.emit(true);
+        self.symbolise(SYMBOLS_AFTER);
+    }
+
+    fn symbolise(&mut self, budget: Duration) {
+        let root = PathBuf::from(format!("/proc/{}/root", self.target.pid()));
+        let mut symbols = Symbols::new(Instant::now() + budget, Some(root));
+        self.translator.symbolise(&mut symbols);
+        self.writer.send(self.translator.take());
+    }
+
+    fn finish(self) -> Summary {
+        let pid = self.target.pid();
+        let header = self.header();
+        self.sampler.stop();
+        let written = self.writer.finish();
+        header.recorder.value.store(COMPLETE, Ordering::Release);
+        if written.n_dropped > 0 {
+            say(&format!("{} events could not be written to {}", written.n_dropped, self.trace.display()));
+        }
+        Summary {
+            trace: self.trace,
+            pid,
+            n_events: written.n_events,
+            n_lost: self.n_lost,
+            n_damaged: self.n_damaged,
+            n_dropped: written.n_dropped,
+            bytes: written.bytes,
+            error: written.error,
+        }
+    }
+}

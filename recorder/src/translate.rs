@@ -1,0 +1,524 @@
+//! Records of the ring to what a trace says: the only file that knows both.
+
+use crate::decode::{Code, Record};
+use crate::drain::{Happened, Lane, Stamped};
+use crate::merge_stack::{MergedFrame, merge_stack};
+use crate::process;
+use crate::python_lines::line_at;
+use crate::symbols::Symbols;
+use crate::ticks::Timeline;
+use gputrace_ring::record::{
+    self, Action as RingAction, Call as RingCall, StackDef, WaitAction as RingWaitAction, unpack_device,
+};
+use gputrace_schemas::event::{
+    Action, Api, ApiId, BlockAlloc, BlockFree, BlockOom, Bytes, Call, Device, Event, EventKind, Frame,
+    FrameId, HOST, Lost, LostCause, Mappings, Module, ModuleId, Nanos, Process, Stack, StackId, Thread,
+    ThreadId, Wait, WaitAction,
+};
+use std::collections::{HashMap, HashSet};
+
+/// What the writing thread gets.
+#[derive(Debug)]
+pub(crate) enum Item {
+    Process(Box<Process>),
+    Module(ModuleId, Module),
+    Frame(FrameId, Frame),
+    Stack(StackId, Stack),
+    Thread(ThreadId, Thread),
+    Device(Device),
+    Api(ApiId, Api),
+    Mappings(Mappings),
+    Event(Event),
+}
+
+/// The thread of events that the recorder makes itself.
+pub(crate) const RECORDER: ThreadId = ThreadId(0);
+
+/// Everything that has been given a number.
+pub(crate) struct Translator {
+    items: Vec<Item>,
+    threads: Vec<Thread>,
+    lanes: HashMap<Lane, ThreadId>,
+    apis: HashMap<u64, (ApiId, Api)>,
+    stacks: HashMap<u64, KnownStack>,
+    natives: HashMap<u64, FrameId>,
+    pythons: HashMap<(u64, u64), FrameId>,
+    frames: Vec<Frame>,
+    codes: HashMap<u64, Code>,
+    modules: Vec<Module>,
+    runtimes: Vec<u64>,
+    devices: Vec<Device>,
+    n_collisions: u64,
+    /// Addresses whose functions are known, or cannot be.
+    resolved: HashSet<u64>,
+    /// The frames that stand before a frame because they were inlined into it.
+    inlined: HashMap<FrameId, Vec<FrameId>>,
+}
+
+struct KnownStack {
+    id: StackId,
+    /// Without functions that were inlined: their names come later.
+    stack: Option<Stack>,
+    /// As it was written last, if that is different.
+    shown: Option<Stack>,
+    used: bool,
+}
+
+impl Translator {
+    pub(crate) fn new() -> Translator {
+        let mut new = Translator {
+            items: Vec::new(),
+            threads: Vec::new(),
+            lanes: HashMap::new(),
+            apis: HashMap::new(),
+            stacks: HashMap::new(),
+            natives: HashMap::new(),
+            pythons: HashMap::new(),
+            frames: Vec::new(),
+            codes: HashMap::new(),
+            modules: Vec::new(),
+            runtimes: Vec::new(),
+            devices: Vec::new(),
+            n_collisions: 0,
+            resolved: HashSet::new(),
+            inlined: HashMap::new(),
+        };
+        new.thread(Thread { tid: 0, name: "gputrace recorder".to_owned() });
+        new
+    }
+
+    /// What has been made since the last time.
+    pub(crate) fn take(&mut self) -> Vec<Item> {
+        std::mem::take(&mut self.items)
+    }
+
+    pub(crate) fn n_items(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Stacks that had the same 64-bit id and other frames.
+    pub(crate) fn n_collisions(&self) -> u64 {
+        self.n_collisions
+    }
+
+    pub(crate) fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    pub(crate) fn process(&mut self, process: Process) {
+        self.items.push(Item::Process(Box::new(process)));
+    }
+
+    pub(crate) fn mappings(&mut self, mappings: Mappings) {
+        self.items.push(Item::Mappings(mappings));
+    }
+
+    /// Begins a life of a thread.
+    pub(crate) fn lane(&mut self, lane: Lane, tid: u32, name: String) {
+        let id = self.thread(Thread { tid, name });
+        self.lanes.insert(lane, id);
+    }
+
+    fn thread(&mut self, thread: Thread) -> ThreadId {
+        let id = ThreadId(self.threads.len() as u32);
+        self.items.push(Item::Thread(id, thread.clone()));
+        self.threads.push(thread);
+        id
+    }
+
+    /// Looks for new names of the threads of the process.
+    pub(crate) fn rename_threads(&mut self, name_of: impl Fn(u32) -> Option<String>) {
+        for (id, thread) in (0..).zip(&mut self.threads).skip(1) {
+            if let Some(name) = name_of(thread.tid).filter(|name| *name != thread.name) {
+                thread.name = name;
+                self.items.push(Item::Thread(ThreadId(id), thread.clone()));
+            }
+        }
+    }
+
+    /// Those of the modules that are not known yet.
+    pub(crate) fn unknown_modules(&self, mut found: Vec<Module>) -> Vec<Module> {
+        let known: HashSet<_> =
+            self.modules.iter().map(|module| (module.start, module.end, &module.path)).collect();
+        found.retain(|module| !known.contains(&(module.start, module.end, &module.path)));
+        found
+    }
+
+    /// Adds modules.
+    pub(crate) fn modules(&mut self, found: Vec<Module>) {
+        for mut module in found {
+            module.has_runtime = self.runtimes.iter().any(|address| contains(&module, *address));
+            let id = ModuleId(self.modules.len() as u32);
+            self.items.push(Item::Module(id, module.clone()));
+            self.modules.push(module);
+        }
+    }
+
+    /// The newest module with this address: what was unmapped before it does not count.
+    fn module_at(&self, address: u64) -> Option<ModuleId> {
+        let at = self.modules.iter().rposition(|module| contains(module, address))?;
+        Some(ModuleId(at as u32))
+    }
+
+    fn runtime(&mut self, address: u64) {
+        self.runtimes.push(address);
+        if let Some(ModuleId(id)) = self.module_at(address)
+            && let Some(module) = self.modules.get_mut(id as usize)
+            && !module.has_runtime
+        {
+            module.has_runtime = true;
+            self.items.push(Item::Module(ModuleId(id), module.clone()));
+        }
+    }
+
+    /// A definition.
+    pub(crate) fn define(&mut self, definition: Record) {
+        match definition {
+            Record::Stack { id, native, python, truncated } => self.stack(id, &native, &python, truncated),
+            Record::Code(code) => self.code(code),
+            Record::Api { number, name, runtime_name } => self.api(number, Api { name, runtime_name }),
+            Record::Device { ordinal, name, uuid, total } => {
+                let uuid = process::gpu_uuid(uuid);
+                let ordinal = i16::try_from(ordinal).unwrap_or(gputrace_schemas::event::NO_DEVICE);
+                let device = Device { ordinal, name, uuid, total: Bytes(total) };
+                if !self.devices.contains(&device) {
+                    self.devices.push(device.clone());
+                    self.items.push(Item::Device(device));
+                }
+            }
+            Record::Runtime(address) => self.runtime(address),
+            Record::Call(..)
+            | Record::CallEnd(_)
+            | Record::BlockAlloc(_)
+            | Record::BlockFree(_)
+            | Record::BlockOom(_)
+            | Record::Wait(..)
+            | Record::Note(_) => {}
+        }
+    }
+
+    fn api(&mut self, number: u64, api: Api) {
+        let id = self.api_id(number);
+        if let Some((_, known)) = self.apis.get_mut(&number)
+            && *known != api
+        {
+            *known = api.clone();
+            self.items.push(Item::Api(id, api));
+        }
+    }
+
+    fn api_id(&mut self, number: u64) -> ApiId {
+        let next = ApiId(self.apis.len() as u32);
+        self.apis.entry(number).or_insert_with(|| (next, Api::default())).0
+    }
+
+    fn stack(&mut self, id: u64, native: &[u64], python: &[(u64, u64)], truncated: bool) {
+        let is_entry: Vec<bool> = python.iter().map(|(_, place)| place & StackDef::ENTRY != 0).collect();
+        let merged = merge_stack(native, &is_entry).into_iter().filter_map(|frame| match frame {
+            MergedFrame::Native(at) => Some(self.native_frame(native.get(at)? & !StackDef::INTERPRETER)),
+            MergedFrame::Python(at) => python.get(at).map(|(code, place)| self.python_frame(*code, *place)),
+        });
+        let frames = merged.collect();
+        let stack = Stack { frames, truncated };
+        let next = StackId(self.stacks.len() as u32 + 1);
+        let known =
+            self.stacks.entry(id).or_insert(KnownStack { id: next, stack: None, shown: None, used: false });
+        match &known.stack {
+            // Each thread sends a stack once, so several threads send it several times.
+            Some(other) if *other == stack => {}
+            Some(_) => self.n_collisions += 1,
+            None => {
+                known.stack = Some(stack.clone());
+                self.items.push(Item::Stack(known.id, stack));
+            }
+        }
+    }
+
+    fn stack_id(&mut self, id: u64) -> StackId {
+        if id == 0 {
+            return StackId(0);
+        }
+        let next = StackId(self.stacks.len() as u32 + 1);
+        // Its definition was lost, or another thread's copy is on its way.
+        let known =
+            self.stacks.entry(id).or_insert(KnownStack { id: next, stack: None, shown: None, used: false });
+        known.used = true;
+        known.id
+    }
+
+    fn native_frame(&mut self, address: u64) -> FrameId {
+        if let Some(id) = self.natives.get(&address) {
+            return *id;
+        }
+        let module = self.module_at(address);
+        let (function, file) = (String::new(), String::new());
+        let id = self.frame(Frame::Native { address, module, function, file, line: 0, inlined: false });
+        self.natives.insert(address, id);
+        id
+    }
+
+    fn python_frame(&mut self, code: u64, instruction: u64) -> FrameId {
+        if let Some(id) = self.pythons.get(&(code, instruction)) {
+            return *id;
+        }
+        let id = self.frame(python_frame(self.codes.get(&code), instruction));
+        self.pythons.insert((code, instruction), id);
+        id
+    }
+
+    fn frame(&mut self, frame: Frame) -> FrameId {
+        let id = FrameId(self.frames.len() as u32);
+        self.items.push(Item::Frame(id, frame.clone()));
+        self.frames.push(frame);
+        id
+    }
+
+    fn redefine(&mut self, id: FrameId, frame: Frame) {
+        if let Some(known) = self.frames.get_mut(id.0 as usize)
+            && *known != frame
+        {
+            *known = frame.clone();
+            self.items.push(Item::Frame(id, frame));
+        }
+    }
+
+    fn code(&mut self, code: Code) {
+        if self.codes.contains_key(&code.id) {
+            return;
+        }
+        // Frames of it that came first, from a thread whose own copy was lost.
+        let early = self.pythons.iter().filter(|((of, _), _)| *of == code.id);
+        let early: Vec<(FrameId, u64)> = early.map(|((_, instruction), id)| (*id, *instruction)).collect();
+        for (id, instruction) in early {
+            self.redefine(id, python_frame(Some(&code), instruction));
+        }
+        self.codes.insert(code.id, code);
+    }
+
+    /// An event.
+    pub(crate) fn event(&mut self, stamped: Stamped, timeline: &Timeline) {
+        let thread = self.lanes.get(&stamped.lane).copied().unwrap_or(RECORDER);
+        let time = Nanos(timeline.nanos(stamped.ticks));
+        let (stack, kind) = match stamped.what {
+            Happened::Call { call, action, result, duration } => {
+                let api = self.api_id(call.api.into());
+                let duration = Nanos(timeline.nanos_in(duration));
+                (call.stack, EventKind::Call(self::call(&call, api, action, result, duration)))
+            }
+            Happened::BlockAlloc(alloc) => (alloc.stack, EventKind::BlockAlloc(block_alloc(&alloc))),
+            Happened::BlockFree(free) => (free.stack, EventKind::BlockFree(block_free(&free))),
+            Happened::BlockOom(oom) => (oom.stack, EventKind::BlockOom(block_oom(&oom))),
+            Happened::Wait(wait, action) => (0, EventKind::Wait(self::wait(&wait, action))),
+            Happened::Note(text) => (0, EventKind::Note(text)),
+        };
+        let stack = self.stack_id(stack);
+        self.push(Event { time, thread, stack, kind });
+    }
+
+    /// Something the recorder has to say itself.
+    pub(crate) fn note(&mut self, time: Nanos, text: String) {
+        self.push(Event { time, thread: RECORDER, stack: StackId(0), kind: EventKind::Note(text) });
+    }
+
+    /// Events that are missing before this moment.
+    pub(crate) fn lost(&mut self, time: Nanos, cause: LostCause, events: u64) {
+        let kind = EventKind::Lost(Lost { cause, events });
+        self.push(Event { time, thread: RECORDER, stack: StackId(0), kind });
+    }
+
+    fn push(&mut self, event: Event) {
+        self.items.push(Item::Event(event));
+    }
+
+    /// Gives the addresses of used stacks their functions and lines, as far as `symbols` gets in its time.
+    pub(crate) fn symbolise(&mut self, symbols: &mut Symbols) {
+        let mut wanted: Vec<u64> = Vec::new();
+        for known in self.stacks.values().filter(|known| known.used) {
+            for frame in known.stack.iter().flat_map(|stack| &stack.frames) {
+                if let Some(Frame::Native { address, .. }) = self.frames.get(frame.0 as usize) {
+                    wanted.push(*address);
+                }
+            }
+        }
+        wanted.sort_unstable();
+        wanted.dedup();
+        wanted.retain(|address| !self.resolved.contains(address));
+        let found = symbols.resolve(&wanted, &self.modules, |address| self.module_at(address));
+        // What each frame becomes: itself, after the functions that were inlined into it.
+        for (address, module, lines) in found {
+            self.resolved.insert(address);
+            let Some(id) = self.natives.get(&address).copied() else { continue };
+            let frame = |line: crate::symbols::Line, inlined| Frame::Native {
+                address,
+                module,
+                function: line.function,
+                file: line.file,
+                line: line.line,
+                inlined,
+            };
+            let mut lines = lines.into_iter().rev();
+            let Some(outermost) = lines.next() else { continue };
+            self.redefine(id, frame(outermost, false));
+            let inner: Vec<FrameId> = lines.rev().map(|line| self.frame(frame(line, true))).collect();
+            if !inner.is_empty() {
+                self.inlined.insert(id, inner);
+            }
+        }
+        self.unfold_stacks();
+    }
+
+    /// Writes the stacks again in which functions were inlined: these have frames of their own.
+    fn unfold_stacks(&mut self) {
+        for known in self.stacks.values_mut().filter(|known| known.used) {
+            let Some(stack) = &known.stack else { continue };
+            let mut frames = Vec::with_capacity(stack.frames.len());
+            for id in &stack.frames {
+                frames.extend(self.inlined.get(id).into_iter().flatten());
+                frames.push(*id);
+            }
+            let stack = Stack { frames, truncated: stack.truncated };
+            if known.shown.as_ref().or(known.stack.as_ref()) != Some(&stack) {
+                self.items.push(Item::Stack(known.id, stack.clone()));
+                known.shown = Some(stack);
+            }
+        }
+    }
+}
+
+fn contains(module: &Module, address: u64) -> bool {
+    (module.start..module.end).contains(&address)
+}
+
+/// A Python frame; the file and line are unknown where the code object is.
+fn python_frame(code: Option<&Code>, instruction: u64) -> Frame {
+    match code {
+        Some(code) => Frame::Python {
+            function: code.name.clone(),
+            file: code.file.clone(),
+            // The low half is the offset in bytes, the high half holds marks.
+            line: line_at(code.python, &code.lines, code.first_line, instruction as i32).unwrap_or(0),
+        },
+        None => Frame::Python { function: String::new(), file: String::new(), line: 0 },
+    }
+}
+
+fn call(call: &RingCall, api: ApiId, action: RingAction, result: Option<i32>, duration: Nanos) -> Call {
+    let has = |flag| call.flags & flag != 0;
+    Call {
+        api,
+        action: self::action(action),
+        device: if has(RingCall::HOST) { HOST } else { call.device.into() },
+        result,
+        addr: call.addr,
+        bytes: Bytes(call.bytes),
+        stream: call.stream,
+        handle: call.handle,
+        extra: call.extra,
+        duration,
+        captured: has(RingCall::CAPTURED),
+        in_allocate: has(RingCall::IN_ALLOCATE),
+    }
+}
+
+fn known(number: u64) -> Option<u64> {
+    (number != record::UNKNOWN).then_some(number)
+}
+
+fn block_alloc(alloc: &record::BlockAlloc) -> BlockAlloc {
+    let (device, bytes) = unpack_device(alloc.device_bytes);
+    BlockAlloc {
+        device: device.into(),
+        addr: alloc.addr,
+        bytes: Bytes(bytes),
+        requested: known(alloc.requested).map(Bytes),
+        stream: known(alloc.stream),
+        allocated: Bytes(alloc.allocated),
+        reserved: Bytes(alloc.reserved),
+    }
+}
+
+fn block_free(free: &record::BlockFree) -> BlockFree {
+    let (device, bytes) = unpack_device(free.device_bytes);
+    BlockFree {
+        device: device.into(),
+        addr: free.addr,
+        bytes: Bytes(bytes),
+        allocated: Bytes(free.allocated),
+        reserved: Bytes(free.reserved),
+    }
+}
+
+fn block_oom(oom: &record::BlockOom) -> BlockOom {
+    let (device, bytes) = unpack_device(oom.device_bytes);
+    BlockOom {
+        device: device.into(),
+        bytes: Bytes(bytes),
+        requested: known(oom.requested).map(Bytes),
+        allocated: Bytes(oom.allocated),
+        reserved: Bytes(oom.reserved),
+    }
+}
+
+fn wait(wait: &record::Wait, action: RingWaitAction) -> Wait {
+    let action = match action {
+        RingWaitAction::Record => WaitAction::Record,
+        RingWaitAction::Query => WaitAction::Query,
+        RingWaitAction::Synchronize => WaitAction::Synchronize,
+    };
+    Wait { event: wait.event, stream: wait.stream, action, result: wait.result }
+}
+
+/// One line an action: a new one in the ring does not compile until the trace has a word for it.
+macro_rules! actions {
+    ($( $action:ident )*) => {
+        fn action(of: RingAction) -> Action {
+            match of { $( RingAction::$action => Action::$action, )* }
+        }
+    };
+}
+
+actions! {
+    Alloc Free AllocAsync FreeAsync AllocManaged AllocHost FreeHost HostRegister HostUnregister Reserve Unreserve
+    Create Release Retain Map Unmap SetAccess Export Import PoolCreate PoolDestroy PoolTrim PoolGet PoolSet IpcGet
+    IpcOpen IpcClose ArrayCreate ArrayDestroy GraphAlloc GraphFree ContextCreate ContextDestroy PrimaryRetain
+    PrimaryRelease PrimaryReset MemInfo MulticastCreate CaptureBegin CaptureEnd ImportPointer PoolShare Init
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn code(id: u64, name: &str) -> Record {
+        let (name, file) = (name.to_owned(), "a.py".to_owned());
+        Record::Code(Code { id, name, file, lines: Vec::new(), first_line: 1, python: 0x30c })
+    }
+
+    #[test]
+    fn python_frames_stand_where_the_interpreter_ran_them() {
+        let mut translator = Translator::new();
+        for (id, name) in [(1, "f"), (2, "g")] {
+            translator.define(code(id, name));
+        }
+        let native = vec![0x10, 0x20 | StackDef::INTERPRETER, 0x30];
+        translator.define(Record::Stack {
+            id: 5,
+            native,
+            python: vec![(1, 0), (2, StackDef::ENTRY)],
+            truncated: false,
+        });
+        let stack = translator.stacks[&5].stack.clone().expect("just defined");
+        let name = |id: &FrameId| match &translator.frames[id.0 as usize] {
+            Frame::Native { address, .. } => format!("{address:#x}"),
+            Frame::Python { function, .. } => function.clone(),
+        };
+        assert_eq!(stack.frames.iter().map(name).collect::<Vec<_>>(), ["0x10", "f", "g", "0x30"]);
+    }
+
+    #[test]
+    fn every_action_of_the_ring_has_the_same_number_in_the_trace() {
+        for ring in RingAction::ALL {
+            assert_eq!(*ring as u8, action(*ring) as u8, "{ring:?}");
+        }
+        assert_eq!(RingAction::ALL.len(), Action::ALL.len());
+    }
+}

@@ -1,0 +1,485 @@
+//! Whole recordings, with producers in processes of their own: what they were told is in the ring is in the trace.
+//!
+//! This test is its own producer: run with [`PRODUCER`] in its environment it writes into the ring named there.
+
+use gputrace_recorder::{Options, Overwrite, record, recover};
+use gputrace_ring::clock::Clock;
+use gputrace_ring::map::{COMPLETE, EXITING, FAILED, Map, RECORDING};
+use gputrace_ring::record::{self as ring, Kind, pack_device};
+use gputrace_ring::ring::{Producer, Pushed, as_words_bytes};
+use gputrace_schemas::event::{Action, EventKind, Frame, LostCause, NO_DEVICE};
+use gputrace_schemas::reader::Trace;
+use memmap2::MmapRaw;
+use std::collections::HashMap;
+use std::fs::{self, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Path of the ring, number of threads, records a thread (0: until killed), and what to do at the end.
+const PRODUCER: &str = "GPUTRACE_TEST_PRODUCER";
+
+/// A file in memory.
+struct Mapped {
+    memory: MmapRaw,
+}
+
+impl Mapped {
+    fn create(path: &Path, bytes: usize) -> Mapped {
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(path).unwrap();
+        file.set_len(bytes as u64).unwrap();
+        Mapped { memory: MmapRaw::map_raw(&file).unwrap() }
+    }
+
+    fn open(path: &Path) -> Mapped {
+        let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+        Mapped { memory: MmapRaw::map_raw(&file).unwrap() }
+    }
+
+    fn make_ring(&self, n_chunks: u32, pid: u32) -> Map {
+        // SAFETY: new, zeroed by `set_len`, long enough, and leaked below.
+        unsafe { Map::create(self.memory.as_mut_ptr(), n_chunks, pid, 0, Clock::of_this_machine()) }
+    }
+
+    /// How many records each thread knows to be in the ring.
+    fn counters(&self) -> &[AtomicU64] {
+        assert!(self.memory.len() >= 8 * 64);
+        // SAFETY: checked above; atomics may be shared between processes.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast::<AtomicU64>(), 64) }
+    }
+}
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let parent =
+            if Path::new("/dev/shm").is_dir() { PathBuf::from("/dev/shm") } else { std::env::temp_dir() };
+        let folder = parent.join(format!("gputrace-test-{}-{name}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        Folder(folder)
+    }
+    fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Every record holds the same number in all its fields, so that a torn one shows.
+fn numbered(thread: u64, n: u64) -> ring::BlockFree {
+    let word = thread << 40 | n;
+    ring::BlockFree {
+        addr: word,
+        device_bytes: pack_device(thread as i8, n),
+        allocated: word,
+        reserved: word,
+        stack: 0,
+    }
+}
+
+fn produce_numbers(map: Map, counters: &[AtomicU64], n_threads: u64, n_records: u64) {
+    std::thread::scope(|scope| {
+        for thread in 0..n_threads {
+            let counter = &counters[thread as usize];
+            scope.spawn(move || {
+                let mut producer = Producer::new(map, tid()).unwrap();
+                let mut n = 0;
+                while n_records == 0 || n < n_records {
+                    let at = producer.now();
+                    if producer.push(at, 0, &numbered(thread, n)) == Pushed::Yes {
+                        n += 1;
+                        counter.store(n, Ordering::Release);
+                    } else {
+                        std::thread::sleep(Duration::from_micros(300));
+                    }
+                }
+                producer.complete();
+            });
+        }
+    });
+}
+
+fn tid() -> u32 {
+    let link = fs::read_link("/proc/thread-self").unwrap();
+    link.file_name().unwrap().to_str().unwrap().parse().unwrap()
+}
+
+/// Not a test of its own: what the other process runs.
+#[test]
+fn producer() {
+    let Ok(orders) = std::env::var(PRODUCER) else { return };
+    let words: Vec<&str> = orders.split(' ').collect();
+    let [ring, n_threads, n_records, n_chunks] = words.as_slice() else { panic!("{orders}") };
+    let counters = Mapped::open(Path::new(&format!("{ring}.counters")));
+    let n_chunks = n_chunks.parse().unwrap();
+    let memory = Mapped::create(Path::new(ring), Map::bytes_for(n_chunks));
+    let map = memory.make_ring(n_chunks, std::process::id());
+    produce_numbers(map, counters.counters(), n_threads.parse().unwrap(), n_records.parse().unwrap());
+    let header = map.header();
+    header.process.value.store(EXITING, Ordering::Release);
+    let patience = Instant::now() + Duration::from_secs(20);
+    while header.recorder.value.load(Ordering::Acquire) != COMPLETE && Instant::now() < patience {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A producer that does not outlive its test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start_producer(ring: &Path, n_threads: u64, n_records: u64, n_chunks: u32) -> (Running, Mapped) {
+    let counters = Mapped::create(Path::new(&format!("{}.counters", ring.display())), 8 * 64);
+    let orders = format!("{} {n_threads} {n_records} {n_chunks}", ring.display());
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "producer", "--test-threads=1", "--nocapture"]).env(PRODUCER, orders);
+    let child = Running(command.stdout(std::process::Stdio::null()).spawn().unwrap());
+    let patience = Instant::now() + Duration::from_secs(20);
+    while counters.counters().iter().all(|counter| counter.load(Ordering::Acquire) == 0) {
+        assert!(Instant::now() < patience, "the producer did not begin");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    (child, counters)
+}
+
+fn options(folder: &Folder, name: &str) -> Options {
+    let output = Some(folder.join(name).display().to_string());
+    Options { output, overwrite: Overwrite::Refuse, ..Options::default() }
+}
+
+/// How many numbers of each thread are in the trace: all of them from 0, in order, none torn.
+fn check_numbers(trace: &Trace) -> HashMap<u64, u64> {
+    assert!(trace.is_complete());
+    let mut next: HashMap<u64, u64> = HashMap::new();
+    let mut time = 0;
+    for event in trace.events() {
+        assert!(event.time.0 >= time, "events are in the order of their times");
+        time = event.time.0;
+        match event.kind {
+            EventKind::BlockFree(free) => {
+                let (thread, n) = (free.addr >> 40, free.addr & ((1 << 40) - 1));
+                assert_eq!((free.allocated.0, free.reserved.0), (free.addr, free.addr), "torn");
+                assert_eq!((free.device, free.bytes.0), (thread as i16, n), "torn");
+                let next = next.entry(thread).or_default();
+                assert_eq!(n, *next, "thread {thread}");
+                *next += 1;
+            }
+            EventKind::Lost(lost) => assert_eq!(lost.cause, LostCause::RingFull),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(trace.damages(), []);
+    next
+}
+
+#[test]
+fn everything_that_several_threads_write_is_in_the_trace() {
+    let folder = Folder::new("all");
+    let ring = folder.join("ring");
+    let (mut child, counters) = start_producer(&ring, 4, 300_000, 256);
+    let summary = record(&ring, options(&folder, "a.gtr")).unwrap();
+    assert!(child.0.wait().unwrap().success());
+    let trace = Trace::open(&summary.trace).unwrap();
+    let found = check_numbers(&trace);
+    let written: Vec<u64> =
+        (0..4).map(|thread| counters.counters()[thread].load(Ordering::Acquire)).collect();
+    assert_eq!(written, [300_000; 4]);
+    assert_eq!((0..4).map(|thread| found[&thread]).collect::<Vec<_>>(), written);
+    assert!(!ring.exists(), "the ring is removed");
+    assert_eq!(trace.process().pid, child.0.id());
+    assert!(trace.process().command.iter().any(|word| word == "producer"));
+    assert!(trace.modules().iter().any(|module| module.path == trace.process().executable));
+    assert!(trace.mappings().next().is_some_and(|mappings| mappings.mapped.len() > 5));
+    assert!(trace.threads().iter().all(|thread| !thread.name.is_empty()), "{:?}", trace.threads());
+}
+
+#[test]
+fn a_killed_process_loses_nothing_that_it_had_written() {
+    let folder = Folder::new("kill");
+    let mut random: u64 = 88_172_645_463_325_252;
+    let (mut n_events, mut n_lost) = (0, 0);
+    for turn in 0..60 {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let ring = folder.join(&format!("ring{turn}"));
+        // Few chunks make full rings and often reused chunks.
+        let (mut child, counters) =
+            start_producer(&ring, 1 + turn % 4, 0, if turn % 3 == 0 { 8 } else { 128 });
+        let options = options(&folder, &format!("{turn}.gtr"));
+        let recording = std::thread::spawn({
+            let ring = ring.clone();
+            move || record(&ring, options).unwrap()
+        });
+        std::thread::sleep(Duration::from_micros(random % 60_000));
+        child.0.kill().unwrap();
+        let status = child.0.wait().unwrap();
+        assert!(!status.success());
+        let summary = recording.join().unwrap();
+        let found = check_numbers(&Trace::open(&summary.trace).unwrap());
+        for thread in 0..1 + turn % 4 {
+            let known = counters.counters()[thread as usize].load(Ordering::Acquire);
+            let found = found.get(&thread).copied().unwrap_or_default();
+            // The record is in before the thread counts it.
+            assert!(found == known || found == known + 1, "turn {turn} thread {thread}: {found} of {known}");
+            n_events += found;
+        }
+        n_lost += summary.n_lost;
+        assert_eq!(summary.n_damaged, 0);
+        fs::remove_file(summary.trace).unwrap();
+    }
+    println!("60 kills, {n_events} events recovered, {n_lost} refused by full rings, 0 torn");
+}
+
+#[test]
+fn a_ring_without_a_recorder_becomes_a_trace_afterwards() {
+    let folder = Folder::new("recover");
+    let ring = folder.join("ring");
+    let (mut child, counters) = start_producer(&ring, 2, 0, 64);
+    child.0.kill().unwrap();
+    child.0.wait().unwrap();
+    let summary = recover(&ring, options(&folder, "a.gtr")).unwrap();
+    let found = check_numbers(&Trace::open(&summary.trace).unwrap());
+    for thread in 0..2 {
+        let known = counters.counters()[thread as usize].load(Ordering::Acquire);
+        let found = found.get(&thread).copied().unwrap_or_default();
+        assert!(found == known || found == known + 1, "{found} of {known}");
+    }
+}
+
+/// A ring of this process, and a recording that ends when `end` says so.
+fn recording(folder: &Folder, n_chunks: u32, write: impl FnOnce(Map)) -> Trace {
+    let ring = folder.join("ring");
+    let memory = Mapped::create(&ring, Map::bytes_for(n_chunks));
+    let map = memory.make_ring(n_chunks, std::process::id());
+    let options = options(folder, "a.gtr");
+    let recorder = std::thread::spawn(move || record(&ring, options).unwrap());
+    while map.header().recorder.value.load(Ordering::Acquire) != RECORDING {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    write(map);
+    map.header().process.value.store(gputrace_ring::map::OFF, Ordering::Release);
+    let summary = recorder.join().unwrap();
+    // The memory stays mapped until here.
+    drop(memory);
+    Trace::open(&summary.trace).unwrap()
+}
+
+fn free_call(api: u16, addr: u64) -> ring::Call {
+    ring::Call {
+        api,
+        action: ring::Action::Free as u8,
+        device: -1,
+        addr,
+        flags: ring::Call::OPEN,
+        ..Default::default()
+    }
+}
+
+#[test]
+fn an_open_call_gets_its_result_when_it_ends_and_keeps_its_time() {
+    let folder = Folder::new("open");
+    let trace = recording(&folder, 16, |map| {
+        let mut producer = Producer::new(map, tid()).unwrap();
+        let name =
+            |number: u64, name: &'static str| [number.to_ne_bytes().to_vec(), name.as_bytes().to_vec()];
+        for (number, text) in [(7, "cuMemFree_v2"), (9, "cuMemUnmap")] {
+            let [number, text] = name(number, text);
+            producer.push_raw(producer.now(), Kind::Api, &[&number, &text, b"\0", b"cudaFree"]);
+        }
+        // Never ends: the next call of the same function shows that its end was lost.
+        producer.push(producer.now(), 0, &free_call(7, 0x1000));
+        producer.push(producer.now(), 0, &free_call(7, 0x2000));
+        // Long enough for the recorder to give up on order.
+        for n in 0..8 {
+            std::thread::sleep(Duration::from_millis(20));
+            producer.push_raw(producer.now(), Kind::Note, &[format!("note {n}").as_bytes()]);
+        }
+        let end =
+            ring::CallEnd { api: 7, result: 3, addr: 0x2000, duration: 1_000_000, ..Default::default() };
+        producer.push(producer.now(), 0, &end);
+        producer.complete();
+    });
+    let shown: Vec<String> = trace
+        .events()
+        .map(|event| match event.kind {
+            EventKind::Call(call) => {
+                assert_eq!((call.action, call.device), (Action::Free, NO_DEVICE));
+                let api = trace.api(call.api).unwrap();
+                format!(
+                    "{} {} {:x} {:?} {}",
+                    api.name,
+                    api.runtime_name,
+                    call.addr,
+                    call.result,
+                    call.duration.0 > 0
+                )
+            }
+            EventKind::Note(text) => text,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let mut expected = vec![
+        "cuMemFree_v2 cudaFree 1000 None false".to_owned(),
+        "cuMemFree_v2 cudaFree 2000 Some(3) true".to_owned(),
+    ];
+    expected.extend((0..8).map(|n| format!("note {n}")));
+    assert_eq!(shown, expected);
+}
+
+#[inline(never)]
+fn a_place_to_call_from() -> u64 {
+    std::hint::black_box(4)
+}
+
+#[test]
+fn stacks_come_with_their_functions_and_lines() {
+    let folder = Folder::new("stacks");
+    let native = a_place_to_call_from as *const () as u64 + 2;
+    let trace = recording(&folder, 16, |map| {
+        let mut producer = Producer::new(map, tid()).unwrap();
+        let texts: [&[u8]; 3] = [b"train.step", b"train.py", &[0x80 | 10 << 3, 0, 0]];
+        let code = ring::CodeDef {
+            id: 0xc0de,
+            name: texts[0].len() as u16,
+            file: texts[1].len() as u16,
+            lines: texts[2].len() as u32,
+            first_line: 30,
+            python: 3 << 8 | 12,
+            marks: 0,
+        };
+        let stack = ring::StackDef { id: 0x57ac, native: 1, python: 1, marks: 0 };
+        let frames = [native, 0xc0de, 0];
+        producer.push_with(producer.now(), 0, &stack, &[as_words_bytes(&frames)]);
+        producer.push_with(producer.now(), 0, &code, &texts);
+        for _ in 0..2 {
+            let free = ring::BlockFree { stack: 0x57ac, ..numbered(0, 1) };
+            producer.push(producer.now(), 0, &free);
+        }
+        // Its definition never comes.
+        producer.push(producer.now(), 0, &ring::BlockFree { stack: 0xdead, ..numbered(0, 2) });
+        producer.complete();
+        a_place_to_call_from();
+    });
+    let stacks: Vec<_> = trace.events().map(|event| event.stack).collect();
+    assert_eq!(stacks.len(), 3);
+    assert!(stacks[0] == stacks[1] && stacks[0] != stacks[2]);
+    assert_eq!(trace.stack_frames(stacks[2]).count(), 0);
+    let frames: Vec<&Frame> = trace.stack_frames(stacks[0]).collect();
+    let [Frame::Native { address, module, function, file, .. }, python] = frames.as_slice() else {
+        panic!("{frames:?}")
+    };
+    assert_eq!(*address, native);
+    assert!(function.ends_with("a_place_to_call_from"), "{function}");
+    assert!(file.ends_with("recording.rs"), "{file}");
+    let module = trace.module(module.unwrap()).unwrap();
+    assert_eq!(Path::new(&module.path), fs::canonicalize(std::env::current_exe().unwrap()).unwrap());
+    let (function, file) = ("train.step".to_owned(), "train.py".to_owned());
+    assert_eq!(**python, Frame::Python { function, file, line: 30 });
+}
+
+#[test]
+fn what_other_threads_write_after_the_end_was_announced_follows() {
+    let folder = Folder::new("late");
+    let trace = recording(&folder, 16, |map| {
+        let mut producer = Producer::new(map, tid()).unwrap();
+        producer.push(producer.now(), 0, &numbered(0, 0));
+        map.header().process.value.store(EXITING, Ordering::Release);
+        while map.header().recorder.value.load(Ordering::Acquire) != COMPLETE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let early = Trace::open(folder.join("a.gtr")).unwrap();
+        assert!(early.is_complete(), "the program may end now, and its trace is whole");
+        assert_eq!(check_numbers(&early)[&0], 1);
+        producer.push(producer.now(), 0, &numbered(0, 1));
+        producer.complete();
+    });
+    assert_eq!(check_numbers(&trace)[&0], 2);
+}
+
+#[test]
+fn a_trace_that_exists_is_not_overwritten_and_the_program_is_told() {
+    let folder = Folder::new("exists");
+    let ring = folder.join("ring");
+    let memory = Mapped::create(&ring, Map::bytes_for(4));
+    let map = memory.make_ring(4, std::process::id());
+    fs::write(folder.join("a.gtr"), "precious").unwrap();
+    let error = record(&ring, options(&folder, "a.gtr")).unwrap_err().to_string();
+    assert!(error.ends_with("a.gtr exists; choose another name with -o, or overwrite it with -f"), "{error}");
+    assert_eq!(fs::read_to_string(folder.join("a.gtr")).unwrap(), "precious");
+    assert_eq!(map.header().recorder.value.load(Ordering::Acquire), FAILED);
+}
+
+#[test]
+fn a_file_that_is_no_ring_is_refused() {
+    let folder = Folder::new("no-ring");
+    let refuse = |bytes: usize| {
+        let ring = folder.join("ring");
+        fs::write(&ring, vec![7; bytes]).unwrap();
+        let error = record(&ring, options(&folder, "a.gtr")).unwrap_err().to_string();
+        error.split_once("that can be read: ").unwrap().1.to_owned()
+    };
+    let short = format!(
+        "it is shorter than the {} bytes it should have; its process died while making it, and nothing is lost",
+        Map::bytes_for(1)
+    );
+    assert_eq!(refuse(100), short);
+    assert_eq!(
+        refuse(Map::bytes_for(1)),
+        "it does not begin as a ring does; if its process died while making it, nothing is lost"
+    );
+}
+
+#[test]
+fn random_bytes_in_the_ring_give_a_trace_and_never_a_panic() {
+    for seed in 1..40_u64 {
+        let folder = Folder::new(&format!("random{seed}"));
+        let ring = folder.join("ring");
+        let n_chunks = 6;
+        let memory = Mapped::create(&ring, Map::bytes_for(n_chunks));
+        // A pid that no process has.
+        let map = memory.make_ring(n_chunks, 0x7fff_fff0);
+        let mut random = seed;
+        let mut next = || {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random
+        };
+        let mut bytes = fs::read(&ring).unwrap();
+        let from = if seed % 2 == 0 {
+            bytes.len() - n_chunks as usize * gputrace_ring::map::CHUNK_BYTES
+        } else {
+            64
+        };
+        for word in bytes[from..].chunks_mut(8) {
+            let value = match next() % 4 {
+                // A plausible record header or chunk state.
+                0 => (next() % 12) | ((next() % 15) << 16) | ((next() % 1000) << 32),
+                1 => (next() % 4) | ((next() % 4) << 32),
+                2 => 0,
+                _ => next(),
+            };
+            word.copy_from_slice(&value.to_le_bytes()[..word.len()]);
+        }
+        fs::write(&ring, &bytes).unwrap();
+        for chunk in 0..n_chunks {
+            map.state(chunk).store(2 + chunk % 2, Ordering::Relaxed);
+        }
+        let summary = recover(&ring, options(&folder, "a.gtr")).unwrap();
+        let trace = Trace::open(&summary.trace).unwrap();
+        assert!(trace.is_complete());
+        assert_eq!(trace.events().count() as u64, summary.n_events, "seed {seed}");
+    }
+}
