@@ -1,1 +1,10 @@
 //! Everything offline: ledger, simulator, policies, analyses, reports, exports.
+#![forbid(unsafe_code)]
+
+pub mod addresses;
+pub mod audit;
+pub mod device;
+pub mod import;
+pub mod ops;
+pub mod policies;
+pub mod simulator;

@@ -1,0 +1,180 @@
+//! Which addresses the driver hands out.
+//!
+//! Up to PyTorch 2.11 an address decides which of two equally large free blocks is taken, so a replay is only as
+//! exact as its addresses. [`Recorded`] repeats those of a trace, [`Bump`] never uses one twice,
+//! and `driver.rs` chooses as the real driver does.
+
+use crate::device::PAGE;
+use crate::ops::{DriverCall, DriverEvent};
+
+/// Chooses addresses. It may also refuse, as a full device does.
+pub trait AddressSpace {
+    /// A place for a new segment, or none where the driver refused.
+    fn map(&mut self, bytes: u64) -> Option<u64>;
+    /// The segment is gone.
+    fn unmap(&mut self, address: u64, bytes: u64);
+    /// A place for a reservation.
+    fn reserve(&mut self, bytes: u64) -> u64;
+    /// The reservation is gone.
+    fn unreserve(&mut self, address: u64, bytes: u64) {
+        let _ = (address, bytes);
+    }
+    /// Whether the driver put pages behind part of a reservation.
+    fn commit(&mut self, address: u64, bytes: u64) -> bool {
+        let _ = (address, bytes);
+        true
+    }
+    /// Pages were taken away again.
+    fn decommit(&mut self, address: u64, bytes: u64) {
+        let _ = (address, bytes);
+    }
+}
+
+/// In which direction [`Bump`] goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Every address is above all earlier ones.
+    Ascending,
+    /// Every address is below all earlier ones.
+    Descending,
+}
+
+/// Addresses that are never used twice.
+#[derive(Clone, Copy, Debug)]
+pub struct Bump {
+    next: u64,
+    direction: Direction,
+}
+
+impl Bump {
+    /// Starts in the middle of the address space.
+    pub fn new(direction: Direction) -> Bump {
+        Bump { next: 0x7f00_0000_0000, direction }
+    }
+}
+
+impl AddressSpace for Bump {
+    fn map(&mut self, bytes: u64) -> Option<u64> {
+        Some(self.reserve(bytes))
+    }
+
+    fn unmap(&mut self, _address: u64, _bytes: u64) {}
+
+    fn reserve(&mut self, bytes: u64) -> u64 {
+        let bytes = bytes.next_multiple_of(PAGE);
+        match self.direction {
+            Direction::Ascending => {
+                self.next += bytes;
+                self.next - bytes
+            }
+            Direction::Descending => {
+                self.next -= bytes;
+                self.next
+            }
+        }
+    }
+}
+
+/// Repeats the driver calls of a trace: same addresses, same refusals. What does not follow the trace gets
+/// addresses far away from it and is counted.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    script: std::vec::IntoIter<DriverEvent>,
+    next: Option<DriverEvent>,
+    fallback: Bump,
+    /// Calls that the trace does not have.
+    n_strayed: std::rc::Rc<std::cell::Cell<u64>>,
+}
+
+impl Recorded {
+    /// Follows `script`.
+    pub fn new(script: &[DriverEvent]) -> Recorded {
+        let mut script = script.to_vec().into_iter();
+        let next = script.next();
+        let fallback = Bump { next: 0x10_0000_0000_0000, direction: Direction::Ascending };
+        Recorded { script, next, fallback, n_strayed: std::rc::Rc::default() }
+    }
+
+    /// A counter of the calls that the trace does not have; it stays readable while the device owns the rest.
+    pub fn strayed(&self) -> std::rc::Rc<std::cell::Cell<u64>> {
+        self.n_strayed.clone()
+    }
+
+    fn stray(&self) {
+        self.n_strayed.set(self.n_strayed.get() + 1);
+    }
+
+    fn advance(&mut self) {
+        self.next = self.script.next();
+    }
+
+    fn give_back(&mut self, call: DriverCall, address: u64) {
+        if self.next.is_some_and(|event| event.call == call && event.address == address) {
+            self.advance();
+        } else {
+            // The order inside a flush may differ; look for it in the rest of the burst.
+            let burst = self.script.as_slice();
+            let same = |event: &DriverEvent| event.call == call && event.address == address;
+            let end = burst.iter().position(|event| event.call != call).unwrap_or(burst.len());
+            match burst[..end].iter().position(same) {
+                Some(found) if self.next.is_some_and(|event| event.call == call) => {
+                    let mut rest = burst.to_vec();
+                    let earlier = self.next.take();
+                    if let Some(earlier) = earlier {
+                        rest[found] = earlier;
+                    }
+                    self.script = rest.into_iter();
+                    self.advance();
+                }
+                _ => self.stray(),
+            }
+        }
+    }
+}
+
+impl AddressSpace for Recorded {
+    fn map(&mut self, bytes: u64) -> Option<u64> {
+        match self.next {
+            Some(event) if event.call == DriverCall::Alloc && event.bytes == bytes => {
+                self.advance();
+                Some(event.address)
+            }
+            // The driver had refused: the trace goes on with giving memory back.
+            Some(event) if matches!(event.call, DriverCall::Free | DriverCall::Unmap) => None,
+            _ => {
+                self.stray();
+                Some(self.fallback.reserve(bytes))
+            }
+        }
+    }
+
+    fn unmap(&mut self, address: u64, _bytes: u64) {
+        self.give_back(DriverCall::Free, address);
+    }
+
+    fn reserve(&mut self, bytes: u64) -> u64 {
+        match self.next {
+            // The first pages of a reservation are at its start.
+            Some(event) if event.call == DriverCall::Map => event.address,
+            _ => self.fallback.reserve(bytes),
+        }
+    }
+
+    fn commit(&mut self, address: u64, bytes: u64) -> bool {
+        match self.next {
+            Some(event) if event.call == DriverCall::Map && (event.address, event.bytes) == (address, bytes) => {
+                self.advance();
+                true
+            }
+            Some(event) if matches!(event.call, DriverCall::Free | DriverCall::Unmap) => false,
+            _ => {
+                self.stray();
+                true
+            }
+        }
+    }
+
+    fn decommit(&mut self, address: u64, _bytes: u64) {
+        self.give_back(DriverCall::Unmap, address);
+    }
+}

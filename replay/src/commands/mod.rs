@@ -1,0 +1,74 @@
+//! The command line. A verb is one file here and one line in [`VERBS`].
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{ArgMatches, Args, Command, FromArgMatches};
+
+mod import;
+mod replay;
+mod tune;
+
+/// Something that `gputrace` does.
+pub(crate) struct Verb {
+    /// The word after `gputrace`.
+    name: &'static str,
+    /// Adds the verb's arguments and help.
+    define: fn(Command) -> Command,
+    /// Does it. What is said goes to the writer, so that a closed pipe is an error and no panic.
+    run: fn(&ArgMatches, &mut dyn Write) -> anyhow::Result<ExitCode>,
+}
+
+impl Verb {
+    /// The verb whose arguments are `A`.
+    const fn new<A: Args>(
+        name: &'static str,
+        run: fn(&ArgMatches, &mut dyn Write) -> anyhow::Result<ExitCode>,
+    ) -> Verb {
+        Verb { name, define: A::augment_args, run }
+    }
+}
+
+/// Every verb, in the order of the help.
+const VERBS: &[Verb] = &[replay::VERB, tune::VERB, import::VERB];
+
+/// The arguments of a verb, which clap has already checked.
+fn parsed<A: FromArgMatches>(matches: &ArgMatches) -> anyhow::Result<A> {
+    A::from_arg_matches(matches).map_err(Into::into)
+}
+
+/// The whole command line.
+fn command() -> Command {
+    let verbs = VERBS.iter().map(|verb| (verb.define)(Command::new(verb.name)));
+    Command::new("gputrace")
+        .about("Says where GPU memory went, why it ran out, and what would have made it fit")
+        .version(env!("CARGO_PKG_VERSION"))
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommands(verbs)
+}
+
+/// Parses the command line and does what it says. Usage errors end the process with status 2.
+///
+/// # Errors
+/// What the verb could not do, in one line and its causes.
+pub(crate) fn run(out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+    let matches = command().get_matches();
+    let Some((name, arguments)) = matches.subcommand() else { return Ok(ExitCode::from(2)) };
+    match VERBS.iter().find(|verb| verb.name == name) {
+        Some(verb) => (verb.run)(arguments, out),
+        None => Ok(ExitCode::from(2)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_verb_has_help_and_consistent_arguments() {
+        let command = super::command();
+        command.clone().debug_assert();
+        for verb in command.get_subcommands() {
+            assert!(verb.get_about().is_some(), "{} has no help", verb.get_name());
+        }
+    }
+}
