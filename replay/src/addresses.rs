@@ -24,6 +24,10 @@ pub trait AddressSpace {
         let _ = (address, bytes);
         true
     }
+    /// Whether to refuse everything, as the driver did when a recorded request failed.
+    fn repeat_refusals(&mut self, repeat: bool) {
+        let _ = repeat;
+    }
     /// Pages were taken away again.
     fn decommit(&mut self, address: u64, bytes: u64) {
         let _ = (address, bytes);
@@ -82,6 +86,7 @@ pub struct Recorded {
     script: std::vec::IntoIter<DriverEvent>,
     next: Option<DriverEvent>,
     fallback: Bump,
+    refuses: bool,
     /// Calls that the trace does not have.
     n_strayed: std::rc::Rc<std::cell::Cell<u64>>,
 }
@@ -92,7 +97,7 @@ impl Recorded {
         let mut script = script.to_vec().into_iter();
         let next = script.next();
         let fallback = Bump { next: 0x10_0000_0000_0000, direction: Direction::Ascending };
-        Recorded { script, next, fallback, n_strayed: std::rc::Rc::default() }
+        Recorded { script, next, fallback, refuses: false, n_strayed: std::rc::Rc::default() }
     }
 
     /// A counter of the calls that the trace does not have; it stays readable while the device owns the rest.
@@ -135,6 +140,7 @@ impl Recorded {
 impl AddressSpace for Recorded {
     fn map(&mut self, bytes: u64) -> Option<u64> {
         match self.next {
+            _ if self.refuses => None,
             Some(event) if event.call == DriverCall::Alloc && event.bytes == bytes => {
                 self.advance();
                 Some(event.address)
@@ -162,6 +168,7 @@ impl AddressSpace for Recorded {
 
     fn commit(&mut self, address: u64, bytes: u64) -> bool {
         match self.next {
+            _ if self.refuses => false,
             Some(event) if event.call == DriverCall::Map && (event.address, event.bytes) == (address, bytes) => {
                 self.advance();
                 true
@@ -172,6 +179,10 @@ impl AddressSpace for Recorded {
                 true
             }
         }
+    }
+
+    fn repeat_refusals(&mut self, repeat: bool) {
+        self.refuses = repeat;
     }
 
     fn decommit(&mut self, address: u64, _bytes: u64) {

@@ -172,6 +172,11 @@ impl Device {
         Some(self.segment(SegmentBook { address, bytes, active: 0, grows: false }))
     }
 
+    /// Until told otherwise, the next requests are ones that the driver refused when they were recorded.
+    pub(crate) fn repeat_refusals(&mut self, repeat: bool) {
+        self.space.repeat_refusals(repeat);
+    }
+
     /// Gives a whole segment back (`cudaFree`).
     pub fn unmap(&mut self, segment: SegmentId) {
         let book = self.segments[segment.0 as usize];

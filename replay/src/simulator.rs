@@ -4,6 +4,8 @@
 //! among the requests, whatever the policy. Where a simulated request fails that had not failed, the program would
 //! have stopped or gone another way: the replay ends there.
 
+use std::ops::ControlFlow;
+
 use crate::device::{Books, Device, Placement, SegmentId};
 use crate::ops::{AllocId, Allocation, Op, OpStream, PoolIdx};
 use crate::policies::{Capture, OutOfMemory, Policy, Request};
@@ -47,9 +49,10 @@ impl Outcome {
 
 /// Watches a run.
 pub trait Observer {
-    /// A request was served.
-    fn placed(&mut self, op: usize, id: AllocId, placement: Placement, device: &Device) {
+    /// A request was served. `Break` ends the run here.
+    fn placed(&mut self, op: usize, id: AllocId, placement: Placement, device: &Device) -> ControlFlow<()> {
         let _ = (op, id, placement, device);
+        ControlFlow::Continue(())
     }
 }
 
@@ -80,7 +83,11 @@ pub fn run(
         match *op {
             Op::Alloc(id) => {
                 match run.place(policy, device, id) {
-                    Ok(placement) => observer.placed(index, id, placement, device),
+                    Ok(placement) => {
+                        if observer.placed(index, id, placement, device).is_break() {
+                            return run.outcome(policy, device, true);
+                        }
+                    }
                     Err(error) => {
                         run.fail(device, index, stream.allocation(id).requested, error);
                         return run.outcome(policy, device, true);
@@ -168,7 +175,10 @@ impl Run<'_> {
         if recorded.rounded == 0 {
             return;
         }
-        match policy.alloc(device, self.request(&allocation)) {
+        device.repeat_refusals(true);
+        let served = policy.alloc(device, self.request(&allocation));
+        device.repeat_refusals(false);
+        match served {
             Ok(placement) => {
                 device.allocated(placement, recorded.rounded);
                 device.free_requested(placement);

@@ -36,10 +36,11 @@ pub(super) struct ReplayArgs {
 
 struct Check<'a> { s: &'a gputrace_replay::ops::OpStream, n: usize, bad: usize }
 impl Observer for Check<'_> {
-    fn placed(&mut self, op: usize, id: gputrace_replay::ops::AllocId, p: gputrace_replay::device::Placement, _d: &Device) {
+    fn placed(&mut self, op: usize, id: gputrace_replay::ops::AllocId, p: gputrace_replay::device::Placement, _d: &Device) -> std::ops::ControlFlow<()> {
         self.n += 1;
         let a = self.s.allocation(id);
         if a.address != p.address { self.bad += 1; if self.bad < 4 { eprintln!("op {op} alloc {} req {} pool {:?} recorded {:#x} got {:#x}", id.0, a.requested, a.pool, a.address, p.address); } }
+        std::ops::ControlFlow::Continue(())
     }
 }
 

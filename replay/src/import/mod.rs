@@ -1,6 +1,7 @@
 //! Traces of other tools, as [`OpStream`](crate::ops::OpStream)s.
 
 mod pickle;
+mod pools;
 mod snapshot;
 
 pub use pickle::PickleError;

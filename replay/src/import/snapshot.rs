@@ -646,6 +646,9 @@ impl<'a> Importer<'a> {
         self.builder.stream_mut().history = history;
         let mut stream = self.builder.finish();
         insert_trims(&mut stream);
+        if !matches!(stream.history, History::Broken(_)) {
+            notes.extend(super::pools::infer(&mut stream));
+        }
         (stream, notes)
     }
 }
