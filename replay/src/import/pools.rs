@@ -85,7 +85,22 @@ fn pools_to_try(stream: &mut OpStream, segment: u32) -> Vec<PoolIdx> {
         // Its id is gone with it. Nothing says that it belonged to a CUDA graph.
         stream.pools.push(crate::ops::Pool { id: (0, u64::MAX - u64::from(hidden)) });
     }
-    (0..stream.pools.len() as u16).map(PoolIdx).filter(|pool| *pool != now).collect()
+    let created = |segment: u32| {
+        let event = stream.driver.iter().find(|event| event.segment == segment);
+        event.map_or(0, |event| i64::from(event.before_op))
+    };
+    let (when, stream_of) = (created(segment), stream.segments[segment as usize].stream);
+    // Pools are used in stretches: one whose segments were made by the same stream at about the same time is likelier.
+    let distance = |pool: &PoolIdx| {
+        let members = (0u32..).zip(&stream.segments);
+        let members = members.filter(|(other, it)| *other != segment && it.pool == Some(*pool));
+        let nearest = members.map(|(other, it)| (it.stream != stream_of, (created(other) - when).abs())).min();
+        nearest.unwrap_or((true, i64::MAX))
+    };
+    let mut pools: Vec<PoolIdx> =
+        (0..stream.pools.len() as u16).map(PoolIdx).filter(|pool| *pool != now).collect();
+    pools.sort_by_cached_key(distance);
+    pools
 }
 
 fn assign(stream: &mut OpStream, segment: u32, pool: PoolIdx) {
