@@ -9,8 +9,8 @@ use crate::ops::{DriverCall, DriverEvent};
 
 /// Chooses addresses. It may also refuse, as a full device does.
 pub trait AddressSpace {
-    /// A place for a new segment, or none where the driver refused.
-    fn map(&mut self, bytes: u64) -> Option<u64>;
+    /// A place for a new segment that is needed at an op, or none where the driver refused.
+    fn map(&mut self, bytes: u64, op: u32) -> Option<u64>;
     /// The segment is gone.
     fn unmap(&mut self, address: u64, bytes: u64);
     /// A place for a reservation.
@@ -58,7 +58,7 @@ impl Bump {
 }
 
 impl AddressSpace for Bump {
-    fn map(&mut self, bytes: u64) -> Option<u64> {
+    fn map(&mut self, bytes: u64, _op: u32) -> Option<u64> {
         Some(self.reserve(bytes))
     }
 
@@ -138,7 +138,7 @@ impl Recorded {
 }
 
 impl AddressSpace for Recorded {
-    fn map(&mut self, bytes: u64) -> Option<u64> {
+    fn map(&mut self, bytes: u64, _op: u32) -> Option<u64> {
         match self.next {
             _ if self.refuses => None,
             Some(event) if event.call == DriverCall::Alloc && event.bytes == bytes => {

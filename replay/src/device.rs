@@ -108,6 +108,7 @@ pub struct Device {
     pending_since: HashMap<AllocId, u64>,
     n_pended: u64,
     audit: Option<Audit>,
+    op: u32,
     /// The books. Anyone may read them; only the simulator and this file write.
     pub books: Books,
 }
@@ -125,6 +126,7 @@ impl Device {
             pending_since: HashMap::new(),
             n_pended: 0,
             audit: None,
+            op: 0,
             books: Books::default(),
         }
     }
@@ -162,7 +164,7 @@ impl Device {
         if self.free() < physical {
             return None;
         }
-        let address = self.space.map(bytes)?;
+        let address = self.space.map(bytes, self.op)?;
         self.used += physical;
         self.books.reserved.add(bytes);
         self.books.n_device_alloc += 1;
@@ -170,6 +172,11 @@ impl Device {
             audit.mapped(address, bytes);
         }
         Some(self.segment(SegmentBook { address, bytes, active: 0, grows: false }))
+    }
+
+    /// Which op is being simulated: the driver may know what else happened by then.
+    pub(crate) fn at_op(&mut self, op: usize) {
+        self.op = op as u32;
     }
 
     /// Until told otherwise, the next requests are ones that the driver refused when they were recorded.

@@ -4,6 +4,7 @@
 pub mod addresses;
 pub mod audit;
 pub mod device;
+pub mod driver;
 pub mod import;
 pub mod ops;
 pub mod policies;

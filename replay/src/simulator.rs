@@ -82,6 +82,7 @@ pub fn run(
     for (index, op) in stream.ops.iter().enumerate() {
         match *op {
             Op::Alloc(id) => {
+                device.at_op(index);
                 match run.place(policy, device, id) {
                     Ok(placement) => {
                         if observer.placed(index, id, placement, device).is_break() {
