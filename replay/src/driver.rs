@@ -31,6 +31,8 @@ struct Region {
     holes: Ranges,
     /// Bytes of the largest hole.
     largest: u64,
+    /// Somebody else made it, as far as is known.
+    is_foreign: bool,
 }
 
 impl Region {
@@ -88,6 +90,8 @@ pub struct Learned {
     pub gaps: u64,
     /// Holes in regions that something else must have taken.
     pub holes: u64,
+    /// Regions that turned out to be larger.
+    pub spans: u64,
     /// Regions that somebody else had made.
     pub regions: u64,
     /// Places that were thought taken and were free.
@@ -103,6 +107,8 @@ pub enum Fact {
     Free(u64, u64),
     /// Somebody else has pages at this address, within a region.
     HoleTaken(u64),
+    /// All this is one region.
+    Spans(u64, u64),
     /// Somebody else made a region.
     Foreign {
         /// Where it starts.
@@ -179,7 +185,7 @@ impl Driver {
     }
 
     fn insert_region(&mut self, index: usize, start: u64, end: u64) {
-        let region = Region { start, end, holes: Ranges::from([(start, end)]), largest: end - start };
+        let region = Region { start, end, holes: Ranges::from([(start, end)]), largest: end - start, is_foreign: false };
         self.regions.insert(index, region);
     }
 
@@ -192,6 +198,20 @@ impl Driver {
         if region.is_empty() {
             let region = self.regions.remove(index);
             give(&mut self.gaps, region.start, region.end);
+        }
+    }
+
+    /// Lets something else take the place that the rule would choose next, or a part of it that spoils it.
+    pub fn disturb(&mut self, bytes: u64) {
+        match self.place(bytes.next_multiple_of(PAGE)) {
+            Some(Place::Hole(index, hole)) => {
+                self.regions[index].take(hole, PAGE);
+            }
+            Some(Place::New(address)) => {
+                let end = address + bytes.next_multiple_of(REGION);
+                self.occupy(end - REGION, end);
+            }
+            None => {}
         }
     }
 
@@ -209,7 +229,16 @@ impl Driver {
                 break;
             }
             let is_known = self.regions.iter().any(|it| (it.start..it.end).contains(&address));
+            let covering = self.regions.iter().any(|it| it.start <= address && address + bytes <= it.end);
+            let overlapping = self.regions.iter().any(|it| it.start < address + bytes && address < it.end);
+            // The driver fills a region upwards and makes new ones downwards: what begins where a foreign region
+            // ends is more of it.
+            let continues = !is_known && self.regions.iter().any(|it| it.is_foreign && it.end == address);
             let fact = match place {
+                _ if continues => Fact::Spans(address - REGION, (address + bytes).next_multiple_of(REGION)),
+                _ if overlapping && !covering => {
+                    Fact::Spans(address / REGION * REGION, (address + bytes).next_multiple_of(REGION))
+                }
                 _ if !is_known && !address.is_multiple_of(REGION) => Fact::Foreign {
                     start: address / REGION * REGION,
                     used: address,
@@ -257,6 +286,10 @@ impl Driver {
                     give(&mut self.gaps, start, end);
                 }
             }
+            Fact::Spans(start, end) => {
+                self.learned.spans += 1;
+                self.span(start, end);
+            }
             Fact::HoleTaken(hole) => {
                 self.learned.holes += 1;
                 if let Some(region) = self.regions.iter_mut().find(|it| (it.start..it.end).contains(&hole)) {
@@ -270,9 +303,41 @@ impl Driver {
                     let index = if is_newest { self.regions.len() } else { 0 };
                     self.insert_region(index, start, end);
                     self.regions[index].take(start, used - start);
+                    self.regions[index].is_foreign = true;
                 }
             }
         }
+    }
+
+    /// Makes one region of everything between two addresses. It is as new as the newest of its parts.
+    fn span(&mut self, mut start: u64, mut end: u64) {
+        let mut holes = Ranges::new();
+        let mut index = 0;
+        let mut parts = Vec::new();
+        self.regions.retain(|region| {
+            let is_part = region.start < end && start < region.end;
+            if is_part {
+                parts.push(region.clone());
+            }
+            !is_part
+        });
+        for part in &parts {
+            start = start.min(part.start);
+            end = end.max(part.end);
+        }
+        take_any(&mut self.gaps, start, end);
+        give(&mut holes, start, end);
+        for part in parts {
+            take_any(&mut holes, part.start, part.end);
+            for (from, to) in part.holes {
+                give(&mut holes, from, to);
+            }
+            index = self.regions.len();
+        }
+        self.insert_region(index, start, end);
+        self.regions[index].holes = holes;
+        self.regions[index].is_foreign = true;
+        self.regions[index].measure();
     }
 
     /// Whether the address is in the region of that index or an older one: where the rule would go on looking.
@@ -328,6 +393,39 @@ pub struct Continued {
     /// The what-if process, once it goes its own way.
     own: Option<Driver>,
     horizon: Horizon,
+    /// How often something unknown is put in the way, and which times.
+    disturbance: Option<Disturbance>,
+}
+
+/// A reproducible choice of moments at which the rule is not followed.
+#[derive(Clone, Copy, Debug)]
+pub struct Disturbance {
+    state: u64,
+    rate: f64,
+}
+
+impl Disturbance {
+    /// A fraction `rate` of the new segments; which ones depends on `seed`.
+    pub fn new(seed: u64, rate: f64) -> Disturbance {
+        Disturbance { state: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, rate }
+    }
+
+    fn strikes(&mut self) -> bool {
+        // Marsaglia's xorshift64: enough for choosing moments.
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        ((self.state >> 11) as f64) < self.rate * (1u64 << 53) as f64
+    }
+}
+
+/// How often the recorded addresses went against the rule, as a fraction of all segments.
+pub fn surprise_rate(script: &[DriverEvent]) -> f64 {
+    let mut all = Continued::new(script, Horizon::AtParting, None);
+    all.part();
+    all.catch_up(u32::MAX);
+    let n = all.script.iter().filter(|event| event.call == DriverCall::Alloc).count();
+    1.0 - all.recorded.learned.predicted as f64 / n.max(1) as f64
 }
 
 /// How much of what is learned from later recorded addresses the what-if process is told.
@@ -341,14 +439,14 @@ pub enum Horizon {
 
 impl Continued {
     /// Continues from `script`, the driver calls of the trace.
-    pub fn new(script: &[DriverEvent], horizon: Horizon) -> Continued {
+    pub fn new(script: &[DriverEvent], horizon: Horizon, disturbance: Option<Disturbance>) -> Continued {
         let script: Vec<DriverEvent> =
             script.iter().filter(|it| matches!(it.call, DriverCall::Alloc | DriverCall::Free)).copied().collect();
         let recorded = match script.first() {
             Some(first) => Driver::with_first(first.address, first.bytes),
             None => Driver::new(1 << 47),
         };
-        Continued { recorded, script, next: 0, own: None, horizon }
+        Continued { recorded, script, next: 0, own: None, horizon, disturbance }
     }
 
     /// Repeats the recorded calls up to and including those of an op.
@@ -391,7 +489,11 @@ impl AddressSpace for Continued {
             self.part();
         }
         self.catch_up(op);
-        self.own.as_mut()?.alloc(bytes)
+        let own = self.own.as_mut()?;
+        if self.disturbance.as_mut().is_some_and(Disturbance::strikes) {
+            own.disturb(bytes);
+        }
+        own.alloc(bytes)
     }
 
     fn unmap(&mut self, address: u64, bytes: u64) {

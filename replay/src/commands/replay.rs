@@ -61,7 +61,7 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
         let o = simulate(s, &mut *mk()?, &mut d, &mut c);
         eprintln!("self {} of {} strayed {}; {:?}", c.n - c.bad, c.n, st.get(), o.books);
     }
-    let mut d = Device::new(total, args.limit, if std::env::var("BUMP").is_ok() { Box::new(Bump::new(Direction::Descending)) } else { Box::new(gputrace_replay::driver::Continued::new(&s.driver, gputrace_replay::driver::Horizon::WhenSeen)) });
+    let mut d = Device::new(total, args.limit, if std::env::var("BUMP").is_ok() { Box::new(Bump::new(Direction::Descending)) } else { Box::new(gputrace_replay::driver::Continued::new(&s.driver, gputrace_replay::driver::Horizon::WhenSeen, std::env::var("SEED").ok().map(|x| gputrace_replay::driver::Disturbance::new(x.parse().unwrap(), gputrace_replay::driver::surprise_rate(&s.driver))))) });
     let o = simulate(s, &mut *mk()?, &mut d, &mut Unobserved);
     let b = o.books;
     writeln!(out, "{}", serde_json::json!({"outcomes": [{"peak_reserved_bytes": b.reserved.peak, "peak_allocated_bytes": b.allocated.peak, "peak_requested_bytes": b.requested.peak,
