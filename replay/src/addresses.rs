@@ -79,6 +79,38 @@ impl AddressSpace for Bump {
     }
 }
 
+/// Addresses in an order that depends only on a seed: what is known of them is nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Shuffled {
+    seed: u64,
+    n_mapped: u64,
+}
+
+impl Shuffled {
+    /// One order of many.
+    pub fn new(seed: u64) -> Shuffled {
+        Shuffled { seed, n_mapped: 0 }
+    }
+}
+
+impl AddressSpace for Shuffled {
+    fn map(&mut self, bytes: u64, _op: u32) -> Option<u64> {
+        Some(self.reserve(bytes))
+    }
+
+    fn unmap(&mut self, _address: u64, _bytes: u64) {}
+
+    fn reserve(&mut self, _bytes: u64) -> u64 {
+        self.n_mapped += 1;
+        // SplitMix64's finaliser. Slots of 16 TiB that no two segments share: 16 bits chosen, 23 counted.
+        let mut mixed = self.seed.wrapping_add(self.n_mapped.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed = (mixed >> 48) & 0xffff;
+        (mixed << 47) | ((self.n_mapped & 0x7f_ffff) << 24)
+    }
+}
+
 /// Repeats the driver calls of a trace: same addresses, same refusals. What does not follow the trace gets
 /// addresses far away from it and is counted.
 #[derive(Clone, Debug)]

@@ -98,11 +98,11 @@ impl SegmentBook {
 }
 
 /// The simulated GPU.
-pub struct Device {
+pub struct Device<'a> {
     total: u64,
     limit: Option<u64>,
     used: u64,
-    space: Box<dyn AddressSpace>,
+    space: Box<dyn AddressSpace + 'a>,
     segments: Vec<SegmentBook>,
     pending: BTreeMap<u64, (AllocId, Placement, u64)>,
     pending_since: HashMap<AllocId, u64>,
@@ -113,9 +113,9 @@ pub struct Device {
     pub books: Books,
 }
 
-impl Device {
+impl<'a> Device<'a> {
     /// A device of `total` bytes, of which the process may use `limit`.
-    pub fn new(total: u64, limit: Option<u64>, space: Box<dyn AddressSpace>) -> Device {
+    pub fn new(total: u64, limit: Option<u64>, space: Box<dyn AddressSpace + 'a>) -> Device<'a> {
         Device {
             total,
             limit,
@@ -132,7 +132,7 @@ impl Device {
     }
 
     /// Lets an independent checker watch everything. Slow.
-    pub fn audited(mut self) -> Device {
+    pub fn audited(mut self) -> Device<'a> {
         self.audit = Some(Audit::default());
         self
     }

@@ -13,6 +13,7 @@
 //! would have used and the real driver did not must have been taken.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::addresses::AddressSpace;
 use crate::device::PAGE;
@@ -256,7 +257,8 @@ impl Driver {
                     self.reuse(address, bytes);
                     break;
                 }
-                _ => Fact::Free(address, end),
+                // The slack that the rule asks for lies below, because a region goes to the top.
+                _ => Fact::Free(address.saturating_sub(REGION), end),
             };
             self.note(fact);
             facts.push(fact);
@@ -281,9 +283,10 @@ impl Driver {
             }
             Fact::Free(start, end) => {
                 self.learned.freed += 1;
-                if !self.regions.iter().any(|it| it.start < end && start < it.end) {
-                    take_any(&mut self.gaps, start, end);
-                    give(&mut self.gaps, start, end);
+                take_any(&mut self.gaps, start, end);
+                give(&mut self.gaps, start, end);
+                for region in &self.regions {
+                    take_any(&mut self.gaps, region.start, region.end);
                 }
             }
             Fact::Spans(start, end) => {
@@ -381,23 +384,112 @@ impl AddressSpace for Driver {
     }
 }
 
+/// What the recorded addresses of a process give away about everything else in its address space.
+#[derive(Clone, Debug)]
+pub struct Knowledge {
+    script: Vec<DriverEvent>,
+    /// Each with the index of the recorded call from which on it is true; ascending.
+    facts: Vec<(u32, Fact)>,
+    /// Recorded segments that were not where the rule alone would have put them, as a fraction of all.
+    pub surprises: f64,
+}
+
+/// Facts times calls: beyond this, facts are not dated back, because each attempt repeats all calls.
+const DATING_EFFORT: usize = 4_000_000;
+
+impl Knowledge {
+    /// What is known, each with the index of the recorded call from which on it is true.
+    pub fn facts(&self) -> &[(u32, Fact)] {
+        &self.facts
+    }
+
+    /// Learns from the driver calls of a trace.
+    pub fn of(script: &[DriverEvent]) -> Knowledge {
+        let script: Vec<DriverEvent> =
+            script.iter().filter(|it| matches!(it.call, DriverCall::Alloc | DriverCall::Free)).copied().collect();
+        let mut knowledge = Knowledge { script, facts: Vec::new(), surprises: 0.0 };
+        let mut driver = knowledge.start();
+        let (mut n_segments, mut n_surprises) = (0u64, 0u64);
+        for (index, event) in (0u32..).zip(&knowledge.script) {
+            if event.call == DriverCall::Alloc {
+                let facts = driver.learn(event.address, event.bytes);
+                n_segments += 1;
+                n_surprises += u64::from(!facts.is_empty());
+                knowledge.facts.extend(facts.into_iter().map(|fact| (index, fact)));
+            } else {
+                driver.free(event.address, event.bytes);
+            }
+        }
+        knowledge.surprises = n_surprises as f64 / n_segments.max(1) as f64;
+        knowledge.date_back();
+        knowledge
+    }
+
+    /// What is in the way was there from the start, unless a recorded address then contradicts it. Room that was
+    /// found only came to be at some time; it counts from when it was seen.
+    fn date_back(&mut self) {
+        let mut accepted = self.n_contradictions(&self.facts);
+        let effort = self.script.len().max(1);
+        for index in 0..self.facts.len().min(DATING_EFFORT / effort) {
+            let (seen, fact) = self.facts[index];
+            if seen == 0 || !matches!(fact, Fact::Taken(..) | Fact::Foreign { .. }) {
+                continue;
+            }
+            let mut earlier = self.facts.clone();
+            earlier[index].0 = 0;
+            earlier.sort_by_key(|(since, _)| *since);
+            let contradictions = self.n_contradictions(&earlier);
+            if contradictions <= accepted {
+                accepted = contradictions;
+                self.facts[index].0 = 0;
+            }
+        }
+        self.facts.sort_by_key(|(since, _)| *since);
+    }
+
+    fn n_contradictions(&self, facts: &[(u32, Fact)]) -> usize {
+        let mut driver = self.start();
+        let mut facts = facts.iter().peekable();
+        let mut n = 0;
+        for (index, event) in (0u32..).zip(&self.script) {
+            while let Some((_, fact)) = facts.next_if(|(since, _)| *since <= index) {
+                driver.note(*fact);
+            }
+            if event.call == DriverCall::Alloc {
+                n += usize::from(!driver.learn(event.address, event.bytes).is_empty());
+            } else {
+                driver.free(event.address, event.bytes);
+            }
+        }
+        n
+    }
+
+    fn start(&self) -> Driver {
+        match self.script.first() {
+            Some(first) => Driver::with_first(first.address, first.bytes),
+            None => Driver::new(1 << 47),
+        }
+    }
+}
+
 /// What-if addresses of a process of which only the recorded addresses are known.
 ///
 /// As long as the simulated allocator makes the recorded calls, it gets the recorded addresses. From the first other
 /// call on, the rule chooses, in an address space in which everything is taken that the recorded addresses show to be
 /// taken at that time.
-pub struct Continued {
-    recorded: Driver,
-    script: Vec<DriverEvent>,
-    next: usize,
-    /// The what-if process, once it goes its own way.
-    own: Option<Driver>,
-    horizon: Horizon,
-    /// How often something unknown is put in the way, and which times.
+pub struct Continued<'a> {
+    knowledge: &'a Knowledge,
+    driver: Driver,
+    next_call: usize,
+    next_fact: usize,
+    /// Recorded frees of the burst at `next_call` that were made.
+    n_freed: usize,
+    has_parted: bool,
+    parted: Option<&'a AtomicBool>,
     disturbance: Option<Disturbance>,
 }
 
-/// A reproducible choice of moments at which the rule is not followed.
+/// A reproducible choice of moments at which something unknown is put in the rule's way.
 #[derive(Clone, Copy, Debug)]
 pub struct Disturbance {
     state: u64,
@@ -419,113 +511,83 @@ impl Disturbance {
     }
 }
 
-/// How often the recorded addresses went against the rule, as a fraction of all segments.
-pub fn surprise_rate(script: &[DriverEvent]) -> f64 {
-    let mut all = Continued::new(script, Horizon::AtParting, None);
-    all.part();
-    all.catch_up(u32::MAX);
-    let n = all.script.iter().filter(|event| event.call == DriverCall::Alloc).count();
-    1.0 - all.recorded.learned.predicted as f64 / n.max(1) as f64
-}
-
-/// How much of what is learned from later recorded addresses the what-if process is told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Horizon {
-    /// Each fact when it shows.
-    WhenSeen,
-    /// Nothing after the ways part.
-    AtParting,
-}
-
-impl Continued {
-    /// Continues from `script`, the driver calls of the trace.
-    pub fn new(script: &[DriverEvent], horizon: Horizon, disturbance: Option<Disturbance>) -> Continued {
-        let script: Vec<DriverEvent> =
-            script.iter().filter(|it| matches!(it.call, DriverCall::Alloc | DriverCall::Free)).copied().collect();
-        let recorded = match script.first() {
-            Some(first) => Driver::with_first(first.address, first.bytes),
-            None => Driver::new(1 << 47),
-        };
-        Continued { recorded, script, next: 0, own: None, horizon, disturbance }
+impl<'a> Continued<'a> {
+    /// Continues a recorded process.
+    pub fn new(knowledge: &'a Knowledge, disturbance: Option<Disturbance>) -> Continued<'a> {
+        let driver = knowledge.start();
+        Continued { knowledge, driver, next_call: 0, next_fact: 0, n_freed: 0, has_parted: false, parted: None, disturbance }
     }
 
-    /// Repeats the recorded calls up to and including those of an op.
-    fn catch_up(&mut self, op: u32) {
-        let Some(own) = &mut self.own else { return };
-        while let Some(event) = self.script.get(self.next).filter(|event| event.before_op <= op) {
-            match event.call {
-                DriverCall::Alloc => {
-                    for fact in self.recorded.learn(event.address, event.bytes) {
-                        if self.horizon == Horizon::WhenSeen {
-                            own.note(fact);
-                        }
-                    }
-                }
-                _ => self.recorded.free(event.address, event.bytes),
-            }
-            self.next += 1;
-        }
+    /// Sets a flag when the ways part. Until then every address is a recorded one.
+    pub fn telling(mut self, parted: &'a AtomicBool) -> Continued<'a> {
+        self.parted = Some(parted);
+        self
     }
 
     fn part(&mut self) {
-        if self.own.is_none() {
-            self.own = Some(self.recorded.clone());
+        self.has_parted = true;
+        if let Some(parted) = self.parted {
+            parted.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes note of what is true from the recorded call `call` on.
+    fn note_until(&mut self, call: usize) {
+        while let Some((_, fact)) = self.knowledge.facts.get(self.next_fact).filter(|it| it.0 as usize <= call) {
+            self.driver.note(*fact);
+            self.next_fact += 1;
         }
     }
 }
 
-impl AddressSpace for Continued {
+impl AddressSpace for Continued<'_> {
     fn map(&mut self, bytes: u64, op: u32) -> Option<u64> {
-        if self.own.is_none() {
-            if let Some(event) = self.script.get(self.next)
-                && event.call == DriverCall::Alloc
-                && event.bytes == bytes
-            {
-                let address = event.address;
-                self.recorded.learn(address, bytes);
-                self.next += 1;
-                return Some(address);
+        let script = &self.knowledge.script;
+        if !self.has_parted {
+            // Frees since the last call must be exactly the recorded burst.
+            let burst = script[self.next_call..].iter().take_while(|event| event.call == DriverCall::Free).count();
+            if burst == self.n_freed {
+                self.next_call += burst;
+            }
+            self.n_freed = 0;
+            self.note_until(self.next_call);
+            let next = script.get(self.next_call);
+            if let Some(event) = next.filter(|event| event.call == DriverCall::Alloc && event.bytes == bytes) {
+                self.driver.learn(event.address, bytes);
+                self.next_call += 1;
+                return Some(event.address);
             }
             self.part();
         }
-        self.catch_up(op);
-        let own = self.own.as_mut()?;
+        let calls_by_now = script.partition_point(|event| event.before_op <= op);
+        self.note_until(calls_by_now.saturating_sub(1));
         if self.disturbance.as_mut().is_some_and(Disturbance::strikes) {
-            own.disturb(bytes);
+            self.driver.disturb(bytes);
         }
-        own.alloc(bytes)
+        self.driver.alloc(bytes)
     }
 
     fn unmap(&mut self, address: u64, bytes: u64) {
-        if self.own.is_none() {
-            // The order inside a flush may differ.
-            let burst = self.script[self.next..].iter().take_while(|event| event.call == DriverCall::Free);
-            let found = burst.enumerate().find(|(_, event)| event.address == address).map(|(index, _)| index);
-            if let Some(found) = found {
-                self.script.swap(self.next, self.next + found);
-                self.recorded.free(address, bytes);
-                self.next += 1;
-                return;
+        if !self.has_parted {
+            // The order inside a flush may differ, so a free parts the ways only when it is not in the burst at all.
+            let burst = self.knowledge.script[self.next_call.min(self.knowledge.script.len())..].iter();
+            let mut burst = burst.take_while(|event| event.call == DriverCall::Free);
+            if burst.any(|event| event.address == address) {
+                self.n_freed += 1;
+            } else {
+                self.part();
             }
-            self.part();
         }
-        if let Some(own) = &mut self.own {
-            own.free(address, bytes);
-        }
+        self.driver.free(address, bytes);
     }
 
     fn reserve(&mut self, bytes: u64) -> u64 {
         self.part();
-        match &mut self.own {
-            Some(own) => AddressSpace::reserve(own, bytes),
-            None => FLOOR,
-        }
+        AddressSpace::reserve(&mut self.driver, bytes)
     }
 
     fn unreserve(&mut self, address: u64, bytes: u64) {
-        if let Some(own) = &mut self.own {
-            own.unreserve(address, bytes);
-        }
+        self.driver.unreserve(address, bytes);
     }
 }
 

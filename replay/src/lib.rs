@@ -3,9 +3,11 @@
 
 pub mod addresses;
 pub mod audit;
+pub mod bytes;
 pub mod device;
 pub mod driver;
 pub mod import;
 pub mod ops;
 pub mod policies;
 pub mod simulator;
+pub mod whatif;

@@ -41,6 +41,11 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// Whether the policy has a number of that name.
+    pub fn has_counter(&self, name: &str) -> bool {
+        self.counters.iter().any(|(known, _)| *known == name)
+    }
+
     /// One of the policy's own numbers; 0 where it has none of that name.
     pub fn counter(&self, name: &str) -> u64 {
         self.counters.iter().find(|(known, _)| *known == name).map_or(0, |(_, value)| *value)

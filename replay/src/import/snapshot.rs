@@ -9,6 +9,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::Trace;
 use super::pickle::{self, Heap, MISSING, PickleError, RawEntry, Value};
 use crate::ops::{
     AllocId, Allocation, Builder, DriverCall, DriverEvent, Frame, History, LayoutBlock, LayoutSegment, Op, OpStream,
@@ -52,20 +53,11 @@ pub enum ImportError {
     },
 }
 
-/// A snapshot: one stream of ops for each device that has memory or history.
-#[derive(Clone, Debug)]
-pub struct Snapshot {
-    /// By device ordinal; devices without anything are left out.
-    pub devices: Vec<OpStream>,
-    /// What the reader could not use, in sentences.
-    pub notes: Vec<String>,
-}
-
 /// Reads a snapshot file.
 ///
 /// # Errors
 /// When the file cannot be opened, is damaged, is hostile, or is no snapshot.
-pub fn read_snapshot(path: &Path) -> Result<Snapshot, ImportError> {
+pub fn read_snapshot(path: &Path) -> Result<Trace, ImportError> {
     let open = |source| ImportError::Open { path: path.into(), source };
     let mut file = BufReader::new(std::fs::File::open(path).map_err(open)?);
     let is_gzip = file.fill_buf().map_err(open)?.starts_with(&[0x1f, 0x8b]);
@@ -78,7 +70,7 @@ pub fn read_snapshot(path: &Path) -> Result<Snapshot, ImportError> {
 ///
 /// # Errors
 /// As [`read_snapshot`].
-pub(crate) fn from_reader(source: impl Read, path: &Path) -> Result<Snapshot, ImportError> {
+pub(crate) fn from_reader(source: impl Read, path: &Path) -> Result<Trace, ImportError> {
     let (mut heap, root) =
         pickle::read(source).map_err(|source| ImportError::Pickle { path: path.into(), source })?;
     let not = |what: &str| ImportError::NotASnapshot { path: path.into(), what: what.into() };
@@ -108,7 +100,7 @@ pub(crate) fn from_reader(source: impl Read, path: &Path) -> Result<Snapshot, Im
     }
     let entries = std::mem::take(&mut heap.entries);
     let actions = Actions::of(&heap);
-    let mut snapshot = Snapshot { devices: Vec::new(), notes: Vec::new() };
+    let mut snapshot = Trace { devices: Vec::new(), notes: Vec::new() };
     for device in 0..n_devices as u32 {
         let rows: Vec<u32> = match traces.get(device as usize).and_then(|trace| heap.elements(*trace)) {
             Some(trace) => trace.iter().filter_map(|value| heap.entry_index(*value)).collect(),

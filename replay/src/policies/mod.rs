@@ -72,6 +72,9 @@ pub trait Policy {
     }
 }
 
+/// Name of the counter of choices that only device addresses decided. A policy that has it depends on addresses.
+pub const ADDRESS_TIES: &str = "address_ties";
+
 /// How sure a policy's numbers are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fidelity {

@@ -10,6 +10,7 @@ mod profile;
 mod stats;
 
 use std::collections::BTreeSet;
+use std::ops::Bound;
 
 pub use options::{Options, parse};
 pub use profile::{NEWEST, OomText, PROFILES, Profile, Tie, profile};
@@ -17,7 +18,7 @@ pub use stats::{NAMES, Name, Stat, Stats};
 
 use crate::device::{Device, Placement, SegmentId};
 use crate::ops::{PoolIdx, StreamIdx};
-use crate::policies::{Build, Capture, Fidelity, OptionError, OutOfMemory, Policy, PolicyEntry, Request};
+use crate::policies::{ADDRESS_TIES, Build, Capture, Fidelity, OptionError, OutOfMemory, Policy, PolicyEntry, Request};
 
 /// kMinBlockSize: every request is rounded to this.
 const MIN_BLOCK: u64 = 512;
@@ -120,6 +121,8 @@ pub struct Torch {
     total: u64,
     limit: Option<u64>,
     limit_is_set: bool,
+    /// Choices that addresses decided.
+    n_address_ties: u64,
     stats: Stats,
 }
 
@@ -151,6 +154,7 @@ impl Torch {
             total: 0,
             limit: None,
             limit_is_set: false,
+            n_address_ties: 0,
             stats: Stats::default(),
         }
     }
@@ -332,6 +336,7 @@ impl Torch {
             }
         }
         let bytes = self.block(found).bytes;
+        self.note_tie(pool, stream, found);
         let max_split = self.options.max_split;
         if rounded < max_split && bytes >= max_split {
             return None;
@@ -341,6 +346,24 @@ impl Torch {
         }
         self.remove_free(found);
         Some(found)
+    }
+
+    /// Counts choices among equal blocks of different segments, which only addresses decide.
+    fn note_tie(&mut self, pool: u32, stream: StreamIdx, found: BlockId) {
+        if self.profile.tie != Tie::Address {
+            return;
+        }
+        let set = &self.pools[pool as usize].free[usize::from(stream.0)];
+        let (bytes, segment) = (self.block(found).bytes, self.block(found).segment);
+        let is_elsewhere = |key: Option<&(u64, u64, BlockId)>| {
+            key.is_some_and(|(size, _, id)| *size == bytes && self.block(*id).segment != segment)
+        };
+        let after = (Bound::Excluded(self.key(found)), Bound::Unbounded);
+        // Blocks of one segment lie together: the first and the last of the equals tell.
+        let has_equal = set.range(after).next().is_some_and(|(size, ..)| *size == bytes);
+        let is_tie = (has_equal && is_elsewhere(set.range(..(bytes + 1, 0, 0)).next_back()))
+            || is_elsewhere(set.range(..self.key(found)).next_back());
+        self.n_address_ties += u64::from(is_tie);
     }
 
     fn room(&self, id: BlockId) -> u64 {
@@ -582,6 +605,7 @@ impl Torch {
             self.release_segment(device, fit);
             return true;
         }
+        self.n_address_ties += u64::from(self.profile.tie == Tie::Address);
         // The element before the first fit, or before the end where there is none; an expandable fit counts as none.
         let before = set.range(..(wanted, 0, 0)).rev().map(|(_, _, id)| *id);
         let max_split = self.options.max_split;
@@ -902,6 +926,7 @@ impl Policy for Torch {
             ("num_ooms", self.stats.num_ooms),
             ("num_sync_all_streams", self.stats.num_sync_all_streams),
             ("num_oom_rejections", self.stats.num_oom_rejections),
+            (ADDRESS_TIES, self.n_address_ties),
         ]
     }
 }
