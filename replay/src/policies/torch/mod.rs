@@ -5,6 +5,8 @@
 //! is c10/cuda/CUDACachingAllocator.cpp; `tests/oracle/` holds this against the compiled original.
 
 mod oom;
+#[cfg(test)]
+mod oracle;
 mod options;
 mod profile;
 mod stats;
@@ -96,6 +98,8 @@ struct Owner {
     /// Segments obtained and not given back.
     n_segments: i64,
     is_released: bool,
+    /// Deleted by PyTorch. With expandable segments blocks may be left over, because it counts calls, not segments.
+    is_gone: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -206,6 +210,9 @@ impl Torch {
             let step = floor >> divisions.ilog2();
             return if step == 0 { floor << 1 } else { bytes.next_multiple_of(step) };
         }
+        if divisions == 1 && self.profile.one_division_keeps_size() {
+            return bytes;
+        }
         bytes.next_multiple_of(MIN_BLOCK)
     }
 
@@ -313,7 +320,7 @@ impl Torch {
     }
 
     /// Best fit with PyTorch's exceptions. A block that fails the split rules ends the search.
-    fn take_free(&mut self, pool: u32, rounded: u64, stream: StreamIdx, expands: bool) -> Option<BlockId> {
+    fn take_free(&mut self, pool: u32, rounded: u64, stream: StreamIdx) -> Option<BlockId> {
         if self.collects() {
             self.pools[pool as usize].lookups += 1;
         }
@@ -321,7 +328,7 @@ impl Torch {
         let mut fits = set.range((rounded, 0, 0)..).map(|(_, _, id)| *id);
         let mut found = fits.next()?;
         if self.block(found).expandable {
-            if expands {
+            if self.options.expandable_segments {
                 // The growing tail counts with all the addresses behind it, so that interior holes go first.
                 for next in fits {
                     if !(self.block(found).expandable && self.room(next) < self.room(found)) {
@@ -637,7 +644,10 @@ impl Torch {
             let small = 2 * u32::from(pool.0);
             self.release_blocks(device, small);
             self.release_blocks(device, small + 1);
-            if self.owners[usize::from(pool.0)].n_segments != 0 {
+            let owner = &mut self.owners[usize::from(pool.0)];
+            if owner.n_segments == 0 {
+                owner.is_gone = true;
+            } else {
                 self.released.push(pool);
             }
         }
@@ -763,11 +773,12 @@ impl Torch {
     // Handing out.
 
     /// Splits off what is not needed and books the rest.
-    fn hand_out(&mut self, found: BlockId, rounded: u64, request: Request, expands: bool) -> Placement {
+    fn hand_out(&mut self, found: BlockId, rounded: u64, request: Request) -> Placement {
         let whole = *self.block(found);
         let small = Self::is_small(whole.pool);
         let rest = whole.bytes - rounded;
-        let splits = if small || expands {
+        // It is the option that counts here, also for blocks of ordinary segments.
+        let splits = if small || self.options.expandable_segments {
             rest >= MIN_BLOCK
         } else {
             rounded < self.options.max_split && rest > SMALL_REQUEST
@@ -851,7 +862,8 @@ impl Torch {
 
     /// Free bytes in private pools, which the out-of-memory text reports.
     fn private_free(&self) -> u64 {
-        let private = self.pools.iter().skip(2);
+        let pools = self.pools.chunks_exact(2).zip(&self.owners).skip(1);
+        let private = pools.filter(|(_, owner)| !owner.is_gone).flat_map(|(halves, _)| halves);
         private.flat_map(|pool| pool.free.iter().flatten()).map(|(bytes, _, _)| bytes).sum()
     }
 }
@@ -877,19 +889,18 @@ impl Policy for Torch {
         let rounded = self.rounded(request.bytes);
         let half = if rounded <= SMALL_REQUEST { 0 } else { 1 };
         let pool = 2 * u32::from(request.pool.0) + half;
-        let expands = self.expands(request.pool);
-        let found = match self.take_free(pool, rounded, request.stream, expands) {
+        let found = match self.take_free(pool, rounded, request.stream) {
             Some(found) => Ok(found),
             None => self.obtain_somehow(device, request, pool, rounded),
         };
         match found {
-            Ok(found) => Ok(self.hand_out(found, rounded, request, expands)),
+            Ok(found) => Ok(self.hand_out(found, rounded, request)),
             Err(refusal) => {
                 match refusal {
                     Refusal::Full => self.stats.num_ooms += 1,
                     Refusal::Rejected => self.stats.num_oom_rejections += 1,
                 }
-                Err(self.out_of_memory(device, self.segment_bytes(rounded), &refusal))
+                Err(self.out_of_memory(device, request.bytes, &refusal))
             }
         }
     }

@@ -60,12 +60,16 @@ enum Kind {
     OtherBool,
     /// A number that concerns pinned host memory.
     OtherNumber,
+    /// Something that changes what is allocated where and that nobody has measured yet.
+    NotSimulated,
 }
 
 /// Key, first minor release of 2.x that knows it, and how its value is read.
 const KEYS: &[(&str, u8, Kind)] = &[
     ("backend", 0, Kind::Backend),
     ("expandable_segments", 1, Kind::Expandable),
+    ("expandable_segments_reserve", 15, Kind::NotSimulated),
+    ("expandable_segments_reserve_by_class", 15, Kind::NotSimulated),
     ("garbage_collection_threshold", 0, Kind::GcThreshold),
     ("graph_capture_record_stream_reuse", 9, Kind::OtherBool),
     ("large_segment_size_mb", 11, Kind::LargeSegment),
@@ -127,6 +131,9 @@ pub fn parse(text: &str, profile: &Profile) -> Result<Options, OptionError> {
             }
             Kind::OtherNumber => {
                 tokens.number(&key)?;
+            }
+            Kind::NotSimulated => {
+                return Err(OptionError(format!("{key} is known to {} but is not simulated", tokens.release())));
             }
         }
         match tokens.next() {
@@ -231,7 +238,9 @@ impl Tokens<'_> {
 
     fn number(&mut self, key: &str) -> Result<u64, OptionError> {
         let word = self.word(key)?;
-        word.parse().map_err(|_| OptionError(format!("{key}:{word} is not a whole number")))
+        // PyTorch reads the leading digits and ignores what follows: 64MB is 64.
+        let digits = word.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(word.len());
+        word[..digits].parse().map_err(|_| OptionError(format!("{key}:{word} is not a whole number")))
     }
 
     fn boolean(&mut self, key: &str) -> Result<bool, OptionError> {
@@ -335,6 +344,7 @@ mod tests {
     #[test]
     fn options_are_read_as_the_release_reads_them() {
         assert_eq!(with("", 11), Ok(Options::default()));
+        assert_eq!(with("max_split_size_mb:64MB", 11).unwrap().max_split, 64 * MIB);
         assert_eq!(with(" max_split_size_mb : 64 , ", 11).unwrap().max_split, 64 * MIB);
         assert!(with("expandable_segments:True", 1).unwrap().expandable_segments);
         let list = "roundup_power2_divisions:[256:1,512:2,1024:4,>:8]";
@@ -363,7 +373,9 @@ mod tests {
             ("max_split_size", 11, "no allocator option `max_split_size`"),
             ("max_split_size_mb", 11, "has no value"),
             ("max_split_size_mb:", 11, "has no value"),
-            ("max_split_size_mb:64 MB", 11, "not a whole number"),
+            ("max_split_size_mb:MB", 11, "not a whole number"),
+            ("expandable_segments_reserve:0.5", 14, "does not know expandable_segments_reserve"),
+            ("expandable_segments_reserve:0.5", 15, "is not simulated"),
             ("backend:cudaMallocAsync", 11, "--policy cuda_async"),
         ] {
             let error = with(text, minor).unwrap_err();

@@ -60,9 +60,9 @@ impl Profile {
         self.version < (2, 13)
     }
 
-    /// Releasing an oversize expandable block asserts in 2.1 to 2.4; later ones skip it.
-    pub fn asserts_on_oversize_expandable(&self) -> bool {
-        (2, 1) <= self.version && self.version < (2, 5)
+    /// Up to 2.3 a roundup division of 1 means that a request is not rounded at all; later, that it is rounded to 512.
+    pub fn one_division_keeps_size(&self) -> bool {
+        self.version < (2, 4)
     }
 
     /// The environment variables that are read, the one that wins first.
