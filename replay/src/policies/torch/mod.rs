@@ -12,7 +12,6 @@ mod profile;
 mod stats;
 
 use std::collections::BTreeSet;
-use std::ops::Bound;
 
 pub use options::{Options, parse};
 pub use profile::{NEWEST, OomText, PROFILES, Profile, Tie, profile};
@@ -327,6 +326,7 @@ impl Torch {
         let set = &self.pools[pool as usize].free[usize::from(stream.0)];
         let mut fits = set.range((rounded, 0, 0)..).map(|(_, _, id)| *id);
         let mut found = fits.next()?;
+        let mut may_tie = self.profile.tie == Tie::Address;
         if self.block(found).expandable {
             if self.options.expandable_segments {
                 // The growing tail counts with all the addresses behind it, so that interior holes go first.
@@ -341,9 +341,13 @@ impl Torch {
                     found = fits.next()?;
                 }
             }
+        } else if may_tie {
+            may_tie = fits.next().is_some_and(|next| self.block(next).bytes == self.block(found).bytes);
         }
         let bytes = self.block(found).bytes;
-        self.note_tie(pool, stream, found);
+        if may_tie {
+            self.n_address_ties += u64::from(self.is_tied(set, found));
+        }
         let max_split = self.options.max_split;
         if rounded < max_split && bytes >= max_split {
             return None;
@@ -355,22 +359,12 @@ impl Torch {
         Some(found)
     }
 
-    /// Counts choices among equal blocks of different segments, which only addresses decide.
-    fn note_tie(&mut self, pool: u32, stream: StreamIdx, found: BlockId) {
-        if self.profile.tie != Tie::Address {
-            return;
-        }
-        let set = &self.pools[pool as usize].free[usize::from(stream.0)];
+    /// Whether an equal block lies in another segment, so that only addresses decide.
+    fn is_tied(&self, set: &FreeSet, found: BlockId) -> bool {
         let (bytes, segment) = (self.block(found).bytes, self.block(found).segment);
-        let is_elsewhere = |key: Option<&(u64, u64, BlockId)>| {
-            key.is_some_and(|(size, _, id)| *size == bytes && self.block(*id).segment != segment)
-        };
-        let after = (Bound::Excluded(self.key(found)), Bound::Unbounded);
         // Blocks of one segment lie together: the first and the last of the equals tell.
-        let has_equal = set.range(after).next().is_some_and(|(size, ..)| *size == bytes);
-        let is_tie = (has_equal && is_elsewhere(set.range(..(bytes + 1, 0, 0)).next_back()))
-            || is_elsewhere(set.range(..self.key(found)).next_back());
-        self.n_address_ties += u64::from(is_tie);
+        let mut equals = set.range((bytes, 0, 0)..(bytes + 1, 0, 0)).map(|(_, _, id)| self.block(*id).segment);
+        equals.next().is_some_and(|first| first != segment) || equals.next_back().is_some_and(|last| last != segment)
     }
 
     fn room(&self, id: BlockId) -> u64 {
