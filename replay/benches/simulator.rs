@@ -12,7 +12,9 @@ use gputrace_replay::policies::{Build, by_name};
 use gputrace_replay::simulator::{Unobserved, run};
 
 fn main() {
-    for (name, n_layers, varies) in [("steady training", 48, false), ("varying sizes", 48, true), ("deep", 400, true)] {
+    for (name, n_layers, varies) in
+        [("steady training", 48, false), ("varying sizes", 48, true), ("deep", 400, true)]
+    {
         let started = Instant::now();
         let stream = training(10_000_000, n_layers, varies);
         let made = started.elapsed();

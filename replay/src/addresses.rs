@@ -201,7 +201,9 @@ impl AddressSpace for Recorded {
     fn commit(&mut self, address: u64, bytes: u64) -> bool {
         match self.next {
             _ if self.refuses => false,
-            Some(event) if event.call == DriverCall::Map && (event.address, event.bytes) == (address, bytes) => {
+            Some(event)
+                if event.call == DriverCall::Map && (event.address, event.bytes) == (address, bytes) =>
+            {
                 self.advance();
                 true
             }

@@ -5,9 +5,11 @@
 /// # Errors
 /// When the text is no amount; the message shows how to write one.
 pub fn parse(text: &str) -> Result<u64, String> {
-    let wrong = || format!("`{text}` is no amount of memory; write bytes or a unit, such as 40GiB, 512MiB, 80GB");
+    let wrong =
+        || format!("`{text}` is no amount of memory; write bytes or a unit, such as 40GiB, 512MiB, 80GB");
     let trimmed = text.trim();
-    let digits = trimmed.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(trimmed.len());
+    let digits =
+        trimmed.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(trimmed.len());
     let (number, unit) = trimmed.split_at(digits);
     let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {
         "" | "b" => 1,
@@ -50,9 +52,14 @@ mod tests {
 
     #[test]
     fn amounts_are_read_with_and_without_units() {
-        for (text, bytes) in
-            [("0", 0), ("1024", 1024), ("40GiB", 40 << 30), ("40g", 40 << 30), ("1.5 MiB", 3 << 19), ("80GB", 80_000_000_000)]
-        {
+        for (text, bytes) in [
+            ("0", 0),
+            ("1024", 1024),
+            ("40GiB", 40 << 30),
+            ("40g", 40 << 30),
+            ("1.5 MiB", 3 << 19),
+            ("80GB", 80_000_000_000),
+        ] {
             assert_eq!(parse(text), Ok(bytes), "{text}");
         }
         for text in ["", "GiB", "-1", "1.5", "4 zb", "99999999999999999999", "99999999T", "1e3"] {

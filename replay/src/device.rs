@@ -43,7 +43,7 @@ pub struct Placement {
 pub struct Gauge {
     /// Now.
     pub current: u64,
-    /// The most so far (since the last reset).
+    /// The most so far.
     pub peak: u64,
 }
 
@@ -55,10 +55,6 @@ impl Gauge {
 
     fn sub(&mut self, amount: u64) {
         self.current -= amount;
-    }
-
-    fn reset_peak(&mut self) {
-        self.peak = self.current;
     }
 }
 
@@ -286,20 +282,6 @@ impl<'a> Device<'a> {
         self.change_active(placement, -i64::try_from(placement.bytes).unwrap_or(i64::MAX));
         if let Some(audit) = &mut self.audit {
             audit.released(placement);
-        }
-    }
-
-    /// The program asked for peaks to start anew.
-    pub(crate) fn reset_peaks(&mut self) {
-        let books = &mut self.books;
-        for gauge in [
-            &mut books.reserved,
-            &mut books.allocated,
-            &mut books.active,
-            &mut books.requested,
-            &mut books.inactive_split,
-        ] {
-            gauge.reset_peak();
         }
     }
 

@@ -41,7 +41,8 @@ impl Region {
         if self.largest < bytes {
             return None;
         }
-        let fits = self.holes.iter().map(|(start, end)| (end - start, *start)).filter(|(size, _)| *size >= bytes);
+        let fits =
+            self.holes.iter().map(|(start, end)| (end - start, *start)).filter(|(size, _)| *size >= bytes);
         fits.min().map(|(_, start)| start)
     }
 
@@ -139,7 +140,11 @@ const FLOOR: u64 = 1 << 32;
 impl Driver {
     /// A process whose free addresses end at `top`.
     pub fn new(top: u64) -> Driver {
-        Driver { regions: Vec::new(), gaps: Ranges::from([(FLOOR, top.max(FLOOR + REGION))]), learned: Learned::default() }
+        Driver {
+            regions: Vec::new(),
+            gaps: Ranges::from([(FLOOR, top.max(FLOOR + REGION))]),
+            learned: Learned::default(),
+        }
     }
 
     /// A process whose first allocation is at `address`: free addresses end where its region ends.
@@ -154,10 +159,12 @@ impl Driver {
 
     fn place(&self, bytes: u64) -> Option<Place> {
         let newest_first = self.regions.iter().enumerate().rev();
-        let mut holes = newest_first.filter_map(|(index, region)| Some(Place::Hole(index, region.find(bytes)?)));
+        let mut holes =
+            newest_first.filter_map(|(index, region)| Some(Place::Hole(index, region.find(bytes)?)));
         holes.next().or_else(|| {
             let region = bytes.next_multiple_of(REGION);
-            let mut highest = self.gaps.iter().rev().filter(|(start, end)| **end - **start >= region + REGION);
+            let mut highest =
+                self.gaps.iter().rev().filter(|(start, end)| **end - **start >= region + REGION);
             highest.next().map(|(_, end)| Place::New((end - region) / REGION * REGION))
         })
     }
@@ -186,14 +193,22 @@ impl Driver {
     }
 
     fn insert_region(&mut self, index: usize, start: u64, end: u64) {
-        let region = Region { start, end, holes: Ranges::from([(start, end)]), largest: end - start, is_foreign: false };
+        let region = Region {
+            start,
+            end,
+            holes: Ranges::from([(start, end)]),
+            largest: end - start,
+            is_foreign: false,
+        };
         self.regions.insert(index, region);
     }
 
     /// Takes an allocation back.
     pub fn free(&mut self, address: u64, bytes: u64) {
         let bytes = bytes.next_multiple_of(PAGE);
-        let Some(index) = self.regions.iter().position(|it| (it.start..it.end).contains(&address)) else { return };
+        let Some(index) = self.regions.iter().position(|it| (it.start..it.end).contains(&address)) else {
+            return;
+        };
         let region = &mut self.regions[index];
         region.give(address, bytes.min(region.end - address));
         if region.is_empty() {
@@ -405,8 +420,11 @@ impl Knowledge {
 
     /// Learns from the driver calls of a trace.
     pub fn of(script: &[DriverEvent]) -> Knowledge {
-        let script: Vec<DriverEvent> =
-            script.iter().filter(|it| matches!(it.call, DriverCall::Alloc | DriverCall::Free)).copied().collect();
+        let script: Vec<DriverEvent> = script
+            .iter()
+            .filter(|it| matches!(it.call, DriverCall::Alloc | DriverCall::Free))
+            .copied()
+            .collect();
         let mut knowledge = Knowledge { script, facts: Vec::new(), surprises: 0.0 };
         let mut driver = knowledge.start();
         let (mut n_segments, mut n_surprises) = (0u64, 0u64);
@@ -515,7 +533,16 @@ impl<'a> Continued<'a> {
     /// Continues a recorded process.
     pub fn new(knowledge: &'a Knowledge, disturbance: Option<Disturbance>) -> Continued<'a> {
         let driver = knowledge.start();
-        Continued { knowledge, driver, next_call: 0, next_fact: 0, n_freed: 0, has_parted: false, parted: None, disturbance }
+        Continued {
+            knowledge,
+            driver,
+            next_call: 0,
+            next_fact: 0,
+            n_freed: 0,
+            has_parted: false,
+            parted: None,
+            disturbance,
+        }
     }
 
     /// Sets a flag when the ways part. Until then every address is a recorded one.
@@ -533,7 +560,9 @@ impl<'a> Continued<'a> {
 
     /// Takes note of what is true from the recorded call `call` on.
     fn note_until(&mut self, call: usize) {
-        while let Some((_, fact)) = self.knowledge.facts.get(self.next_fact).filter(|it| it.0 as usize <= call) {
+        while let Some((_, fact)) =
+            self.knowledge.facts.get(self.next_fact).filter(|it| it.0 as usize <= call)
+        {
             self.driver.note(*fact);
             self.next_fact += 1;
         }
@@ -545,14 +574,16 @@ impl AddressSpace for Continued<'_> {
         let script = &self.knowledge.script;
         if !self.has_parted {
             // Frees since the last call must be exactly the recorded burst.
-            let burst = script[self.next_call..].iter().take_while(|event| event.call == DriverCall::Free).count();
+            let burst =
+                script[self.next_call..].iter().take_while(|event| event.call == DriverCall::Free).count();
             if burst == self.n_freed {
                 self.next_call += burst;
             }
             self.n_freed = 0;
             self.note_until(self.next_call);
             let next = script.get(self.next_call);
-            if let Some(event) = next.filter(|event| event.call == DriverCall::Alloc && event.bytes == bytes) {
+            if let Some(event) = next.filter(|event| event.call == DriverCall::Alloc && event.bytes == bytes)
+            {
                 self.driver.learn(event.address, bytes);
                 self.next_call += 1;
                 return Some(event.address);

@@ -3,6 +3,7 @@
 
 pub mod addresses;
 pub mod audit;
+pub mod bounds;
 pub mod bytes;
 pub mod device;
 pub mod driver;

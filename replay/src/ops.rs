@@ -48,8 +48,6 @@ pub enum Op {
     ReleasePool(PoolIdx),
     /// The program asked for memory and got an out-of-memory error: index into [`OpStream::ooms`].
     Oom(u32),
-    /// The program reset the peak statistics.
-    ResetPeaks,
 }
 
 /// One request that was served.

@@ -75,7 +75,8 @@ pub fn run(
     device: &mut Device,
     observer: &mut impl Observer,
 ) -> Outcome {
-    let mut run = Run { stream, placements: vec![NOWHERE; stream.allocations.len()], n_requests: 0, oom: None };
+    let mut run =
+        Run { stream, placements: vec![NOWHERE; stream.allocations.len()], n_requests: 0, oom: None };
     // What was live before the history began is asked for first, in address order.
     for id in &stream.initial_allocs {
         if let Err(error) = run.place(policy, device, *id) {
@@ -127,7 +128,6 @@ pub fn run(
                 run.recorded_oom(policy, device, index, oom);
                 run.n_requests += 1;
             }
-            Op::ResetPeaks => {}
         }
     }
     run.outcome(policy, device, false)

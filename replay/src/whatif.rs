@@ -152,13 +152,13 @@ impl<'a> Laboratory<'a> {
 
     fn check_as(&self, torch_version: (u8, u8)) -> SelfCheck {
         let stream = self.stream;
-        let mut check =
-            SelfCheck { torch_version, n_matching: 0, n_requests: 0, n_strayed: 0, first: None };
+        let mut check = SelfCheck { torch_version, n_matching: 0, n_requests: 0, n_strayed: 0, first: None };
         let options = stream.settings.options.as_deref().unwrap_or("");
         let Ok(mut policy) = self.build("torch", options, torch_version) else { return check };
         let recorded = Recorded::new(&stream.driver);
         let strayed = recorded.strayed();
-        let mut device = Device::new(stream.settings.device_memory.unwrap_or(u64::MAX), None, Box::new(recorded));
+        let mut device =
+            Device::new(stream.settings.device_memory.unwrap_or(u64::MAX), None, Box::new(recorded));
         run(stream, &mut *policy, &mut device, &mut Comparison { stream, check: &mut check });
         check.n_strayed = strayed.get();
         check
@@ -178,7 +178,11 @@ impl<'a> Laboratory<'a> {
         })
     }
 
-    fn simulate(&self, question: &Question, space: Box<dyn AddressSpace + '_>) -> Result<Outcome, OptionError> {
+    fn simulate(
+        &self,
+        question: &Question,
+        space: Box<dyn AddressSpace + '_>,
+    ) -> Result<Outcome, OptionError> {
         let mut policy = self.build(&question.policy, &question.options, question.torch_version)?;
         let total = question.device_memory.unwrap_or(u64::MAX);
         let mut device = Device::new(total, question.limit, space);

@@ -109,13 +109,12 @@ struct Row<'a> {
 fn replay<'a>(trace: &'a Trace, args: &ReplayArgs) -> anyhow::Result<Vec<Row<'a>>> {
     let mut rows = Vec::new();
     for stream in &trace.devices {
-        let laboratory =
-            Laboratory::new(stream).map_err(|why| anyhow!("device {} cannot be replayed: {why}", stream.device))?;
+        let laboratory = Laboratory::new(stream)
+            .map_err(|why| anyhow!("device {} cannot be replayed: {why}", stream.device))?;
         let self_check = laboratory.self_check(args.machine.torch_version);
         for question in questions(stream, args, self_check.torch_version) {
-            let answer = laboratory
-                .answer(&question)
-                .with_context(|| format!("--policy {}", named(&question)))?;
+            let answer =
+                laboratory.answer(&question).with_context(|| format!("--policy {}", named(&question)))?;
             rows.push(Row { device: stream, question, answer, self_check: self_check.clone() });
         }
     }
@@ -219,7 +218,12 @@ fn report_table(out: &mut dyn Write, path: &std::path::Path, rows: &[Row]) -> an
         )?;
         let (low, high) = row.answer.peak_reserved_range;
         if low != high {
-            writeln!(out, "{:>12} to {} depending on addresses that the trace does not tell", iec(low), iec(high))?;
+            writeln!(
+                out,
+                "{:>12} to {} depending on addresses that the trace does not tell",
+                iec(low),
+                iec(high)
+            )?;
         }
         if let Some(oom) = &row.answer.outcome.oom {
             writeln!(

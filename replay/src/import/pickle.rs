@@ -168,14 +168,6 @@ impl Heap {
         }
     }
 
-    /// The float behind a value; integers are converted.
-    pub(crate) fn float(&self, value: Value) -> Option<f64> {
-        match value {
-            Value::Float(index) => self.wide.get(index as usize).map(|bits| f64::from_bits(*bits as u64)),
-            other => self.int(other).map(|int| int as f64),
-        }
-    }
-
     /// The text behind a value.
     pub(crate) fn text(&self, value: Value) -> Option<&str> {
         match value {
@@ -722,7 +714,9 @@ impl<R: Read> Machine<R> {
 
     fn recall(&mut self, index: u64) -> Result<(), PickleError> {
         match self.memo.get(index as usize) {
-            None | Some(Value::Mark) => Err(self.unexpected(format!("memo index {index} that was never set"))),
+            None | Some(Value::Mark) => {
+                Err(self.unexpected(format!("memo index {index} that was never set")))
+            }
             Some(value) => self.push(*value),
         }
     }

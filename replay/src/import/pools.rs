@@ -43,8 +43,11 @@ fn search(stream: &mut OpStream, unknown: &[u32]) -> Option<String> {
     let is_unknown = |segment: u32| unknown.binary_search(&segment).is_ok();
     let mut miss = first_miss(stream, &mut budget)?;
     loop {
-        let candidates: Vec<u32> =
-            [Some(miss.recorded), miss.simulated].into_iter().flatten().filter(|it| is_unknown(*it)).collect();
+        let candidates: Vec<u32> = [Some(miss.recorded), miss.simulated]
+            .into_iter()
+            .flatten()
+            .filter(|it| is_unknown(*it))
+            .collect();
         let mut best: Option<(usize, u32, PoolIdx, Option<Miss>)> = None;
         for segment in candidates {
             for pool in pools_to_try(stream, segment) {
@@ -94,7 +97,8 @@ fn pools_to_try(stream: &mut OpStream, segment: u32) -> Vec<PoolIdx> {
     let distance = |pool: &PoolIdx| {
         let members = (0u32..).zip(&stream.segments);
         let members = members.filter(|(other, it)| *other != segment && it.pool == Some(*pool));
-        let nearest = members.map(|(other, it)| (it.stream != stream_of, (created(other) - when).abs())).min();
+        let nearest =
+            members.map(|(other, it)| (it.stream != stream_of, (created(other) - when).abs())).min();
         nearest.unwrap_or((true, i64::MAX))
     };
     let mut pools: Vec<PoolIdx> =

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use super::Trace;
 use super::pickle::{self, Heap, MISSING, PickleError, RawEntry, Value};
 use crate::ops::{
-    AllocId, Allocation, Builder, DriverCall, DriverEvent, Frame, History, LayoutBlock, LayoutSegment, Op, OpStream,
-    PoolIdx, RecordedOom, RecordedSettings, StackId, Stacks, StreamIdx, TooMany,
+    AllocId, Allocation, Builder, DriverCall, DriverEvent, Frame, History, LayoutBlock, LayoutSegment, Op,
+    OpStream, PoolIdx, RecordedOom, RecordedSettings, StackId, Stacks, StreamIdx, TooMany,
 };
 
 /// Why a snapshot could not be imported.
@@ -91,7 +91,8 @@ pub(crate) fn from_reader(source: impl Read, path: &Path) -> Result<Trace, Impor
 
     let mut segments_of: BTreeMap<u32, Vec<RawSegment>> = BTreeMap::new();
     for segment in segments {
-        let segment = RawSegment::read(&heap, segment).ok_or_else(|| not("a segment has no address or size"))?;
+        let segment =
+            RawSegment::read(&heap, segment).ok_or_else(|| not("a segment has no address or size"))?;
         segments_of.entry(segment.device).or_default().push(segment);
     }
     let n_devices = traces.len().max(segments_of.keys().last().map_or(0, |last| *last as usize + 1));
@@ -203,7 +204,8 @@ struct RawBlock {
 
 impl RawSegment {
     fn read(heap: &Heap, value: Value) -> Option<RawSegment> {
-        let number = |value, key| heap.get(value, key).and_then(|found| heap.int(found)).map(|int| int as u64);
+        let number =
+            |value, key| heap.get(value, key).and_then(|found| heap.int(found)).map(|int| int as u64);
         let address = number(value, "address")?;
         let mut at = address;
         let blocks = heap.get(value, "blocks").and_then(|blocks| heap.elements(blocks)).unwrap_or(&[]);
@@ -213,7 +215,8 @@ impl RawSegment {
                 let bytes = number(*block, "size")?;
                 let start = number(*block, "address").unwrap_or(at);
                 at = start.checked_add(bytes)?;
-                let state = heap.get(*block, "state").and_then(|state| heap.text(state)).unwrap_or("inactive");
+                let state =
+                    heap.get(*block, "state").and_then(|state| heap.text(state)).unwrap_or("inactive");
                 Some(RawBlock {
                     address: start,
                     bytes,
@@ -228,7 +231,9 @@ impl RawSegment {
         address.checked_add(total)?;
         let kind = heap.get(value, "segment_type").and_then(|kind| heap.text(kind));
         Some(RawSegment {
-            device: u32::try_from(number(value, "device").unwrap_or(0)).ok().filter(|device| *device < 4096)?,
+            device: u32::try_from(number(value, "device").unwrap_or(0))
+                .ok()
+                .filter(|device| *device < 4096)?,
             address,
             bytes: total,
             stream: number(value, "stream").unwrap_or(0),
@@ -360,7 +365,9 @@ impl<'a> Importer<'a> {
                 Some(Action::Driver(DriverCall::Alloc)) => {
                     obtained.insert(entry.address as u64, ());
                 }
-                Some(Action::Driver(DriverCall::Free)) if obtained.remove(&(entry.address as u64)).is_none() => {
+                Some(Action::Driver(DriverCall::Free))
+                    if obtained.remove(&(entry.address as u64)).is_none() =>
+                {
                     before.push((entry.address as u64, entry.bytes.max(0) as u64, entry.stream as u64));
                 }
                 _ => {}
@@ -386,7 +393,9 @@ impl<'a> Importer<'a> {
         let stream = self.builder.stream(if entry.stream == MISSING { 0 } else { entry.stream as u64 })?;
         match action {
             Action::Alloc => {
-                if let Some(overwritten) = self.live.remove(&address).or_else(|| self.pending.remove(&address)) {
+                if let Some(overwritten) =
+                    self.live.remove(&address).or_else(|| self.pending.remove(&address))
+                {
                     self.contradiction(format!("address {address:#x} is handed out twice"));
                     self.builder.op(Op::FreeRequested(overwritten));
                     self.builder.op(Op::FreeCompleted(overwritten));
@@ -524,7 +533,8 @@ impl<'a> Importer<'a> {
             let pool = self.builder.pool(segment.pool)?;
             let mut blocks = Vec::new();
             for block in &segment.blocks {
-                let known = self.live.get(&block.address).or_else(|| self.pending.get(&block.address)).copied();
+                let known =
+                    self.live.get(&block.address).or_else(|| self.pending.get(&block.address)).copied();
                 let alloc = match known {
                     None if block.active => {
                         let allocation = Allocation {
@@ -591,7 +601,8 @@ impl<'a> Importer<'a> {
                 let rounded = stream.allocation(*id).requested.next_multiple_of(512).max(512);
                 let room = next - address;
                 // What is too little to be split off belongs to the block.
-                let splits = if small { room - rounded.min(room) >= 512 } else { room - rounded.min(room) > 1 << 20 };
+                let splits =
+                    if small { room - rounded.min(room) >= 512 } else { room - rounded.min(room) > 1 << 20 };
                 let guess = if splits { rounded.min(room) } else { room };
                 let bytes = sizes_at_end.get(id).copied().unwrap_or(guess).min(room);
                 blocks.push(LayoutBlock { address: *address, bytes, alloc: Some(*id) });
@@ -651,7 +662,8 @@ impl<'a> Importer<'a> {
 /// larger than it ever was; otherwise the driver had no reason to refuse.
 fn insert_trims(stream: &mut OpStream) {
     let is_back = |event: &DriverEvent| matches!(event.call, DriverCall::Free | DriverCall::Unmap);
-    let signed = |event: &DriverEvent| if is_back(event) { -(event.bytes as i64) } else { event.bytes as i64 };
+    let signed =
+        |event: &DriverEvent| if is_back(event) { -(event.bytes as i64) } else { event.bytes as i64 };
     let at_start: i64 = stream.initial.iter().map(|segment| segment.bytes as i64).sum();
     let (mut total, mut most) = (at_start, at_start);
     for event in &stream.driver {
@@ -688,4 +700,3 @@ fn insert_trims(stream: &mut OpStream) {
     let places: Vec<(u32, Op)> = trims.iter().map(|(before, _)| (*before, Op::Trim)).collect();
     stream.insert_ops(&places);
 }
-

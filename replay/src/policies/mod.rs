@@ -6,6 +6,19 @@
 use crate::device::{Device, Placement};
 use crate::ops::{PoolIdx, StreamIdx};
 
+mod best_fit;
+mod bfc;
+mod buddy;
+mod cuda_async;
+mod cupy;
+mod direct;
+mod gmlake;
+mod paged;
+mod ranges;
+mod rmm_arena;
+mod rmm_binning;
+mod rmm_pool;
+mod tlsf;
 pub mod torch;
 
 /// Why requests go to a pool other than the default one.
@@ -39,6 +52,16 @@ pub struct OutOfMemory {
     pub segment_bytes: u64,
     /// What the program would have been told.
     pub message: String,
+}
+
+impl OutOfMemory {
+    /// An error without PyTorch's text.
+    pub(crate) fn plain(segment_bytes: u64) -> OutOfMemory {
+        OutOfMemory {
+            segment_bytes,
+            message: format!("out of memory: {} do not fit", crate::bytes::iec(segment_bytes)),
+        }
+    }
 }
 
 /// Decides where each request lives.
@@ -117,7 +140,21 @@ pub struct PolicyEntry {
 }
 
 /// Every policy. The first is the default.
-pub const POLICIES: &[PolicyEntry] = &[torch::ENTRY];
+pub const POLICIES: &[PolicyEntry] = &[
+    torch::ENTRY,
+    direct::ENTRY,
+    cuda_async::ENTRY,
+    bfc::ENTRY,
+    cupy::ENTRY,
+    rmm_pool::ENTRY,
+    rmm_arena::ENTRY,
+    rmm_binning::ENTRY,
+    gmlake::ENTRY,
+    paged::ENTRY,
+    best_fit::ENTRY,
+    buddy::ENTRY,
+    tlsf::ENTRY,
+];
 
 /// Finds a policy by name.
 ///
@@ -154,4 +191,9 @@ pub(crate) fn key_values<'a>(
         pairs.push((key, value));
     }
     Ok(pairs)
+}
+
+/// Reads an amount of memory, naming the option in the error.
+pub(crate) fn amount(key: &str, value: &str) -> Result<u64, OptionError> {
+    crate::bytes::parse(value).map_err(|error| OptionError(format!("{key}: {error}")))
 }

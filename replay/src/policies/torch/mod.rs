@@ -5,9 +5,9 @@
 //! is c10/cuda/CUDACachingAllocator.cpp; `tests/oracle/` holds this against the compiled original.
 
 mod oom;
+mod options;
 #[cfg(test)]
 mod oracle;
-mod options;
 mod profile;
 mod stats;
 
@@ -19,7 +19,9 @@ pub use stats::{NAMES, Name, Stat, Stats};
 
 use crate::device::{Device, Placement, SegmentId};
 use crate::ops::{PoolIdx, StreamIdx};
-use crate::policies::{ADDRESS_TIES, Build, Capture, Fidelity, OptionError, OutOfMemory, Policy, PolicyEntry, Request};
+use crate::policies::{
+    ADDRESS_TIES, Build, Capture, Fidelity, OptionError, OutOfMemory, Policy, PolicyEntry, Request,
+};
 
 /// kMinBlockSize: every request is rounded to this.
 const MIN_BLOCK: u64 = 512;
@@ -283,7 +285,9 @@ impl Torch {
             Tie::BlockNumber => block.number,
             // The address of a segment's block grows with its offset; all offsets are multiples of 512. The low
             // 34 bits hold 8 TiB of them.
-            Tie::SegmentOrder => (u64::from(block.segment.0) << 34) | ((block.address >> 9) & ((1 << 34) - 1)),
+            Tie::SegmentOrder => {
+                (u64::from(block.segment.0) << 34) | ((block.address >> 9) & ((1 << 34) - 1))
+            }
         };
         (block.bytes, tie, id)
     }
@@ -363,8 +367,10 @@ impl Torch {
     fn is_tied(&self, set: &FreeSet, found: BlockId) -> bool {
         let (bytes, segment) = (self.block(found).bytes, self.block(found).segment);
         // Blocks of one segment lie together: the first and the last of the equals tell.
-        let mut equals = set.range((bytes, 0, 0)..(bytes + 1, 0, 0)).map(|(_, _, id)| self.block(*id).segment);
-        equals.next().is_some_and(|first| first != segment) || equals.next_back().is_some_and(|last| last != segment)
+        let mut equals =
+            set.range((bytes, 0, 0)..(bytes + 1, 0, 0)).map(|(_, _, id)| self.block(*id).segment);
+        equals.next().is_some_and(|first| first != segment)
+            || equals.next_back().is_some_and(|last| last != segment)
     }
 
     fn room(&self, id: BlockId) -> u64 {

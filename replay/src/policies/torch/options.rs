@@ -133,7 +133,10 @@ pub fn parse(text: &str, profile: &Profile) -> Result<Options, OptionError> {
                 tokens.number(&key)?;
             }
             Kind::NotSimulated => {
-                return Err(OptionError(format!("{key} is known to {} but is not simulated", tokens.release())));
+                return Err(OptionError(format!(
+                    "{key} is known to {} but is not simulated",
+                    tokens.release()
+                )));
             }
         }
         match tokens.next() {
@@ -253,8 +256,7 @@ impl Tokens<'_> {
 
     fn fraction(&mut self, key: &str, open: bool) -> Result<f64, OptionError> {
         let word = self.word(key)?;
-        let value: f64 =
-            word.parse().map_err(|_| OptionError(format!("{key}:{word} is not a number")))?;
+        let value: f64 = word.parse().map_err(|_| OptionError(format!("{key}:{word} is not a number")))?;
         if open && !(value > 0.0 && value < 1.0) {
             return Err(self.refuse(key, "must lie between 0 and 1, both excluded"));
         }

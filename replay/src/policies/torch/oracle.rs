@@ -111,13 +111,17 @@ fn program(seed: u64, n_steps: usize, flavour: Flavour) -> Vec<Step> {
             0..=93 => steps.push(Step::Free(live.swap_remove(random.below(live.len() as u64) as usize))),
             94 if inside.is_none() => steps.push(Step::Trim),
             95..=96 if flavour == Flavour::Streams => {
-                steps.push(Step::Record(live[random.below(live.len() as u64) as usize], random.below(3) as u16));
+                steps.push(Step::Record(
+                    live[random.below(live.len() as u64) as usize],
+                    random.below(3) as u16,
+                ));
             }
             97 if flavour == Flavour::Streams => steps.push(Step::Done(random.chance(50))),
             94..=96 if flavour == Flavour::Pools => match inside.take() {
                 Some(pool) => steps.push(Step::End(pool)),
                 None => {
-                    let again = (!pools.is_empty() && random.chance(50)).then(|| random.below(pools.len() as u64));
+                    let again =
+                        (!pools.is_empty() && random.chance(50)).then(|| random.below(pools.len() as u64));
                     let index = again.map(|index| index as usize).unwrap_or_else(|| {
                         n_pools += 1;
                         pools.push((n_pools, 0));
@@ -208,12 +212,8 @@ impl Simulated {
         if self.done && !captures {
             self.process_events();
         }
-        let request = Request {
-            bytes,
-            stream: StreamIdx(stream),
-            pool: PoolIdx(self.inside.unwrap_or(0)),
-            capture,
-        };
+        let request =
+            Request { bytes, stream: StreamIdx(stream), pool: PoolIdx(self.inside.unwrap_or(0)), capture };
         let syncs = self.torch.stats.num_sync_all_streams;
         match self.torch.alloc(&mut self.device, request) {
             Ok(placement) => {
@@ -264,7 +264,8 @@ impl Simulated {
         out.push(format!("oversize_segments{}", row(&stats.oversize_segments)));
         out.push(format!("retries {} ooms {}", stats.num_alloc_retries, stats.num_ooms));
         if self.has_device_counters {
-            let (alloc, free, sync) = (stats.num_device_alloc, stats.num_device_free, stats.num_sync_all_streams);
+            let (alloc, free, sync) =
+                (stats.num_device_alloc, stats.num_device_free, stats.num_sync_all_streams);
             out.push(format!("device_alloc {alloc} device_free {free} sync {sync}"));
         }
         out.push(format!("stub used {}", self.device.total() - self.device.free()));
@@ -278,7 +279,11 @@ impl Simulated {
             (Name::InactiveSplitBytes, books.inactive_split),
         ] {
             let own = stats.all(name);
-            assert_eq!((own.current as u64, own.peak as u64), (gauge.current, gauge.peak), "books of {name:?}");
+            assert_eq!(
+                (own.current as u64, own.peak as u64),
+                (gauge.current, gauge.peak),
+                "books of {name:?}"
+            );
         }
     }
 }
@@ -374,7 +379,16 @@ fn simulated(case: &Case) -> Vec<String> {
 
 /// What may differ: advice and process lists of the texts, and releases' own internal errors.
 fn comparable(line: &str) -> String {
-    let end = ["If reserved memory is >>", "If reserved but unallocated", "expandable_segments is enabled", "See documentation", " try setting"].iter().filter_map(|it| line.find(it)).min();
+    let end = [
+        "If reserved memory is >>",
+        "If reserved but unallocated",
+        "expandable_segments is enabled",
+        "See documentation",
+        " try setting",
+    ]
+    .iter()
+    .filter_map(|it| line.find(it))
+    .min();
     let mut line = line[..end.unwrap_or(line.len())].trim_end().to_string();
     if let (Some(start), Some(stop)) = (line.find("Including non-PyTorch"), line.find(" in use. ")) {
         line.replace_range(start..stop + " in use. ".len(), "");
