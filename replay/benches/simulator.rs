@@ -3,6 +3,8 @@
 //! `cargo bench -p gputrace` prints one line for each shape of trace. The traces are made here: layers of a network that
 //! keep activations in the forward pass and drop them in the backward pass, with sizes that vary between steps.
 
+#![allow(clippy::print_stdout, reason = "a benchmark prints its result")]
+
 use std::time::Instant;
 
 use gputrace_replay::addresses::{Bump, Direction};

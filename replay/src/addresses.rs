@@ -115,8 +115,8 @@ impl AddressSpace for Shuffled {
 /// addresses far away from it and is counted.
 #[derive(Clone, Debug)]
 pub struct Recorded {
-    script: std::vec::IntoIter<DriverEvent>,
-    next: Option<DriverEvent>,
+    script: Vec<DriverEvent>,
+    next: usize,
     fallback: Bump,
     refuses: bool,
     /// Calls that the trace does not have.
@@ -126,10 +126,14 @@ pub struct Recorded {
 impl Recorded {
     /// Follows `script`.
     pub fn new(script: &[DriverEvent]) -> Recorded {
-        let mut script = script.to_vec().into_iter();
-        let next = script.next();
         let fallback = Bump { next: 0x10_0000_0000_0000, direction: Direction::Ascending };
-        Recorded { script, next, fallback, refuses: false, n_strayed: std::rc::Rc::default() }
+        Recorded {
+            script: script.to_vec(),
+            next: 0,
+            fallback,
+            refuses: false,
+            n_strayed: std::rc::Rc::default(),
+        }
     }
 
     /// A counter of the calls that the trace does not have; it stays readable while the device owns the rest.
@@ -137,44 +141,33 @@ impl Recorded {
         self.n_strayed.clone()
     }
 
+    fn upcoming(&self) -> Option<DriverEvent> {
+        self.script.get(self.next).copied()
+    }
+
     fn stray(&self) {
         self.n_strayed.set(self.n_strayed.get() + 1);
     }
 
-    fn advance(&mut self) {
-        self.next = self.script.next();
-    }
-
+    /// The order inside a flush may differ from the trace's.
     fn give_back(&mut self, call: DriverCall, address: u64) {
-        if self.next.is_some_and(|event| event.call == call && event.address == address) {
-            self.advance();
-        } else {
-            // The order inside a flush may differ; look for it in the rest of the burst.
-            let burst = self.script.as_slice();
-            let same = |event: &DriverEvent| event.call == call && event.address == address;
-            let end = burst.iter().position(|event| event.call != call).unwrap_or(burst.len());
-            match burst[..end].iter().position(same) {
-                Some(found) if self.next.is_some_and(|event| event.call == call) => {
-                    let mut rest = burst.to_vec();
-                    let earlier = self.next.take();
-                    if let Some(earlier) = earlier {
-                        rest[found] = earlier;
-                    }
-                    self.script = rest.into_iter();
-                    self.advance();
-                }
-                _ => self.stray(),
+        let burst = self.script[self.next..].iter().take_while(|event| event.call == call);
+        match burst.enumerate().find(|(_, event)| event.address == address).map(|(index, _)| index) {
+            Some(index) => {
+                self.script.swap(self.next, self.next + index);
+                self.next += 1;
             }
+            None => self.stray(),
         }
     }
 }
 
 impl AddressSpace for Recorded {
     fn map(&mut self, bytes: u64, _op: u32) -> Option<u64> {
-        match self.next {
+        match self.upcoming() {
             _ if self.refuses => None,
             Some(event) if event.call == DriverCall::Alloc && event.bytes == bytes => {
-                self.advance();
+                self.next += 1;
                 Some(event.address)
             }
             // The driver had refused: the trace goes on with giving memory back.
@@ -191,7 +184,7 @@ impl AddressSpace for Recorded {
     }
 
     fn reserve(&mut self, bytes: u64) -> u64 {
-        match self.next {
+        match self.upcoming() {
             // The first pages of a reservation are at its start.
             Some(event) if event.call == DriverCall::Map => event.address,
             _ => self.fallback.reserve(bytes),
@@ -199,12 +192,12 @@ impl AddressSpace for Recorded {
     }
 
     fn commit(&mut self, address: u64, bytes: u64) -> bool {
-        match self.next {
+        match self.upcoming() {
             _ if self.refuses => false,
             Some(event)
                 if event.call == DriverCall::Map && (event.address, event.bytes) == (address, bytes) =>
             {
-                self.advance();
+                self.next += 1;
                 true
             }
             Some(event) if matches!(event.call, DriverCall::Free | DriverCall::Unmap) => false,

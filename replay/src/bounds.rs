@@ -159,7 +159,7 @@ mod tests {
         //  1 KiB  b              d        b is freed first, then c (2 KiB) comes: offline, c lies over b and a's successor
         //  2 KiB            c    c
         let mut builder = Builder::new(0);
-        let mut alloc = |builder: &mut Builder, requested| {
+        let alloc = |builder: &mut Builder, requested| {
             let stream = StreamIdx(0);
             builder.alloc(Allocation {
                 requested,

@@ -280,7 +280,7 @@ impl<'a> Laboratory<'a> {
         match index {
             0 => (Box::new(Bump::new(Direction::Ascending)), false),
             1 => (Box::new(Bump::new(Direction::Descending)), false),
-            _ if index % 2 == 0 => {
+            _ if index.is_multiple_of(2) => {
                 // The rule is broken as often as in the recorded run, or more often.
                 let rate = (self.knowledge.surprises * [1.0, 2.0][index / 2 % 2]).max(0.05);
                 (Box::new(Continued::new(&self.knowledge, Some(Disturbance::new(seed, rate)))), true)

@@ -645,7 +645,7 @@ impl<R: Read> Machine<R> {
 
     /// `wide` is how many wide integers there were before the items.
     fn set_items(&mut self, items: &[Value], wide: usize) -> Result<(), PickleError> {
-        if items.len() % 2 != 0 {
+        if !items.len().is_multiple_of(2) {
             return Err(self.underflow());
         }
         let Some(Value::Dict(dict)) = self.stack.last().copied() else {

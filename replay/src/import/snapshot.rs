@@ -13,7 +13,7 @@ use super::Trace;
 use super::pickle::{self, Heap, MISSING, PickleError, RawEntry, Value};
 use crate::ops::{
     AllocId, Allocation, Builder, DriverCall, DriverEvent, Frame, History, LayoutBlock, LayoutSegment, Op,
-    OpStream, PoolIdx, RecordedOom, RecordedSettings, StackId, Stacks, StreamIdx, TooMany,
+    OpStream, PoolIdx, RecordedOom, RecordedSegment, RecordedSettings, StackId, Stacks, StreamIdx, TooMany,
 };
 
 /// Why a snapshot could not be imported.
@@ -408,7 +408,7 @@ impl<'a> Importer<'a> {
             Action::FreeRequested => {
                 let id = match self.live.remove(&address) {
                     Some(id) => id,
-                    None => self.from_before(entry, address, bytes, stream)?,
+                    None => self.live_before(entry, address, bytes, stream)?,
                 };
                 self.builder.op(Op::FreeRequested(id));
                 self.pending.insert(address, id);
@@ -419,7 +419,7 @@ impl<'a> Importer<'a> {
                     None => {
                         let id = match self.live.remove(&address) {
                             Some(id) => id,
-                            None => self.from_before(entry, address, bytes, stream)?,
+                            None => self.live_before(entry, address, bytes, stream)?,
                         };
                         self.builder.op(Op::FreeRequested(id));
                         id
@@ -442,7 +442,7 @@ impl<'a> Importer<'a> {
     }
 
     /// An allocation that was live when the history began.
-    fn from_before(
+    fn live_before(
         &mut self,
         entry: RawEntry,
         address: u64,
@@ -656,10 +656,28 @@ impl<'a> Importer<'a> {
     }
 }
 
+/// Whether the request after a burst could have been served from one of the cached segments of that burst. Then it was
+/// not that request that flushed them.
+fn would_have_hit(stream: &OpStream, burst: &[DriverEvent]) -> bool {
+    let Some(Op::Alloc(id)) = burst.first().and_then(|event| stream.ops.get(event.before_op as usize)) else {
+        return false;
+    };
+    let request = stream.allocation(*id);
+    let is_small = request.requested <= 1 << 20;
+    let fits = |segment: &RecordedSegment| {
+        let same_half = (segment.bytes == crate::device::PAGE) == is_small;
+        same_half
+            && segment.stream == request.stream
+            && segment.bytes >= request.requested.next_multiple_of(512)
+    };
+    let freed = burst.iter().filter(|event| event.call == DriverCall::Free);
+    freed.filter_map(|event| stream.segments.get(event.segment as usize)).any(fits)
+}
+
 /// Segments that were given back although the driver had not refused anything: the program called `empty_cache`.
 ///
 /// A burst right before a new segment is a failed request's flush only if the new segment would have made the total
-/// larger than it ever was; otherwise the driver had no reason to refuse.
+/// larger than it ever was, and none of the segments given back would have done; otherwise there was no reason to.
 fn insert_trims(stream: &mut OpStream) {
     let is_back = |event: &DriverEvent| matches!(event.call, DriverCall::Free | DriverCall::Unmap);
     let signed =
@@ -688,7 +706,11 @@ fn insert_trims(stream: &mut OpStream) {
             .count();
         let next = stream.driver.get(index + burst).filter(|next| next.before_op == event.before_op);
         let is_within_request = match next {
-            Some(next) => gives_back_early || total + next.bytes as i64 > most,
+            Some(_) if gives_back_early => true,
+            Some(next) => {
+                total + next.bytes as i64 > most
+                    && !would_have_hit(stream, &stream.driver[index..index + burst])
+            }
             None => matches!(stream.ops.get(event.before_op as usize), Some(Op::Oom(_))),
         };
         if !is_within_request {

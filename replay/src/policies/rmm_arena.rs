@@ -58,7 +58,7 @@ impl RmmArena {
         })
     }
 
-    fn from_superblock(&mut self, device: &mut Device, stream: usize, wanted: u64) -> Option<Placement> {
+    fn serve_small(&mut self, device: &mut Device, stream: usize, wanted: u64) -> Option<Placement> {
         if let Some(placement) = self.arenas[stream].place(wanted, Fit::First) {
             return Some(placement);
         }
@@ -80,7 +80,7 @@ impl Policy for RmmArena {
         let found = if wanted >= SUPERBLOCK {
             self.global(device).place(wanted, Fit::First)
         } else {
-            self.from_superblock(device, usize::from(request.stream.0), wanted)
+            self.serve_small(device, usize::from(request.stream.0), wanted)
         };
         // Handle 1: lies in a superblock.
         let found = found.map(|placement| Placement { handle: u32::from(wanted < SUPERBLOCK), ..placement });

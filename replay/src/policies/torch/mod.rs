@@ -250,7 +250,7 @@ impl Torch {
     }
 
     fn is_small(pool: u32) -> bool {
-        pool % 2 == 0
+        pool.is_multiple_of(2)
     }
 
     fn expands(&self, pool: PoolIdx) -> bool {

@@ -296,7 +296,8 @@ impl Tokens<'_> {
             self.expect(":", key)?;
             let divisions = self.number(key)?;
             let off_is_allowed = self.profile.version >= (2, 4);
-            if !divisions.is_power_of_two() && !(divisions == 0 && off_is_allowed) {
+            let is_off = divisions == 0 && off_is_allowed;
+            if !is_off && !divisions.is_power_of_two() {
                 return Err(self.refuse(key, "must list powers of two"));
             }
             if size == ">" {
