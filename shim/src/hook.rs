@@ -157,7 +157,7 @@ macro_rules! hooks {
     (@fill { $($field:ident: $value:expr),* } $(, out { $($out_field:ident: $out_value:expr),* })?) => {
         // SAFETY: `in` values read arguments, or structures the function reads itself and that were checked for null;
         // `out` values read what the function wrote, after it said that it succeeded.
-        #[allow(unused_unsafe, unused_variables, clippy::multiple_unsafe_ops_per_block)]
+        #[allow(unused_unsafe, unused_variables)]
         |draft: &mut $crate::probe::Draft, succeeded: bool| unsafe {
             $( draft.$field($value); )*
             $( if succeeded { $( draft.$out_field($out_value); )* } )?

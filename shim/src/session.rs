@@ -680,13 +680,22 @@ extern "C" fn destruct() {
     let patience = config::EXIT_WAIT.number().unwrap_or(EXIT_PATIENCE).min(600_000);
     for waited in 0..patience {
         match header.recorder.value.load(Ordering::Acquire) {
-            map::COMPLETE | map::FAILED => return,
+            map::COMPLETE | map::FAILED => return end(),
             // A recorder that never came is no reason to wait for long.
-            map::NO_RECORDER if waited > 1_000 => return,
+            map::NO_RECORDER if waited > 1_000 => return end(),
             _ => sys::sleep(1_000_000),
         }
     }
+    end();
     say(b"the recorder is still busy; the trace will be complete a little later");
+}
+
+/// What libraries give back after us, at the very end, would only open the finished trace again.
+fn end() {
+    if let Some(page) = page() {
+        page.generation.store(OFF, Ordering::Release);
+        page.state.store(STEPPED_ASIDE, Ordering::Release);
+    }
 }
 
 #[used]
