@@ -16,6 +16,7 @@ mod daemon;
 mod decode;
 mod drain;
 mod map_file;
+mod merge_stack;
 mod nvml;
 mod output;
 mod process;

@@ -2,12 +2,13 @@
 
 use crate::decode::{Code, Record};
 use crate::drain::{Happened, Lane, Stamped};
+use crate::merge_stack::{MergedFrame, merge_stack};
 use crate::process;
 use crate::python_lines::line_at;
 use crate::symbols::Symbols;
 use crate::ticks::Timeline;
 use gputrace_ring::record::{
-    self, Action as RingAction, Call as RingCall, WaitAction as RingWaitAction, unpack_device,
+    self, Action as RingAction, Call as RingCall, StackDef, WaitAction as RingWaitAction, unpack_device,
 };
 use gputrace_schemas::event::{
     Action, Api, ApiId, BlockAlloc, BlockFree, BlockOom, Bytes, Call, Device, Event, EventKind, Frame,
@@ -15,10 +16,6 @@ use gputrace_schemas::event::{
     ThreadId, Wait, WaitAction,
 };
 use std::collections::{HashMap, HashSet};
-
-/// In the second word of a Python frame: the frame was entered from C. Frames inside of it, up to the next entry, are
-/// run by the same native function.
-const ENTRY: u64 = 1 << 32;
 
 /// What the writing thread gets.
 #[derive(Debug)]
@@ -56,13 +53,11 @@ pub(crate) struct Translator {
     resolved: HashSet<u64>,
     /// The frames that stand before a frame because they were inlined into it.
     inlined: HashMap<FrameId, Vec<FrameId>>,
-    /// Python frames that were entered from C.
-    entries: HashSet<FrameId>,
 }
 
 struct KnownStack {
     id: StackId,
-    /// As it came: native frames, then Python frames.
+    /// Without functions that were inlined: their names come later.
     stack: Option<Stack>,
     /// As it was written last, if that is different.
     shown: Option<Stack>,
@@ -87,7 +82,6 @@ impl Translator {
             n_collisions: 0,
             resolved: HashSet::new(),
             inlined: HashMap::new(),
-            entries: HashSet::new(),
         };
         new.thread(Thread { tid: 0, name: "gputrace recorder".to_owned() });
         new
@@ -219,8 +213,12 @@ impl Translator {
     }
 
     fn stack(&mut self, id: u64, native: &[u64], python: &[(u64, u64)], truncated: bool) {
-        let mut frames: Vec<FrameId> = native.iter().map(|address| self.native_frame(*address)).collect();
-        frames.extend(python.iter().map(|(code, instruction)| self.python_frame(*code, *instruction)));
+        let is_entry: Vec<bool> = python.iter().map(|(_, place)| place & StackDef::ENTRY != 0).collect();
+        let merged = merge_stack(native, &is_entry).into_iter().filter_map(|frame| match frame {
+            MergedFrame::Native(at) => Some(self.native_frame(native.get(at)? & !StackDef::INTERPRETER)),
+            MergedFrame::Python(at) => python.get(at).map(|(code, place)| self.python_frame(*code, *place)),
+        });
+        let frames = merged.collect();
         let stack = Stack { frames, truncated };
         let next = StackId(self.stacks.len() as u32 + 1);
         let known =
@@ -265,9 +263,6 @@ impl Translator {
         }
         let id = self.frame(python_frame(self.codes.get(&code), instruction));
         self.pythons.insert((code, instruction), id);
-        if instruction & ENTRY != 0 {
-            self.entries.insert(id);
-        }
         id
     }
 
@@ -372,47 +367,21 @@ impl Translator {
         self.unfold_stacks();
     }
 
-    /// Writes the stacks again that look different with names: functions that were inlined have frames of their own, and
-    /// Python's frames stand where the interpreter's functions ran them.
+    /// Writes the stacks again in which functions were inlined: these have frames of their own.
     fn unfold_stacks(&mut self) {
         for known in self.stacks.values_mut().filter(|known| known.used) {
             let Some(stack) = &known.stack else { continue };
-            let mut pythons =
-                stack.frames.iter().copied().filter(|id| is_python(&self.frames, *id)).peekable();
             let mut frames = Vec::with_capacity(stack.frames.len());
-            for id in stack.frames.iter().copied().filter(|id| !is_python(&self.frames, *id)) {
-                if is_interpreter(&self.frames, id) && pythons.peek().is_some() {
-                    // Up to the frame that this call of the interpreter began with.
-                    for python in pythons.by_ref() {
-                        frames.push(python);
-                        if self.entries.contains(&python) {
-                            break;
-                        }
-                    }
-                } else {
-                    frames.extend(self.inlined.get(&id).into_iter().flatten());
-                    frames.push(id);
-                }
+            for id in &stack.frames {
+                frames.extend(self.inlined.get(id).into_iter().flatten());
+                frames.push(*id);
             }
-            frames.extend(pythons);
             let stack = Stack { frames, truncated: stack.truncated };
             if known.shown.as_ref().or(known.stack.as_ref()) != Some(&stack) {
                 self.items.push(Item::Stack(known.id, stack.clone()));
                 known.shown = Some(stack);
             }
         }
-    }
-}
-
-fn is_python(frames: &[Frame], id: FrameId) -> bool {
-    matches!(frames.get(id.0 as usize), Some(Frame::Python { .. }))
-}
-
-/// The function of CPython that runs Python frames; compilers add suffixes to its parts.
-fn is_interpreter(frames: &[Frame], id: FrameId) -> bool {
-    match frames.get(id.0 as usize) {
-        Some(Frame::Native { function, .. }) => function.starts_with("_PyEval_EvalFrameDefault"),
-        _ => false,
     }
 }
 
@@ -524,48 +493,25 @@ mod tests {
         Record::Code(Code { id, name, file, lines: Vec::new(), first_line: 1, python: 0x30c })
     }
 
-    /// The functions of a stack, innermost first, after its frames got names: `native` are functions, `python` are
-    /// functions with `!` for those entered from C.
-    fn merged(native: &[&str], python: &[&str]) -> String {
-        let mut translator = Translator::new();
-        let mut pairs = Vec::new();
-        for (id, name) in (1..).zip(python) {
-            translator.define(code(id, name.trim_end_matches('!')));
-            pairs.push((id, if name.ends_with('!') { ENTRY } else { 0 }));
-        }
-        let addresses = (1..=native.len() as u64).collect();
-        translator.define(Record::Stack { id: 5, native: addresses, python: pairs, truncated: false });
-        for (address, name) in (1..).zip(native) {
-            let id = translator.natives[&address];
-            let (function, file) = ((*name).to_owned(), String::new());
-            translator.redefine(
-                id,
-                Frame::Native { address, module: None, function, file, line: 0, inlined: false },
-            );
-        }
-        translator.stack_id(5);
-        translator.unfold_stacks();
-        let known = &translator.stacks[&5];
-        let shown = known.shown.as_ref().or(known.stack.as_ref()).expect("defined above");
-        let name = |id: &FrameId| match &translator.frames[id.0 as usize] {
-            Frame::Native { function, .. } | Frame::Python { function, .. } => function.clone(),
-        };
-        shown.frames.iter().map(name).collect::<Vec<_>>().join(" ")
-    }
-
     #[test]
     fn python_frames_stand_where_the_interpreter_ran_them() {
-        let eval = "_PyEval_EvalFrameDefault";
-        assert_eq!(merged(&["cuMemAlloc", eval, "main"], &["f", "g", "h!"]), "cuMemAlloc f g h main");
-        assert_eq!(
-            merged(&["malloc", eval, "call", "_PyEval_EvalFrameDefault.cold", "main"], &["f!", "g", "h!"]),
-            "malloc f call g h main"
-        );
-        assert_eq!(merged(&["malloc"], &["f", "g!"]), "malloc f g", "no interpreter to be seen");
-        assert_eq!(merged(&["malloc", eval], &["f!", "g!"]), "malloc f g", "outer native frames are missing");
-        assert_eq!(merged(&[eval, "x", eval], &["f!"]), format!("f x {eval}"));
-        assert_eq!(merged(&[], &["f"]), "f");
-        assert_eq!(merged(&["a", eval], &[]), format!("a {eval}"));
+        let mut translator = Translator::new();
+        for (id, name) in [(1, "f"), (2, "g")] {
+            translator.define(code(id, name));
+        }
+        let native = vec![0x10, 0x20 | StackDef::INTERPRETER, 0x30];
+        translator.define(Record::Stack {
+            id: 5,
+            native,
+            python: vec![(1, 0), (2, StackDef::ENTRY)],
+            truncated: false,
+        });
+        let stack = translator.stacks[&5].stack.clone().expect("just defined");
+        let name = |id: &FrameId| match &translator.frames[id.0 as usize] {
+            Frame::Native { address, .. } => format!("{address:#x}"),
+            Frame::Python { function, .. } => function.clone(),
+        };
+        assert_eq!(stack.frames.iter().map(name).collect::<Vec<_>>(), ["0x10", "f", "g", "0x30"]);
     }
 
     #[test]

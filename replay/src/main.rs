@@ -5,6 +5,8 @@ use std::io::Write;
 use std::process::ExitCode;
 
 mod commands;
+mod elf;
+mod show;
 
 fn main() -> ExitCode {
     let stdout = std::io::stdout();

@@ -207,7 +207,7 @@ mod tests {
         let mut answers = String::new();
         for (thread, stack) in stacks {
             let mut trace = Recording::default();
-            trace.process.executable = "/home/me/train".into();
+            trace.process.executable = "/job/train".into();
             let mut frames = vec![];
             for (idx, word) in (1..).zip(stack.split_whitespace()) {
                 let path = word.trim_end_matches('!').to_owned();
@@ -249,7 +249,7 @@ mod tests {
                 ("", "/x/libcublas.so.13! /x/libcublasLt.so.13!"),
                 ("", "/x/jaxlib/xla_extension.so"),
                 ("", "/x/site-packages/cupy_backends/cuda/api/runtime.cpython-312-x86_64-linux-gnu.so!"),
-                ("", "/home/me/train!"),
+                ("", "/job/train!"),
                 ("", "/opt/acme/libsolver.so.4"),
             ],
             expect![[r#"
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn a_thread_of_nccl_makes_its_memory_nccls() {
         check(
-            &[("NCCL Service  0", ""), ("NCCL Progress 1", "/home/me/train!"), ("pt_nccl_watchdg", "")],
+            &[("NCCL Service  0", ""), ("NCCL Progress 1", "/job/train!"), ("pt_nccl_watchdg", "")],
             expect![[r#"
             NCCL
             NCCL (runtime)
@@ -290,9 +290,9 @@ mod tests {
                         "{ctypes} py:/usr/lib/python3.12/ctypes/__init__.py py:/v/site-packages/numba/cuda/driver.py"
                     ),
                 ),
-                ("", &format!("{ctypes} py:/home/me/train.py")),
+                ("", &format!("{ctypes} py:/job/train.py")),
                 ("", ctypes),
-                ("", "py:/home/me/train.py"),
+                ("", "py:/job/train.py"),
             ],
             expect![[r#"
                 numba

@@ -20,7 +20,7 @@ pub(crate) fn recording(text: &str) -> Recording {
     let mut scene = Scene::default();
     scene.recording.process = Process {
         pid: 42,
-        executable: "/home/me/train".into(),
+        executable: "/job/train".into(),
         command: vec!["./train".into(), "--big".into()],
         rank: Some(3),
         ..Process::default()

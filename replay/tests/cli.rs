@@ -32,6 +32,7 @@ fn help_of_every_verb() {
           stats    Shows counts, sizes and durations of calls and PyTorch blocks
           doctor   Checks whether recording can work here, with a given program, or what is wrong with a
                    trace
+          recover  Makes a trace of a ring whose recorder is gone
           help     Print this message or the help of the given subcommand(s)
 
         Options:
@@ -137,6 +138,31 @@ fn help_of_every_verb() {
               --color <WHEN>  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE [default:
                               auto] [possible values: auto, always, never]
           -h, --help          Print help
+
+        ---- gputrace recover --help
+        Makes a trace of a ring whose recorder is gone
+
+        Where no recorder could be started, or it was killed, what was recorded is still in the ring: a file
+        that libgputrace.so names on stderr, usually in /dev/shm.
+
+        Usage: gputrace recover [OPTIONS] <RING>...
+
+        Arguments:
+          <RING>...
+                  The ring
+
+        Options:
+          -o, --output <PATTERN>
+                  Where the trace goes, as for `record`
+
+          -f, --force
+                  Overwrite a trace that exists
+
+              --keep
+                  Do not remove the ring afterwards
+
+          -h, --help
+                  Print help (see a summary with '-h')
     "#]]
     .assert_eq(&all);
 }

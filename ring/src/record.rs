@@ -291,6 +291,13 @@ impl StackDef {
     pub const TRUNCATED: u32 = 1;
     /// The native unwinder could not go on.
     pub const BROKEN: u32 = 2;
+
+    /// In the word of a native frame, beside its address: the function runs bytecode, up to the next Python frame
+    /// with [`StackDef::ENTRY`].
+    pub const INTERPRETER: u64 = 1 << 63;
+    /// In the second word of a Python frame, beside the instruction offset (its low half): C code entered the
+    /// interpreter to run it.
+    pub const ENTRY: u64 = 1 << 32;
 }
 
 /// Bytes and device ordinal in one word.

@@ -103,7 +103,8 @@ fn send(producer: &mut Producer, rest: &mut Rest, captured: Captured) {
     let scratch = &mut rest.scratch;
     let mut words = scratch.frames.iter_mut();
     let mut n_native = 0;
-    for (to, from) in words.by_ref().zip(rest.stack.native_addresses()) {
+    // The frames first: `zip` takes from its left side before it learns that the right side is at its end.
+    for (from, to) in rest.stack.native_addresses().zip(words.by_ref()) {
         *to = from;
         n_native += 1;
     }

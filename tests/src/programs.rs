@@ -169,7 +169,7 @@ impl Program {
                 ["libnccl.so.2", "libcuda.so.1"].map(|file| fake.join(file).display().to_string()).into()
             }
             Route::Torch => {
-                let torch = fake.join("torch");
+                let torch = fake_cuda::torch_dir();
                 if !torch.join("libc10_cuda.so").exists() {
                     return Err("no C++ compiler was there to build the stand-in for PyTorch".into());
                 }

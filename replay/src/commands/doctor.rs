@@ -12,9 +12,9 @@ use gputrace_schemas::event::Bytes;
 use gputrace_schemas::reader;
 
 use super::Verb;
-use super::elf::{self, Elf};
 use super::record::{self, Found};
-use super::show::ShowArgs;
+use crate::elf::{self, Elf};
+use crate::show::ShowArgs;
 
 pub(super) const VERB: Verb = Verb::new::<DoctorArgs>("doctor", run);
 

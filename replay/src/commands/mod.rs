@@ -6,10 +6,10 @@ use std::process::ExitCode;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
 mod doctor;
-mod elf;
 mod record;
+mod recorder;
+mod recover;
 mod report;
-mod show;
 mod stats;
 mod summary;
 
@@ -34,7 +34,8 @@ impl Verb {
 }
 
 /// Every verb, in the order of the help.
-const VERBS: &[Verb] = &[record::VERB, report::VERB, summary::VERB, stats::VERB, doctor::VERB];
+const VERBS: &[Verb] =
+    &[record::VERB, report::VERB, summary::VERB, stats::VERB, doctor::VERB, recover::VERB, recorder::VERB];
 
 /// The arguments of a verb, which clap has already checked.
 fn parsed<A: FromArgMatches>(matches: &ArgMatches) -> anyhow::Result<A> {

@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 use clap::{ArgMatches, Args, ValueEnum};
 
 use super::Verb;
-use super::elf::Elf;
+use crate::elf::Elf;
 
 pub(super) const VERB: Verb = Verb::new::<RecordArgs>("record", run);
 

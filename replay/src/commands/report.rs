@@ -7,7 +7,7 @@ use clap::{ArgMatches, Args};
 use gputrace_replay::report::sections::SECTIONS;
 
 use super::Verb;
-use super::show::{self, ShowArgs, TraceArgs};
+use crate::show::{self, ShowArgs, TraceArgs};
 
 pub(super) const VERB: Verb = Verb::new::<ReportArgs>("report", run);
 

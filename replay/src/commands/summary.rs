@@ -9,7 +9,7 @@ use gputrace_replay::report::sections::FIGURES;
 use gputrace_replay::summary::Summary;
 
 use super::Verb;
-use super::show::{self, ShowArgs, Stories, TraceArgs};
+use crate::show::{self, ShowArgs, Stories, TraceArgs};
 
 pub(super) const VERB: Verb = Verb::new::<SummaryArgs>("summary", run);
 

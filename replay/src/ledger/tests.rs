@@ -72,7 +72,7 @@ fn the_peak_is_shared_out_among_its_owners() {
         "Alloc addr=a bytes=100 by=libc10_cuda.so
          Alloc addr=b bytes=50 by=/x/libnccl.so.2!
          Free addr=a
-         Alloc addr=a bytes=20 by=/home/me/train!",
+         Alloc addr=a bytes=20 by=/job/train!",
         expect![[r#"
             device 0: live 70 of peak 150 at 2, 3 allocs 1 frees 0 failed, mapped 0 reserved 0
               PyTorch: peak 100 at peak 100 live 0
@@ -218,7 +218,7 @@ fn what_was_not_seen_is_a_finding() {
 fn the_call_that_the_process_ended_in_changed_nothing() {
     check(
         "Alloc addr=a bytes=100 by=train!
-         Free addr=a result=none by=/home/me/train!",
+         Free addr=a result=none by=/job/train!",
         expect![[r#"
             device 0: live 100 of peak 100 at 1, 1 allocs 0 frees 0 failed, mapped 0 reserved 0
               train: peak 100 at peak 100 live 100
@@ -364,7 +364,7 @@ fn an_expandable_segment_counts_calls_of_map_not_pages() {
 fn without_native_frames_requests_inside_allocate_are_pytorchs() {
     check(
         "Alloc addr=a bytes=2M in_allocate=1
-         Alloc addr=b bytes=2M in_allocate=1 by=f@/home/me/train.py:3
+         Alloc addr=b bytes=2M in_allocate=1 by=f@/job/train.py:3
          Free addr=a",
         expect![[r#"
             device 0: live 2097152 of peak 4194304 at 2, 2 allocs 1 frees 0 failed, mapped 0 reserved 0

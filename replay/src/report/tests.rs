@@ -11,15 +11,15 @@ const OOM: &str = "
     Init
     Create handle=n bytes=256M by=/x/libnccl.so.2! thread=1 thread_name=NCCL_Service_0
     sample used=800M
-    Alloc addr=0x100000000 bytes=20M by=/x/libcudart.so.13!,/x/libc10_cuda.so,forward@/home/me/train.py:12 in_allocate=1
-    block addr=0x100000000 bytes=15M requested=15728000 allocated=15M reserved=20M by=/x/libc10_cuda.so,conv2d@/v/site-packages/torch/nn/functional.py:9,forward@/home/me/train.py:12
-    Alloc addr=0x200000000 bytes=30M by=/x/libcudart.so.13!,/x/libc10_cuda.so,loss@/home/me/train.py:40 in_allocate=1
-    block addr=0x200000000 bytes=30M requested=30M allocated=45M reserved=50M by=/x/libc10_cuda.so,loss@/home/me/train.py:40
+    Alloc addr=0x100000000 bytes=20M by=/x/libcudart.so.13!,/x/libc10_cuda.so,forward@/job/train.py:12 in_allocate=1
+    block addr=0x100000000 bytes=15M requested=15728000 allocated=15M reserved=20M by=/x/libc10_cuda.so,conv2d@/v/site-packages/torch/nn/functional.py:9,forward@/job/train.py:12
+    Alloc addr=0x200000000 bytes=30M by=/x/libcudart.so.13!,/x/libc10_cuda.so,loss@/job/train.py:40 in_allocate=1
+    block addr=0x200000000 bytes=30M requested=30M allocated=45M reserved=50M by=/x/libc10_cuda.so,loss@/job/train.py:40
     free addr=0x100000000 bytes=15M allocated=30M reserved=50M
     sample used=900M
-    Alloc bytes=40M result=2 duration=900 by=/x/libcudart.so.13!,/x/libc10_cuda.so,forward@/home/me/train.py:12 in_allocate=1
+    Alloc bytes=40M result=2 duration=900 by=/x/libcudart.so.13!,/x/libc10_cuda.so,forward@/job/train.py:12 in_allocate=1
     MemInfo bytes=10M extra=140G
-    oom bytes=40M requested=40000000 allocated=30M reserved=50M by=/x/libc10_cuda.so,forward@/home/me/train.py:12";
+    oom bytes=40M requested=40000000 allocated=30M reserved=50M by=/x/libc10_cuda.so,forward@/job/train.py:12";
 
 fn story(scene: &str) -> Story {
     Story::of("train.gtr", &recording(scene))
@@ -55,7 +55,7 @@ fn the_first_screen_says_why_the_job_died() {
               held elsewhere                  139.69 GiB
                                               CUDA context, code, other processes (device total - free - what this
                                               process was handed)
-              from                            forward (/home/me/train.py:12)
+              from                            forward (/job/train.py:12)
               nothing was allocated after it, and the trace ends 0 ns later: it probably ended the program
 
             End
@@ -81,7 +81,7 @@ fn the_first_screen_says_why_the_job_died() {
               cuda:0 NVIDIA H200, at its last out-of-memory error
               device       bytes  number  owner          call site
               cuda:0  256.00 MiB       1  NCCL           libnccl.so.2+0x10
-              cuda:0   30.00 MiB       1  PyTorch block  loss (/home/me/train.py:40)
+              cuda:0   30.00 MiB       1  PyTorch block  loss (/job/train.py:40)
 
             Next
               gputrace stats train.gtr
@@ -113,7 +113,7 @@ fn a_narrow_terminal_cuts_names_not_numbers() {
                                               CUDA context, code, other processes
                                               (device total - free - what this
                                               process was handed)
-              from                            forward (/home/me/train.py:12)
+              from                            forward (/job/train.py:12)
               nothing was allocated after it, and the trace ends 0 ns later: it
                 probably ended the program
 
@@ -141,7 +141,7 @@ fn a_narrow_terminal_cuts_names_not_numbers() {
               cuda:0 NVIDIA H200, at its last out-of-memory error
               device       bytes  number  owner          call site
               cuda:0  256.00 MiB       1  NCCL           libnccl.so.2+0x10
-              cuda:0   30.00 MiB       1  PyTorch block  loss (/home/me/train.py:40)
+              cuda:0   30.00 MiB       1  PyTorch block  loss (/job/train.py:40)
 
             Next
               gputrace stats train.gtr
@@ -153,10 +153,10 @@ fn a_narrow_terminal_cuts_names_not_numbers() {
 fn losses_are_told_where_the_numbers_are() {
     check(
         SECTIONS,
-        "Alloc addr=a bytes=1M by=/home/me/train!
+        "Alloc addr=a bytes=1M by=/job/train!
          lost events=1203
-         Free addr=b by=/home/me/train!
-         Free addr=a result=none by=/x/libcudart.so.13!,/home/me/train
+         Free addr=b by=/job/train!
+         Free addr=a result=none by=/x/libcudart.so.13!,/job/train
          note process.end=killed",
         None,
         expect![[r#"
@@ -201,7 +201,7 @@ fn losses_are_told_where_the_numbers_are() {
 fn a_request_refused_to_somebody_else_than_pytorch_is_an_out_of_memory_error() {
     check(
         SECTIONS,
-        "Alloc addr=a bytes=1G by=run@/home/me/train!
+        "Alloc addr=a bytes=1G by=run@/job/train!
          Create bytes=2G result=2 by=/x/libnccl.so.2!",
         None,
         expect![[r#"
@@ -284,7 +284,7 @@ fn statistics_count_by_function_and_size() {
               cuda:0 NVIDIA H200, at its last out-of-memory error
               device       bytes  number  owner          call site
               cuda:0  256.00 MiB       1  NCCL           libnccl.so.2+0x10
-              cuda:0   30.00 MiB       1  PyTorch block  loss (/home/me/train.py:40)
+              cuda:0   30.00 MiB       1  PyTorch block  loss (/job/train.py:40)
         "#]],
     );
 }
@@ -369,7 +369,7 @@ fn json_has_the_same_as_text() {
                 {
                   "allocated_bytes": 31457280,
                   "asked_bytes": 41943040,
-                  "call_site": "forward (/home/me/train.py:12)",
+                  "call_site": "forward (/job/train.py:12)",
                   "device": "cuda:0 NVIDIA H200",
                   "elsewhere_bytes": 149992505344,
                   "elsewhere_bytes_remark": "CUDA context, code, other processes (device total - free - what this process was handed)",
@@ -469,7 +469,7 @@ fn json_has_the_same_as_text() {
                     },
                     {
                       "bytes": 31457280,
-                      "call_site": "loss (/home/me/train.py:40)",
+                      "call_site": "loss (/job/train.py:40)",
                       "device": "cuda:0",
                       "objects": 1,
                       "owner": "PyTorch block"

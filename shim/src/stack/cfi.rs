@@ -9,12 +9,12 @@ use super::memory::{Cursor, Region};
 use core::ffi::{c_int, c_void};
 
 /// `_dl_find_object(3)`, glibc 2.35 and later: lock-free and async-signal-safe.
-pub type FindObject = unsafe extern "C" fn(pc: *mut c_void, result: *mut DlFindObject) -> c_int;
+pub(crate) type FindObject = unsafe extern "C" fn(pc: *mut c_void, result: *mut DlFindObject) -> c_int;
 
 /// `struct dl_find_object` of `<dlfcn.h>` on x86-64 (`DLFO_STRUCT_HAS_EH_DBASE` is 0).
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct DlFindObject {
+pub(crate) struct DlFindObject {
     flags: u64,
     map_start: u64,
     map_end: u64,
@@ -25,9 +25,9 @@ pub struct DlFindObject {
 
 /// A loaded object: its mapping, and where its `.eh_frame_hdr` starts.
 #[derive(Clone, Copy, Debug)]
-pub struct Object {
+pub(crate) struct Object {
     /// First to last mapped byte, holes included.
-    pub mapping: Region,
+    pub(crate) mapping: Region,
     eh_frame_hdr: u64,
 }
 
@@ -37,7 +37,7 @@ impl Object {
     /// # Safety
     /// `find_object` is glibc's function.
     #[must_use]
-    pub unsafe fn containing(find_object: FindObject, pc: u64) -> Option<Object> {
+    pub(crate) unsafe fn containing(find_object: FindObject, pc: u64) -> Option<Object> {
         let mut found =
             DlFindObject { flags: 0, map_start: 0, map_end: 0, link_map: 0, eh_frame: 0, reserved: [0; 7] };
         // SAFETY: any address may be asked for; `found` is a result structure of ours.
@@ -53,7 +53,7 @@ impl Object {
 
     /// The rule for code at `pc`; `None` when there is no unwind information for it or it is damaged.
     #[must_use]
-    pub fn rule(&self, pc: u64) -> Option<Rule> {
+    pub(crate) fn rule(&self, pc: u64) -> Option<Rule> {
         let function = Function::find(self, pc)?;
         let row = function.row(pc)?;
         Some(row.pack(pc, function.common.is_signal_frame))
@@ -61,7 +61,7 @@ impl Object {
 
     /// First address and the one after the last of the function around `pc`.
     #[must_use]
-    pub fn function_range(&self, pc: u64) -> Option<(u64, u64)> {
+    pub(crate) fn function_range(&self, pc: u64) -> Option<(u64, u64)> {
         let function = Function::find(self, pc)?;
         Some((function.start, function.end))
     }
@@ -70,57 +70,57 @@ impl Object {
 /// How to find the caller's registers, in eight bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
-pub struct Rule {
+pub(crate) struct Rule {
     /// Added to the register that `kind` names.
-    pub cfa: i32,
+    pub(crate) cfa: i32,
     /// Where the frame pointer was saved, from the base that [`Rule::rbp_base`] names.
-    pub rbp: i16,
+    pub(crate) rbp: i16,
     /// One of the constants.
-    pub kind: u8,
+    pub(crate) kind: u8,
     /// Base of the saved frame pointer (low two bits) and the marks below.
-    pub marks: u8,
+    pub(crate) marks: u8,
 }
 
 impl Rule {
     /// The outermost frame.
-    pub const END: u8 = 0;
+    pub(crate) const END: u8 = 0;
     /// CFA = rsp + cfa.
-    pub const RSP: u8 = 1;
+    pub(crate) const RSP: u8 = 1;
     /// CFA = rbp + cfa.
-    pub const RBP: u8 = 2;
+    pub(crate) const RBP: u8 = 2;
     /// CFA = word at rsp + cfa: the signal trampoline.
-    pub const AT_RSP: u8 = 3;
+    pub(crate) const AT_RSP: u8 = 3;
     /// CFA = word at rbp + cfa: functions that realign their stack.
-    pub const AT_RBP: u8 = 4;
+    pub(crate) const AT_RBP: u8 = 4;
     /// There is a rule that these constants cannot say.
-    pub const UNSUPPORTED: u8 = 5;
+    pub(crate) const UNSUPPORTED: u8 = 5;
 
     /// The frame pointer is the caller's still.
-    pub const RBP_SAME: u8 = 0;
+    pub(crate) const RBP_SAME: u8 = 0;
     /// Saved at CFA + rbp.
-    pub const RBP_AT_CFA: u8 = 1;
+    pub(crate) const RBP_AT_CFA: u8 = 1;
     /// Saved at the frame's own rbp + rbp.
-    pub const RBP_AT_RBP: u8 = 2;
+    pub(crate) const RBP_AT_RBP: u8 = 2;
     /// Saved at the frame's own rsp + rbp.
-    pub const RBP_AT_RSP: u8 = 3;
+    pub(crate) const RBP_AT_RSP: u8 = 3;
     /// The return address is not below the CFA but in the word after the one that held the CFA.
-    pub const RETURN_AFTER_CFA: u8 = 4;
+    pub(crate) const RETURN_AFTER_CFA: u8 = 4;
     /// The address found is that of an interrupted instruction, not of the one after a call.
-    pub const INTERRUPTED: u8 = 8;
+    pub(crate) const INTERRUPTED: u8 = 8;
     /// Not from a table.
-    pub const GUESSED: u8 = 16;
+    pub(crate) const GUESSED: u8 = 16;
 
     /// Whether frame address and frame pointer are a register, the frame address or a word below it.
     #[inline(always)]
     #[must_use]
-    pub const fn is_simple(&self) -> bool {
+    pub(crate) const fn is_simple(&self) -> bool {
         (self.kind == Self::RSP || self.kind == Self::RBP) && self.marks <= Self::RBP_AT_CFA
     }
 
     /// One of the `RBP_` constants.
     #[inline(always)]
     #[must_use]
-    pub const fn rbp_base(&self) -> u8 {
+    pub(crate) const fn rbp_base(&self) -> u8 {
         self.marks & 3
     }
 }

@@ -6,14 +6,14 @@ use core::mem::size_of;
 
 /// Bytes that stay readable while the region is used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Region {
+pub(crate) struct Region {
     start: u64,
     end: u64,
 }
 
 impl Region {
     /// Nothing.
-    pub const EMPTY: Region = Region { start: 0, end: 0 };
+    pub(crate) const EMPTY: Region = Region { start: 0, end: 0 };
 
     /// Declares `start..end` readable.
     ///
@@ -21,51 +21,43 @@ impl Region {
     /// Every byte of `start..end` is mapped readable as long as the region or a copy of it is read from. Other threads
     /// may write there: words are read one by one and any value is accepted.
     #[must_use]
-    pub const unsafe fn new(start: u64, end: u64) -> Region {
-        Region { start, end }
+    pub(crate) const unsafe fn new(start: u64, end: u64) -> Region {
+        Region { start, end: if end < start { start } else { end } }
     }
 
     /// First byte.
     #[must_use]
-    pub const fn start(&self) -> u64 {
+    pub(crate) const fn start(&self) -> u64 {
         self.start
     }
 
     /// Byte after the last.
     #[must_use]
-    pub const fn end(&self) -> u64 {
+    pub(crate) const fn end(&self) -> u64 {
         self.end
     }
 
     /// Whether the byte at `addr` belongs to the region.
     #[inline(always)]
     #[must_use]
-    pub const fn contains(&self, addr: u64) -> bool {
+    pub(crate) const fn contains(&self, addr: u64) -> bool {
         self.start <= addr && addr < self.end
     }
 
-    /// The part from `start` on; empty when `start` is outside.
+    /// The word at `addr`, aligned or not, when it lies inside.
     #[inline(always)]
     #[must_use]
-    pub const fn from(&self, start: u64) -> Region {
-        if self.contains(start) { Region { start, end: self.end } } else { Region::EMPTY }
-    }
-
-    /// The aligned word at `addr`, when it lies inside.
-    #[inline(always)]
-    #[must_use]
-    pub fn word(&self, addr: u64) -> Option<u64> {
-        let inside = addr >= self.start && addr <= self.end.wrapping_sub(8) && self.end >= 8;
-        if !inside || addr & 7 != 0 {
+    pub(crate) fn word(&self, addr: u64) -> Option<u64> {
+        if addr.wrapping_sub(self.start) >= (self.end - self.start).saturating_sub(7) {
             return None;
         }
-        // SAFETY: eight aligned bytes inside a region that is readable by the promise of `new`.
-        Some(unsafe { (addr as *const u64).read_volatile() })
+        // SAFETY: eight bytes inside a region that is readable by the promise of `new`.
+        Some(unsafe { (addr as *const u64).read_unaligned() })
     }
 
     /// Reads from `addr` to the end of the region.
     #[must_use]
-    pub const fn cursor(&self, addr: u64) -> Cursor {
+    pub(crate) const fn cursor(&self, addr: u64) -> Cursor {
         Cursor { region: *self, at: addr }
     }
 
@@ -81,10 +73,10 @@ impl Region {
 
 /// A position in a table of the DWARF family. `None` means that the table ends too early.
 #[derive(Clone, Copy, Debug)]
-pub struct Cursor {
+pub(crate) struct Cursor {
     region: Region,
     /// Address of the next byte.
-    pub at: u64,
+    pub(crate) at: u64,
 }
 
 impl Cursor {
@@ -95,27 +87,27 @@ impl Cursor {
     }
 
     /// Next byte.
-    pub fn u8(&mut self) -> Option<u8> {
+    pub(crate) fn u8(&mut self) -> Option<u8> {
         self.take()
     }
 
     /// Next two bytes.
-    pub fn u16(&mut self) -> Option<u16> {
+    pub(crate) fn u16(&mut self) -> Option<u16> {
         self.take()
     }
 
     /// Next four bytes.
-    pub fn u32(&mut self) -> Option<u32> {
+    pub(crate) fn u32(&mut self) -> Option<u32> {
         self.take()
     }
 
     /// Next eight bytes.
-    pub fn u64(&mut self) -> Option<u64> {
+    pub(crate) fn u64(&mut self) -> Option<u64> {
         self.take()
     }
 
     /// Next ULEB128 number, cut to 64 bits.
-    pub fn uleb(&mut self) -> Option<u64> {
+    pub(crate) fn uleb(&mut self) -> Option<u64> {
         let (mut value, mut shift) = (0u64, 0u32);
         loop {
             let byte = self.u8()?;
@@ -128,7 +120,7 @@ impl Cursor {
     }
 
     /// Next SLEB128 number, cut to 64 bits.
-    pub fn sleb(&mut self) -> Option<i64> {
+    pub(crate) fn sleb(&mut self) -> Option<i64> {
         let (mut value, mut shift) = (0i64, 0u32);
         loop {
             let byte = self.u8()?;
@@ -142,28 +134,28 @@ impl Cursor {
     }
 
     /// Moves on by `bytes`.
-    pub fn skip(&mut self, bytes: u64) -> Option<()> {
+    pub(crate) fn skip(&mut self, bytes: u64) -> Option<()> {
         self.at = self.at.checked_add(bytes)?;
         (self.at <= self.region.end).then_some(())
     }
 
     /// The same position with an earlier end.
     #[must_use]
-    pub fn until(self, end: u64) -> Cursor {
+    pub(crate) fn until(self, end: u64) -> Cursor {
         let end = end.min(self.region.end);
         Cursor { region: Region { end, ..self.region }, at: self.at }
     }
 
     /// Whether everything has been read.
     #[must_use]
-    pub fn is_at_end(&self) -> bool {
+    pub(crate) fn is_at_end(&self) -> bool {
         self.at >= self.region.end
     }
 }
 
 /// Stacks that a thread was seen on: its own, a signal stack, a few coroutine stacks.
 #[repr(C)]
-pub struct Stacks {
+pub(crate) struct Stacks {
     known: [(u64, u64); 4],
     next: u32,
     /// `/proc/self/maps` could not be opened: no use trying at every event.
@@ -173,7 +165,7 @@ pub struct Stacks {
 impl Stacks {
     /// The stack from `sp` to its end; empty when it cannot be found out.
     #[inline]
-    pub fn above(&mut self, sp: u64) -> Region {
+    pub(crate) fn above(&mut self, sp: u64) -> Region {
         for (start, end) in self.known {
             if start <= sp && sp < end {
                 // SAFETY: the mapping around the stack pointer of a running thread, or around the one that a signal
@@ -182,14 +174,6 @@ impl Stacks {
             }
         }
         self.look_up(sp)
-    }
-
-    /// Declares `start..end` to be the calling thread's stack, so that it need not be looked up.
-    ///
-    /// # Safety
-    /// The bytes stay mapped as long as the thread runs.
-    pub unsafe fn declare(&mut self, start: u64, end: u64) {
-        self.remember(start, end);
     }
 
     fn remember(&mut self, start: u64, end: u64) {

@@ -9,20 +9,21 @@
 //! This lives in somebody else's process: nothing here locks, allocates, panics, takes the GIL or touches a
 //! reference count. All state of a thread is one zeroed block that the caller provides.
 
-pub mod cfi;
-pub mod memory;
-pub mod native;
-pub mod python;
-pub mod python_offsets;
+pub(crate) mod cfi;
+pub(crate) mod memory;
+pub(crate) mod native;
+pub(crate) mod python;
+pub(crate) mod python_offsets;
 mod seen;
 
 use core::ffi::{c_char, c_void};
+use gputrace_ring::record::StackDef;
 use native::NativeState;
 use python::{CodeText, PythonFrame, PythonState};
 use seen::Seen;
 
 /// Finds a symbol of the process by name, like `dlsym(RTLD_DEFAULT, name)`; null when there is none.
-pub type Lookup = unsafe extern "C" fn(name: *const c_char) -> *mut c_void;
+pub(crate) type Lookup = unsafe extern "C" fn(name: *const c_char) -> *mut c_void;
 
 /// Prepares the process for captures. Called at a moment when `lookup` may be: not from a hook that the loader
 /// itself calls, nor under a lock that it takes.
@@ -30,7 +31,7 @@ pub type Lookup = unsafe extern "C" fn(name: *const c_char) -> *mut c_void;
 ///
 /// # Safety
 /// `lookup` gives the addresses of the symbols with these names, or null.
-pub unsafe fn init(lookup: Lookup) {
+pub(crate) unsafe fn init(lookup: Lookup) {
     // SAFETY: a C string, at a moment the caller chose.
     let find_object = unsafe { lookup(c"_dl_find_object".as_ptr()) };
     // SAFETY: glibc exports one function of this name.
@@ -42,50 +43,48 @@ pub unsafe fn init(lookup: Lookup) {
 /// What a capture found, in two registers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
-pub struct Captured {
+pub(crate) struct Captured {
     /// The same for the same stack of the same process, whatever thread; 0 when there is no frame.
-    pub id: u64,
+    pub(crate) id: u64,
     /// Native frames.
-    pub n_native: u16,
+    pub(crate) n_native: u16,
     /// Python frames.
-    pub n_python: u16,
+    pub(crate) n_python: u16,
     /// [`Captured::TRUNCATED`] and others.
-    pub marks: u32,
+    pub(crate) marks: u32,
 }
 
 impl Captured {
     /// Outer native frames are missing: there are more than [`native::MAX_FRAMES`].
-    pub const TRUNCATED: u32 = 1;
+    pub(crate) const TRUNCATED: u32 = 1;
     /// The native walk could not go on at its outermost frame.
-    pub const BROKEN: u32 = 2;
+    pub(crate) const BROKEN: u32 = 2;
     /// Some frames were found through the frame pointer, in code without unwind tables: they may be wrong.
-    pub const GUESSED: u32 = 4;
+    pub(crate) const GUESSED: u32 = 4;
     /// Native frames are not to be had: no `_dl_find_object` (glibc before 2.35), or the stack's end is unknown.
-    pub const NO_NATIVE: u32 = 8;
+    pub(crate) const NO_NATIVE: u32 = 8;
     /// Outer Python frames are missing: there are more than [`python::MAX_FRAMES`].
-    pub const PYTHON_TRUNCATED: u32 = 16;
+    pub(crate) const PYTHON_TRUNCATED: u32 = 16;
     /// There is an interpreter whose frames cannot be read: [`python::status`] says why.
-    pub const NO_PYTHON: u32 = 32;
+    pub(crate) const NO_PYTHON: u32 = 32;
 }
 
-/// Everything a thread needs for its captures.
+/// Everything a thread needs for its captures: 1.4 MiB of zeroed memory, of which a thread with few different stacks
+/// touches little.
 #[repr(C, align(64))]
-pub struct ThreadStackState {
+pub(crate) struct ThreadStackState {
     native: NativeState,
     python: PythonState,
     seen_stacks: Seen,
     seen_codes: Seen,
-}
-
-impl ThreadStackState {
-    /// Bytes of zeroed memory to provide. Most of it is never touched by a thread with shallow stacks.
-    pub const BYTES: usize = size_of::<ThreadStackState>();
+    /// What the last capture was to find; the rest is from one before.
+    wanted: u32,
 }
 
 /// Which frames to capture.
-pub const NATIVE: u32 = 1;
+pub(crate) const NATIVE: u32 = 1;
 /// Python frames.
-pub const PYTHON: u32 = 2;
+pub(crate) const PYTHON: u32 = 2;
 
 /// Captures the stack of the function that called this one.
 ///
@@ -93,11 +92,11 @@ pub const PYTHON: u32 = 2;
 /// is not, half a microsecond a frame whose address the thread never saw.
 ///
 /// # Safety
-/// `state` points to [`ThreadStackState::BYTES`] writable bytes, aligned to 64, zeroed before the first capture, which
-/// only the calling thread uses, not even its signal handlers during a capture.
+/// `state` points to a state in writable memory, zeroed before the first capture, which only the calling thread uses,
+/// and its signal handlers not during a capture.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
-pub unsafe extern "C" fn capture(state: *mut ThreadStackState, want: u32) -> Captured {
+pub(crate) unsafe extern "C" fn capture(state: *mut ThreadStackState, want: u32) -> Captured {
     // The caller's registers as they are after this call: `capture_from` then starts at the caller itself.
     core::arch::naked_asm!(
         "mov rdx, [rsp]",
@@ -119,6 +118,7 @@ unsafe extern "C" fn capture_from(
     // SAFETY: the caller of `capture` owes an exclusive, initialised state.
     let state = unsafe { &mut *state };
     let mut captured = Captured::default();
+    state.wanted = want;
     if want & NATIVE != 0 {
         let native = state.native.capture(ip, sp, rbp);
         captured.n_native = native.n_frames as u16;
@@ -139,41 +139,49 @@ unsafe extern "C" fn capture_from(
 }
 
 impl ThreadStackState {
-    /// Return addresses of the last capture, innermost first.
-    pub fn native_addresses(&self) -> impl Iterator<Item = u64> + '_ {
-        self.native.addresses()
+    /// Return addresses of the last capture, innermost first. Those in functions that run Python frames of the same
+    /// capture are marked with [`StackDef::INTERPRETER`].
+    pub(crate) fn native_addresses(&self) -> impl Iterator<Item = u64> + '_ {
+        let has_native = self.wanted & NATIVE != 0;
+        let has_both = has_native && self.wanted & PYTHON != 0;
+        let mut interpreters = self.python.interpreters();
+        let frames = has_native.then(|| self.native.frames());
+        frames.into_iter().flatten().map(move |(ip, part)| {
+            if has_both && interpreters.is_at(ip, &part) { ip | StackDef::INTERPRETER } else { ip }
+        })
     }
 
     /// Python frames of the last capture, innermost first.
-    pub fn python_frames(&self) -> impl Iterator<Item = PythonFrame> + '_ {
-        self.python.frames()
+    pub(crate) fn python_frames(&self) -> impl Iterator<Item = PythonFrame> + '_ {
+        let has_python = self.wanted & PYTHON != 0;
+        has_python.then(|| self.python.frames()).into_iter().flatten()
     }
 
     /// See [`PythonState::define_code`].
-    pub fn define_code(&self, index: usize, out: &mut [u8]) -> Option<CodeText> {
+    pub(crate) fn define_code(&self, index: usize, out: &mut [u8]) -> Option<CodeText> {
         self.python.define_code(index, out)
     }
 
     /// Whether this thread's definitions lack the stack `id`; from now on they have it. `definitions` is the number of
     /// times that the recorder lost them: when it changes, everything is new again.
     #[inline]
-    pub fn is_new_stack(&mut self, id: u64, definitions: u32) -> bool {
+    pub(crate) fn is_new_stack(&mut self, id: u64, definitions: u32) -> bool {
         self.seen_stacks.insert(id, definitions)
     }
 
     /// The same for code objects.
     #[inline]
-    pub fn is_new_code(&mut self, id: u64, definitions: u32) -> bool {
+    pub(crate) fn is_new_code(&mut self, id: u64, definitions: u32) -> bool {
         self.seen_codes.insert(id, definitions)
     }
 
     /// Takes back [`ThreadStackState::is_new_stack`], when the definition could not be written.
-    pub fn forget_stack(&mut self, id: u64) {
+    pub(crate) fn forget_stack(&mut self, id: u64) {
         self.seen_stacks.remove(id);
     }
 
     /// Takes back [`ThreadStackState::is_new_code`].
-    pub fn forget_code(&mut self, id: u64) {
+    pub(crate) fn forget_code(&mut self, id: u64) {
         self.seen_codes.remove(id);
     }
 }

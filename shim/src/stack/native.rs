@@ -10,24 +10,22 @@
 use super::cfi::{FindObject, Object, Rule};
 use super::memory::{Region, Stacks};
 use super::{Fixed, join, mix};
+use core::hint::select_unpredictable;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// Frames that are kept, counted from the innermost. Deeper ones are cut and marked.
-pub const MAX_FRAMES: usize = 512;
+pub(crate) const MAX_FRAMES: usize = 512;
 /// Two-way sets of the rule cache: 4,096 rules, 64 KiB a thread.
 const RULE_SETS: usize = 2048;
-/// Slots of the table that finds a frame of the previous stack by its `sp`.
-const INDEX_SLOTS: usize = 1024;
 /// Walks that are remembered by the frame they started from.
 const PATHS: usize = 1024;
 /// Frames of such a walk; longer ones take several.
 const PATH_FRAMES: usize = 31;
 /// In an address: it is that of an interrupted instruction, so it is itself in the function that it belongs to.
 const EXACT: u64 = 1 << 63;
-/// In [`Frame::rbp_slot`]: the caller's frame pointer is the callee's.
-const NO_SLOT: u64 = 0;
-/// In [`Frame::rbp_slot`]: the frame was found in another way than through the word below `sp`; walk, do not compare.
-const WALK: u64 = 1;
+/// In [`Frame::rbp_slot`]: the frame was found in another way than through the word below `sp`; walk, do not compare. No
+/// stack has this address.
+const WALK: u64 = 0;
 
 /// The registers of one frame, and where they were found.
 #[derive(Clone, Copy, Default)]
@@ -37,7 +35,7 @@ struct Frame {
     ip: u64,
     sp: u64,
     rbp: u64,
-    /// Address of the word that gave `rbp`, [`NO_SLOT`] or [`WALK`].
+    /// Address of the word that gave `rbp`; that of the return address where `rbp` is the callee's; or [`WALK`].
     rbp_slot: u64,
 }
 
@@ -50,12 +48,10 @@ impl Frame {
     /// Whether the frame is still where it was. The caller knows that the frame called by it is unchanged.
     #[inline(always)]
     fn is_unchanged(&self, stack: &Region) -> bool {
-        let has_rbp = match self.rbp_slot {
-            NO_SLOT => true,
-            WALK => return false,
-            slot => stack.word(slot) == Some(self.rbp),
-        };
-        has_rbp & (stack.word(self.sp.wrapping_sub(8)) == Some(self.ip))
+        let return_slot = self.sp.wrapping_sub(8);
+        // Which of the two it is follows no pattern: selected, not branched on.
+        let saved = select_unpredictable(self.rbp_slot == return_slot, self.ip, self.rbp);
+        (stack.word(return_slot) == Some(self.ip)) & (stack.word(self.rbp_slot) == Some(saved))
     }
 }
 
@@ -75,21 +71,19 @@ struct Path {
 
 /// A thread's part. All zeros is the state before the first capture.
 #[repr(C)]
-pub struct NativeState {
+pub(crate) struct NativeState {
     rules: [[CachedRule; 2]; RULE_SETS],
     /// The stack as last seen, outermost frame first.
     frames: Fixed<Frame, MAX_FRAMES>,
     /// `hashes[i]` is the hash of `frames[0..=i]`.
     hashes: Fixed<u64, MAX_FRAMES>,
-    /// `index_of[by_sp(sp)]` is the index in `frames` of the last frame stored with such an `sp`; a hint.
-    index_of: [u16; INDEX_SLOTS],
     /// What the walk found before it met known frames, innermost first.
     found: Fixed<Frame, MAX_FRAMES>,
     /// `path_tags[slot]` says which frame `paths[slot]` starts from, without a look into it; 0 none.
     path_tags: [u32; PATHS],
     paths: [Path; PATHS],
     /// Stacks this thread was seen on.
-    pub stacks: Stacks,
+    pub(crate) stacks: Stacks,
     /// End of the stack on which `frames` was found.
     stack_end: u64,
     /// [`UNLOADED`] when the rules were read.
@@ -103,13 +97,13 @@ pub struct NativeState {
 
 /// What a capture found.
 #[derive(Clone, Copy, Default)]
-pub struct NativeStack {
+pub(crate) struct NativeStack {
     /// Hash of the addresses; 0 when there are none.
-    pub hash: u64,
+    pub(crate) hash: u64,
     /// Frames without the shim's own at the inner end.
-    pub n_frames: u32,
+    pub(crate) n_frames: u32,
     /// Marks, see [`super::Captured`].
-    pub marks: u32,
+    pub(crate) marks: u32,
 }
 
 static FIND_OBJECT: AtomicPtr<core::ffi::c_void> = AtomicPtr::new(core::ptr::null_mut());
@@ -121,7 +115,7 @@ static UNLOADED: AtomicU32 = AtomicU32::new(0);
 ///
 /// # Safety
 /// `find_object` is null or glibc's `_dl_find_object`.
-pub unsafe fn init(find_object: *mut core::ffi::c_void) {
+pub(crate) unsafe fn init(find_object: *mut core::ffi::c_void) {
     FIND_OBJECT.store(find_object, Ordering::Release);
     if let Some(own) = object_around(init as *const () as u64) {
         OWN_START.store(own.mapping.start(), Ordering::Relaxed);
@@ -131,13 +125,14 @@ pub unsafe fn init(find_object: *mut core::ffi::c_void) {
 
 /// Says that an object was unloaded: every thread forgets its rules at its next capture, because another object may
 /// come to the same addresses.
-pub fn note_unloaded() {
+#[allow(dead_code, reason = "for whoever sees a `dlclose`; the tests do")]
+pub(crate) fn note_unloaded() {
     UNLOADED.fetch_add(1, Ordering::Relaxed);
 }
 
 /// The loaded object around `addr`, when it has unwind tables and they can be found.
 #[must_use]
-pub fn object_around(addr: u64) -> Option<Object> {
+pub(crate) fn object_around(addr: u64) -> Option<Object> {
     let find_object = FIND_OBJECT.load(Ordering::Relaxed);
     if find_object.is_null() {
         return None;
@@ -151,12 +146,11 @@ pub fn object_around(addr: u64) -> Option<Object> {
 impl NativeState {
     /// Captures the stack of the frame with these registers.
     #[inline]
-    pub fn capture(&mut self, ip: u64, sp: u64, rbp: u64) -> NativeStack {
-        if FIND_OBJECT.load(Ordering::Relaxed).is_null() {
-            return NativeStack { marks: super::Captured::NO_NATIVE, ..NativeStack::default() };
-        }
-        let stack = self.stacks.above(sp);
+    pub(crate) fn capture(&mut self, ip: u64, sp: u64, rbp: u64) -> NativeStack {
+        let stack =
+            if FIND_OBJECT.load(Ordering::Relaxed).is_null() { Region::EMPTY } else { self.stacks.above(sp) };
         if stack == Region::EMPTY {
+            self.frames.clear();
             return NativeStack { marks: super::Captured::NO_NATIVE, ..NativeStack::default() };
         }
         let unloaded = UNLOADED.load(Ordering::Relaxed);
@@ -177,10 +171,16 @@ impl NativeState {
         self.summary()
     }
 
-    /// Return addresses of the last capture, innermost first, without the shim's own.
-    pub fn addresses(&self) -> impl Iterator<Item = u64> + '_ {
+    /// Return addresses of the last capture, innermost first, without the shim's own, each with the part of the stack
+    /// that its function uses.
+    pub(crate) fn frames(&self) -> impl Iterator<Item = (u64, core::ops::Range<u64>)> + '_ {
         let n = self.frames.len().saturating_sub(self.n_own as usize);
-        self.frames.as_slice().iter().take(n).rev().map(|frame| frame.ip & !EXACT)
+        let mut frames = self.frames.as_slice().iter().take(n).rev().peekable();
+        core::iter::from_fn(move || {
+            let frame = frames.next()?;
+            let end = frames.peek().map_or(u64::MAX, |outer| outer.sp);
+            Some((frame.ip & !EXACT, frame.sp..end))
+        })
     }
 
     #[cold]
@@ -200,18 +200,23 @@ impl NativeState {
         self.marks = 0;
         let mut frame = innermost;
         let mut recording = NOT_RECORDING;
+        // Frames of the previous stack that may still be outside `frame`.
+        let mut n_known = self.frames.len();
         loop {
+            while n_known > 0 && self.frames.get(n_known - 1).sp < frame.sp {
+                n_known -= 1;
+            }
             // The rest of the previous stack?
-            let known = self.index_of.get(slot_of(frame.sp)).copied().unwrap_or_default() as usize;
-            if known < self.frames.len() && self.frames.get(known).has_registers_of(&frame) {
-                let first = self.first_unchanged(known, &stack);
+            if n_known > 0 && self.frames.get(n_known - 1).has_registers_of(&frame) {
+                let first = self.first_unchanged(n_known - 1, &stack);
                 if first == 0 {
-                    return self.assemble(known + 1);
+                    return self.assemble(n_known);
                 }
-                for index in (first + 1..=known).rev() {
+                for index in (first + 1..n_known).rev() {
                     self.found.push(self.frames.get(index));
                 }
                 frame = self.frames.get(first);
+                n_known = first;
                 recording = NOT_RECORDING;
             } else {
                 // A way that was gone before?
@@ -288,9 +293,6 @@ impl NativeState {
         for frame in self.found.as_slice().iter().rev() {
             let index = self.frames.len();
             hash = join(hash, frame.ip, index);
-            if let Some(hint) = self.index_of.get_mut(slot_of(frame.sp)) {
-                *hint = index as u16;
-            }
             self.frames.push(*frame);
             self.hashes.push(hash);
         }
@@ -317,15 +319,12 @@ impl NativeState {
         if !rule.is_simple() {
             return self.step_unusual(rule, frame, stack);
         }
-        let base = core::hint::select_unpredictable(rule.kind == Rule::RBP, frame.rbp, frame.sp);
+        let base = select_unpredictable(rule.kind == Rule::RBP, frame.rbp, frame.sp);
         let cfa = base.wrapping_add(rule.cfa as i64 as u64);
         let return_slot = cfa.wrapping_sub(8);
         let has_rbp = rule.rbp_base() == Rule::RBP_AT_CFA;
-        let rbp_slot = core::hint::select_unpredictable(
-            has_rbp,
-            cfa.wrapping_add(i64::from(rule.rbp) as u64),
-            return_slot,
-        );
+        let rbp_slot =
+            select_unpredictable(has_rbp, cfa.wrapping_add(i64::from(rule.rbp) as u64), return_slot);
         // The return address lies below the frame address, above everything of the frame itself.
         let (Some(ip), Some(saved_rbp), true) =
             (stack.word(return_slot), stack.word(rbp_slot), cfa > frame.sp)
@@ -338,12 +337,7 @@ impl NativeState {
         if ip & EXACT != 0 {
             return self.broken();
         }
-        Some(Frame {
-            ip,
-            sp: cfa,
-            rbp: core::hint::select_unpredictable(has_rbp, saved_rbp, frame.rbp),
-            rbp_slot: core::hint::select_unpredictable(has_rbp, rbp_slot, NO_SLOT),
-        })
+        Some(Frame { ip, sp: cfa, rbp: select_unpredictable(has_rbp, saved_rbp, frame.rbp), rbp_slot })
     }
 
     /// Every other rule.
@@ -423,7 +417,7 @@ impl NativeState {
     fn rule(&mut self, ip: u64) -> Option<Rule> {
         let set = (ip.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 53) as usize;
         let [first, second] = self.rules.get(set).copied().unwrap_or_default();
-        let cached = core::hint::select_unpredictable(first.ip == ip, first, second);
+        let cached = select_unpredictable(first.ip == ip, first, second);
         if cached.ip == ip {
             return Some(cached.rule);
         }
@@ -455,12 +449,6 @@ const NOT_RECORDING: usize = PATHS;
 fn path_of(frame: &Frame) -> (usize, u32) {
     let hash = mix(frame.sp, frame.ip);
     ((hash >> 54) as usize, hash as u32 | 1)
-}
-
-/// Where the table of indices has the frames with this `sp`.
-#[inline(always)]
-fn slot_of(sp: u64) -> usize {
-    (sp >> 3 ^ sp >> 13) as usize & (INDEX_SLOTS - 1)
 }
 
 /// The rule of code that keeps a frame pointer: `push rbp; mov rbp, rsp`.

@@ -19,9 +19,10 @@ use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_void};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU32, Ordering};
+use gputrace_ring::record::StackDef;
 
 /// Frames that are kept, entries from C counted too. Deeper ones are cut and marked.
-pub const MAX_FRAMES: usize = 512;
+pub(crate) const MAX_FRAMES: usize = 512;
 const INDEX_SLOTS: usize = 1024;
 /// Bytes of a name or file name that are hashed and shipped at most.
 const MAX_TEXT: u64 = 4096;
@@ -31,7 +32,7 @@ const MAX_HASHED_LINES: u64 = 4096;
 /// What is known about Python in this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
-pub enum Status {
+pub(crate) enum Status {
     /// No CPython was found (yet).
     Absent = 0,
     /// Frames are captured.
@@ -71,7 +72,7 @@ struct Python {
 
 /// What is known about Python in this process.
 #[must_use]
-pub fn status() -> Status {
+pub(crate) fn status() -> Status {
     use Status::*;
     let raw = STATUS.load(Ordering::Relaxed);
     [Ready, Looking, FreeThreaded, UnknownVersion, UnknownLayout]
@@ -80,10 +81,10 @@ pub fn status() -> Status {
         .unwrap_or(Absent)
 }
 
-/// `(major << 8) | minor` of the interpreter, and the address range of the function that runs bytecode (native
-/// frames in it stand for Python frames). `None` unless [`Status::Ready`].
+/// `(major << 8) | minor` of the interpreter, and the address range of the function that runs bytecode (0 to 0 where it
+/// is not to be found). `None` unless [`Status::Ready`].
 #[must_use]
-pub fn interpreter() -> Option<(u16, u64, u64)> {
+pub(crate) fn interpreter() -> Option<(u16, u64, u64)> {
     let python = ready()?;
     Some((3 << 8 | u16::from(python.offsets.minor), python.interpreter.0, python.interpreter.1))
 }
@@ -92,7 +93,7 @@ pub fn interpreter() -> Option<(u16, u64, u64)> {
 ///
 /// # Safety
 /// As for [`super::init`].
-pub unsafe fn init(lookup: Lookup) {
+pub(crate) unsafe fn init(lookup: Lookup) {
     let absent = Status::Absent as u32;
     let looking = Status::Looking as u32;
     if STATUS.compare_exchange(absent, looking, Ordering::Relaxed, Ordering::Relaxed).is_err() {
@@ -102,8 +103,9 @@ pub unsafe fn init(lookup: Lookup) {
     let found = unsafe { find(lookup) };
     let status = match found {
         Ok(python) => {
+            let cell = PYTHON.0.get();
             // SAFETY: only the thread that made the status Looking writes, once, and nobody reads before Ready.
-            unsafe { (*PYTHON.0.get()).write(python) };
+            unsafe { cell.write(MaybeUninit::new(python)) };
             Status::Ready
         }
         Err(status) => status,
@@ -127,20 +129,21 @@ unsafe fn find(lookup: Lookup) -> Result<Python, Status> {
     let find = |name: &CStr| -> Result<u64, Status> {
         // SAFETY: a C string, at a moment the caller of `init` chose.
         let address = unsafe { lookup(name.as_ptr()) } as u64;
-        if address == 0 { Err(Status::Absent) } else { Ok(address) }
+        if address == 0 { Err(Status::UnknownLayout) } else { Ok(address) }
     };
-    let this_thread_state = find(c"PyGILState_GetThisThreadState")?;
-    let runtime = find(c"_PyRuntime")?;
+    let this_thread_state = find(c"PyGILState_GetThisThreadState").map_err(|_| Status::Absent)?;
     let version = find(c"Py_GetVersion")?;
     // SAFETY: `const char *Py_GetVersion(void)`, callable at any time; pylifecycle.h of every version.
     let version: unsafe extern "C" fn() -> *const c_char = unsafe { core::mem::transmute(version) };
     // SAFETY: as above.
     let version = unsafe { version() };
     // SAFETY: a static string of CPython.
-    let minor = minor_version(unsafe { CStr::from_ptr(version) }).ok_or(Status::UnknownVersion)?;
+    let version = unsafe { CStr::from_ptr(version) };
+    let minor = minor_version(version).ok_or(Status::UnknownVersion)?;
     let offsets = VERSIONS.into_iter().find(|row| row.minor == minor).ok_or(Status::UnknownVersion)?;
+    let runtime = find(c"_PyRuntime")?;
     // SAFETY: the address of CPython's own variable.
-    let offsets = unsafe { with_debug_offsets(offsets, Object::new(runtime)) }?;
+    let offsets = with_debug_offsets(offsets, unsafe { Object::new(runtime) })?;
     let eval = find(c"_PyEval_EvalFrameDefault").unwrap_or(0);
     let range = super::native::object_around(eval).and_then(|object| object.function_range(eval));
     let current = if minor < 12 { find(c"_PyThreadState_UncheckedGet").ok() } else { None };
@@ -174,10 +177,7 @@ fn minor_version(text: &CStr) -> Option<u8> {
 
 /// The row, with what the process says about itself. A layout other than the row's loses the fields that only the row
 /// knows.
-///
-/// # Safety
-/// `runtime` is `_PyRuntime` of this version.
-unsafe fn with_debug_offsets(row: Offsets, runtime: Object) -> Result<Offsets, Status> {
+fn with_debug_offsets(row: Offsets, runtime: Object) -> Result<Offsets, Status> {
     let Some(words) = DEBUG_WORDS.iter().find(|words| words.minor == row.minor) else { return Ok(row) };
     let word = |index: u8| runtime.word(u16::from(index) * 8);
     let version = word(DEBUG_VERSION) >> 16;
@@ -261,7 +261,7 @@ struct Node {
     check: u64,
     /// Identity of the code object; 0 when the frame is not shown.
     id: u64,
-    /// Instruction offset in bytes (low half) and [`PythonFrame::ENTRY`].
+    /// Instruction offset in bytes (low half) and [`StackDef::ENTRY`].
     place: u64,
     owner: u64,
 }
@@ -285,33 +285,28 @@ struct Sum {
 
 /// A Python frame of the last capture.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PythonFrame {
+pub(crate) struct PythonFrame {
     /// Identity of the code object; the same for the same code as long as it lives.
-    pub code: u64,
-    /// Offset of the instruction in bytes (low half, -2 before the first), and marks.
-    pub place: u64,
-}
-
-impl PythonFrame {
-    /// In `place`: the frame was entered from C. The native frame of the interpreter that runs it runs the frames inside
-    /// it too, up to the next entry.
-    pub const ENTRY: u64 = 1 << 32;
+    pub(crate) code: u64,
+    /// Offset of the instruction in bytes (low half, -2 before the first), and [`StackDef::ENTRY`]: the native frame
+    /// of the interpreter that runs this frame runs those inside it too, up to the next entry.
+    pub(crate) place: u64,
 }
 
 /// What a capture found.
 #[derive(Clone, Copy, Default)]
-pub struct PythonStack {
+pub(crate) struct PythonStack {
     /// Hash of the frames; 0 when there are none.
-    pub hash: u64,
+    pub(crate) hash: u64,
     /// Frames.
-    pub n_frames: u32,
+    pub(crate) n_frames: u32,
     /// Marks, see [`Captured`].
-    pub marks: u32,
+    pub(crate) marks: u32,
 }
 
 /// A thread's part. All zeros is the state before the first capture.
 #[repr(C)]
-pub struct PythonState {
+pub(crate) struct PythonState {
     /// The stack as last seen, outermost frame first.
     nodes: Fixed<Node, MAX_FRAMES>,
     /// `sums[i]` is over `nodes[0..=i]`.
@@ -328,7 +323,7 @@ pub struct PythonState {
 impl PythonState {
     /// Captures the calling thread's frames.
     #[inline]
-    pub fn capture(&mut self) -> PythonStack {
+    pub(crate) fn capture(&mut self) -> PythonStack {
         let Some(python) = ready() else {
             self.nodes.clear();
             return PythonStack { marks: mark_of(status()), ..PythonStack::default() };
@@ -340,6 +335,7 @@ impl PythonState {
         let top = python.top_frame(thread);
         let interpreter_id = python.interpreter_id(thread);
         if self.is_checked == 0 && !self.check(python, top) {
+            self.nodes.clear();
             return PythonStack { marks: mark_of(status()), ..PythonStack::default() };
         }
         let is_other = thread.0 != self.thread_state || interpreter_id != self.interpreter_id;
@@ -361,15 +357,34 @@ impl PythonState {
     }
 
     /// Frames of the last capture, innermost first.
-    pub fn frames(&self) -> impl Iterator<Item = PythonFrame> + '_ {
+    pub(crate) fn frames(&self) -> impl Iterator<Item = PythonFrame> + '_ {
         self.shown().map(|node| PythonFrame { code: node.id, place: node.place })
+    }
+
+    /// What tells a native frame that runs bytecode, for the last capture: see [`Interpreters`].
+    pub(crate) fn interpreters(&self) -> Interpreters<impl Iterator<Item = u64> + '_> {
+        let python = ready();
+        let mut has_shown = false;
+        let shims = self.nodes.as_slice().iter().rev().filter_map(move |node| {
+            let is_shim = python?.is_shim(node);
+            let is_of_use = is_shim && has_shown;
+            has_shown = node.id != 0 || (has_shown && !is_shim);
+            is_of_use.then_some(node.frame)
+        });
+        let range = match python {
+            Some(python) if python.offsets.shim_owner == u8::MAX && self.nodes.len() > 0 => {
+                python.interpreter
+            }
+            _ => (0, 0),
+        };
+        Interpreters { shims: shims.peekable(), range }
     }
 
     /// Describes the code object of the last capture's frame `index`, innermost 0: copies its texts into `out`, each
     /// padded with zeros to eight bytes. `None` when there is no such frame or its code cannot be read.
     ///
     /// Only valid between a capture and the return into the code that it captured.
-    pub fn define_code(&self, index: usize, out: &mut [u8]) -> Option<CodeText> {
+    pub(crate) fn define_code(&self, index: usize, out: &mut [u8]) -> Option<CodeText> {
         let python = ready()?;
         let node = self.shown().nth(index)?;
         python.define(node, out)
@@ -448,6 +463,27 @@ impl PythonState {
             None => {} // No frame to judge by.
         }
         status() == Status::Ready
+    }
+}
+
+/// Tells native frames that run bytecode from others.
+///
+/// From 3.12 on such a function keeps a frame of its own kind, the shim, on its part of the C stack, whatever the
+/// compiler made of the function (several copies; one function a bytecode, with tail calls). Before, there is only one
+/// function to look for.
+pub(crate) struct Interpreters<I: Iterator<Item = u64>> {
+    /// Addresses of the shims that have shown frames inside, innermost first.
+    shims: core::iter::Peekable<I>,
+    range: (u64, u64),
+}
+
+impl<I: Iterator<Item = u64>> Interpreters<I> {
+    /// Whether the function with this return address and this part of the stack runs shown Python frames. To be asked
+    /// from the innermost frame outwards.
+    pub(crate) fn is_at(&mut self, ip: u64, part: &core::ops::Range<u64>) -> bool {
+        while self.shims.next_if(|shim| *shim < part.start).is_some() {}
+        // A return address points behind its call, at the latest to the function's end.
+        self.shims.next_if(|shim| part.contains(shim)).is_some() || (self.range.0 < ip && ip <= self.range.1)
     }
 }
 
@@ -605,8 +641,7 @@ impl Python {
             ..Node::default()
         };
         let code = node.code();
-        let is_shim = self.offsets.shim_owner != u8::MAX && node.owner >= u64::from(self.offsets.shim_owner);
-        if is_shim || code.0 == 0 || code.word(self.offsets.object_type) != self.code_type {
+        if self.is_shim(&node) || code.0 == 0 || code.word(self.offsets.object_type) != self.code_type {
             return node;
         }
         let place = match self.offsets.place {
@@ -623,9 +658,14 @@ impl Python {
         node.id = mix(mix(interpreter_id, code.0), node.check) | 1;
         node.place = u64::from(place);
         if self.is_entry(&node) {
-            node.place |= PythonFrame::ENTRY;
+            node.place |= StackDef::ENTRY;
         }
         node
+    }
+
+    #[inline(always)]
+    fn is_shim(&self, node: &Node) -> bool {
+        self.offsets.shim_owner != u8::MAX && node.owner >= u64::from(self.offsets.shim_owner)
     }
 
     /// Frames that are being set up are shown by no traceback (`_PyFrame_IsIncomplete`).
@@ -763,32 +803,32 @@ impl Python {
 
 /// A code object's definition: the lengths of the texts that were copied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct CodeText {
+pub(crate) struct CodeText {
     /// Identity, as in frames.
-    pub id: u64,
+    pub(crate) id: u64,
     /// `co_firstlineno`.
-    pub first_line: u32,
+    pub(crate) first_line: u32,
     /// Bytes of the qualified name (before 3.11 the plain name), UTF-8.
-    pub name: u16,
+    pub(crate) name: u16,
     /// Bytes of the file name, UTF-8.
-    pub file: u16,
+    pub(crate) file: u16,
     /// Bytes of the line table.
-    pub lines: u32,
+    pub(crate) lines: u32,
     /// Bytes written in all, padding included.
-    pub bytes: u32,
+    pub(crate) bytes: u32,
     /// `(major << 8) | minor` of the interpreter: which line table this is.
-    pub python: u16,
+    pub(crate) python: u16,
     /// [`CodeText::NAME_CUT`] and others.
-    pub marks: u16,
+    pub(crate) marks: u16,
 }
 
 impl CodeText {
     /// The end of the name is missing.
-    pub const NAME_CUT: u16 = 1;
+    pub(crate) const NAME_CUT: u16 = 1;
     /// The start of the file name is missing.
-    pub const FILE_CUT: u16 = 2;
+    pub(crate) const FILE_CUT: u16 = 2;
     /// The end of the line table is missing.
-    pub const LINES_CUT: u16 = 4;
+    pub(crate) const LINES_CUT: u16 = 4;
 }
 
 /// The characters of a string: `length` of `width` bytes each.
@@ -892,7 +932,9 @@ fn peek(address: u64) -> Result<u64, Unreadable> {
     if n == 8 {
         return Ok(word);
     }
-    // SAFETY: the calling thread's errno.
-    let error = unsafe { *libc::__errno_location() };
+    // SAFETY: no precondition.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: the calling thread's own.
+    let error = unsafe { errno.read() };
     Err(if error == libc::EFAULT || n >= 0 { Unreadable::Fault } else { Unreadable::Forbidden })
 }

@@ -3,11 +3,11 @@
 //! of `_PyRuntime`, `pycore_runtime.h` and later `pycore_debug_offsets.h`) and the row only fills what it leaves out.
 
 /// No such field in this version.
-pub const NONE: u16 = u16::MAX;
+pub(crate) const NONE: u16 = u16::MAX;
 
 /// How a frame says where it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub(crate) enum Place {
     /// `f_lasti`: bytes into the bytecode.
     Bytes,
     /// `f_lasti`: two-byte instructions into the bytecode.
@@ -18,63 +18,63 @@ pub enum Place {
 
 /// Offsets in bytes from the start of each structure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Offsets {
+pub(crate) struct Offsets {
     /// Minor version of Python 3.
-    pub minor: u8,
+    pub(crate) minor: u8,
     /// `PyThreadState.frame`, `.current_frame`, or `.cframe` where `cframe_current` is not [`NONE`].
-    pub thread_top: u16,
+    pub(crate) thread_top: u16,
     /// `_PyCFrame.current_frame`.
-    pub cframe_current: u16,
+    pub(crate) cframe_current: u16,
     /// `PyThreadState.thread_id`: `pthread_self()` of its owner.
-    pub thread_id: u16,
+    pub(crate) thread_id: u16,
     /// `PyThreadState.interp`.
-    pub thread_interpreter: u16,
+    pub(crate) thread_interpreter: u16,
     /// `PyInterpreterState.id`.
-    pub interpreter_id: u16,
+    pub(crate) interpreter_id: u16,
     /// `_PyRuntimeState._finalizing`: the thread state that runs `Py_Finalize`.
-    pub finalizing: u16,
+    pub(crate) finalizing: u16,
     /// `_PyRuntimeState.interpreters.head`.
-    pub interpreters: u16,
+    pub(crate) interpreters: u16,
     /// `PyFrameObject.f_code`, `_PyInterpreterFrame.f_executable`.
-    pub frame_code: u16,
+    pub(crate) frame_code: u16,
     /// `f_back`, `previous`.
-    pub frame_previous: u16,
+    pub(crate) frame_previous: u16,
     /// `f_lasti`, `prev_instr`, `instr_ptr`.
-    pub frame_place: u16,
+    pub(crate) frame_place: u16,
     /// How to read `frame_place`.
-    pub place: Place,
+    pub(crate) place: Place,
     /// `_PyInterpreterFrame.owner`, or the 16 bits that end with it (3.11: `is_entry`, `owner`).
-    pub frame_owner: u16,
+    pub(crate) frame_owner: u16,
     /// From this owner on, a frame runs no Python code: it marks an entry from C.
-    pub shim_owner: u8,
+    pub(crate) shim_owner: u8,
     /// `PyCodeObject.co_filename`.
-    pub code_file: u16,
+    pub(crate) code_file: u16,
     /// `co_qualname`; `co_name` before 3.11.
-    pub code_name: u16,
+    pub(crate) code_name: u16,
     /// `co_linetable`; `co_lnotab` in 3.9.
-    pub code_lines: u16,
+    pub(crate) code_lines: u16,
     /// `co_firstlineno`.
-    pub code_first_line: u16,
+    pub(crate) code_first_line: u16,
     /// `co_version`, a number that no other code object of the interpreter ever has.
-    pub code_version: u16,
+    pub(crate) code_version: u16,
     /// `co_code_adaptive`: the instructions themselves.
-    pub code_start: u16,
+    pub(crate) code_start: u16,
     /// `_co_firsttraceable`: the first instruction of a frame that is set up.
-    pub code_first_traceable: u16,
+    pub(crate) code_first_traceable: u16,
     /// `PyASCIIObject`: its size, where ASCII text starts.
-    pub text_ascii: u16,
+    pub(crate) text_ascii: u16,
     /// `PyCompactUnicodeObject`: its size, where other text starts.
-    pub text_compact: u16,
+    pub(crate) text_compact: u16,
     /// `ob_type`.
-    pub object_type: u16,
+    pub(crate) object_type: u16,
     /// `PyASCIIObject.length` and `PyBytesObject.ob_size`.
-    pub length: u16,
+    pub(crate) length: u16,
     /// `PyASCIIObject.hash`.
-    pub text_hash: u16,
+    pub(crate) text_hash: u16,
     /// `PyASCIIObject.state`.
-    pub text_state: u16,
+    pub(crate) text_state: u16,
     /// `PyBytesObject.ob_sval`.
-    pub bytes_data: u16,
+    pub(crate) bytes_data: u16,
 }
 
 const PYTHON_3_9: Offsets = Offsets {
@@ -175,39 +175,39 @@ const PYTHON_3_14: Offsets = Offsets {
 };
 
 /// The versions that can be read.
-pub const VERSIONS: [Offsets; 6] =
+pub(crate) const VERSIONS: [Offsets; 6] =
     [PYTHON_3_9, PYTHON_3_10, PYTHON_3_11, PYTHON_3_12, PYTHON_3_13, PYTHON_3_14];
 
 /// Places of the fields of `_Py_DebugOffsets`, in eight-byte words from its start.
 #[derive(Clone, Copy)]
-pub struct DebugWords {
+pub(crate) struct DebugWords {
     /// Minor version of Python 3.
-    pub minor: u8,
+    pub(crate) minor: u8,
     /// `runtime_state.finalizing`; `.interpreters_head` follows.
-    pub finalizing: u8,
+    pub(crate) finalizing: u8,
     /// `interpreter_state.id`.
-    pub interpreter_id: u8,
+    pub(crate) interpreter_id: u8,
     /// `thread_state.interp`; `.current_frame`, `.thread_id` follow.
-    pub thread_interpreter: u8,
+    pub(crate) thread_interpreter: u8,
     /// `interpreter_frame.previous`; `.executable`, `.instr_ptr`, `.localsplus`, `.owner` follow.
-    pub frame_previous: u8,
+    pub(crate) frame_previous: u8,
     /// `code_object.filename`; `.name`, `.qualname`, `.linetable`, `.firstlineno` follow.
-    pub code_file: u8,
+    pub(crate) code_file: u8,
     /// `code_object.co_code_adaptive`.
-    pub code_start: u8,
+    pub(crate) code_start: u8,
     /// `pyobject.ob_type`.
-    pub object_type: u8,
+    pub(crate) object_type: u8,
 }
 
 /// Word of the version number (`PY_VERSION_HEX`), after the cookie.
-pub const DEBUG_VERSION: u8 = 1;
+pub(crate) const DEBUG_VERSION: u8 = 1;
 /// Word that is 1 in builds without a global lock.
-pub const DEBUG_FREE_THREADED: u8 = 2;
+pub(crate) const DEBUG_FREE_THREADED: u8 = 2;
 /// `_Py_Debug_Cookie`.
-pub const DEBUG_COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
+pub(crate) const DEBUG_COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
 
 /// The versions that say their offsets themselves.
-pub const DEBUG_WORDS: [DebugWords; 2] = [
+pub(crate) const DEBUG_WORDS: [DebugWords; 2] = [
     DebugWords {
         minor: 13,
         finalizing: 4,

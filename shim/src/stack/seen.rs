@@ -7,7 +7,7 @@ const WAYS: usize = 8;
 
 /// A set of ids. Zeroed memory is an empty one.
 #[repr(C, align(64))]
-pub struct Seen {
+pub(crate) struct Seen {
     ids: [[u64; WAYS]; SETS],
     /// What the recorder has lost so far; ids sent before do not count.
     definitions: u32,
@@ -18,7 +18,7 @@ pub struct Seen {
 impl Seen {
     /// Whether `id` was missing; then it is in.
     #[inline]
-    pub fn insert(&mut self, id: u64, definitions: u32) -> bool {
+    pub(crate) fn insert(&mut self, id: u64, definitions: u32) -> bool {
         if definitions != self.definitions {
             self.ids.fill([0; WAYS]);
             self.definitions = definitions;
@@ -36,7 +36,7 @@ impl Seen {
     }
 
     /// Takes `id` out.
-    pub fn remove(&mut self, id: u64) {
+    pub(crate) fn remove(&mut self, id: u64) {
         let Some(set) = self.ids.get_mut(set_of(id)) else { return };
         if let Some(slot) = set.iter_mut().find(|known| **known == id) {
             *slot = 0;
@@ -52,11 +52,14 @@ fn set_of(id: u64) -> usize {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
     use super::*;
+    use std::{boxed::Box, vec::Vec};
 
     fn empty() -> Box<Seen> {
+        let zeroed = Box::<Seen>::new_zeroed();
         // SAFETY: zeroed memory is an empty set.
-        unsafe { Box::<Seen>::new_zeroed().assume_init() }
+        unsafe { zeroed.assume_init() }
     }
 
     #[test]
@@ -78,7 +81,9 @@ mod tests {
     fn two_thousand_ids_rarely_push_each_other_out() {
         let mut seen = empty();
         let ids: Vec<u64> = (1..=2000u64).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1).collect();
-        ids.iter().for_each(|id| drop(seen.insert(*id, 0)));
+        for id in &ids {
+            seen.insert(*id, 0);
+        }
         let n_new = ids.iter().filter(|id| seen.insert(**id, 0)).count();
         assert!(n_new < 20, "{n_new} of 2000 were forgotten");
     }

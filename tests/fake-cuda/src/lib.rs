@@ -17,3 +17,9 @@ pub fn library_dir() -> &'static Path {
 pub fn demo() -> PathBuf {
     library_dir().join("demo")
 }
+
+/// The directory of what stands in for PyTorch's `libc10.so` and `libc10_cuda.so`; apart from the others, so that a real PyTorch
+/// does not find it. Empty where there was no C++ compiler.
+pub fn torch_dir() -> PathBuf {
+    library_dir().join("torch")
+}

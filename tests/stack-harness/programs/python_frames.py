@@ -34,9 +34,10 @@ def captured(library):
     n = library.harness_traceback(local.buffer, ROOM)
     assert n > 0
     head, *lines = local.buffer.raw[:n].decode().splitlines()
-    marks, count = head.split("\t")
+    marks, count, merges = head.split("\t")
     frames = [(f, int(l), q) for f, l, q in (line.split("\t") for line in lines)]
     assert len(frames) == int(count)
+    if not merges == "1": local.n_unmerged = getattr(local, "n_unmerged", 0) + 1
     return int(marks, 16), frames[1:]  # without this function
 
 
@@ -236,6 +237,7 @@ if __name__ == "__main__":
         situation()
     asyncio.run(coroutines())
     redefinitions(n); same_shape(n // 4)
+    assert not getattr(local, "n_unmerged", 0), f"{local.n_unmerged} stacks whose native frames do not fit"
     print(f"Python {sys.version.split()[0]}: {n_stacks} stacks, {n_frames} frames, {len(failures)} stacks wrong")
     for situation, marks, want, got in failures[:3]:
         print(f"  {situation}, marks {marks:#x}: {len(want)} frames expected, {len(got)} found")

@@ -2,6 +2,7 @@
 
 use crate::stack::{self, Captured};
 use core::ffi::{c_int, c_void};
+use gputrace_ring::record::StackDef;
 use std::collections::HashSet;
 use std::sync::Mutex;
 
@@ -55,7 +56,8 @@ pub fn compare() {
     let captured = unsafe { stack::capture(state, stack::NATIVE) };
     let reference = reference();
     // SAFETY: as above.
-    let ours: Vec<u64> = unsafe { &*state }.native_addresses().collect();
+    let ours: Vec<u64> =
+        unsafe { &*state }.native_addresses().map(|word| word & !StackDef::INTERPRETER).collect();
     // The reference starts inside this library; its first frames are ours too.
     let own = reference.len().saturating_sub(ours.len());
     let is_truncated = captured.marks & Captured::TRUNCATED != 0;
@@ -110,6 +112,55 @@ fn name(ip: u64) -> String {
         unsafe { core::ffi::CStr::from_ptr(name) }.to_string_lossy().into_owned()
     };
     format!("{ip:#x} {} {}+{:#x}", text(info.dli_sname), text(info.dli_fname), ip - info.dli_fbase as u64)
+}
+
+/// [`compare`] for one stack, without allocation, for signal handlers: 1 the same, 0 different, 2 the same as far as ours
+/// goes and marked, -1 when the signal interrupted a capture of this thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn harness_compare() -> c_int {
+    if crate::IS_BUSY.with(|busy| busy.replace(true)) {
+        return -1;
+    }
+    let result = compare_once();
+    crate::IS_BUSY.with(|busy| busy.set(false));
+    result
+}
+
+fn compare_once() -> c_int {
+    let state = crate::harness_state();
+    // SAFETY: the calling thread's own state; the guard keeps its signal handlers out.
+    let captured = unsafe { stack::capture(state, stack::NATIVE) };
+    let mut reference = Room { n: 0, frames: [0; 8192] };
+    // SAFETY: the callback gets the array back.
+    unsafe { _Unwind_Backtrace(push_in_room, (&raw mut reference).cast()) };
+    // SAFETY: as above.
+    let mut ours = unsafe { &*state }.native_addresses().map(|word| word & !StackDef::INTERPRETER).peekable();
+    let mut theirs = reference.frames[..reference.n].iter().copied().filter(|ip| *ip != 0).peekable();
+    while theirs.next_if(|ip| Some(ip) != ours.peek()).is_some() {}
+    loop {
+        match (ours.next(), theirs.next()) {
+            (None, None) => return 1,
+            (Some(a), Some(b)) if a == b => {}
+            (None, Some(_)) if captured.marks & (Captured::TRUNCATED | Captured::BROKEN) != 0 => return 2,
+            (Some(_), None) if captured.marks & Captured::GUESSED != 0 => return 2,
+            _ => return 0,
+        }
+    }
+}
+
+struct Room {
+    n: usize,
+    frames: [u64; 8192],
+}
+
+unsafe extern "C" fn push_in_room(context: *mut c_void, room: *mut c_void) -> c_int {
+    // SAFETY: the room that `compare_once` passed, used by this thread only.
+    let room = unsafe { &mut *room.cast::<Room>() };
+    let Some(slot) = room.frames.get_mut(room.n) else { return 5 };
+    // SAFETY: the address of a live context.
+    *slot = unsafe { _Unwind_GetIP(context) };
+    room.n += 1;
+    0
 }
 
 /// Prints the totals to stderr; returns the number of stacks that differed.

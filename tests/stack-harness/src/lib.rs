@@ -4,11 +4,12 @@
 //! reached from deep inside real libraries.
 
 #[path = "../../../shim/src/stack/mod.rs"]
-#[allow(dead_code, unreachable_pub, reason = "the shim uses what the harness does not")]
-pub mod stack;
+#[allow(dead_code, reason = "the shim uses what the harness does not")]
+mod stack;
 
+#[path = "../../../recorder/src/merge_stack.rs"]
+pub mod merge_stack;
 #[path = "../../../recorder/src/python_lines.rs"]
-#[allow(dead_code, unreachable_pub, reason = "the recorder's, whole")]
 pub mod python_lines;
 
 pub mod compare;
@@ -43,7 +44,7 @@ fn new_state() -> *mut ThreadStackState {
     let block = unsafe {
         libc::mmap(
             core::ptr::null_mut(),
-            ThreadStackState::BYTES,
+            size_of::<ThreadStackState>(),
             libc::PROT_READ | libc::PROT_WRITE,
             flags,
             -1,
@@ -56,7 +57,7 @@ fn new_state() -> *mut ThreadStackState {
 
 /// The calling thread's state.
 #[unsafe(no_mangle)]
-pub extern "C" fn harness_state() -> *mut ThreadStackState {
+pub(crate) extern "C" fn harness_state() -> *mut ThreadStackState {
     harness_init();
     STATE.with(|state| *state)
 }
@@ -75,10 +76,18 @@ pub unsafe extern "C" fn harness_native(out: *mut u64, room: c_int) -> c_int {
     let mut n = 0;
     for address in state.native_addresses().take(room as usize) {
         // SAFETY: `n` is less than `room`.
-        unsafe { out.add(n).write(address) };
+        let slot = unsafe { out.add(n) };
+        // SAFETY: inside the caller's room.
+        unsafe { slot.write(address) };
         n += 1;
     }
     n as c_int
+}
+
+/// Says that an object was unloaded.
+#[unsafe(no_mangle)]
+pub extern "C" fn harness_note_unloaded() {
+    stack::native::note_unloaded();
 }
 
 /// Captures `n` times in a row; for timing.

@@ -282,7 +282,7 @@ mod tests {
     fn long_lines_break_between_words_and_long_cells_are_cut_in_the_middle() {
         let lines: Vec<_> = wrap("one two three four five six seven", Some(20)).collect();
         assert_eq!(lines, ["one two three four", "five six seven"]);
-        assert_eq!(cut("forward (/home/me/model.py:12)", Some(13)), "forw…l.py:12)");
+        assert_eq!(cut("forward (/job/model.py:12)", Some(13)), "forw…l.py:12)");
     }
 
     #[test]

@@ -9,24 +9,24 @@ use object::read::elf::{Dyn, FileHeader, ProgramHeader, Sym};
 use object::{Endianness, FileKind};
 
 /// An ELF file.
-pub(super) struct Elf {
+pub(crate) struct Elf {
     /// `EM_X86_64` and its like, and 32 or 64 bits.
-    pub(super) machine: (u16, u8),
+    pub(crate) machine: (u16, u8),
     /// It names a program interpreter: the dynamic loader will run, and look at `LD_PRELOAD`.
-    pub(super) has_interpreter: bool,
+    pub(crate) has_interpreter: bool,
     /// Functions that it defines for others, sorted.
-    pub(super) exports: BTreeSet<String>,
+    pub(crate) exports: BTreeSet<String>,
     /// Functions that it takes from others, sorted.
-    pub(super) imports: BTreeSet<String>,
+    pub(crate) imports: BTreeSet<String>,
     /// Libraries that it names.
-    pub(super) needed: Vec<String>,
+    pub(crate) needed: Vec<String>,
     /// Newest version of the C library that it asks for, if it asks: `(2, 34)`.
-    pub(super) glibc: Option<(u32, u32)>,
+    pub(crate) glibc: Option<(u32, u32)>,
 }
 
 impl Elf {
     /// Reads a file; `None` if it is no ELF file.
-    pub(super) fn open(path: &Path) -> anyhow::Result<Option<Elf>> {
+    pub(crate) fn open(path: &Path) -> anyhow::Result<Option<Elf>> {
         let data = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
         let damaged = || format!("{} is a damaged ELF file", path.display());
         match FileKind::parse(&*data) {
@@ -84,13 +84,13 @@ fn parse<H: FileHeader<Endian = Endianness>>(data: &[u8]) -> anyhow::Result<Elf>
 }
 
 /// `GLIBC_2.34` as `(2, 34)`.
-pub(super) fn glibc_version(name: &str) -> Option<(u32, u32)> {
+pub(crate) fn glibc_version(name: &str) -> Option<(u32, u32)> {
     let (major, minor) = name.strip_prefix("GLIBC_")?.split_once('.')?;
     Some((major.parse().ok()?, minor.split('.').next()?.parse().ok()?))
 }
 
 /// Newest version that a C library's file defines.
-pub(super) fn defined_glibc(path: &Path) -> Option<(u32, u32)> {
+pub(crate) fn defined_glibc(path: &Path) -> Option<(u32, u32)> {
     let data = std::fs::read(path).ok()?;
     let header = elf::FileHeader64::<Endianness>::parse(&*data).ok()?;
     let endian = header.endian().ok()?;

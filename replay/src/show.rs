@@ -12,18 +12,18 @@ use gputrace_replay::story::Story;
 
 /// Which traces to read.
 #[derive(Args)]
-pub(super) struct TraceArgs {
+pub(crate) struct TraceArgs {
     /// Traces made by `gputrace record`; several at once for the processes of a job
     #[arg(required = true, value_name = "TRACE")]
-    pub(super) traces: Vec<PathBuf>,
+    pub(crate) traces: Vec<PathBuf>,
 }
 
 /// How to show it.
 #[derive(Args)]
-pub(super) struct ShowArgs {
+pub(crate) struct ShowArgs {
     /// Write JSON: bytes and nanoseconds as integers
     #[arg(long)]
-    pub(super) json: bool,
+    pub(crate) json: bool,
     /// Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE
     #[arg(long, value_enum, value_name = "WHEN", default_value = "auto")]
     color: Color,
@@ -38,7 +38,7 @@ enum Color {
 
 impl ShowArgs {
     /// Writes the report the way the user wants it.
-    pub(super) fn write(&self, report: &Report, out: &mut dyn Write) -> anyhow::Result<()> {
+    pub(crate) fn write(&self, report: &Report, out: &mut dyn Write) -> anyhow::Result<()> {
         if self.json {
             return write_json(&json::render(report), out);
         }
@@ -65,22 +65,22 @@ impl ShowArgs {
 }
 
 /// One line of JSON values, indented for people.
-pub(super) fn write_json(value: &impl serde::Serialize, out: &mut dyn Write) -> anyhow::Result<()> {
+pub(crate) fn write_json(value: &impl serde::Serialize, out: &mut dyn Write) -> anyhow::Result<()> {
     serde_json::to_writer_pretty(&mut *out, value)?;
     writeln!(out)?;
     Ok(())
 }
 
 /// Traces that were read, and whether all were.
-pub(super) struct Stories {
-    pub(super) stories: Vec<Story>,
+pub(crate) struct Stories {
+    pub(crate) stories: Vec<Story>,
     all: bool,
 }
 
 impl Stories {
     /// Reads traces, two at a time. What cannot be read is said on stderr and makes the exit status a failure; the
     /// others are shown.
-    pub(super) fn read(args: &TraceArgs) -> Stories {
+    pub(crate) fn read(args: &TraceArgs) -> Stories {
         let mut results = Vec::new();
         for pair in args.traces.chunks(2) {
             std::thread::scope(|scope| {
@@ -103,13 +103,13 @@ impl Stories {
         Stories { stories, all }
     }
 
-    pub(super) fn exit_code(&self) -> ExitCode {
+    pub(crate) fn exit_code(&self) -> ExitCode {
         if self.all { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 }
 
 /// A verb that shows sections about traces.
-pub(super) fn sections(
+pub(crate) fn sections(
     verb: &'static str,
     entries: &[SectionEntry],
     traces: &TraceArgs,

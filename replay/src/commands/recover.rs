@@ -1,0 +1,65 @@
+//! `gputrace recover`: a trace from a ring that was left behind.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{ArgMatches, Args};
+use gputrace_recorder::{Options, Overwrite};
+
+use super::Verb;
+
+pub(super) const VERB: Verb = Verb::new::<RecoverArgs>("recover", run);
+
+/// Makes a trace of a ring whose recorder is gone
+///
+/// Where no recorder could be started, or it was killed, what was recorded is still in the ring: a file that
+/// libgputrace.so names on stderr, usually in /dev/shm.
+#[derive(Args)]
+pub(super) struct RecoverArgs {
+    /// The ring
+    #[arg(required = true, value_name = "RING")]
+    rings: Vec<PathBuf>,
+    /// Where the trace goes, as for `record`
+    #[arg(short, long, value_name = "PATTERN")]
+    output: Option<String>,
+    /// Overwrite a trace that exists
+    #[arg(short, long)]
+    force: bool,
+    /// Do not remove the ring afterwards
+    #[arg(long)]
+    keep: bool,
+}
+
+fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+    let args: RecoverArgs = super::parsed(matches)?;
+    let mut status = ExitCode::SUCCESS;
+    for ring in &args.rings {
+        let overwrite = if args.force { Overwrite::Replace } else { Overwrite::Refuse };
+        let options = Options { output: args.output.clone(), overwrite, keep_ring: args.keep };
+        match gputrace_recorder::recover(ring, options) {
+            Ok(made) => {
+                let trace = made.trace.display();
+                writeln!(out, "{trace}: {} events of process {}", made.n_events, made.pid)?;
+                let losses = [
+                    (made.n_lost, "events were lost while the program ran"),
+                    (made.n_damaged, "records of the ring could not be read"),
+                    (made.n_dropped, "events could not be written"),
+                ];
+                for (count, what) in losses.into_iter().filter(|(count, _)| *count > 0) {
+                    writeln!(out, "{trace}: {count} {what}")?;
+                }
+                if let Some(error) = made.error {
+                    eprintln!("gputrace: {trace} is not whole: {error}");
+                    status = ExitCode::FAILURE;
+                }
+                writeln!(out, "next: gputrace report {trace}")?;
+            }
+            Err(error) => {
+                eprintln!("gputrace: {:#}", anyhow::Error::from(error));
+                status = ExitCode::FAILURE;
+            }
+        }
+    }
+    Ok(status)
+}

@@ -1,0 +1,257 @@
+//! Native frames are libgcc's: in recursion, in signal handlers, in generated code, while libraries come and go.
+
+mod common;
+
+use common::{addresses, harness};
+use std::ffi::{CString, c_int, c_void};
+use std::hint::black_box;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+const SAME: c_int = 1;
+const SAME_AND_MARKED: c_int = 2;
+
+/// Calls `leaf` at the bottom of frames of changing size.
+#[inline(never)]
+fn descend(depth: u32, leaf: &mut dyn FnMut()) {
+    if depth == 0 {
+        return leaf();
+    }
+    match depth % 3 {
+        0 => descend_with_room(depth - 1, leaf),
+        1 => descend_in_closure(depth - 1, leaf),
+        _ => descend(depth - 1, leaf),
+    }
+    black_box(depth);
+}
+
+#[inline(never)]
+fn descend_with_room(depth: u32, leaf: &mut dyn FnMut()) {
+    let mut room = [depth; 100];
+    black_box(&mut room);
+    descend(depth, leaf);
+    black_box(&mut room);
+}
+
+#[inline(never)]
+fn descend_in_closure(depth: u32, leaf: &mut dyn FnMut()) {
+    let call = move |leaf: &mut dyn FnMut()| descend(depth, leaf);
+    let call: &dyn Fn(&mut dyn FnMut()) = black_box(&call);
+    call(leaf);
+}
+
+#[test]
+fn frames_are_those_of_libgcc_at_every_depth_whatever_was_captured_before() {
+    for depth in (0..120).chain([5, 119, 0, 60, 61, 61, 60]) {
+        descend(depth, &mut || {
+            for _ in 0..3 {
+                assert_eq!((harness().compare)(), SAME);
+            }
+        });
+    }
+}
+
+#[test]
+fn a_stack_too_deep_to_keep_is_cut_and_marked_and_the_next_one_is_whole() {
+    for depth in [1000, 1000, 10, 1001, 100, 1000, 30] {
+        let expected = if depth > 100 { SAME_AND_MARKED } else { SAME };
+        descend(depth, &mut || assert_eq!((harness().compare)(), expected));
+    }
+}
+
+#[test]
+fn a_new_thread_has_its_own_whole_stack() {
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| descend(40, &mut || assert_eq!((harness().compare)(), SAME)));
+        }
+    });
+}
+
+static HANDLED: AtomicU64 = AtomicU64::new(0);
+static DIFFERENT: AtomicU64 = AtomicU64::new(0);
+static MARKED: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn on_signal(_: c_int) {
+    match (harness().compare)() {
+        SAME => HANDLED.fetch_add(1, Ordering::Relaxed),
+        SAME_AND_MARKED => MARKED.fetch_add(1, Ordering::Relaxed),
+        0 => DIFFERENT.fetch_add(1, Ordering::Relaxed),
+        _ => 0,
+    };
+}
+
+#[test]
+fn a_signal_handler_sees_the_interrupted_frames_on_either_stack() {
+    harness();
+    let mut room = vec![0u8; 1 << 20];
+    let stack = libc::stack_t { ss_sp: room.as_mut_ptr().cast(), ss_flags: 0, ss_size: room.len() };
+    let mut before_stack = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: 0, ss_size: 0 };
+    // SAFETY: the room outlives the handlers, which are removed below.
+    assert_eq!(unsafe { libc::sigaltstack(&raw const stack, &raw mut before_stack) }, 0);
+    // SAFETY: no precondition.
+    let target = unsafe { libc::pthread_self() } as u64;
+    for flags in [0, libc::SA_ONSTACK] {
+        // SAFETY: all zeros is a valid action.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = on_signal as *const () as usize;
+        action.sa_flags = flags | libc::SA_RESTART;
+        // SAFETY: a handler that only captures.
+        unsafe { libc::sigaction(libc::SIGPROF, &raw const action, std::ptr::null_mut()) };
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            // To this thread only: the stacks that the runtime gives others for signals are too small to compare on.
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    std::thread::sleep(std::time::Duration::from_micros(200));
+                    // SAFETY: the thread waits for this one.
+                    unsafe { libc::pthread_kill(target as libc::pthread_t, libc::SIGPROF) };
+                }
+            });
+            let before = HANDLED.load(Ordering::Relaxed);
+            let mut sum = 0u64;
+            while HANDLED.load(Ordering::Relaxed) < before + 500 {
+                descend(20, &mut || {
+                    let mut numbers: Vec<u64> = (0..200).map(|i| i * 7919 % 101).collect();
+                    numbers.sort_unstable_by(|a, b| b.cmp(a));
+                    sum += numbers.iter().sum::<u64>() + format!("{numbers:?}").len() as u64;
+                    (harness().compare)();
+                });
+            }
+            black_box(sum);
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+    // SAFETY: no signal is under way any more.
+    unsafe { libc::signal(libc::SIGPROF, libc::SIG_IGN) };
+    // SAFETY: what the thread had before.
+    unsafe { libc::sigaltstack(&raw const before_stack, std::ptr::null_mut()) };
+    let marked = MARKED.load(Ordering::Relaxed);
+    assert_eq!(DIFFERENT.load(Ordering::Relaxed), 0);
+    assert!(
+        marked * 20 < HANDLED.load(Ordering::Relaxed),
+        "{marked} stacks could not be walked to their end"
+    );
+}
+
+#[test]
+fn generated_code_with_a_frame_pointer_does_not_end_the_stack() {
+    // push rbp; mov rbp, rsp; call rdi; pop rbp; ret
+    let code = [0x55, 0x48, 0x89, 0xe5, 0xff, 0xd7, 0x5d, 0xc3u8];
+    // SAFETY: a new mapping.
+    let page = unsafe {
+        let protection = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+        libc::mmap(std::ptr::null_mut(), 4096, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+    };
+    assert_ne!(page, libc::MAP_FAILED);
+    // SAFETY: the page is writable and longer.
+    unsafe { page.cast::<u8>().copy_from_nonoverlapping(code.as_ptr(), code.len()) };
+    // SAFETY: the bytes above are such a function.
+    let generated: extern "C" fn(extern "C" fn()) = unsafe { std::mem::transmute(page) };
+    thread_local!(static FOUND: std::cell::RefCell<Vec<u64>> = const { std::cell::RefCell::new(Vec::new()) });
+    extern "C" fn leaf() {
+        FOUND.with(|found| *found.borrow_mut() = addresses());
+        // libgcc knows no way out of generated code; we go on and say so.
+        assert_eq!((harness().compare)(), SAME_AND_MARKED);
+    }
+    descend(30, &mut || {
+        let outside = addresses();
+        for _ in 0..3 {
+            generated(leaf);
+            let inside = FOUND.take();
+            let jit =
+                inside.iter().position(|ip| *ip == page as u64 + 6).expect("the generated frame is there");
+            // Beyond this closure, with what is inlined into it or not, everything is the same.
+            assert!(inside[jit + 1..].ends_with(&outside[3..]), "{inside:x?} {outside:x?}");
+            assert!(inside.len() - jit <= outside.len() + 1);
+        }
+    });
+}
+
+/// Compiles a library with a function that calls back from a frame of `bytes`.
+fn compile(directory: &Path, name: &str, bytes: u32) -> Option<CString> {
+    let source = directory.join(format!("{name}.c"));
+    let library = directory.join(format!("{name}.so"));
+    let code = format!(
+        "int through(void (*f)(void)) {{ volatile char room[{bytes}]; room[0] = 1; f(); return room[0]; }}\n"
+    );
+    std::fs::write(&source, code).unwrap();
+    let status = Command::new("cc")
+        .args(["-O2", "-shared", "-fPIC", "-o"])
+        .arg(&library)
+        .arg(&source)
+        .status()
+        .ok()?;
+    assert!(status.success(), "cc failed on {}", source.display());
+    Some(CString::new(library.into_os_string().into_encoded_bytes()).unwrap())
+}
+
+fn call_through(library: &CString) -> u64 {
+    extern "C" fn leaf() {
+        for _ in 0..3 {
+            assert_eq!((harness().compare)(), SAME);
+        }
+    }
+    // SAFETY: the library just compiled.
+    let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_NOW) };
+    assert!(!handle.is_null());
+    // SAFETY: it has this function.
+    let through = unsafe { libc::dlsym(handle, c"through".as_ptr()) };
+    // SAFETY: the type in the source above.
+    let call: extern "C" fn(extern "C" fn()) -> c_int = unsafe { std::mem::transmute(through) };
+    call(leaf);
+    // SAFETY: nothing of it is used any more.
+    unsafe { libc::dlclose(handle) };
+    through as u64
+}
+
+#[test]
+fn a_library_loaded_where_another_was_is_walked_by_its_own_rules() {
+    let directory = std::env::temp_dir().join(format!("gputrace-stack-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let Some(small) = compile(&directory, "small", 40) else {
+        return eprintln!("skipped: no C compiler (cc)");
+    };
+    let large = compile(&directory, "large", 4000).unwrap();
+    let mut n_reused = 0;
+    for _ in 0..20 {
+        let first = call_through(&small);
+        (harness().note_unloaded)();
+        n_reused += u32::from(call_through(&large) == first);
+        (harness().note_unloaded)();
+    }
+    std::fs::remove_dir_all(&directory).unwrap();
+    eprintln!("{n_reused} of 20 times at the same address");
+}
+
+#[test]
+fn captures_go_on_while_other_threads_load_and_unload_libraries() {
+    static STOP: AtomicBool = AtomicBool::new(false);
+    let n_loaded = std::thread::scope(|scope| {
+        let storm = scope.spawn(|| {
+            let mut n = 0u64;
+            while !STOP.load(Ordering::Relaxed) {
+                for name in
+                    [c"libresolv.so.2", c"libanl.so.1", c"libutil.so.1", c"libnsl.so.1", c"libthread_db.so.1"]
+                {
+                    // SAFETY: libraries of the system without side effects.
+                    let handle: *mut c_void = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
+                    if !handle.is_null() {
+                        n += 1;
+                        // SAFETY: just opened.
+                        unsafe { libc::dlclose(handle) };
+                        (harness().note_unloaded)();
+                    }
+                }
+            }
+            n
+        });
+        for depth in 0..2000 {
+            descend(depth % 90, &mut || assert_eq!((harness().compare)(), SAME));
+        }
+        STOP.store(true, Ordering::Relaxed);
+        storm.join().unwrap()
+    });
+    assert!(n_loaded > 0, "no library could be loaded");
+}

@@ -1,0 +1,98 @@
+//! Python frames are the interpreter's own, on every CPython of this machine: `python3` on the PATH, those of pyenv, and
+//! the ones that `GPUTRACE_TEST_PYTHONS` lists, separated by colons.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+struct Python {
+    path: PathBuf,
+    minor: u32,
+}
+
+fn pythons() -> Vec<Python> {
+    let listed = std::env::var_os("GPUTRACE_TEST_PYTHONS").unwrap_or_default();
+    let mut paths: BTreeSet<PathBuf> = std::env::split_paths(&listed).filter(|path| path.exists()).collect();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let names = ["python3".to_string()].into_iter().chain((9..16).map(|minor| format!("python3.{minor}")));
+    for name in names {
+        paths
+            .extend(std::env::split_paths(&path).map(|folder| folder.join(&name)).find(|path| path.exists()));
+    }
+    let pyenv = PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".pyenv/versions");
+    let versions = std::fs::read_dir(pyenv).into_iter().flatten().flatten();
+    paths.extend(versions.map(|version| version.path().join("bin/python3")).filter(|path| path.exists()));
+    paths.into_iter().filter_map(Python::at).collect()
+}
+
+impl Python {
+    fn at(path: PathBuf) -> Option<Python> {
+        // The interpreter itself: what stands on the PATH may be a script that starts it.
+        let program = "import sys; print(sys.version_info[1]); print(sys.executable)";
+        let output = Command::new(&path).args(["-c", program]).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok()?;
+        let mut lines = text.lines();
+        let minor = lines.next()?.parse().ok()?;
+        Some(Python { path: PathBuf::from(lines.next()?), minor })
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(arguments[0]);
+        Command::new(&self.path)
+            .arg(program)
+            .args(&arguments[1..])
+            .env("LD_PRELOAD", common::library())
+            .output()
+            .unwrap_or_else(|error| panic!("cannot run {}: {error}", self.path.display()))
+    }
+
+    fn check(&self, arguments: &[&str]) {
+        let output = self.run(arguments);
+        let text = String::from_utf8_lossy(&output.stdout);
+        eprintln!("{}: {}", self.path.display(), text.trim_end());
+        assert!(
+            output.status.success(),
+            "{} {arguments:?}: {}\n{text}{}",
+            self.path.display(),
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+}
+
+/// The interpreters whose frames are captured.
+fn supported() -> Vec<Python> {
+    let found: Vec<_> = pythons().into_iter().filter(|python| (9..=14).contains(&python.minor)).collect();
+    if found.is_empty() {
+        eprintln!("skipped: no CPython 3.9 to 3.14; name one in GPUTRACE_TEST_PYTHONS");
+    }
+    found
+}
+
+#[test]
+fn every_frame_is_the_one_that_the_interpreter_reports() {
+    supported().iter().for_each(|python| python.check(&["python_frames.py", "1000"]));
+}
+
+#[test]
+fn threads_that_capture_while_the_interpreter_ends_do_no_harm() {
+    for python in supported() {
+        for _ in 0..5 {
+            python.check(&["python_exit.py"]);
+        }
+    }
+}
+
+#[test]
+fn a_forked_child_has_its_own_frames() {
+    supported().iter().for_each(|python| python.check(&["python_fork.py"]));
+}
+
+#[test]
+fn an_interpreter_of_another_version_is_left_alone() {
+    for python in pythons().iter().filter(|python| !(9..=14).contains(&python.minor) && python.minor >= 6) {
+        python.check(&["python_declined.py"]);
+    }
+}
