@@ -10,6 +10,8 @@ fn main() {
         "-Wl,-soname,libgputrace.so",
         // libgcc_s and libm are not needed; a preload drags everything it needs into every process.
         "-Wl,--as-needed",
+        // Built alone, nobody else asks for the C library: without it its symbols would have no versions.
+        "-lc",
     ] {
         println!("cargo:rustc-link-arg-cdylib={argument}");
     }

@@ -172,10 +172,10 @@ hooks! {
 
     // Contexts.
 
-    /// `CUresult cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)`
+    /// `CUresult cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)` of CUDA 3.2
     fn cuCtxCreate_v2(context: Out, flags: u32, device: i32) as ""
         = acquire ContextCreate { device: device, extra: flags } out { handle: read_handle(context) };
-    /// `CUresult cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *paramsArray, int numParams, unsigned int flags, CUdevice dev)`
+    /// `CUresult cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *paramsArray, int numParams, unsigned int flags, CUdevice dev)` of CUDA 11.4
     fn cuCtxCreate_v3(context: Out, params: *mut c_void, n: i32, flags: u32, device: i32) as ""
         = acquire ContextCreate { device: device, extra: flags } out { handle: read_handle(context) };
     /// `CUresult cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev)`
