@@ -17,6 +17,7 @@ const LAYOUTS: &[(&str, &str, usize)] = &[
     ("CUmemLocation", "id", 4),
     ("CUDA_MEM_ALLOC_NODE_PARAMS", "bytesize", 104),
     ("CUDA_MEM_ALLOC_NODE_PARAMS", "dptr", 112),
+    ("CUDA_EXTERNAL_MEMORY_BUFFER_DESC", "size", 8),
     ("CUDA_ARRAY_DESCRIPTOR", "Format", 16),
     ("CUDA_ARRAY_DESCRIPTOR", "NumChannels", 20),
     ("CUDA_ARRAY3D_DESCRIPTOR", "Depth", 16),
@@ -24,7 +25,15 @@ const LAYOUTS: &[(&str, &str, usize)] = &[
     ("CUDA_ARRAY3D_DESCRIPTOR", "NumChannels", 28),
 ];
 /// Structures that 11.8 does not have.
-const LATER_LAYOUTS: &[(&str, &str, usize)] = &[("CUmulticastObjectProp", "size", 8)];
+const LATER_LAYOUTS: &[(&str, &str, usize)] = &[
+    ("CUmulticastObjectProp", "size", 8),
+    ("CUgraphNodeParams", "type", 0),
+    ("CUgraphNodeParams", "alloc", 16),
+    ("CUgraphNodeParams", "free", 16),
+    ("CUDA_MEM_FREE_NODE_PARAMS", "dptr", 0),
+    ("CUDA_MEM_ALLOC_NODE_PARAMS_v2", "bytesize", 104),
+    ("CUDA_MEM_ALLOC_NODE_PARAMS_v2", "dptr", 112),
+];
 
 /// The parameters of a C prototype: type and name.
 fn c_parameters(prototype: &str) -> Vec<(String, String)> {

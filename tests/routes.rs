@@ -24,6 +24,8 @@ fn argument(name: &str, kind: &str) -> &'static str {
         ("symbol", _) => "\"cuMemAlloc\"",
         ("version", _) => "12000",
         ("flags", _) => "0",
+        // A node that gives memory out: CU_GRAPH_NODE_TYPE_MEM_ALLOC.
+        ("node_params", _) => "(scratch.bytes[0] = 10, &scratch)",
         (_, "u64") => "0x7f1230000000",
         (_, "usize") => "4096",
         (_, "i32" | "u32") => "0",

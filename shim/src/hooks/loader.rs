@@ -6,7 +6,7 @@
 //! mistaken for another.
 
 use super::cuda_driver::{HOOKS, ROWS, Row};
-use super::torch;
+use super::{torch, unhooked};
 use crate::elf::{self, Object};
 use crate::hook::AUXILIARY;
 use crate::session::{self, Start};
@@ -229,7 +229,11 @@ unsafe extern "C" fn decide(
     }
     // SAFETY: dlsym's second argument is a C string.
     let text = unsafe { crate::sys::c_bytes(name) };
-    if !text.starts_with(b"cu") || !is_row(text) {
+    if !text.starts_with(b"cu") {
+        return PASS;
+    }
+    let is_row = is_row(text);
+    if !is_row && (!unhooked::is_memory(text) || handle == libc::RTLD_NEXT || handle == libc::RTLD_DEFAULT) {
         return PASS;
     }
     // SAFETY: found in the C library; the C library checks the handle.
@@ -245,9 +249,7 @@ unsafe extern "C" fn decide(
         let is_elsewhere = driver_is_loaded || !unsafe { real(libc::RTLD_NEXT, name) }.is_null();
         return if is_elsewhere { PASS } else { ABSENT };
     }
-    let caller_is_driver =
-        (DRIVER_START.load(Ordering::Relaxed)..DRIVER_END.load(Ordering::Relaxed)).contains(&caller);
-    if caller_is_driver {
+    if driver_contains(caller) {
         return PASS;
     }
     let found = if version.is_null() {
@@ -275,11 +277,21 @@ unsafe extern "C" fn decide(
         }
         index(&object);
     }
+    if !is_row {
+        if driver_contains(found) {
+            unhooked::seen(text, 0);
+        }
+        return PASS;
+    }
     if text.starts_with(b"cuGetProcAddress") {
         ASKED.store(caller, Ordering::Relaxed);
         torch::look();
     }
     ours_for(found).unwrap_or(PASS)
+}
+
+fn driver_contains(address: usize) -> bool {
+    (DRIVER_START.load(Ordering::Relaxed)..DRIVER_END.load(Ordering::Relaxed)).contains(&address)
 }
 
 /// Stands in for the C library's `dlsym`, and jumps to it for all that is not a row: it must see the program's
@@ -364,7 +376,12 @@ pub(crate) unsafe extern "C" fn dlvsym(
 }
 
 /// `cuGetProcAddress` and `cuGetProcAddress_v2`: the driver answers first, and only its successes are looked at.
-pub(crate) fn substitute(run: impl FnOnce() -> i32, symbol: *const c_char, out: *mut *mut c_void) -> i32 {
+pub(crate) fn substitute(
+    run: impl FnOnce() -> i32,
+    symbol: *const c_char,
+    out: *mut *mut c_void,
+    version: i32,
+) -> i32 {
     let result = run();
     // SAFETY: the driver has just read the same string.
     let name = unsafe { crate::sys::c_bytes(symbol) };
@@ -377,6 +394,8 @@ pub(crate) fn substitute(run: impl FnOnce() -> i32, symbol: *const c_char, out: 
         if let Some(ours) = ours_for(address) {
             // SAFETY: as above.
             unsafe { *out = ours };
+        } else if address != 0 && unhooked::is_memory(name) {
+            unhooked::seen(name, version);
         }
     }
     result
@@ -419,4 +438,5 @@ pub(crate) fn describe(producer: &mut Producer) {
         }
     }
     torch::describe(producer);
+    unhooked::describe(producer);
 }
