@@ -131,7 +131,7 @@ hooks! {
     fn cuMemUnmap(ptr: u64, size: usize) as "" = release Unmap { addr: ptr, bytes: size };
     /// `CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)`
     fn cuMemSetAccess(ptr: u64, size: usize, description: *const c_void, count: usize) as ""
-        = acquire SetAccess { addr: ptr, bytes: size, handle: count, extra: access_flags(description) };
+        = acquire SetAccess { addr: ptr, bytes: size, handle: count, extra: access_flags(description, count) };
     /// `CUresult cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType handleType, unsigned long long flags)`
     fn cuMemExportToShareableHandle(out: *mut c_void, handle: u64, kind: i32, flags: u64) as ""
         = acquire Export { handle: handle, extra: kind };

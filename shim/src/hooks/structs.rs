@@ -209,11 +209,14 @@ pub(crate) unsafe fn multicast_bytes(props: *const c_void) -> u64 {
     unsafe { field(props, 8) }
 }
 
-/// `flags` of the first `CUmemAccessDesc`: byte 8.
+/// `flags` of the first of `n` `CUmemAccessDesc`: byte 8.
 ///
 /// # Safety
-/// The pointer is null, or to such a structure.
-pub(crate) unsafe fn access_flags(description: *const c_void) -> u32 {
+/// The pointer is null, or to `n` such structures.
+pub(crate) unsafe fn access_flags(description: *const c_void, n: usize) -> u32 {
+    if n == 0 {
+        return 0;
+    }
     // SAFETY: the caller's promise.
     unsafe { field(description, 8) }
 }
