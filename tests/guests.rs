@@ -129,3 +129,131 @@ fn limiters_keep_their_effect_and_each_call_is_one_event() {
         }
     }
 }
+
+/// `odd.c WHAT` on a driver in `driver`: alone, and under our library; the traces of the second run.
+fn odd(what: &str, more: &[&str], driver: &Path, others: &[&Path], n_traces: usize) -> (Output, Vec<Trace>) {
+    static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let name = format!("odd.{what}.{}", NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
+    let program = compile("odd", &name, &[]);
+    let command = || {
+        let mut command = Command::new(&program);
+        command.arg(what).args(more).env("LD_LIBRARY_PATH", driver);
+        command
+    };
+    let without = alone(command(), others);
+    let folder = Folder::new(&scratch(), &format!("{name}.traces"));
+    let with = watched(command(), &folder, others, Order::First);
+    // How often a signal came differs from run to run.
+    if what == "signals" {
+        assert_eq!((with.status, &with.stdout), (without.status, &without.stdout), "{with:?}");
+    } else {
+        assert_same(&with, &without, what);
+    }
+    assert!(with.status.success(), "{what}: {with:?}");
+    (with, folder.traces(n_traces))
+}
+
+fn mini_driver(name: &str, options: &[&str]) -> PathBuf {
+    let folder = scratch().join(name);
+    fs::create_dir_all(&folder).expect("a scratch directory");
+    let options = [&["-Wl,-soname,libcuda.so.1"], options].concat();
+    library("mini_driver", &format!("{name}/libcuda.so.1"), &options);
+    folder
+}
+
+#[test]
+fn signal_handlers_may_interrupt_hooks_and_call_them() {
+    let driver = mini_driver("mini.signals", &[]);
+    let (output, traces) = odd("signals", &[], &driver, &[], 1);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let made: u64 = said.trim().strip_prefix("driver: ").and_then(|n| n.parse().ok()).expect("a count");
+    // What interrupts the recording of another event of its thread is counted, not kept; so is what a full ring drops.
+    let lost = |event| if let EventKind::Lost(lost) = event { lost.events } else { 0 };
+    let lost: u64 = traces[0].events().map(|event| lost(event.kind)).sum();
+    let kept = count(&traces[0], Action::Alloc) as u64;
+    assert!(kept <= made && kept + lost >= made, "{made} made, {kept} kept, {lost} lost");
+}
+
+#[test]
+fn memory_is_followed_to_the_end_of_a_thread() {
+    let (_, traces) = odd("threads", &[], fake_cuda::library_dir(), &[], 1);
+    assert_eq!(count(&traces[0], Action::Alloc), 400);
+    assert_eq!(count(&traces[0], Action::Free), 400);
+}
+
+#[test]
+fn errno_and_dlerror_are_the_programs_own() {
+    odd("errors", &[], fake_cuda::library_dir(), &[], 1);
+}
+
+#[test]
+fn a_driver_that_looks_itself_up_and_has_versions_is_met_as_it_is() {
+    let script = scratch().join("versions");
+    fs::write(&script, "CUDA_1 { global: cu*; local: *; };\n").expect("a scratch directory");
+    let option = format!("-Wl,--version-script={}", script.display());
+    let driver = mini_driver("mini.versioned", &[&option]);
+    let (output, traces) = odd("errors", &[], &driver, &[], 1);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("versioned found, absent"), "{output:?}");
+    assert_eq!(count(&traces[0], Action::Alloc), 2, "one by dlsym, one by dlvsym");
+}
+
+#[test]
+fn forked_children_without_cuda_are_left_alone() {
+    let (_, traces) = odd("forked", &[], fake_cuda::library_dir(), &[], 1);
+    assert_eq!(count(&traces[0], Action::Alloc), 1);
+}
+
+#[test]
+fn libraries_that_call_the_next_one_still_find_it() {
+    let (first, second) =
+        (library("chain", "libchain1.so", &["-DME=1"]), library("chain", "libchain2.so", &["-DME=2"]));
+    let (output, _) = odd("chains", &[], fake_cuda::library_dir(), &[&first, &second], 0);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.starts_with("foo 21\n") && said.contains("driver none"), "{said}");
+}
+
+#[test]
+fn other_allocators_may_be_preloaded() {
+    for name in ["libjemalloc.so.2", "libtcmalloc_minimal.so.4", "libtcmalloc.so.4", "libmimalloc.so.2"] {
+        let folders = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib"].map(Path::new);
+        let Some(path) = folders.iter().map(|folder| folder.join(name)).find(|path| path.exists()) else {
+            say(&format!("skipped {name}: not installed"));
+            continue;
+        };
+        let app = program("app", &format!("app.{name}"));
+        for route in ["elf", "proc"] {
+            for order in [Order::First, Order::Last] {
+                let folder = Folder::new(&scratch(), &format!("{name}.{route}.{order:?}"));
+                let without = alone(on_fake(&app, &[route]), &[&path]);
+                let with = watched(on_fake(&app, &[route]), &folder, &[&path], order);
+                assert_same(&with, &without, name);
+                assert_eq!(count(&folder.traces(1)[0], Action::Alloc), 12, "{name}, {route}, ours {order:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn ctypes_is_seen() {
+    let script = "import ctypes as c\nl = c.CDLL('libcuda.so.1')\np = c.c_uint64()\nx = c.c_void_p()\n\
+        print(l.cuInit(0), l.cuDevicePrimaryCtxRetain(c.byref(x), 0), l.cuCtxSetCurrent(x), \
+        l.cuMemAlloc_v2(c.byref(p), c.c_size_t(4321)), l.cuMemFree_v2(p))";
+    let python = Path::new("python3");
+    let without = match on_fake(python, &["-c", script]).output() {
+        Ok(output) => output,
+        Err(error) => return say(&format!("skipped: python3: {error}")),
+    };
+    let folder = Folder::new(&scratch(), "ctypes");
+    let with = watched(on_fake(python, &["-c", script]), &folder, &[], Order::First);
+    assert_same(&with, &without, "ctypes");
+    assert_eq!(count(&folder.traces(1)[0], Action::Alloc), 1);
+}
+
+#[test]
+fn a_library_that_binds_past_us_is_named() {
+    let deep = library("deep", "libdeep.so", &["-Wl,-z,now"]);
+    let (_, traces) = odd("deepbind", &[&deep.display().to_string()], fake_cuda::library_dir(), &[], 1);
+    assert_eq!(count(&traces[0], Action::Alloc), 1, "its own is not seen");
+    let notes = notes(&traces[0]);
+    assert!(notes.iter().any(|note| note.contains("libdeep.so")), "{notes:?}");
+}

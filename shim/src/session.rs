@@ -675,6 +675,9 @@ extern "C" fn construct() {
 extern "C" fn destruct() {
     let _errno = KeepErrno::new();
     let Some(map) = map() else { return };
+    if let Some(mut lane) = lane(Start::OnlyIfLive) {
+        crate::hooks::loader::describe_bypasses(lane.producer());
+    }
     let header = map.header();
     header.process.value.store(map::EXITING, Ordering::Release);
     let patience = config::EXIT_WAIT.number().unwrap_or(EXIT_PATIENCE).min(600_000);

@@ -10,7 +10,7 @@ use super::{torch, unhooked};
 use crate::elf::{self, Object};
 use crate::hook::AUXILIARY;
 use crate::session::{self, Start};
-use crate::sys::KeepErrno;
+use crate::sys::{KeepErrno, Text};
 use core::ffi::{CStr, c_char, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicUsize, Ordering};
@@ -43,6 +43,10 @@ static INDEXED: AtomicBool = AtomicBool::new(false);
 static DRIVER_RANGE: Range = Range::new();
 /// Libraries that the loader had when the process began.
 static N_STARTUP: AtomicUsize = AtomicUsize::new(0);
+/// Whether a library between us and the driver exports its functions, so that others may well be bound to that one.
+static INTERPOSED: AtomicBool = AtomicBool::new(false);
+/// Where the libraries begin that were named because their calls pass us by.
+static BYPASSES: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
 /// The library whose `dlsym` is the real one for us.
 static DLSYM_OWNER: Range = Range::new();
 /// Address of a real function, and its row beside it.
@@ -217,6 +221,7 @@ fn index_interposers(driver: &Object) {
 /// Calls of the row's exported function go on at this address, unless they already do at another's.
 fn interpose(row: u16, address: usize) {
     remember_address(address, row);
+    INTERPOSED.store(true, Ordering::Relaxed);
     if let (Some(real), Some(next)) = (REALS.get(usize::from(row)), NEXT.get(usize::from(row))) {
         // The first library behind us is the one that the program would have found.
         let driver = real.load(Ordering::Acquire);
@@ -548,6 +553,32 @@ pub(crate) fn initialised(run: impl FnOnce() -> i32, _flags: u32) -> i32 {
     result
 }
 
+/// Names the libraries whose calls pass us by, each once: loaded with RTLD_DEEPBIND, or before we were.
+pub(crate) fn describe_bypasses(producer: &mut Producer) {
+    let real = REAL_DLSYM.load(Ordering::Acquire) as usize;
+    elf::find(|object| {
+        let is_ours = object.contains(describe_bypasses as *const () as usize);
+        if is_ours || DRIVER_RANGE.contains(object.start()) || DLSYM_OWNER.contains(object.start()) {
+            return false;
+        }
+        let is_new = || BYPASSES.iter().all(|slot| slot.load(Ordering::Relaxed) != object.start());
+        let goes_past = |address| address == real || ours_for(address).is_some();
+        if !INTERPOSED.load(Ordering::Relaxed) && is_new() && object.calls(goes_past) {
+            let free = |slot: &&AtomicUsize| {
+                slot.compare_exchange(0, object.start(), Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            };
+            if BYPASSES.iter().find(free).is_some() {
+                let text = Text::<512>::new().add(b"loader.bypassed=").add(object.path()).add(
+                    b": it is bound past this library (RTLD_DEEPBIND?): what it asks of the driver is not in this trace",
+                );
+                let at = producer.now();
+                producer.push_raw(at, Kind::Note, &[text.as_bytes()]);
+            }
+        }
+        false
+    });
+}
+
 /// Sends what was learnt before the session began.
 pub(crate) fn describe(producer: &mut Producer) {
     let at = producer.now();
@@ -559,4 +590,5 @@ pub(crate) fn describe(producer: &mut Producer) {
     }
     torch::describe(producer);
     unhooked::describe(producer);
+    describe_bypasses(producer);
 }
