@@ -9,6 +9,7 @@ use std::process::{Command, Output};
 use gputrace_schemas::event::{Action, EventKind};
 use gputrace_schemas::reader::Trace;
 use gputrace_tests::recorded::{self, Folder};
+use gputrace_tests::rows;
 
 fn scratch() -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("guests");
@@ -256,4 +257,67 @@ fn a_library_that_binds_past_us_is_named() {
     assert_eq!(count(&traces[0], Action::Alloc), 1, "its own is not seen");
     let notes = notes(&traces[0]);
     assert!(notes.iter().any(|note| note.contains("libdeep.so")), "{notes:?}");
+}
+
+/// Arguments that nobody should pass, one set after the other: a C expression for each parameter.
+const BAD_ARGUMENTS: [fn(&str, &str) -> &'static str; 5] = [
+    // Nothing at all.
+    |_, kind| if kind == "IpcMemHandle" { "(struct ipc_handle){{0}}" } else { "0" },
+    // Room for answers, and nothing asked.
+    |name, kind| match (name, kind) {
+        ("symbol", _) => "\"\"",
+        (_, "IpcMemHandle") => "(struct ipc_handle){{1}}",
+        (_, "u64" | "usize" | "i32" | "u32" | "Handle") => "0",
+        _ => "&scratch",
+    },
+    // Too much, of things that do not exist.
+    |name, kind| match (name, kind) {
+        ("symbol", _) => "\"cuNoSuchFunction\"",
+        (_, "IpcMemHandle") => "(struct ipc_handle){{2}}",
+        (_, "usize") => "(size_t)1 << 63",
+        (_, "u64") => "0x7f1230000000",
+        (_, "i32" | "u32") => "0x7fffffff",
+        (_, "Handle") => "ANY",
+        _ => "&scratch",
+    },
+    // All ones.
+    |name, kind| match (name, kind) {
+        ("symbol", _) => "\"cuMemAlloc\"",
+        (_, "IpcMemHandle") => "(struct ipc_handle){{3}}",
+        (_, "usize" | "u64" | "i32" | "u32") => "-1",
+        (_, "Handle") => "ANY",
+        _ => "&scratch",
+    },
+    // Nowhere to put the answer.
+    |name, kind| match (name, kind) {
+        ("symbol", _) => "\"cuMemFree\"",
+        ("version", _) => "13000",
+        (_, "IpcMemHandle") => "(struct ipc_handle){{4}}",
+        (_, "usize") => "4096",
+        (_, "u64") => "4096",
+        (_, "Handle") => "ANY",
+        _ => "0",
+    },
+];
+
+#[test]
+fn bad_input_changes_nothing() {
+    let row = |row: &rows::Row| {
+        let sets: Vec<_> = BAD_ARGUMENTS.iter().map(|set| format!("({})", row.c_list(set))).collect();
+        format!("X({}, ({}), {})", row.name, row.c_types(), sets.join(", "))
+    };
+    let rows: Vec<_> = rows::all().iter().map(row).collect();
+    let header = scratch().join("bad_rows.h");
+    fs::write(&header, format!("#define ROWS {}\n", rows.join(" \\\n"))).expect("a scratch directory");
+    let driver = fake_cuda::library_dir().join("libcuda.so.1");
+    let include = format!("-I{}", scratch().display());
+    let program = compile("bad", "bad", &[&include, &driver.display().to_string()]);
+    let without = alone(on_fake(&program, &[]), &[]);
+    assert!(without.status.success(), "{without:?}");
+    let lines = String::from_utf8_lossy(&without.stdout).lines().count();
+    assert_eq!(lines, rows.len() * BAD_ARGUMENTS.len() * 6, "some calls ended the program");
+    let folder = Folder::new(&scratch(), "bad.traces");
+    let with = watched(on_fake(&program, &[]), &folder, &[], Order::First);
+    assert_same(&with, &without, "bad input");
+    folder.traces(2);
 }

@@ -35,25 +35,11 @@ fn argument(name: &str, kind: &str) -> &'static str {
     }
 }
 
-fn c_type(kind: &str) -> &'static str {
-    match kind {
-        "u64" => "uint64_t",
-        "usize" => "size_t",
-        "i32" => "int",
-        "u32" => "unsigned",
-        "IpcMemHandle" => "struct ipc_handle",
-        _ => "void *",
-    }
-}
-
 /// `rows.h` of routes.c.
 fn header(rows: &[Row]) -> String {
     let row = |row: &Row| {
-        let list = |each: &dyn Fn(&(String, String)) -> &'static str| {
-            row.parameters.iter().map(each).collect::<Vec<_>>().join(", ")
-        };
-        let (types, arguments) =
-            (list(&|(_, kind)| c_type(kind)), list(&|(name, kind)| argument(name, kind)));
+        let types = row.c_types();
+        let arguments = row.c_list(argument);
         format!("X({}, ({types}), ({arguments}))", row.name)
     };
     let bases: BTreeSet<_> = rows.iter().map(|row| format!("\"{}\"", row.base_name())).collect();

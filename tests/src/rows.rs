@@ -31,6 +31,23 @@ impl Row {
             .filter(|p| p.contains('('))
     }
 
+    /// The types of its parameters in C, with commas between.
+    pub fn c_types(&self) -> String {
+        self.c_list(|_, kind| match kind {
+            "u64" => "uint64_t",
+            "usize" => "size_t",
+            "i32" => "int",
+            "u32" => "unsigned",
+            "IpcMemHandle" => "struct ipc_handle",
+            _ => "void *",
+        })
+    }
+
+    /// Something for each parameter's name and type, with commas between.
+    pub fn c_list(&self, each: impl Fn(&str, &str) -> &'static str) -> String {
+        self.parameters.iter().map(|(name, kind)| each(name, kind)).collect::<Vec<_>>().join(", ")
+    }
+
     /// What programs ask `cuGetProcAddress` for: the name without version and flavour.
     pub fn base_name(&self) -> &str {
         let name = self.name.strip_suffix("_ptsz").unwrap_or(&self.name);

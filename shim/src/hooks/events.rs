@@ -72,6 +72,10 @@ pub(crate) fn graph_node(
     graph: *mut c_void,
     params: *mut c_void,
 ) -> i32 {
+    // There is a session since there is a context, without which no node is made.
+    if !session::is_live() {
+        return run();
+    }
     // SAFETY: the program's own structure, which the driver is about to read.
     match unsafe { structs::graph_node(params) } {
         GraphNode::Other => run(),
