@@ -184,7 +184,11 @@ fn memory_is_followed_to_the_end_of_a_thread() {
 
 #[test]
 fn errno_and_dlerror_are_the_programs_own() {
-    odd("errors", &[], fake_cuda::library_dir(), &[], 1);
+    let (_, traces) = odd("errors", &[], fake_cuda::library_dir(), &[], 1);
+    // The 32-bit function of CUDA 2 was looked up, and is none of ours.
+    let notes = notes(&traces[0]);
+    assert!(notes.iter().any(|note| note.starts_with("driver.unhooked=cuMemAlloc:")), "{notes:?}");
+    assert_eq!(notes.iter().filter(|note| note.starts_with("driver.")).count(), 1, "{notes:?}");
 }
 
 #[test]

@@ -519,7 +519,7 @@ pub(crate) fn substitute(
         if let Some(ours) = ours_for(address) {
             // SAFETY: as above.
             unsafe { *out = ours };
-        } else if address != 0 && unhooked::is_memory(name) {
+        } else if DRIVER_RANGE.contains(address) && unhooked::is_memory(name) {
             unhooked::seen(name, version);
         }
     }
