@@ -5,9 +5,12 @@ use crate::{Error, Overwrite, say};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// Pattern of the trace's name; empty or not set is the default.
 const OUTPUT: &str = "GPUTRACE_OUTPUT";
+/// When `gputrace record` was called, nanoseconds since 1970: younger traces are those of its other processes.
+const JOB_BEGAN: &str = "GPUTRACE_JOB_BEGAN";
 /// Overwrites a trace of the same name if set to anything but `0`.
 const FORCE: &str = "GPUTRACE_FORCE";
 
@@ -24,7 +27,10 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let overwrite =
         if set(FORCE).is_some_and(|value| value != "0") { Overwrite::Replace } else { Overwrite::Refuse };
-    let options = Options { output: set(OUTPUT), overwrite, ..Options::default() };
+    let nanos = set(JOB_BEGAN).and_then(|nanos| nanos.parse().ok());
+    let job_began = nanos.map(|nanos| UNIX_EPOCH + Duration::from_nanos(nanos));
+    let options =
+        Options { output: set(OUTPUT), overwrite, job_began, is_its_child: true, ..Options::default() };
     match record(&ring, options) {
         Ok(_) => ExitCode::SUCCESS,
         Err(error) => {

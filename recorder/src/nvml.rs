@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 const SHORT: Duration = Duration::from_millis(200);
 /// Between two samples while they do not: each costs NVML some hundred microseconds of the driver's time.
 const LONG: Duration = Duration::from_secs(1);
+/// Shortest time between two samples.
+const LEAST: Duration = Duration::from_millis(20);
 /// How long the end of a recording waits for NVML.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// After this many samples without a change.
@@ -84,11 +86,14 @@ impl Sampling {
             quiet = if self.sample(&nvml) { 0 } else { quiet + 1 };
             match from.recv_timeout(if quiet > QUIET { LONG } else { SHORT }) {
                 Ok(Command::Devices(devices)) => self.devices = devices,
-                Ok(Command::Now) => quiet = 0,
+                Ok(Command::Now) => {
+                    // Several calls that get memory are one sample, and a storm of them is no storm of ours.
+                    std::thread::sleep(LEAST);
+                    quiet = 0;
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            // Several calls that made memory are one sample.
             while from.try_recv().is_ok_and(|command| match command {
                 Command::Devices(devices) => {
                     self.devices = devices;

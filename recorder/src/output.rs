@@ -7,6 +7,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// Name where nobody says otherwise and the process has a rank.
 const WITH_RANK: &str = "gputrace-%e.%h.r%r.%p.gtr";
@@ -96,15 +97,25 @@ pub enum Overwrite {
 }
 
 /// Makes the file, and the folders it is in.
+///
+/// A name without `%p` is one for all processes of a job, and a process that becomes another program by `exec` keeps
+/// its number. So a file that was written since the job began is a sibling's: it is neither an error nor ours to
+/// replace, and the name gets the process's number before its ending, then a second one.
 pub(crate) fn create(
     pattern: &str,
     process: &Process,
     overwrite: Overwrite,
+    job_began: SystemTime,
     variable: impl Fn(&str) -> Option<String>,
 ) -> Result<(PathBuf, File), Error> {
     let mut counter = 0;
+    let mut siblings = 0;
     loop {
-        let path = expand(pattern, process, counter, &variable)?;
+        let path = beside_siblings(&expand(pattern, process, counter, &variable)?, process.pid, siblings);
+        if siblings < MOST_TRIES && is_newer(&path, job_began) {
+            siblings += 1;
+            continue;
+        }
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             fs::create_dir_all(folder).map_err(|source| Error::Output { file: path.clone(), source })?;
         }
@@ -112,6 +123,10 @@ pub(crate) fn create(
         match open(&path, overwrite) {
             Ok(file) => return Ok((path, file)),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                // A sibling was faster than our look.
+                if is_newer(&path, job_began) {
+                    continue;
+                }
                 // Only a name with a counter has another one to try.
                 if expand(pattern, process, counter, &variable)? == path || counter > MOST_TRIES {
                     return Err(Error::Exists { file: path });
@@ -120,6 +135,28 @@ pub(crate) fn create(
             Err(source) => return Err(Error::Output { file: path, source }),
         }
     }
+}
+
+/// `train.gtr`, `train.42.gtr`, `train.42.2.gtr`, ...
+fn beside_siblings(path: &Path, pid: u32, siblings: u32) -> PathBuf {
+    let number = match siblings {
+        0 => return path.to_owned(),
+        1 => pid.to_string(),
+        n => format!("{pid}.{n}"),
+    };
+    let mut name = path.file_stem().unwrap_or_default().to_owned();
+    name.push(".");
+    name.push(number);
+    if let Some(extension) = path.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    path.with_file_name(name)
+}
+
+/// Whether the file was written since then.
+fn is_newer(path: &Path, since: SystemTime) -> bool {
+    fs::metadata(path).and_then(|data| data.modified()).is_ok_and(|modified| modified >= since)
 }
 
 fn open(path: &Path, overwrite: Overwrite) -> io::Result<File> {
@@ -163,6 +200,7 @@ impl Write for TraceFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     fn process() -> Process {
         Process {
@@ -213,10 +251,25 @@ mod tests {
     }
 
     #[test]
+    fn processes_of_one_job_do_not_take_each_others_names() {
+        let folder = std::env::temp_dir().join(format!("gputrace-siblings-{}", std::process::id()));
+        let pattern = folder.join("train.gtr").display().to_string();
+        let names: Vec<_> = [Overwrite::Refuse, Overwrite::Replace, Overwrite::Refuse]
+            .map(|overwrite| create(&pattern, &process(), overwrite, SystemTime::UNIX_EPOCH, |_| None))
+            .into_iter()
+            .map(|made| made.expect("a name is free").0.file_name().unwrap_or_default().to_owned())
+            .collect();
+        assert_eq!(names, ["train.gtr", "train.42.gtr", "train.42.2.gtr"]);
+        let _ = fs::remove_dir_all(folder);
+    }
+
+    #[test]
     fn a_file_that_is_there_is_kept_unless_asked() {
         let folder = std::env::temp_dir().join(format!("gputrace-output-{}", std::process::id()));
         let pattern = folder.join("new/%e.gtr").display().to_string();
-        let make = |pattern: &str, overwrite| create(pattern, &process(), overwrite, |_| None);
+        let make = |pattern: &str, overwrite| {
+            create(pattern, &process(), overwrite, SystemTime::now() + Duration::from_secs(3600), |_| None)
+        };
         let (path, _) = make(&pattern, Overwrite::Refuse).expect("the first");
         assert_eq!(
             make(&pattern, Overwrite::Refuse).unwrap_err().to_string(),

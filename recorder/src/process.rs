@@ -9,6 +9,7 @@ use std::fs;
 use std::io::{Read, Seek};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 /// Variables that are kept: those that change what allocators or NCCL do, and those that name the rank. A name that
 /// ends in `*` stands for all that begin so. Nothing else of the environment enters a trace: it may hold secrets.
@@ -112,9 +113,11 @@ impl Target {
         Some(self.text(&format!("task/{tid}/comm"))?.trim_end_matches('\n').to_owned())
     }
 
-    /// The facts that a trace begins with.
-    pub(crate) fn facts(&self, start: Nanos, start_realtime: u64) -> Process {
-        let environment = kept_environment(&self.bytes("environ").unwrap_or_default());
+    /// The facts that a trace begins with. `environ` is the environment as the process had it when it started us;
+    /// without it, the one that it began with, which lacks what programs set for themselves (ranks, often).
+    pub(crate) fn facts(&self, start: Nanos, start_realtime: u64, environ: Option<Vec<u8>>) -> Process {
+        let environ = environ.or_else(|| self.bytes("environ")).unwrap_or_default();
+        let environment = kept_environment(&environ);
         let words = self.bytes("cmdline").unwrap_or_default();
         let words = words.split(|byte| *byte == 0).map(shorten).take(MOST_WORDS);
         let mut command: Vec<String> = words.collect();
@@ -134,6 +137,16 @@ impl Target {
             recorder: env!("CARGO_PKG_VERSION").to_owned(),
             torch_version: None,
         }
+    }
+
+    /// When the process began: before any trace of its own.
+    pub(crate) fn began(&self) -> Option<SystemTime> {
+        let stat = self.text("stat")?;
+        let (_, start_time) = parse_stat(&stat)?;
+        // Both count from boot, sleep included; a tick is 10 ms on every Linux (proc(5), USER_HZ).
+        let uptime: f64 = fs::read_to_string("/proc/uptime").ok()?.split(' ').next()?.parse().ok()?;
+        let age = Duration::try_from_secs_f64(uptime - start_time as f64 / 100.0).ok()?;
+        SystemTime::now().checked_sub(age)
     }
 
     fn executable(&self) -> String {
@@ -274,6 +287,18 @@ pub(crate) fn read_module(module: &mut Module, file: impl Read + Seek) {
 }
 
 /// State and start time of `/proc/PID/stat`: the name in parentheses may hold anything.
+/// Our own environment, as `/proc/PID/environ` has it.
+pub(crate) fn own_environment() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (name, value) in std::env::vars_os() {
+        bytes.extend_from_slice(name.as_bytes());
+        bytes.push(b'=');
+        bytes.extend_from_slice(value.as_bytes());
+        bytes.push(0);
+    }
+    bytes
+}
+
 fn parse_stat(stat: &str) -> Option<(char, u64)> {
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?;

@@ -14,7 +14,7 @@ use gputrace_ring::map::{COMPLETE, EXITING, FAILED, Header, LostLine, NO_RECORDE
 use gputrace_schemas::event::{LostCause, Mapping, Module, Nanos, Process};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Events younger than this wait for those of other threads that were stamped earlier and are not in the ring yet.
 const HOLD: u64 = 50_000_000;
@@ -46,6 +46,10 @@ pub struct Options {
     pub output: Option<String>,
     /// What to do if the trace exists.
     pub overwrite: Overwrite,
+    /// When the job began whose processes share `output`; `None` is when the process itself began.
+    pub job_began: Option<SystemTime>,
+    /// The process started us: our environment is its own.
+    pub is_its_child: bool,
     /// Leave the ring's file where it is at the end.
     pub keep_ring: bool,
 }
@@ -174,10 +178,12 @@ impl<'a> Recorder<'a> {
         let header = map.header();
         let target = target_of(header);
         let calibration = map.calibration();
-        let facts = target.facts(Nanos(calibration.monotonic), calibration.realtime);
+        let environ = options.is_its_child.then(process::own_environment);
+        let facts = target.facts(Nanos(calibration.monotonic), calibration.realtime, environ);
         let pattern = options.output.as_deref().unwrap_or_else(|| output::default_pattern(&facts));
-        let (trace, opened) =
-            output::create(pattern, &facts, options.overwrite, |name| std::env::var(name).ok())?;
+        let job_began = options.job_began.or_else(|| target.began()).unwrap_or_else(SystemTime::now);
+        let variable = |name: &str| std::env::var(name).ok();
+        let (trace, opened) = output::create(pattern, &facts, options.overwrite, job_began, variable)?;
         let failed = |source| Error::Output { file: trace.clone(), source };
         let writer = WriterThread::start(TraceFile(opened), trace.clone()).map_err(failed)?;
         let sampler = Sampler::start(target.pid(), writer.outlet());

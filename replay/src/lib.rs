@@ -8,5 +8,16 @@ pub mod story;
 pub mod summary;
 pub mod trace;
 
+pub mod addresses;
+pub mod audit;
+pub mod bounds;
+pub mod bytes;
+pub mod device;
+pub mod driver;
+pub mod import;
+pub mod ops;
+pub mod policies;
 #[cfg(test)]
 mod scene;
+pub mod simulator;
+pub mod whatif;

@@ -146,7 +146,7 @@ fn process(story: &Story) -> ProcessSummary {
         lost_events: ledger.n_lost(),
         complete: story.complete,
         damage: story.damages.iter().map(ToString::to_string).collect(),
-        host: HostSummary { peak_bytes: ledger.host.peak().0, live_bytes: ledger.host.now().bytes.0 },
+        host: HostSummary { peak_bytes: ledger.host.peak().0, live_bytes: ledger.host.live().bytes.0 },
         devices: used_devices(story).map(|(ordinal, books)| device(story, ordinal, books)).collect(),
     }
 }
@@ -172,7 +172,7 @@ fn device(story: &Story, ordinal: i16, books: &DeviceBooks) -> DeviceSummary {
             allocs: books.allocs,
             frees: books.frees,
             peak_bytes: books.physical.peak().0,
-            live_bytes: books.physical.now().bytes.0,
+            live_bytes: books.physical.live().bytes.0,
             failed: books.failed,
         },
         torch: books.torch.as_ref().map(|torch| torch_summary(story, torch)),
@@ -190,7 +190,7 @@ pub fn owners(story: &Story, books: &DeviceBooks) -> Vec<OwnerSummary> {
         owner: story.ledger.sites.owner(part.id).to_owned(),
         peak_bytes: part.peak.0,
         bytes_at_peak: part.at_peak.bytes.0,
-        live_bytes: part.now.bytes.0,
+        live_bytes: part.live.bytes.0,
     };
     let mut owners: Vec<_> = books.physical.owners().map(owner).collect();
     owners.sort_by(|a, b| {

@@ -6,7 +6,7 @@
 use gputrace_schemas::event::{BlockAlloc, BlockFree, Bytes, Event, EventKind, Nanos, StackId, ThreadId};
 use gputrace_schemas::{reader::Trace, writer::Writer};
 use std::io::{BufRead, Cursor};
-use std::time::Instant;
+use std::time::Duration;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let times: u64 = std::env::args().nth(1).map_or(Ok(1), |argument| argument.parse())?;
@@ -17,28 +17,34 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let (first, last) = (sequence[0].time.0, sequence[sequence.len() - 1].time.0);
     let mut writer = Writer::new(Vec::new())?;
-    let begin = Instant::now();
+    let begin = on_processor()?;
     for turn in 0..times {
         for event in &sequence {
             let time = Nanos(event.time.0 + turn * (last - first + 1_000));
             writer.event(&Event { time, ..event.clone() })?;
         }
     }
-    let written = begin.elapsed();
+    let written = on_processor()? - begin;
     let bytes = writer.finish()?;
     let length = bytes.len();
-    let begin = Instant::now();
+    let begin = on_processor()?;
     let trace = Trace::read(Cursor::new(bytes), "memory")?;
     let n_events = trace.events().inspect(|event| assert!(event.time.0 > 0)).count();
-    let read = begin.elapsed();
-    let per_second = |time: std::time::Duration| n_events as f64 / time.as_secs_f64() / 1e6;
+    let read = on_processor()? - begin;
+    let per_second = |time: Duration| n_events as f64 / time.as_secs_f64() / 1e6;
     println!(
-        "{n_events} events, {:.2} bytes an event, written {:.1} M/s, read {:.1} M/s",
+        "{n_events} events, {:.2} bytes an event, written {:.1} M, read {:.1} M events a second of processor time",
         length as f64 / n_events as f64,
         per_second(written),
         per_second(read),
     );
     Ok(())
+}
+
+/// Time that this thread has had a processor: other programs do not count.
+fn on_processor() -> Result<Duration, Box<dyn std::error::Error>> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat")?;
+    Ok(Duration::from_nanos(text.split(' ').next().unwrap_or_default().parse()?))
 }
 
 fn event(line: &str) -> Option<Event> {

@@ -316,15 +316,25 @@ impl Hasher for AddressHasher {
     }
 }
 
-/// Events of a payload that may be anything. The times are as stored: perhaps out of order.
-pub(crate) fn decode(payload: &[u8], count: u32) -> Result<Vec<Event>, String> {
-    let table = Events::parse(payload).map_err(|error| error.to_string())?;
+/// Memory that decoding needs, kept from block to block.
+#[derive(Default)]
+pub(crate) struct Scratch(Expected);
+
+/// Events of a payload that may be anything, added to `events`. The times are as stored: perhaps out of order.
+pub(crate) fn decode(
+    payload: &[u8],
+    count: u32,
+    scratch: &mut Scratch,
+    events: &mut Vec<Event>,
+) -> Result<(), String> {
+    let table = Events::parse(payload)?;
     let n_kinds = table.kinds().map_or(0, |kinds| kinds.len());
     if n_kinds != count as usize || count > MAX_EVENTS {
         return Err(format!("{n_kinds} events where the header says {count}"));
     }
-    let mut decoder = Decoder::new(&table);
-    let mut events = Vec::with_capacity(n_kinds);
+    scratch.0.clear();
+    let mut decoder = Decoder::new(&table, &mut scratch.0);
+    events.reserve(n_kinds);
     let (mut times, mut threads, mut stacks) =
         (rows(table.times()), rows(table.threads()), rows(table.stacks()));
     let mut time = 0;
@@ -337,7 +347,7 @@ pub(crate) fn decode(payload: &[u8], count: u32) -> Result<Vec<Event>, String> {
             kind: decoder.next(kind)?,
         });
     }
-    Ok(events)
+    Ok(())
 }
 
 /// Where each kind's rows have been read up to.
@@ -350,16 +360,16 @@ macro_rules! cursors {
         struct Decoder<'a> {
             $( $table: cursor::$table<'a>, )*
             notes: Option<flatbuffers::VectorIter<'a, flatbuffers::ForwardsUOffset<&'a str>>>,
-            expected: Expected,
+            expected: &'a mut Expected,
         }
         impl<'a> Decoder<'a> {
-            fn new(events: &Events<'a>) -> Decoder<'a> {
+            fn new(events: &Events<'a>, expected: &'a mut Expected) -> Decoder<'a> {
                 Decoder {
                     $( $table: cursor::$table {
                         $( $column: rows(events.$table().and_then(|table| table.$column())), )*
                     }, )*
                     notes: events.notes().map(|notes| notes.iter()),
-                    expected: Expected::default(),
+                    expected,
                 }
             }
         }
@@ -420,7 +430,7 @@ impl Decoder<'_> {
     }
 
     fn alloc(&mut self) -> BlockAlloc {
-        let (from, expected) = (&mut self.allocs, &mut self.expected);
+        let (from, expected) = (&mut self.allocs, &mut *self.expected);
         let (device, addr, bytes) = (from.devices.next(), from.addresses.next(), from.bytes.next());
         let (flags, requested, stream) = (from.flags.next(), from.requested.next(), from.streams.next());
         let (allocated, reserved) = expected.after_alloc(device, addr, bytes);
@@ -441,7 +451,7 @@ impl Decoder<'_> {
     }
 
     fn free(&mut self) -> BlockFree {
-        let (from, expected) = (&mut self.frees, &mut self.expected);
+        let (from, expected) = (&mut self.frees, &mut *self.expected);
         let (device, addr) = (from.devices.next(), from.addresses.next());
         let bytes = unzigzag(from.bytes.next(), expected.bytes_at(addr));
         let (allocated, reserved) = expected.after_free(device, bytes);

@@ -298,7 +298,7 @@ const MAX_HELD: u64 = 2 << 30;
 impl Definitions {
     /// Adds a payload that may be anything.
     pub(crate) fn read(&mut self, payload: &[u8]) -> Result<(), String> {
-        let table = tables::Definitions::parse(payload).map_err(|error| error.to_string())?;
+        let table = tables::Definitions::parse(payload)?;
         let mut texts = Texts { texts: table.strings().into_iter().flatten().collect(), held: self.held };
         let result = self.read_tables(&table, &mut texts);
         self.held = texts.held;
@@ -551,7 +551,7 @@ impl PendingMappings {
 
 /// Address spaces of a payload that may be anything.
 pub(crate) fn read_mappings(payload: &[u8]) -> Result<Vec<Mappings>, String> {
-    let table = tables::Mappings::parse(payload).map_err(|error| error.to_string())?;
+    let table = tables::Mappings::parse(payload)?;
     let mut lengths = rows(table.lengths());
     let mut gaps = table.gaps().unwrap_or_default().iter();
     let mut sizes = rows(table.sizes());

@@ -101,9 +101,21 @@ const MIN_PATIENCE: u64 = 64 << 20;
 trait Source: Read + Seek + Send {}
 impl<R: Read + Seek + Send> Source for R {}
 
+/// The file, and memory that every block needs again.
+struct Input {
+    source: Box<dyn Source>,
+    stored: Vec<u8>,
+    payload: Vec<u8>,
+    decompressor: zstd::bulk::Decompressor<'static>,
+    scratch: columns::Scratch,
+}
+
+/// Buffers that grew beyond this for one block are given back after it.
+const MOST_KEPT: usize = 8 << 20;
+
 /// A trace, open for reading: definitions are in memory, events stay in the file.
 pub struct Trace {
-    source: Mutex<Box<dyn Source>>,
+    input: Mutex<Input>,
     complete: bool,
     definitions: Definitions,
     process: Process,
@@ -150,20 +162,26 @@ impl Trace {
     /// # Errors
     /// As [`Trace::open`].
     pub fn read(source: impl Read + Seek + Send + 'static, name: &str) -> Result<Trace, Error> {
-        let mut source: Box<dyn Source> = Box::new(source);
         let io = |source| Error::Io { file: name.to_owned(), source };
-        let length = source.seek(SeekFrom::End(0)).map_err(io)?;
-        check_magic(&mut source, length, name)?;
+        let mut input = Input {
+            source: Box::new(source),
+            stored: Vec::new(),
+            payload: Vec::new(),
+            decompressor: zstd::bulk::Decompressor::new().map_err(io)?,
+            scratch: columns::Scratch::default(),
+        };
+        let length = input.source.seek(SeekFrom::End(0)).map_err(io)?;
+        check_magic(&mut input.source, length, name)?;
         let mut damages = Vec::new();
-        let index = read_index(&mut source, length);
+        let index = read_index(&mut input, length);
         let complete = index.is_some();
         let blocks = match index {
             Some(blocks) => blocks,
-            None => scan(&mut source, length, &mut damages).map_err(io)?,
+            None => scan(&mut input.source, length, &mut damages).map_err(io)?,
         };
         let mut definitions = Definitions::default();
         let mut trace = Trace {
-            source: Mutex::new(source),
+            input: Mutex::new(input),
             complete,
             definitions: Definitions::default(),
             process: Process::default(),
@@ -174,7 +192,7 @@ impl Trace {
         for block in blocks {
             match Kind::from_u8(block.kind) {
                 Some(Kind::Definitions) => {
-                    trace.payload(&block, |payload| definitions.read(payload));
+                    trace.payload(&block, |payload, _| definitions.read(payload));
                 }
                 Some(Kind::Events) => trace.events.push(block),
                 Some(Kind::Mappings) => trace.mappings.push(block),
@@ -295,12 +313,21 @@ impl Trace {
     /// times. Needs memory for the blocks that overlap at one moment, not for the trace.
     #[must_use]
     pub fn events(&self) -> Events<'_> {
-        Events { trace: self, next: 0, open: BinaryHeap::new(), current: None, told: false }
+        Events {
+            trace: self,
+            next: 0,
+            open: BinaryHeap::new(),
+            current: None,
+            spare: Vec::new(),
+            told: false,
+        }
     }
 
     /// The address space at the moments it was read, in the order of the file.
     pub fn mappings(&self) -> impl Iterator<Item = Mappings> {
-        self.mappings.iter().flat_map(|block| self.payload(block, read_mappings).unwrap_or_default())
+        self.mappings
+            .iter()
+            .flat_map(|block| self.payload(block, |payload, _| read_mappings(payload)).unwrap_or_default())
     }
 
     /// What could not be read so far. Damage inside of a block of events shows when [`Trace::events`] has come to it.
@@ -322,26 +349,33 @@ impl Trace {
     }
 
     /// Reads and checks a block; what is wrong with it becomes damage.
-    fn payload<T>(&self, block: &Block, read: impl FnOnce(&[u8]) -> Result<T, String>) -> Option<T> {
-        let mut source = self.source.lock().unwrap_or_else(PoisonError::into_inner);
-        let loaded = load(&mut *source, block);
-        drop(source);
-        let bytes = loaded.as_ref().map_or(0, |(header, _)| header.block_bytes());
-        match loaded.and_then(|(_, payload)| read(&payload)) {
-            Ok(value) => Some(value),
-            Err(what) => {
-                self.damage(block, bytes, what, CORRUPT);
-                None
-            }
-        }
+    fn payload<T>(
+        &self,
+        block: &Block,
+        read: impl FnOnce(&[u8], &mut columns::Scratch) -> Result<T, String>,
+    ) -> Option<T> {
+        let mut input = self.input.lock().unwrap_or_else(PoisonError::into_inner);
+        let loaded = input.load(block);
+        let bytes = loaded.as_ref().map_or(0, Header::block_bytes);
+        let Input { payload, scratch, .. } = &mut *input;
+        let result = loaded.and_then(|_| read(payload, scratch));
+        input.shrink();
+        drop(input);
+        result.map_err(|what| self.damage(block, bytes, what, CORRUPT)).ok()
     }
 
-    fn decode(&self, block: &Block) -> Vec<Event> {
-        let mut events =
-            self.payload(block, |payload| columns::decode(payload, block.count)).unwrap_or_default();
+    /// The events of a block, the last one first, added to an empty list.
+    fn decode(&self, block: &Block, mut events: Vec<Event>) -> Vec<Event> {
+        let read = |payload: &[u8], scratch: &mut columns::Scratch| {
+            columns::decode(payload, block.count, scratch, &mut events)
+        };
+        if self.payload(block, read).is_none() {
+            events.clear();
+        }
         if !events.is_sorted_by_key(|event| event.time) {
             events.sort_by_key(|event| event.time);
         }
+        events.reverse();
         events
     }
 }
@@ -356,6 +390,8 @@ pub struct Events<'a> {
     next: usize,
     open: BinaryHeap<Reverse<Cursor>>,
     current: Option<Run>,
+    /// Lists of blocks that are done, for the next ones.
+    spare: Vec<Vec<Event>>,
     told: bool,
 }
 
@@ -370,19 +406,17 @@ type Place = (Nanos, u64);
 
 struct Cursor {
     place: Place,
-    events: std::vec::IntoIter<Event>,
+    /// The last one first.
+    events: Vec<Event>,
 }
 
 impl Cursor {
-    fn new(events: Vec<Event>, offset: u64) -> Option<Cursor> {
-        let place = (events.first()?.time, offset);
-        Some(Cursor { place, events: events.into_iter() })
-    }
-
-    /// Ready for the next event; `None` if there is none.
-    fn advance(mut self) -> Option<Cursor> {
-        self.place.0 = self.events.as_slice().first()?.time;
-        Some(self)
+    /// The list itself where there is no event in it.
+    fn new(events: Vec<Event>, offset: u64) -> Result<Cursor, Vec<Event>> {
+        match events.last() {
+            Some(first) => Ok(Cursor { place: (first.time, offset), events }),
+            None => Err(events),
+        }
     }
 }
 
@@ -410,12 +444,16 @@ impl Iterator for Events<'_> {
         loop {
             if let Some(run) = &mut self.current {
                 let (limit, offset) = (run.limit, run.cursor.place.1);
-                if run.cursor.events.as_slice().first().is_some_and(|event| (event.time, offset) <= limit) {
-                    return run.cursor.events.next();
+                if run.cursor.events.last().is_some_and(|event| (event.time, offset) <= limit) {
+                    return run.cursor.events.pop();
                 }
             }
-            let finished = self.current.take();
-            self.open.extend(finished.and_then(|run| run.cursor.advance()).map(Reverse));
+            if let Some(Run { cursor: Cursor { events, place }, .. }) = self.current.take() {
+                match Cursor::new(events, place.1) {
+                    Ok(cursor) => self.open.push(Reverse(cursor)),
+                    Err(empty) => self.spare.push(empty),
+                }
+            }
             self.open_blocks();
             let Reverse(cursor) = self.open.pop()?;
             let limit = self.open.peek().map(|Reverse(other)| other.place);
@@ -449,7 +487,11 @@ impl Events<'_> {
                 return;
             }
             self.next += 1;
-            self.open.extend(Cursor::new(self.trace.decode(block), block.offset).map(Reverse));
+            let events = self.trace.decode(block, self.spare.pop().unwrap_or_default());
+            match Cursor::new(events, block.offset) {
+                Ok(cursor) => self.open.push(Reverse(cursor)),
+                Err(empty) => self.spare.push(empty),
+            }
         }
     }
 
@@ -495,19 +537,19 @@ fn check_magic(source: &mut dyn Source, length: u64, name: &str) -> Result<(), E
 }
 
 /// The blocks of a finished trace; `None` if its end is missing or unreadable, and everything must be looked at.
-fn read_index(source: &mut dyn Source, length: u64) -> Option<Vec<Block>> {
+fn read_index(input: &mut Input, length: u64) -> Option<Vec<Block>> {
     let mut footer = [0; FOOTER_BYTES];
     let at = length.checked_sub(FOOTER_BYTES as u64)?;
-    source.seek(SeekFrom::Start(at)).ok()?;
-    source.read_exact(&mut footer).ok()?;
+    input.source.seek(SeekFrom::Start(at)).ok()?;
+    input.source.read_exact(&mut footer).ok()?;
     let footer = Footer::decode(&footer)?;
     let index = Block { offset: footer.index, kind: Kind::Index as u8, count: 0, first: 0, last: 0 };
-    let (header, payload) = load(source, &index).ok()?;
+    let header = input.load(&index).ok()?;
     // Anything between index and footer would be hidden by this index.
     if header.kind != Kind::Index as u8 || footer.index.checked_add(header.block_bytes())? != at {
         return None;
     }
-    let table = tables::Index::parse(&payload).ok()?;
+    let table = tables::Index::parse(&input.payload).ok()?;
     let (mut kinds, mut counts) = (rows(table.kinds()), rows(table.counts()));
     let (mut firsts, mut lasts) = (rows(table.first_times()), rows(table.last_times()));
     let mut lengths = rows(table.lengths());
@@ -532,47 +574,67 @@ fn read_index(source: &mut dyn Source, length: u64) -> Option<Vec<Block>> {
     (n_events == footer.events).then_some(blocks)
 }
 
-/// Reads the payload of one block.
-fn load(source: &mut dyn Source, block: &Block) -> Result<(Header, Vec<u8>), String> {
-    let mut header = [0; HEADER_BYTES];
-    let mut read = |at: u64, into: &mut [u8]| {
-        source
-            .seek(SeekFrom::Start(at))
-            .and_then(|_| source.read_exact(into))
-            .map_err(|error| error.to_string())
-    };
-    read(block.offset, &mut header)?;
-    let header =
-        Header::decode(&header).map_err(|why| format!("the block header is unreadable ({why:?})"))?;
-    if header.kind != block.kind || (header.kind == Kind::Events as u8 && header.count != block.count) {
-        return Err("the block is not the one that the index names".to_owned());
+impl Input {
+    /// Reads one block, and leaves its payload in `payload`.
+    fn load(&mut self, block: &Block) -> Result<Header, String> {
+        let header = self.load_header(block)?;
+        let at = block.offset + HEADER_BYTES as u64;
+        self.stored.clear();
+        self.source.seek(SeekFrom::Start(at)).map_err(|error| error.to_string())?;
+        // Grows with what is really there, whatever the header says.
+        let stored = (&mut self.source).take(u64::from(header.stored)).read_to_end(&mut self.stored);
+        stored.map_err(|error| error.to_string())?;
+        if self.stored.len() != header.stored as usize {
+            return Err(format!(
+                "{} bytes of payload where {} were written",
+                self.stored.len(),
+                header.stored
+            ));
+        }
+        if crc32fast::hash(&self.stored) != header.crc {
+            return Err("the checksum of the payload differs".to_owned());
+        }
+        // The header's length is at most MAX_RAW; a payload that unfolds to more is refused by the decompressor.
+        self.payload.clear();
+        self.payload.reserve(header.raw as usize);
+        let unfolded = self.decompressor.decompress_to_buffer(&self.stored, &mut self.payload);
+        let unfolded = unfolded.map_err(|error| error.to_string())?;
+        if unfolded != header.raw as usize {
+            return Err(format!("the payload unfolds to {unfolded} bytes instead of {}", header.raw));
+        }
+        Ok(header)
     }
-    if header.codec != CODEC_ZSTD {
-        return Err(format!("compressed by method {}, which this version does not know", header.codec));
+
+    fn load_header(&mut self, block: &Block) -> Result<Header, String> {
+        let mut header = [0; HEADER_BYTES];
+        let read =
+            self.source.seek(SeekFrom::Start(block.offset)).and_then(|_| self.source.read_exact(&mut header));
+        read.map_err(|error| error.to_string())?;
+        let header =
+            Header::decode(&header).map_err(|why| format!("the block header is unreadable ({why:?})"))?;
+        let is_events = header.kind == Kind::Events as u8;
+        if header.kind != block.kind || (is_events && header.count != block.count) {
+            return Err("the block is not the one that the index names".to_owned());
+        }
+        if header.codec != CODEC_ZSTD {
+            return Err(format!("compressed by method {}, which this version does not know", header.codec));
+        }
+        if is_events && header.count > MAX_EVENTS {
+            return Err(format!(
+                "{} events in one block, and no more than {MAX_EVENTS} are allowed",
+                header.count
+            ));
+        }
+        Ok(header)
     }
-    if header.kind == Kind::Events as u8 && header.count > MAX_EVENTS {
-        return Err(format!(
-            "{} events in one block, and no more than {MAX_EVENTS} are allowed",
-            header.count
-        ));
+
+    fn shrink(&mut self) {
+        for buffer in [&mut self.stored, &mut self.payload] {
+            if buffer.capacity() > MOST_KEPT {
+                *buffer = Vec::new();
+            }
+        }
     }
-    let mut stored = Vec::new();
-    let at = block.offset + HEADER_BYTES as u64;
-    source.seek(SeekFrom::Start(at)).map_err(|error| error.to_string())?;
-    // Grows with what is really there, whatever the header says.
-    source.take(u64::from(header.stored)).read_to_end(&mut stored).map_err(|error| error.to_string())?;
-    if stored.len() != header.stored as usize {
-        return Err(format!("{} bytes of payload where {} were written", stored.len(), header.stored));
-    }
-    if crc32fast::hash(&stored) != header.crc {
-        return Err("the checksum of the payload differs".to_owned());
-    }
-    // The header's length is at most MAX_RAW; a payload that unfolds to more is refused by the decompressor.
-    let payload = zstd::bulk::decompress(&stored, header.raw as usize).map_err(|error| error.to_string())?;
-    if payload.len() != header.raw as usize {
-        return Err(format!("the payload unfolds to {} bytes instead of {}", payload.len(), header.raw));
-    }
-    Ok((header, payload))
 }
 
 /// Finds the blocks of a trace without an index, and what is between them.

@@ -75,7 +75,7 @@ pub(crate) fn rows<'a, T: Follow<'a>>(column: Option<Vector<'a, T>>) -> Rows<'a,
 /// A table that can be the root of a payload.
 pub(crate) trait Root<'a>: Follow<'a, Inner = Self> + Verifiable + Sized + 'a {
     /// Looks at bytes that may be anything.
-    fn parse(bytes: &'a [u8]) -> Result<Self, InvalidFlatbuffer> {
+    fn parse(bytes: &'a [u8]) -> Result<Self, String> {
         let options = VerifierOptions {
             max_depth: 4,
             max_tables: 64,
@@ -83,7 +83,10 @@ pub(crate) trait Root<'a>: Follow<'a, Inner = Self> + Verifiable + Sized + 'a {
             max_apparent_size: bytes.len().saturating_mul(4),
             ..VerifierOptions::default()
         };
-        flatbuffers::root_with_opts::<Self>(&options, bytes)
+        let parsed = flatbuffers::root_with_opts::<Self>(&options, bytes);
+        parsed.map_err(|error| {
+            format!("not a FlatBuffer of the schema ({})", error.to_string().trim().replace('\n', "; "))
+        })
     }
 }
 

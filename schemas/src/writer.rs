@@ -49,6 +49,7 @@ pub struct Writer<W: Write> {
     events: EventRows,
     note_bytes: usize,
     builder: FlatBufferBuilder<'static>,
+    compressor: zstd::bulk::Compressor<'static>,
     compressed: Vec<u8>,
     n_events: u64,
     n_dropped: u64,
@@ -75,6 +76,7 @@ impl<W: Write> Writer<W> {
             events: EventRows::default(),
             note_bytes: 0,
             builder: FlatBufferBuilder::new(),
+            compressor: zstd::bulk::Compressor::new(LEVEL)?,
             compressed: Vec::new(),
             n_events: 0,
             n_dropped: 0,
@@ -318,7 +320,7 @@ impl<W: Write> Writer<W> {
         }
         self.compressed.clear();
         self.compressed.resize(HEADER_BYTES + zstd::zstd_safe::compress_bound(raw.len()), 0);
-        let stored = zstd::bulk::compress_to_buffer(raw, &mut self.compressed[HEADER_BYTES..], LEVEL)?;
+        let stored = self.compressor.compress_to_buffer(raw, &mut self.compressed[HEADER_BYTES..])?;
         self.compressed.truncate(HEADER_BYTES + stored);
         let header = Header {
             kind: kind as u8,

@@ -370,6 +370,61 @@ fn random_bytes_after_the_magic_are_damage_and_nothing_else() {
     }
 }
 
+/// A block as its header describes it, with right checksums.
+fn block(kind: u8, count: u32, raw: u32, payload: &[u8], first: u64) -> Vec<u8> {
+    let mut header = b"GTB\x01".to_vec();
+    header.extend([kind, 1, 64, 0]);
+    for number in [count, raw, payload.len() as u32, crc32fast::hash(payload)] {
+        header.extend(number.to_le_bytes());
+    }
+    for number in [0, first, first] {
+        header.extend(u64::to_le_bytes(number));
+    }
+    header.resize(60, 0);
+    header.extend(crc32fast::hash(&header).to_le_bytes());
+    [&header, payload].concat()
+}
+
+#[test]
+fn blocks_that_lie_about_themselves_are_damage() {
+    let zeros = zstd::bulk::compress(&vec![0; 32 << 20], 1).unwrap();
+    let small = zstd::bulk::compress(&[0; 100], 1).unwrap();
+    let check = |block: Vec<u8>, what: &str| {
+        let trace = open([b"GPUTRC\0\x01", block.as_slice()].concat()).unwrap();
+        assert_eq!(trace.events().count(), 0);
+        assert_eq!(trace.mappings().count(), 0);
+        let damages = trace.damages();
+        assert!(damages.len() == 1 && damages[0].what.contains(what), "{what}: {damages:?}");
+    };
+    for kind in 1..=3 {
+        check(block(kind, 1, 100, &zeros, 0), "Destination buffer is too small");
+        check(block(kind, 1, 200, &small, 0), "unfolds to 100 bytes instead of 200");
+        check(block(kind, 1, 65 << 20, &zeros, 0), "no block header here (Length)");
+        check(block(kind, 1, 100, b"no zstd at all", 0), "nknown frame");
+    }
+    let ones = zstd::bulk::compress(&[0xff; 100], 1).unwrap();
+    check(block(1, 1, 100, &ones, 0), "not a FlatBuffer of the schema (Type `i32`");
+    check(block(2, u32::MAX, 100, &small, 0), "no more than 65536 are allowed");
+    check(block(77, 1, 100, &small, 0), "a block of the unknown kind 77");
+}
+
+#[test]
+fn more_overlapping_blocks_than_can_be_open_are_told_and_lose_nothing() {
+    let mut writer = Writer::new(Vec::new()).unwrap();
+    for n in 0..100 {
+        // Each block begins at 0 and ends after all others began.
+        for time in [0, 1_000 + n] {
+            let kind = EventKind::Note(n.to_string());
+            writer.event(&Event { time: Nanos(time), thread: ThreadId(0), stack: StackId(0), kind }).unwrap();
+        }
+        writer.flush().unwrap();
+    }
+    let trace = open(writer.finish().unwrap()).unwrap();
+    assert_eq!(trace.events().count(), 200);
+    let [damage] = &trace.damages()[..] else { panic!("{:?}", trace.damages()) };
+    assert_eq!((damage.bytes, damage.what.as_str()), (0, "more than 64 blocks of events overlap in time"));
+}
+
 #[test]
 fn other_files_are_refused_with_a_remedy() {
     let refusal = |bytes: &[u8]| open(bytes.to_vec()).unwrap_err().to_string();

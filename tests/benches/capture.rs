@@ -17,7 +17,7 @@ fn main() -> io::Result<()> {
         .args(["-O2", "-o"])
         .arg(&program)
         .arg(source)
-        .args(["libc10_cuda.so", "libc10.so"].map(|library| fake.join(library)))
+        .args(["libc10_cuda.so", "libc10.so"].map(|library| fake_cuda::torch_dir().join(library)))
         .arg(format!("-Wl,-rpath-link,{}", fake.display()))
         .status()?;
     assert!(compiled.success(), "benches/blocks.c does not compile");

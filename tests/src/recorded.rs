@@ -78,15 +78,18 @@ pub fn built() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let directory = target.join("release");
-    let built = ["libgputrace.so", "gputrace"].map(|name| {
+    let parts: [(&str, &[&str]); 2] = [
+        ("libgputrace.so", &["ring/src", "shim/src"]),
+        ("gputrace", &["ring/src", "recorder/src", "schemas/src", "replay/src"]),
+    ];
+    for (name, sources) in parts {
         let path = directory.join(name);
         let modified = fs::metadata(&path).and_then(|data| data.modified());
-        modified.unwrap_or_else(|e| panic!("{}: {e}; `make build` makes it", path.display()))
-    });
-    let changed = ["ring/src", "shim/src", "recorder/src", "schemas/src", "replay/src"]
-        .map(|folder| newest(&root.join(folder)));
-    let (oldest, newest) = (built.iter().min(), changed.iter().max());
-    assert!(oldest >= newest, "{}: older than its sources; `make build` makes it again", directory.display());
+        let modified = modified.unwrap_or_else(|e| panic!("{}: {e}; `make build` makes it", path.display()));
+        let changed = sources.iter().map(|folder| newest(&root.join(folder))).max();
+        let is_new = changed.is_none_or(|changed| modified >= changed);
+        assert!(is_new, "{}: older than its sources; `make build` makes it again", path.display());
+    }
     fs::canonicalize(&directory).unwrap_or(directory)
 }
 

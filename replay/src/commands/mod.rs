@@ -6,12 +6,15 @@ use std::process::ExitCode;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
 mod doctor;
+mod import;
 mod record;
 mod recorder;
 mod recover;
+mod replay;
 mod report;
 mod stats;
 mod summary;
+mod tune;
 
 /// Something that `gputrace` does.
 pub(crate) struct Verb {
@@ -34,8 +37,18 @@ impl Verb {
 }
 
 /// Every verb, in the order of the help.
-const VERBS: &[Verb] =
-    &[record::VERB, report::VERB, summary::VERB, stats::VERB, doctor::VERB, recover::VERB, recorder::VERB];
+const VERBS: &[Verb] = &[
+    record::VERB,
+    report::VERB,
+    summary::VERB,
+    stats::VERB,
+    replay::VERB,
+    tune::VERB,
+    doctor::VERB,
+    import::VERB,
+    recover::VERB,
+    recorder::VERB,
+];
 
 /// The arguments of a verb, which clap has already checked.
 fn parsed<A: FromArgMatches>(matches: &ArgMatches) -> anyhow::Result<A> {

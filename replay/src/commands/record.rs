@@ -7,6 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use clap::{ArgMatches, Args, ValueEnum};
@@ -111,6 +112,9 @@ fn prepare(
     let mut command = Command::new(path);
     command.arg0(program).args(arguments).env("LD_PRELOAD", preload(&library)?);
     command.env("GPUTRACE_RECORDER", std::env::current_exe().context("cannot find gputrace itself")?);
+    if let Ok(now) = SystemTime::now().duration_since(UNIX_EPOCH) {
+        command.env("GPUTRACE_JOB_BEGAN", now.as_nanos().to_string());
+    }
     if let Some(output) = &args.output {
         command.env("GPUTRACE_OUTPUT", output);
     }

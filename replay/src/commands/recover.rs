@@ -36,7 +36,8 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     let mut status = ExitCode::SUCCESS;
     for ring in &args.rings {
         let overwrite = if args.force { Overwrite::Replace } else { Overwrite::Refuse };
-        let options = Options { output: args.output.clone(), overwrite, keep_ring: args.keep };
+        let options =
+            Options { output: args.output.clone(), overwrite, keep_ring: args.keep, ..Options::default() };
         match gputrace_recorder::recover(ring, options) {
             Ok(made) => {
                 let trace = made.trace.display();

@@ -33,6 +33,18 @@ pub struct Held {
     pub objects: u64,
 }
 
+impl Held {
+    pub(super) fn add(&mut self, bytes: Bytes) {
+        self.bytes.0 = self.bytes.0.saturating_add(bytes.0);
+        self.objects += 1;
+    }
+
+    fn subtract(&mut self, bytes: Bytes) {
+        self.bytes.0 = self.bytes.0.saturating_sub(bytes.0);
+        self.objects = self.objects.saturating_sub(1);
+    }
+}
+
 /// How much somebody holds, held at most, and held at each [`Moment`].
 #[derive(Clone, Copy, Debug, Default)]
 struct Amount {
@@ -40,26 +52,40 @@ struct Amount {
     peak: Bytes,
     at: [Held; MOMENTS],
     stamps: [u32; MOMENTS],
+    /// Gone with its context in the teardown of this number.
+    dropped: Held,
+    dropped_in: u32,
 }
 
 impl Amount {
-    fn change(&mut self, moments: &[u32; MOMENTS], change: Change) {
+    fn change(&mut self, moments: &[u32; MOMENTS], teardown: u32, change: Change) {
         for ((at, stamp), moment) in self.at.iter_mut().zip(&mut self.stamps).zip(moments) {
             if stamp != moment {
                 (*at, *stamp) = (self.now, *moment);
             }
         }
         match change {
-            Change::Gain(bytes) => {
-                self.now.bytes.0 = self.now.bytes.0.saturating_add(bytes.0);
-                self.now.objects += 1;
-            }
-            Change::Loss(bytes) => {
-                self.now.bytes.0 = self.now.bytes.0.saturating_sub(bytes.0);
-                self.now.objects = self.now.objects.saturating_sub(1);
+            Change::Gain(bytes) => self.now.add(bytes),
+            Change::Loss(bytes) => self.now.subtract(bytes),
+            Change::Drop(bytes) => {
+                self.now.subtract(bytes);
+                if self.dropped_in != teardown {
+                    (self.dropped, self.dropped_in) = (Held::default(), teardown);
+                }
+                self.dropped.add(bytes);
             }
         }
         self.peak = self.peak.max(self.now.bytes);
+    }
+
+    /// What it holds, and what it held when its context went away if nothing came after that.
+    fn at_end(&self, teardown: u32) -> Held {
+        let mut held = self.now;
+        if self.dropped_in == teardown {
+            held.bytes.0 = held.bytes.0.saturating_add(self.dropped.bytes.0);
+            held.objects += self.dropped.objects;
+        }
+        held
     }
 
     fn at(&self, moments: &[u32; MOMENTS], moment: Moment) -> Held {
@@ -72,6 +98,7 @@ impl Amount {
 enum Change {
     Gain(Bytes),
     Loss(Bytes),
+    Drop(Bytes),
 }
 
 /// A total with its parts by owner and by call site.
@@ -80,6 +107,9 @@ pub struct Books {
     total: Amount,
     peak_time: Nanos,
     moments: [u32; MOMENTS],
+    /// Number of the teardown that is going on; a gain ends it.
+    teardown: u32,
+    is_torn_down: bool,
     owners: Vec<Amount>,
     sites: Vec<Amount>,
 }
@@ -95,14 +125,18 @@ pub struct Part<Id> {
     pub at_peak: Held,
     /// What it held at the marked moment.
     pub at_mark: Held,
-    /// What it holds now.
-    pub now: Held,
+    /// What it holds now, or held when its context went away, if nothing came after that: programs leave it to the exit
+    /// of the process to free what they do not need to free.
+    pub live: Held,
 }
 
 impl Books {
     /// `owner` got an object of `bytes` from `site`.
     pub fn gain(&mut self, time: Nanos, owner: OwnerId, site: SiteId, bytes: Bytes) {
         let before = self.total.peak;
+        if std::mem::take(&mut self.is_torn_down) {
+            self.teardown += 1;
+        }
         self.change(owner, site, Change::Gain(bytes));
         if self.total.peak > before {
             self.peak_time = time;
@@ -116,22 +150,38 @@ impl Books {
         self.change(owner, site, Change::Loss(bytes));
     }
 
+    /// An object of `owner` that came from `site` went away with its context.
+    pub fn drop_from(&mut self, owner: OwnerId, site: SiteId, bytes: Bytes) {
+        if !self.is_torn_down {
+            self.is_torn_down = true;
+            // Amounts are stamped 0 until something of theirs is dropped.
+            self.teardown = self.teardown.max(1);
+        }
+        self.change(owner, site, Change::Drop(bytes));
+    }
+
     /// Makes this instant the [`Moment::Mark`].
     pub fn remember(&mut self) {
         self.moments[Moment::Mark as usize] += 1;
     }
 
     fn change(&mut self, owner: OwnerId, site: SiteId, change: Change) {
-        let moments = self.moments;
-        self.total.change(&moments, change);
-        slot(&mut self.owners, owner.0 as usize).change(&moments, change);
-        slot(&mut self.sites, site.0 as usize).change(&moments, change);
+        let (moments, teardown) = (self.moments, self.teardown);
+        self.total.change(&moments, teardown, change);
+        slot(&mut self.owners, owner.0 as usize).change(&moments, teardown, change);
+        slot(&mut self.sites, site.0 as usize).change(&moments, teardown, change);
     }
 
     /// What is held now.
     #[must_use]
     pub fn now(&self) -> Held {
         self.total.now
+    }
+
+    /// What is held now, or was held when the context went away, if nothing came after that.
+    #[must_use]
+    pub fn live(&self) -> Held {
+        self.total.at_end(self.teardown)
     }
 
     /// Most bytes ever held.
@@ -168,7 +218,7 @@ impl Books {
             peak: amount.peak,
             at_peak: amount.at(&self.moments, Moment::Peak),
             at_mark: amount.at(&self.moments, Moment::Mark),
-            now: amount.now,
+            live: amount.at_end(self.teardown),
         })
     }
 }
@@ -219,7 +269,7 @@ mod tests {
     const B: (OwnerId, SiteId) = (OwnerId(1), SiteId(1));
 
     fn parts(books: &Books) -> Vec<(u64, u64, u64, u64)> {
-        books.owners().map(|p| (p.peak.0, p.at_peak.bytes.0, p.at_mark.bytes.0, p.now.bytes.0)).collect()
+        books.owners().map(|p| (p.peak.0, p.at_peak.bytes.0, p.at_mark.bytes.0, p.live.bytes.0)).collect()
     }
 
     #[test]
@@ -245,6 +295,21 @@ mod tests {
         books.lose(A.0, A.1, Bytes(9));
         books.gain(Nanos(2), B.0, B.1, Bytes(1));
         assert_eq!(parts(&books), [(9, 9, 0, 0), (1, 0, 0, 1)]);
+    }
+
+    #[test]
+    fn what_a_context_took_with_it_was_live_at_the_end_unless_something_follows() {
+        let mut books = Books::default();
+        books.gain(Nanos(1), A.0, A.1, Bytes(4));
+        books.gain(Nanos(2), B.0, B.1, Bytes(2));
+        books.lose(B.0, B.1, Bytes(2));
+        books.drop_from(A.0, A.1, Bytes(4));
+        assert_eq!((books.now().bytes, books.live().bytes), (Bytes(0), Bytes(4)));
+        assert_eq!(parts(&books), [(4, 4, 0, 4), (2, 2, 0, 0)]);
+        books.gain(Nanos(3), B.0, B.1, Bytes(1));
+        assert_eq!(parts(&books), [(4, 4, 0, 0), (2, 2, 0, 1)]);
+        books.drop_from(B.0, B.1, Bytes(1));
+        assert_eq!(parts(&books), [(4, 4, 0, 0), (2, 2, 0, 1)]);
     }
 
     #[test]

@@ -85,6 +85,36 @@ pub struct Object {
     context: u64,
 }
 
+/// Where an object is booked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Shelf {
+    /// Memory of a device.
+    Physical(i16),
+    /// Managed memory.
+    Managed(i16),
+    /// Memory of graphs.
+    Graphs(i16),
+    /// Memory of the host.
+    Host,
+    /// It owns nothing.
+    Nowhere,
+}
+
+impl Object {
+    pub(super) fn shelf(&self) -> Shelf {
+        match self.kind {
+            MemoryKind::Imported => Shelf::Nowhere,
+            MemoryKind::Pinned | MemoryKind::Registered | MemoryKind::HostVirtual => Shelf::Host,
+            _ if self.device == HOST => Shelf::Host,
+            MemoryKind::Linear | MemoryKind::Virtual | MemoryKind::Async | MemoryKind::Array => {
+                Shelf::Physical(self.device)
+            }
+            MemoryKind::Managed => Shelf::Managed(self.device),
+            MemoryKind::Graph => Shelf::Graphs(self.device),
+        }
+    }
+}
+
 /// What changed in the books.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Change {
@@ -141,6 +171,8 @@ pub(super) struct Driver {
     maps: BTreeMap<u64, Map>,
     reservations: BTreeMap<u64, (Bytes, i16)>,
     contexts: FxHashMap<ThreadId, Vec<u64>>,
+    /// What went away with contexts since the last allocation on its device.
+    dropped: Vec<Object>,
     retained: FxHashMap<u64, u32>,
     /// Addresses given back and not handed out again since, to tell a double free from an unseen allocation.
     freed: RecentlyFreed,
@@ -193,7 +225,7 @@ impl Driver {
                     changed(Change::Found(Finding::GivenOutTwice(call.handle)));
                     changed(Change::Freed(missed));
                 }
-                changed(Change::Gained(object));
+                self.gained(object, changed);
             }
             Action::ArrayDestroy => match self.arrays.remove(&call.handle) {
                 Some(object) => changed(Change::Freed(object)),
@@ -258,7 +290,8 @@ impl Driver {
     /// What the program holds: memory of devices and of the host, arrays, physical memory.
     pub(super) fn live(&self) -> impl Iterator<Item = &Object> {
         let physical = self.physical.values().map(|physical| &physical.object);
-        self.by_address.values().chain(self.host.values()).chain(self.arrays.values()).chain(physical)
+        let addressed = self.by_address.values().chain(self.host.values());
+        addressed.chain(self.arrays.values()).chain(physical).chain(&self.dropped)
     }
 
     /// The device of something that is about to be given back, for calls that failed.
@@ -293,6 +326,14 @@ impl Driver {
             }
             changed(Change::Freed(before));
         }
+        self.gained(object, changed);
+    }
+
+    /// Whatever is allocated after a teardown makes that one of the past.
+    fn gained(&mut self, object: Object, changed: &mut impl FnMut(Change)) {
+        if !self.dropped.is_empty() {
+            self.dropped.retain(|dropped| dropped.shelf() != object.shelf());
+        }
         changed(Change::Gained(object));
     }
 
@@ -315,7 +356,7 @@ impl Driver {
             changed(Change::Found(Finding::GivenOutTwice(addr)));
             changed(Change::Freed(before));
         }
-        changed(Change::Gained(object));
+        self.gained(object, changed);
     }
 
     fn free_host(&mut self, addr: u64, changed: &mut impl FnMut(Change)) {
@@ -337,7 +378,7 @@ impl Driver {
             self.collect(before, changed);
         }
         self.physical.insert(id, Physical { object, references: 1, maps: 0 });
-        changed(Change::Gained(object));
+        self.gained(object, changed);
     }
 
     fn release(&mut self, handle: u64, changed: &mut impl FnMut(Change)) {
@@ -454,6 +495,7 @@ impl Driver {
             objects.retain(|_, object| {
                 let gone = gone(object);
                 if gone {
+                    self.dropped.push(*object);
                     changed(Change::Dropped(*object));
                 }
                 !gone

@@ -30,7 +30,7 @@ pub use torch::{Block, TorchBooks, TorchOom};
 
 use crate::trace::Definitions;
 use counts::Counts;
-use driver::{Change, Driver};
+use driver::{Change, Driver, Shelf};
 use sites::Origin;
 use torch::Torch;
 
@@ -175,6 +175,8 @@ pub struct OpenCall {
 pub struct Refusal {
     /// When.
     pub time: Nanos,
+    /// Objects handed out on this device before it: whether the program went on.
+    pub allocs_before: u64,
     /// Which function.
     pub name: NameId,
     /// What it answered: `CUresult`.
@@ -272,7 +274,8 @@ impl Ledger {
         self.counts.blocks()
     }
 
-    /// What the driver handed out and the program still holds.
+    /// What the driver handed out and the program still holds, or held when its context went away, if it allocated nothing
+    /// on that device after that.
     pub fn live(&self) -> impl Iterator<Item = &Object> {
         self.driver.live()
     }
@@ -359,10 +362,12 @@ impl Ledger {
                 }
             }
             Change::Dropped(object) => {
-                lose(devices, host, &object);
                 if let Some(device) = device_of(devices, &object) {
-                    device.dropped.bytes.0 = device.dropped.bytes.0.saturating_add(object.bytes.0);
-                    device.dropped.objects += 1;
+                    device.kinds.entry(object.kind).or_default().lose(object.bytes);
+                    device.dropped.add(object.bytes);
+                }
+                if let Some(books) = books_of(devices, host, &object) {
+                    books.drop_from(object.owner, object.site, object.bytes);
                 }
             }
             Change::Reserved(device, bytes) => {
@@ -448,6 +453,7 @@ impl Ledger {
         }
         self.refusals.push(Refusal {
             time: event.time,
+            allocs_before: books.allocs,
             name,
             result,
             device,
@@ -516,15 +522,12 @@ fn books_of<'a>(
     host: &'a mut Books,
     object: &Object,
 ) -> Option<&'a mut Books> {
-    match object.kind {
-        MemoryKind::Pinned | MemoryKind::Registered | MemoryKind::HostVirtual => Some(host),
-        MemoryKind::Imported => None,
-        _ if object.device == HOST => Some(host),
-        MemoryKind::Linear | MemoryKind::Virtual | MemoryKind::Async | MemoryKind::Array => {
-            Some(&mut devices.entry(object.device).or_default().physical)
-        }
-        MemoryKind::Managed => Some(&mut devices.entry(object.device).or_default().managed),
-        MemoryKind::Graph => Some(&mut devices.entry(object.device).or_default().graphs),
+    match object.shelf() {
+        Shelf::Physical(device) => Some(&mut devices.entry(device).or_default().physical),
+        Shelf::Managed(device) => Some(&mut devices.entry(device).or_default().managed),
+        Shelf::Graphs(device) => Some(&mut devices.entry(device).or_default().graphs),
+        Shelf::Host => Some(host),
+        Shelf::Nowhere => None,
     }
 }
 

@@ -14,7 +14,7 @@ fn show(ledger: &Ledger) -> String {
         let books = &device.physical;
         text += &format!(
             "device {ordinal}: live {} of peak {} at {}, {} allocs {} frees {} failed, mapped {} reserved {}\n",
-            books.now().bytes.0,
+            books.live().bytes.0,
             books.peak().0,
             books.peak_time().0 / 1000,
             device.allocs,
@@ -29,7 +29,7 @@ fn show(ledger: &Ledger) -> String {
                 ledger.sites.owner(part.id),
                 part.peak.0,
                 part.at_peak.bytes.0,
-                part.now.bytes.0
+                part.live.bytes.0
             );
         }
         for (kind, name) in [(&device.managed, "managed"), (&device.graphs, "graphs")] {
@@ -236,8 +236,8 @@ fn resetting_the_device_frees_what_is_in_its_context() {
          Create handle=h bytes=2M
          PrimaryReset extra=0",
         expect![[r#"
-            device 0: live 2097152 of peak 2097252 at 4, 2 allocs 0 frees 0 failed, mapped 0 reserved 0
-              unknown: peak 2097252 at peak 2097252 live 2097152
+            device 0: live 2097252 of peak 2097252 at 4, 2 allocs 0 frees 0 failed, mapped 0 reserved 0
+              unknown: peak 2097252 at peak 2097252 live 2097252
               dropped with the context: 100
             device 1: live 10 of peak 10 at 3, 1 allocs 0 frees 0 failed, mapped 0 reserved 0
               unknown: peak 10 at peak 10 live 10
@@ -254,8 +254,8 @@ fn destroying_a_context_frees_what_its_thread_allocated_in_it() {
          Alloc addr=x bytes=4 thread=1
          ContextDestroy handle=c",
         expect![[r#"
-            device 0: live 5 of peak 7 at 4, 3 allocs 0 frees 0 failed, mapped 0 reserved 0
-              unknown: peak 7 at peak 7 live 5
+            device 0: live 7 of peak 7 at 4, 3 allocs 0 frees 0 failed, mapped 0 reserved 0
+              unknown: peak 7 at peak 7 live 7
               dropped with the context: 2
         "#]],
     );
@@ -438,7 +438,7 @@ fn parts_add_up_whatever_the_events() {
         for books in ledger.devices.values().filter(|_| !huge) {
             let sum =
                 |part: fn(&Part<OwnerId>) -> u64| books.physical.owners().map(|p| part(&p)).sum::<u64>();
-            assert_eq!(sum(|part| part.now.bytes.0), books.physical.now().bytes.0, "seed {seed}");
+            assert_eq!(sum(|part| part.live.bytes.0), books.physical.live().bytes.0, "seed {seed}");
             assert_eq!(sum(|part| part.at_peak.bytes.0), books.physical.peak().0, "seed {seed}");
             let kinds = books.kinds.iter().filter(|(kind, _)| is_physical(**kind));
             assert_eq!(kinds.map(|(_, meter)| meter.now.0).sum::<u64>(), books.physical.now().bytes.0);
@@ -448,7 +448,7 @@ fn parts_add_up_whatever_the_events() {
             .filter(|o| is_physical(o.kind) && o.device != HOST)
             .fold(0, |sum, o| sum.saturating_add(o.bytes.0));
         let booked =
-            ledger.devices.values().fold(0u64, |sum, d| sum.saturating_add(d.physical.now().bytes.0));
+            ledger.devices.values().fold(0u64, |sum, d| sum.saturating_add(d.physical.live().bytes.0));
         assert!(huge || live == booked, "seed {seed}: {live} live, {booked} in the books");
     }
 }

@@ -51,7 +51,7 @@ fn the_first_screen_says_why_the_job_died() {
               reserved by PyTorch             50.00 MiB  20.00 MiB of it unused
               held by others in this process  256.00 MiB
               free on the device              10.00 MiB
-              device                          140.00 GiB
+              size of the device              140.00 GiB
               held elsewhere                  139.69 GiB
                                               CUDA context, code, other processes (device total - free - what this
                                               process was handed)
@@ -108,7 +108,7 @@ fn a_narrow_terminal_cuts_names_not_numbers() {
               reserved by PyTorch             50.00 MiB  20.00 MiB of it unused
               held by others in this process  256.00 MiB
               free on the device              10.00 MiB
-              device                          140.00 GiB
+              size of the device              140.00 GiB
               held elsewhere                  139.69 GiB
                                               CUDA context, code, other processes
                                               (device total - free - what this
@@ -211,6 +211,7 @@ fn a_request_refused_to_somebody_else_than_pytorch_is_an_out_of_memory_error() {
               The driver had no memory left for (newest first):
                   at  device              asked for  held then  by    call         from
               1.0 µs  cuda:0 NVIDIA H200   2.00 GiB   1.00 GiB  NCCL  cuMemCreate  libnccl.so.2+0x10
+              nothing was allocated on the device after the last of them
 
             End
               events            2
@@ -327,6 +328,15 @@ fn the_summary_has_a_line_for_each_figure() {
               cuda:0  unaccounted                50.00 MiB  the first minus the two below it: code, rounding, what pools keep
         "#]],
     );
+}
+
+#[test]
+fn a_limit_is_told_from_a_full_device() {
+    let scene = OOM.replace("MemInfo bytes=10M", "MemInfo bytes=10G");
+    let report = about("report", SECTIONS, &[story(&scene)]);
+    let json = json::render(&report);
+    let remark = &json["processes"][0]["sections"][0]["free_bytes_remark"];
+    assert_eq!(remark, "more than was asked for: a limit stopped PyTorch (set_per_process_memory_fraction)");
 }
 
 #[test]

@@ -31,7 +31,7 @@ const ALLOCATOR: &CStr = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
 const CURRENT_STREAM: &CStr = c"_ZN3c104cuda20getCurrentCUDAStreamEa";
 const STREAM_HANDLE: &CStr = c"_ZNK3c104cuda10CUDAStream6streamEv";
 const REPORT_USAGE: &CStr = c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
-const REPORT_OOM: &CStr = c"_ZN3c1028reportOutOfMemoryToProfilerElmmNS_6DeviceE";
+const REPORT_OOM: &CStr = c"_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE";
 
 /// Nothing of PyTorch's was seen.
 const ABSENT: u32 = 0;
@@ -237,7 +237,7 @@ pub(crate) unsafe extern "C" fn report_memory_usage(
 ///
 /// # Safety
 /// Called by PyTorch only.
-#[unsafe(export_name = "_ZN3c1028reportOutOfMemoryToProfilerElmmNS_6DeviceE")]
+#[unsafe(export_name = "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE")]
 pub(crate) unsafe extern "C" fn report_out_of_memory(
     bytes: i64,
     allocated: usize,

@@ -10,10 +10,12 @@
 //! reference count. All state of a thread is one zeroed block that the caller provides.
 
 pub(crate) mod cfi;
+mod interpreter;
 pub(crate) mod memory;
 pub(crate) mod native;
 pub(crate) mod python;
-pub(crate) mod python_offsets;
+mod python_code;
+mod python_offsets;
 mod seen;
 
 use core::ffi::{c_char, c_void};
@@ -32,8 +34,12 @@ pub(crate) type Lookup = unsafe extern "C" fn(name: *const c_char) -> *mut c_voi
 /// # Safety
 /// `lookup` gives the addresses of the symbols with these names, or null.
 pub(crate) unsafe fn init(lookup: Lookup) {
-    // SAFETY: a C string, at a moment the caller chose.
-    let find_object = unsafe { lookup(c"_dl_find_object".as_ptr()) };
+    let find_object = if cfg!(target_arch = "x86_64") {
+        // SAFETY: a C string, at a moment the caller chose.
+        unsafe { lookup(c"_dl_find_object".as_ptr()) }
+    } else {
+        core::ptr::null_mut()
+    };
     // SAFETY: glibc exports one function of this name.
     unsafe { native::init(find_object) };
     // SAFETY: as above.
@@ -107,7 +113,16 @@ pub(crate) unsafe extern "C" fn capture(state: *mut ThreadStackState, want: u32)
     )
 }
 
-#[cfg(target_arch = "x86_64")]
+/// Captures the calling thread's Python frames; how native ones are found is known for x86-64 only.
+///
+/// # Safety
+/// As for x86-64.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) unsafe extern "C" fn capture(state: *mut ThreadStackState, want: u32) -> Captured {
+    // SAFETY: the caller's promise.
+    unsafe { capture_from(state, want, 0, 0, 0) }
+}
+
 unsafe extern "C" fn capture_from(
     state: *mut ThreadStackState,
     want: u32,

@@ -4,7 +4,7 @@
 //! reached from deep inside real libraries.
 
 #[path = "../../../shim/src/stack/mod.rs"]
-#[allow(dead_code, reason = "the shim uses what the harness does not")]
+#[allow(dead_code, unused_imports, reason = "the shim uses what the harness does not")]
 mod stack;
 
 #[path = "../../../recorder/src/merge_stack.rs"]

@@ -77,6 +77,16 @@ fn every_frame_is_the_one_that_the_interpreter_reports() {
 }
 
 #[test]
+fn native_frames_of_pytorch_are_those_of_libgcc() {
+    let Some(path) = std::env::var_os("GPUTRACE_TEST_TORCH_PYTHON") else {
+        return eprintln!("skipped: GPUTRACE_TEST_TORCH_PYTHON names no Python with PyTorch");
+    };
+    let python = Python::at(PathBuf::from(&path)).expect("GPUTRACE_TEST_TORCH_PYTHON is a Python");
+    python.check(&["torch_native.py", "7"]);
+    python.check(&["torch_native.py", "11", "storm"]);
+}
+
+#[test]
 fn threads_that_capture_while_the_interpreter_ends_do_no_harm() {
     for python in supported() {
         for _ in 0..5 {

@@ -19,7 +19,7 @@ fn build(story: &Story) -> Option<Section> {
             .fact("frees", "  driver frees", Value::Count(books.frees))
             .fact("failed", "  refused by the driver", Value::Count(books.failed))
             .fact("peak_bytes", "  peak", Value::Bytes(books.physical.peak()))
-            .fact("live_bytes", "  live at end", Value::Bytes(books.physical.now().bytes));
+            .fact("live_bytes", "  live at end", Value::Bytes(books.physical.live().bytes));
         let Some(torch) = &books.torch else { continue };
         let torch = torch_summary(story, torch);
         section = section

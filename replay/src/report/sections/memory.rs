@@ -37,7 +37,7 @@ fn build(story: &Story) -> Option<Section> {
         let text = format!(
             "pinned host memory: peak {}, live at end {}",
             bytes(host.peak()),
-            bytes(host.now().bytes)
+            bytes(host.live().bytes)
         );
         lines.push((Mood::Note, text));
     }
@@ -57,7 +57,7 @@ fn row(story: &Story, ordinal: i16, books: &DeviceBooks) -> Vec<Value> {
         Value::Bytes(physical.peak()),
         Value::Time(story.since_start(physical.peak_time())),
         Value::share(physical.at(Moment::Peak).bytes.0, total),
-        Value::Bytes(physical.now().bytes),
+        Value::Bytes(physical.live().bytes),
         Value::bytes(torch.map(|torch| torch.at_device_peak.0.0)),
         Value::bytes(torch.map(|torch| torch.at_device_peak.1.0)),
         Value::Count(books.failed),
@@ -72,7 +72,7 @@ fn beside(name: &str, books: &DeviceBooks) -> Vec<(Mood, String)> {
         (&books.graphs, "memory of CUDA graphs, there while they run"),
     ];
     for (books, what) in others.into_iter().filter(|(books, _)| books.peak().0 > 0) {
-        let (peak, live) = (bytes(books.peak()), bytes(books.now().bytes));
+        let (peak, live) = (bytes(books.peak()), bytes(books.live().bytes));
         let text = format!("{name}: beside the peak, {what}: peak {peak}, live at end {live}");
         lines.push((Mood::Note, text));
     }

@@ -51,7 +51,19 @@ fn refused(story: &Story) -> Option<Section> {
     }
     let section = Section::new("refused", "OUT OF MEMORY")
         .line(Mood::Bad, "The driver had no memory left for (newest first):");
-    (!table.rows.is_empty()).then(|| section.table(table.keep(5, 2)))
+    if table.rows.is_empty() {
+        return None;
+    }
+    let section = section.table(table.keep(5, 2));
+    let last = story.ledger.refusals.iter().rev().find(refused)?;
+    let allocs = story.ledger.devices.get(&last.device).map_or(0, |books| books.allocs);
+    Some(match allocs.saturating_sub(last.allocs_before) {
+        0 => section.line(Mood::Note, "nothing was allocated on the device after the last of them"),
+        n => section.line(
+            Mood::Note,
+            format!("the program went on: {n} more allocations on the device after the last of them"),
+        ),
+    })
 }
 
 fn pytorch(story: &Story, section: Section, ordinal: i16, books: &DeviceBooks, oom: &TorchOom) -> Section {
@@ -76,9 +88,11 @@ fn pytorch(story: &Story, section: Section, ordinal: i16, books: &DeviceBooks, o
         )
         .fact("others_bytes", "held by others in this process", Value::bytes(Some(others)));
     if let Some((free, total)) = oom.device {
-        section = section.fact("free_bytes", "free on the device", Value::Bytes(free)).fact(
+        let why = "more than was asked for: a limit stopped PyTorch (set_per_process_memory_fraction)";
+        let why = if free >= oom.bytes { why } else { "" };
+        section = section.remark("free_bytes", "free on the device", Value::Bytes(free), why).fact(
             "total_bytes",
-            "device",
+            "size of the device",
             Value::Bytes(total),
         );
         let elsewhere = total.0.saturating_sub(free.0).saturating_sub(oom.tracked.0);

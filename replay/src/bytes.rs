@@ -1,0 +1,75 @@
+//! Amounts of memory, as people write and read them.
+
+/// Reads `40GiB`, `40G`, `40GB` (decimal), `512MiB` or plain bytes; fractions are allowed before a unit.
+///
+/// # Errors
+/// When the text is no amount; the message shows how to write one.
+pub fn parse(text: &str) -> Result<u64, String> {
+    let wrong =
+        || format!("`{text}` is no amount of memory; write bytes or a unit, such as 40GiB, 512MiB, 80GB");
+    let trimmed = text.trim();
+    let digits =
+        trimmed.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(trimmed.len());
+    let (number, unit) = trimmed.split_at(digits);
+    let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "ki" | "kib" => 1 << 10,
+        "m" | "mi" | "mib" => 1 << 20,
+        "g" | "gi" | "gib" => 1 << 30,
+        "t" | "ti" | "tib" => 1 << 40,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        _ => return Err(wrong()),
+    };
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(scale).ok_or_else(wrong);
+    }
+    let value: f64 = number.parse().map_err(|_| wrong())?;
+    let bytes = value * scale as f64;
+    if scale > 1 && bytes.is_finite() && bytes < u64::MAX as f64 { Ok(bytes as u64) } else { Err(wrong()) }
+}
+
+/// Writes an amount with two decimals and an IEC unit.
+pub fn iec(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.2} {}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_are_read_with_and_without_units() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("1024", 1024),
+            ("40GiB", 40 << 30),
+            ("40g", 40 << 30),
+            ("1.5 MiB", 3 << 19),
+            ("80GB", 80_000_000_000),
+        ] {
+            assert_eq!(parse(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "GiB", "-1", "1.5", "4 zb", "99999999999999999999", "99999999T", "1e3"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn amounts_are_written_in_iec_units() {
+        let written: Vec<String> = [0, 1023, 1024, 1 << 20, 3 << 29, 5 << 50].map(iec).into();
+        assert_eq!(written, ["0 B", "1023 B", "1.00 KiB", "1.00 MiB", "1.50 GiB", "5.00 PiB"]);
+    }
+}

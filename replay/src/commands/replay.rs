@@ -1,0 +1,269 @@
+//! `gputrace replay`: what another allocator would have made of the same requests.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, anyhow, bail};
+use clap::{ArgMatches, Args};
+use gputrace_replay::bytes::{self, iec};
+use gputrace_replay::import::{self, Trace};
+use gputrace_replay::ops::{History, OpStream};
+use gputrace_replay::policies::POLICIES;
+use gputrace_replay::whatif::{Answer, Laboratory, Question, SelfCheck};
+use serde_json::{Value, json};
+
+use super::Verb;
+
+pub(super) const VERB: Verb = Verb::new::<ReplayArgs>("replay", run);
+
+/// Replays a trace through simulated allocators
+#[derive(Args)]
+pub(super) struct ReplayArgs {
+    /// gputrace traces or PyTorch snapshots (plain or .gz)
+    #[arg(required = true, value_name = "TRACE")]
+    traces: Vec<PathBuf>,
+
+    /// Allocator to simulate, NAME or NAME:OPTIONS; may be given several times. For `torch`, OPTIONS is what
+    /// PYTORCH_CUDA_ALLOC_CONF would hold [default: torch as recorded]. `--policy help` lists them all
+    #[arg(long, value_name = "NAME[:OPTIONS]")]
+    policy: Vec<String>,
+
+    #[command(flatten)]
+    machine: Machine,
+
+    /// Print one JSON object, bytes as integers
+    #[arg(long)]
+    json: bool,
+}
+
+/// What the trace may not say about the machine.
+#[derive(Args, Clone, Copy)]
+pub(super) struct Machine {
+    /// PyTorch release to imitate [default: the one that explains the trace best]
+    #[arg(long, value_name = "X.Y", value_parser = version)]
+    pub(super) torch_version: Option<(u8, u8)>,
+
+    /// Memory of the device [default: what the trace says, or unlimited]
+    #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
+    pub(super) device_memory: Option<u64>,
+
+    /// The most that the process may reserve, as set_per_process_memory_fraction would set it
+    #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
+    pub(super) limit: Option<u64>,
+}
+
+fn version(text: &str) -> Result<(u8, u8), String> {
+    let wrong = || format!("`{text}` is no release; write X.Y, such as 2.11");
+    let mut parts = text.split(['.', '+']);
+    let major = parts.next().and_then(|part| part.parse().ok()).ok_or_else(wrong)?;
+    let minor = parts.next().and_then(|part| part.parse().ok()).ok_or_else(wrong)?;
+    Ok((major, minor))
+}
+
+fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+    let args: ReplayArgs = super::parsed(matches)?;
+    if args.policy.iter().any(|policy| policy == "help") {
+        return list_policies(out);
+    }
+    let mut reports = Vec::new();
+    for path in &args.traces {
+        let trace = import::load(path)?;
+        for note in &trace.notes {
+            eprintln!("gputrace: {}: {note}", path.display());
+        }
+        if trace.devices.is_empty() {
+            bail!("{}: it holds no device memory at all", path.display());
+        }
+        let report = replay(&trace, &args).with_context(|| path.display().to_string())?;
+        if args.json {
+            reports.push(report_json(path, &report));
+        } else {
+            report_table(out, path, &report)?;
+        }
+    }
+    match reports.len() {
+        0 => {}
+        1 => writeln!(out, "{}", reports[0])?,
+        _ => writeln!(out, "{}", json!({"schema": "gputrace.replay/1", "traces": reports}))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn list_policies(out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+    for entry in POLICIES {
+        writeln!(out, "{:<12} {}", entry.name, entry.summary)?;
+        writeln!(out, "{:<12}   options: {}", "", entry.options)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One simulated allocator on one device.
+struct Row<'a> {
+    device: &'a OpStream,
+    question: Question,
+    answer: Answer,
+    self_check: SelfCheck,
+}
+
+fn replay<'a>(trace: &'a Trace, args: &ReplayArgs) -> anyhow::Result<Vec<Row<'a>>> {
+    let mut rows = Vec::new();
+    for stream in &trace.devices {
+        let laboratory = Laboratory::new(stream)
+            .map_err(|why| anyhow!("device {} cannot be replayed: {why}", stream.device))?;
+        let self_check = laboratory.self_check(args.machine.torch_version);
+        for question in questions(stream, args, self_check.torch_version) {
+            let answer =
+                laboratory.answer(&question).with_context(|| format!("--policy {}", named(&question)))?;
+            rows.push(Row { device: stream, question, answer, self_check: self_check.clone() });
+        }
+    }
+    Ok(rows)
+}
+
+fn questions(stream: &OpStream, args: &ReplayArgs, torch_version: (u8, u8)) -> Vec<Question> {
+    let question = |policy: &str, options: &str| Question {
+        policy: policy.into(),
+        options: options.into(),
+        torch_version,
+        device_memory: args.machine.device_memory.or(stream.settings.device_memory),
+        limit: args.machine.limit,
+    };
+    if args.policy.is_empty() {
+        return vec![question("torch", stream.settings.options.as_deref().unwrap_or(""))];
+    }
+    let named = args.policy.iter().map(|policy| policy.split_once(':').unwrap_or((policy, "")));
+    named.map(|(policy, options)| question(policy, options)).collect()
+}
+
+/// As it was given on the command line.
+pub(super) fn named(question: &Question) -> String {
+    match question.options.as_str() {
+        "" => question.policy.clone(),
+        options => format!("{}:{options}", question.policy),
+    }
+}
+
+fn report_json(path: &std::path::Path, rows: &[Row]) -> Value {
+    let outcomes: Vec<Value> = rows.iter().map(row_json).collect();
+    json!({"schema": "gputrace.replay/1", "trace": path.display().to_string(), "outcomes": outcomes})
+}
+
+fn row_json(row: &Row) -> Value {
+    let Row { device, question, answer, self_check } = row;
+    let (outcome, books) = (&answer.outcome, &answer.outcome.books);
+    let counters: serde_json::Map<String, Value> =
+        outcome.counters.iter().map(|(name, value)| ((*name).into(), json!(value))).collect();
+    let oom = outcome.oom.as_ref().map(|oom| {
+        json!({
+            "request": oom.request,
+            "requested_bytes": oom.requested,
+            "segment_bytes": oom.error.segment_bytes,
+            "reserved_bytes": oom.reserved,
+            "allocated_bytes": oom.allocated,
+            "message": oom.error.message,
+        })
+    });
+    json!({
+        "device": device.device,
+        "policy": question.policy,
+        "options": question.options,
+        "torch_version": format!("{}.{}", question.torch_version.0, question.torch_version.1),
+        "device_memory_bytes": question.device_memory,
+        "limit_bytes": question.limit,
+        "confidence": answer.confidence.name(),
+        "peak_reserved_bytes": books.reserved.peak,
+        "peak_reserved_range": [answer.peak_reserved_range.0, answer.peak_reserved_range.1],
+        "peak_allocated_bytes": books.allocated.peak,
+        "peak_active_bytes": books.active.peak,
+        "peak_requested_bytes": books.requested.peak,
+        "peak_inactive_split_bytes": books.inactive_split.peak,
+        "num_device_alloc": books.n_device_alloc,
+        "num_device_free": books.n_device_free,
+        "num_alloc_retries": outcome.counter("num_alloc_retries"),
+        "num_ooms": outcome.counter("num_ooms"),
+        "counters": counters,
+        "n_guesses": answer.n_oom.1,
+        "n_guesses_out_of_memory": answer.n_oom.0,
+        "oom": oom,
+        "self_check": {
+            "matching": self_check.n_matching,
+            "of": self_check.n_requests,
+            "torch_version": format!("{}.{}", self_check.torch_version.0, self_check.torch_version.1),
+        },
+    })
+}
+
+fn report_table(out: &mut dyn Write, path: &std::path::Path, rows: &[Row]) -> anyhow::Result<()> {
+    let mut device = None;
+    for row in rows {
+        if device != Some(row.device.device) {
+            device = Some(row.device.device);
+            header(out, path, row)?;
+        }
+        let books = &row.answer.outcome.books;
+        let peak = books.reserved.peak;
+        let unused = 100.0 * (peak - books.allocated.peak.min(peak)) as f64 / peak.max(1) as f64;
+        writeln!(
+            out,
+            "{:>12} {:>12} {:>6.1}% {:>8} {:>8} {:>7}  {:<9} {}",
+            iec(peak),
+            iec(books.allocated.peak),
+            unused,
+            books.n_device_alloc,
+            books.n_device_free,
+            row.answer.outcome.counter("num_alloc_retries"),
+            row.answer.confidence.name(),
+            named(&row.question),
+        )?;
+        let (low, high) = row.answer.peak_reserved_range;
+        if low != high {
+            writeln!(
+                out,
+                "{:>12} to {} depending on addresses that the trace does not tell",
+                iec(low),
+                iec(high)
+            )?;
+        }
+        if let Some(oom) = &row.answer.outcome.oom {
+            writeln!(
+                out,
+                "{:>12} out of memory at request {} of {}: {} asked for, {} reserved, {} in use",
+                "",
+                oom.request + 1,
+                row.device.n_requests(),
+                iec(oom.requested),
+                iec(oom.reserved),
+                iec(oom.allocated),
+            )?;
+        }
+    }
+    Ok(())
+}
+
+fn header(out: &mut dyn Write, path: &std::path::Path, row: &Row) -> anyhow::Result<()> {
+    let check = &row.self_check;
+    let (major, minor) = check.torch_version;
+    writeln!(out, "{}, device {}, {} requests", path.display(), row.device.device, row.device.n_requests())?;
+    writeln!(
+        out,
+        "self-check as PyTorch {major}.{minor}: {} of {} addresses match",
+        check.n_matching, check.n_requests
+    )?;
+    if let Some(first) = check.first {
+        writeln!(
+            out,
+            "  first at event {}: {} bytes were at {:#x}, simulated at {:#x}",
+            first.op, first.requested, first.recorded, first.simulated
+        )?;
+    }
+    if row.device.history == History::StartsLate {
+        writeln!(out, "  recording began when memory was in use: what-ifs are approximate")?;
+    }
+    writeln!(
+        out,
+        "{:>12} {:>12} {:>7} {:>8} {:>8} {:>7}  {:<9} policy",
+        "reserved", "allocated", "unused", "mallocs", "frees", "retries", "sure"
+    )?;
+    Ok(())
+}

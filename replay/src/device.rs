@@ -1,0 +1,310 @@
+//! The simulated GPU: physical memory, addresses, and the books of what is mapped and in use.
+//!
+//! A policy sees memory only through [`Device`]. The books are kept here, outside every policy, so that policies
+//! can be compared; what decides the addresses is an [`AddressSpace`] (`addresses.rs`).
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::addresses::AddressSpace;
+use crate::audit::Audit;
+use crate::ops::AllocId;
+
+/// 2 MiB: what the driver hands out physical memory in, since Pascal (measured, and pytorch#17120).
+pub const PAGE: u64 = 2 << 20;
+
+/// A contiguous range of addresses from the driver, in order of creation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SegmentId(pub u32);
+
+/// A new segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Its number.
+    pub id: SegmentId,
+    /// Where it starts.
+    pub address: u64,
+}
+
+/// Where a request lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// First byte.
+    pub address: u64,
+    /// Bytes including rounding and surplus: what `allocated_bytes` counts.
+    pub bytes: u64,
+    /// The segment that it lies in.
+    pub segment: SegmentId,
+    /// The policy's own number for it.
+    pub handle: u32,
+}
+
+/// A quantity over time. Bytes or counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Gauge {
+    /// Now.
+    pub current: u64,
+    /// The most so far.
+    pub peak: u64,
+}
+
+impl Gauge {
+    fn add(&mut self, amount: u64) {
+        self.current += amount;
+        self.peak = self.peak.max(self.current);
+    }
+
+    fn sub(&mut self, amount: u64) {
+        self.current -= amount;
+    }
+}
+
+/// What is in use, whatever the policy. All in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Books {
+    /// Mapped from the driver.
+    pub reserved: Gauge,
+    /// Handed out and not yet given back, after rounding.
+    pub allocated: Gauge,
+    /// Handed out, or given back and still used by a stream, after rounding.
+    pub active: Gauge,
+    /// The same, as requested.
+    pub requested: Gauge,
+    /// Free but not returnable, because its segment holds something active. Expandable segments do not count.
+    pub inactive_split: Gauge,
+    /// Calls that obtained memory from the driver.
+    pub n_device_alloc: u64,
+    /// Calls that gave memory back to the driver.
+    pub n_device_free: u64,
+    /// Requests served.
+    pub n_allocs: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct SegmentBook {
+    address: u64,
+    bytes: u64,
+    active: u64,
+    grows: bool,
+}
+
+impl SegmentBook {
+    fn inactive_split(&self) -> u64 {
+        if self.grows || self.active == 0 { 0 } else { self.bytes - self.active }
+    }
+}
+
+/// The simulated GPU.
+pub struct Device<'a> {
+    total: u64,
+    limit: Option<u64>,
+    used: u64,
+    space: Box<dyn AddressSpace + 'a>,
+    segments: Vec<SegmentBook>,
+    pending: BTreeMap<u64, (AllocId, Placement, u64)>,
+    pending_since: HashMap<AllocId, u64>,
+    n_pended: u64,
+    audit: Option<Audit>,
+    op: u32,
+    /// The books. Anyone may read them; only the simulator and this file write.
+    pub books: Books,
+}
+
+impl<'a> Device<'a> {
+    /// A device of `total` bytes, of which the process may use `limit`.
+    pub fn new(total: u64, limit: Option<u64>, space: Box<dyn AddressSpace + 'a>) -> Device<'a> {
+        Device {
+            total,
+            limit,
+            used: 0,
+            space,
+            segments: Vec::new(),
+            pending: BTreeMap::new(),
+            pending_since: HashMap::new(),
+            n_pended: 0,
+            audit: None,
+            op: 0,
+            books: Books::default(),
+        }
+    }
+
+    /// Lets an independent checker watch everything. Slow.
+    pub fn audited(mut self) -> Device<'a> {
+        self.audit = Some(Audit::default());
+        self
+    }
+
+    /// Physical memory, bytes.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Physical memory that nobody uses, bytes.
+    pub fn free(&self) -> u64 {
+        self.total.saturating_sub(self.used)
+    }
+
+    /// The most that the process may have mapped, bytes. Keeping to it is the policy's business, because
+    /// policies differ in what they compare it with.
+    pub fn limit(&self) -> Option<u64> {
+        self.limit
+    }
+
+    /// Whether `bytes` more stay within the limit.
+    pub fn is_within_limit(&self, bytes: u64) -> bool {
+        self.limit.is_none_or(|limit| self.books.reserved.current.saturating_add(bytes) <= limit)
+    }
+
+    /// A new segment (`cudaMalloc`), or none where the device is full.
+    pub fn map(&mut self, bytes: u64) -> Option<Segment> {
+        let physical = physical(bytes);
+        if self.free() < physical {
+            return None;
+        }
+        let address = self.space.map(bytes, self.op)?;
+        self.used += physical;
+        self.books.reserved.add(bytes);
+        self.books.n_device_alloc += 1;
+        if let Some(audit) = &mut self.audit {
+            audit.mapped(address, bytes);
+        }
+        Some(self.segment(SegmentBook { address, bytes, active: 0, grows: false }))
+    }
+
+    /// Which op is being simulated: the driver may know what else happened by then.
+    pub(crate) fn at_op(&mut self, op: usize) {
+        self.op = op as u32;
+    }
+
+    /// Until told otherwise, the next requests are ones that the driver refused when they were recorded.
+    pub(crate) fn repeat_refusals(&mut self, repeat: bool) {
+        self.space.repeat_refusals(repeat);
+    }
+
+    /// Gives a whole segment back (`cudaFree`).
+    pub fn unmap(&mut self, segment: SegmentId) {
+        let book = self.segments[segment.0 as usize];
+        self.space.unmap(book.address, book.bytes);
+        self.used -= physical(book.bytes);
+        self.books.reserved.sub(book.bytes);
+        self.books.n_device_free += 1;
+        if let Some(audit) = &mut self.audit {
+            audit.unmapped(book.address, book.bytes);
+        }
+    }
+
+    /// Reserves addresses without memory (`cuMemAddressReserve`).
+    pub fn reserve(&mut self, bytes: u64) -> Segment {
+        let address = self.space.reserve(bytes);
+        self.segment(SegmentBook { address, bytes, active: 0, grows: true })
+    }
+
+    /// Gives reserved addresses back. No page may be committed.
+    pub fn unreserve(&mut self, segment: SegmentId) {
+        let book = self.segments[segment.0 as usize];
+        self.space.unreserve(book.address, book.bytes);
+    }
+
+    /// Puts memory behind part of a reservation (`cuMemCreate` and `cuMemMap`), page by page. Counts as one call.
+    /// Fails as a whole where the device is full.
+    pub fn commit(&mut self, address: u64, bytes: u64) -> bool {
+        if self.free() < bytes || !self.space.commit(address, bytes) {
+            return false;
+        }
+        self.used += bytes;
+        self.books.reserved.add(bytes);
+        self.books.n_device_alloc += 1;
+        if let Some(audit) = &mut self.audit {
+            audit.mapped(address, bytes);
+        }
+        true
+    }
+
+    /// Takes memory away from part of a reservation. Counts as one call.
+    pub fn decommit(&mut self, address: u64, bytes: u64) {
+        self.space.decommit(address, bytes);
+        self.used -= bytes;
+        self.books.reserved.sub(bytes);
+        self.books.n_device_free += 1;
+        if let Some(audit) = &mut self.audit {
+            audit.unmapped(address, bytes);
+        }
+    }
+
+    /// Waits for every stream: all frees that were still pending complete, oldest first.
+    pub fn synchronize(&mut self) -> Vec<Placement> {
+        let pending = std::mem::take(&mut self.pending);
+        self.pending_since.clear();
+        pending
+            .into_values()
+            .map(|(_, placement, requested)| {
+                self.free_completed(placement, requested);
+                placement
+            })
+            .collect()
+    }
+
+    /// Books of a request that was served.
+    pub(crate) fn allocated(&mut self, placement: Placement, requested: u64) {
+        self.books.n_allocs += 1;
+        self.books.allocated.add(placement.bytes);
+        self.books.active.add(placement.bytes);
+        self.books.requested.add(requested);
+        self.change_active(placement, i64::try_from(placement.bytes).unwrap_or(i64::MAX));
+        if let Some(audit) = &mut self.audit {
+            audit.placed(placement, requested);
+        }
+    }
+
+    /// Books of a block that the program gave back.
+    pub(crate) fn free_requested(&mut self, placement: Placement) {
+        self.books.allocated.sub(placement.bytes);
+    }
+
+    /// Notes that streams still use a block that was given back.
+    pub(crate) fn pend(&mut self, id: AllocId, placement: Placement, requested: u64) {
+        self.pending.insert(self.n_pended, (id, placement, requested));
+        self.pending_since.insert(id, self.n_pended);
+        self.n_pended += 1;
+    }
+
+    /// Whether a free is still pending; if so it no longer is.
+    pub(crate) fn unpend(&mut self, id: AllocId) -> bool {
+        match self.pending_since.remove(&id) {
+            Some(since) => self.pending.remove(&since).is_some(),
+            None => false,
+        }
+    }
+
+    /// Books of a block that no stream uses any more.
+    pub(crate) fn free_completed(&mut self, placement: Placement, requested: u64) {
+        self.books.active.sub(placement.bytes);
+        self.books.requested.sub(requested);
+        self.change_active(placement, -i64::try_from(placement.bytes).unwrap_or(i64::MAX));
+        if let Some(audit) = &mut self.audit {
+            audit.released(placement);
+        }
+    }
+
+    fn change_active(&mut self, placement: Placement, bytes: i64) {
+        let Some(book) = self.segments.get_mut(placement.segment.0 as usize) else { return };
+        let before = book.inactive_split();
+        book.active = book.active.saturating_add_signed(bytes);
+        let after = book.inactive_split();
+        if after > before {
+            self.books.inactive_split.add(after - before);
+        } else {
+            self.books.inactive_split.sub(before - after);
+        }
+    }
+
+    fn segment(&mut self, book: SegmentBook) -> Segment {
+        let id = SegmentId(self.segments.len() as u32);
+        self.segments.push(book);
+        Segment { id, address: book.address }
+    }
+}
+
+/// What a driver allocation takes: whole pages, except that the driver packs small ones.
+fn physical(bytes: u64) -> u64 {
+    if bytes < PAGE / 2 { bytes.next_multiple_of(512) } else { bytes.next_multiple_of(PAGE) }
+}

@@ -1,0 +1,29 @@
+//! Traces of any kind, as [`OpStream`](crate::ops::OpStream)s.
+
+use std::path::Path;
+
+mod pickle;
+mod pools;
+mod snapshot;
+
+pub use pickle::PickleError;
+pub use snapshot::{ImportError, read_snapshot};
+
+use crate::ops::OpStream;
+
+/// What the devices of one process were asked.
+#[derive(Clone, Debug)]
+pub struct Trace {
+    /// By device ordinal; devices without anything are left out.
+    pub devices: Vec<OpStream>,
+    /// What the reader could not use, in sentences.
+    pub notes: Vec<String>,
+}
+
+/// Reads a trace of any kind that is known.
+///
+/// # Errors
+/// When the file cannot be opened, is damaged, is hostile, or is of no known kind.
+pub fn load(path: &Path) -> Result<Trace, ImportError> {
+    read_snapshot(path)
+}

@@ -1,0 +1,724 @@
+//! PyTorch memory snapshots (`torch.cuda.memory._dump_snapshot`), plain or gzip.
+//!
+//! The rows of the pickle become ops. What a snapshot does not say is worked out: which pool a request went to follows
+//! from the segment that its address lies in, `empty_cache` from segments that were given back without need, and
+//! the state at the start from running the history backwards.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::Trace;
+use super::pickle::{self, Heap, MISSING, PickleError, RawEntry, Value};
+use crate::ops::{
+    AllocId, Allocation, Builder, DriverCall, DriverEvent, Frame, History, LayoutBlock, LayoutSegment, Op,
+    OpStream, PoolIdx, RecordedOom, RecordedSegment, RecordedSettings, StackId, Stacks, StreamIdx, TooMany,
+};
+
+/// Why a snapshot could not be imported.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    /// The file could not be opened.
+    #[error("{path}: {source}")]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// The file is no pickle that can be read.
+    #[error("{path} {source}")]
+    Pickle {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: PickleError,
+    },
+    /// The pickle is no snapshot.
+    #[error("{path} is a pickle, but not a PyTorch memory snapshot: {what}")]
+    NotASnapshot {
+        /// The file.
+        path: PathBuf,
+        /// What is missing.
+        what: String,
+    },
+    /// The snapshot cannot be numbered.
+    #[error("{path}: {source}")]
+    TooMany {
+        /// The file.
+        path: PathBuf,
+        /// What there is too much of.
+        source: TooMany,
+    },
+}
+
+/// Reads a snapshot file.
+///
+/// # Errors
+/// When the file cannot be opened, is damaged, is hostile, or is no snapshot.
+pub fn read_snapshot(path: &Path) -> Result<Trace, ImportError> {
+    let open = |source| ImportError::Open { path: path.into(), source };
+    let mut file = BufReader::new(std::fs::File::open(path).map_err(open)?);
+    let is_gzip = file.fill_buf().map_err(open)?.starts_with(&[0x1f, 0x8b]);
+    let source: Box<dyn Read> =
+        if is_gzip { Box::new(flate2::bufread::MultiGzDecoder::new(file)) } else { Box::new(file) };
+    from_reader(source, path)
+}
+
+/// Reads a snapshot from uncompressed bytes; `path` is for messages.
+///
+/// # Errors
+/// As [`read_snapshot`].
+pub(crate) fn from_reader(source: impl Read, path: &Path) -> Result<Trace, ImportError> {
+    let (mut heap, root) =
+        pickle::read(source).map_err(|source| ImportError::Pickle { path: path.into(), source })?;
+    let not = |what: &str| ImportError::NotASnapshot { path: path.into(), what: what.into() };
+    let segments = heap.get(root, "segments").ok_or_else(|| not("it has no `segments`"))?;
+    let segments = heap.elements(segments).ok_or_else(|| not("`segments` is no list"))?.to_vec();
+    let traces = match heap.get(root, "device_traces") {
+        Some(traces) => heap.elements(traces).ok_or_else(|| not("`device_traces` is no list"))?.to_vec(),
+        None => Vec::new(),
+    };
+    let (stacks, stack_of_list) = stacks(&heap);
+    let stacks = Arc::new(stacks);
+    let settings = settings(&heap, root);
+    let overflowed = heap
+        .get(root, "allocator_settings")
+        .and_then(|settings| heap.get(settings, "trace_alloc_overflowed"))
+        .and_then(|flag| heap.int(flag))
+        == Some(1);
+
+    let mut segments_of: BTreeMap<u32, Vec<RawSegment>> = BTreeMap::new();
+    for segment in segments {
+        let segment =
+            RawSegment::read(&heap, segment).ok_or_else(|| not("a segment has no address or size"))?;
+        segments_of.entry(segment.device).or_default().push(segment);
+    }
+    let n_devices = traces.len().max(segments_of.keys().last().map_or(0, |last| *last as usize + 1));
+    if n_devices > 4096 {
+        return Err(not("it has more than 4,096 devices"));
+    }
+    let entries = std::mem::take(&mut heap.entries);
+    let actions = Actions::of(&heap);
+    let mut snapshot = Trace { devices: Vec::new(), notes: Vec::new() };
+    for device in 0..n_devices as u32 {
+        let rows: Vec<u32> = match traces.get(device as usize).and_then(|trace| heap.elements(*trace)) {
+            Some(trace) => trace.iter().filter_map(|value| heap.entry_index(*value)).collect(),
+            None => Vec::new(),
+        };
+        let segments = segments_of.remove(&device).unwrap_or_default();
+        if rows.is_empty() && segments.is_empty() {
+            continue;
+        }
+        let source = Source { heap: &heap, actions: &actions, entries: &entries, stacks: &stack_of_list };
+        let mut importer = Importer::new(source, device, overflowed);
+        importer.builder.stream_mut().settings = settings.clone();
+        let (mut stream, notes) = importer
+            .import(&rows, &segments)
+            .map_err(|source| ImportError::TooMany { path: path.into(), source })?;
+        stream.stacks = stacks.clone();
+        snapshot.notes.extend(notes.into_iter().map(|note| format!("device {device}: {note}")));
+        snapshot.devices.push(stream);
+    }
+    Ok(snapshot)
+}
+
+/// Frames and stacks, each once, and which stack each list of the pickle is.
+fn stacks(heap: &Heap) -> (Stacks, HashMap<u32, StackId>) {
+    let text: Vec<Arc<str>> = heap.strings.iter().map(|text| Arc::from(&**text)).collect();
+    let named = |index: u32| text.get(index as usize).cloned().unwrap_or_else(|| Arc::from("?"));
+    let mut stacks = Stacks::default();
+    let mut known_frames: HashMap<(u32, u32, i64), u32> = HashMap::new();
+    let frame_ids: Vec<u32> = heap
+        .frames
+        .iter()
+        .map(|frame| {
+            *known_frames.entry((frame.name, frame.file, frame.line)).or_insert_with(|| {
+                let line = u32::try_from(frame.line).unwrap_or(0);
+                stacks.frames.push(Frame { name: named(frame.name), file: named(frame.file), line });
+                stacks.frames.len() as u32 - 1
+            })
+        })
+        .collect();
+    let mut known_lists: HashMap<Box<[u32]>, StackId> = HashMap::new();
+    let mut of_list = HashMap::new();
+    for (index, list) in heap.lists.iter().enumerate() {
+        let frames: Option<Box<[u32]>> = list
+            .iter()
+            .map(|value| heap.frame_index(*value).map(|frame| frame_ids[frame as usize]))
+            .collect();
+        let Some(frames) = frames.filter(|frames| !frames.is_empty()) else { continue };
+        let id = *known_lists.entry(frames).or_insert_with_key(|frames| {
+            stacks.lists.push(frames.clone());
+            StackId(stacks.lists.len() as u32 - 1)
+        });
+        of_list.insert(index as u32, id);
+    }
+    (stacks, of_list)
+}
+
+/// What `allocator_settings` and the presence of keys say. Sources: allocators.md 4.6, measured on the wheels.
+fn settings(heap: &Heap, root: Value) -> RecordedSettings {
+    let mut settings = RecordedSettings::default();
+    let recorded = heap.get(root, "allocator_settings");
+    if let Some(recorded) = recorded {
+        settings.torch_at_least = Some((2, 3));
+        let options = heap.get(recorded, "PYTORCH_CUDA_ALLOC_CONF").and_then(|text| heap.text(text));
+        settings.options = options.map(str::to_string);
+        if heap.get(recorded, "graph_capture_record_stream_reuse").is_some() {
+            settings.torch_at_least = Some((2, 9));
+        }
+    }
+    if heap.get(root, "external_annotations").is_some() {
+        settings.torch_at_least = settings.torch_at_least.max(Some((2, 5)));
+    }
+    for (key, version) in [("compile_context", (2, 8)), ("user_metadata", (2, 10)), ("annotate", (2, 14))] {
+        if heap.strings.iter().any(|text| &**text == key) {
+            settings.torch_at_least = settings.torch_at_least.max(Some(version));
+        }
+    }
+    settings
+}
+
+/// A segment as the snapshot lists it.
+struct RawSegment {
+    device: u32,
+    address: u64,
+    bytes: u64,
+    stream: u64,
+    pool: (u64, u64),
+    small: bool,
+    expandable: bool,
+    blocks: Vec<RawBlock>,
+}
+
+struct RawBlock {
+    address: u64,
+    bytes: u64,
+    requested: u64,
+    active: bool,
+    pending: bool,
+    frames: Value,
+}
+
+impl RawSegment {
+    fn read(heap: &Heap, value: Value) -> Option<RawSegment> {
+        let number =
+            |value, key| heap.get(value, key).and_then(|found| heap.int(found)).map(|int| int as u64);
+        let address = number(value, "address")?;
+        let mut at = address;
+        let blocks = heap.get(value, "blocks").and_then(|blocks| heap.elements(blocks)).unwrap_or(&[]);
+        let blocks = blocks
+            .iter()
+            .filter_map(|block| {
+                let bytes = number(*block, "size")?;
+                let start = number(*block, "address").unwrap_or(at);
+                at = start.checked_add(bytes)?;
+                let state =
+                    heap.get(*block, "state").and_then(|state| heap.text(state)).unwrap_or("inactive");
+                Some(RawBlock {
+                    address: start,
+                    bytes,
+                    requested: number(*block, "requested_size").unwrap_or(bytes),
+                    active: state.starts_with("active"),
+                    pending: state.starts_with("active") && state != "active_allocated",
+                    frames: heap.get(*block, "frames").unwrap_or(Value::None),
+                })
+            })
+            .collect();
+        let total = number(value, "total_size")?;
+        address.checked_add(total)?;
+        let kind = heap.get(value, "segment_type").and_then(|kind| heap.text(kind));
+        Some(RawSegment {
+            device: u32::try_from(number(value, "device").unwrap_or(0))
+                .ok()
+                .filter(|device| *device < 4096)?,
+            address,
+            bytes: total,
+            stream: number(value, "stream").unwrap_or(0),
+            pool: heap.get(value, "segment_pool_id").and_then(|pool| pair(heap, pool)).unwrap_or((0, 0)),
+            small: kind == Some("small"),
+            expandable: number(value, "is_expandable") == Some(1),
+            blocks,
+        })
+    }
+}
+
+fn pair(heap: &Heap, value: Value) -> Option<(u64, u64)> {
+    match heap.elements(value)? {
+        [first, second] => Some((heap.int(*first)? as u64, heap.int(*second)? as u64)),
+        _ => None,
+    }
+}
+
+/// The action strings of this pickle.
+struct Actions(HashMap<u32, Action>);
+
+#[derive(Clone, Copy, PartialEq)]
+enum Action {
+    Alloc,
+    FreeRequested,
+    FreeCompleted,
+    Driver(DriverCall),
+    Oom,
+}
+
+impl Actions {
+    fn of(heap: &Heap) -> Actions {
+        let named = |text: &str| match text {
+            "alloc" => Some(Action::Alloc),
+            "free_requested" => Some(Action::FreeRequested),
+            "free_completed" => Some(Action::FreeCompleted),
+            "segment_alloc" => Some(Action::Driver(DriverCall::Alloc)),
+            "segment_free" => Some(Action::Driver(DriverCall::Free)),
+            "segment_map" => Some(Action::Driver(DriverCall::Map)),
+            "segment_unmap" => Some(Action::Driver(DriverCall::Unmap)),
+            "oom" => Some(Action::Oom),
+            _ => None, // snapshot, annotate: nothing that the allocator did.
+        };
+        let strings = heap.strings.iter().enumerate();
+        Actions(strings.filter_map(|(index, text)| Some((index as u32, named(text)?))).collect())
+    }
+}
+
+struct Source<'a> {
+    heap: &'a Heap,
+    actions: &'a Actions,
+    entries: &'a [RawEntry],
+    stacks: &'a HashMap<u32, StackId>,
+}
+
+impl Source<'_> {
+    fn stack(&self, frames: Value) -> StackId {
+        match frames {
+            Value::List(list) => self.stacks.get(&list).copied().unwrap_or(StackId::NONE),
+            _ => StackId::NONE,
+        }
+    }
+}
+
+/// Turns the rows of one device into ops.
+struct Importer<'a> {
+    source: Source<'a>,
+    builder: Builder,
+    overflowed: bool,
+    live: HashMap<u64, AllocId>,
+    pending: HashMap<u64, AllocId>,
+    at_start: Vec<AllocId>,
+    /// What is mapped now: start to (end, segment).
+    mapped: BTreeMap<u64, (u64, u32)>,
+    /// Everything that was ever mapped of an expandable reservation: start to (end, segment).
+    envelopes: BTreeMap<u64, (u64, u32)>,
+    contradictions: Vec<String>,
+    n_contradictions: usize,
+}
+
+impl<'a> Importer<'a> {
+    fn new(source: Source<'a>, device: u32, overflowed: bool) -> Importer<'a> {
+        Importer {
+            source,
+            builder: Builder::new(device),
+            overflowed,
+            live: HashMap::new(),
+            pending: HashMap::new(),
+            at_start: Vec::new(),
+            mapped: BTreeMap::new(),
+            envelopes: BTreeMap::new(),
+            contradictions: Vec::new(),
+            n_contradictions: 0,
+        }
+    }
+
+    fn import(mut self, rows: &[u32], segments: &[RawSegment]) -> Result<(OpStream, Vec<String>), TooMany> {
+        let n_at_start = self.segments_at_start(rows, segments)?;
+        for row in rows {
+            self.row(self.source.entries[*row as usize])?;
+        }
+        self.pools_of_segments(segments)?;
+        self.layout_at_end(segments)?;
+        self.layout_at_start(n_at_start);
+        Ok(self.finish(rows.is_empty(), n_at_start))
+    }
+
+    fn contradiction(&mut self, what: String) {
+        self.n_contradictions += 1;
+        if self.contradictions.len() < 3 {
+            self.contradictions.push(what);
+        }
+    }
+
+    fn segment(&mut self, address: u64, bytes: u64, stream: StreamIdx) -> u32 {
+        let segments = &mut self.builder.stream_mut().segments;
+        segments.push(crate::ops::RecordedSegment { address, bytes, stream, pool: None });
+        segments.len() as u32 - 1
+    }
+
+    /// Segments that were there before the history: given back without having been obtained, or still there
+    /// without having been obtained.
+    fn segments_at_start(&mut self, rows: &[u32], segments: &[RawSegment]) -> Result<u32, TooMany> {
+        let mut obtained: HashMap<u64, ()> = HashMap::new();
+        let mut before: Vec<(u64, u64, u64)> = Vec::new();
+        for row in rows {
+            let entry = &self.source.entries[*row as usize];
+            match self.source.actions.0.get(&entry.action) {
+                Some(Action::Driver(DriverCall::Alloc)) => {
+                    obtained.insert(entry.address as u64, ());
+                }
+                Some(Action::Driver(DriverCall::Free))
+                    if obtained.remove(&(entry.address as u64)).is_none() =>
+                {
+                    before.push((entry.address as u64, entry.bytes.max(0) as u64, entry.stream as u64));
+                }
+                _ => {}
+            }
+        }
+        let still_there = segments.iter().filter(|segment| !segment.expandable);
+        for segment in still_there.filter(|segment| !obtained.contains_key(&segment.address)) {
+            before.push((segment.address, segment.bytes, segment.stream));
+        }
+        before.sort_unstable();
+        for (address, bytes, stream) in before {
+            let stream = self.builder.stream(stream)?;
+            let index = self.segment(address, bytes, stream);
+            self.mapped.insert(address, (address.saturating_add(bytes), index));
+        }
+        Ok(self.mapped.len() as u32)
+    }
+
+    fn row(&mut self, entry: RawEntry) -> Result<(), TooMany> {
+        let Some(action) = self.source.actions.0.get(&entry.action).copied() else { return Ok(()) };
+        let address = entry.address as u64;
+        let bytes = if entry.bytes == MISSING { 0 } else { entry.bytes.max(0) as u64 };
+        let stream = self.builder.stream(if entry.stream == MISSING { 0 } else { entry.stream as u64 })?;
+        match action {
+            Action::Alloc => {
+                if let Some(overwritten) =
+                    self.live.remove(&address).or_else(|| self.pending.remove(&address))
+                {
+                    self.contradiction(format!("address {address:#x} is handed out twice"));
+                    self.builder.op(Op::FreeRequested(overwritten));
+                    self.builder.op(Op::FreeCompleted(overwritten));
+                }
+                let allocation = self.allocation(entry, address, bytes, stream);
+                let id = self.builder.alloc(allocation);
+                self.live.insert(address, id);
+                self.note_segment(address, entry.pool)?;
+            }
+            Action::FreeRequested => {
+                let id = match self.live.remove(&address) {
+                    Some(id) => id,
+                    None => self.live_before(entry, address, bytes, stream)?,
+                };
+                self.builder.op(Op::FreeRequested(id));
+                self.pending.insert(address, id);
+            }
+            Action::FreeCompleted => {
+                let id = match self.pending.remove(&address) {
+                    Some(id) => id,
+                    None => {
+                        let id = match self.live.remove(&address) {
+                            Some(id) => id,
+                            None => self.live_before(entry, address, bytes, stream)?,
+                        };
+                        self.builder.op(Op::FreeRequested(id));
+                        id
+                    }
+                };
+                self.builder.op(Op::FreeCompleted(id));
+            }
+            Action::Driver(call) => self.driver(call, address, bytes, stream),
+            Action::Oom => {
+                let device_free = if entry.device_free == MISSING { 0 } else { entry.device_free as u64 };
+                self.builder.oom(RecordedOom { rounded: bytes, device_free, stream });
+            }
+        }
+        Ok(())
+    }
+
+    fn allocation(&self, entry: RawEntry, address: u64, bytes: u64, stream: StreamIdx) -> Allocation {
+        let stack = self.source.stack(entry.frames);
+        Allocation { requested: bytes, address, stack, stream, pool: PoolIdx::DEFAULT }
+    }
+
+    /// An allocation that was live when the history began.
+    fn live_before(
+        &mut self,
+        entry: RawEntry,
+        address: u64,
+        bytes: u64,
+        stream: StreamIdx,
+    ) -> Result<AllocId, TooMany> {
+        let allocation = self.allocation(entry, address, bytes, stream);
+        let id = self.builder.allocation(Allocation { stack: StackId::NONE, ..allocation });
+        self.note_segment(address, entry.pool)?;
+        self.at_start.push(id);
+        Ok(id)
+    }
+
+    /// Which segment the newest allocation lies in, and which pool that is where the entry says so.
+    fn note_segment(&mut self, address: u64, pool: Value) -> Result<(), TooMany> {
+        let within = |map: &BTreeMap<u64, (u64, u32)>| {
+            let (_, (end, segment)) = map.range(..=address).next_back()?;
+            (*end > address).then_some(*segment)
+        };
+        let segment = within(&self.mapped).or_else(|| within(&self.envelopes));
+        let pool = match pair(self.source.heap, pool) {
+            Some(pool) => Some(self.builder.pool(pool)?),
+            None => None,
+        };
+        let stream = self.builder.stream_mut();
+        stream.segment_of.push(segment.unwrap_or(crate::ops::NO_SEGMENT));
+        if let (Some(pool), Some(segment)) = (pool, segment) {
+            stream.segments[segment as usize].pool = Some(pool);
+        }
+        Ok(())
+    }
+
+    fn driver(&mut self, call: DriverCall, address: u64, bytes: u64, stream: StreamIdx) {
+        let end = address.saturating_add(bytes);
+        let segment = match call {
+            DriverCall::Alloc => {
+                let segment = self.segment(address, bytes, stream);
+                self.mapped.insert(address, (end, segment));
+                segment
+            }
+            DriverCall::Free => match self.mapped.remove(&address) {
+                Some((_, segment)) => segment,
+                None => {
+                    self.contradiction(format!("segment {address:#x} is given back twice"));
+                    return;
+                }
+            },
+            DriverCall::Map | DriverCall::Unmap => self.reservation(address, end, stream),
+        };
+        self.builder.driver(call, address, bytes, segment);
+    }
+
+    /// The expandable segment that a mapped range belongs to: the one that it touches or lies in.
+    fn reservation(&mut self, address: u64, end: u64, stream: StreamIdx) -> u32 {
+        let mut below = self.envelopes.range(..=address).rev();
+        let touching = below.find(|(_, (stop, _))| *stop >= address).map(|(start, found)| (*start, *found));
+        let (start, (stop, segment)) = match touching {
+            Some(touching) => touching,
+            None => (address, (end, self.segment(address, 0, stream))),
+        };
+        let stop = stop.max(end);
+        self.envelopes.insert(start, (stop, segment));
+        self.builder.stream_mut().segments[segment as usize].bytes = stop - start;
+        segment
+    }
+
+    /// The snapshot names the pools of the segments that are there at the end.
+    fn pools_of_segments(&mut self, segments: &[RawSegment]) -> Result<(), TooMany> {
+        for segment in segments {
+            let pool = self.builder.pool(segment.pool)?;
+            let known = if segment.expandable {
+                let below = self.envelopes.range(..=segment.address).next_back();
+                below.filter(|(_, (end, _))| *end > segment.address).map(|(_, (_, index))| *index)
+            } else {
+                self.mapped.get(&segment.address).map(|(_, index)| *index)
+            };
+            if let Some(index) = known {
+                self.builder.stream_mut().segments[index as usize].pool = Some(pool);
+            }
+        }
+        Ok(())
+    }
+
+    fn layout_at_end(&mut self, segments: &[RawSegment]) -> Result<(), TooMany> {
+        let mut layout = Vec::new();
+        for segment in segments {
+            let stream = self.builder.stream(segment.stream)?;
+            let pool = self.builder.pool(segment.pool)?;
+            let mut blocks = Vec::new();
+            for block in &segment.blocks {
+                let known =
+                    self.live.get(&block.address).or_else(|| self.pending.get(&block.address)).copied();
+                let alloc = match known {
+                    None if block.active => {
+                        let allocation = Allocation {
+                            requested: block.requested,
+                            address: block.address,
+                            stack: self.source.stack(block.frames),
+                            stream,
+                            pool,
+                        };
+                        let id = self.builder.allocation(allocation);
+                        self.note_segment(block.address, Value::None)?;
+                        self.at_start.push(id);
+                        if block.pending {
+                            self.pending.insert(block.address, id);
+                        } else {
+                            self.live.insert(block.address, id);
+                        }
+                        Some(id)
+                    }
+                    known => known.filter(|_| block.active),
+                };
+                blocks.push(LayoutBlock { address: block.address, bytes: block.bytes, alloc });
+            }
+            layout.push(LayoutSegment {
+                address: segment.address,
+                bytes: segment.bytes,
+                stream,
+                pool,
+                small: segment.small,
+                expandable: segment.expandable,
+                blocks,
+            });
+        }
+        self.builder.stream_mut().final_layout = layout;
+        Ok(())
+    }
+
+    /// The history run backwards: what was live at its start, in the segments that were there then.
+    fn layout_at_start(&mut self, n_segments: u32) {
+        let at_start = std::mem::take(&mut self.at_start);
+        let stream = self.builder.stream_mut();
+        let mut by_address: Vec<(u64, AllocId)> =
+            at_start.iter().map(|id| (stream.allocation(*id).address, *id)).collect();
+        by_address.sort_unstable();
+        let sizes_at_end: HashMap<AllocId, u64> = stream
+            .final_layout
+            .iter()
+            .flat_map(|segment| &segment.blocks)
+            .filter_map(|block| Some((block.alloc?, block.bytes)))
+            .collect();
+        let mut layout = Vec::new();
+        for segment in stream.segments.iter().take(n_segments as usize).copied() {
+            let end = segment.address.saturating_add(segment.bytes);
+            let from = by_address.partition_point(|(address, _)| *address < segment.address);
+            let to = by_address.partition_point(|(address, _)| *address < end);
+            let small = segment.bytes == crate::device::PAGE;
+            let mut blocks = Vec::new();
+            let mut at = segment.address;
+            for (index, (address, id)) in by_address[from..to].iter().enumerate() {
+                if *address > at {
+                    blocks.push(LayoutBlock { address: at, bytes: address - at, alloc: None });
+                }
+                let next = by_address[from..to].get(index + 1).map_or(end, |(next, _)| *next);
+                let rounded = stream.allocation(*id).requested.next_multiple_of(512).max(512);
+                let room = next - address;
+                // What is too little to be split off belongs to the block.
+                let splits =
+                    if small { room - rounded.min(room) >= 512 } else { room - rounded.min(room) > 1 << 20 };
+                let guess = if splits { rounded.min(room) } else { room };
+                let bytes = sizes_at_end.get(id).copied().unwrap_or(guess).min(room);
+                blocks.push(LayoutBlock { address: *address, bytes, alloc: Some(*id) });
+                at = address + bytes;
+            }
+            if at < end {
+                blocks.push(LayoutBlock { address: at, bytes: end - at, alloc: None });
+            }
+            layout.push(LayoutSegment {
+                address: segment.address,
+                bytes: segment.bytes,
+                stream: segment.stream,
+                pool: segment.pool.unwrap_or(PoolIdx::DEFAULT),
+                small,
+                expandable: false,
+                blocks,
+            });
+        }
+        stream.initial = layout;
+        stream.initial_allocs = by_address.into_iter().map(|(_, id)| id).collect();
+    }
+
+    fn finish(mut self, is_empty: bool, n_at_start: u32) -> (OpStream, Vec<String>) {
+        let mut notes = Vec::new();
+        let starts_late = n_at_start > 0 || !self.builder.stream_mut().initial_allocs.is_empty();
+        let history = if is_empty {
+            History::Broken(
+                "it holds no history: record one with torch.cuda.memory._record_memory_history()".into(),
+            )
+        } else if self.n_contradictions > 0 {
+            History::Broken(format!(
+                "{} events contradict each other ({}): events are missing (skip_actions?)",
+                self.n_contradictions,
+                self.contradictions.join("; ")
+            ))
+        } else if starts_late {
+            History::StartsLate
+        } else {
+            History::Complete
+        };
+        if self.overflowed {
+            notes.push("its ring was full and the oldest events are gone: raise max_entries".into());
+        }
+        self.builder.stream_mut().history = history;
+        let mut stream = self.builder.finish();
+        insert_trims(&mut stream);
+        if !matches!(stream.history, History::Broken(_)) {
+            notes.extend(super::pools::infer(&mut stream));
+        }
+        (stream, notes)
+    }
+}
+
+/// Whether the request after a burst could have been served from one of the cached segments of that burst. Then it was
+/// not that request that flushed them.
+fn would_have_hit(stream: &OpStream, burst: &[DriverEvent]) -> bool {
+    let Some(Op::Alloc(id)) = burst.first().and_then(|event| stream.ops.get(event.before_op as usize)) else {
+        return false;
+    };
+    let request = stream.allocation(*id);
+    let is_small = request.requested <= 1 << 20;
+    let fits = |segment: &RecordedSegment| {
+        let same_half = (segment.bytes == crate::device::PAGE) == is_small;
+        same_half
+            && segment.stream == request.stream
+            && segment.bytes >= request.requested.next_multiple_of(512)
+    };
+    let freed = burst.iter().filter(|event| event.call == DriverCall::Free);
+    freed.filter_map(|event| stream.segments.get(event.segment as usize)).any(fits)
+}
+
+/// Segments that were given back although the driver had not refused anything: the program called `empty_cache`.
+///
+/// A burst right before a new segment is a failed request's flush only if the new segment would have made the total
+/// larger than it ever was, and none of the segments given back would have done; otherwise there was no reason to.
+fn insert_trims(stream: &mut OpStream) {
+    let is_back = |event: &DriverEvent| matches!(event.call, DriverCall::Free | DriverCall::Unmap);
+    let signed =
+        |event: &DriverEvent| if is_back(event) { -(event.bytes as i64) } else { event.bytes as i64 };
+    let at_start: i64 = stream.initial.iter().map(|segment| segment.bytes as i64).sum();
+    let (mut total, mut most) = (at_start, at_start);
+    for event in &stream.driver {
+        total += signed(event);
+        most = most.max(total);
+    }
+    let options = stream.settings.options.clone().unwrap_or_default();
+    let gives_back_early = options.contains("garbage_collection") || options.contains("max_split");
+    let mut trims = Vec::new();
+    let mut total = at_start;
+    let mut index = 0;
+    while index < stream.driver.len() {
+        let event = stream.driver[index];
+        if !is_back(&event) {
+            total += signed(&event);
+            index += 1;
+            continue;
+        }
+        let burst = stream.driver[index..]
+            .iter()
+            .take_while(|other| is_back(other) && other.before_op == event.before_op)
+            .count();
+        let next = stream.driver.get(index + burst).filter(|next| next.before_op == event.before_op);
+        let is_within_request = match next {
+            Some(_) if gives_back_early => true,
+            Some(next) => {
+                total + next.bytes as i64 > most
+                    && !would_have_hit(stream, &stream.driver[index..index + burst])
+            }
+            None => matches!(stream.ops.get(event.before_op as usize), Some(Op::Oom(_))),
+        };
+        if !is_within_request {
+            trims.push((event.before_op, index));
+        }
+        total += stream.driver[index..index + burst].iter().map(signed).sum::<i64>();
+        index += burst;
+    }
+    let places: Vec<(u32, Op)> = trims.iter().map(|(before, _)| (*before, Op::Trim)).collect();
+    stream.insert_ops(&places);
+}

@@ -1,0 +1,199 @@
+//! Allocators. A policy decides where each request lives; the simulator owns the trace, the streams and the books.
+//!
+//! A new policy is one file here, a `mod` line and a line in [`POLICIES`]: help, errors and the conformance tests
+//! walk that slice.
+
+use crate::device::{Device, Placement};
+use crate::ops::{PoolIdx, StreamIdx};
+
+mod best_fit;
+mod bfc;
+mod buddy;
+mod cuda_async;
+mod cupy;
+mod direct;
+mod gmlake;
+mod paged;
+mod ranges;
+mod rmm_arena;
+mod rmm_binning;
+mod rmm_pool;
+mod tlsf;
+pub mod torch;
+
+/// Why requests go to a pool other than the default one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Capture {
+    /// They do not.
+    No,
+    /// The stream is being captured into a CUDA graph.
+    Graph,
+    /// The program is inside `torch.cuda.use_mem_pool`.
+    MemPool,
+}
+
+/// What the program asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Bytes, before any rounding; never 0.
+    pub bytes: u64,
+    /// The stream that it may be used on at once.
+    pub stream: StreamIdx,
+    /// The pool that it is to come from.
+    pub pool: PoolIdx,
+    /// What that pool is for.
+    pub capture: Capture,
+}
+
+/// A request that could not be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutOfMemory {
+    /// Bytes that the policy last asked the driver for.
+    pub segment_bytes: u64,
+    /// What the program would have been told.
+    pub message: String,
+}
+
+impl OutOfMemory {
+    /// An error without PyTorch's text.
+    pub(crate) fn plain(segment_bytes: u64) -> OutOfMemory {
+        OutOfMemory {
+            segment_bytes,
+            message: format!("out of memory: {} do not fit", crate::bytes::iec(segment_bytes)),
+        }
+    }
+}
+
+/// Decides where each request lives.
+pub trait Policy {
+    /// Serves `request` from cached memory or from new segments of `device`. The order of attempts, including what
+    /// is flushed before giving up, is the policy.
+    ///
+    /// # Errors
+    /// When nothing helped.
+    fn alloc(&mut self, device: &mut Device, request: Request) -> Result<Placement, OutOfMemory>;
+
+    /// The program gave memory back, but streams may still use it: it must not be reused yet.
+    fn free_requested(&mut self, placement: Placement) {
+        let _ = placement;
+    }
+
+    /// Takes back memory that no stream uses any more.
+    fn free(&mut self, device: &mut Device, placement: Placement);
+
+    /// The program asked to give cached memory back (`empty_cache`).
+    fn trim(&mut self, device: &mut Device);
+
+    /// The program dropped a private pool.
+    fn release_pool(&mut self, pool: PoolIdx) {
+        let _ = pool;
+    }
+
+    /// Numbers that only this policy has, in the order of its documentation.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+}
+
+/// Name of the counter of choices that only device addresses decided. A policy that has it depends on addresses.
+pub const ADDRESS_TIES: &str = "address_ties";
+
+/// How sure a policy's numbers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fidelity {
+    /// The real allocator is public and deterministic; this does the same, byte for byte.
+    Exact,
+    /// The real allocator is closed or depends on timing; this shows what it cannot beat, or a plausible model.
+    Model,
+}
+
+/// What a policy is built from.
+#[derive(Clone, Copy, Debug)]
+pub struct Build<'a> {
+    /// The text after `NAME:`, or nothing.
+    pub options: &'a str,
+    /// The PyTorch release to imitate, where that matters.
+    pub torch_version: (u8, u8),
+    /// Number of streams of the trace.
+    pub n_streams: usize,
+    /// Number of pools of the trace.
+    pub n_pools: usize,
+}
+
+/// Options that a policy does not understand. The text says what it does understand.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct OptionError(pub String);
+
+/// A policy that can be chosen by name.
+pub struct PolicyEntry {
+    /// What `--policy` takes.
+    pub name: &'static str,
+    /// One line of help.
+    pub summary: &'static str,
+    /// One line about its options.
+    pub options: &'static str,
+    /// How sure its numbers are.
+    pub fidelity: Fidelity,
+    /// Makes one.
+    pub build: fn(Build) -> Result<Box<dyn Policy>, OptionError>,
+}
+
+/// Every policy. The first is the default.
+pub const POLICIES: &[PolicyEntry] = &[
+    torch::ENTRY,
+    direct::ENTRY,
+    cuda_async::ENTRY,
+    bfc::ENTRY,
+    cupy::ENTRY,
+    rmm_pool::ENTRY,
+    rmm_arena::ENTRY,
+    rmm_binning::ENTRY,
+    gmlake::ENTRY,
+    paged::ENTRY,
+    best_fit::ENTRY,
+    buddy::ENTRY,
+    tlsf::ENTRY,
+];
+
+/// Finds a policy by name.
+///
+/// # Errors
+/// When there is none of that name; the text lists those that there are.
+pub fn by_name(name: &str) -> Result<&'static PolicyEntry, OptionError> {
+    POLICIES.iter().find(|entry| entry.name == name).ok_or_else(|| {
+        let known: Vec<&str> = POLICIES.iter().map(|entry| entry.name).collect();
+        OptionError(format!("no policy is called `{name}`; there are {}", known.join(", ")))
+    })
+}
+
+/// Reads `key=value` options separated by commas (or `key:value`): the grammar of every policy but `torch`.
+///
+/// # Errors
+/// When a key is not among `known` or a pair has no value.
+pub(crate) fn key_values<'a>(
+    options: &'a str,
+    known: &[&str],
+) -> Result<Vec<(&'a str, &'a str)>, OptionError> {
+    let mut pairs = Vec::new();
+    for part in options.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let Some((key, value)) = part.split_once(['=', ':']) else {
+            return Err(OptionError(format!("`{part}` has no value; write {part}=VALUE")));
+        };
+        if !known.contains(&key) {
+            let said = if known.is_empty() {
+                "this policy takes no options".into()
+            } else {
+                format!("known options: {}", known.join(", "))
+            };
+            return Err(OptionError(format!("no option is called `{key}`; {said}")));
+        }
+        pairs.push((key, value));
+    }
+    Ok(pairs)
+}
+
+/// Reads an amount of memory, naming the option in the error.
+pub(crate) fn amount(key: &str, value: &str) -> Result<u64, OptionError> {
+    crate::bytes::parse(value).map_err(|error| OptionError(format!("{key}: {error}")))
+}

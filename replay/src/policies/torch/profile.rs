@@ -1,0 +1,108 @@
+//! What differs between PyTorch releases: data, not code.
+//!
+//! Every row was measured by running the `libc10_cuda.so` of that release on a stub driver (`tests/oracle/`).
+
+/// Which of several free blocks of equal size is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tie {
+    /// The one at the lowest device address.
+    Address,
+    /// The one whose object was made first.
+    BlockNumber,
+    /// The one in the oldest segment; inside it the lowest address.
+    SegmentOrder,
+}
+
+/// The shape of the out-of-memory text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OomText {
+    /// 2.0: one parenthesis.
+    Parenthesis,
+    /// 2.1: sentences, with "capacty" and the advice of 2.0.
+    Capacty,
+    /// 2.2: advises expandable segments.
+    Expandable,
+    /// 2.3: the device ordinal is written as a raw character.
+    RawOrdinal,
+    /// From 2.4: private pools are named.
+    PrivatePools,
+}
+
+/// One release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Profile {
+    /// (major, minor).
+    pub version: (u8, u8),
+    /// See [`Tie`].
+    pub tie: Tie,
+    /// See [`OomText`].
+    pub oom_text: OomText,
+}
+
+impl Profile {
+    /// `set_per_process_memory_fraction(1.0)` sets a limit up to 2.9; from 2.10 it removes it.
+    pub fn full_fraction_is_a_limit(&self) -> bool {
+        self.version < (2, 10)
+    }
+
+    /// Up to 2.9 the `>` of a roundup list overwrites the last explicit key.
+    pub fn rest_overwrites_last_roundup(&self) -> bool {
+        self.version < (2, 10)
+    }
+
+    /// Expandable segments serve private pools from 2.5.
+    pub fn expands_private_pools(&self) -> bool {
+        self.version >= (2, 5)
+    }
+
+    /// Up to 2.12 being inside `use_mem_pool` counts as a capture: no event is processed and nothing is flushed.
+    pub fn mem_pool_is_capture(&self) -> bool {
+        self.version < (2, 13)
+    }
+
+    /// Up to 2.3 a roundup division of 1 means that a request is not rounded at all; later, that it is rounded to 512.
+    pub fn one_division_keeps_size(&self) -> bool {
+        self.version < (2, 4)
+    }
+
+    /// The environment variables that are read, the one that wins first.
+    pub fn environment(&self) -> &'static [&'static str] {
+        if self.version < (2, 10) {
+            &["PYTORCH_CUDA_ALLOC_CONF"]
+        } else {
+            &["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"]
+        }
+    }
+}
+
+const fn row(minor: u8, tie: Tie, oom_text: OomText) -> Profile {
+    Profile { version: (2, minor), tie, oom_text }
+}
+
+/// Every release that was measured, oldest first.
+pub const PROFILES: &[Profile] = &[
+    row(0, Tie::Address, OomText::Parenthesis),
+    row(1, Tie::Address, OomText::Capacty),
+    row(2, Tie::Address, OomText::Expandable),
+    row(3, Tie::Address, OomText::RawOrdinal),
+    row(4, Tie::Address, OomText::PrivatePools),
+    row(5, Tie::Address, OomText::PrivatePools),
+    row(6, Tie::Address, OomText::PrivatePools),
+    row(7, Tie::Address, OomText::PrivatePools),
+    row(8, Tie::Address, OomText::PrivatePools),
+    row(9, Tie::Address, OomText::PrivatePools),
+    row(10, Tie::Address, OomText::PrivatePools),
+    row(11, Tie::Address, OomText::PrivatePools),
+    row(12, Tie::BlockNumber, OomText::PrivatePools),
+    row(13, Tie::SegmentOrder, OomText::PrivatePools),
+    row(14, Tie::SegmentOrder, OomText::PrivatePools),
+    row(15, Tie::SegmentOrder, OomText::PrivatePools),
+];
+
+/// The release that is imitated where neither the user nor the trace names one.
+pub const NEWEST: (u8, u8) = PROFILES[PROFILES.len() - 1].version;
+
+/// Finds a release.
+pub fn profile(version: (u8, u8)) -> Option<&'static Profile> {
+    PROFILES.iter().find(|profile| profile.version == version)
+}

@@ -1,0 +1,213 @@
+//! Drives a policy through an [`OpStream`] and keeps the books.
+//!
+//! The order of the ops is that of the trace. When a free completes is a fact of the GPU's timing: it keeps its place
+//! among the requests, whatever the policy. Where a simulated request fails that had not failed, the program would
+//! have stopped or gone another way: the replay ends there.
+
+use std::ops::ControlFlow;
+
+use crate::device::{Books, Device, Placement, SegmentId};
+use crate::ops::{AllocId, Allocation, Op, OpStream, PoolIdx};
+use crate::policies::{Capture, OutOfMemory, Policy, Request};
+
+/// A request that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OomPoint {
+    /// Which request it was, counted from 0 over the whole history.
+    pub request: u64,
+    /// Index of the op.
+    pub op: usize,
+    /// Bytes that the program asked for.
+    pub requested: u64,
+    /// Mapped from the driver at that moment, after everything that could be flushed was, bytes.
+    pub reserved: u64,
+    /// Handed out at that moment, bytes.
+    pub allocated: u64,
+    /// What the policy said.
+    pub error: OutOfMemory,
+}
+
+/// What came of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// The books at the end, peaks over the whole history.
+    pub books: Books,
+    /// The policy's own numbers.
+    pub counters: Vec<(&'static str, u64)>,
+    /// The failure that ended the replay, or else the last recorded one that failed again.
+    pub oom: Option<OomPoint>,
+    /// Whether the replay ended before the trace did.
+    pub is_cut_short: bool,
+}
+
+impl Outcome {
+    /// Whether the policy has a number of that name.
+    pub fn has_counter(&self, name: &str) -> bool {
+        self.counters.iter().any(|(known, _)| *known == name)
+    }
+
+    /// One of the policy's own numbers; 0 where it has none of that name.
+    pub fn counter(&self, name: &str) -> u64 {
+        self.counters.iter().find(|(known, _)| *known == name).map_or(0, |(_, value)| *value)
+    }
+}
+
+/// Watches a run.
+pub trait Observer {
+    /// A request was served. `Break` ends the run here.
+    fn placed(&mut self, op: usize, id: AllocId, placement: Placement, device: &Device) -> ControlFlow<()> {
+        let _ = (op, id, placement, device);
+        ControlFlow::Continue(())
+    }
+}
+
+/// Watches nothing.
+pub struct Unobserved;
+
+impl Observer for Unobserved {}
+
+const NOWHERE: Placement = Placement { address: 0, bytes: 0, segment: SegmentId(u32::MAX), handle: u32::MAX };
+
+/// Runs the whole stream.
+pub fn run(
+    stream: &OpStream,
+    policy: &mut dyn Policy,
+    device: &mut Device,
+    observer: &mut impl Observer,
+) -> Outcome {
+    let mut run =
+        Run { stream, placements: vec![NOWHERE; stream.allocations.len()], n_requests: 0, oom: None };
+    // What was live before the history began is asked for first, in address order.
+    for id in &stream.initial_allocs {
+        if let Err(error) = run.place(policy, device, *id) {
+            run.fail(device, 0, stream.allocation(*id).requested, error);
+            return run.outcome(policy, device, true);
+        }
+    }
+    run.n_requests = 0;
+    for (index, op) in stream.ops.iter().enumerate() {
+        match *op {
+            Op::Alloc(id) => {
+                device.at_op(index);
+                match run.place(policy, device, id) {
+                    Ok(placement) => {
+                        if observer.placed(index, id, placement, device).is_break() {
+                            return run.outcome(policy, device, true);
+                        }
+                    }
+                    Err(error) => {
+                        run.fail(device, index, stream.allocation(id).requested, error);
+                        return run.outcome(policy, device, true);
+                    }
+                }
+                run.n_requests += 1;
+            }
+            Op::FreeRequested(id) => {
+                let placement = run.placements[id.0 as usize];
+                if placement.handle == u32::MAX {
+                    continue;
+                }
+                device.free_requested(placement);
+                policy.free_requested(placement);
+                // Nearly always no stream is waited for.
+                if stream.ops.get(index + 1) != Some(&Op::FreeCompleted(id)) {
+                    device.pend(id, placement, stream.allocation(id).requested);
+                }
+            }
+            Op::FreeCompleted(id) => {
+                let placement = run.placements[id.0 as usize];
+                let was_at_once = index > 0 && stream.ops[index - 1] == Op::FreeRequested(id);
+                if placement.handle != u32::MAX && (was_at_once || device.unpend(id)) {
+                    device.free_completed(placement, stream.allocation(id).requested);
+                    policy.free(device, placement);
+                }
+            }
+            Op::Trim => policy.trim(device),
+            Op::ReleasePool(pool) => policy.release_pool(pool),
+            Op::Oom(oom) => {
+                run.recorded_oom(policy, device, index, oom);
+                run.n_requests += 1;
+            }
+        }
+    }
+    run.outcome(policy, device, false)
+}
+
+struct Run<'a> {
+    stream: &'a OpStream,
+    placements: Vec<Placement>,
+    n_requests: u64,
+    oom: Option<OomPoint>,
+}
+
+impl Run<'_> {
+    fn request(&self, allocation: &Allocation) -> Request {
+        Request {
+            bytes: allocation.requested,
+            stream: allocation.stream,
+            pool: allocation.pool,
+            capture: match allocation.pool {
+                PoolIdx::DEFAULT => Capture::No,
+                pool if self.stream.pool(pool).is_capture() => Capture::Graph,
+                _ => Capture::MemPool,
+            },
+        }
+    }
+
+    fn place(
+        &mut self,
+        policy: &mut dyn Policy,
+        device: &mut Device,
+        id: AllocId,
+    ) -> Result<Placement, OutOfMemory> {
+        let allocation = self.stream.allocation(id);
+        let placement = policy.alloc(device, self.request(allocation))?;
+        device.allocated(placement, allocation.requested);
+        self.placements[id.0 as usize] = placement;
+        Ok(placement)
+    }
+
+    /// A request that had failed is tried again. Should it fit now, nobody knows what the program would have done
+    /// with it, so it is given back at once.
+    fn recorded_oom(&mut self, policy: &mut dyn Policy, device: &mut Device, index: usize, oom: u32) {
+        let recorded = self.stream.ooms[oom as usize];
+        let allocation = Allocation {
+            requested: recorded.rounded,
+            address: 0,
+            stack: crate::ops::StackId::NONE,
+            stream: recorded.stream,
+            pool: PoolIdx::DEFAULT,
+        };
+        if recorded.rounded == 0 {
+            return;
+        }
+        device.repeat_refusals(true);
+        let served = policy.alloc(device, self.request(&allocation));
+        device.repeat_refusals(false);
+        match served {
+            Ok(placement) => {
+                device.allocated(placement, recorded.rounded);
+                device.free_requested(placement);
+                policy.free_requested(placement);
+                device.free_completed(placement, recorded.rounded);
+                policy.free(device, placement);
+            }
+            Err(error) => self.fail(device, index, recorded.rounded, error),
+        }
+    }
+
+    fn fail(&mut self, device: &Device, op: usize, requested: u64, error: OutOfMemory) {
+        self.oom = Some(OomPoint {
+            request: self.n_requests,
+            op,
+            requested,
+            reserved: device.books.reserved.current,
+            allocated: device.books.allocated.current,
+            error,
+        });
+    }
+
+    fn outcome(self, policy: &dyn Policy, device: &Device, is_cut_short: bool) -> Outcome {
+        Outcome { books: device.books, counters: policy.counters(), oom: self.oom, is_cut_short }
+    }
+}

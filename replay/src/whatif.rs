@@ -1,0 +1,337 @@
+//! Asks what another allocator would have made of a trace, and how sure the answer is.
+//!
+//! Where device addresses decide (PyTorch up to 2.11, equal free blocks) and the simulated allocator makes other driver
+//! calls than the recorded one, the addresses are not known. The best guess is then accompanied by many others, and
+//! the answer is an interval.
+
+use std::ops::ControlFlow;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::addresses::{AddressSpace, Bump, Direction, Recorded, Shuffled};
+use crate::device::{Device, Placement};
+use crate::driver::{Continued, Disturbance, Knowledge};
+use crate::ops::{AllocId, History, OpStream};
+use crate::policies::torch::{NEWEST, PROFILES, parse, profile};
+use crate::policies::{ADDRESS_TIES, Build, Fidelity, OptionError, Policy, PolicyEntry, by_name};
+use crate::simulator::{Observer, Outcome, Unobserved, run};
+
+/// What to simulate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// Name in [`POLICIES`](crate::policies::POLICIES).
+    pub policy: String,
+    /// The policy's options.
+    pub options: String,
+    /// The PyTorch release, where the policy depends on it.
+    pub torch_version: (u8, u8),
+    /// Memory of the device, bytes; none for unlimited.
+    pub device_memory: Option<u64>,
+    /// The most that the process may reserve, bytes.
+    pub limit: Option<u64>,
+}
+
+/// How sure an answer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Confidence {
+    /// The real allocator would have done the same, to the byte.
+    Exact,
+    /// It depends on addresses that the trace does not tell; the range says how much.
+    Interval,
+    /// A model of an allocator that is not public: what it could at best do.
+    Bound,
+}
+
+impl Confidence {
+    /// As written in `--json`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Confidence::Exact => "exact",
+            Confidence::Interval => "interval",
+            Confidence::Bound => "bound",
+        }
+    }
+}
+
+/// What would have been.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// The best guess.
+    pub outcome: Outcome,
+    /// How sure it is.
+    pub confidence: Confidence,
+    /// Smallest and largest peak of reserved bytes among all guesses.
+    pub peak_reserved_range: (u64, u64),
+    /// How many guesses ran out of memory, of how many.
+    pub n_oom: (usize, usize),
+}
+
+/// How well the recorded allocator is understood: a replay of what was recorded, held against what was recorded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SelfCheck {
+    /// The release that was simulated.
+    pub torch_version: (u8, u8),
+    /// Requests that were served at the recorded address.
+    pub n_matching: usize,
+    /// Requests.
+    pub n_requests: usize,
+    /// Driver calls that the recorded allocator did not make.
+    pub n_strayed: u64,
+    /// The first request that was not.
+    pub first: Option<Divergence>,
+}
+
+impl SelfCheck {
+    /// Whether everything matched.
+    pub fn is_perfect(&self) -> bool {
+        self.n_matching == self.n_requests && self.n_strayed == 0
+    }
+}
+
+/// A request that the simulated allocator served elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Divergence {
+    /// Index of the op.
+    pub op: usize,
+    /// Bytes requested.
+    pub requested: u64,
+    /// Where it really was.
+    pub recorded: u64,
+    /// Where the simulation put it.
+    pub simulated: u64,
+}
+
+/// A trace, ready to be asked about.
+pub struct Laboratory<'a> {
+    stream: &'a OpStream,
+    knowledge: Knowledge,
+}
+
+/// At most so many guesses, and at least so many where a trace is so long that the time is felt.
+const GUESSES: std::ops::RangeInclusive<usize> = 8..=64;
+/// Ops to simulate for one answer, all guesses together.
+const EFFORT: usize = 40_000_000;
+/// Where wholly unknown addresses make more difference than this, only addresses near the best guess are reported:
+/// recorded addresses say much about the others.
+const WIDEST: f64 = 0.03;
+
+impl<'a> Laboratory<'a> {
+    /// Prepares a trace.
+    ///
+    /// # Errors
+    /// When its history cannot be replayed; the text says why.
+    pub fn new(stream: &'a OpStream) -> Result<Laboratory<'a>, String> {
+        match &stream.history {
+            History::Broken(why) => Err(why.clone()),
+            History::Complete | History::StartsLate => {
+                Ok(Laboratory { stream, knowledge: Knowledge::of(&stream.driver) })
+            }
+        }
+    }
+
+    /// Replays the recorded configuration under the release that explains it best: the one that is named, or the newest
+    /// of those that match most addresses.
+    pub fn self_check(&self, torch_version: Option<(u8, u8)>) -> SelfCheck {
+        let settings = &self.stream.settings;
+        if let Some(version) = torch_version.or(settings.torch_version) {
+            return self.check_as(version);
+        }
+        let least = settings.torch_at_least.unwrap_or(PROFILES[0].version);
+        let mut best = self.check_as(NEWEST);
+        for candidate in PROFILES.iter().rev().filter(|it| it.version >= least && it.version < NEWEST) {
+            if best.is_perfect() {
+                break;
+            }
+            let check = self.check_as(candidate.version);
+            if check.n_matching > best.n_matching {
+                best = check;
+            }
+        }
+        best
+    }
+
+    fn check_as(&self, torch_version: (u8, u8)) -> SelfCheck {
+        let stream = self.stream;
+        let mut check = SelfCheck { torch_version, n_matching: 0, n_requests: 0, n_strayed: 0, first: None };
+        let options = stream.settings.options.as_deref().unwrap_or("");
+        let Ok(mut policy) = self.build("torch", options, torch_version) else { return check };
+        let recorded = Recorded::new(&stream.driver);
+        let strayed = recorded.strayed();
+        let mut device =
+            Device::new(stream.settings.device_memory.unwrap_or(u64::MAX), None, Box::new(recorded));
+        run(stream, &mut *policy, &mut device, &mut Comparison { stream, check: &mut check });
+        check.n_strayed = strayed.get();
+        check
+    }
+
+    fn build(
+        &self,
+        policy: &str,
+        options: &str,
+        torch_version: (u8, u8),
+    ) -> Result<Box<dyn Policy>, OptionError> {
+        (by_name(policy)?.build)(Build {
+            options,
+            torch_version,
+            n_streams: self.stream.streams.len(),
+            n_pools: self.stream.pools.len(),
+        })
+    }
+
+    fn simulate(
+        &self,
+        question: &Question,
+        space: Box<dyn AddressSpace + '_>,
+    ) -> Result<Outcome, OptionError> {
+        let mut policy = self.build(&question.policy, &question.options, question.torch_version)?;
+        let total = question.device_memory.unwrap_or(u64::MAX);
+        let mut device = Device::new(total, question.limit, space);
+        Ok(run(self.stream, &mut *policy, &mut device, &mut Unobserved))
+    }
+
+    /// Simulates one question without looking at other addresses. For searches.
+    ///
+    /// # Errors
+    /// When the policy does not understand its options.
+    pub fn guess(&self, question: &Question) -> Result<Outcome, OptionError> {
+        self.simulate(question, Box::new(Continued::new(&self.knowledge, None)))
+    }
+
+    /// Simulates a question and says how sure the outcome is.
+    ///
+    /// # Errors
+    /// When there is no such policy or it does not understand its options.
+    pub fn answer(&self, question: &Question) -> Result<Answer, OptionError> {
+        let entry = by_name(&question.policy)?;
+        let parted = AtomicBool::new(false);
+        let space = Continued::new(&self.knowledge, None).telling(&parted);
+        let outcome = self.simulate(question, Box::new(space))?;
+        let peak = outcome.books.reserved.peak;
+        let certain = |outcome: Outcome| {
+            let n_oom = (usize::from(outcome.is_cut_short), 1);
+            let confidence = self.certain_confidence(entry);
+            Answer { outcome, confidence, peak_reserved_range: (peak, peak), n_oom }
+        };
+        let depends = outcome.has_counter(ADDRESS_TIES) && outcome.counter(ADDRESS_TIES) > 0;
+        if !depends || !parted.load(Ordering::Relaxed) {
+            return Ok(certain(outcome));
+        }
+        let guesses = self.guesses(question);
+        if guesses.iter().all(|guess| same(&guess.outcome, &outcome)) {
+            return Ok(certain(outcome));
+        }
+        let range = |informed_only: bool| {
+            let kept = guesses.iter().filter(|guess| guess.is_informed || !informed_only);
+            kept.map(|guess| guess.outcome.books.reserved.peak)
+                .fold((peak, peak), |(low, high), peak| (low.min(peak), high.max(peak)))
+        };
+        let (low, high) = range(false);
+        let is_narrow = high as f64 <= low as f64 * (1.0 + WIDEST);
+        let n_oom = guesses.iter().filter(|guess| guess.outcome.is_cut_short).count();
+        Ok(Answer {
+            n_oom: (n_oom + usize::from(outcome.is_cut_short), guesses.len() + 1),
+            outcome,
+            confidence: Confidence::Interval,
+            peak_reserved_range: if is_narrow { (low, high) } else { range(true) },
+        })
+    }
+
+    fn certain_confidence(&self, entry: &PolicyEntry) -> Confidence {
+        match (entry.fidelity, &self.stream.history) {
+            (Fidelity::Model, _) => Confidence::Bound,
+            (Fidelity::Exact, History::Complete) => Confidence::Exact,
+            // Where the live blocks lay at the start would have been different, too.
+            (Fidelity::Exact, _) => Confidence::Interval,
+        }
+    }
+
+    /// The same question at other addresses, on all cores.
+    fn guesses(&self, question: &Question) -> Vec<Guess> {
+        let affordable = EFFORT / self.stream.ops.len().max(1);
+        let n_guesses = affordable.clamp(*GUESSES.start(), *GUESSES.end());
+        let next = AtomicUsize::new(0);
+        let found = Mutex::new(Vec::new());
+        let work = || {
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                if index >= n_guesses {
+                    return;
+                }
+                let (space, is_informed) = self.space(index);
+                if let Ok(outcome) = self.simulate(question, space)
+                    && let Ok(mut found) = found.lock()
+                {
+                    found.push(Guess { outcome, is_informed });
+                }
+            }
+        };
+        let n_threads = std::thread::available_parallelism().map_or(1, usize::from).min(n_guesses);
+        std::thread::scope(|scope| {
+            for _ in 0..n_threads {
+                scope.spawn(work);
+            }
+        });
+        found.into_inner().unwrap_or_default()
+    }
+
+    /// A family of address spaces: one in two near the best guess, the others as if nothing were known.
+    fn space(&self, index: usize) -> (Box<dyn AddressSpace + '_>, bool) {
+        let seed = index as u64 + 1;
+        match index {
+            0 => (Box::new(Bump::new(Direction::Ascending)), false),
+            1 => (Box::new(Bump::new(Direction::Descending)), false),
+            _ if index.is_multiple_of(2) => {
+                // The rule is broken as often as in the recorded run, or more often.
+                let rate = (self.knowledge.surprises * [1.0, 2.0][index / 2 % 2]).max(0.05);
+                (Box::new(Continued::new(&self.knowledge, Some(Disturbance::new(seed, rate)))), true)
+            }
+            _ => (Box::new(Shuffled::new(seed)), false),
+        }
+    }
+
+    /// Whether a question is about the recorded allocator itself.
+    pub fn is_recorded(&self, question: &Question) -> bool {
+        let Some(profile) = profile(question.torch_version) else { return false };
+        let recorded = self.stream.settings.options.as_deref().unwrap_or("");
+        question.policy == "torch" && parse(&question.options, profile) == parse(recorded, profile)
+    }
+}
+
+struct Guess {
+    outcome: Outcome,
+    is_informed: bool,
+}
+
+/// Whether two runs cannot be told apart by what is reported.
+fn same(one: &Outcome, other: &Outcome) -> bool {
+    let numbers = |outcome: &Outcome| {
+        let books = outcome.books;
+        let torch = ["num_alloc_retries", "num_ooms"].map(|name| outcome.counter(name));
+        let peaks = [books.reserved.peak, books.allocated.peak, books.active.peak, books.requested.peak];
+        (peaks, books.n_device_alloc, books.n_device_free, torch, outcome.oom.as_ref().map(|oom| oom.request))
+    };
+    numbers(one) == numbers(other)
+}
+
+struct Comparison<'a> {
+    stream: &'a OpStream,
+    check: &'a mut SelfCheck,
+}
+
+impl Observer for Comparison<'_> {
+    fn placed(&mut self, op: usize, id: AllocId, placement: Placement, _device: &Device) -> ControlFlow<()> {
+        let allocation = self.stream.allocation(id);
+        self.check.n_requests += 1;
+        if placement.address == allocation.address {
+            self.check.n_matching += 1;
+        } else if self.check.first.is_none() {
+            self.check.first = Some(Divergence {
+                op,
+                requested: allocation.requested,
+                recorded: allocation.address,
+                simulated: placement.address,
+            });
+        }
+        ControlFlow::Continue(())
+    }
+}

@@ -1,0 +1,143 @@
+//! What every policy must do, whatever it decides: the auditor sees every placement.
+
+use gputrace_replay::addresses::{Bump, Direction};
+use gputrace_replay::bounds::Bounds;
+use gputrace_replay::device::Device;
+use gputrace_replay::ops::{Allocation, Builder, Op, OpStream, PoolIdx, StackId};
+use gputrace_replay::policies::{Build, POLICIES, PolicyEntry};
+use gputrace_replay::simulator::{Outcome, Unobserved, run};
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % bound
+    }
+}
+
+/// A random program that frees everything at its end and then gives its cache back.
+fn program(seed: u64) -> OpStream {
+    let mut random = Random(seed * 2 + 1);
+    let mut builder = Builder::new(0);
+    let streams = [0, 7, 9].map(|handle| builder.stream(handle).unwrap());
+    let pools = [PoolIdx::DEFAULT, builder.pool((0, 1)).unwrap()];
+    let (mut live, mut pending) = (Vec::new(), Vec::new());
+    for _ in 0..2000 {
+        match random.below(100) {
+            0..=49 => {
+                let requested = match random.below(4) {
+                    0 => 1 + random.below(4096),
+                    1 => 1 + random.below(1 << 20),
+                    2 => 1 + random.below(24 << 20),
+                    _ => (1 + random.below(40)) << 20,
+                };
+                let pool = pools[usize::from(random.below(8) == 0)];
+                let stream = streams[random.below(3) as usize];
+                live.push(builder.alloc(Allocation {
+                    requested,
+                    address: 0,
+                    stack: StackId::NONE,
+                    stream,
+                    pool,
+                }));
+            }
+            50..=94 if !live.is_empty() => {
+                let id = live.swap_remove(random.below(live.len() as u64) as usize);
+                builder.op(Op::FreeRequested(id));
+                if random.below(10) == 0 { pending.push(id) } else { builder.op(Op::FreeCompleted(id)) }
+            }
+            95..=97 if !pending.is_empty() => builder.op(Op::FreeCompleted(pending.remove(0))),
+            98 => builder.op(Op::Trim),
+            _ => {}
+        }
+    }
+    for id in live {
+        builder.op(Op::FreeRequested(id));
+        builder.op(Op::FreeCompleted(id));
+    }
+    pending.into_iter().for_each(|id| builder.op(Op::FreeCompleted(id)));
+    builder.op(Op::ReleasePool(pools[1]));
+    builder.op(Op::Trim);
+    builder.finish()
+}
+
+fn simulate(entry: &PolicyEntry, stream: &OpStream, total: u64, limit: Option<u64>) -> Outcome {
+    let build = Build {
+        options: "",
+        torch_version: (2, 11),
+        n_streams: stream.streams.len(),
+        n_pools: stream.pools.len(),
+    };
+    let mut policy = (entry.build)(build).unwrap();
+    let mut device = Device::new(total, limit, Box::new(Bump::new(Direction::Ascending))).audited();
+    run(stream, &mut *policy, &mut device, &mut Unobserved)
+}
+
+#[test]
+fn every_policy_places_everything_apart_and_within_mapped_memory() {
+    for entry in POLICIES {
+        for seed in 0..10 {
+            let stream = program(seed);
+            let outcome = simulate(entry, &stream, 1 << 40, None);
+            assert!(!outcome.is_cut_short, "{}: ran out of a terabyte", entry.name);
+            assert_eq!(outcome.books.n_allocs as usize, stream.n_requests(), "{}", entry.name);
+            assert_eq!(outcome.books.allocated.current, 0, "{}", entry.name);
+            assert_eq!(outcome.books.requested.current, 0, "{}", entry.name);
+            assert_eq!(
+                outcome,
+                simulate(entry, &stream, 1 << 40, None),
+                "{} is not deterministic",
+                entry.name
+            );
+        }
+    }
+}
+
+#[test]
+fn no_policy_reserves_less_than_the_lower_bound() {
+    for entry in POLICIES {
+        for seed in 0..10 {
+            let stream = program(seed);
+            let outcome = simulate(entry, &stream, 1 << 40, None);
+            let bounds = Bounds::of(&stream);
+            assert!(outcome.books.reserved.peak >= bounds.requested, "{}", entry.name);
+            assert!(outcome.books.requested.peak >= bounds.requested, "{}", entry.name);
+        }
+    }
+}
+
+#[test]
+fn every_policy_ends_in_an_error_where_memory_is_short() {
+    for entry in POLICIES {
+        for seed in 0..10 {
+            let stream = program(seed);
+            for (total, limit) in [(64 << 20, None), (1 << 40, Some(64 << 20)), (0, None)] {
+                let outcome = simulate(entry, &stream, total, limit);
+                assert!(outcome.is_cut_short && outcome.oom.is_some(), "{}", entry.name);
+                let most = limit.unwrap_or(total);
+                assert!(outcome.books.reserved.peak <= most, "{} reserved more than there is", entry.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_policy_refuses_options_that_it_does_not_have() {
+    for entry in POLICIES {
+        for options in ["nonsense", "nonsense=1", "page=x", "backend:nonsense"] {
+            let build = Build { options, torch_version: (2, 11), n_streams: 1, n_pools: 1 };
+            assert!((entry.build)(build).is_err(), "{} accepts {options}", entry.name);
+        }
+    }
+}
+
+#[test]
+fn policy_names_are_unique_and_explained() {
+    for (index, entry) in POLICIES.iter().enumerate() {
+        assert!(POLICIES[index + 1..].iter().all(|other| other.name != entry.name), "{} twice", entry.name);
+        assert!(!entry.summary.is_empty() && !entry.options.is_empty(), "{}", entry.name);
+    }
+}

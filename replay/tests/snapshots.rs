@@ -1,0 +1,215 @@
+//! Snapshots end to end: made here byte by byte, and real ones where `../shared/groundtruth` is present.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use gputrace_replay::import::load;
+use gputrace_replay::ops::{History, Op};
+use gputrace_replay::whatif::{Confidence, Laboratory, Question};
+
+/// A pickle writer for what the tests need.
+enum Item {
+    Int(i64),
+    Text(&'static str),
+    List(Vec<Item>),
+    Dict(Vec<(&'static str, Item)>),
+    Pair(i64, i64),
+}
+
+fn pickle(item: &Item, out: &mut Vec<u8>) {
+    match item {
+        Item::Int(value) => {
+            out.extend([0x8a, 8]);
+            out.extend(value.to_le_bytes());
+        }
+        Item::Text(text) => {
+            out.extend([0x8c, text.len() as u8]);
+            out.extend(text.as_bytes());
+        }
+        Item::List(items) => {
+            out.extend(b"](");
+            items.iter().for_each(|item| pickle(item, out));
+            out.push(b'e');
+        }
+        Item::Dict(items) => {
+            out.extend(b"}(");
+            for (key, value) in items {
+                pickle(&Item::Text(key), out);
+                pickle(value, out);
+            }
+            out.push(b'u');
+        }
+        Item::Pair(first, second) => {
+            for value in [first, second] {
+                out.push(b'K');
+                out.push(*value as u8);
+            }
+            out.push(0x86);
+        }
+    }
+}
+
+const MIB: i64 = 1 << 20;
+const BASE: i64 = 0x7f00_0000_0000;
+
+fn entry(action: &'static str, address: i64, bytes: i64) -> Item {
+    Item::Dict(vec![
+        ("action", Item::Text(action)),
+        ("addr", Item::Int(BASE + address)),
+        ("size", Item::Int(bytes)),
+        ("stream", Item::Int(0)),
+    ])
+}
+
+fn segment(address: i64, bytes: i64, blocks: Vec<Item>) -> Item {
+    Item::Dict(vec![
+        ("device", Item::Int(0)),
+        ("address", Item::Int(BASE + address)),
+        ("total_size", Item::Int(bytes)),
+        ("stream", Item::Int(0)),
+        ("segment_type", Item::Text("large")),
+        ("segment_pool_id", Item::Pair(0, 0)),
+        ("blocks", Item::List(blocks)),
+    ])
+}
+
+fn block(bytes: i64, state: &'static str) -> Item {
+    Item::Dict(vec![
+        ("size", Item::Int(bytes)),
+        ("requested_size", Item::Int(bytes)),
+        ("state", Item::Text(state)),
+    ])
+}
+
+fn snapshot(name: &str, segments: Vec<Item>, entries: Vec<Item>) -> PathBuf {
+    let root = Item::Dict(vec![
+        ("segments", Item::List(segments)),
+        ("device_traces", Item::List(vec![Item::List(entries)])),
+    ]);
+    let mut bytes = vec![0x80, 4];
+    pickle(&root, &mut bytes);
+    bytes.push(b'.');
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::File::create(&path).unwrap().write_all(&bytes).unwrap();
+    path
+}
+
+#[test]
+fn a_complete_history_is_checked_address_by_address() {
+    let path = snapshot(
+        "complete.pickle",
+        vec![segment(0, 30 * MIB, vec![block(10 * MIB, "active_allocated"), block(20 * MIB, "inactive")])],
+        vec![
+            entry("segment_alloc", 0, 30 * MIB),
+            entry("alloc", 0, 30 * MIB),
+            entry("free_requested", 0, 30 * MIB),
+            entry("free_completed", 0, 30 * MIB),
+            entry("alloc", 0, 10 * MIB),
+        ],
+    );
+    let trace = load(&path).unwrap();
+    let stream = &trace.devices[0];
+    assert_eq!(stream.history, History::Complete);
+    let laboratory = Laboratory::new(stream).unwrap();
+    let check = laboratory.self_check(Some((2, 11)));
+    assert_eq!((check.n_matching, check.n_requests, check.n_strayed), (2, 2, 0));
+    let answer = laboratory
+        .answer(&Question {
+            policy: "torch".into(),
+            options: "expandable_segments:True".into(),
+            torch_version: (2, 11),
+            device_memory: None,
+            limit: None,
+        })
+        .unwrap();
+    assert_eq!(answer.confidence, Confidence::Exact);
+    // Two pages of 20 MiB.
+    assert_eq!(answer.outcome.books.reserved.peak, 40 << 20);
+}
+
+#[test]
+fn a_history_that_starts_late_is_run_backwards() {
+    let path = snapshot(
+        "late.pickle",
+        vec![segment(0, 30 * MIB, vec![block(10 * MIB, "inactive"), block(20 * MIB, "active_allocated")])],
+        vec![entry("free_requested", 0, 10 * MIB), entry("free_completed", 0, 10 * MIB)],
+    );
+    let trace = load(&path).unwrap();
+    let stream = &trace.devices[0];
+    assert_eq!(stream.history, History::StartsLate);
+    let blocks = &stream.initial[0].blocks;
+    let shown: Vec<(u64, bool)> =
+        blocks.iter().map(|block| (block.bytes >> 20, block.alloc.is_some())).collect();
+    assert_eq!(shown, [(10, true), (20, true)]);
+}
+
+#[test]
+fn segments_given_back_without_need_are_an_empty_cache() {
+    let freed = |address, mib| {
+        [
+            entry("segment_alloc", address, mib * MIB),
+            entry("alloc", address, mib * MIB),
+            entry("free_requested", address, mib * MIB),
+            entry("free_completed", address, mib * MIB),
+        ]
+    };
+    let mut entries: Vec<Item> = freed(0, 30).into_iter().chain(freed(64 * MIB, 40)).collect();
+    entries.extend([entry("segment_free", 0, 30 * MIB), entry("segment_free", 64 * MIB, 40 * MIB)]);
+    entries.extend(freed(0, 12));
+    let trace = load(&snapshot(
+        "trim.pickle",
+        vec![segment(0, 12 * MIB, vec![block(12 * MIB, "inactive")])],
+        entries,
+    ))
+    .unwrap();
+    let stream = &trace.devices[0];
+    assert_eq!(stream.ops.iter().filter(|op| **op == Op::Trim).count(), 1);
+    assert!(Laboratory::new(stream).unwrap().self_check(Some((2, 11))).is_perfect());
+}
+
+#[test]
+fn a_history_with_holes_is_refused_with_the_reason() {
+    let path = snapshot("holes.pickle", vec![], vec![entry("alloc", 0, 512), entry("alloc", 0, 512)]);
+    let trace = load(&path).unwrap();
+    let why = Laboratory::new(&trace.devices[0]).err().unwrap();
+    assert!(why.contains("handed out twice") && why.contains("skip_actions"), "{why}");
+}
+
+#[test]
+fn damaged_files_are_named_and_never_crash() {
+    let path = snapshot("whole.pickle", vec![segment(0, MIB, vec![])], vec![entry("alloc", 0, 512)]);
+    let whole = std::fs::read(&path).unwrap();
+    let damaged = Path::new(env!("CARGO_TARGET_TMPDIR")).join("damaged.pickle");
+    for length in 0..whole.len() {
+        std::fs::write(&damaged, &whole[..length]).unwrap();
+        let error = load(&damaged).unwrap_err().to_string();
+        assert!(error.contains("damaged.pickle") && error.contains("truncated"), "{length}: {error}");
+    }
+    for index in 0..whole.len() {
+        let mut bytes = whole.clone();
+        for value in [0, 0x28, 0x2e, 0x7d, 0x8a, 0xff] {
+            bytes[index] = value;
+            std::fs::write(&damaged, &bytes).unwrap();
+            let _ = load(&damaged); // Any answer, but an answer.
+        }
+    }
+}
+
+#[test]
+fn every_address_of_real_snapshots_is_reproduced() {
+    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared");
+    let folder = std::env::var_os("GPUTRACE_SHARED").map_or_else(default, PathBuf::from).join("groundtruth");
+    let Ok(entries) = std::fs::read_dir(&folder) else {
+        println!("skipped: there is no {}", folder.display());
+        return;
+    };
+    for path in entries
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|it| it == "gz"))
+    {
+        let trace = load(&path).unwrap();
+        let check = Laboratory::new(&trace.devices[0]).unwrap().self_check(Some((2, 11)));
+        assert!(check.is_perfect(), "{}: {check:?}", path.display());
+        println!("{}: {} of {} match", path.display(), check.n_matching, check.n_requests);
+    }
+}

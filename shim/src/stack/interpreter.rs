@@ -1,0 +1,376 @@
+//! The interpreter of this process, once found, and the calling thread's place in it.
+
+use super::Lookup;
+use super::python_offsets::{
+    DEBUG_COOKIE, DEBUG_FREE_THREADED, DEBUG_VERSION, DEBUG_WORDS, NONE, Offsets, Place, VERSIONS,
+};
+use core::cell::UnsafeCell;
+use core::ffi::{CStr, c_char, c_void};
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+/// What is known about Python in this process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub(crate) enum Status {
+    /// No CPython was found (yet).
+    Absent = 0,
+    /// Frames are captured.
+    Ready = 1,
+    /// Another thread is finding out.
+    Looking = 2,
+    /// A build without a global lock: its frames move while they are read.
+    FreeThreaded = 3,
+    /// Older than 3.9 or newer than this library knows.
+    UnknownVersion = 4,
+    /// The memory does not look as this version's should.
+    UnknownLayout = 5,
+}
+
+static STATUS: AtomicU32 = AtomicU32::new(Status::Absent as u32);
+static PYTHON: Shared = Shared(UnsafeCell::new(MaybeUninit::uninit()));
+
+struct Shared(UnsafeCell<MaybeUninit<Python>>);
+
+// SAFETY: written once, before STATUS says Ready, and only read after that.
+unsafe impl Sync for Shared {}
+
+/// The interpreter's symbols and offsets.
+#[derive(Clone, Copy)]
+pub(crate) struct Python {
+    pub(crate) offsets: Offsets,
+    this_thread_state: unsafe extern "C" fn() -> *mut c_void,
+    /// Before 3.12: the thread state that holds the GIL, whoever that is.
+    current_thread_state: Option<unsafe extern "C" fn() -> *mut c_void>,
+    runtime: u64,
+    pub(crate) code_type: u64,
+    pub(crate) text_type: u64,
+    pub(crate) bytes_type: u64,
+    /// Address range of the function that runs bytecode.
+    pub(crate) interpreter: (u64, u64),
+}
+
+/// What is known about Python in this process.
+#[must_use]
+pub(crate) fn status() -> Status {
+    use Status::*;
+    let raw = STATUS.load(Ordering::Relaxed);
+    [Ready, Looking, FreeThreaded, UnknownVersion, UnknownLayout]
+        .into_iter()
+        .find(|status| *status as u32 == raw)
+        .unwrap_or(Absent)
+}
+
+/// `(major << 8) | minor` of the interpreter, and the address range of the function that runs bytecode (0 to 0 where it
+/// is not to be found). `None` unless [`Status::Ready`].
+#[must_use]
+pub(crate) fn interpreter() -> Option<(u16, u64, u64)> {
+    let python = ready()?;
+    Some((3 << 8 | u16::from(python.offsets.minor), python.interpreter.0, python.interpreter.1))
+}
+
+/// Declines the interpreter: its memory is not what it should be.
+pub(crate) fn give_up() {
+    STATUS.store(Status::UnknownLayout as u32, Ordering::Relaxed);
+}
+
+/// Looks for an interpreter, unless one was found. May be called again when libraries were loaded.
+///
+/// # Safety
+/// As for [`super::init`].
+pub(crate) unsafe fn init(lookup: Lookup) {
+    let absent = Status::Absent as u32;
+    let looking = Status::Looking as u32;
+    if STATUS.compare_exchange(absent, looking, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+        return;
+    }
+    // SAFETY: the caller's promise.
+    let found = unsafe { find(lookup) };
+    let status = match found {
+        Ok(python) => {
+            let cell = PYTHON.0.get();
+            // SAFETY: only the thread that made the status Looking writes, once, and nobody reads before Ready.
+            unsafe { cell.write(MaybeUninit::new(python)) };
+            Status::Ready
+        }
+        Err(status) => status,
+    };
+    // SYNC: what `init` found is visible to whoever sees Ready.
+    STATUS.store(status as u32, Ordering::Release);
+}
+
+/// The interpreter, when its frames can be read.
+#[inline(always)]
+pub(crate) fn ready() -> Option<&'static Python> {
+    // SYNC: what `init` found is visible to whoever sees Ready.
+    if STATUS.load(Ordering::Acquire) != Status::Ready as u32 {
+        return None;
+    }
+    // SAFETY: `init` never gives the cell out again after Ready.
+    let cell = unsafe { &*PYTHON.0.get() };
+    // SAFETY: written before Ready, never again.
+    Some(unsafe { cell.assume_init_ref() })
+}
+
+unsafe fn find(lookup: Lookup) -> Result<Python, Status> {
+    let find = |name: &CStr| -> Result<u64, Status> {
+        // SAFETY: a C string, at a moment the caller of `init` chose.
+        let address = unsafe { lookup(name.as_ptr()) } as u64;
+        if address == 0 { Err(Status::UnknownLayout) } else { Ok(address) }
+    };
+    let this_thread_state = find(c"PyGILState_GetThisThreadState").map_err(|_| Status::Absent)?;
+    let version = find(c"Py_GetVersion")?;
+    // SAFETY: `const char *Py_GetVersion(void)`, callable at any time; pylifecycle.h of every version.
+    let version: unsafe extern "C" fn() -> *const c_char = unsafe { core::mem::transmute(version) };
+    // SAFETY: as above.
+    let version = unsafe { version() };
+    // SAFETY: a static string of CPython.
+    let version = unsafe { CStr::from_ptr(version) };
+    let minor = minor_version(version).ok_or(Status::UnknownVersion)?;
+    let offsets = VERSIONS.into_iter().find(|row| row.minor == minor).ok_or(Status::UnknownVersion)?;
+    let runtime = find(c"_PyRuntime")?;
+    // SAFETY: the address of CPython's own variable.
+    let offsets = with_debug_offsets(offsets, unsafe { Object::new(runtime) })?;
+    let eval = find(c"_PyEval_EvalFrameDefault").unwrap_or(0);
+    let range = super::native::object_around(eval).and_then(|object| object.function_range(eval));
+    let current = if minor < 12 { find(c"_PyThreadState_UncheckedGet").ok() } else { None };
+    Ok(Python {
+        offsets,
+        // SAFETY: `PyThreadState *PyGILState_GetThisThreadState(void)`, pystate.h.
+        this_thread_state: unsafe {
+            core::mem::transmute::<u64, unsafe extern "C" fn() -> *mut c_void>(this_thread_state)
+        },
+        // SAFETY: `PyThreadState *_PyThreadState_UncheckedGet(void)`, cpython/pystate.h.
+        current_thread_state: current.map(|address| unsafe {
+            core::mem::transmute::<u64, unsafe extern "C" fn() -> *mut c_void>(address)
+        }),
+        runtime,
+        code_type: find(c"PyCode_Type")?,
+        text_type: find(c"PyUnicode_Type")?,
+        bytes_type: find(c"PyBytes_Type")?,
+        interpreter: range.unwrap_or((0, 0)),
+    })
+}
+
+/// `3.12.1 (main, ...)` gives 12.
+fn minor_version(text: &CStr) -> Option<u8> {
+    let digits = text.to_bytes().strip_prefix(b"3.")?;
+    let mut minor = None;
+    for digit in digits.iter().take_while(|byte| byte.is_ascii_digit()) {
+        minor = Some(minor.unwrap_or(0u8).checked_mul(10)?.checked_add(digit - b'0')?);
+    }
+    minor
+}
+
+/// The row, with what the process says about itself. A layout other than the row's loses the fields that only the row
+/// knows.
+fn with_debug_offsets(row: Offsets, runtime: Object) -> Result<Offsets, Status> {
+    let Some(words) = DEBUG_WORDS.iter().find(|words| words.minor == row.minor) else { return Ok(row) };
+    let word = |index: u8| runtime.word(u16::from(index) * 8);
+    let version = word(DEBUG_VERSION) >> 16;
+    if word(0) != DEBUG_COOKIE || version != 0x300 | u64::from(row.minor) {
+        return Err(Status::UnknownLayout);
+    }
+    if word(DEBUG_FREE_THREADED) != 0 {
+        return Err(Status::FreeThreaded);
+    }
+    let offset = |index: u8| u16::try_from(word(index)).unwrap_or(NONE);
+    let said = Offsets {
+        finalizing: offset(words.finalizing),
+        interpreters: offset(words.finalizing + 1),
+        interpreter_id: offset(words.interpreter_id),
+        thread_interpreter: offset(words.thread_interpreter),
+        thread_top: offset(words.thread_interpreter + 1),
+        thread_id: offset(words.thread_interpreter + 2),
+        frame_previous: offset(words.frame_previous),
+        frame_code: offset(words.frame_previous + 1),
+        frame_place: offset(words.frame_previous + 2),
+        frame_owner: offset(words.frame_previous + 4),
+        code_file: offset(words.code_file),
+        code_name: offset(words.code_file + 2),
+        code_lines: offset(words.code_file + 3),
+        code_first_line: offset(words.code_file + 4),
+        code_start: offset(words.code_start),
+        object_type: offset(words.object_type),
+        ..row
+    };
+    if said == row {
+        return Ok(row);
+    }
+    let all =
+        [said.finalizing, said.interpreter_id, said.thread_interpreter, said.thread_top, said.thread_id];
+    if all.contains(&NONE) {
+        return Err(Status::UnknownLayout);
+    }
+    Ok(Offsets { code_version: NONE, code_first_traceable: NONE, ..said })
+}
+
+/// A structure of CPython.
+#[derive(Clone, Copy)]
+pub(crate) struct Object(u64);
+
+impl Object {
+    /// # Safety
+    /// A structure of CPython lies at `address` and stays there while the value is used; reads stay inside it.
+    #[inline(always)]
+    pub(crate) const unsafe fn new(address: u64) -> Object {
+        Object(address)
+    }
+
+    /// Where it lies.
+    #[inline(always)]
+    pub(crate) const fn address(self) -> u64 {
+        self.0
+    }
+
+    /// The integer at `offset`.
+    #[inline(always)]
+    pub(crate) fn load<T: Copy>(self, offset: u64) -> T {
+        let at = self.0.wrapping_add(offset) as *const T;
+        // SAFETY: inside a live structure, by the promise of `new`; `T` is an integer.
+        unsafe { at.read_unaligned() }
+    }
+
+    #[inline(always)]
+    pub(crate) fn word(self, offset: u16) -> u64 {
+        self.load(u64::from(offset))
+    }
+
+    #[inline(always)]
+    pub(crate) fn half(self, offset: u16) -> u32 {
+        self.load(u64::from(offset))
+    }
+}
+
+impl Python {
+    /// The calling thread's state, unless it has none or another thread is tearing the interpreter down.
+    #[inline(always)]
+    pub(crate) fn thread_state(&self) -> Option<Object> {
+        // SAFETY: reads thread-specific data; documented to work without the GIL.
+        let own = unsafe { (self.this_thread_state)() } as u64;
+        // SAFETY: the address of CPython's own variable.
+        let runtime = unsafe { Object::new(self.runtime) };
+        let finalizing = runtime.word(self.offsets.finalizing);
+        if own == 0 || (finalizing != 0 && finalizing != own) {
+            return None;
+        }
+        // SAFETY: the interpreter is alive, and so are its threads' states.
+        let thread = unsafe { Object::new(own) };
+        // SAFETY: no precondition.
+        let this_thread = unsafe { libc::pthread_self() };
+        if thread.word(self.offsets.thread_id) != this_thread as u64 {
+            return None;
+        }
+        match self.current_thread_state {
+            Some(current)
+                if runtime.word(self.offsets.interpreters)
+                    != thread.word(self.offsets.thread_interpreter) =>
+            {
+                Some(self.in_subinterpreter(current, thread))
+            }
+            _ => Some(thread),
+        }
+    }
+
+    /// Before 3.12 a thread's own state stays the main interpreter's while it runs another one. The holder of the GIL
+    /// is then the better answer, if it is this thread.
+    #[cold]
+    #[inline(never)]
+    fn in_subinterpreter(&self, current: unsafe extern "C" fn() -> *mut c_void, own: Object) -> Object {
+        // SAFETY: reads one atomic.
+        let current = unsafe { current() } as u64;
+        if current == 0 || current == own.0 {
+            return own;
+        }
+        // Another thread's state may be freed at any moment: read it in a way that cannot fault.
+        let owner = peek(current.wrapping_add(u64::from(self.offsets.thread_id)));
+        // SAFETY: no precondition.
+        let this_thread = unsafe { libc::pthread_self() } as u64;
+        // SAFETY: a state whose owner is the calling thread stays alive while it runs.
+        if owner == Ok(this_thread) { unsafe { Object::new(current) } } else { own }
+    }
+
+    #[inline(always)]
+    pub(crate) fn top_frame(&self, thread: Object) -> u64 {
+        let top = thread.word(self.offsets.thread_top);
+        if self.offsets.cframe_current == NONE || top == 0 {
+            return top;
+        }
+        // SAFETY: `cframe` points into the C stack of the running interpreter, or into the thread state.
+        unsafe { Object::new(top) }.word(self.offsets.cframe_current)
+    }
+
+    /// Numbers of interpreters are never given twice.
+    #[inline(always)]
+    pub(crate) fn interpreter_id(&self, thread: Object) -> u64 {
+        // SAFETY: a thread state holds its interpreter.
+        unsafe { Object::new(thread.word(self.offsets.thread_interpreter)) }.word(self.offsets.interpreter_id)
+    }
+
+    /// Follows the frames with reads that cannot fault. `None` when there is no frame, or such reads are forbidden.
+    pub(crate) fn looks_right(&self, top: u64) -> Option<bool> {
+        let mut frame = top;
+        let mut n_code = 0;
+        for _ in 0..64 {
+            if frame < 4096 {
+                break;
+            }
+            match self.frame_looks_right(frame) {
+                Ok(is_code) => n_code += u32::from(is_code),
+                Err(Unreadable::Forbidden) => return Some(true), // Version and symbols are all there is to trust.
+                Err(Unreadable::Fault) => return Some(false),
+            }
+            match peek(frame.wrapping_add(u64::from(self.offsets.frame_previous))) {
+                Ok(previous) => frame = previous,
+                Err(_) => return Some(false),
+            }
+        }
+        if top < 4096 { None } else { Some(n_code > 0) }
+    }
+
+    /// Whether the frame shows code; an error when something is not what it should be.
+    fn frame_looks_right(&self, frame: u64) -> Result<bool, Unreadable> {
+        let field = |base: u64, offset: u16| peek(base.wrapping_add(u64::from(offset)));
+        let code = field(frame, self.offsets.frame_code)? & !7;
+        if code == 0 || field(code, self.offsets.object_type)? != self.code_type {
+            return Ok(false);
+        }
+        let name = field(code, self.offsets.code_name)?;
+        let file = field(code, self.offsets.code_file)?;
+        let lines = field(code, self.offsets.code_lines)?;
+        let place = field(frame, self.offsets.frame_place)?;
+        let offset =
+            place.wrapping_sub(code).wrapping_sub(u64::from(self.offsets.code_start)).wrapping_add(2);
+        let is_right = field(name, self.offsets.object_type)? == self.text_type
+            && field(file, self.offsets.object_type)? == self.text_type
+            && field(lines, self.offsets.object_type)? == self.bytes_type
+            && field(lines, self.offsets.length)? < 1 << 26
+            && (self.offsets.place != Place::Address || offset < 1 << 28);
+        if is_right { Ok(true) } else { Err(Unreadable::Fault) }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Unreadable {
+    Fault,
+    Forbidden,
+}
+
+/// A word of this process, read by the kernel: a bad address is an error, not a signal.
+fn peek(address: u64) -> Result<u64, Unreadable> {
+    let mut word = 0u64;
+    let local = libc::iovec { iov_base: (&raw mut word).cast(), iov_len: 8 };
+    let remote = libc::iovec { iov_base: address as *mut c_void, iov_len: 8 };
+    // SAFETY: no precondition.
+    let pid = unsafe { libc::getpid() };
+    // SAFETY: the kernel writes at most eight bytes into `word` and checks the other address itself.
+    let n = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
+    if n == 8 {
+        return Ok(word);
+    }
+    // SAFETY: no precondition.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: the calling thread's own.
+    let error = unsafe { errno.read() };
+    Err(if error == libc::EFAULT || n >= 0 { Unreadable::Fault } else { Unreadable::Forbidden })
+}

