@@ -179,13 +179,16 @@ fn find_driver() {
 fn index(driver: &Object) {
     for (row, hook) in HOOKS.iter().enumerate() {
         let Some(address) = driver.symbol(hook.name) else { continue };
-        if let (Some(real), Some(next)) = (REALS.get(row), NEXT.get(row)) {
+        if let Some(real) = REALS.get(row) {
             real.store(address, Ordering::Release);
-            let _ = next.compare_exchange(0, address, Ordering::AcqRel, Ordering::Acquire);
         }
         remember_address(address, row as u16);
     }
     index_interposers(driver);
+    for (real, next) in REALS.iter().zip(&NEXT) {
+        let driver = real.load(Ordering::Acquire);
+        let _ = next.compare_exchange(0, driver, Ordering::AcqRel, Ordering::Acquire);
+    }
     for slot in AUXILIARY.slots() {
         if let Some(address) = driver.symbol(slot.name) {
             slot.set(address);
@@ -224,8 +227,9 @@ fn interpose(row: u16, address: usize) {
     INTERPOSED.store(true, Ordering::Relaxed);
     if let (Some(real), Some(next)) = (REALS.get(usize::from(row)), NEXT.get(usize::from(row))) {
         // The first library behind us is the one that the program would have found.
-        let driver = real.load(Ordering::Acquire);
-        let _ = next.compare_exchange(driver, address, Ordering::AcqRel, Ordering::Acquire);
+        for now in [0, real.load(Ordering::Acquire)] {
+            let _ = next.compare_exchange(now, address, Ordering::AcqRel, Ordering::Acquire);
+        }
     }
 }
 
