@@ -245,6 +245,6 @@ fn show(rows: &[Row], routes: &[String], table: &BTreeMap<(String, String), &str
             .collect();
         text += &format!("{:34}{}\n", row.name, marks.join(" "));
     }
-    println!("{text}");
+    eprintln!("{text}");
     fs::write(directory.join("table.txt"), text).expect("a scratch directory");
 }

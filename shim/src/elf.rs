@@ -101,7 +101,7 @@ impl Object {
         let (mut start, mut end, mut dynamic) = (usize::MAX, 0, core::ptr::null());
         for i in 0..usize::from(info.dlpi_phnum) {
             // SAFETY: the loader's array has `dlpi_phnum` entries.
-            let header = unsafe { &*info.dlpi_phdr.add(i) };
+            let header = unsafe { &*info.dlpi_phdr.wrapping_add(i) };
             let at = base.wrapping_add(header.p_vaddr as usize);
             match header.p_type {
                 libc::PT_LOAD => {
@@ -192,7 +192,7 @@ impl Object {
         for (table, n) in lists.into_iter().flatten() {
             for index in 0..n {
                 // SAFETY: the loader has just used the same table, which has `n` entries.
-                let relocation = unsafe { *table.add(index) };
+                let relocation = unsafe { *table.wrapping_add(index) };
                 if !FUNCTION_SLOTS.contains(&(relocation.info as u32)) {
                     continue;
                 }
@@ -213,7 +213,7 @@ impl Object {
         let table = self.address(DT_GNU_HASH)? as *const u32;
         let hash = gnu_hash(name.to_bytes());
         // SAFETY: the table starts with four words.
-        let [n_buckets, first, bloom_words] = [0, 1, 2].map(|i| unsafe { *table.add(i) });
+        let [n_buckets, first, bloom_words] = [0, 1, 2].map(|i| unsafe { *table.wrapping_add(i) });
         if n_buckets == 0 {
             return None;
         }
@@ -222,16 +222,16 @@ impl Object {
         // SAFETY: as above.
         let chains = unsafe { buckets.add(n_buckets as usize) };
         // SAFETY: the remainder is below the number of buckets.
-        let mut index = unsafe { *buckets.add((hash % n_buckets) as usize) };
+        let mut index = unsafe { *buckets.wrapping_add((hash % n_buckets) as usize) };
         if index < first {
             return None;
         }
         loop {
             // SAFETY: chains have a word for every symbol from `first` on; the last of a bucket is odd.
-            let word = unsafe { *chains.add((index - first) as usize) };
+            let word = unsafe { *chains.wrapping_add((index - first) as usize) };
             if word | 1 == hash | 1 {
                 // SAFETY: the index comes from the object's own hash table.
-                let symbol = unsafe { *symbols.add(index as usize) };
+                let symbol = unsafe { *symbols.wrapping_add(index as usize) };
                 // SAFETY: symbol names are C strings of the string table.
                 let found = unsafe { CStr::from_ptr((strings + symbol.name as usize) as *const _) };
                 if found == name && symbol.section != 0 && symbol.info & 15 != STT_GNU_IFUNC {

@@ -309,7 +309,7 @@ fn name_hash(name: &[u8]) -> usize {
 /// Answer of [`decide`]: leave it to the C library.
 const PASS: *mut c_void = null_mut();
 /// Answer of [`decide`]: the program gets null, and the `dlerror` of a lookup that just failed.
-const ABSENT: *mut c_void = 1 as *mut c_void;
+const ABSENT: *mut c_void = core::ptr::without_provenance_mut(1);
 
 /// What `dlsym` shall answer: one of our functions, [`PASS`] or [`ABSENT`].
 ///
