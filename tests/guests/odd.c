@@ -57,6 +57,7 @@ static void signals(void)
     memset(&each, 0, sizeof each);
     setitimer(ITIMER_PROF, &each, NULL);
     printf("handled %d\n", handled >= 300);
+    fprintf(stderr, "signals: %d\n", (int)handled);
 }
 
 /* Memory given back when a thread ends, after its last line. */
