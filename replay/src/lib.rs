@@ -17,6 +17,7 @@ pub mod driver;
 pub mod import;
 pub mod ops;
 pub mod policies;
+mod ranges;
 #[cfg(test)]
 mod scene;
 pub mod simulator;

@@ -30,8 +30,11 @@ fn help_of_every_verb() {
           summary  Shows the figures of each process and device: what the driver, PyTorch and each owner
                    held
           stats    Shows counts, sizes and durations of calls and PyTorch blocks
+          replay   Replays a trace through simulated allocators
+          tune     Finds the PYTORCH_CUDA_ALLOC_CONF line that saves most memory
           doctor   Checks whether recording can work here, with a given program, or what is wrong with a
                    trace
+          import   Reads PyTorch snapshots and says what they hold and how well they are understood
           recover  Makes a trace of a ring whose recorder is gone
           help     Print this message or the help of the given subcommand(s)
 
@@ -124,6 +127,43 @@ fn help_of_every_verb() {
                               auto] [possible values: auto, always, never]
           -h, --help          Print help
 
+        ---- gputrace replay --help
+        Replays a trace through simulated allocators
+
+        Usage: gputrace replay [OPTIONS] <TRACE>...
+
+        Arguments:
+          <TRACE>...  gputrace traces or PyTorch snapshots (plain or .gz)
+
+        Options:
+              --policy <NAME[:OPTIONS]>  Allocator to simulate, NAME or NAME:OPTIONS; may be given several
+                                         times. For `torch`, OPTIONS is what PYTORCH_CUDA_ALLOC_CONF would
+                                         hold [default: torch as recorded]. `--policy help` lists them all
+              --torch-version <X.Y>      PyTorch release to imitate [default: the one that explains the
+                                         trace best]
+              --device-memory <BYTES>    Memory of the device [default: what the trace says, or unlimited]
+              --limit <BYTES>            The most that the process may reserve, as
+                                         set_per_process_memory_fraction would set it
+              --json                     Print one JSON object, bytes as integers
+          -h, --help                     Print help
+
+        ---- gputrace tune --help
+        Finds the PYTORCH_CUDA_ALLOC_CONF line that saves most memory
+
+        Usage: gputrace tune [OPTIONS] <TRACE>
+
+        Arguments:
+          <TRACE>  gputrace trace or PyTorch snapshot (plain or .gz)
+
+        Options:
+              --torch-version <X.Y>    PyTorch release to imitate [default: the one that explains the trace
+                                       best]
+              --device-memory <BYTES>  Memory of the device [default: what the trace says, or unlimited]
+              --limit <BYTES>          The most that the process may reserve, as
+                                       set_per_process_memory_fraction would set it
+              --json                   Print one JSON object, bytes as integers
+          -h, --help                   Print help
+
         ---- gputrace doctor --help
         Checks whether recording can work here, with a given program, or what is wrong with a trace
 
@@ -138,6 +178,18 @@ fn help_of_every_verb() {
               --color <WHEN>  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE [default:
                               auto] [possible values: auto, always, never]
           -h, --help          Print help
+
+        ---- gputrace import --help
+        Reads PyTorch snapshots and says what they hold and how well they are understood
+
+        Usage: gputrace import [OPTIONS] <SNAPSHOT>...
+
+        Arguments:
+          <SNAPSHOT>...  PyTorch snapshots (plain or .gz)
+
+        Options:
+              --json  Print one JSON object a snapshot
+          -h, --help  Print help
 
         ---- gputrace recover --help
         Makes a trace of a ring whose recorder is gone
@@ -285,6 +337,7 @@ fn record_hands_its_options_on() {
         .replace(&*libc().to_string_lossy(), "LIBRARY");
     expect![[r#"
         GPUTRACE_FORCE=1
+        GPUTRACE_JOB_BEGAN=1795228742806545594
         GPUTRACE_OUTPUT=out/%p.gtr
         GPUTRACE_RECORDER=GPUTRACE
         GPUTRACE_RING_BYTES=67108864
