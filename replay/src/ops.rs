@@ -177,8 +177,10 @@ pub enum History {
 }
 
 /// The settings that the recorded allocator ran under, as far as the trace tells.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedSettings {
+    /// The policy that does what the recorded allocator did: `torch` wherever PyTorch's blocks were recorded.
+    pub policy: &'static str,
     /// The option string (`PYTORCH_CUDA_ALLOC_CONF`), where the trace holds it.
     pub options: Option<String>,
     /// (major, minor), where the trace holds it.
@@ -187,6 +189,18 @@ pub struct RecordedSettings {
     pub torch_at_least: Option<(u8, u8)>,
     /// Memory of the device, bytes.
     pub device_memory: Option<u64>,
+}
+
+impl Default for RecordedSettings {
+    fn default() -> RecordedSettings {
+        RecordedSettings {
+            policy: "torch",
+            options: None,
+            torch_version: None,
+            torch_at_least: None,
+            device_memory: None,
+        }
+    }
 }
 
 /// A line of a stack.
