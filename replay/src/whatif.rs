@@ -124,7 +124,7 @@ impl<'a> Laboratory<'a> {
         match &stream.history {
             History::Broken(why) => Err(why.clone()),
             History::Complete | History::StartsLate => {
-                Ok(Laboratory { stream, knowledge: Knowledge::of(&stream.driver) })
+                Ok(Laboratory { stream, knowledge: Knowledge::of(stream) })
             }
         }
     }
@@ -216,7 +216,7 @@ impl<'a> Laboratory<'a> {
             Answer { outcome, confidence, peak_reserved_range: (peak, peak), n_oom }
         };
         let depends = outcome.has_counter(ADDRESS_TIES) && outcome.counter(ADDRESS_TIES) > 0;
-        if !depends || !parted.load(Ordering::Relaxed) {
+        if !depends || !parted.load(Ordering::Relaxed) || self.knowledge.is_sure() {
             return Ok(certain(outcome));
         }
         let guesses = self.guesses(question);
