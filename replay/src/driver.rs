@@ -525,6 +525,8 @@ impl Knowledge {
                 let mut learned = Vec::new();
                 driver.saw(seen.what, |driver, address, bytes| {
                     learned = driver.learn_seen(address, bytes);
+                    n_segments += 1;
+                    n_surprises += u64::from(surprise(&learned));
                     Some(address)
                 });
                 learned.push(Fact::Seen(seen.what));
@@ -539,7 +541,7 @@ impl Knowledge {
                 None => driver.learn(event.address, event.bytes),
             };
             n_segments += 1;
-            n_surprises += u64::from(learned.iter().any(|fact| !matches!(fact, Fact::Seen(_))));
+            n_surprises += u64::from(surprise(&learned));
             facts.extend(learned.into_iter().map(|fact| Known { call, op: event.before_op, fact }));
         }
         let call = knowledge.script.len() as u32;
@@ -598,6 +600,11 @@ impl Knowledge {
             (None, None) => Driver::new(1 << 47),
         }
     }
+}
+
+/// Whether something had to be assumed to explain an address.
+fn surprise(learned: &[Fact]) -> bool {
+    learned.iter().any(|fact| !matches!(fact, Fact::Seen(_)))
 }
 
 /// What-if addresses of a process of which only the recorded addresses are known.

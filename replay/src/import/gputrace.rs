@@ -13,13 +13,13 @@
 //! - A segment obtained while a stream was captured belongs to a private pool. Captures that use the same segment share
 //!   their pool. Pools of `use_mem_pool` are found by `pools.rs`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
 use gputrace_schemas::event::{
     Action, BlockAlloc, BlockFree, BlockOom, Bytes, Call, Event, EventKind, Frame as TraceFrame,
-    StackId as TraceStackId, ThreadId, Wait, WaitAction,
+    Mapping, Mappings, StackId as TraceStackId, ThreadId, Wait, WaitAction,
 };
 use gputrace_schemas::reader;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -27,7 +27,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::{ImportError, Trace};
 use crate::ledger::OUT_OF_MEMORY;
 use crate::ops::{
-    AllocId, Allocation, Builder, DriverCall, Frame, History, NO_SEGMENT, Op, PoolIdx, RecordedOom,
+    AllocId, Allocation, Builder, DriverCall, Frame, History, NO_SEGMENT, Nearby, Op, PoolIdx, RecordedOom,
     RecordedSegment, RecordedSettings, StackId, Stacks, StreamIdx, TooMany,
 };
 use crate::owners;
@@ -35,6 +35,8 @@ use crate::trace::Definitions;
 
 /// Most devices of one process.
 const MAX_DEVICES: i16 = 4096;
+/// The gap below everything that the kernel maps from the top down is wider than this.
+const WIDE: u64 = 1 << 40;
 /// Most stream events kept for one free: one for each stream that used the block.
 const MAX_EVENTS_OF_A_FREE: usize = 1024;
 
@@ -48,7 +50,7 @@ pub(super) fn read(path: &Path) -> Result<Trace, ImportError> {
     if !trace.is_complete() {
         notes.push("it has no end: its recorder was killed, or is still writing".to_owned());
     }
-    let mut imported = import(&trace, || trace.events())
+    let mut imported = import(&trace, || trace.events(), trace.mappings())
         .map_err(|source| ImportError::TooMany { path: path.into(), source })?;
     notes.extend(trace.damages().iter().map(ToString::to_string));
     if !trace.damages().is_empty() {
@@ -64,13 +66,16 @@ pub(super) fn read(path: &Path) -> Result<Trace, ImportError> {
 fn import<I: Iterator<Item = Event>>(
     definitions: &dyn Definitions,
     events: impl Fn() -> I,
+    mappings: impl Iterator<Item = Mappings>,
 ) -> Result<Trace, TooMany> {
     let mut survey = Survey::default();
     events().for_each(|event| survey.event(&event));
+    let devices = survey.devices.iter().map(|ordinal| (*ordinal, Device::new(*ordinal))).collect();
     let mut importer = Importer {
         definitions,
         survey,
-        devices: BTreeMap::new(),
+        devices,
+        mapped: Vec::new(),
         threads: FxHashMap::default(),
         pending: FxHashMap::default(),
         n_pending: 0,
@@ -83,7 +88,11 @@ fn import<I: Iterator<Item = Event>>(
         n_captures: 0,
         n_lost: 0,
     };
+    let mut mappings = mappings.peekable();
     for event in events() {
+        while let Some(mappings) = mappings.next_if(|mappings| mappings.time <= event.time) {
+            importer.mappings(mappings.mapped);
+        }
         importer.event(&event)?;
     }
     importer.finish()
@@ -96,6 +105,11 @@ struct Survey {
     own_events: FxHashSet<u64>,
     /// Devices with blocks of PyTorch's allocator.
     torch: FxHashSet<i16>,
+    /// Devices that anything was asked of.
+    devices: BTreeSet<i16>,
+    /// Address space that was reserved at any time, from start to end. PyTorch's segments that grow take terabytes of
+    /// it, which another setting would not have taken.
+    reserved: Vec<Mapping>,
     /// PyTorch's `allocate` was seen: [`Call::in_allocate`] means something.
     knows_allocate: bool,
 }
@@ -105,6 +119,13 @@ impl Survey {
         match &event.kind {
             EventKind::Wait(Wait { event, action: WaitAction::Query | WaitAction::Synchronize, .. }) => {
                 self.own_events.insert(*event);
+            }
+            EventKind::Call(call) if call.result == Some(0) && crate::ledger::gives(call.action) => {
+                if call.action == Action::Reserve {
+                    let end = call.addr.saturating_add(call.bytes.0);
+                    self.reserved.push(Mapping { start: call.addr, end });
+                }
+                self.devices.extend(Some(call.device).filter(|device| (0..MAX_DEVICES).contains(device)));
             }
             EventKind::BlockAlloc(block) => {
                 self.torch.insert(block.device);
@@ -179,6 +200,8 @@ struct Importer<'a> {
     definitions: &'a dyn Definitions,
     survey: Survey,
     devices: BTreeMap<i16, Device>,
+    /// The address space when it was last read.
+    mapped: Vec<Mapping>,
     threads: FxHashMap<ThreadId, ThreadState>,
     pending: FxHashMap<u64, PendingFree>,
     n_pending: u64,
@@ -302,6 +325,43 @@ impl Importer<'_> {
             EventKind::Sample(_) | EventKind::Note(_) => {}
         }
         Ok(())
+    }
+
+    /// The process's address space as it was read now.
+    fn mappings(&mut self, mapped: Vec<Mapping>) {
+        let mapped = without(&mapped, &self.survey.reserved);
+        let is_first = self.mapped.is_empty();
+        let gone = without(&self.mapped, &mapped);
+        let new = without(&mapped, &self.mapped);
+        let widest = mapped.windows(2).rev().find(|pair| pair[1].start - pair[0].end >= WIDE);
+        let ceiling = widest.map(|pair| pair[1].start);
+        for device in self.devices.values_mut() {
+            if is_first {
+                let Some(ceiling) = ceiling else { continue };
+                device.builder.stream_mut().surroundings.get_or_insert_default().ceiling = ceiling;
+            }
+            if device.builder.stream_mut().surroundings.is_none() {
+                continue;
+            }
+            for Mapping { start, end } in &gone {
+                device.builder.nearby(Nearby::Unmapped { start: *start, end: *end });
+            }
+            for Mapping { start, end } in &new {
+                device.builder.nearby(Nearby::Mapped { start: *start, end: *end });
+            }
+        }
+        self.mapped = mapped;
+    }
+
+    /// Memory that PyTorch's allocator on `device` has no part in; all devices where that is not known.
+    fn nearby(&mut self, device: Option<i16>, what: Nearby) {
+        for (ordinal, other) in &mut self.devices {
+            if device.is_none_or(|device| device == *ordinal)
+                && other.builder.stream_mut().surroundings.is_some()
+            {
+                other.builder.nearby(what);
+            }
+        }
     }
 
     fn device(&mut self, ordinal: i16) -> Option<&mut Device> {
@@ -506,10 +566,22 @@ impl Importer<'_> {
             Action::Map => self.page_mapped(event, call),
             Action::Unmap => self.page_unmapped(event, call),
             Action::SetAccess => self.end_mapping(event),
+            Action::Alloc if is_torch_device => {
+                let what = Nearby::Allocated { address: call.addr, bytes: call.bytes.0 };
+                self.nearby(Some(call.device), what);
+            }
+            Action::Free if self.is_nearby(call.addr) => {
+                self.nearby(None, Nearby::Freed { address: call.addr });
+            }
             _ if !is_torch_device => self.without_torch(event, call)?,
             _ => {}
         }
         Ok(())
+    }
+
+    /// Whether nobody whose requests are replayed holds this address.
+    fn is_nearby(&self, address: u64) -> bool {
+        !self.devices.values().any(|device| device.live.contains_key(&address))
     }
 
     fn caller(&mut self, stack: TraceStackId) -> Caller {
@@ -725,6 +797,33 @@ impl Importer<'_> {
         }
         Ok(trace)
     }
+}
+
+/// What of `these` lies in none of `others`, joined and ascending. Both may overlap and be in any order.
+fn without(these: &[Mapping], others: &[Mapping]) -> Vec<Mapping> {
+    let mut edges: Vec<(u64, i32, i32)> = Vec::with_capacity(2 * (these.len() + others.len()));
+    edges.extend(these.iter().flat_map(|it| [(it.start, 1, 0), (it.end, -1, 0)]));
+    edges.extend(others.iter().flat_map(|it| [(it.start, 0, 1), (it.end, 0, -1)]));
+    edges.sort_unstable_by_key(|(at, ..)| *at);
+    let (mut n_these, mut n_others) = (0, 0);
+    let mut left: Vec<Mapping> = Vec::new();
+    let mut since = None;
+    for (index, (at, of_these, of_others)) in edges.iter().enumerate() {
+        n_these += of_these;
+        n_others += of_others;
+        if edges.get(index + 1).is_some_and(|(next, ..)| next == at) {
+            continue;
+        }
+        match (since, n_these > 0 && n_others == 0) {
+            (None, true) => since = Some(*at),
+            (Some(start), false) => {
+                left.push(Mapping { start, end: *at });
+                since = None;
+            }
+            (None, false) | (Some(_), true) => {}
+        }
+    }
+    left
 }
 
 /// Memory of the device, of any kind.
