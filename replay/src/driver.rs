@@ -12,12 +12,12 @@
 //! from a PyTorch snapshot. [`Driver::learn`] infers it from addresses that were really handed out: what the rule
 //! would have used and the real driver did not must have been taken.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::addresses::AddressSpace;
 use crate::device::PAGE;
-use crate::ops::{DriverCall, DriverEvent};
+use crate::ops::{DriverCall, DriverEvent, Nearby, OpStream};
 
 /// 32 MiB: size and alignment of regions.
 pub const REGION: u64 = 32 << 20;
@@ -122,6 +122,19 @@ pub enum Fact {
         /// Whether it was preferred to regions that are known.
         is_newest: bool,
     },
+    /// This was seen to happen.
+    Seen(Nearby),
+}
+
+/// A [`Fact`] and since when it is true.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// From this recorded `cudaMalloc` or `cudaFree` of the allocator on.
+    pub call: u32,
+    /// From this op on.
+    pub op: u32,
+    /// What is true.
+    pub fact: Fact,
 }
 
 /// The driver's view of one process's addresses.
@@ -130,6 +143,10 @@ pub struct Driver {
     /// Oldest first.
     regions: Vec<Region>,
     gaps: Ranges,
+    /// Memory of others by its recorded address: where it is, and how much.
+    others: HashMap<u64, (u64, u64)>,
+    /// Small allocations of others in the pages that they share.
+    shared: HashMap<u64, u32>,
     /// Things that must have been assumed so far.
     pub learned: Learned,
 }
@@ -143,6 +160,8 @@ impl Driver {
         Driver {
             regions: Vec::new(),
             gaps: Ranges::from([(FLOOR, top.max(FLOOR + REGION))]),
+            others: HashMap::new(),
+            shared: HashMap::new(),
             learned: Learned::default(),
         }
     }
@@ -298,12 +317,9 @@ impl Driver {
             }
             Fact::Free(start, end) => {
                 self.learned.freed += 1;
-                take_any(&mut self.gaps, start, end);
-                give(&mut self.gaps, start, end);
-                for region in &self.regions {
-                    take_any(&mut self.gaps, region.start, region.end);
-                }
+                self.vacate(start, end);
             }
+            Fact::Seen(what) => self.saw(what, |driver, _, bytes| driver.alloc(bytes)),
             Fact::Spans(start, end) => {
                 self.learned.spans += 1;
                 self.span(start, end);
@@ -325,6 +341,67 @@ impl Driver {
                 }
             }
         }
+    }
+
+    fn vacate(&mut self, start: u64, end: u64) {
+        take_any(&mut self.gaps, start, end);
+        give(&mut self.gaps, start, end);
+        for region in &self.regions {
+            take_any(&mut self.gaps, region.start, region.end);
+        }
+    }
+
+    /// Follows what happened beside the allocator; `place` says where somebody else's memory is to be.
+    fn saw(&mut self, what: Nearby, mut place: impl FnMut(&mut Driver, u64, u64) -> Option<u64>) {
+        match what {
+            Nearby::Allocated { address, bytes } if bytes < PAGE => {
+                let page = address / PAGE * PAGE;
+                let users = self.shared.entry(page).or_default();
+                *users += 1;
+                self.others.insert(address, (page, 0));
+                if *users == 1
+                    && let Some(got) = place(self, page, PAGE)
+                {
+                    self.others.insert(page | 1, (got, PAGE));
+                }
+            }
+            Nearby::Allocated { address, bytes } => {
+                if let Some(got) = place(self, address, bytes) {
+                    self.others.insert(address, (got, bytes));
+                }
+            }
+            Nearby::Freed { address } => match self.others.remove(&address) {
+                Some((page, 0)) => {
+                    let users = self.shared.entry(page).or_default();
+                    *users = users.saturating_sub(1);
+                    if *users == 0
+                        && let Some((got, bytes)) = self.others.remove(&(page | 1))
+                    {
+                        self.free(got, bytes);
+                    }
+                }
+                Some((got, bytes)) => self.free(got, bytes),
+                None => {}
+            },
+            Nearby::Mapped { start, end } => take_any(&mut self.gaps, start, end),
+            // Regions that were given back are known to be gaps already; the rest was somebody's mapping.
+            Nearby::Unmapped { start, end } => self.vacate(start, end),
+        }
+    }
+
+    /// Serves a request where it really was, as [`Driver::learn`]. A mapping that was read there before the call was seen
+    /// was the request's own.
+    fn learn_seen(&mut self, address: u64, bytes: u64) -> Vec<Fact> {
+        let is_in_region = self.regions.iter().any(|it| (it.start..it.end).contains(&address));
+        let end = address.saturating_add(bytes.next_multiple_of(REGION));
+        let mut facts = Vec::new();
+        if !is_in_region && address.is_multiple_of(REGION) && !self.is_free(address, end - address) {
+            let own = Fact::Seen(Nearby::Unmapped { start: address.saturating_sub(REGION), end });
+            self.note(own);
+            facts.push(own);
+        }
+        facts.extend(self.learn(address, bytes));
+        facts
     }
 
     /// Makes one region of everything between two addresses. It is as new as the newest of its parts.
@@ -399,12 +476,14 @@ impl AddressSpace for Driver {
     }
 }
 
-/// What the recorded addresses of a process give away about everything else in its address space.
+/// What the recorded addresses of a process, and what was seen beside them, tell about its address space.
 #[derive(Clone, Debug)]
 pub struct Knowledge {
     script: Vec<DriverEvent>,
-    /// Each with the index of the recorded call from which on it is true; ascending.
-    facts: Vec<(u32, Fact)>,
+    /// Ascending by call and by op.
+    facts: Vec<Known>,
+    /// What else happened in the address space was recorded.
+    ceiling: Option<u64>,
     /// Recorded segments that were not where the rule alone would have put them, as a fraction of all.
     pub surprises: f64,
 }
@@ -413,33 +492,65 @@ pub struct Knowledge {
 const DATING_EFFORT: usize = 4_000_000;
 
 impl Knowledge {
-    /// What is known, each with the index of the recorded call from which on it is true.
-    pub fn facts(&self) -> &[(u32, Fact)] {
+    /// What is known.
+    pub fn facts(&self) -> &[Known] {
         &self.facts
     }
 
-    /// Learns from the driver calls of a trace.
-    pub fn of(script: &[DriverEvent]) -> Knowledge {
-        let script: Vec<DriverEvent> = script
-            .iter()
-            .filter(|it| matches!(it.call, DriverCall::Alloc | DriverCall::Free))
-            .copied()
-            .collect();
-        let mut knowledge = Knowledge { script, facts: Vec::new(), surprises: 0.0 };
+    /// Everything in the address space was recorded, and the rule explains every recorded address: it can be trusted with
+    /// others.
+    pub fn is_sure(&self) -> bool {
+        self.ceiling.is_some() && self.surprises == 0.0 && !self.script.is_empty()
+    }
+
+    /// Learns from the driver calls of a trace, and from what was seen beside them.
+    pub fn of(stream: &OpStream) -> Knowledge {
+        let mut knowledge = Knowledge {
+            script: Vec::new(),
+            facts: Vec::new(),
+            ceiling: stream.surroundings.as_ref().map(|surroundings| surroundings.ceiling),
+            surprises: 0.0,
+        };
+        let seen = stream.surroundings.iter().flat_map(|surroundings| &surroundings.events);
+        let mut seen = seen.peekable();
+        let own = (0u32..).zip(&stream.driver);
+        let own = own.filter(|(_, it)| matches!(it.call, DriverCall::Alloc | DriverCall::Free));
+        // Without surroundings the first address says where free addresses end.
+        knowledge.script = own.clone().map(|(_, event)| *event).collect();
         let mut driver = knowledge.start();
         let (mut n_segments, mut n_surprises) = (0u64, 0u64);
-        for (index, event) in (0u32..).zip(&knowledge.script) {
-            if event.call == DriverCall::Alloc {
-                let facts = driver.learn(event.address, event.bytes);
-                n_segments += 1;
-                n_surprises += u64::from(!facts.is_empty());
-                knowledge.facts.extend(facts.into_iter().map(|fact| (index, fact)));
-            } else {
-                driver.free(event.address, event.bytes);
+        let mut facts = Vec::new();
+        for (call, (index, event)) in (0u32..).zip(own) {
+            while let Some(seen) = seen.next_if(|seen| seen.before_call <= index) {
+                let mut learned = Vec::new();
+                driver.saw(seen.what, |driver, address, bytes| {
+                    learned = driver.learn_seen(address, bytes);
+                    n_segments += 1;
+                    n_surprises += u64::from(surprise(&learned));
+                    Some(address)
+                });
+                learned.push(Fact::Seen(seen.what));
+                facts.extend(learned.into_iter().map(|fact| Known { call, op: seen.before_op, fact }));
             }
+            if event.call == DriverCall::Free {
+                driver.free(event.address, event.bytes);
+                continue;
+            }
+            let learned = match stream.surroundings {
+                Some(_) => driver.learn_seen(event.address, event.bytes),
+                None => driver.learn(event.address, event.bytes),
+            };
+            n_segments += 1;
+            n_surprises += u64::from(surprise(&learned));
+            facts.extend(learned.into_iter().map(|fact| Known { call, op: event.before_op, fact }));
         }
+        let call = knowledge.script.len() as u32;
+        facts.extend(seen.map(|seen| Known { call, op: seen.before_op, fact: Fact::Seen(seen.what) }));
+        knowledge.facts = facts;
         knowledge.surprises = n_surprises as f64 / n_segments.max(1) as f64;
-        knowledge.date_back();
+        if knowledge.ceiling.is_none() {
+            knowledge.date_back();
+        }
         knowledge
     }
 
@@ -449,29 +560,29 @@ impl Knowledge {
         let mut accepted = self.n_contradictions(&self.facts);
         let effort = self.script.len().max(1);
         for index in 0..self.facts.len().min(DATING_EFFORT / effort) {
-            let (seen, fact) = self.facts[index];
-            if seen == 0 || !matches!(fact, Fact::Taken(..) | Fact::Foreign { .. }) {
+            let Known { call, fact, .. } = self.facts[index];
+            if call == 0 || !matches!(fact, Fact::Taken(..) | Fact::Foreign { .. }) {
                 continue;
             }
             let mut earlier = self.facts.clone();
-            earlier[index].0 = 0;
-            earlier.sort_by_key(|(since, _)| *since);
+            earlier[index] = Known { call: 0, op: 0, fact };
+            earlier.sort_by_key(|known| known.call);
             let contradictions = self.n_contradictions(&earlier);
             if contradictions <= accepted {
                 accepted = contradictions;
-                self.facts[index].0 = 0;
+                self.facts[index] = Known { call: 0, op: 0, fact };
             }
         }
-        self.facts.sort_by_key(|(since, _)| *since);
+        self.facts.sort_by_key(|known| known.call);
     }
 
-    fn n_contradictions(&self, facts: &[(u32, Fact)]) -> usize {
+    fn n_contradictions(&self, facts: &[Known]) -> usize {
         let mut driver = self.start();
         let mut facts = facts.iter().peekable();
         let mut n = 0;
         for (index, event) in (0u32..).zip(&self.script) {
-            while let Some((_, fact)) = facts.next_if(|(since, _)| *since <= index) {
-                driver.note(*fact);
+            while let Some(known) = facts.next_if(|known| known.call <= index) {
+                driver.note(known.fact);
             }
             if event.call == DriverCall::Alloc {
                 n += usize::from(!driver.learn(event.address, event.bytes).is_empty());
@@ -483,11 +594,17 @@ impl Knowledge {
     }
 
     fn start(&self) -> Driver {
-        match self.script.first() {
-            Some(first) => Driver::with_first(first.address, first.bytes),
-            None => Driver::new(1 << 47),
+        match (self.ceiling, self.script.first()) {
+            (Some(ceiling), _) => Driver::new(ceiling),
+            (None, Some(first)) => Driver::with_first(first.address, first.bytes),
+            (None, None) => Driver::new(1 << 47),
         }
     }
+}
+
+/// Whether something had to be assumed to explain an address.
+fn surprise(learned: &[Fact]) -> bool {
+    learned.iter().any(|fact| !matches!(fact, Fact::Seen(_)))
 }
 
 /// What-if addresses of a process of which only the recorded addresses are known.
@@ -558,14 +675,30 @@ impl<'a> Continued<'a> {
         }
     }
 
-    /// Takes note of what is true from the recorded call `call` on.
-    fn note_until(&mut self, call: usize) {
-        while let Some((_, fact)) =
-            self.knowledge.facts.get(self.next_fact).filter(|it| it.0 as usize <= call)
-        {
-            self.driver.note(*fact);
+    /// Takes note of what is true from a recorded call on. Every address is a recorded one so far.
+    fn follow_until(&mut self, call: usize) {
+        while let Some(known) = self.upcoming().filter(|known| known.call as usize <= call) {
+            match known.fact {
+                Fact::Seen(what) => self.driver.saw(what, |driver, address, bytes| {
+                    driver.learn(address, bytes);
+                    Some(address)
+                }),
+                fact => self.driver.note(fact),
+            }
             self.next_fact += 1;
         }
+    }
+
+    /// Takes note of what is true by an op.
+    fn note_until(&mut self, op: u32) {
+        while let Some(known) = self.upcoming().filter(|known| known.op <= op) {
+            self.driver.note(known.fact);
+            self.next_fact += 1;
+        }
+    }
+
+    fn upcoming(&self) -> Option<Known> {
+        self.knowledge.facts.get(self.next_fact).copied()
     }
 }
 
@@ -580,7 +713,7 @@ impl AddressSpace for Continued<'_> {
                 self.next_call += burst;
             }
             self.n_freed = 0;
-            self.note_until(self.next_call);
+            self.follow_until(self.next_call);
             let next = script.get(self.next_call);
             if let Some(event) = next.filter(|event| event.call == DriverCall::Alloc && event.bytes == bytes)
             {
@@ -590,8 +723,7 @@ impl AddressSpace for Continued<'_> {
             }
             self.part();
         }
-        let calls_by_now = script.partition_point(|event| event.before_op <= op);
-        self.note_until(calls_by_now.saturating_sub(1));
+        self.note_until(op);
         if self.disturbance.as_mut().is_some_and(Disturbance::strikes) {
             self.driver.disturb(bytes);
         }

@@ -118,6 +118,57 @@ pub struct DriverEvent {
     pub segment: u32,
 }
 
+/// Something in the process's address space that the recorded allocator had no part in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nearby {
+    /// Somebody else got device memory.
+    Allocated {
+        /// Where.
+        address: u64,
+        /// Length, bytes.
+        bytes: u64,
+    },
+    /// Somebody else gave device memory back.
+    Freed {
+        /// Where.
+        address: u64,
+    },
+    /// Something is mapped here: code, host memory, or regions of the driver, our own among them.
+    Mapped {
+        /// First byte.
+        start: u64,
+        /// Byte after the last.
+        end: u64,
+    },
+    /// It no longer is.
+    Unmapped {
+        /// First byte.
+        start: u64,
+        /// Byte after the last.
+        end: u64,
+    },
+}
+
+/// One [`Nearby`] with its place in the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NearbyEvent {
+    /// It happened after the op before this index and before (or within) the op at it.
+    pub before_op: u32,
+    /// It happened before the [`OpStream::driver`] call at this index.
+    pub before_call: u32,
+    /// What happened.
+    pub what: Nearby,
+}
+
+/// The process's address space beside the recorded allocator.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Surroundings {
+    /// The driver places nothing above: the end of the widest gap when the trace began.
+    pub ceiling: u64,
+    /// In order.
+    pub events: Vec<NearbyEvent>,
+}
+
 /// A segment of the recorded allocator, from its creation to its end. For an expandable one, everything that was
 /// ever mapped of one reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,8 +228,10 @@ pub enum History {
 }
 
 /// The settings that the recorded allocator ran under, as far as the trace tells.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedSettings {
+    /// The policy that does what the recorded allocator did: `torch` wherever PyTorch's blocks were recorded.
+    pub policy: &'static str,
     /// The option string (`PYTORCH_CUDA_ALLOC_CONF`), where the trace holds it.
     pub options: Option<String>,
     /// (major, minor), where the trace holds it.
@@ -187,6 +240,18 @@ pub struct RecordedSettings {
     pub torch_at_least: Option<(u8, u8)>,
     /// Memory of the device, bytes.
     pub device_memory: Option<u64>,
+}
+
+impl Default for RecordedSettings {
+    fn default() -> RecordedSettings {
+        RecordedSettings {
+            policy: "torch",
+            options: None,
+            torch_version: None,
+            torch_at_least: None,
+            device_memory: None,
+        }
+    }
 }
 
 /// A line of a stack.
@@ -234,6 +299,8 @@ pub struct OpStream {
     pub ooms: Vec<RecordedOom>,
     /// What the recorded allocator did with the driver, in order.
     pub driver: Vec<DriverEvent>,
+    /// What else was in the process's address space, where the trace tells.
+    pub surroundings: Option<Surroundings>,
     /// The segments that those calls concern, and those that were there before.
     pub segments: Vec<RecordedSegment>,
     /// For each allocation the segment that it was in, or [`NO_SEGMENT`]; empty once every pool is known.
@@ -272,11 +339,16 @@ impl OpStream {
         let mut ops = Vec::with_capacity(self.ops.len() + places.len());
         let mut places_left = places.iter().peekable();
         let mut driver = self.driver.iter_mut().peekable();
+        let nearby = self.surroundings.iter_mut().flat_map(|surroundings| &mut surroundings.events);
+        let mut nearby = nearby.peekable();
         for index in 0..=self.ops.len() {
             while let Some((_, op)) = places_left.next_if(|(before, _)| *before as usize == index) {
                 ops.push(*op);
             }
             while let Some(event) = driver.next_if(|event| event.before_op as usize == index) {
+                event.before_op = ops.len() as u32;
+            }
+            while let Some(event) = nearby.next_if(|event| event.before_op as usize == index) {
                 event.before_op = ops.len() as u32;
             }
             ops.extend(self.ops.get(index).copied());
@@ -315,6 +387,7 @@ impl Builder {
                 pools: vec![default],
                 ooms: Vec::new(),
                 driver: Vec::new(),
+                surroundings: None,
                 segments: Vec::new(),
                 segment_of: Vec::new(),
                 initial: Vec::new(),
@@ -388,6 +461,13 @@ impl Builder {
     pub fn driver(&mut self, call: DriverCall, address: u64, bytes: u64, segment: u32) {
         let before_op = self.stream.ops.len() as u32;
         self.stream.driver.push(DriverEvent { before_op, call, address, bytes, segment });
+    }
+
+    /// Something that happened beside the recorded allocator at this point of the stream.
+    pub fn nearby(&mut self, what: Nearby) {
+        let (before_op, before_call) = (self.stream.ops.len() as u32, self.stream.driver.len() as u32);
+        let surroundings = self.stream.surroundings.get_or_insert_default();
+        surroundings.events.push(NearbyEvent { before_op, before_call, what });
     }
 
     /// What has been built so far, to be completed in place.

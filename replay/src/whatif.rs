@@ -124,7 +124,7 @@ impl<'a> Laboratory<'a> {
         match &stream.history {
             History::Broken(why) => Err(why.clone()),
             History::Complete | History::StartsLate => {
-                Ok(Laboratory { stream, knowledge: Knowledge::of(&stream.driver) })
+                Ok(Laboratory { stream, knowledge: Knowledge::of(stream) })
             }
         }
     }
@@ -138,6 +138,9 @@ impl<'a> Laboratory<'a> {
         }
         let least = settings.torch_at_least.unwrap_or(PROFILES[0].version);
         let mut best = self.check_as(NEWEST);
+        if settings.policy != "torch" {
+            return best;
+        }
         for candidate in PROFILES.iter().rev().filter(|it| it.version >= least && it.version < NEWEST) {
             if best.is_perfect() {
                 break;
@@ -154,7 +157,7 @@ impl<'a> Laboratory<'a> {
         let stream = self.stream;
         let mut check = SelfCheck { torch_version, n_matching: 0, n_requests: 0, n_strayed: 0, first: None };
         let options = stream.settings.options.as_deref().unwrap_or("");
-        let Ok(mut policy) = self.build("torch", options, torch_version) else { return check };
+        let Ok(mut policy) = self.build(stream.settings.policy, options, torch_version) else { return check };
         let recorded = Recorded::new(&stream.driver);
         let strayed = recorded.strayed();
         let mut device =
@@ -213,7 +216,7 @@ impl<'a> Laboratory<'a> {
             Answer { outcome, confidence, peak_reserved_range: (peak, peak), n_oom }
         };
         let depends = outcome.has_counter(ADDRESS_TIES) && outcome.counter(ADDRESS_TIES) > 0;
-        if !depends || !parted.load(Ordering::Relaxed) {
+        if !depends || !parted.load(Ordering::Relaxed) || self.knowledge.is_sure() {
             return Ok(certain(outcome));
         }
         let guesses = self.guesses(question);
@@ -293,6 +296,9 @@ impl<'a> Laboratory<'a> {
     pub fn is_recorded(&self, question: &Question) -> bool {
         let Some(profile) = profile(question.torch_version) else { return false };
         let recorded = self.stream.settings.options.as_deref().unwrap_or("");
+        if self.stream.settings.policy != "torch" {
+            return question.policy == self.stream.settings.policy && question.options == recorded;
+        }
         question.policy == "torch" && parse(&question.options, profile) == parse(recorded, profile)
     }
 }

@@ -91,6 +91,12 @@ const CUT: &str = "the recorder was probably killed or the disk was full; what w
 const CORRUPT: &str = "the file was changed after it was written; the events of this part are missing";
 const NEWER: &str = "it was probably written by a newer gputrace; upgrade to see it";
 
+/// Whether a file that begins so is a trace, of whatever version; [`Trace::open`] says whether it can be read.
+#[must_use]
+pub fn looks_like_a_trace(first_bytes: &[u8]) -> bool {
+    first_bytes.starts_with(&FILE_MAGIC[..FILE_MAGIC.len() - 1])
+}
+
 /// Blocks whose times overlap and that are decoded at the same time: about 100 MB.
 const MAX_OPEN: usize = 64;
 /// What a search for the next block reads at once.

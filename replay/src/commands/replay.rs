@@ -130,7 +130,7 @@ fn questions(stream: &OpStream, args: &ReplayArgs, torch_version: (u8, u8)) -> V
         limit: args.machine.limit,
     };
     if args.policy.is_empty() {
-        return vec![question("torch", stream.settings.options.as_deref().unwrap_or(""))];
+        return vec![question(stream.settings.policy, stream.settings.options.as_deref().unwrap_or(""))];
     }
     let named = args.policy.iter().map(|policy| policy.split_once(':').unwrap_or((policy, "")));
     named.map(|(policy, options)| question(policy, options)).collect()

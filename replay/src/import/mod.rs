@@ -1,13 +1,18 @@
 //! Traces of any kind, as [`OpStream`](crate::ops::OpStream)s.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
+mod gputrace;
 mod pickle;
 mod pools;
 mod snapshot;
 
 pub use pickle::PickleError;
 pub use snapshot::{ImportError, read_snapshot};
+
+use gputrace_schemas::reader::looks_like_a_trace;
 
 use crate::ops::OpStream;
 
@@ -25,5 +30,7 @@ pub struct Trace {
 /// # Errors
 /// When the file cannot be opened, is damaged, is hostile, or is of no known kind.
 pub fn load(path: &Path) -> Result<Trace, ImportError> {
-    read_snapshot(path)
+    let mut first = [0; 8];
+    let is_read = File::open(path).and_then(|mut file| file.read_exact(&mut first)).is_ok();
+    if is_read && looks_like_a_trace(&first) { gputrace::read(path) } else { read_snapshot(path) }
 }

@@ -43,6 +43,12 @@ pub enum ImportError {
         /// What is missing.
         what: String,
     },
+    /// The file is a trace of ours that cannot be read.
+    #[error(transparent)]
+    Trace {
+        /// Why not.
+        source: gputrace_schemas::reader::Error,
+    },
     /// The snapshot cannot be numbered.
     #[error("{path}: {source}")]
     TooMany {
@@ -678,7 +684,7 @@ fn would_have_hit(stream: &OpStream, burst: &[DriverEvent]) -> bool {
 ///
 /// A burst right before a new segment is a failed request's flush only if the new segment would have made the total
 /// larger than it ever was, and none of the segments given back would have done; otherwise there was no reason to.
-fn insert_trims(stream: &mut OpStream) {
+pub(super) fn insert_trims(stream: &mut OpStream) {
     let is_back = |event: &DriverEvent| matches!(event.call, DriverCall::Free | DriverCall::Unmap);
     let signed =
         |event: &DriverEvent| if is_back(event) { -(event.bytes as i64) } else { event.bytes as i64 };
