@@ -18,8 +18,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gputrace_schemas::event::{
-    Action, BlockAlloc, BlockFree, BlockOom, Bytes, Call, Event, EventKind, Frame as TraceFrame,
-    Mapping, Mappings, StackId as TraceStackId, ThreadId, Wait, WaitAction,
+    Action, BlockAlloc, BlockFree, BlockOom, Bytes, Call, Event, EventKind, Frame as TraceFrame, Mapping,
+    Mappings, StackId as TraceStackId, ThreadId, Wait, WaitAction,
 };
 use gputrace_schemas::reader;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -715,13 +715,8 @@ impl Importer<'_> {
             let index = device.new_segment(address, call.bytes.0);
             device.segments.insert(address, (address.saturating_add(call.bytes.0), index));
             device.builder.driver(DriverCall::Alloc, address, call.bytes.0, index);
-            let allocation = Allocation {
-                requested: call.bytes.0,
-                address,
-                stack,
-                stream,
-                pool: PoolIdx::DEFAULT,
-            };
+            let allocation =
+                Allocation { requested: call.bytes.0, address, stack, stream, pool: PoolIdx::DEFAULT };
             device.handed_out(allocation);
         } else if matches!(call.action, Action::Free | Action::FreeAsync | Action::Release) {
             // The free may name no device, or another one than the memory's.
@@ -843,7 +838,11 @@ fn private_pools(device: &mut Device) -> Result<(), TooMany> {
 fn settings(definitions: &dyn Definitions, ordinal: i16, has_torch: bool) -> RecordedSettings {
     let process = definitions.process();
     let variable = |name: &str| {
-        process.environment.iter().find(|(key, value)| key == name && !value.is_empty()).map(|(_, value)| value)
+        process
+            .environment
+            .iter()
+            .find(|(key, value)| key == name && !value.is_empty())
+            .map(|(_, value)| value)
     };
     let torch_version = process.torch_version.as_deref().and_then(release);
     // PYTORCH_ALLOC_CONF is read from 2.10 on, and only where the older name is not set (allocators.md 1.2).
