@@ -1,9 +1,12 @@
 //! Everything offline: ledger, simulator, policies, analyses, reports, exports.
 #![forbid(unsafe_code)]
 
+pub mod growth;
+pub mod leaks;
 pub mod ledger;
 pub mod owners;
 pub mod report;
+pub mod source;
 pub mod story;
 pub mod summary;
 pub mod trace;

@@ -7,6 +7,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches};
 
 mod doctor;
 mod import;
+mod leaks;
 mod record;
 mod recorder;
 mod recover;
@@ -42,6 +43,7 @@ const VERBS: &[Verb] = &[
     report::VERB,
     summary::VERB,
     stats::VERB,
+    leaks::VERB,
     replay::VERB,
     tune::VERB,
     doctor::VERB,

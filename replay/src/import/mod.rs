@@ -4,9 +4,11 @@ use std::path::Path;
 
 mod pickle;
 mod pools;
+mod recording;
 mod snapshot;
 
 pub use pickle::PickleError;
+pub use recording::recording;
 pub use snapshot::{ImportError, read_snapshot};
 
 use crate::ops::OpStream;
