@@ -1,10 +1,13 @@
 //! Everything offline: ledger, simulator, policies, analyses, reports, exports.
 #![forbid(unsafe_code)]
 
+pub mod fragmentation;
 pub mod growth;
 pub mod leaks;
 pub mod ledger;
+pub mod live;
 pub mod owners;
+pub mod postmortem;
 pub mod report;
 pub mod source;
 pub mod story;

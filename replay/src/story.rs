@@ -60,7 +60,6 @@ impl Story {
     }
 
     /// Understands a trace, and lets somebody watch how the books change.
-    #[must_use]
     pub fn watched(source: &Source, watch: &mut dyn Watch) -> Story {
         let definitions = source.definitions();
         let ledger = Ledger::of(|ledger| {

@@ -8,6 +8,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches};
 mod doctor;
 mod import;
 mod leaks;
+mod oom;
 mod record;
 mod recorder;
 mod recover;
@@ -44,6 +45,7 @@ const VERBS: &[Verb] = &[
     summary::VERB,
     stats::VERB,
     leaks::VERB,
+    oom::VERB,
     replay::VERB,
     tune::VERB,
     doctor::VERB,

@@ -310,13 +310,13 @@ impl Driver {
         addressed.chain(self.arrays.values()).chain(physical).chain(&self.dropped)
     }
 
-    /// Where PyTorch's memory of a device is visible, ascending: start and length.
-    pub(super) fn torch_ranges(&self, device: i16) -> Vec<(u64, Bytes)> {
+    /// Where PyTorch's memory of a device is visible, ascending: start, length, whether it was mapped there.
+    pub(super) fn torch_ranges(&self, device: i16) -> Vec<(u64, Bytes, bool)> {
         let linear = self.by_address.iter().filter(|(_, object)| object.torch && object.device == device);
         let linear = linear.filter(|(_, object)| object.kind == MemoryKind::Linear);
         let mapped = self.maps.iter().filter(|(_, map)| map.torch && map.device == device);
-        let mut ranges: Vec<_> = linear.map(|(addr, object)| (*addr, object.bytes)).collect();
-        ranges.extend(mapped.map(|(addr, map)| (*addr, map.bytes)));
+        let mut ranges: Vec<_> = linear.map(|(addr, object)| (*addr, object.bytes, false)).collect();
+        ranges.extend(mapped.map(|(addr, map)| (*addr, map.bytes, true)));
         ranges.sort_unstable();
         ranges
     }

@@ -303,9 +303,10 @@ impl Ledger {
         self.torch.devices.get(&device).or_else(|| self.devices.get(&device)?.torch.as_ref())
     }
 
-    /// Where PyTorch's memory of a device is visible, ascending: segments, and mapped parts of expandable ones.
+    /// Where PyTorch's memory of a device is visible, ascending: start, length, and whether it is a mapped part of an
+    /// expandable segment instead of a segment.
     #[must_use]
-    pub fn torch_ranges(&self, device: i16) -> Vec<(u64, Bytes)> {
+    pub fn torch_ranges(&self, device: i16) -> Vec<(u64, Bytes, bool)> {
         self.driver.torch_ranges(device)
     }
 
