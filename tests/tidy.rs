@@ -218,6 +218,7 @@ fn needed(
 const REGISTRIES: &[(&str, &str)] = &[
     ("replay/src/policies", "POLICIES"),
     ("replay/src/report/sections", "SECTIONS"),
+    ("replay/src/exports", "EXPORTS"),
     ("replay/src/commands", "a verb"),
 ];
 

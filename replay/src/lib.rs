@@ -1,6 +1,7 @@
 //! Everything offline: ledger, simulator, policies, analyses, reports, exports.
 #![forbid(unsafe_code)]
 
+pub mod exports;
 pub mod fragmentation;
 pub mod growth;
 pub mod leaks;

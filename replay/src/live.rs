@@ -181,7 +181,10 @@ fn picture(ledger: &Ledger, device: i16, time: Nanos) -> Picture {
     let cached = segments.saturating_sub(in_blocks);
     if cached > 0 {
         let (site, stack) = (SiteId(u32::MAX), StackId(0));
-        add(Holder { device, level: Level::Cached, owner: torch_owner, site, stack, stream: None }, Bytes(cached));
+        add(
+            Holder { device, level: Level::Cached, owner: torch_owner, site, stack, stream: None },
+            Bytes(cached),
+        );
     }
     Picture { device, time, held }
 }
@@ -239,7 +242,12 @@ impl<'a> Lines<'a> {
         let definitions = self.definitions;
         self.stacks.entry(stack).or_insert_with(|| {
             let frames = definitions.stack(stack).map_or(&[][..], |stack| &stack.frames);
-            frames.iter().rev().filter_map(|id| definitions.frame(*id)).map(|it| line(definitions, it)).collect()
+            frames
+                .iter()
+                .rev()
+                .filter_map(|id| definitions.frame(*id))
+                .map(|it| line(definitions, it))
+                .collect()
         })
     }
 

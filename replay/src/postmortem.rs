@@ -138,10 +138,11 @@ impl Postmortem {
         if table.rows.is_empty() {
             return None;
         }
-        let section = Section::new("fragmentation", "How PyTorch's memory was cut up then").table(table).line(
-            Mood::Note,
-            "stranded: free, but in a segment with live blocks, so it cannot go back to the driver",
-        );
+        let section =
+            Section::new("fragmentation", "How PyTorch's memory was cut up then").table(table).line(
+                Mood::Note,
+                "stranded: free, but in a segment with live blocks, so it cannot go back to the driver",
+            );
         let section = lines.into_iter().fold(section, |section, (mood, line)| section.line(mood, line));
         Some(section.warn(self.story.doubts()))
     }
@@ -263,8 +264,9 @@ pub fn remedies(
 ) -> Result<Vec<Remedy>, String> {
     let laboratory = Laboratory::new(stream)?;
     let version = laboratory.self_check(torch_version).torch_version;
-    let profile = profile(version)
-        .ok_or_else(|| format!("PyTorch {}.{} was not measured; name another --torch-version", version.0, version.1))?;
+    let profile = profile(version).ok_or_else(|| {
+        format!("PyTorch {}.{} was not measured; name another --torch-version", version.0, version.1)
+    })?;
     let recorded = stream.settings.options.clone().unwrap_or_default();
     let mut settings = vec![recorded.clone()];
     settings.extend(SETTINGS.iter().map(|options| (*options).to_owned()).filter(|it| *it != recorded));
@@ -279,7 +281,9 @@ pub fn remedies(
             limit: limit.map(|limit| limit.0),
         };
         let fits = |limit| {
-            laboratory.guess(&question(Some(limit))).is_ok_and(|outcome| !outcome.is_cut_short && outcome.oom.is_none())
+            laboratory
+                .guess(&question(Some(limit)))
+                .is_ok_and(|outcome| !outcome.is_cut_short && outcome.oom.is_none())
         };
         let verdict = match () {
             () if fits(capacity.0) => Verdict::Fits,
@@ -329,9 +333,11 @@ pub fn remedies_section(
             Value::text(options),
         ]);
     }
-    let section = section
-        .fact("capacity_bytes", "PyTorch could have", Value::Bytes(capacity.0))
-        .fact("capacity_at_most_bytes", "at most", Value::Bytes(capacity.1));
+    let section = section.fact("capacity_bytes", "PyTorch could have", Value::Bytes(capacity.0)).fact(
+        "capacity_at_most_bytes",
+        "at most",
+        Value::Bytes(capacity.1),
+    );
     let best = remedies[1..].iter().find(|remedy| remedy.verdict != Verdict::RunsOut);
     let section = match (remedies.first().map(|recorded| recorded.verdict), best) {
         (_, Some(best)) => {
@@ -359,7 +365,10 @@ pub fn remedies_section(
         ),
         _ => section,
     };
-    section.table(table)
+    section.table(table).line(
+        Mood::Note,
+        "replayed up to the end of the trace: what a program that went on would have asked for is not known",
+    )
 }
 
 #[cfg(test)]
@@ -383,7 +392,11 @@ mod tests {
             )
         };
         assert!(text(&scene("16M")).contains("before it would have helped"), "{}", text(&scene("16M")));
-        assert!(text(&scene("21M")).contains("would not have helped: PyTorch kept 20.0"), "{}", text(&scene("21M")));
+        assert!(
+            text(&scene("21M")).contains("would not have helped: PyTorch kept 20.0"),
+            "{}",
+            text(&scene("21M"))
+        );
     }
 
     #[test]
@@ -396,7 +409,10 @@ mod tests {
              MemInfo bytes=3M extra=24M
              oom bytes=14M requested=14M allocated=1M reserved=20M",
         );
-        assert!(found.contains("enough for the request of 14.0 MiB, but the largest piece had 11.0 MiB"), "{found}");
+        assert!(
+            found.contains("enough for the request of 14.00 MiB, but the largest piece had 11.00 MiB"),
+            "{found}"
+        );
         assert!(found.contains("empty_cache() would not have helped"), "{found}");
     }
 

@@ -7,9 +7,9 @@ use std::process::ExitCode;
 use clap::{ArgMatches, Args};
 use gputrace_replay::report::model::{Mood, Part, Report, Section, Table, Value};
 use gputrace_replay::report::render::text::bytes;
+use gputrace_replay::source::Error;
 use gputrace_replay::story::Story;
 use gputrace_schemas::event::Bytes;
-use gputrace_replay::source::Error;
 use gputrace_schemas::reader;
 
 use super::Verb;

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
 mod doctor;
+mod export;
 mod import;
 mod leaks;
 mod oom;
@@ -48,6 +49,7 @@ const VERBS: &[Verb] = &[
     oom::VERB,
     replay::VERB,
     tune::VERB,
+    export::VERB,
     doctor::VERB,
     import::VERB,
     recover::VERB,

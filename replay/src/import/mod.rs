@@ -9,6 +9,8 @@ mod snapshot;
 
 pub use pickle::PickleError;
 pub use recording::recording;
+#[cfg(test)]
+pub(crate) use recording::recording_of;
 pub use snapshot::{ImportError, read_snapshot};
 
 use crate::ops::OpStream;

@@ -42,6 +42,17 @@ const APIS: [(&str, &str); 7] = [
 /// When the file cannot be opened, is damaged, is hostile, or is no snapshot.
 pub fn recording(path: &Path) -> Result<Recording, ImportError> {
     let (trace, extras) = read_with_extras(path)?;
+    Ok(record(trace, &extras))
+}
+
+/// The same from uncompressed bytes.
+#[cfg(test)]
+pub(crate) fn recording_of(pickle: &[u8]) -> Result<Recording, ImportError> {
+    let (trace, extras) = super::snapshot::with_extras(pickle, Path::new("test.pickle"))?;
+    Ok(record(trace, &extras))
+}
+
+fn record(trace: super::Trace, extras: &[Extras]) -> Recording {
     let mut recording = Recording::default();
     if let Some(stream) = trace.devices.first() {
         stacks(&mut recording, &stream.stacks);
@@ -49,7 +60,7 @@ pub fn recording(path: &Path) -> Result<Recording, ImportError> {
     for (id, (name, runtime_name)) in (0..).map(ApiId).zip(APIS) {
         recording.apis.insert(id, Api { name: name.into(), runtime_name: runtime_name.into() });
     }
-    for (stream, extras) in trace.devices.iter().zip(&extras) {
+    for (stream, extras) in trace.devices.iter().zip(extras) {
         let thread = ThreadId(stream.device);
         recording.threads.insert(thread, Thread { tid: 0, name: format!("cuda:{}", stream.device) });
         recording.devices.push(EventDevice { ordinal: stream.device as i16, ..EventDevice::default() });
@@ -72,7 +83,7 @@ pub fn recording(path: &Path) -> Result<Recording, ImportError> {
         let kind = EventKind::Note(note);
         recording.events.insert(0, Event { time: start, thread, stack: StackId(0), kind });
     }
-    Ok(recording)
+    recording
 }
 
 fn stacks(recording: &mut Recording, stacks: &ops::Stacks) {

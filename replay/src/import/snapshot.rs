@@ -97,7 +97,7 @@ pub(super) struct Extras {
     pub(super) oom_stacks: Vec<StackId>,
 }
 
-fn with_extras(source: impl Read, path: &Path) -> Result<(Trace, Vec<Extras>), ImportError> {
+pub(super) fn with_extras(source: impl Read, path: &Path) -> Result<(Trace, Vec<Extras>), ImportError> {
     let (mut heap, root) =
         pickle::read(source).map_err(|source| ImportError::Pickle { path: path.into(), source })?;
     let not = |what: &str| ImportError::NotASnapshot { path: path.into(), what: what.into() };

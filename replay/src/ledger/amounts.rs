@@ -137,6 +137,8 @@ pub struct Books {
 pub struct Part<Id> {
     /// Whose.
     pub id: Id,
+    /// What it holds now.
+    pub now: Bytes,
     /// Most bytes it ever held, whenever that was.
     pub peak: Bytes,
     /// What it held at the total's peak.
@@ -242,6 +244,7 @@ impl Books {
     fn parts<Id>(&self, amounts: &[Amount], id: impl Fn(u32) -> Id) -> impl Iterator<Item = Part<Id>> {
         amounts.iter().zip(0..).filter(|(amount, _)| amount.peak.0 > 0).map(move |(amount, idx)| Part {
             id: id(idx),
+            now: amount.now.bytes,
             peak: amount.peak,
             at_peak: amount.at(&self.moments, Moment::Peak),
             at_mark: amount.at(&self.moments, Moment::Mark),

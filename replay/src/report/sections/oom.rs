@@ -99,7 +99,8 @@ fn pytorch(story: &Story, section: Section, ordinal: i16, books: &DeviceBooks, o
         let remark =
             "CUDA context, code, other processes (device total - free - what this process was handed)";
         if total.0 > 0 {
-            section = section.remark("elsewhere_bytes", "held elsewhere", Value::bytes(Some(elsewhere)), remark);
+            section =
+                section.remark("elsewhere_bytes", "held elsewhere", Value::bytes(Some(elsewhere)), remark);
         }
     }
     if !site.is_empty() {
