@@ -19,7 +19,7 @@ use std::cmp::Reverse;
 use gputrace_schemas::event::{Event, EventKind};
 use rustc_hash::FxHashMap;
 
-use crate::ledger::{Ledger, SiteId, gives};
+use crate::ledger::{Ledger, SiteId, gives, takes};
 use crate::story::Watch;
 
 /// Windows at the end: this many at most, half of it at least.
@@ -53,11 +53,24 @@ pub struct Growth {
     seen: u64,
     /// Whole windows before the one that the last allocation was in.
     n_before_last: usize,
+    n_allocs: u64,
+    n_frees: u64,
+    /// Before the last allocation.
+    n_frees_before: u64,
 }
 
 impl Default for Growth {
     fn default() -> Growth {
-        Growth { series: FxHashMap::default(), n_windows: 0, length: 1, seen: 0, n_before_last: 0 }
+        Growth {
+            series: FxHashMap::default(),
+            n_windows: 0,
+            length: 1,
+            seen: 0,
+            n_before_last: 0,
+            n_allocs: 0,
+            n_frees: 0,
+            n_frees_before: 0,
+        }
     }
 }
 
@@ -72,7 +85,15 @@ impl Watch for Growth {
             EventKind::Call(call) => gives(call.action) && call.result == Some(0),
             _ => false,
         };
+        let is_free = match &event.kind {
+            EventKind::BlockFree(_) => true,
+            EventKind::Call(call) => takes(call.action) && call.result == Some(0),
+            _ => false,
+        };
+        self.n_frees += u64::from(is_free);
         if is_alloc {
+            self.n_allocs += 1;
+            self.n_frees_before = self.n_frees;
             self.n_before_last = self.n_windows;
         }
         self.seen += 1;
@@ -105,6 +126,9 @@ impl Growth {
     /// What grows, most first. `n_windows` is how many windows the judged part of the trace had.
     #[must_use]
     pub fn growing(&self) -> Vec<Growing> {
+        if !self.can_tell() {
+            return vec![];
+        }
         let judged = self.series.iter().filter_map(|(place, series)| {
             let series = &series[..self.n_before_last.min(series.len())];
             let trend = trend(series)?;
@@ -115,11 +139,12 @@ impl Growth {
         growing
     }
 
-    /// Whether the trace is long enough for any judgement.
+    /// Whether the trace is long enough for any judgement, and gave back enough for there to be steps in it: a program
+    /// that loads a model does nothing but grow.
     #[must_use]
     pub fn can_tell(&self) -> bool {
         let warm_up = (self.n_before_last as f64 * WARM_UP).ceil() as usize;
-        self.n_before_last - warm_up >= MIN_WINDOWS
+        self.n_before_last - warm_up >= MIN_WINDOWS && self.n_frees_before * 4 >= self.n_allocs
     }
 }
 

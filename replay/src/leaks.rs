@@ -158,7 +158,7 @@ impl Leaks {
         }
         let section = Section::new("growth", "Growing to the end");
         let section = match (self.can_tell, self.growing.is_empty()) {
-            (false, _) => section.line(Mood::Note, "the trace is too short to tell growth from warm-up"),
+            (false, _) => section.line(Mood::Note, "the trace is too short, or gives back too little, to tell growth from warm-up"),
             (true, true) => section.line(Mood::Good, "nothing keeps growing"),
             (true, false) => section.line(
                 Mood::Bad,

@@ -1,6 +1,7 @@
 //! Everything offline: ledger, simulator, policies, analyses, reports, exports.
 #![forbid(unsafe_code)]
 
+pub mod diff;
 pub mod exports;
 pub mod fragmentation;
 pub mod growth;
@@ -14,6 +15,7 @@ pub mod source;
 pub mod story;
 pub mod summary;
 pub mod trace;
+pub mod tree;
 
 pub mod addresses;
 pub mod audit;

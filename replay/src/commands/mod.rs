@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
+mod diff;
 mod doctor;
 mod export;
 mod import;
@@ -17,6 +18,7 @@ mod replay;
 mod report;
 mod stats;
 mod summary;
+mod tree;
 mod tune;
 
 /// Something that `gputrace` does.
@@ -45,8 +47,10 @@ const VERBS: &[Verb] = &[
     report::VERB,
     summary::VERB,
     stats::VERB,
+    tree::VERB,
     leaks::VERB,
     oom::VERB,
+    diff::VERB,
     replay::VERB,
     tune::VERB,
     export::VERB,
