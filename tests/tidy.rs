@@ -159,6 +159,7 @@ fn needed(
 const REGISTRIES: &[(&str, &str)] = &[
     ("replay/src/policies", "POLICIES"),
     ("replay/src/report/sections", "SECTIONS"),
+    ("replay/src/exports", "EXPORTS"),
     ("replay/src/commands", "a verb"),
 ];
 

@@ -172,7 +172,8 @@ fn runtime_symbol(definitions: &dyn Definitions, stack: StackId) -> Option<Strin
             continue;
         };
         let Some(module) = definitions.module(*module) else { continue };
-        if !owners::is_plumbing(module) && !(module.has_runtime && is_part_of_runtime(function)) {
+        let passes = owners::is_plumbing(module) || (module.has_runtime && is_part_of_runtime(function));
+        if !passes {
             break;
         }
         if module.has_runtime && is_runtime_function(function) {
