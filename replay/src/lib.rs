@@ -14,6 +14,7 @@ pub mod bounds;
 pub mod bytes;
 pub mod device;
 pub mod driver;
+pub mod fragmentation;
 pub mod import;
 pub mod ops;
 pub mod policies;
