@@ -84,6 +84,8 @@ struct SegmentBook {
     address: u64,
     bytes: u64,
     active: u64,
+    /// Bytes with memory behind them.
+    mapped: u64,
     grows: bool,
 }
 
@@ -167,7 +169,7 @@ impl<'a> Device<'a> {
         if let Some(audit) = &mut self.audit {
             audit.mapped(address, bytes);
         }
-        Some(self.segment(SegmentBook { address, bytes, active: 0, grows: false }))
+        Some(self.segment(SegmentBook { address, bytes, active: 0, mapped: bytes, grows: false }))
     }
 
     /// Which op is being simulated: the driver may know what else happened by then.
@@ -184,6 +186,7 @@ impl<'a> Device<'a> {
     pub fn unmap(&mut self, segment: SegmentId) {
         let book = self.segments[segment.0 as usize];
         self.space.unmap(book.address, book.bytes);
+        self.segments[segment.0 as usize].mapped = 0;
         self.used -= physical(book.bytes);
         self.books.reserved.sub(book.bytes);
         self.books.n_device_free += 1;
@@ -195,7 +198,7 @@ impl<'a> Device<'a> {
     /// Reserves addresses without memory (`cuMemAddressReserve`).
     pub fn reserve(&mut self, bytes: u64) -> Segment {
         let address = self.space.reserve(bytes);
-        self.segment(SegmentBook { address, bytes, active: 0, grows: true })
+        self.segment(SegmentBook { address, bytes, active: 0, mapped: 0, grows: true })
     }
 
     /// Gives reserved addresses back. No page may be committed.
@@ -211,6 +214,9 @@ impl<'a> Device<'a> {
             return false;
         }
         self.used += bytes;
+        if let Some(book) = self.growing(address) {
+            book.mapped += bytes;
+        }
         self.books.reserved.add(bytes);
         self.books.n_device_alloc += 1;
         if let Some(audit) = &mut self.audit {
@@ -222,12 +228,32 @@ impl<'a> Device<'a> {
     /// Takes memory away from part of a reservation. Counts as one call.
     pub fn decommit(&mut self, address: u64, bytes: u64) {
         self.space.decommit(address, bytes);
+        if let Some(book) = self.growing(address) {
+            book.mapped -= bytes;
+        }
         self.used -= bytes;
         self.books.reserved.sub(bytes);
         self.books.n_device_free += 1;
         if let Some(audit) = &mut self.audit {
             audit.unmapped(address, bytes);
         }
+    }
+
+    /// The newest reservation that an address lies in.
+    fn growing(&mut self, address: u64) -> Option<&mut SegmentBook> {
+        let mut newest_first = self.segments.iter_mut().rev();
+        newest_first.find(|it| it.grows && (it.address..it.address + it.bytes).contains(&address))
+    }
+
+    /// The segments that have memory behind them: bytes mapped, and bytes of blocks in use or waiting for a stream.
+    pub(crate) fn segments(&self) -> impl Iterator<Item = (SegmentId, u64, u64)> {
+        let all = (0u32..).zip(&self.segments).filter(|(_, book)| book.mapped > 0);
+        all.map(|(index, book)| (SegmentId(index), book.mapped, book.active))
+    }
+
+    /// Whether streams still use a block that was given back.
+    pub(crate) fn is_pending(&self, id: AllocId) -> bool {
+        self.pending_since.contains_key(&id)
     }
 
     /// Waits for every stream: all frees that were still pending complete, oldest first.

@@ -20,6 +20,7 @@ pub mod tree;
 pub mod addresses;
 pub mod audit;
 pub mod bounds;
+pub mod breakdown;
 pub mod bytes;
 pub mod device;
 pub mod driver;

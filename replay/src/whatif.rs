@@ -9,10 +9,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::addresses::{AddressSpace, Bump, Direction, Recorded, Shuffled};
+use crate::breakdown::{Dissection, Fragmentation, PeakFinder};
 use crate::device::{Device, Placement};
 use crate::driver::{Continued, Disturbance, Knowledge};
 use crate::ops::{AllocId, History, OpStream};
-use crate::policies::torch::{NEWEST, PROFILES, parse, profile};
+use crate::policies::torch::{NEWEST, PROFILES, Torch, parse, profile};
 use crate::policies::{ADDRESS_TIES, Build, Fidelity, OptionError, Policy, PolicyEntry, by_name};
 use crate::simulator::{Observer, Outcome, Unobserved, run};
 
@@ -198,6 +199,34 @@ impl<'a> Laboratory<'a> {
     /// When the policy does not understand its options.
     pub fn guess(&self, question: &Question) -> Result<Outcome, OptionError> {
         self.simulate(question, Box::new(Continued::new(&self.knowledge, None)))
+    }
+
+    /// Takes apart why more was reserved than was in use when most was reserved, at the best guess of the addresses.
+    ///
+    /// # Errors
+    /// When there is no such policy or it does not understand its options.
+    pub fn fragmentation(&self, question: &Question) -> Result<Fragmentation, OptionError> {
+        let watched = |observer: &mut dyn FnMut(&mut dyn Policy, &mut Device)| {
+            let mut policy = self.build(&question.policy, &question.options, question.torch_version)?;
+            let space = Box::new(Continued::new(&self.knowledge, None));
+            let total = question.device_memory.unwrap_or(u64::MAX);
+            observer(&mut *policy, &mut Device::new(total, question.limit, space));
+            Ok(())
+        };
+        let mut peak = PeakFinder::default();
+        watched(&mut |policy, device| {
+            run(self.stream, policy, device, &mut peak);
+        })?;
+        let Some(at) = peak.op() else { return Ok(Fragmentation::default()) };
+        let torch = profile(question.torch_version).filter(|_| question.policy == "torch");
+        let torch = torch
+            .and_then(|profile| Some(Torch::new(parse(&question.options, profile).ok()?, *profile, 1, 1)));
+        let rounded = |bytes| torch.as_ref().map_or(u64::MAX, |torch| torch.rounded(bytes));
+        let mut dissection = Dissection::new(self.stream, at, rounded);
+        watched(&mut |policy, device| {
+            run(self.stream, policy, device, &mut dissection);
+        })?;
+        Ok(dissection.found)
     }
 
     /// Simulates a question and says how sure the outcome is.

@@ -19,16 +19,17 @@ use std::sync::Arc;
 
 use gputrace_schemas::event::{
     Action, BlockAlloc, BlockFree, BlockOom, Bytes, Call, Event, EventKind, Frame as TraceFrame, Mapping,
-    Mappings, StackId as TraceStackId, ThreadId, Wait, WaitAction,
+    Mappings, Nanos, StackId as TraceStackId, ThreadId, Wait, WaitAction,
 };
 use gputrace_schemas::reader;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{ImportError, Trace};
+use crate::driver::REGION;
 use crate::ledger::OUT_OF_MEMORY;
 use crate::ops::{
-    AllocId, Allocation, Builder, DriverCall, Frame, History, NO_SEGMENT, Nearby, Op, PoolIdx, RecordedOom,
-    RecordedSegment, RecordedSettings, StackId, Stacks, StreamIdx, TooMany,
+    AllocId, Allocation, Builder, DriverCall, Frame, History, NO_SEGMENT, Nearby, Op, OpStream, PoolIdx,
+    RecordedOom, RecordedSegment, RecordedSettings, StackId, Stacks, StreamIdx, TooMany,
 };
 use crate::owners;
 use crate::trace::Definitions;
@@ -37,6 +38,8 @@ use crate::trace::Definitions;
 const MAX_DEVICES: i16 = 4096;
 /// The gap below everything that the kernel maps from the top down is wider than this.
 const WIDE: u64 = 1 << 40;
+/// Nothing of the process's own is above this (x86-64).
+const KERNEL: u64 = 1 << 63;
 /// Most stream events kept for one free: one for each stream that used the block.
 const MAX_EVENTS_OF_A_FREE: usize = 1024;
 
@@ -68,7 +71,9 @@ fn import<I: Iterator<Item = Event>>(
     events: impl Fn() -> I,
     mappings: impl Iterator<Item = Mappings>,
 ) -> Result<Trace, TooMany> {
-    let mut survey = Survey::default();
+    let mut mappings = mappings.peekable();
+    let first_read = mappings.peek().map(|mappings| mappings.time);
+    let mut survey = Survey { first_read, ..Survey::default() };
     events().for_each(|event| survey.event(&event));
     let devices = survey.devices.iter().map(|ordinal| (*ordinal, Device::new(*ordinal))).collect();
     let mut importer = Importer {
@@ -88,7 +93,11 @@ fn import<I: Iterator<Item = Event>>(
         n_captures: 0,
         n_lost: 0,
     };
-    let mut mappings = mappings.peekable();
+    if let Some(first) = mappings.next() {
+        // Read when some memory had been handed out: what is left without that was there before it.
+        let before = without(&first.mapped, &importer.survey.regions);
+        importer.mappings(before);
+    }
     for event in events() {
         while let Some(mappings) = mappings.next_if(|mappings| mappings.time <= event.time) {
             importer.mappings(mappings.mapped);
@@ -110,6 +119,10 @@ struct Survey {
     /// Address space that was reserved at any time, from start to end. PyTorch's segments that grow take terabytes of
     /// it, which another setting would not have taken.
     reserved: Vec<Mapping>,
+    /// When the address space was read for the first time.
+    first_read: Option<Nanos>,
+    /// The driver's regions of memory that was handed out before that.
+    regions: Vec<Mapping>,
     /// PyTorch's `allocate` was seen: [`Call::in_allocate`] means something.
     knows_allocate: bool,
 }
@@ -124,6 +137,11 @@ impl Survey {
                 if call.action == Action::Reserve {
                     let end = call.addr.saturating_add(call.bytes.0);
                     self.reserved.push(Mapping { start: call.addr, end });
+                }
+                if call.action == Action::Alloc && self.first_read.is_some_and(|read| event.time <= read) {
+                    let end = call.addr.saturating_add(call.bytes.0);
+                    let end = end.checked_next_multiple_of(REGION).unwrap_or(end);
+                    self.regions.push(Mapping { start: call.addr / REGION * REGION, end });
                 }
                 self.devices.extend(Some(call.device).filter(|device| (0..MAX_DEVICES).contains(device)));
             }
@@ -328,7 +346,9 @@ impl Importer<'_> {
     }
 
     /// The process's address space as it was read now.
-    fn mappings(&mut self, mapped: Vec<Mapping>) {
+    fn mappings(&mut self, mut mapped: Vec<Mapping>) {
+        // The kernel's page for old system calls.
+        mapped.retain(|mapping| mapping.start < KERNEL);
         let mapped = without(&mapped, &self.survey.reserved);
         let is_first = self.mapped.is_empty();
         let gone = without(&self.mapped, &mapped);
@@ -764,7 +784,7 @@ impl Importer<'_> {
                 )),
                 0 if n_unknown > 0 => History::StartsLate,
                 0 => History::Complete,
-                n => History::Broken(format!("{n} events were lost; record again with a larger --ring")),
+                n => History::Broken(format!("{n} events were lost; record again with a larger --ring-size")),
             };
             stream.settings = settings(self.definitions, ordinal, has_torch);
             stream.stacks = stacks.clone();
@@ -778,6 +798,11 @@ impl Importer<'_> {
                 ));
             }
             let mut stream = device.builder.finish();
+            if has_torch && grows(&mut stream) {
+                notes.push(
+                    "the program itself set expandable_segments:True: its allocator mapped pages".into(),
+                );
+            }
             if has_torch {
                 if !self.survey.knows_allocate {
                     super::snapshot::insert_trims(&mut stream);
@@ -868,6 +893,19 @@ fn settings(definitions: &dyn Definitions, ordinal: i16, has_torch: bool) -> Rec
     }
 }
 
+/// Whether the allocator's segments grew although no variable told them to; the settings then say so.
+fn grows(stream: &mut OpStream) -> bool {
+    let options = stream.settings.options.get_or_insert_default();
+    let is_told = options.contains("expandable_segments:True");
+    if is_told || !stream.driver.iter().any(|event| event.call == DriverCall::Map) {
+        return false;
+    }
+    let comma = if options.is_empty() { "" } else { "," };
+    options.push_str(comma);
+    options.push_str("expandable_segments:True");
+    true
+}
+
 fn release(version: &str) -> Option<(u8, u8)> {
     let mut parts = version.split(['.', '+']);
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
@@ -929,5 +967,263 @@ impl StackTable {
         let word: Arc<str> = text.into();
         self.words.insert(text.to_owned(), word.clone());
         word
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+
+    use super::*;
+    use crate::scene::recording;
+    use crate::whatif::Laboratory;
+
+    const SEGMENT: &str = "Alloc addr=0x40000000 bytes=2M by=libcudart.so,libc10_cuda.so in_allocate=1\n";
+
+    fn imported(scene: &str) -> Trace {
+        let recording = recording(scene);
+        import(&recording, || recording.events.iter().cloned(), std::iter::empty()).unwrap()
+    }
+
+    /// The ops and driver calls of a scene's first device, one a line.
+    fn check(scene: &str, expected: Expect) {
+        let trace = imported(scene);
+        let mut text = String::new();
+        for stream in trace.devices.iter().take(1) {
+            let mut driver = stream.driver.iter().peekable();
+            for index in 0..=stream.ops.len() {
+                while let Some(call) = driver.next_if(|call| call.before_op as usize == index) {
+                    text += &format!("  {:?} {:#x}+{}K\n", call.call, call.address, call.bytes >> 10);
+                }
+                let Some(op) = stream.ops.get(index) else { break };
+                match op {
+                    Op::Alloc(id) => {
+                        let it = stream.allocation(*id);
+                        let handle = stream.streams[usize::from(it.stream.0)];
+                        text += &format!("Alloc({}) {} on {handle}\n", id.0, it.requested);
+                    }
+                    op => text += &format!("{op:?}\n"),
+                }
+            }
+            text += &format!("{:?}\n", stream.history);
+        }
+        trace.notes.iter().for_each(|note| text += &format!("{note}\n"));
+        expected.assert_eq(&text);
+    }
+
+    #[test]
+    fn blocks_are_requests_and_their_segments_driver_calls() {
+        check(
+            &format!(
+                "{SEGMENT}
+                block addr=0x40000000 bytes=512 requested=400 stream=7
+                free addr=0x40000000 bytes=512"
+            ),
+            expect![[r#"
+                  Alloc 0x40000000+2048K
+                Alloc(0) 400 on 7
+                FreeRequested(AllocId(0))
+                FreeCompleted(AllocId(0))
+                Complete
+            "#]],
+        );
+    }
+
+    #[test]
+    fn a_free_completes_when_its_stream_event_was_seen_done() {
+        check(
+            &format!(
+                "{SEGMENT}
+                block addr=0x40000000 bytes=512 requested=512
+                record event=1
+                free addr=0x40000000 bytes=512
+                query event=1 result=600
+                block addr=0x40000200 bytes=512 requested=512
+                query event=1
+                block addr=0x40000000 bytes=512 requested=512"
+            ),
+            expect![[r#"
+                  Alloc 0x40000000+2048K
+                Alloc(0) 512 on 0
+                FreeRequested(AllocId(0))
+                Alloc(1) 512 on 0
+                FreeCompleted(AllocId(0))
+                Alloc(2) 512 on 0
+                Complete
+            "#]],
+        );
+    }
+
+    #[test]
+    fn a_stream_event_of_the_program_delays_nothing() {
+        check(
+            &format!(
+                "{SEGMENT}
+                block addr=0x40000000 bytes=512 requested=512
+                record event=9
+                free addr=0x40000000 bytes=512"
+            ),
+            expect![[r#"
+                  Alloc 0x40000000+2048K
+                Alloc(0) 512 on 0
+                FreeRequested(AllocId(0))
+                FreeCompleted(AllocId(0))
+                Complete
+            "#]],
+        );
+    }
+
+    #[test]
+    fn segments_given_back_outside_of_allocate_are_a_trim_and_those_within_are_not() {
+        let scene = |how: &str| {
+            format!(
+                "{SEGMENT}
+                block addr=0x40000000 bytes=512 requested=512
+                free addr=0x40000000 bytes=512
+                Free addr=0x40000000 by=libcudart.so,libc10_cuda.so {how}
+                Alloc addr=0x50000000 bytes=20M by=libcudart.so,libc10_cuda.so in_allocate=1
+                block addr=0x50000000 bytes=2M requested=2M"
+            )
+        };
+        check(
+            &scene(""),
+            expect![[r#"
+                  Alloc 0x40000000+2048K
+                Alloc(0) 512 on 0
+                FreeRequested(AllocId(0))
+                FreeCompleted(AllocId(0))
+                Trim
+                  Free 0x40000000+2048K
+                  Alloc 0x50000000+20480K
+                Alloc(1) 2097152 on 0
+                Complete
+            "#]],
+        );
+        assert!(!imported(&scene("in_allocate=1")).devices[0].ops.contains(&Op::Trim));
+    }
+
+    #[test]
+    fn what_a_failed_request_waited_for_completes_after_it() {
+        check(
+            &format!(
+                "{SEGMENT}
+                block addr=0x40000000 bytes=512 requested=512
+                record event=1
+                free addr=0x40000000 bytes=512
+                Alloc result=2 bytes=20M by=libcudart.so,libc10_cuda.so in_allocate=1
+                sync event=1
+                oom bytes=2M requested=2M"
+            ),
+            expect![[r#"
+                  Alloc 0x40000000+2048K
+                Alloc(0) 512 on 0
+                FreeRequested(AllocId(0))
+                Oom(0)
+                FreeCompleted(AllocId(0))
+                Complete
+            "#]],
+        );
+    }
+
+    #[test]
+    fn pages_of_a_growing_segment_are_one_call() {
+        check(
+            "Reserve addr=0x100000000 bytes=1G by=libc10_cuda.so
+            Create handle=1 bytes=2M by=libc10_cuda.so in_allocate=1
+            Create handle=2 bytes=2M by=libc10_cuda.so in_allocate=1
+            Map addr=0x100000000 bytes=2M handle=1 by=libc10_cuda.so in_allocate=1
+            Map addr=0x100200000 bytes=2M handle=2 by=libc10_cuda.so in_allocate=1
+            SetAccess addr=0x100000000 bytes=4M by=libc10_cuda.so in_allocate=1
+            block addr=0x100000000 bytes=3M requested=3M
+            free addr=0x100000000 bytes=3M
+            Unmap addr=0x100000000 bytes=2M by=libc10_cuda.so
+            Unmap addr=0x100200000 bytes=2M by=libc10_cuda.so",
+            expect![[r#"
+                  Map 0x100000000+4096K
+                Alloc(0) 3145728 on 0
+                FreeRequested(AllocId(0))
+                FreeCompleted(AllocId(0))
+                Trim
+                  Unmap 0x100000000+4096K
+                Complete
+                device 0: the program itself set expandable_segments:True: its allocator mapped pages
+            "#]],
+        );
+    }
+
+    #[test]
+    fn without_pytorch_the_driver_calls_are_the_requests() {
+        let scene = "Alloc addr=0x40000000 bytes=3M by=plain
+            Free addr=0x40000000 by=plain
+            AllocAsync addr=0x50000000 bytes=1M stream=4 by=plain";
+        check(
+            scene,
+            expect![[r#"
+                  Alloc 0x40000000+3072K
+                Alloc(0) 3145728 on 0
+                FreeRequested(AllocId(0))
+                FreeCompleted(AllocId(0))
+                  Free 0x40000000+3072K
+                  Alloc 0x50000000+1024K
+                Alloc(1) 1048576 on 4
+                Complete
+            "#]],
+        );
+        let trace = imported(scene);
+        assert_eq!(trace.devices[0].settings.policy, "direct");
+        assert!(Laboratory::new(&trace.devices[0]).unwrap().self_check(None).is_perfect());
+    }
+
+    #[test]
+    fn a_trace_with_lost_events_is_not_replayed() {
+        check(
+            "block addr=0x40000000 bytes=512 requested=512
+            lost events=3",
+            expect![[r#"
+                Alloc(0) 512 on 0
+                Broken("3 events were lost; record again with a larger --ring-size")
+            "#]],
+        );
+    }
+
+    #[test]
+    fn what_is_mapped_without_others_is_what_is_left_of_it() {
+        let map = |ranges: &[(u64, u64)]| -> Vec<Mapping> {
+            ranges.iter().map(|(start, end)| Mapping { start: *start, end: *end }).collect()
+        };
+        assert_eq!(
+            without(&map(&[(0, 10), (20, 30)]), &map(&[(5, 22), (25, 26)])),
+            map(&[(0, 5), (22, 25), (26, 30)])
+        );
+        assert_eq!(without(&map(&[(0, 10), (10, 12)]), &[]), map(&[(0, 12)]));
+        assert_eq!(without(&[], &map(&[(1, 2)])), []);
+    }
+
+    #[test]
+    fn memory_of_others_and_mappings_are_kept_for_the_addresses() {
+        let recording = recording(&format!(
+            "{SEGMENT}
+            block addr=0x40000000 bytes=512 requested=512
+            Alloc addr=0x7f0010000000 bytes=8M by=libnccl.so.2!
+            Free addr=0x7f0010000000 by=libnccl.so.2!"
+        ));
+        let mapped = vec![
+            Mapping { start: 0x1000, end: 0x2000 },
+            Mapping { start: 0x7f00_2000_0000, end: 0x7f00_3000_0000 },
+        ];
+        let read = Mappings { time: Nanos(0), mapped };
+        let trace = import(&recording, || recording.events.iter().cloned(), std::iter::once(read)).unwrap();
+        let surroundings = trace.devices[0].surroundings.clone().unwrap();
+        assert_eq!(surroundings.ceiling, 0x7f00_2000_0000);
+        let kinds: Vec<Nearby> = surroundings.events.iter().map(|event| event.what).collect();
+        assert_eq!(
+            kinds,
+            [
+                Nearby::Mapped { start: 0x1000, end: 0x2000 },
+                Nearby::Mapped { start: 0x7f00_2000_0000, end: 0x7f00_3000_0000 },
+                Nearby::Allocated { address: 0x7f00_1000_0000, bytes: 8 << 20 },
+                Nearby::Freed { address: 0x7f00_1000_0000 },
+            ]
+        );
     }
 }
