@@ -593,7 +593,7 @@ fn record_hands_its_options_on() {
         .replace(&*libc().to_string_lossy(), "LIBRARY");
     expect![[r#"
         GPUTRACE_FORCE=1
-        GPUTRACE_JOB_BEGAN=1795229405120781515
+        GPUTRACE_JOB_BEGAN=1795229799957598643
         GPUTRACE_OUTPUT=out/%p.gtr
         GPUTRACE_RECORDER=GPUTRACE
         GPUTRACE_RING_BYTES=67108864
