@@ -8,8 +8,12 @@ fn main() {
         "-Wl,-z,now",
         "-Wl,-z,relro",
         "-Wl,-soname,libgputrace.so",
+        // Our own tables mean our own functions, also where another preloaded library before us has some of that name.
+        "-Wl,-Bsymbolic",
         // libgcc_s and libm are not needed; a preload drags everything it needs into every process.
         "-Wl,--as-needed",
+        // Built alone, nobody else asks for the C library: without it its symbols would have no versions.
+        "-lc",
     ] {
         println!("cargo:rustc-link-arg-cdylib={argument}");
     }

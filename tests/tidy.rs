@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use gputrace_tests::recorded;
+use gputrace_tests::rows;
 use object::elf::{self, FileHeader64};
 use object::read::elf::{Dyn, FileHeader, Sym};
 use object::{Endianness, StringTable};
@@ -49,38 +50,6 @@ fn dependencies(package: &str) -> BTreeSet<String> {
 
 fn set<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
     names.map(str::to_owned).into()
-}
-
-/// A row of the hook table: its name, its doc comment, its parameters.
-struct Row {
-    line: usize,
-    name: String,
-    doc: String,
-    n_parameters: usize,
-}
-
-const TABLE: &str = "shim/src/hooks/cuda_driver.rs";
-
-fn rows() -> Vec<Row> {
-    let text = read(TABLE);
-    let mut rows = Vec::new();
-    let mut doc = String::new();
-    for (number, line) in text.lines().enumerate() {
-        let line = line.trim();
-        if let Some(text) = line.strip_prefix("/// ") {
-            doc = text.to_owned();
-        } else if let Some((name, rest)) = line.strip_prefix("fn ").and_then(|rest| rest.split_once('(')) {
-            let parameters = rest.split(") as ").next().unwrap_or_default();
-            let n_parameters = parameters.split(',').filter(|part| part.contains(':')).count();
-            rows.push(Row {
-                line: number + 1,
-                name: name.to_owned(),
-                doc: std::mem::take(&mut doc),
-                n_parameters,
-            });
-        }
-    }
-    rows
 }
 
 #[test]
@@ -134,34 +103,6 @@ fn unsafe_code_stays_where_the_architecture_says() {
 }
 
 #[test]
-fn every_row_carries_its_c_prototype_and_as_many_parameters() {
-    let rows = rows();
-    assert!(rows.len() > 60, "{TABLE}: only {} rows were understood", rows.len());
-    for row in &rows {
-        let Row { line, name, doc, n_parameters } = row;
-        if let Some(other) = doc.strip_prefix("As `").and_then(|rest| rest.split('`').next()) {
-            let other = rows.iter().find(|row| row.name == other);
-            let other =
-                other.unwrap_or_else(|| panic!("{TABLE}:{line}: {name} is said to be as a row that is none"));
-            assert_eq!(*n_parameters, other.n_parameters, "{TABLE}:{line}: {name} is not as {}", other.name);
-            continue;
-        }
-        let prototype = doc.strip_prefix("`CUresult ").unwrap_or_else(|| {
-            panic!("{TABLE}:{line}: {name} needs its C prototype as doc comment: /// `CUresult {name}(...)`")
-        });
-        let (c_name, rest) = prototype.split_once('(').expect("a prototype has parentheses");
-        assert_eq!(c_name, name, "{TABLE}:{line}: the prototype is another function's");
-        let c_parameters =
-            rest.split(')').next().unwrap_or_default().split(',').filter(|part| !part.trim().is_empty());
-        assert_eq!(
-            *n_parameters,
-            c_parameters.count(),
-            "{TABLE}:{line}: {name} has not as many parameters as in C"
-        );
-    }
-}
-
-#[test]
 fn the_library_exports_its_rows_and_needs_nothing_of_cuda() {
     let path = recorded::built().join("libgputrace.so");
     let data = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
@@ -176,7 +117,7 @@ fn the_library_exports_its_rows_and_needs_nothing_of_cuda() {
         String::from_utf8_lossy(symbol.name(endian, symbols.strings()).expect("a name")).into_owned()
     };
     let exported: BTreeSet<String> = exported.map(name).collect();
-    let mut expected: BTreeSet<String> = rows().into_iter().map(|row| row.name).collect();
+    let mut expected: BTreeSet<String> = rows::all().into_iter().map(|row| row.name).collect();
     expected.extend(set([
         "dlsym",
         "dlvsym",
@@ -218,6 +159,7 @@ fn needed(
 const REGISTRIES: &[(&str, &str)] = &[
     ("replay/src/policies", "POLICIES"),
     ("replay/src/report/sections", "SECTIONS"),
+    ("replay/src/exports", "EXPORTS"),
     ("replay/src/commands", "a verb"),
 ];
 

@@ -153,7 +153,8 @@ struct Recorder<'a> {
     /// Events that wait for [`HOLD`].
     waiting: Vec<Stamped>,
     writer: WriterThread,
-    sampler: Sampler,
+    /// Until the process says that it ends: what it holds then is no longer news.
+    sampler: Option<Sampler>,
     trace: PathBuf,
     facts: Process,
     losses: [u64; 4],
@@ -194,7 +195,7 @@ impl<'a> Recorder<'a> {
             translator: Translator::new(),
             waiting: Vec::new(),
             writer,
-            sampler,
+            sampler: Some(sampler),
             trace,
             facts,
             losses: [0; 4],
@@ -338,7 +339,9 @@ impl<'a> Recorder<'a> {
         let devices = self.translator.devices();
         if devices.len() != self.n_devices {
             self.n_devices = devices.len();
-            self.sampler.devices(devices);
+            if let Some(sampler) = &self.sampler {
+                sampler.devices(devices);
+            }
         }
     }
 
@@ -348,7 +351,9 @@ impl<'a> Recorder<'a> {
         if seen != self.mappings.seen {
             self.mappings.seen = seen;
             self.mappings.due = Some((now + MAPPINGS_AFTER).max(self.mappings.not_before));
-            self.sampler.now();
+            if let Some(sampler) = &self.sampler {
+                sampler.now();
+            }
         }
         if self.mappings.due.is_some_and(|due| now >= due) {
             self.mappings.due = None;
@@ -412,6 +417,10 @@ impl<'a> Recorder<'a> {
     /// The process waits: everything it has written goes to the file, with names as far as time allows.
     fn settle(&mut self) {
         self.read_mappings();
+        // A sample that came after the end was written would only open it again.
+        if let Some(sampler) = self.sampler.take() {
+            sampler.stop();
+        }
         while self.pass() > 0 {}
         // What has just been read is younger than the newest pair of clocks.
         self.timeline.close();
@@ -452,7 +461,9 @@ impl<'a> Recorder<'a> {
     fn finish(self) -> Summary {
         let pid = self.target.pid();
         let header = self.header();
-        self.sampler.stop();
+        if let Some(sampler) = self.sampler {
+            sampler.stop();
+        }
         let written = self.writer.finish();
         header.recorder.value.store(COMPLETE, Ordering::Release);
         if written.n_dropped > 0 {

@@ -1,299 +1,167 @@
-//! Why more is reserved than is in use: the gap at the moment when most is reserved, taken apart.
-//!
-//! ```text
-//!   reserved = in use as requested
-//!            + rounding         requests rounded up (to 512 bytes, or as roundup_power2_divisions says)
-//!            + surplus          what was too little, or not allowed, to be split off a block
-//!            + waiting          given back by the program, still in use by a stream
-//!            + segment_rounding rest of the segment that was obtained just then
-//!            + isolated         free, but of another stream or pool than the request that made the peak
-//!            + cached           whole free segments that did not fit that request
-//!            + stranded         free in segments that something live holds
-//! ```
+//! How PyTorch's memory is cut up: what is free in its segments, and in what pieces.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::ops::ControlFlow;
+use gputrace_schemas::event::Bytes;
 
-use crate::device::{Device, Placement, SegmentId};
-use crate::ops::{AllocId, Frame, Op, OpStream, PoolIdx, StackId, StreamIdx};
-use crate::owners;
-use crate::simulator::Observer;
+use crate::ledger::Ledger;
 
-/// Most call sites kept.
-const MOST_PINS: usize = 10;
+/// PyTorch keeps requests of up to a MiB apart in segments of this size (`kSmallBuffer`, CUDACachingAllocator.cpp 2.0 to 2.15).
+const SMALL_SEGMENT: u64 = 2 << 20;
+/// What goes there (`kSmallSize`).
+const MOST_SMALL: u64 = 1 << 20;
 
-/// The gap between reserved and in use, in bytes. See the formula above.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The free memory of one device's segments.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Fragmentation {
-    /// The most that was reserved.
-    pub reserved: u64,
-    /// In use then, as requested.
-    pub in_use: u64,
-    /// Requests rounded up.
-    pub rounding: u64,
-    /// Not split off.
-    pub surplus: u64,
-    /// Waiting for streams.
-    pub waiting: u64,
-    /// Rest of the newest segment.
-    pub segment_rounding: u64,
-    /// Free on other streams or pools.
-    pub isolated: u64,
-    /// Whole segments free.
-    pub cached: u64,
-    /// Free beside something live.
-    pub stranded: u64,
-    /// Who holds the segments of `stranded`, most first.
-    pub pins: Vec<Pin>,
+    /// Segments for requests of up to 1 MiB.
+    pub small: Pool,
+    /// The others.
+    pub large: Pool,
+}
+
+/// The free memory of one pool. What streams may still use counts as free here: only time can tell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Pool {
+    /// Segments: neighbouring mapped pages of an expandable segment are one.
+    pub n_segments: u64,
+    /// All of them.
+    pub reserved: Bytes,
+    /// In live blocks.
+    pub allocated: Bytes,
+    /// Pieces that are free.
+    pub n_free: u64,
+    /// The largest of them.
+    pub largest_free: Bytes,
+    /// In segments without any live block: what `empty_cache` gives back.
+    pub wholly_free: Bytes,
+}
+
+impl Pool {
+    /// Free, in segments that have live blocks: it can serve smaller requests only, and cannot go back to the driver.
+    #[must_use]
+    pub fn stranded(&self) -> Bytes {
+        Bytes(self.free().0.saturating_sub(self.wholly_free.0))
+    }
+
+    /// Free, one way or the other.
+    #[must_use]
+    pub fn free(&self) -> Bytes {
+        Bytes(self.reserved.0.saturating_sub(self.allocated.0))
+    }
 }
 
 impl Fragmentation {
-    /// Name in reports and JSON, meaning, and bytes of each part of the gap.
-    pub fn parts(&self) -> [(&'static str, &'static str, u64); 7] {
-        [
-            ("rounding", "requests rounded up", self.rounding),
-            ("surplus", "not split off blocks", self.surplus),
-            ("waiting", "freed, waiting for streams", self.waiting),
-            ("segment_rounding", "rest of the newest segment", self.segment_rounding),
-            ("isolated", "free, of other streams or pools", self.isolated),
-            ("cached", "free segments that did not fit", self.cached),
-            ("stranded", "free beside something in use", self.stranded),
-        ]
-    }
-}
-
-/// A call site whose blocks keep segments from being given back.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pin {
-    /// The innermost line of the user's Python, else of any Python, else the innermost function.
-    pub site: Option<Frame>,
-    /// Bytes in use of its blocks in those segments.
-    pub in_use: u64,
-    /// Free bytes in segments that only it holds.
-    pub alone: u64,
-    /// Free bytes in segments that it holds, alone or with others.
-    pub stranded: u64,
-}
-
-/// Finds the request at which most is reserved.
-#[derive(Default)]
-pub(crate) struct PeakFinder {
-    reserved: u64,
-    op: Option<usize>,
-}
-
-impl PeakFinder {
-    /// Index of the op; none where nothing was served.
-    pub(crate) fn op(&self) -> Option<usize> {
-        self.op
-    }
-}
-
-impl Observer for PeakFinder {
-    fn placed(&mut self, op: usize, _id: AllocId, _at: Placement, device: &Device) -> ControlFlow<()> {
-        let reserved = device.books.reserved.current;
-        if reserved > self.reserved {
-            self.reserved = reserved;
-            self.op = Some(op);
+    /// Of a device, now.
+    #[must_use]
+    pub fn of(ledger: &Ledger, device: i16) -> Fragmentation {
+        let mut blocks: Vec<(u64, u64)> = ledger
+            .live_blocks()
+            .filter(|(_, block)| block.device == device)
+            .map(|(addr, block)| (addr, block.bytes.0))
+            .collect();
+        blocks.sort_unstable();
+        let mut fragmentation = Fragmentation::default();
+        for (start, end, is_expandable) in segments(&ledger.torch_ranges(device)) {
+            let from = blocks.partition_point(|(addr, _)| *addr < start);
+            let to = blocks.partition_point(|(addr, _)| *addr < end);
+            let blocks = &blocks[from..to];
+            let is_small = match is_expandable {
+                false => end - start == SMALL_SEGMENT,
+                true => !blocks.is_empty() && blocks.iter().all(|(_, bytes)| *bytes <= MOST_SMALL),
+            };
+            let pool = if is_small { &mut fragmentation.small } else { &mut fragmentation.large };
+            pool.add(start, end, blocks);
         }
-        ControlFlow::Continue(())
+        fragmentation
+    }
+
+    /// Both pools.
+    #[must_use]
+    pub fn pools(&self) -> [(&'static str, &Pool); 2] {
+        [("small", &self.small), ("large", &self.large)]
+    }
+
+    /// In segments without any live block.
+    #[must_use]
+    pub fn wholly_free(&self) -> Bytes {
+        Bytes(self.small.wholly_free.0.saturating_add(self.large.wholly_free.0))
     }
 }
 
-/// Takes the gap apart at a request.
-pub(crate) struct Dissection<'a, F> {
-    stream: &'a OpStream,
-    at: usize,
-    /// What the policy makes of a request, bytes.
-    rounded: F,
-    placements: HashMap<AllocId, Placement>,
-    owners: HashMap<SegmentId, (StreamIdx, PoolIdx)>,
-    pub(crate) found: Fragmentation,
-}
-
-impl<'a, F: Fn(u64) -> u64> Dissection<'a, F> {
-    pub(crate) fn new(stream: &'a OpStream, at: usize, rounded: F) -> Dissection<'a, F> {
-        let (placements, owners) = (HashMap::new(), HashMap::new());
-        Dissection { stream, at, rounded, placements, owners, found: Fragmentation::default() }
+impl Pool {
+    fn add(&mut self, start: u64, end: u64, blocks: &[(u64, u64)]) {
+        self.n_segments += 1;
+        self.reserved.0 += end - start;
+        if blocks.is_empty() {
+            self.wholly_free.0 += end - start;
+        }
+        let mut at = start;
+        for (addr, bytes) in blocks {
+            self.gap(at, *addr);
+            let stop = addr.saturating_add(*bytes).min(end);
+            self.allocated.0 += stop.saturating_sub((*addr).max(at));
+            at = at.max(stop);
+        }
+        self.gap(at, end);
     }
 
-    fn dissect(&mut self, last: AllocId, device: &Device, is_new: bool) {
-        let asked = self.stream.allocation(last);
-        let newest = self.placements[&last].segment;
-        let mut found = Fragmentation { reserved: device.books.reserved.current, ..Fragmentation::default() };
-        let (live, waiting) = self.blocks(device);
-        let mut holders: BTreeMap<SegmentId, Vec<AllocId>> = BTreeMap::new();
-        for id in live {
-            let (placement, requested) = (self.placements[&id], self.stream.allocation(id).requested);
-            let rounded = (self.rounded)(requested).clamp(requested.min(placement.bytes), placement.bytes);
-            found.rounding += rounded.saturating_sub(requested);
-            found.surplus += placement.bytes - rounded;
-            holders.entry(placement.segment).or_default().push(id);
-        }
-        found.waiting = waiting.iter().map(|id| self.placements[id].bytes).sum();
-        let mut pins: HashMap<Option<Frame>, Pin> = HashMap::new();
-        for (segment, mapped, active) in device.segments() {
-            let free = mapped.saturating_sub(active);
-            let owner = self.owners.get(&segment);
-            let held = holders.get(&segment);
-            if is_new && segment == newest {
-                found.segment_rounding += free;
-            } else if owner.is_some_and(|owner| *owner != (asked.stream, asked.pool)) {
-                found.isolated += free;
-            } else if active == 0 {
-                found.cached += free;
-            } else {
-                found.stranded += free;
-                self.pin(held.map_or(&[], |held| held), free, &mut pins);
-            }
-        }
-        let gap: u64 = found.parts().iter().map(|(_, _, bytes)| bytes).sum();
-        found.in_use = found.reserved.saturating_sub(gap);
-        found.pins = pins.into_values().filter(|pin| pin.stranded > 0).collect();
-        found.pins.sort_by_key(|pin| {
-            let line = pin.site.as_ref().map(|site| (site.file.clone(), site.line, site.name.clone()));
-            (std::cmp::Reverse((pin.stranded, pin.alone)), line)
-        });
-        found.pins.truncate(MOST_PINS);
-        self.found = found;
-    }
-
-    /// Blocks in use, and blocks that wait for streams, in the order of their requests.
-    fn blocks(&self, device: &Device) -> (Vec<AllocId>, Vec<AllocId>) {
-        let mut freed = HashSet::new();
-        for op in &self.stream.ops[..self.at] {
-            if let Op::FreeRequested(id) = op {
-                freed.insert(*id);
-            }
-        }
-        let mut placed: Vec<AllocId> = self.placements.keys().copied().collect();
-        placed.sort_unstable();
-        let waiting = placed.iter().copied().filter(|id| device.is_pending(*id)).collect();
-        let live = placed.into_iter().filter(|id| !freed.contains(id)).collect();
-        (live, waiting)
-    }
-
-    fn pin(&self, held: &[AllocId], free: u64, pins: &mut HashMap<Option<Frame>, Pin>) {
-        let mut by_site: HashMap<Option<&Frame>, u64> = HashMap::new();
-        for id in held {
-            let site = site(self.stream, self.stream.allocation(*id).stack);
-            *by_site.entry(site).or_default() += self.placements[id].bytes;
-        }
-        let is_alone = by_site.len() == 1;
-        for (site, in_use) in by_site {
-            let site = site.cloned();
-            let pin = pins.entry(site.clone()).or_insert(Pin { site, in_use: 0, alone: 0, stranded: 0 });
-            pin.in_use += in_use;
-            pin.alone += if is_alone { free } else { 0 };
-            pin.stranded += free;
+    fn gap(&mut self, from: u64, to: u64) {
+        if to > from {
+            self.n_free += 1;
+            self.largest_free = self.largest_free.max(Bytes(to - from));
         }
     }
 }
 
-impl<F: Fn(u64) -> u64> Observer for Dissection<'_, F> {
-    fn placed(&mut self, op: usize, id: AllocId, placement: Placement, device: &Device) -> ControlFlow<()> {
-        let allocation = self.stream.allocation(id);
-        let is_new = !self.owners.contains_key(&placement.segment);
-        self.owners.entry(placement.segment).or_insert((allocation.stream, allocation.pool));
-        self.placements.insert(id, placement);
-        if op < self.at {
-            return ControlFlow::Continue(());
+/// Start, end and whether it is a run of mapped pages. Two `cudaMalloc`s that happen to be neighbours stay two.
+fn segments(ranges: &[(u64, Bytes, bool)]) -> Vec<(u64, u64, bool)> {
+    let mut segments: Vec<(u64, u64, bool)> = vec![];
+    for (start, bytes, is_mapped) in ranges {
+        let end = start.saturating_add(bytes.0);
+        match segments.last_mut() {
+            Some((_, stop, true)) if *is_mapped && *stop == *start => *stop = end,
+            _ => segments.push((*start, end, *is_mapped)),
         }
-        self.dissect(id, device, is_new);
-        ControlFlow::Break(())
     }
-}
-
-/// The line to show for a stack.
-fn site(stream: &OpStream, stack: StackId) -> Option<&Frame> {
-    let is_python = |frame: &&Frame| frame.file.ends_with(".py") || frame.file.starts_with('<');
-    let frames = || stream.stacks.frames_of(stack);
-    let own = frames().filter(is_python).find(|frame| owners::python_package(&frame.file).is_none());
-    own.or_else(|| frames().find(is_python)).or_else(|| frames().next())
+    segments
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
-    use crate::ops::{Allocation, Builder, Stacks};
-    use crate::policies::torch::NEWEST;
-    use crate::whatif::{Laboratory, Question};
+    use crate::scene::ledger;
 
-    const MIB: u64 = 1 << 20;
-
-    /// Requests as (bytes, stream, line of main.py), and whether each is given back at once.
-    fn gap(requests: &[(u64, u64, u32, bool)]) -> Fragmentation {
-        let mut builder = Builder::new(0);
-        let frame = |line| Frame { name: "step".into(), file: "main.py".into(), line };
-        let frames = requests.iter().map(|(_, _, line, _)| frame(*line)).collect();
-        let lists = (0..requests.len() as u32).map(|index| [index].into()).collect();
-        for (index, (requested, stream, _, is_freed)) in (0u32..).zip(requests) {
-            let stream = builder.stream(*stream).unwrap();
-            let (stack, pool) = (StackId(index), PoolIdx::DEFAULT);
-            let id = builder.alloc(Allocation { requested: *requested, address: 0, stack, stream, pool });
-            if *is_freed {
-                builder.op(Op::FreeRequested(id));
-                builder.op(Op::FreeCompleted(id));
-            }
-        }
-        builder.stream_mut().stacks = Arc::new(Stacks { frames, lists });
-        let stream = builder.finish();
-        let question = Question {
-            policy: "torch".into(),
-            options: String::new(),
-            torch_version: NEWEST,
-            device_memory: None,
-            limit: None,
-        };
-        Laboratory::new(&stream).unwrap().fragmentation(&question).unwrap()
-    }
-
-    //  2M small  | 400 |  free ...        |   stranded
-    // 16M side   | free                   |   isolated
-    // 20M        | 5M  |  free 15M        |   stranded
-    // 16M        | free                   |   cached
-    // 18M        | 17.5M             | .5 |   surplus
     #[test]
-    fn every_byte_of_the_gap_has_one_cause() {
-        let found = gap(&[
-            (400, 0, 1, false),
-            (15 * MIB, 7, 2, true),
-            (5 * MIB, 0, 3, false),
-            (16 * MIB, 0, 4, true),
-            (35 * MIB / 2, 0, 5, false),
-        ]);
-        let pin = |line, in_use, alone| Pin {
-            site: Some(Frame { name: "step".into(), file: "main.py".into(), line }),
-            in_use,
-            alone,
-            stranded: alone,
-        };
-        let expected = Fragmentation {
-            reserved: 72 * MIB,
-            in_use: 400 + 5 * MIB + 35 * MIB / 2,
-            rounding: 112,
-            surplus: MIB / 2,
-            waiting: 0,
-            segment_rounding: 0,
-            isolated: 16 * MIB,
-            cached: 16 * MIB,
-            stranded: 15 * MIB + 2 * MIB - 512,
-            pins: vec![pin(3, 5 * MIB, 15 * MIB), pin(1, 512, 2 * MIB - 512)],
-        };
-        assert_eq!(found, expected);
+    fn free_memory_is_counted_by_what_it_can_still_serve() {
+        //  a (2M, small)  | x 512 | free          |
+        //  b (20M)        | y 4M  | free 12M  | z 4M |
+        //  c (10M)        | free                  |
+        let ledger = ledger(
+            "Alloc addr=0x1000000 bytes=2M by=libc10_cuda.so
+             Alloc addr=0x2000000 bytes=20M by=libc10_cuda.so
+             Alloc addr=0x5000000 bytes=10M by=libc10_cuda.so
+             block addr=0x1000000 bytes=512 requested=512
+             block addr=0x2000000 bytes=4M requested=4M
+             block addr=0x3000000 bytes=4M requested=4M
+             Alloc addr=0x9000000 bytes=3M by=libnccl.so.2",
+        );
+        let found = Fragmentation::of(&ledger, 0);
+        assert_eq!((found.small.n_segments, found.small.stranded()), (1, Bytes((2 << 20) - 512)));
+        let large = found.large;
+        assert_eq!((large.n_segments, large.reserved, large.allocated), (2, Bytes(30 << 20), Bytes(8 << 20)));
+        assert_eq!((large.n_free, large.largest_free), (2, Bytes(12 << 20)));
+        assert_eq!((large.wholly_free, large.stranded()), (Bytes(10 << 20), Bytes(12 << 20)));
     }
 
     #[test]
-    fn the_rest_of_the_segment_that_made_the_peak_is_its_rounding() {
-        let found = gap(&[(5 * MIB, 0, 1, false)]);
-        assert_eq!((found.reserved, found.segment_rounding, found.stranded), (20 * MIB, 15 * MIB, 0));
-        assert_eq!(found.in_use, 5 * MIB);
-    }
-
-    #[test]
-    fn nothing_served_has_no_gap() {
-        assert_eq!(gap(&[]), Fragmentation::default());
+    fn pages_of_an_expandable_segment_are_one_piece() {
+        let ledger = ledger(
+            "Create handle=1 bytes=2M by=libc10_cuda.so
+             Create handle=2 bytes=2M by=libc10_cuda.so
+             Map addr=0x4000000 bytes=2M handle=1 by=libc10_cuda.so
+             Map addr=0x4200000 bytes=2M handle=2 by=libc10_cuda.so
+             block addr=0x4000000 bytes=512 requested=512",
+        );
+        let found = Fragmentation::of(&ledger, 0);
+        assert_eq!((found.small.n_segments, found.small.largest_free), (1, Bytes((4 << 20) - 512)));
     }
 }

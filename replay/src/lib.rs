@@ -1,12 +1,21 @@
 //! Everything offline: ledger, simulator, policies, analyses, reports, exports.
 #![forbid(unsafe_code)]
 
+pub mod diff;
+pub mod exports;
+pub mod fragmentation;
+pub mod growth;
+pub mod leaks;
 pub mod ledger;
+pub mod live;
 pub mod owners;
+pub mod postmortem;
 pub mod report;
+pub mod source;
 pub mod story;
 pub mod summary;
 pub mod trace;
+pub mod tree;
 
 pub mod addresses;
 pub mod audit;
@@ -14,10 +23,11 @@ pub mod bounds;
 pub mod bytes;
 pub mod device;
 pub mod driver;
-pub mod fragmentation;
+pub mod gap;
 pub mod import;
 pub mod ops;
 pub mod policies;
+mod ranges;
 #[cfg(test)]
 mod scene;
 pub mod simulator;

@@ -5,17 +5,56 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
+use gputrace_replay::live::When;
 use gputrace_replay::report::model::Report;
 use gputrace_replay::report::render::{json, text};
 use gputrace_replay::report::sections::SectionEntry;
 use gputrace_replay::story::Story;
+use gputrace_schemas::event::Nanos;
 
 /// Which traces to read.
 #[derive(Args)]
 pub(crate) struct TraceArgs {
-    /// Traces made by `gputrace record`; several at once for the processes of a job
+    /// Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at once for the processes of a job
     #[arg(required = true, value_name = "TRACE")]
     pub(crate) traces: Vec<PathBuf>,
+}
+
+/// Which moment to look at.
+#[derive(Args)]
+pub(crate) struct WhenArgs {
+    /// When the device held most [default]
+    #[arg(long, conflicts_with_all = ["at", "end"])]
+    peak: bool,
+    /// So long after the start of the trace: 1.5s, 200ms, or nanoseconds
+    #[arg(long, value_name = "TIME", value_parser = time, conflicts_with = "end")]
+    at: Option<u64>,
+    /// At the end
+    #[arg(long)]
+    end: bool,
+}
+
+impl WhenArgs {
+    pub(crate) fn when(&self) -> When {
+        match (self.at, self.end) {
+            (Some(time), _) => When::At(Nanos(time)),
+            (None, true) => When::End,
+            (None, false) => When::Peak,
+        }
+    }
+}
+
+/// Nanoseconds.
+fn time(text: &str) -> Result<u64, String> {
+    let units = [("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9), ("min", 6e10)];
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit = if unit.is_empty() { "ns" } else { unit };
+    let scale = units.iter().find(|(name, _)| *name == unit).map(|(_, scale)| scale);
+    match (number.parse::<f64>(), scale) {
+        (Ok(number), Some(scale)) => Ok((number * scale) as u64),
+        _ => Err(format!("`{text}` is no time; write 1.5s, 200ms, 10us or nanoseconds")),
+    }
 }
 
 /// How to show it.

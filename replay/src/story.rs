@@ -1,13 +1,30 @@
 //! One trace, understood: what every summary, report and statistic is made from.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::path::Path;
 
-use gputrace_schemas::event::{Device, Nanos, Process, ThreadId};
-use gputrace_schemas::reader::{Damage, Error, Trace};
+use gputrace_schemas::event::{Device, Event, Nanos, Process, ThreadId};
+use gputrace_schemas::reader::Damage;
 
 use crate::ledger::Ledger;
-use crate::trace::{Definitions, Recording};
+use crate::source::{Error, Source};
+use crate::trace::Recording;
+
+/// Sees the books after every event, in one pass over a trace.
+pub trait Watch {
+    /// The pass begins, perhaps once more: what was seen so far counts no longer.
+    fn begin(&mut self, ledger: &mut Ledger);
+    /// `event` has been booked.
+    fn event(&mut self, ledger: &mut Ledger, event: &Event);
+}
+
+struct Unwatched;
+
+impl Watch for Unwatched {
+    fn begin(&mut self, _ledger: &mut Ledger) {}
+    fn event(&mut self, _ledger: &mut Ledger, _event: &Event) {}
+}
 
 /// A process and its books.
 pub struct Story {
@@ -28,44 +45,46 @@ pub struct Story {
 }
 
 impl Story {
-    /// Reads a trace.
+    /// Reads a gputrace trace or a PyTorch snapshot.
     ///
     /// # Errors
-    /// The file is no trace of this version. Damage is no error; it is kept in [`Story::damages`].
+    /// The file is neither. Damage is no error; it is kept in [`Story::damages`].
     pub fn read(path: &Path) -> Result<Story, Error> {
-        let trace = Trace::open(path)?;
+        Ok(Story::of_source(&Source::open(path)?))
+    }
+
+    /// Understands a trace that is open.
+    #[must_use]
+    pub fn of_source(source: &Source) -> Story {
+        Story::watched(source, &mut Unwatched)
+    }
+
+    /// Understands a trace, and lets somebody watch how the books change.
+    pub fn watched(source: &Source, watch: &mut dyn Watch) -> Story {
+        let definitions = source.definitions();
         let ledger = Ledger::of(|ledger| {
-            trace.events().for_each(|event| ledger.event(&trace, &event));
-            Ok::<(), Error>(())
-        })?;
-        let threads = (0..).map(ThreadId).zip(trace.threads()).map(|(id, thread)| (id, thread.name.clone()));
-        Ok(Story {
-            path: path.display().to_string(),
-            process: trace.process().clone(),
-            devices: trace.devices().to_vec(),
-            threads: threads.collect(),
-            ledger,
-            damages: trace.damages(),
-            complete: trace.is_complete(),
-        })
+            watch.begin(ledger);
+            for event in source.events() {
+                ledger.event(definitions, &event);
+                watch.event(ledger, &event);
+            }
+            Ok::<(), Infallible>(())
+        });
+        Story {
+            path: source.path().to_owned(),
+            process: definitions.process().clone(),
+            devices: source.devices().to_vec(),
+            threads: source.threads().into_iter().map(|(id, thread)| (id, thread.name)).collect(),
+            ledger: ledger.unwrap_or_else(|never| match never {}),
+            damages: source.damages(),
+            complete: source.is_complete(),
+        }
     }
 
     /// Understands a trace in memory.
     #[must_use]
     pub fn of(path: &str, recording: &Recording) -> Story {
-        let ledger = Ledger::of(|ledger| {
-            recording.events.iter().for_each(|event| ledger.event(recording, event));
-            Ok::<(), std::convert::Infallible>(())
-        });
-        Story {
-            path: path.to_owned(),
-            process: recording.process().clone(),
-            devices: recording.devices.clone(),
-            threads: recording.threads.iter().map(|(id, thread)| (*id, thread.name.clone())).collect(),
-            ledger: ledger.unwrap_or_else(|never| match never {}),
-            damages: vec![],
-            complete: true,
-        }
+        Story::of_source(&Source::of(path, recording.clone()))
     }
 
     /// The device with this ordinal.

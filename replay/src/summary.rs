@@ -151,14 +151,16 @@ fn process(story: &Story) -> ProcessSummary {
     }
 }
 
-/// The devices that the process used, in order; host memory is none.
+/// The devices that the process used, in order, what is known of no device last; host memory is none.
 pub fn used_devices(story: &Story) -> impl Iterator<Item = (i16, &DeviceBooks)> {
     let used = |books: &DeviceBooks| {
         books.allocs > 0 || books.failed > 0 || books.torch.is_some() || books.managed.peak().0 > 0
     };
     let devices =
         story.ledger.devices.iter().filter(move |(ordinal, books)| **ordinal != HOST && used(books));
-    devices.map(|(ordinal, books)| (*ordinal, books))
+    let mut devices: Vec<_> = devices.map(|(ordinal, books)| (*ordinal, books)).collect();
+    devices.sort_by_key(|(ordinal, _)| (*ordinal < 0, *ordinal));
+    devices.into_iter()
 }
 
 fn device(story: &Story, ordinal: i16, books: &DeviceBooks) -> DeviceSummary {

@@ -30,8 +30,17 @@ fn help_of_every_verb() {
           summary  Shows the figures of each process and device: what the driver, PyTorch and each owner
                    held
           stats    Shows counts, sizes and durations of calls and PyTorch blocks
+          tree     Shows who held the memory at a moment, as a tree of calls
+          leaks    Shows what was never given back and what keeps growing, by call site, owner and device
+          oom      Shows why a program ran out of memory: what was asked for, who held what, and what would
+                   have made it fit
+          diff     Shows what one run held more than another: peaks, and by call site, owner and size
+          replay   Replays a trace through simulated allocators
+          tune     Finds the PYTORCH_CUDA_ALLOC_CONF line that saves most memory
+          export   Writes a trace for other tools
           doctor   Checks whether recording can work here, with a given program, or what is wrong with a
                    trace
+          import   Reads PyTorch snapshots and says what they hold and how well they are understood
           recover  Makes a trace of a ring whose recorder is gone
           help     Print this message or the help of the given subcommand(s)
 
@@ -88,7 +97,8 @@ fn help_of_every_verb() {
         Usage: gputrace report [OPTIONS] <TRACE>...
 
         Arguments:
-          <TRACE>...  Traces made by `gputrace record`; several at once for the processes of a job
+          <TRACE>...  Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at once
+                      for the processes of a job
 
         Options:
               --json          Write JSON: bytes and nanoseconds as integers
@@ -102,7 +112,8 @@ fn help_of_every_verb() {
         Usage: gputrace summary [OPTIONS] <TRACE>...
 
         Arguments:
-          <TRACE>...  Traces made by `gputrace record`; several at once for the processes of a job
+          <TRACE>...  Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at once
+                      for the processes of a job
 
         Options:
               --json          Write JSON: bytes and nanoseconds as integers
@@ -116,13 +127,298 @@ fn help_of_every_verb() {
         Usage: gputrace stats [OPTIONS] <TRACE>...
 
         Arguments:
-          <TRACE>...  Traces made by `gputrace record`; several at once for the processes of a job
+          <TRACE>...  Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at once
+                      for the processes of a job
 
         Options:
               --json          Write JSON: bytes and nanoseconds as integers
               --color <WHEN>  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE [default:
                               auto] [possible values: auto, always, never]
           -h, --help          Print help
+
+        ---- gputrace tree --help
+        Shows who held the memory at a moment, as a tree of calls
+
+        Usage: gputrace tree [OPTIONS] <TRACE>
+
+        Arguments:
+          <TRACE>
+                  A gputrace trace or a PyTorch snapshot (plain or .gz)
+
+        Options:
+              --peak
+                  When the device held most [default]
+
+              --at <TIME>
+                  So long after the start of the trace: 1.5s, 200ms, or nanoseconds
+
+              --end
+                  At the end
+
+              --group-by <WHAT>
+                  What the first level is
+
+                  Possible values:
+                  - stack:  Calls, outermost first
+                  - owner:  Owners
+                  - device: Devices
+                  - stream: Streams of PyTorch's blocks
+          
+                  [default: stack]
+
+              --device <ORDINAL>
+                  Only this device
+
+              --min-bytes <BYTES>
+                  Leave out nodes with less [default: one in 200 of everything]
+
+              --json
+                  Write JSON: bytes and nanoseconds as integers
+
+          -h, --help
+                  Print help (see a summary with '-h')
+
+        Examples:
+          gputrace tree train.gtr
+          gputrace tree --at 12.5s --group-by owner train.gtr
+          gputrace tree --end --min-bytes 100MiB --json snapshot.pickle.gz
+
+        ---- gputrace leaks --help
+        Shows what was never given back and what keeps growing, by call site, owner and device
+
+        Growth is what a call site holds at least, window by window, after the warm-up: what goes up and
+        down with every step does not count.
+
+        Usage: gputrace leaks [OPTIONS] <TRACE>...
+
+        Arguments:
+          <TRACE>...
+                  Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at once for
+                  the processes of a job
+
+        Options:
+              --error-on-leak[=<WHICH>]
+                  Exit with status 3 if there is a leak
+
+                  Possible values:
+                  - any:       Anything that is shown
+                  - growth:    What keeps growing
+                  - not-freed: What was not freed at the end
+
+              --suppressions <FILE>
+                  Leaks that are known and accepted
+
+              --min-bytes <BYTES>
+                  Leave out call sites with less
+          
+                  [default: 0]
+
+              --steps <N>
+                  Steps that the program made [default: guessed from how often call sites allocated]
+
+              --rows <N>
+                  Call sites to show in each table
+          
+                  [default: 20]
+
+              --json
+                  Write JSON: bytes and nanoseconds as integers
+
+              --color <WHEN>
+                  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE
+          
+                  [default: auto]
+                  [possible values: auto, always, never]
+
+          -h, --help
+                  Print help (see a summary with '-h')
+
+        Examples:
+          gputrace leaks train.gtr
+          gputrace leaks --error-on-leak=growth --suppressions leaks.txt train.gtr
+          gputrace leaks --steps 1000 --min-bytes 1MiB snapshot.pickle.gz
+
+        A suppressions file has a rule a line, `#` begins a comment, `*` stands for anything:
+          owner=cuBLAS*
+          owner=NCCL site=*init_process_group*
+
+        Exit status: 3 if there is a leak and --error-on-leak was given.
+
+        ---- gputrace oom --help
+        Shows why a program ran out of memory: what was asked for, who held what, and what would have made
+        it fit
+
+        Usage: gputrace oom [OPTIONS] <TRACE>...
+
+        Arguments:
+          <TRACE>...  Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at once
+                      for the processes of a job
+
+        Options:
+              --torch-version <X.Y>    PyTorch release to imitate [default: the one that explains the trace
+                                       best]
+              --device-memory <BYTES>  Memory of the device [default: what the trace says, or unlimited]
+              --limit <BYTES>          The most that the process may reserve, as
+                                       set_per_process_memory_fraction would set it
+              --json                   Write JSON: bytes and nanoseconds as integers
+              --color <WHEN>           Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE
+                                       [default: auto] [possible values: auto, always, never]
+          -h, --help                   Print help
+
+        Examples:
+          gputrace oom train.gtr
+          gputrace oom --limit 40GiB --json snapshot.pickle.gz
+
+        What would have made it fit is found by replaying the same requests through PyTorch's allocator with
+        other settings.
+
+        ---- gputrace diff --help
+        Shows what one run held more than another: peaks, and by call site, owner and size
+
+        Usage: gputrace diff [OPTIONS] <BEFORE> <AFTER>
+
+        Arguments:
+          <BEFORE>
+                  The trace or snapshot to compare with
+
+          <AFTER>
+                  The trace or snapshot that may have changed
+
+        Options:
+              --by <WHAT>
+                  What to compare; may be given several times
+
+                  Possible values:
+                  - stack: Call stacks, whole
+                  - site:  Call sites: where the program asked
+                  - owner: Owners
+                  - size:  Sizes of objects
+          
+                  [default: owner site size]
+
+              --fail-on-increase <PERCENT>
+                  Exit with status 4 if a peak rose by more than this
+
+              --rows <N>
+                  Rows to show in each table
+          
+                  [default: 20]
+
+              --peak
+                  When the device held most [default]
+
+              --at <TIME>
+                  So long after the start of the trace: 1.5s, 200ms, or nanoseconds
+
+              --end
+                  At the end
+
+              --json
+                  Write JSON: bytes and nanoseconds as integers
+
+              --color <WHEN>
+                  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE
+          
+                  [default: auto]
+                  [possible values: auto, always, never]
+
+          -h, --help
+                  Print help (see a summary with '-h')
+
+        Examples:
+          gputrace diff before.gtr after.gtr
+          gputrace diff --by stack --end before.gtr after.gtr
+          gputrace diff --fail-on-increase 5% main.gtr branch.gtr
+
+        Exit status: 4 if a peak rose by more than --fail-on-increase.
+
+        ---- gputrace replay --help
+        Replays a trace through simulated allocators
+
+        Usage: gputrace replay [OPTIONS] <TRACE>...
+
+        Arguments:
+          <TRACE>...  gputrace traces or PyTorch snapshots (plain or .gz)
+
+        Options:
+              --policy <NAME[:OPTIONS]>  Allocator to simulate, NAME or NAME:OPTIONS; may be given several
+                                         times. For `torch`, OPTIONS is what PYTORCH_CUDA_ALLOC_CONF would
+                                         hold [default: torch as recorded]. `--policy help` lists them all
+              --torch-version <X.Y>      PyTorch release to imitate [default: the one that explains the
+                                         trace best]
+              --device-memory <BYTES>    Memory of the device [default: what the trace says, or unlimited]
+              --limit <BYTES>            The most that the process may reserve, as
+                                         set_per_process_memory_fraction would set it
+              --json                     Print one JSON object, bytes as integers
+          -h, --help                     Print help
+
+        ---- gputrace tune --help
+        Finds the PYTORCH_CUDA_ALLOC_CONF line that saves most memory
+
+        Usage: gputrace tune [OPTIONS] <TRACE>
+
+        Arguments:
+          <TRACE>  gputrace trace or PyTorch snapshot (plain or .gz)
+
+        Options:
+              --torch-version <X.Y>    PyTorch release to imitate [default: the one that explains the trace
+                                       best]
+              --device-memory <BYTES>  Memory of the device [default: what the trace says, or unlimited]
+              --limit <BYTES>          The most that the process may reserve, as
+                                       set_per_process_memory_fraction would set it
+              --json                   Print one JSON object, bytes as integers
+          -h, --help                   Print help
+
+        ---- gputrace export --help
+        Writes a trace for other tools
+
+        Usage: gputrace export [OPTIONS] --format <FORMAT> <TRACE>
+
+        Arguments:
+          <TRACE>
+                  A gputrace trace or a PyTorch snapshot (plain or .gz)
+
+        Options:
+          -f, --format <FORMAT>
+                  What to write
+
+                  Possible values:
+                  - folded:       bytes at a moment by stack, for flamegraph.pl, inferno and speedscope
+                  - speedscope:   bytes at a moment by stack, for speedscope.app
+                  - pprof:        objects and bytes at a moment by stack, for go tool pprof, Pyroscope,
+                    Parca and Grafana
+                  - chrome:       memory over time by owner, for chrome://tracing and ui.perfetto.dev
+                  - csv:          every change of memory, a row each, for spreadsheets, pandas and DuckDB
+                  - jsonl:        every change of memory, a JSON object a line, for jq
+                  - torch-pickle: the history as a PyTorch snapshot with other libraries' memory in it, for
+                    pytorch.org/memory_viz
+
+          -o, --output <FILE>
+                  Where to [default: standard output]
+
+          -F, --force
+                  Overwrite a file that exists
+
+              --device <ORDINAL>
+                  Only this device
+
+              --peak
+                  When the device held most [default]
+
+              --at <TIME>
+                  So long after the start of the trace: 1.5s, 200ms, or nanoseconds
+
+              --end
+                  At the end
+
+          -h, --help
+                  Print help (see a summary with '-h')
+
+        Examples:
+          gputrace export --format folded train.gtr | flamegraph.pl > peak.svg
+          gputrace export --format speedscope -o peak.speedscope.json train.gtr
+          gputrace export --format torch-pickle -o train.pickle train.gtr     # for pytorch.org/memory_viz
+          gputrace export --format csv --device 0 snapshot.pickle.gz | head
 
         ---- gputrace doctor --help
         Checks whether recording can work here, with a given program, or what is wrong with a trace
@@ -138,6 +434,18 @@ fn help_of_every_verb() {
               --color <WHEN>  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE [default:
                               auto] [possible values: auto, always, never]
           -h, --help          Print help
+
+        ---- gputrace import --help
+        Reads PyTorch snapshots and says what they hold and how well they are understood
+
+        Usage: gputrace import [OPTIONS] <SNAPSHOT>...
+
+        Arguments:
+          <SNAPSHOT>...  PyTorch snapshots (plain or .gz)
+
+        Options:
+              --json  Print one JSON object a snapshot
+          -h, --help  Print help
 
         ---- gputrace recover --help
         Makes a trace of a ring whose recorder is gone
@@ -207,7 +515,7 @@ fn every_verb_reads_every_prefix_and_every_flipped_byte() {
     });
     for (idx, bytes) in prefixes.chain(flipped).enumerate() {
         let path = folder.write("damaged.gtr", &bytes);
-        for verb in ["report", "summary", "stats", "doctor"] {
+        for verb in ["report", "summary", "stats", "doctor", "leaks", "oom", "tree"] {
             let output = run(&[verb, &path, "--json"]);
             let code = output.status.code();
             assert!(matches!(code, Some(0 | 1)), "{verb} of case {idx}: {code:?}: {}", text(&output.stderr));
@@ -285,6 +593,7 @@ fn record_hands_its_options_on() {
         .replace(&*libc().to_string_lossy(), "LIBRARY");
     expect![[r#"
         GPUTRACE_FORCE=1
+        GPUTRACE_JOB_BEGAN=1795229405120781515
         GPUTRACE_OUTPUT=out/%p.gtr
         GPUTRACE_RECORDER=GPUTRACE
         GPUTRACE_RING_BYTES=67108864
@@ -352,6 +661,77 @@ fn doctor_looks_at_programs_and_traces() {
     assert!(shown.contains("ok: libgputrace.so will be loaded into it"), "{shown}");
     assert!(shown.contains("no such trace or program"), "{shown}");
     assert!(shown.contains("hooks no function of CUDA"), "{shown}");
+}
+
+#[test]
+fn leaks_are_found_suppressed_and_told_by_the_exit_status() {
+    let folder = Folder::new("leaks");
+    let path = folder.write("a.gtr", &trace(30));
+    let all = folder.write("all.txt", b"# everything\nowner=*\n");
+    let code = |arguments: &[&str]| run(&[&["leaks", &path], arguments].concat()).status.code();
+    assert_eq!(code(&[]), Some(0));
+    assert_eq!(code(&["--error-on-leak"]), Some(3));
+    assert_eq!(code(&["--error-on-leak=not-freed"]), Some(3));
+    assert_eq!(code(&["--error-on-leak=growth"]), Some(3), "it keeps every second object");
+    let short = folder.write("short.gtr", &trace(6));
+    assert_eq!(run(&["leaks", "--error-on-leak=growth", &short]).status.code(), Some(0), "too short to tell");
+    assert_eq!(code(&["--error-on-leak", "--suppressions", &all]), Some(0));
+    assert_eq!(code(&["--error-on-leak", "--min-bytes", "1GiB"]), Some(0));
+    assert_eq!(code(&["--suppressions", "/no/such/file"]), Some(1));
+    let json: serde_json::Value = serde_json::from_slice(&run(&["leaks", "--json", &path]).stdout).unwrap();
+    assert_eq!(json["schema"], "gputrace.leaks/1");
+    assert_eq!(json["processes"][0]["sections"][1]["not_freed"][0]["bytes"], 10 << 20);
+}
+
+#[test]
+fn increases_are_told_by_the_exit_status() {
+    let folder = Folder::new("diff");
+    let (small, large) = (folder.write("a.gtr", &trace(30)), folder.write("b.gtr", &trace(33)));
+    let code = |arguments: &[&str]| run(&[&["diff"], arguments].concat()).status.code();
+    assert_eq!(code(&[&small, &large]), Some(0));
+    assert_eq!(code(&[&small, &large, "--fail-on-increase", "5%"]), Some(4));
+    assert_eq!(code(&[&small, &large, "--fail-on-increase", "50%"]), Some(0));
+    assert_eq!(code(&[&large, &small, "--fail-on-increase", "0"]), Some(0));
+    assert_eq!(code(&[&small, &large, "--fail-on-increase", "much"]), Some(2));
+    assert_eq!(code(&[&small, "/no/such/file"]), Some(1));
+}
+
+#[test]
+fn exports_go_to_files_that_do_not_exist() {
+    let folder = Folder::new("exports");
+    let path = folder.write("a.gtr", &trace(30));
+    let output = folder.0.join("a.folded").display().to_string();
+    let export =
+        |arguments: &[&str]| run(&[&["export", "-f", "folded", "-o", &output, &path], arguments].concat());
+    assert_eq!(export(&[]).status.code(), Some(0));
+    let again = export(&[]);
+    assert_eq!(again.status.code(), Some(1));
+    assert!(text(&again.stderr).contains("exists; -F overwrites it"), "{}", text(&again.stderr));
+    assert_eq!(export(&["-F"]).status.code(), Some(0));
+    let written = fs::read_to_string(&output).unwrap();
+    assert_eq!(written, "cuda:0;unknown;(no stack recorded) 11534336\n");
+    let shown = run(&["export", "-f", "folded", &path, "--at", "1us"]);
+    assert_eq!(text(&shown.stdout), "cuda:0;unknown;(no stack recorded) 2097152\n");
+}
+
+#[test]
+fn snapshots_are_read_wherever_traces_are() {
+    let folder = Folder::new("snapshots");
+    let path = folder.write("a.gtr", &trace(30));
+    let pickle = folder.write("a.pickle", &run(&["export", "-f", "torch-pickle", &path]).stdout);
+    for verb in ["report", "summary", "stats", "leaks", "oom", "tree"] {
+        let output = run(&[verb, "--json", &pickle]);
+        assert_eq!(output.status.code(), Some(0), "{verb}: {}", text(&output.stderr));
+        let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!(json["schema"], format!("gputrace.{verb}/1"));
+    }
+    let cut = fs::read(&pickle).unwrap();
+    for length in [1, 3, 20, cut.len() / 2, cut.len() - 1] {
+        let cut = folder.write("cut.pickle", &cut[..length]);
+        let output = run(&["summary", &cut]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(!text(&output.stderr).contains("panicked"), "{}", text(&output.stderr));
+    }
 }
 
 /// A trace of `n` events: a small program that allocates and frees.

@@ -125,7 +125,7 @@ fn send(producer: &mut Producer, rest: &mut Rest, captured: Captured) {
     }
     let truncated = captured.marks & (Captured::TRUNCATED | Captured::PYTHON_TRUNCATED) != 0;
     let broken = captured.marks & (Captured::BROKEN | Captured::GUESSED) != 0;
-    let marks = u32::from(truncated) * StackDef::TRUNCATED | u32::from(broken) * StackDef::BROKEN;
+    let marks = (u32::from(truncated) * StackDef::TRUNCATED) | (u32::from(broken) * StackDef::BROKEN);
     let definition = StackDef { id: captured.id, native: n_native, python: n_python, marks };
     let n_words = native + 2 * usize::from(n_python);
     let frames = as_words_bytes(scratch.frames.get(..n_words).unwrap_or_default());

@@ -41,6 +41,25 @@ const DT_SONAME: i64 = 14;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
 const STT_GNU_IFUNC: u8 = 10;
 
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Relocation {
+    offset: usize,
+    info: u64,
+    addend: i64,
+}
+
+const DT_PLTRELSZ: i64 = 2;
+const DT_RELA: i64 = 7;
+const DT_RELASZ: i64 = 8;
+const DT_JMPREL: i64 = 23;
+const DT_RELACOUNT: i64 = 0x6fff_fff9;
+/// A slot that holds the address of a function: R_X86_64_GLOB_DAT and R_X86_64_JUMP_SLOT, R_AARCH64_GLOB_DAT and
+/// R_AARCH64_JUMP_SLOT (the psABIs of both).
+const FUNCTION_SLOTS: [u32; 2] = if cfg!(target_arch = "aarch64") { [1025, 1026] } else { [6, 7] };
+/// Of the relocations that are not for calls, so many are looked at: C++ libraries have millions.
+const MOST_RELOCATIONS: usize = 1 << 16;
+
 /// The first loaded object that `wanted` says yes to. Takes the loader's lock: for cold moments only.
 pub(crate) fn find(mut wanted: impl FnMut(&Object) -> bool) -> Option<Object> {
     struct Search<'a> {
@@ -82,7 +101,7 @@ impl Object {
         let (mut start, mut end, mut dynamic) = (usize::MAX, 0, core::ptr::null());
         for i in 0..usize::from(info.dlpi_phnum) {
             // SAFETY: the loader's array has `dlpi_phnum` entries.
-            let header = unsafe { &*info.dlpi_phdr.add(i) };
+            let header = unsafe { &*info.dlpi_phdr.wrapping_add(i) };
             let at = base.wrapping_add(header.p_vaddr as usize);
             match header.p_type {
                 libc::PT_LOAD => {
@@ -155,6 +174,38 @@ impl Object {
         unsafe { CStr::from_ptr((strings + offset) as *const _) }
     }
 
+    /// Whether one of the object's slots for functions of others holds an address that `wanted` says yes to.
+    pub(crate) fn calls(&self, mut wanted: impl FnMut(usize) -> bool) -> bool {
+        let table = |address: i64, bytes: i64| {
+            let (table, bytes) = (self.address(address)?, self.entry(bytes)?);
+            Some((table as *const Relocation, bytes / size_of::<Relocation>()))
+        };
+        let relative = self.entry(DT_RELACOUNT).unwrap_or(0);
+        let lists = [
+            table(DT_JMPREL, DT_PLTRELSZ),
+            // Those that only move addresses come first.
+            table(DT_RELA, DT_RELASZ).and_then(|(table, n)| {
+                let n = n.checked_sub(relative)?.min(MOST_RELOCATIONS);
+                Some((table.wrapping_add(relative), n))
+            }),
+        ];
+        for (table, n) in lists.into_iter().flatten() {
+            for index in 0..n {
+                // SAFETY: the loader has just used the same table, which has `n` entries.
+                let relocation = unsafe { *table.wrapping_add(index) };
+                if !FUNCTION_SLOTS.contains(&(relocation.info as u32)) {
+                    continue;
+                }
+                let slot = self.base.wrapping_add(relocation.offset) as *const usize;
+                // SAFETY: the slot lies in the object's own data.
+                if self.contains(slot as usize) && wanted(unsafe { slot.read_unaligned() }) {
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
     /// Address of an exported symbol, the first version found. `None` for what must be called to be resolved (ifunc).
     pub(crate) fn symbol(&self, name: &CStr) -> Option<usize> {
         let strings = self.address(DT_STRTAB)?;
@@ -162,7 +213,7 @@ impl Object {
         let table = self.address(DT_GNU_HASH)? as *const u32;
         let hash = gnu_hash(name.to_bytes());
         // SAFETY: the table starts with four words.
-        let [n_buckets, first, bloom_words] = [0, 1, 2].map(|i| unsafe { *table.add(i) });
+        let [n_buckets, first, bloom_words] = [0, 1, 2].map(|i| unsafe { *table.wrapping_add(i) });
         if n_buckets == 0 {
             return None;
         }
@@ -171,16 +222,16 @@ impl Object {
         // SAFETY: as above.
         let chains = unsafe { buckets.add(n_buckets as usize) };
         // SAFETY: the remainder is below the number of buckets.
-        let mut index = unsafe { *buckets.add((hash % n_buckets) as usize) };
+        let mut index = unsafe { *buckets.wrapping_add((hash % n_buckets) as usize) };
         if index < first {
             return None;
         }
         loop {
             // SAFETY: chains have a word for every symbol from `first` on; the last of a bucket is odd.
-            let word = unsafe { *chains.add((index - first) as usize) };
+            let word = unsafe { *chains.wrapping_add((index - first) as usize) };
             if word | 1 == hash | 1 {
                 // SAFETY: the index comes from the object's own hash table.
-                let symbol = unsafe { *symbols.add(index as usize) };
+                let symbol = unsafe { *symbols.wrapping_add(index as usize) };
                 // SAFETY: symbol names are C strings of the string table.
                 let found = unsafe { CStr::from_ptr((strings + symbol.name as usize) as *const _) };
                 if found == name && symbol.section != 0 && symbol.info & 15 != STT_GNU_IFUNC {

@@ -23,8 +23,10 @@ pub(crate) struct Hook {
     pub(crate) name: &'static CStr,
     /// The function of the CUDA runtime that ends here; empty if there is none.
     pub(crate) runtime: &'static str,
-    /// Our function.
+    /// Our function, the exported one.
     pub(crate) ours: *const (),
+    /// Its twin that calls the driver even where another preloaded library stands between us and the driver.
+    pub(crate) to_driver: *const (),
 }
 
 // SAFETY: addresses of functions are plain numbers.
@@ -121,6 +123,7 @@ macro_rules! hooks {
             name: unsafe { ::core::ffi::CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes()) },
             runtime: $runtime,
             ours: $name as *const (),
+            to_driver: to_driver::$name as *const (),
         }, )* ];
 
         $(
@@ -139,6 +142,25 @@ macro_rules! hooks {
                 hooks!(@$shape $name, run $(, $action)? $(, { $($field: $value),* })? $(, out { $($out_field: $out_value),* })? $(, via $custom)?)
             }
         )*
+
+        /// The same functions once more, for who asks for the driver's own.
+        mod to_driver {
+            use super::*;
+            $(
+                #[allow(non_snake_case, clippy::missing_safety_doc, clippy::too_many_arguments)]
+                pub(super) unsafe extern "C" fn $name($($arg: $type),*) -> i32 {
+                    type Real = unsafe extern "C" fn($($type),*) -> i32;
+                    // SAFETY: the row gives the function's own prototype.
+                    let real = match unsafe { $crate::hooks::loader::driver_real::<Real>(Row::$name as u16) } {
+                        Some(real) => real,
+                        None => return $crate::hooks::loader::without_driver(Row::$name as u16),
+                    };
+                    // SAFETY: the program's own arguments, passed on unchanged.
+                    let run = || unsafe { real($($arg),*) };
+                    hooks!(@$shape $name, run $(, $action)? $(, { $($field: $value),* })? $(, out { $($out_field: $out_value),* })? $(, via $custom)?)
+                }
+            )*
+        }
     };
     (@acquire $name:ident, $run:ident, $action:ident, { $($field:ident: $value:expr),* } $(, out { $($out_field:ident: $out_value:expr),* })?) => {
         $crate::probe::acquire($crate::probe::Start::IfNeeded, Row::$name as u16, Action::$action, $run,
@@ -157,7 +179,7 @@ macro_rules! hooks {
     (@fill { $($field:ident: $value:expr),* } $(, out { $($out_field:ident: $out_value:expr),* })?) => {
         // SAFETY: `in` values read arguments, or structures the function reads itself and that were checked for null;
         // `out` values read what the function wrote, after it said that it succeeded.
-        #[allow(unused_unsafe, unused_variables, clippy::multiple_unsafe_ops_per_block)]
+        #[allow(unused_unsafe, unused_variables)]
         |draft: &mut $crate::probe::Draft, succeeded: bool| unsafe {
             $( draft.$field($value); )*
             $( if succeeded { $( draft.$out_field($out_value); )* } )?

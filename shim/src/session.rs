@@ -199,8 +199,9 @@ fn nested_loss() {
 }
 
 fn map() -> Option<Map> {
+    let map: *const Map = MAP.0.get().cast();
     // SAFETY: written before the generation that `is_live` saw was published.
-    is_live().then(|| unsafe { (*MAP.0.get()).assume_init() })
+    is_live().then(|| unsafe { *map })
 }
 
 /// Gives a thread its line, and the process its session if `start` allows.
@@ -443,19 +444,18 @@ fn describe_devices(producer: &mut Producer) {
     type Name = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
     type Uuid = unsafe extern "C" fn(*mut [u8; 16], c_int) -> c_int;
     type Total = unsafe extern "C" fn(*mut usize, c_int) -> c_int;
-    // SAFETY: the types are those of cuda.h 13.0 for these names, unchanged since 2.0.
-    let (Some(count), Some(get), Some(name), Some(total)) = (unsafe {
-        (
-            AUXILIARY.device_count.get::<Count>(),
-            AUXILIARY.device_get.get::<Get>(),
-            AUXILIARY.device_name.get::<Name>(),
-            AUXILIARY.device_total.get::<Total>(),
-        )
-    }) else {
-        return;
-    };
-    // SAFETY: as above; both names have the same type.
-    let uuid = unsafe { AUXILIARY.device_uuid_v2.get::<Uuid>().or(AUXILIARY.device_uuid.get::<Uuid>()) };
+    // SAFETY: the type is that of cuda.h 13.0 for this name, unchanged since 2.0.
+    let Some(count) = (unsafe { AUXILIARY.device_count.get::<Count>() }) else { return };
+    // SAFETY: as above.
+    let Some(get) = (unsafe { AUXILIARY.device_get.get::<Get>() }) else { return };
+    // SAFETY: as above.
+    let Some(name) = (unsafe { AUXILIARY.device_name.get::<Name>() }) else { return };
+    // SAFETY: as above, since 3.2.
+    let Some(total) = (unsafe { AUXILIARY.device_total.get::<Total>() }) else { return };
+    // SAFETY: as above, since 11.4.
+    let uuid_v2 = unsafe { AUXILIARY.device_uuid_v2.get::<Uuid>() };
+    // SAFETY: as above, since 9.2.
+    let uuid = uuid_v2.or(unsafe { AUXILIARY.device_uuid.get::<Uuid>() });
     let mut devices = 0;
     // SAFETY: the out-parameter is ours.
     if unsafe { count(&raw mut devices) } != 0 {
@@ -514,8 +514,8 @@ fn start_recorder(ring: &CStr) -> Result<(), &'static [u8]> {
     if scratch.is_null() {
         return Err(b"no memory to start the recorder");
     }
-    // SAFETY: inside the scratch pages.
-    let (outer_stack, inner_stack) = unsafe { (scratch.add(CHILD_STACK), scratch.add(2 * CHILD_STACK)) };
+    let (outer_stack, inner_stack) =
+        (scratch.wrapping_add(CHILD_STACK), scratch.wrapping_add(2 * CHILD_STACK));
     let mut launch = Launch {
         arguments: [c"gputrace".as_ptr(), c"recorder".as_ptr(), c"--ring".as_ptr(), ring.as_ptr(), null()],
         environment: environment_without_preload(inner_stack.cast()),
@@ -636,14 +636,14 @@ fn environment_without_preload(into: *mut *const c_char) -> *const *const c_char
         if ![b"LD_PRELOAD=".as_slice(), b"LD_AUDIT=", b"GPUTRACE="].iter().any(|name| text.starts_with(name))
         {
             // SAFETY: the array has room for `MOST_VARIABLES`.
-            unsafe { *into.add(kept) = variable };
+            unsafe { *into.wrapping_add(kept) = variable };
             kept += 1;
         }
         // SAFETY: this was not the last entry.
         at = unsafe { at.add(1) };
     }
     // SAFETY: `kept` is below `MOST_VARIABLES`; the array ends with null.
-    unsafe { *into.add(kept) = null() };
+    unsafe { *into.wrapping_add(kept) = null() };
     into
 }
 
@@ -675,18 +675,30 @@ extern "C" fn construct() {
 extern "C" fn destruct() {
     let _errno = KeepErrno::new();
     let Some(map) = map() else { return };
+    if let Some(mut lane) = lane(Start::OnlyIfLive) {
+        crate::hooks::loader::describe_bypasses(lane.producer());
+    }
     let header = map.header();
     header.process.value.store(map::EXITING, Ordering::Release);
     let patience = config::EXIT_WAIT.number().unwrap_or(EXIT_PATIENCE).min(600_000);
     for waited in 0..patience {
         match header.recorder.value.load(Ordering::Acquire) {
-            map::COMPLETE | map::FAILED => return,
+            map::COMPLETE | map::FAILED => return end(),
             // A recorder that never came is no reason to wait for long.
-            map::NO_RECORDER if waited > 1_000 => return,
+            map::NO_RECORDER if waited > 1_000 => return end(),
             _ => sys::sleep(1_000_000),
         }
     }
+    end();
     say(b"the recorder is still busy; the trace will be complete a little later");
+}
+
+/// What libraries give back after us, at the very end, would only open the finished trace again.
+fn end() {
+    if let Some(page) = page() {
+        page.generation.store(OFF, Ordering::Release);
+        page.state.store(STEPPED_ASIDE, Ordering::Release);
+    }
 }
 
 #[used]

@@ -28,7 +28,7 @@ fn main() -> io::Result<()> {
         for (mode, best) in modes.iter().zip(&mut best) {
             let folder = Folder::new(target, "bench");
             let mut command = Command::new(&program);
-            command.env("LD_LIBRARY_PATH", &fake);
+            command.env("LD_LIBRARY_PATH", fake);
             if let Some(mode) = mode {
                 recorded::preload(&mut command, &folder);
                 command.env("GPUTRACE_STACKS", mode);

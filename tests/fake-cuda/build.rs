@@ -118,6 +118,8 @@ fn compile(library: &Library, out: &Path) -> Result<(), String> {
     let target = directory.join(library.soname);
     let status = Command::new(&program)
         .args([standard, "-O2", "-g", "-Wall", "-Wextra", "-shared", "-fPIC", "-fvisibility=hidden"])
+        // As NVIDIA's libraries, they mean their own functions, whatever else is preloaded.
+        .arg("-Wl,-Bsymbolic-functions")
         // Entry points with equal bodies must keep addresses of their own.
         .args(["-fno-ipa-icf", "-Wl,-z,defs", &format!("-Wl,-soname,{}", library.soname)])
         .arg("-o")

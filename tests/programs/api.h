@@ -16,12 +16,13 @@ typedef struct { int type, handle_types; CUmemLocation location; void *win32; un
 typedef struct { int type, handle_types; CUmemLocation location; void *win32; size_t max_size; char reserved[56]; } CUmemPoolProps;
 typedef struct { CUmemLocation location; int flags; } CUmemAccessDesc;
 typedef struct { CUmemPoolProps pool; const CUmemAccessDesc *access; size_t count, bytesize; CUdeviceptr dptr; } CUmemAllocNodeParams;
+typedef struct { int type, reserved[3]; union { CUmemAllocNodeParams alloc; CUdeviceptr freed; char all[232]; }; long long end; } CUgraphNodeParams;
 typedef struct { size_t width, height; int format; unsigned channels; } CUarrayDescriptor;
 typedef struct { size_t width, height, depth; int format; unsigned channels, flags; } CUarray3dDescriptor;
 typedef struct { char bytes[64]; } CUipcMemHandle;
 
 int cuInit(unsigned), cuDriverGetVersion(int *), cuDeviceGet(int *, int), cuDeviceGetCount(int *);
-int cuDevicePrimaryCtxRetain(void **, int), cuDevicePrimaryCtxRelease_v2(int), cuCtxSetCurrent(void *);
+int cuDevicePrimaryCtxReset_v2(int), cuDevicePrimaryCtxRetain(void **, int), cuDevicePrimaryCtxRelease_v2(int), cuCtxSetCurrent(void *);
 int cuCtxCreate_v2(void **, unsigned, int), cuCtxDestroy_v2(void *), cuCtxSynchronize(void);
 int cuMemGetInfo_v2(size_t *, size_t *), cuMemGetAddressRange_v2(CUdeviceptr *, size_t *, CUdeviceptr);
 int cuMemAlloc_v2(CUdeviceptr *, size_t), cuMemFree_v2(CUdeviceptr);
@@ -47,6 +48,9 @@ int cuStreamBeginCapture_v2(void *, int), cuStreamEndCapture(void *, void **);
 int cuGraphCreate(void **, unsigned), cuGraphDestroy(void *), cuGraphInstantiateWithFlags(void **, void *, unsigned long long);
 int cuGraphAddMemAllocNode(void **, void *, void *const *, size_t, CUmemAllocNodeParams *);
 int cuGraphAddMemFreeNode(void **, void *, void *const *, size_t, CUdeviceptr);
+int cuGraphAddNode(void **, void *, void *const *, size_t, CUgraphNodeParams *);
+int cuGraphAddNode_v2(void **, void *, void *const *, const void *, size_t, CUgraphNodeParams *);
+int cuGraphAddNode_v3(void **, void *, void *const *, const void *, size_t, CUgraphNodeParams *);
 int cuGraphLaunch(void *, void *), cuGraphExecDestroy(void *);
 int cuGetProcAddress(const char *, void **, int, unsigned long long);
 int cuGetProcAddress_v2(const char *, void **, int, unsigned long long, int *);

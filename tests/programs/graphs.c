@@ -1,6 +1,8 @@
 //! Memory of graphs: explicit nodes, and cudaMallocAsync's driver call under capture.
 //# Link: cuda
 //# Expect: cuGraphAddMemAllocNode 4194304 freed
+//# Expect: cuGraphAddNode 2097152 freed
+//# Expect: cuGraphAddNode_v2 2097152 freed
 //# Expect: cuMemAllocAsync 1048576 freed
 #include "api.h"
 
@@ -28,6 +30,18 @@ int main(void)
     OK(cuGraphDestroy(graph));
     OK(cuMemGetInfo_v2(&after, NULL));
     CHECK(before == after);
+
+    CUgraphNodeParams alloc = {.type = 10, .alloc = {.pool = {.type = 1, .location = {1, 0}}, .bytesize = 2 * MIB}};
+    CUgraphNodeParams other = {.type = 0}, freed = {.type = 11};
+    OK(cuGraphCreate(&graph, 0));
+    OK(cuGraphAddNode(&node, graph, NULL, 0, &other));
+    OK(cuGraphAddNode(&node, graph, NULL, 0, &alloc));
+    freed.freed = alloc.alloc.dptr;
+    OK(cuGraphAddNode(&node, graph, NULL, 0, &freed));
+    OK(cuGraphAddNode_v2(&node, graph, NULL, NULL, 0, &alloc));
+    freed.freed = alloc.alloc.dptr;
+    OK(cuGraphAddNode_v3(&node, graph, NULL, NULL, 0, &freed));
+    OK(cuGraphDestroy(graph));
 
     OK(cuStreamCreate(&stream, 0));
     OK(cuStreamBeginCapture_v2(stream, 0));

@@ -70,13 +70,16 @@ const MAKERS: &[(&str, &str)] = &[
     ("cuMemAllocFromPoolAsync", "ptr"),
     ("cuMemAllocFromPoolAsync_ptsz", "ptr"),
     ("cuGraphAddMemAllocNode", "ptr"),
+    ("cuGraphAddNode", "ptr"),
+    ("cuGraphAddNode_v2", "ptr"),
+    ("cuGraphAddNode_v3", "ptr"),
     ("cuArrayCreate_v2", "array"),
     ("cuArray3DCreate_v2", "array"),
     ("cuMipmappedArrayCreate", "array"),
     ("cuMemCreate", "handle"),
 ];
 
-/// The calls that take something back, and which argument names it.
+/// The calls that take something back, and which argument names it: `freed` is the `ptr` of what was made.
 const TAKERS: &[(&str, &str)] = &[
     ("cuMemFree", "ptr"),
     ("cuMemFree_v2", "ptr"),
@@ -85,6 +88,9 @@ const TAKERS: &[(&str, &str)] = &[
     ("cuMemFreeAsync", "ptr"),
     ("cuMemFreeAsync_ptsz", "ptr"),
     ("cuGraphAddMemFreeNode", "ptr"),
+    ("cuGraphAddNode", "freed"),
+    ("cuGraphAddNode_v2", "freed"),
+    ("cuGraphAddNode_v3", "freed"),
     ("cuArrayDestroy", "array"),
     ("cuMipmappedArrayDestroy", "array"),
     ("cuMemRelease", "handle"),
@@ -122,13 +128,14 @@ pub fn census(calls: &[Call]) -> Census {
     for call in calls {
         let named = |table: &[(&str, &str)]| {
             let (_, key) = table.iter().find(|(function, _)| *function == call.function)?;
-            Some((call.pid, format!("{key} {}", call.arguments.get(*key)?)))
+            let space = if *key == "freed" { "ptr" } else { key };
+            Some((call.pid, format!("{space} {}", call.arguments.get(*key)?)))
         };
         if let Some(name) = named(TAKERS).filter(|_| call.result == 0) {
             if let Some(made) = live.remove(&name) {
                 count(made, Fate::Freed);
             }
-        } else if MAKERS.iter().any(|(function, _)| *function == call.function) {
+        } else if named(MAKERS).is_some() {
             let made = (call.function.clone(), call.bytes());
             if call.result != 0 {
                 count(made, Fate::Failed(call.result));

@@ -4,4 +4,5 @@
 pub mod calls;
 pub mod programs;
 pub mod recorded;
+pub mod rows;
 pub mod wheels;

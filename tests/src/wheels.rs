@@ -45,6 +45,14 @@ pub fn shared(major: Major) -> Result<PathBuf, String> {
     find(major, major.soname())
 }
 
+/// The folder of `cuda.h`.
+///
+/// # Errors
+/// As [`shared`].
+pub fn headers(major: Major) -> Result<PathBuf, String> {
+    find(major, "../include/cuda.h").map(|path| path.with_file_name(""))
+}
+
 /// The static runtime.
 ///
 /// # Errors

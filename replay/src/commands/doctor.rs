@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::{ArgMatches, Args};
 use gputrace_replay::report::model::{Mood, Part, Report, Section, Table, Value};
 use gputrace_replay::report::render::text::bytes;
+use gputrace_replay::source::Error;
 use gputrace_replay::story::Story;
 use gputrace_schemas::event::Bytes;
 use gputrace_schemas::reader;
@@ -41,10 +42,10 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     for subject in &args.subjects {
         match Story::read(subject) {
             Ok(story) => parts.push(trace(&story)),
-            Err(reader::Error::NotATrace { .. } | reader::Error::Io { .. }) => {
+            Err(Error::Trace(reader::Error::NotATrace { .. } | reader::Error::Io { .. })) => {
                 programs.push(program(subject))
             }
-            Err(error @ reader::Error::Version { .. }) => {
+            Err(error @ (Error::Trace(reader::Error::Version { .. }) | Error::Snapshot(_))) => {
                 let section = Section::new("trace", subject.display().to_string());
                 programs.push(section.line(Mood::Bad, error.to_string()));
             }

@@ -5,8 +5,12 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
+mod diff;
 mod doctor;
+mod export;
 mod import;
+mod leaks;
+mod oom;
 mod record;
 mod recorder;
 mod recover;
@@ -14,6 +18,7 @@ mod replay;
 mod report;
 mod stats;
 mod summary;
+mod tree;
 mod tune;
 
 /// Something that `gputrace` does.
@@ -42,8 +47,13 @@ const VERBS: &[Verb] = &[
     report::VERB,
     summary::VERB,
     stats::VERB,
+    tree::VERB,
+    leaks::VERB,
+    oom::VERB,
+    diff::VERB,
     replay::VERB,
     tune::VERB,
+    export::VERB,
     doctor::VERB,
     import::VERB,
     recover::VERB,

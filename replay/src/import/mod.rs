@@ -7,9 +7,13 @@ use std::path::Path;
 mod gputrace;
 mod pickle;
 mod pools;
+mod recording;
 mod snapshot;
 
 pub use pickle::PickleError;
+pub use recording::recording;
+#[cfg(test)]
+pub(crate) use recording::recording_of;
 pub use snapshot::{ImportError, read_snapshot};
 
 use gputrace_schemas::reader::looks_like_a_trace;

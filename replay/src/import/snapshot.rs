@@ -64,12 +64,14 @@ pub enum ImportError {
 /// # Errors
 /// When the file cannot be opened, is damaged, is hostile, or is no snapshot.
 pub fn read_snapshot(path: &Path) -> Result<Trace, ImportError> {
+    from_reader(uncompressed(path)?, path)
+}
+
+fn uncompressed(path: &Path) -> Result<Box<dyn Read>, ImportError> {
     let open = |source| ImportError::Open { path: path.into(), source };
     let mut file = BufReader::new(std::fs::File::open(path).map_err(open)?);
     let is_gzip = file.fill_buf().map_err(open)?.starts_with(&[0x1f, 0x8b]);
-    let source: Box<dyn Read> =
-        if is_gzip { Box::new(flate2::bufread::MultiGzDecoder::new(file)) } else { Box::new(file) };
-    from_reader(source, path)
+    Ok(if is_gzip { Box::new(flate2::bufread::MultiGzDecoder::new(file)) } else { Box::new(file) })
 }
 
 /// Reads a snapshot from uncompressed bytes; `path` is for messages.
@@ -77,6 +79,31 @@ pub fn read_snapshot(path: &Path) -> Result<Trace, ImportError> {
 /// # Errors
 /// As [`read_snapshot`].
 pub(crate) fn from_reader(source: impl Read, path: &Path) -> Result<Trace, ImportError> {
+    with_extras(source, path).map(|(trace, _)| trace)
+}
+
+/// Reads a snapshot file with what is of no use to a simulation.
+///
+/// # Errors
+/// As [`read_snapshot`].
+pub(super) fn read_with_extras(path: &Path) -> Result<(Trace, Vec<Extras>), ImportError> {
+    with_extras(uncompressed(path)?, path)
+}
+
+/// What a simulation does not need of a device's rows: when, and from where.
+#[derive(Default)]
+pub(super) struct Extras {
+    /// For each op that a row made (not those that were inferred), microseconds since 1970; 0 where not recorded.
+    pub(super) op_times: Vec<i64>,
+    /// The same for each driver call.
+    pub(super) driver_times: Vec<i64>,
+    /// For each driver call.
+    pub(super) driver_stacks: Vec<StackId>,
+    /// For each failed request.
+    pub(super) oom_stacks: Vec<StackId>,
+}
+
+pub(super) fn with_extras(source: impl Read, path: &Path) -> Result<(Trace, Vec<Extras>), ImportError> {
     let (mut heap, root) =
         pickle::read(source).map_err(|source| ImportError::Pickle { path: path.into(), source })?;
     let not = |what: &str| ImportError::NotASnapshot { path: path.into(), what: what.into() };
@@ -108,6 +135,7 @@ pub(crate) fn from_reader(source: impl Read, path: &Path) -> Result<Trace, Impor
     let entries = std::mem::take(&mut heap.entries);
     let actions = Actions::of(&heap);
     let mut snapshot = Trace { devices: Vec::new(), notes: Vec::new() };
+    let mut extras = Vec::new();
     for device in 0..n_devices as u32 {
         let rows: Vec<u32> = match traces.get(device as usize).and_then(|trace| heap.elements(*trace)) {
             Some(trace) => trace.iter().filter_map(|value| heap.entry_index(*value)).collect(),
@@ -120,14 +148,15 @@ pub(crate) fn from_reader(source: impl Read, path: &Path) -> Result<Trace, Impor
         let source = Source { heap: &heap, actions: &actions, entries: &entries, stacks: &stack_of_list };
         let mut importer = Importer::new(source, device, overflowed);
         importer.builder.stream_mut().settings = settings.clone();
-        let (mut stream, notes) = importer
+        let (mut stream, notes, extra) = importer
             .import(&rows, &segments)
             .map_err(|source| ImportError::TooMany { path: path.into(), source })?;
         stream.stacks = stacks.clone();
         snapshot.notes.extend(notes.into_iter().map(|note| format!("device {device}: {note}")));
         snapshot.devices.push(stream);
+        extras.push(extra);
     }
-    Ok(snapshot)
+    Ok((snapshot, extras))
 }
 
 /// Frames and stacks, each once, and which stack each list of the pickle is.
@@ -318,6 +347,7 @@ struct Importer<'a> {
     envelopes: BTreeMap<u64, (u64, u32)>,
     contradictions: Vec<String>,
     n_contradictions: usize,
+    extras: Extras,
 }
 
 impl<'a> Importer<'a> {
@@ -333,18 +363,27 @@ impl<'a> Importer<'a> {
             envelopes: BTreeMap::new(),
             contradictions: Vec::new(),
             n_contradictions: 0,
+            extras: Extras::default(),
         }
     }
 
-    fn import(mut self, rows: &[u32], segments: &[RawSegment]) -> Result<(OpStream, Vec<String>), TooMany> {
+    fn import(
+        mut self,
+        rows: &[u32],
+        segments: &[RawSegment],
+    ) -> Result<(OpStream, Vec<String>, Extras), TooMany> {
         let n_at_start = self.segments_at_start(rows, segments)?;
         for row in rows {
-            self.row(self.source.entries[*row as usize])?;
+            let entry = self.source.entries[*row as usize];
+            self.row(entry)?;
+            self.note_extras(entry);
         }
         self.pools_of_segments(segments)?;
         self.layout_at_end(segments)?;
         self.layout_at_start(n_at_start);
-        Ok(self.finish(rows.is_empty(), n_at_start))
+        let extras = std::mem::take(&mut self.extras);
+        let (stream, notes) = self.finish(rows.is_empty(), n_at_start);
+        Ok((stream, notes, extras))
     }
 
     fn contradiction(&mut self, what: String) {
@@ -440,6 +479,16 @@ impl<'a> Importer<'a> {
             }
         }
         Ok(())
+    }
+
+    fn note_extras(&mut self, entry: RawEntry) {
+        let time = if entry.time_us == MISSING { 0 } else { entry.time_us };
+        let stack = self.source.stack(entry.frames);
+        let (stream, extras) = (self.builder.stream_mut(), &mut self.extras);
+        extras.op_times.resize(stream.ops.len(), time);
+        extras.driver_times.resize(stream.driver.len(), time);
+        extras.driver_stacks.resize(stream.driver.len(), stack);
+        extras.oom_stacks.resize(stream.ooms.len(), stack);
     }
 
     fn allocation(&self, entry: RawEntry, address: u64, bytes: u64, stream: StreamIdx) -> Allocation {

@@ -55,17 +55,28 @@ struct Amount {
     /// Gone with its context in the teardown of this number.
     dropped: Held,
     dropped_in: u32,
+    /// Least bytes since the window of this number began.
+    low: Bytes,
+    low_in: u32,
+    /// Objects ever got.
+    gains: u64,
 }
 
 impl Amount {
-    fn change(&mut self, moments: &[u32; MOMENTS], teardown: u32, change: Change) {
+    fn change(&mut self, moments: &[u32; MOMENTS], teardown: u32, window: u32, change: Change) {
+        if self.low_in != window {
+            (self.low, self.low_in) = (self.now.bytes, window);
+        }
         for ((at, stamp), moment) in self.at.iter_mut().zip(&mut self.stamps).zip(moments) {
             if stamp != moment {
                 (*at, *stamp) = (self.now, *moment);
             }
         }
         match change {
-            Change::Gain(bytes) => self.now.add(bytes),
+            Change::Gain(bytes) => {
+                self.now.add(bytes);
+                self.gains += 1;
+            }
             Change::Loss(bytes) => self.now.subtract(bytes),
             Change::Drop(bytes) => {
                 self.now.subtract(bytes);
@@ -76,6 +87,11 @@ impl Amount {
             }
         }
         self.peak = self.peak.max(self.now.bytes);
+        self.low = self.low.min(self.now.bytes);
+    }
+
+    fn low(&self, window: u32) -> Bytes {
+        if self.low_in == window { self.low } else { self.now.bytes }
     }
 
     /// What it holds, and what it held when its context went away if nothing came after that.
@@ -110,6 +126,8 @@ pub struct Books {
     /// Number of the teardown that is going on; a gain ends it.
     teardown: u32,
     is_torn_down: bool,
+    /// Number of the window that [`Part::low`] is about.
+    window: u32,
     owners: Vec<Amount>,
     sites: Vec<Amount>,
 }
@@ -119,6 +137,8 @@ pub struct Books {
 pub struct Part<Id> {
     /// Whose.
     pub id: Id,
+    /// What it holds now.
+    pub now: Bytes,
     /// Most bytes it ever held, whenever that was.
     pub peak: Bytes,
     /// What it held at the total's peak.
@@ -128,6 +148,10 @@ pub struct Part<Id> {
     /// What it holds now, or held when its context went away, if nothing came after that: programs leave it to the exit
     /// of the process to free what they do not need to free.
     pub live: Held,
+    /// Least bytes that it held since [`Books::begin_window`].
+    pub low: Bytes,
+    /// Objects that it ever got.
+    pub gains: u64,
 }
 
 impl Books {
@@ -166,10 +190,15 @@ impl Books {
     }
 
     fn change(&mut self, owner: OwnerId, site: SiteId, change: Change) {
-        let (moments, teardown) = (self.moments, self.teardown);
-        self.total.change(&moments, teardown, change);
-        slot(&mut self.owners, owner.0 as usize).change(&moments, teardown, change);
-        slot(&mut self.sites, site.0 as usize).change(&moments, teardown, change);
+        let (moments, teardown, window) = (self.moments, self.teardown, self.window);
+        self.total.change(&moments, teardown, window, change);
+        slot(&mut self.owners, owner.0 as usize).change(&moments, teardown, window, change);
+        slot(&mut self.sites, site.0 as usize).change(&moments, teardown, window, change);
+    }
+
+    /// Forgets the least amounts: [`Part::low`] begins anew.
+    pub fn begin_window(&mut self) {
+        self.window += 1;
     }
 
     /// What is held now.
@@ -215,10 +244,13 @@ impl Books {
     fn parts<Id>(&self, amounts: &[Amount], id: impl Fn(u32) -> Id) -> impl Iterator<Item = Part<Id>> {
         amounts.iter().zip(0..).filter(|(amount, _)| amount.peak.0 > 0).map(move |(amount, idx)| Part {
             id: id(idx),
+            now: amount.now.bytes,
             peak: amount.peak,
             at_peak: amount.at(&self.moments, Moment::Peak),
             at_mark: amount.at(&self.moments, Moment::Mark),
             live: amount.at_end(self.teardown),
+            low: amount.low(self.window),
+            gains: amount.gains,
         })
     }
 }

@@ -14,7 +14,7 @@
 
 use std::collections::BTreeMap;
 
-use gputrace_schemas::event::{Action, Bytes, Call, Event, HOST, NO_DEVICE, Nanos, ThreadId};
+use gputrace_schemas::event::{Action, Bytes, Call, Event, HOST, NO_DEVICE, Nanos, StackId, ThreadId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::findings::Finding;
@@ -81,6 +81,12 @@ pub struct Object {
     pub since: Nanos,
     /// Asked for by PyTorch's caching allocator.
     pub torch: bool,
+    /// Its first byte; 0 for physical memory and arrays, which have no address of their own.
+    pub addr: u64,
+    /// Its number among all calls that succeeded: no two objects of a process have the same.
+    pub serial: u64,
+    /// From where, in full.
+    pub stack: StackId,
     /// Context it lies in, as far as that can be told; 0 is the device's primary one.
     context: u64,
 }
@@ -138,12 +144,15 @@ pub(super) enum Change {
 
 /// A range that was mapped or unmapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Mapped {
-    pub(super) device: i16,
-    pub(super) addr: u64,
-    pub(super) bytes: Bytes,
+pub struct Mapped {
+    /// On which device.
+    pub device: i16,
+    /// First byte.
+    pub addr: u64,
+    /// Length.
+    pub bytes: Bytes,
     /// The physical memory was made here, by PyTorch's allocator.
-    pub(super) torch: bool,
+    pub torch: bool,
 }
 
 struct Physical {
@@ -167,6 +176,7 @@ pub(super) struct Driver {
     arrays: FxHashMap<u64, Object>,
     physical: FxHashMap<u64, Physical>,
     n_physical: u64,
+    n_calls: u64,
     handles: FxHashMap<u64, u64>,
     maps: BTreeMap<u64, Map>,
     reservations: BTreeMap<u64, (Bytes, i16)>,
@@ -188,8 +198,13 @@ impl Driver {
         changed: &mut impl FnMut(Change),
     ) {
         let context = self.contexts.get(&event.thread).and_then(|stack| stack.last()).copied().unwrap_or(0);
+        let serial = self.n_calls;
+        self.n_calls += 1;
         let object = |kind| Object {
             kind,
+            addr: call.addr,
+            serial,
+            stack: event.stack,
             device: call.device,
             bytes: call.bytes,
             owner: origin.owner,
@@ -220,7 +235,7 @@ impl Driver {
             }
             Action::FreeHost | Action::HostUnregister => self.free_host(call.addr, changed),
             Action::ArrayCreate => {
-                let object = object(MemoryKind::Array);
+                let object = Object { addr: 0, ..object(MemoryKind::Array) };
                 if let Some(missed) = self.arrays.insert(call.handle, object) {
                     changed(Change::Found(Finding::GivenOutTwice(call.handle)));
                     changed(Change::Freed(missed));
@@ -241,10 +256,11 @@ impl Driver {
             },
             Action::Create => {
                 let kind = if call.device == HOST { MemoryKind::HostVirtual } else { MemoryKind::Virtual };
-                self.create(call.handle, object(kind), changed);
+                self.create(call.handle, Object { addr: 0, ..object(kind) }, changed);
             }
             Action::Import | Action::MulticastCreate => {
-                let object = Object { bytes: Bytes(0), torch: false, ..object(MemoryKind::Imported) };
+                let object =
+                    Object { addr: 0, bytes: Bytes(0), torch: false, ..object(MemoryKind::Imported) };
                 self.create(call.handle, object, changed);
             }
             Action::Release => self.release(call.handle, changed),
@@ -292,6 +308,17 @@ impl Driver {
         let physical = self.physical.values().map(|physical| &physical.object);
         let addressed = self.by_address.values().chain(self.host.values());
         addressed.chain(self.arrays.values()).chain(physical).chain(&self.dropped)
+    }
+
+    /// Where PyTorch's memory of a device is visible, ascending: start, length, whether it was mapped there.
+    pub(super) fn torch_ranges(&self, device: i16) -> Vec<(u64, Bytes, bool)> {
+        let linear = self.by_address.iter().filter(|(_, object)| object.torch && object.device == device);
+        let linear = linear.filter(|(_, object)| object.kind == MemoryKind::Linear);
+        let mapped = self.maps.iter().filter(|(_, map)| map.torch && map.device == device);
+        let mut ranges: Vec<_> = linear.map(|(addr, object)| (*addr, object.bytes, false)).collect();
+        ranges.extend(mapped.map(|(addr, map)| (*addr, map.bytes, true)));
+        ranges.sort_unstable();
+        ranges
     }
 
     /// The device of something that is about to be given back, for calls that failed.
@@ -422,6 +449,9 @@ impl Driver {
                     site: origin.site,
                     since: event.time,
                     torch: false,
+                    addr: 0,
+                    serial: self.n_calls,
+                    stack: event.stack,
                     context: 0,
                 };
                 self.physical.insert(id, Physical { object, references: 0, maps: 0 });

@@ -23,10 +23,10 @@ mod tests;
 
 pub use amounts::{Books, Held, Meter, Moment, Part};
 pub use counts::{CallCounts, Histogram};
-pub use driver::{MemoryKind, Object};
+pub use driver::{Mapped, MemoryKind, Object};
 pub use findings::{Finding, Findings, Found};
 pub use sites::{NameId, OwnerId, Site, SiteId, Sites};
-pub use torch::{Block, TorchBooks, TorchOom};
+pub use torch::{Block, Step, TorchBooks, TorchOom};
 
 use crate::trace::Definitions;
 use counts::Counts;
@@ -222,6 +222,7 @@ impl Ledger {
     /// Books one event. Events come in the order of their times. Whoever wants to know who held what at some instant
     /// feeds the events up to it, and asks [`Ledger::live`], [`Ledger::live_blocks`] and the parts of the [`Books`].
     pub fn event(&mut self, definitions: &dyn Definitions, event: &Event) {
+        self.torch.steps.list.clear();
         self.n_events += 1;
         self.first.get_or_insert(event.time);
         self.last = self.last.max(event.time);
@@ -285,6 +286,42 @@ impl Ledger {
         self.torch.blocks.iter().map(|(addr, block)| (*addr, block))
     }
 
+    /// From now on, [`Ledger::steps`] says what each event did.
+    pub fn keep_steps(&mut self) {
+        self.torch.steps.wanted = true;
+    }
+
+    /// What the newest event did, in order; empty unless [`Ledger::keep_steps`] was called.
+    #[must_use]
+    pub fn steps(&self) -> &[Step] {
+        &self.torch.steps.list
+    }
+
+    /// PyTorch's books of a device, while events are fed; later they are in [`DeviceBooks::torch`].
+    #[must_use]
+    pub fn torch(&self, device: i16) -> Option<&TorchBooks> {
+        self.torch.devices.get(&device).or_else(|| self.devices.get(&device)?.torch.as_ref())
+    }
+
+    /// Where PyTorch's memory of a device is visible, ascending: start, length, and whether it is a mapped part of an
+    /// expandable segment instead of a segment.
+    #[must_use]
+    pub fn torch_ranges(&self, device: i16) -> Vec<(u64, Bytes, bool)> {
+        self.driver.torch_ranges(device)
+    }
+
+    /// PyTorch blocks that were freed but that streams may still use: address and block.
+    pub fn pending_blocks(&self) -> impl Iterator<Item = (u64, &Block)> {
+        self.torch.pending()
+    }
+
+    /// Every books of call sites: of which device, whether of PyTorch's blocks, and the books.
+    pub fn shelves(&mut self) -> impl Iterator<Item = (i16, bool, &mut Books)> {
+        let driver = self.devices.iter_mut().map(|(device, books)| (*device, false, &mut books.physical));
+        let blocks = self.torch.devices.iter_mut().map(|(device, books)| (*device, true, &mut books.blocks));
+        driver.chain(std::iter::once((HOST, false, &mut self.host))).chain(blocks)
+    }
+
     /// Bytes asked for by PyTorch blocks that were freed but that streams may still use.
     #[must_use]
     pub fn pending_bytes(&self, device: i16) -> Bytes {
@@ -335,6 +372,7 @@ impl Ledger {
         let mut unmapped = Vec::new();
         driver.call(event, call, origin, &mut |change| match change {
             Change::Gained(object) => {
+                torch.steps.push(Step::Gained(object));
                 if gain(devices, host, event.time, &object) {
                     peaked = Some(object.device);
                 }
@@ -349,6 +387,7 @@ impl Ledger {
                 }
             }
             Change::Freed(object) => {
+                torch.steps.push(Step::Lost(object));
                 lose(devices, host, &object);
                 if let Some(device) = device_of(devices, &object) {
                     device.frees += 1;
@@ -362,6 +401,7 @@ impl Ledger {
                 }
             }
             Change::Dropped(object) => {
+                torch.steps.push(Step::Lost(object));
                 if let Some(device) = device_of(devices, &object) {
                     device.kinds.entry(object.kind).or_default().lose(object.bytes);
                     device.dropped.add(object.bytes);
@@ -377,12 +417,14 @@ impl Ledger {
                 devices.entry(device).or_default().reserved_addresses.lose(bytes);
             }
             Change::Mapped(range) => {
+                torch.steps.push(Step::Mapped(range));
                 devices.entry(range.device).or_default().mapped.gain(event.time, range.bytes);
                 if range.torch {
                     torch.mapped(event.thread, range);
                 }
             }
             Change::Unmapped(range) => {
+                torch.steps.push(Step::Unmapped(range));
                 devices.entry(range.device).or_default().mapped.lose(range.bytes);
                 if range.torch {
                     unmapped.push(range);

@@ -163,7 +163,7 @@ impl Sites {
     }
 }
 
-/// The function of the shared CUDA runtime that was called: the outermost of its frames that has an exported name. One
+/// The function of the CUDA runtime that was called, shared or inside the program: the outermost of its frames that has an exported name. One
 /// function of the driver serves several of the runtime (`cudaHostAlloc`, `cudaMallocHost`).
 fn runtime_symbol(definitions: &dyn Definitions, stack: StackId) -> Option<String> {
     let mut found = None;
@@ -172,7 +172,8 @@ fn runtime_symbol(definitions: &dyn Definitions, stack: StackId) -> Option<Strin
             continue;
         };
         let Some(module) = definitions.module(*module) else { continue };
-        if !owners::is_plumbing(module) {
+        let passes = owners::is_plumbing(module) || (module.has_runtime && is_part_of_runtime(function));
+        if !passes {
             break;
         }
         if module.has_runtime && is_runtime_function(function) {
@@ -180,6 +181,13 @@ fn runtime_symbol(definitions: &dyn Definitions, stack: StackId) -> Option<Strin
         }
     }
     found
+}
+
+/// A function of the CUDA runtime, public or not: a static one keeps its inner names (seen with 12.9 and 13.0).
+fn is_part_of_runtime(function: &str) -> bool {
+    is_runtime_function(function)
+        || function.starts_with("libcudart_static_")
+        || function.starts_with("__cudart")
 }
 
 fn is_runtime_function(function: &str) -> bool {
@@ -215,7 +223,17 @@ fn native_site(definitions: &dyn Definitions, stack: &Stack, owner: &Owner) -> S
     let frame = |id: &FrameId| definitions.frame(*id);
     let path =
         |module: &Option<_>| module.and_then(|id| definitions.module(id)).map_or("", |module| &module.path);
+    let function = |id: &FrameId| match frame(id) {
+        Some(Frame::Native { function, .. }) => function.as_str(),
+        Some(Frame::Python { .. }) | None => "",
+    };
+    // Autograd's threads run no Python; the node says which operation went backward.
+    if let Some(node) = stack.frames.iter().find_map(|id| autograd_node(function(id))) {
+        return Site { function: node.to_owned(), file: "backward".to_owned(), ..Site::default() };
+    }
     let outside = &stack.frames[owner.frame.unwrap_or(0).min(stack.frames.len())..];
+    let n_runtime = outside.iter().take_while(|id| is_part_of_runtime(function(id))).count();
+    let outside = if n_runtime < outside.len() { &outside[n_runtime..] } else { outside };
     let own = outside.iter().filter_map(frame).find(
         |frame| matches!(frame, Frame::Native { module, function, .. } if path(module) == executable && !function.is_empty()),
     );
@@ -233,6 +251,14 @@ fn native_site(definitions: &dyn Definitions, stack: &Stack, owner: &Owner) -> S
         }
         Some(Frame::Python { .. }) | None => Site::default(),
     }
+}
+
+/// `AddmmBackward0` from `torch::autograd::generated::AddmmBackward0::apply(...)`, or of another namespace of PyTorch's.
+fn autograd_node(function: &str) -> Option<&str> {
+    let rest = function.strip_prefix("torch::autograd::")?;
+    let (node, _) = rest.split_once("::apply(")?;
+    let node = node.rsplit("::").next()?;
+    (!node.is_empty() && node != "Node").then_some(node)
 }
 
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use gputrace_schemas::event::{
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::amounts::{Books, Meter};
-use super::driver::Mapped;
+use super::driver::{Mapped, Object};
 use super::findings::Finding;
 use super::sites::{OwnerId, SiteId};
 
@@ -114,6 +114,27 @@ pub struct Block {
     pub stack: StackId,
     /// Since when.
     pub since: Nanos,
+    /// The stream of the request, where it was seen.
+    pub stream: Option<u64>,
+}
+
+/// One thing that an event did to the books, for who writes them down: see [`super::Ledger::keep_steps`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// The driver handed this out.
+    Gained(Object),
+    /// The program gave this back, or it went away with its context.
+    Lost(Object),
+    /// Memory became visible.
+    Mapped(Mapped),
+    /// Memory is not visible any more.
+    Unmapped(Mapped),
+    /// PyTorch handed out the block at this address.
+    Block(u64, Block),
+    /// PyTorch took back the block at this address. Streams may still use it.
+    BlockFreed(u64, Block),
+    /// No stream uses that block any more.
+    BlockDone(u64, Block),
 }
 
 /// What is known of PyTorch's allocators of all devices.
@@ -130,6 +151,22 @@ pub(super) struct Torch {
     dismissed: FxHashSet<u64>,
     /// A stream event turned out to be the allocator's after it had been taken for the program's.
     pub(super) mistaken: bool,
+    pub(super) steps: Steps,
+}
+
+/// What the newest event did, if anybody wants to know.
+#[derive(Default)]
+pub(super) struct Steps {
+    pub(super) wanted: bool,
+    pub(super) list: Vec<Step>,
+}
+
+impl Steps {
+    pub(super) fn push(&mut self, step: Step) {
+        if self.wanted {
+            self.list.push(step);
+        }
+    }
 }
 
 #[derive(Default)]
@@ -155,8 +192,8 @@ enum Run {
 }
 
 struct PendingFree {
-    device: i16,
-    requested: Bytes,
+    addr: u64,
+    block: Block,
     n_events: usize,
 }
 
@@ -195,13 +232,17 @@ impl Torch {
             site,
             stack: event.stack,
             since: event.time,
+            stream: block.stream,
         };
         if let Some(before) = self.blocks.insert(block.addr, new) {
             found(Finding::BlockTwice(block.addr));
             let books = self.devices.entry(before.device).or_default();
             books.requested.lose(before.requested);
             books.blocks.lose(OwnerId(0), before.site, before.bytes);
+            self.steps.push(Step::BlockFreed(block.addr, before));
+            self.steps.push(Step::BlockDone(block.addr, before));
         }
+        self.steps.push(Step::Block(block.addr, new));
     }
 
     pub(super) fn free(&mut self, event: &Event, block: &BlockFree, found: &mut impl FnMut(Finding)) {
@@ -216,6 +257,7 @@ impl Torch {
             Some(known) => {
                 let books = self.devices.entry(known.device).or_default();
                 books.blocks.lose(OwnerId(0), known.site, known.bytes);
+                self.steps.push(Step::BlockFreed(block.addr, known));
             }
             None => found(Finding::UnknownBlock(block.addr)),
         }
@@ -227,7 +269,7 @@ impl Torch {
             own
         });
         if let Some(known) = known {
-            self.complete_after(known.device, known.requested, &waits_for);
+            self.complete_after(block.addr, known, &waits_for);
         }
         waits_for.clear();
         self.threads.entry(event.thread).or_default().recorded = waits_for;
@@ -351,13 +393,13 @@ impl Torch {
         state
     }
 
-    fn complete_after(&mut self, device: i16, requested: Bytes, events: &[u64]) {
+    fn complete_after(&mut self, addr: u64, block: Block, events: &[u64]) {
         if events.is_empty() {
-            return self.devices.entry(device).or_default().requested.lose(requested);
+            return self.completed(addr, block);
         }
         let id = self.n_pending;
         self.n_pending += 1;
-        self.pending.insert(id, PendingFree { device, requested, n_events: events.len() });
+        self.pending.insert(id, PendingFree { addr, block, n_events: events.len() });
         for event in events {
             if let Some(before) = self.waiting.insert(*event, id) {
                 // Recorded again: the allocator had seen it done, in events that were lost.
@@ -376,15 +418,25 @@ impl Torch {
         let Some(pending) = self.pending.get_mut(&id) else { return };
         pending.n_events -= 1;
         if pending.n_events == 0 {
-            let PendingFree { device, requested, .. } = *pending;
+            let PendingFree { addr, block, .. } = *pending;
             self.pending.remove(&id);
-            self.devices.entry(device).or_default().requested.lose(requested);
+            self.completed(addr, block);
         }
+    }
+
+    fn completed(&mut self, addr: u64, block: Block) {
+        self.devices.entry(block.device).or_default().requested.lose(block.requested);
+        self.steps.push(Step::BlockDone(addr, block));
     }
 
     /// Bytes asked for by blocks that were freed but may still be in use by streams.
     pub(super) fn pending_bytes(&self, device: i16) -> Bytes {
-        let pending = self.pending.values().filter(|free| free.device == device);
-        Bytes(pending.fold(0, |sum, free| sum.saturating_add(free.requested.0)))
+        let pending = self.pending.values().filter(|free| free.block.device == device);
+        Bytes(pending.fold(0, |sum, free| sum.saturating_add(free.block.requested.0)))
+    }
+
+    /// Blocks that were freed but that streams may still use.
+    pub(super) fn pending(&self) -> impl Iterator<Item = (u64, &Block)> {
+        self.pending.values().map(|free| (free.addr, &free.block))
     }
 }

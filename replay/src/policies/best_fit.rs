@@ -1,9 +1,9 @@
 //! The textbook allocator: one address-ordered free list, immediate joining, everything is split. Streams are ignored.
 //! Segments are made in steps of `segment`; cached ones go back when memory runs out.
 
-use super::ranges::{Fit, Ranges, Segments, range_of};
 use crate::device::{Device, PAGE, Placement};
 use crate::policies::{Fidelity, OptionError, OutOfMemory, Policy, PolicyEntry, Request, amount, key_values};
+use crate::ranges::{Fit, Ranges, Segments, range_of};
 
 pub(super) const ENTRY: PolicyEntry = PolicyEntry {
     name: "best_fit",

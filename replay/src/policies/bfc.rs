@@ -1,9 +1,9 @@
 //! TensorFlow's and XLA's best-fit-with-coalescing allocator (xla/tsl/framework/bfc_allocator.cc): 256-byte units, 21 bins by
 //! power of two, a region that doubles with every extension.
 
-use super::ranges::{Fit, Ranges, Segments, range_of};
 use crate::device::{Device, Placement};
 use crate::policies::{Fidelity, OutOfMemory, Policy, PolicyEntry, Request, amount, key_values};
+use crate::ranges::{Fit, Ranges, Segments, range_of};
 
 /// kMinAllocationSize.
 const UNIT: u64 = 256;

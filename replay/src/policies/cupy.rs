@@ -2,9 +2,9 @@
 //! split, a miss is a `cudaMalloc` of exactly the rounded size. Equal chunks are told apart by Python object
 //! addresses, which nobody can repeat: the lowest device address stands in for them.
 
-use super::ranges::{Fit, Ranges, Segments, range_of};
 use crate::device::{Device, Placement};
 use crate::policies::{Fidelity, OutOfMemory, Policy, PolicyEntry, Request, key_values};
+use crate::ranges::{Fit, Ranges, Segments, range_of};
 
 pub(super) const ENTRY: PolicyEntry = PolicyEntry {
     name: "cupy",

@@ -14,7 +14,6 @@ mod cupy;
 mod direct;
 mod gmlake;
 mod paged;
-mod ranges;
 mod rmm_arena;
 mod rmm_binning;
 mod rmm_pool;

@@ -5,11 +5,11 @@
 
 use std::collections::BTreeSet;
 
-use super::ranges::{Fit, Ranges, Segments, range_of};
 use crate::device::{Device, PAGE, Placement, SegmentId};
 use crate::policies::{
     Build, Fidelity, OptionError, OutOfMemory, Policy, PolicyEntry, Request, amount, key_values,
 };
+use crate::ranges::{Fit, Ranges, Segments, range_of};
 
 pub(super) const ENTRY: PolicyEntry = PolicyEntry {
     name: "paged",

@@ -4,9 +4,9 @@
 
 use std::collections::HashMap;
 
-use super::ranges::{Fit, Range, Ranges, Segments, range_of};
 use crate::device::{Device, Placement};
 use crate::policies::{Fidelity, OutOfMemory, Policy, PolicyEntry, Request, amount, key_values};
+use crate::ranges::{Fit, Range, Ranges, Segments, range_of};
 
 const UNIT: u64 = 256;
 /// superblock::minimum_size.

@@ -3,9 +3,9 @@
 
 use std::collections::HashMap;
 
-use super::ranges::{Fit, Ranges, Segments, range_of};
 use crate::device::{Device, Placement};
 use crate::policies::{Fidelity, OutOfMemory, Policy, PolicyEntry, Request, amount, key_values};
+use crate::ranges::{Fit, Ranges, Segments, range_of};
 
 /// CUDA_ALLOCATION_ALIGNMENT.
 const UNIT: u64 = 256;

@@ -10,21 +10,27 @@ pub mod render;
 pub mod sections;
 
 use crate::story::Story;
-use model::{Part, Report};
+use model::{Part, Report, Section};
 use sections::SectionEntry;
 
 /// A report of `verb` about these traces: every section of `sections` that has something to say about each.
 #[must_use]
 pub fn about(verb: &'static str, sections: &[SectionEntry], stories: &[Story]) -> Report {
-    let part = |story: &Story| Part {
+    let sections = |story| sections.iter().flat_map(|entry| (entry.build)(story)).collect();
+    Report { verb, parts: stories.iter().map(|story| part(story, sections(story))).collect() }
+}
+
+/// What is said about one story.
+#[must_use]
+pub fn part(story: &Story, sections: Vec<Section>) -> Part {
+    Part {
         title: title(story),
         trace: Some(story.path.clone()),
         pid: Some(story.process.pid),
         rank: story.process.rank,
         command: story.process.command.clone(),
-        sections: sections.iter().flat_map(|entry| (entry.build)(story)).collect(),
-    };
-    Report { verb, parts: stories.iter().map(part).collect() }
+        sections,
+    }
 }
 
 fn title(story: &Story) -> String {

@@ -1,11 +1,23 @@
 //! `libcuda.so.1`: prototypes from cuda.h 13.0, older ones from the release that had them last.
 //!
 //! `CUresult` is `i32`, `CUdeviceptr` and `CUmemGenericAllocationHandle` are `u64`, other handles are pointers.
-//! The 32-bit leftovers of CUDA 2 (`cuMemAlloc`, `cuMemFree`, ... without suffix) are never rows.
+//! The 32-bit leftovers of CUDA 2 (`cuMemAlloc`, `cuMemFree`, ... without suffix) are never rows; of that age only
+//! contexts are, whose prototypes did not change.
+//!
+//! About memory, and no rows, because no memory comes or goes with them:
+//! - `cuMemPoolSetAccess`, `cuMemPoolExportPointer`, `cuMulticastBindMem`, `cuMulticastUnbind`, `cuMemMapArrayAsync`:
+//!   other views of memory that a row has seen;
+//! - `cuGreenCtxCreate`: shares the memory of its device's primary context;
+//! - `cuImportExternalMemory`: has an address, and a size, only when `cuExternalMemoryGetMappedBuffer` gives it one;
+//! - `cuMemAdvise`, `cuMemPrefetchAsync`: where managed memory lies just now.
+//!
+//! No rows because there is no [`Action`] for them yet: `cuDeviceSetMemPool` (stream-ordered requests say pool 0 for
+//! "the device's current one"), and `cuGraphLaunch`, `cuGraphExecDestroy`, `cuGraphDestroy`, `cuDeviceGraphMemTrim`
+//! (a graph's memory counts from the making of its node to that of its free node, not from launch to launch).
 
 use super::structs::{
-    IpcMemHandle, access_flags, array_bytes, array3d_bytes, graph_alloc, ipc_hash, location, mipmap_bytes,
-    multicast_bytes, pool_attribute, read, read_handle,
+    IpcMemHandle, access_flags, array_bytes, array3d_bytes, external_bytes, graph_alloc, ipc_hash, location,
+    mipmap_bytes, multicast_bytes, pool_attribute, read, read_handle,
 };
 use super::{events, loader};
 use crate::hook::hooks;
@@ -119,7 +131,7 @@ hooks! {
     fn cuMemUnmap(ptr: u64, size: usize) as "" = release Unmap { addr: ptr, bytes: size };
     /// `CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)`
     fn cuMemSetAccess(ptr: u64, size: usize, description: *const c_void, count: usize) as ""
-        = acquire SetAccess { addr: ptr, bytes: size, handle: count, extra: access_flags(description) };
+        = acquire SetAccess { addr: ptr, bytes: size, handle: count, extra: access_flags(description, count) };
     /// `CUresult cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType handleType, unsigned long long flags)`
     fn cuMemExportToShareableHandle(out: *mut c_void, handle: u64, kind: i32, flags: u64) as ""
         = acquire Export { handle: handle, extra: kind };
@@ -170,17 +182,38 @@ hooks! {
     fn cuGraphAddMemFreeNode(node: Out, graph: Handle, dependencies: *const c_void, n: usize, dptr: u64) as "cudaGraphAddMemFreeNode"
         = acquire GraphFree { handle: graph, addr: dptr };
 
+    /// `CUresult cuGraphAddNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUgraphNodeParams *nodeParams)` of CUDA 12.2
+    fn cuGraphAddNode(node: Out, graph: Handle, dependencies: *const c_void, n: usize, node_params: *mut c_void) as "cudaGraphAddNode"
+        = custom { row: Row::cuGraphAddNode as u16, graph: graph, params: node_params } via events::graph_node;
+    /// `CUresult cuGraphAddNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, CUgraphNodeParams *nodeParams)`
+    fn cuGraphAddNode_v2(node: Out, graph: Handle, dependencies: *const c_void, edges: *const c_void, n: usize, node_params: *mut c_void) as "cudaGraphAddNode"
+        = custom { row: Row::cuGraphAddNode_v2 as u16, graph: graph, params: node_params } via events::graph_node;
+    /// As `cuGraphAddNode_v2`; newer kinds of nodes, CUDA 13.4
+    fn cuGraphAddNode_v3(node: Out, graph: Handle, dependencies: *const c_void, edges: *const c_void, n: usize, node_params: *mut c_void) as "cudaGraphAddNode"
+        = custom { row: Row::cuGraphAddNode_v3 as u16, graph: graph, params: node_params } via events::graph_node;
+
+    // Memory of graphics and of others.
+
+    /// `CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *devPtr, CUexternalMemory extMem, const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *bufferDesc)`
+    fn cuExternalMemoryGetMappedBuffer(ptr: *mut u64, memory: Handle, description: *const c_void) as "cudaExternalMemoryGetMappedBuffer"
+        = acquire ImportPointer { handle: memory, bytes: external_bytes(description) } out { addr: read(ptr) };
+
     // Contexts.
 
-    /// `CUresult cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)`
+    /// `CUresult cuCtxCreate(CUcontext *pctx, unsigned int flags, CUdevice dev)` of CUDA 2.0
+    fn cuCtxCreate(context: Out, flags: u32, device: i32) as ""
+        = acquire ContextCreate { device: device, extra: flags } out { handle: read_handle(context) };
+    /// `CUresult cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)` of CUDA 3.2
     fn cuCtxCreate_v2(context: Out, flags: u32, device: i32) as ""
         = acquire ContextCreate { device: device, extra: flags } out { handle: read_handle(context) };
-    /// `CUresult cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *paramsArray, int numParams, unsigned int flags, CUdevice dev)`
+    /// `CUresult cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *paramsArray, int numParams, unsigned int flags, CUdevice dev)` of CUDA 11.4
     fn cuCtxCreate_v3(context: Out, params: *mut c_void, n: i32, flags: u32, device: i32) as ""
         = acquire ContextCreate { device: device, extra: flags } out { handle: read_handle(context) };
     /// `CUresult cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev)`
     fn cuCtxCreate_v4(context: Out, params: *mut c_void, flags: u32, device: i32) as ""
         = acquire ContextCreate { device: device, extra: flags } out { handle: read_handle(context) };
+    /// `CUresult cuCtxDestroy(CUcontext ctx)` of CUDA 2.0
+    fn cuCtxDestroy(context: Handle) as "" = release ContextDestroy { handle: context };
     /// `CUresult cuCtxDestroy_v2(CUcontext ctx)`
     fn cuCtxDestroy_v2(context: Handle) as "" = release ContextDestroy { handle: context };
     /// `CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)`
@@ -233,8 +266,8 @@ hooks! {
 
     /// `CUresult cuGetProcAddress(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags)` of CUDA 11.3
     fn cuGetProcAddress(symbol: *const c_char, pfn: Out, version: i32, flags: u64) as ""
-        = custom { symbol: symbol, pfn: pfn } via loader::substitute;
+        = custom { symbol: symbol, pfn: pfn, version: version } via loader::substitute;
     /// `CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags, CUdriverProcAddressQueryResult *symbolStatus)`
     fn cuGetProcAddress_v2(symbol: *const c_char, pfn: Out, version: i32, flags: u64, status: *mut i32) as ""
-        = custom { symbol: symbol, pfn: pfn } via loader::substitute;
+        = custom { symbol: symbol, pfn: pfn, version: version } via loader::substitute;
 }

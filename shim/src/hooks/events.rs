@@ -1,4 +1,4 @@
-//! Stream events and stream capture.
+//! Stream events, stream capture, and nodes of graphs.
 //!
 //! PyTorch's allocator gives a block that other streams used back to its pool only when an event it recorded on each
 //! of them is done (allocators.md, CUDACachingAllocator.cpp `insert_events`, `process_events`). It records them just
@@ -6,6 +6,7 @@
 //! far more events than that, so a recorded event is only noted beside the thread, and becomes a record when a free
 //! of PyTorch's follows.
 
+use super::structs::{self, GraphNode};
 use super::torch;
 use crate::probe::{self, Start};
 use crate::session::{self, WAIT_SLOTS};
@@ -64,6 +65,39 @@ fn send(event: *mut c_void, action: WaitAction, result: i32) {
     }
 }
 
+/// `cuGraphAddNode`: of interest only for nodes that give memory out or take it back.
+pub(crate) fn graph_node(
+    run: impl FnOnce() -> i32,
+    row: u16,
+    graph: *mut c_void,
+    params: *mut c_void,
+) -> i32 {
+    // There is a session since there is a context, without which no node is made.
+    if !session::is_live() {
+        return run();
+    }
+    // SAFETY: the program's own structure, which the driver is about to read.
+    match unsafe { structs::graph_node(params) } {
+        GraphNode::Other => run(),
+        GraphNode::Alloc => {
+            probe::acquire(Start::IfNeeded, row, Action::GraphAlloc, run, |draft, succeeded| {
+                // SAFETY: as above; after success the driver has written the address.
+                let node = unsafe { structs::graph_node_alloc(params) };
+                draft.handle(graph);
+                draft.bytes(node.bytes);
+                draft.location(node.location);
+                if succeeded {
+                    draft.addr(node.addr);
+                }
+            })
+        }
+        GraphNode::Free(addr) => probe::acquire(Start::IfNeeded, row, Action::GraphFree, run, |draft, _| {
+            draft.handle(graph);
+            draft.addr(addr);
+        }),
+    }
+}
+
 /// `cuStreamBeginCapture_v2`.
 pub(crate) fn begin_capture(run: impl FnOnce() -> i32, row: u16, stream: *mut c_void, mode: i32) -> i32 {
     let result = probe::acquire(Start::OnlyIfLive, row, Action::CaptureBegin, run, |draft, _| {
@@ -88,7 +122,7 @@ pub(crate) fn end_capture(
         draft.stream(stream);
         if succeeded {
             // SAFETY: the function wrote the graph behind the program's pointer, unless that is null.
-            draft.handle(unsafe { super::structs::read_handle(graph) });
+            draft.handle(unsafe { structs::read_handle(graph) });
         }
     });
     // A capture that was invalidated ends with an error.

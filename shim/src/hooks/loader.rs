@@ -6,11 +6,11 @@
 //! mistaken for another.
 
 use super::cuda_driver::{HOOKS, ROWS, Row};
-use super::torch;
+use super::{torch, unhooked};
 use crate::elf::{self, Object};
 use crate::hook::AUXILIARY;
 use crate::session::{self, Start};
-use crate::sys::KeepErrno;
+use crate::sys::{KeepErrno, Text};
 use core::ffi::{CStr, c_char, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicUsize, Ordering};
@@ -35,10 +35,20 @@ type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) ->
 static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static REAL_DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
+/// The driver's own functions.
 static REALS: [AtomicUsize; ROWS] = [const { AtomicUsize::new(0) }; ROWS];
+/// Where a call of our exported functions goes on: the driver, or a library between us and it.
+static NEXT: [AtomicUsize; ROWS] = [const { AtomicUsize::new(0) }; ROWS];
 static INDEXED: AtomicBool = AtomicBool::new(false);
-static DRIVER_START: AtomicUsize = AtomicUsize::new(0);
-static DRIVER_END: AtomicUsize = AtomicUsize::new(0);
+static DRIVER_RANGE: Range = Range::new();
+/// Libraries that the loader had when the process began.
+static N_STARTUP: AtomicUsize = AtomicUsize::new(0);
+/// Whether a library between us and the driver exports its functions, so that others may well be bound to that one.
+static INTERPOSED: AtomicBool = AtomicBool::new(false);
+/// Where the libraries begin that were named because their calls pass us by.
+static BYPASSES: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
+/// The library whose `dlsym` is the real one for us.
+static DLSYM_OWNER: Range = Range::new();
 /// Address of a real function, and its row beside it.
 static ADDRESSES: [AtomicUsize; SLOTS] = [const { AtomicUsize::new(0) }; SLOTS];
 static ADDRESS_ROWS: [AtomicU16; SLOTS] = [const { AtomicU16::new(0) }; SLOTS];
@@ -50,30 +60,80 @@ static ASKED: AtomicUsize = AtomicUsize::new(0);
 /// An address in each copy of the CUDA runtime.
 static RUNTIMES: [AtomicUsize; MOST_RUNTIMES] = [const { AtomicUsize::new(0) }; MOST_RUNTIMES];
 
-/// The C library's own `dlsym` and `dlvsym`. Our exports hide them from the linker, so they are read from its table.
+/// Where a library lies.
+struct Range {
+    start: AtomicUsize,
+    end: AtomicUsize,
+}
+
+impl Range {
+    const fn new() -> Range {
+        Range { start: AtomicUsize::new(0), end: AtomicUsize::new(0) }
+    }
+
+    fn set(&self, object: &Object) {
+        self.start.store(object.start(), Ordering::Relaxed);
+        self.end.store(object.end(), Ordering::Relaxed);
+    }
+
+    fn contains(&self, address: usize) -> bool {
+        (self.start.load(Ordering::Relaxed)..self.end.load(Ordering::Relaxed)).contains(&address)
+    }
+}
+
+/// The `dlsym` and `dlvsym` that programs would have without us: the C library's own, or those of another preloaded
+/// library behind us. Our exports hide them from the linker, so they are read from the symbol tables.
 #[cold]
 pub(crate) fn find_real_dlsym() {
-    let in_library = |name: &CStr| {
-        // Since glibc 2.34 they are in libc itself; musl's libc has any name.
-        [c"libc.so.6", c"libdl.so.2", c"libc.so"]
-            .iter()
-            .find_map(|library| elf::by_soname(library)?.symbol(name))
-    };
-    if let Some(address) = in_library(c"dlvsym") {
+    let (mut is_behind, mut n_objects) = (false, 0);
+    let (mut dlsym, mut dlvsym) = (None, None);
+    elf::find(|object| {
+        n_objects += 1;
+        if is_behind && dlsym.is_none() {
+            dlsym = object.symbol(c"dlsym");
+            DLSYM_OWNER.set(object);
+        }
+        if is_behind && dlvsym.is_none() {
+            dlvsym = object.symbol(c"dlvsym");
+        }
+        is_behind |= object.contains(find_real_dlsym as *const () as usize);
+        false
+    });
+    // What comes later is loaded by the program itself, and is in nobody's way.
+    let _ = N_STARTUP.compare_exchange(0, n_objects, Ordering::Relaxed, Ordering::Relaxed);
+    if let Some(address) = dlvsym {
         REAL_DLVSYM.store(address as *mut c_void, Ordering::Release);
     }
-    if let Some(address) = in_library(c"dlsym") {
+    if let Some(address) = dlsym {
         REAL_DLSYM.store(address as *mut c_void, Ordering::Release);
     }
 }
 
-/// The real function of a row, finding the driver if need be.
+/// Where a call of a row's exported function goes on, finding the driver if need be.
 ///
 /// # Safety
 /// `F` is the type of a pointer to that function.
 #[inline]
 pub(crate) unsafe fn real<F: Copy>(row: u16) -> Option<F> {
-    let slot = REALS.get(usize::from(row))?;
+    // SAFETY: the caller's promise.
+    unsafe { function(&NEXT, row) }
+}
+
+/// The driver's own function of a row.
+///
+/// # Safety
+/// As [`real`].
+#[inline]
+pub(crate) unsafe fn driver_real<F: Copy>(row: u16) -> Option<F> {
+    // SAFETY: the caller's promise.
+    unsafe { function(&REALS, row) }
+}
+
+/// # Safety
+/// As [`real`].
+#[inline]
+unsafe fn function<F: Copy>(slots: &[AtomicUsize; ROWS], row: u16) -> Option<F> {
+    let slot = slots.get(usize::from(row))?;
     let mut address = slot.load(Ordering::Acquire);
     if address == 0 {
         find_driver();
@@ -119,19 +179,58 @@ fn find_driver() {
 fn index(driver: &Object) {
     for (row, hook) in HOOKS.iter().enumerate() {
         let Some(address) = driver.symbol(hook.name) else { continue };
-        if let Some(slot) = REALS.get(row) {
-            slot.store(address, Ordering::Release);
+        if let Some(real) = REALS.get(row) {
+            real.store(address, Ordering::Release);
         }
         remember_address(address, row as u16);
+    }
+    index_interposers(driver);
+    for (real, next) in REALS.iter().zip(&NEXT) {
+        let driver = real.load(Ordering::Acquire);
+        let _ = next.compare_exchange(0, driver, Ordering::AcqRel, Ordering::Acquire);
     }
     for slot in AUXILIARY.slots() {
         if let Some(address) = driver.symbol(slot.name) {
             slot.set(address);
         }
     }
-    DRIVER_START.store(driver.start(), Ordering::Relaxed);
-    DRIVER_END.store(driver.end(), Ordering::Relaxed);
+    DRIVER_RANGE.set(driver);
     INDEXED.store(true, Ordering::Release);
+}
+
+/// Other libraries between us and the driver that export its functions too, preloaded to limit or to count: without us
+/// the program's calls would end there, so ours go on there.
+#[cold]
+fn index_interposers(driver: &Object) {
+    let n_startup = N_STARTUP.load(Ordering::Relaxed);
+    let (mut is_behind, mut n_objects) = (false, 0);
+    elf::find(|object| {
+        n_objects += 1;
+        if n_objects > n_startup || object.start() == driver.start() {
+            return true;
+        }
+        if is_behind {
+            for (row, hook) in HOOKS.iter().enumerate() {
+                if let Some(address) = object.symbol(hook.name) {
+                    interpose(row as u16, address);
+                }
+            }
+        }
+        is_behind |= object.contains(index_interposers as *const () as usize);
+        false
+    });
+}
+
+/// Calls of the row's exported function go on at this address, unless they already do at another's.
+fn interpose(row: u16, address: usize) {
+    remember_address(address, row);
+    INTERPOSED.store(true, Ordering::Relaxed);
+    if let (Some(real), Some(next)) = (REALS.get(usize::from(row)), NEXT.get(usize::from(row))) {
+        // The first library behind us is the one that the program would have found.
+        for now in [0, real.load(Ordering::Acquire)] {
+            let _ = next.compare_exchange(now, address, Ordering::AcqRel, Ordering::Acquire);
+        }
+    }
 }
 
 fn remember_address(address: usize, row: u16) {
@@ -157,7 +256,11 @@ fn ours_for(address: usize) -> Option<*mut c_void> {
             0 => return None,
             there if there == address => {
                 let row = ADDRESS_ROWS.get(at)?.load(Ordering::Acquire);
-                return HOOKS.get(usize::from(row)).map(|hook| hook.ours.cast_mut().cast());
+                let hook = HOOKS.get(usize::from(row))?;
+                // Our exported function would lead to the library between us and the driver.
+                let goes_elsewhere = NEXT.get(usize::from(row))?.load(Ordering::Acquire) != address;
+                let ours = if goes_elsewhere { hook.to_driver } else { hook.ours };
+                return Some(ours.cast_mut().cast());
             }
             _ => {}
         }
@@ -169,7 +272,7 @@ fn address_hash(address: usize) -> usize {
     (address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) as usize >> 40
 }
 
-fn is_row(name: &[u8]) -> bool {
+fn row_of(name: &[u8]) -> Option<u16> {
     if !NAMES_READY.load(Ordering::Acquire) {
         for (row, hook) in HOOKS.iter().enumerate() {
             let hash = name_hash(hook.name.to_bytes());
@@ -187,17 +290,12 @@ fn is_row(name: &[u8]) -> bool {
     }
     let hash = name_hash(name);
     for step in 0..SLOTS {
-        let Some(slot) = NAMES.get((hash + step) % SLOTS) else { return false };
-        match slot.load(Ordering::Relaxed) {
-            0 => return false,
-            number => {
-                if HOOKS.get(usize::from(number) - 1).is_some_and(|hook| hook.name.to_bytes() == name) {
-                    return true;
-                }
-            }
+        let row = NAMES.get((hash + step) % SLOTS)?.load(Ordering::Relaxed).checked_sub(1)?;
+        if HOOKS.get(usize::from(row))?.name.to_bytes() == name {
+            return Some(row);
         }
     }
-    false
+    None
 }
 
 /// FNV-1a, 64 bits, folded.
@@ -211,7 +309,7 @@ fn name_hash(name: &[u8]) -> usize {
 /// Answer of [`decide`]: leave it to the C library.
 const PASS: *mut c_void = null_mut();
 /// Answer of [`decide`]: the program gets null, and the `dlerror` of a lookup that just failed.
-const ABSENT: *mut c_void = 1 as *mut c_void;
+const ABSENT: *mut c_void = core::ptr::without_provenance_mut(1);
 
 /// What `dlsym` shall answer: one of our functions, [`PASS`] or [`ABSENT`].
 ///
@@ -229,7 +327,18 @@ unsafe extern "C" fn decide(
     }
     // SAFETY: dlsym's second argument is a C string.
     let text = unsafe { crate::sys::c_bytes(name) };
-    if !text.starts_with(b"cu") || !is_row(text) {
+    if !text.starts_with(b"cu") {
+        let asks_for_next = !version.is_null() && handle == libc::RTLD_NEXT;
+        return if asks_for_next && text == b"dlsym" && is_next_after(caller) {
+            dlsym as *mut c_void
+        } else {
+            PASS
+        };
+    }
+    let row = row_of(text);
+    if row.is_none()
+        && (!unhooked::is_memory(text) || handle == libc::RTLD_NEXT || handle == libc::RTLD_DEFAULT)
+    {
         return PASS;
     }
     // SAFETY: found in the C library; the C library checks the handle.
@@ -245,9 +354,7 @@ unsafe extern "C" fn decide(
         let is_elsewhere = driver_is_loaded || !unsafe { real(libc::RTLD_NEXT, name) }.is_null();
         return if is_elsewhere { PASS } else { ABSENT };
     }
-    let caller_is_driver =
-        (DRIVER_START.load(Ordering::Relaxed)..DRIVER_END.load(Ordering::Relaxed)).contains(&caller);
-    if caller_is_driver {
+    if DRIVER_RANGE.contains(caller) {
         return PASS;
     }
     let found = if version.is_null() {
@@ -269,17 +376,51 @@ unsafe extern "C" fn decide(
     if !INDEXED.load(Ordering::Acquire) {
         let _errno = KeepErrno::new();
         let Some(object) = elf::by_address(found) else { return PASS };
-        // Others export such names too: stubs, translators, tests.
-        if object.soname() != DRIVER || object.contains(caller) {
+        if object.contains(caller) {
             return PASS;
         }
-        index(&object);
+        if object.soname() == DRIVER {
+            index(&object);
+        } else if DLSYM_OWNER.contains(found)
+            && let Some(driver) = elf::by_soname(DRIVER)
+        {
+            index(&driver);
+        } else {
+            return PASS;
+        }
     }
+    let Some(row) = row else {
+        if DRIVER_RANGE.contains(found) {
+            unhooked::seen(text, 0);
+        }
+        return PASS;
+    };
     if text.starts_with(b"cuGetProcAddress") {
         ASKED.store(caller, Ordering::Relaxed);
         torch::look();
     }
+    // Others export such names too: stubs, translators, tests. Those we leave alone, unless it is a `dlsym` behind us
+    // that answers with a function of its own library.
+    if ours_for(found).is_none() && DLSYM_OWNER.contains(found) {
+        interpose(row, found);
+    }
     ours_for(found).unwrap_or(PASS)
+}
+
+/// Whether our `dlsym` is the next one after the caller's library. Libraries that stand in for `dlsym` too ask for the
+/// next one by version, since glibc had no other way for them; ours has none, so glibc would pass us over.
+#[cold]
+fn is_next_after(caller: usize) -> bool {
+    let (mut is_behind, mut is_next) = (false, false);
+    elf::find(|object| {
+        if is_behind && object.symbol(c"dlsym").is_some() {
+            is_next = object.contains(is_next_after as *const () as usize);
+            return true;
+        }
+        is_behind |= object.contains(caller);
+        false
+    });
+    is_next
 }
 
 /// Stands in for the C library's `dlsym`, and jumps to it for all that is not a row: it must see the program's
@@ -364,7 +505,12 @@ pub(crate) unsafe extern "C" fn dlvsym(
 }
 
 /// `cuGetProcAddress` and `cuGetProcAddress_v2`: the driver answers first, and only its successes are looked at.
-pub(crate) fn substitute(run: impl FnOnce() -> i32, symbol: *const c_char, out: *mut *mut c_void) -> i32 {
+pub(crate) fn substitute(
+    run: impl FnOnce() -> i32,
+    symbol: *const c_char,
+    out: *mut *mut c_void,
+    version: i32,
+) -> i32 {
     let result = run();
     // SAFETY: the driver has just read the same string.
     let name = unsafe { crate::sys::c_bytes(symbol) };
@@ -377,6 +523,8 @@ pub(crate) fn substitute(run: impl FnOnce() -> i32, symbol: *const c_char, out: 
         if let Some(ours) = ours_for(address) {
             // SAFETY: as above.
             unsafe { *out = ours };
+        } else if DRIVER_RANGE.contains(address) && unhooked::is_memory(name) {
+            unhooked::seen(name, version);
         }
     }
     result
@@ -409,6 +557,32 @@ pub(crate) fn initialised(run: impl FnOnce() -> i32, _flags: u32) -> i32 {
     result
 }
 
+/// Names the libraries whose calls pass us by, each once: loaded with RTLD_DEEPBIND, or before we were.
+pub(crate) fn describe_bypasses(producer: &mut Producer) {
+    let real = REAL_DLSYM.load(Ordering::Acquire) as usize;
+    elf::find(|object| {
+        let is_ours = object.contains(describe_bypasses as *const () as usize);
+        if is_ours || DRIVER_RANGE.contains(object.start()) || DLSYM_OWNER.contains(object.start()) {
+            return false;
+        }
+        let is_new = || BYPASSES.iter().all(|slot| slot.load(Ordering::Relaxed) != object.start());
+        let goes_past = |address| address == real || ours_for(address).is_some();
+        if !INTERPOSED.load(Ordering::Relaxed) && is_new() && object.calls(goes_past) {
+            let free = |slot: &&AtomicUsize| {
+                slot.compare_exchange(0, object.start(), Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            };
+            if BYPASSES.iter().find(free).is_some() {
+                let text = Text::<512>::new().add(b"loader.bypassed=").add(object.path()).add(
+                    b": it is bound past this library (RTLD_DEEPBIND?): what it asks of the driver is not in this trace",
+                );
+                let at = producer.now();
+                producer.push_raw(at, Kind::Note, &[text.as_bytes()]);
+            }
+        }
+        false
+    });
+}
+
 /// Sends what was learnt before the session began.
 pub(crate) fn describe(producer: &mut Producer) {
     let at = producer.now();
@@ -419,4 +593,6 @@ pub(crate) fn describe(producer: &mut Producer) {
         }
     }
     torch::describe(producer);
+    unhooked::describe(producer);
+    describe_bypasses(producer);
 }

@@ -5,5 +5,6 @@ pub(crate) mod events;
 pub(crate) mod loader;
 mod structs;
 pub(crate) mod torch;
+mod unhooked;
 
 pub(crate) use cuda_driver::HOOKS;

@@ -153,6 +153,53 @@ pub(crate) unsafe fn graph_alloc(params: *const c_void) -> GraphAlloc {
     }
 }
 
+/// A node that gives memory out or takes it back.
+pub(crate) enum GraphNode {
+    /// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`
+    Alloc,
+    /// `CU_GRAPH_NODE_TYPE_MEM_FREE`, of this address.
+    Free(u64),
+    /// Any other.
+    Other,
+}
+
+/// Where the parameters of the node's own kind begin in `CUgraphNodeParams`.
+const NODE_UNION: usize = 16;
+
+/// `type` of a `CUgraphNodeParams`, byte 0; `free.dptr`, byte 16.
+///
+/// # Safety
+/// The pointer is null, or to such a structure.
+pub(crate) unsafe fn graph_node(params: *const c_void) -> GraphNode {
+    // SAFETY: the caller's promise.
+    match unsafe { field::<i32>(params, 0) } {
+        10 => GraphNode::Alloc,
+        // SAFETY: the caller's promise.
+        11 => GraphNode::Free(unsafe { field(params, NODE_UNION) }),
+        _ => GraphNode::Other,
+    }
+}
+
+/// The `CUDA_MEM_ALLOC_NODE_PARAMS_v2` in a `CUgraphNodeParams`: fields as in the first version.
+///
+/// # Safety
+/// The pointer is to a `CUgraphNodeParams` of an allocation.
+pub(crate) unsafe fn graph_node_alloc(params: *const c_void) -> GraphAlloc {
+    // SAFETY: the caller's promise; the structure has 256 bytes.
+    let alloc = unsafe { params.cast::<u8>().add(NODE_UNION) };
+    // SAFETY: as above.
+    unsafe { graph_alloc(alloc.cast()) }
+}
+
+/// The size of a `CUDA_EXTERNAL_MEMORY_BUFFER_DESC`: byte 8.
+///
+/// # Safety
+/// The pointer is null, or to such a structure.
+pub(crate) unsafe fn external_bytes(description: *const c_void) -> u64 {
+    // SAFETY: the caller's promise.
+    unsafe { field(description, 8) }
+}
+
 /// The size of a `CUmulticastObjectProp`: byte 8.
 ///
 /// # Safety
@@ -162,11 +209,14 @@ pub(crate) unsafe fn multicast_bytes(props: *const c_void) -> u64 {
     unsafe { field(props, 8) }
 }
 
-/// `flags` of the first `CUmemAccessDesc`: byte 8.
+/// `flags` of the first of `n` `CUmemAccessDesc`: byte 8.
 ///
 /// # Safety
-/// The pointer is null, or to such a structure.
-pub(crate) unsafe fn access_flags(description: *const c_void) -> u32 {
+/// The pointer is null, or to `n` such structures.
+pub(crate) unsafe fn access_flags(description: *const c_void, n: usize) -> u32 {
+    if n == 0 {
+        return 0;
+    }
     // SAFETY: the caller's promise.
     unsafe { field(description, 8) }
 }

@@ -113,7 +113,7 @@ pub(crate) fn look() {
     }
     let first = vtable - VTABLE_PREFIX * size_of::<usize>();
     // SAFETY: the vtable lies in the library; its slots are words.
-    let allocate = unsafe { *(vtable as *const usize).add(ALLOCATE_SLOT) };
+    let allocate = unsafe { *(vtable as *const usize).wrapping_add(ALLOCATE_SLOT) };
     if !library.contains(allocate) {
         STATE.store(UNEXPECTED, Ordering::Relaxed);
         return;
@@ -126,7 +126,7 @@ pub(crate) fn look() {
     // SAFETY: both ranges are mapped: the source ends with the library at the latest, the copy is a page.
     unsafe { core::ptr::copy_nonoverlapping(first as *const usize, copy, words) };
     // SAFETY: inside the page.
-    unsafe { *copy.add(VTABLE_PREFIX + ALLOCATE_SLOT) = allocate_entry as *const () as usize };
+    unsafe { *copy.wrapping_add(VTABLE_PREFIX + ALLOCATE_SLOT) = allocate_entry as *const () as usize };
     REAL_ALLOCATE.store(allocate, Ordering::Release);
     // SAFETY: inside the page.
     let ours = unsafe { copy.add(VTABLE_PREFIX) } as usize;

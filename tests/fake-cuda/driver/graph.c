@@ -239,6 +239,39 @@ EXPORT CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CU
     (void)dependencies, (void)count;
     CALL(NEEDS_INIT, add_free(node, graph, address), "ptr=0x%llx", address);
 }
+
+/* CUgraphNodeParams: the type, then from byte 16 on what belongs to it. */
+struct node_params {
+    int type, reserved[3];
+    union {
+        CUDA_MEM_ALLOC_NODE_PARAMS alloc;
+        CUdeviceptr freed;
+    };
+};
+
+static CUresult add_node(CUgraphNode *node, CUgraph graph, struct node_params *params)
+{
+    if (!params) return CUDA_ERROR_INVALID_VALUE;
+    if (params->type == ALLOC) return add_alloc(node, graph, &params->alloc);
+    if (params->type == FREE) return add_free(node, graph, params->freed);
+    return add_empty(node, graph);
+}
+
+#define ADD_NODE(name, ...)                                                                                        \
+    EXPORT CUresult name(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, __VA_ARGS__ size_t count, \
+                         struct node_params *params)                                                               \
+    {                                                                                                              \
+        (void)dependencies, (void)count;                                                                           \
+        int type = params ? params->type : 0;                                                                      \
+        CALL(NEEDS_INIT, add_node(node, graph, params),                                                            \
+             type == ALLOC ? "bytes=%zu ptr=0x%llx" : type == FREE ? "bytes=%zu freed=0x%llx" : " ",               \
+             type == ALLOC ? params->alloc.bytesize : 0,                                                           \
+             type == FREE ? params->freed : type == ALLOC && rc_ == CUDA_SUCCESS ? params->alloc.dptr : 0);        \
+    }
+ADD_NODE(cuGraphAddNode, )
+ADD_NODE(cuGraphAddNode_v2, __attribute__((unused)) const void *edges, )
+ADD_NODE(cuGraphAddNode_v3, __attribute__((unused)) const void *edges, )
+
 EXPORT CUresult cuGraphAddEmptyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count)
 {
     (void)dependencies, (void)count;

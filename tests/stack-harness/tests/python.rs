@@ -82,8 +82,8 @@ fn native_frames_of_pytorch_are_those_of_libgcc() {
         return eprintln!("skipped: GPUTRACE_TEST_TORCH_PYTHON names no Python with PyTorch");
     };
     let python = Python::at(PathBuf::from(&path)).expect("GPUTRACE_TEST_TORCH_PYTHON is a Python");
-    python.check(&["torch_native.py", "7"]);
-    python.check(&["torch_native.py", "11", "storm"]);
+    python.check(&["torch_native.py", "31"]);
+    python.check(&["torch_native.py", "31", "signals"]);
 }
 
 #[test]

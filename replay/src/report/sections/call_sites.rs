@@ -14,7 +14,12 @@ pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story
 pub(super) const TOTALS: SectionEntry =
     SectionEntry { build: |story| build_long(story).into_iter().collect() };
 
+/// The same with the rows that a post-mortem needs.
+pub(super) const LONG_LIST: SectionEntry =
+    SectionEntry { build: |story| section(story, MIDDLE).into_iter().collect() };
+
 const SHORT: usize = 10;
+const MIDDLE: usize = 20;
 const LONG: usize = 50;
 
 fn build(story: &Story) -> Option<Section> {
@@ -49,7 +54,8 @@ fn section(story: &Story, n_rows: usize) -> Option<Section> {
     any.then(|| result.warn(story.doubts()))
 }
 
-fn ran_out(story: &Story, ordinal: i16, books: &DeviceBooks) -> bool {
+/// Somebody ran out of memory on the device.
+pub(super) fn ran_out(story: &Story, ordinal: i16, books: &DeviceBooks) -> bool {
     let torch = books.torch.as_ref().is_some_and(|torch| torch.n_ooms > 0);
     let refused = story.ledger.refusals.iter();
     torch || refused.filter(|r| r.device == ordinal && r.result == OUT_OF_MEMORY).any(|r| !r.torch)

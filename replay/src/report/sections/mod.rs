@@ -21,6 +21,14 @@ pub struct SectionEntry {
     pub(super) build: fn(&Story) -> Vec<Section>,
 }
 
+impl SectionEntry {
+    /// What it has to say about a story.
+    #[must_use]
+    pub fn of(&self, story: &Story) -> Vec<Section> {
+        (self.build)(story)
+    }
+}
+
 /// What `gputrace report` says, in this order: what a person whose job just died needs first.
 pub const SECTIONS: &[SectionEntry] =
     &[oom::ENTRY, ending::ENTRY, memory::ENTRY, owners::ENTRY, call_sites::ENTRY, trust::ENTRY, next::ENTRY];
@@ -35,6 +43,9 @@ pub const STATISTICS: &[SectionEntry] = &[
     call_sites::TOTALS,
     trust::ENTRY,
 ];
+
+/// What `gputrace oom` says before it looks at how memory was cut up.
+pub const POSTMORTEM: &[SectionEntry] = &[oom::ENTRY, owners::AT_OOM, call_sites::LONG_LIST];
 
 /// What `gputrace summary` says to people.
 pub const FIGURES: &[SectionEntry] = &[figures::ENTRY, owners::ENTRY];

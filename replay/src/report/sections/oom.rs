@@ -93,12 +93,15 @@ fn pytorch(story: &Story, section: Section, ordinal: i16, books: &DeviceBooks, o
         section = section.remark("free_bytes", "free on the device", Value::Bytes(free), why).fact(
             "total_bytes",
             "size of the device",
-            Value::Bytes(total),
+            Value::bytes(Some(total.0).filter(|total| *total > 0)),
         );
         let elsewhere = total.0.saturating_sub(free.0).saturating_sub(oom.tracked.0);
         let remark =
             "CUDA context, code, other processes (device total - free - what this process was handed)";
-        section = section.remark("elsewhere_bytes", "held elsewhere", Value::bytes(Some(elsewhere)), remark);
+        if total.0 > 0 {
+            section =
+                section.remark("elsewhere_bytes", "held elsewhere", Value::bytes(Some(elsewhere)), remark);
+        }
     }
     if !site.is_empty() {
         section = section.fact("call_site", "from", Value::text(site));

@@ -1,12 +1,37 @@
 //! Whose memory it was, and what nobody asked for.
 
 use super::SectionEntry;
+use super::call_sites::ran_out;
 use crate::ledger::DeviceBooks;
 use crate::report::model::{Section, Table, Value};
 use crate::story::Story;
 use crate::summary::used_devices;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
+
+/// At the last out-of-memory error.
+pub(super) const AT_OOM: SectionEntry = SectionEntry { build: |story| at_oom(story).into_iter().collect() };
+
+fn at_oom(story: &Story) -> Option<Section> {
+    let mut table = Table::new(
+        "owners_at_oom",
+        &[("device", "device"), ("owner", "owner"), ("bytes", "held then"), ("peak_bytes", "own peak")],
+    );
+    for (ordinal, books) in used_devices(story).filter(|(ordinal, books)| ran_out(story, *ordinal, books)) {
+        let mut parts: Vec<_> = books.physical.owners().filter(|part| part.at_mark.bytes.0 > 0).collect();
+        parts.sort_by_key(|part| (std::cmp::Reverse(part.at_mark.bytes), part.id));
+        for part in parts {
+            table.rows.push(vec![
+                Value::text(format!("cuda:{ordinal}")),
+                Value::text(story.ledger.sites.owner(part.id)),
+                Value::Bytes(part.at_mark.bytes),
+                Value::Bytes(part.peak),
+            ]);
+        }
+    }
+    (!table.rows.is_empty())
+        .then(|| Section::new("owners_at_oom", "Who held the device then").table(table).warn(story.doubts()))
+}
 
 fn build(story: &Story) -> Option<Section> {
     let mut table = Table::new(

@@ -1,0 +1,49 @@
+//! Folded stacks: `frame;frame;frame bytes`, a line a stack. For flamegraph.pl, inferno, speedscope.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use super::{Export, Request};
+use crate::live::{Line, Lines, owner, pictures};
+
+pub(super) struct Folded;
+
+impl Export for Folded {
+    fn name(&self) -> &'static str {
+        "folded"
+    }
+
+    fn extension(&self) -> &'static str {
+        "folded"
+    }
+
+    fn summary(&self) -> &'static str {
+        "bytes at a moment by stack, for flamegraph.pl, inferno and speedscope"
+    }
+
+    fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
+        let (story, pictures) = pictures(request.source, request.when);
+        let mut lines = Lines::new(request.source.definitions());
+        let mut folded: BTreeMap<String, u64> = BTreeMap::new();
+        for picture in pictures.iter().filter(|picture| request.wants(picture.device)) {
+            for (holder, (bytes, _)) in &picture.held {
+                let mut text = format!("cuda:{};{}", picture.device, clean(owner(&story.ledger, holder)));
+                for line in lines.of_holder(holder) {
+                    text.push(';');
+                    text += &frame(&line);
+                }
+                *folded.entry(text).or_default() += bytes.0;
+            }
+        }
+        folded.iter().try_for_each(|(stack, bytes)| writeln!(out, "{stack} {bytes}"))
+    }
+}
+
+fn frame(line: &Line) -> String {
+    clean(&line.to_string())
+}
+
+/// A semicolon parts frames, and a line ends a stack.
+fn clean(text: &str) -> String {
+    text.replace(';', ":").replace(['\n', '\r'], " ")
+}

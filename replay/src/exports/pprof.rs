@@ -1,0 +1,174 @@
+//! pprof: a gzipped `perftools.profiles.Profile` (profile.proto of github.com/google/pprof), as Go's heap profiles are. For
+//! `go tool pprof`, Pyroscope, Parca, Grafana, Perfetto.
+//!
+//! Its few messages are written by hand: field number and wire type, then a varint or a length and bytes.
+
+use std::io::{self, Write};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use rustc_hash::FxHashMap;
+
+use super::{Export, Request};
+use crate::live::{Line, Lines, owner, pictures};
+
+pub(super) struct Pprof;
+
+impl Export for Pprof {
+    fn name(&self) -> &'static str {
+        "pprof"
+    }
+
+    fn extension(&self) -> &'static str {
+        "pb.gz"
+    }
+
+    fn summary(&self) -> &'static str {
+        "objects and bytes at a moment by stack, for go tool pprof, Pyroscope, Parca and Grafana"
+    }
+
+    fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
+        let (story, pictures) = pictures(request.source, request.when);
+        let mut lines = Lines::new(request.source.definitions());
+        let mut profile = Profile::default();
+        let (device, label_owner) = (profile.text("device"), profile.text("owner"));
+        profile.value_type(1, "inuse_objects", "count");
+        profile.value_type(1, "inuse_space", "bytes");
+        for picture in pictures.iter().filter(|picture| request.wants(picture.device)) {
+            for (holder, (bytes, n)) in &picture.held {
+                let mut stack: Vec<u64> =
+                    lines.of_holder(holder).iter().map(|it| profile.location(it)).collect();
+                stack.reverse(); // pprof wants the innermost first.
+                let labels = [
+                    (device, profile.text(&format!("cuda:{}", picture.device))),
+                    (label_owner, profile.text(owner(&story.ledger, holder))),
+                ];
+                profile.sample(&stack, &[*n, bytes.0], &labels);
+            }
+        }
+        let kind = profile.text("inuse_space");
+        if let Some(picture) = pictures.first() {
+            let since = picture.time.0.saturating_sub(story.process.start.0);
+            profile.body.number(9, story.process.start_realtime.saturating_add(since));
+        }
+        profile.body.number(14, kind);
+        let mut encoder = GzEncoder::new(out, Compression::default());
+        encoder.write_all(&profile.finish())?;
+        encoder.finish()?;
+        Ok(())
+    }
+}
+
+/// A message, as bytes.
+#[derive(Default)]
+struct Message(Vec<u8>);
+
+impl Message {
+    fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.0.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.0.push(value as u8);
+    }
+
+    fn number(&mut self, field: u64, value: u64) {
+        if value != 0 {
+            self.varint(field << 3);
+            self.varint(value);
+        }
+    }
+
+    fn bytes(&mut self, field: u64, bytes: &[u8]) {
+        self.varint(field << 3 | 2);
+        self.varint(bytes.len() as u64);
+        self.0.extend_from_slice(bytes);
+    }
+
+    fn packed(&mut self, field: u64, values: &[u64]) {
+        let mut inside = Message::default();
+        values.iter().for_each(|value| inside.varint(*value));
+        self.bytes(field, &inside.0);
+    }
+}
+
+#[derive(Default)]
+struct Profile {
+    body: Message,
+    texts: Vec<String>,
+    text_ids: FxHashMap<String, u64>,
+    functions: FxHashMap<(u64, u64), u64>,
+    locations: FxHashMap<Line, u64>,
+}
+
+impl Profile {
+    /// Index of a text; 0 is the empty one.
+    fn text(&mut self, text: &str) -> u64 {
+        if text.is_empty() {
+            return 0;
+        }
+        if let Some(id) = self.text_ids.get(text) {
+            return *id;
+        }
+        self.texts.push(text.to_owned());
+        let id = self.texts.len() as u64;
+        self.text_ids.insert(text.to_owned(), id);
+        id
+    }
+
+    fn value_type(&mut self, field: u64, kind: &str, unit: &str) {
+        let (kind, unit) = (self.text(kind), self.text(unit));
+        let mut value_type = Message::default();
+        value_type.number(1, kind);
+        value_type.number(2, unit);
+        self.body.bytes(field, &value_type.0);
+    }
+
+    fn location(&mut self, line: &Line) -> u64 {
+        if let Some(id) = self.locations.get(line) {
+            return *id;
+        }
+        let (name, file) = (self.text(&line.name), self.text(&line.file));
+        let n_functions = self.functions.len() as u64;
+        let function = *self.functions.entry((name, file)).or_insert(n_functions + 1);
+        if function > n_functions {
+            let mut message = Message::default();
+            message.number(1, function);
+            message.number(2, name);
+            message.number(3, name);
+            message.number(4, file);
+            self.body.bytes(5, &message.0);
+        }
+        let id = self.locations.len() as u64 + 1;
+        let mut place = Message::default();
+        place.number(1, function);
+        place.number(2, u64::from(line.line));
+        let mut location = Message::default();
+        location.number(1, id);
+        location.bytes(4, &place.0);
+        self.body.bytes(4, &location.0);
+        self.locations.insert(line.clone(), id);
+        id
+    }
+
+    fn sample(&mut self, stack: &[u64], values: &[u64], labels: &[(u64, u64)]) {
+        let mut sample = Message::default();
+        sample.packed(1, stack);
+        sample.packed(2, values);
+        for (key, value) in labels {
+            let mut label = Message::default();
+            label.number(1, *key);
+            label.number(2, *value);
+            sample.bytes(3, &label.0);
+        }
+        self.body.bytes(2, &sample.0);
+    }
+
+    fn finish(mut self) -> Vec<u8> {
+        self.body.bytes(6, b"");
+        for text in &self.texts {
+            self.body.bytes(6, text.as_bytes());
+        }
+        self.body.0
+    }
+}

@@ -1,0 +1,189 @@
+use serde_json::Value;
+
+use super::*;
+use crate::import::recording_of;
+use crate::scene::recording;
+use crate::story::Story;
+use crate::summary::{ProcessSummary, Summary};
+
+/// NCCL and PyTorch, blocks that come and go, one that a stream holds, one that fails.
+const SCENE: &str = "
+    Create handle=n bytes=2M by=libnccl.so.2
+    Alloc addr=0x7f0000000000 bytes=2M by=libc10_cuda.so
+    block addr=0x7f0000000000 bytes=512 requested=400 allocated=512 reserved=2M stream=7 by=f@/job/a.py:2,main@/job/a.py:9
+    Alloc addr=0x7f0000200000 bytes=20M by=libc10_cuda.so
+    block addr=0x7f0000200000 bytes=8M requested=8M allocated=8389120 reserved=22M by=g@/job/a.py:3,main@/job/a.py:9
+    block addr=0x7f0000a00000 bytes=2M requested=2M allocated=10486272 reserved=22M by=f@/job/a.py:2,main@/job/a.py:9
+    record event=1
+    free addr=0x7f0000200000 bytes=8M allocated=2097664 reserved=22M
+    query event=1
+    MemInfo bytes=3M extra=24M
+    oom bytes=1G requested=1G allocated=2097664 reserved=22M by=h@/job/a.py:5
+    free addr=0x7f0000a00000 bytes=2M allocated=512 reserved=22M
+    Alloc addr=0x7e0000000000 bytes=1M by=main@/job/train";
+
+fn source() -> Source {
+    Source::of("train.gtr", recording(SCENE))
+}
+
+fn export(name: &str, source: &Source, when: When) -> Vec<u8> {
+    let format = EXPORTS.iter().find(|format| format.name() == name).expect("a format");
+    let mut out = vec![];
+    format.export(&Request { source, when, device: None }, &mut out).expect("memory is endless");
+    out
+}
+
+fn text(name: &str) -> String {
+    String::from_utf8(export(name, &source(), When::Peak)).expect("text")
+}
+
+fn summary(source: &Source) -> ProcessSummary {
+    Summary::of(&[Story::of_source(source)]).processes.remove(0)
+}
+
+fn peak() -> u64 {
+    summary(&source()).devices[0].driver.peak_bytes
+}
+
+#[test]
+fn names_are_unique_and_everything_is_written_by_each() {
+    let mut names: Vec<_> = EXPORTS.iter().map(|format| format.name()).collect();
+    for name in &names {
+        assert!(!export(name, &source(), When::Peak).is_empty(), "{name}");
+        export(name, &Source::of("empty.gtr", recording("")), When::End);
+    }
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), EXPORTS.len());
+}
+
+#[test]
+fn folded_stacks_add_up_to_the_peak() {
+    let folded = text("folded");
+    let sum: u64 = folded.lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum();
+    assert_eq!(sum, peak());
+    let line = "cuda:0;PyTorch;main (a.py:9);f (a.py:2) ";
+    assert!(folded.contains(line), "{folded}");
+}
+
+#[test]
+fn speedscope_adds_up_to_the_peak_and_names_every_frame() {
+    let file: Value = serde_json::from_str(&text("speedscope")).unwrap();
+    let profile = &file["profiles"][0];
+    let weights = profile["weights"].as_array().unwrap().iter().map(|weight| weight.as_u64().unwrap());
+    assert_eq!((weights.sum::<u64>(), profile["endValue"].as_u64().unwrap()), (peak(), peak()));
+    let n_frames = file["shared"]["frames"].as_array().unwrap().len() as u64;
+    let samples = profile["samples"].as_array().unwrap().iter().flat_map(|sample| sample.as_array().unwrap());
+    assert!(samples.map(|frame| frame.as_u64().unwrap()).all(|frame| frame < n_frames));
+}
+
+#[test]
+fn chrome_shows_the_peak_and_the_error() {
+    let file: Value = serde_json::from_str(&text("chrome")).unwrap();
+    let events = file["traceEvents"].as_array().unwrap();
+    let sum =
+        |event: &Value| event["args"].as_object().unwrap().values().map(|n| n.as_u64().unwrap()).sum::<u64>();
+    let counters = events.iter().filter(|event| event["ph"] == "C");
+    assert_eq!(counters.map(sum).max(), Some(peak()));
+    assert_eq!(events.iter().filter(|event| event["name"] == "out of memory").count(), 1);
+}
+
+#[test]
+fn rows_lead_to_the_same_totals() {
+    let rows: Vec<Value> = text("jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let summary = summary(&source());
+    let most = |field: &str| rows.iter().filter_map(|row| row[field].as_u64()).max();
+    let torch = summary.devices[0].torch.as_ref().unwrap();
+    assert_eq!(most("device_bytes"), Some(peak()));
+    assert_eq!(most("torch_allocated_bytes"), torch.peak_allocated_bytes);
+    assert_eq!(most("torch_reserved_bytes"), torch.peak_reserved_bytes);
+    let csv = text("csv");
+    assert_eq!(csv.lines().count(), rows.len() + 1);
+    assert!(csv.lines().nth(4).unwrap().starts_with("3000,"), "{csv}");
+}
+
+#[test]
+fn pprof_has_the_peak_in_it() {
+    use std::io::Read;
+    let packed = export("pprof", &source(), When::Peak);
+    let mut profile = vec![];
+    flate2::read::GzDecoder::new(&packed[..]).read_to_end(&mut profile).unwrap();
+    let mut sum = 0;
+    let mut texts = vec![];
+    for (field, bytes) in fields(&profile) {
+        match field {
+            2 => {
+                let values = fields(&bytes).into_iter().find(|(field, _)| *field == 2).unwrap().1;
+                let mut at = &values[..];
+                let _objects = varint(&mut at);
+                sum += varint(&mut at);
+            }
+            6 => texts.push(String::from_utf8(bytes).unwrap()),
+            _ => {}
+        }
+    }
+    assert_eq!(sum, peak());
+    assert_eq!(texts[0], "");
+    assert!(texts.contains(&"inuse_space".to_owned()) && texts.contains(&"/job/a.py".to_owned()));
+}
+
+fn varint(at: &mut &[u8]) -> u64 {
+    let mut value = 0;
+    for shift in (0..).step_by(7) {
+        let (byte, rest) = at.split_first().unwrap();
+        *at = rest;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            break;
+        }
+    }
+    value
+}
+
+/// Fields that have bytes.
+fn fields(mut at: &[u8]) -> Vec<(u64, Vec<u8>)> {
+    let mut fields = vec![];
+    while !at.is_empty() {
+        let key = varint(&mut at);
+        if key & 7 == 2 {
+            let length = varint(&mut at) as usize;
+            fields.push((key >> 3, at[..length].to_vec()));
+            at = &at[length..];
+        } else {
+            varint(&mut at);
+        }
+    }
+    fields
+}
+
+#[test]
+fn a_snapshot_comes_back_as_it_went() {
+    let source = source();
+    let pickle = export("torch-pickle", &source, When::Peak);
+    let back = Source::of("back.pickle", recording_of(&pickle).unwrap());
+    let (there, back) = (summary(&source), summary(&back));
+    let (there, back) = (&there.devices[0], &back.devices[0]);
+    assert_eq!(there.driver.peak_bytes, back.driver.peak_bytes);
+    let ooms = |device: &crate::summary::DeviceSummary| device.torch.as_ref().unwrap().ooms;
+    assert_eq!((ooms(there), ooms(back)), (1, 1));
+}
+
+#[test]
+fn a_snapshot_of_pytorch_alone_has_the_same_figures_after_two_journeys() {
+    let scene = SCENE.lines().filter(|line| !line.contains("libnccl") && !line.contains("/job/train"));
+    let source = Source::of("train.gtr", recording(&scene.collect::<Vec<_>>().join("\n")));
+    let once = Source::of("1", recording_of(&export("torch-pickle", &source, When::Peak)).unwrap());
+    let twice = Source::of("2", recording_of(&export("torch-pickle", &once, When::Peak)).unwrap());
+    let figures = |source: &Source| {
+        let device = summary(source).devices.remove(0);
+        let torch = device.torch.unwrap();
+        let peaks = (torch.peak_allocated_bytes, torch.peak_reserved_bytes, torch.peak_requested_bytes);
+        (peaks, torch.allocations, torch.frees, torch.device_allocs, device.driver.live_bytes)
+    };
+    assert_eq!(figures(&source), figures(&once));
+    assert_eq!(figures(&once), figures(&twice));
+    let folded = |source: &Source| String::from_utf8(export("folded", source, When::End)).unwrap();
+    let stacks = folded(&once);
+    assert!(stacks.contains("main (a.py:9);f (a.py:2) 512"), "{stacks}");
+    assert_eq!(stacks, folded(&twice));
+}

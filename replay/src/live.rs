@@ -1,0 +1,348 @@
+//! What is held at one moment, by owner, place and full stack: for call trees, flame graphs and differences.
+//!
+//! PyTorch's segments are shown by the blocks in them, which are theirs that asked, and by what is reserved and used by
+//! nobody. So the parts of a device always add up to what the driver had handed out.
+
+use std::collections::BTreeMap;
+
+use gputrace_schemas::event::{Bytes, Event, Frame, Nanos, StackId};
+use rustc_hash::FxHashMap;
+
+use crate::ledger::{Ledger, MemoryKind, OwnerId, SiteId};
+use crate::owners::{TORCH, file_name};
+use crate::source::Source;
+use crate::story::{Story, Watch};
+use crate::trace::Definitions;
+
+/// Which moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum When {
+    /// When the driver had handed out most on the device, and of that time, when PyTorch had most of it allocated.
+    Peak,
+    /// At the end, or before the context went away with everything.
+    End,
+    /// So long after the start of the trace.
+    At(Nanos),
+}
+
+/// What something that is held is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Level {
+    /// Handed out by the driver.
+    Driver,
+    /// A block of PyTorch.
+    Block,
+    /// Reserved by PyTorch and used by nobody.
+    Cached,
+}
+
+/// What was held in the same way from the same place.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Holder {
+    /// On which device.
+    pub device: i16,
+    /// What it is.
+    pub level: Level,
+    /// Whose; of blocks and cache that is PyTorch.
+    pub owner: OwnerId,
+    /// From where, in short.
+    pub site: SiteId,
+    /// From where, in full.
+    pub stack: StackId,
+    /// For which stream, where that was seen.
+    pub stream: Option<u64>,
+}
+
+/// What was held at a moment of one device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Picture {
+    /// Which device.
+    pub device: i16,
+    /// When.
+    pub time: Nanos,
+    /// By whom: bytes and number of objects.
+    pub held: BTreeMap<Holder, (Bytes, u64)>,
+}
+
+impl Picture {
+    /// All of it.
+    #[must_use]
+    pub fn total(&self) -> Bytes {
+        Bytes(self.held.values().fold(0, |sum, (bytes, _)| sum.saturating_add(bytes.0)))
+    }
+}
+
+/// Pictures of all devices that held anything, and the story that they belong to.
+#[must_use]
+pub fn pictures(source: &Source, when: When) -> (Story, Vec<Picture>) {
+    let mut highest = Highest::default();
+    let story = Story::watched(source, &mut highest);
+    let places = match when {
+        When::End => {
+            let devices = story.ledger.devices.keys().copied().collect::<Vec<_>>();
+            let pictures = devices.into_iter().map(|device| at_end(&story.ledger, device));
+            let pictures = pictures.filter(|picture| !picture.held.is_empty()).collect();
+            return (story, pictures);
+        }
+        When::Peak => highest.devices.iter().map(|(device, peak)| (*device, peak.event)).collect(),
+        When::At(time) => {
+            let time = Nanos(start(&story).0.saturating_add(time.0));
+            let before = source.events().take_while(|event| event.time <= time).count() as u64;
+            story.ledger.devices.keys().map(|device| (*device, before)).collect()
+        }
+    };
+    let mut pictures = vec![];
+    visit(source, &places, |ledger, device, time| pictures.push(picture(ledger, device, time)));
+    pictures.retain(|picture| !picture.held.is_empty());
+    pictures.sort_by_key(|picture| picture.device);
+    (story, pictures)
+}
+
+fn start(story: &Story) -> Nanos {
+    let start = if story.process.start.0 > 0 { Some(story.process.start) } else { story.ledger.first };
+    start.unwrap_or_default()
+}
+
+/// After how many events each device was at its peak.
+#[derive(Default)]
+struct Highest {
+    n_events: u64,
+    devices: BTreeMap<i16, Peak>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Peak {
+    physical: Bytes,
+    allocated: Bytes,
+    event: u64,
+}
+
+impl Watch for Highest {
+    fn begin(&mut self, _ledger: &mut Ledger) {
+        *self = Highest::default();
+    }
+
+    fn event(&mut self, ledger: &mut Ledger, _event: &Event) {
+        self.n_events += 1;
+        for (device, books) in &ledger.devices {
+            let physical = books.physical.now().bytes;
+            if physical.0 == 0 {
+                continue;
+            }
+            let best = self.devices.entry(*device).or_default();
+            let allocated = || ledger.torch(*device).map_or(Bytes(0), |torch| torch.blocks.now().bytes);
+            if physical > best.physical || (physical == best.physical && allocated() > best.allocated) {
+                *best = Peak { physical, allocated: allocated(), event: self.n_events };
+            }
+        }
+    }
+}
+
+/// Shows the books of each device after so many events of the trace.
+pub fn visit(source: &Source, places: &BTreeMap<i16, u64>, mut see: impl FnMut(&Ledger, i16, Nanos)) {
+    let (definitions, last) = (source.definitions(), places.values().copied().max().unwrap_or(0));
+    let mut ledger = Ledger::default();
+    for (event, n) in source.events().zip(1..=last) {
+        ledger.event(definitions, &event);
+        for (device, _) in places.iter().filter(|(_, place)| **place == n) {
+            see(&ledger, *device, event.time);
+        }
+    }
+}
+
+fn at_end(ledger: &Ledger, device: i16) -> Picture {
+    picture(ledger, device, ledger.last)
+}
+
+fn picture(ledger: &Ledger, device: i16, time: Nanos) -> Picture {
+    let mut held: BTreeMap<Holder, (Bytes, u64)> = BTreeMap::new();
+    let mut add = |holder: Holder, bytes: Bytes| {
+        let (sum, n) = held.entry(holder).or_default();
+        sum.0 = sum.0.saturating_add(bytes.0);
+        *n += 1;
+    };
+    let mut in_blocks = 0u64;
+    let mut segments = 0u64;
+    let torch_owner = torch_owner(ledger);
+    let has_blocks = ledger.torch(device).is_some_and(|torch| torch.blocks.peak().0 > 0);
+    for (_, block) in ledger.live_blocks().filter(|(_, block)| block.device == device) {
+        in_blocks = in_blocks.saturating_add(block.bytes.0);
+        let (site, stack, stream) = (block.site, block.stack, block.stream);
+        add(Holder { device, level: Level::Block, owner: torch_owner, site, stack, stream }, block.bytes);
+    }
+    for object in ledger.live().filter(|object| object.device == device && is_physical(object.kind)) {
+        if object.torch && has_blocks {
+            segments = segments.saturating_add(object.bytes.0);
+            continue;
+        }
+        let (owner, site, stack) = (object.owner, object.site, object.stack);
+        add(Holder { device, level: Level::Driver, owner, site, stack, stream: None }, object.bytes);
+    }
+    let cached = segments.saturating_sub(in_blocks);
+    if cached > 0 {
+        let (site, stack) = (SiteId(u32::MAX), StackId(0));
+        add(
+            Holder { device, level: Level::Cached, owner: torch_owner, site, stack, stream: None },
+            Bytes(cached),
+        );
+    }
+    Picture { device, time, held }
+}
+
+fn torch_owner(ledger: &Ledger) -> OwnerId {
+    let torch = ledger.live().find(|object| object.torch).map(|object| object.owner);
+    torch.unwrap_or(OwnerId(u32::MAX))
+}
+
+fn is_physical(kind: MemoryKind) -> bool {
+    matches!(kind, MemoryKind::Linear | MemoryKind::Virtual | MemoryKind::Async | MemoryKind::Array)
+}
+
+/// What nobody uses, as a line of a stack.
+pub const CACHED: &str = "(reserved by PyTorch, used by nobody)";
+/// What was asked for where no stack was recorded, as a line of a stack.
+pub const NO_STACK: &str = "(no stack recorded)";
+
+/// A line of a stack in words.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Line {
+    /// Function, or file and offset.
+    pub name: String,
+    /// Source file, or loaded file; may be empty.
+    pub file: String,
+    /// From 1; 0 where unknown.
+    pub line: u32,
+}
+
+impl std::fmt::Display for Line {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (self.file.is_empty(), self.line) {
+            (true, _) => write!(to, "{}", self.name),
+            (false, 0) => write!(to, "{} ({})", self.name, file_name(&self.file)),
+            (false, line) => write!(to, "{} ({}:{line})", self.name, file_name(&self.file)),
+        }
+    }
+}
+
+/// Turns stacks into words, each once.
+pub struct Lines<'a> {
+    definitions: &'a dyn Definitions,
+    stacks: FxHashMap<StackId, Vec<Line>>,
+}
+
+impl<'a> Lines<'a> {
+    /// For the stacks of a trace.
+    #[must_use]
+    pub fn new(definitions: &'a dyn Definitions) -> Lines<'a> {
+        Lines { definitions, stacks: FxHashMap::default() }
+    }
+
+    /// The lines of a stack, outermost first; none where no stack was recorded.
+    pub fn of(&mut self, stack: StackId) -> &[Line] {
+        let definitions = self.definitions;
+        self.stacks.entry(stack).or_insert_with(|| {
+            let frames = definitions.stack(stack).map_or(&[][..], |stack| &stack.frames);
+            frames
+                .iter()
+                .rev()
+                .filter_map(|id| definitions.frame(*id))
+                .map(|it| line(definitions, it))
+                .collect()
+        })
+    }
+
+    /// The lines of a holder, outermost first, never none.
+    pub fn of_holder(&mut self, holder: &Holder) -> Vec<Line> {
+        let only = |name: &str| vec![Line { name: name.into(), ..Line::default() }];
+        if holder.level == Level::Cached {
+            return only(CACHED);
+        }
+        match self.of(holder.stack) {
+            [] => only(NO_STACK),
+            lines => lines.to_vec(),
+        }
+    }
+}
+
+fn line(definitions: &dyn Definitions, frame: &Frame) -> Line {
+    match frame {
+        Frame::Python { function, file, line } => {
+            Line { name: function.clone(), file: file.clone(), line: *line }
+        }
+        Frame::Native { address, module, function, file, line, .. } => {
+            let module = module.and_then(|id| definitions.module(id));
+            let path = module.map_or("", |module| &module.path);
+            let name = match (function.is_empty(), module) {
+                (false, _) => function.clone(),
+                (true, Some(module)) => {
+                    format!("{}+{:#x}", file_name(path), address.wrapping_sub(module.bias))
+                }
+                (true, None) => format!("{address:#x}"),
+            };
+            let file = if file.is_empty() { path.to_owned() } else { file.clone() };
+            Line { name, file, line: *line }
+        }
+    }
+}
+
+/// Whose a holder's memory is, in words.
+#[must_use]
+pub fn owner<'a>(ledger: &'a Ledger, holder: &Holder) -> &'a str {
+    match holder.level {
+        Level::Driver => ledger.sites.owner(holder.owner),
+        Level::Block | Level::Cached => TORCH,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scene::recording;
+
+    const SCENE: &str = "Create handle=n bytes=100 by=libnccl.so.2
+         Alloc addr=a bytes=2M by=libc10_cuda.so
+         block addr=a bytes=512 requested=400 allocated=512 reserved=2M by=inner@/job/a.py:2,outer@/job/a.py:9
+         block addr=b bytes=1K requested=1K allocated=1536 reserved=2M by=inner@/job/a.py:2,outer@/job/a.py:9
+         free addr=a bytes=512 allocated=1K reserved=2M
+         Release handle=n
+         free addr=b bytes=1K
+         Free addr=a";
+
+    fn shown(when: When) -> Vec<String> {
+        let source = Source::of("train.gtr", recording(SCENE));
+        let (story, pictures) = pictures(&source, when);
+        let mut lines = Lines::new(source.definitions());
+        let mut shown = vec![];
+        for picture in &pictures {
+            for (holder, (bytes, n)) in &picture.held {
+                let stack: Vec<_> = lines.of_holder(holder).iter().map(ToString::to_string).collect();
+                shown.push(format!("{} {} {n} {}", owner(&story.ledger, holder), bytes.0, stack.join(" < ")));
+            }
+            if when == When::Peak {
+                assert_eq!(picture.total(), story.ledger.devices[&picture.device].physical.peak());
+            }
+        }
+        shown.sort();
+        shown
+    }
+
+    #[test]
+    fn the_parts_add_up_to_the_peak() {
+        assert_eq!(
+            shown(When::Peak),
+            [
+                "NCCL 100 1 libnccl.so.2+0x10 (libnccl.so.2)",
+                "PyTorch 1536 2 outer (a.py:9) < inner (a.py:2)",
+                "PyTorch 2095616 1 (reserved by PyTorch, used by nobody)",
+            ]
+        );
+    }
+
+    #[test]
+    fn any_moment_can_be_shown() {
+        let at = |line: u64| shown(When::At(Nanos((line - 1) * 1000)));
+        assert_eq!(at(1), ["NCCL 100 1 libnccl.so.2+0x10 (libnccl.so.2)"]);
+        assert_eq!(at(6).len(), 2);
+        assert_eq!(shown(When::End), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,336 @@
+//! Other libraries beside ours in one process, and programs that use the driver in ways nobody planned: what they do
+//! and get is what they do and get without us, and each physical call is one event.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use gputrace_schemas::event::{Action, EventKind, LostCause};
+use gputrace_schemas::reader::Trace;
+use gputrace_tests::recorded::{self, Folder};
+use gputrace_tests::rows;
+
+fn scratch() -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("guests");
+    fs::create_dir_all(&path).expect("a scratch directory");
+    path
+}
+
+fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// Compiles `guests/SOURCE.c` to `name`.
+fn compile(source: &str, name: &str, options: &[&str]) -> PathBuf {
+    let target = scratch().join(name);
+    let output = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()))
+        .args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wno-unused-function", "-pthread", "-o"])
+        .arg(&target)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("guests/{source}.c")))
+        .args(options)
+        .arg("-ldl")
+        .output()
+        .expect("a C compiler");
+    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    target
+}
+
+fn library(source: &str, name: &str, options: &[&str]) -> PathBuf {
+    compile(source, name, &[&["-shared", "-fPIC"], options].concat())
+}
+
+/// A program on the fake driver.
+fn program(source: &str, name: &str) -> PathBuf {
+    let driver = fake_cuda::library_dir().join("libcuda.so.1");
+    compile(source, name, &[&driver.display().to_string()])
+}
+
+fn on_fake(program: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(arguments).env("LD_LIBRARY_PATH", fake_cuda::library_dir());
+    command
+}
+
+/// Where our library stands among the preloaded.
+#[derive(Clone, Copy, Debug)]
+enum Order {
+    First,
+    Last,
+}
+
+/// Runs under our library and others.
+fn watched(mut command: Command, folder: &Folder, others: &[&Path], order: Order) -> Output {
+    recorded::preload(&mut command, folder);
+    let ours = recorded::built().join("libgputrace.so");
+    let mut list: Vec<&Path> = others.to_vec();
+    match order {
+        Order::First => list.insert(0, &ours),
+        Order::Last => list.push(&ours),
+    }
+    let list: Vec<_> = list.iter().map(|path| path.display().to_string()).collect();
+    command.env("LD_PRELOAD", list.join(":"));
+    command.output().expect("the program starts")
+}
+
+/// Runs under others only.
+fn alone(mut command: Command, others: &[&Path]) -> Output {
+    let list: Vec<_> = others.iter().map(|path| path.display().to_string()).collect();
+    command.env("LD_PRELOAD", list.join(":")).output().expect("the program starts")
+}
+
+/// Both ran alike.
+fn assert_same(with: &Output, without: &Output, context: &str) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert_eq!(text(&with.stdout), text(&without.stdout), "{context}: {}", text(&with.stderr));
+    assert_eq!(text(&with.stderr), text(&without.stderr), "{context}");
+    assert_eq!(with.status, without.status, "{context}");
+}
+
+/// How many calls of an action the trace has.
+fn count(trace: &Trace, action: Action) -> usize {
+    trace.events().filter(|e| matches!(&e.kind, EventKind::Call(call) if call.action == action)).count()
+}
+
+fn notes(trace: &Trace) -> Vec<String> {
+    let note = |kind| if let EventKind::Note(text) = kind { Some(text) } else { None };
+    trace.events().filter_map(|event| note(event.kind)).collect()
+}
+
+#[test]
+fn limiters_keep_their_effect_and_each_call_is_one_event() {
+    let app = program("app", "app");
+    let makes: [(&str, &[&str]); 4] = [
+        ("handle", &[]),
+        ("next", &["-DNEXT"]),
+        ("dlsym", &["-DDLSYM"]),
+        ("dlsym.hidden", &["-DDLSYM", "-DHIDDEN"]),
+    ];
+    for (make, options) in makes {
+        let limiter = library("limiter", &format!("liblimiter.{make}.so"), options);
+        for route in ["elf", "dlsym", "proc"] {
+            let without = alone(on_fake(&app, &[route]), &[&limiter]);
+            assert!(without.status.success(), "{make} {route}: {without:?}");
+            let is_limited = !without.stderr.is_empty();
+            for order in [Order::First, Order::Last] {
+                let context = format!("{make} limiter, {route}, ours {order:?}");
+                let folder = Folder::new(&scratch(), &format!("{make}.{route}.{order:?}"));
+                let with = watched(on_fake(&app, &[route]), &folder, &[&limiter], order);
+                assert_same(&with, &without, &context);
+                let trace = &folder.traces(1)[0];
+                // Behind a limiter we do not see what it refused.
+                let refused = usize::from(is_limited && matches!(order, Order::Last));
+                // What a limiter that does not export its functions hands out cannot be told from any other function.
+                let blind = make == "dlsym.hidden" && route == "proc" && matches!(order, Order::First);
+                if !blind {
+                    assert_eq!(count(trace, Action::Alloc), 12 - refused, "{context}");
+                }
+                assert_eq!(count(trace, Action::Free), if is_limited { 11 } else { 12 }, "{context}");
+            }
+        }
+    }
+}
+
+/// `odd.c WHAT` on a driver in `driver`: alone, and under our library; the traces of the second run.
+fn odd(what: &str, more: &[&str], driver: &Path, others: &[&Path], n_traces: usize) -> (Output, Vec<Trace>) {
+    static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let name = format!("odd.{what}.{}", NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
+    let program = compile("odd", &name, &[]);
+    let command = || {
+        let mut command = Command::new(&program);
+        command.arg(what).args(more).env("LD_LIBRARY_PATH", driver);
+        command
+    };
+    let without = alone(command(), others);
+    let folder = Folder::new(&scratch(), &format!("{name}.traces"));
+    let with = watched(command(), &folder, others, Order::First);
+    // How often a signal came differs from run to run.
+    if what == "signals" {
+        assert_eq!((with.status, &with.stdout), (without.status, &without.stdout), "{with:?}");
+    } else {
+        assert_same(&with, &without, what);
+    }
+    assert!(with.status.success(), "{what}: {with:?}");
+    (with, folder.traces(n_traces))
+}
+
+fn mini_driver(name: &str, options: &[&str]) -> PathBuf {
+    let folder = scratch().join(name);
+    fs::create_dir_all(&folder).expect("a scratch directory");
+    let options = [&["-Wl,-soname,libcuda.so.1"], options].concat();
+    library("mini_driver", &format!("{name}/libcuda.so.1"), &options);
+    folder
+}
+
+#[test]
+fn signal_handlers_may_interrupt_hooks_and_call_them() {
+    let driver = mini_driver("mini.signals", &[]);
+    let (output, traces) = odd("signals", &[], &driver, &[], 1);
+    let said = String::from_utf8_lossy(&output.stderr);
+    let number = |of: &str| said.lines().find_map(|line| line.strip_prefix(of)?.trim().parse::<u64>().ok());
+    let (made, signals) = (number("driver:").expect("a count"), number("signals:").expect("a count"));
+    // A call that interrupts the recording of another event of its thread is counted as lost. One that interrupts the
+    // driver itself looks like the driver's own.
+    let kept = count(&traces[0], Action::Alloc) as u64;
+    let lost = |event| match event {
+        EventKind::Lost(lost) if lost.cause != LostCause::Nested => lost.events,
+        _ => 0,
+    };
+    let lost: u64 = traces[0].events().map(|event| lost(event.kind)).sum();
+    assert!(
+        kept <= made && kept + signals + lost >= made,
+        "{made} made, {kept} kept, {signals} signals, {lost} lost"
+    );
+    assert!(kept >= made / 2, "{made} made, {kept} kept");
+}
+
+#[test]
+fn memory_is_followed_to_the_end_of_a_thread() {
+    let (_, traces) = odd("threads", &[], fake_cuda::library_dir(), &[], 1);
+    assert_eq!(count(&traces[0], Action::Alloc), 400);
+    assert_eq!(count(&traces[0], Action::Free), 400);
+}
+
+#[test]
+fn errno_and_dlerror_are_the_programs_own() {
+    let (_, traces) = odd("errors", &[], fake_cuda::library_dir(), &[], 1);
+    // The 32-bit function of CUDA 2 was looked up, and is none of ours.
+    let notes = notes(&traces[0]);
+    assert!(notes.iter().any(|note| note.starts_with("driver.unhooked=cuMemAlloc:")), "{notes:?}");
+    assert_eq!(notes.iter().filter(|note| note.starts_with("driver.")).count(), 1, "{notes:?}");
+}
+
+#[test]
+fn a_driver_that_looks_itself_up_and_has_versions_is_met_as_it_is() {
+    let script = scratch().join("versions");
+    fs::write(&script, "CUDA_1 { global: cu*; local: *; };\n").expect("a scratch directory");
+    let option = format!("-Wl,--version-script={}", script.display());
+    let driver = mini_driver("mini.versioned", &[&option]);
+    let (output, traces) = odd("errors", &[], &driver, &[], 1);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("versioned found, absent"), "{output:?}");
+    assert_eq!(count(&traces[0], Action::Alloc), 2, "one by dlsym, one by dlvsym");
+}
+
+#[test]
+fn forked_children_without_cuda_are_left_alone() {
+    let (_, traces) = odd("forked", &[], fake_cuda::library_dir(), &[], 1);
+    assert_eq!(count(&traces[0], Action::Alloc), 1);
+}
+
+#[test]
+fn libraries_that_call_the_next_one_still_find_it() {
+    let (first, second) =
+        (library("chain", "libchain1.so", &["-DME=1"]), library("chain", "libchain2.so", &["-DME=2"]));
+    let (output, _) = odd("chains", &[], fake_cuda::library_dir(), &[&first, &second], 0);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.starts_with("foo 21\n") && said.contains("driver none"), "{said}");
+}
+
+#[test]
+fn other_allocators_may_be_preloaded() {
+    for name in ["libjemalloc.so.2", "libtcmalloc_minimal.so.4", "libtcmalloc.so.4", "libmimalloc.so.2"] {
+        let folders = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib"].map(Path::new);
+        let Some(path) = folders.iter().map(|folder| folder.join(name)).find(|path| path.exists()) else {
+            say(&format!("skipped {name}: not installed"));
+            continue;
+        };
+        let app = program("app", &format!("app.{name}"));
+        for route in ["elf", "proc"] {
+            for order in [Order::First, Order::Last] {
+                let folder = Folder::new(&scratch(), &format!("{name}.{route}.{order:?}"));
+                let without = alone(on_fake(&app, &[route]), &[&path]);
+                let with = watched(on_fake(&app, &[route]), &folder, &[&path], order);
+                assert_same(&with, &without, name);
+                assert_eq!(count(&folder.traces(1)[0], Action::Alloc), 12, "{name}, {route}, ours {order:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn ctypes_is_seen() {
+    let script = "import ctypes as c\nl = c.CDLL('libcuda.so.1')\np = c.c_uint64()\nx = c.c_void_p()\n\
+        print(l.cuInit(0), l.cuDevicePrimaryCtxRetain(c.byref(x), 0), l.cuCtxSetCurrent(x), \
+        l.cuMemAlloc_v2(c.byref(p), c.c_size_t(4321)), l.cuMemFree_v2(p))";
+    let python = Path::new("python3");
+    let without = match on_fake(python, &["-c", script]).output() {
+        Ok(output) => output,
+        Err(error) => return say(&format!("skipped: python3: {error}")),
+    };
+    let folder = Folder::new(&scratch(), "ctypes");
+    let with = watched(on_fake(python, &["-c", script]), &folder, &[], Order::First);
+    assert_same(&with, &without, "ctypes");
+    assert_eq!(count(&folder.traces(1)[0], Action::Alloc), 1);
+}
+
+#[test]
+fn a_library_that_binds_past_us_is_named() {
+    let deep = library("deep", "libdeep.so", &["-Wl,-z,now"]);
+    let (_, traces) = odd("deepbind", &[&deep.display().to_string()], fake_cuda::library_dir(), &[], 1);
+    assert_eq!(count(&traces[0], Action::Alloc), 1, "its own is not seen");
+    let notes = notes(&traces[0]);
+    assert!(notes.iter().any(|note| note.contains("libdeep.so")), "{notes:?}");
+}
+
+/// Arguments that nobody should pass, one set after the other: a C expression for each parameter.
+const BAD_ARGUMENTS: [fn(&str, &str) -> &'static str; 5] = [
+    // Nothing at all.
+    |_, kind| if kind == "IpcMemHandle" { "(struct ipc_handle){{0}}" } else { "0" },
+    // Room for answers, and nothing asked.
+    |name, kind| match (name, kind) {
+        ("symbol", _) => "\"\"",
+        (_, "IpcMemHandle") => "(struct ipc_handle){{1}}",
+        (_, "u64" | "usize" | "i32" | "u32" | "Handle") => "0",
+        _ => "&scratch",
+    },
+    // Too much, of things that do not exist.
+    |name, kind| match (name, kind) {
+        ("symbol", _) => "\"cuNoSuchFunction\"",
+        (_, "IpcMemHandle") => "(struct ipc_handle){{2}}",
+        (_, "usize") => "(size_t)1 << 63",
+        (_, "u64") => "0x7f1230000000",
+        (_, "i32" | "u32") => "0x7fffffff",
+        (_, "Handle") => "ANY",
+        _ => "&scratch",
+    },
+    // All ones.
+    |name, kind| match (name, kind) {
+        ("symbol", _) => "\"cuMemAlloc\"",
+        (_, "IpcMemHandle") => "(struct ipc_handle){{3}}",
+        (_, "usize" | "u64" | "i32" | "u32") => "-1",
+        (_, "Handle") => "ANY",
+        _ => "&scratch",
+    },
+    // Nowhere to put the answer.
+    |name, kind| match (name, kind) {
+        ("symbol", _) => "\"cuMemFree\"",
+        ("version", _) => "13000",
+        (_, "IpcMemHandle") => "(struct ipc_handle){{4}}",
+        (_, "usize") => "4096",
+        (_, "u64") => "4096",
+        (_, "Handle") => "ANY",
+        _ => "0",
+    },
+];
+
+#[test]
+fn bad_input_changes_nothing() {
+    let row = |row: &rows::Row| {
+        let sets: Vec<_> = BAD_ARGUMENTS.iter().map(|set| format!("({})", row.c_list(set))).collect();
+        format!("X({}, ({}), {})", row.name, row.c_types(), sets.join(", "))
+    };
+    let rows: Vec<_> = rows::all().iter().map(row).collect();
+    let header = scratch().join("bad_rows.h");
+    fs::write(&header, format!("#define ROWS {}\n", rows.join(" \\\n"))).expect("a scratch directory");
+    let driver = fake_cuda::library_dir().join("libcuda.so.1");
+    let include = format!("-I{}", scratch().display());
+    let program = compile("bad", "bad", &[&include, &driver.display().to_string()]);
+    let without = alone(on_fake(&program, &[]), &[]);
+    assert!(without.status.success(), "{without:?}");
+    let lines = String::from_utf8_lossy(&without.stdout).lines().count();
+    assert_eq!(lines, rows.len() * BAD_ARGUMENTS.len() * 6, "some calls ended the program");
+    let folder = Folder::new(&scratch(), "bad.traces");
+    let with = watched(on_fake(&program, &[]), &folder, &[], Order::First);
+    assert_same(&with, &without, "bad input");
+    folder.traces(2);
+}
