@@ -247,7 +247,7 @@ mod tests {
             device_memory: None,
             limit: None,
         };
-        Laboratory::new(&stream).unwrap().fragmentation(&question).unwrap()
+        Laboratory::new(&stream).unwrap().gap(&question).unwrap()
     }
 
     //  2M small  | 400 |  free ...        |   stranded
