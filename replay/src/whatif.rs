@@ -9,9 +9,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::addresses::{AddressSpace, Bump, Direction, Recorded, Shuffled};
+use crate::breakdown::{Dissection, Fragmentation, PeakFinder};
 use crate::device::{Device, Placement};
 use crate::driver::{Continued, Disturbance, Knowledge};
-use crate::gap::{Dissection, Gap, PeakFinder};
 use crate::ops::{AllocId, History, OpStream};
 use crate::policies::torch::{NEWEST, PROFILES, Torch, parse, profile};
 use crate::policies::{ADDRESS_TIES, Build, Fidelity, OptionError, Policy, PolicyEntry, by_name};
@@ -205,7 +205,7 @@ impl<'a> Laboratory<'a> {
     ///
     /// # Errors
     /// When there is no such policy or it does not understand its options.
-    pub fn gap(&self, question: &Question) -> Result<Gap, OptionError> {
+    pub fn fragmentation(&self, question: &Question) -> Result<Fragmentation, OptionError> {
         let watched = |observer: &mut dyn FnMut(&mut dyn Policy, &mut Device)| {
             let mut policy = self.build(&question.policy, &question.options, question.torch_version)?;
             let space = Box::new(Continued::new(&self.knowledge, None));
@@ -217,7 +217,7 @@ impl<'a> Laboratory<'a> {
         watched(&mut |policy, device| {
             run(self.stream, policy, device, &mut peak);
         })?;
-        let Some(at) = peak.op() else { return Ok(Gap::default()) };
+        let Some(at) = peak.op() else { return Ok(Fragmentation::default()) };
         let torch = profile(question.torch_version).filter(|_| question.policy == "torch");
         let torch = torch
             .and_then(|profile| Some(Torch::new(parse(&question.options, profile).ok()?, *profile, 1, 1)));

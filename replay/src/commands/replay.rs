@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, bail};
 use clap::{ArgMatches, Args};
+use gputrace_replay::breakdown::{Fragmentation, Pin};
 use gputrace_replay::bytes::{self, iec};
-use gputrace_replay::gap::{Gap, Pin};
 use gputrace_replay::import::{self, Trace};
 use gputrace_replay::ops::{History, OpStream};
 use gputrace_replay::policies::POLICIES;
@@ -104,7 +104,7 @@ struct Row<'a> {
     device: &'a OpStream,
     question: Question,
     answer: Answer,
-    gap: Gap,
+    fragmentation: Fragmentation,
     self_check: SelfCheck,
 }
 
@@ -117,8 +117,14 @@ fn replay<'a>(trace: &'a Trace, args: &ReplayArgs) -> anyhow::Result<Vec<Row<'a>
         for question in questions(stream, args, self_check.torch_version) {
             let answer =
                 laboratory.answer(&question).with_context(|| format!("--policy {}", named(&question)))?;
-            let gap = laboratory.gap(&question)?;
-            rows.push(Row { device: stream, question, answer, gap, self_check: self_check.clone() });
+            let fragmentation = laboratory.fragmentation(&question)?;
+            rows.push(Row {
+                device: stream,
+                question,
+                answer,
+                fragmentation,
+                self_check: self_check.clone(),
+            });
         }
     }
     Ok(rows)
@@ -153,7 +159,7 @@ fn report_json(path: &std::path::Path, rows: &[Row]) -> Value {
 }
 
 fn row_json(row: &Row) -> Value {
-    let Row { device, question, answer, gap, self_check } = row;
+    let Row { device, question, answer, fragmentation, self_check } = row;
     let (outcome, books) = (&answer.outcome, &answer.outcome.books);
     let counters: serde_json::Map<String, Value> =
         outcome.counters.iter().map(|(name, value)| ((*name).into(), json!(value))).collect();
@@ -186,7 +192,7 @@ fn row_json(row: &Row) -> Value {
         "num_alloc_retries": outcome.counter("num_alloc_retries"),
         "num_ooms": outcome.counter("num_ooms"),
         "counters": counters,
-        "fragmentation": gap_json(gap),
+        "fragmentation": fragmentation_json(fragmentation),
         "n_guesses": answer.n_oom.1,
         "n_guesses_out_of_memory": answer.n_oom.0,
         "oom": oom,
@@ -198,10 +204,13 @@ fn row_json(row: &Row) -> Value {
     })
 }
 
-fn gap_json(gap: &Gap) -> Value {
-    let mut parts: serde_json::Map<String, Value> =
-        gap.parts().iter().map(|(name, _, bytes)| (format!("{name}_bytes"), json!(bytes))).collect();
-    let pins = gap.pins.iter().map(|pin| {
+fn fragmentation_json(fragmentation: &Fragmentation) -> Value {
+    let mut parts: serde_json::Map<String, Value> = fragmentation
+        .parts()
+        .iter()
+        .map(|(name, _, bytes)| (format!("{name}_bytes"), json!(bytes)))
+        .collect();
+    let pins = fragmentation.pins.iter().map(|pin| {
         let site = pin.site.as_ref();
         json!({
             "function": site.map(|site| &*site.name),
@@ -212,16 +221,16 @@ fn gap_json(gap: &Gap) -> Value {
             "stranded_bytes": pin.stranded,
         })
     });
-    parts.insert("reserved_bytes".into(), json!(gap.reserved));
-    parts.insert("in_use_bytes".into(), json!(gap.in_use));
+    parts.insert("reserved_bytes".into(), json!(fragmentation.reserved));
+    parts.insert("in_use_bytes".into(), json!(fragmentation.in_use));
     parts.insert("pins".into(), pins.collect());
     Value::Object(parts)
 }
 
 /// Why more was reserved than was in use.
-fn gap_table(out: &mut dyn Write, row: &Row) -> anyhow::Result<()> {
-    let gap = &row.gap;
-    let (reserved, in_use) = (gap.reserved, gap.in_use);
+fn fragmentation_table(out: &mut dyn Write, row: &Row) -> anyhow::Result<()> {
+    let fragmentation = &row.fragmentation;
+    let (reserved, in_use) = (fragmentation.reserved, fragmentation.in_use);
     writeln!(
         out,
         "\nwhen most was reserved, with {}: {} for {} in use",
@@ -229,7 +238,7 @@ fn gap_table(out: &mut dyn Write, row: &Row) -> anyhow::Result<()> {
         iec(reserved),
         iec(in_use)
     )?;
-    for (_, meaning, bytes) in gap.parts().into_iter().filter(|(_, _, bytes)| *bytes > 0) {
+    for (_, meaning, bytes) in fragmentation.parts().into_iter().filter(|(_, _, bytes)| *bytes > 0) {
         writeln!(
             out,
             "{:>12} {:>6.1}%  {meaning}",
@@ -237,13 +246,13 @@ fn gap_table(out: &mut dyn Write, row: &Row) -> anyhow::Result<()> {
             100.0 * bytes as f64 / reserved.max(1) as f64
         )?;
     }
-    if !gap.pins.is_empty() {
+    if !fragmentation.pins.is_empty() {
         writeln!(
             out,
             "segments are held by (free bytes beside its blocks, of which held by it alone, its own bytes)"
         )?;
     }
-    for Pin { site, in_use, alone, stranded } in &gap.pins {
+    for Pin { site, in_use, alone, stranded } in &fragmentation.pins {
         let site =
             site.as_ref().map_or("unknown".into(), |it| format!("{}:{} {}", it.file, it.line, it.name));
         writeln!(out, "{:>12} {:>12} {:>12}  {site}", iec(*stranded), iec(*alone), iec(*in_use))?;
@@ -298,7 +307,7 @@ fn report_table(out: &mut dyn Write, path: &std::path::Path, rows: &[Row]) -> an
     // Of one allocator a device: the first that was asked about.
     let mut told = None;
     for row in rows.iter().filter(|row| told.replace(row.device.device) != Some(row.device.device)) {
-        gap_table(out, row)?;
+        fragmentation_table(out, row)?;
     }
     Ok(())
 }

@@ -24,7 +24,7 @@ const MOST_PINS: usize = 10;
 
 /// The gap between reserved and in use, in bytes. See the formula above.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Gap {
+pub struct Fragmentation {
     /// The most that was reserved.
     pub reserved: u64,
     /// In use then, as requested.
@@ -47,7 +47,7 @@ pub struct Gap {
     pub pins: Vec<Pin>,
 }
 
-impl Gap {
+impl Fragmentation {
     /// Name in reports and JSON, meaning, and bytes of each part of the gap.
     pub fn parts(&self) -> [(&'static str, &'static str, u64); 7] {
         [
@@ -108,19 +108,19 @@ pub(crate) struct Dissection<'a, F> {
     rounded: F,
     placements: HashMap<AllocId, Placement>,
     owners: HashMap<SegmentId, (StreamIdx, PoolIdx)>,
-    pub(crate) found: Gap,
+    pub(crate) found: Fragmentation,
 }
 
 impl<'a, F: Fn(u64) -> u64> Dissection<'a, F> {
     pub(crate) fn new(stream: &'a OpStream, at: usize, rounded: F) -> Dissection<'a, F> {
         let (placements, owners) = (HashMap::new(), HashMap::new());
-        Dissection { stream, at, rounded, placements, owners, found: Gap::default() }
+        Dissection { stream, at, rounded, placements, owners, found: Fragmentation::default() }
     }
 
     fn dissect(&mut self, last: AllocId, device: &Device, is_new: bool) {
         let asked = self.stream.allocation(last);
         let newest = self.placements[&last].segment;
-        let mut found = Gap { reserved: device.books.reserved.current, ..Gap::default() };
+        let mut found = Fragmentation { reserved: device.books.reserved.current, ..Fragmentation::default() };
         let (live, waiting) = self.blocks(device);
         let mut holders: BTreeMap<SegmentId, Vec<AllocId>> = BTreeMap::new();
         for id in live {
@@ -224,7 +224,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     /// Requests as (bytes, stream, line of main.py), and whether each is given back at once.
-    fn gap(requests: &[(u64, u64, u32, bool)]) -> Gap {
+    fn gap(requests: &[(u64, u64, u32, bool)]) -> Fragmentation {
         let mut builder = Builder::new(0);
         let frame = |line| Frame { name: "step".into(), file: "main.py".into(), line };
         let frames = requests.iter().map(|(_, _, line, _)| frame(*line)).collect();
@@ -247,7 +247,7 @@ mod tests {
             device_memory: None,
             limit: None,
         };
-        Laboratory::new(&stream).unwrap().gap(&question).unwrap()
+        Laboratory::new(&stream).unwrap().fragmentation(&question).unwrap()
     }
 
     //  2M small  | 400 |  free ...        |   stranded
@@ -270,7 +270,7 @@ mod tests {
             alone,
             stranded: alone,
         };
-        let expected = Gap {
+        let expected = Fragmentation {
             reserved: 72 * MIB,
             in_use: 400 + 5 * MIB + 35 * MIB / 2,
             rounding: 112,
@@ -294,6 +294,6 @@ mod tests {
 
     #[test]
     fn nothing_served_has_no_gap() {
-        assert_eq!(gap(&[]), Gap::default());
+        assert_eq!(gap(&[]), Fragmentation::default());
     }
 }
