@@ -587,7 +587,11 @@ fn record_hands_its_options_on() {
     let mut command = gputrace();
     command.env("GPUTRACE_LIBRARY", libc()).env("LD_PRELOAD", libc());
     command.args(["record", "-o", "out/%p.gtr", "-f", "--stacks", "python", "--ring-size", "64M"]);
-    command.args(["sh", "-c", "env | grep ^GPUTRACE_ | grep -v -e LIBRARY -e JOB_BEGAN | sort; echo $LD_PRELOAD"]);
+    command.args([
+        "sh",
+        "-c",
+        "env | grep ^GPUTRACE_ | grep -v -e LIBRARY -e JOB_BEGAN | sort; echo $LD_PRELOAD",
+    ]);
     let shown = text(&command.output().unwrap().stdout);
     let shown = shown
         .replace(env!("CARGO_BIN_EXE_gputrace"), "GPUTRACE")
