@@ -10,6 +10,7 @@ pub mod ledger;
 pub mod live;
 pub mod owners;
 pub mod postmortem;
+mod protobuf;
 pub mod report;
 pub mod source;
 pub mod story;

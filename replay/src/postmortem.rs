@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gputrace_schemas::event::{Bytes, Event, EventKind};
+use gputrace_schemas::event::{Bytes, Call, Event, EventKind};
 
 use crate::bounds::Bounds;
 use crate::fragmentation::Fragmentation;
@@ -55,14 +55,17 @@ impl Watch for LastOom {
             EventKind::BlockOom(oom) => {
                 self.places.insert(oom.device, self.n_events);
             }
-            EventKind::Call(call)
-                if call.result == Some(OUT_OF_MEMORY) && !call.in_allocate && gives(call.action) =>
-            {
+            EventKind::Call(call) if is_refusal(call) => {
                 self.places.insert(call.device, self.n_events);
             }
             _ => {}
         }
     }
+}
+
+/// Others than PyTorch's allocator asked for memory in vain.
+fn is_refusal(call: &Call) -> bool {
+    call.result == Some(OUT_OF_MEMORY) && !call.in_allocate && gives(call.action)
 }
 
 impl Postmortem {

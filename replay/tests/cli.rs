@@ -19,6 +19,7 @@ fn help_of_every_verb() {
     for verb in verbs.filter(|verb| *verb != "help") {
         all += &format!("\n---- gputrace {verb} --help\n{}", text(&run(&[verb, "--help"]).stdout));
     }
+    let all: String = all.lines().map(|line| format!("{}\n", line.trim_end())).collect();
     expect![[r#"
         Says where GPU memory went, why it ran out, and what would have made it fit
 
@@ -163,7 +164,7 @@ fn help_of_every_verb() {
                   - owner:  Owners
                   - device: Devices
                   - stream: Streams of PyTorch's blocks
-          
+
                   [default: stack]
 
               --device <ORDINAL>
@@ -210,7 +211,7 @@ fn help_of_every_verb() {
 
               --min-bytes <BYTES>
                   Leave out call sites with less
-          
+
                   [default: 0]
 
               --steps <N>
@@ -218,7 +219,7 @@ fn help_of_every_verb() {
 
               --rows <N>
                   Call sites to show in each table
-          
+
                   [default: 20]
 
               --json
@@ -226,7 +227,7 @@ fn help_of_every_verb() {
 
               --color <WHEN>
                   Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE
-          
+
                   [default: auto]
                   [possible values: auto, always, never]
 
@@ -293,7 +294,7 @@ fn help_of_every_verb() {
                   - site:  Call sites: where the program asked
                   - owner: Owners
                   - size:  Sizes of objects
-          
+
                   [default: owner site size]
 
               --fail-on-increase <PERCENT>
@@ -301,7 +302,7 @@ fn help_of_every_verb() {
 
               --rows <N>
                   Rows to show in each table
-          
+
                   [default: 20]
 
               --peak
@@ -318,7 +319,7 @@ fn help_of_every_verb() {
 
               --color <WHEN>
                   Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE
-          
+
                   [default: auto]
                   [possible values: auto, always, never]
 
@@ -586,14 +587,17 @@ fn record_hands_its_options_on() {
     let mut command = gputrace();
     command.env("GPUTRACE_LIBRARY", libc()).env("LD_PRELOAD", libc());
     command.args(["record", "-o", "out/%p.gtr", "-f", "--stacks", "python", "--ring-size", "64M"]);
-    command.args(["sh", "-c", "env | grep ^GPUTRACE_ | grep -v LIBRARY | sort; echo $LD_PRELOAD"]);
+    command.args([
+        "sh",
+        "-c",
+        "env | grep ^GPUTRACE_ | grep -v -e LIBRARY -e JOB_BEGAN | sort; echo $LD_PRELOAD",
+    ]);
     let shown = text(&command.output().unwrap().stdout);
     let shown = shown
         .replace(env!("CARGO_BIN_EXE_gputrace"), "GPUTRACE")
         .replace(&*libc().to_string_lossy(), "LIBRARY");
     expect![[r#"
         GPUTRACE_FORCE=1
-        GPUTRACE_JOB_BEGAN=1795229799957598643
         GPUTRACE_OUTPUT=out/%p.gtr
         GPUTRACE_RECORDER=GPUTRACE
         GPUTRACE_RING_BYTES=67108864

@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use gputrace_schemas::event::{EventKind, HOST, Nanos};
+use gputrace_schemas::event::{HOST, Nanos};
 use serde_json::{Map, Value, json};
 
-use super::{Export, Request, each_event};
-use crate::ledger::{Ledger, OUT_OF_MEMORY};
+use super::{Export, Request, each_event, oom, parts_by_owner};
+use crate::ledger::Ledger;
 
 /// Most times at which a device's counters are written; the largest value of every interval between is kept.
 const MOST_POINTS: u64 = 200_000;
@@ -97,34 +97,10 @@ struct Counter {
     pending: Option<Value>,
 }
 
-/// The owners add up to what the driver handed out; PyTorch's part is split in allocated and cached.
 fn point(ledger: &Ledger, device: i16, pid: u32, time: Nanos) -> Value {
-    let mut args = Map::new();
-    let torch = ledger.torch(device).filter(|torch| torch.allocations > 0);
-    if let Some(books) = ledger.devices.get(&device) {
-        for part in books.physical.owners() {
-            let owner = ledger.sites.owner(part.id);
-            match torch {
-                Some(torch) if owner == crate::owners::TORCH => {
-                    let allocated = torch.allocated.now.0.min(part.now.0);
-                    args.insert("PyTorch allocated".into(), allocated.into());
-                    args.insert("PyTorch cached".into(), (part.now.0 - allocated).into());
-                }
-                _ => {
-                    args.insert(owner.to_owned(), part.now.0.into());
-                }
-            }
-        }
-    }
+    let parts = parts_by_owner(ledger, device).into_iter();
+    let args: Map<String, Value> = parts.map(|(name, bytes)| (name, bytes.into())).collect();
     json!({"ph": "C", "name": format!("cuda:{device} bytes"), "pid": pid, "ts": micros(time), "args": args})
-}
-
-fn oom(kind: &EventKind) -> Option<(i16, u64)> {
-    match kind {
-        EventKind::BlockOom(oom) => Some((oom.device, oom.bytes.0)),
-        EventKind::Call(call) if call.result == Some(OUT_OF_MEMORY) => Some((call.device, call.bytes.0)),
-        _ => None,
-    }
 }
 
 /// The format's time: microseconds, with a fraction.

@@ -5,9 +5,9 @@
 
 use std::io::{self, Write};
 
-use gputrace_schemas::event::{Event, Nanos};
+use gputrace_schemas::event::{Event, EventKind, Nanos};
 
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, OUT_OF_MEMORY};
 use crate::live::When;
 use crate::source::Source;
 
@@ -15,6 +15,7 @@ mod chrome;
 mod csv;
 mod folded;
 mod jsonl;
+mod perfetto;
 mod pprof;
 mod speedscope;
 mod torch_pickle;
@@ -56,6 +57,7 @@ pub const EXPORTS: &[&dyn Export] = &[
     &speedscope::Speedscope,
     &pprof::Pprof,
     &chrome::Chrome,
+    &perfetto::Perfetto,
     &csv::Csv,
     &jsonl::Jsonl,
     &torch_pickle::TorchPickle,
@@ -76,6 +78,35 @@ fn each_event(
         see(&ledger, &event, Nanos(event.time.0.saturating_sub(start.0)))?;
     }
     Ok(())
+}
+
+/// What changed of the memory that a device holds, by name: PyTorch's part is split in allocated and cached, so that the
+/// parts add up to what the driver had handed out.
+fn parts_by_owner(ledger: &Ledger, device: i16) -> Vec<(String, u64)> {
+    let torch = ledger.torch(device).filter(|torch| torch.allocations > 0);
+    let mut parts = vec![];
+    let Some(books) = ledger.devices.get(&device) else { return parts };
+    for part in books.physical.owners() {
+        let owner = ledger.sites.owner(part.id);
+        match torch {
+            Some(torch) if owner == crate::owners::TORCH => {
+                let allocated = torch.allocated.now.0.min(part.now.0);
+                parts.push(("PyTorch allocated".into(), allocated));
+                parts.push(("PyTorch cached".into(), part.now.0 - allocated));
+            }
+            _ => parts.push((owner.to_owned(), part.now.0)),
+        }
+    }
+    parts
+}
+
+/// A request that failed: on which device, and for how much.
+fn oom(kind: &EventKind) -> Option<(i16, u64)> {
+    match kind {
+        EventKind::BlockOom(oom) => Some((oom.device, oom.bytes.0)),
+        EventKind::Call(call) if call.result == Some(OUT_OF_MEMORY) => Some((call.device, call.bytes.0)),
+        _ => None,
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,5 @@
 //! pprof: a gzipped `perftools.profiles.Profile` (profile.proto of github.com/google/pprof), as Go's heap profiles are. For
 //! `go tool pprof`, Pyroscope, Parca, Grafana, Perfetto.
-//!
-//! Its few messages are written by hand: field number and wire type, then a varint or a length and bytes.
 
 use std::io::{self, Write};
 
@@ -11,6 +9,7 @@ use rustc_hash::FxHashMap;
 
 use super::{Export, Request};
 use crate::live::{Line, Lines, owner, pictures};
+use crate::protobuf::Message;
 
 pub(super) struct Pprof;
 
@@ -56,39 +55,6 @@ impl Export for Pprof {
         encoder.write_all(&profile.finish())?;
         encoder.finish()?;
         Ok(())
-    }
-}
-
-/// A message, as bytes.
-#[derive(Default)]
-struct Message(Vec<u8>);
-
-impl Message {
-    fn varint(&mut self, mut value: u64) {
-        while value >= 0x80 {
-            self.0.push(value as u8 | 0x80);
-            value >>= 7;
-        }
-        self.0.push(value as u8);
-    }
-
-    fn number(&mut self, field: u64, value: u64) {
-        if value != 0 {
-            self.varint(field << 3);
-            self.varint(value);
-        }
-    }
-
-    fn bytes(&mut self, field: u64, bytes: &[u8]) {
-        self.varint(field << 3 | 2);
-        self.varint(bytes.len() as u64);
-        self.0.extend_from_slice(bytes);
-    }
-
-    fn packed(&mut self, field: u64, values: &[u64]) {
-        let mut inside = Message::default();
-        values.iter().for_each(|value| inside.varint(*value));
-        self.bytes(field, &inside.0);
     }
 }
 

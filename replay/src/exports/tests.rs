@@ -127,6 +127,47 @@ fn pprof_has_the_peak_in_it() {
     assert!(texts.contains(&"inuse_space".to_owned()) && texts.contains(&"/job/a.py".to_owned()));
 }
 
+#[test]
+fn perfetto_has_a_track_for_every_owner_and_ends_where_the_books_do() {
+    let trace = export("perfetto", &source(), When::Peak);
+    let mut names = vec![];
+    let mut n_ooms = 0;
+    for (_, packet) in fields(&trace) {
+        for (field, inside) in fields(&packet) {
+            match field {
+                60 => names.extend(
+                    fields(&inside).into_iter().filter(|(field, _)| *field == 2).map(|(_, name)| name),
+                ),
+                11 => n_ooms += fields(&inside).iter().filter(|(field, _)| *field == 23).count(),
+                _ => {}
+            }
+        }
+    }
+    // The last value of every counter together is what was live at the end.
+    let mut last = std::collections::BTreeMap::new();
+    for (_, packet) in fields(&trace) {
+        for (_, event) in fields(&packet).into_iter().filter(|(field, _)| *field == 11) {
+            let numbers = numbers(&event);
+            if let (Some(track), Some(bytes)) = (numbers.get(&11), numbers.get(&30)) {
+                last.insert(*track, *bytes);
+            }
+        }
+    }
+    assert_eq!(last.values().sum::<u64>(), summary(&source()).devices[0].driver.live_bytes);
+    let names: Vec<_> = names.into_iter().map(|name| String::from_utf8(name).unwrap()).collect();
+    assert_eq!(
+        names,
+        [
+            "cuda:0 NCCL",
+            "cuda:0 PyTorch",
+            "cuda:0 PyTorch allocated",
+            "cuda:0 PyTorch cached",
+            "cuda:0 application"
+        ]
+    );
+    assert_eq!(n_ooms, 1);
+}
+
 fn varint(at: &mut &[u8]) -> u64 {
     let mut value = 0;
     for shift in (0..).step_by(7) {
@@ -138,6 +179,21 @@ fn varint(at: &mut &[u8]) -> u64 {
         }
     }
     value
+}
+
+/// Fields that are numbers.
+fn numbers(mut at: &[u8]) -> std::collections::BTreeMap<u64, u64> {
+    let mut numbers = std::collections::BTreeMap::new();
+    while !at.is_empty() {
+        let key = varint(&mut at);
+        if key & 7 == 2 {
+            let length = varint(&mut at) as usize;
+            at = &at[length..];
+        } else {
+            numbers.insert(key >> 3, varint(&mut at));
+        }
+    }
+    numbers
 }
 
 /// Fields that have bytes.
