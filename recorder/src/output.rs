@@ -7,12 +7,15 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// Name where nobody says otherwise and the process has a rank.
 const WITH_RANK: &str = "gputrace-%e.%h.r%r.%p.gtr";
 /// Name where nobody says otherwise.
 const WITHOUT_RANK: &str = "gputrace-%e.%h.%p.gtr";
+/// How much earlier than its process a file can seem to be: files are stamped with the time of the last timer tick, and
+/// processes to 10 ms.
+const CLOCKS_DIFFER: Duration = Duration::from_millis(50);
 /// Most names that `%n` tries.
 const MOST_TRIES: u32 = 10_000;
 
@@ -108,6 +111,7 @@ pub(crate) fn create(
     job_began: SystemTime,
     variable: impl Fn(&str) -> Option<String>,
 ) -> Result<(PathBuf, File), Error> {
+    let job_began = job_began.checked_sub(CLOCKS_DIFFER).unwrap_or(job_began);
     let mut counter = 0;
     let mut siblings = 0;
     loop {
@@ -200,7 +204,6 @@ impl Write for TraceFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn process() -> Process {
         Process {

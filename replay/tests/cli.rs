@@ -389,6 +389,7 @@ fn help_of_every_verb() {
                   - pprof:        objects and bytes at a moment by stack, for go tool pprof, Pyroscope,
                     Parca and Grafana
                   - chrome:       memory over time by owner, for chrome://tracing and ui.perfetto.dev
+                  - perfetto:     memory over time by owner, for ui.perfetto.dev and its SQL
                   - csv:          every change of memory, a row each, for spreadsheets, pandas and DuckDB
                   - jsonl:        every change of memory, a JSON object a line, for jq
                   - torch-pickle: the history as a PyTorch snapshot with other libraries' memory in it, for
