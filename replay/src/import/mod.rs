@@ -1,4 +1,4 @@
-//! Traces of any kind, as [`OpStream`](crate::ops::OpStream)s.
+//! Traces of any kind, as [`crate::ops::OpStream`]s.
 
 use std::fs::File;
 use std::io::Read;
