@@ -23,7 +23,7 @@ pub(crate) struct TraceArgs {
 /// Which moment to look at.
 #[derive(Args)]
 pub(crate) struct WhenArgs {
-    /// When the device held most [default]
+    /// When the device held most (the default)
     #[arg(long, conflicts_with_all = ["at", "end"])]
     peak: bool,
     /// So long after the start of the trace: 1.5s, 200ms, or nanoseconds

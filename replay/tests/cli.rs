@@ -148,7 +148,7 @@ fn help_of_every_verb() {
 
         Options:
               --peak
-                  When the device held most [default]
+                  When the device held most (the default)
 
               --at <TIME>
                   So long after the start of the trace: 1.5s, 200ms, or nanoseconds
@@ -306,7 +306,7 @@ fn help_of_every_verb() {
                   [default: 20]
 
               --peak
-                  When the device held most [default]
+                  When the device held most (the default)
 
               --at <TIME>
                   So long after the start of the trace: 1.5s, 200ms, or nanoseconds
@@ -405,7 +405,7 @@ fn help_of_every_verb() {
                   Only this device
 
               --peak
-                  When the device held most [default]
+                  When the device held most (the default)
 
               --at <TIME>
                   So long after the start of the trace: 1.5s, 200ms, or nanoseconds

@@ -94,7 +94,7 @@ pub extern "C" fn harness_python_id() -> u64 {
     captured.id
 }
 
-/// [`stack::python::Status`] of the process.
+/// `stack::python::Status` of the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn harness_python_status() -> u32 {
     crate::harness_init();
