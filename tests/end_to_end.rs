@@ -53,6 +53,34 @@ fn every_program_is_recorded_on(route: Route) {
 }
 
 #[test]
+fn without_a_recorder_the_ring_stays_and_becomes_a_trace() {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let folder = Folder::new(target, "no-recorder");
+    // Beside a copy of the library there is no program.
+    let library = folder.path().join("libgputrace.so");
+    std::fs::copy(recorded::built().join("libgputrace.so"), &library).expect("a copy of the library");
+    let program = programs::named("driver_families");
+    let run = program.run(Route::Driver, target, |command| {
+        command.env("LD_PRELOAD", &library).env("GPUTRACE_RING_BYTES", "2097152").env("PATH", "/nowhere");
+    });
+    let run = run.expect("no wheel is needed");
+    program.check(&run, Route::Driver);
+    let said = String::from_utf8_lossy(&run.output.stderr).into_owned();
+    assert_eq!(said.matches("gputrace:").count(), 1, "says it once: {said}");
+    let ring = said.split("stay in ").nth(1).and_then(|rest| rest.split(": `gputrace recover`").next());
+    let ring = ring.unwrap_or_else(|| panic!("names the ring and the remedy: {said}"));
+    let recovered = std::process::Command::new(recorded::built().join("gputrace"))
+        .args(["recover", ring, "-o"])
+        .arg(folder.path().join("recovered.gtr"))
+        .output()
+        .expect("gputrace runs");
+    assert!(recovered.status.success(), "{}", String::from_utf8_lossy(&recovered.stderr));
+    let truth = calls::census(&since_cuda_worked(&run.calls));
+    assert_eq!(recorded::census(&folder.traces(1)), truth);
+    assert!(!Path::new(ring).exists(), "the ring is given back");
+}
+
+#[test]
 fn programs_on_the_shared_runtime_11_are_recorded() {
     every_program_is_recorded_on(Route::Shared(Major::Cuda11));
 }
