@@ -30,13 +30,18 @@ fmt: ## Format the sources
 	cargo fmt --all
 
 bench: build ## Measure: ratios within one run, against the peer each names
-	cargo bench --workspace
+	cargo bench -p gputrace-tests --bench capture
+	cargo bench -p gputrace --bench simulator
 
-oracle: build ## Hold the simulator against the allocators of sixteen PyTorch releases
-	tests/oracle/run.sh all
+# One wheel of each release that the simulator knows; `make oracle RELEASES=2.11.0` takes one.
+RELEASES := 2.0.1 2.1.2 2.2.2 2.3.1 2.4.1 2.5.1 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14.0 2.15.0
 
-schemas: ## Write the generated code of the trace format again
-	./schemas/generate.sh
+oracle: ## Hold the simulator against PyTorch's own compiled allocator
+	tests/oracle/build.sh target/oracle $(RELEASES)
+	ORACLE_SEEDS=5 cargo test --release -p gputrace --lib oracle -- --nocapture
+
+schemas: ## Hold the trace format's code against trace.fbs (and flatc, where it is installed)
+	cargo test -p gputrace-schemas
 
 dist: build ## Put what users need into target/gputrace.tar.gz
 	tar -czf target/gputrace.tar.gz -C $(RELEASE) gputrace libgputrace.so
