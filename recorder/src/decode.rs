@@ -13,13 +13,28 @@ pub(crate) enum Record {
     Call(Call, Action),
     CallEnd(CallEnd),
     BlockAlloc(BlockAlloc),
-    BlockFree(BlockFree),
+    /// With the header's flags.
+    BlockFree(BlockFree, u8),
     BlockOom(BlockOom),
     Wait(Wait, WaitAction),
-    Stack { id: u64, native: Vec<u64>, python: Vec<(u64, u64)>, truncated: bool },
+    Stack {
+        id: u64,
+        native: Vec<u64>,
+        python: Vec<(u64, u64)>,
+        truncated: bool,
+    },
     Code(Code),
-    Api { number: u64, name: String, runtime_name: String },
-    Device { ordinal: u32, name: String, uuid: [u8; 16], total: u64 },
+    Api {
+        number: u64,
+        name: String,
+        runtime_name: String,
+    },
+    Device {
+        ordinal: u32,
+        name: String,
+        uuid: [u8; 16],
+        total: u64,
+    },
     Runtime(u64),
     Note(String),
 }
@@ -81,7 +96,7 @@ pub(crate) fn read_chunk(
                 Some(base) if *base >= progress.base => progress.base = *base,
                 _ => damaged += 1,
             },
-            Some(kind) => match decode(kind, &words) {
+            Some(kind) => match decode(kind, header.flags, &words) {
                 Some(record) => to(ticks, record),
                 None => damaged += 1,
             },
@@ -91,7 +106,7 @@ pub(crate) fn read_chunk(
     damaged
 }
 
-fn decode(kind: Kind, words: &[u64]) -> Option<Record> {
+fn decode(kind: Kind, flags: u8, words: &[u64]) -> Option<Record> {
     let word = |at: usize| words.get(at).copied();
     Some(match kind {
         Kind::TimeBase => return None,
@@ -132,13 +147,16 @@ fn decode(kind: Kind, words: &[u64]) -> Option<Record> {
             reserved: word(5)?,
             stack: word(6)?,
         }),
-        Kind::BlockFree => Record::BlockFree(BlockFree {
-            addr: word(0)?,
-            device_bytes: word(1)?,
-            allocated: word(2)?,
-            reserved: word(3)?,
-            stack: word(4)?,
-        }),
+        Kind::BlockFree => {
+            let free = BlockFree {
+                addr: word(0)?,
+                device_bytes: word(1)?,
+                allocated: word(2)?,
+                reserved: word(3)?,
+                stack: word(4)?,
+            };
+            Record::BlockFree(free, flags)
+        }
         Kind::BlockOom => Record::BlockOom(BlockOom {
             device_bytes: word(0)?,
             requested: word(1)?,

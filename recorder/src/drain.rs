@@ -33,7 +33,8 @@ pub(crate) enum Happened {
         duration: u64,
     },
     BlockAlloc(BlockAlloc),
-    BlockFree(BlockFree),
+    /// With the header's flags.
+    BlockFree(BlockFree, u8),
     BlockOom(BlockOom),
     Wait(Wait, WaitAction),
     Note(String),
@@ -206,7 +207,7 @@ impl LaneState {
                 Happened::Call { call, action, result: Some(call.result), duration: call.duration.into() }
             }
             Record::BlockAlloc(alloc) => Happened::BlockAlloc(alloc),
-            Record::BlockFree(free) => Happened::BlockFree(free),
+            Record::BlockFree(free, flags) => Happened::BlockFree(free, flags),
             Record::BlockOom(oom) => Happened::BlockOom(oom),
             Record::Wait(wait, action) => Happened::Wait(wait, action),
             Record::Note(text) => Happened::Note(text),

@@ -190,7 +190,7 @@ impl Translator {
             Record::Call(..)
             | Record::CallEnd(_)
             | Record::BlockAlloc(_)
-            | Record::BlockFree(_)
+            | Record::BlockFree(..)
             | Record::BlockOom(_)
             | Record::Wait(..)
             | Record::Note(_) => {}
@@ -306,7 +306,7 @@ impl Translator {
                 (call.stack, EventKind::Call(self::call(&call, api, action, result, duration)))
             }
             Happened::BlockAlloc(alloc) => (alloc.stack, EventKind::BlockAlloc(block_alloc(&alloc))),
-            Happened::BlockFree(free) => (free.stack, EventKind::BlockFree(block_free(&free))),
+            Happened::BlockFree(free, flags) => (free.stack, EventKind::BlockFree(block_free(&free, flags))),
             Happened::BlockOom(oom) => (oom.stack, EventKind::BlockOom(block_oom(&oom))),
             Happened::Wait(wait, action) => (0, EventKind::Wait(self::wait(&wait, action))),
             Happened::Note(text) => (0, EventKind::Note(text)),
@@ -437,7 +437,7 @@ fn block_alloc(alloc: &record::BlockAlloc) -> BlockAlloc {
     }
 }
 
-fn block_free(free: &record::BlockFree) -> BlockFree {
+fn block_free(free: &record::BlockFree, flags: u8) -> BlockFree {
     let (device, bytes) = unpack_device(free.device_bytes);
     BlockFree {
         device: device.into(),
@@ -445,6 +445,7 @@ fn block_free(free: &record::BlockFree) -> BlockFree {
         bytes: Bytes(bytes),
         allocated: Bytes(free.allocated),
         reserved: Bytes(free.reserved),
+        collecting: flags & record::BlockFree::COLLECTING != 0,
     }
 }
 

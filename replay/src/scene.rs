@@ -85,7 +85,14 @@ impl Scene {
                     reserved,
                 })
             }
-            "free" => EventKind::BlockFree(BlockFree { device, addr, bytes, allocated, reserved }),
+            "free" => EventKind::BlockFree(BlockFree {
+                device,
+                addr,
+                bytes,
+                allocated,
+                reserved,
+                collecting: false,
+            }),
             "oom" => EventKind::BlockOom(BlockOom { device, bytes, requested, allocated, reserved }),
             "record" => wait(WaitAction::Record),
             "query" => wait(WaitAction::Query),

@@ -4,7 +4,7 @@
 //! These layouts are private to one build of gputrace ([`ABI`]): the trace file has its own, versioned one.
 
 /// The version of everything in this crate. A recorder refuses a ring of another version.
-pub const ABI: u32 = 1;
+pub const ABI: u32 = 2;
 
 /// What kind of record follows a [`Header`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -284,6 +284,11 @@ impl Call {
     pub const CAPTURED: u32 = 4;
     /// Made inside PyTorch's `allocate`.
     pub const IN_ALLOCATE: u32 = 8;
+}
+
+impl BlockFree {
+    /// In the header's flags: the interpreter of the thread was collecting reference cycles.
+    pub const COLLECTING: u8 = 1;
 }
 
 impl StackDef {

@@ -64,7 +64,9 @@ fn event(line: &str) -> Option<Event> {
             allocated,
             reserved,
         }),
-        "free" => EventKind::BlockFree(BlockFree { device: 0, addr, bytes, allocated, reserved }),
+        "free" => {
+            EventKind::BlockFree(BlockFree { device: 0, addr, bytes, allocated, reserved, collecting: false })
+        }
         _ => return None,
     };
     Some(Event { time, thread: ThreadId(1), stack: StackId(0), kind })

@@ -27,6 +27,7 @@ const CAPTURED: u8 = 2;
 const IN_ALLOCATE: u8 = 4;
 const HAS_REQUESTED: u8 = 1;
 const HAS_STREAM: u8 = 2;
+const COLLECTING: u8 = 1;
 
 /// Declares a struct of columns and how it becomes a table, from one list.
 macro_rules! columns {
@@ -53,7 +54,7 @@ columns! {
         reserved: u64,
     }
     FreeRows -> BlockFreesFields {
-        devices: i16, addresses: u64, bytes: u64, allocated: u64, reserved: u64,
+        devices: i16, addresses: u64, bytes: u64, allocated: u64, reserved: u64, flags: u8,
     }
     OomRows -> BlockOomsFields {
         devices: i16, bytes: u64, flags: u8, requested: u64, allocated: u64, reserved: u64,
@@ -203,6 +204,7 @@ impl FreeRows {
         self.bytes.push(zigzag(free.bytes.0, expected.bytes_at(free.addr)));
         self.allocated.push(zigzag(free.allocated.0, allocated));
         self.reserved.push(zigzag(free.reserved.0, reserved));
+        self.flags.push(if free.collecting { COLLECTING } else { 0 });
         expected.set(free.device, free.allocated.0, free.reserved.0);
         BLOCK_FREE
     }
@@ -385,7 +387,7 @@ cursors! {
         devices: i16, addresses: u64, bytes: u64, flags: u8, requested: u64, streams: u64, allocated: u64,
         reserved: u64,
     }
-    frees { devices: i16, addresses: u64, bytes: u64, allocated: u64, reserved: u64, }
+    frees { devices: i16, addresses: u64, bytes: u64, allocated: u64, reserved: u64, flags: u8, }
     ooms { devices: i16, bytes: u64, flags: u8, requested: u64, allocated: u64, reserved: u64, }
     waits { events: u64, streams: u64, actions: u8, results: i32, }
     samples { devices: i16, process_used: u64, device_used: u64, totals: u64, }
@@ -464,6 +466,7 @@ impl Decoder<'_> {
             bytes: Bytes(bytes),
             allocated: Bytes(allocated),
             reserved: Bytes(reserved),
+            collecting: self.frees.flags.next() & COLLECTING != 0,
         }
     }
 

@@ -270,6 +270,9 @@ pub struct BlockFree {
     pub allocated: Bytes,
     /// PyTorch's reserved bytes on the device.
     pub reserved: Bytes,
+    /// The Python interpreter of the thread was collecting reference cycles. Another of its threads can be the one
+    /// that collects, where an object's end gives up the interpreter's lock.
+    pub collecting: bool,
 }
 
 /// PyTorch raised `OutOfMemoryError`.

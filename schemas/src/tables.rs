@@ -265,6 +265,7 @@ tables! {
         bytes: Column<'a, u64>,
         allocated: Column<'a, u64>,
         reserved: Column<'a, u64>,
+        flags: Column<'a, u8>,
     }
     BlockOoms, BlockOomsFields {
         devices: Column<'a, i16>,

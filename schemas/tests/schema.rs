@@ -41,8 +41,14 @@ fn trace() -> Vec<u8> {
         allocated: Bytes(512),
         reserved: Bytes(2048),
     };
-    let free =
-        BlockFree { device: 1, addr: 1 << 40, bytes: Bytes(512), allocated: Bytes(0), reserved: Bytes(2048) };
+    let free = BlockFree {
+        device: 1,
+        addr: 1 << 40,
+        bytes: Bytes(512),
+        allocated: Bytes(0),
+        reserved: Bytes(2048),
+        collecting: true,
+    };
     for (time, kind) in [
         (10, EventKind::BlockAlloc(alloc)),
         (8, EventKind::BlockFree(free)),
@@ -85,7 +91,7 @@ fn flatc_reads_the_payloads_with_the_schema() {
     std::fs::remove_dir_all(folder).unwrap();
     let expected = r#"Definitions {"strings":["","python","f","a.py","H200","GPU-x"],"process":{"pid":42,"command":[1],"rank":4},"modules":{},"frames":{"ids":[0],"flags":[1],"functions":[2],"files":[3],"lines":[9]},"stacks":{"ids":[1],"lengths":[1],"frames":[0],"flags":[1]},"threads":{},"devices":{"ordinals":[1],"names":[4],"uuids":[5],"totals":[5]},"apis":{}}
 Mappings {"times":[7],"lengths":[2],"gaps":[4096,4096],"sizes":[4096,4096]}
-Events {"kinds":[2,3,8],"times":[20,3,2],"threads":[2,2,2],"stacks":[1,1,1],"calls":{},"allocs":{"devices":[1],"addresses":[1099511627776],"bytes":[512],"flags":[1],"requested":[24],"allocated":[0],"reserved":[4096]},"frees":{"devices":[1],"addresses":[1099511627776]},"ooms":{},"waits":{},"samples":{},"losses":{},"notes":["n"]}
+Events {"kinds":[2,3,8],"times":[20,3,2],"threads":[2,2,2],"stacks":[1,1,1],"calls":{},"allocs":{"devices":[1],"addresses":[1099511627776],"bytes":[512],"flags":[1],"requested":[24],"allocated":[0],"reserved":[4096]},"frees":{"devices":[1],"addresses":[1099511627776],"flags":[1]},"ooms":{},"waits":{},"samples":{},"losses":{},"notes":["n"]}
 "#;
     let (blocks, index) = shown.split_at(shown.find("Index").unwrap());
     // All-zero columns are left out.

@@ -89,9 +89,14 @@ fn kind(random: &mut Random) -> EventKind {
             allocated,
             reserved,
         }),
-        2 => {
-            EventKind::BlockFree(BlockFree { device, addr: random.below(8) << 9, bytes, allocated, reserved })
-        }
+        2 => EventKind::BlockFree(BlockFree {
+            device,
+            addr: random.below(8) << 9,
+            bytes,
+            allocated,
+            reserved,
+            collecting: random.below(2) == 1,
+        }),
         3 => EventKind::BlockOom(BlockOom {
             device,
             bytes,
@@ -534,14 +539,31 @@ fn training(n_steps: u64) -> Vec<Event> {
                 let (addr, bytes) = live.swap_remove(shape * 7 % live.len());
                 allocated -= bytes;
                 let (bytes, allocated) = (Bytes(bytes), Bytes(allocated));
-                event(EventKind::BlockFree(BlockFree { device, addr, bytes, allocated, reserved }), 0);
+                event(
+                    EventKind::BlockFree(BlockFree {
+                        device,
+                        addr,
+                        bytes,
+                        allocated,
+                        reserved,
+                        collecting: false,
+                    }),
+                    0,
+                );
             }
         }
         for (addr, bytes) in live.into_iter().rev() {
             allocated -= bytes;
             time += 900 + random.below(3_000);
             let (bytes, allocated, reserved) = (Bytes(bytes), Bytes(allocated), Bytes(12 << 30));
-            let kind = EventKind::BlockFree(BlockFree { device: 0, addr, bytes, allocated, reserved });
+            let kind = EventKind::BlockFree(BlockFree {
+                device: 0,
+                addr,
+                bytes,
+                allocated,
+                reserved,
+                collecting: false,
+            });
             events.push(Event { time: Nanos(time), thread: ThreadId(1), stack: StackId(0), kind });
         }
     }

@@ -204,6 +204,7 @@ impl Teller {
                     bytes: Bytes(bytes),
                     allocated: Bytes(self.allocated),
                     reserved: Bytes(self.reserved),
+                    collecting: false,
                 };
                 self.push(StackId(0), EventKind::BlockFree(free));
             }

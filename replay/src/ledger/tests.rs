@@ -405,7 +405,14 @@ fn parts_add_up_whatever_the_events() {
                     allocated,
                     reserved,
                 }),
-                1 => EventKind::BlockFree(BlockFree { device, addr, bytes, allocated, reserved }),
+                1 => EventKind::BlockFree(BlockFree {
+                    device,
+                    addr,
+                    bytes,
+                    allocated,
+                    reserved,
+                    collecting: false,
+                }),
                 2 => EventKind::Wait(Wait {
                     event: random(4),
                     stream: 0,

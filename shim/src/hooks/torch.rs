@@ -9,6 +9,7 @@ use crate::callsite;
 use crate::elf;
 use crate::probe::Start;
 use crate::session;
+use crate::stack::python;
 use crate::sys::{self, KeepErrno};
 use crate::tls::{self, Tls};
 use core::ffi::{CStr, c_void};
@@ -298,7 +299,8 @@ fn block_freed(addr: u64, bytes: u64, allocated: u64, reserved: u64, device: i8)
     let stack = callsite::capture(&mut lane, callsite::Of::Block);
     let at = session::now();
     let record = BlockFree { addr, device_bytes: pack_device(device, bytes), allocated, reserved, stack };
-    lane.producer().push(at, 0, &record);
+    let flags = if python::is_collecting() { BlockFree::COLLECTING } else { 0 };
+    lane.producer().push(at, flags, &record);
 }
 
 #[cold]

@@ -192,6 +192,8 @@ fn with_debug_offsets(row: Offsets, runtime: Object) -> Result<Offsets, Status> 
         code_first_line: offset(words.code_file + 4),
         code_start: offset(words.code_start),
         object_type: offset(words.object_type),
+        gc_collecting: u16::try_from(word(words.interpreter_gc).saturating_add(word(words.gc_collecting)))
+            .unwrap_or(NONE),
         ..row
     };
     if said == row {
@@ -305,6 +307,29 @@ impl Python {
     pub(crate) fn interpreter_id(&self, thread: Object) -> u64 {
         // SAFETY: a thread state holds its interpreter.
         unsafe { Object::new(thread.word(self.offsets.thread_interpreter)) }.word(self.offsets.interpreter_id)
+    }
+
+    /// Whether the thread's interpreter is collecting reference cycles, and not because everything ends.
+    #[inline(always)]
+    pub(crate) fn is_collecting(&self, thread: Object) -> bool {
+        /// Bytes between `gc.generations` and `gc.generation0`: three generations of a list head and two integers
+        /// (`pycore_gc.h`, 3.9 to 3.13).
+        const GENERATIONS: u64 = 72;
+        // SAFETY: the address of CPython's own variable.
+        let runtime = unsafe { Object::new(self.runtime) };
+        if self.offsets.gc_collecting == NONE || runtime.word(self.offsets.finalizing) != 0 {
+            return false;
+        }
+        // SAFETY: a thread state holds its interpreter, which is larger than any of the offsets.
+        let interpreter = unsafe { Object::new(thread.word(self.offsets.thread_interpreter)) };
+        let is_there = match self.offsets.gc_youngest {
+            NONE => true,
+            youngest => {
+                let at = interpreter.address() + u64::from(youngest);
+                interpreter.word(youngest) == at.wrapping_sub(GENERATIONS)
+            }
+        };
+        is_there && interpreter.half(self.offsets.gc_collecting) == 1
     }
 
     /// Follows the frames with reads that cannot fault. `None` when there is no frame, or such reads are forbidden.

@@ -240,6 +240,15 @@ impl PythonState {
     }
 }
 
+/// Whether the interpreter of the calling thread is collecting reference cycles.
+///
+/// The tensors that it frees give up the interpreter's lock meanwhile, so "this thread holds the lock" would be false
+/// where it matters; another thread can run in those moments, and is told the same.
+#[inline]
+pub(crate) fn is_collecting() -> bool {
+    ready().is_some_and(|python| python.thread_state().is_some_and(|thread| python.is_collecting(thread)))
+}
+
 /// Tells native frames that run bytecode from others.
 ///
 /// From 3.12 on such a function keeps a frame of its own kind, the shim, on its part of the C stack, whatever the

@@ -31,6 +31,11 @@ pub(crate) struct Offsets {
     pub(crate) thread_interpreter: u16,
     /// `PyInterpreterState.id`.
     pub(crate) interpreter_id: u16,
+    /// `PyInterpreterState.gc.collecting`.
+    pub(crate) gc_collecting: u16,
+    /// `PyInterpreterState.gc.generation0`, which points to `gc.generations`; [`NONE`] where the process says the
+    /// place of `gc_collecting` itself.
+    pub(crate) gc_youngest: u16,
     /// `_PyRuntimeState._finalizing`: the thread state that runs `Py_Finalize`.
     pub(crate) finalizing: u16,
     /// `_PyRuntimeState.interpreters.head`.
@@ -84,6 +89,8 @@ const PYTHON_3_9: Offsets = Offsets {
     thread_id: 176,
     thread_interpreter: 16,
     interpreter_id: 24,
+    gc_collecting: 816,
+    gc_youngest: 712,
     finalizing: 16,
     interpreters: 32,
     frame_code: 32,
@@ -116,6 +123,8 @@ const PYTHON_3_11: Offsets = Offsets {
     cframe_current: 8,
     thread_id: 152,
     interpreter_id: 48,
+    gc_collecting: 848,
+    gc_youngest: 744,
     finalizing: 24,
     interpreters: 40,
     frame_code: 32,
@@ -137,6 +146,8 @@ const PYTHON_3_12: Offsets = Offsets {
     cframe_current: 0,
     thread_id: 136,
     interpreter_id: 8,
+    gc_collecting: 312,
+    gc_youngest: 208,
     frame_code: 0,
     frame_previous: 8,
     frame_owner: 70,
@@ -156,6 +167,8 @@ const PYTHON_3_13: Offsets = Offsets {
     cframe_current: NONE,
     thread_id: 152,
     interpreter_id: 7272,
+    gc_collecting: 7600,
+    gc_youngest: NONE,
     finalizing: 608,
     interpreters: 632,
     code_start: 200,
@@ -187,6 +200,8 @@ pub(crate) struct DebugWords {
     pub(crate) finalizing: u8,
     /// `interpreter_state.id`.
     pub(crate) interpreter_id: u8,
+    /// `interpreter_state.gc`.
+    pub(crate) interpreter_gc: u8,
     /// `thread_state.interp`; `.current_frame`, `.thread_id` follow.
     pub(crate) thread_interpreter: u8,
     /// `interpreter_frame.previous`; `.executable`, `.instr_ptr`, `.localsplus`, `.owner` follow.
@@ -197,6 +212,8 @@ pub(crate) struct DebugWords {
     pub(crate) code_start: u8,
     /// `pyobject.ob_type`.
     pub(crate) object_type: u8,
+    /// `gc.collecting`.
+    pub(crate) gc_collecting: u8,
 }
 
 /// Word of the version number (`PY_VERSION_HEX`), after the cookie.
@@ -212,20 +229,24 @@ pub(crate) const DEBUG_WORDS: [DebugWords; 2] = [
         minor: 13,
         finalizing: 4,
         interpreter_id: 7,
+        interpreter_gc: 10,
         thread_interpreter: 22,
         frame_previous: 29,
         code_file: 35,
         code_start: 43,
         object_type: 45,
+        gc_collecting: 72,
     },
     DebugWords {
         minor: 14,
         finalizing: 4,
         interpreter_id: 7,
+        interpreter_gc: 11,
         thread_interpreter: 25,
         frame_previous: 32,
         code_file: 40,
         code_start: 48,
         object_type: 51,
+        gc_collecting: 82,
     },
 ];

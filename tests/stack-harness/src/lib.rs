@@ -84,6 +84,13 @@ pub unsafe extern "C" fn harness_native(out: *mut u64, room: c_int) -> c_int {
     n as c_int
 }
 
+/// Whether the calling thread's interpreter is collecting reference cycles.
+#[unsafe(no_mangle)]
+pub extern "C" fn harness_is_collecting() -> c_int {
+    harness_init();
+    c_int::from(stack::python::is_collecting())
+}
+
 /// Says that an object was unloaded.
 #[unsafe(no_mangle)]
 pub extern "C" fn harness_note_unloaded() {

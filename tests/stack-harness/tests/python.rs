@@ -106,3 +106,8 @@ fn an_interpreter_of_another_version_is_left_alone() {
         python.check(&["python_declined.py"]);
     }
 }
+
+#[test]
+fn the_collector_of_reference_cycles_is_noticed() {
+    supported().iter().for_each(|python| python.check(&["python_collects.py"]));
+}
