@@ -11,9 +11,9 @@ use gputrace_ring::record::{
     self, Action as RingAction, Call as RingCall, StackDef, WaitAction as RingWaitAction, unpack_device,
 };
 use gputrace_schemas::event::{
-    Action, Api, ApiId, BlockAlloc, BlockFree, BlockOom, Bytes, Call, Device, Event, EventKind, Frame,
-    FrameId, HOST, Lost, LostCause, Mappings, Module, ModuleId, Nanos, Process, Stack, StackId, Thread,
-    ThreadId, Wait, WaitAction,
+    Action, Api, ApiId, BlockAlloc, BlockFree, BlockOom, Bytes, Call, CommId, Device, Event, EventKind,
+    Frame, FrameId, HOST, Lost, LostCause, Mappings, Module, ModuleId, Nanos, Process, Stack, StackId,
+    Thread, ThreadId, Wait, WaitAction,
 };
 use std::collections::{HashMap, HashSet};
 
@@ -417,6 +417,9 @@ fn call(call: &RingCall, api: ApiId, action: RingAction, result: Option<i32>, du
         duration,
         captured: has(RingCall::CAPTURED),
         in_allocate: has(RingCall::IN_ALLOCATE),
+        comm: CommId(0),
+        nccl_call: 0,
+        nccl_thread: false,
     }
 }
 

@@ -126,6 +126,9 @@ impl Scene {
                     duration,
                     captured: has("captured"),
                     in_allocate: has("in_allocate"),
+                    comm: CommId(0),
+                    nccl_call: 0,
+                    nccl_thread: false,
                 })
             }
         };

@@ -766,6 +766,9 @@ fn trace(n: u64) -> Vec<u8> {
             duration: Nanos(10),
             captured: false,
             in_allocate: false,
+            comm: CommId(0),
+            nccl_call: 0,
+            nccl_thread: false,
         };
         let kind = EventKind::Call(call);
         writer

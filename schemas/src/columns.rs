@@ -2,12 +2,13 @@
 
 use crate::block::{MAX_EVENTS, unzigzag, zigzag};
 use crate::event::{
-    Action, ApiId, BlockAlloc, BlockFree, BlockOom, Bytes, Call, Event, EventKind, Lost, LostCause, Nanos,
-    Sample, StackId, ThreadId, Wait, WaitAction,
+    Action, ApiId, BlockAlloc, BlockFree, BlockOom, Bytes, Call, CommId, Event, EventKind, Lost, LostCause,
+    Nanos, NcclEnter, NcclExit, NcclOp, Sample, StackId, ThreadId, UNKNOWN, Wait, WaitAction,
 };
 use crate::tables::{
     BlockAllocsFields, BlockFreesFields, BlockOomsFields, CallsFields, Events, EventsFields, Field,
-    LossesFields, Root, SamplesFields, WaitsFields, column, keys, nested, rows, texts,
+    LossesFields, NcclEntersFields, NcclExitsFields, Root, SamplesFields, WaitsFields, column, keys, nested,
+    rows, texts,
 };
 use flatbuffers::FlatBufferBuilder;
 use std::collections::HashMap;
@@ -21,10 +22,14 @@ const WAIT: u8 = 5;
 const SAMPLE: u8 = 6;
 const LOST: u8 = 7;
 const NOTE: u8 = 8;
+const NCCL_ENTER: u8 = 9;
+const NCCL_EXIT: u8 = 10;
 
 const NO_RESULT: u8 = 1;
 const CAPTURED: u8 = 2;
 const IN_ALLOCATE: u8 = 4;
+const NCCL_THREAD: u8 = 8;
+const NCCL_CAPTURED: u8 = 1;
 const HAS_REQUESTED: u8 = 1;
 const HAS_STREAM: u8 = 2;
 const COLLECTING: u8 = 1;
@@ -47,7 +52,7 @@ macro_rules! columns {
 columns! {
     CallRows -> CallsFields {
         apis: u32, actions: u8, devices: i16, flags: u8, results: i32, addresses: u64, bytes: u64, streams: u64,
-        handles: u64, extras: u64, durations: u64,
+        handles: u64, extras: u64, durations: u64, comms: u32, nccl_calls: u64,
     }
     AllocRows -> BlockAllocsFields {
         devices: i16, addresses: u64, bytes: u64, flags: u8, requested: u64, streams: u64, allocated: u64,
@@ -62,6 +67,12 @@ columns! {
     WaitRows -> WaitsFields { events: u64, streams: u64, actions: u8, results: i32, }
     SampleRows -> SamplesFields { devices: i16, process_used: u64, device_used: u64, totals: u64, }
     LossRows -> LossesFields { causes: u8, events: u64, }
+    EnterRows -> NcclEntersFields {
+        apis: u32, ops: u8, calls: u64, comms: u32, sequences: u64, groups: u32, group_depths: u32, counts: u64,
+        datatypes: u32, redops: u64, redop_calls: u64, peers: u64, sends: u64, receives: u64, streams: u64,
+        handles: u64, extras: u64, flags: u8,
+    }
+    ExitRows -> NcclExitsFields { calls: u64, results: i32, values: u64, durations: u64, }
 }
 
 /// Events that wait to become a block.
@@ -79,6 +90,10 @@ pub(crate) struct EventRows {
     samples: SampleRows,
     losses: LossRows,
     notes: Vec<String>,
+    enters: EnterRows,
+    exits: ExitRows,
+    /// Newest number of a call into NCCL in `enters` and in `exits`.
+    nccl_calls: (u64, u64),
     before: u64,
     expected: Expected,
     first: u64,
@@ -115,6 +130,8 @@ impl EventRows {
                 self.notes.push(text.clone());
                 NOTE
             }
+            EventKind::NcclEnter(enter) => self.enters.push(enter, &mut self.nccl_calls.0),
+            EventKind::NcclExit(exit) => self.exits.push(exit, &mut self.nccl_calls.1),
         });
     }
 
@@ -132,6 +149,8 @@ impl EventRows {
             samples: self.samples.build(to),
             losses: self.losses.build(to),
             notes: texts(to, &self.notes),
+            nccl_enters: self.enters.build(to),
+            nccl_exits: self.exits.build(to),
         };
         let root = fields.build(to);
         to.finish_minimal(root);
@@ -150,6 +169,9 @@ impl EventRows {
         self.samples.clear();
         self.losses.clear();
         self.notes.clear();
+        self.enters.clear();
+        self.exits.clear();
+        self.nccl_calls = (0, 0);
         self.before = 0;
         self.expected.clear();
     }
@@ -164,7 +186,8 @@ impl CallRows {
         self.flags.push(
             flag(call.result.is_none(), NO_RESULT)
                 | flag(call.captured, CAPTURED)
-                | flag(call.in_allocate, IN_ALLOCATE),
+                | flag(call.in_allocate, IN_ALLOCATE)
+                | flag(call.nccl_thread, NCCL_THREAD),
         );
         self.results.push(call.result.unwrap_or_default());
         self.addresses.push(call.addr);
@@ -173,6 +196,8 @@ impl CallRows {
         self.handles.push(call.handle);
         self.extras.push(call.extra);
         self.durations.push(call.duration.0);
+        self.comms.push(call.comm.0);
+        self.nccl_calls.push(call.nccl_call);
         CALL
     }
 }
@@ -248,6 +273,53 @@ impl LossRows {
         self.events.push(lost.events);
         LOST
     }
+}
+
+impl EnterRows {
+    fn push(&mut self, enter: &NcclEnter, before: &mut u64) -> u8 {
+        self.apis.push(enter.api.0);
+        self.ops.push(enter.op as u8);
+        self.calls.push(zigzag(enter.call, *before));
+        *before = enter.call;
+        self.comms.push(enter.comm.0);
+        // `UNKNOWN` wraps to 0, "none".
+        self.sequences.push(enter.sequence.wrapping_add(1));
+        self.groups.push(enter.group);
+        self.group_depths.push(enter.group_depth);
+        self.counts.push(enter.count);
+        self.datatypes.push(enter.datatype.wrapping_add(1) as u32);
+        self.redops.push(optional(enter.redop));
+        self.redop_calls.push(enter.redop_call);
+        self.peers.push(optional(enter.peer));
+        self.sends.push(enter.send);
+        self.receives.push(enter.receive);
+        self.streams.push(enter.stream);
+        self.handles.push(enter.handle);
+        self.extras.push(enter.extra);
+        self.flags.push(if enter.captured { NCCL_CAPTURED } else { 0 });
+        NCCL_ENTER
+    }
+}
+
+impl ExitRows {
+    fn push(&mut self, exit: &NcclExit, before: &mut u64) -> u8 {
+        self.calls.push(zigzag(exit.call, *before));
+        *before = exit.call;
+        self.results.push(exit.result);
+        self.values.push(exit.value);
+        self.durations.push(exit.duration.0);
+        NCCL_EXIT
+    }
+}
+
+/// 0 for -1, "none"; otherwise the number's 32 bits plus one.
+fn optional(number: i32) -> u64 {
+    if number == -1 { 0 } else { u64::from(number as u32) + 1 }
+}
+
+/// The reverse of [`optional`].
+fn number(stored: u64) -> i32 {
+    stored.checked_sub(1).map_or(-1, |number| number as u32 as i32)
 }
 
 /// What the next row's totals and sizes most likely are: most of PyTorch's figures follow from those before.
@@ -362,6 +434,8 @@ macro_rules! cursors {
         struct Decoder<'a> {
             $( $table: cursor::$table<'a>, )*
             notes: Option<flatbuffers::VectorIter<'a, flatbuffers::ForwardsUOffset<&'a str>>>,
+            /// Newest number of a call into NCCL in `nccl_enters` and in `nccl_exits`.
+            newest_calls: (u64, u64),
             expected: &'a mut Expected,
         }
         impl<'a> Decoder<'a> {
@@ -371,6 +445,7 @@ macro_rules! cursors {
                         $( $column: rows(events.$table().and_then(|table| table.$column())), )*
                     }, )*
                     notes: events.notes().map(|notes| notes.iter()),
+                    newest_calls: (0, 0),
                     expected,
                 }
             }
@@ -381,7 +456,7 @@ macro_rules! cursors {
 cursors! {
     calls {
         apis: u32, actions: u8, devices: i16, flags: u8, results: i32, addresses: u64, bytes: u64, streams: u64,
-        handles: u64, extras: u64, durations: u64,
+        handles: u64, extras: u64, durations: u64, comms: u32, nccl_calls: u64,
     }
     allocs {
         devices: i16, addresses: u64, bytes: u64, flags: u8, requested: u64, streams: u64, allocated: u64,
@@ -392,6 +467,12 @@ cursors! {
     waits { events: u64, streams: u64, actions: u8, results: i32, }
     samples { devices: i16, process_used: u64, device_used: u64, totals: u64, }
     losses { causes: u8, events: u64, }
+    nccl_enters {
+        apis: u32, ops: u8, calls: u64, comms: u32, sequences: u64, groups: u32, group_depths: u32, counts: u64,
+        datatypes: u32, redops: u64, redop_calls: u64, peers: u64, sends: u64, receives: u64, streams: u64,
+        handles: u64, extras: u64, flags: u8,
+    }
+    nccl_exits { calls: u64, results: i32, values: u64, durations: u64, }
 }
 
 impl Decoder<'_> {
@@ -407,6 +488,8 @@ impl Decoder<'_> {
             NOTE => {
                 EventKind::Note(self.notes.as_mut().and_then(Iterator::next).unwrap_or_default().to_owned())
             }
+            NCCL_ENTER => EventKind::NcclEnter(self.nccl_enter()?),
+            NCCL_EXIT => EventKind::NcclExit(self.nccl_exit()),
             _ => return Err(format!("event kind {kind}, which this version does not know")),
         })
     }
@@ -428,7 +511,48 @@ impl Decoder<'_> {
             duration: Nanos(from.durations.next()),
             captured: flags & CAPTURED != 0,
             in_allocate: flags & IN_ALLOCATE != 0,
+            comm: CommId(from.comms.next()),
+            nccl_call: from.nccl_calls.next(),
+            nccl_thread: flags & NCCL_THREAD != 0,
         })
+    }
+
+    fn nccl_enter(&mut self) -> Result<NcclEnter, String> {
+        let from = &mut self.nccl_enters;
+        let op = from.ops.next();
+        self.newest_calls.0 = unzigzag(from.calls.next(), self.newest_calls.0);
+        Ok(NcclEnter {
+            api: ApiId(from.apis.next()),
+            op: NcclOp::from_u8(op)
+                .ok_or_else(|| format!("operation {op} of NCCL, which this version does not know"))?,
+            call: self.newest_calls.0,
+            comm: CommId(from.comms.next()),
+            sequence: from.sequences.next().checked_sub(1).unwrap_or(UNKNOWN),
+            group: from.groups.next(),
+            group_depth: from.group_depths.next(),
+            count: from.counts.next(),
+            datatype: from.datatypes.next().wrapping_sub(1) as i32,
+            redop: number(from.redops.next()),
+            redop_call: from.redop_calls.next(),
+            peer: number(from.peers.next()),
+            send: from.sends.next(),
+            receive: from.receives.next(),
+            stream: from.streams.next(),
+            handle: from.handles.next(),
+            extra: from.extras.next(),
+            captured: from.flags.next() & NCCL_CAPTURED != 0,
+        })
+    }
+
+    fn nccl_exit(&mut self) -> NcclExit {
+        let from = &mut self.nccl_exits;
+        self.newest_calls.1 = unzigzag(from.calls.next(), self.newest_calls.1);
+        NcclExit {
+            call: self.newest_calls.1,
+            result: from.results.next(),
+            value: from.values.next(),
+            duration: Nanos(from.durations.next()),
+        }
     }
 
     fn alloc(&mut self) -> BlockAlloc {

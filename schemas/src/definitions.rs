@@ -1,12 +1,13 @@
 //! Definitions and mappings as columns, and back. `trace.fbs` says what each column holds.
 
 use crate::event::{
-    Api, ApiId, Bytes, Device, Frame, FrameId, Mapping, Mappings, Module, ModuleId, Nanos, Process, Stack,
-    StackId, Thread, ThreadId,
+    Api, ApiId, Bytes, CommConfig, CommId, Communicator, Device, Frame, FrameId, Mapping, Mappings, Module,
+    ModuleId, Nanos, NcclOp, Process, Stack, StackId, Thread, ThreadId,
 };
 use crate::tables::{
-    self, ApisFields, DefinitionsFields, DevicesFields, Field, FramesFields, MappingsFields, ModulesFields,
-    ProcessFields, Root, StacksFields, ThreadsFields, column, keys, nested, rows, texts,
+    self, ApisFields, CommunicatorsFields, DefinitionsFields, DevicesFields, Field, FramesFields,
+    MappingsFields, ModulesFields, ProcessFields, Root, StacksFields, ThreadsFields, column, keys, nested,
+    rows, texts,
 };
 use flatbuffers::FlatBufferBuilder;
 use std::collections::HashMap;
@@ -15,6 +16,10 @@ const HAS_RUNTIME: u8 = 1;
 const PYTHON: u8 = 1;
 const INLINED: u8 = 2;
 const TRUNCATED: u8 = 1;
+const HAS_HASH: u8 = 1;
+const HAS_COLOR: u8 = 2;
+/// A field of `ncclConfig_t` that leaves the choice to NCCL (NCCL_CONFIG_UNDEF_INT, nccl.h 2.28).
+const UNDEFINED: i32 = i32::MIN;
 /// Most ids that a definition may leave out: what a lost block of definitions explains. More is hostile.
 const MAX_GAP: usize = 1 << 20;
 
@@ -28,6 +33,7 @@ pub(crate) struct Pending {
     threads: Vec<(ThreadId, Thread)>,
     devices: Vec<Device>,
     apis: Vec<(ApiId, Api)>,
+    communicators: Vec<(CommId, Communicator)>,
     rows: usize,
     bytes: usize,
 }
@@ -86,6 +92,11 @@ impl Pending {
         self.apis.push((id, api.clone()));
     }
 
+    pub(crate) fn communicator(&mut self, id: CommId, communicator: &Communicator) {
+        self.grow(128 + communicator.config.name.len() + communicator.config.net_name.len());
+        self.communicators.push((id, communicator.clone()));
+    }
+
     pub(crate) fn build(&self, to: &mut FlatBufferBuilder<'_>) {
         let mut strings = Strings::default();
         let fields = DefinitionsFields {
@@ -99,6 +110,7 @@ impl Pending {
             threads: build_threads(&self.threads, &mut strings, to),
             devices: build_devices(&self.devices, &mut strings, to),
             apis: build_apis(&self.apis, &mut strings, to),
+            communicators: build_communicators(&self.communicators, &mut strings, to),
             strings: texts(to, &strings.texts),
         };
         let root = fields.build(to);
@@ -278,6 +290,57 @@ fn build_apis<'a>(
     nested(fields.build(to))
 }
 
+fn build_communicators<'a>(
+    rows: &'a [(CommId, Communicator)],
+    strings: &mut Strings<'a>,
+    to: &mut FlatBufferBuilder<'_>,
+) -> Field {
+    let names: Vec<u32> = rows.iter().map(|(_, comm)| strings.number(&comm.config.name)).collect();
+    let net_names: Vec<u32> = rows.iter().map(|(_, comm)| strings.number(&comm.config.net_name)).collect();
+    let config: Vec<i32> = rows.iter().flat_map(|(_, comm)| config_numbers(&comm.config)).collect();
+    let optional = |number: Option<u32>| number.map_or(0, |number| u64::from(number) + 1);
+    let flags = |comm: &Communicator| {
+        (if comm.comm_hash.is_some() { HAS_HASH } else { 0 })
+            | (if comm.color.is_some() { HAS_COLOR } else { 0 })
+    };
+    let fields = CommunicatorsFields {
+        ids: keys(to, &each(rows, |(id, _)| id.0)),
+        origins: column(to, &each(rows, |(_, comm)| comm.origin.map_or(0, |origin| origin as u8))),
+        calls: column(to, &each(rows, |(_, comm)| comm.call)),
+        handles: column(to, &each(rows, |(_, comm)| comm.handle)),
+        unique_ids: column(to, &each(rows, |(_, comm)| comm.unique_id)),
+        comm_hashes: column(to, &each(rows, |(_, comm)| comm.comm_hash.unwrap_or_default())),
+        flags: column(to, &each(rows, |(_, comm)| flags(comm))),
+        ranks: column(to, &each(rows, |(_, comm)| optional(comm.rank))),
+        n_ranks: column(to, &each(rows, |(_, comm)| optional(comm.n_ranks))),
+        devices: column(to, &each(rows, |(_, comm)| comm.device)),
+        parents: column(to, &each(rows, |(_, comm)| comm.parent.0)),
+        ordinals: column(to, &each(rows, |(_, comm)| comm.ordinal)),
+        colors: column(to, &each(rows, |(_, comm)| comm.color.unwrap_or_default())),
+        keys: column(to, &each(rows, |(_, comm)| comm.key.unwrap_or_default())),
+        versions: column(to, &each(rows, |(_, comm)| comm.version)),
+        names: column(to, &names),
+        net_names: column(to, &net_names),
+        config: keys(to, &config),
+    };
+    nested(fields.build(to))
+}
+
+/// In the order of `Communicators.config`.
+fn config_numbers(config: &CommConfig) -> [i32; 8] {
+    [
+        config.blocking,
+        config.cga_cluster_size,
+        config.min_ctas,
+        config.max_ctas,
+        config.split_share,
+        config.traffic_class,
+        config.nvls_ctas,
+        config.max_p2p_peers,
+    ]
+    .map(|field| field.unwrap_or(UNDEFINED))
+}
+
 /// Everything defined so far, by id.
 #[derive(Default, Debug)]
 pub(crate) struct Definitions {
@@ -288,6 +351,7 @@ pub(crate) struct Definitions {
     pub(crate) threads: Vec<Thread>,
     pub(crate) devices: Vec<Device>,
     pub(crate) apis: Vec<Api>,
+    pub(crate) communicators: Vec<Communicator>,
     /// Bytes of text and lists held.
     held: u64,
 }
@@ -344,6 +408,68 @@ impl Definitions {
                     Api { name: texts.get(names.next())?, runtime_name: texts.get(runtime_names.next())? };
                 put(&mut self.apis, id, api, Api::default)?;
             }
+        }
+        if let Some(table) = table.communicators() {
+            self.read_communicators(&table, texts)?;
+        }
+        Ok(())
+    }
+
+    fn read_communicators(
+        &mut self,
+        table: &tables::Communicators<'_>,
+        texts: &mut Texts<'_>,
+    ) -> Result<(), String> {
+        let (mut origins, mut calls, mut handles) =
+            (rows(table.origins()), rows(table.calls()), rows(table.handles()));
+        let (mut unique_ids, mut comm_hashes, mut flags) =
+            (rows(table.unique_ids()), rows(table.comm_hashes()), rows(table.flags()));
+        let (mut ranks, mut n_ranks, mut devices) =
+            (rows(table.ranks()), rows(table.n_ranks()), rows(table.devices()));
+        let (mut parents, mut ordinals) = (rows(table.parents()), rows(table.ordinals()));
+        let (mut colors, mut keys, mut versions) =
+            (rows(table.colors()), rows(table.keys()), rows(table.versions()));
+        let (mut names, mut net_names) = (rows(table.names()), rows(table.net_names()));
+        let mut config = table.config().unwrap_or_default().iter();
+        let optional = |stored: u64| stored.checked_sub(1).and_then(|number| u32::try_from(number).ok());
+        if self.communicators.is_empty() {
+            self.communicators.push(Communicator::default());
+        }
+        for id in table.ids().into_iter().flatten() {
+            let flags = flags.next();
+            let (comm_hash, color, key) = (comm_hashes.next(), colors.next(), keys.next());
+            let mut setting = || config.next().filter(|number| *number != UNDEFINED);
+            let communicator = Communicator {
+                origin: NcclOp::from_u8(origins.next()),
+                call: calls.next(),
+                handle: handles.next(),
+                unique_id: unique_ids.next(),
+                comm_hash: (flags & HAS_HASH != 0).then_some(comm_hash),
+                rank: optional(ranks.next()),
+                n_ranks: optional(n_ranks.next()),
+                device: devices.next(),
+                parent: CommId(parents.next()),
+                ordinal: ordinals.next(),
+                color: (flags & HAS_COLOR != 0).then_some(color),
+                key: (flags & HAS_COLOR != 0).then_some(key),
+                version: versions.next(),
+                config: CommConfig {
+                    name: texts.get(names.next())?,
+                    net_name: texts.get(net_names.next())?,
+                    blocking: setting(),
+                    cga_cluster_size: setting(),
+                    min_ctas: setting(),
+                    max_ctas: setting(),
+                    split_share: setting(),
+                    traffic_class: setting(),
+                    nvls_ctas: setting(),
+                    max_p2p_peers: setting(),
+                },
+            };
+            if id == 0 {
+                return Err("communicator 0 is defined, which means \"none\"".to_owned());
+            }
+            put(&mut self.communicators, id, communicator, Communicator::default)?;
         }
         Ok(())
     }

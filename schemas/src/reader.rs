@@ -22,8 +22,8 @@ use crate::block::{
 use crate::columns;
 use crate::definitions::{Definitions, read_mappings};
 use crate::event::{
-    Api, ApiId, Device, Event, Frame, FrameId, Mappings, Module, ModuleId, Nanos, Process, Stack, StackId,
-    Thread, ThreadId,
+    Api, ApiId, CommId, Communicator, Device, Event, Frame, FrameId, Mappings, Module, ModuleId, Nanos,
+    Process, Stack, StackId, Thread, ThreadId,
 };
 use crate::tables::{self, Root, rows};
 use std::cmp::Reverse;
@@ -258,6 +258,18 @@ impl Trace {
     #[must_use]
     pub fn apis(&self) -> &[Api] {
         &self.definitions.apis
+    }
+
+    /// Communicators of NCCL, by [`CommId`]; the first is none.
+    #[must_use]
+    pub fn communicators(&self) -> &[Communicator] {
+        &self.definitions.communicators
+    }
+
+    /// A communicator; `None` for "none" and if its definition is missing.
+    #[must_use]
+    pub fn communicator(&self, id: CommId) -> Option<&Communicator> {
+        if id == CommId(0) { None } else { self.communicators().get(id.0 as usize) }
     }
 
     /// A module; `None` if its definition is missing.

@@ -226,6 +226,26 @@ tables! {
         names: Column<'a, u32>,
         runtime_names: Column<'a, u32>,
     }
+    Communicators, CommunicatorsFields {
+        ids: Column<'a, u32>,
+        origins: Column<'a, u8>,
+        calls: Column<'a, u64>,
+        handles: Column<'a, u64>,
+        unique_ids: Column<'a, u64>,
+        comm_hashes: Column<'a, u64>,
+        flags: Column<'a, u8>,
+        ranks: Column<'a, u64>,
+        n_ranks: Column<'a, u64>,
+        devices: Column<'a, i16>,
+        parents: Column<'a, u32>,
+        ordinals: Column<'a, u32>,
+        colors: Column<'a, i32>,
+        keys: Column<'a, i32>,
+        versions: Column<'a, u32>,
+        names: Column<'a, u32>,
+        net_names: Column<'a, u32>,
+        config: Column<'a, i32>,
+    }
     Definitions, DefinitionsFields {
         strings: Texts<'a>,
         process: Nested<Process<'a>>,
@@ -235,6 +255,7 @@ tables! {
         threads: Nested<Threads<'a>>,
         devices: Nested<Devices<'a>>,
         apis: Nested<Apis<'a>>,
+        communicators: Nested<Communicators<'a>>,
     }
     Calls, CallsFields {
         apis: Column<'a, u32>,
@@ -248,6 +269,8 @@ tables! {
         handles: Column<'a, u64>,
         extras: Column<'a, u64>,
         durations: Column<'a, u64>,
+        comms: Column<'a, u32>,
+        nccl_calls: Column<'a, u64>,
     }
     BlockAllocs, BlockAllocsFields {
         devices: Column<'a, i16>,
@@ -291,6 +314,32 @@ tables! {
         causes: Column<'a, u8>,
         events: Column<'a, u64>,
     }
+    NcclEnters, NcclEntersFields {
+        apis: Column<'a, u32>,
+        ops: Column<'a, u8>,
+        calls: Column<'a, u64>,
+        comms: Column<'a, u32>,
+        sequences: Column<'a, u64>,
+        groups: Column<'a, u32>,
+        group_depths: Column<'a, u32>,
+        counts: Column<'a, u64>,
+        datatypes: Column<'a, u32>,
+        redops: Column<'a, u64>,
+        redop_calls: Column<'a, u64>,
+        peers: Column<'a, u64>,
+        sends: Column<'a, u64>,
+        receives: Column<'a, u64>,
+        streams: Column<'a, u64>,
+        handles: Column<'a, u64>,
+        extras: Column<'a, u64>,
+        flags: Column<'a, u8>,
+    }
+    NcclExits, NcclExitsFields {
+        calls: Column<'a, u64>,
+        results: Column<'a, i32>,
+        values: Column<'a, u64>,
+        durations: Column<'a, u64>,
+    }
     Events, EventsFields {
         kinds: Column<'a, u8>,
         times: Column<'a, u64>,
@@ -304,6 +353,8 @@ tables! {
         samples: Nested<Samples<'a>>,
         losses: Nested<Losses<'a>>,
         notes: Texts<'a>,
+        nccl_enters: Nested<NcclEnters<'a>>,
+        nccl_exits: Nested<NcclExits<'a>>,
     }
     Mappings, MappingsFields {
         times: Column<'a, u64>,

@@ -17,8 +17,8 @@ use crate::block::{CODEC_ZSTD, FILE_MAGIC, FOOTER_BYTES, Footer, HEADER_BYTES, H
 use crate::columns::EventRows;
 use crate::definitions::{Pending, PendingMappings};
 use crate::event::{
-    Api, ApiId, Device, Event, Frame, FrameId, Mappings, Module, ModuleId, Process, Stack, StackId, Thread,
-    ThreadId,
+    Api, ApiId, CommId, Communicator, Device, Event, Frame, FrameId, Mappings, Module, ModuleId, Process,
+    Stack, StackId, Thread, ThreadId,
 };
 use crate::tables::{IndexFields, column, keys};
 use flatbuffers::FlatBufferBuilder;
@@ -117,6 +117,12 @@ impl<W: Write> Writer<W> {
     /// Defines a function.
     pub fn api(&mut self, id: ApiId, api: &Api) {
         self.batch().api(id, api);
+    }
+
+    /// Defines a communicator; `id` is not 0.
+    pub fn communicator(&mut self, id: CommId, communicator: &Communicator) {
+        debug_assert_ne!(id, CommId(0), "0 is \"none\"");
+        self.batch().communicator(id, communicator);
     }
 
     /// The address space at a moment.

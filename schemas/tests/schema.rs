@@ -30,6 +30,10 @@ fn trace() -> Vec<u8> {
     let frame = Frame::Python { function: "f".to_owned(), file: "a.py".to_owned(), line: 9 };
     writer.frame(FrameId(0), &frame);
     writer.stack(StackId(1), &Stack { frames: vec![FrameId(0)], truncated: true });
+    let config = CommConfig { min_ctas: Some(8), ..CommConfig::default() };
+    let communicator =
+        Communicator { call: 4, unique_id: 9, rank: Some(3), config, ..Communicator::default() };
+    writer.communicator(CommId(1), &communicator);
     let mapped = vec![Mapping { start: 4096, end: 8192 }, Mapping { start: 12288, end: 16384 }];
     writer.mappings(&Mappings { time: Nanos(7), mapped }).unwrap();
     let alloc = BlockAlloc {
@@ -49,10 +53,32 @@ fn trace() -> Vec<u8> {
         reserved: Bytes(2048),
         collecting: true,
     };
+    let send = NcclEnter {
+        api: ApiId(0),
+        op: NcclOp::Send,
+        call: 5,
+        comm: CommId(1),
+        sequence: 0,
+        group: 0,
+        group_depth: 0,
+        count: 7,
+        datatype: 7,
+        redop: -1,
+        redop_call: 0,
+        peer: 2,
+        send: 4096,
+        receive: 0,
+        stream: 0,
+        handle: 0,
+        extra: 0,
+        captured: false,
+    };
     for (time, kind) in [
         (10, EventKind::BlockAlloc(alloc)),
         (8, EventKind::BlockFree(free)),
         (9, EventKind::Note("n".to_owned())),
+        (10, EventKind::NcclEnter(send)),
+        (11, EventKind::NcclExit(NcclExit { call: 5, result: 7, value: 0, duration: Nanos(3) })),
     ] {
         writer.event(&Event { time: Nanos(time), thread: ThreadId(2), stack: StackId(1), kind }).unwrap();
     }
@@ -89,9 +115,9 @@ fn flatc_reads_the_payloads_with_the_schema() {
         shown.push_str(&format!("{name} {}\n", json.split_whitespace().collect::<Vec<_>>().join("")));
     }
     std::fs::remove_dir_all(folder).unwrap();
-    let expected = r#"Definitions {"strings":["","python","f","a.py","H200","GPU-x"],"process":{"pid":42,"command":[1],"rank":4},"modules":{},"frames":{"ids":[0],"flags":[1],"functions":[2],"files":[3],"lines":[9]},"stacks":{"ids":[1],"lengths":[1],"frames":[0],"flags":[1]},"threads":{},"devices":{"ordinals":[1],"names":[4],"uuids":[5],"totals":[5]},"apis":{}}
+    let expected = r#"Definitions {"strings":["","python","f","a.py","H200","GPU-x"],"process":{"pid":42,"command":[1],"rank":4},"modules":{},"frames":{"ids":[0],"flags":[1],"functions":[2],"files":[3],"lines":[9]},"stacks":{"ids":[1],"lengths":[1],"frames":[0],"flags":[1]},"threads":{},"devices":{"ordinals":[1],"names":[4],"uuids":[5],"totals":[5]},"apis":{},"communicators":{"ids":[1],"calls":[4],"unique_ids":[9],"ranks":[4],"config":[-2147483648,-2147483648,8,-2147483648,-2147483648,-2147483648,-2147483648,-2147483648]}}
 Mappings {"times":[7],"lengths":[2],"gaps":[4096,4096],"sizes":[4096,4096]}
-Events {"kinds":[2,3,8],"times":[20,3,2],"threads":[2,2,2],"stacks":[1,1,1],"calls":{},"allocs":{"devices":[1],"addresses":[1099511627776],"bytes":[512],"flags":[1],"requested":[24],"allocated":[0],"reserved":[4096]},"frees":{"devices":[1],"addresses":[1099511627776],"flags":[1]},"ooms":{},"waits":{},"samples":{},"losses":{},"notes":["n"]}
+Events {"kinds":[2,3,8,9,10],"times":[20,3,2,2,2],"threads":[2,2,2,2,2],"stacks":[1,1,1,1,1],"calls":{},"allocs":{"devices":[1],"addresses":[1099511627776],"bytes":[512],"flags":[1],"requested":[24],"allocated":[0],"reserved":[4096]},"frees":{"devices":[1],"addresses":[1099511627776],"flags":[1]},"ooms":{},"waits":{},"samples":{},"losses":{},"notes":["n"],"nccl_enters":{"ops":[9],"calls":[10],"comms":[1],"sequences":[1],"counts":[7],"datatypes":[8],"peers":[3],"sends":[4096]},"nccl_exits":{"calls":[10],"results":[7],"durations":[3]}}
 "#;
     let (blocks, index) = shown.split_at(shown.find("Index").unwrap());
     // All-zero columns are left out.

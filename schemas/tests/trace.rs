@@ -51,15 +51,82 @@ struct Story {
     threads: Vec<Thread>,
     devices: Vec<Device>,
     apis: Vec<Api>,
+    communicators: Vec<Communicator>,
     mappings: Vec<Mappings>,
     events: Vec<Event>,
+}
+
+fn nccl_enter(random: &mut Random) -> NcclEnter {
+    NcclEnter {
+        api: ApiId(random.wild() as u32),
+        op: random.pick(NcclOp::ALL),
+        call: random.wild(),
+        comm: CommId(random.wild() as u32),
+        sequence: random.wild(),
+        group: random.wild() as u32,
+        group_depth: random.wild() as u32,
+        count: random.wild(),
+        datatype: random.wild() as i32,
+        redop: random.wild() as i32,
+        redop_call: random.wild(),
+        peer: random.wild() as i32,
+        send: random.wild(),
+        receive: random.wild(),
+        stream: random.wild(),
+        handle: random.wild(),
+        extra: random.wild(),
+        captured: random.below(2) == 0,
+    }
+}
+
+fn communicator(random: &mut Random) -> Communicator {
+    let maybe = |random: &mut Random| {
+        let number = random.wild() as i32;
+        random.maybe(number).filter(|number| *number != i32::MIN)
+    };
+    let (color, key) = match maybe(random) {
+        Some(color) => (Some(color), Some(random.wild() as i32)),
+        None => (None, None),
+    };
+    let (rank, n_ranks) = (random.wild() as u32, random.wild() as u32);
+    let hash = random.wild();
+    Communicator {
+        origin: match random.below(2) {
+            0 => None,
+            _ => Some(random.pick(NcclOp::ALL)),
+        },
+        call: random.wild(),
+        handle: random.wild(),
+        unique_id: random.wild(),
+        comm_hash: random.maybe(hash),
+        rank: random.maybe(rank),
+        n_ranks: random.maybe(n_ranks),
+        device: random.wild() as i16,
+        parent: CommId(random.wild() as u32),
+        ordinal: random.wild() as u32,
+        color,
+        key,
+        version: random.wild() as u32,
+        config: CommConfig {
+            name: random.text(),
+            net_name: random.text(),
+            blocking: maybe(random),
+            cga_cluster_size: maybe(random),
+            min_ctas: maybe(random),
+            max_ctas: maybe(random),
+            split_share: maybe(random),
+            traffic_class: maybe(random),
+            nvls_ctas: maybe(random),
+            max_p2p_peers: maybe(random),
+        },
+    }
 }
 
 fn kind(random: &mut Random) -> EventKind {
     let device = random.wild() as i16;
     let (allocated, reserved, bytes) = (Bytes(random.wild()), Bytes(random.wild()), Bytes(random.wild()));
     let requested = Bytes(random.wild());
-    match random.below(8) {
+    match random.below(10) {
         0 => EventKind::Call(Call {
             api: ApiId(random.wild() as u32),
             action: random.pick(Action::ALL),
@@ -76,6 +143,16 @@ fn kind(random: &mut Random) -> EventKind {
             duration: Nanos(random.wild()),
             captured: random.below(2) == 0,
             in_allocate: random.below(2) == 0,
+            comm: CommId(random.wild() as u32),
+            nccl_call: random.wild(),
+            nccl_thread: random.below(2) == 0,
+        }),
+        8 => EventKind::NcclEnter(nccl_enter(random)),
+        9 => EventKind::NcclExit(NcclExit {
+            call: random.wild(),
+            result: random.wild() as i32,
+            value: random.wild(),
+            duration: Nanos(random.wild()),
         }),
         1 => EventKind::BlockAlloc(BlockAlloc {
             device,
@@ -149,6 +226,7 @@ fn story(seed: u64, n_events: u64) -> Story {
             },
         },
         stacks: vec![Stack::default()],
+        communicators: vec![Communicator::default()],
         ..Story::default()
     };
     for _ in 0..random.below(4) {
@@ -162,6 +240,7 @@ fn story(seed: u64, n_events: u64) -> Story {
         });
         story.threads.push(Thread { tid: random.wild() as u32, name: random.text() });
         story.apis.push(Api { name: random.text(), runtime_name: random.text() });
+        story.communicators.push(communicator(random));
         let ordinal = story.devices.len() as i16 - 1;
         let (name, uuid) = (random.text(), random.text());
         story.devices.push(Device { ordinal, name, uuid, total: Bytes(random.wild()) });
@@ -218,6 +297,9 @@ fn define<W: Write>(writer: &mut Writer<W>, story: &Story) {
     for (id, api) in (0..).zip(&story.apis) {
         writer.api(ApiId(id), api);
     }
+    for (id, communicator) in (0..).zip(&story.communicators).skip(1) {
+        writer.communicator(CommId(id), communicator);
+    }
 }
 
 fn write(story: &Story, flush_every: usize) -> Vec<u8> {
@@ -244,6 +326,10 @@ fn read(trace: &Trace) -> Story {
     if stacks.is_empty() {
         stacks.push(Stack::default());
     }
+    let mut communicators = trace.communicators().to_vec();
+    if communicators.is_empty() {
+        communicators.push(Communicator::default());
+    }
     Story {
         process: trace.process().clone(),
         modules: trace.modules().to_vec(),
@@ -252,6 +338,7 @@ fn read(trace: &Trace) -> Story {
         threads: trace.threads().to_vec(),
         devices: trace.devices().to_vec(),
         apis: trace.apis().to_vec(),
+        communicators,
         mappings: trace.mappings().collect(),
         events: trace.events().collect(),
     }

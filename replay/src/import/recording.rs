@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use gputrace_schemas::event::{
-    Action, Api, ApiId, BlockAlloc, BlockFree, BlockOom, Bytes, Call, Device as EventDevice, Event,
+    Action, Api, ApiId, BlockAlloc, BlockFree, BlockOom, Bytes, Call, CommId, Device as EventDevice, Event,
     EventKind, Frame, FrameId, Nanos, Process, Stack, StackId, Thread, ThreadId, Wait, WaitAction,
 };
 
@@ -319,6 +319,9 @@ impl Teller {
             duration: Nanos(0),
             captured: false,
             in_allocate: true,
+            comm: CommId(0),
+            nccl_call: 0,
+            nccl_thread: false,
         };
         self.push(stack, EventKind::Call(call));
     }

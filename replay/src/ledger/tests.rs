@@ -378,7 +378,7 @@ fn without_native_frames_requests_inside_allocate_are_pytorchs() {
 #[test]
 fn parts_add_up_whatever_the_events() {
     use crate::trace::Recording;
-    use gputrace_schemas::event::{BlockAlloc, BlockFree, BlockOom, Wait, WaitAction};
+    use gputrace_schemas::event::{BlockAlloc, BlockFree, BlockOom, CommId, Wait, WaitAction};
 
     for seed in 1..200_u64 {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -435,6 +435,9 @@ fn parts_add_up_whatever_the_events() {
                     duration: Nanos(random(100)),
                     captured: random(9) == 0,
                     in_allocate: random(3) == 0,
+                    comm: CommId(0),
+                    nccl_call: 0,
+                    nccl_thread: false,
                 }),
             };
             let stack = StackId(0);
