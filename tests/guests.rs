@@ -334,3 +334,27 @@ fn bad_input_changes_nothing() {
     assert_same(&with, &without, "bad input");
     folder.traces(2);
 }
+
+#[test]
+fn a_killed_recorder_is_noticed_and_its_ring_is_recovered() {
+    let app = program("recorder_killed", "recorder_killed");
+    let folder = Folder::new(&scratch(), "recorder_killed");
+    let run = watched(on_fake(&app, &[]), &folder, &[], Order::First);
+    let said = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert!(run.status.success() && run.stdout == b"recorder found\n", "{run:?}");
+    let ring = said.split("since then are in ").nth(1).and_then(|rest| rest.split(": `gputrace").next());
+    let ring = ring.unwrap_or_else(|| panic!("names the ring and the remedy: {said}"));
+    let written =
+        fs::read_dir(folder.path()).expect("the folder").map(|entry| entry.expect("an entry").path());
+    let written: Vec<_> = written.filter(|path| path.extension().is_some_and(|end| end == "gtr")).collect();
+    let trace = Trace::open(&written[0]).expect("what the recorder had written stays readable");
+    assert_eq!((written.len(), count(&trace, Action::Alloc)), (1, 10));
+    let rest = folder.path().join("rest.gtr");
+    let recovered =
+        Command::new(recorded::built().join("gputrace")).args(["recover", ring, "-o"]).arg(&rest).output();
+    let recovered = recovered.expect("gputrace runs");
+    assert!(recovered.status.success(), "{}", String::from_utf8_lossy(&recovered.stderr));
+    let rest = Trace::open(&rest).expect("a trace");
+    assert!(count(&rest, Action::Alloc) >= 10, "the ring had the rest");
+    assert!(!Path::new(ring).exists(), "the ring is given back");
+}

@@ -17,6 +17,6 @@ if [ ${#missing[@]} -gt 0 ]; then
   $root apt-get install -y -qq --no-install-recommends "${missing[@]}"
 fi
 if ! command -v cargo >/dev/null 2>&1; then
-  echo "setup: Rust is missing; install it with rustup (https://rustup.rs) or your distribution, 1.88 or later" >&2
+  echo "setup: Rust is missing; install it with rustup (https://rustup.rs) or your distribution, 1.89 or later" >&2
   exit 1
 fi

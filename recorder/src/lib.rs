@@ -29,7 +29,7 @@ mod write;
 
 pub use daemon::daemon_main;
 pub use output::Overwrite;
-pub use record::{Options, Summary, record, recover};
+pub use record::{Options, Summary, record};
 
 use std::io;
 use std::path::PathBuf;
@@ -54,8 +54,8 @@ pub enum Error {
         /// What is wrong, and what to do.
         what: String,
     },
-    /// Another recorder has it, or had it.
-    #[error("{ring} belongs to process {pid}, which is still running and is being recorded", ring = ring.display())]
+    /// Another recorder has it.
+    #[error("{ring} of process {pid} is being recorded by another recorder; its trace is readable meanwhile", ring = ring.display())]
     Busy {
         /// The file.
         ring: PathBuf,

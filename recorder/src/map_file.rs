@@ -4,8 +4,9 @@
 use crate::Error;
 use gputrace_ring::map::{Header, Map, NotARing};
 use memmap2::{MmapOptions, MmapRaw};
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 /// A mapped ring. [`Map`]s taken from it must not outlive it.
 pub(crate) struct MapFile {
@@ -13,6 +14,8 @@ pub(crate) struct MapFile {
     path: PathBuf,
     /// Device and inode, by which the process's own mapping of the file is known.
     inode: u64,
+    /// Whoever drains the ring holds this file's lock, which the kernel gives back however the holder ends.
+    file: File,
     _memory: MmapRaw,
 }
 
@@ -32,7 +35,19 @@ impl MapFile {
         let memory = MmapOptions::new().len(bytes).map_raw(&file).map_err(io)?;
         // SAFETY: the mapping is page aligned, `bytes` long, writable, and kept beside the map for as long as it.
         let map = unsafe { Map::open(memory.as_mut_ptr(), bytes) }.map_err(|why| not_a_ring(path, why))?;
-        Ok(MapFile { map, path: path.to_owned(), inode: metadata.ino(), _memory: memory })
+        Ok(MapFile { map, path: path.to_owned(), inode: metadata.ino(), file, _memory: memory })
+    }
+
+    /// Makes this the ring's only recorder, until dropped.
+    pub(crate) fn lock(&self) -> Result<(), Error> {
+        match self.file.try_lock() {
+            Ok(()) => Ok(()),
+            Err(TryLockError::WouldBlock) => {
+                let pid = self.header().pid.load(Ordering::Relaxed);
+                Err(Error::Busy { ring: self.path.clone(), pid })
+            }
+            Err(TryLockError::Error(source)) => Err(Error::Ring { ring: self.path.clone(), source }),
+        }
     }
 
     pub(crate) fn map(&self) -> Map {

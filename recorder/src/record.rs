@@ -75,12 +75,14 @@ pub struct Summary {
     pub error: Option<std::io::Error>,
 }
 
-/// Records a ring until its process is gone (or was gone before), and finishes the trace.
+/// Records a ring until its process is gone (or was gone before), and finishes the trace. Where an earlier recorder
+/// was killed, this one goes on: the trace has what that one had not taken from the ring yet.
 ///
 /// # Errors
-/// The ring cannot be read or the trace cannot be made. A trace that cannot be written to its end is no error.
+/// Another recorder has the ring, it cannot be read, or the trace cannot be made. A trace that cannot be written to its end is no error.
 pub fn record(ring: &Path, options: Options) -> Result<Summary, Error> {
     let file = MapFile::open(ring)?;
+    file.lock()?;
     let map = file.map();
     let header = map.header();
     let before = header.recorder.value.swap(RECORDING, Ordering::AcqRel);
@@ -106,22 +108,6 @@ pub fn record(ring: &Path, options: Options) -> Result<Summary, Error> {
             Err(error)
         }
     }
-}
-
-/// Makes a trace of a ring that has no recorder any more.
-///
-/// # Errors
-/// As [`record`], and when the ring's process is still being recorded.
-pub fn recover(ring: &Path, options: Options) -> Result<Summary, Error> {
-    let file = MapFile::open(ring)?;
-    let map = file.map();
-    let header = map.header();
-    let target = target_of(header);
-    if header.recorder.value.load(Ordering::Acquire) == RECORDING && target.is_alive() {
-        return Err(Error::Busy { ring: ring.to_owned(), pid: target.pid() });
-    }
-    drop(file);
-    record(ring, options)
 }
 
 fn target_of(header: &Header) -> Target {

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 const MOST_WAITING: usize = 256;
 /// How long an event may stay out of the file.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
+/// A process that is silent for so long may hang, or be killed together with us: what it said is written at once.
+const FLUSH_WHEN_SILENT: Duration = Duration::from_millis(100);
 /// Bytes of definitions that are kept while nothing can be written.
 const MOST_KEPT: usize = 256 << 20;
 
@@ -117,9 +119,13 @@ impl State {
 
     fn run(&mut self, from: &Receiver<Message>) {
         let mut flush_at = Instant::now() + FLUSH_EVERY;
+        let mut silent_at = flush_at;
         loop {
-            match from.recv_deadline(flush_at) {
-                Ok(Message::Items(items)) => self.write(&items),
+            match from.recv_deadline(flush_at.min(silent_at)) {
+                Ok(Message::Items(items)) => {
+                    self.write(&items);
+                    silent_at = Instant::now() + FLUSH_WHEN_SILENT;
+                }
                 Ok(Message::Settle(end, answer)) => {
                     self.settle(end);
                     let _ = answer.send(());
@@ -127,8 +133,9 @@ impl State {
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => return,
             }
-            if Instant::now() >= flush_at {
+            if Instant::now() >= flush_at.min(silent_at) {
                 flush_at = Instant::now() + FLUSH_EVERY;
+                silent_at = flush_at;
                 self.settle(End::Open);
             }
         }

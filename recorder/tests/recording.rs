@@ -2,7 +2,7 @@
 //!
 //! This test is its own producer: run with [`PRODUCER`] in its environment it writes into the ring named there.
 
-use gputrace_recorder::{Options, Overwrite, record, recover};
+use gputrace_recorder::{Options, Overwrite, record};
 use gputrace_ring::clock::Clock;
 use gputrace_ring::map::{COMPLETE, EXITING, FAILED, Map, RECORDING};
 use gputrace_ring::record::{self as ring, Kind, pack_device};
@@ -249,7 +249,7 @@ fn a_ring_without_a_recorder_becomes_a_trace_afterwards() {
     let (mut child, counters) = start_producer(&ring, 2, 0, 64);
     child.0.kill().unwrap();
     child.0.wait().unwrap();
-    let summary = recover(&ring, options(&folder, "a.gtr")).unwrap();
+    let summary = record(&ring, options(&folder, "a.gtr")).unwrap();
     let found = check_numbers(&Trace::open(&summary.trace).unwrap());
     for thread in 0..2 {
         let known = counters.counters()[thread as usize].load(Ordering::Acquire);
@@ -482,7 +482,7 @@ fn random_bytes_in_the_ring_give_a_trace_and_never_a_panic() {
         for chunk in 0..n_chunks {
             map.state(chunk).store(2 + chunk % 2, Ordering::Relaxed);
         }
-        let summary = recover(&ring, options(&folder, "a.gtr")).unwrap();
+        let summary = record(&ring, options(&folder, "a.gtr")).unwrap();
         let trace = Trace::open(&summary.trace).unwrap();
         assert!(trace.is_complete());
         assert_eq!(trace.events().count() as u64, summary.n_events, "seed {seed}");

@@ -54,6 +54,8 @@ static PAGE: AtomicPtr<Page> = AtomicPtr::new(null_mut());
 static CLOCK: AtomicU32 = AtomicU32::new(Clock::Monotonic as u32);
 static STACKS: AtomicU32 = AtomicU32::new(Stacks::All as u32);
 static MAP: Shared<MaybeUninit<Map>> = Shared(UnsafeCell::new(MaybeUninit::uninit()));
+/// Where the ring is, for the end.
+static RING: Shared<Text<128>> = Shared(UnsafeCell::new(Text::new()));
 /// One block a thread line: a line's next owner finds the memory of the last, so that threads that come and go
 /// leave nothing behind.
 static STATES: [AtomicPtr<ThreadState>; map::MAX_THREADS] =
@@ -275,17 +277,21 @@ fn begin() -> bool {
     };
     // SAFETY: the state word lets one thread come here; readers wait for the generation.
     unsafe { (*MAP.0.get()).write(ring.map) };
+    // SAFETY: as above.
+    unsafe { RING.0.get().write(ring.path) };
+    // SAFETY: written just now, and not again before the process is another one.
+    let path = unsafe { &*RING.0.get() };
     ring.map.header().stack_mode.store(STACKS.load(Ordering::Relaxed), Ordering::Relaxed);
     callsite::begin();
     describe_process(ring.map);
     // SYNC: map and clock are visible to whoever sees the generation.
     page.generation.store(now().0 | 1, Ordering::Release);
     page.state.store(LIVE, Ordering::Release);
-    if let Err(why) = start_recorder(ring.path.as_c_str()) {
+    if let Err(why) = start_recorder(path.as_c_str()) {
         let message = Text::<480>::new()
             .add(why)
             .add(b"; the events stay in ")
-            .add(ring.path.as_bytes())
+            .add(path.as_bytes())
             .add(b": `gputrace recover` makes a trace of them");
         say(message.as_bytes());
     }
@@ -686,11 +692,41 @@ extern "C" fn destruct() {
             map::COMPLETE | map::FAILED => return end(),
             // A recorder that never came is no reason to wait for long.
             map::NO_RECORDER if waited > 1_000 => return end(),
+            map::RECORDING if waited % 50 == 49 && recorder_is_gone() => {
+                end();
+                return say_recorder_is_gone();
+            }
             _ => sys::sleep(1_000_000),
         }
     }
     end();
     say(b"the recorder is still busy; the trace will be complete a little later");
+}
+
+/// A recorder holds the lock of the ring's file for as long as it lives.
+fn recorder_is_gone() -> bool {
+    // SAFETY: written before the generation that let us come here.
+    let path = unsafe { &*RING.0.get() };
+    // SAFETY: the path ends with a zero.
+    let file = unsafe { libc::open(path.as_c_str().as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    if file < 0 {
+        return false;
+    }
+    // SAFETY: the descriptor is ours.
+    let free = unsafe { libc::flock(file, libc::LOCK_SH | libc::LOCK_NB) } == 0;
+    // SAFETY: as above; this gives the lock back, if we have it.
+    unsafe { libc::close(file) };
+    free
+}
+
+fn say_recorder_is_gone() {
+    // SAFETY: as in `recorder_is_gone`.
+    let path = unsafe { &*RING.0.get() };
+    let message = Text::<480>::new()
+        .add(b"the recorder was killed; its trace ends there, and the events since then are in ")
+        .add(path.as_bytes())
+        .add(b": `gputrace recover` makes a trace of them");
+    say(message.as_bytes());
 }
 
 /// What libraries give back after us, at the very end, would only open the finished trace again.

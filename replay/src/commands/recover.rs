@@ -14,7 +14,7 @@ pub(super) const VERB: Verb = Verb::new::<RecoverArgs>("recover", run);
 /// Makes a trace of a ring whose recorder is gone
 ///
 /// Where no recorder could be started, or it was killed, what was recorded is still in the ring: a file that
-/// libgputrace.so names on stderr, usually in /dev/shm.
+/// libgputrace.so names on stderr, usually in /dev/shm. If the program still runs, it is recorded on from here.
 #[derive(Args)]
 pub(super) struct RecoverArgs {
     /// The ring
@@ -38,7 +38,7 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
         let overwrite = if args.force { Overwrite::Replace } else { Overwrite::Refuse };
         let options =
             Options { output: args.output.clone(), overwrite, keep_ring: args.keep, ..Options::default() };
-        match gputrace_recorder::recover(ring, options) {
+        match gputrace_recorder::record(ring, options) {
             Ok(made) => {
                 let trace = made.trace.display();
                 writeln!(out, "{trace}: {} events of process {}", made.n_events, made.pid)?;
