@@ -2,8 +2,8 @@
 //! lengths are clamped to what is committed, and what makes no sense is counted.
 
 use gputrace_ring::record::{
-    Action, BlockAlloc, BlockFree, BlockOom, Call, CallEnd, CodeDef, Device, Header, Kind, StackDef, Wait,
-    WaitAction,
+    Action, Backward, BlockAlloc, BlockFree, BlockOom, Call, CallEnd, CodeDef, Device, Forward, Header, Kind,
+    Node, StackDef, Wait, WaitAction,
 };
 use gputrace_ring::ring::Reader;
 
@@ -37,6 +37,13 @@ pub(crate) enum Record {
     },
     Runtime(u64),
     Note(String),
+    Node(Node),
+    NodeClass {
+        number: u64,
+        name: String,
+    },
+    Forward(Forward),
+    Backward(Backward),
 }
 
 /// A Python code object.
@@ -230,6 +237,19 @@ fn decode(kind: Kind, flags: u8, words: &[u64]) -> Option<Record> {
             Record::Device { ordinal: definition.ordinal, name, uuid, total: definition.total }
         }
         Kind::Runtime => Record::Runtime(word(0)?),
+        Kind::Node => Record::Node(Node { thread: word(0)?, sequence: word(1)?, class: word(2)? }),
+        Kind::NodeClass => {
+            let bytes = bytes_of(words.get(1..)?);
+            let name = text(bytes.split(|byte| *byte == 0).next().unwrap_or_default());
+            Record::NodeClass { number: word(0)?, name }
+        }
+        Kind::Forward => Record::Forward(Forward { thread: word(0)?, sequence: word(1)?, stack: word(2)? }),
+        Kind::Backward => Record::Backward(Backward {
+            thread: word(0)?,
+            stack: word(1)?,
+            frame: word(2)?,
+            begins: word(3)?,
+        }),
         Kind::Note => {
             let bytes = bytes_of(words);
             Record::Note(text(bytes.trim_ascii_end().split(|byte| *byte == 0).next().unwrap_or_default()))

@@ -2,7 +2,9 @@
 
 use crate::decode::{Progress, Record, read_chunk};
 use gputrace_ring::map::{MAX_THREADS, Map};
-use gputrace_ring::record::{Action, BlockAlloc, BlockFree, BlockOom, Call, CallEnd, Wait, WaitAction};
+use gputrace_ring::record::{
+    Action, Backward, BlockAlloc, BlockFree, BlockOom, Call, CallEnd, Node, Wait, WaitAction,
+};
 use gputrace_ring::ring::{ChunkView, Reader};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
@@ -19,6 +21,8 @@ pub(crate) struct Lane(pub(crate) u32);
 pub(crate) struct Stamped {
     pub(crate) ticks: u64,
     pub(crate) lane: Lane,
+    /// What of the backward pass the thread was in; the default outside of it.
+    pub(crate) node: Node,
     pub(crate) what: Happened,
 }
 
@@ -38,6 +42,8 @@ pub(crate) enum Happened {
     BlockOom(BlockOom),
     Wait(Wait, WaitAction),
     Note(String),
+    /// No event of the trace: it tells what others mean.
+    Backward(Backward),
 }
 
 /// What a pass over the ring found.
@@ -73,7 +79,8 @@ struct LaneKey {
 struct LaneState {
     lane: Lane,
     tid: u32,
-    open: Vec<(u64, Call, Action)>,
+    open: Vec<(u64, Node, Call, Action)>,
+    node: Node,
 }
 
 impl LaneKey {
@@ -153,7 +160,7 @@ impl Drain {
             if ends {
                 let lane = state.lane;
                 let open = state.open.drain(..);
-                found.events.extend(open.map(|(ticks, call, action)| unfinished(lane, ticks, call, action)));
+                found.events.extend(open.map(|open| unfinished(lane, open)));
             }
             !ends
         });
@@ -182,7 +189,7 @@ impl Drain {
             let lane = Lane(self.n_lanes);
             self.n_lanes += 1;
             found.lanes.push((lane, view.tid));
-            LaneState { lane, tid: view.tid, open: Vec::new() }
+            LaneState { lane, tid: view.tid, open: Vec::new(), node: Node::default() }
         });
         let Found { definitions, events, n_records, .. } = &mut *found;
         let damaged = read_chunk(&self.reader, view.chunk, view.committed, &mut progress, |ticks, record| {
@@ -190,6 +197,10 @@ impl Drain {
             state.take(ticks, record, definitions, events);
         });
         found.damaged += damaged;
+        if damaged > 0 {
+            // One of them may have said where the thread is now.
+            state.node = Node::default();
+        }
         if let Some(slot) = self.progress.get_mut(view.chunk as usize) {
             *slot = Some(progress);
         }
@@ -211,37 +222,43 @@ impl LaneState {
             Record::BlockOom(oom) => Happened::BlockOom(oom),
             Record::Wait(wait, action) => Happened::Wait(wait, action),
             Record::Note(text) => Happened::Note(text),
+            Record::Backward(backward) => Happened::Backward(backward),
+            Record::Node(node) => {
+                self.node = node;
+                return;
+            }
             definition @ (Record::Stack { .. }
             | Record::Code(_)
             | Record::Api { .. }
             | Record::Device { .. }
+            | Record::NodeClass { .. }
+            | Record::Forward(_)
             | Record::Runtime(_)) => return definitions.push(definition),
         };
-        events.push(Stamped { ticks, lane: self.lane, what });
+        events.push(Stamped { ticks, lane: self.lane, node: self.node, what });
     }
 
     fn begin(&mut self, ticks: u64, call: Call, action: Action, events: &mut Vec<Stamped>) {
         // A function does not run inside of itself: the end of an open call of the same one was lost.
-        let lost = self.open.iter().position(|(_, open, _)| open.api == call.api);
+        let lost = self.open.iter().position(|(_, _, open, _)| open.api == call.api);
         let lost = lost.or((self.open.len() >= MOST_OPEN).then_some(0));
         if let Some(lost) = lost {
-            let (ticks, call, action) = self.open.remove(lost);
-            events.push(unfinished(self.lane, ticks, call, action));
+            events.push(unfinished(self.lane, self.open.remove(lost)));
         }
-        self.open.push((ticks, call, action));
+        self.open.push((ticks, self.node, call, action));
     }
 
     fn end(&mut self, end: &CallEnd, events: &mut Vec<Stamped>) {
         let matches = |call: &Call| call.api == end.api && (call.addr == end.addr || call.handle == end.addr);
         // One that is not found began while the ring was full, which was counted there.
-        if let Some(at) = self.open.iter().rposition(|(_, call, _)| matches(call)) {
-            let (ticks, call, action) = self.open.remove(at);
+        if let Some(at) = self.open.iter().rposition(|(_, _, call, _)| matches(call)) {
+            let (ticks, node, call, action) = self.open.remove(at);
             let what = Happened::Call { call, action, result: Some(end.result), duration: end.duration };
-            events.push(Stamped { ticks, lane: self.lane, what });
+            events.push(Stamped { ticks, lane: self.lane, node, what });
         }
     }
 }
 
-fn unfinished(lane: Lane, ticks: u64, call: Call, action: Action) -> Stamped {
-    Stamped { ticks, lane, what: Happened::Call { call, action, result: None, duration: 0 } }
+fn unfinished(lane: Lane, (ticks, node, call, action): (u64, Node, Call, Action)) -> Stamped {
+    Stamped { ticks, lane, node, what: Happened::Call { call, action, result: None, duration: 0 } }
 }

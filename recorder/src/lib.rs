@@ -12,6 +12,7 @@
 //! blocks the process, and whatever it has written is readable if it is killed.
 #![deny(unsafe_code)]
 
+mod autograd;
 mod daemon;
 mod decode;
 mod drain;

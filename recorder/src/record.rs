@@ -375,6 +375,7 @@ impl<'a> Recorder<'a> {
         if self.facts.torch_version.is_none()
             && let Some(version) = self.target.torch_version(&modules)
         {
+            self.translator.torch_version(self.now(), &version);
             self.facts.torch_version = Some(version);
             self.translator.process(self.facts.clone());
         }

@@ -1,19 +1,20 @@
 //! Records of the ring to what a trace says: the only file that knows both.
 
+use crate::autograd::{Autograd, Context};
 use crate::decode::{Code, Record};
 use crate::drain::{Happened, Lane, Stamped};
 use crate::merge_stack::{MergedFrame, merge_stack};
 use crate::process;
 use crate::python_lines::line_at;
-use crate::symbols::Symbols;
+use crate::symbols::{Symbols, demangle};
 use crate::ticks::Timeline;
 use gputrace_ring::record::{
     self, Action as RingAction, Call as RingCall, StackDef, WaitAction as RingWaitAction, unpack_device,
 };
 use gputrace_schemas::event::{
-    Action, Api, ApiId, BlockAlloc, BlockFree, BlockOom, Bytes, Call, CommId, Device, Event, EventKind,
-    Frame, FrameId, HOST, Lost, LostCause, Mappings, Module, ModuleId, Nanos, Process, Stack, StackId,
-    Thread, ThreadId, Wait, WaitAction,
+    Action, Api, ApiId, Backward, BlockAlloc, BlockFree, BlockOom, Bytes, Call, CommId, Device, Event,
+    EventKind, Frame, FrameId, HOST, Lost, LostCause, Mappings, Module, ModuleId, Nanos, Process, Stack,
+    StackId, Thread, ThreadId, Wait, WaitAction,
 };
 use std::collections::{HashMap, HashSet};
 
@@ -41,6 +42,10 @@ pub(crate) struct Translator {
     lanes: HashMap<Lane, ThreadId>,
     apis: HashMap<u64, (ApiId, Api)>,
     stacks: HashMap<u64, KnownStack>,
+    /// Stacks in the backward pass, by the id of the ring.
+    backwards: HashMap<(u64, Context), StackId>,
+    n_stacks: u32,
+    autograd: Autograd,
     natives: HashMap<u64, FrameId>,
     pythons: HashMap<(u64, u64), FrameId>,
     frames: Vec<Frame>,
@@ -72,6 +77,9 @@ impl Translator {
             lanes: HashMap::new(),
             apis: HashMap::new(),
             stacks: HashMap::new(),
+            backwards: HashMap::new(),
+            n_stacks: 0,
+            autograd: Autograd::default(),
             natives: HashMap::new(),
             pythons: HashMap::new(),
             frames: Vec::new(),
@@ -187,7 +195,11 @@ impl Translator {
                 }
             }
             Record::Runtime(address) => self.runtime(address),
-            Record::Call(..)
+            Record::NodeClass { number, name } => self.autograd.class(number, name),
+            Record::Forward(forward) => self.autograd.forward(&forward),
+            Record::Node(_)
+            | Record::Backward(_)
+            | Record::Call(..)
             | Record::CallEnd(_)
             | Record::BlockAlloc(_)
             | Record::BlockFree(..)
@@ -219,31 +231,80 @@ impl Translator {
             MergedFrame::Python(at) => python.get(at).map(|(code, place)| self.python_frame(*code, *place)),
         });
         let frames = merged.collect();
-        let stack = Stack { frames, truncated };
-        let next = StackId(self.stacks.len() as u32 + 1);
-        let known =
-            self.stacks.entry(id).or_insert(KnownStack { id: next, stack: None, shown: None, used: false });
+        let stack = Stack { frames, truncated, backward: None };
+        let known = self.known_stack(id);
         match &known.stack {
             // Each thread sends a stack once, so several threads send it several times.
             Some(other) if *other == stack => {}
             Some(_) => self.n_collisions += 1,
             None => {
                 known.stack = Some(stack.clone());
-                self.items.push(Item::Stack(known.id, stack));
+                let known = known.id;
+                self.items.push(Item::Stack(known, stack));
+                // Where another thread's copy of the definition came after what names it.
+                let early = self.backwards.keys().filter(|(of, _)| *of == id).cloned().collect();
+                self.write_backwards(early);
             }
         }
+    }
+
+    fn known_stack(&mut self, id: u64) -> &mut KnownStack {
+        let n_stacks = &mut self.n_stacks;
+        self.stacks.entry(id).or_insert_with(|| {
+            *n_stacks += 1;
+            KnownStack { id: StackId(*n_stacks), stack: None, shown: None, used: false }
+        })
     }
 
     fn stack_id(&mut self, id: u64) -> StackId {
         if id == 0 {
             return StackId(0);
         }
-        let next = StackId(self.stacks.len() as u32 + 1);
         // Its definition was lost, or another thread's copy is on its way.
-        let known =
-            self.stacks.entry(id).or_insert(KnownStack { id: next, stack: None, shown: None, used: false });
+        let known = self.known_stack(id);
         known.used = true;
         known.id
+    }
+
+    /// The stack of an event of the backward pass.
+    fn backward_stack_id(&mut self, id: u64, context: Context) -> StackId {
+        let key = (id, context);
+        if let Some(known) = self.backwards.get(&key) {
+            return *known;
+        }
+        for part in [key.0, key.1.forward, key.1.caller] {
+            self.stack_id(part);
+        }
+        self.n_stacks += 1;
+        let stack = StackId(self.n_stacks);
+        self.backwards.insert(key.clone(), stack);
+        self.write_backwards(vec![key]);
+        stack
+    }
+
+    /// Writes what stacks of the backward pass are now: their frames are those of others.
+    fn write_backwards(&mut self, keys: Vec<(u64, Context)>) {
+        for (id, context) in keys {
+            let Some(known) = self.backwards.get(&(id, context.clone())).copied() else { continue };
+            let own = self.stacks.get(&id).and_then(|own| own.shown.as_ref().or(own.stack.as_ref()));
+            let mut stack = own.cloned().unwrap_or_default();
+            stack.backward = Some(Box::new(Backward {
+                node: class_name(self.autograd.class_name(context.class)),
+                forward: self.stack_id(context.forward),
+                caller: self.stack_id(context.caller),
+                is_caller_inferred: context.is_caller_inferred,
+            }));
+            self.items.push(Item::Stack(known, stack));
+        }
+    }
+
+    /// The release of PyTorch, which decides what can be read of its backward pass.
+    pub(crate) fn torch_version(&mut self, now: Nanos, version: &str) {
+        self.autograd.release(version);
+        if self.autograd.is_other_release() {
+            let text = format!("torch.backward=unseen: PyTorch {version} is none of 2.1 to 2.15");
+            self.note(now, text);
+        }
     }
 
     fn native_frame(&mut self, address: u64) -> FrameId {
@@ -310,8 +371,20 @@ impl Translator {
             Happened::BlockOom(oom) => (oom.stack, EventKind::BlockOom(block_oom(&oom))),
             Happened::Wait(wait, action) => (0, EventKind::Wait(self::wait(&wait, action))),
             Happened::Note(text) => (0, EventKind::Note(text)),
+            Happened::Backward(backward) => return self.autograd.backward(stamped.lane, backward),
         };
-        let stack = self.stack_id(stack);
+        let is_engine = || {
+            self.threads.get(thread.0 as usize).is_some_and(|thread| thread.name.starts_with(ENGINE_THREAD))
+        };
+        let context = match stack {
+            0 => Context::default(),
+            _ => self.autograd.context(stamped.lane, &stamped.node, is_engine()),
+        };
+        let stack = if context == Context::default() {
+            self.stack_id(stack)
+        } else {
+            self.backward_stack_id(stack, context)
+        };
         self.push(Event { time, thread, stack, kind });
     }
 
@@ -376,13 +449,24 @@ impl Translator {
                 frames.extend(self.inlined.get(id).into_iter().flatten());
                 frames.push(*id);
             }
-            let stack = Stack { frames, truncated: stack.truncated };
+            let stack = Stack { frames, truncated: stack.truncated, backward: None };
             if known.shown.as_ref().or(known.stack.as_ref()) != Some(&stack) {
                 self.items.push(Item::Stack(known.id, stack.clone()));
                 known.shown = Some(stack);
             }
         }
+        let unfolded = |(of, _): &&(u64, Context)| self.stacks.get(of).is_some_and(|own| own.shown.is_some());
+        let keys = self.backwards.keys().filter(unfolded).cloned().collect();
+        self.write_backwards(keys);
     }
+}
+
+/// What the names of autograd's threads begin with (torch/csrc/autograd/engine.cpp, since 2.4).
+const ENGINE_THREAD: &str = "pt_autograd";
+
+/// `torch::autograd::generated::AddmmBackward0` of a class's mangled name.
+fn class_name(mangled: &str) -> String {
+    if mangled.is_empty() { String::new() } else { demangle(&format!("_Z{mangled}")) }
 }
 
 fn contains(module: &Module, address: u64) -> bool {

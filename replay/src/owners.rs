@@ -227,7 +227,7 @@ mod tests {
                 trace.frames.insert(FrameId(idx), frame);
                 frames.push(FrameId(idx));
             }
-            let stack = Stack { frames, truncated: false };
+            let stack = Stack { frames, ..Stack::default() };
             let owner = owner(&trace, (!stack.frames.is_empty()).then_some(&stack), thread);
             let runtime = if owner.through_runtime { " (runtime)" } else { "" };
             answers += &format!("{}{runtime}\n", owner.name);

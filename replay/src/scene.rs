@@ -189,7 +189,7 @@ impl Scene {
             frames.push(FrameId(idx));
         }
         let id = StackId(self.stacks.len() as u32 + 1);
-        self.recording.stacks.insert(id, Stack { frames, truncated: false });
+        self.recording.stacks.insert(id, Stack { frames, ..Stack::default() });
         self.stacks.insert(by.to_owned(), id);
         id
     }

@@ -4,7 +4,7 @@
 //! These layouts are private to one build of gputrace ([`ABI`]): the trace file has its own, versioned one.
 
 /// The version of everything in this crate. A recorder refuses a ring of another version.
-pub const ABI: u32 = 2;
+pub const ABI: u32 = 3;
 
 /// What kind of record follows a [`Header`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,6 +36,14 @@ pub enum Kind {
     Runtime = 12,
     /// A fact about the process, in words for `doctor` and the report: text.
     Note = 13,
+    /// [`Node`]: what of PyTorch's backward pass the thread is in from here on.
+    Node = 14,
+    /// The name of a [`Node::class`]: a `u64` with the number, then the text.
+    NodeClass = 15,
+    /// [`Forward`]: where an operation was called that can be undone.
+    Forward = 16,
+    /// [`Backward`]: the thread enters or leaves `backward()`.
+    Backward = 17,
 }
 
 impl Kind {
@@ -45,7 +53,7 @@ impl Kind {
         use Kind::*;
         [
             TimeBase, Call, CallEnd, BlockAlloc, BlockFree, BlockOom, Wait, Stack, Code, Api, Device,
-            Runtime, Note,
+            Runtime, Note, Node, NodeClass, Forward, Backward,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == raw)
@@ -236,6 +244,38 @@ payloads! {
         python: u16,
         /// [`StackDef::TRUNCATED`] and others.
         marks: u32,
+    }
+
+    /// The operation of the backward pass that the thread runs until its next such record.
+    Node Node {
+        /// PyTorch's number of the thread that called the forward operation, from 1; 0 when no operation runs.
+        thread: u64,
+        /// That thread's number of the operation; [`UNKNOWN`] for one that undoes none.
+        sequence: u64,
+        /// Number of its class, named by a NodeClass record.
+        class: u64,
+    }
+
+    /// A forward operation: what [`Node`] refers to.
+    Forward Forward {
+        /// As in [`Node`].
+        thread: u64,
+        /// As in [`Node`].
+        sequence: u64,
+        /// Stack id.
+        stack: u64,
+    }
+
+    /// `backward()` begins or ends on this thread.
+    Backward Backward {
+        /// As in [`Node`], of this thread.
+        thread: u64,
+        /// Where it was called: stack id, 0 unknown.
+        stack: u64,
+        /// Where on the thread's stack: what is at this address or below has ended, however it did.
+        frame: u64,
+        /// 1 at the beginning, 0 at the end.
+        begins: u64,
     }
 
     /// A Python code object, followed by the bytes of its qualified name, file name and line table, each padded

@@ -1,8 +1,8 @@
 //! Definitions and mappings as columns, and back. `trace.fbs` says what each column holds.
 
 use crate::event::{
-    Api, ApiId, Bytes, CommConfig, CommId, Communicator, Device, Frame, FrameId, Mapping, Mappings, Module,
-    ModuleId, Nanos, NcclOp, Process, Stack, StackId, Thread, ThreadId,
+    Api, ApiId, Backward, Bytes, CommConfig, CommId, Communicator, Device, Frame, FrameId, Mapping, Mappings,
+    Module, ModuleId, Nanos, NcclOp, Process, Stack, StackId, Thread, ThreadId,
 };
 use crate::tables::{
     self, ApisFields, CommunicatorsFields, DefinitionsFields, DevicesFields, Field, FramesFields,
@@ -20,6 +20,7 @@ const HAS_HASH: u8 = 1;
 const HAS_COLOR: u8 = 2;
 /// A field of `ncclConfig_t` that leaves the choice to NCCL (NCCL_CONFIG_UNDEF_INT, nccl.h 2.28).
 const UNDEFINED: i32 = i32::MIN;
+const CALLER_INFERRED: u8 = 2;
 /// Most ids that a definition may leave out: what a lost block of definitions explains. More is hostile.
 const MAX_GAP: usize = 1 << 20;
 
@@ -106,7 +107,7 @@ impl Pending {
                 .map_or(Field::Absent, |process| build_process(process, &mut strings, to)),
             modules: build_modules(&self.modules, &mut strings, to),
             frames: build_frames(&self.frames, &mut strings, to),
-            stacks: build_stacks(&self.stacks, to),
+            stacks: build_stacks(&self.stacks, &mut strings, to),
             threads: build_threads(&self.threads, &mut strings, to),
             devices: build_devices(&self.devices, &mut strings, to),
             apis: build_apis(&self.apis, &mut strings, to),
@@ -170,7 +171,7 @@ fn build_process<'a>(
 }
 
 /// One column: a number of each row.
-fn each<R, T>(of: &[R], number: impl FnMut(&R) -> T) -> Vec<T> {
+fn each<'a, R, T>(of: &'a [R], number: impl FnMut(&'a R) -> T) -> Vec<T> {
     of.iter().map(number).collect()
 }
 
@@ -233,14 +234,27 @@ fn build_frames<'a>(
     nested(fields.build(to))
 }
 
-fn build_stacks(stacks: &[(StackId, Stack)], to: &mut FlatBufferBuilder<'_>) -> Field {
+fn build_stacks<'a>(
+    stacks: &'a [(StackId, Stack)],
+    strings: &mut Strings<'a>,
+    to: &mut FlatBufferBuilder<'_>,
+) -> Field {
     let frames: Vec<u32> =
         stacks.iter().flat_map(|(_, stack)| stack.frames.iter().map(|frame| frame.0)).collect();
+    let backward: Vec<Option<&Backward>> = each(stacks, |(_, stack)| stack.backward.as_deref());
+    let nodes: Vec<u32> = each(&backward, |it| it.map_or(0, |it| strings.number(&it.node)));
+    let flags = |stack: &Stack| {
+        let is_inferred = stack.backward.as_ref().is_some_and(|backward| backward.is_caller_inferred);
+        (if stack.truncated { TRUNCATED } else { 0 }) | (if is_inferred { CALLER_INFERRED } else { 0 })
+    };
     let fields = StacksFields {
         ids: keys(to, &each(stacks, |(id, _)| id.0)),
         lengths: column(to, &each(stacks, |(_, stack)| stack.frames.len() as u32)),
         frames: keys(to, &frames),
-        flags: column(to, &each(stacks, |(_, stack)| if stack.truncated { TRUNCATED } else { 0 })),
+        flags: column(to, &each(stacks, |(_, stack)| flags(stack))),
+        nodes: column(to, &nodes),
+        forwards: column(to, &each(&backward, |it| it.map_or(0, |it| it.forward.0))),
+        callers: column(to, &each(&backward, |it| it.map_or(0, |it| it.caller.0))),
     };
     nested(fields.build(to))
 }
@@ -517,6 +531,8 @@ impl Definitions {
             self.stacks.push(Stack::default());
         }
         let (mut lengths, mut flags) = (rows(table.lengths()), rows(table.flags()));
+        let (mut nodes, mut forwards, mut callers) =
+            (rows(table.nodes()), rows(table.forwards()), rows(table.callers()));
         let mut frames = table.frames().unwrap_or_default().iter();
         for id in table.ids().into_iter().flatten() {
             let length = lengths.next() as usize;
@@ -528,7 +544,15 @@ impl Definitions {
             }
             texts.hold(length as u64 * 4)?;
             let frames = frames.by_ref().take(length).map(FrameId).collect();
-            let stack = Stack { frames, truncated: flags.next() & TRUNCATED != 0 };
+            let flags = flags.next();
+            let backward = Backward {
+                node: texts.get(nodes.next())?,
+                forward: StackId(forwards.next()),
+                caller: StackId(callers.next()),
+                is_caller_inferred: flags & CALLER_INFERRED != 0,
+            };
+            let backward = (backward != Backward::default()).then(|| Box::new(backward));
+            let stack = Stack { frames, truncated: flags & TRUNCATED != 0, backward };
             if id == 0 {
                 return Err("stack 0 is defined, which means \"no stack\"".to_owned());
             }

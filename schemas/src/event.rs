@@ -126,6 +126,29 @@ pub struct Stack {
     pub frames: Vec<FrameId>,
     /// Outer frames are missing.
     pub truncated: bool,
+    /// What of PyTorch's backward pass ran, if any did.
+    pub backward: Option<Box<Backward>>,
+}
+
+/// An operation of PyTorch's backward pass.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Backward {
+    /// Its class: `torch::autograd::generated::AddmmBackward0`.
+    pub node: String,
+    /// The forward operation that it undoes was called there; 0 unknown, or there is none.
+    pub forward: StackId,
+    /// `backward()` was called there, by another thread; 0 unknown, or this thread called it.
+    pub caller: StackId,
+    /// Several threads were inside of `backward()`; the one is taken that made the forward operation.
+    pub is_caller_inferred: bool,
+}
+
+impl Backward {
+    /// The operation as users know it: `AddmmBackward0`.
+    #[must_use]
+    pub fn short_node(&self) -> &str {
+        self.node.rsplit("::").next().unwrap_or_default()
+    }
 }
 
 /// A thread that made events.

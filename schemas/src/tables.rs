@@ -209,6 +209,9 @@ tables! {
         lengths: Column<'a, u32>,
         frames: Column<'a, u32>,
         flags: Column<'a, u8>,
+        nodes: Column<'a, u32>,
+        forwards: Column<'a, u32>,
+        callers: Column<'a, u32>,
     }
     Threads, ThreadsFields {
         ids: Column<'a, u32>,

@@ -29,7 +29,7 @@ fn trace() -> Vec<u8> {
     writer.device(&Device { ordinal: 1, name: "H200".to_owned(), uuid: "GPU-x".to_owned(), total: Bytes(5) });
     let frame = Frame::Python { function: "f".to_owned(), file: "a.py".to_owned(), line: 9 };
     writer.frame(FrameId(0), &frame);
-    writer.stack(StackId(1), &Stack { frames: vec![FrameId(0)], truncated: true });
+    writer.stack(StackId(1), &Stack { frames: vec![FrameId(0)], truncated: true, backward: None });
     let config = CommConfig { min_ctas: Some(8), ..CommConfig::default() };
     let communicator =
         Communicator { call: 4, unique_id: 9, rank: Some(3), config, ..Communicator::default() };

@@ -262,7 +262,14 @@ fn story(seed: u64, n_events: u64) -> Story {
             Frame::Native { address, module: random.maybe(module), function, file, line, inlined }
         });
         let frames = (0..random.below(5)).map(|_| FrameId(random.wild() as u32)).collect();
-        story.stacks.push(Stack { frames, truncated: random.below(2) == 0 });
+        let backward = Backward {
+            node: format!("torch::autograd::{}", random.text()),
+            forward: StackId(random.wild() as u32),
+            caller: StackId(random.wild() as u32),
+            is_caller_inferred: random.below(2) == 0,
+        };
+        let backward = random.maybe(Box::new(backward));
+        story.stacks.push(Stack { frames, truncated: random.below(2) == 0, backward });
     }
     let mut time = 1 << 40;
     for _ in 0..n_events {
@@ -380,7 +387,7 @@ fn a_redefinition_replaces_the_definition_for_the_whole_trace() {
     let mut writer = Writer::new(Vec::new()).unwrap();
     for line in 0..3 {
         writer.frame(FrameId(0), &frame(line));
-        writer.stack(StackId(1), &Stack { frames: vec![FrameId(0); 1 + line as usize], truncated: false });
+        writer.stack(StackId(1), &Stack { frames: vec![FrameId(0); 1 + line as usize], ..Stack::default() });
         writer.flush().unwrap();
     }
     let trace = open(writer.finish().unwrap()).unwrap();

@@ -5,6 +5,7 @@
 
 use crate::config::Stacks;
 use crate::elf;
+use crate::hooks::autograd;
 use crate::session::{self, Lane, Rest};
 use crate::stack::{self, Captured, NATIVE, PYTHON};
 use crate::sys::Text;
@@ -87,6 +88,26 @@ pub(crate) fn capture(lane: &mut Lane, of: Of) -> u64 {
         (Stacks::None, Of::DriverCall) => NATIVE,
         (Stacks::None, Of::Block) => return 0,
     };
+    if !autograd::tell_node(lane) {
+        return 0;
+    }
+    capture_frames(lane, want)
+}
+
+/// As [`capture`], for what is not told itself but where it was called: the Python frames; in a program without Python
+/// the native ones, if the user wants those.
+pub(crate) fn capture_program(lane: &mut Lane) -> u64 {
+    let has_python = stack::python::status() == stack::python::Status::Ready;
+    match session::stacks() {
+        Stacks::None => 0,
+        Stacks::Python | Stacks::All if has_python => capture_frames(lane, PYTHON),
+        Stacks::All => capture_frames(lane, NATIVE),
+        Stacks::Python => 0,
+    }
+}
+
+#[inline(always)]
+fn capture_frames(lane: &mut Lane, want: u32) -> u64 {
     let (producer, rest) = lane.parts();
     // SAFETY: the state was zeroed when it was made, and the lane is the thread's only one.
     let captured = unsafe { stack::capture(&raw mut rest.stack, want) };

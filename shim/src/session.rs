@@ -17,7 +17,7 @@ use core::ptr::{null, null_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence};
 use gputrace_ring::clock::{Clock, Ticks};
 use gputrace_ring::map::{self, Map};
-use gputrace_ring::record::{Device, Kind, Wait};
+use gputrace_ring::record::{Device, Kind, Node, Wait};
 use gputrace_ring::ring::Producer;
 
 /// Bytes of the ring where nobody says otherwise: five seconds of 100,000 events a second, should the recorder be
@@ -78,6 +78,8 @@ pub(crate) struct Rest {
     pub(crate) waits: [Wait; WAIT_SLOTS],
     /// `c10::StreamId` seen last, and its `cudaStream_t`.
     pub(crate) torch_stream: (i64, u64),
+    /// What the recorder knows of the thread's place in PyTorch's backward pass.
+    pub(crate) node: Node,
     /// What the unwinders keep.
     pub(crate) stack: ThreadStackState,
     /// Room for a definition that is being sent.

@@ -140,7 +140,7 @@ fn hooked_into(name: &str) -> &'static str {
         "CUDA driver"
     } else if is_function_of("nccl") || is_function_of("pnccl") {
         "NCCL"
-    } else if name.starts_with("_ZN3c10") {
+    } else if ["_ZN3c10", "_ZN2at", "_ZN5torch"].iter().any(|space| name.starts_with(space)) {
         "PyTorch"
     } else {
         "loader"

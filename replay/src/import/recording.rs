@@ -100,7 +100,7 @@ fn stacks(recording: &mut Recording, stacks: &ops::Stacks) {
     }
     for (idx, list) in stacks.lists.iter().enumerate() {
         let frames = list.iter().map(|frame| FrameId(*frame)).collect();
-        recording.stacks.insert(StackId(idx as u32 + 1), Stack { frames, truncated: false });
+        recording.stacks.insert(StackId(idx as u32 + 1), Stack { frames, ..Stack::default() });
     }
 }
 

@@ -6,7 +6,7 @@
 //! mistaken for another.
 
 use super::cuda_driver::{HOOKS, ROWS, Row};
-use super::{torch, unhooked};
+use super::{autograd, torch, unhooked};
 use crate::elf::{self, Object};
 use crate::hook::AUXILIARY;
 use crate::session::{self, Start};
@@ -593,6 +593,7 @@ pub(crate) fn describe(producer: &mut Producer) {
         }
     }
     torch::describe(producer);
+    autograd::describe(producer);
     unhooked::describe(producer);
     describe_bypasses(producer);
 }

@@ -1,5 +1,6 @@
 //! Every function we stand in for, by where it comes from.
 
+pub(crate) mod autograd;
 mod cuda_driver;
 pub(crate) mod events;
 pub(crate) mod loader;

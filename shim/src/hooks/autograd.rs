@@ -1,0 +1,347 @@
+//! PyTorch's autograd: which line of the forward pass an allocation of the backward pass belongs to, and who called
+//! `backward()`.
+//!
+//! The backward pass runs in threads without Python. But each of its operations, a `Node`, carries the number of the
+//! forward operation that it undoes, and numbers are given out by an exported function of `libtorch_cpu.so`, one count
+//! a thread. So where a number is given out, the stack is kept ([`Forward`]); where something happens in the backward
+//! pass, the number is told ([`Node`]); the recorder joins the two.
+//!
+//! Symbols and places are those of the releases 2.1 to 2.15; where they do not fit, nothing is told but that.
+
+use crate::callsite;
+use crate::elf;
+use crate::probe::Start;
+use crate::session::{self, Lane};
+use crate::sys::{self, KeepErrno};
+use core::ffi::{CStr, c_char, c_void};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use gputrace_ring::record::{Backward, Forward, Kind, Node, UNKNOWN};
+use gputrace_ring::ring::{Producer, Pushed};
+
+const NEXT_SEQUENCE: &CStr = c"_ZN2at15sequence_number17get_and_incrementEv";
+const THREAD_NUMBER: &CStr = c"_ZN2at14RecordFunction15currentThreadIdEv";
+const CURRENT_NODE: &CStr = c"_ZN5torch8autograd16get_current_nodeEv";
+/// Its name says that shared pointers are libstdc++'s (`St10shared_ptr`), whose layout [`current_node`] relies on.
+const EXECUTE: &CStr = c"_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEES2_INS0_4NodeEEONS0_11InputBufferE";
+
+/// Words of `torch::autograd::Node`: its functions, two of `enable_shared_from_this`, `sequence_nr_`, `topological_nr_`,
+/// `has_parent_`, `thread_id_` (torch/csrc/autograd/function.h, 2.1 to 2.15).
+const SEQUENCE_WORD: usize = 3;
+const THREAD_WORD: usize = 6;
+/// More threads and operations than a process will ever have: what is beyond is no number.
+const MOST_THREADS: u64 = 1 << 32;
+const MOST_SEQUENCES: u64 = 1 << 48;
+/// Longest name of a class that is told.
+const MOST_NAME: usize = 512;
+
+/// Nobody has asked for a number yet.
+const ABSENT: u32 = 0;
+/// Operations are seen.
+const SEEN: u32 = 1;
+/// A function is missing: before 2.0, or not built as the wheels are.
+const MISSING: u32 = 2;
+/// What should be numbers are none.
+const UNEXPECTED: u32 = 3;
+
+static STATE: AtomicU32 = AtomicU32::new(ABSENT);
+static REAL_NEXT_SEQUENCE: AtomicUsize = AtomicUsize::new(0);
+static REAL_EXECUTE: AtomicUsize = AtomicUsize::new(0);
+static GET_THREAD_NUMBER: AtomicUsize = AtomicUsize::new(0);
+/// 0 unless the state is [`SEEN`].
+static GET_CURRENT_NODE: AtomicUsize = AtomicUsize::new(0);
+
+type NextSequence = unsafe extern "C" fn() -> u64;
+type ThreadNumber = unsafe extern "C" fn() -> u64;
+type CurrentNode = unsafe extern "C" fn(*mut SharedPointer);
+
+/// `std::shared_ptr` of libstdc++: the object, and what counts its owners.
+#[repr(C)]
+struct SharedPointer {
+    object: *const usize,
+    counts: *const Counts,
+}
+
+/// `std::_Sp_counted_base` of libstdc++.
+#[repr(C)]
+struct Counts {
+    functions: usize,
+    owners: AtomicI32,
+    observers: AtomicI32,
+}
+
+/// Looks for PyTorch's autograd, once.
+#[cold]
+pub(crate) fn look() {
+    if STATE.load(Ordering::Relaxed) != ABSENT {
+        return;
+    }
+    let _errno = KeepErrno::new();
+    let Some(library) = elf::by_soname(c"libtorch_cpu.so") else { return };
+    let found = (library.symbol(THREAD_NUMBER), library.symbol(CURRENT_NODE), library.symbol(EXECUTE));
+    let state = if let (Some(thread_number), Some(current_node), Some(_)) = found {
+        GET_THREAD_NUMBER.store(thread_number, Ordering::Relaxed);
+        GET_CURRENT_NODE.store(current_node, Ordering::Relaxed);
+        SEEN
+    } else {
+        MISSING
+    };
+    change(ABSENT, state);
+}
+
+fn change(from: u32, to: u32) {
+    if STATE.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        && let Some(mut lane) = session::lane(Start::OnlyIfLive)
+    {
+        describe(lane.producer());
+    }
+}
+
+/// Says in the trace what can be known of the backward pass.
+pub(crate) fn describe(producer: &mut Producer) {
+    let fact: &[u8] = match STATE.load(Ordering::Relaxed) {
+        ABSENT => return,
+        SEEN => b"torch.backward=seen",
+        MISSING => b"torch.backward=unseen: libtorch_cpu.so lacks what PyTorch 2.1 to 2.15 have",
+        _ => b"torch.backward=unseen: operations do not look like those of PyTorch 2.1 to 2.15",
+    };
+    let at = producer.now();
+    producer.push_raw(at, Kind::Note, &[fact]);
+}
+
+/// Tells the recorder which operation of the backward pass the thread is in, if that is another than before. False if
+/// it could not be told: then what follows would be taken for the one before.
+#[inline]
+pub(crate) fn tell_node(lane: &mut Lane) -> bool {
+    let get = GET_CURRENT_NODE.load(Ordering::Relaxed);
+    if get == 0 {
+        return true;
+    }
+    // SAFETY: found under the name of `std::shared_ptr<Node> torch::autograd::get_current_node()`.
+    let get: CurrentNode = unsafe { core::mem::transmute(get) };
+    let (node, name) = current_node(get);
+    node == lane.state().node || send_node(lane, node, name)
+}
+
+#[cold]
+#[inline(never)]
+fn send_node(lane: &mut Lane, node: Node, name: *const c_char) -> bool {
+    let is_number = node.sequence < MOST_SEQUENCES || node.sequence == UNKNOWN;
+    if node.thread >= MOST_THREADS || !is_number {
+        GET_CURRENT_NODE.store(0, Ordering::Relaxed);
+        STATE.store(UNEXPECTED, Ordering::Relaxed);
+        describe(lane.producer());
+        return true;
+    }
+    let (producer, rest) = lane.parts();
+    let at = producer.now();
+    if node.class != 0 && rest.stack.is_new_code(node.class, rest.definitions) {
+        // SAFETY: the name of a class in a library that stays.
+        let name = unsafe { sys::c_bytes(name) };
+        let name = name.get(..name.len().min(MOST_NAME)).unwrap_or_default();
+        if producer.push_raw(at, Kind::NodeClass, &[&node.class.to_ne_bytes(), name]) != Pushed::Yes {
+            rest.stack.forget_code(node.class);
+        }
+    }
+    let is_told = producer.push(at, 0, &node) == Pushed::Yes;
+    if is_told {
+        rest.node = node;
+    }
+    is_told
+}
+
+/// What the calling thread runs of the backward pass, and the mangled name of its class. Reads PyTorch's own
+/// thread-local.
+#[inline]
+fn current_node(get: CurrentNode) -> (Node, *const c_char) {
+    let mut shared = SharedPointer { object: core::ptr::null(), counts: core::ptr::null() };
+    // SAFETY: a class with a destructor comes back where the first argument points (Itanium C++ ABI 3.1.3).
+    unsafe { get(&raw mut shared) };
+    if shared.object.is_null() {
+        return (Node::default(), core::ptr::null());
+    }
+    // SAFETY: the thread's own pointer keeps the node, so all of it can be read.
+    let word = |at: usize| unsafe { *shared.object.wrapping_add(at) };
+    let functions = word(0) as *const usize;
+    // SAFETY: before its functions, a table has the address of the type's description (Itanium C++ ABI 2.5.2).
+    let description = unsafe { *functions.wrapping_sub(1) } as *const *const c_char;
+    // SAFETY: the second word of a description is the mangled name (`std::type_info`, libstdc++).
+    let name = unsafe { *description.wrapping_add(1) };
+    let node = Node {
+        thread: word(THREAD_WORD) as u64,
+        sequence: word(SEQUENCE_WORD) as u64,
+        class: (name as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+    };
+    // SAFETY: a shared pointer that is not null has counts.
+    if let Some(counts) = unsafe { shared.counts.as_ref() } {
+        // Never the last owner: that is the thread's own pointer.
+        counts.owners.fetch_sub(1, Ordering::Release);
+    }
+    (node, name)
+}
+
+/// `uint64_t at::sequence_number::get_and_increment()`: called when a forward operation makes the node that will undo
+/// it.
+///
+/// # Safety
+/// Called by PyTorch only.
+#[unsafe(export_name = "_ZN2at15sequence_number17get_and_incrementEv")]
+pub(crate) unsafe extern "C" fn next_sequence() -> u64 {
+    let real = real(&REAL_NEXT_SEQUENCE, NEXT_SEQUENCE);
+    // SAFETY: found under the name of a function of this type.
+    let real: NextSequence = unsafe { core::mem::transmute(real) };
+    // SAFETY: PyTorch's own call.
+    let sequence = unsafe { real() };
+    if session::is_live() {
+        tell_forward(sequence);
+    }
+    sequence
+}
+
+fn tell_forward(sequence: u64) {
+    if GET_CURRENT_NODE.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let Some(mut lane) = session::lane(Start::OnlyIfLive) else { return };
+    let stack = callsite::capture_program(&mut lane);
+    if stack != 0 {
+        let producer = lane.producer();
+        let at = producer.now();
+        producer.push(at, 0, &Forward { thread: thread_number(), sequence, stack });
+    }
+}
+
+fn thread_number() -> u64 {
+    let get = GET_THREAD_NUMBER.load(Ordering::Relaxed);
+    if get == 0 {
+        return 0;
+    }
+    // SAFETY: found under the name of `uint64_t at::RecordFunction::currentThreadId()`.
+    let get: ThreadNumber = unsafe { core::mem::transmute(get) };
+    // SAFETY: reads a thread-local of PyTorch's, which the caller of the hook reads too.
+    unsafe { get() }
+}
+
+/// `c10::intrusive_ptr<at::ivalue::Future> torch::autograd::Engine::execute_with_graph_task(const
+/// std::shared_ptr<GraphTask>&, std::shared_ptr<Node>, InputBuffer&&)`, called by Python's `backward()`, which stays
+/// inside until the backward pass is done. Exceptions pass through this frame, so it is described to unwinders and holds
+/// nothing that would need cleaning up.
+///
+/// # Safety
+/// Called by PyTorch only.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+#[unsafe(export_name = "_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEES2_INS0_4NodeEEONS0_11InputBufferE")]
+pub(crate) unsafe extern "C" fn execute_with_graph_task(
+    _result: *mut c_void,
+    _engine: *mut c_void,
+    _task: *const c_void,
+    _root: *mut c_void,
+    _inputs: *mut c_void,
+) -> *mut c_void {
+    core::arch::naked_asm!(
+        ".cfi_startproc",
+        "push rbx",
+        ".cfi_adjust_cfa_offset 8",
+        ".cfi_rel_offset rbx, 0",
+        "push rdi",
+        ".cfi_adjust_cfa_offset 8",
+        "push rsi",
+        ".cfi_adjust_cfa_offset 8",
+        "push rdx",
+        ".cfi_adjust_cfa_offset 8",
+        "push rcx",
+        ".cfi_adjust_cfa_offset 8",
+        "push r8",
+        ".cfi_adjust_cfa_offset 8",
+        "sub rsp, 8",
+        ".cfi_adjust_cfa_offset 8",
+        "lea rdi, [rsp + 56]",
+        "call {enter}",
+        "add rsp, 8",
+        ".cfi_adjust_cfa_offset -8",
+        "pop r8",
+        ".cfi_adjust_cfa_offset -8",
+        "pop rcx",
+        ".cfi_adjust_cfa_offset -8",
+        "pop rdx",
+        ".cfi_adjust_cfa_offset -8",
+        "pop rsi",
+        ".cfi_adjust_cfa_offset -8",
+        "pop rdi",
+        ".cfi_adjust_cfa_offset -8",
+        "call rax",
+        "mov rbx, rax",
+        "lea rdi, [rsp + 8]",
+        "call {leave}",
+        "mov rax, rbx",
+        "pop rbx",
+        ".cfi_adjust_cfa_offset -8",
+        "ret",
+        ".cfi_endproc",
+        enter = sym enter_backward,
+        leave = sym leave_backward,
+    )
+}
+
+#[cfg(target_arch = "x86_64")]
+extern "C" fn enter_backward(frame: usize) -> usize {
+    if let Some(mut lane) = backward_lane() {
+        let stack = callsite::capture_program(&mut lane);
+        tell_backward(&mut lane, frame, stack, 1);
+    }
+    real(&REAL_EXECUTE, EXECUTE)
+}
+
+#[cfg(target_arch = "x86_64")]
+extern "C" fn leave_backward(frame: usize) {
+    if let Some(mut lane) = backward_lane() {
+        tell_backward(&mut lane, frame, 0, 0);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn backward_lane() -> Option<Lane> {
+    let is_told = GET_CURRENT_NODE.load(Ordering::Relaxed) != 0 && session::is_live();
+    if is_told { session::lane(Start::OnlyIfLive) } else { None }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn tell_backward(lane: &mut Lane, frame: usize, stack: u64, begins: u64) {
+    let producer = lane.producer();
+    let at = producer.now();
+    producer.push(at, 0, &Backward { thread: thread_number(), stack, frame: frame as u64, begins });
+}
+
+/// Address of PyTorch's function that our export hides. Whoever calls us was linked against it, so it is there.
+#[inline]
+fn real(slot: &AtomicUsize, name: &CStr) -> usize {
+    match slot.load(Ordering::Relaxed) {
+        0 => find_real(slot, name),
+        address => address,
+    }
+}
+
+#[cold]
+fn find_real(slot: &AtomicUsize, name: &CStr) -> usize {
+    let _errno = KeepErrno::new();
+    look();
+    let ours = find_real as *const () as usize;
+    let mut found = elf::by_soname(c"libtorch_cpu.so").and_then(|library| library.symbol(name));
+    if found.is_none() {
+        // A build that calls its library otherwise.
+        elf::find(|object| {
+            found = if object.contains(ours) { None } else { object.symbol(name) };
+            found.is_some()
+        });
+    }
+    let address = found.unwrap_or(nowhere as *const () as usize);
+    slot.store(address, Ordering::Relaxed);
+    address
+}
+
+/// The dynamic linker bound a call to us that has no other target: it would have ended the process itself.
+extern "C" fn nowhere() {
+    sys::say(b"a library of PyTorch's calls a function that no other has");
+    // SAFETY: abort takes nothing and does not return.
+    unsafe { libc::abort() }
+}
