@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use gputrace_schemas::event::Bytes;
 
-use crate::live::{Holder, Level, Lines, Picture, owner};
+use crate::live::{Holder, Level, Lines, Native, Picture, owner};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::source::Source;
 use crate::story::Story;
@@ -173,7 +173,7 @@ pub fn section(before: &Side, after: &Side, by: By, n_rows: usize) -> Section {
 }
 
 fn sums(side: &Side, by: By) -> BTreeMap<String, u64> {
-    let mut lines = Lines::new(side.source.definitions());
+    let mut lines = Lines::new(side.source.definitions(), Native::Hidden);
     let mut sums: BTreeMap<String, u64> = BTreeMap::new();
     for picture in &side.pictures {
         for (holder, (bytes, objects)) in &picture.held {

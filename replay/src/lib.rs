@@ -1,6 +1,7 @@
 //! Everything offline: ledger, simulator, policies, analyses, reports, exports.
 #![forbid(unsafe_code)]
 
+mod backward;
 pub mod diff;
 pub mod exports;
 pub mod fragmentation;

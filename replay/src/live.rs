@@ -5,9 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use gputrace_schemas::event::{Bytes, Event, Frame, Nanos, StackId};
+use gputrace_schemas::event::{Bytes, Event, Frame, Module, Nanos, Stack, StackId};
 use rustc_hash::FxHashMap;
 
+use crate::backward::{place, python_lines};
 use crate::ledger::{Ledger, MemoryKind, OwnerId, SiteId};
 use crate::owners::{TORCH, file_name};
 use crate::source::Source;
@@ -224,30 +225,35 @@ impl std::fmt::Display for Line {
     }
 }
 
+/// Whether native frames are shown beside lines of Python.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Native {
+    /// Only where there is no Python.
+    #[default]
+    Hidden,
+    /// All of them.
+    Shown,
+}
+
 /// Turns stacks into words, each once.
 pub struct Lines<'a> {
     definitions: &'a dyn Definitions,
+    native: Native,
     stacks: FxHashMap<StackId, Vec<Line>>,
 }
 
 impl<'a> Lines<'a> {
     /// For the stacks of a trace.
     #[must_use]
-    pub fn new(definitions: &'a dyn Definitions) -> Lines<'a> {
-        Lines { definitions, stacks: FxHashMap::default() }
+    pub fn new(definitions: &'a dyn Definitions, native: Native) -> Lines<'a> {
+        Lines { definitions, native, stacks: FxHashMap::default() }
     }
 
     /// The lines of a stack, outermost first; none where no stack was recorded.
     pub fn of(&mut self, stack: StackId) -> &[Line] {
-        let definitions = self.definitions;
+        let (definitions, native) = (self.definitions, self.native);
         self.stacks.entry(stack).or_insert_with(|| {
-            let frames = definitions.stack(stack).map_or(&[][..], |stack| &stack.frames);
-            frames
-                .iter()
-                .rev()
-                .filter_map(|id| definitions.frame(*id))
-                .map(|it| line(definitions, it))
-                .collect()
+            definitions.stack(stack).map_or_else(Vec::new, |stack| lines(definitions, stack, native))
         })
     }
 
@@ -262,6 +268,41 @@ impl<'a> Lines<'a> {
             lines => lines.to_vec(),
         }
     }
+}
+
+/// The lines of a stack, outermost first. What the backward pass did hangs below the line of the forward pass.
+fn lines(definitions: &dyn Definitions, stack: &Stack, native: Native) -> Vec<Line> {
+    let place = place(definitions, stack);
+    let mut lines = frames(definitions, place.stack, native);
+    if !place.mark.is_empty() {
+        let caller = if place.caller.is_empty() { String::new() } else { format!(", {}", place.caller) };
+        lines.push(Line { name: format!("({}{caller})", place.mark), ..Line::default() });
+    }
+    // A thread of autograd's own: what it runs of Python is inside of the operation.
+    let has_own_python = stack.backward.as_ref().is_some_and(|backward| backward.caller.0 != 0)
+        && python_lines(definitions, stack).next().is_some();
+    if place.is_elsewhere && (native == Native::Shown || has_own_python) {
+        lines.extend(frames(definitions, stack, native));
+    }
+    lines
+}
+
+fn frames(definitions: &dyn Definitions, stack: &Stack, native: Native) -> Vec<Line> {
+    let has_python = python_lines(definitions, stack).next().is_some();
+    let is_shown = |frame: &&Frame| match frame {
+        Frame::Python { .. } => true,
+        Frame::Native { module, .. } => match native {
+            Native::Hidden => !has_python,
+            Native::Shown => !module.and_then(|id| definitions.module(id)).is_some_and(is_ours),
+        },
+    };
+    let frames = stack.frames.iter().rev().filter_map(|id| definitions.frame(*id)).filter(is_shown);
+    frames.map(|frame| line(definitions, frame)).collect()
+}
+
+/// The library that recorded: the program did not ask for it.
+fn is_ours(module: &Module) -> bool {
+    file_name(&module.path) == "libgputrace.so"
 }
 
 fn line(definitions: &dyn Definitions, frame: &Frame) -> Line {
@@ -311,7 +352,7 @@ mod tests {
     fn shown(when: When) -> Vec<String> {
         let source = Source::of("train.gtr", recording(SCENE));
         let (story, pictures) = pictures(&source, when);
-        let mut lines = Lines::new(source.definitions());
+        let mut lines = Lines::new(source.definitions(), Native::Hidden);
         let mut shown = vec![];
         for picture in &pictures {
             for (holder, (bytes, n)) in &picture.held {
@@ -336,6 +377,49 @@ mod tests {
                 "PyTorch 2095616 1 (reserved by PyTorch, used by nobody)",
             ]
         );
+    }
+
+    /// The lines of one block's stack, outermost first.
+    fn lines_of(by: &str, native: Native) -> Vec<String> {
+        let scene = format!(
+            "Alloc addr=a bytes=2M by=libc10_cuda.so
+             block addr=a bytes=512 requested=400 allocated=512 reserved=2M by={by}"
+        );
+        let source = Source::of("train.gtr", recording(&scene));
+        let (_, pictures) = pictures(&source, When::Peak);
+        let mut lines = Lines::new(source.definitions(), native);
+        let holder = pictures[0].held.keys().find(|holder| holder.level == Level::Block).expect("one block");
+        lines.of_holder(holder).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn native_frames_hide_behind_python_unless_asked_for() {
+        let by = "empty@libtorch.so,enter@libgputrace.so,f@/job/a.py:2";
+        assert_eq!(lines_of(by, Native::Hidden), ["f (a.py:2)"]);
+        assert_eq!(lines_of(by, Native::Shown), ["f (a.py:2)", "empty (libtorch.so)"]);
+        assert_eq!(lines_of("work@job,main@job", Native::Hidden), ["main (job)", "work (job)"]);
+    }
+
+    #[test]
+    fn the_backward_pass_hangs_below_the_line_of_the_forward_pass() {
+        let by = "mm@libtorch.so^torch::autograd::generated::MmBackward0^f@/job/a.py:2,main@/job/a.py:9^main@/job/a.py:10";
+        let forward = ["main (a.py:9)", "f (a.py:2)", "(backward of MmBackward0, called by main (a.py:10))"];
+        assert_eq!(lines_of(by, Native::Hidden), forward);
+        assert_eq!(lines_of(by, Native::Shown), [&forward[..], &["mm (libtorch.so)"]].concat());
+    }
+
+    #[test]
+    fn an_operation_that_undoes_none_belongs_to_the_line_that_called_backward() {
+        let by = "add@libtorch.so^torch::autograd::AccumulateGrad^^main@/job/a.py:10";
+        let expected = ["main (a.py:10)", "(AccumulateGrad in backward, called by main (a.py:10))"];
+        assert_eq!(lines_of(by, Native::Hidden), expected);
+    }
+
+    #[test]
+    fn python_inside_of_an_operation_is_shown_below_it() {
+        let by = "backward@/job/a.py:5^torch::autograd::PyNode^f@/job/a.py:2^main@/job/a.py:10";
+        let expected = ["f (a.py:2)", "(backward of PyNode, called by main (a.py:10))", "backward (a.py:5)"];
+        assert_eq!(lines_of(by, Native::Hidden), expected);
     }
 
     #[test]

@@ -156,13 +156,18 @@ impl Scene {
     }
 
     /// `by=FRAME,FRAME,...`, innermost first: a file with `!` behind it for one with a CUDA runtime, `FUNCTION@FILE`
-    /// for a known function of it, or `FUNCTION@FILE.py:LINE` for Python.
+    /// for a known function of it, or `FUNCTION@FILE.py:LINE` for Python. Behind `^`, what it was of the backward pass:
+    /// `NODE^FORWARD_STACK^STACK_OF_THE_CALLER`.
     fn stack(&mut self, by: &str) -> StackId {
         if let Some(id) = self.stacks.get(by) {
             return *id;
         }
         let mut frames = vec![];
-        for word in by.split(',') {
+        let (by_own, backward) = match by.split_once('^') {
+            Some((own, forward)) => (own, Some(forward)),
+            None => (by, None),
+        };
+        for word in by_own.split(',').filter(|word| !word.is_empty()) {
             let idx = self.recording.frames.len() as u32 + 1;
             let (function, file) = word.split_once('@').unwrap_or(("", word));
             let frame = match file.rsplit_once(':') {
@@ -188,10 +193,21 @@ impl Scene {
             self.recording.frames.insert(FrameId(idx), frame);
             frames.push(FrameId(idx));
         }
+        let backward = backward.map(|told| self.backward(told));
         let id = StackId(self.stacks.len() as u32 + 1);
-        self.recording.stacks.insert(id, Stack { frames, ..Stack::default() });
+        self.recording.stacks.insert(id, Stack { frames, backward, ..Stack::default() });
         self.stacks.insert(by.to_owned(), id);
         id
+    }
+}
+
+impl Scene {
+    fn backward(&mut self, told: &str) -> Box<Backward> {
+        let mut parts = told.split('^');
+        let node = parts.next().unwrap_or_default().to_owned();
+        let mut stack = || parts.next().filter(|by| !by.is_empty()).map_or(StackId(0), |by| self.stack(by));
+        let (forward, caller) = (stack(), stack());
+        Box::new(Backward { node, forward, caller, is_caller_inferred: false })
     }
 }
 

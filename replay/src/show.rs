@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
-use gputrace_replay::live::When;
+use gputrace_replay::live::{Native, When};
 use gputrace_replay::report::model::Report;
 use gputrace_replay::report::render::{json, text};
 use gputrace_replay::report::sections::SectionEntry;
@@ -54,6 +54,20 @@ fn time(text: &str) -> Result<u64, String> {
     match (number.parse::<f64>(), scale) {
         (Ok(number), Some(scale)) => Ok((number * scale) as u64),
         _ => Err(format!("`{text}` is no time; write 1.5s, 200ms, 10us or nanoseconds")),
+    }
+}
+
+/// Which frames to show.
+#[derive(Args)]
+pub(crate) struct NativeArgs {
+    /// Show native frames beside those of Python
+    #[arg(long)]
+    native: bool,
+}
+
+impl NativeArgs {
+    pub(crate) fn native(&self) -> Native {
+        if self.native { Native::Shown } else { Native::Hidden }
     }
 }
 

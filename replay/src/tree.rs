@@ -82,7 +82,7 @@ fn group(story: &Story, holder: &Holder, group_by: GroupBy) -> Option<Line> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::live::{When, pictures};
+    use crate::live::{Native, When, pictures};
     use crate::scene::recording;
     use crate::source::Source;
 
@@ -92,7 +92,8 @@ mod tests {
                      Create handle=n bytes=100 by=libnccl.so.2";
         let source = Source::of("train.gtr", recording(scene));
         let (story, pictures) = pictures(&source, When::Peak);
-        let root = Node::of(&story, &pictures, &mut Lines::new(source.definitions()), group_by);
+        let root =
+            Node::of(&story, &pictures, &mut Lines::new(source.definitions(), Native::Hidden), group_by);
         let mut shown = vec![];
         show(&root, 0, &mut shown);
         shown

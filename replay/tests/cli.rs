@@ -78,6 +78,9 @@ fn help_of_every_verb() {
                   - python: Lines of Python
                   - all:    Lines of Python and native functions
 
+              --min-size <BYTES>
+                  Record no stacks for PyTorch's blocks of fewer bytes: 512, 1M [default: 0]
+
               --ring-size <BYTES>
                   Memory for events that wait to be written, for each process: 64M, 1GiB
 
@@ -169,6 +172,9 @@ fn help_of_every_verb() {
 
               --device <ORDINAL>
                   Only this device
+
+              --native
+                  Show native frames beside those of Python
 
               --min-bytes <BYTES>
                   Leave out nodes with less [default: one in 200 of everything]
@@ -413,6 +419,9 @@ fn help_of_every_verb() {
               --end
                   At the end
 
+              --native
+                  Show native frames beside those of Python
+
           -h, --help
                   Print help (see a summary with '-h')
 
@@ -453,7 +462,8 @@ fn help_of_every_verb() {
         Makes a trace of a ring whose recorder is gone
 
         Where no recorder could be started, or it was killed, what was recorded is still in the ring: a file
-        that libgputrace.so names on stderr, usually in /dev/shm.
+        that libgputrace.so names on stderr, usually in /dev/shm. If the program still runs, it is recorded
+        on from here.
 
         Usage: gputrace recover [OPTIONS] <RING>...
 

@@ -24,8 +24,8 @@ const CODE_BYTES: usize = 8 << 10;
 pub(crate) enum Of {
     /// A call into the driver: its native frames say whose memory it is, so it has them in every mode.
     DriverCall,
-    /// A block of a framework's allocator: what the user asked for.
-    Block,
+    /// A block of a framework's allocator of so many bytes: what the user asked for.
+    Block(u64),
 }
 
 /// Room for what is being sent.
@@ -40,8 +40,19 @@ pub(crate) fn begin() {
     unsafe { stack::init(lookup) };
 }
 
+/// Says in the trace below which size blocks have no stack: `stacks.min_size=BYTES`.
+fn describe_min_size(producer: &mut Producer) {
+    let least = session::stacks_min_size();
+    if least > 0 {
+        let text = Text::<64>::new().add(b"stacks.min_size=").number(least);
+        let at = producer.now();
+        producer.push_raw(at, Kind::Note, &[text.as_bytes()]);
+    }
+}
+
 /// Says in the trace which native frames run Python: `python.interpreter=VERSION START END`, hexadecimal.
 pub(crate) fn describe(producer: &mut Producer) {
+    describe_min_size(producer);
     let text = Text::<128>::new();
     let text = match (stack::python::interpreter(), stack::python::status()) {
         (Some((version, start, end)), _) => text
@@ -83,10 +94,11 @@ unsafe extern "C" fn lookup(name: *const c_char) -> *mut c_void {
 #[inline]
 pub(crate) fn capture(lane: &mut Lane, of: Of) -> u64 {
     let want = match (session::stacks(), of) {
+        (_, Of::Block(bytes)) if bytes < session::stacks_min_size() => return 0,
         (Stacks::All, _) | (Stacks::Python, Of::DriverCall) => NATIVE | PYTHON,
-        (Stacks::Python, Of::Block) => PYTHON,
+        (Stacks::Python, Of::Block(_)) => PYTHON,
         (Stacks::None, Of::DriverCall) => NATIVE,
-        (Stacks::None, Of::Block) => return 0,
+        (Stacks::None, Of::Block(_)) => return 0,
     };
     if !autograd::tell_node(lane) {
         return 0;

@@ -16,6 +16,8 @@ pub(crate) struct Variable {
 pub(crate) const SWITCH: Variable = Variable { name: c"GPUTRACE" };
 /// `none`, `python` or `all` (the default): which frames stacks have.
 pub(crate) const STACKS: Variable = Variable { name: c"GPUTRACE_STACKS" };
+/// Bytes: blocks of PyTorch's that are smaller have no stack. Driver calls do: their stacks say whose memory it is.
+pub(crate) const STACKS_MIN_SIZE: Variable = Variable { name: c"GPUTRACE_STACKS_MIN_SIZE" };
 /// Bytes of the ring; by default 32 MiB, never more than a quarter of what `/dev/shm` has free.
 pub(crate) const RING_BYTES: Variable = Variable { name: c"GPUTRACE_RING_BYTES" };
 /// Path of the `gputrace` program; by default it is looked for beside the library, then on `PATH`.

@@ -53,6 +53,7 @@ struct Page {
 static PAGE: AtomicPtr<Page> = AtomicPtr::new(null_mut());
 static CLOCK: AtomicU32 = AtomicU32::new(Clock::Monotonic as u32);
 static STACKS: AtomicU32 = AtomicU32::new(Stacks::All as u32);
+static STACKS_MIN_SIZE: AtomicU64 = AtomicU64::new(0);
 static MAP: Shared<MaybeUninit<Map>> = Shared(UnsafeCell::new(MaybeUninit::uninit()));
 /// Where the ring is, for the end.
 static RING: Shared<Text<128>> = Shared(UnsafeCell::new(Text::new()));
@@ -153,6 +154,12 @@ pub(crate) fn stacks() -> Stacks {
         1 => Stacks::Python,
         _ => Stacks::All,
     }
+}
+
+/// Blocks with fewer bytes have no stack.
+#[inline]
+pub(crate) fn stacks_min_size() -> u64 {
+    STACKS_MIN_SIZE.load(Ordering::Relaxed)
 }
 
 /// The calling thread's lane. `None` if there is no session (see [`Start`]), if we stepped aside, or in a signal
@@ -270,6 +277,7 @@ fn begin() -> bool {
         return false;
     }
     STACKS.store(config::stacks() as u32, Ordering::Relaxed);
+    STACKS_MIN_SIZE.store(config::STACKS_MIN_SIZE.number().unwrap_or(0), Ordering::Relaxed);
     let ring = match Ring::make() {
         Ok(ring) => ring,
         Err(why) => {

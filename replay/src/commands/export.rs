@@ -12,7 +12,7 @@ use gputrace_replay::exports::{EXPORTS, Request};
 use gputrace_replay::source::Source;
 
 use super::Verb;
-use crate::show::WhenArgs;
+use crate::show::{NativeArgs, WhenArgs};
 
 pub(super) const VERB: Verb = Verb::new::<ExportArgs>("export", run);
 
@@ -47,6 +47,9 @@ pub(super) struct ExportArgs {
 
     #[command(flatten)]
     when: WhenArgs,
+
+    #[command(flatten)]
+    native: NativeArgs,
 }
 
 fn formats() -> PossibleValuesParser {
@@ -59,7 +62,12 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
         bail!("no format {}", args.format);
     };
     let source = Source::open(&args.trace)?;
-    let request = Request { source: &source, when: args.when.when(), device: args.device };
+    let request = Request {
+        source: &source,
+        when: args.when.when(),
+        device: args.device,
+        native: args.native.native(),
+    };
     match args.output.filter(|path| path.as_os_str() != "-") {
         None => export.export(&request, out)?,
         Some(path) => {

@@ -47,6 +47,9 @@ pub(super) struct RecordArgs {
     /// Which call stacks to record
     #[arg(long, value_enum, value_name = "KIND")]
     stacks: Option<Stacks>,
+    /// Record no stacks for PyTorch's blocks of fewer bytes: 512, 1M [default: 0]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    min_size: Option<u64>,
     /// Memory for events that wait to be written, for each process: 64M, 1GiB
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     ring_size: Option<u64>,
@@ -123,6 +126,9 @@ fn prepare(
     }
     if let Some(stacks) = args.stacks {
         command.env("GPUTRACE_STACKS", stacks.name());
+    }
+    if let Some(bytes) = args.min_size {
+        command.env("GPUTRACE_STACKS_MIN_SIZE", bytes.to_string());
     }
     if let Some(bytes) = args.ring_size {
         command.env("GPUTRACE_RING_BYTES", bytes.to_string());

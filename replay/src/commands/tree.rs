@@ -15,7 +15,7 @@ use gputrace_schemas::event::Bytes;
 use serde_json::{Value, json};
 
 use super::Verb;
-use crate::show::{WhenArgs, write_json};
+use crate::show::{NativeArgs, WhenArgs, write_json};
 
 pub(super) const VERB: Verb = Verb::new::<TreeArgs>("tree", run);
 
@@ -41,6 +41,9 @@ pub(super) struct TreeArgs {
     /// Only this device
     #[arg(long, value_name = "ORDINAL")]
     device: Option<i16>,
+
+    #[command(flatten)]
+    native: NativeArgs,
 
     /// Leave out nodes with less [default: one in 200 of everything]
     #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
@@ -74,7 +77,8 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
         Group::Device => GroupBy::Device,
         Group::Stream => GroupBy::Stream,
     };
-    let root = Node::of(&story, &pictures, &mut Lines::new(source.definitions()), group_by);
+    let root =
+        Node::of(&story, &pictures, &mut Lines::new(source.definitions(), args.native.native()), group_by);
     let least = Bytes(args.min_bytes.unwrap_or(root.bytes.0 / 200));
     if args.json {
         write_json(&json(&story, &pictures, &root, least), out)?;

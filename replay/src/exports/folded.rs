@@ -23,7 +23,7 @@ impl Export for Folded {
 
     fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
         let (story, pictures) = pictures(request.source, request.when);
-        let mut lines = Lines::new(request.source.definitions());
+        let mut lines = Lines::new(request.source.definitions(), request.native);
         let mut folded: BTreeMap<String, u64> = BTreeMap::new();
         for picture in pictures.iter().filter(|picture| request.wants(picture.device)) {
             for (holder, (bytes, _)) in &picture.held {

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use gputrace_schemas::event::{Event, EventKind, Nanos};
 
 use crate::ledger::{Ledger, OUT_OF_MEMORY};
-use crate::live::When;
+use crate::live::{Native, When};
 use crate::source::Source;
 
 mod chrome;
@@ -28,6 +28,8 @@ pub struct Request<'a> {
     pub when: When,
     /// Only this device, or all.
     pub device: Option<i16>,
+    /// Whether native frames are shown beside lines of Python.
+    pub native: Native,
 }
 
 impl Request<'_> {

@@ -57,7 +57,7 @@ impl Export for TorchPickle {
             stacks: FxHashMap::default(),
             frames: FxHashMap::default(),
         };
-        let mut lines = Lines::new(source.definitions());
+        let mut lines = Lines::new(source.definitions(), request.native);
         let process = source.definitions().process();
         pickle.raw(b"\x80\x04}(")?;
         pickle.text("device_traces")?;

@@ -25,6 +25,7 @@ use gputrace_schemas::reader;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{ImportError, Trace};
+use crate::backward::place;
 use crate::driver::REGION;
 use crate::ledger::OUT_OF_MEMORY;
 use crate::ops::{
@@ -926,6 +927,7 @@ impl StackTable {
             return *known;
         }
         let Some(listed) = definitions.stack(stack) else { return StackId::NONE };
+        let listed = place(definitions, listed).stack;
         let mut list = Vec::with_capacity(listed.frames.len());
         for id in &listed.frames {
             if let Some(known) = self.frames.get(&id.0) {

@@ -6,9 +6,10 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use gputrace_schemas::event::{ApiId, Frame, FrameId, Stack, StackId, ThreadId};
+use gputrace_schemas::event::{ApiId, Backward, Frame, FrameId, Stack, StackId, ThreadId};
 use rustc_hash::FxHashMap;
 
+use crate::backward::{place, python_line, python_lines};
 use crate::owners::{self, Owner};
 use crate::trace::Definitions;
 
@@ -37,6 +38,8 @@ pub struct Site {
     pub line: u32,
     /// The innermost function of a library on the way, where it tells more: `conv2d` under `train.py:12`.
     pub inside: String,
+    /// What of PyTorch's backward pass it was: `backward of AddmmBackward0`, where the line is the forward operation's.
+    pub mark: String,
 }
 
 impl fmt::Display for Site {
@@ -50,6 +53,9 @@ impl fmt::Display for Site {
         }
         if !self.inside.is_empty() {
             write!(to, " in {}", self.inside)?;
+        }
+        if !self.mark.is_empty() {
+            write!(to, " ({})", self.mark)?;
         }
         Ok(())
     }
@@ -198,20 +204,16 @@ fn is_runtime_function(function: &str) -> bool {
 
 /// The place to show: the innermost line of the user's Python, else of any Python, else the function that asked.
 fn site(definitions: &dyn Definitions, stack: &Stack, owner: &Owner) -> Site {
-    let python = |id: &FrameId| match definitions.frame(*id) {
-        Some(Frame::Python { function, file, line }) => Some((function, file, *line)),
-        Some(Frame::Native { .. }) | None => None,
-    };
-    let innermost = stack.frames.iter().find_map(python);
-    let own =
-        stack.frames.iter().filter_map(python).find(|(_, file, _)| owners::python_package(file).is_none());
-    if let Some((function, file, line)) = own.or(innermost) {
-        let inside = innermost.filter(|inner| Some(*inner) != own && own.is_some());
+    let place = place(definitions, stack);
+    if let Some((function, file, line)) = python_line(definitions, place.stack) {
+        let innermost = python_lines(definitions, place.stack).next();
+        let inside = innermost.filter(|inner| *inner != (function, file, line));
         return Site {
-            function: function.clone(),
-            file: file.clone(),
+            function: function.to_owned(),
+            file: file.to_owned(),
             line,
-            inside: inside.map_or_else(String::new, |(function, _, _)| function.clone()),
+            inside: inside.map_or_else(String::new, |(function, _, _)| function.to_owned()),
+            mark: place.mark,
             ..Site::default()
         };
     }
@@ -228,7 +230,8 @@ fn native_site(definitions: &dyn Definitions, stack: &Stack, owner: &Owner) -> S
         Some(Frame::Python { .. }) | None => "",
     };
     // Autograd's threads run no Python; the node says which operation went backward.
-    if let Some(node) = stack.frames.iter().find_map(|id| autograd_node(function(id))) {
+    let told = stack.backward.as_deref().map(Backward::short_node).filter(|node| !node.is_empty());
+    if let Some(node) = told.or_else(|| stack.frames.iter().find_map(|id| autograd_node(function(id)))) {
         return Site { function: node.to_owned(), file: "backward".to_owned(), ..Site::default() };
     }
     let outside = &stack.frames[owner.frame.unwrap_or(0).min(stack.frames.len())..];

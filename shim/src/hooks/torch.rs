@@ -271,7 +271,7 @@ fn block_allocated(addr: u64, bytes: u64, allocated: u64, reserved: u64, device:
         requested = tls.requested.get();
         stream = current_stream(&mut lane.state().torch_stream, device);
     }
-    let stack = callsite::capture(&mut lane, callsite::Of::Block);
+    let stack = callsite::capture(&mut lane, callsite::Of::Block(bytes));
     let at = session::now();
     let record = BlockAlloc {
         addr,
@@ -298,7 +298,7 @@ fn block_freed(addr: u64, bytes: u64, allocated: u64, reserved: u64, device: i8)
             lane.producer().push(at, 0, &wait);
         }
     }
-    let stack = callsite::capture(&mut lane, callsite::Of::Block);
+    let stack = callsite::capture(&mut lane, callsite::Of::Block(bytes));
     let at = session::now();
     let record = BlockFree { addr, device_bytes: pack_device(device, bytes), allocated, reserved, stack };
     let flags = if python::is_collecting() { BlockFree::COLLECTING } else { 0 };
@@ -312,7 +312,7 @@ fn out_of_memory(bytes: u64, allocated: u64, reserved: u64, device: i8) {
     // The exception that follows skips `leave_allocate`.
     tls.allocate_frame.set(0);
     let Some(mut lane) = session::lane(Start::IfNeeded) else { return };
-    let stack = callsite::capture(&mut lane, callsite::Of::Block);
+    let stack = callsite::capture(&mut lane, callsite::Of::Block(bytes));
     let at = session::now();
     let record = BlockOom { device_bytes: pack_device(device, bytes), requested, allocated, reserved, stack };
     lane.producer().push(at, 0, &record);

@@ -1,6 +1,7 @@
 //! What may be wrong with the trace, and what is wrong with the program's calls.
 
 use super::SectionEntry;
+use crate::ledger::Ledger;
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::story::Story;
 
@@ -42,9 +43,20 @@ fn build(story: &Story) -> Option<Section> {
         );
         section = section.line(Mood::Note, text);
     }
+    if let Some(least) = stacks_min_size(ledger) {
+        let text =
+            format!("PyTorch's blocks of less than {least} bytes were recorded without stacks (--min-size)");
+        section = section.line(Mood::Note, text);
+    }
     if !ledger.notes.is_empty() {
         let text = format!("{} notes of the recording: `gputrace doctor {}`", ledger.notes.len(), story.path);
         section = section.line(Mood::Note, text);
     }
     (!section.items.is_empty()).then_some(section)
+}
+
+/// What the recording says about stacks that were not wanted.
+fn stacks_min_size(ledger: &Ledger) -> Option<u64> {
+    let told = ledger.notes.iter().find_map(|(_, note)| note.strip_prefix("stacks.min_size="))?;
+    told.parse().ok()
 }
