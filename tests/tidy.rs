@@ -121,6 +121,7 @@ fn the_library_exports_its_rows_and_needs_nothing_of_cuda() {
     expected.extend(set([
         "dlsym",
         "dlvsym",
+        "InitializeInjectionNvtx2",
         "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE",
         "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE",
         "_ZN2at15sequence_number17get_and_incrementEv",

@@ -3,7 +3,7 @@
 
 use gputrace_ring::record::{
     Action, Backward, BlockAlloc, BlockFree, BlockOom, Call, CallEnd, CodeDef, Device, Forward, Header, Kind,
-    Node, StackDef, Wait, WaitAction,
+    Mark, MarkAction, Node, StackDef, Wait, WaitAction,
 };
 use gputrace_ring::ring::Reader;
 
@@ -17,6 +17,11 @@ pub(crate) enum Record {
     BlockFree(BlockFree, u8),
     BlockOom(BlockOom),
     Wait(Wait, WaitAction),
+    Mark(Mark, MarkAction),
+    Text {
+        id: u64,
+        text: String,
+    },
     Stack {
         id: u64,
         native: Vec<u64>,
@@ -235,6 +240,22 @@ fn decode(kind: Kind, flags: u8, words: &[u64]) -> Option<Record> {
             let mut texts = words.get(4..)?;
             let name = text(&take_bytes(&mut texts, definition.name as usize)?);
             Record::Device { ordinal: definition.ordinal, name, uuid, total: definition.total }
+        }
+        Kind::Text => {
+            let mut texts = words.get(2..)?;
+            let length = usize::try_from(word(1)?).ok()?;
+            Record::Text { id: word(0)?, text: text(&take_bytes(&mut texts, length)?) }
+        }
+        Kind::Mark => {
+            let first = word(0)?;
+            let mark = Mark {
+                action: first as u32,
+                category: (first >> 32) as u32,
+                text: word(1)?,
+                domain: word(2)?,
+                range: word(3)?,
+            };
+            Record::Mark(mark, MarkAction::from_raw(mark.action)?)
         }
         Kind::Runtime => Record::Runtime(word(0)?),
         Kind::Node => Record::Node(Node { thread: word(0)?, sequence: word(1)?, class: word(2)? }),

@@ -3,7 +3,8 @@
 use crate::decode::{Progress, Record, read_chunk};
 use gputrace_ring::map::{MAX_THREADS, Map};
 use gputrace_ring::record::{
-    Action, Backward, BlockAlloc, BlockFree, BlockOom, Call, CallEnd, Node, Wait, WaitAction,
+    Action, Backward, BlockAlloc, BlockFree, BlockOom, Call, CallEnd, Mark, MarkAction, Node, Wait,
+    WaitAction,
 };
 use gputrace_ring::ring::{ChunkView, Reader};
 use std::collections::{HashMap, HashSet};
@@ -41,9 +42,37 @@ pub(crate) enum Happened {
     BlockFree(BlockFree, u8),
     BlockOom(BlockOom),
     Wait(Wait, WaitAction),
+    Mark(Mark, MarkAction),
     Note(String),
     /// No event of the trace: it tells what others mean.
     Backward(Backward),
+}
+
+impl Stamped {
+    /// The driver may have taken memory for itself: for a context, for code, for a graph. No call says how much; only a
+    /// sample of its own figures does, if it comes before the next of these.
+    pub(crate) fn takes_hidden_memory(&self) -> bool {
+        let Happened::Call { action, result: Some(0), .. } = self.what else { return false };
+        matches!(
+            action,
+            Action::ContextCreate
+                | Action::ContextDestroy
+                | Action::PrimaryRetain
+                | Action::PrimaryRelease
+                | Action::PrimaryReset
+                | Action::CodeLoad
+                | Action::CodeUnload
+                | Action::FunctionLoad
+                | Action::GraphInstantiate
+                | Action::GraphExecDestroy
+                | Action::GraphMemTrim
+                | Action::LimitSet
+                | Action::PeerEnable
+                | Action::MulticastCreate
+                | Action::IpcOpen
+                | Action::Import
+        )
+    }
 }
 
 /// What a pass over the ring found.
@@ -221,6 +250,7 @@ impl LaneState {
             Record::BlockFree(free, flags) => Happened::BlockFree(free, flags),
             Record::BlockOom(oom) => Happened::BlockOom(oom),
             Record::Wait(wait, action) => Happened::Wait(wait, action),
+            Record::Mark(mark, action) => Happened::Mark(mark, action),
             Record::Note(text) => Happened::Note(text),
             Record::Backward(backward) => Happened::Backward(backward),
             Record::Node(node) => {
@@ -229,6 +259,7 @@ impl LaneState {
             }
             definition @ (Record::Stack { .. }
             | Record::Code(_)
+            | Record::Text { .. }
             | Record::Api { .. }
             | Record::Device { .. }
             | Record::NodeClass { .. }

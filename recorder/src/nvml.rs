@@ -19,7 +19,9 @@ const SHORT: Duration = Duration::from_millis(200);
 /// Between two samples while they do not: each costs NVML some hundred microseconds of the driver's time.
 const LONG: Duration = Duration::from_secs(1);
 /// Shortest time between two samples.
-const LEAST: Duration = Duration::from_millis(20);
+const LEAST: Duration = Duration::from_millis(5);
+/// Sampling takes at most this part of the time.
+const PART: u32 = 20;
 /// How long the end of a recording waits for NVML.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// After this many samples without a change.
@@ -83,12 +85,14 @@ impl Sampling {
         let Ok(nvml) = Nvml::init() else { return };
         let mut quiet = 0;
         loop {
+            let began = Instant::now();
             quiet = if self.sample(&nvml) { 0 } else { quiet + 1 };
+            let not_before = Instant::now() + LEAST.max(began.elapsed() * PART);
             match from.recv_timeout(if quiet > QUIET { LONG } else { SHORT }) {
                 Ok(Command::Devices(devices)) => self.devices = devices,
                 Ok(Command::Now) => {
                     // Several calls that get memory are one sample, and a storm of them is no storm of ours.
-                    std::thread::sleep(LEAST);
+                    std::thread::sleep(not_before.saturating_duration_since(Instant::now()));
                     quiet = 0;
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -110,7 +114,13 @@ impl Sampling {
             self.devices.iter().filter_map(|device| sample(nvml, device, self.pid)).collect();
         let mut changed = false;
         let mut items = Vec::new();
+        // Where NVML knows whose memory it is, devices that the process has no context on are none of its story.
+        let tells = samples.iter().any(|sample| sample.process_used.is_some());
         for sample in samples {
+            let is_ours = sample.process_used.is_some() || self.last.contains_key(&sample.device);
+            if tells && !is_ours {
+                continue;
+            }
             if self.last.insert(sample.device, sample) != Some(sample) {
                 changed = true;
                 let time = Nanos(ticks::monotonic());

@@ -18,6 +18,7 @@ const KEPT: &[&str] = &[
     "GPUTRACE*",
     "NCCL_*",
     "NVIDIA_VISIBLE_DEVICES",
+    "NVTX_INJECTION64_PATH",
     "PYTORCH_*",
     "TORCH_NCCL_*",
     "TF_GPU_ALLOCATOR",

@@ -267,6 +267,11 @@ impl<'a> Recorder<'a> {
         for definition in found.definitions {
             self.translator.define(definition);
         }
+        if found.events.iter().any(Stamped::takes_hidden_memory)
+            && let Some(sampler) = &self.sampler
+        {
+            sampler.now();
+        }
         self.waiting.extend(found.events);
         self.n_damaged += found.damaged;
         found.n_records
@@ -432,6 +437,10 @@ impl<'a> Recorder<'a> {
         self.tell_losses();
         if self.translator.n_collisions() > 0 {
             let text = format!("stacks.collisions={}", self.translator.n_collisions());
+            self.translator.note(self.now(), text);
+        }
+        if self.translator.texts_are_full() {
+            let text = "marks.texts=full: later marks with new names have none".to_owned();
             self.translator.note(self.now(), text);
         }
         self.emit(true);

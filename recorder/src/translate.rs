@@ -9,12 +9,13 @@ use crate::python_lines::line_at;
 use crate::symbols::{Symbols, demangle};
 use crate::ticks::Timeline;
 use gputrace_ring::record::{
-    self, Action as RingAction, Call as RingCall, StackDef, WaitAction as RingWaitAction, unpack_device,
+    self, Action as RingAction, Call as RingCall, MarkAction as RingMarkAction, StackDef,
+    WaitAction as RingWaitAction, unpack_device,
 };
 use gputrace_schemas::event::{
     Action, Api, ApiId, Backward, BlockAlloc, BlockFree, BlockOom, Bytes, Call, CommId, Device, Event,
-    EventKind, Frame, FrameId, HOST, Lost, LostCause, Mappings, Module, ModuleId, Nanos, Process, Stack,
-    StackId, Thread, ThreadId, Wait, WaitAction,
+    EventKind, Frame, FrameId, HOST, Lost, LostCause, Mappings, Mark, MarkAction, Module, ModuleId, Nanos,
+    Process, Stack, StackId, TextId, Thread, ThreadId, Wait, WaitAction,
 };
 use std::collections::{HashMap, HashSet};
 
@@ -28,12 +29,16 @@ pub(crate) enum Item {
     Thread(ThreadId, Thread),
     Device(Device),
     Api(ApiId, Api),
+    Text(TextId, String),
     Mappings(Mappings),
     Event(Event),
 }
 
 /// The thread of events that the recorder makes itself.
 pub(crate) const RECORDER: ThreadId = ThreadId(0);
+
+/// Texts that a trace keeps: a program that gives every mark a name of its own (`emit_nvtx` does) fills no memory.
+const MOST_TEXTS: usize = 1 << 18;
 
 /// Everything that has been given a number.
 pub(crate) struct Translator {
@@ -52,6 +57,10 @@ pub(crate) struct Translator {
     codes: HashMap<u64, Code>,
     modules: Vec<Module>,
     runtimes: Vec<u64>,
+    /// Texts by the shim's id; empty ones were not defined yet.
+    texts: HashMap<u64, (TextId, String)>,
+    /// Names that the program gave to threads, by kernel thread id.
+    thread_names: HashMap<u32, String>,
     devices: Vec<Device>,
     n_collisions: u64,
     /// Addresses whose functions are known, or cannot be.
@@ -86,6 +95,8 @@ impl Translator {
             codes: HashMap::new(),
             modules: Vec::new(),
             runtimes: Vec::new(),
+            texts: HashMap::new(),
+            thread_names: HashMap::new(),
             devices: Vec::new(),
             n_collisions: 0,
             resolved: HashSet::new(),
@@ -137,7 +148,9 @@ impl Translator {
     /// Looks for new names of the threads of the process.
     pub(crate) fn rename_threads(&mut self, name_of: impl Fn(u32) -> Option<String>) {
         for (id, thread) in (0..).zip(&mut self.threads).skip(1) {
-            if let Some(name) = name_of(thread.tid).filter(|name| *name != thread.name) {
+            // What the program calls a thread says more than what the kernel does.
+            let name = self.thread_names.get(&thread.tid).cloned().or_else(|| name_of(thread.tid));
+            if let Some(name) = name.filter(|name| *name != thread.name) {
                 thread.name = name;
                 self.items.push(Item::Thread(ThreadId(id), thread.clone()));
             }
@@ -195,6 +208,7 @@ impl Translator {
                 }
             }
             Record::Runtime(address) => self.runtime(address),
+            Record::Text { id, text } => self.text(id, text),
             Record::NodeClass { number, name } => self.autograd.class(number, name),
             Record::Forward(forward) => self.autograd.forward(&forward),
             Record::Node(_)
@@ -205,8 +219,31 @@ impl Translator {
             | Record::BlockFree(..)
             | Record::BlockOom(_)
             | Record::Wait(..)
+            | Record::Mark(..)
             | Record::Note(_) => {}
         }
+    }
+
+    fn text(&mut self, id: u64, text: String) {
+        let number = self.text_id(id);
+        // Each thread sends a text once, so several threads send it several times.
+        if let Some((_, known)) = self.texts.get_mut(&id).filter(|(_, known)| known.is_empty()) {
+            known.clone_from(&text);
+            self.items.push(Item::Text(number, text));
+        }
+    }
+
+    fn text_id(&mut self, id: u64) -> TextId {
+        if id == 0 || (self.texts.len() >= MOST_TEXTS && !self.texts.contains_key(&id)) {
+            return TextId(0);
+        }
+        let next = TextId(self.texts.len() as u32 + 1);
+        self.texts.entry(id).or_insert_with(|| (next, String::new())).0
+    }
+
+    /// Whether there were more texts than are kept: marks have lost their names.
+    pub(crate) fn texts_are_full(&self) -> bool {
+        self.texts.len() >= MOST_TEXTS
     }
 
     fn api(&mut self, number: u64, api: Api) {
@@ -370,6 +407,7 @@ impl Translator {
             Happened::BlockFree(free, flags) => (free.stack, EventKind::BlockFree(block_free(&free, flags))),
             Happened::BlockOom(oom) => (oom.stack, EventKind::BlockOom(block_oom(&oom))),
             Happened::Wait(wait, action) => (0, EventKind::Wait(self::wait(&wait, action))),
+            Happened::Mark(mark, action) => (0, EventKind::Mark(self.mark(&mark, action))),
             Happened::Note(text) => (0, EventKind::Note(text)),
             Happened::Backward(backward) => return self.autograd.backward(stamped.lane, backward),
         };
@@ -386,6 +424,17 @@ impl Translator {
             self.backward_stack_id(stack, context)
         };
         self.push(Event { time, thread, stack, kind });
+    }
+
+    fn mark(&mut self, mark: &record::Mark, action: RingMarkAction) -> Mark {
+        let (text, domain) = (self.text_id(mark.text), self.text_id(mark.domain));
+        if action == RingMarkAction::NameThread
+            && let (Ok(tid), Some((_, name))) = (u32::try_from(mark.range), self.texts.get(&mark.text))
+        {
+            self.thread_names.insert(tid, name.clone());
+            self.rename_threads(|_| None);
+        }
+        Mark { action: mark_action(action), text, domain, range: mark.range, category: mark.category }
     }
 
     /// Something the recorder has to say itself.
@@ -547,6 +596,17 @@ fn block_oom(oom: &record::BlockOom) -> BlockOom {
     }
 }
 
+fn mark_action(action: RingMarkAction) -> MarkAction {
+    match action {
+        RingMarkAction::Push => MarkAction::Push,
+        RingMarkAction::Pop => MarkAction::Pop,
+        RingMarkAction::Start => MarkAction::Start,
+        RingMarkAction::End => MarkAction::End,
+        RingMarkAction::Mark => MarkAction::Mark,
+        RingMarkAction::NameThread => MarkAction::NameThread,
+    }
+}
+
 fn wait(wait: &record::Wait, action: RingWaitAction) -> Wait {
     let action = match action {
         RingWaitAction::Record => WaitAction::Record,
@@ -570,6 +630,8 @@ actions! {
     Create Release Retain Map Unmap SetAccess Export Import PoolCreate PoolDestroy PoolTrim PoolGet PoolSet IpcGet
     IpcOpen IpcClose ArrayCreate ArrayDestroy GraphAlloc GraphFree ContextCreate ContextDestroy PrimaryRetain
     PrimaryRelease PrimaryReset MemInfo MulticastCreate CaptureBegin CaptureEnd ImportPointer PoolShare Init
+    PoolSelect PoolOf GraphInstantiate GraphLaunch GraphExecDestroy GraphDestroy GraphMemTrim GraphMemGet CodeLoad
+    CodeUnload FunctionLoad LimitSet PeerEnable
 }
 
 #[cfg(test)]

@@ -167,6 +167,7 @@ impl State {
             Item::Thread(id, thread) => writer.thread(*id, thread),
             Item::Device(device) => writer.device(device),
             Item::Api(id, api) => writer.api(*id, api),
+            Item::Text(id, text) => writer.text(*id, text),
         }
         Ok(())
     }

@@ -6,7 +6,8 @@
 use std::collections::HashMap;
 
 use gputrace_schemas::event::{
-    Api, ApiId, Device, Event, Frame, FrameId, Module, ModuleId, Process, Stack, StackId, Thread, ThreadId,
+    Api, ApiId, Device, Event, Frame, FrameId, Module, ModuleId, Process, Stack, StackId, TextId, Thread,
+    ThreadId,
 };
 use gputrace_schemas::reader::Trace;
 
@@ -26,6 +27,8 @@ pub trait Definitions {
     fn module(&self, id: ModuleId) -> Option<&Module>;
     /// A thread.
     fn thread(&self, id: ThreadId) -> Option<&Thread>;
+    /// What a mark is called.
+    fn text(&self, id: TextId) -> Option<&str>;
 }
 
 /// A trace in memory: for tests and for programs that make their own.
@@ -45,6 +48,8 @@ pub struct Recording {
     pub modules: HashMap<ModuleId, Module>,
     /// Threads.
     pub threads: HashMap<ThreadId, Thread>,
+    /// What marks are called.
+    pub texts: HashMap<TextId, String>,
     /// What happened, in the order of its times.
     pub events: Vec<Event>,
 }
@@ -71,6 +76,9 @@ impl Definitions for Recording {
     fn thread(&self, id: ThreadId) -> Option<&Thread> {
         self.threads.get(&id)
     }
+    fn text(&self, id: TextId) -> Option<&str> {
+        self.texts.get(&id).map(String::as_str)
+    }
 }
 
 impl Definitions for Trace {
@@ -94,5 +102,8 @@ impl Definitions for Trace {
     }
     fn thread(&self, id: ThreadId) -> Option<&Thread> {
         Trace::thread(self, id)
+    }
+    fn text(&self, id: TextId) -> Option<&str> {
+        Trace::text(self, id)
     }
 }

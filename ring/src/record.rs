@@ -4,7 +4,7 @@
 //! These layouts are private to one build of gputrace ([`ABI`]): the trace file has its own, versioned one.
 
 /// The version of everything in this crate. A recorder refuses a ring of another version.
-pub const ABI: u32 = 3;
+pub const ABI: u32 = 4;
 
 /// What kind of record follows a [`Header`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,6 +44,10 @@ pub enum Kind {
     Forward = 16,
     /// [`Backward`]: the thread enters or leaves `backward()`.
     Backward = 17,
+    /// [`TextDef`], then the bytes of a text that marks name.
+    Text = 18,
+    /// [`Mark`]: the program said where it is (NVTX).
+    Mark = 19,
 }
 
 impl Kind {
@@ -53,7 +57,7 @@ impl Kind {
         use Kind::*;
         [
             TimeBase, Call, CallEnd, BlockAlloc, BlockFree, BlockOom, Wait, Stack, Code, Api, Device,
-            Runtime, Note, Node, NodeClass, Forward, Backward,
+            Runtime, Note, Node, NodeClass, Forward, Backward, Text, Mark,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == raw)
@@ -297,6 +301,28 @@ payloads! {
         marks: u16,
     }
 
+    /// A text, followed by its bytes. Another thread may send it too.
+    Text TextDef {
+        /// The id that marks carry: its hash.
+        id: u64,
+        /// Bytes.
+        length: u64,
+    }
+
+    /// A mark or a range of NVTX.
+    Mark Mark {
+        /// [`MarkAction`].
+        action: u32,
+        /// The program's number for a group of marks; 0 none.
+        category: u32,
+        /// Text id of what it is called; 0 none.
+        text: u64,
+        /// Text id of the domain's name; 0 the default domain.
+        domain: u64,
+        /// The number that joins the start of a range with its end; the thread that is named.
+        range: u64,
+    }
+
     /// A device of this process, followed by its name.
     Device Device {
         /// Ordinal in this process.
@@ -466,6 +492,50 @@ numbered! {
         PoolShare = 42,
         /// The driver was initialised.
         Init = 43,
+        /// `handle` is the device's current pool from now on.
+        PoolSelect = 44,
+        /// The program asked which pool is the device's: `handle`; 1 in `extra` for its default one.
+        PoolOf = 45,
+        /// Executable graph in `handle`, of the graph in `extra`.
+        GraphInstantiate = 46,
+        /// Executable graph in `handle`, on `stream`. Only where graphs own memory.
+        GraphLaunch = 47,
+        /// Executable graph in `handle`.
+        GraphExecDestroy = 48,
+        /// Graph in `handle`.
+        GraphDestroy = 49,
+        /// What graphs of the device keep and do not use goes back to the driver.
+        GraphMemTrim = 50,
+        /// The program asked: attribute in `extra`, its value in `bytes`.
+        GraphMemGet = 51,
+        /// Code: module or library in `handle`, bytes of its image where they are known.
+        CodeLoad = 52,
+        /// Module or library in `handle`.
+        CodeUnload = 53,
+        /// Function or module in `handle`: its code is on the device now, if it was not before.
+        FunctionLoad = 54,
+        /// A limit of the context: which in `extra`, its value in `bytes`.
+        LimitSet = 55,
+        /// The memory of the context in `handle` is visible to the current one.
+        PeerEnable = 56,
+    }
+}
+
+numbered! {
+    /// What the program said with a [`Mark`].
+    MarkAction: u32 {
+        /// A range of this thread begins.
+        Push = 1,
+        /// The range that the thread began last in the domain ends.
+        Pop = 2,
+        /// A range of the process begins: `range`.
+        Start = 3,
+        /// `range` ends.
+        End = 4,
+        /// One moment.
+        Mark = 5,
+        /// The thread whose kernel id is `range` has this name.
+        NameThread = 6,
     }
 }
 

@@ -3,12 +3,13 @@
 use crate::block::{MAX_EVENTS, unzigzag, zigzag};
 use crate::event::{
     Action, ApiId, BlockAlloc, BlockFree, BlockOom, Bytes, Call, CommId, Event, EventKind, Lost, LostCause,
-    Nanos, NcclEnter, NcclExit, NcclOp, Sample, StackId, ThreadId, UNKNOWN, Wait, WaitAction,
+    Mark, MarkAction, Nanos, NcclEnter, NcclExit, NcclOp, Sample, StackId, TextId, ThreadId, UNKNOWN, Wait,
+    WaitAction,
 };
 use crate::tables::{
     BlockAllocsFields, BlockFreesFields, BlockOomsFields, CallsFields, Events, EventsFields, Field,
-    LossesFields, NcclEntersFields, NcclExitsFields, Root, SamplesFields, WaitsFields, column, keys, nested,
-    rows, texts,
+    LossesFields, MarksFields, NcclEntersFields, NcclExitsFields, Root, SamplesFields, WaitsFields, column,
+    keys, nested, rows, texts,
 };
 use flatbuffers::FlatBufferBuilder;
 use std::collections::HashMap;
@@ -24,6 +25,7 @@ const LOST: u8 = 7;
 const NOTE: u8 = 8;
 const NCCL_ENTER: u8 = 9;
 const NCCL_EXIT: u8 = 10;
+const MARK: u8 = 11;
 
 const NO_RESULT: u8 = 1;
 const CAPTURED: u8 = 2;
@@ -67,6 +69,7 @@ columns! {
     WaitRows -> WaitsFields { events: u64, streams: u64, actions: u8, results: i32, }
     SampleRows -> SamplesFields { devices: i16, process_used: u64, device_used: u64, totals: u64, }
     LossRows -> LossesFields { causes: u8, events: u64, }
+    MarkRows -> MarksFields { actions: u8, texts: u32, domains: u32, ranges: u64, categories: u32, }
     EnterRows -> NcclEntersFields {
         apis: u32, ops: u8, calls: u64, comms: u32, sequences: u64, groups: u32, group_depths: u32, counts: u64,
         datatypes: u32, redops: u64, redop_calls: u64, peers: u64, sends: u64, receives: u64, streams: u64,
@@ -89,6 +92,7 @@ pub(crate) struct EventRows {
     waits: WaitRows,
     samples: SampleRows,
     losses: LossRows,
+    marks: MarkRows,
     notes: Vec<String>,
     enters: EnterRows,
     exits: ExitRows,
@@ -126,6 +130,7 @@ impl EventRows {
             EventKind::Wait(wait) => self.waits.push(wait),
             EventKind::Sample(sample) => self.samples.push(sample),
             EventKind::Lost(lost) => self.losses.push(*lost),
+            EventKind::Mark(mark) => self.marks.push(mark),
             EventKind::Note(text) => {
                 self.notes.push(text.clone());
                 NOTE
@@ -149,6 +154,7 @@ impl EventRows {
             samples: self.samples.build(to),
             losses: self.losses.build(to),
             notes: texts(to, &self.notes),
+            marks: self.marks.build(to),
             nccl_enters: self.enters.build(to),
             nccl_exits: self.exits.build(to),
         };
@@ -168,6 +174,7 @@ impl EventRows {
         self.waits.clear();
         self.samples.clear();
         self.losses.clear();
+        self.marks.clear();
         self.notes.clear();
         self.enters.clear();
         self.exits.clear();
@@ -322,6 +329,17 @@ fn number(stored: u64) -> i32 {
     stored.checked_sub(1).map_or(-1, |number| number as u32 as i32)
 }
 
+impl MarkRows {
+    fn push(&mut self, mark: &Mark) -> u8 {
+        self.actions.push(mark.action as u8);
+        self.texts.push(mark.text.0);
+        self.domains.push(mark.domain.0);
+        self.ranges.push(mark.range);
+        self.categories.push(mark.category);
+        MARK
+    }
+}
+
 /// What the next row's totals and sizes most likely are: most of PyTorch's figures follow from those before.
 #[derive(Default)]
 struct Expected {
@@ -467,6 +485,7 @@ cursors! {
     waits { events: u64, streams: u64, actions: u8, results: i32, }
     samples { devices: i16, process_used: u64, device_used: u64, totals: u64, }
     losses { causes: u8, events: u64, }
+    marks { actions: u8, texts: u32, domains: u32, ranges: u64, categories: u32, }
     nccl_enters {
         apis: u32, ops: u8, calls: u64, comms: u32, sequences: u64, groups: u32, group_depths: u32, counts: u64,
         datatypes: u32, redops: u64, redop_calls: u64, peers: u64, sends: u64, receives: u64, streams: u64,
@@ -485,6 +504,7 @@ impl Decoder<'_> {
             WAIT => EventKind::Wait(self.wait()?),
             SAMPLE => EventKind::Sample(self.sample()),
             LOST => EventKind::Lost(self.lost()?),
+            MARK => EventKind::Mark(self.mark()?),
             NOTE => {
                 EventKind::Note(self.notes.as_mut().and_then(Iterator::next).unwrap_or_default().to_owned())
             }
@@ -626,6 +646,19 @@ impl Decoder<'_> {
             device_used: Bytes(from.device_used.next()),
             total: Bytes(from.totals.next()),
         }
+    }
+
+    fn mark(&mut self) -> Result<Mark, String> {
+        let from = &mut self.marks;
+        let action = from.actions.next();
+        Ok(Mark {
+            action: MarkAction::from_u8(action)
+                .ok_or_else(|| format!("mark {action}, which this version does not know"))?,
+            text: TextId(from.texts.next()),
+            domain: TextId(from.domains.next()),
+            range: from.ranges.next(),
+            category: from.categories.next(),
+        })
     }
 
     fn lost(&mut self) -> Result<Lost, String> {

@@ -2,12 +2,12 @@
 
 use crate::event::{
     Api, ApiId, Backward, Bytes, CommConfig, CommId, Communicator, Device, Frame, FrameId, Mapping, Mappings,
-    Module, ModuleId, Nanos, NcclOp, Process, Stack, StackId, Thread, ThreadId,
+    Module, ModuleId, Nanos, NcclOp, Process, Stack, StackId, TextId, Thread, ThreadId,
 };
 use crate::tables::{
     self, ApisFields, CommunicatorsFields, DefinitionsFields, DevicesFields, Field, FramesFields,
-    MappingsFields, ModulesFields, ProcessFields, Root, StacksFields, ThreadsFields, column, keys, nested,
-    rows, texts,
+    MappingsFields, ModulesFields, ProcessFields, Root, StacksFields, TextDefinitionsFields, ThreadsFields,
+    column, keys, nested, rows, texts,
 };
 use flatbuffers::FlatBufferBuilder;
 use std::collections::HashMap;
@@ -35,6 +35,7 @@ pub(crate) struct Pending {
     devices: Vec<Device>,
     apis: Vec<(ApiId, Api)>,
     communicators: Vec<(CommId, Communicator)>,
+    texts: Vec<(TextId, String)>,
     rows: usize,
     bytes: usize,
 }
@@ -98,6 +99,11 @@ impl Pending {
         self.communicators.push((id, communicator.clone()));
     }
 
+    pub(crate) fn text(&mut self, id: TextId, text: &str) {
+        self.grow(text.len());
+        self.texts.push((id, text.to_owned()));
+    }
+
     pub(crate) fn build(&self, to: &mut FlatBufferBuilder<'_>) {
         let mut strings = Strings::default();
         let fields = DefinitionsFields {
@@ -111,6 +117,7 @@ impl Pending {
             threads: build_threads(&self.threads, &mut strings, to),
             devices: build_devices(&self.devices, &mut strings, to),
             apis: build_apis(&self.apis, &mut strings, to),
+            texts: build_texts(&self.texts, &mut strings, to),
             communicators: build_communicators(&self.communicators, &mut strings, to),
             strings: texts(to, &strings.texts),
         };
@@ -355,6 +362,17 @@ fn config_numbers(config: &CommConfig) -> [i32; 8] {
     .map(|field| field.unwrap_or(UNDEFINED))
 }
 
+fn build_texts<'a>(
+    list: &'a [(TextId, String)],
+    strings: &mut Strings<'a>,
+    to: &mut FlatBufferBuilder<'_>,
+) -> Field {
+    let numbers: Vec<u32> = list.iter().map(|(_, text)| strings.number(text)).collect();
+    let fields =
+        TextDefinitionsFields { ids: keys(to, &each(list, |(id, _)| id.0)), texts: column(to, &numbers) };
+    nested(fields.build(to))
+}
+
 /// Everything defined so far, by id.
 #[derive(Default, Debug)]
 pub(crate) struct Definitions {
@@ -365,6 +383,7 @@ pub(crate) struct Definitions {
     pub(crate) threads: Vec<Thread>,
     pub(crate) devices: Vec<Device>,
     pub(crate) apis: Vec<Api>,
+    pub(crate) texts: Vec<String>,
     pub(crate) communicators: Vec<Communicator>,
     /// Bytes of text and lists held.
     held: u64,
@@ -421,6 +440,13 @@ impl Definitions {
                 let api =
                     Api { name: texts.get(names.next())?, runtime_name: texts.get(runtime_names.next())? };
                 put(&mut self.apis, id, api, Api::default)?;
+            }
+        }
+        if let Some(table) = table.texts() {
+            let mut numbers = rows(table.texts());
+            for id in table.ids().into_iter().flatten() {
+                let text = texts.get(numbers.next())?;
+                put(&mut self.texts, id, text, String::new)?;
             }
         }
         if let Some(table) = table.communicators() {

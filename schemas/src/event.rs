@@ -33,6 +33,8 @@ ids! {
     ThreadId,
     /// Index of an [`Api`].
     ApiId,
+    /// Index of a text. 0 is "no text"; real ones start at 1.
+    TextId,
     /// Index of a [`Communicator`]. 0 is "none, or not known"; real ones start at 1.
     CommId,
 }
@@ -290,6 +292,8 @@ pub enum EventKind {
     BlockOom(BlockOom),
     /// PyTorch's allocator recorded or asked for a stream event.
     Wait(Wait),
+    /// The program said where it is.
+    Mark(Mark),
     /// The driver's own figures, sampled by the recorder.
     Sample(Sample),
     /// Events that were dropped before this moment.
@@ -480,6 +484,21 @@ pub struct Wait {
     pub result: i32,
 }
 
+/// A mark or a range of NVTX: what the program says of itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mark {
+    /// What begins, ends or happens.
+    pub action: MarkAction,
+    /// What it is called.
+    pub text: TextId,
+    /// Name of its domain; `TextId(0)` is the default one.
+    pub domain: TextId,
+    /// Joins [`MarkAction::Start`] with [`MarkAction::End`]; the kernel's thread id for [`MarkAction::NameThread`].
+    pub range: u64,
+    /// The program's number for a group of marks; 0 none.
+    pub category: u32,
+}
+
 /// The driver's own figures for one device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sample {
@@ -543,6 +562,24 @@ numbered! {
         NotWritten = 5 "not written",
         /// A record was unreadable.
         Damaged = 6 "damaged",
+    }
+}
+
+numbered! {
+    /// What a [`Mark`] says.
+    MarkAction {
+        /// A range of the thread begins.
+        Push = 1 "push",
+        /// The range that the thread began last in the domain ends.
+        Pop = 2 "pop",
+        /// A range of the process begins: `range`.
+        Start = 3 "start",
+        /// `range` ends, on whatever thread.
+        End = 4 "end",
+        /// One moment.
+        Mark = 5 "mark",
+        /// A thread got a name.
+        NameThread = 6 "name_thread",
     }
 }
 
@@ -763,5 +800,31 @@ numbered! {
         PoolShare = 42 "pool_share",
         /// The driver was initialised.
         Init = 43 "init",
+        /// `handle` is the device's current pool from now on.
+        PoolSelect = 44 "pool_select",
+        /// The program asked which pool is the device's: `handle`; 1 in `extra` for its default one.
+        PoolOf = 45 "pool_of",
+        /// Executable graph in `handle`, of the graph in `extra`.
+        GraphInstantiate = 46 "graph_instantiate",
+        /// Executable graph in `handle`, on `stream`; recorded only where graphs own memory.
+        GraphLaunch = 47 "graph_launch",
+        /// Executable graph in `handle`.
+        GraphExecDestroy = 48 "graph_exec_destroy",
+        /// Graph in `handle`.
+        GraphDestroy = 49 "graph_destroy",
+        /// What graphs of the device keep and do not use goes back to the driver.
+        GraphMemTrim = 50 "graph_mem_trim",
+        /// The program asked: `CUgraphMem_attribute` in `extra`, its value in `bytes`.
+        GraphMemGet = 51 "graph_mem_get",
+        /// Code: module or library in `handle`, bytes of its image where they are known.
+        CodeLoad = 52 "code_load",
+        /// Module or library in `handle`.
+        CodeUnload = 53 "code_unload",
+        /// Function or module in `handle`: its code is on the device now, if it was not before.
+        FunctionLoad = 54 "function_load",
+        /// A limit of the context: `CUlimit` in `extra`, its value in `bytes`.
+        LimitSet = 55 "limit_set",
+        /// The memory of the context in `handle` is visible to the current one.
+        PeerEnable = 56 "peer_enable",
     }
 }

@@ -23,7 +23,7 @@ use crate::columns;
 use crate::definitions::{Definitions, read_mappings};
 use crate::event::{
     Api, ApiId, CommId, Communicator, Device, Event, Frame, FrameId, Mappings, Module, ModuleId, Nanos,
-    Process, Stack, StackId, Thread, ThreadId,
+    Process, Stack, StackId, TextId, Thread, ThreadId,
 };
 use crate::tables::{self, Root, rows};
 use std::cmp::Reverse;
@@ -311,6 +311,18 @@ impl Trace {
     #[must_use]
     pub fn api(&self, id: ApiId) -> Option<&Api> {
         self.apis().get(id.0 as usize)
+    }
+
+    /// Texts that marks name, by [`TextId`].
+    #[must_use]
+    pub fn texts(&self) -> &[String] {
+        &self.definitions.texts
+    }
+
+    /// A text; `None` for "no text" and if its definition is missing.
+    #[must_use]
+    pub fn text(&self, id: TextId) -> Option<&str> {
+        if id == TextId(0) { None } else { self.texts().get(id.0 as usize).map(String::as_str) }
     }
 
     /// How many events the trace has, if none of its blocks turns out to be damaged.

@@ -249,6 +249,10 @@ tables! {
         net_names: Column<'a, u32>,
         config: Column<'a, i32>,
     }
+    TextDefinitions, TextDefinitionsFields {
+        ids: Column<'a, u32>,
+        texts: Column<'a, u32>,
+    }
     Definitions, DefinitionsFields {
         strings: Texts<'a>,
         process: Nested<Process<'a>>,
@@ -259,6 +263,7 @@ tables! {
         devices: Nested<Devices<'a>>,
         apis: Nested<Apis<'a>>,
         communicators: Nested<Communicators<'a>>,
+        texts: Nested<TextDefinitions<'a>>,
     }
     Calls, CallsFields {
         apis: Column<'a, u32>,
@@ -343,6 +348,13 @@ tables! {
         values: Column<'a, u64>,
         durations: Column<'a, u64>,
     }
+    Marks, MarksFields {
+        actions: Column<'a, u8>,
+        texts: Column<'a, u32>,
+        domains: Column<'a, u32>,
+        ranges: Column<'a, u64>,
+        categories: Column<'a, u32>,
+    }
     Events, EventsFields {
         kinds: Column<'a, u8>,
         times: Column<'a, u64>,
@@ -358,6 +370,7 @@ tables! {
         notes: Texts<'a>,
         nccl_enters: Nested<NcclEnters<'a>>,
         nccl_exits: Nested<NcclExits<'a>>,
+        marks: Nested<Marks<'a>>,
     }
     Mappings, MappingsFields {
         times: Column<'a, u64>,

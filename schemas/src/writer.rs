@@ -18,7 +18,7 @@ use crate::columns::EventRows;
 use crate::definitions::{Pending, PendingMappings};
 use crate::event::{
     Api, ApiId, CommId, Communicator, Device, Event, Frame, FrameId, Mappings, Module, ModuleId, Process,
-    Stack, StackId, Thread, ThreadId,
+    Stack, StackId, TextId, Thread, ThreadId,
 };
 use crate::tables::{IndexFields, column, keys};
 use flatbuffers::FlatBufferBuilder;
@@ -123,6 +123,12 @@ impl<W: Write> Writer<W> {
     pub fn communicator(&mut self, id: CommId, communicator: &Communicator) {
         debug_assert_ne!(id, CommId(0), "0 is \"none\"");
         self.batch().communicator(id, communicator);
+    }
+
+    /// Defines a text; `id` is not 0.
+    pub fn text(&mut self, id: TextId, text: &str) {
+        debug_assert_ne!(id, TextId(0), "0 is \"no text\"");
+        self.batch().text(id, text);
     }
 
     /// The address space at a moment.

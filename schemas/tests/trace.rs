@@ -51,6 +51,7 @@ struct Story {
     threads: Vec<Thread>,
     devices: Vec<Device>,
     apis: Vec<Api>,
+    texts: Vec<String>,
     communicators: Vec<Communicator>,
     mappings: Vec<Mappings>,
     events: Vec<Event>,
@@ -126,7 +127,7 @@ fn kind(random: &mut Random) -> EventKind {
     let device = random.wild() as i16;
     let (allocated, reserved, bytes) = (Bytes(random.wild()), Bytes(random.wild()), Bytes(random.wild()));
     let requested = Bytes(random.wild());
-    match random.below(10) {
+    match random.below(11) {
         0 => EventKind::Call(Call {
             api: ApiId(random.wild() as u32),
             action: random.pick(Action::ALL),
@@ -198,6 +199,13 @@ fn kind(random: &mut Random) -> EventKind {
             total: reserved,
         }),
         6 => EventKind::Lost(Lost { cause: random.pick(LostCause::ALL), events: random.wild() }),
+        7 => EventKind::Mark(Mark {
+            action: random.pick(MarkAction::ALL),
+            text: TextId(random.wild() as u32),
+            domain: TextId(random.wild() as u32),
+            range: random.wild(),
+            category: random.wild() as u32,
+        }),
         _ => EventKind::Note(random.text()),
     }
 }
@@ -226,6 +234,7 @@ fn story(seed: u64, n_events: u64) -> Story {
             },
         },
         stacks: vec![Stack::default()],
+        texts: vec![String::new()],
         communicators: vec![Communicator::default()],
         ..Story::default()
     };
@@ -239,6 +248,7 @@ fn story(seed: u64, n_events: u64) -> Story {
             has_runtime: random.below(2) == 0,
         });
         story.threads.push(Thread { tid: random.wild() as u32, name: random.text() });
+        story.texts.push(random.text());
         story.apis.push(Api { name: random.text(), runtime_name: random.text() });
         story.communicators.push(communicator(random));
         let ordinal = story.devices.len() as i16 - 1;
@@ -304,6 +314,9 @@ fn define<W: Write>(writer: &mut Writer<W>, story: &Story) {
     for (id, api) in (0..).zip(&story.apis) {
         writer.api(ApiId(id), api);
     }
+    for (id, text) in (0..).zip(&story.texts).skip(1) {
+        writer.text(TextId(id), text);
+    }
     for (id, communicator) in (0..).zip(&story.communicators).skip(1) {
         writer.communicator(CommId(id), communicator);
     }
@@ -337,6 +350,10 @@ fn read(trace: &Trace) -> Story {
     if communicators.is_empty() {
         communicators.push(Communicator::default());
     }
+    let mut texts = trace.texts().to_vec();
+    if texts.is_empty() {
+        texts.push(String::new());
+    }
     Story {
         process: trace.process().clone(),
         modules: trace.modules().to_vec(),
@@ -345,6 +362,7 @@ fn read(trace: &Trace) -> Story {
         threads: trace.threads().to_vec(),
         devices: trace.devices().to_vec(),
         apis: trace.apis().to_vec(),
+        texts,
         communicators,
         mappings: trace.mappings().collect(),
         events: trace.events().collect(),

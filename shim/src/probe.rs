@@ -208,6 +208,12 @@ impl Draft {
         }
     }
 
+    fn gives_graph_memory(&self) -> bool {
+        let is_captured = self.call.flags & Call::CAPTURED != 0;
+        self.call.action == Action::GraphAlloc as u8
+            || (is_captured && self.call.action == Action::AllocAsync as u8)
+    }
+
     fn send(mut self, lane: &mut Lane) {
         if !self.device_known {
             self.call.device = current_device();
@@ -215,6 +221,9 @@ impl Draft {
         let tls = tls::here();
         if tls.capturing.get() != 0 {
             self.call.flags |= Call::CAPTURED;
+        }
+        if self.gives_graph_memory() {
+            crate::hooks::events::graph_memory();
         }
         if crate::hooks::torch::in_allocate(tls) {
             self.call.flags |= Call::IN_ALLOCATE;

@@ -83,6 +83,8 @@ pub(crate) struct Rest {
     pub(crate) node: Node,
     /// What the unwinders keep.
     pub(crate) stack: ThreadStackState,
+    /// Names of marks that were sent.
+    pub(crate) texts: crate::hooks::nvtx::SentTexts,
     /// Room for a definition that is being sent.
     pub(crate) scratch: callsite::Scratch,
     /// Changes when stacks and code objects must be sent again.
@@ -179,11 +181,20 @@ pub(crate) fn lane(start: Start) -> Option<Lane> {
     }
     tls.busy.set(1);
     compiler_fence(Ordering::SeqCst);
-    let lane = Lane { tls };
+    let mut lane = Lane { tls };
     if generation != 0 && tls.generation.get() == generation {
         return Some(lane);
     }
-    attach(tls, start).then_some(lane)
+    if !attach(tls, start) {
+        return None;
+    }
+    crate::hooks::nvtx::catch_up(&mut lane);
+    Some(lane)
+}
+
+/// Whether this process has no session yet, and may get one.
+pub(crate) fn may_come() -> bool {
+    generation() == 0
 }
 
 /// Whether this process has a session.

@@ -25,7 +25,8 @@ pub(crate) struct Tls {
     pub(crate) capturing: Cell<u32>,
     /// Stream events recorded since the thread's last PyTorch event: how many of the state's slots are filled.
     pub(crate) waits: Cell<u32>,
-    reserved: Cell<u64>,
+    /// Ranges of NVTX's default domain that the thread has open.
+    pub(crate) ranges: Cell<u64>,
 }
 
 const _: () = assert!(core::mem::size_of::<Tls>() == 64);

@@ -114,6 +114,10 @@ fn prepare(
     check_program(path, &library)?;
     let mut command = Command::new(path);
     command.arg0(program).args(arguments).env("LD_PRELOAD", preload(&library)?);
+    // One tool can hear a program's NVTX marks: whoever was there first.
+    if std::env::var_os("NVTX_INJECTION64_PATH").is_none_or(|named| named.is_empty()) {
+        command.env("NVTX_INJECTION64_PATH", &library);
+    }
     command.env("GPUTRACE_RECORDER", std::env::current_exe().context("cannot find gputrace itself")?);
     if let Ok(now) = SystemTime::now().duration_since(UNIX_EPOCH) {
         command.env("GPUTRACE_JOB_BEGAN", now.as_nanos().to_string());

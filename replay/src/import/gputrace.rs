@@ -341,7 +341,11 @@ impl Importer<'_> {
             EventKind::BlockOom(oom) => self.block_oom(event, oom),
             EventKind::Wait(wait) => self.wait(event, wait),
             EventKind::Lost(lost) => self.n_lost = self.n_lost.saturating_add(lost.events),
-            EventKind::Sample(_) | EventKind::Note(_) | EventKind::NcclEnter(_) | EventKind::NcclExit(_) => {}
+            EventKind::Sample(_)
+            | EventKind::Mark(_)
+            | EventKind::Note(_)
+            | EventKind::NcclEnter(_)
+            | EventKind::NcclExit(_) => {}
         }
         Ok(())
     }

@@ -299,6 +299,19 @@ impl Driver {
             | Action::MemInfo
             | Action::CaptureBegin
             | Action::CaptureEnd
+            | Action::PoolSelect
+            | Action::PoolOf
+            | Action::GraphInstantiate
+            | Action::GraphLaunch
+            | Action::GraphExecDestroy
+            | Action::GraphDestroy
+            | Action::GraphMemTrim
+            | Action::GraphMemGet
+            | Action::CodeLoad
+            | Action::CodeUnload
+            | Action::FunctionLoad
+            | Action::LimitSet
+            | Action::PeerEnable
             | Action::Init => {}
         }
     }

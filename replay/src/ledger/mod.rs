@@ -252,7 +252,7 @@ impl Ledger {
             }
             EventKind::Wait(wait) => self.torch.wait(event, wait),
             EventKind::Sample(sample) => self.sample(event.time, sample),
-            EventKind::NcclEnter(_) | EventKind::NcclExit(_) => {}
+            EventKind::NcclEnter(_) | EventKind::NcclExit(_) | EventKind::Mark(_) => {}
             EventKind::Lost(lost) => {
                 let n = self.lost.entry(lost.cause).or_default();
                 *n = n.saturating_add(lost.events);

@@ -9,15 +9,12 @@
 //!   other views of memory that a row has seen;
 //! - `cuGreenCtxCreate`: shares the memory of its device's primary context;
 //! - `cuImportExternalMemory`: has an address, and a size, only when `cuExternalMemoryGetMappedBuffer` gives it one;
-//! - `cuMemAdvise`, `cuMemPrefetchAsync`: where managed memory lies just now.
-//!
-//! No rows because there is no [`Action`] for them yet: `cuDeviceSetMemPool` (stream-ordered requests say pool 0 for
-//! "the device's current one"), and `cuGraphLaunch`, `cuGraphExecDestroy`, `cuGraphDestroy`, `cuDeviceGraphMemTrim`
-//! (a graph's memory counts from the making of its node to that of its free node, not from launch to launch).
+//! - `cuMemAdvise`, `cuMemPrefetchAsync`: where managed memory lies just now;
+//! - `cuLibraryGetKernel`, `cuLinkComplete`: code that is not on a device yet.
 
 use super::structs::{
-    IpcMemHandle, access_flags, array_bytes, array3d_bytes, external_bytes, graph_alloc, ipc_hash, location,
-    mipmap_bytes, multicast_bytes, pool_attribute, read, read_handle,
+    IpcMemHandle, access_flags, array_bytes, array3d_bytes, bare_location, external_bytes, graph_alloc,
+    image_bytes, ipc_hash, location, mipmap_bytes, multicast_bytes, pool_attribute, read, read_handle,
 };
 use super::{events, loader};
 use crate::hook::hooks;
@@ -99,6 +96,24 @@ hooks! {
     /// `CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)`
     fn cuMemPoolGetAttribute(pool: Handle, attribute: i32, value: *mut c_void) as "cudaMemPoolGetAttribute"
         = observe PoolGet { handle: pool, extra: attribute } out { bytes: pool_attribute(attribute, value) };
+    /// `CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)`
+    fn cuDeviceSetMemPool(device: i32, pool: Handle) as "cudaDeviceSetMemPool"
+        = observe PoolSelect { device: device, handle: pool };
+    /// `CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)`
+    fn cuDeviceGetMemPool(pool: Out, device: i32) as "cudaDeviceGetMemPool"
+        = observe PoolOf { device: device } out { handle: read_handle(pool) };
+    /// `CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev)`
+    fn cuDeviceGetDefaultMemPool(pool: Out, device: i32) as "cudaDeviceGetDefaultMemPool"
+        = observe PoolOf { device: device, extra: 1 } out { handle: read_handle(pool) };
+    /// `CUresult cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool)` of CUDA 13.0
+    fn cuMemSetMemPool(place: *mut c_void, kind: i32, pool: Handle) as "cudaMemSetMemPool"
+        = observe PoolSelect { location: bare_location(place), handle: pool };
+    /// `CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)` of CUDA 13.0
+    fn cuMemGetMemPool(pool: Out, place: *mut c_void, kind: i32) as "cudaMemGetMemPool"
+        = observe PoolOf { location: bare_location(place) } out { handle: read_handle(pool) };
+    /// `CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocation *location, CUmemAllocationType type)` of CUDA 13.0
+    fn cuMemGetDefaultMemPool(pool: Out, place: *mut c_void, kind: i32) as "cudaMemGetDefaultMemPool"
+        = observe PoolOf { location: bare_location(place), extra: 1 } out { handle: read_handle(pool) };
     /// `CUresult cuMemPoolExportToShareableHandle(void *handle_out, CUmemoryPool pool, CUmemAllocationHandleType handleType, unsigned long long flags)`
     fn cuMemPoolExportToShareableHandle(out: *mut c_void, pool: Handle, kind: i32, flags: u64) as "cudaMemPoolExportToShareableHandle"
         = observe PoolShare { handle: pool, extra: kind };
@@ -192,6 +207,37 @@ hooks! {
     fn cuGraphAddNode_v3(node: Out, graph: Handle, dependencies: *const c_void, edges: *const c_void, n: usize, node_params: *mut c_void) as "cudaGraphAddNode"
         = custom { row: Row::cuGraphAddNode_v3 as u16, graph: graph, params: node_params } via events::graph_node;
 
+    /// `CUresult cuGraphInstantiate(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer, size_t bufferSize)` of CUDA 10.0
+    fn cuGraphInstantiate(exec: Out, graph: Handle, error: Out, log: *mut c_char, bytes: usize) as "cudaGraphInstantiate"
+        = observe GraphInstantiate { extra: graph } out { handle: read_handle(exec) };
+    /// `CUresult cuGraphInstantiate_v2(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer, size_t bufferSize)` of CUDA 11.0
+    fn cuGraphInstantiate_v2(exec: Out, graph: Handle, error: Out, log: *mut c_char, bytes: usize) as "cudaGraphInstantiate"
+        = observe GraphInstantiate { extra: graph } out { handle: read_handle(exec) };
+    /// `CUresult cuGraphInstantiateWithFlags(CUgraphExec *phGraphExec, CUgraph hGraph, unsigned long long flags)`
+    fn cuGraphInstantiateWithFlags(exec: Out, graph: Handle, flags: u64) as "cudaGraphInstantiateWithFlags"
+        = observe GraphInstantiate { extra: graph } out { handle: read_handle(exec) };
+    /// `CUresult cuGraphInstantiateWithParams(CUgraphExec *phGraphExec, CUgraph hGraph, CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams)`
+    fn cuGraphInstantiateWithParams(exec: Out, graph: Handle, params: *mut c_void) as "cudaGraphInstantiateWithParams"
+        = observe GraphInstantiate { extra: graph } out { handle: read_handle(exec) };
+    /// As `cuGraphInstantiateWithParams`; a null stream in the parameters is the thread's own.
+    fn cuGraphInstantiateWithParams_ptsz(exec: Out, graph: Handle, params: *mut c_void) as "cudaGraphInstantiateWithParams"
+        = observe GraphInstantiate { extra: graph } out { handle: read_handle(exec) };
+    /// `CUresult cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream)`
+    fn cuGraphLaunch(exec: Handle, stream: Handle) as "cudaGraphLaunch"
+        = custom { api: Row::cuGraphLaunch as u16, exec: exec, stream: stream } via events::graph_launch;
+    /// As `cuGraphLaunch`; null is the thread's own stream.
+    fn cuGraphLaunch_ptsz(exec: Handle, stream: Handle) as "cudaGraphLaunch"
+        = custom { api: Row::cuGraphLaunch_ptsz as u16, exec: exec, stream: stream } via events::graph_launch;
+    /// `CUresult cuGraphExecDestroy(CUgraphExec hGraphExec)`
+    fn cuGraphExecDestroy(exec: Handle) as "cudaGraphExecDestroy" = release GraphExecDestroy { handle: exec };
+    /// `CUresult cuGraphDestroy(CUgraph hGraph)`
+    fn cuGraphDestroy(graph: Handle) as "cudaGraphDestroy" = release GraphDestroy { handle: graph };
+    /// `CUresult cuDeviceGraphMemTrim(CUdevice device)`
+    fn cuDeviceGraphMemTrim(device: i32) as "cudaDeviceGraphMemTrim" = observe GraphMemTrim { device: device };
+    /// `CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void* value)`
+    fn cuDeviceGetGraphMemAttribute(device: i32, attribute: i32, value: *mut c_void) as "cudaDeviceGetGraphMemAttribute"
+        = observe GraphMemGet { device: device, extra: attribute } out { bytes: read(value.cast::<u64>()) };
+
     // Memory of graphics and of others.
 
     /// `CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *devPtr, CUexternalMemory extMem, const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *bufferDesc)`
@@ -227,6 +273,45 @@ hooks! {
     fn cuDevicePrimaryCtxReset_v2(device: i32) as "cudaDeviceReset" = acquire PrimaryReset { device: device, extra: device };
     /// `CUresult cuDevicePrimaryCtxReset(CUdevice dev)` of CUDA 7.0
     fn cuDevicePrimaryCtxReset(device: i32) as "cudaDeviceReset" = acquire PrimaryReset { device: device, extra: device };
+
+    /// `CUresult cuCtxSetLimit(CUlimit limit, size_t value)`
+    fn cuCtxSetLimit(limit: i32, value: usize) as "cudaDeviceSetLimit" = observe LimitSet { extra: limit, bytes: value };
+    /// `CUresult cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)`
+    fn cuCtxEnablePeerAccess(peer: Handle, flags: u32) as "cudaDeviceEnablePeerAccess" = observe PeerEnable { handle: peer };
+
+    // Code: the driver takes memory for it that no call says the size of.
+
+    /// `CUresult cuModuleLoad(CUmodule *module, const char *fname)`
+    fn cuModuleLoad(module: Out, path: *const c_char) as "" = observe CodeLoad {} out { handle: read_handle(module) };
+    /// `CUresult cuModuleLoadData(CUmodule *module, const void *image)`
+    fn cuModuleLoadData(module: Out, image: *const c_void) as ""
+        = observe CodeLoad {} out { handle: read_handle(module), bytes: image_bytes(image) };
+    /// `CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int numOptions, CUjit_option *options, void **optionValues)`
+    fn cuModuleLoadDataEx(module: Out, image: *const c_void, n: u32, options: *mut i32, values: Out) as ""
+        = observe CodeLoad {} out { handle: read_handle(module), bytes: image_bytes(image) };
+    /// `CUresult cuModuleLoadFatBinary(CUmodule *module, const void *fatCubin)`
+    fn cuModuleLoadFatBinary(module: Out, image: *const c_void) as ""
+        = observe CodeLoad {} out { handle: read_handle(module), bytes: image_bytes(image) };
+    /// `CUresult cuModuleUnload(CUmodule hmod)`
+    fn cuModuleUnload(module: Handle) as "" = release CodeUnload { handle: module };
+    /// `CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jitOptions, void **jitOptionsValues, unsigned int numJitOptions, CUlibraryOption *libraryOptions, void** libraryOptionValues, unsigned int numLibraryOptions)`
+    fn cuLibraryLoadData(library: Out, image: *const c_void, options: *mut i32, values: Out, n: u32, library_options: *mut i32, library_values: Out, m: u32) as "cudaLibraryLoadData"
+        = observe CodeLoad {} out { handle: read_handle(library), bytes: image_bytes(image) };
+    /// `CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *fileName, CUjit_option *jitOptions, void **jitOptionsValues, unsigned int numJitOptions, CUlibraryOption *libraryOptions, void **libraryOptionValues, unsigned int numLibraryOptions)`
+    fn cuLibraryLoadFromFile(library: Out, path: *const c_char, options: *mut i32, values: Out, n: u32, library_options: *mut i32, library_values: Out, m: u32) as "cudaLibraryLoadFromFile"
+        = observe CodeLoad {} out { handle: read_handle(library) };
+    /// `CUresult cuLibraryUnload(CUlibrary library)`
+    fn cuLibraryUnload(library: Handle) as "cudaLibraryUnload" = release CodeUnload { handle: library };
+    /// `CUresult cuLibraryGetModule(CUmodule *pMod, CUlibrary library)`
+    fn cuLibraryGetModule(module: Out, library: Handle) as "" = observe FunctionLoad { extra: library } out { handle: read_handle(module) };
+    /// `CUresult cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const char *name)`
+    fn cuModuleGetFunction(function: Out, module: Handle, name: *const c_char) as ""
+        = observe FunctionLoad { extra: module } out { handle: read_handle(function) };
+    /// `CUresult cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel)`
+    fn cuKernelGetFunction(function: Out, kernel: Handle) as ""
+        = observe FunctionLoad { extra: kernel } out { handle: read_handle(function) };
+    /// `CUresult cuFuncLoad(CUfunction function)`
+    fn cuFuncLoad(function: Handle) as "" = observe FunctionLoad { handle: function };
 
     // Stream capture: what is asked for meanwhile belongs to a graph.
 

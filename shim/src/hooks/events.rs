@@ -12,6 +12,7 @@ use crate::probe::{self, Start};
 use crate::session::{self, WAIT_SLOTS};
 use crate::tls;
 use core::ffi::c_void;
+use core::sync::atomic::{AtomicBool, Ordering};
 use gputrace_ring::record::{Action, Wait, WaitAction};
 
 /// `cuEventRecord` and its variants.
@@ -96,6 +97,31 @@ pub(crate) fn graph_node(
             draft.addr(addr);
         }),
     }
+}
+
+/// Whether a graph of this process owns memory: only then do launches matter, of which there may be thousands a second.
+static GRAPHS_OWN_MEMORY: AtomicBool = AtomicBool::new(false);
+
+/// `cuGraphLaunch`.
+#[inline]
+pub(crate) fn graph_launch(
+    run: impl FnOnce() -> i32,
+    row: u16,
+    exec: *mut c_void,
+    stream: *mut c_void,
+) -> i32 {
+    if !GRAPHS_OWN_MEMORY.load(Ordering::Relaxed) {
+        return run();
+    }
+    probe::acquire(Start::OnlyIfLive, row, Action::GraphLaunch, run, |draft, _| {
+        draft.handle(exec);
+        draft.stream(stream);
+    })
+}
+
+/// A node that gives memory out was made, or a stream-ordered allocation was captured.
+pub(crate) fn graph_memory() {
+    GRAPHS_OWN_MEMORY.store(true, Ordering::Relaxed);
 }
 
 /// `cuStreamBeginCapture_v2`.

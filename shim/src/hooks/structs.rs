@@ -62,6 +62,59 @@ pub(crate) unsafe fn location(props: *const c_void) -> (i32, i32) {
     (kind, unsafe { field(props, 12) })
 }
 
+/// A `CUmemLocation` of its own: type at byte 0, id at byte 4.
+///
+/// # Safety
+/// The pointer is null, or to such a structure.
+pub(crate) unsafe fn bare_location(location: *const c_void) -> (i32, i32) {
+    // SAFETY: the caller's promise.
+    let kind = unsafe { field(location, 0) };
+    // SAFETY: as above.
+    (kind, unsafe { field(location, 4) })
+}
+
+/// `magic` of a `__fatBinC_Wrapper_t`, fatbinary_section.h; a pointer to the container follows at byte 8.
+const FATBIN_WRAPPER: u32 = 0x466243b1;
+/// `FATBIN_MAGIC`, fatbinary.h: header size (16 bits) at byte 6, bytes behind the header (64 bits) at byte 8.
+const FATBIN: u32 = 0xba55ed50;
+/// The first four bytes of an ELF file.
+const ELF: u32 = u32::from_le_bytes(*b"\x7fELF");
+
+/// Bytes of a code image that the driver has just read: a fat binary or a cubin. 0 for PTX, whose end is not looked for.
+///
+/// # Safety
+/// The pointer is null, or to an image that the driver accepted.
+pub(crate) unsafe fn image_bytes(image: *const c_void) -> u64 {
+    // SAFETY: the caller's promise: every image is longer than its magic, and has what that says.
+    match unsafe { field::<u32>(image, 0) } {
+        FATBIN_WRAPPER => {
+            // SAFETY: as above.
+            let container = unsafe { field::<usize>(image, 8) } as *const c_void;
+            // SAFETY: as above.
+            if unsafe { field::<u32>(container, 0) } != FATBIN {
+                return 0;
+            }
+            // SAFETY: as above.
+            unsafe { image_bytes(container) }
+        }
+        FATBIN => {
+            // SAFETY: as above.
+            let header = u64::from(unsafe { field::<u16>(image, 6) });
+            // SAFETY: as above.
+            header.saturating_add(unsafe { field::<u64>(image, 8) })
+        }
+        ELF => {
+            // The section headers come last (elf.h: e_shoff, e_shentsize, e_shnum).
+            // SAFETY: as above.
+            let sections = unsafe { field::<u64>(image, 0x28) };
+            // SAFETY: as above.
+            let [size, n] = [0x3a, 0x3c].map(|at| u64::from(unsafe { field::<u16>(image, at) }));
+            sections.saturating_add(size * n)
+        }
+        _ => 0,
+    }
+}
+
 /// Estimated bytes of a `CUDA_ARRAY_DESCRIPTOR` (width, height, format, channels).
 ///
 /// # Safety
