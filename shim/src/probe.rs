@@ -210,8 +210,9 @@ impl Draft {
 
     fn gives_graph_memory(&self) -> bool {
         let is_captured = self.call.flags & Call::CAPTURED != 0;
-        self.call.action == Action::GraphAlloc as u8
-            || (is_captured && self.call.action == Action::AllocAsync as u8)
+        let (succeeded, action) = (self.call.result == 0, self.call.action);
+        let gives = action == Action::GraphAlloc as u8 || (is_captured && action == Action::AllocAsync as u8);
+        succeeded && gives
     }
 
     fn send(mut self, lane: &mut Lane) {
