@@ -1,6 +1,6 @@
 #!/bin/sh
-# fetch-wheels.sh [DIRECTORY]: fetches NVIDIA's CUDA runtimes from PyPI, for tests that run them on the fake driver.
-# Each lands unpacked in DIRECTORY/cudart-MAJOR (default target/wheels); what is there is not fetched again.
+# fetch-wheels.sh [DIRECTORY]: fetches NVIDIA's CUDA runtimes and its package nvtx from PyPI, for tests that run them on
+# the fake driver. Each lands unpacked in DIRECTORY/cudart-MAJOR or DIRECTORY/nvtx (default target/wheels); what is there is not fetched again.
 # Exit codes: 0 all there, 3 something could not be fetched (the reason is on stderr; tests then skip).
 set -u
 root=${1:-$(cd "$(dirname "$0")/.." && pwd)/target/wheels}
@@ -31,4 +31,5 @@ fetch() { # fetch DIRECTORY REQUIREMENT
 fetch cudart-11 'nvidia-cuda-runtime-cu11==11.8.89'
 fetch cudart-12 'nvidia-cuda-runtime-cu12==12.9.79'
 fetch cudart-13 'nvidia-cuda-runtime==13.*'
+fetch nvtx 'nvtx>=0.2.11,<0.3'
 exit $status

@@ -64,9 +64,20 @@ pub fn fixed(major: Major) -> Result<PathBuf, String> {
     find(major, "libcudart_static.a")
 }
 
+/// The folder to import NVIDIA's Python package `nvtx` from.
+///
+/// # Errors
+/// As [`shared`].
+pub fn nvtx() -> Result<PathBuf, String> {
+    present(root().join("nvtx/nvtx")).map(|path| path.with_file_name(""))
+}
+
 fn find(major: Major, file: &str) -> Result<PathBuf, String> {
+    present(major.library_dir().join(file))
+}
+
+fn present(path: PathBuf) -> Result<PathBuf, String> {
     static FETCHED: OnceLock<Result<(), String>> = OnceLock::new();
-    let path = major.library_dir().join(file);
     if !path.exists() {
         FETCHED.get_or_init(fetch).clone()?;
     }
