@@ -1,5 +1,6 @@
 //! `gputrace recorder --ring PATH`: what the shim starts. Not meant to be called by people.
 
+use crate::oom::Answer;
 use crate::record::{Options, record};
 use crate::{Error, Overwrite, say};
 use std::ffi::OsString;
@@ -14,9 +15,13 @@ const JOB_BEGAN: &str = "GPUTRACE_JOB_BEGAN";
 /// Overwrites a trace of the same name if set to anything but `0`.
 const FORCE: &str = "GPUTRACE_FORCE";
 
-/// Records the ring that `arguments` (those after the verb) name, until its process is gone.
+/// `0` or `off`: nothing is said of requests that fail for want of memory.
+const OOM: &str = "GPUTRACE_OOM";
+
+/// Records the ring that `arguments` (those after the verb) name, until its process is gone. `on_oom` answers requests
+/// that fail for want of memory, unless the user wants to hear nothing of them.
 #[must_use]
-pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer) -> ExitCode {
     let Some(ring) = ring_of(arguments) else {
         say(
             "the recorder is started by libgputrace.so as `gputrace recorder --ring PATH`; use `gputrace record -- PROGRAM`",
@@ -29,8 +34,16 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         if set(FORCE).is_some_and(|value| value != "0") { Overwrite::Replace } else { Overwrite::Refuse };
     let nanos = set(JOB_BEGAN).and_then(|nanos| nanos.parse().ok());
     let job_began = nanos.map(|nanos| UNIX_EPOCH + Duration::from_nanos(nanos));
-    let options =
-        Options { output: set(OUTPUT), overwrite, job_began, is_its_child: true, ..Options::default() };
+    let is_silent = set(OOM).is_some_and(|value| ["0", "off", "false", "no"].contains(&value.as_str()));
+    let on_oom = (!is_silent).then_some(on_oom);
+    let options = Options {
+        output: set(OUTPUT),
+        overwrite,
+        job_began,
+        is_its_child: true,
+        on_oom,
+        ..Options::default()
+    };
     match record(&ring, options) {
         Ok(_) => ExitCode::SUCCESS,
         Err(error) => {

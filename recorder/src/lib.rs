@@ -19,6 +19,7 @@ mod drain;
 mod map_file;
 mod merge_stack;
 mod nvml;
+mod oom;
 mod output;
 mod process;
 pub mod python_lines;
@@ -29,6 +30,7 @@ mod translate;
 mod write;
 
 pub use daemon::daemon_main;
+pub use oom::{Answer, FollowUp, Oom};
 pub use output::Overwrite;
 pub use record::{Options, Summary, record};
 

@@ -3,6 +3,7 @@
 use crate::drain::{Drain, Found, Stamped};
 use crate::map_file::MapFile;
 use crate::nvml::Sampler;
+use crate::oom::{Answer, Answers};
 use crate::output::{self, Overwrite, TraceFile};
 use crate::process::{self, Target};
 use crate::symbols::Symbols;
@@ -32,6 +33,12 @@ const MAPPINGS_PART: u32 = 20;
 const SYMBOLS_WAITING: Duration = Duration::from_millis(1500);
 /// How long names may be looked for when nobody waits.
 const SYMBOLS_AFTER: Duration = Duration::from_secs(10);
+/// How long out-of-memory errors may take to be answered while the process waits for us.
+const ANSWER_WAITING: Duration = Duration::from_millis(2000);
+/// The same for what follows the answer.
+const FOLLOW_UP_WAITING: Duration = Duration::from_millis(1000);
+/// The same when nobody waits.
+const ANSWER_AFTER: Duration = Duration::from_secs(10);
 /// How long a process is expected to take from the end of `main` to its own.
 const ENDING: Duration = Duration::from_secs(2);
 /// Items in one message to the writing thread.
@@ -52,6 +59,8 @@ pub struct Options {
     pub is_its_child: bool,
     /// Leave the ring's file where it is at the end.
     pub keep_ring: bool,
+    /// Who answers requests that fail for want of memory.
+    pub on_oom: Option<Answer>,
 }
 
 /// What was recorded.
@@ -141,6 +150,7 @@ struct Recorder<'a> {
     writer: WriterThread,
     /// Until the process says that it ends: what it holds then is no longer news.
     sampler: Option<Sampler>,
+    answers: Option<Answers>,
     trace: PathBuf,
     facts: Process,
     losses: [u64; 4],
@@ -174,6 +184,9 @@ impl<'a> Recorder<'a> {
         let failed = |source| Error::Output { file: trace.clone(), source };
         let writer = WriterThread::start(TraceFile(opened), trace.clone()).map_err(failed)?;
         let sampler = Sampler::start(target.pid(), writer.outlet());
+        let answers = options
+            .on_oom
+            .and_then(|answer| Answers::start(answer, trace.clone(), writer.outlet(), sampler.inquirer()));
         let mut recorder = Recorder {
             file,
             drain: Drain::new(map),
@@ -182,6 +195,7 @@ impl<'a> Recorder<'a> {
             waiting: Vec::new(),
             writer,
             sampler: Some(sampler),
+            answers,
             trace,
             facts,
             losses: [0; 4],
@@ -289,13 +303,18 @@ impl<'a> Recorder<'a> {
         // Stable: one thread's events of one tick keep their order. Mostly sorted already, which this sort is quick at.
         self.waiting.sort_by_key(|stamped| stamped.ticks);
         let ready = self.waiting.partition_point(|stamped| stamped.ticks <= until);
+        let mut failures = Vec::new();
         for stamped in self.waiting.drain(..ready) {
-            self.translator.event(stamped, &self.timeline);
+            failures.extend(self.translator.event(stamped, &self.timeline));
             if self.translator.n_items() >= BATCH {
                 self.writer.send(self.translator.take());
             }
         }
         self.writer.send(self.translator.take());
+        // What fails is in the writer's hands before anybody is told to look there.
+        if let Some(answers) = &mut self.answers {
+            failures.into_iter().for_each(|failure| answers.tell(failure));
+        }
     }
 
     fn now(&self) -> Nanos {
@@ -409,15 +428,19 @@ impl<'a> Recorder<'a> {
     /// The process waits: everything it has written goes to the file, with names as far as time allows.
     fn settle(&mut self) {
         self.read_mappings();
-        // A sample that came after the end was written would only open it again.
-        if let Some(sampler) = self.sampler.take() {
-            sampler.stop();
-        }
         while self.pass() > 0 {}
         // What has just been read is younger than the newest pair of clocks.
         self.timeline.close();
         self.tell_losses();
         self.emit(true);
+        // An error that ends the program is answered before the shell shows its prompt.
+        if let Some(answers) = &self.answers {
+            answers.wait(ANSWER_WAITING, FOLLOW_UP_WAITING);
+        }
+        // A sample that came after the end was written would only open it again.
+        if let Some(sampler) = self.sampler.take() {
+            sampler.stop();
+        }
         self.symbolise(SYMBOLS_WAITING);
         self.writer.settle(End::Closed);
         self.header().recorder.value.store(COMPLETE, Ordering::Release);
@@ -444,6 +467,9 @@ impl<'a> Recorder<'a> {
             self.translator.note(self.now(), text);
         }
         self.emit(true);
+        if let Some(answers) = &self.answers {
+            answers.wait(ANSWER_AFTER, ANSWER_AFTER);
+        }
         self.symbolise(SYMBOLS_AFTER);
     }
 

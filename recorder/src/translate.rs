@@ -4,6 +4,7 @@ use crate::autograd::{Autograd, Context};
 use crate::decode::{Code, Record};
 use crate::drain::{Happened, Lane, Stamped};
 use crate::merge_stack::{MergedFrame, merge_stack};
+use crate::oom::{self, Failure};
 use crate::process;
 use crate::python_lines::line_at;
 use crate::symbols::{Symbols, demangle};
@@ -393,8 +394,8 @@ impl Translator {
         self.codes.insert(code.id, code);
     }
 
-    /// An event.
-    pub(crate) fn event(&mut self, stamped: Stamped, timeline: &Timeline) {
+    /// An event; what it says of memory that could not be had.
+    pub(crate) fn event(&mut self, stamped: Stamped, timeline: &Timeline) -> Option<Failure> {
         let thread = self.lanes.get(&stamped.lane).copied().unwrap_or(RECORDER);
         let time = Nanos(timeline.nanos(stamped.ticks));
         let (stack, kind) = match stamped.what {
@@ -409,7 +410,10 @@ impl Translator {
             Happened::Wait(wait, action) => (0, EventKind::Wait(self::wait(&wait, action))),
             Happened::Mark(mark, action) => (0, EventKind::Mark(self.mark(&mark, action))),
             Happened::Note(text) => (0, EventKind::Note(text)),
-            Happened::Backward(backward) => return self.autograd.backward(stamped.lane, backward),
+            Happened::Backward(backward) => {
+                self.autograd.backward(stamped.lane, backward);
+                return None;
+            }
         };
         let is_engine = || {
             self.threads.get(thread.0 as usize).is_some_and(|thread| thread.name.starts_with(ENGINE_THREAD))
@@ -423,7 +427,10 @@ impl Translator {
         } else {
             self.backward_stack_id(stack, context)
         };
-        self.push(Event { time, thread, stack, kind });
+        let event = Event { time, thread, stack, kind };
+        let failure = oom::failure(&event);
+        self.push(event);
+        failure
     }
 
     fn mark(&mut self, mark: &record::Mark, action: RingMarkAction) -> Mark {

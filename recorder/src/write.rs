@@ -21,8 +21,8 @@ const MOST_KEPT: usize = 256 << 20;
 
 enum Message {
     Items(Vec<Item>),
-    /// Writes everything, with an end if asked, and answers.
-    Settle(End, Sender<()>),
+    /// Writes everything, with an end if asked, and answers how long the file is.
+    Settle(End, Sender<u64>),
     /// Nothing will come from the draining side any more.
     Stop,
 }
@@ -59,6 +59,13 @@ impl Outlet {
     /// Hands items over; `false` if nobody takes them any more.
     pub(crate) fn send(&self, items: Vec<Item>) -> bool {
         self.0.send(Message::Items(items)).is_ok()
+    }
+
+    /// Waits until everything sent before is in the file, and says how long that is.
+    pub(crate) fn settle(&self) -> Option<u64> {
+        let (answer, answered) = bounded(1);
+        self.0.send(Message::Settle(End::Open, answer)).ok()?;
+        answered.recv().ok()
     }
 }
 
@@ -128,7 +135,7 @@ impl State {
                 }
                 Ok(Message::Settle(end, answer)) => {
                     self.settle(end);
-                    let _ = answer.send(());
+                    let _ = answer.send(self.writer.position());
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => return,

@@ -4,7 +4,7 @@
 
 use gputrace_recorder::{Options, Overwrite, record};
 use gputrace_ring::clock::Clock;
-use gputrace_ring::map::{COMPLETE, EXITING, FAILED, Map, RECORDING};
+use gputrace_ring::map::{COMPLETE, EXITING, FAILED, Map, OFF, RECORDING};
 use gputrace_ring::record::{self as ring, Kind, pack_device};
 use gputrace_ring::ring::{Producer, Pushed, as_words_bytes};
 use gputrace_schemas::event::{Action, EventKind, Frame, LostCause, NO_DEVICE};
@@ -408,6 +408,45 @@ fn what_other_threads_write_after_the_end_was_announced_follows() {
         producer.complete();
     });
     assert_eq!(check_numbers(&trace)[&0], 2);
+}
+
+/// What [`answered`] was told: which failure, and how many events and out-of-memory errors the trace had by then.
+static ANSWERS: std::sync::Mutex<Vec<(u64, bool, usize, usize)>> = std::sync::Mutex::new(Vec::new());
+
+fn answered(oom: &gputrace_recorder::Oom) -> Option<gputrace_recorder::FollowUp> {
+    let trace = Trace::open_prefix(&oom.trace, oom.length);
+    let kinds: Vec<EventKind> = trace.iter().flat_map(|it| it.events().map(|event| event.kind)).collect();
+    let n_ooms = kinds.iter().filter(|kind| matches!(kind, EventKind::BlockOom(_))).count();
+    ANSWERS.lock().unwrap().push((oom.nth, oom.full, kinds.len(), n_ooms));
+    None
+}
+
+#[test]
+fn who_answers_for_memory_that_ran_out_sees_the_trace_up_to_there() {
+    let folder = Folder::new("oom");
+    let ring = folder.join("ring");
+    let memory = Mapped::create(&ring, Map::bytes_for(16));
+    let map = memory.make_ring(16, std::process::id());
+    let options = Options { on_oom: Some(answered), ..options(&folder, "a.gtr") };
+    let recording = std::thread::spawn(move || record(&ring, options).unwrap());
+    let mut producer = Producer::new(map, tid()).unwrap();
+    let n_answers = || ANSWERS.lock().unwrap().len();
+    for n in 1..=5 {
+        producer.push(producer.now(), 0, &numbered(0, n));
+        let oom = ring::BlockOom { device_bytes: pack_device(0, 1 << 40), ..ring::BlockOom::default() };
+        let began = Instant::now();
+        producer.push(producer.now(), 0, &oom);
+        while n_answers() < n as usize && n < 5 {
+            assert!(began.elapsed() < Duration::from_secs(10), "no answer to failure {n}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    producer.complete();
+    map.header().process.value.store(OFF, Ordering::Release);
+    recording.join().unwrap();
+    let answers = ANSWERS.lock().unwrap().clone();
+    // Each failure comes with a note that there is no NVML to ask; the fifth came too soon after the fourth.
+    assert_eq!(answers, [(1, true, 3, 1), (2, true, 6, 2), (3, true, 9, 3), (4, false, 0, 0)]);
 }
 
 #[test]

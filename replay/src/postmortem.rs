@@ -12,6 +12,7 @@ use crate::ops::OpStream;
 use crate::policies::torch::profile;
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::render::text::bytes;
+use crate::report::sections::POSTMORTEM;
 use crate::source::Source;
 use crate::story::{Story, Watch};
 use crate::whatif::{Confidence, Laboratory, Question};
@@ -100,6 +101,18 @@ impl Postmortem {
     pub fn is_uneventful(&self) -> bool {
         let refused = self.story.ledger.refusals.iter().any(|it| it.result == OUT_OF_MEMORY && !it.torch);
         !refused && self.torch_devices().next().is_none()
+    }
+
+    /// Everything that is known without replaying anything.
+    #[must_use]
+    pub fn sections(&self) -> Vec<Section> {
+        if self.is_uneventful() {
+            let section = Section::new("oom", "Out of memory");
+            return vec![section.line(Mood::Good, "nothing ran out of memory").warn(self.story.doubts())];
+        }
+        let mut sections: Vec<Section> = POSTMORTEM.iter().flat_map(|entry| entry.of(&self.story)).collect();
+        sections.extend(self.fragmentation_section());
+        sections
     }
 
     /// How memory was cut up, and whether `empty_cache` would have helped.

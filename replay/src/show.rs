@@ -1,6 +1,7 @@
 //! What the verbs that show something have in common.
 
 use std::io::{IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -100,21 +101,30 @@ impl ShowArgs {
     }
 
     fn style(&self) -> text::Style {
-        let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-        let is_terminal = std::io::stdout().is_terminal();
-        let color = match self.color {
-            Color::Always => true,
-            Color::Never => false,
-            Color::Auto if set("NO_COLOR").is_some() => false,
-            Color::Auto if set("CLICOLOR_FORCE").is_some_and(|value| value != "0") => true,
-            Color::Auto => is_terminal && set("TERM").is_none_or(|term| term != "dumb"),
-        };
-        let columns = set("COLUMNS").and_then(|columns| columns.to_str()?.parse().ok());
-        let terminal = || terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
-        // What goes into a file or a pipe is not cut.
-        let width = columns.or_else(|| is_terminal.then(terminal).flatten());
-        text::Style { width: width.map(|width| width.max(40)), color }
+        style(self.color, &std::io::stdout())
     }
+}
+
+/// How text may look on the standard error.
+pub(crate) fn stderr_style() -> text::Style {
+    style(Color::Auto, &std::io::stderr())
+}
+
+fn style(color: Color, stream: &(impl IsTerminal + AsFd)) -> text::Style {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let is_terminal = stream.is_terminal();
+    let color = match color {
+        Color::Always => true,
+        Color::Never => false,
+        Color::Auto if set("NO_COLOR").is_some() => false,
+        Color::Auto if set("CLICOLOR_FORCE").is_some_and(|value| value != "0") => true,
+        Color::Auto => is_terminal && set("TERM").is_none_or(|term| term != "dumb"),
+    };
+    let columns = set("COLUMNS").and_then(|columns| columns.to_str()?.parse().ok());
+    let terminal = || terminal_size::terminal_size_of(stream).map(|(width, _)| usize::from(width.0));
+    // What goes into a file or a pipe is not cut.
+    let width = columns.or_else(|| is_terminal.then(terminal).flatten());
+    text::Style { width: width.map(|width| width.max(40)), color }
 }
 
 /// One line of JSON values, indented for people.

@@ -29,6 +29,7 @@ pub struct Source {
 
 enum Kind {
     Trace(Box<Trace>),
+    Prefix(Box<Trace>),
     Recording(Box<Recording>),
 }
 
@@ -43,6 +44,15 @@ impl Source {
         } else {
             Kind::Trace(Box::new(Trace::open(path)?))
         };
+        Ok(Source { path: path.display().to_string(), kind })
+    }
+
+    /// Opens the first `length` bytes of a trace that is still being written, as if they were all of it.
+    ///
+    /// # Errors
+    /// As [`Source::open`].
+    pub fn open_prefix(path: &Path, length: u64) -> Result<Source, Error> {
+        let kind = Kind::Prefix(Box::new(Trace::open_prefix(path, length)?));
         Ok(Source { path: path.display().to_string(), kind })
     }
 
@@ -62,7 +72,7 @@ impl Source {
     #[must_use]
     pub fn definitions(&self) -> &dyn Definitions {
         match &self.kind {
-            Kind::Trace(trace) => &**trace,
+            Kind::Trace(trace) | Kind::Prefix(trace) => &**trace,
             Kind::Recording(recording) => &**recording,
         }
     }
@@ -70,7 +80,7 @@ impl Source {
     /// The events in the order of their times.
     pub fn events(&self) -> Box<dyn Iterator<Item = Cow<'_, Event>> + '_> {
         match &self.kind {
-            Kind::Trace(trace) => Box::new(trace.events().map(Cow::Owned)),
+            Kind::Trace(trace) | Kind::Prefix(trace) => Box::new(trace.events().map(Cow::Owned)),
             Kind::Recording(recording) => Box::new(recording.events.iter().map(Cow::Borrowed)),
         }
     }
@@ -85,7 +95,9 @@ impl Source {
     #[must_use]
     pub fn threads(&self) -> Vec<(ThreadId, Thread)> {
         match &self.kind {
-            Kind::Trace(trace) => (0..).map(ThreadId).zip(trace.threads().iter().cloned()).collect(),
+            Kind::Trace(trace) | Kind::Prefix(trace) => {
+                (0..).map(ThreadId).zip(trace.threads().iter().cloned()).collect()
+            }
             Kind::Recording(recording) => {
                 recording.threads.iter().map(|(id, thread)| (*id, thread.clone())).collect()
             }
@@ -96,9 +108,15 @@ impl Source {
     #[must_use]
     pub fn damages(&self) -> Vec<Damage> {
         match &self.kind {
-            Kind::Trace(trace) => trace.damages(),
+            Kind::Trace(trace) | Kind::Prefix(trace) => trace.damages(),
             Kind::Recording(_) => vec![],
         }
+    }
+
+    /// It was opened as the beginning of a trace that is still being written.
+    #[must_use]
+    pub fn is_prefix(&self) -> bool {
+        matches!(self.kind, Kind::Prefix(_))
     }
 
     /// The trace has its end.
@@ -106,7 +124,7 @@ impl Source {
     pub fn is_complete(&self) -> bool {
         match &self.kind {
             Kind::Trace(trace) => trace.is_complete(),
-            Kind::Recording(_) => true,
+            Kind::Prefix(_) | Kind::Recording(_) => true,
         }
     }
 }

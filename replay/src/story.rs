@@ -42,6 +42,8 @@ pub struct Story {
     pub damages: Vec<Damage>,
     /// The trace has its end.
     pub complete: bool,
+    /// The process is still running: what comes next is not known.
+    pub is_running: bool,
 }
 
 impl Story {
@@ -78,6 +80,7 @@ impl Story {
             ledger: ledger.unwrap_or_else(|never| match never {}),
             damages: source.damages(),
             complete: source.is_complete(),
+            is_running: source.is_prefix(),
         }
     }
 

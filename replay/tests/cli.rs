@@ -84,6 +84,9 @@ fn help_of_every_verb() {
               --ring-size <BYTES>
                   Memory for events that wait to be written, for each process: 64M, 1GiB
 
+              --no-oom-report
+                  Say nothing on the program's standard error when it runs out of memory
+
           -h, --help
                   Print help (see a summary with '-h')
 

@@ -141,6 +141,35 @@ impl fmt::Debug for Trace {
     }
 }
 
+/// The beginning of a file.
+struct Prefix {
+    file: File,
+    length: u64,
+    at: u64,
+}
+
+impl Read for Prefix {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let left = usize::try_from(self.length.saturating_sub(self.at)).unwrap_or(usize::MAX);
+        let room = to.len().min(left);
+        let n = self.file.read(to.get_mut(..room).unwrap_or_default())?;
+        self.at += n as u64;
+        Ok(n)
+    }
+}
+
+impl Seek for Prefix {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let to = match to {
+            // It may have grown.
+            SeekFrom::End(offset) => SeekFrom::Start(self.length.saturating_add_signed(offset)),
+            to => to,
+        };
+        self.at = self.file.seek(to)?;
+        Ok(self.at)
+    }
+}
+
 /// A block as the index or its header describes it.
 #[derive(Clone, Copy, Debug)]
 struct Block {
@@ -161,6 +190,17 @@ impl Trace {
         let name = path.display().to_string();
         let file = File::open(path).map_err(|source| Error::Io { file: name.clone(), source })?;
         Trace::read(file, &name)
+    }
+
+    /// Opens the first `length` bytes of a file that may still be growing.
+    ///
+    /// # Errors
+    /// As [`Trace::open`].
+    pub fn open_prefix(path: impl AsRef<Path>, length: u64) -> Result<Trace, Error> {
+        let path = path.as_ref();
+        let name = path.display().to_string();
+        let file = File::open(path).map_err(|source| Error::Io { file: name.clone(), source })?;
+        Trace::read(Prefix { file, length, at: 0 }, &name)
     }
 
     /// Opens anything that can be read; `name` is what errors call it.

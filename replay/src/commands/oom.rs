@@ -1,15 +1,13 @@
 //! `gputrace oom`: why a program ran out of memory.
 
 use std::io::Write;
-use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Args};
-use gputrace_replay::import;
+use gputrace_replay::import::{self, ImportError, Trace};
 use gputrace_replay::postmortem::{Postmortem, remedies, remedies_section};
 use gputrace_replay::report;
-use gputrace_replay::report::model::{Mood, Report, Section};
-use gputrace_replay::report::sections::POSTMORTEM;
+use gputrace_replay::report::model::{Report, Section};
 use gputrace_replay::source::Source;
 use gputrace_schemas::event::Bytes;
 
@@ -46,7 +44,8 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
         match Source::open(path) {
             Ok(source) => {
                 let postmortem = Postmortem::of(&source);
-                let sections = sections(path, &postmortem, args.machine);
+                let mut sections = postmortem.sections();
+                sections.extend(remedies_sections(&postmortem, args.machine, || import::load(path)));
                 report.parts.push(report::part(&postmortem.story, sections));
             }
             Err(error) => {
@@ -61,24 +60,25 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     Ok(status)
 }
 
-fn sections(path: &Path, postmortem: &Postmortem, machine: Machine) -> Vec<Section> {
-    let story = &postmortem.story;
-    if postmortem.is_uneventful() {
-        let section = Section::new("oom", "Out of memory");
-        return vec![section.line(Mood::Good, "nothing ran out of memory").warn(story.doubts())];
+/// What would have made it fit, on each device whose PyTorch ran out. `load` reads the same trace as requests.
+pub(super) fn remedies_sections(
+    postmortem: &Postmortem,
+    machine: Machine,
+    load: impl FnOnce() -> Result<Trace, ImportError>,
+) -> Vec<Section> {
+    if postmortem.torch_devices().next().is_none() {
+        return vec![];
     }
-    let mut sections: Vec<Section> = POSTMORTEM.iter().flat_map(|entry| entry.of(story)).collect();
-    sections.extend(postmortem.fragmentation_section());
-    for device in postmortem.torch_devices() {
+    let trace = load().map_err(|error| format!("{:#}", anyhow::Error::from(error)));
+    let of_device = |device: i16| {
         let limit = machine.limit.map(|limit| (Bytes(limit), Bytes(limit)));
-        let Some(capacity) = limit.or_else(|| postmortem.capacity(device)) else { continue };
-        let trace = import::load(path).map_err(|error| format!("{:#}", anyhow::Error::from(error)));
+        let capacity = limit.or_else(|| postmortem.capacity(device))?;
         let stream = trace.as_ref().map_err(Clone::clone).and_then(|trace| {
             let stream = trace.devices.iter().find(|stream| i64::from(stream.device) == i64::from(device));
             stream.ok_or_else(|| "it has no requests of this device".to_owned())
         });
         let found = stream.clone().and_then(|stream| remedies(stream, capacity, machine.torch_version));
-        sections.push(remedies_section(device, capacity, found, stream.ok()));
-    }
-    sections
+        Some(remedies_section(device, capacity, found, stream.ok()))
+    };
+    postmortem.torch_devices().filter_map(of_device).collect()
 }

@@ -53,6 +53,9 @@ pub(super) struct RecordArgs {
     /// Memory for events that wait to be written, for each process: 64M, 1GiB
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     ring_size: Option<u64>,
+    /// Say nothing on the program's standard error when it runs out of memory
+    #[arg(long)]
+    no_oom_report: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -133,6 +136,9 @@ fn prepare(
     }
     if let Some(bytes) = args.min_size {
         command.env("GPUTRACE_STACKS_MIN_SIZE", bytes.to_string());
+    }
+    if args.no_oom_report {
+        command.env("GPUTRACE_OOM", "0");
     }
     if let Some(bytes) = args.ring_size {
         command.env("GPUTRACE_RING_BYTES", bytes.to_string());

@@ -39,7 +39,7 @@ pub(super) struct ReplayArgs {
 }
 
 /// What the trace may not say about the machine.
-#[derive(Args, Clone, Copy)]
+#[derive(Args, Clone, Copy, Default)]
 pub(super) struct Machine {
     /// PyTorch release to imitate [default: the one that explains the trace best]
     #[arg(long, value_name = "X.Y", value_parser = version)]

@@ -54,7 +54,20 @@ pub(super) fn read(path: &Path) -> Result<Trace, ImportError> {
     if !trace.is_complete() {
         notes.push("it has no end: its recorder was killed, or is still writing".to_owned());
     }
-    let mut imported = import(&trace, || trace.events(), trace.mappings())
+    of(path, &trace, notes)
+}
+
+/// Reads the first `length` bytes of a trace file that may still be growing.
+///
+/// # Errors
+/// As [`read`].
+pub(super) fn read_prefix(path: &Path, length: u64) -> Result<Trace, ImportError> {
+    let trace = reader::Trace::open_prefix(path, length).map_err(|source| ImportError::Trace { source })?;
+    of(path, &trace, vec![])
+}
+
+fn of(path: &Path, trace: &reader::Trace, mut notes: Vec<String>) -> Result<Trace, ImportError> {
+    let mut imported = import(trace, || trace.events(), trace.mappings())
         .map_err(|source| ImportError::TooMany { path: path.into(), source })?;
     notes.extend(trace.damages().iter().map(ToString::to_string));
     if !trace.damages().is_empty() {

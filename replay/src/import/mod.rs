@@ -38,3 +38,11 @@ pub fn load(path: &Path) -> Result<Trace, ImportError> {
     let is_read = File::open(path).and_then(|mut file| file.read_exact(&mut first)).is_ok();
     if is_read && looks_like_a_trace(&first) { gputrace::read(path) } else { read_snapshot(path) }
 }
+
+/// Reads the first `length` bytes of a gputrace trace that may still be growing.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_prefix(path: &Path, length: u64) -> Result<Trace, ImportError> {
+    gputrace::read_prefix(path, length)
+}

@@ -4,6 +4,7 @@ mod call_sites;
 mod calls;
 mod ending;
 mod figures;
+mod holders;
 mod kinds;
 mod memory;
 mod next;
@@ -45,7 +46,7 @@ pub const STATISTICS: &[SectionEntry] = &[
 ];
 
 /// What `gputrace oom` says before it looks at how memory was cut up.
-pub const POSTMORTEM: &[SectionEntry] = &[oom::ENTRY, owners::AT_OOM, call_sites::LONG_LIST];
+pub const POSTMORTEM: &[SectionEntry] = &[oom::ENTRY, owners::AT_OOM, holders::ENTRY, call_sites::LONG_LIST];
 
 /// What `gputrace summary` says to people.
 pub const FIGURES: &[SectionEntry] = &[figures::ENTRY, owners::ENTRY];

@@ -58,6 +58,7 @@ fn refused(story: &Story) -> Option<Section> {
     let last = story.ledger.refusals.iter().rev().find(refused)?;
     let allocs = story.ledger.devices.get(&last.device).map_or(0, |books| books.allocs);
     Some(match allocs.saturating_sub(last.allocs_before) {
+        0 if story.is_running => section,
         0 => section.line(Mood::Note, "nothing was allocated on the device after the last of them"),
         n => section.line(
             Mood::Note,
@@ -112,7 +113,9 @@ fn pytorch(story: &Story, section: Section, ordinal: i16, books: &DeviceBooks, o
     }
     let after = story.ledger.last.0.saturating_sub(oom.time.0);
     let went_on = books.torch.as_ref().map_or(0, |torch| torch.allocations - oom.allocations_before);
-    if went_on > 0 {
+    if story.is_running {
+        section
+    } else if went_on > 0 {
         let text = format!("the program went on: {went_on} more blocks were handed out after it");
         section.line(Mood::Note, text)
     } else if after < SUDDEN.0 {

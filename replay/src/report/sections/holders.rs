@@ -1,0 +1,113 @@
+//! Which processes had memory on a device when it ran out, as NVML told the recorder.
+
+use gputrace_schemas::event::Nanos;
+
+use super::{SectionEntry, device_name};
+use crate::report::model::{Mood, Section, Table, Value};
+use crate::story::Story;
+
+pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
+
+/// The newest list of a device: `gpu.processes=DEVICE N`, then N times `gpu.process=DEVICE PID BYTES NAME`.
+struct Holders<'a> {
+    device: i16,
+    /// Why there is no list, or the list.
+    listed: Result<Vec<Holder<'a>>, &'a str>,
+}
+
+struct Holder<'a> {
+    pid: u64,
+    bytes: Option<u64>,
+    name: &'a str,
+}
+
+fn build(story: &Story) -> Option<Section> {
+    let mut table = Table::new(
+        "processes",
+        &[("device", "device"), ("bytes", "bytes"), ("pid", "pid"), ("name", "program"), ("is_traced", "")],
+    );
+    let mut section = Section::new("processes", "Processes on the device then");
+    let own = u64::from(story.process.pid);
+    let lists = lists(&story.ledger.notes);
+    if lists.is_empty() {
+        return None;
+    }
+    for Holders { device, listed } in lists {
+        let holders = match listed {
+            Ok(holders) => holders,
+            Err(why) => {
+                section = section.line(Mood::Note, format!("{}: {why}", device_name(story, device)));
+                continue;
+            }
+        };
+        let is_listed = holders.iter().any(|holder| holder.pid == own);
+        if holders.is_empty() {
+            let text = "NVML lists none, not even this one: it tells nothing of processes here (some containers and drivers)";
+            section = section.line(Mood::Note, format!("{}: {text}", device_name(story, device)));
+        } else if !is_listed {
+            let text = "NVML does not list this process by its own number: it runs in a container, where NVML tells the \
+                        numbers of the host, or nothing; which line is this process cannot be told";
+            section = section.line(Mood::Warning, format!("{}: {text}", device_name(story, device)));
+        }
+        for Holder { pid, bytes, name } in holders {
+            table.rows.push(vec![
+                Value::text(format!("cuda:{device}")),
+                Value::bytes(bytes),
+                Value::Count(pid),
+                Value::text(name),
+                Value::text(if pid == own { "this process" } else { "" }),
+            ]);
+        }
+    }
+    Some(section.table(table))
+}
+
+fn lists(notes: &[(Nanos, String)]) -> Vec<Holders<'_>> {
+    let mut lists: Vec<Holders<'_>> = vec![];
+    for (_, note) in notes {
+        if let Some((device, rest)) = note.strip_prefix("gpu.processes=").and_then(numbered) {
+            lists.retain(|known| known.device != device);
+            let listed = rest.strip_prefix("unseen: ").map_or_else(|| Ok(vec![]), Err);
+            lists.push(Holders { device, listed });
+        } else if let Some((device, rest)) = note.strip_prefix("gpu.process=").and_then(numbered)
+            && let Some(Holders { listed: Ok(holders), .. }) = lists.iter_mut().find(|it| it.device == device)
+        {
+            holders.extend(holder(rest));
+        }
+    }
+    lists
+}
+
+fn numbered(text: &str) -> Option<(i16, &str)> {
+    let (number, rest) = text.split_once(' ')?;
+    Some((number.parse().ok()?, rest))
+}
+
+fn holder(text: &str) -> Option<Holder<'_>> {
+    let mut words = text.splitn(3, ' ');
+    let pid = words.next()?.parse().ok()?;
+    Some(Holder { pid, bytes: words.next()?.parse().ok(), name: words.next()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_list_of_a_device_counts() {
+        let notes = [
+            "gpu.processes=0 1",
+            "gpu.process=0 1 5 old",
+            "gpu.processes=0 2",
+            "gpu.process=0 7 9 python3",
+            "gpu.process=0 8 ? ?",
+            "gpu.processes=1 unseen: NVML is missing or did not answer",
+        ];
+        let notes: Vec<_> = notes.into_iter().map(|note| (Nanos(0), note.to_owned())).collect();
+        let lists = lists(&notes);
+        let Ok(holders) = &lists[0].listed else { panic!("it is listed") };
+        let shown: Vec<_> = holders.iter().map(|it| (it.pid, it.bytes, it.name)).collect();
+        assert_eq!(shown, [(7, Some(9), "python3"), (8, None, "?")]);
+        assert_eq!(lists[1].listed.as_ref().err(), Some(&"NVML is missing or did not answer"));
+    }
+}
