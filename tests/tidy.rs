@@ -118,10 +118,12 @@ fn the_library_exports_its_rows_and_needs_nothing_of_cuda() {
     };
     let exported: BTreeSet<String> = exported.map(name).collect();
     let mut expected: BTreeSet<String> = rows::all().into_iter().map(|row| row.name).collect();
+    expected.extend(rows::nccl().into_iter().flat_map(|name| [format!("p{name}"), name]));
     expected.extend(set([
         "dlsym",
         "dlvsym",
         "InitializeInjectionNvtx2",
+        "pthread_create",
         "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE",
         "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE",
         "_ZN2at15sequence_number17get_and_incrementEv",

@@ -2,8 +2,8 @@
 //! lengths are clamped to what is committed, and what makes no sense is counted.
 
 use gputrace_ring::record::{
-    Action, Backward, BlockAlloc, BlockFree, BlockOom, Call, CallEnd, CodeDef, Device, Forward, Header, Kind,
-    Mark, MarkAction, Node, StackDef, Wait, WaitAction,
+    Action, Backward, BlockAlloc, BlockFree, BlockOom, Call, CallEnd, CodeDef, Communicator, Device, Forward,
+    Header, Kind, Mark, MarkAction, NcclEnter, NcclExit, NcclOp, Node, StackDef, Wait, WaitAction,
 };
 use gputrace_ring::ring::Reader;
 
@@ -49,6 +49,13 @@ pub(crate) enum Record {
     },
     Forward(Forward),
     Backward(Backward),
+    NcclEnter(NcclEnter, NcclOp),
+    NcclExit(NcclExit),
+    Communicator {
+        definition: Communicator,
+        name: String,
+        net_name: String,
+    },
 }
 
 /// A Python code object.
@@ -137,6 +144,9 @@ fn decode(kind: Kind, flags: u8, words: &[u64]) -> Option<Record> {
                 stack: word(6)?,
                 duration: word(7)? as u32,
                 flags: (word(7)? >> 32) as u32,
+                comm: word(8)? as u32,
+                reserved: 0,
+                nccl_call: word(9)?,
             };
             Record::Call(call, Action::from_raw(call.action)?)
         }
@@ -257,6 +267,41 @@ fn decode(kind: Kind, flags: u8, words: &[u64]) -> Option<Record> {
             };
             Record::Mark(mark, MarkAction::from_raw(mark.action)?)
         }
+        Kind::NcclEnter => {
+            let (first, third) = (word(0)?, word(2)?);
+            let (kinds, last) = (word(10)?, word(12)?);
+            let enter = NcclEnter {
+                api: first as u16,
+                op: (first >> 16) as u8,
+                marks: (first >> 24) as u8,
+                group_depth: (first >> 32) as u32,
+                call: word(1)?,
+                comm: third as u32,
+                group: (third >> 32) as u32,
+                sequence: word(3)?,
+                count: word(4)?,
+                send: word(5)?,
+                receive: word(6)?,
+                stream: word(7)?,
+                handle: word(8)?,
+                extra: word(9)?,
+                datatype: kinds as i32,
+                redop: (kinds >> 32) as i32,
+                redop_call: word(11)?,
+                peer: last as i32,
+                reserved: 0,
+                stack: word(13)?,
+            };
+            Record::NcclEnter(enter, NcclOp::from_raw(enter.op)?)
+        }
+        Kind::NcclExit => Record::NcclExit(NcclExit {
+            call: word(0)?,
+            value: word(1)?,
+            duration: word(2)?,
+            result: word(3)? as i32,
+            reserved: 0,
+        }),
+        Kind::Communicator => communicator(words)?,
         Kind::Runtime => Record::Runtime(word(0)?),
         Kind::Node => Record::Node(Node { thread: word(0)?, sequence: word(1)?, class: word(2)? }),
         Kind::NodeClass => {
@@ -276,6 +321,44 @@ fn decode(kind: Kind, flags: u8, words: &[u64]) -> Option<Record> {
             Record::Note(text(bytes.trim_ascii_end().split(|byte| *byte == 0).next().unwrap_or_default()))
         }
     })
+}
+
+fn communicator(words: &[u64]) -> Option<Record> {
+    let word = |at: usize| words.get(at).copied();
+    let halves = |at: usize| word(at).map(|word| (word as u32, (word >> 32) as u32));
+    let (id, parent) = halves(0)?;
+    let ((rank, n_ranks), (ordinal, version), (color, key)) = (halves(5)?, halves(6)?, halves(7)?);
+    let (kinds, marks) = halves(8)?;
+    let mut config = [0; 8];
+    for (pair, at) in config.chunks_exact_mut(2).zip(9..) {
+        let (first, second) = halves(at)?;
+        pair.copy_from_slice(&[first as i32, second as i32]);
+    }
+    let (n_name, n_net_name) = halves(13)?;
+    let definition = Communicator {
+        id,
+        parent,
+        call: word(1)?,
+        handle: word(2)?,
+        unique_id: word(3)?,
+        comm_hash: word(4)?,
+        rank: rank as i32,
+        n_ranks: n_ranks as i32,
+        ordinal,
+        version,
+        color: color as i32,
+        key: key as i32,
+        origin: kinds as u16,
+        device: (kinds >> 16) as i16,
+        marks,
+        config,
+        name: n_name,
+        net_name: n_net_name,
+    };
+    let mut texts = words.get(14..)?;
+    let name = text(&take_bytes(&mut texts, n_name as usize)?);
+    let net_name = text(&take_bytes(&mut texts, n_net_name as usize)?);
+    Some(Record::Communicator { definition, name, net_name })
 }
 
 /// The next byte string of a record: padded to whole words.

@@ -3,8 +3,8 @@
 use crate::decode::{Progress, Record, read_chunk};
 use gputrace_ring::map::{MAX_THREADS, Map};
 use gputrace_ring::record::{
-    Action, Backward, BlockAlloc, BlockFree, BlockOom, Call, CallEnd, Mark, MarkAction, Node, Wait,
-    WaitAction,
+    Action, Backward, BlockAlloc, BlockFree, BlockOom, Call, CallEnd, Mark, MarkAction, NcclEnter, NcclExit,
+    NcclOp, Node, Wait, WaitAction,
 };
 use gputrace_ring::ring::{ChunkView, Reader};
 use std::collections::{HashMap, HashSet};
@@ -46,6 +46,8 @@ pub(crate) enum Happened {
     Note(String),
     /// No event of the trace: it tells what others mean.
     Backward(Backward),
+    NcclEnter(NcclEnter, NcclOp),
+    NcclExit(NcclExit),
 }
 
 impl Stamped {
@@ -257,6 +259,8 @@ impl LaneState {
                 self.node = node;
                 return;
             }
+            Record::NcclEnter(enter, op) => Happened::NcclEnter(enter, op),
+            Record::NcclExit(exit) => Happened::NcclExit(exit),
             definition @ (Record::Stack { .. }
             | Record::Code(_)
             | Record::Text { .. }
@@ -264,6 +268,7 @@ impl LaneState {
             | Record::Device { .. }
             | Record::NodeClass { .. }
             | Record::Forward(_)
+            | Record::Communicator { .. }
             | Record::Runtime(_)) => return definitions.push(definition),
         };
         events.push(Stamped { ticks, lane: self.lane, node: self.node, what });

@@ -10,13 +10,14 @@ use crate::python_lines::line_at;
 use crate::symbols::{Symbols, demangle};
 use crate::ticks::Timeline;
 use gputrace_ring::record::{
-    self, Action as RingAction, Call as RingCall, MarkAction as RingMarkAction, StackDef,
-    WaitAction as RingWaitAction, unpack_device,
+    self, Action as RingAction, Call as RingCall, MarkAction as RingMarkAction, NcclOp as RingNcclOp,
+    StackDef, WaitAction as RingWaitAction, unpack_device,
 };
 use gputrace_schemas::event::{
-    Action, Api, ApiId, Backward, BlockAlloc, BlockFree, BlockOom, Bytes, Call, CommId, Device, Event,
-    EventKind, Frame, FrameId, HOST, Lost, LostCause, Mappings, Mark, MarkAction, Module, ModuleId, Nanos,
-    Process, Stack, StackId, TextId, Thread, ThreadId, Wait, WaitAction,
+    Action, Api, ApiId, Backward, BlockAlloc, BlockFree, BlockOom, Bytes, Call, CommConfig, CommId,
+    Communicator, Device, Event, EventKind, Frame, FrameId, HOST, Lost, LostCause, Mappings, Mark,
+    MarkAction, Module, ModuleId, Nanos, NcclEnter, NcclExit, NcclOp, Process, Stack, StackId, TextId,
+    Thread, ThreadId, Wait, WaitAction,
 };
 use std::collections::{HashMap, HashSet};
 
@@ -31,6 +32,7 @@ pub(crate) enum Item {
     Device(Device),
     Api(ApiId, Api),
     Text(TextId, String),
+    Communicator(CommId, Box<Communicator>),
     Mappings(Mappings),
     Event(Event),
 }
@@ -63,6 +65,8 @@ pub(crate) struct Translator {
     /// Names that the program gave to threads, by kernel thread id.
     thread_names: HashMap<u32, String>,
     devices: Vec<Device>,
+    /// Names of communicators.
+    communicators: HashMap<CommId, (String, String)>,
     n_collisions: u64,
     /// Addresses whose functions are known, or cannot be.
     resolved: HashSet<u64>,
@@ -99,6 +103,7 @@ impl Translator {
             texts: HashMap::new(),
             thread_names: HashMap::new(),
             devices: Vec::new(),
+            communicators: HashMap::new(),
             n_collisions: 0,
             resolved: HashSet::new(),
             inlined: HashMap::new(),
@@ -210,6 +215,9 @@ impl Translator {
             }
             Record::Runtime(address) => self.runtime(address),
             Record::Text { id, text } => self.text(id, text),
+            Record::Communicator { definition, name, net_name } if definition.id != 0 => {
+                self.communicator(communicator(&definition, name, net_name), CommId(definition.id));
+            }
             Record::NodeClass { number, name } => self.autograd.class(number, name),
             Record::Forward(forward) => self.autograd.forward(&forward),
             Record::Node(_)
@@ -221,6 +229,9 @@ impl Translator {
             | Record::BlockOom(_)
             | Record::Wait(..)
             | Record::Mark(..)
+            | Record::NcclEnter(..)
+            | Record::NcclExit(_)
+            | Record::Communicator { .. }
             | Record::Note(_) => {}
         }
     }
@@ -245,6 +256,20 @@ impl Translator {
     /// Whether there were more texts than are kept: marks have lost their names.
     pub(crate) fn texts_are_full(&self) -> bool {
         self.texts.len() >= MOST_TEXTS
+    }
+
+    /// Names are sent once: when the rest is known, the program's structure is gone.
+    fn communicator(&mut self, mut communicator: Communicator, id: CommId) {
+        let CommConfig { name, net_name, .. } = &mut communicator.config;
+        let (known, known_net) = self.communicators.entry(id).or_default();
+        for (new, old) in [(name, known), (net_name, known_net)] {
+            if new.is_empty() {
+                new.clone_from(old);
+            } else {
+                old.clone_from(new);
+            }
+        }
+        self.items.push(Item::Communicator(id, Box::new(communicator)));
     }
 
     fn api(&mut self, number: u64, api: Api) {
@@ -410,6 +435,15 @@ impl Translator {
             Happened::Wait(wait, action) => (0, EventKind::Wait(self::wait(&wait, action))),
             Happened::Mark(mark, action) => (0, EventKind::Mark(self.mark(&mark, action))),
             Happened::Note(text) => (0, EventKind::Note(text)),
+            Happened::NcclEnter(enter, op) => {
+                let api = self.api_id(enter.api.into());
+                (enter.stack, EventKind::NcclEnter(nccl_enter(&enter, api, op)))
+            }
+            Happened::NcclExit(exit) => {
+                let duration = Nanos(timeline.nanos_in(exit.duration));
+                let (call, result, value) = (exit.call, exit.result, exit.value);
+                (0, EventKind::NcclExit(NcclExit { call, result, value, duration }))
+            }
             Happened::Backward(backward) => {
                 self.autograd.backward(stamped.lane, backward);
                 return None;
@@ -557,9 +591,9 @@ fn call(call: &RingCall, api: ApiId, action: RingAction, result: Option<i32>, du
         duration,
         captured: has(RingCall::CAPTURED),
         in_allocate: has(RingCall::IN_ALLOCATE),
-        comm: CommId(0),
-        nccl_call: 0,
-        nccl_thread: false,
+        comm: CommId(call.comm),
+        nccl_call: call.nccl_call,
+        nccl_thread: has(RingCall::NCCL_THREAD),
     }
 }
 
@@ -623,6 +657,87 @@ fn wait(wait: &record::Wait, action: RingWaitAction) -> Wait {
     Wait { event: wait.event, stream: wait.stream, action, result: wait.result }
 }
 
+fn nccl_enter(enter: &record::NcclEnter, api: ApiId, op: RingNcclOp) -> NcclEnter {
+    NcclEnter {
+        api,
+        op: nccl_op(op),
+        call: enter.call,
+        comm: CommId(enter.comm),
+        sequence: enter.sequence,
+        group: enter.group,
+        group_depth: enter.group_depth,
+        count: enter.count,
+        datatype: enter.datatype,
+        redop: enter.redop,
+        redop_call: enter.redop_call,
+        peer: enter.peer,
+        send: enter.send,
+        receive: enter.receive,
+        stream: enter.stream,
+        handle: enter.handle,
+        extra: enter.extra,
+        captured: enter.marks & record::NcclEnter::CAPTURED != 0,
+    }
+}
+
+fn communicator(of: &record::Communicator, name: String, net_name: String) -> Communicator {
+    let has = |mark| of.marks & mark != 0;
+    let [
+        blocking,
+        cga_cluster_size,
+        min_ctas,
+        max_ctas,
+        split_share,
+        traffic_class,
+        nvls_ctas,
+        max_p2p_peers,
+    ] = of.config.map(|number| Some(number).filter(|number| *number != i32::MIN));
+    Communicator {
+        origin: u8::try_from(of.origin).ok().and_then(RingNcclOp::from_raw).map(nccl_op),
+        call: of.call,
+        handle: of.handle,
+        unique_id: of.unique_id,
+        comm_hash: has(record::Communicator::HAS_HASH).then_some(of.comm_hash),
+        rank: u32::try_from(of.rank).ok(),
+        n_ranks: u32::try_from(of.n_ranks).ok(),
+        device: of.device,
+        parent: CommId(of.parent),
+        ordinal: of.ordinal,
+        color: has(record::Communicator::HAS_COLOR).then_some(of.color),
+        key: has(record::Communicator::HAS_COLOR).then_some(of.key),
+        version: of.version,
+        config: CommConfig {
+            name,
+            net_name,
+            blocking,
+            cga_cluster_size,
+            min_ctas,
+            max_ctas,
+            split_share,
+            traffic_class,
+            nvls_ctas,
+            max_p2p_peers,
+        },
+    }
+}
+
+/// One line an operation, as with [`action`].
+macro_rules! nccl_ops {
+    ($( $op:ident )*) => {
+        fn nccl_op(of: RingNcclOp) -> NcclOp {
+            match of { $( RingNcclOp::$op => NcclOp::$op, )* }
+        }
+    };
+}
+
+nccl_ops! {
+    AllReduce Broadcast Reduce AllGather ReduceScatter AlltoAll Gather Scatter Send
+    Receive PutSignal Signal WaitSignal GroupStart GroupEnd GroupSimulateEnd UniqueId CommInit
+    CommInitAll CommSplit CommShrink CommGrow CommFinalize CommDestroy CommAbort CommRevoke
+    CommSuspend CommResume AsyncError MemAlloc MemFree Register Deregister WindowRegister
+    WindowDeregister RedOpCreate RedOpDestroy DevCommCreate DevCommDestroy
+}
+
 /// One line an action: a new one in the ring does not compile until the trace has a word for it.
 macro_rules! actions {
     ($( $action:ident )*) => {
@@ -677,5 +792,9 @@ mod tests {
             assert_eq!(*ring as u8, action(*ring) as u8, "{ring:?}");
         }
         assert_eq!(RingAction::ALL.len(), Action::ALL.len());
+        for ring in RingNcclOp::ALL {
+            assert_eq!(*ring as u8, nccl_op(*ring) as u8, "{ring:?}");
+        }
+        assert_eq!(RingNcclOp::ALL.len(), NcclOp::ALL.len());
     }
 }

@@ -175,6 +175,7 @@ impl State {
             Item::Device(device) => writer.device(device),
             Item::Api(id, api) => writer.api(*id, api),
             Item::Text(id, text) => writer.text(*id, text),
+            Item::Communicator(id, communicator) => writer.communicator(*id, communicator),
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 //! These layouts are private to one build of gputrace ([`ABI`]): the trace file has its own, versioned one.
 
 /// The version of everything in this crate. A recorder refuses a ring of another version.
-pub const ABI: u32 = 4;
+pub const ABI: u32 = 5;
 
 /// What kind of record follows a [`Header`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,6 +48,12 @@ pub enum Kind {
     Text = 18,
     /// [`Mark`]: the program said where it is (NVTX).
     Mark = 19,
+    /// [`NcclEnter`]: a call into NCCL begins.
+    NcclEnter = 20,
+    /// [`NcclExit`]: it has returned.
+    NcclExit = 21,
+    /// [`Communicator`], then its names.
+    Communicator = 22,
 }
 
 impl Kind {
@@ -56,8 +62,28 @@ impl Kind {
     pub fn from_u8(raw: u8) -> Option<Kind> {
         use Kind::*;
         [
-            TimeBase, Call, CallEnd, BlockAlloc, BlockFree, BlockOom, Wait, Stack, Code, Api, Device,
-            Runtime, Note, Node, NodeClass, Forward, Backward, Text, Mark,
+            TimeBase,
+            Call,
+            CallEnd,
+            BlockAlloc,
+            BlockFree,
+            BlockOom,
+            Wait,
+            Stack,
+            Code,
+            Api,
+            Device,
+            Runtime,
+            Note,
+            Node,
+            NodeClass,
+            Forward,
+            Backward,
+            Text,
+            Mark,
+            NcclEnter,
+            NcclExit,
+            Communicator,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == raw)
@@ -163,6 +189,12 @@ payloads! {
         duration: u32,
         /// [`Call::OPEN`] and others.
         flags: u32,
+        /// Communicator that NCCL made the call for; 0 none.
+        comm: u32,
+        /// Unused.
+        reserved: u32,
+        /// Number of the call into NCCL that caused it; 0 none.
+        nccl_call: u64,
     }
 
     /// The end of an open call.
@@ -235,6 +267,105 @@ payloads! {
         action: u32,
         /// What the function returned: 0 done, 600 (`CUDA_ERROR_NOT_READY`) not yet.
         result: i32,
+    }
+
+    /// A call into NCCL begins. What the fields mean depends on `op`; see [`NcclOp`].
+    NcclEnter NcclEnter {
+        /// Named by an Api record.
+        api: u16,
+        /// [`NcclOp`].
+        op: u8,
+        /// [`NcclEnter::CAPTURED`].
+        marks: u8,
+        /// Groups open on the thread before the call.
+        group_depth: u32,
+        /// Number of the call in the process, from 1.
+        call: u64,
+        /// Number of the communicator in the process, from 1; 0 none.
+        comm: u32,
+        /// Number of the thread's outermost group, from 1; 0 none.
+        group: u32,
+        /// Number of the call on the communicator, from 0; `UNKNOWN` none.
+        sequence: u64,
+        /// Elements, bytes or a number.
+        count: u64,
+        /// Address that is read.
+        send: u64,
+        /// Address that is written.
+        receive: u64,
+        /// `cudaStream_t`.
+        stream: u64,
+        /// Window or registration.
+        handle: u64,
+        /// A second number.
+        extra: u64,
+        /// `ncclDataType_t`; -1 none.
+        datatype: i32,
+        /// `ncclRedOp_t`; -1 none.
+        redop: i32,
+        /// Number of the call that made the operation; 0 none.
+        redop_call: u64,
+        /// Root, peer or rank; -1 none.
+        peer: i32,
+        /// Unused.
+        reserved: u32,
+        /// Stack id; 0 none.
+        stack: u64,
+    }
+
+    /// A call into NCCL has returned.
+    NcclExit NcclExit {
+        /// Number of the call.
+        call: u64,
+        /// What it gave out.
+        value: u64,
+        /// Ticks the real function took.
+        duration: u64,
+        /// `ncclResult_t`.
+        result: i32,
+        /// Unused.
+        reserved: u32,
+    }
+
+    /// A communicator, followed by the bytes of its name and of its network's name. Later ones replace earlier ones.
+    Communicator Communicator {
+        /// Number in the process, from 1.
+        id: u32,
+        /// Number of its parent; 0 none.
+        parent: u32,
+        /// Number of the call that made it; 0 if that was not seen.
+        call: u64,
+        /// `ncclComm_t`; 0 not known yet.
+        handle: u64,
+        /// Hash of the unique id.
+        unique_id: u64,
+        /// NCCL's `commHash`, if marked.
+        comm_hash: u64,
+        /// -1 not known yet.
+        rank: i32,
+        /// -1 not known yet.
+        n_ranks: i32,
+        /// See `ordinal` in the trace.
+        ordinal: u32,
+        /// `NCCL_VERSION_CODE`.
+        version: u32,
+        /// Of a split, if marked.
+        color: i32,
+        /// Of a split, if marked.
+        key: i32,
+        /// [`NcclOp`] that made it; 0 not seen.
+        origin: u16,
+        /// Device ordinal; -1 unknown.
+        device: i16,
+        /// [`Communicator::HAS_HASH`] and others.
+        marks: u32,
+        /// blocking, cgaClusterSize, minCTAs, maxCTAs, splitShare, trafficClass, nvlsCTAs, maxP2pPeers of
+        /// `ncclConfig_t`; the least number where the choice was left to NCCL.
+        config: [i32; 8],
+        /// Bytes of the name.
+        name: u32,
+        /// Bytes of the network's name.
+        net_name: u32,
     }
 
     /// A call stack, followed by `native` addresses (one word each, innermost first), then `python` frames
@@ -350,11 +481,25 @@ impl Call {
     pub const CAPTURED: u32 = 4;
     /// Made inside PyTorch's `allocate`.
     pub const IN_ALLOCATE: u32 = 8;
+    /// Made on a thread that NCCL started.
+    pub const NCCL_THREAD: u32 = 16;
 }
 
 impl BlockFree {
     /// In the header's flags: the interpreter of the thread was collecting reference cycles.
     pub const COLLECTING: u8 = 1;
+}
+
+impl NcclEnter {
+    /// A stream was being captured into a graph.
+    pub const CAPTURED: u8 = 1;
+}
+
+impl Communicator {
+    /// `comm_hash` is known.
+    pub const HAS_HASH: u32 = 1;
+    /// It has a color and a key.
+    pub const HAS_COLOR: u32 = 2;
 }
 
 impl StackDef {
@@ -548,5 +693,89 @@ numbered! {
         Query = 2,
         /// `cuEventSynchronize`.
         Synchronize = 3,
+    }
+}
+
+numbered! {
+    /// What a call into NCCL does. The trace's `NcclOp` says which fields it fills.
+    NcclOp: u8 {
+        /// `ncclAllReduce`.
+        AllReduce = 1,
+        /// `ncclBroadcast`, `ncclBcast`.
+        Broadcast = 2,
+        /// `ncclReduce`.
+        Reduce = 3,
+        /// `ncclAllGather`.
+        AllGather = 4,
+        /// `ncclReduceScatter`.
+        ReduceScatter = 5,
+        /// `ncclAlltoAll`.
+        AlltoAll = 6,
+        /// `ncclGather`.
+        Gather = 7,
+        /// `ncclScatter`.
+        Scatter = 8,
+        /// `ncclSend`.
+        Send = 9,
+        /// `ncclRecv`.
+        Receive = 10,
+        /// `ncclPutSignal`.
+        PutSignal = 11,
+        /// `ncclSignal`.
+        Signal = 12,
+        /// `ncclWaitSignal`.
+        WaitSignal = 13,
+        /// `ncclGroupStart`.
+        GroupStart = 14,
+        /// `ncclGroupEnd`.
+        GroupEnd = 15,
+        /// `ncclGroupSimulateEnd`.
+        GroupSimulateEnd = 16,
+        /// `ncclGetUniqueId`, `ncclCommGetUniqueId`.
+        UniqueId = 17,
+        /// `ncclCommInitRank` and its kin.
+        CommInit = 18,
+        /// `ncclCommInitAll`.
+        CommInitAll = 19,
+        /// `ncclCommSplit`.
+        CommSplit = 20,
+        /// `ncclCommShrink`.
+        CommShrink = 21,
+        /// `ncclCommGrow`.
+        CommGrow = 22,
+        /// `ncclCommFinalize`.
+        CommFinalize = 23,
+        /// `ncclCommDestroy`.
+        CommDestroy = 24,
+        /// `ncclCommAbort`.
+        CommAbort = 25,
+        /// `ncclCommRevoke`.
+        CommRevoke = 26,
+        /// `ncclCommSuspend`.
+        CommSuspend = 27,
+        /// `ncclCommResume`.
+        CommResume = 28,
+        /// `ncclCommGetAsyncError` with another answer than before.
+        AsyncError = 29,
+        /// `ncclMemAlloc`.
+        MemAlloc = 30,
+        /// `ncclMemFree`.
+        MemFree = 31,
+        /// `ncclCommRegister`.
+        Register = 32,
+        /// `ncclCommDeregister`.
+        Deregister = 33,
+        /// `ncclCommWindowRegister`.
+        WindowRegister = 34,
+        /// `ncclCommWindowDeregister`.
+        WindowDeregister = 35,
+        /// `ncclRedOpCreatePreMulSum`.
+        RedOpCreate = 36,
+        /// `ncclRedOpDestroy`.
+        RedOpDestroy = 37,
+        /// `ncclDevCommCreate`.
+        DevCommCreate = 38,
+        /// `ncclDevCommDestroy`.
+        DevCommDestroy = 39,
     }
 }

@@ -26,6 +26,8 @@ pub(crate) enum Of {
     DriverCall,
     /// A block of a framework's allocator of so many bytes: what the user asked for.
     Block(u64),
+    /// A call into NCCL: what the user asked for.
+    Nccl,
 }
 
 /// Room for what is being sent.
@@ -96,9 +98,9 @@ pub(crate) fn capture(lane: &mut Lane, of: Of) -> u64 {
     let want = match (session::stacks(), of) {
         (_, Of::Block(bytes)) if bytes < session::stacks_min_size() => return 0,
         (Stacks::All, _) | (Stacks::Python, Of::DriverCall) => NATIVE | PYTHON,
-        (Stacks::Python, Of::Block(_)) => PYTHON,
+        (Stacks::Python, Of::Block(_) | Of::Nccl) => PYTHON,
         (Stacks::None, Of::DriverCall) => NATIVE,
-        (Stacks::None, Of::Block(_)) => return 0,
+        (Stacks::None, Of::Block(_) | Of::Nccl) => return 0,
     };
     if !autograd::tell_node(lane) {
         return 0;

@@ -7,6 +7,7 @@
 //! ```text
 //! program ── cuMemAlloc_v2 ──> row (hooks/) ──> probe: guard, real call, stamp, stack ──> ring
 //!            dlsym, cuGetProcAddress ──> hooks/loader.rs: the row whose real function this is
+//! program ── ncclAllReduce ──> row (hooks/nccl.rs) ──> nccl/: enter record, real call, exit record ──> ring
 //!            c10::reportMemoryUsageToProfiler ──> hooks/torch.rs
 //! session.rs: the first event makes the ring and starts the recorder; fork, exec, exit
 //! ```
@@ -20,6 +21,7 @@ mod config;
 mod elf;
 mod hook;
 mod hooks;
+mod nccl;
 mod probe;
 mod session;
 mod stack;

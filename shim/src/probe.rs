@@ -229,6 +229,7 @@ impl Draft {
         if crate::hooks::torch::in_allocate(tls) {
             self.call.flags |= Call::IN_ALLOCATE;
         }
+        crate::nccl::threads::charge(&mut self.call, tls);
         // Whose memory it is shows in the frames: driver calls have some even where nobody asked for stacks.
         self.call.stack = callsite::capture(lane, callsite::Of::DriverCall);
         let at = session::now();
@@ -237,7 +238,7 @@ impl Draft {
 }
 
 /// Ordinal of the thread's current device. `cuCtxGetDevice` reads thread-local state and is legal during capture.
-fn current_device() -> i8 {
+pub(crate) fn current_device() -> i8 {
     type ContextDevice = unsafe extern "C" fn(*mut c_int) -> c_int;
     let mut device = -1;
     // SAFETY: the type is that of cuda.h 13.0, unchanged since 2.0.

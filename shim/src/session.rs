@@ -51,6 +51,8 @@ struct Page {
 }
 
 static PAGE: AtomicPtr<Page> = AtomicPtr::new(null_mut());
+/// Whether the devices were sent.
+static DEVICES_KNOWN: AtomicU32 = AtomicU32::new(0);
 static CLOCK: AtomicU32 = AtomicU32::new(Clock::Monotonic as u32);
 static STACKS: AtomicU32 = AtomicU32::new(Stacks::All as u32);
 static STACKS_MIN_SIZE: AtomicU64 = AtomicU64::new(0);
@@ -67,7 +69,7 @@ struct Shared<T>(UnsafeCell<T>);
 // SAFETY: see above: one writer, published by a release store.
 unsafe impl<T> Sync for Shared<T> {}
 
-/// What a thread keeps beyond its 64 bytes.
+/// What a thread keeps beyond its own words.
 pub(crate) struct ThreadState {
     producer: MaybeUninit<Producer>,
     rest: Rest,
@@ -81,6 +83,8 @@ pub(crate) struct Rest {
     pub(crate) torch_stream: (i64, u64),
     /// What the recorder knows of the thread's place in PyTorch's backward pass.
     pub(crate) node: Node,
+    /// What the calls of NCCL's open group have counted.
+    pub(crate) grouped: crate::nccl::call::Grouped,
     /// What the unwinders keep.
     pub(crate) stack: ThreadStackState,
     /// Names of marks that were sent.
@@ -195,6 +199,12 @@ pub(crate) fn lane(start: Start) -> Option<Lane> {
 /// Whether this process has no session yet, and may get one.
 pub(crate) fn may_come() -> bool {
     generation() == 0
+}
+
+/// Whether this process will never have a session again.
+#[inline]
+pub(crate) fn is_off() -> bool {
+    generation() == OFF
 }
 
 /// Whether this process has a session.
@@ -457,28 +467,41 @@ fn describe_process(map: Map) {
         let (name, runtime) = (hook.name.to_bytes(), hook.runtime.as_bytes());
         producer.push_raw(at, Kind::Api, &[&(row as u64).to_ne_bytes(), name, b"\0", runtime]);
     }
+    for (row, hook) in crate::hooks::nccl::HOOKS.iter().enumerate() {
+        let number = u64::from(crate::nccl::call::FIRST_API) + row as u64;
+        producer.push_raw(at, Kind::Api, &[&number.to_ne_bytes(), hook.name.to_bytes(), b"\0"]);
+    }
     crate::hooks::loader::describe(&mut producer);
     callsite::describe(&mut producer);
-    describe_devices(&mut producer);
+    DEVICES_KNOWN.store(u32::from(describe_devices(&mut producer)), Ordering::Relaxed);
     producer.complete();
     map.thread(producer.thread_line()).tid.store(0, Ordering::Release);
 }
 
-/// The devices of this process. None of these calls needs or makes a context.
-fn describe_devices(producer: &mut Producer) {
+/// Sends the devices, if the session began before the driver was ready: NCCL makes it so while it makes a communicator.
+pub(crate) fn describe_devices_late() {
+    if DEVICES_KNOWN.load(Ordering::Relaxed) == 0
+        && let Some(mut lane) = lane(Start::OnlyIfLive)
+    {
+        DEVICES_KNOWN.store(u32::from(describe_devices(lane.producer())), Ordering::Relaxed);
+    }
+}
+
+/// The devices of this process; false if they cannot be asked for yet. None of these calls needs or makes a context.
+fn describe_devices(producer: &mut Producer) -> bool {
     type Count = unsafe extern "C" fn(*mut c_int) -> c_int;
     type Get = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
     type Name = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
     type Uuid = unsafe extern "C" fn(*mut [u8; 16], c_int) -> c_int;
     type Total = unsafe extern "C" fn(*mut usize, c_int) -> c_int;
     // SAFETY: the type is that of cuda.h 13.0 for this name, unchanged since 2.0.
-    let Some(count) = (unsafe { AUXILIARY.device_count.get::<Count>() }) else { return };
+    let Some(count) = (unsafe { AUXILIARY.device_count.get::<Count>() }) else { return false };
     // SAFETY: as above.
-    let Some(get) = (unsafe { AUXILIARY.device_get.get::<Get>() }) else { return };
+    let Some(get) = (unsafe { AUXILIARY.device_get.get::<Get>() }) else { return false };
     // SAFETY: as above.
-    let Some(name) = (unsafe { AUXILIARY.device_name.get::<Name>() }) else { return };
+    let Some(name) = (unsafe { AUXILIARY.device_name.get::<Name>() }) else { return false };
     // SAFETY: as above, since 3.2.
-    let Some(total) = (unsafe { AUXILIARY.device_total.get::<Total>() }) else { return };
+    let Some(total) = (unsafe { AUXILIARY.device_total.get::<Total>() }) else { return false };
     // SAFETY: as above, since 11.4.
     let uuid_v2 = unsafe { AUXILIARY.device_uuid_v2.get::<Uuid>() };
     // SAFETY: as above, since 9.2.
@@ -486,7 +509,7 @@ fn describe_devices(producer: &mut Producer) {
     let mut devices = 0;
     // SAFETY: the out-parameter is ours.
     if unsafe { count(&raw mut devices) } != 0 {
-        return;
+        return false;
     }
     for ordinal in 0..devices.clamp(0, 64) {
         let (mut device, mut bytes, mut text, mut id) = (0, 0_usize, [0_u8; 128], [0_u8; 16]);
@@ -515,6 +538,7 @@ fn describe_devices(producer: &mut Producer) {
         let at = producer.now();
         producer.push_with(at, 0, &record, &[text]);
     }
+    true
 }
 
 /// What the two children of [`start_recorder`] share with us: they run in our memory while we stand still.
@@ -696,6 +720,7 @@ fn recorder_candidates() -> [Text<1024>; 3] {
 extern "C" fn construct() {
     CLOCK.store(Clock::of_this_machine() as u32, Ordering::Relaxed);
     crate::hooks::loader::find_real_dlsym();
+    crate::nccl::threads::find_real_create();
 }
 
 /// After `main`: tells the recorder, and waits for the trace so that the next command of a script finds it.

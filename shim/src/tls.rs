@@ -1,4 +1,4 @@
-//! What a thread keeps: 64 bytes of thread-local storage, everything else behind a pointer.
+//! What a thread keeps: 128 bytes of thread-local storage, everything else behind a pointer.
 //!
 //! Written in assembly because `thread_local!` needs `std`, and because the initial-exec model never enters the
 //! loader: a preloaded library has its place in the static block from the start, so an access is two instructions
@@ -27,18 +27,32 @@ pub(crate) struct Tls {
     pub(crate) waits: Cell<u32>,
     /// Ranges of NVTX's default domain that the thread has open.
     pub(crate) ranges: Cell<u64>,
+    /// Communicator that NCCL works for on this thread; 0 none, or several. Holds while `nccl_call` is not 0.
+    pub(crate) nccl_comm: Cell<u32>,
+    /// NCCL's open groups of this thread.
+    pub(crate) group_depth: Cell<u32>,
+    /// The call into NCCL that the thread is inside of; 0 none. What NCCL calls of itself meanwhile is its own business.
+    pub(crate) nccl_call: Cell<u64>,
+    /// Number of the outermost open group; 0 none.
+    pub(crate) group: Cell<u32>,
+    /// The one communicator of the group's calls; 0 none yet, all ones if there are several.
+    pub(crate) group_comm: Cell<u32>,
+    /// Hashes of the unique id that NCCL made for itself last.
+    pub(crate) nested_id: [Cell<u64>; 2],
+    /// For a thread that NCCL started: the communicator it works for, and the call that started it; 0 for others.
+    pub(crate) lineage: [Cell<u64>; 2],
 }
 
-const _: () = assert!(core::mem::size_of::<Tls>() == 64);
+const _: () = assert!(core::mem::size_of::<Tls>() == 128);
 
 core::arch::global_asm!(
     ".pushsection .tbss,\"awT\",@nobits",
     ".globl gputrace_thread_words",
     ".hidden gputrace_thread_words",
     ".type gputrace_thread_words, @object",
-    ".size gputrace_thread_words, 64",
+    ".size gputrace_thread_words, 128",
     ".p2align 6",
-    "gputrace_thread_words: .zero 64",
+    "gputrace_thread_words: .zero 128",
     ".popsection",
 );
 

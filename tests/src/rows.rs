@@ -58,6 +58,22 @@ impl Row {
     }
 }
 
+/// The table of NCCL's functions, below the root of the sources.
+pub const NCCL_TABLE: &str = "shim/src/hooks/nccl.rs";
+
+/// Names of the functions of NCCL that are rows, without their other names that begin with `p`.
+///
+/// # Panics
+/// If the source is not there or has no rows.
+pub fn nccl() -> Vec<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(NCCL_TABLE);
+    let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let names = text.lines().filter_map(|line| line.trim().strip_prefix("fn nccl")?.split_once(" / p"));
+    let names: Vec<String> = names.map(|(name, _)| format!("nccl{name}")).collect();
+    assert!(names.len() > 40, "{NCCL_TABLE}: only {} rows were understood", names.len());
+    names
+}
+
 /// Every row, in order.
 ///
 /// # Panics

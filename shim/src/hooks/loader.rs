@@ -9,6 +9,7 @@ use super::cuda_driver::{HOOKS, ROWS, Row};
 use super::{autograd, torch, unhooked};
 use crate::elf::{self, Object};
 use crate::hook::AUXILIARY;
+use crate::nccl::library;
 use crate::session::{self, Start};
 use crate::sys::{KeepErrno, Text};
 use core::ffi::{CStr, c_char, c_void};
@@ -327,6 +328,10 @@ unsafe extern "C" fn decide(
     }
     // SAFETY: dlsym's second argument is a C string.
     let text = unsafe { crate::sys::c_bytes(name) };
+    if text.starts_with(b"nccl") || text.starts_with(b"pnccl") {
+        // SAFETY: as above.
+        return unsafe { decide_nccl(handle, name, caller, version) };
+    }
     if !text.starts_with(b"cu") {
         let asks_for_next = !version.is_null() && handle == libc::RTLD_NEXT;
         return if asks_for_next && text == b"dlsym" && is_next_after(caller) {
@@ -405,6 +410,55 @@ unsafe extern "C" fn decide(
         interpose(row, found);
     }
     ours_for(found).unwrap_or(PASS)
+}
+
+/// [`decide`] for a function of NCCL's: a library that has it is asked first, whatever we export.
+///
+/// # Safety
+/// As [`decide`].
+#[cold]
+unsafe fn decide_nccl(
+    handle: *mut c_void,
+    name: *const c_char,
+    caller: usize,
+    version: *const c_char,
+) -> *mut c_void {
+    // SAFETY: dlsym's second argument is a C string.
+    let Some(row) = library::row_of(unsafe { crate::sys::c_bytes(name) }) else { return PASS };
+    if handle == libc::RTLD_NEXT {
+        return PASS;
+    }
+    // SAFETY: found in the C library; the C library checks the handle.
+    let real: Dlsym = unsafe { core::mem::transmute(REAL_DLSYM.load(Ordering::Acquire)) };
+    let found = if handle == libc::RTLD_DEFAULT {
+        decide_nccl as *const () as usize
+    } else if version.is_null() {
+        // SAFETY: the program's own arguments.
+        unsafe { real(handle, name) as usize }
+    } else {
+        let real = REAL_DLVSYM.load(Ordering::Acquire);
+        if real.is_null() {
+            return PASS;
+        }
+        // SAFETY: found in the C library.
+        let real: Dlvsym = unsafe { core::mem::transmute(real) };
+        // SAFETY: the program's own arguments.
+        unsafe { real(handle, name, version) as usize }
+    };
+    if found == 0 {
+        return PASS;
+    }
+    if library::is_our_address(found) {
+        // Our own export was found, in the program's global scope: it counts only if a library has the real one.
+        // SAFETY: a C string, as above.
+        if library::is_anywhere(unsafe { CStr::from_ptr(name) }) {
+            return PASS;
+        }
+        // SAFETY: the program's own name; asked from here, it means "after us", and fails.
+        unsafe { real(libc::RTLD_NEXT, name) };
+        return ABSENT;
+    }
+    library::ours_for(row, found, caller).map_or(PASS, |ours| ours.cast_mut().cast())
 }
 
 /// Whether our `dlsym` is the next one after the caller's library. Libraries that stand in for `dlsym` too ask for the

@@ -4,6 +4,7 @@ pub(crate) mod autograd;
 mod cuda_driver;
 pub(crate) mod events;
 pub(crate) mod loader;
+pub(crate) mod nccl;
 pub(crate) mod nvtx;
 mod structs;
 pub(crate) mod torch;
