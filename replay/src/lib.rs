@@ -12,6 +12,7 @@ pub mod live;
 pub mod owners;
 pub mod postmortem;
 mod protobuf;
+pub mod ranks;
 pub mod report;
 pub mod source;
 pub mod story;

@@ -155,7 +155,8 @@ fn at_end(ledger: &Ledger, device: i16) -> Picture {
     picture(ledger, device, ledger.last)
 }
 
-fn picture(ledger: &Ledger, device: i16, time: Nanos) -> Picture {
+/// What is held of a device now.
+pub(crate) fn picture(ledger: &Ledger, device: i16, time: Nanos) -> Picture {
     let mut held: BTreeMap<Holder, (Bytes, u64)> = BTreeMap::new();
     let mut add = |holder: Holder, bytes: Bytes| {
         let (sum, n) = held.entry(holder).or_default();

@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 
 use gputrace_schemas::event::{
-    Api, ApiId, Device, Event, Frame, FrameId, Module, ModuleId, Process, Stack, StackId, TextId, Thread,
-    ThreadId,
+    Api, ApiId, CommId, Communicator, Device, Event, Frame, FrameId, Module, ModuleId, Process, Stack,
+    StackId, TextId, Thread, ThreadId,
 };
 use gputrace_schemas::reader::Trace;
 
@@ -29,6 +29,8 @@ pub trait Definitions {
     fn thread(&self, id: ThreadId) -> Option<&Thread>;
     /// What a mark is called.
     fn text(&self, id: TextId) -> Option<&str>;
+    /// A communicator of NCCL.
+    fn communicator(&self, id: CommId) -> Option<&Communicator>;
 }
 
 /// A trace in memory: for tests and for programs that make their own.
@@ -50,6 +52,8 @@ pub struct Recording {
     pub threads: HashMap<ThreadId, Thread>,
     /// What marks are called.
     pub texts: HashMap<TextId, String>,
+    /// Communicators of NCCL.
+    pub communicators: HashMap<CommId, Communicator>,
     /// What happened, in the order of its times.
     pub events: Vec<Event>,
 }
@@ -79,6 +83,9 @@ impl Definitions for Recording {
     fn text(&self, id: TextId) -> Option<&str> {
         self.texts.get(&id).map(String::as_str)
     }
+    fn communicator(&self, id: CommId) -> Option<&Communicator> {
+        self.communicators.get(&id)
+    }
 }
 
 impl Definitions for Trace {
@@ -105,5 +112,8 @@ impl Definitions for Trace {
     }
     fn text(&self, id: TextId) -> Option<&str> {
         Trace::text(self, id)
+    }
+    fn communicator(&self, id: CommId) -> Option<&Communicator> {
+        Trace::communicator(self, id)
     }
 }

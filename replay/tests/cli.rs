@@ -38,6 +38,8 @@ fn help_of_every_verb() {
           diff     Shows what one run held more than another: peaks, and by call site, owner and size
           replay   Replays a trace through simulated allocators
           tune     Finds the PYTORCH_CUDA_ALLOC_CONF line that saves most memory
+          ranks    Shows all ranks of a job side by side: who waits for whom in NCCL and why, and who holds
+                   more memory than the others
           export   Writes a trace for other tools
           doctor   Checks whether recording can work here, with a given program, or what is wrong with a
                    trace
@@ -378,6 +380,42 @@ fn help_of_every_verb() {
                                        set_per_process_memory_fraction would set it
               --json                   Print one JSON object, bytes as integers
           -h, --help                   Print help
+
+        ---- gputrace ranks --help
+        Shows all ranks of a job side by side: who waits for whom in NCCL and why, and who holds more memory
+        than the others
+
+        Ranks and communicators are found by NCCL's own records; several jobs and restarts in one folder are
+        kept apart. Traces of processes that were killed while they hung say as much as others.
+
+        Usage: gputrace ranks [OPTIONS] <TRACE|DIR>...
+
+        Arguments:
+          <TRACE|DIR>...
+                  Traces of the processes of a job, or folders with them
+
+        Options:
+              --error-on-inconsistent
+                  Exit with status 3 if calls of the ranks do not fit together
+
+              --json
+                  Write JSON: bytes and nanoseconds as integers
+
+              --color <WHEN>
+                  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE
+
+                  [default: auto]
+                  [possible values: auto, always, never]
+
+          -h, --help
+                  Print help (see a summary with '-h')
+
+        Examples:
+          gputrace record -o 'job/%h.r%r.%p.gtr' -- torchrun --nproc-per-node 8 train.py
+          gputrace ranks job/
+          gputrace ranks --json job/*.gtr
+
+        Exit status: 3 if calls do not fit together and --error-on-inconsistent was given.
 
         ---- gputrace export --help
         Writes a trace for other tools

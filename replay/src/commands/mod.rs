@@ -11,6 +11,7 @@ mod export;
 mod import;
 mod leaks;
 mod oom;
+mod ranks;
 mod record;
 mod recorder;
 mod recover;
@@ -53,6 +54,7 @@ const VERBS: &[Verb] = &[
     diff::VERB,
     replay::VERB,
     tune::VERB,
+    ranks::VERB,
     export::VERB,
     doctor::VERB,
     import::VERB,

@@ -25,7 +25,7 @@ pub use amounts::{Books, Held, Meter, Moment, Part};
 pub use counts::{CallCounts, Histogram};
 pub use driver::{Mapped, MemoryKind, Object};
 pub use findings::{Finding, Findings, Found};
-pub use sites::{NameId, OwnerId, Site, SiteId, Sites};
+pub use sites::{NameId, OwnerId, Site, SiteId, Sites, call_site};
 pub use torch::{Block, Step, TorchBooks, TorchOom};
 
 use crate::trace::Definitions;

@@ -202,6 +202,13 @@ fn is_runtime_function(function: &str) -> bool {
         && rest.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
+/// The place of the program that a stack shows; `None` without a stack.
+#[must_use]
+pub fn call_site(definitions: &dyn Definitions, stack: StackId) -> Option<Site> {
+    let frames = definitions.stack(stack)?;
+    Some(site(definitions, frames, &owners::owner(definitions, Some(frames), "")))
+}
+
 /// The place to show: the innermost line of the user's Python, else of any Python, else the function that asked.
 fn site(definitions: &dyn Definitions, stack: &Stack, owner: &Owner) -> Site {
     let place = place(definitions, stack);

@@ -1,0 +1,776 @@
+//! What the ranks of a communicator called, laid side by side: where one has a call more, fewer or another than the others.
+//!
+//! ```text
+//!  rank 0   A B C D E          column 2 is missing on rank 2; the rest of its calls still fit the others'
+//!  rank 1   A B C D E
+//!  rank 2   A B . D E
+//! ```
+//! As long as all agree, a column costs one comparison. Where they do not, a window of each is held against the windows
+//! of the others by edit distance; the one that is nearest to all others is the majority's, and the others are
+//! described by how they differ from it. Nothing here knows what a call is: calls and places are numbers.
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+/// A call as far as it matters: what, and from which place of the program. Equal numbers are equal on all ranks.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Token {
+    /// What was called with which arguments.
+    pub call: u32,
+    /// Where; 0 is not known. Ranks may call from different places: that alone is no difference.
+    pub place: u32,
+}
+
+/// A call that was lost: it fits every other.
+pub const LOST: u32 = u32::MAX;
+
+/// The calls of one rank.
+pub trait Track {
+    /// How many.
+    fn n_calls(&self) -> usize;
+    /// One of them.
+    fn token(&self, position: usize) -> Token;
+}
+
+/// How a rank differs from the majority.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Kind {
+    /// It made another call.
+    Changed,
+    /// It did not make this call.
+    Missing,
+    /// It made a call that the majority did not make.
+    Extra,
+    /// It made this call and the next in the other order.
+    Swapped,
+}
+
+/// A call: whose, and which of its calls.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Spot {
+    /// Index of the track.
+    pub track: usize,
+    /// Index of the call in it.
+    pub position: usize,
+}
+
+/// One place where one rank differs from the majority.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Difference {
+    /// How.
+    pub kind: Kind,
+    /// Which track differs.
+    pub track: usize,
+    /// In which column; an extra call stands before it.
+    pub column: u64,
+    /// The majority's call there, as one of them made it.
+    pub majority: Option<Spot>,
+    /// The call of the track that differs; of a missing one the next that it made.
+    pub own: Option<Spot>,
+    /// Tracks that are as the majority there.
+    pub n_agree: usize,
+    /// Tracks that differ there.
+    pub n_differ: usize,
+}
+
+/// What came of laying the tracks side by side.
+#[derive(Clone, Debug, Default)]
+pub struct Alignment {
+    /// In the order of columns.
+    pub differences: Vec<Difference>,
+    /// Differences that were not kept.
+    pub n_more: u64,
+    /// Columns: calls that the majority made, or those who came furthest.
+    pub n_columns: u64,
+    /// Columns that each track came to.
+    pub reached: Vec<u64>,
+    /// The last columns with a call of the majority in each, newest last.
+    pub tail: Vec<Spot>,
+}
+
+impl Alignment {
+    /// A call of the majority in this column, if it is one of the last.
+    #[must_use]
+    pub fn spot(&self, column: u64) -> Option<Spot> {
+        let first = self.n_columns - self.tail.len() as u64;
+        self.tail.get(usize::try_from(column.checked_sub(first)?).ok()?).copied()
+    }
+}
+
+/// Calls looked at together where ranks differ.
+const WINDOW: usize = 512;
+/// How many calls a rank may be ahead of another in a window and still be recognised.
+const BAND: usize = 64;
+/// Columns without a difference after which the ranks are together again.
+const CLEAN: usize = 16;
+/// Windows tried for the majority.
+const CANDIDATES: usize = 8;
+/// Differences that are kept.
+const MAX_DIFFERENCES: usize = 10_000;
+/// Columns of [`Alignment::tail`].
+const TAIL: usize = 4096;
+
+// What each edit costs. Only their order matters: a call skipped is cheaper than two calls changed; the same operation with
+// other arguments from the same line is a change, not one call missing and another extra; and calls from other lines
+// are the same calls unless skipping one makes many lines fit.
+const GAP: u32 = 8;
+const SWAP: u32 = 7;
+const CHANGED_ARGUMENTS: u32 = 5;
+const CHANGED: u32 = 9;
+const MOVED: u32 = 1;
+const IMPOSSIBLE: u32 = u32::MAX / 4;
+
+/// Lays the tracks side by side. `is_alike` says of two calls whether they are the same operation with other arguments;
+/// `see` is shown every column: its number and each track's call in it.
+pub fn align<T: Track>(
+    tracks: &[T],
+    is_alike: &dyn Fn(u32, u32) -> bool,
+    see: &mut dyn FnMut(u64, &[Option<usize>]),
+) -> Alignment {
+    let mut aligner = Aligner {
+        tracks,
+        is_alike,
+        cursors: vec![0; tracks.len()],
+        moved: FxHashSet::default(),
+        done: Alignment { reached: vec![0; tracks.len()], ..Alignment::default() },
+    };
+    let mut positions = vec![None; tracks.len()];
+    while let Some(agreed) = aligner.do_all_agree() {
+        if agreed {
+            aligner.advance(&mut positions, see);
+        } else {
+            aligner.window(see);
+        }
+    }
+    aligner.done
+}
+
+struct Aligner<'a, T> {
+    tracks: &'a [T],
+    is_alike: &'a dyn Fn(u32, u32) -> bool,
+    cursors: Vec<usize>,
+    /// Pairs of places from which ranks made the same call.
+    moved: FxHashSet<(u32, u32)>,
+    done: Alignment,
+}
+
+impl<T: Track> Aligner<'_, T> {
+    fn is_live(&self, track: usize) -> bool {
+        self.cursors[track] < self.tracks[track].n_calls()
+    }
+
+    /// Whether the next call of all that have one is the same; `None` when nobody has one.
+    fn do_all_agree(&self) -> Option<bool> {
+        let mut live = (0..self.tracks.len()).filter(|track| self.is_live(*track));
+        let next = |track: usize| self.tracks[track].token(self.cursors[track]);
+        let first = next(live.next()?);
+        Some(live.all(|track| {
+            let token = next(track);
+            first.call == token.call && self.is_same_place(first.place, token.place)
+        }))
+    }
+
+    fn is_same_place(&self, a: u32, b: u32) -> bool {
+        a == b || a == 0 || b == 0 || self.moved.contains(&(a.min(b), a.max(b)))
+    }
+
+    /// One column in which all agree.
+    fn advance(&mut self, positions: &mut [Option<usize>], see: &mut dyn FnMut(u64, &[Option<usize>])) {
+        let column = self.done.n_columns;
+        for (track, position) in positions.iter_mut().enumerate() {
+            *position = self.is_live(track).then_some(self.cursors[track]);
+            if position.is_some() {
+                self.cursors[track] += 1;
+                self.done.reached[track] = column + 1;
+            }
+        }
+        see(column, positions);
+        let spot = positions
+            .iter()
+            .enumerate()
+            .find_map(|(track, position)| Some(Spot { track, position: (*position)? }));
+        self.push(spot);
+    }
+
+    fn push(&mut self, spot: Option<Spot>) {
+        self.done.n_columns += 1;
+        if self.done.tail.len() >= 2 * TAIL {
+            self.done.tail.drain(..TAIL);
+        }
+        self.done.tail.extend(spot);
+    }
+
+    /// Some columns, of which at least one is not the same for all.
+    fn window(&mut self, see: &mut dyn FnMut(u64, &[Option<usize>])) {
+        let classes = self.classes();
+        let majority = self.majority(&classes);
+        let model = &classes[majority].tokens;
+        let scripts: Vec<Script> = classes.iter().map(|class| self.script(model, &class.tokens)).collect();
+        let n_columns = commit(&scripts, model.len());
+
+        let base = self.done.n_columns;
+        let source = classes[majority].tracks[0];
+        let from = self.cursors[source];
+        let spot = |column: usize| Spot { track: source, position: from + column };
+        let mut places: Vec<Vec<Option<usize>>> = vec![vec![None; self.tracks.len()]; n_columns];
+        let mut found = vec![];
+        for (class, script) in classes.iter().zip(&scripts) {
+            for track in class.tracks.iter().copied() {
+                let start = self.cursors[track];
+                let mut used = 0;
+                for edit in script.edits.iter().filter(|edit| edit.column < n_columns) {
+                    used = edit.position + edit.kind.own_calls();
+                    let own = (start + edit.position < self.tracks[track].n_calls())
+                        .then_some(Spot { track, position: start + edit.position });
+                    match edit.kind {
+                        Step::Same | Step::Changed => {
+                            places[edit.column][track] = Some(start + edit.position)
+                        }
+                        Step::Swapped => {
+                            places[edit.column][track] = Some(start + edit.position + 1);
+                            places[edit.column + 1][track] = Some(start + edit.position);
+                        }
+                        Step::Missing | Step::Extra => {}
+                    }
+                    if let Some(kind) = edit.kind.difference() {
+                        let majority = Some(spot(edit.column));
+                        let column = base + edit.column as u64;
+                        let difference =
+                            Difference { kind, track, column, majority, own, n_agree: 0, n_differ: 0 };
+                        found.push(difference);
+                    }
+                }
+                self.cursors[track] += used;
+                self.done.reached[track] = base + script.columns_until(n_columns) as u64;
+            }
+            self.learn(model, &class.tokens, script, n_columns);
+        }
+        self.keep(found, &places, base);
+        for (column, positions) in places.iter().enumerate() {
+            see(base + column as u64, positions);
+            self.push(Some(spot(column)));
+        }
+    }
+
+    fn keep(&mut self, mut found: Vec<Difference>, places: &[Vec<Option<usize>>], base: u64) {
+        let mut n_differ: FxHashMap<u64, usize> = FxHashMap::default();
+        found.iter().for_each(|difference| *n_differ.entry(difference.column).or_default() += 1);
+        for difference in &mut found {
+            let there = places[(difference.column - base) as usize].iter().flatten().count();
+            difference.n_differ = n_differ[&difference.column];
+            let changed = match difference.kind {
+                Kind::Missing | Kind::Extra => 0,
+                Kind::Changed | Kind::Swapped => difference.n_differ,
+            };
+            difference.n_agree = there.saturating_sub(changed);
+        }
+        found.sort_by_key(|difference| (difference.column, difference.track));
+        let room = MAX_DIFFERENCES - self.done.differences.len();
+        self.done.n_more += found.len().saturating_sub(room) as u64;
+        self.done.differences.extend(found.into_iter().take(room));
+    }
+
+    /// The next calls of everybody, those who go on alike together.
+    fn classes(&self) -> Vec<Class> {
+        let mut classes: Vec<Class> = vec![];
+        let mut known: FxHashMap<Vec<Token>, usize> = FxHashMap::default();
+        for track in (0..self.tracks.len()).filter(|track| self.is_live(*track)) {
+            let calls = &self.tracks[track];
+            let range = self.cursors[track]..calls.n_calls().min(self.cursors[track] + WINDOW);
+            let tokens: Vec<Token> = range.map(|position| calls.token(position)).collect();
+            let class = *known.entry(tokens).or_insert_with_key(|tokens| {
+                classes.push(Class { tokens: tokens.clone(), tracks: vec![] });
+                classes.len() - 1
+            });
+            classes[class].tracks.push(track);
+        }
+        classes.sort_by_key(|class| std::cmp::Reverse((class.tracks.len(), class.tokens.len())));
+        classes
+    }
+
+    /// The class to which all are nearest.
+    fn majority(&self, classes: &[Class]) -> usize {
+        let cost = |candidate: &Class, class: &Class| {
+            u64::from(self.script(&candidate.tokens, &class.tokens).cost) * class.tracks.len() as u64
+        };
+        let candidates = classes.iter().take(CANDIDATES).enumerate();
+        let best = candidates.min_by_key(|(_, candidate)| {
+            let distance: u64 = classes.iter().map(|class| cost(candidate, class)).sum();
+            (distance, std::cmp::Reverse(candidate.tokens.len()))
+        });
+        best.map_or(0, |(idx, _)| idx)
+    }
+
+    /// From now on these places are the same where the same call was made from both.
+    fn learn(&mut self, model: &[Token], tokens: &[Token], script: &Script, n_columns: usize) {
+        for edit in script.edits.iter().filter(|edit| edit.kind == Step::Same && edit.column < n_columns) {
+            let (a, b) = (model[edit.column].place, tokens[edit.position].place);
+            if a != b {
+                self.moved.insert((a.min(b), a.max(b)));
+            }
+        }
+    }
+
+    fn cost(&self, a: Token, b: Token) -> u32 {
+        let same_place = self.is_same_place(a.place, b.place);
+        match (a.call == b.call || a.call == LOST || b.call == LOST, same_place) {
+            (true, true) => 0,
+            (true, false) => MOVED,
+            (false, true) if (self.is_alike)(a.call, b.call) => CHANGED_ARGUMENTS,
+            (false, true) => CHANGED,
+            (false, false) => CHANGED + MOVED,
+        }
+    }
+
+    /// How `tokens` differ from `model`. Where one of them ends, after calls that fit, the rest of the other is no difference:
+    /// some ranks are ahead of others.
+    fn script(&self, model: &[Token], tokens: &[Token]) -> Script {
+        if model == tokens {
+            let same = |idx| Edit { kind: Step::Same, column: idx, position: idx };
+            return Script { cost: 0, edits: (0..model.len()).map(same).collect() };
+        }
+        let mut table = Table::new(model.len(), tokens.len());
+        for i in 0..=model.len() {
+            for j in table.columns(i) {
+                if (i, j) == (0, 0) {
+                    table.set(i, j, Cell { cost: 0, paired: IMPOSSIBLE, step: Step::Same, pair: Step::Same });
+                    continue;
+                }
+                let mut cell =
+                    Cell { cost: IMPOSSIBLE, paired: IMPOSSIBLE, step: Step::Same, pair: Step::Same };
+                if i > 0 && j > 0 {
+                    let (a, b) = (model[i - 1], tokens[j - 1]);
+                    let cost = self.cost(a, b);
+                    let pair = if cost <= MOVED { Step::Same } else { Step::Changed };
+                    cell.pair(table.cost(i - 1, j - 1) + cost, pair);
+                    if i > 1 && j > 1 && a.call != b.call && is_swap(&model[i - 2..i], &tokens[j - 2..j]) {
+                        cell.pair(table.cost(i - 2, j - 2) + SWAP, Step::Swapped);
+                    }
+                }
+                if i > 0 {
+                    cell.gap(table.cost(i - 1, j) + GAP, Step::Missing);
+                }
+                if j > 0 {
+                    cell.gap(table.cost(i, j - 1) + GAP, Step::Extra);
+                }
+                table.set(i, j, cell);
+            }
+        }
+        table.script()
+    }
+}
+
+fn is_swap(model: &[Token], tokens: &[Token]) -> bool {
+    model[0].call == tokens[1].call && model[1].call == tokens[0].call
+}
+
+/// Tracks whose next calls are the same.
+struct Class {
+    tokens: Vec<Token>,
+    tracks: Vec<usize>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    Same,
+    Changed,
+    Missing,
+    Extra,
+    Swapped,
+}
+
+impl Step {
+    fn difference(self) -> Option<Kind> {
+        match self {
+            Step::Same => None,
+            Step::Changed => Some(Kind::Changed),
+            Step::Missing => Some(Kind::Missing),
+            Step::Extra => Some(Kind::Extra),
+            Step::Swapped => Some(Kind::Swapped),
+        }
+    }
+
+    /// Calls of the model and of the other that it is about.
+    fn calls(self) -> (usize, usize) {
+        match self {
+            Step::Same | Step::Changed => (1, 1),
+            Step::Missing => (1, 0),
+            Step::Extra => (0, 1),
+            Step::Swapped => (2, 2),
+        }
+    }
+
+    fn own_calls(self) -> usize {
+        self.calls().1
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Edit {
+    kind: Step,
+    /// In the model.
+    column: usize,
+    /// In the other.
+    position: usize,
+}
+
+#[derive(Clone, Debug)]
+struct Script {
+    cost: u32,
+    edits: Vec<Edit>,
+}
+
+impl Script {
+    /// Columns before `n_columns` that the other has come to.
+    fn columns_until(&self, n_columns: usize) -> usize {
+        self.edits.last().map_or(0, |edit| edit.column + edit.kind.calls().0).min(n_columns)
+    }
+}
+
+/// How many columns can be written down: up to where all are together again after the first difference, or all that the window shows
+/// with certainty.
+fn commit(scripts: &[Script], n_model: usize) -> usize {
+    let mut differs = vec![false; n_model];
+    let edits = scripts.iter().flat_map(|script| &script.edits).filter(|edit| edit.kind != Step::Same);
+    for edit in edits {
+        let end = (edit.column + edit.kind.calls().0.max(1)).min(n_model);
+        differs[edit.column.min(end)..end].fill(true);
+    }
+    let mut last = None;
+    for (column, differs) in differs.iter().enumerate() {
+        match (differs, last) {
+            (true, _) => last = Some(column),
+            (false, Some(last)) if column - last > CLEAN => return column,
+            (false, _) => {}
+        }
+    }
+    if n_model < WINDOW {
+        return n_model;
+    }
+    let crosses = |column: usize| {
+        scripts
+            .iter()
+            .flat_map(|script| &script.edits)
+            .any(|edit| edit.kind == Step::Swapped && edit.column + 1 == column)
+    };
+    let n_sure = n_model - BAND;
+    if crosses(n_sure) { n_sure + 1 } else { n_sure }
+}
+
+#[derive(Clone, Copy)]
+struct Cell {
+    cost: u32,
+    /// Cost of what ends here with two calls side by side.
+    paired: u32,
+    step: Step,
+    pair: Step,
+}
+
+impl Cell {
+    fn pair(&mut self, cost: u32, step: Step) {
+        if cost < self.paired {
+            (self.paired, self.pair) = (cost, step);
+        }
+        self.gap(cost, step);
+    }
+
+    fn gap(&mut self, cost: u32, step: Step) {
+        if cost < self.cost {
+            (self.cost, self.step) = (cost, step);
+        }
+    }
+}
+
+/// The edit distances of all beginnings that differ in length by no more than the band.
+struct Table {
+    n_model: usize,
+    n_tokens: usize,
+    cells: Vec<Cell>,
+}
+
+const WIDTH: usize = 2 * BAND + 1;
+const NOWHERE: Cell = Cell { cost: IMPOSSIBLE, paired: IMPOSSIBLE, step: Step::Same, pair: Step::Same };
+
+impl Table {
+    fn new(n_model: usize, n_tokens: usize) -> Table {
+        Table { n_model, n_tokens, cells: vec![NOWHERE; (n_model + 1) * WIDTH] }
+    }
+
+    fn columns(&self, i: usize) -> std::ops::RangeInclusive<usize> {
+        i.saturating_sub(BAND)..=(i + BAND).min(self.n_tokens)
+    }
+
+    fn get(&self, i: usize, j: usize) -> Cell {
+        if i.abs_diff(j) > BAND { NOWHERE } else { self.cells[i * WIDTH + (j + BAND - i)] }
+    }
+
+    fn cost(&self, i: usize, j: usize) -> u32 {
+        self.get(i, j).cost
+    }
+
+    fn set(&mut self, i: usize, j: usize, cell: Cell) {
+        self.cells[i * WIDTH + (j + BAND - i)] = cell;
+    }
+
+    /// The cheapest way to where one of the two ends.
+    fn script(&self) -> Script {
+        let (n, m) = (self.n_model, self.n_tokens);
+        let ends = self.columns(n).map(|j| (n, j)).chain((0..n).map(|i| (i, m)));
+        let cost = |(i, j): (usize, usize)| {
+            if (i, j) == (n, m) { self.get(i, j).cost } else { self.get(i, j).paired }
+        };
+        // Of equal ones the furthest.
+        let end = ends.min_by_key(|end| (cost(*end), std::cmp::Reverse(end.0 + end.1)));
+        let (mut i, mut j) = end.unwrap_or((0, 0));
+        let total = cost((i, j));
+        let mut step = if (i, j) == (n, m) { self.get(i, j).step } else { self.get(i, j).pair };
+        let mut edits = vec![];
+        while (i, j) != (0, 0) {
+            let (calls, own) = step.calls();
+            (i, j) = (i - calls, j - own);
+            edits.push(Edit { kind: step, column: i, position: j });
+            step = self.get(i, j).step;
+        }
+        edits.reverse();
+        Script { cost: total, edits }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+
+    use expect_test::{Expect, expect};
+
+    use super::*;
+
+    /// A letter is an operation; a digit behind it its size; `@x` its place. `*` is a lost call.
+    struct Text(Vec<Token>);
+
+    impl Track for Text {
+        fn n_calls(&self) -> usize {
+            self.0.len()
+        }
+        fn token(&self, position: usize) -> Token {
+            self.0[position]
+        }
+    }
+
+    fn parse(text: &str) -> Text {
+        let call = |word: &str| {
+            let (call, place) = word.split_once('@').unwrap_or((word, ""));
+            let mut number = call.bytes().fold(0, |sum, byte| sum * 256 + u32::from(byte));
+            if call.len() == 1 {
+                number = number * 256 + 32;
+            }
+            let place = place.bytes().fold(0, |sum, byte| sum * 256 + u32::from(byte));
+            Token { call: if call == "*" { LOST } else { number }, place }
+        };
+        Text(text.split_whitespace().map(call).collect())
+    }
+
+    fn name(token: Token) -> String {
+        let bytes = [token.place]
+            .into_iter()
+            .filter(|place| *place > 0)
+            .map(|place| format!("@{}", place as u8 as char));
+        let call = format!("{}{}", (token.call >> 8) as u8 as char, token.call as u8 as char);
+        call.trim().to_owned() + &bytes.collect::<String>()
+    }
+
+    fn check(tracks: &[&str], expected: Expect) {
+        let tracks: Vec<Text> = tracks.iter().map(|text| parse(text)).collect();
+        let mut n_seen = 0;
+        let alignment = align(&tracks, &|a, b| a >> 8 == b >> 8, &mut |column, _| {
+            assert_eq!(column, n_seen);
+            n_seen += 1;
+        });
+        assert_eq!(n_seen, alignment.n_columns);
+        let mut text = String::new();
+        for difference in &alignment.differences {
+            let spot = |spot: Option<Spot>| {
+                spot.map_or("-".into(), |spot| {
+                    format!("{} #{}", name(tracks[spot.track].0[spot.position]), spot.position)
+                })
+            };
+            let Difference { kind, track, column, majority, own, n_agree, n_differ } = difference;
+            let (majority, own) = (spot(*majority), spot(*own));
+            writeln!(text, "{track}: {kind:?} in {column}: {majority} is {own} ({n_agree}:{n_differ})")
+                .unwrap();
+        }
+        writeln!(text, "{} columns, reached {:?}", alignment.n_columns, alignment.reached).unwrap();
+        expected.assert_eq(&text);
+    }
+
+    #[test]
+    fn ranks_that_agree_differ_in_nothing_but_how_far_they_came() {
+        check(
+            &["A B C", "A B C", "A B"],
+            expect![[r#"
+            3 columns, reached [3, 3, 2]
+        "#]],
+        );
+        check(
+            &["", "", ""],
+            expect![[r#"
+            0 columns, reached [0, 0, 0]
+        "#]],
+        );
+        check(
+            &["A", "", "A B"],
+            expect![[r#"
+            2 columns, reached [1, 0, 2]
+        "#]],
+        );
+    }
+
+    #[test]
+    fn a_missing_call_shifts_the_rest() {
+        check(
+            &["A B C D E", "A B C D E", "A C D E"],
+            expect![[r#"
+            2: Missing in 1: B #1 is C #1 (2:1)
+            5 columns, reached [5, 5, 5]
+        "#]],
+        );
+    }
+
+    #[test]
+    fn an_extra_call_shifts_the_rest() {
+        check(
+            &["A B C D", "A X B C D", "A B C D"],
+            expect![[r#"
+            1: Extra in 1: B #1 is X #1 (3:1)
+            4 columns, reached [4, 4, 4]
+        "#]],
+        );
+    }
+
+    #[test]
+    fn two_calls_in_the_other_order_are_swapped() {
+        check(
+            &["A B C D", "A B C D", "A C B D"],
+            expect![[r#"
+            2: Swapped in 1: B #1 is C #1 (2:1)
+            4 columns, reached [4, 4, 4]
+        "#]],
+        );
+    }
+
+    #[test]
+    fn a_changed_call_is_changed_in_its_place() {
+        check(
+            &["A1 B1 C1", "A1 B2 C1", "A1 B1 C1"],
+            expect![[r#"
+            1: Changed in 1: B1 #1 is B2 #1 (2:1)
+            3 columns, reached [3, 3, 3]
+        "#]],
+        );
+        // The others wait in B; nothing tells what comes after it.
+        check(
+            &["A B", "A B", "A X"],
+            expect![[r#"
+            2: Changed in 1: B #1 is X #1 (2:1)
+            2 columns, reached [2, 2, 2]
+        "#]],
+        );
+    }
+
+    #[test]
+    fn the_call_after_a_missing_one_tells_that_it_is_missing() {
+        check(
+            &["A B C", "A B C", "A C"],
+            expect![[r#"
+            2: Missing in 1: B #1 is C #1 (2:1)
+            3 columns, reached [3, 3, 3]
+        "#]],
+        );
+        check(
+            &["A1@x A2@y A4@z", "A1@x A2@y A4@z", "A1@x A4@z"],
+            expect![[r#"
+            2: Missing in 1: A2@y #1 is A4@z #1 (2:1)
+            3 columns, reached [3, 3, 3]
+        "#]],
+        );
+    }
+
+    #[test]
+    fn places_tell_which_of_many_equal_calls_is_missing() {
+        let step = "A@x A@y A@z ";
+        let (whole, hole) = (step.repeat(5), format!("{step}A@x A@z {}", step.repeat(3)));
+        check(
+            &[&whole, &whole, &hole],
+            expect![[r#"
+            2: Missing in 4: A@y #4 is A@z #4 (2:1)
+            15 columns, reached [15, 15, 15]
+        "#]],
+        );
+    }
+
+    #[test]
+    fn other_places_alone_are_no_difference() {
+        let (a, b) = ("A@x B@y ".repeat(1000), "A@p B@q ".repeat(1000));
+        check(
+            &[&a, &b, &a],
+            expect![[r#"
+            2000 columns, reached [2000, 2000, 2000]
+        "#]],
+        );
+    }
+
+    #[test]
+    fn ranks_are_together_again_after_a_difference_and_apart_at_the_next() {
+        let steps = |n: usize| "A1 B1 C1 ".repeat(n);
+        let (whole, other) =
+            (steps(700), format!("{}A1 C1 {}A1 B2 C1 {}", steps(100), steps(500), steps(98)));
+        check(
+            &[&whole, &whole, &other],
+            expect![[r#"
+            2: Missing in 301: B1 #301 is C1 #301 (2:1)
+            2: Changed in 1804: B1 #1804 is B2 #1803 (2:1)
+            2100 columns, reached [2100, 2100, 2100]
+        "#]],
+        );
+    }
+
+    #[test]
+    fn two_ranks_cannot_outvote_each_other() {
+        check(
+            &["A B C D", "A C D"],
+            expect![[r#"
+            1: Missing in 1: B #1 is C #1 (1:1)
+            4 columns, reached [4, 4]
+        "#]],
+        );
+    }
+
+    #[test]
+    fn the_majority_may_be_behind() {
+        // Rank 0 skipped two calls and ran on alone; the others wait in the first of them.
+        check(
+            &["A D E F G", "A B", "A B"],
+            expect![[r#"
+            0: Changed in 1: B #1 is D #1 (2:1)
+            5 columns, reached [5, 2, 2]
+        "#]],
+        );
+    }
+
+    #[test]
+    fn lost_calls_fit_everything() {
+        check(
+            &["A B C", "A * C", "A B C"],
+            expect![[r#"
+            3 columns, reached [3, 3, 3]
+        "#]],
+        );
+    }
+
+    #[test]
+    fn a_rank_that_is_different_all_the_time_does_not_take_forever() {
+        let (a, b) = ("A1 ".repeat(20_000), "A2 ".repeat(20_000));
+        let tracks: Vec<Text> = [&a, &a, &b].iter().map(|text| parse(text)).collect();
+        let alignment = align(&tracks, &|a, b| a >> 8 == b >> 8, &mut |_, _| {});
+        assert_eq!(alignment.differences.len() as u64 + alignment.n_more, 20_000);
+        assert_eq!(alignment.reached, [20_000, 20_000, 20_000]);
+    }
+}

@@ -1,0 +1,413 @@
+//! What one process did with NCCL, kept small enough for a job of many processes: a call is one number and its time.
+
+use std::collections::BTreeMap;
+
+use gputrace_schemas::event::{Bytes, Communicator, Device, Nanos, NcclOp, Process};
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+
+use crate::ledger::Site;
+
+/// A reduction, comparable between ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Reduction {
+    /// The call has none.
+    None,
+    /// One of NCCL's own: 0 sum, 1 product, 2 maximum, 3 minimum, 4 average.
+    Own(i32),
+    /// `ncclRedOpCreatePreMulSum` with this datatype and residence. The factor may differ between ranks.
+    PreMulSum(i32, u64),
+    /// One that the program made, but how was not seen.
+    Unseen,
+}
+
+/// What was called with which arguments, as far as they must agree between ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Signature {
+    /// The operation.
+    pub op: NcclOp,
+    /// Elements, as the function counts them.
+    pub count: u64,
+    /// `ncclDataType_t`; -1 none.
+    pub datatype: i32,
+    /// Reduction.
+    pub reduction: Reduction,
+    /// Root; -1 where there is none. Peers of sends and receives are not here.
+    pub root: i32,
+    /// Captured into a graph.
+    pub captured: bool,
+}
+
+/// `ncclDataType_t` (nccl.h 2.32): name and bytes.
+const DATATYPES: [(&str, u64); 12] = [
+    ("int8", 1),
+    ("uint8", 1),
+    ("int32", 4),
+    ("uint32", 4),
+    ("int64", 8),
+    ("uint64", 8),
+    ("float16", 2),
+    ("float32", 4),
+    ("float64", 8),
+    ("bfloat16", 2),
+    ("float8e4m3", 1),
+    ("float8e5m2", 1),
+];
+
+/// `ncclRedOp_t` (nccl.h 2.32).
+const REDUCTIONS: [&str; 5] = ["sum", "prod", "max", "min", "avg"];
+
+impl Signature {
+    /// Bytes of `count` elements; `None` for a datatype that is not known.
+    #[must_use]
+    pub fn bytes(&self) -> Option<Bytes> {
+        let (_, bytes) = DATATYPES.get(usize::try_from(self.datatype).ok()?)?;
+        Some(Bytes(self.count.saturating_mul(*bytes)))
+    }
+
+    /// What must be equal on all ranks. What only moves data may name it as it likes, as long as the bytes are equal;
+    /// of what makes communicators, only that it is done must agree.
+    #[must_use]
+    pub fn normal(&self) -> Signature {
+        let moves = matches!(
+            self.op,
+            NcclOp::AllGather
+                | NcclOp::Broadcast
+                | NcclOp::AlltoAll
+                | NcclOp::Gather
+                | NcclOp::Scatter
+                | NcclOp::Send
+                | NcclOp::Receive
+        );
+        if let Some(bytes) = self.bytes().filter(|_| moves) {
+            return Signature { count: bytes.0, datatype: 1, ..*self };
+        }
+        if self.op.is_collective() {
+            return *self;
+        }
+        Signature { count: 0, datatype: -1, reduction: Reduction::None, root: -1, captured: false, ..*self }
+    }
+
+    /// `float32`, or the number of a datatype that is not known.
+    #[must_use]
+    pub fn datatype_name(&self) -> String {
+        let known = usize::try_from(self.datatype).ok().and_then(|datatype| DATATYPES.get(datatype));
+        known.map_or_else(|| format!("datatype {}", self.datatype), |(name, _)| (*name).to_owned())
+    }
+
+    /// `sum`.
+    #[must_use]
+    pub fn reduction_name(&self) -> String {
+        match self.reduction {
+            Reduction::None => "none".into(),
+            Reduction::Own(number) => usize::try_from(number)
+                .ok()
+                .and_then(|number| REDUCTIONS.get(number))
+                .map_or_else(|| format!("reduction {number}"), |name| (*name).to_owned()),
+            Reduction::PreMulSum(..) => "premulsum".into(),
+            Reduction::Unseen => "a reduction of its own".into(),
+        }
+    }
+}
+
+impl std::fmt::Display for Signature {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(to, "{}", self.op)?;
+        if self.datatype < 0 {
+            return Ok(());
+        }
+        write!(to, "({} {}", self.count, self.datatype_name())?;
+        if self.reduction != Reduction::None {
+            write!(to, ", {}", self.reduction_name())?;
+        }
+        if self.root >= 0 {
+            write!(to, ", root {}", self.root)?;
+        }
+        write!(to, "){}", if self.captured { " in a graph" } else { "" })
+    }
+}
+
+/// Index of a place in [`Participant::places`]; 0 is not known.
+pub type PlaceId = u32;
+
+/// What was called from where.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct CallKind {
+    /// What.
+    pub signature: Signature,
+    /// From where.
+    pub place: PlaceId,
+}
+
+/// Calls of one kind of order, oldest first.
+#[derive(Clone, Debug, Default)]
+pub struct Sequence {
+    /// Which [`CallKind`], or [`LOST_CALL`].
+    pub kinds: Vec<u32>,
+    /// When each began.
+    pub enters: Vec<Nanos>,
+}
+
+/// A number that was counted but whose call is not in the trace.
+pub const LOST_CALL: u32 = u32::MAX;
+/// Holes that are filled at most: more are not believed.
+const MAX_HOLE: u64 = 1_000_000;
+
+impl Sequence {
+    /// Books call number `n`. A number that comes again was given back by the call that had it.
+    pub fn set(&mut self, n: u64, kind: u32, enter: Nanos) {
+        let len = self.kinds.len() as u64;
+        if n > len && n - len <= MAX_HOLE {
+            self.kinds.resize(n as usize, LOST_CALL);
+            self.enters.resize(n as usize, enter);
+        }
+        self.truncate(n);
+        self.kinds.push(kind);
+        self.enters.push(enter);
+    }
+
+    /// Forgets calls from number `n` on.
+    pub fn truncate(&mut self, n: u64) {
+        self.kinds.truncate(n as usize);
+        self.enters.truncate(n as usize);
+    }
+
+    /// How many.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.kinds.len()
+    }
+
+    /// None at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.kinds.is_empty()
+    }
+}
+
+/// Which calls are counted together; see [`gputrace_schemas::event::NcclSequence`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Lane {
+    /// Collectives.
+    Collective,
+    /// Split, shrink and others that make or end communicators and windows.
+    Management,
+    /// Sends to a peer.
+    Send(i32),
+    /// Receives from a peer.
+    Receive(i32),
+    /// One-sided calls.
+    OneSided,
+}
+
+impl Lane {
+    /// Name in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Lane::Collective => "collective",
+            Lane::Management => "management",
+            Lane::Send(_) => "send",
+            Lane::Receive(_) => "recv",
+            Lane::OneSided => "one_sided",
+        }
+    }
+}
+
+/// How a communicator ended on a rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Closing {
+    /// Destroy, abort or revoke.
+    pub op: NcclOp,
+    /// When that call began.
+    pub time: Nanos,
+    /// From where.
+    pub place: PlaceId,
+}
+
+/// A communicator as one process knows it: as one rank of it.
+#[derive(Clone, Debug)]
+pub struct Membership {
+    /// What the trace says of it, in its newest form.
+    pub facts: Communicator,
+    /// Its parent among the process's memberships.
+    pub parent: Option<usize>,
+    /// When the call that made it began, when it was over, and its result.
+    pub created: (Option<Nanos>, Option<Nanos>, Option<i32>),
+    /// From where it was made.
+    pub place: PlaceId,
+    /// Kinds of calls made on it.
+    pub kinds: Vec<CallKind>,
+    /// Its calls.
+    pub lanes: BTreeMap<Lane, Sequence>,
+    /// How it ended.
+    pub closing: Option<Closing>,
+    /// First error that NCCL reported of it without being asked for one: when, which, and from where it was asked.
+    pub async_error: Option<(Nanos, i32, PlaceId)>,
+    known: FxHashMap<CallKind, u32>,
+}
+
+impl Membership {
+    /// A communicator of which nothing is known yet but these facts.
+    #[must_use]
+    pub fn new(facts: Communicator) -> Membership {
+        Membership {
+            facts,
+            parent: None,
+            created: (None, None, None),
+            place: 0,
+            kinds: vec![],
+            lanes: BTreeMap::new(),
+            closing: None,
+            async_error: None,
+            known: FxHashMap::default(),
+        }
+    }
+
+    /// The number of a kind of call.
+    pub fn kind(&mut self, kind: CallKind) -> u32 {
+        *self.known.entry(kind).or_insert_with(|| {
+            self.kinds.push(kind);
+            self.kinds.len() as u32 - 1
+        })
+    }
+
+    /// Calls of a lane.
+    #[must_use]
+    pub fn lane(&self, lane: Lane) -> Option<&Sequence> {
+        self.lanes.get(&lane)
+    }
+
+    /// One of its calls: what, from where, and when.
+    #[must_use]
+    pub fn call(&self, lane: Lane, position: usize) -> Option<(CallKind, Nanos)> {
+        let sequence = self.lanes.get(&lane)?;
+        let kind = self.kinds.get(*sequence.kinds.get(position)? as usize)?;
+        Some((*kind, sequence.enters[position]))
+    }
+}
+
+/// A call that had not returned when the process ended, or a group that was never closed.
+#[derive(Clone, Debug)]
+pub struct OpenCall {
+    /// What.
+    pub op: NcclOp,
+    /// On which of the process's memberships, where it is one.
+    pub membership: Option<usize>,
+    /// Which of its calls.
+    pub spot: Option<(Lane, u64)>,
+    /// Peer of a send or receive, or rank in the new communicator.
+    pub peer: i32,
+    /// For the end of a group, and for a group that was not closed, what is in it.
+    pub group: Vec<(usize, Lane, u64)>,
+    /// Since when.
+    pub since: Nanos,
+    /// From where.
+    pub place: PlaceId,
+    /// From where in full, innermost first.
+    pub stack: Vec<String>,
+}
+
+/// A call that NCCL refused or that went wrong.
+#[derive(Clone, Debug)]
+pub struct FailedCall {
+    /// What.
+    pub op: NcclOp,
+    /// On which of the process's memberships.
+    pub membership: Option<usize>,
+    /// Which number it would have had.
+    pub spot: Option<(Lane, u64)>,
+    /// `ncclResult_t`.
+    pub result: i32,
+    /// When it began.
+    pub time: Nanos,
+    /// From where.
+    pub place: PlaceId,
+}
+
+/// Something that a process did last.
+#[derive(Clone, Debug, Default)]
+pub struct LastSeen {
+    /// When.
+    pub time: Nanos,
+    /// What, for people.
+    pub what: String,
+    /// From where, innermost first.
+    pub stack: Vec<String>,
+    /// From where.
+    pub place: PlaceId,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// By itself.
+    Exit,
+    /// It was killed or crashed.
+    Killed,
+    /// The trace does not say: its recorder was killed too, or is still writing.
+    Unknown,
+}
+
+/// One process of a job.
+#[derive(Clone, Debug)]
+pub struct Participant {
+    /// Its trace.
+    pub path: String,
+    /// The process.
+    pub process: Process,
+    /// Its devices.
+    pub devices: Vec<Device>,
+    /// Why its trace may say less than happened.
+    pub doubts: Option<String>,
+    /// Places of the program; the first is not known.
+    pub places: Vec<Site>,
+    /// Communicators that it was in.
+    pub memberships: Vec<Membership>,
+    /// Calls that it ended in.
+    pub open_calls: Vec<OpenCall>,
+    /// Groups that it never closed: what they hold was never started.
+    pub open_groups: Vec<OpenCall>,
+    /// Calls that failed, the first few.
+    pub failed_calls: Vec<FailedCall>,
+    /// The newest call into NCCL.
+    pub last_call: Option<LastSeen>,
+    /// The newest event that has a stack.
+    pub last_event: Option<LastSeen>,
+    /// The last out-of-memory error.
+    pub out_of_memory: Option<LastSeen>,
+    /// Time of the first event.
+    pub first: Nanos,
+    /// When it was last known to be there.
+    pub end: Nanos,
+    /// How it ended.
+    pub ending: Ending,
+    /// What it held on each device.
+    pub memory: Vec<super::memory::DeviceUse>,
+}
+
+impl Participant {
+    /// A place, for people; empty where it is not known.
+    #[must_use]
+    pub fn place(&self, id: PlaceId) -> String {
+        if id == 0 {
+            String::new()
+        } else {
+            self.places.get(id as usize).map(ToString::to_string).unwrap_or_default()
+        }
+    }
+
+    /// The UUID of one of its devices.
+    #[must_use]
+    pub fn uuid(&self, ordinal: i16) -> Option<&str> {
+        let device = self.devices.iter().find(|device| device.ordinal == ordinal)?;
+        Some(device.uuid.as_str()).filter(|uuid| !uuid.is_empty())
+    }
+
+    /// A variable of its environment that was kept.
+    #[must_use]
+    pub fn variable(&self, name: &str) -> Option<&str> {
+        self.process.environment.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+}

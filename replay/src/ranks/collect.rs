@@ -1,0 +1,475 @@
+//! From a trace to what `ranks` needs of it, in one pass over its events.
+
+use gputrace_schemas::event::{
+    Action, Call, CommId, Communicator, Event, EventKind, Frame, Nanos, NcclEnter, NcclExit, NcclOp,
+    NcclSequence, StackId, ThreadId, UNKNOWN,
+};
+use rustc_hash::FxHashMap;
+
+use super::calls::{
+    CallKind, Closing, Ending, FailedCall, Lane, LastSeen, Membership, OpenCall, Participant, PlaceId,
+    Reduction, Signature,
+};
+use super::memory;
+use crate::ledger::{self, Ledger, Site};
+use crate::source::Source;
+use crate::story::{Story, Watch};
+use crate::trace::Definitions;
+
+/// `ncclInProgress`: the call goes on behind the program's back.
+const IN_PROGRESS: i32 = 7;
+/// Failed calls that are kept.
+const MAX_FAILED: usize = 64;
+/// Lines of a stack that are kept.
+const MAX_LINES: usize = 32;
+
+/// Reads what a process did with NCCL and with memory.
+#[must_use]
+pub fn collect(source: &Source) -> Participant {
+    let mut collector = Collector { definitions: source.definitions(), ..Collector::new(source) };
+    let story = Story::watched(source, &mut collector);
+    collector.finish(&story)
+}
+
+struct Collector<'a> {
+    source: &'a Source,
+    definitions: &'a dyn Definitions,
+    places: Vec<Site>,
+    place_ids: FxHashMap<Site, PlaceId>,
+    stacks: FxHashMap<StackId, PlaceId>,
+    memberships: Vec<Membership>,
+    known: FxHashMap<CommId, usize>,
+    reductions: FxHashMap<u64, Reduction>,
+    open: FxHashMap<u64, Pending>,
+    groups: FxHashMap<ThreadId, Group>,
+    failed: Vec<FailedCall>,
+    last_call: Option<(Nanos, NcclOp, Option<Signature>, StackId)>,
+    last_event: Option<(Nanos, EventName, StackId)>,
+    out_of_memory: Option<(Nanos, u64, StackId)>,
+    first: Nanos,
+    end: Nanos,
+    peaks: memory::Peaks,
+}
+
+/// A call that has not returned.
+struct Pending {
+    enter: NcclEnter,
+    time: Nanos,
+    stack: StackId,
+    membership: Option<usize>,
+    /// For the end of a group, what is in it.
+    group: Vec<(usize, Lane, u64)>,
+}
+
+/// A group that is open on a thread.
+struct Group {
+    start: NcclEnter,
+    time: Nanos,
+    stack: StackId,
+    calls: Vec<(usize, Lane, u64)>,
+}
+
+#[derive(Clone, Copy)]
+enum EventName {
+    Driver(Call),
+    Nccl(NcclOp),
+    Torch(&'static str),
+}
+
+impl<'a> Collector<'a> {
+    fn new(source: &'a Source) -> Collector<'a> {
+        Collector {
+            source,
+            definitions: source.definitions(),
+            places: vec![Site::default()],
+            place_ids: FxHashMap::default(),
+            stacks: FxHashMap::default(),
+            memberships: vec![],
+            known: FxHashMap::default(),
+            reductions: FxHashMap::default(),
+            open: FxHashMap::default(),
+            groups: FxHashMap::default(),
+            failed: vec![],
+            last_call: None,
+            last_event: None,
+            out_of_memory: None,
+            first: Nanos(0),
+            end: Nanos(0),
+            peaks: memory::Peaks::default(),
+        }
+    }
+
+    fn place(&mut self, stack: StackId) -> PlaceId {
+        if let Some(place) = self.stacks.get(&stack) {
+            return *place;
+        }
+        let place = match ledger::call_site(self.definitions, stack) {
+            None => 0,
+            Some(site) => *self.place_ids.entry(site).or_insert_with_key(|site| {
+                self.places.push(site.clone());
+                self.places.len() as PlaceId - 1
+            }),
+        };
+        self.stacks.insert(stack, place);
+        place
+    }
+
+    fn membership(&mut self, comm: CommId) -> Option<usize> {
+        if comm == CommId(0) {
+            return None;
+        }
+        if let Some(idx) = self.known.get(&comm) {
+            return Some(*idx);
+        }
+        let facts = self.definitions.communicator(comm).cloned().unwrap_or_default();
+        let parent = facts.parent;
+        self.memberships.push(Membership::new(facts));
+        let idx = self.memberships.len() - 1;
+        self.known.insert(comm, idx);
+        self.memberships[idx].parent = self.membership(parent);
+        Some(idx)
+    }
+
+    fn enter(&mut self, event: &Event, enter: &NcclEnter) {
+        let place = self.place(event.stack);
+        let membership = self.membership(enter.comm);
+        let signature = signature(enter, &self.reductions);
+        if enter.op == NcclOp::RedOpCreate {
+            self.reductions.insert(enter.call, Reduction::PreMulSum(enter.datatype, enter.extra));
+        }
+        self.last_call = Some((event.time, enter.op, Some(signature), event.stack));
+        self.makes(event, enter, place);
+        let mut pending =
+            Pending { enter: *enter, time: event.time, stack: event.stack, membership, group: vec![] };
+        match enter.op {
+            NcclOp::GroupStart if enter.group_depth == 0 => {
+                let group = Group { start: *enter, time: event.time, stack: event.stack, calls: vec![] };
+                self.groups.insert(event.thread, group);
+            }
+            NcclOp::GroupEnd if enter.group_depth <= 1 => {
+                pending.group = self.groups.remove(&event.thread).map_or_else(Vec::new, |group| group.calls);
+            }
+            NcclOp::GroupSimulateEnd if enter.group_depth <= 1 => {
+                let calls = self.groups.remove(&event.thread).map_or_else(Vec::new, |group| group.calls);
+                self.forget(&calls);
+            }
+            _ => {}
+        }
+        if let (Some(idx), Some(lane)) = (membership_of_sequence(self, enter, membership), lane(enter)) {
+            let kind = self.memberships[idx].kind(CallKind { signature, place });
+            self.memberships[idx].lanes.entry(lane).or_default().set(enter.sequence, kind, event.time);
+            if let Some(group) = self.groups.get_mut(&event.thread) {
+                group.calls.push((idx, lane, enter.sequence));
+            }
+        }
+        if let (Some(idx), NcclOp::CommDestroy | NcclOp::CommAbort | NcclOp::CommRevoke) =
+            (membership, enter.op)
+        {
+            let closing = Closing { op: enter.op, time: event.time, place };
+            let known = &mut self.memberships[idx].closing;
+            // A communicator that was aborted is destroyed later: the first says more.
+            known.get_or_insert(closing);
+        }
+        self.open.insert(enter.call, pending);
+    }
+
+    /// The call makes communicators.
+    fn makes(&mut self, event: &Event, enter: &NcclEnter, place: PlaceId) {
+        let n_new = match enter.op {
+            NcclOp::CommInit | NcclOp::CommSplit | NcclOp::CommShrink | NcclOp::CommGrow => 1,
+            NcclOp::CommInitAll => u32::try_from(enter.count).unwrap_or(0),
+            _ => return,
+        };
+        if enter.comm == CommId(0) {
+            return;
+        }
+        for n in 0..n_new {
+            if let Some(idx) = self.membership(CommId(enter.comm.0.saturating_add(n))) {
+                self.memberships[idx].created.0 = Some(event.time);
+                self.memberships[idx].place = place;
+            }
+        }
+    }
+
+    fn exit(&mut self, event: &Event, exit: &NcclExit) {
+        let Some(pending) = self.open.remove(&exit.call) else { return };
+        let enter = &pending.enter;
+        let place = self.place(pending.stack);
+        match enter.op {
+            NcclOp::CommInit
+            | NcclOp::CommSplit
+            | NcclOp::CommShrink
+            | NcclOp::CommGrow
+            | NcclOp::CommInitAll => {
+                let n_new = if enter.op == NcclOp::CommInitAll { enter.count as u32 } else { 1 };
+                for n in 0..n_new {
+                    let made = self.known.get(&CommId(enter.comm.0.saturating_add(n))).copied();
+                    if let Some(idx) = made {
+                        let created = &mut self.memberships[idx].created;
+                        (created.1, created.2) = (Some(event.time), Some(exit.result));
+                    }
+                }
+            }
+            NcclOp::AsyncError => {
+                if let Some(idx) =
+                    pending.membership.filter(|_| exit.value != 0 && exit.value != IN_PROGRESS as u64)
+                {
+                    let error = (event.time, exit.value as i32, place);
+                    self.memberships[idx].async_error.get_or_insert(error);
+                }
+            }
+            _ => {}
+        }
+        if exit.result != 0 && exit.result != IN_PROGRESS {
+            let idx = membership_of_sequence(self, enter, pending.membership);
+            let spot = lane(enter).map(|lane| (lane, enter.sequence));
+            if let (Some(idx), Some((lane, sequence))) = (idx, spot) {
+                self.forget(&[(idx, lane, sequence)]);
+            }
+            self.forget(&pending.group);
+            if self.failed.len() < MAX_FAILED {
+                let (op, result, time) = (enter.op, exit.result, pending.time);
+                self.failed.push(FailedCall {
+                    op,
+                    membership: idx.or(pending.membership),
+                    spot,
+                    result,
+                    time,
+                    place,
+                });
+            }
+        }
+    }
+
+    /// These calls were given back: they are not started.
+    fn forget(&mut self, calls: &[(usize, Lane, u64)]) {
+        for (idx, lane, sequence) in calls.iter().rev() {
+            let known = self.memberships[*idx].lanes.get_mut(lane);
+            if let Some(known) = known.filter(|known| known.len() as u64 == sequence + 1) {
+                known.truncate(*sequence);
+            }
+        }
+    }
+
+    fn open_call(&mut self, pending: Pending) -> OpenCall {
+        let place = self.place(pending.stack);
+        let membership = membership_of_sequence(self, &pending.enter, pending.membership);
+        OpenCall {
+            op: pending.enter.op,
+            membership: membership.or(pending.membership),
+            spot: lane(&pending.enter).map(|lane| (lane, pending.enter.sequence)),
+            peer: pending.enter.peer,
+            group: pending.group,
+            since: pending.time,
+            place,
+            stack: self.lines(pending.stack),
+        }
+    }
+
+    /// A stack for people: its lines of Python, or its functions where there are none.
+    fn lines(&self, stack: StackId) -> Vec<String> {
+        lines(self.definitions, stack)
+    }
+
+    fn seen(&mut self, time: Nanos, what: String, stack: StackId) -> LastSeen {
+        LastSeen { time, what, place: self.place(stack), stack: self.lines(stack) }
+    }
+
+    fn finish(mut self, story: &Story) -> Participant {
+        // What NCCL said only after a call had returned is in the newest definition.
+        for (comm, idx) in &self.known {
+            if let Some(facts) = self.definitions.communicator(*comm) {
+                self.memberships[*idx].facts = Communicator::clone(facts);
+            }
+        }
+        let mut open: Vec<_> = std::mem::take(&mut self.open).into_values().collect();
+        open.sort_by_key(|pending| (pending.time, pending.enter.call));
+        let in_groups: Vec<_> = std::mem::take(&mut self.groups).into_values().collect();
+        let mut open_groups = vec![];
+        for group in in_groups {
+            // What was never started was never issued.
+            self.forget(&group.calls);
+            let (time, stack) = (group.time, group.stack);
+            let pending = Pending { enter: group.start, time, stack, membership: None, group: group.calls };
+            open_groups.push(self.open_call(pending));
+        }
+        open_groups.sort_by_key(|group| group.since);
+        let open_calls = open.into_iter().map(|pending| self.open_call(pending)).collect();
+        let last_call = self.last_call.map(|(time, op, signature, stack)| {
+            let what = signature.map_or_else(|| op.to_string(), |signature| signature.to_string());
+            self.seen(time, what, stack)
+        });
+        let last_event = self.last_event.map(|(time, name, stack)| {
+            let what = match name {
+                EventName::Driver(call) => self
+                    .definitions
+                    .api(call.api)
+                    .map_or_else(|| call.action.to_string(), |api| api.name.clone()),
+                EventName::Nccl(op) => op.to_string(),
+                EventName::Torch(name) => name.to_owned(),
+            };
+            self.seen(time, what, stack)
+        });
+        let out_of_memory = self.out_of_memory.map(|(time, bytes, stack)| {
+            let what = format!("out of memory: {bytes} bytes refused");
+            self.seen(time, what, stack)
+        });
+        let ending =
+            match story.ledger.notes.iter().rev().find_map(|(_, note)| note.strip_prefix("process.end=")) {
+                Some("exit") => Ending::Exit,
+                Some("killed") => Ending::Killed,
+                Some(_) | None => Ending::Unknown,
+            };
+        Participant {
+            path: self.source.path().to_owned(),
+            process: story.process.clone(),
+            devices: story.devices.clone(),
+            doubts: story.doubts(),
+            memory: memory::device_uses(story, &self.peaks, |stack| {
+                (
+                    ledger::call_site(self.definitions, stack).unwrap_or_default(),
+                    lines(self.definitions, stack),
+                )
+            }),
+            places: self.places,
+            memberships: self.memberships,
+            open_calls,
+            open_groups,
+            failed_calls: self.failed,
+            last_call,
+            last_event,
+            out_of_memory,
+            first: self.first,
+            end: self.end,
+            ending,
+        }
+    }
+}
+
+impl Watch for Collector<'_> {
+    fn begin(&mut self, _ledger: &mut Ledger) {
+        *self = Collector::new(self.source);
+    }
+
+    fn event(&mut self, ledger: &mut Ledger, event: &Event) {
+        if self.first == Nanos(0) {
+            self.first = event.time;
+        }
+        self.end = self.end.max(event.time);
+        let name = match &event.kind {
+            EventKind::NcclEnter(enter) => {
+                self.enter(event, enter);
+                Some(EventName::Nccl(enter.op))
+            }
+            EventKind::NcclExit(exit) => {
+                self.exit(event, exit);
+                None
+            }
+            EventKind::Call(call) => {
+                if call.result == Some(ledger::OUT_OF_MEMORY) && ledger::gives(call.action) {
+                    self.out_of_memory = Some((event.time, call.bytes.0, event.stack));
+                }
+                self.context(event, call);
+                Some(EventName::Driver(*call))
+            }
+            EventKind::BlockOom(oom) => {
+                self.out_of_memory = Some((event.time, oom.requested.unwrap_or(oom.bytes).0, event.stack));
+                Some(EventName::Torch("out of memory"))
+            }
+            EventKind::BlockAlloc(_) => Some(EventName::Torch("allocation of a tensor")),
+            EventKind::BlockFree(_) => Some(EventName::Torch("release of a tensor")),
+            EventKind::Wait(_)
+            | EventKind::Sample(_)
+            | EventKind::Lost(_)
+            | EventKind::Note(_)
+            | EventKind::Mark(_) => None,
+        };
+        if let Some(name) = name.filter(|_| event.stack != StackId(0)) {
+            self.last_event = Some((event.time, name, event.stack));
+        }
+        self.peaks.watch(ledger, &self.memberships);
+    }
+}
+
+impl Collector<'_> {
+    /// What gave the process a context on a device.
+    fn context(&mut self, event: &Event, call: &Call) {
+        if call.result != Some(0) {
+            return;
+        }
+        let device = match call.action {
+            Action::PrimaryRetain => i16::try_from(call.extra).ok(),
+            Action::ContextCreate | Action::Alloc | Action::AllocAsync | Action::Create => Some(call.device),
+            _ => None,
+        };
+        if let Some(device) = device.filter(|device| *device >= 0) {
+            self.peaks.context(device, event.time, event.stack);
+        }
+    }
+}
+
+/// The membership whose numbers the call is counted in: what makes a communicator from another is counted in that.
+fn membership_of_sequence(
+    collector: &mut Collector<'_>,
+    enter: &NcclEnter,
+    membership: Option<usize>,
+) -> Option<usize> {
+    match enter.op {
+        NcclOp::CommSplit | NcclOp::CommShrink | NcclOp::CommGrow => {
+            let made = membership.and_then(|idx| collector.memberships[idx].parent);
+            made.or_else(|| collector.membership(CommId(u32::try_from(enter.extra).ok()?)))
+        }
+        _ => membership,
+    }
+}
+
+fn lane(enter: &NcclEnter) -> Option<Lane> {
+    if enter.sequence == UNKNOWN {
+        return None;
+    }
+    Some(match enter.op.sequence(enter.peer)? {
+        NcclSequence::Collective => Lane::Collective,
+        NcclSequence::Send(peer) => Lane::Send(peer),
+        NcclSequence::Receive(peer) => Lane::Receive(peer),
+        NcclSequence::OneSided => Lane::OneSided,
+        NcclSequence::Management => Lane::Management,
+    })
+}
+
+fn signature(enter: &NcclEnter, reductions: &FxHashMap<u64, Reduction>) -> Signature {
+    let has_root = matches!(enter.op, NcclOp::Broadcast | NcclOp::Reduce | NcclOp::Gather | NcclOp::Scatter);
+    let reduction = match enter.redop {
+        ..0 => Reduction::None,
+        0..=4 => Reduction::Own(enter.redop),
+        _ => reductions.get(&enter.redop_call).copied().unwrap_or(Reduction::Unseen),
+    };
+    Signature {
+        op: enter.op,
+        count: enter.count,
+        datatype: enter.datatype,
+        reduction,
+        root: if has_root { enter.peer } else { -1 },
+        captured: enter.captured,
+    }
+}
+
+/// A stack for people, innermost first.
+fn lines(definitions: &dyn Definitions, stack: StackId) -> Vec<String> {
+    let Some(stack) = definitions.stack(stack) else { return vec![] };
+    let frames = stack.frames.iter().filter_map(|id| definitions.frame(*id));
+    let python = |frame: &Frame| match frame {
+        Frame::Python { function, file, line } => Some(format!("{function} ({file}:{line})")),
+        Frame::Native { .. } => None,
+    };
+    let native = |frame: &Frame| match frame {
+        Frame::Native { function, file, line, .. } if !function.is_empty() => {
+            Some(match (file.is_empty(), *line) {
+                (true, _) | (_, 0) => function.clone(),
+                (false, line) => format!("{function} ({file}:{line})"),
+            })
+        }
+        Frame::Native { .. } | Frame::Python { .. } => None,
+    };
+    let lines: Vec<String> = frames.clone().filter_map(python).take(MAX_LINES).collect();
+    if lines.is_empty() { frames.filter_map(native).take(MAX_LINES).collect() } else { lines }
+}

@@ -1,0 +1,633 @@
+//! What is wrong with the communication of a job.
+//!
+//! The calls of all ranks are aligned to the majority, communicator by communicator; what does not fit is a finding. What is left is
+//! who waits for whom ([`super::waits`]), and who comes late ([`super::arrivals`]).
+
+use std::collections::BTreeMap;
+
+use gputrace_schemas::event::{Nanos, NcclOp};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::align::{self, Alignment, Difference, LOST, Spot, Token, Track};
+use super::arrivals::{Arrivals, Naming, Tally};
+use super::calls::{
+    CallKind, Ending, LOST_CALL, Lane, Membership, Participant, Reduction, Sequence, Signature,
+};
+use super::clocks::Clocks;
+use super::findings::{CallText, Finding, Kind, Place, Severity, rank_names};
+use super::jobs::{Job, Member};
+use super::waits::Waits;
+use crate::ledger::Site;
+
+/// A job in which nothing happens for so long at its end waits for something: a second.
+const LEAST_IDLE: u64 = 1_000_000_000;
+
+/// What came of it.
+#[derive(Clone, Debug, Default)]
+pub struct Diagnosis {
+    /// What is wrong, worst first.
+    pub findings: Vec<Finding>,
+    /// Where each rank was at the end.
+    pub standings: Vec<super::waits::Standing>,
+    /// Who comes late.
+    pub arrivals: Vec<Arrivals>,
+    /// What is worth knowing and not wrong.
+    pub notes: Vec<String>,
+    /// Calls that were compared.
+    pub n_calls: u64,
+}
+
+/// Diagnoses a job.
+#[must_use]
+pub fn diagnose(participants: &[Participant], job: &Job) -> Diagnosis {
+    let clocks = Clocks::of(participants, job);
+    let mut doctor = Doctor {
+        participants,
+        job,
+        clocks: &clocks,
+        names: Names::default(),
+        waits: Waits::new(participants, job, &clocks),
+        done: Diagnosis::default(),
+    };
+    for idx in 0..job.communicators.len() {
+        doctor.making(idx);
+        doctor.lane(idx, Lane::Collective);
+        doctor.lane(idx, Lane::Management);
+        doctor.peers(idx);
+    }
+    doctor.inversions();
+    doctor.finish()
+}
+
+/// Numbers for signatures and places, equal on all ranks.
+#[derive(Default)]
+struct Names {
+    signatures: FxHashMap<Signature, u32>,
+    ops: Vec<NcclOp>,
+    places: FxHashMap<Site, u32>,
+}
+
+impl Names {
+    fn signature(&mut self, signature: &Signature) -> u32 {
+        let normal = signature.normal();
+        *self.signatures.entry(normal).or_insert_with(|| {
+            self.ops.push(normal.op);
+            self.ops.len() as u32 - 1
+        })
+    }
+
+    fn place(&mut self, participant: &Participant, id: u32) -> u32 {
+        let Some(site) = participant.places.get(id as usize).filter(|_| id != 0) else { return 0 };
+        let next = self.places.len() as u32 + 1;
+        // Who asked is another question than where.
+        let site = Site { owner: crate::ledger::OwnerId::default(), ..site.clone() };
+        *self.places.entry(site).or_insert(next)
+    }
+}
+
+/// The calls of one rank on one communicator.
+pub(super) struct Calls<'a> {
+    pub(super) member: Member,
+    pub(super) membership: &'a Membership,
+    sequence: Option<&'a Sequence>,
+    tokens: Vec<Token>,
+}
+
+impl Calls<'_> {
+    fn time(&self, position: usize) -> Nanos {
+        self.sequence.and_then(|sequence| sequence.enters.get(position)).copied().unwrap_or_default()
+    }
+
+    fn kind_id(&self, position: usize) -> u32 {
+        self.sequence.and_then(|sequence| sequence.kinds.get(position)).copied().unwrap_or(LOST_CALL)
+    }
+
+    fn kind(&self, position: usize) -> Option<&CallKind> {
+        self.membership.kinds.get(self.kind_id(position) as usize)
+    }
+}
+
+impl Track for Calls<'_> {
+    fn n_calls(&self) -> usize {
+        self.sequence.map_or(0, Sequence::len)
+    }
+
+    fn token(&self, position: usize) -> Token {
+        self.tokens.get(self.kind_id(position) as usize).copied().unwrap_or(Token { call: LOST, place: 0 })
+    }
+}
+
+struct Doctor<'a> {
+    participants: &'a [Participant],
+    job: &'a Job,
+    clocks: &'a Clocks,
+    names: Names,
+    waits: Waits<'a>,
+    done: Diagnosis,
+}
+
+impl<'a> Doctor<'a> {
+    fn tracks(&mut self, idx: usize, lane: Lane) -> Vec<Calls<'a>> {
+        let participants = self.participants;
+        let members: Vec<Member> = self.job.communicators[idx].all().map(|(_, member)| member).collect();
+        let track = |member: Member| {
+            let participant = &participants[member.participant];
+            let membership = &participant.memberships[member.membership];
+            let token = |kind: &CallKind| Token {
+                call: self.names.signature(&kind.signature),
+                place: self.names.place(participant, kind.place),
+            };
+            let tokens = membership.kinds.iter().map(token).collect();
+            Calls { member, membership, sequence: membership.lane(lane), tokens }
+        };
+        members.into_iter().map(track).collect()
+    }
+
+    fn call_text(&self, calls: &Calls<'_>, position: usize) -> Option<CallText> {
+        let participant = &self.participants[calls.member.participant];
+        let kind = calls.kind(position)?;
+        Some(CallText::of(self.job.rank(calls.member), participant, kind, calls.time(position)))
+    }
+
+    /// Was everybody there when the communicator was made, and did all say the same?
+    fn making(&mut self, idx: usize) {
+        let joined = &self.job.communicators[idx];
+        for (rank, member) in &joined.doubles {
+            let participant = &self.participants[member.participant];
+            let membership = &participant.memberships[member.membership];
+            let first =
+                joined.members.get(rank).map(|first| self.participants[first.participant].process.pid);
+            let mut finding = Finding::new(Kind::InitConflict, Severity::Error, vec![*rank]);
+            finding.communicator = Some(joined.label.clone());
+            finding.own = made_by(*rank, participant, membership);
+            finding.text = format!(
+                "two processes say that they are rank {rank} of {}: pid {} and pid {}",
+                joined.label,
+                first.unwrap_or_default(),
+                participant.process.pid
+            );
+            self.done.findings.push(finding);
+        }
+        for (n, member) in &joined.other_sizes {
+            let participant = &self.participants[member.participant];
+            let rank = self.job.rank(*member);
+            let mut finding = Finding::new(Kind::InitConflict, Severity::Error, vec![rank]);
+            finding.communicator = Some(joined.label.clone());
+            finding.own = made_by(rank, participant, &participant.memberships[member.membership]);
+            finding.text = format!(
+                "rank {rank} was told that {} has {n} ranks, the others {}",
+                joined.label, joined.n_ranks
+            );
+            self.done.findings.push(finding);
+        }
+        if joined.parent.is_none() {
+            self.waits.making(idx);
+        }
+    }
+
+    /// One kind of order on one communicator.
+    fn lane(&mut self, idx: usize, lane: Lane) {
+        let tracks = self.tracks(idx, lane);
+        if tracks.iter().all(|track| track.n_calls() == 0) {
+            return;
+        }
+        let uncertainties = tracks.iter().map(|track| self.clocks.get(track.member.participant).uncertainty);
+        let mut tally = Tally::new(uncertainties);
+        let n_members = self.job.communicators[idx].n_ranks as usize;
+        let whole = tracks.len() == n_members && n_members > 1 && lane == Lane::Collective;
+        let (mut times, mut kinds) = (vec![], vec![]);
+        let mut last_full = None;
+        let clocks = self.clocks;
+        let mut see = |column: u64, positions: &[Option<usize>]| {
+            if !positions.iter().all(Option::is_some) {
+                return;
+            }
+            last_full = Some(column);
+            if whole {
+                times.clear();
+                kinds.clear();
+                for (track, position) in tracks.iter().zip(positions.iter().flatten()) {
+                    times.push(clocks.time(track.member.participant, track.time(*position)));
+                    kinds.push(track.kind_id(*position));
+                }
+                tally.add(column, &times, &kinds);
+            }
+        };
+        let ops = std::mem::take(&mut self.names.ops);
+        let op = |call: u32| ops.get(call as usize);
+        let alignment = align::align(&tracks, &|a, b| op(a) == op(b), &mut see);
+        self.names.ops = ops;
+        self.done.n_calls += tracks.iter().map(|track| track.n_calls() as u64).sum::<u64>();
+        self.differences(idx, lane, &tracks, &alignment, last_full);
+        self.waits.lane(idx, lane, &tracks, &alignment);
+        if whole {
+            self.arrivals(idx, &tracks, &tally);
+        }
+    }
+
+    fn arrivals(&mut self, idx: usize, tracks: &[Calls<'_>], tally: &Tally) {
+        let ranks: Vec<u32> = tracks.iter().map(|track| self.job.rank(track.member)).collect();
+        let place = |track: usize, kind: u32| {
+            let track = &tracks[track];
+            let kind = track.membership.kinds.get(kind as usize)?;
+            Place::of(&self.participants[track.member.participant], kind.place)
+        };
+        let communicator = &self.job.communicators[idx].label;
+        let rows = tally.rows(&Naming { communicator, ranks: &ranks, place: &place });
+        for row in rows.iter().filter(|row| row.is_straggler()) {
+            let mut finding = Finding::new(Kind::Straggler, Severity::Warning, vec![row.rank]).on(
+                communicator,
+                Lane::Collective,
+                row.latest_sequence,
+            );
+            finding.count = row.last;
+            let place = row.place.as_ref().map(|place| format!(", most of it before {}", place.text));
+            finding.text = format!(
+                "rank {} comes last to {} of {} collectives on {communicator}, {} after the median on average{}; the host's \
+                 arrival is weak evidence for the GPU's",
+                row.rank,
+                row.last,
+                row.collectives,
+                super::show::nanos(row.mean_late_ns),
+                place.unwrap_or_default()
+            );
+            finding.own = row.place.clone().map(|place| CallText {
+                rank: row.rank,
+                call: String::new(),
+                place: Some(place),
+                time_ns: 0,
+            });
+            self.done.findings.push(finding);
+        }
+        self.done.arrivals.extend(rows);
+    }
+
+    /// Turns differences into findings: those of one column that are alike into one, and those that repeat into one.
+    fn differences(
+        &mut self,
+        idx: usize,
+        lane: Lane,
+        tracks: &[Calls<'_>],
+        alignment: &Alignment,
+        last_full: Option<u64>,
+    ) {
+        let mut by_column: BTreeMap<(u64, align::Kind, Option<Token>), Vec<&Difference>> = BTreeMap::new();
+        let token = |spot: Option<Spot>| spot.map(|spot| tracks[spot.track].token(spot.position));
+        for difference in &alignment.differences {
+            // Ranks that did not make a call go on with one that says nothing about it.
+            let own = token(difference.own).filter(|_| difference.kind != align::Kind::Missing);
+            by_column.entry((difference.column, difference.kind, own)).or_default().push(difference);
+        }
+        type Repeated = (align::Kind, Option<Token>, Option<Token>, Vec<usize>);
+        let mut known: FxHashMap<Repeated, usize> = FxHashMap::default();
+        for ((column, kind, own), alike) in by_column {
+            let who: Vec<usize> = alike.iter().map(|difference| difference.track).collect();
+            let repeated = (kind, own, token(alike[0].majority), who.clone());
+            if let Some(finding) = known.get(&repeated) {
+                self.done.findings[*finding].count += 1;
+                continue;
+            }
+            known.insert(repeated, self.done.findings.len());
+            let finding = self.difference(idx, lane, tracks, &alike, &who);
+            self.done.findings.push(finding);
+            // After this column there is none in which all made a call.
+            if last_full.is_none_or(|last| last <= column) {
+                self.waits.mismatch(idx, lane, tracks, column, &who, alike[0].majority);
+            }
+        }
+        if alignment.n_more > 0 {
+            self.done.notes.push(format!(
+                "{} more differences on {} are not shown",
+                alignment.n_more, self.job.communicators[idx].label
+            ));
+        }
+    }
+
+    fn difference(
+        &mut self,
+        idx: usize,
+        lane: Lane,
+        tracks: &[Calls<'_>],
+        alike: &[&Difference],
+        who: &[usize],
+    ) -> Finding {
+        let difference = alike[0];
+        let label = &self.job.communicators[idx].label;
+        let kind_at = |spot: Option<Spot>| spot.and_then(|spot| tracks[spot.track].kind(spot.position));
+        let text_at =
+            |spot: Option<Spot>| spot.and_then(|spot| self.call_text(&tracks[spot.track], spot.position));
+        let (own, others) = (text_at(difference.own), text_at(difference.majority));
+        let kind = match difference.kind {
+            align::Kind::Missing => Kind::MissingCall,
+            align::Kind::Extra => Kind::ExtraCall,
+            align::Kind::Swapped => Kind::SwappedCalls,
+            align::Kind::Changed => match (kind_at(difference.own), kind_at(difference.majority)) {
+                (Some(own), Some(model)) => changed(tracks, difference, own, model),
+                _ => Kind::OpMismatch,
+            },
+        };
+        let mut ranks: Vec<u32> = who.iter().map(|track| self.job.rank(tracks[*track].member)).collect();
+        let undecided = difference.n_agree <= difference.n_differ;
+        let own_text = own.as_ref().map_or_else(String::new, CallText::text);
+        let others_text = others.as_ref().map_or_else(String::new, CallText::text);
+        let sequence = difference.majority.map_or(difference.column, |spot| spot.position as u64);
+        let names = rank_names(&ranks);
+        let text = match kind {
+            Kind::MissingCall if own.is_some() => {
+                format!("{names} did not call {others_text}, as the others did, and went on with {own_text}")
+            }
+            Kind::MissingCall => format!("{names} did not call {others_text}, as the others did"),
+            Kind::ExtraCall => {
+                format!("{names} called {own_text}, which the others did not; they called {others_text}")
+            }
+            Kind::SwappedCalls => format!(
+                "{names} called {own_text} before what the others called first, {others_text}: two calls in the other order"
+            ),
+            _ => format!("{names} called {own_text} where the others called {others_text}"),
+        };
+        let text = if undecided {
+            let others: Vec<u32> = others.iter().map(|call| call.rank).collect();
+            format!("{text}; there is no majority, so it may as well be {}", rank_names(&others))
+        } else {
+            text
+        };
+        ranks.sort_unstable();
+        let mut finding = Finding::new(kind, Severity::Error, ranks).on(label, lane, sequence);
+        (finding.own, finding.others, finding.undecided, finding.text) = (own, others, undecided, text);
+        finding
+    }
+
+    /// Sends and receives between each two ranks of a communicator.
+    fn peers(&mut self, idx: usize) {
+        let joined = &self.job.communicators[idx];
+        let mut pairs: FxHashSet<(u32, u32)> = FxHashSet::default();
+        for (rank, member) in joined.all() {
+            let membership = &self.participants[member.participant].memberships[member.membership];
+            for lane in membership.lanes.keys() {
+                match lane {
+                    Lane::Send(peer) => pairs.extend(u32::try_from(*peer).ok().map(|peer| (rank, peer))),
+                    Lane::Receive(peer) => pairs.extend(u32::try_from(*peer).ok().map(|peer| (peer, rank))),
+                    Lane::Collective | Lane::Management | Lane::OneSided => {}
+                }
+            }
+        }
+        let mut pairs: Vec<_> = pairs.into_iter().collect();
+        pairs.sort_unstable();
+        for (from, to) in pairs {
+            self.pair(idx, from, to);
+        }
+    }
+
+    fn pair(&mut self, idx: usize, from: u32, to: u32) {
+        let joined = &self.job.communicators[idx];
+        let (Some(sender), Some(receiver)) = (joined.members.get(&from), joined.members.get(&to)) else {
+            return;
+        };
+        let side = |member: &Member, lane: Lane| {
+            let membership = &self.participants[member.participant].memberships[member.membership];
+            (membership, membership.lane(lane))
+        };
+        let (send_side, sends) = side(sender, Lane::Send(to as i32));
+        let (receive_side, receives) = side(receiver, Lane::Receive(from as i32));
+        let n = |sequence: Option<&Sequence>| sequence.map_or(0, Sequence::len);
+        self.done.n_calls += (n(sends) + n(receives)) as u64;
+        let common = n(sends).min(n(receives));
+        let bytes = |membership: &Membership, sequence: Option<&Sequence>, position: usize| {
+            let kind = *sequence?.kinds.get(position)?;
+            membership.kinds.get(kind as usize)?.signature.bytes()
+        };
+        let differs = |position: &usize| {
+            let (sent, wanted) =
+                (bytes(send_side, sends, *position), bytes(receive_side, receives, *position));
+            sent.is_some() && wanted.is_some() && sent != wanted
+        };
+        let mut different = (0..common).filter(differs);
+        if let Some(first) = different.next() {
+            let count = 1 + different.count() as u64;
+            let (from, to) = (self.job.rank(*sender), self.job.rank(*receiver));
+            let call = |member: &Member, lane: Lane| {
+                let participant = &self.participants[member.participant];
+                let (kind, time) = participant.memberships[member.membership].call(lane, first)?;
+                Some(CallText::of(self.job.rank(*member), participant, &kind, time))
+            };
+            let (lane, other) =
+                (Lane::Send(receiver_rank(joined, *receiver)), Lane::Receive(receiver_rank(joined, *sender)));
+            let (own, others) = (call(sender, lane), call(receiver, other));
+            let mut finding = Finding::new(Kind::PeerSizeMismatch, Severity::Error, vec![from, to]).on(
+                &joined.label,
+                lane,
+                first as u64,
+            );
+            finding.count = count;
+            let text = |call: &Option<CallText>| call.as_ref().map_or_else(String::new, CallText::text);
+            finding.text =
+                format!("rank {from} called {} to rank {to}, which called {}", text(&own), text(&others));
+            (finding.own, finding.others) = (own, others);
+            self.done.findings.push(finding);
+        }
+        match n(sends).cmp(&n(receives)) {
+            std::cmp::Ordering::Equal => {}
+            std::cmp::Ordering::Greater => {
+                self.waits.peer(idx, *sender, Lane::Send(to as i32), common, *receiver)
+            }
+            std::cmp::Ordering::Less => {
+                self.waits.peer(idx, *receiver, Lane::Receive(from as i32), common, *sender)
+            }
+        }
+    }
+
+    /// Pairs of communicators whose calls two ranks made in different orders. NCCL needs one order: on the GPU one may keep the other
+    /// from ever starting.
+    fn inversions(&mut self) {
+        let mut by_actor: FxHashMap<usize, Vec<(usize, Member)>> = FxHashMap::default();
+        for (idx, joined) in self.job.communicators.iter().enumerate() {
+            for (_, member) in joined.all() {
+                if let Some(actor) = self.job.actor(member) {
+                    by_actor.entry(actor).or_default().push((idx, member));
+                }
+            }
+        }
+        let mut pairs: BTreeMap<(usize, usize), Vec<(Member, Member)>> = BTreeMap::new();
+        let mut actors: Vec<_> = by_actor.into_iter().collect();
+        actors.sort_by_key(|(actor, _)| *actor);
+        for (_, communicators) in actors {
+            for (n, (a, first)) in communicators.iter().enumerate() {
+                for (b, second) in &communicators[n + 1..] {
+                    pairs.entry((*a, *b)).or_default().push((*first, *second));
+                }
+            }
+        }
+        for ((a, b), members) in pairs {
+            if members.len() > 1 {
+                self.inversion(a, b, &members);
+            }
+        }
+    }
+
+    fn inversion(&mut self, a: usize, b: usize, members: &[(Member, Member)]) {
+        let enters = |member: Member| {
+            let membership = &self.participants[member.participant].memberships[member.membership];
+            membership.lane(Lane::Collective).map_or(&[][..], |sequence| sequence.enters.as_slice())
+        };
+        let orders: Vec<(&[Nanos], &[Nanos])> =
+            members.iter().map(|(a, b)| (enters(*a), enters(*b))).collect();
+        let n_a = orders.iter().map(|(a, _)| a.len()).min().unwrap_or(0);
+        let n_b = orders.iter().map(|(_, b)| b.len()).min().unwrap_or(0);
+        let model = n_before(orders[0], n_a, n_b);
+        for (who, order) in orders.iter().enumerate().skip(1) {
+            let other = n_before(*order, n_a, n_b);
+            let mut different = other.iter().copied().enumerate().filter(|(k, n)| model[*k] != *n);
+            let Some((k, n)) = different.next() else { continue };
+            let count = 1 + different.count() as u64;
+            let (first, second) = (self.job.rank(members[0].0), self.job.rank(members[who].0));
+            let (a, b) = (&self.job.communicators[a].label, &self.job.communicators[b].label);
+            let mut finding = Finding::new(Kind::OrderInversion, Severity::Warning, vec![first, second]).on(
+                a,
+                Lane::Collective,
+                k as u64,
+            );
+            finding.count = count;
+            let (early, late) = if n > model[k] { (second, first) } else { (first, second) };
+            let j = n.min(model[k]);
+            let call = |member: Member, position: usize| {
+                let participant = &self.participants[member.participant];
+                let (kind, time) =
+                    participant.memberships[member.membership].call(Lane::Collective, position)?;
+                Some(CallText::of(self.job.rank(member), participant, &kind, time))
+            };
+            finding.own = call(members[who].0, k);
+            finding.others = call(members[who].1, j);
+            finding.text = format!(
+                "rank {early} called collective {j} on {b} before collective {k} on {a}, rank {late} after it: NCCL needs one order on \
+                 all ranks unless the GPU can run both at once"
+            );
+            self.done.findings.push(finding);
+            return;
+        }
+    }
+
+    fn finish(self) -> Diagnosis {
+        let Doctor { waits, mut done, participants, job, .. } = self;
+        let (findings, standings) = waits.resolve(&mut done.findings);
+        done.findings.extend(findings);
+        done.standings = standings;
+        let missing = job.missing();
+        if !missing.is_empty() {
+            let mut finding = Finding::new(Kind::NoTrace, Severity::Warning, missing.clone());
+            finding.text = format!(
+                "{} of {} ranks has no trace: what it called, and whether others wait for it, is not known ({})",
+                missing.len(),
+                job.n_ranks,
+                rank_names(&missing)
+            );
+            done.findings.push(finding);
+        }
+        all_wait(participants, job, &mut done);
+        done.findings.sort_by_key(|finding| (finding.severity, is_consequence(finding.kind)));
+        done
+    }
+}
+
+/// Nothing is wrong with who called what, and yet nothing happened for long: the wait is on the GPU or outside of NCCL. Orders that
+/// differ are then the likely reason.
+fn all_wait(participants: &[Participant], job: &Job, done: &mut Diagnosis) {
+    let is_wrong = done.findings.iter().any(|finding| finding.severity == Severity::Error);
+    let idle = job.actors.iter().map(|actor| {
+        let participant = &participants[actor.participant];
+        let last = participant.last_event.as_ref().or(participant.last_call.as_ref())?;
+        let waits = participant.ending != Ending::Exit && !participant.memberships.is_empty();
+        waits.then(|| participant.end.0.saturating_sub(last.time.0))
+    });
+    let Some(least) = idle.collect::<Option<Vec<u64>>>().and_then(|idle| idle.into_iter().min()) else {
+        return;
+    };
+    if is_wrong || least < LEAST_IDLE {
+        return;
+    }
+    done.notes.push(format!(
+        "all ranks made the same calls, and none did anything in the last {}: what they wait for is on the GPU, in the network, or \
+         outside of NCCL",
+        super::show::nanos(least as i64)
+    ));
+    for finding in done.findings.iter_mut().filter(|finding| finding.kind == Kind::OrderInversion) {
+        finding.severity = Severity::Error;
+        finding.text += "; all ranks wait, and this is the likely reason";
+    }
+}
+
+/// For each of the first `n_a` calls, how many of the first `n_b` of the other communicator came before it.
+fn n_before((a, b): (&[Nanos], &[Nanos]), n_a: usize, n_b: usize) -> Vec<usize> {
+    let mut n = 0;
+    let count = |k: usize| {
+        while n < n_b && b[n] < a[k] {
+            n += 1;
+        }
+        n
+    };
+    (0..n_a).map(count).collect()
+}
+
+/// Shown behind what may have caused it.
+fn is_consequence(kind: Kind) -> bool {
+    matches!(kind, Kind::AsyncError | Kind::FailedCall | Kind::Abort)
+}
+
+fn receiver_rank(joined: &super::jobs::Joined, member: Member) -> i32 {
+    joined.all().find(|(_, other)| *other == member).map_or(-1, |(rank, _)| rank as i32)
+}
+
+/// One call where the majority made another: is it the same with other arguments, or was one left out or put in?
+///
+/// Nobody knows what would have come next on ranks that wait. But a call that others make from the same line, elsewhere
+/// in their order, tells that the rank skipped one; and a rank that knows the majority's call from before, but now came
+/// with one that nobody else ever made, has one too many.
+fn changed(tracks: &[Calls<'_>], difference: &Difference, own: &CallKind, model: &CallKind) -> Kind {
+    let (Some(own_spot), Some(model_spot)) = (difference.own, difference.majority) else {
+        return Kind::OpMismatch;
+    };
+    let own_token = tracks[own_spot.track].token(own_spot.position);
+    let model_token = tracks[model_spot.track].token(model_spot.position);
+    let same_place = own_token.place == model_token.place || own_token.place == 0 || model_token.place == 0;
+    let (a, b) = (own.signature.normal(), model.signature.normal());
+    if a.op == b.op && same_place {
+        return arguments(&own.signature, &model.signature);
+    }
+    let knows = |track: &Calls<'_>, token: Token| track.tokens.contains(&token);
+    if !same_place {
+        let mut others = tracks.iter().enumerate().filter(|(track, _)| *track != own_spot.track);
+        if others.any(|(_, track)| knows(track, own_token)) {
+            return Kind::MissingCall;
+        }
+        if knows(&tracks[own_spot.track], model_token) {
+            return Kind::ExtraCall;
+        }
+    }
+    if a.op == b.op { arguments(&own.signature, &model.signature) } else { Kind::OpMismatch }
+}
+
+/// Which argument differs; the one that matters most where several do.
+fn arguments(own: &Signature, model: &Signature) -> Kind {
+    let reduction = |signature: &Signature| match signature.reduction {
+        Reduction::Unseen => None,
+        known => Some(known),
+    };
+    if own.datatype != model.datatype {
+        Kind::DtypeMismatch
+    } else if own.count != model.count {
+        Kind::SizeMismatch
+    } else if reduction(own) != reduction(model) {
+        Kind::RedopMismatch
+    } else if own.root != model.root {
+        Kind::RootMismatch
+    } else if own.captured != model.captured {
+        Kind::CaptureMismatch
+    } else {
+        Kind::RedopMismatch
+    }
+}
+
+fn made_by(rank: u32, participant: &Participant, membership: &Membership) -> Option<CallText> {
+    let call = membership.facts.origin?.to_string();
+    let place = Place::of(participant, membership.place);
+    Some(CallText { rank, call, place, time_ns: membership.created.0.unwrap_or_default().0 })
+}

@@ -1,0 +1,284 @@
+//! What is wrong with a job's communication, in a fixed shape.
+
+use gputrace_schemas::event::Nanos;
+use serde::Serialize;
+
+use super::calls::{CallKind, Lane, Participant, PlaceId};
+
+/// What kind of trouble.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// A rank was told another rank or number of ranks than fits.
+    InitConflict,
+    /// Ranks wait in the making of a communicator for one that never came.
+    MissingAtInit,
+    /// Ranks wait in a split for one that never came.
+    MissingInSplit,
+    /// Ranks wait in a shrink for one that never came.
+    MissingInShrink,
+    /// A rank did not make a call that the others made.
+    MissingCall,
+    /// A rank made a call that the others did not make.
+    ExtraCall,
+    /// A rank made two calls in the other order.
+    SwappedCalls,
+    /// A rank called another operation.
+    OpMismatch,
+    /// Other number of elements.
+    SizeMismatch,
+    /// Other datatype.
+    DtypeMismatch,
+    /// Other reduction.
+    RedopMismatch,
+    /// Other root.
+    RootMismatch,
+    /// Captured into a graph on some ranks only.
+    CaptureMismatch,
+    /// A rank made a call on another communicator than the others.
+    WrongCommunicator,
+    /// Ranks use two communicators in different orders and wait for each other.
+    SwappedCommunicators,
+    /// Ranks wait for each other in a circle.
+    DeadlockCycle,
+    /// Nobody receives what a rank sends.
+    UnmatchedSend,
+    /// Nobody sends what a rank wants to receive.
+    UnmatchedRecv,
+    /// What is sent and what is received differ in size.
+    PeerSizeMismatch,
+    /// A group was opened and never closed: what is in it was never started.
+    GroupIncomplete,
+    /// A rank gave the communicator up.
+    Abort,
+    /// NCCL reported an error of a communicator.
+    AsyncError,
+    /// A call failed.
+    FailedCall,
+    /// A rank ran out of memory and the others wait for it.
+    OutOfMemory,
+    /// A rank ended by itself and the others wait for it.
+    RankExited,
+    /// A rank was killed before the others, who wait for it.
+    RankKilled,
+    /// A rank is somewhere else and the others wait for it.
+    RankStuck,
+    /// Ranks use two communicators in different orders.
+    OrderInversion,
+    /// A rank comes last again and again.
+    Straggler,
+    /// A rank has no trace.
+    NoTrace,
+}
+
+impl Kind {
+    /// Name for people.
+    #[must_use]
+    pub fn title(self) -> &'static str {
+        match self {
+            Kind::InitConflict => "conflicting init",
+            Kind::MissingAtInit => "missing at init",
+            Kind::MissingInSplit => "missing in split",
+            Kind::MissingInShrink => "missing in shrink",
+            Kind::MissingCall => "missing call",
+            Kind::ExtraCall => "extra call",
+            Kind::SwappedCalls => "swapped calls",
+            Kind::OpMismatch => "other operation",
+            Kind::SizeMismatch => "other size",
+            Kind::DtypeMismatch => "other datatype",
+            Kind::RedopMismatch => "other reduction",
+            Kind::RootMismatch => "other root",
+            Kind::CaptureMismatch => "captured on some ranks only",
+            Kind::WrongCommunicator => "wrong communicator",
+            Kind::SwappedCommunicators => "communicators in other order",
+            Kind::DeadlockCycle => "deadlock",
+            Kind::UnmatchedSend => "send without receive",
+            Kind::UnmatchedRecv => "receive without send",
+            Kind::PeerSizeMismatch => "send and receive differ",
+            Kind::GroupIncomplete => "group never closed",
+            Kind::Abort => "abort",
+            Kind::AsyncError => "asynchronous error",
+            Kind::FailedCall => "failed call",
+            Kind::OutOfMemory => "out of memory",
+            Kind::RankExited => "rank ended",
+            Kind::RankKilled => "rank was killed",
+            Kind::RankStuck => "rank is elsewhere",
+            Kind::OrderInversion => "communicators in different orders",
+            Kind::Straggler => "straggler",
+            Kind::NoTrace => "no trace",
+        }
+    }
+}
+
+/// How bad.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// The job hangs, or computes something else than it should.
+    Error,
+    /// It may, or it is slow.
+    Warning,
+}
+
+/// A place of the program.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize)]
+pub struct Place {
+    /// Function.
+    pub function: String,
+    /// Source file, empty if unknown.
+    pub file: String,
+    /// Line in it, 0 if unknown.
+    pub line: u32,
+    /// For people.
+    pub text: String,
+}
+
+impl Place {
+    /// A place of a participant; `None` where it is not known.
+    #[must_use]
+    pub fn of(participant: &Participant, id: PlaceId) -> Option<Place> {
+        let site = participant.places.get(id as usize).filter(|_| id != 0)?;
+        Some(Place {
+            function: site.function.clone(),
+            file: site.file.clone(),
+            line: site.line,
+            text: site.to_string(),
+        })
+    }
+}
+
+/// A call as somebody made it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct CallText {
+    /// Rank in the job of who made it.
+    pub rank: u32,
+    /// What: `all_reduce(1024 float32, sum)`.
+    pub call: String,
+    /// From where.
+    pub place: Option<Place>,
+    /// When it began, nanoseconds of the host's clock.
+    pub time_ns: u64,
+}
+
+impl CallText {
+    /// Of one call.
+    #[must_use]
+    pub fn of(rank: u32, participant: &Participant, kind: &CallKind, time: Nanos) -> CallText {
+        CallText {
+            rank,
+            call: kind.signature.to_string(),
+            place: Place::of(participant, kind.place),
+            time_ns: time.0,
+        }
+    }
+
+    /// `all_reduce(1024 float32, sum) at main (train.py:12)`.
+    #[must_use]
+    pub fn text(&self) -> String {
+        match &self.place {
+            Some(place) => format!("{} at {}", self.call, place.text),
+            None => self.call.clone(),
+        }
+    }
+}
+
+/// Something that is wrong.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Finding {
+    /// What kind.
+    pub kind: Kind,
+    /// How bad.
+    pub severity: Severity,
+    /// On which communicator.
+    pub communicator: Option<String>,
+    /// Among which of its calls.
+    pub lane: Option<&'static str>,
+    /// The number of the call, from 0, as the majority of the ranks counts.
+    pub sequence: Option<u64>,
+    /// Who: ranks in the job.
+    pub ranks: Vec<u32>,
+    /// There is no majority: it may as well be the others.
+    pub undecided: bool,
+    /// What they did.
+    pub own: Option<CallText>,
+    /// What the others did.
+    pub others: Option<CallText>,
+    /// Where they are, in full, innermost first.
+    pub stack: Vec<String>,
+    /// Ranks that wait because of it.
+    pub waiting: Vec<u32>,
+    /// How often.
+    pub count: u64,
+    /// In a sentence.
+    pub text: String,
+}
+
+impl Finding {
+    /// Of this kind about these ranks, with nothing else known yet.
+    #[must_use]
+    pub fn new(kind: Kind, severity: Severity, ranks: Vec<u32>) -> Finding {
+        Finding {
+            kind,
+            severity,
+            communicator: None,
+            lane: None,
+            sequence: None,
+            ranks,
+            undecided: false,
+            own: None,
+            others: None,
+            stack: vec![],
+            waiting: vec![],
+            count: 1,
+            text: String::new(),
+        }
+    }
+
+    /// Where: communicator, lane and number.
+    #[must_use]
+    pub fn on(mut self, communicator: &str, lane: Lane, sequence: u64) -> Finding {
+        self.communicator = Some(communicator.to_owned());
+        self.lane = Some(lane.name());
+        self.sequence = Some(sequence);
+        self
+    }
+}
+
+/// `rank 3`, `ranks 0, 1 and 2`, `ranks 0 to 7`.
+#[must_use]
+pub fn rank_names(ranks: &[u32]) -> String {
+    match ranks {
+        [] => "nobody".into(),
+        [one] => format!("rank {one}"),
+        _ => format!("ranks {}", rank_list(ranks)),
+    }
+}
+
+/// `rank 3 waits`, `ranks 0, 1 wait`.
+#[must_use]
+pub fn ranks_wait(ranks: &[u32]) -> String {
+    format!("{} {}", rank_names(ranks), if ranks.len() == 1 { "waits" } else { "wait" })
+}
+
+/// `0 to 3, 5`.
+#[must_use]
+pub fn rank_list(ranks: &[u32]) -> String {
+    let mut ranks = ranks.to_vec();
+    ranks.sort_unstable();
+    ranks.dedup();
+    let mut parts = vec![];
+    let mut idx = 0;
+    while idx < ranks.len() {
+        let mut end = idx;
+        while end + 1 < ranks.len() && ranks[end + 1] == ranks[end] + 1 {
+            end += 1;
+        }
+        match end - idx {
+            0 => parts.push(ranks[idx].to_string()),
+            1 => parts.extend([ranks[idx].to_string(), ranks[end].to_string()]),
+            _ => parts.push(format!("{} to {}", ranks[idx], ranks[end])),
+        }
+        idx = end + 1;
+    }
+    parts.join(", ")
+}

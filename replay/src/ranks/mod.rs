@@ -1,0 +1,22 @@
+//! All processes of a job side by side: what each held, and what each called of NCCL.
+//!
+//! ```text
+//! trace ─ collect ─> Participant ┐
+//! trace ─ collect ─> Participant ┼─ jobs ─> Job ─ diagnose (align, matching, waits) ─> findings
+//! trace ─ collect ─> Participant ┘            └─ memory at equal logical time ──────> imbalance
+//! ```
+
+pub mod align;
+pub mod arrivals;
+pub mod calls;
+pub mod clocks;
+pub mod collect;
+pub mod diagnose;
+pub mod findings;
+pub mod jobs;
+pub mod memory;
+pub mod report;
+mod show;
+#[cfg(test)]
+mod tests;
+pub mod waits;

@@ -1,0 +1,546 @@
+//! Jobs as text: one line a rank, one word a call.
+//!
+//! ```text
+//! AR1024@10      all-reduce of 1024 floats from train.py:10; BC, AG, RS, A2 likewise
+//! AR8:max        with another reduction; BC8:r2 with root 2; AR8:f16 with another datatype
+//! S1:64 R0:64    send 64 floats to rank 1, receive from rank 0
+//! x.AR8          on communicator x instead of w
+//! AR8!           never returns
+//! init:w split:x=0 shrink:x=1   make communicators: unique id, color, ranks left out
+//! ( )            a group
+//! wait           two seconds pass
+//! exit killed    how it ends, before the end of the job
+//! ```
+
+use std::collections::HashMap;
+
+use expect_test::{Expect, expect};
+use gputrace_schemas::event::*;
+
+use super::calls::Participant;
+use super::collect::collect;
+use super::diagnose::diagnose;
+use super::jobs::jobs;
+use crate::source::Source;
+use crate::trace::Recording;
+
+const MILLISECOND: u64 = 1_000_000;
+const END: u64 = 20_000 * MILLISECOND;
+
+fn participant(rank: u32, n_ranks: u32, text: &str) -> Participant {
+    let mut writer =
+        Writer { rank, n_ranks, now: 1000 * MILLISECOND + u64::from(rank) * 1000, ..Writer::default() };
+    writer.recording.process = Process {
+        pid: 100 + rank,
+        parent: 7,
+        boot: "boot".into(),
+        host: "host".into(),
+        rank: Some(rank),
+        environment: vec![("MASTER_PORT".into(), "29500".into())],
+        ..Process::default()
+    };
+    writer.recording.devices = vec![Device { uuid: format!("GPU-{rank}"), ..Device::default() }];
+    for word in text.split_whitespace() {
+        writer.word(word);
+    }
+    if !writer.is_over {
+        writer.now = END;
+        writer.event(0, EventKind::Note("process.end=killed".into()));
+    }
+    collect(&Source::of(&format!("rank{rank}.gtr"), writer.recording))
+}
+
+#[derive(Default)]
+struct Writer {
+    recording: Recording,
+    rank: u32,
+    n_ranks: u32,
+    now: u64,
+    n_calls: u64,
+    comms: HashMap<String, CommId>,
+    sequences: HashMap<(CommId, Option<NcclSequence>), u64>,
+    n_children: HashMap<CommId, u32>,
+    depth: u32,
+    group: u32,
+    is_over: bool,
+}
+
+impl Writer {
+    fn word(&mut self, word: &str) {
+        self.now += MILLISECOND;
+        let (word, returns) = word.strip_suffix('!').map_or((word, true), |word| (word, false));
+        let (word, line) = word.split_once('@').unwrap_or((word, "1"));
+        let line = line.parse().unwrap();
+        let (comm, word) = word.split_once('.').unwrap_or(("w", word));
+        match word {
+            "wait" => self.now += 2000 * MILLISECOND,
+            "exit" | "killed" => {
+                self.event(0, EventKind::Note(format!("process.end={word}")));
+                self.is_over = true;
+            }
+            "(" => {
+                self.depth += 1;
+                self.group += 1;
+                let enter =
+                    NcclEnter { group_depth: self.depth - 1, ..self.enter(NcclOp::GroupStart, CommId(0)) };
+                self.call(enter, line, returns);
+            }
+            ")" => {
+                let enter = self.enter(NcclOp::GroupEnd, CommId(0));
+                self.call(enter, line, returns);
+                self.depth -= 1;
+            }
+            "abort" => {
+                let enter = self.enter(NcclOp::CommAbort, self.comms[comm]);
+                self.call(enter, line, returns);
+            }
+            _ if word.contains(':') && word.starts_with(|c: char| c.is_lowercase()) => {
+                self.make(word, line, returns)
+            }
+            _ => self.communicate(comm, word, line, returns),
+        }
+    }
+
+    fn enter(&self, op: NcclOp, comm: CommId) -> NcclEnter {
+        NcclEnter {
+            api: ApiId(0),
+            op,
+            call: 0,
+            comm,
+            sequence: UNKNOWN,
+            group: if self.depth > 0 { self.group } else { 0 },
+            group_depth: self.depth,
+            count: 0,
+            datatype: -1,
+            redop: -1,
+            redop_call: 0,
+            peer: -1,
+            send: 0,
+            receive: 0,
+            stream: 0,
+            handle: 0,
+            extra: 0,
+            captured: false,
+        }
+    }
+
+    fn make(&mut self, word: &str, line: u32, returns: bool) {
+        let (how, name) = word.split_once(':').unwrap();
+        let (name, value) = name.split_once('=').unwrap_or((name, "0"));
+        let value: i32 = value.parse().unwrap();
+        let id = CommId(self.comms.len() as u32 + 1);
+        let parent = if how == "init" { CommId(0) } else { self.comms["w"] };
+        let op = match how {
+            "init" => NcclOp::CommInit,
+            "split" => NcclOp::CommSplit,
+            "shrink" => NcclOp::CommShrink,
+            _ => panic!("{how}"),
+        };
+        let ordinal = self.n_children.entry(parent).or_default();
+        *ordinal += 1;
+        let color = (op == NcclOp::CommSplit).then_some(value);
+        let facts = Communicator {
+            origin: Some(op),
+            call: self.n_calls + 1,
+            unique_id: if how == "init" {
+                name.bytes().fold(7, |sum, byte| sum * 31 + u64::from(byte))
+            } else {
+                0
+            },
+            rank: Some(self.rank).filter(|_| how == "init"),
+            n_ranks: Some(if how == "shrink" { self.n_ranks - value as u32 } else { self.n_ranks }),
+            device: 0,
+            parent,
+            ordinal: if how == "init" { 0 } else { *ordinal },
+            color,
+            key: color.map(|_| self.rank as i32),
+            ..Communicator::default()
+        };
+        self.recording.communicators.insert(id, facts);
+        self.comms.insert(name.to_owned(), id);
+        let mut enter = self.enter(op, id);
+        if how != "init" {
+            enter.sequence = self.next(parent, op.sequence(-1));
+            enter.extra = u64::from(parent.0);
+            enter.count = value as u64;
+        }
+        self.call(enter, line, returns);
+    }
+
+    fn next(&mut self, comm: CommId, sequence: Option<NcclSequence>) -> u64 {
+        let next = self.sequences.entry((comm, sequence)).or_default();
+        *next += 1;
+        *next - 1
+    }
+
+    fn communicate(&mut self, comm: &str, word: &str, line: u32, returns: bool) {
+        let comm = self.comms[comm];
+        let (call, option) = word.split_once(':').unwrap_or((word, ""));
+        let digits = call.rfind(|c: char| !c.is_ascii_digit()).unwrap() + 1;
+        let (name, number) =
+            call.strip_prefix("A2").map_or_else(|| call.split_at(digits), |rest| ("A2", rest));
+        let number: u64 = number.parse().unwrap();
+        let op = match name {
+            "AR" => NcclOp::AllReduce,
+            "BC" => NcclOp::Broadcast,
+            "AG" => NcclOp::AllGather,
+            "RS" => NcclOp::ReduceScatter,
+            "A2" => NcclOp::AlltoAll,
+            "S" => NcclOp::Send,
+            "R" => NcclOp::Receive,
+            _ => panic!("{word}"),
+        };
+        let mut enter = NcclEnter { count: number, datatype: 7, ..self.enter(op, comm) };
+        if matches!(op, NcclOp::Send | NcclOp::Receive) {
+            (enter.peer, enter.count) = (number as i32, option.parse().unwrap());
+        }
+        if matches!(op, NcclOp::AllReduce | NcclOp::ReduceScatter) {
+            enter.redop = if option == "max" { 2 } else { 0 };
+        }
+        if op == NcclOp::Broadcast {
+            enter.peer = option.strip_prefix('r').map_or(0, |root| root.parse().unwrap());
+        }
+        if option == "f16" {
+            enter.datatype = 6;
+        }
+        enter.sequence = self.next(comm, op.sequence(enter.peer));
+        self.call(enter, line, returns);
+    }
+
+    fn call(&mut self, mut enter: NcclEnter, line: u32, returns: bool) {
+        self.n_calls += 1;
+        enter.call = self.n_calls;
+        self.event(line, EventKind::NcclEnter(enter));
+        if returns {
+            let call = enter.call;
+            let exit = NcclExit { call, result: 0, value: 0, duration: Nanos(1000) };
+            self.now += 1000;
+            self.event(line, EventKind::NcclExit(exit));
+        }
+    }
+
+    fn event(&mut self, line: u32, kind: EventKind) {
+        let file = "/job/train.py".into();
+        self.recording.frames.insert(FrameId(line), Frame::Python { function: "step".into(), file, line });
+        self.recording
+            .stacks
+            .insert(StackId(line), Stack { frames: vec![FrameId(line)], ..Stack::default() });
+        let stack = StackId(if matches!(kind, EventKind::Note(_)) { 0 } else { line });
+        self.recording.events.push(Event { time: Nanos(self.now), thread: ThreadId(0), stack, kind });
+    }
+}
+
+fn check(ranks: &[&str], expected: Expect) {
+    let n_ranks = ranks.len() as u32;
+    let texts = (0..).zip(ranks).filter(|(_, text)| !text.is_empty());
+    let participants: Vec<Participant> = texts.map(|(rank, text)| participant(rank, n_ranks, text)).collect();
+    let (jobs, alone) = jobs(&participants);
+    assert!(alone.is_empty(), "{alone:?}");
+    let mut text = String::new();
+    for job in &jobs {
+        let diagnosis = diagnose(&participants, job);
+        for finding in &diagnosis.findings {
+            let place = |call: &Option<super::findings::CallText>| {
+                call.as_ref().and_then(|call| call.place.as_ref()).map_or(0, |place| place.line)
+            };
+            text += &format!(
+                "{:?} {:?} of {} in {} {}, lines {} and {}, waiting {:?}{}\n  {}\n",
+                finding.kind,
+                finding.ranks,
+                finding.communicator.as_deref().unwrap_or("-"),
+                finding.lane.unwrap_or("-"),
+                finding.sequence.map_or("-".into(), |n| n.to_string()),
+                place(&finding.own),
+                place(&finding.others),
+                finding.waiting,
+                if finding.count > 1 { format!(" x{}", finding.count) } else { String::new() },
+                finding.text
+            );
+        }
+        if diagnosis.findings.is_empty() {
+            text += "consistent\n";
+        }
+    }
+    expected.assert_eq(&text);
+}
+
+#[test]
+fn ranks_that_call_alike_are_consistent() {
+    let rank = "init:w AR8@10 BC4@11 AR8@10 BC4@11 exit";
+    check(
+        &[rank, rank, rank],
+        expect![[r#"
+        consistent
+    "#]],
+    );
+    // Stopped at any moment: what is in flight is no hang.
+    let steps = "AR8@10 BC4@11 ".repeat(9480);
+    check(
+        &[&format!("init:w {steps}"), &format!("init:w {steps} AR8@10"), &format!("init:w {steps}")],
+        expect![[r#"
+        consistent
+    "#]],
+    );
+}
+
+#[test]
+fn a_rank_that_skips_a_call_and_goes_on() {
+    let step = "AR8@10 BC4@11 AG2@12 ";
+    let (whole, hole) =
+        (format!("init:w {}", step.repeat(4)), format!("init:w {step} AR8@10 AG2@12 {}", step.repeat(2)));
+    check(
+        &[&whole, &whole, &hole, &whole],
+        expect![[r#"
+        MissingCall [2] of world in collective 4, lines 12 and 11, waiting []
+          rank 2 did not call broadcast(4 float32, root 0) at step (/job/train.py:11), as the others did, and went on with all_gather(2 float32) at step (/job/train.py:12)
+    "#]],
+    );
+}
+
+#[test]
+fn calls_that_block_show_only_the_first_difference() {
+    let step = "AR8@10 BC4@11 ";
+    check(
+        &[
+            &format!("init:w {step} AR8@10!"),
+            &format!("init:w {step} AR8@10!"),
+            &format!("init:w {step} BC4@11!"),
+        ],
+        expect![[r#"
+            MissingCall [2] of world in collective 2, lines 11 and 10, waiting [0, 1]
+              rank 2 did not call all_reduce(8 float32, sum) at step (/job/train.py:10), as the others did, and went on with broadcast(4 float32, root 0) at step (/job/train.py:11)
+        "#]],
+    );
+    check(
+        &["init:w AR8@10 AR8@10!", "init:w AR8@10 AR4@10!", "init:w AR8@10 AR8@10!"],
+        expect![[r#"
+        SizeMismatch [1] of world in collective 1, lines 10 and 10, waiting [0, 2]
+          rank 1 called all_reduce(4 float32, sum) at step (/job/train.py:10) where the others called all_reduce(8 float32, sum) at step (/job/train.py:10)
+    "#]],
+    );
+    check(
+        &["init:w AR8@10 AR8@10!", "init:w AR8@10 AG3@13!", "init:w AR8@10 AR8@10!"],
+        expect![[r#"
+        ExtraCall [1] of world in collective 1, lines 13 and 10, waiting [0, 2]
+          rank 1 called all_gather(3 float32) at step (/job/train.py:13), which the others did not; they called all_reduce(8 float32, sum) at step (/job/train.py:10)
+    "#]],
+    );
+}
+
+#[test]
+fn arguments_that_differ() {
+    check(
+        &["init:w AR8@10!", "init:w AR8:f16@10!", "init:w AR8@10!"],
+        expect![[r#"
+        DtypeMismatch [1] of world in collective 0, lines 10 and 10, waiting [0, 2]
+          rank 1 called all_reduce(8 float16, sum) at step (/job/train.py:10) where the others called all_reduce(8 float32, sum) at step (/job/train.py:10)
+    "#]],
+    );
+    check(
+        &["init:w AR8@10!", "init:w AR8:max@10!", "init:w AR8@10!"],
+        expect![[r#"
+        RedopMismatch [1] of world in collective 0, lines 10 and 10, waiting [0, 2]
+          rank 1 called all_reduce(8 float32, max) at step (/job/train.py:10) where the others called all_reduce(8 float32, sum) at step (/job/train.py:10)
+    "#]],
+    );
+    check(
+        &["init:w BC8@10!", "init:w BC8:r1@10!", "init:w BC8@10!"],
+        expect![[r#"
+        RootMismatch [1] of world in collective 0, lines 10 and 10, waiting [0, 2]
+          rank 1 called broadcast(8 float32, root 1) at step (/job/train.py:10) where the others called broadcast(8 float32, root 0) at step (/job/train.py:10)
+    "#]],
+    );
+    check(
+        &["init:w AR8@10!", "init:w AG8@10!", "init:w AR8@10!"],
+        expect![[r#"
+        OpMismatch [1] of world in collective 0, lines 10 and 10, waiting [0, 2]
+          rank 1 called all_gather(8 float32) at step (/job/train.py:10) where the others called all_reduce(8 float32, sum) at step (/job/train.py:10)
+    "#]],
+    );
+}
+
+#[test]
+fn a_rank_that_is_elsewhere_is_waited_for() {
+    check(
+        &["init:w AR8@10 AR8@11!", "init:w AR8@10", "init:w AR8@10 AR8@11!"],
+        expect![[r#"
+        RankStuck [1] of world in collective 1, lines 10 and 11, waiting [0, 2]
+          ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it is elsewhere; its last call was all_reduce(8 float32, sum) at step (/job/train.py:10), 18.998 s before its end
+    "#]],
+    );
+    check(
+        &["init:w AR8@10 AR8@11!", "init:w AR8@10 exit", "init:w AR8@10 AR8@11!"],
+        expect![[r#"
+        RankExited [1] of world in collective 1, lines 10 and 11, waiting [0, 2]
+          ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it ended by itself; its last call was all_reduce(8 float32, sum) at step (/job/train.py:10), 1.0 ms before its end
+    "#]],
+    );
+    check(
+        &["init:w AR8@10 AR8@11!", "init:w AR8@10 killed", "init:w AR8@10 AR8@11!"],
+        expect![[r#"
+        RankKilled [1] of world in collective 1, lines 10 and 11, waiting [0, 2]
+          ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it was killed 18.997 s before the last; its last call was all_reduce(8 float32, sum) at step (/job/train.py:10), 1.0 ms before its end
+    "#]],
+    );
+    check(
+        &["init:w AR8@10 AR8@11!", "init:w AR8@10 abort@13", "init:w AR8@10 AR8@11!"],
+        expect![[r#"
+        Abort [1] of world in collective 1, lines 13 and 11, waiting [0, 2]
+          ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it gave the communicator up by comm_abort at step (/job/train.py:13)
+    "#]],
+    );
+    check(
+        &["init:w AR8@10 AR8@11!", "", "init:w AR8@10 AR8@11!"],
+        expect![[r#"
+        NoTrace [1] of - in - -, lines 0 and 0, waiting []
+          1 of 3 ranks has no trace: what it called, and whether others wait for it, is not known (rank 1)
+    "#]],
+    );
+}
+
+#[test]
+fn a_rank_that_never_comes_to_the_making_of_a_communicator() {
+    check(
+        &["init:w@5!", "init:w@5!", "wait"],
+        expect![[r#"
+        MissingAtInit [2] of world in - -, lines 0 and 5, waiting [0, 1]
+          ranks 0, 1 wait in comm_init at step (/job/train.py:5) of world for rank 2, which never came: it is elsewhere; nothing of it was seen in NCCL
+    "#]],
+    );
+    check(
+        &["init:w@5!", "init:w@5!", ""],
+        expect![[r#"
+        MissingAtInit [2] of world in - -, lines 0 and 5, waiting [0, 1]
+          ranks 0, 1 wait in comm_init at step (/job/train.py:5) of world for rank 2, which never came: it has no trace
+        NoTrace [2] of - in - -, lines 0 and 0, waiting []
+          1 of 3 ranks has no trace: what it called, and whether others wait for it, is not known (rank 2)
+    "#]],
+    );
+    check(
+        &["init:w split:x=0@6!", "init:w", "init:w split:x=0@6!"],
+        expect![[r#"
+        MissingInSplit [1] of world in management 0, lines 1 and 6, waiting [0, 2]
+          ranks 0, 2 wait in comm_split at step (/job/train.py:6) on world for rank 1, which never made its call 0 there: it is elsewhere; its last call was comm_init at step (/job/train.py:1), 18.999 s before its end
+    "#]],
+    );
+    check(
+        &["init:w shrink:x=1@6!", "init:w killed", "init:w shrink:x=1@6!", "init:w AR8@3!"],
+        expect![[r#"
+        MissingInShrink [3] of world in management 0, lines 3 and 6, waiting [0, 2, 3]
+          rank 3 never came: rank 3 in all_reduce(8 float32, sum) at step (/job/train.py:3) on world, call 0, for rank 0; ranks 0, 2 in comm_shrink at step (/job/train.py:6) on world, call 0, for rank 3
+        RankKilled [1] of world in collective 0, lines 1 and 3, waiting [3]
+          rank 3 waits in call 0 on world, all_reduce(8 float32, sum) at step (/job/train.py:3), for rank 1, which never made it: it was killed 18.998 s before the last; its last call was comm_init at step (/job/train.py:1), 1.0 ms before its end
+    "#]],
+    );
+    check(
+        &["init:w shrink:x=1@6 exit", "init:w killed", "init:w shrink:x=1@6 exit"],
+        expect![[r#"
+        consistent
+    "#]],
+    );
+}
+
+#[test]
+fn sends_and_receives() {
+    check(
+        &["init:w S1:64@20 exit", "init:w R0:64@21 exit"],
+        expect![[r#"
+        consistent
+    "#]],
+    );
+    check(
+        &["init:w S1:64@20! ", "init:w R0:32@21! "],
+        expect![[r#"
+        PeerSizeMismatch [0, 1] of world in send 0, lines 20 and 21, waiting []
+          rank 0 called send(64 float32) at step (/job/train.py:20) to rank 1, which called recv(32 float32) at step (/job/train.py:21)
+    "#]],
+    );
+    check(
+        &["init:w S1:64@20!", "init:w AR8@10!"],
+        expect![[r#"
+        UnmatchedSend [0] of world in send 0, lines 20 and 10, waiting [0, 1]
+          rank 0 called send(64 float32) at step (/job/train.py:20) on world and rank 1 never called the receive: it waits in all_reduce(8 float32, sum) at step (/job/train.py:10) for the others
+    "#]],
+    );
+    check(
+        &["init:w AR8@10!", "init:w R0:64@20!"],
+        expect![[r#"
+        UnmatchedRecv [1] of world in recv 0, lines 20 and 10, waiting [0, 1]
+          rank 1 called recv(64 float32) at step (/job/train.py:20) on world and rank 0 never called the send: it waits in all_reduce(8 float32, sum) at step (/job/train.py:10) for the others
+    "#]],
+    );
+    check(
+        &["init:w S1:64@20!", "init:w S2:64@20!", "init:w S0:64@20!"],
+        expect![[r#"
+        DeadlockCycle [0, 1, 2] of world in send 0, lines 20 and 20, waiting [0, 1, 2]
+          ranks 0 to 2 wait for each other: rank 2 in send(64 float32) at step (/job/train.py:20) on world, call 0, for rank 0; rank 0 in send(64 float32) at step (/job/train.py:20) on world, call 0, for rank 1; rank 1 in send(64 float32) at step (/job/train.py:20) on world, call 0, for rank 2
+    "#]],
+    );
+    check(
+        &["init:w S1:64@20!", "init:w exit"],
+        expect![[r#"
+        UnmatchedSend [0] of world in send 0, lines 20 and 20, waiting [0]
+          rank 0 called send(64 float32) at step (/job/train.py:20) to rank 1 on world, number 0, and rank 1 never called the receive: it ended by itself; its last call was comm_init at step (/job/train.py:1), 1.0 ms before its end
+    "#]],
+    );
+}
+
+#[test]
+fn two_communicators_in_different_orders() {
+    check(
+        &["init:w init:x AR8@10!", "init:w init:x AR8@10!", "init:w init:x x.AR8@11!"],
+        expect![[r#"
+            SwappedCommunicators [2] of communicator 1 in collective 0, lines 11 and 10, waiting [0, 1, 2]
+              ranks 0 to 2 wait for each other: ranks 0, 1 in all_reduce(8 float32, sum) at step (/job/train.py:10) on world, call 0, for rank 2; rank 2 in all_reduce(8 float32, sum) at step (/job/train.py:11) on communicator 1, call 0, for rank 0
+        "#]],
+    );
+    check(
+        &["init:w init:x AR8@10!", "init:w init:x AR8@10!", "init:w init:x x.AR8@10!"],
+        expect![[r#"
+            WrongCommunicator [2] of communicator 1 in collective 0, lines 10 and 10, waiting [0, 1, 2]
+              rank 2 made on another communicator the call that the others made: ranks 0, 1 in all_reduce(8 float32, sum) at step (/job/train.py:10) on world, call 0, for rank 2; rank 2 in all_reduce(8 float32, sum) at step (/job/train.py:10) on communicator 1, call 0, for rank 0
+        "#]],
+    );
+    // As on a GPU: every call returns, and all wait for ever.
+    check(
+        &["init:w init:x AR8@10 x.AR8@11", "init:w init:x AR8@10 x.AR8@11", "init:w init:x x.AR8@11 AR8@10"],
+        expect![[r#"
+            OrderInversion [0, 2] of world in collective 0, lines 10 and 11, waiting []
+              rank 2 called collective 0 on communicator 1 before collective 0 on world, rank 0 after it: NCCL needs one order on all ranks unless the GPU can run both at once; all ranks wait, and this is the likely reason
+        "#]],
+    );
+}
+
+#[test]
+fn a_group_that_is_never_closed() {
+    check(
+        &["init:w AR8@10 ( AR8@11 )!", "init:w AR8@10 (@9 AR8@11", "init:w AR8@10 ( AR8@11 )!"],
+        expect![[r#"
+        GroupIncomplete [1] of world in collective 1, lines 9 and 11, waiting [0, 2]
+          ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it opened a group at step (/job/train.py:9) and never closed it, so that its 1 calls were never started
+    "#]],
+    );
+}
+
+#[test]
+fn two_ranks_have_no_majority() {
+    check(
+        &["init:w AR8@10!", "init:w AR4@10!"],
+        expect![[r#"
+        SizeMismatch [1] of world in collective 0, lines 10 and 10, waiting [0]
+          rank 1 called all_reduce(4 float32, sum) at step (/job/train.py:10) where the others called all_reduce(8 float32, sum) at step (/job/train.py:10); there is no majority, so it may as well be rank 0
+    "#]],
+    );
+}
+
+#[test]
+fn a_rank_that_comes_late_is_a_straggler() {
+    let step = |late: &str| format!("init:w {}", format!("AR8@10 {late} BC4@11 ").repeat(20));
+    check(
+        &[&step(""), &step("wait"), &step("wait wait"), &step("")],
+        expect![[r#"
+        Straggler [2] of world in collective 39, lines 11 and 0, waiting [] x39
+          rank 2 comes last to 39 of 40 collectives on world, 40.020 s after the median on average, most of it before step (/job/train.py:11); the host's arrival is weak evidence for the GPU's
+    "#]],
+    );
+}
