@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod backward;
+pub mod caught;
 pub mod diff;
 pub mod exports;
 pub mod fragmentation;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use gputrace_schemas::event::{Bytes, Call, Event, EventKind};
 
 use crate::bounds::Bounds;
+use crate::caught::{self, Caught, CaughtOom};
 use crate::fragmentation::Fragmentation;
 use crate::ledger::{Ledger, OUT_OF_MEMORY, TorchOom, gives};
 use crate::live;
@@ -36,6 +37,26 @@ pub struct Postmortem {
     pub story: Story,
     /// How PyTorch's memory was cut up then, by device.
     pub fragmentation: BTreeMap<i16, Fragmentation>,
+    /// Errors that were caught.
+    pub caught: Vec<CaughtOom>,
+}
+
+/// What one pass over a trace looks for.
+struct Signs<'a> {
+    last: LastOom,
+    caught: Caught<'a>,
+}
+
+impl Watch for Signs<'_> {
+    fn begin(&mut self, ledger: &mut Ledger) {
+        self.last.begin(ledger);
+        self.caught.begin(ledger);
+    }
+
+    fn event(&mut self, ledger: &mut Ledger, event: &Event) {
+        self.last.event(ledger, event);
+        self.caught.event(ledger, event);
+    }
 }
 
 /// After how many events each device last ran out.
@@ -73,8 +94,10 @@ impl Postmortem {
     /// Of a trace.
     #[must_use]
     pub fn of(source: &Source) -> Postmortem {
-        let mut last = LastOom::default();
-        let story = Story::watched(source, &mut last);
+        let mut signs = Signs { last: LastOom::default(), caught: Caught::new(source.definitions()) };
+        let story = Story::watched(source, &mut signs);
+        let Signs { last, caught } = signs;
+        let caught = caught.finish(&story.ledger);
         let mut fragmentation = BTreeMap::new();
         live::visit(source, &last.places, |ledger, device, _| {
             let found = Fragmentation::of(ledger, device);
@@ -82,7 +105,7 @@ impl Postmortem {
                 fragmentation.insert(device, found);
             }
         });
-        Postmortem { story, fragmentation }
+        Postmortem { story, fragmentation, caught }
     }
 
     /// The last error of a device that PyTorch raised.
@@ -111,6 +134,7 @@ impl Postmortem {
             return vec![section.line(Mood::Good, "nothing ran out of memory").warn(self.story.doubts())];
         }
         let mut sections: Vec<Section> = POSTMORTEM.iter().flat_map(|entry| entry.of(&self.story)).collect();
+        sections.extend(caught::section(&self.story, &self.caught));
         sections.extend(self.fragmentation_section());
         sections
     }

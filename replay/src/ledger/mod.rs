@@ -5,6 +5,7 @@
 //! level of their own inside PyTorch's segments. What does not add up is a [`Finding`], never an error.
 
 mod amounts;
+mod cache;
 mod counts;
 mod driver;
 mod findings;
@@ -22,6 +23,7 @@ use rustc_hash::FxHashSet;
 mod tests;
 
 pub use amounts::{Books, Held, Meter, Moment, Part};
+pub use cache::{CacheBooks, Misfits, Traffic, Trims};
 pub use counts::{CallCounts, Histogram};
 pub use driver::{Mapped, MemoryKind, Object};
 pub use findings::{Finding, Findings, Found};
@@ -371,6 +373,7 @@ impl Ledger {
         let Ledger { driver, devices, host, torch, findings, .. } = self;
         let mut peaked = None;
         let mut unmapped = Vec::new();
+        let (mut bought, mut given) = (None, None);
         driver.call(event, call, origin, &mut |change| match change {
             Change::Gained(object) => {
                 torch.steps.push(Step::Gained(object));
@@ -378,7 +381,10 @@ impl Ledger {
                     peaked = Some(object.device);
                 }
                 match object.kind {
-                    MemoryKind::Linear if object.torch => torch.segment(object.device),
+                    MemoryKind::Linear if object.torch => {
+                        torch.segment(object.device);
+                        bought = Some((object.device, object.bytes));
+                    }
                     MemoryKind::Async if object.torch => {
                         let books = torch.devices.entry(object.device).or_default();
                         books.n_pool_allocations += 1;
@@ -394,7 +400,10 @@ impl Ledger {
                     device.frees += 1;
                 }
                 match object.kind {
-                    MemoryKind::Linear if object.torch => torch.segment_freed(object.device),
+                    MemoryKind::Linear if object.torch => {
+                        torch.segment_freed(object.device);
+                        given = Some((object.device, object.bytes));
+                    }
                     MemoryKind::Async if object.torch => {
                         torch.devices.entry(object.device).or_default().pool_used.lose(object.bytes);
                     }
@@ -421,6 +430,7 @@ impl Ledger {
                 torch.steps.push(Step::Mapped(range));
                 devices.entry(range.device).or_default().mapped.gain(event.time, range.bytes);
                 if range.torch {
+                    bought = Some((range.device, range.bytes));
                     torch.mapped(event.thread, range);
                 }
             }
@@ -428,11 +438,18 @@ impl Ledger {
                 torch.steps.push(Step::Unmapped(range));
                 devices.entry(range.device).or_default().mapped.lose(range.bytes);
                 if range.torch {
+                    given = Some((range.device, range.bytes));
                     unmapped.push(range);
                 }
             }
             Change::Found(finding) => findings.add(finding, event.time, event.thread, event.stack),
         });
+        if let Some((device, bytes)) = bought {
+            self.torch.buys(device, bytes, call.duration);
+        }
+        if let Some((device, bytes)) = given {
+            self.torch.gives_back(device, origin.site, bytes, call);
+        }
         for range in unmapped {
             let reservation = self.driver.reservation(range.addr);
             self.torch.unmapped(event.thread, range, reservation);

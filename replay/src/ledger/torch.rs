@@ -10,11 +10,12 @@
 //! (`c10/cuda/CUDACachingAllocator.cpp`, 2.1 to 2.15.)
 
 use gputrace_schemas::event::{
-    BlockAlloc, BlockFree, BlockOom, Bytes, Event, Nanos, StackId, ThreadId, Wait, WaitAction,
+    BlockAlloc, BlockFree, BlockOom, Bytes, Call, Event, Nanos, StackId, ThreadId, Wait, WaitAction,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::amounts::{Books, Meter};
+use super::cache::CacheBooks;
 use super::driver::{Mapped, Object};
 use super::findings::Finding;
 use super::sites::{OwnerId, SiteId};
@@ -62,6 +63,8 @@ pub struct TorchBooks {
     pub pool_reserved_high: Option<Bytes>,
     /// `CU_MEMPOOL_ATTR_USED_MEM_HIGH`, as the program was told.
     pub pool_used_high: Option<Bytes>,
+    /// What its cache bought and gave back.
+    pub cache: CacheBooks,
 }
 
 impl TorchBooks {
@@ -217,6 +220,7 @@ impl Torch {
         self.begin_step(event.thread).recorded.clear();
         let books = self.devices.entry(block.device).or_default();
         books.allocations += 1;
+        books.cache.serves(site);
         books.allocated.set(event.time, block.allocated);
         books.reserved.set(event.time, block.reserved);
         let requested = block.requested.unwrap_or_else(|| {
@@ -334,6 +338,21 @@ impl Torch {
     /// PyTorch gave a segment back.
     pub(super) fn segment_freed(&mut self, device: i16) {
         self.devices.entry(device).or_default().device_frees += 1;
+    }
+
+    /// PyTorch bought a segment, or a page of one.
+    pub(super) fn buys(&mut self, device: i16, bytes: Bytes, time: Nanos) {
+        let books = self.devices.entry(device).or_default();
+        books.cache.buys(bytes, books.allocated.now, time);
+    }
+
+    /// PyTorch gave a segment back, or a page of one.
+    pub(super) fn gives_back(&mut self, device: i16, site: SiteId, bytes: Bytes, call: &Call) {
+        let books = self.devices.entry(device).or_default();
+        match call.in_allocate {
+            true => books.cache.makes_room(bytes),
+            false => books.cache.trims(site, bytes, books.allocations + books.frees, call.duration),
+        }
     }
 
     /// PyTorch made a page of an expandable segment accessible; [`Torch::set_access`] ends the run.

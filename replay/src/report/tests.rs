@@ -503,3 +503,77 @@ fn json_has_the_same_as_text() {
           "schema": "gputrace.report/1"
         }"#]].assert_eq(&json);
 }
+
+#[test]
+fn memory_that_is_given_back_in_a_loop_is_told_with_the_line_that_does_it() {
+    let mut scene = String::from("Init");
+    for step in 0..4 {
+        scene += &format!(
+            "
+            Alloc addr=s{step} bytes=20M duration=300K by=/x/libc10_cuda.so,step@/job/a.py:3 in_allocate=1
+            block addr=s{step} bytes=15M requested=15M allocated=15M reserved=20M by=/x/libc10_cuda.so,step@/job/a.py:3
+            free addr=s{step} bytes=15M allocated=0 reserved=20M
+            Free addr=s{step} duration=100K by=/x/libc10_cuda.so,empty_cache@/v/site-packages/torch/cuda/memory.py:1,main@/job/a.py:9"
+        );
+    }
+    check(&SECTIONS[5..6], &scene, Some(120), expect![[r#"
+        train.gtr (rank 3, pid 42): ./train --big
+
+        Given back and bought again
+          cuda:0 NVIDIA H200: main (/job/a.py:9) in empty_cache gave memory back 4 times, and PyTorch bought 60.00 MiB of it
+            again: 1.3 ms in the driver; remove the call
+          device  times  segments  given back      took  call site
+          cuda:0      4         4   80.00 MiB  409.6 µs  main (/job/a.py:9) in empty_cache
+    "#]]);
+}
+
+#[test]
+fn segments_bought_beside_unused_ones_are_told_with_the_lines_that_asked() {
+    // Each step asks for more than any segment has; the old ones stay.
+    let (mut scene, mut reserved) = (String::from("Init"), 0);
+    for step in 1..9 {
+        let bytes = 20 + 4 * step;
+        reserved += bytes;
+        scene += &format!(
+            "
+            Alloc addr=s{step} bytes={bytes}M by=/x/libc10_cuda.so,step@/job/a.py:3 in_allocate=1
+            block addr=s{step} bytes={bytes}M allocated={bytes}M reserved={reserved}M by=/x/libc10_cuda.so,step@/job/a.py:3
+            free addr=s{step} bytes={bytes}M allocated=0 reserved={reserved}M"
+        );
+    }
+    check(&SECTIONS[6..7], &scene, Some(120), expect![[r#"
+        train.gtr (rank 3, pid 42): ./train --big
+
+        Bought although as much was unused (external fragmentation)
+          cuda:0 NVIDIA H200: 6 of 8 segments (252.00 MiB) were bought although PyTorch had as much reserved and unused: in
+            pieces too small, or of other streams. It reserved up to 304.00 MiB for at most 52.00 MiB allocated
+          device  segments      bought  sizes       from         to  call site
+          cuda:0         6  252.00 MiB      6  32.00 MiB  52.00 MiB  step (/job/a.py:3)
+          requests whose sizes keep changing fit no segment of the step before; what would help:
+          gputrace tune train.gtr
+    "#]]);
+}
+
+#[test]
+fn a_device_that_holds_more_than_its_neighbour_is_told_with_what_it_has_more() {
+    check(
+        &SECTIONS[4..5],
+        "Init
+         Alloc addr=a dev=0 bytes=20M by=/x/libc10_cuda.so,main@/job/a.py:1
+         block addr=a dev=0 bytes=10M by=/x/libc10_cuda.so,main@/job/a.py:1
+         block addr=g dev=0 bytes=8M by=/x/libc10_cuda.so,gather@/v/site-packages/torch/nn/parallel.py:3,main@/job/a.py:2
+         Alloc addr=b dev=1 bytes=20M by=/x/libc10_cuda.so,main@/job/a.py:1
+         block addr=b dev=1 bytes=10M by=/x/libc10_cuda.so,main@/job/a.py:1
+         Alloc addr=c dev=1 bytes=1M by=/x/libnccl.so.2",
+        Some(120),
+        expect![[r#"
+            train.gtr (rank 3, pid 42): ./train --big
+
+            Uneven devices
+              cuda:0 NVIDIA H200 held up to 18.00 MiB, cuda:1 NVIDIA H200 up to 11.00 MiB: 7.00 MiB less. There (on the first)
+                and not here (on the second):
+                  more     there  here  call site
+              8.00 MiB  8.00 MiB   0 B  main (/job/a.py:2) in gather
+        "#]],
+    );
+}

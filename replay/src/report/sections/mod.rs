@@ -1,5 +1,7 @@
 //! What there is to say. A section is one file here and one line in [`SECTIONS`], [`STATISTICS`] or [`FIGURES`].
 
+mod balance;
+mod cache;
 mod call_sites;
 mod calls;
 mod ending;
@@ -31,8 +33,18 @@ impl SectionEntry {
 }
 
 /// What `gputrace report` says, in this order: what a person whose job just died needs first.
-pub const SECTIONS: &[SectionEntry] =
-    &[oom::ENTRY, ending::ENTRY, memory::ENTRY, owners::ENTRY, call_sites::ENTRY, trust::ENTRY, next::ENTRY];
+pub const SECTIONS: &[SectionEntry] = &[
+    oom::ENTRY,
+    ending::ENTRY,
+    memory::ENTRY,
+    owners::ENTRY,
+    balance::ENTRY,
+    cache::EMPTIED,
+    cache::MISFITS,
+    call_sites::ENTRY,
+    trust::ENTRY,
+    next::ENTRY,
+];
 
 /// What `gputrace stats` says.
 pub const STATISTICS: &[SectionEntry] = &[

@@ -15,7 +15,7 @@ fn build(story: &Story) -> Option<Section> {
 }
 
 /// For a shell.
-fn quote(path: &str) -> String {
+pub(super) fn quote(path: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c);
     if !path.is_empty() && path.chars().all(plain) {
         path.into()

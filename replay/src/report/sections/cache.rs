@@ -1,0 +1,156 @@
+//! What PyTorch's cache cost: `empty_cache` in a loop, and segments bought although as much lay unused.
+
+use gputrace_schemas::event::{Bytes, Nanos};
+
+use super::next::quote;
+use super::{SectionEntry, device_name};
+use crate::ledger::{CacheBooks, SiteId, TorchBooks, Trims};
+use crate::report::model::{Mood, Section, Table, Value};
+use crate::report::render::text::{bytes, count, time};
+use crate::story::Story;
+use crate::summary::used_devices;
+
+/// Memory given back only to be bought again.
+pub(super) const EMPTIED: SectionEntry = SectionEntry { build: |story| emptied(story).into_iter().collect() };
+
+/// Memory bought although as much lay unused.
+pub(super) const MISFITS: SectionEntry = SectionEntry { build: |story| misfits(story).into_iter().collect() };
+
+/// Giving back this often is a habit; once or twice is an `empty_cache` between two phases.
+const HABIT: u64 = 3;
+/// Fragmentation is told from this share of the peak of reserved bytes.
+const WORTH_TELLING: f64 = 0.25;
+const ROWS: usize = 8;
+
+fn emptied(story: &Story) -> Option<Section> {
+    let mut table = Table::new(
+        "emptied",
+        &[
+            ("device", "device"),
+            ("times", "times"),
+            ("segments", "segments"),
+            ("bytes", "given back"),
+            ("time_ns", "took"),
+            ("call_site", "call site"),
+        ],
+    );
+    let mut lines = vec![];
+    for (ordinal, torch) in torches(story) {
+        let cache = &torch.cache;
+        let habits = cache.trims.iter().filter(|(_, trims)| trims.times >= HABIT);
+        let mut habits: Vec<(SiteId, Trims)> = habits.map(|(site, trims)| (*site, *trims)).collect();
+        habits.sort_by_key(|(site, trims)| (std::cmp::Reverse(trims.given.bytes), *site));
+        let Some((worst, _)) = habits.first() else { continue };
+        let given: u64 = habits.iter().map(|(_, trims)| trims.given.bytes.0).sum();
+        if cache.bought_again.bytes.0 * 2 < given {
+            continue;
+        }
+        lines.push(advice(story, ordinal, cache, &habits, *worst));
+        for (site, trims) in habits {
+            table.rows.push(vec![
+                Value::text(format!("cuda:{ordinal}")),
+                Value::Count(trims.times),
+                Value::Count(trims.given.segments),
+                Value::Bytes(trims.given.bytes),
+                Value::Time(trims.given.time),
+                Value::text(site_name(story, site)),
+            ]);
+        }
+    }
+    let section = Section::new("emptied", "Given back and bought again");
+    let section = lines.into_iter().fold(section, |section, line| section.line(Mood::Bad, line));
+    (!table.rows.is_empty()).then(|| section.table(table.keep(ROWS, 3)).warn(story.doubts()))
+}
+
+fn advice(
+    story: &Story,
+    ordinal: i16,
+    cache: &CacheBooks,
+    habits: &[(SiteId, Trims)],
+    worst: SiteId,
+) -> String {
+    let times: u64 = habits.iter().map(|(_, trims)| trims.times).sum();
+    let giving: u64 = habits.iter().map(|(_, trims)| trims.given.time.0).sum();
+    let again = cache.bought_again;
+    let what_to_do = match story.ledger.sites.site(worst) {
+        Some(site) if site.inside.contains("empty_cache") => "; remove the call",
+        Some(_) | None => "",
+    };
+    format!(
+        "{}: {} gave memory back {} times, and PyTorch bought {} of it again: {} in the driver{what_to_do}",
+        device_name(story, ordinal),
+        site_name(story, worst),
+        count(times),
+        bytes(again.bytes),
+        time(Nanos(giving.saturating_add(again.time.0))),
+    )
+}
+
+fn misfits(story: &Story) -> Option<Section> {
+    let mut table = Table::new(
+        "misfits",
+        &[
+            ("device", "device"),
+            ("segments", "segments"),
+            ("bytes", "bought"),
+            ("sizes", "sizes"),
+            ("smallest_bytes", "from"),
+            ("largest_bytes", "to"),
+            ("call_site", "call site"),
+        ],
+    );
+    let mut lines = vec![];
+    for (ordinal, torch) in torches(story) {
+        let cache = &torch.cache;
+        let bought: u64 = cache.misfits.values().map(|misfits| misfits.bought.bytes.0).sum();
+        let segments: u64 = cache.misfits.values().map(|misfits| misfits.bought.segments).sum();
+        let (reserved, allocated) = (torch.reserved.peak, torch.allocated.peak);
+        let unused = reserved.0.saturating_sub(allocated.0).min(bought);
+        if bought == 0 || (unused as f64) < reserved.0 as f64 * WORTH_TELLING {
+            continue;
+        }
+        lines.push(format!(
+            "{}: {} of {} segments ({}) were bought although PyTorch had as much reserved and unused: in pieces too small, or \
+             of other streams. It reserved up to {} for at most {} allocated",
+            device_name(story, ordinal),
+            count(segments),
+            count(cache.bought.segments),
+            bytes(Bytes(bought)),
+            bytes(reserved),
+            bytes(allocated)
+        ));
+        let mut sites: Vec<_> = cache.misfits.iter().collect();
+        sites.sort_by_key(|(site, misfits)| (std::cmp::Reverse(misfits.bought.bytes), **site));
+        for (site, misfits) in sites {
+            table.rows.push(vec![
+                Value::text(format!("cuda:{ordinal}")),
+                Value::Count(misfits.bought.segments),
+                Value::Bytes(misfits.bought.bytes),
+                Value::Count(misfits.sizes.len() as u64),
+                misfits.sizes.first().map_or(Value::Missing, |size| Value::Bytes(*size)),
+                misfits.sizes.last().map_or(Value::Missing, |size| Value::Bytes(*size)),
+                Value::text(site_name(story, *site)),
+            ]);
+        }
+    }
+    let section = Section::new("misfits", "Bought although as much was unused (external fragmentation)");
+    let section = lines.into_iter().fold(section, |section, line| section.line(Mood::Bad, line));
+    (!table.rows.is_empty()).then(|| {
+        section
+            .table(table.keep(ROWS, 2))
+            .line(
+                Mood::Note,
+                "requests whose sizes keep changing fit no segment of the step before; what would help:",
+            )
+            .line(Mood::Command, format!("gputrace tune {}", quote(&story.path)))
+            .warn(story.doubts())
+    })
+}
+
+fn torches(story: &Story) -> impl Iterator<Item = (i16, &TorchBooks)> {
+    used_devices(story).filter_map(|(ordinal, books)| Some((ordinal, books.torch.as_ref()?)))
+}
+
+fn site_name(story: &Story, site: SiteId) -> String {
+    story.ledger.sites.site(site).map(ToString::to_string).unwrap_or_default()
+}
