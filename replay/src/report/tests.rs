@@ -516,7 +516,11 @@ fn memory_that_is_given_back_in_a_loop_is_told_with_the_line_that_does_it() {
             Free addr=s{step} duration=100K by=/x/libc10_cuda.so,empty_cache@/v/site-packages/torch/cuda/memory.py:1,main@/job/a.py:9"
         );
     }
-    check(&SECTIONS[5..6], &scene, Some(120), expect![[r#"
+    check(
+        &SECTIONS[5..6],
+        &scene,
+        Some(120),
+        expect![[r#"
         train.gtr (rank 3, pid 42): ./train --big
 
         Given back and bought again
@@ -524,7 +528,8 @@ fn memory_that_is_given_back_in_a_loop_is_told_with_the_line_that_does_it() {
             again: 1.3 ms in the driver; remove the call
           device  times  segments  given back      took  call site
           cuda:0      4         4   80.00 MiB  409.6 µs  main (/job/a.py:9) in empty_cache
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -541,7 +546,11 @@ fn segments_bought_beside_unused_ones_are_told_with_the_lines_that_asked() {
             free addr=s{step} bytes={bytes}M allocated=0 reserved={reserved}M"
         );
     }
-    check(&SECTIONS[6..7], &scene, Some(120), expect![[r#"
+    check(
+        &SECTIONS[6..7],
+        &scene,
+        Some(120),
+        expect![[r#"
         train.gtr (rank 3, pid 42): ./train --big
 
         Bought although as much was unused (external fragmentation)
@@ -551,7 +560,8 @@ fn segments_bought_beside_unused_ones_are_told_with_the_lines_that_asked() {
           cuda:0         6  252.00 MiB      6  32.00 MiB  52.00 MiB  step (/job/a.py:3)
           requests whose sizes keep changing fit no segment of the step before; what would help:
           gputrace tune train.gtr
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
