@@ -79,7 +79,7 @@ const LIBRARIES: &[Library] = &[
 
 fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    for directory in ["driver", "torch", "nccl.c", "nvml.c", "build.rs"] {
+    for directory in ["driver", "torch", "nccl.c", "nccl_meet.h", "nvml.c", "build.rs"] {
         println!("cargo:rerun-if-changed={directory}");
     }
     println!("cargo:rerun-if-env-changed=CC");
@@ -119,7 +119,8 @@ fn compile(library: &Library, out: &Path) -> Result<(), String> {
     let status = Command::new(&program)
         .args([standard, "-O2", "-g", "-Wall", "-Wextra", "-shared", "-fPIC", "-fvisibility=hidden"])
         // As NVIDIA's libraries, they mean their own functions, whatever else is preloaded.
-        .arg("-Wl,-Bsymbolic-functions")
+        // NCCL calls its own public functions through their exports; nobody else here does.
+        .args((library.soname != "libnccl.so.2").then_some("-Wl,-Bsymbolic-functions"))
         // Entry points with equal bodies must keep addresses of their own.
         .args(["-fno-ipa-icf", "-Wl,-z,defs", &format!("-Wl,-soname,{}", library.soname)])
         .arg("-o")

@@ -1,20 +1,23 @@
-/* libnccl.so.2: NCCL's exported boundary without communication, version 2.28.9.
+/* libnccl.so.2: NCCL's exported boundary without data.
  *
- * Calls succeed at once and move no data. What is real is the memory: like NCCL it allocates through cuMemCreate, at
- * initialisation partly from a thread of its own and again at a communicator's first collective, and frees at destroy.
- * `ncclX` is a weak name and `pncclX` a strong one of the same function, as in NCCL (core.h, NCCL_API).
+ * Calls move no data. What is real is the memory: like NCCL it allocates through cuMemCreate, at initialisation partly from a thread
+ * of its own, at a communicator's first operation all from there, and frees at destroy. In a job (FAKE_NCCL_JOB, nccl_meet.h) its
+ * ranks really meet: initialisation and splits wait for all ranks, and what does not match never completes.
+ * `ncclX` is a weak name and `pncclX` a strong one of the same function, as in NCCL (core.h, NCCL_API), and some functions call
+ * others by their exported names, as NCCL's do.
  *
  *   FAKE_NCCL_INIT=64MiB     what a communicator takes at initialisation (default 64MiB)
- *   FAKE_NCCL_FIRST=32MiB    what it takes more at its first collective or send (default 32MiB) */
+ *   FAKE_NCCL_FIRST=32MiB    what it takes more at its first collective or send (default 32MiB)
+ *   FAKE_NCCL_BLOCKING=1     collectives and messages wait inside the call (default: fakeNcclWait waits for them)
+ *   FAKE_NCCL_TIMEOUT=30     seconds until a wait gives up with ncclSystemError
+ *   FAKE_NCCL_VERSION=22809  NCCL_VERSION_CODE */
 #define _GNU_SOURCE
 #include "driver/usage.h"
+#include "nccl_meet.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
-#include <stdatomic.h>
-#include <stdbool.h>
 #include <stddef.h>
-#include <time.h>
 
 #define EXPORT __attribute__((visibility("default")))
 /* Defines pnccl##name and makes nccl##name a weak alias of it. */
@@ -23,12 +26,21 @@
     EXPORT __attribute__((weak, alias("pnccl" #name))) type nccl##name parameters;                           \
     type pnccl##name parameters
 
-enum { ncclSuccess = 0, ncclUnhandledCudaError = 1, ncclInternalError = 3, ncclInvalidArgument = 4, ncclInvalidUsage = 5 };
-#define VERSION 22809
+enum {
+    ncclSuccess = 0,
+    ncclUnhandledCudaError = 1,
+    ncclSystemError = 2,
+    ncclInternalError = 3,
+    ncclInvalidArgument = 4,
+    ncclInvalidUsage = 5,
+    ncclRemoteError = 6,
+    ncclInProgress = 7
+};
 
 typedef int ncclResult_t;
 typedef struct { char internal[128]; } ncclUniqueId;
 typedef struct { size_t size; unsigned magic, version; int blocking; } ncclConfig_t; /* the first fields of any version */
+typedef struct { int opCnt, peer, sigIdx, ctx; } ncclWaitSignalDesc_t;
 typedef void *cudaStream_t;
 
 typedef unsigned long long handle_t;
@@ -38,17 +50,43 @@ struct allocation {
     unsigned long long base;
     size_t bytes;
 };
+/* The communicator's own thread, which allocates what callers ask for, as NCCL's proxy does. */
+struct proxy {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    size_t wanted;
+    bool running, answered, good, over;
+};
 typedef struct ncclComm {
     unsigned magic;
-    int ranks, rank, device, splits;
-    bool warm;
+    int ranks, rank, device, splits, shrinks;
+    bool warm, blocking;
+    atomic_int state; /* ncclResult_t of the last thing that happened in the background */
+    atomic_bool aborted;
+    uint64_t key;
+    struct meeting *meeting;
     struct allocation *memory;
+    struct proxy proxy;
 } *ncclComm_t;
 #define COMM_MAGIC 0x6e63636cu
 #define CONFIG_MAGIC 0xcafebeefu
 #define UNIT ((size_t)2 << 20)
+#define GROUPED 64
+
+/* A communicator that is being made. */
+struct making {
+    ncclComm_t comm, *out;
+    struct meeting *parent; /* NULL for one that is not split off */
+    int parent_rank, parent_ranks, split, color, key;
+    ncclResult_t result;
+    pthread_t thread;
+};
 
 static __thread int group_depth;
+static __thread struct making *group_making[GROUPED];
+static __thread ncclComm_t group_comms[GROUPED];
+static __thread int n_group_making, n_group_comms;
 static struct allocation *user_memory; /* of ncclMemAlloc */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -128,57 +166,260 @@ static bool add(ncclComm_t comm, size_t bytes)
     return true;
 }
 
-/* NCCL's proxy threads allocate, too. */
-static void *proxy(void *comm)
+static void *serve(void *argument)
 {
-    return add(comm, usage_parse_bytes(getenv("FAKE_NCCL_INIT"), (size_t)64 << 20) / 2) ? comm : NULL;
+    ncclComm_t comm = argument;
+    struct proxy *proxy = &comm->proxy;
+    pthread_mutex_lock(&proxy->lock);
+    while (!proxy->over) {
+        if (proxy->wanted) {
+            proxy->good = add(comm, proxy->wanted);
+            proxy->wanted = 0;
+            proxy->answered = true;
+            pthread_cond_broadcast(&proxy->changed);
+        }
+        pthread_cond_wait(&proxy->changed, &proxy->lock);
+    }
+    pthread_mutex_unlock(&proxy->lock);
+    return NULL;
+}
+
+static bool proxy_start(ncclComm_t comm)
+{
+    struct proxy *proxy = &comm->proxy;
+    pthread_mutex_init(&proxy->lock, NULL);
+    pthread_cond_init(&proxy->changed, NULL);
+    proxy->running = pthread_create(&proxy->thread, NULL, serve, comm) == 0;
+    return proxy->running;
+}
+
+/* Asks the proxy thread for memory and waits for it. */
+static bool proxy_allocate(ncclComm_t comm, size_t bytes)
+{
+    struct proxy *proxy = &comm->proxy;
+    pthread_mutex_lock(&proxy->lock);
+    proxy->wanted = bytes;
+    proxy->answered = false;
+    pthread_cond_broadcast(&proxy->changed);
+    while (!proxy->answered) pthread_cond_wait(&proxy->changed, &proxy->lock);
+    bool good = proxy->good;
+    pthread_mutex_unlock(&proxy->lock);
+    return good;
+}
+
+static void proxy_stop(ncclComm_t comm)
+{
+    struct proxy *proxy = &comm->proxy;
+    if (!proxy->running) return;
+    pthread_mutex_lock(&proxy->lock);
+    proxy->over = true;
+    pthread_cond_broadcast(&proxy->changed);
+    pthread_mutex_unlock(&proxy->lock);
+    pthread_join(proxy->thread, NULL);
 }
 
 static bool comm_valid(ncclComm_t comm) { return comm && comm->magic == COMM_MAGIC; }
 
-static void comm_delete(ncclComm_t comm)
+/* Gives back what the communicator has; a call that still waits in another thread may look at it. */
+static void comm_close(ncclComm_t comm)
 {
+    proxy_stop(comm);
     while (comm->memory) {
         struct allocation *made = comm->memory;
         comm->memory = made->next;
         release(made);
     }
     comm->magic = 0;
+}
+
+static void comm_delete(ncclComm_t comm)
+{
+    comm_close(comm);
+    if (comm->meeting) munmap(comm->meeting, sizeof *comm->meeting);
     free(comm);
 }
 
-static ncclResult_t comm_new(ncclComm_t *out, int ranks, int rank, int device)
+static ncclResult_t result_of(enum meet_end end)
 {
-    if (!out || ranks < 1 || rank < 0 || rank >= ranks) return ncclInvalidArgument;
-    if (!have_driver()) return ncclUnhandledCudaError;
-    if (device < 0 && driver.cuCtxGetDevice(&device) != 0) return ncclUnhandledCudaError;
-    ncclComm_t comm = calloc(1, sizeof *comm);
-    if (!comm) return ncclInternalError;
-    *comm = (struct ncclComm){.magic = COMM_MAGIC, .ranks = ranks, .rank = rank, .device = device};
-    pthread_t thread;
-    void *proxied = NULL;
-    bool good = add(comm, usage_parse_bytes(getenv("FAKE_NCCL_INIT"), (size_t)64 << 20) / 2);
-    if (good && pthread_create(&thread, NULL, proxy, comm) == 0) pthread_join(thread, &proxied);
-    if (!good || !proxied) {
-        comm_delete(comm);
-        return ncclUnhandledCudaError;
+    return end == MEET_DONE ? ncclSuccess : end == MEET_ABORTED ? ncclInternalError : ncclSystemError;
+}
+
+/* Which ranks of the parent have the same color, and the place among them by key. */
+static bool split_members(struct making *making)
+{
+    ncclComm_t comm = making->comm;
+    _Atomic uint64_t *said = making->parent->split[making->split % MEET_SPLITS];
+    comm->ranks = comm->rank = 0;
+    for (int rank = 0; rank < making->parent_ranks; rank++) {
+        uint64_t word = atomic_load(&said[rank]);
+        if (!word) return false;
+        int color = (int)(word >> 32) - 2, key = (int)(uint32_t)word;
+        if (color != making->color) continue;
+        comm->ranks++;
+        comm->rank += key < making->key || (key == making->key && rank < making->parent_rank);
     }
-    *out = comm;
+    return true;
+}
+
+static ncclResult_t make(struct making *making)
+{
+    ncclComm_t comm = making->comm;
+    size_t bytes = usage_parse_bytes(getenv("FAKE_NCCL_INIT"), (size_t)64 << 20);
+    if (making->parent) {
+        enum meet_end end = MEET_WAIT(split_members(making), atomic_load(&comm->aborted));
+        if (end != MEET_DONE) return result_of(end);
+    }
+    if (making->color < 0) return ncclSuccess; /* NCCL_SPLIT_NOCOLOR */
+    if (meet_job() && comm->ranks <= MEET_RANKS) comm->meeting = meet_open(comm->key);
+    if (comm->meeting) {
+        atomic_fetch_or(&comm->meeting->come, 1ull << comm->rank);
+        enum meet_end end = MEET_WAIT(meet_all_came(comm->meeting, comm->ranks), atomic_load(&comm->aborted));
+        if (end != MEET_DONE) return result_of(end);
+    }
+    if (!add(comm, bytes / 2) || !proxy_start(comm) || !proxy_allocate(comm, bytes / 2)) return ncclUnhandledCudaError;
     return ncclSuccess;
 }
 
-static ncclResult_t collective(const void *send, const void *receive, ncclComm_t comm)
+static void *make_in_thread(void *argument)
 {
-    if (!comm_valid(comm) || !send || !receive) return ncclInvalidArgument;
+    struct making *making = argument;
+    making->result = make(making);
+    return NULL;
+}
+
+static void *make_in_background(void *argument)
+{
+    struct making *making = argument;
+    ncclComm_t comm = making->comm;
+    ncclResult_t result = make(making);
+    if (making->color >= 0) *making->out = comm;
+    atomic_store(&comm->state, result);
+    free(making);
+    return NULL;
+}
+
+/* Ends a making that nobody waits for in another way. */
+static ncclResult_t made(struct making *making, ncclResult_t result)
+{
+    bool is_good = result == ncclSuccess && making->color >= 0;
+    *making->out = is_good ? making->comm : NULL;
+    if (!is_good) comm_delete(making->comm);
+    free(making);
+    return result;
+}
+
+/* Makes a communicator now, in the background, or at the end of the group. */
+static ncclResult_t begin(struct making wanted)
+{
+    struct making *making = malloc(sizeof *making);
+    if (!making) return ncclInternalError;
+    *making = wanted;
+    *making->out = making->parent ? NULL : making->comm;
+    if (!making->comm->blocking) {
+        atomic_store(&making->comm->state, ncclInProgress);
+        if (pthread_create(&making->thread, NULL, make_in_background, making) != 0) return made(making, ncclInternalError);
+        pthread_detach(making->thread);
+        return ncclInProgress;
+    }
+    if (group_depth && n_group_making < GROUPED) {
+        group_making[n_group_making++] = making;
+        return ncclSuccess;
+    }
+    return made(making, make(making));
+}
+
+static ncclComm_t comm_new(int ranks, int rank, int device, uint64_t key, bool blocking)
+{
+    ncclComm_t comm = calloc(1, sizeof *comm);
+    if (!comm) return NULL;
+    comm->magic = COMM_MAGIC;
+    comm->ranks = ranks;
+    comm->rank = rank;
+    comm->device = device;
+    comm->key = key;
+    comm->blocking = blocking;
+    return comm;
+}
+
+static ncclResult_t init(ncclComm_t *out, int ranks, int rank, int device, const ncclUniqueId *id, bool blocking)
+{
+    static atomic_uint uses[256];
+    if (!out || ranks < 1 || rank < 0 || rank >= ranks) return ncclInvalidArgument;
+    if (!have_driver()) return ncclUnhandledCudaError;
+    if (device < 0 && driver.cuCtxGetDevice(&device) != 0) return ncclUnhandledCudaError;
+    uint64_t key = meet_mix(0xcbf29ce484222325u, id, sizeof *id);
+    /* An id can be used again, and then it is another communicator. */
+    unsigned ordinal = atomic_fetch_add(&uses[(key ^ key >> 32 ^ (uint64_t)rank * 7) % 256], 1);
+    ncclComm_t comm = comm_new(ranks, rank, device, meet_mix(key, &ordinal, sizeof ordinal), blocking);
+    if (!comm) return ncclInternalError;
+    return begin((struct making){.comm = comm, .out = out, .color = 0});
+}
+
+static uint64_t signature(int kind, size_t count, int type, int redop, int root)
+{
+    struct { uint64_t kind, count, type, redop, root; } all = {(uint64_t)kind, count, (uint64_t)type, redop < 5 ? (uint64_t)redop : 5, (uint64_t)root};
+    return meet_mix(0xcbf29ce484222325u, &all, sizeof all);
+}
+
+static ncclResult_t wait_for(ncclComm_t comm)
+{
+    if (!comm->meeting) return ncclSuccess;
+    enum meet_end end = MEET_WAIT(meet_collectives_complete(comm->meeting, comm->rank, comm->ranks) &&
+                                      meet_messages_complete(comm->meeting, comm->rank, comm->ranks),
+                                  atomic_load(&comm->aborted));
+    return result_of(end);
+}
+
+/* After an operation was noted: waits, if that is wanted, now or at the end of the group. */
+static ncclResult_t operated(ncclComm_t comm)
+{
+    const char *blocking = getenv("FAKE_NCCL_BLOCKING");
+    if (!blocking || atoi(blocking) == 0) return ncclSuccess;
+    if (!group_depth) return wait_for(comm);
+    for (int i = 0; i < n_group_comms; i++)
+        if (group_comms[i] == comm) return ncclSuccess;
+    if (n_group_comms < GROUPED) group_comms[n_group_comms++] = comm;
+    return ncclSuccess;
+}
+
+static ncclResult_t ready(ncclComm_t comm)
+{
+    if (!comm_valid(comm)) return ncclInvalidArgument;
+    int state = atomic_load(&comm->state);
+    if (state == ncclInProgress) return ncclInvalidUsage;
+    if (state != ncclSuccess) return ncclInternalError;
     if (comm->warm) return ncclSuccess;
     comm->warm = true;
-    return add(comm, usage_parse_bytes(getenv("FAKE_NCCL_FIRST"), (size_t)32 << 20)) ? ncclSuccess : ncclUnhandledCudaError;
+    size_t bytes = usage_parse_bytes(getenv("FAKE_NCCL_FIRST"), (size_t)32 << 20);
+    return proxy_allocate(comm, bytes) ? ncclSuccess : ncclUnhandledCudaError;
+}
+
+enum { ALL_REDUCE = 1, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER };
+
+static ncclResult_t collective(int kind, const void *send, const void *receive, size_t count, int type, int redop, int root, ncclComm_t comm)
+{
+    if (!comm_valid(comm) || !send || !receive || root >= comm->ranks) return ncclInvalidArgument;
+    ncclResult_t result = ready(comm);
+    if (result != ncclSuccess) return result;
+    if (comm->meeting) meet_collective(comm->meeting, comm->rank, signature(kind, count, type, redop, root));
+    return operated(comm);
+}
+
+static ncclResult_t message(ncclComm_t comm, const void *buffer, int peer, bool sends)
+{
+    if (!comm_valid(comm) || !buffer || peer < 0 || peer >= comm->ranks) return ncclInvalidArgument;
+    ncclResult_t result = ready(comm);
+    if (result != ncclSuccess) return result;
+    if (comm->meeting && sends) atomic_fetch_add(&comm->meeting->sent[comm->rank][peer], 1);
+    if (comm->meeting && !sends) atomic_fetch_add(&comm->meeting->received[peer][comm->rank], 1);
+    return operated(comm);
 }
 
 API(ncclResult_t, GetVersion, (int *out))
 {
+    const char *version = getenv("FAKE_NCCL_VERSION");
     if (!out) return ncclInvalidArgument;
-    *out = VERSION;
+    *out = version && *version ? atoi(version) : 22809;
     return ncclSuccess;
 }
 API(ncclResult_t, GetUniqueId, (ncclUniqueId *out))
@@ -192,44 +433,79 @@ API(ncclResult_t, GetUniqueId, (ncclUniqueId *out))
              (long long)now.tv_sec, now.tv_nsec);
     return ncclSuccess;
 }
-static ncclResult_t init_with_config(ncclComm_t *out, int ranks, int rank, const ncclConfig_t *config)
+
+static bool blocks(const ncclConfig_t *config, bool otherwise)
+{
+    return config && config->blocking >= 0 ? config->blocking != 0 : otherwise;
+}
+static ncclResult_t init_with_config(ncclComm_t *out, int ranks, int rank, const ncclUniqueId *id, const ncclConfig_t *config)
 {
     if (config && config->magic != CONFIG_MAGIC) return ncclInvalidArgument;
-    return comm_new(out, ranks, rank, -1);
+    return init(out, ranks, rank, -1, id, blocks(config, true));
 }
 API(ncclResult_t, CommInitRankConfig, (ncclComm_t *out, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config))
 {
-    (void)id;
-    return init_with_config(out, ranks, rank, config);
+    return init_with_config(out, ranks, rank, &id, config);
 }
 API(ncclResult_t, CommInitRank, (ncclComm_t *out, int ranks, ncclUniqueId id, int rank))
 {
-    (void)id;
-    return comm_new(out, ranks, rank, -1);
+    return init(out, ranks, rank, -1, &id, true);
 }
 API(ncclResult_t, CommInitRankScalable, (ncclComm_t *out, int ranks, int rank, int ids, ncclUniqueId *id, ncclConfig_t *config))
 {
     if (ids < 1 || !id) return ncclInvalidArgument;
-    return init_with_config(out, ranks, rank, config);
+    return init_with_config(out, ranks, rank, id, config);
 }
+static ncclResult_t group_close(void);
 API(ncclResult_t, CommInitAll, (ncclComm_t *out, int count, const int *devices))
 {
+    ncclUniqueId id;
     if (!out || count < 1) return ncclInvalidArgument;
+    ncclGetUniqueId(&id); /* through its own export, as NCCL does */
+    group_depth++;
     for (int i = 0; i < count; i++) {
-        ncclResult_t result = comm_new(&out[i], count, i, devices ? devices[i] : i);
+        ncclResult_t result = init(&out[i], count, i, devices ? devices[i] : i, &id, true);
         if (result != ncclSuccess) return result;
     }
-    return ncclSuccess;
+    return --group_depth ? ncclSuccess : group_close();
 }
 API(ncclResult_t, CommSplit, (ncclComm_t comm, int color, int key, ncclComm_t *out, ncclConfig_t *config))
 {
-    (void)key, (void)config;
     if (!comm_valid(comm) || !out) return ncclInvalidArgument;
-    comm->splits++;
-    *out = NULL;
-    return color < 0 ? ncclSuccess : comm_new(out, comm->ranks, comm->rank, comm->device); /* NCCL_SPLIT_NOCOLOR */
+    int split = comm->splits++;
+    uint64_t name = meet_mix(meet_mix(comm->key, &split, sizeof split), &color, sizeof color);
+    ncclComm_t child = comm_new(comm->ranks, comm->rank, comm->device, name, blocks(config, comm->blocking));
+    if (!child) return ncclInternalError;
+    if (comm->meeting)
+        atomic_store(&comm->meeting->split[split % MEET_SPLITS][comm->rank], (uint64_t)(uint32_t)(color + 2) << 32 | (uint32_t)key);
+    return begin((struct making){.comm = child, .out = out, .parent = comm->meeting, .parent_rank = comm->rank,
+                                 .parent_ranks = comm->ranks, .split = split, .color = color, .key = key});
 }
-API(ncclResult_t, CommFinalize, (ncclComm_t comm)) { return comm_valid(comm) ? ncclSuccess : ncclInvalidArgument; }
+API(ncclResult_t, CommShrink, (ncclComm_t comm, int *excluded, int n_excluded, ncclComm_t *out, ncclConfig_t *config, int flags))
+{
+    if (!comm_valid(comm) || !out || n_excluded < 1 || !excluded) return ncclInvalidArgument;
+    (void)flags;
+    int rank = comm->rank, shrink = -1 - comm->shrinks++;
+    for (int i = 0; i < n_excluded; i++) {
+        if (excluded[i] == comm->rank) return ncclInvalidArgument;
+        rank -= excluded[i] < comm->rank;
+    }
+    uint64_t name = meet_mix(comm->key, &shrink, sizeof shrink);
+    ncclComm_t child = comm_new(comm->ranks - n_excluded, rank, comm->device, name, blocks(config, comm->blocking));
+    if (!child) return ncclInternalError;
+    return begin((struct making){.comm = child, .out = out});
+}
+API(ncclResult_t, CommGetUniqueId, (ncclComm_t comm, ncclUniqueId *out))
+{
+    return comm_valid(comm) ? ncclGetUniqueId(out) : ncclInvalidArgument;
+}
+API(ncclResult_t, CommGrow, (ncclComm_t comm, int ranks, const ncclUniqueId *id, int rank, ncclComm_t *out, ncclConfig_t *config))
+{
+    ncclUniqueId none = {{0}};
+    if (comm && !comm_valid(comm)) return ncclInvalidArgument;
+    return init_with_config(out, ranks, rank >= 0 || !comm ? rank : comm->rank, id ? id : &none, config);
+}
+API(ncclResult_t, CommFinalize, (ncclComm_t comm)) { return comm_valid(comm) ? wait_for(comm) : ncclInvalidArgument; }
 API(ncclResult_t, CommDestroy, (ncclComm_t comm))
 {
     if (!comm) return ncclSuccess;
@@ -237,13 +513,32 @@ API(ncclResult_t, CommDestroy, (ncclComm_t comm))
     comm_delete(comm);
     return ncclSuccess;
 }
-API(ncclResult_t, CommAbort, (ncclComm_t comm)) { return pncclCommDestroy(comm); }
+API(ncclResult_t, CommAbort, (ncclComm_t comm))
+{
+    if (!comm_valid(comm)) return comm ? ncclInvalidArgument : ncclSuccess;
+    atomic_store(&comm->aborted, true);
+    if (atomic_load(&comm->state) == ncclInProgress) return ncclSuccess; /* its own thread still uses it */
+    comm_close(comm);
+    return ncclSuccess;
+}
+API(ncclResult_t, CommRevoke, (ncclComm_t comm, int flags))
+{
+    if (!comm_valid(comm) || flags) return ncclInvalidArgument;
+    atomic_store(&comm->aborted, true);
+    return ncclSuccess;
+}
+API(ncclResult_t, CommSuspend, (ncclComm_t comm, int flags)) { return comm_valid(comm) && flags ? ncclSuccess : ncclInvalidArgument; }
+API(ncclResult_t, CommResume, (ncclComm_t comm)) { return comm_valid(comm) ? ncclSuccess : ncclInvalidArgument; }
 API(ncclResult_t, CommGetAsyncError, (ncclComm_t comm, ncclResult_t *out))
 {
     if (!comm_valid(comm) || !out) return ncclInvalidArgument;
-    *out = ncclSuccess;
+    *out = atomic_load(&comm->state);
     return ncclSuccess;
 }
+/* Makes ncclCommGetAsyncError say so: a network that broke. */
+EXPORT void fakeNcclBreak(ncclComm_t comm, ncclResult_t error) { atomic_store(&comm->state, error); }
+/* Waits, as for a stream, until everything that was called is complete. */
+EXPORT ncclResult_t fakeNcclWait(ncclComm_t comm) { return comm_valid(comm) ? wait_for(comm) : ncclInvalidArgument; }
 #define GETTER(name, field)                                                                                  \
     API(ncclResult_t, name, (const ncclComm_t comm, int *out))                                               \
     {                                                                                                        \
@@ -271,51 +566,84 @@ API(const char *, GetLastError, (ncclComm_t comm))
     return "";
 }
 
-API(ncclResult_t, AllReduce, (const void *send, void *receive, size_t count, int type, int op, ncclComm_t comm, cudaStream_t stream))
+/* A collective, and the same with a configuration of its own (2.31). */
+#define COLLECTIVE(name, kind, parameters, redop, root)                                                      \
+    API(ncclResult_t, name, (const void *send, void *receive, size_t count, int type PARAMETERS parameters, ncclComm_t comm, cudaStream_t stream)) \
+    {                                                                                                        \
+        (void)stream;                                                                                        \
+        return collective(kind, send, receive, count, type, redop, root, comm);                              \
+    }                                                                                                        \
+    API(ncclResult_t, name##Config, (const void *send, void *receive, size_t count, int type PARAMETERS parameters, ncclComm_t comm, cudaStream_t stream, const void *config)) \
+    {                                                                                                        \
+        (void)stream, (void)config;                                                                          \
+        return collective(kind, send, receive, count, type, redop, root, comm);                              \
+    }
+#define PARAMETERS(...) __VA_OPT__(, ) __VA_ARGS__
+COLLECTIVE(AllReduce, ALL_REDUCE, (int op), op, 0)
+COLLECTIVE(Broadcast, BROADCAST, (int root), 0, root)
+COLLECTIVE(AllGather, ALL_GATHER, (), 0, 0)
+COLLECTIVE(ReduceScatter, REDUCE_SCATTER, (int op), op, 0)
+COLLECTIVE(AlltoAll, ALL_TO_ALL, (), 0, 0)
+COLLECTIVE(Gather, GATHER, (int root), 0, root)
+COLLECTIVE(Scatter, SCATTER, (int root), 0, root)
+API(ncclResult_t, Reduce, (const void *send, void *receive, size_t count, int type, int op, int root, ncclComm_t comm, cudaStream_t stream))
 {
-    (void)count, (void)type, (void)op, (void)stream;
-    return collective(send, receive, comm);
+    (void)stream;
+    return collective(REDUCE, send, receive ? receive : send, count, type, op, root, comm);
 }
-API(ncclResult_t, Broadcast, (const void *send, void *receive, size_t count, int type, int root, ncclComm_t comm, cudaStream_t stream))
+API(ncclResult_t, ReduceConfig, (const void *send, void *receive, size_t count, int type, int op, int root, ncclComm_t comm, cudaStream_t stream, const void *config))
 {
-    (void)count, (void)type, (void)root, (void)stream;
-    return collective(send, receive, comm);
+    (void)config;
+    return pncclReduce(send, receive, count, type, op, root, comm, stream);
 }
 API(ncclResult_t, Bcast, (void *buffer, size_t count, int type, int root, ncclComm_t comm, cudaStream_t stream))
 {
     return ncclBroadcast(buffer, buffer, count, type, root, comm, stream); /* through its own export, as NCCL does */
 }
-API(ncclResult_t, Reduce, (const void *send, void *receive, size_t count, int type, int op, int root, ncclComm_t comm, cudaStream_t stream))
-{
-    (void)count, (void)type, (void)op, (void)root, (void)stream;
-    return collective(send, receive ? receive : send, comm);
-}
-API(ncclResult_t, AllGather, (const void *send, void *receive, size_t count, int type, ncclComm_t comm, cudaStream_t stream))
-{
-    (void)count, (void)type, (void)stream;
-    return collective(send, receive, comm);
-}
-API(ncclResult_t, ReduceScatter, (const void *send, void *receive, size_t count, int type, int op, ncclComm_t comm, cudaStream_t stream))
-{
-    (void)count, (void)type, (void)op, (void)stream;
-    return collective(send, receive, comm);
-}
-API(ncclResult_t, AlltoAll, (const void *send, void *receive, size_t count, int type, ncclComm_t comm, cudaStream_t stream))
-{
-    (void)count, (void)type, (void)stream;
-    return collective(send, receive, comm);
-}
 API(ncclResult_t, Send, (const void *send, size_t count, int type, int peer, ncclComm_t comm, cudaStream_t stream))
 {
     (void)count, (void)type, (void)stream;
-    if (comm_valid(comm) && (peer < 0 || peer >= comm->ranks)) return ncclInvalidArgument;
-    return collective(send, send, comm);
+    return message(comm, send, peer, true);
 }
 API(ncclResult_t, Recv, (void *receive, size_t count, int type, int peer, ncclComm_t comm, cudaStream_t stream))
 {
-    return pncclSend(receive, count, type, peer, comm, stream);
+    (void)count, (void)type, (void)stream;
+    return message(comm, receive, peer, false);
+}
+API(ncclResult_t, PutSignal, (const void *local, size_t count, int type, int peer, void *window, size_t offset, int signal, int context, unsigned flags, ncclComm_t comm, cudaStream_t stream))
+{
+    (void)count, (void)type, (void)offset, (void)signal, (void)context, (void)flags, (void)stream;
+    return comm_valid(comm) && local && window && peer >= 0 && peer < comm->ranks ? ready(comm) : ncclInvalidArgument;
+}
+API(ncclResult_t, Signal, (int peer, int signal, int context, unsigned flags, ncclComm_t comm, cudaStream_t stream))
+{
+    (void)signal, (void)context, (void)flags, (void)stream;
+    return comm_valid(comm) && peer >= 0 && peer < comm->ranks ? ready(comm) : ncclInvalidArgument;
+}
+API(ncclResult_t, WaitSignal, (int n, ncclWaitSignalDesc_t *signals, ncclComm_t comm, cudaStream_t stream))
+{
+    (void)stream;
+    return comm_valid(comm) && n > 0 && signals ? ready(comm) : ncclInvalidArgument;
 }
 
+/* Does what the group has put off: makes its communicators, all at once, and waits for its operations. */
+static ncclResult_t group_close(void)
+{
+    ncclResult_t result = ncclSuccess;
+    for (int i = 0; i < n_group_making; i++)
+        if (pthread_create(&group_making[i]->thread, NULL, make_in_thread, group_making[i]) != 0) return ncclInternalError;
+    for (int i = 0; i < n_group_making; i++) {
+        pthread_join(group_making[i]->thread, NULL);
+        ncclResult_t one = made(group_making[i], group_making[i]->result);
+        result = result == ncclSuccess ? one : result;
+    }
+    for (int i = 0; i < n_group_comms; i++) {
+        ncclResult_t one = wait_for(group_comms[i]);
+        result = result == ncclSuccess ? one : result;
+    }
+    n_group_making = n_group_comms = 0;
+    return result;
+}
 API(ncclResult_t, GroupStart, (void))
 {
     group_depth++;
@@ -324,8 +652,7 @@ API(ncclResult_t, GroupStart, (void))
 API(ncclResult_t, GroupEnd, (void))
 {
     if (!group_depth) return ncclInvalidUsage;
-    group_depth--;
-    return ncclSuccess;
+    return --group_depth ? ncclSuccess : group_close();
 }
 
 API(ncclResult_t, MemAlloc, (void **out, size_t bytes))
@@ -377,8 +704,14 @@ API(ncclResult_t, CommWindowDeregister, (ncclComm_t comm, void *window)) { retur
 API(ncclResult_t, GroupSimulateEnd, (void *info))
 {
     (void)info;
+    n_group_comms = 0;
     return pncclGroupEnd();
 }
+API(ncclResult_t, DevCommCreate, (ncclComm_t comm, const void *requirements, void *out))
+{
+    return comm_valid(comm) && requirements && out ? ready(comm) : ncclInvalidArgument;
+}
+API(ncclResult_t, DevCommDestroy, (ncclComm_t comm, const void *dev_comm)) { return comm_valid(comm) && dev_comm ? ncclSuccess : ncclInvalidArgument; }
 API(ncclResult_t, RedOpCreatePreMulSum, (int *op, void *scalar, int type, int residence, ncclComm_t comm))
 {
     static atomic_int next = 5; /* after the built-in operations */
