@@ -3,6 +3,7 @@
 
 mod backward;
 pub mod caught;
+mod changes;
 pub mod diff;
 pub mod exports;
 pub mod fragmentation;
@@ -14,8 +15,10 @@ pub mod owners;
 pub mod postmortem;
 mod protobuf;
 pub mod ranks;
+pub mod redact;
 pub mod report;
 pub mod source;
+mod sqlite;
 pub mod story;
 pub mod summary;
 pub mod trace;

@@ -250,6 +250,11 @@ impl<'a> Lines<'a> {
         Lines { definitions, native, stacks: FxHashMap::default() }
     }
 
+    /// Whose stacks.
+    pub(crate) fn definitions(&self) -> &'a dyn Definitions {
+        self.definitions
+    }
+
     /// The lines of a stack, outermost first; none where no stack was recorded.
     pub fn of(&mut self, stack: StackId) -> &[Line] {
         let (definitions, native) = (self.definitions, self.native);
@@ -306,7 +311,8 @@ fn is_ours(module: &Module) -> bool {
     file_name(&module.path) == "libgputrace.so"
 }
 
-fn line(definitions: &dyn Definitions, frame: &Frame) -> Line {
+/// A frame in words.
+pub(crate) fn line(definitions: &dyn Definitions, frame: &Frame) -> Line {
     match frame {
         Frame::Python { function, file, line } => {
             Line { name: function.clone(), file: file.clone(), line: *line }

@@ -129,6 +129,39 @@ pub fn python_package(file: &str) -> Option<&str> {
     standard.then_some("Python")
 }
 
+/// A name for a loaded file that tells as much of its owner as its path does, and nothing that not everybody knows: the
+/// beginning of the name of a library that a rule names, or the folder that does. `None` if no rule does.
+#[must_use]
+pub fn public_library(path: &str) -> Option<String> {
+    let rules = RULES.iter().flat_map(|rule| rule.tests);
+    // In the order in which an owner is sought.
+    let test = PLUMBING.iter().chain(rules).chain(PYTHON).find(|test| fits(&[**test], path))?;
+    Some(match test {
+        Name(start) if path.contains(".so") && !start.contains(".so") => format!("{start}.so"),
+        Name(start) => (*start).to_owned(),
+        Path(part) => format!("{part}library.so"),
+    })
+}
+
+/// The part of a Python file's path that not only its owner knows: in a package that a rule names, or in Python itself.
+#[must_use]
+pub fn public_python(file: &str) -> Option<String> {
+    let is_public = |package: &str| {
+        let folder = format!("/{package}/");
+        RULES.iter().flat_map(|rule| rule.tests).any(|test| matches!(test, Path(part) if *part == folder))
+    };
+    for folder in ["/site-packages/", "/dist-packages/"] {
+        if let Some((_, inside)) = file.rsplit_once(folder) {
+            let package = inside.split('/').next().unwrap_or_default();
+            return is_public(package).then(|| format!("{folder}{inside}"));
+        }
+    }
+    if file.starts_with("<frozen ") || file == "<string>" || file == "<stdin>" {
+        return Some(file.to_owned());
+    }
+    file.rsplit_once("/lib/python3.").map(|(_, inside)| format!("/lib/python3.{inside}"))
+}
+
 fn by_frames(definitions: &dyn Definitions, stack: &Stack) -> Option<Owner> {
     let mut through_runtime = false;
     for (idx, id) in stack.frames.iter().enumerate() {

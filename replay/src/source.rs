@@ -8,6 +8,7 @@ use gputrace_schemas::event::{Device, Event, Thread, ThreadId};
 use gputrace_schemas::reader::{self, Damage, Trace};
 
 use crate::import::{self, ImportError};
+use crate::redact;
 use crate::trace::{Definitions, Recording};
 
 /// Why a file cannot be read as a trace.
@@ -25,6 +26,8 @@ pub enum Error {
 pub struct Source {
     path: String,
     kind: Kind,
+    /// Definitions to show instead of the trace's own.
+    redacted: Option<Box<Recording>>,
 }
 
 enum Kind {
@@ -44,7 +47,7 @@ impl Source {
         } else {
             Kind::Trace(Box::new(Trace::open(path)?))
         };
-        Ok(Source { path: path.display().to_string(), kind })
+        Ok(Source { path: path.display().to_string(), kind, redacted: None })
     }
 
     /// Opens the first `length` bytes of a trace that is still being written, as if they were all of it.
@@ -53,13 +56,25 @@ impl Source {
     /// As [`Source::open`].
     pub fn open_prefix(path: &Path, length: u64) -> Result<Source, Error> {
         let kind = Kind::Prefix(Box::new(Trace::open_prefix(path, length)?));
-        Ok(Source { path: path.display().to_string(), kind })
+        Ok(Source { path: path.display().to_string(), kind, redacted: None })
     }
 
     /// A trace in memory.
     #[must_use]
     pub fn of(path: &str, recording: Recording) -> Source {
-        Source { path: path.to_owned(), kind: Kind::Recording(Box::new(recording)) }
+        Source { path: path.to_owned(), kind: Kind::Recording(Box::new(recording)), redacted: None }
+    }
+
+    /// The same trace without what should not be shown to others; see [`crate::redact`].
+    #[must_use]
+    pub fn redacted(self) -> Source {
+        let definitions = match &self.kind {
+            Kind::Trace(trace) | Kind::Prefix(trace) => {
+                redact::definitions(&Recording::definitions_of(trace))
+            }
+            Kind::Recording(recording) => redact::definitions(recording),
+        };
+        Source { path: "trace".to_owned(), redacted: Some(Box::new(definitions)), ..self }
     }
 
     /// The file, as named by the user.
@@ -71,17 +86,22 @@ impl Source {
     /// What its events name by number.
     #[must_use]
     pub fn definitions(&self) -> &dyn Definitions {
-        match &self.kind {
-            Kind::Trace(trace) | Kind::Prefix(trace) => &**trace,
-            Kind::Recording(recording) => &**recording,
+        match (&self.redacted, &self.kind) {
+            (Some(redacted), _) => &**redacted,
+            (None, Kind::Trace(trace) | Kind::Prefix(trace)) => &**trace,
+            (None, Kind::Recording(recording)) => &**recording,
         }
     }
 
     /// The events in the order of their times.
     pub fn events(&self) -> Box<dyn Iterator<Item = Cow<'_, Event>> + '_> {
-        match &self.kind {
+        let events: Box<dyn Iterator<Item = Cow<'_, Event>> + '_> = match &self.kind {
             Kind::Trace(trace) | Kind::Prefix(trace) => Box::new(trace.events().map(Cow::Owned)),
             Kind::Recording(recording) => Box::new(recording.events.iter().map(Cow::Borrowed)),
+        };
+        match self.redacted {
+            Some(_) => Box::new(events.map(|event| Cow::Owned(redact::event(&event)))),
+            None => events,
         }
     }
 
@@ -94,12 +114,14 @@ impl Source {
     /// The threads of the process.
     #[must_use]
     pub fn threads(&self) -> Vec<(ThreadId, Thread)> {
-        match &self.kind {
-            Kind::Trace(trace) | Kind::Prefix(trace) => {
+        let of = |recording: &Recording| {
+            recording.threads.iter().map(|(id, thread)| (*id, thread.clone())).collect::<Vec<_>>()
+        };
+        match (&self.redacted, &self.kind) {
+            (Some(redacted), _) => of(redacted),
+            (None, Kind::Recording(recording)) => of(recording),
+            (None, Kind::Trace(trace) | Kind::Prefix(trace)) => {
                 (0..).map(ThreadId).zip(trace.threads().iter().cloned()).collect()
-            }
-            Kind::Recording(recording) => {
-                recording.threads.iter().map(|(id, thread)| (*id, thread.clone())).collect()
             }
         }
     }

@@ -58,6 +58,27 @@ pub struct Recording {
     pub events: Vec<Event>,
 }
 
+impl Recording {
+    /// What the events of a trace name, without the events.
+    #[must_use]
+    pub fn definitions_of(trace: &Trace) -> Recording {
+        fn numbered<Id: std::hash::Hash + Eq, T: Clone>(id: fn(u32) -> Id, values: &[T]) -> HashMap<Id, T> {
+            (0..).map(id).zip(values.iter().cloned()).collect()
+        }
+        Recording {
+            process: trace.process().clone(),
+            devices: trace.devices().to_vec(),
+            apis: numbered(ApiId, trace.apis()),
+            stacks: numbered(StackId, trace.stacks()),
+            frames: numbered(FrameId, trace.frames()),
+            modules: numbered(ModuleId, trace.modules()),
+            threads: numbered(ThreadId, trace.threads()),
+            texts: numbered(TextId, trace.texts()),
+            events: vec![],
+        }
+    }
+}
+
 impl Definitions for Recording {
     fn process(&self) -> &Process {
         &self.process

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{ArgMatches, Args};
-use gputrace_replay::exports::{EXPORTS, Request};
+use gputrace_replay::exports::{EXPORTS, Request, Takes};
 use gputrace_replay::source::Source;
 
 use super::Verb;
@@ -25,9 +25,9 @@ Examples:
   gputrace export --format torch-pickle -o train.pickle train.gtr     # for pytorch.org/memory_viz
   gputrace export --format csv --device 0 snapshot.pickle.gz | head")]
 pub(super) struct ExportArgs {
-    /// A gputrace trace or a PyTorch snapshot (plain or .gz)
-    #[arg(value_name = "TRACE")]
-    trace: PathBuf,
+    /// Gputrace traces or PyTorch snapshots (plain or .gz); several where the format takes the ranks of a job
+    #[arg(required = true, value_name = "TRACE")]
+    traces: Vec<PathBuf>,
 
     /// What to write
     #[arg(short, long, value_name = "FORMAT", value_parser = formats())]
@@ -45,6 +45,18 @@ pub(super) struct ExportArgs {
     #[arg(long, value_name = "ORDINAL")]
     device: Option<i16>,
 
+    /// Show the difference to this trace (svg)
+    #[arg(long, value_name = "OTHER")]
+    diff: Option<PathBuf>,
+
+    /// With memory that is not PyTorch's, as segments of their own (torch-pickle)
+    #[arg(long)]
+    non_torch: bool,
+
+    /// Hide paths, arguments, host names and identifiers of the machine
+    #[arg(long)]
+    redact: bool,
+
     #[command(flatten)]
     when: WhenArgs,
 
@@ -61,11 +73,19 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     let Some(export) = EXPORTS.iter().find(|export| export.name() == args.format) else {
         bail!("no format {}", args.format);
     };
-    let source = Source::open(&args.trace)?;
+    can(&args, export.takes())?;
+    let open = |path: &PathBuf| -> anyhow::Result<Source> {
+        let source = Source::open(path)?;
+        Ok(if args.redact { source.redacted() } else { source })
+    };
+    let sources = args.traces.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    let before = args.diff.as_ref().map(open).transpose()?;
     let request = Request {
-        source: &source,
+        sources: &sources,
         when: args.when.when(),
         device: args.device,
+        before: before.as_ref(),
+        non_torch: args.non_torch,
         native: args.native.native(),
     };
     match args.output.filter(|path| path.as_os_str() != "-") {
@@ -82,8 +102,29 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
             written.with_context(|| format!("cannot write {}", path.display()))?;
         }
     }
-    for damage in source.damages() {
-        eprintln!("gputrace: {}: {damage}", source.path());
+    for source in sources.iter().chain(&before) {
+        for damage in source.damages() {
+            eprintln!("gputrace: {}: {damage}", source.path());
+        }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What was asked for can be done in this format.
+fn can(args: &ExportArgs, takes: Takes) -> anyhow::Result<()> {
+    let able = |able: fn(Takes) -> bool| {
+        let names: Vec<_> = EXPORTS.iter().filter(|it| able(it.takes())).map(|it| it.name()).collect();
+        names.join(", ")
+    };
+    let format = &args.format;
+    if args.traces.len() > 1 && !takes.several {
+        bail!("{format} shows one trace; several are taken by {}", able(|it| it.several));
+    }
+    if args.diff.is_some() && !takes.before {
+        bail!("{format} shows no difference; --diff is for {}", able(|it| it.before));
+    }
+    if args.non_torch && !takes.non_torch {
+        bail!("{format} shows all memory anyway; --non-torch is for {}", able(|it| it.non_torch));
+    }
+    Ok(())
 }

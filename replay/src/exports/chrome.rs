@@ -29,7 +29,7 @@ impl Export for Chrome {
     }
 
     fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
-        let source = request.source;
+        let source = request.source();
         let process = source.definitions().process();
         let n_events = source.events().count() as u64;
         // Points cost a hundred bytes each: a long trace keeps the highest of every few.
@@ -45,7 +45,7 @@ impl Export for Chrome {
         let mut put = |event: Value| write!(out, ",\n{event}");
         let mut counters: BTreeMap<i16, Counter> = BTreeMap::new();
         let mut n = 0;
-        each_event(source, |ledger, event, time| {
+        each_event(source, Nanos(0), |ledger, event, time| {
             n += 1;
             for (device, books) in &ledger.devices {
                 if !request.wants(*device) || *device == HOST {

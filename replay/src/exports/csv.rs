@@ -2,8 +2,8 @@
 
 use std::io::{self, Write};
 
-use super::jsonl::{FIELDS, Row, rows};
-use super::{Export, Request};
+use super::{Export, Request, Takes};
+use crate::changes::{COLUMNS, Kind, Value, rows};
 
 pub(super) struct Csv;
 
@@ -20,23 +20,41 @@ impl Export for Csv {
         "every change of memory, a row each, for spreadsheets, pandas and DuckDB"
     }
 
+    fn takes(&self) -> Takes {
+        Takes { several: true, ..Takes::default() }
+    }
+
     fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "{}", FIELDS.join(","))?;
-        rows(request, |row: &Row| {
-            for (idx, value) in row.values().iter().enumerate() {
-                let comma = if idx > 0 { "," } else { "" };
+        writeln!(out, "{}", COLUMNS.map(|(name, _)| name).join(","))?;
+        let mut line = Vec::new();
+        rows(request, |row| {
+            line.clear();
+            for ((_, kind), value) in COLUMNS.iter().zip(row.values()) {
                 match value {
-                    serde_json::Value::Null => write!(out, "{comma}")?,
-                    serde_json::Value::String(text) => write!(out, "{comma}{}", quoted(text))?,
-                    other => write!(out, "{comma}{other}")?,
+                    Value::None => {}
+                    Value::Number(number) if *kind == Kind::Address => write!(line, "{number:#x}")?,
+                    Value::Number(number) => write!(line, "{number}")?,
+                    Value::Text(text) => quoted(text, &mut line),
                 }
+                line.push(b',');
             }
-            writeln!(out)
+            line.pop();
+            line.push(b'\n');
+            out.write_all(&line)
         })
     }
 }
 
-fn quoted(text: &str) -> String {
-    let needs = text.contains([',', '"', '\n', '\r']);
-    if needs { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
+fn quoted(text: &str, line: &mut Vec<u8>) {
+    if !text.bytes().any(|byte| matches!(byte, b',' | b'"' | b'\n' | b'\r')) {
+        return line.extend_from_slice(text.as_bytes());
+    }
+    line.push(b'"');
+    for byte in text.bytes() {
+        if byte == b'"' {
+            line.push(b'"');
+        }
+        line.push(byte);
+    }
+    line.push(b'"');
 }

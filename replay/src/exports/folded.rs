@@ -5,6 +5,7 @@ use std::io::{self, Write};
 
 use super::{Export, Request};
 use crate::live::{Line, Lines, owner, pictures};
+use crate::source::Source;
 
 pub(super) struct Folded;
 
@@ -22,21 +23,27 @@ impl Export for Folded {
     }
 
     fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
-        let (story, pictures) = pictures(request.source, request.when);
-        let mut lines = Lines::new(request.source.definitions(), request.native);
-        let mut folded: BTreeMap<String, u64> = BTreeMap::new();
-        for picture in pictures.iter().filter(|picture| request.wants(picture.device)) {
-            for (holder, (bytes, _)) in &picture.held {
-                let mut text = format!("cuda:{};{}", picture.device, clean(owner(&story.ledger, holder)));
-                for line in lines.of_holder(holder) {
-                    text.push(';');
-                    text += &frame(&line);
-                }
-                *folded.entry(text).or_default() += bytes.0;
-            }
-        }
-        folded.iter().try_for_each(|(stack, bytes)| writeln!(out, "{stack} {bytes}"))
+        let stacks = stacks(request, request.source());
+        stacks.iter().try_for_each(|(stack, bytes)| writeln!(out, "{stack} {bytes}"))
     }
+}
+
+/// Bytes by stack, at the moment that was asked for.
+pub(super) fn stacks(request: &Request, source: &Source) -> BTreeMap<String, u64> {
+    let (story, pictures) = pictures(source, request.when);
+    let mut lines = Lines::new(source.definitions(), request.native);
+    let mut folded: BTreeMap<String, u64> = BTreeMap::new();
+    for picture in pictures.iter().filter(|picture| request.wants(picture.device)) {
+        for (holder, (bytes, _)) in &picture.held {
+            let mut text = format!("cuda:{};{}", picture.device, clean(owner(&story.ledger, holder)));
+            for line in lines.of_holder(holder) {
+                text.push(';');
+                text += &frame(&line);
+            }
+            *folded.entry(text).or_default() += bytes.0;
+        }
+    }
+    folded
 }
 
 fn frame(line: &Line) -> String {

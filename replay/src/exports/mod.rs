@@ -5,7 +5,7 @@
 
 use std::io::{self, Write};
 
-use gputrace_schemas::event::{Event, EventKind, Nanos};
+use gputrace_schemas::event::{Event, EventKind, Nanos, Process};
 
 use crate::ledger::{Ledger, OUT_OF_MEMORY};
 use crate::live::{Native, When};
@@ -13,29 +13,66 @@ use crate::source::Source;
 
 mod chrome;
 mod csv;
+mod firefox;
 mod folded;
 mod jsonl;
+mod parquet;
 mod perfetto;
 mod pprof;
 mod speedscope;
+mod sqlite;
+mod svg;
 mod torch_pickle;
 
 /// What to export.
 pub struct Request<'a> {
-    /// The trace.
-    pub source: &'a Source,
+    /// The trace; several, where a format [takes](Export::takes) them.
+    pub sources: &'a [Source],
     /// The moment, for formats of one moment.
     pub when: When,
     /// Only this device, or all.
     pub device: Option<i16>,
     /// Whether native frames are shown beside lines of Python.
     pub native: Native,
+    /// What to show the difference to, where a format takes it.
+    pub before: Option<&'a Source>,
+    /// Also memory that is not PyTorch's, where a format leaves it out otherwise.
+    pub non_torch: bool,
 }
 
-impl Request<'_> {
-    fn wants(&self, device: i16) -> bool {
+impl<'a> Request<'a> {
+    /// One trace as a whole.
+    #[must_use]
+    pub fn of(sources: &'a [Source]) -> Request<'a> {
+        Request {
+            sources,
+            when: When::Peak,
+            device: None,
+            native: Native::Hidden,
+            before: None,
+            non_torch: false,
+        }
+    }
+
+    pub(crate) fn wants(&self, device: i16) -> bool {
         self.device.is_none_or(|wanted| wanted == device)
     }
+
+    /// The trace of a format that takes one.
+    fn source(&self) -> &'a Source {
+        &self.sources[0]
+    }
+}
+
+/// What a format can do beyond showing one trace.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Takes {
+    /// Several traces in one file: ranks of a job.
+    pub several: bool,
+    /// The difference to another trace.
+    pub before: bool,
+    /// It shows PyTorch's memory, and other memory on request.
+    pub non_torch: bool,
 }
 
 /// A format.
@@ -46,6 +83,10 @@ pub trait Export: Sync {
     fn extension(&self) -> &'static str;
     /// What it shows and who opens it.
     fn summary(&self) -> &'static str;
+    /// What it can do beyond showing one trace.
+    fn takes(&self) -> Takes {
+        Takes::default()
+    }
     /// Writes it.
     ///
     /// # Errors
@@ -56,18 +97,24 @@ pub trait Export: Sync {
 /// Every format.
 pub const EXPORTS: &[&dyn Export] = &[
     &folded::Folded,
+    &svg::Svg,
     &speedscope::Speedscope,
     &pprof::Pprof,
+    &firefox::Firefox,
     &chrome::Chrome,
     &perfetto::Perfetto,
     &csv::Csv,
     &jsonl::Jsonl,
+    &parquet::Parquet,
+    &sqlite::Sqlite,
     &torch_pickle::TorchPickle,
 ];
 
-/// Books the trace event by event, and shows what each did ([`Ledger::steps`]).
-fn each_event(
+/// Books a trace event by event, and shows what each did ([`Ledger::steps`]) and when it was; `origin` is
+/// the time of its beginning.
+pub(crate) fn each_event(
     source: &Source,
+    origin: Nanos,
     mut see: impl FnMut(&Ledger, &Event, Nanos) -> io::Result<()>,
 ) -> io::Result<()> {
     let definitions = source.definitions();
@@ -77,9 +124,21 @@ fn each_event(
     for event in source.events() {
         ledger.event(definitions, &event);
         let start = if start.0 > 0 { start } else { ledger.first.unwrap_or_default() };
-        see(&ledger, &event, Nanos(event.time.0.saturating_sub(start.0)))?;
+        let time = origin.0.saturating_add(event.time.0.saturating_sub(start.0));
+        see(&ledger, &event, Nanos(time))?;
     }
     Ok(())
+}
+
+/// When each trace began, counted from the first one: by the clock of the machine where all ran since the same boot, else
+/// by the time of day, which clocks of several machines agree on only to milliseconds.
+pub(crate) fn origins(sources: &[Source]) -> Vec<Nanos> {
+    let processes = || sources.iter().map(|source| source.definitions().process());
+    let boot = processes().next().map_or("", |process| &process.boot);
+    let is_one_machine = !boot.is_empty() && processes().all(|process| process.boot == boot);
+    let start = |process: &Process| if is_one_machine { process.start.0 } else { process.start_realtime };
+    let first = processes().map(start).filter(|start| *start > 0).min().unwrap_or(0);
+    processes().map(|process| Nanos(start(process).saturating_sub(first))).collect()
 }
 
 /// What changed of the memory that a device holds, by name: PyTorch's part is split in allocated and cached, so that the

@@ -27,8 +27,8 @@ impl Export for Pprof {
     }
 
     fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
-        let (story, pictures) = pictures(request.source, request.when);
-        let mut lines = Lines::new(request.source.definitions(), request.native);
+        let (story, pictures) = pictures(request.source(), request.when);
+        let mut lines = Lines::new(request.source().definitions(), request.native);
         let mut profile = Profile::default();
         let (device, label_owner) = (profile.text("device"), profile.text("owner"));
         profile.value_type(1, "inuse_objects", "count");

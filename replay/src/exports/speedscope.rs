@@ -24,8 +24,8 @@ impl Export for Speedscope {
     }
 
     fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
-        let (story, pictures) = pictures(request.source, request.when);
-        let mut lines = Lines::new(request.source.definitions(), request.native);
+        let (story, pictures) = pictures(request.source(), request.when);
+        let mut lines = Lines::new(request.source().definitions(), request.native);
         let mut frames: Vec<Line> = vec![];
         let mut known: FxHashMap<Line, usize> = FxHashMap::default();
         let mut profiles = vec![];

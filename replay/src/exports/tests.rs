@@ -29,9 +29,8 @@ fn source() -> Source {
 fn export(name: &str, source: &Source, when: When) -> Vec<u8> {
     let format = EXPORTS.iter().find(|format| format.name() == name).expect("a format");
     let mut out = vec![];
-    format
-        .export(&Request { source, when, device: None, native: Native::Hidden }, &mut out)
-        .expect("memory is endless");
+    let sources = std::slice::from_ref(source);
+    format.export(&Request { when, ..Request::of(sources) }, &mut out).expect("memory is endless");
     out
 }
 

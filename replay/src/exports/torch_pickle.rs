@@ -1,6 +1,6 @@
 //! A PyTorch memory snapshot, for pytorch.org/memory_viz and everything else that reads such pickles.
 //!
-//! Memory that is not PyTorch's (NCCL, cuBLAS) is there, too, which PyTorch's own snapshots cannot show: as segments of
+//! On request, memory that is not PyTorch's (NCCL, cuBLAS) is there, too, which PyTorch's own snapshots cannot show: as segments of
 //! their own with one block in each, in pools of their own, with the owner as the innermost frame. Physical memory without
 //! an address gets one from 2^50 on.
 //!
@@ -13,7 +13,7 @@ use std::io::{self, Write};
 use gputrace_schemas::event::{Action, Event, EventKind, Nanos, Process, StackId};
 use rustc_hash::FxHashMap;
 
-use super::{Export, Request, each_event};
+use super::{Export, Request, Takes, each_event};
 use crate::ledger::{Block, Ledger, MemoryKind, Object, Step};
 use crate::live::{Line, Lines};
 
@@ -39,13 +39,17 @@ impl Export for TorchPickle {
     }
 
     fn summary(&self) -> &'static str {
-        "the history as a PyTorch snapshot with other libraries' memory in it, for pytorch.org/memory_viz"
+        "the history as a PyTorch snapshot, with --non-torch other libraries' memory in it, for pytorch.org/memory_viz"
+    }
+
+    fn takes(&self) -> Takes {
+        Takes { non_torch: true, ..Takes::default() }
     }
 
     fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
-        let source = request.source;
+        let source = request.source();
         let mut devices: Vec<i16> = vec![];
-        each_event(source, |ledger, _, _| {
+        each_event(source, Nanos(0), |ledger, _, _| {
             let new = ledger.devices.keys().filter(|device| **device >= 0 && request.wants(**device));
             devices.extend(new.filter(|device| !devices.contains(device)).copied().collect::<Vec<_>>());
             Ok(())
@@ -65,10 +69,10 @@ impl Export for TorchPickle {
         let mut ends = vec![];
         for device in 0..=devices.iter().copied().max().unwrap_or(0) {
             pickle.raw(b"]")?;
-            let mut teller = Teller::new(device, process);
+            let mut teller = Teller::new(device, process, request.non_torch);
             if devices.contains(&device) {
                 let mut batch = Batch::default();
-                each_event(source, |ledger, event, time| {
+                each_event(source, Nanos(0), |ledger, event, time| {
                     teller.event(ledger, event, time);
                     teller.ready(|entry| batch.put(&mut pickle, &mut lines, entry))
                 })?;
@@ -141,6 +145,8 @@ struct Live {
 /// Turns what happened to one device into entries, and remembers what there is.
 struct Teller {
     device: i16,
+    /// With memory that is not PyTorch's.
+    non_torch: bool,
     realtime: u64,
     waiting: Vec<Entry>,
     n_unresolved: usize,
@@ -157,9 +163,10 @@ struct Teller {
 }
 
 impl Teller {
-    fn new(device: i16, process: &Process) -> Teller {
+    fn new(device: i16, process: &Process, non_torch: bool) -> Teller {
         Teller {
             device,
+            non_torch,
             realtime: process.start_realtime,
             waiting: vec![],
             n_unresolved: 0,
@@ -227,7 +234,7 @@ impl Teller {
             MemoryKind::Linear | MemoryKind::Virtual | MemoryKind::Async | MemoryKind::Array
         );
         let is_page = object.torch && object.kind == MemoryKind::Virtual;
-        object.device == self.device && is_physical && !is_page
+        object.device == self.device && is_physical && !is_page && (self.non_torch || object.torch)
     }
 
     fn gained(&mut self, ledger: &Ledger, object: &Object, time: Nanos) {
