@@ -191,7 +191,25 @@ mod tests {
             }
             shown += "\n";
         }
-        expect![[""]].assert_eq(&shown);
+        expect![[r#"
+            NCCL: libnccl.so.2+0x10
+            PyTorch: libc10_cuda.so+0x10
+            PyTorch, not its allocator: g (/job/model.py:3) in f
+            acme: g (/job/model.py:5) in h
+            application: main (train)
+            libsolver: solve (libsolver.so.4)
+            libcublas_acme: libcublas_acme.so+0x10
+
+            NCCL: libnccl.so+0x10
+            PyTorch: libc10_cuda.so+0x10
+            PyTorch, not its allocator: g (file1.py:3) in f
+            package1: g (file1.py:5) in h
+            application: main (program)
+            library3: solve (library3.so)
+            library4: library4.so+0x10
+
+        "#]]
+        .assert_eq(&shown);
     }
 
     #[test]

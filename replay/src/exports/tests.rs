@@ -34,6 +34,21 @@ fn export(name: &str, source: &Source, when: When) -> Vec<u8> {
     out
 }
 
+/// With every option that shows more.
+fn export_all(name: &str, sources: &[Source]) -> Vec<u8> {
+    let format = EXPORTS.iter().find(|format| format.name() == name).expect("a format");
+    let mut out = vec![];
+    let takes = format.takes();
+    let request = Request {
+        native: Native::Shown,
+        non_torch: takes.non_torch,
+        before: sources.last().filter(|_| takes.before),
+        ..Request::of(if takes.several { sources } else { &sources[..1] })
+    };
+    format.export(&request, &mut out).expect("memory is endless");
+    out
+}
+
 fn text(name: &str) -> String {
     String::from_utf8(export(name, &source(), When::Peak)).expect("text")
 }
@@ -216,9 +231,10 @@ fn fields(mut at: &[u8]) -> Vec<(u64, Vec<u8>)> {
 #[test]
 fn a_snapshot_comes_back_as_it_went() {
     let source = source();
-    let pickle = export("torch-pickle", &source, When::Peak);
+    let sources = [source];
+    let (pickle, [source]) = (export_all("torch-pickle", &sources), &sources);
     let back = Source::of("back.pickle", recording_of(&pickle).unwrap());
-    let (there, back) = (summary(&source), summary(&back));
+    let (there, back) = (summary(source), summary(&back));
     let (there, back) = (&there.devices[0], &back.devices[0]);
     assert_eq!(there.driver.peak_bytes, back.driver.peak_bytes);
     let ooms = |device: &crate::summary::DeviceSummary| device.torch.as_ref().unwrap().ooms;
@@ -243,4 +259,73 @@ fn a_snapshot_of_pytorch_alone_has_the_same_figures_after_two_journeys() {
     let stacks = folded(&once);
     assert!(stacks.contains("main (a.py:9);f (a.py:2) 512"), "{stacks}");
     assert_eq!(stacks, folded(&twice));
+}
+
+#[test]
+fn nothing_private_is_in_a_redacted_export_of_any_format() {
+    const PRIVATE: &str = "
+        Alloc addr=0x7f0000000000 bytes=20M by=/u/site-packages/torch/lib/libc10_cuda.so
+        block addr=0x7f0000000000 bytes=8M requested=8M allocated=8M reserved=20M by=f@/private0/secret1.py:2,g@/v/site-packages/secret2/secret3.py:3
+        Alloc addr=0x7f0002000000 bytes=2M by=main@/private4/secret5
+        Create handle=n bytes=2M by=/private6/secret7.so,g@/private0/secret1.py:3
+        oom bytes=1G requested=1G allocated=8M reserved=20M by=h@/private0/secret8.py:5
+        note secret9";
+    let private = || {
+        let mut recording = recording(PRIVATE);
+        let process = &mut recording.process;
+        process.host = "secretA".into();
+        process.boot = "secretB".into();
+        process.executable = "/private4/secret5".into();
+        process.command = vec!["/private4/secret5".into(), "--secretC".into()];
+        process.environment = vec![("NCCL_SOCKET_IFNAME".into(), "secretD".into())];
+        recording.threads.values_mut().for_each(|thread| thread.name = "secretE".into());
+        recording.devices.iter_mut().for_each(|device| device.uuid = "GPU-secretF".into());
+        Source::of("/private9/secretG.gtr", recording)
+    };
+    let sees = |sources: &[Source], name: &str| {
+        let out = unpacked(&export_all(name, sources));
+        let text = String::from_utf8_lossy(&out);
+        ["secret", "private"].iter().any(|word| text.contains(word))
+    };
+    for format in EXPORTS {
+        let name = format.name();
+        assert!(sees(&[private(), private()], name), "{name}: what is private is there to be found");
+        assert!(!sees(&[private().redacted(), private().redacted()], name), "{name}");
+    }
+}
+
+/// What is compressed inside of a file, behind it.
+fn unpacked(bytes: &[u8]) -> Vec<u8> {
+    use std::io::Read;
+    let mut out = bytes.to_vec();
+    if bytes.starts_with(&[0x1f, 0x8b]) {
+        flate2::read::GzDecoder::new(bytes).read_to_end(&mut out).unwrap();
+    }
+    for (at, _) in bytes.windows(4).enumerate().filter(|(_, magic)| *magic == [0x28, 0xb5, 0x2f, 0xfd]) {
+        zstd::stream::Decoder::new(&bytes[at..]).unwrap().single_frame().read_to_end(&mut out).unwrap();
+    }
+    out
+}
+
+#[test]
+fn ranks_of_one_machine_have_one_clock_and_others_the_time_of_day() {
+    let at = |boot: &str, start, start_realtime| {
+        let mut recording = recording("");
+        (recording.process.boot, recording.process.start) = (boot.into(), Nanos(start));
+        recording.process.start_realtime = start_realtime;
+        Source::of("rank.gtr", recording)
+    };
+    assert_eq!(origins(&[at("a", 50, 1000), at("a", 20, 990)]), [Nanos(30), Nanos(0)]);
+    assert_eq!(origins(&[at("a", 50, 1000), at("b", 20, 990)]), [Nanos(10), Nanos(0)]);
+    assert_eq!(origins(&[at("", 0, 0), at("b", 20, 990)]), [Nanos(0), Nanos(0)]);
+}
+
+#[test]
+fn a_difference_is_drawn_in_two_colours_and_nothing_is_no_error() {
+    let smaller = SCENE.lines().filter(|line| !line.contains("libnccl")).collect::<Vec<_>>().join("\n");
+    let sources = [source(), Source::of("before.gtr", recording(&smaller))];
+    let drawn = String::from_utf8(export_all("svg", &sources)).unwrap();
+    assert!(drawn.contains("NCCL") && drawn.contains("red: more than in before.gtr"), "{drawn}");
+    let empty = Source::of("empty.gtr", recording(""));
+    assert!(String::from_utf8(export("svg", &empty, When::Peak)).unwrap().contains("No GPU memory"));
 }
