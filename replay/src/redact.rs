@@ -7,7 +7,9 @@
 
 use std::collections::HashMap;
 
-use gputrace_schemas::event::{Device, Event, EventKind, Frame, Module, Process, Thread};
+use gputrace_schemas::event::{
+    CommConfig, Communicator, Device, Event, EventKind, Frame, Module, Process, Thread,
+};
 
 use crate::owners::{self, file_name};
 use crate::trace::Recording;
@@ -34,6 +36,7 @@ pub fn definitions(of: &Recording) -> Recording {
         frames: frames.into_iter().map(|(id, it)| (*id, names.frame(it))).collect(),
         modules: modules.into_iter().map(|(id, it)| (*id, names.module(it))).collect(),
         threads: of.threads.iter().map(|(id, it)| (*id, thread(it))).collect(),
+        communicators: of.communicators.iter().map(|(id, it)| (*id, communicator(it))).collect(),
         texts: of.texts.keys().map(|id| (*id, format!("mark {}", id.0))).collect(),
         events: vec![],
     }
@@ -75,6 +78,12 @@ fn thread(thread: &Thread) -> Thread {
     let is_public = owners::is_nccl_thread(&thread.name);
     // NCCL's threads are told by this beginning.
     Thread { name: if is_public { "NCCL thread".into() } else { String::new() }, ..thread.clone() }
+}
+
+/// Without what the program calls it and its network.
+fn communicator(communicator: &Communicator) -> Communicator {
+    let config = CommConfig { name: String::new(), net_name: String::new(), ..communicator.config.clone() };
+    Communicator { config, ..communicator.clone() }
 }
 
 /// What each path is called from now on.

@@ -74,6 +74,7 @@ impl Recording {
             modules: numbered(ModuleId, trace.modules()),
             threads: numbered(ThreadId, trace.threads()),
             texts: numbered(TextId, trace.texts()),
+            communicators: numbered(CommId, trace.communicators()),
             events: vec![],
         }
     }

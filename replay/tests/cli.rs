@@ -420,11 +420,12 @@ fn help_of_every_verb() {
         ---- gputrace export --help
         Writes a trace for other tools
 
-        Usage: gputrace export [OPTIONS] --format <FORMAT> <TRACE>
+        Usage: gputrace export [OPTIONS] --format <FORMAT> <TRACE>...
 
         Arguments:
-          <TRACE>
-                  A gputrace trace or a PyTorch snapshot (plain or .gz)
+          <TRACE>...
+                  Gputrace traces or PyTorch snapshots (plain or .gz); several where the format takes the
+                  ranks of a job
 
         Options:
           -f, --format <FORMAT>
@@ -432,15 +433,23 @@ fn help_of_every_verb() {
 
                   Possible values:
                   - folded:       bytes at a moment by stack, for flamegraph.pl, inferno and speedscope
+                  - svg:          bytes at a moment by stack as a flame graph, for browsers
                   - speedscope:   bytes at a moment by stack, for speedscope.app
                   - pprof:        objects and bytes at a moment by stack, for go tool pprof, Pyroscope,
                     Parca and Grafana
+                  - firefox:      allocations with their stacks and memory over time, for
+                    profiler.firefox.com
                   - chrome:       memory over time by owner, for chrome://tracing and ui.perfetto.dev
-                  - perfetto:     memory over time by owner, for ui.perfetto.dev and its SQL
+                  - perfetto:     memory over time by owner, NCCL's calls and stacks, for ui.perfetto.dev
+                    and its SQL
                   - csv:          every change of memory, a row each, for spreadsheets, pandas and DuckDB
                   - jsonl:        every change of memory, a JSON object a line, for jq
-                  - torch-pickle: the history as a PyTorch snapshot with other libraries' memory in it, for
-                    pytorch.org/memory_viz
+                  - parquet:      every change of memory with its stack, a row each, for DuckDB, pandas,
+                    Polars and Spark
+                  - sqlite:       every change of memory with its stack in a database, for sqlite3 and
+                    scripts that read Nsight Systems' exports
+                  - torch-pickle: the history as a PyTorch snapshot, with --non-torch other libraries'
+                    memory in it, for pytorch.org/memory_viz
 
           -o, --output <FILE>
                   Where to [default: standard output]
@@ -450,6 +459,15 @@ fn help_of_every_verb() {
 
               --device <ORDINAL>
                   Only this device
+
+              --diff <OTHER>
+                  Show the difference to this trace (svg)
+
+              --non-torch
+                  With memory that is not PyTorch's, as segments of their own (torch-pickle)
+
+              --redact
+                  Hide paths, arguments, host names and identifiers of the machine
 
               --peak
                   When the device held most (the default)

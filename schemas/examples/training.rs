@@ -1,11 +1,11 @@
-//! Writes a long trace of a made-up training job: what reports and exports are measured with (`make bench`), and, with few
+//! Writes a long trace of a made-up training job with every kind of event: what reports and exports are measured with (`make bench`), and, with few
 //! events, the trace of version 1 that every later version must read (tests/golden).
 //!
 //!     cargo run --release -p gputrace-schemas --example training -- FILE [EVENTS]
 //!
 //! A rank of a job whose layers keep activations in the forward pass and drop them in the backward pass, with sizes that
 //! vary from step to step and temporary blocks in between; PyTorch's segments, NCCL's buffers, pinned memory, two streams,
-//! samples of NVML, a request that fails. Everything follows from the number of events.
+//! samples of NVML, NCCL's calls, marks, a request that fails. Everything follows from the number of events.
 #![allow(clippy::print_stdout, reason = "an example prints its result")]
 
 use std::fs::File;
@@ -20,6 +20,9 @@ const SEGMENT: u64 = 20 << 20;
 const BASE: u64 = 0x7f00_0000_0000;
 const TORCH: StackId = StackId(N_STACKS + 1);
 const NCCL: StackId = StackId(N_STACKS + 2);
+const BACKWARD: StackId = StackId(N_STACKS + 3);
+const COMMUNICATOR: CommId = CommId(1);
+const STEP: TextId = TextId(1);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -77,6 +80,8 @@ impl Job {
             (2, "cuMemFree_v2", "cudaFree"),
             (3, "cuMemCreate", ""),
             (4, "cuMemHostAlloc", "cudaHostAlloc"),
+            (5, "ncclCommInitRank", ""),
+            (6, "ncclAllReduce", ""),
         ] {
             self.writer.api(ApiId(id), &Api { name: name.into(), runtime_name: runtime.into() });
         }
@@ -93,6 +98,22 @@ impl Job {
         for (id, name) in [(1, "python"), (2, "pt_autograd_0")] {
             self.writer.thread(ThreadId(id), &Thread { tid: 4241 + id, name: name.into() });
         }
+        self.writer.text(STEP, "step");
+        self.writer.communicator(
+            COMMUNICATOR,
+            &Communicator {
+                origin: Some(NcclOp::CommInit),
+                call: 1,
+                handle: 0x5500_0000_1000,
+                unique_id: 0x1234_5678_9abc_def0,
+                rank: Some(3),
+                n_ranks: Some(8),
+                device: 0,
+                version: 22809,
+                config: CommConfig { name: "default_pg".into(), ..CommConfig::default() },
+                ..Communicator::default()
+            },
+        );
         self.frames(packages);
     }
 
@@ -131,19 +152,36 @@ impl Job {
             let layer = |n: u32| (id * 7 + n * 31) % 200;
             let middle = (0..3).flat_map(|n| [700 + layer(n), 400 + layer(n), 100 + layer(n)]);
             let frames = middle.chain([1 + id % 20, 0]).map(FrameId).collect();
-            self.writer.stack(StackId(id), &Stack { frames, truncated: false });
+            self.writer.stack(StackId(id), &Stack { frames, ..Stack::default() });
         }
         for (id, frame) in [(TORCH, 1000), (NCCL, 1001)] {
             let frames = [frame, 5, 0].map(FrameId).to_vec();
-            self.writer.stack(id, &Stack { frames, truncated: false });
+            self.writer.stack(id, &Stack { frames, ..Stack::default() });
         }
+        let (forward, caller) = (StackId(7), StackId(8));
+        let node = "torch::autograd::generated::AddmmBackward0".to_owned();
+        let backward = Backward { node, forward, caller, is_caller_inferred: false };
+        let frames = vec![FrameId(1000)];
+        self.writer.stack(BACKWARD, &Stack { frames, truncated: true, backward: Some(Box::new(backward)) });
     }
 
     fn train(&mut self, n_events: u64) -> io::Result<()> {
-        self.call(3, Action::Create, 0, 0, 256 << 20, 77, NCCL)?;
-        self.call(4, Action::AllocHost, HOST, 0x7d00_0000_0000, 64 << 20, 0, StackId(9))?;
-        while self.n_events < n_events {
+        self.event(StackId(0), EventKind::Note("a made-up job".into()))?;
+        self.event(StackId(0), EventKind::Lost(Lost { cause: LostCause::Starting, events: 2 }))?;
+        for action in [WaitAction::Record, WaitAction::Query] {
+            self.event(StackId(0), EventKind::Wait(Wait { event: 0xe0, stream: 0x55, action, result: 0 }))?;
+        }
+        self.nccl(1, NcclOp::CommInit, 5, 0)?;
+        self.call(3, Action::Create, 0, 256 << 20, NCCL)?;
+        self.call(4, Action::AllocHost, 0x7d00_0000_0000, 64 << 20, StackId(9))?;
+        for n in 0.. {
+            if self.n_events >= n_events {
+                break;
+            }
+            self.mark(MarkAction::Push)?;
             self.step()?;
+            self.nccl(2 + n, NcclOp::AllReduce, 6, n)?;
+            self.mark(MarkAction::Pop)?;
         }
         self.event(
             StackId(17),
@@ -185,7 +223,7 @@ impl Job {
             Some(known) => self.free.swap_remove(known),
             None => {
                 let addr = BASE + self.reserved;
-                self.call(1, Action::Alloc, 0, addr, SEGMENT, 0, TORCH)?;
+                self.call(1, Action::Alloc, addr, SEGMENT, TORCH)?;
                 self.reserved += SEGMENT;
                 (addr, SEGMENT)
             }
@@ -194,7 +232,10 @@ impl Job {
             self.free.push((addr + bytes, length - bytes));
         }
         self.allocated += bytes;
-        let stack = StackId(1 + (self.next() % u64::from(N_STACKS)) as u32);
+        let stack = match self.next() % u64::from(N_STACKS) {
+            0 => BACKWARD,
+            n => StackId(n as u32),
+        };
         self.event(
             stack,
             EventKind::BlockAlloc(BlockAlloc {
@@ -221,35 +262,67 @@ impl Job {
         let bytes = Bytes(bytes);
         self.event(
             StackId(0),
-            EventKind::BlockFree(BlockFree { device: 0, addr, bytes, allocated, reserved }),
+            EventKind::BlockFree(BlockFree {
+                device: 0,
+                addr,
+                bytes,
+                allocated,
+                reserved,
+                collecting: false,
+            }),
         )
     }
 
-    fn call(
-        &mut self,
-        api: u32,
-        action: Action,
-        device: i16,
-        addr: u64,
-        bytes: u64,
-        handle: u64,
-        stack: StackId,
-    ) -> io::Result<()> {
+    fn call(&mut self, api: u32, action: Action, addr: u64, bytes: u64, stack: StackId) -> io::Result<()> {
         let call = Call {
             api: ApiId(api),
             action,
-            device,
+            device: if action == Action::AllocHost { HOST } else { 0 },
             result: Some(0),
             addr,
             bytes: Bytes(bytes),
             stream: 0,
-            handle,
+            handle: if action == Action::Create { 77 } else { 0 },
             extra: 0,
             duration: Nanos(90_000),
             captured: false,
             in_allocate: stack == TORCH,
+            comm: if stack == NCCL { COMMUNICATOR } else { CommId(0) },
+            nccl_call: u64::from(stack == NCCL),
+            nccl_thread: false,
         };
         self.event(stack, EventKind::Call(call))
+    }
+
+    fn mark(&mut self, action: MarkAction) -> io::Result<()> {
+        let mark = Mark { action, text: STEP, domain: TextId(0), range: 0, category: 0 };
+        self.event(StackId(0), EventKind::Mark(mark))
+    }
+
+    fn nccl(&mut self, call: u64, op: NcclOp, api: u32, sequence: u64) -> io::Result<()> {
+        let enter = NcclEnter {
+            api: ApiId(api),
+            op,
+            call,
+            comm: COMMUNICATOR,
+            sequence,
+            group: 0,
+            group_depth: 0,
+            count: 1 << 20,
+            datatype: 7,
+            redop: 0,
+            redop_call: 0,
+            peer: -1,
+            send: BASE,
+            receive: BASE,
+            stream: 0x55,
+            handle: 0,
+            extra: 0,
+            captured: false,
+        };
+        self.event(NCCL, EventKind::NcclEnter(enter))?;
+        let exit = NcclExit { call, result: 0, value: 0, duration: Nanos(20_000) };
+        self.event(StackId(0), EventKind::NcclExit(exit))
     }
 
     fn sample(&mut self) -> io::Result<()> {

@@ -208,12 +208,15 @@ impl<'a> Rank<'a> {
 
     fn nccl_begins(&mut self, call: &NcclEnter, thread: ThreadId, time: Nanos) -> io::Result<()> {
         let track = self.thread(thread)?;
+        let communicator = self.source.definitions().communicator(call.comm);
+        let n_ranks = communicator.and_then(|it| it.n_ranks).map_or(0, u64::from);
         let name = self.source.definitions().api(call.api).map_or(call.op.name(), |api| &api.name);
         self.sequence.track_event(SLICE_BEGIN, track, time, |slice| {
             slice.bytes(22, b"nccl");
             slice.bytes(23, name.as_bytes());
             annotation(slice, "call", call.call);
             annotation(slice, "communicator", u64::from(call.comm.0));
+            annotation(slice, "ranks", n_ranks);
             annotation(slice, "count", call.count);
             if call.sequence != u64::MAX {
                 annotation(slice, "sequence", call.sequence);
