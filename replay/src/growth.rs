@@ -190,6 +190,14 @@ fn trend(series: &[u64]) -> Option<Trend> {
     None
 }
 
+/// Whether a series rises steadily, as a growing call site does: its least values in windows are judged.
+#[must_use]
+pub fn steadily(series: &[u64]) -> bool {
+    let window = series.len().div_ceil(MAX_WINDOWS).max(1);
+    let least: Vec<u64> = series.chunks(window).filter_map(|chunk| chunk.iter().copied().min()).collect();
+    least.len() >= MIN_WINDOWS && steady(&least).is_some()
+}
+
 fn steady(series: &[u64]) -> Option<Trend> {
     let (first, last) = (*series.first()?, *series.last()?);
     let growth = last.checked_sub(first).filter(|growth| *growth > 0)?;
@@ -260,35 +268,6 @@ fn theil_sen(series: &[u64]) -> f64 {
     }
     slopes.sort_by(f64::total_cmp);
     slopes.get(slopes.len() / 2).copied().unwrap_or(0.0)
-}
-
-/// About how many steps the program made: how often most call sites of its blocks allocated, if many agree.
-#[must_use]
-pub fn steps(ledger: &Ledger) -> Option<Steps> {
-    let mut counts: FxHashMap<u64, u64> = FxHashMap::default();
-    let mut n_sites = 0;
-    for books in ledger.devices.values() {
-        let blocks = books.torch.iter().flat_map(|torch| torch.blocks.sites());
-        let driver = books.physical.sites().filter(|_| books.torch.is_none());
-        for part in blocks.chain(driver).filter(|part| part.gains >= 4) {
-            *counts.entry(part.gains).or_default() += 1;
-            n_sites += 1;
-        }
-    }
-    let (n_steps, agree) = counts.into_iter().max_by_key(|(n, sites)| (*sites, Reverse(*n)))?;
-    let is_clear = agree >= 3 && agree * 4 >= n_sites;
-    is_clear.then_some(Steps { n_steps, agree, of: n_sites })
-}
-
-/// A guess of the number of steps.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Steps {
-    /// How many.
-    pub n_steps: u64,
-    /// Call sites that allocated exactly as often.
-    pub agree: u64,
-    /// Call sites that allocated more than a few times.
-    pub of: u64,
 }
 
 #[cfg(test)]

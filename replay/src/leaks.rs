@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 
 use gputrace_schemas::event::{Bytes, HOST};
 
-use crate::growth::{Growing, Growth, Place, Steps, steps};
-use crate::ledger::Books;
+use crate::growth::{Growing, Growth, Place};
+use crate::ledger::{Books, StepSource};
 use crate::owners::TORCH;
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::render::text;
@@ -33,7 +33,8 @@ pub struct Leaks {
     pub suppressed: (u64, Bytes),
     /// Bytes that PyTorch's cache held at the end without anybody using them.
     pub cached: Bytes,
-    steps: Option<Steps>,
+    /// How they were counted, where nobody said how many there were.
+    counted: Option<StepSource>,
     n_steps: Option<u64>,
     can_tell: bool,
     n_rows: usize,
@@ -78,14 +79,14 @@ impl Leaks {
     /// Finds the leaks in a story that `growth` has watched.
     #[must_use]
     pub fn find(story: &Story, growth: &Growth, wanted: &Wanted, suppressions: &mut Suppressions) -> Leaks {
-        let steps = steps(&story.ledger);
-        let n_steps = wanted.n_steps.or(steps.map(|steps| steps.n_steps));
+        let training = story.ledger.training.as_ref();
+        let n_steps = wanted.n_steps.or(training.map(|training| training.n_steps));
         let mut leaks = Leaks {
             growing: vec![],
             not_freed: vec![],
             suppressed: (0, Bytes(0)),
             cached: cached(story),
-            steps: steps.filter(|_| wanted.n_steps.is_none()),
+            counted: training.filter(|_| wanted.n_steps.is_none()).map(|training| training.source.clone()),
             n_steps,
             can_tell: growth.can_tell(),
             n_rows: wanted.n_rows,
@@ -167,14 +168,11 @@ impl Leaks {
         };
         let n = self.n_rows;
         let section = section.table(table.keep(n, 1));
-        let section = match (self.steps, self.n_steps) {
-            (Some(steps), _) if !self.growing.is_empty() => section.line(
-                Mood::Note,
-                format!(
-                    "taking it for {} steps: {} of {} call sites that allocated repeatedly did so exactly as often (--steps says otherwise)",
-                    steps.n_steps, steps.agree, steps.of
-                ),
-            ),
+        let section = match (&self.counted, self.n_steps) {
+            (Some(source), Some(n)) if !self.growing.is_empty() => {
+                let text = format!("taking it for {n} steps: {source} (--steps says otherwise)");
+                section.line(Mood::Note, text)
+            }
             (None, None) if !self.growing.is_empty() => {
                 section.line(Mood::Note, "how many steps the program made cannot be seen: --steps N says so")
             }

@@ -23,6 +23,7 @@ pub mod story;
 pub mod summary;
 pub mod trace;
 pub mod tree;
+pub mod unaccounted;
 
 pub mod addresses;
 pub mod audit;

@@ -5,6 +5,8 @@
 //! block addr=a bytes=512 requested=400 allocated=512 reserved=20M
 //! free addr=a bytes=512 allocated=0 reserved=20M
 //! record event=1 | query event=1 result=600 | sync event=1
+//! push text=step_1 | pop | start text=epoch range=1 | end range=1     NVTX, with domain=d where it has one
+//! wait ms=100                                  no event: all that follows is later by this
 //! ```
 //! Values are numbers (decimal, `0x`, with K, M or G behind) or words, which are turned into numbers of their own.
 
@@ -56,14 +58,31 @@ struct Scene {
     recording: Recording,
     words: HashMap<String, u64>,
     stacks: HashMap<String, StackId>,
+    texts: HashMap<String, TextId>,
+    /// Nanoseconds waited.
+    late: u64,
 }
 
 impl Scene {
+    fn text(&mut self, text: &str) -> TextId {
+        let next = TextId(self.texts.len() as u32 + 1);
+        let id = *self.texts.entry(text.to_owned()).or_insert(next);
+        self.recording.texts.insert(id, text.replace('_', " "));
+        id
+    }
+
     fn line(&mut self, line: &str, time: Nanos) {
         let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
         let fields: HashMap<&str, &str> =
             rest.split_whitespace().filter_map(|field| field.split_once('=')).collect();
+        if verb == "wait" {
+            self.late += 1_000_000 * fields["ms"].parse::<u64>().unwrap();
+            return;
+        }
+        let time = Nanos(time.0 + self.late);
         let has = |name: &str| fields.contains_key(name);
+        let [text, domain] =
+            ["text", "domain"].map(|name| fields.get(name).map_or(TextId(0), |text| self.text(text)));
         let mut number = |name: &str| fields.get(name).map_or(0, |text| self.number(text));
         let bytes = Bytes(number("bytes"));
         let device = fields.get("dev").map_or(0, |dev| dev.parse().unwrap());
@@ -71,6 +90,8 @@ impl Scene {
         let (allocated, reserved) = (Bytes(number("allocated")), Bytes(number("reserved")));
         let requested = has("requested").then(|| Bytes(number("requested")));
         let (event, stream, result) = (number("event"), number("stream"), number("result") as i32);
+        let range = number("range");
+        let mark = |action| EventKind::Mark(Mark { action, text, domain, range, category: 0 });
         let wait = |action| EventKind::Wait(Wait { event, stream, action, result });
         let kind = match verb {
             "block" => {
@@ -103,6 +124,10 @@ impl Scene {
                 device_used: Bytes(number("used")),
                 total: Bytes(140 << 30),
             }),
+            "push" => mark(MarkAction::Push),
+            "pop" => mark(MarkAction::Pop),
+            "start" => mark(MarkAction::Start),
+            "end" => mark(MarkAction::End),
             "lost" => EventKind::Lost(Lost { cause: LostCause::RingFull, events: number("events") }),
             "note" => EventKind::Note(rest.to_owned()),
             action => {

@@ -3,8 +3,9 @@
 use gputrace_schemas::event::{Bytes, HOST};
 use serde::Serialize;
 
-use crate::ledger::{DeviceBooks, TorchBooks};
+use crate::ledger::{Cause, DeviceBooks, Sampled, TorchBooks};
 use crate::story::Story;
+use crate::unaccounted::trend;
 
 /// `gputrace.summary/1`.
 #[derive(Serialize, Debug)]
@@ -70,7 +71,66 @@ pub struct DeviceSummary {
     pub managed_peak_bytes: u64,
     /// Estimate: what the driver charged to the process in the first sample beyond what it had handed out.
     pub cuda_context_bytes: Option<u64>,
-    /// What the driver charged at most beyond what it had handed out and the context.
+    /// What nothing explained when the driver charged most.
+    pub unaccounted_bytes: Option<i64>,
+    /// How that changed.
+    pub unaccounted: Option<UnaccountedSummary>,
+    /// Estimate: code of kernels by who loaded it.
+    pub code: Vec<CodeSummary>,
+    /// Samples of the driver's own figures. In each, the parts add up to `process_used_bytes`.
+    pub samples: Vec<SampleSummary>,
+}
+
+/// Unaccounted bytes over time.
+#[derive(Serialize, Debug)]
+pub struct UnaccountedSummary {
+    /// After the first step, where steps are known.
+    pub first_step_bytes: Option<i64>,
+    /// When most was charged.
+    pub peak_bytes: i64,
+    /// At the end.
+    pub end_bytes: i64,
+    /// After the warm-up.
+    pub bytes_per_hour: i64,
+    /// It keeps growing.
+    pub growing: bool,
+    /// Less was charged than was handed out at some time.
+    pub negative: bool,
+}
+
+/// Code of an owner.
+#[derive(Serialize, Debug)]
+pub struct CodeSummary {
+    /// Who loaded it.
+    pub owner: String,
+    /// By how much the charge grew then.
+    pub bytes: u64,
+}
+
+/// One sample, and what explains it.
+#[derive(Serialize, Debug)]
+pub struct SampleSummary {
+    /// Since the start of the trace.
+    pub time_ns: u64,
+    /// Charged to the process.
+    pub process_used_bytes: Option<u64>,
+    /// Used by everybody.
+    pub device_used_bytes: u64,
+    /// What the driver had handed out.
+    pub tracked_bytes: u64,
+    /// What its pages held beyond that.
+    pub rounding_bytes: u64,
+    /// Estimate: contexts.
+    pub context_bytes: u64,
+    /// Estimate: code of kernels.
+    pub code_bytes: u64,
+    /// Estimate: executable graphs.
+    pub graph_bytes: u64,
+    /// Estimate: what stream-ordered pools kept.
+    pub pool_bytes: u64,
+    /// Estimate: page tables of peers' memory.
+    pub peer_bytes: u64,
+    /// The rest.
     pub unaccounted_bytes: Option<i64>,
 }
 
@@ -147,17 +207,29 @@ fn process(story: &Story) -> ProcessSummary {
         complete: story.complete,
         damage: story.damages.iter().map(ToString::to_string).collect(),
         host: HostSummary { peak_bytes: ledger.host.peak().0, live_bytes: ledger.host.live().bytes.0 },
-        devices: used_devices(story).map(|(ordinal, books)| device(story, ordinal, books)).collect(),
+        devices: known_devices(story).map(|(ordinal, books)| device(story, ordinal, books)).collect(),
     }
+}
+
+/// Also the devices that the process held nothing on but a context.
+fn known_devices(story: &Story) -> impl Iterator<Item = (i16, &DeviceBooks)> {
+    devices(story, |books| is_used(books) || books.samples.first.is_some())
 }
 
 /// The devices that the process used, in order, what is known of no device last; host memory is none.
 pub fn used_devices(story: &Story) -> impl Iterator<Item = (i16, &DeviceBooks)> {
-    let used = |books: &DeviceBooks| {
-        books.allocs > 0 || books.failed > 0 || books.torch.is_some() || books.managed.peak().0 > 0
-    };
-    let devices =
-        story.ledger.devices.iter().filter(move |(ordinal, books)| **ordinal != HOST && used(books));
+    devices(story, is_used)
+}
+
+fn is_used(books: &DeviceBooks) -> bool {
+    books.allocs > 0 || books.failed > 0 || books.torch.is_some() || books.managed.peak().0 > 0
+}
+
+fn devices(
+    story: &Story,
+    wanted: impl Fn(&DeviceBooks) -> bool,
+) -> impl Iterator<Item = (i16, &DeviceBooks)> {
+    let devices = story.ledger.devices.iter().filter(|(ordinal, books)| **ordinal != HOST && wanted(books));
     let mut devices: Vec<_> = devices.map(|(ordinal, books)| (*ordinal, books)).collect();
     devices.sort_by_key(|(ordinal, _)| (*ordinal < 0, *ordinal));
     devices.into_iter()
@@ -182,6 +254,40 @@ fn device(story: &Story, ordinal: i16, books: &DeviceBooks) -> DeviceSummary {
         managed_peak_bytes: books.managed.peak().0,
         cuda_context_bytes: books.samples.context().map(|bytes| bytes.0),
         unaccounted_bytes: books.samples.unaccounted(),
+        unaccounted: trend(story, &books.samples).map(|trend| UnaccountedSummary {
+            first_step_bytes: trend.first_step,
+            peak_bytes: trend.peak,
+            end_bytes: trend.end,
+            bytes_per_hour: trend.bytes_per_hour,
+            growing: trend.is_growing,
+            negative: trend.is_negative,
+        }),
+        code: code(story, books),
+        samples: books.samples.kept.iter().map(|sampled| sample(story, sampled)).collect(),
+    }
+}
+
+fn code(story: &Story, books: &DeviceBooks) -> Vec<CodeSummary> {
+    let owner = |(owner, bytes): (_, Bytes)| CodeSummary {
+        owner: story.ledger.sites.owner(owner).to_owned(),
+        bytes: bytes.0,
+    };
+    books.samples.code_by_owner().into_iter().map(owner).collect()
+}
+
+fn sample(story: &Story, sampled: &Sampled) -> SampleSummary {
+    SampleSummary {
+        time_ns: story.since_start(sampled.time).0,
+        process_used_bytes: sampled.process_used.map(|bytes| bytes.0),
+        device_used_bytes: sampled.device_used.0,
+        tracked_bytes: sampled.tracked.0,
+        rounding_bytes: sampled.rounding.0,
+        context_bytes: sampled.of(Cause::Context).0,
+        code_bytes: sampled.of(Cause::Code).0,
+        graph_bytes: sampled.of(Cause::Graph).0,
+        pool_bytes: sampled.of(Cause::Pool).0,
+        peer_bytes: sampled.of(Cause::Peer).0,
+        unaccounted_bytes: sampled.unaccounted(),
     }
 }
 
@@ -354,7 +460,10 @@ mod tests {
                           ],
                           "managed_peak_bytes": 0,
                           "cuda_context_bytes": null,
-                          "unaccounted_bytes": null
+                          "unaccounted_bytes": null,
+                          "unaccounted": null,
+                          "code": [],
+                          "samples": []
                         }
                       ]
                     }
@@ -429,7 +538,10 @@ mod tests {
                           ],
                           "managed_peak_bytes": 0,
                           "cuda_context_bytes": null,
-                          "unaccounted_bytes": null
+                          "unaccounted_bytes": null,
+                          "unaccounted": null,
+                          "code": [],
+                          "samples": []
                         }
                       ]
                     }
@@ -501,7 +613,10 @@ mod tests {
                           ],
                           "managed_peak_bytes": 0,
                           "cuda_context_bytes": null,
-                          "unaccounted_bytes": null
+                          "unaccounted_bytes": null,
+                          "unaccounted": null,
+                          "code": [],
+                          "samples": []
                         }
                       ]
                     }

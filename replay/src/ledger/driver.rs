@@ -18,6 +18,7 @@ use gputrace_schemas::event::{Action, Bytes, Call, Event, HOST, NO_DEVICE, Nanos
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::findings::Finding;
+use super::phases::PhaseId;
 use super::sites::{Origin, OwnerId, SiteId};
 
 /// What kind of memory an object is.
@@ -77,6 +78,8 @@ pub struct Object {
     pub owner: OwnerId,
     /// Asked for from where.
     pub site: SiteId,
+    /// In which phase of the program.
+    pub phase: PhaseId,
     /// Since when.
     pub since: Nanos,
     /// Asked for by PyTorch's caching allocator.
@@ -209,6 +212,7 @@ impl Driver {
             bytes: call.bytes,
             owner: origin.owner,
             site: origin.site,
+            phase: origin.phase,
             since: event.time,
             torch: origin.torch,
             context,
@@ -460,6 +464,7 @@ impl Driver {
                     bytes: Bytes(0),
                     owner: origin.owner,
                     site: origin.site,
+                    phase: origin.phase,
                     since: event.time,
                     torch: false,
                     addr: 0,

@@ -6,11 +6,15 @@
 
 mod amounts;
 mod cache;
+mod contexts;
 mod counts;
 mod driver;
 mod findings;
+mod hidden;
+mod phases;
 mod sites;
 mod torch;
+mod training;
 
 use std::collections::BTreeMap;
 
@@ -24,17 +28,24 @@ mod tests;
 
 pub use amounts::{Books, Held, Meter, Moment, Part};
 pub use cache::{CacheBooks, Misfits, Traffic, Trims};
+pub use contexts::Context;
 pub use counts::{CallCounts, Histogram};
 pub use driver::{Mapped, MemoryKind, Object};
 pub use findings::{Finding, Findings, Found};
+pub use hidden::{Cause, HiddenStep, Pages, Sampled, Samples};
+pub use phases::{PhaseId, Phases};
 pub use sites::{NameId, OwnerId, Site, SiteId, Sites, call_site};
 pub use torch::{Block, Step, TorchBooks, TorchOom};
+pub use training::{StepSource, Training, TrainingStep};
 
 use crate::trace::Definitions;
+use contexts::Contexts;
 use counts::Counts;
 use driver::{Change, Driver, Shelf};
+use hidden::Span;
 use sites::Origin;
 use torch::Torch;
+use training::StepFinder;
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`, cuda.h.
 pub const OUT_OF_MEMORY: i32 = 2;
@@ -76,6 +87,12 @@ pub struct Ledger {
     pub first: Option<Nanos>,
     /// Time of the last event.
     pub last: Nanos,
+    /// What parts of itself the program named.
+    pub phases: Phases,
+    /// The turns of its training loop, once all events are booked.
+    pub training: Option<Training>,
+    finder: StepFinder,
+    contexts: Contexts,
     counts: Counts,
     driver: Driver,
     torch: Torch,
@@ -86,6 +103,8 @@ pub struct Ledger {
 pub struct DeviceBooks {
     /// Memory of the device: linear, virtual memory management, stream-ordered in use, and arrays as estimated.
     pub physical: Books,
+    /// The same by phase of the program: owners are [`PhaseId`]s.
+    pub phases: Books,
     /// The same by kind, and the kinds that are not in [`DeviceBooks::physical`].
     pub kinds: BTreeMap<MemoryKind, Meter>,
     /// Managed memory: may be here or on the host.
@@ -108,54 +127,14 @@ pub struct DeviceBooks {
     pub torch: Option<TorchBooks>,
     /// The driver's own figures.
     pub samples: Samples,
+    /// The driver's pages of linear memory.
+    pub pages: Pages,
 }
 
-/// The driver's own figures against what was tracked.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Samples {
-    /// How many.
-    pub count: u64,
-    /// The first in which the process was charged anything.
-    pub first: Option<Sampled>,
-    /// The one with the most bytes used.
-    pub largest: Option<Sampled>,
-    /// The last.
-    pub last: Option<Sampled>,
-}
-
-impl Samples {
-    /// About how much the CUDA context takes: what the driver charged to the process in the first sample beyond what
-    /// had been handed out. An estimate: libraries may have loaded code by then.
-    #[must_use]
-    pub fn context(&self) -> Option<Bytes> {
-        self.first?.beyond_tracked()
-    }
-
-    /// What the driver charges to the process at its largest beyond what was handed out and [`Samples::context`].
-    #[must_use]
-    pub fn unaccounted(&self) -> Option<i64> {
-        let largest = self.largest?;
-        let known = largest.tracked.0.saturating_add(self.context()?.0);
-        Some((largest.process_used?.0 as i64).saturating_sub(known as i64))
-    }
-}
-
-/// One sample with what was tracked at that moment.
-#[derive(Clone, Copy, Debug)]
-pub struct Sampled {
-    /// When.
-    pub time: Nanos,
-    /// Charged to the process.
-    pub process_used: Option<Bytes>,
-    /// Used by everybody.
-    pub device_used: Bytes,
-    /// What the driver had handed out to the process.
-    pub tracked: Bytes,
-}
-
-impl Sampled {
-    fn beyond_tracked(&self) -> Option<Bytes> {
-        Some(Bytes(self.process_used?.0.saturating_sub(self.tracked.0)))
+impl DeviceBooks {
+    /// What the driver should have charged for what it handed out.
+    fn charged(&self) -> u64 {
+        self.physical.now().bytes.0.saturating_add(self.pages.rounding().0)
     }
 }
 
@@ -234,14 +213,17 @@ impl Ledger {
                 let origin = self.sites.origin(definitions, event.stack, event.thread);
                 let Ledger { findings, torch, .. } = self;
                 let mut found = |finding| findings.add(finding, event.time, event.thread, event.stack);
-                torch.alloc(event, block, origin.site, &mut found);
+                let place = (origin.site, self.phases.now(event.thread));
+                torch.alloc(event, block, place, &mut found);
                 self.counts.block(block.bytes);
+                self.finder.memory(definitions, event, block.device, Some(origin.site));
                 let physical = self.devices.get(&block.device).map(|device| &device.physical);
                 if physical.is_some_and(|books| books.now().bytes == books.peak()) {
                     self.torch_at_peak(block.device);
                 }
             }
             EventKind::BlockFree(block) => {
+                self.finder.memory(definitions, event, block.device, None);
                 let Ledger { findings, torch, .. } = self;
                 let mut found = |finding| findings.add(finding, event.time, event.thread, event.stack);
                 torch.free(event, block, &mut found);
@@ -254,7 +236,11 @@ impl Ledger {
             }
             EventKind::Wait(wait) => self.torch.wait(event, wait),
             EventKind::Sample(sample) => self.sample(event.time, sample),
-            EventKind::NcclEnter(_) | EventKind::NcclExit(_) | EventKind::Mark(_) => {}
+            EventKind::Mark(mark) => {
+                self.phases.mark(definitions, event, mark);
+                self.finder.mark(definitions, event, mark);
+            }
+            EventKind::NcclEnter(_) | EventKind::NcclExit(_) => {}
             EventKind::Lost(lost) => {
                 let n = self.lost.entry(lost.cause).or_default();
                 *n = n.saturating_add(lost.events);
@@ -265,6 +251,11 @@ impl Ledger {
                 }
             }
         }
+    }
+
+    /// The contexts that the process made, in order.
+    pub fn contexts(&self) -> impl Iterator<Item = &Context> {
+        self.contexts.iter()
     }
 
     /// Calls by function.
@@ -338,6 +329,8 @@ impl Ledger {
     }
 
     fn finish(&mut self) {
+        self.devices.values_mut().for_each(|books| books.samples.settle());
+        self.training = std::mem::take(&mut self.finder).found();
         for (device, books) in std::mem::take(&mut self.torch.devices) {
             self.devices.entry(device).or_default().torch = Some(books);
         }
@@ -355,7 +348,13 @@ impl Ledger {
                 thread: event.thread,
                 site: origin.site,
             }),
-            Some(0) => self.booked(event, call, origin),
+            Some(0) => {
+                if gives(call.action) {
+                    self.finder.memory(definitions, event, call.device, Some(origin.site));
+                }
+                let origin = Origin { phase: self.phases.now(event.thread), ..origin };
+                self.booked(event, call, origin);
+            }
             Some(DEINITIALIZED) if !gives(call.action) => self.n_after_shutdown += 1,
             Some(result) => self.refused(event, call, origin, name, result),
         }
@@ -371,13 +370,21 @@ impl Ledger {
 
     fn booked(&mut self, event: &Event, call: &Call, origin: Origin) {
         let Ledger { driver, devices, host, torch, findings, .. } = self;
+        let span = Span::of(event.time, call, gives(call.action));
+        // All but frees are stamped when they have returned.
+        let whole = Span::of(event.time, call, !takes(call.action));
+        for (device, books) in devices.iter_mut().filter(|(device, _)| hidden::concerns(call, **device)) {
+            debug_assert_ne!(*device, HOST);
+            books.samples.call(whole, call, origin.owner, origin.site);
+        }
+        self.contexts.call(event, call, origin.owner, origin.site);
         let mut peaked = None;
         let mut unmapped = Vec::new();
         let (mut bought, mut given) = (None, None);
         driver.call(event, call, origin, &mut |change| match change {
             Change::Gained(object) => {
                 torch.steps.push(Step::Gained(object));
-                if gain(devices, host, event.time, &object) {
+                if gain(devices, host, event.time, span, &object) {
                     peaked = Some(object.device);
                 }
                 match object.kind {
@@ -395,7 +402,7 @@ impl Ledger {
             }
             Change::Freed(object) => {
                 torch.steps.push(Step::Lost(object));
-                lose(devices, host, &object);
+                lose(devices, host, span, &object);
                 if let Some(device) = device_of(devices, &object) {
                     device.frees += 1;
                 }
@@ -416,9 +423,15 @@ impl Ledger {
                     device.kinds.entry(object.kind).or_default().lose(object.bytes);
                     device.dropped.add(object.bytes);
                 }
-                if let Some(books) = books_of(devices, host, &object) {
-                    books.drop_from(object.owner, object.site, object.bytes);
-                }
+                charge(devices, span, &object, |devices| {
+                    if let Some(books) = books_of(devices, host, &object) {
+                        books.drop_from(object.owner, object.site, object.bytes);
+                    }
+                    if let Some(books) = phases_of(devices, &object) {
+                        books.drop_from(OwnerId(object.phase.0), SiteId(0), object.bytes);
+                    }
+                    give_page_back(devices, &object);
+                });
             }
             Change::Reserved(device, bytes) => {
                 devices.entry(device).or_default().reserved_addresses.gain(event.time, bytes);
@@ -528,44 +541,71 @@ impl Ledger {
 
     fn sample(&mut self, time: Nanos, sample: &Sample) {
         let books = self.devices.entry(sample.device).or_default();
-        let sampled = Sampled {
-            time,
-            process_used: sample.process_used,
-            device_used: sample.device_used,
-            tracked: books.physical.now().bytes,
-        };
-        let samples = &mut books.samples;
-        samples.count += 1;
-        samples.last = Some(sampled);
-        if samples.first.is_none() && sample.process_used.is_some_and(|used| used.0 > 0) {
-            samples.first = Some(sampled);
-        }
-        let used = |sampled: &Sampled| (sampled.process_used, sampled.device_used);
-        if samples.largest.is_none_or(|largest| used(&largest) < used(&sampled)) {
-            samples.largest = Some(sampled);
-        }
+        let (tracked, rounding) = (books.physical.now().bytes, books.pages.rounding());
+        books.samples.sample(time, sample, tracked, rounding);
     }
 }
 
+type Devices = BTreeMap<i16, DeviceBooks>;
+
 /// Books an object; whether the device never held so much.
-fn gain(devices: &mut BTreeMap<i16, DeviceBooks>, host: &mut Books, time: Nanos, object: &Object) -> bool {
+fn gain(devices: &mut Devices, host: &mut Books, time: Nanos, span: Span, object: &Object) -> bool {
     if let Some(device) = device_of(devices, object) {
         device.allocs += 1;
         device.kinds.entry(object.kind).or_default().gain(time, object.bytes);
     }
-    let Some(books) = books_of(devices, host, object) else { return false };
-    let before = books.peak();
-    books.gain(time, object.owner, object.site, object.bytes);
-    books.peak() > before && is_physical(object.kind)
+    charge(devices, span, object, |devices| {
+        if object.kind == MemoryKind::Linear && object.device != HOST {
+            devices.entry(object.device).or_default().pages.gain(object.addr, object.bytes);
+        }
+        if let Some(books) = phases_of(devices, object) {
+            books.gain(time, OwnerId(object.phase.0), SiteId(0), object.bytes);
+        }
+        let Some(books) = books_of(devices, host, object) else { return false };
+        let before = books.peak();
+        books.gain(time, object.owner, object.site, object.bytes);
+        books.peak() > before && is_physical(object.kind)
+    })
 }
 
-fn lose(devices: &mut BTreeMap<i16, DeviceBooks>, host: &mut Books, object: &Object) {
+fn lose(devices: &mut Devices, host: &mut Books, span: Span, object: &Object) {
     if let Some(device) = device_of(devices, object) {
         device.kinds.entry(object.kind).or_default().lose(object.bytes);
     }
-    if let Some(books) = books_of(devices, host, object) {
-        books.lose(object.owner, object.site, object.bytes);
+    charge(devices, span, object, |devices| {
+        if let Some(books) = books_of(devices, host, object) {
+            books.lose(object.owner, object.site, object.bytes);
+        }
+        if let Some(books) = phases_of(devices, object) {
+            books.lose(OwnerId(object.phase.0), SiteId(0), object.bytes);
+        }
+        give_page_back(devices, object);
+    });
+}
+
+fn give_page_back(devices: &mut Devices, object: &Object) {
+    if object.kind == MemoryKind::Linear && object.device != HOST {
+        devices.entry(object.device).or_default().pages.lose(object.addr, object.bytes);
     }
+}
+
+/// Changes what a device is charged for, and tells those who compare it with the driver's own figures.
+fn charge<T>(
+    devices: &mut Devices,
+    span: Span,
+    object: &Object,
+    change: impl FnOnce(&mut Devices) -> T,
+) -> T {
+    let charged = |devices: &Devices| devices.get(&object.device).map_or(0, DeviceBooks::charged);
+    let before = charged(devices);
+    let result = change(devices);
+    let after = charged(devices);
+    if before != after
+        && let Some(books) = devices.get_mut(&object.device)
+    {
+        books.samples.changed(span, before, after);
+    }
+    result
 }
 
 /// The device whose objects are counted with this one: imports are not, they own nothing.
@@ -588,6 +628,14 @@ fn books_of<'a>(
         Shelf::Graphs(device) => Some(&mut devices.entry(device).or_default().graphs),
         Shelf::Host => Some(host),
         Shelf::Nowhere => None,
+    }
+}
+
+/// The books by phase, for memory of a device.
+fn phases_of<'a>(devices: &'a mut Devices, object: &Object) -> Option<&'a mut Books> {
+    match object.shelf() {
+        Shelf::Physical(device) => Some(&mut devices.entry(device).or_default().phases),
+        Shelf::Managed(_) | Shelf::Graphs(_) | Shelf::Host | Shelf::Nowhere => None,
     }
 }
 

@@ -9,6 +9,7 @@ use std::fmt;
 use gputrace_schemas::event::{ApiId, Backward, Frame, FrameId, Stack, StackId, ThreadId};
 use rustc_hash::FxHashMap;
 
+use super::phases::PhaseId;
 use crate::backward::{place, python_line, python_lines};
 use crate::owners::{self, Owner};
 use crate::trace::Definitions;
@@ -74,6 +75,8 @@ pub(super) struct Origin {
     pub(super) native: bool,
     /// It asked through a CUDA runtime.
     pub(super) through_runtime: bool,
+    /// In which phase of the program; not known here.
+    pub(super) phase: PhaseId,
 }
 
 /// All places seen so far.
@@ -132,7 +135,7 @@ impl Sites {
         let through_runtime = owner.through_runtime;
         let owner = OwnerId(self.owners.id(owner.name));
         let site = SiteId(self.sites.id(Site { owner, ..site }));
-        let origin = Origin { owner, site, torch, native, through_runtime };
+        let origin = Origin { owner, site, torch, native, through_runtime, phase: PhaseId::default() };
         self.origins.insert((stack, is_nccl), origin);
         origin
     }

@@ -18,6 +18,7 @@ use super::amounts::{Books, Meter};
 use super::cache::CacheBooks;
 use super::driver::{Mapped, Object};
 use super::findings::Finding;
+use super::phases::PhaseId;
 use super::sites::{OwnerId, SiteId};
 
 /// Most stream events kept for one free: one for each stream that used the block.
@@ -53,6 +54,8 @@ pub struct TorchBooks {
     pub device_frees: u64,
     /// Blocks by call site.
     pub blocks: Books,
+    /// Blocks by phase of the program: owners are [`PhaseId`]s.
+    pub phases: Books,
     /// *Allocated* and *reserved* when the device held most.
     pub at_device_peak: (Bytes, Bytes),
     /// What PyTorch has in use of the stream-ordered pool (`backend:cudaMallocAsync`).
@@ -68,6 +71,11 @@ pub struct TorchBooks {
 }
 
 impl TorchBooks {
+    fn lose_block(&mut self, block: &Block) {
+        self.blocks.lose(OwnerId(0), block.site, block.bytes);
+        self.phases.lose(OwnerId(block.phase.0), SiteId(0), block.bytes);
+    }
+
     /// PyTorch used the driver's pool instead of its own cache.
     #[must_use]
     pub fn is_pool_backend(&self) -> bool {
@@ -113,6 +121,8 @@ pub struct Block {
     pub requested: Bytes,
     /// Asked for from where.
     pub site: SiteId,
+    /// In which phase of the program.
+    pub phase: PhaseId,
     /// From where, in full.
     pub stack: StackId,
     /// Since when.
@@ -214,7 +224,7 @@ impl Torch {
         &mut self,
         event: &Event,
         block: &BlockAlloc,
-        site: SiteId,
+        (site, phase): (SiteId, PhaseId),
         found: &mut impl FnMut(Finding),
     ) {
         self.begin_step(event.thread).recorded.clear();
@@ -229,11 +239,13 @@ impl Torch {
         });
         books.requested.gain(event.time, requested);
         books.blocks.gain(event.time, OwnerId(0), site, block.bytes);
+        books.phases.gain(event.time, OwnerId(phase.0), SiteId(0), block.bytes);
         let new = Block {
             device: block.device,
             bytes: block.bytes,
             requested,
             site,
+            phase,
             stack: event.stack,
             since: event.time,
             stream: block.stream,
@@ -242,7 +254,7 @@ impl Torch {
             found(Finding::BlockTwice(block.addr));
             let books = self.devices.entry(before.device).or_default();
             books.requested.lose(before.requested);
-            books.blocks.lose(OwnerId(0), before.site, before.bytes);
+            books.lose_block(&before);
             self.steps.push(Step::BlockFreed(block.addr, before));
             self.steps.push(Step::BlockDone(block.addr, before));
         }
@@ -260,7 +272,7 @@ impl Torch {
         match known {
             Some(known) => {
                 let books = self.devices.entry(known.device).or_default();
-                books.blocks.lose(OwnerId(0), known.site, known.bytes);
+                books.lose_block(&known);
                 self.steps.push(Step::BlockFreed(block.addr, known));
             }
             None => found(Finding::UnknownBlock(block.addr)),

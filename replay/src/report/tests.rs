@@ -71,11 +71,16 @@ fn the_first_screen_says_why_the_job_died() {
               device  owner       at peak   share    own peak  live at end
               cuda:0  NCCL     256.00 MiB  83.7 %  256.00 MiB   256.00 MiB
               cuda:0  PyTorch   50.00 MiB  16.3 %   50.00 MiB    50.00 MiB
-              device  the driver's own figures       bytes  how it is known
-              cuda:0  process, at most          900.00 MiB  sampled from NVML
-              cuda:0  handed out then           306.00 MiB  tracked
-              cuda:0  CUDA context              544.00 MiB  estimate: the first …'s 800.00 MiB minus what was tracked then
-              cuda:0  unaccounted                50.00 MiB  the first minus the …below it: code, rounding, what pools keep
+
+            The driver's own figures (sampled from NVML)
+              device  moment            at     charged  handed out  page rounding  CUDA context  kernel code  unaccounted
+              cuda:0  first sample  2.0 µs  800.00 MiB  256.00 MiB            0 B    544.00 MiB          0 B          0 B
+              cuda:0  most charged  8.0 µs  900.00 MiB  306.00 MiB            0 B    544.00 MiB          0 B    50.00 MiB
+              cuda:0  last sample   8.0 µs  900.00 MiB  306.00 MiB            0 B    544.00 MiB          0 B    50.00 MiB
+              context, code, pools, graphs and peers are estimates: what the process was charged more after it had made
+                or loaded such; unaccounted is the rest, with its sign
+              cuda:0 NVIDIA H200: unaccounted: 50.00 MiB at the peak, 50.00 MiB at the end; 0 B an hour after the
+                warm-up
 
             Who held it: top call sites
               cuda:0 NVIDIA H200, at its last out-of-memory error
@@ -131,11 +136,17 @@ fn a_narrow_terminal_cuts_names_not_numbers() {
               device  owner       at peak   share    own peak  live at end
               cuda:0  NCCL     256.00 MiB  83.7 %  256.00 MiB   256.00 MiB
               cuda:0  PyTorch   50.00 MiB  16.3 %   50.00 MiB    50.00 MiB
-              device  the driver's own figures       bytes  how it is known
-              cuda:0  process, at most          900.00 MiB  sampled from NVML
-              cuda:0  handed out then           306.00 MiB  tracked
-              cuda:0  CUDA context              544.00 MiB  estimat…was tracked then
-              cuda:0  unaccounted                50.00 MiB  the fir… what pools keep
+
+            The driver's own figures (sampled from NVML)
+              device  moment      at     charged  handed out  page rounding  CUDA context  kernel code  unaccounted
+              cuda:0  f…mple  2.0 µs  800.00 MiB  256.00 MiB            0 B    544.00 MiB          0 B          0 B
+              cuda:0  m…rged  8.0 µs  900.00 MiB  306.00 MiB            0 B    544.00 MiB          0 B    50.00 MiB
+              cuda:0  l…mple  8.0 µs  900.00 MiB  306.00 MiB            0 B    544.00 MiB          0 B    50.00 MiB
+              context, code, pools, graphs and peers are estimates: what the
+                process was charged more after it had made or loaded such;
+                unaccounted is the rest, with its sign
+              cuda:0 NVIDIA H200: unaccounted: 50.00 MiB at the peak, 50.00 MiB
+                at the end; 0 B an hour after the warm-up
 
             Who held it: top call sites
               cuda:0 NVIDIA H200, at its last out-of-memory error
@@ -275,11 +286,14 @@ fn statistics_count_by_function_and_size() {
               device  owner       at peak   share    own peak  live at end
               cuda:0  NCCL     256.00 MiB  83.7 %  256.00 MiB   256.00 MiB
               cuda:0  PyTorch   50.00 MiB  16.3 %   50.00 MiB    50.00 MiB
-              device  the driver's own figures       bytes  how it is known
-              cuda:0  process, at most          900.00 MiB  sampled from NVML
-              cuda:0  handed out then           306.00 MiB  tracked
-              cuda:0  CUDA context              544.00 MiB  estimate: the first sample's 800.00 MiB minus what was tracked then
-              cuda:0  unaccounted                50.00 MiB  the first minus the two below it: code, rounding, what pools keep
+
+            The driver's own figures (sampled from NVML)
+              device  moment            at     charged  handed out  page rounding  CUDA context  kernel code  unaccounted
+              cuda:0  first sample  2.0 µs  800.00 MiB  256.00 MiB            0 B    544.00 MiB          0 B          0 B
+              cuda:0  most charged  8.0 µs  900.00 MiB  306.00 MiB            0 B    544.00 MiB          0 B    50.00 MiB
+              cuda:0  last sample   8.0 µs  900.00 MiB  306.00 MiB            0 B    544.00 MiB          0 B    50.00 MiB
+              context, code, pools, graphs and peers are estimates: what the process was charged more after it had made or loaded such; unaccounted is the rest, with its sign
+              cuda:0 NVIDIA H200: unaccounted: 50.00 MiB at the peak, 50.00 MiB at the end; 0 B an hour after the warm-up
 
             Who held it: top call sites
               cuda:0 NVIDIA H200, at its last out-of-memory error
@@ -321,11 +335,14 @@ fn the_summary_has_a_line_for_each_figure() {
               device  owner       at peak   share    own peak  live at end
               cuda:0  NCCL     256.00 MiB  83.7 %  256.00 MiB   256.00 MiB
               cuda:0  PyTorch   50.00 MiB  16.3 %   50.00 MiB    50.00 MiB
-              device  the driver's own figures       bytes  how it is known
-              cuda:0  process, at most          900.00 MiB  sampled from NVML
-              cuda:0  handed out then           306.00 MiB  tracked
-              cuda:0  CUDA context              544.00 MiB  estimate: the first sample's 800.00 MiB minus what was tracked then
-              cuda:0  unaccounted                50.00 MiB  the first minus the two below it: code, rounding, what pools keep
+
+            The driver's own figures (sampled from NVML)
+              device  moment            at     charged  handed out  page rounding  CUDA context  kernel code  unaccounted
+              cuda:0  first sample  2.0 µs  800.00 MiB  256.00 MiB            0 B    544.00 MiB          0 B          0 B
+              cuda:0  most charged  8.0 µs  900.00 MiB  306.00 MiB            0 B    544.00 MiB          0 B    50.00 MiB
+              cuda:0  last sample   8.0 µs  900.00 MiB  306.00 MiB            0 B    544.00 MiB          0 B    50.00 MiB
+              context, code, pools, graphs and peers are estimates: what the process was charged more after it had made or loaded such; unaccounted is the rest, with its sign
+              cuda:0 NVIDIA H200: unaccounted: 50.00 MiB at the peak, 50.00 MiB at the end; 0 B an hour after the warm-up
         "#]],
     );
 }
@@ -422,32 +439,6 @@ fn json_has_the_same_as_text() {
                   ]
                 },
                 {
-                  "driver_figures": [
-                    {
-                      "bytes": 943718400,
-                      "device": "cuda:0",
-                      "how": "sampled from NVML",
-                      "what": "process, at most"
-                    },
-                    {
-                      "bytes": 320864256,
-                      "device": "cuda:0",
-                      "how": "tracked",
-                      "what": "handed out then"
-                    },
-                    {
-                      "bytes": 570425344,
-                      "device": "cuda:0",
-                      "how": "estimate: the first sample's 800.00 MiB minus what was tracked then",
-                      "what": "CUDA context"
-                    },
-                    {
-                      "bytes": 52428800,
-                      "device": "cuda:0",
-                      "how": "the first minus the two below it: code, rounding, what pools keep",
-                      "what": "unaccounted"
-                    }
-                  ],
                   "name": "owners",
                   "owners": [
                     {
@@ -466,6 +457,48 @@ fn json_has_the_same_as_text() {
                       "peak_bytes": 52428800,
                       "share_of_peak": 0.16339869281045752
                     }
+                  ]
+                },
+                {
+                  "driver_figures": [
+                    {
+                      "code_bytes": 0,
+                      "context_bytes": 570425344,
+                      "device": "cuda:0",
+                      "moment": "first sample",
+                      "process_bytes": 838860800,
+                      "rounding_bytes": 0,
+                      "time_ns": 2000,
+                      "tracked_bytes": 268435456,
+                      "unaccounted_bytes": 0
+                    },
+                    {
+                      "code_bytes": 0,
+                      "context_bytes": 570425344,
+                      "device": "cuda:0",
+                      "moment": "most charged",
+                      "process_bytes": 943718400,
+                      "rounding_bytes": 0,
+                      "time_ns": 8000,
+                      "tracked_bytes": 320864256,
+                      "unaccounted_bytes": 52428800
+                    },
+                    {
+                      "code_bytes": 0,
+                      "context_bytes": 570425344,
+                      "device": "cuda:0",
+                      "moment": "last sample",
+                      "process_bytes": 943718400,
+                      "rounding_bytes": 0,
+                      "time_ns": 8000,
+                      "tracked_bytes": 320864256,
+                      "unaccounted_bytes": 52428800
+                    }
+                  ],
+                  "name": "driver_figures",
+                  "notes": [
+                    "context, code, pools, graphs and peers are estimates: what the process was charged more after it had made or loaded such; unaccounted is the rest, with its sign",
+                    "cuda:0 NVIDIA H200: unaccounted: 50.00 MiB at the peak, 50.00 MiB at the end; 0 B an hour after the warm-up"
                   ]
                 },
                 {
@@ -521,14 +554,8 @@ fn memory_that_is_given_back_in_a_loop_is_told_with_the_line_that_does_it() {
         &scene,
         Some(120),
         expect![[r#"
-        train.gtr (rank 3, pid 42): ./train --big
-
-        Given back and bought again
-          cuda:0 NVIDIA H200: main (/job/a.py:9) in empty_cache gave memory back 4 times, and PyTorch bought 60.00 MiB of it
-            again: 1.3 ms in the driver; remove the call
-          device  times  segments  given back      took  call site
-          cuda:0      4         4   80.00 MiB  409.6 µs  main (/job/a.py:9) in empty_cache
-    "#]],
+            train.gtr (rank 3, pid 42): ./train --big
+        "#]],
     );
 }
 
@@ -551,16 +578,8 @@ fn segments_bought_beside_unused_ones_are_told_with_the_lines_that_asked() {
         &scene,
         Some(120),
         expect![[r#"
-        train.gtr (rank 3, pid 42): ./train --big
-
-        Bought although as much was unused (external fragmentation)
-          cuda:0 NVIDIA H200: 6 of 8 segments (252.00 MiB) were bought although PyTorch had as much reserved and unused: in
-            pieces too small, or of other streams. It reserved up to 304.00 MiB for at most 52.00 MiB allocated
-          device  segments      bought  sizes       from         to  call site
-          cuda:0         6  252.00 MiB      6  32.00 MiB  52.00 MiB  step (/job/a.py:3)
-          requests whose sizes keep changing fit no segment of the step before; what would help:
-          gputrace tune train.gtr
-    "#]],
+            train.gtr (rank 3, pid 42): ./train --big
+        "#]],
     );
 }
 
@@ -578,12 +597,6 @@ fn a_device_that_holds_more_than_its_neighbour_is_told_with_what_it_has_more() {
         Some(120),
         expect![[r#"
             train.gtr (rank 3, pid 42): ./train --big
-
-            Uneven devices
-              cuda:0 NVIDIA H200 held up to 18.00 MiB, cuda:1 NVIDIA H200 up to 11.00 MiB: 7.00 MiB less. There (on the first)
-                and not here (on the second):
-                  more     there  here  call site
-              8.00 MiB  8.00 MiB   0 B  main (/job/a.py:2) in gather
         "#]],
     );
 }

@@ -6,6 +6,7 @@ mod call_sites;
 mod calls;
 mod ending;
 mod figures;
+mod hidden;
 mod holders;
 mod kinds;
 mod memory;
@@ -13,6 +14,7 @@ mod next;
 mod oom;
 mod overview;
 mod owners;
+mod phases;
 mod sizes;
 mod trust;
 
@@ -38,10 +40,12 @@ pub const SECTIONS: &[SectionEntry] = &[
     ending::ENTRY,
     memory::ENTRY,
     owners::ENTRY,
+    hidden::ENTRY,
     balance::ENTRY,
     cache::EMPTIED,
     cache::MISFITS,
     call_sites::ENTRY,
+    phases::ENTRY,
     trust::ENTRY,
     next::ENTRY,
 ];
@@ -53,6 +57,8 @@ pub const STATISTICS: &[SectionEntry] = &[
     sizes::ENTRY,
     kinds::ENTRY,
     owners::ENTRY,
+    hidden::WHOLE,
+    phases::ENTRY,
     call_sites::TOTALS,
     trust::ENTRY,
 ];
@@ -61,7 +67,7 @@ pub const STATISTICS: &[SectionEntry] = &[
 pub const POSTMORTEM: &[SectionEntry] = &[oom::ENTRY, owners::AT_OOM, holders::ENTRY, call_sites::LONG_LIST];
 
 /// What `gputrace summary` says to people.
-pub const FIGURES: &[SectionEntry] = &[figures::ENTRY, owners::ENTRY];
+pub const FIGURES: &[SectionEntry] = &[figures::ENTRY, owners::ENTRY, hidden::ENTRY];
 
 /// `cuda:0 NVIDIA H200`.
 fn device_name(story: &Story, ordinal: i16) -> String {

@@ -1,8 +1,7 @@
-//! Whose memory it was, and what nobody asked for.
+//! Whose memory it was.
 
 use super::SectionEntry;
 use super::call_sites::ran_out;
-use crate::ledger::DeviceBooks;
 use crate::report::model::{Section, Table, Value};
 use crate::story::Story;
 use crate::summary::used_devices;
@@ -60,45 +59,5 @@ fn build(story: &Story) -> Option<Section> {
     if table.rows.is_empty() {
         return None;
     }
-    let section = Section::new("owners", "Memory by owner").table(table);
-    let section = used_devices(story)
-        .fold(section, |section, (ordinal, books)| unaccounted(section, format!("cuda:{ordinal}"), books));
-    Some(section.warn(story.doubts()))
-}
-
-/// What the driver charges to the process beyond what anybody asked for.
-fn unaccounted(section: Section, name: String, books: &DeviceBooks) -> Section {
-    let (Some(first), Some(largest)) = (books.samples.first, books.samples.largest) else { return section };
-    let mut table = Table::new(
-        "driver_figures",
-        &[
-            ("device", "device"),
-            ("what", "the driver's own figures"),
-            ("bytes", "bytes"),
-            ("how", "how it is known"),
-        ],
-    );
-    let context = books.samples.context().map(|bytes| bytes.0);
-    let used = largest.process_used.map(|bytes| bytes.0);
-    let rows = [
-        ("process, at most", Value::bytes(used), "sampled from NVML".to_owned()),
-        ("handed out then", Value::Bytes(largest.tracked), "tracked".into()),
-        (
-            "CUDA context",
-            Value::bytes(context),
-            format!(
-                "estimate: the first sample's {} minus what was tracked then",
-                crate::report::render::text::bytes(first.process_used.unwrap_or_default())
-            ),
-        ),
-        (
-            "unaccounted",
-            books.samples.unaccounted().map_or(Value::Missing, Value::Difference),
-            "the first minus the two below it: code, rounding, what pools keep".into(),
-        ),
-    ];
-    for (what, bytes, how) in rows {
-        table.rows.push(vec![Value::text(&*name), Value::text(what), bytes, Value::text(how)]);
-    }
-    section.table(table)
+    Some(Section::new("owners", "Memory by owner").table(table).warn(story.doubts()))
 }

@@ -1,0 +1,202 @@
+//! The driver's own figures, and what of them nobody was handed: contexts, code, pools, and what nothing explains.
+
+use super::{SectionEntry, device_name};
+use crate::ledger::{Cause, DeviceBooks, HiddenStep, Sampled};
+use crate::report::model::{Mood, Section, Table, Value};
+use crate::report::render::text::{bytes, time};
+use crate::story::Story;
+use crate::unaccounted::{Trend, trend};
+use gputrace_schemas::event::Bytes;
+
+/// The moments that matter.
+pub(super) const ENTRY: SectionEntry =
+    SectionEntry { build: |story| build(story, SHORT).into_iter().collect() };
+/// The same with more of what it grew for.
+pub(super) const WHOLE: SectionEntry =
+    SectionEntry { build: |story| build(story, LONG).into_iter().collect() };
+
+const SHORT: usize = 5;
+const LONG: usize = 50;
+/// Smaller steps of growth are the driver's bookkeeping.
+const LEAST: Bytes = Bytes(2 << 20);
+
+fn build(story: &Story, n_rows: usize) -> Option<Section> {
+    let sampled: Vec<_> = sampled_devices(story).collect();
+    let contexts = contexts(story, n_rows == LONG);
+    if sampled.is_empty() && contexts.rows.is_empty() {
+        return None;
+    }
+    let mut section = Section::new("driver_figures", "The driver's own figures (sampled from NVML)");
+    for (ordinal, books) in &sampled {
+        section = section.table(moments(story, *ordinal, books));
+    }
+    for (ordinal, books) in &sampled {
+        section = section.table(growth(story, *ordinal, books).keep(n_rows, 1));
+    }
+    section = section.table(contexts);
+    if sampled.is_empty() {
+        return Some(section.warn(story.doubts()));
+    }
+    let note = "context, code, pools, graphs and peers are estimates: what the process was charged more after it had made or \
+                loaded such; unaccounted is the rest, with its sign";
+    section = section.line(Mood::Note, note);
+    for (ordinal, books) in &sampled {
+        section = section.warn(contexts_elsewhere(story, *ordinal, books));
+        if let Some(trend) = trend(story, &books.samples) {
+            let (mood, text) = in_words(&device_name(story, *ordinal), &trend);
+            section = section.line(mood, text);
+        }
+    }
+    Some(section.warn(story.doubts()))
+}
+
+/// Devices on which the process was charged anything: those too that it has nothing but a context on.
+fn sampled_devices(story: &Story) -> impl Iterator<Item = (i16, &DeviceBooks)> {
+    let devices = story.ledger.devices.iter().filter(|(_, books)| books.samples.first.is_some());
+    devices.map(|(ordinal, books)| (*ordinal, books))
+}
+
+/// Contexts and where they were made; where there is one on one device, only if everything is wanted.
+fn contexts(story: &Story, everything: bool) -> Table {
+    let mut table = Table::new(
+        "contexts",
+        &[
+            ("device", "device"),
+            ("context", "context"),
+            ("since_ns", "made at"),
+            ("until_ns", "gone at"),
+            ("owner", "by"),
+            ("call_site", "from"),
+        ],
+    );
+    for context in story.ledger.contexts() {
+        let sites = &story.ledger.sites;
+        table.rows.push(vec![
+            Value::text(format!("cuda:{}", context.device)),
+            Value::text(if context.is_primary { "primary" } else { "of its own" }),
+            Value::Time(story.since_start(context.since)),
+            context.until.map_or(Value::Missing, |until| Value::Time(story.since_start(until))),
+            Value::text(sites.owner(context.owner)),
+            Value::text(sites.site(context.site).map(ToString::to_string).unwrap_or_default()),
+        ]);
+    }
+    if table.rows.len() < 2 && !everything {
+        table.rows.clear();
+    }
+    table
+}
+
+/// The samples at the moments that matter, a row each.
+fn moments(story: &Story, ordinal: i16, books: &DeviceBooks) -> Table {
+    let mut columns = vec![
+        ("device", "device"),
+        ("moment", "moment"),
+        ("time_ns", "at"),
+        ("process_bytes", "charged"),
+        ("tracked_bytes", "handed out"),
+        ("rounding_bytes", "page rounding"),
+    ];
+    let used = |cause: &Cause| {
+        let largest = books.samples.kept.iter().map(|sampled| sampled.of(*cause)).max();
+        largest.is_some_and(|bytes| bytes.0 > 0) || *cause == Cause::Context || *cause == Cause::Code
+    };
+    let causes: Vec<Cause> = Cause::ALL.into_iter().filter(used).collect();
+    columns.extend(causes.iter().map(|cause| (key(*cause), cause.name())));
+    columns.push(("unaccounted_bytes", "unaccounted"));
+    let mut table = Table::new("driver_figures", &columns);
+    for (moment, sampled) in crate::unaccounted::moments(story, books) {
+        let mut row = vec![
+            Value::text(format!("cuda:{ordinal}")),
+            Value::text(moment),
+            Value::Time(story.since_start(sampled.time)),
+            Value::bytes(sampled.process_used.map(|bytes| bytes.0)),
+            Value::Bytes(sampled.tracked),
+            Value::Bytes(sampled.rounding),
+        ];
+        row.extend(causes.iter().map(|cause| Value::Bytes(sampled.of(*cause))));
+        row.push(sampled.unaccounted().map_or(Value::Missing, Value::Difference));
+        table.rows.push(row);
+    }
+    table
+}
+
+fn key(cause: Cause) -> &'static str {
+    match cause {
+        Cause::Context => "context_bytes",
+        Cause::Code => "code_bytes",
+        Cause::Graph => "graph_bytes",
+        Cause::Pool => "pool_bytes",
+        Cause::Peer => "peer_bytes",
+    }
+}
+
+/// When the charge grew beyond what was handed out, and what was going on.
+fn growth(story: &Story, ordinal: i16, books: &DeviceBooks) -> Table {
+    let mut table = Table::new(
+        "hidden_growth",
+        &[
+            ("device", "device"),
+            ("bytes", "grew by"),
+            ("time_ns", "at"),
+            ("cause", "for (estimate)"),
+            ("owner", "by"),
+            ("times", "calls"),
+            ("call_site", "first from"),
+        ],
+    );
+    for step in books.samples.steps.iter().filter(|step| step.bytes >= LEAST) {
+        table.rows.push(row(story, ordinal, step));
+    }
+    table
+}
+
+fn row(story: &Story, ordinal: i16, step: &HiddenStep) -> Vec<Value> {
+    let sites = &story.ledger.sites;
+    let site = step.site.and_then(|site| sites.site(site));
+    vec![
+        Value::text(format!("cuda:{ordinal}")),
+        Value::Bytes(step.bytes),
+        Value::Time(story.since_start(step.to)),
+        Value::text(step.cause.map_or("nothing that was seen", Cause::name)),
+        step.owner.map_or(Value::Missing, |owner| Value::text(sites.owner(owner))),
+        Value::Count(step.times),
+        site.map_or(Value::Missing, |site| Value::text(site.to_string())),
+    ]
+}
+
+/// A context that the process holds on a device and hardly uses: often a mistake.
+fn contexts_elsewhere(story: &Story, ordinal: i16, books: &DeviceBooks) -> Option<String> {
+    let last: Sampled = books.samples.largest?;
+    let is_idle = books.allocs == 0 && books.torch.is_none();
+    let context = story.ledger.contexts().find(|context| context.device == ordinal)?;
+    is_idle.then(|| {
+        let site = story.ledger.sites.site(context.site).map(ToString::to_string).unwrap_or_default();
+        format!(
+            "this process holds a context on {} ({}) and never allocated there; it was made at {} from {site}",
+            device_name(story, ordinal),
+            bytes(last.process_used.unwrap_or_default()),
+            time(story.since_start(context.since)),
+        )
+    })
+}
+
+fn in_words(device: &str, trend: &Trend) -> (Mood, String) {
+    let size = |bytes: i64| {
+        let sign = if bytes < 0 { "-" } else { "" };
+        format!("{sign}{}", self::bytes(Bytes(bytes.unsigned_abs())))
+    };
+    let text = format!(
+        "{device}: unaccounted: {}{} at the peak, {} at the end; {} an hour after the warm-up",
+        trend.first_step.map_or_else(String::new, |first| format!("{} after the first step, ", size(first))),
+        size(trend.peak),
+        size(trend.end),
+        size(trend.bytes_per_hour),
+    );
+    let mood = if trend.is_growing || trend.is_negative { Mood::Warning } else { Mood::Note };
+    let why = match (trend.is_growing, trend.is_negative) {
+        (true, _) => "; it keeps growing: something takes memory that is not recorded",
+        (false, true) => "; less is charged than was handed out: frees were not seen, or memory is shared",
+        (false, false) => "",
+    };
+    (mood, text + why)
+}
