@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use gputrace_schemas::event::{Action, EventKind, LostCause};
+use gputrace_schemas::event::{Action, EventKind, Frame, LostCause};
 use gputrace_schemas::reader::Trace;
 use gputrace_tests::recorded::{self, Folder};
 use gputrace_tests::rows;
@@ -376,4 +376,41 @@ fn a_machine_without_room_for_the_ring_is_recorded_elsewhere_or_not_at_all() {
         let refused = "gputrace: no room for the ring in /dev/shm, in memory or in /tmp";
         assert_eq!(said.contains(refused), n_traces == 0, "{lacks}: {said}");
     }
+}
+
+#[test]
+fn stacks_are_right_when_other_code_comes_to_the_same_addresses() {
+    let driver = fake_cuda::library_dir().join("libcuda.so.1").display().to_string();
+    let make = |function: &str, room: &str| {
+        let options = [&format!("-DFUNCTION={function}"), &format!("-DROOM={room}"), &driver];
+        library("reloaded", &format!("lib{function}.so"), &options.map(String::as_str))
+    };
+    let libraries =
+        [make("small_room", "256"), make("large_room", "3072")].map(|path| path.display().to_string());
+    let app = program("reloads", "reloads");
+    let folder = Folder::new(&scratch(), "reloads");
+    let arguments: Vec<&str> = libraries.iter().map(String::as_str).collect();
+    let output = watched(on_fake(&app, &arguments), &folder, &[], Order::First);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "always at the same place\n");
+
+    let trace = &folder.traces(1)[0];
+    let mut outer: Vec<Vec<u64>> = vec![];
+    for event in trace.events() {
+        let EventKind::Call(call) = &event.kind else { continue };
+        if !matches!(call.action, Action::Alloc | Action::Free) {
+            continue;
+        }
+        let stack = trace.stack(event.stack).expect("a stack");
+        assert!(!stack.truncated, "{:?}", trace.stack_frames(event.stack).collect::<Vec<_>>());
+        // All but the function itself, which has other addresses for the two calls.
+        let address = |frame: &Frame| match frame {
+            Frame::Native { address, .. } => *address,
+            Frame::Python { .. } => 0,
+        };
+        outer.push(trace.stack_frames(event.stack).skip(1).map(address).collect());
+    }
+    assert_eq!(outer.len(), 200);
+    outer.dedup();
+    assert!(outer.len() == 1 && outer[0].len() >= 3, "`go`, `main` and what called it: {outer:x?}");
 }

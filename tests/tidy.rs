@@ -122,6 +122,7 @@ fn the_library_exports_its_rows_and_needs_nothing_of_cuda() {
     expected.extend(set([
         "dlsym",
         "dlvsym",
+        "dlclose",
         "InitializeInjectionNvtx2",
         "pthread_create",
         "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE",

@@ -8,7 +8,7 @@
 //! says that the allocation is the backward pass's of `model.py:12`, and that `train.py:88` called it.
 
 use crate::drain::Lane;
-use gputrace_ring::record::{Backward, Forward, Node};
+use gputrace_ring::record::{Backward, Forward, Node, Operation};
 use std::collections::{HashMap, VecDeque};
 
 /// Forward operations that are remembered of a thread, 8 bytes each: a graph with more is rarer than the memory.
@@ -77,19 +77,22 @@ impl Autograd {
     }
 
     pub(crate) fn forward(&mut self, forward: &Forward) {
-        let at = match self.threads.iter().position(|known| known.thread == forward.thread) {
+        let Some(Operation { thread, sequence: Some(sequence) }) = Operation::decode(forward.operation)
+        else {
+            return;
+        };
+        let at = match self.threads.iter().position(|known| known.thread == thread) {
             Some(at) => at,
             None => {
                 if self.threads.len() == MOST_THREADS {
                     self.threads.remove(0);
                 }
-                let (thread, first) = (forward.thread, forward.sequence);
-                self.threads.push(Operations { thread, first, stacks: VecDeque::new() });
+                self.threads.push(Operations { thread, first: sequence, stacks: VecDeque::new() });
                 self.threads.len() - 1
             }
         };
         if let Some(operations) = self.threads.get_mut(at) {
-            operations.add(forward.sequence, forward.stack);
+            operations.add(sequence, forward.stack);
         }
     }
 
@@ -104,20 +107,22 @@ impl Autograd {
 
     /// What an event on `lane` has to do with the backward pass. `is_engine`: the thread is one of autograd's own.
     pub(crate) fn context(&self, lane: Lane, node: &Node, is_engine: bool) -> Context {
-        if self.is_other_release || (node.thread == 0 && !is_engine) {
+        let operation = Operation::decode(node.operation);
+        if self.is_other_release || (operation.is_none() && !is_engine) {
             return Context::default();
         }
-        let (caller, is_caller_inferred) = self.caller(lane, node);
-        Context { class: node.class, forward: self.stack_of(node), caller, is_caller_inferred }
+        let (caller, is_caller_inferred) = self.caller(lane, operation.map(|operation| operation.thread));
+        let forward = operation.and_then(|operation| self.stack_of(operation)).unwrap_or_default();
+        Context { class: node.class, forward, caller, is_caller_inferred }
     }
 
-    fn stack_of(&self, node: &Node) -> u64 {
-        let operations = self.threads.iter().find(|known| known.thread == node.thread);
-        operations.and_then(|operations| operations.stack(node.sequence)).unwrap_or_default()
+    fn stack_of(&self, operation: Operation) -> Option<u64> {
+        self.threads.iter().find(|known| known.thread == operation.thread)?.stack(operation.sequence?)
     }
 
-    /// Where another thread called `backward()`, and whether there is doubt.
-    fn caller(&self, lane: Lane, node: &Node) -> (u64, bool) {
+    /// Where another thread called `backward()`, and whether there is doubt. `forward` is the thread of the forward
+    /// operation.
+    fn caller(&self, lane: Lane, forward: Option<u64>) -> (u64, bool) {
         if self.open.iter().any(|open| open.lane == lane) {
             return (0, false); // This thread did: its own stack says where.
         }
@@ -125,10 +130,8 @@ impl Autograd {
             [] => (0, false),
             [only] => (only.backward.stack, false),
             several => {
-                let mut of_forward = several
-                    .iter()
-                    .rev()
-                    .filter(|open| open.backward.thread == node.thread && node.thread != 0);
+                let mut of_forward =
+                    several.iter().rev().filter(|open| Some(open.backward.thread) == forward);
                 of_forward.next().map_or((0, false), |open| (open.backward.stack, true))
             }
         }
@@ -166,14 +169,21 @@ impl Operations {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gputrace_ring::record::UNKNOWN;
 
     const ENGINE: Lane = Lane(9);
+
+    fn operation(thread: u64, sequence: u64) -> u64 {
+        let sequence = Some(sequence).filter(|number| *number != NONE);
+        Operation { thread, sequence }.encode().expect("small numbers")
+    }
+
+    /// An operation that undoes none.
+    const NONE: u64 = u64::MAX;
 
     fn autograd() -> Autograd {
         let mut autograd = Autograd::default();
         for (thread, sequence, stack) in [(1, 5, 500), (1, 6, 600), (2, 5, 501), (1, 9, 900)] {
-            autograd.forward(&Forward { thread, sequence, stack });
+            autograd.forward(&Forward { operation: operation(thread, sequence), stack });
         }
         autograd
     }
@@ -183,7 +193,7 @@ mod tests {
     }
 
     fn node(thread: u64, sequence: u64) -> Node {
-        Node { thread, sequence, class: 7 }
+        Node { operation: operation(thread, sequence), class: 7 }
     }
 
     #[test]
@@ -192,7 +202,7 @@ mod tests {
         let forward = |thread, sequence| autograd.context(ENGINE, &node(thread, sequence), true).forward;
         assert_eq!([forward(1, 5), forward(1, 6), forward(2, 5), forward(1, 9)], [500, 600, 501, 900]);
         // Lost, before the first, after the last, of another thread, and one that undoes nothing.
-        let unknown = [forward(1, 7), forward(1, 4), forward(1, 10), forward(3, 5), forward(1, UNKNOWN)];
+        let unknown = [forward(1, 7), forward(1, 4), forward(1, 10), forward(3, 5), forward(1, NONE)];
         assert_eq!(unknown, [0; 5]);
     }
 
@@ -200,7 +210,7 @@ mod tests {
     fn the_oldest_operations_are_forgotten_first() {
         let mut autograd = Autograd::default();
         for sequence in 0..MOST_OPERATIONS as u64 + 10 {
-            autograd.forward(&Forward { thread: 1, sequence, stack: sequence + 1 });
+            autograd.forward(&Forward { operation: operation(1, sequence), stack: sequence + 1 });
         }
         let forward = |sequence| autograd.context(ENGINE, &node(1, sequence), true).forward;
         assert_eq!([forward(9), forward(10)], [0, 11]);

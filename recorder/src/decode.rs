@@ -303,13 +303,13 @@ fn decode(kind: Kind, flags: u8, words: &[u64]) -> Option<Record> {
         }),
         Kind::Communicator => communicator(words)?,
         Kind::Runtime => Record::Runtime(word(0)?),
-        Kind::Node => Record::Node(Node { thread: word(0)?, sequence: word(1)?, class: word(2)? }),
+        Kind::Node => Record::Node(Node { operation: word(0)?, class: word(1)? }),
         Kind::NodeClass => {
             let bytes = bytes_of(words.get(1..)?);
             let name = text(bytes.split(|byte| *byte == 0).next().unwrap_or_default());
             Record::NodeClass { number: word(0)?, name }
         }
-        Kind::Forward => Record::Forward(Forward { thread: word(0)?, sequence: word(1)?, stack: word(2)? }),
+        Kind::Forward => Record::Forward(Forward { operation: word(0)?, stack: word(1)? }),
         Kind::Backward => Record::Backward(Backward {
             thread: word(0)?,
             stack: word(1)?,

@@ -4,7 +4,7 @@
 //! These layouts are private to one build of gputrace ([`ABI`]): the trace file has its own, versioned one.
 
 /// The version of everything in this crate. A recorder refuses a ring of another version.
-pub const ABI: u32 = 5;
+pub const ABI: u32 = 6;
 
 /// What kind of record follows a [`Header`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -383,27 +383,23 @@ payloads! {
 
     /// The operation of the backward pass that the thread runs until its next such record.
     Node Node {
-        /// PyTorch's number of the thread that called the forward operation, from 1; 0 when no operation runs.
-        thread: u64,
-        /// That thread's number of the operation; [`UNKNOWN`] for one that undoes none.
-        sequence: u64,
+        /// The forward operation that it undoes, see [`Operation`]; 0 when no operation runs.
+        operation: u64,
         /// Number of its class, named by a NodeClass record.
         class: u64,
     }
 
     /// A forward operation: what [`Node`] refers to.
     Forward Forward {
-        /// As in [`Node`].
-        thread: u64,
-        /// As in [`Node`].
-        sequence: u64,
+        /// See [`Operation`].
+        operation: u64,
         /// Stack id.
         stack: u64,
     }
 
     /// `backward()` begins or ends on this thread.
     Backward Backward {
-        /// As in [`Node`], of this thread.
+        /// PyTorch's number of the thread, see [`Operation`].
         thread: u64,
         /// Where it was called: stack id, 0 unknown.
         stack: u64,
@@ -528,6 +524,39 @@ pub fn pack_device(device: i8, bytes: u64) -> u64 {
 #[must_use]
 pub fn unpack_device(word: u64) -> (i8, u64) {
     ((word >> 56) as i8, word & ((1 << 56) - 1))
+}
+
+/// Names a forward operation of PyTorch's, in one word: the thread in the upper 24 bits, its number in the others.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Operation {
+    /// PyTorch's number of the thread that called it, from 1.
+    pub thread: u64,
+    /// The thread's number of the call; `None` for an operation that undoes none.
+    pub sequence: Option<u64>,
+}
+
+impl Operation {
+    const SEQUENCE_BITS: u32 = 40;
+    const NONE: u64 = (1 << Operation::SEQUENCE_BITS) - 1;
+
+    /// As one word, never 0; `None` where thread or number are larger than any process will have.
+    #[inline]
+    #[must_use]
+    pub fn encode(self) -> Option<u64> {
+        let sequence = self.sequence.unwrap_or(Operation::NONE);
+        let is_sound =
+            (1..1 << 24).contains(&self.thread) && (sequence < Operation::NONE || self.sequence.is_none());
+        is_sound.then_some(self.thread << Operation::SEQUENCE_BITS | sequence)
+    }
+
+    /// From the word; `None` when it is that of no operation.
+    #[inline]
+    #[must_use]
+    pub fn decode(word: u64) -> Option<Operation> {
+        let (thread, sequence) = (word >> Operation::SEQUENCE_BITS, word & Operation::NONE);
+        let sequence = (sequence != Operation::NONE).then_some(sequence);
+        (thread != 0).then_some(Operation { thread, sequence })
+    }
 }
 
 macro_rules! numbered {

@@ -85,6 +85,21 @@ pub(crate) fn find(mut wanted: impl FnMut(&Object) -> bool) -> Option<Object> {
     search.found
 }
 
+/// How many objects were unloaded so far. Takes the loader's lock: for cold moments only.
+pub(crate) fn n_unloaded() -> u64 {
+    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, subs: *mut c_void) -> c_int {
+        // SAFETY: the loader describes the object for the length of this call.
+        let info = unsafe { &*info };
+        // SAFETY: dl_iterate_phdr passes back what `n_unloaded` gave it.
+        unsafe { *subs.cast::<u64>() = info.dlpi_subs };
+        1
+    }
+    let mut subs = 0_u64;
+    // SAFETY: `visit` gets the number and nothing else.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut subs).cast()) };
+    subs
+}
+
 /// The loaded object with this `DT_SONAME`.
 pub(crate) fn by_soname(name: &CStr) -> Option<Object> {
     find(|object| object.soname() == name)

@@ -250,12 +250,13 @@ fn native_site(definitions: &dyn Definitions, stack: &Stack, owner: &Owner) -> S
     let own = outside.iter().filter_map(frame).find(
         |frame| matches!(frame, Frame::Native { module, function, .. } if path(module) == executable && !function.is_empty()),
     );
-    match own.or_else(|| outside.first().and_then(frame)) {
+    let in_torch = || stack.frames.iter().find(|id| torch_operation(function(id)).is_some()).and_then(frame);
+    match own.or_else(in_torch).or_else(|| outside.first().and_then(frame)) {
         Some(Frame::Native { address, module, function, file, line, .. }) => {
             let bias = module.and_then(|id| definitions.module(id)).map_or(0, |module| module.bias);
             let module = owners::file_name(path(module));
             let function = match (function.is_empty(), module.is_empty()) {
-                (false, _) => function.clone(),
+                (false, _) => torch_operation(function).unwrap_or(function).to_owned(),
                 (true, false) => format!("{module}+{:#x}", address.wrapping_sub(bias)),
                 (true, true) => format!("{address:#x}"),
             };
@@ -264,6 +265,16 @@ fn native_site(definitions: &dyn Definitions, stack: &Stack, owner: &Owner) -> S
         }
         Some(Frame::Python { .. }) | None => Site::default(),
     }
+}
+
+/// `at::native::mul` from `at::native::mul(at::Tensor const&, ...)`: an operation of PyTorch's, but for those that every
+/// other one calls to get its memory.
+fn torch_operation(function: &str) -> Option<&str> {
+    let rest = function.strip_prefix("at::native::").or_else(|| function.strip_prefix("at::_ops::"))?;
+    let name = rest.split(['(', '<', ':']).next().filter(|name| !name.is_empty())?;
+    let is_plumbing = ["empty", "resize", "new_empty", "structured_", "create_out", "(anonymous"];
+    let end = function.len() - rest.len() + name.len();
+    (!is_plumbing.iter().any(|start| name.starts_with(start))).then(|| &function[..end])
 }
 
 /// `AddmmBackward0` from `torch::autograd::generated::AddmmBackward0::apply(...)`, or of another namespace of PyTorch's.
@@ -295,5 +306,41 @@ impl<T: Clone + Eq + std::hash::Hash> Interned<T> {
         self.values.push(value.clone());
         self.ids.insert(value, id);
         id
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::scene::ledger;
+
+    /// The call site of a block of PyTorch's with this stack.
+    fn site_of(by: &str) -> String {
+        let books = ledger(&format!(
+            "Alloc addr=a bytes=2M by=libc10_cuda.so
+             block addr=a bytes=512 requested=400 allocated=512 reserved=2M by={by}"
+        ));
+        let torch = books.torch(0).expect("PyTorch on the first device");
+        let part = torch.blocks.sites().next().expect("one block");
+        books.sites.site(part.id).map(ToString::to_string).unwrap_or_default()
+    }
+
+    #[test]
+    fn a_block_of_the_backward_pass_belongs_to_the_line_of_the_forward_pass() {
+        let forward = "linear@/x/site-packages/torch/nn/functional.py:7,f@/job/a.py:2,main@/job/a.py:9";
+        let by =
+            format!("mm@libtorch.so^torch::autograd::generated::MmBackward0^{forward}^main@/job/a.py:10");
+        assert_eq!(site_of(&by), "f (/job/a.py:2) in linear (backward of MmBackward0)");
+    }
+
+    #[test]
+    fn a_block_of_an_operation_that_undoes_none_belongs_to_the_line_that_called_backward() {
+        let by = "add@libtorch.so^torch::autograd::AccumulateGrad^^main@/job/a.py:10";
+        assert_eq!(site_of(by), "main (/job/a.py:10) (AccumulateGrad in backward)");
+    }
+
+    #[test]
+    fn a_block_without_python_belongs_to_the_operation() {
+        let by = "malloc@libc10_cuda.so,at::native::empty_cuda@libtorch_cuda.so,at::native::mul@libtorch_cpu.so,run@libtorch_cpu.so";
+        assert_eq!(site_of(by), "at::native::mul (libtorch_cpu.so)");
     }
 }

@@ -15,7 +15,7 @@ use crate::session::{self, Lane};
 use crate::sys::{self, KeepErrno};
 use core::ffi::{CStr, c_char, c_void};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
-use gputrace_ring::record::{Backward, Forward, Kind, Node, UNKNOWN};
+use gputrace_ring::record::{Backward, Forward, Kind, Node, Operation};
 use gputrace_ring::ring::{Producer, Pushed};
 
 const NEXT_SEQUENCE: &CStr = c"_ZN2at15sequence_number17get_and_incrementEv";
@@ -28,9 +28,8 @@ const EXECUTE: &CStr = c"_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt
 /// `has_parent_`, `thread_id_` (torch/csrc/autograd/function.h, 2.1 to 2.15).
 const SEQUENCE_WORD: usize = 3;
 const THREAD_WORD: usize = 6;
-/// More threads and operations than a process will ever have: what is beyond is no number.
-const MOST_THREADS: u64 = 1 << 32;
-const MOST_SEQUENCES: u64 = 1 << 48;
+/// `sequence_nr_` of a node that undoes nothing (torch/csrc/autograd/functions/accumulate_grad.cpp).
+const NO_SEQUENCE: u64 = u64::MAX;
 /// Longest name of a class that is told.
 const MOST_NAME: usize = 512;
 
@@ -119,19 +118,18 @@ pub(crate) fn tell_node(lane: &mut Lane) -> bool {
     // SAFETY: found under the name of `std::shared_ptr<Node> torch::autograd::get_current_node()`.
     let get: CurrentNode = unsafe { core::mem::transmute(get) };
     let (node, name) = current_node(get);
-    node == lane.state().node || send_node(lane, node, name)
+    node == Some(lane.state().node) || send_node(lane, node, name)
 }
 
 #[cold]
 #[inline(never)]
-fn send_node(lane: &mut Lane, node: Node, name: *const c_char) -> bool {
-    let is_number = node.sequence < MOST_SEQUENCES || node.sequence == UNKNOWN;
-    if node.thread >= MOST_THREADS || !is_number {
+fn send_node(lane: &mut Lane, node: Option<Node>, name: *const c_char) -> bool {
+    let Some(node) = node else {
         GET_CURRENT_NODE.store(0, Ordering::Relaxed);
         STATE.store(UNEXPECTED, Ordering::Relaxed);
         describe(lane.producer());
         return true;
-    }
+    };
     let (producer, rest) = lane.parts();
     let at = producer.now();
     if node.class != 0 && rest.stack.is_new_code(node.class, rest.definitions) {
@@ -150,14 +148,14 @@ fn send_node(lane: &mut Lane, node: Node, name: *const c_char) -> bool {
 }
 
 /// What the calling thread runs of the backward pass, and the mangled name of its class. Reads PyTorch's own
-/// thread-local.
+/// thread-local. `None` if what should be numbers are none.
 #[inline]
-fn current_node(get: CurrentNode) -> (Node, *const c_char) {
+fn current_node(get: CurrentNode) -> (Option<Node>, *const c_char) {
     let mut shared = SharedPointer { object: core::ptr::null(), counts: core::ptr::null() };
     // SAFETY: a class with a destructor comes back where the first argument points (Itanium C++ ABI 3.1.3).
     unsafe { get(&raw mut shared) };
     if shared.object.is_null() {
-        return (Node::default(), core::ptr::null());
+        return (Some(Node::default()), core::ptr::null());
     }
     // SAFETY: the thread's own pointer keeps the node, so all of it can be read.
     let word = |at: usize| unsafe { *shared.object.wrapping_add(at) };
@@ -166,11 +164,10 @@ fn current_node(get: CurrentNode) -> (Node, *const c_char) {
     let description = unsafe { *functions.wrapping_sub(1) } as *const *const c_char;
     // SAFETY: the second word of a description is the mangled name (`std::type_info`, libstdc++).
     let name = unsafe { *description.wrapping_add(1) };
-    let node = Node {
-        thread: word(THREAD_WORD) as u64,
-        sequence: word(SEQUENCE_WORD) as u64,
-        class: (name as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
-    };
+    let sequence = Some(word(SEQUENCE_WORD) as u64).filter(|number| *number != NO_SEQUENCE);
+    let operation = Operation { thread: word(THREAD_WORD) as u64, sequence };
+    let class = (name as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let node = operation.encode().map(|operation| Node { operation, class });
     // SAFETY: a shared pointer that is not null has counts.
     if let Some(counts) = unsafe { shared.counts.as_ref() } {
         // Never the last owner: that is the thread's own pointer.
@@ -203,10 +200,11 @@ fn tell_forward(sequence: u64) {
     }
     let Some(mut lane) = session::lane(Start::OnlyIfLive) else { return };
     let stack = callsite::capture_program(&mut lane);
-    if stack != 0 {
+    let operation = Operation { thread: thread_number(), sequence: Some(sequence) }.encode();
+    if let (Some(operation), true) = (operation, stack != 0) {
         let producer = lane.producer();
         let at = producer.now();
-        producer.push(at, 0, &Forward { thread: thread_number(), sequence, stack });
+        producer.push(at, 0, &Forward { operation, stack });
     }
 }
 

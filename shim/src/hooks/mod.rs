@@ -9,5 +9,6 @@ pub(crate) mod nvtx;
 mod structs;
 pub(crate) mod torch;
 mod unhooked;
+mod unload;
 
 pub(crate) use cuda_driver::HOOKS;

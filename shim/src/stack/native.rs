@@ -125,7 +125,6 @@ pub(crate) unsafe fn init(find_object: *mut core::ffi::c_void) {
 
 /// Says that an object was unloaded: every thread forgets its rules at its next capture, because another object may
 /// come to the same addresses.
-#[allow(dead_code, reason = "for whoever sees a `dlclose`; the tests do")]
 pub(crate) fn note_unloaded() {
     UNLOADED.fetch_add(1, Ordering::Relaxed);
 }
