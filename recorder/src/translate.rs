@@ -320,7 +320,7 @@ impl Translator {
     }
 
     fn stack_id(&mut self, id: u64) -> StackId {
-        if id == 0 {
+        if id == 0 || id == StackDef::EMPTY {
             return StackId(0);
         }
         // Its definition was lost, or another thread's copy is on its way.

@@ -504,6 +504,10 @@ impl StackDef {
     /// The native unwinder could not go on.
     pub const BROKEN: u32 = 2;
 
+    /// The id of a stack without frames, as in threads without Python where only Python was wanted. 0 is that of one that
+    /// was not looked at.
+    pub const EMPTY: u64 = 1;
+
     /// In the word of a native frame, beside its address: the function runs bytecode, up to the next Python frame
     /// with [`StackDef::ENTRY`].
     pub const INTERPRETER: u64 = 1 << 63;

@@ -92,7 +92,7 @@ unsafe extern "C" fn lookup(name: *const c_char) -> *mut c_void {
     found
 }
 
-/// Stack id of the calling thread's stack; 0 if none was captured.
+/// Stack id of the calling thread's stack; 0 if it was not looked at.
 #[inline]
 pub(crate) fn capture(lane: &mut Lane, of: Of) -> u64 {
     let want = match (session::stacks(), of) {
@@ -105,7 +105,10 @@ pub(crate) fn capture(lane: &mut Lane, of: Of) -> u64 {
     if !autograd::tell_node(lane) {
         return 0;
     }
-    capture_frames(lane, want)
+    match capture_frames(lane, want) {
+        0 => StackDef::EMPTY,
+        id => id,
+    }
 }
 
 /// As [`capture`], for what is not told itself but where it was called: the Python frames; in a program without Python
