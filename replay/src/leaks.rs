@@ -379,7 +379,7 @@ fn rule_fields(line: &str) -> Result<Vec<(Field, String)>, String> {
 }
 
 /// Whether `text` is `pattern`, in which `*` stands for anything.
-fn is_like(text: &str, pattern: &str) -> bool {
+pub(crate) fn is_like(text: &str, pattern: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = text.strip_prefix(parts.next().unwrap_or_default()) else { return false };
     let mut parts = parts.peekable();

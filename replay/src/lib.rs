@@ -2,21 +2,26 @@
 #![forbid(unsafe_code)]
 
 mod backward;
+pub mod categories;
 pub mod caught;
 mod changes;
+pub mod cycles;
 pub mod diff;
 pub mod exports;
 pub mod fragmentation;
 pub mod growth;
 pub mod leaks;
 pub mod ledger;
+pub mod lifetimes;
 pub mod live;
+pub mod lives;
 pub mod owners;
 pub mod postmortem;
 mod protobuf;
 pub mod ranks;
 pub mod redact;
 pub mod report;
+pub mod roles;
 pub mod source;
 mod sqlite;
 pub mod story;

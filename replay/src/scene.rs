@@ -112,7 +112,7 @@ impl Scene {
                 bytes,
                 allocated,
                 reserved,
-                collecting: false,
+                collecting: has("collecting"),
             }),
             "oom" => EventKind::BlockOom(BlockOom { device, bytes, requested, allocated, reserved }),
             "record" => wait(WaitAction::Record),

@@ -2,7 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
@@ -10,6 +10,7 @@ use gputrace_replay::live::{Native, When};
 use gputrace_replay::report::model::Report;
 use gputrace_replay::report::render::{json, text};
 use gputrace_replay::report::sections::SectionEntry;
+use gputrace_replay::source::Error;
 use gputrace_replay::story::Story;
 use gputrace_schemas::event::Nanos;
 
@@ -144,10 +145,15 @@ impl Stories {
     /// Reads traces, two at a time. What cannot be read is said on stderr and makes the exit status a failure; the
     /// others are shown.
     pub(crate) fn read(args: &TraceArgs) -> Stories {
+        Stories::read_by(args, Story::read)
+    }
+
+    /// The same, understood by `read`.
+    pub(crate) fn read_by(args: &TraceArgs, read: impl Fn(&Path) -> Result<Story, Error> + Sync) -> Stories {
         let mut results = Vec::new();
         for pair in args.traces.chunks(2) {
             std::thread::scope(|scope| {
-                let threads: Vec<_> = pair.iter().map(|path| scope.spawn(|| Story::read(path))).collect();
+                let threads: Vec<_> = pair.iter().map(|path| scope.spawn(|| read(path))).collect();
                 results.extend(threads.into_iter().map(std::thread::ScopedJoinHandle::join));
             });
         }
@@ -179,7 +185,17 @@ pub(crate) fn sections(
     show: &ShowArgs,
     out: &mut dyn Write,
 ) -> anyhow::Result<ExitCode> {
-    let read = Stories::read(traces);
+    sections_about(verb, entries, &Stories::read(traces), show, out)
+}
+
+/// Shows sections about traces that were read.
+pub(crate) fn sections_about(
+    verb: &'static str,
+    entries: &[SectionEntry],
+    read: &Stories,
+    show: &ShowArgs,
+    out: &mut dyn Write,
+) -> anyhow::Result<ExitCode> {
     let report = gputrace_replay::report::about(verb, entries, &read.stories);
     if !report.parts.is_empty() || show.json {
         show.write(&report, out)?;

@@ -7,7 +7,10 @@ use std::path::Path;
 use gputrace_schemas::event::{Device, Event, Nanos, Process, ThreadId};
 use gputrace_schemas::reader::Damage;
 
+use crate::categories::Categories;
 use crate::ledger::Ledger;
+use crate::lifetimes::Lifetimes;
+use crate::lives::Lives;
 use crate::source::{Error, Source};
 use crate::trace::Recording;
 
@@ -44,6 +47,8 @@ pub struct Story {
     pub complete: bool,
     /// The process is still running: what comes next is not known.
     pub is_running: bool,
+    /// What lifetimes tell, where that was asked for.
+    pub lifetimes: Option<Lifetimes>,
 }
 
 impl Story {
@@ -53,6 +58,16 @@ impl Story {
     /// The file is neither. Damage is no error; it is kept in [`Story::damages`].
     pub fn read(path: &Path) -> Result<Story, Error> {
         Ok(Story::of_source(&Source::open(path)?))
+    }
+
+    /// As [`Story::of_source`], with what lifetimes tell: needs memory for every block.
+    #[must_use]
+    pub fn with_lifetimes(source: &Source, categories: &Categories) -> Story {
+        let mut lives = Lives::default();
+        let mut story = Story::watched(source, &mut lives);
+        let sites = &story.ledger.sites;
+        story.lifetimes = Some(Lifetimes::of(lives, source.definitions(), sites, categories));
+        story
     }
 
     /// Understands a trace that is open.
@@ -81,6 +96,7 @@ impl Story {
             damages: source.damages(),
             complete: source.is_complete(),
             is_running: source.is_prefix(),
+            lifetimes: None,
         }
     }
 

@@ -27,7 +27,8 @@ fn help_of_every_verb() {
 
         Commands:
           record   Runs a program and records its GPU memory
-          report   Shows where the memory went: the peak, its owners and call sites, and what ran out
+          report   Shows where the memory went: the peak, its owners, roles and call sites, what would lower
+                   it, and what ran out
           summary  Shows the figures of each process and device: what the driver, PyTorch and each owner
                    held
           stats    Shows counts, sizes and durations of calls and PyTorch blocks
@@ -101,7 +102,8 @@ fn help_of_every_verb() {
         Without this command: LD_PRELOAD=libgputrace.so GPUTRACE_OUTPUT=... python train.py
 
         ---- gputrace report --help
-        Shows where the memory went: the peak, its owners and call sites, and what ran out
+        Shows where the memory went: the peak, its owners, roles and call sites, what would lower it, and
+        what ran out
 
         Usage: gputrace report [OPTIONS] <TRACE>...
 
@@ -110,10 +112,22 @@ fn help_of_every_verb() {
                       for the processes of a job
 
         Options:
+              --rules <FILE>  Your own names for memory: NAME: FIELD=PATTERN ..., with the fields site,
+                              stack, role, min and max
               --json          Write JSON: bytes and nanoseconds as integers
               --color <WHEN>  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE [default:
                               auto] [possible values: auto, always, never]
           -h, --help          Print help
+
+        Examples:
+          gputrace report train.gtr
+          gputrace report --rules roles.txt --json snapshot.pickle.gz
+
+        A rules file names memory in your own words, a rule a line; the first that fits counts, before
+        gputrace's own roles:
+          embeddings: site=*embedding.py* min=1MiB
+          paged KV cache: stack=*PagedAttention*
+          scratch: role=temporaries max=512KiB
 
         ---- gputrace summary --help
         Shows the figures of each process and device: what the driver, PyTorch and each owner held

@@ -1,26 +1,52 @@
 //! `gputrace report`: where the memory went.
 
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::{Context, anyhow};
 use clap::{ArgMatches, Args};
+use gputrace_replay::categories::Categories;
 use gputrace_replay::report::sections::SECTIONS;
+use gputrace_replay::source::Source;
+use gputrace_replay::story::Story;
 
 use super::Verb;
-use crate::show::{self, ShowArgs, TraceArgs};
+use crate::show::{self, ShowArgs, Stories, TraceArgs};
 
 pub(super) const VERB: Verb = Verb::new::<ReportArgs>("report", run);
 
-/// Shows where the memory went: the peak, its owners and call sites, and what ran out
+/// Shows where the memory went: the peak, its owners, roles and call sites, what would lower it, and what ran out
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  gputrace report train.gtr
+  gputrace report --rules roles.txt --json snapshot.pickle.gz
+
+A rules file names memory in your own words, a rule a line; the first that fits counts, before gputrace's own roles:
+  embeddings: site=*embedding.py* min=1MiB
+  paged KV cache: stack=*PagedAttention*
+  scratch: role=temporaries max=512KiB")]
 pub(super) struct ReportArgs {
     #[command(flatten)]
     traces: TraceArgs,
+
+    /// Your own names for memory: NAME: FIELD=PATTERN ..., with the fields site, stack, role, min and max
+    #[arg(long, value_name = "FILE")]
+    rules: Option<PathBuf>,
+
     #[command(flatten)]
     show: ShowArgs,
 }
 
 fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     let args: ReportArgs = super::parsed(matches)?;
-    show::sections("report", SECTIONS, &args.traces, &args.show, out)
+    let categories = args.rules.as_deref().map(categories).transpose()?.unwrap_or_default();
+    let read = |path: &Path| Ok(Story::with_lifetimes(&Source::open(path)?, &categories));
+    show::sections_about("report", SECTIONS, &Stories::read_by(&args.traces, read), &args.show, out)
+}
+
+fn categories(path: &Path) -> anyhow::Result<Categories> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Categories::parse(&text).map_err(|what| anyhow!("{}: {what}", path.display()))
 }

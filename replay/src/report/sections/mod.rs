@@ -4,6 +4,7 @@ mod balance;
 mod cache;
 mod call_sites;
 mod calls;
+mod cycles;
 mod ending;
 mod figures;
 mod hidden;
@@ -14,7 +15,9 @@ mod next;
 mod oom;
 mod overview;
 mod owners;
+mod peak_makers;
 mod phases;
+mod roles;
 mod sizes;
 mod trust;
 
@@ -41,11 +44,14 @@ pub const SECTIONS: &[SectionEntry] = &[
     memory::ENTRY,
     owners::ENTRY,
     hidden::ENTRY,
+    roles::ENTRY,
     balance::ENTRY,
     cache::EMPTIED,
     cache::MISFITS,
     call_sites::ENTRY,
     phases::ENTRY,
+    peak_makers::ENTRY,
+    cycles::ENTRY,
     trust::ENTRY,
     next::ENTRY,
 ];

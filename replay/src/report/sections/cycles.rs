@@ -1,0 +1,62 @@
+//! What waited for Python's collector of reference cycles.
+
+use super::SectionEntry;
+use crate::report::model::{Mood, Section, Table, Value};
+use crate::report::render::text::{bytes, time};
+use crate::story::Story;
+
+pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
+
+/// Call sites to show.
+const ROWS: usize = 10;
+
+fn build(story: &Story) -> Option<Section> {
+    let cycles = story.lifetimes.as_ref().map(|lifetimes| &lifetimes.cycles).filter(|it| it.blocks > 0)?;
+    let sites = &story.ledger.sites;
+    let mut table = Table::new(
+        "call_sites",
+        &[
+            ("device", "device"),
+            ("bytes", "bytes"),
+            ("blocks", "blocks"),
+            ("held_for_ns", "held for"),
+            ("collected", "what was collected"),
+            ("call_site", "asked for by"),
+        ],
+    );
+    for row in &cycles.sites {
+        table.rows.push(vec![
+            Value::text(format!("cuda:{}", row.device)),
+            Value::Bytes(row.bytes),
+            Value::Count(row.blocks),
+            Value::Time(row.held_for),
+            row.kind.map_or(Value::Missing, Value::text),
+            Value::text(sites.site(row.site).map(ToString::to_string).unwrap_or_default()),
+        ]);
+    }
+    let longest = cycles.sites.iter().map(|row| row.held_for).max().unwrap_or_default();
+    let headline = format!(
+        "{} waited for Python's garbage collector: reference cycles held them, for up to {}",
+        bytes(cycles.bytes),
+        time(longest)
+    );
+    let section = Section::new("reference_cycles", "Reference cycles")
+        .line(Mood::Warning, headline)
+        .fact("bytes", "given back by the collector", Value::Bytes(cycles.bytes))
+        .fact("peak_bytes", "at most at one moment", Value::Bytes(cycles.peak))
+        .fact("blocks", "blocks", Value::Count(cycles.blocks))
+        .fact("collections", "collections", Value::Count(cycles.collections))
+        .table(table.keep(ROWS, 1))
+        .line(
+            Mood::Note,
+            "measured: that the collector ran, and how long each block was held; when it was last used is not known",
+        );
+    let section = match cycles.n_threads {
+        0 | 1 => section,
+        n => section.line(
+            Mood::Note,
+            format!("{n} threads gave memory back meanwhile: what others than the collector's gave back is counted, too"),
+        ),
+    };
+    Some(section.warn(story.doubts()))
+}

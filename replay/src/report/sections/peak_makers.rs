@@ -1,0 +1,117 @@
+//! Which call sites the peak would be lower without, and what was held longer than needed.
+
+use super::{SectionEntry, device_name};
+use crate::lifetimes::{DeviceLifetimes, Maker, Replaced};
+use crate::report::model::{Mood, Section, Table, Value};
+use crate::report::render::text::bytes;
+use crate::story::Story;
+
+pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
+
+/// Call sites to show.
+const ROWS: usize = 10;
+/// A call site is worth a word if the peak falls by this share without it.
+const WORTH: u64 = 100;
+
+fn build(story: &Story) -> Option<Section> {
+    let lifetimes = story.lifetimes.as_ref().filter(|lifetimes| lifetimes.has_stacks)?;
+    let mut section = Section::new("peak_makers", "What set the peak, and what it would be without");
+    let mut any = false;
+    for device in lifetimes.devices.iter().filter(|device| device.peak.0 > 0) {
+        let makers = makers(story, device);
+        let replaced = replaced(story, device);
+        any |= !makers.rows.is_empty() || !replaced.rows.is_empty();
+        section = section.table(makers.keep(ROWS, 1)).table(replaced.keep(ROWS, 1));
+        section =
+            best(story, device).into_iter().fold(section, |section, line| section.line(Mood::Warning, line));
+    }
+    any.then(|| {
+        let text = "exact for the same requests: blocks of PyTorch, without what its cache and others hold beside them";
+        section.line(Mood::Note, text).warn(story.doubts())
+    })
+}
+
+fn is_worth(device: &DeviceLifetimes, without: u64) -> bool {
+    device.peak.0.saturating_sub(without) >= device.peak.0 / WORTH
+}
+
+fn site(story: &Story, id: crate::ledger::SiteId) -> String {
+    story.ledger.sites.site(id).map(ToString::to_string).unwrap_or_default()
+}
+
+fn makers(story: &Story, device: &DeviceLifetimes) -> Table {
+    let mut table = Table::new(
+        "makers",
+        &[
+            ("device", "device"),
+            ("bytes_at_peak", "at peak"),
+            ("temporary_bytes", "temporary"),
+            ("peak_without_bytes", "peak without"),
+            ("lowers_by_bytes", "lower by"),
+            ("held_for_ns", "held for"),
+            ("call_site", "call site"),
+        ],
+    );
+    for maker in device.makers.iter().filter(|maker| is_worth(device, maker.without.0)) {
+        table.rows.push(maker_row(story, device, maker));
+    }
+    table
+}
+
+fn maker_row(story: &Story, device: &DeviceLifetimes, maker: &Maker) -> Vec<Value> {
+    vec![
+        Value::text(format!("cuda:{}", device.device)),
+        Value::Bytes(maker.at_peak),
+        Value::Bytes(maker.temporary),
+        Value::Bytes(maker.without),
+        Value::bytes(Some(device.peak.0.saturating_sub(maker.without.0))),
+        Value::Time(maker.held_for),
+        Value::text(site(story, maker.site)),
+    ]
+}
+
+fn replaced(story: &Story, device: &DeviceLifetimes) -> Table {
+    let mut table = Table::new(
+        "replaced",
+        &[
+            ("device", "device"),
+            ("bytes", "old value"),
+            ("times", "times"),
+            ("peak_without_bytes", "peak if it went first"),
+            ("lowers_by_bytes", "lower by"),
+            ("call_site", "held until its successor was there"),
+        ],
+    );
+    for row in device.replaced.iter().filter(|row| is_worth(device, row.without.0)) {
+        table.rows.push(replaced_row(story, device, row));
+    }
+    table
+}
+
+fn replaced_row(story: &Story, device: &DeviceLifetimes, row: &Replaced) -> Vec<Value> {
+    vec![
+        Value::text(format!("cuda:{}", device.device)),
+        Value::Bytes(row.bytes),
+        Value::Count(row.times),
+        Value::Bytes(row.without),
+        Value::bytes(Some(device.peak.0.saturating_sub(row.without.0))),
+        Value::text(site(story, row.site)),
+    ]
+}
+
+/// The sentences that matter most.
+fn best(story: &Story, device: &DeviceLifetimes) -> Vec<String> {
+    let name = device_name(story, device.device);
+    let change = |without| format!("peak {} -> {}", bytes(device.peak), bytes(without));
+    let maker = device.makers.first().filter(|maker| is_worth(device, maker.without.0));
+    let maker = maker.map(|it| format!("{name}: without {}, {}", site(story, it.site), change(it.without)));
+    let old = device.replaced.first().filter(|row| is_worth(device, row.without.0));
+    let old = old.map(|it| {
+        let what = site(story, it.site);
+        format!(
+            "{name}: {what} is held until its successor is there; `del` it before, and {}",
+            change(it.without)
+        )
+    });
+    maker.into_iter().chain(old).collect()
+}

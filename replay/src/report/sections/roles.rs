@@ -1,0 +1,83 @@
+//! What PyTorch's blocks were for.
+
+use gputrace_schemas::event::Bytes;
+
+use super::{SectionEntry, device_name};
+use crate::lifetimes::DeviceLifetimes;
+use crate::report::model::{Mood, Section, Table, Value};
+use crate::report::render::text::{bytes, time};
+use crate::story::Story;
+
+pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
+
+fn build(story: &Story) -> Option<Section> {
+    let lifetimes = story.lifetimes.as_ref().filter(|lifetimes| !lifetimes.devices.is_empty())?;
+    let mut section = Section::new("roles", "What PyTorch's memory was for, at the peak of its blocks");
+    if !lifetimes.has_stacks {
+        let text = "cannot be told: no call stack of any block was recorded";
+        return Some(section.line(Mood::Note, text));
+    }
+    let mut rules: Vec<(&str, &str)> = vec![];
+    for device in &lifetimes.devices {
+        section = section.line(Mood::Note, moment(story, device)).table(table(device));
+        for role in &device.roles {
+            if !rules.contains(&(&role.name, &role.rule)) {
+                rules.push((&role.name, &role.rule));
+            }
+        }
+    }
+    let mut how = Table::new("rules", &[("role", "role"), ("rule", "how it is recognised")]);
+    how.rows = rules.iter().map(|(name, rule)| vec![Value::text(*name), Value::text(*rule)]).collect();
+    section = section.table(how);
+    if lifetimes.is_guessed {
+        let text = "blocks without a stack were taken for those of the backward pass, which runs in threads without Python";
+        section = section.line(Mood::Note, text);
+    }
+    if lifetimes.devices.iter().all(|device| device.n_passes == 0) {
+        let text = "no backward pass was seen: gradients and activations cannot be told by their lifetimes";
+        section = section.line(Mood::Note, text);
+    }
+    Some(section.warn(story.doubts()))
+}
+
+fn moment(story: &Story, device: &DeviceLifetimes) -> String {
+    let passes = match device.n_passes {
+        1 => "1 backward pass".to_owned(),
+        n => format!("{n} backward passes"),
+    };
+    let at = time(story.since_start(device.peak_time));
+    format!("{}: {} at {at}, {passes} in the trace", device_name(story, device.device), bytes(device.peak))
+}
+
+fn table(device: &DeviceLifetimes) -> Table {
+    let mut table = Table::new(
+        "roles",
+        &[
+            ("device", "device"),
+            ("role", "role"),
+            ("bytes_at_peak", "at peak"),
+            ("share_of_peak", "share"),
+            ("peak_bytes", "own peak"),
+            ("peak_requested_bytes", "requested"),
+            ("live_bytes", "live at end"),
+            ("blocks", "blocks"),
+        ],
+    );
+    for role in &device.roles {
+        table.rows.push(vec![
+            Value::text(format!("cuda:{}", device.device)),
+            Value::text(&*role.name),
+            Value::Bytes(role.at_peak),
+            share(role.at_peak, device.peak),
+            Value::Bytes(role.peak),
+            Value::Bytes(role.peak_requested),
+            Value::Bytes(role.at_end),
+            Value::Count(role.blocks),
+        ]);
+    }
+    table
+}
+
+fn share(part: Bytes, of: Bytes) -> Value {
+    Value::share(part.0, of.0)
+}
