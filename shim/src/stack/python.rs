@@ -12,6 +12,7 @@
 //! is new.
 
 use super::interpreter::{Object, Python, ready};
+use super::python_code::Codes;
 use super::python_offsets::{NONE, Place};
 use super::{Captured, Fixed, join, mix};
 use gputrace_ring::record::StackDef;
@@ -31,7 +32,7 @@ struct Node {
     /// The word that points to the code object, marks in its low bits included.
     raw_code: u64,
     raw_place: u64,
-    /// `co_version`, or the content's fingerprint; [`Node::id`] follows from it.
+    /// [`Python::check`] of the code object.
     check: u64,
     /// Identity of the code object; 0 when the frame is not shown.
     id: u64,
@@ -88,6 +89,7 @@ pub(crate) struct PythonState {
     index_of: [u16; INDEX_SLOTS],
     /// What the walk found before it met known frames, innermost first.
     found: Fixed<Node, MAX_FRAMES>,
+    codes: Codes,
     thread_state: u64,
     interpreter_id: u64,
     marks: u32,
@@ -187,7 +189,7 @@ impl PythonState {
                 }
                 frame = self.nodes.get(first - 1).frame;
             }
-            let node = python.read(frame, self.interpreter_id);
+            let node = python.read(frame, self.interpreter_id, &mut self.codes);
             if !self.found.push(node) {
                 self.marks |= Captured::PYTHON_TRUNCATED;
                 return self.assemble(0);
@@ -303,7 +305,7 @@ impl Python {
 
     /// Reads one frame.
     #[inline(always)]
-    fn read(&self, address: u64, interpreter_id: u64) -> Node {
+    fn read(&self, address: u64, interpreter_id: u64, codes: &mut Codes) -> Node {
         // SAFETY: the frame inside it, or the thread state, points to it.
         let frame = unsafe { Object::new(address) };
         let mut node = Node {
@@ -330,7 +332,7 @@ impl Python {
             return node;
         }
         node.check = self.check(code);
-        node.id = mix(mix(interpreter_id, code.address()), node.check) | 1;
+        node.id = codes.id(self, interpreter_id, code, node.check);
         node.place = u64::from(place);
         if self.is_entry(&node) {
             node.place |= StackDef::ENTRY;

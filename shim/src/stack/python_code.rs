@@ -10,18 +10,79 @@ const MAX_TEXT: u64 = 4096;
 /// would have to replace each other at one address, with the same length, names and first line.
 const MAX_HASHED_LINES: u64 = 1024;
 
+/// Bytes at each end of a line table that tell whether a code object that was met before still is the same.
+const MAX_COMPARED_LINES: u64 = 48;
+/// Code objects of a thread whose content is remembered.
+const CODES: usize = 512;
+
+/// Code objects whose content was read, by address: reading it costs a hundred times what comparing does.
+#[repr(C)]
+pub(crate) struct Codes {
+    slots: [KnownCode; CODES],
+}
+
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct KnownCode {
+    address: u64,
+    check: u64,
+    id: u64,
+}
+
+impl Codes {
+    /// Identity of a code object, whose [`Python::check`] is `check`.
+    #[inline(always)]
+    pub(crate) fn id(&mut self, python: &Python, interpreter: u64, code: Object, check: u64) -> u64 {
+        let address = mix(interpreter, code.address());
+        if python.offsets.code_version != NONE {
+            return mix(address, check) | 1;
+        }
+        let slot = (address >> 55) as usize;
+        let known = self.slots.get(slot).copied().unwrap_or_default();
+        if known.address == address && known.check == check {
+            return known.id;
+        }
+        let id = mix(address, python.content(code)) | 1;
+        if let Some(known) = self.slots.get_mut(slot) {
+            *known = KnownCode { address, check, id };
+        }
+        id
+    }
+}
+
 impl Python {
-    /// `co_version` where it says everything, else the content.
+    /// Whether a code object that was met at this address before still is the same: `co_version` where there is one.
+    /// Before, the content's places and ends: another object would have to come to this address whose names and table
+    /// lie where those of the old one lay, with the same first line, length and ends.
     #[inline(always)]
     pub(crate) fn check(&self, code: Object) -> u64 {
-        if self.offsets.code_version != NONE {
-            let version = code.half(self.offsets.code_version);
-            // 0: four billion code objects were made, there are no more versions.
-            if version != 0 {
-                return u64::from(version);
-            }
+        if self.offsets.code_version == NONE {
+            return self.ends(code);
         }
-        self.content(code)
+        match code.half(self.offsets.code_version) {
+            // Four billion code objects were made, there are no more versions.
+            0 => self.content(code),
+            version => u64::from(version),
+        }
+    }
+
+    #[inline(always)]
+    fn ends(&self, code: Object) -> u64 {
+        let lines = code.word(self.offsets.code_lines);
+        let places = lines
+            ^ code.word(self.offsets.code_name).rotate_left(21)
+            ^ code.word(self.offsets.code_file).rotate_left(42);
+        // SAFETY: a code object holds its table.
+        let lines = unsafe { Object::new(lines) };
+        let n_lines = lines.word(self.offsets.length);
+        let start = u64::from(self.offsets.bytes_data);
+        let hash = mix(places, n_lines << 32 ^ u64::from(code.half(self.offsets.code_first_line)));
+        if n_lines <= 2 * MAX_COMPARED_LINES {
+            return mix(hash, hash_bytes(lines, start, n_lines));
+        }
+        let head = hash_bytes(lines, start, MAX_COMPARED_LINES);
+        let tail = hash_bytes(lines, start + n_lines - MAX_COMPARED_LINES, MAX_COMPARED_LINES);
+        mix(mix(hash, head), tail)
     }
 
     /// A fingerprint of all that a definition ships.
