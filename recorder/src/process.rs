@@ -1,6 +1,7 @@
 //! What `/proc` tells about the traced process. Everything here may be gone or forbidden at any moment, which gives
 //! `None` and never an error.
 
+use crate::symbols;
 use gputrace_schemas::event::{Mapping, Mappings, Module, Nanos, Process};
 use object::read::ReadCache;
 use object::{Object, ObjectSegment, SegmentFlags};
@@ -172,11 +173,8 @@ impl Target {
     /// A module's file as this process sees it: the process may live in another root, or its file may be deleted.
     pub(crate) fn open(&self, module: &Module) -> Option<fs::File> {
         let inside = self.file("root").join(module.path.trim_start_matches('/'));
-        let mapped = self.file(&format!("map_files/{:x}-{:x}", module.start, module.end));
-        fs::File::open(inside)
-            .or_else(|_| fs::File::open(mapped))
-            .or_else(|_| fs::File::open(&module.path))
-            .ok()
+        let mapped = || fs::File::open(symbols::mapped_file(&self.file(""), module.start)?).ok();
+        fs::File::open(inside).ok().or_else(mapped).or_else(|| fs::File::open(&module.path).ok())
     }
 
     /// PyTorch's version, by the `version.py` beside the `lib` folder of a mapped `libc10.so`.

@@ -474,8 +474,8 @@ impl<'a> Recorder<'a> {
     }
 
     fn symbolise(&mut self, budget: Duration) {
-        let root = PathBuf::from(format!("/proc/{}/root", self.target.pid()));
-        let mut symbols = Symbols::new(Instant::now() + budget, Some(root));
+        let process = PathBuf::from(format!("/proc/{}", self.target.pid()));
+        let mut symbols = Symbols::new(Instant::now() + budget, Some(process));
         self.translator.symbolise(&mut symbols);
         self.writer.send(self.translator.take());
     }

@@ -6,7 +6,7 @@
 
 use gputrace_schemas::event::{Module, ModuleId};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Longest name that is kept: C++ templates of CUDA kernels can be megabytes long.
@@ -26,13 +26,13 @@ pub(crate) type Resolved = (u64, Option<ModuleId>, Vec<Line>);
 /// Where files are looked for, and for how long.
 pub(crate) struct Symbols {
     deadline: Instant,
-    /// `/proc/PID/root` while the process lives.
-    root: Option<PathBuf>,
+    /// `/proc/PID` while the process lives.
+    process: Option<PathBuf>,
 }
 
 impl Symbols {
-    pub(crate) fn new(deadline: Instant, root: Option<PathBuf>) -> Symbols {
-        Symbols { deadline, root }
+    pub(crate) fn new(deadline: Instant, process: Option<PathBuf>) -> Symbols {
+        Symbols { deadline, process }
     }
 
     /// The functions at the addresses where calls return to. Addresses that are not reached in time are left out.
@@ -72,12 +72,31 @@ impl Symbols {
         resolved
     }
 
+    /// The module's own file: as the process sees it, which may live in another root; as it is mapped, which a deleted
+    /// file still is; or as we see it. What has another build id came to its path later.
     fn load(&self, module: &Module) -> Option<addr2line::Loader> {
-        let inside = self.root.as_ref().map(|root| root.join(module.path.trim_start_matches('/')));
-        inside
-            .and_then(|path| addr2line::Loader::new(path).ok())
-            .or_else(|| addr2line::Loader::new(&module.path).ok())
+        let inside =
+            self.process.as_ref().map(|it| it.join("root").join(module.path.trim_start_matches('/')));
+        let mapped = self.process.as_ref().and_then(|process| mapped_file(process, module.start));
+        let files = [inside, mapped, Some(PathBuf::from(&module.path))];
+        files.into_iter().flatten().find_map(|file| {
+            let is_same = module.build_id.is_empty() || build_id(&file).as_ref() == Some(&module.build_id);
+            if is_same { addr2line::Loader::new(file).ok() } else { None }
+        })
     }
+}
+
+/// The link to the file whose mapping begins at `start` (proc(5), `map_files`; for the privileged).
+pub(crate) fn mapped_file(process: &Path, start: u64) -> Option<PathBuf> {
+    let begin = format!("{start:x}-");
+    let mut links = std::fs::read_dir(process.join("map_files")).ok()?.flatten();
+    Some(links.find(|link| link.file_name().to_string_lossy().starts_with(&begin))?.path())
+}
+
+fn build_id(file: &Path) -> Option<String> {
+    let mut module = Module::default();
+    crate::process::read_module(&mut module, std::fs::File::open(file).ok()?);
+    Some(module.build_id).filter(|id| !id.is_empty())
 }
 
 /// Never empty.
@@ -173,5 +192,36 @@ mod tests {
         let mut none = Symbols::new(Instant::now(), None);
         assert_eq!(none.resolve(&[address], &modules, module_at), [], "no time, no answer");
         a_function_of_ours();
+    }
+
+    #[test]
+    fn what_came_to_a_path_later_and_has_another_build_id_is_not_asked() {
+        let target = Target::new(std::process::id(), 0);
+        let modules = target.address_space(0).expect("maps").modules;
+        let libc = modules.iter().find(|module| module.path.contains("/libc.so")).expect("the C library");
+        let mut libc = libc.clone();
+        let file = target.open(&libc).expect("its file");
+        read_module(&mut libc, file);
+        assert!(!libc.build_id.is_empty());
+        let symbols = Symbols::new(Instant::now(), None);
+        assert!(symbols.load(&libc).is_some());
+        libc.build_id = "00".repeat(20);
+        assert!(symbols.load(&libc).is_none());
+    }
+
+    #[test]
+    fn a_deleted_file_is_read_where_it_is_mapped() {
+        let process = PathBuf::from(format!("/proc/{}", std::process::id()));
+        if std::fs::read_dir(process.join("map_files")).is_err() {
+            return; // Only the privileged may look.
+        }
+        let target = Target::new(std::process::id(), 0);
+        let mut modules = target.address_space(0).expect("maps").modules;
+        let libc = modules.iter_mut().find(|module| module.path.contains("/libc.so")).expect("the C library");
+        let file = target.open(libc).expect("its file");
+        read_module(libc, file);
+        libc.path = "/deleted/libc.so.6".to_owned();
+        assert!(Symbols::new(Instant::now(), None).load(libc).is_none(), "there is no such path");
+        assert!(Symbols::new(Instant::now(), Some(process)).load(libc).is_some());
     }
 }

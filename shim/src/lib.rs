@@ -9,6 +9,7 @@
 //!            dlsym, cuGetProcAddress ──> hooks/loader.rs: the row whose real function this is
 //! program ── ncclAllReduce ──> row (hooks/nccl.rs) ──> nccl/: enter record, real call, exit record ──> ring
 //!            c10::reportMemoryUsageToProfiler ──> hooks/torch.rs
+//!            at::sequence_number, Engine ──> hooks/autograd.rs: which forward line an allocation of backward undoes
 //! session.rs: the first event makes the ring and starts the recorder; fork, exec, exit
 //! ```
 //!
