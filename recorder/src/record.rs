@@ -142,6 +142,8 @@ enum Ending {
 struct Recorder<'a> {
     file: &'a MapFile,
     target: Target,
+    /// It was seen to live: when it is gone, it ended just now.
+    was_alive: bool,
     drain: Drain,
     timeline: Timeline,
     translator: Translator,
@@ -209,6 +211,7 @@ impl<'a> Recorder<'a> {
                 last: Vec::new(),
             },
             n_devices: 0,
+            was_alive: target.is_alive(),
             target,
         };
         recorder.translator.process(recorder.facts.clone());
@@ -411,6 +414,7 @@ impl<'a> Recorder<'a> {
         if !self.target.is_alive() {
             return Some(Ending::Gone);
         }
+        self.was_alive = true;
         (state == OFF).then_some(Ending::Off)
     }
 
@@ -432,6 +436,7 @@ impl<'a> Recorder<'a> {
         // What has just been read is younger than the newest pair of clocks.
         self.timeline.close();
         self.tell_losses();
+        self.translator.note(self.now(), "process.end=exit".to_owned());
         self.emit(true);
         // An error that ends the program is answered before the shell shows its prompt.
         if let Some(answers) = &self.answers {
@@ -458,6 +463,7 @@ impl<'a> Recorder<'a> {
         self.drain.pass(&mut found);
         self.take(found);
         self.tell_losses();
+        self.tell_end();
         if self.translator.n_collisions() > 0 {
             let text = format!("stacks.collisions={}", self.translator.n_collisions());
             self.translator.note(self.now(), text);
@@ -471,6 +477,14 @@ impl<'a> Recorder<'a> {
             answers.wait(ANSWER_AFTER, ANSWER_AFTER);
         }
         self.symbolise(SYMBOLS_AFTER);
+    }
+
+    /// When the process was killed. One that came to its exit has said so; one that became another program has not ended.
+    fn tell_end(&mut self) {
+        let state = self.header().process.value.load(Ordering::Acquire);
+        if self.was_alive && state != EXITING && !self.target.is_alive() {
+            self.translator.note(self.now(), "process.end=killed".to_owned());
+        }
     }
 
     fn symbolise(&mut self, budget: Duration) {

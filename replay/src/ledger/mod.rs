@@ -6,6 +6,7 @@
 
 mod amounts;
 mod cache;
+mod communicators;
 mod contexts;
 mod counts;
 mod driver;
@@ -19,7 +20,8 @@ mod training;
 use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{
-    Action, Bytes, Call, Event, EventKind, HOST, LostCause, NO_DEVICE, Nanos, Sample, StackId, ThreadId,
+    Action, Bytes, Call, CommId, Event, EventKind, HOST, LostCause, NO_DEVICE, Nanos, Sample, StackId,
+    ThreadId,
 };
 use rustc_hash::FxHashSet;
 
@@ -28,6 +30,7 @@ mod tests;
 
 pub use amounts::{Books, Held, Meter, Moment, Part};
 pub use cache::{CacheBooks, Misfits, Traffic, Trims};
+pub use communicators::CommBooks;
 pub use contexts::Context;
 pub use counts::{CallCounts, Histogram};
 pub use driver::{Mapped, MemoryKind, Object};
@@ -39,6 +42,7 @@ pub use torch::{Block, Step, TorchBooks, TorchOom};
 pub use training::{StepSource, Training, TrainingStep};
 
 use crate::trace::Definitions;
+use communicators::Communicators;
 use contexts::Contexts;
 use counts::Counts;
 use driver::{Change, Driver, Shelf};
@@ -95,6 +99,7 @@ pub struct Ledger {
     contexts: Contexts,
     counts: Counts,
     driver: Driver,
+    nccl: Communicators,
     torch: Torch,
 }
 
@@ -240,7 +245,11 @@ impl Ledger {
                 self.phases.mark(definitions, event, mark);
                 self.finder.mark(definitions, event, mark);
             }
-            EventKind::NcclEnter(_) | EventKind::NcclExit(_) => {}
+            EventKind::NcclEnter(enter) => {
+                let origin = self.sites.origin(definitions, event.stack, event.thread);
+                self.nccl.enter(enter, event.time, origin.site, definitions.communicator(enter.comm));
+            }
+            EventKind::NcclExit(exit) => self.nccl.exit(exit.call),
             EventKind::Lost(lost) => {
                 let n = self.lost.entry(lost.cause).or_default();
                 *n = n.saturating_add(lost.events);
@@ -256,6 +265,11 @@ impl Ledger {
     /// The contexts that the process made, in order.
     pub fn contexts(&self) -> impl Iterator<Item = &Context> {
         self.contexts.iter()
+    }
+
+    /// Communicators of NCCL: what they hold, and what they were used for.
+    pub fn communicators(&self) -> impl Iterator<Item = (CommId, &CommBooks)> {
+        self.nccl.books.iter().map(|(id, books)| (*id, books))
     }
 
     /// Calls by function.
@@ -353,7 +367,7 @@ impl Ledger {
                     self.finder.memory(definitions, event, call.device, Some(origin.site));
                 }
                 let origin = Origin { phase: self.phases.now(event.thread), ..origin };
-                self.booked(event, call, origin);
+                self.booked(definitions, event, call, origin);
             }
             Some(DEINITIALIZED) if !gives(call.action) => self.n_after_shutdown += 1,
             Some(result) => self.refused(event, call, origin, name, result),
@@ -368,8 +382,8 @@ impl Ledger {
         origin
     }
 
-    fn booked(&mut self, event: &Event, call: &Call, origin: Origin) {
-        let Ledger { driver, devices, host, torch, findings, .. } = self;
+    fn booked(&mut self, definitions: &dyn Definitions, event: &Event, call: &Call, origin: Origin) {
+        let Ledger { driver, nccl, devices, host, torch, findings, .. } = self;
         let span = Span::of(event.time, call, gives(call.action));
         // All but frees are stamped when they have returned.
         let whole = Span::of(event.time, call, !takes(call.action));
@@ -384,6 +398,7 @@ impl Ledger {
         driver.call(event, call, origin, &mut |change| match change {
             Change::Gained(object) => {
                 torch.steps.push(Step::Gained(object));
+                nccl.gained(event.time, call, &object, definitions.communicator(call.comm));
                 if gain(devices, host, event.time, span, &object) {
                     peaked = Some(object.device);
                 }
@@ -403,6 +418,7 @@ impl Ledger {
             Change::Freed(object) => {
                 torch.steps.push(Step::Lost(object));
                 lose(devices, host, span, &object);
+                nccl.lost(&object);
                 if let Some(device) = device_of(devices, &object) {
                     device.frees += 1;
                 }

@@ -314,12 +314,14 @@ impl<'a> Collector<'a> {
             let what = format!("out of memory: {bytes} bytes refused");
             self.seen(time, what, stack)
         });
-        let ending =
-            match story.ledger.notes.iter().rev().find_map(|(_, note)| note.strip_prefix("process.end=")) {
-                Some("exit") => Ending::Exit,
-                Some("killed") => Ending::Killed,
-                Some(_) | None => Ending::Unknown,
-            };
+        let end = story.ledger.notes.iter().rev().find_map(|(_, note)| note.strip_prefix("process.end="));
+        let ending = match end {
+            Some("exit") => Ending::Exit,
+            Some("killed") => Ending::Killed,
+            // A whole trace without a word about it: the process was gone before its recorder looked.
+            Some(_) | None if story.complete => Ending::Killed,
+            Some(_) | None => Ending::Unknown,
+        };
         Participant {
             path: self.source.path().to_owned(),
             process: story.process.clone(),
@@ -370,7 +372,8 @@ impl Watch for Collector<'_> {
                     self.out_of_memory = Some((event.time, call.bytes.0, event.stack));
                 }
                 self.context(event, call);
-                Some(EventName::Driver(*call))
+                // What NCCL does by itself says nothing about where the program is.
+                (!call.nccl_thread && call.nccl_call == 0).then_some(EventName::Driver(*call))
             }
             EventKind::BlockOom(oom) => {
                 self.out_of_memory = Some((event.time, oom.requested.unwrap_or(oom.bytes).0, event.stack));

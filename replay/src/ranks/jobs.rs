@@ -215,7 +215,11 @@ fn join(participants: &[Participant]) -> Vec<Joined> {
     }
     let mut keys: Vec<(Key, Joined)> =
         by_key.into_iter().map(|(key, members)| (key, joined(participants, &members))).collect();
-    keys.sort_by_key(|(_, joined)| (std::cmp::Reverse(joined.n_ranks), joined.since));
+    // Of several with all ranks the first that was made is the world; what was made from another follows by its color.
+    keys.sort_by_key(|(key, joined)| match key {
+        Key::Root(..) | Key::Unknown(_) => (std::cmp::Reverse(joined.n_ranks), false, joined.since),
+        Key::Child(..) => (std::cmp::Reverse(joined.n_ranks), true, Nanos(0)),
+    });
     let parents: Vec<Option<usize>> = keys
         .iter()
         .map(|(key, _)| match key {

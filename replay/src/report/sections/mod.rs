@@ -4,6 +4,7 @@ mod balance;
 mod cache;
 mod call_sites;
 mod calls;
+mod communicators;
 mod cycles;
 mod ending;
 mod figures;
@@ -45,6 +46,7 @@ pub const SECTIONS: &[SectionEntry] = &[
     owners::ENTRY,
     hidden::ENTRY,
     roles::ENTRY,
+    communicators::ENTRY,
     balance::ENTRY,
     cache::EMPTIED,
     cache::MISFITS,
