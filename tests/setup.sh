@@ -9,11 +9,23 @@ need make make
 need python3 python3
 need readelf binutils
 need unzip unzip
+# Allocators that programs preload beside us: tests/guests.rs tries those that are there.
+library() { ldconfig -p 2>/dev/null | grep -q "$1" || missing+=("$2"); }
+library libjemalloc.so.2 libjemalloc2
+library libtcmalloc_minimal.so.4 libtcmalloc-minimal4
+library libtcmalloc.so.4 libgoogle-perftools4
+library libmimalloc.so.2 libmimalloc2.0
 python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
 if [ ${#missing[@]} -gt 0 ]; then
   root=""; [ "$(id -u)" = 0 ] || root=sudo
   export DEBIAN_FRONTEND=noninteractive
   $root apt-get update -qq
+  # Ubuntu 24.04 has libtcmalloc-minimal4t64 and libgoogle-perftools4t64 for what Debian calls without t64.
+  for at in "${!missing[@]}"; do
+    package=${missing[at]}
+    [ -n "$(apt-cache madison "$package" 2>/dev/null)" ] || [ -z "$(apt-cache madison "${package}t64" 2>/dev/null)" ] ||
+      missing[at]=${package}t64
+  done
   $root apt-get install -y -qq --no-install-recommends "${missing[@]}"
 fi
 if ! command -v cargo >/dev/null 2>&1; then

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod backward;
+pub mod books_audit;
 pub mod categories;
 pub mod caught;
 mod changes;

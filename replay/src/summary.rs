@@ -27,6 +27,8 @@ pub struct ProcessSummary {
     pub rank: Option<u32>,
     /// The command line, argument by argument.
     pub command: Vec<String>,
+    /// `CLOCK_MONOTONIC` when the trace began: times count from here.
+    pub start_ns: u64,
     /// Events in the trace.
     pub events: u64,
     /// Events that were dropped before they came into the trace.
@@ -202,6 +204,7 @@ fn process(story: &Story) -> ProcessSummary {
         pid: story.process.pid,
         rank: story.process.rank,
         command: story.process.command.clone(),
+        start_ns: story.process.start.0,
         events: ledger.n_events,
         lost_events: ledger.n_lost(),
         complete: story.complete,
@@ -411,6 +414,7 @@ mod tests {
                         "./train",
                         "--big"
                       ],
+                      "start_ns": 0,
                       "events": 8,
                       "lost_events": 7,
                       "complete": true,
@@ -493,6 +497,7 @@ mod tests {
                         "./train",
                         "--big"
                       ],
+                      "start_ns": 0,
                       "events": 5,
                       "lost_events": 0,
                       "complete": true,
@@ -568,6 +573,7 @@ mod tests {
                         "./train",
                         "--big"
                       ],
+                      "start_ns": 0,
                       "events": 2,
                       "lost_events": 0,
                       "complete": true,

@@ -11,6 +11,7 @@ mod contexts;
 mod counts;
 mod driver;
 mod findings;
+mod graphs;
 mod hidden;
 mod phases;
 mod sites;
@@ -23,7 +24,7 @@ use gputrace_schemas::event::{
     Action, Bytes, Call, CommId, Event, EventKind, HOST, LostCause, NO_DEVICE, Nanos, Sample, StackId,
     ThreadId,
 };
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 #[cfg(test)]
 mod tests;
@@ -46,6 +47,7 @@ use communicators::Communicators;
 use contexts::Contexts;
 use counts::Counts;
 use driver::{Change, Driver, Shelf};
+use graphs::Graphs;
 use hidden::Span;
 use sites::Origin;
 use torch::Torch;
@@ -97,6 +99,9 @@ pub struct Ledger {
     pub training: Option<Training>,
     finder: StepFinder,
     contexts: Contexts,
+    graph_memory: Graphs,
+    /// Whose memory a stream-ordered pool gives out.
+    pools: FxHashMap<u64, i16>,
     counts: Counts,
     driver: Driver,
     nccl: Communicators,
@@ -116,6 +121,8 @@ pub struct DeviceBooks {
     pub managed: Books,
     /// Memory that belongs to CUDA graphs: here while the graph runs.
     pub graphs: Books,
+    /// What graphs keep of the device: from the first launch until it is trimmed.
+    pub graphs_kept: Meter,
     /// Address ranges reserved.
     pub reserved_addresses: Meter,
     /// Address ranges with memory behind them.
@@ -139,7 +146,12 @@ pub struct DeviceBooks {
 impl DeviceBooks {
     /// What the driver should have charged for what it handed out.
     fn charged(&self) -> u64 {
-        self.physical.now().bytes.0.saturating_add(self.pages.rounding().0)
+        self.handed_out().0.saturating_add(self.pages.rounding().0)
+    }
+
+    /// Memory of the device that was handed out, graphs' included.
+    fn handed_out(&self) -> Bytes {
+        Bytes(self.physical.now().bytes.0.saturating_add(self.graphs_kept.now.0))
     }
 }
 
@@ -392,6 +404,12 @@ impl Ledger {
             books.samples.call(whole, call, origin.owner, origin.site);
         }
         self.contexts.call(event, call, origin.owner, origin.site);
+        if let Some((device, kept)) = self.graph_memory.call(event, call) {
+            let books = devices.entry(device).or_default();
+            let before = books.charged();
+            books.graphs_kept.set(event.time, kept);
+            books.samples.changed(whole, before, books.charged());
+        }
         let mut peaked = None;
         let mut unmapped = Vec::new();
         let (mut bought, mut given) = (None, None);
@@ -486,6 +504,9 @@ impl Ledger {
         match call.action {
             Action::SetAccess => self.torch.set_access(event),
             Action::MemInfo => self.torch.mem_info(event.thread, call.bytes, Bytes(call.extra)),
+            Action::PoolCreate | Action::PoolOf | Action::PoolSelect => {
+                self.pools.insert(call.handle, call.device);
+            }
             Action::PoolGet => self.pool_attribute(call),
             Action::CaptureBegin => self.torch.capture_begins(),
             Action::CaptureEnd => self.torch.capture_ends(),
@@ -498,7 +519,8 @@ impl Ledger {
 
     /// The program asked a pool for its high-water marks.
     fn pool_attribute(&mut self, call: &Call) {
-        let device = match call.device {
+        let known = self.pools.get(&call.handle).copied().filter(|device| *device >= 0);
+        let device = match known.unwrap_or(call.device) {
             NO_DEVICE => {
                 self.torch.devices.iter().find(|(_, books)| books.is_pool_backend()).map(|(id, _)| *id)
             }
@@ -557,7 +579,7 @@ impl Ledger {
 
     fn sample(&mut self, time: Nanos, sample: &Sample) {
         let books = self.devices.entry(sample.device).or_default();
-        let (tracked, rounding) = (books.physical.now().bytes, books.pages.rounding());
+        let (tracked, rounding) = (books.handed_out(), books.pages.rounding());
         books.samples.sample(time, sample, tracked, rounding);
     }
 }

@@ -31,6 +31,11 @@ fn kinds(story: &Story) -> Table {
         let kinds = books.kinds.iter().map(|(kind, meter)| (kind.name(), meter, meaning(*kind)));
         let ranges = [
             ("address ranges", &books.reserved_addresses, "reserved addresses; no memory"),
+            (
+                "kept by graphs",
+                &books.graphs_kept,
+                "from a graph's first launch until trimmed (estimate); not in the peak",
+            ),
             ("mappings", &books.mapped, "memory made visible, own and imported; no memory of its own"),
         ];
         for (kind, meter, meaning) in kinds.chain(ranges).filter(|(_, meter, _)| meter.peak.0 > 0) {
