@@ -10,8 +10,9 @@ const MAX_TEXT: u64 = 4096;
 /// would have to replace each other at one address, with the same length, names and first line.
 const MAX_HASHED_LINES: u64 = 1024;
 
-/// Bytes at each end of a line table that tell whether a code object that was met before still is the same.
-const MAX_COMPARED_LINES: u64 = 48;
+/// Line tables shorter than this are compared whole, of others so many bytes, to tell whether a code object that was met
+/// before still is the same.
+const COMPARED_LINES: u64 = 48;
 /// Code objects of a thread whose content is remembered.
 const CODES: usize = 512;
 
@@ -52,12 +53,12 @@ impl Codes {
 
 impl Python {
     /// Whether a code object that was met at this address before still is the same: `co_version` where there is one.
-    /// Before, the content's places and ends: another object would have to come to this address whose names and table
-    /// lie where those of the old one lay, with the same first line, length and ends.
+    /// Before, the content's places and parts of its table: another object would have to come to this address whose names and
+    /// table lie where those of the old one lay, with the same first line, length, start, middle and end.
     #[inline(always)]
     pub(crate) fn check(&self, code: Object) -> u64 {
         if self.offsets.code_version == NONE {
-            return self.ends(code);
+            return self.parts(code);
         }
         match code.half(self.offsets.code_version) {
             // Four billion code objects were made, there are no more versions.
@@ -67,7 +68,7 @@ impl Python {
     }
 
     #[inline(always)]
-    fn ends(&self, code: Object) -> u64 {
+    fn parts(&self, code: Object) -> u64 {
         let lines = code.word(self.offsets.code_lines);
         let places = lines
             ^ code.word(self.offsets.code_name).rotate_left(21)
@@ -77,12 +78,16 @@ impl Python {
         let n_lines = lines.word(self.offsets.length);
         let start = u64::from(self.offsets.bytes_data);
         let hash = mix(places, n_lines << 32 ^ u64::from(code.half(self.offsets.code_first_line)));
-        if n_lines <= 2 * MAX_COMPARED_LINES {
+        if n_lines < COMPARED_LINES {
             return mix(hash, hash_bytes(lines, start, n_lines));
         }
-        let head = hash_bytes(lines, start, MAX_COMPARED_LINES);
-        let tail = hash_bytes(lines, start + n_lines - MAX_COMPARED_LINES, MAX_COMPARED_LINES);
-        mix(mix(hash, head), tail)
+        // Two words each of start, middle and end; none waits for another.
+        let middle = (n_lines / 2) & !7;
+        let word = |at: u64, key: u64| mix(key, lines.load::<u64>(start + at));
+        let head = word(0, 1).wrapping_add(word(8, 2));
+        let tail = word(n_lines - 16, 3).wrapping_add(word(n_lines - 8, 4));
+        let inner = word(middle - 8, 5).wrapping_add(word(middle, 6));
+        mix(hash, head.wrapping_add(tail).wrapping_add(inner))
     }
 
     /// A fingerprint of all that a definition ships.
