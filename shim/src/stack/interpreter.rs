@@ -399,3 +399,38 @@ fn peek(address: u64) -> Result<u64, Unreadable> {
     let error = unsafe { errno.read() };
     Err(if error == libc::EFAULT || n >= 0 { Unreadable::Fault } else { Unreadable::Forbidden })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the row of a minor version becomes with the first words of `_PyRuntime`, all others zero.
+    fn offsets_with(minor: u8, version: u64, is_free_threaded: bool) -> Result<Offsets, Status> {
+        let mut runtime = [0_u64; 128];
+        for (at, word) in [
+            (0, DEBUG_COOKIE),
+            (usize::from(DEBUG_VERSION), version),
+            (usize::from(DEBUG_FREE_THREADED), u64::from(is_free_threaded)),
+        ] {
+            if let Some(slot) = runtime.get_mut(at) {
+                *slot = word;
+            }
+        }
+        let row = VERSIONS.into_iter().find(|row| row.minor == minor).ok_or(Status::UnknownVersion)?;
+        // SAFETY: as many words as any version's table has.
+        with_debug_offsets(row, unsafe { Object::new(runtime.as_ptr() as u64) })
+    }
+
+    #[test]
+    fn builds_without_a_global_lock_are_declined() {
+        for (minor, version) in [(13, 0x030d_00f0), (14, 0x030e_00f0)] {
+            assert_eq!(offsets_with(minor, version, true).err(), Some(Status::FreeThreaded), "3.{minor}t");
+            assert_ne!(offsets_with(minor, version, false).err(), Some(Status::FreeThreaded), "3.{minor}");
+        }
+    }
+
+    #[test]
+    fn an_interpreter_that_says_another_version_than_it_has_is_declined() {
+        assert_eq!(offsets_with(13, 0x030e_00f0, false).err(), Some(Status::UnknownLayout));
+    }
+}
