@@ -24,6 +24,10 @@ pub enum When {
     End,
     /// So long after the start of the trace.
     At(Nanos),
+    /// As [`When::Peak`], between two times after the start of the trace.
+    Within(Nanos, Nanos),
+    /// As [`When::Peak`], in the training step of this number.
+    Step(u64),
 }
 
 /// What something that is held is.
@@ -91,12 +95,38 @@ pub fn pictures(source: &Source, when: When) -> (Story, Vec<Picture>) {
             let before = source.events().take_while(|event| event.time <= time).count() as u64;
             story.ledger.devices.keys().map(|device| (*device, before)).collect()
         }
+        When::Within(from, to) => {
+            let since = |time: Nanos| Nanos(start(&story).0.saturating_add(time.0));
+            highest_within(source, since(from), since(to))
+        }
+        When::Step(number) => {
+            let steps = story.ledger.training.iter().flat_map(|training| &training.steps);
+            match steps.into_iter().find(|step| step.number == number) {
+                Some(step) => highest_within(source, step.begin, step.end.unwrap_or(story.ledger.last)),
+                None => BTreeMap::new(),
+            }
+        }
     };
     let mut pictures = vec![];
     visit(source, &places, |ledger, device, time| pictures.push(picture(ledger, device, time)));
     pictures.retain(|picture| !picture.held.is_empty());
     pictures.sort_by_key(|picture| picture.device);
     (story, pictures)
+}
+
+/// After how many events each device held most between two times.
+fn highest_within(source: &Source, from: Nanos, to: Nanos) -> BTreeMap<i16, u64> {
+    let (definitions, mut ledger) = (source.definitions(), Ledger::default());
+    let mut highest = Highest::default();
+    for event in source.events().take_while(|event| event.time <= to) {
+        ledger.event(definitions, &event);
+        if event.time < from {
+            highest.n_events += 1;
+        } else {
+            highest.event(&mut ledger, &event);
+        }
+    }
+    highest.devices.iter().map(|(device, peak)| (*device, peak.event)).collect()
 }
 
 fn start(story: &Story) -> Nanos {
@@ -435,5 +465,15 @@ mod tests {
         assert_eq!(at(1), ["NCCL 100 1 libnccl.so.2+0x10 (libnccl.so.2)"]);
         assert_eq!(at(6).len(), 2);
         assert_eq!(shown(When::End), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_peak_between_two_times_is_that_of_the_events_between_them() {
+        let within =
+            |from: u64, to: u64| shown(When::Within(Nanos((from - 1) * 1000), Nanos((to - 1) * 1000)));
+        assert_eq!(within(1, 1), ["NCCL 100 1 libnccl.so.2+0x10 (libnccl.so.2)"]);
+        assert_eq!(within(1, 8), shown(When::Peak));
+        assert_eq!(within(6, 8), shown(When::At(Nanos(5000))));
+        assert_eq!(shown(When::Step(1)), Vec::<String>::new());
     }
 }

@@ -44,7 +44,7 @@ roles! {
     Activations "activations" "asked for outside of backward passes, held when one began, and given back before another began",
     Temporaries "temporaries" "given back before the next backward pass began, or in the one that asked",
     KvCache "KV cache" "asked for by code of a key-value cache",
-    Workspaces "workspaces" "asked for by PyTorch for cuBLAS and held to the end",
+    Workspaces "workspaces" "asked for by PyTorch for cuBLAS (without native frames: of that very size), and held to the end",
     Kept "other, kept" "held over several backward passes, or to the end, and none of the above: buffers, inputs, caches, results",
 }
 
@@ -59,6 +59,8 @@ enum Hint {
     Workspace,
     /// The engine itself was seen, by whose threads most of a backward pass is made.
     Engine,
+    /// Native frames were recorded.
+    Native,
 }
 
 /// A line of Python in a file with `file` in its path, in one of the functions (any, if none is named).
@@ -99,6 +101,8 @@ const CACHE_WORDS: [&str; 3] = ["kv_cache", "KVCache", "kvcache"];
 const ENGINE: &str = "torch::autograd::Engine::";
 /// In the name of a native function: what PyTorch gets for cuBLAS (aten/src/ATen/cuda/CublasHandlePool.cpp).
 const WORKSPACE_WORDS: [&str; 3] = ["CUDABlasWorkspace", "CUDABlasLtWorkspace", "CUDABlasHandle"];
+/// What that is, where native functions were not recorded: on Hopper, and elsewhere (the same file, 2.1 to 2.11).
+const WORKSPACE_BYTES: [u64; 2] = [32 << 20, 8_519_680];
 /// Births of others that do not end a backward pass: other threads, hooks.
 const MOST_FOREIGN: u32 = 2;
 
@@ -143,6 +147,7 @@ impl Facts {
     }
 
     fn native(&mut self, function: &str) {
+        self.add(Hint::Native);
         if function.contains(ENGINE) {
             self.add(Hint::Backward);
             self.add(Hint::Engine);
@@ -294,7 +299,8 @@ impl Judge<'_> {
 
     /// Where the place alone tells, or the place and the passes around it.
     fn by_place(&self, life: &Life, facts: Facts, in_backward: bool) -> Option<Role> {
-        if facts.has(Hint::Workspace) && life.died == NEVER {
+        let is_workspace = facts.has(Hint::Workspace) || self.is_like_workspace(life, facts, in_backward);
+        if is_workspace && life.died == NEVER {
             return Some(Role::Workspaces);
         }
         if facts.has(Hint::Optimizer) {
@@ -310,6 +316,14 @@ impl Judge<'_> {
         facts.has(Hint::Cache).then_some(Role::KvCache)
     }
 
+    /// A block of that very size, asked for where no gradient and no parameter is: held over a later backward pass, or made
+    /// while a module ran.
+    fn is_like_workspace(&self, life: &Life, facts: Facts, in_backward: bool) -> bool {
+        let is_held_on = self.passes.last().is_some_and(|pass| pass.start > life.born);
+        let is_elsewhere = if in_backward { is_held_on } else { facts.has(Hint::Forward) };
+        !facts.has(Hint::Native) && WORKSPACE_BYTES.contains(&life.requested.0) && is_elsewhere
+    }
+
     fn pass_of(&self, born: u32) -> Option<&Pass> {
         let at = self.passes.partition_point(|pass| pass.start <= born);
         self.passes.get(at.checked_sub(1)?)
@@ -319,7 +333,9 @@ impl Judge<'_> {
     fn by_life(&self, life: &Life, facts: Facts, gradients: &FxHashSet<u64>) -> Option<Role> {
         let from = self.passes.partition_point(|pass| pass.start <= life.born);
         let to = self.passes.partition_point(|pass| pass.start < life.died);
-        let is_model = facts.has(Hint::Model) || gradients.contains(&life.requested.0);
+        // Parameters are made before a module runs.
+        let has_gradient = !facts.has(Hint::Forward) && gradients.contains(&life.requested.0);
+        let is_model = facts.has(Hint::Model) || has_gradient;
         let through_all = from == 0 && to == self.passes.len() && to > 0;
         let outlasts = self.passes.last().is_some_and(|pass| life.died > pass.over || life.died == NEVER);
         match to.saturating_sub(from) {

@@ -31,6 +31,12 @@ pub(crate) struct WhenArgs {
     /// So long after the start of the trace: 1.5s, 200ms, or nanoseconds
     #[arg(long, value_name = "TIME", value_parser = time, conflicts_with = "end")]
     at: Option<u64>,
+    /// When the device held most between two times: 10s..20s; one of them may be left out
+    #[arg(long, value_name = "A..B", value_parser = range, conflicts_with_all = ["peak", "at", "end"])]
+    range: Option<When>,
+    /// When the device held most in a step of training, as `report` numbers them
+    #[arg(long, value_name = "N", conflicts_with_all = ["peak", "at", "end", "range"])]
+    step: Option<u64>,
     /// At the end
     #[arg(long)]
     end: bool,
@@ -38,12 +44,36 @@ pub(crate) struct WhenArgs {
 
 impl WhenArgs {
     pub(crate) fn when(&self) -> When {
-        match (self.at, self.end) {
-            (Some(time), _) => When::At(Nanos(time)),
-            (None, true) => When::End,
-            (None, false) => When::Peak,
-        }
+        let step = self.step.map(When::Step);
+        let at = self.at.map(|time| When::At(Nanos(time)));
+        let end = self.end.then_some(When::End);
+        self.range.or(step).or(at).or(end).unwrap_or(When::Peak)
     }
+}
+
+/// A moment in one word: `peak`, `end`, `step:3`, `10s..20s` or a time.
+pub(crate) fn moment(text: &str) -> Result<When, String> {
+    match text.strip_prefix("step:").map(str::parse) {
+        Some(Ok(number)) => return Ok(When::Step(number)),
+        Some(Err(_)) => return Err(format!("`{text}` is no step; write step:3")),
+        None => {}
+    }
+    match text {
+        "peak" => Ok(When::Peak),
+        "end" => Ok(When::End),
+        _ if text.contains("..") => range(text),
+        _ => time(text).map(|time| When::At(Nanos(time))),
+    }
+}
+
+fn range(text: &str) -> Result<When, String> {
+    let (from, to) = text.split_once("..").ok_or_else(|| format!("`{text}` is no range; write 10s..20s"))?;
+    let end = |text: &str, open: u64| if text.is_empty() { Ok(open) } else { time(text) };
+    let (from, to) = (end(from, 0)?, end(to, u64::MAX)?);
+    if from > to {
+        return Err(format!("`{text}` ends before it begins"));
+    }
+    Ok(When::Within(Nanos(from), Nanos(to)))
 }
 
 /// Nanoseconds.

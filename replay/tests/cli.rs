@@ -175,6 +175,12 @@ fn help_of_every_verb() {
               --at <TIME>
                   So long after the start of the trace: 1.5s, 200ms, or nanoseconds
 
+              --range <A..B>
+                  When the device held most between two times: 10s..20s; one of them may be left out
+
+              --step <N>
+                  When the device held most in a step of training, as `report` numbers them
+
               --end
                   At the end
 
@@ -301,16 +307,24 @@ fn help_of_every_verb() {
         ---- gputrace diff --help
         Shows what one run held more than another: peaks, and by call site, owner and size
 
-        Usage: gputrace diff [OPTIONS] <BEFORE> <AFTER>
+        Usage: gputrace diff [OPTIONS] <BEFORE> [AFTER]
 
         Arguments:
           <BEFORE>
                   The trace or snapshot to compare with
 
-          <AFTER>
-                  The trace or snapshot that may have changed
+          [AFTER]
+                  The trace or snapshot that may have changed [default: BEFORE at another moment, named by
+                  --from and --to]
 
         Options:
+              --from <MOMENT>
+                  The moment of BEFORE, where it is not that of AFTER: peak, end, step:3, 10s..20s (its
+                  peak), or a time such as 12.5s
+
+              --to <MOMENT>
+                  The moment of AFTER
+
               --by <WHAT>
                   What to compare; may be given several times
 
@@ -336,6 +350,12 @@ fn help_of_every_verb() {
               --at <TIME>
                   So long after the start of the trace: 1.5s, 200ms, or nanoseconds
 
+              --range <A..B>
+                  When the device held most between two times: 10s..20s; one of them may be left out
+
+              --step <N>
+                  When the device held most in a step of training, as `report` numbers them
+
               --end
                   At the end
 
@@ -354,6 +374,7 @@ fn help_of_every_verb() {
         Examples:
           gputrace diff before.gtr after.gtr
           gputrace diff --by stack --end before.gtr after.gtr
+          gputrace diff --from step:3 --to step:90 train.gtr
           gputrace diff --fail-on-increase 5% main.gtr branch.gtr
 
         Exit status: 4 if a peak rose by more than --fail-on-increase.
@@ -488,6 +509,12 @@ fn help_of_every_verb() {
 
               --at <TIME>
                   So long after the start of the trace: 1.5s, 200ms, or nanoseconds
+
+              --range <A..B>
+                  When the device held most between two times: 10s..20s; one of them may be left out
+
+              --step <N>
+                  When the device held most in a step of training, as `report` numbers them
 
               --end
                   At the end

@@ -152,7 +152,7 @@ cycles = section(report(trace), "reference_cycles")
 for name, key in (("bytes", "bytes"), ("peak", "peak_bytes")):
     check(f"reference cycles: {name}", cycles.get(key) == truth[name], f"{cycles.get(key)} of {truth[name]}")
 sites = cycles.get("call_sites", [{}])
-check("reference cycles: call site and type", "cycles.py:10" in str(sites[0].get("call_site")), f"{sites[0].get('collected')}")
+check("reference cycles: call site and type", "cycles.py:9" in str(sites[0].get("call_site")), f"{sites[0].get('collected')}")
 plain = record("plain", CYCLES, "--stacks", "python")[2]
 cycles = section(report(plain), "reference_cycles")
 check("reference cycles with Python stacks only", cycles.get("bytes") == truth["bytes"], f"{cycles.get('bytes')}")

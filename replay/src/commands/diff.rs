@@ -12,7 +12,7 @@ use gputrace_replay::report::model::{Mood, Part, Report, Section};
 use gputrace_replay::source::Source;
 
 use super::Verb;
-use crate::show::{ShowArgs, WhenArgs};
+use crate::show::{self, ShowArgs, WhenArgs};
 
 pub(super) const VERB: Verb = Verb::new::<DiffArgs>("diff", run);
 
@@ -25,6 +25,7 @@ const INCREASED: u8 = 4;
 Examples:
   gputrace diff before.gtr after.gtr
   gputrace diff --by stack --end before.gtr after.gtr
+  gputrace diff --from step:3 --to step:90 train.gtr
   gputrace diff --fail-on-increase 5% main.gtr branch.gtr
 
 Exit status: 4 if a peak rose by more than --fail-on-increase.")]
@@ -33,9 +34,17 @@ pub(super) struct DiffArgs {
     #[arg(value_name = "BEFORE")]
     before: PathBuf,
 
-    /// The trace or snapshot that may have changed
-    #[arg(value_name = "AFTER")]
-    after: PathBuf,
+    /// The trace or snapshot that may have changed [default: BEFORE at another moment, named by --from and --to]
+    #[arg(value_name = "AFTER", required_unless_present_any = ["from", "to"])]
+    after: Option<PathBuf>,
+
+    /// The moment of BEFORE, where it is not that of AFTER: peak, end, step:3, 10s..20s (its peak), or a time such as 12.5s
+    #[arg(long, value_name = "MOMENT", value_parser = show::moment)]
+    from: Option<When>,
+
+    /// The moment of AFTER
+    #[arg(long, value_name = "MOMENT", value_parser = show::moment)]
+    to: Option<When>,
 
     /// What to compare; may be given several times
     #[arg(long, value_enum, value_name = "WHAT", default_values = ["owner", "site", "size"])]
@@ -79,7 +88,10 @@ fn percent(text: &str) -> Result<f64, String> {
 
 fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     let args: DiffArgs = super::parsed(matches)?;
-    let (before, after) = (side(&args.before, args.when.when())?, side(&args.after, args.when.when())?);
+    let after = args.after.as_deref().unwrap_or(&args.before);
+    let moment = |own: Option<When>| own.unwrap_or_else(|| args.when.when());
+    let title = format!("{} -> {}", args.before.display(), after.display());
+    let (before, after) = (side(&args.before, moment(args.from))?, side(after, moment(args.to))?);
     let changes = peaks(&before, &after);
     let doubts = before.story.doubts().or_else(|| after.story.doubts());
     let mut sections = vec![peaks_section(&changes, doubts)];
@@ -101,7 +113,6 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
         };
         sections.push(risen.iter().fold(verdict, |section, change| section.line(Mood::Bad, line(change))));
     }
-    let title = format!("{} -> {}", args.before.display(), args.after.display());
     let report = Report { verb: "diff", parts: vec![Part { title, sections, ..Part::default() }] };
     args.show.write(&report, out)?;
     Ok(if risen.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(INCREASED) })

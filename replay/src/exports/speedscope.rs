@@ -33,6 +33,8 @@ impl Export for Speedscope {
             When::Peak => "peak".to_owned(),
             When::End => "end".to_owned(),
             When::At(time) => format!("{} ns", time.0),
+            When::Within(from, to) => format!("peak of {} to {} ns", from.0, to.0),
+            When::Step(number) => format!("peak of step {number}"),
         };
         for picture in pictures.iter().filter(|picture| request.wants(picture.device)) {
             let (mut samples, mut weights) = (vec![], vec![]);

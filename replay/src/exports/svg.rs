@@ -36,6 +36,8 @@ impl Export for Svg {
             When::Peak => "at its peak".to_owned(),
             When::End => "at the end".to_owned(),
             When::At(time) => format!("after {} ns", time.0),
+            When::Within(from, to) => format!("at its peak between {} and {} ns", from.0, to.0),
+            When::Step(number) => format!("at its peak in step {number}"),
         };
         let lines: Vec<String> = match &before {
             None => after.iter().map(|(stack, bytes)| format!("{stack} {bytes}")).collect(),
