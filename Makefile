@@ -37,8 +37,8 @@ bench: build ## Measure: ratios within one run, against the peer each names
 RELEASES := 2.0.1 2.1.2 2.2.2 2.3.1 2.4.1 2.5.1 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14.0 2.15.0
 
 oracle: ## Hold the simulator against PyTorch's own compiled allocator
-	tests/oracle/build.sh target/oracle $(RELEASES)
-	ORACLE_SEEDS=5 cargo test --release -p gputrace --lib oracle -- --nocapture
+	tests/oracle/build.sh target/oracle $(RELEASES) || [ $$? = 77 ]
+	cargo test --release -p gputrace --lib oracle -- --nocapture
 
 schemas: ## Hold the trace format's code against trace.fbs (and flatc, where it is installed)
 	cargo test -p gputrace-schemas

@@ -8,7 +8,6 @@ need c++ build-essential
 need make make
 need python3 python3
 need readelf binutils
-need unzip unzip
 # Allocators that programs preload beside us: tests/guests.rs tries those that are there.
 library() { ldconfig -p 2>/dev/null | grep -q "$1" || missing+=("$2"); }
 library libjemalloc.so.2 libjemalloc2

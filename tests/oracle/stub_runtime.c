@@ -11,7 +11,8 @@ uint64_t stub_total(void);
 uint64_t stub_used(void);
 int stub_malloc(void **, size_t);
 int stub_free(void *);
-int stub_is_done(void);
+int stub_is_done(void *);
+void stub_record(void *, void *);
 
 int cudaMalloc(void **out, size_t bytes) { return stub_malloc(out, bytes); }
 int cudaFree(void *pointer) { return pointer ? stub_free(pointer) : SUCCESS; }
@@ -49,7 +50,11 @@ int cudaEventCreateWithFlags(void **out, unsigned flags) {
     *out = (void *)next++;
     return SUCCESS;
 }
-int cudaEventQuery(void *event) { return stub_is_done() ? SUCCESS : NOT_READY; }
+int cudaEventRecord(void *event, void *stream) {
+    stub_record(event, stream);
+    return SUCCESS;
+}
+int cudaEventQuery(void *event) { return stub_is_done(event) ? SUCCESS : NOT_READY; }
 int cudaStreamIsCapturing(void *stream, int *out) { *out = 0; return SUCCESS; }
 int cudaStreamGetCaptureInfo(void *stream, int *out) { *out = 0; return SUCCESS; }
 int cudaStreamGetCaptureInfo_v2(void *stream, int *out) { *out = 0; return SUCCESS; }
@@ -67,7 +72,7 @@ int cudaGetDriverEntryPointByVersion(const char *symbol, void **out, unsigned ve
 
 #define NOTHING(name) int name(void) { return SUCCESS; }
 NOTHING(cudaDeviceEnablePeerAccess) NOTHING(cudaDeviceSynchronize) NOTHING(cudaEventDestroy) NOTHING(cudaEventElapsedTime)
-NOTHING(cudaEventRecord) NOTHING(cudaEventSynchronize) NOTHING(cudaGetLastError) NOTHING(cudaMemcpy) NOTHING(cudaMemcpyAsync)
+NOTHING(cudaEventSynchronize) NOTHING(cudaGetLastError) NOTHING(cudaMemcpy) NOTHING(cudaMemcpyAsync)
 NOTHING(cudaMemcpyPeerAsync) NOTHING(cudaStreamQuery) NOTHING(cudaStreamSynchronize) NOTHING(cudaStreamWaitEvent)
 NOTHING(cudaThreadExchangeStreamCaptureMode)
 #define ABSENT(name) int name(void) { return NOT_SUPPORTED; }

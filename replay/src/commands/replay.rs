@@ -316,12 +316,17 @@ fn header(out: &mut dyn Write, path: &std::path::Path, row: &Row) -> anyhow::Res
     let check = &row.self_check;
     let (major, minor) = check.torch_version;
     writeln!(out, "{}, device {}, {} requests", path.display(), row.device.device, row.device.n_requests())?;
-    writeln!(
-        out,
-        "self-check as PyTorch {major}.{minor}: {} of {} addresses match",
-        check.n_matching, check.n_requests
-    )?;
-    if let Some(first) = check.first {
+    let is_torch = row.device.settings.policy == "torch";
+    if is_torch || !row.device.driver.is_empty() {
+        writeln!(
+            out,
+            "self-check as PyTorch {major}.{minor}: {} of {} addresses match",
+            check.n_matching, check.n_requests
+        )?;
+    } else {
+        writeln!(out, "no self-check: the log does not say what its allocator asked of the driver")?;
+    }
+    if let Some(first) = check.first.filter(|_| is_torch || !row.device.driver.is_empty()) {
         writeln!(
             out,
             "  first at event {}: {} bytes were at {:#x}, simulated at {:#x}",

@@ -8,6 +8,7 @@ mod gputrace;
 mod pickle;
 mod pools;
 mod recording;
+mod rmm_log;
 mod snapshot;
 
 pub use pickle::PickleError;
@@ -36,7 +37,13 @@ pub struct Trace {
 pub fn load(path: &Path) -> Result<Trace, ImportError> {
     let mut first = [0; 8];
     let is_read = File::open(path).and_then(|mut file| file.read_exact(&mut first)).is_ok();
-    if is_read && looks_like_a_trace(&first) { gputrace::read(path) } else { read_snapshot(path) }
+    if is_read && looks_like_a_trace(&first) {
+        gputrace::read(path)
+    } else if is_read && rmm_log::looks_like_a_log(&first) {
+        rmm_log::read(path)
+    } else {
+        read_snapshot(path)
+    }
 }
 
 /// Reads the first `length` bytes of a gputrace trace that may still be growing.

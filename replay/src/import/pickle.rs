@@ -156,6 +156,10 @@ const FILENAME: usize = 9;
 const LONGEST_STRING: u64 = 64 << 20;
 /// More objects of one kind than this cannot be indexed.
 const MOST_OBJECTS: usize = u32::MAX as usize - 1;
+/// A file may have so many objects of one kind, and so many more for each of its bytes. Compressed snapshots have less
+/// than one a byte; a file that has more was made to fill the memory.
+const OBJECTS_OF_A_FILE: u64 = 1 << 20;
+const OBJECTS_OF_A_BYTE: u64 = 16;
 
 impl Heap {
     /// The integer behind a value, booleans included.
@@ -283,12 +287,15 @@ impl Heap {
     }
 }
 
-/// Reads one pickle to its STOP.
+/// Reads one pickle, stored in a file of `file_bytes`, to its STOP.
 ///
 /// # Errors
 /// When the stream ends early, cannot be decompressed, or contains what a snapshot cannot contain.
-pub(crate) fn read(source: impl Read) -> Result<(Heap, Value), PickleError> {
+pub(crate) fn read(source: impl Read, file_bytes: u64) -> Result<(Heap, Value), PickleError> {
+    let most = file_bytes.saturating_mul(OBJECTS_OF_A_BYTE).saturating_add(OBJECTS_OF_A_FILE);
     let mut machine = Machine {
+        most: usize::try_from(most).map_or(MOST_OBJECTS, |most| most.min(MOST_OBJECTS)),
+        n_elements: 0,
         source: BufReader::with_capacity(1 << 16, source),
         at: 0,
         heap: Heap::default(),
@@ -303,6 +310,10 @@ pub(crate) fn read(source: impl Read) -> Result<(Heap, Value), PickleError> {
 }
 
 struct Machine<R: Read> {
+    /// Objects of one kind that may be made.
+    most: usize,
+    /// Elements of all lists and dictionaries.
+    n_elements: usize,
     source: BufReader<R>,
     at: u64,
     heap: Heap,
@@ -412,7 +423,7 @@ impl<R: Read> Machine<R> {
                 }
                 b'(' => {
                     self.marks.push((self.stack.len(), self.heap.wide.len()));
-                    self.stack.push(Value::Mark);
+                    self.push(Value::Mark)?;
                 }
                 b'0' => {
                     self.pop()?;
@@ -460,6 +471,8 @@ impl<R: Read> Machine<R> {
                     self.stack.pop();
                     let list = self.heap.lists.len();
                     self.room(list)?;
+                    self.n_elements += elements.len();
+                    self.room(self.n_elements)?;
                     self.heap.lists.push(elements);
                     self.push(Value::List(list as u32))?;
                 }
@@ -501,7 +514,11 @@ impl<R: Read> Machine<R> {
     }
 
     fn room(&self, objects: usize) -> Result<(), PickleError> {
-        if objects < MOST_OBJECTS { Ok(()) } else { Err(self.unexpected("more objects than can be indexed")) }
+        if objects < self.most {
+            Ok(())
+        } else {
+            Err(self.unexpected(format!("more than {} objects, too many for a file of its size,", self.most)))
+        }
     }
 
     fn fill(&mut self, target: &mut [u8]) -> Result<(), PickleError> {
@@ -628,12 +645,16 @@ impl<R: Read> Machine<R> {
             _ => next,
         };
         if index == next {
+            self.n_elements += elements.len();
+            self.room(self.n_elements)?;
             self.heap.tuples.push(elements.into());
         }
         self.push(Value::Tuple(index))
     }
 
     fn append(&mut self, elements: &[Value]) -> Result<(), PickleError> {
+        self.n_elements += elements.len();
+        self.room(self.n_elements)?;
         match self.stack.last() {
             Some(Value::List(list)) => {
                 self.heap.lists[*list as usize].extend_from_slice(elements);
@@ -670,6 +691,8 @@ impl<R: Read> Machine<R> {
                     self.heap.fill_frame(frame, items);
                     self.forget_wide(wide);
                 } else {
+                    self.n_elements += items.len();
+                    self.room(self.n_elements)?;
                     let pairs = &mut self.heap.raw[raw as usize];
                     pairs.extend(items.chunks_exact(2).map(|pair| (pair[0], pair[1])));
                 }
@@ -759,7 +782,7 @@ mod tests {
     use super::*;
 
     fn error(bytes: &[u8]) -> String {
-        match read(bytes) {
+        match read(bytes, bytes.len() as u64) {
             Ok(_) => "read".into(),
             Err(error) => error.to_string(),
         }
@@ -794,7 +817,7 @@ mod tests {
 
     #[test]
     fn a_list_that_contains_itself_is_read() {
-        let (heap, root) = read(&b"\x80\x02]q\x00h\x00a."[..]).unwrap();
+        let (heap, root) = read(&b"\x80\x02]q\x00h\x00a."[..], 100).unwrap();
         assert_eq!(heap.elements(root), Some(&[root][..]));
     }
 
@@ -804,7 +827,7 @@ mod tests {
         bytes.extend(std::iter::repeat_n(b']', 1_000_000));
         bytes.extend(std::iter::repeat_n(b'a', 999_999));
         bytes.push(b'.');
-        assert!(read(&bytes[..]).is_ok());
+        assert!(read(&bytes[..], bytes.len() as u64).is_ok());
     }
 
     #[test]
@@ -817,7 +840,7 @@ mod tests {
             (b"\x80\x02\x8a\x06\x00\x00\x00\x00\x00\x7f.", 0x7f00_0000_0000),
             (b"\x80\x02\x8b\x02\x00\x00\x00\x00\x80.", -32768),
         ] {
-            let (heap, root) = read(bytes).unwrap();
+            let (heap, root) = read(bytes, 100).unwrap();
             assert_eq!(heap.int(root), Some(value), "{bytes:?}");
         }
     }

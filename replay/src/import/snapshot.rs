@@ -49,6 +49,16 @@ pub enum ImportError {
         /// Why not.
         source: gputrace_schemas::reader::Error,
     },
+    /// A line of a log is no event.
+    #[error("{path} line {number}: `{text}` is no event of an RMM log")]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Counted from 1.
+        number: u64,
+        /// Its beginning.
+        text: String,
+    },
     /// The snapshot cannot be numbered.
     #[error("{path}: {source}")]
     TooMany {
@@ -104,8 +114,9 @@ pub(super) struct Extras {
 }
 
 pub(super) fn with_extras(source: impl Read, path: &Path) -> Result<(Trace, Vec<Extras>), ImportError> {
-    let (mut heap, root) =
-        pickle::read(source).map_err(|source| ImportError::Pickle { path: path.into(), source })?;
+    let file_bytes = std::fs::metadata(path).map_or(u64::MAX, |metadata| metadata.len());
+    let (mut heap, root) = pickle::read(source, file_bytes)
+        .map_err(|source| ImportError::Pickle { path: path.into(), source })?;
     let not = |what: &str| ImportError::NotASnapshot { path: path.into(), what: what.into() };
     let segments = heap.get(root, "segments").ok_or_else(|| not("it has no `segments`"))?;
     let segments = heap.elements(segments).ok_or_else(|| not("`segments` is no list"))?.to_vec();
@@ -124,8 +135,8 @@ pub(super) fn with_extras(source: impl Read, path: &Path) -> Result<(Trace, Vec<
 
     let mut segments_of: BTreeMap<u32, Vec<RawSegment>> = BTreeMap::new();
     for segment in segments {
-        let segment =
-            RawSegment::read(&heap, segment).ok_or_else(|| not("a segment has no address or size"))?;
+        let segment = RawSegment::read(&heap, segment)
+            .ok_or_else(|| not("a segment has no address or size, or one that no device has"))?;
         segments_of.entry(segment.device).or_default().push(segment);
     }
     let n_devices = traces.len().max(segments_of.keys().last().map_or(0, |last| *last as usize + 1));
@@ -216,6 +227,15 @@ fn settings(heap: &Heap, root: Value) -> RecordedSettings {
     settings
 }
 
+/// No address that a device or its driver hands out is above: x86-64 and arm64 have 57 bits at most.
+const HIGHEST: u64 = 1 << 57;
+/// Nobody is given more at once.
+const LARGEST: u64 = 1 << 46;
+/// A request of an EiB or more is rejected by PyTorch before it is recorded (CUDACachingAllocator.cpp, 2.0 to 2.15).
+const LARGEST_REFUSED: u64 = 1 << 60;
+/// All that a history may ask for together, so that sums can be formed.
+const LARGEST_SUM: u64 = 1 << 62;
+
 /// A segment as the snapshot lists it.
 struct RawSegment {
     device: u32,
@@ -249,13 +269,13 @@ impl RawSegment {
             .filter_map(|block| {
                 let bytes = number(*block, "size")?;
                 let start = number(*block, "address").unwrap_or(at);
-                at = start.checked_add(bytes)?;
+                at = start.checked_add(bytes).filter(|end| *end <= HIGHEST && bytes <= LARGEST)?;
                 let state =
                     heap.get(*block, "state").and_then(|state| heap.text(state)).unwrap_or("inactive");
                 Some(RawBlock {
                     address: start,
                     bytes,
-                    requested: number(*block, "requested_size").unwrap_or(bytes),
+                    requested: number(*block, "requested_size").unwrap_or(bytes).min(bytes),
                     active: state.starts_with("active"),
                     pending: state.starts_with("active") && state != "active_allocated",
                     frames: heap.get(*block, "frames").unwrap_or(Value::None),
@@ -263,7 +283,7 @@ impl RawSegment {
             })
             .collect();
         let total = number(value, "total_size")?;
-        address.checked_add(total)?;
+        address.checked_add(total).filter(|end| *end <= HIGHEST && total <= LARGEST)?;
         let kind = heap.get(value, "segment_type").and_then(|kind| heap.text(kind));
         Some(RawSegment {
             device: u32::try_from(number(value, "device").unwrap_or(0))
@@ -347,6 +367,8 @@ struct Importer<'a> {
     envelopes: BTreeMap<u64, (u64, u32)>,
     contradictions: Vec<String>,
     n_contradictions: usize,
+    /// Bytes of all rows so far.
+    sum: u64,
     extras: Extras,
 }
 
@@ -363,6 +385,7 @@ impl<'a> Importer<'a> {
             envelopes: BTreeMap::new(),
             contradictions: Vec::new(),
             n_contradictions: 0,
+            sum: 0,
             extras: Extras::default(),
         }
     }
@@ -413,7 +436,10 @@ impl<'a> Importer<'a> {
                 Some(Action::Driver(DriverCall::Free))
                     if obtained.remove(&(entry.address as u64)).is_none() =>
                 {
-                    before.push((entry.address as u64, entry.bytes.max(0) as u64, entry.stream as u64));
+                    let (address, bytes) = (entry.address as u64, entry.bytes.max(0) as u64);
+                    if address <= HIGHEST && bytes <= LARGEST {
+                        before.push((address, bytes, entry.stream as u64));
+                    }
                 }
                 _ => {}
             }
@@ -436,6 +462,12 @@ impl<'a> Importer<'a> {
         let address = entry.address as u64;
         let bytes = if entry.bytes == MISSING { 0 } else { entry.bytes.max(0) as u64 };
         let stream = self.builder.stream(if entry.stream == MISSING { 0 } else { entry.stream as u64 })?;
+        let largest = if action == Action::Oom { LARGEST_REFUSED } else { LARGEST };
+        self.sum = self.sum.saturating_add(bytes);
+        if bytes > largest || self.sum > LARGEST_SUM || (action != Action::Oom && address > HIGHEST) {
+            self.contradiction(format!("{bytes} bytes at address {address:#x}, which no device has"));
+            return Ok(());
+        }
         match action {
             Action::Alloc => {
                 if let Some(overwritten) =

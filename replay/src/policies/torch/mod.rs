@@ -101,6 +101,8 @@ struct Owner {
     is_released: bool,
     /// Deleted by PyTorch. With expandable segments blocks may be left over, because it counts calls, not segments.
     is_gone: bool,
+    /// `torch.cuda.MemPool(no_split=True)`: its blocks are handed out whole.
+    is_whole: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -119,6 +121,8 @@ pub struct Torch {
     owners: Vec<Owner>,
     /// Private pools that may be emptied, in the order of their release.
     released: Vec<PoolIdx>,
+    /// Private pools that requests of others may use before anything is flushed (`use_on_oom`).
+    overflow: Vec<PoolIdx>,
     /// By segment id; only expandable ones are filled in.
     reservations: Vec<Option<Reservation>>,
     n_blocks_made: u64,
@@ -154,6 +158,7 @@ impl Torch {
             pools: vec![pool; 2 * n_pools],
             owners: vec![Owner::default(); n_pools],
             released: Vec::new(),
+            overflow: Vec::new(),
             reservations: Vec::new(),
             n_blocks_made: 0,
             total: 0,
@@ -189,6 +194,18 @@ impl Torch {
         } else {
             None
         };
+    }
+
+    /// `torch.cuda.MemPool(use_on_oom=True)`: other requests may use its free blocks before anything is flushed.
+    pub fn use_on_oom(&mut self, pool: PoolIdx) {
+        if !self.overflow.contains(&pool) {
+            self.overflow.push(pool);
+        }
+    }
+
+    /// `torch.cuda.MemPool(no_split=True)`.
+    pub fn never_split(&mut self, pool: PoolIdx) {
+        self.owners[usize::from(pool.0)].is_whole = true;
     }
 
     /// `torch.cuda.reset_peak_memory_stats`.
@@ -437,6 +454,12 @@ impl Torch {
     fn grow(&mut self, device: &mut Device, pool: u32, rounded: u64, stream: StreamIdx) -> Option<BlockId> {
         let mut block = match self.growable(pool, rounded, stream) {
             Some(block) => block,
+            None if rounded > self.reservation_bytes(device, pool) => {
+                // PyTorch makes a segment before it finds that it is too small.
+                let segment = device.reserve(self.reservation_bytes(device, pool));
+                device.unreserve(segment.id);
+                return None;
+            }
             None => self.reserve(device, pool, stream),
         };
         if self.block(block).state == State::Unmapped {
@@ -469,12 +492,23 @@ impl Torch {
         })
     }
 
-    /// One reservation a stream and pool, an eighth larger than the device.
-    fn reserve(&mut self, device: &mut Device, pool: u32, stream: StreamIdx) -> BlockId {
-        let page = if Self::is_small(pool) { SMALL_SEGMENT } else { self.options.large_segment };
+    fn page(&self, pool: u32) -> u64 {
+        if Self::is_small(pool) { SMALL_SEGMENT } else { self.options.large_segment }
+    }
+
+    /// What an expandable segment reserves: an eighth more than the device has, or what the user wants, if that is less.
+    fn reservation_bytes(&self, device: &Device, pool: u32) -> u64 {
         // A device of unknown size is taken for one that is larger than any.
         let total = device.total().min(1 << 42);
-        let bytes = (total + total / 8).next_multiple_of(page);
+        let most = total + total / 8;
+        let wanted = self.options.expandable_reserve.map_or(most, |reserve| reserve.bytes(total));
+        wanted.min(most).next_multiple_of(self.page(pool))
+    }
+
+    /// One reservation a stream and pool, unless the user wants small ones.
+    fn reserve(&mut self, device: &mut Device, pool: u32, stream: StreamIdx) -> BlockId {
+        let page = self.page(pool);
+        let bytes = self.reservation_bytes(device, pool);
         let segment = device.reserve(bytes);
         let index = segment.id.0 as usize;
         if self.reservations.len() <= index {
@@ -778,7 +812,9 @@ impl Torch {
         let small = Self::is_small(whole.pool);
         let rest = whole.bytes - rounded;
         // It is the option that counts here, also for blocks of ordinary segments.
-        let splits = if small || self.options.expandable_segments {
+        let splits = if self.owners[whole.pool as usize / 2].is_whole {
+            false
+        } else if small || self.options.expandable_segments {
             rest >= MIN_BLOCK
         } else {
             rounded < self.options.max_split && rest > SMALL_REQUEST
@@ -842,6 +878,12 @@ impl Torch {
             Err(Refusal::Rejected) => return Err(Refusal::Rejected),
             Err(Refusal::Full) => {}
         }
+        if self.profile.overflows_before_flush()
+            && !self.options.expandable_segments
+            && let Some(block) = self.take_overflow(request, rounded)
+        {
+            return Ok(block);
+        }
         if self.release_available(device, pool, rounded, request.stream)
             && let Ok(block) = self.obtain(device, request, pool, rounded, false)
         {
@@ -852,12 +894,29 @@ impl Torch {
             Capture::Graph => true,
             Capture::MemPool => self.profile.mem_pool_is_capture(),
         };
-        if is_capturing {
+        if !is_capturing {
+            self.release_cached(device);
+            // The free blocks are not searched again, although the flush may have made one that fits (pytorch#189504).
+            if let Ok(block) = self.obtain(device, request, pool, rounded, true) {
+                return Ok(block);
+            }
+        }
+        if self.profile.overflows_before_flush() {
             return Err(Refusal::Full);
         }
-        self.release_cached(device);
-        // The free blocks are not searched again, although the flush may have made one that fits (pytorch#189504).
-        self.obtain(device, request, pool, rounded, true)
+        self.take_overflow(request, rounded).ok_or(Refusal::Full)
+    }
+
+    /// A free block of a pool that was made with `use_on_oom`. Inside a pool PyTorch looks in that pool again instead.
+    fn take_overflow(&mut self, request: Request, rounded: u64) -> Option<BlockId> {
+        if request.pool != PoolIdx::DEFAULT {
+            return None;
+        }
+        let half = u32::from(rounded > SMALL_REQUEST);
+        let pools = self.overflow.clone();
+        pools
+            .into_iter()
+            .find_map(|pool| self.take_free(2 * u32::from(pool.0) + half, rounded, request.stream))
     }
 
     /// Free bytes in private pools, which the out-of-memory text reports.

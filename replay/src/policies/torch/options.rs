@@ -27,6 +27,27 @@ pub struct Options {
     pub memory_fraction: f64,
     /// Refuse before asking the driver for more than the device has.
     pub throw_on_cudamalloc_oom: bool,
+    /// How much address space an expandable segment reserves, where it is not an eighth more than the device has.
+    pub expandable_reserve: Option<Reserve>,
+}
+
+/// `expandable_segments_reserve`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Reserve {
+    /// Of the device's memory.
+    Fraction(f64),
+    /// GiB.
+    Gib(f64),
+}
+
+impl Reserve {
+    /// Bytes on a device of `total` bytes. A request for more does not fit into any segment.
+    pub(super) fn bytes(self, total: u64) -> u64 {
+        match self {
+            Reserve::Fraction(fraction) => (fraction * total as f64) as u64,
+            Reserve::Gib(gib) => (gib * (1u64 << 30) as f64) as u64,
+        }
+    }
 }
 
 impl Default for Options {
@@ -40,6 +61,7 @@ impl Default for Options {
             large_segment: LARGE_SEGMENT,
             memory_fraction: 1.0,
             throw_on_cudamalloc_oom: false,
+            expandable_reserve: None,
         }
     }
 }
@@ -60,33 +82,53 @@ enum Kind {
     OtherBool,
     /// A number that concerns pinned host memory.
     OtherNumber,
-    /// Something that changes what is allocated where and that nobody has measured yet.
-    NotSimulated,
+    Reserve,
+    /// Reserves of streams that C++ code has tagged with a class: no trace tells which, so none is taken for tagged.
+    ReserveByClass,
 }
 
 /// Key, first minor release of 2.x that knows it, and how its value is read.
 const KEYS: &[(&str, u8, Kind)] = &[
     ("backend", 0, Kind::Backend),
     ("expandable_segments", 1, Kind::Expandable),
-    ("expandable_segments_reserve", 15, Kind::NotSimulated),
-    ("expandable_segments_reserve_by_class", 15, Kind::NotSimulated),
+    ("expandable_segments_reserve", 15, Kind::Reserve),
+    ("expandable_segments_reserve_by_class", 15, Kind::ReserveByClass),
     ("garbage_collection_threshold", 0, Kind::GcThreshold),
     ("graph_capture_record_stream_reuse", 9, Kind::OtherBool),
     ("large_segment_size_mb", 11, Kind::LargeSegment),
     ("max_non_split_rounding_mb", 6, Kind::MaxNonSplitRounding),
     ("max_split_size_mb", 0, Kind::MaxSplit),
     ("per_process_memory_fraction", 10, Kind::Fraction),
+    ("pinned_free_catch_all", 12, Kind::OtherBool),
     ("pinned_max_cached_size_mb", 13, Kind::OtherNumber),
     ("pinned_max_round_threshold_mb", 13, Kind::OtherNumber),
     ("pinned_num_register_threads", 2, Kind::OtherNumber),
     ("pinned_reserve_segment_size_mb", 10, Kind::OtherNumber),
     ("pinned_use_background_threads", 6, Kind::OtherBool),
     ("pinned_use_cuda_host_register", 2, Kind::OtherBool),
+    ("pinned_use_hip_host_register", 2, Kind::OtherBool),
     ("release_lock_on_cudamalloc", 2, Kind::OtherBool),
     ("release_lock_on_hipmalloc", 2, Kind::OtherBool),
     ("roundup_power2_divisions", 0, Kind::Roundup),
     ("throw_on_cudamalloc_oom", 12, Kind::ThrowOnOom),
 ];
+
+/// Every key that some release knows, with a value that all that know it accept.
+#[cfg(test)]
+pub(super) fn examples() -> impl Iterator<Item = String> {
+    KEYS.iter().map(|(key, _, kind)| {
+        let value = match kind {
+            Kind::MaxSplit | Kind::MaxNonSplitRounding | Kind::LargeSegment => "40",
+            Kind::Roundup => "[256:4]",
+            Kind::GcThreshold | Kind::Fraction | Kind::Reserve => "0.5",
+            Kind::Expandable | Kind::ThrowOnOom | Kind::OtherBool => "True",
+            Kind::ReserveByClass => "[a:0.5]",
+            Kind::Backend => "native",
+            Kind::OtherNumber => "8",
+        };
+        format!("{key}:{value}")
+    })
+}
 
 /// Reads an option string as `profile` reads it.
 ///
@@ -132,12 +174,8 @@ pub fn parse(text: &str, profile: &Profile) -> Result<Options, OptionError> {
             Kind::OtherNumber => {
                 tokens.number(&key)?;
             }
-            Kind::NotSimulated => {
-                return Err(OptionError(format!(
-                    "{key} is known to {} but is not simulated",
-                    tokens.release()
-                )));
-            }
+            Kind::Reserve => options.expandable_reserve = reserve(&tokens.word(&key)?),
+            Kind::ReserveByClass => tokens.skip_list(&key)?,
         }
         match tokens.next() {
             None => break,
@@ -155,6 +193,16 @@ pub fn parse(text: &str, profile: &Profile) -> Result<Options, OptionError> {
             tokens.at_least_a_segment("max_non_split_rounding_mb", mb, options.large_segment)?;
     }
     Ok(options)
+}
+
+/// A fraction such as 0.5 or an absolute size such as 40G. PyTorch ignores anything else, with a warning.
+fn reserve(word: &str) -> Option<Reserve> {
+    let (number, is_absolute) = match word.strip_suffix('G') {
+        Some(number) => (number, true),
+        None => (word, false),
+    };
+    let value: f64 = number.parse().ok().filter(|value: &f64| value.is_finite() && *value > 0.0)?;
+    Some(if is_absolute { Reserve::Gib(value) } else { Reserve::Fraction(value) })
 }
 
 /// Words and the separators `, : [ ]`; blanks are ignored.
@@ -237,6 +285,16 @@ impl Tokens<'_> {
             Some(token) if !matches!(token.as_str(), "," | ":" | "[" | "]") => Ok(token),
             _ => Err(OptionError(format!("{key} has no value; write {key}:VALUE"))),
         }
+    }
+
+    fn skip_list(&mut self, key: &str) -> Result<(), OptionError> {
+        self.expect("[", key)?;
+        while let Some(token) = self.next() {
+            if token == "]" {
+                return Ok(());
+            }
+        }
+        Err(OptionError(format!("the list of {key} is not closed")))
     }
 
     fn number(&mut self, key: &str) -> Result<u64, OptionError> {
@@ -378,7 +436,7 @@ mod tests {
             ("max_split_size_mb:", 11, "has no value"),
             ("max_split_size_mb:MB", 11, "not a whole number"),
             ("expandable_segments_reserve:0.5", 14, "does not know expandable_segments_reserve"),
-            ("expandable_segments_reserve:0.5", 15, "is not simulated"),
+            ("expandable_segments_reserve_by_class:a:0.5", 15, "expected `[`"),
             ("backend:cudaMallocAsync", 11, "--policy cuda_async"),
         ] {
             let error = with(text, minor).unwrap_err();

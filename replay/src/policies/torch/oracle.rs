@@ -1,12 +1,15 @@
 //! Holds [`Torch`] against PyTorch's own compiled allocator (`tests/oracle/`), command by command.
 //!
-//! `tests/oracle/build.sh target/oracle VERSION...` makes the oracles; without them the tests say that they skip.
-//! `ORACLE_SEEDS` sets how many random programs are run for each release and option string.
+//! `tests/oracle/build.sh target/oracle VERSION...` makes the oracles; without them the test says that it skips.
+//! `ORACLE_SEEDS` sets how many random programs are run for each release and option string, `ORACLE_STEPS` how many
+//! commands each has. After every command all statistics are compared, by their hash.
 
-use std::collections::{BTreeMap, HashMap};
-use std::io::Write;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 use crate::addresses::{Bump, Direction};
@@ -19,12 +22,15 @@ enum Step {
     Free(u32),
     Record(u32, u16),
     Done(bool),
+    Finish(u16),
     Trim,
     Fraction(f64),
+    Reset,
     Begin(u16),
     End(u16),
     Release(u16),
-    Stats,
+    Overflow(u16),
+    Whole(u16),
 }
 
 impl Step {
@@ -34,12 +40,15 @@ impl Step {
             Step::Free(id) => format!("free {id}"),
             Step::Record(id, stream) => format!("record {id} {stream}"),
             Step::Done(done) => format!("done {}", u8::from(done)),
+            Step::Finish(stream) => format!("finish {stream}"),
             Step::Trim => "trim".into(),
             Step::Fraction(fraction) => format!("fraction {fraction}"),
+            Step::Reset => "reset".into(),
             Step::Begin(pool) => format!("begin {pool}"),
             Step::End(pool) => format!("end {pool}"),
             Step::Release(pool) => format!("release {pool}"),
-            Step::Stats => "stats".into(),
+            Step::Overflow(pool) => format!("overflow {pool}"),
+            Step::Whole(pool) => format!("whole {pool}"),
         }
     }
 }
@@ -82,114 +91,239 @@ fn bytes(random: &mut Random) -> u64 {
     }
 }
 
-#[derive(Clone, Copy, PartialEq)]
+/// What a program does beside allocating and freeing.
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Flavour {
     Plain,
     Streams,
     Pools,
     Limited,
+    Everything,
+}
+
+const FLAVOURS: [Flavour; 5] =
+    [Flavour::Plain, Flavour::Streams, Flavour::Pools, Flavour::Limited, Flavour::Everything];
+
+impl Flavour {
+    fn has_streams(self) -> bool {
+        matches!(self, Flavour::Streams | Flavour::Everything)
+    }
+
+    fn has_pools(self, version: (u8, u8)) -> bool {
+        // 2.0 has no calls for private pools.
+        version >= (2, 1) && matches!(self, Flavour::Pools | Flavour::Everything)
+    }
+
+    fn has_limit(self) -> bool {
+        matches!(self, Flavour::Limited | Flavour::Everything)
+    }
+}
+
+/// A private pool of a program: begun so often, and not released.
+struct Opened {
+    pool: u16,
+    uses: u32,
+}
+
+/// Writes a random program.
+struct Author {
+    random: Random,
+    version: (u8, u8),
+    steps: Vec<Step>,
+    live: Vec<u32>,
+    n_allocs: u32,
+    inside: Option<u16>,
+    opened: Vec<Opened>,
+    n_pools: u16,
 }
 
 /// A random program. Sizes repeat, so that equal blocks compete.
-fn program(seed: u64, n_steps: usize, flavour: Flavour) -> Vec<Step> {
-    let random = &mut Random(seed);
-    let sizes: Vec<u64> = (0..24).map(|_| bytes(random)).collect();
-    let n_streams = if flavour == Flavour::Streams { 3 } else { 1 };
-    let (mut steps, mut live, mut next) = (Vec::new(), Vec::new(), 0);
-    let (mut inside, mut pools, mut n_pools): (Option<u16>, Vec<(u16, u32)>, u16) = (None, Vec::new(), 0);
-    if flavour == Flavour::Limited {
-        steps.push(Step::Fraction([0.5, 0.8, 1.0][random.below(3) as usize]));
+fn program(seed: u64, n_steps: usize, flavour: Flavour, version: (u8, u8)) -> Vec<Step> {
+    let mut random = Random(seed);
+    let sizes: Vec<u64> = (0..24).map(|_| bytes(&mut random)).collect();
+    let n_streams = if flavour.has_streams() { 3 } else { 1 };
+    let mut author = Author {
+        random,
+        version,
+        steps: Vec::new(),
+        live: Vec::new(),
+        n_allocs: 0,
+        inside: None,
+        opened: Vec::new(),
+        n_pools: 0,
+    };
+    if flavour.has_limit() {
+        author.fraction();
     }
-    for _ in 0..n_steps {
-        match random.below(100) {
-            roll if roll < 54 || live.is_empty() => {
-                let size = if random.chance(75) { sizes[random.below(24) as usize] } else { bytes(random) };
-                steps.push(Step::Alloc(next, size, random.below(n_streams) as u16));
-                live.push(next);
-                next += 1;
-            }
-            0..=93 => steps.push(Step::Free(live.swap_remove(random.below(live.len() as u64) as usize))),
-            94 if inside.is_none() => steps.push(Step::Trim),
-            95..=96 if flavour == Flavour::Streams => {
-                steps.push(Step::Record(
-                    live[random.below(live.len() as u64) as usize],
-                    random.below(3) as u16,
-                ));
-            }
-            97 if flavour == Flavour::Streams => steps.push(Step::Done(random.chance(50))),
-            94..=96 if flavour == Flavour::Pools => match inside.take() {
-                Some(pool) => steps.push(Step::End(pool)),
-                None => {
-                    let again =
-                        (!pools.is_empty() && random.chance(50)).then(|| random.below(pools.len() as u64));
-                    let index = again.map(|index| index as usize).unwrap_or_else(|| {
-                        n_pools += 1;
-                        pools.push((n_pools, 0));
-                        pools.len() - 1
-                    });
-                    pools[index].1 += 1;
-                    inside = Some(pools[index].0);
-                    steps.push(Step::Begin(pools[index].0));
-                }
-            },
-            97 if flavour == Flavour::Pools && inside.is_none() && !pools.is_empty() => {
-                let (pool, uses) = pools.swap_remove(random.below(pools.len() as u64) as usize);
-                steps.extend((0..uses).map(|_| Step::Release(pool)));
-            }
-            98 => steps.push(Step::Stats),
+    while author.steps.len() < n_steps {
+        match author.random.below(100) {
+            roll if roll < 54 || author.live.is_empty() => author.alloc(&sizes, n_streams),
+            0..=91 => author.free(),
+            92 if flavour.has_limit() && author.random.chance(30) => author.fraction(),
+            93 if author.random.chance(30) => author.steps.push(Step::Reset),
+            94 if author.inside.is_none() => author.steps.push(Step::Trim),
+            95 | 96 if flavour.has_streams() => author.record(),
+            97 if flavour.has_streams() => author.complete(),
+            94..=98 if flavour.has_pools(version) => author.enter_or_leave(),
+            99 if flavour.has_pools(version) && author.inside.is_none() => author.release(),
             _ => {}
         }
     }
-    steps.push(Step::Stats);
-    steps
+    author.steps
+}
+
+impl Author {
+    fn alloc(&mut self, sizes: &[u64], n_streams: u64) {
+        let random = &mut self.random;
+        let size = if random.chance(75) { sizes[random.below(24) as usize] } else { bytes(random) };
+        self.steps.push(Step::Alloc(self.n_allocs, size, random.below(n_streams) as u16));
+        self.live.push(self.n_allocs);
+        self.n_allocs += 1;
+    }
+
+    fn any(&mut self) -> usize {
+        self.random.below(self.live.len() as u64) as usize
+    }
+
+    fn free(&mut self) {
+        let index = self.any();
+        self.steps.push(Step::Free(self.live.swap_remove(index)));
+    }
+
+    fn record(&mut self) {
+        let index = self.any();
+        self.steps.push(Step::Record(self.live[index], self.random.below(3) as u16));
+    }
+
+    fn complete(&mut self) {
+        let step = match self.random.below(4) {
+            0 => Step::Done(true),
+            1 => Step::Done(false),
+            _ => Step::Finish(self.random.below(3) as u16),
+        };
+        self.steps.push(step);
+    }
+
+    fn fraction(&mut self) {
+        self.steps.push(Step::Fraction([0.3, 0.5, 0.8, 1.0][self.random.below(4) as usize]));
+    }
+
+    fn enter_or_leave(&mut self) {
+        if let Some(pool) = self.inside.take() {
+            self.steps.push(Step::End(pool));
+            return;
+        }
+        let again = !self.opened.is_empty() && self.random.chance(50);
+        let index = if again {
+            self.random.below(self.opened.len() as u64) as usize
+        } else {
+            self.n_pools += 1;
+            self.opened.push(Opened { pool: self.n_pools, uses: 0 });
+            self.opened.len() - 1
+        };
+        self.opened[index].uses += 1;
+        let pool = self.opened[index].pool;
+        self.inside = Some(pool);
+        self.steps.push(Step::Begin(pool));
+        if !again && self.version >= (2, 10) && self.random.chance(20) {
+            self.steps.push(Step::Whole(pool));
+        }
+        // One a program: PyTorch tries several in the order of a hash table. It is never released, because PyTorch then
+        // looks at it again and fails an assertion.
+        let has_overflow = self.steps.iter().any(|step| matches!(step, Step::Overflow(_)));
+        if !again && !has_overflow && self.version >= (2, 8) && self.random.chance(40) {
+            self.steps.push(Step::Overflow(pool));
+            self.opened[index].uses += 1;
+            self.steps.extend([Step::End(pool), Step::Begin(pool)]);
+        }
+    }
+
+    fn release(&mut self) {
+        if self.opened.is_empty() {
+            return;
+        }
+        let index = self.random.below(self.opened.len() as u64) as usize;
+        if self
+            .steps
+            .iter()
+            .any(|step| matches!(step, Step::Overflow(pool) if *pool == self.opened[index].pool))
+        {
+            return;
+        }
+        let Opened { pool, uses } = self.opened.swap_remove(index);
+        self.steps.extend((0..uses).map(|_| Step::Release(pool)));
+    }
+}
+
+/// A block that the program has.
+struct Held {
+    placement: Placement,
+    requested: u64,
+    /// Streams that use it beside its own.
+    uses: Vec<u16>,
+    /// Those that began to during a capture: a capture's end waits for them, so that no event is needed.
+    captured: Vec<u16>,
+}
+
+/// A freed block that streams still use.
+struct Waiting {
+    placement: Placement,
+    requested: u64,
+    n_events: usize,
 }
 
 /// The simulated side of the harness.
 struct Simulated {
     torch: Torch,
     device: Device<'static>,
-    live: HashMap<u32, (Placement, u64, Vec<u16>)>,
-    /// Frees that wait for streams: by stream, in order.
-    events: BTreeMap<u16, Vec<u32>>,
-    waiting: HashMap<u32, (Placement, u64, usize)>,
-    done: bool,
+    live: HashMap<u32, Held>,
+    waiting: HashMap<u32, Waiting>,
+    /// Freed during a capture: events come after it.
+    deferred: Vec<(u32, Vec<u16>)>,
+    /// By stream: (number of the event, block).
+    events: BTreeMap<u16, VecDeque<(u64, u32)>>,
+    n_events: u64,
+    finished: [u64; 3],
+    all_done: bool,
     inside: Option<u16>,
     uses: HashMap<u16, i64>,
-    has_device_counters: bool,
+    version: (u8, u8),
+    /// PyTorch keeps the streams of events in a hash table: in which order it walks them.
+    stream_order: [u16; 3],
+    out: Vec<String>,
 }
 
 impl Simulated {
-    fn step(&mut self, step: Step, out: &mut Vec<String>) {
+    fn step(&mut self, step: Step) {
         match step {
-            Step::Alloc(id, bytes, stream) => self.alloc(id, bytes, stream, out),
-            Step::Free(id) => {
-                let Some((placement, requested, uses)) = self.live.remove(&id) else { return };
-                self.device.free_requested(placement);
-                self.torch.free_requested(placement);
-                if uses.is_empty() {
-                    self.complete(placement, requested);
-                    return;
-                }
-                self.waiting.insert(id, (placement, requested, uses.len()));
-                self.device.pend(AllocId(id), placement, requested);
-                for stream in uses {
-                    self.events.entry(stream).or_default().push(id);
-                }
-            }
+            Step::Alloc(id, bytes, stream) => self.alloc(id, bytes, stream),
+            Step::Free(id) => self.free(id),
             Step::Record(id, stream) => {
-                if let Some((placement, _, uses)) = self.live.get_mut(&id) {
-                    let own = self.torch.block(placement.handle).stream;
-                    if own.0 != stream && !uses.contains(&stream) {
-                        uses.push(stream);
-                    }
+                let captures = self.version >= (2, 4) && self.captures();
+                let Some(held) = self.live.get_mut(&id) else { return self.hash() };
+                let own = self.torch.block(held.placement.handle).stream;
+                if own.0 != stream && !held.uses.contains(&stream) {
+                    held.uses.push(stream);
+                }
+                if own.0 != stream && captures {
+                    held.captured.push(stream);
                 }
             }
-            Step::Done(done) => self.done = done,
+            Step::Done(done) => {
+                if self.all_done {
+                    self.finished = [self.n_events; 3];
+                }
+                self.all_done = done;
+            }
+            Step::Finish(stream) => self.finished[usize::from(stream)] = self.n_events,
             Step::Trim => {
+                self.record_deferred();
+                self.order_pending();
                 self.torch.trim(&mut self.device);
                 self.forget_events();
             }
             Step::Fraction(fraction) => self.torch.set_memory_fraction(fraction, self.device.total()),
+            Step::Reset => self.torch.reset_peaks(),
             Step::Begin(pool) => {
                 *self.uses.entry(pool).or_default() += 1;
                 self.inside = Some(pool);
@@ -202,42 +336,114 @@ impl Simulated {
                     self.torch.release_pool(PoolIdx(pool));
                 }
             }
-            Step::Stats => self.stats(out),
+            Step::Overflow(pool) => self.torch.use_on_oom(PoolIdx(pool)),
+            Step::Whole(pool) => self.torch.never_split(PoolIdx(pool)),
         }
+        self.hash();
     }
 
-    fn alloc(&mut self, id: u32, bytes: u64, stream: u16, out: &mut Vec<String>) {
-        let capture = if self.inside.is_some() { Capture::MemPool } else { Capture::No };
-        let captures = self.inside.is_some() && self.torch.profile.mem_pool_is_capture();
-        if self.done && !captures {
+    /// Whether PyTorch takes it that a stream may be captured.
+    fn captures(&self) -> bool {
+        self.inside.is_some() && self.torch.profile.mem_pool_is_capture()
+    }
+
+    fn alloc(&mut self, id: u32, bytes: u64, stream: u16) {
+        if !self.captures() {
+            self.record_deferred();
             self.process_events();
         }
-        let request =
-            Request { bytes, stream: StreamIdx(stream), pool: PoolIdx(self.inside.unwrap_or(0)), capture };
+        self.order_pending();
+        // Up to 2.2 a pool is entered by one stream.
+        let inside = self.inside.filter(|_| self.version >= (2, 3) || stream == 0);
+        // What a capture forbids, it forbids to all.
+        let capture = if self.inside.is_some() { Capture::MemPool } else { Capture::No };
+        let pool = PoolIdx(inside.unwrap_or(0));
+        let request = Request { bytes, stream: StreamIdx(stream), pool, capture };
         let syncs = self.torch.stats.num_sync_all_streams;
         match self.torch.alloc(&mut self.device, request) {
             Ok(placement) => {
                 self.device.allocated(placement, bytes);
-                self.live.insert(id, (placement, bytes, Vec::new()));
-                out.push(format!("at {id} {:x}", placement.address));
+                self.live
+                    .insert(id, Held { placement, requested: bytes, uses: Vec::new(), captured: Vec::new() });
+                self.out.push(format!("at {id} {:x}", placement.address));
             }
-            Err(error) => out.push(format!("oom {id} {}", error.message)),
+            Err(error) => self.out.push(format!("oom {id} {}", error.message)),
         }
         if self.torch.stats.num_sync_all_streams != syncs {
             self.forget_events();
         }
     }
 
+    fn free(&mut self, id: u32) {
+        let Some(Held { placement, requested, mut uses, captured }) = self.live.remove(&id) else { return };
+        self.device.free_requested(placement);
+        self.torch.free_requested(placement);
+        if uses.is_empty() {
+            self.complete(placement, requested);
+            return;
+        }
+        let is_deferred = self.captures();
+        if is_deferred {
+            uses.retain(|stream| !captured.contains(stream));
+        }
+        self.waiting.insert(id, Waiting { placement, requested, n_events: uses.len() });
+        self.device.pend(AllocId(id), placement, requested);
+        if is_deferred {
+            self.deferred.push((id, uses));
+        } else {
+            self.record_events(id, uses);
+        }
+    }
+
+    fn record_events(&mut self, id: u32, uses: Vec<u16>) {
+        for stream in uses {
+            self.n_events += 1;
+            self.events.entry(stream).or_default().push_back((self.n_events, id));
+        }
+    }
+
+    fn record_deferred(&mut self) {
+        for (id, uses) in std::mem::take(&mut self.deferred) {
+            if uses.is_empty()
+                && let Some(waiting) = self.waiting.remove(&id)
+            {
+                self.device.unpend(AllocId(id));
+                self.complete(waiting.placement, waiting.requested);
+            }
+            self.record_events(id, uses);
+        }
+    }
+
     fn process_events(&mut self) {
-        for (_, ids) in std::mem::take(&mut self.events) {
-            for id in ids {
+        for stream in self.stream_order {
+            let limit = if self.all_done { u64::MAX } else { self.finished[usize::from(stream)] };
+            while let Some(queue) = self.events.get_mut(&stream)
+                && let Some((_, id)) = queue.pop_front_if(|(number, _)| *number <= limit)
+            {
                 let Some(waiting) = self.waiting.get_mut(&id) else { continue };
-                waiting.2 -= 1;
-                if waiting.2 == 0 {
-                    let (placement, requested, _) = *waiting;
+                waiting.n_events -= 1;
+                if waiting.n_events == 0 {
+                    let Waiting { placement, requested, .. } = *waiting;
                     self.waiting.remove(&id);
                     self.device.unpend(AllocId(id));
                     self.complete(placement, requested);
+                }
+            }
+        }
+    }
+
+    /// A flush waits for one stream after the other; the device is to hand the blocks back in that order.
+    fn order_pending(&mut self) {
+        let mut left: HashMap<u32, usize> =
+            self.waiting.iter().map(|(id, waiting)| (*id, waiting.n_events)).collect();
+        for stream in self.stream_order {
+            for (_, id) in self.events.get(&stream).into_iter().flatten() {
+                let Some(n_events) = left.get_mut(id) else { continue };
+                *n_events -= 1;
+                if *n_events == 0 {
+                    let waiting = &self.waiting[id];
+                    self.device.unpend(AllocId(*id));
+                    self.device.pend(AllocId(*id), waiting.placement, waiting.requested);
                 }
             }
         }
@@ -254,22 +460,36 @@ impl Simulated {
         self.waiting.clear();
     }
 
-    fn stats(&self, out: &mut Vec<String>) {
+    /// Every number, by name.
+    fn numbers(&self) -> Vec<(&'static str, i64)> {
         let stats = &self.torch.stats;
-        let row = |stat: &Stat| format!(" {}/{}/{}/{}", stat.current, stat.peak, stat.allocated, stat.freed);
-        for (name, arrays) in NAMES.iter().zip(&stats.arrays) {
-            out.push(format!("{name}{}", arrays.iter().map(row).collect::<String>()));
+        let mut numbers: Vec<(&'static str, i64)> =
+            stats.numbers().flat_map(|(name, four)| four.map(|value| (name, value))).collect();
+        let mut scalar = |name, value: u64| numbers.push((name, value as i64));
+        scalar("num_alloc_retries", stats.num_alloc_retries);
+        scalar("num_ooms", stats.num_ooms);
+        if self.version >= (2, 3) {
+            scalar("num_device_alloc", stats.num_device_alloc);
+            scalar("num_device_free", stats.num_device_free);
+            scalar("num_sync_all_streams", stats.num_sync_all_streams);
         }
-        out.push(format!("oversize_allocations{}", row(&stats.oversize_allocations)));
-        out.push(format!("oversize_segments{}", row(&stats.oversize_segments)));
-        out.push(format!("retries {} ooms {}", stats.num_alloc_retries, stats.num_ooms));
-        if self.has_device_counters {
-            let (alloc, free, sync) =
-                (stats.num_device_alloc, stats.num_device_free, stats.num_sync_all_streams);
-            out.push(format!("device_alloc {alloc} device_free {free} sync {sync}"));
+        if self.version >= (2, 12) {
+            scalar("num_oom_rejections", stats.num_oom_rejections);
         }
-        out.push(format!("stub used {}", self.device.total() - self.device.free()));
-        // The books outside must say the same as PyTorch's own.
+        scalar("stub_used", self.device.total() - self.device.free());
+        numbers
+    }
+
+    fn hash(&mut self) {
+        // FNV-1a over words, as in the harness.
+        let mix = |hash: u64, value: i64| (hash ^ value as u64).wrapping_mul(0x100_0000_01b3);
+        let hash =
+            self.numbers().into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, (_, value)| mix(hash, value));
+        self.out.push(format!("= {hash:x}"));
+    }
+
+    /// The books outside must say the same as PyTorch's own, except for peaks that the program has reset.
+    fn check_books(&self) {
         let books = &self.device.books;
         for (name, gauge) in [
             (Name::AllocatedBytes, books.allocated),
@@ -278,31 +498,36 @@ impl Simulated {
             (Name::RequestedBytes, books.requested),
             (Name::InactiveSplitBytes, books.inactive_split),
         ] {
-            let own = stats.all(name);
-            assert_eq!(
-                (own.current as u64, own.peak as u64),
-                (gauge.current, gauge.peak),
-                "books of {name:?}"
-            );
+            let own = self.torch.stats.all(name);
+            assert_eq!(own.current as u64, gauge.current, "books of {name:?}");
+            assert!(own.peak as u64 <= gauge.peak, "peak of {name:?}");
         }
     }
 }
 
-/// The releases that have been built: (text, (major, minor), program).
-fn oracles() -> Vec<(String, (u8, u8), PathBuf)> {
+/// One compiled allocator.
+struct Oracle {
+    /// As in its file's name.
+    text: String,
+    version: (u8, u8),
+    program: PathBuf,
+}
+
+/// The releases that have been built.
+fn oracles() -> Vec<Oracle> {
     let folder = std::env::var_os("GPUTRACE_ORACLE")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/oracle"), PathBuf::from);
     let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
     let mut found: Vec<_> = entries
         .filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
-            let text = name.strip_prefix("oracle-")?;
+            let text = name.strip_prefix("oracle-")?.to_string();
             let mut parts = text.split('.').map(str::parse);
             let version = (parts.next()?.ok()?, parts.next()?.ok()?);
-            Some((text.to_string(), version, entry.path()))
+            Some(Oracle { text, version, program: entry.path() })
         })
         .collect();
-    found.sort_by_key(|(_, version, _)| *version);
+    found.sort_by_key(|oracle| oracle.version);
     found
 }
 
@@ -310,11 +535,16 @@ fn option_strings(version: (u8, u8)) -> Vec<&'static str> {
     let all: &[((u8, u8), &str)] = &[
         ((2, 0), ""),
         ((2, 0), "max_split_size_mb:21"),
+        ((2, 0), "max_split_size_mb:32"),
         ((2, 0), "max_split_size_mb:128"),
         ((2, 0), "roundup_power2_divisions:4"),
         ((2, 0), "roundup_power2_divisions:[1:2,8:8,64:4,>:1]"),
+        ((2, 0), "roundup_power2_divisions:[256:1,512:2,1024:4,>:8],max_split_size_mb:256"),
         ((2, 0), "garbage_collection_threshold:0.6"),
+        ((2, 0), "garbage_collection_threshold:0.8"),
         ((2, 0), "garbage_collection_threshold:0.5,max_split_size_mb:64"),
+        ((2, 0), "garbage_collection_threshold:0.3,roundup_power2_divisions:16"),
+        ((2, 0), "max_split_size_mb:64,roundup_power2_divisions:8,garbage_collection_threshold:0.9"),
         ((2, 1), "expandable_segments:True"),
         ((2, 5), "expandable_segments:True,max_split_size_mb:64"),
         ((2, 1), "expandable_segments:True,roundup_power2_divisions:8,garbage_collection_threshold:0.6"),
@@ -323,66 +553,120 @@ fn option_strings(version: (u8, u8)) -> Vec<&'static str> {
         ((2, 11), "large_segment_size_mb:64,expandable_segments:True"),
         ((2, 12), "throw_on_cudamalloc_oom:True"),
         ((2, 10), "per_process_memory_fraction:0.7"),
+        ((2, 15), "expandable_segments:True,expandable_segments_reserve:0.1"),
+        (
+            (2, 15),
+            "expandable_segments:True,expandable_segments_reserve:0.2G,garbage_collection_threshold:0.6",
+        ),
     ];
     all.iter().filter(|(since, _)| *since <= version).map(|(_, options)| *options).collect()
 }
 
+/// A running harness: programs go in, what happened comes out.
+struct Harness {
+    child: Child,
+    commands: ChildStdin,
+    said: BufReader<ChildStdout>,
+}
+
+impl Harness {
+    fn start(program: &Path, options: &str) -> Harness {
+        let mut command = Command::new(program);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.env_remove("PYTORCH_CUDA_ALLOC_CONF").env_remove("PYTORCH_ALLOC_CONF");
+        if !options.is_empty() {
+            command.env("PYTORCH_CUDA_ALLOC_CONF", options);
+        }
+        let mut child = command.spawn().unwrap();
+        let commands = child.stdin.take().unwrap();
+        let said = BufReader::new(child.stdout.take().unwrap());
+        Harness { child, commands, said }
+    }
+
+    /// Runs one program. The lines end with how its process ended.
+    fn run(&mut self, commands: &str) -> Vec<String> {
+        self.commands.write_all(commands.as_bytes()).unwrap();
+        self.commands.flush().unwrap();
+        let mut lines = Vec::new();
+        let mut line = Vec::new();
+        while self.said.read_until(b'\n', &mut line).unwrap() > 0 {
+            let text = String::from_utf8_lossy(&line).trim_end().to_string();
+            line.clear();
+            let ends = text.starts_with("ended ");
+            if text.is_empty() {
+                continue;
+            }
+            lines.push(text);
+            if ends {
+                break;
+            }
+        }
+        lines
+    }
+
+    fn stop(mut self) {
+        drop(self.commands);
+        let _ = self.child.wait();
+    }
+}
+
 struct Case<'a> {
-    program: &'a Path,
-    version: (u8, u8),
+    oracle: &'a Oracle,
     options: &'a str,
+    flavour: Flavour,
+    seed: u64,
     total: u64,
     direction: Direction,
-    steps: &'a [Step],
+    steps: Vec<Step>,
 }
 
-fn real(case: &Case) -> Vec<String> {
-    let mut command = Command::new(case.program);
-    command.env("STUB_TOTAL", case.total.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
-    command.stderr(Stdio::null()).env_remove("STUB_DESCENDING");
-    command.env_remove("PYTORCH_CUDA_ALLOC_CONF").env_remove("PYTORCH_ALLOC_CONF");
-    if !case.options.is_empty() {
-        command.env("PYTORCH_CUDA_ALLOC_CONF", case.options);
+impl Case<'_> {
+    fn commands(&self, watched: &[Step]) -> String {
+        let ascending = u8::from(self.direction == Direction::Ascending);
+        let mut text = format!("run {} {ascending}\nwatch\n", self.total);
+        watched.iter().for_each(|step| text.push_str(&(step.text() + "\n")));
+        text
     }
-    if case.direction == Direction::Descending {
-        command.env("STUB_DESCENDING", "1");
+
+    fn simulated(&self, stream_order: [u16; 3], n_steps: usize) -> Simulated {
+        let profile = profile(self.oracle.version).unwrap();
+        let options = parse(self.options, profile).unwrap();
+        let device = Device::new(self.total, None, Box::new(Bump::new(self.direction)));
+        let mut simulated = Simulated {
+            torch: Torch::new(options, *profile, 4, 200),
+            device: if self.seed.is_multiple_of(10) { device.audited() } else { device },
+            live: HashMap::new(),
+            waiting: HashMap::new(),
+            deferred: Vec::new(),
+            events: BTreeMap::new(),
+            n_events: 0,
+            finished: [0; 3],
+            all_done: true,
+            inside: None,
+            uses: HashMap::new(),
+            version: self.oracle.version,
+            stream_order,
+            out: Vec::new(),
+        };
+        simulated.hash();
+        self.steps[..n_steps].iter().for_each(|step| simulated.step(*step));
+        simulated.check_books();
+        simulated
     }
-    let mut child = command.spawn().unwrap();
-    let text: String = case.steps.iter().map(|step| step.text() + "\n").collect();
-    let mut stdin = child.stdin.take().unwrap();
-    let writer = std::thread::spawn(move || stdin.write_all(text.as_bytes()));
-    let output = child.wait_with_output().unwrap();
-    let _ = writer.join();
-    String::from_utf8_lossy(&output.stdout).lines().map(str::to_string).collect()
+
+    fn name(&self) -> String {
+        let Case { oracle, options, flavour, seed, .. } = self;
+        format!("PyTorch {}, {options:?}, {flavour:?}, seed {seed}", oracle.text)
+    }
 }
 
-fn simulated(case: &Case) -> Vec<String> {
-    let profile = profile(case.version).unwrap();
-    let options = parse(case.options, profile).unwrap();
-    let mut simulated = Simulated {
-        torch: Torch::new(options, *profile, 4, 200),
-        device: Device::new(case.total, None, Box::new(Bump::new(case.direction))).audited(),
-        live: HashMap::new(),
-        events: BTreeMap::new(),
-        waiting: HashMap::new(),
-        done: true,
-        inside: None,
-        uses: HashMap::new(),
-        has_device_counters: case.version >= (2, 3),
-    };
-    let mut out = Vec::new();
-    for step in case.steps {
-        simulated.step(*step, &mut out);
-    }
-    out
-}
-
-/// What may differ: advice and process lists of the texts, and releases' own internal errors.
+/// What may differ: advice and process lists of the texts.
 fn comparable(line: &str) -> String {
     let end = [
         "If reserved memory is >>",
         "If reserved but unallocated",
         "expandable_segments is enabled",
+        "This allocation exceeds the expandable-segment reserve",
         "See documentation",
         " try setting",
     ]
@@ -396,62 +680,176 @@ fn comparable(line: &str) -> String {
     line
 }
 
-fn compare(flavour: Flavour) {
-    let seeds: u64 = std::env::var("ORACLE_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(3);
-    let oracles = oracles();
-    if oracles.is_empty() {
-        println!("skipped: no oracle; make some with tests/oracle/build.sh target/oracle 2.11.0");
+const STREAM_ORDERS: [[u16; 3]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+
+/// What became of the programs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    programs: u64,
+    /// Commands after which everything was compared.
+    commands: u64,
+    ooms: u64,
+    /// Programs in which PyTorch failed an assertion of its own; nothing after it is compared.
+    asserted: u64,
+    differing: u64,
+}
+
+impl Tally {
+    fn add(&mut self, other: Tally) {
+        self.programs += other.programs;
+        self.commands += other.commands;
+        self.ooms += other.ooms;
+        self.asserted += other.asserted;
+        self.differing += other.differing;
     }
-    let (mut n_programs, mut n_lines) = (0, 0);
-    for (text, version, program) in oracles {
-        // 2.0 has no calls for private pools, 2.1 other ones.
-        if flavour == Flavour::Pools && version < (2, 3) {
-            continue;
-        }
-        for options in option_strings(version) {
-            for seed in 0..seeds {
-                let steps = self::program(seed * 1000 + flavour as u64, 500, flavour);
-                let direction = if seed % 2 == 0 { Direction::Ascending } else { Direction::Descending };
-                let total = (1 + seed % 5) << 30;
-                let case = Case { program: &program, version, options, total, direction, steps: &steps };
-                let (real, simulated) = (real(&case), simulated(&case));
-                // Private pools of expandable segments trip an assertion of PyTorch itself; nothing can be compared after.
-                let errors = real.iter().position(|line| line.starts_with("error")).unwrap_or(real.len());
-                let pairs = real[..errors].iter().zip(&simulated);
-                for (index, (real, simulated)) in pairs.enumerate() {
-                    assert_eq!(
-                        comparable(real),
-                        comparable(simulated),
-                        "PyTorch {text}, {options:?}, seed {seed}, line {index}"
-                    );
-                }
-                if errors == real.len() {
-                    assert_eq!(real.len(), simulated.len(), "PyTorch {text}, {options:?}, seed {seed}");
-                }
-                n_programs += 1;
-                n_lines += errors;
-            }
+}
+
+/// Runs one program on both sides. The text tells the first difference.
+fn compare(case: &Case, harness: &mut Harness, order: &mut [u16; 3], tally: &mut Tally) -> Option<String> {
+    let real = harness.run(&(case.commands(&case.steps) + "stop\n"));
+    let is_own_error = |line: &String| line.starts_with("error") || line.starts_with("ended");
+    let mut errors = real.iter().position(is_own_error).unwrap_or(real.len());
+    let is_complete = real.get(errors).is_some_and(|line| line == "ended 0");
+    if !is_complete {
+        // What was being said may be unfinished.
+        errors = real[..errors].iter().rposition(|line| line.starts_with('=')).map_or(0, |last| last + 1);
+    }
+    tally.programs += 1;
+    tally.commands += real[..errors].iter().filter(|line| line.starts_with('=')).count() as u64;
+    tally.ooms += real[..errors].iter().filter(|line| line.starts_with("oom")).count() as u64;
+    tally.asserted += u64::from(!is_complete);
+    let first_difference = |order: [u16; 3]| -> Option<usize> {
+        let simulated = case.simulated(order, case.steps.len()).out;
+        let pairs = real[..errors].iter().zip(&simulated);
+        let mut differs =
+            pairs.map(|(real, simulated)| real != simulated && comparable(real) != comparable(simulated));
+        differs.position(|it| it).or((is_complete && errors != simulated.len()).then_some(errors))
+    };
+    let difference = first_difference(*order)?;
+    // Another order of the hash table, if the program has streams at all.
+    for other in STREAM_ORDERS.into_iter().filter(|_| case.flavour.has_streams()) {
+        if first_difference(other).is_none() {
+            *order = other;
+            return None;
         }
     }
-    println!("{n_programs} programs, {n_lines} lines compared");
+    tally.differing += 1;
+    Some(explain(case, harness, *order, &real, difference))
+}
+
+/// Names the statistics that differ after the step of the first difference.
+fn explain(
+    case: &Case,
+    harness: &mut Harness,
+    order: [u16; 3],
+    real: &[String],
+    difference: usize,
+) -> String {
+    let n_steps = real[..difference].iter().filter(|line| line.starts_with('=')).count();
+    let steps = &case.steps[..n_steps.min(case.steps.len())];
+    let simulated = case.simulated(order, steps.len());
+    let said = simulated.out.get(difference).map_or("nothing", |line| line);
+    let mut text = format!(
+        "{}, after {n_steps} commands, last {:?}\n  real      {}\n  simulated {said}\n",
+        case.name(),
+        steps.last(),
+        real.get(difference).map_or("nothing", |line| line),
+    );
+    let lines = harness.run(&(case.commands(steps) + "stats\nstop\n"));
+    let mut ours: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for (name, value) in simulated.numbers() {
+        ours.entry(name).or_default().push(value.to_string());
+    }
+    for (name, values) in lines.iter().filter_map(|line| line.split_once(' ')) {
+        if let Some(ours) = ours.get(name).map(|ours| ours.join(" "))
+            && ours != values
+        {
+            text.push_str(&format!("  {name}: real {values}, simulated {ours}\n"));
+        }
+    }
+    text
+}
+
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// All programs of one release under one option string.
+fn campaign(oracle: &Oracle, options: &str, differences: &Mutex<Vec<String>>) -> Tally {
+    let mut harness = Harness::start(&oracle.program, options);
+    let mut tally = Tally::default();
+    let mut order = STREAM_ORDERS[0];
+    for seed in 0..number("ORACLE_SEEDS", 5) {
+        let flavour = FLAVOURS[seed as usize % FLAVOURS.len()];
+        let n_steps = number("ORACLE_STEPS", 500) as usize;
+        let case = Case {
+            oracle,
+            options,
+            flavour,
+            seed,
+            total: (1 + seed % 6) << 29,
+            direction: if seed / 5 % 2 == 0 { Direction::Ascending } else { Direction::Descending },
+            steps: program(seed, n_steps, flavour, oracle.version),
+        };
+        if let Some(difference) = compare(&case, &mut harness, &mut order, &mut tally) {
+            differences.lock().unwrap().push(difference);
+        }
+    }
+    harness.stop();
+    tally
 }
 
 #[test]
 fn the_compiled_allocator_does_the_same() {
-    compare(Flavour::Plain);
+    let oracles = oracles();
+    if oracles.is_empty() {
+        println!("skipped: no oracle; make some with tests/oracle/build.sh target/oracle 2.11.0");
+        return;
+    }
+    let jobs: Vec<(&Oracle, &str)> = oracles
+        .iter()
+        .flat_map(|oracle| option_strings(oracle.version).into_iter().map(move |options| (oracle, options)))
+        .collect();
+    let (next, differences) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let tallies = Mutex::new(BTreeMap::<(u8, u8), (usize, Tally)>::new());
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some((oracle, options)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let tally = campaign(oracle, options, &differences);
+                    let mut tallies = tallies.lock().unwrap();
+                    let (n_options, sum) = tallies.entry(oracle.version).or_default();
+                    *n_options += 1;
+                    sum.add(tally);
+                }
+            });
+        }
+    });
+    println!("release options programs   commands     ooms asserted differing");
+    for ((major, minor), (n_options, tally)) in tallies.into_inner().unwrap() {
+        let Tally { programs, commands, ooms, asserted, differing } = tally;
+        let release = format!("{major}.{minor}");
+        println!(
+            "{release:<7} {n_options:>7} {programs:>8} {commands:>10} {ooms:>8} {asserted:>8} {differing:>9}"
+        );
+    }
+    let differences = differences.into_inner().unwrap();
+    assert!(differences.is_empty(), "{}", differences[..differences.len().min(6)].join("\n"));
 }
 
 #[test]
-fn the_compiled_allocator_does_the_same_with_streams() {
-    compare(Flavour::Streams);
-}
-
-#[test]
-fn the_compiled_allocator_does_the_same_with_private_pools() {
-    compare(Flavour::Pools);
-}
-
-#[test]
-fn the_compiled_allocator_does_the_same_under_a_limit() {
-    compare(Flavour::Limited);
+fn the_compiled_allocator_knows_the_same_options() {
+    for oracle in oracles() {
+        let profile = profile(oracle.version).unwrap();
+        for text in super::options::examples()
+            .chain(["no_such_key:1", "expandable_segments_handle_type:1"].map(String::from))
+        {
+            let mut harness = Harness::start(&oracle.program, &text);
+            let said = harness.run("run 1073741824 1\nalloc 0 1000 0\nstop\n");
+            harness.stop();
+            let is_refused = !said.iter().any(|line| line.starts_with("at "));
+            let ours = parse(&text, profile);
+            assert_eq!(is_refused, ours.is_err(), "PyTorch {} {text}: {said:?}, ours {ours:?}", oracle.text);
+        }
+    }
 }

@@ -99,6 +99,18 @@ impl Stats {
         self.arrays[name as usize][0]
     }
 
+    /// Every number, in the order of PyTorch's names.
+    #[cfg(test)]
+    pub(super) fn numbers(&self) -> impl Iterator<Item = (&'static str, [i64; 4])> {
+        let four = |stat: &Stat| [stat.current, stat.peak, stat.allocated, stat.freed];
+        let arrays = NAMES.iter().zip(&self.arrays);
+        let arrays = arrays.flat_map(move |(name, pools)| pools.iter().map(move |stat| (*name, four(stat))));
+        arrays.chain([
+            ("oversize_allocations", four(&self.oversize_allocations)),
+            ("oversize_segments", four(&self.oversize_segments)),
+        ])
+    }
+
     pub(super) fn reset_peaks(&mut self) {
         let stats = self.arrays.iter_mut().flatten();
         for stat in stats.chain([&mut self.oversize_allocations, &mut self.oversize_segments]) {
