@@ -12,7 +12,7 @@ use gputrace_replay::ops::History;
 use gputrace_replay::policies::{Build, by_name};
 use gputrace_replay::whatif::Laboratory;
 use gputrace_schemas::event::{
-    Action, Api, ApiId, Bytes, Call, Device, Event, EventKind, Nanos, Process, StackId, ThreadId,
+    Action, Api, ApiId, Bytes, Call, CommId, Device, Event, EventKind, Nanos, Process, StackId, ThreadId,
 };
 use gputrace_schemas::writer::Writer;
 
@@ -219,6 +219,9 @@ fn trace(random: &mut Random) -> Vec<u8> {
             extra: random.below(6),
             duration: Nanos(5),
             captured: false,
+            comm: CommId(0),
+            nccl_call: 0,
+            nccl_thread: false,
             in_allocate: false,
         };
         let event = Event {

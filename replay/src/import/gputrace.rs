@@ -24,7 +24,7 @@ use gputrace_schemas::event::{
 use gputrace_schemas::reader;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{ImportError, Trace};
+use super::{HIGHEST, ImportError, LARGEST, LARGEST_REFUSED, LARGEST_SUM, Trace};
 use crate::backward::place;
 use crate::driver::REGION;
 use crate::ledger::OUT_OF_MEMORY;
@@ -88,7 +88,7 @@ fn import<I: Iterator<Item = Event>>(
     let mut mappings = mappings.peekable();
     let first_read = mappings.peek().map(|mappings| mappings.time);
     let mut survey = Survey { first_read, ..Survey::default() };
-    events().for_each(|event| survey.event(&event));
+    events().filter(|event| plausible_bytes(&event.kind).is_some()).for_each(|event| survey.event(&event));
     let devices = survey.devices.iter().map(|ordinal| (*ordinal, Device::new(*ordinal))).collect();
     let mut importer = Importer {
         definitions,
@@ -106,6 +106,8 @@ fn import<I: Iterator<Item = Event>>(
         stacks: StackTable::default(),
         n_captures: 0,
         n_lost: 0,
+        n_implausible: 0,
+        sum: 0,
     };
     if let Some(first) = mappings.next() {
         // Read when some memory had been handed out: what is left without that was there before it.
@@ -115,6 +117,15 @@ fn import<I: Iterator<Item = Event>>(
     for event in events() {
         while let Some(mappings) = mappings.next_if(|mappings| mappings.time <= event.time) {
             importer.mappings(mappings.mapped);
+        }
+        let Some(bytes) = plausible_bytes(&event.kind) else {
+            importer.n_implausible += u64::from(!is_failed(&event.kind));
+            continue;
+        };
+        importer.sum = importer.sum.saturating_add(bytes);
+        if importer.sum > LARGEST_SUM {
+            importer.n_implausible += 1;
+            break;
         }
         importer.event(&event)?;
     }
@@ -247,6 +258,10 @@ struct Importer<'a> {
     stacks: StackTable,
     n_captures: u64,
     n_lost: u64,
+    /// Events that cannot be true.
+    n_implausible: u64,
+    /// Bytes of all events so far.
+    sum: u64,
 }
 
 /// Who made a call.
@@ -796,6 +811,10 @@ impl Importer<'_> {
             let stream = device.builder.stream_mut();
             stream.initial_allocs = device.at_start.iter().map(|(_, id)| *id).collect();
             stream.history = match self.n_lost {
+                _ if self.n_implausible > 0 => History::Broken(format!(
+                    "{} events have addresses or sizes that no device has: the trace is damaged",
+                    self.n_implausible
+                )),
                 0 if device.n_twice > 0 => History::Broken(format!(
                     "{} addresses were handed out twice: frees are missing from the trace",
                     device.n_twice
@@ -835,6 +854,25 @@ impl Importer<'_> {
         }
         Ok(trace)
     }
+}
+
+fn is_failed(kind: &EventKind) -> bool {
+    matches!(kind, EventKind::Call(call) if call.result != Some(0))
+}
+
+/// The bytes that an event is about, if a device can have them at that address.
+fn plausible_bytes(kind: &EventKind) -> Option<u64> {
+    let (address, bytes) = match kind {
+        EventKind::Call(call) => (call.addr, call.bytes.0),
+        EventKind::BlockAlloc(block) => {
+            (block.addr, block.bytes.0.max(block.requested.map_or(0, |requested| requested.0)))
+        }
+        EventKind::BlockFree(block) => (block.addr, block.bytes.0),
+        EventKind::BlockOom(oom) => return Some(oom.bytes.0).filter(|bytes| *bytes <= LARGEST_REFUSED),
+        _ => (0, 0),
+    };
+    let largest = if is_failed(kind) { LARGEST_REFUSED } else { LARGEST };
+    (address <= HIGHEST && bytes <= largest).then_some(bytes)
 }
 
 /// What of `these` lies in none of `others`, joined and ascending. Both may overlap and be in any order.

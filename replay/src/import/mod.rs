@@ -21,6 +21,15 @@ use gputrace_schemas::reader::looks_like_a_trace;
 
 use crate::ops::OpStream;
 
+/// No address that a device or its driver hands out is above: x86-64 and arm64 have 57 bits at most.
+const HIGHEST: u64 = 1 << 57;
+/// Nobody is given more at once.
+const LARGEST: u64 = 1 << 46;
+/// A request of an EiB or more is rejected by PyTorch before it is recorded (CUDACachingAllocator.cpp, 2.0 to 2.15).
+const LARGEST_REFUSED: u64 = 1 << 60;
+/// All that a history may ask for together, so that sums can be formed.
+const LARGEST_SUM: u64 = 1 << 62;
+
 /// What the devices of one process were asked.
 #[derive(Clone, Debug)]
 pub struct Trace {

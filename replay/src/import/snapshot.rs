@@ -9,8 +9,8 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::Trace;
 use super::pickle::{self, Heap, MISSING, PickleError, RawEntry, Value};
+use super::{HIGHEST, LARGEST, LARGEST_REFUSED, LARGEST_SUM, Trace};
 use crate::ops::{
     AllocId, Allocation, Builder, DriverCall, DriverEvent, Frame, History, LayoutBlock, LayoutSegment, Op,
     OpStream, PoolIdx, RecordedOom, RecordedSegment, RecordedSettings, StackId, Stacks, StreamIdx, TooMany,
@@ -226,15 +226,6 @@ fn settings(heap: &Heap, root: Value) -> RecordedSettings {
     }
     settings
 }
-
-/// No address that a device or its driver hands out is above: x86-64 and arm64 have 57 bits at most.
-const HIGHEST: u64 = 1 << 57;
-/// Nobody is given more at once.
-const LARGEST: u64 = 1 << 46;
-/// A request of an EiB or more is rejected by PyTorch before it is recorded (CUDACachingAllocator.cpp, 2.0 to 2.15).
-const LARGEST_REFUSED: u64 = 1 << 60;
-/// All that a history may ask for together, so that sums can be formed.
-const LARGEST_SUM: u64 = 1 << 62;
 
 /// A segment as the snapshot lists it.
 struct RawSegment {

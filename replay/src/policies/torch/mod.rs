@@ -11,7 +11,7 @@ mod oracle;
 mod profile;
 mod stats;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 pub use options::{Options, parse};
 pub use profile::{NEWEST, OomText, PROFILES, Profile, Tie, profile};
@@ -132,6 +132,9 @@ pub struct Torch {
     limit_is_set: bool,
     /// Choices that addresses decided.
     n_address_ties: u64,
+    /// Pools that PyTorch deleted although blocks of them were left: it then uses memory that it has freed, and what it
+    /// does is undefined.
+    n_pools_lost: u64,
     stats: Stats,
 }
 
@@ -165,6 +168,7 @@ impl Torch {
             limit: None,
             limit_is_set: false,
             n_address_ties: 0,
+            n_pools_lost: 0,
             stats: Stats::default(),
         }
     }
@@ -678,13 +682,20 @@ impl Torch {
             let small = 2 * u32::from(pool.0);
             self.release_blocks(device, small);
             self.release_blocks(device, small + 1);
-            let owner = &mut self.owners[usize::from(pool.0)];
-            if owner.n_segments == 0 {
-                owner.is_gone = true;
+            if self.owners[usize::from(pool.0)].n_segments == 0 {
+                self.owners[usize::from(pool.0)].is_gone = true;
+                self.n_pools_lost += u64::from(self.has_blocks(pool));
             } else {
                 self.released.push(pool);
             }
         }
+    }
+
+    fn has_blocks(&self, pool: PoolIdx) -> bool {
+        let vacant: HashSet<BlockId> = self.vacant.iter().copied().collect();
+        let blocks = (0..).zip(&self.blocks);
+        let mut of_pool = blocks.filter(|(_, block)| block.pool / 2 == u32::from(pool.0));
+        of_pool.any(|(id, block)| !vacant.contains(&id) && block.state != State::Unmapped)
     }
 
     fn release_blocks(&mut self, device: &mut Device, pool: u32) {
@@ -996,6 +1007,7 @@ impl Policy for Torch {
             ("num_ooms", self.stats.num_ooms),
             ("num_sync_all_streams", self.stats.num_sync_all_streams),
             ("num_oom_rejections", self.stats.num_oom_rejections),
+            ("pools_lost", self.n_pools_lost),
             (ADDRESS_TIES, self.n_address_ties),
         ]
     }
