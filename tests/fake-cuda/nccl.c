@@ -10,13 +10,15 @@
  *   FAKE_NCCL_FIRST=32MiB    what it takes more at its first collective or send (default 32MiB)
  *   FAKE_NCCL_BLOCKING=1     collectives and messages wait inside the call (default: fakeNcclWait waits for them)
  *   FAKE_NCCL_TIMEOUT=30     seconds until a wait gives up with ncclSystemError
- *   FAKE_NCCL_VERSION=22809  NCCL_VERSION_CODE */
+ *   FAKE_NCCL_VERSION=22809  NCCL_VERSION_CODE
+ *   NCCL_DEBUG=INFO          NCCL's own lines of what was made, called and allocated, in NCCL_DEBUG_FILE (%p: process id) */
 #define _GNU_SOURCE
 #include "driver/usage.h"
 #include "nccl_meet.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stddef.h>
 
 #define EXPORT __attribute__((visibility("default")))
@@ -64,7 +66,7 @@ typedef struct ncclComm {
     bool warm, blocking;
     atomic_int state; /* ncclResult_t of the last thing that happened in the background */
     atomic_bool aborted;
-    uint64_t key;
+    uint64_t key, hash; /* hash: NCCL's own, of a communicator with a unique id */
     struct meeting *meeting;
     struct allocation *memory;
     struct proxy proxy;
@@ -157,12 +159,54 @@ static void release(struct allocation *made)
     free(made);
 }
 
+/* A line as NCCL 2.28 logs it. */
+__attribute__((format(printf, 1, 2))) static void log_line(const char *format, ...)
+{
+    static FILE *file;
+    static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
+    const char *level = getenv("NCCL_DEBUG"), *wanted = getenv("NCCL_DEBUG_FILE");
+    if (!level || strcmp(level, "INFO") != 0 || !wanted) return;
+    pthread_mutex_lock(&log_lock);
+    if (!file) {
+        char path[4096] = "";
+        const char *place = strstr(wanted, "%p");
+        if (place) snprintf(path, sizeof path, "%.*s%d%s", (int)(place - wanted), wanted, (int)getpid(), place + 2);
+        file = fopen(place ? path : wanted, "w");
+    }
+    if (file) {
+        va_list values;
+        va_start(values, format);
+        fprintf(file, "fake:%d:%d [0] NCCL INFO ", (int)getpid(), (int)gettid());
+        vfprintf(file, format, values);
+        fputc('\n', file);
+        fflush(file);
+        va_end(values);
+    }
+    pthread_mutex_unlock(&log_lock);
+}
+
+/* NCCL's hash since 2.26 (src/include/bitops.h: eatHash, digestHash). */
+static uint64_t comm_hash(const void *bytes, size_t n)
+{
+    uint64_t a = 1 ^ n, b = 1, h;
+    for (const char *at = bytes; n;) {
+        size_t chunk = n < 8 ? n : 8;
+        uint64_t word = 0;
+        a += b, b ^= a, a ^= a >> 31, a *= 0x9de62bbc8cef3ce3u, b ^= b >> 32, b *= 0x485cd6311b599e79u;
+        memcpy(&word, at, chunk);
+        at += chunk, n -= chunk, a += word;
+    }
+    h = a, h ^= h >> 31, h *= 0xbac3bd562846de6bu, h += b, h ^= h >> 32;
+    return h * 0x995a187a14e7b445u;
+}
+
 static bool add(ncclComm_t comm, size_t bytes)
 {
     struct allocation *made = allocate(comm->device, bytes);
     if (!made) return false;
     made->next = comm->memory;
     comm->memory = made;
+    log_line("fake.cc:1 Cuda Alloc Size %zu pointer %p", bytes, (void *)(uintptr_t)made->base);
     return true;
 }
 
@@ -277,6 +321,9 @@ static ncclResult_t make(struct making *making)
         if (end != MEET_DONE) return result_of(end);
     }
     if (!add(comm, bytes / 2) || !proxy_start(comm) || !proxy_allocate(comm, bytes / 2)) return ncclUnhandledCudaError;
+    if (comm->hash)
+        log_line("ncclCommInitRank comm %p rank %d nranks %d cudaDev %d nvmlDev %d busId 1000 commId 0x%llx - Init COMPLETE", (void *)comm,
+                 comm->rank, comm->ranks, comm->device, comm->device, (unsigned long long)comm->hash);
     return ncclSuccess;
 }
 
@@ -352,6 +399,7 @@ static ncclResult_t init(ncclComm_t *out, int ranks, int rank, int device, const
     unsigned ordinal = atomic_fetch_add(&uses[(key ^ key >> 32 ^ (uint64_t)rank * 7) % 256], 1);
     ncclComm_t comm = comm_new(ranks, rank, device, meet_mix(key, &ordinal, sizeof ordinal), blocking);
     if (!comm) return ncclInternalError;
+    comm->hash = comm_hash(id, sizeof *id);
     return begin((struct making){.comm = comm, .out = out, .color = 0});
 }
 
@@ -394,6 +442,12 @@ static ncclResult_t ready(ncclComm_t comm)
     return proxy_allocate(comm, bytes) ? ncclSuccess : ncclUnhandledCudaError;
 }
 
+static void log_call(const char *name, const void *send, const void *receive, size_t count, int type, int redop, int root, ncclComm_t comm)
+{
+    log_line("%s: opCount 0 sendbuff %p recvbuff %p count %zu datatype %d op %d root %d comm %p [nranks=%d] stream %p", name, send, receive,
+             count, type, redop, root, (void *)comm, comm->ranks, NULL);
+}
+
 enum { ALL_REDUCE = 1, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER };
 
 static ncclResult_t collective(int kind, const void *send, const void *receive, size_t count, int type, int redop, int root, ncclComm_t comm)
@@ -401,15 +455,18 @@ static ncclResult_t collective(int kind, const void *send, const void *receive, 
     if (!comm_valid(comm) || !send || !receive || root >= comm->ranks) return ncclInvalidArgument;
     ncclResult_t result = ready(comm);
     if (result != ncclSuccess) return result;
+    static const char *const names[] = {"", "AllReduce", "Broadcast", "Reduce", "AllGather", "ReduceScatter", "AlltoAll", "Gather", "Scatter"};
+    log_call(names[kind], send, receive, count, type, redop, root, comm);
     if (comm->meeting) meet_collective(comm->meeting, comm->rank, signature(kind, count, type, redop, root));
     return operated(comm);
 }
 
-static ncclResult_t message(ncclComm_t comm, const void *buffer, int peer, bool sends)
+static ncclResult_t message(ncclComm_t comm, const void *buffer, size_t count, int type, int peer, bool sends)
 {
     if (!comm_valid(comm) || !buffer || peer < 0 || peer >= comm->ranks) return ncclInvalidArgument;
     ncclResult_t result = ready(comm);
     if (result != ncclSuccess) return result;
+    log_call(sends ? "Send" : "Recv", sends ? buffer : NULL, buffer, count, type, 0, peer, comm);
     if (comm->meeting && sends) atomic_fetch_add(&comm->meeting->sent[comm->rank][peer], 1);
     if (comm->meeting && !sends) atomic_fetch_add(&comm->meeting->received[peer][comm->rank], 1);
     return operated(comm);
@@ -602,13 +659,13 @@ API(ncclResult_t, Bcast, (void *buffer, size_t count, int type, int root, ncclCo
 }
 API(ncclResult_t, Send, (const void *send, size_t count, int type, int peer, ncclComm_t comm, cudaStream_t stream))
 {
-    (void)count, (void)type, (void)stream;
-    return message(comm, send, peer, true);
+    (void)stream;
+    return message(comm, send, count, type, peer, true);
 }
 API(ncclResult_t, Recv, (void *receive, size_t count, int type, int peer, ncclComm_t comm, cudaStream_t stream))
 {
-    (void)count, (void)type, (void)stream;
-    return message(comm, receive, peer, false);
+    (void)stream;
+    return message(comm, receive, count, type, peer, false);
 }
 API(ncclResult_t, PutSignal, (const void *local, size_t count, int type, int peer, void *window, size_t offset, int signal, int context, unsigned flags, ncclComm_t comm, cudaStream_t stream))
 {

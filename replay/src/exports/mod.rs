@@ -16,6 +16,7 @@ mod csv;
 mod firefox;
 mod folded;
 mod jsonl;
+mod nccl;
 mod parquet;
 mod perfetto;
 mod pprof;
@@ -107,6 +108,7 @@ pub const EXPORTS: &[&dyn Export] = &[
     &jsonl::Jsonl,
     &parquet::Parquet,
     &sqlite::Sqlite,
+    &nccl::Nccl,
     &torch_pickle::TorchPickle,
 ];
 

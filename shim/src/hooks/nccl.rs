@@ -8,6 +8,30 @@
 //!
 //! Prototypes are those of nccl.h 2.18 to 2.32, where they have never changed. The fields are filled in the order they
 //! are written in: `peer` before `comm`, which counts by peer; `redop` after `comm`, which made it.
+//!
+//! Exported, and no rows (`tests/nccl.rs` compares with what the releases export):
+//!
+//! | function | why |
+//! |---|---|
+//! | `ncclGetVersion` | only reads; we ask it ourselves |
+//! | `ncclGetErrorString` | gives a text |
+//! | `ncclGetLastError` | gives a text |
+//! | `ncclCommCount` | only reads; we ask it ourselves |
+//! | `ncclCommUserRank` | only reads; we ask it ourselves |
+//! | `ncclCommCuDevice` | only reads |
+//! | `ncclCommQueryProperties` | only reads |
+//! | `ncclCommMemStats` | only reads |
+//! | `ncclWinGetUserPtr` | only reads |
+//! | `ncclTeam*` | computes ranks of teams, on the host |
+//! | `ncclLsa*` | computes what a kernel will need, before `ncclDevCommCreate` |
+//! | `ncclGin*` | computes what a kernel will need, before `ncclDevCommCreate` |
+//! | `ncclLLA2A*` | computes what a kernel will need, before `ncclDevCommCreate` |
+//! | `ncclGetLsa*` | gives addresses of a window that is registered already |
+//! | `ncclGetMultimem*` | gives addresses of a window that is registered already |
+//! | `ncclGetPeer*` | gives addresses of a window that is registered already |
+//! | `ncclParam*` | reads NCCL's settings |
+//! | `ncclResetDebugInit*` | opens NCCL's log anew |
+//! | `ncclSetEncryption` | sets how the network is encrypted |
 
 use crate::nccl::library::{self, BANKS, LINKED, LINKED_PROFILED};
 use crate::nccl::{Comm, UniqueId, WaitSignal, call, comms};
