@@ -26,6 +26,7 @@
 //! | `ncclLsa*` | computes what a kernel will need, before `ncclDevCommCreate` |
 //! | `ncclGin*` | computes what a kernel will need, before `ncclDevCommCreate` |
 //! | `ncclLLA2A*` | computes what a kernel will need, before `ncclDevCommCreate` |
+//! | `ncclGetCft*` | gives addresses of a window that is registered already |
 //! | `ncclGetLsa*` | gives addresses of a window that is registered already |
 //! | `ncclGetMultimem*` | gives addresses of a window that is registered already |
 //! | `ncclGetPeer*` | gives addresses of a window that is registered already |
