@@ -272,6 +272,33 @@ grouped.all_reduce(2)
 }
 
 #[test]
+fn calls_are_captured_where_their_stream_is() {
+    let script = "
+import ctypes, threading
+import fake_nccl as nccl
+cuda = ctypes.CDLL('libcuda.so.1')
+world = nccl.init()
+captured, other, graph = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+for stream in (captured, other):
+    assert cuda.cuStreamCreate(ctypes.byref(stream), 1) == 0
+assert cuda.cuStreamBeginCapture_v2(captured, 2) == 0
+thread = threading.Thread(target=lambda: world.all_reduce(1, stream=captured.value))
+thread.start()
+thread.join()
+world.all_reduce(2, stream=other.value)
+assert cuda.cuStreamEndCapture(captured, ctypes.byref(graph)) == 0
+world.all_reduce(3, stream=captured.value)
+";
+    let traces = job("captured", 1, &[], &[], script);
+    let flags = traces[0].events().filter_map(|event| match event.kind {
+        EventKind::NcclEnter(enter) if enter.op == NcclOp::AllReduce => Some((enter.count, enter.captured)),
+        _ => None,
+    });
+    let flags: Vec<_> = flags.collect();
+    assert_eq!(flags, [(1, true), (2, false), (3, false)]);
+}
+
+#[test]
 fn the_comparison_with_nccls_own_log_finds_no_difference() {
     let fake = fake_cuda::library_dir();
     let launcher = format!("{} --ranks 2 --fake {}", sources().join("launch.py").display(), fake.display());

@@ -35,6 +35,7 @@ unsafe impl Sync for Hook {}
 /// Functions of the driver that we call ourselves, found together with the rows.
 pub(crate) struct Auxiliary {
     pub(crate) context_device: Slot,
+    pub(crate) stream_is_capturing: Slot,
     pub(crate) device_count: Slot,
     pub(crate) device_get: Slot,
     pub(crate) device_name: Slot,
@@ -46,6 +47,7 @@ pub(crate) struct Auxiliary {
 /// The real functions that are not rows.
 pub(crate) static AUXILIARY: Auxiliary = Auxiliary {
     context_device: Slot::new(c"cuCtxGetDevice"),
+    stream_is_capturing: Slot::new(c"cuStreamIsCapturing"),
     device_count: Slot::new(c"cuDeviceGetCount"),
     device_get: Slot::new(c"cuDeviceGet"),
     device_name: Slot::new(c"cuDeviceGetName"),
@@ -56,9 +58,10 @@ pub(crate) static AUXILIARY: Auxiliary = Auxiliary {
 
 impl Auxiliary {
     /// Every slot.
-    pub(crate) fn slots(&self) -> [&Slot; 7] {
+    pub(crate) fn slots(&self) -> [&Slot; 8] {
         [
             &self.context_device,
+            &self.stream_is_capturing,
             &self.device_count,
             &self.device_get,
             &self.device_name,

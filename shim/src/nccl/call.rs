@@ -3,6 +3,7 @@
 use super::comms::{self, Slot};
 use super::{Comm, threads};
 use crate::callsite;
+use crate::hooks::events;
 use crate::session::{self, Start};
 use crate::tls::{self, Tls};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -285,7 +286,7 @@ impl Draft {
 
     /// Sends the record. From here on the thread is inside of NCCL.
     pub(crate) fn begin(mut self, start: Start, tls: &Tls) -> Running {
-        if tls.capturing.get() != 0 {
+        if events::is_captured(self.enter.stream) {
             self.enter.marks |= NcclEnter::CAPTURED;
         }
         let at = session::now();
