@@ -282,7 +282,10 @@ captured, other, graph = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
 for stream in (captured, other):
     assert cuda.cuStreamCreate(ctypes.byref(stream), 1) == 0
 assert cuda.cuStreamBeginCapture_v2(captured, 2) == 0
-thread = threading.Thread(target=lambda: world.all_reduce(1, stream=captured.value))
+def enqueue():
+    nccl._context(0)
+    world.all_reduce(1, stream=captured.value)
+thread = threading.Thread(target=enqueue)
 thread.start()
 thread.join()
 world.all_reduce(2, stream=other.value)

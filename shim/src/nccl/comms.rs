@@ -371,7 +371,8 @@ fn is_inside() -> bool {
 
 /// How often the process has used this id for this rank before. With NCCL_COMM_ID all ids are the same.
 fn times_used(unique_id: u64, rank: i32) -> u32 {
-    let key = unique_id.rotate_left(17) ^ u64::from(rank as u32) | 1;
+    // Never 0, which is a free place.
+    let key = (unique_id.rotate_left(17) ^ u64::from(rank as u32) << 1) | 1;
     let mut times = 0;
     for slot in &ROOTS {
         match slot.compare_exchange(0, key, Ordering::Relaxed, Ordering::Relaxed) {
