@@ -483,6 +483,7 @@ fn help_of_every_verb() {
                     Polars and Spark
                   - sqlite:       every change of memory with its stack in a database, for sqlite3 and
                     scripts that read Nsight Systems' exports
+                  - nccl:         NCCL's communicators, calls and memory, a JSON object a line
                   - torch-pickle: the history as a PyTorch snapshot, with --non-torch other libraries'
                     memory in it, for pytorch.org/memory_viz
 
