@@ -11,8 +11,8 @@
 //! The first quarter is warm-up and does not count, nor does what follows the last allocation: programs free at their end.
 //! Of the rest, the trend is the median of the slopes of all pairs (Theil and Sen), and the confidence is
 //! that of the one-sided test of Mann and Kendall, with the correction for ties: the probability that a series without a
-//! trend would not rise as steadily. A site grows if the test says so at 99 %, at most one change in ten is a fall, and it
-//! still rises in the last third.
+//! trend would not rise as steadily. A site grows if the test says so at 99 %, at most one change in ten is a fall, it
+//! rises at least four times, has begun to before six tenths of that time, and still does in the last third.
 
 use std::cmp::Reverse;
 
@@ -32,6 +32,12 @@ const WARM_UP: f64 = 0.25;
 const SURE: f64 = 0.99;
 /// Share of the changes that may be falls.
 const FALLS: f64 = 0.1;
+/// Fewer rises are a program's stages: a copy of the weights, a few layers more.
+const MIN_RISES: usize = 4;
+/// A rise of less than this share of the whole is none.
+const LITTLE: f64 = 1.0 / 12.0;
+/// Growth has begun before this share of what follows the warm-up.
+const LATE: f64 = 0.6;
 
 /// A call site on one level of one device.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -199,27 +205,58 @@ pub fn steadily(series: &[u64]) -> bool {
 }
 
 fn steady(series: &[u64]) -> Option<Trend> {
-    let (first, last) = (*series.first()?, *series.last()?);
-    let growth = last.checked_sub(first).filter(|growth| *growth > 0)?;
     let changes = series.windows(2).filter(|pair| pair[0] != pair[1]).count();
     let falls = series.windows(2).filter(|pair| pair[1] < pair[0]).count();
     if falls as f64 > changes as f64 * FALLS {
         return None;
     }
+    let series = &kept(series);
+    let (first, last) = (*series.first()?, *series.last()?);
+    let growth = last.checked_sub(first).filter(|growth| *growth > 0)?;
+    let rise_until = |idx: usize| (series[idx] - first) as f64;
     // A rise that ended is warm-up that took its time.
-    let third = series[series.len() - series.len() / 3 - 1];
-    if (last.saturating_sub(third) as f64) < growth as f64 / 12.0 {
+    let third = series.len() - series.len() / 3 - 1;
+    if growth as f64 - rise_until(third) < growth as f64 * LITTLE {
+        return None;
+    }
+    // One that has just begun is a last phase of the program: its evaluation keeps what it predicts.
+    let late = (series.len() as f64 * LATE) as usize;
+    if rise_until(late) < growth as f64 * LITTLE {
         return None;
     }
     let confidence = mann_kendall(series);
-    // One step up, however large, is none.
-    if confidence < SURE || changes < 3 {
+    if confidence < SURE || n_rises(series) < MIN_RISES {
         return None;
     }
     let per_window = theil_sen(series);
     // Where it rises rarely, most pairs are equal, and the median says nothing.
     let mean = growth as f64 / (series.len() - 1) as f64;
     Some(Trend { growth, per_window: if per_window > 0.0 { per_window } else { mean }, confidence })
+}
+
+/// What is never given back later, as far as the series proves it: after its last large fall (half of what it rose, or
+/// more), it may be about to fall again.
+///
+/// ```text
+///   held   ╱╱╱╱│╱╱╱╱│╱╱╱╱     garbage that is collected at times, and a leak
+///   kept   ▁▁▁▁▂▂▂▂▃          the last tooth proves nothing
+/// ```
+fn kept(series: &[u64]) -> Vec<u64> {
+    let (least, most) =
+        (series.iter().min().copied().unwrap_or(0), series.iter().max().copied().unwrap_or(0));
+    let large = (most - least).div_ceil(2).max(1);
+    let last_fall = series.windows(2).rposition(|pair| pair[0].saturating_sub(pair[1]) >= large);
+    let mut kept = series[..last_fall.map_or(series.len(), |idx| idx + 2)].to_vec();
+    for idx in (1..kept.len()).rev() {
+        kept[idx - 1] = kept[idx - 1].min(kept[idx]);
+    }
+    kept
+}
+
+/// How often it rises. Something added at once can show in two neighbouring windows, so two such rises count as one.
+fn n_rises(series: &[u64]) -> usize {
+    let rises: Vec<bool> = series.windows(2).map(|pair| pair[1] > pair[0]).collect();
+    rises.split(|rises| !rises).map(|run| run.len().div_ceil(2)).sum()
 }
 
 /// Least of each two neighbours; an odd one at the end stays.
