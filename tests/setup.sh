@@ -8,6 +8,7 @@ need c++ build-essential
 need make make
 need python3 python3
 need readelf binutils
+python3 -c 'import ensurepip' >/dev/null 2>&1 || missing+=(python3-venv)
 # Allocators that programs preload beside us: tests/guests.rs tries those that are there.
 library() { ldconfig -p 2>/dev/null | grep -q "$1" || missing+=("$2"); }
 library libjemalloc.so.2 libjemalloc2
@@ -30,4 +31,10 @@ fi
 if ! command -v cargo >/dev/null 2>&1; then
   echo "setup: Rust is missing; install it with rustup (https://rustup.rs) or your distribution, 1.89 or later" >&2
   exit 1
+fi
+# For the tests of the Python package; without it they are skipped, and say so.
+venv="$(dirname "$0")/../target/python"
+if ! "$venv/bin/python" -m pytest --version >/dev/null 2>&1; then
+  python3 -m venv "$venv"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check 'pytest>=7'
 fi

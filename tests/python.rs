@@ -1,0 +1,28 @@
+//! The Python package: its own tests, on the fake device.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+
+use gputrace_tests::recorded;
+
+#[test]
+fn the_tests_of_the_python_package_pass() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let python = root.join("target/python/bin/python");
+    if !python.exists() {
+        let _ = writeln!(std::io::stderr(), "skipped: no pytest in target/python (tests/setup.sh installs it)");
+        return;
+    }
+    let output = Command::new(python)
+        .args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gputrace.pytest_plugin", "python/tests"])
+        .current_dir(&root)
+        .env("PYTHONPATH", root.join("python/src"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("GPUTRACE", recorded::built().join("gputrace"))
+        .env("LD_LIBRARY_PATH", fake_cuda::library_dir())
+        .output()
+        .expect("Python can be run");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+}
