@@ -11,13 +11,15 @@ fn the_tests_of_the_python_package_pass() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let python = root.join("target/python/bin/python");
     if !python.exists() {
-        let _ = writeln!(std::io::stderr(), "skipped: no pytest in target/python (tests/setup.sh installs it)");
+        let _ =
+            writeln!(std::io::stderr(), "skipped: no pytest in target/python (tests/setup.sh installs it)");
         return;
     }
     let output = Command::new(python)
-        .args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gputrace.pytest_plugin", "python/tests"])
+        .args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests"])
         .current_dir(&root)
         .env("PYTHONPATH", root.join("python/src"))
+        .env("PYTEST_PLUGINS", "gputrace.pytest_plugin")
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("GPUTRACE", recorded::built().join("gputrace"))
         .env("LD_LIBRARY_PATH", fake_cuda::library_dir())

@@ -27,7 +27,7 @@ def evaluate(n_batches):
     return torch.cat(predictions).argmax(1)
 
 
-train(30)
+train(20)
 trained = torch.cuda.max_memory_allocated()
-evaluate(30)
+evaluate(60)
 print(f"peak {trained / 2**20:.0f} MiB in training, {torch.cuda.max_memory_allocated() / 2**20:.0f} MiB in evaluation")

@@ -12,7 +12,7 @@
 //! Of the rest, the trend is the median of the slopes of all pairs (Theil and Sen), and the confidence is
 //! that of the one-sided test of Mann and Kendall, with the correction for ties: the probability that a series without a
 //! trend would not rise as steadily. A site grows if the test says so at 99 %, at most one change in ten is a fall, it
-//! rises at least four times, has begun to before six tenths of that time, and still does in the last third.
+//! rises at least four times, and still does in the last third.
 
 use std::cmp::Reverse;
 
@@ -36,8 +36,6 @@ const FALLS: f64 = 0.1;
 const MIN_RISES: usize = 4;
 /// A rise of less than this share of the whole is none.
 const LITTLE: f64 = 1.0 / 12.0;
-/// Growth has begun before this share of what follows the warm-up.
-const LATE: f64 = 0.6;
 
 /// A call site on one level of one device.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -219,11 +217,6 @@ fn steady(series: &[u64]) -> Option<Trend> {
     if growth as f64 - rise_until(third) < growth as f64 * LITTLE {
         return None;
     }
-    // One that has just begun is a last phase of the program: its evaluation keeps what it predicts.
-    let late = (series.len() as f64 * LATE) as usize;
-    if rise_until(late) < growth as f64 * LITTLE {
-        return None;
-    }
     let confidence = mann_kendall(series);
     if confidence < SURE || n_rises(series) < MIN_RISES {
         return None;
@@ -253,10 +246,12 @@ fn kept(series: &[u64]) -> Vec<u64> {
     kept
 }
 
-/// How often it rises. Something added at once can show in two neighbouring windows, so two such rises count as one.
+/// How often it rises. Something added at once can show in two or three neighbouring windows, so few neighbouring rises count
+/// as one; four do not happen at once.
 fn n_rises(series: &[u64]) -> usize {
     let rises: Vec<bool> = series.windows(2).map(|pair| pair[1] > pair[0]).collect();
-    rises.split(|rises| !rises).map(|run| run.len().div_ceil(2)).sum()
+    let runs = rises.split(|rises| !rises).map(<[bool]>::len);
+    runs.map(|run| if run >= MIN_RISES { run } else { run.min(1) }).sum()
 }
 
 /// Least of each two neighbours; an odd one at the end stays.

@@ -38,7 +38,6 @@ const PROGRAMS: &[(&str, &[Make])] = &[
     ("checkpoints", &[model, activations, checkpoints]),
     ("cycles that are collected", &[model, activations, cycles]),
     ("a cache cleared after each epoch", &[model, activations, cleared_cache]),
-    ("predictions of the last evaluation", &[model, activations, last_evaluation]),
     ("one more object half-way", &[model, activations, one_more]),
     ("layers added in stages", &[model, activations, stages]),
     ("requests that come and go", &[model, churn]),
@@ -282,17 +281,6 @@ fn cleared_cache(random: &mut Random, n_steps: usize) -> Part {
             if step % epoch == epoch - 1 {
                 entries.drain(..).for_each(|block| job.give(block));
             }
-        }
-    })
-}
-
-/// They are kept until the process ends; the evaluation takes up to a quarter of the run.
-fn last_evaluation(random: &mut Random, n_steps: usize) -> Part {
-    let begin = n_steps * random.range(75, 95) as usize / 100;
-    let bytes = random.range(16, 1024) * KIB;
-    part(move |job, step, when| {
-        if when == When::End && step >= begin {
-            job.take(34, bytes);
         }
     })
 }
