@@ -93,7 +93,7 @@ impl Job {
             self.allocated -= BLOCK;
             self.block(false, block, BLOCK)?;
         }
-        if self.rank == 0 && step % 100 == 0 {
+        if self.rank == 0 && step.is_multiple_of(100) {
             self.allocated += BLOCK;
             self.block(true, 1000 + step, BLOCK)?;
         }
