@@ -32,6 +32,8 @@ fmt: ## Format the sources
 bench: build ## Measure: ratios within one run, against the peer each names
 	cargo bench -p gputrace-tests --bench capture
 	cargo bench -p gputrace --bench simulator
+	cargo build --release -p gputrace-schemas --example training
+	python3 tests/scale.py $(RELEASE)
 
 # One wheel of each release that the simulator knows; `make oracle RELEASES=2.11.0` takes one.
 RELEASES := 2.0.1 2.1.2 2.2.2 2.3.1 2.4.1 2.5.1 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14.0 2.15.0

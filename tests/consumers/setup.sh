@@ -1,0 +1,45 @@
+#!/bin/sh
+# setup.sh [DIRECTORY]: installs the programs that open exports in tests/exports.rs, into DIRECTORY (default target/consumers): a Python
+# environment and a few packages of npm, and the two files of PyTorch that read snapshots. What is there is not fetched again; what cannot be
+# fetched is said on stderr, and its test says that it is skipped.
+set -u
+root=${1:-$(cd "$(dirname "$0")/../.." && pwd)/target/consumers}
+mkdir -p "$root" || exit 3
+status=0
+say() {
+    echo "consumers: $*" >&2
+    status=3
+}
+
+python=$root/bin/python
+if ! "$python" -c 'import duckdb, google.protobuf, jsonschema, pandas, perfetto, pyarrow' 2>/dev/null; then
+    log=$root/pip.log
+    if ! python3 -m venv "$root" >"$log" 2>&1; then
+        say "no environment of Python: $(tail -n 1 "$log") (Debian: python3-venv)"
+    elif ! "$python" -m pip install --quiet --disable-pip-version-check --timeout 15 --retries 1 \
+        'duckdb>=1.4,<2' 'jsonschema>=4,<5' 'pandas>=2,<4' 'perfetto==0.59.*' 'protobuf>=6' 'pyarrow>=20' >"$log" 2>&1; then
+        say "no packages of Python: $(tail -n 1 "$log")"
+    fi
+fi
+
+if [ ! -d "$root/node_modules/speedscope" ] || [ ! -d "$root/node_modules/pprof-format" ]; then
+    if ! command -v npm >/dev/null; then
+        say "no npm, so neither speedscope nor pprof-format"
+    elif ! (cd "$root" && npm install --silent --no-audit --no-fund --no-save speedscope@1.25.0 pprof-format@2.3.2 >npm.log 2>&1); then
+        say "no packages of npm: $(tail -n 1 "$root/npm.log")"
+    fi
+fi
+
+# Two files of PyTorch. The first is in its wheels, of which only this file is read; the second is in its repository alone.
+if [ ! -f "$root/_memory_viz.py" ]; then
+    "$root/bin/python" "$(dirname "$0")/wheel_file.py" torch 2.9.1 torch/cuda/_memory_viz.py "$root/_memory_viz.py" ||
+        say "no torch/cuda/_memory_viz.py"
+fi
+if [ ! -f "$root/MemoryViz.js" ]; then
+    python3 -c 'import sys, urllib.request
+data = urllib.request.urlopen(sys.argv[1], timeout=20).read()
+open(sys.argv[2], "wb").write(data)' \
+        https://raw.githubusercontent.com/pytorch/pytorch/v2.9.1/torch/utils/viz/MemoryViz.js "$root/MemoryViz.js" 2>/dev/null ||
+        say "no MemoryViz.js: GitHub cannot be reached"
+fi
+exit $status
