@@ -13,7 +13,7 @@ fn a_trace_of_version_1_reads_as_it_was_written() {
     assert!(trace.is_complete());
     let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
     let (mut asked, mut given, mut with_stack, mut last) =
-        (1_003_894_760, 482_344_960, 3087, Nanos(1_018_539_619));
+        (0, 0, 0, Nanos(0));
     for event in trace.events() {
         assert!(event.time >= last, "events come in the order of their times");
         last = event.time;
