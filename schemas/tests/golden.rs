@@ -12,8 +12,7 @@ fn a_trace_of_version_1_reads_as_it_was_written() {
     let trace = Trace::open(path).expect("version 1 is read for ever");
     assert!(trace.is_complete());
     let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
-    let (mut asked, mut given, mut with_stack, mut last) =
-        (0, 0, 0, Nanos(0));
+    let (mut asked, mut given, mut with_stack, mut last) = (0, 0, 0, Nanos(0));
     for event in trace.events() {
         assert!(event.time >= last, "events come in the order of their times");
         last = event.time;

@@ -2,8 +2,8 @@
 //! (docs-developer/CHANGELOG-formats.md of github.com/firefox-devtools/profiler): for each device a thread with its native
 //! allocations, which the profiler shows as call trees of retained memory, and a memory track.
 //!
-//! The profiler holds a profile in a browser's memory. Of a long history, only the largest allocations are written, and the
-//! profile's name says so; the memory track knows them all.
+//! The profiler holds a profile in a browser's memory. Of a long history, only the allocations that lived longest are written,
+//! and the profile's name says so; the memory track knows them all.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -44,7 +44,7 @@ impl Export for Firefox {
     }
 
     fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
-        let least = least_bytes(request)?;
+        let least = least_lifetime(request)?;
         let (mut threads, mut counters) = (vec![], vec![]);
         for (source, origin) in request.sources.iter().zip(origins(request.sources)) {
             for told in tell(request, source, origin, least)?.into_values() {
@@ -55,7 +55,9 @@ impl Export for Firefox {
         let start = request.sources.iter().map(|it| it.definitions().process().start_realtime);
         let cut = match least {
             0 => String::new(),
-            least => format!(" (allocations of {least} bytes and more; the memory track has all)"),
+            least => {
+                format!(" (allocations that lived for {least} events or more; the memory track has all)")
+            }
         };
         let profile = json!({
             "meta": {
@@ -91,23 +93,37 @@ impl Export for Firefox {
     }
 }
 
-/// The size from which on allocations are written: the smallest power of two that leaves few enough; 0 if all are.
-fn least_bytes(request: &Request) -> io::Result<u64> {
-    let mut n_by_size = [0u64; 65];
+/// How many events an allocation has to live for to be written: the smallest power of two that leaves few enough; 0 if all are.
+fn least_lifetime(request: &Request) -> io::Result<u64> {
+    let mut n_by_lifetime = [0u64; 65];
     for source in request.sources {
+        let mut born: FxHashMap<(i16, u64), u64> = FxHashMap::default();
+        let mut n = 0;
         each_event(source, Nanos(0), |ledger, _, _| {
+            n += 1;
             for change in ledger.steps().iter().filter_map(|step| change(ledger, step)) {
-                n_by_size[64 - change.bytes.leading_zeros() as usize] += 1;
+                let key = (change.device, change.key);
+                if change.is_gain {
+                    born.insert(key, n);
+                } else if let Some(born) = born.remove(&key) {
+                    n_by_lifetime[bits(n - born)] += 2;
+                }
             }
             Ok(())
         })?;
+        n_by_lifetime[64] += born.len() as u64;
     }
     let mut n = 0;
-    let too_many = n_by_size.iter().enumerate().rev().find(|(_, of_size)| {
-        n += **of_size;
+    let too_many = n_by_lifetime.iter().enumerate().rev().find(|(_, of_lifetime)| {
+        n += **of_lifetime;
         n > MOST_CHANGES
     });
     Ok(too_many.map_or(0, |(bits, _)| 1 << bits.min(63)))
+}
+
+/// Numbers with so many bits are below two to that power.
+fn bits(number: u64) -> usize {
+    64 - number.leading_zeros() as usize
 }
 
 /// A piece of memory that the program got or gave back: blocks of PyTorch, and what others got from the driver.
@@ -169,9 +185,7 @@ fn tell(request: &Request, source: &Source, origin: Nanos, least: u64) -> io::Re
             }
             let device =
                 told.entry(change.device).or_insert_with(|| Told::new(source, change.device, origin));
-            if change.bytes >= least {
-                device.change(&change, time, &mut lines);
-            }
+            device.change(&change, n, time, least, &mut lines);
         }
         for (ordinal, device) in &mut told {
             let bytes = ledger.devices.get(ordinal).map_or(0, |books| books.physical.now().bytes.0);
@@ -192,6 +206,21 @@ fn told_oom(told: &mut BTreeMap<i16, Told>, event: &Event, time: Nanos) {
     }
 }
 
+/// A row of the table of native allocations.
+#[derive(Clone, Copy)]
+struct Written {
+    /// After how many events.
+    n: u64,
+    time: Nanos,
+    weight: i64,
+    stack: Option<usize>,
+    key: u64,
+}
+
+fn column<T>(changes: &[Written], of: impl Fn(&Written) -> T) -> Vec<T> {
+    changes.iter().map(of).collect()
+}
+
 /// A device of a process, as a thread of a profile.
 struct Told {
     name: String,
@@ -204,10 +233,9 @@ struct Told {
     /// The frame before, and the frame.
     stacks: Interned<(Option<usize>, usize)>,
     known: FxHashMap<(StackId, String), Option<usize>>,
-    times: Vec<f64>,
-    weights: Vec<i64>,
-    of_stack: Vec<Option<usize>>,
-    keys: Vec<u64>,
+    /// What was got and not given back yet, by [`Change::key`].
+    open: FxHashMap<u64, Written>,
+    changes: Vec<Written>,
     /// Time and bytes of the points of the memory track.
     points: Vec<(Nanos, u64)>,
     highest: Option<(Nanos, u64)>,
@@ -230,22 +258,25 @@ impl Told {
             frames: Interned::default(),
             stacks: Interned::default(),
             known: FxHashMap::default(),
-            times: vec![],
-            weights: vec![],
-            of_stack: vec![],
-            keys: vec![],
+            open: FxHashMap::default(),
+            changes: vec![],
             points: vec![],
             highest: None,
             ooms: vec![],
         }
     }
 
-    fn change(&mut self, change: &Change, time: Nanos, lines: &mut Lines) {
-        let stack = self.stack(change, lines);
-        self.times.push(millis(time));
-        self.weights.push(if change.is_gain { change.bytes as i64 } else { -(change.bytes as i64) });
-        self.of_stack.push(stack);
-        self.keys.push(change.key);
+    fn change(&mut self, change: &Change, n: u64, time: Nanos, least: u64, lines: &mut Lines) {
+        if change.is_gain {
+            let stack = self.stack(change, lines);
+            let got = Written { n, time, weight: change.bytes as i64, stack, key: change.key };
+            self.open.insert(change.key, got);
+        } else if let Some(got) = self.open.remove(&change.key)
+            && n - got.n >= least
+        {
+            self.changes.push(got);
+            self.changes.push(Written { n, time, weight: -got.weight, ..got });
+        }
     }
 
     /// The owner is the outermost frame.
@@ -284,6 +315,9 @@ impl Told {
 
     fn end(&mut self) {
         self.points.extend(self.highest.take());
+        self.changes.extend(self.open.drain().map(|(_, got)| got));
+        // What one event frees comes first: it gives the address out again.
+        self.changes.sort_by_key(|change| (change.n, change.weight > 0, change.key));
     }
 
     fn thread(self) -> Value {
@@ -319,13 +353,13 @@ impl Told {
                 "threadCPUDelta": [0, 0],
             },
             "nativeAllocations": {
-                "length": self.times.len(),
+                "length": self.changes.len(),
                 "weightType": "bytes",
-                "time": self.times,
-                "weight": self.weights,
-                "stack": self.of_stack,
-                "memoryAddress": self.keys,
-                "threadId": vec![0; self.times.len()],
+                "time": column(&self.changes, |change| millis(change.time)),
+                "weight": column(&self.changes, |change| change.weight),
+                "stack": column(&self.changes, |change| change.stack),
+                "memoryAddress": column(&self.changes, |change| change.key),
+                "threadId": vec![0; self.changes.len()],
             },
             "markers": {
                 "length": n_ooms,

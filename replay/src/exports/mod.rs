@@ -5,7 +5,8 @@
 
 use std::io::{self, Write};
 
-use gputrace_schemas::event::{Event, EventKind, Nanos, Process};
+use gputrace_schemas::event::{Event, EventKind, Nanos, Process, WaitAction};
+use rustc_hash::FxHashSet;
 
 use crate::ledger::{Ledger, OUT_OF_MEMORY};
 use crate::live::{Native, When};
@@ -120,7 +121,7 @@ pub(crate) fn each_event(
     mut see: impl FnMut(&Ledger, &Event, Nanos) -> io::Result<()>,
 ) -> io::Result<()> {
     let definitions = source.definitions();
-    let mut ledger = Ledger::default();
+    let mut ledger = Ledger::knowing(own_events(source));
     ledger.keep_steps();
     let start = definitions.process().start;
     for event in source.events() {
@@ -130,6 +131,16 @@ pub(crate) fn each_event(
         see(&ledger, &event, Nanos(time))?;
     }
     Ok(())
+}
+
+/// The stream events that PyTorch's allocator asks for at some time: what is written down cannot be taken back when the trace
+/// shows later that a free waited for one.
+fn own_events(source: &Source) -> FxHashSet<u64> {
+    let asked = source.events().filter_map(|event| match &event.kind {
+        EventKind::Wait(wait) if wait.action != WaitAction::Record => Some(wait.event),
+        _ => None,
+    });
+    asked.collect()
 }
 
 /// When each trace began, counted from the first one: by the clock of the machine where all ran since the same boot, else

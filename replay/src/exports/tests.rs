@@ -119,6 +119,15 @@ fn rows_lead_to_the_same_totals() {
 }
 
 #[test]
+fn a_free_that_waits_for_a_stream_is_complete_when_the_allocator_saw_it_done() {
+    let rows: Vec<Value> = text("jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of_block = rows.iter().filter(|row| row["kind"] == "block" && row["addr"] == "0x7f0000200000");
+    let times: Vec<_> =
+        of_block.map(|row| (row["action"].as_str().unwrap(), row["time_ns"].as_u64())).collect();
+    assert_eq!(times, [("alloc", Some(4000)), ("free", Some(7000)), ("free_completed", Some(8000))]);
+}
+
+#[test]
 fn pprof_has_the_peak_in_it() {
     use std::io::Read;
     let packed = export("pprof", &source(), When::Peak);

@@ -213,7 +213,9 @@ impl Ledger {
         Ok(ledger)
     }
 
-    fn knowing(own_events: FxHashSet<u64>) -> Ledger {
+    /// Empty books, where it is known already which stream events are PyTorch's: those it ever queries or waits for.
+    #[must_use]
+    pub fn knowing(own_events: FxHashSet<u64>) -> Ledger {
         Ledger { torch: Torch::with_own_events(own_events), ..Ledger::default() }
     }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Holds `gputrace export --format torch-pickle` against PyTorch's own snapshot of the same process, on a machine with a GPU.
 
-usage: pickle.py GPUTRACE SCRIPT OUTDIR [WORKLOAD[:OPTIONS]...]
+usage: torch_pickle.py GPUTRACE SCRIPT OUTDIR [WORKLOAD[:OPTIONS]...]
 
 GPUTRACE is the program, or the folder with it and libgputrace.so. SCRIPT is a program called as `SCRIPT WORKLOAD OUTDIR default`
 that turns on torch.cuda.memory._record_memory_history before it allocates and writes OUTDIR/WORKLOAD.default.pickle.gz with
