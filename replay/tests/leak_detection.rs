@@ -415,7 +415,7 @@ fn cleared_cache_that_leaks(random: &mut Random, n_steps: usize) -> Part {
     leaking(59, bytes as f64 / every as f64, move |job, step, when| {
         if when == When::End {
             let entry = job.take(59, bytes);
-            if step as u64 % every != 0 {
+            if !(step as u64).is_multiple_of(every) {
                 entries.push(entry);
             }
             if step % epoch == epoch - 1 {
@@ -629,7 +629,7 @@ struct Said {
 fn run(program: &[Make], seed: u64, folder: &Path) -> Verdict {
     let mut random = Random(seed);
     let n_steps = random.range(300, 900) as usize;
-    let mut job = Job::new(seed % 2 == 0);
+    let mut job = Job::new(seed.is_multiple_of(2));
     let mut parts: Vec<Part> = program.iter().map(|make| make(&mut random, n_steps)).collect();
     for step in 0..n_steps {
         parts.iter_mut().for_each(|part| (part.act)(&mut job, step, When::Begin));
