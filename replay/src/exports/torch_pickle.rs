@@ -182,6 +182,9 @@ impl Teller {
 
     fn event(&mut self, ledger: &Ledger, event: &Event, time: Nanos) {
         let time = Nanos(self.realtime.saturating_add(time.0));
+        if is_teardown(event) {
+            return;
+        }
         for step in ledger.steps() {
             match step {
                 Step::Gained(object) if self.is_mine(object) => self.gained(ledger, object, time),
@@ -391,6 +394,12 @@ impl Teller {
         }
         joined
     }
+}
+
+/// The context went away with everything: nobody freed it, and what there was then is what a snapshot shows.
+fn is_teardown(event: &Event) -> bool {
+    use Action::{ContextDestroy, PrimaryRelease, PrimaryReset};
+    matches!(&event.kind, EventKind::Call(call) if matches!(call.action, ContextDestroy | PrimaryRelease | PrimaryReset))
 }
 
 impl Segment {
