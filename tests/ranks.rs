@@ -15,7 +15,7 @@ use serde_json::Value;
 /// Jobs that run at the same time.
 const AT_ONCE: usize = 4;
 /// A job whose traces have not grown for so long hangs.
-const QUIET: Duration = Duration::from_millis(1200);
+const QUIET: Duration = Duration::from_millis(1500);
 /// A job that is stopped at work runs so long.
 const WORK: Duration = Duration::from_millis(800);
 /// No job takes longer, however slow the machine.
@@ -76,8 +76,11 @@ fn try_scenario(scenario: &Value, folder: &Path, modules: &Path) -> Vec<String> 
         _ => ranks.len(),
     };
     wait(&mut ranks, &traces, n_traces, scenario["endless"] == true);
+    // All at once, then wait: a rank that outlives another waits for it.
     for rank in &mut ranks {
         let _ = rank.kill();
+    }
+    for rank in &mut ranks {
         rank.wait().expect("it ends");
     }
     remove_meetings(&job(name));

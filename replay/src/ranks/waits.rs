@@ -81,8 +81,9 @@ const LEAST_WAIT: i128 = 100_000_000;
 const UNUSUAL: i128 = 3;
 /// Calls from which the usual time is taken.
 const RECENT: usize = 1000;
-/// A process that ended so long before the last of the job ended before it.
-const EARLY: i128 = 200_000_000;
+/// A process that was killed so long before those who wait for it did not just go down with its job: launchers, busy machines
+/// and the recorder's own look (0.1 s) spread the ends of a job.
+const EARLY: i128 = 1_000_000_000;
 
 /// Gathers who waits for whom.
 pub(super) struct Waits<'a> {
@@ -262,7 +263,9 @@ impl<'a> Waits<'a> {
         match edge.to {
             Who::Actor(target) => {
                 let exited = self.participant(target).ending == Ending::Exit;
-                exited || waited(self.end(edge.from).max(self.end(target)))
+                // What died with its job kept nobody waiting while it was alive, nor long after.
+                let killed_early = self.end(edge.from) - self.end(target) > EARLY;
+                exited || waited(self.end(target)) || (killed_early && waited(self.end(edge.from)))
             }
             Who::Rank(_) | Who::Member(..) => waited(self.end(edge.from)),
         }
@@ -500,8 +503,11 @@ impl<'a> Waits<'a> {
             return (Kind::RankExited, format!("ended by itself; {last_text}"), own, stack);
         }
         let latest = (0..self.job.actors.len()).map(|actor| self.end(actor)).max().unwrap_or(0);
-        if participant.ending == Ending::Killed && latest - self.end(actor) > EARLY {
-            let before = show::nanos((latest - self.end(actor)) as i64);
+        let after = latest - self.end(actor);
+        // Others waited longer for the dead than for the living.
+        let before = edge.since.map_or(0, |since| self.end(actor) - since);
+        if participant.ending == Ending::Killed && after > EARLY && after > before {
+            let before = show::nanos(after as i64);
             return (
                 Kind::RankKilled,
                 format!("was killed {before} before the last; {last_text}"),
