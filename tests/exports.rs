@@ -23,6 +23,7 @@ const CONSUMERS: &[(&str, &str, &str)] = &[
     ("parquet", "pandas_parquet", "check.py"),
     ("sqlite", "sqlite", "check.py"),
     ("sqlite", "sqlite3_program", "check.py"),
+    ("nccl", "duckdb_nccl", "check.py"),
     ("torch-pickle", "torch_memory_viz", "check.py"),
     ("torch-pickle", "memory_viz", "check.mjs"),
 ];

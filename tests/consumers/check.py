@@ -72,6 +72,20 @@ def duckdb_jsonl(file, process, device, folder):
     rows_agree(lambda query: number(database.execute(query).fetchone()[0]), device)
 
 
+@consumer
+def duckdb_nccl(file, process, device, folder):
+    import duckdb
+    database = duckdb.connect()
+    database.execute(f"CREATE VIEW lines AS SELECT * FROM read_json('{file}', format = 'newline_delimited', sample_size = -1)")
+    one = lambda query: number(database.execute(query).fetchone()[0])
+    held = "sum(CASE action WHEN 'alloc' THEN bytes ELSE -bytes END)"
+    owner = next(owner for owner in device["owners"] if owner["owner"] == "NCCL")
+    same("live of NCCL", one(f"SELECT {held} FROM lines WHERE record = 'memory' AND device = 0"), owner["live_bytes"])
+    same("process", one("SELECT pid FROM lines WHERE record = 'process'"), process["pid"])
+    if not one("SELECT count(*) FROM lines WHERE record = 'call' AND api = 'ncclAllReduce'"):
+        sys.exit("no call of NCCL")
+
+
 def number(value):
     """DuckDB's sums are of 128 bits."""
     return int(value)
