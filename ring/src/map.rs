@@ -64,7 +64,7 @@ pub struct Header {
     pub definitions: Line,
     /// Chunks that are free, so that a full ring costs one load.
     pub free_chunks: Line,
-    /// Where the search for a free chunk starts.
+    /// Where the search for a free chunk starts; a hint, which a freed chunk before it lowers.
     pub next_chunk: Line,
     /// Events dropped because no chunk was free, and their bytes.
     pub lost_full: LostLine,

@@ -185,8 +185,13 @@ impl Producer {
         if header.free_chunks.value.load(Ordering::Relaxed) == 0 {
             return false;
         }
+        let next = &header.next_chunk.value;
         for _ in 0..self.map.n_chunks() {
-            let chunk = header.next_chunk.value.fetch_add(1, Ordering::Relaxed) % self.map.n_chunks();
+            let mut chunk = next.fetch_add(1, Ordering::Relaxed);
+            if chunk >= self.map.n_chunks() {
+                chunk = 0;
+                next.store(1, Ordering::Relaxed);
+            }
             let state = self.map.state(chunk);
             if state.load(Ordering::Relaxed) == FREE
                 // SYNC: chunk free.
@@ -308,8 +313,12 @@ impl Reader {
 
     /// Gives a chunk back to the producers. Only for chunks that are complete, or whose thread is gone.
     pub fn free(&self, chunk: u32) {
+        let header = self.map.header();
         // SYNC: chunk free.
         self.map.state(chunk).store(FREE, Ordering::Release);
-        self.map.header().free_chunks.value.fetch_add(1, Ordering::Relaxed);
+        header.free_chunks.value.fetch_add(1, Ordering::Relaxed);
+        // The lowest free chunk is taken next: a recorder that keeps up lets the program write into the same few, which
+        // its caches and page tables still hold, instead of going round the whole ring.
+        header.next_chunk.value.fetch_min(chunk, Ordering::Relaxed);
     }
 }
