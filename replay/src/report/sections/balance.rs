@@ -26,10 +26,11 @@ fn build(story: &Story) -> Option<Section> {
     let mut devices: Vec<_> = used.map(|(ordinal, books)| Use::of(story, ordinal, books)).collect();
     devices.sort_by_key(|device| (Reverse(device.total), device.ordinal));
     let [loaded, .., other] = &devices[..] else { return None };
-    let more = loaded.total.0 - other.total.0;
-    if (more as f64) < loaded.total.0 as f64 * EVEN {
+    // What libraries take is the same on every device, and would hide that the program's own share is not.
+    if is_even(loaded.total, other.total) && is_even(loaded.blocks, other.blocks) {
         return None;
     }
+    let more = loaded.total.0 - other.total.0;
     let mut table = Table::new(
         "imbalance",
         &[
@@ -60,12 +61,18 @@ fn build(story: &Story) -> Option<Section> {
     Some(section.table(table.keep(ROWS, 0)).warn(story.doubts()))
 }
 
+fn is_even(most: Bytes, least: Bytes) -> bool {
+    most.0.saturating_sub(least.0) as f64 <= most.0 as f64 * EVEN
+}
+
 /// What each call site held at the peak: PyTorch's blocks when most were allocated, all else when the driver had handed
 /// out most.
 struct Use {
     ordinal: i16,
     sites: BTreeMap<SiteId, Bytes>,
     total: Bytes,
+    /// PyTorch's blocks alone.
+    blocks: Bytes,
 }
 
 impl Use {
@@ -77,7 +84,8 @@ impl Use {
         let blocks = torch.into_iter().flat_map(|torch| torch.blocks.sites());
         let sites: BTreeMap<_, _> = driver.chain(blocks).map(|part| (part.id, part.at_peak.bytes)).collect();
         let total = Bytes(sites.values().map(|bytes| bytes.0).sum());
-        Use { ordinal, sites, total }
+        let blocks = torch.map(|torch| torch.blocks.peak()).unwrap_or_default();
+        Use { ordinal, sites, total, blocks }
     }
 
     /// Call sites that held more than on the other device, with both amounts, most first.
