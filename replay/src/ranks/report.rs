@@ -780,13 +780,16 @@ fn gpus(participants: &[Participant], job: &Job) -> Vec<Gpu> {
                 used_bytes: None,
                 headroom_bytes: None,
             });
-            gpu.ranks.push(actor.rank);
+            // A process is told of devices on which it never has anything.
+            if used.peak.0 > 0 || used.context.is_some_and(|context| context.0 > 0) {
+                gpu.ranks.push(actor.rank);
+            }
             gpu.sum_of_peaks_bytes = gpu.sum_of_peaks_bytes.saturating_add(used.peak.0);
             gpu.contexts_bytes = gpu.contexts_bytes.saturating_add(used.context.unwrap_or_default().0);
             gpu.used_bytes = gpu.used_bytes.max(used.device_used.map(|bytes| bytes.0));
         }
     }
-    let mut gpus: Vec<Gpu> = gpus.into_values().collect();
+    let mut gpus: Vec<Gpu> = gpus.into_values().filter(|gpu| !gpu.ranks.is_empty()).collect();
     for gpu in &mut gpus {
         let used = gpu.used_bytes.unwrap_or(gpu.sum_of_peaks_bytes.saturating_add(gpu.contexts_bytes));
         gpu.headroom_bytes = gpu.total_bytes.map(|total| total.saturating_sub(used));
