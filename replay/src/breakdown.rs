@@ -10,6 +10,8 @@
 //!            + cached           whole free segments that did not fit that request
 //!            + stranded         free in segments that something live holds
 //! ```
+//! [`crate::fragmentation`] measures the same gap in the books of a recorded run, at any moment: there `stranded` and
+//! `wholly free` are of all streams and pools, so each has its part of `isolated`, and `waiting` counts as free.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::ControlFlow;
@@ -55,9 +57,9 @@ impl Fragmentation {
             ("surplus", "not split off blocks", self.surplus),
             ("waiting", "freed, waiting for streams", self.waiting),
             ("segment_rounding", "rest of the newest segment", self.segment_rounding),
-            ("isolated", "free, of other streams or pools", self.isolated),
-            ("cached", "free segments that did not fit", self.cached),
-            ("stranded", "free beside something in use", self.stranded),
+            ("isolated", "isolated: free, of other streams or pools", self.isolated),
+            ("cached", "cached: wholly free segments that did not fit", self.cached),
+            ("stranded", "stranded: free beside something in use", self.stranded),
         ]
     }
 }

@@ -1,4 +1,5 @@
-//! How PyTorch's memory is cut up: what is free in its segments, and in what pieces.
+//! How PyTorch's memory is cut up: what is free in its segments, and in what pieces. Measured, from the books;
+//! [`crate::breakdown`] takes the gap apart further, from a simulated run, in the same words.
 
 use gputrace_schemas::event::Bytes;
 

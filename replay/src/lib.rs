@@ -16,6 +16,7 @@ pub mod ledger;
 pub mod lifetimes;
 pub mod live;
 pub mod lives;
+pub mod moment;
 pub mod owners;
 pub mod postmortem;
 mod protobuf;

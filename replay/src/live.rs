@@ -9,10 +9,13 @@ use gputrace_schemas::event::{Bytes, Event, Frame, Module, Nanos, Stack, StackId
 use rustc_hash::FxHashMap;
 
 use crate::backward::{place, python_lines};
-use crate::ledger::{Ledger, MemoryKind, OwnerId, SiteId};
+use crate::categories::Categories;
+use crate::ledger::{Block, Ledger, MemoryKind, Object, OwnerId, PhaseId, SiteId};
+use crate::lives::Lives;
 use crate::owners::{TORCH, file_name};
+use crate::roles::roles;
 use crate::source::Source;
-use crate::story::{Story, Watch};
+use crate::story::{Story, Unwatched, Watch};
 use crate::trace::Definitions;
 
 /// Which moment.
@@ -56,6 +59,30 @@ pub struct Holder {
     pub stack: StackId,
     /// For which stream, where that was seen.
     pub stream: Option<u64>,
+    /// Which of [`View::parts`] it belongs to; 0 where none were asked for.
+    pub part: u32,
+}
+
+/// What else tells holders apart, for those who ask.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Parts {
+    /// Nothing.
+    #[default]
+    None,
+    /// The program's phases: NVTX ranges.
+    Phases,
+    /// What PyTorch's blocks are for, see [`crate::roles`]. Needs memory for every block.
+    Roles,
+}
+
+/// What was held, and the story that it belongs to.
+pub struct View {
+    /// What happened.
+    pub story: Story,
+    /// Of all devices that held anything.
+    pub pictures: Vec<Picture>,
+    /// Names of the parts that were asked for, by number.
+    pub parts: Vec<String>,
 }
 
 /// What was held at a moment of one device.
@@ -82,36 +109,131 @@ impl Picture {
 pub fn pictures(source: &Source, when: When) -> (Story, Vec<Picture>) {
     let mut highest = Highest::default();
     let story = Story::watched(source, &mut highest);
-    let places = match when {
-        When::End => {
-            let devices = story.ledger.devices.keys().copied().collect::<Vec<_>>();
-            let pictures = devices.into_iter().map(|device| at_end(&story.ledger, device));
-            let pictures = pictures.filter(|picture| !picture.held.is_empty()).collect();
-            return (story, pictures);
+    let mut pictures = vec![];
+    match places(source, &story, &highest, when) {
+        None => pictures.extend(story.ledger.devices.keys().map(|device| at_end(&story.ledger, *device))),
+        Some(places) => {
+            visit(source, &places, |ledger, device, time| pictures.push(picture(ledger, device, time)));
         }
-        When::Peak => highest.devices.iter().map(|(device, peak)| (*device, peak.event)).collect(),
-        When::At(time) => {
-            let time = Nanos(start(&story).0.saturating_add(time.0));
-            let before = source.events().take_while(|event| event.time <= time).count() as u64;
-            story.ledger.devices.keys().map(|device| (*device, before)).collect()
+    }
+    (story, sorted(pictures))
+}
+
+/// The same, with holders told apart by phase or role.
+#[must_use]
+pub fn view(source: &Source, when: When, parts: Parts, categories: &Categories) -> View {
+    match parts {
+        Parts::None => {
+            let (story, pictures) = pictures(source, when);
+            View { story, pictures, parts: vec![String::new()] }
         }
-        When::Within(from, to) => {
-            let since = |time: Nanos| Nanos(start(&story).0.saturating_add(time.0));
-            highest_within(source, since(from), since(to))
-        }
-        When::Step(number) => {
-            let steps = story.ledger.training.iter().flat_map(|training| &training.steps);
-            match steps.into_iter().find(|step| step.number == number) {
-                Some(step) => highest_within(source, step.begin, step.end.unwrap_or(story.ledger.last)),
-                None => BTreeMap::new(),
-            }
-        }
+        Parts::Phases => by_phase(source, when),
+        Parts::Roles => by_role(source, when, categories),
+    }
+}
+
+fn by_phase(source: &Source, when: When) -> View {
+    let mut highest = Highest::default();
+    let story = Story::watched(source, &mut highest);
+    let picture = |ledger: &Ledger, device, time| {
+        parted(ledger, device, time, &|_, block| block.phase.0, &|object| object.phase.0)
     };
     let mut pictures = vec![];
-    visit(source, &places, |ledger, device, time| pictures.push(picture(ledger, device, time)));
+    match places(source, &story, &highest, when) {
+        None => {
+            let (ledger, devices) = (&story.ledger, story.ledger.devices.keys());
+            pictures.extend(devices.map(|device| picture(ledger, *device, ledger.last)));
+        }
+        Some(places) => {
+            visit(source, &places, |ledger, device, time| pictures.push(picture(ledger, device, time)))
+        }
+    }
+    let path = |id| match story.ledger.phases.path(PhaseId(id)) {
+        "" => "(outside of any range)".to_owned(),
+        path => path.to_owned(),
+    };
+    let n_phases = u32::try_from(story.ledger.phases.len()).unwrap_or(u32::MAX);
+    let parts = (0..n_phases).map(path).collect();
+    View { story, pictures: sorted(pictures), parts }
+}
+
+/// Roles follow from whole lives, so all of the trace is read before the moment is looked at; a life has the same number
+/// in both readings.
+fn by_role(source: &Source, when: When, categories: &Categories) -> View {
+    let mut watches = (Highest::default(), Lives::default());
+    let story = Story::watched(source, &mut watches);
+    let (highest, mut lives) = watches;
+    let open_at_end = lives.open_lives();
+    lives.finish();
+    let roles = roles(&lives, source.definitions(), &story.ledger.sites, categories);
+    let picture = |open: &FxHashMap<u64, u32>, ledger: &Ledger, device, time| {
+        let role = |addr: u64| roles.of_lives.get(*open.get(&addr)? as usize);
+        let of_block = |addr, _: &Block| role(addr).map_or(0, |role| u32::from(*role) + 1);
+        parted(ledger, device, time, &of_block, &|_| 0)
+    };
+    let mut pictures = vec![];
+    match places(source, &story, &highest, when) {
+        None => {
+            let (ledger, devices) = (&story.ledger, story.ledger.devices.keys());
+            pictures.extend(devices.map(|device| picture(&open_at_end, ledger, *device, ledger.last)));
+        }
+        Some(places) => {
+            let mut lives = Lives::default();
+            visit_watched(source, &places, &mut lives, |lives, ledger, device, time| {
+                pictures.push(picture(&lives.open_lives(), ledger, device, time));
+            });
+        }
+    }
+    let names = roles.names.into_iter().map(|(name, _)| name);
+    let parts = std::iter::once("(no role)".to_owned()).chain(names).collect();
+    View { story, pictures: sorted(pictures), parts }
+}
+
+fn sorted(mut pictures: Vec<Picture>) -> Vec<Picture> {
     pictures.retain(|picture| !picture.held.is_empty());
     pictures.sort_by_key(|picture| picture.device);
-    (story, pictures)
+    pictures
+}
+
+/// After how many events to look at each device; `None` for the end.
+fn places(source: &Source, story: &Story, highest: &Highest, when: When) -> Option<BTreeMap<i16, u64>> {
+    match when {
+        When::End => None,
+        When::Peak => Some(highest.devices.iter().map(|(device, peak)| (*device, peak.event)).collect()),
+        When::At(_) => {
+            let (_, time) = span(story, when).unwrap_or_default();
+            let before = source.events().take_while(|event| event.time <= time).count() as u64;
+            Some(story.ledger.devices.keys().map(|device| (*device, before)).collect())
+        }
+        When::Within(..) | When::Step(_) => Some(match span(story, when) {
+            Ok((from, to)) => highest_within(source, from, to),
+            Err(_) => BTreeMap::new(),
+        }),
+    }
+}
+
+/// From when to when, as the trace counts time; for a single moment, from the start.
+///
+/// # Errors
+/// There is no such step, in words.
+pub fn span(story: &Story, when: When) -> Result<(Nanos, Nanos), String> {
+    let since = |time: Nanos| Nanos(start(story).0.saturating_add(time.0));
+    match when {
+        When::Peak | When::End => Ok((Nanos(0), Nanos(u64::MAX))),
+        When::At(time) => Ok((Nanos(0), since(time))),
+        When::Within(from, to) => Ok((since(from), since(to))),
+        When::Step(number) => {
+            let steps = story.ledger.training.as_ref().map_or(&[][..], |training| &training.steps);
+            match (steps.iter().find(|step| step.number == number), steps) {
+                (Some(step), _) => Ok((step.begin, step.end.unwrap_or(story.ledger.last))),
+                (None, []) => Err(format!("no step {number}: no steps were seen (use a time, 10s..20s)")),
+                (None, [first, .., last]) => {
+                    Err(format!("no step {number}: steps are {} to {}", first.number, last.number))
+                }
+                (None, [only]) => Err(format!("no step {number}: the only step is {}", only.number)),
+            }
+        }
+    }
 }
 
 /// After how many events each device held most between two times.
@@ -171,12 +293,24 @@ impl Watch for Highest {
 
 /// Shows the books of each device after so many events of the trace.
 pub fn visit(source: &Source, places: &BTreeMap<i16, u64>, mut see: impl FnMut(&Ledger, i16, Nanos)) {
+    visit_watched(source, places, &mut Unwatched, |_, ledger, device, time| see(ledger, device, time));
+}
+
+/// The same, with somebody who has watched until then.
+fn visit_watched<W: Watch>(
+    source: &Source,
+    places: &BTreeMap<i16, u64>,
+    watch: &mut W,
+    mut see: impl FnMut(&W, &Ledger, i16, Nanos),
+) {
     let (definitions, last) = (source.definitions(), places.values().copied().max().unwrap_or(0));
     let mut ledger = Ledger::default();
+    watch.begin(&mut ledger);
     for (event, n) in source.events().zip(1..=last) {
         ledger.event(definitions, &event);
+        watch.event(&mut ledger, &event);
         for (device, _) in places.iter().filter(|(_, place)| **place == n) {
-            see(&ledger, *device, event.time);
+            see(watch, &ledger, *device, event.time);
         }
     }
 }
@@ -187,6 +321,17 @@ fn at_end(ledger: &Ledger, device: i16) -> Picture {
 
 /// What is held of a device now.
 pub(crate) fn picture(ledger: &Ledger, device: i16, time: Nanos) -> Picture {
+    parted(ledger, device, time, &|_, _| 0, &|_| 0)
+}
+
+/// The same, in parts.
+fn parted(
+    ledger: &Ledger,
+    device: i16,
+    time: Nanos,
+    of_block: &dyn Fn(u64, &Block) -> u32,
+    of_object: &dyn Fn(&Object) -> u32,
+) -> Picture {
     let mut held: BTreeMap<Holder, (Bytes, u64)> = BTreeMap::new();
     let mut add = |holder: Holder, bytes: Bytes| {
         let (sum, n) = held.entry(holder).or_default();
@@ -197,10 +342,11 @@ pub(crate) fn picture(ledger: &Ledger, device: i16, time: Nanos) -> Picture {
     let mut segments = 0u64;
     let torch_owner = torch_owner(ledger);
     let has_blocks = ledger.torch(device).is_some_and(|torch| torch.blocks.peak().0 > 0);
-    for (_, block) in ledger.live_blocks().filter(|(_, block)| block.device == device) {
+    for (addr, block) in ledger.live_blocks().filter(|(_, block)| block.device == device) {
         in_blocks = in_blocks.saturating_add(block.bytes.0);
-        let (site, stack, stream) = (block.site, block.stack, block.stream);
-        add(Holder { device, level: Level::Block, owner: torch_owner, site, stack, stream }, block.bytes);
+        let (site, stack, stream, part) = (block.site, block.stack, block.stream, of_block(addr, block));
+        let holder = Holder { device, level: Level::Block, owner: torch_owner, site, stack, stream, part };
+        add(holder, block.bytes);
     }
     for object in ledger.live().filter(|object| object.device == device && is_physical(object.kind)) {
         if object.torch && has_blocks {
@@ -208,13 +354,14 @@ pub(crate) fn picture(ledger: &Ledger, device: i16, time: Nanos) -> Picture {
             continue;
         }
         let (owner, site, stack) = (object.owner, object.site, object.stack);
-        add(Holder { device, level: Level::Driver, owner, site, stack, stream: None }, object.bytes);
+        let part = of_object(object);
+        add(Holder { device, level: Level::Driver, owner, site, stack, stream: None, part }, object.bytes);
     }
     let cached = segments.saturating_sub(in_blocks);
     if cached > 0 {
         let (site, stack) = (SiteId(u32::MAX), StackId(0));
         add(
-            Holder { device, level: Level::Cached, owner: torch_owner, site, stack, stream: None },
+            Holder { device, level: Level::Cached, owner: torch_owner, site, stack, stream: None, part: 0 },
             Bytes(cached),
         );
     }

@@ -124,6 +124,11 @@ impl Lives {
         }
     }
 
+    /// Addresses of the blocks that are held now, with the indexes of their lives.
+    pub(crate) fn open_lives(&self) -> FxHashMap<u64, u32> {
+        self.open.iter().map(|(addr, (idx, _))| (*addr, *idx)).collect()
+    }
+
     /// Those that were never taken back last to the end.
     pub(crate) fn finish(&mut self) {
         for (idx, _) in std::mem::take(&mut self.open).into_values() {

@@ -181,7 +181,10 @@ impl Postmortem {
         let section =
             Section::new("fragmentation", "How PyTorch's memory was cut up then").table(table).line(
                 Mood::Note,
-                "stranded: free, but in a segment with live blocks, so it cannot go back to the driver",
+                "measured, when memory ran out. stranded: free beside something in use, so it cannot go back to the \
+                 driver; wholly free: segments without anything in use. `gputrace replay` takes the gap apart further, \
+                 simulated and when most was reserved; there, what is free in segments of other streams or pools than the \
+                 last request's is `isolated`, stranded or not",
             );
         let section = lines.into_iter().fold(section, |section, (mood, line)| section.line(mood, line));
         Some(section.warn(self.story.doubts()))

@@ -5,12 +5,14 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::{anyhow, bail};
 use clap::{Args, ValueEnum};
-use gputrace_replay::live::{Native, When};
-use gputrace_replay::report::model::Report;
+use gputrace_replay::categories::Categories;
+use gputrace_replay::live::{Native, Parts, View, When, span, view};
+use gputrace_replay::report::model::{Part, Report};
 use gputrace_replay::report::render::{json, text};
 use gputrace_replay::report::sections::SectionEntry;
-use gputrace_replay::source::Error;
+use gputrace_replay::source::{Error, Source};
 use gputrace_replay::story::Story;
 use gputrace_schemas::event::Nanos;
 
@@ -25,7 +27,7 @@ pub(crate) struct TraceArgs {
 /// Which moment to look at.
 #[derive(Args)]
 pub(crate) struct WhenArgs {
-    /// When the device held most (the default)
+    /// When the device held most (the default of verbs that show one moment)
     #[arg(long, conflicts_with_all = ["at", "end"])]
     peak: bool,
     /// So long after the start of the trace: 1.5s, 200ms, or nanoseconds
@@ -43,12 +45,34 @@ pub(crate) struct WhenArgs {
 }
 
 impl WhenArgs {
+    /// The moment that was asked for, or the peak.
     pub(crate) fn when(&self) -> When {
+        self.asked().unwrap_or(When::Peak)
+    }
+
+    /// The moment that was asked for.
+    pub(crate) fn asked(&self) -> Option<When> {
         let step = self.step.map(When::Step);
         let at = self.at.map(|time| When::At(Nanos(time)));
         let end = self.end.then_some(When::End);
-        self.range.or(step).or(at).or(end).unwrap_or(When::Peak)
+        self.range.or(step).or(at).or(end).or(self.peak.then_some(When::Peak))
     }
+}
+
+/// What was held at a moment, or why there is no such moment, or no such parts.
+pub(crate) fn view_of(
+    source: &Source,
+    when: When,
+    parts: Parts,
+    categories: &Categories,
+) -> anyhow::Result<View> {
+    let view = view(source, when, parts, categories);
+    let path = source.path();
+    span(&view.story, when).map_err(|why| anyhow!("{path}: {why}"))?;
+    if parts == Parts::Phases && view.story.ledger.phases.is_empty() {
+        bail!("{path}: no phases, as the program opened no NVTX range; --group-by category needs none");
+    }
+    Ok(view)
 }
 
 /// A moment in one word: `peak`, `end`, `step:3`, `10s..20s` or a time.
@@ -231,4 +255,44 @@ pub(crate) fn sections_about(
         show.write(&report, out)?;
     }
     Ok(read.exit_code())
+}
+
+/// Shows what was held at a moment, in each trace. What cannot be read is said on stderr.
+pub(crate) fn moment_of(
+    verb: &'static str,
+    traces: &TraceArgs,
+    when: When,
+    (parts, categories): (Parts, &Categories),
+    show: &ShowArgs,
+    out: &mut dyn Write,
+) -> anyhow::Result<ExitCode> {
+    each(verb, traces, show, out, |source| {
+        let view = view_of(source, when, parts, categories)?;
+        let sections = gputrace_replay::moment::sections(&view, when, parts);
+        Ok(gputrace_replay::report::part(&view.story, sections))
+    })
+}
+
+/// Shows a part about each trace. What cannot be read is said on stderr and makes the exit status a failure.
+pub(crate) fn each(
+    verb: &'static str,
+    traces: &TraceArgs,
+    show: &ShowArgs,
+    out: &mut dyn Write,
+    part: impl Fn(&Source) -> anyhow::Result<Part>,
+) -> anyhow::Result<ExitCode> {
+    let (mut report, mut status) = (Report { verb, parts: vec![] }, ExitCode::SUCCESS);
+    for path in &traces.traces {
+        match Source::open(path).map_err(Into::into).and_then(|source| part(&source)) {
+            Ok(part) => report.parts.push(part),
+            Err(error) => {
+                status = ExitCode::FAILURE;
+                eprintln!("gputrace: {error:#}");
+            }
+        }
+    }
+    if !report.parts.is_empty() || show.json {
+        show.write(&report, out)?;
+    }
+    Ok(status)
 }

@@ -22,7 +22,21 @@ pub trait Watch {
     fn event(&mut self, ledger: &mut Ledger, event: &Event);
 }
 
-struct Unwatched;
+/// Two who watch together.
+impl<A: Watch, B: Watch> Watch for (A, B) {
+    fn begin(&mut self, ledger: &mut Ledger) {
+        self.0.begin(ledger);
+        self.1.begin(ledger);
+    }
+
+    fn event(&mut self, ledger: &mut Ledger, event: &Event) {
+        self.0.event(ledger, event);
+        self.1.event(ledger, event);
+    }
+}
+
+/// Nobody.
+pub struct Unwatched;
 
 impl Watch for Unwatched {
     fn begin(&mut self, _ledger: &mut Ledger) {}
@@ -78,12 +92,27 @@ impl Story {
 
     /// Understands a trace, and lets somebody watch how the books change.
     pub fn watched(source: &Source, watch: &mut dyn Watch) -> Story {
+        Story::within(source, (Nanos(0), Nanos(u64::MAX)), watch)
+    }
+
+    /// Understands a trace up to a time. What is counted, and what is watched, begins at another.
+    pub fn within(source: &Source, (from, to): (Nanos, Nanos), watch: &mut dyn Watch) -> Story {
         let definitions = source.definitions();
         let ledger = Ledger::of(|ledger| {
             watch.begin(ledger);
-            for event in source.events() {
+            let mut is_before = from > Nanos(0);
+            for event in source.events().take_while(|event| event.time <= to) {
+                if is_before && event.time >= from {
+                    is_before = false;
+                    ledger.count_anew();
+                }
                 ledger.event(definitions, &event);
-                watch.event(ledger, &event);
+                if !is_before {
+                    watch.event(ledger, &event);
+                }
+            }
+            if is_before {
+                ledger.count_anew();
             }
             Ok::<(), Infallible>(())
         });

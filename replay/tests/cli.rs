@@ -114,6 +114,12 @@ fn help_of_every_verb() {
         Options:
               --rules <FILE>  Your own names for memory: NAME: FIELD=PATTERN ..., with the fields site,
                               stack, role, min and max
+              --peak          When the device held most (the default of verbs that show one moment)
+              --at <TIME>     So long after the start of the trace: 1.5s, 200ms, or nanoseconds
+              --range <A..B>  When the device held most between two times: 10s..20s; one of them may be left
+                              out
+              --step <N>      When the device held most in a step of training, as `report` numbers them
+              --end           At the end
               --json          Write JSON: bytes and nanoseconds as integers
               --color <WHEN>  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE [default:
                               auto] [possible values: auto, always, never]
@@ -121,7 +127,11 @@ fn help_of_every_verb() {
 
         Examples:
           gputrace report train.gtr
+          gputrace report --step 3 train.gtr
           gputrace report --rules roles.txt --json snapshot.pickle.gz
+
+        With a moment (--peak, --at, --range, --step, --end), only what was held then is shown: owners,
+        roles and call sites.
 
         A rules file names memory in your own words, a rule a line; the first that fits counts, before
         gputrace's own roles:
@@ -139,10 +149,24 @@ fn help_of_every_verb() {
                       for the processes of a job
 
         Options:
+              --peak          When the device held most (the default of verbs that show one moment)
+              --at <TIME>     So long after the start of the trace: 1.5s, 200ms, or nanoseconds
+              --range <A..B>  When the device held most between two times: 10s..20s; one of them may be left
+                              out
+              --step <N>      When the device held most in a step of training, as `report` numbers them
+              --end           At the end
               --json          Write JSON: bytes and nanoseconds as integers
               --color <WHEN>  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE [default:
                               auto] [possible values: auto, always, never]
           -h, --help          Print help
+
+        Examples:
+          gputrace summary train.gtr
+          gputrace summary --json job/*.gtr
+          gputrace summary --at 12.5s train.gtr
+
+        With a moment (--peak, --at, --range, --step, --end), what was held then is shown by owner and call
+        site; --json then has the shape of `report --json`.
 
         ---- gputrace stats --help
         Shows counts, sizes and durations of calls and PyTorch blocks
@@ -154,23 +178,38 @@ fn help_of_every_verb() {
                       for the processes of a job
 
         Options:
+              --peak          When the device held most (the default of verbs that show one moment)
+              --at <TIME>     So long after the start of the trace: 1.5s, 200ms, or nanoseconds
+              --range <A..B>  When the device held most between two times: 10s..20s; one of them may be left
+                              out
+              --step <N>      When the device held most in a step of training, as `report` numbers them
+              --end           At the end
               --json          Write JSON: bytes and nanoseconds as integers
               --color <WHEN>  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE [default:
                               auto] [possible values: auto, always, never]
           -h, --help          Print help
 
+        Examples:
+          gputrace stats train.gtr
+          gputrace stats --range 10s..20s train.gtr
+          gputrace stats --step 3 --json train.gtr
+
+        With --range or --step, calls and sizes of that time are counted, and what was held when it held
+        most is shown.
+
         ---- gputrace tree --help
         Shows who held the memory at a moment, as a tree of calls
 
-        Usage: gputrace tree [OPTIONS] <TRACE>
+        Usage: gputrace tree [OPTIONS] <TRACE>...
 
         Arguments:
-          <TRACE>
-                  A gputrace trace or a PyTorch snapshot (plain or .gz)
+          <TRACE>...
+                  Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at once for
+                  the processes of a job
 
         Options:
               --peak
-                  When the device held most (the default)
+                  When the device held most (the default of verbs that show one moment)
 
               --at <TIME>
                   So long after the start of the trace: 1.5s, 200ms, or nanoseconds
@@ -188,10 +227,13 @@ fn help_of_every_verb() {
                   What the first level is
 
                   Possible values:
-                  - stack:  Calls, outermost first
-                  - owner:  Owners
-                  - device: Devices
-                  - stream: Streams of PyTorch's blocks
+                  - stack:    Calls, outermost first
+                  - owner:    Owners
+                  - device:   Devices
+                  - stream:   Streams of PyTorch's blocks
+                  - rank:     Ranks of a job, where several traces are given
+                  - category: What PyTorch's blocks are for (parameters, activations, ...), and other owners
+                  - phase:    Phases of the program: NVTX ranges
 
                   [default: stack]
 
@@ -213,6 +255,8 @@ fn help_of_every_verb() {
         Examples:
           gputrace tree train.gtr
           gputrace tree --at 12.5s --group-by owner train.gtr
+          gputrace tree --step 3 --group-by category train.gtr
+          gputrace tree --group-by rank job/*.gtr
           gputrace tree --end --min-bytes 100MiB --json snapshot.pickle.gz
 
         ---- gputrace leaks --help
@@ -248,6 +292,21 @@ fn help_of_every_verb() {
               --steps <N>
                   Steps that the program made [default: guessed from how often call sites allocated]
 
+              --peak
+                  When the device held most (the default of verbs that show one moment)
+
+              --at <TIME>
+                  So long after the start of the trace: 1.5s, 200ms, or nanoseconds
+
+              --range <A..B>
+                  When the device held most between two times: 10s..20s; one of them may be left out
+
+              --step <N>
+                  When the device held most in a step of training, as `report` numbers them
+
+              --end
+                  At the end
+
               --rows <N>
                   Call sites to show in each table
 
@@ -268,11 +327,16 @@ fn help_of_every_verb() {
         Examples:
           gputrace leaks train.gtr
           gputrace leaks --error-on-leak=growth --suppressions leaks.txt train.gtr
+          gputrace leaks --range 60s..120s train.gtr
           gputrace leaks --steps 1000 --min-bytes 1MiB snapshot.pickle.gz
 
         A suppressions file has a rule a line, `#` begins a comment, `*` stands for anything:
           owner=cuBLAS*
           owner=NCCL site=*init_process_group*
+
+        --at T asks as if the program had ended at T; --range A..B so for B, with growth from A on. One step
+        shows no growth: for what a later step holds more than an earlier one, `gputrace diff --from step:3
+        --to step:90 train.gtr`.
 
         Exit status: 3 if there is a leak and --error-on-leak was given.
 
@@ -345,7 +409,7 @@ fn help_of_every_verb() {
                   [default: 20]
 
               --peak
-                  When the device held most (the default)
+                  When the device held most (the default of verbs that show one moment)
 
               --at <TIME>
                   So long after the start of the trace: 1.5s, 200ms, or nanoseconds
@@ -377,6 +441,9 @@ fn help_of_every_verb() {
           gputrace diff --from step:3 --to step:90 train.gtr
           gputrace diff --fail-on-increase 5% main.gtr branch.gtr
 
+        Two steps, or other moments, of one trace are compared by --from and --to with a single file: --by
+        then says in what, as `gputrace diff --from step:3 --to step:90 --by site --by size train.gtr`.
+
         Exit status: 4 if a peak rose by more than --fail-on-increase.
 
         ---- gputrace replay --help
@@ -399,6 +466,11 @@ fn help_of_every_verb() {
               --json                     Print one JSON object, bytes as integers
           -h, --help                     Print help
 
+        Examples:
+          gputrace replay train.gtr
+          gputrace replay --policy torch --policy torch:expandable_segments:True train.gtr
+          gputrace replay --device-memory 24GiB snapshot.pickle.gz
+
         ---- gputrace tune --help
         Finds the PYTORCH_CUDA_ALLOC_CONF line that saves most memory
 
@@ -415,6 +487,10 @@ fn help_of_every_verb() {
                                        set_per_process_memory_fraction would set it
               --json                   Print one JSON object, bytes as integers
           -h, --help                   Print help
+
+        Examples:
+          gputrace tune train.gtr
+          gputrace tune --torch-version 2.11 --device-memory 24GiB --json snapshot.pickle.gz
 
         ---- gputrace ranks --help
         Shows all ranks of a job side by side: who waits for whom in NCCL and why, and who holds more memory
@@ -506,7 +582,7 @@ fn help_of_every_verb() {
                   Hide paths, arguments, host names and identifiers of the machine
 
               --peak
-                  When the device held most (the default)
+                  When the device held most (the default of verbs that show one moment)
 
               --at <TIME>
                   So long after the start of the trace: 1.5s, 200ms, or nanoseconds
@@ -547,6 +623,10 @@ fn help_of_every_verb() {
                               auto] [possible values: auto, always, never]
           -h, --help          Print help
 
+        Examples:
+          gputrace doctor
+          gputrace doctor ./my_program train.gtr
+
         ---- gputrace import --help
         Reads PyTorch snapshots and says what they hold and how well they are understood
 
@@ -558,6 +638,10 @@ fn help_of_every_verb() {
         Options:
               --json  Print one JSON object a snapshot
           -h, --help  Print help
+
+        Examples:
+          gputrace import snapshot.pickle
+          gputrace import --json rank*.pickle.gz
 
         ---- gputrace recover --help
         Makes a trace of a ring whose recorder is gone
@@ -584,8 +668,40 @@ fn help_of_every_verb() {
 
           -h, --help
                   Print help (see a summary with '-h')
+
+        Example:
+          gputrace recover -o train.gtr RING    # the file that libgputrace.so named
     "#]]
     .assert_eq(&all);
+}
+
+#[test]
+fn a_moment_that_means_nothing_to_a_verb_is_refused_with_what_to_use_instead() {
+    let folder = Folder::new("refused_moments");
+    let good = folder.write("good.gtr", &trace(10));
+    for (arguments, told) in [
+        (&["stats", "--peak"][..], "give --range A..B or --step N"),
+        (&["stats", "--at", "1s"], "use `gputrace report`"),
+        (&["leaks", "--step", "3"], "gputrace diff --from step:3 --to step:90"),
+        (&["leaks", "--peak"], "gputrace tree"),
+        (&["report", "--step", "99"], "no step 99"),
+        (&["stats", "--step", "99"], "no step 99"),
+        (&["tree", "--group-by", "phase"], "opened no NVTX range"),
+        (&["report", "--at", "1s", "--end"], "cannot be used with"),
+    ] {
+        let output = run(&[arguments, &[&good]].concat());
+        let stderr = text(&output.stderr);
+        assert!(!output.status.success() && stderr.contains(told), "{arguments:?}: {stderr}");
+    }
+    for arguments in [
+        &["report", "--peak"][..],
+        &["summary", "--at", "1s"],
+        &["stats", "--range", "0s.."],
+        &["leaks", "--range", "..1s"],
+    ] {
+        let output = run(&[arguments, &[&good]].concat());
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    }
 }
 
 #[test]

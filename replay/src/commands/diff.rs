@@ -28,6 +28,9 @@ Examples:
   gputrace diff --from step:3 --to step:90 train.gtr
   gputrace diff --fail-on-increase 5% main.gtr branch.gtr
 
+Two steps, or other moments, of one trace are compared by --from and --to with a single file: --by then says in what, as \
+`gputrace diff --from step:3 --to step:90 --by site --by size train.gtr`.
+
 Exit status: 4 if a peak rose by more than --fail-on-increase.")]
 pub(super) struct DiffArgs {
     /// The trace or snapshot to compare with

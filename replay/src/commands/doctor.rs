@@ -26,6 +26,10 @@ const SMALL_SHM: u64 = 256 << 20;
 
 /// Checks whether recording can work here, with a given program, or what is wrong with a trace
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  gputrace doctor
+  gputrace doctor ./my_program train.gtr")]
 pub(super) struct DoctorArgs {
     /// Traces to look at, and programs that are to be recorded
     #[arg(value_name = "TRACE|PROGRAM")]

@@ -16,6 +16,10 @@ pub(super) const VERB: Verb = Verb::new::<ImportArgs>("import", run);
 
 /// Reads PyTorch snapshots and says what they hold and how well they are understood
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  gputrace import snapshot.pickle
+  gputrace import --json rank*.pickle.gz")]
 pub(super) struct ImportArgs {
     /// PyTorch snapshots (plain or .gz)
     #[arg(required = true, value_name = "SNAPSHOT")]

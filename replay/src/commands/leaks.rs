@@ -4,19 +4,21 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use clap::{ArgMatches, Args, ValueEnum};
 use gputrace_replay::bytes;
 use gputrace_replay::growth::Growth;
 use gputrace_replay::leaks::{Leaks, Suppressions, Wanted};
+use gputrace_replay::live::When;
 use gputrace_replay::report;
-use gputrace_replay::report::model::Report;
+use gputrace_replay::report::model::{Mood, Report, Section};
+use gputrace_replay::report::render::text;
 use gputrace_replay::source::Source;
 use gputrace_replay::story::Story;
-use gputrace_schemas::event::Bytes;
+use gputrace_schemas::event::{Bytes, Nanos};
 
 use super::Verb;
-use crate::show::{ShowArgs, TraceArgs};
+use crate::show::{ShowArgs, TraceArgs, WhenArgs};
 
 pub(super) const VERB: Verb = Verb::new::<LeaksArgs>("leaks", run);
 
@@ -32,11 +34,15 @@ const LEAK_FOUND: u8 = 3;
 Examples:
   gputrace leaks train.gtr
   gputrace leaks --error-on-leak=growth --suppressions leaks.txt train.gtr
+  gputrace leaks --range 60s..120s train.gtr
   gputrace leaks --steps 1000 --min-bytes 1MiB snapshot.pickle.gz
 
 A suppressions file has a rule a line, `#` begins a comment, `*` stands for anything:
   owner=cuBLAS*
   owner=NCCL site=*init_process_group*
+
+--at T asks as if the program had ended at T; --range A..B so for B, with growth from A on. One step shows no growth: for what \
+a later step holds more than an earlier one, `gputrace diff --from step:3 --to step:90 train.gtr`.
 
 Exit status: 3 if there is a leak and --error-on-leak was given.")]
 pub(super) struct LeaksArgs {
@@ -59,6 +65,9 @@ pub(super) struct LeaksArgs {
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
 
+    #[command(flatten)]
+    when: WhenArgs,
+
     /// Call sites to show in each table
     #[arg(long, value_name = "N", default_value = "20")]
     rows: usize,
@@ -79,6 +88,13 @@ enum Which {
 
 fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     let args: LeaksArgs = super::parsed(matches)?;
+    let when = args.when.asked().unwrap_or(When::End);
+    if matches!(when, When::Step(_) | When::Peak) {
+        bail!(
+            "leaks looks at a stretch of time: give --at T or --range A..B; for steps, use \
+             `gputrace diff --from step:3 --to step:90 TRACE`, for the peak `gputrace tree TRACE`"
+        );
+    }
     let mut suppressions = match &args.suppressions {
         Some(path) => {
             let text =
@@ -100,7 +116,7 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
             }
         };
         let mut growth = Growth::default();
-        let story = Story::watched(&source, &mut growth);
+        let story = Story::within(&source, time(&source, when), &mut growth);
         let leaks = Leaks::find(&story, &growth, &wanted, &mut suppressions);
         let (grows, stays) = (!leaks.growing.is_empty(), !leaks.not_freed.is_empty());
         has_leak |= match args.error_on_leak {
@@ -109,7 +125,13 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
             Some(Which::Growth) => grows,
             Some(Which::NotFreed) => stays,
         };
-        report.parts.push(report::part(&story, leaks.sections(&story)));
+        let mut sections = leaks.sections(&story);
+        if when != When::End {
+            let end = text::time(story.since_start(story.ledger.last));
+            let line = format!("as if the program had ended then: the last event taken is at {end}");
+            sections.insert(0, Section::new("time", "A part of the trace").line(Mood::Note, line));
+        }
+        report.parts.push(report::part(&story, sections));
     }
     for line in suppressions.unused() {
         let path = args.suppressions.as_deref().unwrap_or_else(|| "".as_ref());
@@ -123,4 +145,19 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
         (false, true) => ExitCode::from(LEAK_FOUND),
         (false, false) => ExitCode::SUCCESS,
     })
+}
+
+/// From when on growth counts, and when the trace is taken to end.
+fn time(source: &Source, when: When) -> (Nanos, Nanos) {
+    let since = |time: Nanos| Nanos(start(source).0.saturating_add(time.0));
+    match when {
+        When::At(to) => (Nanos(0), since(to)),
+        When::Within(from, to) => (since(from), since(to)),
+        When::End | When::Peak | When::Step(_) => (Nanos(0), Nanos(u64::MAX)),
+    }
+}
+
+fn start(source: &Source) -> Nanos {
+    let start = Some(source.definitions().process().start).filter(|start| start.0 > 0);
+    start.or_else(|| Some(source.events().next()?.time)).unwrap_or_default()
 }

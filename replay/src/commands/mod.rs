@@ -98,7 +98,11 @@ mod tests {
         let command = super::command();
         command.clone().debug_assert();
         for verb in command.get_subcommands() {
-            assert!(verb.get_about().is_some(), "{} has no help", verb.get_name());
+            let name = verb.get_name();
+            assert!(verb.get_about().is_some(), "{name} has no help");
+            let help = verb.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let has_example = help.contains("Example") && help.contains(&format!("  gputrace {name}"));
+            assert!(has_example || verb.is_hide_set(), "the help of {name} has no example");
         }
     }
 }

@@ -16,6 +16,9 @@ pub(super) const VERB: Verb = Verb::new::<RecoverArgs>("recover", run);
 /// Where no recorder could be started, or it was killed, what was recorded is still in the ring: a file that
 /// libgputrace.so names on stderr, usually in /dev/shm. If the program still runs, it is recorded on from here.
 #[derive(Args)]
+#[command(after_help = "\
+Example:
+  gputrace recover -o train.gtr RING    # the file that libgputrace.so named")]
 pub(super) struct RecoverArgs {
     /// The ring
     #[arg(required = true, value_name = "RING")]

@@ -20,6 +20,11 @@ pub(super) const VERB: Verb = Verb::new::<ReplayArgs>("replay", run);
 
 /// Replays a trace through simulated allocators
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  gputrace replay train.gtr
+  gputrace replay --policy torch --policy torch:expandable_segments:True train.gtr
+  gputrace replay --device-memory 24GiB snapshot.pickle.gz")]
 pub(super) struct ReplayArgs {
     /// gputrace traces or PyTorch snapshots (plain or .gz)
     #[arg(required = true, value_name = "TRACE")]
@@ -227,6 +232,9 @@ fn fragmentation_json(fragmentation: &Fragmentation) -> Value {
     Value::Object(parts)
 }
 
+/// How this differs from what `gputrace oom` calls by the same words.
+const MEASURED: &str = "simulated; `gputrace oom` measures, when memory ran out, stranded and wholly free (cached) bytes, each with its part of isolated";
+
 /// Why more was reserved than was in use.
 fn fragmentation_table(out: &mut dyn Write, row: &Row) -> anyhow::Result<()> {
     let fragmentation = &row.fragmentation;
@@ -245,6 +253,9 @@ fn fragmentation_table(out: &mut dyn Write, row: &Row) -> anyhow::Result<()> {
             iec(bytes),
             100.0 * bytes as f64 / reserved.max(1) as f64
         )?;
+    }
+    if fragmentation.isolated + fragmentation.cached + fragmentation.stranded > 0 {
+        writeln!(out, "{MEASURED}")?;
     }
     if !fragmentation.pins.is_empty() {
         writeln!(

@@ -7,12 +7,13 @@ use std::process::ExitCode;
 use anyhow::{Context, anyhow};
 use clap::{ArgMatches, Args};
 use gputrace_replay::categories::Categories;
+use gputrace_replay::live::Parts;
 use gputrace_replay::report::sections::SECTIONS;
 use gputrace_replay::source::Source;
 use gputrace_replay::story::Story;
 
 use super::Verb;
-use crate::show::{self, ShowArgs, Stories, TraceArgs};
+use crate::show::{self, ShowArgs, Stories, TraceArgs, WhenArgs};
 
 pub(super) const VERB: Verb = Verb::new::<ReportArgs>("report", run);
 
@@ -21,7 +22,10 @@ pub(super) const VERB: Verb = Verb::new::<ReportArgs>("report", run);
 #[command(after_help = "\
 Examples:
   gputrace report train.gtr
+  gputrace report --step 3 train.gtr
   gputrace report --rules roles.txt --json snapshot.pickle.gz
+
+With a moment (--peak, --at, --range, --step, --end), only what was held then is shown: owners, roles and call sites.
 
 A rules file names memory in your own words, a rule a line; the first that fits counts, before gputrace's own roles:
   embeddings: site=*embedding.py* min=1MiB
@@ -36,12 +40,18 @@ pub(super) struct ReportArgs {
     rules: Option<PathBuf>,
 
     #[command(flatten)]
+    when: WhenArgs,
+
+    #[command(flatten)]
     show: ShowArgs,
 }
 
 fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     let args: ReportArgs = super::parsed(matches)?;
     let categories = args.rules.as_deref().map(categories).transpose()?.unwrap_or_default();
+    if let Some(when) = args.when.asked() {
+        return show::moment_of("report", &args.traces, when, (Parts::Roles, &categories), &args.show, out);
+    }
     let read = |path: &Path| Ok(Story::with_lifetimes(&Source::open(path)?, &categories));
     show::sections_about("report", SECTIONS, &Stories::read_by(&args.traces, read), &args.show, out)
 }

@@ -4,26 +4,42 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Args};
+use gputrace_replay::categories::Categories;
+use gputrace_replay::live::Parts;
 use gputrace_replay::report;
 use gputrace_replay::report::sections::FIGURES;
 use gputrace_replay::summary::Summary;
 
 use super::Verb;
-use crate::show::{self, ShowArgs, Stories, TraceArgs};
+use crate::show::{self, ShowArgs, Stories, TraceArgs, WhenArgs};
 
 pub(super) const VERB: Verb = Verb::new::<SummaryArgs>("summary", run);
 
 /// Shows the figures of each process and device: what the driver, PyTorch and each owner held
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  gputrace summary train.gtr
+  gputrace summary --json job/*.gtr
+  gputrace summary --at 12.5s train.gtr
+
+With a moment (--peak, --at, --range, --step, --end), what was held then is shown by owner and call site; --json then has \
+the shape of `report --json`.")]
 pub(super) struct SummaryArgs {
     #[command(flatten)]
     traces: TraceArgs,
+    #[command(flatten)]
+    when: WhenArgs,
     #[command(flatten)]
     show: ShowArgs,
 }
 
 fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     let args: SummaryArgs = super::parsed(matches)?;
+    if let Some(when) = args.when.asked() {
+        let parts = (Parts::None, &Categories::default());
+        return show::moment_of("summary", &args.traces, when, parts, &args.show, out);
+    }
     let read = Stories::read(&args.traces);
     if args.show.json {
         show::write_json(&Summary::of(&read.stories), out)?;

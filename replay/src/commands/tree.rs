@@ -1,21 +1,20 @@
 //! `gputrace tree`: who held the memory, as a tree of calls.
 
 use std::io::Write;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Args, ValueEnum};
 use gputrace_replay::bytes;
-use gputrace_replay::live::{Lines, Picture, pictures};
+use gputrace_replay::categories::Categories;
+use gputrace_replay::live::{Lines, View};
 use gputrace_replay::report::render::text;
 use gputrace_replay::source::Source;
-use gputrace_replay::story::Story;
 use gputrace_replay::tree::{GroupBy, Node};
 use gputrace_schemas::event::Bytes;
 use serde_json::{Value, json};
 
 use super::Verb;
-use crate::show::{NativeArgs, WhenArgs, write_json};
+use crate::show::{self, NativeArgs, TraceArgs, WhenArgs, write_json};
 
 pub(super) const VERB: Verb = Verb::new::<TreeArgs>("tree", run);
 
@@ -25,11 +24,12 @@ pub(super) const VERB: Verb = Verb::new::<TreeArgs>("tree", run);
 Examples:
   gputrace tree train.gtr
   gputrace tree --at 12.5s --group-by owner train.gtr
+  gputrace tree --step 3 --group-by category train.gtr
+  gputrace tree --group-by rank job/*.gtr
   gputrace tree --end --min-bytes 100MiB --json snapshot.pickle.gz")]
 pub(super) struct TreeArgs {
-    /// A gputrace trace or a PyTorch snapshot (plain or .gz)
-    #[arg(value_name = "TRACE")]
-    trace: PathBuf,
+    #[command(flatten)]
+    traces: TraceArgs,
 
     #[command(flatten)]
     when: WhenArgs,
@@ -64,46 +64,48 @@ enum Group {
     Device,
     /// Streams of PyTorch's blocks
     Stream,
+    /// Ranks of a job, where several traces are given
+    Rank,
+    /// What PyTorch's blocks are for (parameters, activations, ...), and other owners
+    Category,
+    /// Phases of the program: NVTX ranges
+    Phase,
 }
 
 fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     let args: TreeArgs = super::parsed(matches)?;
-    let source = Source::open(&args.trace)?;
-    let (story, mut pictures) = pictures(&source, args.when.when());
-    pictures.retain(|picture| args.device.is_none_or(|device| device == picture.device));
     let group_by = match args.group_by {
         Group::Stack => GroupBy::Stack,
         Group::Owner => GroupBy::Owner,
         Group::Device => GroupBy::Device,
         Group::Stream => GroupBy::Stream,
+        Group::Rank => GroupBy::Rank,
+        Group::Category => GroupBy::Category,
+        Group::Phase => GroupBy::Phase,
     };
-    let root =
-        Node::of(&story, &pictures, &mut Lines::new(source.definitions(), args.native.native()), group_by);
+    let (mut root, mut views) = (Node::default(), vec![]);
+    for path in &args.traces.traces {
+        let source = Source::open(path)?;
+        let mut view = show::view_of(&source, args.when.when(), group_by.parts(), &Categories::default())?;
+        view.pictures.retain(|picture| args.device.is_none_or(|device| device == picture.device));
+        root.grow(&view, &mut Lines::new(source.definitions(), args.native.native()), group_by);
+        views.push(view);
+    }
     let least = Bytes(args.min_bytes.unwrap_or(root.bytes.0 / 200));
     if args.json {
-        write_json(&json(&story, &pictures, &root, least), out)?;
+        write_json(&json(&views, &root, least), out)?;
     } else {
-        print(&story, &pictures, &root, least, out)?;
+        views.iter().try_for_each(|view| heading(view, out))?;
+        branches(&root, root.bytes, least, "", out)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn print(
-    story: &Story,
-    pictures: &[Picture],
-    root: &Node,
-    least: Bytes,
-    out: &mut dyn Write,
-) -> anyhow::Result<()> {
+fn heading(View { story, pictures, .. }: &View, out: &mut dyn Write) -> anyhow::Result<()> {
     for picture in pictures {
         let time = text::time(story.since_start(picture.time));
-        writeln!(
-            out,
-            "{}: cuda:{} held {} at {time}",
-            story.path,
-            picture.device,
-            text::bytes(picture.total())
-        )?;
+        let held = text::bytes(picture.total());
+        writeln!(out, "{}: cuda:{} held {held} at {time}", story.path, picture.device)?;
     }
     if pictures.is_empty() {
         writeln!(out, "{}: nothing was held then", story.path)?;
@@ -111,7 +113,7 @@ fn print(
     if let Some(doubts) = story.doubts() {
         writeln!(out, "warning: {doubts}")?;
     }
-    branches(root, root.bytes, least, "", out)
+    Ok(())
 }
 
 /// A chain of calls without a branch stays at one depth: stacks are deep, and what matters is where they part.
@@ -150,9 +152,16 @@ fn only_child(node: &Node) -> Option<(&gputrace_replay::live::Line, &Node)> {
     (children.next().is_none() && first.1.bytes == node.bytes).then_some(first)
 }
 
-fn json(story: &Story, pictures: &[Picture], root: &Node, least: Bytes) -> Value {
-    let devices = pictures.iter().map(|picture| {
-        json!({"device": picture.device, "time_ns": story.since_start(picture.time).0, "bytes": picture.total().0})
+fn json(views: &[View], root: &Node, least: Bytes) -> Value {
+    let all = views.iter().flat_map(|view| view.pictures.iter().map(move |picture| (&view.story, picture)));
+    let devices = all.map(|(story, picture)| {
+        json!({
+            "trace": story.path,
+            "rank": story.process.rank,
+            "device": picture.device,
+            "time_ns": story.since_start(picture.time).0,
+            "bytes": picture.total().0,
+        })
     });
     // Deep stacks are no deep JSON: nodes by number, parents first.
     let mut nodes = vec![];
@@ -172,7 +181,7 @@ fn json(story: &Story, pictures: &[Picture], root: &Node, least: Bytes) -> Value
     }
     json!({
         "schema": "gputrace.tree/1",
-        "trace": story.path,
+        "trace": views.first().map(|view| &*view.story.path),
         "devices": devices.collect::<Vec<_>>(),
         "bytes": root.bytes.0,
         "min_bytes": least.0,

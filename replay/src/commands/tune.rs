@@ -24,6 +24,10 @@ pub(super) const VERB: Verb = Verb::new::<TuneArgs>("tune", run);
 
 /// Finds the PYTORCH_CUDA_ALLOC_CONF line that saves most memory
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  gputrace tune train.gtr
+  gputrace tune --torch-version 2.11 --device-memory 24GiB --json snapshot.pickle.gz")]
 pub(super) struct TuneArgs {
     /// gputrace trace or PyTorch snapshot (plain or .gz)
     #[arg(value_name = "TRACE")]

@@ -291,6 +291,12 @@ impl Ledger {
         self.counts.calls()
     }
 
+    /// Calls and sizes are counted from here on; the books stay.
+    pub fn count_anew(&mut self) {
+        self.counts = Counts::default();
+        self.n_events = 0;
+    }
+
     /// Sizes of PyTorch's blocks.
     #[must_use]
     pub fn block_sizes(&self) -> &Histogram {

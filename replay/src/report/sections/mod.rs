@@ -71,6 +71,9 @@ pub const STATISTICS: &[SectionEntry] = &[
     trust::ENTRY,
 ];
 
+/// What `gputrace stats` counts in a part of the time.
+pub const COUNTS: &[SectionEntry] = &[calls::ENTRY, sizes::ENTRY];
+
 /// What `gputrace oom` says before it looks at how memory was cut up.
 pub const POSTMORTEM: &[SectionEntry] = &[oom::ENTRY, owners::AT_OOM, holders::ENTRY, call_sites::LONG_LIST];
 
