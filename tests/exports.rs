@@ -13,6 +13,7 @@ const CONSUMERS: &[(&str, &str, &str)] = &[
     ("folded", "folded", "check.py"),
     ("svg", "svg", "check.py"),
     ("speedscope", "speedscope_schema", "check.py"),
+    ("speedscope", "speedscope_importer", "check.mjs"),
     ("pprof", "pprof_format", "check.mjs"),
     ("firefox", "firefox_schema", "check.py"),
     ("chrome", "chrome", "check.py"),

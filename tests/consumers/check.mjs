@@ -1,7 +1,8 @@
 // check.mjs CONSUMER FILE SUMMARY FOLDER: as check.py, for consumers in JavaScript.
-import {existsSync, readFileSync} from 'node:fs';
+import {existsSync, readFileSync, readdirSync} from 'node:fs';
 import {createRequire} from 'node:module';
 import {pathToFileURL} from 'node:url';
+import {runInThisContext} from 'node:vm';
 import {gunzipSync} from 'node:zlib';
 
 const [consumer, file, summary, folder] = process.argv.slice(2);
@@ -44,6 +45,31 @@ const consumers = {
       owners[text(label.str)] = (owners[text(label.str)] ?? 0) + Number(sample.value[1]);
     }
     for (const owner of device.owners) same(owner.owner, owners[owner.owner] ?? 0, owner.bytes_at_peak);
+  },
+
+  // speedscope's own importer, out of its bundle (1.25): all of the page's script but its last lines, which draw.
+  speedscope_importer() {
+    const release = `${folder}/node_modules/speedscope/dist/release`;
+    if (!existsSync(release)) skip('speedscope is not installed (tests/consumers/setup.sh)');
+    const bundle = readFileSync(`${release}/${readdirSync(release).find(name => /^speedscope-\w+\.js$/.test(name))}`, 'utf8');
+    const importer = bundle.match(/Importing as speedscope json file"\),([\w$]+)\(/)?.[1];
+    const drawing = bundle.lastIndexOf('console.log(`speedscope v');
+    if (!importer || drawing < 0) throw new Error("speedscope's bundle is not as that of 1.25");
+    // Whatever of a browser is touched while the script is loaded.
+    const browser = () => new Proxy(function () {}, {
+      get: (_, key) => (key === Symbol.toPrimitive ? () => '' : browser()),
+      apply: browser,
+      construct: browser,
+      set: () => true,
+    });
+    globalThis.window = globalThis;
+    for (const name of ['document', 'localStorage', 'matchMedia', 'HTMLElement', 'Image', 'location', 'addEventListener']) {
+      if (!(name in globalThis)) globalThis[name] = browser();
+    }
+    runInThisContext(`${bundle.slice(0, drawing)}globalThis.importSpeedscope = ${importer};})();`);
+    const {profiles} = globalThis.importSpeedscope(JSON.parse(readFileSync(file)));
+    same('peak', profiles[0].getTotalWeight(), device.driver.peak_bytes);
+    if (profiles[0].getWeightUnit() !== 'bytes') throw new Error(`unit: ${profiles[0].getWeightUnit()}`);
   },
 
   // The unpickler of pytorch.org/memory_viz.
