@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 use gputrace_schemas::event::{EventKind, MarkAction};
 use gputrace_schemas::reader::Trace;
@@ -15,7 +16,13 @@ fn scratch() -> PathBuf {
     path
 }
 
-fn built() -> PathBuf {
+/// Compiled once: a program that is being written cannot be run by the test beside.
+fn built() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(build)
+}
+
+fn build() -> PathBuf {
     let target = scratch().join("nvtx");
     let output = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()))
         .args(["-std=gnu11", "-O1", "-g", "-Wall", "-pthread", "-o"])
@@ -72,7 +79,7 @@ fn marks(trace: &Trace) -> Vec<String> {
 #[test]
 fn marks_come_with_their_domains_and_threads() {
     let folder = Folder::new(&scratch(), "c");
-    let (said, trace) = record(&folder, &built(), &[], &[]);
+    let (said, trace) = record(&folder, built(), &[], &[]);
     assert_eq!(said, "attached 1\nlevels 0 1 1 0 -1, epoch 1\n");
     let mut found = marks(&trace);
     let long = found.iter_mut().find(|line| line.contains("xxx")).expect("a long text");
@@ -125,7 +132,7 @@ fn marks_come_with_their_domains_and_threads() {
 #[test]
 fn another_tool_that_hears_the_marks_keeps_them() {
     let folder = Folder::new(&scratch(), "other");
-    let (said, trace) = record(&folder, &built(), &[], &[("NVTX_INJECTION64_PATH", "/nonexistent/tool.so")]);
+    let (said, trace) = record(&folder, built(), &[], &[("NVTX_INJECTION64_PATH", "/nonexistent/tool.so")]);
     assert!(said.starts_with("attached 0\n"), "{said}");
     assert_eq!(marks(&trace), [""; 0]);
     let kept = trace.process().environment.iter().any(|(name, _)| name == "NVTX_INJECTION64_PATH");
