@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use gputrace_schemas::event::{Action, CommId, EventKind, NcclOp, UNKNOWN};
+use gputrace_schemas::event::{Action, CommId, EventKind, Frame, ModuleId, NcclOp, UNKNOWN};
 use gputrace_schemas::reader::Trace;
 use gputrace_tests::recorded::{self, Folder};
 use gputrace_tests::rows;
@@ -209,7 +209,16 @@ fn memory_is_charged_to_communicators_and_calls_on_any_thread() {
             ((2, "all_reduce", true), 4),
         ]);
         assert_eq!(bytes, expected);
+        assert_eq!(frames_of_ours(&trace), 0, "what stands between the program and NCCL is not shown");
     }
+}
+
+fn frames_of_ours(trace: &Trace) -> usize {
+    let frames =
+        trace.stacks().iter().flat_map(|stack| &stack.frames).map(|id| &trace.frames()[id.0 as usize]);
+    let module = |frame: &Frame| if let Frame::Native { module, .. } = frame { *module } else { None };
+    let path = |id: ModuleId| &trace.modules()[id.0 as usize].path;
+    frames.filter_map(module).filter(|id| path(*id).ends_with("libgputrace.so")).count()
 }
 
 #[test]

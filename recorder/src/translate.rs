@@ -289,7 +289,10 @@ impl Translator {
 
     fn stack(&mut self, id: u64, native: &[u64], python: &[(u64, u64)], truncated: bool) {
         let is_entry: Vec<bool> = python.iter().map(|(_, place)| place & StackDef::ENTRY != 0).collect();
-        let merged = merge_stack(native, &is_entry).into_iter().filter_map(|frame| match frame {
+        // Our own frames stand between a program and the library whose functions we wrap.
+        let theirs = native.iter().copied().filter(|word| !self.is_ours(word & !StackDef::INTERPRETER));
+        let native: Vec<u64> = theirs.collect();
+        let merged = merge_stack(&native, &is_entry).into_iter().filter_map(|frame| match frame {
             MergedFrame::Native(at) => Some(self.native_frame(native.get(at)? & !StackDef::INTERPRETER)),
             MergedFrame::Python(at) => python.get(at).map(|(code, place)| self.python_frame(*code, *place)),
         });
@@ -309,6 +312,11 @@ impl Translator {
                 self.write_backwards(early);
             }
         }
+    }
+
+    fn is_ours(&self, address: u64) -> bool {
+        let mut ours = self.modules.iter().filter(|module| module.path.ends_with("/libgputrace.so"));
+        ours.any(|module| (module.start..module.end).contains(&address))
     }
 
     fn known_stack(&mut self, id: u64) -> &mut KnownStack {
