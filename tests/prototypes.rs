@@ -213,6 +213,7 @@ mod cudarc {
     parameters!(A B C D E);
     parameters!(A B C D E F);
     parameters!(A B C D E F G);
+    parameters!(A B C D E F G H);
 
     // `ROWS`, made by build.rs from the table.
     include!(concat!(env!("OUT_DIR"), "/cudarc_rows.rs"));
