@@ -20,6 +20,7 @@ use gputrace_schemas::event::{
     Thread, ThreadId, Wait, WaitAction,
 };
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
 /// What the writing thread gets.
 #[derive(Debug)]
@@ -59,6 +60,8 @@ pub(crate) struct Translator {
     frames: Vec<Frame>,
     codes: HashMap<u64, Code>,
     modules: Vec<Module>,
+    /// Where libgputrace.so lies.
+    ours: Range<u64>,
     runtimes: Vec<u64>,
     /// Texts by the shim's id; empty ones were not defined yet.
     texts: HashMap<u64, (TextId, String)>,
@@ -99,6 +102,7 @@ impl Translator {
             frames: Vec::new(),
             codes: HashMap::new(),
             modules: Vec::new(),
+            ours: 0..0,
             runtimes: Vec::new(),
             texts: HashMap::new(),
             thread_names: HashMap::new(),
@@ -175,6 +179,9 @@ impl Translator {
     pub(crate) fn modules(&mut self, found: Vec<Module>) {
         for mut module in found {
             module.has_runtime = self.runtimes.iter().any(|address| contains(&module, *address));
+            if module.path.ends_with("/libgputrace.so") {
+                self.ours = module.start..module.end;
+            }
             let id = ModuleId(self.modules.len() as u32);
             self.items.push(Item::Module(id, module.clone()));
             self.modules.push(module);
@@ -290,7 +297,8 @@ impl Translator {
     fn stack(&mut self, id: u64, native: &[u64], python: &[(u64, u64)], truncated: bool) {
         let is_entry: Vec<bool> = python.iter().map(|(_, place)| place & StackDef::ENTRY != 0).collect();
         // Our own frames stand between a program and the library whose functions we wrap.
-        let theirs = native.iter().copied().filter(|word| !self.is_ours(word & !StackDef::INTERPRETER));
+        let is_ours = |word: &u64| self.ours.contains(&(word & !StackDef::INTERPRETER));
+        let theirs = native.iter().copied().filter(|word| !is_ours(word));
         let native: Vec<u64> = theirs.collect();
         let merged = merge_stack(&native, &is_entry).into_iter().filter_map(|frame| match frame {
             MergedFrame::Native(at) => Some(self.native_frame(native.get(at)? & !StackDef::INTERPRETER)),
@@ -312,11 +320,6 @@ impl Translator {
                 self.write_backwards(early);
             }
         }
-    }
-
-    fn is_ours(&self, address: u64) -> bool {
-        let mut ours = self.modules.iter().filter(|module| module.path.ends_with("/libgputrace.so"));
-        ours.any(|module| (module.start..module.end).contains(&address))
     }
 
     fn known_stack(&mut self, id: u64) -> &mut KnownStack {

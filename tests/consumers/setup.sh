@@ -32,8 +32,11 @@ fi
 
 # Two files of PyTorch. The first is in its wheels, of which only this file is read; the second is in its repository alone.
 if [ ! -f "$root/_memory_viz.py" ]; then
-    "$root/bin/python" "$(dirname "$0")/wheel_file.py" torch 2.9.1 torch/cuda/_memory_viz.py "$root/_memory_viz.py" ||
+    if python3 "$(dirname "$0")/../wheel.py" torch==2.9.1 "$root/wheel" torch/cuda/_memory_viz.py; then
+        mv "$root/wheel/torch/cuda/_memory_viz.py" "$root/" && rm -r "$root/wheel"
+    else
         say "no torch/cuda/_memory_viz.py"
+    fi
 fi
 if [ ! -f "$root/MemoryViz.js" ]; then
     python3 -c 'import sys, urllib.request

@@ -2,7 +2,7 @@
 # build.sh DIR VERSION...: builds DIR/oracle-VERSION, PyTorch's own caching allocator on a CUDA made of stubs.
 #
 # Needs pip, a C++20 compiler, readelf. Of each release's wheel it fetches two libraries and the headers, once
-# (wheel.py). Exit status 77 where PyPI cannot be reached.
+# (../wheel.py). Exit status 77 where PyPI cannot be reached.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$1"
@@ -14,7 +14,7 @@ fetch() { # fetch NAME[==VERSION] DIR GLOB...
     shift 2
     [ -d "$dir" ] && return
     rm -rf "$dir.new"
-    python3 "$here/wheel.py" "$spec" "$dir.new" "$@"
+    python3 "$here/../wheel.py" "$spec" "$dir.new" "$@"
     mv "$dir.new" "$dir"
 }
 

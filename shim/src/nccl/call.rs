@@ -4,6 +4,7 @@ use super::comms::{self, Slot};
 use super::{Comm, threads};
 use crate::callsite;
 use crate::hooks::events;
+use crate::probe::Word;
 use crate::session::{self, Start};
 use crate::tls::{self, Tls};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -148,29 +149,6 @@ impl Grouped {
             }
         }
         self.n = 0;
-    }
-}
-
-/// What fits into a field.
-pub(crate) trait Word {
-    /// As the eight bytes of the record.
-    fn word(self) -> u64;
-}
-
-macro_rules! words {
-    ($($type:ty),*) => { $( impl Word for $type { fn word(self) -> u64 { self as u64 } } )* };
-}
-words!(u64, usize, u32, i32);
-
-impl<T> Word for *const T {
-    fn word(self) -> u64 {
-        self as u64
-    }
-}
-
-impl<T> Word for *mut T {
-    fn word(self) -> u64 {
-        self as u64
     }
 }
 

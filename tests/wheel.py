@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """wheel.py SPEC DIR GLOB...: puts the members of a wheel that match into DIR, without fetching the rest of it.
 
-A wheel of PyTorch has up to 2 GB, of which the oracle needs 5 MB. pip says where the wheel is; its directory and the wanted
+A wheel of PyTorch has up to 2 GB, of which the oracle needs 5 MB, and the exports' tests one file. pip says where the wheel is; its directory and the wanted
 members are then read by HTTP range requests. Exit status 77 where the package index cannot be reached.
 """
 import fnmatch
