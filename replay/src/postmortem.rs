@@ -323,11 +323,7 @@ pub fn remedies(
             device_memory: None,
             limit: limit.map(|limit| limit.0),
         };
-        let fits = |limit| {
-            laboratory
-                .guess(&question(Some(limit)))
-                .is_ok_and(|outcome| !outcome.is_cut_short && outcome.oom.is_none())
-        };
+        let fits = |limit| laboratory.guess(&question(Some(limit))).is_ok_and(|outcome| outcome.fits());
         let verdict = match () {
             () if fits(capacity.0) => Verdict::Fits,
             () if capacity.1 > capacity.0 && fits(capacity.1) => Verdict::Perhaps,

@@ -41,6 +41,11 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// Whether every request was served, those too that had failed when they were recorded.
+    pub fn fits(&self) -> bool {
+        self.oom.is_none()
+    }
+
     /// Whether the policy has a number of that name.
     pub fn has_counter(&self, name: &str) -> bool {
         self.counters.iter().any(|(known, _)| *known == name)

@@ -240,7 +240,7 @@ impl<'a> Laboratory<'a> {
         let outcome = self.simulate(question, Box::new(space))?;
         let peak = outcome.books.reserved.peak;
         let certain = |outcome: Outcome| {
-            let n_oom = (usize::from(outcome.is_cut_short), 1);
+            let n_oom = (usize::from(!outcome.fits()), 1);
             let confidence = self.certain_confidence(entry);
             Answer { outcome, confidence, peak_reserved_range: (peak, peak), n_oom }
         };
@@ -259,9 +259,9 @@ impl<'a> Laboratory<'a> {
         };
         let (low, high) = range(false);
         let is_narrow = high as f64 <= low as f64 * (1.0 + WIDEST);
-        let n_oom = guesses.iter().filter(|guess| guess.outcome.is_cut_short).count();
+        let n_oom = guesses.iter().filter(|guess| !guess.outcome.fits()).count();
         Ok(Answer {
-            n_oom: (n_oom + usize::from(outcome.is_cut_short), guesses.len() + 1),
+            n_oom: (n_oom + usize::from(!outcome.fits()), guesses.len() + 1),
             outcome,
             confidence: Confidence::Interval,
             peak_reserved_range: if is_narrow { (low, high) } else { range(true) },

@@ -2,6 +2,8 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
 
 use gputrace_replay::import::load;
 use gputrace_replay::ops::{History, Op};
@@ -197,19 +199,78 @@ fn damaged_files_are_named_and_never_crash() {
 
 #[test]
 fn every_address_of_real_snapshots_is_reproduced() {
-    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared");
-    let folder = std::env::var_os("GPUTRACE_SHARED").map_or_else(default, PathBuf::from).join("groundtruth");
-    let Ok(entries) = std::fs::read_dir(&folder) else {
-        println!("skipped: there is no {}", folder.display());
-        return;
-    };
-    for path in entries
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.extension().is_some_and(|it| it == "gz"))
-    {
+    for path in real_snapshots() {
         let trace = load(&path).unwrap();
         let check = Laboratory::new(&trace.devices[0]).unwrap().self_check(Some((2, 11)));
         assert!(check.is_perfect(), "{}: {check:?}", path.display());
         println!("{}: {} of {} match", path.display(), check.n_matching, check.n_requests);
     }
+}
+
+/// Prints what `tune` finds beside what the best of the settings that were really run had reserved. The seconds mean
+/// something with `cargo test --release -p gputrace --test snapshots tune -- --nocapture`.
+#[test]
+fn tune_finds_a_setting_at_least_as_good_as_any_that_was_really_run() {
+    println!("{:24} {:>14} {:>14} {:>5}  setting", "snapshot", "best of runs", "tune", "s");
+    for path in real_snapshots() {
+        let name = path.file_name().unwrap().to_str().unwrap().strip_suffix(".pickle.gz").unwrap();
+        let recorded = truth(&path.with_file_name(format!("{name}.json")));
+        let best = best_of_runs(&path, &recorded);
+        let (answer, seconds) = tune(&path, &recorded);
+        let peak = answer["best"]["peak_reserved_range"][1].as_u64().unwrap();
+        println!("{name:24} {best:>14} {peak:>14} {seconds:>5.1}  {}", answer["best"]["options"]);
+        assert_eq!(answer["best"]["fits"], true, "{name}");
+        assert!(peak <= best, "{name}: {peak} bytes, {best} were possible");
+    }
+}
+
+/// Least peak of the runs of the same workload under the same limit that did not run out of memory.
+fn best_of_runs(snapshot: &Path, recorded: &serde_json::Value) -> u64 {
+    let name = snapshot.file_name().unwrap().to_str().unwrap();
+    let workload = name.split('.').next().unwrap();
+    let runs = std::fs::read_dir(snapshot.parent().unwrap()).unwrap().map(|entry| entry.unwrap().path());
+    let is_run = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        // Those of other allocators keep no such statistics.
+        let is_native = !name.contains(".async.") && !name.contains(".nocache.");
+        name.starts_with(&format!("{workload}.")) && name.ends_with(".json") && is_native
+    };
+    let runs = runs.filter(is_run).map(|path| truth(&path));
+    runs.filter(|run| run["limit"] == recorded["limit"] && run["oom"].is_null())
+        .map(|run| run["stats"]["reserved_bytes.all.peak"].as_u64().unwrap())
+        .min()
+        .unwrap()
+}
+
+fn tune(snapshot: &Path, recorded: &serde_json::Value) -> (serde_json::Value, f64) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gputrace"));
+    command.args(["tune", "--json", "--torch-version", "2.11"]);
+    command.args(["--device-memory", &recorded["total_memory"].to_string()]);
+    if recorded["limit"].as_u64() > Some(0) {
+        command.args(["--limit", &recorded["limit"].to_string()]);
+    }
+    let begin = Instant::now();
+    let output = command.arg(snapshot).output().unwrap();
+    let seconds = begin.elapsed().as_secs_f64();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    (serde_json::from_slice(&output.stdout).unwrap(), seconds)
+}
+
+fn truth(path: &Path) -> serde_json::Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// Snapshots of PyTorch 2.11 and what other settings really made of the same programs; none where they are not there.
+fn real_snapshots() -> Vec<PathBuf> {
+    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared");
+    let folder = std::env::var_os("GPUTRACE_SHARED").map_or_else(default, PathBuf::from).join("groundtruth");
+    let Ok(entries) = std::fs::read_dir(&folder) else {
+        println!("skipped: there is no {}", folder.display());
+        return vec![];
+    };
+    let paths = entries.map(|entry| entry.unwrap().path());
+    let mut paths: Vec<PathBuf> =
+        paths.filter(|path| path.extension().is_some_and(|it| it == "gz")).collect();
+    paths.sort();
+    paths
 }

@@ -64,6 +64,8 @@ const AXES: [&[&str]; 4] = [
 
 /// Saving less than this much of the recorded peak is not worth a changed setting.
 const WORTHWHILE: f64 = 0.01;
+/// Most settings that are looked at again at other addresses.
+const MOST_ANSWERED: usize = 12;
 /// Largest trace for which the packing that knows the future is made, in allocations.
 const MOST_PACKED: usize = 20_000;
 
@@ -77,7 +79,7 @@ impl Candidate {
     fn rank(&self) -> (bool, u64, u64, usize) {
         let books = self.outcome.books;
         let n_options = self.options.split(',').filter(|option| !option.is_empty()).count();
-        (self.outcome.is_cut_short, books.reserved.peak, books.n_device_alloc, n_options)
+        (!self.outcome.fits(), books.reserved.peak, books.n_device_alloc, n_options)
     }
 
     /// Peak and driver calls: what is traded.
@@ -133,8 +135,7 @@ fn advise(stream: &OpStream, machine: Machine) -> anyhow::Result<Advice> {
         search(&laboratory, option_strings(torch_version, machine.limit.is_some())?, question)?;
     let n_tried = candidates.len();
     candidates.sort_by_key(Candidate::rank);
-    let best_options = candidates.first().map_or_else(String::new, |best| best.options.clone());
-    let best = laboratory.answer(&question(&best_options))?;
+    let (best_options, best) = best(&laboratory, &candidates, question)?;
     Ok(Advice {
         device: stream.device,
         torch_version,
@@ -201,11 +202,33 @@ fn search(
     Ok(found)
 }
 
+/// The setting with the smallest peak that is sure: a candidate was simulated at one guess of the addresses only.
+fn best(
+    laboratory: &Laboratory,
+    candidates: &[Candidate],
+    question: impl Fn(&str) -> Question,
+) -> anyhow::Result<(String, Answer)> {
+    let at_worst =
+        |answer: &Answer| (answer.n_oom.0 > 0 || !answer.outcome.fits(), answer.peak_reserved_range.1);
+    let mut best: Option<(String, Answer)> = None;
+    for Candidate { options, outcome } in candidates.iter().take(MOST_ANSWERED) {
+        let known = best.as_ref().map(|(_, answer)| at_worst(answer));
+        if known.is_some_and(|known| known <= (!outcome.fits(), outcome.books.reserved.peak)) {
+            break;
+        }
+        let answer = laboratory.answer(&question(options))?;
+        if known.is_none_or(|known| at_worst(&answer) < known) {
+            best = Some((options.clone(), answer));
+        }
+    }
+    best.ok_or_else(|| anyhow!("no setting could be simulated"))
+}
+
 /// Of candidates that rise in peak, those that call the driver less than all before.
 fn pareto(candidates: Vec<Candidate>) -> Vec<Candidate> {
     let mut fewest = u64::MAX;
     let mut kept = Vec::new();
-    for candidate in candidates.into_iter().filter(|candidate| !candidate.outcome.is_cut_short) {
+    for candidate in candidates.into_iter().filter(|candidate| candidate.outcome.fits()) {
         if candidate.cost().1 < fewest {
             fewest = candidate.cost().1;
             kept.push(candidate);
@@ -218,11 +241,11 @@ impl Advice {
     /// Whether another setting is worth it: it makes the program fit, or saves enough even where addresses are unkind.
     fn helps(&self) -> bool {
         let (recorded, best) = (&self.recorded, &self.best);
-        if recorded.outcome.is_cut_short != best.outcome.is_cut_short {
-            return recorded.outcome.is_cut_short;
+        if recorded.outcome.fits() != best.outcome.fits() {
+            return best.outcome.fits();
         }
         let saved = recorded.peak_reserved_range.0.saturating_sub(best.peak_reserved_range.1);
-        !best.outcome.is_cut_short && saved as f64 >= WORTHWHILE * recorded.outcome.books.reserved.peak as f64
+        best.outcome.fits() && saved as f64 >= WORTHWHILE * recorded.outcome.books.reserved.peak as f64
     }
 
     fn print(&self, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -241,7 +264,7 @@ impl Advice {
         )?;
         if self.helps() {
             writeln!(out, "\n    PYTORCH_CUDA_ALLOC_CONF={}\n", self.best_options)?;
-            if self.recorded.outcome.is_cut_short {
+            if !self.recorded.outcome.fits() {
                 writeln!(
                     out,
                     "fits, where the recorded setting runs out of memory; peak reserved {}",
@@ -261,7 +284,7 @@ impl Advice {
                 )?;
             }
             writeln!(out, "confidence: {}", self.best.confidence.name())?;
-        } else if self.recorded.outcome.is_cut_short {
+        } else if !self.best.outcome.fits() {
             writeln!(out, "\nno setting makes it fit")?;
             writeln!(out, "{} must be in use at once, whatever the allocator", iec(self.bounds.requested))?;
         } else {
@@ -297,7 +320,7 @@ impl Advice {
             json!({
                 "options": options,
                 "confidence": answer.confidence.name(),
-                "fits": !answer.outcome.is_cut_short,
+                "fits": answer.outcome.fits(),
                 "peak_reserved_bytes": books.reserved.peak,
                 "peak_reserved_range": [answer.peak_reserved_range.0, answer.peak_reserved_range.1],
                 "peak_allocated_bytes": books.allocated.peak,
