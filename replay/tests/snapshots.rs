@@ -265,7 +265,7 @@ fn real_snapshots() -> Vec<PathBuf> {
     let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared");
     let folder = std::env::var_os("GPUTRACE_SHARED").map_or_else(default, PathBuf::from).join("groundtruth");
     let Ok(entries) = std::fs::read_dir(&folder) else {
-        println!("skipped: there is no {}", folder.display());
+        eprintln!("skipped: there is no {}", folder.display());
         return vec![];
     };
     let paths = entries.map(|entry| entry.unwrap().path());
