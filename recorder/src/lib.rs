@@ -24,6 +24,8 @@ mod output;
 mod process;
 pub mod python_lines;
 mod record;
+mod symbol_files;
+pub mod symbolise;
 mod symbols;
 mod ticks;
 mod translate;
@@ -33,7 +35,9 @@ pub use daemon::daemon_main;
 pub use oom::{Answer, FollowUp, Oom};
 pub use output::Overwrite;
 pub use record::{Options, Summary, record};
+pub use symbol_files::OtherBuild;
 
+use gputrace_schemas::reader;
 use std::io;
 use std::path::PathBuf;
 
@@ -76,6 +80,15 @@ pub enum Error {
     /// The trace is there already.
     #[error("{file} exists; choose another name with -o, or overwrite it with -f", file = file.display())]
     Exists {
+        /// The file.
+        file: PathBuf,
+    },
+    /// The trace that is to be read.
+    #[error(transparent)]
+    Trace(#[from] reader::Error),
+    /// A trace cannot be rewritten in its place: what was written last would be lost with the machine.
+    #[error("{file} is the trace itself; choose another name with -o", file = file.display())]
+    InPlace {
         /// The file.
         file: PathBuf,
     },

@@ -163,7 +163,8 @@ fn is_newer(path: &Path, since: SystemTime) -> bool {
     fs::metadata(path).and_then(|data| data.modified()).is_ok_and(|modified| modified >= since)
 }
 
-fn open(path: &Path, overwrite: Overwrite) -> io::Result<File> {
+/// Makes the file.
+pub(crate) fn open(path: &Path, overwrite: Overwrite) -> io::Result<File> {
     let mut options = OpenOptions::new();
     // What a program allocates and where is nobody else's business.
     options.write(true).read(true).mode(0o600);

@@ -1,14 +1,14 @@
 //! What `/proc` tells about the traced process. Everything here may be gone or forbidden at any moment, which gives
 //! `None` and never an error.
 
-use crate::symbols;
 use gputrace_schemas::event::{Mapping, Mappings, Module, Nanos, Process};
-use object::read::ReadCache;
+use object::read::{ReadCache, ReadRef};
 use object::{Object, ObjectSegment, SegmentFlags};
 use std::collections::HashSet;
 use std::fs;
 use std::io::{Read, Seek};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -173,11 +173,31 @@ impl Target {
         if maps.is_empty() { None } else { Some(parse_maps(&maps, time, ring)) }
     }
 
-    /// A module's file as this process sees it: the process may live in another root, or its file may be deleted.
-    pub(crate) fn open(&self, module: &Module) -> Option<fs::File> {
+    /// A module's file as this process sees it, and whether its path will lead us there when the process is gone: the
+    /// process may live in another root, or its file may be deleted, and another one be at its path.
+    pub(crate) fn open(&self, module: &Module, fate: Fate) -> Option<(fs::File, Reach)> {
+        if fate == Fate::Deleted {
+            return Some((self.running_file(module).or_else(|| self.mapped_file(module))?, Reach::Astray));
+        }
+        let at_path = || fs::File::open(&module.path).ok();
         let inside = self.file("root").join(module.path.trim_start_matches('/'));
-        let mapped = || fs::File::open(symbols::mapped_file(&self.file(""), module.start)?).ok();
-        fs::File::open(inside).ok().or_else(mapped).or_else(|| fs::File::open(&module.path).ok())
+        let file = fs::File::open(inside).ok().or_else(|| self.mapped_file(module)).or_else(at_path)?;
+        let is_at_path = at_path().is_some_and(|found| is_same(&found, &file));
+        Some((file, if is_at_path { Reach::ByPath } else { Reach::Astray }))
+    }
+
+    /// The program's own file, if that is what the module is.
+    fn running_file(&self, module: &Module) -> Option<fs::File> {
+        let is_it = self.executable().trim_end_matches(DELETED) == module.path;
+        if is_it { fs::File::open(self.file("exe")).ok() } else { None }
+    }
+
+    /// The file whose mapping begins at the module's start (proc(5), `map_files`; for the privileged).
+    fn mapped_file(&self, module: &Module) -> Option<fs::File> {
+        let begin = format!("{:x}-", module.start);
+        let mut links = fs::read_dir(self.file("map_files")).ok()?.flatten();
+        let link = links.find(|link| link.file_name().to_string_lossy().starts_with(&begin))?;
+        fs::File::open(link.path()).ok()
     }
 
     /// PyTorch's version, by the `version.py` beside the `lib` folder of a mapped `libc10.so`.
@@ -191,18 +211,43 @@ impl Target {
     }
 }
 
+/// What became of a file since it was mapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fate {
+    There,
+    Deleted,
+}
+
+/// Whether a file's path leads to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reach {
+    ByPath,
+    Astray,
+}
+
+fn is_same(a: &fs::File, b: &fs::File) -> bool {
+    let id = |file: &fs::File| file.metadata().map(|data| (data.dev(), data.ino())).ok();
+    id(a).is_some() && id(a) == id(b)
+}
+
+/// What the kernel adds to the path of a file that is gone (proc(5)).
+const DELETED: &str = " (deleted)";
+
 /// One reading of `/proc/PID/maps`.
 #[derive(Debug, PartialEq)]
 pub(crate) struct AddressSpace {
     pub(crate) mappings: Mappings,
     /// Without build id and bias, which need the file.
     pub(crate) modules: Vec<Module>,
+    /// Starts of those whose file is gone.
+    pub(crate) deleted: HashSet<u64>,
     pub(crate) has_ring: bool,
 }
 
 fn parse_maps(maps: &str, time: Nanos, ring: u64) -> AddressSpace {
     let mut mapped: Vec<Mapping> = Vec::new();
     let mut modules: Vec<Module> = Vec::new();
+    let mut deleted = HashSet::new();
     let mut has_ring = false;
     // First address and offset of the run of mappings of one file.
     let mut run: Option<(&str, u64)> = None;
@@ -225,7 +270,10 @@ fn parse_maps(maps: &str, time: Nanos, ring: u64) -> AddressSpace {
         if !line.executable || line.path.starts_with("/dev/") {
             continue;
         }
-        let path = line.path.trim_end_matches(" (deleted)");
+        let path = line.path.trim_end_matches(DELETED);
+        if path != line.path {
+            deleted.insert(first);
+        }
         match modules.last_mut() {
             Some(last) if last.path == path && last.start == first => last.end = line.end,
             _ => modules.push(Module {
@@ -238,7 +286,7 @@ fn parse_maps(maps: &str, time: Nanos, ring: u64) -> AddressSpace {
             }),
         }
     }
-    AddressSpace { mappings: Mappings { time, mapped }, modules, has_ring }
+    AddressSpace { mappings: Mappings { time, mapped }, modules, deleted, has_ring }
 }
 
 struct MapsLine<'a> {
@@ -277,9 +325,7 @@ pub(crate) fn read_module(module: &mut Module, file: impl Read + Seek) {
     // Reads the few pages that hold the answer, however long the file is.
     let cache = ReadCache::new(file);
     let Ok(elf) = object::File::parse(&cache) else { return };
-    if let Ok(Some(build_id)) = elf.build_id() {
-        module.build_id = build_id.iter().map(|byte| format!("{byte:02x}")).collect();
-    }
+    module.build_id = build_id(&elf);
     // `start` is where the first page of the file is mapped, so the first loadable segment says what its address was.
     let first = elf.segments().filter(|segment| matches!(segment.flags(), SegmentFlags::Elf { .. }));
     if let Some(first) = first.min_by_key(object::ObjectSegment::address) {
@@ -288,7 +334,15 @@ pub(crate) fn read_module(module: &mut Module, file: impl Read + Seek) {
     }
 }
 
-/// State and start time of `/proc/PID/stat`: the name in parentheses may hold anything.
+/// Hexadecimal; empty if there is none.
+pub(crate) fn build_id<'data>(elf: &object::File<'data, impl ReadRef<'data>>) -> String {
+    elf.build_id().ok().flatten().map(hex).unwrap_or_default()
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Our own environment, as `/proc/PID/environ` has it.
 pub(crate) fn own_environment() -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -301,6 +355,7 @@ pub(crate) fn own_environment() -> Vec<u8> {
     bytes
 }
 
+/// State and start time of `/proc/PID/stat`: the name in parentheses may hold anything.
 fn parse_stat(stat: &str) -> Option<(char, u64)> {
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?;
@@ -409,6 +464,7 @@ mod tests {
                 module("/lib/x.so", 0x7f00_0020_0000, 0x7f00_0030_0000),
             ]
         );
+        assert_eq!(space.deleted, HashSet::from([0x7f00_0020_0000]));
         assert!(space.has_ring);
         assert!(!parse_maps(maps, Nanos(5), 78).has_ring);
     }
@@ -440,7 +496,8 @@ mod tests {
         let here = our_own_process_is_known as *const () as u64;
         let mut ours =
             space.modules.into_iter().find(|module| (module.start..module.end).contains(&here)).expect("us");
-        let file = target.open(&ours).expect("our own file");
+        let (file, reach) = target.open(&ours, Fate::There).expect("our own file");
+        assert_eq!(reach, Reach::ByPath);
         read_module(&mut ours, file);
         assert!(ours.bias != 0 && ours.bias <= here);
         assert!(!Target::new(std::process::id(), 1).is_alive(), "another start time is another process");

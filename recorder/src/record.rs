@@ -5,7 +5,8 @@ use crate::map_file::MapFile;
 use crate::nvml::Sampler;
 use crate::oom::{Answer, Answers};
 use crate::output::{self, Overwrite, TraceFile};
-use crate::process::{self, Target};
+use crate::process::{self, Fate, Reach, Target};
+use crate::symbol_files::{Astray, SymbolFiles, Unmarked};
 use crate::symbols::Symbols;
 use crate::ticks::{self, Timeline};
 use crate::translate::Translator;
@@ -13,6 +14,7 @@ use crate::write::{End, WriterThread};
 use crate::{Error, say};
 use gputrace_ring::map::{COMPLETE, EXITING, FAILED, Header, LostLine, NO_RECORDER, OFF, RECORDING};
 use gputrace_schemas::event::{LostCause, Mapping, Module, Nanos, Process};
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
@@ -41,6 +43,8 @@ const FOLLOW_UP_WAITING: Duration = Duration::from_millis(1000);
 const ANSWER_AFTER: Duration = Duration::from_secs(10);
 /// How long a process is expected to take from the end of `main` to its own.
 const ENDING: Duration = Duration::from_secs(2);
+/// Most files that are held open for their names.
+const MOST_ASTRAY: usize = 256;
 /// Items in one message to the writing thread.
 const BATCH: usize = 4096;
 
@@ -161,6 +165,8 @@ struct Recorder<'a> {
     damaged_told: u64,
     mappings: MappingsWatch,
     n_devices: usize,
+    /// By the start of the module: its names are looked for when the process may be gone.
+    astray: HashMap<u64, Astray>,
 }
 
 /// When the address space is worth reading again.
@@ -211,6 +217,7 @@ impl<'a> Recorder<'a> {
                 last: Vec::new(),
             },
             n_devices: 0,
+            astray: HashMap::new(),
             was_alive: target.is_alive(),
             target,
         };
@@ -386,17 +393,28 @@ impl<'a> Recorder<'a> {
             self.mappings.last.clone_from(&space.mappings.mapped);
             self.translator.mappings(space.mappings);
         }
-        let fresh = self.translator.unknown_modules(space.modules);
+        let fresh = self.translator.unknown_modules(&space.modules);
         if !fresh.is_empty() {
-            self.add_modules(fresh);
+            self.add_modules(fresh, &space.deleted);
         }
         true
     }
 
-    fn add_modules(&mut self, mut modules: Vec<Module>) {
+    fn add_modules(&mut self, mut modules: Vec<Module>, deleted: &HashSet<u64>) {
         for module in &mut modules {
-            if let Some(file) = self.target.open(module) {
-                process::read_module(module, file);
+            let fate = if deleted.contains(&module.start) { Fate::Deleted } else { Fate::There };
+            self.astray.remove(&module.start);
+            match self.target.open(module, fate) {
+                Some((file, reach)) => {
+                    process::read_module(module, &file);
+                    if reach == Reach::Astray && self.astray.len() < MOST_ASTRAY {
+                        self.astray.insert(module.start, Astray::Held(file));
+                    }
+                }
+                None if fate == Fate::Deleted => {
+                    self.astray.insert(module.start, Astray::Gone);
+                }
+                None => {}
             }
         }
         if self.facts.torch_version.is_none()
@@ -488,8 +506,9 @@ impl<'a> Recorder<'a> {
     }
 
     fn symbolise(&mut self, budget: Duration) {
-        let process = PathBuf::from(format!("/proc/{}", self.target.pid()));
-        let mut symbols = Symbols::new(Instant::now() + budget, Some(process));
+        let roots = vec![format!("/proc/{}/root", self.target.pid()).into(), "/".into()];
+        let files = SymbolFiles { roots, astray: &self.astray, unmarked: Unmarked::ByPath };
+        let mut symbols = Symbols::new(Instant::now() + budget, files);
         self.translator.symbolise(&mut symbols);
         self.writer.send(self.translator.take());
     }

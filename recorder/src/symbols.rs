@@ -1,12 +1,12 @@
 //! Addresses to functions and lines, after the fact and from the files.
 //!
 //! `addr2line`'s loader was chosen over `symbolic` and over our own reading with `object`: it maps a file instead of
-//! reading it, sorts a symbol table only when asked for the first address in it, parses only those DWARF units that
-//! an address lies in, and finds separate debug files by build id. What PyTorch ships has symbol tables and no DWARF.
+//! reading it, sorts a symbol table only when asked for the first address in it, and parses only those DWARF units that
+//! an address lies in. Which file that is, `symbol_files.rs` finds. What PyTorch ships has symbol tables and no DWARF.
 
-use gputrace_schemas::event::{Module, ModuleId};
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use crate::symbol_files::{OtherBuild, SymbolFiles};
+use gputrace_schemas::event::{Frame, FrameId, Module, ModuleId};
+use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
 /// Longest name that is kept: C++ templates of CUDA kernels can be megabytes long.
@@ -23,16 +23,17 @@ pub(crate) struct Line {
 /// An address, the module it lies in, and its functions, innermost first: all but the last were inlined.
 pub(crate) type Resolved = (u64, Option<ModuleId>, Vec<Line>);
 
-/// Where files are looked for, and for how long.
-pub(crate) struct Symbols {
+/// Finds functions in files.
+pub(crate) struct Symbols<'a> {
     deadline: Instant,
-    /// `/proc/PID` while the process lives.
-    process: Option<PathBuf>,
+    files: SymbolFiles<'a>,
+    /// Modules that were asked for and have no file, with files of other builds that were found.
+    pub(crate) missing: Vec<(ModuleId, Vec<OtherBuild>)>,
 }
 
-impl Symbols {
-    pub(crate) fn new(deadline: Instant, process: Option<PathBuf>) -> Symbols {
-        Symbols { deadline, process }
+impl<'a> Symbols<'a> {
+    pub(crate) fn new(deadline: Instant, files: SymbolFiles<'a>) -> Symbols<'a> {
+        Symbols { deadline, files, missing: Vec::new() }
     }
 
     /// The functions at the addresses where calls return to. Addresses that are not reached in time are left out.
@@ -53,7 +54,14 @@ impl Symbols {
                 break;
             }
             let module = id.and_then(|id| modules.get(id.0 as usize));
-            let loader = module.and_then(|module| self.load(module));
+            let loader = match (id, module.map(|module| self.load(module))) {
+                (_, Some(Ok(loader))) => Some(loader),
+                (Some(id), Some(Err(others))) => {
+                    self.missing.push((id, others));
+                    None
+                }
+                _ => None,
+            };
             for address in addresses {
                 if Instant::now() >= self.deadline {
                     break;
@@ -72,31 +80,31 @@ impl Symbols {
         resolved
     }
 
-    /// The module's own file: as the process sees it, which may live in another root; as it is mapped, which a deleted
-    /// file still is; or as we see it. What has another build id came to its path later.
-    fn load(&self, module: &Module) -> Option<addr2line::Loader> {
-        let inside =
-            self.process.as_ref().map(|it| it.join("root").join(module.path.trim_start_matches('/')));
-        let mapped = self.process.as_ref().and_then(|process| mapped_file(process, module.start));
-        let files = [inside, mapped, Some(PathBuf::from(&module.path))];
-        files.into_iter().flatten().find_map(|file| {
-            let is_same = module.build_id.is_empty() || build_id(&file).as_ref() == Some(&module.build_id);
-            if is_same { addr2line::Loader::new(file).ok() } else { None }
-        })
+    fn load(&self, module: &Module) -> Result<addr2line::Loader, Vec<OtherBuild>> {
+        let file = self.files.find(module)?;
+        addr2line::Loader::new_with_sup(file.path, file.supplement).map_err(|_| Vec::new())
     }
 }
 
-/// The link to the file whose mapping begins at `start` (proc(5), `map_files`; for the privileged).
-pub(crate) fn mapped_file(process: &Path, start: u64) -> Option<PathBuf> {
-    let begin = format!("{start:x}-");
-    let mut links = std::fs::read_dir(process.join("map_files")).ok()?.flatten();
-    Some(links.find(|link| link.file_name().to_string_lossy().starts_with(&begin))?.path())
+/// What the frame of an address becomes, and the frames of the functions that were inlined into it, innermost first.
+pub(crate) fn frames((address, module, lines): Resolved) -> Option<(Frame, Vec<Frame>)> {
+    let n_inlined = lines.len().checked_sub(1)?;
+    let frame = |(at, line): (usize, Line)| Frame::Native {
+        address,
+        module,
+        function: line.function,
+        file: line.file,
+        line: line.line,
+        inlined: at < n_inlined,
+    };
+    let mut frames: Vec<Frame> = lines.into_iter().enumerate().map(frame).collect();
+    Some((frames.pop()?, frames))
 }
 
-fn build_id(file: &Path) -> Option<String> {
-    let mut module = Module::default();
-    crate::process::read_module(&mut module, std::fs::File::open(file).ok()?);
-    Some(module.build_id).filter(|id| !id.is_empty())
+/// The frames of a stack with those that were inlined into them.
+pub(crate) fn unfold(frames: &[FrameId], inlined: &HashMap<FrameId, Vec<FrameId>>) -> Vec<FrameId> {
+    let of = |id: &FrameId| inlined.get(id).into_iter().flatten().copied().chain([*id]).collect::<Vec<_>>();
+    frames.iter().flat_map(of).collect()
 }
 
 /// Never empty.
@@ -148,7 +156,9 @@ pub(crate) fn demangle(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::{Target, read_module};
+    use crate::process::{Fate, Target, read_module};
+    use crate::symbol_files::{Astray, Unmarked};
+    use std::fs::File;
     use std::time::Duration;
 
     #[test]
@@ -167,61 +177,56 @@ mod tests {
         std::hint::black_box(1)
     }
 
-    #[test]
-    fn an_address_of_ours_is_found_with_its_file() {
+    /// This process's modules.
+    fn modules() -> Vec<Module> {
         let target = Target::new(std::process::id(), 0);
         let mut modules = target.address_space(0).expect("maps").modules;
         for module in &mut modules {
-            if let Some(file) = target.open(module) {
+            if let Some((file, _)) = target.open(module, Fate::There) {
                 read_module(module, file);
             }
         }
+        modules
+    }
+
+    fn files(astray: &HashMap<u64, Astray>) -> SymbolFiles<'_> {
+        SymbolFiles { roots: vec!["/".into()], astray, unmarked: Unmarked::ByPath }
+    }
+
+    #[test]
+    fn an_address_of_ours_is_found_with_its_file() {
+        let modules = modules();
         // As if a call in the first instructions returned there.
         let address = a_function_of_ours as *const () as u64 + 2;
         let module_at = |address| {
             let at = modules.iter().position(|module| (module.start..module.end).contains(&address))?;
             Some(ModuleId(at as u32))
         };
-        let mut symbols = Symbols::new(Instant::now() + Duration::from_secs(60), None);
+        let astray = HashMap::new();
+        let mut symbols = Symbols::new(Instant::now() + Duration::from_secs(60), files(&astray));
         let found = symbols.resolve(&[address, 16], &modules, module_at);
         assert_eq!(found[0], (16, None, vec![Line::default()]));
         let (_, _, lines) = &found[1];
         let last = lines.last().expect("one");
         assert!(last.function.ends_with("a_function_of_ours"), "{last:?}");
         assert!(last.file.ends_with("symbols.rs"), "{last:?}");
-        let mut none = Symbols::new(Instant::now(), None);
+        let mut none = Symbols::new(Instant::now(), files(&astray));
         assert_eq!(none.resolve(&[address], &modules, module_at), [], "no time, no answer");
         a_function_of_ours();
     }
 
     #[test]
-    fn what_came_to_a_path_later_and_has_another_build_id_is_not_asked() {
-        let target = Target::new(std::process::id(), 0);
-        let modules = target.address_space(0).expect("maps").modules;
-        let libc = modules.iter().find(|module| module.path.contains("/libc.so")).expect("the C library");
-        let mut libc = libc.clone();
-        let file = target.open(&libc).expect("its file");
-        read_module(&mut libc, file);
+    fn what_came_to_a_path_later_is_not_asked_and_what_is_held_open_is() {
+        let mut libc = modules().into_iter().find(|it| it.path.contains("/libc.so")).expect("the C library");
         assert!(!libc.build_id.is_empty());
-        let symbols = Symbols::new(Instant::now(), None);
-        assert!(symbols.load(&libc).is_some());
-        libc.build_id = "00".repeat(20);
-        assert!(symbols.load(&libc).is_none());
-    }
-
-    #[test]
-    fn a_deleted_file_is_read_where_it_is_mapped() {
-        let process = PathBuf::from(format!("/proc/{}", std::process::id()));
-        if std::fs::read_dir(process.join("map_files")).is_err() {
-            return; // Only the privileged may look.
-        }
-        let target = Target::new(std::process::id(), 0);
-        let mut modules = target.address_space(0).expect("maps").modules;
-        let libc = modules.iter_mut().find(|module| module.path.contains("/libc.so")).expect("the C library");
-        let file = target.open(libc).expect("its file");
-        read_module(libc, file);
-        libc.path = "/deleted/libc.so.6".to_owned();
-        assert!(Symbols::new(Instant::now(), None).load(libc).is_none(), "there is no such path");
-        assert!(Symbols::new(Instant::now(), Some(process)).load(libc).is_some());
+        // Debug files are found by build id, where they are installed.
+        let has_debug_file = files(&HashMap::from([(libc.start, Astray::Gone)])).find(&libc).is_ok();
+        let find = |libc: &Module, astray| files(&HashMap::from([(libc.start, astray)])).find(libc).is_ok();
+        assert!(files(&HashMap::new()).find(&libc).is_ok());
+        assert_eq!(find(&libc, Astray::Held(File::open("/proc/self/exe").expect("ours"))), has_debug_file);
+        assert!(find(&libc, Astray::Held(File::open(&libc.path).expect("there"))));
+        libc.build_id.clear();
+        assert!(files(&HashMap::new()).find(&libc).is_ok(), "mapped from there");
+        assert!(!find(&libc, Astray::Gone), "mapped from a file that is gone");
     }
 }

@@ -7,7 +7,7 @@ use crate::merge_stack::{MergedFrame, merge_stack};
 use crate::oom::{self, Failure};
 use crate::process;
 use crate::python_lines::line_at;
-use crate::symbols::{Symbols, demangle};
+use crate::symbols::{self, Symbols, demangle};
 use crate::ticks::Timeline;
 use gputrace_ring::record::{
     self, Action as RingAction, Call as RingCall, MarkAction as RingMarkAction, NcclOp as RingNcclOp,
@@ -168,11 +168,11 @@ impl Translator {
     }
 
     /// Those of the modules that are not known yet.
-    pub(crate) fn unknown_modules(&self, mut found: Vec<Module>) -> Vec<Module> {
+    pub(crate) fn unknown_modules(&self, found: &[Module]) -> Vec<Module> {
         let known: HashSet<_> =
             self.modules.iter().map(|module| (module.start, module.end, &module.path)).collect();
-        found.retain(|module| !known.contains(&(module.start, module.end, &module.path)));
-        found
+        let is_new = |module: &&Module| !known.contains(&(module.start, module.end, &module.path));
+        found.iter().filter(is_new).cloned().collect()
     }
 
     /// Adds modules.
@@ -505,7 +505,7 @@ impl Translator {
     }
 
     /// Gives the addresses of used stacks their functions and lines, as far as `symbols` gets in its time.
-    pub(crate) fn symbolise(&mut self, symbols: &mut Symbols) {
+    pub(crate) fn symbolise(&mut self, symbols: &mut Symbols<'_>) {
         let mut wanted: Vec<u64> = Vec::new();
         for known in self.stacks.values().filter(|known| known.used) {
             for frame in known.stack.iter().flat_map(|stack| &stack.frames) {
@@ -519,21 +519,13 @@ impl Translator {
         wanted.retain(|address| !self.resolved.contains(address));
         let found = symbols.resolve(&wanted, &self.modules, |address| self.module_at(address));
         // What each frame becomes: itself, after the functions that were inlined into it.
-        for (address, module, lines) in found {
+        for resolved in found {
+            let address = resolved.0;
             self.resolved.insert(address);
             let Some(id) = self.natives.get(&address).copied() else { continue };
-            let frame = |line: crate::symbols::Line, inlined| Frame::Native {
-                address,
-                module,
-                function: line.function,
-                file: line.file,
-                line: line.line,
-                inlined,
-            };
-            let mut lines = lines.into_iter().rev();
-            let Some(outermost) = lines.next() else { continue };
-            self.redefine(id, frame(outermost, false));
-            let inner: Vec<FrameId> = lines.rev().map(|line| self.frame(frame(line, true))).collect();
+            let Some((outermost, inner)) = symbols::frames(resolved) else { continue };
+            self.redefine(id, outermost);
+            let inner: Vec<FrameId> = inner.into_iter().map(|frame| self.frame(frame)).collect();
             if !inner.is_empty() {
                 self.inlined.insert(id, inner);
             }
@@ -545,11 +537,7 @@ impl Translator {
     fn unfold_stacks(&mut self) {
         for known in self.stacks.values_mut().filter(|known| known.used) {
             let Some(stack) = &known.stack else { continue };
-            let mut frames = Vec::with_capacity(stack.frames.len());
-            for id in &stack.frames {
-                frames.extend(self.inlined.get(id).into_iter().flatten());
-                frames.push(*id);
-            }
+            let frames = symbols::unfold(&stack.frames, &self.inlined);
             let stack = Stack { frames, truncated: stack.truncated, backward: None };
             if known.shown.as_ref().or(known.stack.as_ref()) != Some(&stack) {
                 self.items.push(Item::Stack(known.id, stack.clone()));

@@ -26,27 +26,29 @@ fn help_of_every_verb() {
         Usage: gputrace <COMMAND>
 
         Commands:
-          record   Runs a program and records its GPU memory
-          report   Shows where the memory went: the peak, its owners, roles and call sites, what would lower
-                   it, and what ran out
-          summary  Shows the figures of each process and device: what the driver, PyTorch and each owner
-                   held
-          stats    Shows counts, sizes and durations of calls and PyTorch blocks
-          tree     Shows who held the memory at a moment, as a tree of calls
-          leaks    Shows what was never given back and what keeps growing, by call site, owner and device
-          oom      Shows why a program ran out of memory: what was asked for, who held what, and what would
-                   have made it fit
-          diff     Shows what one run held more than another: peaks, and by call site, owner and size
-          replay   Replays a trace through simulated allocators
-          tune     Finds the PYTORCH_CUDA_ALLOC_CONF line that saves most memory
-          ranks    Shows all ranks of a job side by side: who waits for whom in NCCL and why, and who holds
-                   more memory than the others
-          export   Writes a trace for other tools
-          doctor   Checks whether recording can work here, with a given program, or what is wrong with a
-                   trace
-          import   Reads PyTorch snapshots and says what they hold and how well they are understood
-          recover  Makes a trace of a ring whose recorder is gone
-          help     Print this message or the help of the given subcommand(s)
+          record     Runs a program and records its GPU memory
+          report     Shows where the memory went: the peak, its owners, roles and call sites, what would
+                     lower it, and what ran out
+          summary    Shows the figures of each process and device: what the driver, PyTorch and each owner
+                     held
+          stats      Shows counts, sizes and durations of calls and PyTorch blocks
+          tree       Shows who held the memory at a moment, as a tree of calls
+          leaks      Shows what was never given back and what keeps growing, by call site, owner and device
+          oom        Shows why a program ran out of memory: what was asked for, who held what, and what
+                     would have made it fit
+          diff       Shows what one run held more than another: peaks, and by call site, owner and size
+          replay     Replays a trace through simulated allocators
+          tune       Finds the PYTORCH_CUDA_ALLOC_CONF line that saves most memory
+          ranks      Shows all ranks of a job side by side: who waits for whom in NCCL and why, and who
+                     holds more memory than the others
+          export     Writes a trace for other tools
+          doctor     Checks whether recording can work here, with a given program, or what is wrong with a
+                     trace
+          import     Reads PyTorch snapshots and says what they hold and how well they are understood
+          recover    Makes a trace of a ring whose recorder is gone
+          symbolise  Names the native frames of a trace from files of another machine, a debug package or
+                     debuginfod's cache
+          help       Print this message or the help of the given subcommand(s)
 
         Options:
           -h, --help     Print help
@@ -671,6 +673,44 @@ fn help_of_every_verb() {
 
         Example:
           gputrace recover -o train.gtr RING    # the file that libgputrace.so named
+
+        ---- gputrace symbolise --help
+        Names the native frames of a trace from files of another machine, a debug package or debuginfod's
+        cache
+
+        The recorder names what it can when a program ends, from the files that the program ran. What was
+        stripped, or had gone by then, can be named later and anywhere: files are found below --sysroot by
+        build id and by their recorded paths, and only those count that have the build id of the recorded
+        ones. The result is the same trace, with more names.
+
+        Usage: gputrace symbolise [OPTIONS] --output <FILE> <TRACE>
+
+        Arguments:
+          <TRACE>
+                  A trace made by `gputrace record`
+
+        Options:
+              --sysroot <DIR>
+                  Where the files are, taken for / of the machine of the trace; several are asked in turn
+                  [default: /]
+
+          -o, --output <FILE>
+                  Where the new trace goes
+
+          -f, --force
+                  Overwrite a trace that exists
+
+          -h, --help
+                  Print help (see a summary with '-h')
+
+        Examples:
+          gputrace symbolise --sysroot /mnt/node7 -o named.gtr train.gtr
+          gputrace symbolise --sysroot ~/.cache/debuginfod_client -o named.gtr train.gtr
+
+        Below DIR, in this order; the file that says most is taken:
+          usr/lib/debug/.build-id/xx/yyyy.debug, .build-id/xx/yyyy.debug, .build-id/xx/yyyy
+          BUILDID/debuginfo, BUILDID/executable, BUILDID, BUILDID.debug
+          usr/lib/debug/PATH.debug, PATH
     "#]]
     .assert_eq(&all);
 }

@@ -123,6 +123,9 @@ const MOST_KEPT: usize = 8 << 20;
 pub struct Trace {
     input: Mutex<Input>,
     complete: bool,
+    /// In the order of the file.
+    blocks: Vec<Block>,
+    blocks_end: u64,
     definitions: Definitions,
     process: Process,
     /// In the order of their first times.
@@ -172,12 +175,27 @@ impl Seek for Prefix {
 
 /// A block as the index or its header describes it.
 #[derive(Clone, Copy, Debug)]
-struct Block {
-    offset: u64,
-    kind: u8,
-    count: u32,
-    first: u64,
-    last: u64,
+pub(crate) struct Block {
+    pub(crate) offset: u64,
+    /// Header and payload.
+    pub(crate) bytes: u64,
+    pub(crate) kind: u8,
+    pub(crate) count: u32,
+    pub(crate) first: u64,
+    pub(crate) last: u64,
+}
+
+impl Block {
+    pub(crate) fn new(offset: u64, header: &Header) -> Block {
+        Block {
+            offset,
+            bytes: header.block_bytes(),
+            kind: header.kind,
+            count: header.count,
+            first: header.first,
+            last: header.last,
+        }
+    }
 }
 
 impl Trace {
@@ -221,31 +239,34 @@ impl Trace {
         let mut damages = Vec::new();
         let index = read_index(&mut input, length);
         let complete = index.is_some();
-        let blocks = match index {
-            Some(blocks) => blocks,
-            None => scan(&mut input.source, length, &mut damages).map_err(io)?,
+        let (blocks, blocks_end) = match index {
+            Some(index) => index,
+            None => (scan(&mut input.source, length, &mut damages).map_err(io)?, length),
         };
         let mut definitions = Definitions::default();
         let mut trace = Trace {
             input: Mutex::new(input),
             complete,
+            blocks: Vec::new(),
+            blocks_end,
             definitions: Definitions::default(),
             process: Process::default(),
             events: Vec::new(),
             mappings: Vec::new(),
             damages: Mutex::new(damages),
         };
-        for block in blocks {
+        for block in &blocks {
             match Kind::from_u8(block.kind) {
                 Some(Kind::Definitions) => {
-                    trace.payload(&block, |payload, _| definitions.read(payload));
+                    trace.payload(block, |payload, _| definitions.read(payload));
                 }
-                Some(Kind::Events) => trace.events.push(block),
-                Some(Kind::Mappings) => trace.mappings.push(block),
+                Some(Kind::Events) => trace.events.push(*block),
+                Some(Kind::Mappings) => trace.mappings.push(*block),
                 Some(Kind::Index) => {}
-                None => trace.damage(&block, 0, format!("a block of the unknown kind {}", block.kind), NEWER),
+                None => trace.damage(block, 0, format!("a block of the unknown kind {}", block.kind), NEWER),
             }
         }
+        trace.blocks = blocks;
         trace.events.sort_by_key(|block| (block.first, block.offset));
         trace.process = definitions.process.clone().unwrap_or_default();
         trace.definitions = definitions;
@@ -256,6 +277,16 @@ impl Trace {
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.complete
+    }
+
+    /// Bytes of the file up to the end of its blocks: all but the index and the footer of a trace that has its end.
+    #[must_use]
+    pub fn blocks_end(&self) -> u64 {
+        self.blocks_end
+    }
+
+    pub(crate) fn blocks(&self) -> &[Block] {
+        &self.blocks
     }
 
     /// Facts about the process; empty ones if they were lost.
@@ -606,14 +637,15 @@ fn check_magic(source: &mut dyn Source, length: u64, name: &str) -> Result<(), E
     Ok(())
 }
 
-/// The blocks of a finished trace; `None` if its end is missing or unreadable, and everything must be looked at.
-fn read_index(input: &mut Input, length: u64) -> Option<Vec<Block>> {
+/// The blocks of a finished trace and where they end; `None` if its end is missing or unreadable, and everything must be looked at.
+fn read_index(input: &mut Input, length: u64) -> Option<(Vec<Block>, u64)> {
     let mut footer = [0; FOOTER_BYTES];
     let at = length.checked_sub(FOOTER_BYTES as u64)?;
     input.source.seek(SeekFrom::Start(at)).ok()?;
     input.source.read_exact(&mut footer).ok()?;
     let footer = Footer::decode(&footer)?;
-    let index = Block { offset: footer.index, kind: Kind::Index as u8, count: 0, first: 0, last: 0 };
+    let index =
+        Block { offset: footer.index, bytes: 0, kind: Kind::Index as u8, count: 0, first: 0, last: 0 };
     let header = input.load(&index).ok()?;
     // Anything between index and footer would be hidden by this index.
     if header.kind != Kind::Index as u8 || footer.index.checked_add(header.block_bytes())? != at {
@@ -630,9 +662,11 @@ fn read_index(input: &mut Input, length: u64) -> Option<Vec<Block>> {
         if offset < expected || offset >= footer.index {
             return None;
         }
-        expected = offset.checked_add(lengths.next())?;
+        let bytes = lengths.next();
+        expected = offset.checked_add(bytes)?;
         blocks.push(Block {
             offset,
+            bytes,
             kind: kinds.next(),
             count: counts.next(),
             first: firsts.next(),
@@ -641,7 +675,7 @@ fn read_index(input: &mut Input, length: u64) -> Option<Vec<Block>> {
     }
     let n_events: u64 =
         blocks.iter().filter(|b| b.kind == Kind::Events as u8).map(|b| u64::from(b.count)).sum();
-    (n_events == footer.events).then_some(blocks)
+    (n_events == footer.events).then_some((blocks, footer.index))
 }
 
 impl Input {
@@ -788,9 +822,7 @@ fn look(source: &mut dyn Source, at: u64, length: u64) -> io::Result<Look> {
         let what = "the checksum of a block's payload differs".to_owned();
         return damaged(what, CORRUPT, u64::from(header.stored));
     }
-    let block =
-        Block { offset: at, kind: header.kind, count: header.count, first: header.first, last: header.last };
-    Ok(Look::Block(block, end))
+    Ok(Look::Block(Block::new(at, &header), end))
 }
 
 fn is_footer(source: &mut dyn Source, at: u64, length: u64) -> io::Result<bool> {

@@ -20,6 +20,7 @@ use crate::event::{
     Api, ApiId, CommId, Communicator, Device, Event, Frame, FrameId, Mappings, Module, ModuleId, Process,
     Stack, StackId, TextId, Thread, ThreadId,
 };
+use crate::reader::{Block, Trace};
 use crate::tables::{IndexFields, column, keys};
 use flatbuffers::FlatBufferBuilder;
 use std::collections::VecDeque;
@@ -55,11 +56,6 @@ pub struct Writer<W: Write> {
     n_dropped: u64,
 }
 
-struct Block {
-    offset: u64,
-    header: Header,
-}
-
 impl<W: Write> Writer<W> {
     /// Begins a trace at the sink's beginning.
     ///
@@ -67,10 +63,23 @@ impl<W: Write> Writer<W> {
     /// The sink's.
     pub fn new(mut sink: W) -> io::Result<Writer<W>> {
         sink.write_all(&FILE_MAGIC)?;
+        Writer::behind(sink, FILE_MAGIC.len() as u64, Vec::new(), 0)
+    }
+
+    /// Goes on behind the last block of a trace: `sink` has the first [`Trace::blocks_end`] bytes of it, and nothing
+    /// behind them. What is defined anew replaces what the trace defines.
+    ///
+    /// # Errors
+    /// The compressor's.
+    pub fn append(trace: &Trace, sink: W) -> io::Result<Writer<W>> {
+        Writer::behind(sink, trace.blocks_end(), trace.blocks().to_vec(), trace.n_events())
+    }
+
+    fn behind(sink: W, position: u64, blocks: Vec<Block>, n_events: u64) -> io::Result<Writer<W>> {
         Ok(Writer {
             sink,
-            position: FILE_MAGIC.len() as u64,
-            blocks: Vec::new(),
+            position,
+            blocks,
             definitions: VecDeque::new(),
             mappings: PendingMappings::default(),
             events: EventRows::default(),
@@ -78,7 +87,7 @@ impl<W: Write> Writer<W> {
             builder: FlatBufferBuilder::new(),
             compressor: zstd::bulk::Compressor::new(LEVEL)?,
             compressed: Vec::new(),
-            n_events: 0,
+            n_events,
             n_dropped: 0,
         })
     }
@@ -200,7 +209,7 @@ impl<W: Write> Writer<W> {
     /// Takes back a successful [`Writer::try_finish`], so that writing can go on. The sink must then be truncated to
     /// [`Writer::position`].
     pub fn reopen(&mut self) {
-        if let Some(index) = self.blocks.pop_if(|block| block.header.kind == Kind::Index as u8) {
+        if let Some(index) = self.blocks.pop_if(|block| block.kind == Kind::Index as u8) {
             self.position = index.offset;
         }
     }
@@ -304,17 +313,17 @@ impl<W: Write> Writer<W> {
 
     fn write_index(&mut self) -> io::Result<()> {
         let each = |number: fn(&Block) -> u64| self.blocks.iter().map(number).collect::<Vec<u64>>();
-        let kinds: Vec<u8> = self.blocks.iter().map(|block| block.header.kind).collect();
-        let counts: Vec<u32> = self.blocks.iter().map(|block| block.header.count).collect();
+        let kinds: Vec<u8> = self.blocks.iter().map(|block| block.kind).collect();
+        let counts: Vec<u32> = self.blocks.iter().map(|block| block.count).collect();
         self.builder.reset();
         let to = &mut self.builder;
         let fields = IndexFields {
             offsets: keys(to, &each(|block| block.offset)),
-            lengths: column(to, &each(|block| block.header.block_bytes())),
+            lengths: column(to, &each(|block| block.bytes)),
             kinds: column(to, &kinds),
             counts: column(to, &counts),
-            first_times: column(to, &each(|block| block.header.first)),
-            last_times: column(to, &each(|block| block.header.last)),
+            first_times: column(to, &each(|block| block.first)),
+            last_times: column(to, &each(|block| block.last)),
         };
         let root = fields.build(to);
         to.finish_minimal(root);
@@ -348,7 +357,7 @@ impl<W: Write> Writer<W> {
         self.compressed[..HEADER_BYTES].copy_from_slice(&header.encode());
         // One write: a sink that is a file then has either the whole block or, when it fills up, a part of one.
         self.sink.write_all(&self.compressed)?;
-        self.blocks.push(Block { offset: self.position, header });
+        self.blocks.push(Block::new(self.position, &header));
         self.position += self.compressed.len() as u64;
         Ok(())
     }

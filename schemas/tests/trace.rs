@@ -416,6 +416,34 @@ fn a_redefinition_replaces_the_definition_for_the_whole_trace() {
 }
 
 #[test]
+fn what_is_appended_to_a_trace_replaces_its_definitions_and_hides_none_of_its_damage() {
+    let story = story(7, 60);
+    let whole = write(&story, 10);
+    let frame = Frame::Python { function: "f".to_owned(), file: "a.py".to_owned(), line: 3 };
+    let append = |bytes: &[u8]| {
+        let trace = open(bytes.to_vec()).unwrap();
+        let sink = bytes[..trace.blocks_end() as usize].to_vec();
+        let mut writer = Writer::append(&trace, sink).unwrap();
+        writer.frame(FrameId(0), &frame);
+        writer.try_finish().unwrap();
+        open(std::mem::take(writer.sink())).unwrap()
+    };
+    let appended = append(&whole);
+    assert!(appended.is_complete());
+    let (got, mut expected) = (read(&appended), story);
+    expected.frames[0] = frame.clone();
+    assert_eq!(got, expected);
+    let mut broken = whole.clone();
+    let middle = broken.len() / 2;
+    broken[middle] ^= 1;
+    let before = open(broken.clone()).unwrap();
+    let after = append(&broken);
+    let events: Vec<Event> = after.events().collect();
+    assert_eq!(events, before.events().collect::<Vec<_>>());
+    assert!(!before.damages().is_empty() && after.damages() == before.damages(), "{:?}", after.damages());
+}
+
+#[test]
 fn every_prefix_of_a_trace_is_readable_and_keeps_every_whole_block() {
     let story = story(7, 60);
     let whole = write(&story, 10);

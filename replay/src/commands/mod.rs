@@ -19,6 +19,7 @@ mod replay;
 mod report;
 mod stats;
 mod summary;
+mod symbolise;
 mod tree;
 mod tune;
 
@@ -59,6 +60,7 @@ const VERBS: &[Verb] = &[
     doctor::VERB,
     import::VERB,
     recover::VERB,
+    symbolise::VERB,
     recorder::VERB,
 ];
 

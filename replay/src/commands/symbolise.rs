@@ -1,0 +1,73 @@
+//! `gputrace symbolise`: functions and lines for a trace that was made elsewhere.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{ArgMatches, Args};
+use gputrace_recorder::Overwrite;
+use gputrace_recorder::symbolise::{Symbolised, Unresolved, symbolise};
+
+use super::Verb;
+
+pub(super) const VERB: Verb = Verb::new::<SymboliseArgs>("symbolise", run);
+
+/// Names the native frames of a trace from files of another machine, a debug package or debuginfod's cache
+///
+/// The recorder names what it can when a program ends, from the files that the program ran. What was stripped, or had
+/// gone by then, can be named later and anywhere: files are found below --sysroot by build id and by their recorded paths, and
+/// only those count that have the build id of the recorded ones. The result is the same trace, with more names.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  gputrace symbolise --sysroot /mnt/node7 -o named.gtr train.gtr
+  gputrace symbolise --sysroot ~/.cache/debuginfod_client -o named.gtr train.gtr
+
+Below DIR, in this order; the file that says most is taken:
+  usr/lib/debug/.build-id/xx/yyyy.debug, .build-id/xx/yyyy.debug, .build-id/xx/yyyy
+  BUILDID/debuginfo, BUILDID/executable, BUILDID, BUILDID.debug
+  usr/lib/debug/PATH.debug, PATH")]
+pub(super) struct SymboliseArgs {
+    /// A trace made by `gputrace record`
+    #[arg(required = true, value_name = "TRACE")]
+    trace: PathBuf,
+    /// Where the files are, taken for / of the machine of the trace; several are asked in turn [default: /]
+    #[arg(long, value_name = "DIR")]
+    sysroot: Vec<PathBuf>,
+    /// Where the new trace goes
+    #[arg(short, long, required = true, value_name = "FILE")]
+    output: PathBuf,
+    /// Overwrite a trace that exists
+    #[arg(short, long)]
+    force: bool,
+}
+
+fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+    let args: SymboliseArgs = super::parsed(matches)?;
+    let roots = if args.sysroot.is_empty() { vec!["/".into()] } else { args.sysroot };
+    let overwrite = if args.force { Overwrite::Replace } else { Overwrite::Refuse };
+    let found = symbolise(&args.trace, roots, &args.output, overwrite)?;
+    let Symbolised { n_frames, n_functions, n_lines, unresolved } = found;
+    let to = args.output.display();
+    writeln!(
+        out,
+        "{to}: of {n_frames} native frames without a line, {n_lines} have one now, and {n_functions} a function that had none"
+    )?;
+    for Unresolved { module, n_frames, others } in &unresolved {
+        let path = &module.path;
+        if module.build_id.is_empty() {
+            writeln!(
+                out,
+                "{path}: recorded without a build id, so that no file can be told to be it ({n_frames} frames)"
+            )?;
+            continue;
+        }
+        writeln!(out, "{path}: no file with build id {} ({n_frames} frames)", module.build_id)?;
+        for other in others {
+            let its = if other.build_id.is_empty() { "none" } else { &other.build_id };
+            writeln!(out, "  {} is another build: its build id is {its}", other.path.display())?;
+        }
+    }
+    writeln!(out, "next: gputrace report {to}")?;
+    Ok(ExitCode::SUCCESS)
+}

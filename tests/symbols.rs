@@ -1,0 +1,175 @@
+//! Functions and lines of programs without Python: from files that are stripped, gone or elsewhere, and never from a file
+//! of another build.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use gputrace_schemas::event::{Action, EventKind, Frame};
+use gputrace_schemas::reader::Trace;
+use gputrace_tests::recorded::{self, Folder};
+use object::{Object, ObjectSymbol};
+
+/// Says what it does, for a failure, and what it said.
+fn run(command: &mut Command) -> Output {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {said}");
+    output
+}
+
+fn folder(name: &str) -> Folder {
+    Folder::new(Path::new(env!("CARGO_TARGET_TMPDIR")), &format!("symbols-{name}"))
+}
+
+/// Compiles `guests/inlined.c`; programs that ask for other sizes are other builds.
+fn program(folder: &Folder, weights: u32) -> PathBuf {
+    let path = folder.path().join("program");
+    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    run(Command::new(compiler)
+        .args(["-std=gnu11", "-O1", "-g", "-Wl,--build-id", "-o"])
+        .arg(&path)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("guests/inlined.c"))
+        .arg(format!("-DWEIGHTS={weights}"))
+        .arg(fake_cuda::library_dir().join("libcuda.so.1")));
+    path
+}
+
+fn build_id(program: &Path) -> String {
+    let data = fs::read(program).expect("the program");
+    let elf = object::File::parse(&*data).expect("ELF");
+    let id = elf.build_id().expect("whole").expect("a build id");
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Takes what names a program's functions out of it and puts it where distributions do, below `root`.
+fn split(program: &Path, root: &Path) {
+    let id = build_id(program);
+    let (first, rest) = id.split_at(2);
+    let debug = root.join(format!("usr/lib/debug/.build-id/{first}/{rest}.debug"));
+    fs::create_dir_all(debug.parent().expect("a folder")).expect("writable");
+    run(Command::new("objcopy").arg("--only-keep-debug").args([program, &*debug]));
+    run(Command::new("strip").arg(program));
+    let data = fs::read(program).expect("the program");
+    let elf = object::File::parse(&*data).expect("ELF");
+    assert!(elf.symbols().all(|symbol| symbol.name() != Ok("load_weights")), "it is stripped");
+}
+
+fn record(program: &Path, folder: &Folder, arguments: &[&str]) -> PathBuf {
+    let mut command = Command::new(program);
+    command.args(arguments).env("LD_LIBRARY_PATH", fake_cuda::library_dir());
+    recorded::preload(&mut command, folder);
+    command.output().expect("the program runs");
+    folder.traces(1);
+    folder.files("gtr").remove(0)
+}
+
+/// The frames of the program's own request, innermost first, without what the C library calls `main` from.
+fn frames(trace: &Path) -> Vec<String> {
+    let trace = Trace::open(trace).expect("a trace");
+    let asks = |event: &gputrace_schemas::event::Event| matches!(&event.kind, EventKind::Call(call) if call.action == Action::Alloc);
+    let event = trace.events().find(asks).expect("one request");
+    let frame = |frame: &Frame| match frame {
+        Frame::Native { module, function, file, line, inlined, .. } => {
+            let path = module.and_then(|id| trace.module(id)).map_or("", |module| &module.path);
+            let place = if file.is_empty() { path } else { file };
+            let line = if *line > 0 { format!(":{line}") } else { String::new() };
+            let inlined = if *inlined { " inlined" } else { "" };
+            let place = place.rsplit('/').next().unwrap_or_default();
+            (!path.contains("libc.so")).then(|| format!("{function} {place}{line}{inlined}"))
+        }
+        Frame::Python { .. } => None,
+    };
+    trace.stack_frames(event.stack).filter_map(frame).take_while(|name| !name.contains("_start")).collect()
+}
+
+/// Lines of `guests/inlined.c`.
+const NAMED: [&str; 3] = ["ask inlined.c:11 inlined", "load_weights inlined.c:17", "main inlined.c:44"];
+
+/// The same and `_start` without names.
+const UNNAMED: [&str; 3] = [" program"; 3];
+
+fn gputrace(arguments: &[&str]) -> String {
+    let output = run(Command::new(recorded::built().join("gputrace")).args(arguments));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+fn symbolise(trace: &Path, root: &Path, folder: &Folder) -> (PathBuf, String) {
+    let named = folder.path().join("named.trace");
+    let said = gputrace(&[
+        "symbolise",
+        "--sysroot",
+        &root.display().to_string(),
+        "-fo",
+        &named.display().to_string(),
+        &trace.display().to_string(),
+    ]);
+    (named, said)
+}
+
+#[test]
+fn a_native_program_is_shown_with_lines_and_inlined_functions() {
+    let folder = folder("native");
+    let trace = record(&program(&folder, 1 << 20), &folder, &["alloc"]);
+    assert_eq!(frames(&trace), NAMED);
+    let tree = gputrace(&["tree", &trace.display().to_string()]);
+    let lines: Vec<&str> = tree
+        .lines()
+        .filter_map(|line| line.split_once("└ ").or(line.split_once("  ")))
+        .map(|(_, rest)| rest.trim())
+        .collect();
+    for frame in ["main (inlined.c:44)", "load_weights (inlined.c:17)", "ask (inlined.c:11)"] {
+        assert!(lines.contains(&frame), "{frame}: {tree}");
+    }
+}
+
+#[test]
+fn a_stripped_program_is_named_from_its_debug_file() {
+    let folder = folder("stripped");
+    let program = program(&folder, 1 << 20);
+    let root = folder.path().join("root");
+    split(&program, &root);
+    let trace = record(&program, &folder, &["alloc"]);
+    assert_eq!(frames(&trace), UNNAMED);
+    let (named, said) = symbolise(&trace, &root, &folder);
+    assert_eq!(frames(&named), NAMED, "{said}");
+    let (before, after) = (Trace::open(&trace).expect("whole"), Trace::open(&named).expect("whole"));
+    assert!(before.events().eq(after.events()), "the events are the same");
+    assert!(after.is_complete() && after.damages().is_empty());
+    let report = gputrace(&["report", &named.display().to_string()]);
+    assert!(report.contains("inlined.c:11)") && report.contains("  ask ("), "{report}");
+}
+
+#[test]
+fn a_file_of_another_build_names_nothing() {
+    let folder = folder("other-build");
+    let program = program(&folder, 1 << 20);
+    let root = folder.path().join("root");
+    split(&program, &root);
+    let trace = record(&program, &folder, &["alloc"]);
+    let recorded_id = build_id(&program);
+    // What is at the recorded path on the other machine was compiled again since.
+    fs::remove_dir_all(&root).expect("ours");
+    let there = root.join(program.strip_prefix("/").expect("absolute"));
+    fs::create_dir_all(there.parent().expect("a folder")).expect("writable");
+    let other = self::program(&folder, 2 << 20);
+    fs::copy(&other, &there).expect("writable");
+    let (named, said) = symbolise(&trace, &root, &folder);
+    assert_eq!(frames(&named), UNNAMED, "{said}");
+    let missing = format!("\n{}: no file with build id {recorded_id} (", program.display());
+    let other = format!("\n  {} is another build: its build id is {}\n", there.display(), build_id(&other));
+    assert!(said.contains(&missing) && said.contains(&other), "{said}\nlacks\n{missing}{other}");
+}
+
+#[test]
+fn a_program_that_deletes_its_file_is_named_from_what_is_still_open() {
+    // Before it is recorded, and while it is; and ended so that nothing of it is left to look at.
+    for deeds in [["delete", "alloc"], ["alloc", "delete"]] {
+        let folder = folder(&format!("deleted-{}", deeds[0]));
+        let trace = record(&program(&folder, 1 << 20), &folder, &deeds);
+        assert_eq!(frames(&trace), NAMED, "{deeds:?}");
+    }
+    let folder = folder("deleted-killed");
+    let trace = record(&program(&folder, 1 << 20), &folder, &["replace", "alloc", "kill"]);
+    assert_eq!(frames(&trace), NAMED);
+}
