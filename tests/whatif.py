@@ -163,7 +163,7 @@ def main(gputrace, library, out, names):
             if fraction:
                 wanted = int(allocated + fraction * (reserved - allocated))
                 limit = int(wanted / recorded["total"] * recorded["total"])  # what PyTorch makes of the fraction
-            question = ["replay", trace, "--json", "--policy", f"torch:{options}"] + (["--limit", str(limit)] if limit else [])
+            question = ["replay", trace, "--json", "--policy", f"torch:{options}"] + (["--limit", str(limit), "--other", "0"] if limit else [])
             report = run([gputrace, *question])
             predicted = report["outcomes"][0]
             real = run([*python, name, str(limit)], PYTORCH_CUDA_ALLOC_CONF=options)

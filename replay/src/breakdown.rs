@@ -207,7 +207,7 @@ impl<F: Fn(u64) -> u64> Observer for Dissection<'_, F> {
 }
 
 /// The line to show for a stack.
-fn site(stream: &OpStream, stack: StackId) -> Option<&Frame> {
+pub(crate) fn site(stream: &OpStream, stack: StackId) -> Option<&Frame> {
     let is_python = |frame: &&Frame| frame.file.ends_with(".py") || frame.file.starts_with('<');
     let frames = || stream.stacks.frames_of(stack);
     let own = frames().filter(is_python).find(|frame| owners::python_package(&frame.file).is_none());
@@ -221,7 +221,7 @@ mod tests {
     use super::*;
     use crate::ops::{Allocation, Builder, Stacks};
     use crate::policies::torch::NEWEST;
-    use crate::whatif::{Laboratory, Question};
+    use crate::whatif::{Laboratory, Other, Question};
 
     const MIB: u64 = 1 << 20;
 
@@ -248,6 +248,7 @@ mod tests {
             torch_version: NEWEST,
             device_memory: None,
             limit: None,
+            other: Other::Ignored,
         };
         Laboratory::new(&stream).unwrap().fragmentation(&question).unwrap()
     }

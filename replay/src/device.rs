@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::addresses::AddressSpace;
 use crate::audit::Audit;
-use crate::ops::AllocId;
+use crate::ops::{AllocId, OtherChange, Others};
 
 /// 2 MiB: what the driver hands out physical memory in, since Pascal (measured, and pytorch#17120).
 pub const PAGE: u64 = 2 << 20;
@@ -95,11 +95,30 @@ impl SegmentBook {
     }
 }
 
+/// When allocator and others together held most of the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tightest {
+    /// Index of the op.
+    pub op: usize,
+    /// Mapped by the simulated allocator, bytes.
+    pub reserved: u64,
+    /// Held by others, bytes.
+    pub others: u64,
+}
+
 /// The simulated GPU.
 pub struct Device<'a> {
     total: u64,
     limit: Option<u64>,
+    /// All that the allocator and others may hold together, bytes.
+    capacity: u64,
     used: u64,
+    /// What others will hold.
+    changes: &'a [OtherChange],
+    /// What each of them holds now.
+    others: Vec<u64>,
+    others_total: u64,
+    tightest: Tightest,
     space: Box<dyn AddressSpace + 'a>,
     segments: Vec<SegmentBook>,
     pending: BTreeMap<u64, (AllocId, Placement, u64)>,
@@ -117,7 +136,12 @@ impl<'a> Device<'a> {
         Device {
             total,
             limit,
+            capacity: total,
             used: 0,
+            changes: &[],
+            others: Vec::new(),
+            others_total: 0,
+            tightest: Tightest::default(),
             space,
             segments: Vec::new(),
             pending: BTreeMap::new(),
@@ -127,6 +151,14 @@ impl<'a> Device<'a> {
             op: 0,
             books: Books::default(),
         }
+    }
+
+    /// Others share the device, and what the process may use.
+    pub fn beside(mut self, others: &'a Others) -> Device<'a> {
+        self.capacity = self.total.min(self.limit.unwrap_or(u64::MAX));
+        self.changes = &others.changes;
+        self.others = vec![0; others.names.len()];
+        self
     }
 
     /// Lets an independent checker watch everything. Slow.
@@ -142,7 +174,24 @@ impl<'a> Device<'a> {
 
     /// Physical memory that nobody uses, bytes.
     pub fn free(&self) -> u64 {
-        self.total.saturating_sub(self.used)
+        self.capacity.saturating_sub(self.used).saturating_sub(self.others_total)
+    }
+
+    /// When allocator and others together held most.
+    pub fn tightest(&self) -> Tightest {
+        self.tightest
+    }
+
+    /// What the allocator and others hold now.
+    pub(crate) fn now(&self) -> Tightest {
+        Tightest { op: self.op as usize, reserved: self.books.reserved.current, others: self.others_total }
+    }
+
+    fn note_tightest(&mut self) {
+        let now = self.now();
+        if now.reserved + now.others > self.tightest.reserved + self.tightest.others {
+            self.tightest = now;
+        }
     }
 
     /// The most that the process may have mapped, bytes. Keeping to it is the policy's business, because
@@ -166,6 +215,7 @@ impl<'a> Device<'a> {
         self.used += physical;
         self.books.reserved.add(bytes);
         self.books.n_device_alloc += 1;
+        self.note_tightest();
         if let Some(audit) = &mut self.audit {
             audit.mapped(address, bytes);
         }
@@ -175,6 +225,21 @@ impl<'a> Device<'a> {
     /// Which op is being simulated: the driver may know what else happened by then.
     pub(crate) fn at_op(&mut self, op: usize) {
         self.op = op as u32;
+        if self.changes.first().is_some_and(|change| change.before_op as usize <= op) {
+            self.others_change();
+        }
+    }
+
+    fn others_change(&mut self) {
+        let n_due = self.changes.partition_point(|change| change.before_op <= self.op);
+        let (due, later) = self.changes.split_at(n_due);
+        for change in due {
+            let held = &mut self.others[change.name as usize];
+            self.others_total = self.others_total.saturating_sub(*held).saturating_add(change.bytes);
+            *held = change.bytes;
+        }
+        self.changes = later;
+        self.note_tightest();
     }
 
     /// Until told otherwise, the next requests are ones that the driver refused when they were recorded.
@@ -219,6 +284,7 @@ impl<'a> Device<'a> {
         }
         self.books.reserved.add(bytes);
         self.books.n_device_alloc += 1;
+        self.note_tightest();
         if let Some(audit) = &mut self.audit {
             audit.mapped(address, bytes);
         }

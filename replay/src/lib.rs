@@ -21,6 +21,7 @@ pub mod owners;
 pub mod postmortem;
 mod protobuf;
 pub mod ranks;
+pub mod reactions;
 pub mod redact;
 pub mod report;
 pub mod roles;

@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 
 use crate::backward::{place, python_lines};
 use crate::categories::Categories;
-use crate::ledger::{Block, Ledger, MemoryKind, Object, OwnerId, PhaseId, SiteId};
+use crate::ledger::{Block, Ledger, Object, OwnerId, PhaseId, SiteId};
 use crate::lives::Lives;
 use crate::owners::{TORCH, file_name};
 use crate::roles::roles;
@@ -348,7 +348,7 @@ fn parted(
         let holder = Holder { device, level: Level::Block, owner: torch_owner, site, stack, stream, part };
         add(holder, block.bytes);
     }
-    for object in ledger.live().filter(|object| object.device == device && is_physical(object.kind)) {
+    for object in ledger.live().filter(|object| object.device == device && object.kind.is_physical()) {
         if object.torch && has_blocks {
             segments = segments.saturating_add(object.bytes.0);
             continue;
@@ -371,10 +371,6 @@ fn parted(
 fn torch_owner(ledger: &Ledger) -> OwnerId {
     let torch = ledger.live().find(|object| object.torch).map(|object| object.owner);
     torch.unwrap_or(OwnerId(u32::MAX))
-}
-
-fn is_physical(kind: MemoryKind) -> bool {
-    matches!(kind, MemoryKind::Linear | MemoryKind::Virtual | MemoryKind::Async | MemoryKind::Array)
 }
 
 /// What nobody uses, as a line of a stack.

@@ -74,6 +74,52 @@ pub struct RecordedOom {
     pub device_free: u64,
     /// The stream of the request.
     pub stream: StreamIdx,
+    /// Who asked.
+    pub stack: StackId,
+}
+
+/// The program asked how much memory of the device is free: what it did then may depend on the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Query {
+    /// Who asked.
+    pub stack: StackId,
+    /// How often.
+    pub times: u64,
+    /// A library asked, to choose an algorithm by the workspace that it needs.
+    pub is_autotune: bool,
+}
+
+/// Memory of the device that the recorded allocator had no part in: contexts, code, other libraries.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Others {
+    /// Who held it.
+    pub names: Vec<String>,
+    /// In order.
+    pub changes: Vec<OtherChange>,
+    /// The driver told what it charged: contexts and code are among the names.
+    pub is_charge_known: bool,
+}
+
+/// Somebody of [`Others`] held another amount than before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OtherChange {
+    /// It happened after the op before this index and before (or within) the op at it.
+    pub before_op: u32,
+    /// Index into [`Others::names`].
+    pub name: u32,
+    /// What it held from then on, bytes.
+    pub bytes: u64,
+}
+
+impl Others {
+    /// Who held what when an op was done: index into [`Others::names`], and bytes.
+    pub fn at(&self, op: usize) -> Vec<u64> {
+        let mut held = vec![0; self.names.len()];
+        for change in self.changes.iter().take_while(|change| change.before_op as usize <= op) {
+            held[change.name as usize] = change.bytes;
+        }
+        held
+    }
 }
 
 /// A memory pool.
@@ -301,6 +347,10 @@ pub struct OpStream {
     pub driver: Vec<DriverEvent>,
     /// What else was in the process's address space, where the trace tells.
     pub surroundings: Option<Surroundings>,
+    /// What else was in the device's memory, where the trace tells.
+    pub others: Option<Others>,
+    /// Questions for free memory, where the trace tells.
+    pub queries: Vec<Query>,
     /// The segments that those calls concern, and those that were there before.
     pub segments: Vec<RecordedSegment>,
     /// For each allocation the segment that it was in, or [`NO_SEGMENT`]; empty once every pool is known.
@@ -341,6 +391,8 @@ impl OpStream {
         let mut driver = self.driver.iter_mut().peekable();
         let nearby = self.surroundings.iter_mut().flat_map(|surroundings| &mut surroundings.events);
         let mut nearby = nearby.peekable();
+        let others = self.others.iter_mut().flat_map(|others| &mut others.changes);
+        let mut others = others.peekable();
         for index in 0..=self.ops.len() {
             while let Some((_, op)) = places_left.next_if(|(before, _)| *before as usize == index) {
                 ops.push(*op);
@@ -350,6 +402,9 @@ impl OpStream {
             }
             while let Some(event) = nearby.next_if(|event| event.before_op as usize == index) {
                 event.before_op = ops.len() as u32;
+            }
+            while let Some(change) = others.next_if(|change| change.before_op as usize == index) {
+                change.before_op = ops.len() as u32;
             }
             ops.extend(self.ops.get(index).copied());
         }
@@ -388,6 +443,8 @@ impl Builder {
                 ooms: Vec::new(),
                 driver: Vec::new(),
                 surroundings: None,
+                others: None,
+                queries: Vec::new(),
                 segments: Vec::new(),
                 segment_of: Vec::new(),
                 initial: Vec::new(),
@@ -468,6 +525,11 @@ impl Builder {
         let (before_op, before_call) = (self.stream.ops.len() as u32, self.stream.driver.len() as u32);
         let surroundings = self.stream.surroundings.get_or_insert_default();
         surroundings.events.push(NearbyEvent { before_op, before_call, what });
+    }
+
+    /// Ops so far.
+    pub(crate) fn n_ops(&self) -> u32 {
+        self.stream.ops.len() as u32
     }
 
     /// What has been built so far, to be completed in place.

@@ -16,7 +16,7 @@ use crate::report::render::text::bytes;
 use crate::report::sections::POSTMORTEM;
 use crate::source::Source;
 use crate::story::{Story, Watch};
-use crate::whatif::{Confidence, Laboratory, Question};
+use crate::whatif::{Confidence, Laboratory, Other, Question};
 
 /// Settings to try: what people are advised to set, one at a time, so that each answers for itself.
 const SETTINGS: [&str; 9] = [
@@ -322,6 +322,8 @@ pub fn remedies(
             torch_version: version,
             device_memory: None,
             limit: limit.map(|limit| limit.0),
+            // The capacity is what was left for PyTorch.
+            other: Other::Ignored,
         };
         let fits = |limit| laboratory.guess(&question(Some(limit))).is_ok_and(|outcome| outcome.fits());
         let verdict = match () {

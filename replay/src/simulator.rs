@@ -6,7 +6,7 @@
 
 use std::ops::ControlFlow;
 
-use crate::device::{Books, Device, Placement, SegmentId};
+use crate::device::{Books, Device, Placement, SegmentId, Tightest};
 use crate::ops::{AllocId, Allocation, Op, OpStream, PoolIdx};
 use crate::policies::{Capture, OutOfMemory, Policy, Request};
 
@@ -23,6 +23,8 @@ pub struct OomPoint {
     pub reserved: u64,
     /// Handed out at that moment, bytes.
     pub allocated: u64,
+    /// What the allocator and others held at that moment.
+    pub held: Tightest,
     /// What the policy said.
     pub error: OutOfMemory,
 }
@@ -38,6 +40,8 @@ pub struct Outcome {
     pub oom: Option<OomPoint>,
     /// Whether the replay ended before the trace did.
     pub is_cut_short: bool,
+    /// When the allocator and others together held most.
+    pub tightest: Tightest,
 }
 
 impl Outcome {
@@ -208,11 +212,13 @@ impl Run<'_> {
             requested,
             reserved: device.books.reserved.current,
             allocated: device.books.allocated.current,
+            held: Tightest { op, ..device.now() },
             error,
         });
     }
 
     fn outcome(self, policy: &dyn Policy, device: &Device, is_cut_short: bool) -> Outcome {
-        Outcome { books: device.books, counters: policy.counters(), oom: self.oom, is_cut_short }
+        let (books, tightest) = (device.books, device.tightest());
+        Outcome { books, counters: policy.counters(), oom: self.oom, is_cut_short, tightest }
     }
 }

@@ -4,6 +4,7 @@
 //! calls than the recorded one, the addresses are not known. The best guess is then accompanied by many others, and
 //! the answer is an interval.
 
+use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,7 +13,7 @@ use crate::addresses::{AddressSpace, Bump, Direction, Recorded, Shuffled};
 use crate::breakdown::{Dissection, Fragmentation, PeakFinder};
 use crate::device::{Device, Placement};
 use crate::driver::{Continued, Disturbance, Knowledge};
-use crate::ops::{AllocId, History, OpStream};
+use crate::ops::{AllocId, History, OpStream, OtherChange, Others};
 use crate::policies::torch::{NEWEST, PROFILES, Torch, parse, profile};
 use crate::policies::{ADDRESS_TIES, Build, Fidelity, OptionError, Policy, PolicyEntry, by_name};
 use crate::simulator::{Observer, Outcome, Unobserved, run};
@@ -28,8 +29,47 @@ pub struct Question {
     pub torch_version: (u8, u8),
     /// Memory of the device, bytes; none for unlimited.
     pub device_memory: Option<u64>,
-    /// The most that the process may reserve, bytes.
+    /// The most that the process may reserve, bytes. Where others are counted, they and the allocator share it.
     pub limit: Option<u64>,
+    /// What others hold of the device.
+    pub other: Other,
+}
+
+/// What others than the simulated allocator hold of the device: contexts, code, other libraries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Other {
+    /// It is not counted.
+    #[default]
+    Ignored,
+    /// What the trace says, at each moment; not counted where it says nothing.
+    Recorded,
+    /// So many bytes all the time.
+    Bytes(u64),
+}
+
+/// How the memory that a process may use is shared at its tightest moment, or where the simulated allocator ran out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shares {
+    /// All that there is, bytes.
+    pub limit: u64,
+    /// Whether it was enough.
+    pub fits: bool,
+    /// Reserved by the simulated allocator, bytes.
+    pub reserved: u64,
+    /// Who else held how many bytes, most first; none where nobody told.
+    pub others: Option<Vec<(String, u64)>>,
+    /// Contexts and code are among them.
+    pub is_charge_known: bool,
+    /// What the allocator asked the driver for when it ran out, bytes.
+    pub refused: Option<u64>,
+}
+
+impl Shares {
+    /// What nobody held, bytes.
+    pub fn free(&self) -> u64 {
+        let others = self.others.iter().flatten().map(|(_, bytes)| bytes);
+        others.fold(self.limit.saturating_sub(self.reserved), |free, bytes| free.saturating_sub(*bytes))
+    }
 }
 
 /// How sure an answer is.
@@ -188,9 +228,43 @@ impl<'a> Laboratory<'a> {
         space: Box<dyn AddressSpace + '_>,
     ) -> Result<Outcome, OptionError> {
         let mut policy = self.build(&question.policy, &question.options, question.torch_version)?;
-        let total = question.device_memory.unwrap_or(u64::MAX);
-        let mut device = Device::new(total, question.limit, space);
+        let others = self.others(question);
+        let mut device = device(question, space, others.as_deref());
         Ok(run(self.stream, &mut *policy, &mut device, &mut Unobserved))
+    }
+
+    fn others(&self, question: &Question) -> Option<Cow<'_, Others>> {
+        match question.other {
+            Other::Ignored => None,
+            Other::Recorded => self.stream.others.as_ref().map(Cow::Borrowed),
+            Other::Bytes(bytes) => Some(Cow::Owned(Others {
+                names: vec!["others".to_owned()],
+                changes: vec![OtherChange { before_op: 0, name: 0, bytes }],
+                is_charge_known: true,
+            })),
+        }
+    }
+
+    /// How the memory of a question was shared; none where there is no end to it.
+    pub fn shares(&self, question: &Question, outcome: &Outcome) -> Option<Shares> {
+        let limit = question.limit.into_iter().chain(question.device_memory).min()?;
+        let oom = outcome.oom.as_ref();
+        let at = oom.map_or(outcome.tightest, |oom| oom.held);
+        let others = self.others(question);
+        let named = others.as_ref().map(|others| {
+            let held = others.names.iter().cloned().zip(others.at(at.op));
+            let mut held: Vec<(String, u64)> = held.filter(|(_, bytes)| *bytes > 0).collect();
+            held.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+            held
+        });
+        Some(Shares {
+            limit,
+            fits: outcome.fits(),
+            reserved: at.reserved,
+            others: named,
+            is_charge_known: others.is_some_and(|others| others.is_charge_known),
+            refused: oom.map(|oom| oom.error.segment_bytes),
+        })
     }
 
     /// Simulates one question without looking at other addresses. For searches.
@@ -209,8 +283,8 @@ impl<'a> Laboratory<'a> {
         let watched = |observer: &mut dyn FnMut(&mut dyn Policy, &mut Device)| {
             let mut policy = self.build(&question.policy, &question.options, question.torch_version)?;
             let space = Box::new(Continued::new(&self.knowledge, None));
-            let total = question.device_memory.unwrap_or(u64::MAX);
-            observer(&mut *policy, &mut Device::new(total, question.limit, space));
+            let others = self.others(question);
+            observer(&mut *policy, &mut device(question, space, others.as_deref()));
             Ok(())
         };
         let mut peak = PeakFinder::default();
@@ -332,6 +406,18 @@ impl<'a> Laboratory<'a> {
     }
 }
 
+fn device<'a>(
+    question: &Question,
+    space: Box<dyn AddressSpace + 'a>,
+    others: Option<&'a Others>,
+) -> Device<'a> {
+    let device = Device::new(question.device_memory.unwrap_or(u64::MAX), question.limit, space);
+    match others {
+        Some(others) => device.beside(others),
+        None => device,
+    }
+}
+
 struct Guess {
     outcome: Outcome,
     is_informed: bool,
@@ -368,5 +454,63 @@ impl Observer for Comparison<'_> {
             });
         }
         ControlFlow::Continue(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::import::imported;
+
+    const MIB: u64 = 1 << 20;
+
+    fn asked(limit: u64, other: Other) -> (Shares, Outcome) {
+        let trace = imported(
+            "PrimaryRetain handle=c by=libc10_cuda.so
+            sample used=100M
+            wait ms=100
+            Create handle=n bytes=8M by=libnccl.so.2
+            Alloc addr=0x40000000 bytes=20M by=libc10_cuda.so in_allocate=1
+            block addr=0x40000000 bytes=16M requested=16M
+            Release handle=n by=libnccl.so.2
+            Alloc addr=0x60000000 bytes=20M by=libc10_cuda.so in_allocate=1
+            block addr=0x60000000 bytes=16M requested=16M",
+        );
+        let laboratory = Laboratory::new(&trace.devices[0]).unwrap();
+        let question = Question {
+            policy: "torch".into(),
+            options: String::new(),
+            torch_version: NEWEST,
+            device_memory: None,
+            limit: Some(limit),
+            other,
+        };
+        let outcome = laboratory.answer(&question).unwrap().outcome;
+        (laboratory.shares(&question, &outcome).unwrap(), outcome)
+    }
+
+    //            1st block   2nd block
+    //  PyTorch   16          32
+    //  context   100         100
+    //  NCCL      8           -
+    #[test]
+    fn others_have_their_part_of_a_limit_at_each_moment() {
+        let (shares, _) = asked(132 * MIB, Other::Recorded);
+        assert!(shares.fits && shares.free() == 0, "{shares:?}");
+        assert_eq!(shares.others.unwrap(), [("CUDA context".into(), 100 * MIB)]);
+        let (shares, outcome) = asked(123 * MIB, Other::Recorded);
+        assert_eq!((shares.fits, shares.refused), (false, Some(16 * MIB)));
+        assert_eq!(outcome.oom.unwrap().request, 0, "NCCL's part counts while it holds it");
+        let (shares, outcome) = asked(131 * MIB, Other::Recorded);
+        assert_eq!((shares.fits, shares.reserved), (false, 16 * MIB));
+        assert_eq!(outcome.oom.unwrap().request, 1);
+    }
+
+    #[test]
+    fn what_others_hold_can_be_told_or_left_out() {
+        let (shares, _) = asked(32 * MIB, Other::Ignored);
+        assert!(shares.fits && shares.others.is_none());
+        assert!(asked(33 * MIB, Other::Bytes(MIB)).0.fits);
+        assert!(!asked(33 * MIB, Other::Bytes(2 * MIB)).0.fits);
     }
 }

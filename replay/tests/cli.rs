@@ -356,8 +356,11 @@ fn help_of_every_verb() {
               --torch-version <X.Y>    PyTorch release to imitate [default: the one that explains the trace
                                        best]
               --device-memory <BYTES>  Memory of the device [default: what the trace says, or unlimited]
-              --limit <BYTES>          The most that the process may reserve, as
-                                       set_per_process_memory_fraction would set it
+              --limit <BYTES>          The most that the process may hold: whether it would fit on such a
+                                       card. Others than the allocator have their part of it (see --other)
+              --other <BYTES>          What others hold of --limit or --device-memory: the CUDA context,
+                                       code, NCCL, cuBLAS... [default: what the trace says, at each moment;
+                                       a snapshot says nothing]
               --json                   Write JSON: bytes and nanoseconds as integers
               --color <WHEN>           Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE
                                        [default: auto] [possible values: auto, always, never]
@@ -463,15 +466,19 @@ fn help_of_every_verb() {
               --torch-version <X.Y>      PyTorch release to imitate [default: the one that explains the
                                          trace best]
               --device-memory <BYTES>    Memory of the device [default: what the trace says, or unlimited]
-              --limit <BYTES>            The most that the process may reserve, as
-                                         set_per_process_memory_fraction would set it
+              --limit <BYTES>            The most that the process may hold: whether it would fit on such a
+                                         card. Others than the allocator have their part of it (see --other)
+              --other <BYTES>            What others hold of --limit or --device-memory: the CUDA context,
+                                         code, NCCL, cuBLAS... [default: what the trace says, at each
+                                         moment; a snapshot says nothing]
               --json                     Print one JSON object, bytes as integers
           -h, --help                     Print help
 
         Examples:
           gputrace replay train.gtr
           gputrace replay --policy torch --policy torch:expandable_segments:True train.gtr
-          gputrace replay --device-memory 24GiB snapshot.pickle.gz
+          gputrace replay --limit 40GiB train.gtr
+          gputrace replay --limit 24GiB --other 1.5GiB snapshot.pickle.gz
 
         ---- gputrace tune --help
         Finds the PYTORCH_CUDA_ALLOC_CONF line that saves most memory
@@ -485,8 +492,11 @@ fn help_of_every_verb() {
               --torch-version <X.Y>    PyTorch release to imitate [default: the one that explains the trace
                                        best]
               --device-memory <BYTES>  Memory of the device [default: what the trace says, or unlimited]
-              --limit <BYTES>          The most that the process may reserve, as
-                                       set_per_process_memory_fraction would set it
+              --limit <BYTES>          The most that the process may hold: whether it would fit on such a
+                                       card. Others than the allocator have their part of it (see --other)
+              --other <BYTES>          What others hold of --limit or --device-memory: the CUDA context,
+                                       code, NCCL, cuBLAS... [default: what the trace says, at each moment;
+                                       a snapshot says nothing]
               --json                   Print one JSON object, bytes as integers
           -h, --help                   Print help
 

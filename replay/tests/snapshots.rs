@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use gputrace_replay::import::load;
 use gputrace_replay::ops::{History, Op};
-use gputrace_replay::whatif::{Confidence, Laboratory, Question};
+use gputrace_replay::whatif::{Confidence, Laboratory, Other, Question};
 
 /// A pickle writer for what the tests need.
 enum Item {
@@ -122,6 +122,7 @@ fn a_complete_history_is_checked_address_by_address() {
             torch_version: (2, 11),
             device_memory: None,
             limit: None,
+            other: Other::Ignored,
         })
         .unwrap();
     assert_eq!(answer.confidence, Confidence::Exact);

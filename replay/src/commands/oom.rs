@@ -4,10 +4,12 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Args};
+use gputrace_replay::bytes::iec;
 use gputrace_replay::import::{self, ImportError, Trace};
+use gputrace_replay::ops::{Op, OpStream};
 use gputrace_replay::postmortem::{Postmortem, remedies, remedies_section};
 use gputrace_replay::report;
-use gputrace_replay::report::model::{Report, Section};
+use gputrace_replay::report::model::{Mood, Report, Section};
 use gputrace_replay::source::Source;
 use gputrace_schemas::event::Bytes;
 
@@ -71,14 +73,37 @@ pub(super) fn remedies_sections(
     }
     let trace = load().map_err(|error| format!("{:#}", anyhow::Error::from(error)));
     let of_device = |device: i16| {
-        let limit = machine.limit.map(|limit| (Bytes(limit), Bytes(limit)));
-        let capacity = limit.or_else(|| postmortem.capacity(device))?;
         let stream = trace.as_ref().map_err(Clone::clone).and_then(|trace| {
             let stream = trace.devices.iter().find(|stream| i64::from(stream.device) == i64::from(device));
             stream.ok_or_else(|| "it has no requests of this device".to_owned())
         });
+        let others = machine.limit.map(|_| others_then(stream.clone().ok(), machine)).unwrap_or_default();
+        let left =
+            |limit: u64| Bytes(others.iter().fold(limit, |left, (_, bytes)| left.saturating_sub(*bytes)));
+        let limit = machine.limit.map(|limit| (left(limit), left(limit)));
+        let capacity = limit.or_else(|| postmortem.capacity(device))?;
         let found = stream.clone().and_then(|stream| remedies(stream, capacity, machine.torch_version));
-        Some(remedies_section(device, capacity, found, stream.ok()))
+        let section = remedies_section(device, capacity, found, stream.ok());
+        let named: Vec<String> =
+            others.iter().map(|(name, bytes)| format!("{name} {}", iec(*bytes))).collect();
+        Some(match named.is_empty() {
+            true => section,
+            false => section
+                .line(Mood::Note, format!("others had their part of the limit then: {}", named.join(", "))),
+        })
     };
     postmortem.torch_devices().filter_map(of_device).collect()
+}
+
+/// Who else held how much when memory ran out.
+fn others_then(stream: Option<&OpStream>, machine: Machine) -> Vec<(String, u64)> {
+    if let Some(bytes) = machine.other {
+        return vec![("others".to_owned(), bytes)];
+    }
+    let Some((stream, others)) = stream.and_then(|stream| Some((stream, stream.others.as_ref()?))) else {
+        return vec![];
+    };
+    let at = stream.ops.iter().rposition(|op| matches!(op, Op::Oom(_))).unwrap_or(stream.ops.len());
+    let held = others.names.iter().cloned().zip(others.at(at));
+    held.filter(|(_, bytes)| *bytes > 0).collect()
 }

@@ -11,7 +11,8 @@ use gputrace_replay::bytes::{self, iec};
 use gputrace_replay::import::{self, Trace};
 use gputrace_replay::ops::{History, OpStream};
 use gputrace_replay::policies::POLICIES;
-use gputrace_replay::whatif::{Answer, Laboratory, Question, SelfCheck};
+use gputrace_replay::reactions::{Reaction, reactions};
+use gputrace_replay::whatif::{Answer, Laboratory, Other, Question, SelfCheck, Shares};
 use serde_json::{Value, json};
 
 use super::Verb;
@@ -24,7 +25,8 @@ pub(super) const VERB: Verb = Verb::new::<ReplayArgs>("replay", run);
 Examples:
   gputrace replay train.gtr
   gputrace replay --policy torch --policy torch:expandable_segments:True train.gtr
-  gputrace replay --device-memory 24GiB snapshot.pickle.gz")]
+  gputrace replay --limit 40GiB train.gtr
+  gputrace replay --limit 24GiB --other 1.5GiB snapshot.pickle.gz")]
 pub(super) struct ReplayArgs {
     /// gputrace traces or PyTorch snapshots (plain or .gz)
     #[arg(required = true, value_name = "TRACE")]
@@ -54,9 +56,44 @@ pub(super) struct Machine {
     #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
     pub(super) device_memory: Option<u64>,
 
-    /// The most that the process may reserve, as set_per_process_memory_fraction would set it
+    /// The most that the process may hold: whether it would fit on such a card. Others than the allocator have their
+    /// part of it (see --other)
     #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
     pub(super) limit: Option<u64>,
+
+    /// What others hold of --limit or --device-memory: the CUDA context, code, NCCL, cuBLAS... [default: what the trace
+    /// says, at each moment; a snapshot says nothing]
+    #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
+    pub(super) other: Option<u64>,
+}
+
+impl Machine {
+    /// What these options ask about an allocator.
+    pub(super) fn question(
+        self,
+        stream: &OpStream,
+        torch_version: (u8, u8),
+        policy: &str,
+        options: &str,
+    ) -> Question {
+        Question {
+            policy: policy.into(),
+            options: options.into(),
+            torch_version,
+            device_memory: self.device_memory.or(stream.settings.device_memory),
+            limit: self.limit,
+            other: match self.other {
+                Some(bytes) => Other::Bytes(bytes),
+                None if self.is_of_a_card() => Other::Recorded,
+                None => Other::Ignored,
+            },
+        }
+    }
+
+    /// Whether something has to fit.
+    pub(super) fn is_of_a_card(self) -> bool {
+        self.limit.is_some() || self.device_memory.is_some()
+    }
 }
 
 fn version(text: &str) -> Result<(u8, u8), String> {
@@ -111,6 +148,9 @@ struct Row<'a> {
     answer: Answer,
     fragmentation: Fragmentation,
     self_check: SelfCheck,
+    /// How the card was shared, where one was asked about.
+    shares: Option<Shares>,
+    reactions: Vec<Reaction>,
 }
 
 fn replay<'a>(trace: &'a Trace, args: &ReplayArgs) -> anyhow::Result<Vec<Row<'a>>> {
@@ -119,16 +159,20 @@ fn replay<'a>(trace: &'a Trace, args: &ReplayArgs) -> anyhow::Result<Vec<Row<'a>
         let laboratory = Laboratory::new(stream)
             .map_err(|why| anyhow!("device {} cannot be replayed: {why}", stream.device))?;
         let self_check = laboratory.self_check(args.machine.torch_version);
+        let reactions = reactions(stream);
         for question in questions(stream, args, self_check.torch_version) {
             let answer =
                 laboratory.answer(&question).with_context(|| format!("--policy {}", named(&question)))?;
             let fragmentation = laboratory.fragmentation(&question)?;
+            let shares = laboratory.shares(&question, &answer.outcome);
             rows.push(Row {
                 device: stream,
                 question,
                 answer,
                 fragmentation,
                 self_check: self_check.clone(),
+                shares: shares.filter(|_| args.machine.is_of_a_card()),
+                reactions: reactions.clone(),
             });
         }
     }
@@ -136,13 +180,8 @@ fn replay<'a>(trace: &'a Trace, args: &ReplayArgs) -> anyhow::Result<Vec<Row<'a>
 }
 
 fn questions(stream: &OpStream, args: &ReplayArgs, torch_version: (u8, u8)) -> Vec<Question> {
-    let question = |policy: &str, options: &str| Question {
-        policy: policy.into(),
-        options: options.into(),
-        torch_version,
-        device_memory: args.machine.device_memory.or(stream.settings.device_memory),
-        limit: args.machine.limit,
-    };
+    let question =
+        |policy: &str, options: &str| args.machine.question(stream, torch_version, policy, options);
     if args.policy.is_empty() {
         return vec![question(stream.settings.policy, stream.settings.options.as_deref().unwrap_or(""))];
     }
@@ -164,7 +203,7 @@ fn report_json(path: &std::path::Path, rows: &[Row]) -> Value {
 }
 
 fn row_json(row: &Row) -> Value {
-    let Row { device, question, answer, fragmentation, self_check } = row;
+    let Row { device, question, answer, fragmentation, self_check, shares, reactions } = row;
     let (outcome, books) = (&answer.outcome, &answer.outcome.books);
     let counters: serde_json::Map<String, Value> =
         outcome.counters.iter().map(|(name, value)| ((*name).into(), json!(value))).collect();
@@ -201,12 +240,62 @@ fn row_json(row: &Row) -> Value {
         "n_guesses": answer.n_oom.1,
         "n_guesses_out_of_memory": answer.n_oom.0,
         "oom": oom,
+        "shares": shares.as_ref().map(shares_json),
+        "warnings": warnings_json(reactions),
         "self_check": {
             "matching": self_check.n_matching,
             "of": self_check.n_requests,
             "torch_version": format!("{}.{}", self_check.torch_version.0, self_check.torch_version.1),
         },
     })
+}
+
+/// How the card was shared.
+pub(super) fn shares_json(shares: &Shares) -> Value {
+    let other = |(owner, bytes): &(String, u64)| json!({"owner": owner, "bytes": bytes});
+    json!({
+        "limit_bytes": shares.limit,
+        "fits": shares.fits,
+        "reserved_bytes": shares.reserved,
+        "others": shares.others.as_ref().map(|others| others.iter().map(other).collect::<Vec<_>>()),
+        "free_bytes": shares.free(),
+        "refused_bytes": shares.refused,
+    })
+}
+
+/// How the card was shared, in a line.
+pub(super) fn shares_line(policy: &str, shares: &Shares) -> String {
+    let policy = if policy == "torch" { "PyTorch" } else { policy };
+    let verdict = if shares.fits { "fits" } else { "does not fit" };
+    let mut line = format!("{verdict}: limit {} = {policy} {}", iec(shares.limit), iec(shares.reserved));
+    for (owner, bytes) in shares.others.iter().flatten() {
+        line += &format!(" + {owner} {}", iec(*bytes));
+    }
+    line += &format!(" + free {}", iec(shares.free()));
+    if let Some(refused) = shares.refused {
+        line += &format!(", and {} more were asked for", iec(refused));
+    }
+    match (&shares.others, shares.is_charge_known) {
+        (None, _) => {
+            line += "; the CUDA context and other libraries need their part, of which this trace does not tell (--other BYTES)";
+        }
+        (Some(_), false) => {
+            line +=
+                "; the CUDA context and code need their part, which the driver did not tell (--other BYTES)"
+        }
+        (Some(_), true) => {}
+    }
+    line
+}
+
+/// What the replay cannot follow.
+pub(super) fn warnings_json(reactions: &[Reaction]) -> Vec<Value> {
+    let warning = |reaction: &Reaction| {
+        let site = reaction.site.as_ref();
+        let site = site.map(|site| json!({"function": *site.name, "file": *site.file, "line": site.line}));
+        json!({"kind": reaction.kind.name(), "count": reaction.count, "call_site": site, "text": reaction.text()})
+    };
+    reactions.iter().map(warning).collect()
 }
 
 fn fragmentation_json(fragmentation: &Fragmentation) -> Value {
@@ -302,6 +391,9 @@ fn report_table(out: &mut dyn Write, path: &std::path::Path, rows: &[Row]) -> an
                 iec(high)
             )?;
         }
+        if let Some(shares) = &row.shares {
+            writeln!(out, "{:>12} {}", "", shares_line(&row.question.policy, shares))?;
+        }
         if let Some(oom) = &row.answer.outcome.oom {
             writeln!(
                 out,
@@ -346,6 +438,9 @@ fn header(out: &mut dyn Write, path: &std::path::Path, row: &Row) -> anyhow::Res
     }
     if row.device.history == History::StartsLate {
         writeln!(out, "  recording began when memory was in use: what-ifs are approximate")?;
+    }
+    for reaction in &row.reactions {
+        writeln!(out, "  warning: {}", reaction.text())?;
     }
     writeln!(
         out,

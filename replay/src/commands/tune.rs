@@ -13,12 +13,13 @@ use gputrace_replay::bytes::iec;
 use gputrace_replay::import;
 use gputrace_replay::ops::OpStream;
 use gputrace_replay::policies::torch::{parse, profile};
+use gputrace_replay::reactions::{Reaction, reactions};
 use gputrace_replay::simulator::Outcome;
-use gputrace_replay::whatif::{Answer, Laboratory, Question};
+use gputrace_replay::whatif::{Answer, Laboratory, Question, Shares};
 use serde_json::{Value, json};
 
 use super::Verb;
-use super::replay::Machine;
+use super::replay::{Machine, shares_json, shares_line, warnings_json};
 
 pub(super) const VERB: Verb = Verb::new::<TuneArgs>("tune", run);
 
@@ -117,18 +118,15 @@ struct Advice {
     n_tried: usize,
     bounds: Bounds,
     packing: Option<u64>,
+    /// How the card was shared under the best setting, where one was asked about.
+    shares: Option<Shares>,
+    reactions: Vec<Reaction>,
 }
 
 fn advise(stream: &OpStream, machine: Machine) -> anyhow::Result<Advice> {
     let laboratory = Laboratory::new(stream).map_err(|why| anyhow!("it cannot be replayed: {why}"))?;
     let torch_version = laboratory.self_check(machine.torch_version).torch_version;
-    let question = |options: &str| Question {
-        policy: "torch".into(),
-        options: options.into(),
-        torch_version,
-        device_memory: machine.device_memory.or(stream.settings.device_memory),
-        limit: machine.limit,
-    };
+    let question = |options: &str| machine.question(stream, torch_version, "torch", options);
     let recorded_options = stream.settings.options.clone().unwrap_or_default();
     let recorded = laboratory.answer(&question(&recorded_options))?;
     let mut candidates =
@@ -136,7 +134,10 @@ fn advise(stream: &OpStream, machine: Machine) -> anyhow::Result<Advice> {
     let n_tried = candidates.len();
     candidates.sort_by_key(Candidate::rank);
     let (best_options, best) = best(&laboratory, &candidates, question)?;
+    let shares = laboratory.shares(&question(&best_options), &best.outcome);
     Ok(Advice {
+        shares: shares.filter(|_| machine.is_of_a_card()),
+        reactions: reactions(stream),
         device: stream.device,
         torch_version,
         recorded_options,
@@ -262,6 +263,9 @@ impl Advice {
             iec(peak(&self.recorded)),
             iec(self.recorded.outcome.books.allocated.peak)
         )?;
+        for reaction in &self.reactions {
+            writeln!(out, "warning: {}", reaction.text())?;
+        }
         if self.helps() {
             writeln!(out, "\n    PYTORCH_CUDA_ALLOC_CONF={}\n", self.best_options)?;
             if !self.recorded.outcome.fits() {
@@ -289,6 +293,9 @@ impl Advice {
             writeln!(out, "{} must be in use at once, whatever the allocator", iec(self.bounds.requested))?;
         } else {
             writeln!(out, "\nno setting helps: the best would save less than {:.0} %", WORTHWHILE * 100.0)?;
+        }
+        if let Some(shares) = &self.shares {
+            writeln!(out, "{}", shares_line("torch", shares))?;
         }
         writeln!(out, "\n{:>12} {:>8} {:>8}  setting", "reserved", "mallocs", "frees")?;
         for candidate in &self.pareto {
@@ -350,6 +357,8 @@ impl Advice {
             "best": answer(&self.best_options, &self.best),
             "pareto": pareto,
             "n_tried": self.n_tried,
+            "shares": self.shares.as_ref().map(shares_json),
+            "warnings": warnings_json(&self.reactions),
             "bounds": {
                 "requested_bytes": self.bounds.requested,
                 "rounded_bytes": self.bounds.rounded,

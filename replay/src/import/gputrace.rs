@@ -24,13 +24,14 @@ use gputrace_schemas::event::{
 use gputrace_schemas::reader;
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::others::Bystanders;
 use super::{HIGHEST, ImportError, LARGEST, LARGEST_REFUSED, LARGEST_SUM, Trace};
 use crate::backward::place;
 use crate::driver::REGION;
 use crate::ledger::OUT_OF_MEMORY;
 use crate::ops::{
     AllocId, Allocation, Builder, DriverCall, Frame, History, NO_SEGMENT, Nearby, Op, OpStream, PoolIdx,
-    RecordedOom, RecordedSegment, RecordedSettings, StackId, Stacks, StreamIdx, TooMany,
+    Query, RecordedOom, RecordedSegment, RecordedSettings, StackId, Stacks, StreamIdx, TooMany,
 };
 use crate::owners;
 use crate::trace::Definitions;
@@ -104,6 +105,7 @@ fn import<I: Iterator<Item = Event>>(
         maps: BTreeMap::new(),
         callers: FxHashMap::default(),
         stacks: StackTable::default(),
+        bystanders: Bystanders::default(),
         n_captures: 0,
         n_lost: 0,
         n_implausible: 0,
@@ -196,6 +198,17 @@ struct ThreadState {
     run: Run,
     device_free: u64,
     is_capturing: bool,
+    /// Free memory was asked for, perhaps by PyTorch for the text of an error that follows.
+    question: Option<Question>,
+}
+
+/// Free memory was asked for.
+#[derive(Clone, Copy)]
+struct Question {
+    device: i16,
+    stack: StackId,
+    is_autotune: bool,
+    by_allocator: bool,
 }
 
 /// Calls on neighbouring pages that belong together.
@@ -256,6 +269,7 @@ struct Importer<'a> {
     maps: BTreeMap<u64, TorchMemory>,
     callers: FxHashMap<TraceStackId, Caller>,
     stacks: StackTable,
+    bystanders: Bystanders,
     n_captures: u64,
     n_lost: u64,
     /// Events that cannot be true.
@@ -282,6 +296,8 @@ struct Device {
     /// Segments obtained while a stream was captured, and the capture.
     captured: Vec<(u32, u64)>,
     at_start: Vec<(u64, AllocId)>,
+    /// Who asked for free memory, whether to choose an algorithm, and how often.
+    queries: FxHashMap<(StackId, bool), u64>,
     /// Number of ops when `empty_cache` was last seen: what follows without another op belongs to it.
     trimmed_at: Option<usize>,
     n_twice: u64,
@@ -297,6 +313,7 @@ impl Device {
             segments: BTreeMap::new(),
             captured: Vec::new(),
             at_start: Vec::new(),
+            queries: FxHashMap::default(),
             trimmed_at: None,
             n_twice: 0,
             n_requests_unseen: 0,
@@ -362,6 +379,13 @@ impl Device {
 
 impl Importer<'_> {
     fn event(&mut self, event: &Event) -> Result<(), TooMany> {
+        if matches!(event.kind, EventKind::Call(_) | EventKind::Sample(_)) {
+            let Importer { bystanders, devices, survey, definitions, .. } = self;
+            bystanders.event(*definitions, event, |device| {
+                let n_ops = devices.get(&device).map_or(0, |device| device.builder.n_ops());
+                (n_ops, survey.torch.contains(&device))
+            });
+        }
         match &event.kind {
             EventKind::Call(call) => self.call(event, call)?,
             EventKind::BlockAlloc(block) => self.block_alloc(event, block)?,
@@ -431,6 +455,7 @@ impl Importer<'_> {
     }
 
     fn block_alloc(&mut self, event: &Event, block: &BlockAlloc) -> Result<(), TooMany> {
+        self.answer_question(event.thread);
         let asked = self.thread(event.thread).asked;
         if !asked {
             self.flush_synchronized(event.thread);
@@ -462,6 +487,7 @@ impl Importer<'_> {
     }
 
     fn block_free(&mut self, event: &Event, block: &BlockFree) {
+        self.answer_question(event.thread);
         self.flush_synchronized(event.thread);
         self.end_run(event.thread);
         let is_captured = self.n_captures > 0;
@@ -490,10 +516,15 @@ impl Importer<'_> {
 
     fn block_oom(&mut self, event: &Event, oom: &BlockOom) {
         self.end_run(event.thread);
+        if !self.survey.knows_allocate {
+            self.thread(event.thread).question.take_if(|question| question.by_allocator);
+        }
+        self.answer_question(event.thread);
+        let stack = self.stack(event.stack);
         let device_free = self.thread(event.thread).device_free;
         if let Some(device) = self.device(oom.device) {
             let rounded = oom.requested.filter(|bytes| bytes.0 > 0).unwrap_or(oom.bytes).0;
-            device.builder.oom(RecordedOom { rounded, device_free, stream: StreamIdx(0) });
+            device.builder.oom(RecordedOom { rounded, device_free, stream: StreamIdx(0), stack });
         }
         self.complete_synchronized(event.thread);
         let thread = self.thread(event.thread);
@@ -585,12 +616,12 @@ impl Importer<'_> {
         let is_torch_device = self.survey.torch.contains(&call.device);
         if result != 0 {
             if result == OUT_OF_MEMORY && !is_torch_device && is_request(call.action) {
-                self.refused(call)?;
+                self.refused(event, call)?;
             }
             return Ok(());
         }
         match call.action {
-            Action::MemInfo => self.thread(event.thread).device_free = call.bytes.0,
+            Action::MemInfo => self.mem_info(event, call),
             Action::CaptureBegin => {
                 self.n_captures += 1;
                 self.thread(event.thread).is_capturing = true;
@@ -630,6 +661,27 @@ impl Importer<'_> {
             _ => {}
         }
         Ok(())
+    }
+
+    fn mem_info(&mut self, event: &Event, call: &Call) {
+        self.answer_question(event.thread);
+        self.thread(event.thread).device_free = call.bytes.0;
+        let by_allocator = self.caller(event.stack) == Caller::Torch;
+        if call.in_allocate {
+            return;
+        }
+        if let Some(is_autotune) = asks_for_itself(self.definitions, event.stack, by_allocator) {
+            let question =
+                Question { device: call.device, stack: self.stack(event.stack), is_autotune, by_allocator };
+            self.thread(event.thread).question = Some(question);
+        }
+    }
+
+    /// Nothing that followed shows that the last question for free memory was for the text of an error.
+    fn answer_question(&mut self, thread: ThreadId) {
+        let Some(question) = self.thread(thread).question.take() else { return };
+        let Some(device) = self.devices.get_mut(&question.device) else { return };
+        *device.queries.entry((question.stack, question.is_autotune)).or_default() += 1;
     }
 
     /// Whether nobody whose requests are replayed holds this address.
@@ -784,10 +836,11 @@ impl Importer<'_> {
         Ok(())
     }
 
-    fn refused(&mut self, call: &Call) -> Result<(), TooMany> {
+    fn refused(&mut self, event: &Event, call: &Call) -> Result<(), TooMany> {
+        let stack = self.stack(event.stack);
         let Some(device) = self.device(call.device) else { return Ok(()) };
         let stream = device.builder.stream(call.stream)?;
-        device.builder.oom(RecordedOom { rounded: call.bytes.0, device_free: 0, stream });
+        device.builder.oom(RecordedOom { rounded: call.bytes.0, device_free: 0, stream, stack });
         Ok(())
     }
 
@@ -795,7 +848,9 @@ impl Importer<'_> {
         for thread in self.threads.keys().copied().collect::<Vec<_>>() {
             self.flush_synchronized(thread);
             self.end_run(thread);
+            self.answer_question(thread);
         }
+        let mut others = self.bystanders.finish();
         let stacks = Arc::new(self.stacks.stacks);
         let mut trace = Trace { devices: Vec::new(), notes: Vec::new() };
         for (ordinal, mut device) in self.devices {
@@ -825,6 +880,11 @@ impl Importer<'_> {
             };
             stream.settings = settings(self.definitions, ordinal, has_torch);
             stream.stacks = stacks.clone();
+            stream.others = Some(others.remove(&ordinal).unwrap_or_default());
+            let queries = device.queries.into_iter();
+            stream.queries =
+                queries.map(|((stack, is_autotune), times)| Query { stack, times, is_autotune }).collect();
+            stream.queries.sort_by_key(|query| (std::cmp::Reverse(query.times), query.stack));
             if n_unknown > 0 {
                 notes.push(format!("{n_unknown} blocks were taken back that were not seen handed out"));
             }
@@ -854,6 +914,26 @@ impl Importer<'_> {
         }
         Ok(trace)
     }
+}
+
+/// Whether the program or a library asked for free memory to act on the answer, and whether to choose an algorithm by
+/// the workspace that it needs. The allocator itself asks when it sets a limit, and for cuDNN (`cacheInfo`).
+fn asks_for_itself(definitions: &dyn Definitions, stack: TraceStackId, by_allocator: bool) -> Option<bool> {
+    let frames = definitions.stack(stack).map_or(&[][..], |stack| &stack.frames);
+    let is_called = |parts: &[&str]| {
+        frames.iter().filter_map(|id| definitions.frame(*id)).any(|frame| {
+            let (TraceFrame::Python { function, .. } | TraceFrame::Native { function, .. }) = frame;
+            parts.iter().any(|part| function.contains(part))
+        })
+    };
+    if by_allocator && is_called(&["cudnn", "Cudnn", "onvolution"]) {
+        return Some(true);
+    }
+    if by_allocator && !is_called(&["mem_get_info", "memory_info", "MemoryInfo"]) {
+        return None;
+    }
+    let owner = owners::owner(definitions, definitions.stack(stack), "");
+    (owner.name != owners::NCCL).then_some(false)
 }
 
 fn is_failed(kind: &EventKind) -> bool {
@@ -1027,6 +1107,13 @@ impl StackTable {
     }
 }
 
+/// The ops of a scene.
+#[cfg(test)]
+pub(crate) fn imported(scene: &str) -> Trace {
+    let recording = crate::scene::recording(scene);
+    import(&recording, || recording.events.iter().cloned(), std::iter::empty()).unwrap()
+}
+
 #[cfg(test)]
 mod tests {
     use expect_test::{Expect, expect};
@@ -1036,11 +1123,6 @@ mod tests {
     use crate::whatif::Laboratory;
 
     const SEGMENT: &str = "Alloc addr=0x40000000 bytes=2M by=libcudart.so,libc10_cuda.so in_allocate=1\n";
-
-    fn imported(scene: &str) -> Trace {
-        let recording = recording(scene);
-        import(&recording, || recording.events.iter().cloned(), std::iter::empty()).unwrap()
-    }
 
     /// The ops and driver calls of a scene's first device, one a line.
     fn check(scene: &str, expected: Expect) {
@@ -1084,6 +1166,37 @@ mod tests {
                 Complete
             "#]],
         );
+    }
+
+    #[test]
+    fn what_others_hold_is_known_at_each_op() {
+        let trace = imported(&format!(
+            "{SEGMENT}
+            PrimaryRetain handle=c by=libc10_cuda.so
+            sample used=502M
+            wait ms=100
+            block addr=0x40000000 bytes=512 requested=512
+            Create handle=n bytes=8M by=libnccl.so.2
+            Alloc addr=0x50000000 bytes=1M by=libcublas.so.13
+            block addr=0x40000200 bytes=512 requested=512
+            Release handle=n by=libnccl.so.2
+            wait ms=100
+            sample used=504M
+            wait ms=100
+            block addr=0x40000400 bytes=512 requested=512"
+        ));
+        let others = trace.devices[0].others.as_ref().unwrap();
+        let at = |op: usize| {
+            let held = others.names.iter().zip(others.at(op)).filter(|(_, bytes)| *bytes > 0);
+            let mut held: Vec<String> =
+                held.map(|(name, bytes)| format!("{name} {}M", bytes >> 20)).collect();
+            held.sort();
+            held.join(", ")
+        };
+        assert!(others.is_charge_known);
+        assert_eq!(at(0), "CUDA context 500M");
+        assert_eq!(at(1), "CUDA context 500M, NCCL 8M, cuBLAS 1M, page rounding 1M");
+        assert_eq!(at(2), "CUDA context 500M, cuBLAS 1M, page rounding 1M");
     }
 
     #[test]

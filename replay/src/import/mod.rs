@@ -5,12 +5,15 @@ use std::io::Read;
 use std::path::Path;
 
 mod gputrace;
+mod others;
 mod pickle;
 mod pools;
 mod recording;
 mod rmm_log;
 mod snapshot;
 
+#[cfg(test)]
+pub(crate) use gputrace::imported;
 pub use pickle::PickleError;
 pub use recording::recording;
 #[cfg(test)]

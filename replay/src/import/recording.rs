@@ -169,7 +169,7 @@ impl Teller {
             }
             self.at(nanos(extras.op_times.get(n_rows).copied().unwrap_or(0), index));
             n_rows += 1;
-            self.op(stream, extras, index, *op);
+            self.op(stream, index, *op);
         }
         for (n, event) in driver {
             self.at(nanos(extras.driver_times.get(n).copied().unwrap_or(0), stream.ops.len()));
@@ -187,7 +187,7 @@ impl Teller {
         self.now = self.now.max(nanos);
     }
 
-    fn op(&mut self, stream: &OpStream, extras: &Extras, index: usize, op: Op) {
+    fn op(&mut self, stream: &OpStream, index: usize, op: Op) {
         match op {
             Op::Alloc(id) => self.alloc(stream, id),
             Op::FreeRequested(id) => {
@@ -215,7 +215,7 @@ impl Teller {
             }
             Op::Oom(idx) => {
                 let oom = stream.ooms[idx as usize];
-                let stack = stack(extras.oom_stacks.get(idx as usize).copied().unwrap_or(ops::StackId::NONE));
+                let stack = stack(oom.stack);
                 self.call(Action::MemInfo, 6, 0, oom.device_free, 0, stack);
                 let oom = BlockOom {
                     device: self.device,

@@ -109,7 +109,12 @@ impl Log {
                 self.n_twice += u64::from(self.live.insert(line.pointer, id).is_some());
             }
             "allocate failure" => {
-                self.builder.oom(RecordedOom { rounded: line.bytes, device_free: 0, stream });
+                self.builder.oom(RecordedOom {
+                    rounded: line.bytes,
+                    device_free: 0,
+                    stream,
+                    stack: StackId::NONE,
+                });
             }
             _ => match self.live.remove(&line.pointer) {
                 // RMM frees in stream order: whoever frees has made the stream wait for all users.

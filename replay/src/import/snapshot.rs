@@ -109,8 +109,6 @@ pub(super) struct Extras {
     pub(super) driver_times: Vec<i64>,
     /// For each driver call.
     pub(super) driver_stacks: Vec<StackId>,
-    /// For each failed request.
-    pub(super) oom_stacks: Vec<StackId>,
 }
 
 pub(super) fn with_extras(source: impl Read, path: &Path) -> Result<(Trace, Vec<Extras>), ImportError> {
@@ -498,7 +496,8 @@ impl<'a> Importer<'a> {
             Action::Driver(call) => self.driver(call, address, bytes, stream),
             Action::Oom => {
                 let device_free = if entry.device_free == MISSING { 0 } else { entry.device_free as u64 };
-                self.builder.oom(RecordedOom { rounded: bytes, device_free, stream });
+                let stack = self.source.stack(entry.frames);
+                self.builder.oom(RecordedOom { rounded: bytes, device_free, stream, stack });
             }
         }
         Ok(())
@@ -511,7 +510,6 @@ impl<'a> Importer<'a> {
         extras.op_times.resize(stream.ops.len(), time);
         extras.driver_times.resize(stream.driver.len(), time);
         extras.driver_stacks.resize(stream.driver.len(), stack);
-        extras.oom_stacks.resize(stream.ooms.len(), stack);
     }
 
     fn allocation(&self, entry: RawEntry, address: u64, bytes: u64, stream: StreamIdx) -> Allocation {

@@ -47,6 +47,12 @@ pub enum MemoryKind {
 }
 
 impl MemoryKind {
+    /// Memory of a device while it is live; what its driver hands out.
+    #[must_use]
+    pub fn is_physical(self) -> bool {
+        matches!(self, MemoryKind::Linear | MemoryKind::Virtual | MemoryKind::Async | MemoryKind::Array)
+    }
+
     /// Name for people.
     #[must_use]
     pub fn name(self) -> &'static str {

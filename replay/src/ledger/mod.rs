@@ -362,7 +362,8 @@ impl Ledger {
         self.lost.values().fold(0, |sum, n| sum.saturating_add(*n))
     }
 
-    fn finish(&mut self) {
+    /// No event follows.
+    pub(crate) fn finish(&mut self) {
         self.devices.values_mut().for_each(|books| books.samples.settle());
         self.training = std::mem::take(&mut self.finder).found();
         for (device, books) in std::mem::take(&mut self.torch.devices) {
@@ -610,7 +611,7 @@ fn gain(devices: &mut Devices, host: &mut Books, time: Nanos, span: Span, object
         let Some(books) = books_of(devices, host, object) else { return false };
         let before = books.peak();
         books.gain(time, object.owner, object.site, object.bytes);
-        books.peak() > before && is_physical(object.kind)
+        books.peak() > before && object.kind.is_physical()
     })
 }
 
@@ -683,10 +684,6 @@ fn phases_of<'a>(devices: &'a mut Devices, object: &Object) -> Option<&'a mut Bo
         Shelf::Physical(device) => Some(&mut devices.entry(device).or_default().phases),
         Shelf::Managed(_) | Shelf::Graphs(_) | Shelf::Host | Shelf::Nowhere => None,
     }
-}
-
-fn is_physical(kind: MemoryKind) -> bool {
-    matches!(kind, MemoryKind::Linear | MemoryKind::Virtual | MemoryKind::Async | MemoryKind::Array)
 }
 
 /// The action hands out memory.

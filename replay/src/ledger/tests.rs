@@ -450,12 +450,12 @@ fn parts_add_up_whatever_the_events() {
                 |part: fn(&Part<OwnerId>) -> u64| books.physical.owners().map(|p| part(&p)).sum::<u64>();
             assert_eq!(sum(|part| part.live.bytes.0), books.physical.live().bytes.0, "seed {seed}");
             assert_eq!(sum(|part| part.at_peak.bytes.0), books.physical.peak().0, "seed {seed}");
-            let kinds = books.kinds.iter().filter(|(kind, _)| is_physical(**kind));
+            let kinds = books.kinds.iter().filter(|(kind, _)| kind.is_physical());
             assert_eq!(kinds.map(|(_, meter)| meter.now.0).sum::<u64>(), books.physical.now().bytes.0);
         }
         let live: u64 = ledger
             .live()
-            .filter(|o| is_physical(o.kind) && o.device != HOST)
+            .filter(|o| o.kind.is_physical() && o.device != HOST)
             .fold(0, |sum, o| sum.saturating_add(o.bytes.0));
         let booked =
             ledger.devices.values().fold(0u64, |sum, d| sum.saturating_add(d.physical.live().bytes.0));
