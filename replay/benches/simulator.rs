@@ -45,7 +45,13 @@ fn main() {
 fn simulated(stream: &OpStream) -> (f64, u64) {
     let mut policy = by_name("torch")
         .and_then(|entry| {
-            (entry.build)(Build { options: "", torch_version: (2, 11), n_streams: 1, n_pools: 1 })
+            (entry.build)(Build {
+                options: "",
+                torch_version: (2, 11),
+                n_streams: 1,
+                n_pools: 1,
+                profile: None,
+            })
         })
         .expect("the default policy has no options");
     let mut device = Device::new(u64::MAX, None, Box::new(Bump::new(Direction::Descending)));

@@ -49,6 +49,20 @@ pub fn offline_packing(stream: &OpStream, most: usize) -> Option<u64> {
     if stream.allocations.len() > most {
         return None;
     }
+    Some(pack(&lives(stream), None).height)
+}
+
+/// From when to when an allocation is in use, counted in changes of what is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Life {
+    pub(crate) start: u32,
+    pub(crate) end: u32,
+    /// Rounded.
+    pub(crate) bytes: u64,
+}
+
+/// All lives, by [`AllocId`].
+pub(crate) fn lives(stream: &OpStream) -> Vec<Life> {
     let end = stream.ops.len() as u32 + 1;
     let mut lives: Vec<Life> = stream
         .allocations
@@ -61,32 +75,38 @@ pub fn offline_packing(stream: &OpStream, most: usize) -> Option<u64> {
         let life = &mut lives[id.0 as usize];
         if is_live { life.start = time } else { life.end = time }
     });
+    lives
+}
+
+/// Where lives lie in one range of memory.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Packing {
+    /// Length of the range.
+    pub(crate) height: u64,
+    /// By life.
+    pub(crate) offsets: Vec<u64>,
+}
+
+/// The lowest of several first-fit packings. Lives that come again after each `period` must be shorter than it; they lie apart
+/// from those of the turns before and after, too.
+pub(crate) fn pack(lives: &[Life], period: Option<u32>) -> Packing {
     let area = |life: &Life| u128::from(life.bytes) * u128::from(life.end - life.start);
-    let mut heights = Vec::new();
-    let mut orders: [Vec<Life>; 3] = [lives.clone(), lives.clone(), lives];
-    orders[0].sort_by_key(|life| std::cmp::Reverse((life.bytes, life.end - life.start)));
-    orders[1].sort_by_key(|life| std::cmp::Reverse(area(life)));
-    orders[2].sort_by_key(|life| life.start);
-    for order in &orders {
-        heights.push(first_fit_height(order));
-    }
-    heights.into_iter().min()
+    let mut orders: [Vec<usize>; 3] = std::array::from_fn(|_| (0..lives.len()).collect());
+    orders[0].sort_by_key(|n| std::cmp::Reverse((lives[*n].bytes, lives[*n].end - lives[*n].start)));
+    orders[1].sort_by_key(|n| std::cmp::Reverse(area(&lives[*n])));
+    orders[2].sort_by_key(|n| lives[*n].start);
+    let packings = orders.iter().map(|order| first_fit(lives, order, period));
+    packings.min_by_key(|packing| packing.height).unwrap_or_default()
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Life {
-    start: u32,
-    end: u32,
-    bytes: u64,
-}
-
-fn first_fit_height(order: &[Life]) -> u64 {
+fn first_fit(lives: &[Life], order: &[usize], period: Option<u32>) -> Packing {
     let mut placed: Vec<(u64, Life)> = Vec::with_capacity(order.len());
-    let mut height = 0;
-    for life in order {
+    let mut packing = Packing { height: 0, offsets: vec![0; lives.len()] };
+    for n in order {
+        let life = lives[*n];
         let mut below: Vec<(u64, u64)> = placed
             .iter()
-            .filter(|(_, other)| other.start < life.end && life.start < other.end)
+            .filter(|(_, other)| overlap(&life, other, period))
             .map(|(offset, other)| (*offset, offset + other.bytes))
             .collect();
         below.sort_unstable();
@@ -97,10 +117,17 @@ fn first_fit_height(order: &[Life]) -> u64 {
             }
             offset = offset.max(end);
         }
-        height = height.max(offset + life.bytes);
-        placed.push((offset, *life));
+        packing.height = packing.height.max(offset + life.bytes);
+        packing.offsets[*n] = offset;
+        placed.push((offset, life));
     }
-    height
+    packing
+}
+
+fn overlap(one: &Life, other: &Life, period: Option<u32>) -> bool {
+    let at_once = |late: u32| one.start < other.end + late && other.start + late < one.end;
+    let turned = |late: u32| one.start + late < other.end && other.start < one.end + late;
+    at_once(0) || period.is_some_and(|period| at_once(period) || turned(period))
 }
 
 /// Calls `change` whenever an allocation comes to be or is no longer used by any stream. A trim waits for the streams.
@@ -126,7 +153,8 @@ fn for_each_change(stream: &OpStream, mut change: impl FnMut(AllocId, bool)) {
     }
 }
 
-fn round(bytes: u64) -> u64 {
+/// What is handed out for a request at least.
+pub(crate) fn round(bytes: u64) -> u64 {
     bytes.next_multiple_of(512).max(512)
 }
 

@@ -42,6 +42,7 @@ pub mod device;
 pub mod driver;
 pub mod import;
 pub mod ops;
+pub mod plan;
 pub mod policies;
 mod ranges;
 #[cfg(test)]

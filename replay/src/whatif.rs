@@ -219,6 +219,7 @@ impl<'a> Laboratory<'a> {
             torch_version,
             n_streams: self.stream.streams.len(),
             n_pools: self.stream.pools.len(),
+            profile: Some(self.stream),
         })
     }
 

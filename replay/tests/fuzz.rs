@@ -361,7 +361,8 @@ fn memo_that_jumps() -> Vec<u8> {
 #[test]
 fn every_policy_says_what_it_does_not_understand() {
     for entry in gputrace_replay::policies::POLICIES {
-        let build = Build { options: "no_such=1", torch_version: (2, 11), n_streams: 1, n_pools: 1 };
+        let build =
+            Build { options: "no_such=1", torch_version: (2, 11), n_streams: 1, n_pools: 1, profile: None };
         let error = (by_name(entry.name).unwrap().build)(build).err().expect(entry.name);
         assert!(error.to_string().contains("no_such"), "{}: {error}", entry.name);
     }

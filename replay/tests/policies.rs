@@ -64,12 +64,49 @@ fn program(seed: u64) -> OpStream {
     builder.finish()
 }
 
+/// A training loop: weights, turns of the same requests of which one is freed late now and then, and what each turn keeps.
+fn training(seed: u64) -> OpStream {
+    let mut random = Random(seed * 2 + 1);
+    let mut builder = Builder::new(0);
+    let stream = builder.stream(0).unwrap();
+    let alloc = |builder: &mut Builder, requested| {
+        builder.alloc(Allocation {
+            requested,
+            address: 0,
+            stack: StackId::NONE,
+            stream,
+            pool: PoolIdx::DEFAULT,
+        })
+    };
+    let free = |builder: &mut Builder, id| {
+        builder.op(Op::FreeRequested(id));
+        builder.op(Op::FreeCompleted(id));
+    };
+    let mut live: Vec<_> = (0..10).map(|_| alloc(&mut builder, 1 + random.below(8 << 20))).collect();
+    let sizes: Vec<u64> = (0..30).map(|_| 1 + random.below(24 << 20)).collect();
+    for _ in 0..12 {
+        let late = random.below(40);
+        let turn: Vec<_> = sizes.iter().map(|bytes| alloc(&mut builder, *bytes)).collect();
+        for (index, id) in (0..).zip(turn) {
+            if index == late || index == 7 { live.push(id) } else { free(&mut builder, id) }
+        }
+    }
+    live.into_iter().for_each(|id| free(&mut builder, id));
+    builder.op(Op::Trim);
+    builder.finish()
+}
+
+fn programs() -> impl Iterator<Item = OpStream> {
+    (0..10).flat_map(|seed| [program(seed), training(seed)])
+}
+
 fn simulate(entry: &PolicyEntry, stream: &OpStream, total: u64, limit: Option<u64>) -> Outcome {
     let build = Build {
         options: "",
         torch_version: (2, 11),
         n_streams: stream.streams.len(),
         n_pools: stream.pools.len(),
+        profile: Some(stream),
     };
     let mut policy = (entry.build)(build).unwrap();
     let mut device = Device::new(total, limit, Box::new(Bump::new(Direction::Ascending))).audited();
@@ -79,8 +116,7 @@ fn simulate(entry: &PolicyEntry, stream: &OpStream, total: u64, limit: Option<u6
 #[test]
 fn every_policy_places_everything_apart_and_within_mapped_memory() {
     for entry in POLICIES {
-        for seed in 0..10 {
-            let stream = program(seed);
+        for stream in programs() {
             let outcome = simulate(entry, &stream, 1 << 40, None);
             assert!(!outcome.is_cut_short, "{}: ran out of a terabyte", entry.name);
             assert_eq!(outcome.books.n_allocs as usize, stream.n_requests(), "{}", entry.name);
@@ -99,8 +135,7 @@ fn every_policy_places_everything_apart_and_within_mapped_memory() {
 #[test]
 fn no_policy_reserves_less_than_the_lower_bound() {
     for entry in POLICIES {
-        for seed in 0..10 {
-            let stream = program(seed);
+        for stream in programs() {
             let outcome = simulate(entry, &stream, 1 << 40, None);
             let bounds = Bounds::of(&stream);
             assert!(outcome.books.reserved.peak >= bounds.requested, "{}", entry.name);
@@ -112,8 +147,7 @@ fn no_policy_reserves_less_than_the_lower_bound() {
 #[test]
 fn every_policy_ends_in_an_error_where_memory_is_short() {
     for entry in POLICIES {
-        for seed in 0..10 {
-            let stream = program(seed);
+        for stream in programs() {
             for (total, limit) in [(64 << 20, None), (1 << 40, Some(64 << 20)), (0, None)] {
                 let outcome = simulate(entry, &stream, total, limit);
                 assert!(outcome.is_cut_short && outcome.oom.is_some(), "{}", entry.name);
@@ -128,7 +162,7 @@ fn every_policy_ends_in_an_error_where_memory_is_short() {
 fn every_policy_refuses_options_that_it_does_not_have() {
     for entry in POLICIES {
         for options in ["nonsense", "nonsense=1", "page=x", "backend:nonsense"] {
-            let build = Build { options, torch_version: (2, 11), n_streams: 1, n_pools: 1 };
+            let build = Build { options, torch_version: (2, 11), n_streams: 1, n_pools: 1, profile: None };
             assert!((entry.build)(build).is_err(), "{} accepts {options}", entry.name);
         }
     }
@@ -140,4 +174,19 @@ fn policy_names_are_unique_and_explained() {
         assert!(POLICIES[index + 1..].iter().all(|other| other.name != entry.name), "{} twice", entry.name);
         assert!(!entry.summary.is_empty() && !entry.options.is_empty(), "{}", entry.name);
     }
+}
+
+#[test]
+fn a_plan_serves_every_turn_of_a_loop() {
+    let entry = POLICIES.iter().find(|entry| entry.name == "stalloc").unwrap();
+    let stream = training(1);
+    let outcome = simulate(entry, &stream, 1 << 40, None);
+    let (planned, fallback) = (outcome.counter("planned_requests"), outcome.counter("fallback_requests"));
+    assert!(planned > 5 * fallback, "{planned} planned, {fallback} not");
+    let unplanned = Build { options: "", torch_version: (2, 11), n_streams: 1, n_pools: 1, profile: None };
+    let mut policy = (entry.build)(unplanned).unwrap();
+    let mut device = Device::new(1 << 40, None, Box::new(Bump::new(Direction::Ascending)));
+    let without = run(&stream, &mut *policy, &mut device, &mut Unobserved);
+    assert_eq!(without.counter("planned_requests"), 0);
+    assert!(outcome.books.reserved.peak <= without.books.reserved.peak);
 }

@@ -11,12 +11,7 @@ pub(super) const ENTRY: PolicyEntry = PolicyEntry {
     options: "fit=best|first|worst, segment=BYTES (2MiB)",
     fidelity: Fidelity::Exact,
     build: |build| {
-        let mut policy = BestFit {
-            fit: Fit::Best,
-            segment: PAGE,
-            ranges: Ranges::default(),
-            segments: Segments::default(),
-        };
+        let mut policy = BestFit::default();
         for (key, value) in key_values(build.options, &["fit", "segment"])? {
             match (key, value) {
                 ("fit", "best") => policy.fit = Fit::Best,
@@ -32,41 +27,70 @@ pub(super) const ENTRY: PolicyEntry = PolicyEntry {
     },
 };
 
-struct BestFit {
+pub(super) struct BestFit {
     fit: Fit,
     segment: u64,
     ranges: Ranges,
     segments: Segments,
 }
 
-impl Policy for BestFit {
-    fn alloc(&mut self, device: &mut Device, request: Request) -> Result<Placement, OutOfMemory> {
-        let wanted = request.bytes.next_multiple_of(512);
-        if let Some(placement) = self.ranges.place(wanted, self.fit) {
-            return Ok(placement);
-        }
-        let segment = wanted.next_multiple_of(self.segment);
-        let mut range = self.segments.map(device, segment);
-        if range.is_none() {
-            self.trim(device);
-            range = self.segments.map(device, segment);
-        }
-        match range {
-            Some(range) => Ok(self.ranges.split(range, wanted)),
-            // The flush waited for the streams: something may fit now.
-            None => self.ranges.place(wanted, self.fit).ok_or_else(|| OutOfMemory::plain(segment)),
-        }
+impl Default for BestFit {
+    fn default() -> BestFit {
+        BestFit { fit: Fit::Best, segment: PAGE, ranges: Ranges::default(), segments: Segments::default() }
+    }
+}
+
+impl BestFit {
+    /// Serves a request from what is cached, or else from a new segment.
+    pub(super) fn serve(&mut self, device: &mut Device, bytes: u64) -> Option<Placement> {
+        self.cached(bytes).or_else(|| self.obtained(device, bytes))
     }
 
-    fn free(&mut self, _device: &mut Device, placement: Placement) {
+    /// The same when everything cached was given back: the flush waited for the streams, so something may fit now.
+    pub(super) fn serve_after_trim(&mut self, device: &mut Device, bytes: u64) -> Option<Placement> {
+        self.obtained(device, bytes).or_else(|| self.cached(bytes))
+    }
+
+    fn cached(&mut self, bytes: u64) -> Option<Placement> {
+        self.ranges.place(bytes.next_multiple_of(512), self.fit)
+    }
+
+    fn obtained(&mut self, device: &mut Device, bytes: u64) -> Option<Placement> {
+        let wanted = bytes.next_multiple_of(512);
+        let range = self.segments.map(device, wanted.next_multiple_of(self.segment))?;
+        Some(self.ranges.split(range, wanted))
+    }
+
+    /// Takes memory back.
+    pub(super) fn give(&mut self, placement: Placement) {
         self.ranges.give(range_of(placement));
     }
 
-    fn trim(&mut self, device: &mut Device) {
-        for placement in device.synchronize() {
-            self.ranges.give(range_of(placement));
-        }
+    /// Gives every whole free segment back.
+    pub(super) fn give_back(&mut self, device: &mut Device) {
         self.segments.unmap_whole(device, &mut self.ranges);
+    }
+}
+
+impl Policy for BestFit {
+    fn alloc(&mut self, device: &mut Device, request: Request) -> Result<Placement, OutOfMemory> {
+        if let Some(placement) = self.serve(device, request.bytes) {
+            return Ok(placement);
+        }
+        self.trim(device);
+        let served = self.serve_after_trim(device, request.bytes);
+        served.ok_or_else(|| {
+            OutOfMemory::plain(request.bytes.next_multiple_of(512).next_multiple_of(self.segment))
+        })
+    }
+
+    fn free(&mut self, _device: &mut Device, placement: Placement) {
+        self.give(placement);
+    }
+
+    fn trim(&mut self, device: &mut Device) {
+        device.synchronize().into_iter().for_each(|placement| self.give(placement));
+        self.give_back(device);
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {

@@ -4,7 +4,7 @@
 //! walk that slice.
 
 use crate::device::{Device, Placement};
-use crate::ops::{PoolIdx, StreamIdx};
+use crate::ops::{OpStream, PoolIdx, StreamIdx};
 
 mod best_fit;
 mod bfc;
@@ -17,6 +17,7 @@ mod paged;
 mod rmm_arena;
 mod rmm_binning;
 mod rmm_pool;
+mod stalloc;
 mod tlsf;
 pub mod torch;
 
@@ -117,6 +118,8 @@ pub struct Build<'a> {
     pub n_streams: usize,
     /// Number of pools of the trace.
     pub n_pools: usize,
+    /// What a run of the same program that was profiled before would have shown: for allocators that plan, and nobody else.
+    pub profile: Option<&'a OpStream>,
 }
 
 /// Options that a policy does not understand. The text says what it does understand.
@@ -149,6 +152,7 @@ pub const POLICIES: &[PolicyEntry] = &[
     rmm_arena::ENTRY,
     rmm_binning::ENTRY,
     gmlake::ENTRY,
+    stalloc::ENTRY,
     paged::ENTRY,
     best_fit::ENTRY,
     buddy::ENTRY,
