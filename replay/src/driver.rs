@@ -5,14 +5,17 @@
 //! - A request is served from an existing region if one has a hole that fits, in steps of 2 MiB: the newest region
 //!   first; inside it the smallest hole that fits, the lowest of equals, at its start.
 //! - A region whose last allocation is freed goes back at once.
+//! - Requests below 2 MiB share blocks of 2 MiB in steps of 512 bytes: the smallest hole of all blocks, of equals the one
+//!   that has been a hole for longest. A block whose last user is gone goes back at once.
+//! - CUDA's context has regions of its own, and what it leaves of them is used like any other hole ([`CONTEXT`]).
 //!
-//! Requests below 2 MiB are packed by other rules and are not modelled; PyTorch makes none.
+//! So one address tells all others of a process that has nothing else: `tests/addresses.rs`.
 //!
 //! What else lies in the address space of a process (libraries, host memory, allocations of CUDA's own) is not known
 //! from a PyTorch snapshot. [`Driver::learn`] infers it from addresses that were really handed out: what the rule
 //! would have used and the real driver did not must have been taken.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::addresses::AddressSpace;
@@ -21,6 +24,26 @@ use crate::ops::{DriverCall, DriverEvent, Nearby, OpStream};
 
 /// 32 MiB: size and alignment of regions.
 pub const REGION: u64 = 32 << 20;
+
+/// 512 bytes: what small requests are rounded to.
+const SMALL_STEP: u64 = 512;
+
+/// A region of CUDA's context that has room left.
+struct ContextRegion {
+    /// Bytes from the end of the free addresses to its start.
+    distance: u64,
+    bytes: u64,
+    /// What the context uses of it, from its start.
+    used: u64,
+}
+
+/// Oldest first. Measured on an H200 under driver 580: the same in 14 processes that make nothing but a context, and
+/// in PyTorch's that make no stream before their first allocation. What the second one holds is given back when a
+/// kernel first needs more local memory than there is: all of it is then seen to be used by others.
+const CONTEXT: [ContextRegion; 2] = [
+    ContextRegion { distance: 480 << 20, bytes: REGION, used: 8 << 20 },
+    ContextRegion { distance: 0, bytes: 416 << 20, used: 414 << 20 },
+];
 
 /// Start to end.
 type Ranges = BTreeMap<u64, u64>;
@@ -66,6 +89,61 @@ impl Region {
     }
 }
 
+/// Blocks of 2 MiB that small requests share.
+#[derive(Clone, Debug, Default)]
+struct SmallBlocks {
+    /// Where they start.
+    blocks: BTreeSet<u64>,
+    /// (start, bytes), the oldest first.
+    holes: Vec<(u64, u64)>,
+}
+
+impl SmallBlocks {
+    fn holds(&self, address: u64) -> bool {
+        self.blocks.contains(&(address / PAGE * PAGE))
+    }
+
+    fn place(&mut self, bytes: u64) -> Option<u64> {
+        let fits = self.holes.iter().enumerate().filter(|(_, (_, hole))| *hole >= bytes);
+        let (index, _) = fits.min_by_key(|(_, (_, hole))| *hole)?;
+        let (start, hole) = self.holes.remove(index);
+        if hole > bytes {
+            self.holes.push((start + bytes, hole - bytes));
+        }
+        Some(start)
+    }
+
+    /// Begins a block with a request.
+    fn fill(&mut self, block: u64, bytes: u64) -> u64 {
+        self.blocks.insert(block);
+        self.holes.push((block + bytes, PAGE - bytes));
+        block
+    }
+
+    /// Takes an allocation back, joined with its neighbours. The block, if nothing is left in it.
+    fn give(&mut self, address: u64, bytes: u64) -> Option<u64> {
+        let block = address / PAGE * PAGE;
+        let behind = address + bytes;
+        let (mut start, mut end) = (address, behind);
+        self.holes.retain(|(hole, bytes)| {
+            let is_before = hole + bytes == address && *hole >= block;
+            let is_after = *hole == behind && *hole < block + PAGE;
+            if is_before {
+                start = *hole;
+            } else if is_after {
+                end = hole + bytes;
+            }
+            !is_before && !is_after
+        });
+        if end - start < PAGE {
+            self.holes.push((start, end - start));
+            return None;
+        }
+        self.blocks.remove(&block);
+        Some(block)
+    }
+}
+
 /// Where the rule would put a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
@@ -107,8 +185,15 @@ pub enum Fact {
     Taken(u64, u64),
     /// Nothing lies between these addresses any more, and there is room for their alignment.
     Free(u64, u64),
-    /// Somebody else has pages at this address, within a region.
-    HoleTaken(u64),
+    /// Somebody else has pages within a region.
+    HoleTaken {
+        /// Where.
+        start: u64,
+        /// At least so much.
+        bytes: u64,
+    },
+    /// CUDA's context gave back what it held from this address on.
+    ContextGave(u64),
     /// All this is one region.
     Spans(u64, u64),
     /// Somebody else made a region.
@@ -147,6 +232,10 @@ pub struct Driver {
     others: HashMap<u64, (u64, u64)>,
     /// Small allocations of others in the pages that they share.
     shared: HashMap<u64, u32>,
+    /// Where small requests go.
+    small: SmallBlocks,
+    /// What CUDA's context holds of regions that are known: where, and how much.
+    context: Vec<(u64, u64)>,
     /// Things that must have been assumed so far.
     pub learned: Learned,
 }
@@ -162,13 +251,42 @@ impl Driver {
             gaps: Ranges::from([(FLOOR, top.max(FLOOR + REGION))]),
             others: HashMap::new(),
             shared: HashMap::new(),
+            small: SmallBlocks::default(),
+            context: Vec::new(),
             learned: Learned::default(),
         }
     }
 
-    /// A process whose first allocation is at `address`: free addresses end where its region ends.
+    /// A process whose free addresses end at `top` and whose context begins at `context`.
+    fn with_context(top: u64, context: u64) -> Driver {
+        let mut driver = Driver::new(top);
+        for (index, region) in CONTEXT.into_iter().enumerate() {
+            let start = context + region.distance;
+            driver.insert_region(index, start, start + region.bytes);
+            driver.regions[index].take(start, region.used);
+            driver.context.push((start, region.used));
+        }
+        driver
+    }
+
+    /// A process that has nothing but CUDA's context and whose first allocation is at `address`. Where a process's
+    /// addresses begin is chance, by multiples of pages, and the driver works in multiples of [`REGION`]: the first
+    /// address tells that one number, or contradicts what is known of the context. Then only the allocation's own region
+    /// is sure, and free addresses end there.
     pub fn with_first(address: u64, bytes: u64) -> Driver {
-        Driver::new(address.saturating_add(bytes).next_multiple_of(REGION))
+        Driver::with_first_below(address, bytes, 0, None)
+            .unwrap_or_else(|| Driver::new(address.saturating_add(bytes).next_multiple_of(REGION)))
+    }
+
+    /// The same where something else has taken `below` bytes under the context, or free addresses are known to end at
+    /// `ceiling`.
+    fn with_first_below(address: u64, bytes: u64, below: u64, ceiling: Option<u64>) -> Option<Driver> {
+        const ELSEWHERE: u64 = 1 << 46;
+        let expected = Driver::with_context(ELSEWHERE - below, ELSEWHERE).alloc(bytes)?;
+        let context = address.wrapping_sub(expected).wrapping_add(ELSEWHERE);
+        let is_possible =
+            context.is_multiple_of(REGION) && (FLOOR + REGION + below..1 << 57).contains(&context);
+        is_possible.then(|| Driver::with_context(ceiling.unwrap_or(context - below), context))
     }
 
     /// Notes that something else takes these addresses.
@@ -188,8 +306,15 @@ impl Driver {
         })
     }
 
-    /// Serves a request of a whole number of pages.
+    /// Serves a request.
     pub fn alloc(&mut self, bytes: u64) -> Option<u64> {
+        let small = bytes.next_multiple_of(SMALL_STEP);
+        if small < PAGE {
+            return self.small.place(small).or_else(|| {
+                let block = self.alloc(PAGE)?;
+                Some(self.small.fill(block, small))
+            });
+        }
         let bytes = bytes.next_multiple_of(PAGE);
         let place = self.place(bytes)?;
         self.settle(place, bytes);
@@ -224,6 +349,10 @@ impl Driver {
 
     /// Takes an allocation back.
     pub fn free(&mut self, address: u64, bytes: u64) {
+        if self.small.holds(address) {
+            let Some(block) = self.small.give(address, bytes.next_multiple_of(SMALL_STEP)) else { return };
+            return self.free(block, PAGE);
+        }
         let bytes = bytes.next_multiple_of(PAGE);
         let Some(index) = self.regions.iter().position(|it| (it.start..it.end).contains(&address)) else {
             return;
@@ -255,6 +384,11 @@ impl Driver {
         let bytes = bytes.next_multiple_of(PAGE);
         let end = address + bytes.next_multiple_of(REGION);
         let mut facts = Vec::new();
+        if let Some(given_back) = self.of_context(address) {
+            let fact = Fact::ContextGave(given_back);
+            self.note(fact);
+            facts.push(fact);
+        }
         // Each round takes at least a page away from what the rule prefers.
         for _ in 0..4096 {
             let place = self.place(bytes);
@@ -281,7 +415,7 @@ impl Driver {
                     is_newest: matches!(place, Some(Place::Hole(..))),
                 },
                 Some(Place::Hole(index, hole)) if !is_known || self.is_in_older(address, index) => {
-                    Fact::HoleTaken(hole)
+                    Fact::HoleTaken { start: hole, bytes: PAGE }
                 }
                 Some(Place::New(above)) if above > address && self.is_free(address, end - address) => {
                     Fact::Taken(end, above + (end - address) + REGION)
@@ -305,7 +439,7 @@ impl Driver {
                 break;
             }
         }
-        facts
+        joined(facts)
     }
 
     /// Takes over what was learned elsewhere about the same process.
@@ -319,15 +453,22 @@ impl Driver {
                 self.learned.freed += 1;
                 self.vacate(start, end);
             }
+            Fact::ContextGave(start) => {
+                self.learned.freed += 1;
+                if let Some(index) = self.context.iter().position(|(held, _)| *held == start) {
+                    let (start, bytes) = self.context.remove(index);
+                    self.free(start, bytes);
+                }
+            }
             Fact::Seen(what) => self.saw(what, |driver, _, bytes| driver.alloc(bytes)),
             Fact::Spans(start, end) => {
                 self.learned.spans += 1;
                 self.span(start, end);
             }
-            Fact::HoleTaken(hole) => {
+            Fact::HoleTaken { start, bytes } => {
                 self.learned.holes += 1;
-                if let Some(region) = self.regions.iter_mut().find(|it| (it.start..it.end).contains(&hole)) {
-                    region.take(hole, PAGE);
+                if let Some(region) = self.regions.iter_mut().find(|it| (it.start..it.end).contains(&start)) {
+                    region.take(start, bytes);
                 }
             }
             Fact::Foreign { start, used, end, is_newest } => {
@@ -340,6 +481,17 @@ impl Driver {
                     self.regions[index].is_foreign = true;
                 }
             }
+        }
+    }
+
+    /// Takes over what was learned elsewhere about the same process, at the recorded addresses.
+    fn follow(&mut self, fact: Fact) {
+        match fact {
+            Fact::Seen(what) => self.saw(what, |driver, address, bytes| {
+                driver.learn(address, bytes);
+                Some(address)
+            }),
+            fact => self.note(fact),
         }
     }
 
@@ -440,6 +592,13 @@ impl Driver {
         self.regions[..=index].iter().any(|it| (it.start..it.end).contains(&address))
     }
 
+    /// Where what the context holds around an address begins.
+    fn of_context(&self, address: u64) -> Option<u64> {
+        let mut held =
+            self.context.iter().filter(|(start, bytes)| (*start..start + bytes).contains(&address));
+        held.next().map(|(start, _)| *start)
+    }
+
     fn is_free(&self, address: u64, bytes: u64) -> bool {
         self.gaps.range(..=address).next_back().is_some_and(|(_, end)| *end >= address + bytes)
     }
@@ -480,6 +639,8 @@ impl AddressSpace for Driver {
 #[derive(Clone, Debug)]
 pub struct Knowledge {
     script: Vec<DriverEvent>,
+    /// Before the first call.
+    start: Driver,
     /// Ascending by call and by op.
     facts: Vec<Known>,
     /// What else happened in the address space was recorded.
@@ -488,6 +649,10 @@ pub struct Knowledge {
     pub surprises: f64,
 }
 
+/// What PyTorch's streams were seen to take under the context is 352 MiB.
+const MOST_BELOW: u64 = 1 << 30;
+/// Guesses of the start times calls: beyond this, not all guesses are tried.
+const SEEDING_EFFORT: usize = 100_000;
 /// Facts times calls: beyond this, facts are not dated back, because each attempt repeats all calls.
 const DATING_EFFORT: usize = 4_000_000;
 
@@ -505,19 +670,41 @@ impl Knowledge {
 
     /// Learns from the driver calls of a trace, and from what was seen beside them.
     pub fn of(stream: &OpStream) -> Knowledge {
-        let mut knowledge = Knowledge {
-            script: Vec::new(),
-            facts: Vec::new(),
-            ceiling: stream.surroundings.as_ref().map(|surroundings| surroundings.ceiling),
-            surprises: 0.0,
+        let own = stream.driver.iter().filter(|it| matches!(it.call, DriverCall::Alloc | DriverCall::Free));
+        let script: Vec<DriverEvent> = own.copied().collect();
+        let surroundings = stream.surroundings.as_ref();
+        let ceiling = surroundings.map(|surroundings| surroundings.ceiling);
+        let n_calls = script.len() + surroundings.map_or(0, |surroundings| surroundings.events.len());
+        let n_affordable = (SEEDING_EFFORT / n_calls.max(1)).max(1);
+        let learned = |start| {
+            let mut knowledge =
+                Knowledge { script: script.clone(), start, facts: Vec::new(), ceiling, surprises: 0.0 };
+            knowledge.learn(stream);
+            knowledge
         };
+        let mut seeds = seeds(script.first(), ceiling).into_iter().take(n_affordable);
+        let mut best = learned(seeds.next().unwrap_or_else(|| Driver::new(1 << 47)));
+        while best.surprises > 0.0
+            && let Some(seed) = seeds.next()
+        {
+            let other = learned(seed);
+            if other.surprises < best.surprises {
+                best = other;
+            }
+        }
+        if best.ceiling.is_none() {
+            best.date_back();
+        }
+        best.date_holes();
+        best
+    }
+
+    fn learn(&mut self, stream: &OpStream) {
         let seen = stream.surroundings.iter().flat_map(|surroundings| &surroundings.events);
         let mut seen = seen.peekable();
         let own = (0u32..).zip(&stream.driver);
         let own = own.filter(|(_, it)| matches!(it.call, DriverCall::Alloc | DriverCall::Free));
-        // Without surroundings the first address says where free addresses end.
-        knowledge.script = own.clone().map(|(_, event)| *event).collect();
-        let mut driver = knowledge.start();
+        let mut driver = self.start.clone();
         let (mut n_segments, mut n_surprises) = (0u64, 0u64);
         let mut facts = Vec::new();
         for (call, (index, event)) in (0u32..).zip(own) {
@@ -544,14 +731,43 @@ impl Knowledge {
             n_surprises += u64::from(surprise(&learned));
             facts.extend(learned.into_iter().map(|fact| Known { call, op: event.before_op, fact }));
         }
-        let call = knowledge.script.len() as u32;
+        let call = self.script.len() as u32;
         facts.extend(seen.map(|seen| Known { call, op: seen.before_op, fact: Fact::Seen(seen.what) }));
-        knowledge.facts = facts;
-        knowledge.surprises = n_surprises as f64 / n_segments.max(1) as f64;
-        if knowledge.ceiling.is_none() {
-            knowledge.date_back();
+        self.facts = facts;
+        self.surprises = n_surprises as f64 / n_segments.max(1) as f64;
+    }
+
+    /// Somebody's allocation went where the rule put it: that was at the latest when the rule last preferred its place.
+    fn date_holes(&mut self) {
+        let mut driver = self.start.clone();
+        let mut last_preferred: Vec<Option<u32>> = vec![None; self.facts.len()];
+        let mut next_fact = 0;
+        let n_affordable = DATING_EFFORT / self.script.len().max(1);
+        for (call, event) in (0u32..).zip(&self.script) {
+            while let Some(known) = self.facts.get(next_fact).filter(|known| known.call <= call) {
+                driver.follow(known.fact);
+                next_fact += 1;
+            }
+            for (index, known) in self.facts.iter().enumerate().skip(next_fact).take(n_affordable) {
+                if let Fact::HoleTaken { start, bytes } = known.fact
+                    && driver.place(bytes).is_some_and(|place| place.address() == start)
+                {
+                    last_preferred[index] = Some(call);
+                }
+            }
+            if event.call == DriverCall::Alloc {
+                driver.learn(event.address, event.bytes);
+            } else {
+                driver.free(event.address, event.bytes);
+            }
         }
-        knowledge
+        for (known, call) in self.facts.iter_mut().zip(last_preferred) {
+            if let Some(call) = call {
+                known.call = call;
+                known.op = self.script[call as usize].before_op;
+            }
+        }
+        self.facts.sort_by_key(|known| known.call);
     }
 
     /// What is in the way was there from the start, unless a recorded address then contradicts it. Room that was
@@ -577,7 +793,7 @@ impl Knowledge {
     }
 
     fn n_contradictions(&self, facts: &[Known]) -> usize {
-        let mut driver = self.start();
+        let mut driver = self.start.clone();
         let mut facts = facts.iter().peekable();
         let mut n = 0;
         for (index, event) in (0u32..).zip(&self.script) {
@@ -592,14 +808,37 @@ impl Knowledge {
         }
         n
     }
+}
 
-    fn start(&self) -> Driver {
-        match (self.ceiling, self.script.first()) {
-            (Some(ceiling), _) => Driver::new(ceiling),
-            (None, Some(first)) => Driver::with_first(first.address, first.bytes),
-            (None, None) => Driver::new(1 << 47),
+/// What may have been there before the first call, the most likely first.
+fn seeds(first: Option<&DriverEvent>, ceiling: Option<u64>) -> Vec<Driver> {
+    let Some(first) = first else { return vec![Driver::new(ceiling.unwrap_or(1 << 47))] };
+    let below = (0..=MOST_BELOW).step_by(REGION as usize);
+    let with_context =
+        below.filter_map(|below| Driver::with_first_below(first.address, first.bytes, below, ceiling));
+    match ceiling {
+        Some(ceiling) => std::iter::once(Driver::new(ceiling)).chain(with_context).collect(),
+        None => {
+            let bare = Driver::new(first.address.saturating_add(first.bytes).next_multiple_of(REGION));
+            with_context.chain([bare]).collect()
         }
     }
+}
+
+/// Neighbouring pages that somebody took, as what they probably are: one allocation.
+fn joined(facts: Vec<Fact>) -> Vec<Fact> {
+    let mut joined: Vec<Fact> = Vec::new();
+    for fact in facts {
+        match (joined.last_mut(), fact) {
+            (Some(Fact::HoleTaken { start, bytes }), Fact::HoleTaken { start: next, bytes: more })
+                if *start + *bytes == next =>
+            {
+                *bytes += more;
+            }
+            _ => joined.push(fact),
+        }
+    }
+    joined
 }
 
 /// Whether something had to be assumed to explain an address.
@@ -649,7 +888,7 @@ impl Disturbance {
 impl<'a> Continued<'a> {
     /// Continues a recorded process.
     pub fn new(knowledge: &'a Knowledge, disturbance: Option<Disturbance>) -> Continued<'a> {
-        let driver = knowledge.start();
+        let driver = knowledge.start.clone();
         Continued {
             knowledge,
             driver,
@@ -678,13 +917,7 @@ impl<'a> Continued<'a> {
     /// Takes note of what is true from a recorded call on. Every address is a recorded one so far.
     fn follow_until(&mut self, call: usize) {
         while let Some(known) = self.upcoming().filter(|known| known.call as usize <= call) {
-            match known.fact {
-                Fact::Seen(what) => self.driver.saw(what, |driver, address, bytes| {
-                    driver.learn(address, bytes);
-                    Some(address)
-                }),
-                fact => self.driver.note(fact),
-            }
+            self.driver.follow(known.fact);
             self.next_fact += 1;
         }
     }
@@ -692,7 +925,13 @@ impl<'a> Continued<'a> {
     /// Takes note of what is true by an op.
     fn note_until(&mut self, op: u32) {
         while let Some(known) = self.upcoming().filter(|known| known.op <= op) {
-            self.driver.note(known.fact);
+            match known.fact {
+                // What others allocate goes where the rule puts it here.
+                Fact::HoleTaken { bytes, .. } => {
+                    self.driver.alloc(bytes);
+                }
+                fact => self.driver.note(fact),
+            }
             self.next_fact += 1;
         }
     }
@@ -713,13 +952,12 @@ impl AddressSpace for Continued<'_> {
                 self.next_call += burst;
             }
             self.n_freed = 0;
-            self.follow_until(self.next_call);
             let next = script.get(self.next_call);
-            if let Some(event) = next.filter(|event| event.call == DriverCall::Alloc && event.bytes == bytes)
-            {
-                self.driver.learn(event.address, bytes);
+            if next.is_some_and(|event| event.call == DriverCall::Alloc && event.bytes == bytes) {
+                self.follow_until(self.next_call);
+                self.driver.learn(script[self.next_call].address, bytes);
                 self.next_call += 1;
-                return Some(event.address);
+                return Some(script[self.next_call - 1].address);
             }
             self.part();
         }
