@@ -3,7 +3,8 @@
 
 use gputrace_ring::record::{
     Action, Backward, BlockAlloc, BlockFree, BlockOom, Call, CallEnd, CodeDef, Communicator, Device, Forward,
-    Header, Kind, Mark, MarkAction, NcclEnter, NcclExit, NcclOp, Node, StackDef, Wait, WaitAction,
+    Header, Kind, Mark, MarkAction, NcclEnter, NcclExit, NcclOp, NcclTimed, NcclTiming, Node, StackDef, Wait,
+    WaitAction,
 };
 use gputrace_ring::ring::Reader;
 
@@ -50,7 +51,8 @@ pub(crate) enum Record {
     Forward(Forward),
     Backward(Backward),
     NcclEnter(NcclEnter, NcclOp),
-    NcclExit(NcclExit),
+    NcclExit(NcclExit, NcclTimed),
+    NcclTiming(NcclTiming),
     Communicator {
         definition: Communicator,
         name: String,
@@ -294,12 +296,24 @@ fn decode(kind: Kind, flags: u8, words: &[u64]) -> Option<Record> {
             };
             Record::NcclEnter(enter, NcclOp::from_raw(enter.op)?)
         }
-        Kind::NcclExit => Record::NcclExit(NcclExit {
+        Kind::NcclExit => {
+            let timed = (word(3)? >> 32) as u32;
+            let exit = NcclExit {
+                call: word(0)?,
+                value: word(1)?,
+                duration: word(2)?,
+                result: word(3)? as i32,
+                timed,
+            };
+            Record::NcclExit(exit, NcclTimed::from_raw(timed)?)
+        }
+        Kind::NcclTiming => Record::NcclTiming(NcclTiming {
             call: word(0)?,
-            value: word(1)?,
-            duration: word(2)?,
-            result: word(3)? as i32,
-            reserved: 0,
+            comm: word(1)? as u32,
+            timeline: (word(1)? >> 32) as u32,
+            stream: word(2)?,
+            start: word(3)?,
+            duration: word(4)?,
         }),
         Kind::Communicator => communicator(words)?,
         Kind::Runtime => Record::Runtime(word(0)?),

@@ -4,7 +4,7 @@ use crate::decode::{Progress, Record, read_chunk};
 use gputrace_ring::map::{MAX_THREADS, Map};
 use gputrace_ring::record::{
     Action, Backward, BlockAlloc, BlockFree, BlockOom, Call, CallEnd, Mark, MarkAction, NcclEnter, NcclExit,
-    NcclOp, Node, Wait, WaitAction,
+    NcclOp, NcclTimed, NcclTiming, Node, Wait, WaitAction,
 };
 use gputrace_ring::ring::{ChunkView, Reader};
 use std::collections::{HashMap, HashSet};
@@ -47,7 +47,8 @@ pub(crate) enum Happened {
     /// No event of the trace: it tells what others mean.
     Backward(Backward),
     NcclEnter(NcclEnter, NcclOp),
-    NcclExit(NcclExit),
+    NcclExit(NcclExit, NcclTimed),
+    NcclTiming(NcclTiming),
 }
 
 impl Stamped {
@@ -260,7 +261,8 @@ impl LaneState {
                 return;
             }
             Record::NcclEnter(enter, op) => Happened::NcclEnter(enter, op),
-            Record::NcclExit(exit) => Happened::NcclExit(exit),
+            Record::NcclExit(exit, timed) => Happened::NcclExit(exit, timed),
+            Record::NcclTiming(timing) => Happened::NcclTiming(timing),
             definition @ (Record::Stack { .. }
             | Record::Code(_)
             | Record::Text { .. }

@@ -11,13 +11,13 @@ use crate::symbols::{self, Symbols, demangle};
 use crate::ticks::Timeline;
 use gputrace_ring::record::{
     self, Action as RingAction, Call as RingCall, MarkAction as RingMarkAction, NcclOp as RingNcclOp,
-    StackDef, WaitAction as RingWaitAction, unpack_device,
+    NcclTimed as RingNcclTimed, StackDef, WaitAction as RingWaitAction, unpack_device,
 };
 use gputrace_schemas::event::{
     Action, Api, ApiId, Backward, BlockAlloc, BlockFree, BlockOom, Bytes, Call, CommConfig, CommId,
     Communicator, Device, Event, EventKind, Frame, FrameId, HOST, Lost, LostCause, Mappings, Mark,
-    MarkAction, Module, ModuleId, Nanos, NcclEnter, NcclExit, NcclOp, Process, Stack, StackId, TextId,
-    Thread, ThreadId, Wait, WaitAction,
+    MarkAction, Module, ModuleId, Nanos, NcclEnter, NcclExit, NcclOp, NcclTimed, NcclTiming, Process, Stack,
+    StackId, TextId, Thread, ThreadId, Wait, WaitAction,
 };
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -237,7 +237,8 @@ impl Translator {
             | Record::Wait(..)
             | Record::Mark(..)
             | Record::NcclEnter(..)
-            | Record::NcclExit(_)
+            | Record::NcclExit(..)
+            | Record::NcclTiming(_)
             | Record::Communicator { .. }
             | Record::Note(_) => {}
         }
@@ -450,11 +451,13 @@ impl Translator {
                 let api = self.api_id(enter.api.into());
                 (enter.stack, EventKind::NcclEnter(nccl_enter(&enter, api, op)))
             }
-            Happened::NcclExit(exit) => {
+            Happened::NcclExit(exit, timed) => {
                 let duration = Nanos(timeline.nanos_in(exit.duration));
                 let (call, result, value) = (exit.call, exit.result, exit.value);
-                (0, EventKind::NcclExit(NcclExit { call, result, value, duration }))
+                let timed = nccl_timed(timed);
+                (0, EventKind::NcclExit(NcclExit { call, result, value, duration, timed }))
             }
+            Happened::NcclTiming(timing) => (0, EventKind::NcclTiming(nccl_timing(&timing))),
             Happened::Backward(backward) => {
                 self.autograd.backward(stamped.lane, backward);
                 return None;
@@ -679,6 +682,29 @@ fn nccl_enter(enter: &record::NcclEnter, api: ApiId, op: RingNcclOp) -> NcclEnte
     }
 }
 
+fn nccl_timing(timing: &record::NcclTiming) -> NcclTiming {
+    NcclTiming {
+        call: timing.call,
+        comm: CommId(timing.comm),
+        timeline: timing.timeline,
+        stream: timing.stream,
+        start: Nanos(timing.start),
+        duration: Nanos(timing.duration),
+    }
+}
+
+/// What was not asked for is no word of the trace.
+fn nccl_timed(timed: RingNcclTimed) -> Option<NcclTimed> {
+    match timed {
+        RingNcclTimed::No => None,
+        RingNcclTimed::Enqueued => Some(NcclTimed::Enqueued),
+        RingNcclTimed::Capture => Some(NcclTimed::Capture),
+        RingNcclTimed::NoEvents => Some(NcclTimed::NoEvents),
+        RingNcclTimed::InProgress => Some(NcclTimed::InProgress),
+        RingNcclTimed::Refused => Some(NcclTimed::Refused),
+    }
+}
+
 fn communicator(of: &record::Communicator, name: String, net_name: String) -> Communicator {
     let has = |mark| of.marks & mark != 0;
     let [
@@ -795,5 +821,8 @@ mod tests {
             assert_eq!(*ring as u8, nccl_op(*ring) as u8, "{ring:?}");
         }
         assert_eq!(RingNcclOp::ALL.len(), NcclOp::ALL.len());
+        for ring in RingNcclTimed::ALL {
+            assert_eq!(*ring as u32, nccl_timed(*ring).map_or(0, |timed| timed as u32), "{ring:?}");
+        }
     }
 }

@@ -3,7 +3,7 @@
 use gputrace_schemas::event::{Bytes, HOST};
 use serde::Serialize;
 
-use crate::ledger::{Cause, DeviceBooks, Sampled, TorchBooks};
+use crate::ledger::{Cause, DeviceBooks, GpuTimed, Sampled, TorchBooks};
 use crate::story::Story;
 use crate::unaccounted::trend;
 
@@ -37,6 +37,9 @@ pub struct ProcessSummary {
     pub complete: bool,
     /// What could not be read, one line each.
     pub damage: Vec<String>,
+    /// Launches of NCCL whose time on the GPU was to be measured; left out where nobody asked for that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nccl_timing: Option<GpuTimed>,
     /// Pinned and registered host memory.
     pub host: HostSummary,
     /// The devices that the process used.
@@ -209,6 +212,7 @@ fn process(story: &Story) -> ProcessSummary {
         lost_events: ledger.n_lost(),
         complete: story.complete,
         damage: story.damages.iter().map(ToString::to_string).collect(),
+        nccl_timing: Some(*ledger.gpu_timed()).filter(|timed| *timed != GpuTimed::default()),
         host: HostSummary { peak_bytes: ledger.host.peak().0, live_bytes: ledger.host.live().bytes.0 },
         devices: known_devices(story).map(|(ordinal, books)| device(story, ordinal, books)).collect(),
     }

@@ -4,7 +4,7 @@
 //! These layouts are private to one build of gputrace ([`ABI`]): the trace file has its own, versioned one.
 
 /// The version of everything in this crate. A recorder refuses a ring of another version.
-pub const ABI: u32 = 6;
+pub const ABI: u32 = 7;
 
 /// What kind of record follows a [`Header`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,6 +54,8 @@ pub enum Kind {
     NcclExit = 21,
     /// [`Communicator`], then its names.
     Communicator = 22,
+    /// [`NcclTiming`]: what a call enqueued is done.
+    NcclTiming = 23,
 }
 
 impl Kind {
@@ -84,6 +86,7 @@ impl Kind {
             NcclEnter,
             NcclExit,
             Communicator,
+            NcclTiming,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == raw)
@@ -323,8 +326,24 @@ payloads! {
         duration: u64,
         /// `ncclResult_t`.
         result: i32,
-        /// Unused.
-        reserved: u32,
+        /// [`NcclTimed`].
+        timed: u32,
+    }
+
+    /// What a call into NCCL put on one stream for one communicator has run on the GPU: two events said when.
+    NcclTiming NcclTiming {
+        /// Number of the call that launched it: the operation itself, or the end of its group.
+        call: u64,
+        /// Number of the communicator.
+        comm: u32,
+        /// Which time line `start` counts on: those of two contexts do not compare.
+        timeline: u32,
+        /// `cudaStream_t`.
+        stream: u64,
+        /// Nanoseconds on the GPU since the time line began.
+        start: u64,
+        /// Nanoseconds on the GPU.
+        duration: u64,
     }
 
     /// A communicator, followed by the bytes of its name and of its network's name. Later ones replace earlier ones.
@@ -714,6 +733,24 @@ numbered! {
         Mark = 5,
         /// The thread whose kernel id is `range` has this name.
         NameThread = 6,
+    }
+}
+
+numbered! {
+    /// Whether the GPU's time for a call into NCCL is measured, or why it is not.
+    NcclTimed: u32 {
+        /// Nobody asked, or the call launches nothing.
+        No = 0,
+        /// Events stand around it: a [`NcclTiming`] follows for each communicator and stream, once they are done.
+        Enqueued = 1,
+        /// A stream was being captured into a graph.
+        Capture = 2,
+        /// Too many calls wait for the GPU: there was no event left.
+        NoEvents = 3,
+        /// NCCL goes on in a thread of its own, and nobody can say where in the stream.
+        InProgress = 4,
+        /// The driver refused an event, or its context is unknown or gone.
+        Refused = 5,
     }
 }
 

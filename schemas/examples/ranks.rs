@@ -149,7 +149,7 @@ impl Job {
             captured: false,
         };
         self.event(line, EventKind::NcclEnter(enter))?;
-        let exit = NcclExit { call, result: 0, value: 0, duration: Nanos(500) };
+        let exit = NcclExit { call, result: 0, value: 0, duration: Nanos(500), timed: None };
         self.event(line, EventKind::NcclExit(exit))
     }
 }

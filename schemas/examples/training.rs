@@ -321,7 +321,7 @@ impl Job {
             captured: false,
         };
         self.event(NCCL, EventKind::NcclEnter(enter))?;
-        let exit = NcclExit { call, result: 0, value: 0, duration: Nanos(20_000) };
+        let exit = NcclExit { call, result: 0, value: 0, duration: Nanos(20_000), timed: None };
         self.event(StackId(0), EventKind::NcclExit(exit))
     }
 

@@ -3,13 +3,13 @@
 use crate::block::{MAX_EVENTS, unzigzag, zigzag};
 use crate::event::{
     Action, ApiId, BlockAlloc, BlockFree, BlockOom, Bytes, Call, CommId, Event, EventKind, Lost, LostCause,
-    Mark, MarkAction, Nanos, NcclEnter, NcclExit, NcclOp, Sample, StackId, TextId, ThreadId, UNKNOWN, Wait,
-    WaitAction,
+    Mark, MarkAction, Nanos, NcclEnter, NcclExit, NcclOp, NcclTimed, NcclTiming, Sample, StackId, TextId,
+    ThreadId, UNKNOWN, Wait, WaitAction,
 };
 use crate::tables::{
     BlockAllocsFields, BlockFreesFields, BlockOomsFields, CallsFields, Events, EventsFields, Field,
-    LossesFields, MarksFields, NcclEntersFields, NcclExitsFields, Root, SamplesFields, WaitsFields, column,
-    keys, nested, rows, texts,
+    LossesFields, MarksFields, NcclEntersFields, NcclExitsFields, NcclTimingsFields, Root, SamplesFields,
+    WaitsFields, column, keys, nested, rows, texts,
 };
 use flatbuffers::FlatBufferBuilder;
 use std::collections::HashMap;
@@ -26,6 +26,7 @@ const NOTE: u8 = 8;
 const NCCL_ENTER: u8 = 9;
 const NCCL_EXIT: u8 = 10;
 const MARK: u8 = 11;
+const NCCL_TIMING: u8 = 12;
 
 const NO_RESULT: u8 = 1;
 const CAPTURED: u8 = 2;
@@ -75,7 +76,10 @@ columns! {
         datatypes: u32, redops: u64, redop_calls: u64, peers: u64, sends: u64, receives: u64, streams: u64,
         handles: u64, extras: u64, flags: u8,
     }
-    ExitRows -> NcclExitsFields { calls: u64, results: i32, values: u64, durations: u64, }
+    ExitRows -> NcclExitsFields { calls: u64, results: i32, values: u64, durations: u64, timed: u8, }
+    TimingRows -> NcclTimingsFields {
+        calls: u64, comms: u32, timelines: u32, streams: u64, starts: u64, durations: u64,
+    }
 }
 
 /// Events that wait to become a block.
@@ -96,8 +100,11 @@ pub(crate) struct EventRows {
     notes: Vec<String>,
     enters: EnterRows,
     exits: ExitRows,
-    /// Newest number of a call into NCCL in `enters` and in `exits`.
-    nccl_calls: (u64, u64),
+    timings: TimingRows,
+    /// Newest number of a call into NCCL in `enters`, in `exits` and in `timings`.
+    nccl_calls: (u64, u64, u64),
+    /// Newest start in `timings`.
+    nccl_start: u64,
     before: u64,
     expected: Expected,
     first: u64,
@@ -137,6 +144,9 @@ impl EventRows {
             }
             EventKind::NcclEnter(enter) => self.enters.push(enter, &mut self.nccl_calls.0),
             EventKind::NcclExit(exit) => self.exits.push(exit, &mut self.nccl_calls.1),
+            EventKind::NcclTiming(timing) => {
+                self.timings.push(timing, &mut self.nccl_calls.2, &mut self.nccl_start)
+            }
         });
     }
 
@@ -157,6 +167,7 @@ impl EventRows {
             marks: self.marks.build(to),
             nccl_enters: self.enters.build(to),
             nccl_exits: self.exits.build(to),
+            nccl_timings: self.timings.build(to),
         };
         let root = fields.build(to);
         to.finish_minimal(root);
@@ -178,7 +189,9 @@ impl EventRows {
         self.notes.clear();
         self.enters.clear();
         self.exits.clear();
-        self.nccl_calls = (0, 0);
+        self.timings.clear();
+        self.nccl_calls = (0, 0, 0);
+        self.nccl_start = 0;
         self.before = 0;
         self.expected.clear();
     }
@@ -315,7 +328,22 @@ impl ExitRows {
         self.results.push(exit.result);
         self.values.push(exit.value);
         self.durations.push(exit.duration.0);
+        self.timed.push(exit.timed.map_or(0, |timed| timed as u8));
         NCCL_EXIT
+    }
+}
+
+impl TimingRows {
+    fn push(&mut self, timing: &NcclTiming, call: &mut u64, start: &mut u64) -> u8 {
+        self.calls.push(zigzag(timing.call, *call));
+        *call = timing.call;
+        self.comms.push(timing.comm.0);
+        self.timelines.push(timing.timeline);
+        self.streams.push(timing.stream);
+        self.starts.push(zigzag(timing.start.0, *start));
+        *start = timing.start.0;
+        self.durations.push(timing.duration.0);
+        NCCL_TIMING
     }
 }
 
@@ -453,7 +481,8 @@ macro_rules! cursors {
             $( $table: cursor::$table<'a>, )*
             notes: Option<flatbuffers::VectorIter<'a, flatbuffers::ForwardsUOffset<&'a str>>>,
             /// Newest number of a call into NCCL in `nccl_enters` and in `nccl_exits`.
-            newest_calls: (u64, u64),
+            newest_calls: (u64, u64, u64),
+            newest_start: u64,
             expected: &'a mut Expected,
         }
         impl<'a> Decoder<'a> {
@@ -463,7 +492,8 @@ macro_rules! cursors {
                         $( $column: rows(events.$table().and_then(|table| table.$column())), )*
                     }, )*
                     notes: events.notes().map(|notes| notes.iter()),
-                    newest_calls: (0, 0),
+                    newest_calls: (0, 0, 0),
+                    newest_start: 0,
                     expected,
                 }
             }
@@ -491,7 +521,8 @@ cursors! {
         datatypes: u32, redops: u64, redop_calls: u64, peers: u64, sends: u64, receives: u64, streams: u64,
         handles: u64, extras: u64, flags: u8,
     }
-    nccl_exits { calls: u64, results: i32, values: u64, durations: u64, }
+    nccl_exits { calls: u64, results: i32, values: u64, durations: u64, timed: u8, }
+    nccl_timings { calls: u64, comms: u32, timelines: u32, streams: u64, starts: u64, durations: u64, }
 }
 
 impl Decoder<'_> {
@@ -509,7 +540,8 @@ impl Decoder<'_> {
                 EventKind::Note(self.notes.as_mut().and_then(Iterator::next).unwrap_or_default().to_owned())
             }
             NCCL_ENTER => EventKind::NcclEnter(self.nccl_enter()?),
-            NCCL_EXIT => EventKind::NcclExit(self.nccl_exit()),
+            NCCL_EXIT => EventKind::NcclExit(self.nccl_exit()?),
+            NCCL_TIMING => EventKind::NcclTiming(self.nccl_timing()),
             _ => return Err(format!("event kind {kind}, which this version does not know")),
         })
     }
@@ -564,13 +596,30 @@ impl Decoder<'_> {
         })
     }
 
-    fn nccl_exit(&mut self) -> NcclExit {
+    fn nccl_exit(&mut self) -> Result<NcclExit, String> {
         let from = &mut self.nccl_exits;
         self.newest_calls.1 = unzigzag(from.calls.next(), self.newest_calls.1);
-        NcclExit {
-            call: self.newest_calls.1,
-            result: from.results.next(),
-            value: from.values.next(),
+        let (result, value, duration) = (from.results.next(), from.values.next(), from.durations.next());
+        let timed = match from.timed.next() {
+            0 => None,
+            raw => Some(
+                NcclTimed::from_u8(raw)
+                    .ok_or_else(|| format!("timing {raw} of NCCL, which this version does not know"))?,
+            ),
+        };
+        Ok(NcclExit { call: self.newest_calls.1, result, value, duration: Nanos(duration), timed })
+    }
+
+    fn nccl_timing(&mut self) -> NcclTiming {
+        let from = &mut self.nccl_timings;
+        self.newest_calls.2 = unzigzag(from.calls.next(), self.newest_calls.2);
+        self.newest_start = unzigzag(from.starts.next(), self.newest_start);
+        NcclTiming {
+            call: self.newest_calls.2,
+            comm: CommId(from.comms.next()),
+            timeline: from.timelines.next(),
+            stream: from.streams.next(),
+            start: Nanos(self.newest_start),
             duration: Nanos(from.durations.next()),
         }
     }

@@ -304,6 +304,8 @@ pub enum EventKind {
     NcclEnter(NcclEnter),
     /// A call into NCCL has returned.
     NcclExit(NcclExit),
+    /// What a call into NCCL launched has run on the GPU.
+    NcclTiming(NcclTiming),
 }
 
 /// A call into the driver.
@@ -400,6 +402,29 @@ pub struct NcclExit {
     /// What the call gave out; see [`NcclOp`].
     pub value: u64,
     /// How long the real function took.
+    pub duration: Nanos,
+    /// Whether the GPU's time for it is measured; `None` if nobody asked for that, or it launches nothing.
+    pub timed: Option<NcclTimed>,
+}
+
+/// When the GPU ran what a call into NCCL launched on one stream for one communicator: from when everything before it on
+/// the stream was done until it was done itself. Waiting for other ranks is in it. The event's own time is when this was
+/// read, some milliseconds after it happened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NcclTiming {
+    /// [`NcclEnter::call`] of what launched it: the operation itself or, in a group, the `ncclGroupEnd`. Then it holds
+    /// for all of the group's operations on this communicator and stream together.
+    pub call: u64,
+    /// The communicator.
+    pub comm: CommId,
+    /// Which time line `start` counts on: those of two CUDA contexts do not compare.
+    pub timeline: u32,
+    /// `cudaStream_t` as given.
+    pub stream: u64,
+    /// On the time line, since it began.
+    pub start: Nanos,
+    /// How long; the events it is made from resolve about half a microsecond (CUDA's documentation of
+    /// `cuEventElapsedTime`).
     pub duration: Nanos,
 }
 
@@ -592,6 +617,22 @@ numbered! {
         Query = 2 "query",
         /// `cuEventSynchronize`.
         Synchronize = 3 "synchronize",
+    }
+}
+
+numbered! {
+    /// Whether the GPU's time for a call into NCCL is measured, or why it is not.
+    NcclTimed {
+        /// It is: one [`EventKind::NcclTiming`] follows for each communicator and stream, unless it never ran to its end.
+        Enqueued = 1 "enqueued",
+        /// A stream was being captured into a graph.
+        Capture = 2 "capture",
+        /// Too many calls waited for the GPU.
+        NoEvents = 3 "no_events",
+        /// NCCL went on in a thread of its own (`ncclInProgress`).
+        InProgress = 4 "in_progress",
+        /// The driver refused, or the stream's context was not known.
+        Refused = 5 "refused",
     }
 }
 

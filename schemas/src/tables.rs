@@ -347,6 +347,15 @@ tables! {
         results: Column<'a, i32>,
         values: Column<'a, u64>,
         durations: Column<'a, u64>,
+        timed: Column<'a, u8>,
+    }
+    NcclTimings, NcclTimingsFields {
+        calls: Column<'a, u64>,
+        comms: Column<'a, u32>,
+        timelines: Column<'a, u32>,
+        streams: Column<'a, u64>,
+        starts: Column<'a, u64>,
+        durations: Column<'a, u64>,
     }
     Marks, MarksFields {
         actions: Column<'a, u8>,
@@ -371,6 +380,7 @@ tables! {
         nccl_enters: Nested<NcclEnters<'a>>,
         nccl_exits: Nested<NcclExits<'a>>,
         marks: Nested<Marks<'a>>,
+        nccl_timings: Nested<NcclTimings<'a>>,
     }
     Mappings, MappingsFields {
         times: Column<'a, u64>,

@@ -35,6 +35,7 @@ fn a_trace_of_version_1_reads_as_it_was_written() {
             EventKind::Note(_) => "note",
             EventKind::NcclEnter(_) => "nccl enter",
             EventKind::NcclExit(_) => "nccl exit",
+            EventKind::NcclTiming(_) => "nccl timing",
         };
         *counts.entry(name).or_default() += 1;
     }

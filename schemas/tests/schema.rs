@@ -78,7 +78,7 @@ fn trace() -> Vec<u8> {
         (8, EventKind::BlockFree(free)),
         (9, EventKind::Note("n".to_owned())),
         (10, EventKind::NcclEnter(send)),
-        (11, EventKind::NcclExit(NcclExit { call: 5, result: 7, value: 0, duration: Nanos(3) })),
+        (11, EventKind::NcclExit(NcclExit { call: 5, result: 7, value: 0, duration: Nanos(3), timed: None })),
     ] {
         writer.event(&Event { time: Nanos(time), thread: ThreadId(2), stack: StackId(1), kind }).unwrap();
     }
@@ -117,7 +117,7 @@ fn flatc_reads_the_payloads_with_the_schema() {
     std::fs::remove_dir_all(folder).unwrap();
     let expected = r#"Definitions {"strings":["","python","f","a.py","H200","GPU-x"],"process":{"pid":42,"command":[1],"rank":4},"modules":{},"frames":{"ids":[0],"flags":[1],"functions":[2],"files":[3],"lines":[9]},"stacks":{"ids":[1],"lengths":[1],"frames":[0],"flags":[1]},"threads":{},"devices":{"ordinals":[1],"names":[4],"uuids":[5],"totals":[5]},"apis":{},"communicators":{"ids":[1],"calls":[4],"unique_ids":[9],"ranks":[4],"config":[-2147483648,-2147483648,8,-2147483648,-2147483648,-2147483648,-2147483648,-2147483648]},"texts":{}}
 Mappings {"times":[7],"lengths":[2],"gaps":[4096,4096],"sizes":[4096,4096]}
-Events {"kinds":[2,3,8,9,10],"times":[20,3,2,2,2],"threads":[2,2,2,2,2],"stacks":[1,1,1,1,1],"calls":{},"allocs":{"devices":[1],"addresses":[1099511627776],"bytes":[512],"flags":[1],"requested":[24],"allocated":[0],"reserved":[4096]},"frees":{"devices":[1],"addresses":[1099511627776],"flags":[1]},"ooms":{},"waits":{},"samples":{},"losses":{},"notes":["n"],"nccl_enters":{"ops":[9],"calls":[10],"comms":[1],"sequences":[1],"counts":[7],"datatypes":[8],"peers":[3],"sends":[4096]},"nccl_exits":{"calls":[10],"results":[7],"durations":[3]},"marks":{}}
+Events {"kinds":[2,3,8,9,10],"times":[20,3,2,2,2],"threads":[2,2,2,2,2],"stacks":[1,1,1,1,1],"calls":{},"allocs":{"devices":[1],"addresses":[1099511627776],"bytes":[512],"flags":[1],"requested":[24],"allocated":[0],"reserved":[4096]},"frees":{"devices":[1],"addresses":[1099511627776],"flags":[1]},"ooms":{},"waits":{},"samples":{},"losses":{},"notes":["n"],"nccl_enters":{"ops":[9],"calls":[10],"comms":[1],"sequences":[1],"counts":[7],"datatypes":[8],"peers":[3],"sends":[4096]},"nccl_exits":{"calls":[10],"results":[7],"durations":[3]},"marks":{},"nccl_timings":{}}
 "#;
     let (blocks, index) = shown.split_at(shown.find("Index").unwrap());
     // All-zero columns are left out.

@@ -127,7 +127,7 @@ fn kind(random: &mut Random) -> EventKind {
     let device = random.wild() as i16;
     let (allocated, reserved, bytes) = (Bytes(random.wild()), Bytes(random.wild()), Bytes(random.wild()));
     let requested = Bytes(random.wild());
-    match random.below(11) {
+    match random.below(12) {
         0 => EventKind::Call(Call {
             api: ApiId(random.wild() as u32),
             action: random.pick(Action::ALL),
@@ -153,6 +153,18 @@ fn kind(random: &mut Random) -> EventKind {
             call: random.wild(),
             result: random.wild() as i32,
             value: random.wild(),
+            duration: Nanos(random.wild()),
+            timed: {
+                let timed = random.pick(NcclTimed::ALL);
+                random.maybe(timed)
+            },
+        }),
+        10 => EventKind::NcclTiming(NcclTiming {
+            call: random.wild(),
+            comm: CommId(random.wild() as u32),
+            timeline: random.wild() as u32,
+            stream: random.wild(),
+            start: Nanos(random.wild()),
             duration: Nanos(random.wild()),
         }),
         1 => EventKind::BlockAlloc(BlockAlloc {

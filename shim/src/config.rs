@@ -25,6 +25,9 @@ pub(crate) const RECORDER: Variable = Variable { name: c"GPUTRACE_RECORDER" };
 /// Milliseconds that a process waits at its end for its trace to be complete; by default 5000.
 pub(crate) const EXIT_WAIT: Variable = Variable { name: c"GPUTRACE_EXIT_WAIT" };
 
+/// `1`: how long the GPU works for each call into NCCL is measured.
+pub(crate) const NCCL_TIMING: Variable = Variable { name: c"GPUTRACE_NCCL_TIMING" };
+
 /// Which frames a stack has.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
@@ -56,6 +59,11 @@ impl Variable {
 /// Whether the user switched the library off.
 pub(crate) fn is_off() -> bool {
     SWITCH.value().is_some_and(|value| matches!(value.to_bytes(), b"0" | b"off" | b"false" | b"no"))
+}
+
+/// Whether the user wants to know how long the GPU works for NCCL.
+pub(crate) fn is_nccl_timing_on() -> bool {
+    NCCL_TIMING.value().is_some_and(|value| matches!(value.to_bytes(), b"1" | b"on" | b"true" | b"yes"))
 }
 
 /// Which frames the user wants.

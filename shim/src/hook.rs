@@ -42,6 +42,16 @@ pub(crate) struct Auxiliary {
     pub(crate) device_uuid: Slot,
     pub(crate) device_uuid_v2: Slot,
     pub(crate) device_total: Slot,
+    pub(crate) event_create: Slot,
+    pub(crate) event_record: Slot,
+    pub(crate) event_query: Slot,
+    pub(crate) event_elapsed: Slot,
+    pub(crate) event_elapsed_v2: Slot,
+    pub(crate) stream_context: Slot,
+    pub(crate) context_push: Slot,
+    pub(crate) context_pop: Slot,
+    pub(crate) exchange_capture_mode: Slot,
+    pub(crate) primary_state: Slot,
 }
 
 /// The real functions that are not rows.
@@ -54,11 +64,21 @@ pub(crate) static AUXILIARY: Auxiliary = Auxiliary {
     device_uuid: Slot::new(c"cuDeviceGetUuid"),
     device_uuid_v2: Slot::new(c"cuDeviceGetUuid_v2"),
     device_total: Slot::new(c"cuDeviceTotalMem_v2"),
+    event_create: Slot::new(c"cuEventCreate"),
+    event_record: Slot::new(c"cuEventRecord"),
+    event_query: Slot::new(c"cuEventQuery"),
+    event_elapsed: Slot::new(c"cuEventElapsedTime"),
+    event_elapsed_v2: Slot::new(c"cuEventElapsedTime_v2"),
+    stream_context: Slot::new(c"cuStreamGetCtx"),
+    context_push: Slot::new(c"cuCtxPushCurrent_v2"),
+    context_pop: Slot::new(c"cuCtxPopCurrent_v2"),
+    exchange_capture_mode: Slot::new(c"cuThreadExchangeStreamCaptureMode"),
+    primary_state: Slot::new(c"cuDevicePrimaryCtxGetState"),
 };
 
 impl Auxiliary {
     /// Every slot.
-    pub(crate) fn slots(&self) -> [&Slot; 8] {
+    pub(crate) fn slots(&self) -> [&Slot; 18] {
         [
             &self.context_device,
             &self.stream_is_capturing,
@@ -68,6 +88,16 @@ impl Auxiliary {
             &self.device_uuid,
             &self.device_uuid_v2,
             &self.device_total,
+            &self.event_create,
+            &self.event_record,
+            &self.event_query,
+            &self.event_elapsed,
+            &self.event_elapsed_v2,
+            &self.stream_context,
+            &self.context_push,
+            &self.context_pop,
+            &self.exchange_capture_mode,
+            &self.primary_state,
         ]
     }
 }

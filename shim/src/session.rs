@@ -83,6 +83,8 @@ pub(crate) struct Rest {
     pub(crate) torch_stream: (i64, u64),
     /// What the recorder knows of the thread's place in PyTorch's backward pass.
     pub(crate) node: Node,
+    /// What NCCL's open group will launch.
+    pub(crate) noted: crate::nccl::timing::Noted,
     /// What the calls of NCCL's open group have counted.
     pub(crate) grouped: crate::nccl::call::Grouped,
     /// What the unwinders keep.
@@ -213,8 +215,9 @@ pub(crate) fn is_live() -> bool {
     !matches!(generation(), 0 | OFF)
 }
 
+/// The session; 0 none yet, all ones never again.
 #[inline]
-fn generation() -> u64 {
+pub(crate) fn generation() -> u64 {
     let page = PAGE.load(Ordering::Acquire);
     if page.is_null() {
         return 0;
@@ -299,6 +302,7 @@ fn begin() -> bool {
     }
     STACKS.store(config::stacks() as u32, Ordering::Relaxed);
     STACKS_MIN_SIZE.store(config::STACKS_MIN_SIZE.number().unwrap_or(0), Ordering::Relaxed);
+    crate::nccl::timing::configure();
     let ring = match Ring::make() {
         Ok(ring) => ring,
         Err(why) => {

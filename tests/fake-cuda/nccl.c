@@ -9,6 +9,8 @@
  *   FAKE_NCCL_INIT=64MiB     what a communicator takes at initialisation (default 64MiB)
  *   FAKE_NCCL_FIRST=32MiB    what it takes more at its first collective or send (default 32MiB)
  *   FAKE_NCCL_BLOCKING=1     collectives and messages wait inside the call (default: fakeNcclWait waits for them)
+ *   FAKE_NCCL_KERNEL=500     microseconds that an operation keeps its stream busy (default 0); in a job with FAKE_NCCL_BLOCKING, from when
+ *                            the last rank's stream came to it
  *   FAKE_NCCL_TIMEOUT=30     seconds until a wait gives up with ncclSystemError
  *   FAKE_NCCL_VERSION=22809  NCCL_VERSION_CODE
  *   NCCL_DEBUG=INFO          NCCL's own lines of what was made, called and allocated, in NCCL_DEBUG_FILE (%p: process id) */
@@ -89,6 +91,10 @@ static __thread int group_depth;
 static __thread struct making *group_making[GROUPED];
 static __thread ncclComm_t group_comms[GROUPED];
 static __thread int n_group_making, n_group_comms;
+static __thread cudaStream_t op_stream; /* of the operation that is being called */
+/* Kernels that the thread has not launched yet. */
+static __thread struct { ncclComm_t comm; cudaStream_t stream; uint64_t number; } launches[GROUPED];
+static __thread int n_launches;
 static struct allocation *user_memory; /* of ncclMemAlloc */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -102,6 +108,8 @@ static struct {
     int (*cuMemMap)(unsigned long long, size_t, size_t, handle_t, unsigned long long);
     int (*cuMemUnmap)(unsigned long long, size_t);
     int (*cuMemSetAccess)(unsigned long long, size_t, const void *, size_t);
+    void (*fakeCudaBusyUntil)(cudaStream_t, unsigned long long);
+    unsigned long long (*fakeCudaFreeAt)(cudaStream_t);
 } driver;
 static bool driver_found;
 
@@ -121,6 +129,9 @@ static void find_driver(void)
     RESOLVE(cuMemMap, 10020);
     RESOLVE(cuMemUnmap, 10020);
     RESOLVE(cuMemSetAccess, 10020);
+    if (!driver_found) return;
+    driver.fakeCudaBusyUntil = (void (*)(cudaStream_t, unsigned long long))dlsym(library, "fakeCudaBusyUntil");
+    driver.fakeCudaFreeAt = (unsigned long long (*)(cudaStream_t))dlsym(library, "fakeCudaFreeAt");
 }
 
 static bool have_driver(void)
@@ -418,11 +429,56 @@ static ncclResult_t wait_for(ncclComm_t comm)
     return result_of(end);
 }
 
-/* After an operation was noted: waits, if that is wanted, now or at the end of the group. */
-static ncclResult_t operated(ncclComm_t comm)
+static bool is_blocking(void)
 {
     const char *blocking = getenv("FAKE_NCCL_BLOCKING");
-    if (!blocking || atoi(blocking) == 0) return ncclSuccess;
+    return blocking && atoi(blocking) != 0;
+}
+
+static unsigned long long kernel_nanos(void)
+{
+    const char *micros = getenv("FAKE_NCCL_KERNEL");
+    return micros ? strtoull(micros, NULL, 10) * 1000 : 0;
+}
+
+/* When the last rank's stream comes to a collective; 0 if one has not said so yet. */
+static uint64_t last_start(struct meeting *meeting, int ranks, uint64_t number)
+{
+    uint64_t last = 0;
+    for (int rank = 0; rank < ranks; rank++) {
+        uint64_t start = atomic_load(&meeting->starts[rank][number % MEET_REMEMBERED]);
+        if (!start) return 0;
+        if (start > last) last = start;
+    }
+    return last;
+}
+
+/* Keeps streams busy with what was called. */
+static void launch(void)
+{
+    unsigned long long kernel = kernel_nanos();
+    for (int i = 0; kernel && i < n_launches; i++) {
+        ncclComm_t comm = launches[i].comm;
+        uint64_t number = launches[i].number, start = driver.fakeCudaFreeAt(launches[i].stream);
+        if (comm->meeting && number != UINT64_MAX) {
+            atomic_store(&comm->meeting->starts[comm->rank][number % MEET_REMEMBERED], start);
+            if (is_blocking() && MEET_WAIT(last_start(comm->meeting, comm->ranks, number), atomic_load(&comm->aborted)) == MEET_DONE)
+                start = last_start(comm->meeting, comm->ranks, number);
+        }
+        driver.fakeCudaBusyUntil(launches[i].stream, start + kernel);
+    }
+    n_launches = 0;
+}
+
+/* After an operation was noted: launches it and waits, if that is wanted, now or at the end of the group. */
+static ncclResult_t operated(ncclComm_t comm, uint64_t number)
+{
+    if (n_launches < GROUPED) {
+        launches[n_launches].comm = comm, launches[n_launches].stream = op_stream, launches[n_launches].number = number;
+        n_launches++;
+    }
+    if (!group_depth) launch();
+    if (!is_blocking()) return ncclSuccess;
     if (!group_depth) return wait_for(comm);
     for (int i = 0; i < n_group_comms; i++)
         if (group_comms[i] == comm) return ncclSuccess;
@@ -457,8 +513,9 @@ static ncclResult_t collective(int kind, const void *send, const void *receive, 
     if (result != ncclSuccess) return result;
     static const char *const names[] = {"", "AllReduce", "Broadcast", "Reduce", "AllGather", "ReduceScatter", "AlltoAll", "Gather", "Scatter"};
     log_call(names[kind], send, receive, count, type, redop, root, comm);
+    uint64_t number = comm->meeting ? atomic_load(&comm->meeting->collectives[comm->rank]) : 0;
     if (comm->meeting) meet_collective(comm->meeting, comm->rank, signature(kind, count, type, redop, root));
-    return operated(comm);
+    return operated(comm, number);
 }
 
 static ncclResult_t message(ncclComm_t comm, const void *buffer, size_t count, int type, int peer, bool sends)
@@ -469,7 +526,7 @@ static ncclResult_t message(ncclComm_t comm, const void *buffer, size_t count, i
     log_call(sends ? "Send" : "Recv", sends ? buffer : NULL, buffer, count, type, 0, peer, comm);
     if (comm->meeting && sends) atomic_fetch_add(&comm->meeting->sent[comm->rank][peer], 1);
     if (comm->meeting && !sends) atomic_fetch_add(&comm->meeting->received[peer][comm->rank], 1);
-    return operated(comm);
+    return operated(comm, UINT64_MAX);
 }
 
 API(ncclResult_t, GetVersion, (int *out))
@@ -627,12 +684,12 @@ API(const char *, GetLastError, (ncclComm_t comm))
 #define COLLECTIVE(name, kind, parameters, redop, root)                                                      \
     API(ncclResult_t, name, (const void *send, void *receive, size_t count, int type PARAMETERS parameters, ncclComm_t comm, cudaStream_t stream)) \
     {                                                                                                        \
-        (void)stream;                                                                                        \
+        op_stream = stream;                                                                                  \
         return collective(kind, send, receive, count, type, redop, root, comm);                              \
     }                                                                                                        \
     API(ncclResult_t, name##Config, (const void *send, void *receive, size_t count, int type PARAMETERS parameters, ncclComm_t comm, cudaStream_t stream, const void *config)) \
     {                                                                                                        \
-        (void)stream, (void)config;                                                                          \
+        op_stream = stream, (void)config;                                                                    \
         return collective(kind, send, receive, count, type, redop, root, comm);                              \
     }
 #define PARAMETERS(...) __VA_OPT__(, ) __VA_ARGS__
@@ -645,7 +702,7 @@ COLLECTIVE(Gather, GATHER, (int root), 0, root)
 COLLECTIVE(Scatter, SCATTER, (int root), 0, root)
 API(ncclResult_t, Reduce, (const void *send, void *receive, size_t count, int type, int op, int root, ncclComm_t comm, cudaStream_t stream))
 {
-    (void)stream;
+    op_stream = stream;
     return collective(REDUCE, send, receive ? receive : send, count, type, op, root, comm);
 }
 API(ncclResult_t, ReduceConfig, (const void *send, void *receive, size_t count, int type, int op, int root, ncclComm_t comm, cudaStream_t stream, const void *config))
@@ -659,12 +716,12 @@ API(ncclResult_t, Bcast, (void *buffer, size_t count, int type, int root, ncclCo
 }
 API(ncclResult_t, Send, (const void *send, size_t count, int type, int peer, ncclComm_t comm, cudaStream_t stream))
 {
-    (void)stream;
+    op_stream = stream;
     return message(comm, send, count, type, peer, true);
 }
 API(ncclResult_t, Recv, (void *receive, size_t count, int type, int peer, ncclComm_t comm, cudaStream_t stream))
 {
-    (void)stream;
+    op_stream = stream;
     return message(comm, receive, count, type, peer, false);
 }
 API(ncclResult_t, PutSignal, (const void *local, size_t count, int type, int peer, void *window, size_t offset, int signal, int context, unsigned flags, ncclComm_t comm, cudaStream_t stream))
@@ -694,6 +751,7 @@ static ncclResult_t group_close(void)
         ncclResult_t one = made(group_making[i], group_making[i]->result);
         result = result == ncclSuccess ? one : result;
     }
+    launch();
     for (int i = 0; i < n_group_comms; i++) {
         ncclResult_t one = wait_for(group_comms[i]);
         result = result == ncclSuccess ? one : result;
@@ -761,7 +819,7 @@ API(ncclResult_t, CommWindowDeregister, (ncclComm_t comm, void *window)) { retur
 API(ncclResult_t, GroupSimulateEnd, (void *info))
 {
     (void)info;
-    n_group_comms = 0;
+    n_group_comms = n_launches = 0;
     return pncclGroupEnd();
 }
 API(ncclResult_t, DevCommCreate, (ncclComm_t comm, const void *requirements, void *out))

@@ -24,6 +24,7 @@ struct meeting {
     _Atomic uint64_t come;                                         /* a bit a rank */
     _Atomic uint64_t collectives[MEET_RANKS];                      /* made by each rank */
     _Atomic uint64_t signatures[MEET_RANKS][MEET_REMEMBERED];
+    _Atomic uint64_t starts[MEET_RANKS][MEET_REMEMBERED];          /* when its kernel began to wait for the others, FAKE_NCCL_KERNEL */
     _Atomic uint64_t sent[MEET_RANKS][MEET_RANKS];                 /* from, to */
     _Atomic uint64_t received[MEET_RANKS][MEET_RANKS];             /* from, to */
     _Atomic uint64_t split[MEET_SPLITS][MEET_RANKS];               /* 1 + color + 1 in the high half, key in the low one */

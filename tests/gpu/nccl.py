@@ -64,7 +64,7 @@ def in_trace(gputrace, path):
             comms[record["comm"]] = record
         elif kind == "memory":
             memory.append(record)
-        else:
+        elif kind == "call":
             calls += 1
             hanging += record["result"] is None
             if record["op"] in NAMES and record["result"] in (0, 7):

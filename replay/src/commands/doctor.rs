@@ -282,6 +282,9 @@ fn trace(story: &Story, audit: BooksAudit) -> Part {
     if damage.items.is_empty() {
         damage = damage.line(Mood::Good, "nothing was lost, and everything can be read");
     }
+    if let Some(text) = story.ledger.gpu_timed().text() {
+        section = section.line(Mood::Note, text);
+    }
     let mut findings = Section::new("findings", "What does not add up");
     for found in story.ledger.findings.iter() {
         let text = format!("{} times: {}", found.count, found.first.text());

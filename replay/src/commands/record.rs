@@ -33,6 +33,7 @@ const NOT_FOUND: u8 = 127;
 Examples:
   gputrace record -- python train.py
   gputrace record -o 'job/%h.r%r.gtr' -- torchrun --nproc-per-node 8 train.py
+  gputrace record --nccl-timing -o 'job/%r.gtr' -- torchrun --nproc-per-node 8 train.py; gputrace ranks job
 
 Exit status: the program's own; 125 if it cannot be traced, 126 if it cannot be run, 127 if it is not found.
 Without this command: LD_PRELOAD=libgputrace.so GPUTRACE_OUTPUT=... python train.py")]
@@ -53,6 +54,9 @@ pub(super) struct RecordArgs {
     /// Memory for events that wait to be written, for each process: 64M, 1GiB
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     ring_size: Option<u64>,
+    /// Measure how long the GPU works for each call into NCCL: two events around each, none inside graphs
+    #[arg(long)]
+    nccl_timing: bool,
     /// Say nothing on the program's standard error when it runs out of memory
     #[arg(long)]
     no_oom_report: bool,
@@ -136,6 +140,9 @@ fn prepare(
     }
     if let Some(bytes) = args.min_size {
         command.env("GPUTRACE_STACKS_MIN_SIZE", bytes.to_string());
+    }
+    if args.nccl_timing {
+        command.env("GPUTRACE_NCCL_TIMING", "1");
     }
     if args.no_oom_report {
         command.env("GPUTRACE_OOM", "0");

@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
 
-use gputrace_schemas::event::{CommId, EventKind, Nanos, NcclEnter, NcclExit, UNKNOWN};
+use gputrace_schemas::event::{CommId, EventKind, Nanos, NcclEnter, NcclExit, NcclTiming, UNKNOWN};
 use serde_json::{Value, json};
 
 use super::{Export, Request, each_event};
@@ -47,6 +47,7 @@ impl Export for Nccl {
                 Some(call) => line(out, &ended(call, exit)),
                 None => Ok(()),
             },
+            EventKind::NcclTiming(timing) => line(out, &self::timing(timing)),
             EventKind::Call(call) => {
                 introduce(request.source(), call.comm, &mut known, out)?;
                 for (action, object) in changes(ledger) {
@@ -159,5 +160,22 @@ fn ended(mut call: Value, exit: &NcclExit) -> Value {
     call["result"] = exit.result.into();
     call["value"] = exit.value.into();
     call["duration_ns"] = exit.duration.0.into();
+    if let Some(timed) = exit.timed {
+        call["gpu"] = timed.name().into();
+    }
     call
+}
+
+/// What the GPU did because of the call; of a group, for one communicator and stream. `gpu_start_ns` counts on a time line of
+/// its own.
+fn timing(timing: &NcclTiming) -> Value {
+    json!({
+        "record": "gpu",
+        "call": timing.call,
+        "comm": timing.comm.0,
+        "stream": format!("{:#x}", timing.stream),
+        "timeline": timing.timeline,
+        "gpu_start_ns": timing.start.0,
+        "gpu_duration_ns": timing.duration.0,
+    })
 }

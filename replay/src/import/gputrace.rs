@@ -397,7 +397,8 @@ impl Importer<'_> {
             | EventKind::Mark(_)
             | EventKind::Note(_)
             | EventKind::NcclEnter(_)
-            | EventKind::NcclExit(_) => {}
+            | EventKind::NcclExit(_)
+            | EventKind::NcclTiming(_) => {}
         }
         Ok(())
     }

@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use gputrace_schemas::event::{Call, CommId, Communicator, Nanos, NcclEnter, NcclOp};
-use rustc_hash::FxHashMap;
+use gputrace_schemas::event::{
+    Call, CommId, Communicator, Nanos, NcclEnter, NcclExit, NcclOp, NcclTimed, NcclTiming,
+};
+use rustc_hash::{FxHashMap, FxHashSet};
+use serde::Serialize;
 
 use super::amounts::Meter;
 use super::driver::{Object, Shelf};
@@ -28,6 +31,46 @@ pub struct CommBooks {
     pub last_call: Option<Nanos>,
 }
 
+/// Launches of NCCL whose time on the GPU was to be measured (`gputrace record --nccl-timing`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct GpuTimed {
+    /// Measured, and seen to end.
+    pub finished: u64,
+    /// Enqueued, and never seen to end: the process ended before, or they hung.
+    pub unfinished: u64,
+    /// Not measured: captured into a graph.
+    pub captured: u64,
+    /// Not measured: too many waited for the GPU.
+    pub no_events: u64,
+    /// Not measured: enqueued by a thread of NCCL's (`ncclInProgress`).
+    pub in_progress: u64,
+    /// Not measured: the driver refused.
+    pub refused: u64,
+}
+
+impl GpuTimed {
+    /// For people; `None` where nothing was to be measured.
+    #[must_use]
+    pub fn text(&self) -> Option<String> {
+        if *self == GpuTimed::default() {
+            return None;
+        }
+        let mut parts = vec![format!("{} launches of NCCL timed on the GPU", self.finished)];
+        for (n, what) in [
+            (self.unfinished, "enqueued and never seen to end"),
+            (self.captured, "not timed: captured into a graph"),
+            (self.no_events, "not timed: too many waited for the GPU"),
+            (self.in_progress, "not timed: NCCL launched them in a thread of its own"),
+            (self.refused, "not timed: the driver refused an event"),
+        ] {
+            if n > 0 {
+                parts.push(format!("{n} {what}"));
+            }
+        }
+        Some(parts.join("; "))
+    }
+}
+
 /// The books of all communicators of a process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Communicators {
@@ -36,6 +79,9 @@ pub(super) struct Communicators {
     calls: FxHashMap<u64, (SiteId, bool)>,
     /// Whose an object is, by its serial number.
     owners: FxHashMap<u64, (CommId, SiteId)>,
+    pub(super) timed: GpuTimed,
+    /// Launches that are not seen to end yet.
+    launched: FxHashSet<u64>,
 }
 
 impl Communicators {
@@ -65,9 +111,28 @@ impl Communicators {
         }
     }
 
-    pub(super) fn exit(&mut self, call: u64) {
-        if self.calls.get(&call).is_some_and(|(_, makes)| !makes) {
-            self.calls.remove(&call);
+    pub(super) fn exit(&mut self, exit: &NcclExit) {
+        if self.calls.get(&exit.call).is_some_and(|(_, makes)| !makes) {
+            self.calls.remove(&exit.call);
+        }
+        match exit.timed {
+            None => {}
+            Some(NcclTimed::Enqueued) => {
+                self.launched.insert(exit.call);
+                self.timed.unfinished += 1;
+            }
+            Some(NcclTimed::Capture) => self.timed.captured += 1,
+            Some(NcclTimed::NoEvents) => self.timed.no_events += 1,
+            Some(NcclTimed::InProgress) => self.timed.in_progress += 1,
+            Some(NcclTimed::Refused) => self.timed.refused += 1,
+        }
+    }
+
+    /// The launch has ended; that of a group for one of its communicators.
+    pub(super) fn ran(&mut self, timing: &NcclTiming) {
+        if self.launched.remove(&timing.call) {
+            self.timed.unfinished -= 1;
+            self.timed.finished += 1;
         }
     }
 

@@ -31,7 +31,7 @@ mod tests;
 
 pub use amounts::{Books, Held, Meter, Moment, Part};
 pub use cache::{CacheBooks, Misfits, Traffic, Trims};
-pub use communicators::CommBooks;
+pub use communicators::{CommBooks, GpuTimed};
 pub use contexts::Context;
 pub use counts::{CallCounts, Histogram};
 pub use driver::{Mapped, MemoryKind, Object};
@@ -263,7 +263,8 @@ impl Ledger {
                 let origin = self.sites.origin(definitions, event.stack, event.thread);
                 self.nccl.enter(enter, event.time, origin.site, definitions.communicator(enter.comm));
             }
-            EventKind::NcclExit(exit) => self.nccl.exit(exit.call),
+            EventKind::NcclExit(exit) => self.nccl.exit(exit),
+            EventKind::NcclTiming(timing) => self.nccl.ran(timing),
             EventKind::Lost(lost) => {
                 let n = self.lost.entry(lost.cause).or_default();
                 *n = n.saturating_add(lost.events);
@@ -284,6 +285,11 @@ impl Ledger {
     /// Communicators of NCCL: what they hold, and what they were used for.
     pub fn communicators(&self) -> impl Iterator<Item = (CommId, &CommBooks)> {
         self.nccl.books.iter().map(|(id, books)| (*id, books))
+    }
+
+    /// Launches of NCCL whose time on the GPU was to be measured.
+    pub fn gpu_timed(&self) -> &GpuTimed {
+        &self.nccl.timed
     }
 
     /// Calls by function.

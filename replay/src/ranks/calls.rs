@@ -6,7 +6,7 @@ use gputrace_schemas::event::{Bytes, Communicator, Device, Nanos, NcclOp, Proces
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
-use crate::ledger::Site;
+use crate::ledger::{GpuTimed, Site};
 
 /// A reduction, comparable between ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -146,6 +146,9 @@ pub struct Sequence {
     pub kinds: Vec<u32>,
     /// When each began.
     pub enters: Vec<Nanos>,
+    /// How long the GPU took for those where that was measured. What was launched together with others is with the first
+    /// of them.
+    pub gpu: FxHashMap<u64, Nanos>,
 }
 
 /// A number that was counted but whose call is not in the trace.
@@ -308,6 +311,19 @@ pub struct OpenCall {
     pub stack: Vec<String>,
 }
 
+/// A launch that the GPU was never seen to end.
+#[derive(Clone, Copy, Debug)]
+pub struct UnfinishedCall {
+    /// What launched it.
+    pub op: NcclOp,
+    /// On which of the process's memberships, and which of its calls, where it is one.
+    pub spot: Option<(usize, Lane, u64)>,
+    /// When.
+    pub time: Nanos,
+    /// From where.
+    pub place: PlaceId,
+}
+
 /// A call that NCCL refused or that went wrong.
 #[derive(Clone, Debug)]
 pub struct FailedCall {
@@ -369,6 +385,10 @@ pub struct Participant {
     pub open_calls: Vec<OpenCall>,
     /// Groups that it never closed: what they hold was never started.
     pub open_groups: Vec<OpenCall>,
+    /// Launches whose time on the GPU was to be measured.
+    pub gpu_timed: GpuTimed,
+    /// The oldest of them that was never seen to end, and what launched it.
+    pub unfinished: Option<UnfinishedCall>,
     /// Calls that failed, the first few.
     pub failed_calls: Vec<FailedCall>,
     /// The newest call into NCCL.

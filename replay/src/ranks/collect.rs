@@ -2,13 +2,13 @@
 
 use gputrace_schemas::event::{
     Action, Call, CommId, Communicator, Event, EventKind, Frame, Nanos, NcclEnter, NcclExit, NcclOp,
-    NcclSequence, StackId, ThreadId, UNKNOWN,
+    NcclSequence, NcclTimed, NcclTiming, StackId, ThreadId, UNKNOWN,
 };
 use rustc_hash::FxHashMap;
 
 use super::calls::{
     CallKind, Closing, Ending, FailedCall, Lane, LastSeen, Membership, OpenCall, Participant, PlaceId,
-    Reduction, Signature,
+    Reduction, Signature, UnfinishedCall,
 };
 use super::memory;
 use crate::ledger::{self, Ledger, Site};
@@ -41,6 +41,8 @@ struct Collector<'a> {
     known: FxHashMap<CommId, usize>,
     reductions: FxHashMap<u64, Reduction>,
     open: FxHashMap<u64, Pending>,
+    /// Launches that the GPU has not ended yet, as far as is known.
+    launched: FxHashMap<u64, Launched>,
     groups: FxHashMap<ThreadId, Group>,
     failed: Vec<FailedCall>,
     last_call: Option<(Nanos, NcclOp, Option<Signature>, StackId)>,
@@ -59,6 +61,15 @@ struct Pending {
     membership: Option<usize>,
     /// For the end of a group, what is in it.
     group: Vec<(usize, Lane, u64)>,
+    streams: Vec<u64>,
+}
+
+/// What a call has launched: memberships, their calls, and the streams. When, and from where.
+struct Launched {
+    calls: Vec<(usize, Lane, u64, u64)>,
+    op: NcclOp,
+    time: Nanos,
+    place: PlaceId,
 }
 
 /// A group that is open on a thread.
@@ -67,6 +78,8 @@ struct Group {
     time: Nanos,
     stack: StackId,
     calls: Vec<(usize, Lane, u64)>,
+    /// The streams of the calls.
+    streams: Vec<u64>,
 }
 
 #[derive(Clone, Copy)]
@@ -88,6 +101,7 @@ impl<'a> Collector<'a> {
             known: FxHashMap::default(),
             reductions: FxHashMap::default(),
             open: FxHashMap::default(),
+            launched: FxHashMap::default(),
             groups: FxHashMap::default(),
             failed: vec![],
             last_call: None,
@@ -139,15 +153,24 @@ impl<'a> Collector<'a> {
         }
         self.last_call = Some((event.time, enter.op, Some(signature), event.stack));
         self.makes(event, enter, place);
-        let mut pending =
-            Pending { enter: *enter, time: event.time, stack: event.stack, membership, group: vec![] };
+        let mut pending = Pending {
+            enter: *enter,
+            time: event.time,
+            stack: event.stack,
+            membership,
+            group: vec![],
+            streams: vec![],
+        };
         match enter.op {
             NcclOp::GroupStart if enter.group_depth == 0 => {
-                let group = Group { start: *enter, time: event.time, stack: event.stack, calls: vec![] };
+                let (calls, streams) = (vec![], vec![]);
+                let group = Group { start: *enter, time: event.time, stack: event.stack, calls, streams };
                 self.groups.insert(event.thread, group);
             }
             NcclOp::GroupEnd if enter.group_depth <= 1 => {
-                pending.group = self.groups.remove(&event.thread).map_or_else(Vec::new, |group| group.calls);
+                if let Some(group) = self.groups.remove(&event.thread) {
+                    (pending.group, pending.streams) = (group.calls, group.streams);
+                }
             }
             NcclOp::GroupSimulateEnd if enter.group_depth <= 1 => {
                 let calls = self.groups.remove(&event.thread).map_or_else(Vec::new, |group| group.calls);
@@ -160,6 +183,7 @@ impl<'a> Collector<'a> {
             self.memberships[idx].lanes.entry(lane).or_default().set(enter.sequence, kind, event.time);
             if let Some(group) = self.groups.get_mut(&event.thread) {
                 group.calls.push((idx, lane, enter.sequence));
+                group.streams.push(enter.stream);
             }
         }
         if let (Some(idx), NcclOp::CommDestroy | NcclOp::CommAbort | NcclOp::CommRevoke) =
@@ -220,6 +244,10 @@ impl<'a> Collector<'a> {
             }
             _ => {}
         }
+        if exit.timed == Some(NcclTimed::Enqueued) {
+            self.launch(exit.call, &pending, place);
+        }
+        let enter = &pending.enter;
         if exit.result != 0 && exit.result != IN_PROGRESS {
             let idx = membership_of_sequence(self, enter, pending.membership);
             let spot = lane(enter).map(|lane| (lane, enter.sequence));
@@ -239,6 +267,42 @@ impl<'a> Collector<'a> {
                 });
             }
         }
+    }
+
+    /// The GPU has work because of the call.
+    fn launch(&mut self, call: u64, pending: &Pending, place: PlaceId) {
+        let enter = &pending.enter;
+        let calls = match (pending.membership, lane(enter)) {
+            (Some(idx), Some(lane)) => vec![(idx, lane, enter.sequence, enter.stream)],
+            _ => {
+                let streams = pending.group.iter().zip(&pending.streams);
+                streams.map(|((idx, lane, sequence), stream)| (*idx, *lane, *sequence, *stream)).collect()
+            }
+        };
+        self.launched.insert(call, Launched { calls, op: enter.op, time: pending.time, place });
+    }
+
+    /// It has ended, for one communicator and stream.
+    fn timing(&mut self, timing: &NcclTiming) {
+        let membership = self.membership(timing.comm);
+        let Some(launched) = self.launched.get_mut(&timing.call) else { return };
+        let is_it = |call: &(usize, Lane, u64, u64)| Some(call.0) == membership && call.3 == timing.stream;
+        if let Some((idx, lane, sequence, _)) = launched.calls.iter().copied().find(is_it)
+            && let Some(known) = self.memberships[idx].lanes.get_mut(&lane)
+        {
+            known.gpu.insert(sequence, timing.duration);
+        }
+        launched.calls.retain(|call| !is_it(call));
+        if launched.calls.is_empty() {
+            self.launched.remove(&timing.call);
+        }
+    }
+
+    /// The oldest launch that was never seen to end.
+    fn unfinished(&self) -> Option<UnfinishedCall> {
+        let (_, oldest) = self.launched.iter().min_by_key(|(call, _)| **call)?;
+        let spot = oldest.calls.first().map(|(idx, lane, sequence, _)| (*idx, *lane, *sequence));
+        Some(UnfinishedCall { op: oldest.op, spot, time: oldest.time, place: oldest.place })
     }
 
     /// These calls were given back: they are not started.
@@ -289,11 +353,13 @@ impl<'a> Collector<'a> {
         for group in in_groups {
             // What was never started was never issued.
             self.forget(&group.calls);
-            let (time, stack) = (group.time, group.stack);
-            let pending = Pending { enter: group.start, time, stack, membership: None, group: group.calls };
+            let (start, time, stack) = (group.start, group.time, group.stack);
+            let (group, streams) = (group.calls, group.streams);
+            let pending = Pending { enter: start, time, stack, membership: None, group, streams };
             open_groups.push(self.open_call(pending));
         }
         open_groups.sort_by_key(|group| group.since);
+        let unfinished = self.unfinished();
         let open_calls = open.into_iter().map(|pending| self.open_call(pending)).collect();
         let last_call = self.last_call.map(|(time, op, signature, stack)| {
             let what = signature.map_or_else(|| op.to_string(), |signature| signature.to_string());
@@ -337,6 +403,8 @@ impl<'a> Collector<'a> {
             memberships: self.memberships,
             open_calls,
             open_groups,
+            gpu_timed: *story.ledger.gpu_timed(),
+            unfinished,
             failed_calls: self.failed,
             last_call,
             last_event,
@@ -365,6 +433,10 @@ impl Watch for Collector<'_> {
             }
             EventKind::NcclExit(exit) => {
                 self.exit(event, exit);
+                None
+            }
+            EventKind::NcclTiming(timing) => {
+                self.timing(timing);
                 None
             }
             EventKind::Call(call) => {

@@ -1,7 +1,7 @@
 //! What is wrong with the communication of a job.
 //!
 //! The calls of all ranks are aligned to the majority, communicator by communicator; what does not fit is a finding. What is left is
-//! who waits for whom ([`super::waits`]), and who comes late ([`super::arrivals`]).
+//! who waits for whom ([`super::waits`]), and who comes late ([`super::arrivals`], and [`super::gpu`] where that was measured).
 
 use std::collections::BTreeMap;
 
@@ -15,9 +15,10 @@ use super::calls::{
 };
 use super::clocks::Clocks;
 use super::findings::{CallText, Finding, Kind, Place, Severity, rank_names};
+use super::gpu::{self, GpuArrivals, GpuRank, GpuReport, Unfinished};
 use super::jobs::{Job, Member};
 use super::waits::Waits;
-use crate::ledger::Site;
+use crate::ledger::{GpuTimed, Site};
 
 /// A job in which nothing happens for so long at its end waits for something: a second.
 const LEAST_IDLE: u64 = 1_000_000_000;
@@ -31,6 +32,8 @@ pub struct Diagnosis {
     pub standings: Vec<super::waits::Standing>,
     /// Who comes late.
     pub arrivals: Vec<Arrivals>,
+    /// What the GPUs say; `None` where nobody measured.
+    pub gpu: Option<GpuReport>,
     /// What is worth knowing and not wrong.
     pub notes: Vec<String>,
     /// Calls that were compared.
@@ -56,6 +59,7 @@ pub fn diagnose(participants: &[Participant], job: &Job) -> Diagnosis {
         doctor.peers(idx);
     }
     doctor.inversions();
+    doctor.measured();
     doctor.finish()
 }
 
@@ -98,6 +102,10 @@ impl Calls<'_> {
         self.sequence.and_then(|sequence| sequence.enters.get(position)).copied().unwrap_or_default()
     }
 
+    fn on_gpu(&self, position: usize) -> Option<u64> {
+        self.sequence?.gpu.get(&(position as u64)).map(|duration| duration.0)
+    }
+
     fn kind_id(&self, position: usize) -> u32 {
         self.sequence.and_then(|sequence| sequence.kinds.get(position)).copied().unwrap_or(LOST_CALL)
     }
@@ -115,6 +123,36 @@ impl Track for Calls<'_> {
     fn token(&self, position: usize) -> Token {
         self.tokens.get(self.kind_id(position) as usize).copied().unwrap_or(Token { call: LOST, place: 0 })
     }
+}
+
+/// In words.
+fn straggler_on_gpu(row: &GpuArrivals) -> Finding {
+    let mut finding = Finding::new(Kind::Straggler, Severity::Warning, vec![row.rank]).on(
+        &row.communicator,
+        Lane::Collective,
+        row.most_sequence,
+    );
+    finding.count = row.last;
+    let words = |ns: u64| super::show::nanos(i64::try_from(ns).unwrap_or(i64::MAX));
+    let place = row.place.as_ref().map(|place| format!(", most of it before {}", place.text));
+    finding.text = format!(
+        "rank {} comes last on the GPU to {} of {} collectives on {}, and all others wait {} for it alone, at most {} at once{}; \
+         measured inside the collectives, which take shortest where they wait for nobody",
+        row.rank,
+        row.last,
+        row.collectives,
+        row.communicator,
+        words(row.cost_ns),
+        words(row.most_ns),
+        place.unwrap_or_default()
+    );
+    finding.own = row.place.clone().map(|place| CallText {
+        rank: row.rank,
+        call: String::new(),
+        place: Some(place),
+        time_ns: 0,
+    });
+    finding
 }
 
 struct Doctor<'a> {
@@ -195,7 +233,8 @@ impl<'a> Doctor<'a> {
         let mut tally = Tally::new(uncertainties);
         let n_members = self.job.communicators[idx].n_ranks as usize;
         let whole = tracks.len() == n_members && n_members > 1 && lane == Lane::Collective;
-        let (mut times, mut kinds) = (vec![], vec![]);
+        let (mut times, mut kinds, mut durations) = (vec![], vec![], vec![]);
+        let mut on_gpu = gpu::Tally::new(tracks.len());
         let mut last_full = None;
         let clocks = self.clocks;
         let mut see = |column: u64, positions: &[Option<usize>]| {
@@ -206,11 +245,17 @@ impl<'a> Doctor<'a> {
             if whole {
                 times.clear();
                 kinds.clear();
+                durations.clear();
                 for (track, position) in tracks.iter().zip(positions.iter().flatten()) {
                     times.push(clocks.time(track.member.participant, track.time(*position)));
                     kinds.push(track.kind_id(*position));
+                    durations.extend(track.on_gpu(*position));
                 }
                 tally.add(column, &times, &kinds);
+                let op = tracks[0].kind(positions[0].unwrap_or_default()).map(|kind| kind.signature.op);
+                if let Some(op) = op.filter(|_| durations.len() == tracks.len()) {
+                    on_gpu.add(column, &durations, &kinds, gpu::Tally::compares(op));
+                }
             }
         };
         let ops = std::mem::take(&mut self.names.ops);
@@ -221,11 +266,66 @@ impl<'a> Doctor<'a> {
         self.differences(idx, lane, &tracks, &alignment, last_full);
         self.waits.lane(idx, lane, &tracks, &alignment);
         if whole {
-            self.arrivals(idx, &tracks, &tally);
+            self.arrivals(idx, &tracks, &tally, &on_gpu);
         }
     }
 
-    fn arrivals(&mut self, idx: usize, tracks: &[Calls<'_>], tally: &Tally) {
+    /// What the GPUs say of the collectives of a communicator.
+    fn arrivals_on_gpu(&mut self, idx: usize, tracks: &[Calls<'_>], tally: &gpu::Tally) {
+        let ranks: Vec<u32> = tracks.iter().map(|track| self.job.rank(track.member)).collect();
+        let kind = |track: usize, kind: u32| {
+            let track = &tracks[track];
+            let participant = &self.participants[track.member.participant];
+            let kind = track.membership.kinds.get(kind as usize);
+            kind.map_or_else(Default::default, |kind| {
+                (kind.signature.to_string(), Place::of(participant, kind.place))
+            })
+        };
+        let communicator = &self.job.communicators[idx].label;
+        let mut report = self.done.gpu.take().unwrap_or_default();
+        let rows = tally.report(&gpu::Naming { communicator, ranks: &ranks, kind: &kind }, &mut report);
+        self.done.gpu = Some(report);
+        for row in rows.iter().filter(|row| row.is_straggler) {
+            self.done.findings.push(straggler_on_gpu(row));
+        }
+    }
+
+    /// What was to be measured, and what was not.
+    fn measured(&mut self) {
+        let mut seen = FxHashSet::default();
+        let mut ranks = vec![];
+        for actor in &self.job.actors {
+            let participant = &self.participants[actor.participant];
+            if participant.gpu_timed == GpuTimed::default() || !seen.insert(actor.participant) {
+                continue;
+            }
+            let first_unfinished = participant.unfinished.as_ref().map(|call| {
+                let label = |idx: usize| {
+                    let is_it =
+                        |member: Member| (member.participant, member.membership) == (actor.participant, idx);
+                    let mut joined = self.job.communicators.iter();
+                    let found = joined.find(|joined| joined.all().any(|(_, member)| is_it(member)));
+                    found.map_or_else(String::new, |joined| joined.label.clone())
+                };
+                Unfinished {
+                    communicator: call.spot.map_or_else(String::new, |(idx, ..)| label(idx)),
+                    sequence: call.spot.map(|(.., sequence)| sequence),
+                    order: call.spot.map(|(_, lane, _)| lane.name()),
+                    operation: call.op.name(),
+                    place: Place::of(participant, call.place),
+                }
+            });
+            ranks.push(GpuRank { rank: actor.rank, timed: participant.gpu_timed, first_unfinished });
+        }
+        match &mut self.done.gpu {
+            _ if ranks.is_empty() => self.done.gpu = None,
+            Some(report) => report.ranks = ranks,
+            None => self.done.gpu = Some(GpuReport { ranks, ..GpuReport::default() }),
+        }
+    }
+
+    fn arrivals(&mut self, idx: usize, tracks: &[Calls<'_>], tally: &Tally, on_gpu: &gpu::Tally) {
+        self.arrivals_on_gpu(idx, tracks, on_gpu);
         let ranks: Vec<u32> = tracks.iter().map(|track| self.job.rank(track.member)).collect();
         let place = |track: usize, kind: u32| {
             let track = &tracks[track];
@@ -234,7 +334,8 @@ impl<'a> Doctor<'a> {
         };
         let communicator = &self.job.communicators[idx].label;
         let rows = tally.rows(&Naming { communicator, ranks: &ranks, place: &place });
-        for row in rows.iter().filter(|row| row.is_straggler()) {
+        // What the GPUs say is better evidence than what the hosts do.
+        for row in rows.iter().filter(|row| row.is_straggler() && !on_gpu.is_enough()) {
             let mut finding = Finding::new(Kind::Straggler, Severity::Warning, vec![row.rank]).on(
                 communicator,
                 Lane::Collective,

@@ -13,6 +13,7 @@ pub mod clocks;
 pub mod collect;
 pub mod diagnose;
 pub mod findings;
+pub mod gpu;
 pub mod jobs;
 pub mod memory;
 pub mod report;

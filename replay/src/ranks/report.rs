@@ -10,6 +10,7 @@ use super::calls::{Ending, Lane, Participant};
 use super::clocks::Clocks;
 use super::diagnose::{Diagnosis, diagnose};
 use super::findings::{Finding, Kind, Place, Severity, rank_list, rank_names};
+use super::gpu::GpuReport;
 use super::jobs::{Job, RankSource, jobs};
 use super::memory::{self, LogicalTime};
 use super::waits::Standing;
@@ -67,6 +68,9 @@ pub struct JobReport {
     pub communicators: Vec<CommunicatorReport>,
     /// Who came late to collectives.
     pub arrivals: Vec<Arrivals>,
+    /// What the GPUs say of them; left out where nobody measured (`gputrace record --nccl-timing`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<GpuReport>,
     /// How far the clocks of its hosts may be off from each other, nanoseconds; 0 on one host, null unknown.
     pub clock_uncertainty_ns: Option<u64>,
     /// All ranks at the same point of the program.
@@ -223,6 +227,8 @@ pub struct Gpu {
     pub headroom_bytes: Option<u64>,
 }
 
+/// Rows of collectives on ranks.
+const GPU_ROWS: usize = 48;
 /// Rows of uneven places for each rank.
 const UNEVEN_ROWS: usize = 5;
 
@@ -263,7 +269,7 @@ impl JobReport {
         job: &Job,
         open: &(dyn Fn(&str) -> Option<Source> + Sync),
     ) -> JobReport {
-        let Diagnosis { findings, standings, arrivals, notes, n_calls } = diagnose(participants, job);
+        let Diagnosis { findings, standings, arrivals, gpu, notes, n_calls } = diagnose(participants, job);
         let memory = memory::at_equal_logical_time(participants, job, open);
         let missing = job.missing();
         let is_wrong = findings.iter().any(|finding| finding.severity == Severity::Error);
@@ -289,6 +295,7 @@ impl JobReport {
             standings,
             communicators: communicators(participants, job),
             arrivals,
+            gpu,
             clock_uncertainty_ns: Clocks::of(participants, job).uncertainty(),
             memory: memory.as_ref().map(memory_report),
             strangers: strangers(participants, job),
@@ -308,6 +315,7 @@ impl JobReport {
         sections.extend(self.strangers_section());
         sections.push(self.gpus_section());
         sections.push(self.communicators_section());
+        sections.extend(self.gpu_section());
         sections.extend(self.arrivals_section());
         sections.push(self.ranks_section());
         Part { title, sections, ..Part::default() }
@@ -459,6 +467,90 @@ impl JobReport {
         Section::new("communicators", "Communicators").table(table)
     }
 
+    /// What the GPUs say.
+    fn gpu_section(&self) -> Option<Section> {
+        let gpu = self.gpu.as_ref()?;
+        let time = |ns: u64| Value::Time(Nanos(ns));
+        let mut kinds = Table::new(
+            "gpu_collectives",
+            &[
+                ("communicator", "communicator"),
+                ("operation", "collective"),
+                ("collectives", "timed"),
+                ("rank", "rank"),
+                ("mean_ns", "mean"),
+                ("shortest_ns", "shortest"),
+                ("longest_ns", "longest"),
+                ("last", "came last"),
+                ("place", "called at"),
+            ],
+        );
+        for kind in &gpu.collectives {
+            for rank in &kind.ranks {
+                kinds.rows.push(vec![
+                    Value::text(&*kind.communicator),
+                    Value::text(&*kind.operation),
+                    Value::Count(kind.collectives),
+                    Value::Count(rank.rank.into()),
+                    time(rank.mean_ns),
+                    time(rank.shortest_ns),
+                    time(rank.longest_ns),
+                    Value::Count(rank.last),
+                    Value::text(kind.place.as_ref().map_or("", |place| &place.text)),
+                ]);
+            }
+        }
+        let n_left = kinds.rows.len().saturating_sub(GPU_ROWS);
+        kinds.rows.truncate(GPU_ROWS);
+        kinds.left_out = (n_left > 0).then(|| format!("{n_left} more rows, which --json has"));
+        let mut costs = Table::new(
+            "gpu_arrivals",
+            &[
+                ("rank", "rank"),
+                ("communicator", "communicator"),
+                ("last", "came last"),
+                ("collectives", "of"),
+                ("cost_ns", "others waited"),
+                ("most_ns", "at most"),
+                ("place", "called at"),
+            ],
+        );
+        for row in gpu.arrivals.iter().take(16) {
+            costs.rows.push(vec![
+                Value::Count(row.rank.into()),
+                Value::text(&*row.communicator),
+                Value::Count(row.last),
+                Value::Count(row.collectives),
+                time(row.cost_ns),
+                time(row.most_ns),
+                Value::text(row.place.as_ref().map_or("", |place| &place.text)),
+            ]);
+        }
+        let mut section = Section::new("gpu", "Who comes last to collectives on the GPU")
+            .table(costs)
+            .table(kinds)
+            .line(
+                Mood::Note,
+                "on the GPU, waiting for other ranks included: where it takes shortest, that rank came last, and the others \
+                 waited for it alone until the second to last came",
+            );
+        for rank in &gpu.ranks {
+            let Some(text) = rank.timed.text() else { continue };
+            let unfinished = rank.first_unfinished.as_ref().map(|call| {
+                let which = call.sequence.map_or_else(String::new, |number| {
+                    format!(" {} {number} of {}", call.order.unwrap_or_default(), call.communicator)
+                });
+                let place =
+                    call.place.as_ref().map_or_else(String::new, |place| format!(" at {}", place.text));
+                format!("; the first that did not end: {}{which}{place}", call.operation)
+            });
+            let mood = if unfinished.is_some() { Mood::Warning } else { Mood::Note };
+            section =
+                section.line(mood, format!("rank {}: {text}{}", rank.rank, unfinished.unwrap_or_default()));
+        }
+        Some(section)
+    }
+
     fn arrivals_section(&self) -> Option<Section> {
         if self.arrivals.is_empty() {
             return None;
@@ -498,12 +590,22 @@ impl JobReport {
                     .to_owned()
             }
         };
-        let section = Section::new("arrivals", "Who comes late to collectives")
+        let title = match self.gpu {
+            Some(_) => "Who comes late to collectives, by the host's clock",
+            None => "Who comes late to collectives",
+        };
+        let section = Section::new("arrivals", title)
             .table(table)
             .line(Mood::Note, clocks)
             .line(
                 Mood::Note,
-                "when the host called: programs run ahead of their GPUs, so this is weak evidence for who makes the others wait",
+                match self.gpu {
+                    Some(_) => "when the host called: what the GPUs say above is better evidence",
+                    None => {
+                        "when the host called: programs run ahead of their GPUs, so this is weak evidence for who makes the \
+                         others wait (gputrace record --nccl-timing measures it)"
+                    }
+                },
             );
         Some(section)
     }

@@ -213,7 +213,7 @@ impl Writer {
         self.event(line, EventKind::NcclEnter(enter));
         if returns {
             let call = enter.call;
-            let exit = NcclExit { call, result: 0, value: 0, duration: Nanos(1000) };
+            let exit = NcclExit { call, result: 0, value: 0, duration: Nanos(1000), timed: None };
             self.now += 1000;
             self.event(line, EventKind::NcclExit(exit));
         }

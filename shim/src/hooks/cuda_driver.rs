@@ -16,7 +16,7 @@ use super::structs::{
     IpcMemHandle, access_flags, array_bytes, array3d_bytes, bare_location, external_bytes, graph_alloc,
     image_bytes, ipc_hash, location, mipmap_bytes, multicast_bytes, pool_attribute, read, read_handle,
 };
-use super::{events, loader};
+use super::{contexts, events, loader};
 use crate::hook::hooks;
 use core::ffi::{c_char, c_void};
 use gputrace_ring::record::Action;
@@ -259,20 +259,26 @@ hooks! {
     fn cuCtxCreate_v4(context: Out, params: *mut c_void, flags: u32, device: i32) as ""
         = acquire ContextCreate { device: device, extra: flags } out { handle: read_handle(context) };
     /// `CUresult cuCtxDestroy(CUcontext ctx)` of CUDA 2.0
-    fn cuCtxDestroy(context: Handle) as "" = release ContextDestroy { handle: context };
+    fn cuCtxDestroy(context: Handle) as ""
+        = custom { row: Row::cuCtxDestroy as u16, context: context } via contexts::destroyed;
     /// `CUresult cuCtxDestroy_v2(CUcontext ctx)`
-    fn cuCtxDestroy_v2(context: Handle) as "" = release ContextDestroy { handle: context };
+    fn cuCtxDestroy_v2(context: Handle) as ""
+        = custom { row: Row::cuCtxDestroy_v2 as u16, context: context } via contexts::destroyed;
     /// `CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)`
     fn cuDevicePrimaryCtxRetain(context: Out, device: i32) as ""
         = acquire PrimaryRetain { device: device, extra: device } out { handle: read_handle(context) };
     /// `CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev)`
-    fn cuDevicePrimaryCtxRelease_v2(device: i32) as "" = acquire PrimaryRelease { device: device, extra: device };
+    fn cuDevicePrimaryCtxRelease_v2(device: i32) as ""
+        = custom { row: Row::cuDevicePrimaryCtxRelease_v2 as u16, device: device } via contexts::released;
     /// `CUresult cuDevicePrimaryCtxRelease(CUdevice dev)` of CUDA 7.0
-    fn cuDevicePrimaryCtxRelease(device: i32) as "" = acquire PrimaryRelease { device: device, extra: device };
+    fn cuDevicePrimaryCtxRelease(device: i32) as ""
+        = custom { row: Row::cuDevicePrimaryCtxRelease as u16, device: device } via contexts::released;
     /// `CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev)`
-    fn cuDevicePrimaryCtxReset_v2(device: i32) as "cudaDeviceReset" = acquire PrimaryReset { device: device, extra: device };
+    fn cuDevicePrimaryCtxReset_v2(device: i32) as "cudaDeviceReset"
+        = custom { row: Row::cuDevicePrimaryCtxReset_v2 as u16, device: device } via contexts::reset;
     /// `CUresult cuDevicePrimaryCtxReset(CUdevice dev)` of CUDA 7.0
-    fn cuDevicePrimaryCtxReset(device: i32) as "cudaDeviceReset" = acquire PrimaryReset { device: device, extra: device };
+    fn cuDevicePrimaryCtxReset(device: i32) as "cudaDeviceReset"
+        = custom { row: Row::cuDevicePrimaryCtxReset as u16, device: device } via contexts::reset;
 
     /// `CUresult cuCtxSetLimit(CUlimit limit, size_t value)`
     fn cuCtxSetLimit(limit: i32, value: usize) as "cudaDeviceSetLimit" = observe LimitSet { extra: limit, bytes: value };

@@ -163,6 +163,11 @@ pub(crate) fn end_capture(
     result
 }
 
+/// Whether a stream of the process is being captured, as far as we know.
+pub(crate) fn captures_are_open() -> bool {
+    CAPTURES.load(Ordering::Relaxed) != 0
+}
+
 /// Whether what is enqueued on the stream now becomes part of a graph. The driver is asked only while the process has a
 /// capture open: another thread may have begun it. The question is legal then, and changes nothing.
 pub(crate) fn is_captured(stream: u64) -> bool {

@@ -1,6 +1,7 @@
 //! One call into NCCL: a record before it, a record after it.
 
 use super::comms::{self, Slot};
+use super::timing::{self, Timing};
 use super::{Comm, threads};
 use crate::callsite;
 use crate::hooks::events;
@@ -71,12 +72,14 @@ pub(crate) struct Running {
     counter: Option<&'static AtomicU64>,
     op: NcclOp,
     open: Option<threads::Open>,
+    timing: Timing,
 }
 
 impl Running {
     /// After the real call.
     pub(crate) fn end(self, tls: &Tls, result: i32, value: impl FnOnce() -> u64) {
         let end = session::now();
+        let timed = timing::end(self.timing, result);
         // NCCL's getters, if any are asked, are still inside the call.
         let value = value();
         drop(self.open);
@@ -84,7 +87,7 @@ impl Running {
         after(tls, self.op, result, self.counter);
         if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
             let duration = end.0.saturating_sub(self.began.0);
-            let exit = NcclExit { call: self.call, value, duration, result, reserved: 0 };
+            let exit = NcclExit { call: self.call, value, duration, result, timed: timed as u32 };
             lane.producer().push(end, 0, &exit);
         }
     }
@@ -272,11 +275,12 @@ impl Draft {
             self.enter.stack = callsite::capture(&mut lane, callsite::Of::Nccl);
             lane.producer().push(at, 0, &self.enter);
         }
+        let timing = timing::begin(&self.enter);
         let began = session::now();
         let (call, comm) = (self.enter.call, self.charged);
         tls.nccl_call.set(call);
         tls.nccl_comm.set(comm);
         let op = NcclOp::from_raw(self.enter.op).unwrap_or(NcclOp::GroupStart);
-        Running { call, began, counter: self.counter, op, open: threads::Open::new(comm, call) }
+        Running { call, began, counter: self.counter, op, open: threads::Open::new(comm, call), timing }
     }
 }

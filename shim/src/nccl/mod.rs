@@ -14,6 +14,7 @@ pub(crate) mod config;
 pub(crate) mod hash;
 pub(crate) mod library;
 pub(crate) mod threads;
+pub(crate) mod timing;
 
 /// `ncclComm_t`.
 pub(crate) type Comm = *mut core::ffi::c_void;

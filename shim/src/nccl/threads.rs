@@ -157,6 +157,19 @@ pub(crate) unsafe extern "C" fn pthread_create(
     result
 }
 
+/// Starts a thread of our own.
+pub(crate) fn create_own(attributes: *const c_void, start: Start) -> bool {
+    let real = REAL_CREATE.load(Ordering::Acquire);
+    if real.is_null() {
+        return false;
+    }
+    // SAFETY: found as the C library's function of this name.
+    let real: Create = unsafe { core::mem::transmute(real) };
+    let mut thread: libc::pthread_t = 0;
+    // SAFETY: the attributes are initialised, and the thread's number is ours.
+    unsafe { real((&raw mut thread).cast(), attributes, start, null_mut()) == 0 }
+}
+
 /// `None` for threads that are not NCCL's, and where there is no room.
 fn birth(tls: &Tls, start: Start, argument: *mut c_void) -> Option<&'static Birth> {
     let (comm, call) = match tls.nccl_call.get() {

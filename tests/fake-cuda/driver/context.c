@@ -62,6 +62,7 @@ static void context_kill(struct context *context)
         free(item);
     }
     book_remove_context(context, memory_release);
+    streams_forget(context);
     context->alive = false;
     context->references = 0;
     if (--alive_on[context->device] == 0) device_refund(context->device, context_bytes());

@@ -50,6 +50,7 @@ enum {
     CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED = 713,
     CUDA_ERROR_NOT_SUPPORTED = 801,
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
+    CUDA_ERROR_CAPTURED_EVENT = 907,
     CUDA_ERROR_UNKNOWN = 999,
 };
 
@@ -202,6 +203,7 @@ void pools_synchronize(void); /* unused memory above the release threshold goes 
 bool stream_capturing(CUstream stream);
 struct graph *stream_graph(CUstream stream);
 bool stream_valid(CUstream stream);
+void streams_forget(struct context *context);
 
 /* module.c */
 struct code;

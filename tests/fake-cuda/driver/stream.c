@@ -1,9 +1,12 @@
-/* Streams and events. Nothing ever runs, so everything asked for has completed by the time somebody looks; FAKE_CUDA_FAIL can
- * make a query say otherwise (cuEventQuery:1:600). A stream can capture into a graph. */
+/* Streams and events. Nothing ever runs, so everything asked for has completed by the time somebody looks, but where a test makes a
+ * stream busy (fakeCudaBusyUntil); FAKE_CUDA_FAIL can make a query say otherwise (cuEventQuery:1:600). A stream can capture into a
+ * graph. */
 #include "fake.h"
 
 #include <stdlib.h>
 #include <time.h>
+
+typedef unsigned long long nanos; /* CLOCK_MONOTONIC */
 
 struct stream {
     struct stream *next;
@@ -12,12 +15,14 @@ struct stream {
     int priority;
     unsigned long long id;
     struct graph *capturing;
+    nanos busy; /* until then */
 };
 struct event {
     struct event *next;
+    struct context *context;
     unsigned flags;
-    bool recorded;
-    struct timespec at;
+    bool recorded, captured;
+    nanos at;
 };
 
 static struct stream *streams;
@@ -26,6 +31,27 @@ static unsigned long long next_id = 7; /* as a real driver's first stream after 
 
 /* NULL, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are streams that nobody creates. */
 static bool built_in(CUstream stream) { return (uintptr_t)stream <= 2; }
+
+static nanos now(void)
+{
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    return (nanos)at.tv_sec * 1000000000u + (nanos)at.tv_nsec;
+}
+
+/* Until when the stream is busy: the past, unless a test said otherwise. */
+static nanos *busy(CUstream stream)
+{
+    static nanos of_built_in[3];
+    return built_in(stream) ? &of_built_in[(uintptr_t)stream] : &stream->busy;
+}
+
+/* When what is enqueued now begins. */
+static nanos free_at(CUstream stream)
+{
+    nanos at = now(), until = *busy(stream);
+    return at > until ? at : until;
+}
 
 bool stream_valid(CUstream stream)
 {
@@ -142,6 +168,7 @@ static CUresult event_create(CUevent *out, unsigned flags)
     struct event *event = calloc(1, sizeof *event);
     if (!event) return CUDA_ERROR_OUT_OF_MEMORY;
     event->next = events;
+    event->context = context_current();
     event->flags = flags;
     *out = events = event;
     return CUDA_SUCCESS;
@@ -160,12 +187,50 @@ static CUresult event_destroy(CUevent event)
 static CUresult event_record(CUevent event, CUstream stream)
 {
     if (!find_event(event) || !stream_valid(stream)) return CUDA_ERROR_INVALID_HANDLE;
+    if (event->context != (built_in(stream) ? context_current() : stream->context)) return CUDA_ERROR_INVALID_HANDLE;
     event->recorded = true;
-    clock_gettime(CLOCK_MONOTONIC, &event->at);
+    event->captured = stream_capturing(stream);
+    event->at = free_at(stream);
     return CUDA_SUCCESS;
 }
 
 static CUresult event_check(CUevent event) { return find_event(event) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE; }
+
+static CUresult event_query(CUevent event)
+{
+    if (!find_event(event)) return CUDA_ERROR_INVALID_HANDLE;
+    if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
+    return event->recorded && event->at > now() ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+}
+
+static CUresult wait_event(CUstream stream, CUevent event)
+{
+    if (!stream_valid(stream) || !find_event(event)) return CUDA_ERROR_INVALID_HANDLE;
+    if (event->recorded && event->at > *busy(stream)) *busy(stream) = event->at;
+    return CUDA_SUCCESS;
+}
+
+/* What belongs to a context goes with it. */
+void streams_forget(struct context *context)
+{
+    for (struct event **at = &events; *at;) {
+        struct event *event = *at;
+        if (event->context != context) {
+            at = &event->next;
+            continue;
+        }
+        *at = event->next;
+        free(event);
+    }
+}
+
+/* For tests: the stream works on something until then, after what it works on already. */
+EXPORT void fakeCudaBusyUntil(CUstream stream, nanos until)
+{
+    if (until > *busy(stream)) *busy(stream) = until;
+}
+/* For tests: when what is enqueued now begins. */
+EXPORT nanos fakeCudaFreeAt(CUstream stream) { return free_at(stream); }
 
 static CUresult event_synchronize(CUevent event)
 {
@@ -180,7 +245,8 @@ static CUresult elapsed(float *milliseconds, CUevent start, CUevent end)
     if (!find_event(start) || !find_event(end)) return CUDA_ERROR_INVALID_HANDLE;
     if (!start->recorded || !end->recorded || (start->flags & 2) || (end->flags & 2)) /* CU_EVENT_DISABLE_TIMING */
         return CUDA_ERROR_INVALID_HANDLE;
-    *milliseconds = (float)(end->at.tv_sec - start->at.tv_sec) * 1e3f + (float)(end->at.tv_nsec - start->at.tv_nsec) * 1e-6f;
+    if (start->at > now() || end->at > now()) return CUDA_ERROR_NOT_READY;
+    *milliseconds = (float)((double)(long long)(end->at - start->at) * 1e-6);
     return CUDA_SUCCESS;
 }
 
@@ -250,7 +316,7 @@ EXPORT CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, int mode)
 BOTH(cuStreamEndCapture, (CUstream stream, CUgraph *out), end_capture(stream, out), "stream=%p graph=0x%llx",
      (void *)stream, OUT(out))
 BOTH_QUERY(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags),
-           ((void)flags, check(stream) ? check(stream) : event_check(event)))
+           ((void)flags, wait_event(stream, event)))
 BOTH(cuEventRecord, (CUevent event, CUstream stream), event_record(event, stream), "event=%p stream=%p", (void *)event,
      (void *)stream)
 BOTH(cuEventRecordWithFlags, (CUevent event, CUstream stream, unsigned flags), ((void)flags, event_record(event, stream)),
@@ -261,7 +327,7 @@ EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags)
 }
 EXPORT CUresult cuEventDestroy(CUevent event) { CALL(NEEDS_CONTEXT, event_destroy(event), "event=%p", (void *)event); }
 EXPORT CUresult cuEventDestroy_v2(CUevent event) { CALL(NEEDS_CONTEXT, event_destroy(event), "event=%p", (void *)event); }
-EXPORT CUresult cuEventQuery(CUevent event) { QUERY(NEEDS_CONTEXT, event_check(event)); }
+EXPORT CUresult cuEventQuery(CUevent event) { QUERY(NEEDS_CONTEXT, event_query(event)); }
 EXPORT CUresult cuEventSynchronize(CUevent event)
 {
     CALL(NEEDS_CONTEXT, event_synchronize(event), "event=%p", (void *)event);

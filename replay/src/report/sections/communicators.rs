@@ -53,6 +53,10 @@ fn build(story: &Story) -> Option<Section> {
         Some(text) => section.line(Mood::Note, text),
         None => section,
     };
+    let section = match story.ledger.gpu_timed().text() {
+        Some(text) => section.line(Mood::Note, text),
+        None => section,
+    };
     Some(section.table(causes(story, &books)).warn(story.doubts()))
 }
 
