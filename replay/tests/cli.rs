@@ -89,6 +89,10 @@ fn help_of_every_verb() {
               --ring-size <BYTES>
                   Memory for events that wait to be written, for each process: 64M, 1GiB
 
+              --nccl-timing
+                  Measure how long the GPU works for each call into NCCL: two events around each, none
+                  inside graphs
+
               --no-oom-report
                   Say nothing on the program's standard error when it runs out of memory
 
@@ -98,6 +102,7 @@ fn help_of_every_verb() {
         Examples:
           gputrace record -- python train.py
           gputrace record -o 'job/%h.r%r.gtr' -- torchrun --nproc-per-node 8 train.py
+          gputrace record --nccl-timing -o 'job/%r.gtr' -- torchrun --nproc-per-node 8 train.py
 
         Exit status: the program's own; 125 if it cannot be traced, 126 if it cannot be run, 127 if it is
         not found.

@@ -33,7 +33,7 @@ const NOT_FOUND: u8 = 127;
 Examples:
   gputrace record -- python train.py
   gputrace record -o 'job/%h.r%r.gtr' -- torchrun --nproc-per-node 8 train.py
-  gputrace record --nccl-timing -o 'job/%r.gtr' -- torchrun --nproc-per-node 8 train.py; gputrace ranks job
+  gputrace record --nccl-timing -o 'job/%r.gtr' -- torchrun --nproc-per-node 8 train.py
 
 Exit status: the program's own; 125 if it cannot be traced, 126 if it cannot be run, 127 if it is not found.
 Without this command: LD_PRELOAD=libgputrace.so GPUTRACE_OUTPUT=... python train.py")]

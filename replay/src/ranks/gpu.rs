@@ -212,7 +212,10 @@ impl Tally {
         let row = &mut self.rows[track];
         row.last += 1;
         row.cost = row.cost.saturating_add(cost);
-        row.most = row.most.max((cost, column));
+        // Of two the earlier.
+        if cost > row.most.0 {
+            row.most = (cost, column);
+        }
         *row.by_kind.entry(kinds[track]).or_default() += cost;
         if self.worst.len() < WORST || self.worst.last().is_some_and(|least| least.0 < cost) {
             let at = self.worst.partition_point(|other| other.0 >= cost);
@@ -317,9 +320,9 @@ mod tests {
         let shown: Vec<_> =
             rows.iter().map(|row| (row.rank, row.last, row.cost_ns, row.is_straggler)).collect();
         assert_eq!(shown, [(5, 2, 40_000_000, true), (4, 0, 0, false), (6, 0, 0, false)]);
-        assert_eq!((rows[0].collectives, rows[0].most_ns, rows[0].most_sequence), (20, 20_000_000, 19));
+        assert_eq!((rows[0].collectives, rows[0].most_ns, rows[0].most_sequence), (20, 20_000_000, 9));
         let wait = &report.waits[0];
-        assert_eq!((wait.last_rank, wait.sequence, wait.durations_ns[&6]), (5, 19, 20_052_000));
+        assert_eq!((wait.last_rank, wait.sequence, wait.durations_ns[&6]), (5, 9, 20_052_000));
         let all: Vec<_> = report.collectives.iter().map(|one| (&*one.operation, one.collectives)).collect();
         assert_eq!(all, [("kind 0", 20), ("kind 1", 1)]);
         assert_eq!(
