@@ -11,8 +11,8 @@ use gputrace_schemas::reader::Trace;
 use gputrace_tests::recorded::{self, Folder};
 use serde_json::Value;
 
-/// Two clocks of one machine, `float` milliseconds and a scheduler lie between what a test asks for and what it gets.
-const SLACK: u64 = 300_000;
+/// What `float` milliseconds may cut off.
+const ROUNDING: u64 = 1_000;
 
 fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("nccl")
@@ -107,11 +107,6 @@ fn launches(trace: &Trace) -> Vec<Launch> {
     calls.into_values().filter(|launch| launch.timed.is_some()).collect()
 }
 
-/// Nanoseconds within which a span shall be.
-fn is_about(span: u64, wanted: u64) -> bool {
-    (wanted.saturating_sub(SLACK)..=wanted + 20 * SLACK).contains(&span)
-}
-
 /// Calls of a function in the log, by threads other than the program's first.
 fn of_others(log: &str, function: &str) -> usize {
     let main = |line: &str| {
@@ -153,7 +148,7 @@ fn nothing_is_timed_and_no_event_is_made_unless_somebody_asks() {
 fn each_launch_has_its_time_on_the_gpu_and_each_group_one_a_stream() {
     let script = "
 a, b = new_stream(), new_stream()
-busy(a, 30)
+busy(a, 2000)
 world.all_reduce(1, stream=a)
 world.all_reduce(2, stream=a)
 world.all_reduce(3, stream=0)
@@ -173,7 +168,7 @@ try:
 except nccl.NcclError:
     pass
 world.all_reduce(11, stream=a)
-time.sleep(0.3)
+time.sleep(2.5)
 ";
     let timed = job("launches", 1, &[], &[], script);
     let launches = launches(&timed.folder.traces(1)[0]);
@@ -183,17 +178,17 @@ time.sleep(0.3)
     // The group's end counts for its three operations: one span a stream.
     let expected = [1, 2, 3, 4, 5, 0, 11].map(|count| (count, enqueued, if count == 0 { 2 } else { 1 }));
     assert_eq!(shown, expected);
+    let is_at_least = |span: u64, wanted: u64| span + ROUNDING >= wanted;
     for launch in &launches {
-        for (_, duration) in &launch.spans {
-            // Two of the group's operations are on one stream.
-            let wanted = if launch.count == 0 && *duration > 3_000_000 { 4_000_000 } else { 2_000_000 };
-            assert!(is_about(*duration, wanted), "{launch:?}");
-        }
+        assert!(launch.spans.iter().all(|(_, duration)| is_at_least(*duration, 2_000_000)), "{launch:?}");
     }
+    // Two of the group's operations are on one stream.
+    let longest = launches[5].spans.iter().map(|(_, duration)| *duration).max();
+    assert!(longest.is_some_and(|longest| is_at_least(longest, 4_000_000)), "{launches:?}");
     let start = |at: usize| launches[at].spans[0].0;
-    assert!(is_about(start(1) - start(0), 2_000_000), "{launches:?}");
+    assert!(is_at_least(start(1) - start(0), 2_000_000), "{launches:?}");
     // Another stream does not wait for the one that is busy.
-    assert!(start(2) + 20_000_000 < start(0), "{launches:?}");
+    assert!(start(2) < start(0), "{launches:?}");
     assert!(timed.log.contains("cuEventRecord "), "the driver's own entry point");
 }
 
@@ -202,7 +197,7 @@ fn what_is_captured_is_not_timed_and_nothing_is_asked_meanwhile() {
     let script = "
 captured, other, graph = new_stream(), new_stream(), ctypes.c_void_p()
 world.all_reduce(1, stream=other)
-time.sleep(0.1)
+time.sleep(0.4)
 busy(other, 60)
 world.all_reduce(2, stream=other)
 assert cuda.cuStreamBeginCapture_v2(ctypes.c_void_p(captured), 0) == 0
@@ -236,12 +231,13 @@ time.sleep(0.1)
 fn more_launches_than_there_are_events_for_are_counted() {
     let script = "
 stream = new_stream()
-busy(stream, 400)
+busy(stream, 5000)
+began = time.monotonic()
 for count in range(1, 1101):
     world.all_reduce(count, stream=stream)
-time.sleep(0.5)
+time.sleep(began + 5.5 - time.monotonic())
 world.all_reduce(2000, stream=stream)
-time.sleep(0.1)
+time.sleep(0.3)
 ";
     let job = job("pool", 1, &[], &[("FAKE_NCCL_KERNEL", "1")], script);
     let trace = job.folder.files("gtr").remove(0);
@@ -311,7 +307,7 @@ busy(stream, 3600e3)
 world.all_reduce(2, stream=stream)
 time.sleep(60)
 ";
-    let job = job("killed", 1, &["--kill-after", "3"], &[], script);
+    let job = job("killed", 1, &["--kill-after", "6"], &[], script);
     let launches = launches(&job.folder.traces(1)[0]);
     let shown: Vec<_> =
         launches.iter().map(|launch| (launch.count, launch.timed, launch.spans.len())).collect();
@@ -324,25 +320,25 @@ fn forked_children_and_contexts_that_go_take_their_events_with_them() {
     let script = "
 stream = new_stream()
 world.all_reduce(1, stream=stream)
-time.sleep(0.1)
+time.sleep(0.4)
 child = os.fork()
 if child == 0:
     began = time.monotonic()
     cuda.cuDevicePrimaryCtxRelease_v2(1)
-    sys.exit(0 if time.monotonic() - began < 0.5 else 1)
+    sys.exit(0 if time.monotonic() - began < 0.9 else 1)
 assert os.waitpid(child, 0)[1] == 0
 busy(stream, 3600e3)
 world.all_reduce(2, stream=stream)
 assert cuda.cuDevicePrimaryCtxReset_v2(0) == 0
-time.sleep(0.1)
+time.sleep(0.4)
 nccl._context(0)
 again = new_stream()
 world.all_reduce(3, stream=again)
-time.sleep(0.1)
+time.sleep(0.4)
 assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0) == 0
 assert cuda.cuDevicePrimaryCtxRelease_v2(0) == 0
 world.all_reduce(4, stream=again)
-time.sleep(0.1)
+time.sleep(0.4)
 ";
     let job = job("contexts", 1, &[], &[], script);
     let launches = launches(&job.folder.traces(1)[0]);
@@ -366,7 +362,7 @@ fn a_driver_that_refuses_changes_nothing_and_is_asked_once() {
 stream = new_stream()
 for count in range(1, 6):
     world.all_reduce(count, stream=stream)
-time.sleep(0.1)
+time.sleep(0.4)
 ";
     let job = job("refused", 1, &[], &[("FAKE_CUDA_FAIL", "cuEventRecord:3+:700")], script);
     let trace = &job.folder.traces(1)[0];
@@ -382,13 +378,16 @@ time.sleep(0.1)
 
 #[test]
 fn the_rank_that_comes_last_on_the_gpu_is_named_though_its_host_is_not_late() {
+    // The streams are busy until moments that all ranks know, and the hosts are long done when the first comes.
     let script = "
 stream = new_stream()
+first = int(os.environ['FAKE_NCCL_JOB'].split('.')[1]) + 7_000_000_000
 for step in range(30):
-    if nccl.RANK == 1 and step % 10 == 9:
-        busy(stream, 30)
+    late = nccl.RANK == 1 and step % 10 == 9
+    cuda.fakeCudaBusyUntil(stream, first + step * 50_000_000 + (30_000_000 if late else 0))
     world.all_reduce(step + 1, stream=stream)
-    time.sleep(0.04)
+assert time.monotonic_ns() < first, 'this machine is too slow'
+time.sleep((first - time.monotonic_ns()) / 1e9 + 2)
 ";
     let job = job("straggler", 3, &[], &[("FAKE_NCCL_BLOCKING", "1"), ("FAKE_NCCL_KERNEL", "500")], script);
     drop(job.folder.traces(3));
@@ -404,18 +403,16 @@ for step in range(30):
     assert_eq!(stragglers.len(), 1, "{stragglers:?}");
     assert_eq!(stragglers[0]["ranks"], serde_json::json!([1]));
     let text = stragglers[0]["text"].as_str().expect("a text");
-    assert!(text.starts_with("rank 1 comes last on the GPU to "), "{text}");
-    let waits = found["gpu"]["waits"].as_array().expect("waits");
-    let worst: Vec<_> =
-        waits.iter().take(3).map(|wait| (&wait["last_rank"], wait["sequence"].as_u64())).collect();
-    let mut numbers: Vec<_> = worst.iter().filter_map(|(_, number)| *number).collect();
-    numbers.sort_unstable();
-    assert_eq!(numbers, [9, 19, 29], "{worst:?}");
-    assert!(worst.iter().all(|(rank, _)| **rank == 1), "{worst:?}");
     assert!(
-        waits[0]["waited_ns"].as_u64().is_some_and(|ns| (20_000_000..60_000_000).contains(&ns)),
-        "{waits:?}"
+        text.starts_with("rank 1 comes last on the GPU to 3 of 30 collectives on world, and all others wait 90.0 ms for it alone, at \
+                          most 30.0 ms at once"),
+        "{text}"
     );
+    let waits = found["gpu"]["waits"].as_array().expect("waits");
+    let mut waits: Vec<_> =
+        waits.iter().map(|wait| (wait["sequence"].as_u64(), wait["last_rank"].as_u64())).collect();
+    waits.sort_unstable();
+    assert_eq!(waits, [9, 19, 29].map(|sequence| (Some(sequence), Some(1))));
     let timed: HashMap<_, _> = found["gpu"]["ranks"]
         .as_array()
         .expect("ranks")

@@ -37,7 +37,7 @@ const MOST_NOTED: usize = 64;
 const PAUSE: u32 = 10_000_000;
 /// How long results are waited for when the process ends, and how long for the thread that looks, milliseconds.
 const LAST_LOOK: u32 = 100;
-const LAST_WAIT: u32 = 300;
+const LAST_WAIT: u32 = 1_000;
 /// How long a context that is destroyed waits until we no longer use it, in steps of 50 µs.
 const GATE_PATIENCE: u32 = 20_000;
 /// Nanoseconds after which positions count from a newer event.
