@@ -78,23 +78,31 @@ pub(crate) enum Dict {
     Frame(u32),
 }
 
-/// One element of `device_traces`, as recorded. A key that was missing is `i64::MIN` or `NO_STRING`.
+/// One element of `device_traces`, as recorded. A key that was missing is [`MISSING`] or [`NO_STRING`]. There may be ten
+/// million of them: 40 bytes each.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawEntry {
-    pub(crate) action: u32,
     pub(crate) address: i64,
     pub(crate) bytes: i64,
-    pub(crate) stream: i64,
     pub(crate) time_us: i64,
-    pub(crate) device_free: i64,
-    pub(crate) frames: Value,
-    pub(crate) pool: Value,
+    /// Index into `strings`.
+    pub(crate) action: u32,
+    /// Index into `streams`.
+    stream: u32,
+    /// Index into `lists`.
+    frames: u32,
+    /// Index into `tuples`.
+    pool: u32,
 }
+
+const _: () = assert!(size_of::<RawEntry>() == 40);
 
 /// Missing integer of a [`RawEntry`].
 pub(crate) const MISSING: i64 = i64::MIN;
-/// Missing string of a [`RawEntry`] or [`RawFrame`].
+/// Missing string of a [`RawEntry`] or [`RawFrame`], and any other missing index.
 pub(crate) const NO_STRING: u32 = u32::MAX;
+/// More streams than this are not told apart: traces with so many are refused.
+const MOST_STREAMS: usize = 1 << 17;
 
 /// One stack frame as recorded: indices into `strings`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -114,6 +122,11 @@ pub(crate) struct Heap {
     pub(crate) dicts: Vec<Dict>,
     pub(crate) raw: Vec<Vec<(Value, Value)>>,
     pub(crate) entries: Vec<RawEntry>,
+    /// Streams that entries name, each once.
+    streams: Vec<i64>,
+    stream_numbers: HashMap<i64, u32>,
+    /// Free memory of the device, for the entries that say it: errors.
+    device_free: HashMap<u32, i64>,
     pub(crate) frames: Vec<RawFrame>,
     /// Keys of trace entries that the reader does not know, for the curious.
     pub(crate) unknown_entry_keys: std::collections::BTreeSet<u32>,
@@ -257,11 +270,15 @@ impl Heap {
                 Some(0) => row.action = if let Value::Str(text) = pair[1] { text } else { NO_STRING },
                 Some(1) => row.address = int,
                 Some(2) => row.bytes = int,
-                Some(3) => row.stream = int,
+                Some(3) => row.stream = self.stream_number(int),
                 Some(4) => row.time_us = int,
-                Some(5) => row.device_free = int,
-                Some(6) => row.frames = pair[1],
-                Some(7) | Some(13) | Some(14) => row.pool = pair[1],
+                Some(5) if int != MISSING => {
+                    self.device_free.insert(entry, int);
+                }
+                Some(6) => row.frames = if let Value::List(list) = pair[1] { list } else { NO_STRING },
+                Some(7) | Some(13) | Some(14) => {
+                    row.pool = if let Value::Tuple(pool) = pair[1] { pool } else { NO_STRING };
+                }
                 Some(_) => {}
                 None => {
                     if let Value::Str(text) = pair[0] {
@@ -271,6 +288,37 @@ impl Heap {
             }
         }
         self.entries[entry as usize] = row;
+    }
+
+    fn stream_number(&mut self, stream: i64) -> u32 {
+        if let Some(known) = self.stream_numbers.get(&stream) {
+            return *known;
+        }
+        let number = self.streams.len().min(MOST_STREAMS) as u32;
+        if self.streams.len() <= MOST_STREAMS {
+            self.streams.push(stream);
+            self.stream_numbers.insert(stream, number);
+        }
+        number
+    }
+
+    /// The stream of an entry; 0 where it names none.
+    pub(crate) fn stream(&self, entry: RawEntry) -> u64 {
+        let stream = self.streams.get(entry.stream as usize).copied();
+        stream.filter(|stream| *stream != MISSING).unwrap_or(0) as u64
+    }
+
+    /// Free memory of the device that an entry tells.
+    pub(crate) fn device_free(&self, entry: u32) -> Option<u64> {
+        self.device_free.get(&entry).map(|free| *free as u64)
+    }
+
+    /// Forgets what only leads to the entries, once somebody has found them.
+    pub(crate) fn forget_ways(&mut self) {
+        self.dicts = Vec::new();
+        self.raw = Vec::new();
+        self.wide = Vec::new();
+        self.lists = Vec::new();
     }
 
     fn fill_frame(&mut self, frame: u32, items: &[Value]) {
@@ -746,15 +794,26 @@ impl<R: Read> Machine<R> {
 }
 
 const EMPTY_ENTRY: RawEntry = RawEntry {
-    action: NO_STRING,
     address: MISSING,
     bytes: MISSING,
-    stream: MISSING,
     time_us: MISSING,
-    device_free: MISSING,
-    frames: Value::None,
-    pool: Value::None,
+    action: NO_STRING,
+    stream: NO_STRING,
+    frames: NO_STRING,
+    pool: NO_STRING,
 };
+
+impl RawEntry {
+    /// The list of its frames.
+    pub(crate) fn frames(self) -> Value {
+        if self.frames == NO_STRING { Value::None } else { Value::List(self.frames) }
+    }
+
+    /// The pair that names its pool.
+    pub(crate) fn pool(self) -> Value {
+        if self.pool == NO_STRING { Value::None } else { Value::Tuple(self.pool) }
+    }
+}
 
 /// Names as in CPython's `pickletools`.
 fn refused(opcode: u8, at: u64) -> PickleError {

@@ -77,6 +77,13 @@ pub fn read_snapshot(path: &Path) -> Result<Trace, ImportError> {
     from_reader(uncompressed(path)?, path)
 }
 
+/// Whether times and stacks of everything are wanted, which a simulation does not need.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    Ops,
+    Extras,
+}
+
 fn uncompressed(path: &Path) -> Result<Box<dyn Read>, ImportError> {
     let open = |source| ImportError::Open { path: path.into(), source };
     let mut file = BufReader::new(std::fs::File::open(path).map_err(open)?);
@@ -89,7 +96,7 @@ fn uncompressed(path: &Path) -> Result<Box<dyn Read>, ImportError> {
 /// # Errors
 /// As [`read_snapshot`].
 pub(crate) fn from_reader(source: impl Read, path: &Path) -> Result<Trace, ImportError> {
-    with_extras(source, path).map(|(trace, _)| trace)
+    wanted(source, path, Wanted::Ops).map(|(trace, _)| trace)
 }
 
 /// Reads a snapshot file with what is of no use to a simulation.
@@ -112,6 +119,10 @@ pub(super) struct Extras {
 }
 
 pub(super) fn with_extras(source: impl Read, path: &Path) -> Result<(Trace, Vec<Extras>), ImportError> {
+    wanted(source, path, Wanted::Extras)
+}
+
+fn wanted(source: impl Read, path: &Path, wanted: Wanted) -> Result<(Trace, Vec<Extras>), ImportError> {
     let file_bytes = std::fs::metadata(path).map_or(u64::MAX, |metadata| metadata.len());
     let (mut heap, root) = pickle::read(source, file_bytes)
         .map_err(|source| ImportError::Pickle { path: path.into(), source })?;
@@ -125,11 +136,6 @@ pub(super) fn with_extras(source: impl Read, path: &Path) -> Result<(Trace, Vec<
     let (stacks, stack_of_list) = stacks(&heap);
     let stacks = Arc::new(stacks);
     let settings = settings(&heap, root);
-    let overflowed = heap
-        .get(root, "allocator_settings")
-        .and_then(|settings| heap.get(settings, "trace_alloc_overflowed"))
-        .and_then(|flag| heap.int(flag))
-        == Some(1);
 
     let mut segments_of: BTreeMap<u32, Vec<RawSegment>> = BTreeMap::new();
     for segment in segments {
@@ -141,21 +147,25 @@ pub(super) fn with_extras(source: impl Read, path: &Path) -> Result<(Trace, Vec<
     if n_devices > 4096 {
         return Err(not("it has more than 4,096 devices"));
     }
+    let rows_of = |trace: &Value| -> Vec<u32> {
+        let elements = heap.elements(*trace).unwrap_or(&[]);
+        elements.iter().filter_map(|value| heap.entry_index(*value)).collect()
+    };
+    let mut rows_of: Vec<Vec<u32>> = traces.iter().map(rows_of).collect();
+    let overflowed = overflowed(&heap, root);
+    heap.forget_ways();
     let entries = std::mem::take(&mut heap.entries);
     let actions = Actions::of(&heap);
     let mut snapshot = Trace { devices: Vec::new(), notes: Vec::new() };
     let mut extras = Vec::new();
     for device in 0..n_devices as u32 {
-        let rows: Vec<u32> = match traces.get(device as usize).and_then(|trace| heap.elements(*trace)) {
-            Some(trace) => trace.iter().filter_map(|value| heap.entry_index(*value)).collect(),
-            None => Vec::new(),
-        };
+        let rows = rows_of.get_mut(device as usize).map(std::mem::take).unwrap_or_default();
         let segments = segments_of.remove(&device).unwrap_or_default();
         if rows.is_empty() && segments.is_empty() {
             continue;
         }
         let source = Source { heap: &heap, actions: &actions, entries: &entries, stacks: &stack_of_list };
-        let mut importer = Importer::new(source, device, overflowed);
+        let mut importer = Importer::new(source, device, overflowed, wanted);
         importer.builder.stream_mut().settings = settings.clone();
         let (mut stream, notes, extra) = importer
             .import(&rows, &segments)
@@ -166,6 +176,12 @@ pub(super) fn with_extras(source: impl Read, path: &Path) -> Result<(Trace, Vec<
         extras.push(extra);
     }
     Ok((snapshot, extras))
+}
+
+fn overflowed(heap: &Heap, root: Value) -> bool {
+    let settings = heap.get(root, "allocator_settings");
+    let flag = settings.and_then(|settings| heap.get(settings, "trace_alloc_overflowed"));
+    flag.and_then(|flag| heap.int(flag)) == Some(1)
 }
 
 /// Frames and stacks, each once, and which stack each list of the pickle is.
@@ -347,6 +363,7 @@ struct Importer<'a> {
     source: Source<'a>,
     builder: Builder,
     overflowed: bool,
+    wanted: Wanted,
     live: HashMap<u64, AllocId>,
     pending: HashMap<u64, AllocId>,
     at_start: Vec<AllocId>,
@@ -362,11 +379,12 @@ struct Importer<'a> {
 }
 
 impl<'a> Importer<'a> {
-    fn new(source: Source<'a>, device: u32, overflowed: bool) -> Importer<'a> {
+    fn new(source: Source<'a>, device: u32, overflowed: bool, wanted: Wanted) -> Importer<'a> {
         Importer {
             source,
             builder: Builder::new(device),
             overflowed,
+            wanted,
             live: HashMap::new(),
             pending: HashMap::new(),
             at_start: Vec::new(),
@@ -387,8 +405,10 @@ impl<'a> Importer<'a> {
         let n_at_start = self.segments_at_start(rows, segments)?;
         for row in rows {
             let entry = self.source.entries[*row as usize];
-            self.row(entry)?;
-            self.note_extras(entry);
+            self.row(*row, entry)?;
+            if self.wanted == Wanted::Extras {
+                self.note_extras(entry);
+            }
         }
         self.pools_of_segments(segments)?;
         self.layout_at_end(segments)?;
@@ -427,7 +447,7 @@ impl<'a> Importer<'a> {
                 {
                     let (address, bytes) = (entry.address as u64, entry.bytes.max(0) as u64);
                     if address <= HIGHEST && bytes <= LARGEST {
-                        before.push((address, bytes, entry.stream as u64));
+                        before.push((address, bytes, self.source.heap.stream(*entry)));
                     }
                 }
                 _ => {}
@@ -446,11 +466,11 @@ impl<'a> Importer<'a> {
         Ok(self.mapped.len() as u32)
     }
 
-    fn row(&mut self, entry: RawEntry) -> Result<(), TooMany> {
+    fn row(&mut self, row: u32, entry: RawEntry) -> Result<(), TooMany> {
         let Some(action) = self.source.actions.0.get(&entry.action).copied() else { return Ok(()) };
         let address = entry.address as u64;
         let bytes = if entry.bytes == MISSING { 0 } else { entry.bytes.max(0) as u64 };
-        let stream = self.builder.stream(if entry.stream == MISSING { 0 } else { entry.stream as u64 })?;
+        let stream = self.builder.stream(self.source.heap.stream(entry))?;
         let largest = if action == Action::Oom { LARGEST_REFUSED } else { LARGEST };
         self.sum = self.sum.saturating_add(bytes);
         if bytes > largest || self.sum > LARGEST_SUM || (action != Action::Oom && address > HIGHEST) {
@@ -469,7 +489,7 @@ impl<'a> Importer<'a> {
                 let allocation = self.allocation(entry, address, bytes, stream);
                 let id = self.builder.alloc(allocation);
                 self.live.insert(address, id);
-                self.note_segment(address, entry.pool)?;
+                self.note_segment(address, entry.pool())?;
             }
             Action::FreeRequested => {
                 let id = match self.live.remove(&address) {
@@ -495,8 +515,8 @@ impl<'a> Importer<'a> {
             }
             Action::Driver(call) => self.driver(call, address, bytes, stream),
             Action::Oom => {
-                let device_free = if entry.device_free == MISSING { 0 } else { entry.device_free as u64 };
-                let stack = self.source.stack(entry.frames);
+                let device_free = self.source.heap.device_free(row).unwrap_or(0);
+                let stack = self.source.stack(entry.frames());
                 self.builder.oom(RecordedOom { rounded: bytes, device_free, stream, stack });
             }
         }
@@ -505,7 +525,7 @@ impl<'a> Importer<'a> {
 
     fn note_extras(&mut self, entry: RawEntry) {
         let time = if entry.time_us == MISSING { 0 } else { entry.time_us };
-        let stack = self.source.stack(entry.frames);
+        let stack = self.source.stack(entry.frames());
         let (stream, extras) = (self.builder.stream_mut(), &mut self.extras);
         extras.op_times.resize(stream.ops.len(), time);
         extras.driver_times.resize(stream.driver.len(), time);
@@ -513,7 +533,7 @@ impl<'a> Importer<'a> {
     }
 
     fn allocation(&self, entry: RawEntry, address: u64, bytes: u64, stream: StreamIdx) -> Allocation {
-        let stack = self.source.stack(entry.frames);
+        let stack = self.source.stack(entry.frames());
         Allocation { requested: bytes, address, stack, stream, pool: PoolIdx::DEFAULT }
     }
 
@@ -527,7 +547,7 @@ impl<'a> Importer<'a> {
     ) -> Result<AllocId, TooMany> {
         let allocation = self.allocation(entry, address, bytes, stream);
         let id = self.builder.allocation(Allocation { stack: StackId::NONE, ..allocation });
-        self.note_segment(address, entry.pool)?;
+        self.note_segment(address, entry.pool())?;
         self.at_start.push(id);
         Ok(id)
     }
