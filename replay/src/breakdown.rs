@@ -45,7 +45,7 @@ pub struct Fragmentation {
     pub cached: u64,
     /// Free beside something live.
     pub stranded: u64,
-    /// Who holds the segments of `stranded`, most first.
+    /// Who holds the segments of `stranded` and `isolated`, most first.
     pub pins: Vec<Pin>,
 }
 
@@ -57,9 +57,9 @@ impl Fragmentation {
             ("surplus", "not split off blocks", self.surplus),
             ("waiting", "freed, waiting for streams", self.waiting),
             ("segment_rounding", "rest of the newest segment", self.segment_rounding),
-            ("isolated", "isolated: free, of other streams or pools", self.isolated),
-            ("cached", "cached: wholly free segments that did not fit", self.cached),
-            ("stranded", "stranded: free beside something in use", self.stranded),
+            ("isolated", "free, of other streams or pools", self.isolated),
+            ("cached", "wholly free segments that did not fit", self.cached),
+            ("stranded", "free beside something in use", self.stranded),
         ]
     }
 }
@@ -75,6 +75,13 @@ pub struct Pin {
     pub alone: u64,
     /// Free bytes in segments that it holds, alone or with others.
     pub stranded: u64,
+}
+
+impl Pin {
+    /// The call site in words.
+    pub fn place(&self) -> String {
+        self.site.as_ref().map_or("unknown".into(), |it| format!("{}:{} {}", it.file, it.line, it.name))
+    }
 }
 
 /// Finds the request at which most is reserved.
@@ -142,6 +149,7 @@ impl<'a, F: Fn(u64) -> u64> Dissection<'a, F> {
                 found.segment_rounding += free;
             } else if owner.is_some_and(|owner| *owner != (asked.stream, asked.pool)) {
                 found.isolated += free;
+                self.pin(held.map_or(&[], |held| held), free, &mut pins);
             } else if active == 0 {
                 found.cached += free;
             } else {

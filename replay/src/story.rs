@@ -8,11 +8,18 @@ use gputrace_schemas::event::{Device, Event, Nanos, Process, ThreadId};
 use gputrace_schemas::reader::Damage;
 
 use crate::categories::Categories;
+use crate::import::{ImportError, Trace};
 use crate::ledger::Ledger;
 use crate::lifetimes::Lifetimes;
 use crate::lives::Lives;
 use crate::source::{Error, Source};
 use crate::trace::Recording;
+use crate::whatif::{RecordedGap, recorded_gaps};
+
+/// Longer traces are not replayed to be told about: that takes seconds.
+const MOST_REPLAYED: u64 = 1_000_000;
+/// Much is this share of what was reserved.
+const WASTEFUL: f64 = 0.1;
 
 /// Sees the books after every event, in one pass over a trace.
 pub trait Watch {
@@ -63,6 +70,8 @@ pub struct Story {
     pub is_running: bool,
     /// What lifetimes tell, where that was asked for.
     pub lifetimes: Option<Lifetimes>,
+    /// Why PyTorch reserved more than was in use, where that was asked for.
+    pub gaps: Option<Vec<RecordedGap>>,
 }
 
 impl Story {
@@ -82,6 +91,27 @@ impl Story {
         let sites = &story.ledger.sites;
         story.lifetimes = Some(Lifetimes::of(lives, source.definitions(), sites, categories));
         story
+    }
+
+    /// Finds out why PyTorch reserved more than was in use, where that is much. `load` reads the same trace as requests.
+    #[must_use]
+    pub fn with_gaps(mut self, load: impl FnOnce() -> Result<Trace, ImportError>) -> Story {
+        let is_asked = self.ledger.n_events <= MOST_REPLAYED && self.wasteful_devices().next().is_some();
+        // What cannot be imported is told by the verb that the report then names.
+        let trace = is_asked.then(load).and_then(Result::ok);
+        self.gaps = Some(trace.map_or(vec![], |trace| recorded_gaps(&trace)));
+        self
+    }
+
+    /// Devices of which PyTorch reserved much more than it ever had in use.
+    pub fn wasteful_devices(&self) -> impl Iterator<Item = i16> {
+        let devices = self.ledger.devices.iter().filter(|(_, books)| {
+            books.torch.as_ref().is_some_and(|torch| {
+                let (reserved, allocated) = (torch.reserved.peak.0, torch.allocated.peak.0);
+                reserved.saturating_sub(allocated) as f64 >= reserved as f64 * WASTEFUL && reserved > 0
+            })
+        });
+        devices.map(|(device, _)| *device)
     }
 
     /// Understands a trace that is open.
@@ -126,6 +156,7 @@ impl Story {
             complete: source.is_complete(),
             is_running: source.is_prefix(),
             lifetimes: None,
+            gaps: None,
         }
     }
 

@@ -13,6 +13,7 @@ use crate::addresses::{AddressSpace, Bump, Direction, Recorded, Shuffled};
 use crate::breakdown::{Dissection, Fragmentation, PeakFinder};
 use crate::device::{Device, Placement};
 use crate::driver::{Continued, Disturbance, Knowledge};
+use crate::import::Trace;
 use crate::ops::{AllocId, History, OpStream, OtherChange, Others};
 use crate::policies::torch::{NEWEST, PROFILES, Torch, parse, profile};
 use crate::policies::{ADDRESS_TIES, Build, Fidelity, OptionError, Policy, PolicyEntry, by_name};
@@ -417,6 +418,37 @@ fn device<'a>(
         Some(others) => device.beside(others),
         None => device,
     }
+}
+
+/// The gap of a run as it was recorded, found by replaying it under its own settings.
+#[derive(Clone, Debug)]
+pub struct RecordedGap {
+    /// On which device.
+    pub device: u32,
+    /// The gap.
+    pub found: Fragmentation,
+    /// How far the replay is the recorded run.
+    pub self_check: SelfCheck,
+}
+
+/// The gaps of all devices on which PyTorch's allocator was recorded and can be replayed.
+pub fn recorded_gaps(trace: &Trace) -> Vec<RecordedGap> {
+    let streams = trace.devices.iter().filter(|stream| stream.settings.policy == "torch");
+    let gap = |stream| {
+        let laboratory = Laboratory::new(stream).ok()?;
+        let self_check = laboratory.self_check(None);
+        let question = Question {
+            policy: "torch".into(),
+            options: stream.settings.options.clone().unwrap_or_default(),
+            torch_version: self_check.torch_version,
+            device_memory: stream.settings.device_memory,
+            limit: None,
+            other: Other::Ignored,
+        };
+        let found = laboratory.fragmentation(&question).ok()?;
+        Some(RecordedGap { device: stream.device, found, self_check })
+    };
+    streams.filter_map(gap).collect()
 }
 
 struct Guess {

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, bail};
 use clap::{ArgMatches, Args};
-use gputrace_replay::breakdown::{Fragmentation, Pin};
+use gputrace_replay::breakdown::Fragmentation;
 use gputrace_replay::bytes::{self, iec};
 use gputrace_replay::import::{self, Trace};
 use gputrace_replay::ops::{History, OpStream};
@@ -335,12 +335,13 @@ fn fragmentation_table(out: &mut dyn Write, row: &Row) -> anyhow::Result<()> {
         iec(reserved),
         iec(in_use)
     )?;
-    for (_, meaning, bytes) in fragmentation.parts().into_iter().filter(|(_, _, bytes)| *bytes > 0) {
+    for (name, meaning, bytes) in fragmentation.parts().into_iter().filter(|(_, _, bytes)| *bytes > 0) {
         writeln!(
             out,
-            "{:>12} {:>6.1}%  {meaning}",
+            "{:>12} {:>6.1}%  {}: {meaning}",
             iec(bytes),
-            100.0 * bytes as f64 / reserved.max(1) as f64
+            100.0 * bytes as f64 / reserved.max(1) as f64,
+            name.replace('_', " ")
         )?;
     }
     if fragmentation.isolated + fragmentation.cached + fragmentation.stranded > 0 {
@@ -352,10 +353,9 @@ fn fragmentation_table(out: &mut dyn Write, row: &Row) -> anyhow::Result<()> {
             "segments are held by (free bytes beside its blocks, of which held by it alone, its own bytes)"
         )?;
     }
-    for Pin { site, in_use, alone, stranded } in &fragmentation.pins {
-        let site =
-            site.as_ref().map_or("unknown".into(), |it| format!("{}:{} {}", it.file, it.line, it.name));
-        writeln!(out, "{:>12} {:>12} {:>12}  {site}", iec(*stranded), iec(*alone), iec(*in_use))?;
+    for pin in &fragmentation.pins {
+        let (stranded, alone, in_use) = (iec(pin.stranded), iec(pin.alone), iec(pin.in_use));
+        writeln!(out, "{stranded:>12} {alone:>12} {in_use:>12}  {}", pin.place())?;
     }
     Ok(())
 }

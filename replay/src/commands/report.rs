@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, anyhow};
 use clap::{ArgMatches, Args};
 use gputrace_replay::categories::Categories;
+use gputrace_replay::import;
 use gputrace_replay::live::Parts;
 use gputrace_replay::report::sections::SECTIONS;
 use gputrace_replay::source::Source;
@@ -52,7 +53,10 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     if let Some(when) = args.when.asked() {
         return show::moment_of("report", &args.traces, when, (Parts::Roles, &categories), &args.show, out);
     }
-    let read = |path: &Path| Ok(Story::with_lifetimes(&Source::open(path)?, &categories));
+    let read = |path: &Path| {
+        let story = Story::with_lifetimes(&Source::open(path)?, &categories);
+        Ok(story.with_gaps(|| import::load(path)))
+    };
     show::sections_about("report", SECTIONS, &Stories::read_by(&args.traces, read), &args.show, out)
 }
 

@@ -1,8 +1,10 @@
 use expect_test::{Expect, expect};
 
 use super::about;
+use super::model::Report;
 use super::render::{json, text};
 use super::sections::{FIGURES, SECTIONS, STATISTICS, SectionEntry};
+use crate::import::imported;
 use crate::scene::recording;
 use crate::story::Story;
 
@@ -20,6 +22,48 @@ const OOM: &str = "
     Alloc bytes=40M result=2 duration=900 by=/x/libcudart.so.13!,/x/libc10_cuda.so,forward@/job/train.py:12 in_allocate=1
     MemInfo bytes=10M extra=140G
     oom bytes=40M requested=40000000 allocated=30M reserved=50M by=/x/libc10_cuda.so,forward@/job/train.py:12";
+
+//  20M (stream 0)  | kept 4M | free 16M     |  stranded
+//  12M (stream 7)  | free                   |  isolated
+//  30M (stream 0)  | 29.5M            | .5  |  not split off
+#[test]
+fn the_gap_between_reserved_and_in_use_is_taken_apart() {
+    let by = "by=/x/libcudart.so.13!,/x/libc10_cuda.so";
+    let block = |addr: &str, bytes: &str, rest: &str| format!("block addr={addr} bytes={bytes} {rest}\n");
+    let scene = [
+        format!("Alloc addr=0x100000000 bytes=20M {by} in_allocate=1\n"),
+        block("0x100000000", "4M", "requested=4M allocated=4M reserved=20M by=kept@/job/train.py:3"),
+        format!("Alloc addr=0x200000000 bytes=12M {by} in_allocate=1\n"),
+        block(
+            "0x200000000",
+            "12M",
+            "requested=12M stream=7 allocated=16M reserved=32M by=copied@/job/train.py:5",
+        ),
+        "free addr=0x200000000 bytes=12M allocated=4M reserved=32M\n".to_owned(),
+        format!("Alloc addr=0x300000000 bytes=30M {by} in_allocate=1\n"),
+        block("0x300000000", "30M", "requested=30932992 allocated=34M reserved=62M by=loss@/job/train.py:9"),
+    ];
+    let scene = scene.concat();
+    let story = story(&scene).with_gaps(|| Ok(imported(&scene)));
+    let section = SECTIONS.iter().flat_map(|entry| entry.of(&story)).find(|section| section.name == "gap");
+    let report = Report { verb: "report", parts: vec![super::part(&story, vec![section.unwrap()])] };
+    let mut shown = Vec::new();
+    text::render(&report, text::Style { width: Some(110), color: false }, &mut shown).unwrap();
+    expect![[r#"
+        train.gtr (rank 3, pid 42): ./train --big
+
+        Why PyTorch reserved more than was in use
+          cuda:0 NVIDIA H200: 62.00 MiB for 33.50 MiB in use when most was reserved, found by replaying the
+            requests: 3 of 3 addresses match
+          device       bytes  of reserved  part      meaning
+          cuda:0  512.00 KiB        0.8 %  surplus   not split off blocks
+          cuda:0   12.00 MiB       19.4 %  isolated  free, of other streams or pools
+          cuda:0   16.00 MiB       25.8 %  stranded  free beside something in use
+          device  free beside  held alone   its own  call site that holds segments
+          cuda:0    16.00 MiB   16.00 MiB  4.00 MiB  /job/train.py:3 kept
+    "#]]
+    .assert_eq(&String::from_utf8(shown).unwrap());
+}
 
 fn story(scene: &str) -> Story {
     Story::of("train.gtr", &recording(scene))

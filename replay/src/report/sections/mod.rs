@@ -8,6 +8,7 @@ mod communicators;
 mod cycles;
 mod ending;
 mod figures;
+mod gap;
 mod hidden;
 mod holders;
 mod kinds;
@@ -50,6 +51,7 @@ pub const SECTIONS: &[SectionEntry] = &[
     balance::ENTRY,
     cache::EMPTIED,
     cache::MISFITS,
+    gap::ENTRY,
     call_sites::ENTRY,
     phases::ENTRY,
     peak_makers::ENTRY,
