@@ -2,11 +2,12 @@
 //!
 //! ```text
 //!  bytes                ┌─ one turn, packed once ─┐
-//!    turn  │ start-up │ a   b  c │ a   b  c │ a   b  c │ end
+//!    turn  │ start-up │ a   b  c │ a   b  c │ a   b  c │ (none)
 //!          │ packed   ├──────────┴──────────┴──────────┤
 //!  resident│ what is live from before the turns on, back to back
 //! ```
-//! What does not come again in every turn, or outlives its turn by a whole one, has no place.
+//! What comes after the turns, or outlives its own by a whole one, has no place. Without a loop that most requests belong to
+//! nothing has.
 
 use crate::bounds::{Life, Packing, lives, pack, round};
 use crate::ops::{AllocId, Op, OpStream};
@@ -35,14 +36,16 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans a whole run. Without a loop in it nothing has a place.
+    /// Plans a whole run.
     pub fn of(stream: &OpStream) -> Plan {
         let requests = requests(stream);
         let keys: Vec<u64> = requests
             .iter()
             .map(|id| id.map_or(u64::MAX, |id| round(stream.allocation(id).requested)))
             .collect();
-        let Some(turns) = Turns::find(&keys).filter(|turns| turns.period <= MOST_PACKED) else {
+        let is_the_program = |turns: &Turns| 2 * (turns.end - turns.begin) >= keys.len();
+        let turns = Turns::find(&keys).filter(is_the_program);
+        let Some(turns) = turns.filter(|turns| turns.period <= MOST_PACKED) else {
             return Plan::default();
         };
         let lives = lives(stream);
@@ -51,11 +54,10 @@ impl Plan {
 
         let mut plan = Plan { slots: vec![None; requests.len()], bytes: 0 };
         let is_resident = |life: &Life| life.start < begin && life.end >= end;
-        let outside: Vec<usize> = (0..turns.begin).chain(turns.end..requests.len()).collect();
         let mut once = Vec::new();
-        for n in outside {
+        for n in 0..turns.begin {
             match life(n) {
-                Some(life) if is_resident(&life) && n < turns.begin => {
+                Some(life) if is_resident(&life) => {
                     plan.slots[n] = Some(Slot { offset: plan.bytes, bytes: life.bytes });
                     plan.bytes += life.bytes;
                 }
