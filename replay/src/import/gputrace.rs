@@ -944,6 +944,10 @@ fn is_failed(kind: &EventKind) -> bool {
 /// The bytes that an event is about, if a device can have them at that address.
 fn plausible_bytes(kind: &EventKind) -> Option<u64> {
     let (address, bytes) = match kind {
+        // Elsewhere they are no memory: a pool's release threshold is often the largest number there is.
+        EventKind::Call(call) if !crate::ledger::gives(call.action) && !crate::ledger::takes(call.action) => {
+            (0, 0)
+        }
         EventKind::Call(call) => (call.addr, call.bytes.0),
         EventKind::BlockAlloc(block) => {
             (block.addr, block.bytes.0.max(block.requested.map_or(0, |requested| requested.0)))
@@ -1167,6 +1171,16 @@ mod tests {
                 Complete
             "#]],
         );
+    }
+
+    #[test]
+    fn the_largest_number_as_a_pools_threshold_is_no_memory() {
+        let trace = imported(&format!(
+            "{SEGMENT}
+            PoolSet handle=p bytes=0xffffffffffffffff by=libnccl.so.2
+            block addr=0x40000000 bytes=512 requested=512"
+        ));
+        assert_eq!(trace.devices[0].history, History::Complete);
     }
 
     #[test]
