@@ -19,7 +19,7 @@ fetch() { # fetch NAME[==VERSION] DIR GLOB...
 }
 
 for version in "$@"; do
-    sources=$(cat "$here"/*.c "$here"/harness.cpp "$here"/build.sh | cksum | tr ' ' -)
+    sources=$(cat "$here"/*.c "$here"/fence.h "$here"/harness.cpp "$here"/build.sh | cksum | tr ' ' -)
     [ -x "oracle-$version" ] && [ "$(cat "lib-$version/sources" 2>/dev/null)" = "$sources" ] && continue
     fetch "torch==$version" "torch-$version" 'torch/include/c10/*' 'torch/include/torch/headeronly/*' torch/lib/libc10.so torch/lib/libc10_cuda.so
     torch=torch-$version/torch

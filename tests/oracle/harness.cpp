@@ -7,7 +7,8 @@
 //   finish STREAM             the events recorded on it so far are done
 //   begin POOL | end POOL | release POOL                      (private pools, where the release has the calls)
 //   overflow POOL | whole POOL                                (setUseOnOOM, setNoSplit, likewise)
-//   watch                     -> from now on "= HASH" of all statistics after every command
+//   watch                     -> from now on "= HASH" of all statistics after every command, and memory that was deleted
+//                             cannot be touched: "freed BYTES OFFSET DELETER USER" where that is tried, and no more after it
 //   stats                     -> one line a statistic
 //   layout                    -> one line a segment
 //   time N ROUNDS             -> seconds that the N commands that follow take, ROUNDS times over (alloc and free only)
@@ -18,6 +19,9 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 #include <dlfcn.h>
+#include <execinfo.h>
+#include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -25,10 +29,13 @@
 #include <cstdio>
 #include <cstring>
 #include <iostream>
+#include <new>
 #include <sstream>
 #include <string>
 #include <unordered_map>
 #include <vector>
+
+#include "fence.h"
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 extern "C" void stub_set_device(uint64_t total, int ascending);
@@ -136,7 +143,7 @@ static void time_allocator(std::istream& in, size_t count, size_t rounds) {
 
 static void serve(std::istream& in) {
     auto* caching = allocator::allocator.load();
-    std::unordered_map<long, c10::DataPtr> live;
+    auto& live = *new std::unordered_map<long, c10::DataPtr>;  // What is left is not freed at the end.
     std::vector<c10::cuda::CUDAStream> streams{c10::cuda::getDefaultCUDAStream(0)};
     auto stream = [&](size_t index) {
         while (streams.size() <= index) streams.push_back(c10::cuda::getStreamFromPool(false, 0));
@@ -189,7 +196,7 @@ static void serve(std::istream& in) {
 #ifdef HAVE_NO_SPLIT
             } else if (verb == "whole") { words >> pool; allocator::setNoSplit(0, {0, pool});
 #endif
-            } else if (verb == "watch") { watches = true;
+            } else if (verb == "watch") { watches = true; fence::raise();
             } else if (verb == "time") { size_t count, rounds; words >> count >> rounds; time_allocator(in, count, rounds);
             } else if (verb == "stats") { print_stats();
             } else if (verb == "layout") { print_layout();

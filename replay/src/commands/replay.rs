@@ -406,6 +406,14 @@ fn report_table(out: &mut dyn Write, path: &std::path::Path, rows: &[Row]) -> an
                 iec(oom.allocated),
             )?;
         }
+        let outcome = &row.answer.outcome;
+        if outcome.counter("pools_lost") + outcome.counter("failed_assertions") > 0 {
+            writeln!(
+                out,
+                "{:>12} PyTorch deletes, or fails to count, a released pool that is in use: what it does then is undefined",
+                "",
+            )?;
+        }
     }
     // Of one allocator a device: the first that was asked about.
     let mut told = None;

@@ -96,10 +96,10 @@ struct Pool {
 /// The small and large pool behind one pool id are pools `2 * id` and `2 * id + 1`.
 #[derive(Clone, Copy, Debug, Default)]
 struct Owner {
-    /// Segments obtained and not given back.
+    /// Segments obtained and not given back; of expandable ones, calls.
     n_segments: i64,
     is_released: bool,
-    /// Deleted by PyTorch. With expandable segments blocks may be left over, because it counts calls, not segments.
+    /// Deleted by PyTorch: see `n_pools_lost`.
     is_gone: bool,
     /// `torch.cuda.MemPool(no_split=True)`: its blocks are handed out whole.
     is_whole: bool,
@@ -132,9 +132,13 @@ pub struct Torch {
     limit_is_set: bool,
     /// Choices that addresses decided.
     n_address_ties: u64,
-    /// Pools that PyTorch deleted although blocks of them were left: it then uses memory that it has freed, and what it
-    /// does is undefined.
+    /// Pools that PyTorch deleted although blocks of them were left. It reads them again when such a block is freed, and
+    /// what it then does is undefined. From 2.5: `cudaMalloc_count` of a PrivatePool rises by one for each request that
+    /// maps memory (alloc_block), but falls by one for each run of pages that goes back (unmap_block), and at zero
+    /// release_cached_blocks deletes the pool.
     n_pools_lost: u64,
+    /// Assertions of PyTorch that failed, for the same reason: `cudaMalloc_count > 0` in unmap_block.
+    n_assertions: u64,
     stats: Stats,
 }
 
@@ -169,6 +173,7 @@ impl Torch {
             limit_is_set: false,
             n_address_ties: 0,
             n_pools_lost: 0,
+            n_assertions: 0,
             stats: Stats::default(),
         }
     }
@@ -733,7 +738,7 @@ impl Torch {
         }
         self.remove_free(id);
         self.vacant.push(id);
-        self.owners[block.pool as usize / 2].n_segments -= 1;
+        self.count_return(block.pool);
         device.unmap(block.segment);
     }
 
@@ -776,8 +781,14 @@ impl Torch {
         self.total -= bytes;
         self.stats.decrease(Name::ReservedBytes, Self::is_small(block.pool), bytes);
         self.stats.num_device_free += 1;
-        self.owners[block.pool as usize / 2].n_segments -= 1;
+        self.count_return(block.pool);
         device.decommit(start, bytes);
+    }
+
+    fn count_return(&mut self, pool: u32) {
+        let owner = &mut self.owners[pool as usize / 2];
+        self.n_assertions += u64::from(pool > 1 && owner.n_segments <= 0);
+        owner.n_segments -= 1;
     }
 
     /// A block that nobody uses any more goes back to its pool.
@@ -890,7 +901,6 @@ impl Torch {
             Err(Refusal::Full) => {}
         }
         if self.profile.overflows_before_flush()
-            && !self.options.expandable_segments
             && let Some(block) = self.take_overflow(request, rounded)
         {
             return Ok(block);
@@ -920,7 +930,8 @@ impl Torch {
 
     /// A free block of a pool that was made with `use_on_oom`. Inside a pool PyTorch looks in that pool again instead.
     fn take_overflow(&mut self, request: Request, rounded: u64) -> Option<BlockId> {
-        if request.pool != PoolIdx::DEFAULT {
+        let expands = self.options.expandable_segments;
+        if request.pool != PoolIdx::DEFAULT || (expands && !self.profile.overflow_may_be_expandable()) {
             return None;
         }
         let half = u32::from(rounded > SMALL_REQUEST);
@@ -1008,6 +1019,7 @@ impl Policy for Torch {
             ("num_sync_all_streams", self.stats.num_sync_all_streams),
             ("num_oom_rejections", self.stats.num_oom_rejections),
             ("pools_lost", self.n_pools_lost),
+            ("failed_assertions", self.n_assertions),
             (ADDRESS_TIES, self.n_address_ties),
         ]
     }

@@ -60,10 +60,14 @@ impl Profile {
         self.version < (2, 13)
     }
 
-    /// From 2.11 pools with `use_on_oom` are tried before anything is flushed, unless segments are expandable; up to 2.10,
-    /// after all else has failed.
+    /// From 2.11 pools with `use_on_oom` are tried before anything is flushed; up to 2.10, after all else has failed.
     pub fn overflows_before_flush(&self) -> bool {
         self.version >= (2, 11)
+    }
+
+    /// Up to 2.9 expandable blocks of pools with `use_on_oom` serve requests of others; later they are passed over.
+    pub fn overflow_may_be_expandable(&self) -> bool {
+        self.version < (2, 10)
     }
 
     /// Up to 2.3 a roundup division of 1 means that a request is not rounded at all; later, that it is rounded to 512.
