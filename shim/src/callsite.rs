@@ -126,6 +126,7 @@ pub(crate) fn capture_program(lane: &mut Lane) -> u64 {
 #[inline(always)]
 fn capture_frames(lane: &mut Lane, want: u32) -> u64 {
     let (producer, rest) = lane.parts();
+    rest.stack.doing = rest.node.class;
     // SAFETY: the state was zeroed when it was made, and the lane is the thread's only one.
     let captured = unsafe { stack::capture(&raw mut rest.stack, want) };
     if captured.id != 0 && rest.stack.is_new_stack(captured.id, rest.definitions) {
@@ -137,6 +138,10 @@ fn capture_frames(lane: &mut Lane, want: u32) -> u64 {
 #[cold]
 #[inline(never)]
 fn send(producer: &mut Producer, rest: &mut Rest, captured: Captured) {
+    if !rest.stack.complete() {
+        rest.stack.forget_stack(captured.id);
+        return;
+    }
     let at = producer.now();
     let scratch = &mut rest.scratch;
     let mut words = scratch.frames.iter_mut();

@@ -21,7 +21,7 @@ mod seen;
 use core::ffi::{c_char, c_void};
 use gputrace_ring::record::StackDef;
 use native::NativeState;
-use python::{CodeText, PythonFrame, PythonState};
+use python::{CodeText, PythonFrame, PythonStack, PythonState};
 use seen::Seen;
 
 /// Finds a symbol of the process by name, like `dlsym(RTLD_DEFAULT, name)`; null when there is none.
@@ -75,7 +75,7 @@ impl Captured {
     pub(crate) const NO_PYTHON: u32 = 32;
 }
 
-/// Everything a thread needs for its captures: 1.4 MiB of zeroed memory, of which a thread with few different stacks
+/// Everything a thread needs for its captures: 1.1 MiB of zeroed memory, of which a thread with few different stacks
 /// touches little.
 #[repr(C, align(64))]
 pub(crate) struct ThreadStackState {
@@ -85,6 +85,8 @@ pub(crate) struct ThreadStackState {
     seen_codes: Seen,
     /// What the last capture was to find; the rest is from one before.
     wanted: u32,
+    /// Anything that tells what the thread does: stacks are looked for first among those seen with it.
+    pub(crate) doing: u64,
 }
 
 /// Which frames to capture.
@@ -94,8 +96,8 @@ pub(crate) const PYTHON: u32 = 2;
 
 /// Captures the stack of the function that called this one.
 ///
-/// Costs about a nanosecond a frame that is unchanged since the thread's last capture, six nanoseconds a frame that
-/// is not, half a microsecond a frame whose address the thread never saw.
+/// Costs about a nanosecond a frame of a stack that the thread has had before, six nanoseconds a frame of one that it has
+/// not, half a microsecond a frame whose address it never saw.
 ///
 /// # Safety
 /// `state` points to a state in writable memory, zeroed before the first capture, which only the calling thread uses,
@@ -134,17 +136,20 @@ unsafe extern "C" fn capture_from(
     let state = unsafe { &mut *state };
     let mut captured = Captured::default();
     state.wanted = want;
+    let mut python = PythonStack::default();
+    if want & PYTHON != 0 {
+        python = state.python.capture();
+        captured.n_python = python.n_frames as u16;
+        captured.marks |= python.marks;
+    }
     if want & NATIVE != 0 {
-        let native = state.native.capture(ip, sp, rbp);
+        let native = state.native.capture(ip, sp, rbp, python.hash ^ state.doing);
         captured.n_native = native.n_frames as u16;
         captured.marks |= native.marks;
         captured.id = native.hash;
     }
-    if want & PYTHON != 0 {
-        let python = state.python.capture();
-        captured.n_python = python.n_frames as u16;
-        captured.marks |= python.marks;
-        captured.id = if python.n_frames == 0 { captured.id } else { mix(captured.id, python.hash) };
+    if python.n_frames > 0 {
+        captured.id = mix(captured.id, python.hash);
     }
     if captured.n_native > 0 || captured.n_python > 0 {
         // Cut and whole stacks are never the same; 0 says that there is none.
@@ -154,8 +159,15 @@ unsafe extern "C" fn capture_from(
 }
 
 impl ThreadStackState {
+    /// Reads the frames of a stack that the last capture only recognised. To be called before the captured function goes
+    /// on. False if they are other ones: then nothing may be said of them.
+    #[must_use]
+    pub(crate) fn complete(&mut self) -> bool {
+        self.wanted & NATIVE == 0 || self.native.complete()
+    }
+
     /// Return addresses of the last capture, innermost first. Those in functions that run Python frames of the same
-    /// capture are marked with [`StackDef::INTERPRETER`].
+    /// capture are marked with [`StackDef::INTERPRETER`]. Only after [`ThreadStackState::complete`].
     pub(crate) fn native_addresses(&self) -> impl Iterator<Item = u64> + '_ {
         let has_native = self.wanted & NATIVE != 0;
         let has_both = has_native && self.wanted & PYTHON != 0;
@@ -245,15 +257,6 @@ impl<T: Copy + Default, const N: usize> Fixed<T, N> {
         let Some(slot) = self.items.get_mut(self.len) else { return false };
         *slot = item;
         self.len += 1;
-        true
-    }
-
-    /// False when there is no room for all of them.
-    #[inline(always)]
-    fn extend(&mut self, items: &[T]) -> bool {
-        let Some(room) = self.items.get_mut(self.len..self.len + items.len()) else { return false };
-        room.copy_from_slice(items);
-        self.len += items.len();
         true
     }
 

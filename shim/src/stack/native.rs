@@ -1,15 +1,15 @@
 //! The calling thread's return addresses, the same that libgcc's `_Unwind_Backtrace` finds.
 //!
-//! Three things make it cheap. A frame's unwind rule is cached by return address, so that the tables are read once a
-//! thread and address. The previous stack is kept: where the walk meets a frame of it with the same registers, the
-//! rest is not walked but compared, slot by slot, with loads that do not wait for each other. And every frame keeps
-//! the hash of itself and everything outside it, so that an unchanged rest is not hashed again either.
+//! Three things make it cheap. A stack that the thread has had before is not walked: [`Known`] says which words of memory
+//! made it what it was, and if they still are the same, so is the stack; their loads do not wait for each other. Where
+//! a walk meets a frame of the stack walked last with the same registers, the rest is compared in the same way. And a
+//! frame's unwind rule is cached by return address, so that the tables are read once a thread and address.
 //!
 //! No lock, no allocation, no load outside the thread's own stack, other than of unwind tables.
 
 use super::cfi::{FindObject, Object, Rule};
 use super::memory::{Region, Stacks};
-use super::{Fixed, join, mix};
+use super::{Fixed, mix};
 use core::hint::select_unpredictable;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -17,10 +17,16 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 pub(crate) const MAX_FRAMES: usize = 512;
 /// Two-way sets of the rule cache: 4,096 rules, 64 KiB a thread.
 const RULE_SETS: usize = 2048;
-/// Walks that are remembered by the frame they started from.
-const PATHS: usize = 1024;
-/// Frames of such a walk; longer ones take several.
-const PATH_FRAMES: usize = 31;
+/// Parts of stacks that are recognised, in sets of those with the same innermost frame: 700 KiB a thread, if it has as many.
+const KNOWN_SETS: usize = 64;
+const WAYS: usize = 16;
+/// Guesses which of a set it will be: parts with the same innermost frame differ further out, as what was called by the
+/// program does.
+const GUESSES: usize = 8192;
+/// Frames of a part, counted from the outermost of the stack, so that stacks share their outer parts.
+const PART_FRAMES: usize = 32;
+/// Words compared to recognise a part: one a frame, and where a frame is found through its frame pointer one more.
+const MOST_WORDS: usize = 72;
 /// In an address: it is that of an interrupted instruction, so it is itself in the function that it belongs to.
 const EXACT: u64 = 1 << 63;
 /// In [`Frame::rbp_slot`]: the frame was found in another way than through the word below `sp`; walk, do not compare. No
@@ -63,10 +69,96 @@ struct CachedRule {
     rule: Rule,
 }
 
-/// A walk as it went when it was last done from its first frame.
+/// A part of a stack by what decides it: where its innermost frame is, and every word that was read to walk on from there.
+///
+/// From the same innermost frame, the same rule leads to the same slot of the return address; if that holds the same
+/// address, the next frame is the same, and so on. Frame pointers matter only where a frame is found through one.
+#[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Path {
-    frames: Fixed<Frame, PATH_FRAMES>,
+struct Known {
+    start: Frame,
+    /// The next frame further out; `sp` is 0 at the outermost end of the stack.
+    end: Frame,
+    /// Hash of the frames, and what that of those further out is multiplied by.
+    hash: u64,
+    power: u64,
+    n_frames: u32,
+    n_words: u32,
+    /// Whether `rbp` of `start` must be the same.
+    needs_rbp: u32,
+    /// Whether `rbp` of `end` follows from the words.
+    knows_rbp: u32,
+    /// Distances of the words from `sp`, in words.
+    places: [u16; MOST_WORDS],
+    words: [u64; MOST_WORDS],
+}
+
+impl Known {
+    const EMPTY: Known = Known {
+        start: Frame { ip: 0, sp: 0, rbp: 0, rbp_slot: 0 },
+        end: Frame { ip: 0, sp: 0, rbp: 0, rbp_slot: 0 },
+        hash: 0,
+        power: 1,
+        n_frames: 0,
+        n_words: 0,
+        needs_rbp: 0,
+        knows_rbp: 0,
+        places: [0; MOST_WORDS],
+        words: [0; MOST_WORDS],
+    };
+
+    #[inline(always)]
+    fn is_still(&self, start: &Frame, knows_rbp: bool, stack: &Region) -> bool {
+        let is_here = self.start.ip == start.ip && self.start.sp == start.sp;
+        if !is_here || (self.needs_rbp != 0 && !(knows_rbp && self.start.rbp == start.rbp)) {
+            return false;
+        }
+        let mut pairs = self.places.iter().zip(&self.words).take(self.n_words as usize);
+        pairs.all(|(place, word)| stack.word(start.sp.wrapping_add(u64::from(*place) * 8)) == Some(*word))
+    }
+
+    /// Adds a word, by its address, that must be the same; false when there is no room.
+    fn needs(&mut self, slot: u64, word: u64) -> bool {
+        let at = self.n_words as usize;
+        let distance = slot.wrapping_sub(self.start.sp);
+        let (Some(place), Some(room)) = (self.places.get_mut(at), self.words.get_mut(at)) else {
+            return false;
+        };
+        let Ok(words) = u16::try_from(distance / 8) else { return false };
+        (*place, *room) = (words, word);
+        self.n_words += 1;
+        distance.is_multiple_of(8)
+    }
+
+    /// Adds what the step from `callee` by `rule` to `frame` reads. `needs_rbp` is whether the frame's own `rbp` matters
+    /// before, and whether the callee's does afterwards. False when it cannot be kept.
+    fn needs_step(&mut self, callee: &Frame, rule: Rule, frame: &Frame, needs_rbp: &mut bool) -> bool {
+        let is_through_memory = matches!(rule.kind, Rule::AT_RSP | Rule::AT_RBP);
+        let is_through_rbp = matches!(rule.kind, Rule::RBP | Rule::AT_RBP);
+        if rule.marks & (Rule::RETURN_AFTER_CFA | Rule::INTERRUPTED) != 0
+            || !self.needs(frame.sp.wrapping_sub(8), frame.ip)
+        {
+            return false;
+        }
+        if is_through_memory {
+            let base = if is_through_rbp { callee.rbp } else { callee.sp };
+            if !self.needs(base.wrapping_add(rule.cfa as i64 as u64), frame.sp) {
+                return false;
+            }
+        }
+        let base = match rule.rbp_base() {
+            Rule::RBP_SAME => {
+                *needs_rbp |= is_through_rbp;
+                return true;
+            }
+            Rule::RBP_AT_CFA => frame.sp,
+            Rule::RBP_AT_RBP => callee.rbp,
+            _ => callee.sp,
+        };
+        let is_kept = !*needs_rbp || self.needs(base.wrapping_add(i64::from(rule.rbp) as u64), frame.rbp);
+        *needs_rbp = is_through_rbp || (*needs_rbp && rule.rbp_base() == Rule::RBP_AT_RBP);
+        is_kept
+    }
 }
 
 /// A thread's part. All zeros is the state before the first capture.
@@ -79,9 +171,11 @@ pub(crate) struct NativeState {
     hashes: Fixed<u64, MAX_FRAMES>,
     /// What the walk found before it met known frames, innermost first.
     found: Fixed<Frame, MAX_FRAMES>,
-    /// `path_tags[slot]` says which frame `paths[slot]` starts from, without a look into it; 0 none.
-    path_tags: [u32; PATHS],
-    paths: [Path; PATHS],
+    /// Which innermost frame `known` of the same place is for, without a look into it; 0 none.
+    tags: [[u32; WAYS]; KNOWN_SETS],
+    known: [[Known; WAYS]; KNOWN_SETS],
+    /// Ways of a set, by innermost frame and hint.
+    guesses: [u8; GUESSES],
     /// Stacks this thread was seen on.
     pub(crate) stacks: Stacks,
     /// End of the stack on which `frames` was found.
@@ -92,7 +186,11 @@ pub(crate) struct NativeState {
     marks: u32,
     /// Innermost frames that are the shim's own.
     n_own: u32,
-    reserved: u32,
+    /// Which way of a full set gives way next.
+    next_way: u32,
+    /// The innermost frame of a stack that was recognised, `frames` being that of an earlier one; `sp` is 0 otherwise.
+    recognised: Frame,
+    recognised_hash: u64,
 }
 
 /// What a capture found.
@@ -143,9 +241,9 @@ pub(crate) fn object_around(addr: u64) -> Option<Object> {
 }
 
 impl NativeState {
-    /// Captures the stack of the frame with these registers.
+    /// Captures the stack of the frame with these registers. `hint` is often the same where the stack is.
     #[inline]
-    pub(crate) fn capture(&mut self, ip: u64, sp: u64, rbp: u64) -> NativeStack {
+    pub(crate) fn capture(&mut self, ip: u64, sp: u64, rbp: u64, hint: u64) -> NativeStack {
         let stack =
             if FIND_OBJECT.load(Ordering::Relaxed).is_null() { Region::EMPTY } else { self.stacks.above(sp) };
         if stack == Region::EMPTY {
@@ -156,18 +254,144 @@ impl NativeState {
         if unloaded != self.unloaded {
             self.forget(unloaded);
         }
+        let innermost = Frame { ip, sp, rbp, rbp_slot: WALK };
+        if let Some(found) = self.recognise(innermost, hint, &stack) {
+            (self.recognised, self.recognised_hash) = (innermost, found.hash);
+            return found;
+        }
+        self.recognised = Frame::default();
+        let found = self.walk_whole(innermost, stack);
+        if found.marks == 0 {
+            self.remember(hint);
+        }
+        found
+    }
+
+    #[inline]
+    fn walk_whole(&mut self, innermost: Frame, stack: Region) -> NativeStack {
         // A cut stack has no outermost frame to start from, and a broken one must be found broken again.
         let unusable = super::Captured::TRUNCATED | super::Captured::BROKEN;
         if stack.end() != self.stack_end || self.marks & unusable != 0 {
             self.frames.clear();
             self.stack_end = stack.end();
         }
-        let innermost = Frame { ip, sp, rbp, rbp_slot: WALK };
         if !self.walk(innermost, stack) {
             self.frames.clear();
             self.walk(innermost, stack);
         }
         self.summary()
+    }
+
+    #[inline(always)]
+    fn recognise(&mut self, innermost: Frame, hint: u64, stack: &Region) -> Option<NativeStack> {
+        let (mut start, mut knows_rbp) = (innermost, true);
+        let (mut hash, mut power, mut n_frames) = (0_u64, 1_u64, 0);
+        // Every part ends further out than it starts, and no stack that is kept has more.
+        for _ in 0..=MAX_FRAMES / PART_FRAMES {
+            let known = self.recognise_part(&start, knows_rbp, hint, stack)?;
+            hash = hash.wrapping_add(power.wrapping_mul(known.hash));
+            power = power.wrapping_mul(known.power);
+            n_frames += known.n_frames;
+            if known.end.sp == 0 {
+                return Some(NativeStack { hash, n_frames, marks: 0 });
+            }
+            (start, knows_rbp) = (known.end, known.knows_rbp != 0);
+        }
+        None
+    }
+
+    #[inline(always)]
+    fn recognise_part(
+        &mut self,
+        start: &Frame,
+        knows_rbp: bool,
+        hint: u64,
+        stack: &Region,
+    ) -> Option<&Known> {
+        let place = Place::of(start, hint);
+        let (tags, set) = (self.tags.get(place.set)?, self.known.get(place.set)?);
+        let guess = self.guesses.get_mut(place.guess)?;
+        let is_it = |way: usize| match (tags.get(way), set.get(way)) {
+            (Some(tag), Some(known)) if *tag == place.tag => known.is_still(start, knows_rbp, stack),
+            _ => false,
+        };
+        if !is_it(usize::from(*guess)) {
+            *guess = (0..WAYS).find(|way| is_it(*way))? as u8;
+        }
+        set.get(usize::from(*guess))
+    }
+
+    /// Keeps what decided the stack just walked, part by part from the outermost inwards, up to something unusual.
+    #[inline(never)]
+    fn remember(&mut self, hint: u64) {
+        let n_shown = self.frames.len().saturating_sub(self.n_own as usize);
+        let mut needs_rbp = false;
+        for first in (0..self.frames.len()).step_by(PART_FRAMES) {
+            let last = (first + PART_FRAMES).min(self.frames.len()) - 1;
+            let mut known =
+                Known { start: self.frames.get(last), knows_rbp: u32::from(needs_rbp), ..Known::EMPTY };
+            let mut outer_hash = 0;
+            if let Some(outer) = first.checked_sub(1) {
+                known.end = self.frames.get(outer);
+                outer_hash = self.hashes.get(outer);
+            }
+            for index in first.max(1)..=last {
+                let callee = self.frames.get(index);
+                let Some(rule) = self.rule(callee.ip) else { return };
+                if !known.needs_step(&callee, rule, &self.frames.get(index - 1), &mut needs_rbp) {
+                    return;
+                }
+            }
+            known.needs_rbp = u32::from(needs_rbp);
+            let end = n_shown.min(last + 1);
+            for _ in first..end {
+                known.power = known.power.wrapping_mul(JOIN);
+                known.n_frames += 1;
+            }
+            if end > first {
+                known.hash = self.hashes.get(end - 1).wrapping_sub(outer_hash.wrapping_mul(known.power));
+            }
+            self.keep(known, hint);
+        }
+    }
+
+    fn keep(&mut self, known: Known, hint: u64) {
+        let place = Place::of(&known.start, hint);
+        let way = self.next_way as usize % WAYS;
+        self.next_way = self.next_way.wrapping_add(1);
+        let (Some(tags), Some(set)) = (self.tags.get_mut(place.set), self.known.get_mut(place.set)) else {
+            return;
+        };
+        // A part that others share is there already.
+        let is_same = |other: &Known| {
+            let n_words = known.n_words as usize;
+            (other.start.ip, other.start.sp, other.n_words) == (known.start.ip, known.start.sp, known.n_words)
+                && other.needs_rbp == known.needs_rbp
+                && (known.needs_rbp == 0 || other.start.rbp == known.start.rbp)
+                && other.knows_rbp == known.knows_rbp
+                && other.words.get(..n_words) == known.words.get(..n_words)
+                && other.places.get(..n_words) == known.places.get(..n_words)
+        };
+        let way = (0..WAYS)
+            .find(|way| tags.get(*way) == Some(&place.tag) && set.get(*way).is_some_and(is_same))
+            .unwrap_or(way);
+        if let (Some(tag), Some(room)) = (tags.get_mut(way), set.get_mut(way)) {
+            (*tag, *room) = (place.tag, known);
+        }
+        if let Some(guess) = self.guesses.get_mut(place.guess) {
+            *guess = way as u8;
+        }
+    }
+
+    /// Makes [`NativeState::frames`] those of the last capture, which may only have recognised its stack. To be called
+    /// before the captured function goes on. False if they are not what was recognised.
+    pub(crate) fn complete(&mut self) -> bool {
+        let innermost = core::mem::take(&mut self.recognised);
+        if innermost.sp == 0 {
+            return true;
+        }
+        let stack = self.stacks.above(innermost.sp);
+        self.walk_whole(innermost, stack).hash == self.recognised_hash
     }
 
     /// Return addresses of the last capture, innermost first, without the shim's own, each with the part of the stack
@@ -187,7 +411,7 @@ impl NativeState {
     fn forget(&mut self, unloaded: u32) {
         self.unloaded = unloaded;
         self.rules.fill([CachedRule::default(); 2]);
-        self.path_tags.fill(0);
+        self.tags.fill([0; WAYS]);
         self.frames.clear();
     }
 
@@ -198,7 +422,6 @@ impl NativeState {
         self.found.clear();
         self.marks = 0;
         let mut frame = innermost;
-        let mut recording = NOT_RECORDING;
         // Frames of the previous stack that may still be outside `frame`.
         let mut n_known = self.frames.len();
         loop {
@@ -216,19 +439,6 @@ impl NativeState {
                 }
                 frame = self.frames.get(first);
                 n_known = first;
-                recording = NOT_RECORDING;
-            } else {
-                // A way that was gone before?
-                let (slot, tag) = path_of(&frame);
-                if self.path_tags.get(slot) == Some(&tag) {
-                    recording = NOT_RECORDING;
-                    if let Some(reached) = self.follow(slot, &frame, &stack) {
-                        frame = reached;
-                        continue;
-                    }
-                } else {
-                    recording = self.record(recording, slot, tag, frame);
-                }
             }
             if !self.found.push(frame) {
                 self.marks |= super::Captured::TRUNCATED;
@@ -239,38 +449,6 @@ impl NativeState {
                 None => return self.assemble(0),
             }
         }
-    }
-
-    /// Goes along a remembered path as far as it still is there. `None` when that is not even one step.
-    #[inline(always)]
-    fn follow(&mut self, slot: usize, frame: &Frame, stack: &Region) -> Option<Frame> {
-        let path = self.paths.get(slot)?.frames.as_slice();
-        let (start, outer) = path.split_first()?;
-        if !start.has_registers_of(frame) {
-            return None;
-        }
-        let n_same = outer.iter().take_while(|frame| frame.is_unchanged(stack)).count();
-        let reached = *outer.get(n_same.checked_sub(1)?)?;
-        if !self.found.extend(path.get(..n_same)?) {
-            return None;
-        }
-        Some(reached)
-    }
-
-    /// Adds a frame to the path that is being recorded, or starts one with it.
-    #[inline(always)]
-    fn record(&mut self, recording: usize, slot: usize, tag: u32, frame: Frame) -> usize {
-        if let Some(path) = self.paths.get_mut(recording)
-            && path.frames.push(frame)
-        {
-            return recording;
-        }
-        if let (Some(path), Some(path_tag)) = (self.paths.get_mut(slot), self.path_tags.get_mut(slot)) {
-            path.frames.clear();
-            path.frames.push(frame);
-            *path_tag = tag;
-        }
-        slot
     }
 
     /// The outermost index from which on every frame up to `index`, which is, is unchanged.
@@ -290,8 +468,7 @@ impl NativeState {
         self.hashes.truncate(kept);
         let mut hash = if kept == 0 { 0 } else { self.hashes.get(kept - 1) };
         for frame in self.found.as_slice().iter().rev() {
-            let index = self.frames.len();
-            hash = join(hash, frame.ip, index);
+            hash = hash.wrapping_mul(JOIN).wrapping_add(mix(frame.ip, 0));
             self.frames.push(*frame);
             self.hashes.push(hash);
         }
@@ -440,14 +617,22 @@ impl NativeState {
     }
 }
 
-/// No path is being recorded: an index beyond all.
-const NOT_RECORDING: usize = PATHS;
+/// What the hash of the frames further out is multiplied by when one more is joined: an odd number, so that no bit is lost.
+const JOIN: u64 = 0xd1b5_4a32_d192_ed03;
 
-/// Where the path that starts from `frame` is, and its tag.
-#[inline(always)]
-fn path_of(frame: &Frame) -> (usize, u32) {
-    let hash = mix(frame.sp, frame.ip);
-    ((hash >> 54) as usize, hash as u32 | 1)
+/// Where a part of a stack is kept.
+struct Place {
+    set: usize,
+    tag: u32,
+    guess: usize,
+}
+
+impl Place {
+    #[inline(always)]
+    fn of(start: &Frame, hint: u64) -> Place {
+        let hash = mix(start.sp, start.ip);
+        Place { set: (hash >> 58) as usize, tag: hash as u32 | 1, guess: (mix(hash, hint) >> 51) as usize }
+    }
 }
 
 /// The rule of code that keeps a frame pointer: `push rbp; mov rbp, rsp`.

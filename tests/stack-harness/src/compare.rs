@@ -54,6 +54,8 @@ pub fn compare() {
     let state = crate::harness_state();
     // SAFETY: the calling thread's own state, and the hooks' guard keeps handlers out.
     let captured = unsafe { stack::capture(state, stack::NATIVE) };
+    // SAFETY: as above.
+    assert!(unsafe { &mut *state }.complete(), "a stack was taken for another one");
     let reference = reference();
     // SAFETY: as above.
     let ours: Vec<u64> =
@@ -130,6 +132,10 @@ fn compare_once() -> c_int {
     let state = crate::harness_state();
     // SAFETY: the calling thread's own state; the guard keeps its signal handlers out.
     let captured = unsafe { stack::capture(state, stack::NATIVE) };
+    // SAFETY: as above.
+    if !unsafe { &mut *state }.complete() {
+        return 0;
+    }
     let mut reference = Room { n: 0, frames: [0; 8192] };
     // SAFETY: the callback gets the array back.
     unsafe { _Unwind_Backtrace(push_in_room, (&raw mut reference).cast()) };

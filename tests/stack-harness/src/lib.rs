@@ -72,7 +72,8 @@ pub unsafe extern "C" fn harness_native(out: *mut u64, room: c_int) -> c_int {
     // SAFETY: the calling thread's own state.
     unsafe { stack::capture(state, stack::NATIVE) };
     // SAFETY: as above.
-    let state = unsafe { &*state };
+    let state = unsafe { &mut *state };
+    assert!(state.complete(), "a stack was taken for another one");
     let mut n = 0;
     for address in state.native_addresses().take(room as usize) {
         // SAFETY: `n` is less than `room`.

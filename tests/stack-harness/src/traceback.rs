@@ -32,6 +32,7 @@ pub unsafe extern "C" fn harness_traceback(out: *mut c_char, room: c_int) -> c_i
     let captured = unsafe { stack::capture(state, stack::PYTHON | stack::NATIVE) };
     // SAFETY: as above.
     let state = unsafe { &mut *state };
+    assert!(state.complete(), "a stack was taken for another one");
     let mut codes = CODES.lock().unwrap();
     let codes = codes.get_or_insert_with(HashMap::new);
     let frames: Vec<_> = state.python_frames().collect();

@@ -187,6 +187,51 @@ fn compile(directory: &Path, name: &str, bytes: u32) -> Option<CString> {
     Some(CString::new(library.into_os_string().into_encoded_bytes()).unwrap())
 }
 
+/// Frames of changing sizes that end at the same place: the return addresses of earlier calls still lie where they were, and
+/// are no longer part of the stack.
+#[test]
+fn stacks_that_differ_only_in_where_their_frames_lie_are_told_apart() {
+    let directory = std::env::temp_dir().join(format!("gputrace-room-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let code = "#include <alloca.h>\n\
+        static volatile int kept;\n\
+        __attribute__((noinline)) void inner(void (*f)(void), int n) { volatile char *room = alloca(n); room[0] = 1; f(); kept += room[0]; }\n\
+        __attribute__((noinline)) void middle(void (*f)(void), int n) { f(); kept += n; inner(f, n); kept += n; }\n\
+        int outer(void (*f)(void), int n, int m) { volatile char *room = alloca(n); room[0] = 1;\n\
+        if (n / 512 % 2) { middle(f, m); __asm__ volatile(\"nop\"); } else { middle(f, m); kept++; }\n\
+        return room[0]; }\n";
+    let source = directory.join("room.c");
+    std::fs::write(&source, code).unwrap();
+    for frame_pointers in ["-fomit-frame-pointer", "-fno-omit-frame-pointer"] {
+        let library = directory.join(format!("room{frame_pointers}.so"));
+        let compiler = Command::new("cc")
+            .args(["-O2", "-shared", "-fPIC", frame_pointers, "-o"])
+            .arg(&library)
+            .arg(&source)
+            .status();
+        let Ok(status) = compiler else { return eprintln!("skipped: no C compiler (cc)") };
+        assert!(status.success());
+        let library = CString::new(library.into_os_string().into_encoded_bytes()).unwrap();
+        // SAFETY: the library just compiled.
+        let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_NOW) };
+        // SAFETY: it has this function.
+        let outer = unsafe { libc::dlsym(handle, c"outer".as_ptr()) };
+        assert!(!outer.is_null());
+        // SAFETY: the type in the source above.
+        let outer: extern "C" fn(extern "C" fn(), c_int, c_int) -> c_int =
+            unsafe { std::mem::transmute(outer) };
+        extern "C" fn leaf() {
+            assert_eq!((harness().compare)(), SAME);
+        }
+        for _ in 0..20 {
+            for n in black_box(0..8) {
+                assert_eq!(outer(leaf, 512 + 512 * n, 512 + 512 * (8 - n)), 1);
+            }
+        }
+    }
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
 fn call_through(library: &CString) -> u64 {
     extern "C" fn leaf() {
         for _ in 0..3 {
