@@ -1,12 +1,13 @@
 //! Snapshots end to end: made here byte by byte, and real ones where `../shared/groundtruth` is present.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
 use gputrace_replay::import::load;
-use gputrace_replay::ops::{History, Op};
+use gputrace_replay::ops::{AllocId, DriverCall, History, Op, OpStream, StreamIdx};
 use gputrace_replay::whatif::{Confidence, Laboratory, Other, Question};
 
 /// A pickle writer for what the tests need.
@@ -205,6 +206,123 @@ fn every_address_of_real_snapshots_is_reproduced() {
         let check = Laboratory::new(&trace.devices[0]).unwrap().self_check(Some((2, 11)));
         assert!(check.is_perfect(), "{}: {check:?}", path.display());
         println!("{}: {} of {} match", path.display(), check.n_matching, check.n_requests);
+    }
+}
+
+/// What a recording of the same program shows that began before the op of that index.
+fn cut_down(full: &OpStream, from: usize) -> PathBuf {
+    let row = |action, address: u64, bytes: u64, stream: u64| {
+        Item::Dict(vec![
+            ("action", Item::Text(action)),
+            ("addr", Item::Int(address as i64)),
+            ("size", Item::Int(bytes as i64)),
+            ("stream", Item::Int(stream as i64)),
+        ])
+    };
+    let handle = |stream: StreamIdx| full.streams[usize::from(stream.0)];
+    let of = |action, id: AllocId| {
+        let allocation = full.allocation(id);
+        row(action, allocation.address, allocation.requested, handle(allocation.stream))
+    };
+    let mut entries = Vec::new();
+    let mut calls = full.driver.iter().filter(|call| call.before_op as usize >= from).peekable();
+    for index in from..=full.ops.len() {
+        while let Some(call) = calls.next_if(|call| call.before_op as usize == index) {
+            let action = match call.call {
+                DriverCall::Alloc => "segment_alloc",
+                DriverCall::Free => "segment_free",
+                DriverCall::Map => "segment_map",
+                DriverCall::Unmap => "segment_unmap",
+            };
+            let stream = full.segments[call.segment as usize].stream;
+            entries.push(row(action, call.address, call.bytes, handle(stream)));
+        }
+        match full.ops.get(index) {
+            Some(Op::Alloc(id)) => entries.push(of("alloc", *id)),
+            Some(Op::FreeRequested(id)) => entries.push(of("free_requested", *id)),
+            Some(Op::FreeCompleted(id)) => entries.push(of("free_completed", *id)),
+            Some(Op::Oom(oom)) => {
+                let oom = &full.ooms[*oom as usize];
+                entries.push(row("oom", oom.device_free, oom.rounded, handle(oom.stream)));
+            }
+            Some(Op::Trim | Op::ReleasePool(_)) | None => {}
+        }
+    }
+    let segments = full.final_layout.iter().map(|segment| {
+        let blocks = segment.blocks.iter().map(|block| {
+            let requested = block.alloc.map_or(0, |id| full.allocation(id).requested);
+            Item::Dict(vec![
+                ("size", Item::Int(block.bytes as i64)),
+                ("requested_size", Item::Int(requested as i64)),
+                ("state", Item::Text(if block.alloc.is_some() { "active_allocated" } else { "inactive" })),
+            ])
+        });
+        let pool = full.pools[usize::from(segment.pool.0)].id;
+        Item::Dict(vec![
+            ("device", Item::Int(0)),
+            ("address", Item::Int(segment.address as i64)),
+            ("total_size", Item::Int(segment.bytes as i64)),
+            ("stream", Item::Int(handle(segment.stream) as i64)),
+            ("segment_type", Item::Text(if segment.small { "small" } else { "large" })),
+            ("segment_pool_id", Item::Pair(pool.0 as i64, pool.1 as i64)),
+            ("blocks", Item::List(blocks.collect())),
+        ])
+    });
+    snapshot("cut.pickle", segments.collect(), entries)
+}
+
+/// Address, bytes and stream.
+type Range = (u64, u64, u64);
+
+fn range(stream: &OpStream, id: AllocId) -> Range {
+    let allocation = stream.allocation(id);
+    (allocation.address, allocation.requested, stream.streams[usize::from(allocation.stream.0)])
+}
+
+/// What was live, and what was mapped, before the op of that index of a complete history.
+fn state_before(full: &OpStream, op: usize) -> (BTreeSet<Range>, BTreeSet<(u64, u64)>) {
+    let mut live = BTreeSet::new();
+    for op in &full.ops[..op] {
+        match *op {
+            Op::Alloc(id) => drop(live.insert(range(full, id))),
+            Op::FreeCompleted(id) => drop(live.remove(&range(full, id))),
+            Op::FreeRequested(_) | Op::Trim | Op::ReleasePool(_) | Op::Oom(_) => {}
+        }
+    }
+    let mut mapped = BTreeSet::new();
+    for call in full.driver.iter().filter(|call| (call.before_op as usize) < op) {
+        match call.call {
+            DriverCall::Alloc | DriverCall::Map => mapped.insert((call.address, call.bytes)),
+            DriverCall::Free | DriverCall::Unmap => mapped.remove(&(call.address, call.bytes)),
+        };
+    }
+    (live, mapped)
+}
+
+#[test]
+fn a_real_history_that_is_cut_starts_with_what_was_there_at_the_cut() {
+    for path in real_snapshots() {
+        let full = load(&path).unwrap();
+        let full = &full.devices[0];
+        for quarter in 1..4 {
+            let from = full.ops.len() * quarter / 4;
+            let late = load(&cut_down(full, from)).unwrap();
+            let late = &late.devices[0];
+            assert_eq!(late.history, History::StartsLate);
+            let live = late.initial_allocs.iter().map(|id| range(late, *id)).collect();
+            let mapped = late.initial.iter().map(|segment| (segment.address, segment.bytes)).collect();
+            assert_eq!((live, mapped), state_before(full, from), "{}: from {from}", path.display());
+            let tiled: u64 = late.initial.iter().flat_map(|it| &it.blocks).map(|block| block.bytes).sum();
+            assert_eq!(tiled, late.initial.iter().map(|segment| segment.bytes).sum::<u64>());
+            let allocs = |stream: &OpStream, from: usize| -> Vec<Range> {
+                let ids = stream.ops[from..].iter().filter_map(|op| match op {
+                    Op::Alloc(id) => Some(range(stream, *id)),
+                    _ => None,
+                });
+                ids.collect()
+            };
+            assert_eq!(allocs(late, 0), allocs(full, from));
+        }
     }
 }
 
