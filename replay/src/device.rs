@@ -222,6 +222,17 @@ impl<'a> Device<'a> {
         Some(self.segment(SegmentBook { address, bytes, active: 0, mapped: bytes, grows: false }))
     }
 
+    /// A segment that was there before the history began, where it was.
+    pub fn adopt(&mut self, address: u64, bytes: u64) -> Segment {
+        self.used += physical(bytes);
+        self.books.reserved.add(bytes);
+        self.note_tightest();
+        if let Some(audit) = &mut self.audit {
+            audit.mapped(address, bytes);
+        }
+        self.segment(SegmentBook { address, bytes, active: 0, mapped: bytes, grows: false })
+    }
+
     /// Which op is being simulated: the driver may know what else happened by then.
     pub(crate) fn at_op(&mut self, op: usize) {
         self.op = op as u32;

@@ -7,8 +7,8 @@
 use std::ops::ControlFlow;
 
 use crate::device::{Books, Device, Placement, SegmentId, Tightest};
-use crate::ops::{AllocId, Allocation, Op, OpStream, PoolIdx};
-use crate::policies::{Capture, OutOfMemory, Policy, Request};
+use crate::ops::{AllocId, Allocation, LayoutSegment, Op, OpStream, PoolIdx};
+use crate::policies::{Capture, OutOfMemory, Policy, Request, StandingSegment};
 
 /// A request that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,8 +84,7 @@ pub fn run(
     device: &mut Device,
     observer: &mut impl Observer,
 ) -> Outcome {
-    let mut run =
-        Run { stream, placements: vec![NOWHERE; stream.allocations.len()], n_requests: 0, oom: None };
+    let mut run = Run::new(stream);
     // What was live before the history began is asked for first, in address order.
     for id in &stream.initial_allocs {
         if let Err(error) = run.place(policy, device, *id) {
@@ -94,52 +93,30 @@ pub fn run(
         }
     }
     run.n_requests = 0;
-    for (index, op) in stream.ops.iter().enumerate() {
-        match *op {
-            Op::Alloc(id) => {
-                device.at_op(index);
-                match run.place(policy, device, id) {
-                    Ok(placement) => {
-                        if observer.placed(index, id, placement, device).is_break() {
-                            return run.outcome(policy, device, true);
-                        }
-                    }
-                    Err(error) => {
-                        run.fail(device, index, stream.allocation(id).requested, error);
-                        return run.outcome(policy, device, true);
-                    }
-                }
-                run.n_requests += 1;
-            }
-            Op::FreeRequested(id) => {
-                let placement = run.placements[id.0 as usize];
-                if placement.handle == u32::MAX {
-                    continue;
-                }
-                device.free_requested(placement);
-                policy.free_requested(placement);
-                // Nearly always no stream is waited for.
-                if stream.ops.get(index + 1) != Some(&Op::FreeCompleted(id)) {
-                    device.pend(id, placement, stream.allocation(id).requested);
-                }
-            }
-            Op::FreeCompleted(id) => {
-                let placement = run.placements[id.0 as usize];
-                let was_at_once = index > 0 && stream.ops[index - 1] == Op::FreeRequested(id);
-                if placement.handle != u32::MAX && (was_at_once || device.unpend(id)) {
-                    device.free_completed(placement, stream.allocation(id).requested);
-                    policy.free(device, placement);
-                }
-            }
-            Op::Trim => policy.trim(device),
-            Op::ReleasePool(pool) => policy.release_pool(pool),
-            Op::Oom(oom) => {
-                run.recorded_oom(policy, device, index, oom);
-                run.n_requests += 1;
-            }
+    run.ops(policy, device, observer)
+}
+
+/// Runs a stream under the very settings that it was recorded under: what was there before the history began lies where
+/// it lay. Where that cannot be, it is asked for again, as in [`run`].
+pub fn run_as_recorded(
+    stream: &OpStream,
+    policy: &mut dyn Policy,
+    device: &mut Device,
+    observer: &mut impl Observer,
+) -> Outcome {
+    let n_blocks =
+        stream.initial.iter().flat_map(|it| &it.blocks).filter(|block| block.alloc.is_some()).count();
+    let is_known = !stream.initial.is_empty() && n_blocks == stream.initial_allocs.len();
+    if !is_known || stream.initial.iter().any(|segment| segment.expandable) {
+        return run(stream, policy, device, observer);
+    }
+    let mut begun = Run::new(stream);
+    for segment in &stream.initial {
+        if !begun.adopt(policy, device, segment) {
+            return run(stream, policy, device, observer);
         }
     }
-    run.outcome(policy, device, false)
+    begun.ops(policy, device, observer)
 }
 
 struct Run<'a> {
@@ -149,7 +126,81 @@ struct Run<'a> {
     oom: Option<OomPoint>,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    fn new(stream: &'a OpStream) -> Run<'a> {
+        Run { stream, placements: vec![NOWHERE; stream.allocations.len()], n_requests: 0, oom: None }
+    }
+
+    fn ops(mut self, policy: &mut dyn Policy, device: &mut Device, observer: &mut impl Observer) -> Outcome {
+        let stream = self.stream;
+        for (index, op) in stream.ops.iter().enumerate() {
+            match *op {
+                Op::Alloc(id) => {
+                    device.at_op(index);
+                    match self.place(policy, device, id) {
+                        Ok(placement) => {
+                            if observer.placed(index, id, placement, device).is_break() {
+                                return self.outcome(policy, device, true);
+                            }
+                        }
+                        Err(error) => {
+                            self.fail(device, index, stream.allocation(id).requested, error);
+                            return self.outcome(policy, device, true);
+                        }
+                    }
+                    self.n_requests += 1;
+                }
+                Op::FreeRequested(id) => {
+                    let placement = self.placements[id.0 as usize];
+                    if placement.handle == u32::MAX {
+                        continue;
+                    }
+                    device.free_requested(placement);
+                    policy.free_requested(placement);
+                    // Nearly always no stream is waited for.
+                    if stream.ops.get(index + 1) != Some(&Op::FreeCompleted(id)) {
+                        device.pend(id, placement, stream.allocation(id).requested);
+                    }
+                }
+                Op::FreeCompleted(id) => {
+                    let placement = self.placements[id.0 as usize];
+                    let was_at_once = index > 0 && stream.ops[index - 1] == Op::FreeRequested(id);
+                    if placement.handle != u32::MAX && (was_at_once || device.unpend(id)) {
+                        device.free_completed(placement, stream.allocation(id).requested);
+                        policy.free(device, placement);
+                    }
+                }
+                Op::Trim => policy.trim(device),
+                Op::ReleasePool(pool) => policy.release_pool(pool),
+                Op::Oom(oom) => {
+                    self.recorded_oom(policy, device, index, oom);
+                    self.n_requests += 1;
+                }
+            }
+        }
+        self.outcome(policy, device, false)
+    }
+
+    fn adopt(&mut self, policy: &mut dyn Policy, device: &mut Device, segment: &LayoutSegment) -> bool {
+        let requested = |id: AllocId| self.stream.allocation(id).requested;
+        let standing = StandingSegment {
+            address: segment.address,
+            bytes: segment.bytes,
+            stream: segment.stream,
+            pool: segment.pool,
+            small: segment.small,
+            blocks: segment.blocks.iter().map(|block| (block.bytes, block.alloc.map(requested))).collect(),
+        };
+        let Some(placements) = policy.adopt(device, &standing) else { return false };
+        for (index, placement) in placements {
+            if let Some(id) = segment.blocks[index].alloc {
+                device.allocated(placement, requested(id));
+                self.placements[id.0 as usize] = placement;
+            }
+        }
+        true
+    }
+
     fn request(&self, allocation: &Allocation) -> Request {
         Request {
             bytes: allocation.requested,

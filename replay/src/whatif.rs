@@ -17,7 +17,7 @@ use crate::import::Trace;
 use crate::ops::{AllocId, History, OpStream, OtherChange, Others};
 use crate::policies::torch::{NEWEST, PROFILES, Torch, parse, profile};
 use crate::policies::{ADDRESS_TIES, Build, Fidelity, OptionError, Policy, PolicyEntry, by_name};
-use crate::simulator::{Observer, Outcome, Unobserved, run};
+use crate::simulator::{Observer, Outcome, Unobserved, run, run_as_recorded};
 
 /// What to simulate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -204,7 +204,7 @@ impl<'a> Laboratory<'a> {
         let strayed = recorded.strayed();
         let mut device =
             Device::new(stream.settings.device_memory.unwrap_or(u64::MAX), None, Box::new(recorded));
-        run(stream, &mut *policy, &mut device, &mut Comparison { stream, check: &mut check });
+        run_as_recorded(stream, &mut *policy, &mut device, &mut Comparison { stream, check: &mut check });
         check.n_strayed = strayed.get();
         check
     }

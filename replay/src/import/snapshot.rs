@@ -681,6 +681,7 @@ impl<'a> Importer<'a> {
             .flat_map(|segment| &segment.blocks)
             .filter_map(|block| Some((block.alloc?, block.bytes)))
             .collect();
+        let sizes_shown = sizes_shown_by_others(stream, &by_address);
         let mut layout = Vec::new();
         for segment in stream.segments.iter().take(n_segments as usize).copied() {
             let end = segment.address.saturating_add(segment.bytes);
@@ -700,7 +701,8 @@ impl<'a> Importer<'a> {
                 let splits =
                     if small { room - rounded.min(room) >= 512 } else { room - rounded.min(room) > 1 << 20 };
                 let guess = if splits { rounded.min(room) } else { room };
-                let bytes = sizes_at_end.get(id).copied().unwrap_or(guess).min(room);
+                let known = sizes_at_end.get(id).or_else(|| sizes_shown.get(id)).copied();
+                let bytes = known.unwrap_or(guess).min(room);
                 blocks.push(LayoutBlock { address: *address, bytes, alloc: Some(*id) });
                 at = address + bytes;
             }
@@ -750,6 +752,45 @@ impl<'a> Importer<'a> {
         }
         (stream, notes)
     }
+}
+
+/// Bytes of blocks that were in use at the start, where others were placed behind them while they were: there they end.
+/// A block has less than a MiB that nobody asked for.
+fn sizes_shown_by_others(stream: &OpStream, at_start: &[(u64, AllocId)]) -> HashMap<AllocId, u64> {
+    const MOST_SURPLUS: u64 = 1 << 20;
+    let mut live: BTreeMap<u64, AllocId> = at_start.iter().copied().collect();
+    let mut shown = HashMap::new();
+    for op in &stream.ops {
+        match *op {
+            Op::Alloc(id) => {
+                let address = stream.allocation(id).address;
+                let Some((start, before)) =
+                    live.range(..address).next_back().map(|(start, id)| (*start, *id))
+                else {
+                    continue;
+                };
+                let bytes = address - start;
+                let least = stream.allocation(before).requested;
+                if (least..=least.saturating_add(MOST_SURPLUS)).contains(&bytes)
+                    && shown.get(&before).is_none_or(|known| bytes < *known)
+                    && is_of_one_segment(stream, start, address)
+                {
+                    shown.insert(before, bytes);
+                }
+            }
+            Op::FreeCompleted(id) => drop(live.remove(&stream.allocation(id).address)),
+            Op::FreeRequested(_) | Op::Trim | Op::ReleasePool(_) | Op::Oom(_) => {}
+        }
+    }
+    shown
+}
+
+fn is_of_one_segment(stream: &OpStream, one: u64, other: u64) -> bool {
+    let mut segments = stream.segments.iter();
+    segments.any(|segment| {
+        let range = segment.address..segment.address.saturating_add(segment.bytes);
+        range.contains(&one) && range.contains(&other)
+    })
 }
 
 /// Whether the request after a burst could have been served from one of the cached segments of that burst. Then it was

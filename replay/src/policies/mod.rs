@@ -84,6 +84,13 @@ pub trait Policy {
     /// The program asked to give cached memory back (`empty_cache`).
     fn trim(&mut self, device: &mut Device);
 
+    /// Begins with a segment that this allocator had under the same settings, with blocks in use and free ones. The
+    /// placements of those in use, with their place among the blocks; none where it cannot begin in the middle.
+    fn adopt(&mut self, device: &mut Device, segment: &StandingSegment) -> Option<Vec<(usize, Placement)>> {
+        let _ = (device, segment);
+        None
+    }
+
     /// The program dropped a private pool.
     fn release_pool(&mut self, pool: PoolIdx) {
         let _ = pool;
@@ -93,6 +100,23 @@ pub trait Policy {
     fn counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
+}
+
+/// A segment that was there before the history began. The blocks tile it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StandingSegment {
+    /// Start.
+    pub address: u64,
+    /// Length, bytes.
+    pub bytes: u64,
+    /// The stream that owns it.
+    pub stream: StreamIdx,
+    /// The pool that owns it.
+    pub pool: PoolIdx,
+    /// PyTorch's small or large half of the pool.
+    pub small: bool,
+    /// From low to high addresses: length, and what was requested where it is in use, bytes.
+    pub blocks: Vec<(u64, Option<u64>)>,
 }
 
 /// Name of the counter of choices that only device addresses decided. A policy that has it depends on addresses.

@@ -21,6 +21,7 @@ use crate::device::{Device, Placement, SegmentId};
 use crate::ops::{PoolIdx, StreamIdx};
 use crate::policies::{
     ADDRESS_TIES, Build, Capture, Fidelity, OptionError, OutOfMemory, Policy, PolicyEntry, Request,
+    StandingSegment,
 };
 
 /// kMinBlockSize: every request is rounded to this.
@@ -439,14 +440,7 @@ impl Torch {
             return Ok(block);
         }
         let segment = device.map(bytes).ok_or(Refusal::Full)?;
-        self.owners[owner].n_segments += 1;
-        self.total += bytes;
-        let small = Self::is_small(pool);
-        self.stats.increase(Name::Segment, small, 1);
-        self.stats.increase(Name::ReservedBytes, small, bytes);
-        if bytes >= self.options.max_split {
-            self.stats.oversize_segments.increase(1);
-        }
+        self.book_segment(pool, bytes);
         self.stats.num_device_alloc += 1;
         Ok(self.make(Block {
             address: segment.address,
@@ -457,6 +451,18 @@ impl Torch {
             state: State::Taken,
             ..EMPTY
         }))
+    }
+
+    /// Books of a segment that came to be.
+    fn book_segment(&mut self, pool: u32, bytes: u64) {
+        self.owners[pool as usize / 2].n_segments += 1;
+        self.total += bytes;
+        let small = Self::is_small(pool);
+        self.stats.increase(Name::Segment, small, 1);
+        self.stats.increase(Name::ReservedBytes, small, bytes);
+        if bytes >= self.options.max_split {
+            self.stats.oversize_segments.increase(1);
+        }
     }
 
     /// Serves a request from an expandable segment, mapping the pages that it lacks.
@@ -869,10 +875,16 @@ impl Torch {
                 (false, false) => {}
             }
         }
+        self.blocks[id as usize].requested = request.bytes;
+        self.book_block(id)
+    }
+
+    /// Books of a block that is now in use.
+    fn book_block(&mut self, id: BlockId) -> Placement {
         let block = &mut self.blocks[id as usize];
         block.state = State::Taken;
-        block.requested = request.bytes;
         let block = *block;
+        let small = Self::is_small(block.pool);
         self.stats.increase(Name::Allocation, small, 1);
         self.stats.increase(Name::AllocatedBytes, small, block.bytes);
         self.stats.increase(Name::Active, small, 1);
@@ -1002,6 +1014,37 @@ impl Policy for Torch {
 
     fn trim(&mut self, device: &mut Device) {
         self.release_cached(device);
+    }
+
+    fn adopt(&mut self, device: &mut Device, standing: &StandingSegment) -> Option<Vec<(usize, Placement)>> {
+        self.adopt_limit(device);
+        let pool = 2 * u32::from(standing.pool.0) + u32::from(!standing.small);
+        let segment = device.adopt(standing.address, standing.bytes).id;
+        self.book_segment(pool, standing.bytes);
+        let (mut address, mut prev) = (standing.address, NONE);
+        let mut placements = Vec::new();
+        let mut free = Vec::new();
+        for (index, (bytes, requested)) in standing.blocks.iter().enumerate() {
+            let block =
+                Block { address, bytes: *bytes, prev, segment, pool, stream: standing.stream, ..EMPTY };
+            let id = self.make(Block { requested: requested.unwrap_or(0), ..block });
+            if prev != NONE {
+                self.blocks[prev as usize].next = id;
+            }
+            match requested {
+                Some(_) => placements.push((index, self.book_block(id))),
+                None => free.push(id),
+            }
+            (address, prev) = (address + bytes, id);
+        }
+        for id in free {
+            self.insert_free(id);
+            if self.block(id).is_split() {
+                self.stats.increase(Name::InactiveSplit, standing.small, 1);
+                self.stats.increase(Name::InactiveSplitBytes, standing.small, self.block(id).bytes);
+            }
+        }
+        Some(placements)
     }
 
     fn release_pool(&mut self, pool: PoolIdx) {
