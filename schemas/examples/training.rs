@@ -1,7 +1,9 @@
 //! Writes a long trace of a made-up training job with every kind of event: what reports and exports are measured with (`make bench`), and, with few
 //! events, the trace of version 1 that every later version must read (tests/golden).
 //!
-//!     cargo run --release -p gputrace-schemas --example training -- FILE [EVENTS]
+//!     cargo run --release -p gputrace-schemas --example training -- FILE [EVENTS [whole]]
+//!
+//! `whole` leaves out that events were lost: such a trace cannot be replayed.
 //!
 //! A rank of a job whose layers keep activations in the forward pass and drop them in the backward pass, with sizes that
 //! vary from step to step and temporary blocks in between; PyTorch's segments, NCCL's buffers, pinned memory, two streams,
@@ -28,7 +30,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let file = arguments.next().ok_or("which file to write is missing")?;
     let n_events = arguments.next().map_or(Ok(10_000_000), |number| number.parse())?;
-    let mut job = Job::new(Writer::new(BufWriter::new(File::create(&file)?))?);
+    let is_whole = arguments.next().is_some_and(|argument| argument == "whole");
+    let mut job = Job::new(Writer::new(BufWriter::new(File::create(&file)?))?, is_whole);
     job.definitions();
     job.train(n_events)?;
     let n_events = job.n_events;
@@ -39,6 +42,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 struct Job {
     writer: Writer<BufWriter<File>>,
+    is_whole: bool,
     time: u64,
     random: u64,
     n_events: u64,
@@ -49,8 +53,17 @@ struct Job {
 }
 
 impl Job {
-    fn new(writer: Writer<BufWriter<File>>) -> Job {
-        Job { writer, time: 1_000_000_000, random: 1, n_events: 0, allocated: 0, reserved: 0, free: vec![] }
+    fn new(writer: Writer<BufWriter<File>>, is_whole: bool) -> Job {
+        Job {
+            writer,
+            is_whole,
+            time: 1_000_000_000,
+            random: 1,
+            n_events: 0,
+            allocated: 0,
+            reserved: 0,
+            free: vec![],
+        }
     }
 
     fn definitions(&mut self) {
@@ -167,7 +180,9 @@ impl Job {
 
     fn train(&mut self, n_events: u64) -> io::Result<()> {
         self.event(StackId(0), EventKind::Note("a made-up job".into()))?;
-        self.event(StackId(0), EventKind::Lost(Lost { cause: LostCause::Starting, events: 2 }))?;
+        if !self.is_whole {
+            self.event(StackId(0), EventKind::Lost(Lost { cause: LostCause::Starting, events: 2 }))?;
+        }
         for action in [WaitAction::Record, WaitAction::Query] {
             self.event(StackId(0), EventKind::Wait(Wait { event: 0xe0, stream: 0x55, action, result: 0 }))?;
         }
