@@ -17,7 +17,7 @@ use crate::trace::Recording;
 use crate::whatif::{RecordedGap, recorded_gaps};
 
 /// Longer traces are not replayed to be told about: that takes seconds.
-const MOST_REPLAYED: u64 = 1_000_000;
+const MOST_REPLAYED: u64 = 400_000;
 /// Much is this share of what was reserved.
 const WASTEFUL: f64 = 0.1;
 

@@ -8,6 +8,7 @@ use std::process::{Command, Output};
 use expect_test::expect;
 use gputrace_schemas::event::*;
 use gputrace_schemas::writer::Writer;
+use serde_json::Value;
 
 #[test]
 fn help_of_every_verb() {
@@ -757,6 +758,48 @@ fn a_moment_that_means_nothing_to_a_verb_is_refused_with_what_to_use_instead() {
         let output = run(&[arguments, &[&good]].concat());
         assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
     }
+}
+
+#[test]
+fn whether_it_fits_and_what_a_replay_cannot_follow_are_told_with_the_numbers() {
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/caught-oom.gtr");
+    for verb in ["replay", "tune"] {
+        let said = text(&run(&[verb, "--limit", "3GiB", trace]).stdout);
+        assert!(said.contains("fits: limit 3.00 GiB = PyTorch "), "{said}");
+        assert!(said.contains(" + CUDA context 520.00 MiB + cuBLAS 128.25 MiB"), "{said}");
+        assert!(
+            said.contains(
+                "warning: the program ran out of memory once (first at /job/caught-oom/train.py:12"
+            ),
+            "{said}"
+        );
+
+        let said: Value =
+            serde_json::from_slice(&run(&[verb, "--json", "--limit", "1GiB", trace]).stdout).unwrap();
+        let answer = if verb == "replay" { &said["outcomes"][0] } else { &said };
+        let kinds =
+            answer["warnings"].as_array().unwrap().iter().map(|warning| warning["kind"].as_str().unwrap());
+        assert_eq!(kinds.collect::<Vec<_>>(), ["caught_out_of_memory", "ends_out_of_memory"]);
+        assert_eq!(answer["warnings"][0]["call_site"]["line"], 12);
+        let shares = &answer["shares"];
+        assert_eq!(shares["limit_bytes"], 1u64 << 30);
+        assert!(
+            shares["others"].as_array().unwrap().iter().any(|other| other["owner"] == "cuBLAS"),
+            "{shares}"
+        );
+        let all = shares["others"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|other| other["bytes"].as_u64().unwrap())
+            .sum::<u64>()
+            + shares["reserved_bytes"].as_u64().unwrap()
+            + shares["free_bytes"].as_u64().unwrap();
+        assert_eq!(all, 1 << 30, "every byte is somebody's: {shares}");
+    }
+    let unasked = run(&["replay", "--json", trace]);
+    let unasked: Value = serde_json::from_slice(&unasked.stdout).unwrap();
+    assert!(unasked["outcomes"][0]["shares"].is_null());
 }
 
 #[test]
