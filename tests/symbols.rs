@@ -112,14 +112,12 @@ fn a_native_program_is_shown_with_lines_and_inlined_functions() {
     let folder = folder("native");
     let trace = record(&program(&folder, 1 << 20), &folder, &["alloc"]);
     assert_eq!(frames(&trace), NAMED);
-    let tree = gputrace(&["tree", &trace.display().to_string()]);
-    let lines: Vec<&str> = tree
-        .lines()
-        .filter_map(|line| line.split_once("└ ").or(line.split_once("  ")))
-        .map(|(_, rest)| rest.trim())
-        .collect();
-    for frame in ["main (inlined.c:44)", "load_weights (inlined.c:17)", "ask (inlined.c:11)"] {
-        assert!(lines.contains(&frame), "{frame}: {tree}");
+    let trace = trace.display().to_string();
+    for verb in [&["tree", &*trace][..], &["report", "--native", &trace]] {
+        let said = gputrace(verb);
+        for frame in ["main (inlined.c:44)", "load_weights (inlined.c:17)", "ask (inlined.c:11)"] {
+            assert!(said.lines().any(|line| line.trim_end().ends_with(frame)), "{verb:?}: {frame}: {said}");
+        }
     }
 }
 

@@ -3,14 +3,16 @@
 
 use std::collections::BTreeMap;
 
-use gputrace_schemas::event::Nanos;
+use gputrace_schemas::event::{Bytes, Nanos, StackId};
 
-use crate::live::{CACHED, Holder, Level, Parts, Picture, View, When, owner};
+use crate::live::{CACHED, Holder, Level, Lines, NO_STACK, Parts, Picture, View, When, owner};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::render::text::{bytes, time};
 
 /// Rows of a table, and how many are left at least where it is cut.
 const ROWS: (usize, usize) = (20, 1);
+/// Stacks of a device.
+const STACKS: usize = 10;
 
 /// Owners, call sites and, where they were asked for, roles.
 #[must_use]
@@ -38,6 +40,41 @@ pub fn sections(view: &View, when: When, parts: Parts) -> Vec<Section> {
     };
     sections.push(by(view, ("call_sites", "Who held it: top call sites", "call site"), site));
     sections
+}
+
+/// The stacks that held most, frame by frame, outermost first.
+#[must_use]
+pub fn stacks(view: &View, lines: &mut Lines) -> Section {
+    let mut section = Section::new("stacks", "Stacks that held most, outermost frame first");
+    for picture in &view.pictures {
+        let mut sums: BTreeMap<(String, StackId), (u64, u64)> = BTreeMap::new();
+        let asked = picture.held.iter().filter(|(holder, _)| holder.level != Level::Cached);
+        for (holder, (bytes, objects)) in asked {
+            let key = (owner(&view.story.ledger, holder).to_owned(), holder.stack);
+            let sum = sums.entry(key).or_default();
+            *sum = (sum.0.saturating_add(bytes.0), sum.1 + objects);
+        }
+        let mut sums: Vec<_> = sums.into_iter().collect();
+        sums.sort_by(|a, b| b.1.0.cmp(&a.1.0).then_with(|| a.0.cmp(&b.0)));
+        for ((owner, stack), (sum, objects)) in sums.iter().take(STACKS) {
+            let heading = format!("cuda:{}: {} in {objects} ({owner})", picture.device, bytes(Bytes(*sum)));
+            section = section.line(Mood::Note, heading);
+            let frames: Vec<String> = lines.of(*stack).iter().map(|line| format!("    {line}")).collect();
+            let frames = if frames.is_empty() { vec![format!("    {NO_STACK}")] } else { frames };
+            section = frames.into_iter().fold(section, |section, frame| section.line(Mood::Note, frame));
+        }
+        if let Some((hidden, n)) = rest(&sums) {
+            let text = format!("cuda:{}: {n} more stacks with {} together", picture.device, bytes(hidden));
+            section = section.line(Mood::Note, text);
+        }
+    }
+    section.warn(view.story.doubts())
+}
+
+fn rest<T>(sums: &[(T, (u64, u64))]) -> Option<(Bytes, usize)> {
+    let hidden = sums.get(STACKS..).filter(|hidden| !hidden.is_empty())?;
+    let bytes = hidden.iter().fold(0u64, |sum, (_, (bytes, _))| sum.saturating_add(*bytes));
+    Some((Bytes(bytes), hidden.len()))
 }
 
 fn held(view: &View, when: When) -> Section {
@@ -112,6 +149,34 @@ mod tests {
          block addr=s bytes=1M requested=1M reserved=2M by=f@/job/a.py:2
          Create handle=n bytes=100 by=libnccl.so.2
          free addr=s bytes=1M reserved=2M";
+
+    #[test]
+    fn stacks_show_what_lies_between_the_lines_of_python() {
+        let scene =
+            "block addr=a bytes=3K requested=3K by=f@/job/a.py:2,at::empty@libtorch_cpu.so,main@/job/a.py:9
+                     block addr=b bytes=1K requested=1K
+                     Create handle=n bytes=100 by=libnccl.so.2";
+        let source = Source::of("train.gtr", recording(scene));
+        let view = view(&source, When::Peak, Parts::None, &Categories::default());
+        let section = stacks(&view, &mut Lines::new(source.definitions(), crate::live::Native::Shown));
+        let line = |item: &Item| match item {
+            Item::Line(_, text) => text.clone(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(
+            section.items.iter().map(line).collect::<Vec<_>>(),
+            [
+                "cuda:0: 3.00 KiB in 1 (PyTorch)",
+                "    main (a.py:9)",
+                "    at::empty (libtorch_cpu.so)",
+                "    f (a.py:2)",
+                "cuda:0: 1.00 KiB in 1 (PyTorch)",
+                "    (no stack recorded)",
+                "cuda:0: 100 B in 1 (NCCL)",
+                "    libnccl.so.2+0x10 (libnccl.so.2)",
+            ]
+        );
+    }
 
     fn shown(when: When) -> Vec<String> {
         let source = Source::of("train.gtr", recording(SCENE));

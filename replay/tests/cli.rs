@@ -128,6 +128,7 @@ fn help_of_every_verb() {
                               out
               --step <N>      When the device held most in a step of training, as `report` numbers them
               --end           At the end
+              --native        Add the stacks that held most, native frames beside those of Python
               --json          Write JSON: bytes and nanoseconds as integers
               --color <WHEN>  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE [default:
                               auto] [possible values: auto, always, never]
@@ -137,6 +138,7 @@ fn help_of_every_verb() {
           gputrace report train.gtr
           gputrace report --step 3 train.gtr
           gputrace report --rules roles.txt --json snapshot.pickle.gz
+          gputrace report --native train.gtr
 
         With a moment (--peak, --at, --range, --step, --end), only what was held then is shown: owners,
         roles and call sites.
