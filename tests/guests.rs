@@ -100,6 +100,39 @@ fn notes(trace: &Trace) -> Vec<String> {
 }
 
 #[test]
+fn processes_know_who_started_them() {
+    let app = program("app", "app.family");
+    let folder = Folder::new(&scratch(), "family");
+    let script = "\"$0\" elf & \"$0\" dlsym & wait";
+    let mut shell = on_fake(Path::new("/bin/sh"), &["-c", script]);
+    watched(
+        {
+            shell.arg(&app);
+            shell
+        },
+        &folder,
+        &[],
+        Order::First,
+    );
+    for trace in folder.traces(2) {
+        let process = trace.process();
+        let commands: Vec<&str> = process.ancestors.iter().map(|it| it.command[0].as_str()).collect();
+        assert_eq!(commands, ["/bin/sh"], "who has us not preloaded is none of the job");
+        assert_eq!(process.ancestors[0].pid, process.parent);
+        assert!(process.began >= process.ancestors[0].began && process.ancestors[0].began > 0);
+    }
+    let mut summary = Command::new(recorded::built().join("gputrace"));
+    let said = summary.arg("summary").arg(folder.path()).output().expect("gputrace runs");
+    let said = String::from_utf8(said.stdout).expect("text");
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines[0], "Processes, and who started them");
+    assert!(lines[1].starts_with("  /bin/sh -c "), "{said}");
+    let below =
+        |end| lines[2..].iter().any(|line| line.starts_with(&format!("    {} {end} (pid ", app.display())));
+    assert!(below("elf") && below("dlsym"), "{said}");
+}
+
+#[test]
 fn limiters_keep_their_effect_and_each_call_is_one_event() {
     let app = program("app", "app");
     let makes: [(&str, &[&str]); 4] = [

@@ -1,7 +1,7 @@
 //! What `/proc` tells about the traced process. Everything here may be gone or forbidden at any moment, which gives
 //! `None` and never an error.
 
-use gputrace_schemas::event::{Mapping, Mappings, Module, Nanos, Process};
+use gputrace_schemas::event::{Ancestor, Mapping, Mappings, Module, Nanos, Process};
 use object::read::{ReadCache, ReadRef};
 use object::{Object, ObjectSegment, SegmentFlags};
 use std::collections::HashSet;
@@ -57,6 +57,8 @@ const LOCAL_RANKS: &[&str] =
     &["LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"];
 /// Longest command line and variable that is kept.
 const MOST_TEXT: usize = 4096;
+/// Most ancestors that are kept.
+const MOST_ANCESTORS: usize = 16;
 /// Most words of a command line that are kept.
 const MOST_WORDS: usize = 1024;
 
@@ -123,25 +125,43 @@ impl Target {
     pub(crate) fn facts(&self, start: Nanos, start_realtime: u64, environ: Option<Vec<u8>>) -> Process {
         let environ = environ.or_else(|| self.bytes("environ")).unwrap_or_default();
         let environment = kept_environment(&environ);
-        let words = self.bytes("cmdline").unwrap_or_default();
-        let words = words.split(|byte| *byte == 0).map(shorten).take(MOST_WORDS);
-        let mut command: Vec<String> = words.collect();
-        // Each word ends with a zero, so the last split is empty.
-        command.pop();
         Process {
             pid: self.pid,
             parent: self.parent().unwrap_or_default(),
             host: host(),
             boot: read_line("/proc/sys/kernel/random/boot_id"),
             executable: self.executable(),
-            command,
+            command: self.command(),
             rank: rank(&environment),
             environment,
             start,
             start_realtime,
             recorder: env!("CARGO_PKG_VERSION").to_owned(),
             torch_version: None,
+            began: self.start_time,
+            ancestors: self.ancestors(),
         }
+    }
+
+    fn command(&self) -> Vec<String> {
+        let words = self.bytes("cmdline").unwrap_or_default();
+        let mut command: Vec<String> = words.split(|byte| *byte == 0).map(shorten).take(MOST_WORDS).collect();
+        // Each word ends with a zero, so the last split is empty.
+        command.pop();
+        command
+    }
+
+    /// The processes between this one and who had them all recorded, its parent first. Whoever has us not in its
+    /// environment is none of ours: its command line is nobody's business.
+    fn ancestors(&self) -> Vec<Ancestor> {
+        let above = |of: &Target| {
+            let parent = Target::new(of.parent().filter(|pid| *pid > 1)?, 0);
+            let preloads = parent.bytes("environ")?.split(|byte| *byte == 0).any(preloads_us);
+            let began = preloads.then(|| parse_stat(&parent.text("stat")?))?;
+            Some(Target::new(parent.pid, began?.1))
+        };
+        let chain = std::iter::successors(above(self), above).take(MOST_ANCESTORS);
+        chain.map(|it| Ancestor { pid: it.pid, began: it.start_time, command: it.command() }).collect()
     }
 
     /// When the process began: before any trace of its own.
@@ -355,6 +375,12 @@ pub(crate) fn own_environment() -> Vec<u8> {
     bytes
 }
 
+/// A variable of the environment that has our library loaded.
+fn preloads_us(variable: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(variable);
+    text.strip_prefix("LD_PRELOAD=").is_some_and(|libraries| libraries.contains("libgputrace"))
+}
+
 /// State and start time of `/proc/PID/stat`: the name in parentheses may hold anything.
 fn parse_stat(stat: &str) -> Option<(char, u64)> {
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
@@ -483,6 +509,14 @@ mod tests {
     fn a_name_with_parentheses_does_not_hide_the_start_time() {
         let stat = "42 (a) b) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 987654 1 1";
         assert_eq!(parse_stat(stat), Some(('S', 987_654)));
+    }
+
+    #[test]
+    fn only_who_has_us_preloaded_is_one_of_the_job() {
+        assert!(preloads_us(b"LD_PRELOAD=/x/libjemalloc.so:/opt/libgputrace.so"));
+        assert!(
+            !preloads_us(b"LD_PRELOAD=/x/libjemalloc.so") && !preloads_us(b"A=LD_PRELOAD=libgputrace.so")
+        );
     }
 
     #[test]

@@ -19,6 +19,7 @@ pub mod lives;
 pub mod moment;
 pub mod owners;
 pub mod postmortem;
+pub mod processes;
 mod protobuf;
 pub mod ranks;
 pub mod reactions;

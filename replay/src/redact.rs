@@ -65,6 +65,7 @@ fn process(process: &Process, names: &mut Names) -> Process {
         boot: String::new(),
         executable: names.library(&process.executable),
         command: vec![PROGRAM.to_owned()],
+        ancestors: vec![],
         environment: options.cloned().collect(),
         ..process.clone()
     }

@@ -5,10 +5,11 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{anyhow, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
 use gputrace_replay::categories::Categories;
 use gputrace_replay::live::{Native, Parts, View, When, span, view};
+use gputrace_replay::processes::{self, Traced};
 use gputrace_replay::report::model::{Part, Report};
 use gputrace_replay::report::render::{json, text};
 use gputrace_replay::report::sections::SectionEntry;
@@ -19,9 +20,38 @@ use gputrace_schemas::event::Nanos;
 /// Which traces to read.
 #[derive(Args)]
 pub(crate) struct TraceArgs {
-    /// Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at once for the processes of a job
-    #[arg(required = true, value_name = "TRACE")]
-    pub(crate) traces: Vec<PathBuf>,
+    /// Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at once, or folders with them, for the
+    /// processes of a job
+    #[arg(required = true, value_name = "TRACE|DIR")]
+    traces: Vec<PathBuf>,
+}
+
+impl TraceArgs {
+    /// The traces that were named, and those in the folders that were named.
+    pub(crate) fn paths(&self) -> anyhow::Result<Vec<PathBuf>> {
+        paths(&self.traces)
+    }
+}
+
+/// The traces that were named, and those in the folders that were named.
+pub(crate) fn paths(named: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+    let mut paths = vec![];
+    for path in named {
+        if !path.is_dir() {
+            paths.push(path.clone());
+            continue;
+        }
+        let entries = std::fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let is_trace = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "gtr");
+        let mut found: Vec<PathBuf> =
+            entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_trace).collect();
+        if found.is_empty() {
+            bail!("no traces (*.gtr) in {}", path.display());
+        }
+        found.sort();
+        paths.extend(found);
+    }
+    Ok(paths)
 }
 
 /// Which moment to look at.
@@ -198,14 +228,17 @@ pub(crate) struct Stories {
 impl Stories {
     /// Reads traces, two at a time. What cannot be read is said on stderr and makes the exit status a failure; the
     /// others are shown.
-    pub(crate) fn read(args: &TraceArgs) -> Stories {
+    pub(crate) fn read(args: &TraceArgs) -> anyhow::Result<Stories> {
         Stories::read_by(args, Story::read)
     }
 
     /// The same, understood by `read`.
-    pub(crate) fn read_by(args: &TraceArgs, read: impl Fn(&Path) -> Result<Story, Error> + Sync) -> Stories {
+    pub(crate) fn read_by(
+        args: &TraceArgs,
+        read: impl Fn(&Path) -> Result<Story, Error> + Sync,
+    ) -> anyhow::Result<Stories> {
         let mut results = Vec::new();
-        for pair in args.traces.chunks(2) {
+        for pair in args.paths()?.chunks(2) {
             std::thread::scope(|scope| {
                 let threads: Vec<_> = pair.iter().map(|path| scope.spawn(|| read(path))).collect();
                 results.extend(threads.into_iter().map(std::thread::ScopedJoinHandle::join));
@@ -223,7 +256,7 @@ impl Stories {
                 Err(panic) => std::panic::resume_unwind(panic),
             }
         }
-        Stories { stories, all }
+        Ok(Stories { stories, all })
     }
 
     pub(crate) fn exit_code(&self) -> ExitCode {
@@ -239,7 +272,7 @@ pub(crate) fn sections(
     show: &ShowArgs,
     out: &mut dyn Write,
 ) -> anyhow::Result<ExitCode> {
-    sections_about(verb, entries, &Stories::read(traces), show, out)
+    sections_about(verb, entries, &Stories::read(traces)?, show, out)
 }
 
 /// Shows sections about traces that were read.
@@ -250,11 +283,24 @@ pub(crate) fn sections_about(
     show: &ShowArgs,
     out: &mut dyn Write,
 ) -> anyhow::Result<ExitCode> {
-    let report = gputrace_replay::report::about(verb, entries, &read.stories);
+    let mut report = gputrace_replay::report::about(verb, entries, &read.stories);
+    if !show.json {
+        report.parts.splice(0..0, family(&read.stories));
+    }
     if !report.parts.is_empty() || show.json {
         show.write(&report, out)?;
     }
     Ok(read.exit_code())
+}
+
+/// Who started whom, where there are several. In JSON, `summary` and `ranks` say it.
+pub(crate) fn family(stories: &[Story]) -> Option<Part> {
+    if stories.len() < 2 {
+        return None;
+    }
+    let traced: Vec<_> = stories.iter().map(Traced::of).collect();
+    let section = processes::section(&processes::tree(&traced))?;
+    Some(Part { sections: vec![section], ..Part::default() })
 }
 
 /// Shows what was held at a moment, in each trace. What cannot be read is said on stderr.
@@ -282,7 +328,7 @@ pub(crate) fn each(
     part: impl Fn(&Source) -> anyhow::Result<Part>,
 ) -> anyhow::Result<ExitCode> {
     let (mut report, mut status) = (Report { verb, parts: vec![] }, ExitCode::SUCCESS);
-    for path in &traces.traces {
+    for path in &traces.paths()? {
         match Source::open(path).map_err(Into::into).and_then(|source| part(&source)) {
             Ok(part) => report.parts.push(part),
             Err(error) => {

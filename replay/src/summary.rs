@@ -4,6 +4,7 @@ use gputrace_schemas::event::{Bytes, HOST};
 use serde::Serialize;
 
 use crate::ledger::{Cause, DeviceBooks, GpuTimed, Sampled, TorchBooks};
+use crate::processes::{self, Node, Traced};
 use crate::story::Story;
 use crate::unaccounted::trend;
 
@@ -14,6 +15,8 @@ pub struct Summary {
     pub schema: &'static str,
     /// One entry a trace, in the order given.
     pub processes: Vec<ProcessSummary>,
+    /// Who started whom: these processes and those that they descend from.
+    pub tree: Vec<Node>,
 }
 
 /// A process.
@@ -196,7 +199,11 @@ impl Summary {
     /// Of these traces.
     #[must_use]
     pub fn of(stories: &[Story]) -> Summary {
-        Summary { schema: "gputrace.summary/1", processes: stories.iter().map(process).collect() }
+        Summary {
+            schema: "gputrace.summary/1",
+            processes: stories.iter().map(process).collect(),
+            tree: processes::tree(&stories.iter().map(Traced::of).collect::<Vec<_>>()),
+        }
     }
 }
 
@@ -475,6 +482,24 @@ mod tests {
                         }
                       ]
                     }
+                  ],
+                  "tree": [
+                    {
+                      "host": "",
+                      "pid": 42,
+                      "rank": 3,
+                      "command": [
+                        "./train",
+                        "--big"
+                      ],
+                      "traces": [
+                        "train.gtr"
+                      ],
+                      "threads": {
+                        "main": 1
+                      },
+                      "children": []
+                    }
                   ]
                 }"#]],
         );
@@ -554,6 +579,24 @@ mod tests {
                         }
                       ]
                     }
+                  ],
+                  "tree": [
+                    {
+                      "host": "",
+                      "pid": 42,
+                      "rank": 3,
+                      "command": [
+                        "./train",
+                        "--big"
+                      ],
+                      "traces": [
+                        "train.gtr"
+                      ],
+                      "threads": {
+                        "main": 1
+                      },
+                      "children": []
+                    }
                   ]
                 }"#]],
         );
@@ -629,6 +672,24 @@ mod tests {
                           "samples": []
                         }
                       ]
+                    }
+                  ],
+                  "tree": [
+                    {
+                      "host": "",
+                      "pid": 42,
+                      "rank": 3,
+                      "command": [
+                        "./train",
+                        "--big"
+                      ],
+                      "traces": [
+                        "train.gtr"
+                      ],
+                      "threads": {
+                        "main": 1
+                      },
+                      "children": []
                     }
                   ]
                 }"#]],

@@ -113,11 +113,11 @@ fn help_of_every_verb() {
         Shows where the memory went: the peak, its owners, roles and call sites, what would lower it, and
         what ran out
 
-        Usage: gputrace report [OPTIONS] <TRACE>...
+        Usage: gputrace report [OPTIONS] <TRACE|DIR>...
 
         Arguments:
-          <TRACE>...  Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at once
-                      for the processes of a job
+          <TRACE|DIR>...  Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at
+                          once, or folders with them, for the processes of a job
 
         Options:
               --rules <FILE>  Your own names for memory: NAME: FIELD=PATTERN ..., with the fields site,
@@ -152,11 +152,11 @@ fn help_of_every_verb() {
         ---- gputrace summary --help
         Shows the figures of each process and device: what the driver, PyTorch and each owner held
 
-        Usage: gputrace summary [OPTIONS] <TRACE>...
+        Usage: gputrace summary [OPTIONS] <TRACE|DIR>...
 
         Arguments:
-          <TRACE>...  Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at once
-                      for the processes of a job
+          <TRACE|DIR>...  Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at
+                          once, or folders with them, for the processes of a job
 
         Options:
               --peak          When the device held most (the default of verbs that show one moment)
@@ -181,11 +181,11 @@ fn help_of_every_verb() {
         ---- gputrace stats --help
         Shows counts, sizes and durations of calls and PyTorch blocks
 
-        Usage: gputrace stats [OPTIONS] <TRACE>...
+        Usage: gputrace stats [OPTIONS] <TRACE|DIR>...
 
         Arguments:
-          <TRACE>...  Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at once
-                      for the processes of a job
+          <TRACE|DIR>...  Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at
+                          once, or folders with them, for the processes of a job
 
         Options:
               --peak          When the device held most (the default of verbs that show one moment)
@@ -210,12 +210,12 @@ fn help_of_every_verb() {
         ---- gputrace tree --help
         Shows who held the memory at a moment, as a tree of calls
 
-        Usage: gputrace tree [OPTIONS] <TRACE>...
+        Usage: gputrace tree [OPTIONS] <TRACE|DIR>...
 
         Arguments:
-          <TRACE>...
-                  Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at once for
-                  the processes of a job
+          <TRACE|DIR>...
+                  Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at once, or
+                  folders with them, for the processes of a job
 
         Options:
               --peak
@@ -275,12 +275,12 @@ fn help_of_every_verb() {
         Growth is what a call site holds at least, window by window, after the warm-up: what goes up and
         down with every step does not count.
 
-        Usage: gputrace leaks [OPTIONS] <TRACE>...
+        Usage: gputrace leaks [OPTIONS] <TRACE|DIR>...
 
         Arguments:
-          <TRACE>...
-                  Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at once for
-                  the processes of a job
+          <TRACE|DIR>...
+                  Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at once, or
+                  folders with them, for the processes of a job
 
         Options:
               --error-on-leak[=<WHICH>]
@@ -354,11 +354,11 @@ fn help_of_every_verb() {
         Shows why a program ran out of memory: what was asked for, who held what, and what would have made
         it fit
 
-        Usage: gputrace oom [OPTIONS] <TRACE>...
+        Usage: gputrace oom [OPTIONS] <TRACE|DIR>...
 
         Arguments:
-          <TRACE>...  Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at once
-                      for the processes of a job
+          <TRACE|DIR>...  Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at
+                          once, or folders with them, for the processes of a job
 
         Options:
               --torch-version <X.Y>    PyTorch release to imitate [default: the one that explains the trace

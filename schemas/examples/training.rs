@@ -81,6 +81,12 @@ impl Job {
             start_realtime: 1_790_000_000_000_000_000,
             recorder: "0.1.0".into(),
             torch_version: Some("2.11.0+cu130".into()),
+            began: 100,
+            ancestors: vec![Ancestor {
+                pid: 4200,
+                began: 90,
+                command: strings(&["torchrun", "train_lm.py"]),
+            }],
         });
         self.writer.device(&Device {
             ordinal: 0,

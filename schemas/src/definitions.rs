@@ -1,13 +1,13 @@
 //! Definitions and mappings as columns, and back. `trace.fbs` says what each column holds.
 
 use crate::event::{
-    Api, ApiId, Backward, Bytes, CommConfig, CommId, Communicator, Device, Frame, FrameId, Mapping, Mappings,
-    Module, ModuleId, Nanos, NcclOp, Process, Stack, StackId, TextId, Thread, ThreadId,
+    Ancestor, Api, ApiId, Backward, Bytes, CommConfig, CommId, Communicator, Device, Frame, FrameId, Mapping,
+    Mappings, Module, ModuleId, Nanos, NcclOp, Process, Stack, StackId, TextId, Thread, ThreadId,
 };
 use crate::tables::{
-    self, ApisFields, CommunicatorsFields, DefinitionsFields, DevicesFields, Field, FramesFields,
-    MappingsFields, ModulesFields, ProcessFields, Root, StacksFields, TextDefinitionsFields, ThreadsFields,
-    column, keys, nested, rows, texts,
+    self, AncestorsFields, ApisFields, CommunicatorsFields, DefinitionsFields, DevicesFields, Field,
+    FramesFields, MappingsFields, ModulesFields, ProcessFields, Root, StacksFields, TextDefinitionsFields,
+    ThreadsFields, column, keys, nested, rows, texts,
 };
 use flatbuffers::FlatBufferBuilder;
 use std::collections::HashMap;
@@ -57,8 +57,12 @@ impl Pending {
     }
 
     pub(crate) fn process(&mut self, process: &Process) {
-        let words =
-            process.command.iter().chain(process.environment.iter().flat_map(|(name, value)| [name, value]));
+        let ancestors = process.ancestors.iter().flat_map(|ancestor| &ancestor.command);
+        let words = process
+            .command
+            .iter()
+            .chain(ancestors)
+            .chain(process.environment.iter().flat_map(|(name, value)| [name, value]));
         self.grow(words.map(|word| word.len() + 16).sum());
         self.process = Some(process.clone());
     }
@@ -158,6 +162,7 @@ fn build_process<'a>(
         .iter()
         .flat_map(|(name, value)| [strings.number(name), strings.number(value)])
         .collect();
+    let ancestors = build_ancestors(&process.ancestors, strings, to);
     let fields = ProcessFields {
         pid: Field::U32(process.pid),
         parent: Field::U32(process.parent),
@@ -173,6 +178,24 @@ fn build_process<'a>(
         torch_version: Field::U32(
             process.torch_version.as_ref().map_or(0, |version| strings.number(version) + 1),
         ),
+        began: Field::U64(process.began),
+        ancestors,
+    };
+    nested(fields.build(to))
+}
+
+fn build_ancestors<'a>(
+    ancestors: &'a [Ancestor],
+    strings: &mut Strings<'a>,
+    to: &mut FlatBufferBuilder<'_>,
+) -> Field {
+    let words = ancestors.iter().flat_map(|ancestor| &ancestor.command);
+    let commands: Vec<u32> = words.map(|word| strings.number(word)).collect();
+    let fields = AncestorsFields {
+        pids: keys(to, &each(ancestors, |ancestor| ancestor.pid)),
+        begans: column(to, &each(ancestors, |ancestor| ancestor.began)),
+        lengths: column(to, &each(ancestors, |ancestor| ancestor.command.len() as u32)),
+        commands: keys(to, &commands),
     };
     nested(fields.build(to))
 }
@@ -650,6 +673,7 @@ fn read_process(table: &tables::Process<'_>, texts: &mut Texts<'_>) -> Result<Pr
     while let (Some(name), Some(value)) = (pairs.next(), pairs.next()) {
         environment.push((texts.get(name)?, texts.get(value)?));
     }
+    let ancestors = table.ancestors().map_or(Ok(vec![]), |table| read_ancestors(&table, texts))?;
     let mut text = |number: Option<u32>| texts.get(number.unwrap_or_default());
     Ok(Process {
         pid: table.pid().unwrap_or_default(),
@@ -667,7 +691,21 @@ fn read_process(table: &tables::Process<'_>, texts: &mut Texts<'_>) -> Result<Pr
             Some(number) => Some(text(Some(number))?),
             None => None,
         },
+        began: table.began().unwrap_or_default(),
+        ancestors,
     })
+}
+
+fn read_ancestors(table: &tables::Ancestors<'_>, texts: &mut Texts<'_>) -> Result<Vec<Ancestor>, String> {
+    let (mut begans, mut lengths) = (rows(table.begans()), rows(table.lengths()));
+    let mut words = table.commands().unwrap_or_default().iter();
+    let mut ancestors = Vec::new();
+    for pid in table.pids().into_iter().flatten() {
+        let (began, length) = (begans.next(), lengths.next() as usize);
+        let command = words.by_ref().take(length).map(|word| texts.get(word));
+        ancestors.push(Ancestor { pid, began, command: command.collect::<Result<_, _>>()? });
+    }
+    Ok(ancestors)
 }
 
 /// Address spaces that wait to become a block.

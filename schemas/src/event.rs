@@ -73,6 +73,22 @@ pub struct Process {
     pub recorder: String,
     /// PyTorch's version, where the process loaded PyTorch and its `version.py` could be read.
     pub torch_version: Option<String>,
+    /// When the process began, in ticks of 10 ms since boot: with `pid` and `boot` it names the process, as numbers are
+    /// used again. 0 unknown.
+    pub began: u64,
+    /// Those of its ancestors that were recorded too or could have been, its parent first. Fewer where one had ended.
+    pub ancestors: Vec<Ancestor>,
+}
+
+/// A process that the traced one descends from. It may have no trace of its own: launchers use no GPU.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Ancestor {
+    /// Process id.
+    pub pid: u32,
+    /// As [`Process::began`].
+    pub began: u64,
+    /// The command line, argument by argument.
+    pub command: Vec<String>,
 }
 
 /// Something the process had mapped that holds code.

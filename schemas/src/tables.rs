@@ -172,6 +172,12 @@ macro_rules! tables {
 }
 
 tables! {
+    Ancestors, AncestorsFields {
+        pids: Column<'a, u32>,
+        begans: Column<'a, u64>,
+        lengths: Column<'a, u32>,
+        commands: Column<'a, u32>,
+    }
     Process, ProcessFields {
         pid: u32,
         parent: u32,
@@ -185,6 +191,8 @@ tables! {
         start_realtime: u64,
         recorder: u32,
         torch_version: u32,
+        began: u64,
+        ancestors: Nested<Ancestors<'a>>,
     }
     Modules, ModulesFields {
         ids: Column<'a, u32>,

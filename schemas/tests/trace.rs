@@ -244,6 +244,14 @@ fn story(seed: u64, n_events: u64) -> Story {
                 let text = random.text();
                 random.maybe(text)
             },
+            began: random.wild(),
+            ancestors: (0..random.below(3))
+                .map(|_| Ancestor {
+                    pid: random.wild() as u32,
+                    began: random.wild(),
+                    command: random.texts(),
+                })
+                .collect(),
         },
         stacks: vec![Stack::default()],
         texts: vec![String::new()],

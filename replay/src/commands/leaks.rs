@@ -106,7 +106,7 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     let wanted = Wanted { least: Bytes(args.min_bytes), n_steps: args.steps, n_rows: args.rows };
     let mut report = Report { verb: "leaks", parts: vec![] };
     let (mut has_leak, mut failed) = (false, false);
-    for path in &args.traces.traces {
+    for path in &args.traces.paths()? {
         let source = match Source::open(path) {
             Ok(source) => source,
             Err(error) => {

@@ -42,7 +42,7 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     let args: OomArgs = super::parsed(matches)?;
     let mut report = Report { verb: "oom", parts: vec![] };
     let mut status = ExitCode::SUCCESS;
-    for path in &args.traces.traces {
+    for path in &args.traces.paths()? {
         match Source::open(path) {
             Ok(source) => {
                 let postmortem = Postmortem::of(&source);

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
 
-use anyhow::{Context, bail};
 use clap::{ArgMatches, Args};
 use gputrace_replay::ranks::calls::Participant;
 use gputrace_replay::ranks::collect::collect;
@@ -47,7 +46,7 @@ pub(super) struct RanksArgs {
 
 fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     let args: RanksArgs = super::parsed(matches)?;
-    let paths = paths(&args.traces)?;
+    let paths = show::paths(&args.traces)?;
     let (participants, all_read) = read(&paths);
     let ranks = Ranks::of(&participants, &|path| Source::open(Path::new(path)).ok());
     if args.show.json {
@@ -61,27 +60,6 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
         (true, true) => ExitCode::from(INCONSISTENT),
         (true, false) => ExitCode::SUCCESS,
     })
-}
-
-/// The traces that were named, and those in the folders that were named.
-fn paths(named: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
-    let mut paths = vec![];
-    for path in named {
-        if !path.is_dir() {
-            paths.push(path.clone());
-            continue;
-        }
-        let entries = std::fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let is_trace = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "gtr");
-        let mut found: Vec<PathBuf> =
-            entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_trace).collect();
-        if found.is_empty() {
-            bail!("no traces (*.gtr) in {}", path.display());
-        }
-        found.sort();
-        paths.extend(found);
-    }
-    Ok(paths)
 }
 
 /// Reads traces, as many at a time as there are processors; each is reduced to what `ranks` needs before the next is read.

@@ -40,11 +40,13 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
         let parts = (Parts::None, &Categories::default());
         return show::moment_of("summary", &args.traces, when, parts, &args.show, out);
     }
-    let read = Stories::read(&args.traces);
+    let read = Stories::read(&args.traces)?;
     if args.show.json {
         show::write_json(&Summary::of(&read.stories), out)?;
     } else if !read.stories.is_empty() {
-        args.show.write(&report::about("summary", FIGURES, &read.stories), out)?;
+        let mut report = report::about("summary", FIGURES, &read.stories);
+        report.parts.splice(0..0, show::family(&read.stories));
+        args.show.write(&report, out)?;
     }
     Ok(read.exit_code())
 }

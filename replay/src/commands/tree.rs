@@ -84,7 +84,7 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
         Group::Phase => GroupBy::Phase,
     };
     let (mut root, mut views) = (Node::default(), vec![]);
-    for path in &args.traces.traces {
+    for path in &args.traces.paths()? {
         let source = Source::open(path)?;
         let mut view = show::view_of(&source, args.when.when(), group_by.parts(), &Categories::default())?;
         view.pictures.retain(|picture| args.device.is_none_or(|device| device == picture.device));

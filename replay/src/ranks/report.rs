@@ -14,6 +14,7 @@ use super::gpu::GpuReport;
 use super::jobs::{Job, RankSource, jobs};
 use super::memory::{self, LogicalTime};
 use super::waits::Standing;
+use crate::processes::{self, Node, Traced};
 use crate::report::model::{Mood, Part, Report, Section, Table, Value};
 use crate::report::render::text;
 use crate::source::Source;
@@ -27,6 +28,8 @@ pub struct Ranks {
     pub jobs: Vec<JobReport>,
     /// Traces of processes that belong to no job: neither NCCL nor their environment names one.
     pub alone: Vec<String>,
+    /// All of these processes and those that they descend from.
+    pub processes: Vec<Node>,
 }
 
 /// How the communication of a job is.
@@ -237,10 +240,14 @@ impl Ranks {
     #[must_use]
     pub fn of(participants: &[Participant], open: &(dyn Fn(&str) -> Option<Source> + Sync)) -> Ranks {
         let (jobs, alone) = jobs(participants);
+        fn traced(it: &Participant) -> Traced<'_> {
+            Traced { process: &it.process, path: &it.path, threads: vec![] }
+        }
         let report = |job: &Job| JobReport::of(participants, job, open);
         Ranks {
             schema: "gputrace.ranks/1",
             jobs: jobs.iter().map(report).collect(),
+            processes: processes::tree(&participants.iter().map(traced).collect::<Vec<_>>()),
             alone: alone.into_iter().map(|idx| participants[idx].path.clone()).collect(),
         }
     }
@@ -257,6 +264,9 @@ impl Ranks {
             }
             let section =
                 section.line(Mood::Note, "neither NCCL nor RANK and its like name a job that they belong to");
+            parts.push(Part { sections: vec![section], ..Part::default() });
+        }
+        if let Some(section) = processes::section(&self.processes) {
             parts.push(Part { sections: vec![section], ..Part::default() });
         }
         Report { verb: "ranks", parts }
