@@ -99,6 +99,65 @@ fn notes(trace: &Trace) -> Vec<String> {
     trace.events().filter_map(|event| note(event.kind)).collect()
 }
 
+/// The functions on the way to each request of `late.c`, outermost first.
+fn asked_through(trace: &Trace) -> Vec<String> {
+    let asks = trace.events().filter(|event| match &event.kind {
+        EventKind::Call(call) => call.action == Action::Alloc,
+        _ => false,
+    });
+    let name = |frame: &Frame| match frame {
+        Frame::Native { function, .. } => function.clone(),
+        Frame::Python { .. } => "Python".to_owned(),
+    };
+    let stack = |event: gputrace_schemas::event::Event| {
+        let names: Vec<String> = trace.stack_frames(event.stack).map(name).collect();
+        let names: Vec<_> = names.into_iter().take_while(|name| !name.contains("libc_start")).collect();
+        names.into_iter().rev().collect::<Vec<_>>().join(" > ")
+    };
+    asks.map(stack).collect()
+}
+
+/// The C library of a Debian 11 (2.31) or older, unpacked: its packages libc6, libc6-dev, linux-libc-dev, libgcc-s1 and
+/// libcrypt1, their absolute links made relative (`symlinks -cr`). What is built and run with it is what an older system
+/// has.
+#[test]
+fn stacks_are_whole_with_this_c_library_and_an_older_one() {
+    let old = std::env::var("GPUTRACE_TEST_OLD_GLIBC").ok();
+    if old.is_none() {
+        say("skipped in part: GPUTRACE_TEST_OLD_GLIBC names no folder with an older C library");
+    }
+    for root in [None, old.as_deref()].into_iter().take(if old.is_some() { 2 } else { 1 }) {
+        let name = if root.is_some() { "old" } else { "new" };
+        // Compilers find crt1.o and libc.so beside themselves first.
+        let options = |root: &str| {
+            let libraries = format!("{root}/usr/lib/x86_64-linux-gnu");
+            [format!("--sysroot={root}"), format!("-B{libraries}"), format!("-L{libraries}")]
+        };
+        let sysroot: Vec<String> = root.map(options).into_iter().flatten().collect();
+        let sysroot: Vec<&str> = sysroot.iter().map(String::as_str).collect();
+        let built = |file: &str| format!("late.{name}/{file}");
+        let place = mini_driver(&format!("late.{name}"), &sysroot);
+        let driver = place.join("libcuda.so.1");
+        let late = library("late", &built("liblate.so"), &[&["-DLIBRARY"], &*sysroot].concat());
+        let app = compile("late", &built("app"), &[&[driver.to_str().expect("text")], &*sysroot].concat());
+        let mut command = match root {
+            None => Command::new(&app),
+            Some(root) => {
+                let mut command = Command::new(format!("{root}/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"));
+                let libraries = format!("{root}/lib/x86_64-linux-gnu:{}", place.display());
+                command.args(["--library-path", &libraries]).arg(&app);
+                command
+            }
+        };
+        command.arg(&late).env("LD_LIBRARY_PATH", &place);
+        let folder = Folder::new(&scratch(), &format!("late.{name}"));
+        let output = watched(command, &folder, &[], Order::First);
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        let trace = &folder.traces(1)[0];
+        assert_eq!(asked_through(trace), ["main > outer > inner", "main > through > inner"], "{name}");
+    }
+}
+
 #[test]
 fn processes_know_who_started_them() {
     let app = program("app", "app.family");

@@ -326,6 +326,8 @@ unsafe extern "C" fn decide(
     if REAL_DLSYM.load(Ordering::Acquire).is_null() {
         find_real_dlsym();
     }
+    // Who loads a library mostly looks something up in it.
+    crate::stack::objects::refresh();
     // SAFETY: dlsym's second argument is a C string.
     let text = unsafe { crate::sys::c_bytes(name) };
     if text.starts_with(b"nccl") || text.starts_with(b"pnccl") {

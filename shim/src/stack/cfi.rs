@@ -23,6 +23,12 @@ pub(crate) struct DlFindObject {
     reserved: [u64; 7],
 }
 
+impl DlFindObject {
+    pub(crate) const fn of(map_start: u64, map_end: u64, eh_frame: u64) -> DlFindObject {
+        DlFindObject { flags: 0, map_start, map_end, link_map: 0, eh_frame, reserved: [0; 7] }
+    }
+}
+
 /// A loaded object: its mapping, and where its `.eh_frame_hdr` starts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Object {
@@ -35,11 +41,10 @@ impl Object {
     /// The object that contains `pc`.
     ///
     /// # Safety
-    /// `find_object` is glibc's function.
+    /// `find_object` is glibc's function or one like it.
     #[must_use]
     pub(crate) unsafe fn containing(find_object: FindObject, pc: u64) -> Option<Object> {
-        let mut found =
-            DlFindObject { flags: 0, map_start: 0, map_end: 0, link_map: 0, eh_frame: 0, reserved: [0; 7] };
+        let mut found = DlFindObject::of(0, 0, 0);
         // SAFETY: any address may be asked for; `found` is a result structure of ours.
         let status = unsafe { find_object(pc as *mut c_void, &raw mut found) };
         if status != 0 || found.eh_frame == 0 {

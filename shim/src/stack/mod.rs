@@ -13,6 +13,7 @@ pub(crate) mod cfi;
 mod interpreter;
 pub(crate) mod memory;
 pub(crate) mod native;
+pub(crate) mod objects;
 pub(crate) mod python;
 mod python_code;
 mod python_offsets;
@@ -67,7 +68,7 @@ impl Captured {
     pub(crate) const BROKEN: u32 = 2;
     /// Some frames were found through the frame pointer, in code without unwind tables: they may be wrong.
     pub(crate) const GUESSED: u32 = 4;
-    /// Native frames are not to be had: no `_dl_find_object` (glibc before 2.35), or the stack's end is unknown.
+    /// Native frames are not to be had: this processor is not x86-64, or the stack's end is unknown.
     pub(crate) const NO_NATIVE: u32 = 8;
     /// Outer Python frames are missing: there are more than [`python::MAX_FRAMES`].
     pub(crate) const PYTHON_TRUNCATED: u32 = 16;

@@ -9,7 +9,7 @@
 
 use super::cfi::{FindObject, Object, Rule};
 use super::memory::{Region, Stacks};
-use super::{Fixed, mix};
+use super::{Fixed, mix, objects};
 use core::hint::select_unpredictable;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -209,11 +209,15 @@ static OWN_START: AtomicU64 = AtomicU64::new(0);
 static OWN_END: AtomicU64 = AtomicU64::new(0);
 static UNLOADED: AtomicU32 = AtomicU32::new(0);
 
-/// Prepares the process for captures. `find_object` null: no native stacks (glibc before 2.35, musl).
+/// Prepares the process for captures. `find_object` null: there is none (glibc before 2.35), and we keep a table.
 ///
 /// # Safety
 /// `find_object` is null or glibc's `_dl_find_object`.
-pub(crate) unsafe fn init(find_object: *mut core::ffi::c_void) {
+pub(crate) unsafe fn init(mut find_object: *mut core::ffi::c_void) {
+    if find_object.is_null() && cfg!(target_arch = "x86_64") {
+        objects::start();
+        find_object = objects::find as *mut core::ffi::c_void;
+    }
     FIND_OBJECT.store(find_object, Ordering::Release);
     if let Some(own) = object_around(init as *const () as u64) {
         OWN_START.store(own.mapping.start(), Ordering::Relaxed);
@@ -224,6 +228,7 @@ pub(crate) unsafe fn init(find_object: *mut core::ffi::c_void) {
 /// Says that an object was unloaded: every thread forgets its rules at its next capture, because another object may
 /// come to the same addresses.
 pub(crate) fn note_unloaded() {
+    objects::refresh();
     UNLOADED.fetch_add(1, Ordering::Relaxed);
 }
 
@@ -234,7 +239,7 @@ pub(crate) fn object_around(addr: u64) -> Option<Object> {
     if find_object.is_null() {
         return None;
     }
-    // SAFETY: `init` was given glibc's function or null.
+    // SAFETY: `init` stored glibc's function or ours.
     let find_object: FindObject = unsafe { core::mem::transmute(find_object) };
     // SAFETY: as above.
     unsafe { Object::containing(find_object, addr) }
@@ -606,6 +611,11 @@ impl NativeState {
         // The address after a call may belong to the next function already.
         let pc = if ip & EXACT != 0 { ip & !EXACT } else { ip.wrapping_sub(1) };
         let Some(rule) = object_around(pc).and_then(|object| object.rule(pc)) else {
+            if objects::is_in_use() {
+                // Likely an object that was loaded after the table was filled: cut rather than guessed.
+                self.marks |= super::Captured::BROKEN;
+                return None;
+            }
             // Generated code: nothing is known about it, and its addresses may be used again. Not cached.
             self.marks |= super::Captured::GUESSED;
             return Some(FRAME_POINTER);

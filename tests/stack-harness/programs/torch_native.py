@@ -1,10 +1,11 @@
 """Every native stack of a small training run on CPU, compared with libgcc's. Exit code 1 on any difference.
 
-Usage: LD_PRELOAD=libstack_harness.so python3 torch_native.py [EVERY [signals]]
-One of EVERY calls of malloc is compared; with signals every millisecond if asked for. (Libraries that come and go are
+Usage: LD_PRELOAD=libstack_harness.so python3 torch_native.py [EVERY [signals | old-glibc]]
+One of EVERY calls of malloc is compared; with signals every
+millisecond, or as with a C library before 2.35, if asked for. (Libraries that come and go are
 in native.rs: PyTorch 2.9.1 with glibc 2.36 corrupts its heap under such a storm even without this library.)
 """
-import ctypes, signal, sys
+import ctypes, os, signal, sys
 harness = ctypes.CDLL(None)
 harness.harness_comparison.restype = ctypes.c_uint64
 harness.harness_mode.argtypes = [ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint64]
@@ -47,6 +48,10 @@ def lambda_like(a, b):
 
 if __name__ == "__main__":
     torch.manual_seed(0)
+    if "old-glibc" in sys.argv:
+        os.environ["STACK_HARNESS_OLD_GLIBC"] = "1"
+        train(1)  # what that loads is then known: the harness, unlike the shim, sees no dlsym
+        harness.harness_note_loaded()
     if "signals" in sys.argv:
         signal.signal(signal.SIGPROF, lambda *_: None)
         signal.setitimer(signal.ITIMER_PROF, 0.001, 0.001)

@@ -16,11 +16,18 @@ pub mod compare;
 pub mod hooks;
 pub mod traceback;
 
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{CStr, c_char, c_int, c_void};
 use stack::{Captured, ThreadStackState};
 use std::sync::Once;
 
+/// A variable that makes the C library look as old as those before 2.35.
+const OLD_GLIBC: &str = "STACK_HARNESS_OLD_GLIBC";
+
 unsafe extern "C" fn lookup(name: *const c_char) -> *mut c_void {
+    // SAFETY: the caller passes C strings.
+    if unsafe { CStr::from_ptr(name) } == c"_dl_find_object" && std::env::var_os(OLD_GLIBC).is_some() {
+        return core::ptr::null_mut();
+    }
     // SAFETY: the name is a C string; the caller is not inside the loader.
     unsafe { libc::dlsym(libc::RTLD_DEFAULT, name) }
 }
@@ -96,6 +103,12 @@ pub extern "C" fn harness_is_collecting() -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn harness_note_unloaded() {
     stack::native::note_unloaded();
+}
+
+/// Says that an object may have been loaded: the shim's `dlsym` does.
+#[unsafe(no_mangle)]
+pub extern "C" fn harness_note_loaded() {
+    stack::objects::refresh();
 }
 
 /// Captures `n` times in a row; for timing.

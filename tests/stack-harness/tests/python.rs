@@ -84,6 +84,7 @@ fn native_frames_of_pytorch_are_those_of_libgcc() {
     let python = Python::at(PathBuf::from(&path)).expect("GPUTRACE_TEST_TORCH_PYTHON is a Python");
     python.check(&["torch_native.py", "31"]);
     python.check(&["torch_native.py", "31", "signals"]);
+    python.check(&["torch_native.py", "31", "old-glibc"]);
 }
 
 #[test]

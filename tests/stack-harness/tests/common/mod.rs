@@ -23,6 +23,7 @@ pub struct Harness {
     /// Copies the caller's return addresses.
     pub native: unsafe extern "C" fn(*mut u64, c_int) -> c_int,
     pub note_unloaded: extern "C" fn(),
+    pub note_loaded: extern "C" fn(),
 }
 
 /// Loads the library once.
@@ -53,6 +54,10 @@ pub fn harness() -> &'static Harness {
             // SAFETY: the function's type in the harness.
             note_unloaded: unsafe {
                 std::mem::transmute::<*mut libc::c_void, extern "C" fn()>(symbol(c"harness_note_unloaded"))
+            },
+            // SAFETY: the function's type in the harness.
+            note_loaded: unsafe {
+                std::mem::transmute::<*mut libc::c_void, extern "C" fn()>(symbol(c"harness_note_loaded"))
             },
         }
     })
