@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::path::Path;
+use std::process::Command;
 
+use gputrace_schemas::event::{EventKind, StackId};
 use gputrace_tests::calls::{self, Call};
 use gputrace_tests::programs::{self, Route};
 use gputrace_tests::recorded::{self, Folder};
@@ -78,6 +80,44 @@ fn without_a_recorder_the_ring_stays_and_becomes_a_trace() {
     let truth = calls::census(&since_cuda_worked(&run.calls));
     assert_eq!(recorded::census(&folder.traces(1)), truth);
     assert!(!Path::new(ring).exists(), "the ring is given back");
+}
+
+#[test]
+fn small_blocks_have_no_stacks_where_that_was_asked_for() {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let folder = Folder::new(target, "min-size");
+    let program = programs::named("torch_blocks");
+    let executable = match program.build(Route::Torch, target) {
+        Ok(executable) => executable,
+        Err(reason) => {
+            let _ = writeln!(io::stderr(), "skipped: {reason}");
+            return;
+        }
+    };
+    let trace = folder.path().join("train.gtr");
+    let gputrace = || Command::new(recorded::built().join("gputrace"));
+    let plain = program.command(&executable, &folder.path().join("calls")).expect("no runtime is named");
+    let mut command = gputrace();
+    command.args(["record", "--min-size", "5MiB", "-o"]).arg(&trace).arg("--").arg(&executable);
+    command.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let output = command.output().expect("gputrace runs");
+    std::fs::remove_file(&executable).expect("ours");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let blocks: Vec<(u64, bool)> = folder.traces(1)[0]
+        .events()
+        .filter_map(|event| match event.kind {
+            EventKind::BlockAlloc(block) => Some((block.bytes.0, event.stack != StackId(0))),
+            _ => None,
+        })
+        .collect();
+    let mib = 1 << 20;
+    assert!(blocks.iter().all(|(bytes, has_stack)| *has_stack == (*bytes >= 5 * mib)), "{blocks:?}");
+    let sizes: BTreeSet<u64> = blocks.iter().map(|(bytes, _)| bytes / mib).collect();
+    assert!(sizes.contains(&0) && sizes.contains(&5) && sizes.contains(&100), "of both kinds: {blocks:?}");
+    let report = gputrace().arg("report").arg(&trace).output().expect("gputrace runs");
+    let said = String::from_utf8_lossy(&report.stdout);
+    let note = "PyTorch's blocks of less than 5242880 bytes were recorded without stacks (--min-size)";
+    assert!(said.contains(note), "{said}");
 }
 
 #[test]

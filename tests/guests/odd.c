@@ -49,7 +49,7 @@ static void signals(void)
     load();
     sigaction(SIGPROF, &action, NULL);
     setitimer(ITIMER_PROF, &each, NULL);
-    for (long i = 0; i < 100000000 && handled < 300; i++) {
+    for (long i = 0; i < 10000000000 && handled < 300; i++) {
         address p = 0;
         errno = 4712;
         if (alloc(&p, 4096) || release(p) || errno != 4712) printf("wrong at %ld: %d\n", i, errno);

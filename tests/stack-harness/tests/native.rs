@@ -227,6 +227,7 @@ fn stacks_that_differ_only_in_where_their_frames_lie_are_told_apart() {
         let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_NOW) };
         // SAFETY: it has this function.
         let outer = unsafe { libc::dlsym(handle, c"outer".as_ptr()) };
+        (harness().note_loaded)();
         assert!(!outer.is_null());
         // SAFETY: the type in the source above.
         let outer: extern "C" fn(extern "C" fn(), c_int, c_int) -> c_int =
