@@ -7,7 +7,7 @@
 //! - A region whose last allocation is freed goes back at once.
 //! - Requests below 2 MiB share blocks of 2 MiB in steps of 512 bytes: the smallest hole of all blocks, of equals the one
 //!   that has been a hole for longest. A block whose last user is gone goes back at once.
-//! - CUDA's context has regions of its own, and what it leaves of them is used like any other hole ([`CONTEXT`]).
+//! - CUDA's context has regions of its own, and what it leaves of them is used like any other hole (`CONTEXT`).
 //!
 //! So one address tells all others of a process that has nothing else: `tests/addresses.rs`.
 //!
