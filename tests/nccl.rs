@@ -50,14 +50,7 @@ fn job(name: &str, ranks: u32, arguments: &[&str], variables: &[(&str, &str)], s
     let folder = Folder::new(&scratch(), name);
     let program = folder.path().join("job.py");
     fs::write(&program, script).expect("a script");
-    let output = Command::new("python3")
-        .arg(sources().join("launch.py"))
-        .args(["--ranks", &ranks.to_string(), "--out"])
-        .arg(folder.path())
-        .arg("--gputrace")
-        .arg(recorded::built().join("gputrace"))
-        .arg("--fake")
-        .arg(fake_cuda::library_dir())
+    let output = recorded::nccl_job(ranks, &folder)
         .args(arguments)
         .arg(&program)
         .envs(variables.iter().copied())

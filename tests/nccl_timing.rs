@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 
 use gputrace_schemas::event::{EventKind, NcclOp, NcclTimed};
@@ -13,10 +13,6 @@ use serde_json::Value;
 
 /// What `float` milliseconds may cut off.
 const ROUNDING: u64 = 1_000;
-
-fn sources() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("nccl")
-}
 
 /// A finished job of Python ranks on the stand-in for NCCL.
 struct Job {
@@ -51,14 +47,7 @@ fn run(
     let folder = Folder::new(&scratch, name);
     let (program, log) = (folder.path().join("job.py"), folder.path().join("calls.log"));
     fs::write(&program, format!("{PRELUDE}{script}")).expect("a script");
-    let output = Command::new("python3")
-        .arg(sources().join("launch.py"))
-        .args(["--ranks", &ranks.to_string(), "--out"])
-        .arg(folder.path())
-        .arg("--gputrace")
-        .arg(recorded::built().join("gputrace"))
-        .arg("--fake")
-        .arg(fake_cuda::library_dir())
+    let output = recorded::nccl_job(ranks, &folder)
         .args(arguments)
         .arg(&program)
         .envs([("GPUTRACE_NCCL_TIMING", "1"), ("FAKE_CUDA_LOG_ALL", "1"), ("FAKE_NCCL_KERNEL", "2000")])

@@ -49,6 +49,9 @@ pub struct Node {
     pub children: Vec<Node>,
 }
 
+/// Ancestors of a process that are shown: more than any recorder keeps, and no tower for a damaged trace.
+const MOST_ANCESTORS: usize = 64;
+
 /// Numbers are used again: a process is named by its boot, when it began and its number.
 type Key = (String, u64, u32);
 
@@ -60,7 +63,7 @@ pub fn tree(traced: &[Traced<'_>]) -> Vec<Node> {
         let boot = if process.boot.is_empty() { &process.host } else { &process.boot };
         let mut below = None;
         let own = (process.began, process.pid, &process.command);
-        let above = process.ancestors.iter().map(|it| (it.began, it.pid, &it.command));
+        let above = process.ancestors.iter().take(MOST_ANCESTORS).map(|it| (it.began, it.pid, &it.command));
         for (began, pid, command) in std::iter::once(own).chain(above) {
             let key = (boot.clone(), began, pid);
             if let Some(below) = below.and_then(|below| nodes.get_mut(&below)) {

@@ -70,6 +70,24 @@ impl Drop for Folder {
     }
 }
 
+/// A recorded job of Python ranks on the stand-in for NCCL: the program and its arguments follow, traces go to `folder`.
+///
+/// # Panics
+/// If the release build is missing, or older than its sources.
+#[must_use]
+pub fn nccl_job(ranks: u32, folder: &Folder) -> Command {
+    let mut command = Command::new("python3");
+    command
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/nccl/launch.py"))
+        .args(["--ranks", &ranks.to_string(), "--out"])
+        .arg(folder.path())
+        .arg("--gputrace")
+        .arg(built().join("gputrace"))
+        .arg("--fake")
+        .arg(fake_cuda::library_dir());
+    command
+}
+
 /// Where `libgputrace.so` and `gputrace` were built.
 ///
 /// # Panics

@@ -249,6 +249,8 @@ impl NativeState {
     /// Captures the stack of the frame with these registers. `hint` is often the same where the stack is.
     #[inline]
     pub(crate) fn capture(&mut self, ip: u64, sp: u64, rbp: u64, hint: u64) -> NativeStack {
+        // What an earlier capture recognised is not this one's, whatever becomes of it.
+        self.recognised = Frame::default();
         let stack =
             if FIND_OBJECT.load(Ordering::Relaxed).is_null() { Region::EMPTY } else { self.stacks.above(sp) };
         if stack == Region::EMPTY {
@@ -264,7 +266,6 @@ impl NativeState {
             (self.recognised, self.recognised_hash) = (innermost, found.hash);
             return found;
         }
-        self.recognised = Frame::default();
         let found = self.walk_whole(innermost, stack);
         if found.marks == 0 {
             self.remember(hint);
