@@ -82,6 +82,52 @@ fn without_a_recorder_the_ring_stays_and_becomes_a_trace() {
     assert!(!Path::new(ring).exists(), "the ring is given back");
 }
 
+/// Bytes of records in a ring that nobody reads: `gputrace_ring::map` has the layout.
+fn bytes_in(ring: &Path) -> u64 {
+    let data = std::fs::read(ring).expect("a ring");
+    let number = |at: usize| u32::from_le_bytes(data[at..at + 4].try_into().expect("four bytes"));
+    let n_chunks = number(12) as usize;
+    let first = (4096 + 1024 * 128 + 4 * n_chunks).next_multiple_of(4096);
+    (0..n_chunks).map(|chunk| u64::from(number(first + chunk * 16_384 + 16))).sum()
+}
+
+#[test]
+fn an_event_of_a_training_step_takes_few_bytes_of_the_ring() {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let folder = Folder::new(target, "ring-bytes");
+    // Beside a copy of the library there is no recorder that would empty the ring.
+    let library = folder.path().join("libgputrace.so");
+    std::fs::copy(recorded::built().join("libgputrace.so"), &library).expect("a copy of the library");
+    let program = programs::named("torch_steps");
+    let executable = match program.build(Route::Torch, target) {
+        Ok(executable) => executable,
+        Err(reason) => {
+            let _ = writeln!(io::stderr(), "skipped: {reason}");
+            return;
+        }
+    };
+    let run = |n_steps: u32| {
+        let mut command = Command::new(&executable);
+        command.arg(n_steps.to_string()).env("LD_LIBRARY_PATH", fake_cuda::library_dir());
+        command.env("LD_PRELOAD", &library).env("PATH", "/nowhere").env("GPUTRACE_RING_BYTES", "16777216");
+        let output = command.output().expect("it runs");
+        assert!(output.status.success(), "{output:?}");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let ring = said.split("stay in ").nth(1).and_then(|rest| rest.split(": `gputrace recover`").next());
+        let ring = Path::new(ring.unwrap_or_else(|| panic!("names the ring: {said}")));
+        let bytes = bytes_in(ring);
+        std::fs::remove_file(ring).expect("ours");
+        (String::from_utf8_lossy(&output.stdout).trim().parse::<u64>().expect("a number"), bytes)
+    };
+    // What comes once is in both.
+    let ((few, before), (many, after)) = (run(20), run(220));
+    std::fs::remove_file(&executable).expect("ours");
+    let each = (after - before) as f64 / (many - few) as f64;
+    let _ = writeln!(io::stderr(), "{each:.2} bytes an event");
+    // Half a cache line, but where a chunk begins, another thread goes on or the stream changes.
+    assert!((32.0..36.0).contains(&each), "{each:.2} bytes an event");
+}
+
 #[test]
 fn small_blocks_have_no_stacks_where_that_was_asked_for() {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR"));

@@ -77,19 +77,21 @@ fn flood(map: Map, n_events: u64) -> u64 {
         .ok()
         .and_then(|link| link.file_name()?.to_str()?.parse().ok());
     let Some(mut producer) = Producer::new(map, tid.unwrap_or(1)) else { return 0 };
-    let (mut refused, mut n) = (0, 0);
+    let (mut refused, mut n, mut allocated) = (0, 0, 0_u64);
     while n < n_events {
+        let bytes = (n % 97) * 512;
         let alloc = BlockAlloc {
             addr: 0x7f00_0000_0000 + (n * 7919 % 40_000) * 512,
-            device_bytes: pack_device(0, (n % 97) * 512),
-            requested: n % 97 * 512,
+            device_bytes: pack_device(0, bytes),
+            requested: bytes,
             stream: 0,
-            allocated: n * 512,
+            allocated: allocated + bytes,
             reserved: 1 << 33,
             stack: 0,
         };
-        if producer.push(producer.now(), 0, &alloc) == Pushed::Yes {
+        if producer.push_brief(producer.now(), 0, &alloc) == Pushed::Yes {
             n += 1;
+            allocated += bytes;
         } else {
             refused += 1;
             std::thread::sleep(Duration::from_millis(1));

@@ -1,10 +1,11 @@
 //! Bytes of a chunk to records. The process that wrote them may have been hit by anything, so nothing is believed:
 //! lengths are clamped to what is committed, and what makes no sense is counted.
 
+use gputrace_ring::brief::{Brief, CALL_WORDS, Said, restore_call};
 use gputrace_ring::record::{
-    Action, Backward, BlockAlloc, BlockFree, BlockOom, Call, CallEnd, CodeDef, Communicator, Device, Forward,
-    Header, Kind, Mark, MarkAction, NcclEnter, NcclExit, NcclOp, NcclTimed, NcclTiming, Node, StackDef, Wait,
-    WaitAction,
+    Action, Backward, BlockAlloc, BlockFree, BlockOom, BriefAlloc, BriefForward, BriefFree, Call, CallEnd,
+    CodeDef, Communicator, Device, Forward, Header, Kind, Mark, MarkAction, NcclEnter, NcclExit, NcclOp,
+    NcclTimed, NcclTiming, Node, StackDef, Wait, WaitAction,
 };
 use gputrace_ring::ring::Reader;
 
@@ -81,11 +82,13 @@ pub(crate) struct Progress {
     pub(crate) at: usize,
     /// Ticks from which the next records count.
     base: u64,
+    /// What the next records follow from.
+    said: Said,
 }
 
 impl Progress {
     pub(crate) fn new(sequence: u64, base: u64) -> Progress {
-        Progress { sequence, at: 0, base }
+        Progress { sequence, at: 0, base, said: Said::default() }
     }
 }
 
@@ -104,54 +107,37 @@ pub(crate) fn read_chunk(
         let bytes = usize::from(header.words) * 8;
         if bytes == 0 || bytes > committed - progress.at {
             // The lengths are lost, and with them everything up to the end of what is committed now.
-            progress.at = committed;
+            (progress.at, progress.said) = (committed, Said::default());
             return damaged + 1;
         }
         words.clear();
         words.extend((8..bytes).step_by(8).map(|word| reader.word(chunk, progress.at + word)));
         progress.at += bytes;
         let ticks = progress.base.saturating_add(u64::from(header.delta));
-        match Kind::from_u8(header.kind) {
-            Some(Kind::TimeBase) => match words.first() {
-                // Time does not run backwards, whatever the bytes say.
-                Some(base) if *base >= progress.base => progress.base = *base,
-                _ => damaged += 1,
-            },
-            Some(kind) => match decode(kind, header.flags, &words) {
-                Some(record) => to(ticks, record),
-                None => damaged += 1,
-            },
-            None => damaged += 1,
+        let kind = Kind::from_u8(header.kind);
+        if let (Some(Kind::TimeBase), Some(base)) = (kind, words.first())
+            // Time does not run backwards, whatever the bytes say.
+            && *base >= progress.base
+        {
+            progress.base = *base;
+        } else if let Some(record) =
+            kind.and_then(|kind| decode(kind, header.flags, &words, &mut progress.said))
+        {
+            to(ticks, record);
+        } else {
+            // Nobody knows what it said.
+            progress.said = Said::default();
+            damaged += 1;
         }
     }
     damaged
 }
 
-fn decode(kind: Kind, flags: u8, words: &[u64]) -> Option<Record> {
+fn decode(kind: Kind, flags: u8, words: &[u64], said: &mut Said) -> Option<Record> {
     let word = |at: usize| words.get(at).copied();
     Some(match kind {
         Kind::TimeBase => return None,
-        Kind::Call => {
-            let first = word(0)?;
-            let call = Call {
-                api: first as u16,
-                action: (first >> 16) as u8,
-                device: (first >> 24) as i8,
-                result: (first >> 32) as i32,
-                addr: word(1)?,
-                bytes: word(2)?,
-                stream: word(3)?,
-                handle: word(4)?,
-                extra: word(5)?,
-                stack: word(6)?,
-                duration: word(7)? as u32,
-                flags: (word(7)? >> 32) as u32,
-                comm: word(8)? as u32,
-                reserved: 0,
-                nccl_call: word(9)?,
-            };
-            Record::Call(call, Action::from_raw(call.action)?)
-        }
+        Kind::Call => call(&restore_call(words, flags)?)?,
         Kind::CallEnd => {
             let first = word(0)?;
             Record::CallEnd(CallEnd {
@@ -162,15 +148,23 @@ fn decode(kind: Kind, flags: u8, words: &[u64]) -> Option<Record> {
                 duration: word(2)?,
             })
         }
-        Kind::BlockAlloc => Record::BlockAlloc(BlockAlloc {
-            addr: word(0)?,
-            device_bytes: word(1)?,
-            requested: word(2)?,
-            stream: word(3)?,
-            allocated: word(4)?,
-            reserved: word(5)?,
-            stack: word(6)?,
-        }),
+        Kind::BlockAlloc => {
+            let alloc = BlockAlloc {
+                addr: word(0)?,
+                device_bytes: word(1)?,
+                requested: word(2)?,
+                stream: word(3)?,
+                allocated: word(4)?,
+                reserved: word(5)?,
+                stack: word(6)?,
+            };
+            alloc.say(said);
+            Record::BlockAlloc(alloc)
+        }
+        Kind::BriefAlloc => {
+            let brief = BriefAlloc { addr: word(0)?, bytes_slack: word(1)?, stack: word(2)? };
+            Record::BlockAlloc(BlockAlloc::restore(&brief, said)?)
+        }
         Kind::BlockFree => {
             let free = BlockFree {
                 addr: word(0)?,
@@ -179,7 +173,12 @@ fn decode(kind: Kind, flags: u8, words: &[u64]) -> Option<Record> {
                 reserved: word(3)?,
                 stack: word(4)?,
             };
+            free.say(said);
             Record::BlockFree(free, flags)
+        }
+        Kind::BriefFree => {
+            let brief = BriefFree { addr: word(0)?, bytes: word(1)?, stack: word(2)? };
+            Record::BlockFree(BlockFree::restore(&brief, said)?, flags)
         }
         Kind::BlockOom => Record::BlockOom(BlockOom {
             device_bytes: word(0)?,
@@ -323,7 +322,12 @@ fn decode(kind: Kind, flags: u8, words: &[u64]) -> Option<Record> {
             let name = text(bytes.split(|byte| *byte == 0).next().unwrap_or_default());
             Record::NodeClass { number: word(0)?, name }
         }
-        Kind::Forward => Record::Forward(Forward { operation: word(0)?, stack: word(1)? }),
+        Kind::Forward => {
+            let forward = Forward { operation: word(0)?, stack: word(1)? };
+            forward.say(said);
+            Record::Forward(forward)
+        }
+        Kind::BriefForward => Record::Forward(Forward::restore(&BriefForward { stack: word(0)? }, said)?),
         Kind::Backward => Record::Backward(Backward {
             thread: word(0)?,
             stack: word(1)?,
@@ -335,6 +339,28 @@ fn decode(kind: Kind, flags: u8, words: &[u64]) -> Option<Record> {
             Record::Note(text(bytes.trim_ascii_end().split(|byte| *byte == 0).next().unwrap_or_default()))
         }
     })
+}
+
+fn call(words: &[u64; CALL_WORDS]) -> Option<Record> {
+    let [first, addr, bytes, stream, handle, extra, stack, times, comm, nccl_call] = *words;
+    let call = Call {
+        api: first as u16,
+        action: (first >> 16) as u8,
+        device: (first >> 24) as i8,
+        result: (first >> 32) as i32,
+        addr,
+        bytes,
+        stream,
+        handle,
+        extra,
+        stack,
+        duration: times as u32,
+        flags: (times >> 32) as u32,
+        comm: comm as u32,
+        reserved: 0,
+        nccl_call,
+    };
+    Some(Record::Call(call, Action::from_raw(call.action)?))
 }
 
 fn communicator(words: &[u64]) -> Option<Record> {

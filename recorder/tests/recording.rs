@@ -92,7 +92,7 @@ fn produce_numbers(map: Map, counters: &[AtomicU64], n_threads: u64, n_records: 
                 let mut n = 0;
                 while n_records == 0 || n < n_records {
                     let at = producer.now();
-                    if producer.push(at, 0, &numbered(thread, n)) == Pushed::Yes {
+                    if producer.push_brief(at, 0, &numbered(thread, n)) == Pushed::Yes {
                         n += 1;
                         counter.store(n, Ordering::Release);
                     } else {
@@ -277,6 +277,143 @@ fn recording(folder: &Folder, n_chunks: u32, write: impl FnOnce(Map)) -> Trace {
     Trace::open(&summary.trace).unwrap()
 }
 
+/// What a block event of the trace says, but for its time: whether it is a block handed out, address, device, bytes,
+/// requested, stream, allocated, reserved.
+type Said = (bool, u64, i16, u64, Option<u64>, Option<u64>, u64, u64);
+
+fn said(kind: &EventKind) -> Option<Said> {
+    match kind {
+        EventKind::BlockAlloc(it) => Some((
+            true,
+            it.addr,
+            it.device,
+            it.bytes.0,
+            it.requested.map(|bytes| bytes.0),
+            it.stream,
+            it.allocated.0,
+            it.reserved.0,
+        )),
+        EventKind::BlockFree(it) => {
+            Some((false, it.addr, it.device, it.bytes.0, None, None, it.allocated.0, it.reserved.0))
+        }
+        _ => None,
+    }
+}
+
+/// Three threads take turns on two devices faster than the ring takes it; each has its own part of the addresses.
+#[test]
+fn totals_that_were_left_out_in_the_ring_are_in_the_trace() {
+    const N_THREADS: usize = 3;
+    let folder = Folder::new("totals");
+    let mut kept: Vec<Vec<Said>> = vec![Vec::new(); N_THREADS];
+    let mut n_lost = 0;
+    let trace = recording(&folder, 12, |map| {
+        // Allocated and reserved, by device.
+        let totals = std::sync::Mutex::new([(0, 1 << 30), (0, 1 << 31)]);
+        let done: Vec<(Vec<Said>, u64)> = std::thread::scope(|scope| {
+            let work = |thread: usize| {
+                let totals = &totals;
+                move || {
+                    let mut producer = Producer::new(map, tid()).unwrap();
+                    let (mut kept, mut n_lost) = (Vec::new(), 0);
+                    for n in 0..40_000_u64 {
+                        let addr = (thread as u64) << 40 | n;
+                        let (turn, bytes) = (n / 100, 512 * (1 + n / 2 % 9));
+                        let device = (turn + thread as u64) as usize / 3 % 2;
+                        // Pushed under a lock, as PyTorch's allocator does it.
+                        let mut totals = totals.lock().unwrap();
+                        let (allocated, reserved) = &mut totals[device];
+                        let device_bytes = pack_device(device as i8, bytes);
+                        let (at, stack) = (producer.now(), 0);
+                        let (pushed, said) = if n % 2 == 0 {
+                            *allocated += bytes;
+                            *reserved += if n % 1_000 == 0 { 2 << 20 } else { 0 };
+                            let (requested, stream) = (bytes - n % 500, turn / 4 % 3);
+                            let (allocated, reserved) = (*allocated, *reserved);
+                            let alloc = ring::BlockAlloc {
+                                addr,
+                                device_bytes,
+                                requested,
+                                stream,
+                                allocated,
+                                reserved,
+                                stack,
+                            };
+                            let (requested, stream) = (Some(requested), Some(stream));
+                            let said =
+                                (true, addr, device as i16, bytes, requested, stream, allocated, reserved);
+                            (producer.push_brief(at, 0, &alloc), said)
+                        } else {
+                            *allocated -= bytes;
+                            let (allocated, reserved) = (*allocated, *reserved);
+                            let free = ring::BlockFree { addr, device_bytes, allocated, reserved, stack };
+                            let said = (false, addr, device as i16, bytes, None, None, allocated, reserved);
+                            (producer.push_brief(at, 0, &free), said)
+                        };
+                        drop(totals);
+                        if pushed == Pushed::Yes {
+                            kept.push(said);
+                        } else {
+                            n_lost += 1;
+                        }
+                    }
+                    producer.complete();
+                    (kept, n_lost)
+                }
+            };
+            let threads: Vec<_> = (0..N_THREADS).map(|thread| scope.spawn(work(thread))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        for (slot, (of_thread, lost)) in kept.iter_mut().zip(done) {
+            *slot = of_thread;
+            n_lost += lost;
+        }
+    });
+    let told = trace.events().filter_map(|event| match event.kind {
+        EventKind::Lost(lost) => Some(lost.events),
+        _ => None,
+    });
+    assert_eq!(told.sum::<u64>(), n_lost);
+    let mut found: Vec<Vec<Said>> = vec![Vec::new(); N_THREADS];
+    for said in trace.events().filter_map(|event| said(&event.kind)) {
+        found[(said.1 >> 40) as usize].push(said);
+    }
+    for (thread, (found, kept)) in found.iter().zip(&kept).enumerate() {
+        assert_eq!(found.len(), kept.len(), "thread {thread}");
+        let differs = found.iter().zip(kept).find(|(found, kept)| found != kept);
+        assert_eq!(differs, None, "thread {thread}");
+    }
+}
+
+#[test]
+fn what_follows_from_an_unreadable_record_is_not_guessed() {
+    let folder = Folder::new("unreadable");
+    let ring = folder.join("ring");
+    let memory = Mapped::create(&ring, Map::bytes_for(4));
+    // A pid that no process has.
+    let map = memory.make_ring(4, 0x7fff_fff0);
+    let mut producer = Producer::new(map, 1).unwrap();
+    // Each block is one kibibyte; the fifth comes with a new segment, so its totals are in the ring.
+    for n in 1..=8 {
+        let (device_bytes, requested) = (pack_device(0, 1024), 1000);
+        let reserved = if n < 5 { 1 << 20 } else { 2 << 20 };
+        let (addr, stream, allocated, stack) = (n << 12, 0, 1024 * n, 0);
+        let alloc = ring::BlockAlloc { addr, device_bytes, requested, stream, allocated, reserved, stack };
+        assert_eq!(producer.push_brief(producer.now(), 0, &alloc), Pushed::Yes);
+    }
+    // The second record: of no kind.
+    let first = ring::Header::decode(gputrace_ring::ring::Reader::new(map).word(0, 0));
+    let second = size_of::<gputrace_ring::map::ChunkHeader>() + usize::from(first.words) * 8;
+    // SAFETY: inside of the chunk, and nobody else has the ring yet.
+    unsafe { *map.chunk(0).add(second + 2) = 0xee };
+    let summary = record(&ring, options(&folder, "a.gtr")).unwrap();
+    let trace = Trace::open(&summary.trace).unwrap();
+    let found: Vec<(u64, u64)> =
+        trace.events().filter_map(|event| said(&event.kind)).map(|said| (said.1 >> 12, said.6)).collect();
+    assert_eq!(found, [1, 5, 6, 7, 8].map(|n| (n, 1024 * n)));
+    assert_eq!(summary.n_damaged, 3, "the second, and the two that follow from it");
+}
+
 fn free_call(api: u16, addr: u64) -> ring::Call {
     ring::Call {
         api,
@@ -366,10 +503,10 @@ fn stacks_come_with_their_functions_and_lines() {
         producer.push_with(producer.now(), 0, &code, &texts);
         for _ in 0..2 {
             let free = ring::BlockFree { stack: 0x57ac, ..numbered(0, 1) };
-            producer.push(producer.now(), 0, &free);
+            producer.push_brief(producer.now(), 0, &free);
         }
         // Its definition never comes.
-        producer.push(producer.now(), 0, &ring::BlockFree { stack: 0xdead, ..numbered(0, 2) });
+        producer.push_brief(producer.now(), 0, &ring::BlockFree { stack: 0xdead, ..numbered(0, 2) });
         producer.complete();
         a_place_to_call_from();
     });
@@ -397,7 +534,7 @@ fn what_other_threads_write_after_the_end_was_announced_follows() {
     let folder = Folder::new("late");
     let trace = recording(&folder, 16, |map| {
         let mut producer = Producer::new(map, tid()).unwrap();
-        producer.push(producer.now(), 0, &numbered(0, 0));
+        producer.push_brief(producer.now(), 0, &numbered(0, 0));
         map.header().process.value.store(EXITING, Ordering::Release);
         while map.header().recorder.value.load(Ordering::Acquire) != COMPLETE {
             std::thread::sleep(Duration::from_millis(1));
@@ -405,7 +542,7 @@ fn what_other_threads_write_after_the_end_was_announced_follows() {
         let early = Trace::open(folder.join("a.gtr")).unwrap();
         assert!(early.is_complete(), "the program may end now, and its trace is whole");
         assert_eq!(check_numbers(&early)[&0], 1);
-        producer.push(producer.now(), 0, &numbered(0, 1));
+        producer.push_brief(producer.now(), 0, &numbered(0, 1));
         producer.complete();
     });
     assert_eq!(check_numbers(&trace)[&0], 2);
@@ -433,7 +570,7 @@ fn who_answers_for_memory_that_ran_out_sees_the_trace_up_to_there() {
     let mut producer = Producer::new(map, tid()).unwrap();
     let n_answers = || ANSWERS.lock().unwrap().len();
     for n in 1..=5 {
-        producer.push(producer.now(), 0, &numbered(0, n));
+        producer.push_brief(producer.now(), 0, &numbered(0, n));
         let oom = ring::BlockOom { device_bytes: pack_device(0, 1 << 40), ..ring::BlockOom::default() };
         let began = Instant::now();
         producer.push(producer.now(), 0, &oom);
@@ -511,7 +648,7 @@ fn random_bytes_in_the_ring_give_a_trace_and_never_a_panic() {
         for word in bytes[from..].chunks_mut(8) {
             let value = match next() % 4 {
                 // A plausible record header or chunk state.
-                0 => (next() % 12) | ((next() % 15) << 16) | ((next() % 1000) << 32),
+                0 => (next() % 12) | ((next() % 28) << 16) | ((next() % 1000) << 32),
                 1 => (next() % 4) | ((next() % 4) << 32),
                 2 => 0,
                 _ => next(),

@@ -1,5 +1,5 @@
-//! What gputrace's shim and recorder agree on in memory: fixed-layout [`record`]s, written to chunks that one
-//! thread owns ([`ring`]), in one mapped file ([`map`]), stamped by one [`clock`].
+//! What gputrace's shim and recorder agree on in memory: fixed-layout [`record`]s, most of them [`brief`], written to chunks that
+//! one thread owns ([`ring`]), in one mapped file ([`map`]), stamped by one [`clock`].
 //!
 //! ```text
 //! header page | thread lines | chunk states | chunk 0 | chunk 1 | ...
@@ -13,6 +13,7 @@
 //! neither CUDA nor any file format. A process that dies at any instruction leaves everything committed readable.
 #![no_std]
 
+pub mod brief;
 pub mod clock;
 pub mod map;
 pub mod record;

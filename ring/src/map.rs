@@ -88,7 +88,7 @@ pub struct Line {
 pub struct LostLine {
     /// Events.
     pub events: AtomicU64,
-    /// Bytes they would have taken.
+    /// Bytes they would have taken, at most.
     pub bytes: AtomicU64,
 }
 

@@ -4,7 +4,7 @@
 //! These layouts are private to one build of gputrace ([`ABI`]): the trace file has its own, versioned one.
 
 /// The version of everything in this crate. A recorder refuses a ring of another version.
-pub const ABI: u32 = 7;
+pub const ABI: u32 = 8;
 
 /// What kind of record follows a [`Header`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,6 +56,12 @@ pub enum Kind {
     Communicator = 22,
     /// [`NcclTiming`]: what a call enqueued is done.
     NcclTiming = 23,
+    /// [`BriefAlloc`]: a [`BlockAlloc`] that follows from what its chunk has said.
+    BriefAlloc = 24,
+    /// [`BriefFree`]: a [`BlockFree`] that does.
+    BriefFree = 25,
+    /// [`BriefForward`]: a [`Forward`] that does.
+    BriefForward = 26,
 }
 
 impl Kind {
@@ -87,6 +93,9 @@ impl Kind {
             NcclExit,
             Communicator,
             NcclTiming,
+            BriefAlloc,
+            BriefFree,
+            BriefForward,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == raw)
@@ -166,7 +175,8 @@ payloads! {
     }
 
     /// One call into the driver. What the fields mean depends on `action`; see [`Action`].
-    /// Calls that give memory back are recorded before they run (`OPEN`), all others after.
+    /// Calls that give memory back are recorded before they run (`OPEN`), all others after. In the ring, words that are 0
+    /// may be left out: see [`crate::brief::restore_call`].
     Call Call {
         /// Row of the hook table; named by an Api record.
         api: u16,
@@ -242,6 +252,27 @@ payloads! {
         allocated: u64,
         /// PyTorch's total of reserved bytes on the device.
         reserved: u64,
+        /// Stack id; 0 none.
+        stack: u64,
+    }
+
+    /// A block handed out on the device of the chunk's last block, for the stream of the last that was handed out. The
+    /// totals are the last block's, with this one.
+    BriefAlloc BriefAlloc {
+        /// First byte.
+        addr: u64,
+        /// Bytes of the block in the lower 40 bits; in the others how many the program did not ask for, or all ones.
+        bytes_slack: u64,
+        /// Stack id; 0 none.
+        stack: u64,
+    }
+
+    /// A block taken back on the device of the chunk's last block. The totals are that one's, without this one.
+    BriefFree BriefFree {
+        /// First byte.
+        addr: u64,
+        /// Bytes of the block.
+        bytes: u64,
         /// Stack id; 0 none.
         stack: u64,
     }
@@ -416,6 +447,12 @@ payloads! {
         stack: u64,
     }
 
+    /// The forward operation after the chunk's last one.
+    BriefForward BriefForward {
+        /// Stack id.
+        stack: u64,
+    }
+
     /// `backward()` begins or ends on this thread.
     Backward Backward {
         /// PyTorch's number of the thread, see [`Operation`].
@@ -501,7 +538,7 @@ impl Call {
 }
 
 impl BlockFree {
-    /// In the header's flags: the interpreter of the thread was collecting reference cycles.
+    /// In the header's flags, also those of a [`BriefFree`]: the interpreter of the thread was collecting reference cycles.
     pub const COLLECTING: u8 = 1;
 }
 

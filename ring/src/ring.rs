@@ -10,9 +10,10 @@
 //! One record costs one release store. A thread that dies leaves its last chunk in `WRITING`; the recorder reads it
 //! up to `committed` and, when the thread is gone, frees it.
 
+use crate::brief::{Brief, CALL_WORDS, Said, says, shorten_call};
 use crate::clock::{Clock, Ticks};
 use crate::map::{CHUNK_PAYLOAD, ChunkHeader, MAX_THREADS, Map};
-use crate::record::{Header, Kind, Payload, TimeBase};
+use crate::record::{Call, Header, Kind, Payload, TimeBase};
 use core::mem::{size_of, size_of_val};
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,7 +27,6 @@ pub const WRITING: u32 = 2;
 pub const COMPLETE: u32 = 3;
 
 const WORD: usize = 8;
-const NO_CHUNK: u32 = u32::MAX;
 /// Longest record, header word included.
 pub const MAX_RECORD: usize = CHUNK_PAYLOAD - 2 * WORD;
 
@@ -42,16 +42,28 @@ pub enum Pushed {
 }
 
 /// One thread's end of the ring. There is one per thread, so nothing here is shared until it is committed.
+#[repr(C, align(64))]
 pub struct Producer {
+    // What each record needs, in one cache line.
+    /// The chunk, where it begins; null without one.
+    chunk: *mut u8,
+    /// Bytes of records in the chunk; without one, as many as it can hold.
+    used: usize,
+    base: u64,
+    said: Said,
+    // What each chunk needs.
     map: Map,
+    chunk_idx: u32,
     clock: Clock,
     thread: u32,
     tid: u32,
-    chunk: u32,
-    used: usize,
-    base: u64,
     sequence: u64,
 }
+
+const _: () = assert!(core::mem::offset_of!(Producer, map) == 64);
+
+// SAFETY: the pointer is into the map, which may be sent, to a chunk that is this producer's alone.
+unsafe impl Send for Producer {}
 
 impl Producer {
     /// Takes a free thread line. `None`, counted as a loss by the caller, when [`MAX_THREADS`] threads write already.
@@ -71,13 +83,15 @@ impl Producer {
                 let sequence = u64::from(generation) << 32;
                 let clock = map.clock();
                 return Some(Producer {
+                    chunk: core::ptr::null_mut(),
+                    used: CHUNK_PAYLOAD,
+                    base: 0,
+                    said: Said::default(),
                     map,
+                    chunk_idx: 0,
                     clock,
                     thread,
                     tid,
-                    chunk: NO_CHUNK,
-                    used: 0,
-                    base: 0,
                     sequence,
                 });
             }
@@ -110,68 +124,120 @@ impl Producer {
         self.push_with(at, flags, payload, &[])
     }
 
+    /// As [`Producer::push`], in the brief form where that says as much.
+    #[inline]
+    pub fn push_brief<P: Brief>(&mut self, at: Ticks, flags: u8, payload: &P) -> Pushed {
+        let most = WORD + size_of::<P>();
+        // First of all: a new chunk has said nothing.
+        if !self.make_room(at, most) {
+            return self.lose(most, Pushed::Full);
+        }
+        match payload.shorten(&mut self.said) {
+            Some(form) => self.write(at, flags, P::Form::KIND, as_bytes(&form), &[]),
+            None => self.write_whole(at, flags, *payload),
+        }
+        Pushed::Yes
+    }
+
+    /// A copy, so that one that is written briefly can stay in registers.
+    #[cold]
+    #[inline(never)]
+    fn write_whole<P: Brief>(&mut self, at: Ticks, flags: u8, payload: P) {
+        payload.say(&mut self.said);
+        self.write(at, flags, P::KIND, as_bytes(&payload), &[]);
+    }
+
+    /// As [`Producer::push`], without the words that are 0.
+    pub fn push_call(&mut self, at: Ticks, call: &Call) -> Pushed {
+        let mut words = [0; CALL_WORDS];
+        for (word, bytes) in words.iter_mut().zip(as_bytes(call).as_chunks().0) {
+            *word = u64::from_ne_bytes(*bytes);
+        }
+        let (n_words, flags) = shorten_call(&mut words);
+        let bytes = as_words_bytes(words.get(..n_words).unwrap_or_default());
+        self.push_bytes(at, flags, Kind::Call, bytes, &[])
+    }
+
     /// As [`Producer::push`], followed by byte strings, each padded with zeros to whole words.
+    #[inline]
     pub fn push_with<P: Payload>(&mut self, at: Ticks, flags: u8, payload: &P, tail: &[&[u8]]) -> Pushed {
-        let tail_bytes: usize = tail.iter().map(|part| part.len().next_multiple_of(WORD)).sum();
-        self.push_bytes(at, flags, P::KIND, as_bytes(payload), tail, tail_bytes)
+        const { assert!(!says(P::KIND), "`push_brief` knows what the chunk has said") };
+        self.push_bytes(at, flags, P::KIND, as_bytes(payload), tail)
     }
 
     /// A record of byte strings alone, each padded with zeros to whole words.
     pub fn push_raw(&mut self, at: Ticks, kind: Kind, parts: &[&[u8]]) -> Pushed {
-        let bytes: usize = parts.iter().map(|part| part.len().next_multiple_of(WORD)).sum();
-        self.push_bytes(at, 0, kind, &[], parts, bytes)
+        self.push_bytes(at, 0, kind, &[], parts)
     }
 
+    /// `head` has whole words.
     #[inline]
-    fn push_bytes(
-        &mut self,
-        at: Ticks,
-        flags: u8,
-        kind: Kind,
-        head: &[u8],
-        tail: &[&[u8]],
-        tail_bytes: usize,
-    ) -> Pushed {
-        let bytes = WORD + head.len() + tail_bytes;
+    fn push_bytes(&mut self, at: Ticks, flags: u8, kind: Kind, head: &[u8], tail: &[&[u8]]) -> Pushed {
+        let bytes = WORD + head.len() + tail_bytes(tail);
         if bytes > MAX_RECORD {
             return self.lose(bytes, Pushed::TooLong);
         }
-        if self.chunk == NO_CHUNK || self.used + bytes + 2 * WORD > CHUNK_PAYLOAD {
-            self.complete();
-            if !self.claim(at) {
-                return self.lose(bytes, Pushed::Full);
-            }
+        if !self.make_room(at, bytes) {
+            return self.lose(bytes, Pushed::Full);
         }
-        let mut delta = at.0.saturating_sub(self.base);
-        if delta > u64::from(u32::MAX) {
-            self.base = at.0;
-            delta = 0;
-            let header = Header { words: 2, kind: Kind::TimeBase as u8, flags: 0, delta: 0 };
-            self.put(&header.encode().to_ne_bytes());
-            self.put(as_bytes(&TimeBase { ticks: at.0 }));
-        }
-        let header = Header { words: (bytes / WORD) as u16, kind: kind as u8, flags, delta: delta as u32 };
-        self.put(&header.encode().to_ne_bytes());
-        self.put(head);
-        for part in tail {
-            self.put(part);
-            let padding = part.len().next_multiple_of(WORD) - part.len();
-            self.put([0_u8; WORD].get(..padding).unwrap_or_default());
-        }
-        // SYNC: record visible to the consumer.
-        self.map.chunk_header(self.chunk).committed.store(self.used as u32, Ordering::Release);
+        self.write(at, flags, kind, head, tail);
         Pushed::Yes
+    }
+
+    /// Whether a record of so many bytes, at most [`MAX_RECORD`], can be written now.
+    #[inline]
+    fn make_room(&mut self, at: Ticks, bytes: usize) -> bool {
+        // A time base may come before it.
+        self.used + bytes + 2 * WORD <= CHUNK_PAYLOAD || self.next_chunk(at)
+    }
+
+    /// Writes a record that there is room for, and makes it visible.
+    #[inline]
+    fn write(&mut self, at: Ticks, flags: u8, kind: Kind, head: &[u8], tail: &[&[u8]]) {
+        let bytes = WORD + head.len() + tail_bytes(tail);
+        let delta = at.0.saturating_sub(self.base);
+        let delta = u32::try_from(delta).unwrap_or_else(|_| self.write_base(at));
+        let header = Header { words: (bytes / WORD) as u16, kind: kind as u8, flags, delta };
+        let mut to = self.used;
+        self.put(to, &header.encode().to_ne_bytes());
+        to += WORD;
+        self.put(to, head);
+        to += head.len();
+        for part in tail {
+            self.put(to, part);
+            to += part.len();
+            let padding = part.len().next_multiple_of(WORD) - part.len();
+            self.put(to, [0_u8; WORD].get(..padding).unwrap_or_default());
+            to += padding;
+        }
+        self.used = to;
+        // SAFETY: whoever writes has a chunk, which begins with its header, all of it atomics.
+        let chunk_header = unsafe { &*self.chunk.cast::<ChunkHeader>() };
+        // SYNC: record visible to the consumer.
+        chunk_header.committed.store(to as u32, Ordering::Release);
+    }
+
+    /// What follows counts from here: nothing, in ticks.
+    #[cold]
+    fn write_base(&mut self, at: Ticks) -> u32 {
+        self.base = at.0;
+        let header = Header { words: 2, kind: Kind::TimeBase as u8, flags: 0, delta: 0 };
+        self.put(self.used, &header.encode().to_ne_bytes());
+        self.put(self.used + WORD, as_bytes(&TimeBase { ticks: at.0 }));
+        self.used += 2 * WORD;
+        0
     }
 
     /// Gives the chunk to the recorder; the next record starts a new one.
     pub fn complete(&mut self) {
-        if self.chunk != NO_CHUNK {
+        if !self.chunk.is_null() {
             // SYNC: chunk complete.
-            self.map.state(self.chunk).store(COMPLETE, Ordering::Release);
-            self.chunk = NO_CHUNK;
+            self.map.state(self.chunk_idx).store(COMPLETE, Ordering::Release);
+            (self.chunk, self.used) = (core::ptr::null_mut(), CHUNK_PAYLOAD);
         }
     }
 
+    #[cold]
     fn lose(&self, bytes: usize, why: Pushed) -> Pushed {
         self.map.header().lost_full.add(bytes);
         self.map.thread(self.thread).lost.fetch_add(1, Ordering::Relaxed);
@@ -179,7 +245,8 @@ impl Producer {
     }
 
     #[cold]
-    fn claim(&mut self, at: Ticks) -> bool {
+    fn next_chunk(&mut self, at: Ticks) -> bool {
+        self.complete();
         let header = self.map.header();
         // One load when the ring is full: a flood must not turn into a search of every chunk per event.
         if header.free_chunks.value.load(Ordering::Relaxed) == 0 {
@@ -207,22 +274,27 @@ impl Producer {
                 chunk_header.base.store(at.0, Ordering::Relaxed);
                 // SYNC: chunk header visible.
                 state.store(WRITING, Ordering::Release);
-                (self.chunk, self.used, self.base) = (chunk, 0, at.0);
+                (self.chunk, self.chunk_idx) = (self.map.chunk(chunk), chunk);
+                (self.used, self.base, self.said) = (0, at.0, Said::default());
                 return true;
             }
         }
         false
     }
 
+    /// Writes where no record is yet.
     #[inline]
-    fn put(&mut self, bytes: &[u8]) {
-        let at = size_of::<ChunkHeader>() + self.used;
-        // SAFETY: `push_bytes` made sure that the record and a time base fit into the chunk.
-        let to = unsafe { self.map.chunk(self.chunk).add(at) };
+    fn put(&self, at: usize, bytes: &[u8]) {
+        // SAFETY: `make_room` made sure that the record and a time base fit into the chunk.
+        let to = unsafe { self.chunk.add(size_of::<ChunkHeader>() + at) };
         // SAFETY: only this thread writes to a chunk in `WRITING`, and nobody reads beyond `committed`.
         unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
-        self.used += bytes.len();
     }
+}
+
+#[inline]
+fn tail_bytes(tail: &[&[u8]]) -> usize {
+    tail.iter().map(|part| part.len().next_multiple_of(WORD)).sum()
 }
 
 /// A payload as bytes.

@@ -233,7 +233,7 @@ impl Draft {
         // Whose memory it is shows in the frames: driver calls have some even where nobody asked for stacks.
         self.call.stack = callsite::capture(lane, callsite::Of::DriverCall);
         let at = session::now();
-        lane.producer().push(at, 0, &self.call);
+        lane.producer().push_call(at, &self.call);
     }
 }
 

@@ -20,7 +20,7 @@ use gputrace_ring::map::{self, Map};
 use gputrace_ring::record::{Device, Kind, Node, Wait};
 use gputrace_ring::ring::Producer;
 
-/// Bytes of the ring where nobody says otherwise: five seconds of 100,000 events a second, should the recorder be
+/// Bytes of the ring where nobody says otherwise: eight seconds of 100,000 events a second, should the recorder be
 /// kept from running.
 const RING_BYTES: u64 = 32 << 20;
 /// The least a ring is worth making for.

@@ -204,7 +204,7 @@ fn tell_forward(sequence: u64) {
     if let (Some(operation), true) = (operation, stack != 0) {
         let producer = lane.producer();
         let at = producer.now();
-        producer.push(at, 0, &Forward { operation, stack });
+        producer.push_brief(at, 0, &Forward { operation, stack });
     }
 }
 

@@ -282,7 +282,7 @@ fn block_allocated(addr: u64, bytes: u64, allocated: u64, reserved: u64, device:
         reserved,
         stack,
     };
-    lane.producer().push(at, 0, &record);
+    lane.producer().push_brief(at, 0, &record);
 }
 
 #[inline]
@@ -302,7 +302,7 @@ fn block_freed(addr: u64, bytes: u64, allocated: u64, reserved: u64, device: i8)
     let at = session::now();
     let record = BlockFree { addr, device_bytes: pack_device(device, bytes), allocated, reserved, stack };
     let flags = if python::is_collecting() { BlockFree::COLLECTING } else { 0 };
-    lane.producer().push(at, flags, &record);
+    lane.producer().push_brief(at, flags, &record);
 }
 
 #[cold]
