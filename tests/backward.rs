@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::Command;
 
-use gputrace_schemas::event::{Backward, EventKind, Frame, StackId};
+use gputrace_schemas::event::{Backward, Event, EventKind, Frame, StackId};
 use gputrace_schemas::reader::Trace;
 use gputrace_tests::recorded::{self, Folder};
 
@@ -46,6 +46,8 @@ fn check(stacks: &str) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let operations = operations(&output.stdout);
     let trace = &folder.traces(1)[0];
+    let notes: Vec<_> = trace.events().filter_map(note).filter(|note| note.starts_with("torch.")).collect();
+    assert_eq!(notes, ["torch.requests=seen", "torch.backward=seen"]);
 
     let mut seen = 0;
     for event in trace.events() {
@@ -66,6 +68,10 @@ fn check(stacks: &str) {
     }
     // Of each at least the gradient.
     assert!(seen >= operations.len(), "{seen} allocations of {} operations", operations.len());
+}
+
+fn note(event: Event) -> Option<String> {
+    if let EventKind::Note(text) = event.kind { Some(text) } else { None }
 }
 
 fn operations(output: &[u8]) -> HashMap<u64, Operation> {

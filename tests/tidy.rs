@@ -129,6 +129,7 @@ fn the_library_exports_its_rows_and_needs_nothing_of_cuda() {
         "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE",
         "_ZN2at15sequence_number17get_and_incrementEv",
         "_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEES2_INS0_4NodeEEONS0_11InputBufferE",
+        "_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEEN3c1013intrusive_ptrINS0_4NodeENS7_6detail34intrusive_target_default_null_typeIS9_EEEEONS0_11InputBufferE",
     ]));
     let differ: Vec<_> = exported.symmetric_difference(&expected).collect();
     assert!(differ.is_empty(), "exported and not a row, or a row and not exported: {differ:?}");

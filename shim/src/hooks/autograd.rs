@@ -14,20 +14,43 @@ use crate::probe::Start;
 use crate::session::{self, Lane};
 use crate::sys::{self, KeepErrno};
 use core::ffi::{CStr, c_char, c_void};
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use gputrace_ring::record::{Backward, Forward, Kind, Node, Operation};
 use gputrace_ring::ring::{Producer, Pushed};
 
 const NEXT_SEQUENCE: &CStr = c"_ZN2at15sequence_number17get_and_incrementEv";
 const THREAD_NUMBER: &CStr = c"_ZN2at14RecordFunction15currentThreadIdEv";
 const CURRENT_NODE: &CStr = c"_ZN5torch8autograd16get_current_nodeEv";
-/// Its name says that shared pointers are libstdc++'s (`St10shared_ptr`), whose layout [`current_node`] relies on.
-const EXECUTE: &CStr = c"_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEES2_INS0_4NodeEEONS0_11InputBufferE";
+/// Its name says what holds a node, see [`Held`].
+const EXECUTE: [(&CStr, Held); 2] = [
+    (c"_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEES2_INS0_4NodeEEONS0_11InputBufferE", Held::Shared),
+    (c"_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEEN3c1013intrusive_ptrINS0_4NodeENS7_6detail34intrusive_target_default_null_typeIS9_EEEEONS0_11InputBufferE", Held::Intrusive),
+];
 
-/// Words of `torch::autograd::Node`: its functions, two of `enable_shared_from_this`, `sequence_nr_`, `topological_nr_`,
-/// `has_parent_`, `thread_id_` (torch/csrc/autograd/function.h, 2.1 to 2.15).
-const SEQUENCE_WORD: usize = 3;
-const THREAD_WORD: usize = 6;
+/// What holds a `torch::autograd::Node`, and so what stands in one before `sequence_nr_`, `topological_nr_`,
+/// `has_parent_` and `thread_id_`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Held {
+    /// `std::shared_ptr` of libstdc++: its functions, two words of `enable_shared_from_this`
+    /// (torch/csrc/autograd/function.h, 2.1 to 2.12).
+    Shared,
+    /// `c10::intrusive_ptr`: its functions, `combined_refcount_` (torch/csrc/autograd/node.h, 2.13 to 2.15).
+    Intrusive,
+}
+
+impl Held {
+    const fn sequence_word(self) -> usize {
+        match self {
+            Held::Shared => 3,
+            Held::Intrusive => 2,
+        }
+    }
+
+    const fn thread_word(self) -> usize {
+        self.sequence_word() + 3
+    }
+}
+
 /// `sequence_nr_` of a node that undoes nothing (torch/csrc/autograd/functions/accumulate_grad.cpp).
 const NO_SEQUENCE: u64 = u64::MAX;
 /// Longest name of a class that is told.
@@ -48,12 +71,14 @@ static REAL_EXECUTE: AtomicUsize = AtomicUsize::new(0);
 static GET_THREAD_NUMBER: AtomicUsize = AtomicUsize::new(0);
 /// 0 unless the state is [`SEEN`].
 static GET_CURRENT_NODE: AtomicUsize = AtomicUsize::new(0);
+/// Whether nodes are [`Held::Intrusive`].
+static IS_INTRUSIVE: AtomicBool = AtomicBool::new(false);
 
 type NextSequence = unsafe extern "C" fn() -> u64;
 type ThreadNumber = unsafe extern "C" fn() -> u64;
 type CurrentNode = unsafe extern "C" fn(*mut SharedPointer);
 
-/// `std::shared_ptr` of libstdc++: the object, and what counts its owners.
+/// `std::shared_ptr` of libstdc++: the object, and what counts its owners. `c10::intrusive_ptr` is the object alone.
 #[repr(C)]
 struct SharedPointer {
     object: *const usize,
@@ -76,10 +101,13 @@ pub(crate) fn look() {
     }
     let _errno = KeepErrno::new();
     let Some(library) = elf::by_soname(c"libtorch_cpu.so") else { return };
-    let found = (library.symbol(THREAD_NUMBER), library.symbol(CURRENT_NODE), library.symbol(EXECUTE));
-    let state = if let (Some(thread_number), Some(current_node), Some(_)) = found {
+    let held = EXECUTE.into_iter().find(|(name, _)| library.symbol(name).is_some());
+    let found = (library.symbol(THREAD_NUMBER), library.symbol(CURRENT_NODE), held);
+    let state = if let (Some(thread_number), Some(current_node), Some((_, held))) = found {
         GET_THREAD_NUMBER.store(thread_number, Ordering::Relaxed);
-        GET_CURRENT_NODE.store(current_node, Ordering::Relaxed);
+        IS_INTRUSIVE.store(held == Held::Intrusive, Ordering::Relaxed);
+        // SYNC: what holds nodes is visible to whoever asks for one.
+        GET_CURRENT_NODE.store(current_node, Ordering::Release);
         SEEN
     } else {
         MISSING
@@ -111,11 +139,13 @@ pub(crate) fn describe(producer: &mut Producer) {
 /// it could not be told: then what follows would be taken for the one before.
 #[inline]
 pub(crate) fn tell_node(lane: &mut Lane) -> bool {
-    let get = GET_CURRENT_NODE.load(Ordering::Relaxed);
+    // SYNC: what holds nodes is visible to whoever asks for one.
+    let get = GET_CURRENT_NODE.load(Ordering::Acquire);
     if get == 0 {
         return true;
     }
-    // SAFETY: found under the name of `std::shared_ptr<Node> torch::autograd::get_current_node()`.
+    // SAFETY: found under the name of `torch::autograd::get_current_node()`, which takes nothing and gives a pointer to a
+    // `Node` of the kind that `IS_INTRUSIVE` says.
     let get: CurrentNode = unsafe { core::mem::transmute(get) };
     let (node, name) = current_node(get);
     node == Some(lane.state().node) || send_node(lane, node, name)
@@ -164,16 +194,32 @@ fn current_node(get: CurrentNode) -> (Option<Node>, *const c_char) {
     let description = unsafe { *functions.wrapping_sub(1) } as *const *const c_char;
     // SAFETY: the second word of a description is the mangled name (`std::type_info`, libstdc++).
     let name = unsafe { *description.wrapping_add(1) };
-    let sequence = Some(word(SEQUENCE_WORD) as u64).filter(|number| *number != NO_SEQUENCE);
-    let operation = Operation { thread: word(THREAD_WORD) as u64, sequence };
+    let held = if IS_INTRUSIVE.load(Ordering::Relaxed) { Held::Intrusive } else { Held::Shared };
+    let sequence = Some(word(held.sequence_word()) as u64).filter(|number| *number != NO_SEQUENCE);
+    let operation = Operation { thread: word(held.thread_word()) as u64, sequence };
     let class = (name as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let node = operation.encode().map(|operation| Node { operation, class });
-    // SAFETY: a shared pointer that is not null has counts.
-    if let Some(counts) = unsafe { shared.counts.as_ref() } {
-        // Never the last owner: that is the thread's own pointer.
-        counts.owners.fetch_sub(1, Ordering::Release);
-    }
+    give_back(&shared, held);
     (node, name)
+}
+
+/// Gives up what [`current_node`] was given. It never is the last owner: the thread has its own pointer. Nor, for a node
+/// that Python holds too, the last one but Python, at which the node would let go of its Python object: that makes three.
+#[inline]
+fn give_back(shared: &SharedPointer, held: Held) {
+    match held {
+        Held::Shared => {
+            // SAFETY: a shared pointer that is not null has counts.
+            if let Some(counts) = unsafe { shared.counts.as_ref() } {
+                counts.owners.fetch_sub(1, Ordering::Release);
+            }
+        }
+        Held::Intrusive => {
+            let counts = shared.object.wrapping_add(1).cast::<AtomicU64>();
+            // SAFETY: the node's second word is an atomic one, whose low half counts owners (c10/util/intrusive_ptr.h).
+            unsafe { &*counts }.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
 }
 
 /// `uint64_t at::sequence_number::get_and_increment()`: called when a forward operation makes the node that will undo
@@ -183,7 +229,7 @@ fn current_node(get: CurrentNode) -> (Option<Node>, *const c_char) {
 /// Called by PyTorch only.
 #[unsafe(export_name = "_ZN2at15sequence_number17get_and_incrementEv")]
 pub(crate) unsafe extern "C" fn next_sequence() -> u64 {
-    let real = real(&REAL_NEXT_SEQUENCE, NEXT_SEQUENCE);
+    let real = real(&REAL_NEXT_SEQUENCE, &[NEXT_SEQUENCE]);
     // SAFETY: found under the name of a function of this type.
     let real: NextSequence = unsafe { core::mem::transmute(real) };
     // SAFETY: PyTorch's own call.
@@ -221,65 +267,81 @@ fn thread_number() -> u64 {
 
 /// `c10::intrusive_ptr<at::ivalue::Future> torch::autograd::Engine::execute_with_graph_task(const
 /// std::shared_ptr<GraphTask>&, std::shared_ptr<Node>, InputBuffer&&)`, called by Python's `backward()`, which stays
-/// inside until the backward pass is done. Exceptions pass through this frame, so it is described to unwinders and holds
-/// nothing that would need cleaning up.
-///
-/// # Safety
-/// Called by PyTorch only.
+/// inside until the backward pass is done. A `c10::intrusive_ptr<Node>` is passed as the other is: by its address.
+/// Exceptions pass through this frame, so it is described to unwinders and holds nothing that would need cleaning up.
 #[cfg(target_arch = "x86_64")]
-#[unsafe(naked)]
-#[unsafe(export_name = "_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEES2_INS0_4NodeEEONS0_11InputBufferE")]
-pub(crate) unsafe extern "C" fn execute_with_graph_task(
-    _result: *mut c_void,
-    _engine: *mut c_void,
-    _task: *const c_void,
-    _root: *mut c_void,
-    _inputs: *mut c_void,
-) -> *mut c_void {
-    core::arch::naked_asm!(
-        ".cfi_startproc",
-        "push rbx",
-        ".cfi_adjust_cfa_offset 8",
-        ".cfi_rel_offset rbx, 0",
-        "push rdi",
-        ".cfi_adjust_cfa_offset 8",
-        "push rsi",
-        ".cfi_adjust_cfa_offset 8",
-        "push rdx",
-        ".cfi_adjust_cfa_offset 8",
-        "push rcx",
-        ".cfi_adjust_cfa_offset 8",
-        "push r8",
-        ".cfi_adjust_cfa_offset 8",
-        "sub rsp, 8",
-        ".cfi_adjust_cfa_offset 8",
-        "lea rdi, [rsp + 56]",
-        "call {enter}",
-        "add rsp, 8",
-        ".cfi_adjust_cfa_offset -8",
-        "pop r8",
-        ".cfi_adjust_cfa_offset -8",
-        "pop rcx",
-        ".cfi_adjust_cfa_offset -8",
-        "pop rdx",
-        ".cfi_adjust_cfa_offset -8",
-        "pop rsi",
-        ".cfi_adjust_cfa_offset -8",
-        "pop rdi",
-        ".cfi_adjust_cfa_offset -8",
-        "call rax",
-        "mov rbx, rax",
-        "lea rdi, [rsp + 8]",
-        "call {leave}",
-        "mov rax, rbx",
-        "pop rbx",
-        ".cfi_adjust_cfa_offset -8",
-        "ret",
-        ".cfi_endproc",
-        enter = sym enter_backward,
-        leave = sym leave_backward,
-    )
+macro_rules! execute_with_graph_task {
+    ($function:ident, $symbol:literal) => {
+        /// See [`EXECUTE`].
+        ///
+        /// # Safety
+        /// Called by PyTorch only.
+        #[unsafe(naked)]
+        #[unsafe(export_name = $symbol)]
+        pub(crate) unsafe extern "C" fn $function(
+            _result: *mut c_void,
+            _engine: *mut c_void,
+            _task: *const c_void,
+            _root: *mut c_void,
+            _inputs: *mut c_void,
+        ) -> *mut c_void {
+            core::arch::naked_asm!(
+                ".cfi_startproc",
+                "push rbx",
+                ".cfi_adjust_cfa_offset 8",
+                ".cfi_rel_offset rbx, 0",
+                "push rdi",
+                ".cfi_adjust_cfa_offset 8",
+                "push rsi",
+                ".cfi_adjust_cfa_offset 8",
+                "push rdx",
+                ".cfi_adjust_cfa_offset 8",
+                "push rcx",
+                ".cfi_adjust_cfa_offset 8",
+                "push r8",
+                ".cfi_adjust_cfa_offset 8",
+                "sub rsp, 8",
+                ".cfi_adjust_cfa_offset 8",
+                "lea rdi, [rsp + 56]",
+                "call {enter}",
+                "add rsp, 8",
+                ".cfi_adjust_cfa_offset -8",
+                "pop r8",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rcx",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rdx",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rsi",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rdi",
+                ".cfi_adjust_cfa_offset -8",
+                "call rax",
+                "mov rbx, rax",
+                "lea rdi, [rsp + 8]",
+                "call {leave}",
+                "mov rax, rbx",
+                "pop rbx",
+                ".cfi_adjust_cfa_offset -8",
+                "ret",
+                ".cfi_endproc",
+                enter = sym enter_backward,
+                leave = sym leave_backward,
+            )
+        }
+    };
 }
+
+#[cfg(target_arch = "x86_64")]
+execute_with_graph_task!(
+    execute_with_shared_nodes,
+    "_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEES2_INS0_4NodeEEONS0_11InputBufferE"
+);
+#[cfg(target_arch = "x86_64")]
+execute_with_graph_task!(
+    execute_with_intrusive_nodes,
+    "_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEEN3c1013intrusive_ptrINS0_4NodeENS7_6detail34intrusive_target_default_null_typeIS9_EEEEONS0_11InputBufferE"
+);
 
 #[cfg(target_arch = "x86_64")]
 extern "C" fn enter_backward(frame: usize) -> usize {
@@ -287,7 +349,7 @@ extern "C" fn enter_backward(frame: usize) -> usize {
         let stack = callsite::capture_program(&mut lane);
         tell_backward(&mut lane, frame, stack, 1);
     }
-    real(&REAL_EXECUTE, EXECUTE)
+    real(&REAL_EXECUTE, &EXECUTE.map(|(name, _)| name))
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -310,25 +372,28 @@ fn tell_backward(lane: &mut Lane, frame: usize, stack: u64, begins: u64) {
     producer.push(at, 0, &Backward { thread: thread_number(), stack, frame: frame as u64, begins });
 }
 
-/// Address of PyTorch's function that our export hides. Whoever calls us was linked against it, so it is there.
+/// Address of PyTorch's function that our export hides, under the name of these that its release has. Whoever calls us was
+/// linked against it, so it is there.
 #[inline]
-fn real(slot: &AtomicUsize, name: &CStr) -> usize {
+fn real(slot: &AtomicUsize, names: &[&CStr]) -> usize {
     match slot.load(Ordering::Relaxed) {
-        0 => find_real(slot, name),
+        0 => find_real(slot, names),
         address => address,
     }
 }
 
 #[cold]
-fn find_real(slot: &AtomicUsize, name: &CStr) -> usize {
+fn find_real(slot: &AtomicUsize, names: &[&CStr]) -> usize {
     let _errno = KeepErrno::new();
     look();
     let ours = find_real as *const () as usize;
-    let mut found = elf::by_soname(c"libtorch_cpu.so").and_then(|library| library.symbol(name));
+    let mut found = elf::by_soname(c"libtorch_cpu.so")
+        .and_then(|library| names.iter().find_map(|name| library.symbol(name)));
     if found.is_none() {
         // A build that calls its library otherwise.
         elf::find(|object| {
-            found = if object.contains(ours) { None } else { object.symbol(name) };
+            let symbol = || names.iter().find_map(|name| object.symbol(name));
+            found = if object.contains(ours) { None } else { symbol() };
             found.is_some()
         });
     }
