@@ -36,9 +36,9 @@ if ! command -v cargo >/dev/null 2>&1; then
   echo "setup: Rust is missing; install it with rustup (https://rustup.rs) or your distribution, 1.89 or later" >&2
   exit 1
 fi
-# For the tests of the Python package; without it they are skipped, and say so.
+# For the tests of the Python package, and for those of stacks in greenlets; without it they are skipped, and say so.
 venv="$(dirname "$0")/../target/python"
-if ! "$venv/bin/python" -m pytest --version >/dev/null 2>&1; then
+if ! "$venv/bin/python" -c 'import greenlet, pytest' >/dev/null 2>&1; then
   python3 -m venv "$venv"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check 'pytest>=7'
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check 'pytest>=7' greenlet
 fi

@@ -52,7 +52,8 @@ fn describe_min_size(producer: &mut Producer) {
     }
 }
 
-/// Says in the trace which native frames run Python: `python.interpreter=VERSION START END`, hexadecimal.
+/// Says in the trace which native frames run Python: `python.interpreter=VERSION START END`, addresses; or, with
+/// `python.frames=unseen: WHY`, that no stack has Python frames.
 pub(crate) fn describe(producer: &mut Producer) {
     describe_min_size(producer);
     let text = Text::<128>::new();
@@ -67,10 +68,10 @@ pub(crate) fn describe(producer: &mut Producer) {
             .add(b" ")
             .number(end),
         (None, stack::python::Status::FreeThreaded) => {
-            text.add(b"python.frames=unseen: a free-threaded interpreter")
+            text.add(b"python.frames=unseen: this CPython is a free-threaded build")
         }
         (None, stack::python::Status::UnknownVersion | stack::python::Status::UnknownLayout) => {
-            text.add(b"python.frames=unseen: not a CPython from 3.9 to 3.14")
+            text.add(b"python.frames=unseen: this is no CPython from 3.9 to 3.15")
         }
         (None, _) => return,
     };

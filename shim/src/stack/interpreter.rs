@@ -181,7 +181,7 @@ fn with_debug_offsets(row: Offsets, runtime: Object) -> Result<Offsets, Status> 
         interpreter_id: offset(words.interpreter_id),
         thread_interpreter: offset(words.thread_interpreter),
         thread_top: offset(words.thread_interpreter + 1),
-        thread_id: offset(words.thread_interpreter + 2),
+        thread_id: offset(words.thread_id),
         frame_previous: offset(words.frame_previous),
         frame_code: offset(words.frame_previous + 1),
         frame_place: offset(words.frame_previous + 2),
@@ -423,7 +423,7 @@ mod tests {
 
     #[test]
     fn builds_without_a_global_lock_are_declined() {
-        for (minor, version) in [(13, 0x030d_00f0), (14, 0x030e_00f0)] {
+        for (minor, version) in [(13, 0x030d_00f0), (14, 0x030e_00f0), (15, 0x030f_00f0)] {
             assert_eq!(offsets_with(minor, version, true).err(), Some(Status::FreeThreaded), "3.{minor}t");
             assert_ne!(offsets_with(minor, version, false).err(), Some(Status::FreeThreaded), "3.{minor}");
         }

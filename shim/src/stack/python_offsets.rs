@@ -187,9 +187,19 @@ const PYTHON_3_14: Offsets = Offsets {
     ..PYTHON_3_13
 };
 
+const PYTHON_3_15: Offsets = Offsets {
+    minor: 15,
+    thread_id: 176,
+    interpreter_id: 7272,
+    gc_collecting: 7512,
+    finalizing: 912,
+    interpreters: 936,
+    ..PYTHON_3_14
+};
+
 /// The versions that can be read.
-pub(crate) const VERSIONS: [Offsets; 6] =
-    [PYTHON_3_9, PYTHON_3_10, PYTHON_3_11, PYTHON_3_12, PYTHON_3_13, PYTHON_3_14];
+pub(crate) const VERSIONS: [Offsets; 7] =
+    [PYTHON_3_9, PYTHON_3_10, PYTHON_3_11, PYTHON_3_12, PYTHON_3_13, PYTHON_3_14, PYTHON_3_15];
 
 /// Places of the fields of `_Py_DebugOffsets`, in eight-byte words from its start.
 #[derive(Clone, Copy)]
@@ -202,8 +212,10 @@ pub(crate) struct DebugWords {
     pub(crate) interpreter_id: u8,
     /// `interpreter_state.gc`.
     pub(crate) interpreter_gc: u8,
-    /// `thread_state.interp`; `.current_frame`, `.thread_id` follow.
+    /// `thread_state.interp`; `.current_frame` follows.
     pub(crate) thread_interpreter: u8,
+    /// `thread_state.thread_id`.
+    pub(crate) thread_id: u8,
     /// `interpreter_frame.previous`; `.executable`, `.instr_ptr`, `.localsplus`, `.owner` follow.
     pub(crate) frame_previous: u8,
     /// `code_object.filename`; `.name`, `.qualname`, `.linetable`, `.firstlineno` follow.
@@ -224,13 +236,14 @@ pub(crate) const DEBUG_FREE_THREADED: u8 = 2;
 pub(crate) const DEBUG_COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
 
 /// The versions that say their offsets themselves.
-pub(crate) const DEBUG_WORDS: [DebugWords; 2] = [
+pub(crate) const DEBUG_WORDS: [DebugWords; 3] = [
     DebugWords {
         minor: 13,
         finalizing: 4,
         interpreter_id: 7,
         interpreter_gc: 10,
         thread_interpreter: 22,
+        thread_id: 24,
         frame_previous: 29,
         code_file: 35,
         code_start: 43,
@@ -243,10 +256,24 @@ pub(crate) const DEBUG_WORDS: [DebugWords; 2] = [
         interpreter_id: 7,
         interpreter_gc: 11,
         thread_interpreter: 25,
+        thread_id: 27,
         frame_previous: 32,
         code_file: 40,
         code_start: 48,
         object_type: 51,
         gc_collecting: 82,
+    },
+    DebugWords {
+        minor: 15,
+        finalizing: 4,
+        interpreter_id: 7,
+        interpreter_gc: 11,
+        thread_interpreter: 25,
+        thread_id: 30,
+        frame_previous: 40,
+        code_file: 48,
+        code_start: 56,
+        object_type: 59,
+        gc_collecting: 95,
     },
 ];

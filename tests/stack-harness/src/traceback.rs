@@ -4,6 +4,7 @@ use crate::merge_stack::merge_stack;
 use crate::python_lines::line_at;
 use crate::stack::python::{CodeText, PythonFrame};
 use crate::stack::{self, Captured};
+use core::cmp::Ordering;
 use core::ffi::{c_char, c_int};
 use gputrace_ring::record::StackDef;
 use std::collections::HashMap;
@@ -20,8 +21,7 @@ struct Code {
 /// What the recorder has been told.
 static CODES: Mutex<Option<HashMap<u64, Code>>> = Mutex::new(None);
 
-/// Captures the calling thread's Python frames into `out`: a line of marks, frame count and whether every interpreter
-/// frame found its Python frames, then one of file, line and name a frame, innermost first, separated by tabs. Returns the bytes that it takes, or -1 when they are too many.
+/// Captures the calling thread's Python frames into `out`: a line of marks, frame count and [`fit`], then one of file, line and name a frame, innermost first, separated by tabs. Returns the bytes that it takes, or -1 when they are too many.
 ///
 /// # Safety
 /// `out` has room for `room` bytes.
@@ -36,8 +36,8 @@ pub unsafe extern "C" fn harness_traceback(out: *mut c_char, room: c_int) -> c_i
     let mut codes = CODES.lock().unwrap();
     let codes = codes.get_or_insert_with(HashMap::new);
     let frames: Vec<_> = state.python_frames().collect();
-    let merges = u8::from(merges_completely(state, &frames, captured.marks));
-    let mut text = format!("{:x}\t{}\t{merges}\n", captured.marks, captured.n_python);
+    let fit = fit(state, &frames, captured.marks);
+    let mut text = format!("{:x}\t{}\t{fit}\n", captured.marks, captured.n_python);
     assert_eq!(frames.len(), usize::from(captured.n_python));
     for (index, frame) in frames.iter().enumerate() {
         if state.is_new_code(frame.code, 0) {
@@ -55,18 +55,24 @@ pub unsafe extern "C" fn harness_traceback(out: *mut c_char, room: c_int) -> c_i
     text.len() as c_int
 }
 
-/// Whether native and Python stack agree: no interpreter frame is left, and every Python frame found its place.
-fn merges_completely(state: &stack::ThreadStackState, frames: &[PythonFrame], marks: u32) -> bool {
+/// How native and Python stack go together: `whole` when every interpreter frame found its Python frames and every Python
+/// frame its place, `inner` when interpreter frames are left outside of the outermost Python frame, `not` otherwise.
+fn fit(state: &stack::ThreadStackState, frames: &[PythonFrame], marks: u32) -> &'static str {
     // What was cut cannot fit.
     if marks & (Captured::TRUNCATED | Captured::PYTHON_TRUNCATED) != 0 {
-        return true;
+        return "whole";
     }
     let native: Vec<u64> = state.native_addresses().collect();
     let is_entry: Vec<bool> = frames.iter().map(|frame| frame.place & StackDef::ENTRY != 0).collect();
     let merged = merge_stack(&native, &is_entry);
     let n_interpreter = native.iter().filter(|word| *word & StackDef::INTERPRETER != 0).count();
     let n_entries = is_entry.iter().filter(|entry| **entry).count();
-    n_interpreter == n_entries && merged.len() == native.len() - n_interpreter + frames.len()
+    match n_interpreter.cmp(&n_entries) {
+        _ if merged.len() != native.len() - n_entries.min(n_interpreter) + frames.len() => "not",
+        Ordering::Less => "not",
+        Ordering::Equal => "whole",
+        Ordering::Greater => "inner",
+    }
 }
 
 fn define(state: &stack::ThreadStackState, index: usize, id: u64) -> Code {

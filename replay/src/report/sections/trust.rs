@@ -48,6 +48,10 @@ fn build(story: &Story) -> Option<Section> {
             format!("PyTorch's blocks of less than {least} bytes were recorded without stacks (--min-size)");
         section = section.line(Mood::Note, text);
     }
+    if let Some(why) = python_frames_unseen(ledger) {
+        let text = format!("no stack has Python frames: {why}");
+        section = section.line(Mood::Warning, text);
+    }
     if !ledger.notes.is_empty() {
         let text = format!("{} notes of the recording: `gputrace doctor {}`", ledger.notes.len(), story.path);
         section = section.line(Mood::Note, text);
@@ -59,4 +63,9 @@ fn build(story: &Story) -> Option<Section> {
 fn stacks_min_size(ledger: &Ledger) -> Option<u64> {
     let told = ledger.notes.iter().find_map(|(_, note)| note.strip_prefix("stacks.min_size="))?;
     told.parse().ok()
+}
+
+/// Why Python ran and no stack shows it.
+fn python_frames_unseen(ledger: &Ledger) -> Option<&str> {
+    ledger.notes.iter().find_map(|(_, note)| note.strip_prefix("python.frames=unseen: "))
 }
