@@ -2,6 +2,7 @@
 //! of another build.
 
 use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -24,13 +25,17 @@ fn folder(name: &str) -> Folder {
 
 /// Compiles `guests/inlined.c`; programs that ask for other sizes are other builds.
 fn program(folder: &Folder, weights: u32) -> PathBuf {
-    let path = folder.path().join("program");
+    compile(folder, "inlined.c", "program", &[&format!("-DWEIGHTS={weights}")])
+}
+
+fn compile(folder: &Folder, source: &str, name: &str, arguments: &[&str]) -> PathBuf {
+    let path = folder.path().join(name);
     let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
     run(Command::new(compiler)
         .args(["-std=gnu11", "-O1", "-g", "-Wl,--build-id", "-o"])
         .arg(&path)
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("guests/inlined.c"))
-        .arg(format!("-DWEIGHTS={weights}"))
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("guests").join(source))
+        .args(arguments)
         .arg(fake_cuda::library_dir().join("libcuda.so.1")));
     path
 }
@@ -170,4 +175,87 @@ fn a_program_that_deletes_its_file_is_named_from_what_is_still_open() {
     let folder = folder("deleted-killed");
     let trace = record(&program(&folder, 1 << 20), &folder, &["replace", "alloc", "kill"]);
     assert_eq!(frames(&trace), NAMED);
+}
+
+/// A command that runs its arguments in a mount namespace of their own; `None`, said, where that is not permitted.
+fn unshare() -> Option<Command> {
+    let mut why = String::new();
+    for how in ["-m", "-rm"] {
+        let mut command = Command::new("unshare");
+        match command.args([how, "true"]).output() {
+            Ok(output) if output.status.success() => {
+                let mut command = Command::new("unshare");
+                command.arg(how);
+                return Some(command);
+            }
+            Ok(output) => why = String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+            Err(error) => why = error.to_string(),
+        }
+    }
+    let _ = writeln!(io::stderr(), "skipped: no mount namespace may be made here: {why}");
+    None
+}
+
+/// The build id that the trace has of the module at this path.
+fn recorded_build_id(trace: &Path, path: &Path) -> String {
+    let trace = Trace::open(trace).expect("a trace");
+    let module = trace.modules().iter().find(|module| Path::new(&module.path) == path);
+    module.unwrap_or_else(|| panic!("no module is {}", path.display())).build_id.clone()
+}
+
+#[test]
+fn a_program_that_only_its_container_has_is_named_from_there() {
+    for (at, deeds) in [&["alloc"][..], &["alloc", "kill"]].into_iter().enumerate() {
+        let Some(mut command) = unshare() else { return };
+        let folder = folder(&format!("container-{at}"));
+        let program = program(&folder, 1 << 20);
+        let inside = folder.path().join("inside");
+        fs::create_dir(&inside).expect("writable");
+        command
+            .args(["sh", "-ec"])
+            .arg(r#"mount -t tmpfs none "$1"; cp "$2" "$1/program"; shift 2; exec "$0" "$@""#)
+            .args([&inside.join("program"), &inside, &program])
+            .args(deeds)
+            .env("LD_LIBRARY_PATH", fake_cuda::library_dir());
+        recorded::preload(&mut command, &folder);
+        // What is at that path outside is another build.
+        let other = compile(&folder, "inlined.c", "other", &["-DWEIGHTS=4096"]);
+        fs::copy(&other, inside.join("program")).expect("writable");
+        let output = command.output().expect("unshare runs");
+        folder.traces(1);
+        let trace = folder.files("gtr").remove(0);
+        assert_eq!(frames(&trace), NAMED, "{deeds:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(recorded_build_id(&trace, &inside.join("program")), build_id(&program));
+        assert_ne!(build_id(&other), build_id(&program));
+    }
+}
+
+#[test]
+fn a_library_that_only_the_namespace_of_its_process_has_is_named_from_there() {
+    for deeds in [&[][..], &["kill"]] {
+        let folder = folder(&format!("namespace-{}", deeds.len()));
+        let program = compile(&folder, "moves.c", "program", &[]);
+        let library = |name, weights| {
+            compile(&folder, "moves.c", name, &["-shared", "-fPIC", &format!("-DWEIGHTS={weights}")])
+        };
+        let source = library("source.so", 1 << 20);
+        let inside = folder.path().join("inside");
+        fs::create_dir(&inside).expect("writable");
+        // What is at that path outside, where the recorder is, is another build.
+        fs::copy(library("other.so", 2 << 20), inside.join("libinside.so")).expect("writable");
+        let mut command = Command::new(&program);
+        command.args([&inside, &source]).args(deeds).env("LD_LIBRARY_PATH", fake_cuda::library_dir());
+        recorded::preload(&mut command, &folder);
+        let output = command.output().expect("the program runs");
+        if output.status.code() == Some(77) {
+            let _ = writeln!(io::stderr(), "skipped: this user may not make mount namespaces");
+            return;
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.success(), deeds.is_empty(), "{said}");
+        folder.traces(1);
+        let trace = folder.files("gtr").remove(0);
+        assert_eq!(frames(&trace), ["load_inside moves.c:11", "main moves.c:61"], "{said}");
+        assert_eq!(recorded_build_id(&trace, &inside.join("libinside.so")), build_id(&source));
+    }
 }
