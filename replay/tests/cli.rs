@@ -913,6 +913,9 @@ fn record_becomes_the_program() {
 #[test]
 fn record_hands_its_options_on() {
     let mut command = gputrace();
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("GPUTRACE_")) {
+        command.env_remove(name); // what this test run itself was told
+    }
     command.env("GPUTRACE_LIBRARY", libc()).env("LD_PRELOAD", libc());
     command.args(["record", "-o", "out/%p.gtr", "-f", "--stacks", "python", "--ring-size", "64M"]);
     command.args([
