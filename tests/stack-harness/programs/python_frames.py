@@ -11,7 +11,7 @@ for library in held, released:
     library.harness_traceback.argtypes = [ctypes.c_void_p, ctypes.c_int]
     library.harness_python_id.restype = ctypes.c_uint64
 local = threading.local()
-lock = threading.Lock()
+lock = threading.RLock()  # signal handlers check too
 n_stacks, n_frames, failures, unfit = 0, 0, [], []
 fits = {"whole"}
 
@@ -30,11 +30,13 @@ def expected(frame):
 
 
 def captured(library):
-    if not hasattr(local, "buffer"):
-        local.buffer = ctypes.create_string_buffer(ROOM)
-    n = library.harness_traceback(local.buffer, ROOM)
+    if not hasattr(local, "buffers"): local.buffers = []
+    # A signal handler that comes in between takes another one.
+    buffer = local.buffers.pop() if local.buffers else ctypes.create_string_buffer(ROOM)
+    n = library.harness_traceback(buffer, ROOM)
     assert n > 0
-    head, *lines = local.buffer.raw[:n].decode().splitlines()
+    head, *lines = ctypes.string_at(buffer, n).decode().splitlines()
+    local.buffers.append(buffer)
     marks, count, fit = head.split("\t")
     frames = [(f, int(l), q) for f, l, q in (line.split("\t") for line in lines)]
     assert len(frames) == int(count)
@@ -223,6 +225,10 @@ def same_shape(n):
         body = list(lines); body[5 + i * 7 % 30] = "  x = (\n 1)\n"
         body.insert(38 - i % 20, "  check('same shape', held)\n")
         exec(compile("def f():\n" + "".join(body) + "f()\n", "<same>", "exec"), scope)
+    for size in 8, 12, 16, 24, 40:
+        for i in range(n):
+            body = lines[:size]; body.insert(size // 2, "  check('same shape', held)\n"); body.insert(1 + i * 7 % size, "\n")
+            exec(compile("def f():\n" + "".join(body) + "f()\n", "<same>", "exec"), scope)
 
 
 def subinterpreters():

@@ -91,6 +91,11 @@ fn every_frame_is_the_one_that_the_interpreter_reports() {
 }
 
 #[test]
+fn frames_stay_right_while_signals_threads_and_libraries_come_and_go() {
+    supported().iter().for_each(|python| python.check(&["python_storm.py"]));
+}
+
+#[test]
 fn native_frames_of_pytorch_are_those_of_libgcc() {
     let Some(path) = std::env::var_os("GPUTRACE_TEST_TORCH_PYTHON") else {
         return eprintln!("skipped: GPUTRACE_TEST_TORCH_PYTHON names no Python with PyTorch");
