@@ -84,6 +84,30 @@ def recursion(n, library, situation="recursion"):
     return recursion(n - 1, library, situation)
 
 
+def either_way():
+    import functools
+    def leaf(*_): check("called by Python or C", held)
+    for _ in range(3):
+        leaf(); functools.reduce(leaf, [1, 2]); leaf(); leaf(); functools.reduce(leaf, [1, 2])
+
+
+def collections():
+    """The collector runs wherever something is made, in functions that are only being set up too."""
+    import gc
+    class Cycle:
+        def __init__(self): self.itself = self
+        def __del__(self): check("finalizer of a cycle", held); check("finalizer of a cycle", released)
+    def cells(n):
+        first, second = [n], [n]
+        def inner(): return first, second
+        yield inner
+    before = gc.get_threshold()
+    gc.set_threshold(2)
+    for n in range(100):
+        Cycle(); list(cells(n)); recursion(1, held, "between collections"); [f() for f in cells(n)]
+    gc.set_threshold(*before); gc.collect()
+
+
 def generators():
     def numbers(n):
         for i in range(n):
@@ -280,7 +304,7 @@ if __name__ == "__main__":
     n = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
     status = held.harness_python_status()
     assert status == 1, f"status {status}"
-    for situation in plain, generators, callbacks, threads, greenlets, ids, deep, subinterpreters:
+    for situation in plain, either_way, collections, generators, callbacks, threads, greenlets, ids, deep, subinterpreters:
         situation()
     asyncio.run(coroutines())
     redefinitions(n); same_shape(n // 4)

@@ -19,6 +19,7 @@ pub mod traceback;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use stack::{Captured, ThreadStackState};
 use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A variable that makes the C library look as old as those before 2.35.
 const OLD_GLIBC: &str = "STACK_HARNESS_OLD_GLIBC";
@@ -97,6 +98,39 @@ pub unsafe extern "C" fn harness_native(out: *mut u64, room: c_int) -> c_int {
 pub extern "C" fn harness_is_collecting() -> c_int {
     harness_init();
     c_int::from(stack::python::is_collecting())
+}
+
+static WATCHERS: AtomicU32 = AtomicU32::new(0);
+static DONE: AtomicU32 = AtomicU32::new(0);
+
+/// Captures until the calling thread has no Python frames any more, and then on and on.
+#[unsafe(no_mangle)]
+pub extern "C" fn harness_watch_end() {
+    let state = harness_state();
+    WATCHERS.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: the calling thread's own state.
+    while unsafe { stack::capture(state, stack::PYTHON) }.n_python > 0 {}
+    DONE.fetch_add(1, Ordering::Relaxed);
+    harness_repeat(stack::PYTHON | stack::NATIVE, u64::MAX);
+}
+
+/// Waits until no thread that watches has Python frames. Ends the process with 9 if that takes longer than it ever should.
+#[unsafe(no_mangle)]
+pub extern "C" fn harness_await_end() {
+    for _ in 0..10_000 {
+        if DONE.load(Ordering::Relaxed) == WATCHERS.load(Ordering::Relaxed) {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    // SAFETY: no precondition.
+    unsafe { libc::_exit(9) };
+}
+
+/// How many threads watch.
+#[unsafe(no_mangle)]
+pub extern "C" fn harness_watchers() -> c_int {
+    WATCHERS.load(Ordering::Relaxed) as c_int
 }
 
 /// Says that an object was unloaded.
