@@ -255,7 +255,7 @@ fn a_library_that_only_the_namespace_of_its_process_has_is_named_from_there() {
         assert_eq!(output.status.success(), deeds.is_empty(), "{said}");
         folder.traces(1);
         let trace = folder.files("gtr").remove(0);
-        assert_eq!(frames(&trace), ["load_inside moves.c:11", "main moves.c:61"], "{said}");
+        assert_eq!(frames(&trace), ["load_inside moves.c:11", "main moves.c:64"], "{said}");
         assert_eq!(recorded_build_id(&trace, &inside.join("libinside.so")), build_id(&source));
     }
 }

@@ -10,6 +10,7 @@ use crate::session::{self, Lane, Rest};
 use crate::stack::{self, Captured, NATIVE, PYTHON};
 use crate::sys::Text;
 use core::ffi::{CStr, c_char, c_void};
+use core::sync::atomic::{AtomicBool, Ordering};
 use gputrace_ring::record::{CodeDef, Kind, StackDef};
 use gputrace_ring::ring::{Producer, Pushed, as_words_bytes};
 
@@ -53,12 +54,23 @@ fn describe_min_size(producer: &mut Producer) {
 }
 
 /// Says in the trace which native frames run Python: `python.interpreter=VERSION START END`, addresses; or, with
-/// `python.frames=unseen: WHY`, that no stack has Python frames.
+/// `python.frames=unseen: WHY`, that no stack has Python frames (from here on).
 pub(crate) fn describe(producer: &mut Producer) {
     describe_min_size(producer);
-    let text = Text::<128>::new();
+    describe_python(producer);
+}
+
+/// Whether the trace says that no stack has Python frames.
+static IS_UNSEEN_SAID: AtomicBool = AtomicBool::new(false);
+
+fn describe_python(producer: &mut Producer) {
+    use stack::python::Status;
+    let unseen = |why: &[u8]| {
+        IS_UNSEEN_SAID.store(true, Ordering::Relaxed);
+        Text::<128>::new().add(b"python.frames=unseen: this ").add(why)
+    };
     let text = match (stack::python::interpreter(), stack::python::status()) {
-        (Some((version, start, end)), _) => text
+        (Some((version, start, end)), _) => Text::<128>::new()
             .add(b"python.interpreter=")
             .number(u64::from(version >> 8))
             .add(b".")
@@ -67,13 +79,12 @@ pub(crate) fn describe(producer: &mut Producer) {
             .number(start)
             .add(b" ")
             .number(end),
-        (None, stack::python::Status::FreeThreaded) => {
-            text.add(b"python.frames=unseen: this CPython is a free-threaded build")
+        (None, Status::FreeThreaded) => unseen(b"CPython is a free-threaded build"),
+        (None, Status::UnknownVersion) => unseen(b"is no CPython from 3.9 to 3.15"),
+        (None, Status::UnknownLayout) => {
+            unseen(b"CPython lays out its memory otherwise than its version does")
         }
-        (None, stack::python::Status::UnknownVersion | stack::python::Status::UnknownLayout) => {
-            text.add(b"python.frames=unseen: this is no CPython from 3.9 to 3.15")
-        }
-        (None, _) => return,
+        (None, Status::Absent | Status::Looking | Status::Ready) => return,
     };
     let at = producer.now();
     producer.push_raw(at, Kind::Note, &[text.as_bytes()]);
@@ -142,6 +153,10 @@ fn send(producer: &mut Producer, rest: &mut Rest, captured: Captured) {
     if !rest.stack.complete() {
         rest.stack.forget_stack(captured.id);
         return;
+    }
+    // That memory is laid out otherwise than this version's is found out at a thread's first frames.
+    if captured.marks & Captured::NO_PYTHON != 0 && !IS_UNSEEN_SAID.load(Ordering::Relaxed) {
+        describe_python(producer);
     }
     let at = producer.now();
     let scratch = &mut rest.scratch;

@@ -32,12 +32,15 @@ static void put(const char *path, const void *data, size_t bytes)
 
 static void leave(void)
 {
-    char map[64];
-    int bytes = snprintf(map, sizeof map, "0 %u 1", (unsigned)getuid());
+    char users[64], groups[64];
+    int n_users = snprintf(users, sizeof users, "0 %u 1", (unsigned)getuid());
+    int n_groups = snprintf(groups, sizeof groups, "0 %u 1", (unsigned)getgid());
     if (unshare(CLONE_NEWNS) == 0) return;
     /* Whoever is not root can only have a namespace together with one of users. */
     if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) exit(77);
-    put("/proc/self/uid_map", map, bytes);
+    put("/proc/self/uid_map", users, n_users);
+    put("/proc/self/setgroups", "deny", 4);
+    put("/proc/self/gid_map", groups, n_groups);
 }
 
 int main(int argc, char **argv)
