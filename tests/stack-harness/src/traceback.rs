@@ -21,7 +21,7 @@ struct Code {
 /// What the recorder has been told.
 static CODES: Mutex<Option<HashMap<u64, Code>>> = Mutex::new(None);
 
-/// Captures the calling thread's Python frames into `out`: a line of marks, frame count and [`fit`], then one of file, line and name a frame, innermost first, separated by tabs. Returns the bytes that it takes, or -1 when they are too many.
+/// Captures the calling thread's Python frames into `out`: a line of marks, frame count and how native and Python frames fit together (`fit`), then one of file, line and name a frame, innermost first, separated by tabs. Returns the bytes that it takes, or -1 when they are too many.
 ///
 /// # Safety
 /// `out` has room for `room` bytes.
