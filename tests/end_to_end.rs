@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::Command;
 
-use gputrace_schemas::event::{EventKind, StackId};
+use gputrace_schemas::event::{Action, EventKind, StackId};
 use gputrace_tests::calls::{self, Call};
 use gputrace_tests::programs::{self, Route};
 use gputrace_tests::recorded::{self, Folder};
@@ -126,6 +126,27 @@ fn an_event_of_a_training_step_takes_few_bytes_of_the_ring() {
     let _ = writeln!(io::stderr(), "{each:.2} bytes an event");
     // Half a cache line, but where a chunk begins, another thread goes on or the stream changes.
     assert!((32.0..36.0).contains(&each), "{each:.2} bytes an event");
+}
+
+#[test]
+fn a_function_is_told_when_its_code_comes_and_not_at_every_launch() {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let folder = Folder::new(target, "code-loads");
+    let program = programs::named("code_loads");
+    let run = program.run(Route::Driver, target, |command| recorded::preload(command, &folder));
+    program.check(&run.expect("no wheel is needed"), Route::Driver);
+    let mut told = Vec::new();
+    for event in folder.traces(1)[0].events() {
+        let EventKind::Call(call) = event.kind else { continue };
+        match call.action {
+            Action::FunctionLoad => told.push(call.result),
+            Action::CodeUnload => told.push(None),
+            _ => {}
+        }
+    }
+    // Three functions, an error, code goes, two functions again, code goes.
+    let (ok, unload) = (Some(0), None);
+    assert_eq!(told, [ok, ok, ok, Some(1), unload, ok, ok, unload]);
 }
 
 #[test]

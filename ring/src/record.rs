@@ -746,7 +746,7 @@ numbered! {
         CodeLoad = 52,
         /// Module or library in `handle`.
         CodeUnload = 53,
-        /// Function or module in `handle`: its code is on the device now, if it was not before.
+        /// Function or module in `handle`: its code is on the device now. Told once, until code goes.
         FunctionLoad = 54,
         /// A limit of the context: which in `extra`, its value in `bytes`.
         LimitSet = 55,

@@ -5,11 +5,13 @@
 
 use crate::callsite;
 use crate::hook::AUXILIARY;
+use crate::hooks::code::{self, Told};
 pub(crate) use crate::session::Start;
 use crate::session::{self, Lane};
 use crate::tls;
 use core::ffi::c_int;
 use gputrace_ring::record::{Action, Call, CallEnd};
+use gputrace_ring::ring::Pushed;
 
 /// `Call::device` of what is not on any device.
 const UNKNOWN_DEVICE: i8 = -1;
@@ -35,18 +37,26 @@ pub(crate) fn acquire(
     let begin = session::now();
     let result = run();
     drop(depth);
-    let end = session::now();
+    code::note(action);
     // What fails before there is a session (no device, not initialised) is no business of ours.
     let start = if result == 0 || result == OUT_OF_MEMORY { start } else { Start::OnlyIfLive };
-    let Some(mut lane) = session::lane(start) else { return result };
     let mut draft = Draft::new(row, action);
     fill(&mut draft, result == 0);
+    let code = (result == 0 && action == Action::FunctionLoad).then(|| Told::of(row, draft.call.handle));
+    if code.is_some_and(Told::is_known) {
+        return result;
+    }
+    let end = session::now();
+    let Some(mut lane) = session::lane(start) else { return result };
     draft.call.result = result;
     draft.call.duration = u32::try_from(end.0.saturating_sub(begin.0)).unwrap_or(u32::MAX);
     if result == 0 && makes_mappings(action) {
         lane.mappings_changed();
     }
-    draft.send(&mut lane);
+    let sent = draft.send(&mut lane);
+    if let (Some(code), Pushed::Yes) = (code, sent) {
+        code.remember();
+    }
     result
 }
 
@@ -73,8 +83,10 @@ pub(crate) fn release(
     draft.send(&mut lane);
     // The program may free from a signal handler while the driver works.
     drop(lane);
+    code::note(action);
     let result = run();
     drop(depth);
+    code::note(action);
     if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
         let end = session::now();
         let duration = end.0.saturating_sub(begin.0);
@@ -215,7 +227,7 @@ impl Draft {
         succeeded && gives
     }
 
-    fn send(mut self, lane: &mut Lane) {
+    fn send(mut self, lane: &mut Lane) -> Pushed {
         if !self.device_known {
             self.call.device = current_device();
         }
@@ -233,7 +245,7 @@ impl Draft {
         // Whose memory it is shows in the frames: driver calls have some even where nobody asked for stacks.
         self.call.stack = callsite::capture(lane, callsite::Of::DriverCall);
         let at = session::now();
-        lane.producer().push_call(at, &self.call);
+        lane.producer().push_call(at, &self.call)
     }
 }
 

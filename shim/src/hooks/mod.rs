@@ -1,6 +1,7 @@
 //! Every function we stand in for, by where it comes from.
 
 pub(crate) mod autograd;
+pub(crate) mod code;
 mod contexts;
 mod cuda_driver;
 pub(crate) mod events;

@@ -6,7 +6,7 @@
 
 /* What every handle points to: something of its own, so that handles differ. */
 struct code {
-    struct code *next;
+    struct code *next, *function; /* of a kernel, once asked for */
     unsigned char padding[64];
 };
 typedef struct code *handle;
@@ -118,10 +118,19 @@ EXPORT CUresult cuLibraryGetModule(handle *out, handle library)
     (void)library;
     QUERY(NEEDS_CONTEXT, make(out));
 }
+/* The same one every time it is asked for, as with the real driver. */
+static CUresult function_of(handle *out, handle kernel)
+{
+    struct code *code = kernel;
+    if (!out || !code) return CUDA_ERROR_INVALID_VALUE;
+    *out = code->function;
+    if (!*out && make(out) == CUDA_SUCCESS) code->function = *out;
+    return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 EXPORT CUresult cuKernelGetFunction(handle *out, handle kernel)
 {
-    (void)kernel;
-    QUERY(NEEDS_CONTEXT, make(out));
+    QUERY(NEEDS_CONTEXT, function_of(out, kernel));
 }
 EXPORT CUresult cuKernelGetAttribute(int *out, int which, handle kernel, CUdevice device)
 {
