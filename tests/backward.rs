@@ -1,7 +1,7 @@
 //! The backward pass of the real PyTorch: each allocation is told with the operation, its line of the forward pass, and the line that called
 //! `backward()`, as PyTorch's own anomaly mode says them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::Command;
@@ -44,14 +44,22 @@ fn check(stacks: &str) {
     recorded::preload(&mut command, &folder);
     let output = command.output().expect("GPUTRACE_PYTHON can be run");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let operations = operations(&output.stdout);
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    let operations = operations(&said);
+    let outside: HashSet<u64> =
+        said["outside"].as_array().expect("a list").iter().filter_map(serde_json::Value::as_u64).collect();
+    assert_eq!(outside.len(), 30, "{said}");
     let trace = &folder.traces(1)[0];
     let notes: Vec<_> = trace.events().filter_map(note).filter(|note| note.starts_with("torch.")).collect();
     assert_eq!(notes, ["torch.requests=seen", "torch.backward=seen"]);
 
-    let mut seen = 0;
+    let (mut seen, mut seen_outside) = (0, 0);
     for event in trace.events() {
         let EventKind::BlockAlloc(block) = event.kind else { continue };
+        if block.requested.is_some_and(|bytes| outside.contains(&bytes.0)) {
+            seen_outside += 1;
+            assert!(trace.stack(event.stack).expect("a stack").backward.is_none(), "{:?}", block.requested);
+        }
         let Some(operation) = block.requested.and_then(|bytes| operations.get(&bytes.0)) else { continue };
         let stack = trace.stack(event.stack).expect("a stack");
         // What the forward pass allocates has the same size.
@@ -61,11 +69,12 @@ fn check(stacks: &str) {
         };
         seen += 1;
         let told = (node(backward), line(trace, backward.forward), line(trace, backward.caller));
-        let is_python = operation.node == "TwiceBackward";
+        let is_python = ["TwiceBackward", "OnCallerBackward"].contains(&operation.node.as_str());
         let expected = if is_python { "PyNode" } else { &operation.node };
         assert_eq!(told, (expected, Some(operation.line), Some(operation.caller)), "{:?}", block.requested);
         assert!(!backward.is_caller_inferred, "only one thread was inside of backward()");
     }
+    assert_eq!(seen_outside, outside.len());
     // Of each at least the gradient.
     assert!(seen >= operations.len(), "{seen} allocations of {} operations", operations.len());
 }
@@ -74,8 +83,7 @@ fn note(event: Event) -> Option<String> {
     if let EventKind::Note(text) = event.kind { Some(text) } else { None }
 }
 
-fn operations(output: &[u8]) -> HashMap<u64, Operation> {
-    let said: serde_json::Value = serde_json::from_slice(output).expect("one JSON object");
+fn operations(said: &serde_json::Value) -> HashMap<u64, Operation> {
     let number = |value: &serde_json::Value| value.as_u64().expect("a number");
     let operation = |value: &serde_json::Value| {
         let node = value["node"].as_str().expect("a name").to_owned();
@@ -84,7 +92,7 @@ fn operations(output: &[u8]) -> HashMap<u64, Operation> {
     };
     let operations: HashMap<_, _> =
         said["operations"].as_array().expect("a list").iter().map(operation).collect();
-    assert_eq!(operations.len(), 33, "{said}");
+    assert_eq!(operations.len(), 42, "{said}");
     operations
 }
 

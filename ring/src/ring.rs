@@ -172,6 +172,7 @@ impl Producer {
 
     /// `head` has whole words.
     #[inline]
+    #[unsafe(link_section = "gputrace_hot")]
     fn push_bytes(&mut self, at: Ticks, flags: u8, kind: Kind, head: &[u8], tail: &[&[u8]]) -> Pushed {
         let bytes = WORD + head.len() + tail_bytes(tail);
         if bytes > MAX_RECORD {

@@ -106,6 +106,7 @@ unsafe extern "C" fn lookup(name: *const c_char) -> *mut c_void {
 
 /// Stack id of the calling thread's stack; 0 if it was not looked at.
 #[inline]
+#[unsafe(link_section = "gputrace_hot")]
 pub(crate) fn capture(lane: &mut Lane, of: Of) -> u64 {
     let want = match (session::stacks(), of) {
         (_, Of::Block(bytes)) if bytes < session::stacks_min_size() => return 0,
@@ -125,6 +126,7 @@ pub(crate) fn capture(lane: &mut Lane, of: Of) -> u64 {
 
 /// As [`capture`], for what is not told itself but where it was called: the Python frames; in a program without Python
 /// the native ones, if the user wants those.
+#[unsafe(link_section = "gputrace_hot")]
 pub(crate) fn capture_program(lane: &mut Lane) -> u64 {
     let has_python = stack::python::status() == stack::python::Status::Ready;
     match session::stacks() {
@@ -139,8 +141,12 @@ pub(crate) fn capture_program(lane: &mut Lane) -> u64 {
 fn capture_frames(lane: &mut Lane, want: u32) -> u64 {
     let (producer, rest) = lane.parts();
     rest.stack.doing = rest.node.class;
-    // SAFETY: the state was zeroed when it was made, and the lane is the thread's only one.
-    let captured = unsafe { stack::capture(&raw mut rest.stack, want) };
+    let captured = if want == PYTHON {
+        rest.stack.capture_python()
+    } else {
+        // SAFETY: the state was zeroed when it was made, and the lane is the thread's only one.
+        unsafe { stack::capture(&raw mut rest.stack, want) }
+    };
     if captured.id != 0 && rest.stack.is_new_stack(captured.id, rest.definitions) {
         send(producer, rest, captured);
     }

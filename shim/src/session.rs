@@ -50,11 +50,15 @@ struct Page {
     state: AtomicU32,
 }
 
+#[unsafe(link_section = "gputrace_hot_data")]
 static PAGE: AtomicPtr<Page> = AtomicPtr::new(null_mut());
 /// Whether the devices were sent.
 static DEVICES_KNOWN: AtomicU32 = AtomicU32::new(0);
+#[unsafe(link_section = "gputrace_hot_data")]
 static CLOCK: AtomicU32 = AtomicU32::new(Clock::Monotonic as u32);
+#[unsafe(link_section = "gputrace_hot_data")]
 static STACKS: AtomicU32 = AtomicU32::new(Stacks::All as u32);
+#[unsafe(link_section = "gputrace_hot_data")]
 static STACKS_MIN_SIZE: AtomicU64 = AtomicU64::new(0);
 static MAP: Shared<MaybeUninit<Map>> = Shared(UnsafeCell::new(MaybeUninit::uninit()));
 /// Where the ring is, for the end.
@@ -83,6 +87,12 @@ pub(crate) struct Rest {
     pub(crate) torch_stream: (i64, u64),
     /// What the recorder knows of the thread's place in PyTorch's backward pass.
     pub(crate) node: Node,
+    /// Where the thread stands if it calls `backward()`.
+    pub(crate) backward: crate::hooks::autograd::BackwardCall,
+    /// Classes of operations of the backward pass whose names were sent.
+    pub(crate) node_classes: crate::hooks::autograd::SentClasses,
+    /// PyTorch's number of the thread; 0 not asked yet.
+    pub(crate) torch_thread: u64,
     /// What NCCL's open group will launch.
     pub(crate) noted: crate::nccl::timing::Noted,
     /// What the calls of NCCL's open group have counted.
@@ -173,6 +183,7 @@ pub(crate) fn stacks_min_size() -> u64 {
 /// The calling thread's lane. `None` if there is no session (see [`Start`]), if we stepped aside, or in a signal
 /// handler that interrupted another event of this thread, which is counted as a loss.
 #[inline]
+#[unsafe(link_section = "gputrace_hot")]
 pub(crate) fn lane(start: Start) -> Option<Lane> {
     let tls = tls::here();
     let generation = generation();

@@ -1,6 +1,6 @@
 """Forward operations on lines, in threads and inside of others, and what PyTorch says of where each was called.
 
-Prints JSON: for each operation whose gradient is the only allocation of its size, that size, the name of its node, the line of the forward
+Prints JSON: the sizes of allocations outside of the backward pass; and for each operation whose gradient is the only allocation of its size, that size, the name of its node, the line of the forward
 pass (from anomaly mode's tracebacks), and the line that called backward().
 """
 import gc, inspect, json, re, threading, weakref
@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 # Of garbage, which the fake device computes, some is no number.
 torch.autograd.set_detect_anomaly(True, check_nan=False)
 sizes = iter(range(100_000, 10**9, 1_111))
-truth, lock, nodes = [], threading.Lock(), []
+truth, outside, lock, nodes = [], [], threading.Lock(), []
 
 
 def line_of(function, text):
@@ -43,6 +43,70 @@ class Twice(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return grad * 2
+
+
+class OnCaller(torch.autograd.Function):
+    """Of a tensor on the CPU: the thread that calls backward() runs it itself."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        torch.empty(grad.numel() * 4, dtype=torch.uint8, device="cuda")
+        return grad * 2
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise RuntimeError("as it should")
+
+
+def cpu_leaf():
+    with lock:
+        n = next(sizes)
+    return torch.zeros(1).expand(n).requires_grad_()
+
+
+def allocate_outside():
+    with lock:
+        n = next(sizes)
+        outside.append(n)
+    torch.empty(n, dtype=torch.uint8, device="cuda")
+
+
+def calling_thread():
+    caller = line_of(calling_thread, "told(OnCaller.apply(cpu_leaf()), caller).sum().backward()")
+    allocate_outside()
+    told(OnCaller.apply(cpu_leaf()), caller).sum().backward()
+    allocate_outside()
+
+
+def inside_another():
+    # An operation that calls backward() itself, on a thread of the engine.
+    def part(x):
+        return told(OnCaller.apply(cpu_leaf()), caller).sum() + told(torch.tan(x), caller).sum()
+    caller = line_of(inside_another, "checkpoint(part")
+    checkpoint(part, leaf(), use_reentrant=True).backward()
+    allocate_outside()
+
+
+def failing():
+    for x in cpu_leaf(), leaf():
+        try:
+            Fails.apply(x).sum().backward()
+        except RuntimeError:
+            allocate_outside()
+        else:
+            raise SystemExit("no error")
+    # What the error left behind must not hide the next one.
+    calling_thread()
 
 
 def main_thread():
@@ -82,7 +146,12 @@ for step in range(3):
     thread.start()
     thread.join()
     recomputed()
+    calling_thread()
+    failing()
+    thread = threading.Thread(target=failing)
+    thread.start()
+    thread.join()
 torch.cuda.synchronize()
 gc.collect()
 assert all(node() is None for node in nodes), "somebody else holds nodes of the backward pass"
-print(json.dumps({"version": torch.__version__, "operations": truth}))
+print(json.dumps({"version": torch.__version__, "operations": truth, "outside": outside}))

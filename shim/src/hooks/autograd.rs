@@ -65,11 +65,14 @@ const MISSING: u32 = 2;
 /// What should be numbers are none.
 const UNEXPECTED: u32 = 3;
 
+#[unsafe(link_section = "gputrace_hot_data")]
 static STATE: AtomicU32 = AtomicU32::new(ABSENT);
+#[unsafe(link_section = "gputrace_hot_data")]
 static REAL_NEXT_SEQUENCE: AtomicUsize = AtomicUsize::new(0);
 static REAL_EXECUTE: AtomicUsize = AtomicUsize::new(0);
 static GET_THREAD_NUMBER: AtomicUsize = AtomicUsize::new(0);
 /// 0 unless the state is [`SEEN`].
+#[unsafe(link_section = "gputrace_hot_data")]
 static GET_CURRENT_NODE: AtomicUsize = AtomicUsize::new(0);
 /// Whether nodes are [`Held::Intrusive`].
 static IS_INTRUSIVE: AtomicBool = AtomicBool::new(false);
@@ -91,6 +94,55 @@ struct Counts {
     functions: usize,
     owners: AtomicI32,
     observers: AtomicI32,
+}
+
+/// Where a thread that calls `backward()` stands. Only inside that call can it run operations of the backward pass; the
+/// engine's own threads run them at any time, so a thread that runs one when it calls `backward()` is not known as a
+/// caller.
+#[derive(Clone, Copy)]
+pub(crate) struct BackwardCall {
+    /// Called `backward()` before, from outside the backward pass.
+    is_caller: bool,
+    /// Frame of the outermost call; 0 none. An exception leaves it behind: only deeper frames are inside.
+    frame: usize,
+}
+
+impl BackwardCall {
+    /// Whether the thread cannot be inside an operation of the backward pass.
+    #[inline]
+    fn is_outside(&self) -> bool {
+        self.is_caller && !self.is_inside()
+    }
+
+    #[inline]
+    fn is_inside(&self) -> bool {
+        let here = 0_u8;
+        (&raw const here as usize) < self.frame
+    }
+
+    fn enter(&mut self, frame: usize, runs_operation: bool) {
+        if !self.is_inside() {
+            *self = BackwardCall { is_caller: self.is_caller || !runs_operation, frame };
+        }
+    }
+
+    fn leave(&mut self, frame: usize) {
+        if self.frame == frame {
+            self.frame = 0;
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn enter(lane: &mut Lane, frame: usize) {
+    // SYNC: what holds nodes is visible to whoever asks for one.
+    let get = GET_CURRENT_NODE.load(Ordering::Acquire);
+    if get != 0 {
+        // SAFETY: as in `tell_node`.
+        let get: CurrentNode = unsafe { core::mem::transmute(get) };
+        let (node, _) = current_node(get);
+        lane.state().backward.enter(frame, node != Some(Node::default()));
+    }
 }
 
 /// Looks for PyTorch's autograd, once.
@@ -138,22 +190,27 @@ pub(crate) fn describe(producer: &mut Producer) {
 /// Tells the recorder which operation of the backward pass the thread is in, if that is another than before. False if
 /// it could not be told: then what follows would be taken for the one before.
 #[inline]
+#[unsafe(link_section = "gputrace_hot")]
 pub(crate) fn tell_node(lane: &mut Lane) -> bool {
     // SYNC: what holds nodes is visible to whoever asks for one.
     let get = GET_CURRENT_NODE.load(Ordering::Acquire);
     if get == 0 {
         return true;
     }
-    // SAFETY: found under the name of `torch::autograd::get_current_node()`, which takes nothing and gives a pointer to a
-    // `Node` of the kind that `IS_INTRUSIVE` says.
-    let get: CurrentNode = unsafe { core::mem::transmute(get) };
-    let (node, name) = current_node(get);
-    node == Some(lane.state().node) || send_node(lane, node, name)
+    let (node, functions) = if lane.state().backward.is_outside() {
+        (Some(Node::default()), core::ptr::null())
+    } else {
+        // SAFETY: found under the name of `torch::autograd::get_current_node()`, which takes nothing and gives a pointer to
+        // a `Node` of the kind that `IS_INTRUSIVE` says.
+        let get: CurrentNode = unsafe { core::mem::transmute(get) };
+        current_node(get)
+    };
+    node == Some(lane.state().node) || send_node(lane, node, functions)
 }
 
-#[cold]
 #[inline(never)]
-fn send_node(lane: &mut Lane, node: Option<Node>, name: *const c_char) -> bool {
+#[unsafe(link_section = "gputrace_hot")]
+fn send_node(lane: &mut Lane, node: Option<Node>, functions: *const usize) -> bool {
     let Some(node) = node else {
         GET_CURRENT_NODE.store(0, Ordering::Relaxed);
         STATE.store(UNEXPECTED, Ordering::Relaxed);
@@ -162,12 +219,12 @@ fn send_node(lane: &mut Lane, node: Option<Node>, name: *const c_char) -> bool {
     };
     let (producer, rest) = lane.parts();
     let at = producer.now();
-    if node.class != 0 && rest.stack.is_new_code(node.class, rest.definitions) {
-        // SAFETY: the name of a class in a library that stays.
-        let name = unsafe { sys::c_bytes(name) };
+    if node.class != 0 && rest.node_classes.lacks(node.class, rest.definitions) {
+        // SAFETY: those of the node's class.
+        let name = unsafe { class_name(functions) };
         let name = name.get(..name.len().min(MOST_NAME)).unwrap_or_default();
-        if producer.push_raw(at, Kind::NodeClass, &[&node.class.to_ne_bytes(), name]) != Pushed::Yes {
-            rest.stack.forget_code(node.class);
+        if producer.push_raw(at, Kind::NodeClass, &[&node.class.to_ne_bytes(), name]) == Pushed::Yes {
+            rest.node_classes.add(node.class);
         }
     }
     let is_told = producer.push(at, 0, &node) == Pushed::Yes;
@@ -177,10 +234,51 @@ fn send_node(lane: &mut Lane, node: Option<Node>, name: *const c_char) -> bool {
     is_told
 }
 
-/// What the calling thread runs of the backward pass, and the mangled name of its class. Reads PyTorch's own
-/// thread-local. `None` if what should be numbers are none.
+/// The mangled name of the class with these functions.
+///
+/// # Safety
+/// `functions` is the table of a class of libstdc++'s kind with virtual functions, in a library that stays.
+unsafe fn class_name(functions: *const usize) -> &'static [u8] {
+    // SAFETY: before its functions, a table has the address of the type's description (Itanium C++ ABI 2.5.2).
+    let description = unsafe { *functions.wrapping_sub(1) } as *const *const c_char;
+    // SAFETY: the second word of a description is the mangled name (`std::type_info`, libstdc++).
+    let name = unsafe { *description.wrapping_add(1) };
+    // SAFETY: a name is a C string.
+    unsafe { sys::c_bytes(name) }
+}
+
+/// Names of classes that were sent, by a few bits of their numbers: a training step has ten or twenty.
+#[repr(C)]
+pub(crate) struct SentClasses {
+    classes: [u64; 64],
+    /// What the recorder has lost so far; classes sent before do not count.
+    definitions: u32,
+}
+
+impl SentClasses {
+    fn lacks(&mut self, class: u64, definitions: u32) -> bool {
+        if definitions != self.definitions {
+            self.classes.fill(0);
+            self.definitions = definitions;
+        }
+        self.classes.get(Self::slot(class)) != Some(&class)
+    }
+
+    fn add(&mut self, class: u64) {
+        if let Some(slot) = self.classes.get_mut(Self::slot(class)) {
+            *slot = class;
+        }
+    }
+
+    fn slot(class: u64) -> usize {
+        (class >> 58) as usize
+    }
+}
+
+/// What the calling thread runs of the backward pass, and the functions of its class. Reads PyTorch's own thread-local.
+/// `None` if what should be numbers are none.
 #[inline]
-fn current_node(get: CurrentNode) -> (Option<Node>, *const c_char) {
+fn current_node(get: CurrentNode) -> (Option<Node>, *const usize) {
     let mut shared = SharedPointer { object: core::ptr::null(), counts: core::ptr::null() };
     // SAFETY: a class with a destructor comes back where the first argument points (Itanium C++ ABI 3.1.3).
     unsafe { get(&raw mut shared) };
@@ -190,17 +288,13 @@ fn current_node(get: CurrentNode) -> (Option<Node>, *const c_char) {
     // SAFETY: the thread's own pointer keeps the node, so all of it can be read.
     let word = |at: usize| unsafe { *shared.object.wrapping_add(at) };
     let functions = word(0) as *const usize;
-    // SAFETY: before its functions, a table has the address of the type's description (Itanium C++ ABI 2.5.2).
-    let description = unsafe { *functions.wrapping_sub(1) } as *const *const c_char;
-    // SAFETY: the second word of a description is the mangled name (`std::type_info`, libstdc++).
-    let name = unsafe { *description.wrapping_add(1) };
     let held = if IS_INTRUSIVE.load(Ordering::Relaxed) { Held::Intrusive } else { Held::Shared };
     let sequence = Some(word(held.sequence_word()) as u64).filter(|number| *number != NO_SEQUENCE);
     let operation = Operation { thread: word(held.thread_word()) as u64, sequence };
-    let class = (name as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let class = (functions as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let node = operation.encode().map(|operation| Node { operation, class });
     give_back(&shared, held);
-    (node, name)
+    (node, functions)
 }
 
 /// Gives up what [`current_node`] was given. It never is the last owner: the thread has its own pointer. Nor, for a node
@@ -228,6 +322,7 @@ fn give_back(shared: &SharedPointer, held: Held) {
 /// # Safety
 /// Called by PyTorch only.
 #[unsafe(export_name = "_ZN2at15sequence_number17get_and_incrementEv")]
+#[unsafe(link_section = "gputrace_hot")]
 pub(crate) unsafe extern "C" fn next_sequence() -> u64 {
     let real = real(&REAL_NEXT_SEQUENCE, &[NEXT_SEQUENCE]);
     // SAFETY: found under the name of a function of this type.
@@ -240,13 +335,15 @@ pub(crate) unsafe extern "C" fn next_sequence() -> u64 {
     sequence
 }
 
+#[unsafe(link_section = "gputrace_hot")]
 fn tell_forward(sequence: u64) {
     if GET_CURRENT_NODE.load(Ordering::Relaxed) == 0 {
         return;
     }
     let Some(mut lane) = session::lane(Start::OnlyIfLive) else { return };
     let stack = callsite::capture_program(&mut lane);
-    let operation = Operation { thread: thread_number(), sequence: Some(sequence) }.encode();
+    let thread = thread_number(&mut lane);
+    let operation = Operation { thread, sequence: Some(sequence) }.encode();
     if let (Some(operation), true) = (operation, stack != 0) {
         let producer = lane.producer();
         let at = producer.now();
@@ -254,7 +351,17 @@ fn tell_forward(sequence: u64) {
     }
 }
 
-fn thread_number() -> u64 {
+/// PyTorch's number of the calling thread, which it keeps; 0 unknown.
+fn thread_number(lane: &mut Lane) -> u64 {
+    let known = &mut lane.state().torch_thread;
+    if *known == 0 {
+        *known = find_thread_number();
+    }
+    *known
+}
+
+#[cold]
+fn find_thread_number() -> u64 {
     let get = GET_THREAD_NUMBER.load(Ordering::Relaxed);
     if get == 0 {
         return 0;
@@ -347,6 +454,7 @@ execute_with_graph_task!(
 extern "C" fn enter_backward(frame: usize) -> usize {
     if let Some(mut lane) = backward_lane() {
         let stack = callsite::capture_program(&mut lane);
+        enter(&mut lane, frame);
         tell_backward(&mut lane, frame, stack, 1);
     }
     real(&REAL_EXECUTE, &EXECUTE.map(|(name, _)| name))
@@ -355,6 +463,7 @@ extern "C" fn enter_backward(frame: usize) -> usize {
 #[cfg(target_arch = "x86_64")]
 extern "C" fn leave_backward(frame: usize) {
     if let Some(mut lane) = backward_lane() {
+        lane.state().backward.leave(frame);
         tell_backward(&mut lane, frame, 0, 0);
     }
 }
@@ -367,9 +476,10 @@ fn backward_lane() -> Option<Lane> {
 
 #[cfg(target_arch = "x86_64")]
 fn tell_backward(lane: &mut Lane, frame: usize, stack: u64, begins: u64) {
+    let thread = thread_number(lane);
     let producer = lane.producer();
     let at = producer.now();
-    producer.push(at, 0, &Backward { thread: thread_number(), stack, frame: frame as u64, begins });
+    producer.push(at, 0, &Backward { thread, stack, frame: frame as u64, begins });
 }
 
 /// Address of PyTorch's function that our export hides, under the name of these that its release has. Whoever calls us was

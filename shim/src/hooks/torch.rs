@@ -44,11 +44,17 @@ const REQUESTS: u32 = 2;
 /// The allocator does not look as expected: requests will never pass by.
 const UNEXPECTED: u32 = 3;
 
+#[unsafe(link_section = "gputrace_hot_data")]
 static STATE: AtomicU32 = AtomicU32::new(ABSENT);
+#[unsafe(link_section = "gputrace_hot_data")]
 static LOOKS: AtomicU32 = AtomicU32::new(0);
+#[unsafe(link_section = "gputrace_hot_data")]
 static REAL_ALLOCATE: AtomicUsize = AtomicUsize::new(0);
+#[unsafe(link_section = "gputrace_hot_data")]
 static GET_STREAM: AtomicUsize = AtomicUsize::new(0);
+#[unsafe(link_section = "gputrace_hot_data")]
 static GET_STREAM_HANDLE: AtomicUsize = AtomicUsize::new(0);
+#[unsafe(link_section = "gputrace_hot_data")]
 static REAL_REPORT_USAGE: AtomicUsize = AtomicUsize::new(0);
 static REAL_REPORT_OOM: AtomicUsize = AtomicUsize::new(0);
 
@@ -158,6 +164,7 @@ pub(crate) fn describe(producer: &mut Producer) {
 /// described to unwinders and holds nothing that would need cleaning up.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
+#[unsafe(link_section = "gputrace_hot")]
 unsafe extern "C" fn allocate_entry(_result: *mut c_void, _this: *mut c_void, _bytes: usize) -> *mut c_void {
     core::arch::naked_asm!(
         ".cfi_startproc",
@@ -196,6 +203,7 @@ unsafe extern "C" fn allocate_entry(_result: *mut c_void, _this: *mut c_void, _b
     )
 }
 
+#[unsafe(link_section = "gputrace_hot")]
 extern "C" fn enter_allocate(bytes: usize, frame: usize) -> usize {
     let tls = tls::here();
     tls.requested.set(bytes as u64);
@@ -203,6 +211,7 @@ extern "C" fn enter_allocate(bytes: usize, frame: usize) -> usize {
     REAL_ALLOCATE.load(Ordering::Relaxed)
 }
 
+#[unsafe(link_section = "gputrace_hot")]
 extern "C" fn leave_allocate() {
     tls::here().allocate_frame.set(0);
 }
@@ -213,6 +222,7 @@ extern "C" fn leave_allocate() {
 /// # Safety
 /// Called by PyTorch only.
 #[unsafe(export_name = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE")]
+#[unsafe(link_section = "gputrace_hot")]
 pub(crate) unsafe extern "C" fn report_memory_usage(
     block: *mut c_void,
     bytes: i64,
@@ -301,7 +311,11 @@ fn block_freed(addr: u64, bytes: u64, allocated: u64, reserved: u64, device: i8)
     let stack = callsite::capture(&mut lane, callsite::Of::Block(bytes));
     let at = session::now();
     let record = BlockFree { addr, device_bytes: pack_device(device, bytes), allocated, reserved, stack };
-    let flags = if python::is_collecting() { BlockFree::COLLECTING } else { 0 };
+    let is_collecting = match stack {
+        0 => python::is_collecting(),
+        _ => lane.state().stack.is_collecting().unwrap_or_else(python::is_collecting),
+    };
+    let flags = if is_collecting { BlockFree::COLLECTING } else { 0 };
     lane.producer().push_brief(at, flags, &record);
 }
 

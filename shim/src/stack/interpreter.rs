@@ -27,7 +27,9 @@ pub(crate) enum Status {
     UnknownLayout = 5,
 }
 
+#[unsafe(link_section = "gputrace_hot_data")]
 static STATUS: AtomicU32 = AtomicU32::new(Status::Absent as u32);
+#[unsafe(link_section = "gputrace_hot_data")]
 static PYTHON: Shared = Shared(UnsafeCell::new(MaybeUninit::uninit()));
 
 struct Shared(UnsafeCell<MaybeUninit<Python>>);
@@ -35,10 +37,44 @@ struct Shared(UnsafeCell<MaybeUninit<Python>>);
 // SAFETY: written once, before STATUS says Ready, and only read after that.
 unsafe impl Sync for Shared {}
 
+/// What has to be compared to tell whether a frame still is what it was: one copy of the walk for each.
+pub(crate) struct Shape;
+
+impl Shape {
+    /// 3.9 and 3.10: a frame knows its offset into the bytecode.
+    pub(crate) const OFFSETS: u8 = 0;
+    /// 3.11: a frame has the address of its instruction, and a mark whether it was entered from C.
+    pub(crate) const ENTRIES: u8 = 1;
+    /// From 3.12 on: entries from C have frames of their own.
+    pub(crate) const ADDRESSES: u8 = 2;
+    /// The same, and code objects have a version.
+    pub(crate) const VERSIONED: u8 = 3;
+
+    const fn of(offsets: &Offsets) -> u8 {
+        match offsets.place {
+            Place::Bytes | Place::Instructions => Shape::OFFSETS,
+            Place::Address if offsets.minor == 11 => Shape::ENTRIES,
+            Place::Address if offsets.code_version == NONE => Shape::ADDRESSES,
+            Place::Address => Shape::VERSIONED,
+        }
+    }
+}
+
+/// The state of the thread that started Python is a part of `_PyRuntime` from 3.11 on (`_initial_thread` of
+/// `_main_interpreter`, `pycore_interp.h`), so it can be read at any time, and says itself whether it is still the
+/// thread's. 0: this thread's is another one.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct Lasting(u64);
+
 /// The interpreter's symbols and offsets.
 #[derive(Clone, Copy)]
 pub(crate) struct Python {
     pub(crate) offsets: Offsets,
+    /// One of [`Shape`].
+    pub(crate) shape: u8,
+    /// Addresses of the object that has `_PyRuntime`.
+    object: (u64, u64),
     this_thread_state: unsafe extern "C" fn() -> *mut c_void,
     /// Before 3.12: the thread state that holds the GIL, whoever that is.
     current_thread_state: Option<unsafe extern "C" fn() -> *mut c_void>,
@@ -134,8 +170,12 @@ unsafe fn find(lookup: Lookup) -> Result<Python, Status> {
     let eval = find(c"_PyEval_EvalFrameDefault").unwrap_or(0);
     let range = super::native::object_around(eval).and_then(|object| object.function_range(eval));
     let current = if minor < 12 { find(c"_PyThreadState_UncheckedGet").ok() } else { None };
+    let object = super::native::object_around(runtime)
+        .map_or((0, 0), |object| (object.mapping.start(), object.mapping.end()));
     Ok(Python {
         offsets,
+        shape: Shape::of(&offsets),
+        object,
         // SAFETY: `PyThreadState *PyGILState_GetThisThreadState(void)`, pystate.h.
         this_thread_state: unsafe {
             core::mem::transmute::<u64, unsafe extern "C" fn() -> *mut c_void>(this_thread_state)
@@ -182,6 +222,7 @@ fn with_debug_offsets(row: Offsets, runtime: Object) -> Result<Offsets, Status> 
         thread_interpreter: offset(words.thread_interpreter),
         thread_top: offset(words.thread_interpreter + 1),
         thread_id: offset(words.thread_id),
+        thread_status: offset(words.thread_id + 3),
         frame_previous: offset(words.frame_previous),
         frame_code: offset(words.frame_previous + 1),
         frame_place: offset(words.frame_previous + 2),
@@ -244,10 +285,53 @@ impl Object {
     }
 }
 
+/// In [`Offsets::thread_status`]: `PyGILState_GetThisThreadState` gives this state to its thread
+/// (`_status.bound_gilstate`, `cpython/pystate.h` of 3.12 to 3.14).
+const BOUND_GILSTATE: u32 = 1 << 3;
+
+/// `pthread_self()`, which is the thread pointer in glibc (`THREAD_SELF`, `sysdeps/x86_64/nptl/tls.h`).
+#[inline(always)]
+fn this_thread() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let pointer: u64;
+        // SAFETY: the ABI keeps the thread pointer at fs:0.
+        unsafe {
+            core::arch::asm!("mov {}, qword ptr fs:[0]", out(reg) pointer, options(pure, readonly, nostack));
+        }
+        pointer
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: no precondition.
+    unsafe {
+        libc::pthread_self() as u64
+    }
+}
+
 impl Python {
     /// The calling thread's state, unless it has none or another thread is tearing the interpreter down.
     #[inline(always)]
-    pub(crate) fn thread_state(&self) -> Option<Object> {
+    pub(crate) fn thread_state(&self, lasting: &mut Lasting) -> Option<Object> {
+        if lasting.0 != 0 {
+            // SAFETY: part of a variable of CPython's.
+            let thread = unsafe { Object::new(lasting.0) };
+            // SAFETY: the address of CPython's own variable.
+            let runtime = unsafe { Object::new(self.runtime) };
+            let finalizing = runtime.word(self.offsets.finalizing);
+            if (thread.half(self.offsets.thread_status) & BOUND_GILSTATE != 0)
+                & (thread.word(self.offsets.thread_id) == this_thread())
+                & (finalizing == 0 || finalizing == lasting.0)
+            {
+                return Some(thread);
+            }
+        }
+        self.find_thread_state(lasting)
+    }
+
+    #[inline(never)]
+    #[unsafe(link_section = "gputrace_hot")]
+    fn find_thread_state(&self, lasting: &mut Lasting) -> Option<Object> {
+        *lasting = Lasting::default();
         // SAFETY: reads thread-specific data; documented to work without the GIL.
         let own = unsafe { (self.this_thread_state)() } as u64;
         // SAFETY: the address of CPython's own variable.
@@ -258,10 +342,12 @@ impl Python {
         }
         // SAFETY: the interpreter is alive, and so are its threads' states.
         let thread = unsafe { Object::new(own) };
-        // SAFETY: no precondition.
-        let this_thread = unsafe { libc::pthread_self() };
-        if thread.word(self.offsets.thread_id) != this_thread as u64 {
+        if thread.word(self.offsets.thread_id) != this_thread() {
             return None;
+        }
+        let is_part = self.object.0 <= own && own < self.object.1;
+        if is_part && self.offsets.thread_status != NONE {
+            *lasting = Lasting(own);
         }
         match self.current_thread_state {
             Some(current)
@@ -286,10 +372,8 @@ impl Python {
         }
         // Another thread's state may be freed at any moment: read it in a way that cannot fault.
         let owner = peek(current.wrapping_add(u64::from(self.offsets.thread_id)));
-        // SAFETY: no precondition.
-        let this_thread = unsafe { libc::pthread_self() } as u64;
         // SAFETY: a state whose owner is the calling thread stays alive while it runs.
-        if owner == Ok(this_thread) { unsafe { Object::new(current) } } else { own }
+        if owner == Ok(this_thread()) { unsafe { Object::new(current) } } else { own }
     }
 
     #[inline(always)]

@@ -55,6 +55,15 @@ impl Region {
         Some(unsafe { (addr as *const u64).read_unaligned() })
     }
 
+    /// The `bytes` from `addr` on, when they lie inside.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn part(&self, addr: u64, bytes: u64) -> Option<Part> {
+        let is_inside =
+            addr >= self.start && addr <= self.end && self.end - addr >= bytes && addr.is_multiple_of(8);
+        is_inside.then_some(Part { start: addr, words: (bytes / 8) as usize })
+    }
+
     /// Reads from `addr` to the end of the region.
     #[must_use]
     pub(crate) const fn cursor(&self, addr: u64) -> Cursor {
@@ -68,6 +77,26 @@ impl Region {
         }
         // SAFETY: the bytes lie inside a region that is readable by the promise of `new`; `T` is an integer.
         Some(unsafe { (addr as *const T).read_unaligned() })
+    }
+}
+
+/// Words of a region, counted from an aligned address.
+#[derive(Clone, Copy)]
+pub(crate) struct Part {
+    start: u64,
+    words: usize,
+}
+
+impl Part {
+    /// The word at `index`; 0 beyond the end.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn word_at(&self, index: usize) -> u64 {
+        if index >= self.words {
+            return 0;
+        }
+        // SAFETY: inside a region that is readable by the promise of [`Region::new`].
+        unsafe { (self.start as *const u64).wrapping_add(index).read() }
     }
 }
 

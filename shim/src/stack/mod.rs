@@ -21,7 +21,7 @@ mod seen;
 
 use core::ffi::{c_char, c_void};
 use gputrace_ring::record::StackDef;
-use native::NativeState;
+use native::{NativeStack, NativeState};
 use python::{CodeText, PythonFrame, PythonStack, PythonState};
 use seen::Seen;
 
@@ -76,6 +76,22 @@ impl Captured {
     pub(crate) const NO_PYTHON: u32 = 32;
 }
 
+impl Captured {
+    #[inline(always)]
+    fn of(native: NativeStack, python: PythonStack) -> Captured {
+        let marks = native.marks | python.marks;
+        let mut id = native.hash;
+        if python.n_frames > 0 {
+            id = mix(id, python.hash);
+        }
+        if native.n_frames > 0 || python.n_frames > 0 {
+            // Cut and whole stacks are never the same; 0 says that there is none.
+            id = mix(id, u64::from(marks)) | 1;
+        }
+        Captured { id, n_native: native.n_frames as u16, n_python: python.n_frames as u16, marks }
+    }
+}
+
 /// Everything a thread needs for its captures: 1.1 MiB of zeroed memory, of which a thread with few different stacks
 /// touches little.
 #[repr(C, align(64))]
@@ -105,6 +121,7 @@ pub(crate) const PYTHON: u32 = 2;
 /// and its signal handlers not during a capture.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
+#[unsafe(link_section = "gputrace_hot")]
 pub(crate) unsafe extern "C" fn capture(state: *mut ThreadStackState, want: u32) -> Captured {
     // The caller's registers as they are after this call: `capture_from` then starts at the caller itself.
     core::arch::naked_asm!(
@@ -126,6 +143,7 @@ pub(crate) unsafe extern "C" fn capture(state: *mut ThreadStackState, want: u32)
     unsafe { capture_from(state, want, 0, 0, 0) }
 }
 
+#[unsafe(link_section = "gputrace_hot")]
 unsafe extern "C" fn capture_from(
     state: *mut ThreadStackState,
     want: u32,
@@ -135,31 +153,24 @@ unsafe extern "C" fn capture_from(
 ) -> Captured {
     // SAFETY: the caller of `capture` owes an exclusive, initialised state.
     let state = unsafe { &mut *state };
-    let mut captured = Captured::default();
     state.wanted = want;
-    let mut python = PythonStack::default();
-    if want & PYTHON != 0 {
-        python = state.python.capture();
-        captured.n_python = python.n_frames as u16;
-        captured.marks |= python.marks;
-    }
-    if want & NATIVE != 0 {
-        let native = state.native.capture(ip, sp, rbp, python.hash ^ state.doing);
-        captured.n_native = native.n_frames as u16;
-        captured.marks |= native.marks;
-        captured.id = native.hash;
-    }
-    if python.n_frames > 0 {
-        captured.id = mix(captured.id, python.hash);
-    }
-    if captured.n_native > 0 || captured.n_python > 0 {
-        // Cut and whole stacks are never the same; 0 says that there is none.
-        captured.id = mix(captured.id, u64::from(captured.marks)) | 1;
-    }
-    captured
+    let python = if want & PYTHON != 0 { state.python.capture() } else { PythonStack::default() };
+    let native = if want & NATIVE != 0 {
+        state.native.capture(ip, sp, rbp, python.hash ^ state.doing)
+    } else {
+        NativeStack::default()
+    };
+    Captured::of(native, python)
 }
 
 impl ThreadStackState {
+    /// As [`capture`] for [`PYTHON`] alone.
+    #[inline(always)]
+    pub(crate) fn capture_python(&mut self) -> Captured {
+        self.wanted = PYTHON;
+        Captured::of(NativeStack::default(), self.python.capture())
+    }
+
     /// Reads the frames of a stack that the last capture only recognised. To be called before the captured function goes
     /// on. False if they are other ones: then nothing may be said of them.
     #[must_use]
@@ -177,6 +188,13 @@ impl ThreadStackState {
         frames.into_iter().flatten().map(move |(ip, part)| {
             if has_both && interpreters.is_at(ip, &part) { ip | StackDef::INTERPRETER } else { ip }
         })
+    }
+
+    /// Whether the interpreter is collecting reference cycles: the last capture's Python knows, and it was for Python.
+    /// `None` if it was not.
+    #[inline]
+    pub(crate) fn is_collecting(&self) -> Option<bool> {
+        (self.wanted & PYTHON != 0).then(|| self.python.is_collecting())
     }
 
     /// Python frames of the last capture, innermost first.
@@ -245,6 +263,12 @@ impl<T: Copy + Default, const N: usize> Fixed<T, N> {
     #[inline(always)]
     fn clear(&mut self) {
         self.len = 0;
+    }
+
+    /// The item at `index`, if there is one.
+    #[inline(always)]
+    fn at(&mut self, index: usize) -> Option<&mut T> {
+        self.items.get_mut(..self.len)?.get_mut(index)
     }
 
     #[inline(always)]

@@ -27,6 +27,9 @@ const GUESSES: usize = 8192;
 const PART_FRAMES: usize = 32;
 /// Words compared to recognise a part: one a frame, and where a frame is found through its frame pointer one more.
 const MOST_WORDS: usize = 72;
+/// Bits of a kept word, and where its place lies above them.
+const WORD_BITS: u64 = (1 << PLACE_SHIFT) - 1;
+const PLACE_SHIFT: u32 = 48;
 /// In an address: it is that of an interrupted instruction, so it is itself in the function that it belongs to.
 const EXACT: u64 = 1 << 63;
 /// In [`Frame::rbp_slot`]: the frame was found in another way than through the word below `sp`; walk, do not compare. No
@@ -88,8 +91,11 @@ struct Known {
     needs_rbp: u32,
     /// Whether `rbp` of `end` follows from the words.
     knows_rbp: u32,
-    /// Distances of the words from `sp`, in words.
-    places: [u16; MOST_WORDS],
+    /// Bytes from `sp` to the end of the outermost of the words.
+    reach: u32,
+    /// Where the part outside it was found last time: set, way, and 1; 0 not yet.
+    outer: u32,
+    /// Each word, and above its 48 bits the distance from `sp` in words.
     words: [u64; MOST_WORDS],
 }
 
@@ -103,7 +109,8 @@ impl Known {
         n_words: 0,
         needs_rbp: 0,
         knows_rbp: 0,
-        places: [0; MOST_WORDS],
+        reach: 0,
+        outer: 0,
         words: [0; MOST_WORDS],
     };
 
@@ -113,21 +120,28 @@ impl Known {
         if !is_here || (self.needs_rbp != 0 && !(knows_rbp && self.start.rbp == start.rbp)) {
             return false;
         }
-        let mut pairs = self.places.iter().zip(&self.words).take(self.n_words as usize);
-        pairs.all(|(place, word)| stack.word(start.sp.wrapping_add(u64::from(*place) * 8)) == Some(*word))
+        let words = self.words.get(..self.n_words as usize).unwrap_or_default();
+        let Some(memory) = stack.part(start.sp, u64::from(self.reach)) else { return false };
+        // Eight at a time: most are what they were, and asking after each costs more than the others' loads.
+        words.chunks(8).all(|words| {
+            let differ = |known: &u64| memory.word_at((known >> PLACE_SHIFT) as usize) ^ (known & WORD_BITS);
+            words.iter().fold(0, |all, known| all | differ(known)) == 0
+        })
     }
 
     /// Adds a word, by its address, that must be the same; false when there is no room.
     fn needs(&mut self, slot: u64, word: u64) -> bool {
         let at = self.n_words as usize;
         let distance = slot.wrapping_sub(self.start.sp);
-        let (Some(place), Some(room)) = (self.places.get_mut(at), self.words.get_mut(at)) else {
+        let Some(room) = self.words.get_mut(at) else { return false };
+        // Addresses of user space have 47 bits.
+        if word & !WORD_BITS != 0 || distance >> 3 > u64::from(u16::MAX) || !distance.is_multiple_of(8) {
             return false;
-        };
-        let Ok(words) = u16::try_from(distance / 8) else { return false };
-        (*place, *room) = (words, word);
+        }
+        *room = distance >> 3 << PLACE_SHIFT | word;
         self.n_words += 1;
-        distance.is_multiple_of(8)
+        self.reach = self.reach.max(distance as u32 + 8);
+        true
     }
 
     /// Adds what the step from `callee` by `rule` to `frame` reads. `needs_rbp` is whether the frame's own `rbp` matters
@@ -204,9 +218,13 @@ pub(crate) struct NativeStack {
     pub(crate) marks: u32,
 }
 
+#[unsafe(link_section = "gputrace_hot_data")]
 static FIND_OBJECT: AtomicPtr<core::ffi::c_void> = AtomicPtr::new(core::ptr::null_mut());
+#[unsafe(link_section = "gputrace_hot_data")]
 static OWN_START: AtomicU64 = AtomicU64::new(0);
+#[unsafe(link_section = "gputrace_hot_data")]
 static OWN_END: AtomicU64 = AtomicU64::new(0);
+#[unsafe(link_section = "gputrace_hot_data")]
 static UNLOADED: AtomicU32 = AtomicU32::new(0);
 
 /// Prepares the process for captures. `find_object` null: there is none (glibc before 2.35), and we keep a table.
@@ -247,7 +265,8 @@ pub(crate) fn object_around(addr: u64) -> Option<Object> {
 
 impl NativeState {
     /// Captures the stack of the frame with these registers. `hint` is often the same where the stack is.
-    #[inline]
+    #[inline(never)]
+    #[unsafe(link_section = "gputrace_hot")]
     pub(crate) fn capture(&mut self, ip: u64, sp: u64, rbp: u64, hint: u64) -> NativeStack {
         // What an earlier capture recognised is not this one's, whatever becomes of it.
         self.recognised = Frame::default();
@@ -273,7 +292,7 @@ impl NativeState {
         found
     }
 
-    #[inline]
+    #[inline(never)]
     fn walk_whole(&mut self, innermost: Frame, stack: Region) -> NativeStack {
         // A cut stack has no outermost frame to start from, and a broken one must be found broken again.
         let unusable = super::Captured::TRUNCATED | super::Captured::BROKEN;
@@ -292,9 +311,23 @@ impl NativeState {
     fn recognise(&mut self, innermost: Frame, hint: u64, stack: &Region) -> Option<NativeStack> {
         let (mut start, mut knows_rbp) = (innermost, true);
         let (mut hash, mut power, mut n_frames) = (0_u64, 1_u64, 0);
+        let mut inner: Option<Index> = None;
         // Every part ends further out than it starts, and no stack that is kept has more.
         for _ in 0..=MAX_FRAMES / PART_FRAMES {
-            let known = self.recognise_part(&start, knows_rbp, hint, stack)?;
+            // Outer parts are mostly those of last time: then nothing else needs to be looked at.
+            let expected = inner.and_then(|inner| Index::decode(self.known(inner).outer));
+            let index = match expected {
+                Some(expected) if self.known(expected).is_still(&start, knows_rbp, stack) => expected,
+                _ => {
+                    let found = self.recognise_part(&start, knows_rbp, hint, stack)?;
+                    if let Some(inner) = inner.and_then(|inner| self.known_at(inner)) {
+                        inner.outer = found.encode();
+                    }
+                    found
+                }
+            };
+            inner = Some(index);
+            let known = self.known(index);
             hash = hash.wrapping_add(power.wrapping_mul(known.hash));
             power = power.wrapping_mul(known.power);
             n_frames += known.n_frames;
@@ -307,13 +340,7 @@ impl NativeState {
     }
 
     #[inline(always)]
-    fn recognise_part(
-        &mut self,
-        start: &Frame,
-        knows_rbp: bool,
-        hint: u64,
-        stack: &Region,
-    ) -> Option<&Known> {
+    fn recognise_part(&mut self, start: &Frame, knows_rbp: bool, hint: u64, stack: &Region) -> Option<Index> {
         let place = Place::of(start, hint);
         let (tags, set) = (self.tags.get(place.set)?, self.known.get(place.set)?);
         let guess = self.guesses.get_mut(place.guess)?;
@@ -324,7 +351,16 @@ impl NativeState {
         if !is_it(usize::from(*guess)) {
             *guess = (0..WAYS).find(|way| is_it(*way))? as u8;
         }
-        set.get(usize::from(*guess))
+        Some(Index { set: place.set, way: usize::from(*guess) })
+    }
+
+    #[inline(always)]
+    fn known(&self, index: Index) -> &Known {
+        self.known.get(index.set).and_then(|set| set.get(index.way)).unwrap_or(&Known::EMPTY)
+    }
+
+    fn known_at(&mut self, index: Index) -> Option<&mut Known> {
+        self.known.get_mut(index.set)?.get_mut(index.way)
     }
 
     /// Keeps what decided the stack just walked, part by part from the outermost inwards, up to something unusual.
@@ -376,7 +412,6 @@ impl NativeState {
                 && (known.needs_rbp == 0 || other.start.rbp == known.start.rbp)
                 && other.knows_rbp == known.knows_rbp
                 && other.words.get(..n_words) == known.words.get(..n_words)
-                && other.places.get(..n_words) == known.places.get(..n_words)
         };
         let way = (0..WAYS)
             .find(|way| tags.get(*way) == Some(&place.tag) && set.get(*way).is_some_and(is_same))
@@ -630,6 +665,25 @@ impl NativeState {
 
 /// What the hash of the frames further out is multiplied by when one more is joined: an odd number, so that no bit is lost.
 const JOIN: u64 = 0xd1b5_4a32_d192_ed03;
+
+/// A place in [`NativeState::known`].
+#[derive(Clone, Copy)]
+struct Index {
+    set: usize,
+    way: usize,
+}
+
+impl Index {
+    fn encode(self) -> u32 {
+        (self.set * WAYS + self.way) as u32 + 1
+    }
+
+    #[inline(always)]
+    fn decode(encoded: u32) -> Option<Index> {
+        let index = encoded.checked_sub(1)? as usize;
+        Some(Index { set: index / WAYS, way: index % WAYS })
+    }
+}
 
 /// Where a part of a stack is kept.
 struct Place {

@@ -27,6 +27,8 @@ pub(crate) struct Offsets {
     pub(crate) cframe_current: u16,
     /// `PyThreadState.thread_id`: `pthread_self()` of its owner.
     pub(crate) thread_id: u16,
+    /// `PyThreadState._status`; [`NONE`] before 3.12, where states do not say whose they are.
+    pub(crate) thread_status: u16,
     /// `PyThreadState.interp`.
     pub(crate) thread_interpreter: u16,
     /// `PyInterpreterState.id`.
@@ -87,6 +89,7 @@ const PYTHON_3_9: Offsets = Offsets {
     thread_top: 24,
     cframe_current: NONE,
     thread_id: 176,
+    thread_status: NONE,
     thread_interpreter: 16,
     interpreter_id: 24,
     gc_collecting: 816,
@@ -145,6 +148,7 @@ const PYTHON_3_12: Offsets = Offsets {
     minor: 12,
     cframe_current: 0,
     thread_id: 136,
+    thread_status: 24,
     interpreter_id: 8,
     gc_collecting: 312,
     gc_youngest: 208,
@@ -166,6 +170,7 @@ const PYTHON_3_13: Offsets = Offsets {
     thread_top: 72,
     cframe_current: NONE,
     thread_id: 152,
+    thread_status: 32,
     interpreter_id: 7272,
     gc_collecting: 7600,
     gc_youngest: NONE,
@@ -214,7 +219,7 @@ pub(crate) struct DebugWords {
     pub(crate) interpreter_gc: u8,
     /// `thread_state.interp`; `.current_frame` follows.
     pub(crate) thread_interpreter: u8,
-    /// `thread_state.thread_id`.
+    /// `thread_state.thread_id`; `.native_thread_id`, `.datastack_chunk`, `.status` follow.
     pub(crate) thread_id: u8,
     /// `interpreter_frame.previous`; `.executable`, `.instr_ptr`, `.localsplus`, `.owner` follow.
     pub(crate) frame_previous: u8,

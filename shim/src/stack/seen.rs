@@ -5,6 +5,10 @@
 const SETS: usize = 1024;
 const WAYS: usize = 8;
 
+/// Ids in the order in which they were met, a power of two: more than a training step has. It is read as it is written,
+/// in order, so that it is in the caches where the set is not.
+const RECENT: usize = 4096;
+
 /// A set of ids. Zeroed memory is an empty one.
 #[repr(C, align(64))]
 pub(crate) struct Seen {
@@ -13,30 +17,69 @@ pub(crate) struct Seen {
     definitions: u32,
     /// Which way of a full set gives way next.
     next: u32,
+    /// Ids that were in the set when they were met, the last in the slot before `n_met`.
+    recent: [u64; RECENT],
+    n_met: u32,
+    /// A program does the same again and again: what number the next id had when it was met before, if so.
+    guess: u32,
+    /// What number an id had when it was last looked for in the set, at the same place as the id.
+    met_at: [[u32; WAYS]; SETS],
 }
 
 impl Seen {
     /// Whether `id` was missing; then it is in.
     #[inline]
     pub(crate) fn insert(&mut self, id: u64, definitions: u32) -> bool {
-        if definitions != self.definitions {
-            self.ids.fill([0; WAYS]);
-            self.definitions = definitions;
+        let is_guessed = self.recent.get(self.guess as usize % RECENT) == Some(&id);
+        if !is_guessed || definitions != self.definitions {
+            return self.look_up(id, definitions);
         }
-        let Some(set) = self.ids.get_mut(set_of(id)) else { return true };
-        if set.contains(&id) {
-            return false;
-        }
-        let way = set.iter().position(|known| *known == 0).unwrap_or((self.next as usize) % WAYS);
-        self.next = self.next.wrapping_add(1);
-        if let Some(slot) = set.get_mut(way) {
-            *slot = id;
-        }
-        true
+        self.guess = self.guess.wrapping_add(1);
+        self.meet(id);
+        false
     }
 
-    /// Takes `id` out.
+    #[inline]
+    fn meet(&mut self, id: u64) {
+        if let Some(slot) = self.recent.get_mut(self.n_met as usize % RECENT) {
+            *slot = id;
+        }
+        self.n_met = self.n_met.wrapping_add(1);
+    }
+
+    #[inline(never)]
+    #[unsafe(link_section = "gputrace_hot")]
+    fn look_up(&mut self, id: u64, definitions: u32) -> bool {
+        if definitions != self.definitions {
+            self.ids.fill([0; WAYS]);
+            self.recent.fill(0);
+            self.definitions = definitions;
+        }
+        let set = set_of(id);
+        let (Some(ids), Some(met_at)) = (self.ids.get_mut(set), self.met_at.get_mut(set)) else {
+            return true;
+        };
+        let known = ids.iter().position(|known| *known == id);
+        let way =
+            known.or_else(|| ids.iter().position(|known| *known == 0)).unwrap_or(self.next as usize % WAYS);
+        if let (Some(known), Some(met_at)) = (ids.get_mut(way), met_at.get_mut(way)) {
+            *known = id;
+            self.guess = met_at.wrapping_add(1);
+            *met_at = self.n_met;
+        }
+        self.meet(id);
+        if known.is_none() {
+            self.next = self.next.wrapping_add(1);
+        }
+        known.is_none()
+    }
+
+    /// Takes `id` out, which was the last to be put in.
     pub(crate) fn remove(&mut self, id: u64) {
+        let last = self.recent.get_mut(self.n_met.wrapping_sub(1) as usize % RECENT);
+        if let Some(last) = last.filter(|last| **last == id) {
+            *last = 0;
+        }
         let Some(set) = self.ids.get_mut(set_of(id)) else { return };
         if let Some(slot) = set.iter_mut().find(|known| **known == id) {
             *slot = 0;
@@ -75,6 +118,43 @@ mod tests {
         assert!(seen.insert(7, 1));
         seen.remove(7);
         assert!(seen.insert(7, 1));
+    }
+
+    #[test]
+    fn an_id_that_was_taken_out_is_new_although_it_is_the_one_expected_next() {
+        let mut seen = empty();
+        for id in [1, 3, 5, 1, 3] {
+            seen.insert(id, 0);
+        }
+        // All after 5 were met before in this order, so a new 7 must not be taken for what came then.
+        assert!(seen.insert(7, 0));
+        seen.remove(7);
+        for id in [1, 3] {
+            assert!(!seen.insert(id, 0), "{id}");
+        }
+        assert!(seen.insert(7, 0));
+    }
+
+    #[test]
+    fn an_id_is_known_if_and_only_if_it_was_put_in_before_in_any_order() {
+        let mut seen = empty();
+        let mut known = std::collections::HashSet::new();
+        let mut state = 1_u64;
+        for step in 0..200_000_u64 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            // Steps that repeat, now and then something else.
+            let number = if state >> 60 == 0 { state >> 32 & 1023 } else { step % 700 };
+            let id = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+            let is_new = seen.insert(id, (step / 50_000) as u32);
+            if step % 50_000 == 0 {
+                known.clear();
+            }
+            assert_eq!(is_new, known.insert(id), "step {step}");
+            if is_new && state >> 40 & 7 == 0 {
+                seen.remove(id);
+                known.remove(&id);
+            }
+        }
     }
 
     #[test]
