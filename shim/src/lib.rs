@@ -13,6 +13,10 @@
 //! session.rs: the first event makes the ring and starts the recorder; fork, exec, exit
 //! ```
 //!
+//! What every event of PyTorch's needs lies together, code in the section `gputrace_hot` and variables in
+//! `gputrace_hot_data`: between two events the program has used the caches for something else, so that each line and
+//! each page that we touch costs more than what we do with it.
+//!
 //! `no_std` and without `alloc`: what must not happen cannot be written.
 #![no_std]
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)]
