@@ -30,6 +30,8 @@ fn argument(name: &str, kind: &str) -> &'static str {
         (_, "usize") => "4096",
         (_, "i32" | "u32") => "0",
         (_, "IpcMemHandle") => "(struct ipc_handle){{0}}",
+        // Of the same one it is told once that its code came.
+        ("function" | "kernel", "Handle") => "calloc(1, 128)",
         (_, "Handle") => "ANY",
         _ => "&scratch",
     }
