@@ -53,21 +53,22 @@ fn check(stacks: &str) {
     let notes: Vec<_> = trace.events().filter_map(note).filter(|note| note.starts_with("torch.")).collect();
     assert_eq!(notes, ["torch.requests=seen", "torch.backward=seen"]);
 
-    let (mut seen, mut seen_outside) = (0, 0);
+    let (mut seen, mut seen_outside) = (HashSet::new(), 0);
     for event in trace.events() {
         let EventKind::BlockAlloc(block) = event.kind else { continue };
         if block.requested.is_some_and(|bytes| outside.contains(&bytes.0)) {
             seen_outside += 1;
             assert!(trace.stack(event.stack).expect("a stack").backward.is_none(), "{:?}", block.requested);
         }
-        let Some(operation) = block.requested.and_then(|bytes| operations.get(&bytes.0)) else { continue };
+        let bytes = block.requested.map_or(0, |bytes| bytes.0);
+        let Some(operation) = operations.get(&bytes) else { continue };
         let stack = trace.stack(event.stack).expect("a stack");
         // What the forward pass allocates has the same size.
         let Some(backward) = stack.backward.as_deref().filter(|it| it.short_node() != "AccumulateGrad")
         else {
             continue;
         };
-        seen += 1;
+        seen.insert(bytes);
         let told = (node(backward), line(trace, backward.forward), line(trace, backward.caller));
         let is_python = ["TwiceBackward", "OnCallerBackward"].contains(&operation.node.as_str());
         let expected = if is_python { "PyNode" } else { &operation.node };
@@ -76,7 +77,8 @@ fn check(stacks: &str) {
     }
     assert_eq!(seen_outside, outside.len());
     // Of each at least the gradient.
-    assert!(seen >= operations.len(), "{seen} allocations of {} operations", operations.len());
+    let mut missing = operations.iter().filter(|(bytes, _)| !seen.contains(bytes));
+    assert!(missing.next().is_none(), "nothing was allocated in one of {} operations", operations.len());
 }
 
 fn note(event: Event) -> Option<String> {

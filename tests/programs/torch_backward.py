@@ -1,7 +1,8 @@
 """Forward operations on lines, in threads and inside of others, and what PyTorch says of where each was called.
 
-Prints JSON: the sizes of allocations outside of the backward pass; and for each operation whose gradient is the only allocation of its size, that size, the name of its node, the line of the forward
-pass (from anomaly mode's tracebacks), and the line that called backward(), if that was another thread.
+Prints JSON: the sizes of allocations outside of the backward pass; and for each operation whose gradient is the only
+allocation of its size, that size, the name of its node, the line of the forward pass (from anomaly mode's tracebacks), and
+the line that called backward(), if that was another thread.
 """
 import gc, inspect, json, re, threading, weakref
 
