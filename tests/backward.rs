@@ -1,9 +1,9 @@
-//! The backward pass of the real PyTorch: each allocation is told with the operation, its line of the forward pass, and the line that called
+//! The backward pass of the real PyTorch (`GPUTRACE_PYTHON` names a Python that has it, a build for CUDA): each allocation is told with the operation, its line of the forward pass, and the line that called
 //! `backward()`, as PyTorch's own anomaly mode says them.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gputrace_schemas::event::{Backward, Event, EventKind, Frame, StackId};
@@ -27,6 +27,56 @@ fn backward_allocations_name_the_forward_line_and_the_caller_with_all_stacks() {
 #[test]
 fn backward_allocations_name_the_forward_line_and_the_caller_with_python_stacks() {
     check("python");
+}
+
+/// The first and the last release of each layout that `shim/src/hooks/autograd.rs` knows, and what holds nodes there.
+const LAYOUTS: [(&str, &str, &str); 4] = [
+    ("2.1.2", "std::enable_shared_from_this<Node>", "std::shared_ptr<Node>"),
+    ("2.12.1", "std::enable_shared_from_this<Node>", "std::shared_ptr<Node>"),
+    ("2.13.0", "c10::intrusive_ptr_target", "c10::intrusive_ptr<Node>"),
+    ("2.15.0", "c10::intrusive_ptr_target", "c10::intrusive_ptr<Node>"),
+];
+
+#[test]
+fn nodes_are_held_and_laid_out_as_the_headers_of_the_releases_say() {
+    for (release, base, pointer) in LAYOUTS {
+        let Some(folder) = headers(release) else { return };
+        let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_default();
+        let text = read("node.h") + &read("function.h");
+        let class = text.lines().find(|line| line.starts_with("struct TORCH_API Node :")).unwrap_or_default();
+        assert!(class.contains(base), "{release}: {class}");
+        assert!(text.contains(&format!("{pointer} get_current_node();")), "{release}");
+        assert!(read("engine.h").contains(&format!("{pointer} graph_root,")), "{release}");
+        // Its own first members, one line each: two numbers, flags that share a word, and a number.
+        let member = |line: &&str| line.starts_with("  ") && !line.starts_with("   ") && line.ends_with(';');
+        let members = text.lines().filter(member).skip_while(|line| !line.ends_with(" sequence_nr_;"));
+        let members: Vec<&str> = members.take_while(|line| !line.contains(" next_edges_")).collect();
+        let (first, rest) = members.split_at(2);
+        let first = first.iter().map(|line| line.trim().trim_start_matches("const ")).collect::<Vec<_>>();
+        assert_eq!(first, ["uint64_t sequence_nr_;", "uint64_t topological_nr_ = 0;"], "{release}");
+        let n_flags = rest.iter().take_while(|line| line.contains("bool ")).count();
+        assert!((1..=8).contains(&n_flags), "{release}: {members:#?}");
+        assert_eq!(rest[n_flags], "  uint64_t thread_id_ = 0;", "{release}");
+    }
+}
+
+/// The headers of autograd, from the release's wheel; `None`, said, where PyPI cannot be reached.
+fn headers(release: &str) -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("autograd-{release}"));
+    let inside = "torch/include/torch/csrc/autograd";
+    if !root.join(inside).exists() {
+        let status = Command::new("python3")
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("wheel.py"))
+            .arg(format!("torch=={release}"))
+            .arg(&root)
+            .args(["node.h", "function.h", "engine.h"].map(|name| format!("{inside}/{name}")))
+            .status();
+        if !status.as_ref().is_ok_and(std::process::ExitStatus::success) {
+            let _ = writeln!(io::stderr(), "skipped: no headers of PyTorch {release}: {status:?}");
+            return None;
+        }
+    }
+    Some(root.join(inside))
 }
 
 fn check(stacks: &str) {
