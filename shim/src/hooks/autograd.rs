@@ -9,6 +9,7 @@
 //! Symbols and places are those of the releases 2.1 to 2.15; where they do not fit, nothing is told but that.
 
 use crate::callsite;
+use crate::config::Stacks;
 use crate::elf;
 use crate::probe::Start;
 use crate::session::{self, Lane};
@@ -337,6 +338,10 @@ pub(crate) unsafe extern "C" fn next_sequence() -> u64 {
 
 #[unsafe(link_section = "gputrace_hot")]
 fn tell_forward(sequence: u64) {
+    // Without stacks there is nothing to tell.
+    if session::stacks() == Stacks::None {
+        return;
+    }
     if GET_CURRENT_NODE.load(Ordering::Relaxed) == 0 {
         return;
     }

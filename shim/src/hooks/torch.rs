@@ -10,7 +10,6 @@ use crate::callsite;
 use crate::elf;
 use crate::probe::Start;
 use crate::session;
-use crate::stack::python;
 use crate::sys::{self, KeepErrno};
 use crate::tls::{self, Tls};
 use core::ffi::{CStr, c_void};
@@ -311,10 +310,8 @@ fn block_freed(addr: u64, bytes: u64, allocated: u64, reserved: u64, device: i8)
     let stack = callsite::capture(&mut lane, callsite::Of::Block(bytes));
     let at = session::now();
     let record = BlockFree { addr, device_bytes: pack_device(device, bytes), allocated, reserved, stack };
-    let is_collecting = match stack {
-        0 => python::is_collecting(),
-        _ => lane.state().stack.is_collecting().unwrap_or_else(python::is_collecting),
-    };
+    let is_captured = stack != 0;
+    let is_collecting = lane.state().stack.is_collecting(is_captured);
     let flags = if is_collecting { BlockFree::COLLECTING } else { 0 };
     lane.producer().push_brief(at, flags, &record);
 }

@@ -190,11 +190,14 @@ impl ThreadStackState {
         })
     }
 
-    /// Whether the interpreter is collecting reference cycles: the last capture's Python knows, and it was for Python.
-    /// `None` if it was not.
+    /// Whether the interpreter of the calling thread is collecting reference cycles. `is_captured`: the last capture was of
+    /// where the thread is now.
+    ///
+    /// The tensors that it frees give up the interpreter's lock meanwhile, so "this thread holds the lock" would be false
+    /// where it matters; another thread can run in those moments, and is told the same.
     #[inline]
-    pub(crate) fn is_collecting(&self) -> Option<bool> {
-        (self.wanted & PYTHON != 0).then(|| self.python.is_collecting())
+    pub(crate) fn is_collecting(&mut self, is_captured: bool) -> bool {
+        self.python.is_collecting(is_captured && self.wanted & PYTHON != 0)
     }
 
     /// Python frames of the last capture, innermost first.

@@ -171,13 +171,16 @@ impl PythonState {
         }
     }
 
-    /// Whether the thread's interpreter was collecting reference cycles at the last capture, which is still going on.
-    /// False where that found no Python.
+    /// Whether the thread's interpreter is collecting reference cycles. `is_captured`: the last capture, which is still
+    /// going on, looked for the thread's state.
     #[inline]
-    pub(crate) fn is_collecting(&self) -> bool {
+    pub(crate) fn is_collecting(&mut self, is_captured: bool) -> bool {
         let Some(python) = ready() else { return false };
-        // SAFETY: the thread that runs has a state, and the capture has just found it.
-        self.thread_state != 0 && python.is_collecting(unsafe { Object::new(self.thread_state) })
+        if is_captured {
+            // SAFETY: the thread that runs has a state, and the capture has just found it.
+            return self.thread_state != 0 && python.is_collecting(unsafe { Object::new(self.thread_state) });
+        }
+        python.thread_state(&mut self.lasting).is_some_and(|thread| python.is_collecting(thread))
     }
 
     /// Frames of the last capture, innermost first.
@@ -374,18 +377,6 @@ impl PythonState {
         }
         status() == Status::Ready
     }
-}
-
-/// Whether the interpreter of the calling thread is collecting reference cycles.
-///
-/// The tensors that it frees give up the interpreter's lock meanwhile, so "this thread holds the lock" would be false
-/// where it matters; another thread can run in those moments, and is told the same.
-#[inline]
-pub(crate) fn is_collecting() -> bool {
-    let mut lasting = Lasting::default();
-    ready().is_some_and(|python| {
-        python.thread_state(&mut lasting).is_some_and(|thread| python.is_collecting(thread))
-    })
 }
 
 /// Tells native frames that run bytecode from others.

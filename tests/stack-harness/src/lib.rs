@@ -97,7 +97,8 @@ pub unsafe extern "C" fn harness_native(out: *mut u64, room: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn harness_is_collecting() -> c_int {
     harness_init();
-    c_int::from(stack::python::is_collecting())
+    // SAFETY: the calling thread's own state.
+    c_int::from(unsafe { &mut *harness_state() }.is_collecting(false))
 }
 
 static WATCHERS: AtomicU32 = AtomicU32::new(0);
