@@ -109,6 +109,9 @@ fn check(stacks: &str) {
         if block.requested.is_some_and(|bytes| outside.contains(&bytes.0)) {
             seen_outside += 1;
             assert!(trace.stack(event.stack).expect("a stack").backward.is_none(), "{:?}", block.requested);
+            let has_native =
+                trace.stack_frames(event.stack).any(|frame| matches!(frame, Frame::Native { .. }));
+            assert_eq!(has_native, stacks == "all", "{:?}", block.requested);
         }
         let bytes = block.requested.map_or(0, |bytes| bytes.0);
         let Some(operation) = operations.get(&bytes) else { continue };

@@ -77,11 +77,11 @@ fn help_of_every_verb() {
                   Overwrite traces that exist
 
               --stacks <KIND>
-                  Which call stacks to record
+                  Which call stacks to record [default: python]
 
                   Possible values:
                   - none:   None but the library that asked
-                  - python: Lines of Python
+                  - python: Lines of Python, and native functions where a thread runs no Python
                   - all:    Lines of Python and native functions
 
               --min-size <BYTES>

@@ -119,21 +119,32 @@ pub(crate) fn capture(lane: &mut Lane, of: Of) -> u64 {
         return 0;
     }
     match capture_frames(lane, want) {
+        0 if want == PYTHON => capture_without_python(lane),
+        0 => StackDef::EMPTY,
+        id => id,
+    }
+}
+
+/// Where lines of Python are wanted and the thread runs none: its native stack, unless PyTorch says what it does.
+#[cold]
+#[inline(never)]
+fn capture_without_python(lane: &mut Lane) -> u64 {
+    let in_backward = lane.state().node.class != 0;
+    match if in_backward { 0 } else { capture_frames(lane, NATIVE) } {
         0 => StackDef::EMPTY,
         id => id,
     }
 }
 
 /// As [`capture`], for what is not told itself but where it was called: the Python frames; in a program without Python
-/// the native ones, if the user wants those.
+/// the native ones.
 #[unsafe(link_section = "gputrace_hot")]
 pub(crate) fn capture_program(lane: &mut Lane) -> u64 {
     let has_python = stack::python::status() == stack::python::Status::Ready;
     match session::stacks() {
         Stacks::None => 0,
         Stacks::Python | Stacks::All if has_python => capture_frames(lane, PYTHON),
-        Stacks::All => capture_frames(lane, NATIVE),
-        Stacks::Python => 0,
+        Stacks::Python | Stacks::All => capture_frames(lane, NATIVE),
     }
 }
 

@@ -14,7 +14,7 @@ pub(crate) struct Variable {
 
 /// `0` or `off`: the library does nothing at all.
 pub(crate) const SWITCH: Variable = Variable { name: c"GPUTRACE" };
-/// `none`, `python` or `all` (the default): which frames stacks have.
+/// `none`, `python` (the default) or `all`: which frames stacks have.
 pub(crate) const STACKS: Variable = Variable { name: c"GPUTRACE_STACKS" };
 /// Bytes: blocks of PyTorch's that are smaller have no stack. Driver calls do: their stacks say whose memory it is.
 pub(crate) const STACKS_MIN_SIZE: Variable = Variable { name: c"GPUTRACE_STACKS_MIN_SIZE" };
@@ -34,7 +34,8 @@ pub(crate) const NCCL_TIMING: Variable = Variable { name: c"GPUTRACE_NCCL_TIMING
 pub(crate) enum Stacks {
     /// None, but for driver calls the few that tell whose memory it is.
     None = 0,
-    /// Python frames; for driver calls also the few that tell whose memory it is.
+    /// Python frames, and native ones where a thread runs no Python; for driver calls always both, because they tell whose
+    /// memory it is.
     Python = 1,
     /// Python and native frames.
     All = 2,
@@ -70,7 +71,7 @@ pub(crate) fn is_nccl_timing_on() -> bool {
 pub(crate) fn stacks() -> Stacks {
     match STACKS.value().map(CStr::to_bytes) {
         Some(b"none" | b"0") => Stacks::None,
-        Some(b"python") => Stacks::Python,
-        _ => Stacks::All,
+        Some(b"all") => Stacks::All,
+        _ => Stacks::Python,
     }
 }

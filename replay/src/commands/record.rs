@@ -45,7 +45,7 @@ pub(super) struct RecordArgs {
     /// Overwrite traces that exist
     #[arg(short, long)]
     force: bool,
-    /// Which call stacks to record
+    /// Which call stacks to record [default: python]
     #[arg(long, value_enum, value_name = "KIND")]
     stacks: Option<Stacks>,
     /// Record no stacks for PyTorch's blocks of fewer bytes: 512, 1M [default: 0]
@@ -69,7 +69,7 @@ pub(super) struct RecordArgs {
 enum Stacks {
     /// None but the library that asked
     None,
-    /// Lines of Python
+    /// Lines of Python, and native functions where a thread runs no Python
     Python,
     /// Lines of Python and native functions
     All,
