@@ -5,7 +5,7 @@ usage: stacks.py FOLDER [GROUNDTRUTH.py]       FOLDER has gputrace and libgputra
 
 The modes take turns, three rounds of a process each; shown are medians over the rounds, and the range of them.
 GROUNDTRUTH.py is a program called as `GROUNDTRUTH.py gpt_random OUTDIR TAG`; without it, the ResNet is reported instead.
-Exit status 0 only if every line passes.
+Exit status 0 only if no line fails; a line that the machine's own noise hides is marked, and is neither.
 """
 import glob, json, os, shutil, statistics, struct, subprocess, sys, tempfile, time
 
@@ -137,10 +137,19 @@ def main():
         hot = (middle(mode, "hot") - middle("plain", "hot")) / 2
         print(f"{mode:14}{step / 1e6:9.3f} {min(steps):8.3f}–{max(steps):<8.3f} {(step / plain - 1) * 100:+7.2f}%"
               f" {(step - plain) / events:+9.0f} {hot:+13.0f}")
+    plain = middle("plain", "step")
+    steps = [result["step"] for result in results["plain"]]
+    noise = (max(steps) - min(steps)) / plain * 100 if len(steps) > 1 else float("inf")
     for mode, percent, ns in ("python", 1, 200), ("all", 3, 500):
-        over = middle(mode, "step") - middle("plain", "step")
-        check(over / middle("plain", "step") * 100 <= percent, f"the step slows by at most {percent} % with {mode}", failures)
-        check(over / events <= ns, f"{mode}: at most {ns} ns an event in the step", failures)
+        over = middle(mode, "step") - plain
+        for limit, is_kept, text in (
+            (percent, over / plain * 100 <= percent, f"the step slows by at most {percent} % with {mode}"),
+            (ns * events / plain * 100, over / events <= ns, f"{mode}: at most {ns} ns an event in the step"),
+        ):
+            if noise > limit:
+                print(f"   ??   {text}: cannot be told here, plain steps of {ROUNDS} processes differ by {noise:.0f} %")
+            else:
+                check(is_kept, text, failures)
 
     (few, low), (many, high) = in_ring(folder, out, 20), in_ring(folder, out, 80)
     ring = (high - low) / (many - few)
