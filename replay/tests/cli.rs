@@ -128,7 +128,8 @@ fn help_of_every_verb() {
                               out
               --step <N>      When the device held most in a step of training, as `report` numbers them
               --end           At the end
-              --native        Add the stacks that held most, native frames beside those of Python
+              --native        Add the stacks that held most, native frames beside those of Python where they
+                              were recorded (--stacks all)
               --json          Write JSON: bytes and nanoseconds as integers
               --color <WHEN>  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE [default:
                               auto] [possible values: auto, always, never]

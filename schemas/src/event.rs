@@ -877,7 +877,8 @@ numbered! {
         CodeLoad = 52 "code_load",
         /// Module or library in `handle`.
         CodeUnload = 53 "code_unload",
-        /// Function or module in `handle`: its code is on the device now, if it was not before.
+        /// Function or module in `handle`: its code is on the device now. Told once, until code goes; older traces have one
+        /// for each launch.
         FunctionLoad = 54 "function_load",
         /// A limit of the context: `CUlimit` in `extra`, its value in `bytes`.
         LimitSet = 55 "limit_set",

@@ -130,7 +130,7 @@ pub(crate) fn capture(lane: &mut Lane, of: Of) -> u64 {
 #[inline(never)]
 fn capture_without_python(lane: &mut Lane) -> u64 {
     let in_backward = lane.state().node.class != 0;
-    match if in_backward { 0 } else { capture_frames(lane, NATIVE) } {
+    match if in_backward { 0 } else { capture_frames(lane, NATIVE | PYTHON) } {
         0 => StackDef::EMPTY,
         id => id,
     }

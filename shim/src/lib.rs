@@ -28,6 +28,7 @@ mod hook;
 mod hooks;
 mod nccl;
 mod probe;
+mod sent;
 mod session;
 mod stack;
 mod sys;

@@ -34,6 +34,7 @@ pub(crate) fn acquire(
     fill: impl FnOnce(&mut Draft, bool),
 ) -> i32 {
     let Some(depth) = Depth::enter() else { return run() };
+    code::note(action);
     let begin = session::now();
     let result = run();
     drop(depth);

@@ -6,6 +6,7 @@
 
 use crate::config::{self, Stacks};
 use crate::hook::{AUXILIARY, HOOKS};
+use crate::sent::Sent;
 use crate::stack::ThreadStackState;
 use crate::sys::{self, KeepErrno, Text, say};
 use crate::tls::{self, Tls};
@@ -90,7 +91,7 @@ pub(crate) struct Rest {
     /// Where the thread stands if it calls `backward()`.
     pub(crate) backward: crate::hooks::autograd::BackwardCall,
     /// Classes of operations of the backward pass whose names were sent.
-    pub(crate) node_classes: crate::hooks::autograd::SentClasses,
+    pub(crate) node_classes: Sent<{ crate::hooks::autograd::SENT_CLASSES }>,
     /// PyTorch's number of the thread; 0 not asked yet.
     pub(crate) torch_thread: u64,
     /// What NCCL's open group will launch.
@@ -100,7 +101,7 @@ pub(crate) struct Rest {
     /// What the unwinders keep.
     pub(crate) stack: ThreadStackState,
     /// Names of marks that were sent.
-    pub(crate) texts: crate::hooks::nvtx::SentTexts,
+    pub(crate) texts: Sent<{ crate::hooks::nvtx::SENT_SLOTS }>,
     /// Room for a definition that is being sent.
     pub(crate) scratch: callsite::Scratch,
     /// Changes when stacks and code objects must be sent again.

@@ -47,7 +47,7 @@ pub(super) struct ReportArgs {
     #[command(flatten)]
     when: WhenArgs,
 
-    /// Add the stacks that held most, native frames beside those of Python
+    /// Add the stacks that held most, native frames beside those of Python where they were recorded (--stacks all)
     #[arg(long)]
     native: bool,
 

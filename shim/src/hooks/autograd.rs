@@ -54,6 +54,8 @@ impl Held {
 
 /// `sequence_nr_` of a node that undoes nothing (torch/csrc/autograd/functions/accumulate_grad.cpp).
 const NO_SEQUENCE: u64 = u64::MAX;
+/// Classes whose names a thread remembers to have sent: a training step has ten or twenty.
+pub(crate) const SENT_CLASSES: usize = 64;
 /// Longest name of a class that is told.
 const MOST_NAME: usize = 512;
 
@@ -220,7 +222,7 @@ fn send_node(lane: &mut Lane, node: Option<Node>, functions: *const usize) -> bo
     };
     let (producer, rest) = lane.parts();
     let at = producer.now();
-    if node.class != 0 && rest.node_classes.lacks(node.class, rest.definitions) {
+    if node.class != 0 && !rest.node_classes.has(node.class) {
         // SAFETY: those of the node's class.
         let name = unsafe { class_name(functions) };
         let name = name.get(..name.len().min(MOST_NAME)).unwrap_or_default();
@@ -246,34 +248,6 @@ unsafe fn class_name(functions: *const usize) -> &'static [u8] {
     let name = unsafe { *description.wrapping_add(1) };
     // SAFETY: a name is a C string.
     unsafe { sys::c_bytes(name) }
-}
-
-/// Names of classes that were sent, by a few bits of their numbers: a training step has ten or twenty.
-#[repr(C)]
-pub(crate) struct SentClasses {
-    classes: [u64; 64],
-    /// What the recorder has lost so far; classes sent before do not count.
-    definitions: u32,
-}
-
-impl SentClasses {
-    fn lacks(&mut self, class: u64, definitions: u32) -> bool {
-        if definitions != self.definitions {
-            self.classes.fill(0);
-            self.definitions = definitions;
-        }
-        self.classes.get(Self::slot(class)) != Some(&class)
-    }
-
-    fn add(&mut self, class: u64) {
-        if let Some(slot) = self.classes.get_mut(Self::slot(class)) {
-            *slot = class;
-        }
-    }
-
-    fn slot(class: u64) -> usize {
-        (class >> 58) as usize
-    }
 }
 
 /// What the calling thread runs of the backward pass, and the functions of its class. Reads PyTorch's own thread-local.

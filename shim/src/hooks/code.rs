@@ -2,6 +2,7 @@
 //! only the first time is code brought to the device, and memory taken for it.
 
 use crate::session;
+use crate::stack::mix;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gputrace_ring::record::Action;
 
@@ -24,7 +25,6 @@ impl Told {
     /// By the row of the hook and the handle that it gave or was given.
     #[inline]
     pub(crate) fn of(row: u16, handle: u64) -> Told {
-        let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
         let age = session::generation() ^ GONE.load(Ordering::Relaxed).rotate_left(48) ^ u64::from(row) << 32;
         let mark = mix(mix(0, age), handle) | 1;
         Told { slot: (mark >> 32) as usize % SLOTS, mark }

@@ -434,10 +434,7 @@ fn send(lane: &mut Lane, action: MarkAction, domain: *mut c_void, said: &Said, r
 }
 
 /// How many texts a thread remembers to have sent; what falls out is sent again.
-const SENT_SLOTS: usize = 256;
-
-/// The texts that a thread has sent.
-pub(crate) struct SentTexts([u64; SENT_SLOTS]);
+pub(crate) const SENT_SLOTS: usize = 256;
 
 /// Sends the text, unless the thread has just done so; 0 for none.
 fn text_id(lane: &mut Lane, text: &[u8]) -> u64 {
@@ -450,12 +447,11 @@ fn text_id(lane: &mut Lane, text: &[u8]) -> u64 {
     });
     let id = hash.max(1);
     let (producer, rest) = lane.parts();
-    let Some(sent) = rest.texts.0.get_mut(id as usize % SENT_SLOTS) else { return 0 };
-    if *sent != id {
+    if !rest.texts.has(id) {
         let at = producer.now();
         let definition = TextDef { id, length: text.len() as u64 };
         if producer.push_with(at, 0, &definition, &[text]) == Pushed::Yes {
-            *sent = id;
+            rest.texts.add(id);
         }
     }
     id

@@ -60,9 +60,9 @@ impl Shape {
     }
 }
 
-/// The state of the thread that started Python is a part of `_PyRuntime` from 3.11 on (`_initial_thread` of
-/// `_main_interpreter`, `pycore_interp.h`), so it can be read at any time, and says itself whether it is still the
-/// thread's. 0: this thread's is another one.
+/// The state of the thread that started Python is a part of `_PyRuntime` (`_initial_thread` of `_main_interpreter`,
+/// `pycore_interp.h`), so it can be read at any time, and from 3.12 on it says itself whether it is still the thread's.
+/// 0: this thread's is another one, or Python is older.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct Lasting(u64);
@@ -286,7 +286,7 @@ impl Object {
 }
 
 /// In [`Offsets::thread_status`]: `PyGILState_GetThisThreadState` gives this state to its thread
-/// (`_status.bound_gilstate`, `cpython/pystate.h` of 3.12 to 3.14).
+/// (`_status.bound_gilstate`, `cpython/pystate.h` of 3.12 to 3.15).
 const BOUND_GILSTATE: u32 = 1 << 3;
 
 /// `pthread_self()`, which is the thread pointer in glibc (`THREAD_SELF`, `sysdeps/x86_64/nptl/tls.h`).

@@ -245,7 +245,7 @@ fn join(outer: u64, frame: u64, index: usize) -> u64 {
 
 /// One step of a 64-bit hash: multiply by the golden ratio, fold the high bits down.
 #[inline(always)]
-fn mix(hash: u64, word: u64) -> u64 {
+pub(crate) fn mix(hash: u64, word: u64) -> u64 {
     let product = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     product ^ (product >> 29)
 }
