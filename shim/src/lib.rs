@@ -26,6 +26,7 @@ mod config;
 mod elf;
 mod hook;
 mod hooks;
+mod kernel;
 mod nccl;
 mod probe;
 mod sent;

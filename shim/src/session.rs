@@ -10,7 +10,7 @@ use crate::sent::Sent;
 use crate::stack::ThreadStackState;
 use crate::sys::{self, KeepErrno, Text, say};
 use crate::tls::{self, Tls};
-use crate::{callsite, elf};
+use crate::{callsite, elf, kernel};
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::MaybeUninit;
@@ -268,7 +268,7 @@ fn attach(tls: &Tls, start: Start) -> bool {
 }
 
 fn attach_thread(tls: &Tls, map: Map) -> bool {
-    let Some(producer) = Producer::new(map, sys::thread_id()) else { return false };
+    let Some(producer) = Producer::new(map, kernel::thread_id()) else { return false };
     let Some(slot) = STATES.get(producer.thread_line() as usize) else { return false };
     let mut state = slot.load(Ordering::Acquire);
     if state.is_null() {
@@ -302,7 +302,7 @@ fn begin() -> bool {
         for _ in 0..START_PATIENCE {
             match page.state.load(Ordering::Acquire) {
                 LIVE => return true,
-                STARTING => sys::sleep(100_000),
+                STARTING => kernel::sleep(100_000),
                 _ => return false,
             }
         }
@@ -477,7 +477,7 @@ fn start_time() -> u64 {
 /// Sends what holds for the whole process: names of the hooks, devices, facts for `doctor`.
 fn describe_process(map: Map) {
     // A line of its own, given back at once: the starting thread's own line comes with its first event.
-    let Some(mut producer) = Producer::new(map, sys::thread_id()) else { return };
+    let Some(mut producer) = Producer::new(map, kernel::thread_id()) else { return };
     let at = producer.now();
     for (row, hook) in HOOKS.iter().enumerate() {
         let (name, runtime) = (hook.name.to_bytes(), hook.runtime.as_bytes());
@@ -758,7 +758,7 @@ extern "C" fn destruct() {
                 end();
                 return say_recorder_is_gone();
             }
-            _ => sys::sleep(1_000_000),
+            _ => kernel::sleep(1_000_000),
         }
     }
     end();

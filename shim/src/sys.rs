@@ -1,5 +1,6 @@
-//! The few calls to libc that the shim makes, and what it says to people.
+//! Texts without a heap, the environment, and what the shim says to people.
 
+use crate::kernel;
 use core::ffi::{CStr, c_char, c_int};
 
 /// Ends the process at once.
@@ -83,12 +84,10 @@ impl<const N: usize> Text<N> {
     }
 }
 
-/// One line on stderr, in one write.
+/// One line on stderr, in one write. If stderr is closed, nothing happens.
 pub(crate) fn say(message: &[u8]) {
     let line = Text::<512>::new().add(b"gputrace: ").add(message).add(b"\n");
-    let bytes = line.as_bytes();
-    // SAFETY: the buffer is ours; if stderr is closed, nothing happens.
-    unsafe { libc::write(2, bytes.as_ptr().cast(), bytes.len()) };
+    let _ = kernel::write(2, line.as_bytes());
 }
 
 /// A variable of the environment, as long as nobody changes it.
@@ -104,45 +103,13 @@ pub(crate) fn variable(name: &CStr) -> Option<&'static CStr> {
 
 /// Reads a small file such as those of `/proc`; bytes read.
 pub(crate) fn read_file(path: &CStr, into: &mut [u8]) -> usize {
-    // SAFETY: the path ends with a zero.
-    let file = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
-    if file < 0 {
-        return 0;
-    }
-    // SAFETY: the buffer is as long as we say.
-    let n = unsafe { libc::read(file, into.as_mut_ptr().cast(), into.len()) };
-    // SAFETY: the descriptor is ours.
-    unsafe { libc::close(file) };
-    usize::try_from(n).unwrap_or(0)
-}
-
-/// Kernel id of the calling thread.
-pub(crate) fn thread_id() -> u32 {
-    // SAFETY: gettid takes nothing. glibc has a wrapper only since 2.30.
-    unsafe { libc::syscall(libc::SYS_gettid) as u32 }
-}
-
-/// Sleeps; signals may cut it short.
-pub(crate) fn sleep(nanos: u32) {
-    let pause = libc::timespec { tv_sec: 0, tv_nsec: nanos.into() };
-    // SAFETY: the timespec is ours.
-    unsafe { libc::nanosleep(&raw const pause, core::ptr::null_mut()) };
+    let file = kernel::File::open(path, libc::O_RDONLY, 0);
+    file.and_then(|file| file.read(into)).unwrap_or(0)
 }
 
 /// Private zeroed memory that is never given back; null if there is none.
 pub(crate) fn pages(bytes: usize) -> *mut u8 {
-    // SAFETY: a new private mapping touches nothing that exists.
-    let at = unsafe {
-        libc::mmap(
-            core::ptr::null_mut(),
-            bytes,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        )
-    };
-    if at == libc::MAP_FAILED { core::ptr::null_mut() } else { at.cast() }
+    kernel::map_private(bytes).unwrap_or(core::ptr::null_mut())
 }
 
 /// A C string that somebody else guarantees.

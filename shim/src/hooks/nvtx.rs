@@ -8,6 +8,7 @@
 //! Marks come long before there is a session, which they do not begin: ranges that are open when it begins wait in
 //! [`WAITING`], and each thread sends its own with its first event.
 
+use crate::kernel;
 use crate::session::{self, Lane, Start};
 use crate::sys::{self, KeepErrno};
 use crate::tls;
@@ -536,7 +537,7 @@ impl Waiting {
 
 #[cold]
 fn wait(action: MarkAction, domain: *mut c_void, said: &Said, range: u64) {
-    let thread = sys::thread_id();
+    let thread = kernel::thread_id();
     match action {
         MarkAction::Push | MarkAction::Start => open(action, domain, said, range, thread),
         MarkAction::Pop => {
@@ -583,7 +584,7 @@ pub(crate) fn catch_up(lane: &mut Lane) {
     if N_WAITING.load(Ordering::Relaxed) == 0 {
         return;
     }
-    let thread = sys::thread_id();
+    let thread = kernel::thread_id();
     let is_due = |slot: &&Waiting| slot.is_push_of(thread) || slot.is_start();
     while let Some(slot) = WAITING.iter().filter(is_due).min_by_key(|slot| slot.order.load(Ordering::Relaxed))
     {

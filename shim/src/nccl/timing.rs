@@ -17,6 +17,7 @@ use super::threads;
 use crate::config;
 use crate::hook::AUXILIARY;
 use crate::hooks::events;
+use crate::kernel;
 use crate::session::{self, Start};
 use crate::sys::{self, KeepErrno, Text};
 use core::ffi::{c_int, c_void};
@@ -591,7 +592,7 @@ extern "C" fn at_exit(_: *mut c_void) {
         if ENDING.load(Ordering::Acquire) == 2 {
             return;
         }
-        sys::sleep(1_000_000);
+        kernel::sleep(1_000_000);
     }
 }
 
@@ -618,7 +619,7 @@ unsafe extern "C" fn read_events(_: *mut c_void) -> *mut c_void {
             break;
         }
         look();
-        sys::sleep(PAUSE);
+        kernel::sleep(PAUSE);
     }
     null_mut()
 }
@@ -628,7 +629,7 @@ fn last_look() {
         if look() == 0 {
             return;
         }
-        sys::sleep(1_000_000);
+        kernel::sleep(1_000_000);
     }
 }
 
@@ -757,7 +758,7 @@ fn close() {
         if INSIDE.load(Ordering::SeqCst) == 0 {
             return;
         }
-        sys::sleep(50_000);
+        kernel::sleep(50_000);
     }
 }
 
