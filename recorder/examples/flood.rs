@@ -5,7 +5,7 @@
 
 use gputrace_recorder::{Options, record};
 use gputrace_ring::clock::Clock;
-use gputrace_ring::map::{Map, OFF, RECORDING};
+use gputrace_ring::map::{Map, OFF, RECORDING, Writer};
 use gputrace_ring::record::{BlockAlloc, pack_device};
 use gputrace_ring::ring::{Producer, Pushed};
 use memmap2::MmapRaw;
@@ -26,9 +26,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(&ring)?;
     file.set_len(Map::bytes_for(CHUNKS) as u64)?;
     let memory = MmapRaw::map_raw(&file)?;
+    let writer = Writer { pid: std::process::id(), ..Writer::default() };
     // SAFETY: new, zeroed, long enough, and mapped until the end of `main`.
-    let map =
-        unsafe { Map::create(memory.as_mut_ptr(), CHUNKS, std::process::id(), 0, Clock::of_this_machine()) };
+    let map = unsafe { Map::create(memory.as_mut_ptr(), CHUNKS, writer, Clock::of_this_machine()) };
     let options =
         Options { output: Some(folder.join("flood.gtr").display().to_string()), ..Options::default() };
     let begin = Instant::now();

@@ -4,7 +4,7 @@
 
 use gputrace_recorder::{Options, Overwrite, record};
 use gputrace_ring::clock::Clock;
-use gputrace_ring::map::{COMPLETE, EXITING, FAILED, Map, OFF, RECORDING};
+use gputrace_ring::map::{COMPLETE, EXITING, FAILED, Map, OFF, RECORDING, Writer};
 use gputrace_ring::record::{self as ring, Kind, pack_device};
 use gputrace_ring::ring::{Producer, Pushed, as_words_bytes};
 use gputrace_schemas::event::{Action, EventKind, Frame, LostCause, NO_DEVICE};
@@ -38,8 +38,9 @@ impl Mapped {
     }
 
     fn make_ring(&self, n_chunks: u32, pid: u32) -> Map {
+        let writer = Writer { pid, ..Writer::default() };
         // SAFETY: new, zeroed by `set_len`, long enough, and leaked below.
-        unsafe { Map::create(self.memory.as_mut_ptr(), n_chunks, pid, 0, Clock::of_this_machine()) }
+        unsafe { Map::create(self.memory.as_mut_ptr(), n_chunks, writer, Clock::of_this_machine()) }
     }
 
     /// How many records each thread knows to be in the ring.

@@ -296,7 +296,8 @@ mod tests {
             let memory = unsafe { alloc_zeroed(layout) };
             assert!(!memory.is_null());
             // SAFETY: aligned, zeroed, long enough, and freed with the ring.
-            let map = unsafe { Map::create(memory, n_chunks, 1, 0, Clock::Monotonic) };
+            let map =
+                unsafe { Map::create(memory, n_chunks, crate::map::Writer::default(), Clock::Monotonic) };
             Ring { memory, layout, map }
         }
 

@@ -48,6 +48,8 @@ pub struct Header {
     pub clock: AtomicU32,
     /// Field 22 of `/proc/PID/stat`: tells a reused pid from the process itself; 0 unknown.
     pub start_time: AtomicU64,
+    /// Inode of the writer's PID namespace (`/proc/self/ns/pid`): in another one its pid is somebody else's; 0 unknown.
+    pub pid_namespace: AtomicU64,
     /// Clocks when the ring was made: ticks, monotonic, realtime.
     pub calibration: [AtomicU64; 3],
     /// What frames and tables the shim was asked for ([`crate::record::Kind::Note`] has the words).
@@ -153,6 +155,17 @@ pub enum NotARing {
     },
 }
 
+/// Who writes a ring: the header's words of the same names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Writer {
+    /// Its process id, in its own namespace.
+    pub pid: u32,
+    /// When it began, in clock ticks since boot; 0 unknown.
+    pub start_time: u64,
+    /// Inode of its PID namespace; 0 unknown.
+    pub pid_namespace: u64,
+}
+
 /// A mapped ring. Copies refer to the same memory.
 #[derive(Clone, Copy)]
 pub struct Map {
@@ -190,15 +203,16 @@ impl Map {
     /// `base` is page aligned and [`Map::bytes_for`]`(n_chunks)` zeroed, writable bytes that stay mapped as long as
     /// any copy of the result is used.
     #[must_use]
-    pub unsafe fn create(base: *mut u8, n_chunks: u32, pid: u32, start_time: u64, clock: Clock) -> Map {
+    pub unsafe fn create(base: *mut u8, n_chunks: u32, writer: Writer, clock: Clock) -> Map {
         let map = Map { base, n_chunks };
         let header = map.header();
         let calibration = Calibration::take(clock);
         header.abi.store(ABI, Ordering::Relaxed);
         header.n_chunks.store(n_chunks, Ordering::Relaxed);
-        header.pid.store(pid, Ordering::Relaxed);
+        header.pid.store(writer.pid, Ordering::Relaxed);
         header.clock.store(clock as u32, Ordering::Relaxed);
-        header.start_time.store(start_time, Ordering::Relaxed);
+        header.start_time.store(writer.start_time, Ordering::Relaxed);
+        header.pid_namespace.store(writer.pid_namespace, Ordering::Relaxed);
         header.calibration[0].store(calibration.ticks.0, Ordering::Relaxed);
         header.calibration[1].store(calibration.monotonic, Ordering::Relaxed);
         header.calibration[2].store(calibration.realtime, Ordering::Relaxed);

@@ -450,8 +450,9 @@ impl Ring {
             return None;
         }
         let clock = Clock::from_u32(CLOCK.load(Ordering::Relaxed));
+        let writer = map::Writer { pid, start_time: start_time(), pid_namespace: 0 };
         // SAFETY: the file is new, so the mapping is zero, as long as asked, and never unmapped.
-        Some(unsafe { Map::create(base.cast(), n_chunks, pid, start_time(), clock) })
+        Some(unsafe { Map::create(base.cast(), n_chunks, writer, clock) })
     }
 }
 
