@@ -31,7 +31,7 @@ fmt: ## Format the sources
 
 bench: build ## Measure: ratios within one run, against the peer each names
 	cargo bench -p gputrace-tests --bench capture
-	cargo bench -p gputrace --bench simulator
+	cargo bench -p gputrace-sim --bench simulator
 	cargo build --release -p gputrace-schemas --example training
 	python3 tests/scale.py $(RELEASE)
 
@@ -41,7 +41,7 @@ RELEASES := 2.0.1 2.1.2 2.2.2 2.3.1 2.4.1 2.5.1 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2
 
 oracle: ## Hold the simulator against PyTorch's own compiled allocator
 	tests/oracle/build.sh target/oracle $(RELEASES) || [ $$? = 77 ]
-	cargo test --release -p gputrace --lib oracle -- --nocapture
+	cargo test --release -p gputrace-sim --lib oracle -- --nocapture
 
 schemas: ## Hold the trace format's code against trace.fbs (and flatc, where it is installed)
 	cargo test -p gputrace-schemas

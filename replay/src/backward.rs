@@ -4,6 +4,7 @@
 //! where its forward operation was called, and where `backward()` was.
 
 use gputrace_schemas::event::{Backward, Frame, FrameId, Stack};
+use gputrace_sim::stacks::python_package;
 
 use crate::owners;
 use crate::trace::Definitions;
@@ -49,7 +50,7 @@ pub(crate) fn python_line<'a>(
     definitions: &'a dyn Definitions,
     stack: &'a Stack,
 ) -> Option<(&'a str, &'a str, u32)> {
-    let own = python_lines(definitions, stack).find(|(_, file, _)| owners::python_package(file).is_none());
+    let own = python_lines(definitions, stack).find(|(_, file, _)| python_package(file).is_none());
     own.or_else(|| python_lines(definitions, stack).next())
 }
 

@@ -11,8 +11,8 @@
 //! for anything; without one, a pattern fits the whole text. `min` and `max` are bytes of one block.
 
 use gputrace_schemas::event::Frame;
+use gputrace_sim::bytes;
 
-use crate::bytes;
 use crate::leaks::is_like;
 use crate::ledger::Sites;
 use crate::lives::Life;

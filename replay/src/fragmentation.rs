@@ -1,5 +1,6 @@
 //! How PyTorch's memory is cut up: what is free in its segments, and in what pieces. Measured, from the books;
-//! [`crate::breakdown`] takes the gap apart further, from a simulated run, in the same words.
+//! [`gputrace_sim::gap`] takes the gap apart further, from a simulated run, in the same words. Here `stranded` and
+//! `wholly free` are of all streams and pools, so each has its part of `isolated`, and what waits for streams counts as free.
 
 use gputrace_schemas::event::Bytes;
 

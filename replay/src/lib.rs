@@ -34,19 +34,6 @@ pub mod trace;
 pub mod tree;
 pub mod unaccounted;
 
-pub mod addresses;
-pub mod audit;
-pub mod bounds;
-pub mod breakdown;
-pub mod bytes;
-pub mod device;
-pub mod driver;
 pub mod import;
-pub mod ops;
-pub mod plan;
-pub mod policies;
-mod ranges;
 #[cfg(test)]
 mod scene;
-pub mod simulator;
-pub mod whatif;

@@ -4,6 +4,7 @@
 //! (NCCL, cuBLAS) calls from inside itself, and one that uses the shared runtime is the next one out.
 
 use gputrace_schemas::event::{Frame, Module, Process, Stack};
+use gputrace_sim::stacks::python_package;
 
 use crate::trace::Definitions;
 
@@ -115,18 +116,6 @@ pub fn is_plumbing(module: &Module) -> bool {
 #[must_use]
 pub fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
-}
-
-/// The Python file came with an installed package or with the interpreter; gives the package's name.
-#[must_use]
-pub fn python_package(file: &str) -> Option<&str> {
-    for folder in ["/site-packages/", "/dist-packages/"] {
-        if let Some((_, inside)) = file.rsplit_once(folder) {
-            return inside.split('/').next().map(|package| package.trim_end_matches(".py"));
-        }
-    }
-    let standard = file.starts_with('<') || file.contains("/lib/python3.");
-    standard.then_some("Python")
 }
 
 /// A name for a loaded file that tells as much of its owner as its path does, and nothing that not everybody knows: the

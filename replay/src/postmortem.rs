@@ -3,20 +3,20 @@
 use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{Bytes, Call, Event, EventKind};
+use gputrace_sim::bounds::Bounds;
+use gputrace_sim::ops::OpStream;
+use gputrace_sim::policies::torch::profile;
+use gputrace_sim::whatif::{Confidence, Laboratory, Other, Question};
 
-use crate::bounds::Bounds;
 use crate::caught::{self, Caught, CaughtOom};
 use crate::fragmentation::Fragmentation;
 use crate::ledger::{Ledger, OUT_OF_MEMORY, TorchOom, gives};
 use crate::live;
-use crate::ops::OpStream;
-use crate::policies::torch::profile;
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::render::text::bytes;
 use crate::report::sections::POSTMORTEM;
 use crate::source::Source;
 use crate::story::{Story, Watch};
-use crate::whatif::{Confidence, Laboratory, Other, Question};
 
 /// Settings to try: what people are advised to set, one at a time, so that each answers for itself.
 const SETTINGS: [&str; 9] = [
@@ -313,7 +313,7 @@ pub fn remedies(
     let recorded = stream.settings.options.clone().unwrap_or_default();
     let mut settings = vec![recorded.clone()];
     settings.extend(SETTINGS.iter().map(|options| (*options).to_owned()).filter(|it| *it != recorded));
-    settings.retain(|options| crate::policies::torch::parse(options, profile).is_ok());
+    settings.retain(|options| gputrace_sim::policies::torch::parse(options, profile).is_ok());
     let mut remedies = vec![];
     for options in settings {
         let question = |limit: Option<Bytes>| Question {

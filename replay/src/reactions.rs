@@ -1,9 +1,7 @@
 //! What a replay cannot follow: programs that look at memory, or at the lack of it, and then go another way.
 
+use gputrace_sim::ops::{AllocId, Frame, Op, OpStream, StackId};
 use rustc_hash::FxHashMap;
-
-use crate::breakdown::site;
-use crate::ops::{AllocId, Frame, Op, OpStream, StackId};
 
 /// Something in a trace that may have been otherwise under another allocator.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,7 +93,7 @@ pub fn reactions(stream: &OpStream) -> Vec<Reaction> {
     for (kind, is_autotune) in [(Kind::QueriesMemory, false), (Kind::Autotunes, true)] {
         let mut queries = stream.queries.iter().filter(|query| query.is_autotune == is_autotune).peekable();
         if let Some(most) = queries.peek() {
-            let site = site(stream, most.stack).cloned();
+            let site = stream.stacks.site(most.stack).cloned();
             found.push(Reaction { kind, count: queries.map(|query| query.times).sum(), of: 0, site });
         }
     }
@@ -113,7 +111,7 @@ fn out_of_memory(stream: &OpStream) -> Vec<Reaction> {
     let last_served = stream.ops.iter().rposition(|op| matches!(op, Op::Alloc(_))).unwrap_or(0);
     let of = stream.n_requests() as u64;
     let reaction = |kind, count: usize, stack| {
-        Some(Reaction { kind, count: count as u64, of, site: site(stream, stack).cloned() })
+        Some(Reaction { kind, count: count as u64, of, site: stream.stacks.site(stack).cloned() })
     };
     let caught = ooms().filter(|(index, _)| *index < last_served).count();
     let first = ooms().next().filter(|_| caught > 0);
@@ -153,7 +151,7 @@ fn deferred_frees(stream: &OpStream) -> Option<Reaction> {
     }
     waiting.into_iter().for_each(|(id, since)| is_late(id, since, n_requests));
     let most = bytes.into_iter().max_by_key(|(stack, bytes)| (*bytes, std::cmp::Reverse(*stack)))?;
-    let site = site(stream, most.0).cloned();
+    let site = stream.stacks.site(most.0).cloned();
     Some(Reaction { kind: Kind::DefersFrees, count, of: n_frees, site })
 }
 

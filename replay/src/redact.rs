@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use gputrace_schemas::event::{
     CommConfig, Communicator, Device, Event, EventKind, Frame, Module, Process, Thread,
 };
+use gputrace_sim::stacks::python_package;
 
 use crate::owners::{self, file_name};
 use crate::trace::Recording;
@@ -129,7 +130,7 @@ impl Names {
         if let Some(public) = owners::public_python(path) {
             return public;
         }
-        match owners::python_package(path).filter(|package| *package != "Python") {
+        match python_package(path).filter(|package| *package != "Python") {
             Some(package) => {
                 let package = self.package(package);
                 let file = self.renamed(path, "file", ".py");

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use gputrace_schemas::event::{Device, Event, Nanos, Process, ThreadId};
 use gputrace_schemas::reader::Damage;
+use gputrace_sim::whatif::{RecordedGap, recorded_gaps};
 
 use crate::categories::Categories;
 use crate::import::{ImportError, Trace};
@@ -14,7 +15,6 @@ use crate::lifetimes::Lifetimes;
 use crate::lives::Lives;
 use crate::source::{Error, Source};
 use crate::trace::Recording;
-use crate::whatif::{RecordedGap, recorded_gaps};
 
 /// Longer traces are not replayed to be told about: that takes seconds.
 const MOST_REPLAYED: u64 = 400_000;
@@ -99,7 +99,7 @@ impl Story {
         let is_asked = self.ledger.n_events <= MOST_REPLAYED && self.wasteful_devices().next().is_some();
         // What cannot be imported is told by the verb that the report then names.
         let trace = is_asked.then(load).and_then(Result::ok);
-        self.gaps = Some(trace.map_or(vec![], |trace| recorded_gaps(&trace)));
+        self.gaps = Some(trace.map_or(vec![], |trace| recorded_gaps(&trace.devices)));
         self
     }
 

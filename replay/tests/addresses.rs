@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use gputrace_replay::driver::{Driver, Fact, Knowledge, Known};
-use gputrace_replay::ops::{Builder, DriverCall, Op};
+use gputrace_sim::driver::{Driver, Fact, Knowledge, Known};
+use gputrace_sim::ops::{Builder, DriverCall, Op};
 
 const PAGE: u64 = 2 << 20;
 

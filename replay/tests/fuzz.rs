@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use gputrace_replay::import::load;
-use gputrace_replay::ops::History;
-use gputrace_replay::policies::{Build, by_name};
-use gputrace_replay::whatif::Laboratory;
 use gputrace_schemas::event::{
     Action, Api, ApiId, Bytes, Call, CommId, Device, Event, EventKind, Nanos, Process, StackId, ThreadId,
 };
 use gputrace_schemas::writer::Writer;
+use gputrace_sim::ops::History;
+use gputrace_sim::policies::{Build, by_name};
+use gputrace_sim::whatif::Laboratory;
 
 /// More than this in use at once, and a file has made the reader wasteful, MiB.
 const MOST_RESIDENT: u64 = 700;
@@ -360,7 +360,7 @@ fn memo_that_jumps() -> Vec<u8> {
 
 #[test]
 fn every_policy_says_what_it_does_not_understand() {
-    for entry in gputrace_replay::policies::POLICIES {
+    for entry in gputrace_sim::policies::POLICIES {
         let build =
             Build { options: "no_such=1", torch_version: (2, 11), n_streams: 1, n_pools: 1, profile: None };
         let error = (by_name(entry.name).unwrap().build)(build).err().expect(entry.name);

@@ -7,8 +7,8 @@ use std::process::Command;
 use std::time::Instant;
 
 use gputrace_replay::import::load;
-use gputrace_replay::ops::{AllocId, DriverCall, History, Op, OpStream, StreamIdx};
-use gputrace_replay::whatif::{Confidence, Laboratory, Other, Question};
+use gputrace_sim::ops::{AllocId, DriverCall, History, Op, OpStream, StreamIdx};
+use gputrace_sim::whatif::{Confidence, Laboratory, Other, Question};
 
 /// A pickle writer for what the tests need.
 enum Item {

@@ -98,7 +98,7 @@ pub fn built() -> PathBuf {
     let directory = target.join("release");
     let parts: [(&str, &[&str]); 2] = [
         ("libgputrace.so", &["ring/src", "shim/src"]),
-        ("gputrace", &["ring/src", "recorder/src", "schemas/src", "replay/src"]),
+        ("gputrace", &["ring/src", "recorder/src", "schemas/src", "sim/src", "replay/src"]),
     ];
     for (name, sources) in parts {
         let path = directory.join(name);

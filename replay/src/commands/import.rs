@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, Args};
 use gputrace_replay::import;
-use gputrace_replay::ops::{History, Op, OpStream};
-use gputrace_replay::whatif::{Laboratory, SelfCheck};
+use gputrace_sim::ops::{History, Op, OpStream};
+use gputrace_sim::whatif::{Laboratory, SelfCheck};
 use serde_json::{Value, json};
 
 use super::Verb;

@@ -6,7 +6,6 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, bail};
 use clap::{ArgMatches, Args, ValueEnum};
-use gputrace_replay::bytes;
 use gputrace_replay::growth::Growth;
 use gputrace_replay::leaks::{Leaks, Suppressions, Wanted};
 use gputrace_replay::live::When;
@@ -16,6 +15,7 @@ use gputrace_replay::report::render::text;
 use gputrace_replay::source::Source;
 use gputrace_replay::story::Story;
 use gputrace_schemas::event::{Bytes, Nanos};
+use gputrace_sim::bytes;
 
 use super::Verb;
 use crate::show::{ShowArgs, TraceArgs, WhenArgs};

@@ -4,14 +4,14 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Args};
-use gputrace_replay::bytes::iec;
 use gputrace_replay::import::{self, ImportError, Trace};
-use gputrace_replay::ops::{Op, OpStream};
 use gputrace_replay::postmortem::{Postmortem, remedies, remedies_section};
 use gputrace_replay::report;
 use gputrace_replay::report::model::{Mood, Report, Section};
 use gputrace_replay::source::Source;
 use gputrace_schemas::event::Bytes;
+use gputrace_sim::bytes::iec;
+use gputrace_sim::ops::{Op, OpStream};
 
 use super::Verb;
 use super::replay::Machine;

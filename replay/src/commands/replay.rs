@@ -6,13 +6,13 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, bail};
 use clap::{ArgMatches, Args};
-use gputrace_replay::breakdown::Fragmentation;
-use gputrace_replay::bytes::{self, iec};
 use gputrace_replay::import::{self, Trace};
-use gputrace_replay::ops::{History, OpStream};
-use gputrace_replay::policies::POLICIES;
 use gputrace_replay::reactions::{Reaction, reactions};
-use gputrace_replay::whatif::{Answer, Laboratory, Other, Question, SelfCheck, Shares};
+use gputrace_sim::bytes::{self, iec};
+use gputrace_sim::gap::Gap;
+use gputrace_sim::ops::{History, OpStream};
+use gputrace_sim::policies::POLICIES;
+use gputrace_sim::whatif::{Answer, Laboratory, Other, Question, SelfCheck, Shares};
 use serde_json::{Value, json};
 
 use super::Verb;
@@ -146,7 +146,7 @@ struct Row<'a> {
     device: &'a OpStream,
     question: Question,
     answer: Answer,
-    fragmentation: Fragmentation,
+    fragmentation: Gap,
     self_check: SelfCheck,
     /// How the card was shared, where one was asked about.
     shares: Option<Shares>,
@@ -163,7 +163,7 @@ fn replay<'a>(trace: &'a Trace, args: &ReplayArgs) -> anyhow::Result<Vec<Row<'a>
         for question in questions(stream, args, self_check.torch_version) {
             let answer =
                 laboratory.answer(&question).with_context(|| format!("--policy {}", named(&question)))?;
-            let fragmentation = laboratory.fragmentation(&question)?;
+            let fragmentation = laboratory.gap(&question)?;
             let shares = laboratory.shares(&question, &answer.outcome);
             rows.push(Row {
                 device: stream,
@@ -298,7 +298,7 @@ pub(super) fn warnings_json(reactions: &[Reaction]) -> Vec<Value> {
     reactions.iter().map(warning).collect()
 }
 
-fn fragmentation_json(fragmentation: &Fragmentation) -> Value {
+fn fragmentation_json(fragmentation: &Gap) -> Value {
     let mut parts: serde_json::Map<String, Value> = fragmentation
         .parts()
         .iter()

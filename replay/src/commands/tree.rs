@@ -4,13 +4,13 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Args, ValueEnum};
-use gputrace_replay::bytes;
 use gputrace_replay::categories::Categories;
 use gputrace_replay::live::{Lines, View};
 use gputrace_replay::report::render::text;
 use gputrace_replay::source::Source;
 use gputrace_replay::tree::{GroupBy, Node};
 use gputrace_schemas::event::Bytes;
+use gputrace_sim::bytes;
 use serde_json::{Value, json};
 
 use super::Verb;

@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, anyhow, bail};
 use clap::{ArgMatches, Args};
-use gputrace_replay::bounds::{Bounds, offline_packing};
-use gputrace_replay::bytes::iec;
 use gputrace_replay::import;
-use gputrace_replay::ops::OpStream;
-use gputrace_replay::policies::torch::{parse, profile};
 use gputrace_replay::reactions::{Reaction, reactions};
-use gputrace_replay::simulator::Outcome;
-use gputrace_replay::whatif::{Answer, Laboratory, Question, Shares};
+use gputrace_sim::bounds::{Bounds, offline_packing};
+use gputrace_sim::bytes::iec;
+use gputrace_sim::ops::OpStream;
+use gputrace_sim::policies::torch::{parse, profile};
+use gputrace_sim::simulator::Outcome;
+use gputrace_sim::whatif::{Answer, Laboratory, Question, Shares};
 use serde_json::{Value, json};
 
 use super::Verb;

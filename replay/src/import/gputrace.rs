@@ -22,17 +22,17 @@ use gputrace_schemas::event::{
     Mappings, Nanos, StackId as TraceStackId, ThreadId, Wait, WaitAction,
 };
 use gputrace_schemas::reader;
+use gputrace_sim::driver::REGION;
+use gputrace_sim::ops::{
+    AllocId, Allocation, Builder, DriverCall, Frame, History, NO_SEGMENT, Nearby, Op, OpStream, PoolIdx,
+    Query, RecordedOom, RecordedSegment, RecordedSettings, StackId, Stacks, StreamIdx, TooMany,
+};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::others::Bystanders;
 use super::{HIGHEST, ImportError, LARGEST, LARGEST_REFUSED, LARGEST_SUM, Trace};
 use crate::backward::place;
-use crate::driver::REGION;
 use crate::ledger::OUT_OF_MEMORY;
-use crate::ops::{
-    AllocId, Allocation, Builder, DriverCall, Frame, History, NO_SEGMENT, Nearby, Op, OpStream, PoolIdx,
-    Query, RecordedOom, RecordedSegment, RecordedSettings, StackId, Stacks, StreamIdx, TooMany,
-};
 use crate::owners;
 use crate::trace::Definitions;
 
@@ -1122,10 +1122,10 @@ pub(crate) fn imported(scene: &str) -> Trace {
 #[cfg(test)]
 mod tests {
     use expect_test::{Expect, expect};
+    use gputrace_sim::whatif::Laboratory;
 
     use super::*;
     use crate::scene::recording;
-    use crate::whatif::Laboratory;
 
     const SEGMENT: &str = "Alloc addr=0x40000000 bytes=2M by=libcudart.so,libc10_cuda.so in_allocate=1\n";
 

@@ -1,4 +1,4 @@
-//! Traces of any kind, as [`crate::ops::OpStream`]s.
+//! Traces of any kind, as [`gputrace_sim::ops::OpStream`]s.
 
 use std::fs::File;
 use std::io::Read;
@@ -14,15 +14,13 @@ mod snapshot;
 
 #[cfg(test)]
 pub(crate) use gputrace::imported;
+use gputrace_schemas::reader::looks_like_a_trace;
+use gputrace_sim::ops::OpStream;
 pub use pickle::PickleError;
 pub use recording::recording;
 #[cfg(test)]
 pub(crate) use recording::recording_of;
 pub use snapshot::{ImportError, read_snapshot};
-
-use gputrace_schemas::reader::looks_like_a_trace;
-
-use crate::ops::OpStream;
 
 /// No address that a device or its driver hands out is above: x86-64 and arm64 have 57 bits at most.
 const HIGHEST: u64 = 1 << 57;

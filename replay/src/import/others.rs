@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{Event, EventKind, Nanos};
+use gputrace_sim::ops::{OtherChange, Others};
 use rustc_hash::FxHashMap;
 
 use crate::ledger::{Cause, Ledger, MemoryKind, OwnerId, Sampled, Step};
-use crate::ops::{OtherChange, Others};
 use crate::trace::Definitions;
 
 /// What nothing explains of the driver's figures.

@@ -7,11 +7,11 @@
 
 use std::ops::ControlFlow;
 
-use crate::addresses::Recorded;
-use crate::device::{Device, Placement};
-use crate::ops::{AllocId, DriverCall, Op, OpStream, PoolIdx, RecordedSegment};
-use crate::policies::torch::{NEWEST, Torch, parse, profile};
-use crate::simulator::{Observer, run};
+use gputrace_sim::addresses::Recorded;
+use gputrace_sim::device::{Device, Placement};
+use gputrace_sim::ops::{AllocId, DriverCall, Op, OpStream, PoolIdx, RecordedSegment};
+use gputrace_sim::policies::torch::{NEWEST, Torch, parse, profile};
+use gputrace_sim::simulator::{Observer, run};
 
 /// Give up after replaying so many ops in total for each op of the stream, plus a constant: 100 replays of a long
 /// trace, many more of a short one.
@@ -86,7 +86,7 @@ fn pools_to_try(stream: &mut OpStream, segment: u32) -> Vec<PoolIdx> {
     let has_unused = (1..hidden).any(|pool| !is_used(PoolIdx(pool)));
     if !has_unused && hidden < u16::MAX {
         // Its id is gone with it. Nothing says that it belonged to a CUDA graph.
-        stream.pools.push(crate::ops::Pool { id: (0, u64::MAX - u64::from(hidden)) });
+        stream.pools.push(gputrace_sim::ops::Pool { id: (0, u64::MAX - u64::from(hidden)) });
     }
     let created = |segment: u32| {
         let event = stream.driver.iter().find(|event| event.segment == segment);

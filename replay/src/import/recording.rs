@@ -12,13 +12,13 @@ use gputrace_schemas::event::{
     Action, Api, ApiId, BlockAlloc, BlockFree, BlockOom, Bytes, Call, CommId, Device as EventDevice, Event,
     EventKind, Frame, FrameId, Nanos, Process, Stack, StackId, Thread, ThreadId, Wait, WaitAction,
 };
+use gputrace_sim::addresses::Recorded;
+use gputrace_sim::device::{Device, PAGE, Placement};
+use gputrace_sim::ops::{self, AllocId, DriverCall, DriverEvent, History, Op, OpStream};
+use gputrace_sim::policies::torch::{NEWEST, Torch, parse, profile};
+use gputrace_sim::simulator::{Observer, run};
 
 use super::snapshot::{Extras, ImportError, read_with_extras};
-use crate::addresses::Recorded;
-use crate::device::{Device, PAGE, Placement};
-use crate::ops::{self, AllocId, DriverCall, DriverEvent, History, Op, OpStream};
-use crate::policies::torch::{NEWEST, Torch, parse, profile};
-use crate::simulator::{Observer, run};
 use crate::trace::Recording;
 
 /// `cudaErrorNotReady`, cuda.h.

@@ -8,12 +8,12 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
+use gputrace_sim::ops::{
+    AllocId, Allocation, Builder, History, Op, PoolIdx, RecordedOom, RecordedSettings, StackId, TooMany,
+};
 use rustc_hash::FxHashMap;
 
 use super::{ImportError, Trace};
-use crate::ops::{
-    AllocId, Allocation, Builder, History, Op, PoolIdx, RecordedOom, RecordedSettings, StackId, TooMany,
-};
 
 /// The first line.
 const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";

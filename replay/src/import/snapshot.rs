@@ -9,12 +9,13 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::pickle::{self, Heap, MISSING, PickleError, RawEntry, Value};
-use super::{HIGHEST, LARGEST, LARGEST_REFUSED, LARGEST_SUM, Trace};
-use crate::ops::{
+use gputrace_sim::ops::{
     AllocId, Allocation, Builder, DriverCall, DriverEvent, Frame, History, LayoutBlock, LayoutSegment, Op,
     OpStream, PoolIdx, RecordedOom, RecordedSegment, RecordedSettings, StackId, Stacks, StreamIdx, TooMany,
 };
+
+use super::pickle::{self, Heap, MISSING, PickleError, RawEntry, Value};
+use super::{HIGHEST, LARGEST, LARGEST_REFUSED, LARGEST_SUM, Trace};
 
 /// Why a snapshot could not be imported.
 #[derive(Debug, thiserror::Error)]
@@ -427,7 +428,7 @@ impl<'a> Importer<'a> {
 
     fn segment(&mut self, address: u64, bytes: u64, stream: StreamIdx) -> u32 {
         let segments = &mut self.builder.stream_mut().segments;
-        segments.push(crate::ops::RecordedSegment { address, bytes, stream, pool: None });
+        segments.push(gputrace_sim::ops::RecordedSegment { address, bytes, stream, pool: None });
         segments.len() as u32 - 1
     }
 
@@ -564,7 +565,7 @@ impl<'a> Importer<'a> {
             None => None,
         };
         let stream = self.builder.stream_mut();
-        stream.segment_of.push(segment.unwrap_or(crate::ops::NO_SEGMENT));
+        stream.segment_of.push(segment.unwrap_or(gputrace_sim::ops::NO_SEGMENT));
         if let (Some(pool), Some(segment)) = (pool, segment) {
             stream.segments[segment as usize].pool = Some(pool);
         }
@@ -687,7 +688,7 @@ impl<'a> Importer<'a> {
             let end = segment.address.saturating_add(segment.bytes);
             let from = by_address.partition_point(|(address, _)| *address < segment.address);
             let to = by_address.partition_point(|(address, _)| *address < end);
-            let small = segment.bytes == crate::device::PAGE;
+            let small = segment.bytes == gputrace_sim::device::PAGE;
             let mut blocks = Vec::new();
             let mut at = segment.address;
             for (index, (address, id)) in by_address[from..to].iter().enumerate() {
@@ -802,7 +803,7 @@ fn would_have_hit(stream: &OpStream, burst: &[DriverEvent]) -> bool {
     let request = stream.allocation(*id);
     let is_small = request.requested <= 1 << 20;
     let fits = |segment: &RecordedSegment| {
-        let same_half = (segment.bytes == crate::device::PAGE) == is_small;
+        let same_half = (segment.bytes == gputrace_sim::device::PAGE) == is_small;
         same_half
             && segment.stream == request.stream
             && segment.bytes >= request.requested.next_multiple_of(512)

@@ -1,13 +1,13 @@
 //! Why PyTorch reserved more than was in use.
 
 use gputrace_schemas::event::Bytes;
+use gputrace_sim::whatif::RecordedGap;
 
 use super::next::quote;
 use super::{SectionEntry, device_name};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::render::text::{bytes, count};
 use crate::story::Story;
-use crate::whatif::RecordedGap;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 

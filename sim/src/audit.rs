@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::device::Placement;
+use crate::placement::Placement;
 
 /// What is mapped and what is placed, start to end.
 #[derive(Debug, Default)]

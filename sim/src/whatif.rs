@@ -10,10 +10,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::addresses::{AddressSpace, Bump, Direction, Recorded, Shuffled};
-use crate::breakdown::{Dissection, Fragmentation, PeakFinder};
 use crate::device::{Device, Placement};
 use crate::driver::{Continued, Disturbance, Knowledge};
-use crate::import::Trace;
+use crate::gap::{Dissection, Gap, PeakFinder};
 use crate::ops::{AllocId, History, OpStream, OtherChange, Others};
 use crate::policies::torch::{NEWEST, PROFILES, Torch, parse, profile};
 use crate::policies::{ADDRESS_TIES, Build, Fidelity, OptionError, Policy, PolicyEntry, by_name};
@@ -281,7 +280,7 @@ impl<'a> Laboratory<'a> {
     ///
     /// # Errors
     /// When there is no such policy or it does not understand its options.
-    pub fn fragmentation(&self, question: &Question) -> Result<Fragmentation, OptionError> {
+    pub fn gap(&self, question: &Question) -> Result<Gap, OptionError> {
         let watched = |observer: &mut dyn FnMut(&mut dyn Policy, &mut Device)| {
             let mut policy = self.build(&question.policy, &question.options, question.torch_version)?;
             let space = Box::new(Continued::new(&self.knowledge, None));
@@ -293,7 +292,7 @@ impl<'a> Laboratory<'a> {
         watched(&mut |policy, device| {
             run(self.stream, policy, device, &mut peak);
         })?;
-        let Some(at) = peak.op() else { return Ok(Fragmentation::default()) };
+        let Some(at) = peak.op() else { return Ok(Gap::default()) };
         let torch = profile(question.torch_version).filter(|_| question.policy == "torch");
         let torch = torch
             .and_then(|profile| Some(Torch::new(parse(&question.options, profile).ok()?, *profile, 1, 1)));
@@ -426,14 +425,14 @@ pub struct RecordedGap {
     /// On which device.
     pub device: u32,
     /// The gap.
-    pub found: Fragmentation,
+    pub found: Gap,
     /// How far the replay is the recorded run.
     pub self_check: SelfCheck,
 }
 
 /// The gaps of all devices on which PyTorch's allocator was recorded and can be replayed.
-pub fn recorded_gaps(trace: &Trace) -> Vec<RecordedGap> {
-    let streams = trace.devices.iter().filter(|stream| stream.settings.policy == "torch");
+pub fn recorded_gaps(devices: &[OpStream]) -> Vec<RecordedGap> {
+    let streams = devices.iter().filter(|stream| stream.settings.policy == "torch");
     let gap = |stream| {
         let laboratory = Laboratory::new(stream).ok()?;
         let self_check = laboratory.self_check(None);
@@ -445,7 +444,7 @@ pub fn recorded_gaps(trace: &Trace) -> Vec<RecordedGap> {
             limit: None,
             other: Other::Ignored,
         };
-        let found = laboratory.fragmentation(&question).ok()?;
+        let found = laboratory.gap(&question).ok()?;
         Some(RecordedGap { device: stream.device, found, self_check })
     };
     streams.filter_map(gap).collect()
@@ -493,23 +492,29 @@ impl Observer for Comparison<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::import::imported;
+    use crate::ops::{Allocation, Builder, PoolIdx, StackId, StreamIdx};
 
     const MIB: u64 = 1 << 20;
 
     fn asked(limit: u64, other: Other) -> (Shares, Outcome) {
-        let trace = imported(
-            "PrimaryRetain handle=c by=libc10_cuda.so
-            sample used=100M
-            wait ms=100
-            Create handle=n bytes=8M by=libnccl.so.2
-            Alloc addr=0x40000000 bytes=20M by=libc10_cuda.so in_allocate=1
-            block addr=0x40000000 bytes=16M requested=16M
-            Release handle=n by=libnccl.so.2
-            Alloc addr=0x60000000 bytes=20M by=libc10_cuda.so in_allocate=1
-            block addr=0x60000000 bytes=16M requested=16M",
-        );
-        let laboratory = Laboratory::new(&trace.devices[0]).unwrap();
+        let mut builder = Builder::new(0);
+        for _ in 0..2 {
+            builder.alloc(Allocation {
+                requested: 16 * MIB,
+                address: 0,
+                stack: StackId::NONE,
+                stream: StreamIdx(0),
+                pool: PoolIdx::DEFAULT,
+            });
+        }
+        let change = |before_op, name, mib| OtherChange { before_op, name, bytes: mib * MIB };
+        builder.stream_mut().others = Some(Others {
+            names: vec!["CUDA context".into(), "NCCL".into()],
+            changes: vec![change(0, 0, 100), change(0, 1, 8), change(1, 1, 0)],
+            is_charge_known: true,
+        });
+        let stream = builder.finish();
+        let laboratory = Laboratory::new(&stream).unwrap();
         let question = Question {
             policy: "torch".into(),
             options: String::new(),

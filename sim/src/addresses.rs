@@ -4,8 +4,8 @@
 //! exact as its addresses. [`Recorded`] repeats those of a trace, [`Bump`] never uses one twice,
 //! and `driver.rs` chooses as the real driver does.
 
-use crate::device::PAGE;
 use crate::ops::{DriverCall, DriverEvent};
+use crate::placement::PAGE;
 
 /// Chooses addresses. It may also refuse, as a full device does.
 pub trait AddressSpace {

@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use gputrace_replay::addresses::{Bump, Direction};
-use gputrace_replay::device::Device;
-use gputrace_replay::ops::{Allocation, Builder, Op, OpStream, PoolIdx, StackId, StreamIdx};
-use gputrace_replay::policies::{Build, by_name};
-use gputrace_replay::simulator::{Unobserved, run};
+use gputrace_sim::addresses::{Bump, Direction};
+use gputrace_sim::device::Device;
+use gputrace_sim::ops::{Allocation, Builder, Op, OpStream, PoolIdx, StackId, StreamIdx};
+use gputrace_sim::policies::{Build, by_name};
+use gputrace_sim::simulator::{Unobserved, run};
 
 const SHAPES: [(&str, u64, bool); 3] =
     [("steady training", 48, false), ("varying sizes", 48, true), ("deep", 400, true)];

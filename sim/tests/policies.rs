@@ -1,11 +1,11 @@
 //! What every policy must do, whatever it decides: the auditor sees every placement.
 
-use gputrace_replay::addresses::{Bump, Direction};
-use gputrace_replay::bounds::Bounds;
-use gputrace_replay::device::Device;
-use gputrace_replay::ops::{Allocation, Builder, Op, OpStream, PoolIdx, StackId};
-use gputrace_replay::policies::{Build, POLICIES, PolicyEntry};
-use gputrace_replay::simulator::{Outcome, Unobserved, run};
+use gputrace_sim::addresses::{Bump, Direction};
+use gputrace_sim::bounds::Bounds;
+use gputrace_sim::device::Device;
+use gputrace_sim::ops::{Allocation, Builder, Op, OpStream, PoolIdx, StackId};
+use gputrace_sim::policies::{Build, POLICIES, PolicyEntry};
+use gputrace_sim::simulator::{Outcome, Unobserved, run};
 
 struct Random(u64);
 

@@ -1,11 +1,13 @@
 //! The simulator's input: what the program asked of its allocator, in order.
 //!
-//! An [`OpStream`] is made from a PyTorch snapshot (`import/`) or from a gputrace trace; nothing here knows either.
+//! An [`OpStream`] is made with a [`Builder`], from a recording or by hand; nothing here knows a file format.
 //! Requests are the program's; addresses are kept only to check a simulation against what really happened.
 //! Eight bytes for an op and 24 for an allocation, so that ten million events stay far below a gigabyte.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+
+pub use crate::stacks::{Frame, StackId, Stacks};
 
 /// Index of an [`Allocation`] of an [`OpStream`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -22,15 +24,6 @@ pub struct PoolIdx(pub u16);
 impl PoolIdx {
     /// The pool of everything that asks for no pool of its own.
     pub const DEFAULT: PoolIdx = PoolIdx(0);
-}
-
-/// Index into [`Stacks::lists`]; [`StackId::NONE`] where no stack was recorded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct StackId(pub u32);
-
-impl StackId {
-    /// No stack was recorded.
-    pub const NONE: StackId = StackId(u32::MAX);
 }
 
 /// One thing that happened at the allocator, as seen under its lock.
@@ -300,34 +293,6 @@ impl Default for RecordedSettings {
     }
 }
 
-/// A line of a stack.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Frame {
-    /// Function.
-    pub name: Arc<str>,
-    /// Source file.
-    pub file: Arc<str>,
-    /// Line, from 1; 0 where unknown.
-    pub line: u32,
-}
-
-/// All stacks of a trace, each once.
-#[derive(Clone, Debug, Default)]
-pub struct Stacks {
-    /// All frames.
-    pub frames: Vec<Frame>,
-    /// All stacks, innermost frame first: indices into `frames`.
-    pub lists: Vec<Box<[u32]>>,
-}
-
-impl Stacks {
-    /// The frames of a stack, innermost first.
-    pub fn frames_of(&self, stack: StackId) -> impl Iterator<Item = &Frame> {
-        let list = self.lists.get(stack.0 as usize).map_or(&[][..], |list| list);
-        list.iter().filter_map(|frame| self.frames.get(*frame as usize))
-    }
-}
-
 /// Everything that one device's allocator was asked, ready to be simulated.
 #[derive(Clone, Debug)]
 pub struct OpStream {
@@ -382,7 +347,7 @@ impl OpStream {
 
     /// Inserts ops, each before the op that has its index now. Driver calls stay where they were; those of a burst
     /// that an inserted op explains come right after it.
-    pub(crate) fn insert_ops(&mut self, places: &[(u32, Op)]) {
+    pub fn insert_ops(&mut self, places: &[(u32, Op)]) {
         if places.is_empty() {
             return;
         }
@@ -528,7 +493,7 @@ impl Builder {
     }
 
     /// Ops so far.
-    pub(crate) fn n_ops(&self) -> u32 {
+    pub fn n_ops(&self) -> u32 {
         self.stream.ops.len() as u32
     }
 

@@ -10,15 +10,12 @@
 //!            + cached           whole free segments that did not fit that request
 //!            + stranded         free in segments that something live holds
 //! ```
-//! [`crate::fragmentation`] measures the same gap in the books of a recorded run, at any moment: there `stranded` and
-//! `wholly free` are of all streams and pools, so each has its part of `isolated`, and `waiting` counts as free.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::ControlFlow;
 
 use crate::device::{Device, Placement, SegmentId};
-use crate::ops::{AllocId, Frame, Op, OpStream, PoolIdx, StackId, StreamIdx};
-use crate::owners;
+use crate::ops::{AllocId, Frame, Op, OpStream, PoolIdx, StreamIdx};
 use crate::simulator::Observer;
 
 /// Most call sites kept.
@@ -26,7 +23,7 @@ const MOST_PINS: usize = 10;
 
 /// The gap between reserved and in use, in bytes. See the formula above.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Fragmentation {
+pub struct Gap {
     /// The most that was reserved.
     pub reserved: u64,
     /// In use then, as requested.
@@ -49,7 +46,7 @@ pub struct Fragmentation {
     pub pins: Vec<Pin>,
 }
 
-impl Fragmentation {
+impl Gap {
     /// Name in reports and JSON, meaning, and bytes of each part of the gap.
     pub fn parts(&self) -> [(&'static str, &'static str, u64); 7] {
         [
@@ -117,19 +114,19 @@ pub(crate) struct Dissection<'a, F> {
     rounded: F,
     placements: HashMap<AllocId, Placement>,
     owners: HashMap<SegmentId, (StreamIdx, PoolIdx)>,
-    pub(crate) found: Fragmentation,
+    pub(crate) found: Gap,
 }
 
 impl<'a, F: Fn(u64) -> u64> Dissection<'a, F> {
     pub(crate) fn new(stream: &'a OpStream, at: usize, rounded: F) -> Dissection<'a, F> {
         let (placements, owners) = (HashMap::new(), HashMap::new());
-        Dissection { stream, at, rounded, placements, owners, found: Fragmentation::default() }
+        Dissection { stream, at, rounded, placements, owners, found: Gap::default() }
     }
 
     fn dissect(&mut self, last: AllocId, device: &Device, is_new: bool) {
         let asked = self.stream.allocation(last);
         let newest = self.placements[&last].segment;
-        let mut found = Fragmentation { reserved: device.books.reserved.current, ..Fragmentation::default() };
+        let mut found = Gap { reserved: device.books.reserved.current, ..Gap::default() };
         let (live, waiting) = self.blocks(device);
         let mut holders: BTreeMap<SegmentId, Vec<AllocId>> = BTreeMap::new();
         for id in live {
@@ -186,7 +183,7 @@ impl<'a, F: Fn(u64) -> u64> Dissection<'a, F> {
     fn pin(&self, held: &[AllocId], free: u64, pins: &mut HashMap<Option<Frame>, Pin>) {
         let mut by_site: HashMap<Option<&Frame>, u64> = HashMap::new();
         for id in held {
-            let site = site(self.stream, self.stream.allocation(*id).stack);
+            let site = self.stream.stacks.site(self.stream.allocation(*id).stack);
             *by_site.entry(site).or_default() += self.placements[id].bytes;
         }
         let is_alone = by_site.len() == 1;
@@ -214,27 +211,19 @@ impl<F: Fn(u64) -> u64> Observer for Dissection<'_, F> {
     }
 }
 
-/// The line to show for a stack.
-pub(crate) fn site(stream: &OpStream, stack: StackId) -> Option<&Frame> {
-    let is_python = |frame: &&Frame| frame.file.ends_with(".py") || frame.file.starts_with('<');
-    let frames = || stream.stacks.frames_of(stack);
-    let own = frames().filter(is_python).find(|frame| owners::python_package(&frame.file).is_none());
-    own.or_else(|| frames().find(is_python)).or_else(|| frames().next())
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::ops::{Allocation, Builder, Stacks};
+    use crate::ops::{Allocation, Builder, StackId, Stacks};
     use crate::policies::torch::NEWEST;
     use crate::whatif::{Laboratory, Other, Question};
 
     const MIB: u64 = 1 << 20;
 
     /// Requests as (bytes, stream, line of main.py), and whether each is given back at once.
-    fn gap(requests: &[(u64, u64, u32, bool)]) -> Fragmentation {
+    fn gap(requests: &[(u64, u64, u32, bool)]) -> Gap {
         let mut builder = Builder::new(0);
         let frame = |line| Frame { name: "step".into(), file: "main.py".into(), line };
         let frames = requests.iter().map(|(_, _, line, _)| frame(*line)).collect();
@@ -258,7 +247,7 @@ mod tests {
             limit: None,
             other: Other::Ignored,
         };
-        Laboratory::new(&stream).unwrap().fragmentation(&question).unwrap()
+        Laboratory::new(&stream).unwrap().gap(&question).unwrap()
     }
 
     //  2M small  | 400 |  free ...        |   stranded
@@ -281,7 +270,7 @@ mod tests {
             alone,
             stranded: alone,
         };
-        let expected = Fragmentation {
+        let expected = Gap {
             reserved: 72 * MIB,
             in_use: 400 + 5 * MIB + 35 * MIB / 2,
             rounding: 112,
@@ -305,6 +294,6 @@ mod tests {
 
     #[test]
     fn nothing_served_has_no_gap() {
-        assert_eq!(gap(&[]), Fragmentation::default());
+        assert_eq!(gap(&[]), Gap::default());
     }
 }
