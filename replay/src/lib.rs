@@ -1,39 +1,15 @@
-//! Everything offline: ledger, simulator, policies, analyses, reports, exports.
+//! What a trace says: the books, what follows from them, reports, exports. The simulator is `gputrace_sim`.
 #![forbid(unsafe_code)]
 
-mod backward;
-pub mod books_audit;
-pub mod categories;
-pub mod caught;
-mod changes;
-pub mod cycles;
-pub mod diff;
+pub mod analyse;
+pub mod answers;
 pub mod exports;
-pub mod fragmentation;
-pub mod growth;
-pub mod leaks;
-pub mod ledger;
-pub mod lifetimes;
-pub mod live;
-pub mod lives;
-pub mod moment;
-pub mod owners;
-pub mod postmortem;
-pub mod processes;
-mod protobuf;
-pub mod ranks;
-pub mod reactions;
-pub mod redact;
-pub mod report;
-pub mod roles;
-pub mod source;
-mod sqlite;
-pub mod story;
-pub mod summary;
-pub mod trace;
-pub mod tree;
-pub mod unaccounted;
-
 pub mod import;
+pub mod ledger;
+pub mod ranks;
+pub mod report;
+mod rules;
 #[cfg(test)]
 mod scene;
+pub mod story;
+pub mod trace;

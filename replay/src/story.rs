@@ -4,51 +4,22 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::path::Path;
 
-use gputrace_schemas::event::{Device, Event, Nanos, Process, ThreadId};
+use gputrace_schemas::event::{Device, Nanos, Process, ThreadId};
 use gputrace_schemas::reader::Damage;
 use gputrace_sim::whatif::{RecordedGap, recorded_gaps};
 
-use crate::categories::Categories;
+use crate::analyse::categories::Categories;
+use crate::analyse::lifetimes::Lifetimes;
+use crate::analyse::lives::Lives;
 use crate::import::{ImportError, Trace};
-use crate::ledger::Ledger;
-use crate::lifetimes::Lifetimes;
-use crate::lives::Lives;
-use crate::source::{Error, Source};
+use crate::ledger::{Ledger, Unwatched, Watch};
 use crate::trace::Recording;
+use crate::trace::source::{Error, Source};
 
 /// Longer traces are not replayed to be told about: that takes seconds.
 const MOST_REPLAYED: u64 = 400_000;
 /// Much is this share of what was reserved.
 const WASTEFUL: f64 = 0.1;
-
-/// Sees the books after every event, in one pass over a trace.
-pub trait Watch {
-    /// The pass begins, perhaps once more: what was seen so far counts no longer.
-    fn begin(&mut self, ledger: &mut Ledger);
-    /// `event` has been booked.
-    fn event(&mut self, ledger: &mut Ledger, event: &Event);
-}
-
-/// Two who watch together.
-impl<A: Watch, B: Watch> Watch for (A, B) {
-    fn begin(&mut self, ledger: &mut Ledger) {
-        self.0.begin(ledger);
-        self.1.begin(ledger);
-    }
-
-    fn event(&mut self, ledger: &mut Ledger, event: &Event) {
-        self.0.event(ledger, event);
-        self.1.event(ledger, event);
-    }
-}
-
-/// Nobody.
-pub struct Unwatched;
-
-impl Watch for Unwatched {
-    fn begin(&mut self, _ledger: &mut Ledger) {}
-    fn event(&mut self, _ledger: &mut Ledger, _event: &Event) {}
-}
 
 /// A process and its books.
 pub struct Story {

@@ -2,7 +2,7 @@
 //!
 //! Up to PyTorch 2.11 an address decides which of two equally large free blocks is taken, so a replay is only as
 //! exact as its addresses. [`Recorded`] repeats those of a trace, [`Bump`] never uses one twice,
-//! and `driver.rs` chooses as the real driver does.
+//! and `driver/` chooses as the real driver does.
 
 use crate::ops::{DriverCall, DriverEvent};
 use crate::placement::PAGE;

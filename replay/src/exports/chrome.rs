@@ -7,7 +7,8 @@ use std::io::{self, Write};
 use gputrace_schemas::event::{HOST, Nanos};
 use serde_json::{Map, Value, json};
 
-use super::{Export, Request, each_event, oom, parts_by_owner};
+use super::parts::events::{each_event, oom, parts_by_owner};
+use super::{Export, Request};
 use crate::ledger::Ledger;
 
 /// Most times at which a device's counters are written; the largest value of every interval between is kept.

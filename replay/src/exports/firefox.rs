@@ -12,11 +12,12 @@ use gputrace_schemas::event::{Event, Nanos, StackId};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::{Export, Request, Takes, each_event, oom, origins};
+use super::parts::events::{each_event, oom, origins};
+use super::{Export, Request, Takes};
+use crate::analyse::live::{Line, Lines};
 use crate::ledger::{Block, Ledger, MemoryKind, Object, Step};
-use crate::live::{Line, Lines};
-use crate::owners::TORCH;
-use crate::source::Source;
+use crate::trace::owners::TORCH;
+use crate::trace::source::Source;
 
 pub(super) struct Firefox;
 

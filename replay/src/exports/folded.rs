@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use super::{Export, Request};
-use crate::live::{Line, Lines, owner, pictures};
-use crate::source::Source;
+use crate::analyse::live::{Line, Lines, owner, pictures};
+use crate::trace::source::Source;
 
 pub(super) struct Folded;
 

@@ -2,8 +2,8 @@
 
 use std::io::{self, Write};
 
+use super::parts::changes::{COLUMNS, Kind, Value, rows};
 use super::{Export, Request, Takes};
-use crate::changes::{COLUMNS, Kind, Value, rows};
 
 pub(super) struct Jsonl;
 

@@ -7,10 +7,11 @@ use std::io::{self, Write};
 use gputrace_schemas::event::{CommId, EventKind, Nanos, NcclEnter, NcclExit, NcclTiming, UNKNOWN};
 use serde_json::{Value, json};
 
-use super::{Export, Request, each_event};
+use super::parts::events::each_event;
+use super::{Export, Request};
 use crate::ledger::{Ledger, Object, Step};
-use crate::owners::NCCL;
-use crate::source::Source;
+use crate::trace::owners::NCCL;
+use crate::trace::source::Source;
 
 pub(super) struct Nccl;
 

@@ -1,4 +1,4 @@
-//! Apache Parquet: the rows of [`crate::changes`], for DuckDB, pandas, Polars, Spark.
+//! Apache Parquet: the rows of [`super::parts::changes`], for DuckDB, pandas, Polars, Spark.
 //!
 //! Written here, because a table of two types needs little of the format (github.com/apache/parquet-format, Parquet.thrift and
 //! Encodings.md): row groups of one page a column, integers plain, texts by dictionary, zstd, no statistics. Needs memory for
@@ -9,9 +9,9 @@ use std::io::{self, Write};
 use gputrace_schemas::event::StackId;
 use rustc_hash::FxHashMap;
 
+use super::parts::changes::{COLUMNS, Kind, Value, rows};
 use super::{Export, Request, Takes};
-use crate::changes::{COLUMNS, Kind, Value, rows};
-use crate::live::Lines;
+use crate::analyse::live::Lines;
 
 pub(super) struct Parquet;
 
@@ -90,7 +90,7 @@ impl Export for Parquet {
     }
 }
 
-fn folded(lines: &[crate::live::Line]) -> String {
+fn folded(lines: &[crate::analyse::live::Line]) -> String {
     let texts: Vec<String> = lines.iter().map(|line| line.to_string().replace(';', ":")).collect();
     texts.join(";")
 }

@@ -10,12 +10,13 @@ use std::io::{self, Write};
 use gputrace_schemas::event::{Event, EventKind, HOST, Nanos, NcclEnter, Process, StackId, ThreadId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{Export, Request, Takes, each_event, oom, origins};
+use super::parts::events::{each_event, oom, origins};
+use super::parts::protobuf::Message;
+use super::{Export, Request, Takes};
+use crate::analyse::live::{Line, Lines};
 use crate::ledger::{Ledger, MemoryKind, OwnerId, Step};
-use crate::live::{Line, Lines};
-use crate::owners::TORCH;
-use crate::protobuf::Message;
-use crate::source::Source;
+use crate::trace::owners::TORCH;
+use crate::trace::source::Source;
 
 pub(super) struct Perfetto;
 

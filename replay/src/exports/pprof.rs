@@ -7,9 +7,9 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use rustc_hash::FxHashMap;
 
+use super::parts::protobuf::Message;
 use super::{Export, Request};
-use crate::live::{Line, Lines, owner, pictures};
-use crate::protobuf::Message;
+use crate::analyse::live::{Line, Lines, owner, pictures};
 
 pub(super) struct Pprof;
 

@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 use serde_json::json;
 
 use super::{Export, Request};
-use crate::live::{Line, Lines, When, owner, pictures};
+use crate::analyse::live::{Line, Lines, When, owner, pictures};
 
 pub(super) struct Speedscope;
 

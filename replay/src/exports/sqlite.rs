@@ -1,4 +1,4 @@
-//! A SQLite database: the rows of [`crate::changes`] with their stacks, and views for people and for scripts that read what
+//! A SQLite database: the rows of [`super::parts::changes`] with their stacks, and views for people and for scripts that read what
 //! Nsight Systems exports. docs/EXPORTS.md describes the tables.
 
 use std::io::{self, Write};
@@ -6,10 +6,11 @@ use std::io::{self, Write};
 use gputrace_schemas::event::{Frame, FrameId, StackId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{Export, Request, Takes, origins};
-use crate::changes::{COLUMNS, Kind, Value, rows};
-use crate::live::line;
-use crate::sqlite::{Entry, Tables, write};
+use super::parts::changes::{COLUMNS, Kind, Value, rows};
+use super::parts::events::origins;
+use super::parts::sqlite_file::{Entry, Tables, write};
+use super::{Export, Request, Takes};
+use crate::analyse::live::line;
 
 pub(super) struct Sqlite;
 

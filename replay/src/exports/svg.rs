@@ -8,7 +8,7 @@ use inferno::flamegraph::{self, Options};
 
 use super::folded::stacks;
 use super::{Export, Request, Takes};
-use crate::live::When;
+use crate::analyse::live::When;
 
 pub(super) struct Svg;
 

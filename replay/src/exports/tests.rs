@@ -1,10 +1,14 @@
+use gputrace_schemas::event::Nanos;
 use serde_json::Value;
 
+use super::parts::events::origins;
 use super::*;
+use crate::analyse::live::{Native, When};
+use crate::analyse::summary::{ProcessSummary, Summary};
 use crate::import::recording_of;
 use crate::scene::recording;
 use crate::story::Story;
-use crate::summary::{ProcessSummary, Summary};
+use crate::trace::source::Source;
 
 /// NCCL and PyTorch, blocks that come and go, one that a stream holds, one that fails.
 const SCENE: &str = "
@@ -246,7 +250,7 @@ fn a_snapshot_comes_back_as_it_went() {
     let (there, back) = (summary(source), summary(&back));
     let (there, back) = (&there.devices[0], &back.devices[0]);
     assert_eq!(there.driver.peak_bytes, back.driver.peak_bytes);
-    let ooms = |device: &crate::summary::DeviceSummary| device.torch.as_ref().unwrap().ooms;
+    let ooms = |device: &crate::analyse::summary::DeviceSummary| device.torch.as_ref().unwrap().ooms;
     assert_eq!((ooms(there), ooms(back)), (1, 1));
 }
 

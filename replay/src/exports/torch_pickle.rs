@@ -13,9 +13,10 @@ use std::io::{self, Write};
 use gputrace_schemas::event::{Action, Event, EventKind, Nanos, Process, StackId};
 use rustc_hash::FxHashMap;
 
-use super::{Export, Request, Takes, each_event};
+use super::parts::events::each_event;
+use super::{Export, Request, Takes};
+use crate::analyse::live::{Line, Lines};
 use crate::ledger::{Block, Ledger, MemoryKind, Object, Step};
-use crate::live::{Line, Lines};
 
 pub(super) struct TorchPickle;
 

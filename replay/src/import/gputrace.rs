@@ -31,10 +31,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::others::Bystanders;
 use super::{HIGHEST, ImportError, LARGEST, LARGEST_REFUSED, LARGEST_SUM, Trace};
-use crate::backward::place;
 use crate::ledger::OUT_OF_MEMORY;
-use crate::owners;
 use crate::trace::Definitions;
+use crate::trace::backward::place;
+use crate::trace::owners;
 
 /// Most devices of one process.
 const MAX_DEVICES: i16 = 4096;

@@ -5,6 +5,7 @@
 //! level of their own inside PyTorch's segments. What does not add up is a [`Finding`], never an error.
 
 mod amounts;
+pub mod books_audit;
 mod cache;
 mod communicators;
 mod contexts;
@@ -17,6 +18,7 @@ mod phases;
 mod sites;
 mod torch;
 mod training;
+mod watch;
 
 use std::collections::BTreeMap;
 
@@ -41,6 +43,7 @@ pub use phases::{PhaseId, Phases};
 pub use sites::{NameId, OwnerId, Site, SiteId, Sites, call_site};
 pub use torch::{Block, Step, TorchBooks, TorchOom};
 pub use training::{StepSource, Training, TrainingStep};
+pub use watch::{Unwatched, Watch};
 
 use crate::trace::Definitions;
 use communicators::Communicators;

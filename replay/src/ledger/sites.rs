@@ -10,9 +10,9 @@ use gputrace_schemas::event::{ApiId, Backward, Frame, FrameId, Stack, StackId, T
 use rustc_hash::FxHashMap;
 
 use super::phases::PhaseId;
-use crate::backward::{place, python_line, python_lines};
-use crate::owners::{self, Owner};
 use crate::trace::Definitions;
+use crate::trace::backward::{place, python_line, python_lines};
+use crate::trace::owners::{self, Owner};
 
 /// Index of an owner in [`Sites`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]

@@ -11,10 +11,10 @@ use super::calls::{
     Reduction, Signature, UnfinishedCall,
 };
 use super::memory;
-use crate::ledger::{self, Ledger, Site};
-use crate::source::Source;
-use crate::story::{Story, Watch};
+use crate::ledger::{self, Ledger, Site, Watch};
+use crate::story::Story;
 use crate::trace::Definitions;
+use crate::trace::source::Source;
 
 /// `ncclInProgress`: the call goes on behind the program's back.
 const IN_PROGRESS: i32 = 7;

@@ -8,15 +8,14 @@ use std::collections::BTreeMap;
 use gputrace_schemas::event::{Nanos, NcclOp};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::align::{self, Alignment, Difference, LOST, Spot, Token, Track};
+use super::align::{self, Alignment, Difference, Spot, Token, Track};
 use super::arrivals::{Arrivals, Naming, Tally};
-use super::calls::{
-    CallKind, Ending, LOST_CALL, Lane, Membership, Participant, Reduction, Sequence, Signature,
-};
+use super::calls::{CallKind, Ending, Lane, Membership, Participant, Reduction, Sequence, Signature};
 use super::clocks::Clocks;
 use super::findings::{CallText, Finding, Kind, Place, Severity, rank_names};
 use super::gpu::{self, GpuArrivals, GpuRank, GpuReport, Unfinished};
 use super::jobs::{Job, Member};
+use super::tracks::Calls;
 use super::waits::Waits;
 use crate::ledger::{GpuTimed, Site};
 
@@ -86,42 +85,6 @@ impl Names {
         // Who asked is another question than where.
         let site = Site { owner: crate::ledger::OwnerId::default(), ..site.clone() };
         *self.places.entry(site).or_insert(next)
-    }
-}
-
-/// The calls of one rank on one communicator.
-pub(super) struct Calls<'a> {
-    pub(super) member: Member,
-    pub(super) membership: &'a Membership,
-    sequence: Option<&'a Sequence>,
-    tokens: Vec<Token>,
-}
-
-impl Calls<'_> {
-    fn time(&self, position: usize) -> Nanos {
-        self.sequence.and_then(|sequence| sequence.enters.get(position)).copied().unwrap_or_default()
-    }
-
-    fn on_gpu(&self, position: usize) -> Option<u64> {
-        self.sequence?.gpu.get(&(position as u64)).map(|duration| duration.0)
-    }
-
-    fn kind_id(&self, position: usize) -> u32 {
-        self.sequence.and_then(|sequence| sequence.kinds.get(position)).copied().unwrap_or(LOST_CALL)
-    }
-
-    fn kind(&self, position: usize) -> Option<&CallKind> {
-        self.membership.kinds.get(self.kind_id(position) as usize)
-    }
-}
-
-impl Track for Calls<'_> {
-    fn n_calls(&self) -> usize {
-        self.sequence.map_or(0, Sequence::len)
-    }
-
-    fn token(&self, position: usize) -> Token {
-        self.tokens.get(self.kind_id(position) as usize).copied().unwrap_or(Token { call: LOST, place: 0 })
     }
 }
 

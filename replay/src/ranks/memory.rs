@@ -4,36 +4,13 @@ use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{Bytes, Nanos, StackId};
 
-use super::calls::{Lane, Membership, Participant};
+use super::calls::{DeviceUse, Lane, Membership, Participant};
 use super::jobs::{Actor, Job, Joined, Member};
+use crate::analyse::live::{self, Level};
+use crate::analyse::summary;
 use crate::ledger::{Ledger, Site};
-use crate::live::{self, Level};
-use crate::source::Source;
 use crate::story::Story;
-use crate::summary;
-
-/// What a process did with one device.
-#[derive(Clone, Debug, Default)]
-pub struct DeviceUse {
-    /// Ordinal in the process.
-    pub ordinal: i16,
-    /// Most bytes that the driver had handed out.
-    pub peak: Bytes,
-    /// When.
-    pub peak_time: Nanos,
-    /// Who held how much then, most first.
-    pub owners_at_peak: Vec<(String, Bytes)>,
-    /// What was held at the end.
-    pub live: Bytes,
-    /// About what the context takes.
-    pub context: Option<Bytes>,
-    /// Most bytes that everybody used of the device, as the driver says.
-    pub device_used: Option<Bytes>,
-    /// At the peak, collectives that had been called on the process's largest communicator, and which that is.
-    pub mark: Option<(usize, u64)>,
-    /// First use of the device: when, from where, and from where in full.
-    pub first_use: Option<(Nanos, Site, Vec<String>)>,
-}
+use crate::trace::source::Source;
 
 /// Watches a trace for the peaks of its devices.
 #[derive(Default)]

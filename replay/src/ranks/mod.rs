@@ -20,4 +20,5 @@ pub mod report;
 mod show;
 #[cfg(test)]
 mod tests;
+mod tracks;
 pub mod waits;

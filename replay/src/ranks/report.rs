@@ -14,10 +14,10 @@ use super::gpu::GpuReport;
 use super::jobs::{Job, RankSource, jobs};
 use super::memory::{self, LogicalTime};
 use super::waits::Standing;
-use crate::processes::{self, Node, Traced};
+use crate::answers::processes::{self, Node, Traced};
 use crate::report::model::{Mood, Part, Report, Section, Table, Value};
 use crate::report::render::text;
-use crate::source::Source;
+use crate::trace::source::Source;
 
 /// `gputrace.ranks/1`.
 #[derive(Serialize, Debug)]

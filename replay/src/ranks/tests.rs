@@ -21,8 +21,8 @@ use super::calls::Participant;
 use super::collect::collect;
 use super::diagnose::diagnose;
 use super::jobs::jobs;
-use crate::source::Source;
 use crate::trace::Recording;
+use crate::trace::source::Source;
 
 const MILLISECOND: u64 = 1_000_000;
 const END: u64 = 20_000 * MILLISECOND;

@@ -12,10 +12,10 @@ use serde::Serialize;
 use super::align::{Alignment, Spot};
 use super::calls::{CallKind, Ending, Lane, LastSeen, Participant};
 use super::clocks::Clocks;
-use super::diagnose::Calls;
 use super::findings::{CallText, Finding, Kind, Place, Severity, rank_names, ranks_wait};
 use super::jobs::{Job, Member};
 use super::show;
+use super::tracks::Calls;
 
 /// A rank, with or without a trace.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

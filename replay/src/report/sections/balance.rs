@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use gputrace_schemas::event::Bytes;
 
 use super::{SectionEntry, device_name};
+use crate::analyse::summary::used_devices;
 use crate::ledger::{DeviceBooks, SiteId};
-use crate::owners::TORCH;
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::render::text::bytes;
 use crate::story::Story;
-use crate::summary::used_devices;
+use crate::trace::owners::TORCH;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 

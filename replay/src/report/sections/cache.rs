@@ -4,11 +4,11 @@ use gputrace_schemas::event::{Bytes, Nanos};
 
 use super::next::quote;
 use super::{SectionEntry, device_name};
+use crate::analyse::summary::used_devices;
 use crate::ledger::{CacheBooks, SiteId, TorchBooks, Trims};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::render::text::{bytes, count, time};
 use crate::story::Story;
-use crate::summary::used_devices;
 
 /// Memory given back only to be bought again.
 pub(super) const EMPTIED: SectionEntry = SectionEntry { build: |story| emptied(story).into_iter().collect() };

@@ -1,12 +1,12 @@
 //! The places in the program that hold the memory.
 
 use super::{SectionEntry, device_name};
+use crate::analyse::summary::used_devices;
 use crate::ledger::{DeviceBooks, OUT_OF_MEMORY, Part, SiteId};
-use crate::owners::TORCH;
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::render::text::time;
 use crate::story::Story;
-use crate::summary::used_devices;
+use crate::trace::owners::TORCH;
 
 /// At the last out-of-memory error, or else at the peak.
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };

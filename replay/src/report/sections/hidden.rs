@@ -1,11 +1,11 @@
 //! The driver's own figures, and what of them nobody was handed: contexts, code, pools, and what nothing explains.
 
 use super::{SectionEntry, device_name};
+use crate::analyse::unaccounted::{Trend, trend};
 use crate::ledger::{Cause, DeviceBooks, HiddenStep, Sampled};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::render::text::{bytes, time};
 use crate::story::Story;
-use crate::unaccounted::{Trend, trend};
 use gputrace_schemas::event::Bytes;
 
 /// The moments that matter.
@@ -104,7 +104,7 @@ fn moments(story: &Story, ordinal: i16, books: &DeviceBooks) -> Table {
     columns.extend(causes.iter().map(|cause| (key(*cause), cause.name())));
     columns.push(("unaccounted_bytes", "unaccounted"));
     let mut table = Table::new("driver_figures", &columns);
-    for (moment, sampled) in crate::unaccounted::moments(story, books) {
+    for (moment, sampled) in crate::analyse::unaccounted::moments(story, books) {
         let mut row = vec![
             Value::text(format!("cuda:{ordinal}")),
             Value::text(moment),

@@ -1,11 +1,11 @@
 //! The peak of every device, and what PyTorch made of it.
 
 use super::{SectionEntry, device_name};
+use crate::analyse::summary::{torch_summary, used_devices};
 use crate::ledger::{DeviceBooks, Moment};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::render::text::bytes;
 use crate::story::Story;
-use crate::summary::{torch_summary, used_devices};
 use gputrace_schemas::event::Bytes;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };

@@ -3,11 +3,11 @@
 use gputrace_schemas::event::{Bytes, Nanos};
 
 use super::{SectionEntry, device_name};
+use crate::analyse::summary::used_devices;
 use crate::ledger::{DeviceBooks, OUT_OF_MEMORY, Refusal, TorchOom};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::render::text::{bytes, time};
 use crate::story::Story;
-use crate::summary::used_devices;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build };
 

@@ -1,7 +1,7 @@
 //! Which call sites the peak would be lower without, and what was held longer than needed.
 
 use super::{SectionEntry, device_name};
-use crate::lifetimes::{DeviceLifetimes, Maker, Replaced};
+use crate::analyse::lifetimes::{DeviceLifetimes, Maker, Replaced};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::render::text::bytes;
 use crate::story::Story;

@@ -1,11 +1,11 @@
 //! Memory by the parts of the program that it names itself, and its steps.
 
 use super::SectionEntry;
+use crate::analyse::summary::used_devices;
 use crate::ledger::{Books, OwnerId, Part, PhaseId};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::render::text::time;
 use crate::story::Story;
-use crate::summary::used_devices;
 use gputrace_schemas::event::Nanos;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };

@@ -3,7 +3,7 @@
 use gputrace_schemas::event::Bytes;
 
 use super::{SectionEntry, device_name};
-use crate::lifetimes::DeviceLifetimes;
+use crate::analyse::lifetimes::DeviceLifetimes;
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::render::text::{bytes, time};
 use crate::story::Story;

@@ -1,0 +1,155 @@
+//! Memory that waited for Python's collector of reference cycles.
+//!
+//! Measured: that the collector ran when a block was taken back, how long the block had been held, and when its thread was
+//! next seen outside of the call that asked for the block. Guessed: that nobody used it from then on.
+
+use std::cmp::Reverse;
+
+use gputrace_schemas::event::{Bytes, Frame, Nanos, StackId};
+use rustc_hash::FxHashMap;
+
+use crate::analyse::lives::{Life, Lives};
+use crate::ledger::SiteId;
+use crate::trace::Definitions;
+
+/// C functions that end an object of a type when the collector breaks a cycle (`tp_clear`; CPython 3.9 to 3.14).
+#[rustfmt::skip]
+const CLEARED: &[(&str, &str)] = &[
+    ("subtype_clear", "instance of a Python class"), ("dict_tp_clear", "dict"), ("PyDict_Clear", "dict"), ("list_clear", "list"), ("_list_clear", "list"), ("list_tp_clear", "list"),
+    ("set_clear_internal", "set"), ("cell_clear", "cell of a closure"), ("func_clear", "function"), ("frame_tp_clear", "frame"), ("frame_clear", "frame"),
+    ("tb_clear", "traceback"), ("BaseException_clear", "exception"), ("method_clear", "method"), ("gen_clear", "generator"), ("partial_clear", "functools.partial"),
+    ("deque_clear", "deque"), ("THPVariable_clear", "torch.Tensor"), ("THPVariable_subclass_clear", "torch.Tensor"), ("THPFunction_clear", "torch.autograd.Function"), ("module_clear", "module"),
+];
+/// C functions that are the collector (Modules/gcmodule.c, Python/gc.c).
+const COLLECTOR: &[&str] = &[
+    "delete_garbage",
+    "gc_collect_main",
+    "gc_collect_generations",
+    "gc_collect_region",
+    "gc_collect_full",
+    "_PyGC_Collect",
+    "gc_collect_young",
+    "gc_collect_increment",
+];
+
+/// All of it.
+#[derive(Clone, Debug, Default)]
+pub struct Cycles {
+    /// All bytes that the collector gave back.
+    pub bytes: Bytes,
+    /// In how many blocks.
+    pub blocks: u64,
+    /// The most that was held at one moment by blocks that were left to the collector.
+    pub peak: Bytes,
+    /// Collections that gave back any.
+    pub collections: u64,
+    /// Threads that gave back memory meanwhile: more than one means that some of it was no collector's.
+    pub n_threads: usize,
+    /// By call site, most first.
+    pub sites: Vec<CycleSite>,
+}
+
+/// What one call site left to the collector.
+#[derive(Clone, Debug)]
+pub struct CycleSite {
+    /// Which, by device.
+    pub device: i16,
+    /// Where it was asked for.
+    pub site: SiteId,
+    /// All of it.
+    pub bytes: Bytes,
+    /// Blocks.
+    pub blocks: u64,
+    /// Longest time that one was held.
+    pub held_for: Nanos,
+    /// What the collector was ending, where the native frames say so: the one that held most.
+    pub kind: Option<&'static str>,
+}
+
+/// Bytes by what was being collected.
+type KindBytes = FxHashMap<&'static str, u64>;
+
+impl Cycles {
+    pub(crate) fn of(lives: &Lives, definitions: &dyn Definitions) -> Cycles {
+        let mut cycles = Cycles::default();
+        let mut threads = vec![];
+        let mut sites: FxHashMap<(i16, SiteId), (CycleSite, KindBytes)> = FxHashMap::default();
+        let mut kinds: FxHashMap<StackId, Option<&'static str>> = FxHashMap::default();
+        let mut last: Option<&Life> = None;
+        for collected in &lives.collected {
+            let Some(life) = lives.list.get(collected.life as usize) else { continue };
+            cycles.bytes.0 += life.bytes.0;
+            cycles.blocks += 1;
+            // Between two collections somebody asks for memory, or time passes.
+            let is_same = last.is_some_and(|last| is_one_collection(last, life));
+            cycles.collections += u64::from(!is_same);
+            last = Some(life);
+            if !threads.contains(&collected.thread) {
+                threads.push(collected.thread);
+            }
+            let (row, by_kind) = sites.entry((life.device, life.site)).or_insert_with(|| {
+                let (device, site) = (life.device, life.site);
+                let row =
+                    CycleSite { device, site, bytes: Bytes(0), blocks: 0, held_for: Nanos(0), kind: None };
+                (row, FxHashMap::default())
+            });
+            row.bytes.0 += life.bytes.0;
+            row.blocks += 1;
+            row.held_for = row.held_for.max(life.duration());
+            let kind = *kinds.entry(collected.stack).or_insert_with(|| kind(definitions, collected.stack));
+            if let Some(kind) = kind {
+                *by_kind.entry(kind).or_default() += life.bytes.0;
+            }
+        }
+        cycles.n_threads = threads.len();
+        cycles.peak = peak(lives);
+        cycles.sites = sites
+            .into_values()
+            .map(|(row, by_kind)| CycleSite {
+                kind: by_kind.into_iter().max_by_key(|(kind, bytes)| (*bytes, Reverse(*kind))).map(|it| it.0),
+                ..row
+            })
+            .collect();
+        cycles.sites.sort_by_key(|row| (Reverse(row.bytes), row.device, row.site));
+        cycles
+    }
+}
+
+/// Collections end blocks one after the other, within moments.
+fn is_one_collection(before: &Life, after: &Life) -> bool {
+    /// Longer than the end of a block, shorter than the time between collections.
+    const MOMENT: u64 = 5_000_000;
+    after.died == before.died + 1 || after.until.0.saturating_sub(before.until.0) < MOMENT
+}
+
+/// The most that blocks held together which the collector gave back.
+fn peak(lives: &Lives) -> Bytes {
+    let own = lives.collected.iter().filter_map(|it| lives.list.get(it.life as usize));
+    let mut changes: Vec<(u32, i64)> = own
+        .flat_map(|life| [(life.born, life.bytes.0 as i64), (life.died, -(life.bytes.0 as i64))])
+        .collect();
+    changes.sort_unstable();
+    let (mut held, mut most) = (0i64, 0i64);
+    for (_, change) in changes {
+        held += change;
+        most = most.max(held);
+    }
+    Bytes(most as u64)
+}
+
+/// What the collector was ending: the C function nearest to it on the inside.
+fn kind(definitions: &dyn Definitions, stack: StackId) -> Option<&'static str> {
+    let mut inside = None;
+    for id in &definitions.stack(stack)?.frames {
+        let Some(Frame::Native { function, .. }) = definitions.frame(*id) else { continue };
+        let name =
+            function.split(".constprop").next().unwrap_or(function).split(".part").next().unwrap_or(function);
+        if COLLECTOR.contains(&name) {
+            return inside;
+        }
+        if let Some((_, kind)) = CLEARED.iter().find(|(cleared, _)| *cleared == name) {
+            inside = Some(*kind);
+        }
+    }
+    None
+}

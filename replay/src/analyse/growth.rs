@@ -1,0 +1,343 @@
+//! Memory that keeps growing, told from memory that warms up or goes up and down.
+//!
+//! A trace is cut into windows of equally many events. Of each call site the *least* that it held in each window is
+//! kept: what a step takes and gives back never shows, what is kept does.
+//!
+//! ```text
+//!   held    /\_  /\_/\_ __/\__    a step goes up and down; something stays each time
+//!   least   ▁ ▁ ▂ ▂ ▃ ▃ ▄ ▄      rises
+//! ```
+//!
+//! The first quarter is warm-up and does not count, nor does what follows the last allocation: programs free at their end.
+//! Of the rest, the trend is the median of the slopes of all pairs (Theil and Sen), and the confidence is
+//! that of the one-sided test of Mann and Kendall, with the correction for ties: the probability that a series without a
+//! trend would not rise as steadily. A site grows if the test says so at 99 %, at most one change in ten is a fall, it
+//! rises at least four times, and still does in the last third.
+
+use std::cmp::Reverse;
+
+use gputrace_schemas::event::{Event, EventKind};
+use rustc_hash::FxHashMap;
+
+use crate::ledger::{Ledger, SiteId, Watch, gives, takes};
+
+/// Windows at the end: this many at most, half of it at least.
+const MAX_WINDOWS: usize = 64;
+/// A trend in fewer windows than this proves nothing.
+const MIN_WINDOWS: usize = 6;
+/// Share of the windows that is warm-up.
+const WARM_UP: f64 = 0.25;
+/// Confidence from which a rise is called growth.
+const SURE: f64 = 0.99;
+/// Share of the changes that may be falls.
+const FALLS: f64 = 0.1;
+/// Fewer rises are a program's stages: a copy of the weights, a few layers more.
+const MIN_RISES: usize = 4;
+/// A rise of less than this share of the whole is none.
+const LITTLE: f64 = 1.0 / 12.0;
+
+/// A call site on one level of one device.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Place {
+    /// Ordinal, or `HOST`.
+    pub device: i16,
+    /// Blocks of PyTorch, not what the driver handed out.
+    pub is_block: bool,
+    /// Where.
+    pub site: SiteId,
+}
+
+/// Watches how much every call site holds at least.
+pub struct Growth {
+    series: FxHashMap<Place, Vec<u64>>,
+    n_windows: usize,
+    /// Events in a window.
+    length: u64,
+    seen: u64,
+    /// Whole windows before the one that the last allocation was in.
+    n_before_last: usize,
+    n_allocs: u64,
+    n_frees: u64,
+    /// Before the last allocation.
+    n_frees_before: u64,
+}
+
+impl Default for Growth {
+    fn default() -> Growth {
+        Growth {
+            series: FxHashMap::default(),
+            n_windows: 0,
+            length: 1,
+            seen: 0,
+            n_before_last: 0,
+            n_allocs: 0,
+            n_frees: 0,
+            n_frees_before: 0,
+        }
+    }
+}
+
+impl Watch for Growth {
+    fn begin(&mut self, _ledger: &mut Ledger) {
+        *self = Growth::default();
+    }
+
+    fn event(&mut self, ledger: &mut Ledger, event: &Event) {
+        let is_alloc = match &event.kind {
+            EventKind::BlockAlloc(_) => true,
+            EventKind::Call(call) => gives(call.action) && call.result == Some(0),
+            _ => false,
+        };
+        let is_free = match &event.kind {
+            EventKind::BlockFree(_) => true,
+            EventKind::Call(call) => takes(call.action) && call.result == Some(0),
+            _ => false,
+        };
+        self.n_frees += u64::from(is_free);
+        if is_alloc {
+            self.n_allocs += 1;
+            self.n_frees_before = self.n_frees;
+            self.n_before_last = self.n_windows;
+        }
+        self.seen += 1;
+        if self.seen == self.length {
+            self.seen = 0;
+            self.close_window(ledger);
+        }
+    }
+}
+
+impl Growth {
+    fn close_window(&mut self, ledger: &mut Ledger) {
+        for (device, is_block, books) in ledger.shelves() {
+            for part in books.sites() {
+                let series = self.series.entry(Place { device, is_block, site: part.id }).or_default();
+                series.resize(self.n_windows, 0);
+                series.push(part.low.0);
+            }
+            books.begin_window();
+        }
+        self.n_windows += 1;
+        if self.n_windows == MAX_WINDOWS {
+            self.series.values_mut().for_each(|series| *series = halved(series));
+            self.n_windows /= 2;
+            self.n_before_last /= 2;
+            self.length *= 2;
+        }
+    }
+
+    /// What grows, most first. `n_windows` is how many windows the judged part of the trace had.
+    #[must_use]
+    pub fn growing(&self) -> Vec<Growing> {
+        if !self.can_tell() {
+            return vec![];
+        }
+        let judged = self.series.iter().filter_map(|(place, series)| {
+            let series = &series[..self.n_before_last.min(series.len())];
+            let trend = trend(series)?;
+            Some(Growing { place: *place, trend, n_windows: self.n_before_last })
+        });
+        let mut growing: Vec<_> = judged.collect();
+        growing.sort_by_key(|growing| (Reverse(growing.trend.growth), growing.place));
+        growing
+    }
+
+    /// Whether the trace is long enough for any judgement, and gave back enough for there to be steps in it: a program
+    /// that loads a model does nothing but grow.
+    #[must_use]
+    pub fn can_tell(&self) -> bool {
+        let warm_up = (self.n_before_last as f64 * WARM_UP).ceil() as usize;
+        self.n_before_last - warm_up >= MIN_WINDOWS && self.n_frees_before * 4 >= self.n_allocs
+    }
+}
+
+/// A site that grows.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Growing {
+    /// Where.
+    pub place: Place,
+    /// How.
+    pub trend: Trend,
+    /// Windows of the trace up to its last allocation, warm-up included.
+    pub n_windows: usize,
+}
+
+/// How a series rises.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Trend {
+    /// Bytes by which it rose after the warm-up.
+    pub growth: u64,
+    /// Bytes for each window of the whole trace.
+    pub per_window: f64,
+    /// Probability that a series without a trend would not rise as steadily, 0 to 1.
+    pub confidence: f64,
+}
+
+/// The trend of a series of least amounts; `None` if it does not grow. Windows may be shorter than a step, so the series is
+/// judged as it is, and in windows two and four times as long.
+fn trend(series: &[u64]) -> Option<Trend> {
+    let mut series = series.to_vec();
+    let mut scale = 1.0;
+    for _ in 0..3 {
+        let warm_up = (series.len() as f64 * WARM_UP).ceil() as usize;
+        let after = &series[warm_up..];
+        if after.len() < MIN_WINDOWS {
+            return None;
+        }
+        if let Some(trend) = steady(after) {
+            return Some(Trend { per_window: trend.per_window / scale, ..trend });
+        }
+        series = halved(&series);
+        scale *= 2.0;
+    }
+    None
+}
+
+/// Whether a series rises steadily, as a growing call site does: its least values in windows are judged.
+#[must_use]
+pub fn steadily(series: &[u64]) -> bool {
+    let window = series.len().div_ceil(MAX_WINDOWS).max(1);
+    let least: Vec<u64> = series.chunks(window).filter_map(|chunk| chunk.iter().copied().min()).collect();
+    least.len() >= MIN_WINDOWS && steady(&least).is_some()
+}
+
+fn steady(series: &[u64]) -> Option<Trend> {
+    let changes = series.windows(2).filter(|pair| pair[0] != pair[1]).count();
+    let falls = series.windows(2).filter(|pair| pair[1] < pair[0]).count();
+    if falls as f64 > changes as f64 * FALLS {
+        return None;
+    }
+    let series = &kept(series);
+    let (first, last) = (*series.first()?, *series.last()?);
+    let growth = last.checked_sub(first).filter(|growth| *growth > 0)?;
+    let rise_until = |idx: usize| (series[idx] - first) as f64;
+    // A rise that ended is warm-up that took its time.
+    let third = series.len() - series.len() / 3 - 1;
+    if growth as f64 - rise_until(third) < growth as f64 * LITTLE {
+        return None;
+    }
+    let confidence = mann_kendall(series);
+    if confidence < SURE || n_rises(series) < MIN_RISES {
+        return None;
+    }
+    let per_window = theil_sen(series);
+    // Where it rises rarely, most pairs are equal, and the median says nothing.
+    let mean = growth as f64 / (series.len() - 1) as f64;
+    Some(Trend { growth, per_window: if per_window > 0.0 { per_window } else { mean }, confidence })
+}
+
+/// What is never given back later, as far as the series proves it: after its last large fall (half of what it rose, or
+/// more), it may be about to fall again.
+///
+/// ```text
+///   held   ╱╱╱╱│╱╱╱╱│╱╱╱╱     garbage that is collected at times, and a leak
+///   kept   ▁▁▁▁▂▂▂▂▃          the last tooth proves nothing
+/// ```
+fn kept(series: &[u64]) -> Vec<u64> {
+    let (least, most) =
+        (series.iter().min().copied().unwrap_or(0), series.iter().max().copied().unwrap_or(0));
+    let large = (most - least).div_ceil(2).max(1);
+    let last_fall = series.windows(2).rposition(|pair| pair[0].saturating_sub(pair[1]) >= large);
+    let mut kept = series[..last_fall.map_or(series.len(), |idx| idx + 2)].to_vec();
+    for idx in (1..kept.len()).rev() {
+        kept[idx - 1] = kept[idx - 1].min(kept[idx]);
+    }
+    kept
+}
+
+/// How often it rises. Something added at once can show in two or three neighbouring windows, so few neighbouring rises count
+/// as one; four do not happen at once.
+fn n_rises(series: &[u64]) -> usize {
+    let rises: Vec<bool> = series.windows(2).map(|pair| pair[1] > pair[0]).collect();
+    let runs = rises.split(|rises| !rises).map(<[bool]>::len);
+    runs.map(|run| if run >= MIN_RISES { run } else { run.min(1) }).sum()
+}
+
+/// Least of each two neighbours; an odd one at the end stays.
+fn halved(series: &[u64]) -> Vec<u64> {
+    series.chunks(2).map(|pair| pair.iter().copied().min().unwrap_or(0)).collect()
+}
+
+/// One-sided confidence that the series rises: Φ((S - 1) / σ), S = Σ sign(xj - xi), σ² = (n(n-1)(2n+5) - Σ t(t-1)(2t+5)) / 18
+/// over groups of t equal values.
+fn mann_kendall(series: &[u64]) -> f64 {
+    let n = series.len() as f64;
+    let mut sum = 0i64;
+    for (idx, early) in series.iter().enumerate() {
+        sum +=
+            series[idx + 1..].iter().map(|late| (late > early) as i64 - (late < early) as i64).sum::<i64>();
+    }
+    let mut sorted = series.to_vec();
+    sorted.sort_unstable();
+    let ties: f64 = sorted.chunk_by(|a, b| a == b).map(|group| weight(group.len() as f64)).sum();
+    let variance = (weight(n) - ties) / 18.0;
+    if sum <= 0 || variance <= 0.0 {
+        return 0.0;
+    }
+    normal((sum - 1) as f64 / variance.sqrt())
+}
+
+fn weight(n: f64) -> f64 {
+    n * (n - 1.0) * (2.0 * n + 5.0)
+}
+
+/// The standard normal distribution function, to 1e-7 (Abramowitz and Stegun, Handbook of Mathematical Functions, 26.2.17).
+fn normal(z: f64) -> f64 {
+    let t = 1.0 / (1.0 + 0.231_641_9 * z.abs());
+    let series = [0.319_381_530, -0.356_563_782, 1.781_477_937, -1.821_255_978, 1.330_274_429];
+    let tail = series.iter().rev().fold(0.0, |sum, factor| (sum + factor) * t);
+    let tail = tail * (-z * z / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt();
+    if z < 0.0 { tail } else { 1.0 - tail }
+}
+
+/// Median of the slopes of all pairs.
+fn theil_sen(series: &[u64]) -> f64 {
+    let mut slopes = Vec::with_capacity(series.len() * series.len() / 2);
+    for (idx, early) in series.iter().enumerate() {
+        let later = series[idx + 1..].iter().zip(1..);
+        slopes.extend(later.map(|(late, distance)| (*late as f64 - *early as f64) / f64::from(distance)));
+    }
+    slopes.sort_by(f64::total_cmp);
+    slopes.get(slopes.len() / 2).copied().unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn series(value: impl Fn(u64) -> u64) -> Vec<u64> {
+        (0..48).map(value).collect()
+    }
+
+    #[test]
+    fn only_what_keeps_rising_grows() {
+        let grows = |value: fn(u64) -> u64| trend(&series(value)).is_some();
+        assert!(grows(|t| t * 100), "a leak");
+        assert!(grows(|t| 1_000_000 + t / 4 * 512), "a leak in some windows only");
+        assert!(grows(|t| t * 100 + t % 4 * 1000), "a leak under a step of four windows");
+        assert!(!grows(|_| 4096), "nothing happens");
+        assert!(!grows(|t| t.min(12) * 100), "a warm-up");
+        assert!(!grows(|t| t.min(30) * 100), "a long warm-up");
+        assert!(!grows(|t| 5000 + t % 7 * 100), "a step of seven windows");
+        assert!(!grows(|t| if t > 30 { 9000 } else { 10 }), "one more object");
+        assert!(!grows(|t| 9000 - t * 100), "it shrinks");
+        assert!(!grows(|t| (t * 2_654_435_761) % 4096), "noise");
+    }
+
+    #[test]
+    fn the_slope_is_that_of_the_leak() {
+        let trend = trend(&series(|t| 7 + t * 100)).unwrap();
+        assert_eq!((trend.growth, trend.per_window), (3500, 100.0));
+        assert!(trend.confidence > 0.9999, "{trend:?}");
+        let under_steps = super::trend(&series(|t| t * 100 + t % 2 * 1000)).unwrap();
+        assert!((under_steps.per_window - 100.0).abs() < 5.0, "{under_steps:?}");
+    }
+
+    #[test]
+    fn the_test_agrees_with_the_books() {
+        // S = 15 and σ² = 28.33 for six rising values: z = 2.63, one-sided p = 0.0043 (Kendall's table).
+        assert!((mann_kendall(&[1, 2, 3, 4, 5, 6]) - 0.9957).abs() < 1e-4);
+        assert_eq!(mann_kendall(&[3, 3, 3]), 0.0);
+        assert!((normal(1.96) - 0.975).abs() < 1e-4 && (normal(-1.96) - 0.025).abs() < 1e-4);
+    }
+}

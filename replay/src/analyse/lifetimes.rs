@@ -1,0 +1,412 @@
+//! What lifetimes tell: which roles memory had, what set the peak, what was held longer than needed, and what waited for
+//! Python's collector of reference cycles.
+
+use std::cmp::Reverse;
+
+use gputrace_schemas::event::{Bytes, Nanos};
+use rustc_hash::FxHashMap;
+
+use crate::analyse::categories::Categories;
+use crate::analyse::cycles::Cycles;
+use crate::analyse::lives::{Life, Lives, NEVER};
+use crate::analyse::roles::{Role, Roles, roles};
+use crate::ledger::{SiteId, Sites};
+use crate::trace::Definitions;
+
+/// Call sites of the peak whose removal is tried.
+const MOST_TRIED: usize = 16;
+/// Blocks of a call site that took the place of one another, before it is called a habit.
+const LEAST_REPLACED: usize = 4;
+/// Share of them that did.
+const MOSTLY: f64 = 0.8;
+/// Births and deaths between the birth of a successor and the death of its predecessor, at most.
+const AT_ONCE: u32 = 2;
+
+/// What lifetimes tell of one process.
+#[derive(Clone, Debug, Default)]
+pub struct Lifetimes {
+    /// By device, ascending.
+    pub devices: Vec<DeviceLifetimes>,
+    /// What waited for Python's collector.
+    pub cycles: Cycles,
+    /// Blocks without a stack were taken for those of the backward pass.
+    pub is_guessed: bool,
+    /// Some block has a stack: without any, there are no roles.
+    pub has_stacks: bool,
+}
+
+/// One device's.
+#[derive(Clone, Debug)]
+pub struct DeviceLifetimes {
+    /// Ordinal.
+    pub device: i16,
+    /// The most that PyTorch's blocks held together.
+    pub peak: Bytes,
+    /// When.
+    pub peak_time: Nanos,
+    /// Backward passes that were seen.
+    pub n_passes: usize,
+    /// By bytes at the peak.
+    pub roles: Vec<RoleBytes>,
+    /// The call sites that the peak would be lower without, most first.
+    pub makers: Vec<Maker>,
+    /// What was held until the next of its kind took its place, most at the peak first.
+    pub replaced: Vec<Replaced>,
+}
+
+/// The memory of a role.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RoleBytes {
+    /// Its name: a user's category, or a [`Role`].
+    pub name: String,
+    /// How its blocks are recognised.
+    pub rule: String,
+    /// Held at the peak of the device.
+    pub at_peak: Bytes,
+    /// The most it held.
+    pub peak: Bytes,
+    /// The most that the program asked for at one time.
+    pub peak_requested: Bytes,
+    /// Held at the end.
+    pub at_end: Bytes,
+    /// Blocks.
+    pub blocks: u64,
+}
+
+/// A call site of the peak.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Maker {
+    /// Which.
+    pub site: SiteId,
+    /// Held at the peak.
+    pub at_peak: Bytes,
+    /// Of that, what was given back before the next backward pass, or in the one that asked.
+    pub temporary: Bytes,
+    /// The peak if the call site asked for nothing.
+    pub without: Bytes,
+    /// Median time that its blocks at the peak were held.
+    pub held_for: Nanos,
+}
+
+/// A call site whose blocks are held until the next one is there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Replaced {
+    /// Which.
+    pub site: SiteId,
+    /// Blocks that were replaced so.
+    pub times: u64,
+    /// The largest predecessor.
+    pub bytes: Bytes,
+    /// The peak if each had been given back just before its successor was asked for.
+    pub without: Bytes,
+}
+
+impl Lifetimes {
+    /// Of all lives.
+    #[must_use]
+    pub fn of(
+        mut lives: Lives,
+        definitions: &dyn Definitions,
+        sites: &Sites,
+        categories: &Categories,
+    ) -> Lifetimes {
+        lives.finish();
+        let roles = roles(&lives, definitions, sites, categories);
+        let moments = lives.moments();
+        let devices = lives.devices();
+        let of_device =
+            |device: i16| Sweep { lives: &lives, moments: &moments, roles: &roles, device }.device();
+        Lifetimes {
+            devices: devices.into_iter().map(of_device).collect(),
+            cycles: Cycles::of(&lives, definitions),
+            is_guessed: roles.is_guessed,
+            has_stacks: lives.list.iter().any(|life| definitions.stack(life.stack).is_some()),
+        }
+    }
+}
+
+struct Sweep<'a> {
+    lives: &'a Lives,
+    moments: &'a [u32],
+    roles: &'a Roles,
+    device: i16,
+}
+
+/// After how many births and deaths most was held, and how much.
+#[derive(Clone, Copy, Default)]
+struct Top {
+    bytes: u64,
+    moment: u32,
+}
+
+impl<'a> Sweep<'a> {
+    fn device(&self) -> DeviceLifetimes {
+        let top = self.top();
+        let time = self.moments.get(top.moment as usize).and_then(|idx| self.lives.list.get(*idx as usize));
+        DeviceLifetimes {
+            device: self.device,
+            peak: Bytes(top.bytes),
+            peak_time: time.map_or(Nanos(0), |life| life.since),
+            n_passes: self.roles.n_passes.get(&self.device).copied().unwrap_or(0),
+            roles: self.role_bytes(top),
+            makers: self.makers(top),
+            replaced: self.replaced(top),
+        }
+    }
+
+    /// The lives of the device, each at its birth and its death: moment, index, life, whether it is born.
+    fn steps(&self) -> impl Iterator<Item = (u32, usize, &'a Life, bool)> + 'a {
+        let (lives, device) = (self.lives, self.device);
+        (0u32..).zip(self.moments).filter_map(move |(moment, idx)| {
+            let life = lives.list.get(*idx as usize).filter(|life| life.device == device)?;
+            Some((moment, *idx as usize, life, life.born == moment))
+        })
+    }
+
+    fn own(&self) -> impl Iterator<Item = (usize, &'a Life)> + 'a {
+        let device = self.device;
+        self.lives.list.iter().enumerate().filter(move |(_, life)| life.device == device)
+    }
+
+    fn top(&self) -> Top {
+        let (mut held, mut top) = (0u64, Top::default());
+        for (moment, _, life, is_born) in self.steps() {
+            held = change(held, life.bytes, is_born);
+            if held > top.bytes {
+                top = Top { bytes: held, moment };
+            }
+        }
+        top
+    }
+
+    fn role_bytes(&self, top: Top) -> Vec<RoleBytes> {
+        let names = &self.roles.names;
+        let mut rows: Vec<RoleBytes> = names
+            .iter()
+            .map(|(name, rule)| RoleBytes {
+                name: name.clone(),
+                rule: rule.clone(),
+                at_peak: Bytes(0),
+                peak: Bytes(0),
+                peak_requested: Bytes(0),
+                at_end: Bytes(0),
+                blocks: 0,
+            })
+            .collect();
+        let mut held = vec![(0u64, 0u64); names.len()];
+        for (_, idx, life, is_born) in self.steps() {
+            let role = usize::from(self.roles.of_lives[idx]);
+            let (bytes, requested) = &mut held[role];
+            *bytes = change(*bytes, life.bytes, is_born);
+            *requested = change(*requested, life.requested, is_born);
+            rows[role].peak.0 = rows[role].peak.0.max(*bytes);
+            rows[role].peak_requested.0 = rows[role].peak_requested.0.max(*requested);
+        }
+        for (idx, life) in self.own() {
+            let row = &mut rows[usize::from(self.roles.of_lives[idx])];
+            row.blocks += 1;
+            if life.is_held_at(top.moment) {
+                row.at_peak.0 += life.bytes.0;
+            }
+            if life.died == NEVER {
+                row.at_end.0 += life.bytes.0;
+            }
+        }
+        rows.retain(|row| row.blocks > 0);
+        rows.sort_by_key(|row| Reverse((row.at_peak, row.peak)));
+        rows
+    }
+
+    /// What the peak would be without each of the call sites that hold most of it: exact, for the same requests.
+    fn makers(&self, top: Top) -> Vec<Maker> {
+        let temporary = self.number_of(Role::Temporaries);
+        let mut sites: FxHashMap<SiteId, (u64, u64, Vec<u64>)> = FxHashMap::default();
+        for (idx, life) in self.own().filter(|(_, life)| life.is_held_at(top.moment)) {
+            let (bytes, short, times) = sites.entry(life.site).or_default();
+            *bytes += life.bytes.0;
+            *short += if self.roles.of_lives[idx] == temporary { life.bytes.0 } else { 0 };
+            times.push(life.duration().0);
+        }
+        let mut sites: Vec<_> = sites.into_iter().collect();
+        sites.sort_by_key(|(site, (bytes, ..))| (Reverse(*bytes), *site));
+        sites.truncate(MOST_TRIED);
+        let number: FxHashMap<SiteId, usize> =
+            sites.iter().zip(0..).map(|((site, _), n)| (*site, n)).collect();
+        let mut own = [0u64; MOST_TRIED];
+        let mut without = [0u64; MOST_TRIED];
+        let mut held = 0u64;
+        for (_, _, life, is_born) in self.steps() {
+            held = change(held, life.bytes, is_born);
+            if let Some(number) = number.get(&life.site) {
+                own[*number] = change(own[*number], life.bytes, is_born);
+            }
+            if is_born {
+                for (without, own) in without.iter_mut().zip(&own) {
+                    *without = (*without).max(held.saturating_sub(*own));
+                }
+            }
+        }
+        let mut makers: Vec<Maker> = sites
+            .into_iter()
+            .zip(without)
+            .map(|((site, (bytes, short, mut times)), without)| Maker {
+                site,
+                at_peak: Bytes(bytes),
+                temporary: Bytes(short),
+                without: Bytes(without),
+                held_for: Nanos(median(&mut times)),
+            })
+            .collect();
+        makers.sort_by_key(|maker| (maker.without, Reverse(maker.at_peak), maker.site));
+        makers
+    }
+
+    fn number_of(&self, role: Role) -> u16 {
+        let first = self.roles.names.len() - Role::ALL.len();
+        (first + role as usize) as u16
+    }
+
+    /// `x = f(x)`: the old value is held until the new one is there. Of each call site that mostly does so, what the peak
+    /// would be if the old ones went first.
+    fn replaced(&self, top: Top) -> Vec<Replaced> {
+        let mut by_site: FxHashMap<SiteId, Vec<&Life>> = FxHashMap::default();
+        for (_, life) in self.own() {
+            by_site.entry(life.site).or_default().push(life);
+        }
+        let mut found = vec![];
+        for (site, lives) in by_site {
+            let pairs: Vec<(&Life, &Life)> = lives
+                .windows(2)
+                .map(|pair| (pair[0], pair[1]))
+                .filter(|(old, new)| {
+                    old.died > new.born && old.died != NEVER && old.died - new.born <= AT_ONCE
+                })
+                .collect();
+            let is_habit =
+                pairs.len() >= LEAST_REPLACED && pairs.len() as f64 >= MOSTLY * (lives.len() - 1) as f64;
+            let Some(bytes) = pairs.iter().map(|(old, _)| old.bytes).max().filter(|_| is_habit) else {
+                continue;
+            };
+            found.push((site, pairs.len() as u64, bytes, pairs));
+        }
+        found.sort_by_key(|(site, _, bytes, _)| (Reverse(*bytes), *site));
+        found.truncate(MOST_TRIED);
+        let mut rows: Vec<Replaced> = found
+            .into_iter()
+            .map(|(site, times, bytes, pairs)| Replaced {
+                site,
+                times,
+                bytes,
+                without: Bytes(self.if_earlier(&pairs)),
+            })
+            .filter(|row| row.without.0 < top.bytes)
+            .collect();
+        rows.sort_by_key(|row| (row.without, row.site));
+        rows
+    }
+
+    /// The peak if each first of a pair had died just before the second was born.
+    fn if_earlier(&self, pairs: &[(&Life, &Life)]) -> u64 {
+        let early: FxHashMap<u32, u64> = pairs.iter().map(|(old, new)| (new.born, old.bytes.0)).collect();
+        let late: FxHashMap<u32, u64> = pairs.iter().map(|(old, _)| (old.died, old.bytes.0)).collect();
+        let (mut held, mut top) = (0u64, 0u64);
+        for (moment, _, life, is_born) in self.steps() {
+            held = held.saturating_sub(early.get(&moment).copied().unwrap_or(0));
+            held = change(held, life.bytes, is_born) + late.get(&moment).copied().unwrap_or(0);
+            top = top.max(held);
+        }
+        top
+    }
+}
+
+fn change(held: u64, bytes: Bytes, is_born: bool) -> u64 {
+    if is_born { held.saturating_add(bytes.0) } else { held.saturating_sub(bytes.0) }
+}
+
+fn median(values: &mut [u64]) -> u64 {
+    let middle = values.len() / 2;
+    if values.is_empty() { 0 } else { *values.select_nth_unstable(middle).1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scene::recording;
+    use crate::story::Story;
+    use crate::trace::source::Source;
+
+    fn story(scene: &str) -> Story {
+        Story::with_lifetimes(&Source::of("train.gtr", recording(scene)), &Categories::default())
+    }
+
+    fn site(story: &Story, id: SiteId) -> String {
+        story.ledger.sites.site(id).map(|site| site.function.clone()).unwrap_or_default()
+    }
+
+    #[test]
+    fn the_peak_without_a_call_site_is_that_of_the_other_requests() {
+        //  40 |      | b    |       | d
+        //  30 | a    |      | c     |
+        //  20 |      | a    |       | c
+        let story = story(
+            "block addr=a bytes=20M by=f@/job/a.py:1
+             block addr=b bytes=40M by=g@/job/a.py:2
+             free addr=a bytes=20M
+             free addr=b bytes=40M
+             block addr=c bytes=30M by=f@/job/a.py:1
+             block addr=d bytes=25M by=h@/job/a.py:3",
+        );
+        let device = &story.lifetimes.as_ref().unwrap().devices[0];
+        assert_eq!(device.peak, Bytes(60 << 20));
+        let without: Vec<_> = device
+            .makers
+            .iter()
+            .map(|it| (site(&story, it.site), it.at_peak.0 >> 20, it.without.0 >> 20))
+            .collect();
+        // Without f, b alone is the peak; without g, c and d are.
+        assert_eq!(without, [("f".into(), 20, 40), ("g".into(), 40, 55)]);
+    }
+
+    #[test]
+    fn a_value_that_waits_for_its_successor_is_told() {
+        let step = |old: &str, new: &str| {
+            format!("block addr={new} bytes=10M by=f@/job/a.py:1\nfree addr={old} bytes=10M\n")
+        };
+        let mut scene = "block addr=p bytes=10M by=f@/job/a.py:1\n".to_owned();
+        for _ in 0..4 {
+            scene += &step("p", "q");
+            scene += &step("q", "p");
+        }
+        let found = story(&scene);
+        let device = &found.lifetimes.as_ref().unwrap().devices[0];
+        let shown: Vec<_> =
+            device.replaced.iter().map(|it| (site(&found, it.site), it.times, it.without.0 >> 20)).collect();
+        assert_eq!((device.peak.0 >> 20, shown), (20, vec![("f".into(), 8, 10)]));
+        // One that happens to be freed after another was made is no habit.
+        let found = story(&("block addr=p bytes=10M by=f@/job/a.py:1\n".to_owned() + &step("p", "q")));
+        assert!(found.lifetimes.unwrap().devices[0].replaced.is_empty());
+    }
+
+    #[test]
+    fn what_the_collector_gave_back_is_told_by_call_site() {
+        let found = story(
+            "block addr=a bytes=20M by=f@/job/a.py:1
+             block addr=b bytes=10M by=g@/job/a.py:2
+             block addr=c bytes=5M by=g@/job/a.py:2
+             free addr=c bytes=5M
+             free addr=a bytes=20M collecting=1 by=THPVariable_clear@libtorch_python.so,subtype_clear@python3,gc_collect_main@python3
+             free addr=b bytes=10M collecting=1",
+        );
+        let cycles = &found.lifetimes.as_ref().unwrap().cycles;
+        assert_eq!(
+            (cycles.bytes.0 >> 20, cycles.blocks, cycles.collections, cycles.peak.0 >> 20),
+            (30, 2, 1, 30)
+        );
+        let rows: Vec<_> =
+            cycles.sites.iter().map(|it| (site(&found, it.site), it.held_for, it.kind)).collect();
+        assert_eq!(
+            rows,
+            [("f".into(), Nanos(4000), Some("instance of a Python class")), ("g".into(), Nanos(4000), None)]
+        );
+    }
+}

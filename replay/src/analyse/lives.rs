@@ -1,0 +1,165 @@
+//! The life of every block of PyTorch: asked for where, how large, from when to when.
+//!
+//! Moments are counted in births and deaths of blocks, not in time: two of them never coincide, so what overlapped is exact.
+
+use gputrace_schemas::event::{Bytes, Event, EventKind, Nanos, StackId, ThreadId};
+use rustc_hash::FxHashMap;
+
+use crate::ledger::{Block, Ledger, SiteId, Step, Watch};
+
+/// A block is not given back.
+pub const NEVER: u32 = u32::MAX;
+
+/// From the moment a block was handed out to the one it was taken back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Life {
+    /// The block's size.
+    pub bytes: Bytes,
+    /// What the program asked for; the size where that was not seen.
+    pub requested: Bytes,
+    /// When it was handed out.
+    pub since: Nanos,
+    /// When it was taken back; the last moment of the trace if it was not.
+    pub until: Nanos,
+    /// Which birth or death its birth is, from 0.
+    pub born: u32,
+    /// Which its death is, or [`NEVER`].
+    pub died: u32,
+    /// From where.
+    pub site: SiteId,
+    /// From where, in full.
+    pub stack: StackId,
+    /// On which device.
+    pub device: i16,
+}
+
+impl Life {
+    /// Whether it is held after `moment` births and deaths.
+    #[must_use]
+    pub fn is_held_at(&self, moment: u32) -> bool {
+        self.born <= moment && moment < self.died
+    }
+
+    /// How long it was held.
+    #[must_use]
+    pub fn duration(&self) -> Nanos {
+        Nanos(self.until.0.saturating_sub(self.since.0))
+    }
+}
+
+/// A block that was taken back while Python's collector of reference cycles ran.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Collected {
+    /// Index of its life.
+    pub life: u32,
+    /// On which thread.
+    pub thread: ThreadId,
+    /// The stack of the one who gave it back.
+    pub stack: StackId,
+    /// The thread that had asked for it.
+    pub owner: ThreadId,
+}
+
+/// All of them, in the order of their births.
+#[derive(Clone, Debug, Default)]
+pub struct Lives {
+    /// The lives.
+    pub list: Vec<Life>,
+    /// What the collector of reference cycles gave back, in the order of the deaths.
+    pub collected: Vec<Collected>,
+    /// Births and deaths.
+    pub n_moments: u32,
+    open: FxHashMap<u64, (u32, ThreadId)>,
+    last: Nanos,
+}
+
+impl Watch for Lives {
+    fn begin(&mut self, ledger: &mut Ledger) {
+        *self = Lives::default();
+        ledger.keep_steps();
+    }
+
+    fn event(&mut self, ledger: &mut Ledger, event: &Event) {
+        self.last = self.last.max(event.time);
+        for step in ledger.steps() {
+            match step {
+                Step::Block(addr, block) => self.born(*addr, block, event),
+                Step::BlockFreed(addr, _) => self.died(*addr, event),
+                Step::Gained(_)
+                | Step::Lost(_)
+                | Step::Mapped(_)
+                | Step::Unmapped(_)
+                | Step::BlockDone(..) => {}
+            }
+        }
+    }
+}
+
+impl Lives {
+    fn born(&mut self, addr: u64, block: &Block, event: &Event) {
+        let Ok(idx) = u32::try_from(self.list.len()) else { return };
+        self.open.insert(addr, (idx, event.thread));
+        self.list.push(Life {
+            bytes: block.bytes,
+            requested: block.requested,
+            since: event.time,
+            until: event.time,
+            born: self.n_moments,
+            died: NEVER,
+            site: block.site,
+            stack: block.stack,
+            device: block.device,
+        });
+        self.n_moments += 1;
+    }
+
+    fn died(&mut self, addr: u64, event: &Event) {
+        let Some((idx, owner)) = self.open.remove(&addr) else { return };
+        let Some(life) = self.list.get_mut(idx as usize) else { return };
+        (life.died, life.until) = (self.n_moments, event.time);
+        self.n_moments += 1;
+        if matches!(&event.kind, EventKind::BlockFree(free) if free.collecting) {
+            self.collected.push(Collected { life: idx, thread: event.thread, stack: event.stack, owner });
+        }
+    }
+
+    /// Addresses of the blocks that are held now, with the indexes of their lives.
+    pub(crate) fn open_lives(&self) -> FxHashMap<u64, u32> {
+        self.open.iter().map(|(addr, (idx, _))| (*addr, *idx)).collect()
+    }
+
+    /// Those that were never taken back last to the end.
+    pub(crate) fn finish(&mut self) {
+        for (idx, _) in std::mem::take(&mut self.open).into_values() {
+            if let Some(life) = self.list.get_mut(idx as usize) {
+                life.until = self.last;
+            }
+        }
+    }
+
+    /// Devices that have any.
+    #[must_use]
+    pub fn devices(&self) -> Vec<i16> {
+        let mut devices: Vec<i16> = vec![];
+        for life in &self.list {
+            if !devices.contains(&life.device) {
+                devices.push(life.device);
+            }
+        }
+        devices.sort_unstable();
+        devices
+    }
+
+    /// For each moment the index of the life that begins or ends then.
+    pub(crate) fn moments(&self) -> Vec<u32> {
+        let mut moments = vec![NEVER; self.n_moments as usize];
+        for (idx, life) in (0..).zip(&self.list) {
+            for moment in [life.born, life.died] {
+                if let Some(slot) = moments.get_mut(moment as usize) {
+                    *slot = idx;
+                }
+            }
+        }
+        moments
+    }
+}

@@ -1,0 +1,13 @@
+//! What follows from the books: lives of blocks, roles, growth, what is held at a moment. Nothing here knows how it is shown.
+
+pub mod categories;
+pub mod cycles;
+pub mod fragmentation;
+pub mod growth;
+pub mod lifetimes;
+pub mod live;
+pub mod lives;
+pub mod reactions;
+pub mod roles;
+pub mod summary;
+pub mod unaccounted;

@@ -1,0 +1,442 @@
+//! What PyTorch's blocks are for: parameters, gradients, optimizer state, activations, ..., inferred from where they were
+//! asked for and from how long they lived.
+//!
+//! ```text
+//!  model     parameters  ├───────────────────────────────────────
+//!  forward   activations        ├────────┤         ├───────┤
+//!  backward  gradients                 ├─────────┤       ├───────
+//!            temporaries         ├┤   ├┤  ├┤          ├┤   ├┤
+//!  optimizer state                         ├─────────────────────
+//!                        births: ffffffbbbbbbooooofffffbbbbbboooo
+//! ```
+//! A backward pass is a run of births in the backward pass. Every role's rule is said where the role is shown.
+
+use gputrace_schemas::event::{Frame, Stack, StackId};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::analyse::categories::Categories;
+use crate::analyse::lives::{Life, Lives, NEVER};
+use crate::ledger::{SiteId, Sites};
+use crate::trace::Definitions;
+
+macro_rules! roles {
+    ($( $role:ident $name:literal $rule:literal, )*) => {
+        /// What a block is for.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        pub enum Role { $( #[doc = $rule] $role, )* }
+        impl Role {
+            /// All of them.
+            pub const ALL: &'static [Role] = &[ $( Role::$role, )* ];
+            /// For people and JSON.
+            #[must_use]
+            pub fn name(self) -> &'static str { match self { $( Role::$role => $name, )* } }
+            /// How it is recognised.
+            #[must_use]
+            pub fn rule(self) -> &'static str { match self { $( Role::$role => $rule, )* } }
+        }
+    };
+}
+
+roles! {
+    Parameters "parameters" "asked for before the first backward pass, held during all of them, and made by a module (or as large as some gradient)",
+    Gradients "gradients" "asked for in a backward pass and still held when it was over",
+    Optimizer "optimizer state" "asked for by an optimizer and held until the next backward pass, or to the end",
+    Activations "activations" "asked for outside of backward passes, held when one began, and given back before another began",
+    Temporaries "temporaries" "given back before the next backward pass began, or in the one that asked",
+    KvCache "KV cache" "asked for by code of a key-value cache",
+    Workspaces "workspaces" "asked for by PyTorch for cuBLAS (without native frames: of that very size), and held to the end",
+    Kept "other, kept" "held over several backward passes, or to the end, and none of the above: buffers, inputs, caches, results",
+}
+
+/// What a stack tells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Hint {
+    Backward,
+    Optimizer,
+    Model,
+    Forward,
+    Cache,
+    Workspace,
+    /// The engine itself was seen, by whose threads most of a backward pass is made.
+    Engine,
+    /// Native frames were recorded.
+    Native,
+}
+
+/// A line of Python in a file with `file` in its path, in one of the functions (any, if none is named).
+struct Line {
+    hint: Hint,
+    file: &'static str,
+    functions: &'static [&'static str],
+}
+
+/// PyTorch 1.11 to 2.11, and what is often used with it.
+#[rustfmt::skip]
+const LINES: &[Line] = &[
+    Line { hint: Hint::Backward, file: "/torch/_tensor.py", functions: &["backward"] },
+    Line { hint: Hint::Backward, file: "/torch/autograd/__init__.py", functions: &["backward", "grad"] },
+    Line { hint: Hint::Backward, file: "/torch/autograd/graph.py", functions: &["_engine_run_backward"] },
+    Line { hint: Hint::Backward, file: "/torch/autograd/function.py", functions: &["BackwardCFunction.apply"] },
+    Line { hint: Hint::Optimizer, file: "/torch/optim/", functions: &[] },
+    Line { hint: Hint::Optimizer, file: "/apex/optimizers/", functions: &[] },
+    Line { hint: Hint::Optimizer, file: "/bitsandbytes/optim/", functions: &[] },
+    Line { hint: Hint::Optimizer, file: "/torchao/optim/", functions: &[] },
+    Line { hint: Hint::Optimizer, file: "/deepspeed/ops/adam/", functions: &[] },
+    Line { hint: Hint::Optimizer, file: "/transformer_engine/pytorch/optimizers/", functions: &[] },
+    Line { hint: Hint::Model, file: "/torch/nn/modules/", functions: &["__init__", "_apply", "to", "cuda", "to_empty", "convert", "reset_parameters", "load_state_dict", "_load_from_state_dict"] },
+    Line { hint: Hint::Model, file: "/torch/nn/parameter.py", functions: &[] },
+    Line { hint: Hint::Model, file: "/torch/nn/init.py", functions: &[] },
+    Line { hint: Hint::Model, file: "/torch/distributed/fsdp/", functions: &["_init_param_handle_from_module", "__init__", "flatten_tensors_into_flat_param"] },
+    Line { hint: Hint::Model, file: "/transformers/modeling_utils.py", functions: &["from_pretrained", "_load_pretrained_model", "_load_state_dict_into_meta_model"] },
+    Line { hint: Hint::Model, file: "/diffusers/models/modeling_utils.py", functions: &["from_pretrained"] },
+    Line { hint: Hint::Model, file: "/safetensors/", functions: &[] },
+    Line { hint: Hint::Model, file: "/vllm/model_executor/model_loader/", functions: &[] },
+    Line { hint: Hint::Forward, file: "/torch/nn/modules/module.py", functions: &["_call_impl", "_wrapped_call_impl"] },
+    Line { hint: Hint::Cache, file: "/transformers/cache_utils.py", functions: &[] },
+    Line { hint: Hint::Cache, file: "/sglang/srt/mem_cache/", functions: &[] },
+];
+/// In the name of a Python function, in any file.
+const CACHE_WORDS: [&str; 3] = ["kv_cache", "KVCache", "kvcache"];
+/// In the name of a native function: the engine that runs the backward pass (torch/csrc/autograd/engine.cpp).
+const ENGINE: &str = "torch::autograd::Engine::";
+/// In the name of a native function: what PyTorch gets for cuBLAS (aten/src/ATen/cuda/CublasHandlePool.cpp).
+const WORKSPACE_WORDS: [&str; 3] = ["CUDABlasWorkspace", "CUDABlasLtWorkspace", "CUDABlasHandle"];
+/// What that is, where native functions were not recorded: on Hopper, and elsewhere (the same file, 2.1 to 2.11).
+const WORKSPACE_BYTES: [u64; 2] = [32 << 20, 8_519_680];
+/// Births of others that do not end a backward pass: other threads, hooks.
+const MOST_FOREIGN: u32 = 2;
+
+/// What the frames of a stack tell together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Facts(u8);
+
+impl Facts {
+    fn has(self, hint: Hint) -> bool {
+        self.0 & (1 << hint as u8) != 0
+    }
+
+    fn add(&mut self, hint: Hint) {
+        self.0 |= 1 << hint as u8;
+    }
+
+    fn of(definitions: &dyn Definitions, stack: &Stack) -> Facts {
+        let mut facts = Facts::default();
+        if stack.backward.is_some() {
+            facts.add(Hint::Backward);
+            facts.add(Hint::Engine);
+        }
+        for frame in stack.frames.iter().filter_map(|id| definitions.frame(*id)) {
+            match frame {
+                Frame::Python { function, file, .. } => facts.python(function, file),
+                Frame::Native { function, .. } => facts.native(function),
+            }
+        }
+        facts
+    }
+
+    fn python(&mut self, function: &str, file: &str) {
+        let is = |name: &&str| function == *name || function.ends_with(&format!(".{name}"));
+        for line in LINES.iter().filter(|line| file.contains(line.file)) {
+            if line.functions.is_empty() || line.functions.iter().any(is) {
+                self.add(line.hint);
+            }
+        }
+        if CACHE_WORDS.iter().any(|word| function.contains(word)) {
+            self.add(Hint::Cache);
+        }
+    }
+
+    fn native(&mut self, function: &str) {
+        self.add(Hint::Native);
+        if function.contains(ENGINE) {
+            self.add(Hint::Backward);
+            self.add(Hint::Engine);
+        }
+        if WORKSPACE_WORDS.iter().any(|word| function.contains(word)) {
+            self.add(Hint::Workspace);
+        }
+    }
+}
+
+/// A backward pass of a device: births from `start` to `end`, then another than its own at `over`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Pass {
+    start: u32,
+    end: u32,
+    over: u32,
+}
+
+/// The roles of all lives, by index: numbers in the user's categories, then in [`Role::ALL`].
+pub struct Roles {
+    /// The role of each life.
+    pub of_lives: Vec<u16>,
+    /// Names and rules, by number.
+    pub names: Vec<(String, String)>,
+    /// Backward passes, by device.
+    pub n_passes: FxHashMap<i16, usize>,
+    /// Blocks without any frame were taken for those of the backward pass.
+    pub is_guessed: bool,
+}
+
+/// Finds the role of every life.
+pub(crate) fn roles(
+    lives: &Lives,
+    definitions: &dyn Definitions,
+    sites: &Sites,
+    categories: &Categories,
+) -> Roles {
+    let mut seen: FxHashMap<StackId, Facts> = FxHashMap::default();
+    let mut facts_of = |id: StackId| {
+        *seen.entry(id).or_insert_with(|| {
+            definitions.stack(id).map_or(Facts::default(), |stack| Facts::of(definitions, stack))
+        })
+    };
+    let facts: Vec<Facts> = lives.list.iter().map(|life| facts_of(life.stack)).collect();
+    // The engine's threads run no Python: where only Python frames were recorded, their stacks are empty.
+    let is_marked = facts.iter().any(|facts| facts.has(Hint::Engine));
+    let has_frames = |life: &Life| definitions.stack(life.stack).is_some_and(|it| !it.frames.is_empty());
+    let mut bare = FxHashSet::default();
+    if !is_marked && lives.list.iter().any(has_frames) {
+        bare = lives.list.iter().filter(|life| !has_frames(life)).map(|life| life.stack).collect();
+    }
+    let mut names: Vec<(String, String)> = categories.names().to_vec();
+    let first = names.len() as u16;
+    names.extend(Role::ALL.iter().map(|role| (role.name().to_owned(), role.rule().to_owned())));
+    let mut roles = Roles {
+        of_lives: vec![0; lives.list.len()],
+        names,
+        n_passes: FxHashMap::default(),
+        is_guessed: !bare.is_empty(),
+    };
+    for device in lives.devices() {
+        let own: Vec<usize> = (0..lives.list.len()).filter(|idx| lives.list[*idx].device == device).collect();
+        let in_backward =
+            |idx: usize| facts[idx].has(Hint::Backward) || bare.contains(&lives.list[idx].stack);
+        let passes = passes(own.iter().map(|idx| (lives.list[*idx].born, in_backward(*idx))));
+        roles.n_passes.insert(device, passes.len());
+        let judge = Judge { passes: &passes };
+        let found = judge.all(&own, lives, |idx| (facts[idx], in_backward(idx)));
+        for (idx, role) in own.iter().zip(found) {
+            roles.of_lives[*idx] = first + role as u16;
+        }
+    }
+    if !categories.is_empty() {
+        let mut known: FxHashMap<(StackId, SiteId, Role), Vec<usize>> = FxHashMap::default();
+        for (number, life) in roles.of_lives.iter_mut().zip(&lives.list) {
+            let role = Role::ALL[usize::from(*number - first)];
+            let candidates = known
+                .entry((life.stack, life.site, role))
+                .or_insert_with(|| categories.candidates(life, role.name(), definitions, sites));
+            *number = categories.choose(candidates, life).unwrap_or(*number);
+        }
+    }
+    roles
+}
+
+fn passes(births: impl Iterator<Item = (u32, bool)>) -> Vec<Pass> {
+    let mut passes: Vec<Pass> = vec![];
+    let mut foreign = MOST_FOREIGN + 1;
+    for (born, in_backward) in births {
+        match (in_backward, passes.last_mut()) {
+            (true, Some(pass)) if foreign <= MOST_FOREIGN => {
+                (pass.end, pass.over, foreign) = (born, NEVER, 0)
+            }
+            (true, _) => {
+                passes.push(Pass { start: born, end: born, over: NEVER });
+                foreign = 0;
+            }
+            (false, Some(pass)) => {
+                foreign = foreign.saturating_add(1);
+                if pass.over == NEVER {
+                    pass.over = born;
+                }
+            }
+            (false, None) => {}
+        }
+    }
+    passes
+}
+
+struct Judge<'a> {
+    passes: &'a [Pass],
+}
+
+impl Judge<'_> {
+    fn all(&self, own: &[usize], lives: &Lives, fact: impl Fn(usize) -> (Facts, bool)) -> Vec<Role> {
+        let mut roles: Vec<Option<Role>> = own
+            .iter()
+            .map(|idx| {
+                let (facts, in_backward) = fact(*idx);
+                self.by_place(&lives.list[*idx], facts, in_backward)
+            })
+            .collect();
+        let gradients: FxHashSet<u64> = (own.iter().zip(&roles))
+            .filter(|(_, role)| **role == Some(Role::Gradients))
+            .map(|(idx, _)| lives.list[*idx].requested.0)
+            .collect();
+        let mut votes: FxHashMap<SiteId, FxHashMap<Role, u32>> = FxHashMap::default();
+        for (idx, role) in own.iter().zip(&mut roles).filter(|(_, role)| role.is_none()) {
+            let life = &lives.list[*idx];
+            *role = self.by_life(life, fact(*idx).0, &gradients);
+            if let Some(role) = role {
+                *votes.entry(life.site).or_default().entry(*role).or_default() += 1;
+            }
+        }
+        // What is held at the end, after the last backward pass, is what its call site mostly made before.
+        let undecided = |life: &Life, facts: Facts| {
+            let votes = votes.get(&life.site);
+            let most = votes.and_then(|votes| votes.iter().max_by_key(|(role, n)| (**n, **role)));
+            match most {
+                Some((role, _)) => *role,
+                None if facts.has(Hint::Model) => Role::Parameters,
+                None if facts.has(Hint::Forward) => Role::Activations,
+                None => Role::Kept,
+            }
+        };
+        let all = own.iter().zip(roles);
+        all.map(|(idx, role)| role.unwrap_or_else(|| undecided(&lives.list[*idx], fact(*idx).0))).collect()
+    }
+
+    /// Where the place alone tells, or the place and the passes around it.
+    fn by_place(&self, life: &Life, facts: Facts, in_backward: bool) -> Option<Role> {
+        let is_workspace = facts.has(Hint::Workspace) || self.is_like_workspace(life, facts, in_backward);
+        if is_workspace && life.died == NEVER {
+            return Some(Role::Workspaces);
+        }
+        if facts.has(Hint::Optimizer) {
+            let next = self.passes.iter().map(|pass| pass.start).find(|start| *start > life.born);
+            let outlives = life.died == NEVER || next.is_some_and(|next| life.died > next);
+            return Some(if outlives { Role::Optimizer } else { Role::Temporaries });
+        }
+        if in_backward {
+            let over = self.pass_of(life.born).map_or(NEVER, |pass| pass.over);
+            let outlives = life.died == NEVER || life.died > over;
+            return Some(if outlives { Role::Gradients } else { Role::Temporaries });
+        }
+        facts.has(Hint::Cache).then_some(Role::KvCache)
+    }
+
+    /// A block of that very size, asked for where no gradient and no parameter is: held over a later backward pass, or made
+    /// while a module ran.
+    fn is_like_workspace(&self, life: &Life, facts: Facts, in_backward: bool) -> bool {
+        let is_held_on = self.passes.last().is_some_and(|pass| pass.start > life.born);
+        let is_elsewhere = if in_backward { is_held_on } else { facts.has(Hint::Forward) };
+        !facts.has(Hint::Native) && WORKSPACE_BYTES.contains(&life.requested.0) && is_elsewhere
+    }
+
+    fn pass_of(&self, born: u32) -> Option<&Pass> {
+        let at = self.passes.partition_point(|pass| pass.start <= born);
+        self.passes.get(at.checked_sub(1)?)
+    }
+
+    /// By the backward passes that began while it was held; `None` where the trace ends too early to tell.
+    fn by_life(&self, life: &Life, facts: Facts, gradients: &FxHashSet<u64>) -> Option<Role> {
+        let from = self.passes.partition_point(|pass| pass.start <= life.born);
+        let to = self.passes.partition_point(|pass| pass.start < life.died);
+        // Parameters are made before a module runs.
+        let has_gradient = !facts.has(Hint::Forward) && gradients.contains(&life.requested.0);
+        let is_model = facts.has(Hint::Model) || has_gradient;
+        let through_all = from == 0 && to == self.passes.len() && to > 0;
+        let outlasts = self.passes.last().is_some_and(|pass| life.died > pass.over || life.died == NEVER);
+        match to.saturating_sub(from) {
+            0 if life.died == NEVER => None,
+            0 => Some(Role::Temporaries),
+            _ if through_all && outlasts && is_model => Some(Role::Parameters),
+            1 if life.died == NEVER && !facts.has(Hint::Forward) => Some(Role::Kept),
+            1 => Some(Role::Activations),
+            _ if facts.has(Hint::Model) => Some(Role::Parameters),
+            _ => Some(Role::Kept),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analyse::lifetimes::Lifetimes;
+    use crate::scene::recording;
+    use crate::story::Story;
+    use crate::trace::source::Source;
+
+    const MODEL: &str = "Module._apply@/v/torch/nn/modules/module.py:900,<module>@/job/a.py:1";
+    const FORWARD: &str = "Linear.forward@/v/torch/nn/modules/linear.py:9,Module._call_impl@/v/torch/nn/modules/module.py:1700,<module>@/job/a.py:5";
+    const OPTIMIZER: &str = "Adam._init_group@/v/torch/optim/adam.py:150,<module>@/job/a.py:7";
+
+    /// Two steps of training; the backward pass is told as `back` says.
+    fn training(back: &str, categories: &str) -> Lifetimes {
+        let step = format!(
+            "block addr=x bytes=1M by=load@/job/a.py:4
+             block addr=act bytes=4M by={FORWARD}
+             block addr=tmp bytes=8M by={FORWARD}
+             free addr=tmp bytes=8M
+             block addr=out bytes=512 by={FORWARD}
+             block addr=b1 bytes=2M {back}
+             block addr=grad bytes=3M {back}
+             free addr=act bytes=4M
+             block addr=b2 bytes=2M {back}
+             free addr=b1 bytes=2M
+             free addr=b2 bytes=2M
+             free addr=out bytes=512
+             free addr=x bytes=1M"
+        );
+        let scene = format!(
+            "block addr=w bytes=3M by={MODEL}
+             {step}
+             block addr=m bytes=6M by={OPTIMIZER}
+             block addr=scratch bytes=5M by={OPTIMIZER}
+             free addr=scratch bytes=5M
+             free addr=grad bytes=3M
+             {step}
+             block addr=scratch bytes=5M by={OPTIMIZER}
+             free addr=scratch bytes=5M"
+        );
+        let source = Source::of("train.gtr", recording(&scene));
+        let categories = Categories::parse(categories).unwrap();
+        Story::with_lifetimes(&source, &categories).lifetimes.unwrap()
+    }
+
+    fn shown(lifetimes: &Lifetimes) -> Vec<String> {
+        let mut shown: Vec<_> = lifetimes.devices[0]
+            .roles
+            .iter()
+            .map(|role| format!("{} {} M in {}", role.name, role.peak.0 as f64 / 1048576.0, role.blocks))
+            .collect();
+        shown.sort();
+        shown
+    }
+
+    const EXPECTED: [&str; 5] = [
+        "activations 5.00048828125 M in 6",
+        "gradients 3 M in 2",
+        "optimizer state 6 M in 1",
+        "parameters 3 M in 1",
+        "temporaries 8 M in 8",
+    ];
+
+    #[test]
+    fn roles_follow_from_places_and_lifetimes() {
+        let engine = "by=torch::autograd::Engine::evaluate_function@libtorch_cpu.so";
+        let found = training(engine, "");
+        assert_eq!(shown(&found), EXPECTED);
+        assert_eq!((found.devices[0].n_passes, found.is_guessed), (2, false));
+    }
+
+    #[test]
+    fn a_backward_pass_without_stacks_is_guessed_and_said_so() {
+        let found = training("", "");
+        assert_eq!(shown(&found), EXPECTED);
+        assert!(found.is_guessed);
+    }
+
+    #[test]
+    fn the_users_categories_come_first() {
+        let found =
+            training("by=x^N", "scratch: stack=*adam.py* role=temporaries\nbig: min=7MiB\nx: site=load*");
+        let shown = shown(&found);
+        assert_eq!(shown[1..3], ["big 8 M in 2", "gradients 3 M in 2"]);
+        assert!(
+            shown.contains(&"scratch 5 M in 2".to_owned()) && shown.contains(&"x 1 M in 2".to_owned()),
+            "{shown:?}"
+        );
+    }
+}

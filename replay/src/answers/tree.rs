@@ -1,0 +1,177 @@
+//! `gputrace tree`: who held the memory, as a tree of calls.
+
+use std::collections::BTreeMap;
+
+use gputrace_schemas::event::Bytes;
+
+use crate::analyse::live::{Holder, Level, Line, Lines, Parts, View, owner};
+
+/// What the children of the root are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GroupBy {
+    /// Calls, outermost first.
+    Stack,
+    /// Owners, and calls below them.
+    Owner,
+    /// Devices, and calls below them.
+    Device,
+    /// Streams of PyTorch's blocks, and calls below them.
+    Stream,
+    /// Ranks of a job, and calls below them.
+    Rank,
+    /// What PyTorch's blocks are for, and other owners; calls below them.
+    Category,
+    /// Phases of the program (NVTX ranges), and calls below them.
+    Phase,
+}
+
+impl GroupBy {
+    /// What holders have to be told apart by.
+    #[must_use]
+    pub fn parts(self) -> Parts {
+        match self {
+            GroupBy::Category => Parts::Roles,
+            GroupBy::Phase => Parts::Phases,
+            GroupBy::Stack | GroupBy::Owner | GroupBy::Device | GroupBy::Stream | GroupBy::Rank => {
+                Parts::None
+            }
+        }
+    }
+}
+
+/// A node with everything below it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Node {
+    /// All below it.
+    pub bytes: Bytes,
+    /// Objects of all below it.
+    pub objects: u64,
+    /// By name.
+    pub children: BTreeMap<Line, Node>,
+}
+
+impl Node {
+    /// Adds the pictures of a process.
+    pub fn grow(&mut self, view: &View, lines: &mut Lines, group_by: GroupBy) {
+        for picture in &view.pictures {
+            for (holder, (bytes, objects)) in &picture.held {
+                let group = group(view, holder, group_by);
+                let path = group.into_iter().chain(lines.of_holder(holder));
+                self.add(*bytes, *objects);
+                let mut node = &mut *self;
+                for line in path {
+                    node = node.children.entry(line).or_default();
+                    node.add(*bytes, *objects);
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, bytes: Bytes, objects: u64) {
+        self.bytes.0 = self.bytes.0.saturating_add(bytes.0);
+        self.objects += objects;
+    }
+
+    /// Most bytes first.
+    #[must_use]
+    pub fn sorted(&self) -> Vec<(&Line, &Node)> {
+        let mut children: Vec<_> = self.children.iter().collect();
+        children.sort_by(|a, b| b.1.bytes.cmp(&a.1.bytes).then(a.0.cmp(b.0)));
+        children
+    }
+}
+
+fn group(view: &View, holder: &Holder, group_by: GroupBy) -> Option<Line> {
+    let part = || view.parts.get(holder.part as usize).cloned().unwrap_or_default();
+    let name = match group_by {
+        GroupBy::Stack => return None,
+        GroupBy::Owner => owner(&view.story.ledger, holder).to_owned(),
+        GroupBy::Device => format!("cuda:{}", holder.device),
+        GroupBy::Stream => match (holder.stream, holder.level) {
+            (Some(0), _) => "default stream".into(),
+            (Some(stream), _) => format!("stream {stream:#x}"),
+            (None, Level::Block) => "stream not seen".into(),
+            (None, Level::Driver | Level::Cached) => "no stream".into(),
+        },
+        GroupBy::Rank => match view.story.process.rank {
+            Some(rank) => format!("rank {rank}"),
+            None => format!("no rank (pid {})", view.story.process.pid),
+        },
+        GroupBy::Category => category(view, holder, part),
+        GroupBy::Phase if holder.level == Level::Cached => "(no phase)".into(),
+        GroupBy::Phase => part(),
+    };
+    Some(Line { name, ..Line::default() })
+}
+
+/// Roles are of PyTorch's blocks; other memory is its owner's.
+fn category(view: &View, holder: &Holder, role: impl Fn() -> String) -> String {
+    match holder.level {
+        Level::Block => role(),
+        Level::Cached => "(unused)".into(),
+        Level::Driver => format!("({})", owner(&view.story.ledger, holder)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analyse::categories::Categories;
+    use crate::analyse::live::{Native, When, view};
+    use crate::scene::recording;
+    use crate::trace::source::Source;
+
+    fn shown(group_by: GroupBy) -> Vec<String> {
+        let scene = "push text=load
+                     block addr=a bytes=3K requested=3K stream=7 by=f@/job/a.py:2,main@/job/a.py:9
+                     block addr=b bytes=1K requested=1K stream=0 by=g@/job/a.py:3,main@/job/a.py:9
+                     pop
+                     Create handle=n bytes=100 by=libnccl.so.2";
+        let source = Source::of("train.gtr", recording(scene));
+        let view = view(&source, When::Peak, group_by.parts(), &Categories::default());
+        let mut root = Node::default();
+        root.grow(&view, &mut Lines::new(source.definitions(), Native::Hidden), group_by);
+        let mut shown = vec![];
+        show(&root, 0, &mut shown);
+        shown
+    }
+
+    fn show(node: &Node, depth: usize, to: &mut Vec<String>) {
+        for (line, child) in node.sorted() {
+            to.push(format!("{}{line} {}", " ".repeat(depth), child.bytes.0));
+            show(child, depth + 1, to);
+        }
+    }
+
+    #[test]
+    fn calls_add_up_from_the_leaves_to_the_root() {
+        assert_eq!(
+            shown(GroupBy::Stack),
+            [
+                "main (a.py:9) 4096",
+                " f (a.py:2) 3072",
+                " g (a.py:3) 1024",
+                "libnccl.so.2+0x10 (libnccl.so.2) 100"
+            ]
+        );
+    }
+
+    #[test]
+    fn ranks_phases_and_categories_are_groups_too() {
+        assert_eq!(shown(GroupBy::Rank)[0], "rank 3 4196");
+        let phases = shown(GroupBy::Phase);
+        assert_eq!((&*phases[0], &*phases[4]), ("load 4096", "(outside of any range) 100"), "{phases:?}");
+        let categories = shown(GroupBy::Category);
+        assert_eq!((&*categories[0], &*categories[4]), ("other, kept 4096", "(NCCL) 100"), "{categories:?}");
+    }
+
+    #[test]
+    fn groups_are_the_first_level() {
+        assert_eq!(shown(GroupBy::Owner)[0], "PyTorch 4096");
+        assert_eq!(shown(GroupBy::Device)[0], "cuda:0 4196");
+        let streams = shown(GroupBy::Stream);
+        assert!(
+            streams[0].starts_with("stream 0x7 3072") && streams.contains(&"default stream 1024".to_owned())
+        );
+    }
+}

@@ -1,0 +1,128 @@
+//! `gputrace diff`: what one run held more than another.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{ArgMatches, Args, ValueEnum};
+use gputrace_replay::analyse::live::{When, pictures};
+use gputrace_replay::answers::diff::{By, Side, peaks, peaks_section, section};
+use gputrace_replay::report::model::{Mood, Part, Report, Section};
+use gputrace_replay::trace::source::Source;
+
+use super::Verb;
+use crate::show::{self, ShowArgs, WhenArgs};
+
+pub(super) const VERB: Verb = Verb::new::<DiffArgs>("diff", run);
+
+/// Exit status when a peak rose by more than `--fail-on-increase`.
+const INCREASED: u8 = 4;
+
+/// Shows what one run held more than another: peaks, and by call site, owner and size
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  gputrace diff before.gtr after.gtr
+  gputrace diff --by stack --end before.gtr after.gtr
+  gputrace diff --from step:3 --to step:90 train.gtr
+  gputrace diff --fail-on-increase 5% main.gtr branch.gtr
+
+Two steps, or other moments, of one trace are compared by --from and --to with a single file: --by then says in what, as \
+`gputrace diff --from step:3 --to step:90 --by site --by size train.gtr`.
+
+Exit status: 4 if a peak rose by more than --fail-on-increase.")]
+pub(super) struct DiffArgs {
+    /// The trace or snapshot to compare with
+    #[arg(value_name = "BEFORE")]
+    before: PathBuf,
+
+    /// The trace or snapshot that may have changed [default: BEFORE at another moment, named by --from and --to]
+    #[arg(value_name = "AFTER", required_unless_present_any = ["from", "to"])]
+    after: Option<PathBuf>,
+
+    /// The moment of BEFORE, where it is not that of AFTER: peak, end, step:3, 10s..20s (its peak), or a time such as 12.5s
+    #[arg(long, value_name = "MOMENT", value_parser = show::moment)]
+    from: Option<When>,
+
+    /// The moment of AFTER
+    #[arg(long, value_name = "MOMENT", value_parser = show::moment)]
+    to: Option<When>,
+
+    /// What to compare; may be given several times
+    #[arg(long, value_enum, value_name = "WHAT", default_values = ["owner", "site", "size"])]
+    by: Vec<What>,
+
+    /// Exit with status 4 if a peak rose by more than this
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    fail_on_increase: Option<f64>,
+
+    /// Rows to show in each table
+    #[arg(long, value_name = "N", default_value = "20")]
+    rows: usize,
+
+    #[command(flatten)]
+    when: WhenArgs,
+
+    #[command(flatten)]
+    show: ShowArgs,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum What {
+    /// Call stacks, whole
+    Stack,
+    /// Call sites: where the program asked
+    Site,
+    /// Owners
+    Owner,
+    /// Sizes of objects
+    Size,
+}
+
+/// `5%` or `5`: a share.
+fn percent(text: &str) -> Result<f64, String> {
+    let number = text.trim_end_matches('%').trim();
+    match number.parse::<f64>() {
+        Ok(percent) if percent.is_finite() && percent >= 0.0 => Ok(percent / 100.0),
+        _ => Err(format!("`{text}` is no percentage; write 5% or 0.5%")),
+    }
+}
+
+fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+    let args: DiffArgs = super::parsed(matches)?;
+    let after = args.after.as_deref().unwrap_or(&args.before);
+    let moment = |own: Option<When>| own.unwrap_or_else(|| args.when.when());
+    let title = format!("{} -> {}", args.before.display(), after.display());
+    let (before, after) = (side(&args.before, moment(args.from))?, side(after, moment(args.to))?);
+    let changes = peaks(&before, &after);
+    let doubts = before.story.doubts().or_else(|| after.story.doubts());
+    let mut sections = vec![peaks_section(&changes, doubts)];
+    for by in &args.by {
+        let by = match by {
+            What::Stack => By::Stack,
+            What::Site => By::Site,
+            What::Owner => By::Owner,
+            What::Size => By::Size,
+        };
+        sections.push(section(&before, &after, by, args.rows));
+    }
+    let allowed = args.fail_on_increase.unwrap_or(f64::INFINITY);
+    let risen: Vec<_> = changes.iter().filter(|change| change.increase() > allowed).collect();
+    if !risen.is_empty() {
+        let verdict = Section::new("verdict", "Verdict");
+        let line = |change: &&gputrace_replay::answers::diff::Change| {
+            format!("{}: {} rose by {:.1} %", change.device, change.what, change.increase() * 100.0)
+        };
+        sections.push(risen.iter().fold(verdict, |section, change| section.line(Mood::Bad, line(change))));
+    }
+    let report = Report { verb: "diff", parts: vec![Part { title, sections, ..Part::default() }] };
+    args.show.write(&report, out)?;
+    Ok(if risen.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(INCREASED) })
+}
+
+fn side(path: &Path, when: When) -> anyhow::Result<Side> {
+    let source = Source::open(path).with_context(|| format!("cannot compare {}", path.display()))?;
+    let (story, pictures) = pictures(&source, when);
+    Ok(Side { source, story, pictures })
+}

@@ -1,0 +1,130 @@
+//! `gputrace export`: traces for other tools.
+
+use std::fs::OpenOptions;
+use std::io::{BufWriter, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::builder::{PossibleValue, PossibleValuesParser};
+use clap::{ArgMatches, Args};
+use gputrace_replay::exports::{EXPORTS, Request, Takes};
+use gputrace_replay::trace::source::Source;
+
+use super::Verb;
+use crate::show::{NativeArgs, WhenArgs};
+
+pub(super) const VERB: Verb = Verb::new::<ExportArgs>("export", run);
+
+/// Writes a trace for other tools
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  gputrace export --format folded train.gtr | flamegraph.pl > peak.svg
+  gputrace export --format speedscope -o peak.speedscope.json train.gtr
+  gputrace export --format torch-pickle -o train.pickle train.gtr     # for pytorch.org/memory_viz
+  gputrace export --format csv --device 0 snapshot.pickle.gz | head")]
+pub(super) struct ExportArgs {
+    /// Gputrace traces or PyTorch snapshots (plain or .gz); several where the format takes the ranks of a job
+    #[arg(required = true, value_name = "TRACE")]
+    traces: Vec<PathBuf>,
+
+    /// What to write
+    #[arg(short, long, value_name = "FORMAT", value_parser = formats())]
+    format: String,
+
+    /// Where to [default: standard output]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Overwrite a file that exists
+    #[arg(short = 'F', long)]
+    force: bool,
+
+    /// Only this device
+    #[arg(long, value_name = "ORDINAL")]
+    device: Option<i16>,
+
+    /// Show the difference to this trace (svg)
+    #[arg(long, value_name = "OTHER")]
+    diff: Option<PathBuf>,
+
+    /// With memory that is not PyTorch's, as segments of their own (torch-pickle)
+    #[arg(long)]
+    non_torch: bool,
+
+    /// Hide paths, arguments, host names and identifiers of the machine
+    #[arg(long)]
+    redact: bool,
+
+    #[command(flatten)]
+    when: WhenArgs,
+
+    #[command(flatten)]
+    native: NativeArgs,
+}
+
+fn formats() -> PossibleValuesParser {
+    PossibleValuesParser::new(EXPORTS.iter().map(|it| PossibleValue::new(it.name()).help(it.summary())))
+}
+
+fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+    let args: ExportArgs = super::parsed(matches)?;
+    let Some(export) = EXPORTS.iter().find(|export| export.name() == args.format) else {
+        bail!("no format {}", args.format);
+    };
+    can(&args, export.takes())?;
+    let open = |path: &PathBuf| -> anyhow::Result<Source> {
+        let source = Source::open(path)?;
+        Ok(if args.redact { source.redacted() } else { source })
+    };
+    let sources = args.traces.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    let before = args.diff.as_ref().map(open).transpose()?;
+    let request = Request {
+        sources: &sources,
+        when: args.when.when(),
+        device: args.device,
+        before: before.as_ref(),
+        non_torch: args.non_torch,
+        native: args.native.native(),
+    };
+    match args.output.filter(|path| path.as_os_str() != "-") {
+        None => export.export(&request, out)?,
+        Some(path) => {
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(true).create_new(!args.force);
+            let file = options.open(&path).with_context(|| match path.exists() && !args.force {
+                true => format!("{} exists; -F overwrites it", path.display()),
+                false => format!("cannot write {}", path.display()),
+            })?;
+            let mut file = BufWriter::new(file);
+            let written = export.export(&request, &mut file).and_then(|()| file.flush());
+            written.with_context(|| format!("cannot write {}", path.display()))?;
+        }
+    }
+    for source in sources.iter().chain(&before) {
+        for damage in source.damages() {
+            eprintln!("gputrace: {}: {damage}", source.path());
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What was asked for can be done in this format.
+fn can(args: &ExportArgs, takes: Takes) -> anyhow::Result<()> {
+    let able = |able: fn(Takes) -> bool| {
+        let names: Vec<_> = EXPORTS.iter().filter(|it| able(it.takes())).map(|it| it.name()).collect();
+        names.join(", ")
+    };
+    let format = &args.format;
+    if args.traces.len() > 1 && !takes.several {
+        bail!("{format} shows one trace; several are taken by {}", able(|it| it.several));
+    }
+    if args.diff.is_some() && !takes.before {
+        bail!("{format} shows no difference; --diff is for {}", able(|it| it.before));
+    }
+    if args.non_torch && !takes.non_torch {
+        bail!("{format} shows all memory anyway; --non-torch is for {}", able(|it| it.non_torch));
+    }
+    Ok(())
+}

@@ -1,0 +1,163 @@
+//! `gputrace leaks`: what was never given back, and what keeps growing.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, anyhow, bail};
+use clap::{ArgMatches, Args, ValueEnum};
+use gputrace_replay::analyse::growth::Growth;
+use gputrace_replay::analyse::live::When;
+use gputrace_replay::answers::leaks::{Leaks, Suppressions, Wanted};
+use gputrace_replay::report;
+use gputrace_replay::report::model::{Mood, Report, Section};
+use gputrace_replay::report::render::text;
+use gputrace_replay::story::Story;
+use gputrace_replay::trace::source::Source;
+use gputrace_schemas::event::{Bytes, Nanos};
+use gputrace_sim::bytes;
+
+use super::Verb;
+use crate::show::{ShowArgs, TraceArgs, WhenArgs};
+
+pub(super) const VERB: Verb = Verb::new::<LeaksArgs>("leaks", run);
+
+/// Exit status when something leaks and `--error-on-leak` was given.
+const LEAK_FOUND: u8 = 3;
+
+/// Shows what was never given back and what keeps growing, by call site, owner and device
+///
+/// Growth is what a call site holds at least, window by window, after the warm-up: what goes up and down with every step
+/// does not count.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  gputrace leaks train.gtr
+  gputrace leaks --error-on-leak=growth --suppressions leaks.txt train.gtr
+  gputrace leaks --range 60s..120s train.gtr
+  gputrace leaks --steps 1000 --min-bytes 1MiB snapshot.pickle.gz
+
+A suppressions file has a rule a line, `#` begins a comment, `*` stands for anything:
+  owner=cuBLAS*
+  owner=NCCL site=*init_process_group*
+
+--at T asks as if the program had ended at T; --range A..B so for B, with growth from A on. One step shows no growth: for what \
+a later step holds more than an earlier one, `gputrace diff --from step:3 --to step:90 train.gtr`.
+
+Exit status: 3 if there is a leak and --error-on-leak was given.")]
+pub(super) struct LeaksArgs {
+    #[command(flatten)]
+    traces: TraceArgs,
+
+    /// Exit with status 3 if there is a leak
+    #[arg(long, value_enum, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "any")]
+    error_on_leak: Option<Which>,
+
+    /// Leaks that are known and accepted
+    #[arg(long, value_name = "FILE")]
+    suppressions: Option<PathBuf>,
+
+    /// Leave out call sites with less
+    #[arg(long, value_name = "BYTES", value_parser = bytes::parse, default_value = "0")]
+    min_bytes: u64,
+
+    /// Steps that the program made [default: guessed from how often call sites allocated]
+    #[arg(long, value_name = "N")]
+    steps: Option<u64>,
+
+    #[command(flatten)]
+    when: WhenArgs,
+
+    /// Call sites to show in each table
+    #[arg(long, value_name = "N", default_value = "20")]
+    rows: usize,
+
+    #[command(flatten)]
+    show: ShowArgs,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Which {
+    /// Anything that is shown
+    Any,
+    /// What keeps growing
+    Growth,
+    /// What was not freed at the end
+    NotFreed,
+}
+
+fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+    let args: LeaksArgs = super::parsed(matches)?;
+    let when = args.when.asked().unwrap_or(When::End);
+    if matches!(when, When::Step(_) | When::Peak) {
+        bail!(
+            "leaks looks at a stretch of time: give --at T or --range A..B; for steps, use \
+             `gputrace diff --from step:3 --to step:90 TRACE`, for the peak `gputrace tree TRACE`"
+        );
+    }
+    let mut suppressions = match &args.suppressions {
+        Some(path) => {
+            let text =
+                std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            Suppressions::parse(&text).map_err(|what| anyhow!("{}: {what}", path.display()))?
+        }
+        None => Suppressions::default(),
+    };
+    let wanted = Wanted { least: Bytes(args.min_bytes), n_steps: args.steps, n_rows: args.rows };
+    let mut report = Report { verb: "leaks", parts: vec![] };
+    let (mut has_leak, mut failed) = (false, false);
+    for path in &args.traces.paths()? {
+        let source = match Source::open(path) {
+            Ok(source) => source,
+            Err(error) => {
+                failed = true;
+                eprintln!("gputrace: {:#}", anyhow::Error::from(error));
+                continue;
+            }
+        };
+        let mut growth = Growth::default();
+        let story = Story::within(&source, time(&source, when), &mut growth);
+        let leaks = Leaks::find(&story, &growth, &wanted, &mut suppressions);
+        let (grows, stays) = (!leaks.growing.is_empty(), !leaks.not_freed.is_empty());
+        has_leak |= match args.error_on_leak {
+            None => false,
+            Some(Which::Any) => grows || stays,
+            Some(Which::Growth) => grows,
+            Some(Which::NotFreed) => stays,
+        };
+        let mut sections = leaks.sections(&story);
+        if when != When::End {
+            let end = text::time(story.since_start(story.ledger.last));
+            let line = format!("as if the program had ended then: the last event taken is at {end}");
+            sections.insert(0, Section::new("time", "A part of the trace").line(Mood::Note, line));
+        }
+        report.parts.push(report::part(&story, sections));
+    }
+    for line in suppressions.unused() {
+        let path = args.suppressions.as_deref().unwrap_or_else(|| "".as_ref());
+        eprintln!("gputrace: {}: nothing matches line {line}", path.display());
+    }
+    if !report.parts.is_empty() || args.show.json {
+        args.show.write(&report, out)?;
+    }
+    Ok(match (failed, has_leak) {
+        (true, _) => ExitCode::FAILURE,
+        (false, true) => ExitCode::from(LEAK_FOUND),
+        (false, false) => ExitCode::SUCCESS,
+    })
+}
+
+/// From when on growth counts, and when the trace is taken to end.
+fn time(source: &Source, when: When) -> (Nanos, Nanos) {
+    let since = |time: Nanos| Nanos(start(source).0.saturating_add(time.0));
+    match when {
+        When::At(to) => (Nanos(0), since(to)),
+        When::Within(from, to) => (since(from), since(to)),
+        When::End | When::Peak | When::Step(_) => (Nanos(0), Nanos(u64::MAX)),
+    }
+}
+
+fn start(source: &Source) -> Nanos {
+    let start = Some(source.definitions().process().start).filter(|start| start.0 > 0);
+    start.or_else(|| Some(source.events().next()?.time)).unwrap_or_default()
+}

@@ -1,0 +1,63 @@
+//! `gputrace stats`: counts, sizes and durations.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::{anyhow, bail};
+use clap::{ArgMatches, Args};
+use gputrace_replay::analyse::categories::Categories;
+use gputrace_replay::analyse::live::{Parts, When, span};
+use gputrace_replay::answers::moment;
+use gputrace_replay::ledger::Unwatched;
+use gputrace_replay::report;
+use gputrace_replay::report::model::Part;
+use gputrace_replay::report::sections::{COUNTS, STATISTICS};
+use gputrace_replay::story::Story;
+use gputrace_replay::trace::source::Source;
+
+use super::Verb;
+use crate::show::{self, ShowArgs, TraceArgs, WhenArgs};
+
+pub(super) const VERB: Verb = Verb::new::<StatsArgs>("stats", run);
+
+/// Shows counts, sizes and durations of calls and PyTorch blocks
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  gputrace stats train.gtr
+  gputrace stats --range 10s..20s train.gtr
+  gputrace stats --step 3 --json train.gtr
+
+With --range or --step, calls and sizes of that time are counted, and what was held when it held most is shown.")]
+pub(super) struct StatsArgs {
+    #[command(flatten)]
+    traces: TraceArgs,
+    #[command(flatten)]
+    when: WhenArgs,
+    #[command(flatten)]
+    show: ShowArgs,
+}
+
+fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+    let args: StatsArgs = super::parsed(matches)?;
+    match args.when.asked() {
+        None => {}
+        Some(when @ (When::Within(..) | When::Step(_))) => {
+            return show::each("stats", &args.traces, &args.show, out, |source| counted(source, when));
+        }
+        Some(When::Peak | When::At(_) | When::End) => bail!(
+            "stats counts over a time: give --range A..B or --step N; for what was held at a moment, use `gputrace report`"
+        ),
+    }
+    show::sections("stats", STATISTICS, &args.traces, &args.show, out)
+}
+
+/// What happened in a time, and what was held when it held most.
+fn counted(source: &Source, when: When) -> anyhow::Result<Part> {
+    let view = show::view_of(source, when, Parts::None, &Categories::default())?;
+    let time = span(&view.story, when).map_err(|why| anyhow!("{}: {why}", source.path()))?;
+    let story = Story::within(source, time, &mut Unwatched);
+    let mut sections: Vec<_> = COUNTS.iter().flat_map(|entry| entry.of(&story)).collect();
+    sections.extend(moment::sections(&view, when, Parts::None));
+    Ok(report::part(&view.story, sections))
+}

@@ -1,0 +1,344 @@
+//! What the verbs that show something have in common.
+
+use std::io::{IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, anyhow, bail};
+use clap::{Args, ValueEnum};
+use gputrace_replay::analyse::categories::Categories;
+use gputrace_replay::analyse::live::{Native, Parts, View, When, span, view};
+use gputrace_replay::answers::processes::{self, Traced};
+use gputrace_replay::report::model::{Part, Report};
+use gputrace_replay::report::render::{json, text};
+use gputrace_replay::report::sections::SectionEntry;
+use gputrace_replay::story::Story;
+use gputrace_replay::trace::source::{Error, Source};
+use gputrace_schemas::event::Nanos;
+
+/// Which traces to read.
+#[derive(Args)]
+pub(crate) struct TraceArgs {
+    /// Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at once, or folders with them, for the
+    /// processes of a job
+    #[arg(required = true, value_name = "TRACE|DIR")]
+    traces: Vec<PathBuf>,
+}
+
+impl TraceArgs {
+    /// The traces that were named, and those in the folders that were named.
+    pub(crate) fn paths(&self) -> anyhow::Result<Vec<PathBuf>> {
+        paths(&self.traces)
+    }
+}
+
+/// The traces that were named, and those in the folders that were named.
+pub(crate) fn paths(named: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+    let mut paths = vec![];
+    for path in named {
+        if !path.is_dir() {
+            paths.push(path.clone());
+            continue;
+        }
+        let entries = std::fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let is_trace = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "gtr");
+        let mut found: Vec<PathBuf> =
+            entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_trace).collect();
+        if found.is_empty() {
+            bail!("no traces (*.gtr) in {}", path.display());
+        }
+        found.sort();
+        paths.extend(found);
+    }
+    Ok(paths)
+}
+
+/// Which moment to look at.
+#[derive(Args)]
+pub(crate) struct WhenArgs {
+    /// When the device held most (the default of verbs that show one moment)
+    #[arg(long, conflicts_with_all = ["at", "end"])]
+    peak: bool,
+    /// So long after the start of the trace: 1.5s, 200ms, or nanoseconds
+    #[arg(long, value_name = "TIME", value_parser = time, conflicts_with = "end")]
+    at: Option<u64>,
+    /// When the device held most between two times: 10s..20s; one of them may be left out
+    #[arg(long, value_name = "A..B", value_parser = range, conflicts_with_all = ["peak", "at", "end"])]
+    range: Option<When>,
+    /// When the device held most in a step of training, as `report` numbers them
+    #[arg(long, value_name = "N", conflicts_with_all = ["peak", "at", "end", "range"])]
+    step: Option<u64>,
+    /// At the end
+    #[arg(long)]
+    end: bool,
+}
+
+impl WhenArgs {
+    /// The moment that was asked for, or the peak.
+    pub(crate) fn when(&self) -> When {
+        self.asked().unwrap_or(When::Peak)
+    }
+
+    /// The moment that was asked for.
+    pub(crate) fn asked(&self) -> Option<When> {
+        let step = self.step.map(When::Step);
+        let at = self.at.map(|time| When::At(Nanos(time)));
+        let end = self.end.then_some(When::End);
+        self.range.or(step).or(at).or(end).or(self.peak.then_some(When::Peak))
+    }
+}
+
+/// What was held at a moment, or why there is no such moment, or no such parts.
+pub(crate) fn view_of(
+    source: &Source,
+    when: When,
+    parts: Parts,
+    categories: &Categories,
+) -> anyhow::Result<View> {
+    let view = view(source, when, parts, categories);
+    let path = source.path();
+    span(&view.story, when).map_err(|why| anyhow!("{path}: {why}"))?;
+    if parts == Parts::Phases && view.story.ledger.phases.is_empty() {
+        bail!("{path}: no phases, as the program opened no NVTX range; --group-by category needs none");
+    }
+    Ok(view)
+}
+
+/// A moment in one word: `peak`, `end`, `step:3`, `10s..20s` or a time.
+pub(crate) fn moment(text: &str) -> Result<When, String> {
+    match text.strip_prefix("step:").map(str::parse) {
+        Some(Ok(number)) => return Ok(When::Step(number)),
+        Some(Err(_)) => return Err(format!("`{text}` is no step; write step:3")),
+        None => {}
+    }
+    match text {
+        "peak" => Ok(When::Peak),
+        "end" => Ok(When::End),
+        _ if text.contains("..") => range(text),
+        _ => time(text).map(|time| When::At(Nanos(time))),
+    }
+}
+
+fn range(text: &str) -> Result<When, String> {
+    let (from, to) = text.split_once("..").ok_or_else(|| format!("`{text}` is no range; write 10s..20s"))?;
+    let end = |text: &str, open: u64| if text.is_empty() { Ok(open) } else { time(text) };
+    let (from, to) = (end(from, 0)?, end(to, u64::MAX)?);
+    if from > to {
+        return Err(format!("`{text}` ends before it begins"));
+    }
+    Ok(When::Within(Nanos(from), Nanos(to)))
+}
+
+/// Nanoseconds.
+fn time(text: &str) -> Result<u64, String> {
+    let units = [("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9), ("min", 6e10)];
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit = if unit.is_empty() { "ns" } else { unit };
+    let scale = units.iter().find(|(name, _)| *name == unit).map(|(_, scale)| scale);
+    match (number.parse::<f64>(), scale) {
+        (Ok(number), Some(scale)) => Ok((number * scale) as u64),
+        _ => Err(format!("`{text}` is no time; write 1.5s, 200ms, 10us or nanoseconds")),
+    }
+}
+
+/// Which frames to show.
+#[derive(Args)]
+pub(crate) struct NativeArgs {
+    /// Show native frames beside those of Python
+    #[arg(long)]
+    native: bool,
+}
+
+impl NativeArgs {
+    pub(crate) fn native(&self) -> Native {
+        if self.native { Native::Shown } else { Native::Hidden }
+    }
+}
+
+/// How to show it.
+#[derive(Args)]
+pub(crate) struct ShowArgs {
+    /// Write JSON: bytes and nanoseconds as integers
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE
+    #[arg(long, value_enum, value_name = "WHEN", default_value = "auto")]
+    color: Color,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Color {
+    Auto,
+    Always,
+    Never,
+}
+
+impl ShowArgs {
+    /// Writes the report the way the user wants it.
+    pub(crate) fn write(&self, report: &Report, out: &mut dyn Write) -> anyhow::Result<()> {
+        if self.json {
+            return write_json(&json::render(report), out);
+        }
+        text::render(report, self.style(), out)?;
+        Ok(())
+    }
+
+    fn style(&self) -> text::Style {
+        style(self.color, &std::io::stdout())
+    }
+}
+
+/// How text may look on the standard error.
+pub(crate) fn stderr_style() -> text::Style {
+    style(Color::Auto, &std::io::stderr())
+}
+
+fn style(color: Color, stream: &(impl IsTerminal + AsFd)) -> text::Style {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let is_terminal = stream.is_terminal();
+    let color = match color {
+        Color::Always => true,
+        Color::Never => false,
+        Color::Auto if set("NO_COLOR").is_some() => false,
+        Color::Auto if set("CLICOLOR_FORCE").is_some_and(|value| value != "0") => true,
+        Color::Auto => is_terminal && set("TERM").is_none_or(|term| term != "dumb"),
+    };
+    let columns = set("COLUMNS").and_then(|columns| columns.to_str()?.parse().ok());
+    let terminal = || terminal_size::terminal_size_of(stream).map(|(width, _)| usize::from(width.0));
+    // What goes into a file or a pipe is not cut.
+    let width = columns.or_else(|| is_terminal.then(terminal).flatten());
+    text::Style { width: width.map(|width| width.max(40)), color }
+}
+
+/// One line of JSON values, indented for people.
+pub(crate) fn write_json(value: &impl serde::Serialize, out: &mut dyn Write) -> anyhow::Result<()> {
+    serde_json::to_writer_pretty(&mut *out, value)?;
+    writeln!(out)?;
+    Ok(())
+}
+
+/// Traces that were read, and whether all were.
+pub(crate) struct Stories {
+    pub(crate) stories: Vec<Story>,
+    all: bool,
+}
+
+impl Stories {
+    /// Reads traces, two at a time. What cannot be read is said on stderr and makes the exit status a failure; the
+    /// others are shown.
+    pub(crate) fn read(args: &TraceArgs) -> anyhow::Result<Stories> {
+        Stories::read_by(args, Story::read)
+    }
+
+    /// The same, understood by `read`.
+    pub(crate) fn read_by(
+        args: &TraceArgs,
+        read: impl Fn(&Path) -> Result<Story, Error> + Sync,
+    ) -> anyhow::Result<Stories> {
+        let mut results = Vec::new();
+        for pair in args.paths()?.chunks(2) {
+            std::thread::scope(|scope| {
+                let threads: Vec<_> = pair.iter().map(|path| scope.spawn(|| read(path))).collect();
+                results.extend(threads.into_iter().map(std::thread::ScopedJoinHandle::join));
+            });
+        }
+        let mut all = true;
+        let mut stories = Vec::new();
+        for result in results {
+            match result {
+                Ok(Ok(story)) => stories.push(story),
+                Ok(Err(error)) => {
+                    all = false;
+                    eprintln!("gputrace: {:#}", anyhow::Error::from(error));
+                }
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        Ok(Stories { stories, all })
+    }
+
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        if self.all { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+}
+
+/// A verb that shows sections about traces.
+pub(crate) fn sections(
+    verb: &'static str,
+    entries: &[SectionEntry],
+    traces: &TraceArgs,
+    show: &ShowArgs,
+    out: &mut dyn Write,
+) -> anyhow::Result<ExitCode> {
+    sections_about(verb, entries, &Stories::read(traces)?, show, out)
+}
+
+/// Shows sections about traces that were read.
+pub(crate) fn sections_about(
+    verb: &'static str,
+    entries: &[SectionEntry],
+    read: &Stories,
+    show: &ShowArgs,
+    out: &mut dyn Write,
+) -> anyhow::Result<ExitCode> {
+    let mut report = gputrace_replay::report::about(verb, entries, &read.stories);
+    if !show.json {
+        report.parts.splice(0..0, family(&read.stories));
+    }
+    if !report.parts.is_empty() || show.json {
+        show.write(&report, out)?;
+    }
+    Ok(read.exit_code())
+}
+
+/// Who started whom, where there are several. In JSON, `summary` and `ranks` say it.
+pub(crate) fn family(stories: &[Story]) -> Option<Part> {
+    if stories.len() < 2 {
+        return None;
+    }
+    let traced: Vec<_> = stories.iter().map(Traced::of).collect();
+    let section = processes::section(&processes::tree(&traced))?;
+    Some(Part { sections: vec![section], ..Part::default() })
+}
+
+/// Shows what was held at a moment, in each trace. What cannot be read is said on stderr.
+pub(crate) fn moment_of(
+    verb: &'static str,
+    traces: &TraceArgs,
+    when: When,
+    (parts, categories): (Parts, &Categories),
+    show: &ShowArgs,
+    out: &mut dyn Write,
+) -> anyhow::Result<ExitCode> {
+    each(verb, traces, show, out, |source| {
+        let view = view_of(source, when, parts, categories)?;
+        let sections = gputrace_replay::answers::moment::sections(&view, when, parts);
+        Ok(gputrace_replay::report::part(&view.story, sections))
+    })
+}
+
+/// Shows a part about each trace. What cannot be read is said on stderr and makes the exit status a failure.
+pub(crate) fn each(
+    verb: &'static str,
+    traces: &TraceArgs,
+    show: &ShowArgs,
+    out: &mut dyn Write,
+    part: impl Fn(&Source) -> anyhow::Result<Part>,
+) -> anyhow::Result<ExitCode> {
+    let (mut report, mut status) = (Report { verb, parts: vec![] }, ExitCode::SUCCESS);
+    for path in &traces.paths()? {
+        match Source::open(path).map_err(Into::into).and_then(|source| part(&source)) {
+            Ok(part) => report.parts.push(part),
+            Err(error) => {
+                status = ExitCode::FAILURE;
+                eprintln!("gputrace: {error:#}");
+            }
+        }
+    }
+    if !report.parts.is_empty() || show.json {
+        show.write(&report, out)?;
+    }
+    Ok(status)
+}

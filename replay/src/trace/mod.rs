@@ -1,0 +1,146 @@
+//! What the analyses need of a trace, apart from its events: the things that events name by number.
+//!
+//! Analyses take [`Definitions`] and one [`Event`] after the other, so that a trace of any size, a damaged trace and a
+//! hand-made [`Recording`] of a test all go the same way. Nothing here knows how a trace is stored.
+
+pub(crate) mod backward;
+pub mod owners;
+pub mod redact;
+pub mod source;
+
+use std::collections::HashMap;
+
+use gputrace_schemas::event::{
+    Api, ApiId, CommId, Communicator, Device, Event, Frame, FrameId, Module, ModuleId, Process, Stack,
+    StackId, TextId, Thread, ThreadId,
+};
+use gputrace_schemas::reader::Trace;
+
+/// The things that events name by number. A number that was never defined gives `None`: damaged traces are normal.
+pub trait Definitions {
+    /// The process that was traced.
+    fn process(&self) -> &Process;
+    /// Its devices.
+    fn devices(&self) -> &[Device];
+    /// A function that was hooked.
+    fn api(&self, id: ApiId) -> Option<&Api>;
+    /// A call stack.
+    fn stack(&self, id: StackId) -> Option<&Stack>;
+    /// A line of a stack.
+    fn frame(&self, id: FrameId) -> Option<&Frame>;
+    /// A loaded file.
+    fn module(&self, id: ModuleId) -> Option<&Module>;
+    /// A thread.
+    fn thread(&self, id: ThreadId) -> Option<&Thread>;
+    /// What a mark is called.
+    fn text(&self, id: TextId) -> Option<&str>;
+    /// A communicator of NCCL.
+    fn communicator(&self, id: CommId) -> Option<&Communicator>;
+}
+
+/// A trace in memory: for tests and for programs that make their own.
+#[derive(Clone, Debug, Default)]
+pub struct Recording {
+    /// The process.
+    pub process: Process,
+    /// Its devices.
+    pub devices: Vec<Device>,
+    /// Hooked functions.
+    pub apis: HashMap<ApiId, Api>,
+    /// Call stacks.
+    pub stacks: HashMap<StackId, Stack>,
+    /// Lines of stacks.
+    pub frames: HashMap<FrameId, Frame>,
+    /// Loaded files.
+    pub modules: HashMap<ModuleId, Module>,
+    /// Threads.
+    pub threads: HashMap<ThreadId, Thread>,
+    /// What marks are called.
+    pub texts: HashMap<TextId, String>,
+    /// Communicators of NCCL.
+    pub communicators: HashMap<CommId, Communicator>,
+    /// What happened, in the order of its times.
+    pub events: Vec<Event>,
+}
+
+impl Recording {
+    /// What the events of a trace name, without the events.
+    #[must_use]
+    pub fn definitions_of(trace: &Trace) -> Recording {
+        fn numbered<Id: std::hash::Hash + Eq, T: Clone>(id: fn(u32) -> Id, values: &[T]) -> HashMap<Id, T> {
+            (0..).map(id).zip(values.iter().cloned()).collect()
+        }
+        Recording {
+            process: trace.process().clone(),
+            devices: trace.devices().to_vec(),
+            apis: numbered(ApiId, trace.apis()),
+            stacks: numbered(StackId, trace.stacks()),
+            frames: numbered(FrameId, trace.frames()),
+            modules: numbered(ModuleId, trace.modules()),
+            threads: numbered(ThreadId, trace.threads()),
+            texts: numbered(TextId, trace.texts()),
+            communicators: numbered(CommId, trace.communicators()),
+            events: vec![],
+        }
+    }
+}
+
+impl Definitions for Recording {
+    fn process(&self) -> &Process {
+        &self.process
+    }
+    fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+    fn api(&self, id: ApiId) -> Option<&Api> {
+        self.apis.get(&id)
+    }
+    fn stack(&self, id: StackId) -> Option<&Stack> {
+        self.stacks.get(&id)
+    }
+    fn frame(&self, id: FrameId) -> Option<&Frame> {
+        self.frames.get(&id)
+    }
+    fn module(&self, id: ModuleId) -> Option<&Module> {
+        self.modules.get(&id)
+    }
+    fn thread(&self, id: ThreadId) -> Option<&Thread> {
+        self.threads.get(&id)
+    }
+    fn text(&self, id: TextId) -> Option<&str> {
+        self.texts.get(&id).map(String::as_str)
+    }
+    fn communicator(&self, id: CommId) -> Option<&Communicator> {
+        self.communicators.get(&id)
+    }
+}
+
+impl Definitions for Trace {
+    fn process(&self) -> &Process {
+        Trace::process(self)
+    }
+    fn devices(&self) -> &[Device] {
+        Trace::devices(self)
+    }
+    fn api(&self, id: ApiId) -> Option<&Api> {
+        Trace::api(self, id)
+    }
+    fn stack(&self, id: StackId) -> Option<&Stack> {
+        Trace::stack(self, id)
+    }
+    fn frame(&self, id: FrameId) -> Option<&Frame> {
+        Trace::frame(self, id)
+    }
+    fn module(&self, id: ModuleId) -> Option<&Module> {
+        Trace::module(self, id)
+    }
+    fn thread(&self, id: ThreadId) -> Option<&Thread> {
+        Trace::thread(self, id)
+    }
+    fn text(&self, id: TextId) -> Option<&str> {
+        Trace::text(self, id)
+    }
+    fn communicator(&self, id: CommId) -> Option<&Communicator> {
+        Trace::communicator(self, id)
+    }
+}
