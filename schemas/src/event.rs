@@ -361,6 +361,75 @@ pub struct Call {
     pub nccl_thread: bool,
 }
 
+impl Action {
+    /// The action hands out memory.
+    #[must_use]
+    pub fn gives(self) -> bool {
+        use Action::*;
+        matches!(
+            self,
+            Alloc
+                | AllocAsync
+                | AllocManaged
+                | AllocHost
+                | HostRegister
+                | Create
+                | ArrayCreate
+                | GraphAlloc
+                | Reserve
+                | Map
+        )
+    }
+
+    /// The action takes memory back.
+    #[must_use]
+    pub fn takes(self) -> bool {
+        use Action::*;
+        matches!(
+            self,
+            Free | FreeAsync
+                | FreeHost
+                | HostUnregister
+                | Release
+                | Unmap
+                | Unreserve
+                | ArrayDestroy
+                | GraphFree
+        )
+    }
+}
+
+/// `CUDA_ERROR_OUT_OF_MEMORY`, cuda.h.
+const OUT_OF_MEMORY: i32 = 2;
+
+/// A request for memory that failed for good.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OutOfMemory {
+    /// Device ordinal, [`NO_DEVICE`] or [`HOST`].
+    pub device: i16,
+    /// What was asked for.
+    pub bytes: Bytes,
+}
+
+impl Event {
+    /// The request that failed for good with this event. What the driver refuses PyTorch's allocator is not one: it gives its
+    /// cache back and asks again, and where that does not help it says so itself ([`BlockOom`]).
+    #[must_use]
+    pub fn out_of_memory(&self) -> Option<OutOfMemory> {
+        match &self.kind {
+            EventKind::BlockOom(oom) => {
+                Some(OutOfMemory { device: oom.device, bytes: oom.requested.unwrap_or(oom.bytes) })
+            }
+            EventKind::Call(call)
+                if call.result == Some(OUT_OF_MEMORY) && call.action.gives() && !call.in_allocate =>
+            {
+                Some(OutOfMemory { device: call.device, bytes: call.bytes })
+            }
+            _ => None,
+        }
+    }
+}
+
 /// A call into NCCL, as the program made it: what NCCL calls of itself is left out. [`NcclOp`] says which fields mean
 /// something.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

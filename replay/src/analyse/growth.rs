@@ -19,7 +19,7 @@ use std::cmp::Reverse;
 use gputrace_schemas::event::{Event, EventKind};
 use rustc_hash::FxHashMap;
 
-use crate::ledger::{Ledger, SiteId, Watch, gives, takes};
+use crate::ledger::{Ledger, SiteId, Watch};
 
 /// Windows at the end: this many at most, half of it at least.
 const MAX_WINDOWS: usize = 64;
@@ -85,12 +85,12 @@ impl Watch for Growth {
     fn event(&mut self, ledger: &mut Ledger, event: &Event) {
         let is_alloc = match &event.kind {
             EventKind::BlockAlloc(_) => true,
-            EventKind::Call(call) => gives(call.action) && call.result == Some(0),
+            EventKind::Call(call) => call.action.gives() && call.result == Some(0),
             _ => false,
         };
         let is_free = match &event.kind {
             EventKind::BlockFree(_) => true,
-            EventKind::Call(call) => takes(call.action) && call.result == Some(0),
+            EventKind::Call(call) => call.action.takes() && call.result == Some(0),
             _ => false,
         };
         self.n_frees += u64::from(is_free);

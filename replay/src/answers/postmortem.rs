@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gputrace_schemas::event::{Bytes, Call, Event, EventKind};
+use gputrace_schemas::event::{Bytes, Event};
 use gputrace_sim::bounds::Bounds;
 use gputrace_sim::ops::OpStream;
 use gputrace_sim::policies::torch::profile;
@@ -11,7 +11,7 @@ use gputrace_sim::whatif::{Confidence, Laboratory, Other, Question};
 use crate::analyse::fragmentation::Fragmentation;
 use crate::analyse::live;
 use crate::answers::caught::{self, Caught, CaughtOom};
-use crate::ledger::{Ledger, OUT_OF_MEMORY, TorchOom, Watch, gives};
+use crate::ledger::{Ledger, TorchOom, Watch};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::render::text::bytes;
 use crate::report::sections::POSTMORTEM;
@@ -71,23 +71,12 @@ impl Watch for LastOom {
         *self = LastOom::default();
     }
 
-    fn event(&mut self, _ledger: &mut Ledger, event: &Event) {
+    fn event(&mut self, ledger: &mut Ledger, _event: &Event) {
         self.n_events += 1;
-        match &event.kind {
-            EventKind::BlockOom(oom) => {
-                self.places.insert(oom.device, self.n_events);
-            }
-            EventKind::Call(call) if is_refusal(call) => {
-                self.places.insert(call.device, self.n_events);
-            }
-            _ => {}
+        if let Some(oom) = ledger.ran_out() {
+            self.places.insert(oom.device, self.n_events);
         }
     }
-}
-
-/// Others than PyTorch's allocator asked for memory in vain.
-fn is_refusal(call: &Call) -> bool {
-    call.result == Some(OUT_OF_MEMORY) && !call.in_allocate && gives(call.action)
 }
 
 impl Postmortem {
@@ -122,7 +111,7 @@ impl Postmortem {
     /// Nobody ran out of memory.
     #[must_use]
     pub fn is_uneventful(&self) -> bool {
-        let refused = self.story.ledger.refusals.iter().any(|it| it.result == OUT_OF_MEMORY && !it.torch);
+        let refused = self.story.ledger.refusals.iter().any(|it| it.is_final);
         !refused && self.torch_devices().next().is_none()
     }
 
@@ -221,7 +210,7 @@ impl Postmortem {
             }
         }
         let mut refusals = self.story.ledger.refusals.iter();
-        let refused = refusals.rfind(|it| it.device == device && it.result == OUT_OF_MEMORY && !it.torch);
+        let refused = refusals.rfind(|it| it.device == device && it.is_final);
         if let Some(refusal) = refused.filter(|_| self.torch_oom(device).is_none()) {
             let owner = self.story.ledger.sites.owner(refusal.owner);
             let text = match wholly_free >= refusal.bytes {

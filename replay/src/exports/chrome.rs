@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use gputrace_schemas::event::{HOST, Nanos};
 use serde_json::{Map, Value, json};
 
-use super::parts::events::{each_event, oom, parts_by_owner};
+use super::parts::events::{each_event, parts_by_owner};
 use super::{Export, Request};
 use crate::ledger::Ledger;
 
@@ -75,8 +75,8 @@ impl Export for Chrome {
                     counter.highest = (0, (0, 0));
                 }
             }
-            if let Some((device, bytes)) = oom(&event.kind) {
-                let args = json!({"asked_bytes": bytes, "device": device});
+            if let Some(oom) = ledger.ran_out() {
+                let args = json!({"asked_bytes": oom.bytes.0, "device": oom.device});
                 put(
                     json!({"ph": "i", "s": "p", "name": "out of memory", "pid": process.pid, "tid": event.thread.0,
                     "ts": micros(time), "args": args}),

@@ -8,11 +8,11 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use gputrace_schemas::event::{Event, Nanos, StackId};
+use gputrace_schemas::event::{Nanos, StackId};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::parts::events::{each_event, oom, origins};
+use super::parts::events::{each_event, origins};
 use super::{Export, Request, Takes};
 use crate::analyse::live::{Line, Lines};
 use crate::ledger::{Block, Ledger, MemoryKind, Object, Step};
@@ -178,7 +178,7 @@ fn tell(request: &Request, source: &Source, origin: Nanos, least: u64) -> io::Re
     let mut lines = Lines::new(source.definitions(), request.native);
     let stride = (source.events().size_hint().1.unwrap_or(0) as u64).div_ceil(MOST_POINTS).max(1);
     let mut n = 0;
-    each_event(source, origin, |ledger, event, time| {
+    each_event(source, origin, |ledger, _, time| {
         n += 1;
         for change in ledger.steps().iter().filter_map(|step| change(ledger, step)) {
             if !request.wants(change.device) {
@@ -192,18 +192,18 @@ fn tell(request: &Request, source: &Source, origin: Nanos, least: u64) -> io::Re
             let bytes = ledger.devices.get(ordinal).map_or(0, |books| books.physical.now().bytes.0);
             device.level(bytes, time, n % stride == 0);
         }
-        told_oom(&mut told, event, time);
+        told_oom(&mut told, ledger, time);
         Ok(())
     })?;
     told.values_mut().for_each(Told::end);
     Ok(told)
 }
 
-fn told_oom(told: &mut BTreeMap<i16, Told>, event: &Event, time: Nanos) {
-    if let Some((device, bytes)) = oom(&event.kind)
-        && let Some(device) = told.get_mut(&device)
+fn told_oom(told: &mut BTreeMap<i16, Told>, ledger: &Ledger, time: Nanos) {
+    if let Some(oom) = ledger.ran_out()
+        && let Some(device) = told.get_mut(&oom.device)
     {
-        device.ooms.push((time, bytes));
+        device.ooms.push((time, oom.bytes.0));
     }
 }
 

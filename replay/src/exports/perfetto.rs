@@ -7,10 +7,12 @@
 
 use std::io::{self, Write};
 
-use gputrace_schemas::event::{Event, EventKind, HOST, Nanos, NcclEnter, Process, StackId, ThreadId};
+use gputrace_schemas::event::{
+    Event, EventKind, HOST, Nanos, NcclEnter, OutOfMemory, Process, StackId, ThreadId,
+};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::parts::events::{each_event, oom, origins};
+use super::parts::events::{each_event, origins};
 use super::parts::protobuf::Message;
 use super::{Export, Request, Takes};
 use crate::analyse::live::{Line, Lines};
@@ -155,11 +157,13 @@ impl<'a> Rank<'a> {
             }
             _ => {}
         }
-        if let Some((device, bytes)) = oom(&event.kind).filter(|(device, _)| self.request.wants(*device)) {
+        if let Some(OutOfMemory { device, bytes }) =
+            ledger.ran_out().filter(|oom| self.request.wants(oom.device))
+        {
             let track = self.sequence.process_track();
             self.sequence.track_event(INSTANT, track, time, |instant| {
-                instant.bytes(23, format!("out of memory on cuda:{device}: {bytes} bytes").as_bytes());
-                annotation(instant, "bytes", bytes);
+                instant.bytes(23, format!("out of memory on cuda:{device}: {} bytes", bytes.0).as_bytes());
+                annotation(instant, "bytes", bytes.0);
             })?;
         }
         Ok(())

@@ -109,6 +109,29 @@ fn chrome_shows_the_peak_and_the_error() {
 }
 
 #[test]
+fn a_request_that_pytorch_repeats_is_an_error_only_where_that_did_not_help() {
+    // Refused, given back, served; then refused twice and given up.
+    let scene = "
+        Alloc addr=0x7f0000000000 bytes=20M by=libc10_cuda.so in_allocate=1
+        Alloc bytes=1G result=2 by=libc10_cuda.so in_allocate=1
+        Free addr=0x7f0000000000 by=libc10_cuda.so in_allocate=1
+        Alloc addr=0x7e0000000000 bytes=1G by=libc10_cuda.so in_allocate=1
+        block addr=0x7e0000000000 bytes=1G requested=1G allocated=1G reserved=1G
+        Alloc bytes=2G result=2 by=libc10_cuda.so in_allocate=1
+        Alloc bytes=2G result=2 by=libc10_cuda.so in_allocate=1
+        oom bytes=2G requested=2G allocated=1G reserved=1G
+        Alloc bytes=3G result=2 by=libnccl.so.2";
+    let source = Source::of("train.gtr", recording(scene));
+    let n_errors = |format: &str, name: &str| {
+        let file = export(format, &source, When::Peak);
+        file.windows(name.len()).filter(|at| *at == name.as_bytes()).count()
+    };
+    assert_eq!(n_errors("chrome", r#""name":"out of memory""#), 2);
+    assert_eq!(n_errors("perfetto", "out of memory on cuda:0"), 2);
+    assert_eq!(n_errors("firefox", r#""type":"oom""#), 2);
+}
+
+#[test]
 fn rows_lead_to_the_same_totals() {
     let rows: Vec<Value> = text("jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let summary = summary(&source());

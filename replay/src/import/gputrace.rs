@@ -31,7 +31,6 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::others::Bystanders;
 use super::{HIGHEST, ImportError, LARGEST, LARGEST_REFUSED, LARGEST_SUM, Trace};
-use crate::ledger::OUT_OF_MEMORY;
 use crate::trace::Definitions;
 use crate::trace::backward::place;
 use crate::trace::owners;
@@ -160,7 +159,7 @@ impl Survey {
             EventKind::Wait(Wait { event, action: WaitAction::Query | WaitAction::Synchronize, .. }) => {
                 self.own_events.insert(*event);
             }
-            EventKind::Call(call) if call.result == Some(0) && crate::ledger::gives(call.action) => {
+            EventKind::Call(call) if call.result == Some(0) && call.action.gives() => {
                 if call.action == Action::Reserve {
                     let end = call.addr.saturating_add(call.bytes.0);
                     self.reserved.push(Mapping { start: call.addr, end });
@@ -611,12 +610,12 @@ impl Importer<'_> {
         let Some(result) = call.result else { return Ok(()) };
         let caller = self.caller(event.stack);
         let by_torch = caller == Caller::Torch || (call.in_allocate && caller == Caller::Unknown);
-        if by_torch && call.in_allocate && crate::ledger::gives(call.action) {
+        if by_torch && call.in_allocate && call.action.gives() {
             self.thread(event.thread).asked = true;
         }
         let is_torch_device = self.survey.torch.contains(&call.device);
         if result != 0 {
-            if result == OUT_OF_MEMORY && !is_torch_device && is_request(call.action) {
+            if event.out_of_memory().is_some() && !is_torch_device && is_request(call.action) {
                 self.refused(event, call)?;
             }
             return Ok(());
@@ -945,9 +944,7 @@ fn is_failed(kind: &EventKind) -> bool {
 fn plausible_bytes(kind: &EventKind) -> Option<u64> {
     let (address, bytes) = match kind {
         // Elsewhere they are no memory: a pool's release threshold is often the largest number there is.
-        EventKind::Call(call) if !crate::ledger::gives(call.action) && !crate::ledger::takes(call.action) => {
-            (0, 0)
-        }
+        EventKind::Call(call) if !call.action.gives() && !call.action.takes() => (0, 0),
         EventKind::Call(call) => (call.addr, call.bytes.0),
         EventKind::BlockAlloc(block) => {
             (block.addr, block.bytes.0.max(block.requested.map_or(0, |requested| requested.0)))

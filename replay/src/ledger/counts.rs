@@ -103,7 +103,7 @@ impl Counts {
         counts.calls += 1;
         counts.failed += u64::from(call.result.is_some_and(|result| result != 0));
         counts.durations.add(call.duration.0);
-        if super::gives(call.action) && call.result == Some(0) {
+        if call.action.gives() && call.result == Some(0) {
             counts.sizes.add(call.bytes.0);
         }
     }

@@ -23,8 +23,8 @@ mod watch;
 use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{
-    Action, Bytes, Call, CommId, Event, EventKind, HOST, LostCause, NO_DEVICE, Nanos, Sample, StackId,
-    ThreadId,
+    Action, Bytes, Call, CommId, Event, EventKind, HOST, LostCause, NO_DEVICE, Nanos, OutOfMemory, Sample,
+    StackId, ThreadId,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -56,8 +56,6 @@ use sites::Origin;
 use torch::Torch;
 use training::StepFinder;
 
-/// `CUDA_ERROR_OUT_OF_MEMORY`, cuda.h.
-pub const OUT_OF_MEMORY: i32 = 2;
 /// `CUDA_ERROR_DEINITIALIZED`, cuda.h: the driver is shutting down. Every library that frees in a destructor sees it.
 const DEINITIALIZED: i32 = 4;
 /// `CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH`, cuda.h.
@@ -90,6 +88,7 @@ pub struct Ledger {
     pub n_after_shutdown: u64,
     /// Requests that the driver refused, newest last.
     pub refusals: Vec<Refusal>,
+    ran_out: Option<OutOfMemory>,
     /// Number of events.
     pub n_events: u64,
     /// Time of the first event.
@@ -192,8 +191,8 @@ pub struct Refusal {
     pub site: SiteId,
     /// From where, in full.
     pub stack: StackId,
-    /// PyTorch's allocator asked: it flushes its cache and asks again before it gives up.
-    pub torch: bool,
+    /// There was no memory left, and nobody would ask again ([`Event::out_of_memory`]).
+    pub is_final: bool,
     /// What the driver had handed out to the process on this device.
     pub tracked: Bytes,
 }
@@ -226,6 +225,7 @@ impl Ledger {
     /// feeds the events up to it, and asks [`Ledger::live`], [`Ledger::live_blocks`] and the parts of the [`Books`].
     pub fn event(&mut self, definitions: &dyn Definitions, event: &Event) {
         self.torch.steps.list.clear();
+        self.ran_out = None;
         self.n_events += 1;
         self.first.get_or_insert(event.time);
         self.last = self.last.max(event.time);
@@ -251,6 +251,7 @@ impl Ledger {
                 torch.free(event, block, &mut found);
             }
             EventKind::BlockOom(oom) => {
+                self.ran_out = event.out_of_memory();
                 let origin = self.sites.origin(definitions, event.stack, event.thread);
                 let device = self.devices.entry(oom.device).or_default();
                 device.physical.remember();
@@ -278,6 +279,12 @@ impl Ledger {
                 }
             }
         }
+    }
+
+    /// The request for memory that the event just booked says has failed for good.
+    #[must_use]
+    pub fn ran_out(&self) -> Option<OutOfMemory> {
+        self.ran_out
     }
 
     /// The contexts that the process made, in order.
@@ -393,13 +400,13 @@ impl Ledger {
                 site: origin.site,
             }),
             Some(0) => {
-                if gives(call.action) {
+                if call.action.gives() {
                     self.finder.memory(definitions, event, call.device, Some(origin.site));
                 }
                 let origin = Origin { phase: self.phases.now(event.thread), ..origin };
                 self.booked(definitions, event, call, origin);
             }
-            Some(DEINITIALIZED) if !gives(call.action) => self.n_after_shutdown += 1,
+            Some(DEINITIALIZED) if !call.action.gives() => self.n_after_shutdown += 1,
             Some(result) => self.refused(event, call, origin, name, result),
         }
     }
@@ -414,9 +421,9 @@ impl Ledger {
 
     fn booked(&mut self, definitions: &dyn Definitions, event: &Event, call: &Call, origin: Origin) {
         let Ledger { driver, nccl, devices, host, torch, findings, .. } = self;
-        let span = Span::of(event.time, call, gives(call.action));
+        let span = Span::of(event.time, call, call.action.gives());
         // All but frees are stamped when they have returned.
-        let whole = Span::of(event.time, call, !takes(call.action));
+        let whole = Span::of(event.time, call, !call.action.takes());
         for (device, books) in devices.iter_mut().filter(|(device, _)| hidden::concerns(call, **device)) {
             debug_assert_ne!(*device, HOST);
             books.samples.call(whole, call, origin.owner, origin.site);
@@ -560,13 +567,13 @@ impl Ledger {
     }
 
     fn refused(&mut self, event: &Event, call: &Call, origin: Origin, name: NameId, result: i32) {
-        if !gives(call.action) && !takes(call.action) {
+        if !call.action.gives() && !call.action.takes() {
             return;
         }
         let device = self.driver.device_of(call);
         let books = self.devices.entry(device).or_default();
         books.failed += 1;
-        if takes(call.action) {
+        if call.action.takes() {
             let finding = match self.driver.was_freed(call.addr) && call.addr != 0 {
                 true => Finding::DoubleFree(call.addr),
                 false => Finding::FreeFailed(if call.addr == 0 { call.handle } else { call.addr }),
@@ -574,7 +581,9 @@ impl Ledger {
             return self.findings.add(finding, event.time, event.thread, event.stack);
         }
         let torch = origin.torch || call.in_allocate;
-        if result == OUT_OF_MEMORY && !torch {
+        let ran_out = event.out_of_memory().filter(|_| !torch);
+        if let Some(oom) = ran_out {
+            self.ran_out = Some(OutOfMemory { device, ..oom });
             books.physical.remember();
         }
         if self.refusals.len() == MAX_REFUSALS {
@@ -590,7 +599,7 @@ impl Ledger {
             owner: origin.owner,
             site: origin.site,
             stack: event.stack,
-            torch,
+            is_final: ran_out.is_some(),
             tracked: books.physical.now().bytes,
         });
     }
@@ -693,33 +702,4 @@ fn phases_of<'a>(devices: &'a mut Devices, object: &Object) -> Option<&'a mut Bo
         Shelf::Physical(device) => Some(&mut devices.entry(device).or_default().phases),
         Shelf::Managed(_) | Shelf::Graphs(_) | Shelf::Host | Shelf::Nowhere => None,
     }
-}
-
-/// The action hands out memory.
-#[must_use]
-pub fn gives(action: Action) -> bool {
-    use Action::*;
-    matches!(
-        action,
-        Alloc
-            | AllocAsync
-            | AllocManaged
-            | AllocHost
-            | HostRegister
-            | Create
-            | ArrayCreate
-            | GraphAlloc
-            | Reserve
-            | Map
-    )
-}
-
-/// The action takes memory back.
-#[must_use]
-pub fn takes(action: Action) -> bool {
-    use Action::*;
-    matches!(
-        action,
-        Free | FreeAsync | FreeHost | HostUnregister | Release | Unmap | Unreserve | ArrayDestroy | GraphFree
-    )
 }

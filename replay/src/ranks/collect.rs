@@ -426,6 +426,9 @@ impl Watch for Collector<'_> {
             self.first = event.time;
         }
         self.end = self.end.max(event.time);
+        if let Some(oom) = ledger.ran_out() {
+            self.out_of_memory = Some((event.time, oom.bytes.0, event.stack));
+        }
         let name = match &event.kind {
             EventKind::NcclEnter(enter) => {
                 self.enter(event, enter);
@@ -440,17 +443,11 @@ impl Watch for Collector<'_> {
                 None
             }
             EventKind::Call(call) => {
-                if call.result == Some(ledger::OUT_OF_MEMORY) && ledger::gives(call.action) {
-                    self.out_of_memory = Some((event.time, call.bytes.0, event.stack));
-                }
                 self.context(event, call);
                 // What NCCL does by itself says nothing about where the program is.
                 (!call.nccl_thread && call.nccl_call == 0).then_some(EventName::Driver(*call))
             }
-            EventKind::BlockOom(oom) => {
-                self.out_of_memory = Some((event.time, oom.requested.unwrap_or(oom.bytes).0, event.stack));
-                Some(EventName::Torch("out of memory"))
-            }
+            EventKind::BlockOom(_) => Some(EventName::Torch("out of memory")),
             EventKind::BlockAlloc(_) => Some(EventName::Torch("allocation of a tensor")),
             EventKind::BlockFree(_) => Some(EventName::Torch("release of a tensor")),
             EventKind::Wait(_)

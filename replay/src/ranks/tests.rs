@@ -9,6 +9,8 @@
 //! init:w split:x=0 shrink:x=1   make communicators: unique id, color, ranks left out
 //! ( )            a group
 //! wait           two seconds pass
+//! refused        the driver has no memory for PyTorch's allocator, which asks again
+//! oom            PyTorch raises OutOfMemoryError
 //! exit killed    how it ends, before the end of the job
 //! ```
 
@@ -74,6 +76,15 @@ impl Writer {
         let (comm, word) = word.split_once('.').unwrap_or(("w", word));
         match word {
             "wait" => self.now += 2000 * MILLISECOND,
+            "refused" => {
+                let call = Call { bytes: Bytes(1 << 30), ..refused() };
+                self.event(line, EventKind::Call(call));
+            }
+            "oom" => {
+                let (bytes, held) = (Bytes(1 << 30), Bytes(0));
+                let oom = BlockOom { device: 0, bytes, requested: None, allocated: held, reserved: held };
+                self.event(line, EventKind::BlockOom(oom));
+            }
             "exit" | "killed" => {
                 self.event(0, EventKind::Note(format!("process.end={word}")));
                 self.is_over = true;
@@ -227,6 +238,27 @@ impl Writer {
             .insert(StackId(line), Stack { frames: vec![FrameId(line)], ..Stack::default() });
         let stack = StackId(if matches!(kind, EventKind::Note(_)) { 0 } else { line });
         self.recording.events.push(Event { time: Nanos(self.now), thread: ThreadId(0), stack, kind });
+    }
+}
+
+/// `cuMemAlloc` inside PyTorch's `allocate` that found no memory.
+fn refused() -> Call {
+    Call {
+        api: ApiId(0),
+        action: Action::Alloc,
+        device: 0,
+        result: Some(2),
+        addr: 0,
+        bytes: Bytes(0),
+        stream: 0,
+        handle: 0,
+        extra: 0,
+        duration: Nanos(1000),
+        captured: false,
+        in_allocate: true,
+        comm: CommId(0),
+        nccl_call: 0,
+        nccl_thread: false,
     }
 }
 
@@ -436,6 +468,24 @@ fn a_rank_that_never_comes_to_the_making_of_a_communicator() {
         &["init:w shrink:x=1@6 exit", "init:w killed", "init:w shrink:x=1@6 exit"],
         expect![[r#"
         consistent
+    "#]],
+    );
+}
+
+#[test]
+fn a_rank_ran_out_of_memory_where_pytorch_gave_up_and_not_where_it_asked_again() {
+    check(
+        &["init:w AR8@10 AR8@11!", "init:w AR8@10 refused@12 refused@12 oom@12 exit"],
+        expect![[r#"
+        OutOfMemory [1] of world in collective 1, lines 12 and 11, waiting [0]
+          rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it ran out of memory: 1073741824 bytes refused at step (/job/train.py:12)
+    "#]],
+    );
+    check(
+        &["init:w AR8@10 AR8@11!", "init:w AR8@10 refused@12 exit"],
+        expect![[r#"
+        RankExited [1] of world in collective 1, lines 10 and 11, waiting [0]
+          rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it ended by itself; its last call was all_reduce(8 float32, sum) at step (/job/train.py:10), 2.0 ms before its end
     "#]],
     );
 }

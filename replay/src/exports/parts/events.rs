@@ -6,7 +6,7 @@ use gputrace_schemas::event::{Event, EventKind, Nanos, Process, WaitAction};
 use rustc_hash::FxHashSet;
 
 use crate::analyse::live::{Native, When};
-use crate::ledger::{Ledger, OUT_OF_MEMORY};
+use crate::ledger::Ledger;
 use crate::trace::source::Source;
 
 /// What to export.
@@ -108,13 +108,4 @@ pub(crate) fn parts_by_owner(ledger: &Ledger, device: i16) -> Vec<(String, u64)>
         }
     }
     parts
-}
-
-/// A request that failed: on which device, and for how much.
-pub(crate) fn oom(kind: &EventKind) -> Option<(i16, u64)> {
-    match kind {
-        EventKind::BlockOom(oom) => Some((oom.device, oom.bytes.0)),
-        EventKind::Call(call) if call.result == Some(OUT_OF_MEMORY) => Some((call.device, call.bytes.0)),
-        _ => None,
-    }
 }

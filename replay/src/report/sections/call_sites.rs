@@ -2,7 +2,7 @@
 
 use super::{SectionEntry, device_name};
 use crate::analyse::summary::used_devices;
-use crate::ledger::{DeviceBooks, OUT_OF_MEMORY, Part, SiteId};
+use crate::ledger::{DeviceBooks, Part, SiteId};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::render::text::time;
 use crate::story::Story;
@@ -58,7 +58,7 @@ fn section(story: &Story, n_rows: usize) -> Option<Section> {
 pub(super) fn ran_out(story: &Story, ordinal: i16, books: &DeviceBooks) -> bool {
     let torch = books.torch.as_ref().is_some_and(|torch| torch.n_ooms > 0);
     let refused = story.ledger.refusals.iter();
-    torch || refused.filter(|r| r.device == ordinal && r.result == OUT_OF_MEMORY).any(|r| !r.torch)
+    torch || refused.filter(|refusal| refusal.device == ordinal).any(|refusal| refusal.is_final)
 }
 
 /// PyTorch's segments are shown by the blocks in them, which are theirs that asked; everything else by itself.

@@ -4,7 +4,7 @@ use gputrace_schemas::event::{Bytes, Nanos};
 
 use super::{SectionEntry, device_name};
 use crate::analyse::summary::used_devices;
-use crate::ledger::{DeviceBooks, OUT_OF_MEMORY, Refusal, TorchOom};
+use crate::ledger::{DeviceBooks, Refusal, TorchOom};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::render::text::{bytes, time};
 use crate::story::Story;
@@ -24,7 +24,7 @@ fn build(story: &Story) -> Vec<Section> {
 }
 
 fn refused(story: &Story) -> Option<Section> {
-    let refused = |refusal: &&Refusal| refusal.result == OUT_OF_MEMORY && !refusal.torch;
+    let refused = |refusal: &&Refusal| refusal.is_final;
     let mut table = Table::new(
         "refused",
         &[
