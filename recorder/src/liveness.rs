@@ -5,6 +5,7 @@
 //! little memory) says nothing, and a number of another PID namespace is somebody else's.
 
 use crate::map_file::{MapFile, WriterLock};
+use crate::nvml_process::Numbers;
 use crate::{Error, process};
 use gputrace_ring::map::Header;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -32,6 +33,17 @@ impl Claim {
             namespace: header.pid_namespace.load(Ordering::Relaxed),
         }
     }
+}
+
+/// Numbers by which others may know the process, where it is to be seen: from those of the outermost namespace that we can
+/// see to its own.
+pub(crate) fn numbers(claim: Claim, in_proc: Option<u32>) -> Numbers {
+    let ours = own_namespace();
+    let visible = in_proc.and_then(process::numbers_of);
+    let is_here = place(claim.namespace, ours, true) == Place::Here;
+    // Without `/proc`, and where it is that of another namespace, its own number is what there is.
+    let visible = visible.filter(|_| process::proc_is_ours()).unwrap_or_else(|| vec![claim.pid]);
+    Numbers::new(if is_here || visible.len() > 1 { ours } else { 0 }, visible)
 }
 
 /// Who asks, and what they know.

@@ -1,6 +1,7 @@
 //! The recording itself: one loop that drains, merges, translates and looks after the process.
 
 use crate::drain::{Drain, Found, Lane, Stamped};
+use crate::handed_out::HandedOutBooks;
 use crate::limits;
 use crate::liveness::{self, Asker, Claim, Liveness};
 use crate::map_file::{MapFile, WriterLock};
@@ -45,6 +46,8 @@ const FOLLOW_UP_WAITING: Duration = Duration::from_millis(1000);
 const ANSWER_AFTER: Duration = Duration::from_secs(10);
 /// How long a process is expected to take from the end of `main` to its own.
 const ENDING: Duration = Duration::from_secs(2);
+/// How often NVML's thread is told what was handed out, while it looks for the process.
+const HANDED_OUT_EVERY: Duration = Duration::from_millis(50);
 /// Most files that are held open for their names.
 const MOST_ASTRAY: usize = 256;
 /// Items in one message to the writing thread.
@@ -177,6 +180,9 @@ struct Recorder<'a> {
     drain: Drain,
     timeline: Timeline,
     translator: Translator,
+    handed_out: HandedOutBooks,
+    /// When the sampling thread was told of them last.
+    handed_out_at: Instant,
     /// Events that wait for [`HOLD`].
     waiting: Vec<Stamped>,
     /// Threads of which nothing more will come than is waiting, and the ticks when that was known.
@@ -224,7 +230,10 @@ impl<'a> Recorder<'a> {
         let (trace, opened) = output::create(pattern, &facts, options.overwrite, job_began, variable)?;
         let failed = |source| Error::Output { file: trace.clone(), source };
         let writer = WriterThread::start(TraceFile(opened), trace.clone()).map_err(failed)?;
-        let sampler = Sampler::start(target.pid(), writer.outlet());
+        let is_gone = liveness.is_gone();
+        let numbers = (!is_gone).then(|| liveness::numbers(claim, target.in_proc()));
+        let sampler = Sampler::start(numbers, writer.outlet());
+        let lacks_threads = !is_gone && !sampler.is_running();
         let answers = options
             .on_oom
             .and_then(|answer| Answers::start(answer, trace.clone(), writer.outlet(), sampler.inquirer()));
@@ -233,6 +242,8 @@ impl<'a> Recorder<'a> {
             drain: Drain::new(map),
             timeline: Timeline::new(map.clock(), calibration),
             translator: Translator::new(),
+            handed_out: HandedOutBooks::default(),
+            handed_out_at: Instant::now(),
             waiting: Vec::new(),
             ended: Vec::new(),
             writer,
@@ -254,11 +265,17 @@ impl<'a> Recorder<'a> {
             },
             n_devices: 0,
             astray: HashMap::new(),
-            was_alive: !liveness.is_gone(),
+            was_alive: !is_gone,
             liveness,
             target,
         };
         recorder.translator.process(recorder.facts.clone());
+        if lacks_threads {
+            let text =
+                "recorder.threads=refused: no threads could be started (RLIMIT_NPROC?); NVML is not asked"
+                    .to_owned();
+            recorder.translator.note(recorder.now(), text);
+        }
         recorder.read_mappings();
         Ok(recorder)
     }
@@ -361,13 +378,25 @@ impl<'a> Recorder<'a> {
         let ready = self.waiting.partition_point(|stamped| stamped.ticks <= until);
         let oldest_left = self.waiting.get(ready).map_or(u64::MAX, |stamped| stamped.ticks);
         let mut failures = Vec::new();
+        let wants_handed_out = self.sampler.as_ref().is_some_and(Sampler::wants_handed_out);
         for stamped in self.waiting.drain(..ready) {
+            if wants_handed_out {
+                self.handed_out.event(&stamped, self.timeline.nanos(stamped.ticks));
+            }
             failures.extend(self.translator.event(stamped, &self.timeline));
             if self.translator.n_items() >= BATCH {
                 self.writer.send(self.translator.take());
             }
         }
         self.writer.send(self.translator.take());
+        if wants_handed_out && (everything || self.handed_out_at.elapsed() >= HANDED_OUT_EVERY) {
+            self.handed_out_at = Instant::now();
+            // Nothing more comes after everything.
+            let until = if everything { u64::MAX } else { self.timeline.nanos(until) };
+            if let Some(sampler) = &self.sampler {
+                sampler.handed_out(until, self.handed_out.take());
+            }
+        }
         let translator = &mut self.translator;
         self.ended.retain(|(ticks, lane)| {
             let has_left = *ticks < oldest_left;
