@@ -674,12 +674,17 @@ fn random_bytes_in_the_ring_give_a_trace_and_never_a_panic() {
     }
 }
 
+/// A thread of this number, on the line that it takes in an empty ring.
+fn on_line(map: Map, number: u32) -> Producer {
+    Producer::new(map, number).unwrap()
+}
+
 /// A ring with one record, left in the middle of its only chunk by a process that no one has.
 fn left_behind(folder: &Folder, writer: Writer) -> (PathBuf, Mapped, Map) {
     let ring = folder.join("ring");
     let memory = Mapped::create(&ring, Map::bytes_for(4));
     let map = memory.make_ring_of(4, writer);
-    let mut producer = Producer::new(map, 7).unwrap();
+    let mut producer = on_line(map, 7);
     assert_eq!(producer.push_brief(producer.now(), 0, &numbered(0, 0)), Pushed::Yes);
     (ring, memory, map)
 }
@@ -696,7 +701,7 @@ fn a_ring_that_is_kept_gives_the_same_again() {
     let folder = Folder::new("twice");
     let writer = Writer { pid: NOBODY, pid_namespace: own_namespace(), start_time: 0 };
     let (ring, _memory, map) = left_behind(&folder, writer);
-    let mut other = Producer::new(map, 8).unwrap();
+    let mut other = on_line(map, 8);
     // Complete chunks are left as they are, too.
     for n in 0..600 {
         assert_eq!(other.push_brief(other.now(), 0, &numbered(1, n)), Pushed::Yes);
@@ -759,7 +764,7 @@ fn a_line_that_got_another_owner_ends_the_calls_of_the_one_before() {
         for n in 0..N_OWNERS {
             // One after the other, on one line, as where few threads live at a time.
             map.thread(5).tid.store(0, Ordering::Relaxed);
-            let mut producer = Producer::new(map, 5).unwrap();
+            let mut producer = on_line(map, 5);
             producer.push(producer.now(), 0, &free_call(7, n << 12));
             producer.complete();
             while map.state(0).load(Ordering::Acquire) != gputrace_ring::ring::FREE {
@@ -767,7 +772,7 @@ fn a_line_that_got_another_owner_ends_the_calls_of_the_one_before() {
             }
         }
         // The last one lives: its call is still open.
-        let mut last = Producer::new(map, 6).unwrap();
+        let mut last = on_line(map, 6);
         last.push(last.now(), 0, &free_call(7, 0x7000));
     });
     let calls = || {
@@ -799,7 +804,7 @@ fn a_process_that_cannot_be_seen_is_alive_and_keeps_its_lines_and_chunks() {
         let ring = ring.clone();
         move || record(&ring, orders).unwrap()
     });
-    let mut producer = Producer::new(map, 7).unwrap();
+    let mut producer = on_line(map, 7);
     for n in 0..10 {
         assert_eq!(producer.push_brief(producer.now(), 0, &numbered(0, n)), Pushed::Yes);
         std::thread::sleep(Duration::from_millis(150));
@@ -847,7 +852,7 @@ fn a_ring_that_is_cut_ends_the_trace_and_nothing_else() {
         let ring = ring.clone();
         move || record(&ring, orders).unwrap()
     });
-    let mut producer = Producer::new(map, 7).unwrap();
+    let mut producer = on_line(map, 7);
     for n in 0..1000 {
         assert_eq!(producer.push_brief(producer.now(), 0, &numbered(0, n)), Pushed::Yes);
     }
