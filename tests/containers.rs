@@ -204,8 +204,8 @@ fn a_container_without_proc_is_recorded() {
 }
 
 #[test]
-fn a_shm_of_64_mb_and_one_of_2_mb_are_enough() {
-    for size in ["64m", "2m"] {
+fn a_shm_of_64_mb_and_one_of_8_mb_are_enough() {
+    for size in ["64m", "8m"] {
         is_whole(OWN_MOUNTS, &format!("mount -t tmpfs -o size={size} none /dev/shm"), "");
     }
 }

@@ -55,7 +55,7 @@ impl MapFile {
         if owner != us {
             return Err(Error::NotYours { ring: path.to_owned(), owner, us });
         }
-        MapFile::map_file(path, file, Lockable::Ours)
+        MapFile::of(path, file, Lockable::Ours)
     }
 
     /// Maps the ring that whoever started us left open as this descriptor. `path` is for what must be said.
@@ -72,13 +72,13 @@ impl MapFile {
         let by_number = open_again(&Path::new("/proc/self/fd").join(number.to_string())).ok();
         let by_name = || if path.starts_with("/proc") { None } else { open_again(path).ok() };
         match by_number.filter(is_it).or_else(|| by_name().filter(is_it)) {
-            Some(own) => MapFile::map_file(path, own, Lockable::Ours),
+            Some(own) => MapFile::of(path, own, Lockable::Ours),
             // Whoever looks for the lock cannot open the file either.
-            None => MapFile::map_file(path, file, Lockable::Shared),
+            None => MapFile::of(path, file, Lockable::Shared),
         }
     }
 
-    fn map_file(path: &Path, file: File, lockable: Lockable) -> Result<MapFile, Error> {
+    fn of(path: &Path, file: File, lockable: Lockable) -> Result<MapFile, Error> {
         let io = |source| Error::Ring { ring: path.to_owned(), source };
         let metadata = file.metadata().map_err(io)?;
         check_kind(path, &metadata)?;

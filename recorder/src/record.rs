@@ -604,6 +604,8 @@ impl<'a> Recorder<'a> {
     }
 
     fn symbolise(&mut self, budget: Duration) {
+        // Debug files can be larger than what memory we may have (RLIMIT_AS): if names are our end, no event is lost.
+        self.writer.settle(End::Open);
         if self.liveness.is_gone() {
             self.target.is_gone();
         }

@@ -57,7 +57,7 @@ pub(crate) struct WriterThread {
 enum Hand {
     Thread(JoinHandle<Written>),
     /// The draining side itself, because no thread could be had (RLIMIT_NPROC): what is said now must not be lost for that.
-    Own(RefCell<State>, Receiver<Message>),
+    Own(Box<RefCell<State>>, Receiver<Message>),
 }
 
 /// Hands items over from another thread.
@@ -94,7 +94,7 @@ impl WriterThread {
             Ok(thread) => Ok(WriterThread { to, hand: Hand::Thread(thread) }),
             Err(error) => {
                 let state = state.lock().ok().and_then(|mut state| state.take()).ok_or(error)?;
-                Ok(WriterThread { to, hand: Hand::Own(RefCell::new(state), from) })
+                Ok(WriterThread { to, hand: Hand::Own(Box::new(RefCell::new(state)), from) })
             }
         }
     }
@@ -299,7 +299,7 @@ mod tests {
         let file = crate::output::open(&path, crate::Overwrite::Replace).expect("a file");
         let (to, from) = bounded(MOST_WAITING);
         let state = State::new(TraceFile(file), path.clone()).expect("a trace");
-        let writer = WriterThread { to, hand: Hand::Own(RefCell::new(state), from) };
+        let writer = WriterThread { to, hand: Hand::Own(Box::new(RefCell::new(state)), from) };
         let note = |n: usize| Event {
             time: Nanos(n as u64),
             thread: RECORDER,

@@ -137,6 +137,25 @@ fn producer() {
     }
 }
 
+/// The ring that a recorder of its own process is to record.
+const RECORDER: &str = "GPUTRACE_TEST_RECORDER";
+
+/// Not a test of its own: a recorder as libgputrace.so starts it.
+#[test]
+fn recorder() {
+    let Ok(ring) = std::env::var(RECORDER) else { return };
+    let _ = gputrace_recorder::daemon_main(["--ring".into(), ring.into()], |_| None);
+}
+
+/// Starts that recorder in a shell with limits.
+fn start_recorder(limits: &str, ring: &Path, trace: &Path) -> Child {
+    let script = format!("{limits}; exec \"$0\" --exact recorder --test-threads=1 --nocapture");
+    let mut command = Command::new("sh");
+    command.args(["-c", &script]).arg(std::env::current_exe().unwrap());
+    command.env(RECORDER, ring).env("GPUTRACE_OUTPUT", trace);
+    command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped()).spawn().unwrap()
+}
+
 /// A producer that does not outlive its test.
 struct Running(Child);
 
@@ -899,4 +918,38 @@ fn what_is_no_ring_of_ours_is_not_even_opened() {
     }
     let us = fs::metadata(&folder.0).unwrap().uid();
     refuse(&ring, &format!("belongs to user 12345, and this is user {us}"));
+}
+
+/// What a recorder under limits makes of a living process that writes 200,000 records and ends.
+fn recorded_under(limits: &str, name: &str) -> (std::process::Output, Option<Trace>) {
+    let folder = Folder::new(name);
+    let (ring, trace) = (folder.join("ring"), folder.join("a.gtr"));
+    let (mut producer, _counters) = start_producer(&ring, 2, 200_000, 256);
+    let recorder = start_recorder(limits, &ring, &trace);
+    assert!(producer.0.wait().unwrap().success());
+    let output = recorder.wait_with_output().unwrap();
+    (output, Trace::open(&trace).ok())
+}
+
+#[test]
+fn a_limit_on_the_length_of_files_ends_the_trace_and_not_the_recorder() {
+    use std::os::unix::process::ExitStatusExt;
+    // Blocks of 512 bytes.
+    let (output, trace) = recorded_under("ulimit -f 100", "fsize");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.signal(), None, "{said}");
+    assert!(said.contains("File too large") && said.contains("what is written stays readable"), "{said}");
+    let trace = trace.expect("it is readable up to there");
+    let n_read = trace.events().filter(|event| matches!(event.kind, EventKind::BlockFree(_))).count();
+    assert!(n_read < 400_000, "{n_read}");
+    assert_eq!(trace.damages(), []);
+}
+
+#[test]
+fn a_recorder_with_hardly_any_descriptors_records_everything() {
+    // Three streams, the ring, the process, the trace: nothing is left for `/proc`.
+    let (output, trace) = recorded_under("ulimit -n 6", "nofile");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let trace = trace.unwrap_or_else(|| panic!("{said}"));
+    assert_eq!(check_numbers(&trace), HashMap::from([(0, 200_000), (1, 200_000)]), "{said}");
 }
