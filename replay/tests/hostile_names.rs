@@ -311,7 +311,7 @@ fn hostile(from: &Path, to: &Path) {
     let mut name = |before: &str| {
         n_names += 1;
         // The owner is told by the file, so paths keep their ends; one name is longer than any line.
-        let long = if n_names == 40 { "x".repeat(100_000) } else { String::new() };
+        let long = if n_names == 40 { "x".repeat(10_000) } else { String::new() };
         format!("{HOSTILE}{n_names}{long}{before}")
     };
     let whole = fs::read(from).unwrap();
