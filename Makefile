@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 RELEASE := target/release
 
-.PHONY: help setup build demo test check fmt bench oracle schemas dist clean
+.PHONY: help setup build demo test check deny fmt bench oracle schemas dist clean
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -25,6 +25,19 @@ check: ## What CI runs: format, lints, tests, docs
 	cargo clippy --workspace --all-targets -- -D warnings
 	$(MAKE) test
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+
+deny: target/tools/bin/cargo-deny ## Hold dependencies against deny.toml, and, where it can be fetched, the database of their flaws
+	target/tools/bin/cargo-deny check licenses bans sources
+	@if target/tools/bin/cargo-deny fetch db 2>target/tools/fetch.log; then \
+	  target/tools/bin/cargo-deny check --disable-fetch advisories; \
+	else \
+	  echo "SKIPPED: advisories: github.com/RustSec/advisory-db cannot be fetched here (target/tools/fetch.log)"; \
+	fi
+
+# Unoptimised: it is built in a minute and a half of a processor, and then stays.
+target/tools/bin/cargo-deny:
+	cargo install --quiet --locked --debug --root target/tools --target-dir target/tools/build cargo-deny@0.20.2
+	rm -rf target/tools/build
 
 fmt: ## Format the sources
 	cargo fmt --all

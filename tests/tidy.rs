@@ -102,6 +102,39 @@ fn unsafe_code_stays_where_the_architecture_says() {
     }
 }
 
+/// Where standard output and standard error may be named: what goes through here has been made printable.
+const SPEAKERS: &[&str] = &["replay/src/main.rs", "replay/src/show.rs", "recorder/src/lib.rs"];
+
+#[test]
+fn names_reach_a_terminal_only_through_what_makes_them_printable() {
+    for folder in ["recorder/src", "replay/src", "schemas/src"] {
+        for (file, text) in sources(folder) {
+            let file = file.replace("tests/../", "");
+            // Tests and comments say to whom they like.
+            let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+            let is_test = file.ends_with("tests.rs") || file.ends_with("oracle.rs");
+            for (number, line) in text.lines().enumerate().filter(|_| !is_test) {
+                let code = line.split("//").next().unwrap_or_default();
+                let prints =
+                    ["println!", "eprint!", " print!", "dbg!"].iter().any(|word| code.contains(word));
+                let speaks = code.contains("io::stdout") || code.contains("io::stderr");
+                let asks_only = code.contains("is_terminal()");
+                let may = SPEAKERS.iter().any(|speaker| file.ends_with(speaker));
+                assert!(
+                    !prints && (!speaks || asks_only || may),
+                    "{file}:{}: write to the screen that the verb was given, or say it with `complain!` (recorder: `say`)",
+                    number + 1
+                );
+            }
+        }
+    }
+    for (file, text) in sources("replay/src/commands") {
+        let is_export = file.ends_with("commands/export.rs");
+        let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+        assert!(is_export || !text.contains(".behind()"), "{file}: only export formats go behind the screen");
+    }
+}
+
 #[test]
 fn the_library_exports_its_rows_and_needs_nothing_of_cuda() {
     let path = recorded::built().join("libgputrace.so");

@@ -11,6 +11,7 @@
 //! One recorder belongs to one traced process. It trusts nothing that it reads from the ring or from `/proc`, never
 //! blocks the process, and whatever it has written is readable if it is killed.
 #![deny(unsafe_code)]
+#![warn(clippy::print_stderr, reason = "`say` keeps terminals from obeying names")]
 
 mod autograd;
 mod daemon;
@@ -41,6 +42,7 @@ pub use output::Overwrite;
 pub use record::{Inherited, Options, Summary, record};
 pub use symbol_files::OtherBuild;
 
+use gputrace_schemas::printable::printable;
 use gputrace_schemas::reader;
 use std::io;
 use std::path::PathBuf;
@@ -131,5 +133,5 @@ pub enum Error {
 pub(crate) fn say(text: &str) {
     use std::io::Write;
     // Nobody may be listening any more.
-    let _ = writeln!(io::stderr(), "gputrace: {text}");
+    let _ = writeln!(io::stderr(), "gputrace: {}", printable(text));
 }

@@ -695,7 +695,7 @@ fn random_bytes_in_the_ring_give_a_trace_and_never_a_panic() {
 
 /// A thread of this number, on the line that it takes in an empty ring.
 fn on_line(map: Map, number: u32) -> Producer {
-    Producer::new(map, number).unwrap()
+    Producer::new(map, number, number)
 }
 
 /// A ring with one record, left in the middle of its only chunk by a process that no one has.

@@ -8,6 +8,7 @@ mod block;
 mod columns;
 mod definitions;
 pub mod event;
+pub mod printable;
 pub mod reader;
 mod tables;
 pub mod writer;

@@ -6,8 +6,10 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, Args};
 use gputrace_recorder::{Options, Overwrite};
+use gputrace_schemas::printable::Screen;
 
 use super::Verb;
+use crate::show::{complain, shown};
 
 pub(super) const VERB: Verb = Verb::new::<RecoverArgs>("recover", run);
 
@@ -42,7 +44,7 @@ pub(super) struct RecoverArgs {
     process_is_gone: bool,
 }
 
-fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: RecoverArgs = super::parsed(matches)?;
     let mut status = ExitCode::SUCCESS;
     for ring in &args.rings {
@@ -56,7 +58,7 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
         };
         match gputrace_recorder::record(ring, options) {
             Ok(made) => {
-                let trace = made.trace.display();
+                let trace = shown(&made.trace);
                 writeln!(out, "{trace}: {} events of process {}", made.n_events, made.pid)?;
                 let losses = [
                     (made.n_lost, "events were lost while the program ran"),
@@ -67,13 +69,13 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
                     writeln!(out, "{trace}: {count} {what}")?;
                 }
                 if let Some(error) = made.error {
-                    eprintln!("gputrace: {trace} is not whole: {error}");
+                    complain!("{trace} is not whole: {error}");
                     status = ExitCode::FAILURE;
                 }
                 writeln!(out, "next: gputrace report {trace}")?;
             }
             Err(error) => {
-                eprintln!("gputrace: {:#}", anyhow::Error::from(error));
+                complain!("{:#}", anyhow::Error::from(error));
                 status = ExitCode::FAILURE;
             }
         }

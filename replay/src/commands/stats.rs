@@ -1,6 +1,5 @@
 //! `gputrace stats`: counts, sizes and durations.
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::{anyhow, bail};
@@ -12,6 +11,7 @@ use gputrace_replay::report::sections::{COUNTS, STATISTICS};
 use gputrace_replay::source::Source;
 use gputrace_replay::story::{Story, Unwatched};
 use gputrace_replay::{moment, report};
+use gputrace_schemas::printable::Screen;
 
 use super::Verb;
 use crate::show::{self, ShowArgs, TraceArgs, WhenArgs};
@@ -36,7 +36,7 @@ pub(super) struct StatsArgs {
     show: ShowArgs,
 }
 
-fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: StatsArgs = super::parsed(matches)?;
     match args.when.asked() {
         None => {}
