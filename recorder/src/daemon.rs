@@ -1,8 +1,8 @@
-//! `gputrace recorder --ring PATH`: what the shim starts. Not meant to be called by people.
+//! `gputrace recorder --ring PATH [--ring-fd N] [--process-fd N]`: what the shim starts. Not meant to be called by people.
 
 use crate::oom::Answer;
-use crate::record::{Options, record};
-use crate::{Error, Overwrite, say};
+use crate::record::{Inherited, Options, record};
+use crate::{Error, Overwrite, limits, say};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,13 +22,14 @@ const OOM: &str = "GPUTRACE_OOM";
 /// that fail for want of memory, unless the user wants to hear nothing of them.
 #[must_use]
 pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer) -> ExitCode {
-    let Some(ring) = ring_of(arguments) else {
+    let Some((ring, inherited)) = orders_of(arguments) else {
         say(
             "the recorder is started by libgputrace.so as `gputrace recorder --ring PATH`; use `gputrace record -- PROGRAM`",
         );
         return ExitCode::from(2);
     };
     keep_running();
+    limits::raise();
     let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let overwrite =
         if set(FORCE).is_some_and(|value| value != "0") { Overwrite::Replace } else { Overwrite::Refuse };
@@ -41,6 +42,7 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
         overwrite,
         job_began,
         is_its_child: true,
+        inherited,
         on_oom,
         ..Options::default()
     };
@@ -53,17 +55,25 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
     }
 }
 
-fn ring_of(arguments: impl IntoIterator<Item = OsString>) -> Option<PathBuf> {
+/// What the arguments say: the ring's name, and what was left open for us.
+fn orders_of(arguments: impl IntoIterator<Item = OsString>) -> Option<(PathBuf, Inherited)> {
+    let (mut ring, mut inherited) = (None, Inherited::default());
     let mut arguments = arguments.into_iter();
     while let Some(argument) = arguments.next() {
-        if argument == "--ring" {
-            return arguments.next().map(PathBuf::from);
-        }
-        if let Some(path) = argument.to_str().and_then(|argument| argument.strip_prefix("--ring=")) {
-            return Some(PathBuf::from(path));
+        let (name, value) = match argument.to_str().and_then(|argument| argument.split_once('=')) {
+            Some((name, value)) => (name.to_owned(), OsString::from(value)),
+            None => (argument.to_string_lossy().into_owned(), arguments.next()?),
+        };
+        let number = || value.to_str()?.parse().ok();
+        match name.as_str() {
+            "--ring" => ring = Some(PathBuf::from(value)),
+            "--ring-fd" => inherited.ring = Some(number()?),
+            "--process-fd" => inherited.process = Some(number()?),
+            // What a newer library says besides is no reason to record nothing.
+            _ => {}
         }
     }
-    None
+    Some((ring?, inherited))
 }
 
 /// What stops the program (a job's end, a closed terminal) must not stop us before we have written how it ended.

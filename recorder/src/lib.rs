@@ -16,9 +16,13 @@ mod autograd;
 mod daemon;
 mod decode;
 mod drain;
+mod handed_out;
+mod limits;
+mod liveness;
 mod map_file;
 mod merge_stack;
 mod nvml;
+mod nvml_process;
 mod oom;
 mod output;
 mod process;
@@ -34,7 +38,7 @@ mod write;
 pub use daemon::daemon_main;
 pub use oom::{Answer, FollowUp, Oom};
 pub use output::Overwrite;
-pub use record::{Options, Summary, record};
+pub use record::{Inherited, Options, Summary, record};
 pub use symbol_files::OtherBuild;
 
 use gputrace_schemas::reader;
@@ -60,6 +64,26 @@ pub enum Error {
         ring: PathBuf,
         /// What is wrong, and what to do.
         what: String,
+    },
+    /// Whoever made it may have filled it to mislead us, and would get the trace.
+    #[error("{ring} belongs to user {owner}, and this is user {us}; run `gputrace recover` as that user (`sudo -u '#{owner}' gputrace recover ...`)", ring = ring.display())]
+    NotYours {
+        /// The file.
+        ring: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// Us.
+        us: u32,
+    },
+    /// Its process cannot be looked at from here.
+    #[error("process {pid} of {ring} {is} in another PID namespace; run `gputrace recover` inside of it (`docker exec`, `kubectl exec`, `nsenter --target PID --pid --mount`) or when it has ended; if you know that it has, say --process-is-gone", ring = ring.display())]
+    Elsewhere {
+        /// The file.
+        ring: PathBuf,
+        /// The traced process, as it numbers itself.
+        pid: u32,
+        /// What is known of it.
+        is: &'static str,
     },
     /// Another recorder has it.
     #[error("{ring} of process {pid} is being recorded by another recorder; its trace is readable meanwhile", ring = ring.display())]

@@ -27,17 +27,19 @@ pub(super) struct RecorderArgs {
     /// The ring
     #[arg(long, value_name = "PATH")]
     ring: OsString,
-    /// The ring, open
-    #[arg(long, value_name = "NUMBER")]
-    ring_fd: Option<i32>,
-    /// The process (a pidfd)
-    #[arg(long, value_name = "NUMBER")]
-    process_fd: Option<i32>,
+    /// Descriptor of the ring, if it was left open
+    #[arg(long, value_name = "N")]
+    ring_fd: Option<OsString>,
+    /// Descriptor of the process, if it was left open
+    #[arg(long, value_name = "N")]
+    process_fd: Option<OsString>,
 }
 
 fn run(matches: &ArgMatches, _out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     let args: RecorderArgs = super::parsed(matches)?;
-    Ok(gputrace_recorder::daemon_main(["--ring".into(), args.ring], answer))
+    let given = [("--ring", Some(args.ring)), ("--ring-fd", args.ring_fd), ("--process-fd", args.process_fd)];
+    let given = given.into_iter().filter_map(|(name, value)| Some([name.into(), value?]));
+    Ok(gputrace_recorder::daemon_main(given.flatten(), answer))
 }
 
 /// Says on the program's standard error why it ran out of memory, whatever the program makes of that.
