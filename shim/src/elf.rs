@@ -192,6 +192,29 @@ pub(crate) fn n_unloaded() -> u64 {
     subs
 }
 
+/// Objects that the loader had when the process began: it never lets go of them.
+static N_STARTUP: AtomicUsize = AtomicUsize::new(0);
+
+/// Says that no object was loaded yet by the program itself.
+pub(crate) fn note_startup(n_objects: usize) {
+    let _ = N_STARTUP.compare_exchange(0, n_objects, Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// How many objects the loader had when the process began.
+pub(crate) fn n_startup() -> usize {
+    N_STARTUP.load(Ordering::Relaxed)
+}
+
+/// Whether the address lies in an object that the loader had when the process began.
+pub(crate) fn is_startup(address: usize) -> bool {
+    let mut n_objects = 0;
+    let found = find(|object| {
+        n_objects += 1;
+        object.contains(address)
+    });
+    found.is_some() && n_objects <= n_startup()
+}
+
 /// The loaded object with this `DT_SONAME`.
 pub(crate) fn by_soname(name: &CStr) -> Option<Object> {
     find(|object| object.soname() == name)
