@@ -6,7 +6,7 @@
 use crate::config::Stacks;
 use crate::elf;
 use crate::hooks::autograd;
-use crate::session::{self, Lane, Rest};
+use crate::session::{self, Lane, Rest, Start};
 use crate::stack::{self, Captured, NATIVE, PYTHON};
 use crate::sys::Text;
 use core::ffi::{CStr, c_char, c_void};
@@ -41,6 +41,22 @@ pub(crate) struct Scratch {
 pub(crate) fn begin() {
     // SAFETY: `lookup` finds exported functions and data of these names, or null.
     unsafe { stack::init(lookup) };
+}
+
+/// To be called where a library may have been loaded: an interpreter that was unloaded may have come back.
+pub(crate) fn note_loaded() {
+    if session::is_live()
+        && stack::python::note_changed(false, lookup)
+        && let Some(mut lane) = session::lane(Start::OnlyIfLive)
+    {
+        describe_python(lane.producer());
+    }
+}
+
+/// To be called after objects were unloaded, while a [`stack::objects::Closing`] is held.
+pub(crate) fn note_unloaded() {
+    stack::native::note_unloaded();
+    stack::python::note_changed(true, lookup);
 }
 
 /// Says in the trace below which size blocks have no stack: `stacks.min_size=BYTES`.

@@ -22,6 +22,7 @@
 #![no_std]
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)]
 
+mod bytes;
 mod callsite;
 mod config;
 mod devices;

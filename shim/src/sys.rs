@@ -6,13 +6,7 @@ use core::ffi::{CStr, c_char, c_int};
 /// Ends the process at once.
 #[cfg(not(test))]
 pub(crate) fn die() -> ! {
-    loop {
-        let (process, thread) = (kernel::process_id() as usize, kernel::thread_id() as usize);
-        // SAFETY: ends the process.
-        let _ = unsafe { kernel::call(libc::SYS_tgkill, [process, thread, libc::SIGABRT as usize, 0, 0, 0]) };
-        // SAFETY: as above, where the signal is blocked or handled.
-        let _ = unsafe { kernel::call(libc::SYS_exit_group, [128 + libc::SIGABRT as usize, 0, 0, 0, 0, 0]) };
-    }
+    kernel::abort()
 }
 
 /// Keeps `errno` as the program left it, whatever we call meanwhile.

@@ -1,13 +1,15 @@
 //! The interpreter of this process, once found, and the calling thread's place in it.
 
 use super::Lookup;
+use super::objects::Reading;
 use super::python_offsets::{
     DEBUG_COOKIE, DEBUG_FREE_THREADED, DEBUG_VERSION, DEBUG_WORDS, NONE, Offsets, Place, VERSIONS,
 };
+use crate::{elf, kernel};
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_void};
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// What is known about Python in this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,6 +77,8 @@ pub(crate) struct Python {
     pub(crate) shape: u8,
     /// Addresses of the object that has `_PyRuntime`.
     object: (u64, u64),
+    /// That object was loaded by the program, which so may unload it.
+    may_go: bool,
     this_thread_state: unsafe extern "C" fn() -> *mut c_void,
     /// Before 3.12: the thread state that holds the GIL, whoever that is.
     current_thread_state: Option<unsafe extern "C" fn() -> *mut c_void>,
@@ -85,6 +89,59 @@ pub(crate) struct Python {
     /// Address range of the function that runs bytecode.
     pub(crate) interpreter: (u64, u64),
 }
+
+/// To be held while the interpreter's own variables and functions are used. Thread and frame objects of a thread that is
+/// inside of Python need none: who unloads an interpreter that runs is lost without us.
+pub(crate) struct Using(Option<Reading>);
+
+impl Python {
+    /// `None` if the interpreter may be going just now.
+    #[inline(always)]
+    pub(crate) fn using(&self) -> Option<Using> {
+        if !self.may_go {
+            return Some(Using(None));
+        }
+        self.using_reading()
+    }
+
+    #[cold]
+    fn using_reading(&self) -> Option<Using> {
+        let reading = Reading::begin()?;
+        // It may have gone between the caller's look and ours; and it may have gone past our `dlclose` (which whoever was
+        // bound before us, or to the C library's own, calls): then only this says so.
+        let is_there = || {
+            let object = super::native::object_around(self.runtime);
+            object.is_some_and(|object| self.object == (object.mapping.start(), object.mapping.end()))
+        };
+        let is_same = status() == Status::Ready && (self.object == (0, 0) || is_there());
+        is_same.then_some(Using(Some(reading)))
+    }
+}
+
+/// Objects were unloaded, if `is_unloaded`, or loaded: forgets an interpreter that went, and finds one that came.
+/// `lookup` as for [`super::init`]. True if one was found that was unknown. To be called while a [`super::objects::Closing`] is held if objects were unloaded.
+pub(crate) fn note_changed(is_unloaded: bool, lookup: Lookup) -> bool {
+    let may_go = IS_FOUND.load(Ordering::Relaxed) && MAY_GO.load(Ordering::Relaxed);
+    if !may_go {
+        return false;
+    }
+    if is_unloaded {
+        let (ready, absent) = (Status::Ready as u32, Status::Absent as u32);
+        // SYNC: reader or closer: who reads has begun before the closer looked, or sees that there is a closer.
+        let _ = STATUS.compare_exchange(ready, absent, Ordering::SeqCst, Ordering::SeqCst);
+    }
+    if status() != Status::Absent {
+        return false;
+    }
+    // SAFETY: the caller's function, and it is called outside of the loader.
+    unsafe { init(lookup) };
+    status() == Status::Ready
+}
+
+/// An interpreter was found once.
+static IS_FOUND: AtomicBool = AtomicBool::new(false);
+/// One was found that the program may unload.
+static MAY_GO: AtomicBool = AtomicBool::new(false);
 
 /// What is known about Python in this process.
 #[must_use]
@@ -125,7 +182,10 @@ pub(crate) unsafe fn init(lookup: Lookup) {
     let status = match found {
         Ok(python) => {
             let cell = PYTHON.0.get();
-            // SAFETY: only the thread that made the status Looking writes, once, and nobody reads before Ready.
+            IS_FOUND.store(true, Ordering::Relaxed);
+            MAY_GO.fetch_or(python.may_go, Ordering::Relaxed);
+            // SAFETY: only the thread that made the status Looking writes, and nobody reads before Ready; nor after an
+            // interpreter went, which waits for those who use it.
             unsafe { cell.write(MaybeUninit::new(python)) };
             Status::Ready
         }
@@ -144,7 +204,7 @@ pub(crate) fn ready() -> Option<&'static Python> {
     }
     // SAFETY: `init` never gives the cell out again after Ready.
     let cell = unsafe { &*PYTHON.0.get() };
-    // SAFETY: written before Ready, never again.
+    // SAFETY: written before Ready, and again only where one went that nobody uses any more.
     Some(unsafe { cell.assume_init_ref() })
 }
 
@@ -176,6 +236,7 @@ unsafe fn find(lookup: Lookup) -> Result<Python, Status> {
         offsets,
         shape: Shape::of(&offsets),
         object,
+        may_go: !elf::is_startup(runtime as usize),
         // SAFETY: `PyThreadState *PyGILState_GetThisThreadState(void)`, pystate.h.
         this_thread_state: unsafe {
             core::mem::transmute::<u64, unsafe extern "C" fn() -> *mut c_void>(this_thread_state)
@@ -468,20 +529,15 @@ enum Unreadable {
 /// A word of this process, read by the kernel: a bad address is an error, not a signal.
 fn peek(address: u64) -> Result<u64, Unreadable> {
     let mut word = 0u64;
-    let local = libc::iovec { iov_base: (&raw mut word).cast(), iov_len: 8 };
-    let remote = libc::iovec { iov_base: address as *mut c_void, iov_len: 8 };
-    // SAFETY: no precondition.
-    let pid = unsafe { libc::getpid() };
-    // SAFETY: the kernel writes at most eight bytes into `word` and checks the other address itself.
-    let n = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
-    if n == 8 {
-        return Ok(word);
+    if kernel::is_filtered() {
+        return Err(Unreadable::Forbidden);
     }
-    // SAFETY: no precondition.
-    let errno = unsafe { libc::__errno_location() };
-    // SAFETY: the calling thread's own.
-    let error = unsafe { errno.read() };
-    Err(if error == libc::EFAULT || n >= 0 { Unreadable::Fault } else { Unreadable::Forbidden })
+    // SAFETY: room for eight bytes.
+    match unsafe { kernel::copy(address as usize, (&raw mut word).cast(), 8) } {
+        Ok(8) => Ok(word),
+        Ok(_) | Err(libc::EFAULT) => Err(Unreadable::Fault),
+        Err(_) => Err(Unreadable::Forbidden),
+    }
 }
 
 #[cfg(test)]
