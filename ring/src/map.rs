@@ -80,6 +80,8 @@ pub struct Header {
     pub lost_nested: LostLine,
     /// Events dropped while another thread was starting the session.
     pub lost_starting: LostLine,
+    /// Chunks that threads hold; the process's own, for [`crate::ring::Producer::wish`].
+    pub held_chunks: Line,
 }
 
 /// A word alone in its pair of cache lines.
@@ -106,10 +108,10 @@ impl LostLine {
     }
 }
 
-/// One writing thread. Claimed by a store of its tid, free again when the recorder sees the thread gone.
+/// One writing thread, for the recorder to read. Whose it is the process keeps to itself ([`crate::owners`]).
 #[repr(C, align(128))]
 pub struct ThreadLine {
-    /// Kernel thread id; 0 free.
+    /// Kernel thread id of its last owner; 0 none yet.
     pub tid: AtomicU32,
     /// How often the line was claimed, so that chunks of an earlier owner are not taken for this one's.
     pub generation: AtomicU32,
