@@ -29,8 +29,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let writer = Writer { pid: std::process::id(), ..Writer::default() };
     // SAFETY: new, zeroed, long enough, and mapped until the end of `main`.
     let map = unsafe { Map::create(memory.as_mut_ptr(), CHUNKS, writer, Clock::of_this_machine()) };
-    let options =
-        Options { output: Some(folder.join("flood.gtr").display().to_string()), ..Options::default() };
+    let output = Some(folder.join("flood.gtr").display().to_string());
+    let options = Options { output, is_its_child: true, ..Options::default() };
     let begin = Instant::now();
     let recorder = std::thread::spawn(move || {
         let summary = record(&ring, options);

@@ -2,15 +2,16 @@
 
 use crate::oom::Answer;
 use crate::record::{Inherited, Options, record};
-use crate::{Error, Overwrite, limits, say};
+use crate::{Error, Moment, Overwrite, limits, say, ticks};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Pattern of the trace's name; empty or not set is the default.
 const OUTPUT: &str = "GPUTRACE_OUTPUT";
-/// When `gputrace record` was called, nanoseconds since 1970: younger traces are those of its other processes.
+/// When `gputrace record` was called: younger traces are those of its other processes. Nanoseconds since 1970, and of
+/// `CLOCK_MONOTONIC`.
 const JOB_BEGAN: &str = "GPUTRACE_JOB_BEGAN";
 /// Overwrites a trace of the same name if set to anything but `0`.
 const FORCE: &str = "GPUTRACE_FORCE";
@@ -33,8 +34,7 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
     let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let overwrite =
         if set(FORCE).is_some_and(|value| value != "0") { Overwrite::Replace } else { Overwrite::Refuse };
-    let nanos = set(JOB_BEGAN).and_then(|nanos| nanos.parse().ok());
-    let job_began = nanos.map(|nanos| UNIX_EPOCH + Duration::from_nanos(nanos));
+    let job_began = set(JOB_BEGAN).and_then(|began| began_at(&began));
     let is_silent = set(OOM).is_some_and(|value| ["0", "off", "false", "no"].contains(&value.as_str()));
     let on_oom = (!is_silent).then_some(on_oom);
     let options = Options {
@@ -53,6 +53,19 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
             ExitCode::FAILURE
         }
     }
+}
+
+/// The variable by which the recorders of a job know when it began, and its value now.
+#[must_use]
+pub fn job_begins() -> (&'static str, String) {
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos());
+    (JOB_BEGAN, format!("{nanos},{}", ticks::monotonic()))
+}
+
+fn began_at(text: &str) -> Option<Moment> {
+    let (nanos, monotonic) = text.split_once(',')?;
+    let realtime = UNIX_EPOCH.checked_add(Duration::from_nanos(nanos.parse().ok()?))?;
+    Some(Moment { realtime, monotonic: monotonic.parse().ok()? })
 }
 
 /// What the arguments say: the ring's name, and what was left open for us.

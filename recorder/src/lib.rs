@@ -36,9 +36,9 @@ mod ticks;
 mod translate;
 mod write;
 
-pub use daemon::daemon_main;
+pub use daemon::{daemon_main, job_begins};
 pub use oom::{Answer, FollowUp, Oom};
-pub use output::Overwrite;
+pub use output::{Moment, Overwrite};
 pub use record::{Inherited, Options, Summary, record};
 pub use symbol_files::OtherBuild;
 

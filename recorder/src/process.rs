@@ -1,6 +1,7 @@
 //! What `/proc` tells about the traced process. Everything here may be gone or forbidden at any moment, which gives
 //! `None` and never an error.
 
+use crate::output::Moment;
 use gputrace_schemas::event::{Ancestor, Mapping, Mappings, Module, Nanos, Process};
 use object::read::{ReadCache, ReadRef};
 use object::{Object, ObjectSegment, SegmentFlags};
@@ -11,7 +12,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// Variables that are kept: those that change what allocators or NCCL do, and those that name the rank. A name that
 /// ends in `*` stands for all that begin so. Nothing else of the environment enters a trace: it may hold secrets.
@@ -164,13 +165,13 @@ impl Target {
     }
 
     /// When the process began: before any trace of its own.
-    pub(crate) fn began(&self) -> Option<SystemTime> {
+    pub(crate) fn began(&self) -> Option<Moment> {
         let stat = self.text("stat")?;
         let start_time = parse_stat(&stat)?.start_time;
         // Both count from boot, sleep included; a tick is 10 ms on every Linux (proc(5), USER_HZ).
         let uptime: f64 = fs::read_to_string("/proc/uptime").ok()?.split(' ').next()?.parse().ok()?;
         let age = Duration::try_from_secs_f64(uptime - start_time as f64 / 100.0).ok()?;
-        SystemTime::now().checked_sub(age)
+        Moment::now().before(age)
     }
 
     fn executable(&self) -> String {

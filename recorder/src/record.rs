@@ -7,7 +7,7 @@ use crate::liveness::{self, Asker, Claim, Liveness};
 use crate::map_file::{MapFile, WriterLock};
 use crate::nvml::Sampler;
 use crate::oom::{Answer, Answers};
-use crate::output::{self, Overwrite, TraceFile};
+use crate::output::{self, Moment, Overwrite, TraceFile};
 use crate::process::{self, Fate, Reach, Target};
 use crate::symbol_files::{Astray, SymbolFiles, Unmarked};
 use crate::symbols::Symbols;
@@ -20,7 +20,7 @@ use gputrace_schemas::event::{LostCause, Mapping, Module, Nanos, Process};
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// Events younger than this wait for those of other threads that were stamped earlier and are not in the ring yet.
 const HOLD: u64 = 50_000_000;
@@ -63,7 +63,7 @@ pub struct Options {
     /// What to do if the trace exists.
     pub overwrite: Overwrite,
     /// When the job began whose processes share `output`; `None` is when the process itself began.
-    pub job_began: Option<SystemTime>,
+    pub job_began: Option<Moment>,
     /// The process started us: our environment is its own.
     pub is_its_child: bool,
     /// What it left open for us.
@@ -225,7 +225,7 @@ impl<'a> Recorder<'a> {
         let environ = options.is_its_child.then(process::own_environment);
         let facts = target.facts(Nanos(calibration.monotonic), calibration.realtime, environ);
         let pattern = options.output.as_deref().unwrap_or_else(|| output::default_pattern(&facts));
-        let job_began = options.job_began.or_else(|| target.began()).unwrap_or_else(SystemTime::now);
+        let job_began = options.job_began.or_else(|| target.began()).unwrap_or_else(Moment::now);
         let variable = |name: &str| std::env::var(name).ok();
         let (trace, opened) = output::create(pattern, &facts, options.overwrite, job_began, variable)?;
         let failed = |source| Error::Output { file: trace.clone(), source };

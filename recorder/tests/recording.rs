@@ -2,7 +2,7 @@
 //!
 //! This test is its own producer: run with [`PRODUCER`] in its environment it writes into the ring named there.
 
-use gputrace_recorder::{Inherited, Options, Overwrite, record};
+use gputrace_recorder::{Inherited, Moment, Options, Overwrite, record};
 use gputrace_ring::clock::Clock;
 use gputrace_ring::map::{COMPLETE, EXITING, FAILED, LOCKED, Map, NO_RECORDER, OFF, RECORDING, Writer};
 use gputrace_ring::record::{self as ring, Kind, pack_device};
@@ -622,7 +622,8 @@ fn a_trace_that_exists_is_not_overwritten_and_the_program_is_told() {
     let map = memory.make_ring(4, std::process::id());
     fs::write(folder.join("a.gtr"), "precious").unwrap();
     // Whatever was written before the job began is not a sibling's.
-    let job_began = Some(std::time::SystemTime::now() + Duration::from_secs(60));
+    let realtime = std::time::SystemTime::now() + Duration::from_secs(60);
+    let job_began = Some(Moment { realtime, monotonic: 0 });
     let options = Options { job_began, ..options(&folder, "a.gtr") };
     let error = record(&ring, options).unwrap_err().to_string();
     assert!(error.ends_with("a.gtr exists; choose another name with -o, or overwrite it with -f"), "{error}");

@@ -6,7 +6,6 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use clap::{ArgMatches, Args, ValueEnum};
@@ -127,9 +126,8 @@ fn prepare(
         command.env("NVTX_INJECTION64_PATH", &library);
     }
     command.env("GPUTRACE_RECORDER", std::env::current_exe().context("cannot find gputrace itself")?);
-    if let Ok(now) = SystemTime::now().duration_since(UNIX_EPOCH) {
-        command.env("GPUTRACE_JOB_BEGAN", now.as_nanos().to_string());
-    }
+    let (name, now) = gputrace_recorder::job_begins();
+    command.env(name, now);
     if let Some(output) = &args.output {
         command.env("GPUTRACE_OUTPUT", output);
     }
