@@ -92,7 +92,11 @@ fn alike(name: &str, make: impl Fn() -> Command) -> Trace {
 fn assert_same(name: &str, with: &Output, alone: &Output) {
     let said = String::from_utf8_lossy(&with.stderr);
     assert_eq!(with.status, alone.status, "{name}: {said}");
-    assert_eq!(String::from_utf8_lossy(&with.stdout), String::from_utf8_lossy(&alone.stdout), "{name}: {said}");
+    assert_eq!(
+        String::from_utf8_lossy(&with.stdout),
+        String::from_utf8_lossy(&alone.stdout),
+        "{name}: {said}"
+    );
 }
 
 fn count(trace: &Trace, action: Action) -> usize {

@@ -183,6 +183,38 @@ fn the_library_exports_its_rows_and_needs_nothing_of_cuda() {
     assert!(newest.max() <= Some(17), "a symbol newer than GLIBC_2.17 would shut older systems out");
 }
 
+/// What the library asks of others by name, and why each is harmless.
+const IMPORTS: &[(&str, &str)] = &[
+    ("__cxa_finalize", "of the compiler's start files, when the library is unloaded"),
+    ("__gmon_start__", "of the compiler's start files; weak"),
+    ("_ITM_deregisterTMCloneTable", "of the compiler's start files; weak"),
+    ("_ITM_registerTMCloneTable", "of the compiler's start files; weak"),
+    ("__errno_location", "the only way to the thread's errno, which the driver may change where we ask it"),
+    ("environ", "a variable, read in a way that cannot fault"),
+];
+
+#[test]
+fn the_library_calls_nothing_that_another_library_could_stand_in_for() {
+    if !cfg!(target_arch = "x86_64") {
+        return; // Copies and comparisons are the C library's elsewhere.
+    }
+    let path = recorded::built().join("libgputrace.so");
+    let data = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let header = FileHeader64::<Endianness>::parse(&*data).expect("an ELF file");
+    let endian = header.endian().expect("an ELF file");
+    let sections = header.sections(endian, &*data).expect("sections");
+    let symbols = sections.symbols(endian, &*data, elf::SHT_DYNSYM).expect("dynamic symbols");
+    for symbol in symbols.iter().filter(|symbol| symbol.is_undefined(endian)) {
+        let name = String::from_utf8_lossy(symbol.name(endian, symbols.strings()).expect("a name"));
+        let is_known = name.is_empty() || IMPORTS.iter().any(|(import, _)| *import == name);
+        assert!(
+            is_known,
+            "{name}: other libraries may stand in for it, before they are ready or with books of their own; \
+             call the kernel (shim/src/kernel.rs), or say in IMPORTS why it is harmless"
+        );
+    }
+}
+
 fn needed(
     endian: Endianness,
     dynamic: &[elf::Dyn64<Endianness>],

@@ -12,7 +12,7 @@ use gputrace_ring::clock::{self, ReadClock};
 /// Variables that would load us into the recorder.
 const NOT_FOR_THE_RECORDER: [&[u8]; 3] = [b"LD_PRELOAD=", b"LD_AUDIT=", b"GPUTRACE="];
 /// How often a copy is tried that the program's changes run away from.
-const TRIES: u32 = 4;
+const TRIES: u32 = 16;
 const WORD: usize = size_of::<usize>();
 
 /// All variables, then those for the recorder; each list ends with null.
@@ -20,28 +20,38 @@ static COPY: AtomicPtr<*const c_char> = AtomicPtr::new(null_mut());
 static FOR_RECORDER: AtomicUsize = AtomicUsize::new(0);
 
 /// Copies the environment; false if there is no memory for that.
+///
+/// While a variable is added, the C library's array may be freed already where its pointer still leads: it then seems to
+/// end early. So a copy counts at once if a second look finds as much as it has; else the longest of several does.
 pub(crate) fn copy() -> bool {
+    let mut best = 0;
+    COPY.store(null_mut(), Ordering::Relaxed);
     for _ in 0..TRIES {
-        let (n, bytes) = walk(|_| true);
+        let (found, bytes) = walk(|_| true);
         // A little room, for a program that adds some meanwhile.
-        let (n, bytes) = (n + 16, bytes + 4096);
+        let (n, room) = (found + 16, bytes + 4096);
         let lists = 2 * (n + 1) * WORD;
-        let memory = sys::pages(lists + bytes);
+        let memory = sys::pages(lists + room);
         if memory.is_null() {
             return false;
         }
-        if fill(memory, n, lists, bytes) {
-            return true;
+        let Some(copied) = fill(memory, n, lists, room, best) else {
+            // SAFETY: nobody has seen this mapping.
+            unsafe { kernel::unmap(memory, lists + room) };
+            continue;
+        };
+        best = copied;
+        if (found, bytes) == walk(|_| true) && copied == found {
+            break;
         }
-        // SAFETY: nobody has seen this mapping.
-        unsafe { kernel::unmap(memory, lists + bytes) };
+        kernel::sleep(50_000);
     }
     true
 }
 
-/// Copies to `memory`: room for twice `n` pointers and their ends, from `lists` on for the strings. False if the room was
-/// too small.
-fn fill(memory: *mut u8, n: usize, lists: usize, bytes: usize) -> bool {
+/// Copies to `memory`: room for twice `n` pointers and their ends, from `lists` on for the strings. How many it copied;
+/// `None` if the room was too small, or they are no more than the copy before had.
+fn fill(memory: *mut u8, n: usize, lists: usize, bytes: usize, before: usize) -> Option<usize> {
     let all = memory.cast::<*const c_char>();
     let ours = all.wrapping_add(n + 1);
     let (mut used, mut n_all, mut n_ours) = (0, 0, 0);
@@ -79,12 +89,13 @@ fn fill(memory: *mut u8, n: usize, lists: usize, bytes: usize) -> bool {
         used += length + 1;
         true
     });
-    if fits {
+    let is_better = fits && (n_all > before || COPY.load(Ordering::Relaxed).is_null());
+    is_better.then(|| {
         FOR_RECORDER.store(ours as usize, Ordering::Relaxed);
         // SYNC: the copy is visible to whoever sees it.
         COPY.store(all, Ordering::Release);
-    }
-    fits
+        n_all
+    })
 }
 
 /// Calls `each` for the addresses of the program's variables, until it says no; how many there were, and their bytes.
