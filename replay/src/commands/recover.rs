@@ -24,7 +24,7 @@ pub(super) const VERB: Verb = Verb::new::<RecoverArgs>("recover", run);
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  gputrace recover -o train.gtr RING                  # the file that libgputrace.so named
+  gputrace recover -o train.gtr RING                     # the file that libgputrace.so named
   docker exec train gputrace recover -o train.gtr RING   # its program runs in a container")]
 pub(super) struct RecoverArgs {
     /// The ring
