@@ -12,6 +12,7 @@ use crate::session::{self, Lane};
 use crate::tls::{self, Tls};
 use core::cell::Cell;
 use core::ffi::c_int;
+use core::mem::MaybeUninit;
 use core::sync::atomic::{Ordering, compiler_fence};
 use gputrace_ring::record::{Action, Call, CallEnd};
 use gputrace_ring::ring::Pushed;
@@ -105,33 +106,43 @@ pub(crate) fn release(
 /// program's doing.
 ///
 /// A signal handler may leave the real function by `longjmp`, and the hook with it. So the thread's words say where its mark
-/// lies, and a mark counts for whoever is called by its hook: who stands below it on the stack, and finds it as it was.
-/// A word on a stack that was left may stay as it was until something else is written there, so a call from deeper
+/// lies, and a mark counts for whoever is called by its hook: who stands below all of it on the stack, and finds it as it
+/// was. A word on a stack that was left may stay as it was until something else is written there, so a call from deeper
 /// than the one that was left may be taken for the driver's own, until one comes that is not.
 /// (A coroutine that is left in the middle of a driver call, and others that call meanwhile, are not told apart.)
-struct Mark(Cell<u64>);
+#[repr(C)]
+struct Mark {
+    /// Whoever the hook calls stands below this. Another hook that was called from where this one was has its own mark
+    /// higher: its frame is the same but for its other variables, which are fewer than this.
+    room: MaybeUninit<[u8; ROOM]>,
+    word: Cell<u64>,
+}
+
+/// No hook's frame has so many bytes beside its mark.
+const ROOM: usize = 1024;
 
 struct Inside<'a>(&'a Mark);
 
 impl Mark {
     fn new() -> Mark {
-        Mark(Cell::new(0))
+        Mark { room: MaybeUninit::uninit(), word: Cell::new(0) }
     }
 
     /// `None` if the driver called the hook.
     #[inline]
     fn enter(&self) -> Option<Inside<'_>> {
+        // The address of the whole keeps the compiler from leaving out the room.
         let (tls, here) = (tls::here(), core::ptr::from_ref(self) as usize);
         if tls.inside.get() != 0 && is_inside(tls, here) {
             return None;
         }
-        self.0.set(Mark::word(tls, here));
+        self.word.set(Mark::word(tls, here));
         compiler_fence(Ordering::SeqCst);
         tls.inside.set(here);
         Some(Inside(self))
     }
 
-    /// What a mark at this place says.
+    /// What the mark at this place says.
     fn word(tls: &Tls, place: usize) -> u64 {
         (core::ptr::from_ref(tls) as u64).rotate_left(32) ^ place as u64 ^ 0x6770_7574_7261_6365
     }
@@ -141,19 +152,20 @@ impl Mark {
 #[inline(never)]
 fn is_inside(tls: &Tls, here: usize) -> bool {
     let place = tls.inside.get();
-    if here >= place && !kernel::is_on_signal_stack() {
+    if here.saturating_add(ROOM) > place && !kernel::is_on_signal_stack() {
         return false;
     }
     // The stack it lies on may be gone.
     let mut word = [0; 8];
-    kernel::read_memory(place, &mut word) == word.len() && u64::from_ne_bytes(word) == Mark::word(tls, place)
+    kernel::read_memory(place + core::mem::offset_of!(Mark, word), &mut word) == word.len()
+        && u64::from_ne_bytes(word) == Mark::word(tls, place)
 }
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
         tls::here().inside.set(0);
         compiler_fence(Ordering::SeqCst);
-        self.0.0.set(0);
+        self.0.word.set(0);
     }
 }
 

@@ -136,7 +136,7 @@ fn space(file: &File) -> u64 {
     let space = unsafe { space.assume_init() };
     // A memory file says that it has no blocks at all.
     if is_known && space.f_blocks > 0 {
-        (space.f_bavail as u64).saturating_mul(space.f_bsize as u64) / 4
+        space.f_bavail.saturating_mul(space.f_bsize as u64) / 4
     } else {
         u64::MAX
     }
