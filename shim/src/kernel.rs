@@ -229,8 +229,7 @@ pub(crate) fn abort() -> ! {
 pub(crate) unsafe fn copy(from: usize, into: *mut u8, bytes: usize) -> Answer {
     let own = libc::iovec { iov_base: into.cast(), iov_len: bytes };
     let other = libc::iovec { iov_base: from as *mut _, iov_len: bytes };
-    let arguments =
-        [process_id() as usize, (&raw const own) as usize, 1, (&raw const other) as usize, 1, 0];
+    let arguments = [process_id() as usize, (&raw const own) as usize, 1, (&raw const other) as usize, 1, 0];
     // SAFETY: the kernel checks the address itself, and writes no more than the caller's room.
     unsafe { call(libc::SYS_process_vm_readv, arguments) }
 }

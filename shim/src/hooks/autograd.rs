@@ -267,7 +267,9 @@ fn class_name(functions: *const usize) -> Name {
     };
     let mut name = Name { bytes: [0; MOST_NAME], length: 0 };
     let description = word((functions as usize).wrapping_sub(size_of::<usize>()));
-    let Some(text) = description.and_then(|at| word(at.wrapping_add(size_of::<usize>()))) else { return name };
+    let Some(text) = description.and_then(|at| word(at.wrapping_add(size_of::<usize>()))) else {
+        return name;
+    };
     for (at, byte) in name.bytes.iter_mut().enumerate() {
         let from = text.wrapping_add(at);
         if (at == 0 || from.is_multiple_of(4096)) && !kernel::can_read(from & !7) {

@@ -134,9 +134,7 @@ pub(crate) fn look() {
     for at in 0..VTABLE_WORDS {
         let from = first + at * size_of::<usize>();
         // A library may have holes that cannot be read behind its constants.
-        if from >= library.end()
-            || ((at == 0 || from.is_multiple_of(4096)) && !kernel::can_read(from))
-        {
+        if from >= library.end() || ((at == 0 || from.is_multiple_of(4096)) && !kernel::can_read(from)) {
             break;
         }
         // SAFETY: a word of the library, which stays, on a page that can be read; the copy is a page.
@@ -146,7 +144,8 @@ pub(crate) fn look() {
     unsafe { *copy.wrapping_add(VTABLE_PREFIX + ALLOCATE_SLOT) = allocate_entry as *const () as usize };
     // A table of functions that can be written to is what attackers look for.
     // SAFETY: the page is ours.
-    let _ = unsafe { kernel::call(libc::SYS_mprotect, [copy as usize, 4096, libc::PROT_READ as usize, 0, 0, 0]) };
+    let _ =
+        unsafe { kernel::call(libc::SYS_mprotect, [copy as usize, 4096, libc::PROT_READ as usize, 0, 0, 0]) };
     REAL_ALLOCATE.store(allocate, Ordering::Release);
     // SAFETY: inside the page.
     let ours = unsafe { copy.add(VTABLE_PREFIX) } as usize;
@@ -161,8 +160,7 @@ pub(crate) fn look() {
 /// To be called after objects were unloaded: forgets PyTorch's libraries if they went.
 #[cold]
 pub(crate) fn note_unloaded() {
-    let slots =
-        [&REAL_ALLOCATE, &GET_STREAM, &GET_STREAM_HANDLE, &REAL_REPORT_USAGE, &REAL_REPORT_OOM];
+    let slots = [&REAL_ALLOCATE, &GET_STREAM, &GET_STREAM_HANDLE, &REAL_REPORT_USAGE, &REAL_REPORT_OOM];
     let is_gone = |slot: &&AtomicUsize| {
         let address = slot.load(Ordering::Relaxed);
         address > 1 && elf::by_address(address).is_none()
