@@ -65,6 +65,19 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Whether a record of this kind is something that happened, and not what explains such records: one that there is no
+    /// room for is a loss.
+    #[must_use]
+    pub fn is_event(self) -> bool {
+        use Kind::*;
+        match self {
+            Call | CallEnd | BlockAlloc | BlockFree | BlockOom | Wait | Note | Backward | Mark
+            | NcclEnter | NcclExit | NcclTiming | BriefAlloc | BriefFree => true,
+            TimeBase | Stack | Code | Api | Device | Runtime | Node | NodeClass | Forward | Text
+            | Communicator | BriefForward => false,
+        }
+    }
+
     /// The kind with this number.
     #[must_use]
     pub fn from_u8(raw: u8) -> Option<Kind> {

@@ -138,7 +138,7 @@ impl Producer {
         let most = WORD + size_of::<P>();
         // First of all: a new chunk has said nothing.
         if !self.make_room(at, most) {
-            return self.lose(most, Pushed::Full);
+            return self.lose(P::KIND, most, Pushed::Full);
         }
         match payload.shorten(&mut self.said) {
             Some(form) => self.write(at, flags, P::Form::KIND, as_bytes(&form), &[]),
@@ -184,10 +184,10 @@ impl Producer {
     fn push_bytes(&mut self, at: Ticks, flags: u8, kind: Kind, head: &[u8], tail: &[&[u8]]) -> Pushed {
         let bytes = WORD + head.len() + tail_bytes(tail);
         if bytes > MAX_RECORD {
-            return self.lose(bytes, Pushed::TooLong);
+            return self.lose(kind, bytes, Pushed::TooLong);
         }
         if !self.make_room(at, bytes) {
-            return self.lose(bytes, Pushed::Full);
+            return self.lose(kind, bytes, Pushed::Full);
         }
         self.write(at, flags, kind, head, tail);
         Pushed::Yes
@@ -269,9 +269,12 @@ impl Producer {
     }
 
     #[cold]
-    fn lose(&self, bytes: usize, why: Pushed) -> Pushed {
-        self.map.header().lost_full.add(bytes);
-        self.map.thread(self.thread).lost.fetch_add(1, Ordering::Relaxed);
+    fn lose(&self, kind: Kind, bytes: usize, why: Pushed) -> Pushed {
+        // What only explains others is sent again with the next that needs it.
+        if kind.is_event() {
+            self.map.header().lost_full.add(bytes);
+            self.map.thread(self.thread).lost.fetch_add(1, Ordering::Relaxed);
+        }
         why
     }
 

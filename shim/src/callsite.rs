@@ -43,10 +43,12 @@ pub(crate) fn begin() {
     unsafe { stack::init(lookup) };
 }
 
-/// To be called where a library may have been loaded: an interpreter that was unloaded may have come back.
-pub(crate) fn note_loaded() {
+/// To be called where the program looks up a function of this name: an interpreter may have been loaded, or have come back.
+pub(crate) fn note_loaded(asked_for: &[u8]) {
+    let is_python = asked_for.starts_with(b"Py") || asked_for.starts_with(b"_Py");
+    let change = if is_python { stack::python::Change::Asked } else { stack::python::Change::Loaded };
     if session::is_live()
-        && stack::python::note_changed(false, lookup)
+        && stack::python::note_changed(change, lookup)
         && let Some(mut lane) = session::lane(Start::OnlyIfLive)
     {
         describe_python(lane.producer());
@@ -56,7 +58,7 @@ pub(crate) fn note_loaded() {
 /// To be called after objects were unloaded, while a [`stack::objects::Closing`] is held.
 pub(crate) fn note_unloaded() {
     stack::native::note_unloaded();
-    stack::python::note_changed(true, lookup);
+    stack::python::note_changed(stack::python::Change::Unloaded, lookup);
 }
 
 /// Says in the trace below which size blocks have no stack: `stacks.min_size=BYTES`.

@@ -5,7 +5,7 @@
 
 use crate::{kernel, sys};
 use core::ffi::{CStr, c_char, c_int};
-use core::ptr::{null, null_mut};
+use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use gputrace_ring::clock::{self, ReadClock};
 
@@ -193,7 +193,7 @@ pub(crate) unsafe fn read_auxiliary(argc: c_int, argv: *const *const c_char) {
         return;
     }
     // SAFETY: the caller's promise: an array of `argc` arguments and null.
-    if unsafe { *argv.wrapping_add(n) } != null() {
+    if !unsafe { *argv.wrapping_add(n) }.is_null() {
         return;
     }
     let mut at = argv.wrapping_add(n + 1);

@@ -13,7 +13,7 @@
 
 use crate::kernel::{self, Answer, File};
 use crate::sys::Text;
-use crate::{config, elf, environment};
+use crate::{config, elf, environment, ring_file};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::MaybeUninit;
 use core::ptr::null;
@@ -80,11 +80,18 @@ pub(crate) fn remember_processors() {
 
 /// Starts the recorder. The caller has blocked all signals: no handler of the program may run in a child that shares our
 /// memory.
-pub(crate) fn start_recorder(path: &'static CStr, file: Option<&File>) -> Result<(), Text<200>> {
+pub(crate) fn start_recorder(path: &'static CStr, file: Option<&File>) -> Outcome {
     let bytes = (2 * STACK + size_of::<Launch>()).next_multiple_of(4096);
     let Some(scratch) = kernel::map_private(bytes) else {
-        return Err(Text::new().add(b"there is no memory to start the recorder"));
+        return Outcome::Failed(b"there is no memory to start the recorder", 0);
     };
+    if ring_file::has_namespace_for_children() {
+        // Its first child is that namespace's init, whose end ends it: that is for the program's own.
+        return Outcome::Failed(
+            b"the recorder was not started: children of this process are in a PID namespace of their own (unshare)",
+            0,
+        );
+    }
     let (outer_stack, inner_stack) = (scratch.wrapping_add(STACK), scratch.wrapping_add(2 * STACK));
     let launch = inner_stack.cast::<Launch>();
     let stays = is_heir_of_orphans();
@@ -97,7 +104,7 @@ pub(crate) fn start_recorder(path: &'static CStr, file: Option<&File>) -> Result
     // SAFETY: the children write atomics only, once they run.
     let (state, error) = unsafe { (&(*launch).state, &(*launch).error) };
     let result = match child {
-        Err(error) => failed(NO_CLONE, error),
+        Err(error) => outcome(NO_CLONE, error),
         Ok(child) => {
             for _ in 0..if stays { PATIENCE } else { 0 } {
                 if state.load(Ordering::Acquire) != 0 {
@@ -109,7 +116,7 @@ pub(crate) fn start_recorder(path: &'static CStr, file: Option<&File>) -> Result
                 // Nobody else can wait for it.
                 let _ = wait(child, libc::__WCLONE);
             }
-            failed(state.load(Ordering::Acquire), error.load(Ordering::Relaxed))
+            outcome(state.load(Ordering::Acquire), error.load(Ordering::Relaxed))
         }
     };
     if !stays || child.is_err() {
@@ -172,23 +179,30 @@ fn name_candidates(candidates: &mut [Text<1024>; 3]) {
     }
 }
 
-/// What is said about it.
-fn failed(state: u32, error: c_int) -> Result<(), Text<200>> {
-    let with_error = |text: Text<200>| Err(text.add(b" (error ").number(error as u64).add(b")"));
+/// What became of it.
+pub(crate) enum Outcome {
+    Started,
+    /// Why not, and the kernel's error; 0 where there is none, or it says no more.
+    Failed(&'static [u8], c_int),
+}
+
+fn outcome(state: u32, error: c_int) -> Outcome {
     match state {
-        STARTED => Ok(()),
-        NO_CLONE if error == libc::EAGAIN => {
-            Err(Text::new().add(b"the recorder could not be started: the limit of processes is reached (ulimit -u)"))
-        }
-        NO_CLONE => with_error(Text::new().add(b"the recorder could not be started: clone failed")),
-        NOT_FOUND => Err(Text::new().add(
+        STARTED => Outcome::Started,
+        NO_CLONE if error == libc::EAGAIN => Outcome::Failed(
+            b"the recorder could not be started: the limit of processes is reached (ulimit -u)",
+            0,
+        ),
+        NO_CLONE => Outcome::Failed(b"the recorder could not be started: clone failed", error),
+        NOT_FOUND => Outcome::Failed(
             b"the program `gputrace` was found neither beside libgputrace.so nor on PATH (GPUTRACE_RECORDER names it)",
-        )),
+            0,
+        ),
         NOT_RUN if error == libc::EACCES => {
-            Err(Text::new().add(b"the program `gputrace` was found, but may not be executed"))
+            Outcome::Failed(b"the program `gputrace` was found, but may not be executed", 0)
         }
-        NOT_RUN => with_error(Text::new().add(b"the program `gputrace` was found, but could not be executed")),
-        _ => Err(Text::new().add(b"the recorder could not be started: what should do that was ended")),
+        NOT_RUN => Outcome::Failed(b"the program `gputrace` was found, but could not be executed", error),
+        _ => Outcome::Failed(b"the recorder could not be started: what should do that was ended", 0),
     }
 }
 

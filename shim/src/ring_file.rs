@@ -204,10 +204,24 @@ fn start_time() -> u64 {
 
 /// Inode of the PID namespace; 0 if it cannot be asked for.
 fn pid_namespace() -> u64 {
+    inode(c"/proc/self/ns/pid", 0)
+}
+
+/// Whether children of this process will be in another PID namespace than itself (`unshare(CLONE_NEWPID)`,
+/// pid_namespaces(7)). No, where that cannot be found out.
+pub(crate) fn has_namespace_for_children() -> bool {
+    let (own, of_children) = (pid_namespace(), c"/proc/self/ns/pid_for_children");
+    // Before the first child there is no such namespace: then the link is there (Linux 4.12), and leads nowhere.
+    own != 0 && inode(of_children, 0) != own && inode(of_children, libc::AT_SYMLINK_NOFOLLOW) != 0
+}
+
+/// Inode of a file; 0 if it cannot be asked for.
+fn inode(path: &CStr, flags: c_int) -> u64 {
     let mut facts = MaybeUninit::<libc::stat64>::zeroed();
-    let (path, into) = (c"/proc/self/ns/pid".as_ptr() as usize, facts.as_mut_ptr() as usize);
+    let (path, into) = (path.as_ptr() as usize, facts.as_mut_ptr() as usize);
+    let arguments = [libc::AT_FDCWD as usize, path, into, flags as usize, 0, 0];
     // SAFETY: the path ends with a zero, and the kernel writes one structure.
-    match unsafe { kernel::call(libc::SYS_newfstatat, [libc::AT_FDCWD as usize, path, into, 0, 0, 0]) } {
+    match unsafe { kernel::call(libc::SYS_newfstatat, arguments) } {
         // SAFETY: the kernel has just written it.
         Ok(_) => Identity::from(unsafe { facts.assume_init_ref() }).inode,
         Err(_) => 0,

@@ -10,9 +10,10 @@
 use crate::config::{self, Stacks};
 use crate::hook::HOOKS;
 pub(crate) use crate::lanes::{Lane, Rest, WAIT_SLOTS, lane};
+use crate::launch::{self, Outcome};
 use crate::ring_file::{self, Identity, Ring};
 use crate::sys::{self, KeepErrno, Text, say};
-use crate::{callsite, devices, environment, kernel, lanes, launch};
+use crate::{callsite, devices, environment, kernel, lanes};
 use core::cell::UnsafeCell;
 use core::ffi::{c_char, c_int};
 use core::mem::MaybeUninit;
@@ -221,9 +222,12 @@ fn make(page: &Page) -> bool {
     page.generation.store(generation, Ordering::Release);
     page.state.store(LIVE, Ordering::Release);
     tell_losses(page);
-    if let Err(why) = launch::start_recorder(path.as_c_str(), file.as_ref()) {
-        let message = Text::<480>::new()
-            .add(why.as_bytes())
+    if let Outcome::Failed(why, error) = launch::start_recorder(path.as_c_str(), file.as_ref()) {
+        let mut message = Text::<480>::new().add(why);
+        if error != 0 {
+            message = message.add(b" (error ").number(error as u64).add(b")");
+        }
+        let message = message
             .add(b"; the events stay in ")
             .add(path.as_bytes())
             .add(b": `gputrace recover` makes a trace of them");

@@ -369,9 +369,9 @@ unsafe extern "C" fn decide(
     }
     // Who loads a library mostly looks something up in it.
     crate::stack::objects::refresh();
-    crate::callsite::note_loaded();
     // SAFETY: dlsym's second argument is a C string.
     let text = unsafe { crate::sys::c_bytes(name) };
+    crate::callsite::note_loaded(text);
     if text.starts_with(b"nccl") || text.starts_with(b"pnccl") {
         // SAFETY: as above.
         return unsafe { decide_nccl(handle, name, caller, version) };

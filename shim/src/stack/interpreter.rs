@@ -92,14 +92,17 @@ pub(crate) struct Python {
 
 /// To be held while the interpreter's own variables and functions are used. Thread and frame objects of a thread that is
 /// inside of Python need none: who unloads an interpreter that runs is lost without us.
-pub(crate) struct Using(Option<Reading>);
+pub(crate) struct Using {
+    /// Keeps the interpreter, where it could go.
+    _reading: Option<Reading>,
+}
 
 impl Python {
     /// `None` if the interpreter may be going just now.
     #[inline(always)]
     pub(crate) fn using(&self) -> Option<Using> {
         if !self.may_go {
-            return Some(Using(None));
+            return Some(Using { _reading: None });
         }
         self.using_reading()
     }
@@ -114,18 +117,29 @@ impl Python {
             object.is_some_and(|object| self.object == (object.mapping.start(), object.mapping.end()))
         };
         let is_same = status() == Status::Ready && (self.object == (0, 0) || is_there());
-        is_same.then_some(Using(Some(reading)))
+        is_same.then_some(Using { _reading: Some(reading) })
     }
 }
 
-/// Objects were unloaded, if `is_unloaded`, or loaded: forgets an interpreter that went, and finds one that came.
+/// What may have become of the objects of the process.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// Some may have been loaded.
+    Loaded,
+    /// The program asks for a function of CPython.
+    Asked,
+    /// Some were unloaded.
+    Unloaded,
+}
+
+/// Forgets an interpreter that went, and finds one that came.
 /// `lookup` as for [`super::init`]. True if one was found that was unknown. To be called while a [`super::objects::Closing`] is held if objects were unloaded.
-pub(crate) fn note_changed(is_unloaded: bool, lookup: Lookup) -> bool {
-    let may_go = IS_FOUND.load(Ordering::Relaxed) && MAY_GO.load(Ordering::Relaxed);
-    if !may_go {
+pub(crate) fn note_changed(change: Change, lookup: Lookup) -> bool {
+    let may_go = MAY_GO.load(Ordering::Relaxed);
+    if !may_go && change != Change::Asked {
         return false;
     }
-    if is_unloaded {
+    if change == Change::Unloaded {
         let (ready, absent) = (Status::Ready as u32, Status::Absent as u32);
         // SYNC: reader or closer: who reads has begun before the closer looked, or sees that there is a closer.
         let _ = STATUS.compare_exchange(ready, absent, Ordering::SeqCst, Ordering::SeqCst);
@@ -138,8 +152,6 @@ pub(crate) fn note_changed(is_unloaded: bool, lookup: Lookup) -> bool {
     status() == Status::Ready
 }
 
-/// An interpreter was found once.
-static IS_FOUND: AtomicBool = AtomicBool::new(false);
 /// One was found that the program may unload.
 static MAY_GO: AtomicBool = AtomicBool::new(false);
 
@@ -182,7 +194,6 @@ pub(crate) unsafe fn init(lookup: Lookup) {
     let status = match found {
         Ok(python) => {
             let cell = PYTHON.0.get();
-            IS_FOUND.store(true, Ordering::Relaxed);
             MAY_GO.fetch_or(python.may_go, Ordering::Relaxed);
             // SAFETY: only the thread that made the status Looking writes, and nobody reads before Ready; nor after an
             // interpreter went, which waits for those who use it.
@@ -529,7 +540,7 @@ enum Unreadable {
 /// A word of this process, read by the kernel: a bad address is an error, not a signal.
 fn peek(address: u64) -> Result<u64, Unreadable> {
     let mut word = 0u64;
-    if kernel::is_filtered() {
+    if !kernel::may_use_rare_calls() {
         return Err(Unreadable::Forbidden);
     }
     // SAFETY: room for eight bytes.

@@ -19,7 +19,7 @@ use super::{Captured, Fixed, join, mix};
 use core::hint::select_unpredictable;
 use gputrace_ring::record::StackDef;
 
-pub(crate) use super::interpreter::{Status, init, interpreter, note_changed, status};
+pub(crate) use super::interpreter::{Change, Status, init, interpreter, note_changed, status};
 pub(crate) use super::python_code::CodeText;
 
 /// Frames that are kept, entries from C counted too. Deeper ones are cut and marked.
