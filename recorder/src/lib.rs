@@ -16,6 +16,9 @@ mod autograd;
 mod daemon;
 mod decode;
 mod drain;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod map_file;
 mod merge_stack;
 mod nvml;
