@@ -209,3 +209,35 @@ pub(crate) fn limit(resource: libc::__rlimit_resource_t) -> u64 {
         Err(_) => u64::MAX,
     }
 }
+
+/// Ends the process with SIGABRT, or, where the program catches or ignores that, with 134.
+pub(crate) fn abort() -> ! {
+    let arguments = [process_id() as usize, thread_id() as usize, libc::SIGABRT as usize, 0, 0, 0];
+    // SAFETY: a signal to the calling thread.
+    let _ = unsafe { call(libc::SYS_tgkill, arguments) };
+    loop {
+        // SAFETY: takes a number, and does not come back.
+        let _ = unsafe { call(libc::SYS_exit_group, [134, 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// Copies memory of this process, as far as it can be read, in a way that cannot fault: bytes copied, or an error if there
+/// are none (`EFAULT`), or if such a copy is not to be had here (another error).
+///
+/// # Safety
+/// `into` has room for so many bytes.
+pub(crate) unsafe fn copy(from: usize, into: *mut u8, bytes: usize) -> Answer {
+    let own = libc::iovec { iov_base: into.cast(), iov_len: bytes };
+    let other = libc::iovec { iov_base: from as *mut _, iov_len: bytes };
+    let arguments =
+        [process_id() as usize, (&raw const own) as usize, 1, (&raw const other) as usize, 1, 0];
+    // SAFETY: the kernel checks the address itself, and writes no more than the caller's room.
+    unsafe { call(libc::SYS_process_vm_readv, arguments) }
+}
+
+/// Whether a filter of system calls is on (seccomp): it may end the process for a call that few programs make.
+pub(crate) fn is_filtered() -> bool {
+    // SAFETY: asks for a number.
+    let answer = unsafe { call(libc::SYS_prctl, [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0]) };
+    answer != Ok(0)
+}

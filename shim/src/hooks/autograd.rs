@@ -11,6 +11,7 @@
 use crate::callsite;
 use crate::config::Stacks;
 use crate::elf;
+use crate::kernel;
 use crate::probe::Start;
 use crate::session::{self, Lane};
 use crate::sys::{self, KeepErrno};
@@ -494,6 +495,5 @@ fn find_real(slot: &AtomicUsize, names: &[&CStr]) -> usize {
 /// The dynamic linker bound a call to us that has no other target: it would have ended the process itself.
 extern "C" fn nowhere() {
     sys::say(b"a library of PyTorch's calls a function that no other has");
-    // SAFETY: abort takes nothing and does not return.
-    unsafe { libc::abort() }
+    kernel::abort()
 }

@@ -161,10 +161,7 @@ fn find_driver() {
         return index(&driver);
     }
     type Dlopen = unsafe extern "C" fn(*const c_char, i32) -> *mut c_void;
-    let dlopen = [c"libc.so.6", c"libdl.so.2", c"libc.so"]
-        .iter()
-        .find_map(|library| elf::by_soname(library)?.symbol(c"dlopen"));
-    if let Some(address) = dlopen {
+    if let Some(address) = elf::c_library(c"dlopen") {
         // SAFETY: this is the C library's dlopen.
         let dlopen: Dlopen = unsafe { core::mem::transmute(address) };
         // SAFETY: the name ends with a zero; the driver is what the program called.
@@ -325,6 +322,9 @@ unsafe extern "C" fn decide(
 ) -> *mut c_void {
     if REAL_DLSYM.load(Ordering::Acquire).is_null() {
         find_real_dlsym();
+        if REAL_DLSYM.load(Ordering::Acquire).is_null() {
+            return ABSENT;
+        }
     }
     // Who loads a library mostly looks something up in it.
     crate::stack::objects::refresh();

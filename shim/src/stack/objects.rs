@@ -8,6 +8,7 @@
 //! the same place. So a reader that comes at any moment sees a whole object or none.
 
 use super::cfi::DlFindObject;
+use crate::elf;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -59,7 +60,7 @@ pub(crate) fn refresh() {
     let number = N_PASSES.load(Ordering::Relaxed).wrapping_add(1).max(1);
     let mut pass = Pass { number, next: 0, is_begun: false };
     // SAFETY: `visit` gets the pass and nothing else.
-    let stopped = unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut pass).cast()) };
+    let stopped = unsafe { elf::iterate(visit, (&raw mut pass).cast()) };
     if stopped == 0 {
         for slot in SLOTS.iter().take(N_SLOTS.load(Ordering::Relaxed)) {
             if slot.seen.load(Ordering::Relaxed) != pass.number {
