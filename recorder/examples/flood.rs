@@ -76,7 +76,8 @@ fn flood(map: Map, n_events: u64) -> u64 {
     let tid = std::fs::read_link("/proc/thread-self")
         .ok()
         .and_then(|link| link.file_name()?.to_str()?.parse().ok());
-    let Some(mut producer) = Producer::new(map, tid.unwrap_or(1)) else { return 0 };
+    let tid = tid.unwrap_or(1);
+    let mut producer = Producer::new(map, tid, tid);
     let (mut refused, mut n, mut allocated) = (0, 0, 0_u64);
     while n < n_events {
         let bytes = (n % 97) * 512;

@@ -89,7 +89,7 @@ fn produce_numbers(map: Map, counters: &[AtomicU64], n_threads: u64, n_records: 
         for thread in 0..n_threads {
             let counter = &counters[thread as usize];
             scope.spawn(move || {
-                let mut producer = Producer::new(map, tid()).unwrap();
+                let mut producer = Producer::new(map, tid(), tid());
                 let mut n = 0;
                 while n_records == 0 || n < n_records {
                     let at = producer.now();
@@ -315,7 +315,7 @@ fn totals_that_were_left_out_in_the_ring_are_in_the_trace() {
             let work = |thread: usize| {
                 let totals = &totals;
                 move || {
-                    let mut producer = Producer::new(map, tid()).unwrap();
+                    let mut producer = Producer::new(map, tid(), tid());
                     let (mut kept, mut n_lost) = (Vec::new(), 0);
                     for n in 0..40_000_u64 {
                         let addr = (thread as u64) << 40 | n;
@@ -393,7 +393,7 @@ fn what_follows_from_an_unreadable_record_is_not_guessed() {
     let memory = Mapped::create(&ring, Map::bytes_for(4));
     // A pid that no process has.
     let map = memory.make_ring(4, 0x7fff_fff0);
-    let mut producer = Producer::new(map, 1).unwrap();
+    let mut producer = Producer::new(map, 1, 1);
     // Each block is one kibibyte; the fifth comes with a new segment, so its totals are in the ring.
     for n in 1..=8 {
         let (device_bytes, requested) = (pack_device(0, 1024), 1000);
@@ -430,7 +430,7 @@ fn free_call(api: u16, addr: u64) -> ring::Call {
 fn an_open_call_gets_its_result_when_it_ends_and_keeps_its_time() {
     let folder = Folder::new("open");
     let trace = recording(&folder, 16, |map| {
-        let mut producer = Producer::new(map, tid()).unwrap();
+        let mut producer = Producer::new(map, tid(), tid());
         let name =
             |number: u64, name: &'static str| [number.to_ne_bytes().to_vec(), name.as_bytes().to_vec()];
         for (number, text) in [(7, "cuMemFree_v2"), (9, "cuMemUnmap")] {
@@ -487,7 +487,7 @@ fn stacks_come_with_their_functions_and_lines() {
     let folder = Folder::new("stacks");
     let native = a_place_to_call_from as *const () as u64 + 2;
     let trace = recording(&folder, 16, |map| {
-        let mut producer = Producer::new(map, tid()).unwrap();
+        let mut producer = Producer::new(map, tid(), tid());
         let texts: [&[u8]; 3] = [b"train.step", b"train.py", &[0x80 | 10 << 3, 0, 0]];
         let code = ring::CodeDef {
             id: 0xc0de,
@@ -534,7 +534,7 @@ fn stacks_come_with_their_functions_and_lines() {
 fn what_other_threads_write_after_the_end_was_announced_follows() {
     let folder = Folder::new("late");
     let trace = recording(&folder, 16, |map| {
-        let mut producer = Producer::new(map, tid()).unwrap();
+        let mut producer = Producer::new(map, tid(), tid());
         producer.push_brief(producer.now(), 0, &numbered(0, 0));
         map.header().process.value.store(EXITING, Ordering::Release);
         while map.header().recorder.value.load(Ordering::Acquire) != COMPLETE {
@@ -568,7 +568,7 @@ fn who_answers_for_memory_that_ran_out_sees_the_trace_up_to_there() {
     let map = memory.make_ring(16, std::process::id());
     let options = Options { on_oom: Some(answered), ..options(&folder, "a.gtr") };
     let recording = std::thread::spawn(move || record(&ring, options).unwrap());
-    let mut producer = Producer::new(map, tid()).unwrap();
+    let mut producer = Producer::new(map, tid(), tid());
     let n_answers = || ANSWERS.lock().unwrap().len();
     for n in 1..=5 {
         producer.push_brief(producer.now(), 0, &numbered(0, n));

@@ -24,6 +24,10 @@ pub const EXITING: u32 = 1;
 /// The shim stepped aside; nothing more will come.
 pub const OFF: u32 = 2;
 
+/// The process holds a read lock of the whole file that belongs to its open file description (`F_OFD_SETLK`), and so to its
+/// mapping: once nobody has that lock, nobody maps the ring. Without this word, no lock says nothing.
+pub const LOCKED: u32 = 1;
+
 /// No recorder has opened the ring.
 pub const NO_RECORDER: u32 = 0;
 /// A recorder drains the ring.
@@ -54,8 +58,8 @@ pub struct Header {
     pub calibration: [AtomicU64; 3],
     /// What frames and tables the shim was asked for ([`crate::record::Kind::Note`] has the words).
     pub stack_mode: AtomicU32,
-    /// Free.
-    pub reserved: AtomicU32,
+    /// [`LOCKED`], or 0.
+    pub lock: AtomicU32,
     /// [`RUNNING`], [`EXITING`] or [`OFF`]; written by the process.
     pub process: Line,
     /// [`NO_RECORDER`], [`RECORDING`], [`COMPLETE`] or [`FAILED`]; written by the recorder.
@@ -76,6 +80,8 @@ pub struct Header {
     pub lost_nested: LostLine,
     /// Events dropped while another thread was starting the session.
     pub lost_starting: LostLine,
+    /// Chunks that threads hold; the process's own, for [`crate::ring::Producer::wish`].
+    pub held_chunks: Line,
 }
 
 /// A word alone in its pair of cache lines.
@@ -102,10 +108,10 @@ impl LostLine {
     }
 }
 
-/// One writing thread. Claimed by a store of its tid, free again when the recorder sees the thread gone.
+/// One writing thread, for the recorder to read. Whose it is the process keeps to itself ([`crate::owners`]).
 #[repr(C, align(128))]
 pub struct ThreadLine {
-    /// Kernel thread id; 0 free.
+    /// Kernel thread id of its last owner; 0 none yet.
     pub tid: AtomicU32,
     /// How often the line was claimed, so that chunks of an earlier owner are not taken for this one's.
     pub generation: AtomicU32,

@@ -4,7 +4,7 @@
 //! These layouts are private to one build of gputrace ([`ABI`]): the trace file has its own, versioned one.
 
 /// The version of everything in this crate. A recorder refuses a ring of another version.
-pub const ABI: u32 = 9;
+pub const ABI: u32 = 10;
 
 /// What kind of record follows a [`Header`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

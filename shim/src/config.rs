@@ -1,9 +1,9 @@
 //! `GPUTRACE_*` variables: one row each.
 //!
-//! The shim reads its own at the first event, never in a hook; the recorder, which inherits the environment, reads
+//! The shim reads its own when a session begins, never in a hook, and not at all where the user must not steer the program; the recorder, which inherits the environment, reads
 //! the others.
 
-use crate::sys;
+use crate::environment;
 use core::ffi::CStr;
 
 /// A variable: its name, what it may hold, and what it does.
@@ -44,7 +44,7 @@ pub(crate) enum Stacks {
 impl Variable {
     /// Its value, if it is set and not empty.
     pub(crate) fn value(&self) -> Option<&'static CStr> {
-        sys::variable(self.name).filter(|value| !value.is_empty())
+        environment::value(self.name).filter(|value| !value.is_empty())
     }
 
     /// Its value as a number; `None` if it is not one.
@@ -57,9 +57,10 @@ impl Variable {
     }
 }
 
-/// Whether the user switched the library off.
+/// Whether the user switched the library off, or has no say in this program.
 pub(crate) fn is_off() -> bool {
-    SWITCH.value().is_some_and(|value| matches!(value.to_bytes(), b"0" | b"off" | b"false" | b"no"))
+    environment::is_secure()
+        || SWITCH.value().is_some_and(|value| matches!(value.to_bytes(), b"0" | b"off" | b"false" | b"no"))
 }
 
 /// Whether the user wants to know how long the GPU works for NCCL.

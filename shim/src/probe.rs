@@ -6,10 +6,13 @@
 use crate::callsite;
 use crate::hook::AUXILIARY;
 use crate::hooks::code::{self, Told};
+use crate::kernel;
 pub(crate) use crate::session::Start;
 use crate::session::{self, Lane};
-use crate::tls;
+use crate::tls::{self, Tls};
+use core::cell::Cell;
 use core::ffi::c_int;
+use core::sync::atomic::{Ordering, compiler_fence};
 use gputrace_ring::record::{Action, Call, CallEnd};
 use gputrace_ring::ring::Pushed;
 
@@ -33,11 +36,12 @@ pub(crate) fn acquire(
     run: impl FnOnce() -> i32,
     fill: impl FnOnce(&mut Draft, bool),
 ) -> i32 {
-    let Some(depth) = Depth::enter() else { return run() };
+    let mark = Mark::new();
+    let Some(inside) = mark.enter() else { return run() };
     code::note(action);
     let begin = session::now();
     let result = run();
-    drop(depth);
+    drop(inside);
     code::note(action);
     // What fails before there is a session (no device, not initialised) is no business of ours.
     let start = if result == 0 || result == OUT_OF_MEMORY { start } else { Start::OnlyIfLive };
@@ -69,7 +73,8 @@ pub(crate) fn release(
     run: impl FnOnce() -> i32,
     fill: impl FnOnce(&mut Draft, bool),
 ) -> i32 {
-    let Some(depth) = Depth::enter() else { return run() };
+    let mark = Mark::new();
+    let Some(inside) = mark.enter() else { return run() };
     let Some(mut lane) = session::lane(Start::OnlyIfLive) else { return run() };
     let mut draft = Draft::new(row, action);
     fill(&mut draft, true);
@@ -86,7 +91,7 @@ pub(crate) fn release(
     drop(lane);
     code::note(action);
     let result = run();
-    drop(depth);
+    drop(inside);
     code::note(action);
     if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
         let end = session::now();
@@ -96,22 +101,59 @@ pub(crate) fn release(
     result
 }
 
-/// The thread is inside a real function: what the driver calls of itself there is not the program's doing.
-struct Depth;
+/// On the stack of a hook: the thread is inside a real function, and what the driver calls of itself there is not the
+/// program's doing.
+///
+/// A signal handler may leave the real function by `longjmp`, and the hook with it. So the thread's words say where its mark
+/// lies, and a mark counts for whoever is called by its hook: who stands below it on the stack, and finds it as it was.
+/// A word on a stack that was left may stay as it was until something else is written there, so a call from deeper
+/// than the one that was left may be taken for the driver's own, until one comes that is not.
+/// (A coroutine that is left in the middle of a driver call, and others that call meanwhile, are not told apart.)
+struct Mark(Cell<u64>);
 
-impl Depth {
-    fn enter() -> Option<Depth> {
-        let depth = &tls::here().depth;
-        (depth.get() == 0).then(|| {
-            depth.set(1);
-            Depth
-        })
+struct Inside<'a>(&'a Mark);
+
+impl Mark {
+    fn new() -> Mark {
+        Mark(Cell::new(0))
+    }
+
+    /// `None` if the driver called the hook.
+    #[inline]
+    fn enter(&self) -> Option<Inside<'_>> {
+        let (tls, here) = (tls::here(), core::ptr::from_ref(self) as usize);
+        if tls.inside.get() != 0 && is_inside(tls, here) {
+            return None;
+        }
+        self.0.set(Mark::word(tls, here));
+        compiler_fence(Ordering::SeqCst);
+        tls.inside.set(here);
+        Some(Inside(self))
+    }
+
+    /// What a mark at this place says.
+    fn word(tls: &Tls, place: usize) -> u64 {
+        (core::ptr::from_ref(tls) as u64).rotate_left(32) ^ place as u64 ^ 0x6770_7574_7261_6365
     }
 }
 
-impl Drop for Depth {
+#[cold]
+#[inline(never)]
+fn is_inside(tls: &Tls, here: usize) -> bool {
+    let place = tls.inside.get();
+    if here >= place && !kernel::is_on_signal_stack() {
+        return false;
+    }
+    // The stack it lies on may be gone.
+    let mut word = [0; 8];
+    kernel::read_memory(place, &mut word) == word.len() && u64::from_ne_bytes(word) == Mark::word(tls, place)
+}
+
+impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        tls::here().depth.set(0);
+        tls::here().inside.set(0);
+        compiler_fence(Ordering::SeqCst);
+        self.0.0.set(0);
     }
 }
 

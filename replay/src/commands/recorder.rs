@@ -27,6 +27,12 @@ pub(super) struct RecorderArgs {
     /// The ring
     #[arg(long, value_name = "PATH")]
     ring: OsString,
+    /// The ring, open
+    #[arg(long, value_name = "NUMBER")]
+    ring_fd: Option<i32>,
+    /// The process (a pidfd)
+    #[arg(long, value_name = "NUMBER")]
+    process_fd: Option<i32>,
 }
 
 fn run(matches: &ArgMatches, _out: &mut dyn Write) -> anyhow::Result<ExitCode> {

@@ -60,7 +60,8 @@ impl Frame {
         let return_slot = self.sp.wrapping_sub(8);
         // Which of the two it is follows no pattern: selected, not branched on.
         let saved = select_unpredictable(self.rbp_slot == return_slot, self.ip, self.rbp);
-        (stack.word(return_slot, stacks) == Some(self.ip)) & (stack.word(self.rbp_slot, stacks) == Some(saved))
+        (stack.word(return_slot, stacks) == Some(self.ip))
+            & (stack.word(self.rbp_slot, stacks) == Some(saved))
     }
 }
 
@@ -550,9 +551,11 @@ impl NativeState {
         let rbp_slot =
             select_unpredictable(has_rbp, cfa.wrapping_add(i64::from(rule.rbp) as u64), return_slot);
         // The return address lies below the frame address, above everything of the frame itself.
-        let (Some(ip), Some(saved_rbp), true) =
-            (stack.word(return_slot, &mut self.stacks), stack.word(rbp_slot, &mut self.stacks), cfa > frame.sp)
-        else {
+        let (Some(ip), Some(saved_rbp), true) = (
+            stack.word(return_slot, &mut self.stacks),
+            stack.word(rbp_slot, &mut self.stacks),
+            cfa > frame.sp,
+        ) else {
             return self.broken();
         };
         if ip == 0 {
@@ -576,7 +579,9 @@ impl NativeState {
                 if cfa <= frame.sp {
                     return self.broken();
                 }
-                let Some(ip) = stack.word(cfa.wrapping_sub(8), &mut self.stacks) else { return self.broken() };
+                let Some(ip) = stack.word(cfa.wrapping_sub(8), &mut self.stacks) else {
+                    return self.broken();
+                };
                 self.caller(rule, frame, stack, cfa, ip)
             }
             _ => self.broken(),
