@@ -1,6 +1,10 @@
 //! The ring and the hand-over of thread lines, in every order of memory accesses that a processor may choose, with a
 //! bounded number of preemptions. Each model is a few threads and a few records in a ring of one or two chunks; what
 //! runs is the code that ships, with loom's atomics.
+//!
+//! The threads of a model are all spawned, and the one that writes is joined first: loom tries a load at every place among
+//! the stores that ran before it, but remembers of each word only the last access, so that a thread which looks at a word
+//! before it exchanges it would hide an earlier load of another.
 #![cfg(loom)]
 
 use gputrace_ring::clock::{Clock, Ticks};
@@ -13,6 +17,8 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Orders with more forced switches between threads than this are not tried; `LOOM_MAX_PREEMPTIONS` says otherwise. Races
 /// that need more than two are not known to exist outside of constructions (Musuvathi and Qadeer, PLDI 2007).
@@ -22,7 +28,16 @@ fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
     builder.max_branches = 100_000;
-    builder.check(model);
+    let n_orders = std::sync::Arc::new(AtomicU64::new(0));
+    let counter = std::sync::Arc::clone(&n_orders);
+    builder.check(move || {
+        counter.fetch_add(1, Relaxed);
+        model();
+    });
+    let n_orders = n_orders.load(Relaxed);
+    println!("{}: {n_orders} orders", std::thread::current().name().unwrap_or_default());
+    // A model that tries one order shows nothing.
+    assert!(n_orders > 20, "{n_orders} orders");
 }
 
 /// A ring, and who holds its memory.
@@ -104,17 +119,20 @@ fn a_record_is_seen_whole_or_not_at_all() {
             assert_eq!(push(&mut producer, 2), Pushed::Yes);
         });
         let reader = Reader::new(map);
-        let mut seen = 0;
-        for _ in 0..2 {
-            if let Some(view) = reader.look(0) {
-                assert_eq!((view.thread, view.tid), (0, 7), "a chunk header that is not whole");
-                let numbers = records(&reader, &view);
-                assert_eq!(numbers, &[1, 2][..numbers.len()]);
-                assert!(numbers.len() >= seen, "what was visible goes away");
-                seen = numbers.len();
+        let looker = thread::spawn(move || {
+            let mut seen = 0;
+            for _ in 0..2 {
+                if let Some(view) = reader.look(0) {
+                    assert_eq!((view.thread, view.tid), (0, 7), "a chunk header that is not whole");
+                    let numbers = records(&reader, &view);
+                    assert_eq!(numbers, &[1, 2][..numbers.len()]);
+                    assert!(numbers.len() >= seen, "what was visible goes away");
+                    seen = numbers.len();
+                }
             }
-        }
+        });
         writer.join().unwrap();
+        looker.join().unwrap();
         assert_eq!(records(&reader, &reader.look(0).unwrap()), [1, 2]);
         drop(memory);
     });
@@ -132,10 +150,14 @@ fn a_chunk_that_is_used_again_while_the_recorder_reads_gives_each_record_once_an
             pushed
         });
         let reader = Reader::new(map);
-        let mut recorder = Recorder::default();
-        recorder.pass(&reader);
-        recorder.pass(&reader);
+        let looker = thread::spawn(move || {
+            let mut recorder = Recorder::default();
+            recorder.pass(&reader);
+            recorder.pass(&reader);
+            recorder
+        });
         let pushed = writer.join().unwrap();
+        let mut recorder = looker.join().unwrap();
         recorder.pass(&reader);
         let expected: Vec<u64> =
             pushed.iter().filter(|(_, pushed)| *pushed == Pushed::Yes).map(|(number, _)| *number).collect();
@@ -157,8 +179,8 @@ fn a_full_ring_counts_each_loss_of_each_thread() {
             producer.complete();
             u64::from(pushed == Pushed::Full)
         };
-        let other = thread::spawn(move || write(1));
-        let n_lost = write(0) + other.join().unwrap();
+        let writers = [0, 1].map(|line| thread::spawn(move || write(line)));
+        let n_lost: u64 = writers.map(|writer| writer.join().unwrap()).iter().sum();
         assert_eq!(n_lost, 1, "one chunk, which nobody frees");
         assert_eq!(map.header().lost_full.events.load(Ordering::Relaxed), n_lost);
         let reader = Reader::new(map);
@@ -177,8 +199,8 @@ fn two_threads_that_claim_chunks_get_one_each_and_the_recorder_both() {
             let mut producer = Producer::new(map, line, line + 7);
             (0..2).map(|n| push(&mut producer, u64::from(line) * 10 + n) == Pushed::Yes).collect::<Vec<_>>()
         };
-        let other = thread::spawn(move || write(1));
-        let pushed = [write(0), other.join().unwrap()];
+        let writers = [0, 1].map(|line| thread::spawn(move || write(line)));
+        let pushed = writers.map(|writer| writer.join().unwrap());
         let reader = Reader::new(map);
         let mut recorder = Recorder::default();
         recorder.pass(&reader);
@@ -264,10 +286,11 @@ fn what_a_thread_left_is_finished_by_one_of_those_that_come_and_its_line_has_one
         let lanes = Arc::new(Lanes::new());
         assert_eq!(lanes.attach(map, 1, 10), Some(0));
         lanes.die(1);
-        let theirs = Arc::clone(&lanes);
-        let other = thread::spawn(move || theirs.attach(map, 2, 20));
-        let mine = lanes.attach(map, 3, 30);
-        let theirs = other.join().unwrap();
+        let heirs = [2, 3].map(|tid| {
+            let lanes = Arc::clone(&lanes);
+            thread::spawn(move || lanes.attach(map, tid, u64::from(tid) * 10))
+        });
+        let [mine, theirs] = heirs.map(|heir| heir.join().unwrap());
         assert!(mine.is_some() && theirs.is_some() && mine != theirs, "two owners of line {mine:?}");
         assert_eq!(lanes.n_finished.load(Ordering::Relaxed), 1, "finished once");
         let reader = Reader::new(map);
@@ -290,8 +313,10 @@ fn a_line_is_taken_over_while_its_owner_dies_or_not_at_all() {
             theirs.die(1);
             line
         });
-        let mine = lanes.attach(map, 2, 20);
+        let heirs = Arc::clone(&lanes);
+        let heir = thread::spawn(move || heirs.attach(map, 2, 20));
         let theirs = other.join().unwrap();
+        let mine = heir.join().unwrap();
         assert!(mine.is_some() && theirs.is_some());
         let n_finished = lanes.n_finished.load(Ordering::Relaxed);
         assert!(n_finished == 0 && mine != theirs || n_finished == 1, "{n_finished} {mine:?} {theirs:?}");
@@ -307,10 +332,11 @@ fn a_kernel_thread_id_that_is_given_again_frees_the_line_of_the_dead_and_never_t
         assert_eq!(lanes.attach(map, 1, 10), Some(0));
         lanes.die(1);
         // The new thread has the dead one's number; another looks for lines of the dead at the same time.
-        let theirs = Arc::clone(&lanes);
-        let other = thread::spawn(move || theirs.attach(map, 1, 20));
-        let mine = lanes.attach(map, 2, 30);
-        let theirs = other.join().unwrap();
+        let heirs = [1, 2].map(|tid| {
+            let lanes = Arc::clone(&lanes);
+            thread::spawn(move || lanes.attach(map, tid, u64::from(tid) * 10))
+        });
+        let [theirs, mine] = heirs.map(|heir| heir.join().unwrap());
         assert!(mine.is_some() && theirs.is_some() && mine != theirs, "{mine:?} {theirs:?}");
         assert!(lanes.owners.is_of(theirs.unwrap(), Owner { session: 1, tid: 1 }));
         assert!(lanes.owners.is_of(mine.unwrap(), Owner { session: 1, tid: 2 }));
