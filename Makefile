@@ -52,7 +52,7 @@ loom: ## Try every order of memory accesses in the ring and in the hand-over of 
 miri: ## Interpret the tests of the ring and of the trace format (needs Miri; else valgrind takes its place, and it says so)
 	tests/miri.sh
 
-sanitize: ## Run shim, stack capture, ring and trace format under AddressSanitizer and ThreadSanitizer
+sanitize: build ## Run shim, stack capture, ring and trace format under AddressSanitizer and ThreadSanitizer
 	tests/sanitize/run.sh
 
 # `make fuzz FUZZ_SECONDS=3600` runs each an hour; `make fuzz FUZZ='pickle simulator'` runs these.

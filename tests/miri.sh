@@ -8,11 +8,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 packages=(-p gputrace-ring -p gputrace-schemas)
-# `--lib`: the tests beside them read files of the repository and run programs.
 if cargo +nightly miri --version >/dev/null 2>&1; then
   echo "miri: $(cargo +nightly miri --version)"
   # Files and clocks of the machine are read. Tree borrows: FlatBuffers hands out several views of one buffer.
-  MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-tree-borrows" cargo +nightly miri test --target-dir target/miri "${packages[@]}" --lib
+  MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-tree-borrows" cargo +nightly miri test --target-dir target/miri "${packages[@]}" --lib --test trace
   exit
 fi
 if ! command -v valgrind >/dev/null; then
@@ -24,4 +23,4 @@ host=$(rustc -vV | sed -n 's/^host: //p')
 runner=CARGO_TARGET_$(tr 'a-z-' 'A-Z_' <<<"$host")_RUNNER
 export RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zub-checks=yes -Coverflow-checks=yes -Cdebug-assertions=yes"
 env "$runner=valgrind -q --error-exitcode=99 --fair-sched=yes" \
-  cargo test -q --target-dir target/miri "${packages[@]}" --lib
+  cargo test -q --target-dir target/miri "${packages[@]}" --lib --test trace

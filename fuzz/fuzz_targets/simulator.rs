@@ -21,15 +21,18 @@ const OPTIONS: &[&str] = &[
     "expandable_segments:True,max_split_size_mb:64",
 ];
 
+/// More than any program here asks for.
+const PLENTY: u64 = 1 << 42;
+
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let mut input = Bytes(data);
     let entry = &POLICIES[usize::from(input.byte()) % POLICIES.len()];
     let torch_version = PROFILES[usize::from(input.byte()) % PROFILES.len()].version;
     let options = if entry.name == "torch" { OPTIONS[usize::from(input.byte()) % OPTIONS.len()] } else { "" };
     let (total, limit) = match input.byte() {
-        0..=127 => (1 << 42, None),
+        0..=127 => (PLENTY, None),
         share @ 128..=191 => (u64::from(share - 127) << 22, None),
-        share => (1 << 42, Some(u64::from(share - 191) << 22)),
+        share => (PLENTY, Some(u64::from(share - 191) << 22)),
     };
     let is_shuffled = input.byte() % 4 == 3;
     let ops = program(&mut input);
@@ -50,10 +53,12 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         "{} reserved what is not there",
         entry.name
     );
-    assert_eq!(outcome.is_cut_short && outcome.oom.is_none(), false, "{} ended without a reason", entry.name);
+    assert!(!outcome.is_cut_short || outcome.oom.is_some(), "{} ended without a reason", entry.name);
     if !outcome.is_cut_short {
-        let bounds = Bounds::of(&ops);
-        assert!(outcome.books.requested.peak >= bounds.requested, "{} lost requests", entry.name);
+        // Where memory is short, allocators wait for streams: memory comes back earlier than the program says.
+        let is_plenty = total == PLENTY && limit.is_none();
+        let least = Bounds::of(&ops).requested;
+        assert!(!is_plenty || outcome.books.requested.peak >= least, "{} lost requests", entry.name);
         assert!(outcome.books.allocated.current >= outcome.books.requested.current || has_pending(&ops));
     }
 });

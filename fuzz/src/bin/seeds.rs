@@ -148,6 +148,10 @@ for protocol in 2, 3, 4, 5:
 ";
     std::fs::create_dir_all(folder).expect("writable");
     let _ = Command::new("python3").arg("-c").arg(program).arg(folder).status();
+    let random = &mut Random(88_172_645_463_325_252);
+    for n in 0..20 {
+        seed(folder, &format!("shape-{n}"), &[b" ", snapshot(random).as_slice()].concat());
+    }
     seed(folder, "empty", b" \x80\x04}\x94(\x8c\x08segments\x94]\x94\x8c\x0ddevice_traces\x94]\x94]\x94au.");
     seed(folder, "compressed", b"z\x80\x02}(X\x08\x00\x00\x00segments]X\x0d\x00\x00\x00device_traces]u.");
     seed(folder, "hostile", b" \x80\x02cos\nsystem\nX\x02\x00\x00\x00ls\x85R.");
@@ -217,4 +221,119 @@ fn symbol_files(folder: &Path) {
         }
     }
     seed(folder, "none-at-all", b"\x7fELF\x02\x01\x01");
+}
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        (self.next() >> 11) % end.max(1)
+    }
+
+    fn index(&mut self, length: usize) -> usize {
+        self.below(length as u64) as usize
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.index(from.len())]
+    }
+
+    /// Any width, and the ends of the range more often than chance.
+    fn wild(&mut self) -> u64 {
+        match self.below(8) {
+            0 => 0,
+            1 => u64::MAX,
+            2 => 1 << 63,
+            3 => i64::MAX as u64,
+            _ => self.next() >> self.below(64),
+        }
+    }
+}
+
+// Pickles.
+
+fn integer(value: u64, out: &mut Vec<u8>) {
+    out.extend([0x8a, 8]);
+    out.extend(value.to_le_bytes());
+}
+
+fn text(text: &str, out: &mut Vec<u8>) {
+    out.extend([0x8c, text.len() as u8]);
+    out.extend(text.as_bytes());
+}
+
+fn dictionary(items: &[(&str, u64)], out: &mut Vec<u8>) {
+    out.extend(b"}(");
+    for (key, value) in items {
+        text(key, out);
+        integer(*value, out);
+    }
+    out.push(b'u');
+}
+
+const ACTIONS: [&str; 12] = [
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "oom",
+    "snapshot",
+    "annotate",
+    "free",
+    "rubbish",
+];
+
+/// A snapshot in shape, with entries that may make sense.
+fn snapshot(random: &mut Random) -> Vec<u8> {
+    let out = &mut vec![0x80, 4];
+    out.extend(b"}(");
+    text("segments", out);
+    out.extend(b"](");
+    let number =
+        |random: &mut Random, sensible: u64| if random.below(30) == 0 { random.wild() } else { sensible };
+    let base = 0x7f00_0000_0000u64;
+    for _ in 0..random.below(4) {
+        let (at, size) = (base + random.below(8) * (20 << 20), (1 + random.below(10)) << 21);
+        out.extend(b"}(");
+        for (key, value) in [("device", 0), ("address", at), ("total_size", size), ("stream", 0)] {
+            text(key, out);
+            integer(number(random, value), out);
+        }
+        text("blocks", out);
+        out.extend(b"](");
+        for _ in 0..random.below(4) {
+            let (size, requested) = (random.below(1 << 21), random.below(1 << 21));
+            dictionary(&[("size", number(random, size)), ("requested_size", requested)], out);
+            text("state", out);
+            text(random.pick(&["active_allocated", "inactive", "active_pending_free", "?"]), out);
+            out.push(b's');
+        }
+        out.extend(b"eu");
+    }
+    out.push(b'e');
+    text("device_traces", out);
+    out.extend(b"](](");
+    for _ in 0..random.below(60) {
+        let (at, size) = (base + random.below(64) * (2 << 20), (1 + random.below(64)) << 14);
+        out.extend(b"}(");
+        text("action", out);
+        text(random.pick(&ACTIONS), out);
+        for (key, value) in [("addr", at), ("size", size), ("stream", random.below(3)), ("time_us", 5)] {
+            text(key, out);
+            integer(number(random, value), out);
+        }
+        out.push(b'u');
+    }
+    out.extend(b"eeu.");
+    out.clone()
 }
