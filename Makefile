@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 RELEASE := target/release
 
-.PHONY: help setup build demo test check deny fmt bench oracle schemas dist clean
+.PHONY: help setup build demo test check deny fmt bench oracle schemas loom miri sanitize fuzz torture dist clean
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -58,6 +58,20 @@ oracle: ## Hold the simulator against PyTorch's own compiled allocator
 
 schemas: ## Hold the trace format's code against trace.fbs (and flatc, where it is installed)
 	cargo test -p gputrace-schemas
+
+loom: ## Try every order of memory accesses in the ring and in the hand-over of thread lines
+	RUSTFLAGS="--cfg loom" cargo test --release --manifest-path tests/loom/Cargo.toml --target-dir target/loom
+
+miri: ## Interpret the tests of the ring and of the trace format (needs Miri; else valgrind takes its place, and it says so)
+	tests/miri.sh
+
+sanitize: build ## Run shim, stack capture, ring and trace format under AddressSanitizer and ThreadSanitizer
+	tests/sanitize/run.sh
+
+# `make fuzz FUZZ_SECONDS=3600` runs each an hour; `make fuzz FUZZ='pickle simulator'` runs these.
+FUZZ_SECONDS := 60
+fuzz: ## Give hostile input to everything that reads: a minute each, with libFuzzer
+	FUZZ_SECONDS=$(FUZZ_SECONDS) fuzz/run.sh $(FUZZ)
 
 dist: build ## Put what users need into target/gputrace.tar.gz
 	tar -czf target/gputrace.tar.gz -C $(RELEASE) gputrace libgputrace.so

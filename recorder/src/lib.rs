@@ -17,6 +17,9 @@ mod autograd;
 mod daemon;
 mod decode;
 mod drain;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod handed_out;
 mod limits;
 mod liveness;

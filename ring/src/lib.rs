@@ -18,6 +18,9 @@
 pub mod brief;
 pub mod clock;
 pub mod map;
+#[cfg(loom)]
+pub mod model;
 pub mod owners;
 pub mod record;
 pub mod ring;
+mod sync;

@@ -5,15 +5,23 @@
 
 use crate::clock::{Calibration, Clock};
 use crate::record::ABI;
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use core::mem::size_of;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// First word of the file. Written last, so that a half-made ring is not taken for one.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"GPUTRING");
 /// Bytes of a chunk, its header included.
+#[cfg(not(loom))]
 pub const CHUNK_BYTES: usize = 16 << 10;
+/// Room for two records: a model must fill a chunk in a few steps.
+#[cfg(loom)]
+pub const CHUNK_BYTES: usize = size_of::<ChunkHeader>() + 48;
 /// Threads that can write at the same time.
+#[cfg(not(loom))]
 pub const MAX_THREADS: usize = 1024;
+/// As few as a hand-over needs.
+#[cfg(loom)]
+pub const MAX_THREADS: usize = 3;
 /// Bytes before the thread lines.
 const HEADER_BYTES: usize = 4096;
 
@@ -38,6 +46,7 @@ pub const COMPLETE: u32 = 2;
 pub const FAILED: u32 = 3;
 
 /// The first page.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C)]
 pub struct Header {
     /// [`MAGIC`], once everything else is in place.
@@ -85,6 +94,7 @@ pub struct Header {
 }
 
 /// A word alone in its pair of cache lines.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 pub struct Line {
     /// The word.
@@ -92,6 +102,7 @@ pub struct Line {
 }
 
 /// A loss counter alone in its pair of cache lines.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 pub struct LostLine {
     /// Events.
@@ -109,6 +120,7 @@ impl LostLine {
 }
 
 /// One writing thread, for the recorder to read. Whose it is the process keeps to itself ([`crate::owners`]).
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 pub struct ThreadLine {
     /// Kernel thread id of its last owner; 0 none yet.
@@ -122,6 +134,7 @@ pub struct ThreadLine {
 }
 
 /// First bytes of a chunk. Only the owner writes, but for what [`crate::ring::Reader`] keeps beside it.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct ChunkHeader {
     /// Index of the owner's [`ThreadLine`].
@@ -141,7 +154,9 @@ pub struct ChunkHeader {
 /// Bytes of records a chunk can hold.
 pub const CHUNK_PAYLOAD: usize = CHUNK_BYTES - size_of::<ChunkHeader>();
 
+#[cfg(not(loom))]
 const _: () = assert!(size_of::<Header>() <= HEADER_BYTES);
+#[cfg(not(loom))]
 const _: () = assert!(size_of::<ChunkHeader>() == 64);
 
 /// Why a file is no ring this build can read.
@@ -261,6 +276,7 @@ impl Map {
     }
 
     /// The first page.
+    #[cfg(not(loom))]
     #[must_use]
     pub fn header(&self) -> &Header {
         // SAFETY: `create` and `open` made sure of page alignment and length; all fields are atomics.
@@ -282,6 +298,11 @@ impl Map {
         Clock::from_u32(self.header().clock.load(Ordering::Relaxed))
     }
 
+    #[cfg(loom)]
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base
+    }
+
     /// Chunks of this ring.
     #[must_use]
     pub fn n_chunks(&self) -> u32 {
@@ -289,6 +310,7 @@ impl Map {
     }
 
     /// A thread's line; the index is taken modulo [`MAX_THREADS`].
+    #[cfg(not(loom))]
     #[must_use]
     pub fn thread(&self, index: u32) -> &ThreadLine {
         let at = HEADER_BYTES + (index as usize % MAX_THREADS) * size_of::<ThreadLine>();
@@ -299,6 +321,7 @@ impl Map {
     }
 
     /// A chunk's state word; the index is taken modulo the number of chunks.
+    #[cfg(not(loom))]
     #[must_use]
     pub fn state(&self, chunk: u32) -> &AtomicU32 {
         let at = HEADER_BYTES + MAX_THREADS * size_of::<ThreadLine>() + (chunk % self.n_chunks) as usize * 4;
@@ -309,6 +332,7 @@ impl Map {
     }
 
     /// A chunk; the index is taken modulo the number of chunks.
+    #[cfg(not(loom))]
     #[must_use]
     pub fn chunk(&self, chunk: u32) -> *mut u8 {
         let at = Self::chunks_at(self.n_chunks) + (chunk % self.n_chunks) as usize * CHUNK_BYTES;

@@ -11,7 +11,7 @@
 //! | of a thread that is gone | left behind | any thread, to its own number; it finishes what was left, then 0 |
 
 use crate::map::MAX_THREADS;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// A thread of a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,6 +44,15 @@ pub struct Owners {
 
 impl Owners {
     /// All lines are free.
+    #[cfg(loom)]
+    #[must_use]
+    pub fn new() -> Owners {
+        let slots = core::array::from_fn(|_| AtomicU64::new(0));
+        Owners { slots, used: AtomicU32::new(0), next: AtomicU32::new(0) }
+    }
+
+    /// All lines are free.
+    #[cfg(not(loom))]
     #[must_use]
     #[expect(clippy::new_without_default, reason = "for a static; nothing else has one")]
     pub const fn new() -> Owners {
@@ -118,7 +127,8 @@ impl Owners {
     pub fn give_back(&self, line: u32) {
         if let Some(slot) = self.slots.get(line as usize) {
             // SYNC: what the last owner left is finished.
-            slot.store(0, Ordering::Release);
+            // An exchange like every other write to a slot: their order is then one for loom too.
+            slot.swap(0, Ordering::Release);
         }
     }
 }

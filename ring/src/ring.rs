@@ -15,8 +15,9 @@ use crate::brief::{Brief, CALL_WORDS, Said, says, shorten_call};
 use crate::clock::{Clock, Ticks};
 use crate::map::{CHUNK_PAYLOAD, ChunkHeader, MAX_THREADS, Map};
 use crate::record::{Call, Header, Kind, Payload, TimeBase};
+use crate::sync::{self, Ordering};
 use core::mem::{size_of, size_of_val};
-use core::sync::atomic::{AtomicU64, Ordering, compiler_fence};
+use core::sync::atomic::compiler_fence;
 
 /// Nobody's.
 pub const FREE: u32 = 0;
@@ -324,10 +325,9 @@ impl Producer {
     /// Writes where no record is yet.
     #[inline]
     fn put(&self, at: usize, bytes: &[u8]) {
-        // SAFETY: `make_room` made sure that the record and a time base fit into the chunk.
-        let to = unsafe { self.chunk.add(size_of::<ChunkHeader>() + at) };
-        // SAFETY: only this thread writes to a chunk in `WRITING`, and nobody reads beyond `committed`.
-        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        // SAFETY: `make_room` made sure that the record and a time base fit into the chunk; only this thread writes to a
+        // chunk in `WRITING`, and nobody reads beyond `committed`.
+        unsafe { sync::write(self.chunk, at, bytes) };
     }
 }
 
@@ -416,10 +416,8 @@ impl Reader {
         if at > CHUNK_PAYLOAD - WORD || !at.is_multiple_of(WORD) {
             return 0;
         }
-        // SAFETY: inside the chunk, checked above.
-        let word = unsafe { self.map.chunk(chunk).add(size_of::<ChunkHeader>() + at) };
-        // SAFETY: eight-byte aligned: chunks and their headers are, and `at` is a multiple of a word.
-        unsafe { &*word.cast::<AtomicU64>() }.load(Ordering::Relaxed)
+        // SAFETY: inside the chunk and a multiple of a word, checked above.
+        unsafe { sync::word(self.map.chunk(chunk), at) }.load(Ordering::Relaxed)
     }
 
     /// Gives a chunk back to the producers. Only for chunks that are complete, or whose thread is gone.

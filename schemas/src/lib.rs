@@ -5,6 +5,7 @@
 #![deny(unsafe_code)]
 
 mod block;
+mod codec;
 mod columns;
 mod definitions;
 pub mod event;
