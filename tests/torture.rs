@@ -1,0 +1,844 @@
+//! The torture: programs that do to a library what production does, each alone and recorded. A recorded program ends as it does
+//! alone, says what it says alone, and the losses that its traces show are the losses they had.
+//!
+//! A scenario is a row of [`SCENARIOS`] and a program in `torture/`; nothing else has to be told of it. The programs count their own
+//! calls on a page of shared memory (`torture/torture.h`), and each size and address carries who asked for it and when, so that a
+//! record that is torn, missing or there twice is seen.
+//!
+//! `GPUTRACE_TORTURE=long` makes of the half minute a quarter of an hour, `GPUTRACE_TORTURE_ONLY=WORD` runs the scenarios with that word
+//! in their names, `GPUTRACE_TORTURE_SEED=N` repeats the random instants of a run.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use gputrace_schemas::event::{Action, EventKind, LostCause};
+use gputrace_schemas::reader::Trace;
+use gputrace_tests::recorded;
+
+/// What a trace must say of the calls that were made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Truth {
+    /// Each call that came back is an event, and nothing is lost.
+    Whole,
+    /// What is not an event is shown as lost.
+    Shown,
+    /// Nobody can know how much is missing (the recorder was killed, the disk was full): no more than was made, none torn.
+    Bounded,
+    /// There is no trace at all.
+    Nothing,
+}
+use Truth::{Bounded, Nothing, Shown, Whole};
+
+/// One row of the torture.
+#[derive(Clone, Copy)]
+struct Scenario {
+    /// What it is, in words; no two have the same.
+    name: &'static str,
+    /// A file in `torture/`: C, C++ or Python (which runs on each of `GPUTRACE_TEST_PYTHONS`, or `python3`).
+    program: &'static str,
+    /// Its arguments. `#` is the scenario's size; `@NAME` is the library made of `torture/NAME.c`.
+    arguments: &'static str,
+    /// The size: in the short form and in the long one.
+    size: [u32; 2],
+    /// How often it is recorded.
+    rounds: [u32; 2],
+    /// Words of `torture/launch.c` for its surroundings, with `@NAME` as above; `~N` is a random number below N, and
+    /// `FOLDER` is where the traces go.
+    around: &'static str,
+    /// Options of the compiler.
+    options: &'static str,
+    /// Variables, also for the run alone.
+    env: &'static [(&'static str, &'static str)],
+    /// What the traces must say.
+    truth: Truth,
+}
+
+const PLAIN: Scenario = Scenario {
+    name: "",
+    program: "work.c",
+    arguments: "",
+    size: [0, 0],
+    rounds: [1, 1],
+    around: "",
+    options: "",
+    env: &[],
+    truth: Whole,
+};
+
+/// A recorded program may take this many times the processor time that it takes alone, and [`SLACK`] beside it: far more than
+/// a call costs, so that it is no question of how busy the machine is, and far less than what an unlucky search costs.
+const FACTOR: f64 = 10.0;
+/// Seconds of a processor.
+const SLACK: f64 = 3.0;
+/// No scenario takes a tenth of this, on a machine that does nothing else.
+const HANG: Duration = Duration::from_secs(120);
+
+const SCENARIOS: &[Scenario] = &[
+    Scenario { name: "threads at work", arguments: "8 #", size: [2_000, 200_000], ..PLAIN },
+    Scenario {
+        name: "SIGKILL at random instants",
+        arguments: "12 0 50",
+        rounds: [24, 1_200],
+        around: "sigkill=~80000",
+        ..PLAIN
+    },
+    Scenario {
+        name: "a recorder that is killed",
+        arguments: "4 # 500",
+        size: [2_000, 20_000],
+        around: "kill-recorder=100000",
+        truth: Bounded,
+        ..PLAIN
+    },
+    Scenario {
+        name: "a recorder that is stopped",
+        arguments: "4 # 500",
+        size: [2_000, 20_000],
+        around: "stop-recorder=50000",
+        truth: Shown,
+        ..PLAIN
+    },
+    Scenario {
+        name: "a stopped recorder, and a ring that overflows",
+        arguments: "4 #",
+        size: [40_000, 400_000],
+        around: "stop-recorder=1000",
+        env: &[("GPUTRACE_RING_BYTES", "1048576"), ("GPUTRACE_EXIT_WAIT", "200")],
+        truth: Shown,
+        ..PLAIN
+    },
+    Scenario {
+        name: "no program beside the library",
+        arguments: "4 1000",
+        env: &[("GPUTRACE_RECORDER", "/nowhere/gputrace"), ("GPUTRACE_RING_BYTES", "4194304")],
+        ..PLAIN
+    },
+    Scenario {
+        name: "a recorder that cannot be executed",
+        arguments: "4 1000",
+        env: &[("GPUTRACE_RECORDER", "/etc/passwd"), ("GPUTRACE_RING_BYTES", "4194304")],
+        ..PLAIN
+    },
+    Scenario {
+        name: "/dev/shm is small",
+        arguments: "4 2000",
+        around: "tmpfs=/dev/shm:3m",
+        truth: Shown,
+        ..PLAIN
+    },
+    Scenario { name: "/dev/shm is full", arguments: "4 2000", around: "tmpfs=/dev/shm:16k", ..PLAIN },
+    Scenario {
+        name: "/dev/shm cannot be written",
+        arguments: "4 2000",
+        around: "readonly=/dev/shm",
+        ..PLAIN
+    },
+    Scenario { name: "no /dev/shm", arguments: "4 2000", around: "no-shm", ..PLAIN },
+    Scenario {
+        name: "the disk of the trace is full",
+        arguments: "4 20000",
+        around: "tmpfs=FOLDER:16k",
+        truth: Bounded,
+        ..PLAIN
+    },
+    Scenario { name: "no /proc", arguments: "4 2000", around: "no-proc", ..PLAIN },
+    Scenario { name: "PID 1", arguments: "4 2000", around: "pid proc", ..PLAIN },
+    Scenario { name: "PID 1 without a /proc of its own", arguments: "4 2000", around: "pid", ..PLAIN },
+    Scenario { name: "wait, as usual", program: "waits.c", ..PLAIN },
+    Scenario { name: "wait, by a subreaper", program: "waits.c", around: "subreaper", ..PLAIN },
+    Scenario { name: "wait, by PID 1", program: "waits.c", around: "pid proc", ..PLAIN },
+    Scenario { name: "another user", arguments: "4 2000", around: "nobody", ..PLAIN },
+    Scenario { name: "the streams are closed", arguments: "4 2000", around: "closed", ..PLAIN },
+    Scenario { name: "the working folder is gone", arguments: "4 2000", around: "folder-gone", ..PLAIN },
+    Scenario {
+        name: "RLIMIT_FSIZE of 1 MB",
+        arguments: "4 2000",
+        around: "limit=fsize:1024000",
+        truth: Shown,
+        ..PLAIN
+    },
+    Scenario {
+        name: "RLIMIT_FSIZE of 16 kB",
+        arguments: "4 2000",
+        around: "limit=fsize:16384",
+        truth: Bounded,
+        ..PLAIN
+    },
+    Scenario {
+        name: "RLIMIT_FSIZE of nothing",
+        arguments: "4 2000",
+        around: "limit=fsize:0",
+        truth: Bounded,
+        ..PLAIN
+    },
+    Scenario {
+        name: "RLIMIT_NOFILE of 8",
+        arguments: "4 2000",
+        around: "limit=nofile:8",
+        truth: Shown,
+        ..PLAIN
+    },
+    Scenario { name: "RLIMIT_NOFILE of 24", arguments: "4 2000", around: "limit=nofile:24", ..PLAIN },
+];
+
+/// Everything built once, and where runs have their files.
+struct Workshop {
+    folder: PathBuf,
+    seed: AtomicU64,
+    runs: AtomicU32,
+    pythons: Vec<PathBuf>,
+}
+
+/// One line of the summary.
+#[derive(Default)]
+struct Row {
+    name: String,
+    rounds: u32,
+    calls: u64,
+    recorded: u64,
+    lost: u64,
+    torn: u64,
+    recovered: u32,
+    alone: f64,
+    with: f64,
+    failures: Vec<String>,
+    skipped: Option<String>,
+}
+
+/// How a run ended.
+struct Run {
+    status: ExitStatus,
+    stdout: String,
+    /// Without what we say.
+    stderr: String,
+    said: String,
+    cpu: f64,
+    /// By line: calls asked for, calls that came back, requests.
+    lines: Vec<Line>,
+    traces: PathBuf,
+    hung: Option<String>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Line {
+    requests: u64,
+    asked: u64,
+    completed: u64,
+    process: u64,
+}
+
+/// What the traces of a run hold.
+#[derive(Default)]
+struct Found {
+    traces: usize,
+    by_line: BTreeMap<u64, u64>,
+    unfinished: u64,
+    lost: BTreeMap<&'static str, u64>,
+    torn: Vec<String>,
+    recovered: u32,
+}
+
+impl Found {
+    fn recorded(&self) -> u64 {
+        self.by_line.values().sum::<u64>() + self.unfinished
+    }
+    fn lost(&self) -> u64 {
+        self.lost.values().sum()
+    }
+}
+
+fn is_long() -> bool {
+    std::env::var("GPUTRACE_TORTURE").is_ok_and(|form| form == "long")
+}
+
+fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("torture")
+}
+
+impl Workshop {
+    fn new() -> Workshop {
+        let folder = std::env::temp_dir().join(format!("gputrace-torture.{}", std::process::id()));
+        fs::create_dir_all(folder.join("driver")).expect("a folder");
+        // Another user must be able to come here, and the working copy may be closed to it.
+        let open = |path: &Path| fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("ours");
+        open(&folder);
+        for file in ["libgputrace.so", "gputrace"] {
+            fs::copy(recorded::built().join(file), folder.join(file)).expect("a copy");
+            open(&folder.join(file));
+        }
+        let seed = std::env::var("GPUTRACE_TORTURE_SEED").ok().and_then(|seed| seed.parse().ok());
+        let seed: u64 = seed.unwrap_or_else(|| u64::from(std::process::id()) << 32 | 0x9e37_79b9);
+        say(&format!("torture: seed {seed}"));
+        let list = std::env::var("GPUTRACE_TEST_PYTHONS").unwrap_or_else(|_| "python3".to_owned());
+        let workshop = Workshop {
+            folder,
+            seed: AtomicU64::new(seed),
+            runs: AtomicU32::new(0),
+            pythons: list.split(':').filter_map(real_python).collect(),
+        };
+        workshop
+            .build("driver.c", "-shared -fPIC -Wl,-soname,libcuda.so.1", "driver/libcuda.so.1")
+            .expect("a driver");
+        workshop.build("launch.c", "", "launch").expect("a launcher");
+        workshop
+    }
+
+    fn random(&self, below: u64) -> u64 {
+        // xorshift64: any order of the threads that ask gives one of its numbers.
+        let step = |mut x: u64| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            x
+        };
+        let before = self.seed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |x| Some(step(x)));
+        step(before.unwrap_or_default()) % below.max(1)
+    }
+
+    /// Compiles a file of `torture/`.
+    fn build(&self, source: &str, options: &str, name: &str) -> Result<PathBuf, String> {
+        let target = self.folder.join(name);
+        let is_cpp = source.ends_with(".cc");
+        let (variable, compiler) = if is_cpp { ("CXX", "c++") } else { ("CC", "cc") };
+        let mut command = Command::new(std::env::var_os(variable).unwrap_or_else(|| compiler.into()));
+        command.arg(if is_cpp { "-std=gnu++20" } else { "-std=gnu11" });
+        command
+            .args(["-O1", "-g", "-Wall", "-Wextra", "-pthread", "-o"])
+            .arg(&target)
+            .arg(sources().join(source));
+        let is_library = options.contains("-shared");
+        if !is_library && !options.contains("-DBY_DLOPEN") && name != "launch" {
+            command.arg(self.folder.join("driver/libcuda.so.1"));
+        }
+        let output = command.args(options.split_whitespace()).arg("-ldl").output();
+        let output = output.map_err(|error| format!("no compiler: {error}"))?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        if output.status.success() { Ok(target) } else { Err(format!("{source} {options}: {said}")) }
+    }
+
+    /// What scenarios name: their programs by source and options, and the libraries of their words.
+    fn build_all(&self, scenarios: &[&Scenario]) -> BTreeMap<(String, String), Result<PathBuf, String>> {
+        let mut wanted = BTreeSet::new();
+        for scenario in scenarios {
+            if !scenario.program.ends_with(".py") {
+                wanted.insert((scenario.program.to_owned(), scenario.options.to_owned()));
+            }
+            for library in libraries(scenario) {
+                wanted.insert((format!("{library}.c"), "-shared -fPIC".to_owned()));
+            }
+        }
+        let wanted: Vec<_> = wanted.into_iter().collect();
+        let built = Mutex::new(BTreeMap::new());
+        in_parallel(wanted.len(), |at| {
+            let (source, options) = &wanted[at];
+            let stem = source.split('.').next().unwrap_or_default();
+            let name =
+                if options.starts_with("-shared") { format!("lib{stem}.so") } else { format!("{stem}.{at}") };
+            let result = self.build(source, options, &name);
+            built.lock().expect("no panic").insert(wanted[at].clone(), result);
+        });
+        built.into_inner().expect("no panic")
+    }
+
+    /// One run of a scenario, alone or recorded.
+    fn run(&self, scenario: &Scenario, program: &[PathBuf], is_recorded: bool) -> Result<Run, String> {
+        let number = self.runs.fetch_add(1, Ordering::Relaxed);
+        let folder = self.folder.join(format!("run.{number}"));
+        let traces = folder.join("traces");
+        fs::create_dir_all(&traces).expect("a folder");
+        fs::set_permissions(&traces, fs::Permissions::from_mode(0o777)).expect("ours");
+        let page = folder.join("page");
+        let file = fs::File::create(&page).expect("a file");
+        file.set_len(PAGE_BYTES).expect("a sparse file");
+        fs::set_permissions(&page, fs::Permissions::from_mode(0o666)).expect("ours");
+        let usage = folder.join("usage");
+        let (out, err) = (folder.join("stdout"), folder.join("stderr"));
+
+        let size = scenario.size[usize::from(is_long())].to_string();
+        let word = |word: &str| {
+            let word = word.replace('#', &size).replace("FOLDER", &traces.display().to_string());
+            let word = match word.split_once('~') {
+                Some((before, below)) => format!("{before}{}", self.random(below.parse().unwrap_or(1))),
+                None => word,
+            };
+            match word.split_once('@') {
+                Some((before, name)) => {
+                    format!("{before}{}", self.folder.join(format!("lib{name}.so")).display())
+                }
+                None => word,
+            }
+        };
+        let mut command = Command::new(self.folder.join("launch"));
+        command.args(scenario.around.split_whitespace().map(word)).arg("--").args(program);
+        command.args(scenario.arguments.split_whitespace().map(word));
+        command
+            .env("LD_LIBRARY_PATH", self.folder.join("driver"))
+            .env("TORTURE_PAGE", &page)
+            .env("TORTURE_USAGE", &usage)
+            .env("TORTURE_FOLDER", &folder)
+            .env("GPUTRACE_RECORDER", self.folder.join("gputrace"))
+            .env("GPUTRACE_OUTPUT", traces.join("%p.%t.gtr"))
+            .env("ASAN_OPTIONS", "detect_leaks=0")
+            .stdin(Stdio::null())
+            .stdout(fs::File::create(&out).expect("a file"))
+            .stderr(fs::File::create(&err).expect("a file"))
+            .process_group(0)
+            .envs(scenario.env.iter().copied());
+        if is_recorded {
+            command.env("TORTURE_PRELOAD", self.folder.join("libgputrace.so"));
+        }
+        let mut child = command.spawn().map_err(|error| error.to_string())?;
+        let began = Instant::now();
+        let mut hung = None;
+        let status = loop {
+            if let Some(status) = child.try_wait().expect("our child") {
+                break status;
+            }
+            if began.elapsed() > HANG {
+                hung = Some(format!("hangs: {}", where_it_stands(&usage)));
+                kill_group(child.id());
+                break child.wait().expect("our child");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        if let Some(left) = wait_for_the_end(&usage) {
+            hung = hung.or(Some(format!("never ends: {left}")));
+        }
+        let text = |path: &Path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
+        let all = text(&err);
+        let is_ours = |line: &&str| line.starts_with("gputrace: ");
+        if let Some(reason) = all.lines().find_map(|line| line.strip_prefix("launch: skip: ")) {
+            return Err(reason.to_owned());
+        }
+        Ok(Run {
+            status,
+            stdout: text(&out),
+            stderr: all.lines().filter(|line| !is_ours(line)).collect::<Vec<_>>().join("\n"),
+            said: all.lines().filter(is_ours).collect::<Vec<_>>().join("\n"),
+            cpu: text(&usage).trim().parse::<f64>().unwrap_or(0.0) / 1e6,
+            lines: read_page(&page),
+            traces,
+            hung,
+        })
+    }
+
+    /// Reads the traces of a run, and those of its rings that nobody has read.
+    fn find(&self, run: &Run) -> Found {
+        let mut found = Found::default();
+        for ring in rings(run) {
+            let made = run.traces.join(format!("recovered{}.gtr", found.recovered));
+            let mut command = Command::new(self.folder.join("gputrace"));
+            let output =
+                command.arg("recover").arg(&ring).arg("-o").arg(&made).output().expect("gputrace runs");
+            if output.status.success() {
+                found.recovered += 1;
+            } else {
+                let said = String::from_utf8_lossy(&output.stderr).into_owned();
+                found.torn.push(format!("{}: recover: {said}", ring.display()));
+            }
+            let _ = fs::remove_file(&ring);
+        }
+        let entries = fs::read_dir(&run.traces).into_iter().flatten().flatten();
+        for path in
+            entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "gtr"))
+        {
+            match Trace::open(&path) {
+                Ok(trace) => found.read(&trace, &run.lines),
+                Err(error) => found.torn.push(error.to_string()),
+            }
+        }
+        found
+    }
+}
+
+impl Found {
+    fn read(&mut self, trace: &Trace, lines: &[Line]) {
+        let mut last: BTreeMap<(u64, bool), u64> = BTreeMap::new();
+        self.traces += 1;
+        for event in trace.events() {
+            match event.kind {
+                EventKind::Lost(lost) => {
+                    *self.lost.entry(lost.cause.name()).or_default() += lost.events;
+                    if lost.cause == LostCause::Damaged {
+                        self.torn.push(format!("{} damaged", lost.events));
+                    }
+                }
+                EventKind::Call(call) if matches!(call.action, Action::Alloc | Action::Free) => {
+                    let is_free = call.action == Action::Free;
+                    if call.result.is_none() {
+                        self.unfinished += 1;
+                        continue;
+                    }
+                    let (number, n) = ((call.addr & !MARK) >> 32, call.addr & 0xffff_ffff);
+                    let made = usize::try_from(number).ok().and_then(|at| lines.get(at.checked_sub(1)?));
+                    let is_known = made.is_some_and(|line| (1..=line.requests).contains(&n));
+                    let is_whole = call.addr & MARK != 0 && (is_free || call.bytes.0 == call.addr & !MARK);
+                    if !is_known || !is_whole || call.result != Some(0) {
+                        self.torn.push(format!("{call:?}"));
+                        continue;
+                    }
+                    let before = last.insert((number, is_free), n).unwrap_or(0);
+                    if before >= n {
+                        self.torn.push(format!("line {number}: {n} after {before}"));
+                    }
+                    *self.by_line.entry(number).or_default() += 1;
+                }
+                _ => {}
+            }
+        }
+        self.torn.extend(
+            trace
+                .damages()
+                .iter()
+                .filter(|damage| !damage.to_string().contains("killed"))
+                .map(ToString::to_string),
+        );
+    }
+}
+
+/// A bit that every address of `torture/driver.c` has.
+const MARK: u64 = 1 << 62;
+/// `struct page` of `torture/torture.h`.
+const PAGE_BYTES: u64 = 64 + 32 * (1 << 18);
+
+fn read_page(path: &Path) -> Vec<Line> {
+    let bytes = fs::read(path).unwrap_or_default();
+    let number =
+        |at: usize| bytes.get(at..at + 8).map_or(0, |it| u64::from_le_bytes(it.try_into().expect("eight")));
+    let count = usize::try_from(number(0)).unwrap_or(0);
+    let line = |at: usize| {
+        let at = 64 + 32 * at;
+        Line {
+            requests: number(at),
+            asked: number(at + 8),
+            completed: number(at + 16),
+            process: number(at + 24),
+        }
+    };
+    (0..count).map(line).collect()
+}
+
+/// Rings that a run left: those it named, and those of its processes.
+fn rings(run: &Run) -> Vec<PathBuf> {
+    let mut rings: BTreeSet<PathBuf> = BTreeSet::new();
+    for folder in ["/dev/shm", "/tmp"] {
+        let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+        for path in names {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let of = |line: &Line| name.starts_with(&format!("gputrace.{}.", line.process));
+            let is_named = run.said.contains(&name);
+            if name.ends_with(".ring")
+                && (is_named || run.lines.iter().any(|line| line.process > 99 && of(line)))
+            {
+                rings.insert(path);
+            }
+        }
+    }
+    rings.into_iter().collect()
+}
+
+/// Processes of a run: all have the name of its file in their environment.
+fn processes(usage: &Path) -> Vec<(u32, String)> {
+    let wanted = format!("TORTURE_USAGE={}\0", usage.display()).into_bytes();
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
+        if environment.windows(wanted.len()).any(|part| part == wanted) {
+            let words = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            found.push((pid, String::from_utf8_lossy(&words).replace('\0', " ")));
+        }
+    }
+    found
+}
+
+/// Waits until the last process of a run has ended, recorders among them; says who does not.
+fn wait_for_the_end(usage: &Path) -> Option<String> {
+    let began = Instant::now();
+    loop {
+        let left = processes(usage);
+        if left.is_empty() {
+            return None;
+        }
+        if began.elapsed() > HANG {
+            for (pid, _) in &left {
+                kill(&pid.to_string());
+            }
+            return Some(format!("{left:?}"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What the threads of a run's processes wait for.
+fn where_it_stands(usage: &Path) -> String {
+    let mut text = String::new();
+    for (pid, command) in processes(usage) {
+        let calls = fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
+        let _ = write!(text, "{pid} {command}: {}; ", calls.trim());
+    }
+    text
+}
+
+fn kill(whom: &str) {
+    let _ = Command::new("kill").args(["-KILL", "--", whom]).stderr(Stdio::null()).status();
+}
+
+fn kill_group(leader: u32) {
+    kill(&format!("-{leader}"));
+}
+
+/// A Python's own file: what version managers put on PATH are scripts.
+fn real_python(name: &str) -> Option<PathBuf> {
+    let output = Command::new(name).args(["-c", "import sys; print(sys.executable)"]).output().ok()?;
+    let path = String::from_utf8(output.stdout).ok()?;
+    Some(PathBuf::from(path.trim())).filter(|path| path.exists())
+}
+
+/// Names of libraries in the words of a scenario.
+fn libraries(scenario: &Scenario) -> Vec<String> {
+    let words = scenario.around.split_whitespace().chain(scenario.arguments.split_whitespace());
+    words.filter_map(|word| Some(word.split_once('@')?.1.to_owned())).collect()
+}
+
+/// Calls `work` with each number below `n`, on as many threads as there are processors.
+fn in_parallel(n: usize, work: impl Fn(usize) + Sync) {
+    let next = AtomicUsize::new(0);
+    let workers = std::thread::available_parallelism().map_or(2, |count| count.get().clamp(1, 8));
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    if at >= n {
+                        return;
+                    }
+                    work(at);
+                }
+            });
+        }
+    });
+}
+
+/// How the recorded run differs from the one alone.
+fn differences(with: &Run, alone: &Run) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut hold = |is_so: bool, what: String| {
+        if !is_so {
+            found.push(what);
+        }
+    };
+    hold(with.hung.is_none(), with.hung.clone().unwrap_or_default());
+    let ending = |run: &Run| {
+        run.status
+            .code()
+            .map_or_else(|| format!("signal {:?}", run.status.signal()), |code| format!("exit {code}"))
+    };
+    hold(with.status == alone.status, format!("ends with {}, alone with {}", ending(with), ending(alone)));
+    hold(with.stdout == alone.stdout, format!("prints {:?}, alone {:?}", with.stdout, alone.stdout));
+    hold(with.stderr == alone.stderr, format!("complains {:?}, alone {:?}", with.stderr, alone.stderr));
+    let most = FACTOR * alone.cpu + SLACK;
+    hold(with.cpu <= most, format!("takes {:.1} s of a processor, alone {:.1} s", with.cpu, alone.cpu));
+    found
+}
+
+/// How what the traces say differs from what happened.
+fn untruths(scenario: &Scenario, run: &Run, found: &Found) -> Vec<String> {
+    let asked: u64 = run.lines.iter().map(|line| line.asked).sum();
+    let completed: u64 = run.lines.iter().map(|line| line.completed).sum();
+    let (recorded, lost) = (found.recorded(), found.lost());
+    let numbers = format!("asked {asked}, came back {completed}, recorded {recorded}, lost {:?}", found.lost);
+    let mut wrong = Vec::new();
+    if !found.torn.is_empty() {
+        let some: Vec<_> = found.torn.iter().take(3).collect();
+        wrong.push(format!("{} torn: {some:?}", found.torn.len()));
+    }
+    let is_too_much =
+        recorded > asked || (matches!(scenario.truth, Whole | Shown) && recorded + lost > asked);
+    if is_too_much {
+        wrong.push(format!("more than there was: {numbers}"));
+    }
+    if matches!(scenario.truth, Whole | Shown) && recorded + lost < completed {
+        wrong.push(format!("{} calls are neither recorded nor lost: {numbers}", completed - recorded - lost));
+    }
+    if scenario.truth == Whole {
+        if lost > 0 {
+            wrong.push(format!("lost: {numbers}"));
+        }
+        let missing = |(at, line): (usize, &Line)| {
+            let kept = found.by_line.get(&(at as u64 + 1)).copied().unwrap_or(0);
+            line.completed.saturating_sub(kept)
+        };
+        let missing: u64 = run.lines.iter().enumerate().map(missing).sum();
+        if missing > found.unfinished && recorded + lost >= completed {
+            wrong.push(format!("{missing} calls that came back are not in the trace: {numbers}"));
+        }
+    }
+    if scenario.truth == Nothing && found.traces > 0 {
+        wrong.push(format!("{} traces", found.traces));
+    }
+    wrong
+}
+
+fn try_scenario(workshop: &Workshop, scenario: &Scenario, program: &[PathBuf], name: String) -> Row {
+    let rounds = scenario.rounds[usize::from(is_long())];
+    let mut row = Row { name, rounds, ..Row::default() };
+    let alone = match workshop.run(scenario, program, false) {
+        Ok(alone) => alone,
+        Err(reason) => return Row { skipped: Some(reason), ..row },
+    };
+    if let Some(hung) = &alone.hung {
+        row.failures.push(format!("alone: {hung}"));
+    }
+    row.alone = alone.cpu;
+    for round in 1..=rounds {
+        let with = match workshop.run(scenario, program, true) {
+            Ok(with) => with,
+            Err(reason) => return Row { skipped: Some(reason), ..row },
+        };
+        let found = workshop.find(&with);
+        let mut wrong = differences(&with, &alone);
+        wrong.extend(untruths(scenario, &with, &found));
+        row.calls += with.lines.iter().map(|line| line.asked).sum::<u64>();
+        row.recorded += found.recorded();
+        row.lost += found.lost();
+        row.torn += found.torn.len() as u64;
+        row.recovered += found.recovered;
+        row.with += with.cpu / f64::from(rounds);
+        if wrong.is_empty() {
+            let _ = fs::remove_dir_all(with.traces.parent().unwrap_or(&with.traces));
+        } else {
+            let said =
+                if with.said.is_empty() { String::new() } else { format!("\n    it said: {}", with.said) };
+            row.failures.extend(wrong.into_iter().map(|what| format!("round {round}: {what}{said}")));
+            if row.failures.len() > 8 {
+                break;
+            }
+        }
+    }
+    let _ = fs::remove_dir_all(alone.traces.parent().unwrap_or(&alone.traces));
+    row
+}
+
+fn summary(rows: &[Row]) -> String {
+    let width = rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max(8);
+    let mut text = format!(
+        "{:width$} {:>6} {:>9} {:>9} {:>8} {:>5} {:>5} {:>8} {:>8}  verdict\n",
+        "scenario", "rounds", "calls", "recorded", "lost", "torn", "rings", "alone s", "with s"
+    );
+    for row in rows {
+        let verdict = match (&row.skipped, row.failures.is_empty()) {
+            (Some(reason), _) => format!("skipped: {reason}"),
+            (None, true) => "as alone".to_owned(),
+            (None, false) => "DIFFERS".to_owned(),
+        };
+        let Row { name, rounds, calls, recorded, lost, torn, recovered, alone, with, .. } = row;
+        let _ = writeln!(
+            text,
+            "{name:width$} {rounds:>6} {calls:>9} {recorded:>9} {lost:>8} {torn:>5} {recovered:>5} {alone:>8.2} {with:>8.2}  {verdict}"
+        );
+    }
+    for row in rows {
+        for failure in &row.failures {
+            let _ = writeln!(text, "{}: {failure}", row.name);
+        }
+    }
+    text
+}
+
+#[test]
+fn every_scenario_ends_as_it_does_alone_and_shows_the_losses_it_had() {
+    let only = std::env::var("GPUTRACE_TORTURE_ONLY").unwrap_or_default();
+    let scenarios: Vec<&Scenario> =
+        SCENARIOS.iter().filter(|scenario| scenario.name.contains(&only)).collect();
+    let workshop = Workshop::new();
+    let built = workshop.build_all(&scenarios);
+    let rows = Mutex::new(BTreeMap::new());
+    in_parallel(scenarios.len(), |at| {
+        let scenario = scenarios[at];
+        let mut mine = Vec::new();
+        if scenario.program.ends_with(".py") {
+            for python in &workshop.pythons {
+                let version = python.display().to_string();
+                let name = format!("{} ({})", scenario.name, short_version(&version));
+                let program = [python.clone(), sources().join(scenario.program)];
+                mine.push(try_scenario(&workshop, scenario, &program, name));
+            }
+        } else {
+            let library = |name: String| &built[&(format!("{name}.c"), "-shared -fPIC".to_owned())];
+            let program = &built[&(scenario.program.to_owned(), scenario.options.to_owned())];
+            let problem = libraries(scenario)
+                .into_iter()
+                .map(library)
+                .chain([program])
+                .find_map(|it| it.as_ref().err());
+            mine.push(match (problem, program) {
+                (None, Ok(program)) => {
+                    try_scenario(&workshop, scenario, std::slice::from_ref(program), scenario.name.to_owned())
+                }
+                // Not every compiler has every sanitizer.
+                (Some(problem), _) if scenario.options.contains("-fsanitize") => Row {
+                    name: scenario.name.to_owned(),
+                    skipped: Some(problem.lines().next().unwrap_or_default().to_owned()),
+                    ..Row::default()
+                },
+                (problem, _) => Row {
+                    name: scenario.name.to_owned(),
+                    failures: vec![problem.cloned().unwrap_or_default()],
+                    ..Row::default()
+                },
+            });
+        }
+        rows.lock().expect("no panic").insert(at, mine);
+    });
+    let rows: Vec<Row> = rows.into_inner().expect("no panic").into_values().flatten().collect();
+    let failed = rows.iter().filter(|row| !row.failures.is_empty()).count();
+    let skipped = rows.iter().filter(|row| row.skipped.is_some()).count();
+    say(&summary(&rows));
+    say(&format!("torture: {} scenarios, {failed} differ, {skipped} skipped", rows.len()));
+    if failed == 0 {
+        let _ = fs::remove_dir_all(&workshop.folder);
+    } else {
+        say(&format!("torture: the runs that differ are kept in {}", workshop.folder.display()));
+    }
+    assert_eq!(failed, 0, "see above");
+}
+
+fn short_version(python: &str) -> String {
+    let output =
+        Command::new(python).args(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).output();
+    output.map_or_else(
+        |_| python.to_owned(),
+        |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+    )
+}
+
+#[test]
+fn every_program_of_the_torture_is_in_a_scenario() {
+    let mut known: BTreeSet<String> = ["torture.h", "driver.c", "launch.c"].map(str::to_owned).into();
+    for scenario in SCENARIOS {
+        known.insert(scenario.program.to_owned());
+        known.extend(libraries(scenario).into_iter().map(|name| format!("{name}.c")));
+    }
+    for entry in fs::read_dir(sources()).expect("a folder").flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        assert!(known.contains(&name), "tests/torture/{name} is in no row of SCENARIOS (tests/torture.rs)");
+    }
+    let names: BTreeSet<_> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
+    assert_eq!(names.len(), SCENARIOS.len(), "two scenarios have the same name");
+}
