@@ -130,9 +130,23 @@ static void word_closed(char *unused) { (void)unused, has_closed_streams = 1; }
 static void word_fifo(char *unused) { (void)unused, is_fifo = 1; }
 static void word_pin(char *cpu) { pinned_to = atoi(cpu); }
 static void word_folder_gone(char *unused) { (void)unused, is_folder_gone = 1; }
+
+/* first=LIBRARY, last=LIBRARY: preloaded before or behind ours; by its path, or by its name where systems have libraries. */
 static const char *first_preload, *last_preload;
-static void word_first(char *path) { first_preload = path; }
-static void word_last(char *path) { last_preload = path; }
+static const char *library(const char *name)
+{
+    static const char *const folders[] = {"", "/usr/lib/x86_64-linux-gnu/", "/usr/lib/aarch64-linux-gnu/", "/usr/lib64/", "/usr/lib/"};
+    for (size_t i = strchr(name, '/') ? 0 : 1; i < sizeof folders / sizeof *folders; i++) {
+        char *path = malloc(strlen(folders[i]) + strlen(name) + 1);
+        strcat(strcpy(path, folders[i]), name);
+        if (access(path, R_OK) == 0) return path;
+        free(path);
+    }
+    skip(name);
+    return NULL;
+}
+static void word_first(char *path) { first_preload = library(path); }
+static void word_last(char *path) { last_preload = library(path); }
 
 /* errno:NAME,NAME or kill:NAME,NAME: a filter of system calls, as containers and sandboxes have. */
 static const struct { const char *name; int number; } calls[] = {
@@ -167,15 +181,13 @@ static void word_kill(char *names) { filter_out(names, SECCOMP_RET_KILL_PROCESS)
 static void word_sigkill(char *us) { kill_after_us = atoi(us); }
 static void word_kill_recorder(char *us) { hurt_after_us = atoi(us), hurt_signal = SIGKILL; }
 static void word_stop_recorder(char *us) { hurt_after_us = atoi(us), hurt_signal = SIGSTOP; }
-static const char *outsider;
-static void word_outsider(char *path) { outsider = path; }
 
 static const struct { const char *name; void (*act)(char *); } words[] = {
     {"tmpfs", word_tmpfs}, {"readonly", word_readonly}, {"no-shm", word_no_shm}, {"pid", word_pid}, {"hidepid", word_hidepid},
     {"proc", word_proc}, {"no-proc", word_no_proc}, {"limit", word_limit}, {"nobody", word_nobody}, {"undumpable", word_undumpable},
     {"subreaper", word_subreaper}, {"closed", word_closed}, {"fifo", word_fifo}, {"pin", word_pin}, {"folder-gone", word_folder_gone},
     {"first", word_first}, {"last", word_last}, {"errno", word_errno}, {"kill", word_kill}, {"sigkill", word_sigkill},
-    {"kill-recorder", word_kill_recorder}, {"stop-recorder", word_stop_recorder}, {"outsider", word_outsider},
+    {"kill-recorder", word_kill_recorder}, {"stop-recorder", word_stop_recorder},
 };
 
 static void enter(void)
@@ -288,17 +300,6 @@ int main(int argc, char **argv)
         sleep_us(hurt_after_us);
         while (!(hurt = recorder()) && wait4(program, &status, WNOHANG, &usage) == 0) sleep_us(1000);
         if (hurt) kill(hurt, hurt_signal);
-    }
-    if (outsider) {
-        /* What somebody else does to the run, in our namespaces, while the program lives. */
-        pid_t other = fork();
-        if (other == 0) {
-            char number[16];
-            snprintf(number, sizeof number, "%d", (int)program);
-            execl(outsider, outsider, number, (char *)NULL);
-            _exit(127);
-        }
-        waitpid(other, &status, 0);
     }
     while (wait4(program, &status, 0, &usage) < 0 && errno == EINTR) {}
     if (hurt && hurt_signal == SIGSTOP) kill(hurt, SIGCONT);
