@@ -198,6 +198,7 @@ const SCENARIOS: &[Scenario] = &[
     S { name: "the driver is loaded again and again", program: "loads.c", arguments: "#", size: [20, 300], options: "-DBY_DLOPEN", ..PLAIN },
     S { name: "plugins that come and go", program: "plugins.c", arguments: "@plugin #", size: [100, 3_000], ..PLAIN },
     S { name: "Python that comes and goes", program: "embeds.c", arguments: "#", size: [4, 50], ..PLAIN },
+    S { name: "Python that goes after the first call", program: "embeds.c", arguments: "# first", size: [2, 20], ..PLAIN },
     S { name: "static thread-local storage is scarce", program: "statictls.c", arguments: "@tls", ..PLAIN },
     S { name: "static thread-local storage is scarce, and others preload too", program: "statictls.c", arguments: "@tls", around: "first=@tls", ..PLAIN },
     // The end.
@@ -882,6 +883,9 @@ fn every_scenario_ends_as_it_does_alone_and_shows_the_losses_it_had() {
                     ..Row::default()
                 },
             });
+        }
+        for row in mine.iter().filter(|row| !row.failures.is_empty()) {
+            say(&format!("torture: {} DIFFERS: {}", row.name, row.failures[0]));
         }
         rows.lock().expect("no panic").insert(at, mine);
     });
