@@ -8,7 +8,7 @@
 //! `GPUTRACE_TORTURE=long` makes of the half minute a quarter of an hour, `GPUTRACE_TORTURE_ONLY=WORD` runs the scenarios with that word
 //! in their names, `GPUTRACE_TORTURE_SEED=N` repeats the random instants of a run.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Write};
@@ -62,6 +62,10 @@ struct Scenario {
     is_recovered_meanwhile: bool,
     /// What the traces must say.
     truth: Truth,
+    /// How many calls they must have at least, in the short form.
+    least: u64,
+    /// Alone it sometimes ends otherwise: what differs counts only if it cannot be seen alone in so many tries.
+    tries: u32,
 }
 
 const PLAIN: Scenario = Scenario {
@@ -75,6 +79,8 @@ const PLAIN: Scenario = Scenario {
     env: &[],
     is_recovered_meanwhile: false,
     truth: Whole,
+    least: 0,
+    tries: 0,
 };
 
 /// A recorded program may take this many times the processor time that it takes alone, and [`SLACK`] beside it: far more than
@@ -87,6 +93,8 @@ const HANG: Duration = Duration::from_secs(120);
 
 /// A ring that somebody must read afterwards.
 const SMALL: (&str, &str) = ("GPUTRACE_RING_BYTES", "4194304");
+/// What is said to people when memory runs out is no part of a comparison.
+const QUIET: &[(&str, &str)] = &[("GPUTRACE_OOM", "0")];
 /// System calls that containers and sandboxes refuse.
 macro_rules! rare {
     () => {
@@ -156,7 +164,7 @@ const SCENARIOS: &[Scenario] = &[
     S { name: "RLIMIT_FSIZE of nothing", arguments: "4 2000", around: "limit=fsize:0", truth: Bounded, ..PLAIN },
     S { name: "RLIMIT_AS of 90 MB", arguments: "4 2000", around: "limit=as:94371840", truth: Bounded, ..PLAIN },
     S { name: "RLIMIT_AS of 200 MB", arguments: "4 2000", around: "limit=as:209715200", truth: Bounded, ..PLAIN },
-    S { name: "an address space that is full for a while", program: "scarce.c", arguments: "40", truth: Shown, ..PLAIN },
+    S { name: "an address space that is full for a while", program: "scarce.c", arguments: "40", truth: Shown, least: 3_000, ..PLAIN },
     S { name: "RLIMIT_NOFILE of 8", arguments: "4 2000", around: "limit=nofile:8", truth: Shown, ..PLAIN },
     S { name: "RLIMIT_NOFILE of 12, while threads come and go", program: "churn.c", arguments: "# 2 1", size: [4_000, 50_000], around: "limit=nofile:12", ..PLAIN },
     S { name: "RLIMIT_NPROC leaves no room for a recorder", arguments: "1 2000", around: "nobody limit=nproc:0", env: &[SMALL], ..PLAIN },
@@ -169,52 +177,52 @@ const SCENARIOS: &[Scenario] = &[
     S { name: "seccomp kills for what is rare", arguments: "4 2000", around: concat!("kill=", rare!()), ..PLAIN },
     S { name: "seccomp refuses what is rare, and no /dev/shm", arguments: "4 2000", around: concat!("no-shm errno=", rare!()), ..PLAIN },
     S { name: "seccomp refuses the scheduler and sessions", arguments: "4 2000", around: "errno=sched_setscheduler,sched_setaffinity,setsid,prlimit64,getdents64", ..PLAIN },
-    S { name: "seccomp refuses fallocate and flock", arguments: "4 2000", around: "errno=fallocate,flock", ..PLAIN },
+    S { name: "seccomp refuses fallocate and flock", arguments: "4 2000", around: "errno=fallocate,flock", truth: Bounded, ..PLAIN },
     // Processes.
-    S { name: "a storm of forks", program: "storm.c", arguments: "fork #", size: [20, 500], ..PLAIN },
-    S { name: "a storm of forks and execs", program: "storm.c", arguments: "exec #", size: [20, 500], ..PLAIN },
-    S { name: "a storm of vforks", program: "storm.c", arguments: "vfork #", size: [20, 500], ..PLAIN },
-    S { name: "a storm of posix_spawn", program: "storm.c", arguments: "spawn #", size: [20, 500], ..PLAIN },
-    S { name: "a storm of clones", program: "storm.c", arguments: "clone #", size: [20, 500], ..PLAIN },
-    S { name: "a storm of system", program: "storm.c", arguments: "system #", size: [10, 200], ..PLAIN },
-    S { name: "closefrom before the first call", program: "closes.c", arguments: "early", ..PLAIN },
-    S { name: "closefrom after the first call", program: "closes.c", arguments: "late", ..PLAIN },
-    S { name: "closefrom again and again", program: "closes.c", arguments: "often", ..PLAIN },
-    S { name: "closefrom, and a ring in memory", program: "closes.c", arguments: "late", around: "readonly=/dev/shm", ..PLAIN },
-    S { name: "others set variables while sessions begin", program: "environ.c", arguments: "#", size: [20, 500], ..PLAIN },
+    S { name: "a storm of forks", program: "storm.c", arguments: "fork #", size: [20, 500], truth: Shown, ..PLAIN },
+    S { name: "a storm of forks and execs", program: "storm.c", arguments: "exec #", size: [20, 500], truth: Shown, ..PLAIN },
+    S { name: "a storm of vforks", program: "storm.c", arguments: "vfork #", size: [20, 500], truth: Shown, ..PLAIN },
+    S { name: "a storm of posix_spawn", program: "storm.c", arguments: "spawn #", size: [20, 500], truth: Shown, ..PLAIN },
+    S { name: "a storm of clones", program: "storm.c", arguments: "clone #", size: [20, 500], truth: Shown, ..PLAIN },
+    S { name: "a storm of system", program: "storm.c", arguments: "system #", size: [10, 200], truth: Shown, ..PLAIN },
+    S { name: "closefrom before the first call", program: "closes.c", arguments: "early", truth: Shown, ..PLAIN },
+    S { name: "closefrom after the first call", program: "closes.c", arguments: "late", truth: Shown, ..PLAIN },
+    S { name: "closefrom again and again", program: "closes.c", arguments: "often", truth: Shown, ..PLAIN },
+    S { name: "closefrom, and a ring in memory", program: "closes.c", arguments: "late", around: "readonly=/dev/shm", truth: Shown, ..PLAIN },
+    S { name: "others set variables while sessions begin", program: "environ.c", arguments: "#", size: [20, 500], truth: Shown, ..PLAIN },
     // Threads and stacks.
     S { name: "threads that come and go", program: "churn.c", arguments: "# 2 1", size: [5_000, 100_000], ..PLAIN },
-    S { name: "more threads than there are lanes", program: "crowd.c", arguments: "1100 #", size: [4, 20], truth: Shown, ..PLAIN },
+    S { name: "more threads than there are lanes", program: "crowd.c", arguments: "1100 #", size: [4, 20], truth: Shown, least: 16_000, ..PLAIN },
     S { name: "many threads that come and go", program: "churn.c", arguments: "# 500 4", size: [3_000, 50_000], ..PLAIN },
     S { name: "4000 fibers", program: "fibers.c", arguments: "4000 #", size: [4, 50], ..PLAIN },
     S { name: "coroutines of C++", program: "coroutines.cc", arguments: "#", size: [200, 4_000], ..PLAIN },
-    S { name: "cancelled threads", program: "cancel.c", arguments: "deferred #", size: [30, 500], ..PLAIN },
-    S { name: "threads that are cancelled anywhere", program: "cancel.c", arguments: "async #", size: [30, 500], ..PLAIN },
+    S { name: "cancelled threads", program: "cancel.c", arguments: "deferred #", size: [30, 500], truth: Shown, ..PLAIN },
+    S { name: "threads that are cancelled anywhere", program: "cancel.c", arguments: "async #", size: [30, 500], truth: Shown, ..PLAIN },
     S { name: "a cancelled thread makes the first call", program: "cancel.c", arguments: "first", ..PLAIN },
-    S { name: "jumps out of calls", program: "jumps.c", arguments: "#", size: [300, 5_000], ..PLAIN },
+    S { name: "jumps out of calls", program: "jumps.c", arguments: "#", size: [300, 5_000], truth: Shown, ..PLAIN },
     S { name: "signals at 10 kHz", program: "signals.c", arguments: "own #", size: [3_000, 100_000], truth: Shown, ..PLAIN },
     S { name: "signals at 10 kHz on small stacks", program: "signals.c", arguments: "alternate #", size: [3_000, 100_000], truth: Shown, ..PLAIN },
     // Libraries that come and go.
     S { name: "the driver is loaded again and again", program: "loads.c", arguments: "#", size: [20, 300], options: "-DBY_DLOPEN", ..PLAIN },
     S { name: "plugins that come and go", program: "plugins.c", arguments: "@plugin #", size: [100, 3_000], ..PLAIN },
-    S { name: "Python that comes and goes", program: "embeds.c", arguments: "#", size: [4, 50], ..PLAIN },
-    S { name: "Python that goes after the first call", program: "embeds.c", arguments: "# first", size: [2, 20], ..PLAIN },
+    S { name: "Python that comes and goes", program: "embeds.c", arguments: "#", size: [4, 50], truth: Shown, ..PLAIN },
+    S { name: "Python that goes after the first call", program: "embeds.c", arguments: "# first", size: [2, 20], truth: Shown, ..PLAIN },
     S { name: "static thread-local storage is scarce", program: "statictls.c", arguments: "@tls", ..PLAIN },
     S { name: "static thread-local storage is scarce, and others preload too", program: "statictls.c", arguments: "@tls", around: "first=@tls", ..PLAIN },
     // The end.
-    S { name: "ends by return", program: "exits.c", arguments: "return", rounds: [2, 30], ..PLAIN },
-    S { name: "ends by exit", program: "exits.c", arguments: "exit", rounds: [2, 30], ..PLAIN },
-    S { name: "ends by _exit", program: "exits.c", arguments: "_exit", rounds: [2, 30], ..PLAIN },
-    S { name: "ends by quick_exit", program: "exits.c", arguments: "quick_exit", rounds: [2, 30], ..PLAIN },
-    S { name: "ends by abort", program: "exits.c", arguments: "abort", rounds: [2, 30], ..PLAIN },
-    S { name: "ends by SIGSEGV", program: "exits.c", arguments: "segv", rounds: [2, 30], ..PLAIN },
-    S { name: "ends by SIGTERM", program: "exits.c", arguments: "term", rounds: [2, 30], ..PLAIN },
-    S { name: "ends by SIGKILL", program: "exits.c", arguments: "kill", rounds: [2, 30], ..PLAIN },
-    S { name: "ends by exit of a thread", program: "exits.c", arguments: "thread", rounds: [2, 30], ..PLAIN },
-    S { name: "ends after main has", program: "exits.c", arguments: "main-ends", rounds: [2, 30], ..PLAIN },
-    S { name: "ends with calls in atexit", program: "exits.c", arguments: "atexit", rounds: [2, 30], ..PLAIN },
-    S { name: "ends within its end", program: "exits.c", arguments: "atexit-exits", rounds: [2, 30], ..PLAIN },
-    S { name: "ends by exec", program: "exits.c", arguments: "exec", rounds: [2, 30], ..PLAIN },
+    S { name: "ends by return", program: "exits.c", arguments: "return", rounds: [2, 30], truth: Shown, ..PLAIN },
+    S { name: "ends by exit", program: "exits.c", arguments: "exit", rounds: [2, 30], truth: Shown, ..PLAIN },
+    S { name: "ends by _exit", program: "exits.c", arguments: "_exit", rounds: [2, 30], truth: Shown, ..PLAIN },
+    S { name: "ends by quick_exit", program: "exits.c", arguments: "quick_exit", rounds: [2, 30], truth: Shown, ..PLAIN },
+    S { name: "ends by abort", program: "exits.c", arguments: "abort", rounds: [2, 30], truth: Shown, ..PLAIN },
+    S { name: "ends by SIGSEGV", program: "exits.c", arguments: "segv", rounds: [2, 30], truth: Shown, ..PLAIN },
+    S { name: "ends by SIGTERM", program: "exits.c", arguments: "term", rounds: [2, 30], truth: Shown, ..PLAIN },
+    S { name: "ends by SIGKILL", program: "exits.c", arguments: "kill", rounds: [2, 30], truth: Shown, ..PLAIN },
+    S { name: "ends by exit of a thread", program: "exits.c", arguments: "thread", rounds: [2, 30], truth: Shown, ..PLAIN },
+    S { name: "ends after main has", program: "exits.c", arguments: "main-ends", rounds: [2, 30], truth: Shown, ..PLAIN },
+    S { name: "ends with calls in atexit", program: "exits.c", arguments: "atexit", rounds: [2, 30], truth: Shown, ..PLAIN },
+    S { name: "ends within its end", program: "exits.c", arguments: "atexit-exits", rounds: [2, 30], truth: Shown, ..PLAIN },
+    S { name: "ends by exec", program: "exits.c", arguments: "exec", rounds: [2, 30], truth: Shown, ..PLAIN },
     // Others in the process.
     S { name: "jemalloc", arguments: "4 1000", around: "last=libjemalloc.so.2", ..PLAIN },
     S { name: "jemalloc first", arguments: "4 1000", around: "first=libjemalloc.so.2", ..PLAIN },
@@ -224,8 +232,8 @@ const SCENARIOS: &[Scenario] = &[
     S { name: "mimalloc first", program: "storm.c", arguments: "fork 10", around: "first=libmimalloc.so.2", ..PLAIN },
     S { name: "a library that counts calls of the C library", arguments: "1 500", around: "last=@counts", ..PLAIN },
     S { name: "a library that counts calls of the C library, first", arguments: "1 500", around: "first=@counts", ..PLAIN },
-    S { name: "a limiter behind us", arguments: "4 1000", around: "last=@limiter", ..PLAIN },
-    S { name: "a limiter before us", arguments: "4 1000", around: "first=@limiter", truth: Bounded, ..PLAIN },
+    S { name: "a limiter behind us", arguments: "4 1000", around: "last=@limiter", env: QUIET, ..PLAIN },
+    S { name: "a limiter before us", arguments: "4 1000", around: "first=@limiter", env: QUIET, truth: Bounded, ..PLAIN },
     S { name: "a clock that steps", arguments: "4 500 20", around: "last=@steps", ..PLAIN },
     S { name: "a clock that steps, first", arguments: "4 500 20", around: "first=@steps", ..PLAIN },
     S { name: "ThreadSanitizer", arguments: "4 1000", options: "-fsanitize=thread", ..PLAIN },
@@ -237,8 +245,8 @@ const SCENARIOS: &[Scenario] = &[
     S { name: "UndefinedBehaviorSanitizer", arguments: "4 1000", options: "-fsanitize=undefined", ..PLAIN },
     S { name: "LeakSanitizer", arguments: "4 1000", options: "-fsanitize=leak", ..PLAIN },
     // Python.
-    S { name: "Python ends while threads allocate", program: "finalisation.py", arguments: "@calls", rounds: [3, 60], truth: Shown, ..PLAIN },
-    S { name: "Python forks", program: "processes.py", arguments: "@calls", ..PLAIN },
+    S { name: "Python ends while threads allocate", program: "finalisation.py", arguments: "@calls", rounds: [3, 60], truth: Shown, tries: 100, ..PLAIN },
+    S { name: "Python forks", program: "processes.py", arguments: "@calls", truth: Shown, ..PLAIN },
     S { name: "Python's signal handlers", program: "handlers.py", arguments: "@calls", truth: Shown, ..PLAIN },
     S { name: "greenlets", program: "greenlets.py", arguments: "@calls", ..PLAIN },
 ];
@@ -293,6 +301,8 @@ struct Line {
 #[derive(Default)]
 struct Found {
     traces: usize,
+    /// Line, request, and whether it is its end.
+    events: HashSet<(u64, u64, bool)>,
     by_line: BTreeMap<u64, u64>,
     unfinished: u64,
     lost: BTreeMap<&'static str, u64>,
@@ -302,7 +312,7 @@ struct Found {
 
 impl Found {
     fn recorded(&self) -> u64 {
-        self.by_line.values().sum::<u64>() + self.unfinished
+        self.events.len() as u64 + self.unfinished
     }
     fn lost(&self) -> u64 {
         self.lost.values().sum()
@@ -482,7 +492,7 @@ impl Workshop {
         Ok(Run {
             status,
             stdout: text(&out),
-            stderr: all.lines().filter(|line| !is_ours(line)).collect::<Vec<_>>().join("\n"),
+            stderr: all.lines().filter(|line| !is_ours(line)).map(without_pid).collect::<Vec<_>>().join("\n"),
             said: all.lines().filter(is_ours).collect::<Vec<_>>().join("\n"),
             cpu: text(&usage).trim().parse::<f64>().unwrap_or(0.0) / 1e6,
             lines: read_page(&page),
@@ -537,7 +547,8 @@ impl Workshop {
 
 impl Found {
     fn read(&mut self, trace: &Trace, lines: &[Line]) {
-        let mut last: BTreeMap<(u64, bool), u64> = BTreeMap::new();
+        let mut last: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut here = HashSet::new();
         self.traces += 1;
         for event in trace.events() {
             match event.kind {
@@ -564,22 +575,24 @@ impl Found {
                         self.torn.push(format!("{call:?}"));
                         continue;
                     }
-                    let before = last.insert((number, is_free), n).unwrap_or(0);
-                    if before >= n {
-                        self.torn.push(format!("line {number}: {n} after {before}"));
+                    let before = if is_free { 0 } else { last.insert(number, n).unwrap_or(0) };
+                    if before >= n || !here.insert((number, n, is_free)) {
+                        self.torn.push(format!("line {number}: {n} again, or after {before}: {call:?}"));
                     }
-                    *self.by_line.entry(number).or_default() += 1;
                 }
                 _ => {}
             }
         }
-        self.torn.extend(
-            trace
-                .damages()
-                .iter()
-                .filter(|damage| !damage.to_string().contains("killed"))
-                .map(ToString::to_string),
-        );
+        for event in here {
+            // A recorder that was killed may have written what `recover` found again.
+            if self.events.insert(event) {
+                *self.by_line.entry(event.0).or_default() += 1;
+            } else if self.recovered == 0 {
+                self.torn.push(format!("in two traces: {event:?}"));
+            }
+        }
+        let damages = trace.damages().into_iter().map(|damage| damage.to_string());
+        self.torn.extend(damages.filter(|damage| !damage.contains("killed")));
     }
 }
 
@@ -679,6 +692,11 @@ fn kill_group(leader: u32) {
     kill(&format!("-{leader}"));
 }
 
+/// Sanitizers begin their lines with `==PID==`.
+fn without_pid(line: &str) -> &str {
+    line.strip_prefix("==").and_then(|rest| Some(rest.split_once("==")?.1)).unwrap_or(line)
+}
+
 /// A Python's own file: what version managers put on PATH are scripts.
 fn real_python(name: &str) -> Option<PathBuf> {
     let output = Command::new(name).args(["-c", "import sys; print(sys.executable)"]).output().ok()?;
@@ -766,6 +784,9 @@ fn untruths(scenario: &Scenario, run: &Run, found: &Found) -> Vec<String> {
             wrong.push(format!("{missing} calls that came back are not in the trace: {numbers}"));
         }
     }
+    if recorded < scenario.least {
+        wrong.push(format!("fewer than {}: {numbers}", scenario.least));
+    }
     if scenario.truth == Nothing && found.traces > 0 {
         wrong.push(format!("{} traces", found.traces));
     }
@@ -790,6 +811,14 @@ fn try_scenario(workshop: &Workshop, scenario: &Scenario, program: &[PathBuf], n
         };
         let found = workshop.find(&with);
         let mut wrong = differences(&with, &alone);
+        for _ in 0..if wrong.is_empty() { 0 } else { scenario.tries } {
+            // CPython 3.10 crashes at its end, now and then, on its own.
+            let again = workshop.run(scenario, program, false);
+            if again.is_ok_and(|again| again.status == with.status) {
+                wrong.clear();
+                break;
+            }
+        }
         wrong.extend(untruths(scenario, &with, &found));
         row.calls += with.lines.iter().map(|line| line.asked).sum::<u64>();
         row.recorded += found.recorded();
@@ -913,7 +942,8 @@ fn short_version(python: &str) -> String {
 
 #[test]
 fn every_program_of_the_torture_is_in_a_scenario() {
-    let mut known: BTreeSet<String> = ["torture.h", "driver.c", "launch.c", "torture.py"].map(str::to_owned).into();
+    let mut known: BTreeSet<String> =
+        ["torture.h", "driver.c", "launch.c", "torture.py"].map(str::to_owned).into();
     for scenario in SCENARIOS {
         known.insert(scenario.program.to_owned());
         known.extend(libraries(scenario).into_iter().map(|name| format!("{name}.c")));

@@ -190,6 +190,12 @@ static const struct { const char *name; void (*act)(char *); } words[] = {
     {"kill-recorder", word_kill_recorder}, {"stop-recorder", word_stop_recorder},
 };
 
+static void set_limit(int which)
+{
+    struct rlimit limit = {limits[which], limits[which]};
+    if (has_limit[which]) need(setrlimit(which, &limit) == 0, "a limit");
+}
+
 static void enter(void)
 {
     if (is_in_own_proc) need(mount("proc", "/proc", "proc", 0, proc_options) == 0, "a /proc of its own");
@@ -207,6 +213,8 @@ static void enter(void)
         struct sched_param parameter = {.sched_priority = 10};
         need(sched_setscheduler(0, SCHED_FIFO, &parameter) == 0, "SCHED_FIFO");
     }
+    for (int i = 0; i < (int)RLIM_NLIMITS; i++)
+        if (i != RLIMIT_NPROC && i != RLIMIT_AS) set_limit(i);
     if (becomes_nobody) {
         gid_t none = 65534;
         need(setgroups(1, &none) == 0 && setgid(65534) == 0 && setuid(65534) == 0, "another user");
@@ -219,11 +227,9 @@ static void enter(void)
         if (parts[i] && *parts[i]) strcat(strcat(list, *list ? ":" : ""), parts[i]);
     if (*list) setenv("LD_PRELOAD", list, 1);
     if (is_undumpable) setenv("TORTURE_UNDUMPABLE", "1", 1);
-    /* Last, because they bind us as well. */
-    for (int i = 0; i < (int)RLIM_NLIMITS; i++) {
-        struct rlimit limit = {limits[i], limits[i]};
-        if (has_limit[i]) need(setrlimit(i, &limit) == 0, "a limit");
-    }
+    /* Last, because it binds us as well. */
+    for (int i = 0; i < (int)RLIM_NLIMITS; i++)
+        if (i == RLIMIT_NPROC || i == RLIMIT_AS) set_limit(i);
     struct rlimit none = {0, 0};
     setrlimit(RLIMIT_CORE, &none);
     if (has_closed_streams)

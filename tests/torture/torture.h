@@ -162,22 +162,23 @@ __attribute__((unused)) static void *join(void *thread)
     return result;
 }
 
-/* A thread that works until the process ends, or `stop` is set. */
-static volatile int stop;
-__attribute__((unused)) static void *work_on(void *pause_us)
-{
-    while (!stop) {
-        work(10);
-        if (pause_us) usleep((useconds_t)(long)pause_us);
-    }
-    return NULL;
-}
-
 __attribute__((unused)) static void rest(long us)
 {
     struct timespec left = {us / 1000000, us % 1000000 * 1000};
     while (nanosleep(&left, &left) != 0 && errno == EINTR) {}
 }
+/* A thread that works until the process ends, or `stop` is set: at full speed at first, and then at a pace that a recorder can follow on a
+ * machine that is busy. */
+static volatile int stop;
+__attribute__((unused)) static void *work_on(void *pause_us)
+{
+    for (long i = 0; !stop; i++) {
+        work(10);
+        if (pause_us) rest(i < 1000 ? (long)pause_us : 10000);
+    }
+    return NULL;
+}
+
 #define CHECK(what) ((what) ? (void)0 : (void)printf("%s:%d: not so: %s\n", __FILE_NAME__, __LINE__, #what))
 #ifndef __FILE_NAME__
 #define __FILE_NAME__ "program"
