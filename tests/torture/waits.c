@@ -19,8 +19,9 @@ static pid_t child(int code, long n)
     _exit(code);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    long childs_work = argc > 1 && !strcmp(argv[1], "family") ? 200 : 0;
     struct sigaction action = {.sa_handler = on_child, .sa_flags = SA_RESTART | SA_NOCLDSTOP};
     int status;
     sigaction(SIGCHLD, &action, NULL);
@@ -36,7 +37,7 @@ int main(void)
     work(100);
 
     /* One child without CUDA, one with a session of its own, one that is stopped on the way. */
-    pid_t plain = child(3, 0), busy = child(4, 200);
+    pid_t plain = child(3, 0), busy = child(4, childs_work);
     int seen = 0, foreign = 0;
     for (pid_t pid; (pid = wait(&status)) > 0;) {
         if (pid == plain && WEXITSTATUS(status) == 3) seen |= 1;
@@ -45,7 +46,7 @@ int main(void)
     }
     printf("own children %d, foreign %d, then %s\n", seen, foreign, errno == ECHILD ? "none" : strerror(errno));
     int turns = 0;
-    child(5, 50);
+    child(5, childs_work);
     while (waitpid(-1, &status, WNOHANG) == 0) rest(1000), turns++;
     printf("ended with %d, waited %s\n", WEXITSTATUS(status), turns >= 0 ? "yes" : "no");
     CHECK(waitpid(-1, &status, WNOHANG) == -1 && errno == ECHILD);
