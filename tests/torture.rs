@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use gputrace_schemas::event::{Action, EventKind, LostCause};
 use gputrace_schemas::reader::Trace;
@@ -127,7 +127,7 @@ const SCENARIOS: &[Scenario] = &[
     S { name: "no program beside the library", arguments: "4 1000", env: &[("GPUTRACE_RECORDER", "/nowhere/gputrace"), SMALL], ..PLAIN },
     S { name: "a recorder that cannot be executed", arguments: "4 1000", env: &[("GPUTRACE_RECORDER", "/etc/passwd"), SMALL], ..PLAIN },
     S { name: "a recorder that fails", arguments: "4 1000", env: &[("GPUTRACE_RECORDER", "/bin/false"), SMALL], ..PLAIN },
-    S { name: "idle threads, and a small ring", program: "crowd.c", arguments: "100 # 2000", size: [20, 500], env: &[("GPUTRACE_RING_BYTES", "1048576")], ..PLAIN },
+    S { name: "idle threads, and a small ring", program: "crowd.c", arguments: "100 # 20000 1", size: [20, 500], env: &[("GPUTRACE_RING_BYTES", "1048576")], ..PLAIN },
     // Where the ring and the trace go.
     S { name: "/dev/shm is small", arguments: "4 2000", around: "tmpfs=/dev/shm:3m", truth: Shown, ..PLAIN },
     S { name: "/dev/shm is full", arguments: "4 2000", around: "tmpfs=/dev/shm:16k", ..PLAIN },
@@ -287,6 +287,7 @@ struct Run {
     lines: Vec<Line>,
     traces: PathBuf,
     hung: Option<String>,
+    began: SystemTime,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -464,7 +465,7 @@ impl Workshop {
             command.env("TORTURE_PRELOAD", self.folder.join("libgputrace.so"));
         }
         let mut child = command.spawn().map_err(|error| error.to_string())?;
-        let began = Instant::now();
+        let (began, at) = (Instant::now(), SystemTime::now());
         let mut hung = None;
         let status = loop {
             if let Some(status) = child.try_wait().expect("our child") {
@@ -498,6 +499,7 @@ impl Workshop {
             lines: read_page(&page),
             traces,
             hung,
+            began: at,
         })
     }
 
@@ -636,6 +638,12 @@ fn rings(run: &Run) -> Vec<PathBuf> {
         let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
         for path in names {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            // Numbers of processes come again.
+            let is_older =
+                fs::metadata(&path).and_then(|data| data.modified()).is_ok_and(|time| time < run.began);
+            if is_older {
+                continue;
+            }
             let of = |line: &Line| name.starts_with(&format!("gputrace.{}.", line.process & !ASIDE));
             let is_named = run.said.contains(&name);
             if name.ends_with(".ring")
