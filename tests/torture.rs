@@ -127,7 +127,7 @@ const SCENARIOS: &[Scenario] = &[
     S { name: "no program beside the library", arguments: "4 1000", env: &[("GPUTRACE_RECORDER", "/nowhere/gputrace"), SMALL], ..PLAIN },
     S { name: "a recorder that cannot be executed", arguments: "4 1000", env: &[("GPUTRACE_RECORDER", "/etc/passwd"), SMALL], ..PLAIN },
     S { name: "a recorder that fails", arguments: "4 1000", env: &[("GPUTRACE_RECORDER", "/bin/false"), SMALL], ..PLAIN },
-    S { name: "idle threads, and a small ring", program: "crowd.c", arguments: "100 # 20000 1", size: [20, 500], env: &[("GPUTRACE_RING_BYTES", "1048576")], ..PLAIN },
+    S { name: "idle threads, and a small ring", program: "crowd.c", arguments: "100 # 20000 1", size: [20, 500], env: &[("GPUTRACE_RING_BYTES", "1048576")], truth: Shown, ..PLAIN },
     // Where the ring and the trace go.
     S { name: "/dev/shm is small", arguments: "4 2000", around: "tmpfs=/dev/shm:3m", truth: Shown, ..PLAIN },
     S { name: "/dev/shm is full", arguments: "4 2000", around: "tmpfs=/dev/shm:16k", ..PLAIN },
@@ -148,7 +148,7 @@ const SCENARIOS: &[Scenario] = &[
         is_recovered_meanwhile: true,
         ..PLAIN
     },
-    S { name: "recover while it is recorded", program: "churn.c", arguments: "# 2 1", size: [3_000, 30_000], is_recovered_meanwhile: true, ..PLAIN },
+    S { name: "recover while it is recorded", program: "churn.c", arguments: "# 2 1", size: [3_000, 30_000], is_recovered_meanwhile: true, truth: Bounded, ..PLAIN },
     S { name: "hidepid, and a process that nobody may look at", program: "churn.c", arguments: "# 2 1", size: [4_000, 50_000], around: "pid hidepid nobody undumpable", ..PLAIN },
     S { name: "another user", arguments: "4 2000", around: "nobody", ..PLAIN },
     S { name: "wait, as usual", program: "waits.c", arguments: "family", ..PLAIN },
