@@ -20,6 +20,10 @@ demo: build ## Record a small training loop on the fake device, and report it
 test: build ## Run every test that needs no GPU
 	cargo test --workspace
 
+# `make test` has the short form. GPUTRACE_TEST_PYTHONS=A:B:... names the Pythons, GPUTRACE_TORTURE_ONLY=WORD some of the scenarios.
+torture: build ## Kill, starve and corner recorded programs for minutes: they end as they do alone
+	GPUTRACE_TORTURE=long cargo test -p gputrace-tests --test torture -- --nocapture
+
 check: ## What CI runs: format, lints, tests, docs
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
