@@ -130,7 +130,7 @@ impl Producer {
         let most = WORD + size_of::<P>();
         // First of all: a new chunk has said nothing.
         if !self.make_room(at, most) {
-            return self.lose(most, Pushed::Full);
+            return self.lose(P::KIND, most, Pushed::Full);
         }
         match payload.shorten(&mut self.said) {
             Some(form) => self.write(at, flags, P::Form::KIND, as_bytes(&form), &[]),
@@ -176,10 +176,10 @@ impl Producer {
     fn push_bytes(&mut self, at: Ticks, flags: u8, kind: Kind, head: &[u8], tail: &[&[u8]]) -> Pushed {
         let bytes = WORD + head.len() + tail_bytes(tail);
         if bytes > MAX_RECORD {
-            return self.lose(bytes, Pushed::TooLong);
+            return self.lose(kind, bytes, Pushed::TooLong);
         }
         if !self.make_room(at, bytes) {
-            return self.lose(bytes, Pushed::Full);
+            return self.lose(kind, bytes, Pushed::Full);
         }
         self.write(at, flags, kind, head, tail);
         Pushed::Yes
@@ -239,7 +239,21 @@ impl Producer {
     }
 
     #[cold]
-    fn lose(&self, bytes: usize, why: Pushed) -> Pushed {
+    fn lose(&self, kind: Kind, bytes: usize, why: Pushed) -> Pushed {
+        // What only explains or ends an event is none: that is kept without it, or was counted when it was refused itself.
+        if matches!(
+            kind,
+            Kind::CallEnd
+                | Kind::Stack
+                | Kind::Code
+                | Kind::Api
+                | Kind::Device
+                | Kind::Runtime
+                | Kind::NodeClass
+                | Kind::Text
+        ) {
+            return why;
+        }
         self.map.header().lost_full.add(bytes);
         self.map.thread(self.thread).lost.fetch_add(1, Ordering::Relaxed);
         why
