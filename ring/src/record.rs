@@ -65,15 +65,15 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether a record of this kind is something that happened, and not what explains such records: one that there is no
+    /// Whether a record of this kind is something that happened, and not what explains or ends another: one that there is no
     /// room for is a loss.
     #[must_use]
     pub fn is_event(self) -> bool {
         use Kind::*;
         match self {
-            Call | CallEnd | BlockAlloc | BlockFree | BlockOom | Wait | Note | Backward | Mark
+            Call | BlockAlloc | BlockFree | BlockOom | Wait | Note | Backward | Mark
             | NcclEnter | NcclExit | NcclTiming | BriefAlloc | BriefFree => true,
-            TimeBase | Stack | Code | Api | Device | Runtime | Node | NodeClass | Forward | Text
+            TimeBase | CallEnd | Stack | Code | Api | Device | Runtime | Node | NodeClass | Forward | Text
             | Communicator | BriefForward => false,
         }
     }
