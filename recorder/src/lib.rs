@@ -41,7 +41,7 @@ mod write;
 
 pub use daemon::{daemon_main, job_begins};
 pub use oom::{Answer, FollowUp, Oom};
-pub use output::{Moment, Overwrite};
+pub use output::{Moment, Overwrite, wait_for_recorder};
 pub use record::{Inherited, Options, Summary, record};
 pub use symbol_files::OtherBuild;
 

@@ -1,6 +1,5 @@
-//! Limits that we inherited from the program: what it allows itself is not meant for us.
+//! Limits that we inherited from the program. What may be raised, the library has raised when it started us.
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::{Arc, Once};
 
 /// Makes limits of the disk errors of writing, which say what is lost. By default, a file that becomes too long for
@@ -12,13 +11,4 @@ pub(crate) fn prepare() {
         // A handler is enough for the kernel to answer EFBIG. A failure leaves the signal as it was.
         let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
     });
-}
-
-/// Raises what may be raised. Only for a process of our own.
-pub(crate) fn raise() {
-    for resource in [Resource::As, Resource::Cpu, Resource::Data, Resource::Fsize, Resource::Nofile] {
-        let limit = getrlimit(resource);
-        // A failure leaves the limit as it was.
-        let _ = setrlimit(resource, Rlimit { current: limit.maximum, maximum: limit.maximum });
-    }
 }

@@ -153,7 +153,12 @@ pub(crate) fn create(
         }
         counter += 1;
         match open(&path, overwrite) {
-            Ok(file) => return Ok((path, file)),
+            Ok(file) => {
+                // For who wants to know whether the trace is being written: see `wait_for_recorder`. Not everywhere there
+                // are locks, and nothing else depends on this one.
+                let _ = file.try_lock();
+                return Ok((path, file));
+            }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 // A sibling was faster than our look.
                 if is_siblings(&path) {
@@ -218,6 +223,31 @@ pub(crate) fn open(path: &Path, overwrite: Overwrite) -> io::Result<File> {
             options.create_new(true).open(path)
         }
     }
+}
+
+/// Waits for the recorder that is just finishing this trace, because its process has ended; ten seconds at most. True if
+/// it waited in vain. A trace of a process that runs is read as it is.
+#[must_use]
+pub fn wait_for_recorder(trace: &Path) -> bool {
+    const STEP: Duration = Duration::from_millis(20);
+    const STEPS: u32 = 500;
+    let Ok(file) = File::open(trace) else { return false };
+    let is_written = || matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock));
+    if !is_written() || process_of(trace).is_none_or(|process| process::is_running(&process)) {
+        return false;
+    }
+    for _ in 0..STEPS {
+        if !is_written() {
+            return false;
+        }
+        std::thread::sleep(STEP);
+    }
+    true
+}
+
+/// Whose trace it is, if it is one.
+fn process_of(trace: &Path) -> Option<Process> {
+    Some(Trace::open(trace).ok()?.process().clone())
 }
 
 /// A file that can be cut back to its last whole block.

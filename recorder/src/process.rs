@@ -398,6 +398,16 @@ pub(crate) fn stat(in_proc: u32) -> Option<Stat> {
     parse_stat(&String::from_utf8_lossy(&bytes))
 }
 
+/// Whether the process of a trace runs here; in doubt it does.
+pub(crate) fn is_running(process: &Process) -> bool {
+    let is_here = process.boot == read_line("/proc/sys/kernel/random/boot_id") && proc_is_ours();
+    let is_it = |stat: Stat| {
+        (process.began == 0 || stat.start_time == process.began)
+            && (!matches!(stat.state, 'Z' | 'X' | 'x') || stat.n_threads > 1)
+    };
+    !is_here || stat(process.pid).is_some_and(is_it)
+}
+
 /// The name in parentheses may hold anything.
 fn parse_stat(stat: &str) -> Option<Stat> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();

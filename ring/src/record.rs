@@ -71,10 +71,10 @@ impl Kind {
     pub fn is_event(self) -> bool {
         use Kind::*;
         match self {
-            Call | BlockAlloc | BlockFree | BlockOom | Wait | Note | Backward | Mark
-            | NcclEnter | NcclExit | NcclTiming | BriefAlloc | BriefFree => true,
-            TimeBase | CallEnd | Stack | Code | Api | Device | Runtime | Node | NodeClass | Forward | Text
-            | Communicator | BriefForward => false,
+            Call | BlockAlloc | BlockFree | BlockOom | Wait | Note | Backward | Mark | NcclEnter
+            | NcclExit | NcclTiming | BriefAlloc | BriefFree => true,
+            TimeBase | CallEnd | Stack | Code | Api | Device | Runtime | Node | NodeClass | Forward
+            | Text | Communicator | BriefForward => false,
         }
     }
 

@@ -420,6 +420,44 @@ pub(crate) fn abort() -> ! {
     }
 }
 
+/// Calls `each` with every number that names something in a folder of `/proc`, and with the folder's own descriptor. False
+/// if the folder cannot be read.
+pub(crate) fn list_numbers(path: &CStr, mut each: impl FnMut(c_int, c_int)) -> bool {
+    let Ok(folder) = File::open(path, libc::O_RDONLY | libc::O_DIRECTORY, 0) else { return false };
+    // Aligned as the kernel's entries are (getdents64(2)): inode, offset, bytes of the entry, kind, name.
+    let mut entries = [0_u64; 256];
+    loop {
+        let arguments =
+            [folder.number() as usize, entries.as_mut_ptr() as usize, size_of_val(&entries), 0, 0, 0];
+        // SAFETY: the kernel writes at most so many bytes.
+        let n = match unsafe { call(libc::SYS_getdents64, arguments) } {
+            Ok(0) => return true,
+            Ok(n) => n,
+            Err(_) => return false,
+        };
+        // SAFETY: words may be read as bytes, and the kernel has just written as many.
+        let bytes = unsafe { core::slice::from_raw_parts(entries.as_ptr().cast::<u8>(), n) };
+        let mut at = 0;
+        while let Some(entry) = bytes.get(at..).filter(|entry| entry.len() > 19) {
+            if let Some(number) = number_of(entry.get(19..).unwrap_or_default()) {
+                each(number, folder.number());
+            }
+            let length =
+                entry.get(16..18).and_then(|length| length.try_into().ok()).map_or(0, u16::from_ne_bytes);
+            at += usize::from(length.max(20));
+        }
+    }
+}
+
+/// A name that is a number, up to its zero.
+fn number_of(name: &[u8]) -> Option<c_int> {
+    let digits = name.split(|byte| *byte == 0).next().filter(|digits| !digits.is_empty())?;
+    digits.iter().try_fold(0 as c_int, |sum, digit| {
+        let digit = digit.checked_sub(b'0').filter(|digit| *digit < 10)?;
+        sum.checked_mul(10)?.checked_add(c_int::from(digit))
+    })
+}
+
 /// Copies memory of this process, as far as it can be read, in a way that cannot fault: bytes copied, or an error if there
 /// are none (`EFAULT`), or if such a copy is not to be had here (another error).
 ///

@@ -363,7 +363,9 @@ fn forget_scheduling(nice: usize) {
 
 /// What the program allowed itself is not meant for the recorder.
 fn forget_limits() {
-    for resource in [libc::RLIMIT_AS, libc::RLIMIT_CPU, libc::RLIMIT_NOFILE, libc::RLIMIT_FSIZE] {
+    for resource in
+        [libc::RLIMIT_AS, libc::RLIMIT_CPU, libc::RLIMIT_DATA, libc::RLIMIT_NOFILE, libc::RLIMIT_FSIZE]
+    {
         let mut limits = MaybeUninit::<libc::rlimit64>::zeroed();
         let at = limits.as_mut_ptr() as usize;
         // SAFETY: the kernel writes one structure.
@@ -471,54 +473,19 @@ fn close_ranges(kept: [c_int; 3]) -> bool {
 
 /// As `/proc` lists them; false if there is no such list.
 fn close_listed(kept: [c_int; 3]) -> bool {
-    // Aligned as the kernel's entries are (getdents64(2)): inode, offset, bytes of the entry, kind, name.
-    let mut entries = [0_u64; 256];
     loop {
-        let Ok(folder) = File::open(c"/proc/self/fd", libc::O_RDONLY | libc::O_DIRECTORY, 0) else {
-            return false;
-        };
         let mut n_closed = 0;
-        loop {
-            let arguments =
-                [folder.number() as usize, entries.as_mut_ptr() as usize, size_of_val(&entries), 0, 0, 0];
-            // SAFETY: the kernel writes at most so many bytes.
-            let n = match unsafe { kernel::call(libc::SYS_getdents64, arguments) } {
-                Ok(n) => n,
-                Err(_) => return false,
-            };
-            if n == 0 {
-                break;
+        let is_listed = kernel::list_numbers(c"/proc/self/fd", |file, folder| {
+            if file != folder && !kept.contains(&file) {
+                close(file as usize);
+                n_closed += 1;
             }
-            // SAFETY: words may be read as bytes.
-            let bytes = unsafe { core::slice::from_raw_parts(entries.as_ptr().cast::<u8>(), n) };
-            let mut at = 0;
-            while let Some(entry) = bytes.get(at..).filter(|entry| entry.len() > 19) {
-                if let Some(file) = number_of(entry.get(19..).unwrap_or_default())
-                    && file != folder.number()
-                    && !kept.contains(&file)
-                {
-                    close(file as usize);
-                    n_closed += 1;
-                }
-                let length =
-                    entry.get(16..18).and_then(|length| length.try_into().ok()).map_or(0, u16::from_ne_bytes);
-                at += usize::from(length.max(20));
-            }
-        }
+        });
         // A list that changes while it is read may leave some out.
-        if n_closed == 0 {
-            return true;
+        if !is_listed || n_closed == 0 {
+            return is_listed;
         }
     }
-}
-
-/// A name that is a number, up to its zero.
-fn number_of(name: &[u8]) -> Option<c_int> {
-    let digits = name.split(|byte| *byte == 0).next().filter(|digits| !digits.is_empty())?;
-    digits.iter().try_fold(0 as c_int, |sum, digit| {
-        let digit = digit.checked_sub(b'0').filter(|digit| *digit < 10)?;
-        sum.checked_mul(10)?.checked_add(c_int::from(digit))
-    })
 }
 
 /// A call that takes nothing and cannot fail in a way that matters.

@@ -28,6 +28,8 @@ use gputrace_ring::ring::Producer;
 const START_PATIENCE: u32 = 5_000;
 /// How long a process waits at its end for its trace, in milliseconds.
 const EXIT_PATIENCE: u64 = 5_000;
+/// The same for the first process of a PID namespace that has other threads.
+const INIT_PATIENCE: u64 = 1_000;
 
 /// No session yet.
 const NONE: u32 = 0;
@@ -318,6 +320,11 @@ extern "C" fn construct(argc: c_int, argv: *const *const c_char) {
 }
 
 /// After `main`: tells the recorder, and waits for the trace so that the next command of a script finds it.
+///
+/// Not where other threads run: what they use is being taken down, and would be used for as long as we wait. (Threads that
+/// come back into CPython 3.10 after its end crash; so do those that use a destroyed object of C++.) `gputrace` waits
+/// for the recorder of a trace that it is given. Only the first process of a PID namespace waits in any case, though not
+/// for long: with it the kernel kills the recorder.
 extern "C" fn destruct() {
     let _errno = KeepErrno::new();
     let Some(map) = map() else { return };
@@ -326,7 +333,11 @@ extern "C" fn destruct() {
     }
     let header = map.header();
     header.process.value.store(map::EXITING, Ordering::Release);
-    let patience = config::EXIT_WAIT.number().unwrap_or(EXIT_PATIENCE).min(600_000);
+    let patience = match (has_other_threads(), kernel::process_id()) {
+        (false, _) => config::EXIT_WAIT.number().unwrap_or(EXIT_PATIENCE).min(600_000),
+        (true, 1) => INIT_PATIENCE,
+        (true, _) => return end(),
+    };
     for waited in 0..patience {
         match header.recorder.value.load(Ordering::Acquire) {
             map::COMPLETE | map::FAILED => return end(),
@@ -341,6 +352,24 @@ extern "C" fn destruct() {
     }
     end();
     say(b"the recorder is still busy; the trace will be complete a little later");
+}
+
+/// Whether threads run that are not the driver's or ours. In doubt they do.
+fn has_other_threads() -> bool {
+    let (own, mut has_others) = (kernel::thread_id(), false);
+    let is_listed = kernel::list_numbers(c"/proc/self/task", |thread, _| {
+        has_others |= thread as u32 != own && !is_servant(thread as u32);
+    });
+    has_others || !is_listed
+}
+
+/// Whether the thread is one that CUDA's driver made for itself (`cuda-EvtHandlr` and others), or our own.
+fn is_servant(thread: u32) -> bool {
+    let path = Text::<64>::new().add(b"/proc/self/task/").number(thread.into()).add(b"/comm");
+    let mut name = [0_u8; 16];
+    let n = sys::read_file(path.as_c_str(), &mut name);
+    let name = name.get(..n).unwrap_or_default();
+    name.starts_with(b"cuda") || name.starts_with(b"gputrace-")
 }
 
 /// A recorder holds the lock of the ring's file for as long as it lives.

@@ -1,9 +1,12 @@
 //! The command line. A verb is one file here and one line in [`VERBS`].
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use gputrace_schemas::printable::{Screen, is_obeyed, printable};
+
+use crate::show::{self, complain};
 
 mod diff;
 mod doctor;
@@ -92,8 +95,29 @@ pub(crate) fn run(out: &mut Screen) -> anyhow::Result<ExitCode> {
     };
     let Some((name, arguments)) = matches.subcommand() else { return Ok(ExitCode::from(2)) };
     match VERBS.iter().find(|verb| verb.name == name) {
-        Some(verb) => (verb.run)(arguments, out),
+        Some(verb) => {
+            if !WRITERS.contains(&name) {
+                wait_for_recorders();
+            }
+            (verb.run)(arguments, out)
+        }
         None => Ok(ExitCode::from(2)),
+    }
+}
+
+/// Verbs that read no trace.
+const WRITERS: [&str; 3] = ["record", "recorder", "recover"];
+
+/// A program that has just ended does not wait for its trace where other threads of it run. So we do, for every trace that
+/// is named, and those in folders that are.
+fn wait_for_recorders() {
+    let traces =
+        std::env::args_os().skip(2).map(PathBuf::from).filter(|path| path.is_file() || path.is_dir());
+    let traces = traces.flat_map(|path| show::paths(std::slice::from_ref(&path)).unwrap_or_default());
+    for trace in traces {
+        if gputrace_recorder::wait_for_recorder(&trace) {
+            complain!("{} is still being written: what comes later is not in this answer", trace.display());
+        }
     }
 }
 
