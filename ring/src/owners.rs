@@ -222,14 +222,16 @@ mod tests {
     fn threads_that_race_for_lines_never_share_one() {
         let owners = Owners::new();
         let held: Mutex<HashSet<u32>> = Mutex::default();
+        let lives = [const { AtomicU32::new(0) }; 8];
         std::thread::scope(|scope| {
             for thread in 0..8 {
-                let (owners, held) = (&owners, &held);
+                let (owners, held, lives) = (&owners, &held, &lives);
                 scope.spawn(move || {
                     for life in 0..if cfg!(miri) { 20 } else { 2_000 } {
                         let me = Owner { session: 1, tid: thread << 16 | (life + 1) };
-                        // Earlier lives of a thread are over when the next one begins.
-                        let is_gone = |tid| tid >> 16 == thread && tid != me.tid;
+                        // A life is over when the thread's next one begins.
+                        lives[thread as usize].store(me.tid, Ordering::SeqCst);
+                        let is_gone = |tid: u32| lives[(tid >> 16) as usize].load(Ordering::SeqCst) != tid;
                         owners.reclaim(me, None, 4, is_gone, |line| {
                             assert!(held.lock().unwrap().remove(&line), "finished twice");
                         });
