@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_screen_keeps_lines_and_tabs_and_nothing_else() {
-        let text = shown(|screen| write!(screen, "a\tb\n\x1b[2J\r{}\n", "\u{9b}0m").unwrap());
+        let text = shown(|screen| write!(screen, "a\tb\n\x1b[2J\r\u{9b}0m\n").unwrap());
         assert_eq!(text, "a\tb\n\\u{1b}[2J\\u{d}\\u{9b}0m\n");
     }
 
