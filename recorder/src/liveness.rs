@@ -147,8 +147,12 @@ fn is_it(claim: Claim) -> bool {
 /// The process, or nobody, has this number here.
 fn here(claim: Claim, lock: WriterLock) -> Liveness {
     let Some(pid) = pid_of(claim) else { return Liveness::Gone };
-    match pidfd_open(pid, PidfdFlags::empty()) {
+    // A filter may end whoever makes a call that it does not know.
+    let descriptor =
+        if process::is_filtered() { Err(Errno::NOSYS) } else { pidfd_open(pid, PidfdFlags::empty()) };
+    match descriptor {
         Err(Errno::SRCH) => Liveness::Gone,
+        Err(_) if is_free(claim) => Liveness::Gone,
         // The number may have been given to another process. Where times count differently for us than for the process
         // (time namespaces), it only seems so, and the process still maps the ring.
         _ if is_somebody_else(claim) && lock != WriterLock::Held => Liveness::Gone,

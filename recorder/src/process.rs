@@ -398,6 +398,12 @@ pub(crate) fn stat(in_proc: u32) -> Option<Stat> {
     parse_stat(&String::from_utf8_lossy(&bytes))
 }
 
+/// Whether we are under a filter of system calls (seccomp), which we then have from the program.
+pub(crate) fn is_filtered() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() != "0"))
+}
+
 /// Whether the process of a trace runs here; in doubt it does.
 pub(crate) fn is_running(process: &Process) -> bool {
     let is_here = process.boot == read_line("/proc/sys/kernel/random/boot_id") && proc_is_ours();

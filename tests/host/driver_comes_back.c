@@ -18,9 +18,14 @@ int main(int n, char **unused)
         int (*init)(unsigned) = (int (*)(unsigned))dlsym(driver, "cuInit");
         int (*alloc)(address *, size_t) = (int (*)(address *, size_t))dlsym(driver, "cuMemAlloc_v2");
         int (*give_back)(address) = (int (*)(address))dlsym(driver, "cuMemFree_v2");
-        if (!init || !alloc || !give_back || init(0))
+        int (*retain)(void **, int) = (int (*)(void **, int))dlsym(driver, "cuDevicePrimaryCtxRetain");
+        int (*choose)(void *) = (int (*)(void *))dlsym(driver, "cuCtxSetCurrent");
+        if (!init || !alloc || !give_back || !retain || !choose || init(0))
             return 3;
         address at;
+        void *context;
+        if ((round || n > 1) && (retain(&context, 0) || choose(context)))
+            return 6;
         if (round || n > 1)
             for (int i = 0; i < 10; i++)
                 if (alloc(&at, 1 << 20) || give_back(at))

@@ -1,6 +1,7 @@
 /* Harm: a signal handler that leaves an allocation by siglongjmp left the thread unseen from then on. A timer tears this
  * one out of calls 300 times, at whatever instruction of the program, the library or the driver it comes; then 1,000
- * allocations of 3 MiB are made in peace. */
+ * allocations of 3 MiB are made in peace. It takes its time between calls, so that all of them fit into the ring whoever
+ * empties it. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
@@ -33,6 +34,8 @@ int main(void)
     while (torn < 300) {
         cuMemAlloc_v2(&p, 1 << 20);
         cuMemFree_v2(p);
+        for (volatile int i = 0; i < 5000; i++)
+            ;
     }
     sigset_t alarm;
     sigemptyset(&alarm);
