@@ -2,7 +2,7 @@
 
 use crate::oom::Answer;
 use crate::record::{Inherited, Options, record};
-use crate::{Error, Moment, Overwrite, say, ticks};
+use crate::{Error, Moment, Overwrite, limits, say, ticks};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -30,6 +30,13 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
         return ExitCode::from(2);
     };
     keep_running();
+    if let Some(limit) = limits::too_little_address_space() {
+        say(&format!(
+            "the limit of address space ({limit} bytes, ulimit -v) leaves no room for the recorder; the events stay in {}: `gputrace recover` makes a trace of them",
+            ring.display()
+        ));
+        return ExitCode::FAILURE;
+    }
     let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let overwrite =
         if set(FORCE).is_some_and(|value| value != "0") { Overwrite::Replace } else { Overwrite::Refuse };
