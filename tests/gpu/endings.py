@@ -5,7 +5,7 @@ usage: [PART=endings|cost] endings.py FOLDER [OLDER]       FOLDER (and OLDER, an
 libgputrace.so
 
 Each way is a process that trains a small transformer with fixed seeds, prints its losses, and then ends: it returns, exits, aborts, is
-killed, cancels threads in the driver, forks while others allocate, runs out of memory, becomes another program. Threads allocate
+killed, cancels threads, forks while others allocate, runs out of memory, becomes another program. Threads allocate
 at the moment of the end. PASS and FAIL lines; exit status 0 only without FAIL. About five minutes on one GPU.
 """
 import json, os, signal, statistics, subprocess, sys, tempfile, textwrap
@@ -25,10 +25,10 @@ static void *work(void *asynchronous)
     if (asynchronous) pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &before);
     for (;;) {
         unsigned long long at;
-        /* In the driver nobody may be cancelled at any instruction: it holds locks. Between two calls anybody may. */
-        if (asynchronous) pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+        /* In the driver nobody may be cancelled: it holds locks, and hangs without us too. Between two calls anybody may. */
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
         if (alloc(&at, 1 << 20) == 0) give_back(at);
-        if (asynchronous) pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &before);
+        pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &before);
         calls++;
         pthread_testcancel();
     }
@@ -61,7 +61,7 @@ WAYS = {
     "SIGINT": "churn(); signal.raise_signal(2); time.sleep(60)",
     "SIGKILL": "churn(); os.kill(os.getpid(), 9); time.sleep(60)",
     "SIGSEGV": "churn(); C.string_at(8)",
-    "threads cancelled in the driver": """
+    "threads cancelled between calls of the driver": """
         alloc, free, current, get = (C.cast(getattr(cuda, n), C.c_void_p) for n in ('cuMemAlloc_v2', 'cuMemFree_v2', 'cuCtxSetCurrent', 'cuCtxGetCurrent'))
         context = C.c_void_p()
         cuda.cuCtxGetCurrent(C.byref(context))
