@@ -488,7 +488,7 @@ impl Python {
         is_there && interpreter.half(self.offsets.gc_collecting) == 1
     }
 
-    /// Follows the frames with reads that cannot fault. `None` when there is no frame, or such reads are forbidden.
+    /// Follows the frames with reads that cannot fault. `None` when there is no frame.
     pub(crate) fn looks_right(&self, top: u64) -> Option<bool> {
         let mut frame = top;
         let mut n_code = 0;
@@ -498,8 +498,7 @@ impl Python {
             }
             match self.frame_looks_right(frame) {
                 Ok(is_code) => n_code += u32::from(is_code),
-                Err(Unreadable::Forbidden) => return Some(true), // Version and symbols are all there is to trust.
-                Err(Unreadable::Fault) => return Some(false),
+                Err(Unreadable) => return Some(false),
             }
             match peek(frame.wrapping_add(u64::from(self.offsets.frame_previous))) {
                 Ok(previous) => frame = previous,
@@ -527,27 +526,20 @@ impl Python {
             && field(lines, self.offsets.object_type)? == self.bytes_type
             && field(lines, self.offsets.length)? < 1 << 26
             && (self.offsets.place != Place::Address || offset < 1 << 28);
-        if is_right { Ok(true) } else { Err(Unreadable::Fault) }
+        if is_right { Ok(true) } else { Err(Unreadable) }
     }
 }
 
+/// There is nothing at an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Unreadable {
-    Fault,
-    Forbidden,
-}
+struct Unreadable;
 
-/// A word of this process, read by the kernel: a bad address is an error, not a signal.
+/// A word of this process, read in a way that cannot fault.
 fn peek(address: u64) -> Result<u64, Unreadable> {
-    let mut word = 0u64;
-    if !kernel::may_use_rare_calls() {
-        return Err(Unreadable::Forbidden);
-    }
-    // SAFETY: room for eight bytes.
-    match unsafe { kernel::copy(address as usize, (&raw mut word).cast(), 8) } {
-        Ok(8) => Ok(word),
-        Ok(_) | Err(libc::EFAULT) => Err(Unreadable::Fault),
-        Err(_) => Err(Unreadable::Forbidden),
+    let mut word = [0; 8];
+    match kernel::read_memory(address as usize, &mut word) {
+        8 => Ok(u64::from_ne_bytes(word)),
+        _ => Err(Unreadable),
     }
 }
 
