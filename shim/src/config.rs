@@ -22,7 +22,7 @@ pub(crate) const STACKS_MIN_SIZE: Variable = Variable { name: c"GPUTRACE_STACKS_
 pub(crate) const RING_BYTES: Variable = Variable { name: c"GPUTRACE_RING_BYTES" };
 /// Path of the `gputrace` program; by default it is looked for beside the library, then on `PATH`.
 pub(crate) const RECORDER: Variable = Variable { name: c"GPUTRACE_RECORDER" };
-/// Milliseconds that a process waits at its end for its trace to be complete; by default 5000.
+/// Milliseconds that a process without other threads waits at its end for its trace to be complete; by default 5000.
 pub(crate) const EXIT_WAIT: Variable = Variable { name: c"GPUTRACE_EXIT_WAIT" };
 
 /// `1`: how long the GPU works for each call into NCCL is measured.
