@@ -109,6 +109,9 @@ const SCENARIOS: &[Scenario] = &[
     S { name: "threads at work", arguments: "8 #", size: [2_000, 200_000], ..PLAIN },
     S { name: "256 threads", program: "crowd.c", arguments: "256 #", size: [20, 500], ..PLAIN },
     S { name: "SIGKILL at random instants", arguments: "12 0 50", rounds: [24, 1_200], around: "sigkill=~80000", ..PLAIN },
+    S { name: "SIGKILL while the recorder is started", arguments: "4 0 50", rounds: [2, 20], around: "sigkill-at-clone=100000", ..PLAIN },
+    S { name: "SIGKILL while the recorder is started, by a subreaper", arguments: "4 0 50", rounds: [2, 20], around: "subreaper sigkill-at-clone=100000", ..PLAIN },
+    S { name: "SIGKILL while it begins", arguments: "4 0 50", rounds: [12, 400], around: "sigkill=~20000", ..PLAIN },
     S { name: "SIGKILL at full speed", arguments: "4 0", rounds: [8, 200], around: "sigkill=~60000", truth: Shown, ..PLAIN },
     S { name: "switched off", arguments: "4 1000", env: &[("GPUTRACE", "off")], truth: Nothing, ..PLAIN },
     // The recorder.

@@ -43,6 +43,8 @@ struct Launch {
     candidate: Text<1024>,
     search_path: &'static [u8],
     ring: c_int,
+    /// The program's number, as it and its children see it.
+    program: usize,
     process: c_int,
     /// Of the process, not of the thread that starts the recorder.
     nice: usize,
@@ -156,6 +158,7 @@ unsafe fn fill(
     name_candidates(&mut launch.programs);
     launch.search_path = environment::value(c"PATH").map_or(&[], CStr::to_bytes);
     launch.ring = file.map_or(-1, File::number);
+    launch.program = kernel::process_id() as usize;
     launch.process = -1;
     launch.inner_stack = inner_stack;
     launch.stays = stays;
@@ -212,16 +215,22 @@ fn outcome(state: u32, error: c_int) -> Outcome {
 extern "C" fn detach(launch: *mut c_void) -> c_int {
     // SAFETY: `start_recorder` passes its `launch`, which outlives us. Only one of us at a time looks at it.
     let launch = unsafe { &mut *launch.cast::<Launch>() };
-    // Asked for here, where nobody can be the parent but the program.
-    let parent = number(libc::SYS_getppid);
-    if parent != 0 && kernel::may_use_rare_calls() {
+    let program = launch.program;
+    if kernel::may_use_rare_calls() {
         // SAFETY: takes numbers.
-        let answer = unsafe { kernel::call(libc::SYS_pidfd_open, [parent, 0, 0, 0, 0, 0]) };
-        launch.process = answer.map_or(-1, |file| file as c_int);
+        let answer = unsafe { kernel::call(libc::SYS_pidfd_open, [program, 0, 0, 0, 0, 0]) };
+        // Its number was its own for as long as we are its child. Killed before (by SIGKILL: it stands still meanwhile), it may
+        // have left it to another process, which the recorder would wait for; without a descriptor, it finds out by itself.
+        let is_it = number(libc::SYS_getppid) == program;
+        match answer {
+            Ok(file) if is_it => launch.process = file as c_int,
+            Ok(file) => close(file),
+            Err(_) => {}
+        }
     }
     // SAFETY: takes numbers.
     let niceness =
-        unsafe { kernel::call(libc::SYS_getpriority, [libc::PRIO_PROCESS as usize, parent, 0, 0, 0, 0]) };
+        unsafe { kernel::call(libc::SYS_getpriority, [libc::PRIO_PROCESS as usize, program, 0, 0, 0, 0]) };
     // The kernel answers 20 - nice (getpriority(2)).
     launch.nice = 20_usize.wrapping_sub(niceness.unwrap_or(20));
     if launch.stays {
@@ -246,14 +255,14 @@ extern "C" fn detach(launch: *mut c_void) -> c_int {
     }
     if stays && let Ok(child) = child {
         // From here on nothing of `launch` is looked at.
-        stand_between(child, parent, process);
+        stand_between(child, program, process);
     }
     0
 }
 
 /// Stays the recorder's parent until it or the program ends. The program's memory, and what a driver mapped into it, must
 /// not wait for the recorder longer than that.
-fn stand_between(recorder: usize, parent: usize, process: c_int) {
+fn stand_between(recorder: usize, program: usize, process: c_int) {
     close_all_but([process, -1, -1]);
     let name = c"gputrace";
     // SAFETY: the name ends with a zero and has fewer than 16 bytes.
@@ -266,7 +275,7 @@ fn stand_between(recorder: usize, parent: usize, process: c_int) {
         } else if poll(process) {
             return;
         }
-        if number(libc::SYS_getppid) != parent || wait(recorder, libc::WNOHANG) != Ok(0) {
+        if number(libc::SYS_getppid) != program || wait(recorder, libc::WNOHANG) != Ok(0) {
             return;
         }
     }

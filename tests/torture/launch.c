@@ -21,6 +21,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -179,6 +180,9 @@ static void word_kill(char *names) { filter_out(names, SECCOMP_RET_KILL_PROCESS)
 
 /* What happens from outside while it runs. */
 static void word_sigkill(char *us) { kill_after_us = atoi(us); }
+/* sigkill-at-clone=US: killed between its clone of a process and that one's first step, after US microseconds if it makes none. */
+static int is_killed_at_clone;
+static void word_sigkill_at_clone(char *us) { is_killed_at_clone = 1, word_sigkill(us); }
 static void word_kill_recorder(char *us) { hurt_after_us = atoi(us), hurt_signal = SIGKILL; }
 static void word_stop_recorder(char *us) { hurt_after_us = atoi(us), hurt_signal = SIGSTOP; }
 
@@ -187,6 +191,7 @@ static const struct { const char *name; void (*act)(char *); } words[] = {
     {"proc", word_proc}, {"no-proc", word_no_proc}, {"limit", word_limit}, {"nobody", word_nobody}, {"undumpable", word_undumpable},
     {"subreaper", word_subreaper}, {"closed", word_closed}, {"fifo", word_fifo}, {"pin", word_pin}, {"folder-gone", word_folder_gone},
     {"first", word_first}, {"last", word_last}, {"errno", word_errno}, {"kill", word_kill}, {"sigkill", word_sigkill},
+    {"sigkill-at-clone", word_sigkill_at_clone},
     {"kill-recorder", word_kill_recorder}, {"stop-recorder", word_stop_recorder},
 };
 
@@ -276,6 +281,49 @@ static void sleep_us(long us)
     nanosleep(&time, NULL);
 }
 
+/* The process, no thread, that a thread has just made; 0 if it stopped for another reason. */
+static pid_t made_by(pid_t thread, int status)
+{
+    char path[64];
+    unsigned long child = 0;
+    int event = status >> 8;
+    if (event != (SIGTRAP | PTRACE_EVENT_VFORK << 8) && event != (SIGTRAP | PTRACE_EVENT_CLONE << 8)) return 0;
+    ptrace(PTRACE_GETEVENTMSG, thread, NULL, &child);
+    snprintf(path, sizeof path, "/proc/%d/task/%lu", (int)thread, child);
+    return access(path, F_OK) == 0 ? 0 : (pid_t)child;
+}
+
+/* The last of its threads that is waited for is the first one. */
+static int ends(pid_t program, int *status, struct rusage *usage)
+{
+    pid_t who = wait4(-1, status, __WALL, usage);
+    return who >= 0 && (who != program || WIFSTOPPED(*status));
+}
+
+/* Lets the program run until it makes a child that shares its memory, and kills it while the child stands still. */
+static void kill_at_clone(pid_t program, int *status, struct rusage *usage)
+{
+    for (long waited = 0; waited < kill_after_us;) {
+        pid_t child, who = wait4(-1, status, WNOHANG | __WALL, usage);
+        if (who <= 0) {
+            sleep_us(100);
+            waited += 100;
+        } else if ((child = made_by(who, *status))) {
+            kill(program, SIGKILL);
+            int stop;
+            waitpid(child, &stop, __WALL);
+            while (ends(program, status, usage)) {}
+            ptrace(PTRACE_DETACH, child, NULL, NULL);
+            return;
+        } else if (WIFSTOPPED(*status)) {
+            int is_signal = *status >> 16 == 0;
+            ptrace(PTRACE_CONT, who, NULL, (void *)(long)(is_signal ? WSTOPSIG(*status) : 0));
+        } else if (who == program) return;
+    }
+    kill(program, SIGKILL);
+    while (ends(program, status, usage)) {}
+}
+
 int main(int argc, char **argv)
 {
     int at = 1;
@@ -287,9 +335,15 @@ int main(int argc, char **argv)
         words[i].act(rest);
     }
     if (at + 1 >= argc) errno = EINVAL, skip("no program");
+    int ready[2];
+    need(pipe(ready) == 0, "a pipe");
     pid_t program = fork();
     need(program >= 0, "fork");
     if (program == 0) {
+        char byte;
+        close(ready[1]);
+        if (read(ready[0], &byte, 1) != 0) _exit(126);
+        close(ready[0]);
         enter();
         execvp(argv[at + 1], argv + at + 1);
         fprintf(stderr, "launch: %s: %s\n", argv[at + 1], strerror(errno));
@@ -297,8 +351,12 @@ int main(int argc, char **argv)
     }
     int status = 0;
     pid_t hurt = 0;
-    struct rusage usage;
-    if (kill_after_us >= 0) {
+    struct rusage usage = {0};
+    if (is_killed_at_clone) need(ptrace(PTRACE_SEIZE, program, NULL, (void *)(long)(PTRACE_O_TRACEVFORK | PTRACE_O_TRACECLONE)) == 0, "ptrace");
+    /* From here on it runs. */
+    close(ready[0]), close(ready[1]);
+    if (is_killed_at_clone) kill_at_clone(program, &status, &usage);
+    else if (kill_after_us >= 0) {
         sleep_us(kill_after_us);
         kill(program, SIGKILL);
     }
@@ -307,7 +365,7 @@ int main(int argc, char **argv)
         while (!(hurt = recorder()) && wait4(program, &status, WNOHANG, &usage) == 0) sleep_us(1000);
         if (hurt) kill(hurt, hurt_signal);
     }
-    while (wait4(program, &status, 0, &usage) < 0 && errno == EINTR) {}
+    while (!is_killed_at_clone && wait4(program, &status, 0, &usage) < 0 && errno == EINTR) {}
     if (hurt && hurt_signal == SIGSTOP) kill(hurt, SIGCONT);
     FILE *file = fopen(getenv("TORTURE_USAGE"), "w");
     if (file) {
