@@ -87,16 +87,14 @@ fn layers_know_only_what_is_below_them() {
 fn unsafe_code_stays_where_the_architecture_says() {
     for folder in ["recorder/src", "replay/src", "schemas/src"] {
         for (file, text) in sources(folder) {
-            let allowed = file.ends_with("map_file.rs") || file.ends_with("schemas/src/tables.rs");
+            let places = ["recorder/src/map_file.rs", "recorder/src/memory.rs", "schemas/src/tables.rs"];
+            let allowed = places.iter().any(|place| file.ends_with(place));
             let place = text.lines().position(|line| {
                 let code = line.split("//").next().unwrap_or_default();
                 code.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe")
             });
             if let Some(line) = place.filter(|_| !allowed) {
-                panic!(
-                    "{file}:{}: unsafe belongs in ring/, shim/, recorder/src/map_file.rs or schemas/src/tables.rs",
-                    line + 1
-                );
+                panic!("{file}:{}: unsafe belongs in ring/, shim/ or one of {places:?}", line + 1);
             }
         }
     }

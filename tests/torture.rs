@@ -166,6 +166,7 @@ const SCENARIOS: &[Scenario] = &[
     S { name: "RLIMIT_FSIZE of 16 kB", arguments: "4 2000", around: "limit=fsize:16384", truth: Bounded, ..PLAIN },
     S { name: "RLIMIT_FSIZE of nothing", arguments: "4 2000", around: "limit=fsize:0", truth: Bounded, ..PLAIN },
     S { name: "RLIMIT_AS of 90 MB", arguments: "4 2000", around: "limit=as:94371840", truth: Bounded, ..PLAIN },
+    S { name: "RLIMIT_AS of 100 MB", arguments: "4 2000", around: "limit=as:104857600", truth: Bounded, ..PLAIN },
     S { name: "RLIMIT_AS of 200 MB", arguments: "4 2000", around: "limit=as:209715200", truth: Bounded, ..PLAIN },
     S { name: "an address space that is full for a while", program: "scarce.c", arguments: "40", truth: Shown, least: 3_000, ..PLAIN },
     S { name: "RLIMIT_NOFILE of 8", arguments: "4 2000", around: "limit=nofile:8", truth: Shown, ..PLAIN },

@@ -82,10 +82,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     while !input.is_empty() {
         match input.byte() {
             0 => ring.pass(),
-            1 => {
-                let gone = input.byte();
-                ring.sweep(|tid| tid < 8 && gone & 1 << tid != 0);
-            }
+            1 => ring.look_at_lines(),
             2 => drop(ring.translate()),
             3 => {
                 let line = host.map.thread(u32::from(input.byte()) % N_LINES);
@@ -106,6 +103,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         }
     }
     ring.pass();
-    ring.sweep(|_| true);
+    ring.last_pass();
+    ring.last_pass();
     ring.translate();
 });

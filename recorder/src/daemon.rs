@@ -2,7 +2,7 @@
 
 use crate::oom::Answer;
 use crate::record::{Inherited, Options, record};
-use crate::{Error, Moment, Overwrite, limits, say, ticks};
+use crate::{Error, Moment, Overwrite, limits, memory, say, ticks};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -29,6 +29,7 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
         );
         return ExitCode::from(2);
     };
+    memory::is_the_recorders();
     keep_running();
     if let Some(limit) = limits::too_little_address_space() {
         say(&format!(

@@ -44,9 +44,14 @@ impl Ring {
         self.drain.pass(&mut self.found);
     }
 
-    /// One look, after some of the threads have ended.
-    pub fn sweep(&mut self, is_gone: impl Fn(u32) -> bool) {
-        self.drain.sweep(is_gone, &mut self.found);
+    /// One look at the lines' owners.
+    pub fn look_at_lines(&mut self) {
+        self.drain.look_at_lines();
+    }
+
+    /// The look after which there is none: the process is gone.
+    pub fn last_pass(&mut self) {
+        self.drain.last_pass(&mut self.found);
     }
 
     /// Translates what was found so far; how many items of a trace it became.

@@ -24,6 +24,7 @@ mod handed_out;
 mod limits;
 mod liveness;
 mod map_file;
+mod memory;
 mod merge_stack;
 mod nvml;
 mod nvml_process;
@@ -40,6 +41,7 @@ mod translate;
 mod write;
 
 pub use daemon::{daemon_main, job_begins};
+pub use memory::Memory;
 pub use oom::{Answer, FollowUp, Oom};
 pub use output::{Moment, Overwrite, wait_for_recorder};
 pub use record::{Inherited, Options, Summary, record};

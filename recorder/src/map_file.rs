@@ -1,4 +1,4 @@
-//! The ring's file in our memory. The only file of this crate with `unsafe`.
+//! The ring's file in our memory. With `memory`, the only file of this crate with `unsafe`.
 #![allow(unsafe_code)]
 
 use crate::Error;

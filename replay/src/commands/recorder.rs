@@ -19,6 +19,10 @@ use super::replay::Machine;
 use crate::show::complain;
 use crate::show::{say_shown, stderr_style};
 
+/// The program is the recorder too, and then a guest whose words must not be taken for the host's.
+#[global_allocator]
+static MEMORY: gputrace_recorder::Memory = gputrace_recorder::Memory;
+
 pub(super) const VERB: Verb = Verb::new::<RecorderArgs>("recorder", run);
 
 /// Drains a ring into a trace; started by libgputrace.so
