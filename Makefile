@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 RELEASE := target/release
 
-.PHONY: help setup build demo test check fmt bench oracle schemas dist clean
+.PHONY: help setup build demo test check deny fmt bench oracle schemas loom miri sanitize fuzz torture dist clean
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -20,11 +20,28 @@ demo: build ## Record a small training loop on the fake device, and report it
 test: build ## Run every test that needs no GPU
 	cargo test --workspace
 
+# `make test` has the short form. GPUTRACE_TEST_PYTHONS=A:B:... names the Pythons, GPUTRACE_TORTURE_ONLY=WORD some of the scenarios.
+torture: build ## Kill, starve and corner recorded programs for minutes: they end as they do alone
+	GPUTRACE_TORTURE=long cargo test -p gputrace-tests --test torture -- --nocapture
+
 check: ## What CI runs: format, lints, tests, docs
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	$(MAKE) test
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+
+deny: target/tools/bin/cargo-deny ## Hold dependencies against deny.toml, and, where it can be fetched, the database of their flaws
+	target/tools/bin/cargo-deny check licenses bans sources
+	@if target/tools/bin/cargo-deny fetch db 2>target/tools/fetch.log; then \
+	  target/tools/bin/cargo-deny check --disable-fetch advisories; \
+	else \
+	  echo "SKIPPED: advisories: github.com/RustSec/advisory-db cannot be fetched here (target/tools/fetch.log)"; \
+	fi
+
+# Unoptimised: it is built in a minute and a half of a processor, and then stays.
+target/tools/bin/cargo-deny:
+	cargo install --quiet --locked --debug --root target/tools --target-dir target/tools/build cargo-deny@0.20.2
+	rm -rf target/tools/build
 
 fmt: ## Format the sources
 	cargo fmt --all
@@ -45,6 +62,20 @@ oracle: ## Hold the simulator against PyTorch's own compiled allocator
 
 schemas: ## Hold the trace format's code against trace.fbs (and flatc, where it is installed)
 	cargo test -p gputrace-schemas
+
+loom: ## Try every order of memory accesses in the ring and in the hand-over of thread lines
+	RUSTFLAGS="--cfg loom" cargo test --release --manifest-path tests/loom/Cargo.toml --target-dir target/loom
+
+miri: ## Interpret the tests of the ring and of the trace format (needs Miri; else valgrind takes its place, and it says so)
+	tests/miri.sh
+
+sanitize: build ## Run shim, stack capture, ring and trace format under AddressSanitizer and ThreadSanitizer
+	tests/sanitize/run.sh
+
+# `make fuzz FUZZ_SECONDS=3600` runs each an hour; `make fuzz FUZZ='pickle simulator'` runs these.
+FUZZ_SECONDS := 60
+fuzz: ## Give hostile input to everything that reads: a minute each, with libFuzzer
+	FUZZ_SECONDS=$(FUZZ_SECONDS) fuzz/run.sh $(FUZZ)
 
 dist: build ## Put what users need into target/gputrace.tar.gz
 	tar -czf target/gputrace.tar.gz -C $(RELEASE) gputrace libgputrace.so

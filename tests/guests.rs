@@ -454,25 +454,6 @@ fn a_killed_recorder_is_noticed_and_its_ring_is_recovered() {
 }
 
 #[test]
-fn a_machine_without_room_for_the_ring_is_recorded_elsewhere_or_not_at_all() {
-    let app = program("app", "app.no_room");
-    let library = library("no_room", "libno_room.so", &[]);
-    let without = alone(on_fake(&app, &["elf"]), &[&library]);
-    for (lacks, n_traces) in [("shm", 1), ("shm,memfd", 1), ("shm,memfd,tmp", 0)] {
-        let folder = Folder::new(&scratch(), &format!("no_room.{lacks}"));
-        let mut command = on_fake(&app, &["elf"]);
-        command.env("NO_ROOM", lacks);
-        let with = watched(command, &folder, &[&library], Order::Last);
-        assert_eq!((with.status, &with.stdout), (without.status, &without.stdout), "{lacks}");
-        let said = String::from_utf8_lossy(&with.stderr).into_owned();
-        let traces = folder.traces(n_traces);
-        assert!(traces.iter().all(|trace| count(trace, Action::Alloc) == 12), "{lacks}");
-        let refused = "gputrace: no room for the ring in /dev/shm, in memory or in /tmp";
-        assert_eq!(said.contains(refused), n_traces == 0, "{lacks}: {said}");
-    }
-}
-
-#[test]
 fn stacks_are_right_when_other_code_comes_to_the_same_addresses() {
     let driver = fake_cuda::library_dir().join("libcuda.so.1").display().to_string();
     let make = |function: &str, room: &str| {

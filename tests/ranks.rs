@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
@@ -41,17 +42,23 @@ fn every_fault_is_named_with_its_rank_call_and_line_and_healthy_jobs_are_consist
                 loop {
                     let Some(scenario) = next.lock().expect("no panic").next() else { return };
                     let problems = try_scenario(scenario, folder.path(), &modules);
-                    let name = scenario["name"].as_str().unwrap_or_default();
-                    wrong
-                        .lock()
-                        .expect("no panic")
-                        .extend(problems.into_iter().map(|problem| format!("{name}: {problem}")));
+                    if !problems.is_empty() {
+                        wrong.lock().expect("no panic").push((scenario, problems));
+                    }
                 }
             });
         }
     });
-    let wrong = wrong.into_inner().expect("no panic");
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    // FIXME: these jobs run on real clocks, so a machine that is busy with others can make a healthy rank wait. What was
+    // wrong is tried again with nothing beside it, and fails if it is wrong again.
+    let again = folder.path().join("again");
+    let mut failed = vec![];
+    for (scenario, problems) in wrong.into_inner().expect("no panic") {
+        let name = scenario["name"].as_str().unwrap_or_default();
+        let _ = writeln!(std::io::stderr(), "{name}: tried again, because: {}", problems.join("; "));
+        failed.extend(try_scenario(scenario, &again, &modules).into_iter().map(|it| format!("{name}: {it}")));
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
 fn source(name: &str) -> PathBuf {

@@ -8,6 +8,7 @@ need c++ build-essential
 need make make
 need python3 python3
 need readelf binutils
+need valgrind valgrind
 python3 -c 'import ensurepip' >/dev/null 2>&1 || missing+=(python3-venv)
 # Allocators that programs preload beside us: tests/guests.rs tries those that are there.
 library() { ldconfig -p 2>/dev/null | grep -q "$1" || missing+=("$2"); }

@@ -1,7 +1,7 @@
 """The plugin on a driver that ctypes loads: `LD_LIBRARY_PATH` decides whether that is the fake one."""
 import pytest
 
-from gputrace.usage import parse_bytes, show_bytes
+from gputrace.usage import parse_bytes, printable, show_bytes
 
 pytest_plugins = ["pytester"]
 
@@ -157,3 +157,8 @@ def test_amounts(text, amount):
 
 def test_amounts_read_well():
     assert [show_bytes(n) for n in (0, 1023, 1536, 5 << 20, 3 << 40)] == ["0 B", "1023 B", "1.50 KiB", "5.00 MiB", "3.00 TiB"]
+
+
+def test_names_in_failures_are_shown_and_not_obeyed():
+    assert printable("forward (modèle.py:12) 日本\u3000🚀") == "forward (modèle.py:12) 日本\u3000🚀"
+    assert printable("a\x1b[2J\n\u202e\u2028\x9b") == "a\\u{1b}[2J\\u{a}\\u{202e}\\u{2028}\\u{9b}"

@@ -29,8 +29,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let writer = Writer { pid: std::process::id(), ..Writer::default() };
     // SAFETY: new, zeroed, long enough, and mapped until the end of `main`.
     let map = unsafe { Map::create(memory.as_mut_ptr(), CHUNKS, writer, Clock::of_this_machine()) };
-    let options =
-        Options { output: Some(folder.join("flood.gtr").display().to_string()), ..Options::default() };
+    let output = Some(folder.join("flood.gtr").display().to_string());
+    let options = Options { output, is_its_child: true, ..Options::default() };
     let begin = Instant::now();
     let recorder = std::thread::spawn(move || {
         let summary = record(&ring, options);
@@ -76,7 +76,8 @@ fn flood(map: Map, n_events: u64) -> u64 {
     let tid = std::fs::read_link("/proc/thread-self")
         .ok()
         .and_then(|link| link.file_name()?.to_str()?.parse().ok());
-    let Some(mut producer) = Producer::new(map, tid.unwrap_or(1)) else { return 0 };
+    let tid = tid.unwrap_or(1);
+    let mut producer = Producer::new(map, tid, tid);
     let (mut refused, mut n, mut allocated) = (0, 0, 0_u64);
     while n < n_events {
         let bytes = (n % 97) * 512;

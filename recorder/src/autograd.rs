@@ -105,6 +105,11 @@ impl Autograd {
         }
     }
 
+    /// Nothing more will come of a thread.
+    pub(crate) fn end_lane(&mut self, lane: Lane) {
+        self.open.retain(|open| open.lane != lane);
+    }
+
     /// What an event on `lane` has to do with the backward pass. `is_engine`: the thread is one of autograd's own.
     pub(crate) fn context(&self, lane: Lane, node: &Node, is_engine: bool) -> Context {
         let operation = Operation::decode(node.operation);

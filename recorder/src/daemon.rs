@@ -1,16 +1,17 @@
-//! `gputrace recorder --ring PATH`: what the shim starts. Not meant to be called by people.
+//! `gputrace recorder --ring PATH [--ring-fd N] [--process-fd N]`: what the shim starts. Not meant to be called by people.
 
 use crate::oom::Answer;
-use crate::record::{Options, record};
-use crate::{Error, Overwrite, say};
+use crate::record::{Inherited, Options, record};
+use crate::{Error, Moment, Overwrite, limits, memory, say, ticks};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Pattern of the trace's name; empty or not set is the default.
 const OUTPUT: &str = "GPUTRACE_OUTPUT";
-/// When `gputrace record` was called, nanoseconds since 1970: younger traces are those of its other processes.
+/// When `gputrace record` was called: younger traces are those of its other processes. Nanoseconds since 1970, and of
+/// `CLOCK_MONOTONIC`.
 const JOB_BEGAN: &str = "GPUTRACE_JOB_BEGAN";
 /// Overwrites a trace of the same name if set to anything but `0`.
 const FORCE: &str = "GPUTRACE_FORCE";
@@ -22,18 +23,25 @@ const OOM: &str = "GPUTRACE_OOM";
 /// that fail for want of memory, unless the user wants to hear nothing of them.
 #[must_use]
 pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer) -> ExitCode {
-    let Some(ring) = ring_of(arguments) else {
+    let Some((ring, inherited)) = orders_of(arguments) else {
         say(
             "the recorder is started by libgputrace.so as `gputrace recorder --ring PATH`; use `gputrace record -- PROGRAM`",
         );
         return ExitCode::from(2);
     };
+    memory::is_the_recorders();
     keep_running();
+    if let Some(limit) = limits::too_little_address_space() {
+        say(&format!(
+            "the limit of address space ({limit} bytes, ulimit -v) leaves no room for the recorder; the events stay in {}: `gputrace recover` makes a trace of them",
+            ring.display()
+        ));
+        return ExitCode::FAILURE;
+    }
     let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let overwrite =
         if set(FORCE).is_some_and(|value| value != "0") { Overwrite::Replace } else { Overwrite::Refuse };
-    let nanos = set(JOB_BEGAN).and_then(|nanos| nanos.parse().ok());
-    let job_began = nanos.map(|nanos| UNIX_EPOCH + Duration::from_nanos(nanos));
+    let job_began = set(JOB_BEGAN).and_then(|began| began_at(&began));
     let is_silent = set(OOM).is_some_and(|value| ["0", "off", "false", "no"].contains(&value.as_str()));
     let on_oom = (!is_silent).then_some(on_oom);
     let options = Options {
@@ -41,6 +49,7 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
         overwrite,
         job_began,
         is_its_child: true,
+        inherited,
         on_oom,
         ..Options::default()
     };
@@ -53,17 +62,38 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
     }
 }
 
-fn ring_of(arguments: impl IntoIterator<Item = OsString>) -> Option<PathBuf> {
+/// The variable by which the recorders of a job know when it began, and its value now.
+#[must_use]
+pub fn job_begins() -> (&'static str, String) {
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos());
+    (JOB_BEGAN, format!("{nanos},{}", ticks::monotonic()))
+}
+
+fn began_at(text: &str) -> Option<Moment> {
+    let (nanos, monotonic) = text.split_once(',')?;
+    let realtime = UNIX_EPOCH.checked_add(Duration::from_nanos(nanos.parse().ok()?))?;
+    Some(Moment { realtime, monotonic: monotonic.parse().ok()? })
+}
+
+/// What the arguments say: the ring's name, and what was left open for us.
+fn orders_of(arguments: impl IntoIterator<Item = OsString>) -> Option<(PathBuf, Inherited)> {
+    let (mut ring, mut inherited) = (None, Inherited::default());
     let mut arguments = arguments.into_iter();
     while let Some(argument) = arguments.next() {
-        if argument == "--ring" {
-            return arguments.next().map(PathBuf::from);
-        }
-        if let Some(path) = argument.to_str().and_then(|argument| argument.strip_prefix("--ring=")) {
-            return Some(PathBuf::from(path));
+        let (name, value) = match argument.to_str().and_then(|argument| argument.split_once('=')) {
+            Some((name, value)) => (name.to_owned(), OsString::from(value)),
+            None => (argument.to_string_lossy().into_owned(), arguments.next()?),
+        };
+        let number = || value.to_str()?.parse().ok();
+        match name.as_str() {
+            "--ring" => ring = Some(PathBuf::from(value)),
+            "--ring-fd" => inherited.ring = Some(number()?),
+            "--process-fd" => inherited.process = Some(number()?),
+            // What a newer library says besides is no reason to record nothing.
+            _ => {}
         }
     }
-    None
+    Some((ring?, inherited))
 }
 
 /// What stops the program (a job's end, a closed terminal) must not stop us before we have written how it ended.

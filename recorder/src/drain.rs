@@ -87,6 +87,8 @@ pub(crate) struct Found {
     pub(crate) events: Vec<Stamped>,
     /// Threads that were seen for the first time, with their kernel thread ids.
     pub(crate) lanes: Vec<(Lane, u32)>,
+    /// Threads of which nothing more will come than is in `events`.
+    pub(crate) ended: Vec<Lane>,
     /// Records that could not be read.
     pub(crate) damaged: u64,
     /// Records of any kind.
@@ -99,6 +101,8 @@ pub(crate) struct Drain {
     progress: Vec<Option<Progress>>,
     lanes: HashMap<LaneKey, LaneState>,
     n_lanes: u32,
+    /// The newest owner of each line that has been seen.
+    newest: Vec<u32>,
 }
 
 /// A thread line and how often it had been claimed.
@@ -110,7 +114,6 @@ struct LaneKey {
 
 struct LaneState {
     lane: Lane,
-    tid: u32,
     open: Vec<(u64, Node, Call, Action)>,
     node: Node,
 }
@@ -124,78 +127,70 @@ impl LaneKey {
 impl Drain {
     pub(crate) fn new(map: Map) -> Drain {
         let progress = vec![None; map.n_chunks() as usize];
-        Drain { reader: Reader::new(map), progress, lanes: HashMap::new(), n_lanes: 0 }
+        let newest = vec![0; MAX_THREADS];
+        Drain { reader: Reader::new(map), progress, lanes: HashMap::new(), n_lanes: 0, newest }
     }
 
-    /// Reads everything that is committed and frees the chunks that are complete.
+    /// Reads everything that is committed and frees the chunks that are complete. What a thread is still writing to stays
+    /// its own, and so does its line: only the process knows which of its threads have ended.
     pub(crate) fn pass(&mut self, found: &mut Found) {
-        let mut views: Vec<ChunkView> = self.views().collect();
-        views.sort_unstable_by_key(|view| (LaneKey::of(view), view.sequence));
-        let mut stopped = None;
-        for view in views {
-            let key = LaneKey::of(&view);
+        let views = self.sorted_views();
+        let mut incomplete = HashSet::new();
+        for view in &views {
+            let key = LaneKey::of(view);
             // An earlier chunk of this thread was still being written when we looked: it may have got more records
             // since, which come before those of this chunk.
-            if stopped == Some(key) {
+            if incomplete.contains(&key) {
                 continue;
             }
-            self.read(&view, found);
+            self.read(view, found);
             if view.complete {
                 self.free(view.chunk);
             } else {
-                stopped = Some(key);
+                incomplete.insert(key);
             }
+        }
+        // By what the pass before this one saw: what a thread left was complete before its line got another owner, so this
+        // pass has read it.
+        let newest = &self.newest;
+        let has_successor =
+            |key: &LaneKey| newest.get(key.line as usize).is_some_and(|it| is_newer(*it, key.generation));
+        close_lanes(&mut self.lanes, |key| has_successor(key) && !incomplete.contains(key), found);
+        for view in &views {
+            let key = LaneKey::of(view);
+            self.succeeds(key);
         }
     }
 
-    /// Takes what threads left that are gone. `is_gone` must have been true before this is called, and stays true.
-    pub(crate) fn sweep(&mut self, is_gone: impl Fn(u32) -> bool, found: &mut Found) {
-        self.pass(found);
-        let left: Vec<ChunkView> = self.views().collect();
-        let mut kept: Vec<LaneKey> = Vec::new();
-        for view in &left {
-            if is_gone(view.tid) && !view.complete {
-                self.read(view, found);
-                self.free(view.chunk);
-            } else {
-                kept.push(LaneKey::of(view));
-            }
-        }
+    /// Looks which lines have new owners that have not written yet.
+    pub(crate) fn look_at_lines(&mut self) {
         for line in 0..MAX_THREADS as u32 {
-            self.free_line(line, &is_gone, &kept);
-        }
-        self.close_lanes(&is_gone, &kept, found);
-    }
-
-    /// Kernel thread ids of all that write or wrote, and were not swept yet.
-    pub(crate) fn tids(&self) -> HashSet<u32> {
-        let lines =
-            (0..MAX_THREADS as u32).map(|line| self.reader.map().thread(line).tid.load(Ordering::Relaxed));
-        let lanes = self.lanes.values().map(|state| state.tid);
-        self.views().map(|view| view.tid).chain(lines).chain(lanes).filter(|tid| *tid != 0).collect()
-    }
-
-    fn free_line(&self, line: u32, is_gone: impl Fn(u32) -> bool, kept: &[LaneKey]) {
-        let thread = self.reader.map().thread(line);
-        let tid = thread.tid.load(Ordering::Relaxed);
-        let key = LaneKey { line, generation: thread.generation.load(Ordering::Relaxed) };
-        if tid != 0 && is_gone(tid) && !kept.contains(&key) {
-            // Fails if the process has just done it itself.
-            let _ = thread.tid.compare_exchange(tid, 0, Ordering::Release, Ordering::Relaxed);
+            let generation = self.reader.map().thread(line).generation.load(Ordering::Relaxed);
+            self.succeeds(LaneKey { line, generation });
         }
     }
 
-    /// Calls that were open when their threads ended.
-    fn close_lanes(&mut self, is_gone: impl Fn(u32) -> bool, kept: &[LaneKey], found: &mut Found) {
-        self.lanes.retain(|key, state| {
-            let ends = is_gone(state.tid) && !kept.contains(key);
-            if ends {
-                let lane = state.lane;
-                let open = state.open.drain(..);
-                found.events.extend(open.map(|open| unfinished(lane, open)));
-            }
-            !ends
-        });
+    /// Reads everything that is committed. The process is gone: nobody needs room in the ring, which is left as it is, so
+    /// that it can be read again.
+    pub(crate) fn last_pass(&mut self, found: &mut Found) {
+        for view in self.sorted_views() {
+            self.read(&view, found);
+        }
+        close_lanes(&mut self.lanes, |_| true, found);
+    }
+
+    fn succeeds(&mut self, key: LaneKey) {
+        if let Some(newest) = self.newest.get_mut(key.line as usize)
+            && is_newer(key.generation, *newest)
+        {
+            *newest = key.generation;
+        }
+    }
+
+    fn sorted_views(&self) -> Vec<ChunkView> {
+        let mut views: Vec<ChunkView> = self.views().collect();
+        views.sort_unstable_by_key(|view| (LaneKey::of(view), view.sequence));
+        views
     }
 
     fn views(&self) -> impl Iterator<Item = ChunkView> {
@@ -221,7 +216,7 @@ impl Drain {
             let lane = Lane(self.n_lanes);
             self.n_lanes += 1;
             found.lanes.push((lane, view.tid));
-            LaneState { lane, tid: view.tid, open: Vec::new(), node: Node::default() }
+            LaneState { lane, open: Vec::new(), node: Node::default() }
         });
         let Found { definitions, events, n_records, .. } = &mut *found;
         let damaged = read_chunk(&self.reader, view.chunk, view.committed, &mut progress, |ticks, record| {
@@ -237,6 +232,29 @@ impl Drain {
             *slot = Some(progress);
         }
     }
+}
+
+/// Ends lanes, and the calls that were open when their threads ended.
+fn close_lanes(
+    lanes: &mut HashMap<LaneKey, LaneState>,
+    has_ended: impl Fn(&LaneKey) -> bool,
+    found: &mut Found,
+) {
+    lanes.retain(|key, state| {
+        let ends = has_ended(key);
+        if ends {
+            let lane = state.lane;
+            let open = state.open.drain(..);
+            found.events.extend(open.map(|open| unfinished(lane, open)));
+            found.ended.push(lane);
+        }
+        !ends
+    });
+}
+
+/// Counts that began again at 0 are newer than those before.
+fn is_newer(generation: u32, than: u32) -> bool {
+    generation.wrapping_sub(than).cast_signed() > 0
 }
 
 impl LaneState {

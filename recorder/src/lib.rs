@@ -11,14 +11,23 @@
 //! One recorder belongs to one traced process. It trusts nothing that it reads from the ring or from `/proc`, never
 //! blocks the process, and whatever it has written is readable if it is killed.
 #![deny(unsafe_code)]
+#![warn(clippy::print_stderr, reason = "`say` keeps terminals from obeying names")]
 
 mod autograd;
 mod daemon;
 mod decode;
 mod drain;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
+mod handed_out;
+mod limits;
+mod liveness;
 mod map_file;
+mod memory;
 mod merge_stack;
 mod nvml;
+mod nvml_process;
 mod oom;
 mod output;
 mod process;
@@ -31,12 +40,14 @@ mod ticks;
 mod translate;
 mod write;
 
-pub use daemon::daemon_main;
+pub use daemon::{daemon_main, job_begins};
+pub use memory::Memory;
 pub use oom::{Answer, FollowUp, Oom};
-pub use output::Overwrite;
-pub use record::{Options, Summary, record};
+pub use output::{Moment, Overwrite, wait_for_recorder};
+pub use record::{Inherited, Options, Summary, record};
 pub use symbol_files::OtherBuild;
 
+use gputrace_schemas::printable::printable;
 use gputrace_schemas::reader;
 use std::io;
 use std::path::PathBuf;
@@ -60,6 +71,26 @@ pub enum Error {
         ring: PathBuf,
         /// What is wrong, and what to do.
         what: String,
+    },
+    /// Whoever made it may have filled it to mislead us, and would get the trace.
+    #[error("{ring} belongs to user {owner}, and this is user {us}; run `gputrace recover` as that user (`sudo -u '#{owner}' gputrace recover ...`)", ring = ring.display())]
+    NotYours {
+        /// The file.
+        ring: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// Us.
+        us: u32,
+    },
+    /// Its process cannot be looked at from here.
+    #[error("process {pid} of {ring} {is} in another PID namespace; run `gputrace recover` inside of it (`docker exec`, `kubectl exec`, `nsenter --target PID --pid --mount`) or when it has ended; if you know that it has, say --process-is-gone", ring = ring.display())]
+    Elsewhere {
+        /// The file.
+        ring: PathBuf,
+        /// The traced process, as it numbers itself.
+        pid: u32,
+        /// What is known of it.
+        is: &'static str,
     },
     /// Another recorder has it.
     #[error("{ring} of process {pid} is being recorded by another recorder; its trace is readable meanwhile", ring = ring.display())]
@@ -107,5 +138,5 @@ pub enum Error {
 pub(crate) fn say(text: &str) {
     use std::io::Write;
     // Nobody may be listening any more.
-    let _ = writeln!(io::stderr(), "gputrace: {text}");
+    let _ = writeln!(io::stderr(), "gputrace: {}", printable(text));
 }

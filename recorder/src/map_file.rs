@@ -1,31 +1,87 @@
-//! The ring's file in our memory. The only file of this crate with `unsafe`.
+//! The ring's file in our memory. With `memory`, the only file of this crate with `unsafe`.
 #![allow(unsafe_code)]
 
 use crate::Error;
-use gputrace_ring::map::{Header, Map, NotARing};
+use gputrace_ring::map::{Header, LOCKED, Map, NotARing};
 use memmap2::{MmapOptions, MmapRaw};
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// A mapped ring. [`Map`]s taken from it must not outlive it.
 pub(crate) struct MapFile {
     map: Map,
     path: PathBuf,
-    /// Device and inode, by which the process's own mapping of the file is known.
+    /// By which the process's own mapping of the file is known.
     inode: u64,
-    /// Whoever drains the ring holds this file's lock, which the kernel gives back however the holder ends.
+    bytes: usize,
     file: File,
+    /// Whoever drains the ring holds this file's lock, which the kernel gives back however the holder ends.
+    lockable: Lockable,
+    guard: Guarded,
     _memory: MmapRaw,
+}
+
+/// Whether a lock of the file would be ours alone. It belongs to an open file description: one of a description that
+/// the process shares with us would outlive us for as long as the process maps the ring, and then nobody could take over.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lockable {
+    Ours,
+    Shared,
+}
+
+/// Whether the process still maps the ring ([`LOCKED`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum WriterLock {
+    Held,
+    Free,
+    /// It never took the lock, or we cannot ask.
+    Unknown,
 }
 
 impl MapFile {
     /// Maps a ring's file; also `/proc/PID/fd/N`.
     pub(crate) fn open(path: &Path) -> Result<MapFile, Error> {
-        use std::os::unix::fs::MetadataExt;
         let io = |source| Error::Ring { ring: path.to_owned(), source };
-        let file = OpenOptions::new().read(true).write(true).open(path).map_err(io)?;
+        // Before it is opened, because opening some other files does something.
+        check_kind(path, &fs::metadata(path).map_err(io)?)?;
+        let file = open_again(path).map_err(io)?;
         let metadata = file.metadata().map_err(io)?;
+        let (owner, us) = (metadata.uid(), rustix::process::geteuid().as_raw());
+        if owner != us {
+            return Err(Error::NotYours { ring: path.to_owned(), owner, us });
+        }
+        MapFile::of(path, file, Lockable::Ours)
+    }
+
+    /// Maps the ring that whoever started us left open as this descriptor. `path` is for what must be said.
+    pub(crate) fn inherit(path: &Path, number: RawFd) -> Result<MapFile, Error> {
+        let io = |source| Error::Ring { ring: path.to_owned(), source };
+        let file = File::from(inherited(number).ok_or_else(|| io(io::Error::from(io::ErrorKind::NotFound)))?);
+        let metadata = file.metadata().map_err(io)?;
+        check_kind(path, &metadata)?;
+        let is_it = |other: &File| {
+            other.metadata().is_ok_and(|other| (other.dev(), other.ino()) == (metadata.dev(), metadata.ino()))
+        };
+        // Our own table of descriptors, so nothing else can be there now. Without `/proc`, the ring's name, which may lead
+        // to another file by now; a name under `/proc` is one of another process's table.
+        let by_number = open_again(&Path::new("/proc/self/fd").join(number.to_string())).ok();
+        let by_name = || if path.starts_with("/proc") { None } else { open_again(path).ok() };
+        match by_number.filter(is_it).or_else(|| by_name().filter(is_it)) {
+            Some(own) => MapFile::of(path, own, Lockable::Ours),
+            // Whoever looks for the lock cannot open the file either.
+            None => MapFile::of(path, file, Lockable::Shared),
+        }
+    }
+
+    fn of(path: &Path, file: File, lockable: Lockable) -> Result<MapFile, Error> {
+        let io = |source| Error::Ring { ring: path.to_owned(), source };
+        let metadata = file.metadata().map_err(io)?;
+        check_kind(path, &metadata)?;
         let bytes = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
         // `Map::open` looks at one page before it knows the length.
         if bytes < Map::bytes_for(1) {
@@ -33,13 +89,18 @@ impl MapFile {
         }
         // A raw mapping makes no reference to memory that the process writes to.
         let memory = MmapOptions::new().len(bytes).map_raw(&file).map_err(io)?;
+        let guard = Guarded::new(memory.as_mut_ptr() as usize, bytes);
         // SAFETY: the mapping is page aligned, `bytes` long, writable, and kept beside the map for as long as it.
         let map = unsafe { Map::open(memory.as_mut_ptr(), bytes) }.map_err(|why| not_a_ring(path, why))?;
-        Ok(MapFile { map, path: path.to_owned(), inode: metadata.ino(), file, _memory: memory })
+        let (path, inode) = (path.to_owned(), metadata.ino());
+        Ok(MapFile { map, path, inode, bytes, file, lockable, guard, _memory: memory })
     }
 
     /// Makes this the ring's only recorder, until dropped.
     pub(crate) fn lock(&self) -> Result<(), Error> {
+        if self.lockable == Lockable::Shared {
+            return Ok(());
+        }
         match self.file.try_lock() {
             Ok(()) => Ok(()),
             Err(TryLockError::WouldBlock) => {
@@ -48,6 +109,28 @@ impl MapFile {
             }
             Err(TryLockError::Error(source)) => Err(Error::Ring { ring: self.path.clone(), source }),
         }
+    }
+
+    /// Whether the process, or a forked child of it, still maps the ring. The lock is seen from other namespaces too.
+    pub(crate) fn writer_lock(&self) -> WriterLock {
+        if self.lockable == Lockable::Shared || self.header().lock.load(Ordering::Relaxed) != LOCKED {
+            return WriterLock::Unknown;
+        }
+        // SAFETY: all zeros are a value of this structure: the whole file, and no process, as this command wants it.
+        let mut asked: libc::flock = unsafe { std::mem::zeroed() };
+        asked.l_type = libc::F_WRLCK as libc::c_short;
+        // SAFETY: the descriptor is ours, and the kernel writes to nothing but the structure.
+        match unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut asked) } {
+            0 if asked.l_type == libc::F_UNLCK as libc::c_short => WriterLock::Free,
+            0 => WriterLock::Held,
+            _ => WriterLock::Unknown,
+        }
+    }
+
+    /// Whether somebody has cut the file: what was in it is lost.
+    pub(crate) fn is_cut(&self) -> bool {
+        let is_short = |data: fs::Metadata| data.len() < self.bytes as u64;
+        self.guard.has_faulted() || self.file.metadata().is_ok_and(is_short)
     }
 
     pub(crate) fn map(&self) -> Map {
@@ -64,6 +147,118 @@ impl MapFile {
 
     pub(crate) fn inode(&self) -> u64 {
         self.inode
+    }
+}
+
+/// Opens a file for ourselves. A name that anybody could have made must not lead elsewhere, nor make us wait.
+fn open_again(path: &Path) -> io::Result<File> {
+    let follow = if path.starts_with("/proc") { 0 } else { libc::O_NOFOLLOW };
+    OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK | follow).open(path)
+}
+
+fn check_kind(path: &Path, metadata: &fs::Metadata) -> Result<(), Error> {
+    if metadata.is_file() {
+        return Ok(());
+    }
+    Err(Error::NotARing { ring: path.to_owned(), what: "it is no regular file".to_owned() })
+}
+
+/// Takes over a descriptor that whoever started us left open. `None` if there is none of that number.
+pub(crate) fn inherited(number: RawFd) -> Option<OwnedFd> {
+    // The first three are everybody's.
+    // SAFETY: asks for the descriptor's flags, and changes nothing.
+    if number < 3 || unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
+        return None;
+    }
+    // SAFETY: it is open, and its number came from the command line, by which it was given to us and nobody else.
+    Some(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Memory of a file that its owner may cut at any moment. The kernel answers an access behind the new end by SIGBUS, which
+/// would end us in the middle of the trace: such a page is replaced by an empty one, in which nothing is recorded.
+struct Guarded {
+    slot: Option<&'static Slot>,
+}
+
+#[derive(Default)]
+struct Slot {
+    /// Where a mapping begins, its length, and whether a page of it has been replaced; a length of 0 is a free slot.
+    start: AtomicUsize,
+    bytes: AtomicUsize,
+    faulted: AtomicBool,
+}
+
+/// One ring at a time, but for tests.
+static SLOTS: [Slot; 64] = [const {
+    Slot { start: AtomicUsize::new(0), bytes: AtomicUsize::new(0), faulted: AtomicBool::new(false) }
+}; 64];
+
+/// Bytes of a page.
+static PAGE: AtomicUsize = AtomicUsize::new(4096);
+
+impl Guarded {
+    fn new(start: usize, bytes: usize) -> Guarded {
+        static HANDLE: Once = Once::new();
+        HANDLE.call_once(|| {
+            // SAFETY: asks for a number.
+            let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+            PAGE.store(usize::try_from(page).unwrap_or(4096), Ordering::Relaxed);
+            // SAFETY: all zeros are a value of this structure.
+            let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+            action.sa_sigaction = on_bus_error as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO;
+            // SAFETY: the handler has the signature that SA_SIGINFO asks for, and does only what a handler may. If this
+            // fails, such an access ends us as it would have.
+            unsafe { libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()) };
+        });
+        let free =
+            |slot: &&Slot| slot.bytes.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        let slot = SLOTS.iter().find(free);
+        if let Some(slot) = slot {
+            slot.faulted.store(false, Ordering::Relaxed);
+            slot.start.store(start, Ordering::Relaxed);
+            slot.bytes.store(bytes, Ordering::Release);
+        }
+        Guarded { slot }
+    }
+
+    fn has_faulted(&self) -> bool {
+        self.slot.is_some_and(|slot| slot.faulted.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot {
+            slot.start.store(0, Ordering::Relaxed);
+            slot.bytes.store(0, Ordering::Release);
+        }
+    }
+}
+
+extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel passes what it says of the signal, which for this one has an address.
+    let address = unsafe { (*info).si_addr() } as usize;
+    let holds = |slot: &&Slot| {
+        let (start, bytes) = (slot.start.load(Ordering::Relaxed), slot.bytes.load(Ordering::Acquire));
+        start != 0 && address.wrapping_sub(start) < bytes
+    };
+    let Some(slot) = SLOTS.iter().find(holds) else {
+        // SAFETY: back to what it was; the access is tried again, and ends us.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        return;
+    };
+    slot.faulted.store(true, Ordering::Relaxed);
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    // Pages longer than this one are those of huge files, which a ring is not.
+    let bytes = PAGE.load(Ordering::Relaxed);
+    let page = (address & !(bytes - 1)) as *mut libc::c_void;
+    // SAFETY: one page of a mapping that is ours alone and mapped for as long as the slot is taken: others have atomics in
+    // it, which may have any value.
+    if unsafe { libc::mmap(page, bytes, access, flags, -1, 0) } == libc::MAP_FAILED {
+        // SAFETY: as above.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
 }
 

@@ -1,8 +1,10 @@
 //! The driver's own figures, sampled on a thread of their own: what NVML charges to the process and to the device.
 //!
-//! NVML is looked for once a device is known; where it is missing, or tells nothing about processes (it sees process
-//! ids of the host, not of a container), the trace has no such figures and everything else.
+//! NVML is looked for once a device is known; where it is missing, or tells nothing about processes, the trace has no such
+//! figures and everything else. Where it is not clear at once which of its processes is ours (`nvml_process.rs`), samples
+//! wait a little for that.
 
+use crate::nvml_process::{Finder, HandedOut, Listed, Numbers};
 use crate::ticks;
 use crate::translate::{Item, RECORDER};
 use crate::write::Outlet;
@@ -11,7 +13,9 @@ use gputrace_schemas::event::{Bytes, Device, Event, EventKind, Nanos, Sample, St
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -27,6 +31,8 @@ const PART: u32 = 20;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// After this many samples without a change.
 const QUIET: u32 = 10;
+/// How long samples wait for it to become clear which process is ours.
+const UNDECIDED: Duration = Duration::from_secs(3);
 /// Bytes of a process's name.
 const MOST_NAME: usize = 256;
 
@@ -34,6 +40,8 @@ enum Command {
     Devices(Vec<Device>),
     /// The process has just got memory.
     Now,
+    /// What was handed out to it, all of it until this time.
+    HandedOut(u64, Vec<HandedOut>),
     /// Who has memory on the device?
     Holders(i16, Sender<Vec<Holder>>),
     Stop,
@@ -74,14 +82,36 @@ enum Obeyed {
 pub(crate) struct Sampler {
     to: Sender<Command>,
     thread: Option<JoinHandle<()>>,
+    wants_more: Arc<AtomicBool>,
 }
 
 impl Sampler {
-    pub(crate) fn start(pid: u32, outlet: Outlet) -> Sampler {
+    /// Samples for the process that has these numbers; without any, it is gone and there is nothing to sample.
+    pub(crate) fn start(numbers: Option<Numbers>, outlet: Outlet) -> Sampler {
         let (to, from) = unbounded();
-        let run = move || Sampling { pid, outlet, devices: Vec::new(), last: HashMap::new() }.run(&from);
+        let Some(numbers) = numbers else {
+            return Sampler { to, thread: None, wants_more: Arc::default() };
+        };
+        let wants_more = Arc::new(AtomicBool::new(!numbers.are_sure()));
+        let sampling = Sampling {
+            finder: Finder::new(numbers),
+            wants_more: Arc::clone(&wants_more),
+            outlet,
+            devices: Vec::new(),
+            last: HashMap::new(),
+            undecided: VecDeque::new(),
+            told: Told::Nothing,
+            began: Instant::now(),
+            n_listed: 0,
+        };
+        let run = move || sampling.run(&from);
         let thread = std::thread::Builder::new().name("gputrace-nvml".to_owned()).spawn(run).ok();
-        Sampler { to, thread }
+        Sampler { to, thread, wants_more }
+    }
+
+    /// Whether there is a thread that samples.
+    pub(crate) fn is_running(&self) -> bool {
+        self.thread.is_some()
     }
 
     pub(crate) fn devices(&self, devices: &[Device]) {
@@ -90,6 +120,16 @@ impl Sampler {
 
     pub(crate) fn now(&self) {
         let _ = self.to.send(Command::Now);
+    }
+
+    /// Whether [`Sampler::handed_out`] is of use.
+    pub(crate) fn wants_handed_out(&self) -> bool {
+        self.wants_more.load(Ordering::Relaxed)
+    }
+
+    /// What was handed out to the process until a time.
+    pub(crate) fn handed_out(&self, until: u64, changes: Vec<HandedOut>) {
+        let _ = self.to.send(Command::HandedOut(until, changes));
     }
 
     pub(crate) fn inquirer(&self) -> Inquirer {
@@ -107,10 +147,33 @@ impl Sampler {
 }
 
 struct Sampling {
-    pid: u32,
+    finder: Finder,
+    wants_more: Arc<AtomicBool>,
     outlet: Outlet,
     devices: Vec<Device>,
     last: HashMap<i16, Sample>,
+    /// Samples of which it is not known yet which process's figure is ours.
+    undecided: VecDeque<Taken>,
+    told: Told,
+    began: Instant,
+    /// How many processes NVML listed last on a device.
+    n_listed: usize,
+}
+
+/// A sample with everybody's figures.
+struct Taken {
+    at: Instant,
+    /// Without the process's own figure.
+    sample: Sample,
+    listed: Listed,
+}
+
+/// What the trace says about how the process was found.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Nothing,
+    Unknown,
+    Found,
 }
 
 impl Sampling {
@@ -119,25 +182,34 @@ impl Sampling {
         while self.devices.is_empty() {
             match from.recv() {
                 Ok(Command::Devices(devices)) => self.devices = devices,
+                Ok(Command::HandedOut(until, changes)) => self.finder.handed_out(until, changes),
                 // Whoever asks learns from the closed channel that there is no answer.
                 Ok(Command::Now | Command::Holders(..)) => {}
                 Ok(Command::Stop) | Err(_) => return,
             }
         }
-        let Ok(nvml) = Nvml::init() else { return };
+        let Ok(nvml) = Nvml::init() else {
+            self.wants_more.store(false, Ordering::Relaxed);
+            return;
+        };
         let mut quiet = 0;
         loop {
             let began = Instant::now();
             quiet = if self.sample(&nvml) { 0 } else { quiet + 1 };
+            // Several calls that get memory are one sample, and a storm of them is no storm of ours.
             let not_before = Instant::now() + LEAST.max(began.elapsed() * PART);
-            let mut command = from.recv_timeout(if quiet > QUIET { LONG } else { SHORT });
+            let mut due = not_before.max(Instant::now() + if quiet > QUIET { LONG } else { SHORT });
             loop {
-                match command {
+                match from.recv_deadline(due) {
                     Ok(command) => match self.obey(command, &nvml) {
-                        Obeyed::Stop => return,
+                        Obeyed::Stop => {
+                            self.decide();
+                            self.tell_unknown();
+                            self.release(true);
+                            return;
+                        }
                         Obeyed::Now => {
-                            // Several calls that get memory are one sample, and a storm of them is no storm of ours.
-                            std::thread::sleep(not_before.saturating_duration_since(Instant::now()));
+                            due = not_before;
                             quiet = 0;
                         }
                         Obeyed::Later => {}
@@ -145,7 +217,6 @@ impl Sampling {
                     Err(RecvTimeoutError::Timeout) => break,
                     Err(RecvTimeoutError::Disconnected) => return,
                 }
-                command = from.try_recv().map_err(|_| RecvTimeoutError::Timeout);
             }
         }
     }
@@ -154,7 +225,14 @@ impl Sampling {
         match command {
             Command::Stop => return Obeyed::Stop,
             Command::Now => return Obeyed::Now,
-            Command::Devices(devices) => self.devices = devices,
+            Command::Devices(devices) => {
+                self.devices = devices;
+                return Obeyed::Now;
+            }
+            Command::HandedOut(until, changes) => {
+                self.finder.handed_out(until, changes);
+                self.decide();
+            }
             Command::Holders(device, answer) => {
                 let device = self.devices.iter().find(|known| known.ordinal == device);
                 if let Some(holders) = device.and_then(|device| holders(nvml, device)) {
@@ -167,21 +245,52 @@ impl Sampling {
 
     /// Takes a sample of each device; whether any figure has changed.
     fn sample(&mut self, nvml: &Nvml) -> bool {
-        let samples: Vec<Sample> =
-            self.devices.iter().filter_map(|device| sample(nvml, device, self.pid)).collect();
+        let taken: Vec<Taken> = self.devices.iter().filter_map(|device| take(nvml, device)).collect();
+        for taken in &taken {
+            self.finder.listed(&taken.listed);
+        }
+        self.n_listed = taken.iter().map(|taken| taken.listed.processes.len()).max().unwrap_or(0);
+        self.undecided.extend(taken);
+        self.decide();
+        if self.began.elapsed() >= UNDECIDED {
+            self.tell_unknown();
+        }
+        self.release(false)
+    }
+
+    /// Says how the process was found, once it is.
+    fn decide(&mut self) {
+        self.wants_more.store(self.finder.wants_more(), Ordering::Relaxed);
+        if self.told != Told::Found
+            && let Some((number, way)) = self.finder.found()
+        {
+            self.told = Told::Found;
+            self.note(format!("nvml.process={} {number}", way.name()));
+        }
+    }
+
+    /// Writes what has been decided, or has waited for long enough; whether any figure has changed.
+    fn release(&mut self, everything: bool) -> bool {
+        let found = self.finder.found();
         let mut changed = false;
         let mut items = Vec::new();
-        // Where NVML knows whose memory it is, devices that the process has no context on are none of its story.
-        let tells = samples.iter().any(|sample| sample.process_used.is_some());
-        for sample in samples {
-            let is_ours = sample.process_used.is_some() || self.last.contains_key(&sample.device);
-            if tells && !is_ours {
+        while let Some(Taken { at, sample, listed }) = self.undecided.front() {
+            let is_decided = found.is_some() || !self.finder.wants_more() || listed.processes.is_empty();
+            if !is_decided && !everything && at.elapsed() < UNDECIDED {
+                break;
+            }
+            let ours =
+                listed.processes.iter().find(|(number, _)| found.is_some_and(|(ours, _)| ours == *number));
+            let is_listed = ours.is_some();
+            let sample = Sample { process_used: ours.and_then(|(_, bytes)| *bytes).map(Bytes), ..*sample };
+            let Some(Taken { listed, .. }) = self.undecided.pop_front() else { break };
+            // Where NVML knows whose memory it is, devices that the process has no context on are none of its story.
+            if found.is_some() && !is_listed && !self.last.contains_key(&sample.device) {
                 continue;
             }
             if self.last.insert(sample.device, sample) != Some(sample) {
                 changed = true;
-                let time = Nanos(ticks::monotonic());
-                let kind = EventKind::Sample(sample);
+                let (time, kind) = (Nanos(listed.time), EventKind::Sample(sample));
                 items.push(Item::Event(Event { time, thread: RECORDER, stack: StackId(0), kind }));
             }
         }
@@ -190,23 +299,50 @@ impl Sampling {
         }
         changed
     }
+
+    fn tell_unknown(&mut self) {
+        if self.told == Told::Nothing {
+            self.told = Told::Unknown;
+            let n = self.n_listed;
+            self.note(match (n, self.finder.wants_more()) {
+                (0, _) => "nvml.process=unknown: NVML lists no processes".to_owned(),
+                (_, false) => {
+                    format!("nvml.process=unknown: this process is none of the {n} that NVML lists")
+                }
+                (_, true) => {
+                    format!(
+                        "nvml.process=unknown: none of the {n} that NVML lists could be told to be this one"
+                    )
+                }
+            });
+        }
+    }
+
+    fn note(&self, text: String) {
+        let (time, kind) = (Nanos(ticks::monotonic()), EventKind::Note(text));
+        self.outlet.send(vec![Item::Event(Event { time, thread: RECORDER, stack: StackId(0), kind })]);
+    }
 }
 
-fn sample(nvml: &Nvml, device: &Device, pid: u32) -> Option<Sample> {
+fn take(nvml: &Nvml, device: &Device) -> Option<Taken> {
     let handle = nvml.device_by_uuid(device.uuid.as_str()).ok()?;
     let memory = handle.memory_info().ok()?;
     let processes = handle.running_compute_processes().unwrap_or_default();
-    let ours = processes.iter().find(|process| process.pid == pid);
-    let process_used = ours.and_then(|process| match process.used_gpu_memory {
-        UsedGpuMemory::Used(bytes) => Some(Bytes(bytes)),
-        UsedGpuMemory::Unavailable => None,
-    });
-    Some(Sample {
-        device: device.ordinal,
-        process_used,
-        device_used: Bytes(memory.used),
-        total: Bytes(memory.total),
+    let time = ticks::monotonic();
+    let processes = processes.iter().map(|process| (process.pid, bytes_of(process))).collect();
+    let (device_used, total) = (Bytes(memory.used), Bytes(memory.total));
+    Some(Taken {
+        at: Instant::now(),
+        sample: Sample { device: device.ordinal, process_used: None, device_used, total },
+        listed: Listed { time, device: device.ordinal, processes },
     })
+}
+
+fn bytes_of(process: &ProcessInfo) -> Option<u64> {
+    match process.used_gpu_memory {
+        UsedGpuMemory::Used(bytes) => Some(bytes),
+        UsedGpuMemory::Unavailable => None,
+    }
 }
 
 fn holders(nvml: &Nvml, device: &Device) -> Option<Vec<Holder>> {
@@ -217,10 +353,7 @@ fn holders(nvml: &Nvml, device: &Device) -> Option<Vec<Holder>> {
     processes.dedup_by_key(|process| process.pid);
     let holder = |process: &ProcessInfo| Holder {
         pid: process.pid,
-        bytes: match process.used_gpu_memory {
-            UsedGpuMemory::Used(bytes) => Some(bytes),
-            UsedGpuMemory::Unavailable => None,
-        },
+        bytes: bytes_of(process),
         name: nvml.sys_process_name(process.pid, MOST_NAME).ok().map(|name| program_of(&name)),
     };
     Some(processes.iter().map(holder).collect())

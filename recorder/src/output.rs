@@ -3,6 +3,7 @@
 use crate::Error;
 use crate::process;
 use gputrace_schemas::event::Process;
+use gputrace_schemas::reader::Trace;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -16,6 +17,8 @@ const WITHOUT_RANK: &str = "gputrace-%e.%h.%p.gtr";
 /// How much earlier than its process a file can seem to be: files are stamped with the time of the last timer tick, and
 /// processes to 10 ms.
 const CLOCKS_DIFFER: Duration = Duration::from_millis(50);
+/// Bytes of a trace in which it says whose it is.
+const FIRST_BLOCK: u64 = 1 << 20;
 /// Most names that `%n` tries.
 const MOST_TRIES: u32 = 10_000;
 
@@ -99,6 +102,29 @@ pub enum Overwrite {
     Replace,
 }
 
+/// A moment on both clocks: one of them names times on disk, the other is never set.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// `CLOCK_REALTIME`.
+    pub realtime: SystemTime,
+    /// Nanoseconds of `CLOCK_MONOTONIC`.
+    pub monotonic: u64,
+}
+
+impl Moment {
+    /// Now.
+    #[must_use]
+    pub fn now() -> Moment {
+        Moment { realtime: SystemTime::now(), monotonic: crate::ticks::monotonic() }
+    }
+
+    /// So much earlier.
+    pub(crate) fn before(self, age: Duration) -> Option<Moment> {
+        let monotonic = self.monotonic.saturating_sub(u64::try_from(age.as_nanos()).ok()?);
+        Some(Moment { realtime: self.realtime.checked_sub(age)?, monotonic })
+    }
+}
+
 /// Makes the file, and the folders it is in.
 ///
 /// A name without `%p` is one for all processes of a job, and a process that becomes another program by `exec` keeps
@@ -108,15 +134,17 @@ pub(crate) fn create(
     pattern: &str,
     process: &Process,
     overwrite: Overwrite,
-    job_began: SystemTime,
+    job_began: Moment,
     variable: impl Fn(&str) -> Option<String>,
 ) -> Result<(PathBuf, File), Error> {
-    let job_began = job_began.checked_sub(CLOCKS_DIFFER).unwrap_or(job_began);
+    let job_began = job_began.before(CLOCKS_DIFFER).unwrap_or(job_began);
+    let is_siblings =
+        |path: &Path| is_newer(path, job_began.realtime) || is_of_the_job(path, process, job_began.monotonic);
     let mut counter = 0;
     let mut siblings = 0;
     loop {
         let path = beside_siblings(&expand(pattern, process, counter, &variable)?, process.pid, siblings);
-        if siblings < MOST_TRIES && is_newer(&path, job_began) {
+        if siblings < MOST_TRIES && is_siblings(&path) {
             siblings += 1;
             continue;
         }
@@ -125,10 +153,15 @@ pub(crate) fn create(
         }
         counter += 1;
         match open(&path, overwrite) {
-            Ok(file) => return Ok((path, file)),
+            Ok(file) => {
+                // For who wants to know whether the trace is being written: see `wait_for_recorder`. Not everywhere there
+                // are locks, and nothing else depends on this one.
+                let _ = file.try_lock();
+                return Ok((path, file));
+            }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 // A sibling was faster than our look.
-                if is_newer(&path, job_began) {
+                if is_siblings(&path) {
                     continue;
                 }
                 // Only a name with a counter has another one to try.
@@ -163,6 +196,17 @@ fn is_newer(path: &Path, since: SystemTime) -> bool {
     fs::metadata(path).and_then(|data| data.modified()).is_ok_and(|modified| modified >= since)
 }
 
+/// Whether the file is a trace that began since then, by its own word: the clock by which files are stamped may have been
+/// set since.
+fn is_of_the_job(path: &Path, process: &Process, since: u64) -> bool {
+    let Ok(length) = fs::metadata(path).map(|data| data.len()) else { return false };
+    let Ok(trace) = Trace::open_prefix(path, length.min(FIRST_BLOCK)) else { return false };
+    let theirs = trace.process();
+    !theirs.boot.is_empty()
+        && (&theirs.boot, &theirs.host) == (&process.boot, &process.host)
+        && theirs.start.0 >= since
+}
+
 /// Makes the file.
 pub(crate) fn open(path: &Path, overwrite: Overwrite) -> io::Result<File> {
     let mut options = OpenOptions::new();
@@ -179,6 +223,31 @@ pub(crate) fn open(path: &Path, overwrite: Overwrite) -> io::Result<File> {
             options.create_new(true).open(path)
         }
     }
+}
+
+/// Waits for the recorder that is just finishing this trace, because its process has ended; ten seconds at most. True if
+/// it waited in vain. A trace of a process that runs is read as it is.
+#[must_use]
+pub fn wait_for_recorder(trace: &Path) -> bool {
+    const STEP: Duration = Duration::from_millis(20);
+    const STEPS: u32 = 500;
+    let Ok(file) = File::open(trace) else { return false };
+    let is_written = || matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock));
+    if !is_written() || process_of(trace).is_none_or(|process| process::is_running(&process)) {
+        return false;
+    }
+    for _ in 0..STEPS {
+        if !is_written() {
+            return false;
+        }
+        std::thread::sleep(STEP);
+    }
+    true
+}
+
+/// Whose trace it is, if it is one.
+fn process_of(trace: &Path) -> Option<Process> {
+    Some(Trace::open(trace).ok()?.process().clone())
 }
 
 /// A file that can be cut back to its last whole block.
@@ -205,6 +274,12 @@ impl Write for TraceFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gputrace_schemas::event::Nanos;
+    use gputrace_schemas::writer::Writer;
+
+    fn at(realtime: SystemTime) -> Moment {
+        Moment { realtime, monotonic: 0 }
+    }
 
     fn process() -> Process {
         Process {
@@ -259,7 +334,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("gputrace-siblings-{}", std::process::id()));
         let pattern = folder.join("train.gtr").display().to_string();
         let names: Vec<_> = [Overwrite::Refuse, Overwrite::Replace, Overwrite::Refuse]
-            .map(|overwrite| create(&pattern, &process(), overwrite, SystemTime::UNIX_EPOCH, |_| None))
+            .map(|overwrite| create(&pattern, &process(), overwrite, at(SystemTime::UNIX_EPOCH), |_| None))
             .into_iter()
             .map(|made| made.expect("a name is free").0.file_name().unwrap_or_default().to_owned())
             .collect();
@@ -272,7 +347,9 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("gputrace-output-{}", std::process::id()));
         let pattern = folder.join("new/%e.gtr").display().to_string();
         let make = |pattern: &str, overwrite| {
-            create(pattern, &process(), overwrite, SystemTime::now() + Duration::from_secs(3600), |_| None)
+            create(pattern, &process(), overwrite, at(SystemTime::now() + Duration::from_secs(3600)), |_| {
+                None
+            })
         };
         let (path, _) = make(&pattern, Overwrite::Refuse).expect("the first");
         assert_eq!(
@@ -286,6 +363,31 @@ mod tests {
         let counted = folder.join("new/%n.gtr").display().to_string();
         assert!(make(&counted, Overwrite::Refuse).expect("0").0.ends_with("0.gtr"));
         assert!(make(&counted, Overwrite::Refuse).expect("1").0.ends_with("1.gtr"));
+        fs::remove_dir_all(folder).expect("ours");
+    }
+
+    #[test]
+    fn a_sibling_is_known_after_the_clock_was_set_back() {
+        let folder = std::env::temp_dir().join(format!("gputrace-clock-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder");
+        let path = folder.join("train.gtr");
+        let theirs = Process { boot: "a boot".to_owned(), start: Nanos(5_000), ..process() };
+        let mut writer = Writer::new(fs::File::create(&path).expect("a file")).expect("a trace");
+        writer.process(&theirs);
+        writer.flush().expect("room");
+        // By the time that files are stamped with, the job begins an hour after the trace of its other process.
+        let hour = Duration::from_secs(3600);
+        let name = |monotonic, boot: &str| {
+            let job_began = Moment { realtime: SystemTime::now() + hour, monotonic };
+            let ours = Process { boot: boot.to_owned(), ..process() };
+            let pattern = path.display().to_string();
+            let made = create(&pattern, &ours, Overwrite::Refuse, job_began, |_| None).ok()?.0;
+            fs::remove_file(&made).expect("ours");
+            Some(made.file_name()?.to_string_lossy().into_owned())
+        };
+        assert_eq!(name(100_000_000, "a boot"), None, "older than the job");
+        assert_eq!(name(4_000, "another boot"), None);
+        assert_eq!(name(4_000, "a boot").as_deref(), Some("train.42.gtr"));
         fs::remove_dir_all(folder).expect("ours");
     }
 }

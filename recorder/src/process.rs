@@ -1,16 +1,18 @@
 //! What `/proc` tells about the traced process. Everything here may be gone or forbidden at any moment, which gives
 //! `None` and never an error.
 
+use crate::output::Moment;
 use gputrace_schemas::event::{Ancestor, Mapping, Mappings, Module, Nanos, Process};
 use object::read::{ReadCache, ReadRef};
 use object::{Object, ObjectSegment, SegmentFlags};
 use std::collections::HashSet;
 use std::fs;
 use std::io::{Read, Seek};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// Variables that are kept: those that change what allocators or NCCL do, and those that name the rank. A name that
 /// ends in `*` stands for all that begin so. Nothing else of the environment enters a trace: it may hold secrets.
@@ -64,59 +66,56 @@ const MOST_WORDS: usize = 1024;
 
 /// A process, by its number and when it began.
 pub(crate) struct Target {
+    /// As it numbers itself.
     pid: u32,
+    /// Its number in the `/proc` that we see; `None` where it is not to be seen there.
+    in_proc: Option<u32>,
     /// Field 22 of `/proc/PID/stat`; 0 unknown.
     start_time: u64,
 }
 
 impl Target {
-    pub(crate) fn new(pid: u32, start_time: u64) -> Target {
-        Target { pid, start_time }
+    pub(crate) fn new(pid: u32, in_proc: Option<u32>, start_time: u64) -> Target {
+        Target { pid, in_proc, start_time }
     }
 
     pub(crate) fn pid(&self) -> u32 {
         self.pid
     }
 
-    fn file(&self, name: &str) -> PathBuf {
-        PathBuf::from(format!("/proc/{}/{name}", self.pid))
+    /// Its number in the `/proc` that we see.
+    pub(crate) fn in_proc(&self) -> Option<u32> {
+        self.in_proc
+    }
+
+    /// It is no more, and its number may be somebody else's next.
+    pub(crate) fn is_gone(&mut self) {
+        self.in_proc = None;
+    }
+
+    fn file(&self, name: &str) -> Option<PathBuf> {
+        Some(PathBuf::from(format!("/proc/{}/{name}", self.in_proc?)))
     }
 
     fn bytes(&self, name: &str) -> Option<Vec<u8>> {
-        fs::read(self.file(name)).ok()
+        fs::read(self.file(name)?).ok()
     }
 
     fn text(&self, name: &str) -> Option<String> {
         self.bytes(name).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The process is there, and is the same.
-    pub(crate) fn is_alive(&self) -> bool {
-        let Some(stat) = self.bytes("stat").map(|bytes| String::from_utf8_lossy(&bytes).into_owned()) else {
-            return false;
-        };
-        let Some((state, start_time)) = parse_stat(&stat) else { return false };
-        if self.start_time != 0 && start_time != self.start_time {
-            return false;
-        }
-        // A leader that has ended is a zombie as long as its other threads run.
-        !matches!(state, 'Z' | 'X' | 'x') || self.n_threads() > 1
-    }
-
-    /// Those of the threads that are gone. A list of the running ones would not do: the kernel may leave some out
-    /// while others end, and does not have those that begin after it was read.
-    pub(crate) fn gone(&self, tids: HashSet<u32>) -> HashSet<u32> {
-        let there = |tid: u32| self.file(&format!("task/{tid}")).exists();
-        // Where even the first thread cannot be seen, nothing is known about any.
-        if there(self.pid) { tids.into_iter().filter(|tid| !there(*tid)).collect() } else { HashSet::new() }
-    }
-
-    fn n_threads(&self) -> usize {
-        fs::read_dir(self.file("task")).map_or(0, Iterator::count)
+    /// What is at its root, as it sees it.
+    pub(crate) fn root(&self) -> Option<PathBuf> {
+        self.file("root")
     }
 
     /// A thread's name.
     pub(crate) fn thread_name(&self, tid: u32) -> Option<String> {
+        // In the `/proc` of another namespace, threads have other numbers too.
+        if self.in_proc != Some(self.pid) {
+            return None;
+        }
         Some(self.text(&format!("task/{tid}/comm"))?.trim_end_matches('\n').to_owned())
     }
 
@@ -155,27 +154,28 @@ impl Target {
     /// environment is none of ours: its command line is nobody's business.
     fn ancestors(&self) -> Vec<Ancestor> {
         let above = |of: &Target| {
-            let parent = Target::new(of.parent().filter(|pid| *pid > 1)?, 0);
+            let parent = of.parent().filter(|pid| *pid > 1)?;
+            let parent = Target::new(parent, Some(parent), 0);
             let preloads = parent.bytes("environ")?.split(|byte| *byte == 0).any(preloads_us);
-            let began = preloads.then(|| parse_stat(&parent.text("stat")?))?;
-            Some(Target::new(parent.pid, began?.1))
+            let stat = preloads.then(|| parse_stat(&parent.text("stat")?))??;
+            Some(Target::new(parent.pid, parent.in_proc, stat.start_time))
         };
         let chain = std::iter::successors(above(self), above).take(MOST_ANCESTORS);
         chain.map(|it| Ancestor { pid: it.pid, began: it.start_time, command: it.command() }).collect()
     }
 
     /// When the process began: before any trace of its own.
-    pub(crate) fn began(&self) -> Option<SystemTime> {
+    pub(crate) fn began(&self) -> Option<Moment> {
         let stat = self.text("stat")?;
-        let (_, start_time) = parse_stat(&stat)?;
+        let start_time = parse_stat(&stat)?.start_time;
         // Both count from boot, sleep included; a tick is 10 ms on every Linux (proc(5), USER_HZ).
         let uptime: f64 = fs::read_to_string("/proc/uptime").ok()?.split(' ').next()?.parse().ok()?;
         let age = Duration::try_from_secs_f64(uptime - start_time as f64 / 100.0).ok()?;
-        SystemTime::now().checked_sub(age)
+        Moment::now().before(age)
     }
 
     fn executable(&self) -> String {
-        let link = fs::read_link(self.file("exe"));
+        let link = self.file("exe").and_then(|link| fs::read_link(link).ok());
         link.map(|path| String::from_utf8_lossy(path.as_os_str().as_bytes()).into_owned()).unwrap_or_default()
     }
 
@@ -200,8 +200,9 @@ impl Target {
             return Some((self.running_file(module).or_else(|| self.mapped_file(module))?, Reach::Astray));
         }
         let at_path = || fs::File::open(&module.path).ok();
-        let inside = self.file("root").join(module.path.trim_start_matches('/'));
-        let file = fs::File::open(inside).ok().or_else(|| self.mapped_file(module)).or_else(at_path)?;
+        let inside = self.root().map(|root| root.join(module.path.trim_start_matches('/')));
+        let inside = inside.and_then(|inside| fs::File::open(inside).ok());
+        let file = inside.or_else(|| self.mapped_file(module)).or_else(at_path)?;
         let is_at_path = at_path().is_some_and(|found| is_same(&found, &file));
         Some((file, if is_at_path { Reach::ByPath } else { Reach::Astray }))
     }
@@ -209,13 +210,13 @@ impl Target {
     /// The program's own file, if that is what the module is.
     fn running_file(&self, module: &Module) -> Option<fs::File> {
         let is_it = self.executable().trim_end_matches(DELETED) == module.path;
-        if is_it { fs::File::open(self.file("exe")).ok() } else { None }
+        if is_it { fs::File::open(self.file("exe")?).ok() } else { None }
     }
 
     /// The file whose mapping begins at the module's start (proc(5), `map_files`; for the privileged).
     fn mapped_file(&self, module: &Module) -> Option<fs::File> {
         let begin = format!("{:x}-", module.start);
-        let mut links = fs::read_dir(self.file("map_files")).ok()?.flatten();
+        let mut links = fs::read_dir(self.file("map_files")?).ok()?.flatten();
         let link = links.find(|link| link.file_name().to_string_lossy().starts_with(&begin))?;
         fs::File::open(link.path()).ok()
     }
@@ -224,9 +225,9 @@ impl Target {
     pub(crate) fn torch_version(&self, modules: &[Module]) -> Option<String> {
         let library = modules.iter().find(|module| module.path.ends_with("/torch/lib/libc10.so"))?;
         let folder = Path::new(&library.path).parent()?.parent()?;
-        let inside = self.file("root").join(folder.strip_prefix("/").ok()?).join("version.py");
-        let text =
-            fs::read_to_string(inside).or_else(|_| fs::read_to_string(folder.join("version.py"))).ok()?;
+        let inside = folder.strip_prefix("/").ok().and_then(|folder| Some(self.root()?.join(folder)));
+        let inside = inside.and_then(|inside| fs::read_to_string(inside.join("version.py")).ok());
+        let text = inside.or_else(|| fs::read_to_string(folder.join("version.py")).ok())?;
         parse_torch_version(&text)
     }
 }
@@ -381,12 +382,79 @@ fn preloads_us(variable: &[u8]) -> bool {
     text.strip_prefix("LD_PRELOAD=").is_some_and(|libraries| libraries.contains("libgputrace"))
 }
 
-/// State and start time of `/proc/PID/stat`: the name in parentheses may hold anything.
-fn parse_stat(stat: &str) -> Option<(char, u64)> {
-    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-    let state = fields.next()?.chars().next()?;
-    // The state is field 3.
-    Some((state, fields.nth(22 - 4)?.parse().ok()?))
+/// What `/proc/PID/stat` says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Stat {
+    pub(crate) state: char,
+    pub(crate) n_threads: u64,
+    /// In clock ticks since boot.
+    pub(crate) start_time: u64,
+}
+
+/// Of a process, by its number in the `/proc` that we see. `None` says nothing of it: it may be hidden from us, or we
+/// may have no descriptor or memory left to read it.
+pub(crate) fn stat(in_proc: u32) -> Option<Stat> {
+    let bytes = fs::read(format!("/proc/{in_proc}/stat")).ok()?;
+    parse_stat(&String::from_utf8_lossy(&bytes))
+}
+
+/// Whether we are under a filter of system calls (seccomp), which we then have from the program.
+pub(crate) fn is_filtered() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() != "0"))
+}
+
+/// Whether the process of a trace runs here; in doubt it does.
+pub(crate) fn is_running(process: &Process) -> bool {
+    let is_here = process.boot == read_line("/proc/sys/kernel/random/boot_id") && proc_is_ours();
+    let is_it = |stat: Stat| {
+        (process.began == 0 || stat.start_time == process.began)
+            && (!matches!(stat.state, 'Z' | 'X' | 'x') || stat.n_threads > 1)
+    };
+    !is_here || stat(process.pid).is_some_and(is_it)
+}
+
+/// The name in parentheses may hold anything.
+fn parse_stat(stat: &str) -> Option<Stat> {
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+    // The state is field 3 (proc(5)).
+    let field = |number: usize| fields.get(number - 3).copied();
+    Some(Stat {
+        state: field(3)?.chars().next()?,
+        n_threads: field(20)?.parse().ok()?,
+        start_time: field(22)?.parse().ok()?,
+    })
+}
+
+/// Whether processes have the numbers in `/proc` that they have for us: a container may see the `/proc` of its host, or
+/// none. From there on inwards, a process has a number in each namespace (`NSpid`, since Linux 4.1).
+pub(crate) fn proc_is_ours() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    match numbers(&status) {
+        Some(numbers) => numbers.len() == 1,
+        None => {
+            fs::read_link("/proc/self").is_ok_and(|link| link == Path::new(&std::process::id().to_string()))
+        }
+    }
+}
+
+/// `NSpid` of `/proc/PID/status`: a process's numbers, from the namespace of that `/proc` inwards to its own.
+pub(crate) fn numbers(status: &str) -> Option<Vec<u32>> {
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    line.split_ascii_whitespace().map(|number| number.parse().ok()).collect()
+}
+
+/// The numbers of a process, from those of the outermost namespace that we can see to its own.
+pub(crate) fn numbers_of(in_proc: u32) -> Option<Vec<u32>> {
+    numbers(&fs::read_to_string(format!("/proc/{in_proc}/status")).ok()?)
+}
+
+/// The number, in the `/proc` that we see, of the process that a descriptor stands for.
+pub(crate) fn number_of_descriptor(descriptor: &impl AsRawFd) -> Option<u32> {
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd())).ok()?;
+    // -1 when it has ended, 0 where it is not to be seen (`kernel/pid.c`, pidfd_show_fdinfo).
+    let number = info.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok()?;
+    (number > 0).then_some(number)
 }
 
 fn kept_environment(environ: &[u8]) -> Vec<(String, String)> {
@@ -508,7 +576,8 @@ mod tests {
     #[test]
     fn a_name_with_parentheses_does_not_hide_the_start_time() {
         let stat = "42 (a) b) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 987654 1 1";
-        assert_eq!(parse_stat(stat), Some(('S', 987_654)));
+        let found = Stat { state: 'S', n_threads: 1, start_time: 987_654 };
+        assert_eq!(parse_stat(stat), Some(found));
     }
 
     #[test]
@@ -521,11 +590,11 @@ mod tests {
 
     #[test]
     fn our_own_process_is_known() {
-        let target = Target::new(std::process::id(), 0);
-        assert!(target.is_alive());
-        let ours = std::process::id();
-        // No thread has number 0.
-        assert_eq!(target.gone(HashSet::from([ours, 0])), HashSet::from([0]));
+        let pid = std::process::id();
+        let target = Target::new(pid, Some(pid), 0);
+        assert!(proc_is_ours() && stat(pid).is_some());
+        assert_eq!(numbers_of(pid), Some(vec![pid]));
+        assert!(target.thread_name(pid).is_some());
         let space = target.address_space(0).expect("maps of ourselves");
         let here = our_own_process_is_known as *const () as u64;
         let mut ours =
@@ -534,7 +603,6 @@ mod tests {
         assert_eq!(reach, Reach::ByPath);
         read_module(&mut ours, file);
         assert!(ours.bias != 0 && ours.bias <= here);
-        assert!(!Target::new(std::process::id(), 1).is_alive(), "another start time is another process");
     }
 
     #[test]

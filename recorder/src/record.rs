@@ -1,10 +1,13 @@
 //! The recording itself: one loop that drains, merges, translates and looks after the process.
 
-use crate::drain::{Drain, Found, Stamped};
-use crate::map_file::MapFile;
+use crate::drain::{Drain, Found, Lane, Stamped};
+use crate::handed_out::HandedOutBooks;
+use crate::limits;
+use crate::liveness::{self, Asker, Claim, Liveness};
+use crate::map_file::{MapFile, WriterLock};
 use crate::nvml::Sampler;
 use crate::oom::{Answer, Answers};
-use crate::output::{self, Overwrite, TraceFile};
+use crate::output::{self, Moment, Overwrite, TraceFile};
 use crate::process::{self, Fate, Reach, Target};
 use crate::symbol_files::{Astray, SymbolFiles, Unmarked};
 use crate::symbols::Symbols;
@@ -17,7 +20,7 @@ use gputrace_schemas::event::{LostCause, Mapping, Module, Nanos, Process};
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// Events younger than this wait for those of other threads that were stamped earlier and are not in the ring yet.
 const HOLD: u64 = 50_000_000;
@@ -43,6 +46,8 @@ const FOLLOW_UP_WAITING: Duration = Duration::from_millis(1000);
 const ANSWER_AFTER: Duration = Duration::from_secs(10);
 /// How long a process is expected to take from the end of `main` to its own.
 const ENDING: Duration = Duration::from_secs(2);
+/// How often NVML's thread is told what was handed out, while it looks for the process.
+const HANDED_OUT_EVERY: Duration = Duration::from_millis(50);
 /// Most files that are held open for their names.
 const MOST_ASTRAY: usize = 256;
 /// Items in one message to the writing thread.
@@ -58,13 +63,26 @@ pub struct Options {
     /// What to do if the trace exists.
     pub overwrite: Overwrite,
     /// When the job began whose processes share `output`; `None` is when the process itself began.
-    pub job_began: Option<SystemTime>,
+    pub job_began: Option<Moment>,
     /// The process started us: our environment is its own.
     pub is_its_child: bool,
+    /// What it left open for us.
+    pub inherited: Inherited,
+    /// The process has ended, says somebody who must know: it is not looked for, and the ring is read as it is.
+    pub process_is_gone: bool,
     /// Leave the ring's file where it is at the end.
     pub keep_ring: bool,
     /// Who answers requests that fail for want of memory.
     pub on_oom: Option<Answer>,
+}
+
+/// Numbers of descriptors that the process left open for us.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Inherited {
+    /// The ring.
+    pub ring: Option<i32>,
+    /// The process itself (`pidfd_open(2)`).
+    pub process: Option<i32>,
 }
 
 /// What was recorded.
@@ -92,14 +110,26 @@ pub struct Summary {
 /// was killed, this one goes on: the trace has what that one had not taken from the ring yet.
 ///
 /// # Errors
-/// Another recorder has the ring, it cannot be read, or the trace cannot be made. A trace that cannot be written to its end is no error.
+/// Another recorder has the ring, it cannot be read, whether its process lives cannot be known, or the trace cannot be
+/// made. A trace that cannot be written to its end is no error.
 pub fn record(ring: &Path, options: Options) -> Result<Summary, Error> {
-    let file = MapFile::open(ring)?;
+    limits::prepare();
+    let file = match options.inherited.ring {
+        Some(number) => MapFile::inherit(ring, number)?,
+        None => MapFile::open(ring)?,
+    };
     file.lock()?;
+    let asker = Asker {
+        process: options.inherited.process.and_then(liveness::inherited),
+        is_its_child: options.is_its_child,
+        process_is_gone: options.process_is_gone,
+    };
+    // Nothing in the ring is changed before this is known.
+    let liveness = Liveness::find(&file, asker)?;
     let map = file.map();
     let header = map.header();
     let before = header.recorder.value.swap(RECORDING, Ordering::AcqRel);
-    match Recorder::start(&file, &options) {
+    match Recorder::start(&file, liveness, &options) {
         Ok(mut recorder) => {
             if before == RECORDING {
                 // A recorder was here before us, and took definitions with it.
@@ -123,10 +153,6 @@ pub fn record(ring: &Path, options: Options) -> Result<Summary, Error> {
     }
 }
 
-fn target_of(header: &Header) -> Target {
-    Target::new(header.pid.load(Ordering::Relaxed), header.start_time.load(Ordering::Relaxed))
-}
-
 /// A name under `/proc` goes away by itself.
 fn remove(ring: &Path) {
     if !ring.starts_with("/proc") {
@@ -141,18 +167,26 @@ enum Ending {
     Gone,
     /// The shim stepped aside.
     Off,
+    /// Somebody cut the ring's file.
+    Cut,
 }
 
 struct Recorder<'a> {
     file: &'a MapFile,
+    liveness: Liveness,
     target: Target,
     /// It was seen to live: when it is gone, it ended just now.
     was_alive: bool,
     drain: Drain,
     timeline: Timeline,
     translator: Translator,
+    handed_out: HandedOutBooks,
+    /// When the sampling thread was told of them last.
+    handed_out_at: Instant,
     /// Events that wait for [`HOLD`].
     waiting: Vec<Stamped>,
+    /// Threads of which nothing more will come than is waiting, and the ticks when that was known.
+    ended: Vec<(u64, Lane)>,
     writer: WriterThread,
     /// Until the process says that it ends: what it holds then is no longer news.
     sampler: Option<Sampler>,
@@ -175,23 +209,31 @@ struct MappingsWatch {
     due: Option<Instant>,
     not_before: Instant,
     last: Vec<Mapping>,
+    /// The ring was seen in it: if it is not there any more, that means something. Some file systems show other inodes there.
+    had_ring: bool,
+    /// The same of the lock that the mapping holds.
+    had_lock: bool,
 }
 
 impl<'a> Recorder<'a> {
-    fn start(file: &'a MapFile, options: &Options) -> Result<Recorder<'a>, Error> {
+    fn start(file: &'a MapFile, liveness: Liveness, options: &Options) -> Result<Recorder<'a>, Error> {
         let map = file.map();
         let header = map.header();
-        let target = target_of(header);
+        let claim = Claim::of(header);
+        let target = Target::new(claim.pid, liveness.number_in_proc(claim), claim.start_time);
         let calibration = map.calibration();
         let environ = options.is_its_child.then(process::own_environment);
         let facts = target.facts(Nanos(calibration.monotonic), calibration.realtime, environ);
         let pattern = options.output.as_deref().unwrap_or_else(|| output::default_pattern(&facts));
-        let job_began = options.job_began.or_else(|| target.began()).unwrap_or_else(SystemTime::now);
+        let job_began = options.job_began.or_else(|| target.began()).unwrap_or_else(Moment::now);
         let variable = |name: &str| std::env::var(name).ok();
         let (trace, opened) = output::create(pattern, &facts, options.overwrite, job_began, variable)?;
         let failed = |source| Error::Output { file: trace.clone(), source };
         let writer = WriterThread::start(TraceFile(opened), trace.clone()).map_err(failed)?;
-        let sampler = Sampler::start(target.pid(), writer.outlet());
+        let is_gone = liveness.is_gone();
+        let numbers = (!is_gone).then(|| liveness::numbers(claim, target.in_proc()));
+        let sampler = Sampler::start(numbers, writer.outlet());
+        let lacks_threads = !is_gone && !sampler.is_running();
         let answers = options
             .on_oom
             .and_then(|answer| Answers::start(answer, trace.clone(), writer.outlet(), sampler.inquirer()));
@@ -200,7 +242,10 @@ impl<'a> Recorder<'a> {
             drain: Drain::new(map),
             timeline: Timeline::new(map.clock(), calibration),
             translator: Translator::new(),
+            handed_out: HandedOutBooks::default(),
+            handed_out_at: Instant::now(),
             waiting: Vec::new(),
+            ended: Vec::new(),
             writer,
             sampler: Some(sampler),
             answers,
@@ -215,13 +260,22 @@ impl<'a> Recorder<'a> {
                 due: None,
                 not_before: Instant::now(),
                 last: Vec::new(),
+                had_ring: false,
+                had_lock: file.writer_lock() == WriterLock::Held,
             },
             n_devices: 0,
             astray: HashMap::new(),
-            was_alive: target.is_alive(),
+            was_alive: !is_gone,
+            liveness,
             target,
         };
         recorder.translator.process(recorder.facts.clone());
+        if lacks_threads {
+            let text =
+                "recorder.threads=refused: no threads could be started (RLIMIT_NPROC?); NVML is not asked"
+                    .to_owned();
+            recorder.translator.note(recorder.now(), text);
+        }
         recorder.read_mappings();
         Ok(recorder)
     }
@@ -236,8 +290,15 @@ impl<'a> Recorder<'a> {
         let mut names_at = Instant::now() + NAMES_EVERY;
         let mut settled_at = None;
         let mut busy_at = Instant::now();
+        // A ring whose process is gone already is only read.
+        if !self.was_alive {
+            return self.end(Ending::Gone);
+        }
         loop {
             let n_records = self.pass();
+            if self.file.is_cut() {
+                return self.end(Ending::Cut);
+            }
             if n_records > 0 {
                 busy_at = Instant::now();
             }
@@ -265,7 +326,7 @@ impl<'a> Recorder<'a> {
                 names_at = now + NAMES_EVERY;
                 self.look_at_threads();
                 // A process that has become another program by `exec` lives on, without us.
-                if now - busy_at > NAMES_EVERY && !self.read_mappings() {
+                if now - busy_at > NAMES_EVERY && self.is_another_program() {
                     self.end(Ending::Gone);
                     return;
                 }
@@ -297,6 +358,8 @@ impl<'a> Recorder<'a> {
             sampler.now();
         }
         self.waiting.extend(found.events);
+        let now = self.timeline.now();
+        self.ended.extend(found.ended.into_iter().map(|lane| (now, lane)));
         self.n_damaged += found.damaged;
         found.n_records
     }
@@ -313,14 +376,35 @@ impl<'a> Recorder<'a> {
         // Stable: one thread's events of one tick keep their order. Mostly sorted already, which this sort is quick at.
         self.waiting.sort_by_key(|stamped| stamped.ticks);
         let ready = self.waiting.partition_point(|stamped| stamped.ticks <= until);
+        let oldest_left = self.waiting.get(ready).map_or(u64::MAX, |stamped| stamped.ticks);
         let mut failures = Vec::new();
+        let wants_handed_out = self.sampler.as_ref().is_some_and(Sampler::wants_handed_out);
         for stamped in self.waiting.drain(..ready) {
+            if wants_handed_out {
+                self.handed_out.event(&stamped, self.timeline.nanos(stamped.ticks));
+            }
             failures.extend(self.translator.event(stamped, &self.timeline));
             if self.translator.n_items() >= BATCH {
                 self.writer.send(self.translator.take());
             }
         }
         self.writer.send(self.translator.take());
+        if wants_handed_out && (everything || self.handed_out_at.elapsed() >= HANDED_OUT_EVERY) {
+            self.handed_out_at = Instant::now();
+            // Nothing more comes after everything.
+            let until = if everything { u64::MAX } else { self.timeline.nanos(until) };
+            if let Some(sampler) = &self.sampler {
+                sampler.handed_out(until, self.handed_out.take());
+            }
+        }
+        let translator = &mut self.translator;
+        self.ended.retain(|(ticks, lane)| {
+            let has_left = *ticks < oldest_left;
+            if has_left {
+                translator.end_lane(*lane);
+            }
+            !has_left
+        });
         // What fails is in the writer's hands before anybody is told to look there.
         if let Some(answers) = &mut self.answers {
             failures.into_iter().for_each(|failure| answers.tell(failure));
@@ -382,13 +466,21 @@ impl<'a> Recorder<'a> {
         }
     }
 
+    /// Whether nobody maps the ring any more, though the process lives.
+    fn is_another_program(&mut self) -> bool {
+        let lock = self.file.writer_lock();
+        self.mappings.had_lock |= lock == WriterLock::Held;
+        !self.read_mappings() || (self.mappings.had_lock && lock == WriterLock::Free)
+    }
+
     /// Reads the address space; `false` if the ring is no longer in it.
     fn read_mappings(&mut self) -> bool {
         let Some(space) = self.target.address_space(self.file.inode()) else { return true };
-        if !space.has_ring {
+        if !space.has_ring && self.mappings.had_ring {
             // Another program's address space is none of this trace.
             return false;
         }
+        self.mappings.had_ring |= space.has_ring;
         if space.mappings.mapped != self.mappings.last {
             self.mappings.last.clone_from(&space.mappings.mapped);
             self.translator.mappings(space.mappings);
@@ -429,20 +521,14 @@ impl<'a> Recorder<'a> {
 
     /// Whether this is the end.
     fn look(&mut self, state: u32) -> Option<Ending> {
-        if !self.target.is_alive() {
+        if self.liveness.is_gone() {
             return Some(Ending::Gone);
         }
-        self.was_alive = true;
         (state == OFF).then_some(Ending::Off)
     }
 
     fn look_at_threads(&mut self) {
-        let gone = self.target.gone(self.drain.tids());
-        if !gone.is_empty() {
-            let mut found = Found::default();
-            self.drain.sweep(|tid| gone.contains(&tid), &mut found);
-            self.take(found);
-        }
+        self.drain.look_at_lines();
         let target = &self.target;
         self.translator.rename_threads(|tid| target.thread_name(tid));
     }
@@ -474,12 +560,24 @@ impl<'a> Recorder<'a> {
         self.timeline.close();
         let mut found = Found::default();
         match ending {
-            Ending::Gone => self.drain.sweep(|_| true, &mut found),
-            Ending::Off => self.drain.pass(&mut found),
+            Ending::Gone | Ending::Cut => self.drain.last_pass(&mut found),
+            Ending::Off => {
+                self.drain.pass(&mut found);
+                // A chunk may have hidden a later one of its thread.
+                self.drain.pass(&mut found);
+            }
         }
-        // A chunk may have hidden a later one of its thread.
-        self.drain.pass(&mut found);
         self.take(found);
+        if ending == Ending::Cut {
+            say(&format!(
+                "somebody has cut the ring {}: what was in it is lost, and the trace ends there",
+                self.file.path().display()
+            ));
+            self.translator.note(
+                self.now(),
+                "ring.cut: somebody has cut the ring's file; the trace ends there".to_owned(),
+            );
+        }
         self.tell_losses();
         self.tell_end();
         if self.translator.n_collisions() > 0 {
@@ -500,13 +598,18 @@ impl<'a> Recorder<'a> {
     /// When the process was killed. One that came to its exit has said so; one that became another program has not ended.
     fn tell_end(&mut self) {
         let state = self.header().process.value.load(Ordering::Acquire);
-        if self.was_alive && state != EXITING && !self.target.is_alive() {
+        if self.was_alive && state != EXITING && self.liveness.is_gone() {
             self.translator.note(self.now(), "process.end=killed".to_owned());
         }
     }
 
     fn symbolise(&mut self, budget: Duration) {
-        let roots = vec![format!("/proc/{}/root", self.target.pid()).into(), "/".into()];
+        // Debug files can be larger than what memory we may have (RLIMIT_AS): if names are our end, no event is lost.
+        self.writer.settle(End::Open);
+        if self.liveness.is_gone() {
+            self.target.is_gone();
+        }
+        let roots = self.target.root().into_iter().chain(["/".into()]).collect();
         let files = SymbolFiles { roots, astray: &self.astray, unmarked: Unmarked::ByPath };
         let mut symbols = Symbols::new(Instant::now() + budget, files);
         self.translator.symbolise(&mut symbols);

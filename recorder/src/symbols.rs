@@ -179,7 +179,7 @@ mod tests {
 
     /// This process's modules.
     fn modules() -> Vec<Module> {
-        let target = Target::new(std::process::id(), 0);
+        let target = Target::new(std::process::id(), Some(std::process::id()), 0);
         let mut modules = target.address_space(0).expect("maps").modules;
         for module in &mut modules {
             if let Some((file, _)) = target.open(module, Fate::There) {

@@ -155,14 +155,23 @@ impl Translator {
         id
     }
 
-    /// Looks for new names of the threads of the process.
+    /// Nothing more will come of a thread.
+    pub(crate) fn end_lane(&mut self, lane: Lane) {
+        self.lanes.remove(&lane);
+        self.autograd.end_lane(lane);
+    }
+
+    /// Looks for new names of the threads that write: a process may have had a hundred thousand others before.
     pub(crate) fn rename_threads(&mut self, name_of: impl Fn(u32) -> Option<String>) {
-        for (id, thread) in (0..).zip(&mut self.threads).skip(1) {
+        let mut ids: Vec<ThreadId> = self.lanes.values().copied().collect();
+        ids.sort_unstable_by_key(|id| id.0);
+        for id in ids {
+            let Some(thread) = self.threads.get_mut(id.0 as usize) else { continue };
             // What the program calls a thread says more than what the kernel does.
             let name = self.thread_names.get(&thread.tid).cloned().or_else(|| name_of(thread.tid));
             if let Some(name) = name.filter(|name| *name != thread.name) {
                 thread.name = name;
-                self.items.push(Item::Thread(ThreadId(id), thread.clone()));
+                self.items.push(Item::Thread(id, thread.clone()));
             }
         }
     }

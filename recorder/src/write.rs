@@ -5,8 +5,10 @@ use crate::translate::{Item, RECORDER};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use gputrace_schemas::event::{Event, EventKind, Lost, LostCause, Nanos, StackId};
 use gputrace_schemas::writer::Writer;
+use std::cell::RefCell;
 use std::io;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -48,7 +50,14 @@ pub(crate) struct Written {
 /// The draining side's end of the writing thread.
 pub(crate) struct WriterThread {
     to: Sender<Message>,
-    thread: JoinHandle<Written>,
+    hand: Hand,
+}
+
+/// Who writes.
+enum Hand {
+    Thread(JoinHandle<Written>),
+    /// The draining side itself, because no thread could be had (RLIMIT_NPROC): what is said now must not be lost for that.
+    Own(Box<RefCell<State>>, Receiver<Message>),
 }
 
 /// Hands items over from another thread.
@@ -72,12 +81,22 @@ impl Outlet {
 impl WriterThread {
     pub(crate) fn start(file: TraceFile, path: PathBuf) -> io::Result<WriterThread> {
         let (to, from) = bounded(MOST_WAITING);
-        let mut state = State::new(file, path)?;
-        let thread = std::thread::Builder::new().name("gputrace-write".to_owned()).spawn(move || {
+        let state = Arc::new(Mutex::new(Some(State::new(file, path)?)));
+        let of_thread = (Arc::clone(&state), from.clone());
+        let run = move || {
+            let (state, from) = of_thread;
+            let taken = state.lock().ok().and_then(|mut state| state.take());
+            let Some(mut state) = taken else { return Written::default() };
             state.run(&from);
             state.written()
-        })?;
-        Ok(WriterThread { to, thread })
+        };
+        match std::thread::Builder::new().name("gputrace-write".to_owned()).spawn(run) {
+            Ok(thread) => Ok(WriterThread { to, hand: Hand::Thread(thread) }),
+            Err(error) => {
+                let state = state.lock().ok().and_then(|mut state| state.take()).ok_or(error)?;
+                Ok(WriterThread { to, hand: Hand::Own(Box::new(RefCell::new(state)), from) })
+            }
+        }
     }
 
     pub(crate) fn outlet(&self) -> Outlet {
@@ -89,12 +108,14 @@ impl WriterThread {
             // Fails only if the thread panicked; `finish` reports that.
             let _ = self.to.send(Message::Items(items));
         }
+        self.work();
     }
 
     /// Waits until everything sent before is in the file.
     pub(crate) fn settle(&self, end: End) {
         let (answer, answered) = bounded(1);
         if self.to.send(Message::Settle(end, answer)).is_ok() {
+            self.work();
             let _ = answered.recv();
         }
     }
@@ -103,7 +124,21 @@ impl WriterThread {
     pub(crate) fn finish(self) -> Written {
         self.settle(End::Closed);
         let _ = self.to.send(Message::Stop);
-        self.thread.join().unwrap_or_default()
+        match self.hand {
+            Hand::Thread(thread) => thread.join().unwrap_or_default(),
+            Hand::Own(state, _) => state.into_inner().written(),
+        }
+    }
+
+    /// Writes what is there, if that is for us to do.
+    fn work(&self) {
+        if let Hand::Own(state, from) = &self.hand {
+            let mut state = state.borrow_mut();
+            while let Ok(message) = from.try_recv() {
+                state.obey(message);
+            }
+            state.flush_if_due();
+        }
     }
 }
 
@@ -116,35 +151,48 @@ struct State {
     /// Dropped events that the trace itself tells about.
     told: u64,
     last_time: Nanos,
+    flush_at: Instant,
+    silent_at: Instant,
 }
 
 impl State {
     fn new(file: TraceFile, path: PathBuf) -> io::Result<State> {
         let writer = Writer::new(file)?;
-        Ok(State { writer, path, ended: false, error: None, told: 0, last_time: Nanos(0) })
+        let flush_at = Instant::now() + FLUSH_EVERY;
+        let (last_time, silent_at) = (Nanos(0), flush_at);
+        Ok(State { writer, path, ended: false, error: None, told: 0, last_time, flush_at, silent_at })
     }
 
     fn run(&mut self, from: &Receiver<Message>) {
-        let mut flush_at = Instant::now() + FLUSH_EVERY;
-        let mut silent_at = flush_at;
         loop {
-            match from.recv_deadline(flush_at.min(silent_at)) {
-                Ok(Message::Items(items)) => {
-                    self.write(&items);
-                    silent_at = Instant::now() + FLUSH_WHEN_SILENT;
-                }
-                Ok(Message::Settle(end, answer)) => {
-                    self.settle(end);
-                    let _ = answer.send(self.writer.position());
-                }
-                Err(RecvTimeoutError::Timeout) => {}
+            match from.recv_deadline(self.flush_at.min(self.silent_at)) {
                 Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(message) => self.obey(message),
+                Err(RecvTimeoutError::Timeout) => {}
             }
-            if Instant::now() >= flush_at.min(silent_at) {
-                flush_at = Instant::now() + FLUSH_EVERY;
-                silent_at = flush_at;
-                self.settle(End::Open);
+            self.flush_if_due();
+        }
+    }
+
+    fn obey(&mut self, message: Message) {
+        match message {
+            Message::Items(items) => {
+                self.write(&items);
+                self.silent_at = Instant::now() + FLUSH_WHEN_SILENT;
             }
+            Message::Settle(end, answer) => {
+                self.settle(end);
+                let _ = answer.send(self.writer.position());
+            }
+            Message::Stop => {}
+        }
+    }
+
+    fn flush_if_due(&mut self) {
+        if Instant::now() >= self.flush_at.min(self.silent_at) {
+            self.flush_at = Instant::now() + FLUSH_EVERY;
+            self.silent_at = self.flush_at;
+            self.settle(End::Open);
         }
     }
 
@@ -237,5 +285,36 @@ impl State {
             bytes: self.writer.position(),
             error: self.error,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gputrace_schemas::reader::Trace;
+
+    #[test]
+    fn without_a_thread_the_draining_side_writes_itself() {
+        let path = std::env::temp_dir().join(format!("gputrace-own-hand-{}.gtr", std::process::id()));
+        let file = crate::output::open(&path, crate::Overwrite::Replace).expect("a file");
+        let (to, from) = bounded(MOST_WAITING);
+        let state = State::new(TraceFile(file), path.clone()).expect("a trace");
+        let writer = WriterThread { to, hand: Hand::Own(Box::new(RefCell::new(state)), from) };
+        let note = |n: usize| Event {
+            time: Nanos(n as u64),
+            thread: RECORDER,
+            stack: StackId(0),
+            kind: EventKind::Note(n.to_string()),
+        };
+        // More than may wait for a thread.
+        for n in 0..2 * MOST_WAITING {
+            writer.send(vec![Item::Event(note(n))]);
+        }
+        assert!(writer.outlet().send(vec![Item::Event(note(2 * MOST_WAITING))]));
+        let written = writer.finish();
+        assert_eq!(written.n_events as usize, 2 * MOST_WAITING + 1);
+        let trace = Trace::open(&path).expect("a trace");
+        assert_eq!(trace.events().count(), 2 * MOST_WAITING + 1);
+        std::fs::remove_file(path).expect("ours");
     }
 }

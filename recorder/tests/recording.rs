@@ -2,16 +2,18 @@
 //!
 //! This test is its own producer: run with [`PRODUCER`] in its environment it writes into the ring named there.
 
-use gputrace_recorder::{Options, Overwrite, record};
+use gputrace_recorder::{Inherited, Moment, Options, Overwrite, record};
 use gputrace_ring::clock::Clock;
-use gputrace_ring::map::{COMPLETE, EXITING, FAILED, Map, OFF, RECORDING, Writer};
+use gputrace_ring::map::{COMPLETE, EXITING, FAILED, LOCKED, Map, NO_RECORDER, OFF, RECORDING, Writer};
 use gputrace_ring::record::{self as ring, Kind, pack_device};
-use gputrace_ring::ring::{Producer, Pushed, as_words_bytes};
+use gputrace_ring::ring::{Producer, Pushed, WRITING, as_words_bytes};
 use gputrace_schemas::event::{Action, EventKind, Frame, LostCause, NO_DEVICE};
 use gputrace_schemas::reader::Trace;
 use memmap2::MmapRaw;
 use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
+use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,7 +40,12 @@ impl Mapped {
     }
 
     fn make_ring(&self, n_chunks: u32, pid: u32) -> Map {
-        let writer = Writer { pid, ..Writer::default() };
+        let pid_namespace = fs::metadata("/proc/self/ns/pid").unwrap().ino();
+        let writer = Writer { pid, pid_namespace, ..Writer::default() };
+        self.make_ring_of(n_chunks, writer)
+    }
+
+    fn make_ring_of(&self, n_chunks: u32, writer: Writer) -> Map {
         // SAFETY: new, zeroed by `set_len`, long enough, and leaked below.
         unsafe { Map::create(self.memory.as_mut_ptr(), n_chunks, writer, Clock::of_this_machine()) }
     }
@@ -89,7 +96,7 @@ fn produce_numbers(map: Map, counters: &[AtomicU64], n_threads: u64, n_records: 
         for thread in 0..n_threads {
             let counter = &counters[thread as usize];
             scope.spawn(move || {
-                let mut producer = Producer::new(map, tid()).unwrap();
+                let mut producer = Producer::new(map, tid(), tid());
                 let mut n = 0;
                 while n_records == 0 || n < n_records {
                     let at = producer.now();
@@ -128,6 +135,25 @@ fn producer() {
     while header.recorder.value.load(Ordering::Acquire) != COMPLETE && Instant::now() < patience {
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// The ring that a recorder of its own process is to record.
+const RECORDER: &str = "GPUTRACE_TEST_RECORDER";
+
+/// Not a test of its own: a recorder as libgputrace.so starts it.
+#[test]
+fn recorder() {
+    let Ok(ring) = std::env::var(RECORDER) else { return };
+    let _ = gputrace_recorder::daemon_main(["--ring".into(), ring.into()], |_| None);
+}
+
+/// Starts that recorder in a shell with limits.
+fn start_recorder(limits: &str, ring: &Path, trace: &Path) -> Child {
+    let script = format!("{limits}; exec \"$0\" --exact recorder --test-threads=1 --nocapture");
+    let mut command = Command::new("sh");
+    command.args(["-c", &script]).arg(std::env::current_exe().unwrap());
+    command.env(RECORDER, ring).env("GPUTRACE_OUTPUT", trace);
+    command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped()).spawn().unwrap()
 }
 
 /// A producer that does not outlive its test.
@@ -315,7 +341,7 @@ fn totals_that_were_left_out_in_the_ring_are_in_the_trace() {
             let work = |thread: usize| {
                 let totals = &totals;
                 move || {
-                    let mut producer = Producer::new(map, tid()).unwrap();
+                    let mut producer = Producer::new(map, tid(), tid());
                     let (mut kept, mut n_lost) = (Vec::new(), 0);
                     for n in 0..40_000_u64 {
                         let addr = (thread as u64) << 40 | n;
@@ -393,7 +419,7 @@ fn what_follows_from_an_unreadable_record_is_not_guessed() {
     let memory = Mapped::create(&ring, Map::bytes_for(4));
     // A pid that no process has.
     let map = memory.make_ring(4, 0x7fff_fff0);
-    let mut producer = Producer::new(map, 1).unwrap();
+    let mut producer = Producer::new(map, 1, 1);
     // Each block is one kibibyte; the fifth comes with a new segment, so its totals are in the ring.
     for n in 1..=8 {
         let (device_bytes, requested) = (pack_device(0, 1024), 1000);
@@ -430,7 +456,7 @@ fn free_call(api: u16, addr: u64) -> ring::Call {
 fn an_open_call_gets_its_result_when_it_ends_and_keeps_its_time() {
     let folder = Folder::new("open");
     let trace = recording(&folder, 16, |map| {
-        let mut producer = Producer::new(map, tid()).unwrap();
+        let mut producer = Producer::new(map, tid(), tid());
         let name =
             |number: u64, name: &'static str| [number.to_ne_bytes().to_vec(), name.as_bytes().to_vec()];
         for (number, text) in [(7, "cuMemFree_v2"), (9, "cuMemUnmap")] {
@@ -487,7 +513,7 @@ fn stacks_come_with_their_functions_and_lines() {
     let folder = Folder::new("stacks");
     let native = a_place_to_call_from as *const () as u64 + 2;
     let trace = recording(&folder, 16, |map| {
-        let mut producer = Producer::new(map, tid()).unwrap();
+        let mut producer = Producer::new(map, tid(), tid());
         let texts: [&[u8]; 3] = [b"train.step", b"train.py", &[0x80 | 10 << 3, 0, 0]];
         let code = ring::CodeDef {
             id: 0xc0de,
@@ -534,7 +560,7 @@ fn stacks_come_with_their_functions_and_lines() {
 fn what_other_threads_write_after_the_end_was_announced_follows() {
     let folder = Folder::new("late");
     let trace = recording(&folder, 16, |map| {
-        let mut producer = Producer::new(map, tid()).unwrap();
+        let mut producer = Producer::new(map, tid(), tid());
         producer.push_brief(producer.now(), 0, &numbered(0, 0));
         map.header().process.value.store(EXITING, Ordering::Release);
         while map.header().recorder.value.load(Ordering::Acquire) != COMPLETE {
@@ -568,7 +594,7 @@ fn who_answers_for_memory_that_ran_out_sees_the_trace_up_to_there() {
     let map = memory.make_ring(16, std::process::id());
     let options = Options { on_oom: Some(answered), ..options(&folder, "a.gtr") };
     let recording = std::thread::spawn(move || record(&ring, options).unwrap());
-    let mut producer = Producer::new(map, tid()).unwrap();
+    let mut producer = Producer::new(map, tid(), tid());
     let n_answers = || ANSWERS.lock().unwrap().len();
     for n in 1..=5 {
         producer.push_brief(producer.now(), 0, &numbered(0, n));
@@ -596,7 +622,8 @@ fn a_trace_that_exists_is_not_overwritten_and_the_program_is_told() {
     let map = memory.make_ring(4, std::process::id());
     fs::write(folder.join("a.gtr"), "precious").unwrap();
     // Whatever was written before the job began is not a sibling's.
-    let job_began = Some(std::time::SystemTime::now() + Duration::from_secs(60));
+    let realtime = std::time::SystemTime::now() + Duration::from_secs(60);
+    let job_began = Some(Moment { realtime, monotonic: 0 });
     let options = Options { job_began, ..options(&folder, "a.gtr") };
     let error = record(&ring, options).unwrap_err().to_string();
     assert!(error.ends_with("a.gtr exists; choose another name with -o, or overwrite it with -f"), "{error}");
@@ -665,4 +692,265 @@ fn random_bytes_in_the_ring_give_a_trace_and_never_a_panic() {
         assert!(trace.is_complete());
         assert_eq!(trace.events().count() as u64, summary.n_events, "seed {seed}");
     }
+}
+
+/// A thread of this number, on the line that it takes in an empty ring.
+fn on_line(map: Map, number: u32) -> Producer {
+    Producer::new(map, number, number)
+}
+
+/// A ring with one record, left in the middle of its only chunk by a process that no one has.
+fn left_behind(folder: &Folder, writer: Writer) -> (PathBuf, Mapped, Map) {
+    let ring = folder.join("ring");
+    let memory = Mapped::create(&ring, Map::bytes_for(4));
+    let map = memory.make_ring_of(4, writer);
+    let mut producer = on_line(map, 7);
+    assert_eq!(producer.push_brief(producer.now(), 0, &numbered(0, 0)), Pushed::Yes);
+    (ring, memory, map)
+}
+
+fn own_namespace() -> u64 {
+    fs::metadata("/proc/self/ns/pid").unwrap().ino()
+}
+
+/// What nobody has: the largest number of a process is 2^22 (proc(5), pid_max).
+const NOBODY: u32 = 0x7fff_fff0;
+
+#[test]
+fn a_ring_that_is_kept_gives_the_same_again() {
+    let folder = Folder::new("twice");
+    let writer = Writer { pid: NOBODY, pid_namespace: own_namespace(), start_time: 0 };
+    let (ring, _memory, map) = left_behind(&folder, writer);
+    let mut other = on_line(map, 8);
+    // Complete chunks are left as they are, too.
+    for n in 0..600 {
+        assert_eq!(other.push_brief(other.now(), 0, &numbered(1, n)), Pushed::Yes);
+    }
+    let states = || -> Vec<u32> { (0..4).map(|chunk| map.state(chunk).load(Ordering::Acquire)).collect() };
+    let before = states();
+    assert!(before.contains(&gputrace_ring::ring::COMPLETE), "{before:?}");
+    for turn in ["a.gtr", "b.gtr"] {
+        let summary = record(&ring, Options { keep_ring: true, ..options(&folder, turn) }).unwrap();
+        let found = check_numbers(&Trace::open(&summary.trace).unwrap());
+        assert_eq!(found, HashMap::from([(0, 1), (1, 600)]), "{turn}");
+        assert_eq!(states(), before, "{turn}");
+        let owners = [7, 8].map(|line| map.thread(line).tid.load(Ordering::Acquire));
+        assert_eq!(owners, [7, 8], "{turn}");
+    }
+    record(&ring, options(&folder, "c.gtr")).unwrap();
+    assert!(!ring.exists());
+}
+
+#[test]
+fn a_ring_of_another_namespace_is_read_only_when_its_process_is_known_to_be_gone() {
+    let folder = Folder::new("elsewhere");
+    let writer = Writer { pid: 1, pid_namespace: own_namespace() + 1, start_time: 0 };
+    let (ring, _memory, map) = left_behind(&folder, writer);
+    let refused = |is: &str| {
+        let error = record(&ring, options(&folder, "a.gtr")).unwrap_err().to_string();
+        assert!(error.contains(is) && error.contains("--process-is-gone"), "{error}");
+        assert_eq!(map.header().recorder.value.load(Ordering::Acquire), NO_RECORDER, "nothing is changed");
+        assert!(ring.exists() && !folder.join("a.gtr").exists());
+    };
+    refused("may be alive");
+    // What the process's mapping holds: another open file description than the recorder's.
+    let file = OpenOptions::new().read(true).open(&ring).unwrap();
+    map.header().lock.store(LOCKED, Ordering::Relaxed);
+    read_lock(&file);
+    refused("is alive");
+    drop(file);
+    let summary = record(&ring, Options { keep_ring: true, ..options(&folder, "a.gtr") }).unwrap();
+    assert_eq!(check_numbers(&Trace::open(&summary.trace).unwrap()), HashMap::from([(0, 1)]));
+    map.header().lock.store(0, Ordering::Relaxed);
+    let told = Options { process_is_gone: true, ..options(&folder, "b.gtr") };
+    let summary = record(&ring, told).unwrap();
+    assert_eq!(check_numbers(&Trace::open(&summary.trace).unwrap()), HashMap::from([(0, 1)]));
+}
+
+/// As libgputrace.so takes it.
+fn read_lock(file: &fs::File) {
+    // SAFETY: all zeros are a value of this structure: the whole file.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_RDLCK as libc::c_short;
+    // SAFETY: the descriptor is ours, and the kernel reads the structure.
+    assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) }, 0);
+}
+
+#[test]
+fn a_line_that_got_another_owner_ends_the_calls_of_the_one_before() {
+    let folder = Folder::new("lanes");
+    const N_OWNERS: u64 = 200;
+    let trace = recording(&folder, 8, |map| {
+        for n in 0..N_OWNERS {
+            // One after the other, on one line, as where few threads live at a time.
+            map.thread(5).tid.store(0, Ordering::Relaxed);
+            let mut producer = on_line(map, 5);
+            producer.push(producer.now(), 0, &free_call(7, n << 12));
+            producer.complete();
+            while map.state(0).load(Ordering::Acquire) != gputrace_ring::ring::FREE {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+        // The last one lives: its call is still open.
+        let mut last = on_line(map, 6);
+        last.push(last.now(), 0, &free_call(7, 0x7000));
+    });
+    let calls = || {
+        trace.events().filter_map(|event| match event.kind {
+            EventKind::Call(call) => Some((call.addr, call.result)),
+            _ => None,
+        })
+    };
+    // All but the last owner of that line have a successor.
+    assert_eq!(calls().collect::<Vec<_>>(), (0..N_OWNERS - 1).map(|n| (n << 12, None)).collect::<Vec<_>>());
+    assert_eq!(trace.threads().iter().filter(|thread| thread.tid == 5).count() as u64, N_OWNERS);
+}
+
+/// What the process may still use, however it looks from outside.
+#[test]
+fn a_process_that_cannot_be_seen_is_alive_and_keeps_its_lines_and_chunks() {
+    let folder = Folder::new("unseen");
+    let ring = folder.join("ring");
+    let memory = Mapped::create(&ring, Map::bytes_for(8));
+    // Nothing in `/proc` has this number: as with hidepid, or where the recorder has no descriptors left.
+    let map = memory.make_ring(8, NOBODY);
+    let process = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let mut process = Running(process);
+    let descriptor = descriptor_of(&process.0);
+    let shared = OpenOptions::new().read(true).write(true).open(&ring).unwrap().into_raw_fd();
+    let inherited = Inherited { ring: Some(shared), process: Some(descriptor) };
+    let orders = Options { inherited, is_its_child: true, ..options(&folder, "a.gtr") };
+    let recorder = std::thread::spawn({
+        let ring = ring.clone();
+        move || record(&ring, orders).unwrap()
+    });
+    let mut producer = on_line(map, 7);
+    for n in 0..10 {
+        assert_eq!(producer.push_brief(producer.now(), 0, &numbered(0, n)), Pushed::Yes);
+        std::thread::sleep(Duration::from_millis(150));
+        assert_eq!(map.thread(7).tid.load(Ordering::Acquire), 7);
+        assert_eq!(map.state(0).load(Ordering::Acquire), WRITING);
+        assert!(!recorder.is_finished());
+    }
+    process.0.kill().unwrap();
+    let summary = recorder.join().unwrap();
+    assert_eq!(check_numbers(&Trace::open(&summary.trace).unwrap()), HashMap::from([(0, 10)]));
+    assert!(!ring.exists());
+}
+
+fn descriptor_of(child: &Child) -> i32 {
+    // SAFETY: takes two numbers, and gives a new descriptor.
+    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) };
+    assert!(descriptor >= 0, "{}", std::io::Error::last_os_error());
+    descriptor as i32
+}
+
+#[test]
+fn a_ring_is_recorded_by_its_descriptor_whatever_its_name_leads_to() {
+    let folder = Folder::new("descriptor");
+    let writer = Writer { pid: NOBODY, pid_namespace: own_namespace(), start_time: 0 };
+    let (ring, _memory, _map) = left_behind(&folder, writer);
+    let shared = OpenOptions::new().read(true).write(true).open(&ring).unwrap().into_raw_fd();
+    // The name is gone, and another file has it.
+    fs::rename(&ring, folder.join("moved")).unwrap();
+    fs::write(&ring, "precious").unwrap();
+    let inherited = Inherited { ring: Some(shared), process: None };
+    let orders = Options { inherited, is_its_child: true, keep_ring: true, ..options(&folder, "a.gtr") };
+    let summary = record(&ring, orders).unwrap();
+    assert_eq!(check_numbers(&Trace::open(&summary.trace).unwrap()), HashMap::from([(0, 1)]));
+    assert_eq!(fs::read_to_string(&ring).unwrap(), "precious");
+}
+
+#[test]
+fn a_ring_that_is_cut_ends_the_trace_and_nothing_else() {
+    let folder = Folder::new("cut");
+    let ring = folder.join("ring");
+    let memory = Mapped::create(&ring, Map::bytes_for(64));
+    let map = memory.make_ring(64, std::process::id());
+    let orders = options(&folder, "a.gtr");
+    let recorder = std::thread::spawn({
+        let ring = ring.clone();
+        move || record(&ring, orders).unwrap()
+    });
+    let mut producer = on_line(map, 7);
+    for n in 0..1000 {
+        assert_eq!(producer.push_brief(producer.now(), 0, &numbered(0, n)), Pushed::Yes);
+    }
+    // Until it has been read.
+    while map.state(0).load(Ordering::Acquire) != gputrace_ring::ring::FREE {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    OpenOptions::new().write(true).open(&ring).unwrap().set_len(0).unwrap();
+    let summary = recorder.join().unwrap();
+    let trace = Trace::open(&summary.trace).unwrap();
+    assert!(trace.is_complete());
+    let notes = trace.events().filter_map(|event| match event.kind {
+        EventKind::Note(text) => Some(text),
+        _ => None,
+    });
+    assert_eq!(notes.filter(|note| note.starts_with("ring.cut")).count(), 1);
+    let n_read = trace.events().filter(|event| matches!(event.kind, EventKind::BlockFree(_))).count();
+    assert!((500..=1000).contains(&n_read), "{n_read}");
+}
+
+#[test]
+fn what_is_no_ring_of_ours_is_not_even_opened() {
+    let folder = Folder::new("not-ours");
+    let refuse = |ring: &Path, what: &str| {
+        let error = record(ring, options(&folder, "a.gtr")).unwrap_err();
+        let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
+        assert!(format!("{error}{cause}").contains(what), "{error}{cause}");
+    };
+    let fifo = folder.join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    // Nobody writes to it: opening it would wait for ever.
+    refuse(&fifo, "no regular file");
+    refuse(Path::new("/dev/null"), "no regular file");
+    refuse(&folder.0, "no regular file");
+    let writer = Writer { pid: NOBODY, pid_namespace: own_namespace(), start_time: 0 };
+    let (ring, _memory, _map) = left_behind(&folder, writer);
+    let link = folder.join("link");
+    std::os::unix::fs::symlink(&ring, &link).unwrap();
+    refuse(&link, "symbolic link");
+    if std::os::unix::fs::chown(&ring, Some(12345), None).is_err() {
+        eprintln!("skipped: only root can give a file to somebody else");
+        return;
+    }
+    let us = fs::metadata(&folder.0).unwrap().uid();
+    refuse(&ring, &format!("belongs to user 12345, and this is user {us}"));
+}
+
+/// What a recorder under limits makes of a living process that writes 200,000 records and ends.
+fn recorded_under(limits: &str, name: &str) -> (std::process::Output, Option<Trace>) {
+    let folder = Folder::new(name);
+    let (ring, trace) = (folder.join("ring"), folder.join("a.gtr"));
+    let (mut producer, _counters) = start_producer(&ring, 2, 200_000, 256);
+    let recorder = start_recorder(limits, &ring, &trace);
+    assert!(producer.0.wait().unwrap().success());
+    let output = recorder.wait_with_output().unwrap();
+    (output, Trace::open(&trace).ok())
+}
+
+#[test]
+fn a_limit_on_the_length_of_files_ends_the_trace_and_not_the_recorder() {
+    use std::os::unix::process::ExitStatusExt;
+    // Blocks of 512 bytes.
+    let (output, trace) = recorded_under("ulimit -f 100", "fsize");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.signal(), None, "{said}");
+    assert!(said.contains("File too large") && said.contains("what is written stays readable"), "{said}");
+    let trace = trace.expect("it is readable up to there");
+    let n_read = trace.events().filter(|event| matches!(event.kind, EventKind::BlockFree(_))).count();
+    assert!(n_read < 400_000, "{n_read}");
+    assert_eq!(trace.damages(), []);
+}
+
+#[test]
+fn a_recorder_with_hardly_any_descriptors_records_everything() {
+    // Three streams, the ring, the process, the trace: nothing is left for `/proc`.
+    let (output, trace) = recorded_under("ulimit -n 6", "nofile");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let trace = trace.unwrap_or_else(|| panic!("{said}"));
+    assert_eq!(check_numbers(&trace), HashMap::from([(0, 200_000), (1, 200_000)]), "{said}");
 }

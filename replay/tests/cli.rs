@@ -671,6 +671,10 @@ fn help_of_every_verb() {
         that libgputrace.so names on stderr, usually in /dev/shm. If the program still runs, it is recorded
         on from here.
 
+        A program that runs in another container can only be recorded on from inside of it. From outside,
+        what it left is read when it has ended: the ring shows whether it has, as long as libgputrace.so
+        could lock the file. A ring is read by the user that it belongs to.
+
         Usage: gputrace recover [OPTIONS] <RING>...
 
         Arguments:
@@ -687,11 +691,15 @@ fn help_of_every_verb() {
               --keep
                   Do not remove the ring afterwards
 
+              --process-is-gone
+                  The program has ended: do not look for it (where that cannot be seen from here)
+
           -h, --help
                   Print help (see a summary with '-h')
 
-        Example:
-          gputrace recover -o train.gtr RING    # the file that libgputrace.so named
+        Examples:
+          gputrace recover -o train.gtr RING                     # the file that libgputrace.so named
+          docker exec train gputrace recover -o train.gtr RING   # its program runs in a container
 
         ---- gputrace symbolise --help
         Names the native frames of a trace from files of another machine, a debug package or debuginfod's

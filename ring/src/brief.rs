@@ -302,7 +302,7 @@ mod tests {
         }
 
         fn producer(&self, tid: u32) -> Producer {
-            Producer::new(self.map, tid).expect("few threads")
+            Producer::new(self.map, tid, tid)
         }
 
         /// Frees the complete chunks, and gives what each thread's had, in order, to `to`.

@@ -9,6 +9,8 @@
 //!   recorder <── reads what is committed, complete or not ── frees the chunk ──────────┘
 //! ```
 //!
+//! Whose a thread line is, the process keeps to itself ([`owners`]).
+//!
 //! This crate lives in somebody else's process: it allocates nothing, locks nothing, panics nowhere, and knows
 //! neither CUDA nor any file format. A process that dies at any instruction leaves everything committed readable.
 #![no_std]
@@ -16,5 +18,9 @@
 pub mod brief;
 pub mod clock;
 pub mod map;
+#[cfg(loom)]
+pub mod model;
+pub mod owners;
 pub mod record;
 pub mod ring;
+mod sync;

@@ -5,15 +5,23 @@
 
 use crate::clock::{Calibration, Clock};
 use crate::record::ABI;
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use core::mem::size_of;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// First word of the file. Written last, so that a half-made ring is not taken for one.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"GPUTRING");
 /// Bytes of a chunk, its header included.
+#[cfg(not(loom))]
 pub const CHUNK_BYTES: usize = 16 << 10;
+/// Room for two records: a model must fill a chunk in a few steps.
+#[cfg(loom)]
+pub const CHUNK_BYTES: usize = size_of::<ChunkHeader>() + 48;
 /// Threads that can write at the same time.
+#[cfg(not(loom))]
 pub const MAX_THREADS: usize = 1024;
+/// As few as a hand-over needs.
+#[cfg(loom)]
+pub const MAX_THREADS: usize = 3;
 /// Bytes before the thread lines.
 const HEADER_BYTES: usize = 4096;
 
@@ -23,6 +31,10 @@ pub const RUNNING: u32 = 0;
 pub const EXITING: u32 = 1;
 /// The shim stepped aside; nothing more will come.
 pub const OFF: u32 = 2;
+
+/// The process holds a read lock of the whole file that belongs to its open file description (`F_OFD_SETLK`), and so to its
+/// mapping: once nobody has that lock, nobody maps the ring. Without this word, no lock says nothing.
+pub const LOCKED: u32 = 1;
 
 /// No recorder has opened the ring.
 pub const NO_RECORDER: u32 = 0;
@@ -34,6 +46,7 @@ pub const COMPLETE: u32 = 2;
 pub const FAILED: u32 = 3;
 
 /// The first page.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C)]
 pub struct Header {
     /// [`MAGIC`], once everything else is in place.
@@ -54,8 +67,8 @@ pub struct Header {
     pub calibration: [AtomicU64; 3],
     /// What frames and tables the shim was asked for ([`crate::record::Kind::Note`] has the words).
     pub stack_mode: AtomicU32,
-    /// Free.
-    pub reserved: AtomicU32,
+    /// [`LOCKED`], or 0.
+    pub lock: AtomicU32,
     /// [`RUNNING`], [`EXITING`] or [`OFF`]; written by the process.
     pub process: Line,
     /// [`NO_RECORDER`], [`RECORDING`], [`COMPLETE`] or [`FAILED`]; written by the recorder.
@@ -76,9 +89,12 @@ pub struct Header {
     pub lost_nested: LostLine,
     /// Events dropped while another thread was starting the session.
     pub lost_starting: LostLine,
+    /// Chunks that threads hold; the process's own, for [`crate::ring::Producer::wish`].
+    pub held_chunks: Line,
 }
 
 /// A word alone in its pair of cache lines.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 pub struct Line {
     /// The word.
@@ -86,6 +102,7 @@ pub struct Line {
 }
 
 /// A loss counter alone in its pair of cache lines.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 pub struct LostLine {
     /// Events.
@@ -102,10 +119,11 @@ impl LostLine {
     }
 }
 
-/// One writing thread. Claimed by a store of its tid, free again when the recorder sees the thread gone.
+/// One writing thread, for the recorder to read. Whose it is the process keeps to itself ([`crate::owners`]).
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 pub struct ThreadLine {
-    /// Kernel thread id; 0 free.
+    /// Kernel thread id of its last owner; 0 none yet.
     pub tid: AtomicU32,
     /// How often the line was claimed, so that chunks of an earlier owner are not taken for this one's.
     pub generation: AtomicU32,
@@ -116,6 +134,7 @@ pub struct ThreadLine {
 }
 
 /// First bytes of a chunk. Only the owner writes, but for what [`crate::ring::Reader`] keeps beside it.
+#[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub struct ChunkHeader {
     /// Index of the owner's [`ThreadLine`].
@@ -135,7 +154,9 @@ pub struct ChunkHeader {
 /// Bytes of records a chunk can hold.
 pub const CHUNK_PAYLOAD: usize = CHUNK_BYTES - size_of::<ChunkHeader>();
 
+#[cfg(not(loom))]
 const _: () = assert!(size_of::<Header>() <= HEADER_BYTES);
+#[cfg(not(loom))]
 const _: () = assert!(size_of::<ChunkHeader>() == 64);
 
 /// Why a file is no ring this build can read.
@@ -255,6 +276,7 @@ impl Map {
     }
 
     /// The first page.
+    #[cfg(not(loom))]
     #[must_use]
     pub fn header(&self) -> &Header {
         // SAFETY: `create` and `open` made sure of page alignment and length; all fields are atomics.
@@ -276,6 +298,11 @@ impl Map {
         Clock::from_u32(self.header().clock.load(Ordering::Relaxed))
     }
 
+    #[cfg(loom)]
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base
+    }
+
     /// Chunks of this ring.
     #[must_use]
     pub fn n_chunks(&self) -> u32 {
@@ -283,6 +310,7 @@ impl Map {
     }
 
     /// A thread's line; the index is taken modulo [`MAX_THREADS`].
+    #[cfg(not(loom))]
     #[must_use]
     pub fn thread(&self, index: u32) -> &ThreadLine {
         let at = HEADER_BYTES + (index as usize % MAX_THREADS) * size_of::<ThreadLine>();
@@ -293,6 +321,7 @@ impl Map {
     }
 
     /// A chunk's state word; the index is taken modulo the number of chunks.
+    #[cfg(not(loom))]
     #[must_use]
     pub fn state(&self, chunk: u32) -> &AtomicU32 {
         let at = HEADER_BYTES + MAX_THREADS * size_of::<ThreadLine>() + (chunk % self.n_chunks) as usize * 4;
@@ -303,6 +332,7 @@ impl Map {
     }
 
     /// A chunk; the index is taken modulo the number of chunks.
+    #[cfg(not(loom))]
     #[must_use]
     pub fn chunk(&self, chunk: u32) -> *mut u8 {
         let at = Self::chunks_at(self.n_chunks) + (chunk % self.n_chunks) as usize * CHUNK_BYTES;

@@ -4,7 +4,7 @@
 //! These layouts are private to one build of gputrace ([`ABI`]): the trace file has its own, versioned one.
 
 /// The version of everything in this crate. A recorder refuses a ring of another version.
-pub const ABI: u32 = 9;
+pub const ABI: u32 = 10;
 
 /// What kind of record follows a [`Header`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,6 +65,19 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Whether a record of this kind is something that happened, and not what explains or ends another: one that there is no
+    /// room for is a loss.
+    #[must_use]
+    pub fn is_event(self) -> bool {
+        use Kind::*;
+        match self {
+            Call | BlockAlloc | BlockFree | BlockOom | Wait | Note | Backward | Mark | NcclEnter
+            | NcclExit | NcclTiming | BriefAlloc | BriefFree => true,
+            TimeBase | CallEnd | Stack | Code | Api | Device | Runtime | Node | NodeClass | Forward
+            | Text | Communicator | BriefForward => false,
+        }
+    }
+
     /// The kind with this number.
     #[must_use]
     pub fn from_u8(raw: u8) -> Option<Kind> {

@@ -7,15 +7,17 @@
 //! | `WRITING` | records up to `committed` are whole | its thread, to `COMPLETE` |
 //! | `COMPLETE` | no more records will come | the recorder, to `FREE` |
 //!
-//! One record costs one release store. A thread that dies leaves its last chunk in `WRITING`; the recorder reads it
-//! up to `committed` and, when the thread is gone, frees it.
+//! One record costs one release store. A thread that dies leaves its last chunk in `WRITING`: its process completes it
+//! (see [`crate::owners`]), or, where the process died with it, the recorder reads it up to `committed`. While the
+//! process lives the recorder frees what is `COMPLETE` and nothing else.
 
 use crate::brief::{Brief, CALL_WORDS, Said, says, shorten_call};
 use crate::clock::{Clock, Ticks};
 use crate::map::{CHUNK_PAYLOAD, ChunkHeader, MAX_THREADS, Map};
 use crate::record::{Call, Header, Kind, Payload, TimeBase};
+use crate::sync::{self, Ordering};
 use core::mem::{size_of, size_of_val};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::compiler_fence;
 
 /// Nobody's.
 pub const FREE: u32 = 0;
@@ -41,6 +43,18 @@ pub enum Pushed {
     TooLong,
 }
 
+/// What a thread is asked to do between two events.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wish {
+    /// [`Producer::complete`]: too many threads hold a chunk.
+    Complete,
+    /// No chunk was free: some may be held by threads that are gone.
+    FindChunks,
+}
+
+const WISH_COMPLETE: u32 = 1;
+const WISH_CHUNKS: u32 = 2;
+
 /// One thread's end of the ring. There is one per thread, so nothing here is shared until it is committed.
 #[repr(C, align(64))]
 pub struct Producer {
@@ -48,7 +62,9 @@ pub struct Producer {
     /// The chunk, where it begins; null without one.
     chunk: *mut u8,
     /// Bytes of records in the chunk; without one, as many as it can hold.
-    used: usize,
+    used: u32,
+    /// What the thread is asked to do after its event; 0 nothing.
+    wish: u32,
     base: u64,
     said: Said,
     // What each chunk needs.
@@ -66,37 +82,30 @@ const _: () = assert!(core::mem::offset_of!(Producer, map) == 64);
 unsafe impl Send for Producer {}
 
 impl Producer {
-    /// Takes a free thread line. `None`, counted as a loss by the caller, when [`MAX_THREADS`] threads write already.
+    /// The producer of a thread that owns this thread line, which is the process's own knowledge: see
+    /// [`crate::owners`].
     #[must_use]
-    pub fn new(map: Map, tid: u32) -> Option<Producer> {
-        let start = tid as usize % MAX_THREADS;
-        for step in 0..MAX_THREADS {
-            let thread = ((start + step) % MAX_THREADS) as u32;
-            let line = map.thread(thread);
-            if line.tid.load(Ordering::Relaxed) == 0
-                && line.tid.compare_exchange(0, tid, Ordering::Acquire, Ordering::Relaxed).is_ok()
-            {
-                let generation = line.generation.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-                line.events.store(0, Ordering::Relaxed);
-                line.lost.store(0, Ordering::Relaxed);
-                // Chunk sequences of a later owner follow those of an earlier one.
-                let sequence = u64::from(generation) << 32;
-                let clock = map.clock();
-                return Some(Producer {
-                    chunk: core::ptr::null_mut(),
-                    used: CHUNK_PAYLOAD,
-                    base: 0,
-                    said: Said::default(),
-                    map,
-                    chunk_idx: 0,
-                    clock,
-                    thread,
-                    tid,
-                    sequence,
-                });
-            }
+    pub fn new(map: Map, line: u32, tid: u32) -> Producer {
+        let thread = map.thread(line);
+        // Chunk sequences of a later owner follow those of an earlier one.
+        let generation = thread.generation.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        thread.tid.store(tid, Ordering::Relaxed);
+        thread.events.store(0, Ordering::Relaxed);
+        thread.lost.store(0, Ordering::Relaxed);
+        let clock = map.clock();
+        Producer {
+            chunk: core::ptr::null_mut(),
+            used: CHUNK_PAYLOAD as u32,
+            wish: 0,
+            base: 0,
+            said: Said::default(),
+            map,
+            chunk_idx: 0,
+            clock,
+            thread: line,
+            tid,
+            sequence: u64::from(generation) << 32,
         }
-        None
     }
 
     /// Now, on the ring's clock.
@@ -130,7 +139,7 @@ impl Producer {
         let most = WORD + size_of::<P>();
         // First of all: a new chunk has said nothing.
         if !self.make_room(at, most) {
-            return self.lose(most, Pushed::Full);
+            return self.lose(P::KIND, most, Pushed::Full);
         }
         match payload.shorten(&mut self.said) {
             Some(form) => self.write(at, flags, P::Form::KIND, as_bytes(&form), &[]),
@@ -176,10 +185,10 @@ impl Producer {
     fn push_bytes(&mut self, at: Ticks, flags: u8, kind: Kind, head: &[u8], tail: &[&[u8]]) -> Pushed {
         let bytes = WORD + head.len() + tail_bytes(tail);
         if bytes > MAX_RECORD {
-            return self.lose(bytes, Pushed::TooLong);
+            return self.lose(kind, bytes, Pushed::TooLong);
         }
         if !self.make_room(at, bytes) {
-            return self.lose(bytes, Pushed::Full);
+            return self.lose(kind, bytes, Pushed::Full);
         }
         self.write(at, flags, kind, head, tail);
         Pushed::Yes
@@ -189,7 +198,7 @@ impl Producer {
     #[inline]
     fn make_room(&mut self, at: Ticks, bytes: usize) -> bool {
         // A time base may come before it.
-        self.used + bytes + 2 * WORD <= CHUNK_PAYLOAD || self.next_chunk(at)
+        self.used as usize + bytes + 2 * WORD <= CHUNK_PAYLOAD || self.next_chunk(at)
     }
 
     /// Writes a record that there is room for, and makes it visible.
@@ -199,7 +208,7 @@ impl Producer {
         let delta = at.0.saturating_sub(self.base);
         let delta = u32::try_from(delta).unwrap_or_else(|_| self.write_base(at));
         let header = Header { words: (bytes / WORD) as u16, kind: kind as u8, flags, delta };
-        let mut to = self.used;
+        let mut to = self.used as usize;
         self.put(to, &header.encode().to_ne_bytes());
         to += WORD;
         self.put(to, head);
@@ -211,7 +220,7 @@ impl Producer {
             self.put(to, [0_u8; WORD].get(..padding).unwrap_or_default());
             to += padding;
         }
-        self.used = to;
+        self.used = to as u32;
         // SAFETY: whoever writes has a chunk, which begins with its header, all of it atomics.
         let chunk_header = unsafe { &*self.chunk.cast::<ChunkHeader>() };
         // SYNC: record visible to the consumer.
@@ -223,25 +232,50 @@ impl Producer {
     fn write_base(&mut self, at: Ticks) -> u32 {
         self.base = at.0;
         let header = Header { words: 2, kind: Kind::TimeBase as u8, flags: 0, delta: 0 };
-        self.put(self.used, &header.encode().to_ne_bytes());
-        self.put(self.used + WORD, as_bytes(&TimeBase { ticks: at.0 }));
-        self.used += 2 * WORD;
+        let at_word = self.used as usize;
+        self.put(at_word, &header.encode().to_ne_bytes());
+        self.put(at_word + WORD, as_bytes(&TimeBase { ticks: at.0 }));
+        self.used += 2 * WORD as u32;
         0
     }
 
     /// Gives the chunk to the recorder; the next record starts a new one.
     pub fn complete(&mut self) {
         if !self.chunk.is_null() {
+            // Forgotten first: whoever takes over from a thread that was torn away between these lines must not complete
+            // a chunk that is somebody else's by then.
+            (self.chunk, self.used) = (core::ptr::null_mut(), CHUNK_PAYLOAD as u32);
+            compiler_fence(Ordering::SeqCst);
+            self.map.header().held_chunks.value.fetch_sub(1, Ordering::Relaxed);
             // SYNC: chunk complete.
             self.map.state(self.chunk_idx).store(COMPLETE, Ordering::Release);
-            (self.chunk, self.used) = (core::ptr::null_mut(), CHUNK_PAYLOAD);
         }
     }
 
+    /// What the thread should do after its event, asked at each of them.
+    #[inline]
+    #[must_use]
+    pub fn wish(&self) -> Option<Wish> {
+        if self.wish == 0 { None } else { Some(self.which_wish()) }
+    }
+
     #[cold]
-    fn lose(&self, bytes: usize, why: Pushed) -> Pushed {
-        self.map.header().lost_full.add(bytes);
-        self.map.thread(self.thread).lost.fetch_add(1, Ordering::Relaxed);
+    fn which_wish(&self) -> Wish {
+        if self.wish == WISH_CHUNKS { Wish::FindChunks } else { Wish::Complete }
+    }
+
+    /// The wish was heard, and is not repeated before there is a reason.
+    pub fn heard(&mut self) {
+        self.wish = 0;
+    }
+
+    #[cold]
+    fn lose(&self, kind: Kind, bytes: usize, why: Pushed) -> Pushed {
+        // What only explains others is sent again with the next that needs it.
+        if kind.is_event() {
+            self.map.header().lost_full.add(bytes);
+            self.map.thread(self.thread).lost.fetch_add(1, Ordering::Relaxed);
+        }
         why
     }
 
@@ -249,6 +283,7 @@ impl Producer {
     fn next_chunk(&mut self, at: Ticks) -> bool {
         self.complete();
         let header = self.map.header();
+        self.wish = WISH_CHUNKS;
         // One load when the ring is full: a flood must not turn into a search of every chunk per event.
         if header.free_chunks.value.load(Ordering::Relaxed) == 0 {
             return false;
@@ -277,6 +312,10 @@ impl Producer {
                 state.store(WRITING, Ordering::Release);
                 (self.chunk, self.chunk_idx) = (self.map.chunk(chunk), chunk);
                 (self.used, self.base, self.said) = (0, at.0, Said::default());
+                // Threads that keep a chunk for their next event may hold half of the ring. Those that come later give
+                // theirs back at once: so many slow threads leave room for the fast ones.
+                let held = header.held_chunks.value.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+                self.wish = if held > self.map.n_chunks() / 2 { WISH_COMPLETE } else { 0 };
                 return true;
             }
         }
@@ -286,10 +325,9 @@ impl Producer {
     /// Writes where no record is yet.
     #[inline]
     fn put(&self, at: usize, bytes: &[u8]) {
-        // SAFETY: `make_room` made sure that the record and a time base fit into the chunk.
-        let to = unsafe { self.chunk.add(size_of::<ChunkHeader>() + at) };
-        // SAFETY: only this thread writes to a chunk in `WRITING`, and nobody reads beyond `committed`.
-        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        // SAFETY: `make_room` made sure that the record and a time base fit into the chunk; only this thread writes to a
+        // chunk in `WRITING`, and nobody reads beyond `committed`.
+        unsafe { sync::write(self.chunk, at, bytes) };
     }
 }
 
@@ -378,10 +416,8 @@ impl Reader {
         if at > CHUNK_PAYLOAD - WORD || !at.is_multiple_of(WORD) {
             return 0;
         }
-        // SAFETY: inside the chunk, checked above.
-        let word = unsafe { self.map.chunk(chunk).add(size_of::<ChunkHeader>() + at) };
-        // SAFETY: eight-byte aligned: chunks and their headers are, and `at` is a multiple of a word.
-        unsafe { &*word.cast::<AtomicU64>() }.load(Ordering::Relaxed)
+        // SAFETY: inside the chunk and a multiple of a word, checked above.
+        unsafe { sync::word(self.map.chunk(chunk), at) }.load(Ordering::Relaxed)
     }
 
     /// Gives a chunk back to the producers. Only for chunks that are complete, or whose thread is gone.

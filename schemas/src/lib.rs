@@ -5,9 +5,11 @@
 #![deny(unsafe_code)]
 
 mod block;
+mod codec;
 mod columns;
 mod definitions;
 pub mod event;
+pub mod printable;
 pub mod reader;
 mod tables;
 pub mod writer;

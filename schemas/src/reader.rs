@@ -19,6 +19,7 @@
 use crate::block::{
     BLOCK_MAGIC, CODEC_ZSTD, FILE_MAGIC, FOOTER_BYTES, Footer, HEADER_BYTES, Header, Kind, MAX_EVENTS,
 };
+use crate::codec::Decompressor;
 use crate::columns;
 use crate::definitions::{Definitions, read_mappings};
 use crate::event::{
@@ -112,7 +113,7 @@ struct Input {
     source: Box<dyn Source>,
     stored: Vec<u8>,
     payload: Vec<u8>,
-    decompressor: zstd::bulk::Decompressor<'static>,
+    decompressor: Decompressor,
     scratch: columns::Scratch,
 }
 
@@ -231,7 +232,7 @@ impl Trace {
             source: Box::new(source),
             stored: Vec::new(),
             payload: Vec::new(),
-            decompressor: zstd::bulk::Decompressor::new().map_err(io)?,
+            decompressor: Decompressor::new().map_err(io)?,
             scratch: columns::Scratch::default(),
         };
         let length = input.source.seek(SeekFrom::End(0)).map_err(io)?;

@@ -14,6 +14,7 @@
 //! ```
 
 use crate::block::{CODEC_ZSTD, FILE_MAGIC, FOOTER_BYTES, Footer, HEADER_BYTES, Header, Kind, MAX_RAW};
+use crate::codec::{Compressor, compress_bound};
 use crate::columns::EventRows;
 use crate::definitions::{Pending, PendingMappings};
 use crate::event::{
@@ -50,7 +51,7 @@ pub struct Writer<W: Write> {
     events: EventRows,
     note_bytes: usize,
     builder: FlatBufferBuilder<'static>,
-    compressor: zstd::bulk::Compressor<'static>,
+    compressor: Compressor,
     compressed: Vec<u8>,
     n_events: u64,
     n_dropped: u64,
@@ -85,7 +86,7 @@ impl<W: Write> Writer<W> {
             events: EventRows::default(),
             note_bytes: 0,
             builder: FlatBufferBuilder::new(),
-            compressor: zstd::bulk::Compressor::new(LEVEL)?,
+            compressor: Compressor::new(LEVEL)?,
             compressed: Vec::new(),
             n_events,
             n_dropped: 0,
@@ -340,7 +341,7 @@ impl<W: Write> Writer<W> {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
         self.compressed.clear();
-        self.compressed.resize(HEADER_BYTES + zstd::zstd_safe::compress_bound(raw.len()), 0);
+        self.compressed.resize(HEADER_BYTES + compress_bound(raw.len()), 0);
         let stored = self.compressor.compress_to_buffer(raw, &mut self.compressed[HEADER_BYTES..])?;
         self.compressed.truncate(HEADER_BYTES + stored);
         let header = Header {

@@ -6,7 +6,7 @@
 use crate::config::Stacks;
 use crate::elf;
 use crate::hooks::autograd;
-use crate::session::{self, Lane, Rest};
+use crate::session::{self, Lane, Rest, Start};
 use crate::stack::{self, Captured, NATIVE, PYTHON};
 use crate::sys::Text;
 use core::ffi::{CStr, c_char, c_void};
@@ -41,6 +41,24 @@ pub(crate) struct Scratch {
 pub(crate) fn begin() {
     // SAFETY: `lookup` finds exported functions and data of these names, or null.
     unsafe { stack::init(lookup) };
+}
+
+/// To be called where the program looks up a function of this name: an interpreter may have been loaded, or have come back.
+pub(crate) fn note_loaded(asked_for: &[u8]) {
+    let is_python = asked_for.starts_with(b"Py") || asked_for.starts_with(b"_Py");
+    let change = if is_python { stack::python::Change::Asked } else { stack::python::Change::Loaded };
+    if session::is_live()
+        && stack::python::note_changed(change, lookup)
+        && let Some(mut lane) = session::lane(Start::OnlyIfLive)
+    {
+        describe_python(lane.producer());
+    }
+}
+
+/// To be called after objects were unloaded, while a [`stack::objects::Closing`] is held.
+pub(crate) fn note_unloaded() {
+    stack::native::note_unloaded();
+    stack::python::note_changed(stack::python::Change::Unloaded, lookup);
 }
 
 /// Says in the trace below which size blocks have no stack: `stacks.min_size=BYTES`.

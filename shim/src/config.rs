@@ -1,9 +1,9 @@
 //! `GPUTRACE_*` variables: one row each.
 //!
-//! The shim reads its own at the first event, never in a hook; the recorder, which inherits the environment, reads
+//! The shim reads its own when a session begins, never in a hook, and not at all where the user must not steer the program; the recorder, which inherits the environment, reads
 //! the others.
 
-use crate::sys;
+use crate::environment;
 use core::ffi::CStr;
 
 /// A variable: its name, what it may hold, and what it does.
@@ -22,7 +22,7 @@ pub(crate) const STACKS_MIN_SIZE: Variable = Variable { name: c"GPUTRACE_STACKS_
 pub(crate) const RING_BYTES: Variable = Variable { name: c"GPUTRACE_RING_BYTES" };
 /// Path of the `gputrace` program; by default it is looked for beside the library, then on `PATH`.
 pub(crate) const RECORDER: Variable = Variable { name: c"GPUTRACE_RECORDER" };
-/// Milliseconds that a process waits at its end for its trace to be complete; by default 5000.
+/// Milliseconds that a process without other threads waits at its end for its trace to be complete; by default 5000.
 pub(crate) const EXIT_WAIT: Variable = Variable { name: c"GPUTRACE_EXIT_WAIT" };
 
 /// `1`: how long the GPU works for each call into NCCL is measured.
@@ -44,7 +44,7 @@ pub(crate) enum Stacks {
 impl Variable {
     /// Its value, if it is set and not empty.
     pub(crate) fn value(&self) -> Option<&'static CStr> {
-        sys::variable(self.name).filter(|value| !value.is_empty())
+        environment::value(self.name).filter(|value| !value.is_empty())
     }
 
     /// Its value as a number; `None` if it is not one.
@@ -57,9 +57,10 @@ impl Variable {
     }
 }
 
-/// Whether the user switched the library off.
+/// Whether the user switched the library off, or has no say in this program.
 pub(crate) fn is_off() -> bool {
-    SWITCH.value().is_some_and(|value| matches!(value.to_bytes(), b"0" | b"off" | b"false" | b"no"))
+    environment::is_secure()
+        || SWITCH.value().is_some_and(|value| matches!(value.to_bytes(), b"0" | b"off" | b"false" | b"no"))
 }
 
 /// Whether the user wants to know how long the GPU works for NCCL.

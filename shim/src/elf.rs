@@ -2,8 +2,14 @@
 //!
 //! `dlsym` would do, but it is what we interpose: it takes the loader's lock, may call `malloc`, and leaves a
 //! `dlerror` behind that the program would see. Reading `DT_GNU_HASH` does none of that.
+//!
+//! The list of objects is the C library's to give (`dl_iterate_phdr`), but not under its name: sanitizers and others stand
+//! in for that function, and are not ready yet when a program's first `dlsym` comes. So its address is read from the C
+//! library's own table, like that of every function that is called here ([`c_library`]).
 
+use crate::kernel;
 use core::ffi::{CStr, c_int, c_void};
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// An object the loader has mapped.
 #[derive(Clone, Copy)]
@@ -60,6 +66,92 @@ const FUNCTION_SLOTS: [u32; 2] = if cfg!(target_arch = "aarch64") { [1025, 1026]
 /// Of the relocations that are not for calls, so many are looked at: C++ libraries have millions.
 const MOST_RELOCATIONS: usize = 1 << 16;
 
+const PAGE: usize = 4096;
+
+/// Pages from a function of the C library down to its first: glibc's code has some 400 in all.
+const MOST_PAGES: usize = 4096;
+
+/// The head of an object in memory (gABI 4.1, figure 4-3), for 64 bits.
+#[repr(C)]
+struct Head {
+    magic: [u8; 16],
+    kind: u16,
+    machine: u16,
+    version: u32,
+    entry: usize,
+    program_headers: usize,
+    section_headers: usize,
+    flags: u32,
+    size: u16,
+    program_header_size: u16,
+    n_program_headers: u16,
+}
+
+/// `ELFMAG`, `ELFCLASS64`, `ELFDATA2LSB`, and `ET_DYN`.
+const MAGIC: [u8; 6] = [0x7f, b'E', b'L', b'F', 2, 1];
+const SHARED_OBJECT: u16 = 3;
+
+unsafe extern "C" {
+    // Never called here. Each library calls the first at its end, and each file that is compiled calls the second, so
+    // nobody stands in for them: their addresses lie in the C library.
+    fn __cxa_finalize(library: *mut c_void);
+    fn __errno_location() -> *mut c_int;
+}
+
+/// The C library, found without a call to it: from a function of it down to its first page.
+#[cold]
+fn find_c_library() -> Option<Object> {
+    let anchors = [__cxa_finalize as *const () as usize, __errno_location as *const () as usize];
+    anchors.iter().find_map(|anchor| {
+        let first = anchor & !(PAGE - 1);
+        let pages = (0..MOST_PAGES).map_while(|n| first.checked_sub(n * PAGE));
+        let object = pages
+            .take_while(|page| kernel::can_read(*page))
+            // SAFETY: the page could just be read, and the C library, which it mostly is a part of, stays.
+            .find_map(|page| unsafe { Object::from_memory(page, *anchor) })?;
+        object.symbol(c"dl_iterate_phdr").is_some().then_some(object)
+    })
+}
+
+/// Address of a function of the C library's own, whoever else has one of that name. `None` if it cannot be found.
+pub(crate) fn c_library(name: &CStr) -> Option<usize> {
+    // Threads had a library of their own before glibc 2.34, and `dlopen` had.
+    find_c_library()?.symbol(name).or_else(|| {
+        let is_part = |object: &Object| [c"libpthread.so.0", c"libdl.so.2"].contains(&object.soname());
+        let mut found = None;
+        find(|object| {
+            if is_part(object) {
+                found = object.symbol(name);
+            }
+            found.is_some()
+        });
+        found
+    })
+}
+
+type Visit = unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int;
+type Iterate = unsafe extern "C" fn(Visit, *mut c_void) -> c_int;
+
+/// The C library's own `dl_iterate_phdr`: takes the loader's lock, calls nothing of others. -1 if it cannot be found.
+///
+/// # Safety
+/// `visit` can be called with `data`.
+pub(crate) unsafe fn iterate(visit: Visit, data: *mut c_void) -> c_int {
+    static ITERATE: AtomicUsize = AtomicUsize::new(0);
+    let mut address = ITERATE.load(Ordering::Relaxed);
+    if address == 0 {
+        let Some(found) = find_c_library().and_then(|library| library.symbol(c"dl_iterate_phdr")) else {
+            return -1;
+        };
+        address = found;
+        ITERATE.store(address, Ordering::Relaxed);
+    }
+    // SAFETY: the C library's function of this name has this type.
+    let iterate: Iterate = unsafe { core::mem::transmute(address) };
+    // SAFETY: the caller's promise.
+    unsafe { iterate(visit, data) }
+}
+
 /// The first loaded object that `wanted` says yes to. Takes the loader's lock: for cold moments only.
 pub(crate) fn find(mut wanted: impl FnMut(&Object) -> bool) -> Option<Object> {
     struct Search<'a> {
@@ -81,7 +173,7 @@ pub(crate) fn find(mut wanted: impl FnMut(&Object) -> bool) -> Option<Object> {
     }
     let mut search = Search { wanted: &mut wanted, found: None };
     // SAFETY: `visit` gets the search and nothing else.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
+    unsafe { iterate(visit, (&raw mut search).cast()) };
     search.found
 }
 
@@ -96,8 +188,31 @@ pub(crate) fn n_unloaded() -> u64 {
     }
     let mut subs = 0_u64;
     // SAFETY: `visit` gets the number and nothing else.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut subs).cast()) };
+    unsafe { iterate(visit, (&raw mut subs).cast()) };
     subs
+}
+
+/// Objects that the loader had when the process began: it never lets go of them.
+static N_STARTUP: AtomicUsize = AtomicUsize::new(0);
+
+/// Says that no object was loaded yet by the program itself.
+pub(crate) fn note_startup(n_objects: usize) {
+    let _ = N_STARTUP.compare_exchange(0, n_objects, Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// How many objects the loader had when the process began.
+pub(crate) fn n_startup() -> usize {
+    N_STARTUP.load(Ordering::Relaxed)
+}
+
+/// Whether the address lies in an object that the loader had when the process began.
+pub(crate) fn is_startup(address: usize) -> bool {
+    let mut n_objects = 0;
+    let found = find(|object| {
+        n_objects += 1;
+        object.contains(address)
+    });
+    found.is_some() && n_objects <= n_startup()
 }
 
 /// The loaded object with this `DT_SONAME`.
@@ -111,6 +226,32 @@ pub(crate) fn by_address(address: usize) -> Option<Object> {
 }
 
 impl Object {
+    /// The object whose first page this is, if `inside` is an address of it.
+    ///
+    /// # Safety
+    /// The page can be read, and what is mapped there stays.
+    unsafe fn from_memory(page: usize, inside: usize) -> Option<Object> {
+        // SAFETY: the caller's promise; the head is shorter than a page.
+        let head = unsafe { &*(page as *const Head) };
+        let end = head
+            .program_headers
+            .checked_add(usize::from(head.n_program_headers) * size_of::<libc::Elf64_Phdr>())?;
+        let is_head = head.magic.starts_with(&MAGIC)
+            && head.kind == SHARED_OBJECT
+            && usize::from(head.program_header_size) == size_of::<libc::Elf64_Phdr>()
+            && end <= PAGE;
+        if !is_head {
+            return None;
+        }
+        // Libraries are linked to begin at address 0 (`from_headers` would otherwise not have `inside` in it).
+        // SAFETY: of the structure's fields all zeros are a value.
+        let mut info: libc::dl_phdr_info = unsafe { core::mem::zeroed() };
+        info.dlpi_addr = page as u64;
+        info.dlpi_phdr = (page + head.program_headers) as *const _;
+        info.dlpi_phnum = head.n_program_headers;
+        Object::from_headers(&info).filter(|object| object.start == page && object.contains(inside))
+    }
+
     fn from_headers(info: &libc::dl_phdr_info) -> Option<Object> {
         let base = info.dlpi_addr as usize;
         let (mut start, mut end, mut dynamic) = (usize::MAX, 0, core::ptr::null());
@@ -144,7 +285,7 @@ impl Object {
     /// Path under which the loader found it; empty for the program itself.
     pub(crate) fn path(&self) -> &[u8] {
         // SAFETY: the loader keeps the name as long as the object, and we ask only for objects that stay.
-        unsafe { crate::sys::c_bytes(self.path) }
+        if self.path.is_null() { b"" } else { unsafe { CStr::from_ptr(self.path) }.to_bytes() }
     }
 
     /// Byte after the last.

@@ -4,8 +4,9 @@
 //! for them, may not be ready yet, and keep books that our calls would upset; many are cancellation points, so a
 //! thread that is being cancelled would end inside of us; and all of them write `errno`. An instruction does none of that.
 
-use core::ffi::{CStr, c_int};
+use core::ffi::{CStr, c_int, c_void};
 use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 /// What the kernel said: a number, or an error of `errno.h`.
 pub(crate) type Answer = Result<usize, c_int>;
@@ -208,4 +209,277 @@ pub(crate) fn limit(resource: libc::__rlimit_resource_t) -> u64 {
         Ok(_) => unsafe { limits.assume_init() }.rlim_cur,
         Err(_) => u64::MAX,
     }
+}
+
+/// Whether the kernel may be asked for what programs rarely ask for. Under a seccomp filter it may not: some kill whoever
+/// makes a call that they do not know. Holds since [`look_for_filter`].
+pub(crate) fn may_use_rare_calls() -> bool {
+    FILTER.load(Ordering::Relaxed) == NO_FILTER
+}
+
+static FILTER: AtomicU32 = AtomicU32::new(0);
+const NO_FILTER: u32 = 1;
+const A_FILTER: u32 = 2;
+
+/// Finds out whether this process is under a seccomp filter.
+pub(crate) fn look_for_filter() {
+    // A file is read before the kernel is asked: every filter lets programs read files.
+    let has_filter = match filter_in_status() {
+        Some(mode) => mode != b'0',
+        None => {
+            // SAFETY: takes nothing else.
+            let mode = unsafe { call(libc::SYS_prctl, [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0]) };
+            mode != Ok(0)
+        }
+    };
+    FILTER.store(if has_filter { A_FILTER } else { NO_FILTER }, Ordering::Relaxed);
+}
+
+/// The digit of the line `Seccomp:` of `/proc/self/status` (proc(5), Linux 3.8).
+fn filter_in_status() -> Option<u8> {
+    const LINE: &[u8] = b"\nSeccomp:\t";
+    let file = File::open(c"/proc/self/status", libc::O_RDONLY, 0).ok()?;
+    let (mut buffer, mut matched) = ([0_u8; 256], 0);
+    loop {
+        let n = file.read(&mut buffer).ok().filter(|n| *n > 0)?;
+        for byte in buffer.get(..n)? {
+            match LINE.get(matched) {
+                None => return Some(*byte),
+                Some(next) if next == byte => matched += 1,
+                Some(_) => matched = usize::from(*byte == b'\n'),
+            }
+        }
+    }
+}
+
+/// Copies what can be read at `address` up to the end of its page, as long as the room; bytes copied. Cannot fault.
+pub(crate) fn read_memory(address: usize, into: &mut [u8]) -> usize {
+    let wanted = into.len().min(PAGE - address % PAGE);
+    let Some(into) = into.get_mut(..wanted).filter(|into| !into.is_empty()) else { return 0 };
+    if may_use_rare_calls() {
+        // SAFETY: the room is as long as we say.
+        if let Ok(n) = unsafe { copy(address, into.as_mut_ptr(), wanted) } {
+            return n.min(wanted);
+        }
+    }
+    // The word may reach into the next page, which says nothing about this one.
+    let probe = address.min((address | (PAGE - 1)) - 7);
+    if !can_read(probe) {
+        return 0;
+    }
+    for (at, byte) in into.iter_mut().enumerate() {
+        // SAFETY: the page could be read just now. Another thread may unmap it between these lines, as it may for the C
+        // library's own readers; where the kernel may be asked to copy, that cannot fault either.
+        *byte = unsafe { ((address + at) as *const u8).read_volatile() };
+    }
+    wanted
+}
+
+/// The least page of Linux on these processors.
+const PAGE: usize = 4096;
+
+/// Makes memory of ours zero again, and not kept from being swapped out by `mlockall`.
+///
+/// # Safety
+/// Whole pages of a private mapping that nobody else uses.
+pub(crate) unsafe fn empty(at: *mut u8, bytes: usize) {
+    // SAFETY: the caller's promise.
+    if unsafe { unlock(at, bytes) }.is_err() {
+        // SAFETY: as above.
+        unsafe { at.write_bytes(0, bytes) };
+    }
+}
+
+/// Undoes what `mlockall(MCL_FUTURE)` does to a mapping of ours: it would count against the program's limit. What the
+/// mapping alone holds is lost.
+///
+/// # Safety
+/// As for [`empty`], or of a file, which keeps what it has.
+pub(crate) unsafe fn unlock(at: *mut u8, bytes: usize) -> Answer {
+    // SAFETY: the caller's promise.
+    unsafe { advise(at, bytes, libc::MADV_DONTNEED) }.or_else(|_| {
+        // Locked memory cannot be thrown away (madvise(2), EINVAL).
+        // SAFETY: locks are no property of the memory's content.
+        let _ = unsafe { call(libc::SYS_munlock, [at as usize, bytes, 0, 0, 0, 0]) };
+        // SAFETY: the caller's promise.
+        unsafe { advise(at, bytes, libc::MADV_DONTNEED) }
+    })
+}
+
+/// Whether the calling thread is on the stack it set aside for signals.
+pub(crate) fn is_on_signal_stack() -> bool {
+    let mut stack = MaybeUninit::<libc::stack_t>::zeroed();
+    // SAFETY: the kernel writes one `stack_t`.
+    let answer = unsafe { call(libc::SYS_sigaltstack, [0, stack.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+    // SAFETY: zeros, or what the kernel wrote.
+    answer.is_ok() && unsafe { stack.assume_init() }.ss_flags & libc::SS_ONSTACK != 0
+}
+
+/// Starts a process that runs `function(argument)` on a stack of its own, and ends with what that returns. Its number.
+///
+/// # Safety
+/// `stack` is the upper end of enough free memory. With `CLONE_VM` the function shares our memory: everything it touches
+/// is ours to share, it calls the kernel and nothing else (the thread pointer is the calling thread's), and
+/// it ends before the stack is given back.
+pub(crate) unsafe fn spawn(
+    flags: c_int,
+    stack: *mut u8,
+    function: extern "C" fn(*mut c_void) -> c_int,
+    argument: *mut c_void,
+) -> Answer {
+    // SAFETY: the caller's promise.
+    let answer =
+        unsafe { clone_onto(flags as usize, stack as usize & !15, function as usize, argument as usize) };
+    if (-4095..0).contains(&answer) { Err(-answer as c_int) } else { Ok(answer as usize) }
+}
+
+unsafe extern "C" {
+    #[link_name = "gputrace_clone"]
+    fn clone_onto(flags: usize, stack: usize, function: usize, argument: usize) -> isize;
+}
+
+// In assembly, because the child comes back from the same instruction on a stack that has nothing of the caller's.
+#[cfg(target_arch = "x86_64")]
+core::arch::global_asm!(
+    ".pushsection .text.gputrace_clone,\"ax\",@progbits",
+    ".globl gputrace_clone",
+    ".hidden gputrace_clone",
+    ".type gputrace_clone, @function",
+    "gputrace_clone:",
+    ".cfi_startproc",
+    "mov r8, rdx", // the function
+    "mov r9, rcx", // its argument: the kernel keeps both
+    "xor edx, edx",
+    "xor r10d, r10d",
+    "mov eax, {clone}",
+    // The two that were used are numbers of the kernel's too: no thread pointer is set without its flag.
+    "syscall",
+    "test rax, rax",
+    "jz 1f",
+    "ret",
+    ".cfi_endproc",
+    "1:",
+    ".cfi_startproc",
+    ".cfi_undefined rip", // nobody called us here
+    "xor ebp, ebp",
+    "mov rdi, r9",
+    "call r8",
+    "mov edi, eax",
+    "mov eax, {exit}",
+    "syscall",
+    "ud2",
+    ".cfi_endproc",
+    ".size gputrace_clone, . - gputrace_clone",
+    ".popsection",
+    clone = const libc::SYS_clone,
+    exit = const libc::SYS_exit_group,
+);
+
+#[cfg(target_arch = "aarch64")]
+core::arch::global_asm!(
+    ".pushsection .text.gputrace_clone,\"ax\",@progbits",
+    ".globl gputrace_clone",
+    ".hidden gputrace_clone",
+    ".type gputrace_clone, @function",
+    "gputrace_clone:",
+    ".cfi_startproc",
+    "mov x9, x2", // the function
+    "mov x10, x3", // its argument: the kernel keeps both
+    "mov x2, xzr",
+    "mov x3, xzr",
+    "mov x4, xzr",
+    "mov x8, #{clone}",
+    "svc 0",
+    "cbz x0, 1f",
+    "ret",
+    ".cfi_endproc",
+    "1:",
+    ".cfi_startproc",
+    ".cfi_undefined x30", // nobody called us here
+    "mov x29, xzr",
+    "mov x0, x10",
+    "blr x9",
+    "mov x8, #{exit}",
+    "svc 0",
+    "brk #1",
+    ".cfi_endproc",
+    ".size gputrace_clone, . - gputrace_clone",
+    ".popsection",
+    clone = const libc::SYS_clone,
+    exit = const libc::SYS_exit_group,
+);
+
+/// Ends the process with SIGABRT, or, where the program catches or ignores that, with 134.
+pub(crate) fn abort() -> ! {
+    let arguments = [process_id() as usize, thread_id() as usize, libc::SIGABRT as usize, 0, 0, 0];
+    // SAFETY: a signal to the calling thread.
+    let _ = unsafe { call(libc::SYS_tgkill, arguments) };
+    loop {
+        // SAFETY: takes a number, and does not come back.
+        let _ = unsafe { call(libc::SYS_exit_group, [134, 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// Calls `each` with every number that names something in a folder of `/proc`, and with the folder's own descriptor. False
+/// if the folder cannot be read.
+pub(crate) fn list_numbers(path: &CStr, mut each: impl FnMut(c_int, c_int)) -> bool {
+    let Ok(folder) = File::open(path, libc::O_RDONLY | libc::O_DIRECTORY, 0) else { return false };
+    // Aligned as the kernel's entries are (getdents64(2)): inode, offset, bytes of the entry, kind, name.
+    let mut entries = [0_u64; 256];
+    loop {
+        let arguments =
+            [folder.number() as usize, entries.as_mut_ptr() as usize, size_of_val(&entries), 0, 0, 0];
+        // SAFETY: the kernel writes at most so many bytes.
+        let n = match unsafe { call(libc::SYS_getdents64, arguments) } {
+            Ok(0) => return true,
+            Ok(n) => n,
+            Err(_) => return false,
+        };
+        // SAFETY: words may be read as bytes, and the kernel has just written as many.
+        let bytes = unsafe { core::slice::from_raw_parts(entries.as_ptr().cast::<u8>(), n) };
+        let mut at = 0;
+        while let Some(entry) = bytes.get(at..).filter(|entry| entry.len() > 19) {
+            if let Some(number) = number_of(entry.get(19..).unwrap_or_default()) {
+                each(number, folder.number());
+            }
+            let length =
+                entry.get(16..18).and_then(|length| length.try_into().ok()).map_or(0, u16::from_ne_bytes);
+            at += usize::from(length.max(20));
+        }
+    }
+}
+
+/// A name that is a number, up to its zero.
+fn number_of(name: &[u8]) -> Option<c_int> {
+    let digits = name.split(|byte| *byte == 0).next().filter(|digits| !digits.is_empty())?;
+    digits.iter().try_fold(0 as c_int, |sum, digit| {
+        let digit = digit.checked_sub(b'0').filter(|digit| *digit < 10)?;
+        sum.checked_mul(10)?.checked_add(c_int::from(digit))
+    })
+}
+
+/// Copies memory of this process, as far as it can be read, in a way that cannot fault: bytes copied, or an error if there
+/// are none (`EFAULT`), or if such a copy is not to be had here (another error).
+///
+/// # Safety
+/// `into` has room for so many bytes.
+pub(crate) unsafe fn copy(from: usize, into: *mut u8, bytes: usize) -> Answer {
+    let own = libc::iovec { iov_base: into.cast(), iov_len: bytes };
+    let other = libc::iovec { iov_base: from as *mut _, iov_len: bytes };
+    let arguments = [process_id() as usize, (&raw const own) as usize, 1, (&raw const other) as usize, 1, 0];
+    // SAFETY: the kernel checks the address itself, and writes no more than the caller's room.
+    unsafe { call(libc::SYS_process_vm_readv, arguments) }
+}
+
+/// Whether a filter of system calls is on (seccomp) by now: a program may put itself under one at any time.
+pub(crate) fn is_filtered() -> bool {
+    if !may_use_rare_calls() {
+        return true;
+    }
+    // SAFETY: takes nothing else.
+    let mode = unsafe { call(libc::SYS_prctl, [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0]) };
+    if mode != Ok(0) {
+        FILTER.store(A_FILTER, Ordering::Relaxed);
+    }
+    mode != Ok(0)
 }

@@ -10,7 +10,8 @@
 //! program ── ncclAllReduce ──> row (hooks/nccl.rs) ──> nccl/: enter record, real call, exit record ──> ring
 //!            c10::reportMemoryUsageToProfiler ──> hooks/torch.rs
 //!            at::sequence_number, Engine ──> hooks/autograd.rs: which forward line an allocation of backward undoes
-//! session.rs: the first event makes the ring and starts the recorder; fork, exec, exit
+//! session.rs: the first event makes the ring (ring_file.rs) and starts the recorder (launch.rs); fork, exec, exit
+//! lanes.rs: a thread's place in the ring
 //! ```
 //!
 //! What every event of PyTorch's needs lies together, code in the section `gputrace_hot` and variables in
@@ -21,14 +22,20 @@
 #![no_std]
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)]
 
+mod bytes;
 mod callsite;
 mod config;
+mod devices;
 mod elf;
+mod environment;
 mod hook;
 mod hooks;
 mod kernel;
+mod lanes;
+mod launch;
 mod nccl;
 mod probe;
+mod ring_file;
 mod sent;
 mod session;
 mod stack;

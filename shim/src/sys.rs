@@ -1,4 +1,4 @@
-//! Texts without a heap, the environment, and what the shim says to people.
+//! Texts without a heap, and what the shim says to people.
 
 use crate::kernel;
 use core::ffi::{CStr, c_char, c_int};
@@ -6,8 +6,7 @@ use core::ffi::{CStr, c_char, c_int};
 /// Ends the process at once.
 #[cfg(not(test))]
 pub(crate) fn die() -> ! {
-    // SAFETY: abort takes nothing and does not return.
-    unsafe { libc::abort() }
+    kernel::abort()
 }
 
 /// Keeps `errno` as the program left it, whatever we call meanwhile.
@@ -43,6 +42,17 @@ impl<const N: usize> Text<N> {
     }
 
     pub(crate) fn add(mut self, bytes: &[u8]) -> Self {
+        self.append(bytes);
+        self
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.bytes.fill(0);
+        self.used = 0;
+    }
+
+    /// As [`Text::add`], where it is.
+    pub(crate) fn append(&mut self, bytes: &[u8]) {
         for byte in bytes {
             // One byte stays for the end of a C string.
             if self.used + 1 < N
@@ -52,7 +62,6 @@ impl<const N: usize> Text<N> {
                 self.used += 1;
             }
         }
-        self
     }
 
     pub(crate) fn number(self, mut value: u64) -> Self {
@@ -90,17 +99,6 @@ pub(crate) fn say(message: &[u8]) {
     let _ = kernel::write(2, line.as_bytes());
 }
 
-/// A variable of the environment, as long as nobody changes it.
-pub(crate) fn variable(name: &CStr) -> Option<&'static CStr> {
-    // SAFETY: the name ends with a zero.
-    let value = unsafe { libc::getenv(name.as_ptr()) };
-    if value.is_null() {
-        return None;
-    }
-    // SAFETY: getenv's result is a C string of the environment.
-    Some(unsafe { CStr::from_ptr(value) })
-}
-
 /// Reads a small file such as those of `/proc`; bytes read.
 pub(crate) fn read_file(path: &CStr, into: &mut [u8]) -> usize {
     let file = kernel::File::open(path, libc::O_RDONLY, 0);
@@ -109,7 +107,10 @@ pub(crate) fn read_file(path: &CStr, into: &mut [u8]) -> usize {
 
 /// Private zeroed memory that is never given back; null if there is none.
 pub(crate) fn pages(bytes: usize) -> *mut u8 {
-    kernel::map_private(bytes).unwrap_or(core::ptr::null_mut())
+    let Some(at) = kernel::map_private(bytes) else { return core::ptr::null_mut() };
+    // SAFETY: the mapping is new.
+    let _ = unsafe { kernel::unlock(at, bytes) };
+    at
 }
 
 /// A C string that somebody else guarantees.

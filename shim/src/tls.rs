@@ -9,14 +9,14 @@ use core::cell::Cell;
 /// A thread's own words, all zero when it starts.
 #[repr(C, align(64))]
 pub(crate) struct Tls {
-    /// An event of this thread is being recorded.
-    pub(crate) busy: Cell<u32>,
-    /// Hooks that are inside their real function.
-    pub(crate) depth: Cell<u32>,
+    /// Where the stack was when the event began that is being recorded; 0 none.
+    pub(crate) busy: Cell<usize>,
+    /// Where the mark of the hook lies that is inside its real function; 0 none. See [`crate::probe`].
+    pub(crate) inside: Cell<usize>,
     /// Session that `state` belongs to; 0 none.
     pub(crate) generation: Cell<u64>,
     /// The rest, once the thread made an event.
-    pub(crate) state: Cell<*mut crate::session::ThreadState>,
+    pub(crate) state: Cell<*mut crate::lanes::ThreadState>,
     /// Stack pointer inside PyTorch's `allocate`; 0 outside. An exception leaves it behind: only deeper frames count.
     pub(crate) allocate_frame: Cell<usize>,
     /// What that `allocate` was asked for.
@@ -86,4 +86,21 @@ pub(crate) fn here() -> &'static Tls {
     // SAFETY: the words exist as long as the thread, are zero at its start, and only this thread reaches them. The
     // reference is not `Send`, because `Cell` is not `Sync`.
     unsafe { &*words }
+}
+
+/// Where the calling function's stack is.
+#[inline(always)]
+pub(crate) fn stack_pointer() -> usize {
+    let here: usize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: reads a register.
+    unsafe {
+        core::arch::asm!("mov {}, rsp", out(reg) here, options(nomem, nostack, preserves_flags));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: reads a register.
+    unsafe {
+        core::arch::asm!("mov {}, sp", out(reg) here, options(nomem, nostack, preserves_flags));
+    }
+    here
 }

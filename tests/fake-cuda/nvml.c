@@ -207,6 +207,15 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *out)
     return SUCCESS;
 }
 
+/* FAKE_NVML_PIDS=offset:N: as inside of a container, whose processes have other numbers for the driver. */
+static unsigned number_of(const struct usage_slot *slot)
+{
+    const char *how = getenv("FAKE_NVML_PIDS");
+    unsigned offset = 0;
+    if (how) sscanf(how, "offset:%u", &offset);
+    return (unsigned)slot->pid + offset;
+}
+
 /* Every living process with memory on the device; `count` is how many fit, and comes back as how many there are. */
 static int processes(nvmlDevice_t device, unsigned *count, char *out, size_t stride)
 {
@@ -216,7 +225,7 @@ static int processes(nvmlDevice_t device, unsigned *count, char *out, size_t str
         const struct usage_slot *slot = &file->slots[i];
         if (!slot->pid || !usage_alive(slot) || !slot->used[index]) continue;
         if (out && found < room) {
-            process_v2 process = {(unsigned)slot->pid, slot->used[index], ~0u, ~0u};
+            process_v2 process = {number_of(slot), slot->used[index], ~0u, ~0u};
             memcpy(out + found * stride, &process, stride);
         }
         found++;

@@ -88,11 +88,15 @@ pub fn nccl_job(ranks: u32, folder: &Folder) -> Command {
     command
 }
 
-/// Where `libgputrace.so` and `gputrace` were built.
+/// Where `libgputrace.so` and `gputrace` were built. `GPUTRACE_TEST_BUILT` names another folder that has them: those of a debug
+/// build, or of another version that a test is to be held against.
 ///
 /// # Panics
 /// If they were not, or before their sources changed.
 pub fn built() -> PathBuf {
+    if let Some(folder) = std::env::var_os("GPUTRACE_TEST_BUILT") {
+        return PathBuf::from(folder);
+    }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let directory = target.join("release");

@@ -20,7 +20,7 @@ import time
 import pytest
 from _pytest.runner import runtestprotocol
 
-from .usage import GputraceError, Usage, parse_bytes, program, show_bytes, without_preload
+from .usage import GputraceError, Usage, parse_bytes, printable, program, show_bytes, without_preload
 
 # Names the file for the child's results; set in the child only.
 CHILD = "GPUTRACE_PYTEST_CHILD"
@@ -152,7 +152,7 @@ def beyond(allowed, usage):
 
 def places(held):
     for (device, owner, site), amount in held.most_common(N_PLACES):
-        yield f"  {show_bytes(amount):>10}  on cuda:{device}, {owner}, {site}"
+        yield f"  {show_bytes(amount):>10}  on cuda:{device}, {printable(owner)}, {printable(site)}"
     rest = sum(held.values()) - sum(amount for _, amount in held.most_common(N_PLACES))
     if rest > 0:
         yield f"  {show_bytes(rest):>10}  at {len(held) - N_PLACES} more call sites"

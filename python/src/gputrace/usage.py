@@ -4,6 +4,7 @@ import re
 import shutil
 import sqlite3
 import subprocess
+import unicodedata
 from collections import Counter
 
 UNITS = {"": 1, "b": 1}
@@ -44,6 +45,12 @@ def show_bytes(amount):
         if amount < 1024:
             break
     return f"{amount:.2f} {unit}"
+
+
+def printable(name):
+    """A name as part of a line: what a terminal would obey, or draws nothing for, is spelled out, as gputrace itself does."""
+    obeyed = ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return "".join(f"\\u{{{ord(c):x}}}" if unicodedata.category(c) in obeyed else c for c in str(name))
 
 
 def program():

@@ -1,6 +1,12 @@
 //! Comma-separated values (RFC 4180), a row a change of memory. For spreadsheets, pandas, DuckDB.
+//!
+//! Spreadsheets take a cell that begins with a sign for a formula, quoted or not, and formulas can start programs and send data
+//! away (CWE-1236). Names come from the traced program, so such a name has an apostrophe before it, as OWASP advises: "this is
+//! text". Names that begin with one have one more, so that taking one away gives every name back. Numbers stay numbers.
 
 use std::io::{self, Write};
+
+use gputrace_schemas::printable::is_obeyed;
 
 use super::parts::changes::{COLUMNS, Kind, Value, rows};
 use super::{Export, Request, Takes};
@@ -46,10 +52,16 @@ impl Export for Csv {
 }
 
 fn quoted(text: &str, line: &mut Vec<u8>) {
-    if !text.bytes().any(|byte| matches!(byte, b',' | b'"' | b'\n' | b'\r')) {
+    let needs_apostrophe = is_formula(text) || text.starts_with('\'');
+    // Semicolons and tabs part cells where a spreadsheet is told so, or where its country has commas in numbers.
+    let parts_cells = |byte| matches!(byte, b',' | b';' | b'\t' | b'"' | b'\n' | b'\r');
+    if !needs_apostrophe && !text.bytes().any(parts_cells) {
         return line.extend_from_slice(text.as_bytes());
     }
     line.push(b'"');
+    if needs_apostrophe {
+        line.push(b'\'');
+    }
     for byte in text.bytes() {
         if byte == b'"' {
             line.push(b'"');
@@ -57,4 +69,59 @@ fn quoted(text: &str, line: &mut Vec<u8>) {
         line.push(byte);
     }
     line.push(b'"');
+}
+
+/// Whether a spreadsheet may take it for a formula: by the first character that is not skipped on import. Full-width signs
+/// count where the spreadsheet's language has them.
+fn is_formula(text: &str) -> bool {
+    let is_skipped = |c: char| c.is_whitespace() || c.is_control() || is_obeyed(c) || matches!(c, '"' | '\'');
+    let first = text.trim_start_matches(is_skipped).chars().next();
+    let is_sign = |c| {
+        matches!(c, '=' | '+' | '-' | '@' | '\u{ff1d}' | '\u{ff0b}' | '\u{ff0d}' | '\u{ff20}' | '\u{2212}')
+    };
+    first.is_some_and(is_sign) || text.starts_with(['\t', '\r', '\n'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cell(text: &str) -> String {
+        let mut line = vec![];
+        quoted(text, &mut line);
+        String::from_utf8(line).unwrap()
+    }
+
+    #[test]
+    fn ordinary_names_are_as_they_are() {
+        for name in ["forward (model.py:12)", "operator-=(T&)", "a=b", "PyTorch", "<lambda> (x.py:1)", "日本"]
+        {
+            assert_eq!(cell(name), name);
+        }
+        assert_eq!(cell("f(int, \"x\")"), r#""f(int, ""x"")""#);
+    }
+
+    #[test]
+    fn no_name_begins_a_formula() {
+        for name in
+            ["=1+1", "+1", "-1", "@SUM(A1)", "\u{ff1d}1", "\u{ff0b}1", "\u{ff0d}1", "\u{ff20}x", "\u{2212}1"]
+        {
+            assert_eq!(cell(name), format!("\"'{name}\""));
+        }
+        for name in ["\tx", "\rx", "\nx", " =1", "\u{a0}@x", "'=1", "\u{0}=1", "\u{feff}=1"] {
+            assert_eq!(cell(name), format!("\"'{name}\""));
+        }
+        assert_eq!(cell("\"=1"), r#""'""=1""#);
+    }
+
+    #[test]
+    fn taking_one_apostrophe_away_gives_every_name_back() {
+        let names = ["=1", "'=1", "'x", "''", "x'", "x"];
+        let read = |name: &str| {
+            let cell = cell(name);
+            let text = cell.trim_matches('"');
+            text.strip_prefix('\'').unwrap_or(text).to_owned()
+        };
+        assert_eq!(names.map(read), names.map(str::to_owned));
+    }
 }

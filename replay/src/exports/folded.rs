@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
+use gputrace_schemas::printable::printable;
+
 use super::{Export, Request};
 use crate::analyse::live::{Line, Lines, owner, pictures};
 use crate::trace::source::Source;
@@ -50,7 +52,7 @@ fn frame(line: &Line) -> String {
     clean(&line.to_string())
 }
 
-/// A semicolon parts frames, and a line ends a stack.
+/// A semicolon parts frames, and a line ends a stack. What a terminal would obey, XML mostly cannot hold, and SVG is made of this.
 fn clean(text: &str) -> String {
-    text.replace(';', ":").replace(['\n', '\r'], " ")
+    printable(&text.replace(';', ":").replace(['\n', '\r'], " ")).into_owned()
 }

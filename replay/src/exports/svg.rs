@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
+use gputrace_schemas::printable::printable;
 use inferno::flamegraph::{self, Options};
 
 use super::folded::stacks;
@@ -49,9 +50,9 @@ impl Export for Svg {
         let mut options = Options::default();
         options.title = match request.before {
             None => format!("GPU memory {when}"),
-            Some(before) => format!("GPU memory {when}, red: more than in {}", before.path()),
+            Some(before) => format!("GPU memory {when}, red: more than in {}", printable(before.path())),
         };
-        options.subtitle = Some(request.source().path().to_owned());
+        options.subtitle = Some(printable(request.source().path()).into_owned());
         "bytes".clone_into(&mut options.count_name);
         // The same picture for the same trace.
         options.hash = true;

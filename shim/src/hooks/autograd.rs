@@ -11,10 +11,11 @@
 use crate::callsite;
 use crate::config::Stacks;
 use crate::elf;
+use crate::kernel;
 use crate::probe::Start;
 use crate::session::{self, Lane};
 use crate::sys::{self, KeepErrno};
-use core::ffi::{CStr, c_char, c_void};
+use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use gputrace_ring::record::{Backward, Forward, Kind, Node, Operation};
 use gputrace_ring::ring::{Producer, Pushed};
@@ -178,6 +179,22 @@ fn change(from: u32, to: u32) {
     }
 }
 
+/// To be called after objects were unloaded: forgets PyTorch's library if it went.
+#[cold]
+pub(crate) fn note_unloaded() {
+    let slots = [&REAL_NEXT_SEQUENCE, &REAL_EXECUTE, &GET_THREAD_NUMBER, &GET_CURRENT_NODE];
+    let is_gone = |slot: &&AtomicUsize| {
+        let address = slot.load(Ordering::Relaxed);
+        address != 0 && elf::by_address(address).is_none()
+    };
+    if slots.iter().any(is_gone) {
+        for slot in slots {
+            slot.store(0, Ordering::Relaxed);
+        }
+        STATE.store(ABSENT, Ordering::Relaxed);
+    }
+}
+
 /// Says in the trace what can be known of the backward pass.
 pub(crate) fn describe(producer: &mut Producer) {
     let fact: &[u8] = match STATE.load(Ordering::Relaxed) {
@@ -223,9 +240,8 @@ fn send_node(lane: &mut Lane, node: Option<Node>, functions: *const usize) -> bo
     let (producer, rest) = lane.parts();
     let at = producer.now();
     if node.class != 0 && !rest.node_classes.has(node.class) {
-        // SAFETY: those of the node's class.
-        let name = unsafe { class_name(functions) };
-        let name = name.get(..name.len().min(MOST_NAME)).unwrap_or_default();
+        let name = class_name(functions);
+        let name = name.bytes.get(..name.length).unwrap_or_default();
         if producer.push_raw(at, Kind::NodeClass, &[&node.class.to_ne_bytes(), name]) == Pushed::Yes {
             rest.node_classes.add(node.class);
         }
@@ -237,17 +253,45 @@ fn send_node(lane: &mut Lane, node: Option<Node>, functions: *const usize) -> bo
     is_told
 }
 
-/// The mangled name of the class with these functions.
-///
-/// # Safety
-/// `functions` is the table of a class of libstdc++'s kind with virtual functions, in a library that stays.
-unsafe fn class_name(functions: *const usize) -> &'static [u8] {
-    // SAFETY: before its functions, a table has the address of the type's description (Itanium C++ ABI 2.5.2).
-    let description = unsafe { *functions.wrapping_sub(1) } as *const *const c_char;
-    // SAFETY: the second word of a description is the mangled name (`std::type_info`, libstdc++).
-    let name = unsafe { *description.wrapping_add(1) };
-    // SAFETY: a name is a C string.
-    unsafe { sys::c_bytes(name) }
+/// The mangled name of the class with these functions; empty for one that was built without such names (`-fno-rtti`), where
+/// the words before its functions may be anything.
+fn class_name(functions: *const usize) -> Name {
+    // Before its functions, a table has the address of the type's description (Itanium C++ ABI 2.5.2), whose second word is
+    // that of the mangled name (`std::type_info`, libstdc++). All of it is read in a way that cannot fault.
+    let word = |at: usize| -> Option<usize> {
+        if at < 4096 || !at.is_multiple_of(size_of::<usize>()) || !kernel::can_read(at) {
+            return None;
+        }
+        // SAFETY: a word, aligned, on a page that can be read, of a library that stays: the thread is in its function.
+        Some(unsafe { *(at as *const usize) })
+    };
+    let mut name = Name { bytes: [0; MOST_NAME], length: 0 };
+    let description = word((functions as usize).wrapping_sub(size_of::<usize>()));
+    let Some(text) = description.and_then(|at| word(at.wrapping_add(size_of::<usize>()))) else {
+        return name;
+    };
+    for (at, byte) in name.bytes.iter_mut().enumerate() {
+        let from = text.wrapping_add(at);
+        if (at == 0 || from.is_multiple_of(4096)) && !kernel::can_read(from & !7) {
+            break;
+        }
+        // SAFETY: on a page that can be read.
+        *byte = unsafe { *(from as *const u8) };
+        // A mangled name has letters, digits and few signs; a local type's begins with a star.
+        if !(byte.is_ascii_alphanumeric() || matches!(*byte, b'_' | b'.' | b'$' | b'*')) {
+            // Anything else is no name, unless it ends here.
+            name.length = if *byte == 0 { at } else { 0 };
+            break;
+        }
+        name.length = at + 1;
+    }
+    name
+}
+
+/// A name of a class, cut to [`MOST_NAME`].
+struct Name {
+    bytes: [u8; MOST_NAME],
+    length: usize,
 }
 
 /// What the calling thread runs of the backward pass, and the functions of its class. Reads PyTorch's own thread-local.
@@ -494,6 +538,5 @@ fn find_real(slot: &AtomicUsize, names: &[&CStr]) -> usize {
 /// The dynamic linker bound a call to us that has no other target: it would have ended the process itself.
 extern "C" fn nowhere() {
     sys::say(b"a library of PyTorch's calls a function that no other has");
-    // SAFETY: abort takes nothing and does not return.
-    unsafe { libc::abort() }
+    kernel::abort()
 }

@@ -42,8 +42,6 @@ static REALS: [AtomicUsize; ROWS] = [const { AtomicUsize::new(0) }; ROWS];
 static NEXT: [AtomicUsize; ROWS] = [const { AtomicUsize::new(0) }; ROWS];
 static INDEXED: AtomicBool = AtomicBool::new(false);
 static DRIVER_RANGE: Range = Range::new();
-/// Libraries that the loader had when the process began.
-static N_STARTUP: AtomicUsize = AtomicUsize::new(0);
 /// Whether a library between us and the driver exports its functions, so that others may well be bound to that one.
 static INTERPOSED: AtomicBool = AtomicBool::new(false);
 /// Where the libraries begin that were named because their calls pass us by.
@@ -77,6 +75,11 @@ impl Range {
         self.end.store(object.end(), Ordering::Relaxed);
     }
 
+    fn clear(&self) {
+        self.start.store(0, Ordering::Relaxed);
+        self.end.store(0, Ordering::Relaxed);
+    }
+
     fn contains(&self, address: usize) -> bool {
         (self.start.load(Ordering::Relaxed)..self.end.load(Ordering::Relaxed)).contains(&address)
     }
@@ -101,7 +104,7 @@ pub(crate) fn find_real_dlsym() {
         false
     });
     // What comes later is loaded by the program itself, and is in nobody's way.
-    let _ = N_STARTUP.compare_exchange(0, n_objects, Ordering::Relaxed, Ordering::Relaxed);
+    elf::note_startup(n_objects);
     if let Some(address) = dlvsym {
         REAL_DLVSYM.store(address as *mut c_void, Ordering::Release);
     }
@@ -161,10 +164,7 @@ fn find_driver() {
         return index(&driver);
     }
     type Dlopen = unsafe extern "C" fn(*const c_char, i32) -> *mut c_void;
-    let dlopen = [c"libc.so.6", c"libdl.so.2", c"libc.so"]
-        .iter()
-        .find_map(|library| elf::by_soname(library)?.symbol(c"dlopen"));
-    if let Some(address) = dlopen {
+    if let Some(address) = elf::c_library(c"dlopen") {
         // SAFETY: this is the C library's dlopen.
         let dlopen: Dlopen = unsafe { core::mem::transmute(address) };
         // SAFETY: the name ends with a zero; the driver is what the program called.
@@ -172,6 +172,44 @@ fn find_driver() {
     }
     if let Some(driver) = elf::by_soname(DRIVER) {
         index(&driver);
+    }
+}
+
+/// To be called after objects were unloaded: forgets the driver if it was one of them. Programs load it to ask for devices,
+/// unload it, and load it again to another place. What they were handed of ours stays, and leads to the new one.
+#[cold]
+pub(crate) fn note_unloaded() {
+    if !INDEXED.load(Ordering::Acquire) {
+        return;
+    }
+    let start = DRIVER_RANGE.start.load(Ordering::Relaxed);
+    let first = REALS.iter().zip(HOOKS).find(|(real, _)| real.load(Ordering::Relaxed) != 0);
+    let is_there = |object: &Object| {
+        // Another driver may have come to the same place.
+        let is_same = |(real, hook): (&AtomicUsize, &crate::hook::Hook)| {
+            object.symbol(hook.name) == Some(real.load(Ordering::Relaxed))
+        };
+        object.start() == start && object.soname() == DRIVER && first.is_none_or(is_same)
+    };
+    if elf::find(is_there).is_some() {
+        return;
+    }
+    // Whoever comes meanwhile finds nothing here, and so looks for the driver anew.
+    for slot in REALS.iter().chain(&NEXT).chain(&ADDRESSES).chain(&BYPASSES) {
+        slot.store(0, Ordering::Release);
+    }
+    for slot in AUXILIARY.slots() {
+        slot.set(0);
+    }
+    DRIVER_RANGE.clear();
+    INTERPOSED.store(false, Ordering::Relaxed);
+    INDEXED.store(false, Ordering::Release);
+    super::code::forget();
+    if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
+        let producer = lane.producer();
+        let at = producer.now();
+        let text = b"driver.unloaded=libcuda.so.1 was unloaded by the program: what was not given back until here went with it";
+        producer.push_raw(at, Kind::Note, &[text]);
     }
 }
 
@@ -203,7 +241,7 @@ fn index(driver: &Object) {
 /// the program's calls would end there, so ours go on there.
 #[cold]
 fn index_interposers(driver: &Object) {
-    let n_startup = N_STARTUP.load(Ordering::Relaxed);
+    let n_startup = elf::n_startup();
     let (mut is_behind, mut n_objects) = (false, 0);
     elf::find(|object| {
         n_objects += 1;
@@ -325,11 +363,15 @@ unsafe extern "C" fn decide(
 ) -> *mut c_void {
     if REAL_DLSYM.load(Ordering::Acquire).is_null() {
         find_real_dlsym();
+        if REAL_DLSYM.load(Ordering::Acquire).is_null() {
+            return ABSENT;
+        }
     }
     // Who loads a library mostly looks something up in it.
     crate::stack::objects::refresh();
     // SAFETY: dlsym's second argument is a C string.
     let text = unsafe { crate::sys::c_bytes(name) };
+    crate::callsite::note_loaded(text);
     if text.starts_with(b"nccl") || text.starts_with(b"pnccl") {
         // SAFETY: as above.
         return unsafe { decide_nccl(handle, name, caller, version) };
@@ -379,6 +421,11 @@ unsafe extern "C" fn decide(
     };
     if found == 0 {
         return PASS;
+    }
+    if INDEXED.load(Ordering::Acquire) && !DRIVER_RANGE.contains(found) && ours_for(found).is_none() {
+        // It may have been unloaded past our `dlclose`.
+        let _errno = KeepErrno::new();
+        note_unloaded();
     }
     if !INDEXED.load(Ordering::Acquire) {
         let _errno = KeepErrno::new();

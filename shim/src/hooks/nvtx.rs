@@ -349,7 +349,7 @@ fn keep(text: &[u8]) -> *mut c_void {
             Ok(_) => fresh,
             Err(theirs) => {
                 // SAFETY: nobody has seen this mapping.
-                unsafe { libc::munmap(fresh.cast(), SHELF_BYTES) };
+                unsafe { kernel::unmap(fresh, SHELF_BYTES) };
                 theirs
             }
         };

@@ -8,6 +8,7 @@
 use super::autograd;
 use crate::callsite;
 use crate::elf;
+use crate::kernel;
 use crate::probe::Start;
 use crate::session;
 use crate::sys::{self, KeepErrno};
@@ -130,11 +131,21 @@ pub(crate) fn look() {
     if copy.is_null() {
         return;
     }
-    let words = VTABLE_WORDS.min((library.end() - first) / size_of::<usize>());
-    // SAFETY: both ranges are mapped: the source ends with the library at the latest, the copy is a page.
-    unsafe { core::ptr::copy_nonoverlapping(first as *const usize, copy, words) };
+    for at in 0..VTABLE_WORDS {
+        let from = first + at * size_of::<usize>();
+        // A library may have holes that cannot be read behind its constants.
+        if from >= library.end() || ((at == 0 || from.is_multiple_of(4096)) && !kernel::can_read(from)) {
+            break;
+        }
+        // SAFETY: a word of the library, which stays, on a page that can be read; the copy is a page.
+        unsafe { *copy.wrapping_add(at) = *(from as *const usize) };
+    }
     // SAFETY: inside the page.
     unsafe { *copy.wrapping_add(VTABLE_PREFIX + ALLOCATE_SLOT) = allocate_entry as *const () as usize };
+    // A table of functions that can be written to is what attackers look for.
+    // SAFETY: the page is ours.
+    let _ =
+        unsafe { kernel::call(libc::SYS_mprotect, [copy as usize, 4096, libc::PROT_READ as usize, 0, 0, 0]) };
     REAL_ALLOCATE.store(allocate, Ordering::Release);
     // SAFETY: inside the page.
     let ours = unsafe { copy.add(VTABLE_PREFIX) } as usize;
@@ -143,6 +154,23 @@ pub(crate) fn look() {
         if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
             describe(lane.producer());
         }
+    }
+}
+
+/// To be called after objects were unloaded: forgets PyTorch's libraries if they went.
+#[cold]
+pub(crate) fn note_unloaded() {
+    let slots = [&REAL_ALLOCATE, &GET_STREAM, &GET_STREAM_HANDLE, &REAL_REPORT_USAGE, &REAL_REPORT_OOM];
+    let is_gone = |slot: &&AtomicUsize| {
+        let address = slot.load(Ordering::Relaxed);
+        address > 1 && elf::by_address(address).is_none()
+    };
+    if slots.iter().any(is_gone) {
+        for slot in slots {
+            slot.store(0, Ordering::Relaxed);
+        }
+        LOOKS.store(0, Ordering::Relaxed);
+        STATE.store(ABSENT, Ordering::Relaxed);
     }
 }
 

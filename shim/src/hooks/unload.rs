@@ -3,8 +3,9 @@
 //! Not seen: objects that the C library unloads for itself (name services, character sets). Rules of their code stay, which
 //! matters only if another object's code comes to the same addresses; then a stack may be cut, or one frame of it wrong.
 
+use crate::callsite;
 use crate::elf;
-use crate::stack;
+use crate::stack::objects::Closing;
 use crate::sys::KeepErrno;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -21,16 +22,22 @@ type Dlclose = unsafe extern "C" fn(*mut c_void) -> c_int;
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
     let Some(real) = real() else { return -1 };
+    // What other threads read of objects, they have read before any can go.
+    let closing = Closing::begin();
     // SAFETY: the program's own argument.
     let result = unsafe { real(handle) };
-    if result == 0 {
-        let _errno = KeepErrno::new();
-        // Most handles are closed while others keep the object.
-        let unloaded = elf::n_unloaded();
-        if UNLOADED.swap(unloaded, Ordering::Relaxed) != unloaded {
-            stack::native::note_unloaded();
-        }
+    let _errno = KeepErrno::new();
+    // Most handles are closed while others keep the object.
+    let unloaded = elf::n_unloaded();
+    if UNLOADED.swap(unloaded, Ordering::Relaxed) != unloaded {
+        // Each remembers addresses of libraries.
+        callsite::note_unloaded();
+        super::loader::note_unloaded();
+        super::torch::note_unloaded();
+        super::autograd::note_unloaded();
+        crate::nccl::library::note_unloaded();
     }
+    drop(closing);
     result
 }
 

@@ -315,7 +315,7 @@ impl Creation {
             definition.handle = handle as u64;
             handle as u64
         });
-        session::describe_devices_late();
+        crate::devices::describe_late();
         self.settle(result, out, &config, in_group);
         result
     }
@@ -422,7 +422,7 @@ pub(crate) fn init_all(
     let running = draft.begin(Start::IfNeeded, tls);
     let result = run();
     running.end(tls, result, || 0);
-    session::describe_devices_late();
+    crate::devices::describe_late();
     // NCCL has made the id itself, by the public function.
     let hashes = [tls.nested_id[0].get(), tls.nested_id[1].get()];
     for rank in 0..if result == SUCCESS && !out.is_null() { n } else { 0 } {

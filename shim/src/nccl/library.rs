@@ -155,6 +155,27 @@ pub(crate) fn ours_for(row: u16, found: usize, caller: usize) -> Option<*const (
     HOOKS.get(usize::from(row))?.banks.get(bank).copied()
 }
 
+/// To be called after objects were unloaded: forgets the libraries that went.
+#[cold]
+pub(crate) fn note_unloaded() {
+    for ((start, reals), version) in STARTS.iter().zip(&REALS).zip(&VERSIONS) {
+        let known = start.load(Ordering::Acquire);
+        let is_there = |object: &Object| {
+            // Another library may have come to the same place.
+            let is_same = |slot: &AtomicUsize| {
+                let address = slot.load(Ordering::Relaxed);
+                address == 0 || object.contains(address)
+            };
+            object.start() == known && object.symbol(c"ncclGetVersion").is_some() && reals.iter().all(is_same)
+        };
+        if known != 0 && elf::find(is_there).is_none() {
+            reals.iter().for_each(|slot| slot.store(0, Ordering::Release));
+            version.store(0, Ordering::Relaxed);
+            start.store(0, Ordering::Release);
+        }
+    }
+}
+
 fn bank_of(start: usize) -> Option<usize> {
     for (bank, slot) in STARTS.iter().enumerate().skip(FIRST_LIBRARY) {
         match slot.compare_exchange(0, start, Ordering::AcqRel, Ordering::Acquire) {

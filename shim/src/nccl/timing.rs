@@ -15,6 +15,7 @@
 
 use super::threads;
 use crate::config;
+use crate::elf;
 use crate::hook::AUXILIARY;
 use crate::hooks::events;
 use crate::kernel;
@@ -544,42 +545,49 @@ fn has_reader() -> bool {
     }
 }
 
+/// Every signal but 32 and 33, by which the C library cancels threads and changes user ids: `setuid` waits until every
+/// thread has answered.
+const OF_PROGRAMS: kernel::SignalSet = kernel::ALL_SIGNALS & !(3 << 31);
+
 #[cold]
 fn start_reader() -> bool {
+    type Init = unsafe extern "C" fn(*mut libc::pthread_attr_t) -> c_int;
+    type SetDetached = unsafe extern "C" fn(*mut libc::pthread_attr_t, c_int) -> c_int;
+    let names = [c"pthread_attr_init", c"pthread_attr_setdetachstate", c"pthread_attr_destroy"];
+    let [Some(init), Some(set_detached), Some(destroy)] = names.map(elf::c_library) else { return false };
+    // SAFETY: the C library's function of this name has this type.
+    let init: Init = unsafe { core::mem::transmute(init) };
+    // SAFETY: as above.
+    let set_detached: SetDetached = unsafe { core::mem::transmute(set_detached) };
+    // SAFETY: as above.
+    let destroy: Init = unsafe { core::mem::transmute(destroy) };
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
-    let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
     // SAFETY: the attributes are ours.
-    if unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) } != 0 {
+    if unsafe { init(attributes.as_mut_ptr()) } != 0 {
         return false;
     }
     // SAFETY: initialised just now.
-    unsafe { libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED) };
-    // SAFETY: the set is ours.
-    unsafe { libc::sigfillset(all.as_mut_ptr()) };
+    unsafe { set_detached(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED) };
     // The thread inherits the mask: the program's signals are for its own threads.
-    // SAFETY: both sets are ours; the first was filled.
-    unsafe { libc::sigprocmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
+    let before = kernel::block_signals(OF_PROGRAMS);
     let is_started = threads::create_own(attributes.as_ptr().cast(), read_events);
-    // SAFETY: the set was filled by the call above.
-    unsafe { libc::sigprocmask(libc::SIG_SETMASK, before.as_ptr(), null_mut()) };
+    kernel::block_signals(before);
     // SAFETY: initialised above.
-    unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
+    unsafe { destroy(attributes.as_mut_ptr()) };
     if is_started {
         // Registered after the driver's own, this runs before it: while the driver still works.
-        // SAFETY: the function is never unloaded: a preloaded library stays.
-        unsafe { __cxa_atexit(at_exit, null_mut(), null_mut()) };
+        if let Some(address) = elf::c_library(c"__cxa_atexit") {
+            // SAFETY: the C library's function of this name has this type.
+            let at_end: AtEnd = unsafe { core::mem::transmute(address) };
+            // SAFETY: the function is never unloaded: a preloaded library stays.
+            unsafe { at_end(at_exit, null_mut(), null_mut()) };
+        }
     }
     is_started
 }
 
-unsafe extern "C" {
-    /// Itanium C++ ABI 3.3.6; `atexit` of a library is not in libc.so.6.
-    fn __cxa_atexit(
-        function: extern "C" fn(*mut c_void),
-        argument: *mut c_void,
-        library: *mut c_void,
-    ) -> c_int;
-}
+/// `__cxa_atexit(function, argument, library)`, Itanium C++ ABI 3.3.6; `atexit` of a library is not in libc.so.6.
+type AtEnd = unsafe extern "C" fn(extern "C" fn(*mut c_void), *mut c_void, *mut c_void) -> c_int;
 
 /// Reads what is done already, and lets no more be recorded.
 extern "C" fn at_exit(_: *mut c_void) {
@@ -599,8 +607,9 @@ extern "C" fn at_exit(_: *mut c_void) {
 /// The thread.
 unsafe extern "C" fn read_events(_: *mut c_void) -> *mut c_void {
     type Exchange = unsafe extern "C" fn(*mut c_int) -> c_int;
+    let name = [libc::PR_SET_NAME as usize, c"gputrace-nccl".as_ptr() as usize, 0, 0, 0, 0];
     // SAFETY: the name ends with a zero and has fewer than 16 bytes.
-    unsafe { libc::prctl(libc::PR_SET_NAME, c"gputrace-nccl".as_ptr()) };
+    let _ = unsafe { kernel::call(libc::SYS_prctl, name) };
     let mut mode = RELAXED;
     // SAFETY: the type is that of cuda.h 13.0, unchanged since 10.1.
     let exchange = unsafe { AUXILIARY.exchange_capture_mode.get::<Exchange>() };

@@ -1,13 +1,15 @@
 //! The interpreter of this process, once found, and the calling thread's place in it.
 
 use super::Lookup;
+use super::objects::Reading;
 use super::python_offsets::{
     DEBUG_COOKIE, DEBUG_FREE_THREADED, DEBUG_VERSION, DEBUG_WORDS, NONE, Offsets, Place, VERSIONS,
 };
+use crate::{elf, kernel};
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_void};
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// What is known about Python in this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,6 +77,8 @@ pub(crate) struct Python {
     pub(crate) shape: u8,
     /// Addresses of the object that has `_PyRuntime`.
     object: (u64, u64),
+    /// That object was loaded by the program, which so may unload it.
+    may_go: bool,
     this_thread_state: unsafe extern "C" fn() -> *mut c_void,
     /// Before 3.12: the thread state that holds the GIL, whoever that is.
     current_thread_state: Option<unsafe extern "C" fn() -> *mut c_void>,
@@ -85,6 +89,71 @@ pub(crate) struct Python {
     /// Address range of the function that runs bytecode.
     pub(crate) interpreter: (u64, u64),
 }
+
+/// To be held while the interpreter's own variables and functions are used. Thread and frame objects of a thread that is
+/// inside of Python need none: who unloads an interpreter that runs is lost without us.
+pub(crate) struct Using {
+    /// Keeps the interpreter, where it could go.
+    _reading: Option<Reading>,
+}
+
+impl Python {
+    /// `None` if the interpreter may be going just now.
+    #[inline(always)]
+    pub(crate) fn using(&self) -> Option<Using> {
+        if !self.may_go {
+            return Some(Using { _reading: None });
+        }
+        self.using_reading()
+    }
+
+    #[cold]
+    fn using_reading(&self) -> Option<Using> {
+        let reading = Reading::begin()?;
+        // It may have gone between the caller's look and ours; and it may have gone past our `dlclose` (which whoever was
+        // bound before us, or to the C library's own, calls): then only this says so.
+        let is_there = || {
+            let object = super::native::object_around(self.runtime);
+            object.is_some_and(|object| self.object == (object.mapping.start(), object.mapping.end()))
+        };
+        let is_same = status() == Status::Ready && (self.object == (0, 0) || is_there());
+        is_same.then_some(Using { _reading: Some(reading) })
+    }
+}
+
+/// What may have become of the objects of the process.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// Some may have been loaded.
+    Loaded,
+    /// The program asks for a function of CPython.
+    Asked,
+    /// Some were unloaded.
+    Unloaded,
+}
+
+/// Forgets an interpreter that went, and finds one that came.
+/// `lookup` as for [`super::init`]. True if one was found that was unknown. To be called while a [`super::objects::Closing`] is held if objects were unloaded.
+pub(crate) fn note_changed(change: Change, lookup: Lookup) -> bool {
+    let may_go = MAY_GO.load(Ordering::Relaxed);
+    if !may_go && change != Change::Asked {
+        return false;
+    }
+    if change == Change::Unloaded {
+        let (ready, absent) = (Status::Ready as u32, Status::Absent as u32);
+        // SYNC: reader or closer: who reads has begun before the closer looked, or sees that there is a closer.
+        let _ = STATUS.compare_exchange(ready, absent, Ordering::SeqCst, Ordering::SeqCst);
+    }
+    if status() != Status::Absent {
+        return false;
+    }
+    // SAFETY: the caller's function, and it is called outside of the loader.
+    unsafe { init(lookup) };
+    status() == Status::Ready
+}
+
+/// One was found that the program may unload.
+static MAY_GO: AtomicBool = AtomicBool::new(false);
 
 /// What is known about Python in this process.
 #[must_use]
@@ -125,7 +194,9 @@ pub(crate) unsafe fn init(lookup: Lookup) {
     let status = match found {
         Ok(python) => {
             let cell = PYTHON.0.get();
-            // SAFETY: only the thread that made the status Looking writes, once, and nobody reads before Ready.
+            MAY_GO.fetch_or(python.may_go, Ordering::Relaxed);
+            // SAFETY: only the thread that made the status Looking writes, and nobody reads before Ready; nor after an
+            // interpreter went, which waits for those who use it.
             unsafe { cell.write(MaybeUninit::new(python)) };
             Status::Ready
         }
@@ -144,7 +215,7 @@ pub(crate) fn ready() -> Option<&'static Python> {
     }
     // SAFETY: `init` never gives the cell out again after Ready.
     let cell = unsafe { &*PYTHON.0.get() };
-    // SAFETY: written before Ready, never again.
+    // SAFETY: written before Ready, and again only where one went that nobody uses any more.
     Some(unsafe { cell.assume_init_ref() })
 }
 
@@ -176,6 +247,7 @@ unsafe fn find(lookup: Lookup) -> Result<Python, Status> {
         offsets,
         shape: Shape::of(&offsets),
         object,
+        may_go: !elf::is_startup(runtime as usize),
         // SAFETY: `PyThreadState *PyGILState_GetThisThreadState(void)`, pystate.h.
         this_thread_state: unsafe {
             core::mem::transmute::<u64, unsafe extern "C" fn() -> *mut c_void>(this_thread_state)
@@ -416,7 +488,7 @@ impl Python {
         is_there && interpreter.half(self.offsets.gc_collecting) == 1
     }
 
-    /// Follows the frames with reads that cannot fault. `None` when there is no frame, or such reads are forbidden.
+    /// Follows the frames with reads that cannot fault. `None` when there is no frame.
     pub(crate) fn looks_right(&self, top: u64) -> Option<bool> {
         let mut frame = top;
         let mut n_code = 0;
@@ -426,8 +498,7 @@ impl Python {
             }
             match self.frame_looks_right(frame) {
                 Ok(is_code) => n_code += u32::from(is_code),
-                Err(Unreadable::Forbidden) => return Some(true), // Version and symbols are all there is to trust.
-                Err(Unreadable::Fault) => return Some(false),
+                Err(Unreadable) => return Some(false),
             }
             match peek(frame.wrapping_add(u64::from(self.offsets.frame_previous))) {
                 Ok(previous) => frame = previous,
@@ -455,33 +526,21 @@ impl Python {
             && field(lines, self.offsets.object_type)? == self.bytes_type
             && field(lines, self.offsets.length)? < 1 << 26
             && (self.offsets.place != Place::Address || offset < 1 << 28);
-        if is_right { Ok(true) } else { Err(Unreadable::Fault) }
+        if is_right { Ok(true) } else { Err(Unreadable) }
     }
 }
 
+/// There is nothing at an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Unreadable {
-    Fault,
-    Forbidden,
-}
+struct Unreadable;
 
-/// A word of this process, read by the kernel: a bad address is an error, not a signal.
+/// A word of this process, read in a way that cannot fault.
 fn peek(address: u64) -> Result<u64, Unreadable> {
-    let mut word = 0u64;
-    let local = libc::iovec { iov_base: (&raw mut word).cast(), iov_len: 8 };
-    let remote = libc::iovec { iov_base: address as *mut c_void, iov_len: 8 };
-    // SAFETY: no precondition.
-    let pid = unsafe { libc::getpid() };
-    // SAFETY: the kernel writes at most eight bytes into `word` and checks the other address itself.
-    let n = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
-    if n == 8 {
-        return Ok(word);
+    let mut word = [0; 8];
+    match kernel::read_memory(address as usize, &mut word) {
+        8 => Ok(u64::from_ne_bytes(word)),
+        _ => Err(Unreadable),
     }
-    // SAFETY: no precondition.
-    let errno = unsafe { libc::__errno_location() };
-    // SAFETY: the calling thread's own.
-    let error = unsafe { errno.read() };
-    Err(if error == libc::EFAULT || n >= 0 { Unreadable::Fault } else { Unreadable::Forbidden })
 }
 
 #[cfg(test)]

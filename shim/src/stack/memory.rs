@@ -2,7 +2,9 @@
 //!
 //! The constructors are unsafe and carry the promise; after that every read is checked against the region.
 
+use crate::kernel;
 use core::mem::size_of;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes that stay readable while the region is used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -182,127 +184,324 @@ impl Cursor {
     }
 }
 
-/// Stacks that a thread was seen on: its own, a signal stack, a few coroutine stacks.
-#[repr(C)]
-pub(crate) struct Stacks {
-    known: [(u64, u64); 4],
-    next: u32,
-    /// `/proc/self/maps` could not be opened: no use trying at every event.
-    is_blind: u32,
+/// Bytes above the stack pointer that a walk of a foreign stack looks at: no frame of a coroutine is further out.
+const FOREIGN_REACH: u64 = 16 << 20;
+/// Words of [`Stacks::copied`].
+const COPIED_WORDS: usize = 2048;
+const PAGE: u64 = 4096;
+
+/// The stack that a capture walks: what is read of it is mapped *now*, or read in a way that cannot fault.
+///
+/// Three cases, told apart by the stack pointer, without a look into `/proc`:
+/// - The thread's own stack, of which the C library knows first and last byte, and the one that the kernel made for the
+///   process: mapped as long as the thread runs, so all above the stack pointer is read plainly.
+/// - Any other one (coroutines, signal stacks, threads that the C library did not make): the page of the stack pointer
+///   is read plainly, because we run on it. All further pages are copied by the kernel when first needed, which answers
+///   with an error where nothing is mapped, and are asked for again at each capture: where a walk errs, in code without
+///   tables or beyond the last frame of a coroutine, another thread may take the memory away at any moment.
+/// - No stack: nothing is read.
+#[derive(Clone, Copy)]
+pub(crate) struct Stack {
+    plain: Region,
+    /// Byte after the last that may be read by copying; the end of `plain` where nothing is.
+    reach: u64,
+    /// A frame was found by guessing.
+    is_guessed: bool,
 }
 
-impl Stacks {
-    /// The stack from `sp` to its end; empty when it cannot be found out.
-    #[inline]
-    pub(crate) fn above(&mut self, sp: u64) -> Region {
-        for (start, end) in self.known {
-            if start <= sp && sp < end {
-                // SAFETY: the mapping around the stack pointer of a running thread, or around the one that a signal
-                // interrupted: both stay mapped while their frames exist.
-                return unsafe { Region::new(sp, end) };
-            }
-        }
-        self.look_up(sp)
+impl Stack {
+    /// Whether there is none.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.plain == Region::EMPTY
     }
 
-    fn remember(&mut self, start: u64, end: u64) {
-        // A stack that grew downwards keeps its place.
-        let grown = self.known.iter_mut().find(|(_, known_end)| *known_end == end);
-        if let Some(range) = grown {
-            range.0 = start;
-            return;
+    /// Whether it is mapped for good.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn is_own(&self) -> bool {
+        self.reach == self.plain.end
+    }
+
+    /// Byte after the last of the thread's own stack; 0 for other ones.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn own_end(&self) -> u64 {
+        if self.is_own() { self.plain.end } else { 0 }
+    }
+
+    /// From here on the walk may err.
+    pub(crate) fn distrust(&mut self) {
+        self.is_guessed = true;
+    }
+
+    /// Whether the walk follows tables, on memory that is certain: then each frame is one of the thread's, and what it has
+    /// code in cannot be unloaded.
+    #[must_use]
+    pub(crate) fn is_certain(&self) -> bool {
+        self.is_own() && !self.is_guessed
+    }
+
+    /// The stack at `sp`, on which a signal interrupted what ran there.
+    pub(crate) fn interrupted(&self, sp: u64, stacks: &mut Stacks) -> Stack {
+        let mut stack = stacks.above(sp);
+        stack.is_guessed |= self.is_guessed;
+        // Where the walk has guessed, `sp` may be anything.
+        if stack.is_guessed && !stack.is_own() {
+            stack = Stack { plain: Region::EMPTY, reach: 0, is_guessed: true };
         }
-        if let Some(range) = self.known.get_mut(self.next as usize & 3) {
-            *range = (start, end);
+        stack
+    }
+
+    /// Whether an address may belong to it.
+    #[must_use]
+    pub(crate) fn contains(&self, addr: u64) -> bool {
+        self.plain.start <= addr && addr < self.reach
+    }
+
+    /// The word at `addr`, if it is the stack's.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn word(&self, addr: u64, stacks: &mut Stacks) -> Option<u64> {
+        match self.plain.word(addr) {
+            Some(word) => Some(word),
+            None if self.is_own() => None,
+            None => self.copied_word(addr, stacks),
         }
-        self.next = self.next.wrapping_add(1);
     }
 
     #[cold]
     #[inline(never)]
-    fn look_up(&mut self, sp: u64) -> Region {
-        if self.is_blind != 0 {
-            return Region::EMPTY;
+    fn copied_word(&self, addr: u64, stacks: &mut Stacks) -> Option<u64> {
+        let end = addr.checked_add(8)?;
+        if addr < self.plain.start || end > self.reach {
+            return None;
         }
-        match mapping_around(sp) {
-            Ok(Some((start, end))) => {
-                self.remember(start, end);
-                // SAFETY: the kernel has just said so; see `above`.
-                unsafe { Region::new(sp, end) }
-            }
-            Ok(None) => Region::EMPTY,
-            Err(NoMaps) => {
-                self.is_blind = 1;
-                Region::EMPTY
-            }
+        // A function may have gone over to another stack for those that it calls.
+        if let Some(word) = stacks.own.word(addr) {
+            return Some(word);
         }
+        stacks.copied_region(self, addr, end)?.word(addr)
+    }
+
+    /// The `bytes` from `addr` on, when they are the stack's; valid until the next is asked for.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn part(&self, addr: u64, bytes: u64, stacks: &mut Stacks) -> Option<Part> {
+        match self.plain.part(addr, bytes) {
+            Some(part) => Some(part),
+            None if self.is_own() => None,
+            None => self.copied_part(addr, bytes, stacks),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn copied_part(&self, addr: u64, bytes: u64, stacks: &mut Stacks) -> Option<Part> {
+        let end = addr.checked_add(bytes)?;
+        if addr < self.plain.start || end > self.reach || !addr.is_multiple_of(8) {
+            return None;
+        }
+        let copied = stacks.copied_region(self, addr, end)?;
+        let at = copied.shifted(addr)?;
+        Some(Part { start: at, words: (bytes / 8) as usize })
     }
 }
 
-/// `/proc/self/maps` is not to be had.
-struct NoMaps;
+/// A copy of memory that lay elsewhere.
+struct Copied {
+    region: Region,
+    /// Where `region` lay, less where it lies.
+    distance: u64,
+}
 
-/// The readable mapping that contains `addr`. About 0.1 ms in a process with a thousand mappings; neither locks nor
-/// allocates, which is why it is not `pthread_getattr_np`.
-fn mapping_around(addr: u64) -> Result<Option<(u64, u64)>, NoMaps> {
-    // SAFETY: a constant path; the descriptor is ours.
-    let file = unsafe {
-        libc::syscall(
-            libc::SYS_openat,
-            libc::AT_FDCWD,
-            c"/proc/self/maps".as_ptr(),
-            libc::O_RDONLY | libc::O_CLOEXEC,
-        )
+impl Copied {
+    fn shifted(&self, addr: u64) -> Option<u64> {
+        let at = addr.wrapping_sub(self.distance);
+        (self.region.start <= at && at < self.region.end).then_some(at)
+    }
+
+    fn word(&self, addr: u64) -> Option<u64> {
+        self.region.word(addr.wrapping_sub(self.distance))
+    }
+}
+
+/// What a thread knows of its stacks. All zeros is the state before the first capture.
+#[repr(C)]
+pub(crate) struct Stacks {
+    /// First byte of the thread's own stack, and the one after the last.
+    own: Region,
+    is_known: u32,
+    /// The kernel does not copy here, so pages are asked for one by one.
+    cannot_copy: u32,
+    /// What `copied` is a copy of, in this capture.
+    copied_from: u64,
+    copied_until: u64,
+    copied: [u64; COPIED_WORDS],
+}
+
+/// The stack that the kernel made for the process: an address near its end, above all frames. 0 unknown.
+static INITIAL_STACK_END: AtomicU64 = AtomicU64::new(0);
+/// The kernel keeps this much below the end of that stack free of everything else, whatever its limit (`mmap_base`,
+/// arch/x86/mm/mmap.c: 128 MB).
+const INITIAL_STACK: u64 = 120 << 20;
+
+/// Called by the loader, with the arguments of the process (glibc passes them to libraries, too): they lie on that stack,
+/// above all frames.
+extern "C" fn note_arguments(_n: i32, arguments: *const *const u8) {
+    let here = 0_u8;
+    let (here, arguments) = (&raw const here as u64, arguments as u64);
+    // A library that is loaded late may be loaded on any stack.
+    if here < arguments && arguments - here < INITIAL_STACK {
+        INITIAL_STACK_END.store(arguments, Ordering::Relaxed);
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static NOTE_ARGUMENTS: extern "C" fn(i32, *const *const u8) = note_arguments;
+
+impl Stacks {
+    /// The stack from `sp` to its end; empty when it cannot be found out. To be called once a capture, and where the walk
+    /// goes on on another stack.
+    #[inline]
+    pub(crate) fn above(&mut self, sp: u64) -> Stack {
+        self.copied_until = 0;
+        let own = self.own;
+        if own.start <= sp && sp < own.end {
+            return Stack::own(sp, own.end);
+        }
+        self.other(sp)
+    }
+
+    #[inline(never)]
+    fn other(&mut self, sp: u64) -> Stack {
+        if self.is_known == 0 {
+            self.is_known = 1;
+            self.own = own_stack();
+            if self.own.contains(sp) {
+                return Stack::own(sp, self.own.end);
+            }
+        }
+        let end = INITIAL_STACK_END.load(Ordering::Relaxed);
+        if sp < end && end - sp < INITIAL_STACK {
+            return Stack::own(sp, end);
+        }
+        if sp < PAGE {
+            return Stack { plain: Region::EMPTY, reach: 0, is_guessed: false };
+        }
+        let end = (sp | (PAGE - 1)).wrapping_add(1);
+        // SAFETY: the page of a stack pointer at which a function of the thread runs, or was interrupted.
+        let plain = unsafe { Region::new(sp, end) };
+        Stack { plain, reach: sp.saturating_add(FOREIGN_REACH).max(end), is_guessed: false }
+    }
+
+    /// A copy that has all of `start..end`, a part of a foreign stack.
+    fn copied_region(&mut self, stack: &Stack, start: u64, end: u64) -> Option<Copied> {
+        if start < self.copied_from || end > self.copied_until {
+            self.copied_until = 0;
+            let room = (COPIED_WORDS * 8) as u64;
+            let from = start & !7;
+            // Frames follow each other: the rest of the page is mostly wanted next, and costs nothing more.
+            let wanted = (end.saturating_sub(1) | (PAGE - 1)).saturating_add(1).min(from + room);
+            let bytes = self.copy(stack, from, wanted.checked_sub(from)?)?;
+            (self.copied_from, self.copied_until) = (from, from + bytes);
+            if end > self.copied_until {
+                return None;
+            }
+        }
+        let at = self.copied.as_ptr() as u64;
+        let bytes = self.copied_until - self.copied_from;
+        // SAFETY: so many bytes of the copy were written, and it is the thread's own.
+        let region = unsafe { Region::new(at, at + bytes) };
+        Some(Copied { region, distance: self.copied_from.wrapping_sub(at) })
+    }
+
+    fn copy(&mut self, stack: &Stack, from: u64, bytes: u64) -> Option<u64> {
+        if self.cannot_copy == 0 && !kernel::is_filtered() {
+            // SAFETY: the copy has room for whatever `copied_region` wants.
+            match unsafe { kernel::copy(from as usize, self.copied.as_mut_ptr().cast(), bytes as usize) } {
+                Ok(bytes) => return Some(bytes as u64 & !7),
+                Err(libc::EFAULT) => return None,
+                Err(_) => self.cannot_copy = 1,
+            }
+        }
+        // A page that can be read may be gone when it is. But the frames that a walk finds by tables are the thread's own,
+        // whose memory nobody takes away while it runs; where the walk goes by guesses it ends here.
+        if stack.is_guessed {
+            return None;
+        }
+        let mut n = 0;
+        for slot in &mut self.copied {
+            let at = from + n;
+            let is_new_page = n == 0 || at.is_multiple_of(PAGE);
+            if n >= bytes || (is_new_page && !kernel::can_read(at as usize)) {
+                break;
+            }
+            // SAFETY: the page could be read just now; see above.
+            *slot = unsafe { (at as *const u64).read_volatile() };
+            n += 8;
+        }
+        (n > 0).then_some(n)
+    }
+}
+
+impl Stack {
+    #[inline(always)]
+    fn own(sp: u64, end: u64) -> Stack {
+        // SAFETY: the thread's own stack, or the process's first one: mapped above the stack pointer of whoever runs there,
+        // for as long as the thread lives.
+        let plain = unsafe { Region::new(sp, end) };
+        Stack { plain, reach: end, is_guessed: false }
+    }
+}
+
+/// The calling thread's stack, which the C library noted in the thread's descriptor: its first byte, its size and that of
+/// its guard follow each other there (`stackblock`, `stackblock_size`, `guardsize` in nptl/descr.h, glibc 2.3 to 2.42),
+/// and the descriptor itself lies at the end of the stack. Where they stand differs from version to version, but no other
+/// two words can be a start below the descriptor, and the size that ends right behind it. Empty for the first thread,
+/// whose descriptor is elsewhere, and with other C libraries.
+#[cfg(target_arch = "x86_64")]
+#[cold]
+fn own_stack() -> Region {
+    /// Bytes of the descriptor in which the words are looked for, and the most that lies between it and the end.
+    const DESCRIPTOR: u64 = 4096;
+    const MOST_BEHIND: u64 = 64 << 10;
+    let descriptor: u64;
+    // SAFETY: the ABI keeps the thread pointer at fs:0.
+    unsafe {
+        core::arch::asm!("mov {}, qword ptr fs:[0]", out(reg) descriptor, options(pure, readonly, nostack));
+    }
+    if !descriptor.is_multiple_of(8) {
+        return Region::EMPTY;
+    }
+    let word = |at: u64| {
+        // The descriptor may end where nothing more is mapped.
+        let is_there = at & !(PAGE - 1) == descriptor & !(PAGE - 1) || kernel::can_read(at as usize);
+        // SAFETY: the thread's own descriptor, or memory behind it that could be read and that the C library keeps.
+        is_there.then(|| unsafe { (at as *const u64).read_volatile() })
     };
-    if file < 0 {
-        return Err(NoMaps);
-    }
-    let mut buffer = [0u8; 4096];
-    let mut line = MapsLine::default();
-    let mut found = None;
-    'file: loop {
-        // SAFETY: the kernel writes at most the buffer's length into the buffer.
-        let n = unsafe { libc::syscall(libc::SYS_read, file, buffer.as_mut_ptr(), buffer.len()) };
-        if n <= 0 {
-            break;
-        }
-        for &byte in buffer.iter().take(n as usize) {
-            if line.push(byte) && line.start <= addr && addr < line.end {
-                found = line.is_readable.then_some((line.start, line.end));
-                break 'file;
-            }
+    let mut before: Option<u64> = None;
+    for at in (descriptor + 16..descriptor + DESCRIPTOR).step_by(8) {
+        let Some(size) = word(at) else { break };
+        if let Some(start) = before.replace(size)
+            && start >= PAGE
+            && start < descriptor
+            && let Some(end) = start.checked_add(size)
+            && end > at
+            && end - descriptor <= MOST_BEHIND
+            && let Some(guard) = word(at + 8)
+            && guard < descriptor - start
+        {
+            // SAFETY: the C library's own record of the thread's stack, less its guard; it ends below the descriptor.
+            return unsafe { Region::new(start + guard, descriptor) };
         }
     }
-    // SAFETY: `file` is the descriptor opened above.
-    unsafe { libc::syscall(libc::SYS_close, file) };
-    Ok(found)
+    Region::EMPTY
 }
 
-/// A line of `/proc/self/maps`, read byte by byte: `start-end rwxp ...`.
-#[derive(Default)]
-struct MapsLine {
-    field: u8,
-    start: u64,
-    end: u64,
-    is_readable: bool,
-}
-
-impl MapsLine {
-    /// Takes the next byte; true once the line has said all that matters.
-    fn push(&mut self, byte: u8) -> bool {
-        let digit = (byte as char).to_digit(16).map(u64::from);
-        match (self.field, byte, digit) {
-            (_, b'\n', _) => *self = MapsLine::default(),
-            (0, b'-', _) | (1, b' ', _) => self.field += 1,
-            (0, _, Some(digit)) => self.start = self.start << 4 | digit,
-            (1, _, Some(digit)) => self.end = self.end << 4 | digit,
-            (2, _, _) => {
-                self.is_readable = byte == b'r';
-                self.field = 3;
-                return true;
-            }
-            (_, _, _) => {}
-        }
-        false
-    }
+#[cfg(not(target_arch = "x86_64"))]
+fn own_stack() -> Region {
+    Region::EMPTY
 }

@@ -8,7 +8,7 @@
 //! No lock, no allocation, no load outside the thread's own stack, other than of unwind tables.
 
 use super::cfi::{FindObject, Object, Rule};
-use super::memory::{Region, Stacks};
+use super::memory::{Stack, Stacks};
 use super::{Fixed, mix, objects};
 use core::hint::select_unpredictable;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -56,11 +56,12 @@ impl Frame {
 
     /// Whether the frame is still where it was. The caller knows that the frame called by it is unchanged.
     #[inline(always)]
-    fn is_unchanged(&self, stack: &Region) -> bool {
+    fn is_unchanged(&self, stack: &Stack, stacks: &mut Stacks) -> bool {
         let return_slot = self.sp.wrapping_sub(8);
         // Which of the two it is follows no pattern: selected, not branched on.
         let saved = select_unpredictable(self.rbp_slot == return_slot, self.ip, self.rbp);
-        (stack.word(return_slot) == Some(self.ip)) & (stack.word(self.rbp_slot) == Some(saved))
+        (stack.word(return_slot, stacks) == Some(self.ip))
+            & (stack.word(self.rbp_slot, stacks) == Some(saved))
     }
 }
 
@@ -115,13 +116,13 @@ impl Known {
     };
 
     #[inline(always)]
-    fn is_still(&self, start: &Frame, knows_rbp: bool, stack: &Region) -> bool {
+    fn is_still(&self, start: &Frame, knows_rbp: bool, stack: &Stack, stacks: &mut Stacks) -> bool {
         let is_here = self.start.ip == start.ip && self.start.sp == start.sp;
         if !is_here || (self.needs_rbp != 0 && !(knows_rbp && self.start.rbp == start.rbp)) {
             return false;
         }
         let words = self.words.get(..self.n_words as usize).unwrap_or_default();
-        let Some(memory) = stack.part(start.sp, u64::from(self.reach)) else { return false };
+        let Some(memory) = stack.part(start.sp, u64::from(self.reach), stacks) else { return false };
         // Eight at a time: most are what they were, and asking after each costs more than the others' loads.
         words.chunks(8).all(|words| {
             let differ = |known: &u64| memory.word_at((known >> PLACE_SHIFT) as usize) ^ (known & WORD_BITS);
@@ -192,7 +193,7 @@ pub(crate) struct NativeState {
     guesses: [u8; GUESSES],
     /// Stacks this thread was seen on.
     pub(crate) stacks: Stacks,
-    /// End of the stack on which `frames` was found.
+    /// End of the thread's own stack, if `frames` was found on that; 0 otherwise.
     stack_end: u64,
     /// [`UNLOADED`] when the rules were read.
     unloaded: u32,
@@ -270,9 +271,8 @@ impl NativeState {
     pub(crate) fn capture(&mut self, ip: u64, sp: u64, rbp: u64, hint: u64) -> NativeStack {
         // What an earlier capture recognised is not this one's, whatever becomes of it.
         self.recognised = Frame::default();
-        let stack =
-            if FIND_OBJECT.load(Ordering::Relaxed).is_null() { Region::EMPTY } else { self.stacks.above(sp) };
-        if stack == Region::EMPTY {
+        let stack = self.stacks.above(sp);
+        if stack.is_empty() || FIND_OBJECT.load(Ordering::Relaxed).is_null() {
             self.frames.clear();
             return NativeStack { marks: super::Captured::NO_NATIVE, ..NativeStack::default() };
         }
@@ -293,12 +293,13 @@ impl NativeState {
     }
 
     #[inline(never)]
-    fn walk_whole(&mut self, innermost: Frame, stack: Region) -> NativeStack {
+    fn walk_whole(&mut self, innermost: Frame, stack: Stack) -> NativeStack {
         // A cut stack has no outermost frame to start from, and a broken one must be found broken again.
         let unusable = super::Captured::TRUNCATED | super::Captured::BROKEN;
-        if stack.end() != self.stack_end || self.marks & unusable != 0 {
+        let is_same = stack.is_own() && stack.own_end() == self.stack_end;
+        if !is_same || self.marks & unusable != 0 {
             self.frames.clear();
-            self.stack_end = stack.end();
+            self.stack_end = stack.own_end();
         }
         if !self.walk(innermost, stack) {
             self.frames.clear();
@@ -308,7 +309,7 @@ impl NativeState {
     }
 
     #[inline(always)]
-    fn recognise(&mut self, innermost: Frame, hint: u64, stack: &Region) -> Option<NativeStack> {
+    fn recognise(&mut self, innermost: Frame, hint: u64, stack: &Stack) -> Option<NativeStack> {
         let (mut start, mut knows_rbp) = (innermost, true);
         let (mut hash, mut power, mut n_frames) = (0_u64, 1_u64, 0);
         let mut inner: Option<Index> = None;
@@ -317,7 +318,7 @@ impl NativeState {
             // Outer parts are mostly those of last time: then nothing else needs to be looked at.
             let expected = inner.and_then(|inner| Index::decode(self.known(inner).outer));
             let index = match expected {
-                Some(expected) if self.known(expected).is_still(&start, knows_rbp, stack) => expected,
+                Some(expected) if self.is_still(expected, &start, knows_rbp, stack) => expected,
                 _ => {
                     let found = self.recognise_part(&start, knows_rbp, hint, stack)?;
                     if let Some(inner) = inner.and_then(|inner| self.known_at(inner)) {
@@ -340,12 +341,19 @@ impl NativeState {
     }
 
     #[inline(always)]
-    fn recognise_part(&mut self, start: &Frame, knows_rbp: bool, hint: u64, stack: &Region) -> Option<Index> {
+    fn is_still(&mut self, index: Index, start: &Frame, knows_rbp: bool, stack: &Stack) -> bool {
+        let known = self.known.get(index.set).and_then(|set| set.get(index.way));
+        known.is_some_and(|known| known.is_still(start, knows_rbp, stack, &mut self.stacks))
+    }
+
+    #[inline(always)]
+    fn recognise_part(&mut self, start: &Frame, knows_rbp: bool, hint: u64, stack: &Stack) -> Option<Index> {
         let place = Place::of(start, hint);
         let (tags, set) = (self.tags.get(place.set)?, self.known.get(place.set)?);
         let guess = self.guesses.get_mut(place.guess)?;
-        let is_it = |way: usize| match (tags.get(way), set.get(way)) {
-            (Some(tag), Some(known)) if *tag == place.tag => known.is_still(start, knows_rbp, stack),
+        let stacks = &mut self.stacks;
+        let mut is_it = |way: usize| match (tags.get(way), set.get(way)) {
+            (Some(tag), Some(known)) if *tag == place.tag => known.is_still(start, knows_rbp, stack, stacks),
             _ => false,
         };
         if !is_it(usize::from(*guess)) {
@@ -379,7 +387,7 @@ impl NativeState {
             }
             for index in first.max(1)..=last {
                 let callee = self.frames.get(index);
-                let Some(rule) = self.rule(callee.ip) else { return };
+                let Some(rule) = self.cached_rule(callee.ip) else { return };
                 if !known.needs_step(&callee, rule, &self.frames.get(index - 1), &mut needs_rbp) {
                     return;
                 }
@@ -459,7 +467,7 @@ impl NativeState {
     /// Makes `frames` the stack of `innermost`. False when that needs a start from nothing: the known rest and the
     /// new frames together are more than can be kept.
     #[inline(always)]
-    fn walk(&mut self, innermost: Frame, mut stack: Region) -> bool {
+    fn walk(&mut self, innermost: Frame, mut stack: Stack) -> bool {
         self.found.clear();
         self.marks = 0;
         let mut frame = innermost;
@@ -494,9 +502,9 @@ impl NativeState {
 
     /// The outermost index from which on every frame up to `index`, which is, is unchanged.
     #[inline(always)]
-    fn first_unchanged(&self, index: usize, stack: &Region) -> usize {
-        let outer = self.frames.as_slice().get(..index).unwrap_or_default();
-        outer.iter().rposition(|frame| !frame.is_unchanged(stack)).map_or(0, |changed| changed + 1)
+    fn first_unchanged(&mut self, index: usize, stack: &Stack) -> usize {
+        let (outer, stacks) = (self.frames.as_slice().get(..index).unwrap_or_default(), &mut self.stacks);
+        outer.iter().rposition(|frame| !frame.is_unchanged(stack, stacks)).map_or(0, |changed| changed + 1)
     }
 
     /// Puts what was found onto the first `kept` known frames.
@@ -531,8 +539,8 @@ impl NativeState {
     /// Which register and which slot differs from frame to frame in no pattern that a processor could predict, so
     /// the common rules are applied by selection and without branches.
     #[inline(always)]
-    fn step(&mut self, frame: &Frame, stack: &mut Region) -> Option<Frame> {
-        let rule = self.rule(frame.ip)?;
+    fn step(&mut self, frame: &Frame, stack: &mut Stack) -> Option<Frame> {
+        let rule = self.rule(frame.ip, stack)?;
         if !rule.is_simple() {
             return self.step_unusual(rule, frame, stack);
         }
@@ -543,9 +551,11 @@ impl NativeState {
         let rbp_slot =
             select_unpredictable(has_rbp, cfa.wrapping_add(i64::from(rule.rbp) as u64), return_slot);
         // The return address lies below the frame address, above everything of the frame itself.
-        let (Some(ip), Some(saved_rbp), true) =
-            (stack.word(return_slot), stack.word(rbp_slot), cfa > frame.sp)
-        else {
+        let (Some(ip), Some(saved_rbp), true) = (
+            stack.word(return_slot, &mut self.stacks),
+            stack.word(rbp_slot, &mut self.stacks),
+            cfa > frame.sp,
+        ) else {
             return self.broken();
         };
         if ip == 0 {
@@ -559,7 +569,7 @@ impl NativeState {
 
     /// Every other rule.
     #[inline(never)]
-    fn step_unusual(&mut self, rule: Rule, frame: &Frame, stack: &mut Region) -> Option<Frame> {
+    fn step_unusual(&mut self, rule: Rule, frame: &Frame, stack: &mut Stack) -> Option<Frame> {
         match rule.kind {
             Rule::END => None,
             Rule::AT_RSP | Rule::AT_RBP => self.step_through_memory(rule, frame, stack),
@@ -569,7 +579,9 @@ impl NativeState {
                 if cfa <= frame.sp {
                     return self.broken();
                 }
-                let Some(ip) = stack.word(cfa.wrapping_sub(8)) else { return self.broken() };
+                let Some(ip) = stack.word(cfa.wrapping_sub(8), &mut self.stacks) else {
+                    return self.broken();
+                };
                 self.caller(rule, frame, stack, cfa, ip)
             }
             _ => self.broken(),
@@ -577,27 +589,27 @@ impl NativeState {
     }
 
     /// Frame addresses that are themselves in memory: realigned frames and the signal trampoline.
-    fn step_through_memory(&mut self, rule: Rule, frame: &Frame, stack: &mut Region) -> Option<Frame> {
+    fn step_through_memory(&mut self, rule: Rule, frame: &Frame, stack: &mut Stack) -> Option<Frame> {
         let base = if rule.kind == Rule::AT_RSP { frame.sp } else { frame.rbp };
         let cfa_slot = base.wrapping_add(rule.cfa as i64 as u64);
-        let Some(cfa) = stack.word(cfa_slot) else { return self.broken() };
+        let Some(cfa) = stack.word(cfa_slot, &mut self.stacks) else { return self.broken() };
         if rule.marks & Rule::RETURN_AFTER_CFA == 0 {
             if cfa <= frame.sp {
                 return self.broken();
             }
-            let Some(ip) = stack.word(cfa.wrapping_sub(8)) else { return self.broken() };
+            let Some(ip) = stack.word(cfa.wrapping_sub(8), &mut self.stacks) else { return self.broken() };
             return self.caller(rule, frame, stack, cfa, ip);
         }
         // The interrupted code may have been on another stack than its signal handler.
-        let Some(ip) = stack.word(cfa_slot.wrapping_add(8)) else { return self.broken() };
+        let Some(ip) = stack.word(cfa_slot.wrapping_add(8), &mut self.stacks) else { return self.broken() };
         let caller = self.caller(rule, frame, stack, cfa, ip)?;
-        if !stack.contains(cfa) {
-            *stack = self.stacks.above(cfa);
+        if !(stack.is_own() && stack.contains(cfa)) {
+            *stack = stack.interrupted(cfa, &mut self.stacks);
         }
         Some(caller)
     }
 
-    fn caller(&mut self, rule: Rule, frame: &Frame, stack: &Region, cfa: u64, ip: u64) -> Option<Frame> {
+    fn caller(&mut self, rule: Rule, frame: &Frame, stack: &Stack, cfa: u64, ip: u64) -> Option<Frame> {
         let offset = i64::from(rule.rbp) as u64;
         let slot = match rule.rbp_base() {
             Rule::RBP_SAME => {
@@ -607,7 +619,7 @@ impl NativeState {
             Rule::RBP_AT_RBP => frame.rbp.wrapping_add(offset),
             _ => frame.sp.wrapping_add(offset),
         };
-        let Some(rbp) = stack.word(slot) else { return self.broken() };
+        let Some(rbp) = stack.word(slot, &mut self.stacks) else { return self.broken() };
         self.checked(rule, Frame { ip, sp: cfa, rbp, rbp_slot: WALK })
     }
 
@@ -630,23 +642,36 @@ impl NativeState {
         None
     }
 
+    fn cached_rule(&self, ip: u64) -> Option<Rule> {
+        let set = self.rules.get(rule_set(ip))?;
+        set.iter().find(|cached| cached.ip == ip).map(|cached| cached.rule)
+    }
+
     #[inline(always)]
-    fn rule(&mut self, ip: u64) -> Option<Rule> {
-        let set = (ip.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 53) as usize;
+    fn rule(&mut self, ip: u64, stack: &mut Stack) -> Option<Rule> {
+        let set = rule_set(ip);
         let [first, second] = self.rules.get(set).copied().unwrap_or_default();
         let cached = select_unpredictable(first.ip == ip, first, second);
         if cached.ip == ip {
             return Some(cached.rule);
         }
-        self.read_rule(ip, set)
+        self.read_rule(ip, set, stack)
     }
 
     #[cold]
     #[inline(never)]
-    fn read_rule(&mut self, ip: u64, set: usize) -> Option<Rule> {
+    fn read_rule(&mut self, ip: u64, set: usize, stack: &mut Stack) -> Option<Rule> {
         // The address after a call may belong to the next function already.
         let pc = if ip & EXACT != 0 { ip & !EXACT } else { ip.wrapping_sub(1) };
-        let Some(rule) = object_around(pc).and_then(|object| object.rule(pc)) else {
+        // What has code on the thread's stack stays. Where the walk may err, tables are read only while nothing can go.
+        let reading = objects::Reading::begin();
+        if reading.is_none() && !stack.is_certain() {
+            self.marks |= super::Captured::BROKEN;
+            return None;
+        }
+        let rule = object_around(pc).and_then(|object| object.rule(pc));
+        drop(reading);
+        let Some(rule) = rule else {
             if objects::is_in_use() {
                 // Likely an object that was loaded after the table was filled: cut rather than guessed.
                 self.marks |= super::Captured::BROKEN;
@@ -654,6 +679,7 @@ impl NativeState {
             }
             // Generated code: nothing is known about it, and its addresses may be used again. Not cached.
             self.marks |= super::Captured::GUESSED;
+            stack.distrust();
             return Some(FRAME_POINTER);
         };
         if let Some(set) = self.rules.get_mut(set) {
@@ -661,6 +687,12 @@ impl NativeState {
         }
         Some(rule)
     }
+}
+
+/// Place of an address in [`NativeState::rules`].
+#[inline(always)]
+fn rule_set(ip: u64) -> usize {
+    (ip.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 53) as usize
 }
 
 /// What the hash of the frames further out is multiplied by when one more is joined: an odd number, so that no bit is lost.

@@ -8,6 +8,7 @@
 //! the same place. So a reader that comes at any moment sees a whole object or none.
 
 use super::cfi::DlFindObject;
+use crate::{elf, kernel};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -59,7 +60,7 @@ pub(crate) fn refresh() {
     let number = N_PASSES.load(Ordering::Relaxed).wrapping_add(1).max(1);
     let mut pass = Pass { number, next: 0, is_begun: false };
     // SAFETY: `visit` gets the pass and nothing else.
-    let stopped = unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut pass).cast()) };
+    let stopped = unsafe { elf::iterate(visit, (&raw mut pass).cast()) };
     if stopped == 0 {
         for slot in SLOTS.iter().take(N_SLOTS.load(Ordering::Relaxed)) {
             if slot.seen.load(Ordering::Relaxed) != pass.number {
@@ -135,6 +136,69 @@ impl Pass {
             N_SLOTS.store(n + 1, Ordering::Relaxed);
         }
         self.next = at + 1;
+    }
+}
+
+/// Somebody reads what lies in objects that another thread could unload, which waits until it is dropped. See [`Closing`].
+pub(crate) struct Reading(&'static AtomicU32);
+
+/// Readers, each in a line of the caches with few others.
+static READERS: [Readers; 16] = [const { Readers(AtomicU32::new(0)) }; 16];
+/// Threads that are inside of `dlclose`.
+static N_CLOSING: AtomicU32 = AtomicU32::new(0);
+
+#[repr(align(64))]
+struct Readers(AtomicU32);
+
+impl Reading {
+    /// `None` while a thread is inside of `dlclose`: what it unloads may go at any moment.
+    #[inline]
+    pub(crate) fn begin() -> Option<Reading> {
+        let here = 0_u8;
+        // Threads have their stacks far from each other.
+        let readers = &READERS.get((&raw const here as usize >> 16) % READERS.len())?.0;
+        // SYNC: reader or closer: each says that it comes before it looks for the other, so one of them sees the other.
+        readers.fetch_add(1, Ordering::SeqCst);
+        let reading = Reading(readers);
+        (N_CLOSING.load(Ordering::SeqCst) == 0).then_some(reading)
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// A `dlclose` is under way, until dropped.
+pub(crate) struct Closing(());
+
+/// Steps of 10 µs that a closer waits for readers, which need a few of them. Those whom a fork left behind, or whom the
+/// closer itself interrupted, never end.
+const PATIENCE: u32 = 20_000;
+
+impl Closing {
+    /// Waits until nobody reads.
+    pub(crate) fn begin() -> Closing {
+        static IS_STUCK: AtomicBool = AtomicBool::new(false);
+        // SYNC: reader or closer.
+        N_CLOSING.fetch_add(1, Ordering::SeqCst);
+        let is_read = || READERS.iter().any(|readers| readers.0.load(Ordering::SeqCst) != 0);
+        let mut patience = if IS_STUCK.load(Ordering::Relaxed) { 0 } else { PATIENCE };
+        while is_read() && patience > 0 {
+            kernel::sleep(10_000);
+            patience -= 1;
+            if patience == 0 {
+                IS_STUCK.store(true, Ordering::Relaxed);
+            }
+        }
+        Closing(())
+    }
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        N_CLOSING.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -19,7 +19,7 @@ use super::{Captured, Fixed, join, mix};
 use core::hint::select_unpredictable;
 use gputrace_ring::record::StackDef;
 
-pub(crate) use super::interpreter::{Status, init, interpreter, status};
+pub(crate) use super::interpreter::{Change, Status, init, interpreter, note_changed, status};
 pub(crate) use super::python_code::CodeText;
 
 /// Frames that are kept, entries from C counted too. Deeper ones are cut and marked.
@@ -139,7 +139,13 @@ impl PythonState {
     pub(crate) fn capture(&mut self) -> PythonStack {
         let Some(python) = ready() else {
             self.forget();
+            (self.lasting, self.is_checked) = (Lasting::default(), 0);
             return PythonStack { marks: mark_of(status()), ..PythonStack::default() };
+        };
+        let Some(_using) = python.using() else {
+            self.forget();
+            (self.lasting, self.is_checked) = (Lasting::default(), 0);
+            return PythonStack { marks: Captured::NO_PYTHON, ..PythonStack::default() };
         };
         let Some(thread) = python.thread_state(&mut self.lasting) else {
             self.forget();
@@ -176,6 +182,7 @@ impl PythonState {
     #[inline]
     pub(crate) fn is_collecting(&mut self, is_captured: bool) -> bool {
         let Some(python) = ready() else { return false };
+        let Some(_using) = python.using() else { return false };
         if is_captured {
             // SAFETY: the thread that runs has a state, and the capture has just found it.
             return self.thread_state != 0 && python.is_collecting(unsafe { Object::new(self.thread_state) });

@@ -90,6 +90,18 @@ static CUdeviceptr map_at(CUdeviceptr address, size_t bytes)
     return 0;
 }
 
+/* Without /proc: downwards from where nothing is mapped in most processes. */
+static CUdeviceptr reserve_blindly(size_t bytes, size_t align)
+{
+    static CUdeviceptr end = (CUdeviceptr)1 << 45;
+    CUdeviceptr start = end;
+    for (int attempt = 0; attempt < 1024 && start > bytes + align; attempt++) {
+        start = (start - bytes) & ~(CUdeviceptr)(align - 1);
+        if (map_at(start, bytes)) return end = start;
+    }
+    return 0;
+}
+
 /* `bytes` of address space, not more. `align` is a power of two. */
 CUdeviceptr space_reserve(size_t bytes, size_t align, CUdeviceptr wanted)
 {
@@ -101,6 +113,7 @@ CUdeviceptr space_reserve(size_t bytes, size_t align, CUdeviceptr wanted)
         size_t count = 0;
         struct gap *gaps = read_gaps(&count);
         CUdeviceptr address = 0;
+        if (!gaps) return reserve_blindly(bytes, align);
         for (size_t i = count; i-- > 0 && !address;) {
             if (gaps[i].end > ceiling) continue;
             size_t room = gaps[i].end - gaps[i].start;

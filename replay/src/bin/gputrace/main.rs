@@ -1,8 +1,11 @@
 //! The `gputrace` program: parses, dispatches, prints the error, sets the exit status.
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stderr, reason = "`complain!` keeps terminals from obeying names")]
 
 use std::io::Write;
 use std::process::ExitCode;
+
+use gputrace_schemas::printable::Screen;
 
 mod commands;
 mod elf;
@@ -11,6 +14,7 @@ mod show;
 fn main() -> ExitCode {
     let stdout = std::io::stdout();
     let mut out = std::io::BufWriter::new(stdout.lock());
+    let mut out = Screen::new(&mut out);
     let result = commands::run(&mut out).and_then(|status| {
         out.flush()?;
         Ok(status)
@@ -19,7 +23,7 @@ fn main() -> ExitCode {
         Ok(status) => status,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("gputrace: {error:#}");
+            show::complain!("{error:#}");
             ExitCode::FAILURE
         }
     }

@@ -16,6 +16,20 @@ use gputrace_replay::report::sections::SectionEntry;
 use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::{Error, Source};
 use gputrace_schemas::event::Nanos;
+use gputrace_schemas::printable::{Screen, printable};
+
+/// Says on the standard error, in a line, what went wrong: `eprintln!` for text with names in it.
+macro_rules! complain {
+    ($($words:tt)*) => {
+        $crate::show::say(&format!("gputrace: {}\n", gputrace_schemas::printable::printable(&format!($($words)*))))
+    };
+}
+pub(crate) use complain;
+
+/// A file's name in a line.
+pub(crate) fn shown(path: &Path) -> String {
+    printable(&path.to_string_lossy()).into_owned()
+}
 
 /// Which traces to read.
 #[derive(Args)]
@@ -177,11 +191,11 @@ enum Color {
 
 impl ShowArgs {
     /// Writes the report the way the user wants it.
-    pub(crate) fn write(&self, report: &Report, out: &mut dyn Write) -> anyhow::Result<()> {
+    pub(crate) fn write(&self, report: &Report, out: &mut Screen) -> anyhow::Result<()> {
         if self.json {
             return write_json(&json::render(report), out);
         }
-        text::render(report, self.style(), out)?;
+        text::render(report, self.style(), out.behind())?;
         Ok(())
     }
 
@@ -212,9 +226,24 @@ fn style(color: Color, stream: &(impl IsTerminal + AsFd)) -> text::Style {
     text::Style { width: width.map(|width| width.max(40)), color }
 }
 
-/// One line of JSON values, indented for people.
-pub(crate) fn write_json(value: &impl serde::Serialize, out: &mut dyn Write) -> anyhow::Result<()> {
-    serde_json::to_writer_pretty(&mut *out, value)?;
+/// Says words on the standard error, in one piece, so that a program's own lines do not come between.
+pub(crate) fn say(words: &str) {
+    let mut shown = vec![];
+    // Writing to memory does not fail.
+    let _ = Screen::new(&mut shown).write_all(words.as_bytes());
+    say_shown(&shown);
+}
+
+/// The same, of what went through a screen already.
+pub(crate) fn say_shown(words: &[u8]) {
+    // Nobody may be listening any more.
+    let _ = std::io::stderr().write_all(words);
+}
+
+/// JSON values, indented for people., indented for people.
+pub(crate) fn write_json(value: &impl serde::Serialize, out: &mut Screen) -> anyhow::Result<()> {
+    let mut out = out.json();
+    serde_json::to_writer_pretty(&mut out, value)?;
     writeln!(out)?;
     Ok(())
 }
@@ -251,7 +280,7 @@ impl Stories {
                 Ok(Ok(story)) => stories.push(story),
                 Ok(Err(error)) => {
                     all = false;
-                    eprintln!("gputrace: {:#}", anyhow::Error::from(error));
+                    complain!("{:#}", anyhow::Error::from(error));
                 }
                 Err(panic) => std::panic::resume_unwind(panic),
             }
@@ -270,7 +299,7 @@ pub(crate) fn sections(
     entries: &[SectionEntry],
     traces: &TraceArgs,
     show: &ShowArgs,
-    out: &mut dyn Write,
+    out: &mut Screen,
 ) -> anyhow::Result<ExitCode> {
     sections_about(verb, entries, &Stories::read(traces)?, show, out)
 }
@@ -281,7 +310,7 @@ pub(crate) fn sections_about(
     entries: &[SectionEntry],
     read: &Stories,
     show: &ShowArgs,
-    out: &mut dyn Write,
+    out: &mut Screen,
 ) -> anyhow::Result<ExitCode> {
     let mut report = gputrace_replay::report::about(verb, entries, &read.stories);
     if !show.json {
@@ -310,7 +339,7 @@ pub(crate) fn moment_of(
     when: When,
     (parts, categories): (Parts, &Categories),
     show: &ShowArgs,
-    out: &mut dyn Write,
+    out: &mut Screen,
 ) -> anyhow::Result<ExitCode> {
     each(verb, traces, show, out, |source| {
         let view = view_of(source, when, parts, categories)?;
@@ -324,7 +353,7 @@ pub(crate) fn each(
     verb: &'static str,
     traces: &TraceArgs,
     show: &ShowArgs,
-    out: &mut dyn Write,
+    out: &mut Screen,
     part: impl Fn(&Source) -> anyhow::Result<Part>,
 ) -> anyhow::Result<ExitCode> {
     let (mut report, mut status) = (Report { verb, parts: vec![] }, ExitCode::SUCCESS);
@@ -333,7 +362,7 @@ pub(crate) fn each(
             Ok(part) => report.parts.push(part),
             Err(error) => {
                 status = ExitCode::FAILURE;
-                eprintln!("gputrace: {error:#}");
+                complain!("{error:#}");
             }
         }
     }

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use gputrace_schemas::event::{Bytes, Nanos};
+use gputrace_schemas::printable::{Screen, printable};
 
 use crate::report::model::{Item, Mood, Part, Report, Section, Table, Value};
 
@@ -15,11 +16,12 @@ pub struct Style {
     pub color: bool,
 }
 
-/// Writes the report.
+/// Writes the report. A terminal obeys nothing of what it says but the colours of `style`.
 ///
 /// # Errors
 /// Those of `out`.
 pub fn render(report: &Report, style: Style, out: &mut dyn Write) -> io::Result<()> {
+    let out = &mut Screen::new(out);
     for (idx, part) in report.parts.iter().enumerate() {
         if idx > 0 {
             writeln!(out)?;
@@ -29,9 +31,9 @@ pub fn render(report: &Report, style: Style, out: &mut dyn Write) -> io::Result<
     Ok(())
 }
 
-fn part(part: &Part, style: Style, out: &mut dyn Write) -> io::Result<()> {
+fn part(part: &Part, style: Style, out: &mut Screen) -> io::Result<()> {
     if !part.title.is_empty() {
-        writeln!(out, "{}", style.paint(BOLD, &cut(&part.title, style.width)))?;
+        style.paint_line(BOLD, &cut(&printable(&part.title), style.width), out)?;
     }
     for (idx, section) in part.sections.iter().enumerate() {
         if idx > 0 || !part.title.is_empty() {
@@ -42,8 +44,8 @@ fn part(part: &Part, style: Style, out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-fn section(section: &Section, style: Style, out: &mut dyn Write) -> io::Result<()> {
-    writeln!(out, "{}", style.paint(BOLD, &section.title))?;
+fn section(section: &Section, style: Style, out: &mut Screen) -> io::Result<()> {
+    style.paint_line(BOLD, &section.title, out)?;
     let labels = section.items.iter().filter_map(|item| match item {
         Item::Fact { label, .. } => Some(length(label)),
         Item::Table(_) | Item::Line(..) => None,
@@ -63,45 +65,46 @@ fn section(section: &Section, style: Style, out: &mut dyn Write) -> io::Result<(
 }
 
 /// A fact with its remark behind it, or below where there is no room.
-fn fact_line(
-    fact: &str,
-    label_width: usize,
-    remark: &str,
-    style: Style,
-    out: &mut dyn Write,
-) -> io::Result<()> {
+fn fact_line(fact: &str, label_width: usize, remark: &str, style: Style, out: &mut Screen) -> io::Result<()> {
     if remark.is_empty() {
         return writeln!(out, "{fact}");
     }
     if style.width.is_none_or(|width| length(fact) + 2 + length(remark) <= width) {
-        return writeln!(out, "{fact}  {}", style.paint(DIM, remark));
+        write!(out, "{fact}  ")?;
+        return style.paint_line(DIM, remark, out);
     }
     writeln!(out, "{fact}")?;
     let indent = label_width + 4;
-    for line in wrap(remark, style.width.map(|width| width.saturating_sub(indent))) {
-        writeln!(out, "{:indent$}{}", "", style.paint(DIM, line))?;
+    for line in wrap(&printable(remark), style.width.map(|width| width.saturating_sub(indent))) {
+        write!(out, "{:indent$}", "")?;
+        style.paint_line(DIM, line, out)?;
     }
     Ok(())
 }
 
-fn line(mood: Mood, text: &str, style: Style, out: &mut dyn Write) -> io::Result<()> {
+fn line(mood: Mood, text: &str, style: Style, out: &mut Screen) -> io::Result<()> {
     let (sign, color) = match mood {
         Mood::Note => ("", ""),
         Mood::Good => ("ok: ", GREEN),
         Mood::Warning => ("warning: ", YELLOW),
         Mood::Bad => ("", RED),
         // Never cut or wrapped: to be copied.
-        Mood::Command => return writeln!(out, "  {}", style.paint(BOLD, text)),
+        Mood::Command => {
+            write!(out, "  ")?;
+            return style.paint_line(BOLD, text, out);
+        }
     };
     for (idx, line) in
-        wrap(&format!("{sign}{text}"), style.width.map(|width| width.saturating_sub(4))).enumerate()
+        wrap(&printable(&format!("{sign}{text}")), style.width.map(|width| width.saturating_sub(4)))
+            .enumerate()
     {
-        writeln!(out, "  {}{}", if idx > 0 { "  " } else { "" }, style.paint(color, line))?;
+        write!(out, "  {}", if idx > 0 { "  " } else { "" })?;
+        style.paint_line(color, line, out)?;
     }
     Ok(())
 }
 
-fn table(table: &Table, style: Style, out: &mut dyn Write) -> io::Result<()> {
+fn table(table: &Table, style: Style, out: &mut Screen) -> io::Result<()> {
     let cells: Vec<Vec<String>> = table.rows.iter().map(|row| row.iter().map(show).collect()).collect();
     let is_text = |idx: usize| table.rows.iter().any(|row| matches!(row[idx], Value::Text(_)));
     let mut widths: Vec<usize> = (0..table.columns.len())
@@ -134,12 +137,12 @@ fn table(table: &Table, style: Style, out: &mut dyn Write) -> io::Result<()> {
         }
         text.trim_end().to_owned()
     };
-    writeln!(out, "{}", style.paint(DIM, &row(&mut table.columns.iter().map(|column| column.title))))?;
+    style.paint_line(DIM, &row(&mut table.columns.iter().map(|column| column.title)), out)?;
     for cells in &cells {
         writeln!(out, "{}", row(&mut cells.iter().map(String::as_str)))?;
     }
     if let Some(left_out) = &table.left_out {
-        writeln!(out, "{}", style.paint(DIM, &format!("  … {left_out}")))?;
+        style.paint_line(DIM, &format!("  … {left_out}"), out)?;
     }
     Ok(())
 }
@@ -155,7 +158,7 @@ fn show(value: &Value) -> String {
         Value::Count(count) => self::count(*count),
         Value::Time(time) => self::time(*time),
         Value::Share(share) => format!("{:.1} %", share * 100.0),
-        Value::Text(text) => printable(text),
+        Value::Text(text) => printable(text).into_owned(),
     }
 }
 
@@ -213,19 +216,16 @@ const GREEN: &str = "32";
 const YELLOW: &str = "33";
 
 impl Style {
-    fn paint(self, code: &str, text: &str) -> String {
+    /// Writes text in a colour, and ends the line.
+    fn paint_line(self, code: &str, text: &str, out: &mut Screen) -> io::Result<()> {
         let text = printable(text);
-        if self.color && !code.is_empty() && !text.is_empty() {
-            format!("\x1b[{code}m{text}\x1b[0m")
-        } else {
-            text
+        if !self.color || code.is_empty() || text.is_empty() {
+            return writeln!(out, "{text}");
         }
+        write!(out.behind(), "\x1b[{code}m")?;
+        write!(out, "{text}")?;
+        writeln!(out.behind(), "\x1b[0m")
     }
-}
-
-/// Text from a trace may hold anything; a terminal must not obey it.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 fn length(text: &str) -> usize {
@@ -287,6 +287,6 @@ mod tests {
 
     #[test]
     fn a_terminal_does_not_obey_a_trace() {
-        assert_eq!(show(&Value::text("a\x1b[2Jb")), "a\u{fffd}[2Jb");
+        assert_eq!(show(&Value::text("a\x1b[2Jb\nc")), "a\\u{1b}[2Jb\\u{a}c");
     }
 }

@@ -6,7 +6,7 @@ use crate::ledger::{Cause, DeviceBooks, HiddenStep, Sampled};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::render::text::{bytes, time};
 use crate::story::Story;
-use gputrace_schemas::event::Bytes;
+use gputrace_schemas::event::{Bytes, Nanos};
 
 /// The moments that matter.
 pub(super) const ENTRY: SectionEntry =
@@ -23,7 +23,8 @@ const LEAST: Bytes = Bytes(2 << 20);
 fn build(story: &Story, n_rows: usize) -> Option<Section> {
     let sampled: Vec<_> = sampled_devices(story).collect();
     let contexts = contexts(story, n_rows == LONG);
-    if sampled.is_empty() && contexts.rows.is_empty() {
+    let found = found(&story.ledger.notes);
+    if sampled.is_empty() && contexts.rows.is_empty() && found.is_none() {
         return None;
     }
     let mut section = Section::new("driver_figures", "The driver's own figures (sampled from NVML)");
@@ -34,6 +35,9 @@ fn build(story: &Story, n_rows: usize) -> Option<Section> {
         section = section.table(growth(story, *ordinal, books).keep(n_rows, 1));
     }
     section = section.table(contexts);
+    if let Some((mood, text)) = found {
+        section = section.line(mood, text);
+    }
     if sampled.is_empty() {
         return Some(section.warn(story.doubts()));
     }
@@ -48,6 +52,27 @@ fn build(story: &Story, n_rows: usize) -> Option<Section> {
         }
     }
     Some(section.warn(story.doubts()))
+}
+
+/// How the recorder knows which of NVML's processes this one is, unless NVML knows it by its number: from
+/// `nvml.process=WAY NUMBER`, or `nvml.process=unknown: WHY`.
+fn found(notes: &[(Nanos, String)]) -> Option<(Mood, String)> {
+    let told = notes.iter().rev().find_map(|(_, note)| note.strip_prefix("nvml.process="))?;
+    if let Some(why) = told.strip_prefix("unknown: ") {
+        let text = format!("what the driver charged to this process cannot be known: {why}");
+        return Some((Mood::Warning, text));
+    }
+    let of = |number: &str, why: &str| {
+        let text = format!(
+            "charged is NVML's figure of its process {number}, {why}; NVML knows this process by another number than its own, \
+             as in containers"
+        );
+        Some((Mood::Note, text))
+    };
+    if let Some(number) = told.strip_prefix("only process ") {
+        return of(number, "the only one on a device where this one had memory");
+    }
+    of(told.strip_prefix("by its changes ")?, "the one that changed as what this one was handed out did")
 }
 
 /// Devices on which the process was charged anything: those too that it has nothing but a context on.

@@ -27,7 +27,7 @@ fn build(story: &Story) -> Option<Section> {
         &[("device", "device"), ("bytes", "bytes"), ("pid", "pid"), ("name", "program"), ("is_traced", "")],
     );
     let mut section = Section::new("processes", "Processes on the device then");
-    let own = u64::from(story.process.pid);
+    let own = own_number(story);
     let lists = lists(&story.ledger.notes);
     if lists.is_empty() {
         return None;
@@ -60,6 +60,14 @@ fn build(story: &Story) -> Option<Section> {
         }
     }
     Some(section.table(table))
+}
+
+/// As NVML numbers it: in a container the recorder may have found out which number that is.
+fn own_number(story: &Story) -> u64 {
+    let notes = story.ledger.notes.iter().rev();
+    let found =
+        notes.filter_map(|(_, note)| note.strip_prefix("nvml.process=")?.rsplit_once(' ')?.1.parse().ok());
+    found.into_iter().next().unwrap_or(u64::from(story.process.pid))
 }
 
 fn lists(notes: &[(Nanos, String)]) -> Vec<Holders<'_>> {

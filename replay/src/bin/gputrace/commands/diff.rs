@@ -1,6 +1,5 @@
 //! `gputrace diff`: what one run held more than another.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -10,6 +9,7 @@ use gputrace_replay::analyse::live::{When, pictures};
 use gputrace_replay::answers::diff::{By, Side, peaks, peaks_section, section};
 use gputrace_replay::report::model::{Mood, Part, Report, Section};
 use gputrace_replay::trace::source::Source;
+use gputrace_schemas::printable::Screen;
 
 use super::Verb;
 use crate::show::{self, ShowArgs, WhenArgs};
@@ -89,7 +89,7 @@ fn percent(text: &str) -> Result<f64, String> {
     }
 }
 
-fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: DiffArgs = super::parsed(matches)?;
     let after = args.after.as_deref().unwrap_or(&args.before);
     let moment = |own: Option<When>| own.unwrap_or_else(|| args.when.when());

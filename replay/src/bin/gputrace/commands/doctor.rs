@@ -1,6 +1,5 @@
 //! `gputrace doctor`: whether recording can work here, and what is wrong with a trace.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -12,6 +11,7 @@ use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Error;
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::event::Bytes;
+use gputrace_schemas::printable::Screen;
 use gputrace_schemas::reader;
 
 use super::Verb;
@@ -41,7 +41,7 @@ pub(super) struct DoctorArgs {
     show: ShowArgs,
 }
 
-fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: DoctorArgs = super::parsed(matches)?;
     let mut parts = vec![];
     let mut programs = vec![];

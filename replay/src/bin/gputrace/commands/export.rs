@@ -1,7 +1,7 @@
 //! `gputrace export`: traces for other tools.
 
 use std::fs::OpenOptions;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -10,8 +10,10 @@ use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{ArgMatches, Args};
 use gputrace_replay::exports::{EXPORTS, Request, Takes};
 use gputrace_replay::trace::source::Source;
+use gputrace_schemas::printable::Screen;
 
 use super::Verb;
+use crate::show::complain;
 use crate::show::{NativeArgs, WhenArgs};
 
 pub(super) const VERB: Verb = Verb::new::<ExportArgs>("export", run);
@@ -68,7 +70,7 @@ fn formats() -> PossibleValuesParser {
     PossibleValuesParser::new(EXPORTS.iter().map(|it| PossibleValue::new(it.name()).help(it.summary())))
 }
 
-fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: ExportArgs = super::parsed(matches)?;
     let Some(export) = EXPORTS.iter().find(|export| export.name() == args.format) else {
         bail!("no format {}", args.format);
@@ -89,7 +91,9 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
         native: args.native.native(),
     };
     match args.output.filter(|path| path.as_os_str() != "-") {
-        None => export.export(&request, out)?,
+        // What somebody looks at is shown; what a program reads has the bytes of its format.
+        None if std::io::stdout().is_terminal() => export.export(&request, out)?,
+        None => export.export(&request, out.behind())?,
         Some(path) => {
             let mut options = OpenOptions::new();
             options.write(true).create(true).truncate(true).create_new(!args.force);
@@ -104,7 +108,7 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     }
     for source in sources.iter().chain(&before) {
         for damage in source.damages() {
-            eprintln!("gputrace: {}: {damage}", source.path());
+            complain!("{}: {damage}", source.path());
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -6,11 +6,13 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, Args};
 use gputrace_replay::import;
+use gputrace_schemas::printable::{Screen, printable};
 use gputrace_sim::ops::{History, Op, OpStream};
 use gputrace_sim::whatif::{Laboratory, SelfCheck};
 use serde_json::{Value, json};
 
 use super::Verb;
+use crate::show;
 
 pub(super) const VERB: Verb = Verb::new::<ImportArgs>("import", run);
 
@@ -30,7 +32,7 @@ pub(super) struct ImportArgs {
     json: bool,
 }
 
-fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: ImportArgs = super::parsed(matches)?;
     for path in &args.snapshots {
         let trace = import::load(path)?;
@@ -39,13 +41,13 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
             let devices: Vec<Value> = devices.iter().map(Summary::json).collect();
             let path = path.display().to_string();
             writeln!(
-                out,
+                out.json(),
                 "{}",
                 json!({"schema": "gputrace.import/1", "trace": path, "notes": trace.notes, "devices": devices})
             )?;
         } else {
-            writeln!(out, "{}", path.display())?;
-            trace.notes.iter().try_for_each(|note| writeln!(out, "  {note}"))?;
+            writeln!(out, "{}", show::shown(path))?;
+            trace.notes.iter().try_for_each(|note| writeln!(out, "  {}", printable(note)))?;
             devices.iter().try_for_each(|device| device.print(out))?;
         }
     }

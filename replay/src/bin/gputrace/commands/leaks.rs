@@ -1,6 +1,5 @@
 //! `gputrace leaks`: what was never given back, and what keeps growing.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -15,9 +14,11 @@ use gputrace_replay::report::render::text;
 use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::event::{Bytes, Nanos};
+use gputrace_schemas::printable::Screen;
 use gputrace_sim::bytes;
 
 use super::Verb;
+use crate::show::complain;
 use crate::show::{ShowArgs, TraceArgs, WhenArgs};
 
 pub(super) const VERB: Verb = Verb::new::<LeaksArgs>("leaks", run);
@@ -86,7 +87,7 @@ enum Which {
     NotFreed,
 }
 
-fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: LeaksArgs = super::parsed(matches)?;
     let when = args.when.asked().unwrap_or(When::End);
     if matches!(when, When::Step(_) | When::Peak) {
@@ -111,7 +112,7 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
             Ok(source) => source,
             Err(error) => {
                 failed = true;
-                eprintln!("gputrace: {:#}", anyhow::Error::from(error));
+                complain!("{:#}", anyhow::Error::from(error));
                 continue;
             }
         };
@@ -135,7 +136,7 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     }
     for line in suppressions.unused() {
         let path = args.suppressions.as_deref().unwrap_or_else(|| "".as_ref());
-        eprintln!("gputrace: {}: nothing matches line {line}", path.display());
+        complain!("{}: nothing matches line {line}", path.display());
     }
     if !report.parts.is_empty() || args.show.json {
         args.show.write(&report, out)?;

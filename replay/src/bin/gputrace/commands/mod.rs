@@ -1,9 +1,12 @@
 //! The command line. A verb is one file here and one line in [`VERBS`].
 
-use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Args, Command, FromArgMatches};
+use gputrace_schemas::printable::{Screen, is_obeyed, printable};
+
+use crate::show::{self, complain};
 
 mod diff;
 mod doctor;
@@ -29,15 +32,16 @@ pub(crate) struct Verb {
     name: &'static str,
     /// Adds the verb's arguments and help.
     define: fn(Command) -> Command,
-    /// Does it. What is said goes to the writer, so that a closed pipe is an error and no panic.
-    run: fn(&ArgMatches, &mut dyn Write) -> anyhow::Result<ExitCode>,
+    /// Does it. What is said goes to the screen, so that a terminal obeys no name of a trace, and that a closed pipe is an
+    /// error and no panic.
+    run: fn(&ArgMatches, &mut Screen) -> anyhow::Result<ExitCode>,
 }
 
 impl Verb {
     /// The verb whose arguments are `A`.
     const fn new<A: Args>(
         name: &'static str,
-        run: fn(&ArgMatches, &mut dyn Write) -> anyhow::Result<ExitCode>,
+        run: fn(&ArgMatches, &mut Screen) -> anyhow::Result<ExitCode>,
     ) -> Verb {
         Verb { name, define: A::augment_args, run }
     }
@@ -84,13 +88,49 @@ fn command() -> Command {
 ///
 /// # Errors
 /// What the verb could not do, in one line and its causes.
-pub(crate) fn run(out: &mut dyn Write) -> anyhow::Result<ExitCode> {
-    let matches = command().get_matches();
+pub(crate) fn run(out: &mut Screen) -> anyhow::Result<ExitCode> {
+    let matches = match command().try_get_matches() {
+        Ok(matches) => matches,
+        Err(error) => wrong(error).exit(),
+    };
     let Some((name, arguments)) = matches.subcommand() else { return Ok(ExitCode::from(2)) };
     match VERBS.iter().find(|verb| verb.name == name) {
-        Some(verb) => (verb.run)(arguments, out),
+        Some(verb) => {
+            if !WRITERS.contains(&name) {
+                wait_for_recorders();
+            }
+            (verb.run)(arguments, out)
+        }
         None => Ok(ExitCode::from(2)),
     }
+}
+
+/// Verbs that read no trace.
+const WRITERS: [&str; 3] = ["record", "recorder", "recover"];
+
+/// A program that has just ended does not wait for its trace where other threads of it run. So we do, for every trace that
+/// is named, and those in folders that are.
+fn wait_for_recorders() {
+    let traces =
+        std::env::args_os().skip(2).map(PathBuf::from).filter(|path| path.is_file() || path.is_dir());
+    let traces = traces.flat_map(|path| show::paths(std::slice::from_ref(&path)).unwrap_or_default());
+    for trace in traces {
+        if gputrace_recorder::wait_for_recorder(&trace) {
+            complain!("{} is still being written: what comes later is not in this answer", trace.display());
+        }
+    }
+}
+
+/// What is wrong with the command line, as it would be if no argument had anything in it that a terminal obeys: arguments are
+/// names of files too (`gputrace report *`), and the message repeats them.
+fn wrong(error: clap::Error) -> clap::Error {
+    let arguments: Vec<_> = std::env::args_os().map(|it| it.to_string_lossy().into_owned()).collect();
+    if !arguments.iter().any(|it| it.contains(is_obeyed)) {
+        return error;
+    }
+    let shown = arguments.iter().map(|it| printable(it).into_owned());
+    let instead = || command().error(error.kind(), "the arguments are wrong, and cannot be shown");
+    command().try_get_matches_from(shown).err().unwrap_or_else(instead)
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! `gputrace oom`: why a program ran out of memory.
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Args};
@@ -10,11 +9,13 @@ use gputrace_replay::report;
 use gputrace_replay::report::model::{Mood, Report, Section};
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::event::Bytes;
+use gputrace_schemas::printable::Screen;
 use gputrace_sim::bytes::iec;
 use gputrace_sim::ops::{Op, OpStream};
 
 use super::Verb;
 use super::replay::Machine;
+use crate::show::complain;
 use crate::show::{ShowArgs, TraceArgs};
 
 pub(super) const VERB: Verb = Verb::new::<OomArgs>("oom", run);
@@ -38,7 +39,7 @@ pub(super) struct OomArgs {
     show: ShowArgs,
 }
 
-fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: OomArgs = super::parsed(matches)?;
     let mut report = Report { verb: "oom", parts: vec![] };
     let mut status = ExitCode::SUCCESS;
@@ -52,7 +53,7 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
             }
             Err(error) => {
                 status = ExitCode::FAILURE;
-                eprintln!("gputrace: {:#}", anyhow::Error::from(error));
+                complain!("{:#}", anyhow::Error::from(error));
             }
         }
     }

@@ -1,6 +1,5 @@
 //! `gputrace ranks`: all processes of a job side by side.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -10,8 +9,10 @@ use gputrace_replay::ranks::calls::Participant;
 use gputrace_replay::ranks::collect::collect;
 use gputrace_replay::ranks::report::{Ranks, Verdict};
 use gputrace_replay::trace::source::Source;
+use gputrace_schemas::printable::Screen;
 
 use super::Verb;
+use crate::show::complain;
 use crate::show::{self, ShowArgs};
 
 pub(super) const VERB: Verb = Verb::new::<RanksArgs>("ranks", run);
@@ -44,7 +45,7 @@ pub(super) struct RanksArgs {
     show: ShowArgs,
 }
 
-fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: RanksArgs = super::parsed(matches)?;
     let paths = show::paths(&args.traces)?;
     let (participants, all_read) = read(&paths);
@@ -88,7 +89,7 @@ fn read(paths: &[PathBuf]) -> (Vec<Participant>, bool) {
             Ok(participant) => participants.push(participant),
             Err(error) => {
                 all_read = false;
-                eprintln!("gputrace: {:#}", anyhow::Error::from(error));
+                complain!("{:#}", anyhow::Error::from(error));
             }
         }
     }

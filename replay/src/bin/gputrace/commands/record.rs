@@ -2,18 +2,18 @@
 //! job control are the program's own.
 
 use std::ffi::{OsStr, OsString};
-use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use clap::{ArgMatches, Args, ValueEnum};
+use gputrace_schemas::printable::Screen;
 
 use super::Verb;
 use crate::elf::Elf;
+use crate::show::complain;
 
 pub(super) const VERB: Verb = Verb::new::<RecordArgs>("record", run);
 
@@ -85,29 +85,29 @@ impl Stacks {
     }
 }
 
-fn run(matches: &ArgMatches, _out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+fn run(matches: &ArgMatches, _out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: RecordArgs = super::parsed(matches)?;
     let (program, arguments) = args.command.split_first().context("no command")?;
     let path = match find(program) {
         Found::Program(path) => path,
         Found::NotExecutable(path) => {
-            eprintln!("gputrace: {} is not executable: chmod +x it, or name its interpreter", path.display());
+            complain!("{} is not executable: chmod +x it, or name its interpreter", path.display());
             return Ok(ExitCode::from(CANNOT_RUN));
         }
         Found::Nothing => {
-            eprintln!("gputrace: {}: no such command", program.display());
+            complain!("{}: no such command", program.display());
             return Ok(ExitCode::from(NOT_FOUND));
         }
     };
     let command = match prepare(&args, &path, program, arguments) {
         Ok(command) => command,
         Err(error) => {
-            eprintln!("gputrace: {error:#}");
+            complain!("{error:#}");
             return Ok(ExitCode::from(CANNOT_TRACE));
         }
     };
     let error = { command }.exec();
-    eprintln!("gputrace: cannot run {}: {error}", path.display());
+    complain!("cannot run {}: {error}", path.display());
     Ok(ExitCode::from(CANNOT_RUN))
 }
 
@@ -126,9 +126,8 @@ fn prepare(
         command.env("NVTX_INJECTION64_PATH", &library);
     }
     command.env("GPUTRACE_RECORDER", std::env::current_exe().context("cannot find gputrace itself")?);
-    if let Ok(now) = SystemTime::now().duration_since(UNIX_EPOCH) {
-        command.env("GPUTRACE_JOB_BEGAN", now.as_nanos().to_string());
-    }
+    let (name, now) = gputrace_recorder::job_begins();
+    command.env(name, now);
     if let Some(output) = &args.output {
         command.env("GPUTRACE_OUTPUT", output);
     }

@@ -1,7 +1,6 @@
 //! `gputrace recorder`: what libgputrace.so starts for each traced process.
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Args};
@@ -12,11 +11,17 @@ use gputrace_replay::report;
 use gputrace_replay::report::model::{Part, Report};
 use gputrace_replay::report::render::text::{self, bytes};
 use gputrace_replay::trace::source::Source;
+use gputrace_schemas::printable::{Screen, printable};
 
 use super::Verb;
 use super::oom::remedies_sections;
 use super::replay::Machine;
-use crate::show::stderr_style;
+use crate::show::complain;
+use crate::show::{say_shown, stderr_style};
+
+/// The program is the recorder too, and then a guest whose words must not be taken for the host's.
+#[global_allocator]
+static MEMORY: gputrace_recorder::Memory = gputrace_recorder::Memory;
 
 pub(super) const VERB: Verb = Verb::new::<RecorderArgs>("recorder", run);
 
@@ -27,23 +32,31 @@ pub(super) struct RecorderArgs {
     /// The ring
     #[arg(long, value_name = "PATH")]
     ring: OsString,
+    /// Descriptor of the ring, if it was left open
+    #[arg(long, value_name = "N")]
+    ring_fd: Option<OsString>,
+    /// Descriptor of the process, if it was left open
+    #[arg(long, value_name = "N")]
+    process_fd: Option<OsString>,
 }
 
-fn run(matches: &ArgMatches, _out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+fn run(matches: &ArgMatches, _out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: RecorderArgs = super::parsed(matches)?;
-    Ok(gputrace_recorder::daemon_main(["--ring".into(), args.ring], answer))
+    let given = [("--ring", Some(args.ring)), ("--ring-fd", args.ring_fd), ("--process-fd", args.process_fd)];
+    let given = given.into_iter().filter_map(|(name, value)| Some([name.into(), value?]));
+    Ok(gputrace_recorder::daemon_main(given.flatten(), answer))
 }
 
 /// Says on the program's standard error why it ran out of memory, whatever the program makes of that.
 fn answer(oom: &Oom) -> Option<FollowUp> {
     if !oom.full {
-        say(&one_line(oom));
+        complain!("{}", one_line(oom));
         return None;
     }
     let source = match Source::open_prefix(&oom.trace, oom.length) {
         Ok(source) => source,
         Err(error) => {
-            say(&format!("gputrace: cannot say why memory ran out: {:#}\n", anyhow::Error::from(error)));
+            complain!("cannot say why memory ran out: {:#}", anyhow::Error::from(error));
             return None;
         }
     };
@@ -66,7 +79,7 @@ fn follow_up(oom: Oom, postmortem: Postmortem) -> FollowUp {
 
 fn one_line(oom: &Oom) -> String {
     format!(
-        "gputrace: out of memory for the {} time: {} on cuda:{}; `gputrace oom {}` says more\n",
+        "out of memory for the {} time: {} on cuda:{}; `gputrace oom {}` says more",
         ordinal(oom.nth),
         bytes(oom.bytes),
         oom.device,
@@ -91,12 +104,7 @@ fn say_sections(oom: &Oom, part: Part) {
     let _ = text::render(&report, stderr_style(), &mut words);
     let words = String::from_utf8_lossy(&words);
     let marked: String = words.lines().map(|line| format!("gputrace| {line}\n")).collect();
-    let end = format!("gputrace| more: gputrace oom {}\n", oom.trace.display());
-    say(&(marked + &end));
-}
-
-/// In one piece, so that the program's own lines do not come between.
-fn say(words: &str) {
-    // Nobody may be listening any more.
-    let _ = std::io::stderr().write_all(words.as_bytes());
+    let trace = oom.trace.display().to_string();
+    let end = format!("gputrace| more: gputrace oom {}\n", printable(&trace));
+    say_shown((marked + &end).as_bytes());
 }

@@ -6,8 +6,10 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, Args};
 use gputrace_recorder::{Options, Overwrite};
+use gputrace_schemas::printable::Screen;
 
 use super::Verb;
+use crate::show::{complain, shown};
 
 pub(super) const VERB: Verb = Verb::new::<RecoverArgs>("recover", run);
 
@@ -15,10 +17,15 @@ pub(super) const VERB: Verb = Verb::new::<RecoverArgs>("recover", run);
 ///
 /// Where no recorder could be started, or it was killed, what was recorded is still in the ring: a file that
 /// libgputrace.so names on stderr, usually in /dev/shm. If the program still runs, it is recorded on from here.
+///
+/// A program that runs in another container can only be recorded on from inside of it. From outside, what it left is
+/// read when it has ended: the ring shows whether it has, as long as libgputrace.so could lock the file. A ring is read by
+/// the user that it belongs to.
 #[derive(Args)]
 #[command(after_help = "\
-Example:
-  gputrace recover -o train.gtr RING    # the file that libgputrace.so named")]
+Examples:
+  gputrace recover -o train.gtr RING                     # the file that libgputrace.so named
+  docker exec train gputrace recover -o train.gtr RING   # its program runs in a container")]
 pub(super) struct RecoverArgs {
     /// The ring
     #[arg(required = true, value_name = "RING")]
@@ -32,18 +39,26 @@ pub(super) struct RecoverArgs {
     /// Do not remove the ring afterwards
     #[arg(long)]
     keep: bool,
+    /// The program has ended: do not look for it (where that cannot be seen from here)
+    #[arg(long)]
+    process_is_gone: bool,
 }
 
-fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: RecoverArgs = super::parsed(matches)?;
     let mut status = ExitCode::SUCCESS;
     for ring in &args.rings {
         let overwrite = if args.force { Overwrite::Replace } else { Overwrite::Refuse };
-        let options =
-            Options { output: args.output.clone(), overwrite, keep_ring: args.keep, ..Options::default() };
+        let options = Options {
+            output: args.output.clone(),
+            overwrite,
+            keep_ring: args.keep,
+            process_is_gone: args.process_is_gone,
+            ..Options::default()
+        };
         match gputrace_recorder::record(ring, options) {
             Ok(made) => {
-                let trace = made.trace.display();
+                let trace = shown(&made.trace);
                 writeln!(out, "{trace}: {} events of process {}", made.n_events, made.pid)?;
                 let losses = [
                     (made.n_lost, "events were lost while the program ran"),
@@ -54,13 +69,13 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
                     writeln!(out, "{trace}: {count} {what}")?;
                 }
                 if let Some(error) = made.error {
-                    eprintln!("gputrace: {trace} is not whole: {error}");
+                    complain!("{trace} is not whole: {error}");
                     status = ExitCode::FAILURE;
                 }
                 writeln!(out, "next: gputrace report {trace}")?;
             }
             Err(error) => {
-                eprintln!("gputrace: {:#}", anyhow::Error::from(error));
+                complain!("{:#}", anyhow::Error::from(error));
                 status = ExitCode::FAILURE;
             }
         }

@@ -8,6 +8,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::{ArgMatches, Args};
 use gputrace_replay::analyse::reactions::{Reaction, reactions};
 use gputrace_replay::import::{self, Trace};
+use gputrace_schemas::printable::{Screen, printable};
 use gputrace_sim::bytes::{self, iec};
 use gputrace_sim::gap::Gap;
 use gputrace_sim::ops::{History, OpStream};
@@ -16,6 +17,7 @@ use gputrace_sim::whatif::{Answer, Laboratory, Other, Question, SelfCheck, Share
 use serde_json::{Value, json};
 
 use super::Verb;
+use crate::show::{self, complain};
 
 pub(super) const VERB: Verb = Verb::new::<ReplayArgs>("replay", run);
 
@@ -104,7 +106,7 @@ fn version(text: &str) -> Result<(u8, u8), String> {
     Ok((major, minor))
 }
 
-fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: ReplayArgs = super::parsed(matches)?;
     if args.policy.iter().any(|policy| policy == "help") {
         return list_policies(out);
@@ -113,7 +115,7 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     for path in &args.traces {
         let trace = import::load(path)?;
         for note in &trace.notes {
-            eprintln!("gputrace: {}: {note}", path.display());
+            complain!("{}: {note}", path.display());
         }
         if trace.devices.is_empty() {
             bail!("{}: it holds no device memory at all", path.display());
@@ -127,8 +129,8 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     }
     match reports.len() {
         0 => {}
-        1 => writeln!(out, "{}", reports[0])?,
-        _ => writeln!(out, "{}", json!({"schema": "gputrace.replay/1", "traces": reports}))?,
+        1 => writeln!(out.json(), "{}", reports[0])?,
+        _ => writeln!(out.json(), "{}", json!({"schema": "gputrace.replay/1", "traces": reports}))?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -355,7 +357,7 @@ fn fragmentation_table(out: &mut dyn Write, row: &Row) -> anyhow::Result<()> {
     }
     for pin in &fragmentation.pins {
         let (stranded, alone, in_use) = (iec(pin.stranded), iec(pin.alone), iec(pin.in_use));
-        writeln!(out, "{stranded:>12} {alone:>12} {in_use:>12}  {}", pin.place())?;
+        writeln!(out, "{stranded:>12} {alone:>12} {in_use:>12}  {}", printable(&pin.place()))?;
     }
     Ok(())
 }
@@ -426,7 +428,13 @@ fn report_table(out: &mut dyn Write, path: &std::path::Path, rows: &[Row]) -> an
 fn header(out: &mut dyn Write, path: &std::path::Path, row: &Row) -> anyhow::Result<()> {
     let check = &row.self_check;
     let (major, minor) = check.torch_version;
-    writeln!(out, "{}, device {}, {} requests", path.display(), row.device.device, row.device.n_requests())?;
+    writeln!(
+        out,
+        "{}, device {}, {} requests",
+        show::shown(path),
+        row.device.device,
+        row.device.n_requests()
+    )?;
     let is_torch = row.device.settings.policy == "torch";
     if is_torch || !row.device.driver.is_empty() {
         writeln!(
@@ -448,7 +456,7 @@ fn header(out: &mut dyn Write, path: &std::path::Path, row: &Row) -> anyhow::Res
         writeln!(out, "  recording began when memory was in use: what-ifs are approximate")?;
     }
     for reaction in &row.reactions {
-        writeln!(out, "  warning: {}", reaction.text())?;
+        writeln!(out, "  warning: {}", printable(&reaction.text()))?;
     }
     writeln!(
         out,

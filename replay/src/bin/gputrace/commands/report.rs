@@ -1,6 +1,5 @@
 //! `gputrace report`: where the memory went.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -15,6 +14,7 @@ use gputrace_replay::report::model::Part;
 use gputrace_replay::report::sections::SECTIONS;
 use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
+use gputrace_schemas::printable::Screen;
 
 use super::Verb;
 use crate::show::{self, ShowArgs, Stories, TraceArgs, WhenArgs};
@@ -55,7 +55,7 @@ pub(super) struct ReportArgs {
     show: ShowArgs,
 }
 
-fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: ReportArgs = super::parsed(matches)?;
     let categories = args.rules.as_deref().map(categories).transpose()?.unwrap_or_default();
     let when = args.when.asked();

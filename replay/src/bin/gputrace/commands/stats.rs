@@ -1,6 +1,5 @@
 //! `gputrace stats`: counts, sizes and durations.
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::{anyhow, bail};
@@ -14,6 +13,7 @@ use gputrace_replay::report::model::Part;
 use gputrace_replay::report::sections::{COUNTS, STATISTICS};
 use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
+use gputrace_schemas::printable::Screen;
 
 use super::Verb;
 use crate::show::{self, ShowArgs, TraceArgs, WhenArgs};
@@ -38,7 +38,7 @@ pub(super) struct StatsArgs {
     show: ShowArgs,
 }
 
-fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: StatsArgs = super::parsed(matches)?;
     match args.when.asked() {
         None => {}

@@ -1,6 +1,5 @@
 //! `gputrace summary`: the figures, one row a device.
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Args};
@@ -9,6 +8,7 @@ use gputrace_replay::analyse::live::Parts;
 use gputrace_replay::analyse::summary::Summary;
 use gputrace_replay::report;
 use gputrace_replay::report::sections::FIGURES;
+use gputrace_schemas::printable::Screen;
 
 use super::Verb;
 use crate::show::{self, ShowArgs, Stories, TraceArgs, WhenArgs};
@@ -34,7 +34,7 @@ pub(super) struct SummaryArgs {
     show: ShowArgs,
 }
 
-fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: SummaryArgs = super::parsed(matches)?;
     if let Some(when) = args.when.asked() {
         let parts = (Parts::None, &Categories::default());

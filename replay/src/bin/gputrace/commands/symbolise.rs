@@ -7,8 +7,10 @@ use std::process::ExitCode;
 use clap::{ArgMatches, Args};
 use gputrace_recorder::Overwrite;
 use gputrace_recorder::symbolise::{Symbolised, Unresolved, symbolise};
+use gputrace_schemas::printable::{Screen, printable};
 
 use super::Verb;
+use crate::show;
 
 pub(super) const VERB: Verb = Verb::new::<SymboliseArgs>("symbolise", run);
 
@@ -42,19 +44,19 @@ pub(super) struct SymboliseArgs {
     force: bool,
 }
 
-fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: SymboliseArgs = super::parsed(matches)?;
     let roots = if args.sysroot.is_empty() { vec!["/".into()] } else { args.sysroot };
     let overwrite = if args.force { Overwrite::Replace } else { Overwrite::Refuse };
     let found = symbolise(&args.trace, roots, &args.output, overwrite)?;
     let Symbolised { n_frames, n_functions, n_lines, unresolved } = found;
-    let to = args.output.display();
+    let to = show::shown(&args.output);
     writeln!(
         out,
         "{to}: of {n_frames} native frames without a line, {n_lines} have one now, and {n_functions} a function that had none"
     )?;
     for Unresolved { module, n_frames, others } in &unresolved {
-        let path = &module.path;
+        let path = printable(&module.path);
         if module.build_id.is_empty() {
             writeln!(
                 out,
@@ -62,10 +64,10 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
             )?;
             continue;
         }
-        writeln!(out, "{path}: no file with build id {} ({n_frames} frames)", module.build_id)?;
+        writeln!(out, "{path}: no file with build id {} ({n_frames} frames)", printable(&module.build_id))?;
         for other in others {
             let its = if other.build_id.is_empty() { "none" } else { &other.build_id };
-            writeln!(out, "  {} is another build: its build id is {its}", other.path.display())?;
+            writeln!(out, "  {} is another build: its build id is {its}", show::shown(&other.path))?;
         }
     }
     writeln!(out, "next: gputrace report {to}")?;

@@ -5,11 +5,12 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, Args, ValueEnum};
 use gputrace_replay::analyse::categories::Categories;
-use gputrace_replay::analyse::live::{Lines, View};
+use gputrace_replay::analyse::live::{Line, Lines, View};
 use gputrace_replay::answers::tree::{GroupBy, Node};
 use gputrace_replay::report::render::text;
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::event::Bytes;
+use gputrace_schemas::printable::{Screen, printable};
 use gputrace_sim::bytes;
 use serde_json::{Value, json};
 
@@ -72,7 +73,7 @@ enum Group {
     Phase,
 }
 
-fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: TreeArgs = super::parsed(matches)?;
     let group_by = match args.group_by {
         Group::Stack => GroupBy::Stack,
@@ -102,16 +103,17 @@ fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
 }
 
 fn heading(View { story, pictures, .. }: &View, out: &mut dyn Write) -> anyhow::Result<()> {
+    let path = printable(&story.path);
     for picture in pictures {
         let time = text::time(story.since_start(picture.time));
         let held = text::bytes(picture.total());
-        writeln!(out, "{}: cuda:{} held {held} at {time}", story.path, picture.device)?;
+        writeln!(out, "{path}: cuda:{} held {held} at {time}", picture.device)?;
     }
     if pictures.is_empty() {
-        writeln!(out, "{}: nothing was held then", story.path)?;
+        writeln!(out, "{path}: nothing was held then")?;
     }
     if let Some(doubts) = story.doubts() {
-        writeln!(out, "warning: {doubts}")?;
+        writeln!(out, "warning: {}", printable(&doubts))?;
     }
     Ok(())
 }
@@ -129,11 +131,11 @@ fn branches(
         let is_last = idx + 1 == shown.len();
         let share = child.bytes.0 as f64 / total.0.max(1) as f64 * 100.0;
         let corner = if is_last { "└ " } else { "├ " };
-        writeln!(out, "{:>11} {share:>5.1} %  {indent}{corner}{line}", text::bytes(child.bytes))?;
+        writeln!(out, "{:>11} {share:>5.1} %  {indent}{corner}{}", text::bytes(child.bytes), name(line))?;
         let below = if is_last { "  " } else { "│ " };
         let mut tail = *child;
         while let Some((only, next)) = only_child(tail) {
-            writeln!(out, "{:>20} {indent}{below}{only}", "")?;
+            writeln!(out, "{:>20} {indent}{below}{}", "", name(only))?;
             tail = next;
         }
         branches(tail, total, least, &format!("{indent}{below}"), out)?;
@@ -146,7 +148,11 @@ fn branches(
     Ok(())
 }
 
-fn only_child(node: &Node) -> Option<(&gputrace_replay::analyse::live::Line, &Node)> {
+fn name(line: &Line) -> String {
+    printable(&line.to_string()).into_owned()
+}
+
+fn only_child(node: &Node) -> Option<(&Line, &Node)> {
     let mut children = node.children.iter();
     let first = children.next()?;
     (children.next().is_none() && first.1.bytes == node.bytes).then_some(first)

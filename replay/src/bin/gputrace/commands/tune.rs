@@ -10,6 +10,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::{ArgMatches, Args};
 use gputrace_replay::analyse::reactions::{Reaction, reactions};
 use gputrace_replay::import;
+use gputrace_schemas::printable::{Screen, printable};
 use gputrace_sim::bounds::{Bounds, offline_packing};
 use gputrace_sim::bytes::iec;
 use gputrace_sim::ops::OpStream;
@@ -92,14 +93,14 @@ impl Candidate {
     }
 }
 
-fn run(matches: &ArgMatches, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: TuneArgs = super::parsed(matches)?;
     let trace = import::load(&args.trace)?;
     let busiest = trace.devices.iter().max_by_key(|stream| stream.ops.len());
     let Some(stream) = busiest else { bail!("{}: it holds no device memory at all", args.trace.display()) };
     let advice = advise(stream, args.machine).with_context(|| args.trace.display().to_string())?;
     if args.json {
-        writeln!(out, "{}", advice.json())?;
+        writeln!(out.json(), "{}", advice.json())?;
     } else {
         advice.print(out)?;
     }
@@ -264,7 +265,7 @@ impl Advice {
             iec(self.recorded.outcome.books.allocated.peak)
         )?;
         for reaction in &self.reactions {
-            writeln!(out, "warning: {}", reaction.text())?;
+            writeln!(out, "warning: {}", printable(&reaction.text()))?;
         }
         if self.helps() {
             writeln!(out, "\n    PYTORCH_CUDA_ALLOC_CONF={}\n", self.best_options)?;

@@ -1,0 +1,27 @@
+//! Limits that we inherited from the program. What may be raised, the library has raised when it started us.
+
+use std::sync::{Arc, Once};
+
+/// Makes limits of the disk errors of writing, which say what is lost. By default, a file that becomes too long for
+/// `ulimit -f` ends its process by a signal, and a reader of our output that has gone away does so too (Rust's runtime
+/// sees to that one).
+pub(crate) fn prepare() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // A handler is enough for the kernel to answer EFBIG. A failure leaves the signal as it was.
+        let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
+    });
+}
+
+/// Bytes of address space without which a recorder would run out of them in the middle of its work: the ring (32 MiB), our
+/// own code and that of libraries, stacks of three threads, symbols (59 MB at most in a recording of 80,000 calls).
+const LEAST_ADDRESS_SPACE: u64 = 96 << 20;
+
+/// The limit of address space (`ulimit -v`) where it leaves no room for us.
+pub(crate) fn too_little_address_space() -> Option<u64> {
+    // Asked of a file, because some filters refuse the call.
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
+    let limit = line.split_ascii_whitespace().next()?.parse().ok()?;
+    (limit < LEAST_ADDRESS_SPACE).then_some(limit)
+}

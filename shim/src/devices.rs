@@ -1,0 +1,88 @@
+//! The devices of a process, which are sent once the session lives: these are calls into the driver, in which anything
+//! may happen to a thread.
+
+use crate::hook::AUXILIARY;
+use crate::lanes::{Lane, lane};
+use crate::session::Start;
+use core::ffi::{CStr, c_char, c_int};
+use core::sync::atomic::{AtomicU32, Ordering};
+use gputrace_ring::record::Device;
+use gputrace_ring::ring::Producer;
+
+/// Whether the devices were sent. Two threads may send them at once; the recorder keeps the first.
+static ARE_KNOWN: AtomicU32 = AtomicU32::new(0);
+
+/// A new session knows nothing yet.
+pub(crate) fn forget() {
+    ARE_KNOWN.store(0, Ordering::Relaxed);
+}
+
+/// Sends the devices if nobody has, and the driver is ready.
+pub(crate) fn describe(lane: &mut Lane) {
+    if ARE_KNOWN.load(Ordering::Relaxed) == 0 && describe_all(lane.producer()) {
+        ARE_KNOWN.store(1, Ordering::Relaxed);
+    }
+}
+
+/// As [`describe`], if the session began before the driver was ready: NCCL makes it so while it makes a communicator.
+pub(crate) fn describe_late() {
+    if ARE_KNOWN.load(Ordering::Relaxed) == 0
+        && let Some(mut lane) = lane(Start::OnlyIfLive)
+    {
+        describe(&mut lane);
+    }
+}
+
+/// The devices of this process; false if they cannot be asked for yet. None of these calls needs or makes a context.
+fn describe_all(producer: &mut Producer) -> bool {
+    type Count = unsafe extern "C" fn(*mut c_int) -> c_int;
+    type Get = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
+    type Name = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
+    type Uuid = unsafe extern "C" fn(*mut [u8; 16], c_int) -> c_int;
+    type Total = unsafe extern "C" fn(*mut usize, c_int) -> c_int;
+    // SAFETY: the type is that of cuda.h 13.0 for this name, unchanged since 2.0.
+    let Some(count) = (unsafe { AUXILIARY.device_count.get::<Count>() }) else { return false };
+    // SAFETY: as above.
+    let Some(get) = (unsafe { AUXILIARY.device_get.get::<Get>() }) else { return false };
+    // SAFETY: as above.
+    let Some(name) = (unsafe { AUXILIARY.device_name.get::<Name>() }) else { return false };
+    // SAFETY: as above, since 3.2.
+    let Some(total) = (unsafe { AUXILIARY.device_total.get::<Total>() }) else { return false };
+    // SAFETY: as above, since 11.4.
+    let uuid_v2 = unsafe { AUXILIARY.device_uuid_v2.get::<Uuid>() };
+    // SAFETY: as above, since 9.2.
+    let uuid = uuid_v2.or(unsafe { AUXILIARY.device_uuid.get::<Uuid>() });
+    let mut devices = 0;
+    // SAFETY: the out-parameter is ours.
+    if unsafe { count(&raw mut devices) } != 0 {
+        return false;
+    }
+    for ordinal in 0..devices.clamp(0, 64) {
+        let (mut device, mut bytes, mut text, mut id) = (0, 0_usize, [0_u8; 128], [0_u8; 16]);
+        // SAFETY: the out-parameter is ours.
+        if unsafe { get(&raw mut device, ordinal) } != 0 {
+            continue;
+        }
+        // SAFETY: the buffer is as long as we say; one byte stays zero.
+        unsafe { name(text.as_mut_ptr().cast(), 127, device) };
+        // SAFETY: the out-parameter is ours.
+        unsafe { total(&raw mut bytes, device) };
+        if let Some(uuid) = uuid {
+            // SAFETY: the out-parameter is ours.
+            unsafe { uuid(&raw mut id, device) };
+        }
+        let text = CStr::from_bytes_until_nul(&text).unwrap_or_default().to_bytes();
+        let (low, high) = id.split_at(8);
+        let half = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
+        let record = Device {
+            ordinal: ordinal as u32,
+            name: text.len() as u32,
+            uuid_low: half(low),
+            uuid_high: half(high),
+            total: bytes as u64,
+        };
+        let at = producer.now();
+        producer.push_with(at, 0, &record, &[text]);
+    }
+    true
+}

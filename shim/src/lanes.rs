@@ -1,0 +1,312 @@
+//! Lanes: a thread's right to write, the thread line that it owns, and what it keeps beyond its own words.
+//!
+//! Whose a line is, is written in this process's own memory ([`OWNERS`]) and asked of the kernel, never read from the
+//! shared file. A thread that comes first finishes what threads left that are gone.
+
+use crate::hooks::{autograd, nvtx};
+use crate::sent::Sent;
+use crate::session::{self, Start};
+use crate::stack::ThreadStackState;
+use crate::sys::{self, KeepErrno};
+use crate::tls::{self, Tls};
+use crate::{callsite, devices, kernel};
+use core::mem::MaybeUninit;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering, compiler_fence};
+use gputrace_ring::map::{self, Map};
+use gputrace_ring::owners::{Owner, Owners};
+use gputrace_ring::record::{Node, Wait};
+use gputrace_ring::ring::{Producer, Wish};
+
+/// Stream events a thread can record between two events of PyTorch's allocator: one for every stream a block was
+/// used on.
+pub(crate) const WAIT_SLOTS: usize = 32;
+/// Lines that a thread looks at when it comes, for what others left that are gone.
+const LOOKED_AT: u32 = 4;
+/// Nanoseconds between two searches for chunks of threads that are gone, while the ring is full.
+const SEARCH_EVERY: u64 = 50_000_000;
+/// The kernel puts at least so much on a stack before it runs a signal handler: the red zone, the registers and what the
+/// handler is told (x86-64: 128 + 512 + 424 bytes and more; aarch64: over 4 KiB).
+const SIGNAL_FRAME: usize = 1024;
+
+static OWNERS: Owners = Owners::new();
+/// One block a thread line: a line's next owner finds the memory of the last, so that threads that come and go
+/// leave nothing behind.
+static STATES: [AtomicPtr<ThreadState>; map::MAX_THREADS] =
+    [const { AtomicPtr::new(null_mut()) }; map::MAX_THREADS];
+
+/// What a thread keeps beyond its own words.
+pub(crate) struct ThreadState {
+    /// Session of the producer; 0 none. Another one's is never touched: a forked child has a copy of its parent's.
+    generation: AtomicU64,
+    line: u32,
+    producer: MaybeUninit<Producer>,
+    rest: Rest,
+}
+
+/// What [`ThreadState`] has beside the producer.
+pub(crate) struct Rest {
+    /// Stream events recorded since the last PyTorch event; `Tls::waits` says how many.
+    pub(crate) waits: [Wait; WAIT_SLOTS],
+    /// `c10::StreamId` seen last, and its `cudaStream_t`.
+    pub(crate) torch_stream: (i64, u64),
+    /// What the recorder knows of the thread's place in PyTorch's backward pass.
+    pub(crate) node: Node,
+    /// Where the thread stands if it calls `backward()`.
+    pub(crate) backward: autograd::BackwardCall,
+    /// Classes of operations of the backward pass whose names were sent.
+    pub(crate) node_classes: Sent<{ autograd::SENT_CLASSES }>,
+    /// PyTorch's number of the thread; 0 not asked yet.
+    pub(crate) torch_thread: u64,
+    /// What NCCL's open group will launch.
+    pub(crate) noted: crate::nccl::timing::Noted,
+    /// What the calls of NCCL's open group have counted.
+    pub(crate) grouped: crate::nccl::call::Grouped,
+    /// What the unwinders keep.
+    pub(crate) stack: ThreadStackState,
+    /// Names of marks that were sent.
+    pub(crate) texts: Sent<{ nvtx::SENT_SLOTS }>,
+    /// Room for a definition that is being sent.
+    pub(crate) scratch: callsite::Scratch,
+    /// Changes when stacks and code objects must be sent again.
+    pub(crate) definitions: u32,
+}
+
+/// The right to write records for the calling thread, until dropped.
+pub(crate) struct Lane {
+    tls: &'static Tls,
+}
+
+impl Lane {
+    /// The calling thread's end of the ring.
+    pub(crate) fn producer(&mut self) -> &mut Producer {
+        // SAFETY: `attach` filled it before it let anyone have a lane.
+        unsafe { self.all().producer.assume_init_mut() }
+    }
+
+    /// The thread's other memory.
+    pub(crate) fn state(&mut self) -> &mut Rest {
+        &mut self.all().rest
+    }
+
+    fn all(&mut self) -> &mut ThreadState {
+        // SAFETY: only this thread reaches its state, and `busy` lets it have one lane at a time.
+        unsafe { &mut *self.tls.state.get() }
+    }
+
+    /// The thread's end of the ring, and the rest of its state.
+    pub(crate) fn parts(&mut self) -> (&mut Producer, &mut Rest) {
+        let state = self.all();
+        // SAFETY: `attach` filled it before it let anyone have a lane.
+        (unsafe { state.producer.assume_init_mut() }, &mut state.rest)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn follow(&mut self, wish: Wish) {
+        match wish {
+            Wish::Complete => self.producer().complete(),
+            Wish::FindChunks => {
+                self.producer().heard();
+                let line = self.all().line;
+                find_chunks(line);
+            }
+        }
+    }
+
+    /// The process got new memory from the driver.
+    pub(crate) fn mappings_changed(&mut self) {
+        self.producer().map().header().mappings.value.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        if let Some(wish) = self.producer().wish() {
+            self.follow(wish);
+        }
+        compiler_fence(Ordering::SeqCst);
+        self.tls.busy.set(0);
+    }
+}
+
+/// The calling thread's lane. `None` if there is no session (see [`Start`]), if we stepped aside, or in a signal
+/// handler that interrupted another event of this thread, which is counted as a loss.
+#[inline]
+#[unsafe(link_section = "gputrace_hot")]
+pub(crate) fn lane(start: Start) -> Option<Lane> {
+    let tls = tls::here();
+    let generation = session::generation();
+    if generation == session::OFF || (generation == 0 && start == Start::OnlyIfLive) {
+        return None;
+    }
+    let sp = tls::stack_pointer();
+    if tls.busy.get() != 0 && !was_torn_away(tls, sp) {
+        return None;
+    }
+    tls.busy.set(sp);
+    compiler_fence(Ordering::SeqCst);
+    if generation != 0 && tls.generation.get() == generation {
+        return Some(Lane { tls });
+    }
+    attach(tls, start)
+}
+
+/// Whether the event that this thread was recording will never end, because a signal handler left it by `longjmp` or by an
+/// exception. Where that is not certain the event still goes on, we are in the handler, and lose what we were called for.
+///
+/// A handler that was called inside the event stands below it on its stack, by at least [`SIGNAL_FRAME`], or on the stack
+/// set aside for signals. Whoever calls from elsewhere cannot have been called by the event. (A handler that switches to
+/// another coroutine in the middle of our code is not told apart from that; handlers may not do that anywhere.)
+#[cold]
+#[inline(never)]
+fn was_torn_away(tls: &Tls, sp: usize) -> bool {
+    let was_torn = sp > tls.busy.get().saturating_sub(SIGNAL_FRAME) && !kernel::is_on_signal_stack();
+    if was_torn {
+        // What it left may be half done: all of it is made anew.
+        tls.generation.set(0);
+    } else if let Some(map) = session::map()
+        && tls.generation.get() == session::generation()
+    {
+        map.header().lost_nested.add(0);
+    }
+    was_torn
+}
+
+/// Gives a thread its line, and the process its session if `start` allows.
+#[cold]
+#[inline(never)]
+fn attach(tls: &'static Tls, start: Start) -> Option<Lane> {
+    let _errno = KeepErrno::new();
+    let is_first = !session::is_live();
+    let has_session = !is_first || (start == Start::IfNeeded && session::begin());
+    let Some(map) = session::map().filter(|_| has_session) else {
+        tls.busy.set(0);
+        return None;
+    };
+    if !attach_thread(tls, map) {
+        map.header().lost_threads.add(0);
+        tls.busy.set(0);
+        return None;
+    }
+    let mut lane = Lane { tls };
+    if is_first {
+        devices::describe(&mut lane);
+    }
+    nvtx::catch_up(&mut lane);
+    Some(lane)
+}
+
+/// Has `describe` write to a line of its own before there is a session of this generation: the starting thread's own line
+/// comes with its first event.
+pub(crate) fn describe_process(map: Map, generation: u64, describe: impl FnOnce(&mut Producer)) {
+    let me = Owner { session: generation as u32, tid: kernel::thread_id() };
+    if let Some(line) = OWNERS.take(me, |_| true) {
+        let mut producer = Producer::new(map, line, me.tid);
+        describe(&mut producer);
+        producer.complete();
+        OWNERS.give_back(line);
+    }
+}
+
+fn attach_thread(tls: &Tls, map: Map) -> bool {
+    let me = Owner { session: session::tag(), tid: kernel::thread_id() };
+    if let Some(line) = left_line(tls, me) {
+        finish(line);
+        OWNERS.give_back(line);
+    }
+    reclaim(me, None, LOOKED_AT);
+    let Some((line, state)) = take_line(me) else { return false };
+    // SAFETY: the line is ours alone, so the block is, which was made or emptied just now: all zeros are a value of
+    // everything in it.
+    let state_ref = unsafe { &mut *state };
+    state_ref.producer.write(Producer::new(map, line, me.tid));
+    state_ref.line = line;
+    // Another session has another recorder, which knows nothing yet.
+    state_ref.rest.definitions = session::generation() as u32 | 1;
+    // SYNC: the producer is whole for whoever finishes what we leave.
+    state_ref.generation.store(session::generation(), Ordering::Release);
+    tls.state.set(state);
+    tls.waits.set(0);
+    tls.generation.set(session::generation());
+    true
+}
+
+/// The line of an event of this thread that was torn away.
+fn left_line(tls: &Tls, me: Owner) -> Option<u32> {
+    let state = tls.state.get();
+    if state.is_null() {
+        return None;
+    }
+    // SAFETY: blocks stay mapped, and these words are the owner's; whose the line is now is asked next.
+    let line = unsafe { (*state).line };
+    OWNERS.is_of(line, me).then_some(line)
+}
+
+/// A line of one's own with its memory, empty. Where there is no memory for another, the line is given back: a limit that
+/// is lifted later leaves no harm behind.
+fn take_line(me: Owner) -> Option<(u32, *mut ThreadState)> {
+    let memory_of =
+        |line: u32| STATES.get(line as usize).map_or(null_mut(), |slot| slot.load(Ordering::Acquire));
+    let has_memory = |line| !memory_of(line).is_null();
+    // Lines that have memory first, then new ones; those of threads that are gone last, because that asks the kernel
+    // about each.
+    for round in 0..2 {
+        if let Some(line) = OWNERS.take(me, has_memory) {
+            let state = memory_of(line);
+            // What an earlier owner knew of its own stack is wrong for ours.
+            // SAFETY: whole pages of a private mapping; the line is ours alone.
+            unsafe { kernel::empty(state.cast(), size_of::<ThreadState>()) };
+            return Some((line, state));
+        }
+        if let Some(line) = OWNERS.take(me, |_| true) {
+            let state: *mut ThreadState = sys::pages(size_of::<ThreadState>()).cast();
+            match STATES.get(line as usize).filter(|_| !state.is_null()) {
+                Some(slot) => {
+                    slot.store(state, Ordering::Release);
+                    return Some((line, state));
+                }
+                None => OWNERS.give_back(line),
+            }
+        }
+        if round == 0 && reclaim(me, None, map::MAX_THREADS as u32) == 0 {
+            break;
+        }
+    }
+    None
+}
+
+/// Frees lines of threads that are gone, among the next `most`, and completes their chunks.
+fn reclaim(me: Owner, current: Option<u32>, most: u32) -> u32 {
+    let process = kernel::process_id();
+    OWNERS.reclaim(me, current, most, |tid| kernel::is_thread_gone(process, tid), finish)
+}
+
+/// Completes the chunk that a line's owner left, who is gone.
+fn finish(line: u32) {
+    let Some(slot) = STATES.get(line as usize) else { return };
+    let state = slot.load(Ordering::Acquire);
+    if state.is_null() {
+        return;
+    }
+    // SAFETY: the line is the caller's now, and nobody else's.
+    let state = unsafe { &mut *state };
+    // SYNC: the producer is whole for whoever finishes what we leave.
+    if state.generation.swap(0, Ordering::Acquire) == session::generation() {
+        // SAFETY: written before the generation.
+        unsafe { state.producer.assume_init_mut() }.complete();
+    }
+}
+
+/// No chunk was free: has those of threads that are gone completed, so that the recorder can free them. A flood into a
+/// full ring must not turn into a search per event.
+fn find_chunks(line: u32) {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let now = gputrace_ring::clock::nanos(libc::CLOCK_MONOTONIC_COARSE);
+    let next = NEXT.load(Ordering::Relaxed);
+    let mine = || NEXT.compare_exchange(next, now + SEARCH_EVERY, Ordering::Relaxed, Ordering::Relaxed);
+    if now >= next && mine().is_ok() {
+        let me = Owner { session: session::tag(), tid: kernel::thread_id() };
+        reclaim(me, Some(line), map::MAX_THREADS as u32);
+    }
+}

@@ -1,0 +1,244 @@
+//! The shared file: where it is made, how large it may be, and how it is told from others.
+
+use crate::kernel::{self, File};
+use crate::sys::{self, Text};
+use crate::{config, session};
+use core::ffi::{CStr, c_int};
+use core::mem::MaybeUninit;
+use gputrace_ring::map::{self, Map};
+
+/// Bytes of the ring where nobody says otherwise: eight seconds of 100,000 events a second, should the recorder be
+/// kept from running.
+const RING_BYTES: u64 = 32 << 20;
+/// The least a ring is worth making for.
+const LEAST_RING_BYTES: u64 = 1 << 20;
+
+/// A new ring.
+pub(crate) struct Ring {
+    pub(crate) map: Map,
+    /// What the user and the recorder know it by.
+    pub(crate) path: Text<128>,
+    /// Open until the recorder has it, or for ever where it has no name that stays.
+    pub(crate) file: Option<File>,
+    /// The descriptor is the only way to it.
+    pub(crate) is_memory: bool,
+    pub(crate) identity: Identity,
+}
+
+/// Which file it is, whatever its name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Identity {
+    device: u64,
+    inode: u64,
+}
+
+impl Identity {
+    pub(crate) const fn none() -> Identity {
+        Identity { device: 0, inode: 0 }
+    }
+
+    /// Of an open file.
+    pub(crate) fn of(file: &File) -> Option<Identity> {
+        let mut facts = MaybeUninit::<libc::stat64>::zeroed();
+        let arguments = [file.number() as usize, facts.as_mut_ptr() as usize, 0, 0, 0, 0];
+        // SAFETY: the kernel writes one structure.
+        unsafe { kernel::call(libc::SYS_fstat, arguments) }.ok()?;
+        // SAFETY: the kernel has just written it.
+        Some(Identity::from(unsafe { facts.assume_init_ref() }))
+    }
+
+    fn from(facts: &libc::stat64) -> Identity {
+        Identity { device: facts.st_dev, inode: facts.st_ino }
+    }
+}
+
+impl Ring {
+    pub(crate) fn make() -> Result<Ring, &'static [u8]> {
+        let wanted = config::RING_BYTES.number().unwrap_or(RING_BYTES).max(LEAST_RING_BYTES);
+        // A file that grows beyond it is no error but a signal, which ends programs.
+        let limit = kernel::limit(libc::RLIMIT_FSIZE);
+        if limit < LEAST_RING_BYTES {
+            return Err(b"the limit of file sizes (ulimit -f) leaves no room for the ring (1 MiB is enough)");
+        }
+        let wanted = wanted.min(limit);
+        let pid = kernel::process_id();
+        let now = session::now().0;
+        let name =
+            Text::<128>::new().add(b"gputrace.").number(pid.into()).add(b".").number(now).add(b".ring");
+        Ring::in_folder(b"/dev/shm/", &name, wanted, pid)
+            .or_else(|| Ring::in_memory(wanted, pid))
+            .or_else(|| Ring::in_folder(b"/tmp/", &name, wanted, pid))
+            .ok_or(b"no room for the ring in /dev/shm, in memory or in /tmp (1 MiB is enough)")
+    }
+
+    fn in_folder(folder: &[u8], name: &Text<128>, wanted: u64, pid: u32) -> Option<Ring> {
+        let path = Text::<128>::new().add(folder).add(name.as_bytes());
+        if path.is_full() {
+            return None;
+        }
+        let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
+        let file = File::open(path.as_c_str(), flags, 0o600).ok()?;
+        match fill(&file, wanted, pid).zip(Identity::of(&file)) {
+            Some((map, identity)) => Some(Ring { map, path, file: Some(file), is_memory: false, identity }),
+            None => {
+                // We made the file, and nobody can use it.
+                remove(path.as_c_str());
+                None
+            }
+        }
+    }
+
+    fn in_memory(wanted: u64, pid: u32) -> Option<Ring> {
+        if !kernel::may_use_rare_calls() {
+            return None;
+        }
+        let arguments = [c"gputrace".as_ptr() as usize, libc::MFD_CLOEXEC as usize, 0, 0, 0, 0];
+        // SAFETY: the name ends with a zero.
+        let file = File::of(unsafe { kernel::call(libc::SYS_memfd_create, arguments) }.ok()?);
+        let map = fill(&file, wanted, pid)?;
+        let identity = Identity::of(&file)?;
+        let path = Text::new().add(b"/proc/").number(pid.into()).add(b"/fd/").number(file.number() as u64);
+        Some(Ring { map, path, file: Some(file), is_memory: true, identity })
+    }
+}
+
+/// Makes a new file a ring.
+fn fill(file: &File, wanted: u64, pid: u32) -> Option<Map> {
+    let bytes = wanted.min(space(file));
+    if bytes < LEAST_RING_BYTES {
+        return None;
+    }
+    let n_chunks = Map::chunks_in(usize::try_from(bytes).ok()?);
+    let bytes = Map::bytes_for(n_chunks);
+    // Without this a full file system would be a SIGBUS in the middle of somebody's training.
+    if !allocate(file, bytes) {
+        return None;
+    }
+    let base = kernel::map_shared(file, bytes)?;
+    // SAFETY: the file keeps its zeros.
+    let _ = unsafe { kernel::unlock(base, bytes) };
+    let writer = map::Writer { pid, start_time: start_time(), pid_namespace: pid_namespace() };
+    // SAFETY: the file is new, so the mapping is zero, as long as asked, and never unmapped.
+    let map = unsafe { Map::create(base, n_chunks, writer, session::clock()) };
+    if lock(file) {
+        map.header().lock.store(map::LOCKED, core::sync::atomic::Ordering::Release);
+    }
+    Some(map)
+}
+
+/// Bytes of its file system that a ring may take: a quarter of what is free.
+fn space(file: &File) -> u64 {
+    let mut space = MaybeUninit::<libc::statfs>::zeroed();
+    let arguments = [file.number() as usize, space.as_mut_ptr() as usize, 0, 0, 0, 0];
+    // SAFETY: the kernel writes one structure.
+    let is_known = unsafe { kernel::call(libc::SYS_fstatfs, arguments) }.is_ok();
+    // SAFETY: zeros, or what the kernel wrote.
+    let space = unsafe { space.assume_init() };
+    // A memory file says that it has no blocks at all.
+    if is_known && space.f_blocks > 0 {
+        space.f_bavail.saturating_mul(space.f_bsize as u64) / 4
+    } else {
+        u64::MAX
+    }
+}
+
+/// Gives the file its pages, all zero.
+fn allocate(file: &File, bytes: usize) -> bool {
+    let number = file.number() as usize;
+    if kernel::may_use_rare_calls() {
+        // SAFETY: changes the file and nothing else.
+        match unsafe { kernel::call(libc::SYS_fallocate, [number, 0, 0, bytes, 0, 0]) } {
+            Ok(_) => return true,
+            // This file system, or this sandbox, has no such thing.
+            Err(libc::EOPNOTSUPP | libc::ENOSYS | libc::EPERM) => {}
+            Err(_) => return false,
+        }
+    }
+    let zeros = [0_u8; 1024];
+    let mut at = 0;
+    while at < bytes {
+        match kernel::write(file.number(), zeros.get(..zeros.len().min(bytes - at)).unwrap_or_default()) {
+            Ok(n) if n > 0 => at += n,
+            Err(libc::EINTR) => {}
+            Ok(_) | Err(_) => return false,
+        }
+    }
+    true
+}
+
+/// Has the kernel tell everybody, other PID namespaces included, that somebody maps the ring: a lock of the open file
+/// description, which a mapping keeps (fcntl(2), Open file description locks; Linux 3.15).
+fn lock(file: &File) -> bool {
+    if !kernel::may_use_rare_calls() {
+        return false;
+    }
+    let mut lock = MaybeUninit::<libc::flock64>::zeroed();
+    // SAFETY: zeros are a value: the whole file, from its start.
+    let whole = unsafe { lock.assume_init_mut() };
+    whole.l_type = libc::F_RDLCK as i16;
+    whole.l_whence = libc::SEEK_SET as i16;
+    let arguments = [file.number() as usize, libc::F_OFD_SETLK as usize, lock.as_ptr() as usize, 0, 0, 0];
+    // SAFETY: the kernel reads the structure.
+    unsafe { kernel::call(libc::SYS_fcntl, arguments) }.is_ok()
+}
+
+pub(crate) fn remove(path: &CStr) {
+    let arguments = [libc::AT_FDCWD as usize, path.as_ptr() as usize, 0, 0, 0, 0];
+    // SAFETY: the path ends with a zero.
+    let _ = unsafe { kernel::call(libc::SYS_unlinkat, arguments) };
+}
+
+/// Field 22 of `/proc/self/stat` (proc(5)): when the process started, in clock ticks since boot; 0 if unreadable.
+fn start_time() -> u64 {
+    let mut buffer = [0_u8; 1024];
+    let n = sys::read_file(c"/proc/self/stat", &mut buffer);
+    let text = buffer.get(..n).unwrap_or_default();
+    // The second field is the name in parentheses, which may hold spaces and parentheses itself.
+    let after_name = text.iter().rposition(|byte| *byte == b')').map_or(0, |at| at + 2);
+    let field = text.get(after_name..).unwrap_or_default().split(|byte| *byte == b' ').nth(22 - 3);
+    field
+        .unwrap_or_default()
+        .iter()
+        .fold(0_u64, |sum, digit| sum.wrapping_mul(10).wrapping_add(u64::from(digit.wrapping_sub(b'0'))))
+}
+
+/// Inode of the PID namespace; 0 if it cannot be asked for.
+fn pid_namespace() -> u64 {
+    inode(c"/proc/self/ns/pid", 0)
+}
+
+/// Whether children of this process will be in another PID namespace than itself (`unshare(CLONE_NEWPID)`,
+/// pid_namespaces(7)). No, where that cannot be found out.
+pub(crate) fn has_namespace_for_children() -> bool {
+    let (own, of_children) = (pid_namespace(), c"/proc/self/ns/pid_for_children");
+    // Before the first child there is no such namespace: then the link is there (Linux 4.12), and leads nowhere.
+    own != 0 && inode(of_children, 0) != own && inode(of_children, libc::AT_SYMLINK_NOFOLLOW) != 0
+}
+
+/// Inode of a file; 0 if it cannot be asked for.
+fn inode(path: &CStr, flags: c_int) -> u64 {
+    let mut facts = MaybeUninit::<libc::stat64>::zeroed();
+    let (path, into) = (path.as_ptr() as usize, facts.as_mut_ptr() as usize);
+    let arguments = [libc::AT_FDCWD as usize, path, into, flags as usize, 0, 0];
+    // SAFETY: the path ends with a zero, and the kernel writes one structure.
+    match unsafe { kernel::call(libc::SYS_newfstatat, arguments) } {
+        // SAFETY: the kernel has just written it.
+        Ok(_) => Identity::from(unsafe { facts.assume_init_ref() }).inode,
+        Err(_) => 0,
+    }
+}
+
+/// Whether nobody holds the lock of this ring's file, as a recorder does for as long as it lives. No, where that cannot be
+/// found out.
+pub(crate) fn is_unlocked(path: &CStr, identity: Identity) -> bool {
+    // A file of this name may be another one by now, of any kind.
+    let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let Ok(file) = File::open(path, flags, 0) else { return false };
+    if Identity::of(&file) != Some(identity) {
+        return false;
+    }
+    let wish: c_int = libc::LOCK_SH | libc::LOCK_NB;
+    // Closing the file gives the lock back, if we have it.
+    // SAFETY: takes numbers.
+    unsafe { kernel::call(libc::SYS_flock, [file.number() as usize, wish as usize, 0, 0, 0, 0]) }.is_ok()
+}

@@ -1,0 +1,317 @@
+//! What the library must not do to a program by its sessions, its thread lines and its recorder: the program ends as it
+//! does alone, says the same, and its trace has what it did. One program of `host/` for each harm.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use gputrace_schemas::event::{Action, EventKind, LostCause};
+use gputrace_schemas::reader::Trace;
+use gputrace_tests::recorded::{self, Folder};
+
+/// Longer than any of the programs takes on the slowest machine: what is not over then hangs.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+fn scratch() -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("host");
+    fs::create_dir_all(&path).expect("a scratch directory");
+    path
+}
+
+fn compile(source: &str, name: &str, options: &[&str]) -> PathBuf {
+    let target = scratch().join(name);
+    // Built aside: tests of one process may ask for the same at once.
+    let building = scratch().join(format!("{name}.{:?}", std::thread::current().id()));
+    let output = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()))
+        .args(["-std=gnu11", "-O1", "-g", "-Wall", "-pthread", "-o"])
+        .arg(&building)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("{source}.c")))
+        .args(options)
+        .arg("-ldl")
+        .output()
+        .expect("a C compiler");
+    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    fs::rename(building, &target).expect("a built file");
+    target
+}
+
+/// The folder of a driver that does next to nothing, and takes no lock.
+fn driver() -> PathBuf {
+    let folder = scratch().join("driver");
+    fs::create_dir_all(&folder).expect("a scratch directory");
+    let options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"];
+    compile("guests/mini_driver", "driver/libcuda.so.1", &options);
+    folder
+}
+
+fn program(source: &str) -> PathBuf {
+    let driver = driver().join("libcuda.so.1").display().to_string();
+    compile(&format!("host/{source}"), source, &[&driver])
+}
+
+fn command(program: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(arguments).env("LD_LIBRARY_PATH", driver());
+    command
+}
+
+fn recorded_command(program: &Path, arguments: &[&str], folder: &Folder) -> Command {
+    let mut command = command(program, arguments);
+    recorded::preload(&mut command, folder);
+    command
+}
+
+/// Runs to its end, or fails when that does not come.
+fn run(mut command: Command) -> Output {
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
+    finish(child, &format!("{command:?}"))
+}
+
+fn finish(mut child: Child, what: &str) -> Output {
+    let started = Instant::now();
+    while child.try_wait().expect("a child").is_none() {
+        if started.elapsed() > PATIENCE {
+            child.kill().expect("a child");
+            panic!("{what} hangs");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.wait_with_output().expect("its output")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The program ends and says the same, alone and recorded. What it says to people when it is recorded.
+fn is_same(program: &Path, arguments: &[&str], folder: &Folder) -> String {
+    is_same_with(program, arguments, folder, |_| ())
+}
+
+fn is_same_with(
+    program: &Path,
+    arguments: &[&str],
+    folder: &Folder,
+    change: impl Fn(&mut Command),
+) -> String {
+    let alone = run(command(program, arguments));
+    let mut with = recorded_command(program, arguments, folder);
+    change(&mut with);
+    let with = run(with);
+    let context = format!("{} {arguments:?}: {}", program.display(), text(&with.stderr));
+    assert_eq!(text(&with.stdout), text(&alone.stdout), "{context}");
+    assert_eq!(with.status, alone.status, "{context}");
+    text(&with.stderr)
+}
+
+/// Allocations of so many bytes in the trace.
+fn allocations(trace: &Trace, bytes: u64) -> usize {
+    let is_one = |kind: &EventKind| match kind {
+        EventKind::Call(call) => call.action == Action::Alloc && call.bytes.0 == bytes,
+        _ => false,
+    };
+    trace.events().filter(|event| is_one(&event.kind)).count()
+}
+
+fn lost(trace: &Trace) -> Vec<(LostCause, u64)> {
+    let lost = |kind| if let EventKind::Lost(lost) = kind { Some((lost.cause, lost.events)) } else { None };
+    trace.events().filter_map(|event| lost(event.kind)).collect()
+}
+
+fn folder(name: &str) -> Folder {
+    Folder::new(&scratch(), &format!("traces.{name}"))
+}
+
+fn the_trace(folder: &Folder) -> Trace {
+    folder.traces(1).pop().expect("a trace")
+}
+
+const MEGABYTE: u64 = 1 << 20;
+
+#[test]
+fn a_handler_that_jumps_out_of_allocations_leaves_the_thread_seen() {
+    let folder = folder("torn");
+    is_same(&program("torn"), &[], &folder);
+    let trace = the_trace(&folder);
+    assert_eq!(allocations(&trace, 3 * MEGABYTE), 1_000);
+    assert!(trace.damages().is_empty(), "{:?}", trace.damages());
+    assert!(lost(&trace).iter().all(|(cause, _)| *cause == LostCause::Nested), "{:?}", lost(&trace));
+}
+
+#[test]
+fn every_way_of_waiting_finds_the_programs_own_children() {
+    for how in ["", "reaper"] {
+        let folder = folder(&format!("orphans.{how}"));
+        is_same(&program("orphans"), &[how], &folder);
+        assert_eq!(allocations(&the_trace(&folder), MEGABYTE), 1);
+    }
+}
+
+#[test]
+fn pid_1_of_a_namespace_can_wait_for_all_its_children() {
+    let inside = |mut program: Command| {
+        let mut command = Command::new("unshare");
+        command
+            .args(["--user", "--map-root-user", "--pid", "--fork", "--mount-proc"])
+            .arg(program.get_program());
+        command.args(program.get_args());
+        for (name, value) in program.get_envs() {
+            // Not for `unshare` itself, which must not be preloaded.
+            if let Some(value) = value {
+                command.env(name, value);
+            }
+        }
+        program.env_clear();
+        command
+    };
+    let mut probe = Command::new("true");
+    probe.env_clear();
+    if !inside(probe).status().is_ok_and(|status| status.success()) {
+        let _ = writeln!(std::io::stderr(), "skipped: this system lets nobody make PID namespaces");
+        return;
+    }
+    let folder = folder("orphans.init");
+    let program = program("orphans");
+    let alone = run(inside(command(&program, &[])));
+    let with = run(inside(recorded_command(&program, &[], &folder)));
+    assert_eq!(text(&with.stdout), text(&alone.stdout), "{}", text(&with.stderr));
+    assert_eq!(with.status, alone.status);
+    assert_eq!(allocations(&the_trace(&folder), MEGABYTE), 1);
+}
+
+#[test]
+fn a_limit_of_file_sizes_makes_the_ring_smaller_or_is_named() {
+    for (limit, is_recorded) in [("0", false), ("1024000", false), ("4000000", true)] {
+        for handler in [&[limit][..], &[limit, "handler"]] {
+            let folder = folder(&format!("small_files.{}", handler.join(".")));
+            let said = is_same(&program("small_files"), handler, &folder);
+            if is_recorded {
+                assert_eq!(allocations(&the_trace(&folder), MEGABYTE), 10);
+            } else {
+                assert!(said.contains("ulimit -f"), "{said}");
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_that_come_one_after_another_lose_nothing() {
+    for (n, how) in [("5000", &[][..]), ("200", &["locked"])] {
+        let folder = folder(&format!("threads.{}", how.join("")));
+        is_same(&program("threads_come_and_go"), &[&[n], how].concat(), &folder);
+        let trace = the_trace(&folder);
+        let wanted = n.parse::<usize>().expect("a number") + 1;
+        assert_eq!((allocations(&trace, MEGABYTE), lost(&trace)), (wanted, Vec::new()));
+    }
+}
+
+#[test]
+fn memory_that_is_short_for_a_while_costs_the_events_of_that_while() {
+    let folder = folder("threads.room");
+    is_same(&program("threads_come_and_go"), &["2000", "room"], &folder);
+    let trace = the_trace(&folder);
+    let n_lost: u64 = lost(&trace).iter().map(|(_, events)| events).sum();
+    // Two calls for each allocation; the second step of the thread, and all threads after it, are recorded.
+    assert!(n_lost <= 2 * 1200, "{:?}", lost(&trace));
+    assert_eq!(
+        allocations(&trace, MEGABYTE) as u64 + n_lost / 2,
+        1 + 1200 + 1200 + 2000,
+        "{:?}",
+        lost(&trace)
+    );
+}
+
+#[test]
+fn threads_that_record_little_do_not_fill_a_small_ring() {
+    let folder = folder("slow_threads");
+    is_same_with(&program("slow_threads"), &[], &folder, |command| {
+        command.env("GPUTRACE_RING_BYTES", "1048576");
+    });
+    let trace = the_trace(&folder);
+    assert_eq!((allocations(&trace, MEGABYTE), lost(&trace)), (300, Vec::new()));
+}
+
+#[test]
+fn a_thread_that_is_cancelled_makes_its_session_to_the_end() {
+    for how in [&[][..], &["asynchronous"]] {
+        let folder = folder(&format!("cancelled.{}", how.join("")));
+        is_same(&program("cancelled"), how, &folder);
+        assert_eq!(allocations(&the_trace(&folder), 3 * MEGABYTE), 50);
+    }
+}
+
+#[test]
+fn libraries_that_stand_in_for_the_c_librarys_functions_see_no_call_of_ours() {
+    let folder = folder("table_of_handlers");
+    let guest = compile("host/table_of_handlers", "libtable.so", &["-shared", "-fPIC", "-DLIBRARY"]);
+    let program = program("table_of_handlers");
+    let mut alone = command(&program, &[]);
+    let mut with = recorded_command(&program, &[], &folder);
+    alone.env("LD_PRELOAD", &guest);
+    let ours = recorded::built().join("libgputrace.so");
+    with.env("LD_PRELOAD", format!("{}:{}", guest.display(), ours.display()));
+    let (with, alone) = (run(with), run(alone));
+    assert_eq!(text(&with.stdout), text(&alone.stdout), "{}", text(&with.stderr));
+    assert_eq!(with.status, alone.status);
+    assert_eq!(allocations(&the_trace(&folder), MEGABYTE), 1);
+}
+
+#[test]
+fn the_recorder_keeps_none_of_the_programs_files() {
+    for how in ["", "refuses", "kills", "closes"] {
+        let folder = folder(&format!("open_files.{how}"));
+        is_same(&program("open_files"), &[how], &folder);
+        assert_eq!(allocations(&the_trace(&folder), MEGABYTE), 101, "{how}");
+    }
+}
+
+#[test]
+fn an_environment_that_changes_all_the_time_is_read() {
+    let folder = folder("busy_environment");
+    is_same(&program("busy_environment"), &[], &folder);
+    for trace in folder.traces(10) {
+        assert_eq!(allocations(&trace, MEGABYTE), 1);
+    }
+}
+
+#[test]
+fn a_thread_that_chose_a_processor_and_a_priority_chose_them_for_itself() {
+    let folder = folder("pinned");
+    let mut command = recorded_command(&program("pinned"), &[], &folder);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the program starts");
+    let mut said = [0; 8];
+    child.stdout.as_mut().expect("a pipe").read_exact(&mut said).expect("a word");
+    let recorder = recorder_of(child.id());
+    let status = fs::read_to_string(format!("/proc/{recorder}/status")).expect("a recorder that lives");
+    let stat = fs::read_to_string(format!("/proc/{recorder}/stat")).expect("a recorder that lives");
+    drop(child.stdin.take());
+    finish(child, "pinned");
+    let allowed = |text: &str| {
+        text.lines()
+            .find_map(|line| line.strip_prefix("Cpus_allowed_list:").map(|list| list.trim().to_owned()))
+    };
+    let own = fs::read_to_string("/proc/self/status").expect("our own state");
+    assert_eq!(allowed(&status), allowed(&own));
+    // proc(5): field 41 is the policy; the name in parentheses is the second.
+    let policy = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(41 - 3));
+    assert_eq!(policy, Some("0"), "not SCHED_OTHER");
+}
+
+/// The process that records this one.
+fn recorder_of(pid: u32) -> u32 {
+    let started = Instant::now();
+    let ring = format!("gputrace.{pid}.");
+    loop {
+        for entry in fs::read_dir("/proc").expect("/proc").flatten() {
+            let words = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let words = text(&words);
+            if words.contains("\0recorder\0") && words.contains(&ring) {
+                return entry.file_name().to_string_lossy().parse().expect("a number");
+            }
+        }
+        assert!(started.elapsed() < PATIENCE, "nothing records process {pid}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
