@@ -660,6 +660,27 @@ fn rings(run: &Run) -> Vec<PathBuf> {
     rings.into_iter().collect()
 }
 
+/// Removes the rings that nobody can give back, because whoever ended took its recorder along (PID 1), or came no further
+/// than making the file. Each of them is memory.
+fn remove_rings_of_nobody(since: SystemTime) {
+    let maps: String = fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|process| fs::read_to_string(process.path().join("maps")).ok())
+        .collect();
+    for entry in fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid = name.strip_prefix("gputrace.").and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
+        let Ok(data) = entry.metadata() else { continue };
+        let is_nobodys = pid.is_some_and(|pid| pid < 100) || data.len() == 0;
+        let is_ours = data.modified().is_ok_and(|time| time >= since) && name.ends_with(".ring");
+        if is_ours && pid.is_some() && is_nobodys && !maps.contains(&name) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
 /// Processes of a run: all have the name of its file in their environment.
 fn processes(usage: &Path) -> Vec<(u32, String)> {
     let wanted = format!("TORTURE_USAGE={}\0", usage.display()).into_bytes();
@@ -680,11 +701,14 @@ fn processes(usage: &Path) -> Vec<(u32, String)> {
 /// Waits until the last process of a run has ended, recorders among them; says who does not.
 fn wait_for_the_end(usage: &Path) -> Option<String> {
     let began = Instant::now();
+    let mut was_empty = false;
     loop {
         let left = processes(usage);
-        if left.is_empty() {
+        // While a process becomes another program, it has no environment for a moment.
+        if left.is_empty() && was_empty {
             return None;
         }
+        was_empty = left.is_empty();
         if began.elapsed() > HANG {
             for (pid, _) in &left {
                 kill(&pid.to_string());
@@ -895,6 +919,7 @@ fn every_scenario_ends_as_it_does_alone_and_shows_the_losses_it_had() {
     let only = std::env::var("GPUTRACE_TORTURE_ONLY").unwrap_or_default();
     let scenarios: Vec<&Scenario> =
         SCENARIOS.iter().filter(|scenario| scenario.name.contains(&only)).collect();
+    let began = SystemTime::now();
     let workshop = Workshop::new();
     let built = workshop.build_all(&scenarios);
     let rows = Mutex::new(BTreeMap::new());
@@ -941,6 +966,7 @@ fn every_scenario_ends_as_it_does_alone_and_shows_the_losses_it_had() {
         }
         rows.lock().expect("no panic").insert(at, mine);
     });
+    remove_rings_of_nobody(began);
     let rows: Vec<Row> = rows.into_inner().expect("no panic").into_values().flatten().collect();
     let failed = rows.iter().filter(|row| !row.failures.is_empty()).count();
     let skipped = rows.iter().filter(|row| row.skipped.is_some()).count();

@@ -48,8 +48,10 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         if is_shuffled { Box::new(Shuffled::new(7)) } else { Box::new(Bump::new(Direction::Ascending)) };
     let mut device = Device::new(total, limit, space).audited();
     let outcome = run(&ops, &mut *policy, &mut device, &mut Unobserved);
+    // PyTorch compares with its limit what a segment would take, and then maps whole pages of 20 MiB.
+    let beyond = if options.contains("expandable_segments") && limit.is_some() { 20 << 20 } else { 0 };
     assert!(
-        outcome.books.reserved.peak <= limit.unwrap_or(total),
+        outcome.books.reserved.peak <= limit.unwrap_or(total) + beyond,
         "{} reserved what is not there",
         entry.name
     );

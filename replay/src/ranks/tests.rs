@@ -8,7 +8,7 @@
 //! AR8!           never returns
 //! init:w split:x=0 shrink:x=1   make communicators: unique id, color, ranks left out
 //! ( )            a group
-//! wait           two seconds pass
+//! wait wait300   two seconds pass, 300 microseconds pass
 //! refused        the driver has no memory for PyTorch's allocator, which asks again
 //! oom            PyTorch raises OutOfMemoryError
 //! exit killed    how it ends, before the end of the job
@@ -69,6 +69,10 @@ struct Writer {
 
 impl Writer {
     fn word(&mut self, word: &str) {
+        if let Some(micros) = word.strip_prefix("wait").and_then(|micros| micros.parse::<u64>().ok()) {
+            self.now += micros * 1000;
+            return;
+        }
         self.now += MILLISECOND;
         let (word, returns) = word.strip_suffix('!').map_or((word, true), |word| (word, false));
         let (word, line) = word.split_once('@').unwrap_or((word, "1"));
@@ -591,6 +595,50 @@ fn a_rank_that_comes_late_is_a_straggler() {
         expect![[r#"
         Straggler [2] of world in collective 39, lines 11 and 0, waiting [] x39
           rank 2 comes last to 39 of 40 collectives on world, 40.020 s after the median on average, most of it before step (/job/train.py:11); the host's arrival is weak evidence for the GPU's
+    "#]],
+    );
+}
+
+#[test]
+fn a_rank_that_is_late_by_less_than_a_millisecond_or_only_at_times_is_none() {
+    let steps = |late: [&str; 4]| {
+        let steps: String = late.iter().cycle().take(20).map(|late| format!(" {late} AR8@10")).collect();
+        format!("init:w{steps}")
+    };
+    let in_time = steps([""; 4]);
+    // Nobody waits for it here, so it adds up, to 0.45 ms.
+    check(
+        &[&in_time, &steps(["wait90", "", "", ""]), &in_time],
+        expect![[r#"
+        consistent
+    "#]],
+    );
+    // Now this one and now that one.
+    let (first, second) = (steps(["wait9000", "", "", ""]), steps(["", "", "wait9000", ""]));
+    check(
+        &[&first, &second, &first],
+        expect![[r#"
+        consistent
+    "#]],
+    );
+}
+
+#[test]
+fn a_job_that_is_stopped_at_work_waits_for_nobody() {
+    let others = "init:w AR8@10 BC4@11 AR8@10! wait400000 killed";
+    check(
+        &[others, others, "init:w AR8@10 BC4@11 wait401000 killed"],
+        expect![[r#"
+        consistent
+    "#]],
+    );
+    // A rank that is away for longer than a busy machine keeps one waiting.
+    let others = "init:w AR8@10 BC4@11 AR8@10! wait900000 killed";
+    check(
+        &[others, others, "init:w AR8@10 BC4@11 wait901000 killed"],
+        expect![[r#"
+        RankStuck [2] of world in collective 2, lines 11 and 10, waiting [0, 1]
+          ranks 0, 1 wait in call 2 on world, all_reduce(8 float32, sum) at step (/job/train.py:10), for rank 2, which never made it: it is elsewhere; its last call was broadcast(4 float32, root 0) at step (/job/train.py:11), 902.0 ms before its end
     "#]],
     );
 }

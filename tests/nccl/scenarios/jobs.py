@@ -51,6 +51,24 @@ def steps(comm, n):
         comm.wait()
 
 
+def come(rank):
+    """The file in which a rank says how far it came; the test removes it with the meetings."""
+    return f"/dev/shm/fake-nccl.{os.environ['FAKE_NCCL_JOB']}.come.{rank}"
+
+
+def has_come():
+    with open(come(nccl.RANK), "a") as file:
+        file.write(".")
+
+
+def comes_after_the_others(step):
+    """However slow they are."""
+    others = [come(rank) for rank in range(nccl.WORLD) if rank != nccl.RANK]
+    while not all(os.path.exists(other) and os.path.getsize(other) > step for other in others):
+        time.sleep(0.001)
+    time.sleep(0.02)
+
+
 def hang():
     """Does nothing until it is killed."""
     time.sleep(60)
@@ -412,10 +430,11 @@ def is_waited_for_in_a_part_of_the_job():
 @fault("straggler", [2], sequence="any")
 def comes_late_each_time():
     world = nccl.init()
-    for _ in range(20):
+    for step in range(20):
         if nccl.RANK == 2:
-            time.sleep(0.02)
+            comes_after_the_others(step)
         world.all_reduce(1024)  # own
+        has_come()
         world.wait()
 
 
