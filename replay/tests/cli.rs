@@ -920,6 +920,18 @@ fn record_becomes_the_program() {
 }
 
 #[test]
+fn an_amount_of_memory_is_read_alike_everywhere() {
+    let ring = |text: &str| {
+        let mut command = gputrace();
+        command.env("GPUTRACE_LIBRARY", libc()).args(["record", "--ring-size", text, "--"]);
+        let output = command.args(["sh", "-c", "echo $GPUTRACE_RING_BYTES"]).output().unwrap();
+        self::text(&output.stdout).trim().to_owned()
+    };
+    let read = ["4096", "64m", "1.5G", "1GiB", "2GB"].map(ring);
+    assert_eq!(read, ["4096", "67108864", "1610612736", "1073741824", "2000000000"]);
+}
+
+#[test]
 fn record_hands_its_options_on() {
     let mut command = gputrace();
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("GPUTRACE_")) {

@@ -238,12 +238,6 @@ impl<W: Write> Writer<W> {
         self.n_dropped
     }
 
-    /// Events that are kept for the next block.
-    #[must_use]
-    pub fn events_kept(&self) -> usize {
-        self.events.len()
-    }
-
     /// Bytes of definitions that are kept for the next block, about.
     #[must_use]
     pub fn definitions_kept(&self) -> usize {

@@ -33,17 +33,16 @@ pub fn parse(text: &str) -> Result<u64, String> {
 
 /// Writes an amount with two decimals and an IEC unit.
 pub fn iec(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
-    if bytes < 1024 {
-        return format!("{bytes} B");
+    let mut value = bytes as f64;
+    let mut unit = "B";
+    for next in ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"] {
+        // What would be written as 1024.00 is written in the next unit.
+        if value < 1023.995 {
+            break;
+        }
+        (value, unit) = (value / 1024.0, next);
     }
-    let mut value = bytes as f64 / 1024.0;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    format!("{value:.2} {}", UNITS[unit])
+    if unit == "B" { format!("{bytes} B") } else { format!("{value:.2} {unit}") }
 }
 
 #[cfg(test)]
@@ -57,7 +56,9 @@ mod tests {
             ("1024", 1024),
             ("40GiB", 40 << 30),
             ("40g", 40 << 30),
+            ("64m", 64 << 20),
             ("1.5 MiB", 3 << 19),
+            ("1.5G", 3 << 29),
             ("80GB", 80_000_000_000),
         ] {
             assert_eq!(parse(text), Ok(bytes), "{text}");
@@ -69,7 +70,7 @@ mod tests {
 
     #[test]
     fn amounts_are_written_in_iec_units() {
-        let written: Vec<String> = [0, 1023, 1024, 1 << 20, 3 << 29, 5 << 50].map(iec).into();
+        let written: Vec<String> = [0, 1023, 1024, (1 << 20) - 1, 3 << 29, 5 << 50].map(iec).into();
         assert_eq!(written, ["0 B", "1023 B", "1.00 KiB", "1.00 MiB", "1.50 GiB", "5.00 PiB"]);
     }
 }

@@ -395,16 +395,6 @@ impl<'a> Laboratory<'a> {
             _ => (Box::new(Shuffled::new(seed)), false),
         }
     }
-
-    /// Whether a question is about the recorded allocator itself.
-    pub fn is_recorded(&self, question: &Question) -> bool {
-        let Some(profile) = profile(question.torch_version) else { return false };
-        let recorded = self.stream.settings.options.as_deref().unwrap_or("");
-        if self.stream.settings.policy != "torch" {
-            return question.policy == self.stream.settings.policy && question.options == recorded;
-        }
-        question.policy == "torch" && parse(&question.options, profile) == parse(recorded, profile)
-    }
 }
 
 fn device<'a>(

@@ -18,7 +18,7 @@ use rustc_hash::FxHashMap;
 
 use crate::ledger::{Held, Ledger, SiteId, Watch};
 use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::render::text::{bytes, time};
+use crate::report::words::{bytes, time};
 use crate::story::Story;
 use crate::trace::Definitions;
 

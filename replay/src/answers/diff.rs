@@ -207,7 +207,7 @@ fn site(side: &Side, holder: &Holder, lines: &mut Lines) -> String {
 /// `<= 4 MiB`; objects from one stack are taken together, by their mean.
 fn size_class(bytes: u64) -> String {
     let upper = bytes.max(512).checked_next_power_of_two().unwrap_or(u64::MAX);
-    format!("<= {}", crate::report::render::text::bytes(Bytes(upper)))
+    format!("<= {}", crate::report::words::bytes(Bytes(upper)))
 }
 
 #[cfg(test)]

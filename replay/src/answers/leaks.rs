@@ -7,7 +7,7 @@ use gputrace_schemas::event::{Bytes, HOST};
 use crate::analyse::growth::{Growing, Growth, Place};
 use crate::ledger::{Books, StepSource};
 use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::render::text;
+use crate::report::words;
 use crate::rules::{self, is_like};
 use crate::story::Story;
 use crate::trace::owners::TORCH;
@@ -224,7 +224,7 @@ impl Leaks {
         let section = match self.suppressed {
             (0, _) => section,
             (n, bytes) => {
-                section.line(Mood::Note, format!("{n} suppressed, {} together", text::bytes(bytes)))
+                section.line(Mood::Note, format!("{n} suppressed, {} together", words::bytes(bytes)))
             }
         };
         section.warn(story.doubts())

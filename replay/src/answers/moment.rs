@@ -7,7 +7,7 @@ use gputrace_schemas::event::{Bytes, Nanos, StackId};
 
 use crate::analyse::live::{CACHED, Holder, Level, Lines, NO_STACK, Parts, Picture, View, When, owner};
 use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::render::text::{bytes, time};
+use crate::report::words::{bytes, time};
 
 /// Rows of a table, and how many are left at least where it is cut.
 const ROWS: (usize, usize) = (20, 1);

@@ -13,8 +13,8 @@ use crate::analyse::live;
 use crate::answers::caught::{self, Caught, CaughtOom};
 use crate::ledger::{Ledger, TorchOom, Watch};
 use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::render::text::bytes;
 use crate::report::sections::POSTMORTEM;
+use crate::report::words::bytes;
 use crate::story::Story;
 use crate::trace::source::Source;
 

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use gputrace_schemas::event::{Action, Event, EventKind, Nanos, Process, StackId};
+use gputrace_sim::policies::torch::VARIABLES;
 use rustc_hash::FxHashMap;
 
 use super::parts::events::each_event;
@@ -96,8 +97,7 @@ impl Export for TorchPickle {
         pickle.text("allocator_settings")?;
         pickle.raw(b"}(")?;
         pickle.text("PYTORCH_CUDA_ALLOC_CONF")?;
-        let names = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
-        let options = process.environment.iter().find(|(name, _)| names.contains(&&**name));
+        let options = process.environment.iter().find(|(name, _)| VARIABLES.contains(&&**name));
         pickle.text(options.map_or("", |(_, value)| value))?;
         pickle.raw(b"uu.")
     }

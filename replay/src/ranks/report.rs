@@ -16,7 +16,7 @@ use super::memory::{self, LogicalTime};
 use super::waits::Standing;
 use crate::answers::processes::{self, Node, Traced};
 use crate::report::model::{Mood, Part, Report, Section, Table, Value};
-use crate::report::render::text;
+use crate::report::words;
 use crate::trace::source::Source;
 
 /// `gputrace.ranks/1`.
@@ -343,7 +343,10 @@ impl JobReport {
                 Mood::Warning,
                 format!("{} calls fit together, but {} has no trace", self.calls, rank_names(&self.missing)),
             ),
-            Verdict::Inconsistent => section.line(Mood::Bad, format!("inconsistent: {n_wrong} findings")),
+            Verdict::Inconsistent => {
+                let findings = if n_wrong == 1 { "finding" } else { "findings" };
+                section.line(Mood::Bad, format!("inconsistent: {n_wrong} {findings}"))
+            }
             Verdict::NoCalls => section.line(Mood::Note, "no call into NCCL was recorded"),
         };
         for note in &self.notes {
@@ -389,7 +392,7 @@ impl JobReport {
         let mut section = Section::new("strangers", "Processes on GPUs that are not theirs");
         for stranger in &self.strangers {
             let context = stranger.context_bytes.map_or_else(String::new, |bytes| {
-                format!(" and a context of about {}", text::bytes(Bytes(bytes)))
+                format!(" and a context of about {}", words::bytes(Bytes(bytes)))
             });
             let whose = match stranger.owners.as_slice() {
                 [] => String::new(),
@@ -401,7 +404,7 @@ impl JobReport {
                     "rank {} (pid {}) has up to {}{context} on cuda:{} {}{whose}; first touched at {}",
                     stranger.rank,
                     stranger.pid,
-                    text::bytes(Bytes(stranger.peak_bytes)),
+                    words::bytes(Bytes(stranger.peak_bytes)),
                     stranger.device,
                     stranger.uuid.as_deref().unwrap_or("(unknown)"),
                     stranger.place.as_ref().map_or("an unknown place", |place| &place.text),
@@ -580,7 +583,7 @@ impl JobReport {
         for row in self.arrivals.iter().take(16) {
             let late = |late: i64| match late {
                 0.. => Value::Time(Nanos(late as u64)),
-                _ => Value::text(format!("-{}", text::time(Nanos(late.unsigned_abs())))),
+                _ => Value::text(format!("-{}", words::time(Nanos(late.unsigned_abs())))),
             };
             table.rows.push(vec![
                 Value::Count(row.rank.into()),
@@ -594,7 +597,7 @@ impl JobReport {
         }
         let clocks = match self.clock_uncertainty_ns {
             Some(0) => "all on one host: one clock".to_owned(),
-            Some(ns) => format!("clocks of the hosts agree within {}", text::time(Nanos(ns))),
+            Some(ns) => format!("clocks of the hosts agree within {}", words::time(Nanos(ns))),
             None => {
                 "the clocks of the hosts could not be aligned: arrivals at different hosts do not compare"
                     .to_owned()
@@ -779,7 +782,7 @@ fn memory_section(memory: &MemoryReport) -> Section {
         let owners: Vec<String> = rank
             .owners
             .iter()
-            .map(|part| format!("{} {}", part.owner, text::bytes(Bytes(part.bytes))))
+            .map(|part| format!("{} {}", part.owner, words::bytes(Bytes(part.bytes))))
             .collect();
         table.rows.push(vec![
             Value::Count(rank.rank.into()),

@@ -23,6 +23,8 @@ use super::calls::Participant;
 use super::collect::collect;
 use super::diagnose::diagnose;
 use super::jobs::jobs;
+use super::report::Ranks;
+use crate::report::render::text;
 use crate::trace::Recording;
 use crate::trace::source::Source;
 
@@ -462,11 +464,11 @@ fn a_rank_that_never_comes_to_the_making_of_a_communicator() {
     check(
         &["init:w shrink:x=1@6!", "init:w killed", "init:w shrink:x=1@6!", "init:w AR8@3!"],
         expect![[r#"
-        MissingInShrink [3] of world in management 0, lines 3 and 6, waiting [0, 2, 3]
-          rank 3 never came: rank 3 in all_reduce(8 float32, sum) at step (/job/train.py:3) on world, call 0, for rank 0; ranks 0, 2 in comm_shrink at step (/job/train.py:6) on world, call 0, for rank 3
-        RankKilled [1] of world in collective 0, lines 1 and 3, waiting [3]
-          rank 3 waits in call 0 on world, all_reduce(8 float32, sum) at step (/job/train.py:3), for rank 1, which never made it: it was killed 18.998 s before the last; its last call was comm_init at step (/job/train.py:1), 1.0 ms before its end
-    "#]],
+            MissingInShrink [3] of world in management 0, lines 3 and 6, waiting [0, 2, 3]
+              rank 3 never came: rank 3 in all_reduce(8 float32, sum) at step (/job/train.py:3) on world, call 0, for ranks 0, 2; ranks 0, 2 in comm_shrink at step (/job/train.py:6) on world, call 0, for rank 3
+            RankKilled [1] of world in collective 0, lines 1 and 3, waiting [3]
+              rank 3 waits in call 0 on world, all_reduce(8 float32, sum) at step (/job/train.py:3), for rank 1, which never made it: it was killed 18.998 s before the last; its last call was comm_init at step (/job/train.py:1), 1.0 ms before its end
+        "#]],
     );
     check(
         &["init:w shrink:x=1@6 exit", "init:w killed", "init:w shrink:x=1@6 exit"],
@@ -492,6 +494,31 @@ fn a_rank_ran_out_of_memory_where_pytorch_gave_up_and_not_where_it_asked_again()
           rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it ended by itself; its last call was all_reduce(8 float32, sum) at step (/job/train.py:10), 2.0 ms before its end
     "#]],
     );
+}
+
+#[test]
+fn everybody_who_is_awaited_is_named() {
+    let on_world = "init:w init:x AR8@10!";
+    let on_other = "init:w init:x x.AR4@20!";
+    check(
+        &[on_world, on_world, on_other, on_other],
+        expect![[r#"
+        SwappedCommunicators [0, 1, 2, 3] of world in collective 0, lines 10 and 20, waiting [0, 1, 2, 3]
+          ranks 0 to 3 wait for each other: ranks 0, 1 in all_reduce(8 float32, sum) at step (/job/train.py:10) on world, call 0, for ranks 2, 3; ranks 2, 3 in all_reduce(4 float32, sum) at step (/job/train.py:20) on communicator 1, call 0, for ranks 0, 1
+    "#]],
+    );
+}
+
+#[test]
+fn one_finding_is_one_finding() {
+    let texts = ["init:w AR8@10 exit", "init:w AR16@10 exit", "init:w AR8@10 exit"];
+    let participants: Vec<Participant> =
+        (0..).zip(texts).map(|(rank, text)| participant(rank, 3, text)).collect();
+    let report = Ranks::of(&participants, &|_| None).report();
+    let mut shown = Vec::new();
+    text::render(&report, text::Style { width: None, color: false }, &mut shown).unwrap();
+    let shown = String::from_utf8(shown).unwrap();
+    assert!(shown.contains("inconsistent: 1 finding\n"), "{shown}");
 }
 
 #[test]
@@ -545,14 +572,14 @@ fn two_communicators_in_different_orders() {
         &["init:w init:x AR8@10!", "init:w init:x AR8@10!", "init:w init:x x.AR8@11!"],
         expect![[r#"
             SwappedCommunicators [2] of communicator 1 in collective 0, lines 11 and 10, waiting [0, 1, 2]
-              ranks 0 to 2 wait for each other: ranks 0, 1 in all_reduce(8 float32, sum) at step (/job/train.py:10) on world, call 0, for rank 2; rank 2 in all_reduce(8 float32, sum) at step (/job/train.py:11) on communicator 1, call 0, for rank 0
+              ranks 0 to 2 wait for each other: ranks 0, 1 in all_reduce(8 float32, sum) at step (/job/train.py:10) on world, call 0, for rank 2; rank 2 in all_reduce(8 float32, sum) at step (/job/train.py:11) on communicator 1, call 0, for ranks 0, 1
         "#]],
     );
     check(
         &["init:w init:x AR8@10!", "init:w init:x AR8@10!", "init:w init:x x.AR8@10!"],
         expect![[r#"
             WrongCommunicator [2] of communicator 1 in collective 0, lines 10 and 10, waiting [0, 1, 2]
-              rank 2 made on another communicator the call that the others made: ranks 0, 1 in all_reduce(8 float32, sum) at step (/job/train.py:10) on world, call 0, for rank 2; rank 2 in all_reduce(8 float32, sum) at step (/job/train.py:10) on communicator 1, call 0, for rank 0
+              rank 2 made on another communicator the call that the others made: ranks 0, 1 in all_reduce(8 float32, sum) at step (/job/train.py:10) on world, call 0, for rank 2; rank 2 in all_reduce(8 float32, sum) at step (/job/train.py:10) on communicator 1, call 0, for ranks 0, 1
         "#]],
     );
     // As on a GPU: every call returns, and all wait for ever.

@@ -372,7 +372,7 @@ impl<'a> Waits<'a> {
         let label = &self.job.communicators[main.communicator].label;
         let others = self.edge_text(main);
         let waiting = self.ranks(into.iter().map(|edge| edge.from));
-        let (mut kind, mut reason, mut own, mut stack) = match target {
+        let (mut kind, reason, mut own, mut stack) = match target {
             Who::Actor(actor) => self.reason(actor, main),
             Who::Rank(_) | Who::Member(..) => (Kind::RankStuck, "has no trace".to_owned(), None, vec![]),
         };
@@ -429,7 +429,6 @@ impl<'a> Waits<'a> {
                 )
             }
         };
-        reason.clear();
         let mut finding = Finding::new(kind, Severity::Error, ranks);
         finding.communicator = Some(label.clone());
         if let At::Call(lane, n) = main.at {
@@ -579,8 +578,7 @@ impl<'a> Waits<'a> {
             (false, _) => Kind::DeadlockCycle,
         };
         let ranks = self.ranks(culprits.iter().copied());
-        let steps: Vec<String> =
-            groups.iter().filter_map(|(at, who)| self.step(*at, who, edge_at(*at)?)).collect();
+        let steps: Vec<String> = groups.iter().filter_map(|(at, who)| self.step(*at, who, inner)).collect();
         let mut finding = Finding::new(kind, Severity::Error, ranks);
         finding.undecided = fewest == most;
         finding.communicator = Some(self.job.communicators[at.0].label.clone());
@@ -647,13 +645,12 @@ impl<'a> Waits<'a> {
         self.text_of(member, lane, usize::try_from(n).ok()?).or_else(|| self.edge_text(edge))
     }
 
-    fn step(&self, at: (usize, At), who: &BTreeSet<usize>, edge: &Edge) -> Option<String> {
+    /// Who waits at one place of a circle, and for whom.
+    fn step(&self, at: (usize, At), who: &BTreeSet<usize>, inner: &[&Edge]) -> Option<String> {
         let label = &self.job.communicators[at.0].label;
-        let call = self.own_text(edge)?.text();
-        let mut targets: BTreeSet<u32> = BTreeSet::new();
-        for other in self.edges_like(edge) {
-            targets.insert(other);
-        }
+        let edges = || inner.iter().filter(|edge| (edge.communicator, edge.at) == at);
+        let call = self.own_text(edges().next()?)?.text();
+        let targets: BTreeSet<u32> = edges().filter_map(|edge| self.awaited(edge)).collect();
         let names = rank_names(&self.ranks(who.iter().copied()));
         let targets: Vec<u32> = targets.into_iter().collect();
         let number = match at.1 {
@@ -663,11 +660,12 @@ impl<'a> Waits<'a> {
         Some(format!("{names} in {call} on {label}{number}, for {}", rank_names(&targets)))
     }
 
-    fn edges_like(&self, edge: &Edge) -> Vec<u32> {
+    /// The rank that an edge leads to.
+    fn awaited(&self, edge: &Edge) -> Option<u32> {
         match edge.to {
-            Who::Actor(actor) => vec![self.rank(actor)],
-            Who::Rank(rank) => vec![rank],
-            Who::Member(..) => vec![],
+            Who::Actor(actor) => Some(self.rank(actor)),
+            Who::Rank(rank) => Some(rank),
+            Who::Member(..) => None,
         }
     }
 
@@ -763,7 +761,7 @@ impl<'a> Waits<'a> {
         };
         let mut waits_for: BTreeSet<u32> = BTreeSet::new();
         for edge in edges.iter().filter(|edge| edge.from == actor) {
-            waits_for.extend(self.edges_like(edge));
+            waits_for.extend(self.awaited(edge));
         }
         let world = self.job.world.map(|world| &self.job.communicators[world]);
         let member =

@@ -166,8 +166,7 @@ impl Table {
             });
             let bytes = Bytes(bytes.fold(0, u64::saturating_add));
             let n_rows = self.rows.len() - n;
-            self.left_out =
-                Some(format!("{n_rows} more with {} together", super::render::text::bytes(bytes)));
+            self.left_out = Some(format!("{n_rows} more with {} together", super::words::bytes(bytes)));
             self.rows.truncate(n);
         }
         self

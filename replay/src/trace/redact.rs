@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use gputrace_schemas::event::{
     CommConfig, Communicator, Device, Event, EventKind, Frame, Module, Process, Thread,
 };
+use gputrace_sim::policies::torch::VARIABLES;
 use gputrace_sim::stacks::python_package;
 
 use crate::trace::Recording;
@@ -17,8 +18,6 @@ use crate::trace::owners::{self, file_name};
 
 /// What the program is called.
 const PROGRAM: &str = "program";
-/// The environment variables whose values are options of PyTorch's allocator.
-const OPTIONS: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
 
 /// The definitions of a trace with everything private renamed; its events are left out.
 #[must_use]
@@ -60,7 +59,7 @@ fn process(process: &Process, names: &mut Names) -> Process {
             names.known.insert(command.clone(), PROGRAM.to_owned());
         }
     }
-    let options = process.environment.iter().filter(|(name, _)| OPTIONS.contains(&name.as_str()));
+    let options = process.environment.iter().filter(|(name, _)| VARIABLES.contains(&name.as_str()));
     Process {
         host: String::new(),
         boot: String::new(),
@@ -228,13 +227,13 @@ mod tests {
         let mut original = recording(SCENE);
         original.process.host = "node7".into();
         original.process.environment =
-            vec![("NCCL_SOCKET_IFNAME".into(), "eth7".into()), (OPTIONS[0].into(), "a:b".into())];
+            vec![("NCCL_SOCKET_IFNAME".into(), "eth7".into()), (VARIABLES[0].into(), "a:b".into())];
         let mut redacted = definitions(&original);
         redacted.events = original.events.iter().map(event).collect();
         let shown = format!("{:?} {:?} {:?}", redacted.process, redacted.events, redacted.devices);
         for secret in ["node7", "eth7", "--big", "/job", "./train", "GPU-"] {
             assert!(!shown.contains(secret), "{secret}: {shown}");
         }
-        assert_eq!(redacted.process.environment, [(OPTIONS[0].to_owned(), "a:b".to_owned())]);
+        assert_eq!(redacted.process.environment, [(VARIABLES[0].to_owned(), "a:b".to_owned())]);
     }
 }

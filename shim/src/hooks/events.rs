@@ -1,7 +1,7 @@
 //! Stream events, stream capture, and nodes of graphs.
 //!
 //! PyTorch's allocator gives a block that other streams used back to its pool only when an event it recorded on each
-//! of them is done (allocators.md, CUDACachingAllocator.cpp `insert_events`, `process_events`). It records them just
+//! of them is done (CUDACachingAllocator.cpp `insert_events`, `process_events`). It records them just
 //! before it reports the free, on the same thread, and asks for them inside `allocate`. Programs record and ask for
 //! far more events than that, so a recorded event is only noted beside the thread, and becomes a record when a free
 //! of PyTorch's follows.

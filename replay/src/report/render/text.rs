@@ -2,10 +2,11 @@
 
 use std::io::{self, Write};
 
-use gputrace_schemas::event::{Bytes, Nanos};
+use gputrace_schemas::event::Bytes;
 use gputrace_schemas::printable::{Screen, printable};
 
 use crate::report::model::{Item, Mood, Part, Report, Section, Table, Value};
+use crate::report::words;
 
 /// How text may look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -150,59 +151,15 @@ fn table(table: &Table, style: Style, out: &mut Screen) -> io::Result<()> {
 fn show(value: &Value) -> String {
     match value {
         Value::Missing => "-".into(),
-        Value::Bytes(bytes) => self::bytes(*bytes),
+        Value::Bytes(bytes) => words::bytes(*bytes),
         Value::Difference(difference) => {
             let sign = if *difference < 0 { "-" } else { "" };
-            format!("{sign}{}", self::bytes(Bytes(difference.unsigned_abs())))
+            format!("{sign}{}", words::bytes(Bytes(difference.unsigned_abs())))
         }
-        Value::Count(count) => self::count(*count),
-        Value::Time(time) => self::time(*time),
+        Value::Count(count) => words::count(*count),
+        Value::Time(time) => words::time(*time),
         Value::Share(share) => format!("{:.1} %", share * 100.0),
         Value::Text(text) => printable(text).into_owned(),
-    }
-}
-
-/// Bytes in IEC units, as PyTorch's messages print them.
-#[must_use]
-pub fn bytes(bytes: Bytes) -> String {
-    let mut value = bytes.0 as f64;
-    let mut unit = "B";
-    for next in ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"] {
-        // What would be printed as 1024.00 is printed in the next unit.
-        if value < 1023.995 {
-            break;
-        }
-        (value, unit) = (value / 1024.0, next);
-    }
-    if unit == "B" { format!("{} B", bytes.0) } else { format!("{value:.2} {unit}") }
-}
-
-/// A number with a comma between thousands.
-#[must_use]
-pub fn count(count: u64) -> String {
-    let digits = count.to_string();
-    let mut text = String::new();
-    for (idx, digit) in digits.chars().enumerate() {
-        if idx > 0 && (digits.len() - idx).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-/// A duration, or a time since the start.
-#[must_use]
-pub fn time(time: Nanos) -> String {
-    match time.0 {
-        0..1_000 => format!("{} ns", time.0),
-        1_000..1_000_000 => format!("{:.1} µs", time.0 as f64 / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.1} ms", time.0 as f64 / 1e6),
-        1_000_000_000..600_000_000_000 => format!("{:.3} s", time.0 as f64 / 1e9),
-        _ => {
-            let seconds = time.0 / 1_000_000_000;
-            format!("{}:{:02}:{:02} h", seconds / 3600, seconds / 60 % 60, seconds % 60)
-        }
     }
 }
 
@@ -263,20 +220,6 @@ fn wrap(text: &str, width: Option<usize>) -> impl Iterator<Item = &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bytes_are_printed_as_pytorch_prints_them() {
-        let shown: Vec<_> =
-            [0, 1023, 1024, 20 << 20, (1 << 30) - 1, 1 << 30, u64::MAX].map(|n| bytes(Bytes(n))).into();
-        assert_eq!(shown, ["0 B", "1023 B", "1.00 KiB", "20.00 MiB", "1.00 GiB", "1.00 GiB", "16.00 EiB"]);
-    }
-
-    #[test]
-    fn times_and_counts_read_well() {
-        let shown = [0, 1_500, 2_500_000, 12_345_678_901, 3_725_000_000_000].map(|n| time(Nanos(n)));
-        assert_eq!(shown, ["0 ns", "1.5 µs", "2.5 ms", "12.346 s", "1:02:05 h"]);
-        assert_eq!([0, 999, 1000, 1234567].map(count), ["0", "999", "1,000", "1,234,567"]);
-    }
 
     #[test]
     fn long_lines_break_between_words_and_long_cells_are_cut_in_the_middle() {

@@ -9,7 +9,7 @@ use super::{SectionEntry, device_name};
 use crate::analyse::summary::used_devices;
 use crate::ledger::{DeviceBooks, SiteId};
 use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::render::text::bytes;
+use crate::report::words::bytes;
 use crate::story::Story;
 use crate::trace::owners::TORCH;
 

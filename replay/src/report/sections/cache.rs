@@ -7,7 +7,7 @@ use super::{SectionEntry, device_name};
 use crate::analyse::summary::used_devices;
 use crate::ledger::{CacheBooks, SiteId, TorchBooks, Trims};
 use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::render::text::{bytes, count, time};
+use crate::report::words::{bytes, count, time};
 use crate::story::Story;
 
 /// Memory given back only to be bought again.

@@ -4,7 +4,7 @@ use super::{SectionEntry, device_name};
 use crate::analyse::summary::used_devices;
 use crate::ledger::{DeviceBooks, Part, SiteId};
 use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::render::text::time;
+use crate::report::words::time;
 use crate::story::Story;
 use crate::trace::owners::TORCH;
 

@@ -104,9 +104,6 @@ fn unused(books: &[(CommId, &CommBooks)]) -> Option<String> {
         idle.fold((0, 0u64), |(n, sum), (_, books)| (n + 1, sum.saturating_add(books.device.peak.0)));
     let verb = if n == 1 { "was" } else { "were" };
     (n > 0).then(|| {
-        format!(
-            "{n} of them {verb} never used, with {} together",
-            crate::report::render::text::bytes(Bytes(bytes))
-        )
+        format!("{n} of them {verb} never used, with {} together", crate::report::words::bytes(Bytes(bytes)))
     })
 }

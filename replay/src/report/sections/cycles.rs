@@ -2,7 +2,7 @@
 
 use super::SectionEntry;
 use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::render::text::{bytes, time};
+use crate::report::words::{bytes, time};
 use crate::story::Story;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };

@@ -2,7 +2,7 @@
 
 use super::SectionEntry;
 use crate::report::model::{Mood, Section, Value};
-use crate::report::render::text::time;
+use crate::report::words::time;
 use crate::story::Story;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };

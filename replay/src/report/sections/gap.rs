@@ -6,7 +6,7 @@ use gputrace_sim::whatif::RecordedGap;
 use super::next::quote;
 use super::{SectionEntry, device_name};
 use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::render::text::{bytes, count};
+use crate::report::words::{bytes, count};
 use crate::story::Story;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };

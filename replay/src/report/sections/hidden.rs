@@ -4,7 +4,7 @@ use super::{SectionEntry, device_name};
 use crate::analyse::unaccounted::{Trend, trend};
 use crate::ledger::{Cause, DeviceBooks, HiddenStep, Sampled};
 use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::render::text::{bytes, time};
+use crate::report::words::{bytes, time};
 use crate::story::Story;
 use gputrace_schemas::event::{Bytes, Nanos};
 

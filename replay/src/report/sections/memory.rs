@@ -4,7 +4,7 @@ use super::{SectionEntry, device_name};
 use crate::analyse::summary::{torch_summary, used_devices};
 use crate::ledger::{DeviceBooks, Moment};
 use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::render::text::bytes;
+use crate::report::words::bytes;
 use crate::story::Story;
 use gputrace_schemas::event::Bytes;
 

@@ -6,7 +6,7 @@ use super::{SectionEntry, device_name};
 use crate::analyse::summary::used_devices;
 use crate::ledger::{DeviceBooks, Refusal, TorchOom};
 use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::render::text::{bytes, time};
+use crate::report::words::{bytes, time};
 use crate::story::Story;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build };

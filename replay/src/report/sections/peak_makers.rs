@@ -3,7 +3,7 @@
 use super::{SectionEntry, device_name};
 use crate::analyse::lifetimes::{DeviceLifetimes, Maker, Replaced};
 use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::render::text::bytes;
+use crate::report::words::bytes;
 use crate::story::Story;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };

@@ -4,7 +4,7 @@ use super::SectionEntry;
 use crate::analyse::summary::used_devices;
 use crate::ledger::{Books, OwnerId, Part, PhaseId};
 use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::render::text::time;
+use crate::report::words::time;
 use crate::story::Story;
 use gputrace_schemas::event::Nanos;
 

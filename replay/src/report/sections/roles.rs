@@ -5,7 +5,7 @@ use gputrace_schemas::event::Bytes;
 use super::{SectionEntry, device_name};
 use crate::analyse::lifetimes::DeviceLifetimes;
 use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::render::text::{bytes, time};
+use crate::report::words::{bytes, time};
 use crate::story::Story;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };

@@ -14,7 +14,7 @@ mod stats;
 use std::collections::{BTreeSet, HashSet};
 
 pub use options::{Options, parse};
-pub use profile::{NEWEST, OomText, PROFILES, Profile, Tie, profile};
+pub use profile::{NEWEST, OomText, PROFILES, Profile, Tie, VARIABLES, profile, variables};
 pub use stats::{NAMES, Name, Stat, Stats};
 
 use crate::device::{Device, Placement, SegmentId};

@@ -74,15 +74,6 @@ impl Profile {
     pub fn one_division_keeps_size(&self) -> bool {
         self.version < (2, 4)
     }
-
-    /// The environment variables that are read, the one that wins first.
-    pub fn environment(&self) -> &'static [&'static str] {
-        if self.version < (2, 10) {
-            &["PYTORCH_CUDA_ALLOC_CONF"]
-        } else {
-            &["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"]
-        }
-    }
 }
 
 const fn row(minor: u8, tie: Tie, oom_text: OomText) -> Profile {
@@ -115,4 +106,13 @@ pub const NEWEST: (u8, u8) = PROFILES[PROFILES.len() - 1].version;
 /// Finds a release.
 pub fn profile(version: (u8, u8)) -> Option<&'static Profile> {
     PROFILES.iter().find(|profile| profile.version == version)
+}
+
+/// The environment variables that set options, the one that wins first.
+pub const VARIABLES: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
+
+/// Those that a release reads; all of them where it is not known.
+pub fn variables(version: Option<(u8, u8)>) -> &'static [&'static str] {
+    let knows_both = version.is_none_or(|version| version >= (2, 10));
+    if knows_both { &VARIABLES } else { &VARIABLES[..1] }
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{ArgMatches, Args};
 use gputrace_replay::ledger::books_audit::BooksAudit;
 use gputrace_replay::report::model::{Mood, Part, Report, Section, Table, Value};
-use gputrace_replay::report::render::text::bytes;
+use gputrace_replay::report::words::bytes;
 use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Error;
 use gputrace_replay::trace::source::Source;
@@ -265,7 +265,7 @@ fn trace(story: &Story, audit: BooksAudit) -> Part {
     }
     let mut notes = Section::new("notes", "What the recording said");
     for (time, note) in &story.ledger.notes {
-        let time = gputrace_replay::report::render::text::time(story.since_start(*time));
+        let time = gputrace_replay::report::words::time(story.since_start(*time));
         notes = notes.line(Mood::Note, format!("{time}: {note}"));
     }
     let mut damage = Section::new("damage", "Losses and damage");

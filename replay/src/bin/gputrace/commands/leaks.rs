@@ -10,7 +10,7 @@ use gputrace_replay::analyse::live::When;
 use gputrace_replay::answers::leaks::{Leaks, Suppressions, Wanted};
 use gputrace_replay::report;
 use gputrace_replay::report::model::{Mood, Report, Section};
-use gputrace_replay::report::render::text;
+use gputrace_replay::report::words;
 use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::event::{Bytes, Nanos};
@@ -128,7 +128,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         };
         let mut sections = leaks.sections(&story);
         if when != When::End {
-            let end = text::time(story.since_start(story.ledger.last));
+            let end = words::time(story.since_start(story.ledger.last));
             let line = format!("as if the program had ended then: the last event taken is at {end}");
             sections.insert(0, Section::new("time", "A part of the trace").line(Mood::Note, line));
         }

@@ -10,6 +10,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, bail};
 use clap::{ArgMatches, Args, ValueEnum};
 use gputrace_schemas::printable::Screen;
+use gputrace_sim::bytes;
 
 use super::Verb;
 use crate::elf::Elf;
@@ -49,10 +50,10 @@ pub(super) struct RecordArgs {
     #[arg(long, value_enum, value_name = "KIND")]
     stacks: Option<Stacks>,
     /// Record no stacks for PyTorch's blocks of fewer bytes: 512, 1M [default: 0]
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
     min_size: Option<u64>,
     /// Memory for events that wait to be written, for each process: 64M, 1GiB
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
     ring_size: Option<u64>,
     /// Measure how long the GPU works for each call into NCCL: two events around each, none inside graphs
     #[arg(long)]
@@ -298,35 +299,5 @@ fn interpreter(path: &Path) -> Option<PathBuf> {
     match find(OsStr::new(program)) {
         Found::Program(path) => Some(path),
         Found::NotExecutable(_) | Found::Nothing => None,
-    }
-}
-
-/// `64M`, `1GiB`, `4096`.
-pub(super) fn bytes(text: &str) -> Result<u64, String> {
-    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
-    let unit = text[digits.len()..].trim();
-    let shift = match unit.trim_end_matches("iB").trim_end_matches('B') {
-        "" => 0,
-        "K" | "k" => 10,
-        "M" => 20,
-        "G" => 30,
-        "T" => 40,
-        _ => return Err(format!("'{unit}' is no unit: use K, M, G or T (powers of 1024)")),
-    };
-    let number: u64 = digits.parse().map_err(|_| "a number, as in 64M".to_owned())?;
-    number.checked_shl(shift).filter(|bytes| bytes >> shift == number).ok_or_else(|| "too large".into())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::bytes;
-
-    #[test]
-    fn sizes_are_powers_of_1024() {
-        let good = ["4096", "1K", "64M", "1GiB", "2 GB", "1T"].map(|text| bytes(text).unwrap());
-        assert_eq!(good, [4096, 1 << 10, 64 << 20, 1 << 30, 2 << 30, 1 << 40]);
-        for bad in ["", "M", "1.5G", "-1", "1X", "99999999999999T"] {
-            assert!(bytes(bad).is_err(), "{bad}");
-        }
     }
 }

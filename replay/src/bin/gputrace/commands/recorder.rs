@@ -9,7 +9,8 @@ use gputrace_replay::answers::postmortem::Postmortem;
 use gputrace_replay::import;
 use gputrace_replay::report;
 use gputrace_replay::report::model::{Part, Report};
-use gputrace_replay::report::render::text::{self, bytes};
+use gputrace_replay::report::render::text;
+use gputrace_replay::report::words::bytes;
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::{Screen, printable};
 

@@ -7,7 +7,7 @@ use clap::{ArgMatches, Args, ValueEnum};
 use gputrace_replay::analyse::categories::Categories;
 use gputrace_replay::analyse::live::{Line, Lines, View};
 use gputrace_replay::answers::tree::{GroupBy, Node};
-use gputrace_replay::report::render::text;
+use gputrace_replay::report::words;
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::event::Bytes;
 use gputrace_schemas::printable::{Screen, printable};
@@ -105,8 +105,8 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
 fn heading(View { story, pictures, .. }: &View, out: &mut dyn Write) -> anyhow::Result<()> {
     let path = printable(&story.path);
     for picture in pictures {
-        let time = text::time(story.since_start(picture.time));
-        let held = text::bytes(picture.total());
+        let time = words::time(story.since_start(picture.time));
+        let held = words::bytes(picture.total());
         writeln!(out, "{path}: cuda:{} held {held} at {time}", picture.device)?;
     }
     if pictures.is_empty() {
@@ -131,7 +131,7 @@ fn branches(
         let is_last = idx + 1 == shown.len();
         let share = child.bytes.0 as f64 / total.0.max(1) as f64 * 100.0;
         let corner = if is_last { "└ " } else { "├ " };
-        writeln!(out, "{:>11} {share:>5.1} %  {indent}{corner}{}", text::bytes(child.bytes), name(line))?;
+        writeln!(out, "{:>11} {share:>5.1} %  {indent}{corner}{}", words::bytes(child.bytes), name(line))?;
         let below = if is_last { "  " } else { "│ " };
         let mut tail = *child;
         while let Some((only, next)) = only_child(tail) {
@@ -143,7 +143,7 @@ fn branches(
     let hidden: Vec<_> = node.children.values().filter(|child| child.bytes < least).collect();
     let bytes = hidden.iter().fold(0u64, |sum, child| sum.saturating_add(child.bytes.0));
     if bytes > 0 {
-        writeln!(out, "{:>11} {:>7}  {indent}  ({} smaller)", text::bytes(Bytes(bytes)), "", hidden.len())?;
+        writeln!(out, "{:>11} {:>7}  {indent}  ({} smaller)", words::bytes(Bytes(bytes)), "", hidden.len())?;
     }
     Ok(())
 }

@@ -1,0 +1,58 @@
+//! Amounts in words, as reports and messages have them.
+
+use gputrace_schemas::event::{Bytes, Nanos};
+use gputrace_sim::bytes::iec;
+
+/// Bytes in IEC units.
+#[must_use]
+pub fn bytes(bytes: Bytes) -> String {
+    iec(bytes.0)
+}
+
+/// A number with a comma between thousands.
+#[must_use]
+pub fn count(count: u64) -> String {
+    let digits = count.to_string();
+    let mut text = String::new();
+    for (idx, digit) in digits.chars().enumerate() {
+        if idx > 0 && (digits.len() - idx).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A duration, or a time since the start.
+#[must_use]
+pub fn time(time: Nanos) -> String {
+    match time.0 {
+        0..1_000 => format!("{} ns", time.0),
+        1_000..1_000_000 => format!("{:.1} µs", time.0 as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", time.0 as f64 / 1e6),
+        1_000_000_000..600_000_000_000 => format!("{:.3} s", time.0 as f64 / 1e9),
+        _ => {
+            let seconds = time.0 / 1_000_000_000;
+            format!("{}:{:02}:{:02} h", seconds / 3600, seconds / 60 % 60, seconds % 60)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_written_in_iec_units() {
+        let shown: Vec<_> =
+            [0, 1023, 1024, 20 << 20, (1 << 30) - 1, 1 << 30, u64::MAX].map(|n| bytes(Bytes(n))).into();
+        assert_eq!(shown, ["0 B", "1023 B", "1.00 KiB", "20.00 MiB", "1.00 GiB", "1.00 GiB", "16.00 EiB"]);
+    }
+
+    #[test]
+    fn times_and_counts_read_well() {
+        let shown = [0, 1_500, 2_500_000, 12_345_678_901, 3_725_000_000_000].map(|n| time(Nanos(n)));
+        assert_eq!(shown, ["0 ns", "1.5 µs", "2.5 ms", "12.346 s", "1:02:05 h"]);
+        assert_eq!([0, 999, 1000, 1234567].map(count), ["0", "999", "1,000", "1,234,567"]);
+    }
+}
