@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::device::PAGE;
 use crate::ops::{AllocId, Op, OpStream, PoolIdx, StreamIdx};
+use crate::policies::torch::{MIN_BLOCK, SMALL_REQUEST};
 
 /// Lower bounds on reserved memory, bytes, each above the one before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,7 +30,7 @@ impl Bounds {
             let bytes = round(allocation.requested);
             requested.change(allocation.requested, is_live);
             rounded.change(bytes, is_live);
-            let key = (allocation.stream, allocation.pool, bytes <= 1 << 20);
+            let key = (allocation.stream, allocation.pool, bytes <= SMALL_REQUEST);
             separate.entry(key).or_default().change(bytes, is_live);
         });
         Bounds {
@@ -155,7 +156,7 @@ fn for_each_change(stream: &OpStream, mut change: impl FnMut(AllocId, bool)) {
 
 /// What is handed out for a request at least.
 pub(crate) fn round(bytes: u64) -> u64 {
-    bytes.next_multiple_of(512).max(512)
+    bytes.next_multiple_of(MIN_BLOCK).max(MIN_BLOCK)
 }
 
 #[derive(Clone, Copy, Debug, Default)]

@@ -218,7 +218,7 @@ mod tests {
     use super::*;
     use crate::ops::{Allocation, Builder, StackId, Stacks};
     use crate::policies::torch::NEWEST;
-    use crate::whatif::{Laboratory, Other, Question};
+    use crate::whatif::{Laboratory, Question};
 
     const MIB: u64 = 1 << 20;
 
@@ -239,14 +239,7 @@ mod tests {
         }
         builder.stream_mut().stacks = Arc::new(Stacks { frames, lists });
         let stream = builder.finish();
-        let question = Question {
-            policy: "torch".into(),
-            options: String::new(),
-            torch_version: NEWEST,
-            device_memory: None,
-            limit: None,
-            other: Other::Ignored,
-        };
+        let question = Question::torch(NEWEST, "");
         Laboratory::new(&stream).unwrap().gap(&question).unwrap()
     }
 

@@ -9,7 +9,7 @@
 //! ```
 //! use gputrace_sim::ops::{Allocation, Builder, Op, PoolIdx, StackId, StreamIdx};
 //! use gputrace_sim::policies::torch::NEWEST;
-//! use gputrace_sim::whatif::{Laboratory, Other, Question};
+//! use gputrace_sim::whatif::{Laboratory, Question};
 //!
 //! // Three tensors; the second is freed before the third is asked for.
 //! let mut builder = Builder::new(0);
@@ -24,14 +24,7 @@
 //! ask(&mut builder, 13 << 20);
 //! let stream = builder.finish();
 //!
-//! let question = Question {
-//!     policy: "torch".into(),
-//!     options: String::new(),
-//!     torch_version: NEWEST,
-//!     device_memory: None,
-//!     limit: None,
-//!     other: Other::Ignored,
-//! };
+//! let question = Question::torch(NEWEST, "");
 //! let outcome = Laboratory::new(&stream)?.answer(&question)?.outcome;
 //! // A segment of 20 MiB holds the first two; what is left of it is enough for the third.
 //! assert_eq!(outcome.books.reserved.peak, 20 << 20);
@@ -44,6 +37,7 @@ pub mod addresses;
 pub mod audit;
 pub mod bounds;
 pub mod bytes;
+mod cores;
 pub mod device;
 pub mod driver;
 pub mod gap;
@@ -54,4 +48,5 @@ pub mod policies;
 mod ranges;
 pub mod simulator;
 pub mod stacks;
+pub mod tune;
 pub mod whatif;

@@ -266,6 +266,9 @@ pub enum History {
     Broken(String),
 }
 
+/// The name of the policy that does what PyTorch's allocator does.
+pub const TORCH: &str = "torch";
+
 /// The settings that the recorded allocator ran under, as far as the trace tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedSettings {
@@ -281,10 +284,17 @@ pub struct RecordedSettings {
     pub device_memory: Option<u64>,
 }
 
+impl RecordedSettings {
+    /// PyTorch's allocator was recorded.
+    pub fn is_torch(&self) -> bool {
+        self.policy == TORCH
+    }
+}
+
 impl Default for RecordedSettings {
     fn default() -> RecordedSettings {
         RecordedSettings {
-            policy: "torch",
+            policy: TORCH,
             options: None,
             torch_version: None,
             torch_at_least: None,

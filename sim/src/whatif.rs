@@ -6,15 +6,15 @@
 
 use std::borrow::Cow;
 use std::ops::ControlFlow;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::addresses::{AddressSpace, Bump, Direction, Recorded, Shuffled};
+use crate::cores::on_all_cores;
 use crate::device::{Device, Placement};
 use crate::driver::{Continued, Disturbance, Knowledge};
 use crate::gap::{Dissection, Gap, PeakFinder};
 use crate::ops::{AllocId, History, OpStream, OtherChange, Others};
-use crate::policies::torch::{NEWEST, PROFILES, Torch, parse, profile};
+use crate::policies::torch::{self, NEWEST, PROFILES};
 use crate::policies::{ADDRESS_TIES, Build, Fidelity, OptionError, Policy, PolicyEntry, by_name};
 use crate::simulator::{Observer, Outcome, Unobserved, run, run_as_recorded};
 
@@ -33,6 +33,20 @@ pub struct Question {
     pub limit: Option<u64>,
     /// What others hold of the device.
     pub other: Other,
+}
+
+impl Question {
+    /// What PyTorch's allocator of a release would have made of it, in a world without limit.
+    pub fn torch(version: (u8, u8), options: &str) -> Question {
+        Question {
+            policy: torch::NAME.into(),
+            options: options.into(),
+            torch_version: version,
+            device_memory: None,
+            limit: None,
+            other: Other::Ignored,
+        }
+    }
 }
 
 /// What others than the simulated allocator hold of the device: contexts, code, other libraries.
@@ -179,7 +193,7 @@ impl<'a> Laboratory<'a> {
         }
         let least = settings.torch_at_least.unwrap_or(PROFILES[0].version);
         let mut best = self.check_as(NEWEST);
-        if settings.policy != "torch" {
+        if !settings.is_torch() {
             return best;
         }
         for candidate in PROFILES.iter().rev().filter(|it| it.version >= least && it.version < NEWEST) {
@@ -293,10 +307,8 @@ impl<'a> Laboratory<'a> {
             run(self.stream, policy, device, &mut peak);
         })?;
         let Some(at) = peak.op() else { return Ok(Gap::default()) };
-        let torch = profile(question.torch_version).filter(|_| question.policy == "torch");
-        let torch = torch
-            .and_then(|profile| Some(Torch::new(parse(&question.options, profile).ok()?, *profile, 1, 1)));
-        let rounded = |bytes| torch.as_ref().map_or(u64::MAX, |torch| torch.rounded(bytes));
+        let policy = self.build(&question.policy, &question.options, question.torch_version)?;
+        let rounded = |bytes| policy.rounded(bytes).unwrap_or(u64::MAX);
         let mut dissection = Dissection::new(self.stream, at, rounded);
         watched(&mut |policy, device| {
             run(self.stream, policy, device, &mut dissection);
@@ -356,29 +368,11 @@ impl<'a> Laboratory<'a> {
     fn guesses(&self, question: &Question) -> Vec<Guess> {
         let affordable = EFFORT / self.stream.ops.len().max(1);
         let n_guesses = affordable.clamp(*GUESSES.start(), *GUESSES.end());
-        let next = AtomicUsize::new(0);
-        let found = Mutex::new(Vec::new());
-        let work = || {
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                if index >= n_guesses {
-                    return;
-                }
-                let (space, is_informed) = self.space(index);
-                if let Ok(outcome) = self.simulate(question, space)
-                    && let Ok(mut found) = found.lock()
-                {
-                    found.push(Guess { outcome, is_informed });
-                }
-            }
-        };
-        let n_threads = std::thread::available_parallelism().map_or(1, usize::from).min(n_guesses);
-        std::thread::scope(|scope| {
-            for _ in 0..n_threads {
-                scope.spawn(work);
-            }
-        });
-        found.into_inner().unwrap_or_default()
+        on_all_cores(n_guesses, |index| {
+            let (space, is_informed) = self.space(index);
+            let outcome = self.simulate(question, space).ok()?;
+            Some(Guess { outcome, is_informed })
+        })
     }
 
     /// A family of address spaces: one in two near the best guess, the others as if nothing were known.
@@ -422,17 +416,14 @@ pub struct RecordedGap {
 
 /// The gaps of all devices on which PyTorch's allocator was recorded and can be replayed.
 pub fn recorded_gaps(devices: &[OpStream]) -> Vec<RecordedGap> {
-    let streams = devices.iter().filter(|stream| stream.settings.policy == "torch");
+    let streams = devices.iter().filter(|stream| stream.settings.is_torch());
     let gap = |stream| {
         let laboratory = Laboratory::new(stream).ok()?;
         let self_check = laboratory.self_check(None);
+        let options = stream.settings.options.as_deref().unwrap_or_default();
         let question = Question {
-            policy: "torch".into(),
-            options: stream.settings.options.clone().unwrap_or_default(),
-            torch_version: self_check.torch_version,
             device_memory: stream.settings.device_memory,
-            limit: None,
-            other: Other::Ignored,
+            ..Question::torch(self_check.torch_version, options)
         };
         let found = laboratory.gap(&question).ok()?;
         Some(RecordedGap { device: stream.device, found, self_check })
@@ -505,14 +496,7 @@ mod tests {
         });
         let stream = builder.finish();
         let laboratory = Laboratory::new(&stream).unwrap();
-        let question = Question {
-            policy: "torch".into(),
-            options: String::new(),
-            torch_version: NEWEST,
-            device_memory: None,
-            limit: Some(limit),
-            other,
-        };
+        let question = Question { limit: Some(limit), other, ..Question::torch(NEWEST, "") };
         let outcome = laboratory.answer(&question).unwrap().outcome;
         (laboratory.shares(&question, &outcome).unwrap(), outcome)
     }

@@ -3,13 +3,9 @@
 //! `wholly free` are of all streams and pools, so each has its part of `isolated`, and what waits for streams counts as free.
 
 use gputrace_schemas::event::Bytes;
+use gputrace_sim::policies::torch::{SMALL_REQUEST, SMALL_SEGMENT};
 
 use crate::ledger::Ledger;
-
-/// PyTorch keeps requests of up to a MiB apart in segments of this size (`kSmallBuffer`, CUDACachingAllocator.cpp 2.0 to 2.15).
-const SMALL_SEGMENT: u64 = 2 << 20;
-/// What goes there (`kSmallSize`).
-const MOST_SMALL: u64 = 1 << 20;
 
 /// The free memory of one device's segments.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -68,7 +64,7 @@ impl Fragmentation {
             let blocks = &blocks[from..to];
             let is_small = match is_expandable {
                 false => end - start == SMALL_SEGMENT,
-                true => !blocks.is_empty() && blocks.iter().all(|(_, bytes)| *bytes <= MOST_SMALL),
+                true => !blocks.is_empty() && blocks.iter().all(|(_, bytes)| *bytes <= SMALL_REQUEST),
             };
             let pool = if is_small { &mut fragmentation.small } else { &mut fragmentation.large };
             pool.add(start, end, blocks);

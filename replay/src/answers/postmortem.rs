@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use gputrace_schemas::event::{Bytes, Event};
 use gputrace_sim::bounds::Bounds;
 use gputrace_sim::ops::OpStream;
-use gputrace_sim::policies::torch::profile;
-use gputrace_sim::whatif::{Confidence, Laboratory, Other, Question};
+use gputrace_sim::tune;
+use gputrace_sim::whatif::{Confidence, Laboratory, Question};
 
 use crate::analyse::fragmentation::Fragmentation;
 use crate::analyse::live;
@@ -17,19 +17,6 @@ use crate::report::sections::POSTMORTEM;
 use crate::report::words::bytes;
 use crate::story::Story;
 use crate::trace::source::Source;
-
-/// Settings to try: what people are advised to set, one at a time, so that each answers for itself.
-const SETTINGS: [&str; 9] = [
-    "expandable_segments:True",
-    "max_split_size_mb:64",
-    "max_split_size_mb:128",
-    "max_split_size_mb:256",
-    "max_split_size_mb:512",
-    "roundup_power2_divisions:4",
-    "roundup_power2_divisions:8",
-    "garbage_collection_threshold:0.8",
-    "expandable_segments:True,roundup_power2_divisions:8",
-];
 
 /// What was found at the last out-of-memory error of every device.
 pub struct Postmortem {
@@ -296,23 +283,13 @@ pub fn remedies(
 ) -> Result<Vec<Remedy>, String> {
     let laboratory = Laboratory::new(stream)?;
     let version = laboratory.self_check(torch_version).torch_version;
-    let profile = profile(version).ok_or_else(|| {
-        format!("PyTorch {}.{} was not measured; name another --torch-version", version.0, version.1)
-    })?;
     let recorded = stream.settings.options.clone().unwrap_or_default();
-    let mut settings = vec![recorded.clone()];
-    settings.extend(SETTINGS.iter().map(|options| (*options).to_owned()).filter(|it| *it != recorded));
-    settings.retain(|options| gputrace_sim::policies::torch::parse(options, profile).is_ok());
     let mut remedies = vec![];
-    for options in settings {
+    for options in tune::advised(version, &recorded).map_err(|error| error.0)? {
+        // The capacity is what was left for PyTorch: others have had their part of it.
         let question = |limit: Option<Bytes>| Question {
-            policy: "torch".into(),
-            options: options.clone(),
-            torch_version: version,
-            device_memory: None,
             limit: limit.map(|limit| limit.0),
-            // The capacity is what was left for PyTorch.
-            other: Other::Ignored,
+            ..Question::torch(version, &options)
         };
         let fits = |limit| laboratory.guess(&question(Some(limit))).is_ok_and(|outcome| outcome.fits());
         let verdict = match () {

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use gputrace_schemas::event::{Action, Event, EventKind, Nanos, Process, StackId};
-use gputrace_sim::policies::torch::VARIABLES;
+use gputrace_sim::policies::torch::{SMALL_REQUEST, SMALL_SEGMENT, VARIABLES};
 use rustc_hash::FxHashMap;
 
 use super::parts::events::each_event;
@@ -27,9 +27,6 @@ const NOWHERE: u64 = 1 << 50;
 const MOST_WAITING: usize = 4096;
 /// The viewer spreads a batch over the arguments of a function.
 const BATCH: usize = 1000;
-/// `kSmallBuffer` and `kSmallSize`, CUDACachingAllocator.cpp 2.0 to 2.15.
-const SMALL_SEGMENT: u64 = 2 << 20;
-const MOST_SMALL: u64 = 1 << 20;
 
 impl Export for TorchPickle {
     fn name(&self) -> &'static str {
@@ -412,7 +409,7 @@ impl Segment {
             |keep: &dyn Fn(&Live) -> Option<u64>| blocks.iter().filter_map(|(_, live)| keep(live)).sum();
         let is_small = match self.is_expandable {
             false => self.bytes == SMALL_SEGMENT && self.owner.is_none(),
-            true => !blocks.is_empty() && blocks.iter().all(|(_, live)| live.bytes <= MOST_SMALL),
+            true => !blocks.is_empty() && blocks.iter().all(|(_, live)| live.bytes <= SMALL_REQUEST),
         };
         pickle.raw(b"}(")?;
         pickle.field("device", teller.device as u64)?;

@@ -27,7 +27,7 @@ use gputrace_sim::ops::{
     AllocId, Allocation, Builder, DriverCall, Frame, History, NO_SEGMENT, Nearby, Op, OpStream, PoolIdx,
     Query, RecordedOom, RecordedSegment, RecordedSettings, StackId, Stacks, StreamIdx, TooMany,
 };
-use gputrace_sim::policies::torch::variables;
+use gputrace_sim::policies::torch::{self, variables};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::others::Bystanders;
@@ -1020,7 +1020,7 @@ fn settings(definitions: &dyn Definitions, ordinal: i16, has_torch: bool) -> Rec
     let is_pool_backend = options.contains("cudaMallocAsync");
     RecordedSettings {
         policy: match (has_torch, is_pool_backend) {
-            (true, _) => "torch",
+            (true, _) => torch::NAME,
             (false, true) => "cuda_async",
             (false, false) => "direct",
         },

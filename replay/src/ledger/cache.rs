@@ -10,12 +10,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gputrace_schemas::event::{Bytes, Nanos};
+use gputrace_sim::policies::torch::SMALL_SEGMENT;
 
 use super::sites::SiteId;
 
-/// PyTorch keeps requests of up to a MiB apart in segments of this size (`kSmallBuffer`, CUDACachingAllocator.cpp 2.0 to
-/// 2.15): what is free for large ones does not serve them.
-const SMALL_SEGMENT: Bytes = Bytes(2 << 20);
 /// Most sizes kept of one call site.
 const MAX_SIZES: usize = 1000;
 
@@ -83,7 +81,8 @@ impl CacheBooks {
             self.missing -= again;
             self.bought_again.add(Bytes(again), time);
         }
-        let fits = bytes != SMALL_SEGMENT && self.held.saturating_sub(allocated.0) >= bytes.0;
+        // What is free in the small pool's segments does not serve large requests.
+        let fits = bytes.0 != SMALL_SEGMENT && self.held.saturating_sub(allocated.0) >= bytes.0;
         self.misfit = fits.then_some((bytes, time));
         self.held = self.held.saturating_add(bytes.0);
     }

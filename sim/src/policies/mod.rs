@@ -91,6 +91,12 @@ pub trait Policy {
         None
     }
 
+    /// What a request is rounded to before a block is sought, bytes; none where the policy does not say.
+    fn rounded(&self, bytes: u64) -> Option<u64> {
+        let _ = bytes;
+        None
+    }
+
     /// The program dropped a private pool.
     fn release_pool(&mut self, pool: PoolIdx) {
         let _ = pool;

@@ -25,18 +25,21 @@ use crate::policies::{
 };
 
 /// kMinBlockSize: every request is rounded to this.
-const MIN_BLOCK: u64 = 512;
+pub const MIN_BLOCK: u64 = 512;
 /// kSmallSize: rounded requests up to this are served by the small pool.
-const SMALL_REQUEST: u64 = 1 << 20;
+pub const SMALL_REQUEST: u64 = 1 << 20;
 /// kSmallBuffer: segment size of the small pool, and page size of its expandable segments.
-const SMALL_SEGMENT: u64 = 2 << 20;
+pub const SMALL_SEGMENT: u64 = 2 << 20;
 /// kMinLargeAlloc: from here on a segment is made to measure.
 const MADE_TO_MEASURE: u64 = 10 << 20;
 /// kRoundLarge: granularity of made-to-measure segments.
 const MEASURE: u64 = 2 << 20;
 
+/// What `--policy` and [`RecordedSettings`](crate::ops::RecordedSettings) call it.
+pub const NAME: &str = crate::ops::TORCH;
+
 pub(super) const ENTRY: PolicyEntry = PolicyEntry {
-    name: "torch",
+    name: NAME,
     summary: "PyTorch's caching allocator of the release given by --torch-version",
     options: "what PYTORCH_CUDA_ALLOC_CONF would hold, such as expandable_segments:True,max_split_size_mb:128",
     fidelity: Fidelity::Exact,
@@ -1045,6 +1048,10 @@ impl Policy for Torch {
             }
         }
         Some(placements)
+    }
+
+    fn rounded(&self, bytes: u64) -> Option<u64> {
+        Some(Torch::rounded(self, bytes))
     }
 
     fn release_pool(&mut self, pool: PoolIdx) {

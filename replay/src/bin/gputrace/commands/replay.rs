@@ -12,7 +12,7 @@ use gputrace_schemas::printable::{Screen, printable};
 use gputrace_sim::bytes::{self, iec};
 use gputrace_sim::gap::Gap;
 use gputrace_sim::ops::{History, OpStream};
-use gputrace_sim::policies::POLICIES;
+use gputrace_sim::policies::{POLICIES, torch};
 use gputrace_sim::whatif::{Answer, Laboratory, Other, Question, SelfCheck, Shares};
 use serde_json::{Value, json};
 
@@ -267,7 +267,7 @@ pub(super) fn shares_json(shares: &Shares) -> Value {
 
 /// How the card was shared, in a line.
 pub(super) fn shares_line(policy: &str, shares: &Shares) -> String {
-    let policy = if policy == "torch" { "PyTorch" } else { policy };
+    let policy = if policy == torch::NAME { "PyTorch" } else { policy };
     let verdict = if shares.fits { "fits" } else { "does not fit" };
     let mut line = format!("{verdict}: limit {} = {policy} {}", iec(shares.limit), iec(shares.reserved));
     for (owner, bytes) in shares.others.iter().flatten() {
@@ -435,7 +435,7 @@ fn header(out: &mut dyn Write, path: &std::path::Path, row: &Row) -> anyhow::Res
         row.device.device,
         row.device.n_requests()
     )?;
-    let is_torch = row.device.settings.policy == "torch";
+    let is_torch = row.device.settings.is_torch();
     if is_torch || !row.device.driver.is_empty() {
         writeln!(
             out,

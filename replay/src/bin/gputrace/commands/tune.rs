@@ -3,8 +3,6 @@
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, anyhow, bail};
 use clap::{ArgMatches, Args};
@@ -14,9 +12,9 @@ use gputrace_schemas::printable::{Screen, printable};
 use gputrace_sim::bounds::{Bounds, offline_packing};
 use gputrace_sim::bytes::iec;
 use gputrace_sim::ops::OpStream;
-use gputrace_sim::policies::torch::{parse, profile};
-use gputrace_sim::simulator::Outcome;
-use gputrace_sim::whatif::{Answer, Laboratory, Question, Shares};
+use gputrace_sim::policies::torch;
+use gputrace_sim::tune::{self, Found};
+use gputrace_sim::whatif::{Answer, Laboratory, Shares};
 use serde_json::{Value, json};
 
 use super::Verb;
@@ -43,55 +41,10 @@ pub(super) struct TuneArgs {
     json: bool,
 }
 
-/// Options that are tried, each with each of the other rows. Those that the release refuses are left out.
-const AXES: [&[&str]; 4] = [
-    &["", "expandable_segments:True"],
-    &[
-        "",
-        "max_split_size_mb:32",
-        "max_split_size_mb:64",
-        "max_split_size_mb:128",
-        "max_split_size_mb:256",
-        "max_split_size_mb:512",
-    ],
-    &["", "roundup_power2_divisions:4", "roundup_power2_divisions:8", "roundup_power2_divisions:16"],
-    &[
-        "",
-        "garbage_collection_threshold:0.6",
-        "garbage_collection_threshold:0.8",
-        "large_segment_size_mb:12",
-        "large_segment_size_mb:64",
-    ],
-];
-
 /// Saving less than this much of the recorded peak is not worth a changed setting.
 const WORTHWHILE: f64 = 0.01;
-/// Most settings that are looked at again at other addresses.
-const MOST_ANSWERED: usize = 12;
 /// Largest trace for which the packing that knows the future is made, in allocations.
 const MOST_PACKED: usize = 20_000;
-
-struct Candidate {
-    options: String,
-    outcome: Outcome,
-}
-
-impl Candidate {
-    /// Smaller is better: finish at all, reserve little, call the driver rarely, set few options.
-    fn rank(&self) -> (bool, u64, u64, usize) {
-        let books = self.outcome.books;
-        let n_options = self.options.split(',').filter(|option| !option.is_empty()).count();
-        (!self.outcome.fits(), books.reserved.peak, books.n_device_alloc, n_options)
-    }
-
-    /// Peak and driver calls: what is traded.
-    fn cost(&self) -> (u64, u64) {
-        (
-            self.outcome.books.reserved.peak,
-            self.outcome.books.n_device_alloc + self.outcome.books.n_device_free,
-        )
-    }
-}
 
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: TuneArgs = super::parsed(matches)?;
@@ -112,11 +65,7 @@ struct Advice {
     torch_version: (u8, u8),
     recorded_options: String,
     recorded: Answer,
-    best_options: String,
-    best: Answer,
-    /// Not beaten in both peak and driver calls, smallest peak first.
-    pareto: Vec<Candidate>,
-    n_tried: usize,
+    best: Found,
     bounds: Bounds,
     packing: Option<u64>,
     /// How the card was shared under the best setting, where one was asked about.
@@ -127,15 +76,13 @@ struct Advice {
 fn advise(stream: &OpStream, machine: Machine) -> anyhow::Result<Advice> {
     let laboratory = Laboratory::new(stream).map_err(|why| anyhow!("it cannot be replayed: {why}"))?;
     let torch_version = laboratory.self_check(machine.torch_version).torch_version;
-    let question = |options: &str| machine.question(stream, torch_version, "torch", options);
+    let question = |options: &str| machine.question(stream, torch_version, torch::NAME, options);
     let recorded_options = stream.settings.options.clone().unwrap_or_default();
     let recorded = laboratory.answer(&question(&recorded_options))?;
-    let mut candidates =
-        search(&laboratory, option_strings(torch_version, machine.limit.is_some())?, question)?;
-    let n_tried = candidates.len();
-    candidates.sort_by_key(Candidate::rank);
-    let (best_options, best) = best(&laboratory, &candidates, question)?;
-    let shares = laboratory.shares(&question(&best_options), &best.outcome);
+    let settings = tune::combinations(torch_version, machine.limit.is_some())?;
+    let found = tune::search(&laboratory, &settings, question)?;
+    let found = found.ok_or_else(|| anyhow!("no setting could be simulated"))?;
+    let shares = laboratory.shares(&question(&found.options), &found.answer.outcome);
     Ok(Advice {
         shares: shares.filter(|_| machine.is_of_a_card()),
         reactions: reactions(stream),
@@ -143,106 +90,16 @@ fn advise(stream: &OpStream, machine: Machine) -> anyhow::Result<Advice> {
         torch_version,
         recorded_options,
         recorded,
-        best_options,
-        best,
-        pareto: pareto(candidates),
-        n_tried,
+        best: found,
         bounds: Bounds::of(stream),
         packing: offline_packing(stream, MOST_PACKED),
     })
 }
 
-/// Every combination of `AXES` that the release accepts. Collection does nothing without a limit.
-fn option_strings(version: (u8, u8), has_limit: bool) -> anyhow::Result<Vec<String>> {
-    let profile = profile(version).ok_or_else(|| {
-        anyhow!("PyTorch {}.{} was not measured; name another --torch-version", version.0, version.1)
-    })?;
-    let mut all = vec![String::new()];
-    for axis in AXES {
-        all = all
-            .iter()
-            .flat_map(|start| {
-                axis.iter().map(move |option| match (start.as_str(), *option) {
-                    (start, "") => start.to_string(),
-                    ("", option) => option.to_string(),
-                    (start, option) => format!("{start},{option}"),
-                })
-            })
-            .collect();
-    }
-    all.retain(|options| {
-        parse(options, profile).is_ok() && (has_limit || !options.contains("garbage_collection"))
-    });
-    Ok(all)
-}
-
-/// Simulates all options on all cores. The order of the result does not depend on the number of cores.
-fn search(
-    laboratory: &Laboratory,
-    options: Vec<String>,
-    question: impl Fn(&str) -> Question + Sync,
-) -> anyhow::Result<Vec<Candidate>> {
-    let next = AtomicUsize::new(0);
-    let found = Mutex::new(Vec::new());
-    let work = || {
-        while let Some(options) = options.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if let Ok(outcome) = laboratory.guess(&question(options))
-                && let Ok(mut found) = found.lock()
-            {
-                found.push(Candidate { options: options.clone(), outcome });
-            }
-        }
-    };
-    let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| {
-        for _ in 0..n_threads {
-            scope.spawn(work);
-        }
-    });
-    let mut found = found.into_inner().map_err(|_| anyhow!("a simulation failed"))?;
-    found.sort_by(|one, other| one.options.cmp(&other.options));
-    Ok(found)
-}
-
-/// The setting with the smallest peak that is sure: a candidate was simulated at one guess of the addresses only.
-fn best(
-    laboratory: &Laboratory,
-    candidates: &[Candidate],
-    question: impl Fn(&str) -> Question,
-) -> anyhow::Result<(String, Answer)> {
-    let at_worst =
-        |answer: &Answer| (answer.n_oom.0 > 0 || !answer.outcome.fits(), answer.peak_reserved_range.1);
-    let mut best: Option<(String, Answer)> = None;
-    for Candidate { options, outcome } in candidates.iter().take(MOST_ANSWERED) {
-        let known = best.as_ref().map(|(_, answer)| at_worst(answer));
-        if known.is_some_and(|known| known <= (!outcome.fits(), outcome.books.reserved.peak)) {
-            break;
-        }
-        let answer = laboratory.answer(&question(options))?;
-        if known.is_none_or(|known| at_worst(&answer) < known) {
-            best = Some((options.clone(), answer));
-        }
-    }
-    best.ok_or_else(|| anyhow!("no setting could be simulated"))
-}
-
-/// Of candidates that rise in peak, those that call the driver less than all before.
-fn pareto(candidates: Vec<Candidate>) -> Vec<Candidate> {
-    let mut fewest = u64::MAX;
-    let mut kept = Vec::new();
-    for candidate in candidates.into_iter().filter(|candidate| candidate.outcome.fits()) {
-        if candidate.cost().1 < fewest {
-            fewest = candidate.cost().1;
-            kept.push(candidate);
-        }
-    }
-    kept
-}
-
 impl Advice {
     /// Whether another setting is worth it: it makes the program fit, or saves enough even where addresses are unkind.
     fn helps(&self) -> bool {
-        let (recorded, best) = (&self.recorded, &self.best);
+        let (recorded, best) = (&self.recorded, &self.best.answer);
         if recorded.outcome.fits() != best.outcome.fits() {
             return best.outcome.fits();
         }
@@ -256,7 +113,7 @@ impl Advice {
         writeln!(
             out,
             "device {}, PyTorch {major}.{minor}, {} settings simulated",
-            self.device, self.n_tried
+            self.device, self.best.n_tried
         )?;
         writeln!(
             out,
@@ -268,18 +125,18 @@ impl Advice {
             writeln!(out, "warning: {}", printable(&reaction.text()))?;
         }
         if self.helps() {
-            writeln!(out, "\n    PYTORCH_CUDA_ALLOC_CONF={}\n", self.best_options)?;
+            writeln!(out, "\n    PYTORCH_CUDA_ALLOC_CONF={}\n", self.best.options)?;
             if !self.recorded.outcome.fits() {
                 writeln!(
                     out,
                     "fits, where the recorded setting runs out of memory; peak reserved {}",
-                    iec(peak(&self.best))
+                    iec(peak(&self.best.answer))
                 )?;
             } else {
-                let saved = peak(&self.recorded).saturating_sub(peak(&self.best));
-                writeln!(out, "peak reserved {}, {} less", iec(peak(&self.best)), iec(saved))?;
+                let saved = peak(&self.recorded).saturating_sub(peak(&self.best.answer));
+                writeln!(out, "peak reserved {}, {} less", iec(peak(&self.best.answer)), iec(saved))?;
             }
-            let (low, high) = self.best.peak_reserved_range;
+            let (low, high) = self.best.answer.peak_reserved_range;
             if low != high {
                 writeln!(
                     out,
@@ -288,18 +145,18 @@ impl Advice {
                     iec(high)
                 )?;
             }
-            writeln!(out, "confidence: {}", self.best.confidence.name())?;
-        } else if !self.best.outcome.fits() {
+            writeln!(out, "confidence: {}", self.best.answer.confidence.name())?;
+        } else if !self.best.answer.outcome.fits() {
             writeln!(out, "\nno setting makes it fit")?;
             writeln!(out, "{} must be in use at once, whatever the allocator", iec(self.bounds.requested))?;
         } else {
             writeln!(out, "\nno setting helps: the best would save less than {:.0} %", WORTHWHILE * 100.0)?;
         }
         if let Some(shares) = &self.shares {
-            writeln!(out, "{}", shares_line("torch", shares))?;
+            writeln!(out, "{}", shares_line(torch::NAME, shares))?;
         }
         writeln!(out, "\n{:>12} {:>8} {:>8}  setting", "reserved", "mallocs", "frees")?;
-        for candidate in &self.pareto {
+        for candidate in &self.best.pareto {
             let books = candidate.outcome.books;
             let options = if candidate.options.is_empty() { "(none)" } else { &candidate.options };
             writeln!(
@@ -337,6 +194,7 @@ impl Advice {
             })
         };
         let pareto: Vec<Value> = self
+            .best
             .pareto
             .iter()
             .map(|candidate| {
@@ -355,9 +213,9 @@ impl Advice {
             "torch_version": format!("{}.{}", self.torch_version.0, self.torch_version.1),
             "helps": self.helps(),
             "recorded": answer(&self.recorded_options, &self.recorded),
-            "best": answer(&self.best_options, &self.best),
+            "best": answer(&self.best.options, &self.best.answer),
             "pareto": pareto,
-            "n_tried": self.n_tried,
+            "n_tried": self.best.n_tried,
             "shares": self.shares.as_ref().map(shares_json),
             "warnings": warnings_json(&self.reactions),
             "bounds": {

@@ -1,0 +1,44 @@
+//! Independent simulations on all cores.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What `work` makes of each number below `n`, in their order; where it makes nothing, nothing. The result does not depend on
+/// the number of cores.
+pub(crate) fn on_all_cores<T: Send>(n: usize, work: impl Fn(usize) -> Option<T> + Sync) -> Vec<T> {
+    let next = AtomicUsize::new(0);
+    let made = Mutex::new(Vec::new());
+    let worker = || {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= n {
+                return;
+            }
+            if let Some(result) = work(index)
+                && let Ok(mut made) = made.lock()
+            {
+                made.push((index, result));
+            }
+        }
+    };
+    let n_threads = std::thread::available_parallelism().map_or(1, usize::from).min(n);
+    std::thread::scope(|scope| {
+        for _ in 0..n_threads {
+            scope.spawn(worker);
+        }
+    });
+    let mut made = made.into_inner().unwrap_or_default();
+    made.sort_by_key(|(index, _)| *index);
+    made.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_come_in_the_order_of_their_numbers() {
+        assert_eq!(on_all_cores(5, |n| (n != 2).then_some(n * n)), [0, 1, 9, 16]);
+        assert_eq!(on_all_cores(0, Some), Vec::<usize>::new());
+    }
+}
