@@ -1,17 +1,20 @@
 //! PyTorch's native CUDA caching allocator, byte for byte, releases 2.0 to 2.15.
 //!
 //! Blocks live in a slab and are linked to their neighbours; the free blocks of a pool are ordered sets, one for each
-//! stream. What the releases do differently is in `profile.rs`, what the user can set in `options.rs`. The original
-//! is c10/cuda/CUDACachingAllocator.cpp; `tests/oracle/` holds this against the compiled original.
+//! stream. `expandable.rs` has the segments that grow, `release.rs` how memory goes back to the driver, `profile.rs` what
+//! the releases do differently, `options.rs` what the user can set. The original is c10/cuda/CUDACachingAllocator.cpp;
+//! `tests/oracle/` holds this against the compiled original.
 
+mod expandable;
 mod oom;
 mod options;
 #[cfg(test)]
 mod oracle;
 mod profile;
+mod release;
 mod stats;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 
 pub use options::{Options, parse};
 pub use profile::{NEWEST, OomText, PROFILES, Profile, Tie, VARIABLES, profile, variables};
@@ -468,122 +471,6 @@ impl Torch {
         }
     }
 
-    /// Serves a request from an expandable segment, mapping the pages that it lacks.
-    fn grow(&mut self, device: &mut Device, pool: u32, rounded: u64, stream: StreamIdx) -> Option<BlockId> {
-        let mut block = match self.growable(pool, rounded, stream) {
-            Some(block) => block,
-            None if rounded > self.reservation_bytes(device, pool) => {
-                // PyTorch makes a segment before it finds that it is too small.
-                let segment = device.reserve(self.reservation_bytes(device, pool));
-                device.unreserve(segment.id);
-                return None;
-            }
-            None => self.reserve(device, pool, stream),
-        };
-        if self.block(block).state == State::Unmapped {
-            let bytes = self.block(block).bytes.min(rounded);
-            self.map(device, block, bytes)?;
-        }
-        while self.block(block).bytes < rounded {
-            let next = self.block(block).next;
-            let bytes = (rounded - self.block(block).bytes).min(self.block(next).bytes);
-            self.map(device, next, bytes)?;
-            block = next;
-        }
-        self.remove_free(block);
-        Some(block)
-    }
-
-    /// The lowest run of free and unmapped blocks that is long enough.
-    fn growable(&self, pool: u32, rounded: u64, stream: StreamIdx) -> Option<BlockId> {
-        let idle = |id: BlockId| id != NONE && self.block(id).state != State::Taken;
-        let unmapped = &self.pools[pool as usize].unmapped[usize::from(stream.0)];
-        unmapped.iter().find_map(|(_, unmapped)| {
-            let prev = self.block(*unmapped).prev;
-            let start = if idle(prev) { prev } else { *unmapped };
-            let (mut total, mut at) = (0, start);
-            while total < rounded && idle(at) {
-                total += self.block(at).bytes;
-                at = self.block(at).next;
-            }
-            (total >= rounded).then_some(start)
-        })
-    }
-
-    fn page(&self, pool: u32) -> u64 {
-        if Self::is_small(pool) { SMALL_SEGMENT } else { self.options.large_segment }
-    }
-
-    /// What an expandable segment reserves: an eighth more than the device has, or what the user wants, if that is less.
-    fn reservation_bytes(&self, device: &Device, pool: u32) -> u64 {
-        // A device of unknown size is taken for one that is larger than any.
-        let total = device.total().min(1 << 42);
-        let most = total + total / 8;
-        let wanted = self.options.expandable_reserve.map_or(most, |reserve| reserve.bytes(total));
-        wanted.min(most).next_multiple_of(self.page(pool))
-    }
-
-    /// One reservation a stream and pool, unless the user wants small ones.
-    fn reserve(&mut self, device: &mut Device, pool: u32, stream: StreamIdx) -> BlockId {
-        let page = self.page(pool);
-        let bytes = self.reservation_bytes(device, pool);
-        let segment = device.reserve(bytes);
-        let index = segment.id.0 as usize;
-        if self.reservations.len() <= index {
-            self.reservations.resize(index + 1, None);
-        }
-        self.reservations[index] = Some(Reservation { address: segment.address, page });
-        let block = self.make(Block {
-            address: segment.address,
-            bytes,
-            segment: segment.id,
-            pool,
-            stream,
-            expandable: true,
-            ..EMPTY
-        });
-        self.insert_unmapped(block);
-        block
-    }
-
-    fn reservation(&self, segment: SegmentId) -> Reservation {
-        let found = self.reservations.get(segment.0 as usize).copied().flatten();
-        found.expect("every expandable block belongs to a reservation")
-    }
-
-    fn map(&mut self, device: &mut Device, id: BlockId, wanted: u64) -> Option<()> {
-        let block = *self.block(id);
-        let reservation = self.reservation(block.segment);
-        let end = (block.address + wanted - reservation.address).next_multiple_of(reservation.page);
-        let mapped = end - (block.address - reservation.address);
-        if !device.commit(block.address, mapped) {
-            return None;
-        }
-        self.remove_unmapped(id);
-        self.blocks[id as usize].state = State::Free;
-        if mapped < block.bytes {
-            let rest = self.make(Block {
-                address: block.address + mapped,
-                bytes: block.bytes - mapped,
-                prev: id,
-                ..block
-            });
-            if block.next != NONE {
-                self.blocks[block.next as usize].prev = rest;
-            }
-            self.blocks[id as usize].next = rest;
-            self.insert_unmapped(rest);
-            self.blocks[id as usize].bytes = mapped;
-        }
-        self.merge(id, self.block(id).prev);
-        self.merge(id, self.block(id).next);
-        self.insert_free(id);
-        self.total += mapped;
-        self.stats.increase(Name::ReservedBytes, Self::is_small(block.pool), mapped);
-        self.stats.num_device_alloc += 1;
-        Some(())
-    }
-
     /// Lets `id` absorb a neighbour of the same kind. Returns the bytes gained.
     fn merge(&mut self, id: BlockId, neighbour: BlockId) -> u64 {
         if neighbour == NONE {
@@ -613,185 +500,6 @@ impl Torch {
         }
         self.vacant.push(neighbour);
         absorbed.bytes
-    }
-
-    // Giving memory back.
-
-    /// Frees the cached segments that have not been used for long, until the limit's fraction is kept.
-    fn collect_garbage(&mut self, device: &mut Device) {
-        let Some(limit) = self.limit else { return };
-        let threshold = (self.options.gc_threshold * limit as f64) as u64;
-        if self.total <= threshold {
-            return;
-        }
-        let target = self.total - threshold;
-        const LARGE: usize = 1;
-        let lookups = self.pools[LARGE].lookups;
-        let whole = |torch: &Torch| -> Vec<BlockId> {
-            let ids = torch.pools[LARGE].free.iter().flatten().map(|(_, _, id)| *id);
-            ids.filter(|id| !torch.block(*id).is_split()).collect()
-        };
-        let candidates = whole(self);
-        let mut n_left = candidates.len() as u64;
-        let mut ages: u64 = candidates.iter().map(|id| lookups - self.block(*id).free_since).sum();
-        let (mut reclaimed, mut freed_one) = (0, true);
-        while reclaimed < target && freed_one && n_left > 0 {
-            let threshold = ages as f64 / n_left as f64;
-            freed_one = false;
-            for id in whole(self) {
-                let block = *self.block(id);
-                let age = lookups - block.free_since;
-                if !block.expandable && age as f64 >= threshold {
-                    freed_one = true;
-                    reclaimed += block.bytes;
-                    ages -= age;
-                    n_left -= 1;
-                    self.release_segment(device, id);
-                }
-            }
-        }
-    }
-
-    /// Frees cached oversize segments that together make room. Whether they did.
-    fn release_available(&mut self, device: &mut Device, pool: u32, rounded: u64, stream: StreamIdx) -> bool {
-        if self.options.max_split == u64::MAX {
-            return false;
-        }
-        let wanted = rounded.max(self.options.max_split);
-        let set = &self.pools[pool as usize].free[usize::from(stream.0)];
-        let fit = set.range((wanted, 0, 0)..).next().map(|(_, _, id)| *id);
-        if let Some(fit) = fit.filter(|fit| !self.block(*fit).expandable) {
-            self.release_segment(device, fit);
-            return true;
-        }
-        self.n_address_ties += u64::from(self.profile.tie == Tie::Address);
-        // The element before the first fit, or before the end where there is none; an expandable fit counts as none.
-        let before = set.range(..(wanted, 0, 0)).rev().map(|(_, _, id)| *id);
-        let max_split = self.options.max_split;
-        let (mut sum, mut chosen) = (0, Vec::new());
-        for id in before {
-            if sum >= wanted || self.block(id).bytes < max_split {
-                break;
-            }
-            if !self.block(id).expandable {
-                sum += self.block(id).bytes;
-                chosen.push(id);
-            }
-        }
-        for id in chosen {
-            self.release_segment(device, id);
-        }
-        sum >= wanted
-    }
-
-    /// Waits for all streams and gives back every segment that is one free block.
-    fn release_cached(&mut self, device: &mut Device) {
-        self.stats.num_sync_all_streams += 1;
-        for placement in device.synchronize() {
-            self.complete(placement.handle);
-        }
-        self.release_blocks(device, 1);
-        self.release_blocks(device, 0);
-        for pool in std::mem::take(&mut self.released) {
-            let small = 2 * u32::from(pool.0);
-            self.release_blocks(device, small);
-            self.release_blocks(device, small + 1);
-            if self.owners[usize::from(pool.0)].n_segments == 0 {
-                self.owners[usize::from(pool.0)].is_gone = true;
-                self.n_pools_lost += u64::from(self.has_blocks(pool));
-            } else {
-                self.released.push(pool);
-            }
-        }
-    }
-
-    fn has_blocks(&self, pool: PoolIdx) -> bool {
-        let vacant: HashSet<BlockId> = self.vacant.iter().copied().collect();
-        let blocks = (0..).zip(&self.blocks);
-        let mut of_pool = blocks.filter(|(_, block)| block.pool / 2 == u32::from(pool.0));
-        of_pool.any(|(id, block)| !vacant.contains(&id) && block.state != State::Unmapped)
-    }
-
-    fn release_blocks(&mut self, device: &mut Device, pool: u32) {
-        let free: Vec<BlockId> =
-            self.pools[pool as usize].free.iter().flatten().map(|(_, _, id)| *id).collect();
-        let mut to_unmap = Vec::new();
-        for id in free {
-            if self.block(id).expandable {
-                to_unmap.push(id);
-            } else if !self.block(id).is_split() {
-                self.release_segment(device, id);
-            }
-        }
-        for id in to_unmap {
-            self.unmap(device, id);
-            let block = *self.block(id);
-            if block.state == State::Unmapped && !block.is_split() {
-                self.remove_unmapped(id);
-                self.vacant.push(id);
-                device.unreserve(block.segment);
-                self.reservations[block.segment.0 as usize] = None;
-            }
-        }
-    }
-
-    fn release_segment(&mut self, device: &mut Device, id: BlockId) {
-        let block = *self.block(id);
-        let small = Self::is_small(block.pool);
-        self.stats.num_device_free += 1;
-        self.total -= block.bytes;
-        self.stats.decrease(Name::Segment, small, 1);
-        self.stats.decrease(Name::ReservedBytes, small, block.bytes);
-        if block.bytes >= self.options.max_split {
-            self.stats.oversize_segments.decrease(1);
-        }
-        self.remove_free(id);
-        self.vacant.push(id);
-        self.count_return(block.pool);
-        device.unmap(block.segment);
-    }
-
-    /// Takes the whole pages of a free block away.
-    fn unmap(&mut self, device: &mut Device, id: BlockId) {
-        let block = *self.block(id);
-        let Reservation { address: base, page } = self.reservation(block.segment);
-        let start = base + (block.address - base).next_multiple_of(page);
-        let end = base + (block.address + block.bytes - base) / page * page;
-        if start >= end {
-            return;
-        }
-        let bytes = end - start;
-        self.remove_free(id);
-        let before = start - block.address;
-        if before > 0 {
-            let front = self.make(Block { bytes: before, next: id, ..block });
-            if block.prev != NONE {
-                self.blocks[block.prev as usize].next = front;
-            }
-            self.blocks[id as usize].prev = front;
-            self.insert_free(front);
-        }
-        let after = block.address + block.bytes - end;
-        if after > 0 {
-            let back = self.make(Block { address: end, bytes: after, prev: id, ..block });
-            if block.next != NONE {
-                self.blocks[block.next as usize].prev = back;
-            }
-            self.blocks[id as usize].next = back;
-            self.insert_free(back);
-        }
-        let middle = &mut self.blocks[id as usize];
-        middle.address = start;
-        middle.bytes = bytes;
-        middle.state = State::Unmapped;
-        self.merge(id, self.block(id).prev);
-        self.merge(id, self.block(id).next);
-        self.insert_unmapped(id);
-        self.total -= bytes;
-        self.stats.decrease(Name::ReservedBytes, Self::is_small(block.pool), bytes);
-        self.stats.num_device_free += 1;
-        self.count_return(block.pool);
-        device.decommit(start, bytes);
     }
 
     fn count_return(&mut self, pool: u32) {
