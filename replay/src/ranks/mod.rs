@@ -17,6 +17,7 @@ pub mod gpu;
 pub mod jobs;
 pub mod memory;
 pub mod report;
+mod sections;
 mod show;
 #[cfg(test)]
 mod tests;
