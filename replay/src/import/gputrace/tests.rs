@@ -1,0 +1,279 @@
+//! Scenes, and the ops that they are read as.
+
+use expect_test::{Expect, expect};
+use gputrace_schemas::event::Nanos;
+use gputrace_sim::whatif::Laboratory;
+
+use super::*;
+use crate::scene::recording;
+
+const SEGMENT: &str = "Alloc addr=0x40000000 bytes=2M by=libcudart.so,libc10_cuda.so in_allocate=1\n";
+
+/// The ops and driver calls of a scene's first device, one a line.
+fn check(scene: &str, expected: Expect) {
+    let trace = imported(scene);
+    let mut text = String::new();
+    for stream in trace.devices.iter().take(1) {
+        let mut driver = stream.driver.iter().peekable();
+        for index in 0..=stream.ops.len() {
+            while let Some(call) = driver.next_if(|call| call.before_op as usize == index) {
+                text += &format!("  {:?} {:#x}+{}K\n", call.call, call.address, call.bytes >> 10);
+            }
+            let Some(op) = stream.ops.get(index) else { break };
+            match op {
+                Op::Alloc(id) => {
+                    let it = stream.allocation(*id);
+                    let handle = stream.streams[usize::from(it.stream.0)];
+                    text += &format!("Alloc({}) {} on {handle}\n", id.0, it.requested);
+                }
+                op => text += &format!("{op:?}\n"),
+            }
+        }
+        text += &format!("{:?}\n", stream.history);
+    }
+    trace.notes.iter().for_each(|note| text += &format!("{note}\n"));
+    expected.assert_eq(&text);
+}
+
+#[test]
+fn blocks_are_requests_and_their_segments_driver_calls() {
+    check(
+        &format!(
+            "{SEGMENT}
+            block addr=0x40000000 bytes=512 requested=400 stream=7
+            free addr=0x40000000 bytes=512"
+        ),
+        expect![[r#"
+              Alloc 0x40000000+2048K
+            Alloc(0) 400 on 7
+            FreeRequested(AllocId(0))
+            FreeCompleted(AllocId(0))
+            Complete
+        "#]],
+    );
+}
+
+#[test]
+fn the_largest_number_as_a_pools_threshold_is_no_memory() {
+    let trace = imported(&format!(
+        "{SEGMENT}
+        PoolSet handle=p bytes=0xffffffffffffffff by=libnccl.so.2
+        block addr=0x40000000 bytes=512 requested=512"
+    ));
+    assert_eq!(trace.devices[0].history, History::Complete);
+}
+
+#[test]
+fn what_others_hold_is_known_at_each_op() {
+    let trace = imported(&format!(
+        "{SEGMENT}
+        PrimaryRetain handle=c by=libc10_cuda.so
+        sample used=502M
+        wait ms=100
+        block addr=0x40000000 bytes=512 requested=512
+        Create handle=n bytes=8M by=libnccl.so.2
+        Alloc addr=0x50000000 bytes=1M by=libcublas.so.13
+        block addr=0x40000200 bytes=512 requested=512
+        Release handle=n by=libnccl.so.2
+        wait ms=100
+        sample used=504M
+        wait ms=100
+        block addr=0x40000400 bytes=512 requested=512"
+    ));
+    let others = trace.devices[0].others.as_ref().unwrap();
+    let at = |op: usize| {
+        let held = others.names.iter().zip(others.at(op)).filter(|(_, bytes)| *bytes > 0);
+        let mut held: Vec<String> = held.map(|(name, bytes)| format!("{name} {}M", bytes >> 20)).collect();
+        held.sort();
+        held.join(", ")
+    };
+    assert!(others.is_charge_known);
+    assert_eq!(at(0), "CUDA context 500M");
+    assert_eq!(at(1), "CUDA context 500M, NCCL 8M, cuBLAS 1M, page rounding 1M");
+    assert_eq!(at(2), "CUDA context 500M, cuBLAS 1M, page rounding 1M");
+}
+
+#[test]
+fn a_free_completes_when_its_stream_event_was_seen_done() {
+    check(
+        &format!(
+            "{SEGMENT}
+            block addr=0x40000000 bytes=512 requested=512
+            record event=1
+            free addr=0x40000000 bytes=512
+            query event=1 result=600
+            block addr=0x40000200 bytes=512 requested=512
+            query event=1
+            block addr=0x40000000 bytes=512 requested=512"
+        ),
+        expect![[r#"
+              Alloc 0x40000000+2048K
+            Alloc(0) 512 on 0
+            FreeRequested(AllocId(0))
+            Alloc(1) 512 on 0
+            FreeCompleted(AllocId(0))
+            Alloc(2) 512 on 0
+            Complete
+        "#]],
+    );
+}
+
+#[test]
+fn a_stream_event_of_the_program_delays_nothing() {
+    check(
+        &format!(
+            "{SEGMENT}
+            block addr=0x40000000 bytes=512 requested=512
+            record event=9
+            free addr=0x40000000 bytes=512"
+        ),
+        expect![[r#"
+              Alloc 0x40000000+2048K
+            Alloc(0) 512 on 0
+            FreeRequested(AllocId(0))
+            FreeCompleted(AllocId(0))
+            Complete
+        "#]],
+    );
+}
+
+#[test]
+fn segments_given_back_outside_of_allocate_are_a_trim_and_those_within_are_not() {
+    let scene = |how: &str| {
+        format!(
+            "{SEGMENT}
+            block addr=0x40000000 bytes=512 requested=512
+            free addr=0x40000000 bytes=512
+            Free addr=0x40000000 by=libcudart.so,libc10_cuda.so {how}
+            Alloc addr=0x50000000 bytes=20M by=libcudart.so,libc10_cuda.so in_allocate=1
+            block addr=0x50000000 bytes=2M requested=2M"
+        )
+    };
+    check(
+        &scene(""),
+        expect![[r#"
+              Alloc 0x40000000+2048K
+            Alloc(0) 512 on 0
+            FreeRequested(AllocId(0))
+            FreeCompleted(AllocId(0))
+            Trim
+              Free 0x40000000+2048K
+              Alloc 0x50000000+20480K
+            Alloc(1) 2097152 on 0
+            Complete
+        "#]],
+    );
+    assert!(!imported(&scene("in_allocate=1")).devices[0].ops.contains(&Op::Trim));
+}
+
+#[test]
+fn what_a_failed_request_waited_for_completes_after_it() {
+    check(
+        &format!(
+            "{SEGMENT}
+            block addr=0x40000000 bytes=512 requested=512
+            record event=1
+            free addr=0x40000000 bytes=512
+            Alloc result=2 bytes=20M by=libcudart.so,libc10_cuda.so in_allocate=1
+            sync event=1
+            oom bytes=2M requested=2M"
+        ),
+        expect![[r#"
+              Alloc 0x40000000+2048K
+            Alloc(0) 512 on 0
+            FreeRequested(AllocId(0))
+            Oom(0)
+            FreeCompleted(AllocId(0))
+            Complete
+        "#]],
+    );
+}
+
+#[test]
+fn pages_of_a_growing_segment_are_one_call() {
+    check(
+        "Reserve addr=0x100000000 bytes=1G by=libc10_cuda.so
+        Create handle=1 bytes=2M by=libc10_cuda.so in_allocate=1
+        Create handle=2 bytes=2M by=libc10_cuda.so in_allocate=1
+        Map addr=0x100000000 bytes=2M handle=1 by=libc10_cuda.so in_allocate=1
+        Map addr=0x100200000 bytes=2M handle=2 by=libc10_cuda.so in_allocate=1
+        SetAccess addr=0x100000000 bytes=4M by=libc10_cuda.so in_allocate=1
+        block addr=0x100000000 bytes=3M requested=3M
+        free addr=0x100000000 bytes=3M
+        Unmap addr=0x100000000 bytes=2M by=libc10_cuda.so
+        Unmap addr=0x100200000 bytes=2M by=libc10_cuda.so",
+        expect![[r#"
+              Map 0x100000000+4096K
+            Alloc(0) 3145728 on 0
+            FreeRequested(AllocId(0))
+            FreeCompleted(AllocId(0))
+            Trim
+              Unmap 0x100000000+4096K
+            Complete
+            device 0: the program itself set expandable_segments:True: its allocator mapped pages
+        "#]],
+    );
+}
+
+#[test]
+fn without_pytorch_the_driver_calls_are_the_requests() {
+    let scene = "Alloc addr=0x40000000 bytes=3M by=plain
+        Free addr=0x40000000 by=plain
+        AllocAsync addr=0x50000000 bytes=1M stream=4 by=plain";
+    check(
+        scene,
+        expect![[r#"
+              Alloc 0x40000000+3072K
+            Alloc(0) 3145728 on 0
+            FreeRequested(AllocId(0))
+            FreeCompleted(AllocId(0))
+              Free 0x40000000+3072K
+              Alloc 0x50000000+1024K
+            Alloc(1) 1048576 on 4
+            Complete
+        "#]],
+    );
+    let trace = imported(scene);
+    assert_eq!(trace.devices[0].settings.policy, "direct");
+    assert!(Laboratory::new(&trace.devices[0]).unwrap().self_check(None).is_perfect());
+}
+
+#[test]
+fn a_trace_with_lost_events_is_not_replayed() {
+    check(
+        "block addr=0x40000000 bytes=512 requested=512
+        lost events=3",
+        expect![[r#"
+            Alloc(0) 512 on 0
+            Broken("3 events were lost; record again with a larger --ring-size")
+        "#]],
+    );
+}
+
+#[test]
+fn memory_of_others_and_mappings_are_kept_for_the_addresses() {
+    let recording = recording(&format!(
+        "{SEGMENT}
+        block addr=0x40000000 bytes=512 requested=512
+        Alloc addr=0x7f0010000000 bytes=8M by=libnccl.so.2!
+        Free addr=0x7f0010000000 by=libnccl.so.2!"
+    ));
+    let mapped = vec![
+        Mapping { start: 0x1000, end: 0x2000 },
+        Mapping { start: 0x7f00_2000_0000, end: 0x7f00_3000_0000 },
+    ];
+    let read = Mappings { time: Nanos(0), mapped };
+    let trace = import(&recording, || recording.events.iter().cloned(), std::iter::once(read)).unwrap();
+    let surroundings = trace.devices[0].surroundings.clone().unwrap();
+    assert_eq!(surroundings.ceiling, 0x7f00_2000_0000);
+    let kinds: Vec<Nearby> = surroundings.events.iter().map(|event| event.what).collect();
+    assert_eq!(
+        kinds,
+        [
+            Nearby::Mapped { start: 0x1000, end: 0x2000 },
+            Nearby::Mapped { start: 0x7f00_2000_0000, end: 0x7f00_3000_0000 },
+            Nearby::Allocated { address: 0x7f00_1000_0000, bytes: 8 << 20 },
+            Nearby::Freed { address: 0x7f00_1000_0000 },
+        ]
+    );
+}
