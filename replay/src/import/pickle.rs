@@ -380,19 +380,10 @@ impl<R: Read> Machine<R> {
             let start = self.at;
             let opcode = self.byte()?;
             match opcode {
-                0x80 => {
-                    let protocol = self.byte()?;
-                    if !(2..=5).contains(&protocol) {
-                        return Err(self.unexpected(format!("pickle protocol {protocol} (2 to 5 are read)")));
-                    }
-                }
-                0x95 => {
-                    self.u64()?; // FRAME only announces how many bytes follow.
-                }
-                b'.' => {
-                    let root = self.pop()?;
-                    return Ok(root);
-                }
+                0x80 => self.protocol()?,
+                // FRAME only announces how many bytes follow.
+                0x95 => drop(self.number::<8>()?),
+                b'.' => return self.pop(),
                 b'N' => self.push(Value::None)?,
                 0x88 => self.push(Value::Bool(true))?,
                 0x89 => self.push(Value::Bool(false))?,
@@ -408,74 +399,34 @@ impl<R: Read> Machine<R> {
                     let bytes = self.array::<4>()?;
                     self.push(Value::Int(i32::from_le_bytes(bytes)))?;
                 }
-                0x8a => {
-                    let length = u64::from(self.byte()?);
-                    self.long(length)?;
-                }
-                0x8b => {
-                    let length = u64::from(u32::from_le_bytes(self.array::<4>()?));
-                    self.long(length)?;
-                }
+                0x8a => self.long::<1>()?,
+                0x8b => self.long::<4>()?,
                 b'G' => {
                     let bytes = self.array::<8>()?;
                     let index = self.wide(i64::from_be_bytes(bytes))?;
                     self.push(Value::Float(index))?;
                 }
-                0x8c => {
-                    let length = u64::from(self.byte()?);
-                    self.string(length)?;
-                }
-                b'X' => {
-                    let length = u64::from(u32::from_le_bytes(self.array::<4>()?));
-                    self.string(length)?;
-                }
-                0x8d => {
-                    let length = self.u64()?;
-                    self.string(length)?;
-                }
-                b'C' => {
-                    let length = u64::from(self.byte()?);
-                    self.opaque(length)?;
-                }
-                b'B' => {
-                    let length = u64::from(u32::from_le_bytes(self.array::<4>()?));
-                    self.opaque(length)?;
-                }
-                0x8e => {
-                    let length = self.u64()?;
-                    self.opaque(length)?;
-                }
-                b'}' => {
-                    let raw = self.heap.raw.len();
-                    let dict = self.heap.dicts.len();
-                    self.room(raw.max(dict))?;
-                    self.heap.raw.push(Vec::new());
-                    self.heap.dicts.push(Dict::Raw(raw as u32));
-                    self.push(Value::Dict(dict as u32))?;
-                }
-                b']' => {
-                    let list = self.heap.lists.len();
-                    self.room(list)?;
-                    self.heap.lists.push(Vec::new());
-                    self.push(Value::List(list as u32))?;
-                }
+                0x8c => self.string::<1>()?,
+                b'X' => self.string::<4>()?,
+                0x8d => self.string::<8>()?,
+                b'C' => self.opaque::<1>()?,
+                b'B' => self.opaque::<4>()?,
+                0x8e => self.opaque::<8>()?,
+                b'}' => self.dictionary()?,
+                b']' => self.list(Vec::new())?,
                 b')' => self.tuple_of(0)?,
                 0x85 => self.tuple_of(1)?,
                 0x86 => self.tuple_of(2)?,
                 0x87 => self.tuple_of(3)?,
                 b't' => {
-                    let count = self.stack.len() - self.mark()?.0 - 1;
-                    let elements: Vec<Value> = self.stack.split_off(self.stack.len() - count);
-                    self.stack.pop();
+                    let (elements, _) = self.above_mark()?;
                     self.tuple(&elements)?;
                 }
                 b'(' => {
                     self.marks.push((self.stack.len(), self.heap.wide.len()));
                     self.push(Value::Mark)?;
                 }
-                b'0' => {
-                    self.pop()?;
-                }
+                b'0' => drop(self.pop()?),
                 b'2' => {
                     let top = *self.stack.last().ok_or_else(|| self.underflow())?;
                     self.push(top)?;
@@ -485,9 +436,7 @@ impl<R: Read> Machine<R> {
                     self.append(&[element])?;
                 }
                 b'e' => {
-                    let (mark, _) = self.mark()?;
-                    let elements = self.stack.split_off(mark + 1);
-                    self.stack.pop();
+                    let (elements, _) = self.above_mark()?;
                     self.append(&elements)?;
                 }
                 b's' => {
@@ -497,59 +446,33 @@ impl<R: Read> Machine<R> {
                     self.set_items(&[key, value], wide)?;
                 }
                 b'u' => {
-                    let (mark, wide) = self.mark()?;
-                    let items = self.stack.split_off(mark + 1);
-                    self.stack.pop();
+                    let (items, wide) = self.above_mark()?;
                     self.set_items(&items, wide)?;
                 }
                 b'd' => {
-                    let (mark, wide) = self.mark()?;
-                    let items = self.stack.split_off(mark + 1);
-                    self.stack.pop();
-                    let raw = self.heap.raw.len();
-                    self.room(raw.max(self.heap.dicts.len()))?;
-                    self.heap.raw.push(Vec::new());
-                    self.heap.dicts.push(Dict::Raw(raw as u32));
-                    self.push(Value::Dict(self.heap.dicts.len() as u32 - 1))?;
+                    let (items, wide) = self.above_mark()?;
+                    self.dictionary()?;
                     self.set_items(&items, wide)?;
                 }
                 b'l' => {
-                    let (mark, _) = self.mark()?;
-                    let elements = self.stack.split_off(mark + 1);
-                    self.stack.pop();
-                    let list = self.heap.lists.len();
-                    self.room(list)?;
-                    self.n_elements += elements.len();
-                    self.room(self.n_elements)?;
-                    self.heap.lists.push(elements);
-                    self.push(Value::List(list as u32))?;
+                    let (elements, _) = self.above_mark()?;
+                    self.list(elements)?;
                 }
-                b'1' => {
-                    let (mark, _) = self.mark()?;
-                    self.stack.truncate(mark);
-                }
-                0x94 => {
-                    let index = self.memo.len() as u64;
-                    self.remember(index)?;
-                }
-                b'q' => {
-                    let index = u64::from(self.byte()?);
-                    self.remember(index)?;
-                }
-                b'r' => {
-                    let index = u64::from(u32::from_le_bytes(self.array::<4>()?));
-                    self.remember(index)?;
-                }
-                b'h' => {
-                    let index = u64::from(self.byte()?);
-                    self.recall(index)?;
-                }
-                b'j' => {
-                    let index = u64::from(u32::from_le_bytes(self.array::<4>()?));
-                    self.recall(index)?;
-                }
+                b'1' => drop(self.above_mark()?),
+                0x94 => self.remember(self.memo.len() as u64)?,
+                b'q' => self.remember_at::<1>()?,
+                b'r' => self.remember_at::<4>()?,
+                b'h' => self.recall::<1>()?,
+                b'j' => self.recall::<4>()?,
                 other => return Err(refused(other, start)),
             }
+        }
+    }
+
+    fn protocol(&mut self) -> Result<(), PickleError> {
+        match self.byte()? {
+            2..=5 => Ok(()),
+            other => Err(self.unexpected(format!("pickle protocol {other} (2 to 5 are read)"))),
         }
     }
 
@@ -592,12 +515,16 @@ impl<R: Read> Machine<R> {
         Ok(self.array::<1>()?[0])
     }
 
-    fn u64(&mut self) -> Result<u64, PickleError> {
-        Ok(u64::from_le_bytes(self.array::<8>()?))
+    /// A number of `N` bytes that says how long something is, or which it is.
+    fn number<const N: usize>(&mut self) -> Result<u64, PickleError> {
+        let mut bytes = [0; 8];
+        self.fill(&mut bytes[..N])?;
+        Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Reads `length` bytes into `scratch`, growing only as bytes really arrive.
-    fn bytes(&mut self, length: u64) -> Result<(), PickleError> {
+    /// Reads as many bytes as a number of `N` bytes says into `scratch`, growing only as bytes really arrive.
+    fn bytes<const N: usize>(&mut self) -> Result<(), PickleError> {
+        let length = self.number::<N>()?;
         if length > LONGEST_STRING {
             return Err(self.unexpected(format!("a string of {length} bytes")));
         }
@@ -615,8 +542,8 @@ impl<R: Read> Machine<R> {
         Ok(())
     }
 
-    fn string(&mut self, length: u64) -> Result<(), PickleError> {
-        self.bytes(length)?;
+    fn string<const N: usize>(&mut self) -> Result<(), PickleError> {
+        self.bytes::<N>()?;
         self.room(self.heap.strings.len())?;
         let scratch = std::mem::take(&mut self.scratch);
         // Python writes lone surrogates of file names as is; they are not UTF-8 and only shown.
@@ -625,13 +552,13 @@ impl<R: Read> Machine<R> {
         self.push(Value::Str(index))
     }
 
-    fn opaque(&mut self, length: u64) -> Result<(), PickleError> {
-        self.bytes(length)?;
+    fn opaque<const N: usize>(&mut self) -> Result<(), PickleError> {
+        self.bytes::<N>()?;
         self.push(Value::Opaque)
     }
 
-    fn long(&mut self, length: u64) -> Result<(), PickleError> {
-        self.bytes(length)?;
+    fn long<const N: usize>(&mut self) -> Result<(), PickleError> {
+        self.bytes::<N>()?;
         if self.scratch.len() > 9 || (self.scratch.len() == 9 && !matches!(self.scratch[8], 0 | 0xff)) {
             return self.push(Value::Opaque);
         }
@@ -670,8 +597,29 @@ impl<R: Read> Machine<R> {
         }
     }
 
-    fn mark(&mut self) -> Result<(usize, usize), PickleError> {
-        self.marks.pop().ok_or_else(|| self.underflow())
+    /// Takes what lies above the newest mark, and the mark; also, how many wide integers there were at the mark.
+    fn above_mark(&mut self) -> Result<(Vec<Value>, usize), PickleError> {
+        let (mark, wide) = self.marks.pop().ok_or_else(|| self.underflow())?;
+        let values = self.stack.split_off(mark + 1);
+        self.stack.pop();
+        Ok((values, wide))
+    }
+
+    fn dictionary(&mut self) -> Result<(), PickleError> {
+        let (raw, dict) = (self.heap.raw.len(), self.heap.dicts.len());
+        self.room(raw.max(dict))?;
+        self.heap.raw.push(Vec::new());
+        self.heap.dicts.push(Dict::Raw(raw as u32));
+        self.push(Value::Dict(dict as u32))
+    }
+
+    fn list(&mut self, elements: Vec<Value>) -> Result<(), PickleError> {
+        let list = self.heap.lists.len();
+        self.room(list)?;
+        self.n_elements += elements.len();
+        self.room(self.n_elements)?;
+        self.heap.lists.push(elements);
+        self.push(Value::List(list as u32))
     }
 
     fn tuple_of(&mut self, count: usize) -> Result<(), PickleError> {
@@ -763,6 +711,11 @@ impl<R: Read> Machine<R> {
         self.heap.wide.truncate(wide.max(self.pinned));
     }
 
+    fn remember_at<const N: usize>(&mut self) -> Result<(), PickleError> {
+        let index = self.number::<N>()?;
+        self.remember(index)
+    }
+
     fn remember(&mut self, index: u64) -> Result<(), PickleError> {
         let value = match self.stack.last() {
             None | Some(Value::Mark) => return Err(self.underflow()),
@@ -783,7 +736,8 @@ impl<R: Read> Machine<R> {
         Ok(())
     }
 
-    fn recall(&mut self, index: u64) -> Result<(), PickleError> {
+    fn recall<const N: usize>(&mut self) -> Result<(), PickleError> {
+        let index = self.number::<N>()?;
         match self.memo.get(index as usize) {
             None | Some(Value::Mark) => {
                 Err(self.unexpected(format!("memo index {index} that was never set")))

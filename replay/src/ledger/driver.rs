@@ -245,12 +245,7 @@ impl Driver {
             }
             Action::FreeHost | Action::HostUnregister => self.free_host(call.addr, changed),
             Action::ArrayCreate => {
-                let object = Object { addr: 0, ..object(MemoryKind::Array) };
-                if let Some(missed) = self.arrays.insert(call.handle, object) {
-                    changed(Change::Found(Finding::GivenOutTwice(call.handle)));
-                    changed(Change::Freed(missed));
-                }
-                self.gained(object, changed);
+                self.create_array(call.handle, Object { addr: 0, ..object(MemoryKind::Array) }, changed);
             }
             Action::ArrayDestroy => match self.arrays.remove(&call.handle) {
                 Some(object) => changed(Change::Freed(object)),
@@ -278,24 +273,12 @@ impl Driver {
             Action::Map => self.map(event, call, origin, changed),
             Action::Unmap => self.unmap(call.addr, call.bytes, changed),
             Action::ContextCreate => self.contexts.entry(event.thread).or_default().push(call.handle),
-            Action::ContextDestroy => {
-                for stack in self.contexts.values_mut() {
-                    stack.retain(|context| *context != call.handle);
-                }
-                self.drop_all(|object| object.context == call.handle, changed);
-            }
+            Action::ContextDestroy => self.destroy_context(call.handle, changed),
             Action::PrimaryRetain => {
                 let retained = self.retained.entry(call.extra).or_default();
                 *retained = retained.saturating_add(1);
             }
-            Action::PrimaryRelease => {
-                let retained = self.retained.entry(call.extra).or_default();
-                let was_last = *retained == 1;
-                *retained = retained.saturating_sub(1);
-                if was_last {
-                    self.drop_primary(call.extra, changed);
-                }
-            }
+            Action::PrimaryRelease => self.release_primary(call.extra, changed),
             Action::PrimaryReset => self.drop_primary(call.extra, changed),
             Action::SetAccess
             | Action::Export
@@ -323,6 +306,30 @@ impl Driver {
             | Action::LimitSet
             | Action::PeerEnable
             | Action::Init => {}
+        }
+    }
+
+    fn create_array(&mut self, handle: u64, object: Object, changed: &mut impl FnMut(Change)) {
+        if let Some(missed) = self.arrays.insert(handle, object) {
+            changed(Change::Found(Finding::GivenOutTwice(handle)));
+            changed(Change::Freed(missed));
+        }
+        self.gained(object, changed);
+    }
+
+    fn destroy_context(&mut self, destroyed: u64, changed: &mut impl FnMut(Change)) {
+        for stack in self.contexts.values_mut() {
+            stack.retain(|context| *context != destroyed);
+        }
+        self.drop_all(|object| object.context == destroyed, changed);
+    }
+
+    fn release_primary(&mut self, device: u64, changed: &mut impl FnMut(Change)) {
+        let retained = self.retained.entry(device).or_default();
+        let was_last = *retained == 1;
+        *retained = retained.saturating_sub(1);
+        if was_last {
+            self.drop_primary(device, changed);
         }
     }
 

@@ -478,19 +478,7 @@ impl Ledger {
             }
             Change::Dropped(object) => {
                 torch.steps.push(Step::Lost(object));
-                if let Some(device) = device_of(devices, &object) {
-                    device.kinds.entry(object.kind).or_default().lose(object.bytes);
-                    device.dropped.add(object.bytes);
-                }
-                charge(devices, span, &object, |devices| {
-                    if let Some(books) = books_of(devices, host, &object) {
-                        books.drop_from(object.owner, object.site, object.bytes);
-                    }
-                    if let Some(books) = phases_of(devices, &object) {
-                        books.drop_from(OwnerId(object.phase.0), SiteId(0), object.bytes);
-                    }
-                    give_page_back(devices, &object);
-                });
+                drop_with_context(devices, host, span, &object);
             }
             Change::Reserved(device, bytes) => {
                 devices.entry(device).or_default().reserved_addresses.gain(event.time, bytes);
@@ -526,6 +514,14 @@ impl Ledger {
             let reservation = self.driver.reservation(range.addr);
             self.torch.unmapped(event.thread, range, reservation);
         }
+        self.told(event, call);
+        if let Some(device) = peaked {
+            self.torch_at_peak(device);
+        }
+    }
+
+    /// Calls that change no memory, and say something about it.
+    fn told(&mut self, event: &Event, call: &Call) {
         match call.action {
             Action::SetAccess => self.torch.set_access(event),
             Action::MemInfo => self.torch.mem_info(event.thread, call.bytes, Bytes(call.extra)),
@@ -536,9 +532,6 @@ impl Ledger {
             Action::CaptureBegin => self.torch.capture_begins(),
             Action::CaptureEnd => self.torch.capture_ends(),
             _ => {}
-        }
-        if let Some(device) = peaked {
-            self.torch_at_peak(device);
         }
     }
 
@@ -643,6 +636,23 @@ fn lose(devices: &mut Devices, host: &mut Books, span: Span, object: &Object) {
         }
         if let Some(books) = phases_of(devices, object) {
             books.lose(OwnerId(object.phase.0), SiteId(0), object.bytes);
+        }
+        give_page_back(devices, object);
+    });
+}
+
+/// Its context was destroyed, and it went with that.
+fn drop_with_context(devices: &mut Devices, host: &mut Books, span: Span, object: &Object) {
+    if let Some(device) = device_of(devices, object) {
+        device.kinds.entry(object.kind).or_default().lose(object.bytes);
+        device.dropped.add(object.bytes);
+    }
+    charge(devices, span, object, |devices| {
+        if let Some(books) = books_of(devices, host, object) {
+            books.drop_from(object.owner, object.site, object.bytes);
+        }
+        if let Some(books) = phases_of(devices, object) {
+            books.drop_from(OwnerId(object.phase.0), SiteId(0), object.bytes);
         }
         give_page_back(devices, object);
     });
