@@ -3,8 +3,8 @@
 //!
 //! `unshare` makes the containers. Where that is forbidden, or takes more rights than we have, a test says so and is skipped.
 
+use gputrace_skip::skip;
 use std::fs;
-use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -107,10 +107,6 @@ fn open_to_all(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("ours");
 }
 
-fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
-}
-
 /// Whether such a container can be made here; says so if not.
 fn can(container: &[&str], what: &str) -> bool {
     let mut command = Command::new(container[0]);
@@ -120,7 +116,7 @@ fn can(container: &[&str], what: &str) -> bool {
         Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
         Err(error) => error.to_string(),
     };
-    say(&format!("skipped: `{} sh -c '{what}'` is not possible here: {refused}", container.join(" ")));
+    skip(&format!("{} sh -c '{what}'", container.join(" ")), refused);
     false
 }
 

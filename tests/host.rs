@@ -1,8 +1,9 @@
 //! What the library must not do to a program by its sessions, its thread lines and its recorder: the program ends as it
 //! does alone, says the same, and its trace has what it did. One program of `host/` for each harm.
 
+use gputrace_skip::skip;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -169,8 +170,7 @@ fn pid_1_of_a_namespace_can_wait_for_all_its_children() {
     let mut probe = Command::new("true");
     probe.env_clear();
     if !inside(probe).status().is_ok_and(|status| status.success()) {
-        let _ = writeln!(std::io::stderr(), "skipped: this system lets nobody make PID namespaces");
-        return;
+        return skip("a PID namespace", "this system lets nobody make one");
     }
     let folder = folder("orphans.init");
     let program = program("orphans");

@@ -1,8 +1,8 @@
 //! What the library must not do to a program that loads, unloads and builds things in other ways than most: the program
 //! ends as it does alone, and says the same. One program of `host/` for each harm.
 
+use gputrace_skip::skip;
 use std::fs;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -18,10 +18,6 @@ fn scratch() -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("host_loader");
     fs::create_dir_all(&path).expect("a scratch directory");
     path
-}
-
-fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
 }
 
 fn compile(source: &str, name: &str, options: &[&str]) -> Result<PathBuf, String> {
@@ -115,7 +111,7 @@ fn programs_built_with_sanitizers_run_as_without_us() {
         let program = match program("sanitized", &format!("sanitized.{sanitizer}"), &[&option]) {
             Ok(program) => program,
             Err(why) => {
-                say(&format!("skipped {sanitizer}: {why}"));
+                skip(&format!("-fsanitize={sanitizer}"), why);
                 continue;
             }
         };
@@ -130,7 +126,7 @@ fn programs_built_with_sanitizers_run_as_without_us() {
 fn programs_built_with_address_sanitizer_run_where_it_is_told_that_we_come_first() {
     let program = match program("sanitized", "sanitized.address", &["-fsanitize=address"]) {
         Ok(program) => program,
-        Err(why) => return say(&format!("skipped: {why}")),
+        Err(why) => return skip("-fsanitize=address", why),
     };
     let trace = alike("sanitized.address", || {
         let mut command = command(&program, &[]);
@@ -176,7 +172,7 @@ fn an_interpreter_that_is_unloaded_is_not_read_any_more() {
     let program = program("interpreter_goes", "interpreter_goes", &[]).expect("compiles");
     let libraries = interpreters();
     if libraries.is_empty() {
-        say("skipped: no Python here is a library");
+        skip("an interpreter that is unloaded", "no Python here is a library");
     }
     for library in libraries {
         let name = library.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -188,7 +184,7 @@ fn an_interpreter_that_is_unloaded_is_not_read_any_more() {
             command
         };
         if !run(make()).status.success() {
-            say(&format!("skipped {name}: it does not bear to be unloaded and loaded again"));
+            skip(&format!("{name}, unloaded"), "it does not bear to be unloaded and loaded again");
             continue;
         }
         let trace = alike(&name, make);

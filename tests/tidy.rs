@@ -269,3 +269,21 @@ fn nothing_names_a_machine_of_its_makers() {
         }
     }
 }
+
+#[test]
+fn a_test_that_does_not_run_says_so_in_one_way() {
+    for folder in ["tests", "replay/tests", "replay/src", "schemas/tests", "recorder/tests"] {
+        for (file, text) in sources(folder) {
+            let says = |line: &str| {
+                let prints = ["println!(", "say(", "writeln!("].iter().any(|print| line.contains(print));
+                prints && line.contains(&format!("\"{}ed", "skipp"))
+            };
+            let says_so = text.lines().position(says).filter(|_| !file.starts_with("tests/skip/"));
+            assert!(
+                says_so.is_none(),
+                "{file}:{}: tests skip by gputrace_skip::skip",
+                says_so.unwrap_or(0) + 1
+            );
+        }
+    }
+}

@@ -1,5 +1,6 @@
 //! The address model against what real drivers handed out.
 
+use gputrace_skip::skip;
 use std::collections::HashMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -56,8 +57,7 @@ const RECORDED: (usize, usize) = (15_385, 16_795);
 fn the_first_address_of_a_process_tells_every_other() {
     let folder = shared().join("groundtruth/addresses");
     let Ok(entries) = std::fs::read_dir(&folder) else {
-        println!("skipped: there is no {}", folder.display());
-        return;
+        return skip("addresses of real runs", format!("there is no {}", folder.display()));
     };
     let mut n_requests = (0, 0);
     for path in entries.map(|entry| entry.unwrap().path()) {

@@ -1,5 +1,6 @@
 //! Snapshots end to end: made here byte by byte, and real ones where `../shared/groundtruth` is present.
 
+use gputrace_skip::skip;
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -421,7 +422,7 @@ fn real_snapshots() -> Vec<PathBuf> {
     let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared");
     let folder = std::env::var_os("GPUTRACE_SHARED").map_or_else(default, PathBuf::from).join("groundtruth");
     let Ok(entries) = std::fs::read_dir(&folder) else {
-        eprintln!("skipped: there is no {}", folder.display());
+        skip("snapshots of real runs", format!("there is no {}", folder.display()));
         return vec![];
     };
     let paths = entries.map(|entry| entry.unwrap().path());
