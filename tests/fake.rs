@@ -3,7 +3,7 @@
 use gputrace_skip::skip;
 use std::fs;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use flate2::read::GzDecoder;
@@ -75,13 +75,8 @@ fn programs_keep_their_contract_with_the_stand_in_for_pytorch() {
 #[test]
 fn addresses_lie_in_their_regions_as_a_real_driver_placed_them() {
     let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let shared = std::env::var_os("GPUTRACE_SHARED").map(PathBuf::from);
-    let shared = shared.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared"));
-    let recordings = shared.join("groundtruth/addresses");
-    let Ok(files) = fs::read_dir(&recordings) else {
-        let place = recordings.display();
-        return skip("recordings of a real driver", format!("none in {place} (see GPUTRACE_SHARED)"));
-    };
+    let recordings = Path::new(env!("CARGO_MANIFEST_DIR")).join("groundtruth/addresses");
+    let files = fs::read_dir(&recordings).expect("recordings of a real driver");
     let program = programs::named("address_rules");
     let executable = program.build(Route::Driver, scratch).expect("the fake driver is there");
     let mut compared = 0;
