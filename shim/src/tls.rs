@@ -11,7 +11,7 @@ use core::cell::Cell;
 pub(crate) struct Tls {
     /// Where the stack was when the event began that is being recorded; 0 none.
     pub(crate) busy: Cell<usize>,
-    /// Where the mark of the hook lies that is inside its real function; 0 none. See [`crate::probe`].
+    /// Where the mark of the hook lies that is inside its real function; 0 none. See [`crate::mark`].
     pub(crate) inside: Cell<usize>,
     /// Session that `state` belongs to; 0 none.
     pub(crate) generation: Cell<u64>,
@@ -32,7 +32,10 @@ pub(crate) struct Tls {
     /// NCCL's open groups of this thread.
     pub(crate) group_depth: Cell<u32>,
     /// The call into NCCL that the thread is inside of; 0 none. What NCCL calls of itself meanwhile is its own business.
+    /// To be asked for by [`crate::nccl::call::inside`].
     pub(crate) nccl_call: Cell<u64>,
+    /// Where the mark of its hook lies. See [`crate::mark`].
+    pub(crate) nccl_mark: Cell<usize>,
     /// Number of the outermost open group; 0 none.
     pub(crate) group: Cell<u32>,
     /// The one communicator of the group's calls; 0 none yet, all ones if there are several.
