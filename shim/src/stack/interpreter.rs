@@ -133,7 +133,7 @@ pub(crate) enum Change {
 }
 
 /// Forgets an interpreter that went, and finds one that came.
-/// `lookup` as for [`super::init`]. True if one was found that was unknown. To be called while a [`super::objects::Closing`] is held if objects were unloaded.
+/// `lookup` as for [`super::init`]. True if one was found that was unknown. To be called while a [`super::objects::Closing`] is under way if objects were unloaded.
 pub(crate) fn note_changed(change: Change, lookup: Lookup) -> bool {
     let may_go = MAY_GO.load(Ordering::Relaxed);
     if !may_go && change != Change::Asked {
