@@ -17,7 +17,7 @@ pub(crate) struct Tls {
     pub(crate) generation: Cell<u64>,
     /// The rest, once the thread made an event.
     pub(crate) state: Cell<*mut crate::lanes::ThreadState>,
-    /// Stack pointer inside PyTorch's `allocate`; 0 outside. An exception leaves it behind: only deeper frames count.
+    /// Stack pointer inside PyTorch's `allocate`; 0 outside. A jump leaves it behind: only deeper frames count.
     pub(crate) allocate_frame: Cell<usize>,
     /// What that `allocate` was asked for.
     pub(crate) requested: Cell<u64>,
