@@ -228,3 +228,45 @@ fn coroutines_have_whole_stacks_however_many_there_are() {
         }
     }
 }
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn an_unloading_that_was_left_in_the_middle_cuts_no_stacks() {
+    let options = ["-DLIBRARY", "-shared", "-fPIC"];
+    let library = compile("host/left_closing", "left_closing.so", &options).expect("compiles");
+    let library = library.display().to_string();
+    let program = program("left_closing", "left_closing", &["-fno-omit-frame-pointer"]).expect("compiles");
+    for (how, processes) in [("jump", 1), ("ends", 1), ("fork", 2), ("forks", 2)] {
+        let alone = run(command(&program, &[&library, how]));
+        assert!(alone.status.success(), "{how} alone: {alone:?}");
+        let folder = Folder::new(&scratch(), &format!("left_closing.{how}"));
+        let mut with = command(&program, &[&library, how]);
+        recorded::preload(&mut with, &folder);
+        assert_same(how, &run(with), &alone);
+        for trace in folder.traces(processes) {
+            let is_last = |event: &gputrace_schemas::event::Event| match &event.kind {
+                EventKind::Call(call) => call.action == Action::Alloc && call.bytes.0 == 3 << 20,
+                _ => false,
+            };
+            let event = trace.events().find(is_last).expect("an allocation");
+            let frames: Vec<_> = trace.stack_frames(event.stack).collect();
+            // `inner`, `without_tables`, `outer`, `main` and who called that. Where the C library finds no objects for us, a
+            // stack is cut at code without tables. (A process that has just ended has no names.)
+            let is_whole = frames.len() >= 5;
+            assert!(is_whole || !finds_objects(), "{how}: {frames:?}");
+        }
+    }
+}
+
+/// Whether the C library has `_dl_find_object` (glibc 2.35).
+#[cfg(target_arch = "x86_64")]
+fn finds_objects() -> bool {
+    let output = Command::new("ldd").arg("--version").output().expect("ldd");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let version = text
+        .lines()
+        .next()
+        .and_then(|line| line.rsplit('.').next())
+        .and_then(|it| it.trim().parse::<u32>().ok());
+    version.is_some_and(|minor| minor >= 35)
+}
