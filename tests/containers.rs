@@ -70,6 +70,8 @@ impl Place {
             .env("LD_LIBRARY_PATH", self.0.join("bin"))
             .env("RUN", format!("env LD_PRELOAD={}", self.text("bin/libgputrace.so")))
             .env("GPUTRACE_OUTPUT", self.0.join("out/%p.%t.gtr"))
+            // Process 1 takes its recorder along: on a machine that is busy, a second may be too short for it.
+            .env("GPUTRACE_EXIT_WAIT", "60000")
             .stdin(Stdio::null());
         command
     }
