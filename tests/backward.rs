@@ -1,8 +1,8 @@
 //! The backward pass of the real PyTorch (`GPUTRACE_PYTHON` names a Python that has it, a build for CUDA): each allocation is told with the operation, its line of the forward pass, and the line that called
 //! `backward()`, as PyTorch's own anomaly mode says them.
 
+use gputrace_skip::skip;
 use std::collections::{HashMap, HashSet};
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -72,7 +72,7 @@ fn headers(release: &str) -> Option<PathBuf> {
             .args(["node.h", "function.h", "engine.h"].map(|name| format!("{inside}/{name}")))
             .status();
         if !status.as_ref().is_ok_and(std::process::ExitStatus::success) {
-            let _ = writeln!(io::stderr(), "skipped: no headers of PyTorch {release}: {status:?}");
+            skip(&format!("headers of PyTorch {release}"), format!("{status:?}"));
             return None;
         }
     }
@@ -81,9 +81,10 @@ fn headers(release: &str) -> Option<PathBuf> {
 
 fn check(stacks: &str) {
     let Some(python) = std::env::var_os("GPUTRACE_PYTHON") else {
-        let text = "skipped: GPUTRACE_PYTHON does not name a Python that has PyTorch for CUDA";
-        let _ = writeln!(io::stderr(), "{text}");
-        return;
+        return skip(
+            "the backward pass of real PyTorch",
+            "GPUTRACE_PYTHON does not name a Python that has it, for CUDA",
+        );
     };
     let folder = Folder::new(Path::new(env!("CARGO_TARGET_TMPDIR")), &format!("backward-{stacks}"));
     let mut command = Command::new(python);

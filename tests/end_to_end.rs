@@ -1,5 +1,6 @@
 //! Every test program under gputrace: it ends as it does alone, and the traces say what the fake driver's call log says.
 
+use gputrace_skip::skip;
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::path::Path;
@@ -38,7 +39,7 @@ fn every_program_is_recorded_on(route: Route) {
         let run = match program.run(route, target, |command| recorded::preload(command, &folder)) {
             Ok(run) => run,
             Err(reason) => {
-                let _ = writeln!(io::stderr(), "skipped {} on {route:?}: {reason}", program.name);
+                skip(&format!("{} on {route:?}", program.name), reason);
                 continue;
             }
         };
@@ -101,10 +102,7 @@ fn an_event_of_a_training_step_takes_few_bytes_of_the_ring() {
     let program = programs::named("torch_steps");
     let executable = match program.build(Route::Torch, target) {
         Ok(executable) => executable,
-        Err(reason) => {
-            let _ = writeln!(io::stderr(), "skipped: {reason}");
-            return;
-        }
+        Err(reason) => return skip("bytes of the ring", reason),
     };
     let run = |n_steps: u32| {
         let mut command = Command::new(&executable);
@@ -156,10 +154,7 @@ fn small_blocks_have_no_stacks_where_that_was_asked_for() {
     let program = programs::named("torch_blocks");
     let executable = match program.build(Route::Torch, target) {
         Ok(executable) => executable,
-        Err(reason) => {
-            let _ = writeln!(io::stderr(), "skipped: {reason}");
-            return;
-        }
+        Err(reason) => return skip("small blocks without stacks", reason),
     };
     let trace = folder.path().join("train.gtr");
     let gputrace = || Command::new(recorded::built().join("gputrace"));

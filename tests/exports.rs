@@ -1,6 +1,7 @@
 //! Every export is opened by programs that people open it with (tests/consumers), and its numbers are those of
 //! `gputrace summary --json`. What is not installed and cannot be fetched is skipped, and said.
 
+use gputrace_skip::skip;
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -55,14 +56,14 @@ fn every_export_is_opened_by_its_consumers_and_has_the_figures_of_the_summary() 
         let told = match command.output() {
             Ok(told) => told,
             Err(error) => {
-                say(&format!("skipped {consumer} of {format}: {script} cannot be started: {error}\n"));
+                skip(&format!("{consumer} of {format}"), format!("{script} cannot be started: {error}"));
                 continue;
             }
         };
         let text = [told.stdout, told.stderr].map(|text| String::from_utf8_lossy(&text).trim().to_owned());
         match told.status.code() {
             Some(0) => {}
-            Some(SKIPPED) => say(&format!("skipped {consumer} of {format}: {}\n", text[0])),
+            Some(SKIPPED) => skip(&format!("{consumer} of {format}"), &text[0]),
             _ => wrong.push(format!("{consumer} of {format}: {}", text.join("\n"))),
         }
     }

@@ -1,8 +1,9 @@
 //! The fake driver under NVIDIA's own runtimes, without gputrace: is the truth that other tests rely on true?
 
+use gputrace_skip::skip;
 use std::fs;
-use std::io::{self, Read, Write};
-use std::path::{Path, PathBuf};
+use std::io::Read;
+use std::path::Path;
 use std::process::Command;
 
 use flate2::read::GzDecoder;
@@ -22,13 +23,8 @@ fn every_program_keeps_its_contract_on(route: Route) {
     }
     assert!(tried > 0, "no program takes the route {route:?}");
     if let Some((name, reason)) = skipped {
-        say(&format!("skipped {name} and its like on {route:?}: {reason}"));
+        skip(&format!("programs on {route:?}"), format!("{name}: {reason}"));
     }
-}
-
-/// Not by a macro: a skipped test should say so even where the output of good tests is hidden.
-fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
 }
 
 #[test]
@@ -79,17 +75,8 @@ fn programs_keep_their_contract_with_the_stand_in_for_pytorch() {
 #[test]
 fn addresses_lie_in_their_regions_as_a_real_driver_placed_them() {
     let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let shared = std::env::var_os("GPUTRACE_SHARED").map(PathBuf::from);
-    let shared = shared.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared"));
-    let recordings = shared.join("groundtruth/addresses");
-    let Ok(files) = fs::read_dir(&recordings) else {
-        let place = recordings.display();
-        let _ = writeln!(
-            io::stderr(),
-            "skipped: no recordings of a real driver in {place} (see GPUTRACE_SHARED)"
-        );
-        return;
-    };
+    let recordings = Path::new(env!("CARGO_MANIFEST_DIR")).join("groundtruth/addresses");
+    let files = fs::read_dir(&recordings).expect("recordings of a real driver");
     let program = programs::named("address_rules");
     let executable = program.build(Route::Driver, scratch).expect("the fake driver is there");
     let mut compared = 0;
@@ -116,11 +103,10 @@ fn addresses_lie_in_their_regions_as_a_real_driver_placed_them() {
 #[test]
 fn real_pytorch_and_the_call_log_agree_about_segments() {
     let Some(python) = std::env::var_os("GPUTRACE_PYTHON") else {
-        let _ = writeln!(
-            io::stderr(),
-            "skipped: GPUTRACE_PYTHON does not name a Python that has PyTorch for CUDA"
+        return skip(
+            "segments of real PyTorch",
+            "GPUTRACE_PYTHON does not name a Python that has it, for CUDA",
         );
-        return;
     };
     let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let call_log = scratch.join(format!("torch.{}.calls", std::process::id()));

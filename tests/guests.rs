@@ -1,8 +1,8 @@
 //! Other libraries beside ours in one process, and programs that use the driver in ways nobody planned: what they do
 //! and get is what they do and get without us, and each physical call is one event.
 
+use gputrace_skip::skip;
 use std::fs;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -15,10 +15,6 @@ fn scratch() -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("guests");
     fs::create_dir_all(&path).expect("a scratch directory");
     path
-}
-
-fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// Compiles `guests/SOURCE.c` to `name`.
@@ -124,7 +120,7 @@ fn asked_through(trace: &Trace) -> Vec<String> {
 fn stacks_are_whole_with_this_c_library_and_an_older_one() {
     let old = std::env::var("GPUTRACE_TEST_OLD_GLIBC").ok();
     if old.is_none() {
-        say("skipped in part: GPUTRACE_TEST_OLD_GLIBC names no folder with an older C library");
+        skip("an older C library", "GPUTRACE_TEST_OLD_GLIBC names no folder with one");
     }
     for root in [None, old.as_deref()].into_iter().take(if old.is_some() { 2 } else { 1 }) {
         let name = if root.is_some() { "old" } else { "new" };
@@ -325,7 +321,7 @@ fn other_allocators_may_be_preloaded() {
     for name in ["libjemalloc.so.2", "libtcmalloc_minimal.so.4", "libtcmalloc.so.4", "libmimalloc.so.2"] {
         let folders = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib"].map(Path::new);
         let Some(path) = folders.iter().map(|folder| folder.join(name)).find(|path| path.exists()) else {
-            say(&format!("skipped {name}: not installed"));
+            skip(name, "not installed");
             continue;
         };
         let app = program("app", &format!("app.{name}"));
@@ -349,7 +345,7 @@ fn ctypes_is_seen() {
     let python = Path::new("python3");
     let without = match on_fake(python, &["-c", script]).output() {
         Ok(output) => output,
-        Err(error) => return say(&format!("skipped: python3: {error}")),
+        Err(error) => return skip("python3", error),
     };
     let folder = Folder::new(&scratch(), "ctypes");
     let with = watched(on_fake(python, &["-c", script]), &folder, &[], Order::First);

@@ -1,8 +1,10 @@
 //! What the library must not do to a program by its sessions, its thread lines and its recorder: the program ends as it
 //! does alone, says the same, and its trace has what it did. One program of `host/` for each harm.
 
+use gputrace_skip::skip;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -169,8 +171,7 @@ fn pid_1_of_a_namespace_can_wait_for_all_its_children() {
     let mut probe = Command::new("true");
     probe.env_clear();
     if !inside(probe).status().is_ok_and(|status| status.success()) {
-        let _ = writeln!(std::io::stderr(), "skipped: this system lets nobody make PID namespaces");
-        return;
+        return skip("a PID namespace", "this system lets nobody make one");
     }
     let folder = folder("orphans.init");
     let program = program("orphans");
@@ -196,11 +197,73 @@ fn a_limit_of_file_sizes_makes_the_ring_smaller_or_is_named() {
     }
 }
 
+/// What a program says whose recorder was not started, up to where its events are; that file is removed.
+fn why_unrecorded(program: &Path, arguments: &[&str], change: impl Fn(&mut Command)) -> String {
+    let folder = folder(&format!("no_children.{}", arguments.join(".")));
+    let said = is_same_with(program, arguments, &folder, |command| {
+        command.env("GPUTRACE_EXIT_WAIT", "1");
+        change(command);
+    });
+    let (why, rest) = said.split_once("; the events stay in ").unwrap_or_else(|| panic!("{said}"));
+    let (ring, _) = rest.split_once(": `gputrace recover` makes a trace of them").expect("where they are");
+    fs::remove_file(ring).expect("a ring");
+    why.trim_start_matches("driver: 1\n").to_owned()
+}
+
+#[test]
+fn why_there_is_no_recorder_is_said_as_it_is() {
+    let program = program("no_children");
+    let (again, forbidden, unknown) = ("11", "1", "38");
+    let full = "gputrace: the recorder could not be started: the limit of processes is reached (`ulimit -u`, or the container's)";
+    let refused = "gputrace: the recorder could not be started: clone failed (error 1)";
+    // Refused for the child between us and the recorder, and for the recorder.
+    for (arguments, why) in [
+        ([again, "0"], full),
+        (["0", again], full),
+        ([forbidden, "0"], refused),
+        (["0", forbidden], refused),
+        (["0", unknown], "gputrace: the recorder could not be started: clone failed (error 38)"),
+    ] {
+        let said = why_unrecorded(&program, &arguments, |_| ());
+        assert_eq!(said, why, "{arguments:?}");
+    }
+    // A library alone in its folder.
+    let alone = scratch().join("alone");
+    fs::create_dir_all(alone.join("bin")).expect("a scratch directory");
+    fs::copy(recorded::built().join("libgputrace.so"), alone.join("libgputrace.so")).expect("a copy");
+    let found = "gputrace: the program `gputrace` was found, but";
+    let cases: [(&str, Option<u32>, &str); 3] = [
+        (
+            "absent",
+            None,
+            "gputrace: the program `gputrace` was found neither beside libgputrace.so nor on PATH (GPUTRACE_RECORDER names it)",
+        ),
+        ("may_not", Some(0o644), &format!("{found} may not be executed")),
+        ("is_none", Some(0o755), &format!("{found} could not be executed (error 8)")),
+    ];
+    for (name, mode, why) in cases {
+        let recorder = alone.join("bin").join(name);
+        if let Some(mode) = mode {
+            fs::write(&recorder, "neither a script nor a program").expect("a file");
+            fs::set_permissions(&recorder, fs::Permissions::from_mode(mode)).expect("ours");
+        }
+        let said = why_unrecorded(&program, &["0", "0"], |command| {
+            command.env("LD_PRELOAD", alone.join("libgputrace.so")).env("PATH", "/nowhere");
+            command.env("GPUTRACE_RECORDER", &recorder);
+        });
+        assert_eq!(said, why, "{name}");
+    }
+}
+
 #[test]
 fn threads_that_come_one_after_another_lose_nothing() {
     for (n, how) in [("5000", &[][..]), ("200", &["locked"])] {
         let folder = folder(&format!("threads.{}", how.join("")));
-        is_same(&program("threads_come_and_go"), &[&[n], how].concat(), &folder);
+        // Room for a chunk of each, so that nothing hangs on how soon the recorder gets to a processor.
+        let arguments = [&[n], how].concat();
+        is_same_with(&program("threads_come_and_go"), &arguments, &folder, |command| {
+            command.env("GPUTRACE_RING_BYTES", "134217728");
+        });
         let trace = the_trace(&folder);
         let wanted = n.parse::<usize>().expect("a number") + 1;
         assert_eq!((allocations(&trace, MEGABYTE), lost(&trace)), (wanted, Vec::new()));

@@ -1,8 +1,8 @@
 //! What the library must not do to a program that loads, unloads and builds things in other ways than most: the program
 //! ends as it does alone, and says the same. One program of `host/` for each harm.
 
+use gputrace_skip::skip;
 use std::fs;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -18,10 +18,6 @@ fn scratch() -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("host_loader");
     fs::create_dir_all(&path).expect("a scratch directory");
     path
-}
-
-fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
 }
 
 fn compile(source: &str, name: &str, options: &[&str]) -> Result<PathBuf, String> {
@@ -115,7 +111,7 @@ fn programs_built_with_sanitizers_run_as_without_us() {
         let program = match program("sanitized", &format!("sanitized.{sanitizer}"), &[&option]) {
             Ok(program) => program,
             Err(why) => {
-                say(&format!("skipped {sanitizer}: {why}"));
+                skip(&format!("-fsanitize={sanitizer}"), why);
                 continue;
             }
         };
@@ -130,7 +126,7 @@ fn programs_built_with_sanitizers_run_as_without_us() {
 fn programs_built_with_address_sanitizer_run_where_it_is_told_that_we_come_first() {
     let program = match program("sanitized", "sanitized.address", &["-fsanitize=address"]) {
         Ok(program) => program,
-        Err(why) => return say(&format!("skipped: {why}")),
+        Err(why) => return skip("-fsanitize=address", why),
     };
     let trace = alike("sanitized.address", || {
         let mut command = command(&program, &[]);
@@ -176,7 +172,7 @@ fn an_interpreter_that_is_unloaded_is_not_read_any_more() {
     let program = program("interpreter_goes", "interpreter_goes", &[]).expect("compiles");
     let libraries = interpreters();
     if libraries.is_empty() {
-        say("skipped: no Python here is a library");
+        skip("an interpreter that is unloaded", "no Python here is a library");
     }
     for library in libraries {
         let name = library.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -188,7 +184,7 @@ fn an_interpreter_that_is_unloaded_is_not_read_any_more() {
             command
         };
         if !run(make()).status.success() {
-            say(&format!("skipped {name}: it does not bear to be unloaded and loaded again"));
+            skip(&format!("{name}, unloaded"), "it does not bear to be unloaded and loaded again");
             continue;
         }
         let trace = alike(&name, make);
@@ -231,4 +227,46 @@ fn coroutines_have_whole_stacks_however_many_there_are() {
             assert!(matches!(&frames[0], Frame::Native { function, .. } if function == "work"), "{frames:?}");
         }
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn an_unloading_that_was_left_in_the_middle_cuts_no_stacks() {
+    let options = ["-DLIBRARY", "-shared", "-fPIC"];
+    let library = compile("host/left_closing", "left_closing.so", &options).expect("compiles");
+    let library = library.display().to_string();
+    let program = program("left_closing", "left_closing", &["-fno-omit-frame-pointer"]).expect("compiles");
+    for (how, processes) in [("jump", 1), ("ends", 1), ("fork", 2), ("forks", 2)] {
+        let alone = run(command(&program, &[&library, how]));
+        assert!(alone.status.success(), "{how} alone: {alone:?}");
+        let folder = Folder::new(&scratch(), &format!("left_closing.{how}"));
+        let mut with = command(&program, &[&library, how]);
+        recorded::preload(&mut with, &folder);
+        assert_same(how, &run(with), &alone);
+        for trace in folder.traces(processes) {
+            let is_last = |event: &gputrace_schemas::event::Event| match &event.kind {
+                EventKind::Call(call) => call.action == Action::Alloc && call.bytes.0 == 3 << 20,
+                _ => false,
+            };
+            let event = trace.events().find(is_last).expect("an allocation");
+            let frames: Vec<_> = trace.stack_frames(event.stack).collect();
+            // `inner`, `without_tables`, `outer`, `main` and who called that. Where the C library finds no objects for us, a
+            // stack is cut at code without tables. (A process that has just ended has no names.)
+            let is_whole = frames.len() >= 5;
+            assert!(is_whole || !finds_objects(), "{how}: {frames:?}");
+        }
+    }
+}
+
+/// Whether the C library has `_dl_find_object` (glibc 2.35).
+#[cfg(target_arch = "x86_64")]
+fn finds_objects() -> bool {
+    let output = Command::new("ldd").arg("--version").output().expect("ldd");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let version = text
+        .lines()
+        .next()
+        .and_then(|line| line.rsplit('.').next())
+        .and_then(|it| it.trim().parse::<u32>().ok());
+    version.is_some_and(|minor| minor >= 35)
 }

@@ -1,6 +1,7 @@
 //! NVTX marks: what programs say of themselves comes into the trace, with the thread and the domain, also what they
 //! said before there was anything to record.
 
+use gputrace_skip::skip;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -144,7 +145,7 @@ fn another_tool_that_hears_the_marks_keeps_them() {
 fn python_ranges_are_marks() {
     let package = match wheels::nvtx() {
         Ok(package) => package,
-        Err(reason) => return eprintln!("skipped: {reason}"),
+        Err(reason) => return skip("NVIDIA's package of marks", reason),
     };
     let script = "\
 import ctypes, nvtx, threading

@@ -153,6 +153,50 @@ fn communicators_are_what_the_program_made(trace: &Trace) {
 }
 
 #[test]
+fn calls_that_nobody_comes_back_from_are_over() {
+    // In a folder of its own: the stand-in that all others take has the same name.
+    let folder = scratch().join("jumped");
+    fs::create_dir_all(&folder).expect("a folder");
+    let library = folder.join("libnccl.so.2");
+    let compile = |options: &[&str], target: &Path| {
+        let output = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()))
+            .args(["-std=gnu11", "-O1", "-g", "-Wall", "-pthread", "-o"])
+            .arg(target)
+            .arg(sources().join("jumped.c"))
+            .args(options)
+            .output()
+            .expect("a C compiler");
+        assert!(output.status.success(), "{}", text(&output));
+    };
+    compile(&["-DLIBRARY", "-shared", "-fPIC", "-Wl,-soname,libnccl.so.2"], &library);
+    let driver = fake_cuda::library_dir().join("libcuda.so.1");
+    compile(&[&library.display().to_string(), &driver.display().to_string()], &folder.join("jumped"));
+    let traces = Folder::new(&scratch(), "jumped.traces");
+    let mut command = Command::new(folder.join("jumped"));
+    let libraries = format!("{}:{}", folder.display(), fake_cuda::library_dir().display());
+    recorded::preload(command.env("LD_LIBRARY_PATH", libraries), &traces);
+    let output = command.output().expect("a program");
+    assert_eq!(text(&output), "0 failures\n");
+    let trace = traces.traces(1).remove(0);
+    let open = "ncclAllReduce comm=1 number=N group=0/0 count=16 peer=-1 -> open";
+    let made: Vec<String> = calls(&trace)
+        .into_iter()
+        .map(|line| {
+            let number = line.split_once("number=").and_then(|(_, rest)| rest.split(' ').next());
+            line.replace(&format!("number={}", number.unwrap_or_default()), "number=N")
+        })
+        .collect();
+    let done = open.replace("open", "0");
+    assert_eq!(made.iter().filter(|line| *line == open).count(), 102, "{made:#?}");
+    assert_eq!(made.iter().filter(|line| **line == done).count(), 10, "{made:#?}");
+    let own = trace.events().find_map(|event| match event.kind {
+        EventKind::Call(call) if call.bytes.0 == 3 << 20 => Some((call.comm, call.nccl_call)),
+        _ => None,
+    });
+    assert_eq!(own, Some((CommId(0), 0)), "the program's own memory");
+}
+
+#[test]
 fn look_ups_answer_as_without_the_library() {
     let output = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()))
         .args(["-std=gnu11", "-O1", "-Wall", "-o"])

@@ -1,6 +1,7 @@
 //! The prototypes of the hook table: each row's Rust types against the C prototype in its doc comment, those against
 //! NVIDIA's cuda.h of three releases, and, with the feature `cudarc`, the rows against the declarations of that crate.
 
+use gputrace_skip::skip;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -148,7 +149,7 @@ fn rows_are_declared_as_in_cuda_h() {
     for major in Major::ALL {
         let folder = match wheels::headers(major) {
             Ok(folder) => folder,
-            Err(reason) => return eprintln!("skipped: no cuda.h of {major:?}: {reason}"),
+            Err(reason) => return skip(&format!("cuda.h of {major:?}"), reason),
         };
         let source = scratch.join(format!("prototypes.{major:?}.c"));
         let (header, _) = compiler(&source, INCLUDES, &folder, "-E");

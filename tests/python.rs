@@ -1,9 +1,9 @@
 //! The Python package: its own tests, on the fake device.
 
-use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
+use gputrace_skip::skip;
 use gputrace_tests::recorded;
 
 #[test]
@@ -11,9 +11,7 @@ fn the_tests_of_the_python_package_pass() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let python = root.join("target/python/bin/python");
     if !python.exists() {
-        let _ =
-            writeln!(std::io::stderr(), "skipped: no pytest in target/python (tests/setup.sh installs it)");
-        return;
+        return skip("the Python package", "no pytest in target/python (tests/setup.sh installs it)");
     }
     let output = Command::new(python)
         .args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests"])

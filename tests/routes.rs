@@ -2,6 +2,7 @@
 //! runtime's `cudaGetDriverEntryPoint`. On each route the program gets the same functions as without the library, ours
 //! where there is a row, and each call is one event.
 
+use gputrace_skip::skip;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -72,7 +73,7 @@ fn variants() -> Vec<Variant> {
     {
         match wheels::shared(major) {
             Ok(path) => variants[0].arguments.extend([name.to_owned(), path.display().to_string()]),
-            Err(reason) => eprintln!("skipped {name}: {reason}"),
+            Err(reason) => skip(name, reason),
         }
         match wheels::fixed(major) {
             Ok(path) => variants.push(Variant {
@@ -85,7 +86,7 @@ fn variants() -> Vec<Variant> {
                 ],
                 arguments: vec![format!("static{}", &name[6..])],
             }),
-            Err(reason) => eprintln!("skipped static {name}: {reason}"),
+            Err(reason) => skip(&format!("static {name}"), reason),
         }
     }
     variants

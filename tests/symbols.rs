@@ -1,8 +1,8 @@
 //! Functions and lines of programs without Python: from files that are stripped, gone or elsewhere, and never from a file
 //! of another build.
 
+use gputrace_skip::skip;
 use std::fs;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -192,7 +192,7 @@ fn unshare() -> Option<Command> {
             Err(error) => why = error.to_string(),
         }
     }
-    let _ = writeln!(io::stderr(), "skipped: no mount namespace may be made here: {why}");
+    skip("a mount namespace", why);
     None
 }
 
@@ -248,8 +248,7 @@ fn a_library_that_only_the_namespace_of_its_process_has_is_named_from_there() {
         recorded::preload(&mut command, &folder);
         let output = command.output().expect("the program runs");
         if output.status.code() == Some(77) {
-            let _ = writeln!(io::stderr(), "skipped: this user may not make mount namespaces");
-            return;
+            return skip("a mount namespace", "this user may not make one");
         }
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.success(), deeds.is_empty(), "{said}");

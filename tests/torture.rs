@@ -8,6 +8,7 @@
 //! `GPUTRACE_TORTURE=long` makes of the half minute a quarter of an hour, `GPUTRACE_TORTURE_ONLY=WORD` runs the scenarios with that word
 //! in their names, `GPUTRACE_TORTURE_SEED=N` repeats the random instants of a run.
 
+use gputrace_skip::skip;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt::Write as _;
 use std::fs;
@@ -971,6 +972,11 @@ fn every_scenario_ends_as_it_does_alone_and_shows_the_losses_it_had() {
     let failed = rows.iter().filter(|row| !row.failures.is_empty()).count();
     let skipped = rows.iter().filter(|row| row.skipped.is_some()).count();
     say(&summary(&rows));
+    for row in &rows {
+        if let Some(why) = &row.skipped {
+            skip(&format!("torture: {}", row.name), why);
+        }
+    }
     say(&format!("torture: {} scenarios, {failed} differ, {skipped} skipped", rows.len()));
     if failed == 0 {
         let _ = fs::remove_dir_all(&workshop.folder);

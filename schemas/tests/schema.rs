@@ -88,8 +88,10 @@ fn trace() -> Vec<u8> {
 #[test]
 fn flatc_reads_the_payloads_with_the_schema() {
     let Ok(version) = Command::new("flatc").arg("--version").output() else {
-        println!("skipped: flatc is not installed (Debian: flatbuffers-compiler)");
-        return;
+        return gputrace_skip::skip(
+            "FlatBuffers' own compiler",
+            "flatc is not installed (Debian: flatbuffers-compiler)",
+        );
     };
     println!("{}", String::from_utf8_lossy(&version.stdout));
     let folder = std::env::temp_dir().join(format!("gputrace-schema-{}", std::process::id()));

@@ -7,6 +7,7 @@ use crate::config::Stacks;
 use crate::elf;
 use crate::hooks::autograd;
 use crate::session::{self, Lane, Rest, Start};
+use crate::stack::objects::Closing;
 use crate::stack::{self, Captured, NATIVE, PYTHON};
 use crate::sys::Text;
 use core::ffi::{CStr, c_char, c_void};
@@ -55,7 +56,7 @@ pub(crate) fn note_loaded(asked_for: &[u8]) {
     }
 }
 
-/// To be called after objects were unloaded, while a [`stack::objects::Closing`] is held.
+/// To be called after objects were unloaded, while a [`stack::objects::Closing`] is under way.
 pub(crate) fn note_unloaded() {
     stack::native::note_unloaded();
     stack::python::note_changed(stack::python::Change::Unloaded, lookup);
@@ -168,6 +169,9 @@ pub(crate) fn capture_program(lane: &mut Lane) -> u64 {
 
 #[inline(always)]
 fn capture_frames(lane: &mut Lane, want: u32) -> u64 {
+    if Closing::is_any() {
+        lane.look_for_left_closers();
+    }
     let (producer, rest) = lane.parts();
     rest.stack.doing = rest.node.class;
     let captured = if want == PYTHON {

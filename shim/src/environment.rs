@@ -174,12 +174,31 @@ pub(crate) fn for_recorder() -> *const *const c_char {
     }
 }
 
-/// The program got rights that its user does not have (`AT_SECURE`): the user must not steer anything in it.
+/// The program got rights that its user does not have (`AT_SECURE`): the user must not steer anything in it. What cannot be
+/// found out is taken for that.
 pub(crate) fn is_secure() -> bool {
-    IS_SECURE.load(Ordering::Relaxed) != 0
+    if IS_SECURE.load(Ordering::Relaxed) == UNKNOWN {
+        ask_for_rights();
+    }
+    IS_SECURE.load(Ordering::Relaxed) != NO
 }
 
-static IS_SECURE: AtomicU32 = AtomicU32::new(0);
+static IS_SECURE: AtomicU32 = AtomicU32::new(UNKNOWN);
+const UNKNOWN: u32 = 0;
+const NO: u32 = 1;
+const YES: u32 = 2;
+
+/// Reads the vector from `/proc`, which has it as the kernel wrote it.
+fn ask_for_rights() {
+    let mut pairs = [0_u8; 128 * 2 * WORD];
+    let n = sys::read_file(c"/proc/self/auxv", &mut pairs);
+    for pair in pairs.get(..n).unwrap_or_default().chunks_exact(2 * WORD) {
+        let (kind, value) = pair.split_at(WORD);
+        if kind == libc::AT_SECURE.to_ne_bytes() {
+            IS_SECURE.store(if value == [0; WORD] { NO } else { YES }, Ordering::Relaxed);
+        }
+    }
+}
 
 /// Reads what the kernel told the program (getauxval(3)). It stands behind the environment that the program was started
 /// with, which stands behind the arguments: `argv` is what the loader gives to constructors.
@@ -201,14 +220,20 @@ pub(crate) unsafe fn read_auxiliary(argc: c_int, argv: *const *const c_char) {
     while !unsafe { *at }.is_null() {
         at = at.wrapping_add(1);
     }
-    let mut pair = at.wrapping_add(1).cast::<[usize; 2]>();
+    // Who takes a variable out moves the others down, and so leaves one null more: the loader does so with `LD_LIBRARY_PATH`
+    // and others where the program has rights of its own (glibc, elf/dl-environ.c). The vector does not begin with null.
+    // SAFETY: the vector follows.
+    while unsafe { *at }.is_null() {
+        at = at.wrapping_add(1);
+    }
+    let mut pair = at.cast::<[usize; 2]>();
     // The vector has about 25 entries.
     for _ in 0..128 {
         // SAFETY: the kernel puts the vector behind the environment, and `AT_NULL` at its end.
         let [kind, value] = unsafe { *pair };
         match kind as u64 {
             libc::AT_NULL => return,
-            libc::AT_SECURE => IS_SECURE.store(u32::from(value != 0), Ordering::Relaxed),
+            libc::AT_SECURE => IS_SECURE.store(if value == 0 { NO } else { YES }, Ordering::Relaxed),
             libc::AT_SYSINFO_EHDR => VDSO.store(value, Ordering::Relaxed),
             _ => {}
         }

@@ -3,7 +3,7 @@
 //! Whose a line is, is written in this process's own memory ([`OWNERS`]) and asked of the kernel, never read from the
 //! shared file. A thread that comes first finishes what threads left that are gone.
 
-use crate::hooks::{autograd, nvtx};
+use crate::hooks::{autograd, nvtx, unload};
 use crate::sent::Sent;
 use crate::session::{self, Start};
 use crate::stack::ThreadStackState;
@@ -112,6 +112,11 @@ impl Lane {
                 find_chunks(line);
             }
         }
+    }
+
+    /// While a thread seems to be inside of `dlclose`: asks whether it is.
+    pub(crate) fn look_for_left_closers(&self) {
+        unload::look_for_left(self.tls, self.tls.busy.get());
     }
 
     /// The process got new memory from the driver.

@@ -192,8 +192,9 @@ pub(crate) enum Outcome {
 fn outcome(state: u32, error: c_int) -> Outcome {
     match state {
         STARTED => Outcome::Started,
+        // RLIMIT_NPROC, or pids.max of a control group (clone(2)).
         NO_CLONE if error == libc::EAGAIN => Outcome::Failed(
-            b"the recorder could not be started: the limit of processes is reached (ulimit -u)",
+            b"the recorder could not be started: the limit of processes is reached (`ulimit -u`, or the container's)",
             0,
         ),
         NO_CLONE => Outcome::Failed(b"the recorder could not be started: clone failed", error),

@@ -33,6 +33,7 @@ mod hooks;
 mod kernel;
 mod lanes;
 mod launch;
+mod mark;
 mod nccl;
 mod probe;
 mod ring_file;

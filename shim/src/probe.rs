@@ -6,14 +6,11 @@
 use crate::callsite;
 use crate::hook::AUXILIARY;
 use crate::hooks::code::{self, Told};
-use crate::kernel;
+use crate::mark;
 pub(crate) use crate::session::Start;
 use crate::session::{self, Lane};
-use crate::tls::{self, Tls};
-use core::cell::Cell;
+use crate::tls;
 use core::ffi::c_int;
-use core::mem::MaybeUninit;
-use core::sync::atomic::{Ordering, compiler_fence};
 use gputrace_ring::record::{Action, Call, CallEnd};
 use gputrace_ring::ring::Pushed;
 
@@ -38,7 +35,7 @@ pub(crate) fn acquire(
     fill: impl FnOnce(&mut Draft, bool),
 ) -> i32 {
     let mark = Mark::new();
-    let Some(inside) = mark.enter() else { return run() };
+    let Some(inside) = enter(&mark) else { return run() };
     code::note(action);
     let begin = session::now();
     let result = run();
@@ -75,7 +72,7 @@ pub(crate) fn release(
     fill: impl FnOnce(&mut Draft, bool),
 ) -> i32 {
     let mark = Mark::new();
-    let Some(inside) = mark.enter() else { return run() };
+    let Some(inside) = enter(&mark) else { return run() };
     let Some(mut lane) = session::lane(Start::OnlyIfLive) else { return run() };
     let mut draft = Draft::new(row, action);
     fill(&mut draft, true);
@@ -102,70 +99,29 @@ pub(crate) fn release(
     result
 }
 
-/// On the stack of a hook: the thread is inside a real function, and what the driver calls of itself there is not the
-/// program's doing.
-///
-/// A signal handler may leave the real function by `longjmp`, and the hook with it. So the thread's words say where its mark
-/// lies, and a mark counts for whoever is called by its hook: who stands below all of it on the stack, and finds it as it
-/// was. A word on a stack that was left may stay as it was until something else is written there, so a call from deeper
-/// than the one that was left may be taken for the driver's own, until one comes that is not.
-/// (A coroutine that is left in the middle of a driver call, and others that call meanwhile, are not told apart.)
-#[repr(C)]
-struct Mark {
-    /// Whoever the hook calls stands below this. Another hook that was called from where this one was has its own mark
-    /// higher: its frame is the same but for its other variables, which are fewer than this.
-    room: MaybeUninit<[u8; ROOM]>,
-    word: Cell<u64>,
-}
-
 /// No hook's frame has so many bytes beside its mark.
 const ROOM: usize = 1024;
 
+/// The thread is inside a real function, and what the driver calls of itself there is not the program's doing.
+type Mark = mark::Mark<ROOM>;
+
 struct Inside<'a>(&'a Mark);
 
-impl Mark {
-    fn new() -> Mark {
-        Mark { room: MaybeUninit::uninit(), word: Cell::new(0) }
+/// `None` if the driver called the hook.
+#[inline]
+fn enter(mark: &Mark) -> Option<Inside<'_>> {
+    let tls = tls::here();
+    if tls.inside.get() != 0 && Mark::is_around(tls, tls.inside.get(), mark.top()) {
+        return None;
     }
-
-    /// `None` if the driver called the hook.
-    #[inline]
-    fn enter(&self) -> Option<Inside<'_>> {
-        // The address of the whole keeps the compiler from leaving out the room.
-        let (tls, here) = (tls::here(), core::ptr::from_ref(self) as usize);
-        if tls.inside.get() != 0 && is_inside(tls, here) {
-            return None;
-        }
-        self.word.set(Mark::word(tls, here));
-        compiler_fence(Ordering::SeqCst);
-        tls.inside.set(here);
-        Some(Inside(self))
-    }
-
-    /// What the mark at this place says.
-    fn word(tls: &Tls, place: usize) -> u64 {
-        (core::ptr::from_ref(tls) as u64).rotate_left(32) ^ place as u64 ^ 0x6770_7574_7261_6365
-    }
-}
-
-#[cold]
-#[inline(never)]
-fn is_inside(tls: &Tls, here: usize) -> bool {
-    let place = tls.inside.get();
-    if here.saturating_add(ROOM) > place && !kernel::is_on_signal_stack() {
-        return false;
-    }
-    // The stack it lies on may be gone.
-    let mut word = [0; 8];
-    kernel::read_memory(place + core::mem::offset_of!(Mark, word), &mut word) == word.len()
-        && u64::from_ne_bytes(word) == Mark::word(tls, place)
+    tls.inside.set(mark.put(tls));
+    Some(Inside(mark))
 }
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
         tls::here().inside.set(0);
-        compiler_fence(Ordering::SeqCst);
-        self.0.word.set(0);
+        self.0.take_away();
     }
 }
 

@@ -71,6 +71,10 @@ impl Ring {
             .ok_or(b"no room for the ring in /dev/shm, in memory or in /tmp (1 MiB is enough)")
     }
 
+    /// A file with a name, so that a recorder that comes later finds it (`gputrace recover`). Whoever may truncate it can end the
+    /// process, by SIGBUS at the next write: the same user, who may as well kill it, and root. A seal against that
+    /// (`F_SEAL_SHRINK`) exists for memory files only, which are gone with the process that is to be recovered. `allocate`
+    /// sees to it that no full file system does the same.
     fn in_folder(folder: &[u8], name: &Text<128>, wanted: u64, pid: u32) -> Option<Ring> {
         let path = Text::<128>::new().add(folder).add(name.as_bytes());
         if path.is_full() {

@@ -333,11 +333,12 @@ extern "C" fn destruct() {
     }
     let header = map.header();
     header.process.value.store(map::EXITING, Ordering::Release);
-    let patience = match (has_other_threads(), kernel::process_id()) {
-        (false, _) => config::EXIT_WAIT.number().unwrap_or(EXIT_PATIENCE).min(600_000),
+    let usual = match (has_other_threads(), kernel::process_id()) {
+        (false, _) => EXIT_PATIENCE,
         (true, 1) => INIT_PATIENCE,
         (true, _) => return end(),
     };
+    let patience = config::EXIT_WAIT.number().unwrap_or(usual).min(600_000);
     for waited in 0..patience {
         match header.recorder.value.load(Ordering::Acquire) {
             map::COMPLETE | map::FAILED => return end(),

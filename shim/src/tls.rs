@@ -11,13 +11,13 @@ use core::cell::Cell;
 pub(crate) struct Tls {
     /// Where the stack was when the event began that is being recorded; 0 none.
     pub(crate) busy: Cell<usize>,
-    /// Where the mark of the hook lies that is inside its real function; 0 none. See [`crate::probe`].
+    /// Where the mark of the hook lies that is inside its real function; 0 none. See [`crate::mark`].
     pub(crate) inside: Cell<usize>,
     /// Session that `state` belongs to; 0 none.
     pub(crate) generation: Cell<u64>,
     /// The rest, once the thread made an event.
     pub(crate) state: Cell<*mut crate::lanes::ThreadState>,
-    /// Stack pointer inside PyTorch's `allocate`; 0 outside. An exception leaves it behind: only deeper frames count.
+    /// Stack pointer inside PyTorch's `allocate`; 0 outside. A jump leaves it behind: only deeper frames count.
     pub(crate) allocate_frame: Cell<usize>,
     /// What that `allocate` was asked for.
     pub(crate) requested: Cell<u64>,
@@ -32,7 +32,10 @@ pub(crate) struct Tls {
     /// NCCL's open groups of this thread.
     pub(crate) group_depth: Cell<u32>,
     /// The call into NCCL that the thread is inside of; 0 none. What NCCL calls of itself meanwhile is its own business.
+    /// To be asked for by [`crate::nccl::call::inside`].
     pub(crate) nccl_call: Cell<u64>,
+    /// Where the mark of its hook lies. See [`crate::mark`].
+    pub(crate) nccl_mark: Cell<usize>,
     /// Number of the outermost open group; 0 none.
     pub(crate) group: Cell<u32>,
     /// The one communicator of the group's calls; 0 none yet, all ones if there are several.

@@ -1,15 +1,17 @@
 /* Asks the fake driver for memory and gives it back, N times with a pause of M milliseconds in between, and says so.
  *
- *   program N M [hidden] [keep] [hold FILE]
+ *   program N M [hidden] [threads] [keep] [hold FILE] [rights]
  *
  * hidden: nobody but root may look at it in /proc from then on (prctl(2), PR_SET_DUMPABLE).
  * threads: each time from a thread of its own that ends.
  * keep: gives nothing back, so that what it holds grows.
- * hold FILE: when all is done, waits until that file is there. */
+ * hold FILE: when all is done, waits until that file is there.
+ * rights: says whether it has rights that its user does not have (getauxval(3), AT_SECURE). */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -39,6 +41,7 @@ int main(int count, char **words)
         if (strcmp(words[i], "hidden") == 0) prctl(PR_SET_DUMPABLE, 0);
         if (strcmp(words[i], "threads") == 0) threads = 1;
         if (strcmp(words[i], "keep") == 0) keep = 1;
+        if (strcmp(words[i], "rights") == 0) printf("rights of its own: %lu\n", getauxval(AT_SECURE));
         if (strcmp(words[i], "hold") == 0) hold = words[++i];
     }
     cuInit(0);

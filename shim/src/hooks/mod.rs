@@ -11,6 +11,6 @@ pub(crate) mod nvtx;
 mod structs;
 pub(crate) mod torch;
 mod unhooked;
-mod unload;
+pub(crate) mod unload;
 
 pub(crate) use cuda_driver::HOOKS;

@@ -13,7 +13,7 @@ use crate::probe::Start;
 use crate::session;
 use crate::sys::{self, KeepErrno};
 use crate::tls::{self, Tls};
-use core::ffi::{CStr, c_void};
+use core::ffi::{CStr, c_int, c_void};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use gputrace_ring::record::{BlockAlloc, BlockFree, BlockOom, Kind, UNKNOWN, pack_device};
 use gputrace_ring::ring::Producer;
@@ -82,7 +82,7 @@ pub(crate) fn is_here() -> bool {
 pub(crate) fn in_allocate(tls: &Tls) -> bool {
     let frame = tls.allocate_frame.get();
     let here = 0_u8;
-    // An exception leaves the mark behind: only deeper frames are still inside.
+    // A jump leaves the mark behind: only deeper frames can be inside.
     frame != 0 && (&raw const here as usize) < frame
 }
 
@@ -188,13 +188,14 @@ pub(crate) fn describe(producer: &mut Producer) {
 
 /// Slot of the copied vtable: `DataPtr CUDAAllocator::allocate(size_t)`. The result is written where the first
 /// argument points (Itanium C++ ABI 3.1.3). PyTorch throws through this frame when it is out of memory, so it is
-/// described to unwinders and holds nothing that would need cleaning up.
+/// described to unwinders, who call [`unwound`] and pass on.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 #[unsafe(link_section = "gputrace_hot")]
 unsafe extern "C" fn allocate_entry(_result: *mut c_void, _this: *mut c_void, _bytes: usize) -> *mut c_void {
     core::arch::naked_asm!(
         ".cfi_startproc",
+        ".cfi_personality 0x1b, {unwound}", // DW_EH_PE_pcrel | DW_EH_PE_sdata4
         "push rbx",
         ".cfi_adjust_cfa_offset 8",
         ".cfi_rel_offset rbx, 0",
@@ -227,7 +228,26 @@ unsafe extern "C" fn allocate_entry(_result: *mut c_void, _this: *mut c_void, _b
         ".cfi_endproc",
         enter = sym enter_allocate,
         leave = sym leave_allocate,
+        unwound = sym unwound,
     )
+}
+
+/// What unwinders ask at the frame of [`allocate_entry`], for exceptions and for threads that end (Itanium C++ ABI, Exception
+/// Handling, 1.6): nobody is caught here, but once they unwind, the thread is not inside any more.
+#[cfg(target_arch = "x86_64")]
+extern "C" fn unwound(
+    _version: c_int,
+    actions: c_int,
+    _class: u64,
+    _exception: *mut c_void,
+    _context: *mut c_void,
+) -> c_int {
+    const CLEANUP_PHASE: c_int = 2;
+    const CONTINUE_UNWIND: c_int = 8;
+    if actions & CLEANUP_PHASE != 0 {
+        tls::here().allocate_frame.set(0);
+    }
+    CONTINUE_UNWIND
 }
 
 #[unsafe(link_section = "gputrace_hot")]

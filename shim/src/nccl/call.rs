@@ -5,6 +5,7 @@ use super::timing::{self, Timing};
 use super::{Comm, threads};
 use crate::callsite;
 use crate::hooks::events;
+use crate::mark;
 use crate::probe::Word;
 use crate::session::{self, Start};
 use crate::tls::{self, Tls};
@@ -49,8 +50,8 @@ pub(crate) fn around(
     fill: impl FnOnce(&mut Draft),
     value: impl FnOnce() -> u64,
 ) -> i32 {
-    let tls = tls::here();
-    if tls.nccl_call.get() != 0 || session::is_off() {
+    let (tls, mark) = (tls::here(), Mark::new());
+    if inside(tls, mark.top()) != 0 || session::is_off() {
         return run();
     }
     if start == Start::OnlyIfLive && !session::is_live() {
@@ -59,14 +60,34 @@ pub(crate) fn around(
     let mut draft = Draft::new(row, op, tls);
     fill(&mut draft);
     draft.number();
-    let running = draft.begin(start, tls);
+    let running = draft.begin(start, tls, &mark);
     let result = run();
     running.end(tls, result, || if is_done(result) { value() } else { 0 });
     result
 }
 
+/// No hook's frame has so many bytes beside its mark, nor one of `pthread_create` or of the driver down to its record.
+const ROOM: usize = 3072;
+
+/// The thread is inside of NCCL.
+pub(crate) type Mark = mark::Mark<ROOM>;
+
+/// The call into NCCL that whoever stands at `top` is inside of, see [`mark::Mark::top`]; 0 none. One that was left past its
+/// hook is over.
+#[inline]
+pub(crate) fn inside(tls: &Tls, top: usize) -> u64 {
+    let call = tls.nccl_call.get();
+    if call == 0 || Mark::is_around(tls, tls.nccl_mark.get(), top) {
+        return call;
+    }
+    tls.nccl_call.set(0);
+    threads::close(call);
+    0
+}
+
 /// A call that has begun.
-pub(crate) struct Running {
+pub(crate) struct Running<'a> {
+    mark: &'a Mark,
     call: u64,
     began: Ticks,
     counter: Option<&'static AtomicU64>,
@@ -75,7 +96,7 @@ pub(crate) struct Running {
     timing: Timing,
 }
 
-impl Running {
+impl Running<'_> {
     /// After the real call.
     pub(crate) fn end(self, tls: &Tls, result: i32, value: impl FnOnce() -> u64) {
         let end = session::now();
@@ -84,6 +105,7 @@ impl Running {
         let value = value();
         drop(self.open);
         tls.nccl_call.set(0);
+        self.mark.take_away();
         after(tls, self.op, result, self.counter);
         if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
             let duration = end.0.saturating_sub(self.began.0);
@@ -266,7 +288,7 @@ impl Draft {
     }
 
     /// Sends the record. From here on the thread is inside of NCCL.
-    pub(crate) fn begin(mut self, start: Start, tls: &Tls) -> Running {
+    pub(crate) fn begin<'a>(mut self, start: Start, tls: &Tls, mark: &'a Mark) -> Running<'a> {
         if events::is_captured(self.enter.stream) {
             self.enter.marks |= NcclEnter::CAPTURED;
         }
@@ -278,9 +300,10 @@ impl Draft {
         let timing = timing::begin(&self.enter);
         let began = session::now();
         let (call, comm) = (self.enter.call, self.charged);
+        tls.nccl_mark.set(mark.put(tls));
         tls.nccl_call.set(call);
         tls.nccl_comm.set(comm);
         let op = NcclOp::from_raw(self.enter.op).unwrap_or(NcclOp::GroupStart);
-        Running { call, began, counter: self.counter, op, open: threads::Open::new(comm, call), timing }
+        Running { mark, call, began, counter: self.counter, op, open: threads::Open::new(comm, call), timing }
     }
 }

@@ -4,7 +4,7 @@
 //! communicator that does not block, has no address when the call returns: it is found when the group ends, or when an
 //! address is met that nobody knows.
 
-use super::call::{self, Draft, Place, is_done};
+use super::call::{self, Draft, Mark, Place, is_done};
 use super::config::Config;
 use super::{Comm, UniqueId, hash, library};
 use crate::probe::current_device;
@@ -274,7 +274,13 @@ impl Creation {
     }
 
     /// Calls NCCL.
-    fn run(mut self, run: impl FnOnce() -> i32, out: *mut Comm, fill: impl FnOnce(&mut Draft)) -> i32 {
+    fn run(
+        mut self,
+        mark: &Mark,
+        run: impl FnOnce() -> i32,
+        out: *mut Comm,
+        fill: impl FnOnce(&mut Draft),
+    ) -> i32 {
         let tls = tls::here();
         let mut draft = Draft::new(self.place.row, self.op, tls);
         self.definition.call = draft.enter.call;
@@ -294,7 +300,7 @@ impl Creation {
         self.definition.config = config.numbers;
         define(&self.definition, &config, Start::IfNeeded);
         let in_group = tls.group.get() != 0;
-        let running = draft.begin(Start::IfNeeded, tls);
+        let running = draft.begin(Start::IfNeeded, tls, mark);
         let result = run();
         let is_ready = result == SUCCESS && blocks && !in_group;
         let (bank, definition) = (self.place.bank, &mut self.definition);
@@ -347,7 +353,8 @@ pub(crate) fn init_rank(
     rank: i32,
     config: *const c_void,
 ) -> i32 {
-    if is_inside() {
+    let mark = Mark::new();
+    if is_inside(&mark) {
         return run();
     }
     // SAFETY: null, or the program's own id, or the first of several.
@@ -357,7 +364,7 @@ pub(crate) fn init_rank(
     creation.definition.n_ranks = n_ranks;
     creation.definition.ordinal = times_used(creation.definition.unique_id, rank);
     let unique_id = creation.definition.unique_id;
-    creation.run(run, out, |draft| {
+    creation.run(&mark, run, out, |draft| {
         draft.count(n_ranks);
         draft.peer(rank);
         draft.extra(unique_id);
@@ -365,8 +372,8 @@ pub(crate) fn init_rank(
 }
 
 /// Whether the call comes from inside of NCCL, or nobody wants to know.
-fn is_inside() -> bool {
-    tls::here().nccl_call.get() != 0 || session::is_off()
+fn is_inside(mark: &Mark) -> bool {
+    call::inside(tls::here(), mark.top()) != 0 || session::is_off()
 }
 
 /// How often the process has used this id for this rank before. With NCCL_COMM_ID all ids are the same.
@@ -391,7 +398,8 @@ pub(crate) fn init_all(
     n_devices: i32,
     devices: *const i32,
 ) -> i32 {
-    if is_inside() {
+    let mark = Mark::new();
+    if is_inside(&mark) {
         return run();
     }
     let tls = tls::here();
@@ -419,7 +427,7 @@ pub(crate) fn init_all(
     for rank in 0..n {
         define(&each(rank), &Config::NONE, Start::IfNeeded);
     }
-    let running = draft.begin(Start::IfNeeded, tls);
+    let running = draft.begin(Start::IfNeeded, tls, &mark);
     let result = run();
     running.end(tls, result, || 0);
     crate::devices::describe_late();
@@ -452,7 +460,8 @@ pub(crate) fn split(
     out: *mut Comm,
     config: *const c_void,
 ) -> i32 {
-    if is_inside() {
+    let mark = Mark::new();
+    if is_inside(&mark) {
         return run();
     }
     let mut creation = Creation::child(place, NcclOp::CommSplit, parent, config);
@@ -466,7 +475,7 @@ pub(crate) fn split(
             creation = creation.with_hash(hash::of_child(parent, count, color, version));
         }
     }
-    creation.run(run, out, |_| {})
+    creation.run(&mark, run, out, |_| {})
 }
 
 /// `ncclCommShrink`. The number of a shrink is 0 and its color too in NCCL's hash (src/init.cc, v2.27.5).
@@ -481,7 +490,8 @@ pub(crate) fn shrink(
     config: *const c_void,
     flags: i32,
 ) -> i32 {
-    if is_inside() {
+    let mark = Mark::new();
+    if is_inside(&mark) {
         return run();
     }
     let mut creation = Creation::child(place, NcclOp::CommShrink, parent, config);
@@ -499,7 +509,7 @@ pub(crate) fn shrink(
             creation = creation.with_hash(hash::of_child(parent, 0, 0, version));
         }
     }
-    creation.run(run, out, |draft| {
+    creation.run(&mark, run, out, |draft| {
         draft.count(n_excluded);
         draft.handle(flags);
     })
@@ -517,7 +527,8 @@ pub(crate) fn grow(
     out: *mut Comm,
     config: *const c_void,
 ) -> i32 {
-    if is_inside() {
+    let mark = Mark::new();
+    if is_inside(&mark) {
         return run();
     }
     let mut creation = Creation::child(place, NcclOp::CommGrow, parent, config);
@@ -534,7 +545,7 @@ pub(crate) fn grow(
     let old_rank = creation.parent.map_or(-1, |slot| slot.rank.load(Ordering::Relaxed));
     creation.definition.rank = if rank >= 0 { rank } else { old_rank };
     creation.definition.n_ranks = n_ranks;
-    creation.run(run, out, |draft| {
+    creation.run(&mark, run, out, |draft| {
         draft.count(n_ranks);
         draft.peer(rank);
     })
@@ -639,8 +650,8 @@ pub(crate) fn unique_id(run: impl FnOnce() -> i32, place: Place, parent: Comm, i
         // SAFETY: null, or what NCCL has filled.
         if id.is_null() { [0; 2] } else { hash::of_unique_id(unsafe { &*id }) }
     };
-    let tls = tls::here();
-    if tls.nccl_call.get() == 0 {
+    let (tls, mark) = (tls::here(), Mark::new());
+    if call::inside(tls, mark.top()) == 0 {
         let fill = |draft: &mut Draft| draft.comm(parent);
         return call::around(Start::OnlyIfLive, place.row, NcclOp::UniqueId, run, fill, || hashes()[0]);
     }
@@ -690,7 +701,8 @@ pub(crate) fn redop_destroy(run: impl FnOnce() -> i32, place: Place, redop: i32,
 
 /// `ncclCommGetAsyncError`: watchdogs ask all the time, and only another answer than the last is news.
 pub(crate) fn async_error(run: impl FnOnce() -> i32, place: Place, comm: Comm, out: *const i32) -> i32 {
-    if is_inside() || !session::is_live() {
+    let mark = Mark::new();
+    if is_inside(&mark) || !session::is_live() {
         return run();
     }
     let result = run();
@@ -704,7 +716,7 @@ pub(crate) fn async_error(run: impl FnOnce() -> i32, place: Place, comm: Comm, o
         let tls = tls::here();
         let mut draft = Draft::new(place.row, NcclOp::AsyncError, tls);
         draft.comm(comm);
-        draft.begin(Start::OnlyIfLive, tls).end(tls, result, || error as u32 as u64);
+        draft.begin(Start::OnlyIfLive, tls, &mark).end(tls, result, || error as u32 as u64);
     }
     result
 }

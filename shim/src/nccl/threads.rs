@@ -5,9 +5,10 @@
 //! was started inside a call into NCCL, or by a thread that was. The call it works for is the one that is open at that
 //! moment; if several are, the one of its own communicator, else the one that started it.
 
-use crate::elf;
+use super::call;
 use crate::sys::KeepErrno;
 use crate::tls::{self, Tls};
+use crate::{elf, kernel};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -20,44 +21,85 @@ const MOST_STARTING: usize = 64;
 /// `EAGAIN` (errno.h): what `pthread_create` says where it cannot make a thread.
 const TRY_AGAIN: c_int = 11;
 
-static OPEN: [(AtomicU64, AtomicU32); MOST_OPEN] =
-    [const { (AtomicU64::new(0), AtomicU32::new(0)) }; MOST_OPEN];
+static OPEN: [Place; MOST_OPEN] =
+    [const { Place { call: AtomicU64::new(0), comm: AtomicU32::new(0), thread: AtomicU32::new(0) } };
+        MOST_OPEN];
 static STARTING: [Birth; MOST_STARTING] = [const { Birth::new() }; MOST_STARTING];
 static REAL_CREATE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
+/// Of a call that is open.
+struct Place {
+    /// 0 free.
+    call: AtomicU64,
+    comm: AtomicU32,
+    /// Who is inside; 0 not said yet.
+    thread: AtomicU32,
+}
+
+impl Place {
+    fn free(&self) {
+        self.comm.store(0, Ordering::Relaxed);
+        self.thread.store(0, Ordering::Relaxed);
+        self.call.store(0, Ordering::Release);
+    }
+
+    /// Its call, if whoever is inside has not ended there, nor was left behind by a fork.
+    fn open_call(&self, process: u32) -> Option<u64> {
+        let call = self.call.load(Ordering::Acquire);
+        if call == 0 {
+            return None;
+        }
+        let thread = self.thread.load(Ordering::Acquire);
+        if thread != 0 && kernel::is_thread_gone(process, thread) {
+            self.free();
+            return None;
+        }
+        Some(call)
+    }
+}
+
 /// A call that is open, until dropped.
-pub(crate) struct Open(usize);
+pub(crate) struct Open(&'static Place);
 
 impl Open {
     /// `None` if too many are open: then NCCL's threads are charged by their descent alone.
     pub(crate) fn new(comm: u32, call: u64) -> Option<Open> {
-        for (index, (slot, of)) in OPEN.iter().enumerate() {
-            if slot.load(Ordering::Relaxed) == 0
-                && slot.compare_exchange(0, call, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-            {
-                of.store(comm, Ordering::Release);
-                return Some(Open(index));
-            }
+        let is_mine = |place: &&Place| {
+            place.call.load(Ordering::Relaxed) == 0
+                && place.call.compare_exchange(0, call, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        let mut place = OPEN.iter().find(is_mine);
+        if place.is_none() {
+            let process = kernel::process_id();
+            place = OPEN.iter().find(|place| place.open_call(process).is_none() && is_mine(place));
         }
-        None
+        let place = place?;
+        place.thread.store(kernel::thread_id(), Ordering::Relaxed);
+        place.comm.store(comm, Ordering::Release);
+        Some(Open(place))
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        if let Some((slot, comm)) = OPEN.get(self.0) {
-            comm.store(0, Ordering::Relaxed);
-            slot.store(0, Ordering::Release);
-        }
+        self.0.free();
+    }
+}
+
+/// A call is over that nobody came back from.
+pub(crate) fn close(call: u64) {
+    if let Some(place) = OPEN.iter().find(|place| place.call.load(Ordering::Relaxed) == call) {
+        place.free();
     }
 }
 
 /// Says in a driver call whether it is NCCL's.
 #[inline]
 pub(crate) fn charge(call: &mut Call, tls: &Tls) {
-    if tls.nccl_call.get() != 0 {
+    let own = call::inside(tls, tls.busy.get());
+    if own != 0 {
         call.comm = tls.nccl_comm.get();
-        call.nccl_call = tls.nccl_call.get();
+        call.nccl_call = own;
     } else if tls.lineage[1].get() != 0 {
         charge_thread(call, tls.lineage[0].get() as u32, tls.lineage[1].get());
     }
@@ -67,9 +109,10 @@ pub(crate) fn charge(call: &mut Call, tls: &Tls) {
 fn charge_thread(call: &mut Call, comm: u32, started_by: u64) {
     call.flags |= Call::NCCL_THREAD;
     let (mut only, mut own, mut n_open) = ((comm, started_by), None, 0);
-    for (slot, of) in &OPEN {
-        let (number, of) = (slot.load(Ordering::Acquire), of.load(Ordering::Acquire));
-        if number != 0 {
+    let process = kernel::process_id();
+    for place in &OPEN {
+        if let Some(number) = place.open_call(process) {
+            let of = place.comm.load(Ordering::Acquire);
             n_open += 1;
             only = (if of == 0 { comm } else { of }, number);
             own = own.or((comm != 0 && of == comm).then_some((of, number)));
@@ -172,7 +215,7 @@ pub(crate) fn create_own(attributes: *const c_void, start: Start) -> bool {
 
 /// `None` for threads that are not NCCL's, and where there is no room.
 fn birth(tls: &Tls, start: Start, argument: *mut c_void) -> Option<&'static Birth> {
-    let (comm, call) = match tls.nccl_call.get() {
+    let (comm, call) = match call::inside(tls, tls::stack_pointer()) {
         0 => (tls.lineage[0].get() as u32, tls.lineage[1].get()),
         call => (tls.nccl_comm.get(), call),
     };

@@ -9,7 +9,7 @@ use crate::{elf, kernel};
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_void};
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 
 /// What is known about Python in this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -133,7 +133,7 @@ pub(crate) enum Change {
 }
 
 /// Forgets an interpreter that went, and finds one that came.
-/// `lookup` as for [`super::init`]. True if one was found that was unknown. To be called while a [`super::objects::Closing`] is held if objects were unloaded.
+/// `lookup` as for [`super::init`]. True if one was found that was unknown. To be called while a [`super::objects::Closing`] is under way if objects were unloaded.
 pub(crate) fn note_changed(change: Change, lookup: Lookup) -> bool {
     let may_go = MAY_GO.load(Ordering::Relaxed);
     if !may_go && change != Change::Asked {
@@ -448,21 +448,43 @@ impl Python {
         if owner == Ok(this_thread()) { unsafe { Object::new(current) } } else { own }
     }
 
+    /// The innermost frame of a thread whose state was just given, and the number of its interpreter, which is never given
+    /// twice. `None` if another thread has begun to tear the interpreter down.
+    ///
+    /// Without the GIL a daemon thread gets here at any moment of that, and no lock holds it off. What it reads then is there:
+    /// states of other threads are freed after `finalizing` was set (pylifecycle.c, `Py_FinalizeEx`), so what was
+    /// read of one before `finalizing` was seen unset was whole, and the rest is thrown away unfollowed. (A freed state is a
+    /// word of the C library's heap to read: too small for a mapping of its own.) The frames are the thread's own, and stay:
+    /// it holds them and through them their code, it never runs Python again, and who frees its state leaves the memory of its
+    /// frames (pystate.c: `_PyThreadState_DeleteExcept`, later `_PyThreadState_DeleteList`, give back no `datastack_chunk`; so in
+    /// 3.10, 3.12 and 3.14).
     #[inline(always)]
-    pub(crate) fn top_frame(&self, thread: Object) -> u64 {
+    pub(crate) fn running(&self, thread: Object) -> Option<(u64, u64)> {
         let top = thread.word(self.offsets.thread_top);
-        if self.offsets.cframe_current == NONE || top == 0 {
-            return top;
+        let interpreter = thread.word(self.offsets.thread_interpreter);
+        if !self.stays(thread) {
+            return None;
         }
-        // SAFETY: `cframe` points into the C stack of the running interpreter, or into the thread state.
-        unsafe { Object::new(top) }.word(self.offsets.cframe_current)
+        let frame = if self.offsets.cframe_current == NONE || top == 0 {
+            top
+        } else {
+            // SAFETY: `cframe` points into the C stack of the running interpreter, or into the thread state.
+            unsafe { Object::new(top) }.word(self.offsets.cframe_current)
+        };
+        // SAFETY: a thread state holds its interpreter.
+        let number = unsafe { Object::new(interpreter) }.word(self.offsets.interpreter_id);
+        self.stays(thread).then_some((frame, number))
     }
 
-    /// Numbers of interpreters are never given twice.
+    /// Whether all that was read of a thread's state until now was its state.
     #[inline(always)]
-    pub(crate) fn interpreter_id(&self, thread: Object) -> u64 {
-        // SAFETY: a thread state holds its interpreter.
-        unsafe { Object::new(thread.word(self.offsets.thread_interpreter)) }.word(self.offsets.interpreter_id)
+    fn stays(&self, thread: Object) -> bool {
+        // What was read before is not read after this.
+        fence(Ordering::Acquire);
+        // SAFETY: the address of CPython's own variable.
+        let runtime = unsafe { Object::new(self.runtime) };
+        let finalizing = runtime.word(self.offsets.finalizing);
+        finalizing == 0 || finalizing == thread.0
     }
 
     /// Whether the thread's interpreter is collecting reference cycles, and not because everything ends.

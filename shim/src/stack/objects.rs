@@ -142,13 +142,33 @@ impl Pass {
 /// Somebody reads what lies in objects that another thread could unload, which waits until it is dropped. See [`Closing`].
 pub(crate) struct Reading(&'static AtomicU32);
 
-/// Readers, each in a line of the caches with few others.
-static READERS: [Readers; 16] = [const { Readers(AtomicU32::new(0)) }; 16];
+static READERS: [Readers; 16] = [const { Readers { n: AtomicU32::new(0), n_left: AtomicU32::new(0) } }; 16];
 /// Threads that are inside of `dlclose`.
 static N_CLOSING: AtomicU32 = AtomicU32::new(0);
+/// The process that the readers were counted in.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
 
+/// In a line of the caches with few others.
 #[repr(align(64))]
-struct Readers(AtomicU32);
+struct Readers {
+    n: AtomicU32,
+    /// Of these, so many will never end: a fork left them in the other process, a signal handler left them by `longjmp`, or
+    /// the thread ended there.
+    n_left: AtomicU32,
+}
+
+impl Readers {
+    fn is_reading(&self) -> bool {
+        // SYNC: reader or closer.
+        let n = self.n.load(Ordering::SeqCst);
+        // One that was taken for left has ended after all.
+        self.n_left.fetch_min(n, Ordering::Relaxed).min(n) < n
+    }
+
+    fn take_for_left(&self) {
+        self.n_left.store(self.n.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
 
 impl Reading {
     /// `None` while a thread is inside of `dlclose`: what it unloads may go at any moment.
@@ -156,7 +176,7 @@ impl Reading {
     pub(crate) fn begin() -> Option<Reading> {
         let here = 0_u8;
         // Threads have their stacks far from each other.
-        let readers = &READERS.get((&raw const here as usize >> 16) % READERS.len())?.0;
+        let readers = &READERS.get((&raw const here as usize >> 16) % READERS.len())?.n;
         // SYNC: reader or closer: each says that it comes before it looks for the other, so one of them sees the other.
         readers.fetch_add(1, Ordering::SeqCst);
         let reading = Reading(readers);
@@ -170,35 +190,51 @@ impl Drop for Reading {
     }
 }
 
-/// A `dlclose` is under way, until dropped.
+/// A `dlclose` is under way, until it is ended: not by being dropped, because it may be left in other ways, and then is ended
+/// by whoever finds that out.
 pub(crate) struct Closing(());
 
-/// Steps of 10 µs that a closer waits for readers, which need a few of them. Those whom a fork left behind, or whom the
-/// closer itself interrupted, never end.
+/// Steps of 10 µs that a closer waits for readers, which need a few of them.
 const PATIENCE: u32 = 20_000;
 
 impl Closing {
-    /// Waits until nobody reads.
+    /// From here on nobody begins to read.
     pub(crate) fn begin() -> Closing {
-        static IS_STUCK: AtomicBool = AtomicBool::new(false);
         // SYNC: reader or closer.
         N_CLOSING.fetch_add(1, Ordering::SeqCst);
-        let is_read = || READERS.iter().any(|readers| readers.0.load(Ordering::SeqCst) != 0);
-        let mut patience = if IS_STUCK.load(Ordering::Relaxed) { 0 } else { PATIENCE };
-        while is_read() && patience > 0 {
-            kernel::sleep(10_000);
-            patience -= 1;
-            if patience == 0 {
-                IS_STUCK.store(true, Ordering::Relaxed);
-            }
-        }
         Closing(())
     }
-}
 
-impl Drop for Closing {
-    fn drop(&mut self) {
+    /// Waits until nobody reads.
+    pub(crate) fn wait(&self) {
+        let process = kernel::process_id();
+        // The threads that a forked child's readers were are not in it.
+        if !matches!(PROCESS.swap(process, Ordering::Relaxed), before if before == 0 || before == process) {
+            READERS.iter().for_each(Readers::take_for_left);
+        }
+        for _ in 0..PATIENCE {
+            if !READERS.iter().any(Readers::is_reading) {
+                return;
+            }
+            kernel::sleep(10_000);
+        }
+        READERS.iter().for_each(Readers::take_for_left);
+    }
+
+    /// The `dlclose` is over.
+    pub(crate) fn end(self) {
         N_CLOSING.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether a thread is inside of `dlclose`, or was when it was last heard of.
+    #[inline]
+    pub(crate) fn is_any() -> bool {
+        N_CLOSING.load(Ordering::Relaxed) != 0
+    }
+
+    /// One that was begun and left.
+    pub(crate) fn left() -> Closing {
+        Closing(())
     }
 }
 

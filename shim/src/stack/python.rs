@@ -151,8 +151,10 @@ impl PythonState {
             self.forget();
             return PythonStack::default();
         };
-        let top = python.top_frame(thread);
-        let interpreter_id = python.interpreter_id(thread);
+        let Some((top, interpreter_id)) = python.running(thread) else {
+            self.forget();
+            return PythonStack::default();
+        };
         if self.is_checked == 0 && !self.check(python, top) {
             self.forget();
             return PythonStack { marks: mark_of(status()), ..PythonStack::default() };

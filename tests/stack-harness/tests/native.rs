@@ -3,6 +3,7 @@
 mod common;
 
 use common::{addresses, harness};
+use gputrace_skip::skip;
 use std::ffi::{CString, c_int, c_void};
 use std::hint::black_box;
 use std::path::Path;
@@ -220,7 +221,7 @@ fn stacks_that_differ_only_in_where_their_frames_lie_are_told_apart() {
             .arg(&library)
             .arg(&source)
             .status();
-        let Ok(status) = compiler else { return eprintln!("skipped: no C compiler (cc)") };
+        let Ok(status) = compiler else { return skip("a C compiler", "no cc") };
         assert!(status.success());
         let library = CString::new(library.into_os_string().into_encoded_bytes()).unwrap();
         // SAFETY: the library just compiled.
@@ -269,7 +270,7 @@ fn a_library_loaded_where_another_was_is_walked_by_its_own_rules() {
     let directory = std::env::temp_dir().join(format!("gputrace-stack-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
     let Some(small) = compile(&directory, "small", 40) else {
-        return eprintln!("skipped: no C compiler (cc)");
+        return skip("a C compiler", "no cc");
     };
     let large = compile(&directory, "large", 4000).unwrap();
     let mut n_reused = 0;

@@ -3,6 +3,7 @@
 
 mod common;
 
+use gputrace_skip::skip;
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -80,7 +81,7 @@ impl Python {
 fn supported() -> Vec<Python> {
     let found: Vec<_> = pythons().into_iter().filter(Python::is_supported).collect();
     if found.is_empty() {
-        eprintln!("skipped: no CPython 3.9 to 3.15; name one in GPUTRACE_TEST_PYTHONS");
+        skip("CPython 3.9 to 3.15", "none here; GPUTRACE_TEST_PYTHONS names some");
     }
     found
 }
@@ -98,7 +99,7 @@ fn frames_stay_right_while_signals_threads_and_libraries_come_and_go() {
 #[test]
 fn native_frames_of_pytorch_are_those_of_libgcc() {
     let Some(path) = std::env::var_os("GPUTRACE_TEST_TORCH_PYTHON") else {
-        return eprintln!("skipped: GPUTRACE_TEST_TORCH_PYTHON names no Python with PyTorch");
+        return skip("native frames of PyTorch", "GPUTRACE_TEST_TORCH_PYTHON names no Python with it");
     };
     let python = Python::at(PathBuf::from(&path)).expect("GPUTRACE_TEST_TORCH_PYTHON is a Python");
     python.check(&["torch_native.py", "31"]);

@@ -943,8 +943,10 @@ fn campaign(oracle: &Oracle, options: &str, differences: &Mutex<Vec<String>>) ->
 fn the_compiled_allocator_does_the_same() {
     let oracles = oracles();
     if oracles.is_empty() {
-        println!("skipped: no oracle; make some with tests/oracle/build.sh target/oracle 2.11.0");
-        return;
+        return gputrace_skip::skip(
+            "the compiled allocator",
+            "make some with tests/oracle/build.sh target/oracle 2.11.0",
+        );
     }
     let jobs: Vec<(&Oracle, &str)> = oracles
         .iter()
