@@ -299,6 +299,39 @@ fn modules_import_each_other_in_small_circles_only() {
 }
 
 #[test]
+fn every_variable_is_a_row_of_one_table_and_users_can_read_of_it() {
+    let rows = variables(&read("ring/src/variables.rs"), "c\"");
+    let security = read("SECURITY.md");
+    for row in &rows {
+        assert!(security.contains(&format!("`{row}`")), "{row}: say in SECURITY.md who reads it");
+    }
+    // The plugin is Python alone, and has one of its own.
+    let known = |name: &String| rows.contains(name) || name == "GPUTRACE_PYTEST_CHILD";
+    for folder in ["shim/src", "recorder/src", "schemas/src", "replay/src"] {
+        for (file, text) in sources(folder) {
+            let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+            let is_literal = |name: &String| name != "GPUTRACE" && text.contains(&format!("\"{name}\""));
+            let named = variables(text, "\"").into_iter().find(is_literal);
+            assert!(
+                named.is_none(),
+                "{file}: {named:?} is written out: use its row in ring/src/variables.rs"
+            );
+        }
+    }
+    for page in ["README.md", "SECURITY.md", "docs/BESIDE.md", "docs/CONTAINERS.md", "docs/EXPORTS.md"] {
+        let unknown = variables(&read(page), "").into_iter().find(|name| !known(name));
+        assert!(unknown.is_none(), "{page} names {unknown:?}, which nobody reads");
+    }
+}
+
+/// The names of our variables that stand in a text behind `before`.
+fn variables(text: &str, before: &str) -> Vec<String> {
+    let is_part = |c: char| c.is_ascii_uppercase() || c == '_';
+    let name = |rest: &str| format!("GPUTRACE{}", rest.split(|c| !is_part(c)).next().unwrap_or_default());
+    text.split(&format!("{before}GPUTRACE")).skip(1).map(name).collect()
+}
+
+#[test]
 fn nothing_names_a_machine_of_its_makers() {
     for folder in ["ring", "shim", "recorder", "schemas", "sim", "replay", "tests"] {
         for (file, text) in sources(folder) {

@@ -3,21 +3,12 @@
 use crate::oom::Answer;
 use crate::record::{Inherited, Options, record};
 use crate::{Error, Moment, Overwrite, limits, memory, say, ticks};
-use std::ffi::OsString;
+use gputrace_ring::variables;
+use std::ffi::{CStr, OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-/// Pattern of the trace's name; empty or not set is the default.
-const OUTPUT: &str = "GPUTRACE_OUTPUT";
-/// When `gputrace record` was called: younger traces are those of its other processes. Nanoseconds since 1970, and of
-/// `CLOCK_MONOTONIC`.
-const JOB_BEGAN: &str = "GPUTRACE_JOB_BEGAN";
-/// Overwrites a trace of the same name if set to anything but `0`.
-const FORCE: &str = "GPUTRACE_FORCE";
-
-/// `0` or `off`: nothing is said of requests that fail for want of memory.
-const OOM: &str = "GPUTRACE_OOM";
 
 /// Records the ring that `arguments` (those after the verb) name, until its process is gone. `on_oom` answers requests
 /// that fail for want of memory, unless the user wants to hear nothing of them.
@@ -38,14 +29,18 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
         ));
         return ExitCode::FAILURE;
     }
-    let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    let overwrite =
-        if set(FORCE).is_some_and(|value| value != "0") { Overwrite::Replace } else { Overwrite::Refuse };
-    let job_began = set(JOB_BEGAN).and_then(|began| began_at(&began));
-    let is_silent = set(OOM).is_some_and(|value| ["0", "off", "false", "no"].contains(&value.as_str()));
+    let set = |name| std::env::var(variable(name)).ok().filter(|value| !value.is_empty());
+    let overwrite = if set(variables::FORCE).is_some_and(|value| value != "0") {
+        Overwrite::Replace
+    } else {
+        Overwrite::Refuse
+    };
+    let job_began = set(variables::JOB_BEGAN).and_then(|began| began_at(&began));
+    let is_silent =
+        set(variables::OOM).is_some_and(|value| ["0", "off", "false", "no"].contains(&value.as_str()));
     let on_oom = (!is_silent).then_some(on_oom);
     let options = Options {
-        output: set(OUTPUT),
+        output: set(variables::OUTPUT),
         overwrite,
         job_began,
         is_its_child: true,
@@ -62,11 +57,17 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
     }
 }
 
-/// The variable by which the recorders of a job know when it began, and its value now.
+/// A variable's name, as the environment has it.
 #[must_use]
-pub fn job_begins() -> (&'static str, String) {
+pub fn variable(name: &'static CStr) -> &'static OsStr {
+    OsStr::from_bytes(name.to_bytes())
+}
+
+/// What [`variables::JOB_BEGAN`] is for a job that begins now.
+#[must_use]
+pub fn job_begins() -> String {
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos());
-    (JOB_BEGAN, format!("{nanos},{}", ticks::monotonic()))
+    format!("{nanos},{}", ticks::monotonic())
 }
 
 fn began_at(text: &str) -> Option<Moment> {

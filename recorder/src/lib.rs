@@ -40,7 +40,8 @@ mod ticks;
 mod translate;
 mod write;
 
-pub use daemon::{daemon_main, job_begins};
+pub use daemon::{daemon_main, job_begins, variable};
+pub use gputrace_ring::variables;
 pub use memory::Memory;
 pub use oom::{Answer, FollowUp, Oom};
 pub use output::{Moment, Overwrite, wait_for_recorder};

@@ -24,3 +24,4 @@ pub mod owners;
 pub mod record;
 pub mod ring;
 mod sync;
+pub mod variables;

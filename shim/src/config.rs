@@ -1,32 +1,21 @@
-//! `GPUTRACE_*` variables: one row each.
+//! What the user asks of the library, by the variables of `ring/src/variables.rs`.
 //!
-//! The shim reads its own when a session begins, never in a hook, and not at all where the user must not steer the program; the recorder, which inherits the environment, reads
-//! the others.
+//! They are read when a session begins, never in a hook, and not at all where the user must not steer the program.
 
 use crate::environment;
 use core::ffi::CStr;
+use gputrace_ring::variables;
 
-/// A variable: its name, what it may hold, and what it does.
-pub(crate) struct Variable {
-    /// Its name.
-    pub(crate) name: &'static CStr,
-}
+/// One of the variables.
+pub(crate) struct Variable(&'static CStr);
 
-/// `0` or `off`: the library does nothing at all.
-pub(crate) const SWITCH: Variable = Variable { name: c"GPUTRACE" };
-/// `none`, `python` (the default) or `all`: which frames stacks have.
-pub(crate) const STACKS: Variable = Variable { name: c"GPUTRACE_STACKS" };
-/// Bytes: blocks of PyTorch's that are smaller have no stack. Driver calls do: their stacks say whose memory it is.
-pub(crate) const STACKS_MIN_SIZE: Variable = Variable { name: c"GPUTRACE_STACKS_MIN_SIZE" };
-/// Bytes of the ring; by default 32 MiB, never more than a quarter of what `/dev/shm` has free.
-pub(crate) const RING_BYTES: Variable = Variable { name: c"GPUTRACE_RING_BYTES" };
-/// Path of the `gputrace` program; by default it is looked for beside the library, then on `PATH`.
-pub(crate) const RECORDER: Variable = Variable { name: c"GPUTRACE_RECORDER" };
-/// Milliseconds that a process without other threads waits at its end for its trace to be complete; by default 5000.
-pub(crate) const EXIT_WAIT: Variable = Variable { name: c"GPUTRACE_EXIT_WAIT" };
-
-/// `1`: how long the GPU works for each call into NCCL is measured.
-pub(crate) const NCCL_TIMING: Variable = Variable { name: c"GPUTRACE_NCCL_TIMING" };
+pub(crate) const STACKS_MIN_SIZE: Variable = Variable(variables::STACKS_MIN_SIZE);
+pub(crate) const RING_BYTES: Variable = Variable(variables::RING_BYTES);
+pub(crate) const RECORDER: Variable = Variable(variables::RECORDER);
+pub(crate) const EXIT_WAIT: Variable = Variable(variables::EXIT_WAIT);
+const SWITCH: Variable = Variable(variables::SWITCH);
+const STACKS: Variable = Variable(variables::STACKS);
+const NCCL_TIMING: Variable = Variable(variables::NCCL_TIMING);
 
 /// Which frames a stack has.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -44,7 +33,7 @@ pub(crate) enum Stacks {
 impl Variable {
     /// Its value, if it is set and not empty.
     pub(crate) fn value(&self) -> Option<&'static CStr> {
-        environment::value(self.name).filter(|value| !value.is_empty())
+        environment::value(self.0).filter(|value| !value.is_empty())
     }
 
     /// Its value as a number; `None` if it is not one.

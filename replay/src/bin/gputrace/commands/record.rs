@@ -9,6 +9,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail};
 use clap::{ArgMatches, Args, ValueEnum};
+use gputrace_recorder::{variable, variables};
 use gputrace_schemas::printable::Screen;
 use gputrace_sim::bytes;
 
@@ -126,29 +127,32 @@ fn prepare(
     if std::env::var_os("NVTX_INJECTION64_PATH").is_none_or(|named| named.is_empty()) {
         command.env("NVTX_INJECTION64_PATH", &library);
     }
-    command.env("GPUTRACE_RECORDER", std::env::current_exe().context("cannot find gputrace itself")?);
-    let (name, now) = gputrace_recorder::job_begins();
-    command.env(name, now);
+    let mut set = |name, value: &OsStr| {
+        command.env(variable(name), value);
+    };
+    let program = std::env::current_exe().context("cannot find gputrace itself")?;
+    set(variables::RECORDER, program.as_os_str());
+    set(variables::JOB_BEGAN, gputrace_recorder::job_begins().as_ref());
     if let Some(output) = &args.output {
-        command.env("GPUTRACE_OUTPUT", output);
+        set(variables::OUTPUT, output);
     }
     if args.force {
-        command.env("GPUTRACE_FORCE", "1");
+        set(variables::FORCE, "1".as_ref());
     }
     if let Some(stacks) = args.stacks {
-        command.env("GPUTRACE_STACKS", stacks.name());
+        set(variables::STACKS, stacks.name().as_ref());
     }
     if let Some(bytes) = args.min_size {
-        command.env("GPUTRACE_STACKS_MIN_SIZE", bytes.to_string());
+        set(variables::STACKS_MIN_SIZE, bytes.to_string().as_ref());
     }
     if args.nccl_timing {
-        command.env("GPUTRACE_NCCL_TIMING", "1");
+        set(variables::NCCL_TIMING, "1".as_ref());
     }
     if args.no_oom_report {
-        command.env("GPUTRACE_OOM", "0");
+        set(variables::OOM, "0".as_ref());
     }
     if let Some(bytes) = args.ring_size {
-        command.env("GPUTRACE_RING_BYTES", bytes.to_string());
+        set(variables::RING_BYTES, bytes.to_string().as_ref());
     }
     Ok(command)
 }
@@ -194,7 +198,7 @@ fn look(path: &Path) -> Found {
 /// Where `libgputrace.so` is: GPUTRACE_LIBRARY, beside this program, or in ../lib.
 pub(super) fn library() -> anyhow::Result<PathBuf> {
     const NAME: &str = "libgputrace.so";
-    if let Some(named) = std::env::var_os("GPUTRACE_LIBRARY").filter(|named| !named.is_empty()) {
+    if let Some(named) = std::env::var_os(variable(variables::LIBRARY)).filter(|named| !named.is_empty()) {
         let path = PathBuf::from(named);
         let path = std::path::absolute(&path).unwrap_or(path);
         anyhow::ensure!(path.is_file(), "GPUTRACE_LIBRARY names {}, which is no file", path.display());
