@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let per_block = |bytes: i64| bytes as f64 / n_blocks.max(1) as f64;
     println!("{:14} {:>9} {:>11} {:>9} {:>14}", "kind", "records", "bytes", "B/record", "B/block event");
     for (kind, (n, bytes)) in &more {
-        let name = Kind::from_u8(*kind).map_or("?".to_owned(), |kind| format!("{kind:?}"));
+        let name = Kind::from_raw(*kind).map_or("?".to_owned(), |kind| format!("{kind:?}"));
         let each = *bytes as f64 / (*n).max(1) as f64;
         println!("{name:14} {n:9} {bytes:11} {each:9.1} {:14.2}", per_block(*bytes));
     }
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// Whether PyTorch's allocator handed out or took back a block.
 fn is_block(kind: u8) -> bool {
     matches!(
-        Kind::from_u8(kind),
+        Kind::from_raw(kind),
         Some(Kind::BlockAlloc | Kind::BlockFree | Kind::BriefAlloc | Kind::BriefFree)
     )
 }

@@ -1,11 +1,11 @@
 //! Bytes of a chunk to records. The process that wrote them may have been hit by anything, so nothing is believed:
 //! lengths are clamped to what is committed, and what makes no sense is counted.
 
-use gputrace_ring::brief::{Brief, CALL_WORDS, Said, restore_call};
+use gputrace_ring::brief::{Brief, Said, restore_call};
 use gputrace_ring::record::{
-    Action, Backward, BlockAlloc, BlockFree, BlockOom, BriefAlloc, BriefForward, BriefFree, Call, CallEnd,
-    CodeDef, Communicator, Device, Forward, Header, Kind, Mark, MarkAction, NcclEnter, NcclExit, NcclOp,
-    NcclTimed, NcclTiming, Node, StackDef, Wait, WaitAction,
+    Action, Backward, BlockAlloc, BlockFree, BlockOom, Call, CallEnd, CodeDef, Communicator, Device, Forward,
+    Header, Kind, Mark, MarkAction, NcclEnter, NcclExit, NcclOp, NcclTimed, NcclTiming, Node, Payload,
+    StackDef, TextDef, Wait, WaitAction,
 };
 use gputrace_ring::ring::Reader;
 
@@ -114,7 +114,7 @@ pub(crate) fn read_chunk(
         words.extend((8..bytes).step_by(8).map(|word| reader.word(chunk, progress.at + word)));
         progress.at += bytes;
         let ticks = progress.base.saturating_add(u64::from(header.delta));
-        let kind = Kind::from_u8(header.kind);
+        let kind = Kind::from_raw(header.kind);
         if let (Some(Kind::TimeBase), Some(base)) = (kind, words.first())
             // Time does not run backwards, whatever the bytes say.
             && *base >= progress.base
@@ -134,206 +134,61 @@ pub(crate) fn read_chunk(
 }
 
 fn decode(kind: Kind, flags: u8, words: &[u64], said: &mut Said) -> Option<Record> {
-    let word = |at: usize| words.get(at).copied();
     Some(match kind {
         Kind::TimeBase => return None,
-        Kind::Call => call(&restore_call(words, flags)?)?,
-        Kind::CallEnd => {
-            let first = word(0)?;
-            Record::CallEnd(CallEnd {
-                api: first as u16,
-                reserved: 0,
-                result: (first >> 32) as i32,
-                addr: word(1)?,
-                duration: word(2)?,
-            })
+        Kind::Call => {
+            let call: Call = payload(&restore_call(words, flags)?)?;
+            Record::Call(call, Action::from_raw(call.action)?)
         }
-        Kind::BlockAlloc => {
-            let alloc = BlockAlloc {
-                addr: word(0)?,
-                device_bytes: word(1)?,
-                requested: word(2)?,
-                stream: word(3)?,
-                allocated: word(4)?,
-                reserved: word(5)?,
-                stack: word(6)?,
-            };
-            alloc.say(said);
-            Record::BlockAlloc(alloc)
-        }
-        Kind::BriefAlloc => {
-            let brief = BriefAlloc { addr: word(0)?, bytes_slack: word(1)?, stack: word(2)? };
-            Record::BlockAlloc(BlockAlloc::restore(&brief, said)?)
-        }
-        Kind::BlockFree => {
-            let free = BlockFree {
-                addr: word(0)?,
-                device_bytes: word(1)?,
-                allocated: word(2)?,
-                reserved: word(3)?,
-                stack: word(4)?,
-            };
-            free.say(said);
-            Record::BlockFree(free, flags)
-        }
-        Kind::BriefFree => {
-            let brief = BriefFree { addr: word(0)?, bytes: word(1)?, stack: word(2)? };
-            Record::BlockFree(BlockFree::restore(&brief, said)?, flags)
-        }
-        Kind::BlockOom => Record::BlockOom(BlockOom {
-            device_bytes: word(0)?,
-            requested: word(1)?,
-            allocated: word(2)?,
-            reserved: word(3)?,
-            stack: word(4)?,
-        }),
+        Kind::CallEnd => Record::CallEnd(payload(words)?),
+        Kind::BlockAlloc => Record::BlockAlloc(whole(words, said)?),
+        Kind::BriefAlloc => Record::BlockAlloc(restored(words, said)?),
+        Kind::BlockFree => Record::BlockFree(whole(words, said)?, flags),
+        Kind::BriefFree => Record::BlockFree(restored(words, said)?, flags),
+        Kind::BlockOom => Record::BlockOom(payload(words)?),
         Kind::Wait => {
-            let last = word(2)?;
-            let wait =
-                Wait { event: word(0)?, stream: word(1)?, action: last as u32, result: (last >> 32) as i32 };
+            let wait: Wait = payload(words)?;
             Record::Wait(wait, WaitAction::from_raw(wait.action)?)
         }
-        Kind::Stack => {
-            let second = word(1)?;
-            let (native, python) = (usize::from(second as u16), usize::from((second >> 16) as u16));
-            let marks = (second >> 32) as u32;
-            let native_words = words.get(2..2 + native)?;
-            let python_words = words.get(2 + native..2 + native + 2 * python)?;
-            Record::Stack {
-                id: word(0)?,
-                native: native_words.to_vec(),
-                python: python_words.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect(),
-                truncated: marks & (StackDef::TRUNCATED | StackDef::BROKEN) != 0,
-            }
-        }
-        Kind::Code => {
-            let (lengths, last) = (word(1)?, word(2)?);
-            let definition = CodeDef {
-                id: word(0)?,
-                name: lengths as u16,
-                file: (lengths >> 16) as u16,
-                lines: (lengths >> 32) as u32,
-                first_line: last as u32,
-                python: (last >> 32) as u16,
-                marks: (last >> 48) as u16,
-            };
-            let mut texts = words.get(3..)?;
-            let name = take_bytes(&mut texts, usize::from(definition.name))?;
-            let file = take_bytes(&mut texts, usize::from(definition.file))?;
-            let lines = take_bytes(&mut texts, definition.lines as usize)?;
-            Record::Code(Code {
-                id: definition.id,
-                name: text(&name),
-                file: text(&file),
-                lines,
-                first_line: definition.first_line,
-                python: definition.python,
-            })
-        }
+        Kind::Stack => stack(words)?,
+        Kind::Code => code(words)?,
         Kind::Api => {
             let bytes = bytes_of(words.get(1..)?);
             let mut names = bytes.split(|byte| *byte == 0).filter(|name| !name.is_empty());
             let name = text(names.next()?);
-            Record::Api { number: word(0)?, name, runtime_name: names.next().map(text).unwrap_or_default() }
+            let runtime_name = names.next().map(text).unwrap_or_default();
+            Record::Api { number: *words.first()?, name, runtime_name }
         }
-        Kind::Device => {
-            let first = word(0)?;
-            let definition = Device {
-                ordinal: first as u32,
-                name: (first >> 32) as u32,
-                uuid_low: word(1)?,
-                uuid_high: word(2)?,
-                total: word(3)?,
-            };
-            let mut uuid = [0; 16];
-            uuid[..8].copy_from_slice(&definition.uuid_low.to_ne_bytes());
-            uuid[8..].copy_from_slice(&definition.uuid_high.to_ne_bytes());
-            let mut texts = words.get(4..)?;
-            let name = text(&take_bytes(&mut texts, definition.name as usize)?);
-            Record::Device { ordinal: definition.ordinal, name, uuid, total: definition.total }
-        }
+        Kind::Device => device(words)?,
         Kind::Text => {
-            let mut texts = words.get(2..)?;
-            let length = usize::try_from(word(1)?).ok()?;
-            Record::Text { id: word(0)?, text: text(&take_bytes(&mut texts, length)?) }
+            let (definition, mut texts) = TextDef::from_words(words)?;
+            let length = usize::try_from(definition.length).ok()?;
+            Record::Text { id: definition.id, text: text(&take_bytes(&mut texts, length)?) }
         }
         Kind::Mark => {
-            let first = word(0)?;
-            let mark = Mark {
-                action: first as u32,
-                category: (first >> 32) as u32,
-                text: word(1)?,
-                domain: word(2)?,
-                range: word(3)?,
-            };
+            let mark: Mark = payload(words)?;
             Record::Mark(mark, MarkAction::from_raw(mark.action)?)
         }
         Kind::NcclEnter => {
-            let (first, third) = (word(0)?, word(2)?);
-            let (kinds, last) = (word(10)?, word(12)?);
-            let enter = NcclEnter {
-                api: first as u16,
-                op: (first >> 16) as u8,
-                marks: (first >> 24) as u8,
-                group_depth: (first >> 32) as u32,
-                call: word(1)?,
-                comm: third as u32,
-                group: (third >> 32) as u32,
-                sequence: word(3)?,
-                count: word(4)?,
-                send: word(5)?,
-                receive: word(6)?,
-                stream: word(7)?,
-                handle: word(8)?,
-                extra: word(9)?,
-                datatype: kinds as i32,
-                redop: (kinds >> 32) as i32,
-                redop_call: word(11)?,
-                peer: last as i32,
-                reserved: 0,
-                stack: word(13)?,
-            };
+            let enter: NcclEnter = payload(words)?;
             Record::NcclEnter(enter, NcclOp::from_raw(enter.op)?)
         }
         Kind::NcclExit => {
-            let timed = (word(3)? >> 32) as u32;
-            let exit = NcclExit {
-                call: word(0)?,
-                value: word(1)?,
-                duration: word(2)?,
-                result: word(3)? as i32,
-                timed,
-            };
-            Record::NcclExit(exit, NcclTimed::from_raw(timed)?)
+            let exit: NcclExit = payload(words)?;
+            Record::NcclExit(exit, NcclTimed::from_raw(exit.timed)?)
         }
-        Kind::NcclTiming => Record::NcclTiming(NcclTiming {
-            call: word(0)?,
-            comm: word(1)? as u32,
-            timeline: (word(1)? >> 32) as u32,
-            stream: word(2)?,
-            start: word(3)?,
-            duration: word(4)?,
-        }),
+        Kind::NcclTiming => Record::NcclTiming(payload(words)?),
         Kind::Communicator => communicator(words)?,
-        Kind::Runtime => Record::Runtime(word(0)?),
-        Kind::Node => Record::Node(Node { operation: word(0)?, class: word(1)? }),
+        Kind::Runtime => Record::Runtime(*words.first()?),
+        Kind::Node => Record::Node(payload(words)?),
         Kind::NodeClass => {
             let bytes = bytes_of(words.get(1..)?);
             let name = text(bytes.split(|byte| *byte == 0).next().unwrap_or_default());
-            Record::NodeClass { number: word(0)?, name }
+            Record::NodeClass { number: *words.first()?, name }
         }
-        Kind::Forward => {
-            let forward = Forward { operation: word(0)?, stack: word(1)? };
-            forward.say(said);
-            Record::Forward(forward)
-        }
-        Kind::BriefForward => Record::Forward(Forward::restore(&BriefForward { stack: word(0)? }, said)?),
-        Kind::Backward => Record::Backward(Backward {
-            thread: word(0)?,
-            stack: word(1)?,
-            frame: word(2)?,
-            begins: word(3)?,
-        }),
+        Kind::Forward => Record::Forward(whole(words, said)?),
+        Kind::BriefForward => Record::Forward(restored(words, said)?),
+        Kind::Backward => Record::Backward(payload(words)?),
         Kind::Note => {
             let bytes = bytes_of(words);
             Record::Note(text(bytes.trim_ascii_end().split(|byte| *byte == 0).next().unwrap_or_default()))
@@ -341,63 +196,62 @@ fn decode(kind: Kind, flags: u8, words: &[u64], said: &mut Said) -> Option<Recor
     })
 }
 
-fn call(words: &[u64; CALL_WORDS]) -> Option<Record> {
-    let [first, addr, bytes, stream, handle, extra, stack, times, comm, nccl_call] = *words;
-    let call = Call {
-        api: first as u16,
-        action: (first >> 16) as u8,
-        device: (first >> 24) as i8,
-        result: (first >> 32) as i32,
-        addr,
-        bytes,
-        stream,
-        handle,
-        extra,
-        stack,
-        duration: times as u32,
-        flags: (times >> 32) as u32,
-        comm: comm as u32,
-        reserved: 0,
-        nccl_call,
-    };
-    Some(Record::Call(call, Action::from_raw(call.action)?))
+fn payload<P: Payload>(words: &[u64]) -> Option<P> {
+    P::from_words(words).map(|(payload, _)| payload)
+}
+
+/// A record from which others follow.
+fn whole<P: Brief>(words: &[u64], said: &mut Said) -> Option<P> {
+    let payload: P = payload(words)?;
+    payload.say(said);
+    Some(payload)
+}
+
+/// A record that follows from others.
+fn restored<P: Brief>(words: &[u64], said: &mut Said) -> Option<P> {
+    P::restore(&payload(words)?, said)
+}
+
+fn stack(words: &[u64]) -> Option<Record> {
+    let (definition, frames) = StackDef::from_words(words)?;
+    let (native, python) = frames.split_at_checked(usize::from(definition.native))?;
+    let python = python.get(..2 * usize::from(definition.python))?;
+    Some(Record::Stack {
+        id: definition.id,
+        native: native.to_vec(),
+        python: python.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect(),
+        truncated: definition.marks & (StackDef::TRUNCATED | StackDef::BROKEN) != 0,
+    })
+}
+
+fn code(words: &[u64]) -> Option<Record> {
+    let (definition, mut texts) = CodeDef::from_words(words)?;
+    let name = take_bytes(&mut texts, usize::from(definition.name))?;
+    let file = take_bytes(&mut texts, usize::from(definition.file))?;
+    let lines = take_bytes(&mut texts, definition.lines as usize)?;
+    Some(Record::Code(Code {
+        id: definition.id,
+        name: text(&name),
+        file: text(&file),
+        lines,
+        first_line: definition.first_line,
+        python: definition.python,
+    }))
+}
+
+fn device(words: &[u64]) -> Option<Record> {
+    let (definition, mut texts) = Device::from_words(words)?;
+    let mut uuid = [0; 16];
+    uuid[..8].copy_from_slice(&definition.uuid_low.to_ne_bytes());
+    uuid[8..].copy_from_slice(&definition.uuid_high.to_ne_bytes());
+    let name = text(&take_bytes(&mut texts, definition.name as usize)?);
+    Some(Record::Device { ordinal: definition.ordinal, name, uuid, total: definition.total })
 }
 
 fn communicator(words: &[u64]) -> Option<Record> {
-    let word = |at: usize| words.get(at).copied();
-    let halves = |at: usize| word(at).map(|word| (word as u32, (word >> 32) as u32));
-    let (id, parent) = halves(0)?;
-    let ((rank, n_ranks), (ordinal, version), (color, key)) = (halves(5)?, halves(6)?, halves(7)?);
-    let (kinds, marks) = halves(8)?;
-    let mut config = [0; 8];
-    for (pair, at) in config.chunks_exact_mut(2).zip(9..) {
-        let (first, second) = halves(at)?;
-        pair.copy_from_slice(&[first as i32, second as i32]);
-    }
-    let (n_name, n_net_name) = halves(13)?;
-    let definition = Communicator {
-        id,
-        parent,
-        call: word(1)?,
-        handle: word(2)?,
-        unique_id: word(3)?,
-        comm_hash: word(4)?,
-        rank: rank as i32,
-        n_ranks: n_ranks as i32,
-        ordinal,
-        version,
-        color: color as i32,
-        key: key as i32,
-        origin: kinds as u16,
-        device: (kinds >> 16) as i16,
-        marks,
-        config,
-        name: n_name,
-        net_name: n_net_name,
-    };
-    let mut texts = words.get(14..)?;
-    let name = text(&take_bytes(&mut texts, n_name as usize)?);
-    let net_name = text(&take_bytes(&mut texts, n_net_name as usize)?);
+    let (definition, mut texts) = Communicator::from_words(words)?;
+    let name = text(&take_bytes(&mut texts, definition.name as usize)?);
+    let net_name = text(&take_bytes(&mut texts, definition.net_name as usize)?);
     Some(Record::Communicator { definition, name, net_name })
 }
 

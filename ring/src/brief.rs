@@ -259,26 +259,22 @@ mod tests {
                 payload.say(said);
                 payload
             }
-            // SAFETY: every bit pattern is a value of these, and there are as many words.
-            unsafe fn of<P: Payload>(words: &[u64]) -> P {
-                assert_eq!(size_of_val(words), size_of::<P>());
-                // SAFETY: the caller's promise, and the assertion; words are aligned for words.
-                unsafe { words.as_ptr().cast::<P>().read() }
+            fn of<P: Payload>(words: &[u64]) -> P {
+                let (payload, rest) = P::from_words(words).expect("as many words");
+                assert!(rest.is_empty());
+                payload
             }
-            // SAFETY: payloads of the ring.
-            unsafe {
-                Some(match kind {
-                    Kind::BlockAlloc => Alloc(said_whole(of(words), said)),
-                    Kind::BriefAlloc => Alloc(Brief::restore(&of(words), said)?),
-                    Kind::BlockFree => Free(said_whole(of(words), said), flags),
-                    Kind::BriefFree => Free(Brief::restore(&of(words), said)?, flags),
-                    Kind::Forward => Record::Forward(said_whole(of(words), said)),
-                    Kind::BriefForward => Record::Forward(Brief::restore(&of(words), said)?),
-                    Kind::Call => Record::Call(of(&restore_call(words, flags)?)),
-                    Kind::BlockOom => Oom(of(words)),
-                    other => panic!("{other:?} was not pushed"),
-                })
-            }
+            Some(match kind {
+                Kind::BlockAlloc => Alloc(said_whole(of(words), said)),
+                Kind::BriefAlloc => Alloc(Brief::restore(&of(words), said)?),
+                Kind::BlockFree => Free(said_whole(of(words), said), flags),
+                Kind::BriefFree => Free(Brief::restore(&of(words), said)?, flags),
+                Kind::Forward => Record::Forward(said_whole(of(words), said)),
+                Kind::BriefForward => Record::Forward(Brief::restore(&of(words), said)?),
+                Kind::Call => Record::Call(of(&restore_call(words, flags)?)),
+                Kind::BlockOom => Oom(of(words)),
+                other => panic!("{other:?} was not pushed"),
+            })
         }
     }
 
@@ -319,7 +315,7 @@ mod tests {
                         .map(|word| reader.word(view.chunk, at + 8 * usize::from(word)))
                         .collect();
                     at += 8 * usize::from(header.words);
-                    let kind = Kind::from_u8(header.kind).expect("a kind");
+                    let kind = Kind::from_raw(header.kind).expect("a kind");
                     let record = Record::read(kind, header.flags, &words, &mut said);
                     records.push((kind, record.expect("can be read without the chunks before")));
                 }

@@ -6,62 +6,80 @@
 /// The version of everything in this crate. A recorder refuses a ring of another version.
 pub const ABI: u32 = 10;
 
-/// What kind of record follows a [`Header`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum Kind {
-    /// [`TimeBase`]: later records of this chunk count from here.
-    TimeBase = 1,
-    /// [`Call`]: a driver function, or a library function that wraps one.
-    Call = 2,
-    /// [`CallEnd`]: how the last [`Call`] of this thread marked [`Call::OPEN`] ended.
-    CallEnd = 3,
-    /// [`BlockAlloc`]: a framework handed out a block.
-    BlockAlloc = 4,
-    /// [`BlockFree`]: a framework took a block back.
-    BlockFree = 5,
-    /// [`BlockOom`]: a framework could not serve a request.
-    BlockOom = 6,
-    /// [`Wait`]: the framework allocator recorded or asked for a stream event.
-    Wait = 7,
-    /// A call stack: [`StackDef`], then its frames.
-    Stack = 8,
-    /// A Python code object: [`CodeDef`], then its texts.
-    Code = 9,
-    /// The name of an [`Call::api`]: a `u64` with the number, then the text.
-    Api = 10,
-    /// [`Device`], then its name.
-    Device = 11,
-    /// An address inside a module that carries a CUDA runtime: one `u64`.
-    Runtime = 12,
-    /// A fact about the process, in words for `doctor` and the report: text.
-    Note = 13,
-    /// [`Node`]: what of PyTorch's backward pass the thread is in from here on.
-    Node = 14,
-    /// The name of a [`Node::class`]: a `u64` with the number, then the text.
-    NodeClass = 15,
-    /// [`Forward`]: where an operation was called that can be undone.
-    Forward = 16,
-    /// [`Backward`]: the thread enters or leaves `backward()`.
-    Backward = 17,
-    /// [`TextDef`], then the bytes of a text that marks name.
-    Text = 18,
-    /// [`Mark`]: the program said where it is (NVTX).
-    Mark = 19,
-    /// [`NcclEnter`]: a call into NCCL begins.
-    NcclEnter = 20,
-    /// [`NcclExit`]: it has returned.
-    NcclExit = 21,
-    /// [`Communicator`], then its names.
-    Communicator = 22,
-    /// [`NcclTiming`]: what a call enqueued is done.
-    NcclTiming = 23,
-    /// [`BriefAlloc`]: a [`BlockAlloc`] that follows from what its chunk has said.
-    BriefAlloc = 24,
-    /// [`BriefFree`]: a [`BlockFree`] that does.
-    BriefFree = 25,
-    /// [`BriefForward`]: a [`Forward`] that does.
-    BriefForward = 26,
+macro_rules! numbered {
+    ($(#[$doc:meta])* $name:ident: $repr:ty { $( $(#[$variant_doc:meta])* $variant:ident = $number:literal, )* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[repr($repr)]
+        pub enum $name { $( $(#[$variant_doc])* $variant = $number, )* }
+        impl $name {
+            /// The value with this number.
+            #[must_use]
+            pub fn from_raw(raw: $repr) -> Option<$name> {
+                match raw { $( $number => Some($name::$variant), )* _ => None }
+            }
+            /// Every value, in order.
+            pub const ALL: &'static [$name] = &[ $( $name::$variant, )* ];
+        }
+    };
+}
+
+numbered! {
+    /// What kind of record follows a [`Header`].
+    Kind: u8 {
+        /// [`TimeBase`]: later records of this chunk count from here.
+        TimeBase = 1,
+        /// [`Call`]: a driver function, or a library function that wraps one.
+        Call = 2,
+        /// [`CallEnd`]: how the last [`Call`] of this thread marked [`Call::OPEN`] ended.
+        CallEnd = 3,
+        /// [`BlockAlloc`]: a framework handed out a block.
+        BlockAlloc = 4,
+        /// [`BlockFree`]: a framework took a block back.
+        BlockFree = 5,
+        /// [`BlockOom`]: a framework could not serve a request.
+        BlockOom = 6,
+        /// [`Wait`]: the framework allocator recorded or asked for a stream event.
+        Wait = 7,
+        /// A call stack: [`StackDef`], then its frames.
+        Stack = 8,
+        /// A Python code object: [`CodeDef`], then its texts.
+        Code = 9,
+        /// The name of an [`Call::api`]: a `u64` with the number, then the text.
+        Api = 10,
+        /// [`Device`], then its name.
+        Device = 11,
+        /// An address inside a module that carries a CUDA runtime: one `u64`.
+        Runtime = 12,
+        /// A fact about the process, in words for `doctor` and the report: text.
+        Note = 13,
+        /// [`Node`]: what of PyTorch's backward pass the thread is in from here on.
+        Node = 14,
+        /// The name of a [`Node::class`]: a `u64` with the number, then the text.
+        NodeClass = 15,
+        /// [`Forward`]: where an operation was called that can be undone.
+        Forward = 16,
+        /// [`Backward`]: the thread enters or leaves `backward()`.
+        Backward = 17,
+        /// [`TextDef`], then the bytes of a text that marks name.
+        Text = 18,
+        /// [`Mark`]: the program said where it is (NVTX).
+        Mark = 19,
+        /// [`NcclEnter`]: a call into NCCL begins.
+        NcclEnter = 20,
+        /// [`NcclExit`]: it has returned.
+        NcclExit = 21,
+        /// [`Communicator`], then its names.
+        Communicator = 22,
+        /// [`NcclTiming`]: what a call enqueued is done.
+        NcclTiming = 23,
+        /// [`BriefAlloc`]: a [`BlockAlloc`] that follows from what its chunk has said.
+        BriefAlloc = 24,
+        /// [`BriefFree`]: a [`BlockFree`] that does.
+        BriefFree = 25,
+        /// [`BriefForward`]: a [`Forward`] that does.
+        BriefForward = 26,
+    }
 }
 
 impl Kind {
@@ -76,42 +94,6 @@ impl Kind {
             TimeBase | CallEnd | Stack | Code | Api | Device | Runtime | Node | NodeClass | Forward
             | Text | Communicator | BriefForward => false,
         }
-    }
-
-    /// The kind with this number.
-    #[must_use]
-    pub fn from_u8(raw: u8) -> Option<Kind> {
-        use Kind::*;
-        [
-            TimeBase,
-            Call,
-            CallEnd,
-            BlockAlloc,
-            BlockFree,
-            BlockOom,
-            Wait,
-            Stack,
-            Code,
-            Api,
-            Device,
-            Runtime,
-            Note,
-            Node,
-            NodeClass,
-            Forward,
-            Backward,
-            Text,
-            Mark,
-            NcclEnter,
-            NcclExit,
-            Communicator,
-            NcclTiming,
-            BriefAlloc,
-            BriefFree,
-            BriefForward,
-        ]
-        .into_iter()
-        .find(|kind| *kind as u8 == raw)
     }
 }
 
@@ -164,6 +146,14 @@ impl Header {
 pub unsafe trait Payload: Copy {
     /// Its place in [`Kind`].
     const KIND: Kind;
+
+    /// The payload that words begin with, and the words behind it; none where there are too few.
+    #[must_use]
+    fn from_words(words: &[u64]) -> Option<(Self, &[u64])> {
+        let (own, rest) = words.split_at_checked(size_of::<Self>() / size_of::<u64>())?;
+        // SAFETY: these are as many bytes as the type has, and every bit pattern is a value of it.
+        Some((unsafe { own.as_ptr().cast::<Self>().read_unaligned() }, rest))
+    }
 }
 
 macro_rules! payloads {
@@ -632,24 +622,6 @@ impl Operation {
     }
 }
 
-macro_rules! numbered {
-    ($(#[$doc:meta])* $name:ident: $repr:ty { $( $(#[$variant_doc:meta])* $variant:ident = $number:literal, )* }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-        #[repr($repr)]
-        pub enum $name { $( $(#[$variant_doc])* $variant = $number, )* }
-        impl $name {
-            /// The value with this number.
-            #[must_use]
-            pub fn from_raw(raw: $repr) -> Option<$name> {
-                match raw { $( $number => Some($name::$variant), )* _ => None }
-            }
-            /// Every value, in order.
-            pub const ALL: &'static [$name] = &[ $( $name::$variant, )* ];
-        }
-    };
-}
-
 numbered! {
     /// What a [`Call`] did to memory, and which fields it filled.
     Action: u8 {
@@ -897,5 +869,33 @@ numbered! {
         DevCommCreate = 38,
         /// `ncclDevCommDestroy`.
         DevCommDestroy = 39,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use crate::ring::as_bytes;
+    use std::vec::Vec;
+
+    #[test]
+    fn a_payload_is_read_from_its_words_and_nothing_from_too_few() {
+        let wait = Wait { event: 7, stream: 9, action: 2, result: -600 };
+        let words: Vec<u64> = as_bytes(&wait)
+            .chunks_exact(8)
+            .map(|word| u64::from_ne_bytes(word.try_into().expect("eight bytes")))
+            .collect();
+        let behind: Vec<u64> = words.iter().copied().chain([3]).collect();
+        assert_eq!(Wait::from_words(&behind), Some((wait, &[3][..])));
+        assert_eq!(Wait::from_words(&words[..2]), None);
+    }
+
+    #[test]
+    fn kinds_have_the_numbers_that_they_are_read_by() {
+        for kind in Kind::ALL {
+            assert_eq!(Kind::from_raw(*kind as u8), Some(*kind));
+        }
+        assert_eq!(Kind::from_raw(0), None);
     }
 }

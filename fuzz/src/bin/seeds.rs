@@ -103,7 +103,7 @@ fn calls() -> std::io::Result<Vec<u8>> {
 
 /// Each kind of record, with as many words as the longest has, small numbers in them.
 fn rings(folder: &Path) {
-    for kind in (0..=u8::MAX).filter_map(Kind::from_u8) {
+    for kind in (0..=u8::MAX).filter_map(Kind::from_raw) {
         for n_words in [1u16, 2, 3, 5, 8, 16] {
             let mut records = Vec::new();
             for round in 0..2u64 {
