@@ -48,6 +48,7 @@ fmt: ## Format the sources
 
 bench: build ## Measure: ratios within one run, against the peer each names
 	cargo bench -p gputrace-tests --bench capture
+	cargo bench -p gputrace-stack-harness --bench unwinders
 	cargo bench -p gputrace-sim --bench simulator
 	cargo build --release -p gputrace-schemas --example training
 	python3 tests/scale.py $(RELEASE)

@@ -1,4 +1,4 @@
-//! Frame by frame against libgcc's `_Unwind_Backtrace`.
+//! Frame by frame against libgcc's `_Unwind_Backtrace`, and against the crate `backtrace`, which asks an unwinder in its own way.
 
 use crate::stack::{self, Captured};
 use core::ffi::{c_int, c_void};
@@ -21,6 +21,7 @@ pub struct Comparison {
     n_compared: u64,
     n_frames: u64,
     n_different: u64,
+    n_disagreements: u64,
     n_truncated: u64,
     n_marked: u64,
     first_difference: Option<String>,
@@ -48,7 +49,30 @@ fn reference() -> Vec<u64> {
     frames
 }
 
-/// Captures in both ways and adds to the totals.
+/// What the crate `backtrace` finds, outermost first. It looks for the call, so what returns there is a byte later, but for the
+/// frames that a signal interrupted.
+fn second_reference() -> Vec<u64> {
+    let mut frames = Vec::with_capacity(4096);
+    let push = |frame: &backtrace::Frame| {
+        frames.push(frame.ip() as u64);
+        true
+    };
+    // SAFETY: nothing is resolved, which is what needs one thread at a time.
+    unsafe { backtrace::trace_unsynchronized(push) };
+    while frames.last() == Some(&0) {
+        frames.pop();
+    }
+    frames.reverse();
+    frames
+}
+
+/// Whether both references found the same callers of this library.
+fn agree(first: &[u64], outermost_first: &[u64]) -> bool {
+    let mut pairs = first.iter().rev().zip(outermost_first);
+    first.len() <= outermost_first.len() && pairs.all(|(a, b)| a == b || *a == b + 1)
+}
+
+/// Captures in all ways and adds to the totals.
 #[inline(never)]
 pub fn compare() {
     let state = crate::harness_state();
@@ -56,7 +80,7 @@ pub fn compare() {
     let captured = unsafe { stack::capture(state, stack::NATIVE) };
     // SAFETY: as above.
     assert!(unsafe { &mut *state }.complete(), "a stack was taken for another one");
-    let reference = reference();
+    let (reference, second) = (reference(), second_reference());
     // SAFETY: as above.
     let ours: Vec<u64> =
         unsafe { &*state }.native_addresses().map(|word| word & !StackDef::INTERPRETER).collect();
@@ -82,6 +106,12 @@ pub fn compare() {
         total
             .first_marked
             .get_or_insert_with(|| format!("first marked: {:#x}\n    {}", captured.marks, list(&ours)));
+    }
+    if !is_truncated && !agree(theirs, &second) {
+        total.n_disagreements += 1;
+        total.first_difference.get_or_insert_with(|| {
+            format!("libgcc:\n    {}\n  backtrace, from the other end:\n    {}", list(theirs), list(&second))
+        });
     }
     if ours != theirs {
         total.n_different += 1;
@@ -174,16 +204,17 @@ unsafe extern "C" fn push_in_room(context: *mut c_void, room: *mut c_void) -> c_
 pub extern "C" fn harness_comparison() -> u64 {
     let total = TOTAL.lock().unwrap().take().unwrap_or_default();
     eprintln!(
-        "compared {} captures, {} distinct stacks, {} frames: {} different, {} truncated, {} with other marks",
+        "compared {} captures, {} distinct stacks, {} frames: {} different from libgcc, {} where the crate `backtrace` is, {} truncated, {} with other marks",
         total.n_compared,
         total.stacks.len(),
         total.n_frames,
         total.n_different,
+        total.n_disagreements,
         total.n_truncated,
         total.n_marked,
     );
     for text in [total.first_marked, total.first_difference].into_iter().flatten() {
         eprintln!("{text}");
     }
-    total.n_different
+    total.n_different + total.n_disagreements
 }
