@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use gputrace_schemas::reader::Trace;
@@ -65,6 +65,15 @@ fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("nccl").join(name)
 }
 
+/// The interpreter itself: what is called `python3` may be a script that looks for it each time.
+fn python() -> &'static Path {
+    static PYTHON: OnceLock<PathBuf> = OnceLock::new();
+    PYTHON.get_or_init(|| {
+        let output = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output();
+        PathBuf::from(String::from_utf8_lossy(&output.expect("python3 runs").stdout).trim())
+    })
+}
+
 fn list() -> Vec<Value> {
     let output = Command::new("python3").arg(source("scenarios/jobs.py")).arg("--list").output();
     let output = output.expect("python3 runs");
@@ -113,7 +122,7 @@ fn start(scenario: &Value, name: &str, traces: &Path, modules: &Path) -> Vec<Chi
     let start = |rank: u64| {
         let trace = traces.join(format!("rank{rank}.gtr"));
         let mut command = Command::new(built.join("gputrace"));
-        command.args(["record", "--ring-size", "2M", "-o"]).arg(trace).args(["--", "python3"]);
+        command.args(["record", "--ring-size", "2M", "-o"]).arg(trace).arg("--").arg(python());
         command.arg(source("scenarios/jobs.py")).arg(name);
         command
             .env("RANK", rank.to_string())
