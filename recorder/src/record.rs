@@ -177,6 +177,8 @@ struct Recorder<'a> {
     target: Target,
     /// It was seen to live: when it is gone, it ended just now.
     was_alive: bool,
+    /// The trace says how it ended.
+    has_told_end: bool,
     drain: Drain,
     timeline: Timeline,
     translator: Translator,
@@ -266,6 +268,7 @@ impl<'a> Recorder<'a> {
             n_devices: 0,
             astray: HashMap::new(),
             was_alive: !is_gone,
+            has_told_end: false,
             liveness,
             target,
         };
@@ -540,7 +543,7 @@ impl<'a> Recorder<'a> {
         // What has just been read is younger than the newest pair of clocks.
         self.timeline.close();
         self.tell_losses();
-        self.translator.note(self.now(), "process.end=exit".to_owned());
+        self.note_end("exit");
         self.emit(true);
         // An error that ends the program is answered before the shell shows its prompt.
         if let Some(answers) = &self.answers {
@@ -595,12 +598,22 @@ impl<'a> Recorder<'a> {
         self.symbolise(SYMBOLS_AFTER);
     }
 
-    /// When the process was killed. One that came to its exit has said so; one that became another program has not ended.
+    /// How the process ended, if nobody has said so. One that came to its exit where other threads run does not wait for us, and
+    /// may be gone when we look next. One that became another program has not ended.
     fn tell_end(&mut self) {
-        let state = self.header().process.value.load(Ordering::Acquire);
-        if self.was_alive && state != EXITING && self.liveness.is_gone() {
-            self.translator.note(self.now(), "process.end=killed".to_owned());
+        if !self.was_alive || self.has_told_end {
+            return;
         }
+        if self.header().process.value.load(Ordering::Acquire) == EXITING {
+            self.note_end("exit");
+        } else if self.liveness.is_gone() {
+            self.note_end("killed");
+        }
+    }
+
+    fn note_end(&mut self, how: &str) {
+        self.has_told_end = true;
+        self.translator.note(self.now(), format!("process.end={how}"));
     }
 
     fn symbolise(&mut self, budget: Duration) {

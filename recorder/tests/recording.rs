@@ -557,6 +557,30 @@ fn stacks_come_with_their_functions_and_lines() {
 }
 
 #[test]
+fn a_process_that_is_gone_right_after_it_came_to_its_exit_has_exited() {
+    for turn in 0..20 {
+        let folder = Folder::new("hurries");
+        let ring = folder.join("ring");
+        let mut child = Running(Command::new("sleep").arg("1000").spawn().unwrap());
+        let memory = Mapped::create(&ring, Map::bytes_for(16));
+        let map = memory.make_ring(16, child.0.id());
+        let options = options(&folder, "a.gtr");
+        let recording = std::thread::spawn(move || record(&ring, options).unwrap());
+        while map.header().recorder.value.load(Ordering::Acquire) != RECORDING {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // At various moments of the recorder's turn.
+        std::thread::sleep(Duration::from_micros(317 * turn));
+        map.header().process.value.store(EXITING, Ordering::Release);
+        child.0.kill().unwrap();
+        child.0.wait().unwrap();
+        let trace = Trace::open(&recording.join().unwrap().trace).unwrap();
+        let notes: Vec<_> = trace.events().map(|event| event.kind).collect();
+        assert_eq!(notes, [EventKind::Note("process.end=exit".to_owned())]);
+    }
+}
+
+#[test]
 fn what_other_threads_write_after_the_end_was_announced_follows() {
     let folder = Folder::new("late");
     let trace = recording(&folder, 16, |map| {
