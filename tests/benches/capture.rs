@@ -11,6 +11,7 @@ use gputrace_tests::recorded::{self, Folder};
 fn main() -> io::Result<()> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let fake = fake_cuda::library_dir();
+    let libraries = std::env::join_paths([fake, &fake_cuda::torch_dir()]).map_err(io::Error::other)?;
     let program = target.join("blocks");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/blocks.c");
     let compiled = Command::new("cc")
@@ -28,15 +29,14 @@ fn main() -> io::Result<()> {
         for (mode, best) in modes.iter().zip(&mut best) {
             let folder = Folder::new(target, "bench");
             let mut command = Command::new(&program);
-            command.env("LD_LIBRARY_PATH", fake);
+            command.env("LD_LIBRARY_PATH", &libraries);
             if let Some(mode) = mode {
                 recorded::preload(&mut command, &folder);
                 command.env("GPUTRACE_STACKS", mode);
             }
             let output = command.output()?;
             let text = String::from_utf8_lossy(&output.stdout);
-            let ns: f64 =
-                text.trim().parse().map_err(|_| io::Error::other(format!("blocks printed {text:?}")))?;
+            let ns: f64 = text.trim().parse().map_err(|_| io::Error::other(format!("blocks: {output:?}")))?;
             *best = best.min(ns);
         }
     }
