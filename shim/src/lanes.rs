@@ -91,7 +91,7 @@ impl Lane {
 
     fn all(&mut self) -> &mut ThreadState {
         // SAFETY: only this thread reaches its state, and `busy` lets it have one lane at a time.
-        unsafe { &mut *self.tls.state.get() }
+        unsafe { &mut *self.tls.state.get().cast::<ThreadState>() }
     }
 
     /// The thread's end of the ring, and the rest of its state.
@@ -231,7 +231,7 @@ fn attach_thread(tls: &Tls, map: Map) -> bool {
     state_ref.rest.definitions = session::generation() as u32 | 1;
     // SYNC: the producer is whole for whoever finishes what we leave.
     state_ref.generation.store(session::generation(), Ordering::Release);
-    tls.state.set(state);
+    tls.state.set(state.cast());
     tls.waits.set(0);
     tls.generation.set(session::generation());
     true
@@ -239,7 +239,7 @@ fn attach_thread(tls: &Tls, map: Map) -> bool {
 
 /// The line of an event of this thread that was torn away.
 fn left_line(tls: &Tls, me: Owner) -> Option<u32> {
-    let state = tls.state.get();
+    let state: *const ThreadState = tls.state.get().cast();
     if state.is_null() {
         return None;
     }

@@ -249,7 +249,7 @@ impl Draft {
         if self.gives_graph_memory() {
             crate::hooks::events::graph_memory();
         }
-        if crate::hooks::torch::in_allocate(tls) {
+        if tls.is_in_allocate() {
             self.call.flags |= Call::IN_ALLOCATE;
         }
         crate::nccl::threads::charge(&mut self.call, tls);

@@ -200,7 +200,7 @@ fn make(page: &Page) -> bool {
     STACKS.store(config::stacks() as u32, Ordering::Relaxed);
     STACKS_MIN_SIZE.store(config::STACKS_MIN_SIZE.number().unwrap_or(0), Ordering::Relaxed);
     crate::nccl::timing::configure();
-    let Ring { map, path, file, is_memory, identity } = match Ring::make() {
+    let Ring { map, path, file, is_memory, identity } = match Ring::make(clock()) {
         Ok(ring) => ring,
         Err(why) => {
             step_aside(page, why);

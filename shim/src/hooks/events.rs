@@ -43,7 +43,7 @@ pub(crate) fn recorded(run: impl FnOnce() -> i32, event: *mut c_void, stream: *m
 #[inline]
 pub(crate) fn queried(run: impl FnOnce() -> i32, event: *mut c_void) -> i32 {
     let result = run();
-    if torch::in_allocate(tls::here()) {
+    if tls::here().is_in_allocate() {
         send(event, WaitAction::Query, result);
     }
     result

@@ -12,7 +12,7 @@ use crate::kernel;
 use crate::probe::Start;
 use crate::session;
 use crate::sys::{self, KeepErrno};
-use crate::tls::{self, Tls};
+use crate::tls;
 use core::ffi::{CStr, c_int, c_void};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use gputrace_ring::record::{BlockAlloc, BlockFree, BlockOom, Kind, UNKNOWN, pack_device};
@@ -75,15 +75,6 @@ type ReportOom = unsafe extern "C" fn(i64, usize, usize, u16);
 #[inline]
 pub(crate) fn is_here() -> bool {
     STATE.load(Ordering::Relaxed) != ABSENT
-}
-
-/// Whether the calling thread is inside PyTorch's `allocate`.
-#[inline]
-pub(crate) fn in_allocate(tls: &Tls) -> bool {
-    let frame = tls.allocate_frame.get();
-    let here = 0_u8;
-    // A jump leaves the mark behind: only deeper frames can be inside.
-    frame != 0 && (&raw const here as usize) < frame
 }
 
 /// Puts our `allocate` into the allocator, if it is there and looks as expected.
@@ -324,7 +315,7 @@ fn block_allocated(addr: u64, bytes: u64, allocated: u64, reserved: u64, device:
     let tls = tls::here();
     tls.waits.set(0);
     let (mut requested, mut stream) = (UNKNOWN, UNKNOWN);
-    if in_allocate(tls) {
+    if tls.is_in_allocate() {
         requested = tls.requested.get();
         stream = current_stream(&mut lane.state().torch_stream, device);
     }
@@ -367,7 +358,7 @@ fn block_freed(addr: u64, bytes: u64, allocated: u64, reserved: u64, device: i8)
 #[cold]
 fn out_of_memory(bytes: u64, allocated: u64, reserved: u64, device: i8) {
     let tls = tls::here();
-    let requested = if in_allocate(tls) { tls.requested.get() } else { UNKNOWN };
+    let requested = if tls.is_in_allocate() { tls.requested.get() } else { UNKNOWN };
     // The exception that follows skips `leave_allocate`.
     tls.allocate_frame.set(0);
     let Some(mut lane) = session::lane(Start::IfNeeded) else { return };
