@@ -1,7 +1,7 @@
 //! The devices of a process, which are sent once the session lives: these are calls into the driver, in which anything
 //! may happen to a thread.
 
-use crate::hook::AUXILIARY;
+use crate::auxiliary::AUXILIARY;
 use crate::lanes::{Lane, lane};
 use crate::session::Start;
 use core::ffi::{CStr, c_char, c_int};

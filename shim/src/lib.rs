@@ -22,8 +22,10 @@
 #![no_std]
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)]
 
+mod auxiliary;
 mod bytes;
 mod callsite;
+mod captures;
 mod config;
 mod devices;
 mod elf;

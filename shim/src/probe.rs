@@ -3,8 +3,9 @@
 //! Memory given out is stamped after the real call, memory taken back before it: another thread may be handed the
 //! same address before this one has returned.
 
+use crate::auxiliary::AUXILIARY;
 use crate::callsite;
-use crate::hook::AUXILIARY;
+use crate::captures;
 use crate::hooks::code::{self, Told};
 use crate::mark;
 pub(crate) use crate::session::Start;
@@ -247,7 +248,7 @@ impl Draft {
             self.call.flags |= Call::CAPTURED;
         }
         if self.gives_graph_memory() {
-            crate::hooks::events::graph_memory();
+            captures::note_graph_memory();
         }
         if tls.is_in_allocate() {
             self.call.flags |= Call::IN_ALLOCATE;

@@ -8,7 +8,7 @@
 //! `pthread_cancel`, `longjmp` or otherwise, while the others wait for it.
 
 use crate::config::{self, Stacks};
-use crate::hook::HOOKS;
+use crate::hooks::HOOKS;
 pub(crate) use crate::lanes::{Lane, Rest, WAIT_SLOTS, lane};
 use crate::launch::{self, Outcome};
 use crate::ring_file::{self, Identity, Ring};

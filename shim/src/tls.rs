@@ -32,7 +32,7 @@ pub(crate) struct Tls {
     /// NCCL's open groups of this thread.
     pub(crate) group_depth: Cell<u32>,
     /// The call into NCCL that the thread is inside of; 0 none. What NCCL calls of itself meanwhile is its own business.
-    /// To be asked for by [`crate::nccl::call::inside`].
+    /// To be asked for by [`crate::nccl::threads::inside`].
     pub(crate) nccl_call: Cell<u64>,
     /// Where the mark of its hook lies. See [`crate::mark`].
     pub(crate) nccl_mark: Cell<usize>,

@@ -7,8 +7,8 @@
 
 use super::cuda_driver::{HOOKS, ROWS, Row};
 use super::{autograd, torch, unhooked};
+use crate::auxiliary::AUXILIARY;
 use crate::elf::{self, Object};
-use crate::hook::AUXILIARY;
 use crate::nccl::library;
 use crate::session::{self, Start};
 use crate::sys::{KeepErrno, Text};

@@ -1,11 +1,11 @@
 //! One call into NCCL: a record before it, a record after it.
 
+use super::Comm;
 use super::comms::{self, Slot};
+use super::threads::{self, Mark, inside};
 use super::timing::{self, Timing};
-use super::{Comm, threads};
 use crate::callsite;
-use crate::hooks::events;
-use crate::mark;
+use crate::captures;
 use crate::probe::Word;
 use crate::session::{self, Start};
 use crate::tls::{self, Tls};
@@ -64,25 +64,6 @@ pub(crate) fn around(
     let result = run();
     running.end(tls, result, || if is_done(result) { value() } else { 0 });
     result
-}
-
-/// No hook's frame has so many bytes beside its mark, nor one of `pthread_create` or of the driver down to its record.
-const ROOM: usize = 3072;
-
-/// The thread is inside of NCCL.
-pub(crate) type Mark = mark::Mark<ROOM>;
-
-/// The call into NCCL that whoever stands at `top` is inside of, see [`mark::Mark::top`]; 0 none. One that was left past its
-/// hook is over.
-#[inline]
-pub(crate) fn inside(tls: &Tls, top: usize) -> u64 {
-    let call = tls.nccl_call.get();
-    if call == 0 || Mark::is_around(tls, tls.nccl_mark.get(), top) {
-        return call;
-    }
-    tls.nccl_call.set(0);
-    threads::close(call);
-    0
 }
 
 /// A call that has begun.
@@ -289,7 +270,7 @@ impl Draft {
 
     /// Sends the record. From here on the thread is inside of NCCL.
     pub(crate) fn begin<'a>(mut self, start: Start, tls: &Tls, mark: &'a Mark) -> Running<'a> {
-        if events::is_captured(self.enter.stream) {
+        if captures::is_captured(self.enter.stream) {
             self.enter.marks |= NcclEnter::CAPTURED;
         }
         let at = session::now();

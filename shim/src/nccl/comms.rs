@@ -4,8 +4,9 @@
 //! communicator that does not block, has no address when the call returns: it is found when the group ends, or when an
 //! address is met that nobody knows.
 
-use super::call::{self, Draft, Mark, Place, is_done};
+use super::call::{self, Draft, Place, is_done};
 use super::config::Config;
+use super::threads::{Mark, inside};
 use super::{Comm, UniqueId, hash, library};
 use crate::probe::current_device;
 use crate::session::{self, Lane, Start};
@@ -373,7 +374,7 @@ pub(crate) fn init_rank(
 
 /// Whether the call comes from inside of NCCL, or nobody wants to know.
 fn is_inside(mark: &Mark) -> bool {
-    call::inside(tls::here(), mark.top()) != 0 || session::is_off()
+    inside(tls::here(), mark.top()) != 0 || session::is_off()
 }
 
 /// How often the process has used this id for this rank before. With NCCL_COMM_ID all ids are the same.
@@ -651,7 +652,7 @@ pub(crate) fn unique_id(run: impl FnOnce() -> i32, place: Place, parent: Comm, i
         if id.is_null() { [0; 2] } else { hash::of_unique_id(unsafe { &*id }) }
     };
     let (tls, mark) = (tls::here(), Mark::new());
-    if call::inside(tls, mark.top()) == 0 {
+    if inside(tls, mark.top()) == 0 {
         let fill = |draft: &mut Draft| draft.comm(parent);
         return call::around(Start::OnlyIfLive, place.row, NcclOp::UniqueId, run, fill, || hashes()[0]);
     }

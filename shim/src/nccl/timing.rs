@@ -14,10 +14,10 @@
 //! hour resolves no better than a quarter of one: so the event that is counted from moves on, once a second.
 
 use super::threads;
+use crate::auxiliary::AUXILIARY;
+use crate::captures;
 use crate::config;
 use crate::elf;
-use crate::hook::AUXILIARY;
-use crate::hooks::events;
 use crate::kernel;
 use crate::session::{self, Start};
 use crate::sys::{self, KeepErrno, Text};
@@ -418,7 +418,7 @@ impl Pair {
         if missing().next().is_none() {
             return Ok(());
         }
-        if events::captures_are_open() {
+        if captures::are_open() {
             return Err(NcclTimed::Capture);
         }
         let _current = Current::set(context)?;
@@ -647,7 +647,7 @@ fn look() -> u32 {
     INSIDE.store(1, Ordering::SeqCst);
     let mut left = 0;
     for (timeline, context) in CONTEXTS.iter().enumerate() {
-        let is_safe = CLOSED.load(Ordering::SeqCst) == 0 && !events::captures_are_open();
+        let is_safe = CLOSED.load(Ordering::SeqCst) == 0 && !captures::are_open();
         if is_safe && context.is(READY) {
             left += look_at(timeline as u32, context);
         }
