@@ -3,13 +3,13 @@
 //! Whose a line is, is written in this process's own memory ([`OWNERS`]) and asked of the kernel, never read from the
 //! shared file. A thread that comes first finishes what threads left that are gone.
 
-use crate::hooks::{autograd, nvtx, unload};
+use crate::hooks::{autograd, nvtx};
 use crate::sent::Sent;
 use crate::session::{self, Start};
 use crate::stack::ThreadStackState;
 use crate::sys::{self, KeepErrno};
 use crate::tls::{self, Tls};
-use crate::{callsite, devices, kernel};
+use crate::{callsite, closers, devices, kernel};
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering, compiler_fence};
@@ -116,7 +116,7 @@ impl Lane {
 
     /// While a thread seems to be inside of `dlclose`: asks whether it is.
     pub(crate) fn look_for_left_closers(&self) {
-        unload::look_for_left(self.tls, self.tls.busy.get());
+        closers::look_for_left(self.tls, self.tls.busy.get());
     }
 
     /// The process got new memory from the driver.

@@ -26,6 +26,7 @@ mod auxiliary;
 mod bytes;
 mod callsite;
 mod captures;
+mod closers;
 mod config;
 mod devices;
 mod elf;

@@ -9,7 +9,7 @@ use super::cuda_driver::{HOOKS, ROWS, Row};
 use super::{autograd, torch, unhooked};
 use crate::auxiliary::AUXILIARY;
 use crate::elf::{self, Object};
-use crate::nccl::library;
+use crate::nccl::{banks, library};
 use crate::session::{self, Start};
 use crate::sys::{KeepErrno, Text};
 use core::ffi::{CStr, c_char, c_void};
@@ -497,10 +497,10 @@ unsafe fn decide_nccl(
     if found == 0 {
         return PASS;
     }
-    if library::is_our_address(found) {
+    if banks::is_our_address(found) {
         // Our own export was found, in the program's global scope: it counts only if a library has the real one.
         // SAFETY: a C string, as above.
-        if library::is_anywhere(unsafe { CStr::from_ptr(name) }) {
+        if banks::is_anywhere(unsafe { CStr::from_ptr(name) }) {
             return PASS;
         }
         // SAFETY: the program's own name; asked from here, it means "after us", and fails.

@@ -34,7 +34,8 @@
 //! | `ncclResetDebugInit*` | opens NCCL's log anew |
 //! | `ncclSetEncryption` | sets how the network is encrypted |
 
-use crate::nccl::library::{self, BANKS, LINKED, LINKED_PROFILED};
+use crate::nccl::banks::{BANKS, LINKED, LINKED_PROFILED};
+use crate::nccl::library;
 use crate::nccl::{Comm, UniqueId, WaitSignal, call, comms};
 use crate::session::Start;
 use core::ffi::{CStr, c_void};

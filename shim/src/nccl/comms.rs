@@ -7,7 +7,7 @@
 use super::call::{self, Draft, Place, is_done};
 use super::config::Config;
 use super::threads::{Mark, inside};
-use super::{Comm, UniqueId, hash, library};
+use super::{Comm, UniqueId, banks, hash};
 use crate::probe::current_device;
 use crate::session::{self, Lane, Start};
 use crate::sys;
@@ -241,7 +241,7 @@ struct Creation {
 
 impl Creation {
     fn root(place: Place, op: NcclOp, config: *const c_void) -> Creation {
-        let version = library::version(place.bank);
+        let version = banks::version(place.bank);
         let device = current_device().into();
         let definition = Communicator { version, device, ..fresh(op as u16) };
         Creation { place, op, definition, config, parent: None }
@@ -249,7 +249,7 @@ impl Creation {
 
     fn child(place: Place, op: NcclOp, parent: Comm, config: *const c_void) -> Creation {
         let parent = of(parent);
-        let mut definition = Communicator { version: library::version(place.bank), ..fresh(op as u16) };
+        let mut definition = Communicator { version: banks::version(place.bank), ..fresh(op as u16) };
         if let Some(parent) = parent {
             definition.parent = parent.id();
             definition.ordinal = parent.children.fetch_add(1, Ordering::Relaxed) + 1;
@@ -315,7 +315,7 @@ impl Creation {
                 return 0;
             }
             if is_ready && definition.parent != 0 {
-                let number = |getter| library::number_of(bank, getter, handle).unwrap_or(-1);
+                let number = |getter| banks::number_of(bank, getter, handle).unwrap_or(-1);
                 definition.rank = number(c"ncclCommUserRank");
                 definition.n_ranks = number(c"ncclCommCount");
             }
@@ -407,7 +407,7 @@ pub(crate) fn init_all(
     let mut draft = Draft::new(place.row, NcclOp::CommInitAll, tls);
     draft.count(n_devices);
     let (call, n) = (draft.enter.call, n_devices.clamp(0, 64));
-    let version = library::version(place.bank);
+    let version = banks::version(place.bank);
     let first = COMMS.fetch_add(n as u32, Ordering::Relaxed) + 1;
     draft.enter.comm = first;
     let each = |rank: i32| {

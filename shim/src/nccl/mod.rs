@@ -8,6 +8,7 @@
 //!
 //! NCCL calls its own public functions; only the outermost call of a thread is the program's.
 
+pub(crate) mod banks;
 pub(crate) mod call;
 pub(crate) mod comms;
 pub(crate) mod config;
