@@ -3,23 +3,18 @@
 //! The id of a stack is its hash, so that threads need no common table; a thread remembers which ones it has sent. What
 //! another thread sent too is sent again, and the recorder drops the copy.
 
+use crate::backward;
 use crate::config::Stacks;
 use crate::elf;
-use crate::hooks::autograd;
 use crate::session::{self, Lane, Rest, Start};
 use crate::stack::objects::Closing;
 use crate::stack::{self, Captured, NATIVE, PYTHON};
 use crate::sys::Text;
+use crate::thread_state::CODE_BYTES;
 use core::ffi::{CStr, c_char, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
 use gputrace_ring::record::{CodeDef, Kind, StackDef};
 use gputrace_ring::ring::{Producer, Pushed, as_words_bytes};
-
-/// Words of frames that a definition can have: a record must fit into a chunk.
-const FRAME_WORDS: usize = stack::native::MAX_FRAMES + 2 * stack::python::MAX_FRAMES;
-const _: () = assert!(FRAME_WORDS * 8 + 64 < gputrace_ring::ring::MAX_RECORD);
-/// Bytes of a code object's texts.
-const CODE_BYTES: usize = 8 << 10;
 
 /// Who asks.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -30,12 +25,6 @@ pub(crate) enum Of {
     Block(u64),
     /// A call into NCCL: what the user asked for.
     Nccl,
-}
-
-/// Room for what is being sent.
-pub(crate) struct Scratch {
-    frames: [u64; FRAME_WORDS],
-    code: [u8; CODE_BYTES],
 }
 
 /// Prepares the process for captures.
@@ -134,7 +123,7 @@ pub(crate) fn capture(lane: &mut Lane, of: Of) -> u64 {
         (Stacks::None, Of::DriverCall) => NATIVE,
         (Stacks::None, Of::Block(_) | Of::Nccl) => return 0,
     };
-    if !autograd::tell_node(lane) {
+    if !backward::tell_node(lane) {
         return 0;
     }
     match capture_frames(lane, want) {

@@ -3,24 +3,19 @@
 //! Whose a line is, is written in this process's own memory ([`OWNERS`]) and asked of the kernel, never read from the
 //! shared file. A thread that comes first finishes what threads left that are gone.
 
-use crate::hooks::{autograd, nvtx};
-use crate::sent::Sent;
+use crate::hooks::nvtx;
 use crate::session::{self, Start};
-use crate::stack::ThreadStackState;
 use crate::sys::{self, KeepErrno};
+use crate::thread_state::Rest;
 use crate::tls::{self, Tls};
-use crate::{callsite, closers, devices, kernel};
+use crate::{closers, devices, kernel};
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering, compiler_fence};
 use gputrace_ring::map::{self, Map};
 use gputrace_ring::owners::{Owner, Owners};
-use gputrace_ring::record::{Node, Wait};
 use gputrace_ring::ring::{Producer, Wish};
 
-/// Stream events a thread can record between two events of PyTorch's allocator: one for every stream a block was
-/// used on.
-pub(crate) const WAIT_SLOTS: usize = 32;
 /// Lines that a thread looks at when it comes, for what others left that are gone.
 const LOOKED_AT: u32 = 4;
 /// Nanoseconds between two searches for chunks of threads that are gone, while the ring is full.
@@ -42,34 +37,6 @@ pub(crate) struct ThreadState {
     line: u32,
     producer: MaybeUninit<Producer>,
     rest: Rest,
-}
-
-/// What [`ThreadState`] has beside the producer.
-pub(crate) struct Rest {
-    /// Stream events recorded since the last PyTorch event; `Tls::waits` says how many.
-    pub(crate) waits: [Wait; WAIT_SLOTS],
-    /// `c10::StreamId` seen last, and its `cudaStream_t`.
-    pub(crate) torch_stream: (i64, u64),
-    /// What the recorder knows of the thread's place in PyTorch's backward pass.
-    pub(crate) node: Node,
-    /// Where the thread stands if it calls `backward()`.
-    pub(crate) backward: autograd::BackwardCall,
-    /// Classes of operations of the backward pass whose names were sent.
-    pub(crate) node_classes: Sent<{ autograd::SENT_CLASSES }>,
-    /// PyTorch's number of the thread; 0 not asked yet.
-    pub(crate) torch_thread: u64,
-    /// What NCCL's open group will launch.
-    pub(crate) noted: crate::nccl::timing::Noted,
-    /// What the calls of NCCL's open group have counted.
-    pub(crate) grouped: crate::nccl::call::Grouped,
-    /// What the unwinders keep.
-    pub(crate) stack: ThreadStackState,
-    /// Names of marks that were sent.
-    pub(crate) texts: Sent<{ nvtx::SENT_SLOTS }>,
-    /// Room for a definition that is being sent.
-    pub(crate) scratch: callsite::Scratch,
-    /// Changes when stacks and code objects must be sent again.
-    pub(crate) definitions: u32,
 }
 
 /// The right to write records for the calling thread, until dropped.

@@ -23,6 +23,7 @@
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)]
 
 mod auxiliary;
+mod backward;
 mod bytes;
 mod callsite;
 mod captures;
@@ -44,6 +45,7 @@ mod sent;
 mod session;
 mod stack;
 mod sys;
+mod thread_state;
 mod tls;
 
 /// Never called: nothing here panics, and the linker keeps this only because the language asks for it.

@@ -9,10 +9,11 @@
 
 use crate::config::{self, Stacks};
 use crate::hooks::HOOKS;
-pub(crate) use crate::lanes::{Lane, Rest, WAIT_SLOTS, lane};
+pub(crate) use crate::lanes::{Lane, lane};
 use crate::launch::{self, Outcome};
 use crate::ring_file::{self, Identity, Ring};
 use crate::sys::{self, KeepErrno, Text, say};
+pub(crate) use crate::thread_state::{Rest, WAIT_SLOTS};
 use crate::{callsite, devices, environment, kernel, lanes};
 use core::cell::UnsafeCell;
 use core::ffi::{c_char, c_int};

@@ -6,8 +6,9 @@
 //! mistaken for another.
 
 use super::cuda_driver::{HOOKS, ROWS, Row};
-use super::{autograd, torch, unhooked};
+use super::{torch, unhooked};
 use crate::auxiliary::AUXILIARY;
+use crate::backward;
 use crate::elf::{self, Object};
 use crate::nccl::{banks, library};
 use crate::session::{self, Start};
@@ -696,7 +697,7 @@ pub(crate) fn describe(producer: &mut Producer) {
         }
     }
     torch::describe(producer);
-    autograd::describe(producer);
+    backward::describe(producer);
     unhooked::describe(producer);
     describe_bypasses(producer);
 }

@@ -434,9 +434,6 @@ fn send(lane: &mut Lane, action: MarkAction, domain: *mut c_void, said: &Said, r
     lane.producer().push(at, 0, &mark);
 }
 
-/// How many texts a thread remembers to have sent; what falls out is sent again.
-pub(crate) const SENT_SLOTS: usize = 256;
-
 /// Sends the text, unless the thread has just done so; 0 for none.
 fn text_id(lane: &mut Lane, text: &[u8]) -> u64 {
     if text.is_empty() {

@@ -5,7 +5,7 @@
 //! totals, but not what was asked for: that passes through the third slot of the allocator's vtable, `allocate`, just
 //! before, on the same thread. The vtable is not changed: the object gets a copy of it in which that slot is ours.
 
-use super::autograd;
+use crate::backward;
 use crate::callsite;
 use crate::elf;
 use crate::kernel;
@@ -84,7 +84,7 @@ pub(crate) fn look() {
         return;
     }
     let _errno = KeepErrno::new();
-    autograd::look();
+    backward::look();
     let Some(library) = elf::by_soname(c"libc10_cuda.so") else { return };
     STATE.fetch_max(REPORTS, Ordering::Relaxed);
     if let Some(address) = library.symbol(CURRENT_STREAM) {

@@ -20,9 +20,6 @@ const SEVERAL: u32 = u32::MAX;
 /// `ncclSuccess` and `ncclInProgress`, nccl.h.
 const SUCCESS: i32 = 0;
 const IN_PROGRESS: i32 = 7;
-/// Calls of one group whose numbers can be given back when it is only simulated.
-pub(crate) const MOST_GROUPED: usize = 1024;
-
 static CALLS: AtomicU64 = AtomicU64::new(0);
 static GROUPS: AtomicU32 = AtomicU32::new(0);
 
@@ -131,30 +128,6 @@ fn close_group(tls: &Tls, op: NcclOp, result: i32) {
     if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
         let simulated = op == NcclOp::GroupSimulateEnd && result == SUCCESS;
         lane.state().grouped.close(simulated);
-    }
-}
-
-/// Numbers that the calls of an open group took.
-pub(crate) struct Grouped {
-    n: usize,
-    counters: [Option<&'static AtomicU64>; MOST_GROUPED],
-}
-
-impl Grouped {
-    fn push(&mut self, counter: &'static AtomicU64) {
-        if let Some(slot) = self.counters.get_mut(self.n) {
-            *slot = Some(counter);
-            self.n += 1;
-        }
-    }
-
-    fn close(&mut self, simulated: bool) {
-        if simulated {
-            for counter in self.counters.iter().take(self.n).flatten() {
-                counter.fetch_sub(1, Ordering::Relaxed);
-            }
-        }
-        self.n = 0;
     }
 }
 

@@ -12,8 +12,10 @@ pub(crate) mod banks;
 pub(crate) mod call;
 pub(crate) mod comms;
 pub(crate) mod config;
+pub(crate) mod grouped;
 pub(crate) mod hash;
 pub(crate) mod library;
+pub(crate) mod noted;
 pub(crate) mod threads;
 pub(crate) mod timing;
 

@@ -13,6 +13,7 @@
 //! Positions count from an event of the same context. The driver gives times as a `float` of milliseconds, which over an
 //! hour resolves no better than a quarter of one: so the event that is counted from moves on, once a second.
 
+use super::noted::{MOST_NOTED, Taken};
 use super::threads;
 use crate::auxiliary::AUXILIARY;
 use crate::captures;
@@ -33,8 +34,6 @@ const MOST_CONTEXTS: usize = 16;
 /// Pairs of events of a context: launches that wait for the GPU at one time.
 const PAIRS: usize = 1024;
 const WORDS: usize = PAIRS / 64;
-/// Communicators and streams of one group.
-const MOST_NOTED: usize = 64;
 /// How often results are looked for, nanoseconds.
 const PAUSE: u32 = 10_000_000;
 /// How long results are waited for when the process ends, and how long for the thread that looks, milliseconds.
@@ -93,19 +92,6 @@ struct Pair {
     call: AtomicU64,
     stream: AtomicU64,
     comm: AtomicU32,
-}
-
-/// A pair in a thread's hands: never 0, so that all zeros are no pair where a thread keeps them.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-pub(crate) struct Taken(NonZeroU32);
-
-/// What the thread's open group will launch.
-pub(crate) struct Noted {
-    n: usize,
-    is_full: bool,
-    places: [(u32, u64); MOST_NOTED],
-    taken: [Option<Taken>; MOST_NOTED],
 }
 
 /// What is done about a call.
