@@ -3,12 +3,11 @@
 //! Whose a line is, is written in this process's own memory ([`OWNERS`]) and asked of the kernel, never read from the
 //! shared file. A thread that comes first finishes what threads left that are gone.
 
-use crate::hooks::nvtx;
 use crate::session::{self, Start};
 use crate::sys::{self, KeepErrno};
 use crate::thread_state::Rest;
 use crate::tls::{self, Tls};
-use crate::{closers, devices, kernel};
+use crate::{closers, devices, kernel, nvtx};
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering, compiler_fence};
@@ -165,7 +164,8 @@ fn attach(tls: &'static Tls, start: Start) -> Option<Lane> {
     if is_first {
         devices::describe(&mut lane);
     }
-    nvtx::catch_up(&mut lane);
+    let (producer, rest) = lane.parts();
+    nvtx::catch_up(producer, &mut rest.texts);
     Some(lane)
 }
 

@@ -39,6 +39,7 @@ mod lanes;
 mod launch;
 mod mark;
 mod nccl;
+mod nvtx;
 mod probe;
 mod ring_file;
 mod sent;
