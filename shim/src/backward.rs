@@ -4,7 +4,8 @@
 
 use crate::elf;
 use crate::kernel;
-use crate::session::{self, Lane, Start};
+use crate::lanes::{self, Lane};
+use crate::session::Start;
 use crate::sys::KeepErrno;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -108,7 +109,7 @@ pub(crate) fn look() {
 
 fn change(from: u32, to: u32) {
     if STATE.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        && let Some(mut lane) = session::lane(Start::OnlyIfLive)
+        && let Some(mut lane) = lanes::lane(Start::OnlyIfLive)
     {
         describe(lane.producer());
     }

@@ -406,3 +406,21 @@ impl Object {
 fn gnu_hash(name: &[u8]) -> u32 {
     name.iter().fold(5381, |hash: u32, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)))
 }
+
+/// Address of the first object's symbol of this name; null if there is none.
+///
+/// # Safety
+/// The name is a C string.
+pub(crate) unsafe extern "C" fn lookup(name: *const core::ffi::c_char) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    let name = unsafe { CStr::from_ptr(name) };
+    let mut found = core::ptr::null_mut();
+    find(|object| match object.symbol(name) {
+        Some(address) => {
+            found = address as *mut c_void;
+            true
+        }
+        None => false,
+    });
+    found
+}

@@ -95,11 +95,11 @@ macro_rules! hooks {
         }
     };
     (@acquire $name:ident, $run:ident, $action:ident, { $($field:ident: $value:expr),* } $(, out { $($out_field:ident: $out_value:expr),* })?) => {
-        $crate::probe::acquire($crate::probe::Start::IfNeeded, Row::$name as u16, Action::$action, $run,
+        $crate::probe::acquire($crate::session::Start::IfNeeded, Row::$name as u16, Action::$action, $run,
             hooks!(@fill { $($field: $value),* } $(, out { $($out_field: $out_value),* })?))
     };
     (@observe $name:ident, $run:ident, $action:ident, { $($field:ident: $value:expr),* } $(, out { $($out_field:ident: $out_value:expr),* })?) => {
-        $crate::probe::acquire($crate::probe::Start::OnlyIfLive, Row::$name as u16, Action::$action, $run,
+        $crate::probe::acquire($crate::session::Start::OnlyIfLive, Row::$name as u16, Action::$action, $run,
             hooks!(@fill { $($field: $value),* } $(, out { $($out_field: $out_value),* })?))
     };
     (@release $name:ident, $run:ident, $action:ident, { $($field:ident: $value:expr),* }) => {

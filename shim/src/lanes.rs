@@ -150,7 +150,7 @@ fn was_torn_away(tls: &Tls, sp: usize) -> bool {
 fn attach(tls: &'static Tls, start: Start) -> Option<Lane> {
     let _errno = KeepErrno::new();
     let is_first = !session::is_live();
-    let has_session = !is_first || (start == Start::IfNeeded && session::begin());
+    let has_session = !is_first || (start == Start::IfNeeded && session::begin(describe_process));
     let Some(map) = session::map().filter(|_| has_session) else {
         tls.busy.set(0);
         return None;
@@ -162,20 +162,20 @@ fn attach(tls: &'static Tls, start: Start) -> Option<Lane> {
     }
     let mut lane = Lane { tls };
     if is_first {
-        devices::describe(&mut lane);
+        devices::describe(lane.producer());
     }
     let (producer, rest) = lane.parts();
     nvtx::catch_up(producer, &mut rest.texts);
     Some(lane)
 }
 
-/// Has `describe` write to a line of its own before there is a session of this generation: the starting thread's own line
+/// Describes the process on a line of its own before there is a session of this generation: the starting thread's own line
 /// comes with its first event.
-pub(crate) fn describe_process(map: Map, generation: u64, describe: impl FnOnce(&mut Producer)) {
+fn describe_process(map: Map, generation: u64) {
     let me = Owner { session: generation as u32, tid: kernel::thread_id() };
     if let Some(line) = OWNERS.take(me, |_| true) {
         let mut producer = Producer::new(map, line, me.tid);
-        describe(&mut producer);
+        crate::describe(&mut producer);
         producer.complete();
         OWNERS.give_back(line);
     }

@@ -7,9 +7,9 @@ use crate::auxiliary::AUXILIARY;
 use crate::callsite;
 use crate::captures;
 use crate::hooks::code::{self, Told};
+use crate::lanes::{self, Lane};
 use crate::mark;
-pub(crate) use crate::session::Start;
-use crate::session::{self, Lane};
+use crate::session::{self, Start};
 use crate::tls;
 use core::ffi::c_int;
 use gputrace_ring::record::{Action, Call, CallEnd};
@@ -51,7 +51,7 @@ pub(crate) fn acquire(
         return result;
     }
     let end = session::now();
-    let Some(mut lane) = session::lane(start) else { return result };
+    let Some(mut lane) = lanes::lane(start) else { return result };
     draft.call.result = result;
     draft.call.duration = u32::try_from(end.0.saturating_sub(begin.0)).unwrap_or(u32::MAX);
     if result == 0 && makes_mappings(action) {
@@ -74,7 +74,7 @@ pub(crate) fn release(
 ) -> i32 {
     let mark = Mark::new();
     let Some(inside) = enter(&mark) else { return run() };
-    let Some(mut lane) = session::lane(Start::OnlyIfLive) else { return run() };
+    let Some(mut lane) = lanes::lane(Start::OnlyIfLive) else { return run() };
     let mut draft = Draft::new(row, action);
     fill(&mut draft, true);
     // Freeing null is legal, and a common way to make a context.
@@ -92,7 +92,7 @@ pub(crate) fn release(
     let result = run();
     drop(inside);
     code::note(action);
-    if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
+    if let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
         let end = session::now();
         let duration = end.0.saturating_sub(begin.0);
         lane.producer().push(end, 0, &CallEnd { api: row, reserved: 0, result, addr: key, duration });

@@ -11,7 +11,8 @@ use crate::callsite;
 use crate::config::Stacks;
 use crate::elf;
 use crate::kernel;
-use crate::session::{self, Lane, Start};
+use crate::lanes::{self, Lane};
+use crate::session::{self, Start};
 use crate::sys::{self, KeepErrno};
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -58,7 +59,7 @@ fn tell_forward(sequence: u64) {
     if !backward::is_seen() {
         return;
     }
-    let Some(mut lane) = session::lane(Start::OnlyIfLive) else { return };
+    let Some(mut lane) = lanes::lane(Start::OnlyIfLive) else { return };
     let stack = callsite::capture_program(&mut lane);
     let thread = backward::thread_number(&mut lane);
     let operation = Operation { thread, sequence: Some(sequence) }.encode();
@@ -168,7 +169,7 @@ extern "C" fn leave_backward(frame: usize) {
 #[cfg(target_arch = "x86_64")]
 fn backward_lane() -> Option<Lane> {
     let is_told = backward::is_seen() && session::is_live();
-    if is_told { session::lane(Start::OnlyIfLive) } else { None }
+    if is_told { lanes::lane(Start::OnlyIfLive) } else { None }
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -9,8 +9,10 @@
 use super::structs::{self, GraphNode};
 use super::torch;
 use crate::captures;
-use crate::probe::{self, Start};
-use crate::session::{self, WAIT_SLOTS};
+use crate::lanes;
+use crate::probe;
+use crate::session::{self, Start};
+use crate::thread_state::WAIT_SLOTS;
 use crate::tls;
 use core::ffi::c_void;
 use gputrace_ring::record::{Action, Wait, WaitAction};
@@ -22,7 +24,7 @@ pub(crate) fn recorded(run: impl FnOnce() -> i32, event: *mut c_void, stream: *m
     // Only threads that made PyTorch events have somewhere to note it.
     if result == 0
         && torch::is_here()
-        && let Some(mut lane) = session::lane(Start::OnlyIfLive)
+        && let Some(mut lane) = lanes::lane(Start::OnlyIfLive)
     {
         let tls = tls::here();
         let n = tls.waits.get() as usize;
@@ -59,7 +61,7 @@ pub(crate) fn synchronised(run: impl FnOnce() -> i32, event: *mut c_void) -> i32
 }
 
 fn send(event: *mut c_void, action: WaitAction, result: i32) {
-    if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
+    if let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
         let at = session::now();
         let wait = Wait { event: event as u64, stream: 0, action: action as u32, result };
         lane.producer().push(at, 0, &wait);

@@ -10,6 +10,7 @@ use super::{torch, unhooked};
 use crate::auxiliary::AUXILIARY;
 use crate::backward;
 use crate::elf::{self, Object};
+use crate::lanes;
 use crate::nccl::{banks, library};
 use crate::session::{self, Start};
 use crate::sys::{KeepErrno, Text};
@@ -206,7 +207,7 @@ pub(crate) fn note_unloaded() {
     INTERPOSED.store(false, Ordering::Relaxed);
     INDEXED.store(false, Ordering::Release);
     super::code::forget();
-    if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
+    if let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
         let producer = lane.producer();
         let at = producer.now();
         let text = b"driver.unloaded=libcuda.so.1 was unloaded by the program: what was not given back until here went with it";
@@ -646,7 +647,7 @@ fn runtime_began() {
             break;
         }
     }
-    if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
+    if let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
         let at = session::now();
         lane.producer().push_raw(at, Kind::Runtime, &[&(caller as u64).to_ne_bytes()]);
     }

@@ -7,6 +7,7 @@
 //!
 //! Marks come long before there is a session, which they do not begin: see [`crate::nvtx`].
 
+use crate::lanes;
 use crate::nvtx::{self, MOST_TEXT, Said, keep};
 use crate::session::{self, Start};
 use crate::tls;
@@ -310,7 +311,7 @@ fn pop(domain: *mut c_void) -> c_int {
 
 /// Records it, or keeps in mind which ranges are open for a session that may come.
 fn happened(action: MarkAction, domain: *mut c_void, said: Said, range: u64) {
-    match session::lane(Start::OnlyIfLive) {
+    match lanes::lane(Start::OnlyIfLive) {
         Some(mut lane) => {
             let (producer, rest) = lane.parts();
             nvtx::send(producer, &mut rest.texts, action, domain, &said, range);

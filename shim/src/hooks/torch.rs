@@ -9,9 +9,10 @@ use crate::backward;
 use crate::callsite;
 use crate::elf;
 use crate::kernel;
-use crate::probe::Start;
-use crate::session;
+use crate::lanes;
+use crate::session::{self, Start};
 use crate::sys::{self, KeepErrno};
+use crate::thread_state::WAIT_SLOTS;
 use crate::tls;
 use core::ffi::{CStr, c_int, c_void};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -142,7 +143,7 @@ pub(crate) fn look() {
     let ours = unsafe { copy.add(VTABLE_PREFIX) } as usize;
     if vtable_word.compare_exchange(vtable, ours, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
         STATE.store(REQUESTS, Ordering::Relaxed);
-        if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
+        if let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
             describe(lane.producer());
         }
     }
@@ -311,7 +312,7 @@ fn block_allocated(addr: u64, bytes: u64, allocated: u64, reserved: u64, device:
         STATE.fetch_max(REPORTS, Ordering::Relaxed);
         look();
     }
-    let Some(mut lane) = session::lane(Start::OnlyIfLive) else { return };
+    let Some(mut lane) = lanes::lane(Start::OnlyIfLive) else { return };
     let tls = tls::here();
     tls.waits.set(0);
     let (mut requested, mut stream) = (UNKNOWN, UNKNOWN);
@@ -335,14 +336,14 @@ fn block_allocated(addr: u64, bytes: u64, allocated: u64, reserved: u64, device:
 
 #[inline]
 fn block_freed(addr: u64, bytes: u64, allocated: u64, reserved: u64, device: i8) {
-    let Some(mut lane) = session::lane(Start::OnlyIfLive) else { return };
+    let Some(mut lane) = lanes::lane(Start::OnlyIfLive) else { return };
     let tls = tls::here();
     let waits = tls.waits.replace(0) as usize;
     if waits != 0 {
         let at = session::now();
         // Slots are reused in a circle: at most all of them, the oldest first.
-        for i in waits.saturating_sub(session::WAIT_SLOTS)..waits {
-            let wait = lane.state().waits.get(i % session::WAIT_SLOTS).copied().unwrap_or_default();
+        for i in waits.saturating_sub(WAIT_SLOTS)..waits {
+            let wait = lane.state().waits.get(i % WAIT_SLOTS).copied().unwrap_or_default();
             lane.producer().push(at, 0, &wait);
         }
     }
@@ -361,7 +362,7 @@ fn out_of_memory(bytes: u64, allocated: u64, reserved: u64, device: i8) {
     let requested = if tls.is_in_allocate() { tls.requested.get() } else { UNKNOWN };
     // The exception that follows skips `leave_allocate`.
     tls.allocate_frame.set(0);
-    let Some(mut lane) = session::lane(Start::IfNeeded) else { return };
+    let Some(mut lane) = lanes::lane(Start::IfNeeded) else { return };
     let stack = callsite::capture(&mut lane, callsite::Of::Block(bytes));
     let at = session::now();
     let record = BlockOom { device_bytes: pack_device(device, bytes), requested, allocated, reserved, stack };

@@ -6,6 +6,7 @@ use super::threads::{self, Mark, inside};
 use super::timing::{self, Timing};
 use crate::callsite;
 use crate::captures;
+use crate::lanes;
 use crate::probe::Word;
 use crate::session::{self, Start};
 use crate::tls::{self, Tls};
@@ -85,7 +86,7 @@ impl Running<'_> {
         tls.nccl_call.set(0);
         self.mark.take_away();
         after(tls, self.op, result, self.counter);
-        if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
+        if let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
             let duration = end.0.saturating_sub(self.began.0);
             let exit = NcclExit { call: self.call, value, duration, result, timed: timed as u32 };
             lane.producer().push(end, 0, &exit);
@@ -115,7 +116,7 @@ fn after(tls: &Tls, op: NcclOp, result: i32, counter: Option<&'static AtomicU64>
     if !is_done(result) {
         counter.fetch_sub(1, Ordering::Relaxed);
     } else if tls.group.get() != 0
-        && let Some(mut lane) = session::lane(Start::OnlyIfLive)
+        && let Some(mut lane) = lanes::lane(Start::OnlyIfLive)
     {
         lane.state().grouped.push(counter);
     }
@@ -125,7 +126,7 @@ fn close_group(tls: &Tls, op: NcclOp, result: i32) {
     tls.group.set(0);
     tls.group_comm.set(0);
     comms::resolve_grouped(result);
-    if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
+    if let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
         let simulated = op == NcclOp::GroupSimulateEnd && result == SUCCESS;
         lane.state().grouped.close(simulated);
     }
@@ -247,7 +248,7 @@ impl Draft {
             self.enter.marks |= NcclEnter::CAPTURED;
         }
         let at = session::now();
-        if let Some(mut lane) = session::lane(start) {
+        if let Some(mut lane) = lanes::lane(start) {
             self.enter.stack = callsite::capture(&mut lane, callsite::Of::Nccl);
             lane.producer().push(at, 0, &self.enter);
         }

@@ -8,10 +8,10 @@ use super::call::{self, Draft, Place, is_done};
 use super::config::Config;
 use super::threads::{Mark, inside};
 use super::{Comm, UniqueId, banks, hash};
+use crate::lanes::{self, Lane};
 use crate::probe::current_device;
-use crate::session::{self, Lane, Start};
-use crate::sys;
-use crate::tls;
+use crate::session::{self, Start};
+use crate::{devices, sys, tls};
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -207,7 +207,7 @@ fn fresh(origin: u16) -> Communicator {
 
 /// Sends a definition.
 fn define(definition: &Communicator, config: &Config, start: Start) {
-    if let Some(mut lane) = session::lane(start) {
+    if let Some(mut lane) = lanes::lane(start) {
         send(&mut lane, definition, config);
     }
 }
@@ -322,7 +322,7 @@ impl Creation {
             definition.handle = handle as u64;
             handle as u64
         });
-        crate::devices::describe_late();
+        describe_devices();
         self.settle(result, out, &config, in_group);
         result
     }
@@ -373,6 +373,15 @@ pub(crate) fn init_rank(
 }
 
 /// Whether the call comes from inside of NCCL, or nobody wants to know.
+/// Sends the devices if the session began before the driver was ready: NCCL makes it so while it makes a communicator.
+fn describe_devices() {
+    if !devices::are_known()
+        && let Some(mut lane) = lanes::lane(Start::OnlyIfLive)
+    {
+        devices::describe(lane.producer());
+    }
+}
+
 fn is_inside(mark: &Mark) -> bool {
     inside(tls::here(), mark.top()) != 0 || session::is_off()
 }
@@ -431,7 +440,7 @@ pub(crate) fn init_all(
     let running = draft.begin(Start::IfNeeded, tls, &mark);
     let result = run();
     running.end(tls, result, || 0);
-    crate::devices::describe_late();
+    describe_devices();
     // NCCL has made the id itself, by the public function.
     let hashes = [tls.nested_id[0].get(), tls.nested_id[1].get()];
     for rank in 0..if result == SUCCESS && !out.is_null() { n } else { 0 } {
