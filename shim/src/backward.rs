@@ -5,6 +5,7 @@
 use crate::elf;
 use crate::kernel;
 use crate::lanes::{self, Lane};
+use crate::remembered;
 use crate::session::Start;
 use crate::sys::KeepErrno;
 use core::ffi::CStr;
@@ -137,15 +138,8 @@ pub(crate) fn enter(lane: &mut Lane, frame: usize) {
 /// To be called after objects were unloaded: forgets PyTorch's library if it went, and with it these functions.
 #[cold]
 pub(crate) fn note_unloaded(reals: &[&AtomicUsize]) {
-    let slots = || reals.iter().copied().chain([&GET_THREAD_NUMBER, &GET_CURRENT_NODE]);
-    let is_gone = |slot: &AtomicUsize| {
-        let address = slot.load(Ordering::Relaxed);
-        address != 0 && elf::by_address(address).is_none()
-    };
-    if slots().any(is_gone) {
-        for slot in slots() {
-            slot.store(0, Ordering::Relaxed);
-        }
+    let all = reals.iter().copied().chain([&GET_THREAD_NUMBER, &GET_CURRENT_NODE]);
+    if remembered::forget_if_gone(all) {
         STATE.store(ABSENT, Ordering::Relaxed);
     }
 }

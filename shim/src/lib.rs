@@ -52,6 +52,7 @@ mod nccl;
 mod nvtx;
 mod probe;
 mod process;
+mod remembered;
 mod ring_file;
 mod sent;
 mod session;

@@ -194,14 +194,13 @@ fn real(slot: &AtomicUsize, names: &[&CStr]) -> usize {
 fn find_real(slot: &AtomicUsize, names: &[&CStr]) -> usize {
     let _errno = KeepErrno::new();
     backward::look();
-    let ours = find_real as *const () as usize;
     let mut found = elf::by_soname(c"libtorch_cpu.so")
         .and_then(|library| names.iter().find_map(|name| library.symbol(name)));
     if found.is_none() {
         // A build that calls its library otherwise.
         elf::find(|object| {
             let symbol = || names.iter().find_map(|name| object.symbol(name));
-            found = if object.contains(ours) { None } else { symbol() };
+            found = if object.is_ours() { None } else { symbol() };
             found.is_some()
         });
     }

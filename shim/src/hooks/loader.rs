@@ -102,7 +102,7 @@ pub(crate) fn find_real_dlsym() {
         if is_behind && dlvsym.is_none() {
             dlvsym = object.symbol(c"dlvsym");
         }
-        is_behind |= object.contains(find_real_dlsym as *const () as usize);
+        is_behind |= object.is_ours();
         false
     });
     // What comes later is loaded by the program itself, and is in nobody's way.
@@ -257,7 +257,7 @@ fn index_interposers(driver: &Object) {
                 }
             }
         }
-        is_behind |= object.contains(index_interposers as *const () as usize);
+        is_behind |= object.is_ours();
         false
     });
 }
@@ -519,7 +519,7 @@ fn is_next_after(caller: usize) -> bool {
     let (mut is_behind, mut is_next) = (false, false);
     elf::find(|object| {
         if is_behind && object.symbol(c"dlsym").is_some() {
-            is_next = object.contains(is_next_after as *const () as usize);
+            is_next = object.is_ours();
             return true;
         }
         is_behind |= object.contains(caller);
@@ -666,7 +666,7 @@ pub(crate) fn initialised(run: impl FnOnce() -> i32, _flags: u32) -> i32 {
 pub(crate) fn describe_bypasses(producer: &mut Producer) {
     let real = REAL_DLSYM.load(Ordering::Acquire) as usize;
     elf::find(|object| {
-        let is_ours = object.contains(describe_bypasses as *const () as usize);
+        let is_ours = object.is_ours();
         if is_ours || DRIVER_RANGE.contains(object.start()) || DLSYM_OWNER.contains(object.start()) {
             return false;
         }

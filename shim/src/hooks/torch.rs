@@ -10,6 +10,7 @@ use crate::callsite;
 use crate::elf;
 use crate::kernel;
 use crate::lanes;
+use crate::remembered::{self, NONE_FOUND};
 use crate::session::{self, Start};
 use crate::sys::{self, KeepErrno};
 use crate::thread_state::WAIT_SLOTS;
@@ -152,15 +153,8 @@ pub(crate) fn look() {
 /// To be called after objects were unloaded: forgets PyTorch's libraries if they went.
 #[cold]
 pub(crate) fn note_unloaded() {
-    let slots = [&REAL_ALLOCATE, &GET_STREAM, &GET_STREAM_HANDLE, &REAL_REPORT_USAGE, &REAL_REPORT_OOM];
-    let is_gone = |slot: &&AtomicUsize| {
-        let address = slot.load(Ordering::Relaxed);
-        address > 1 && elf::by_address(address).is_none()
-    };
-    if slots.iter().any(is_gone) {
-        for slot in slots {
-            slot.store(0, Ordering::Relaxed);
-        }
+    let all = [&REAL_ALLOCATE, &GET_STREAM, &GET_STREAM_HANDLE, &REAL_REPORT_USAGE, &REAL_REPORT_OOM];
+    if remembered::forget_if_gone(all.into_iter()) {
         LOOKS.store(0, Ordering::Relaxed);
         STATE.store(ABSENT, Ordering::Relaxed);
     }
@@ -412,12 +406,12 @@ unsafe fn real<F: Copy>(slot: &AtomicUsize, name: &CStr) -> Option<F> {
         slot.store(address, Ordering::Relaxed);
     }
     // SAFETY: a function pointer is as large as an address; the caller knows its type.
-    (address > 1).then(|| unsafe { core::mem::transmute_copy(&address) })
+    (address > NONE_FOUND).then(|| unsafe { core::mem::transmute_copy(&address) })
 }
 
-/// Address of a function of `libc10.so`; 1 if there is none, so that it is looked for once.
+/// Address of a function of `libc10.so`; [`NONE_FOUND`] if there is none, so that it is looked for once.
 #[cold]
 fn find_real(name: &CStr) -> usize {
     let _errno = KeepErrno::new();
-    elf::by_soname(c"libc10.so").and_then(|library| library.symbol(name)).unwrap_or(1)
+    elf::by_soname(c"libc10.so").and_then(|library| library.symbol(name)).unwrap_or(NONE_FOUND)
 }

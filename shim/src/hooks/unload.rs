@@ -47,14 +47,7 @@ fn real() -> Option<Dlclose> {
     let mut address = REAL.load(Ordering::Relaxed);
     if address == 0 {
         let _errno = KeepErrno::new();
-        let mut is_behind = false;
-        elf::find(|object| {
-            if is_behind && address == 0 {
-                address = object.symbol(c"dlclose").unwrap_or(0);
-            }
-            is_behind |= object.contains(real as *const () as usize);
-            address != 0
-        });
+        address = elf::function_behind_us(c"dlclose");
         REAL.store(address, Ordering::Relaxed);
     }
     // SAFETY: a function of this name has this type.

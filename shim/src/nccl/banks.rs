@@ -92,19 +92,14 @@ pub(crate) fn forget(bank: usize) {
     }
 }
 
-/// Whether the object is this library.
-pub(crate) fn is_ours(object: &Object) -> bool {
-    object.contains(is_ours as *const () as usize)
-}
-
 /// Whether an object other than this library has the function.
 pub(crate) fn is_anywhere(name: &CStr) -> bool {
     let _errno = KeepErrno::new();
-    elf::find(|object| !is_ours(object) && object.symbol(name).is_some()).is_some()
+    elf::find(|object| !object.is_ours() && object.symbol(name).is_some()).is_some()
 }
 
 /// Whether an address lies in this library.
 pub(crate) fn is_our_address(address: usize) -> bool {
     let _errno = KeepErrno::new();
-    elf::by_address(address).is_some_and(|object| is_ours(&object))
+    elf::by_address(address).is_some_and(|object| object.is_ours())
 }

@@ -34,7 +34,7 @@ fn find(bank: usize, row: u16) -> usize {
     let name = if bank == LINKED_PROFILED { hook.profiled } else { hook.name };
     let mut address = 0;
     let start = banks::start(bank);
-    let object = elf_find_behind_us(|object| {
+    let object = elf::find_behind_us(|object| {
         if bank >= FIRST_LIBRARY && object.start() != start {
             return false;
         }
@@ -48,18 +48,6 @@ fn find(bank: usize, row: u16) -> usize {
         banks::note_found(bank, &object);
     }
     address
-}
-
-/// The first object behind this library that `wanted` says yes to: what the linker would have found without us.
-fn elf_find_behind_us(mut wanted: impl FnMut(&Object) -> bool) -> Option<Object> {
-    let mut is_behind = false;
-    elf::find(|object| {
-        if banks::is_ours(object) {
-            is_behind = true;
-            return false;
-        }
-        is_behind && wanted(object)
-    })
 }
 
 /// What a function answers that is in no library: the program took our export for the real one, because it asked for its

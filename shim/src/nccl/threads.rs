@@ -170,15 +170,7 @@ impl Birth {
 #[cold]
 pub(crate) fn find_real_create() -> *mut c_void {
     let _errno = KeepErrno::new();
-    let mut is_behind = false;
-    let mut address = 0;
-    elf::find(|object| {
-        if is_behind {
-            address = object.symbol(c"pthread_create").unwrap_or(0);
-        }
-        is_behind |= object.contains(find_real_create as *const () as usize);
-        address != 0
-    });
+    let address = elf::function_behind_us(c"pthread_create");
     if address != 0 {
         REAL_CREATE.store(address as *mut c_void, Ordering::Release);
     }
