@@ -60,6 +60,8 @@ mod stack;
 mod sys;
 mod thread_state;
 mod tls;
+#[cfg(target_arch = "x86_64")]
+mod trampoline;
 
 use gputrace_ring::record::Kind;
 use gputrace_ring::ring::Producer;

@@ -14,6 +14,8 @@ use crate::kernel;
 use crate::lanes::{self, Lane};
 use crate::session::{self, Start};
 use crate::sys::{self, KeepErrno};
+#[cfg(target_arch = "x86_64")]
+use crate::trampoline::calls_around;
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use gputrace_ring::record::{Backward, Forward, Operation};
@@ -90,48 +92,10 @@ macro_rules! execute_with_graph_task {
             _root: *mut c_void,
             _inputs: *mut c_void,
         ) -> *mut c_void {
-            core::arch::naked_asm!(
-                ".cfi_startproc",
-                "push rbx",
-                ".cfi_adjust_cfa_offset 8",
-                ".cfi_rel_offset rbx, 0",
-                "push rdi",
-                ".cfi_adjust_cfa_offset 8",
-                "push rsi",
-                ".cfi_adjust_cfa_offset 8",
-                "push rdx",
-                ".cfi_adjust_cfa_offset 8",
-                "push rcx",
-                ".cfi_adjust_cfa_offset 8",
-                "push r8",
-                ".cfi_adjust_cfa_offset 8",
-                "sub rsp, 8",
-                ".cfi_adjust_cfa_offset 8",
-                "lea rdi, [rsp + 56]",
-                "call {enter}",
-                "add rsp, 8",
-                ".cfi_adjust_cfa_offset -8",
-                "pop r8",
-                ".cfi_adjust_cfa_offset -8",
-                "pop rcx",
-                ".cfi_adjust_cfa_offset -8",
-                "pop rdx",
-                ".cfi_adjust_cfa_offset -8",
-                "pop rsi",
-                ".cfi_adjust_cfa_offset -8",
-                "pop rdi",
-                ".cfi_adjust_cfa_offset -8",
-                "call rax",
-                "mov rbx, rax",
-                "lea rdi, [rsp + 8]",
-                "call {leave}",
-                "mov rax, rbx",
-                "pop rbx",
-                ".cfi_adjust_cfa_offset -8",
-                "ret",
-                ".cfi_endproc",
-                enter = sym enter_backward,
-                leave = sym leave_backward,
+            calls_around!(
+                saves ["rdi" "rsi" "rdx" "rcx" "r8"],
+                before ["lea rdi, [rsp + 56]"] enter_backward,
+                after ["lea rdi, [rsp + 8]"] leave_backward
             )
         }
     };

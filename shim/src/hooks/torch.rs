@@ -15,6 +15,8 @@ use crate::session::{self, Start};
 use crate::sys::{self, KeepErrno};
 use crate::thread_state::WAIT_SLOTS;
 use crate::tls;
+#[cfg(target_arch = "x86_64")]
+use crate::trampoline::calls_around;
 use core::ffi::{CStr, c_int, c_void};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use gputrace_ring::record::{BlockAlloc, BlockFree, BlockOom, Kind, UNKNOWN, pack_device};
@@ -179,42 +181,11 @@ pub(crate) fn describe(producer: &mut Producer) {
 #[unsafe(naked)]
 #[unsafe(link_section = "gputrace_hot")]
 unsafe extern "C" fn allocate_entry(_result: *mut c_void, _this: *mut c_void, _bytes: usize) -> *mut c_void {
-    core::arch::naked_asm!(
-        ".cfi_startproc",
-        ".cfi_personality 0x1b, {unwound}", // DW_EH_PE_pcrel | DW_EH_PE_sdata4
-        "push rbx",
-        ".cfi_adjust_cfa_offset 8",
-        ".cfi_rel_offset rbx, 0",
-        "push rdi",
-        ".cfi_adjust_cfa_offset 8",
-        "push rsi",
-        ".cfi_adjust_cfa_offset 8",
-        "push rdx",
-        ".cfi_adjust_cfa_offset 8",
-        "sub rsp, 8",
-        ".cfi_adjust_cfa_offset 8",
-        "mov rdi, rdx",
-        "lea rsi, [rsp + 40]",
-        "call {enter}",
-        "add rsp, 8",
-        ".cfi_adjust_cfa_offset -8",
-        "pop rdx",
-        ".cfi_adjust_cfa_offset -8",
-        "pop rsi",
-        ".cfi_adjust_cfa_offset -8",
-        "pop rdi",
-        ".cfi_adjust_cfa_offset -8",
-        "call rax",
-        "mov rbx, rax",
-        "call {leave}",
-        "mov rax, rbx",
-        "pop rbx",
-        ".cfi_adjust_cfa_offset -8",
-        "ret",
-        ".cfi_endproc",
-        enter = sym enter_allocate,
-        leave = sym leave_allocate,
-        unwound = sym unwound,
+    calls_around!(
+        saves ["rdi" "rsi" "rdx"],
+        before ["mov rdi, rdx" "lea rsi, [rsp + 40]"] enter_allocate,
+        after [] leave_allocate,
+        personality unwound
     )
 }
 
