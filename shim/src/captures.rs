@@ -16,6 +16,7 @@ pub(crate) fn graphs_own_memory() -> bool {
 }
 
 /// A node that gives memory out was made, or a stream-ordered allocation was captured.
+#[inline]
 pub(crate) fn note_graph_memory() {
     GRAPHS_OWN_MEMORY.store(true, Ordering::Relaxed);
 }
@@ -24,12 +25,14 @@ pub(crate) fn note_graph_memory() {
 static CAPTURES: AtomicU32 = AtomicU32::new(0);
 
 /// The thread has begun to capture one.
+#[inline]
 pub(crate) fn note_begun(tls: &Tls) {
     tls.capturing.set(tls.capturing.get().saturating_add(1));
     CAPTURES.fetch_add(1, Ordering::Relaxed);
 }
 
 /// The thread has ended the capture of one.
+#[inline]
 pub(crate) fn note_ended(tls: &Tls) {
     tls.capturing.set(tls.capturing.get().saturating_sub(1));
     let _ = CAPTURES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |open| open.checked_sub(1));

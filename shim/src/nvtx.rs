@@ -22,15 +22,18 @@ pub(crate) struct Said {
 }
 
 impl Said {
+    #[inline]
     pub(crate) const fn nothing() -> Said {
         Said { bytes: [0; MOST_TEXT], length: 0, category: 0 }
     }
 
+    #[inline]
     pub(crate) fn text(&self) -> &[u8] {
         self.bytes.get(..self.length).unwrap_or_default()
     }
 
     /// False if there is no more room.
+    #[inline]
     pub(crate) fn add(&mut self, byte: u8) -> bool {
         match self.bytes.get_mut(self.length) {
             Some(slot) => {

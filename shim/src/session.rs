@@ -1,4 +1,4 @@
-//! The session: made by a process's first device memory, ended by its exit.
+//! The session: made by a process's first device memory, ended by its exit ([`crate::process`]).
 //!
 //! One word tells every thread where it stands: the generation, on a page that the kernel empties in forked
 //! children (`MADV_WIPEONFORK`, Linux 4.14). A thread whose own copy agrees may write; all others come by
@@ -22,6 +22,7 @@ use gputrace_ring::map::Map;
 
 /// How often a thread looks whether another is done making the session, every 100 µs.
 const START_PATIENCE: u32 = 5_000;
+
 /// No session yet.
 const NONE: u32 = 0;
 /// A thread is making it.

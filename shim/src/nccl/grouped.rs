@@ -13,6 +13,7 @@ pub(crate) struct Grouped {
 
 impl Grouped {
     /// A call took one.
+    #[inline]
     pub(crate) fn push(&mut self, counter: &'static AtomicU64) {
         if let Some(slot) = self.counters.get_mut(self.n) {
             *slot = Some(counter);
@@ -21,6 +22,7 @@ impl Grouped {
     }
 
     /// The group is over.
+    #[inline]
     pub(crate) fn close(&mut self, simulated: bool) {
         if simulated {
             for counter in self.counters.iter().take(self.n).flatten() {
