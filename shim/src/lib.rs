@@ -12,16 +12,17 @@
 //!            at::sequence_number, Engine ──> hooks/autograd.rs: which forward line an allocation of backward undoes
 //! ```
 //!
-//! Whoever is named below knows only what stands below it:
+//! Whoever is named below knows only what stands below it, or beside it (and whose types a thread keeps):
 //!
 //! ```text
 //! process.rs         start and end of a process
-//! hooks/             every function we stand in for
+//! hooks/, hook.rs    every function we stand in for, and how programs reach them
 //! probe.rs, nccl/    what a hook does: call the real function, and say what happened
 //! callsite.rs        from where; backward.rs: in which operation of PyTorch's backward pass
 //! lanes.rs           a thread's place in the ring, and its memory (thread_state.rs)
 //! session.rs         the first event makes the ring (ring_file.rs) and starts the recorder (launch.rs); fork, exec
-//! tls.rs, mark.rs, captures.rs, closers.rs, stack/, elf.rs, kernel.rs
+//! nvtx.rs, devices.rs, device_code.rs, captures.rs, closers.rs, stack/: what a thread or a process does
+//! tls.rs, mark.rs, config.rs, environment.rs, elf.rs, kernel.rs
 //! ```
 //!
 //! What every event of PyTorch's needs lies together, code in the section `gputrace_hot` and variables in
@@ -39,6 +40,7 @@ mod callsite;
 mod captures;
 mod closers;
 mod config;
+mod device_code;
 mod devices;
 mod elf;
 mod environment;

@@ -6,7 +6,7 @@
 use crate::auxiliary::AUXILIARY;
 use crate::callsite;
 use crate::captures;
-use crate::hooks::code::{self, Told};
+use crate::device_code::{self, Told};
 use crate::lanes::{self, Lane};
 use crate::mark;
 use crate::session::{self, Start};
@@ -37,11 +37,11 @@ pub(crate) fn acquire(
 ) -> i32 {
     let mark = Mark::new();
     let Some(inside) = enter(&mark) else { return run() };
-    code::note(action);
+    device_code::note(action);
     let begin = session::now();
     let result = run();
     drop(inside);
-    code::note(action);
+    device_code::note(action);
     // What fails before there is a session (no device, not initialised) is no business of ours.
     let start = if result == 0 || result == OUT_OF_MEMORY { start } else { Start::OnlyIfLive };
     let mut draft = Draft::new(row, action);
@@ -88,10 +88,10 @@ pub(crate) fn release(
     draft.send(&mut lane);
     // The program may free from a signal handler while the driver works.
     drop(lane);
-    code::note(action);
+    device_code::note(action);
     let result = run();
     drop(inside);
-    code::note(action);
+    device_code::note(action);
     if let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
         let end = session::now();
         let duration = end.0.saturating_sub(begin.0);

@@ -6,12 +6,12 @@
 //! mistaken for another.
 
 use super::cuda_driver::{HOOKS, ROWS, Row};
-use super::{torch, unhooked};
+use super::{nccl_loader, torch, unhooked};
 use crate::auxiliary::AUXILIARY;
 use crate::backward;
 use crate::elf::{self, Object};
 use crate::lanes;
-use crate::nccl::{banks, library};
+use crate::nccl::banks;
 use crate::session::{self, Start};
 use crate::sys::{KeepErrno, Text};
 use core::ffi::{CStr, c_char, c_void};
@@ -206,7 +206,7 @@ pub(crate) fn note_unloaded() {
     DRIVER_RANGE.clear();
     INTERPOSED.store(false, Ordering::Relaxed);
     INDEXED.store(false, Ordering::Release);
-    super::code::forget();
+    crate::device_code::forget();
     if let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
         let producer = lane.producer();
         let at = producer.now();
@@ -475,7 +475,7 @@ unsafe fn decide_nccl(
     version: *const c_char,
 ) -> *mut c_void {
     // SAFETY: dlsym's second argument is a C string.
-    let Some(row) = library::row_of(unsafe { crate::sys::c_bytes(name) }) else { return PASS };
+    let Some(row) = nccl_loader::row_of(unsafe { crate::sys::c_bytes(name) }) else { return PASS };
     if handle == libc::RTLD_NEXT {
         return PASS;
     }
@@ -509,7 +509,7 @@ unsafe fn decide_nccl(
         unsafe { real(libc::RTLD_NEXT, name) };
         return ABSENT;
     }
-    library::ours_for(row, found, caller).map_or(PASS, |ours| ours.cast_mut().cast())
+    nccl_loader::ours_for(row, found, caller).map_or(PASS, |ours| ours.cast_mut().cast())
 }
 
 /// Whether our `dlsym` is the next one after the caller's library. Libraries that stand in for `dlsym` too ask for the

@@ -36,7 +36,7 @@ pub(crate) unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
         super::loader::note_unloaded();
         super::torch::note_unloaded();
         super::autograd::note_unloaded();
-        crate::nccl::library::note_unloaded();
+        super::nccl_loader::note_unloaded();
     }
     closer.end();
     result

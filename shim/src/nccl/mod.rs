@@ -14,7 +14,6 @@ pub(crate) mod comms;
 pub(crate) mod config;
 pub(crate) mod grouped;
 pub(crate) mod hash;
-pub(crate) mod library;
 pub(crate) mod noted;
 pub(crate) mod threads;
 pub(crate) mod timing;

@@ -1,8 +1,8 @@
 //! The rows of NCCL in NCCL's libraries: where a call goes on, and what `dlsym` answers.
 
-use super::banks::{self, BANKS, FIRST_LIBRARY, LINKED_PROFILED};
+use super::nccl::{HOOKS, ROWS};
 use crate::elf::{self, Object};
-use crate::hooks::nccl::{HOOKS, ROWS};
+use crate::nccl::banks::{self, BANKS, FIRST_LIBRARY, LINKED_PROFILED};
 use crate::sys::{KeepErrno, Text, say};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
