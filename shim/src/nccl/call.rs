@@ -20,7 +20,7 @@ pub(crate) const FIRST_API: u16 = 1024;
 const SEVERAL: u32 = u32::MAX;
 /// `ncclSuccess` and `ncclInProgress`, nccl.h.
 const SUCCESS: i32 = 0;
-const IN_PROGRESS: i32 = 7;
+pub(super) const IN_PROGRESS: i32 = 7;
 static CALLS: AtomicU64 = AtomicU64::new(0);
 static GROUPS: AtomicU32 = AtomicU32::new(0);
 
