@@ -374,7 +374,6 @@ pub(crate) fn init_rank(
     })
 }
 
-/// Whether the call comes from inside of NCCL, or nobody wants to know.
 /// Sends the devices if the session began before the driver was ready: NCCL makes it so while it makes a communicator.
 fn describe_devices() {
     if !devices::are_known()
@@ -384,6 +383,7 @@ fn describe_devices() {
     }
 }
 
+/// Whether the call comes from inside of NCCL, or nobody wants to know.
 fn is_inside(mark: &Mark) -> bool {
     inside(tls::here(), mark.top()) != 0 || session::is_off()
 }
