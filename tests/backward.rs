@@ -29,7 +29,7 @@ fn backward_allocations_name_the_forward_line_and_the_caller_with_python_stacks(
     check("python");
 }
 
-/// The first and the last release of each layout that `shim/src/hooks/autograd.rs` knows, and what holds nodes there.
+/// The first and the last release of each layout that `shim/src/backward.rs` knows, and what holds nodes there.
 const LAYOUTS: [(&str, &str, &str); 4] = [
     ("2.1.2", "std::enable_shared_from_this<Node>", "std::shared_ptr<Node>"),
     ("2.12.1", "std::enable_shared_from_this<Node>", "std::shared_ptr<Node>"),

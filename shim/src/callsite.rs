@@ -3,23 +3,18 @@
 //! The id of a stack is its hash, so that threads need no common table; a thread remembers which ones it has sent. What
 //! another thread sent too is sent again, and the recorder drops the copy.
 
+use crate::backward;
 use crate::config::Stacks;
 use crate::elf;
-use crate::hooks::autograd;
-use crate::session::{self, Lane, Rest, Start};
+use crate::lanes::{self, Lane};
+use crate::session::{self, Start};
 use crate::stack::objects::Closing;
 use crate::stack::{self, Captured, NATIVE, PYTHON};
 use crate::sys::Text;
-use core::ffi::{CStr, c_char, c_void};
+use crate::thread_state::{CODE_BYTES, Rest};
 use core::sync::atomic::{AtomicBool, Ordering};
 use gputrace_ring::record::{CodeDef, Kind, StackDef};
 use gputrace_ring::ring::{Producer, Pushed, as_words_bytes};
-
-/// Words of frames that a definition can have: a record must fit into a chunk.
-const FRAME_WORDS: usize = stack::native::MAX_FRAMES + 2 * stack::python::MAX_FRAMES;
-const _: () = assert!(FRAME_WORDS * 8 + 64 < gputrace_ring::ring::MAX_RECORD);
-/// Bytes of a code object's texts.
-const CODE_BYTES: usize = 8 << 10;
 
 /// Who asks.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -32,25 +27,13 @@ pub(crate) enum Of {
     Nccl,
 }
 
-/// Room for what is being sent.
-pub(crate) struct Scratch {
-    frames: [u64; FRAME_WORDS],
-    code: [u8; CODE_BYTES],
-}
-
-/// Prepares the process for captures.
-pub(crate) fn begin() {
-    // SAFETY: `lookup` finds exported functions and data of these names, or null.
-    unsafe { stack::init(lookup) };
-}
-
 /// To be called where the program looks up a function of this name: an interpreter may have been loaded, or have come back.
 pub(crate) fn note_loaded(asked_for: &[u8]) {
     let is_python = asked_for.starts_with(b"Py") || asked_for.starts_with(b"_Py");
     let change = if is_python { stack::python::Change::Asked } else { stack::python::Change::Loaded };
     if session::is_live()
-        && stack::python::note_changed(change, lookup)
-        && let Some(mut lane) = session::lane(Start::OnlyIfLive)
+        && stack::python::note_changed(change, elf::lookup)
+        && let Some(mut lane) = lanes::lane(Start::OnlyIfLive)
     {
         describe_python(lane.producer());
     }
@@ -59,7 +42,7 @@ pub(crate) fn note_loaded(asked_for: &[u8]) {
 /// To be called after objects were unloaded, while a [`stack::objects::Closing`] is under way.
 pub(crate) fn note_unloaded() {
     stack::native::note_unloaded();
-    stack::python::note_changed(stack::python::Change::Unloaded, lookup);
+    stack::python::note_changed(stack::python::Change::Unloaded, elf::lookup);
 }
 
 /// Says in the trace below which size blocks have no stack: `stacks.min_size=BYTES`.
@@ -109,20 +92,6 @@ fn describe_python(producer: &mut Producer) {
     producer.push_raw(at, Kind::Note, &[text.as_bytes()]);
 }
 
-unsafe extern "C" fn lookup(name: *const c_char) -> *mut c_void {
-    // SAFETY: the capture asks with C strings.
-    let name = unsafe { CStr::from_ptr(name) };
-    let mut found = core::ptr::null_mut();
-    elf::find(|object| match object.symbol(name) {
-        Some(address) => {
-            found = address as *mut c_void;
-            true
-        }
-        None => false,
-    });
-    found
-}
-
 /// Stack id of the calling thread's stack; 0 if it was not looked at.
 #[inline]
 #[unsafe(link_section = "gputrace_hot")]
@@ -134,7 +103,7 @@ pub(crate) fn capture(lane: &mut Lane, of: Of) -> u64 {
         (Stacks::None, Of::DriverCall) => NATIVE,
         (Stacks::None, Of::Block(_) | Of::Nccl) => return 0,
     };
-    if !autograd::tell_node(lane) {
+    if !backward::tell_node(lane) {
         return 0;
     }
     match capture_frames(lane, want) {

@@ -1,35 +1,25 @@
 //! The devices of a process, which are sent once the session lives: these are calls into the driver, in which anything
 //! may happen to a thread.
 
-use crate::hook::AUXILIARY;
-use crate::lanes::{Lane, lane};
-use crate::session::Start;
+use crate::auxiliary::AUXILIARY;
+use crate::session;
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicU32, Ordering};
 use gputrace_ring::record::Device;
 use gputrace_ring::ring::Producer;
 
-/// Whether the devices were sent. Two threads may send them at once; the recorder keeps the first.
-static ARE_KNOWN: AtomicU32 = AtomicU32::new(0);
+/// The session that the devices were sent to; 0 none. Two threads may send them at once; the recorder keeps the first.
+static TOLD: AtomicU32 = AtomicU32::new(0);
 
-/// A new session knows nothing yet.
-pub(crate) fn forget() {
-    ARE_KNOWN.store(0, Ordering::Relaxed);
+/// Whether this session knows them.
+pub(crate) fn are_known() -> bool {
+    TOLD.load(Ordering::Relaxed) == session::tag()
 }
 
 /// Sends the devices if nobody has, and the driver is ready.
-pub(crate) fn describe(lane: &mut Lane) {
-    if ARE_KNOWN.load(Ordering::Relaxed) == 0 && describe_all(lane.producer()) {
-        ARE_KNOWN.store(1, Ordering::Relaxed);
-    }
-}
-
-/// As [`describe`], if the session began before the driver was ready: NCCL makes it so while it makes a communicator.
-pub(crate) fn describe_late() {
-    if ARE_KNOWN.load(Ordering::Relaxed) == 0
-        && let Some(mut lane) = lane(Start::OnlyIfLive)
-    {
-        describe(&mut lane);
+pub(crate) fn describe(producer: &mut Producer) {
+    if !are_known() && describe_all(producer) {
+        TOLD.store(session::tag(), Ordering::Relaxed);
     }
 }
 

@@ -8,7 +8,7 @@
 //! library's own table, like that of every function that is called here ([`c_library`]).
 
 use crate::kernel;
-use core::ffi::{CStr, c_int, c_void};
+use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// An object the loader has mapped.
@@ -19,7 +19,7 @@ pub(crate) struct Object {
     start: usize,
     end: usize,
     dynamic: *const Entry,
-    path: *const core::ffi::c_char,
+    path: *const c_char,
 }
 
 #[repr(C)]
@@ -177,6 +177,46 @@ pub(crate) fn find(mut wanted: impl FnMut(&Object) -> bool) -> Option<Object> {
     search.found
 }
 
+/// Address of the first object's symbol of this name; null if there is none.
+///
+/// # Safety
+/// The name is a C string.
+pub(crate) unsafe extern "C" fn lookup(name: *const c_char) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    let name = unsafe { CStr::from_ptr(name) };
+    let mut found = core::ptr::null_mut();
+    find(|object| match object.symbol(name) {
+        Some(address) => {
+            found = address as *mut c_void;
+            true
+        }
+        None => false,
+    });
+    found
+}
+
+/// The first object behind this library that `wanted` says yes to: the one that the linker would have found without us.
+pub(crate) fn find_behind_us(mut wanted: impl FnMut(&Object) -> bool) -> Option<Object> {
+    let mut is_behind = false;
+    find(|object| {
+        if object.is_ours() {
+            is_behind = true;
+            return false;
+        }
+        is_behind && wanted(object)
+    })
+}
+
+/// The function of this name that the program would have without us; 0 if there is none.
+pub(crate) fn function_behind_us(name: &CStr) -> usize {
+    let mut address = 0;
+    find_behind_us(|object| {
+        address = object.symbol(name).unwrap_or(0);
+        address != 0
+    });
+    address
+}
+
 /// How many objects were unloaded so far. Takes the loader's lock: for cold moments only.
 pub(crate) fn n_unloaded() -> u64 {
     unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, subs: *mut c_void) -> c_int {
@@ -280,6 +320,11 @@ impl Object {
     /// Whether the address lies between the object's first and last byte.
     pub(crate) fn contains(&self, address: usize) -> bool {
         (self.start..self.end).contains(&address)
+    }
+
+    /// Whether it is this library.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.contains(gnu_hash as *const () as usize)
     }
 
     /// Path under which the loader found it; empty for the program itself.

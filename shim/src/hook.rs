@@ -15,7 +15,6 @@
 //! before it runs, `observe` is recorded only where a session is, and `custom` rows call a function of their own.
 
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// What the loader hooks, `doctor` and the trace know of a row.
 pub(crate) struct Hook {
@@ -31,106 +30,6 @@ pub(crate) struct Hook {
 
 // SAFETY: addresses of functions are plain numbers.
 unsafe impl Sync for Hook {}
-
-/// Functions of the driver that we call ourselves, found together with the rows.
-pub(crate) struct Auxiliary {
-    pub(crate) context_device: Slot,
-    pub(crate) stream_is_capturing: Slot,
-    pub(crate) device_count: Slot,
-    pub(crate) device_get: Slot,
-    pub(crate) device_name: Slot,
-    pub(crate) device_uuid: Slot,
-    pub(crate) device_uuid_v2: Slot,
-    pub(crate) device_total: Slot,
-    pub(crate) event_create: Slot,
-    pub(crate) event_record: Slot,
-    pub(crate) event_query: Slot,
-    pub(crate) event_elapsed: Slot,
-    pub(crate) event_elapsed_v2: Slot,
-    pub(crate) stream_context: Slot,
-    pub(crate) context_push: Slot,
-    pub(crate) context_pop: Slot,
-    pub(crate) exchange_capture_mode: Slot,
-    pub(crate) primary_state: Slot,
-}
-
-/// The real functions that are not rows.
-pub(crate) static AUXILIARY: Auxiliary = Auxiliary {
-    context_device: Slot::new(c"cuCtxGetDevice"),
-    stream_is_capturing: Slot::new(c"cuStreamIsCapturing"),
-    device_count: Slot::new(c"cuDeviceGetCount"),
-    device_get: Slot::new(c"cuDeviceGet"),
-    device_name: Slot::new(c"cuDeviceGetName"),
-    device_uuid: Slot::new(c"cuDeviceGetUuid"),
-    device_uuid_v2: Slot::new(c"cuDeviceGetUuid_v2"),
-    device_total: Slot::new(c"cuDeviceTotalMem_v2"),
-    event_create: Slot::new(c"cuEventCreate"),
-    event_record: Slot::new(c"cuEventRecord"),
-    event_query: Slot::new(c"cuEventQuery"),
-    event_elapsed: Slot::new(c"cuEventElapsedTime"),
-    event_elapsed_v2: Slot::new(c"cuEventElapsedTime_v2"),
-    stream_context: Slot::new(c"cuStreamGetCtx"),
-    context_push: Slot::new(c"cuCtxPushCurrent_v2"),
-    context_pop: Slot::new(c"cuCtxPopCurrent_v2"),
-    exchange_capture_mode: Slot::new(c"cuThreadExchangeStreamCaptureMode"),
-    primary_state: Slot::new(c"cuDevicePrimaryCtxGetState"),
-};
-
-impl Auxiliary {
-    /// Every slot.
-    pub(crate) fn slots(&self) -> [&Slot; 18] {
-        [
-            &self.context_device,
-            &self.stream_is_capturing,
-            &self.device_count,
-            &self.device_get,
-            &self.device_name,
-            &self.device_uuid,
-            &self.device_uuid_v2,
-            &self.device_total,
-            &self.event_create,
-            &self.event_record,
-            &self.event_query,
-            &self.event_elapsed,
-            &self.event_elapsed_v2,
-            &self.stream_context,
-            &self.context_push,
-            &self.context_pop,
-            &self.exchange_capture_mode,
-            &self.primary_state,
-        ]
-    }
-}
-
-/// A real function by name.
-pub(crate) struct Slot {
-    /// The exported symbol.
-    pub(crate) name: &'static CStr,
-    address: AtomicUsize,
-}
-
-impl Slot {
-    const fn new(name: &'static CStr) -> Slot {
-        Slot { name, address: AtomicUsize::new(0) }
-    }
-
-    /// Remembers where it is.
-    pub(crate) fn set(&self, address: usize) {
-        self.address.store(address, Ordering::Release);
-    }
-
-    /// The function, if it was found.
-    ///
-    /// # Safety
-    /// `F` is the type of a pointer to this very function.
-    pub(crate) unsafe fn get<F: Copy>(&self) -> Option<F> {
-        let address = self.address.load(Ordering::Acquire);
-        // SAFETY: a function pointer is as large as an address; the caller knows its type.
-        (address != 0).then(|| unsafe { core::mem::transmute_copy(&address) })
-    }
-}
-
-pub(crate) use crate::hooks::HOOKS;
 
 /// Writes the exported functions, the slots of the real ones, and the table.
 macro_rules! hooks {
@@ -196,11 +95,11 @@ macro_rules! hooks {
         }
     };
     (@acquire $name:ident, $run:ident, $action:ident, { $($field:ident: $value:expr),* } $(, out { $($out_field:ident: $out_value:expr),* })?) => {
-        $crate::probe::acquire($crate::probe::Start::IfNeeded, Row::$name as u16, Action::$action, $run,
+        $crate::probe::acquire($crate::session::Start::IfNeeded, Row::$name as u16, Action::$action, $run,
             hooks!(@fill { $($field: $value),* } $(, out { $($out_field: $out_value),* })?))
     };
     (@observe $name:ident, $run:ident, $action:ident, { $($field:ident: $value:expr),* } $(, out { $($out_field:ident: $out_value:expr),* })?) => {
-        $crate::probe::acquire($crate::probe::Start::OnlyIfLive, Row::$name as u16, Action::$action, $run,
+        $crate::probe::acquire($crate::session::Start::OnlyIfLive, Row::$name as u16, Action::$action, $run,
             hooks!(@fill { $($field: $value),* } $(, out { $($out_field: $out_value),* })?))
     };
     (@release $name:ident, $run:ident, $action:ident, { $($field:ident: $value:expr),* }) => {

@@ -3,24 +3,18 @@
 //! Whose a line is, is written in this process's own memory ([`OWNERS`]) and asked of the kernel, never read from the
 //! shared file. A thread that comes first finishes what threads left that are gone.
 
-use crate::hooks::{autograd, nvtx, unload};
-use crate::sent::Sent;
 use crate::session::{self, Start};
-use crate::stack::ThreadStackState;
 use crate::sys::{self, KeepErrno};
+use crate::thread_state::Rest;
 use crate::tls::{self, Tls};
-use crate::{callsite, devices, kernel};
+use crate::{closers, devices, kernel, nvtx};
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering, compiler_fence};
 use gputrace_ring::map::{self, Map};
 use gputrace_ring::owners::{Owner, Owners};
-use gputrace_ring::record::{Node, Wait};
 use gputrace_ring::ring::{Producer, Wish};
 
-/// Stream events a thread can record between two events of PyTorch's allocator: one for every stream a block was
-/// used on.
-pub(crate) const WAIT_SLOTS: usize = 32;
 /// Lines that a thread looks at when it comes, for what others left that are gone.
 const LOOKED_AT: u32 = 4;
 /// Nanoseconds between two searches for chunks of threads that are gone, while the ring is full.
@@ -44,34 +38,6 @@ pub(crate) struct ThreadState {
     rest: Rest,
 }
 
-/// What [`ThreadState`] has beside the producer.
-pub(crate) struct Rest {
-    /// Stream events recorded since the last PyTorch event; `Tls::waits` says how many.
-    pub(crate) waits: [Wait; WAIT_SLOTS],
-    /// `c10::StreamId` seen last, and its `cudaStream_t`.
-    pub(crate) torch_stream: (i64, u64),
-    /// What the recorder knows of the thread's place in PyTorch's backward pass.
-    pub(crate) node: Node,
-    /// Where the thread stands if it calls `backward()`.
-    pub(crate) backward: autograd::BackwardCall,
-    /// Classes of operations of the backward pass whose names were sent.
-    pub(crate) node_classes: Sent<{ autograd::SENT_CLASSES }>,
-    /// PyTorch's number of the thread; 0 not asked yet.
-    pub(crate) torch_thread: u64,
-    /// What NCCL's open group will launch.
-    pub(crate) noted: crate::nccl::timing::Noted,
-    /// What the calls of NCCL's open group have counted.
-    pub(crate) grouped: crate::nccl::call::Grouped,
-    /// What the unwinders keep.
-    pub(crate) stack: ThreadStackState,
-    /// Names of marks that were sent.
-    pub(crate) texts: Sent<{ nvtx::SENT_SLOTS }>,
-    /// Room for a definition that is being sent.
-    pub(crate) scratch: callsite::Scratch,
-    /// Changes when stacks and code objects must be sent again.
-    pub(crate) definitions: u32,
-}
-
 /// The right to write records for the calling thread, until dropped.
 pub(crate) struct Lane {
     tls: &'static Tls,
@@ -91,7 +57,7 @@ impl Lane {
 
     fn all(&mut self) -> &mut ThreadState {
         // SAFETY: only this thread reaches its state, and `busy` lets it have one lane at a time.
-        unsafe { &mut *self.tls.state.get() }
+        unsafe { &mut *self.tls.state.get().cast::<ThreadState>() }
     }
 
     /// The thread's end of the ring, and the rest of its state.
@@ -116,7 +82,7 @@ impl Lane {
 
     /// While a thread seems to be inside of `dlclose`: asks whether it is.
     pub(crate) fn look_for_left_closers(&self) {
-        unload::look_for_left(self.tls, self.tls.busy.get());
+        closers::look_for_left(self.tls, self.tls.busy.get());
     }
 
     /// The process got new memory from the driver.
@@ -184,7 +150,7 @@ fn was_torn_away(tls: &Tls, sp: usize) -> bool {
 fn attach(tls: &'static Tls, start: Start) -> Option<Lane> {
     let _errno = KeepErrno::new();
     let is_first = !session::is_live();
-    let has_session = !is_first || (start == Start::IfNeeded && session::begin());
+    let has_session = !is_first || (start == Start::IfNeeded && session::begin(describe_process));
     let Some(map) = session::map().filter(|_| has_session) else {
         tls.busy.set(0);
         return None;
@@ -196,19 +162,20 @@ fn attach(tls: &'static Tls, start: Start) -> Option<Lane> {
     }
     let mut lane = Lane { tls };
     if is_first {
-        devices::describe(&mut lane);
+        devices::describe(lane.producer());
     }
-    nvtx::catch_up(&mut lane);
+    let (producer, rest) = lane.parts();
+    nvtx::catch_up(producer, &mut rest.texts);
     Some(lane)
 }
 
-/// Has `describe` write to a line of its own before there is a session of this generation: the starting thread's own line
+/// Describes the process on a line of its own before there is a session of this generation: the starting thread's own line
 /// comes with its first event.
-pub(crate) fn describe_process(map: Map, generation: u64, describe: impl FnOnce(&mut Producer)) {
+fn describe_process(map: Map, generation: u64) {
     let me = Owner { session: generation as u32, tid: kernel::thread_id() };
     if let Some(line) = OWNERS.take(me, |_| true) {
         let mut producer = Producer::new(map, line, me.tid);
-        describe(&mut producer);
+        crate::describe(&mut producer);
         producer.complete();
         OWNERS.give_back(line);
     }
@@ -231,7 +198,7 @@ fn attach_thread(tls: &Tls, map: Map) -> bool {
     state_ref.rest.definitions = session::generation() as u32 | 1;
     // SYNC: the producer is whole for whoever finishes what we leave.
     state_ref.generation.store(session::generation(), Ordering::Release);
-    tls.state.set(state);
+    tls.state.set(state.cast());
     tls.waits.set(0);
     tls.generation.set(session::generation());
     true
@@ -239,7 +206,7 @@ fn attach_thread(tls: &Tls, map: Map) -> bool {
 
 /// The line of an event of this thread that was torn away.
 fn left_line(tls: &Tls, me: Owner) -> Option<u32> {
-    let state = tls.state.get();
+    let state: *const ThreadState = tls.state.get().cast();
     if state.is_null() {
         return None;
     }

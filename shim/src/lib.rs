@@ -10,8 +10,19 @@
 //! program ── ncclAllReduce ──> row (hooks/nccl.rs) ──> nccl/: enter record, real call, exit record ──> ring
 //!            c10::reportMemoryUsageToProfiler ──> hooks/torch.rs
 //!            at::sequence_number, Engine ──> hooks/autograd.rs: which forward line an allocation of backward undoes
-//! session.rs: the first event makes the ring (ring_file.rs) and starts the recorder (launch.rs); fork, exec, exit
-//! lanes.rs: a thread's place in the ring
+//! ```
+//!
+//! Whoever is named below knows only what stands below it, or beside it (and whose types a thread keeps):
+//!
+//! ```text
+//! process.rs         start and end of a process
+//! hooks/, hook.rs    every function we stand in for, and how programs reach them
+//! probe.rs, nccl/    what a hook does: call the real function, and say what happened
+//! callsite.rs        from where; backward.rs: in which operation of PyTorch's backward pass
+//! lanes.rs           a thread's place in the ring, and its memory (thread_state.rs)
+//! session.rs         the first event makes the ring (ring_file.rs) and starts the recorder (launch.rs); fork, exec
+//! nvtx.rs, devices.rs, device_code.rs, captures.rs, closers.rs, stack/: what a thread or a process does
+//! tls.rs, mark.rs, config.rs, environment.rs, elf.rs, kernel.rs
 //! ```
 //!
 //! What every event of PyTorch's needs lies together, code in the section `gputrace_hot` and variables in
@@ -22,9 +33,14 @@
 #![no_std]
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)]
 
+mod auxiliary;
+mod backward;
 mod bytes;
 mod callsite;
+mod captures;
+mod closers;
 mod config;
+mod device_code;
 mod devices;
 mod elf;
 mod environment;
@@ -35,13 +51,38 @@ mod lanes;
 mod launch;
 mod mark;
 mod nccl;
+mod nvtx;
 mod probe;
+mod process;
+mod remembered;
 mod ring_file;
 mod sent;
 mod session;
 mod stack;
 mod sys;
+mod thread_state;
 mod tls;
+#[cfg(target_arch = "x86_64")]
+mod trampoline;
+
+use gputrace_ring::record::Kind;
+use gputrace_ring::ring::Producer;
+
+/// Sends what holds for the whole process when its session begins: names of the hooks, facts for `doctor`. Every part has
+/// something to say, so it stands here, above them all; [`lanes`] calls it, and that is the only call that goes upwards.
+fn describe(producer: &mut Producer) {
+    let at = producer.now();
+    for (row, hook) in hooks::HOOKS.iter().enumerate() {
+        let (name, runtime) = (hook.name.to_bytes(), hook.runtime.as_bytes());
+        producer.push_raw(at, Kind::Api, &[&(row as u64).to_ne_bytes(), name, b"\0", runtime]);
+    }
+    for (row, hook) in hooks::nccl::HOOKS.iter().enumerate() {
+        let number = u64::from(nccl::call::FIRST_API) + row as u64;
+        producer.push_raw(at, Kind::Api, &[&number.to_ne_bytes(), hook.name.to_bytes(), b"\0"]);
+    }
+    hooks::loader::describe(producer);
+    callsite::describe(producer);
+}
 
 /// Never called: nothing here panics, and the linker keeps this only because the language asks for it.
 #[cfg(not(test))]

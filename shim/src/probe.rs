@@ -3,12 +3,13 @@
 //! Memory given out is stamped after the real call, memory taken back before it: another thread may be handed the
 //! same address before this one has returned.
 
+use crate::auxiliary::AUXILIARY;
 use crate::callsite;
-use crate::hook::AUXILIARY;
-use crate::hooks::code::{self, Told};
+use crate::captures;
+use crate::device_code::{self, Told};
+use crate::lanes::{self, Lane};
 use crate::mark;
-pub(crate) use crate::session::Start;
-use crate::session::{self, Lane};
+use crate::session::{self, Start};
 use crate::tls;
 use core::ffi::c_int;
 use gputrace_ring::record::{Action, Call, CallEnd};
@@ -36,11 +37,11 @@ pub(crate) fn acquire(
 ) -> i32 {
     let mark = Mark::new();
     let Some(inside) = enter(&mark) else { return run() };
-    code::note(action);
+    device_code::note(action);
     let begin = session::now();
     let result = run();
     drop(inside);
-    code::note(action);
+    device_code::note(action);
     // What fails before there is a session (no device, not initialised) is no business of ours.
     let start = if result == 0 || result == OUT_OF_MEMORY { start } else { Start::OnlyIfLive };
     let mut draft = Draft::new(row, action);
@@ -50,7 +51,7 @@ pub(crate) fn acquire(
         return result;
     }
     let end = session::now();
-    let Some(mut lane) = session::lane(start) else { return result };
+    let Some(mut lane) = lanes::lane(start) else { return result };
     draft.call.result = result;
     draft.call.duration = u32::try_from(end.0.saturating_sub(begin.0)).unwrap_or(u32::MAX);
     if result == 0 && makes_mappings(action) {
@@ -73,7 +74,7 @@ pub(crate) fn release(
 ) -> i32 {
     let mark = Mark::new();
     let Some(inside) = enter(&mark) else { return run() };
-    let Some(mut lane) = session::lane(Start::OnlyIfLive) else { return run() };
+    let Some(mut lane) = lanes::lane(Start::OnlyIfLive) else { return run() };
     let mut draft = Draft::new(row, action);
     fill(&mut draft, true);
     // Freeing null is legal, and a common way to make a context.
@@ -87,11 +88,11 @@ pub(crate) fn release(
     draft.send(&mut lane);
     // The program may free from a signal handler while the driver works.
     drop(lane);
-    code::note(action);
+    device_code::note(action);
     let result = run();
     drop(inside);
-    code::note(action);
-    if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
+    device_code::note(action);
+    if let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
         let end = session::now();
         let duration = end.0.saturating_sub(begin.0);
         lane.producer().push(end, 0, &CallEnd { api: row, reserved: 0, result, addr: key, duration });
@@ -247,9 +248,9 @@ impl Draft {
             self.call.flags |= Call::CAPTURED;
         }
         if self.gives_graph_memory() {
-            crate::hooks::events::graph_memory();
+            captures::note_graph_memory();
         }
-        if crate::hooks::torch::in_allocate(tls) {
+        if tls.is_in_allocate() {
             self.call.flags |= Call::IN_ALLOCATE;
         }
         crate::nccl::threads::charge(&mut self.call, tls);

@@ -1,10 +1,11 @@
 //! The shared file: where it is made, how large it may be, and how it is told from others.
 
+use crate::config;
 use crate::kernel::{self, File};
 use crate::sys::{self, Text};
-use crate::{config, session};
 use core::ffi::{CStr, c_int};
 use core::mem::MaybeUninit;
+use gputrace_ring::clock::Clock;
 use gputrace_ring::map::{self, Map};
 
 /// Bytes of the ring where nobody says otherwise: eight seconds of 100,000 events a second, should the recorder be
@@ -53,7 +54,8 @@ impl Identity {
 }
 
 impl Ring {
-    pub(crate) fn make() -> Result<Ring, &'static [u8]> {
+    /// A ring that this clock stamps, with a name that no other of this process has.
+    pub(crate) fn make(clock: Clock) -> Result<Ring, &'static [u8]> {
         let wanted = config::RING_BYTES.number().unwrap_or(RING_BYTES).max(LEAST_RING_BYTES);
         // A file that grows beyond it is no error but a signal, which ends programs.
         let limit = kernel::limit(libc::RLIMIT_FSIZE);
@@ -62,12 +64,12 @@ impl Ring {
         }
         let wanted = wanted.min(limit);
         let pid = kernel::process_id();
-        let now = session::now().0;
+        let now = clock.now().0;
         let name =
             Text::<128>::new().add(b"gputrace.").number(pid.into()).add(b".").number(now).add(b".ring");
-        Ring::in_folder(b"/dev/shm/", &name, wanted, pid)
-            .or_else(|| Ring::in_memory(wanted, pid))
-            .or_else(|| Ring::in_folder(b"/tmp/", &name, wanted, pid))
+        Ring::in_folder(b"/dev/shm/", &name, wanted, pid, clock)
+            .or_else(|| Ring::in_memory(wanted, pid, clock))
+            .or_else(|| Ring::in_folder(b"/tmp/", &name, wanted, pid, clock))
             .ok_or(b"no room for the ring in /dev/shm, in memory or in /tmp (1 MiB is enough)")
     }
 
@@ -75,14 +77,14 @@ impl Ring {
     /// process, by SIGBUS at the next write: the same user, who may as well kill it, and root. A seal against that
     /// (`F_SEAL_SHRINK`) exists for memory files only, which are gone with the process that is to be recovered. `allocate`
     /// sees to it that no full file system does the same.
-    fn in_folder(folder: &[u8], name: &Text<128>, wanted: u64, pid: u32) -> Option<Ring> {
+    fn in_folder(folder: &[u8], name: &Text<128>, wanted: u64, pid: u32, clock: Clock) -> Option<Ring> {
         let path = Text::<128>::new().add(folder).add(name.as_bytes());
         if path.is_full() {
             return None;
         }
         let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
         let file = File::open(path.as_c_str(), flags, 0o600).ok()?;
-        match fill(&file, wanted, pid).zip(Identity::of(&file)) {
+        match fill(&file, wanted, pid, clock).zip(Identity::of(&file)) {
             Some((map, identity)) => Some(Ring { map, path, file: Some(file), is_memory: false, identity }),
             None => {
                 // We made the file, and nobody can use it.
@@ -92,14 +94,14 @@ impl Ring {
         }
     }
 
-    fn in_memory(wanted: u64, pid: u32) -> Option<Ring> {
+    fn in_memory(wanted: u64, pid: u32, clock: Clock) -> Option<Ring> {
         if !kernel::may_use_rare_calls() {
             return None;
         }
         let arguments = [c"gputrace".as_ptr() as usize, libc::MFD_CLOEXEC as usize, 0, 0, 0, 0];
         // SAFETY: the name ends with a zero.
         let file = File::of(unsafe { kernel::call(libc::SYS_memfd_create, arguments) }.ok()?);
-        let map = fill(&file, wanted, pid)?;
+        let map = fill(&file, wanted, pid, clock)?;
         let identity = Identity::of(&file)?;
         let path = Text::new().add(b"/proc/").number(pid.into()).add(b"/fd/").number(file.number() as u64);
         Some(Ring { map, path, file: Some(file), is_memory: true, identity })
@@ -107,7 +109,7 @@ impl Ring {
 }
 
 /// Makes a new file a ring.
-fn fill(file: &File, wanted: u64, pid: u32) -> Option<Map> {
+fn fill(file: &File, wanted: u64, pid: u32, clock: Clock) -> Option<Map> {
     let bytes = wanted.min(space(file));
     if bytes < LEAST_RING_BYTES {
         return None;
@@ -123,7 +125,7 @@ fn fill(file: &File, wanted: u64, pid: u32) -> Option<Map> {
     let _ = unsafe { kernel::unlock(base, bytes) };
     let writer = map::Writer { pid, start_time: start_time(), pid_namespace: pid_namespace() };
     // SAFETY: the file is new, so the mapping is zero, as long as asked, and never unmapped.
-    let map = unsafe { Map::create(base, n_chunks, writer, session::clock()) };
+    let map = unsafe { Map::create(base, n_chunks, writer, clock) };
     if lock(file) {
         map.header().lock.store(map::LOCKED, core::sync::atomic::Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! The session: made by a process's first device memory, ended by its exit.
+//! The session: made by a process's first device memory, ended by its exit ([`crate::process`]).
 //!
 //! One word tells every thread where it stands: the generation, on a page that the kernel empties in forked
 //! children (`MADV_WIPEONFORK`, Linux 4.14). A thread whose own copy agrees may write; all others come by
@@ -8,28 +8,20 @@
 //! `pthread_cancel`, `longjmp` or otherwise, while the others wait for it.
 
 use crate::config::{self, Stacks};
-use crate::hook::HOOKS;
-pub(crate) use crate::lanes::{Lane, Rest, WAIT_SLOTS, lane};
 use crate::launch::{self, Outcome};
-use crate::ring_file::{self, Identity, Ring};
-use crate::sys::{self, KeepErrno, Text, say};
-use crate::{callsite, devices, environment, kernel, lanes};
+use crate::ring_file::{Identity, Ring};
+use crate::sys::{self, Text, say};
+use crate::{elf, environment, kernel, stack};
 use core::cell::UnsafeCell;
-use core::ffi::{c_char, c_int};
+use core::ffi::CStr;
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use gputrace_ring::clock::{Clock, Ticks};
-use gputrace_ring::map::{self, Map};
-use gputrace_ring::record::Kind;
-use gputrace_ring::ring::Producer;
+use gputrace_ring::map::Map;
 
 /// How often a thread looks whether another is done making the session, every 100 µs.
 const START_PATIENCE: u32 = 5_000;
-/// How long a process waits at its end for its trace, in milliseconds.
-const EXIT_PATIENCE: u64 = 5_000;
-/// The same for the first process of a PID namespace that has other threads.
-const INIT_PATIENCE: u64 = 1_000;
 
 /// No session yet.
 const NONE: u32 = 0;
@@ -60,6 +52,7 @@ static CLOCK: AtomicU32 = AtomicU32::new(Clock::Monotonic as u32);
 static STACKS: AtomicU32 = AtomicU32::new(Stacks::Python as u32);
 #[unsafe(link_section = "gputrace_hot_data")]
 static STACKS_MIN_SIZE: AtomicU64 = AtomicU64::new(0);
+static NCCL_TIMING: AtomicBool = AtomicBool::new(false);
 static MAP: Shared<MaybeUninit<Map>> = Shared(UnsafeCell::new(MaybeUninit::uninit()));
 /// Where the ring is, for the end.
 static RING: Shared<Text<128>> = Shared(UnsafeCell::new(Text::new()));
@@ -99,6 +92,17 @@ pub(crate) fn stacks() -> Stacks {
 #[inline]
 pub(crate) fn stacks_min_size() -> u64 {
     STACKS_MIN_SIZE.load(Ordering::Relaxed)
+}
+
+/// Whether the user wants to know how long the GPU works for NCCL.
+#[inline]
+pub(crate) fn wants_nccl_timing() -> bool {
+    NCCL_TIMING.load(Ordering::Relaxed)
+}
+
+/// From here on nobody does.
+pub(crate) fn end_nccl_timing() {
+    NCCL_TIMING.store(false, Ordering::Relaxed);
 }
 
 /// Whether this process has no session yet, and may get one.
@@ -145,8 +149,24 @@ pub(crate) fn map() -> Option<Map> {
     is_live().then(|| unsafe { *map })
 }
 
+/// Where the ring is, and which file it is; once there was a session.
+pub(crate) fn ring() -> (&'static CStr, Identity) {
+    // SAFETY: written before the generation that let the caller come here.
+    let path = unsafe { &*RING.0.get() };
+    // SAFETY: as above.
+    (path.as_c_str(), unsafe { *RING_FILE.0.get() })
+}
+
+/// Remembers by which clock this machine's events are stamped.
+pub(crate) fn choose_clock(clock: Clock) {
+    CLOCK.store(clock as u32, Ordering::Relaxed);
+}
+
+/// Has what holds for the whole process written, before there is a session of this generation.
+pub(crate) type Describe = fn(Map, u64);
+
 /// Makes the session, or waits for the thread that is making it. False if there will be none, or not soon.
-pub(crate) fn begin() -> bool {
+pub(crate) fn begin(describe: Describe) -> bool {
     let Some(page) = page() else { return false };
     if page.state.compare_exchange(NONE, STARTING, Ordering::Acquire, Ordering::Acquire).is_err() {
         return wait_for_another(page);
@@ -154,7 +174,7 @@ pub(crate) fn begin() -> bool {
     // No handler of the program runs in here, which could leave it for ever; nor the C library's, by which it cancels
     // threads at any instruction.
     let before = kernel::block_signals(kernel::ALL_SIGNALS);
-    let has_begun = make(page);
+    let has_begun = make(page, describe);
     kernel::block_signals(before);
     has_begun
 }
@@ -187,7 +207,7 @@ fn tell_losses(page: &Page) {
 }
 
 /// The session itself; all signals are blocked.
-fn make(page: &Page) -> bool {
+fn make(page: &Page, describe: Describe) -> bool {
     kernel::look_for_filter();
     if !environment::copy() {
         step_aside(page, b"there is no memory for a session");
@@ -199,8 +219,8 @@ fn make(page: &Page) -> bool {
     }
     STACKS.store(config::stacks() as u32, Ordering::Relaxed);
     STACKS_MIN_SIZE.store(config::STACKS_MIN_SIZE.number().unwrap_or(0), Ordering::Relaxed);
-    crate::nccl::timing::configure();
-    let Ring { map, path, file, is_memory, identity } = match Ring::make() {
+    NCCL_TIMING.store(config::is_nccl_timing_on(), Ordering::Relaxed);
+    let Ring { map, path, file, is_memory, identity } = match Ring::make(clock()) {
         Ok(ring) => ring,
         Err(why) => {
             step_aside(page, why);
@@ -216,10 +236,10 @@ fn make(page: &Page) -> bool {
     // SAFETY: written just now, and not again before the process is another one.
     let path = unsafe { &*RING.0.get() };
     map.header().stack_mode.store(STACKS.load(Ordering::Relaxed), Ordering::Relaxed);
-    callsite::begin();
-    devices::forget();
+    // SAFETY: `lookup` finds exported functions and data of these names, or null.
+    unsafe { stack::init(elf::lookup) };
     let generation = next_generation();
-    lanes::describe_process(map, generation, describe);
+    describe(map, generation);
     // SYNC: map and clock are visible to whoever sees the generation.
     page.generation.store(generation, Ordering::Release);
     page.state.store(LIVE, Ordering::Release);
@@ -256,21 +276,6 @@ fn next_generation() -> u64 {
     generation
 }
 
-/// Sends what holds for the whole process: names of the hooks, facts for `doctor`.
-fn describe(producer: &mut Producer) {
-    let at = producer.now();
-    for (row, hook) in HOOKS.iter().enumerate() {
-        let (name, runtime) = (hook.name.to_bytes(), hook.runtime.as_bytes());
-        producer.push_raw(at, Kind::Api, &[&(row as u64).to_ne_bytes(), name, b"\0", runtime]);
-    }
-    for (row, hook) in crate::hooks::nccl::HOOKS.iter().enumerate() {
-        let number = u64::from(crate::nccl::call::FIRST_API) + row as u64;
-        producer.push_raw(at, Kind::Api, &[&number.to_ne_bytes(), hook.name.to_bytes(), b"\0"]);
-    }
-    crate::hooks::loader::describe(producer);
-    callsite::describe(producer);
-}
-
 /// The page that forked children find empty.
 fn page() -> Option<&'static Page> {
     let mut page = PAGE.load(Ordering::Acquire);
@@ -304,106 +309,10 @@ fn step_aside(page: &Page, why: &[u8]) {
     }
 }
 
-/// Before `main`: only what needs no memory, no file and no thread. The arguments are those that the C library gives to
-/// constructors.
-extern "C" fn construct(argc: c_int, argv: *const *const c_char) {
-    // SAFETY: passed on as they came.
-    unsafe { environment::read_auxiliary(argc, argv) };
-    let clock = Clock::of_this_machine();
-    if clock == Clock::Monotonic {
-        environment::find_clock();
-    }
-    CLOCK.store(clock as u32, Ordering::Relaxed);
-    launch::remember_processors();
-    crate::hooks::loader::find_real_dlsym();
-    crate::nccl::threads::find_real_create();
-}
-
-/// After `main`: tells the recorder, and waits for the trace so that the next command of a script finds it.
-///
-/// Not where other threads run: what they use is being taken down, and would be used for as long as we wait. (Threads that
-/// come back into CPython 3.10 after its end crash; so do those that use a destroyed object of C++.) `gputrace` waits
-/// for the recorder of a trace that it is given. Only the first process of a PID namespace waits in any case, though not
-/// for long: with it the kernel kills the recorder.
-extern "C" fn destruct() {
-    let _errno = KeepErrno::new();
-    let Some(map) = map() else { return };
-    if let Some(mut lane) = lane(Start::OnlyIfLive) {
-        crate::hooks::loader::describe_bypasses(lane.producer());
-    }
-    let header = map.header();
-    header.process.value.store(map::EXITING, Ordering::Release);
-    let usual = match (has_other_threads(), kernel::process_id()) {
-        (false, _) => EXIT_PATIENCE,
-        (true, 1) => INIT_PATIENCE,
-        // What the others do until the process is gone is recorded: nobody has called the trace finished.
-        (true, _) => return,
-    };
-    let patience = config::EXIT_WAIT.number().unwrap_or(usual).min(600_000);
-    for waited in 0..patience {
-        match header.recorder.value.load(Ordering::Acquire) {
-            map::COMPLETE | map::FAILED => return end(),
-            // A recorder that never came is no reason to wait for long.
-            map::NO_RECORDER if waited > 1_000 => return end(),
-            map::RECORDING if waited % 50 == 49 && recorder_is_gone() => {
-                end();
-                return say_recorder_is_gone();
-            }
-            _ => kernel::sleep(1_000_000),
-        }
-    }
-    end();
-    say(b"the recorder is still busy; the trace will be complete a little later");
-}
-
-/// Whether threads run that are not the driver's or ours. In doubt they do.
-fn has_other_threads() -> bool {
-    let (own, mut has_others) = (kernel::thread_id(), false);
-    let is_listed = kernel::list_numbers(c"/proc/self/task", |thread, _| {
-        has_others |= thread as u32 != own && !is_servant(thread as u32);
-    });
-    has_others || !is_listed
-}
-
-/// Whether the thread is one that CUDA's driver made for itself (`cuda-EvtHandlr` and others), or our own.
-fn is_servant(thread: u32) -> bool {
-    let path = Text::<64>::new().add(b"/proc/self/task/").number(thread.into()).add(b"/comm");
-    let mut name = [0_u8; 16];
-    let n = sys::read_file(path.as_c_str(), &mut name);
-    let name = name.get(..n).unwrap_or_default();
-    name.starts_with(b"cuda") || name.starts_with(b"gputrace-")
-}
-
-/// A recorder holds the lock of the ring's file for as long as it lives.
-fn recorder_is_gone() -> bool {
-    // SAFETY: written before the generation that let us come here.
-    let path = unsafe { &*RING.0.get() };
-    // SAFETY: as above.
-    ring_file::is_unlocked(path.as_c_str(), unsafe { *RING_FILE.0.get() })
-}
-
-fn say_recorder_is_gone() {
-    // SAFETY: as in `recorder_is_gone`.
-    let path = unsafe { &*RING.0.get() };
-    let message = Text::<480>::new()
-        .add(b"the recorder was killed; its trace ends there, and the events since then are in ")
-        .add(path.as_bytes())
-        .add(b": `gputrace recover` makes a trace of them");
-    say(message.as_bytes());
-}
-
 /// What libraries give back after us, at the very end, would only open the finished trace again.
-fn end() {
+pub(crate) fn end() {
     if let Some(page) = page() {
         page.generation.store(OFF, Ordering::Release);
         page.state.store(STEPPED_ASIDE, Ordering::Release);
     }
 }
-
-#[used]
-#[unsafe(link_section = ".init_array")]
-static CONSTRUCT: extern "C" fn(c_int, *const *const c_char) = construct;
-
-#[used]
-#[unsafe(link_section = ".fini_array")]
-static DESTRUCT: extern "C" fn() = destruct;

@@ -15,8 +15,8 @@ pub(crate) struct Tls {
     pub(crate) inside: Cell<usize>,
     /// Session that `state` belongs to; 0 none.
     pub(crate) generation: Cell<u64>,
-    /// The rest, once the thread made an event.
-    pub(crate) state: Cell<*mut crate::lanes::ThreadState>,
+    /// The rest, once the thread made an event: what it is, [`crate::lanes`] knows.
+    pub(crate) state: Cell<*mut ()>,
     /// Stack pointer inside PyTorch's `allocate`; 0 outside. A jump leaves it behind: only deeper frames count.
     pub(crate) allocate_frame: Cell<usize>,
     /// What that `allocate` was asked for.
@@ -32,7 +32,7 @@ pub(crate) struct Tls {
     /// NCCL's open groups of this thread.
     pub(crate) group_depth: Cell<u32>,
     /// The call into NCCL that the thread is inside of; 0 none. What NCCL calls of itself meanwhile is its own business.
-    /// To be asked for by [`crate::nccl::call::inside`].
+    /// To be asked for by [`crate::nccl::threads::inside`].
     pub(crate) nccl_call: Cell<u64>,
     /// Where the mark of its hook lies. See [`crate::mark`].
     pub(crate) nccl_mark: Cell<usize>,
@@ -47,6 +47,17 @@ pub(crate) struct Tls {
 }
 
 const _: () = assert!(core::mem::size_of::<Tls>() == 128);
+
+impl Tls {
+    /// Whether the calling thread is inside PyTorch's `allocate`.
+    #[inline]
+    pub(crate) fn is_in_allocate(&self) -> bool {
+        let frame = self.allocate_frame.get();
+        let here = 0_u8;
+        // A jump leaves the mark behind: only deeper frames can be inside.
+        frame != 0 && (&raw const here as usize) < frame
+    }
+}
 
 core::arch::global_asm!(
     ".pushsection .tbss,\"awT\",@nobits",

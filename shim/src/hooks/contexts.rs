@@ -1,7 +1,8 @@
 //! Contexts that go: our own events in them go too.
 
 use crate::nccl::timing::{Going, around_destruction};
-use crate::probe::{self, Start};
+use crate::probe;
+use crate::session::Start;
 use core::ffi::c_void;
 use gputrace_ring::record::Action;
 

@@ -8,12 +8,13 @@
 
 use super::structs::{self, GraphNode};
 use super::torch;
-use crate::hook::AUXILIARY;
-use crate::probe::{self, Start};
-use crate::session::{self, WAIT_SLOTS};
+use crate::captures;
+use crate::lanes;
+use crate::probe;
+use crate::session::{self, Start};
+use crate::thread_state::WAIT_SLOTS;
 use crate::tls;
-use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::ffi::c_void;
 use gputrace_ring::record::{Action, Wait, WaitAction};
 
 /// `cuEventRecord` and its variants.
@@ -23,7 +24,7 @@ pub(crate) fn recorded(run: impl FnOnce() -> i32, event: *mut c_void, stream: *m
     // Only threads that made PyTorch events have somewhere to note it.
     if result == 0
         && torch::is_here()
-        && let Some(mut lane) = session::lane(Start::OnlyIfLive)
+        && let Some(mut lane) = lanes::lane(Start::OnlyIfLive)
     {
         let tls = tls::here();
         let n = tls.waits.get() as usize;
@@ -43,7 +44,7 @@ pub(crate) fn recorded(run: impl FnOnce() -> i32, event: *mut c_void, stream: *m
 #[inline]
 pub(crate) fn queried(run: impl FnOnce() -> i32, event: *mut c_void) -> i32 {
     let result = run();
-    if torch::in_allocate(tls::here()) {
+    if tls::here().is_in_allocate() {
         send(event, WaitAction::Query, result);
     }
     result
@@ -60,7 +61,7 @@ pub(crate) fn synchronised(run: impl FnOnce() -> i32, event: *mut c_void) -> i32
 }
 
 fn send(event: *mut c_void, action: WaitAction, result: i32) {
-    if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
+    if let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
         let at = session::now();
         let wait = Wait { event: event as u64, stream: 0, action: action as u32, result };
         lane.producer().push(at, 0, &wait);
@@ -100,9 +101,6 @@ pub(crate) fn graph_node(
     }
 }
 
-/// Whether a graph of this process owns memory: only then do launches matter, of which there may be thousands a second.
-static GRAPHS_OWN_MEMORY: AtomicBool = AtomicBool::new(false);
-
 /// `cuGraphLaunch`.
 #[inline]
 pub(crate) fn graph_launch(
@@ -111,18 +109,13 @@ pub(crate) fn graph_launch(
     exec: *mut c_void,
     stream: *mut c_void,
 ) -> i32 {
-    if !GRAPHS_OWN_MEMORY.load(Ordering::Relaxed) {
+    if !captures::graphs_own_memory() {
         return run();
     }
     probe::acquire(Start::OnlyIfLive, row, Action::GraphLaunch, run, |draft, _| {
         draft.handle(exec);
         draft.stream(stream);
     })
-}
-
-/// A node that gives memory out was made, or a stream-ordered allocation was captured.
-pub(crate) fn graph_memory() {
-    GRAPHS_OWN_MEMORY.store(true, Ordering::Relaxed);
 }
 
 /// `cuStreamBeginCapture_v2`.
@@ -132,15 +125,10 @@ pub(crate) fn begin_capture(run: impl FnOnce() -> i32, row: u16, stream: *mut c_
         draft.extra(mode);
     });
     if result == 0 {
-        let capturing = &tls::here().capturing;
-        capturing.set(capturing.get().saturating_add(1));
-        CAPTURES.fetch_add(1, Ordering::Relaxed);
+        captures::note_begun(tls::here());
     }
     result
 }
-
-/// Streams of the process that are being captured.
-static CAPTURES: AtomicU32 = AtomicU32::new(0);
 
 /// `cuStreamEndCapture`.
 pub(crate) fn end_capture(
@@ -157,32 +145,6 @@ pub(crate) fn end_capture(
         }
     });
     // A capture that was invalidated ends with an error.
-    let capturing = &tls::here().capturing;
-    capturing.set(capturing.get().saturating_sub(1));
-    let _ = CAPTURES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |open| open.checked_sub(1));
+    captures::note_ended(tls::here());
     result
-}
-
-/// Whether a stream of the process is being captured, as far as we know.
-pub(crate) fn captures_are_open() -> bool {
-    CAPTURES.load(Ordering::Relaxed) != 0
-}
-
-/// Whether what is enqueued on the stream now becomes part of a graph. The driver is asked only while the process has a
-/// capture open: another thread may have begun it. The question is legal then, and changes nothing.
-pub(crate) fn is_captured(stream: u64) -> bool {
-    /// `CU_STREAM_CAPTURE_STATUS_ACTIVE`, cuda.h 13.0.
-    const ACTIVE: c_int = 1;
-    type IsCapturing = unsafe extern "C" fn(u64, *mut c_int) -> c_int;
-    if CAPTURES.load(Ordering::Relaxed) == 0 {
-        return false;
-    }
-    let mine = tls::here().capturing.get() != 0;
-    // SAFETY: the type is that of cuda.h 13.0, unchanged since 10.0; a stream is a pointer, as large as a number.
-    let Some(is_capturing) = (unsafe { AUXILIARY.stream_is_capturing.get::<IsCapturing>() }) else {
-        return mine;
-    };
-    let mut status = 0;
-    // SAFETY: the program's own stream, which it gives to NCCL in this moment; the out-parameter is ours.
-    if stream == 0 || unsafe { is_capturing(stream, &raw mut status) } != 0 { mine } else { status == ACTIVE }
 }

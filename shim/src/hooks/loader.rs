@@ -6,10 +6,12 @@
 //! mistaken for another.
 
 use super::cuda_driver::{HOOKS, ROWS, Row};
-use super::{autograd, torch, unhooked};
+use super::{nccl_loader, torch, unhooked};
+use crate::auxiliary::AUXILIARY;
+use crate::backward;
 use crate::elf::{self, Object};
-use crate::hook::AUXILIARY;
-use crate::nccl::library;
+use crate::lanes;
+use crate::nccl::banks;
 use crate::session::{self, Start};
 use crate::sys::{KeepErrno, Text};
 use core::ffi::{CStr, c_char, c_void};
@@ -100,7 +102,7 @@ pub(crate) fn find_real_dlsym() {
         if is_behind && dlvsym.is_none() {
             dlvsym = object.symbol(c"dlvsym");
         }
-        is_behind |= object.contains(find_real_dlsym as *const () as usize);
+        is_behind |= object.is_ours();
         false
     });
     // What comes later is loaded by the program itself, and is in nobody's way.
@@ -204,8 +206,8 @@ pub(crate) fn note_unloaded() {
     DRIVER_RANGE.clear();
     INTERPOSED.store(false, Ordering::Relaxed);
     INDEXED.store(false, Ordering::Release);
-    super::code::forget();
-    if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
+    crate::device_code::forget();
+    if let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
         let producer = lane.producer();
         let at = producer.now();
         let text = b"driver.unloaded=libcuda.so.1 was unloaded by the program: what was not given back until here went with it";
@@ -255,7 +257,7 @@ fn index_interposers(driver: &Object) {
                 }
             }
         }
-        is_behind |= object.contains(index_interposers as *const () as usize);
+        is_behind |= object.is_ours();
         false
     });
 }
@@ -473,7 +475,7 @@ unsafe fn decide_nccl(
     version: *const c_char,
 ) -> *mut c_void {
     // SAFETY: dlsym's second argument is a C string.
-    let Some(row) = library::row_of(unsafe { crate::sys::c_bytes(name) }) else { return PASS };
+    let Some(row) = nccl_loader::row_of(unsafe { crate::sys::c_bytes(name) }) else { return PASS };
     if handle == libc::RTLD_NEXT {
         return PASS;
     }
@@ -497,17 +499,17 @@ unsafe fn decide_nccl(
     if found == 0 {
         return PASS;
     }
-    if library::is_our_address(found) {
+    if banks::is_our_address(found) {
         // Our own export was found, in the program's global scope: it counts only if a library has the real one.
         // SAFETY: a C string, as above.
-        if library::is_anywhere(unsafe { CStr::from_ptr(name) }) {
+        if banks::is_anywhere(unsafe { CStr::from_ptr(name) }) {
             return PASS;
         }
         // SAFETY: the program's own name; asked from here, it means "after us", and fails.
         unsafe { real(libc::RTLD_NEXT, name) };
         return ABSENT;
     }
-    library::ours_for(row, found, caller).map_or(PASS, |ours| ours.cast_mut().cast())
+    nccl_loader::ours_for(row, found, caller).map_or(PASS, |ours| ours.cast_mut().cast())
 }
 
 /// Whether our `dlsym` is the next one after the caller's library. Libraries that stand in for `dlsym` too ask for the
@@ -517,7 +519,7 @@ fn is_next_after(caller: usize) -> bool {
     let (mut is_behind, mut is_next) = (false, false);
     elf::find(|object| {
         if is_behind && object.symbol(c"dlsym").is_some() {
-            is_next = object.contains(is_next_after as *const () as usize);
+            is_next = object.is_ours();
             return true;
         }
         is_behind |= object.contains(caller);
@@ -645,7 +647,7 @@ fn runtime_began() {
             break;
         }
     }
-    if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
+    if let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
         let at = session::now();
         lane.producer().push_raw(at, Kind::Runtime, &[&(caller as u64).to_ne_bytes()]);
     }
@@ -664,7 +666,7 @@ pub(crate) fn initialised(run: impl FnOnce() -> i32, _flags: u32) -> i32 {
 pub(crate) fn describe_bypasses(producer: &mut Producer) {
     let real = REAL_DLSYM.load(Ordering::Acquire) as usize;
     elf::find(|object| {
-        let is_ours = object.contains(describe_bypasses as *const () as usize);
+        let is_ours = object.is_ours();
         if is_ours || DRIVER_RANGE.contains(object.start()) || DLSYM_OWNER.contains(object.start()) {
             return false;
         }
@@ -696,7 +698,7 @@ pub(crate) fn describe(producer: &mut Producer) {
         }
     }
     torch::describe(producer);
-    autograd::describe(producer);
+    backward::describe(producer);
     unhooked::describe(producer);
     describe_bypasses(producer);
 }

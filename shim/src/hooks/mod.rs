@@ -1,12 +1,12 @@
 //! Every function we stand in for, by where it comes from.
 
 pub(crate) mod autograd;
-pub(crate) mod code;
 mod contexts;
 mod cuda_driver;
 pub(crate) mod events;
 pub(crate) mod loader;
 pub(crate) mod nccl;
+mod nccl_loader;
 pub(crate) mod nvtx;
 mod structs;
 pub(crate) mod torch;

@@ -34,7 +34,8 @@
 //! | `ncclResetDebugInit*` | opens NCCL's log anew |
 //! | `ncclSetEncryption` | sets how the network is encrypted |
 
-use crate::nccl::library::{self, BANKS, LINKED, LINKED_PROFILED};
+use super::nccl_loader;
+use crate::nccl::banks::{BANKS, LINKED, LINKED_PROFILED};
 use crate::nccl::{Comm, UniqueId, WaitSignal, call, comms};
 use crate::session::Start;
 use core::ffi::{CStr, c_void};
@@ -145,9 +146,9 @@ macro_rules! hooks {
                     type Real = unsafe extern "C" fn($($type),*) -> i32;
                     const ROW: u16 = Row::$name as u16;
                     // SAFETY: the row gives the function's own prototype.
-                    let real = match unsafe { library::real::<Real>(BANK, ROW) } {
+                    let real = match unsafe { nccl_loader::real::<Real>(BANK, ROW) } {
                         Some(real) => real,
-                        None => return library::absent(ROW),
+                        None => return nccl_loader::absent(ROW),
                     };
                     // SAFETY: the program's own arguments, passed on unchanged.
                     let run = || unsafe { real($($arg),*) };

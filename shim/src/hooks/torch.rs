@@ -5,14 +5,18 @@
 //! totals, but not what was asked for: that passes through the third slot of the allocator's vtable, `allocate`, just
 //! before, on the same thread. The vtable is not changed: the object gets a copy of it in which that slot is ours.
 
-use super::autograd;
+use crate::backward;
 use crate::callsite;
 use crate::elf;
 use crate::kernel;
-use crate::probe::Start;
-use crate::session;
+use crate::lanes;
+use crate::remembered::{self, NONE_FOUND};
+use crate::session::{self, Start};
 use crate::sys::{self, KeepErrno};
-use crate::tls::{self, Tls};
+use crate::thread_state::WAIT_SLOTS;
+use crate::tls;
+#[cfg(target_arch = "x86_64")]
+use crate::trampoline::calls_around;
 use core::ffi::{CStr, c_int, c_void};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use gputrace_ring::record::{BlockAlloc, BlockFree, BlockOom, Kind, UNKNOWN, pack_device};
@@ -77,15 +81,6 @@ pub(crate) fn is_here() -> bool {
     STATE.load(Ordering::Relaxed) != ABSENT
 }
 
-/// Whether the calling thread is inside PyTorch's `allocate`.
-#[inline]
-pub(crate) fn in_allocate(tls: &Tls) -> bool {
-    let frame = tls.allocate_frame.get();
-    let here = 0_u8;
-    // A jump leaves the mark behind: only deeper frames can be inside.
-    frame != 0 && (&raw const here as usize) < frame
-}
-
 /// Puts our `allocate` into the allocator, if it is there and looks as expected.
 #[cold]
 pub(crate) fn look() {
@@ -93,7 +88,7 @@ pub(crate) fn look() {
         return;
     }
     let _errno = KeepErrno::new();
-    autograd::look();
+    backward::look();
     let Some(library) = elf::by_soname(c"libc10_cuda.so") else { return };
     STATE.fetch_max(REPORTS, Ordering::Relaxed);
     if let Some(address) = library.symbol(CURRENT_STREAM) {
@@ -151,7 +146,7 @@ pub(crate) fn look() {
     let ours = unsafe { copy.add(VTABLE_PREFIX) } as usize;
     if vtable_word.compare_exchange(vtable, ours, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
         STATE.store(REQUESTS, Ordering::Relaxed);
-        if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
+        if let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
             describe(lane.producer());
         }
     }
@@ -160,15 +155,8 @@ pub(crate) fn look() {
 /// To be called after objects were unloaded: forgets PyTorch's libraries if they went.
 #[cold]
 pub(crate) fn note_unloaded() {
-    let slots = [&REAL_ALLOCATE, &GET_STREAM, &GET_STREAM_HANDLE, &REAL_REPORT_USAGE, &REAL_REPORT_OOM];
-    let is_gone = |slot: &&AtomicUsize| {
-        let address = slot.load(Ordering::Relaxed);
-        address > 1 && elf::by_address(address).is_none()
-    };
-    if slots.iter().any(is_gone) {
-        for slot in slots {
-            slot.store(0, Ordering::Relaxed);
-        }
+    let all = [&REAL_ALLOCATE, &GET_STREAM, &GET_STREAM_HANDLE, &REAL_REPORT_USAGE, &REAL_REPORT_OOM];
+    if remembered::forget_if_gone(all.into_iter()) {
         LOOKS.store(0, Ordering::Relaxed);
         STATE.store(ABSENT, Ordering::Relaxed);
     }
@@ -193,42 +181,11 @@ pub(crate) fn describe(producer: &mut Producer) {
 #[unsafe(naked)]
 #[unsafe(link_section = "gputrace_hot")]
 unsafe extern "C" fn allocate_entry(_result: *mut c_void, _this: *mut c_void, _bytes: usize) -> *mut c_void {
-    core::arch::naked_asm!(
-        ".cfi_startproc",
-        ".cfi_personality 0x1b, {unwound}", // DW_EH_PE_pcrel | DW_EH_PE_sdata4
-        "push rbx",
-        ".cfi_adjust_cfa_offset 8",
-        ".cfi_rel_offset rbx, 0",
-        "push rdi",
-        ".cfi_adjust_cfa_offset 8",
-        "push rsi",
-        ".cfi_adjust_cfa_offset 8",
-        "push rdx",
-        ".cfi_adjust_cfa_offset 8",
-        "sub rsp, 8",
-        ".cfi_adjust_cfa_offset 8",
-        "mov rdi, rdx",
-        "lea rsi, [rsp + 40]",
-        "call {enter}",
-        "add rsp, 8",
-        ".cfi_adjust_cfa_offset -8",
-        "pop rdx",
-        ".cfi_adjust_cfa_offset -8",
-        "pop rsi",
-        ".cfi_adjust_cfa_offset -8",
-        "pop rdi",
-        ".cfi_adjust_cfa_offset -8",
-        "call rax",
-        "mov rbx, rax",
-        "call {leave}",
-        "mov rax, rbx",
-        "pop rbx",
-        ".cfi_adjust_cfa_offset -8",
-        "ret",
-        ".cfi_endproc",
-        enter = sym enter_allocate,
-        leave = sym leave_allocate,
-        unwound = sym unwound,
+    calls_around!(
+        saves ["rdi" "rsi" "rdx"],
+        before ["mov rdi, rdx" "lea rsi, [rsp + 40]"] enter_allocate,
+        after [] leave_allocate,
+        personality unwound
     )
 }
 
@@ -320,11 +277,11 @@ fn block_allocated(addr: u64, bytes: u64, allocated: u64, reserved: u64, device:
         STATE.fetch_max(REPORTS, Ordering::Relaxed);
         look();
     }
-    let Some(mut lane) = session::lane(Start::OnlyIfLive) else { return };
+    let Some(mut lane) = lanes::lane(Start::OnlyIfLive) else { return };
     let tls = tls::here();
     tls.waits.set(0);
     let (mut requested, mut stream) = (UNKNOWN, UNKNOWN);
-    if in_allocate(tls) {
+    if tls.is_in_allocate() {
         requested = tls.requested.get();
         stream = current_stream(&mut lane.state().torch_stream, device);
     }
@@ -344,14 +301,14 @@ fn block_allocated(addr: u64, bytes: u64, allocated: u64, reserved: u64, device:
 
 #[inline]
 fn block_freed(addr: u64, bytes: u64, allocated: u64, reserved: u64, device: i8) {
-    let Some(mut lane) = session::lane(Start::OnlyIfLive) else { return };
+    let Some(mut lane) = lanes::lane(Start::OnlyIfLive) else { return };
     let tls = tls::here();
     let waits = tls.waits.replace(0) as usize;
     if waits != 0 {
         let at = session::now();
         // Slots are reused in a circle: at most all of them, the oldest first.
-        for i in waits.saturating_sub(session::WAIT_SLOTS)..waits {
-            let wait = lane.state().waits.get(i % session::WAIT_SLOTS).copied().unwrap_or_default();
+        for i in waits.saturating_sub(WAIT_SLOTS)..waits {
+            let wait = lane.state().waits.get(i % WAIT_SLOTS).copied().unwrap_or_default();
             lane.producer().push(at, 0, &wait);
         }
     }
@@ -367,10 +324,10 @@ fn block_freed(addr: u64, bytes: u64, allocated: u64, reserved: u64, device: i8)
 #[cold]
 fn out_of_memory(bytes: u64, allocated: u64, reserved: u64, device: i8) {
     let tls = tls::here();
-    let requested = if in_allocate(tls) { tls.requested.get() } else { UNKNOWN };
+    let requested = if tls.is_in_allocate() { tls.requested.get() } else { UNKNOWN };
     // The exception that follows skips `leave_allocate`.
     tls.allocate_frame.set(0);
-    let Some(mut lane) = session::lane(Start::IfNeeded) else { return };
+    let Some(mut lane) = lanes::lane(Start::IfNeeded) else { return };
     let stack = callsite::capture(&mut lane, callsite::Of::Block(bytes));
     let at = session::now();
     let record = BlockOom { device_bytes: pack_device(device, bytes), requested, allocated, reserved, stack };
@@ -420,12 +377,12 @@ unsafe fn real<F: Copy>(slot: &AtomicUsize, name: &CStr) -> Option<F> {
         slot.store(address, Ordering::Relaxed);
     }
     // SAFETY: a function pointer is as large as an address; the caller knows its type.
-    (address > 1).then(|| unsafe { core::mem::transmute_copy(&address) })
+    (address > NONE_FOUND).then(|| unsafe { core::mem::transmute_copy(&address) })
 }
 
-/// Address of a function of `libc10.so`; 1 if there is none, so that it is looked for once.
+/// Address of a function of `libc10.so`; [`NONE_FOUND`] if there is none, so that it is looked for once.
 #[cold]
 fn find_real(name: &CStr) -> usize {
     let _errno = KeepErrno::new();
-    elf::by_soname(c"libc10.so").and_then(|library| library.symbol(name)).unwrap_or(1)
+    elf::by_soname(c"libc10.so").and_then(|library| library.symbol(name)).unwrap_or(NONE_FOUND)
 }

@@ -1,7 +1,8 @@
 //! Functions of the driver that look as if they gave memory out or took it back, were looked up, and are no rows: a
 //! newer CUDA than this library knows. They are named in the trace, so that what is missing from it has a name.
 
-use crate::session::{self, Start};
+use crate::lanes;
+use crate::session::Start;
 use crate::sys::Text;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use gputrace_ring::record::Kind;
@@ -60,7 +61,7 @@ pub(crate) fn seen(name: &[u8], version: i32) {
                 slot.version.store(version as u32, Ordering::Relaxed);
                 // SYNC: the name is written.
                 slot.state.store(NAMED, Ordering::Release);
-                if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
+                if let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
                     slot.describe(lane.producer());
                 }
                 return;

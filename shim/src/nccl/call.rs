@@ -1,11 +1,12 @@
 //! One call into NCCL: a record before it, a record after it.
 
+use super::Comm;
 use super::comms::{self, Slot};
+use super::threads::{self, Mark, inside};
 use super::timing::{self, Timing};
-use super::{Comm, threads};
 use crate::callsite;
-use crate::hooks::events;
-use crate::mark;
+use crate::captures;
+use crate::lanes;
 use crate::probe::Word;
 use crate::session::{self, Start};
 use crate::tls::{self, Tls};
@@ -20,9 +21,6 @@ const SEVERAL: u32 = u32::MAX;
 /// `ncclSuccess` and `ncclInProgress`, nccl.h.
 const SUCCESS: i32 = 0;
 pub(super) const IN_PROGRESS: i32 = 7;
-/// Calls of one group whose numbers can be given back when it is only simulated.
-pub(crate) const MOST_GROUPED: usize = 1024;
-
 static CALLS: AtomicU64 = AtomicU64::new(0);
 static GROUPS: AtomicU32 = AtomicU32::new(0);
 
@@ -66,25 +64,6 @@ pub(crate) fn around(
     result
 }
 
-/// No hook's frame has so many bytes beside its mark, nor one of `pthread_create` or of the driver down to its record.
-const ROOM: usize = 3072;
-
-/// The thread is inside of NCCL.
-pub(crate) type Mark = mark::Mark<ROOM>;
-
-/// The call into NCCL that whoever stands at `top` is inside of, see [`mark::Mark::top`]; 0 none. One that was left past its
-/// hook is over.
-#[inline]
-pub(crate) fn inside(tls: &Tls, top: usize) -> u64 {
-    let call = tls.nccl_call.get();
-    if call == 0 || Mark::is_around(tls, tls.nccl_mark.get(), top) {
-        return call;
-    }
-    tls.nccl_call.set(0);
-    threads::close(call);
-    0
-}
-
 /// A call that has begun.
 pub(crate) struct Running<'a> {
     mark: &'a Mark,
@@ -107,7 +86,7 @@ impl Running<'_> {
         tls.nccl_call.set(0);
         self.mark.take_away();
         after(tls, self.op, result, self.counter);
-        if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
+        if let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
             let duration = end.0.saturating_sub(self.began.0);
             let exit = NcclExit { call: self.call, value, duration, result, timed: timed as u32 };
             lane.producer().push(end, 0, &exit);
@@ -137,7 +116,7 @@ fn after(tls: &Tls, op: NcclOp, result: i32, counter: Option<&'static AtomicU64>
     if !is_done(result) {
         counter.fetch_sub(1, Ordering::Relaxed);
     } else if tls.group.get() != 0
-        && let Some(mut lane) = session::lane(Start::OnlyIfLive)
+        && let Some(mut lane) = lanes::lane(Start::OnlyIfLive)
     {
         lane.state().grouped.push(counter);
     }
@@ -147,33 +126,9 @@ fn close_group(tls: &Tls, op: NcclOp, result: i32) {
     tls.group.set(0);
     tls.group_comm.set(0);
     comms::resolve_grouped(result);
-    if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
+    if let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
         let simulated = op == NcclOp::GroupSimulateEnd && result == SUCCESS;
         lane.state().grouped.close(simulated);
-    }
-}
-
-/// Numbers that the calls of an open group took.
-pub(crate) struct Grouped {
-    n: usize,
-    counters: [Option<&'static AtomicU64>; MOST_GROUPED],
-}
-
-impl Grouped {
-    fn push(&mut self, counter: &'static AtomicU64) {
-        if let Some(slot) = self.counters.get_mut(self.n) {
-            *slot = Some(counter);
-            self.n += 1;
-        }
-    }
-
-    fn close(&mut self, simulated: bool) {
-        if simulated {
-            for counter in self.counters.iter().take(self.n).flatten() {
-                counter.fetch_sub(1, Ordering::Relaxed);
-            }
-        }
-        self.n = 0;
     }
 }
 
@@ -289,11 +244,11 @@ impl Draft {
 
     /// Sends the record. From here on the thread is inside of NCCL.
     pub(crate) fn begin<'a>(mut self, start: Start, tls: &Tls, mark: &'a Mark) -> Running<'a> {
-        if events::is_captured(self.enter.stream) {
+        if captures::is_captured(self.enter.stream) {
             self.enter.marks |= NcclEnter::CAPTURED;
         }
         let at = session::now();
-        if let Some(mut lane) = session::lane(start) {
+        if let Some(mut lane) = lanes::lane(start) {
             self.enter.stack = callsite::capture(&mut lane, callsite::Of::Nccl);
             lane.producer().push(at, 0, &self.enter);
         }

@@ -4,13 +4,14 @@
 //! communicator that does not block, has no address when the call returns: it is found when the group ends, or when an
 //! address is met that nobody knows.
 
-use super::call::{self, Draft, IN_PROGRESS, Mark, Place, is_done};
+use super::call::{self, Draft, IN_PROGRESS, Place, is_done};
 use super::config::Config;
-use super::{Comm, UniqueId, hash, library};
+use super::threads::{Mark, inside};
+use super::{Comm, UniqueId, banks, hash};
+use crate::lanes::{self, Lane};
 use crate::probe::current_device;
-use crate::session::{self, Lane, Start};
-use crate::sys;
-use crate::tls;
+use crate::session::{self, Start};
+use crate::{devices, sys, tls};
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -208,7 +209,7 @@ fn fresh(origin: u16) -> Communicator {
 
 /// Sends a definition.
 fn define(definition: &Communicator, config: &Config, start: Start) {
-    if let Some(mut lane) = session::lane(start) {
+    if let Some(mut lane) = lanes::lane(start) {
         send(&mut lane, definition, config);
     }
 }
@@ -242,7 +243,7 @@ struct Creation {
 
 impl Creation {
     fn root(place: Place, op: NcclOp, config: *const c_void) -> Creation {
-        let version = library::version(place.bank);
+        let version = banks::version(place.bank);
         let device = current_device().into();
         let definition = Communicator { version, device, ..fresh(op as u16) };
         Creation { place, op, definition, config, parent: None }
@@ -250,7 +251,7 @@ impl Creation {
 
     fn child(place: Place, op: NcclOp, parent: Comm, config: *const c_void) -> Creation {
         let parent = of(parent);
-        let mut definition = Communicator { version: library::version(place.bank), ..fresh(op as u16) };
+        let mut definition = Communicator { version: banks::version(place.bank), ..fresh(op as u16) };
         if let Some(parent) = parent {
             definition.parent = parent.id();
             definition.ordinal = parent.children.fetch_add(1, Ordering::Relaxed) + 1;
@@ -316,14 +317,14 @@ impl Creation {
                 return 0;
             }
             if is_ready && definition.parent != 0 {
-                let number = |getter| library::number_of(bank, getter, handle).unwrap_or(-1);
+                let number = |getter| banks::number_of(bank, getter, handle).unwrap_or(-1);
                 definition.rank = number(c"ncclCommUserRank");
                 definition.n_ranks = number(c"ncclCommCount");
             }
             definition.handle = handle as u64;
             handle as u64
         });
-        crate::devices::describe_late();
+        describe_devices();
         self.settle(result, out, &config, in_group);
         result
     }
@@ -373,9 +374,18 @@ pub(crate) fn init_rank(
     })
 }
 
+/// Sends the devices if the session began before the driver was ready: NCCL makes it so while it makes a communicator.
+fn describe_devices() {
+    if !devices::are_known()
+        && let Some(mut lane) = lanes::lane(Start::OnlyIfLive)
+    {
+        devices::describe(lane.producer());
+    }
+}
+
 /// Whether the call comes from inside of NCCL, or nobody wants to know.
 fn is_inside(mark: &Mark) -> bool {
-    call::inside(tls::here(), mark.top()) != 0 || session::is_off()
+    inside(tls::here(), mark.top()) != 0 || session::is_off()
 }
 
 /// How often the process has used this id for this rank before. With NCCL_COMM_ID all ids are the same.
@@ -408,7 +418,7 @@ pub(crate) fn init_all(
     let mut draft = Draft::new(place.row, NcclOp::CommInitAll, tls);
     draft.count(n_devices);
     let (call, n) = (draft.enter.call, n_devices.clamp(0, 64));
-    let version = library::version(place.bank);
+    let version = banks::version(place.bank);
     let first = COMMS.fetch_add(n as u32, Ordering::Relaxed) + 1;
     draft.enter.comm = first;
     let each = |rank: i32| {
@@ -432,7 +442,7 @@ pub(crate) fn init_all(
     let running = draft.begin(Start::IfNeeded, tls, &mark);
     let result = run();
     running.end(tls, result, || 0);
-    crate::devices::describe_late();
+    describe_devices();
     // NCCL has made the id itself, by the public function.
     let hashes = [tls.nested_id[0].get(), tls.nested_id[1].get()];
     for rank in 0..if result == SUCCESS && !out.is_null() { n } else { 0 } {
@@ -653,7 +663,7 @@ pub(crate) fn unique_id(run: impl FnOnce() -> i32, place: Place, parent: Comm, i
         if id.is_null() { [0; 2] } else { hash::of_unique_id(unsafe { &*id }) }
     };
     let (tls, mark) = (tls::here(), Mark::new());
-    if call::inside(tls, mark.top()) == 0 {
+    if inside(tls, mark.top()) == 0 {
         let fill = |draft: &mut Draft| draft.comm(parent);
         return call::around(Start::OnlyIfLive, place.row, NcclOp::UniqueId, run, fill, || hashes()[0]);
     }

@@ -8,11 +8,13 @@
 //!
 //! NCCL calls its own public functions; only the outermost call of a thread is the program's.
 
+pub(crate) mod banks;
 pub(crate) mod call;
 pub(crate) mod comms;
 pub(crate) mod config;
+pub(crate) mod grouped;
 pub(crate) mod hash;
-pub(crate) mod library;
+pub(crate) mod noted;
 pub(crate) mod threads;
 pub(crate) mod timing;
 

@@ -5,10 +5,9 @@
 //! was started inside a call into NCCL, or by a thread that was. The call it works for is the one that is open at that
 //! moment; if several are, the one of its own communicator, else the one that started it.
 
-use super::call;
 use crate::sys::KeepErrno;
 use crate::tls::{self, Tls};
-use crate::{elf, kernel};
+use crate::{elf, kernel, mark};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -87,16 +86,35 @@ impl Drop for Open {
 }
 
 /// A call is over that nobody came back from.
-pub(crate) fn close(call: u64) {
+fn close(call: u64) {
     if let Some(place) = OPEN.iter().find(|place| place.call.load(Ordering::Relaxed) == call) {
         place.free();
     }
 }
 
+/// No hook's frame has so many bytes beside its mark, nor one of `pthread_create` or of the driver down to its record.
+const ROOM: usize = 3072;
+
+/// The thread is inside of NCCL.
+pub(crate) type Mark = mark::Mark<ROOM>;
+
+/// The call into NCCL that whoever stands at `top` is inside of, see [`mark::Mark::top`]; 0 none. One that was left past its
+/// hook is over.
+#[inline]
+pub(crate) fn inside(tls: &Tls, top: usize) -> u64 {
+    let call = tls.nccl_call.get();
+    if call == 0 || Mark::is_around(tls, tls.nccl_mark.get(), top) {
+        return call;
+    }
+    tls.nccl_call.set(0);
+    close(call);
+    0
+}
+
 /// Says in a driver call whether it is NCCL's.
 #[inline]
 pub(crate) fn charge(call: &mut Call, tls: &Tls) {
-    let own = call::inside(tls, tls.busy.get());
+    let own = inside(tls, tls.busy.get());
     if own != 0 {
         call.comm = tls.nccl_comm.get();
         call.nccl_call = own;
@@ -152,15 +170,7 @@ impl Birth {
 #[cold]
 pub(crate) fn find_real_create() -> *mut c_void {
     let _errno = KeepErrno::new();
-    let mut is_behind = false;
-    let mut address = 0;
-    elf::find(|object| {
-        if is_behind {
-            address = object.symbol(c"pthread_create").unwrap_or(0);
-        }
-        is_behind |= object.contains(find_real_create as *const () as usize);
-        address != 0
-    });
+    let address = elf::function_behind_us(c"pthread_create");
     if address != 0 {
         REAL_CREATE.store(address as *mut c_void, Ordering::Release);
     }
@@ -215,7 +225,7 @@ pub(crate) fn create_own(attributes: *const c_void, start: Start) -> bool {
 
 /// `None` for threads that are not NCCL's, and where there is no room.
 fn birth(tls: &Tls, start: Start, argument: *mut c_void) -> Option<&'static Birth> {
-    let (comm, call) = match call::inside(tls, tls::stack_pointer()) {
+    let (comm, call) = match inside(tls, tls::stack_pointer()) {
         0 => (tls.lineage[0].get() as u32, tls.lineage[1].get()),
         call => (tls.nccl_comm.get(), call),
     };

@@ -13,12 +13,13 @@
 //! Positions count from an event of the same context. The driver gives times as a `float` of milliseconds, which over an
 //! hour resolves no better than a quarter of one: so the event that is counted from moves on, once a second.
 
+use super::noted::{MOST_NOTED, Taken};
 use super::threads;
-use crate::config;
+use crate::auxiliary::AUXILIARY;
+use crate::captures;
 use crate::elf;
-use crate::hook::AUXILIARY;
-use crate::hooks::events;
 use crate::kernel;
+use crate::lanes;
 use crate::session::{self, Start};
 use crate::sys::{self, KeepErrno, Text};
 use core::ffi::{c_int, c_void};
@@ -33,8 +34,6 @@ const MOST_CONTEXTS: usize = 16;
 /// Pairs of events of a context: launches that wait for the GPU at one time.
 const PAIRS: usize = 1024;
 const WORDS: usize = PAIRS / 64;
-/// Communicators and streams of one group.
-const MOST_NOTED: usize = 64;
 /// How often results are looked for, nanoseconds.
 const PAUSE: u32 = 10_000_000;
 /// How long results are waited for when the process ends, and how long for the thread that looks, milliseconds.
@@ -62,8 +61,6 @@ const READY: u32 = 2;
 const BAD: u32 = 3;
 const GONE: u32 = 4;
 
-/// Whether the user asked for it.
-static WANTED: AtomicU32 = AtomicU32::new(0);
 /// The session that the tables belong to: a forked child has no thread that reads them.
 static SESSION: AtomicU64 = AtomicU64::new(0);
 /// 1: the process ends. 2: the last look is over.
@@ -95,19 +92,6 @@ struct Pair {
     comm: AtomicU32,
 }
 
-/// A pair in a thread's hands: never 0, so that all zeros are no pair where a thread keeps them.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-pub(crate) struct Taken(NonZeroU32);
-
-/// What the thread's open group will launch.
-pub(crate) struct Noted {
-    n: usize,
-    is_full: bool,
-    places: [(u32, u64); MOST_NOTED],
-    taken: [Option<Taken>; MOST_NOTED],
-}
-
 /// What is done about a call.
 pub(crate) enum Timing {
     /// Nothing.
@@ -122,15 +106,10 @@ pub(crate) enum Timing {
     Group,
 }
 
-/// When the session begins.
-pub(crate) fn configure() {
-    WANTED.store(u32::from(config::is_nccl_timing_on()), Ordering::Relaxed);
-}
-
 /// Before a call into NCCL.
 #[inline]
 pub(crate) fn begin(enter: &NcclEnter) -> Timing {
-    if WANTED.load(Ordering::Relaxed) == 0 { Timing::None } else { begin_wanted(enter) }
+    if !session::wants_nccl_timing() { Timing::None } else { begin_wanted(enter) }
 }
 
 #[cold]
@@ -203,7 +182,7 @@ fn launches(op: NcclOp) -> bool {
 
 /// Remembers what the thread's group will launch.
 fn note(comm: u32, stream: u64) {
-    let Some(mut lane) = session::lane(Start::OnlyIfLive) else { return };
+    let Some(mut lane) = lanes::lane(Start::OnlyIfLive) else { return };
     let noted = &mut lane.state().noted;
     if noted.places.iter().take(noted.n).any(|place| *place == (comm, stream)) {
         return;
@@ -218,7 +197,7 @@ fn note(comm: u32, stream: u64) {
 }
 
 fn forget_noted() {
-    if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
+    if let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
         let noted = &mut lane.state().noted;
         (noted.n, noted.is_full) = (0, false);
     }
@@ -226,7 +205,7 @@ fn forget_noted() {
 
 /// All of the group's starts, or none.
 fn begin_group(call: u64) -> Timing {
-    let Some(mut lane) = session::lane(Start::OnlyIfLive) else { return Timing::None };
+    let Some(mut lane) = lanes::lane(Start::OnlyIfLive) else { return Timing::None };
     let noted = &mut lane.state().noted;
     let (n, places) = (core::mem::take(&mut noted.n), noted.places);
     let mut why = core::mem::take(&mut noted.is_full).then_some(NcclTimed::NoEvents);
@@ -245,7 +224,7 @@ fn begin_group(call: u64) -> Timing {
         }
     }
     if why.is_none()
-        && let Some(mut lane) = session::lane(Start::OnlyIfLive)
+        && let Some(mut lane) = lanes::lane(Start::OnlyIfLive)
     {
         lane.state().noted.taken = taken;
         return Timing::Group;
@@ -255,7 +234,7 @@ fn begin_group(call: u64) -> Timing {
 }
 
 fn end_group(is_launched: bool) -> NcclTimed {
-    let Some(mut lane) = session::lane(Start::OnlyIfLive) else { return NcclTimed::Refused };
+    let Some(mut lane) = lanes::lane(Start::OnlyIfLive) else { return NcclTimed::Refused };
     let taken = core::mem::replace(&mut lane.state().noted.taken, [None; MOST_NOTED]);
     drop(lane);
     let mut timed = NcclTimed::Enqueued;
@@ -398,7 +377,7 @@ impl Context {
 
 #[cold]
 fn say_stopped(function: &[u8], error: c_int) {
-    if let Some(mut lane) = session::lane(Start::OnlyIfLive) {
+    if let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
         let text = Text::<192>::new()
             .add(b"nccl.timing=stopped: ")
             .add(function)
@@ -418,7 +397,7 @@ impl Pair {
         if missing().next().is_none() {
             return Ok(());
         }
-        if events::captures_are_open() {
+        if captures::are_open() {
             return Err(NcclTimed::Capture);
         }
         let _current = Current::set(context)?;
@@ -616,7 +595,7 @@ unsafe extern "C" fn read_events(_: *mut c_void) -> *mut c_void {
     // SAFETY: the parameter is ours. -1 where there is no such function.
     let result = exchange.map_or(-1, |exchange| unsafe { exchange(&raw mut mode) });
     if result != 0 {
-        WANTED.store(0, Ordering::Relaxed);
+        session::end_nccl_timing();
         ENDING.store(2, Ordering::Release);
         say_stopped(b"cuThreadExchangeStreamCaptureMode", result);
         return null_mut();
@@ -647,7 +626,7 @@ fn look() -> u32 {
     INSIDE.store(1, Ordering::SeqCst);
     let mut left = 0;
     for (timeline, context) in CONTEXTS.iter().enumerate() {
-        let is_safe = CLOSED.load(Ordering::SeqCst) == 0 && !events::captures_are_open();
+        let is_safe = CLOSED.load(Ordering::SeqCst) == 0 && !captures::are_open();
         if is_safe && context.is(READY) {
             left += look_at(timeline as u32, context);
         }
@@ -686,7 +665,7 @@ fn look_at(timeline: u32, context: &Context) -> u32 {
             }
             word.fetch_and(!(1 << bit), Ordering::AcqRel);
             if let Some(timing) = measure(timeline, context, pair)
-                && let Some(mut lane) = session::lane(Start::OnlyIfLive)
+                && let Some(mut lane) = lanes::lane(Start::OnlyIfLive)
             {
                 lane.producer().push(session::now(), 0, &timing);
             }
@@ -747,7 +726,7 @@ pub(crate) enum Going {
 /// Runs what may destroy contexts, while our thread is not in the driver, and forgets the events that went with them.
 #[inline]
 pub(crate) fn around_destruction(going: Going, run: impl FnOnce() -> i32) -> i32 {
-    if WANTED.load(Ordering::Relaxed) == 0 || SESSION.load(Ordering::Relaxed) != session::generation() {
+    if !session::wants_nccl_timing() || SESSION.load(Ordering::Relaxed) != session::generation() {
         return run();
     }
     close();
