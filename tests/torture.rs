@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use gputrace_schemas::event::{Action, EventKind, LostCause};
-use gputrace_schemas::reader::Trace;
+use gputrace_schemas::reader::{Error, Trace};
 use gputrace_tests::recorded;
 
 /// What a trace must say of the calls that were made.
@@ -107,7 +107,8 @@ use Scenario as S;
 #[rustfmt::skip] // A table.
 const SCENARIOS: &[Scenario] = &[
     // What others do to the process.
-    S { name: "threads at work", arguments: "8 #", size: [2_000, 200_000], ..PLAIN },
+    // As much as the ring holds: how often the recorder gets to a processor decides nothing.
+    S { name: "threads at work", arguments: "8 #", size: [2_000, 50_000], ..PLAIN },
     S { name: "256 threads", program: "crowd.c", arguments: "256 #", size: [20, 500], ..PLAIN },
     S { name: "SIGKILL at random instants", arguments: "12 0 50", rounds: [24, 1_200], around: "sigkill=~80000", ..PLAIN },
     S { name: "SIGKILL while the recorder is started", arguments: "4 0 50", rounds: [2, 20], around: "sigkill-at-clone=100000", ..PLAIN },
@@ -554,6 +555,8 @@ impl Workshop {
         {
             match Trace::open(&path) {
                 Ok(trace) => found.read(&trace, &run.lines),
+                // Its recorder was killed before the first word; what it would have held is in the ring.
+                Err(Error::NotBegun { .. }) => {}
                 Err(error) => found.torn.push(error.to_string()),
             }
         }

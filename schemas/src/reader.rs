@@ -55,6 +55,15 @@ pub enum Error {
         /// Its first bytes.
         found: String,
     },
+    /// Nothing, or a part of a trace's first word: somebody began to write one.
+    #[error(
+        "{file} has no trace in it yet: whoever began it ended, or had no room, before its first word; if its recorder was \
+         killed, the events are still in the ring, and `gputrace recover` makes a trace of them"
+    )]
+    NotBegun {
+        /// The file.
+        file: String,
+    },
     /// A trace of another version of the format.
     #[error("{file} has format version {found}, and this gputrace reads version {supported}: {remedy}")]
     Version {
@@ -618,12 +627,11 @@ fn check_magic(source: &mut dyn Source, length: u64, name: &str) -> Result<(), E
     source.seek(SeekFrom::Start(0)).map_err(io)?;
     source.read_exact(found).map_err(io)?;
     let supported = FILE_MAGIC[7];
+    if found.len() < FILE_MAGIC.len() && FILE_MAGIC.starts_with(found) {
+        return Err(Error::NotBegun { file: name.to_owned() });
+    }
     if found.len() < FILE_MAGIC.len() || found[..7] != FILE_MAGIC[..7] {
-        let found = if found.is_empty() {
-            "nothing (it is empty)".to_owned()
-        } else {
-            format!("\"{}\"", found.escape_ascii())
-        };
+        let found = format!("\"{}\"", found.escape_ascii());
         return Err(Error::NotATrace { file: name.to_owned(), found });
     }
     let found = found[7];

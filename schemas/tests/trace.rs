@@ -475,7 +475,7 @@ fn every_prefix_of_a_trace_is_readable_and_keeps_every_whole_block() {
     for length in (0..whole.len()).rev().step_by(STEP).collect::<Vec<_>>().into_iter().rev() {
         let trace = match open(whole[..length].to_vec()) {
             Ok(trace) => trace,
-            Err(Error::NotATrace { .. }) if length < 8 => continue,
+            Err(Error::NotBegun { .. }) if length < 8 => continue,
             Err(error) => panic!("{length} bytes: {error}"),
         };
         let got = read(&trace);
@@ -602,10 +602,13 @@ fn other_files_are_refused_with_a_remedy() {
         refusal(b"\x80\x04\x95 pickle"),
         "test.gtr is not a gputrace trace: it begins with \"\\x80\\x04\\x95 pick\"; traces are made by `gputrace record`"
     );
-    assert_eq!(
-        refusal(b""),
-        "test.gtr is not a gputrace trace: it begins with nothing (it is empty); traces are made by `gputrace record`"
-    );
+    for begun in [&b""[..], b"GPUT"] {
+        let text = refusal(begun);
+        assert!(
+            text.starts_with("test.gtr has no trace in it yet: ") && text.contains("`gputrace recover`"),
+            "{text}"
+        );
+    }
     assert_eq!(
         refusal(b"GPUTRC\0\x02"),
         "test.gtr has format version 2, and this gputrace reads version 1: upgrade gputrace"

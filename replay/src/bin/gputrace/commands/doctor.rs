@@ -55,7 +55,10 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
             Err(Error::Trace(reader::Error::NotATrace { .. } | reader::Error::Io { .. })) => {
                 programs.push(program(subject))
             }
-            Err(error @ (Error::Trace(reader::Error::Version { .. }) | Error::Snapshot(_))) => {
+            Err(
+                error @ (Error::Trace(reader::Error::Version { .. } | reader::Error::NotBegun { .. })
+                | Error::Snapshot(_)),
+            ) => {
                 let section = Section::new("trace", subject.display().to_string());
                 programs.push(section.line(Mood::Bad, error.to_string()));
             }
