@@ -685,7 +685,8 @@ fn remove_rings_of_nobody(since: SystemTime) {
     }
 }
 
-/// Processes of a run: all have the name of its file in their environment.
+/// Processes of a run: all have the name of its file in their environment. One that is becoming another program at this moment
+/// has no environment and no words, and might be of the run; on a busy machine that moment is long.
 fn processes(usage: &Path) -> Vec<(u32, String)> {
     let wanted = format!("TORTURE_USAGE={}\0", usage.display()).into_bytes();
     let mut found = Vec::new();
@@ -694,8 +695,9 @@ fn processes(usage: &Path) -> Vec<(u32, String)> {
             continue;
         };
         let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
-        if environment.windows(wanted.len()).any(|part| part == wanted) {
-            let words = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let words = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let is_between = || environment.is_empty() && words.is_empty() && entry.path().join("exe").exists();
+        if environment.windows(wanted.len()).any(|part| part == wanted) || is_between() {
             found.push((pid, String::from_utf8_lossy(&words).replace('\0', " ")));
         }
     }
@@ -708,7 +710,7 @@ fn wait_for_the_end(usage: &Path) -> Option<String> {
     let mut was_empty = false;
     loop {
         let left = processes(usage);
-        // While a process becomes another program, it has no environment for a moment.
+        // One that was forked between two looks at a folder of processes may have been seen in neither.
         if left.is_empty() && was_empty {
             return None;
         }
