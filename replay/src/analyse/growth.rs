@@ -1,4 +1,4 @@
-//! Memory that keeps growing, told from memory that warms up or goes up and down.
+//! Memory that keeps growing, told from memory that warms up, levels off, or goes up and down.
 //!
 //! A trace is cut into windows of equally many events. Of each call site the *least* that it held in each window is
 //! kept: what a step takes and gives back never shows, what is kept does.
@@ -9,20 +9,34 @@
 //! ```
 //!
 //! The first quarter is warm-up and does not count, nor does what follows the last allocation: programs free at their end.
-//! Of the rest, the trend is the median of the slopes of all pairs (Theil and Sen), and the confidence is
+//!
+//! # The rule
+//! In 32 to 64 windows, the trend is the median of the slopes of all pairs (Theil and Sen), and the confidence is
 //! that of the one-sided test of Mann and Kendall, with the correction for ties: the probability that a series without a
-//! trend would not rise as steadily. A site grows if the test says so at 99 %, at most one change in ten is a fall, it
-//! rises at least four times, and still does in the last third.
+//! trend would not rise as steadily. A site *rises* if the test says so at 99 %, it rose by more than twice what goes up and
+//! down (four times, if more than one change in ten is a fall), at least four times, and still does in the last third.
+//!
+//! What rises is called growth only if nothing says that the rise is over, in 512 to 1,024 windows:
+//! - It *stopped* if the time since its last rise is longer, by a quarter, than any time between two rises before.
+//! - It *slows down* if the last third rose less than half as much as the first, by more than chance explains (Welch's t-test, 99 %).
+//! - There are *too few* rises if they are less than [`MIN_RISES`] apart from each other: a program's stages look so.
+//!
+//! Of these three it is said that they rose, and that it cannot be told whether they go on.
+//!
+//! Growth that is spread over many sites, none of which rises often enough, is found in the sum of what they keep, if
+//! what the device holds at least grows with it. `make bench-leaks` measures how often the rule is wrong.
 
 use std::cmp::Reverse;
 
 use gputrace_schemas::event::{Event, EventKind};
 use rustc_hash::FxHashMap;
 
-use crate::ledger::{Ledger, SiteId, Watch};
+use crate::ledger::{Account, Ledger, SiteId, Watch};
 
 /// Windows at the end: this many at most, half of it at least.
-const MAX_WINDOWS: usize = 64;
+const MAX_WINDOWS: usize = 1024;
+/// The same for the trend: pairs of windows are compared.
+const TREND_WINDOWS: usize = 64;
 /// A trend in fewer windows than this proves nothing.
 const MIN_WINDOWS: usize = 6;
 /// Share of the windows that is warm-up.
@@ -31,18 +45,33 @@ const WARM_UP: f64 = 0.25;
 const SURE: f64 = 0.99;
 /// Share of the changes that may be falls.
 const FALLS: f64 = 0.1;
-/// Fewer rises are a program's stages: a copy of the weights, a few layers more.
-const MIN_RISES: usize = 4;
+/// Fewer rises are no trend.
+const TREND_RISES: usize = 4;
+/// Fewer rises, that do not follow each other at once, are a program's stages: a copy of the weights, a few layers more.
+pub const MIN_RISES: usize = 8;
+/// Parts of the time that the rises are counted in.
+const PARTS: usize = 48;
+/// Fewer sites are judged each by itself.
+const MIN_PARTS: usize = 4;
+/// A pause at the end may be this many times as long as the longest before. A leak with 32 rises at times that any order could
+/// have had is longer at its end in 1.4 % of the cases, one with 100 in 0.4 %.
+const LONGER: f64 = 1.25;
+/// Rises below this share of the mean one are noise beside the others.
+const NOISE: f64 = 0.05;
+/// Times what goes up and down that something must rise by.
+const CALM: u64 = 2;
+/// The same if it falls more often than [`FALLS`] allows.
+const NOISY: u64 = 4;
 /// A rise of less than this share of the whole is none.
 const LITTLE: f64 = 1.0 / 12.0;
 
-/// A call site on one level of one device.
+/// A call site in one account of one device.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Place {
     /// Ordinal, or `HOST`.
     pub device: i16,
-    /// Blocks of PyTorch, not what the driver handed out.
-    pub is_block: bool,
+    /// In which books.
+    pub account: Account,
     /// Where.
     pub site: SiteId,
 }
@@ -50,6 +79,7 @@ pub struct Place {
 /// Watches how much every call site holds at least.
 pub struct Growth {
     series: FxHashMap<Place, Vec<u64>>,
+    totals: FxHashMap<(i16, Account), Vec<u64>>,
     n_windows: usize,
     /// Events in a window.
     length: u64,
@@ -66,6 +96,7 @@ impl Default for Growth {
     fn default() -> Growth {
         Growth {
             series: FxHashMap::default(),
+            totals: FxHashMap::default(),
             n_windows: 0,
             length: 1,
             seen: 0,
@@ -109,57 +140,162 @@ impl Watch for Growth {
 
 impl Growth {
     fn close_window(&mut self, ledger: &mut Ledger) {
-        for (device, is_block, books) in ledger.shelves() {
+        for (device, account, books) in ledger.shelves() {
             for part in books.sites() {
-                let series = self.series.entry(Place { device, is_block, site: part.id }).or_default();
+                let series = self.series.entry(Place { device, account, site: part.id }).or_default();
                 series.resize(self.n_windows, 0);
                 series.push(part.low.0);
+            }
+            if books.peak().0 > 0 {
+                let series = self.totals.entry((device, account)).or_default();
+                series.resize(self.n_windows, 0);
+                series.push(books.low().0);
             }
             books.begin_window();
         }
         self.n_windows += 1;
         if self.n_windows == MAX_WINDOWS {
-            self.series.values_mut().for_each(|series| *series = halved(series));
+            let all = self.series.values_mut().chain(self.totals.values_mut());
+            all.for_each(|series| *series = halved(series));
             self.n_windows /= 2;
             self.n_before_last /= 2;
             self.length *= 2;
         }
     }
 
-    /// What grows, most first. `n_windows` is how many windows the judged part of the trace had.
+    /// What rises, most first.
     #[must_use]
-    pub fn growing(&self) -> Vec<Growing> {
+    pub fn rising(&self) -> Vec<Rising> {
         if !self.can_tell() {
             return vec![];
         }
         let judged = self.series.iter().filter_map(|(place, series)| {
-            let series = &series[..self.n_before_last.min(series.len())];
-            let trend = trend(series)?;
-            Some(Growing { place: *place, trend, n_windows: self.n_before_last })
+            let (trend, course) = judge(self.judged(series))?;
+            Some(Rising { place: *place, trend, course, n_windows: self.n_before_last })
         });
-        let mut growing: Vec<_> = judged.collect();
-        growing.sort_by_key(|growing| (Reverse(growing.trend.growth), growing.place));
-        growing
+        let mut rising: Vec<_> = judged.collect();
+        rising.sort_by_key(|rising| (Reverse(rising.trend.growth), rising.place));
+        rising
+    }
+
+    /// Accounts that grow although no call site explains half of it, by [`Growth::rising`].
+    #[must_use]
+    pub fn spread(&self, rising: &[Rising]) -> Vec<Spread> {
+        if !self.can_tell() {
+            return vec![];
+        }
+        let mut accounts: Vec<_> = self.totals.iter().map(|(account, total)| (*account, total)).collect();
+        accounts.sort_by_key(|(account, _)| *account);
+        accounts
+            .into_iter()
+            .filter_map(|(account, total)| self.spread_of(account, self.judged(total), rising))
+            .collect()
+    }
+
+    fn spread_of(
+        &self,
+        (device, account): (i16, Account),
+        total: &[u64],
+        rising: &[Rising],
+    ) -> Option<Spread> {
+        let n = total.len();
+        let warm_up = warm_up(n);
+        let (mut sum, mut parts) = (vec![0_u64; n], vec![]);
+        for (place, series) in &self.series {
+            if (place.device, place.account) != (device, account) {
+                continue;
+            }
+            let mut padded = self.judged(series).to_vec();
+            padded.resize(n, 0);
+            if !is_rising(&padded[warm_up..]) {
+                continue;
+            }
+            let kept = kept_to(&padded, n);
+            let growth = kept[n - 1].saturating_sub(kept[warm_up]);
+            sum.iter_mut().zip(&kept).for_each(|(sum, kept)| *sum = sum.saturating_add(*kept));
+            if growth > 0 {
+                parts.push((growth, place.site));
+            }
+        }
+        let (trend, course) = judge(&sum)?;
+        let explained = rising.iter().filter(|rising| {
+            (rising.place.device, rising.place.account) == (device, account) && rising.course.goes_on()
+        });
+        let explained: u64 = explained.map(|rising| rising.trend.growth).sum();
+        let least = kept_to(total, n);
+        let grew = least[n - 1].saturating_sub(least[warm_up]);
+        if parts.len() < MIN_PARTS
+            || !course.goes_on()
+            || explained * 2 >= trend.growth
+            || grew * 2 < trend.growth
+        {
+            return None;
+        }
+        parts.sort_by_key(|(growth, site)| (Reverse(*growth), *site));
+        Some(Spread { device, account, trend, parts, n_windows: n })
+    }
+
+    /// The windows that count: up to the last allocation.
+    fn judged<'a>(&self, series: &'a [u64]) -> &'a [u64] {
+        &series[..self.n_before_last.min(series.len())]
     }
 
     /// Whether the trace is long enough for any judgement, and gave back enough for there to be steps in it: a program
     /// that loads a model does nothing but grow.
     #[must_use]
     pub fn can_tell(&self) -> bool {
-        let warm_up = (self.n_before_last as f64 * WARM_UP).ceil() as usize;
-        self.n_before_last - warm_up >= MIN_WINDOWS && self.n_frees_before * 4 >= self.n_allocs
+        self.n_before_last - warm_up(self.n_before_last) >= MIN_WINDOWS
+            && self.n_frees_before * 4 >= self.n_allocs
     }
 }
 
-/// A site that grows.
+/// A site that rises.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Growing {
+pub struct Rising {
     /// Where.
     pub place: Place,
     /// How.
     pub trend: Trend,
+    /// Whether to the end.
+    pub course: Course,
     /// Windows of the trace up to its last allocation, warm-up included.
     pub n_windows: usize,
+}
+
+/// An account that grows in many places.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Spread {
+    /// Ordinal, or `HOST`.
+    pub device: i16,
+    /// Which books.
+    pub account: Account,
+    /// How.
+    pub trend: Trend,
+    /// By how much each of its sites rose, most first.
+    pub parts: Vec<(u64, SiteId)>,
+    /// Windows of the trace up to its last allocation, warm-up included.
+    pub n_windows: usize,
+}
+
+/// What becomes of a rise.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Course {
+    /// It goes on to the end.
+    GoesOn,
+    /// It stopped after this share of the trace, and longer ago than it ever paused.
+    Stopped(f64),
+    /// It gets slower.
+    Slows,
+    /// It rose this often: too rarely to be told from stages of the program.
+    TooFew(usize),
+}
+
+impl Course {
+    /// Whether it is growth.
+    #[must_use]
+    pub fn goes_on(self) -> bool {
+        self == Course::GoesOn
+    }
 }
 
 /// How a series rises.
@@ -173,14 +309,78 @@ pub struct Trend {
     pub confidence: f64,
 }
 
+fn warm_up(n_windows: usize) -> usize {
+    (n_windows as f64 * WARM_UP).ceil() as usize
+}
+
+/// How a series of least amounts rises, and whether to the end; `None` if it does not.
+fn judge(series: &[u64]) -> Option<(Trend, Course)> {
+    let (mut coarse, mut scale) = (series.to_vec(), 1.0);
+    while coarse.len() > TREND_WINDOWS {
+        coarse = halved(&coarse);
+        scale *= 2.0;
+    }
+    let trend = trend(&coarse)?;
+    Some((Trend { per_window: trend.per_window / scale, ..trend }, course(series)))
+}
+
+/// Whether a series that rises does so to the end.
+fn course(series: &[u64]) -> Course {
+    let warm_up = warm_up(series.len());
+    let after = &series[warm_up..];
+    let kept = kept(after);
+    // What fell so early that less than two thirds of the time prove anything rose once.
+    if kept.len() * 3 < after.len() * 2 {
+        return Course::TooFew(1);
+    }
+    let rise = |idx: usize| kept[idx] - kept[idx - 1];
+    let all: Vec<usize> = (1..kept.len()).filter(|idx| rise(*idx) > 0).collect();
+    let growth = kept.last().map_or(0, |last| last - kept[0]);
+    let noise = growth as f64 / all.len().max(1) as f64 * NOISE;
+    let rises: Vec<usize> = all.into_iter().filter(|idx| rise(*idx) as f64 >= noise).collect();
+    let Some(last) = rises.last() else { return Course::TooFew(0) };
+
+    let pauses = std::iter::once(0).chain(rises.iter().copied());
+    let longest = pauses.zip(&rises).map(|(before, after)| after - before).max().unwrap_or(0);
+    // What is added at once can show in two neighbouring windows.
+    if (kept.len() - 1 - last) as f64 > longest as f64 * LONGER + 1.0 {
+        return Course::Stopped((warm_up + last) as f64 / series.len() as f64);
+    }
+    let part = |idx: usize| idx * PARTS / after.len();
+    let mut parts: Vec<usize> = rises.iter().map(|idx| part(*idx)).collect();
+    parts.dedup();
+    if parts.len() < MIN_RISES {
+        return Course::TooFew(parts.len());
+    }
+    let third = kept.len() / 3;
+    if is_less(&kept[..=third], &kept[kept.len() - 1 - third..]) { Course::Slows } else { Course::GoesOn }
+}
+
+/// Whether the second series rises less than half as fast as the first, by more than chance explains.
+fn is_less(first: &[u64], second: &[u64]) -> bool {
+    const SAMPLES: usize = 12;
+    let steps = |series: &[u64]| -> Vec<f64> {
+        let at = |sample: usize| series[sample * (series.len() - 1) / SAMPLES] as f64;
+        (0..SAMPLES).map(|sample| at(sample + 1) - at(sample)).collect()
+    };
+    let moments = |steps: &[f64]| {
+        let mean = steps.iter().sum::<f64>() / SAMPLES as f64;
+        let variance = steps.iter().map(|step| (step - mean).powi(2)).sum::<f64>() / (SAMPLES - 1) as f64;
+        (mean, variance)
+    };
+    let ((before, spread_before), (after, spread_after)) = (moments(&steps(first)), moments(&steps(second)));
+    let error = ((spread_before + spread_after) / SAMPLES as f64).sqrt();
+    // 2.5 standard errors: 99 % of Student's distribution for 22 degrees of freedom.
+    after * 2.0 < before && before - after > 2.5 * error
+}
+
 /// The trend of a series of least amounts; `None` if it does not grow. Windows may be shorter than a step, so the series is
 /// judged as it is, and in windows two and four times as long.
 fn trend(series: &[u64]) -> Option<Trend> {
     let mut series = series.to_vec();
     let mut scale = 1.0;
     for _ in 0..3 {
-        let warm_up = (series.len() as f64 * WARM_UP).ceil() as usize;
-        let after = &series[warm_up..];
+        let after = &series[warm_up(series.len())..];
         if after.len() < MIN_WINDOWS {
             return None;
         }
@@ -196,15 +396,27 @@ fn trend(series: &[u64]) -> Option<Trend> {
 /// Whether a series rises steadily, as a growing call site does: its least values in windows are judged.
 #[must_use]
 pub fn steadily(series: &[u64]) -> bool {
-    let window = series.len().div_ceil(MAX_WINDOWS).max(1);
+    let window = series.len().div_ceil(TREND_WINDOWS).max(1);
     let least: Vec<u64> = series.chunks(window).filter_map(|chunk| chunk.iter().copied().min()).collect();
     least.len() >= MIN_WINDOWS && steady(&least).is_some()
 }
 
-fn steady(series: &[u64]) -> Option<Trend> {
+/// Whether it rose by more than so many times what it ever held beyond what it kept: what goes up and down by chance keeps less.
+fn outgrows(series: &[u64], times: u64) -> bool {
+    let kept = kept(series);
+    let noise = series.iter().zip(&kept).map(|(held, kept)| held - kept).max().unwrap_or(0);
+    kept.last().is_some_and(|last| last - kept[0] > times * noise)
+}
+
+/// Whether it hardly ever falls.
+fn is_rising(series: &[u64]) -> bool {
     let changes = series.windows(2).filter(|pair| pair[0] != pair[1]).count();
     let falls = series.windows(2).filter(|pair| pair[1] < pair[0]).count();
-    if falls as f64 > changes as f64 * FALLS {
+    falls as f64 <= changes as f64 * FALLS
+}
+
+fn steady(series: &[u64]) -> Option<Trend> {
+    if !outgrows(series, if is_rising(series) { CALM } else { NOISY }) {
         return None;
     }
     let series = &kept(series);
@@ -217,7 +429,7 @@ fn steady(series: &[u64]) -> Option<Trend> {
         return None;
     }
     let confidence = mann_kendall(series);
-    if confidence < SURE || n_rises(series) < MIN_RISES {
+    if confidence < SURE || n_rises(series) < TREND_RISES {
         return None;
     }
     let per_window = theil_sen(series);
@@ -237,11 +449,32 @@ fn kept(series: &[u64]) -> Vec<u64> {
     let (least, most) =
         (series.iter().min().copied().unwrap_or(0), series.iter().max().copied().unwrap_or(0));
     let large = (most - least).div_ceil(2).max(1);
-    let last_fall = series.windows(2).rposition(|pair| pair[0].saturating_sub(pair[1]) >= large);
-    let mut kept = series[..last_fall.map_or(series.len(), |idx| idx + 2)].to_vec();
+    let fall = |pair: &[u64]| pair[0].saturating_sub(pair[1]);
+    let last_fall = series.windows(2).rposition(|pair| fall(pair) >= large);
+    let end = last_fall.or_else(|| last_turn(series)).map_or(series.len(), |idx| idx + 2);
+    let mut kept = series[..end].to_vec();
     for idx in (1..kept.len()).rev() {
         kept[idx - 1] = kept[idx - 1].min(kept[idx]);
     }
+    kept
+}
+
+/// The last fall of a series that falls again and again by about as much, if it is about to do so once more.
+fn last_turn(series: &[u64]) -> Option<usize> {
+    let fall = |pair: &[u64]| pair[0].saturating_sub(pair[1]);
+    let largest = series.windows(2).map(fall).max().filter(|largest| *largest > 0)?;
+    let falls = series.windows(2).enumerate().filter(|(_, pair)| fall(pair) * 2 >= largest);
+    let falls: Vec<usize> = falls.map(|(idx, _)| idx).collect();
+    let mut between: Vec<usize> = falls.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    between.sort_unstable();
+    let usual = *between.get(between.len() / 2).filter(|_| between.len() >= 2)?;
+    falls.last().copied().filter(|last| series.len() - last <= usual * 2 + 1)
+}
+
+/// As [`kept`], as long as the series: after the last that is proved, it holds what it held then.
+fn kept_to(series: &[u64], n: usize) -> Vec<u64> {
+    let mut kept = kept(series);
+    kept.resize(n, kept.last().copied().unwrap_or(0));
     kept
 }
 
@@ -250,7 +483,7 @@ fn kept(series: &[u64]) -> Vec<u64> {
 fn n_rises(series: &[u64]) -> usize {
     let rises: Vec<bool> = series.windows(2).map(|pair| pair[1] > pair[0]).collect();
     let runs = rises.split(|rises| !rises).map(<[bool]>::len);
-    runs.map(|run| if run >= MIN_RISES { run } else { run.min(1) }).sum()
+    runs.map(|run| if run >= TREND_RISES { run } else { run.min(1) }).sum()
 }
 
 /// Least of each two neighbours; an odd one at the end stays.

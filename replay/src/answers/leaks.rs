@@ -1,15 +1,18 @@
 //! `gputrace leaks`: what was never given back, and what keeps growing.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
-use gputrace_schemas::event::{Bytes, HOST};
+use gputrace_schemas::event::{Bytes, HOST, StackId};
 
-use crate::analyse::growth::{Growing, Growth, Place};
-use crate::ledger::{Books, StepSource};
+use crate::analyse::growth::{Course, Growth, Place, Rising, Spread, Trend};
+use crate::ledger::{Account, Books, SiteId, StepSource};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::words;
 use crate::rules::{self, is_like};
 use crate::story::Story;
+use crate::trace::Definitions;
+use crate::trace::backward::python_lines;
 use crate::trace::owners::TORCH;
 
 /// What counts, apart from what the suppressions take out.
@@ -28,6 +31,8 @@ pub struct Wanted {
 pub struct Leaks {
     /// Grew to the end, most first.
     pub growing: Vec<GrowingSite>,
+    /// Rose, and it cannot be told whether to the end, most first.
+    pub rose: Vec<RoseSite>,
     /// Never given back, most first.
     pub not_freed: Vec<Unfreed>,
     /// What suppressions took out: rows and bytes.
@@ -65,6 +70,17 @@ pub struct GrowingSite {
     pub confidence: f64,
 }
 
+/// A call site that rose, though nothing shows that it goes on.
+#[derive(Clone, PartialEq, Debug)]
+pub struct RoseSite {
+    /// Which.
+    pub named: Named,
+    /// Bytes by which it rose after the warm-up.
+    pub growth: Bytes,
+    /// Why it is not called growth.
+    pub course: Course,
+}
+
 /// A call site whose memory was never given back.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unfreed {
@@ -79,11 +95,18 @@ pub struct Unfreed {
 impl Leaks {
     /// Finds the leaks in a story that `growth` has watched.
     #[must_use]
-    pub fn find(story: &Story, growth: &Growth, wanted: &Wanted, suppressions: &mut Suppressions) -> Leaks {
+    pub fn find(
+        story: &Story,
+        definitions: &dyn Definitions,
+        growth: &Growth,
+        wanted: &Wanted,
+        suppressions: &mut Suppressions,
+    ) -> Leaks {
         let training = story.ledger.training.as_ref();
         let n_steps = wanted.n_steps.or(training.map(|training| training.n_steps));
         let mut leaks = Leaks {
             growing: vec![],
+            rose: vec![],
             not_freed: vec![],
             suppressed: (0, Bytes(0)),
             cached: cached(story),
@@ -92,14 +115,27 @@ impl Leaks {
             can_tell: growth.can_tell(),
             n_rows: wanted.n_rows,
         };
-        for growing in growth.growing() {
-            let bytes = Bytes(growing.trend.growth);
-            if let Some(named) = leaks.kept(story, growing.place, bytes, wanted, suppressions) {
-                let per_step = n_steps.filter(|n| *n > 0).map(|n| per_step(&growing, n));
-                let confidence = growing.trend.confidence;
-                leaks.growing.push(GrowingSite { named, growth: bytes, per_step, confidence });
+        let rising = growth.rising();
+        for spread in growth.spread(&rising) {
+            let bytes = Bytes(spread.trend.growth);
+            let Some((_, most)) = spread.parts.first().copied() else { continue };
+            let place = Place { device: spread.device, account: spread.account, site: most };
+            if let Some(named) = leaks.kept(story, place, bytes, wanted, suppressions) {
+                let named = Named { site: together(story, &spread), ..named };
+                leaks.growing.push(growing(named, spread.account, &spread.trend, spread.n_windows, n_steps));
             }
         }
+        for Rising { place, trend, course, n_windows } in rising {
+            let bytes = Bytes(trend.growth);
+            let Some(mut named) = leaks.kept(story, place, bytes, wanted, suppressions) else { continue };
+            if course.goes_on() {
+                named.site.push_str(&callers(story, definitions, place));
+                leaks.growing.push(growing(named, place.account, &trend, n_windows, n_steps));
+            } else if place.account != Account::Imported {
+                leaks.rose.push(RoseSite { named, growth: bytes, course });
+            }
+        }
+        leaks.growing.sort_by_key(|growing| Reverse(growing.growth));
         for (place, bytes, objects) in unfreed(story) {
             if let Some(named) = leaks.kept(story, place, bytes, wanted, suppressions) {
                 leaks.not_freed.push(Unfreed { named, bytes, objects });
@@ -118,7 +154,9 @@ impl Leaks {
         wanted: &Wanted,
         suppressions: &mut Suppressions,
     ) -> Option<Named> {
-        if is_segment(story, place) || bytes < wanted.least {
+        // Mappings of what others own have a number, and no bytes.
+        let is_less = place.account != Account::Imported && bytes < wanted.least;
+        if is_segment(story, place) || is_less {
             return None;
         }
         let named = named(story, place);
@@ -133,7 +171,12 @@ impl Leaks {
     /// What there is to say.
     #[must_use]
     pub fn sections(&self, story: &Story) -> Vec<Section> {
-        vec![self.growth_section(story), self.not_freed_section(story)]
+        let mut sections = vec![self.growth_section(story)];
+        if !self.rose.is_empty() {
+            sections.push(self.rose_section());
+        }
+        sections.push(self.not_freed_section(story));
+        sections
     }
 
     fn growth_section(&self, story: &Story) -> Section {
@@ -159,10 +202,11 @@ impl Leaks {
             ]);
         }
         let section = Section::new("growth", "Growing to the end");
-        let section = match (self.can_tell, self.growing.is_empty()) {
-            (false, _) => section.line(Mood::Note, "the trace is too short, or gives back too little, to tell growth from warm-up"),
-            (true, true) => section.line(Mood::Good, "nothing keeps growing"),
-            (true, false) => section.line(
+        let section = match (self.can_tell, self.growing.is_empty(), self.rose.is_empty()) {
+            (false, ..) => section.line(Mood::Note, "the trace is too short, or gives back too little, to tell growth from warm-up"),
+            (true, true, true) => section.line(Mood::Good, "nothing keeps growing"),
+            (true, true, false) => section.line(Mood::Good, "nothing is seen to grow to the end"),
+            (true, false, _) => section.line(
                 Mood::Bad,
                 "What these call sites hold at least keeps rising after the warm-up (the first quarter of the trace):",
             ),
@@ -182,6 +226,35 @@ impl Leaks {
         section
             .fact("n_steps", "steps", self.n_steps.map_or(Value::Missing, Value::Count))
             .warn(story.doubts())
+    }
+
+    /// What rose, and why that is not called growth.
+    fn rose_section(&self) -> Section {
+        let mut table = Table::new(
+            "rose",
+            &[
+                ("device", "device"),
+                ("growth_bytes", "rose by"),
+                ("why", "then"),
+                ("owner", "owner"),
+                ("call_site", "call site"),
+            ],
+        );
+        for rose in &self.rose {
+            table.rows.push(vec![
+                Value::text(&*rose.named.device),
+                Value::Bytes(rose.growth),
+                Value::text(why(rose.course)),
+                Value::text(&*rose.named.owner),
+                Value::text(&*rose.named.site),
+            ]);
+        }
+        Section::new("rose", "Rose, and cannot be told from a warm-up")
+            .table(table.keep(self.n_rows, 1))
+            .line(
+                Mood::Note,
+                "a longer run would decide: a leak goes on rising, a cache that is full does not",
+            )
     }
 
     fn not_freed_section(&self, story: &Story) -> Section {
@@ -231,18 +304,99 @@ impl Leaks {
     }
 }
 
-/// Growth is spread over the windows that were judged; so are the steps.
-fn per_step(growing: &Growing, n_steps: u64) -> Bytes {
-    Bytes((growing.trend.per_window * growing.n_windows as f64 / n_steps as f64).round() as u64)
+fn growing(
+    named: Named,
+    account: Account,
+    trend: &Trend,
+    n_windows: usize,
+    n_steps: Option<u64>,
+) -> GrowingSite {
+    let confidence = trend.confidence;
+    if account == Account::Imported {
+        let site = format!("{}: {} more mappings", named.site, trend.growth);
+        return GrowingSite { named: Named { site, ..named }, growth: Bytes(0), per_step: None, confidence };
+    }
+    // Growth is spread over the windows that were judged; so are the steps.
+    let per_step = |n: u64| Bytes((trend.per_window * n_windows as f64 / n as f64).round() as u64);
+    let per_step = n_steps.filter(|n| *n > 0).map(per_step);
+    GrowingSite { named, growth: Bytes(trend.growth), per_step, confidence }
+}
+
+/// Why a rise is not called growth.
+fn why(course: Course) -> String {
+    match course {
+        Course::GoesOn => "goes on".into(),
+        Course::Stopped(at) => format!("stopped after {:.0} % of the run", at * 100.0),
+        Course::Slows => "slows down".into(),
+        Course::TooFew(n) => format!("in {n} stages only"),
+    }
+}
+
+/// The words for growth that is spread over many sites.
+fn together(story: &Story, spread: &Spread) -> String {
+    const MOST: usize = 3;
+    let all: u64 = spread.parts.iter().map(|(growth, _)| growth).sum();
+    let name = |site: SiteId| story.ledger.sites.site(site).map(ToString::to_string).unwrap_or_default();
+    let share = |growth: u64| percent(growth, all);
+    let largest = spread.parts.iter().take(MOST);
+    let largest: Vec<_> =
+        largest.map(|(growth, site)| format!("{} {}", name(*site), share(*growth))).collect();
+    format!("{} call sites together, none of them much; most: {}", spread.parts.len(), largest.join(", "))
+}
+
+fn percent(part: u64, of: u64) -> String {
+    format!("{:.0} %", 100.0 * part as f64 / of.max(1) as f64)
+}
+
+/// Who called a line that several use, by what of it is held at the end: ` from f (a.py:3) 80 %, g (a.py:9) 20 %`.
+fn callers(story: &Story, definitions: &dyn Definitions, place: Place) -> String {
+    const MOST: usize = 3;
+    let site = story.ledger.sites.site(place.site);
+    let caller = |stack: StackId| {
+        let lines: Vec<_> = python_lines(definitions, definitions.stack(stack)?).collect();
+        let here = lines.iter().position(|(function, file, line)| {
+            site.is_some_and(|site| (&*site.function, &*site.file, site.line) == (*function, *file, *line))
+        })?;
+        lines.get(here + 1).map(|(function, file, line)| format!("{function} ({file}:{line})"))
+    };
+    let mut by_caller: BTreeMap<String, u64> = BTreeMap::new();
+    let mut add = |device: i16, held: SiteId, stack: StackId, bytes: Bytes| {
+        if (device, held) == (place.device, place.site)
+            && let Some(caller) = caller(stack)
+        {
+            *by_caller.entry(caller).or_default() += bytes.0;
+        }
+    };
+    match place.account {
+        Account::Blocks => {
+            story
+                .ledger
+                .live_blocks()
+                .for_each(|(_, block)| add(block.device, block.site, block.stack, block.bytes));
+        }
+        _ => {
+            story.ledger.live().for_each(|object| add(object.device, object.site, object.stack, object.bytes))
+        }
+    }
+    if by_caller.len() < 2 {
+        return String::new();
+    }
+    let all: u64 = by_caller.values().sum();
+    let mut largest: Vec<_> = by_caller.into_iter().collect();
+    largest.sort_by_key(|(_, bytes)| Reverse(*bytes));
+    let words = largest.iter().take(MOST).map(|(caller, bytes)| format!("{caller} {}", percent(*bytes, all)));
+    let more = if largest.len() > MOST { ", others" } else { "" };
+    format!(", called from {}{more}", words.collect::<Vec<_>>().join(", "))
 }
 
 fn named(story: &Story, place: Place) -> Named {
     let sites = &story.ledger.sites;
     let site = sites.site(place.site);
     let device = if place.device == HOST { "host".into() } else { format!("cuda:{}", place.device) };
-    let owner = match place.is_block {
-        true => "PyTorch block",
-        false => site.map_or("", |site| sites.owner(site.owner)),
+    let owner = match place.account {
+        Account::Blocks => "PyTorch block",
+        Account::Imported => "another process",
+        _ => site.map_or("", |site| sites.owner(site.owner)),
     };
     Named { device, owner: owner.to_owned(), site: site.map(ToString::to_string).unwrap_or_default() }
 }
@@ -253,24 +407,27 @@ fn is_segment(story: &Story, place: Place) -> bool {
     let torch = story.ledger.devices.get(&place.device).and_then(|books| books.torch.as_ref());
     let has_blocks = torch.is_some_and(|torch| torch.blocks.peak().0 > 0);
     let is_torch = sites.site(place.site).is_some_and(|site| sites.owner(site.owner) == TORCH);
-    !place.is_block && has_blocks && is_torch
+    place.account == Account::Driver && has_blocks && is_torch
 }
 
 fn unfreed(story: &Story) -> Vec<(Place, Bytes, u64)> {
     let mut found = vec![];
-    let mut add = |device: i16, is_block: bool, books: &Books| {
+    let mut add = |device: i16, account: Account, books: &Books| {
         for part in books.sites().filter(|part| part.live.objects > 0) {
-            found.push((Place { device, is_block, site: part.id }, part.live.bytes, part.live.objects));
+            let bytes = if account == Account::Imported { Bytes(0) } else { part.live.bytes };
+            found.push((Place { device, account, site: part.id }, bytes, part.live.objects));
         }
     };
     for (device, books) in &story.ledger.devices {
-        add(*device, false, &books.physical);
-        add(*device, false, &books.managed);
+        add(*device, Account::Driver, &books.physical);
+        add(*device, Account::Managed, &books.managed);
+        add(*device, Account::Graphs, &books.graphs);
+        add(*device, Account::Imported, &books.imported);
         if let Some(torch) = &books.torch {
-            add(*device, true, &torch.blocks);
+            add(*device, Account::Blocks, &torch.blocks);
         }
     }
-    add(HOST, false, &story.ledger.host);
+    add(HOST, Account::Driver, &story.ledger.host);
     found.sort_by_key(|(place, bytes, _)| (Reverse(*bytes), *place));
     found
 }
@@ -368,7 +525,7 @@ mod tests {
         let story = Story::watched(&source, &mut growth);
         let mut suppressions = Suppressions::parse(suppressions).unwrap();
         let wanted = Wanted { n_rows: 10, ..Wanted::default() };
-        let leaks = Leaks::find(&story, &growth, &wanted, &mut suppressions);
+        let leaks = Leaks::find(&story, source.definitions(), &growth, &wanted, &mut suppressions);
         (leaks, suppressions.unused().collect())
     }
 
@@ -443,5 +600,105 @@ mod tests {
         assert!(growing.confidence > 0.999);
         let per_step = growing.per_step.unwrap().0;
         assert!((950..1100).contains(&per_step), "{per_step}");
+    }
+
+    /// A loop of a hundred steps with two activations, and what `also` adds to each.
+    fn steps(also: impl Fn(usize) -> String) -> String {
+        let mut scene = String::new();
+        for step in 0..100 {
+            scene += &format!("block addr=a{step} bytes=4M requested=4M by=fwd@/job/a.py:2\n");
+            scene += &format!("block addr=b{step} bytes=2M requested=2M by=fwd@/job/a.py:3\n");
+            scene += &also(step);
+            scene += &format!("free addr=b{step} bytes=2M\nfree addr=a{step} bytes=4M\n");
+        }
+        scene
+    }
+
+    fn growing(scene: &str) -> Vec<(String, String)> {
+        let names = |row: &GrowingSite| (row.named.owner.clone(), row.named.site.clone());
+        leaks(scene, "").0.growing.iter().map(names).collect()
+    }
+
+    #[test]
+    fn what_levels_off_is_no_growth_but_is_said_to_have_risen() {
+        for full in [60, 80, 85, 90, 95, 97] {
+            let scene = steps(|step| match step < full {
+                true => format!("block addr=c{step} bytes=1M requested=1M by=cache@/job/a.py:9\n"),
+                false => String::new(),
+            });
+            let (leaks, _) = leaks(&scene, "");
+            assert!(leaks.growing.is_empty(), "{full}: {:?}", leaks.growing);
+            let stopped = leaks.rose.iter().all(|rose| matches!(rose.course, Course::Stopped(_)));
+            assert!(stopped && (full < 75 || leaks.rose.len() == 1), "{full}: {:?}", leaks.rose);
+        }
+    }
+
+    #[test]
+    fn a_model_that_was_loaded_through_a_buffer_and_serves_since_does_not_grow() {
+        let mut scene = String::new();
+        for layer in 0..120 {
+            scene += &format!("block addr=s{layer} bytes=4M requested=4M by=stage@/job/a.py:1\n");
+            scene += &format!("block addr=w{layer} bytes=4M requested=4M by=load@/job/a.py:2\n");
+            scene += &format!("free addr=s{layer} bytes=4M\n");
+        }
+        for request in 0..10 {
+            scene += &format!("block addr=r{request} bytes=1M requested=1M by=serve@/job/a.py:7\n");
+            scene += &format!("free addr=r{request} bytes=1M\n");
+        }
+        assert_eq!(growing(&scene), []);
+    }
+
+    #[test]
+    fn every_kind_of_memory_is_watched() {
+        for (call, owner) in [
+            ("AllocManaged addr=k# bytes=1M by=keep@/job/a.py:9", "application"),
+            ("AllocHost addr=k# bytes=1M by=keep@/job/a.py:9", "application"),
+            ("AllocAsync addr=k# bytes=1M by=keep@/job/a.py:9", "application"),
+            ("IpcOpen addr=k# bytes=1M by=keep@/job/a.py:9", "another process"),
+        ] {
+            let scene = steps(|step| call.replace('#', &step.to_string()) + "\n");
+            let found = growing(&scene);
+            assert!(
+                found.iter().any(|(by, site)| by == owner && site.starts_with("keep (/job/a.py:9)")),
+                "{call}: {found:?}"
+            );
+            let (leaks, _) = leaks(&scene, "");
+            let kept: u64 = leaks.not_freed.iter().map(|row| row.objects).sum();
+            assert_eq!(kept, 100, "{call}");
+        }
+    }
+
+    #[test]
+    fn growth_over_many_lines_is_found_by_what_the_device_holds() {
+        // Each of the lines is reached three times.
+        let scene = steps(|step| {
+            let kept = |n: usize| {
+                format!(
+                    "block addr=k{step}_{n} bytes=64K requested=64K by=f@/job/b.py:{}\n",
+                    (step * 2 + n) * 37 % 66
+                )
+            };
+            kept(0) + &kept(1)
+        });
+        let found = growing(&scene);
+        let [(owner, site)] = &found[..] else { panic!("{found:?}") };
+        assert_eq!(owner, "PyTorch block");
+        assert!(site.contains(" call sites together") && site.contains("f (/job/b.py:"), "{site}");
+    }
+
+    #[test]
+    fn the_callers_of_a_line_that_several_use_are_named() {
+        let scene = steps(|step| {
+            let caller = if step % 4 == 0 { 30 } else { 20 };
+            format!(
+                "block addr=k{step} bytes=1M requested=1M by=new@/job/pool.py:5,train@/job/a.py:{caller}\n"
+            )
+        });
+        let found = growing(&scene);
+        let [(_, site)] = &found[..] else { panic!("{found:?}") };
+        assert_eq!(
+            site,
+            "new (/job/pool.py:5), called from train (/job/a.py:20) 75 %, train (/job/a.py:30) 25 %"
+        );
     }
 }

@@ -201,6 +201,12 @@ impl Books {
         self.window += 1;
     }
 
+    /// Least bytes held since [`Books::begin_window`].
+    #[must_use]
+    pub fn low(&self) -> Bytes {
+        self.total.low(self.window)
+    }
+
     /// What is held now.
     #[must_use]
     pub fn now(&self) -> Held {

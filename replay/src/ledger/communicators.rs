@@ -152,7 +152,7 @@ impl Communicators {
                 books.causes.entry(cause).or_default().gain(time, object.bytes);
             }
             Shelf::Host => books.host.gain(time, object.bytes),
-            Shelf::Managed(_) | Shelf::Graphs(_) | Shelf::Nowhere => return,
+            Shelf::Managed(_) | Shelf::Graphs(_) | Shelf::Imported(_) => return,
         }
         self.owners.insert(object.serial, (call.comm, cause));
     }

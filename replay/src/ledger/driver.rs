@@ -111,14 +111,19 @@ pub(super) enum Shelf {
     Graphs(i16),
     /// Memory of the host.
     Host,
-    /// It owns nothing.
-    Nowhere,
+    /// Memory of others that is open on a device.
+    Imported(i16),
 }
 
 impl Object {
+    /// What it counts for in its books: what belongs to others is a number of mappings.
+    pub(super) fn booked(&self) -> Bytes {
+        if self.kind == MemoryKind::Imported { Bytes(1) } else { self.bytes }
+    }
+
     pub(super) fn shelf(&self) -> Shelf {
         match self.kind {
-            MemoryKind::Imported => Shelf::Nowhere,
+            MemoryKind::Imported => Shelf::Imported(self.device),
             MemoryKind::Pinned | MemoryKind::Registered | MemoryKind::HostVirtual => Shelf::Host,
             _ if self.device == HOST => Shelf::Host,
             MemoryKind::Linear | MemoryKind::Virtual | MemoryKind::Async | MemoryKind::Array => {

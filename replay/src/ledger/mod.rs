@@ -123,6 +123,9 @@ pub struct DeviceBooks {
     pub managed: Books,
     /// Memory that belongs to CUDA graphs: here while the graph runs.
     pub graphs: Books,
+    /// Memory of other processes, or of graphics, that is open here: mappings, each counted as one byte, for whose memory
+    /// it is its owner counts it.
+    pub imported: Books,
     /// What graphs keep of the device: from the first launch until it is trimmed.
     pub graphs_kept: Meter,
     /// Address ranges reserved.
@@ -155,6 +158,21 @@ impl DeviceBooks {
     fn handed_out(&self) -> Bytes {
         Bytes(self.physical.now().bytes.0.saturating_add(self.graphs_kept.now.0))
     }
+}
+
+/// Which [`Books`] of a device.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Account {
+    /// What the driver handed out.
+    Driver,
+    /// Managed memory.
+    Managed,
+    /// Memory of CUDA graphs.
+    Graphs,
+    /// Mappings of what others own: a number, not bytes.
+    Imported,
+    /// PyTorch's blocks.
+    Blocks,
 }
 
 /// A call that had not returned when the process ended.
@@ -359,11 +377,22 @@ impl Ledger {
         self.torch.pending()
     }
 
-    /// Every books of call sites: of which device, whether of PyTorch's blocks, and the books.
-    pub fn shelves(&mut self) -> impl Iterator<Item = (i16, bool, &mut Books)> {
-        let driver = self.devices.iter_mut().map(|(device, books)| (*device, false, &mut books.physical));
-        let blocks = self.torch.devices.iter_mut().map(|(device, books)| (*device, true, &mut books.blocks));
-        driver.chain(std::iter::once((HOST, false, &mut self.host))).chain(blocks)
+    /// Every books of call sites: of which device, on which account, and the books.
+    pub fn shelves(&mut self) -> impl Iterator<Item = (i16, Account, &mut Books)> {
+        let driver = self.devices.iter_mut().flat_map(|(device, books)| {
+            [
+                (*device, Account::Driver, &mut books.physical),
+                (*device, Account::Managed, &mut books.managed),
+                (*device, Account::Graphs, &mut books.graphs),
+                (*device, Account::Imported, &mut books.imported),
+            ]
+        });
+        let blocks = self
+            .torch
+            .devices
+            .iter_mut()
+            .map(|(device, books)| (*device, Account::Blocks, &mut books.blocks));
+        driver.chain(std::iter::once((HOST, Account::Driver, &mut self.host))).chain(blocks)
     }
 
     /// Bytes asked for by PyTorch blocks that were freed but that streams may still use.
@@ -621,7 +650,7 @@ fn gain(devices: &mut Devices, host: &mut Books, time: Nanos, span: Span, object
         }
         let Some(books) = books_of(devices, host, object) else { return false };
         let before = books.peak();
-        books.gain(time, object.owner, object.site, object.bytes);
+        books.gain(time, object.owner, object.site, object.booked());
         books.peak() > before && object.kind.is_physical()
     })
 }
@@ -632,7 +661,7 @@ fn lose(devices: &mut Devices, host: &mut Books, span: Span, object: &Object) {
     }
     charge(devices, span, object, |devices| {
         if let Some(books) = books_of(devices, host, object) {
-            books.lose(object.owner, object.site, object.bytes);
+            books.lose(object.owner, object.site, object.booked());
         }
         if let Some(books) = phases_of(devices, object) {
             books.lose(OwnerId(object.phase.0), SiteId(0), object.bytes);
@@ -649,7 +678,7 @@ fn drop_with_context(devices: &mut Devices, host: &mut Books, span: Span, object
     }
     charge(devices, span, object, |devices| {
         if let Some(books) = books_of(devices, host, object) {
-            books.drop_from(object.owner, object.site, object.bytes);
+            books.drop_from(object.owner, object.site, object.booked());
         }
         if let Some(books) = phases_of(devices, object) {
             books.drop_from(OwnerId(object.phase.0), SiteId(0), object.bytes);
@@ -702,7 +731,7 @@ fn books_of<'a>(
         Shelf::Managed(device) => Some(&mut devices.entry(device).or_default().managed),
         Shelf::Graphs(device) => Some(&mut devices.entry(device).or_default().graphs),
         Shelf::Host => Some(host),
-        Shelf::Nowhere => None,
+        Shelf::Imported(device) => (device >= 0).then(|| &mut devices.entry(device).or_default().imported),
     }
 }
 
@@ -710,6 +739,6 @@ fn books_of<'a>(
 fn phases_of<'a>(devices: &'a mut Devices, object: &Object) -> Option<&'a mut Books> {
     match object.shelf() {
         Shelf::Physical(device) => Some(&mut devices.entry(device).or_default().phases),
-        Shelf::Managed(_) | Shelf::Graphs(_) | Shelf::Host | Shelf::Nowhere => None,
+        Shelf::Managed(_) | Shelf::Graphs(_) | Shelf::Host | Shelf::Imported(_) => None,
     }
 }

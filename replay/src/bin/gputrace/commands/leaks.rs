@@ -118,7 +118,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         };
         let mut growth = Growth::default();
         let story = Story::within(&source, time(&source, when), &mut growth);
-        let leaks = Leaks::find(&story, &growth, &wanted, &mut suppressions);
+        let leaks = Leaks::find(&story, source.definitions(), &growth, &wanted, &mut suppressions);
         let (grows, stays) = (!leaks.growing.is_empty(), !leaks.not_freed.is_empty());
         has_leak |= match args.error_on_leak {
             None => false,
