@@ -89,7 +89,9 @@ impl Watch for Lives {
                 | Step::Lost(_)
                 | Step::Mapped(_)
                 | Step::Unmapped(_)
-                | Step::BlockDone(..) => {}
+                | Step::BlockDone(..)
+                | Step::StrangerFreed(_)
+                | Step::StrangerDone(_) => {}
             }
         }
     }

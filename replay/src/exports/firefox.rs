@@ -168,7 +168,11 @@ fn change(ledger: &Ledger, step: &Step) -> Option<Change> {
         Step::Lost(object) => of_object(false, object),
         Step::Block(addr, block) => Some(of_block(true, *addr, block)),
         Step::BlockFreed(addr, block) => Some(of_block(false, *addr, block)),
-        Step::BlockDone(..) | Step::Mapped(_) | Step::Unmapped(_) => None,
+        Step::BlockDone(..)
+        | Step::StrangerFreed(_)
+        | Step::StrangerDone(_)
+        | Step::Mapped(_)
+        | Step::Unmapped(_) => None,
     }
 }
 

@@ -87,6 +87,8 @@ fn changes(ledger: &Ledger) -> impl Iterator<Item = (&'static str, &Object)> {
         Step::Block(..)
         | Step::BlockFreed(..)
         | Step::BlockDone(..)
+        | Step::StrangerFreed(_)
+        | Step::StrangerDone(_)
         | Step::Mapped(_)
         | Step::Unmapped(_) => None,
     })

@@ -41,7 +41,7 @@ pub use findings::{Finding, Findings, Found};
 pub use hidden::{Cause, HiddenStep, Pages, Sampled, Samples};
 pub use phases::{PhaseId, Phases};
 pub use sites::{NameId, OwnerId, Site, SiteId, Sites, call_site};
-pub use torch::{Block, Step, TorchBooks, TorchOom};
+pub use torch::{Block, Step, Stranger, TorchBooks, TorchOom, asked_about};
 pub use training::{StepSource, Training, TrainingStep};
 pub use watch::{Unwatched, Watch};
 

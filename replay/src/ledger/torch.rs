@@ -129,6 +129,21 @@ pub struct Block {
     pub since: Nanos,
     /// The stream of the request, where it was seen.
     pub stream: Option<u64>,
+    /// Its number among all blocks: no two of a process have the same, strangers included.
+    pub serial: u64,
+}
+
+/// A block that was taken back without having been seen handed out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stranger {
+    /// On which device.
+    pub device: i16,
+    /// Its first byte.
+    pub addr: u64,
+    /// How large.
+    pub bytes: Bytes,
+    /// Its number, as [`Block::serial`].
+    pub serial: u64,
 }
 
 /// One thing that an event did to the books, for who writes them down: see [`super::Ledger::keep_steps`].
@@ -148,6 +163,17 @@ pub enum Step {
     BlockFreed(u64, Block),
     /// No stream uses that block any more.
     BlockDone(u64, Block),
+    /// PyTorch took back a block that was not seen handed out. Streams may still use it.
+    StrangerFreed(Stranger),
+    /// No stream uses it any more.
+    StrangerDone(Stranger),
+}
+
+/// The stream event that PyTorch's allocator asks about here. The program never shows that it asks about its own, so
+/// that those which are ever asked about are the allocator's ([`super::Ledger::knowing`]).
+#[must_use]
+pub fn asked_about(wait: &Wait) -> Option<u64> {
+    (wait.action != WaitAction::Record).then_some(wait.event)
 }
 
 /// What is known of PyTorch's allocators of all devices.
@@ -155,6 +181,7 @@ pub enum Step {
 pub(super) struct Torch {
     pub(super) devices: FxHashMap<i16, TorchBooks>,
     pub(super) blocks: FxHashMap<u64, Block>,
+    n_blocks: u64,
     threads: FxHashMap<ThreadId, ThreadState>,
     pending: FxHashMap<u64, PendingFree>,
     n_pending: u64,
@@ -205,9 +232,15 @@ enum Run {
 }
 
 struct PendingFree {
-    addr: u64,
-    block: Block,
+    freed: Freed,
     n_events: usize,
+}
+
+/// What was taken back.
+#[derive(Clone, Copy)]
+enum Freed {
+    Block(u64, Block),
+    Stranger(Stranger),
 }
 
 impl Torch {
@@ -240,6 +273,7 @@ impl Torch {
         books.requested.gain(event.time, requested);
         books.blocks.gain(event.time, OwnerId(0), site, block.bytes);
         books.phases.gain(event.time, OwnerId(phase.0), SiteId(0), block.bytes);
+        let serial = self.new_serial();
         let new = Block {
             device: block.device,
             bytes: block.bytes,
@@ -249,6 +283,7 @@ impl Torch {
             stack: event.stack,
             since: event.time,
             stream: block.stream,
+            serial,
         };
         if let Some(before) = self.blocks.insert(block.addr, new) {
             found(Finding::BlockTwice(block.addr));
@@ -268,15 +303,21 @@ impl Torch {
         books.n_frees_in_capture += u64::from(self.n_captures > 0);
         books.allocated.set(event.time, block.allocated);
         books.reserved.set(event.time, block.reserved);
-        let known = self.blocks.remove(&block.addr);
-        match known {
+        let freed = match self.blocks.remove(&block.addr) {
             Some(known) => {
                 let books = self.devices.entry(known.device).or_default();
                 books.lose_block(&known);
                 self.steps.push(Step::BlockFreed(block.addr, known));
+                Freed::Block(block.addr, known)
             }
-            None => found(Finding::UnknownBlock(block.addr)),
-        }
+            None => {
+                found(Finding::UnknownBlock(block.addr));
+                let BlockFree { device, addr, bytes, .. } = *block;
+                let stranger = Stranger { device, addr, bytes, serial: self.new_serial() };
+                self.steps.push(Step::StrangerFreed(stranger));
+                Freed::Stranger(stranger)
+            }
+        };
         waits_for.retain(|handle| {
             let own = self.own_events.contains(handle);
             if !own {
@@ -284,9 +325,7 @@ impl Torch {
             }
             own
         });
-        if let Some(known) = known {
-            self.complete_after(block.addr, known, &waits_for);
-        }
+        self.complete_after(freed, &waits_for);
         waits_for.clear();
         self.threads.entry(event.thread).or_default().recorded = waits_for;
     }
@@ -424,13 +463,18 @@ impl Torch {
         state
     }
 
-    fn complete_after(&mut self, addr: u64, block: Block, events: &[u64]) {
+    fn new_serial(&mut self) -> u64 {
+        self.n_blocks += 1;
+        self.n_blocks
+    }
+
+    fn complete_after(&mut self, freed: Freed, events: &[u64]) {
         if events.is_empty() {
-            return self.completed(addr, block);
+            return self.completed(freed);
         }
         let id = self.n_pending;
         self.n_pending += 1;
-        self.pending.insert(id, PendingFree { addr, block, n_events: events.len() });
+        self.pending.insert(id, PendingFree { freed, n_events: events.len() });
         for event in events {
             if let Some(before) = self.waiting.insert(*event, id) {
                 // Recorded again: the allocator had seen it done, in events that were lost.
@@ -449,25 +493,33 @@ impl Torch {
         let Some(pending) = self.pending.get_mut(&id) else { return };
         pending.n_events -= 1;
         if pending.n_events == 0 {
-            let PendingFree { addr, block, .. } = *pending;
+            let freed = pending.freed;
             self.pending.remove(&id);
-            self.completed(addr, block);
+            self.completed(freed);
         }
     }
 
-    fn completed(&mut self, addr: u64, block: Block) {
-        self.devices.entry(block.device).or_default().requested.lose(block.requested);
-        self.steps.push(Step::BlockDone(addr, block));
+    fn completed(&mut self, freed: Freed) {
+        match freed {
+            Freed::Block(addr, block) => {
+                self.devices.entry(block.device).or_default().requested.lose(block.requested);
+                self.steps.push(Step::BlockDone(addr, block));
+            }
+            Freed::Stranger(stranger) => self.steps.push(Step::StrangerDone(stranger)),
+        }
     }
 
     /// Bytes asked for by blocks that were freed but may still be in use by streams.
     pub(super) fn pending_bytes(&self, device: i16) -> Bytes {
-        let pending = self.pending.values().filter(|free| free.block.device == device);
-        Bytes(pending.fold(0, |sum, free| sum.saturating_add(free.block.requested.0)))
+        let pending = self.pending().filter(|(_, block)| block.device == device);
+        Bytes(pending.fold(0, |sum, (_, block)| sum.saturating_add(block.requested.0)))
     }
 
     /// Blocks that were freed but that streams may still use.
     pub(super) fn pending(&self) -> impl Iterator<Item = (u64, &Block)> {
-        self.pending.values().map(|free| (free.addr, &free.block))
+        self.pending.values().filter_map(|free| match &free.freed {
+            Freed::Block(addr, block) => Some((*addr, block)),
+            Freed::Stranger(_) => None,
+        })
     }
 }

@@ -2,11 +2,11 @@
 
 use std::io;
 
-use gputrace_schemas::event::{Event, EventKind, Nanos, Process, WaitAction};
+use gputrace_schemas::event::{Event, EventKind, Nanos, Process};
 use rustc_hash::FxHashSet;
 
 use crate::analyse::live::{Native, When};
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, asked_about};
 use crate::trace::source::Source;
 
 /// What to export.
@@ -73,7 +73,7 @@ pub(crate) fn each_event(
 /// shows later that a free waited for one.
 fn own_events(source: &Source) -> FxHashSet<u64> {
     let asked = source.events().filter_map(|event| match &event.kind {
-        EventKind::Wait(wait) if wait.action != WaitAction::Record => Some(wait.event),
+        EventKind::Wait(wait) => asked_about(wait),
         _ => None,
     });
     asked.collect()

@@ -7,9 +7,14 @@ use gputrace_sim::ops::{
 };
 use rustc_hash::FxHashMap;
 
+use crate::ledger::Stranger;
+
 /// One device's ops so far.
 pub(super) struct Device {
     pub(super) builder: Builder,
+    /// PyTorch's blocks until no stream uses them any more, by [`crate::ledger::Block::serial`].
+    pub(super) blocks: FxHashMap<u64, AllocId>,
+    /// Where there are none: what the driver handed out, by address or handle.
     pub(super) live: FxHashMap<u64, AllocId>,
     /// Segments of PyTorch that are there now: start to end and index.
     pub(super) segments: BTreeMap<u64, (u64, u32)>,
@@ -22,13 +27,13 @@ pub(super) struct Device {
     trimmed_at: Option<usize>,
     pub(super) n_twice: u64,
     pub(super) n_requests_unseen: u64,
-    pub(super) n_frees_in_capture: u64,
 }
 
 impl Device {
     pub(super) fn new(ordinal: i16) -> Device {
         Device {
             builder: Builder::new(u32::from(ordinal.unsigned_abs())),
+            blocks: FxHashMap::default(),
             live: FxHashMap::default(),
             segments: BTreeMap::new(),
             captured: Vec::new(),
@@ -37,7 +42,6 @@ impl Device {
             trimmed_at: None,
             n_twice: 0,
             n_requests_unseen: 0,
-            n_frees_in_capture: 0,
         }
     }
 
@@ -53,42 +57,53 @@ impl Device {
     }
 
     pub(super) fn handed_out(&mut self, allocation: Allocation) -> AllocId {
-        let address = allocation.address;
-        if let Some(missed) = self.live.remove(&address) {
-            self.n_twice += 1;
-            self.builder.op(Op::FreeRequested(missed));
-            self.builder.op(Op::FreeCompleted(missed));
-        }
-        let segment = self.segment_at(address);
+        let segment = self.segment_at(allocation.address);
         let id = self.builder.alloc(allocation);
         self.builder.stream_mut().segment_of.push(segment);
-        self.live.insert(address, id);
         id
     }
 
-    pub(super) fn taken_back(&mut self, address: u64, bytes: u64) -> AllocId {
-        let id = self.live.remove(&address).unwrap_or_else(|| {
-            let id = self.builder.allocation(Allocation {
-                requested: bytes.max(1),
-                address,
-                stack: StackId::NONE,
-                stream: StreamIdx(0),
-                pool: PoolIdx::DEFAULT,
-            });
-            let segment = self.segment_at(address);
-            self.builder.stream_mut().segment_of.push(segment);
-            self.at_start.push((address, id));
-            id
+    /// A block was there before the first event.
+    pub(super) fn was_there(&mut self, stranger: &Stranger) {
+        let Stranger { addr: address, bytes, serial, .. } = *stranger;
+        let segment = self.segment_at(address);
+        let id = self.builder.allocation(Allocation {
+            requested: bytes.0.max(1),
+            address,
+            stack: StackId::NONE,
+            stream: StreamIdx(0),
+            pool: PoolIdx::DEFAULT,
         });
-        self.builder.op(Op::FreeRequested(id));
-        id
+        self.builder.stream_mut().segment_of.push(segment);
+        self.at_start.push((address, id));
+        self.blocks.insert(serial, id);
+    }
+
+    pub(super) fn block_freed(&mut self, serial: u64) {
+        if let Some(id) = self.blocks.get(&serial) {
+            self.builder.op(Op::FreeRequested(*id));
+        }
+    }
+
+    pub(super) fn block_done(&mut self, serial: u64) {
+        if let Some(id) = self.blocks.remove(&serial) {
+            self.builder.op(Op::FreeCompleted(id));
+        }
+    }
+
+    /// What the driver handed out was given back, or must have been: its address was handed out again.
+    pub(super) fn given_back(&mut self, address: u64) -> bool {
+        let known = self.live.remove(&address);
+        if let Some(id) = known {
+            self.builder.op(Op::FreeRequested(id));
+            self.builder.op(Op::FreeCompleted(id));
+        }
+        known.is_some()
     }
 
     /// The program called `empty_cache`; `completed` is what it waited for.
-    pub(super) fn trim(&mut self, completed: &[AllocId]) {
-        for id in completed {
-            self.builder.op(Op::FreeCompleted(*id));
-        }
+    pub(super) fn trim(&mut self, completed: &[u64]) {
+        completed.iter().for_each(|serial| self.block_done(*serial));
         let n_ops = self.builder.stream_mut().ops.len();
         if self.trimmed_at != Some(n_ops) {
             self.builder.op(Op::Trim);

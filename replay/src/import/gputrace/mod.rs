@@ -5,8 +5,7 @@
 //! the driver was asked.
 //!
 //! What the events do not say in so many words:
-//! - A free of a block that other streams use completes when the stream events recorded just before it on the same
-//!   thread were seen done; see `ledger/torch.rs`. Those that a failed request waited for complete after that request:
+//! - When the free of a block completes that other streams use: `ledger/torch.rs` says so. Those that a failed request waited for complete after that request:
 //!   its flush waits for them itself.
 //! - `empty_cache` shows as PyTorch's segments given back, or its stream events waited for, outside of `allocate`. One that
 //!   had nothing to give back is not seen.
@@ -27,13 +26,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gputrace_schemas::event::{
-    Action, BlockAlloc, BlockFree, BlockOom, Call, Event, EventKind, Frame as TraceFrame, Mapping, Mappings,
+    Action, BlockAlloc, BlockOom, Call, Event, EventKind, Frame as TraceFrame, Mapping, Mappings,
     StackId as TraceStackId, ThreadId, Wait, WaitAction,
 };
 use gputrace_schemas::reader;
 use gputrace_sim::ops::{
-    AllocId, Allocation, DriverCall, History, Nearby, Op, PoolIdx, Query, RecordedOom, StackId, StreamIdx,
-    TooMany,
+    Allocation, DriverCall, History, Nearby, PoolIdx, Query, RecordedOom, StackId, StreamIdx, TooMany,
 };
 use rustc_hash::FxHashMap;
 
@@ -45,13 +43,12 @@ use self::surroundings::without;
 use self::survey::{Survey, is_failed, plausible_bytes};
 use super::others::Bystanders;
 use super::{ImportError, LARGEST_SUM, Trace};
+use crate::ledger::{Ledger, Step};
 use crate::trace::Definitions;
 use crate::trace::owners;
 
 /// Most devices of one process.
 const MAX_DEVICES: i16 = 4096;
-/// Most stream events kept for one free: one for each stream that used the block.
-const MAX_EVENTS_OF_A_FREE: usize = 1024;
 
 /// Reads a trace file.
 ///
@@ -99,15 +96,14 @@ fn import<I: Iterator<Item = Event>>(
     let mut survey = Survey { first_read, ..Survey::default() };
     events().filter(|event| plausible_bytes(&event.kind).is_some()).for_each(|event| survey.event(&event));
     let devices = survey.devices.iter().map(|ordinal| (*ordinal, Device::new(*ordinal))).collect();
+    let mut ledger = Ledger::knowing(std::mem::take(&mut survey.own_events));
+    ledger.keep_steps();
     let mut importer = Importer {
         definitions,
         survey,
         devices,
         mapped: Vec::new(),
         threads: FxHashMap::default(),
-        pending: FxHashMap::default(),
-        n_pending: 0,
-        waiting: FxHashMap::default(),
         torch_memory: FxHashMap::default(),
         reservations: BTreeMap::new(),
         maps: BTreeMap::new(),
@@ -137,18 +133,17 @@ fn import<I: Iterator<Item = Event>>(
             importer.n_implausible += 1;
             break;
         }
-        importer.event(&event)?;
+        ledger.event(definitions, &event);
+        importer.event(&ledger, &event)?;
     }
-    importer.finish()
+    importer.finish(ledger)
 }
 
 /// What a thread did since its last block.
 #[derive(Default)]
 struct ThreadState {
-    /// Stream events recorded: those of the free that follows.
-    recorded: Vec<u64>,
-    /// Frees that a `cuEventSynchronize` completed: of a failed request's flush, or of `empty_cache`.
-    synchronized: Vec<(i16, AllocId)>,
+    /// Blocks whose frees a `cuEventSynchronize` completed: of a failed request's flush, or of `empty_cache`.
+    synchronized: Vec<(i16, u64)>,
     /// PyTorch asked the driver for memory inside `allocate` since then.
     asked: bool,
     /// Segments obtained for the request that follows.
@@ -169,14 +164,6 @@ struct Question {
     by_allocator: bool,
 }
 
-struct PendingFree {
-    device: i16,
-    alloc: AllocId,
-    n_events: usize,
-    /// Its events were done when a thread waited for them.
-    synchronized_by: Option<ThreadId>,
-}
-
 struct Importer<'a> {
     definitions: &'a dyn Definitions,
     survey: Survey,
@@ -184,9 +171,6 @@ struct Importer<'a> {
     /// The address space when it was last read.
     mapped: Vec<Mapping>,
     threads: FxHashMap<ThreadId, ThreadState>,
-    pending: FxHashMap<u64, PendingFree>,
-    n_pending: u64,
-    waiting: FxHashMap<u64, u64>,
     /// Physical memory of PyTorch's allocator: by address (`cudaMalloc`) or handle (`cuMemCreate`).
     torch_memory: FxHashMap<u64, TorchMemory>,
     reservations: BTreeMap<u64, Reservation>,
@@ -213,20 +197,21 @@ enum Caller {
 }
 
 impl Importer<'_> {
-    fn event(&mut self, event: &Event) -> Result<(), TooMany> {
+    /// `event` has been booked.
+    fn event(&mut self, ledger: &Ledger, event: &Event) -> Result<(), TooMany> {
         if matches!(event.kind, EventKind::Call(_) | EventKind::Sample(_)) {
-            let Importer { bystanders, devices, survey, definitions, .. } = self;
-            bystanders.event(*definitions, event, |device| {
+            let Importer { bystanders, devices, survey, .. } = self;
+            bystanders.event(ledger, event, |device| {
                 let n_ops = devices.get(&device).map_or(0, |device| device.builder.n_ops());
                 (n_ops, survey.torch.contains(&device))
             });
         }
         match &event.kind {
             EventKind::Call(call) => self.call(event, call)?,
-            EventKind::BlockAlloc(block) => self.block_alloc(event, block)?,
-            EventKind::BlockFree(block) => self.block_free(event, block),
+            EventKind::BlockAlloc(block) => self.block_alloc(ledger, event, block)?,
+            EventKind::BlockFree(_) => self.block_free(ledger, event.thread),
             EventKind::BlockOom(oom) => self.block_oom(event, oom),
-            EventKind::Wait(wait) => self.wait(event, wait),
+            EventKind::Wait(wait) => self.wait(ledger, event.thread, wait),
             EventKind::Lost(lost) => self.n_lost = self.n_lost.saturating_add(lost.events),
             EventKind::Sample(_)
             | EventKind::Mark(_)
@@ -251,7 +236,7 @@ impl Importer<'_> {
         self.stacks.id(self.definitions, stack)
     }
 
-    fn block_alloc(&mut self, event: &Event, block: &BlockAlloc) -> Result<(), TooMany> {
+    fn block_alloc(&mut self, ledger: &Ledger, event: &Event, block: &BlockAlloc) -> Result<(), TooMany> {
         self.answer_question(event.thread);
         let asked = self.thread(event.thread).asked;
         if !asked {
@@ -269,46 +254,58 @@ impl Importer<'_> {
         let requested = requested.filter(|requested| (1..=block.bytes.0).contains(requested));
         device.n_requests_unseen += u64::from(requested.is_none());
         let requested = requested.unwrap_or(block.bytes.0).max(1);
-        device.handed_out(Allocation {
-            requested,
-            address: block.addr,
-            stack,
-            stream,
-            pool: PoolIdx::DEFAULT,
-        });
+        let allocation = Allocation { requested, address: block.addr, stack, stream, pool: PoolIdx::DEFAULT };
+        for step in ledger.steps() {
+            match step {
+                Step::BlockFreed(_, missed) => {
+                    if let Some(device) = self.device(missed.device) {
+                        device.n_twice += 1;
+                        device.block_freed(missed.serial);
+                    }
+                }
+                Step::Block(_, block) => {
+                    if let Some(device) = self.device(block.device) {
+                        let id = device.handed_out(allocation);
+                        device.blocks.insert(block.serial, id);
+                    }
+                }
+                _ => self.done(step),
+            }
+        }
         self.complete_synchronized(event.thread);
-        let thread = self.thread(event.thread);
-        thread.recorded.clear();
-        thread.asked = false;
+        self.thread(event.thread).asked = false;
         Ok(())
     }
 
-    fn block_free(&mut self, event: &Event, block: &BlockFree) {
-        self.answer_question(event.thread);
-        self.flush_synchronized(event.thread);
-        self.end_run(event.thread);
-        let is_captured = self.n_captures > 0;
-        let mut events = std::mem::take(&mut self.thread(event.thread).recorded);
-        events.retain(|handle| self.survey.own_events.contains(handle));
-        let Some(device) = self.device(block.device) else { return };
-        device.n_frees_in_capture += u64::from(is_captured);
-        let alloc = device.taken_back(block.addr, block.bytes.0);
-        if events.is_empty() {
-            device.builder.op(Op::FreeCompleted(alloc));
-        } else {
-            let id = self.n_pending;
-            self.n_pending += 1;
-            let free =
-                PendingFree { device: block.device, alloc, n_events: events.len(), synchronized_by: None };
-            self.pending.insert(id, free);
-            for handle in &events {
-                if let Some(before) = self.waiting.insert(*handle, id) {
-                    self.one_done(before, None);
+    fn block_free(&mut self, ledger: &Ledger, thread: ThreadId) {
+        self.answer_question(thread);
+        self.flush_synchronized(thread);
+        self.end_run(thread);
+        for step in ledger.steps() {
+            match step {
+                Step::BlockFreed(_, block) => {
+                    if let Some(device) = self.device(block.device) {
+                        device.block_freed(block.serial);
+                    }
                 }
+                Step::StrangerFreed(stranger) => {
+                    if let Some(device) = self.device(stranger.device) {
+                        device.was_there(stranger);
+                        device.block_freed(stranger.serial);
+                    }
+                }
+                _ => self.done(step),
             }
         }
-        events.clear();
-        self.thread(event.thread).recorded = events;
+    }
+
+    /// If `step` completes a free, so does the op.
+    fn done(&mut self, step: &Step) {
+        if let Some((device, serial)) = completed(step)
+            && let Some(device) = self.device(device)
+        {
+            device.block_done(serial);
+        }
     }
 
     fn block_oom(&mut self, event: &Event, oom: &BlockOom) {
@@ -325,45 +322,18 @@ impl Importer<'_> {
         }
         self.complete_synchronized(event.thread);
         let thread = self.thread(event.thread);
-        thread.recorded.clear();
         thread.obtained.clear();
         thread.asked = false;
     }
 
-    fn wait(&mut self, event: &Event, wait: &Wait) {
+    fn wait(&mut self, ledger: &Ledger, thread: ThreadId, wait: &Wait) {
         match wait.action {
-            WaitAction::Record if wait.result == 0 => {
-                let recorded = &mut self.thread(event.thread).recorded;
-                if recorded.len() == MAX_EVENTS_OF_A_FREE {
-                    recorded.remove(0);
-                }
-                recorded.push(wait.event);
+            WaitAction::Synchronize => {
+                let completed = ledger.steps().iter().filter_map(completed);
+                self.thread(thread).synchronized.extend(completed);
             }
-            WaitAction::Query | WaitAction::Synchronize if wait.result == 0 => {
-                if let Some(id) = self.waiting.remove(&wait.event) {
-                    let by = (wait.action == WaitAction::Synchronize).then_some(event.thread);
-                    self.one_done(id, by);
-                }
-            }
-            WaitAction::Record | WaitAction::Query | WaitAction::Synchronize => {}
-        }
-    }
-
-    fn one_done(&mut self, id: u64, synchronized_by: Option<ThreadId>) {
-        let Some(free) = self.pending.get_mut(&id) else { return };
-        free.n_events -= 1;
-        free.synchronized_by = free.synchronized_by.or(synchronized_by);
-        if free.n_events > 0 {
-            return;
-        }
-        let PendingFree { device, alloc, synchronized_by, .. } = *free;
-        self.pending.remove(&id);
-        match synchronized_by {
-            Some(thread) => self.thread(thread).synchronized.push((device, alloc)),
-            None => {
-                if let Some(device) = self.device(device) {
-                    device.builder.op(Op::FreeCompleted(alloc));
-                }
+            WaitAction::Record | WaitAction::Query => {
+                ledger.steps().iter().for_each(|step| self.done(step));
             }
         }
     }
@@ -371,22 +341,22 @@ impl Importer<'_> {
     /// What a thread waited for was waited for by `empty_cache`: nothing that it did since needed it.
     fn flush_synchronized(&mut self, thread: ThreadId) {
         let completed = std::mem::take(&mut self.thread(thread).synchronized);
-        let mut by_device: BTreeMap<i16, Vec<AllocId>> = BTreeMap::new();
-        for (device, alloc) in completed {
-            by_device.entry(device).or_default().push(alloc);
+        let mut by_device: BTreeMap<i16, Vec<u64>> = BTreeMap::new();
+        for (device, serial) in completed {
+            by_device.entry(device).or_default().push(serial);
         }
-        for (device, allocs) in by_device {
+        for (device, serials) in by_device {
             if let Some(device) = self.device(device) {
-                device.trim(&allocs);
+                device.trim(&serials);
             }
         }
     }
 
     /// What a thread waited for was waited for by the request that was just served or refused.
     fn complete_synchronized(&mut self, thread: ThreadId) {
-        for (device, alloc) in std::mem::take(&mut self.thread(thread).synchronized) {
+        for (device, serial) in std::mem::take(&mut self.thread(thread).synchronized) {
             if let Some(device) = self.device(device) {
-                device.builder.op(Op::FreeCompleted(alloc));
+                device.block_done(serial);
             }
         }
     }
@@ -511,13 +481,14 @@ impl Importer<'_> {
             device.builder.driver(DriverCall::Alloc, address, call.bytes.0, index);
             let allocation =
                 Allocation { requested: call.bytes.0, address, stack, stream, pool: PoolIdx::DEFAULT };
-            device.handed_out(allocation);
+            device.n_twice += u64::from(device.given_back(address));
+            let id = device.handed_out(allocation);
+            device.live.insert(address, id);
         } else if matches!(call.action, Action::Free | Action::FreeAsync | Action::Release) {
             // The free may name no device, or another one than the memory's.
             let holder = self.devices.iter_mut().find(|(_, device)| device.live.contains_key(&address));
             let Some((_, device)) = holder else { return Ok(()) };
-            let id = device.taken_back(address, 0);
-            device.builder.op(Op::FreeCompleted(id));
+            device.given_back(address);
             if let Some((end, index)) = device.segments.remove(&address) {
                 device.builder.driver(DriverCall::Free, address, end - address, index);
             }
@@ -533,13 +504,14 @@ impl Importer<'_> {
         Ok(())
     }
 
-    fn finish(mut self) -> Result<Trace, TooMany> {
+    fn finish(mut self, mut ledger: Ledger) -> Result<Trace, TooMany> {
+        ledger.finish();
         for thread in self.threads.keys().copied().collect::<Vec<_>>() {
             self.flush_synchronized(thread);
             self.end_run(thread);
             self.answer_question(thread);
         }
-        let mut others = self.bystanders.finish();
+        let mut others = self.bystanders.finish(&ledger);
         let stacks = Arc::new(self.stacks.stacks);
         let mut trace = Trace { devices: Vec::new(), notes: Vec::new() };
         for (ordinal, mut device) in self.devices {
@@ -623,6 +595,15 @@ fn asks_for_itself(definitions: &dyn Definitions, stack: TraceStackId, by_alloca
     }
     let owner = owners::owner(definitions, definitions.stack(stack), "");
     (owner.name != owners::NCCL).then_some(false)
+}
+
+/// The block whose free this completes: its device and serial.
+fn completed(step: &Step) -> Option<(i16, u64)> {
+    match step {
+        Step::BlockDone(_, block) => Some((block.device, block.serial)),
+        Step::StrangerDone(stranger) => Some((stranger.device, stranger.serial)),
+        _ => None,
+    }
 }
 
 /// Memory of the device, of any kind.

@@ -2,6 +2,7 @@
 
 use expect_test::{Expect, expect};
 use gputrace_schemas::event::Nanos;
+use gputrace_sim::ops::Op;
 use gputrace_sim::whatif::Laboratory;
 
 use super::*;
@@ -275,5 +276,38 @@ fn memory_of_others_and_mappings_are_kept_for_the_addresses() {
             Nearby::Allocated { address: 0x7f00_1000_0000, bytes: 8 << 20 },
             Nearby::Freed { address: 0x7f00_1000_0000 },
         ]
+    );
+}
+
+#[test]
+fn a_block_is_taken_back_on_the_device_that_it_was_handed_out_on() {
+    let trace = imported(&format!(
+        "{SEGMENT}
+        block addr=0x40000000 bytes=512 requested=512
+        free addr=0x40000000 bytes=512 dev=1"
+    ));
+    assert_eq!(trace.devices.len(), 1);
+    assert_eq!(trace.devices[0].history, History::Complete);
+}
+
+#[test]
+fn a_block_that_was_there_before_the_first_event_waits_for_its_streams_too() {
+    check(
+        &format!(
+            "{SEGMENT}
+            record event=1
+            free addr=0x40000000 bytes=512
+            block addr=0x40000400 bytes=512 requested=512
+            query event=1"
+        ),
+        expect![[r#"
+              Alloc 0x40000000+2048K
+            FreeRequested(AllocId(0))
+            Alloc(1) 512 on 0
+            FreeCompleted(AllocId(0))
+            StartsLate
+            device 0: 1 blocks were taken back that were not seen handed out
+            device 0: the pools of some segments could not be found out; from request 1 on the replay is a guess
+        "#]],
     );
 }
