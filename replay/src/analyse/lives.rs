@@ -91,7 +91,9 @@ impl Watch for Lives {
                 | Step::Unmapped(_)
                 | Step::BlockDone(..)
                 | Step::StrangerFreed(_)
-                | Step::StrangerDone(_) => {}
+                | Step::StrangerDone(_)
+                | Step::Grown(_)
+                | Step::Shrunk(..) => {}
             }
         }
     }

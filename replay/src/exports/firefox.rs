@@ -171,6 +171,8 @@ fn change(ledger: &Ledger, step: &Step) -> Option<Change> {
         Step::BlockDone(..)
         | Step::StrangerFreed(_)
         | Step::StrangerDone(_)
+        | Step::Grown(_)
+        | Step::Shrunk(..)
         | Step::Mapped(_)
         | Step::Unmapped(_) => None,
     }

@@ -89,6 +89,8 @@ fn changes(ledger: &Ledger) -> impl Iterator<Item = (&'static str, &Object)> {
         | Step::BlockDone(..)
         | Step::StrangerFreed(_)
         | Step::StrangerDone(_)
+        | Step::Grown(_)
+        | Step::Shrunk(..)
         | Step::Mapped(_)
         | Step::Unmapped(_) => None,
     })

@@ -253,7 +253,9 @@ fn device_of(step: &Step) -> i16 {
         Step::Gained(object) | Step::Lost(object) => object.device,
         Step::Block(_, block) | Step::BlockFreed(_, block) | Step::BlockDone(_, block) => block.device,
         Step::StrangerFreed(block) | Step::StrangerDone(block) => block.device,
-        Step::Mapped(range) | Step::Unmapped(range) => range.device,
+        Step::Mapped(range) | Step::Unmapped(range) | Step::Grown(range) | Step::Shrunk(range, _) => {
+            range.device
+        }
     }
 }
 

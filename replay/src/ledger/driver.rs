@@ -368,10 +368,10 @@ impl Driver {
         self.freed.contains(addr)
     }
 
-    /// The reservation that `addr` lies in.
-    pub(super) fn reservation(&self, addr: u64) -> Option<u64> {
+    /// The reservation that `addr` lies in: its start and length.
+    pub(super) fn reservation(&self, addr: u64) -> Option<(u64, Bytes)> {
         let (start, (bytes, _)) = self.reservations.range(..=addr).next_back()?;
-        (addr - start < bytes.0).then_some(*start)
+        (addr - start < bytes.0).then_some((*start, *bytes))
     }
 
     fn gain(&mut self, addr: u64, object: Object, changed: &mut impl FnMut(Change)) {

@@ -89,6 +89,7 @@ pub struct Ledger {
     /// Requests that the driver refused, newest last.
     pub refusals: Vec<Refusal>,
     ran_out: Option<OutOfMemory>,
+    is_by_torch: bool,
     /// Number of events.
     pub n_events: u64,
     /// Time of the first event.
@@ -287,6 +288,12 @@ impl Ledger {
         self.ran_out
     }
 
+    /// PyTorch's caching allocator made the call that was booked last.
+    #[must_use]
+    pub fn is_by_torch(&self) -> bool {
+        self.is_by_torch
+    }
+
     /// The contexts that the process made, in order.
     pub fn contexts(&self) -> impl Iterator<Item = &Context> {
         self.contexts.iter()
@@ -354,6 +361,12 @@ impl Ledger {
         self.driver.torch_ranges(device)
     }
 
+    /// The reserved address range that `addr` lies in: its start and length.
+    #[must_use]
+    pub fn reservation(&self, addr: u64) -> Option<(u64, Bytes)> {
+        self.driver.reservation(addr)
+    }
+
     /// PyTorch blocks that were freed but that streams may still use: address and block.
     pub fn pending_blocks(&self) -> impl Iterator<Item = (u64, &Block)> {
         self.torch.pending()
@@ -390,6 +403,7 @@ impl Ledger {
     fn call(&mut self, definitions: &dyn Definitions, event: &Event, call: &Call) {
         let origin = self.sites.origin(definitions, event.stack, event.thread);
         let origin = self.sharpen(origin, call);
+        self.is_by_torch = origin.torch;
         let name = self.sites.call_name(definitions, call.api, event.stack, origin);
         self.counts.call(name, call);
         match call.result {
@@ -511,7 +525,7 @@ impl Ledger {
             self.torch.gives_back(device, origin.site, bytes, call);
         }
         for range in unmapped {
-            let reservation = self.driver.reservation(range.addr);
+            let reservation = self.driver.reservation(range.addr).map(|(start, _)| start);
             self.torch.unmapped(event.thread, range, reservation);
         }
         self.told(event, call);

@@ -157,6 +157,10 @@ pub enum Step {
     Mapped(Mapped),
     /// Memory is not visible any more.
     Unmapped(Mapped),
+    /// PyTorch may use these pages of an expandable segment from now on: all since it last might, as one call.
+    Grown(Mapped),
+    /// PyTorch unmapped a page of an expandable segment, and whether that goes on where the one before ended.
+    Shrunk(Mapped, bool),
     /// PyTorch handed out the block at this address.
     Block(u64, Block),
     /// PyTorch took back the block at this address. Streams may still use it.
@@ -221,10 +225,7 @@ struct ThreadState {
 enum Run {
     #[default]
     None,
-    Mapping {
-        device: i16,
-        bytes: Bytes,
-    },
+    Mapping(Mapped),
     Unmapping {
         end: u64,
         reservation: Option<u64>,
@@ -409,22 +410,23 @@ impl Torch {
     /// PyTorch made a page of an expandable segment accessible; [`Torch::set_access`] ends the run.
     pub(super) fn mapped(&mut self, thread: ThreadId, page: Mapped) {
         let state = self.threads.entry(thread).or_default();
-        let before = match state.run {
-            Run::Mapping { device, bytes } if device == page.device => bytes.0,
-            Run::Mapping { .. } | Run::Unmapping { .. } | Run::None => 0,
-        };
-        let bytes = Bytes(before.saturating_add(page.bytes.0));
-        state.run = Run::Mapping { device: page.device, bytes };
+        state.run = Run::Mapping(match state.run {
+            Run::Mapping(before) if before.device == page.device => {
+                Mapped { bytes: Bytes(before.bytes.0.saturating_add(page.bytes.0)), ..before }
+            }
+            Run::Mapping(_) | Run::Unmapping { .. } | Run::None => page,
+        });
     }
 
     /// The first `cuMemSetAccess` after a run of maps is for the segment's own device; those of peers follow.
     pub(super) fn set_access(&mut self, event: &Event) {
         let state = self.threads.entry(event.thread).or_default();
-        if let Run::Mapping { device, bytes } = state.run {
+        if let Run::Mapping(pages) = state.run {
             state.run = Run::None;
-            let books = self.devices.entry(device).or_default();
+            let books = self.devices.entry(pages.device).or_default();
             books.device_allocs += 1;
-            books.reserved.gain(event.time, bytes);
+            books.reserved.gain(event.time, pages.bytes);
+            self.steps.push(Step::Grown(pages));
         }
     }
 
@@ -439,6 +441,7 @@ impl Torch {
         let books = self.devices.entry(page.device).or_default();
         books.device_frees += u64::from(!continues);
         books.reserved.lose(page.bytes);
+        self.steps.push(Step::Shrunk(page, continues));
     }
 
     /// A stream begins to be captured into a graph.

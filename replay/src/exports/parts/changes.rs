@@ -142,7 +142,12 @@ pub(crate) fn rows(request: &Request, mut put: impl FnMut(&Row) -> io::Result<()
                     Step::BlockDone(addr, block) => {
                         of_block("free_completed", *addr, block, &mut sites, none)
                     }
-                    Step::StrangerFreed(_) | Step::StrangerDone(_) | Step::Mapped(_) | Step::Unmapped(_) => {
+                    Step::StrangerFreed(_)
+                    | Step::StrangerDone(_)
+                    | Step::Grown(_)
+                    | Step::Shrunk(..)
+                    | Step::Mapped(_)
+                    | Step::Unmapped(_) => {
                         continue;
                     }
                 };

@@ -36,14 +36,13 @@ use gputrace_sim::ops::{
 use rustc_hash::FxHashMap;
 
 use self::device::{Device, private_pools};
-use self::segments::{Reservation, Run, TorchMemory};
 use self::settings::{grows, settings};
 use self::stacks::StackTable;
 use self::surroundings::without;
 use self::survey::{Survey, is_failed, plausible_bytes};
 use super::others::Bystanders;
 use super::{ImportError, LARGEST_SUM, Trace};
-use crate::ledger::{Ledger, Step};
+use crate::ledger::{Ledger, MemoryKind, Object, Step};
 use crate::trace::Definitions;
 use crate::trace::owners;
 
@@ -104,10 +103,6 @@ fn import<I: Iterator<Item = Event>>(
         devices,
         mapped: Vec::new(),
         threads: FxHashMap::default(),
-        torch_memory: FxHashMap::default(),
-        reservations: BTreeMap::new(),
-        maps: BTreeMap::new(),
-        callers: FxHashMap::default(),
         stacks: StackTable::default(),
         bystanders: Bystanders::default(),
         n_captures: 0,
@@ -148,7 +143,6 @@ struct ThreadState {
     asked: bool,
     /// Segments obtained for the request that follows.
     obtained: Vec<(i16, u32)>,
-    run: Run,
     device_free: u64,
     is_capturing: bool,
     /// Free memory was asked for, perhaps by PyTorch for the text of an error that follows.
@@ -171,12 +165,6 @@ struct Importer<'a> {
     /// The address space when it was last read.
     mapped: Vec<Mapping>,
     threads: FxHashMap<ThreadId, ThreadState>,
-    /// Physical memory of PyTorch's allocator: by address (`cudaMalloc`) or handle (`cuMemCreate`).
-    torch_memory: FxHashMap<u64, TorchMemory>,
-    reservations: BTreeMap<u64, Reservation>,
-    /// Pages of PyTorch's expandable segments.
-    maps: BTreeMap<u64, TorchMemory>,
-    callers: FxHashMap<TraceStackId, Caller>,
     stacks: StackTable,
     bystanders: Bystanders,
     n_captures: u64,
@@ -185,15 +173,6 @@ struct Importer<'a> {
     n_implausible: u64,
     /// Bytes of all events so far.
     sum: u64,
-}
-
-/// Who made a call.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Caller {
-    Torch,
-    Other,
-    /// No native frame tells.
-    Unknown,
 }
 
 impl Importer<'_> {
@@ -207,7 +186,7 @@ impl Importer<'_> {
             });
         }
         match &event.kind {
-            EventKind::Call(call) => self.call(event, call)?,
+            EventKind::Call(call) => self.call(ledger, event, call)?,
             EventKind::BlockAlloc(block) => self.block_alloc(ledger, event, block)?,
             EventKind::BlockFree(_) => self.block_free(ledger, event.thread),
             EventKind::BlockOom(oom) => self.block_oom(event, oom),
@@ -242,7 +221,6 @@ impl Importer<'_> {
         if !asked {
             self.flush_synchronized(event.thread);
         }
-        self.end_run(event.thread);
         let stack = self.stack(event.stack);
         let obtained = std::mem::take(&mut self.thread(event.thread).obtained);
         let Some(device) = self.device(block.device) else { return Ok(()) };
@@ -280,7 +258,6 @@ impl Importer<'_> {
     fn block_free(&mut self, ledger: &Ledger, thread: ThreadId) {
         self.answer_question(thread);
         self.flush_synchronized(thread);
-        self.end_run(thread);
         for step in ledger.steps() {
             match step {
                 Step::BlockFreed(_, block) => {
@@ -309,7 +286,6 @@ impl Importer<'_> {
     }
 
     fn block_oom(&mut self, event: &Event, oom: &BlockOom) {
-        self.end_run(event.thread);
         if !self.survey.knows_allocate {
             self.thread(event.thread).question.take_if(|question| question.by_allocator);
         }
@@ -373,11 +349,10 @@ impl Importer<'_> {
         }
     }
 
-    fn call(&mut self, event: &Event, call: &Call) -> Result<(), TooMany> {
+    fn call(&mut self, ledger: &Ledger, event: &Event, call: &Call) -> Result<(), TooMany> {
         let Some(result) = call.result else { return Ok(()) };
-        let caller = self.caller(event.stack);
-        let by_torch = caller == Caller::Torch || (call.in_allocate && caller == Caller::Unknown);
-        if by_torch && call.in_allocate && call.action.gives() {
+        let is_by_torch = ledger.is_by_torch();
+        if is_by_torch && call.in_allocate && call.action.gives() {
             self.thread(event.thread).asked = true;
         }
         let is_torch_device = self.survey.torch.contains(&call.device);
@@ -387,8 +362,24 @@ impl Importer<'_> {
             }
             return Ok(());
         }
+        let mut is_segments = false;
+        for step in ledger.steps() {
+            match step {
+                Step::Lost(object) if call.action == Action::Free && self.is_segment(object) => {
+                    is_segments = true;
+                    self.segment_freed(event, call, object);
+                }
+                Step::Grown(pages) if self.survey.torch.contains(&pages.device) => {
+                    self.grown(ledger, event, pages);
+                }
+                Step::Shrunk(page, continues) if self.survey.torch.contains(&page.device) => {
+                    self.shrunk(ledger, (event, call), (page, *continues));
+                }
+                _ => {}
+            }
+        }
         match call.action {
-            Action::MemInfo => self.mem_info(event, call),
+            Action::MemInfo => self.mem_info(event, call, is_by_torch),
             Action::CaptureBegin => {
                 self.n_captures += 1;
                 self.thread(event.thread).is_capturing = true;
@@ -397,30 +388,13 @@ impl Importer<'_> {
                 self.n_captures = self.n_captures.saturating_sub(1);
                 self.thread(event.thread).is_capturing = false;
             }
-            Action::Alloc if by_torch && is_torch_device => {
-                let memory = TorchMemory { device: call.device, bytes: call.bytes.0 };
-                self.torch_memory.insert(call.addr, memory);
-                self.segment_alloc(event, call);
-            }
-            Action::Create if by_torch && is_torch_device => {
-                let memory = TorchMemory { device: call.device, bytes: call.bytes.0 };
-                self.torch_memory.insert(call.handle, memory);
-            }
-            Action::Free if self.torch_memory.contains_key(&call.addr) => self.segment_free(event, call),
-            Action::Reserve if by_torch => {
-                let end = call.addr.saturating_add(call.bytes.0);
-                self.reservations.insert(call.addr, Reservation { end, segment: None });
-            }
-            Action::Unreserve => {
-                self.reservations.remove(&call.addr);
-            }
-            Action::Map => self.page_mapped(event, call),
-            Action::Unmap => self.page_unmapped(event, call),
-            Action::SetAccess => self.end_mapping(event),
+            Action::Alloc if is_by_torch && is_torch_device => self.segment_alloc(event, call),
+            Action::Unreserve => self.unreserved(call.addr),
             Action::Alloc if is_torch_device => {
                 let what = Nearby::Allocated { address: call.addr, bytes: call.bytes.0 };
                 self.nearby(Some(call.device), what);
             }
+            Action::Free if is_segments => {}
             Action::Free if self.is_nearby(call.addr) => {
                 self.nearby(None, Nearby::Freed { address: call.addr });
             }
@@ -430,10 +404,14 @@ impl Importer<'_> {
         Ok(())
     }
 
-    fn mem_info(&mut self, event: &Event, call: &Call) {
+    /// Memory that PyTorch's caching allocator cuts blocks from.
+    fn is_segment(&self, object: &Object) -> bool {
+        object.torch && object.kind == MemoryKind::Linear && self.survey.torch.contains(&object.device)
+    }
+
+    fn mem_info(&mut self, event: &Event, call: &Call, by_allocator: bool) {
         self.answer_question(event.thread);
         self.thread(event.thread).device_free = call.bytes.0;
-        let by_allocator = self.caller(event.stack) == Caller::Torch;
         if call.in_allocate {
             return;
         }
@@ -449,20 +427,6 @@ impl Importer<'_> {
         let Some(question) = self.thread(thread).question.take() else { return };
         let Some(device) = self.devices.get_mut(&question.device) else { return };
         *device.queries.entry((question.stack, question.is_autotune)).or_default() += 1;
-    }
-
-    fn caller(&mut self, stack: TraceStackId) -> Caller {
-        if let Some(known) = self.callers.get(&stack) {
-            return *known;
-        }
-        let owner = owners::owner(self.definitions, self.definitions.stack(stack), "");
-        let caller = match owner.frame {
-            _ if owner.name == owners::TORCH => Caller::Torch,
-            Some(_) => Caller::Other,
-            None => Caller::Unknown,
-        };
-        self.callers.insert(stack, caller);
-        caller
     }
 
     /// A device that PyTorch's caching allocator does not use: what the driver was asked is what the program asked.
@@ -508,7 +472,6 @@ impl Importer<'_> {
         ledger.finish();
         for thread in self.threads.keys().copied().collect::<Vec<_>>() {
             self.flush_synchronized(thread);
-            self.end_run(thread);
             self.answer_question(thread);
         }
         let mut others = self.bystanders.finish(&ledger);

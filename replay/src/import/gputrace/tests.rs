@@ -216,6 +216,85 @@ fn pages_of_a_growing_segment_are_one_call() {
     );
 }
 
+const GROWN: &str = "Reserve addr=0x100000000 bytes=1G by=libc10_cuda.so
+    Create handle=1 bytes=2M by=libc10_cuda.so in_allocate=1
+    Create handle=2 bytes=2M by=libc10_cuda.so in_allocate=1
+    Map addr=0x100000000 bytes=2M handle=1 by=libc10_cuda.so in_allocate=1
+    SetAccess addr=0x100000000 bytes=2M by=libc10_cuda.so in_allocate=1
+    block addr=0x100000000 bytes=1M requested=1M\n";
+
+#[test]
+fn pages_given_back_to_make_room_for_others_are_a_call_of_their_own() {
+    check(
+        &format!(
+            "{GROWN}
+            free addr=0x100000000 bytes=1M
+            Unmap addr=0x100000000 bytes=2M by=libc10_cuda.so in_allocate=1
+            Reserve addr=0x200000000 bytes=1G by=libc10_cuda.so
+            Map addr=0x200000000 bytes=2M handle=2 by=libc10_cuda.so in_allocate=1
+            SetAccess addr=0x200000000 bytes=2M by=libc10_cuda.so in_allocate=1
+            block addr=0x200000000 bytes=1M requested=1M stream=7"
+        ),
+        expect![[r#"
+              Map 0x100000000+2048K
+            Alloc(0) 1048576 on 0
+            FreeRequested(AllocId(0))
+            FreeCompleted(AllocId(0))
+              Unmap 0x100000000+2048K
+              Map 0x200000000+2048K
+            Alloc(1) 1048576 on 7
+            Complete
+            device 0: the program itself set expandable_segments:True: its allocator mapped pages
+            device 0: the pools of some segments could not be found out; from request 3 on the replay is a guess
+        "#]],
+    );
+}
+
+#[test]
+fn pages_that_are_unmapped_at_once_are_all_gone() {
+    check(
+        &format!(
+            "{GROWN}
+            block addr=0x100100000 bytes=1M requested=1M
+            Map addr=0x100200000 bytes=2M handle=2 by=libc10_cuda.so in_allocate=1
+            SetAccess addr=0x100200000 bytes=2M by=libc10_cuda.so in_allocate=1
+            block addr=0x100200000 bytes=1M requested=1M
+            free addr=0x100000000 bytes=1M
+            free addr=0x100100000 bytes=1M
+            free addr=0x100200000 bytes=1M
+            Unmap addr=0x100000000 bytes=4M by=libc10_cuda.so"
+        ),
+        expect![[r#"
+              Map 0x100000000+2048K
+            Alloc(0) 1048576 on 0
+            Alloc(1) 1048576 on 0
+              Map 0x100200000+2048K
+            Alloc(2) 1048576 on 0
+            FreeRequested(AllocId(0))
+            FreeCompleted(AllocId(0))
+            FreeRequested(AllocId(1))
+            FreeCompleted(AllocId(1))
+            FreeRequested(AllocId(2))
+            FreeCompleted(AllocId(2))
+            Trim
+              Unmap 0x100000000+4096K
+            Complete
+            device 0: the program itself set expandable_segments:True: its allocator mapped pages
+        "#]],
+    );
+}
+
+#[test]
+fn what_another_library_maps_is_no_part_of_a_segment() {
+    let trace = imported(&format!(
+        "{GROWN}
+        Map addr=0x100200000 bytes=2M handle=2 by=libother.so
+        SetAccess addr=0x100200000 bytes=2M by=libother.so
+        block addr=0x100000000 bytes=512 requested=512"
+    ));
+    assert_eq!(trace.devices[0].segments[0].bytes, 2 << 20);
+}
+
 #[test]
 fn without_pytorch_the_driver_calls_are_the_requests() {
     let scene = "Alloc addr=0x40000000 bytes=3M by=plain
