@@ -20,7 +20,8 @@ variables! {
     RING_BYTES = c"GPUTRACE_RING_BYTES",
     /// Path of the `gputrace` program; by default it is looked for beside the library, then on `PATH`.
     RECORDER = c"GPUTRACE_RECORDER",
-    /// Milliseconds that a process without other threads waits at its end for its trace to be complete; by default 5000.
+    /// Milliseconds that a process waits at its end for its trace to be complete: without other threads by default 5000, as process
+    /// 1 of a PID namespace with them 1000, else not at all.
     EXIT_WAIT = c"GPUTRACE_EXIT_WAIT",
     /// `1`: how long the GPU works for each call into NCCL is measured.
     NCCL_TIMING = c"GPUTRACE_NCCL_TIMING",

@@ -336,7 +336,8 @@ extern "C" fn destruct() {
     let usual = match (has_other_threads(), kernel::process_id()) {
         (false, _) => EXIT_PATIENCE,
         (true, 1) => INIT_PATIENCE,
-        (true, _) => return end(),
+        // What the others do until the process is gone is recorded: nobody has called the trace finished.
+        (true, _) => return,
     };
     let patience = config::EXIT_WAIT.number().unwrap_or(usual).min(600_000);
     for waited in 0..patience {

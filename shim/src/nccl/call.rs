@@ -19,7 +19,7 @@ pub(crate) const FIRST_API: u16 = 1024;
 const SEVERAL: u32 = u32::MAX;
 /// `ncclSuccess` and `ncclInProgress`, nccl.h.
 const SUCCESS: i32 = 0;
-const IN_PROGRESS: i32 = 7;
+pub(super) const IN_PROGRESS: i32 = 7;
 /// Calls of one group whose numbers can be given back when it is only simulated.
 pub(crate) const MOST_GROUPED: usize = 1024;
 

@@ -4,7 +4,7 @@
 //! communicator that does not block, has no address when the call returns: it is found when the group ends, or when an
 //! address is met that nobody knows.
 
-use super::call::{self, Draft, Mark, Place, is_done};
+use super::call::{self, Draft, IN_PROGRESS, Mark, Place, is_done};
 use super::config::Config;
 use super::{Comm, UniqueId, hash, library};
 use crate::probe::current_device;
@@ -128,8 +128,9 @@ impl Slot {
         Some(unsafe { &*peers.add(2 * peer + direction) })
     }
 
-    /// Another communicator has this address now.
-    fn begin(&self, definition: &Communicator) {
+    /// Another communicator has this address now. `answered` is what the call that made it said: a communicator that
+    /// does not block begins in progress, and that it is done is news however late somebody asks first.
+    fn begin(&self, definition: &Communicator, answered: i32) {
         self.rank.store(definition.rank, Ordering::Relaxed);
         self.n_ranks.store(definition.n_ranks, Ordering::Relaxed);
         self.version.store(definition.version, Ordering::Relaxed);
@@ -144,7 +145,7 @@ impl Slot {
         for counter in [&self.collectives, &self.management, &self.one_sided] {
             counter.store(0, Ordering::Relaxed);
         }
-        self.async_error.store(0, Ordering::Relaxed);
+        self.async_error.store(answered, Ordering::Relaxed);
         self.peers.store(null_mut(), Ordering::Relaxed);
         self.id.store(definition.id, Ordering::Release);
     }
@@ -162,7 +163,8 @@ pub(crate) fn of(handle: Comm) -> Option<&'static Slot> {
     let slot = slot_of(handle)?;
     if slot.id() == 0 {
         match take_pending(handle) {
-            Some(definition) => bind(handle, definition),
+            // A call that was done would have given out the address.
+            Some(definition) => bind(handle, definition, IN_PROGRESS),
             None => meet(slot, handle),
         }
     }
@@ -187,7 +189,7 @@ fn slot_of(handle: Comm) -> Option<&'static Slot> {
 #[cold]
 fn meet(slot: &Slot, handle: Comm) {
     let definition = Communicator { handle: handle as u64, ..fresh(0) };
-    slot.begin(&definition);
+    slot.begin(&definition, SUCCESS);
     define(&definition, &Config::NONE, Start::OnlyIfLive);
 }
 
@@ -223,10 +225,10 @@ fn send(lane: &mut Lane, definition: &Communicator, config: &Config) {
 }
 
 /// The definition's address is known.
-fn bind(handle: Comm, mut definition: Communicator) {
+fn bind(handle: Comm, mut definition: Communicator, answered: i32) {
     let Some(slot) = slot_of(handle) else { return };
     definition.handle = handle as u64;
-    slot.begin(&definition);
+    slot.begin(&definition, answered);
 }
 
 /// What makes communicators: the call, and what the new one shall be.
@@ -335,7 +337,7 @@ impl Creation {
         let is_none = self.op == NcclOp::CommSplit && self.definition.color < 0;
         if self.definition.handle != 0 {
             define(&self.definition, config, Start::OnlyIfLive);
-            bind(self.definition.handle as usize as Comm, self.definition);
+            bind(self.definition.handle as usize as Comm, self.definition, result);
         } else if !is_none {
             remember_pending(self.definition, if in_group { out } else { null_mut() });
         }
@@ -444,7 +446,7 @@ pub(crate) fn init_all(
             definition.marks |= Communicator::HAS_HASH;
         }
         define(&definition, &Config::NONE, Start::OnlyIfLive);
-        bind(handle, definition);
+        bind(handle, definition, result);
     }
     result
 }
@@ -617,7 +619,7 @@ pub(crate) fn resolve_grouped(result: i32) {
         let mut definition = slot.definition();
         slot.state.store(0, Ordering::Release);
         definition.handle = handle as u64;
-        bind(handle, definition);
+        bind(handle, definition, result);
         define(&definition, &config_of(&definition), Start::OnlyIfLive);
     }
 }
