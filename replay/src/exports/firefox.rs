@@ -19,7 +19,12 @@ use crate::ledger::{Block, Ledger, MemoryKind, Object, Step};
 use crate::trace::owners::TORCH;
 use crate::trace::source::Source;
 
-pub(super) struct Firefox;
+pub(super) const ENTRY: Export = Export {
+    name: "firefox",
+    summary: "allocations with their stacks and memory over time, for profiler.firefox.com",
+    takes: Takes { several: true, ..Takes::ONE },
+    export,
+};
 
 /// Most allocations and frees together.
 const MOST_CHANGES: u64 = 500_000;
@@ -27,71 +32,53 @@ const MOST_CHANGES: u64 = 500_000;
 const MOST_POINTS: u64 = 50_000;
 const VERSION: u32 = 55;
 
-impl Export for Firefox {
-    fn name(&self) -> &'static str {
-        "firefox"
-    }
-
-    fn extension(&self) -> &'static str {
-        "firefox.json"
-    }
-
-    fn summary(&self) -> &'static str {
-        "allocations with their stacks and memory over time, for profiler.firefox.com"
-    }
-
-    fn takes(&self) -> Takes {
-        Takes { several: true, ..Takes::default() }
-    }
-
-    fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
-        let least = least_lifetime(request)?;
-        let (mut threads, mut counters) = (vec![], vec![]);
-        for (source, origin) in request.sources.iter().zip(origins(request.sources)) {
-            for told in tell(request, source, origin, least)?.into_values() {
-                counters.push(told.counter(threads.len()));
-                threads.push(told.thread());
-            }
+fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
+    let least = least_lifetime(request)?;
+    let (mut threads, mut counters) = (vec![], vec![]);
+    for (source, origin) in request.sources.iter().zip(origins(request.sources)) {
+        for told in tell(request, source, origin, least)?.into_values() {
+            counters.push(told.counter(threads.len()));
+            threads.push(told.thread());
         }
-        let start = request.sources.iter().map(|it| it.definitions().process().start_realtime);
-        let cut = match least {
-            0 => String::new(),
-            least => {
-                format!(" (allocations that lived for {least} events or more; the memory track has all)")
-            }
-        };
-        let profile = json!({
-            "meta": {
-                "preprocessedProfileVersion": VERSION,
-                "version": 24,
-                "product": format!("gputrace{cut}"),
-                "startTime": start.min().unwrap_or(0) as f64 / 1e6,
-                "interval": 1.0,
-                "processType": 0,
-                "categories": [{"name": "Other", "color": "grey", "subcategories": ["Other"]}],
-                "markerSchema": [{
-                    "name": "oom",
-                    "display": ["marker-chart", "marker-table", "timeline-overview"],
-                    "chartLabel": "{marker.data.bytes}",
-                    "data": [{"key": "bytes", "label": "Bytes asked for", "format": "bytes"}],
-                }],
-                "extensions": {"length": 0, "baseURL": [], "id": [], "name": []},
-                "sampleUnits": {"time": "ms", "eventDelay": "ms", "threadCPUDelta": "µs"},
-                "debug": false,
-                "symbolicated": true,
-                "pausedRanges": [],
-                "usesOnlyOneStackType": true,
-                "sourceCodeIsNotOnSearchfox": true,
-            },
-            "libs": [],
-            "pages": [],
-            "profilerOverhead": [],
-            "counters": counters,
-            "threads": threads,
-        });
-        serde_json::to_writer(&mut *out, &profile)?;
-        writeln!(out)
     }
+    let start = request.sources.iter().map(|it| it.definitions().process().start_realtime);
+    let cut = match least {
+        0 => String::new(),
+        least => {
+            format!(" (allocations that lived for {least} events or more; the memory track has all)")
+        }
+    };
+    let profile = json!({
+        "meta": {
+            "preprocessedProfileVersion": VERSION,
+            "version": 24,
+            "product": format!("gputrace{cut}"),
+            "startTime": start.min().unwrap_or(0) as f64 / 1e6,
+            "interval": 1.0,
+            "processType": 0,
+            "categories": [{"name": "Other", "color": "grey", "subcategories": ["Other"]}],
+            "markerSchema": [{
+                "name": "oom",
+                "display": ["marker-chart", "marker-table", "timeline-overview"],
+                "chartLabel": "{marker.data.bytes}",
+                "data": [{"key": "bytes", "label": "Bytes asked for", "format": "bytes"}],
+            }],
+            "extensions": {"length": 0, "baseURL": [], "id": [], "name": []},
+            "sampleUnits": {"time": "ms", "eventDelay": "ms", "threadCPUDelta": "µs"},
+            "debug": false,
+            "symbolicated": true,
+            "pausedRanges": [],
+            "usesOnlyOneStackType": true,
+            "sourceCodeIsNotOnSearchfox": true,
+        },
+        "libs": [],
+        "pages": [],
+        "profilerOverhead": [],
+        "counters": counters,
+        "threads": threads,
+    });
+    serde_json::to_writer(&mut *out, &profile)?;
+    writeln!(out)
 }
 
 /// How many events an allocation has to live for to be written: the smallest power of two that leaves few enough; 0 if all are.

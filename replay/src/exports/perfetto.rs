@@ -20,7 +20,12 @@ use crate::ledger::{Ledger, MemoryKind, OwnerId, Step};
 use crate::trace::owners::TORCH;
 use crate::trace::source::Source;
 
-pub(super) struct Perfetto;
+pub(super) const ENTRY: Export = Export {
+    name: "perfetto",
+    summary: "memory over time by owner, NCCL's calls and stacks, for ui.perfetto.dev and its SQL",
+    takes: Takes { several: true, ..Takes::ONE },
+    export,
+};
 
 /// `TrackEvent.Type`.
 const SLICE_BEGIN: u64 = 1;
@@ -45,31 +50,13 @@ const TRACKS: u64 = 1 << 32;
 /// Most stack samples of a trace; more are joined, stack by stack, and no byte is left out.
 const MOST_SAMPLES: u64 = 1_000_000;
 
-impl Export for Perfetto {
-    fn name(&self) -> &'static str {
-        "perfetto"
+fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
+    for (idx, (source, origin)) in (1..).zip(request.sources.iter().zip(origins(request.sources))) {
+        let mut rank = Rank::new(out, idx, request, source)?;
+        each_event(source, origin, |ledger, event, time| rank.event(ledger, event, time))?;
+        rank.samples.end(&mut rank.sequence)?;
     }
-
-    fn extension(&self) -> &'static str {
-        "pftrace"
-    }
-
-    fn summary(&self) -> &'static str {
-        "memory over time by owner, NCCL's calls and stacks, for ui.perfetto.dev and its SQL"
-    }
-
-    fn takes(&self) -> Takes {
-        Takes { several: true, ..Takes::default() }
-    }
-
-    fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
-        for (idx, (source, origin)) in (1..).zip(request.sources.iter().zip(origins(request.sources))) {
-            let mut rank = Rank::new(out, idx, request, source)?;
-            each_event(source, origin, |ledger, event, time| rank.event(ledger, event, time))?;
-            rank.samples.end(&mut rank.sequence)?;
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 /// What one trace writes.

@@ -19,7 +19,12 @@ use super::{Export, Request, Takes};
 use crate::analyse::live::{Line, Lines};
 use crate::ledger::{Block, Ledger, MemoryKind, Object, Step};
 
-pub(super) struct TorchPickle;
+pub(super) const ENTRY: Export = Export {
+    name: "torch-pickle",
+    summary: "the history as a PyTorch snapshot, with --non-torch other libraries' memory in it, for pytorch.org/memory_viz",
+    takes: Takes { non_torch: true, ..Takes::ONE },
+    export,
+};
 
 /// Where memory without an address is shown: above every address of x86-64 and ARM, below 2^53, JavaScript's limit.
 const NOWHERE: u64 = 1 << 50;
@@ -28,76 +33,58 @@ const MOST_WAITING: usize = 4096;
 /// The viewer spreads a batch over the arguments of a function.
 const BATCH: usize = 1000;
 
-impl Export for TorchPickle {
-    fn name(&self) -> &'static str {
-        "torch-pickle"
-    }
-
-    fn extension(&self) -> &'static str {
-        "pickle"
-    }
-
-    fn summary(&self) -> &'static str {
-        "the history as a PyTorch snapshot, with --non-torch other libraries' memory in it, for pytorch.org/memory_viz"
-    }
-
-    fn takes(&self) -> Takes {
-        Takes { non_torch: true, ..Takes::default() }
-    }
-
-    fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
-        let source = request.source();
-        let mut devices: Vec<i16> = vec![];
-        each_event(source, Nanos(0), |ledger, _, _| {
-            let new = ledger.devices.keys().filter(|device| **device >= 0 && request.wants(**device));
-            devices.extend(new.filter(|device| !devices.contains(device)).copied().collect::<Vec<_>>());
-            Ok(())
-        })?;
-        let mut pickle = Pickle {
-            out,
-            n_memo: 0,
-            texts: FxHashMap::default(),
-            stacks: FxHashMap::default(),
-            frames: FxHashMap::default(),
-        };
-        let mut lines = Lines::new(source.definitions(), request.native);
-        let process = source.definitions().process();
-        pickle.raw(b"\x80\x04}(")?;
-        pickle.text("device_traces")?;
-        pickle.raw(b"](")?;
-        let mut ends = vec![];
-        for device in 0..=devices.iter().copied().max().unwrap_or(0) {
-            pickle.raw(b"]")?;
-            let mut teller = Teller::new(device, process, request.non_torch);
-            if devices.contains(&device) {
-                let mut batch = Batch::default();
-                each_event(source, Nanos(0), |ledger, event, time| {
-                    teller.event(ledger, event, time);
-                    teller.ready(|entry| batch.put(&mut pickle, &mut lines, entry))
-                })?;
-                teller.is_over = true;
-                teller.ready(|entry| batch.put(&mut pickle, &mut lines, entry))?;
-                batch.end(&mut pickle)?;
-            }
-            ends.push(teller);
-        }
-        pickle.raw(b"e")?;
-        pickle.text("segments")?;
+fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
+    let source = request.source();
+    let mut devices: Vec<i16> = vec![];
+    each_event(source, Nanos(0), |ledger, _, _| {
+        let new = ledger.devices.keys().filter(|device| **device >= 0 && request.wants(**device));
+        devices.extend(new.filter(|device| !devices.contains(device)).copied().collect::<Vec<_>>());
+        Ok(())
+    })?;
+    let mut pickle = Pickle {
+        out,
+        n_memo: 0,
+        texts: FxHashMap::default(),
+        stacks: FxHashMap::default(),
+        frames: FxHashMap::default(),
+    };
+    let mut lines = Lines::new(source.definitions(), request.native);
+    let process = source.definitions().process();
+    pickle.raw(b"\x80\x04}(")?;
+    pickle.text("device_traces")?;
+    pickle.raw(b"](")?;
+    let mut ends = vec![];
+    for device in 0..=devices.iter().copied().max().unwrap_or(0) {
         pickle.raw(b"]")?;
-        for teller in &ends {
-            for segment in teller.final_segments() {
-                pickle.raw(b"(")?;
-                segment.write(teller, &mut pickle, &mut lines)?;
-                pickle.raw(b"e")?;
-            }
+        let mut teller = Teller::new(device, process, request.non_torch);
+        if devices.contains(&device) {
+            let mut batch = Batch::default();
+            each_event(source, Nanos(0), |ledger, event, time| {
+                teller.event(ledger, event, time);
+                teller.ready(|entry| batch.put(&mut pickle, &mut lines, entry))
+            })?;
+            teller.is_over = true;
+            teller.ready(|entry| batch.put(&mut pickle, &mut lines, entry))?;
+            batch.end(&mut pickle)?;
         }
-        pickle.text("allocator_settings")?;
-        pickle.raw(b"}(")?;
-        pickle.text("PYTORCH_CUDA_ALLOC_CONF")?;
-        let options = process.environment.iter().find(|(name, _)| VARIABLES.contains(&&**name));
-        pickle.text(options.map_or("", |(_, value)| value))?;
-        pickle.raw(b"uu.")
+        ends.push(teller);
     }
+    pickle.raw(b"e")?;
+    pickle.text("segments")?;
+    pickle.raw(b"]")?;
+    for teller in &ends {
+        for segment in teller.final_segments() {
+            pickle.raw(b"(")?;
+            segment.write(teller, &mut pickle, &mut lines)?;
+            pickle.raw(b"e")?;
+        }
+    }
+    pickle.text("allocator_settings")?;
+    pickle.raw(b"}(")?;
+    pickle.text("PYTORCH_CUDA_ALLOC_CONF")?;
+    let options = process.environment.iter().find(|(name, _)| VARIABLES.contains(&&**name));
+    pickle.text(options.map_or("", |(_, value)| value))?;
+    pickle.raw(b"uu.")
 }
 
 /// An element of `device_traces`.
