@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use gputrace_schemas::event::{HOST, Nanos};
 use serde_json::{Map, Value, json};
 
-use super::parts::events::{each_event, parts_by_owner};
+use super::parts::events::{each_event, parts_by_owner, process_name};
 use super::{Export, Request, Takes};
 use crate::ledger::Ledger;
 
@@ -28,8 +28,7 @@ fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
     // Points cost a hundred bytes each: a long trace keeps the highest of every few.
     let stride = n_events.div_ceil(MOST_POINTS).max(1);
     writeln!(out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
-    let rank = process.rank.map_or_else(String::new, |rank| format!("rank {rank} "));
-    let name = format!("{rank}{}", process.command.join(" "));
+    let name = process_name(process);
     write!(
         out,
         "{}",
@@ -90,7 +89,8 @@ struct Counter {
 
 fn point(ledger: &Ledger, device: i16, pid: u32, time: Nanos) -> Value {
     let parts = parts_by_owner(ledger, device).into_iter();
-    let args: Map<String, Value> = parts.map(|(name, bytes)| (name, bytes.into())).collect();
+    let args: Map<String, Value> =
+        parts.map(|(part, bytes)| (part.name(ledger).to_owned(), bytes.into())).collect();
     json!({"ph": "C", "name": format!("cuda:{device} bytes"), "pid": pid, "ts": micros(time), "args": args})
 }
 

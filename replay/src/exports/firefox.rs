@@ -12,10 +12,10 @@ use gputrace_schemas::event::{Nanos, StackId};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::parts::events::{each_event, origins};
+use super::parts::events::{each_event, origins, process_name};
 use super::{Export, Request, Takes};
 use crate::analyse::live::{Line, Lines};
-use crate::ledger::{Block, Ledger, MemoryKind, Object, Step};
+use crate::ledger::{Block, Ledger, Object, Step};
 use crate::trace::owners::TORCH;
 use crate::trace::source::Source;
 
@@ -135,12 +135,8 @@ fn change(ledger: &Ledger, step: &Step) -> Option<Change> {
         owner: TORCH.to_owned(),
     };
     let of_object = |is_gain, object: &Object| {
-        let is_physical = matches!(
-            object.kind,
-            MemoryKind::Linear | MemoryKind::Virtual | MemoryKind::Async | MemoryKind::Array
-        );
         // Segments are shown by the blocks in them.
-        (is_physical && !object.torch).then(|| Change {
+        (object.kind.is_physical() && !object.torch).then(|| Change {
             device: object.device,
             // Physical memory has no address; nothing is so low.
             key: if object.addr > 0 { object.addr } else { object.serial },
@@ -241,10 +237,9 @@ impl Told {
         let process = source.definitions().process();
         let device = source.devices().iter().find(|device| device.ordinal == ordinal);
         let name = device.map_or_else(String::new, |device| format!(" {}", device.name));
-        let rank = process.rank.map_or_else(String::new, |rank| format!("rank {rank} "));
         Told {
             name: format!("cuda:{ordinal}{name}"),
-            process: format!("{rank}{}", process.command.join(" ")),
+            process: process_name(process),
             pid: process.pid.to_string(),
             origin,
             last: origin,

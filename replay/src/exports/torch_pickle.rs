@@ -217,12 +217,9 @@ impl Teller {
 
     /// Physical memory of the device. Expandable segments of PyTorch are told by what is mapped.
     fn is_mine(&self, object: &Object) -> bool {
-        let is_physical = matches!(
-            object.kind,
-            MemoryKind::Linear | MemoryKind::Virtual | MemoryKind::Async | MemoryKind::Array
-        );
         let is_page = object.torch && object.kind == MemoryKind::Virtual;
-        object.device == self.device && is_physical && !is_page && (self.non_torch || object.torch)
+        let is_shown = object.kind.is_physical() && !is_page && (self.non_torch || object.torch);
+        is_shown && object.device == self.device
     }
 
     fn gained(&mut self, ledger: &Ledger, object: &Object, time: Nanos) {
