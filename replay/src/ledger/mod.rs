@@ -294,6 +294,12 @@ impl Ledger {
         self.is_by_torch
     }
 
+    /// Captures of streams that are going on.
+    #[must_use]
+    pub fn n_captures(&self) -> u64 {
+        self.torch.n_captures
+    }
+
     /// The contexts that the process made, in order.
     pub fn contexts(&self) -> impl Iterator<Item = &Context> {
         self.contexts.iter()
@@ -367,22 +373,11 @@ impl Ledger {
         self.driver.reservation(addr)
     }
 
-    /// PyTorch blocks that were freed but that streams may still use: address and block.
-    pub fn pending_blocks(&self) -> impl Iterator<Item = (u64, &Block)> {
-        self.torch.pending()
-    }
-
     /// Every books of call sites: of which device, whether of PyTorch's blocks, and the books.
     pub fn shelves(&mut self) -> impl Iterator<Item = (i16, bool, &mut Books)> {
         let driver = self.devices.iter_mut().map(|(device, books)| (*device, false, &mut books.physical));
         let blocks = self.torch.devices.iter_mut().map(|(device, books)| (*device, true, &mut books.blocks));
         driver.chain(std::iter::once((HOST, false, &mut self.host))).chain(blocks)
-    }
-
-    /// Bytes asked for by PyTorch blocks that were freed but that streams may still use.
-    #[must_use]
-    pub fn pending_bytes(&self, device: i16) -> Bytes {
-        self.torch.pending_bytes(device)
     }
 
     /// Number of lost events.

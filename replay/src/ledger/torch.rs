@@ -190,7 +190,8 @@ pub(super) struct Torch {
     pending: FxHashMap<u64, PendingFree>,
     n_pending: u64,
     waiting: FxHashMap<u64, u64>,
-    n_captures: u64,
+    /// Captures of streams that are going on.
+    pub(super) n_captures: u64,
     own_events: FxHashSet<u64>,
     dismissed: FxHashSet<u64>,
     /// A stream event turned out to be the allocator's after it had been taken for the program's.
@@ -510,19 +511,5 @@ impl Torch {
             }
             Freed::Stranger(stranger) => self.steps.push(Step::StrangerDone(stranger)),
         }
-    }
-
-    /// Bytes asked for by blocks that were freed but may still be in use by streams.
-    pub(super) fn pending_bytes(&self, device: i16) -> Bytes {
-        let pending = self.pending().filter(|(_, block)| block.device == device);
-        Bytes(pending.fold(0, |sum, (_, block)| sum.saturating_add(block.requested.0)))
-    }
-
-    /// Blocks that were freed but that streams may still use.
-    pub(super) fn pending(&self) -> impl Iterator<Item = (u64, &Block)> {
-        self.pending.values().filter_map(|free| match &free.freed {
-            Freed::Block(addr, block) => Some((*addr, block)),
-            Freed::Stranger(_) => None,
-        })
     }
 }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use gputrace_sim::ops::{
-    AllocId, Allocation, Builder, NO_SEGMENT, Op, PoolIdx, RecordedSegment, StackId, StreamIdx, TooMany,
+    AllocId, Allocation, Builder, DriverCall, NO_SEGMENT, Op, PoolIdx, RecordedSegment, StackId, StreamIdx,
+    TooMany,
 };
 use rustc_hash::FxHashMap;
 
@@ -12,10 +13,9 @@ use crate::ledger::Stranger;
 /// One device's ops so far.
 pub(super) struct Device {
     pub(super) builder: Builder,
-    /// PyTorch's blocks until no stream uses them any more, by [`crate::ledger::Block::serial`].
-    pub(super) blocks: FxHashMap<u64, AllocId>,
-    /// Where there are none: what the driver handed out, by address or handle.
-    pub(super) live: FxHashMap<u64, AllocId>,
+    /// PyTorch's blocks until no stream uses them any more, by [`crate::ledger::Block::serial`]; where there are none, what
+    /// the driver handed out, by [`crate::ledger::Object::serial`].
+    live: FxHashMap<u64, AllocId>,
     /// Segments of PyTorch that are there now: start to end and index.
     pub(super) segments: BTreeMap<u64, (u64, u32)>,
     /// Segments obtained while a stream was captured, and the capture.
@@ -33,7 +33,6 @@ impl Device {
     pub(super) fn new(ordinal: i16) -> Device {
         Device {
             builder: Builder::new(u32::from(ordinal.unsigned_abs())),
-            blocks: FxHashMap::default(),
             live: FxHashMap::default(),
             segments: BTreeMap::new(),
             captured: Vec::new(),
@@ -45,7 +44,7 @@ impl Device {
         }
     }
 
-    fn segment_at(&self, address: u64) -> u32 {
+    pub(super) fn segment_at(&self, address: u64) -> u32 {
         let below = self.segments.range(..=address).next_back();
         below.filter(|(_, (end, _))| *end > address).map_or(NO_SEGMENT, |(_, (_, index))| *index)
     }
@@ -56,11 +55,10 @@ impl Device {
         segments.len() as u32 - 1
     }
 
-    pub(super) fn handed_out(&mut self, allocation: Allocation) -> AllocId {
-        let segment = self.segment_at(allocation.address);
+    pub(super) fn handed_out(&mut self, serial: u64, allocation: Allocation, segment: u32) {
         let id = self.builder.alloc(allocation);
         self.builder.stream_mut().segment_of.push(segment);
-        id
+        self.live.insert(serial, id);
     }
 
     /// A block was there before the first event.
@@ -76,29 +74,31 @@ impl Device {
         });
         self.builder.stream_mut().segment_of.push(segment);
         self.at_start.push((address, id));
-        self.blocks.insert(serial, id);
+        self.live.insert(serial, id);
     }
 
     pub(super) fn block_freed(&mut self, serial: u64) {
-        if let Some(id) = self.blocks.get(&serial) {
+        if let Some(id) = self.live.get(&serial) {
             self.builder.op(Op::FreeRequested(*id));
         }
     }
 
     pub(super) fn block_done(&mut self, serial: u64) {
-        if let Some(id) = self.blocks.remove(&serial) {
+        if let Some(id) = self.live.remove(&serial) {
             self.builder.op(Op::FreeCompleted(id));
         }
     }
 
-    /// What the driver handed out was given back, or must have been: its address was handed out again.
-    pub(super) fn given_back(&mut self, address: u64) -> bool {
-        let known = self.live.remove(&address);
-        if let Some(id) = known {
-            self.builder.op(Op::FreeRequested(id));
-            self.builder.op(Op::FreeCompleted(id));
-        }
-        known.is_some()
+    /// What the driver handed out is gone; whether it was a request.
+    pub(super) fn given_back(&mut self, serial: u64) -> bool {
+        let Some(id) = self.live.get(&serial).copied() else { return false };
+        self.block_freed(serial);
+        self.block_done(serial);
+        let stream = self.builder.stream_mut();
+        let Allocation { address, requested, .. } = *stream.allocation(id);
+        let segment = stream.segment_of[id.0 as usize];
+        self.builder.driver(DriverCall::Free, address, requested, segment);
+        true
     }
 
     /// The program called `empty_cache`; `completed` is what it waited for.

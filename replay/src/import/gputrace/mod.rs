@@ -105,7 +105,6 @@ fn import<I: Iterator<Item = Event>>(
         threads: FxHashMap::default(),
         stacks: StackTable::default(),
         bystanders: Bystanders::default(),
-        n_captures: 0,
         n_lost: 0,
         n_implausible: 0,
         sum: 0,
@@ -143,7 +142,6 @@ struct ThreadState {
     asked: bool,
     /// Segments obtained for the request that follows.
     obtained: Vec<(i16, u32)>,
-    device_free: u64,
     is_capturing: bool,
     /// Free memory was asked for, perhaps by PyTorch for the text of an error that follows.
     question: Option<Question>,
@@ -167,7 +165,6 @@ struct Importer<'a> {
     threads: FxHashMap<ThreadId, ThreadState>,
     stacks: StackTable,
     bystanders: Bystanders,
-    n_captures: u64,
     n_lost: u64,
     /// Events that cannot be true.
     n_implausible: u64,
@@ -189,7 +186,7 @@ impl Importer<'_> {
             EventKind::Call(call) => self.call(ledger, event, call)?,
             EventKind::BlockAlloc(block) => self.block_alloc(ledger, event, block)?,
             EventKind::BlockFree(_) => self.block_free(ledger, event.thread),
-            EventKind::BlockOom(oom) => self.block_oom(event, oom),
+            EventKind::BlockOom(oom) => self.block_oom(ledger, event, oom),
             EventKind::Wait(wait) => self.wait(ledger, event.thread, wait),
             EventKind::Lost(lost) => self.n_lost = self.n_lost.saturating_add(lost.events),
             EventKind::Sample(_)
@@ -243,8 +240,8 @@ impl Importer<'_> {
                 }
                 Step::Block(_, block) => {
                     if let Some(device) = self.device(block.device) {
-                        let id = device.handed_out(allocation);
-                        device.blocks.insert(block.serial, id);
+                        let segment = device.segment_at(allocation.address);
+                        device.handed_out(block.serial, allocation, segment);
                     }
                 }
                 _ => self.done(step),
@@ -285,13 +282,14 @@ impl Importer<'_> {
         }
     }
 
-    fn block_oom(&mut self, event: &Event, oom: &BlockOom) {
+    fn block_oom(&mut self, ledger: &Ledger, event: &Event, oom: &BlockOom) {
         if !self.survey.knows_allocate {
             self.thread(event.thread).question.take_if(|question| question.by_allocator);
         }
         self.answer_question(event.thread);
         let stack = self.stack(event.stack);
-        let device_free = self.thread(event.thread).device_free;
+        let told = ledger.torch(oom.device).and_then(|torch| torch.ooms.last()?.device);
+        let device_free = told.map_or(0, |(free, _)| free.0);
         if let Some(device) = self.device(oom.device) {
             let rounded = oom.requested.filter(|bytes| bytes.0 > 0).unwrap_or(oom.bytes).0;
             device.builder.oom(RecordedOom { rounded, device_free, stream: StreamIdx(0), stack });
@@ -355,20 +353,17 @@ impl Importer<'_> {
         if is_by_torch && call.in_allocate && call.action.gives() {
             self.thread(event.thread).asked = true;
         }
-        let is_torch_device = self.survey.torch.contains(&call.device);
         if result != 0 {
-            if event.out_of_memory().is_some() && !is_torch_device && is_request(call.action) {
+            let has_torch = self.survey.torch.contains(&call.device);
+            if event.out_of_memory().is_some() && !has_torch && is_request(call.action) {
                 self.refused(event, call)?;
             }
             return Ok(());
         }
-        let mut is_segments = false;
         for step in ledger.steps() {
             match step {
-                Step::Lost(object) if call.action == Action::Free && self.is_segment(object) => {
-                    is_segments = true;
-                    self.segment_freed(event, call, object);
-                }
+                Step::Gained(object) => self.gained(ledger, (event, call), object)?,
+                Step::Lost(object) => self.lost((event, call), object),
                 Step::Grown(pages) if self.survey.torch.contains(&pages.device) => {
                     self.grown(ledger, event, pages);
                 }
@@ -380,38 +375,56 @@ impl Importer<'_> {
         }
         match call.action {
             Action::MemInfo => self.mem_info(event, call, is_by_torch),
-            Action::CaptureBegin => {
-                self.n_captures += 1;
-                self.thread(event.thread).is_capturing = true;
-            }
-            Action::CaptureEnd => {
-                self.n_captures = self.n_captures.saturating_sub(1);
-                self.thread(event.thread).is_capturing = false;
-            }
-            Action::Alloc if is_by_torch && is_torch_device => self.segment_alloc(event, call),
+            Action::CaptureBegin => self.thread(event.thread).is_capturing = true,
+            Action::CaptureEnd => self.thread(event.thread).is_capturing = false,
             Action::Unreserve => self.unreserved(call.addr),
-            Action::Alloc if is_torch_device => {
-                let what = Nearby::Allocated { address: call.addr, bytes: call.bytes.0 };
-                self.nearby(Some(call.device), what);
-            }
-            Action::Free if is_segments => {}
-            Action::Free if self.is_nearby(call.addr) => {
-                self.nearby(None, Nearby::Freed { address: call.addr });
-            }
-            _ if !is_torch_device => self.without_torch(event, call)?,
             _ => {}
         }
         Ok(())
     }
 
-    /// Memory that PyTorch's caching allocator cuts blocks from.
-    fn is_segment(&self, object: &Object) -> bool {
-        object.torch && object.kind == MemoryKind::Linear && self.survey.torch.contains(&object.device)
+    /// The driver handed this out: on a device with PyTorch's blocks a segment or a neighbour of segments, elsewhere
+    /// what the program asked for.
+    fn gained(
+        &mut self,
+        ledger: &Ledger,
+        (event, call): (&Event, &Call),
+        object: &Object,
+    ) -> Result<(), TooMany> {
+        match (self.survey.torch.contains(&object.device), object.kind, object.torch) {
+            (false, ..) if is_request(call.action) => self.requested(event, call, object)?,
+            (true, MemoryKind::Linear, true) => self.segment_alloc(ledger, event, call),
+            (true, MemoryKind::Linear, false) => {
+                let what = Nearby::Allocated { address: object.addr, bytes: object.bytes.0 };
+                self.nearby(object.device, what);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The same was given back, or went away with its context.
+    fn lost(&mut self, (event, call): (&Event, &Call), object: &Object) {
+        match (self.survey.torch.contains(&object.device), object.kind, object.torch) {
+            (false, ..) => {
+                if let Some(device) = self.devices.get_mut(&object.device) {
+                    let was_requested = device.given_back(object.serial);
+                    device.n_twice += u64::from(was_requested && is_request(call.action));
+                }
+            }
+            // What went away with its context was not given back by PyTorch.
+            (true, MemoryKind::Linear, true) if call.action == Action::Free => {
+                self.segment_freed(event, call, object);
+            }
+            (true, MemoryKind::Linear, false) => {
+                self.nearby(object.device, Nearby::Freed { address: object.addr });
+            }
+            _ => {}
+        }
     }
 
     fn mem_info(&mut self, event: &Event, call: &Call, by_allocator: bool) {
         self.answer_question(event.thread);
-        self.thread(event.thread).device_free = call.bytes.0;
         if call.in_allocate {
             return;
         }
@@ -429,34 +442,19 @@ impl Importer<'_> {
         *device.queries.entry((question.stack, question.is_autotune)).or_default() += 1;
     }
 
-    /// A device that PyTorch's caching allocator does not use: what the driver was asked is what the program asked.
-    fn without_torch(&mut self, event: &Event, call: &Call) -> Result<(), TooMany> {
+    /// On a device that PyTorch's caching allocator does not use, what the driver was asked is what the program asked.
+    fn requested(&mut self, event: &Event, call: &Call, object: &Object) -> Result<(), TooMany> {
+        let requested = object.bytes.0;
         let stack = self.stack(event.stack);
-        let address = match call.action {
-            Action::Create | Action::Release => call.handle,
-            _ => call.addr,
-        };
-        if is_request(call.action) && call.bytes.0 > 0 {
-            let Some(device) = self.device(call.device) else { return Ok(()) };
-            let stream = if call.action == Action::AllocAsync { call.stream } else { 0 };
-            let stream = device.builder.stream(stream)?;
-            let index = device.new_segment(address, call.bytes.0);
-            device.segments.insert(address, (address.saturating_add(call.bytes.0), index));
-            device.builder.driver(DriverCall::Alloc, address, call.bytes.0, index);
-            let allocation =
-                Allocation { requested: call.bytes.0, address, stack, stream, pool: PoolIdx::DEFAULT };
-            device.n_twice += u64::from(device.given_back(address));
-            let id = device.handed_out(allocation);
-            device.live.insert(address, id);
-        } else if matches!(call.action, Action::Free | Action::FreeAsync | Action::Release) {
-            // The free may name no device, or another one than the memory's.
-            let holder = self.devices.iter_mut().find(|(_, device)| device.live.contains_key(&address));
-            let Some((_, device)) = holder else { return Ok(()) };
-            device.given_back(address);
-            if let Some((end, index)) = device.segments.remove(&address) {
-                device.builder.driver(DriverCall::Free, address, end - address, index);
-            }
-        }
+        let Some(device) = self.device(object.device).filter(|_| requested > 0) else { return Ok(()) };
+        let stream = if call.action == Action::AllocAsync { call.stream } else { 0 };
+        let stream = device.builder.stream(stream)?;
+        // Physical memory has no address; its handle stands for one.
+        let address = if call.action == Action::Create { call.handle } else { object.addr };
+        let segment = device.new_segment(address, requested);
+        device.builder.driver(DriverCall::Alloc, address, requested, segment);
+        let allocation = Allocation { requested, address, stack, stream, pool: PoolIdx::DEFAULT };
+        device.handed_out(object.serial, allocation, segment);
         Ok(())
     }
 

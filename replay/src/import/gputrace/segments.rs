@@ -7,8 +7,8 @@ use super::Importer;
 use crate::ledger::{Ledger, Mapped, Object};
 
 impl Importer<'_> {
-    pub(super) fn segment_alloc(&mut self, event: &Event, call: &Call) {
-        let captured_by = self.n_captures;
+    pub(super) fn segment_alloc(&mut self, ledger: &Ledger, event: &Event, call: &Call) {
+        let captured_by = ledger.n_captures();
         let thread = self.thread(event.thread);
         let is_captured = call.captured || thread.is_capturing;
         let Some(device) = self.device(call.device) else { return };
@@ -41,7 +41,7 @@ impl Importer<'_> {
 
     pub(super) fn grown(&mut self, ledger: &Ledger, event: &Event, pages: &Mapped) {
         let Some((reserved, reservation)) = ledger.reservation(pages.addr) else { return };
-        let captured_by = self.n_captures;
+        let captured_by = ledger.n_captures();
         let is_captured = self.thread(event.thread).is_capturing;
         let Some(device) = self.device(pages.device) else { return };
         let index = device.segments.get(&reserved).map(|(_, index)| *index).unwrap_or_else(|| {

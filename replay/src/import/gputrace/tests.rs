@@ -319,6 +319,47 @@ fn without_pytorch_the_driver_calls_are_the_requests() {
 }
 
 #[test]
+fn physical_memory_is_given_back_when_it_is_released_and_mapped_nowhere() {
+    check(
+        "Create handle=7 bytes=2M by=plain
+        Map addr=0x40000000 bytes=2M handle=7 by=plain
+        Release handle=7 by=plain
+        Alloc addr=0x50000000 bytes=1M by=plain
+        Unmap addr=0x40000000 bytes=2M by=plain",
+        expect![[r#"
+              Alloc 0x7+2048K
+            Alloc(0) 2097152 on 0
+              Alloc 0x50000000+1024K
+            Alloc(1) 1048576 on 0
+            FreeRequested(AllocId(0))
+            FreeCompleted(AllocId(0))
+              Free 0x7+2048K
+            Complete
+        "#]],
+    );
+}
+
+#[test]
+fn what_lies_in_a_context_goes_with_it() {
+    check(
+        "PrimaryRetain extra=0 handle=9 by=plain
+        Alloc addr=0x40000000 bytes=1M by=plain
+        PrimaryReset extra=0 by=plain
+        Alloc addr=0x40000000 bytes=1M by=plain",
+        expect![[r#"
+              Alloc 0x40000000+1024K
+            Alloc(0) 1048576 on 0
+            FreeRequested(AllocId(0))
+            FreeCompleted(AllocId(0))
+              Free 0x40000000+1024K
+              Alloc 0x40000000+1024K
+            Alloc(1) 1048576 on 0
+            Complete
+        "#]],
+    );
+}
+
+#[test]
 fn a_trace_with_lost_events_is_not_replayed() {
     check(
         "block addr=0x40000000 bytes=512 requested=512
