@@ -60,8 +60,6 @@ use training::StepFinder;
 const DEINITIALIZED: i32 = 4;
 /// `CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH`, cuda.h.
 const POOL_RESERVED_HIGH: u64 = 6;
-/// `CU_MEMPOOL_ATTR_USED_MEM_HIGH`, cuda.h.
-const POOL_USED_HIGH: u64 = 8;
 /// Most refused requests kept whole; all are counted.
 const MAX_REFUSALS: usize = 64;
 /// Most notes kept.
@@ -456,11 +454,11 @@ impl Ledger {
                 }
                 match object.kind {
                     MemoryKind::Linear if object.torch => {
-                        torch.segment(object.device);
+                        torch.books(object.device).device_allocs += 1;
                         bought = Some((object.device, object.bytes));
                     }
                     MemoryKind::Async if object.torch => {
-                        let books = torch.devices.entry(object.device).or_default();
+                        let books = torch.books(object.device);
                         books.n_pool_allocations += 1;
                         books.pool_used.gain(event.time, object.bytes);
                     }
@@ -469,25 +467,28 @@ impl Ledger {
             }
             Change::Freed(object) => {
                 torch.steps.push(Step::Lost(object));
-                lose(devices, host, span, &object);
+                lose(devices, host, span, &object, Books::lose);
                 nccl.lost(&object);
                 if let Some(device) = device_of(devices, &object) {
                     device.frees += 1;
                 }
                 match object.kind {
                     MemoryKind::Linear if object.torch => {
-                        torch.segment_freed(object.device);
+                        torch.books(object.device).device_frees += 1;
                         given = Some((object.device, object.bytes));
                     }
                     MemoryKind::Async if object.torch => {
-                        torch.devices.entry(object.device).or_default().pool_used.lose(object.bytes);
+                        torch.books(object.device).pool_used.lose(object.bytes);
                     }
                     _ => {}
                 }
             }
             Change::Dropped(object) => {
                 torch.steps.push(Step::Lost(object));
-                drop_with_context(devices, host, span, &object);
+                if let Some(device) = device_of(devices, &object) {
+                    device.dropped.add(object.bytes);
+                }
+                lose(devices, host, span, &object, Books::drop_from);
             }
             Change::Reserved(device, bytes) => {
                 devices.entry(device).or_default().reserved_addresses.gain(event.time, bytes);
@@ -537,15 +538,15 @@ impl Ledger {
             Action::PoolCreate | Action::PoolOf | Action::PoolSelect => {
                 self.pools.insert(call.handle, call.device);
             }
-            Action::PoolGet => self.pool_attribute(call),
-            Action::CaptureBegin => self.torch.capture_begins(),
-            Action::CaptureEnd => self.torch.capture_ends(),
+            Action::PoolGet if call.extra == POOL_RESERVED_HIGH => self.pool_reserved_high(call),
+            Action::CaptureBegin => self.torch.n_captures += 1,
+            Action::CaptureEnd => self.torch.n_captures = self.torch.n_captures.saturating_sub(1),
             _ => {}
         }
     }
 
-    /// The program asked a pool for its high-water marks.
-    fn pool_attribute(&mut self, call: &Call) {
+    /// The program asked a pool how much it kept at most.
+    fn pool_reserved_high(&mut self, call: &Call) {
         let known = self.pools.get(&call.handle).copied().filter(|device| *device >= 0);
         let device = match known.unwrap_or(call.device) {
             NO_DEVICE => {
@@ -554,12 +555,7 @@ impl Ledger {
             device => Some(device),
         };
         let Some(books) = device.and_then(|device| self.torch.devices.get_mut(&device)) else { return };
-        let high = match call.extra {
-            POOL_RESERVED_HIGH => &mut books.pool_reserved_high,
-            POOL_USED_HIGH => &mut books.pool_used_high,
-            _ => return,
-        };
-        *high = (*high).max(Some(call.bytes));
+        books.pool_reserved_high = books.pool_reserved_high.max(Some(call.bytes));
     }
 
     fn torch_at_peak(&mut self, device: i16) {
@@ -635,42 +631,28 @@ fn gain(devices: &mut Devices, host: &mut Books, time: Nanos, span: Span, object
     })
 }
 
-fn lose(devices: &mut Devices, host: &mut Books, span: Span, object: &Object) {
+/// Books that an object is gone; `take` is what that does to books.
+fn lose(
+    devices: &mut Devices,
+    host: &mut Books,
+    span: Span,
+    object: &Object,
+    take: fn(&mut Books, OwnerId, SiteId, Bytes),
+) {
     if let Some(device) = device_of(devices, object) {
         device.kinds.entry(object.kind).or_default().lose(object.bytes);
     }
     charge(devices, span, object, |devices| {
         if let Some(books) = books_of(devices, host, object) {
-            books.lose(object.owner, object.site, object.bytes);
+            take(books, object.owner, object.site, object.bytes);
         }
         if let Some(books) = phases_of(devices, object) {
-            books.lose(OwnerId(object.phase.0), SiteId(0), object.bytes);
+            take(books, OwnerId(object.phase.0), SiteId(0), object.bytes);
         }
-        give_page_back(devices, object);
+        if object.kind == MemoryKind::Linear && object.device != HOST {
+            devices.entry(object.device).or_default().pages.lose(object.addr, object.bytes);
+        }
     });
-}
-
-/// Its context was destroyed, and it went with that.
-fn drop_with_context(devices: &mut Devices, host: &mut Books, span: Span, object: &Object) {
-    if let Some(device) = device_of(devices, object) {
-        device.kinds.entry(object.kind).or_default().lose(object.bytes);
-        device.dropped.add(object.bytes);
-    }
-    charge(devices, span, object, |devices| {
-        if let Some(books) = books_of(devices, host, object) {
-            books.drop_from(object.owner, object.site, object.bytes);
-        }
-        if let Some(books) = phases_of(devices, object) {
-            books.drop_from(OwnerId(object.phase.0), SiteId(0), object.bytes);
-        }
-        give_page_back(devices, object);
-    });
-}
-
-fn give_page_back(devices: &mut Devices, object: &Object) {
-    if object.kind == MemoryKind::Linear && object.device != HOST {
-        devices.entry(object.device).or_default().pages.lose(object.addr, object.bytes);
-    }
 }
 
 /// Changes what a device is charged for, and tells those who compare it with the driver's own figures.

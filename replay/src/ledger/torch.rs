@@ -64,8 +64,6 @@ pub struct TorchBooks {
     pub n_pool_allocations: u64,
     /// `CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH`, as the program was told.
     pub pool_reserved_high: Option<Bytes>,
-    /// `CU_MEMPOOL_ATTR_USED_MEM_HIGH`, as the program was told.
-    pub pool_used_high: Option<Bytes>,
     /// What its cache bought and gave back.
     pub cache: CacheBooks,
 }
@@ -251,6 +249,10 @@ impl Torch {
         Torch { own_events, ..Torch::default() }
     }
 
+    pub(super) fn books(&mut self, device: i16) -> &mut TorchBooks {
+        self.devices.entry(device).or_default()
+    }
+
     pub(super) fn take_own_events(&mut self) -> FxHashSet<u64> {
         std::mem::take(&mut self.own_events)
     }
@@ -263,7 +265,7 @@ impl Torch {
         found: &mut impl FnMut(Finding),
     ) {
         self.begin_step(event.thread).recorded.clear();
-        let books = self.devices.entry(block.device).or_default();
+        let books = self.books(block.device);
         books.allocations += 1;
         books.cache.serves(site);
         books.allocated.set(event.time, block.allocated);
@@ -289,7 +291,7 @@ impl Torch {
         };
         if let Some(before) = self.blocks.insert(block.addr, new) {
             found(Finding::BlockTwice(block.addr));
-            let books = self.devices.entry(before.device).or_default();
+            let books = self.books(before.device);
             books.requested.lose(before.requested);
             books.lose_block(&before);
             self.steps.push(Step::BlockFreed(block.addr, before));
@@ -300,14 +302,15 @@ impl Torch {
 
     pub(super) fn free(&mut self, event: &Event, block: &BlockFree, found: &mut impl FnMut(Finding)) {
         let mut waits_for = std::mem::take(&mut self.begin_step(event.thread).recorded);
-        let books = self.devices.entry(block.device).or_default();
+        let is_capturing = self.n_captures > 0;
+        let books = self.books(block.device);
         books.frees += 1;
-        books.n_frees_in_capture += u64::from(self.n_captures > 0);
+        books.n_frees_in_capture += u64::from(is_capturing);
         books.allocated.set(event.time, block.allocated);
         books.reserved.set(event.time, block.reserved);
         let freed = match self.blocks.remove(&block.addr) {
             Some(known) => {
-                let books = self.devices.entry(known.device).or_default();
+                let books = self.books(known.device);
                 books.lose_block(&known);
                 self.steps.push(Step::BlockFreed(block.addr, known));
                 Freed::Block(block.addr, known)
@@ -336,7 +339,7 @@ impl Torch {
         let thread = self.begin_step(event.thread);
         thread.recorded.clear();
         let device = thread.mem_info.take();
-        let books = self.devices.entry(oom.device).or_default();
+        let books = self.books(oom.device);
         books.n_ooms += 1;
         books.allocated.set(event.time, oom.allocated);
         books.reserved.set(event.time, oom.reserved);
@@ -383,25 +386,15 @@ impl Torch {
         }
     }
 
-    /// PyTorch got a segment by `cudaMalloc`.
-    pub(super) fn segment(&mut self, device: i16) {
-        self.devices.entry(device).or_default().device_allocs += 1;
-    }
-
-    /// PyTorch gave a segment back.
-    pub(super) fn segment_freed(&mut self, device: i16) {
-        self.devices.entry(device).or_default().device_frees += 1;
-    }
-
     /// PyTorch bought a segment, or a page of one.
     pub(super) fn buys(&mut self, device: i16, bytes: Bytes, time: Nanos) {
-        let books = self.devices.entry(device).or_default();
+        let books = self.books(device);
         books.cache.buys(bytes, books.allocated.now, time);
     }
 
     /// PyTorch gave a segment back, or a page of one.
     pub(super) fn gives_back(&mut self, device: i16, site: SiteId, bytes: Bytes, call: &Call) {
-        let books = self.devices.entry(device).or_default();
+        let books = self.books(device);
         match call.in_allocate {
             true => books.cache.makes_room(bytes),
             false => books.cache.trims(site, bytes, books.allocations + books.frees, call.duration),
@@ -424,7 +417,7 @@ impl Torch {
         let state = self.threads.entry(event.thread).or_default();
         if let Run::Mapping(pages) = state.run {
             state.run = Run::None;
-            let books = self.devices.entry(pages.device).or_default();
+            let books = self.books(pages.device);
             books.device_allocs += 1;
             books.reserved.gain(event.time, pages.bytes);
             self.steps.push(Step::Grown(pages));
@@ -439,20 +432,10 @@ impl Torch {
             Run::Unmapping { end, reservation: before } if end == page.addr && before == reservation
         );
         state.run = Run::Unmapping { end: page.addr.saturating_add(page.bytes.0), reservation };
-        let books = self.devices.entry(page.device).or_default();
+        let books = self.books(page.device);
         books.device_frees += u64::from(!continues);
         books.reserved.lose(page.bytes);
         self.steps.push(Step::Shrunk(page, continues));
-    }
-
-    /// A stream begins to be captured into a graph.
-    pub(super) fn capture_begins(&mut self) {
-        self.n_captures += 1;
-    }
-
-    /// A stream is no longer captured.
-    pub(super) fn capture_ends(&mut self) {
-        self.n_captures = self.n_captures.saturating_sub(1);
     }
 
     /// The driver told the program how much is free.
@@ -506,7 +489,7 @@ impl Torch {
     fn completed(&mut self, freed: Freed) {
         match freed {
             Freed::Block(addr, block) => {
-                self.devices.entry(block.device).or_default().requested.lose(block.requested);
+                self.books(block.device).requested.lose(block.requested);
                 self.steps.push(Step::BlockDone(addr, block));
             }
             Freed::Stranger(stranger) => self.steps.push(Step::StrangerDone(stranger)),
