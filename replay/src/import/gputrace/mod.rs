@@ -42,7 +42,7 @@ use self::surroundings::without;
 use self::survey::{Survey, is_failed, plausible_bytes};
 use super::others::Bystanders;
 use super::{ImportError, LARGEST_SUM, Trace};
-use crate::ledger::{Ledger, MemoryKind, Object, Step};
+use crate::ledger::{Ledger, MemoryKind, Object, Step, Watch};
 use crate::trace::Definitions;
 use crate::trace::owners;
 
@@ -96,7 +96,6 @@ fn import<I: Iterator<Item = Event>>(
     events().filter(|event| plausible_bytes(&event.kind).is_some()).for_each(|event| survey.event(&event));
     let devices = survey.devices.iter().map(|ordinal| (*ordinal, Device::new(*ordinal))).collect();
     let mut ledger = Ledger::knowing(std::mem::take(&mut survey.own_events));
-    ledger.keep_steps();
     let mut importer = Importer {
         definitions,
         survey,
@@ -108,7 +107,9 @@ fn import<I: Iterator<Item = Event>>(
         n_lost: 0,
         n_implausible: 0,
         sum: 0,
+        too_many: None,
     };
+    importer.begin(&mut ledger);
     if let Some(first) = mappings.next() {
         // Read when some memory had been handed out: what is left without that was there before it.
         let before = without(&first.mapped, &importer.survey.regions);
@@ -128,7 +129,7 @@ fn import<I: Iterator<Item = Event>>(
             break;
         }
         ledger.event(definitions, &event);
-        importer.event(&ledger, &event)?;
+        importer.event(&mut ledger, &event);
     }
     importer.finish(ledger)
 }
@@ -170,11 +171,24 @@ struct Importer<'a> {
     n_implausible: u64,
     /// Bytes of all events so far.
     sum: u64,
+    /// Ops cannot be numbered: what follows is not looked at.
+    too_many: Option<TooMany>,
+}
+
+impl Watch for Importer<'_> {
+    fn begin(&mut self, ledger: &mut Ledger) {
+        ledger.keep_steps();
+    }
+
+    fn event(&mut self, ledger: &mut Ledger, event: &Event) {
+        if self.too_many.is_none() {
+            self.too_many = self.booked(ledger, event).err();
+        }
+    }
 }
 
 impl Importer<'_> {
-    /// `event` has been booked.
-    fn event(&mut self, ledger: &Ledger, event: &Event) -> Result<(), TooMany> {
+    fn booked(&mut self, ledger: &Ledger, event: &Event) -> Result<(), TooMany> {
         if matches!(event.kind, EventKind::Call(_) | EventKind::Sample(_)) {
             let Importer { bystanders, devices, survey, .. } = self;
             bystanders.event(ledger, event, |device| {
@@ -467,6 +481,9 @@ impl Importer<'_> {
     }
 
     fn finish(mut self, mut ledger: Ledger) -> Result<Trace, TooMany> {
+        if let Some(too_many) = self.too_many {
+            return Err(too_many);
+        }
         ledger.finish();
         for thread in self.threads.keys().copied().collect::<Vec<_>>() {
             self.flush_synchronized(thread);
