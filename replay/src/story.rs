@@ -143,11 +143,16 @@ impl Story {
         self.devices.iter().find(|device| device.ordinal == ordinal)
     }
 
-    /// Time since the process began to be traced.
+    /// When the process began to be traced.
+    pub(crate) fn start(&self) -> Nanos {
+        let start = if self.process.start.0 > 0 { Some(self.process.start) } else { self.ledger.first };
+        start.unwrap_or_default()
+    }
+
+    /// Time since then.
     #[must_use]
     pub fn since_start(&self, time: Nanos) -> Nanos {
-        let start = if self.process.start.0 > 0 { Some(self.process.start) } else { self.ledger.first };
-        Nanos(time.0.saturating_sub(start.unwrap_or_default().0))
+        Nanos(time.0.saturating_sub(self.start().0))
     }
 
     /// Why its numbers may be wrong, in one line; shown wherever numbers are.

@@ -88,34 +88,42 @@ impl Names {
     }
 }
 
-/// In words.
+/// A rank came last so many times, most of all to this call; `text` says it with the place.
+fn straggler(
+    rank: u32,
+    (communicator, sequence): (&str, u64),
+    (count, place): (u64, &Option<Place>),
+    text: impl FnOnce(&str) -> String,
+) -> Finding {
+    let finding = Finding::new(Kind::Straggler, Severity::Warning, vec![rank]);
+    let before = place.as_ref().map(|place| format!(", most of it before {}", place.text));
+    Finding {
+        count,
+        text: text(&before.unwrap_or_default()),
+        own: place.clone().map(|place| CallText {
+            rank,
+            call: String::new(),
+            place: Some(place),
+            time_ns: 0,
+        }),
+        ..finding.on(communicator, Lane::Collective, sequence)
+    }
+}
+
 fn straggler_on_gpu(row: &GpuArrivals) -> Finding {
-    let mut finding = Finding::new(Kind::Straggler, Severity::Warning, vec![row.rank]).on(
-        &row.communicator,
-        Lane::Collective,
-        row.most_sequence,
-    );
-    finding.count = row.last;
     let words = |ns: u64| super::show::nanos(i64::try_from(ns).unwrap_or(i64::MAX));
-    let place = row.place.as_ref().map(|place| format!(", most of it before {}", place.text));
-    finding.text = format!(
-        "rank {} comes last on the GPU to {} of {} collectives on {}, and all others wait {} for it alone, at most {} at once{}; \
-         measured inside the collectives, which take shortest where they wait for nobody",
-        row.rank,
-        row.last,
-        row.collectives,
-        row.communicator,
-        words(row.cost_ns),
-        words(row.most_ns),
-        place.unwrap_or_default()
-    );
-    finding.own = row.place.clone().map(|place| CallText {
-        rank: row.rank,
-        call: String::new(),
-        place: Some(place),
-        time_ns: 0,
-    });
-    finding
+    straggler(row.rank, (&row.communicator, row.most_sequence), (row.last, &row.place), |place| {
+        format!(
+            "rank {} comes last on the GPU to {} of {} collectives on {}, and all others wait {} for it alone, at most {} at \
+             once{place}; measured inside the collectives, which take shortest where they wait for nobody",
+            row.rank,
+            row.last,
+            row.collectives,
+            row.communicator,
+            words(row.cost_ns),
+            words(row.most_ns),
+        )
+    })
 }
 
 struct Doctor<'a> {
@@ -299,27 +307,16 @@ impl<'a> Doctor<'a> {
         let rows = tally.rows(&Naming { communicator, ranks: &ranks, place: &place });
         // What the GPUs say is better evidence than what the hosts do.
         for row in rows.iter().filter(|row| row.is_straggler() && !on_gpu.is_enough()) {
-            let mut finding = Finding::new(Kind::Straggler, Severity::Warning, vec![row.rank]).on(
-                communicator,
-                Lane::Collective,
-                row.latest_sequence,
-            );
-            finding.count = row.last;
-            let place = row.place.as_ref().map(|place| format!(", most of it before {}", place.text));
-            finding.text = format!(
-                "rank {} comes last to {} of {} collectives on {communicator}, {} after the median on average{}; the host's \
-                 arrival is weak evidence for the GPU's",
-                row.rank,
-                row.last,
-                row.collectives,
-                super::show::nanos(row.mean_late_ns),
-                place.unwrap_or_default()
-            );
-            finding.own = row.place.clone().map(|place| CallText {
-                rank: row.rank,
-                call: String::new(),
-                place: Some(place),
-                time_ns: 0,
+            let which = (&**communicator, row.latest_sequence);
+            let finding = straggler(row.rank, which, (row.last, &row.place), |place| {
+                format!(
+                    "rank {} comes last to {} of {} collectives on {communicator}, {} after the median on average{place}; the \
+                     host's arrival is weak evidence for the GPU's",
+                    row.rank,
+                    row.last,
+                    row.collectives,
+                    super::show::nanos(row.mean_late_ns),
+                )
             });
             self.done.findings.push(finding);
         }
