@@ -16,6 +16,7 @@ use super::parts::events::{each_event, origins, process_name};
 use super::{Export, Request, Takes};
 use crate::analyse::live::{Line, Lines};
 use crate::ledger::{Block, Ledger, Object, Step};
+use crate::trace::interned::Interned;
 use crate::trace::owners::TORCH;
 use crate::trace::source::Source;
 
@@ -203,7 +204,7 @@ struct Written {
     n: u64,
     time: Nanos,
     weight: i64,
-    stack: Option<usize>,
+    stack: Option<u32>,
     key: u64,
 }
 
@@ -219,10 +220,10 @@ struct Told {
     origin: Nanos,
     last: Nanos,
     texts: Interned<String>,
-    frames: Interned<(usize, Option<usize>, u32)>,
+    frames: Interned<(u32, Option<u32>, u32)>,
     /// The frame before, and the frame.
-    stacks: Interned<(Option<usize>, usize)>,
-    known: FxHashMap<(StackId, String), Option<usize>>,
+    stacks: Interned<(Option<u32>, u32)>,
+    known: FxHashMap<(StackId, String), Option<u32>>,
     /// What was got and not given back yet, by [`Change::key`].
     open: FxHashMap<u64, Written>,
     changes: Vec<Written>,
@@ -269,7 +270,7 @@ impl Told {
     }
 
     /// The owner is the outermost frame.
-    fn stack(&mut self, change: &Change, lines: &mut Lines) -> Option<usize> {
+    fn stack(&mut self, change: &Change, lines: &mut Lines) -> Option<u32> {
         let key = (change.stack, change.owner.clone());
         if let Some(known) = self.known.get(&key) {
             return *known;
@@ -416,25 +417,4 @@ impl Told {
 /// The format's time.
 fn millis(time: Nanos) -> f64 {
     time.0 as f64 / 1e6
-}
-
-/// Values with numbers.
-struct Interned<T> {
-    values: Vec<T>,
-    ids: FxHashMap<T, usize>,
-}
-
-impl<T> Default for Interned<T> {
-    fn default() -> Interned<T> {
-        Interned { values: vec![], ids: FxHashMap::default() }
-    }
-}
-
-impl<T: Clone + Eq + std::hash::Hash> Interned<T> {
-    fn id(&mut self, value: T) -> usize {
-        *self.ids.entry(value).or_insert_with_key(|value| {
-            self.values.push(value.clone());
-            self.values.len() - 1
-        })
-    }
 }

@@ -10,6 +10,7 @@ use rustc_hash::FxHashMap;
 use super::parts::protobuf::Message;
 use super::{Export, Request, Takes};
 use crate::analyse::live::{Line, Lines, owner, pictures};
+use crate::trace::interned::Interned;
 
 pub(super) const ENTRY: Export = Export {
     name: "pprof",
@@ -51,8 +52,7 @@ fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
 #[derive(Default)]
 struct Profile {
     body: Message,
-    texts: Vec<String>,
-    text_ids: FxHashMap<String, u64>,
+    texts: Interned<String>,
     functions: FxHashMap<(u64, u64), u64>,
     locations: FxHashMap<Line, u64>,
 }
@@ -63,13 +63,7 @@ impl Profile {
         if text.is_empty() {
             return 0;
         }
-        if let Some(id) = self.text_ids.get(text) {
-            return *id;
-        }
-        self.texts.push(text.to_owned());
-        let id = self.texts.len() as u64;
-        self.text_ids.insert(text.to_owned(), id);
-        id
+        u64::from(self.texts.id(text.to_owned())) + 1
     }
 
     fn value_type(&mut self, field: u64, kind: &str, unit: &str) {
@@ -122,7 +116,7 @@ impl Profile {
 
     fn finish(mut self) -> Vec<u8> {
         self.body.bytes(6, b"");
-        for text in &self.texts {
+        for text in &self.texts.values {
             self.body.bytes(6, text.as_bytes());
         }
         self.body.0

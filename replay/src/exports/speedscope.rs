@@ -2,11 +2,11 @@
 
 use std::io::{self, Write};
 
-use rustc_hash::FxHashMap;
 use serde_json::json;
 
 use super::{Export, Request, Takes};
 use crate::analyse::live::{Line, Lines, When, owner, pictures};
+use crate::trace::interned::Interned;
 
 pub(super) const ENTRY: Export = Export {
     name: "speedscope",
@@ -18,8 +18,7 @@ pub(super) const ENTRY: Export = Export {
 fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
     let (story, pictures) = pictures(request.source(), request.when);
     let mut lines = Lines::new(request.source().definitions(), request.native);
-    let mut frames: Vec<Line> = vec![];
-    let mut known: FxHashMap<Line, usize> = FxHashMap::default();
+    let mut frames: Interned<Line> = Interned::default();
     let mut profiles = vec![];
     let when = match request.when {
         When::Peak => "peak".to_owned(),
@@ -34,14 +33,7 @@ fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
             let owner = owner(&story.ledger, holder).to_owned();
             let root = Line { name: owner, ..Line::default() };
             let stack = std::iter::once(root).chain(lines.of_holder(holder));
-            let sample: Vec<usize> = stack
-                .map(|line| {
-                    *known.entry(line).or_insert_with_key(|line| {
-                        frames.push(line.clone());
-                        frames.len() - 1
-                    })
-                })
-                .collect();
+            let sample: Vec<u32> = stack.map(|line| frames.id(line)).collect();
             samples.push(sample);
             weights.push(bytes.0);
         }
@@ -55,7 +47,7 @@ fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
             "weights": weights,
         }));
     }
-    let frames: Vec<_> = frames.iter().map(frame).collect();
+    let frames: Vec<_> = frames.values.iter().map(frame).collect();
     let file = json!({
         "$schema": "https://www.speedscope.app/file-format-schema.json",
         "name": story.path,

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use gputrace_schemas::event::{Nanos, NcclOp};
+use gputrace_schemas::event::Nanos;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::align::{self, Alignment, Difference, Spot, Token, Track};
@@ -18,6 +18,7 @@ use super::jobs::{Job, Member};
 use super::tracks::Calls;
 use super::waits::Waits;
 use crate::ledger::{GpuTimed, Site};
+use crate::trace::interned::Interned;
 
 /// A job in which nothing happens for so long at its end waits for something: a second.
 const LEAST_IDLE: u64 = 1_000_000_000;
@@ -65,26 +66,20 @@ pub fn diagnose(participants: &[Participant], job: &Job) -> Diagnosis {
 /// Numbers for signatures and places, equal on all ranks.
 #[derive(Default)]
 struct Names {
-    signatures: FxHashMap<Signature, u32>,
-    ops: Vec<NcclOp>,
-    places: FxHashMap<Site, u32>,
+    signatures: Interned<Signature>,
+    places: Interned<Site>,
 }
 
 impl Names {
     fn signature(&mut self, signature: &Signature) -> u32 {
-        let normal = signature.normal();
-        *self.signatures.entry(normal).or_insert_with(|| {
-            self.ops.push(normal.op);
-            self.ops.len() as u32 - 1
-        })
+        self.signatures.id(signature.normal())
     }
 
     fn place(&mut self, participant: &Participant, id: u32) -> u32 {
         let Some(site) = participant.places.get(id as usize).filter(|_| id != 0) else { return 0 };
-        let next = self.places.len() as u32 + 1;
         // Who asked is another question than where.
         let site = Site { owner: crate::ledger::OwnerId::default(), ..site.clone() };
-        *self.places.entry(site).or_insert(next)
+        self.places.id(site) + 1
     }
 }
 
@@ -229,10 +224,10 @@ impl<'a> Doctor<'a> {
                 }
             }
         };
-        let ops = std::mem::take(&mut self.names.ops);
-        let op = |call: u32| ops.get(call as usize);
+        let signatures = std::mem::take(&mut self.names.signatures);
+        let op = |call: u32| signatures.values.get(call as usize).map(|signature| signature.op);
         let alignment = align::align(&tracks, &|a, b| op(a) == op(b), &mut see);
-        self.names.ops = ops;
+        self.names.signatures = signatures;
         self.done.n_calls += tracks.iter().map(|track| track.n_calls() as u64).sum::<u64>();
         self.differences(idx, lane, &tracks, &alignment, last_full);
         self.waits.lane(idx, lane, &tracks, &alignment);
