@@ -102,6 +102,13 @@ struct Entry {
     free: Option<u64>,
 }
 
+impl Entry {
+    /// On a stream that is not known yet.
+    fn new(action: &'static str, (addr, bytes): (u64, u64), time: Nanos, stack: StackId) -> Entry {
+        Entry { action, addr, bytes, stream: None, time, stack, owner: None, free: None }
+    }
+}
+
 /// Memory that is not PyTorch's.
 #[derive(Clone)]
 struct Pseudo {
@@ -200,16 +207,7 @@ impl Teller {
                 let free = ledger.torch(self.device).and_then(|torch| torch.ooms.last()?.device);
                 let free = Some(free.map_or(0, |(free, _)| free.0));
                 let (stack, bytes) = (event.stack, oom.requested.unwrap_or(oom.bytes).0);
-                self.push(Entry {
-                    action: "oom",
-                    addr: 0,
-                    bytes,
-                    stream: Some(0),
-                    time,
-                    stack,
-                    owner: None,
-                    free,
-                });
+                self.push(Entry { stream: Some(0), free, ..Entry::new("oom", (0, bytes), time, stack) });
             }
             _ => {}
         }
@@ -252,16 +250,8 @@ impl Teller {
         self.segments.insert(addr, segment);
         self.blocks.insert(addr, Live { bytes, requested: bytes, stack, is_pending: false });
         for action in ["segment_alloc", "alloc"] {
-            self.push(Entry {
-                action,
-                addr,
-                bytes,
-                stream: Some(0),
-                time,
-                stack,
-                owner: owner.clone(),
-                free: None,
-            });
+            let entry = Entry::new(action, (addr, bytes), time, stack);
+            self.push(Entry { stream: Some(0), owner: owner.clone(), ..entry });
         }
     }
 
@@ -278,7 +268,8 @@ impl Teller {
         }
         let stream = Some(segment.stream);
         for action in actions {
-            self.push(Entry { action, addr, bytes, stream, time, stack, owner: owner.clone(), free: None });
+            let entry = Entry::new(action, (addr, bytes), time, stack);
+            self.push(Entry { stream, owner: owner.clone(), ..entry });
         }
     }
 
@@ -306,8 +297,8 @@ impl Teller {
             last.bytes += bytes;
             return;
         }
-        let action = "segment_unmap";
-        self.push(Entry { action, addr, bytes, stream: Some(stream), time, stack, owner: None, free: None });
+        let entry = Entry::new("segment_unmap", (addr, bytes), time, stack);
+        self.push(Entry { stream: Some(stream), ..entry });
     }
 
     fn block(&mut self, addr: u64, block: &Block, time: Nanos) {
@@ -330,12 +321,12 @@ impl Teller {
     fn of_block(&mut self, action: &'static str, addr: u64, block: &Block, time: Nanos) {
         let (bytes, stream) = (block.requested.0, Some(block.stream.unwrap_or(0)));
         let stack = if action == "alloc" { block.stack } else { StackId(0) };
-        self.push(Entry { action, addr, bytes, stream, time, stack, owner: None, free: None });
+        self.push(Entry { stream, ..Entry::new(action, (addr, bytes), time, stack) });
     }
 
     fn unresolved(&mut self, action: &'static str, addr: u64, bytes: u64, time: Nanos, stack: StackId) {
         self.n_unresolved += 1;
-        self.push(Entry { action, addr, bytes, stream: None, time, stack, owner: None, free: None });
+        self.push(Entry::new(action, (addr, bytes), time, stack));
     }
 
     fn push(&mut self, entry: Entry) {
