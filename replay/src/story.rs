@@ -143,16 +143,11 @@ impl Story {
         self.devices.iter().find(|device| device.ordinal == ordinal)
     }
 
-    /// When the process began to be traced.
-    pub(crate) fn start(&self) -> Nanos {
-        let start = if self.process.start.0 > 0 { Some(self.process.start) } else { self.ledger.first };
-        start.unwrap_or_default()
-    }
-
-    /// Time since then.
+    /// Time since the process began to be traced.
     #[must_use]
     pub fn since_start(&self, time: Nanos) -> Nanos {
-        Nanos(time.0.saturating_sub(self.start().0))
+        let start = if self.process.start.0 > 0 { Some(self.process.start) } else { self.ledger.first };
+        Nanos(time.0.saturating_sub(start.unwrap_or_default().0))
     }
 
     /// Why its numbers may be wrong, in one line; shown wherever numbers are.

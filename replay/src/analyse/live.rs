@@ -216,7 +216,7 @@ fn places(source: &Source, story: &Story, highest: &Highest, when: When) -> Opti
 /// # Errors
 /// There is no such step, in words.
 pub fn span(story: &Story, when: When) -> Result<(Nanos, Nanos), String> {
-    let since = |time: Nanos| Nanos(story.start().0.saturating_add(time.0));
+    let since = |time: Nanos| Nanos(start(story).0.saturating_add(time.0));
     match when {
         When::Peak | When::End => Ok((Nanos(0), Nanos(u64::MAX))),
         When::At(time) => Ok((Nanos(0), since(time))),
@@ -248,6 +248,11 @@ fn highest_within(source: &Source, from: Nanos, to: Nanos) -> BTreeMap<i16, u64>
         }
     }
     highest.devices.iter().map(|(device, peak)| (*device, peak.event)).collect()
+}
+
+fn start(story: &Story) -> Nanos {
+    let start = if story.process.start.0 > 0 { Some(story.process.start) } else { story.ledger.first };
+    start.unwrap_or_default()
 }
 
 /// After how many events each device was at its peak.

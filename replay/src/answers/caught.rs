@@ -261,16 +261,15 @@ fn described(section: Section, story: &Story, oom: &CaughtOom) -> Section {
         Some(again) => format!("When memory ran out again at {}", time(story.since_start(again))),
         None => "At the end of the trace".to_owned(),
     };
-    let site = |id| story.ledger.sites.site(id).map(ToString::to_string).unwrap_or_default();
-    let table = Table::of(
-        "kept",
-        &oom.kept,
-        &[
-            ("bytes", "bytes", &|(_, held)| Value::Bytes(held.bytes)),
-            ("objects", "number", &|(_, held)| Value::Count(held.objects)),
-            ("call_site", "allocated at", &|(id, _)| Value::text(site(*id))),
-        ],
-    );
+    let mut table =
+        Table::new("kept", &[("bytes", "bytes"), ("objects", "number"), ("call_site", "allocated at")]);
+    for (site, held) in &oom.kept {
+        table.rows.push(vec![
+            Value::Bytes(held.bytes),
+            Value::Count(held.objects),
+            Value::text(story.ledger.sites.site(*site).map(ToString::to_string).unwrap_or_default()),
+        ]);
+    }
     section
         .line(
             Mood::Bad,

@@ -11,11 +11,12 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use gputrace_schemas::event::{Action, Event, EventKind, Nanos, Process, StackId};
-use gputrace_sim::policies::torch::{SMALL_REQUEST, SMALL_SEGMENT, VARIABLES};
+use gputrace_sim::policies::torch::{SMALL_SEGMENT, VARIABLES};
 use rustc_hash::FxHashMap;
 
 use super::parts::events::each_event;
 use super::{Export, Request, Takes};
+use crate::analyse::fragmentation::is_small;
 use crate::analyse::live::{Line, Lines};
 use crate::ledger::{Block, Ledger, MemoryKind, Object, Step};
 
@@ -382,10 +383,8 @@ impl Segment {
             teller.blocks.range(self.addr..end).map(|(addr, live)| (*addr, *live)).collect();
         let sum =
             |keep: &dyn Fn(&Live) -> Option<u64>| blocks.iter().filter_map(|(_, live)| keep(live)).sum();
-        let is_small = match self.is_expandable {
-            false => self.bytes == SMALL_SEGMENT && self.owner.is_none(),
-            true => !blocks.is_empty() && blocks.iter().all(|(_, live)| live.bytes <= SMALL_REQUEST),
-        };
+        let sizes = blocks.iter().map(|(_, live)| live.bytes);
+        let is_small = self.owner.is_none() && is_small(self.bytes, self.is_expandable, sizes);
         pickle.raw(b"}(")?;
         pickle.field("device", teller.device as u64)?;
         pickle.field("address", self.addr)?;

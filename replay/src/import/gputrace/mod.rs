@@ -5,8 +5,8 @@
 //! the driver was asked.
 //!
 //! What the events do not say in so many words:
-//! - When the free of a block completes that other streams use: `ledger/torch.rs` says so. Those that a failed request waited for complete after that request:
-//!   its flush waits for them itself.
+//! - When the free of a block completes that other streams use: the books say so. Those that a failed request waited for
+//!   complete after that request: its flush waits for them itself.
 //! - `empty_cache` shows as PyTorch's segments given back, or its stream events waited for, outside of `allocate`. One that
 //!   had nothing to give back is not seen.
 //! - A segment obtained while a stream was captured belongs to a private pool. Captures that use the same segment share
