@@ -151,7 +151,7 @@ fn uncoloured(shown: &[u8]) -> Vec<u8> {
 fn formats_keep_their_rules_with_hostile_names() {
     let files = Files::new("formats");
     for export in EXPORTS {
-        let format = export.name();
+        let format = export.name;
         let output = files.run(&format!("export --native --format {format} TRACE"));
         let (stdout, stderr) = (output.stdout, text(&output.stderr));
         assert!(output.status.success(), "{format}: {stderr}");

@@ -62,10 +62,7 @@ impl Fragmentation {
             let from = blocks.partition_point(|(addr, _)| *addr < start);
             let to = blocks.partition_point(|(addr, _)| *addr < end);
             let blocks = &blocks[from..to];
-            let is_small = match is_expandable {
-                false => end - start == SMALL_SEGMENT,
-                true => !blocks.is_empty() && blocks.iter().all(|(_, bytes)| *bytes <= SMALL_REQUEST),
-            };
+            let is_small = is_small(end - start, is_expandable, blocks.iter().map(|(_, bytes)| *bytes));
             let pool = if is_small { &mut fragmentation.small } else { &mut fragmentation.large };
             pool.add(start, end, blocks);
         }
@@ -107,6 +104,14 @@ impl Pool {
             self.n_free += 1;
             self.largest_free = self.largest_free.max(Bytes(to - from));
         }
+    }
+}
+
+/// Whether a segment is PyTorch's for small requests: by its size, or by the blocks in it where it grows.
+pub(crate) fn is_small(bytes: u64, is_expandable: bool, blocks: impl Iterator<Item = u64>) -> bool {
+    match is_expandable {
+        false => bytes == SMALL_SEGMENT,
+        true => blocks.max().is_some_and(|largest| largest <= SMALL_REQUEST),
     }
 }
 

@@ -107,11 +107,22 @@ impl Picture {
 /// Pictures of all devices that held anything, and the story that they belong to.
 #[must_use]
 pub fn pictures(source: &Source, when: When) -> (Story, Vec<Picture>) {
+    pictures_of(source, when, picture)
+}
+
+fn pictures_of(
+    source: &Source,
+    when: When,
+    picture: impl Fn(&Ledger, i16, Nanos) -> Picture,
+) -> (Story, Vec<Picture>) {
     let mut highest = Highest::default();
     let story = Story::watched(source, &mut highest);
     let mut pictures = vec![];
     match places(source, &story, &highest, when) {
-        None => pictures.extend(story.ledger.devices.keys().map(|device| at_end(&story.ledger, *device))),
+        None => {
+            let (ledger, devices) = (&story.ledger, story.ledger.devices.keys());
+            pictures.extend(devices.map(|device| picture(ledger, *device, ledger.last)));
+        }
         Some(places) => {
             visit(source, &places, |ledger, device, time| pictures.push(picture(ledger, device, time)));
         }
@@ -133,28 +144,16 @@ pub fn view(source: &Source, when: When, parts: Parts, categories: &Categories) 
 }
 
 fn by_phase(source: &Source, when: When) -> View {
-    let mut highest = Highest::default();
-    let story = Story::watched(source, &mut highest);
-    let picture = |ledger: &Ledger, device, time| {
+    let (story, pictures) = pictures_of(source, when, |ledger, device, time| {
         parted(ledger, device, time, &|_, block| block.phase.0, &|object| object.phase.0)
-    };
-    let mut pictures = vec![];
-    match places(source, &story, &highest, when) {
-        None => {
-            let (ledger, devices) = (&story.ledger, story.ledger.devices.keys());
-            pictures.extend(devices.map(|device| picture(ledger, *device, ledger.last)));
-        }
-        Some(places) => {
-            visit(source, &places, |ledger, device, time| pictures.push(picture(ledger, device, time)))
-        }
-    }
+    });
     let path = |id| match story.ledger.phases.path(PhaseId(id)) {
         "" => "(outside of any range)".to_owned(),
         path => path.to_owned(),
     };
     let n_phases = u32::try_from(story.ledger.phases.len()).unwrap_or(u32::MAX);
     let parts = (0..n_phases).map(path).collect();
-    View { story, pictures: sorted(pictures), parts }
+    View { story, pictures, parts }
 }
 
 /// Roles follow from whole lives, so all of the trace is read before the moment is looked at; a life has the same number
@@ -313,10 +312,6 @@ fn visit_watched<W: Watch>(
             see(watch, &ledger, *device, event.time);
         }
     }
-}
-
-fn at_end(ledger: &Ledger, device: i16) -> Picture {
-    picture(ledger, device, ledger.last)
 }
 
 /// What is held of a device now.

@@ -89,7 +89,11 @@ impl Watch for Lives {
                 | Step::Lost(_)
                 | Step::Mapped(_)
                 | Step::Unmapped(_)
-                | Step::BlockDone(..) => {}
+                | Step::BlockDone(..)
+                | Step::StrangerFreed(_)
+                | Step::StrangerDone(_)
+                | Step::Grown(_)
+                | Step::Shrunk(..) => {}
             }
         }
     }

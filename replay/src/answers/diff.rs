@@ -93,29 +93,22 @@ fn figures(story: &Story) -> BTreeMap<(i16, &'static str), u64> {
 /// The peaks as a section.
 #[must_use]
 pub fn peaks_section(changes: &[Change], doubts: Option<String>) -> Section {
-    let mut table = Table::new(
+    let increase = |it: &Change| match it.increase() {
+        increase if increase.is_finite() => Value::Share(increase),
+        _ => Value::Missing,
+    };
+    let table = Table::of(
         "peaks",
+        changes,
         &[
-            ("device", "device"),
-            ("what", "peak"),
-            ("before_bytes", "before"),
-            ("after_bytes", "after"),
-            ("difference_bytes", "difference"),
-            ("increase", "increase"),
+            ("device", "device", &|it| Value::text(&*it.device)),
+            ("what", "peak", &|it| Value::text(it.what)),
+            ("before_bytes", "before", &|it| Value::bytes(Some(it.bytes.0))),
+            ("after_bytes", "after", &|it| Value::bytes(Some(it.bytes.1))),
+            ("difference_bytes", "difference", &|it| Value::Difference(difference(it.bytes.0, it.bytes.1))),
+            ("increase", "increase", &increase),
         ],
     );
-    for change in changes {
-        let (before, after) = change.bytes;
-        let increase = change.increase();
-        table.rows.push(vec![
-            Value::text(&*change.device),
-            Value::text(change.what),
-            Value::bytes(Some(before)),
-            Value::bytes(Some(after)),
-            Value::Difference(difference(before, after)),
-            if increase.is_finite() { Value::Share(increase) } else { Value::Missing },
-        ]);
-    }
     Section::new("peaks", "Peaks").table(table).warn(doubts)
 }
 
@@ -144,24 +137,17 @@ pub fn section(before: &Side, after: &Side, by: By, n_rows: usize) -> Section {
         By::Owner => ("by_owner", "By owner", "owner"),
         By::Size => ("by_size", "By size of object", "size"),
     };
-    let mut table = Table::new(
+    let mut table = Table::of(
         name,
+        rows.iter().take(n_rows),
         &[
-            ("difference_bytes", "difference"),
-            ("before_bytes", "before"),
-            ("after_bytes", "after"),
-            ("key", column),
+            ("difference_bytes", "difference", &|it| Value::Difference(difference(it.1, it.2))),
+            ("before_bytes", "before", &|it| Value::bytes(Some(it.1))),
+            ("after_bytes", "after", &|it| Value::bytes(Some(it.2))),
+            ("key", column, &|it| Value::text(it.0)),
         ],
     );
     let n_left_out = rows.len().saturating_sub(n_rows);
-    for (key, before, after) in rows.into_iter().take(n_rows) {
-        table.rows.push(vec![
-            Value::Difference(difference(before, after)),
-            Value::bytes(Some(before)),
-            Value::bytes(Some(after)),
-            Value::text(key.as_str()),
-        ]);
-    }
     if n_left_out > 0 {
         table.left_out = Some(format!("{n_left_out} more that changed less"));
     }

@@ -180,27 +180,18 @@ impl Leaks {
     }
 
     fn growth_section(&self, story: &Story) -> Section {
-        let mut table = Table::new(
+        let table = Table::of(
             "growth",
+            &self.growing,
             &[
-                ("device", "device"),
-                ("growth_bytes", "grew by"),
-                ("bytes_per_step", "each step"),
-                ("confidence", "confidence"),
-                ("owner", "owner"),
-                ("call_site", "call site"),
+                ("device", "device", &|it| Value::text(&*it.named.device)),
+                ("growth_bytes", "grew by", &|it| Value::Bytes(it.growth)),
+                ("bytes_per_step", "each step", &|it| it.per_step.map_or(Value::Missing, Value::Bytes)),
+                ("confidence", "confidence", &|it| Value::Share(it.confidence)),
+                ("owner", "owner", &|it| Value::text(&*it.named.owner)),
+                ("call_site", "call site", &|it| Value::text(&*it.named.site)),
             ],
         );
-        for growing in &self.growing {
-            table.rows.push(vec![
-                Value::text(&*growing.named.device),
-                Value::Bytes(growing.growth),
-                growing.per_step.map_or(Value::Missing, Value::Bytes),
-                Value::Share(growing.confidence),
-                Value::text(&*growing.named.owner),
-                Value::text(&*growing.named.site),
-            ]);
-        }
         let section = Section::new("growth", "Growing to the end");
         let section = match (self.can_tell, self.growing.is_empty(), self.rose.is_empty()) {
             (false, ..) => section.line(Mood::Note, "the trace is too short, or gives back too little, to tell growth from warm-up"),
@@ -259,25 +250,17 @@ impl Leaks {
 
     fn not_freed_section(&self, story: &Story) -> Section {
         let total = self.not_freed.iter().fold(0u64, |sum, row| sum.saturating_add(row.bytes.0));
-        let mut table = Table::new(
+        let table = Table::of(
             "not_freed",
+            &self.not_freed,
             &[
-                ("device", "device"),
-                ("bytes", "bytes"),
-                ("objects", "number"),
-                ("owner", "owner"),
-                ("call_site", "call site"),
+                ("device", "device", &|it| Value::text(&*it.named.device)),
+                ("bytes", "bytes", &|it| Value::Bytes(it.bytes)),
+                ("objects", "number", &|it| Value::Count(it.objects)),
+                ("owner", "owner", &|it| Value::text(&*it.named.owner)),
+                ("call_site", "call site", &|it| Value::text(&*it.named.site)),
             ],
         );
-        for row in &self.not_freed {
-            table.rows.push(vec![
-                Value::text(&*row.named.device),
-                Value::Bytes(row.bytes),
-                Value::Count(row.objects),
-                Value::text(&*row.named.owner),
-                Value::text(&*row.named.site),
-            ]);
-        }
         let title = if story.complete { "Not freed at the end" } else { "Not freed where the trace ends" };
         let section = Section::new("not_freed", title);
         let section = match self.not_freed.is_empty() {

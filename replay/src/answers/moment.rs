@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use gputrace_schemas::event::{Bytes, Nanos, StackId};
+use gputrace_schemas::event::{Bytes, Nanos};
 
 use crate::analyse::live::{CACHED, Holder, Level, Lines, NO_STACK, Parts, Picture, View, When, owner};
 use crate::report::model::{Mood, Section, Table, Value};
@@ -47,15 +47,10 @@ pub fn sections(view: &View, when: When, parts: Parts) -> Vec<Section> {
 pub fn stacks(view: &View, lines: &mut Lines) -> Section {
     let mut section = Section::new("stacks", "Stacks that held most, outermost frame first");
     for picture in &view.pictures {
-        let mut sums: BTreeMap<(String, StackId), (u64, u64)> = BTreeMap::new();
-        let asked = picture.held.iter().filter(|(holder, _)| holder.level != Level::Cached);
-        for (holder, (bytes, objects)) in asked {
-            let key = (owner(&view.story.ledger, holder).to_owned(), holder.stack);
-            let sum = sums.entry(key).or_default();
-            *sum = (sum.0.saturating_add(bytes.0), sum.1 + objects);
-        }
-        let mut sums: Vec<_> = sums.into_iter().collect();
-        sums.sort_by(|a, b| b.1.0.cmp(&a.1.0).then_with(|| a.0.cmp(&b.0)));
+        let sums = sums(picture, |holder| {
+            let owner = owner(&view.story.ledger, holder).to_owned();
+            (holder.level != Level::Cached).then_some((owner, holder.stack))
+        });
         for ((owner, stack), (sum, objects)) in sums.iter().take(STACKS) {
             let heading = format!("cuda:{}: {} in {objects} ({owner})", picture.device, bytes(Bytes(*sum)));
             section = section.line(Mood::Note, heading);
@@ -69,6 +64,19 @@ pub fn stacks(view: &View, lines: &mut Lines) -> Section {
         }
     }
     section.warn(view.story.doubts())
+}
+
+/// Bytes and objects of each key, most first; what has none is left out.
+fn sums<K: Ord>(picture: &Picture, key: impl Fn(&Holder) -> Option<K>) -> Vec<(K, (u64, u64))> {
+    let mut sums: BTreeMap<K, (u64, u64)> = BTreeMap::new();
+    for (holder, (bytes, objects)) in &picture.held {
+        let Some(key) = key(holder) else { continue };
+        let sum = sums.entry(key).or_default();
+        *sum = (sum.0.saturating_add(bytes.0), sum.1 + objects);
+    }
+    let mut sums: Vec<_> = sums.into_iter().collect();
+    sums.sort_by(|a, b| b.1.0.cmp(&a.1.0).then_with(|| a.0.cmp(&b.0)));
+    sums
 }
 
 fn rest<T>(sums: &[(T, (u64, u64))]) -> Option<(Bytes, usize)> {
@@ -98,41 +106,26 @@ fn held(view: &View, when: When) -> Section {
     section.warn(view.story.doubts())
 }
 
-/// Sums by device and name, most first; what has no name is left out.
+/// [`sums`] of each device, by name.
 fn by(
     view: &View,
     (name, title, column): (&'static str, &'static str, &'static str),
     key: impl Fn(&Holder) -> Option<String>,
 ) -> Section {
-    let mut table = Table::new(
+    let rows = view.pictures.iter().flat_map(|picture| {
+        sums(picture, &key).into_iter().map(move |(key, (bytes, objects))| (picture, key, bytes, objects))
+    });
+    let table = Table::of(
         name,
+        &rows.collect::<Vec<_>>(),
         &[
-            ("device", "device"),
-            ("bytes", "bytes"),
-            ("share", "share"),
-            ("objects", "number"),
-            ("name", column),
+            ("device", "device", &|(picture, ..)| Value::text(format!("cuda:{}", picture.device))),
+            ("bytes", "bytes", &|(_, _, bytes, _)| Value::bytes(Some(*bytes))),
+            ("share", "share", &|(picture, _, bytes, _)| Value::share(*bytes, picture.total().0)),
+            ("objects", "number", &|(.., objects)| Value::Count(*objects)),
+            ("name", column, &|(_, key, ..)| Value::text(&**key)),
         ],
     );
-    for picture in &view.pictures {
-        let mut sums: BTreeMap<String, (u64, u64)> = BTreeMap::new();
-        for (holder, (bytes, objects)) in &picture.held {
-            let Some(key) = key(holder) else { continue };
-            let sum = sums.entry(key).or_default();
-            *sum = (sum.0.saturating_add(bytes.0), sum.1 + objects);
-        }
-        let mut rows: Vec<_> = sums.into_iter().collect();
-        rows.sort_by(|a, b| b.1.0.cmp(&a.1.0).then_with(|| a.0.cmp(&b.0)));
-        for (key, (bytes, objects)) in rows {
-            table.rows.push(vec![
-                Value::text(format!("cuda:{}", picture.device)),
-                Value::bytes(Some(bytes)),
-                Value::share(bytes, picture.total().0),
-                Value::Count(objects),
-                Value::text(key),
-            ]);
-        }
-    }
     Section::new(name, title).table(table.keep(ROWS.0, ROWS.1)).warn(view.story.doubts())
 }
 

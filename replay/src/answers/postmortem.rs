@@ -118,42 +118,31 @@ impl Postmortem {
     /// How memory was cut up, and whether `empty_cache` would have helped.
     #[must_use]
     pub fn fragmentation_section(&self) -> Option<Section> {
-        let mut table = Table::new(
-            "pools",
-            &[
-                ("device", "device"),
-                ("pool", "pool"),
-                ("segments", "segments"),
-                ("reserved_bytes", "reserved"),
-                ("allocated_bytes", "allocated"),
-                ("free_bytes", "free"),
-                ("free_blocks", "pieces"),
-                ("largest_free_bytes", "largest"),
-                ("stranded_bytes", "stranded"),
-                ("wholly_free_bytes", "wholly free"),
-            ],
-        );
-        let mut lines = vec![];
+        let (mut pools, mut lines) = (vec![], vec![]);
         for (device, found) in &self.fragmentation {
-            for (name, pool) in found.pools().into_iter().filter(|(_, pool)| pool.n_segments > 0) {
-                table.rows.push(vec![
-                    Value::text(format!("cuda:{device}")),
-                    Value::text(name),
-                    Value::Count(pool.n_segments),
-                    Value::Bytes(pool.reserved),
-                    Value::Bytes(pool.allocated),
-                    Value::Bytes(pool.free()),
-                    Value::Count(pool.n_free),
-                    Value::Bytes(pool.largest_free),
-                    Value::Bytes(pool.stranded()),
-                    Value::Bytes(pool.wholly_free),
-                ]);
-            }
+            let used = found.pools().into_iter().filter(|(_, pool)| pool.n_segments > 0);
+            pools.extend(used.map(|(name, pool)| (*device, name, pool)));
             lines.extend(self.empty_cache(*device, found));
         }
-        if table.rows.is_empty() {
+        if pools.is_empty() {
             return None;
         }
+        let table = Table::of(
+            "pools",
+            &pools,
+            &[
+                ("device", "device", &|(device, ..)| Value::text(format!("cuda:{device}"))),
+                ("pool", "pool", &|(_, name, _)| Value::text(*name)),
+                ("segments", "segments", &|(.., pool)| Value::Count(pool.n_segments)),
+                ("reserved_bytes", "reserved", &|(.., pool)| Value::Bytes(pool.reserved)),
+                ("allocated_bytes", "allocated", &|(.., pool)| Value::Bytes(pool.allocated)),
+                ("free_bytes", "free", &|(.., pool)| Value::Bytes(pool.free())),
+                ("free_blocks", "pieces", &|(.., pool)| Value::Count(pool.n_free)),
+                ("largest_free_bytes", "largest", &|(.., pool)| Value::Bytes(pool.largest_free)),
+                ("stranded_bytes", "stranded", &|(.., pool)| Value::Bytes(pool.stranded())),
+                ("wholly_free_bytes", "wholly free", &|(.., pool)| Value::Bytes(pool.wholly_free)),
+            ],
+        );
         let section =
             Section::new("fragmentation", "How PyTorch's memory was cut up then").table(table).line(
                 Mood::Note,
@@ -322,24 +311,17 @@ pub fn remedies_section(
         Ok(remedies) => remedies,
         Err(why) => return section.line(Mood::Note, format!("this cannot be replayed: {why}")),
     };
-    let mut table = Table::new(
+    let options = |it: &Remedy| if it.options.is_empty() { "(none)".to_owned() } else { it.options.clone() };
+    let table = Table::of(
         "settings",
+        &remedies,
         &[
-            ("peak_reserved_bytes", "reserved"),
-            ("verdict", "verdict"),
-            ("confidence", "sure"),
-            ("options", "PYTORCH_CUDA_ALLOC_CONF"),
+            ("peak_reserved_bytes", "reserved", &|it| Value::Bytes(it.peak_reserved)),
+            ("verdict", "verdict", &|it| Value::text(it.verdict.name())),
+            ("confidence", "sure", &|it| Value::text(it.confidence.name())),
+            ("options", "PYTORCH_CUDA_ALLOC_CONF", &|it| Value::text(options(it))),
         ],
     );
-    for remedy in &remedies {
-        let options = if remedy.options.is_empty() { "(none)" } else { &remedy.options };
-        table.rows.push(vec![
-            Value::Bytes(remedy.peak_reserved),
-            Value::text(remedy.verdict.name()),
-            Value::text(remedy.confidence.name()),
-            Value::text(options),
-        ]);
-    }
     let section = section.fact("capacity_bytes", "PyTorch could have", Value::Bytes(capacity.0)).fact(
         "capacity_at_most_bytes",
         "at most",

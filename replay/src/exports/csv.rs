@@ -11,44 +11,31 @@ use gputrace_schemas::printable::is_obeyed;
 use super::parts::changes::{COLUMNS, Kind, Value, rows};
 use super::{Export, Request, Takes};
 
-pub(super) struct Csv;
+pub(super) const ENTRY: Export = Export {
+    name: "csv",
+    summary: "every change of memory, a row each, for spreadsheets, pandas and DuckDB",
+    takes: Takes { several: true, ..Takes::ONE },
+    export,
+};
 
-impl Export for Csv {
-    fn name(&self) -> &'static str {
-        "csv"
-    }
-
-    fn extension(&self) -> &'static str {
-        "csv"
-    }
-
-    fn summary(&self) -> &'static str {
-        "every change of memory, a row each, for spreadsheets, pandas and DuckDB"
-    }
-
-    fn takes(&self) -> Takes {
-        Takes { several: true, ..Takes::default() }
-    }
-
-    fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "{}", COLUMNS.map(|(name, _)| name).join(","))?;
-        let mut line = Vec::new();
-        rows(request, |row| {
-            line.clear();
-            for ((_, kind), value) in COLUMNS.iter().zip(row.values()) {
-                match value {
-                    Value::None => {}
-                    Value::Number(number) if *kind == Kind::Address => write!(line, "{number:#x}")?,
-                    Value::Number(number) => write!(line, "{number}")?,
-                    Value::Text(text) => quoted(text, &mut line),
-                }
-                line.push(b',');
+fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "{}", COLUMNS.map(|(name, _)| name).join(","))?;
+    let mut line = Vec::new();
+    rows(request, |row| {
+        line.clear();
+        for ((_, kind), value) in COLUMNS.iter().zip(row.values()) {
+            match value {
+                Value::None => {}
+                Value::Number(number) if *kind == Kind::Address => write!(line, "{number:#x}")?,
+                Value::Number(number) => write!(line, "{number}")?,
+                Value::Text(text) => quoted(text, &mut line),
             }
-            line.pop();
-            line.push(b'\n');
-            out.write_all(&line)
-        })
-    }
+            line.push(b',');
+        }
+        line.pop();
+        line.push(b'\n');
+        out.write_all(&line)
+    })
 }
 
 fn quoted(text: &str, line: &mut Vec<u8>) {

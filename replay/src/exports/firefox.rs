@@ -12,14 +12,20 @@ use gputrace_schemas::event::{Nanos, StackId};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::parts::events::{each_event, origins};
+use super::parts::events::{each_event, origins, process_name};
 use super::{Export, Request, Takes};
 use crate::analyse::live::{Line, Lines};
-use crate::ledger::{Block, Ledger, MemoryKind, Object, Step};
+use crate::ledger::{Block, Ledger, Object, Step};
+use crate::trace::interned::Interned;
 use crate::trace::owners::TORCH;
 use crate::trace::source::Source;
 
-pub(super) struct Firefox;
+pub(super) const ENTRY: Export = Export {
+    name: "firefox",
+    summary: "allocations with their stacks and memory over time, for profiler.firefox.com",
+    takes: Takes { several: true, ..Takes::ONE },
+    export,
+};
 
 /// Most allocations and frees together.
 const MOST_CHANGES: u64 = 500_000;
@@ -27,71 +33,53 @@ const MOST_CHANGES: u64 = 500_000;
 const MOST_POINTS: u64 = 50_000;
 const VERSION: u32 = 55;
 
-impl Export for Firefox {
-    fn name(&self) -> &'static str {
-        "firefox"
-    }
-
-    fn extension(&self) -> &'static str {
-        "firefox.json"
-    }
-
-    fn summary(&self) -> &'static str {
-        "allocations with their stacks and memory over time, for profiler.firefox.com"
-    }
-
-    fn takes(&self) -> Takes {
-        Takes { several: true, ..Takes::default() }
-    }
-
-    fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
-        let least = least_lifetime(request)?;
-        let (mut threads, mut counters) = (vec![], vec![]);
-        for (source, origin) in request.sources.iter().zip(origins(request.sources)) {
-            for told in tell(request, source, origin, least)?.into_values() {
-                counters.push(told.counter(threads.len()));
-                threads.push(told.thread());
-            }
+fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
+    let least = least_lifetime(request)?;
+    let (mut threads, mut counters) = (vec![], vec![]);
+    for (source, origin) in request.sources.iter().zip(origins(request.sources)) {
+        for told in tell(request, source, origin, least)?.into_values() {
+            counters.push(told.counter(threads.len()));
+            threads.push(told.thread());
         }
-        let start = request.sources.iter().map(|it| it.definitions().process().start_realtime);
-        let cut = match least {
-            0 => String::new(),
-            least => {
-                format!(" (allocations that lived for {least} events or more; the memory track has all)")
-            }
-        };
-        let profile = json!({
-            "meta": {
-                "preprocessedProfileVersion": VERSION,
-                "version": 24,
-                "product": format!("gputrace{cut}"),
-                "startTime": start.min().unwrap_or(0) as f64 / 1e6,
-                "interval": 1.0,
-                "processType": 0,
-                "categories": [{"name": "Other", "color": "grey", "subcategories": ["Other"]}],
-                "markerSchema": [{
-                    "name": "oom",
-                    "display": ["marker-chart", "marker-table", "timeline-overview"],
-                    "chartLabel": "{marker.data.bytes}",
-                    "data": [{"key": "bytes", "label": "Bytes asked for", "format": "bytes"}],
-                }],
-                "extensions": {"length": 0, "baseURL": [], "id": [], "name": []},
-                "sampleUnits": {"time": "ms", "eventDelay": "ms", "threadCPUDelta": "µs"},
-                "debug": false,
-                "symbolicated": true,
-                "pausedRanges": [],
-                "usesOnlyOneStackType": true,
-                "sourceCodeIsNotOnSearchfox": true,
-            },
-            "libs": [],
-            "pages": [],
-            "profilerOverhead": [],
-            "counters": counters,
-            "threads": threads,
-        });
-        serde_json::to_writer(&mut *out, &profile)?;
-        writeln!(out)
     }
+    let start = request.sources.iter().map(|it| it.definitions().process().start_realtime);
+    let cut = match least {
+        0 => String::new(),
+        least => {
+            format!(" (allocations that lived for {least} events or more; the memory track has all)")
+        }
+    };
+    let profile = json!({
+        "meta": {
+            "preprocessedProfileVersion": VERSION,
+            "version": 24,
+            "product": format!("gputrace{cut}"),
+            "startTime": start.min().unwrap_or(0) as f64 / 1e6,
+            "interval": 1.0,
+            "processType": 0,
+            "categories": [{"name": "Other", "color": "grey", "subcategories": ["Other"]}],
+            "markerSchema": [{
+                "name": "oom",
+                "display": ["marker-chart", "marker-table", "timeline-overview"],
+                "chartLabel": "{marker.data.bytes}",
+                "data": [{"key": "bytes", "label": "Bytes asked for", "format": "bytes"}],
+            }],
+            "extensions": {"length": 0, "baseURL": [], "id": [], "name": []},
+            "sampleUnits": {"time": "ms", "eventDelay": "ms", "threadCPUDelta": "µs"},
+            "debug": false,
+            "symbolicated": true,
+            "pausedRanges": [],
+            "usesOnlyOneStackType": true,
+            "sourceCodeIsNotOnSearchfox": true,
+        },
+        "libs": [],
+        "pages": [],
+        "profilerOverhead": [],
+        "counters": counters,
+        "threads": threads,
+    });
+    serde_json::to_writer(&mut *out, &profile)?;
+    writeln!(out)
 }
 
 /// How many events an allocation has to live for to be written: the smallest power of two that leaves few enough; 0 if all are.
@@ -148,12 +136,8 @@ fn change(ledger: &Ledger, step: &Step) -> Option<Change> {
         owner: TORCH.to_owned(),
     };
     let of_object = |is_gain, object: &Object| {
-        let is_physical = matches!(
-            object.kind,
-            MemoryKind::Linear | MemoryKind::Virtual | MemoryKind::Async | MemoryKind::Array
-        );
         // Segments are shown by the blocks in them.
-        (is_physical && !object.torch).then(|| Change {
+        (object.kind.is_physical() && !object.torch).then(|| Change {
             device: object.device,
             // Physical memory has no address; nothing is so low.
             key: if object.addr > 0 { object.addr } else { object.serial },
@@ -168,7 +152,13 @@ fn change(ledger: &Ledger, step: &Step) -> Option<Change> {
         Step::Lost(object) => of_object(false, object),
         Step::Block(addr, block) => Some(of_block(true, *addr, block)),
         Step::BlockFreed(addr, block) => Some(of_block(false, *addr, block)),
-        Step::BlockDone(..) | Step::Mapped(_) | Step::Unmapped(_) => None,
+        Step::BlockDone(..)
+        | Step::StrangerFreed(_)
+        | Step::StrangerDone(_)
+        | Step::Grown(_)
+        | Step::Shrunk(..)
+        | Step::Mapped(_)
+        | Step::Unmapped(_) => None,
     }
 }
 
@@ -214,7 +204,7 @@ struct Written {
     n: u64,
     time: Nanos,
     weight: i64,
-    stack: Option<usize>,
+    stack: Option<u32>,
     key: u64,
 }
 
@@ -230,10 +220,10 @@ struct Told {
     origin: Nanos,
     last: Nanos,
     texts: Interned<String>,
-    frames: Interned<(usize, Option<usize>, u32)>,
+    frames: Interned<(u32, Option<u32>, u32)>,
     /// The frame before, and the frame.
-    stacks: Interned<(Option<usize>, usize)>,
-    known: FxHashMap<(StackId, String), Option<usize>>,
+    stacks: Interned<(Option<u32>, u32)>,
+    known: FxHashMap<(StackId, String), Option<u32>>,
     /// What was got and not given back yet, by [`Change::key`].
     open: FxHashMap<u64, Written>,
     changes: Vec<Written>,
@@ -248,10 +238,9 @@ impl Told {
         let process = source.definitions().process();
         let device = source.devices().iter().find(|device| device.ordinal == ordinal);
         let name = device.map_or_else(String::new, |device| format!(" {}", device.name));
-        let rank = process.rank.map_or_else(String::new, |rank| format!("rank {rank} "));
         Told {
             name: format!("cuda:{ordinal}{name}"),
-            process: format!("{rank}{}", process.command.join(" ")),
+            process: process_name(process),
             pid: process.pid.to_string(),
             origin,
             last: origin,
@@ -281,7 +270,7 @@ impl Told {
     }
 
     /// The owner is the outermost frame.
-    fn stack(&mut self, change: &Change, lines: &mut Lines) -> Option<usize> {
+    fn stack(&mut self, change: &Change, lines: &mut Lines) -> Option<u32> {
         let key = (change.stack, change.owner.clone());
         if let Some(known) = self.known.get(&key) {
             return *known;
@@ -428,25 +417,4 @@ impl Told {
 /// The format's time.
 fn millis(time: Nanos) -> f64 {
     time.0 as f64 / 1e6
-}
-
-/// Values with numbers.
-struct Interned<T> {
-    values: Vec<T>,
-    ids: FxHashMap<T, usize>,
-}
-
-impl<T> Default for Interned<T> {
-    fn default() -> Interned<T> {
-        Interned { values: vec![], ids: FxHashMap::default() }
-    }
-}
-
-impl<T: Clone + Eq + std::hash::Hash> Interned<T> {
-    fn id(&mut self, value: T) -> usize {
-        *self.ids.entry(value).or_insert_with_key(|value| {
-            self.values.push(value.clone());
-            self.values.len() - 1
-        })
-    }
 }

@@ -5,29 +5,20 @@ use std::io::{self, Write};
 
 use gputrace_schemas::printable::printable;
 
-use super::{Export, Request};
+use super::{Export, Request, Takes};
 use crate::analyse::live::{Line, Lines, owner, pictures};
 use crate::trace::source::Source;
 
-pub(super) struct Folded;
+pub(super) const ENTRY: Export = Export {
+    name: "folded",
+    summary: "bytes at a moment by stack, for flamegraph.pl, inferno and speedscope",
+    takes: Takes::ONE,
+    export,
+};
 
-impl Export for Folded {
-    fn name(&self) -> &'static str {
-        "folded"
-    }
-
-    fn extension(&self) -> &'static str {
-        "folded"
-    }
-
-    fn summary(&self) -> &'static str {
-        "bytes at a moment by stack, for flamegraph.pl, inferno and speedscope"
-    }
-
-    fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
-        let stacks = stacks(request, request.source());
-        stacks.iter().try_for_each(|(stack, bytes)| writeln!(out, "{stack} {bytes}"))
-    }
+fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
+    let stacks = stacks(request, request.source());
+    stacks.iter().try_for_each(|(stack, bytes)| writeln!(out, "{stack} {bytes}"))
 }
 
 /// Bytes by stack, at the moment that was asked for.

@@ -5,46 +5,33 @@ use std::io::{self, Write};
 use super::parts::changes::{COLUMNS, Kind, Value, rows};
 use super::{Export, Request, Takes};
 
-pub(super) struct Jsonl;
+pub(super) const ENTRY: Export = Export {
+    name: "jsonl",
+    summary: "every change of memory, a JSON object a line, for jq",
+    takes: Takes { several: true, ..Takes::ONE },
+    export,
+};
 
-impl Export for Jsonl {
-    fn name(&self) -> &'static str {
-        "jsonl"
-    }
-
-    fn extension(&self) -> &'static str {
-        "jsonl"
-    }
-
-    fn summary(&self) -> &'static str {
-        "every change of memory, a JSON object a line, for jq"
-    }
-
-    fn takes(&self) -> Takes {
-        Takes { several: true, ..Takes::default() }
-    }
-
-    fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
-        let mut line = Vec::new();
-        rows(request, |row| {
-            line.clear();
-            for ((name, kind), value) in COLUMNS.iter().zip(row.values()) {
-                // What is not known is left out. The time always is.
-                let comma = if line.is_empty() { '{' } else { ',' };
-                match value {
-                    Value::None => continue,
-                    Value::Number(number) if *kind == Kind::Address => {
-                        write!(line, "{comma}\"{name}\":\"{number:#x}\"")?;
-                    }
-                    Value::Number(number) => write!(line, "{comma}\"{name}\":{number}")?,
-                    Value::Text(text) => {
-                        write!(line, "{comma}\"{name}\":")?;
-                        serde_json::to_writer(&mut line, text)?;
-                    }
+fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
+    let mut line = Vec::new();
+    rows(request, |row| {
+        line.clear();
+        for ((name, kind), value) in COLUMNS.iter().zip(row.values()) {
+            // What is not known is left out. The time always is.
+            let comma = if line.is_empty() { '{' } else { ',' };
+            match value {
+                Value::None => continue,
+                Value::Number(number) if *kind == Kind::Address => {
+                    write!(line, "{comma}\"{name}\":\"{number:#x}\"")?;
+                }
+                Value::Number(number) => write!(line, "{comma}\"{name}\":{number}")?,
+                Value::Text(text) => {
+                    write!(line, "{comma}\"{name}\":")?;
+                    serde_json::to_writer(&mut line, text)?;
                 }
             }
-            line.extend_from_slice(b"}\n");
-            out.write_all(&line)
-        })
-    }
+        }
+        line.extend_from_slice(b"}\n");
+        out.write_all(&line)
+    })
 }

@@ -23,7 +23,7 @@ mod torch_pickle;
 pub use parts::events::Request;
 
 /// What a format can do beyond showing one trace.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Takes {
     /// Several traces in one file: ranks of a job.
     pub several: bool,
@@ -33,40 +33,38 @@ pub struct Takes {
     pub non_torch: bool,
 }
 
+impl Takes {
+    /// One trace, and nothing beside it.
+    const ONE: Takes = Takes { several: false, before: false, non_torch: false };
+}
+
 /// A format.
-pub trait Export: Sync {
+pub struct Export {
     /// What `--format` calls it.
-    fn name(&self) -> &'static str;
-    /// What files of it end with, without the dot.
-    fn extension(&self) -> &'static str;
+    pub name: &'static str,
     /// What it shows and who opens it.
-    fn summary(&self) -> &'static str;
+    pub summary: &'static str,
     /// What it can do beyond showing one trace.
-    fn takes(&self) -> Takes {
-        Takes::default()
-    }
-    /// Writes it.
-    ///
-    /// # Errors
-    /// Those of `out`.
-    fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()>;
+    pub takes: Takes,
+    /// Writes it. Errors are those of what is written to.
+    pub export: fn(&Request, &mut dyn Write) -> io::Result<()>,
 }
 
 /// Every format.
-pub const EXPORTS: &[&dyn Export] = &[
-    &folded::Folded,
-    &svg::Svg,
-    &speedscope::Speedscope,
-    &pprof::Pprof,
-    &firefox::Firefox,
-    &chrome::Chrome,
-    &perfetto::Perfetto,
-    &csv::Csv,
-    &jsonl::Jsonl,
-    &parquet::Parquet,
-    &sqlite::Sqlite,
-    &nccl::Nccl,
-    &torch_pickle::TorchPickle,
+pub const EXPORTS: &[Export] = &[
+    folded::ENTRY,
+    svg::ENTRY,
+    speedscope::ENTRY,
+    pprof::ENTRY,
+    firefox::ENTRY,
+    chrome::ENTRY,
+    perfetto::ENTRY,
+    csv::ENTRY,
+    jsonl::ENTRY,
+    parquet::ENTRY,
+    sqlite::ENTRY,
+    nccl::ENTRY,
+    torch_pickle::ENTRY,
 ];
 
 #[cfg(test)]

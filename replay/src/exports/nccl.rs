@@ -8,76 +8,67 @@ use gputrace_schemas::event::{CommId, EventKind, Nanos, NcclEnter, NcclExit, Ncc
 use serde_json::{Value, json};
 
 use super::parts::events::each_event;
-use super::{Export, Request};
+use super::{Export, Request, Takes};
 use crate::ledger::{Ledger, Object, Step};
 use crate::trace::owners::NCCL;
 use crate::trace::source::Source;
 
-pub(super) struct Nccl;
+pub(super) const ENTRY: Export = Export {
+    name: "nccl",
+    summary: "NCCL's communicators, calls and memory, a JSON object a line",
+    takes: Takes::ONE,
+    export,
+};
 
-impl Export for Nccl {
-    fn name(&self) -> &'static str {
-        "nccl"
-    }
-
-    fn extension(&self) -> &'static str {
-        "nccl.jsonl"
-    }
-
-    fn summary(&self) -> &'static str {
-        "NCCL's communicators, calls and memory, a JSON object a line"
-    }
-
-    fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
-        // Even a trace without NCCL says that it was looked at.
-        let process = request.source().definitions().process();
-        line(out, &json!({"record": "process", "pid": process.pid, "host": process.host}))?;
-        let mut known = BTreeSet::new();
-        let mut open: HashMap<u64, Value> = HashMap::new();
-        each_event(request.source(), Nanos(0), |ledger, event, time| match &event.kind {
-            EventKind::NcclEnter(enter) => {
-                introduce(request.source(), enter.comm, &mut known, out)?;
-                let mut call = call(request.source(), enter);
-                call["time_ns"] = time.0.into();
-                call["thread"] = event.thread.0.into();
-                call["stack"] = event.stack.0.into();
-                open.insert(enter.call, call);
-                Ok(())
-            }
-            EventKind::NcclExit(exit) => match open.remove(&exit.call) {
-                Some(call) => line(out, &ended(call, exit)),
-                None => Ok(()),
-            },
-            EventKind::NcclTiming(timing) => line(out, &self::timing(timing)),
-            EventKind::Call(call) => {
-                introduce(request.source(), call.comm, &mut known, out)?;
-                for (action, object) in changes(ledger) {
-                    let owner = ledger.sites.owner(object.owner);
-                    if (owner == NCCL || call.nccl_call != 0) && request.wants(object.device) {
-                        line(
-                            out,
-                            &json!({
-                                "record": "memory",
-                                "time_ns": time.0,
-                                "action": action,
-                                "device": object.device,
-                                "bytes": object.bytes.0,
-                                "owner": owner,
-                                "comm": call.comm.0,
-                                "call": call.nccl_call,
-                                "on_nccl_thread": call.nccl_thread,
-                            }),
-                        )?;
-                    }
+fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
+    // Even a trace without NCCL says that it was looked at.
+    let process = request.source().definitions().process();
+    line(out, &json!({"record": "process", "pid": process.pid, "host": process.host}))?;
+    let mut known = BTreeSet::new();
+    let mut open: HashMap<u64, Value> = HashMap::new();
+    each_event(request.source(), Nanos(0), |ledger, event, time| match &event.kind {
+        EventKind::NcclEnter(enter) => {
+            introduce(request.source(), enter.comm, &mut known, out)?;
+            let mut call = call(request.source(), enter);
+            call["time_ns"] = time.0.into();
+            call["thread"] = event.thread.0.into();
+            call["stack"] = event.stack.0.into();
+            open.insert(enter.call, call);
+            Ok(())
+        }
+        EventKind::NcclExit(exit) => match open.remove(&exit.call) {
+            Some(call) => line(out, &ended(call, exit)),
+            None => Ok(()),
+        },
+        EventKind::NcclTiming(timing) => line(out, &self::timing(timing)),
+        EventKind::Call(call) => {
+            introduce(request.source(), call.comm, &mut known, out)?;
+            for (action, object) in changes(ledger) {
+                let owner = ledger.sites.owner(object.owner);
+                if (owner == NCCL || call.nccl_call != 0) && request.wants(object.device) {
+                    line(
+                        out,
+                        &json!({
+                            "record": "memory",
+                            "time_ns": time.0,
+                            "action": action,
+                            "device": object.device,
+                            "bytes": object.bytes.0,
+                            "owner": owner,
+                            "comm": call.comm.0,
+                            "call": call.nccl_call,
+                            "on_nccl_thread": call.nccl_thread,
+                        }),
+                    )?;
                 }
-                Ok(())
             }
-            _ => Ok(()),
-        })?;
-        let mut left: Vec<_> = open.into_iter().collect();
-        left.sort_unstable_by_key(|(number, _)| *number);
-        left.iter().try_for_each(|(_, call)| line(out, call))
-    }
+            Ok(())
+        }
+        _ => Ok(()),
+    })?;
+    let mut left: Vec<_> = open.into_iter().collect();
+    left.sort_unstable_by_key(|(number, _)| *number);
+    left.iter().try_for_each(|(_, call)| line(out, call))
 }
 
 fn changes(ledger: &Ledger) -> impl Iterator<Item = (&'static str, &Object)> {
@@ -87,6 +78,10 @@ fn changes(ledger: &Ledger) -> impl Iterator<Item = (&'static str, &Object)> {
         Step::Block(..)
         | Step::BlockFreed(..)
         | Step::BlockDone(..)
+        | Step::StrangerFreed(_)
+        | Step::StrangerDone(_)
+        | Step::Grown(_)
+        | Step::Shrunk(..)
         | Step::Mapped(_)
         | Step::Unmapped(_) => None,
     })

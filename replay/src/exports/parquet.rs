@@ -13,7 +13,12 @@ use super::parts::changes::{COLUMNS, Kind, Value, rows};
 use super::{Export, Request, Takes};
 use crate::analyse::live::Lines;
 
-pub(super) struct Parquet;
+pub(super) const ENTRY: Export = Export {
+    name: "parquet",
+    summary: "every change of memory with its stack, a row each, for DuckDB, pandas, Polars and Spark",
+    takes: Takes { several: true, ..Takes::ONE },
+    export,
+};
 
 /// Rows of a group: a megabyte for a column of integers.
 const ROWS: usize = 1 << 17;
@@ -41,53 +46,35 @@ const ZSTD: i64 = 6;
 const DATA_PAGE: i64 = 0;
 const DICTIONARY_PAGE: i64 = 2;
 
-impl Export for Parquet {
-    fn name(&self) -> &'static str {
-        "parquet"
-    }
-
-    fn extension(&self) -> &'static str {
-        "parquet"
-    }
-
-    fn summary(&self) -> &'static str {
-        "every change of memory with its stack, a row each, for DuckDB, pandas, Polars and Spark"
-    }
-
-    fn takes(&self) -> Takes {
-        Takes { several: true, ..Takes::default() }
-    }
-
-    fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
-        let mut file = File::new(out)?;
-        let mut columns = COLUMNS.map(|_| Column::default());
-        let mut frames = Column::default();
-        let mut lines: Vec<Lines> =
-            request.sources.iter().map(|source| Lines::new(source.definitions(), request.native)).collect();
-        let mut stacks: FxHashMap<(usize, StackId), u32> = FxHashMap::default();
-        rows(request, |row| {
-            for (column, value) in columns.iter_mut().zip(row.values()) {
-                column.push(value);
-            }
-            let key = (row.trace, row.stack);
-            let known = stacks.get(&key).copied();
-            let idx = known.unwrap_or_else(|| {
-                let idx = frames.new_text(&folded(lines[row.trace].of(row.stack)));
-                stacks.insert(key, idx);
-                idx
-            });
-            frames.push_text((row.stack.0 > 0).then_some(idx));
-            if frames.n_rows() == ROWS {
-                stacks.clear();
-                file.row_group(&mut columns, &mut frames)?;
-            }
-            Ok(())
-        })?;
-        if frames.n_rows() > 0 {
+fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
+    let mut file = File::new(out)?;
+    let mut columns = COLUMNS.map(|_| Column::default());
+    let mut frames = Column::default();
+    let mut lines: Vec<Lines> =
+        request.sources.iter().map(|source| Lines::new(source.definitions(), request.native)).collect();
+    let mut stacks: FxHashMap<(usize, StackId), u32> = FxHashMap::default();
+    rows(request, |row| {
+        for (column, value) in columns.iter_mut().zip(row.values()) {
+            column.push(value);
+        }
+        let key = (row.trace, row.stack);
+        let known = stacks.get(&key).copied();
+        let idx = known.unwrap_or_else(|| {
+            let idx = frames.new_text(&folded(lines[row.trace].of(row.stack)));
+            stacks.insert(key, idx);
+            idx
+        });
+        frames.push_text((row.stack.0 > 0).then_some(idx));
+        if frames.n_rows() == ROWS {
+            stacks.clear();
             file.row_group(&mut columns, &mut frames)?;
         }
-        file.finish()
+        Ok(())
+    })?;
+    if frames.n_rows() > 0 {
+        file.row_group(&mut columns, &mut frames)?;
     }
+    file.finish()
 }
 
 fn folded(lines: &[crate::analyse::live::Line]) -> String {

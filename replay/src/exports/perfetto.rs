@@ -12,15 +12,20 @@ use gputrace_schemas::event::{
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::parts::events::{each_event, origins};
+use super::parts::events::{Part, each_event, origins, parts_by_owner, process_name};
 use super::parts::protobuf::Message;
 use super::{Export, Request, Takes};
 use crate::analyse::live::{Line, Lines};
-use crate::ledger::{Ledger, MemoryKind, OwnerId, Step};
+use crate::ledger::{Ledger, OwnerId, Step};
 use crate::trace::owners::TORCH;
 use crate::trace::source::Source;
 
-pub(super) struct Perfetto;
+pub(super) const ENTRY: Export = Export {
+    name: "perfetto",
+    summary: "memory over time by owner, NCCL's calls and stacks, for ui.perfetto.dev and its SQL",
+    takes: Takes { several: true, ..Takes::ONE },
+    export,
+};
 
 /// `TrackEvent.Type`.
 const SLICE_BEGIN: u64 = 1;
@@ -45,31 +50,13 @@ const TRACKS: u64 = 1 << 32;
 /// Most stack samples of a trace; more are joined, stack by stack, and no byte is left out.
 const MOST_SAMPLES: u64 = 1_000_000;
 
-impl Export for Perfetto {
-    fn name(&self) -> &'static str {
-        "perfetto"
+fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
+    for (idx, (source, origin)) in (1..).zip(request.sources.iter().zip(origins(request.sources))) {
+        let mut rank = Rank::new(out, idx, request, source)?;
+        each_event(source, origin, |ledger, event, time| rank.event(ledger, event, time))?;
+        rank.samples.end(&mut rank.sequence)?;
     }
-
-    fn extension(&self) -> &'static str {
-        "pftrace"
-    }
-
-    fn summary(&self) -> &'static str {
-        "memory over time by owner, NCCL's calls and stacks, for ui.perfetto.dev and its SQL"
-    }
-
-    fn takes(&self) -> Takes {
-        Takes { several: true, ..Takes::default() }
-    }
-
-    fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
-        for (idx, (source, origin)) in (1..).zip(request.sources.iter().zip(origins(request.sources))) {
-            let mut rank = Rank::new(out, idx, request, source)?;
-            each_event(source, origin, |ledger, event, time| rank.event(ledger, event, time))?;
-            rank.samples.end(&mut rank.sequence)?;
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 /// What one trace writes.
@@ -83,14 +70,6 @@ struct Rank<'a> {
     samples: Samples<'a>,
     /// Devices of the newest event.
     touched: Vec<i16>,
-}
-
-/// What a counter counts: memory of an owner; PyTorch's in two parts as soon as its blocks are seen.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Part {
-    Owner(OwnerId),
-    Allocated,
-    Cached,
 }
 
 struct Counter {
@@ -171,21 +150,14 @@ impl<'a> Rank<'a> {
 
     /// Writes the counters of a device that have changed.
     fn counters(&mut self, ledger: &Ledger, device: i16, time: Nanos) -> io::Result<()> {
-        let Some(books) = ledger.devices.get(&device) else { return Ok(()) };
-        let torch = ledger.torch(device).filter(|torch| torch.allocations > 0);
-        for part in books.physical.owners() {
-            match torch {
-                Some(torch) if ledger.sites.owner(part.id) == TORCH => {
-                    let allocated = torch.allocated.now.0.min(part.now.0);
-                    // The whole is shown by its parts from now on.
-                    if let Some(whole) = self.counters.get_mut(&(device, Part::Owner(part.id))) {
-                        self.sequence.counter(whole, 0, time)?;
-                    }
-                    self.count(ledger, device, Part::Allocated, allocated, time)?;
-                    self.count(ledger, device, Part::Cached, part.now.0 - allocated, time)?;
-                }
-                _ => self.count(ledger, device, Part::Owner(part.id), part.now.0, time)?,
+        for (part, bytes) in parts_by_owner(ledger, device) {
+            // The whole is shown by its parts from now on.
+            if let Part::Allocated(owner) = part
+                && let Some(whole) = self.counters.get_mut(&(device, Part::Owner(owner)))
+            {
+                self.sequence.counter(whole, 0, time)?;
             }
+            self.count(ledger, device, part, bytes, time)?;
         }
         Ok(())
     }
@@ -194,15 +166,10 @@ impl<'a> Rank<'a> {
         if let Some(counter) = self.counters.get_mut(&(device, part)) {
             return self.sequence.counter(counter, bytes, time);
         }
-        let name = match part {
-            Part::Owner(owner) => ledger.sites.owner(owner),
-            Part::Allocated => "PyTorch allocated",
-            Part::Cached => "PyTorch cached",
-        };
         let mut unit = Message::default();
         unit.number(3, SIZE_BYTES);
         let track = self.sequence.track(|track| {
-            track.bytes(2, format!("cuda:{device} {name}").as_bytes());
+            track.bytes(2, format!("cuda:{device} {}", part.name(ledger)).as_bytes());
             track.bytes(8, &unit.0);
         })?;
         let mut counter = Counter { track, last: u64::MAX };
@@ -252,7 +219,10 @@ fn device_of(step: &Step) -> i16 {
     match step {
         Step::Gained(object) | Step::Lost(object) => object.device,
         Step::Block(_, block) | Step::BlockFreed(_, block) | Step::BlockDone(_, block) => block.device,
-        Step::Mapped(range) | Step::Unmapped(range) => range.device,
+        Step::StrangerFreed(block) | Step::StrangerDone(block) => block.device,
+        Step::Mapped(range) | Step::Unmapped(range) | Step::Grown(range) | Step::Shrunk(range, _) => {
+            range.device
+        }
     }
 }
 
@@ -296,7 +266,7 @@ impl Samples<'_> {
     ) -> io::Result<()> {
         let (stack, owner, bytes) = match step {
             Step::Block(_, block) => (block.stack, None, block.bytes),
-            Step::Gained(object) if !object.torch && is_physical(object.kind) => {
+            Step::Gained(object) if !object.torch && object.kind.is_physical() => {
                 (object.stack, Some(object.owner), object.bytes)
             }
             _ => return Ok(()),
@@ -403,10 +373,6 @@ impl Samples<'_> {
     }
 }
 
-fn is_physical(kind: MemoryKind) -> bool {
-    matches!(kind, MemoryKind::Linear | MemoryKind::Virtual | MemoryKind::Async | MemoryKind::Array)
-}
-
 /// The packets of one trace: tracks and interned data are its own.
 struct Sequence<'a> {
     out: &'a mut dyn Write,
@@ -426,10 +392,9 @@ impl Sequence<'_> {
         let mut defaults = Message::default();
         defaults.bytes(100, &of_samples.0);
         self.packet(None, DEFAULTS, &defaults, INCREMENTAL_STATE_CLEARED)?;
-        let rank = process.rank.map_or_else(String::new, |rank| format!("rank {rank} "));
         let mut of_process = Message::default();
         of_process.number(1, u64::from(process.pid.max(1)));
-        of_process.bytes(6, format!("{rank}{}", process.command.join(" ")).as_bytes());
+        of_process.bytes(6, process_name(process).as_bytes());
         let mut track = Message::default();
         track.number(1, self.process_track());
         track.bytes(3, &of_process.0);

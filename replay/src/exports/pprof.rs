@@ -8,61 +8,51 @@ use flate2::write::GzEncoder;
 use rustc_hash::FxHashMap;
 
 use super::parts::protobuf::Message;
-use super::{Export, Request};
+use super::{Export, Request, Takes};
 use crate::analyse::live::{Line, Lines, owner, pictures};
+use crate::trace::interned::Interned;
 
-pub(super) struct Pprof;
+pub(super) const ENTRY: Export = Export {
+    name: "pprof",
+    summary: "objects and bytes at a moment by stack, for go tool pprof, Pyroscope, Parca and Grafana",
+    takes: Takes::ONE,
+    export,
+};
 
-impl Export for Pprof {
-    fn name(&self) -> &'static str {
-        "pprof"
-    }
-
-    fn extension(&self) -> &'static str {
-        "pb.gz"
-    }
-
-    fn summary(&self) -> &'static str {
-        "objects and bytes at a moment by stack, for go tool pprof, Pyroscope, Parca and Grafana"
-    }
-
-    fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
-        let (story, pictures) = pictures(request.source(), request.when);
-        let mut lines = Lines::new(request.source().definitions(), request.native);
-        let mut profile = Profile::default();
-        let (device, label_owner) = (profile.text("device"), profile.text("owner"));
-        profile.value_type(1, "inuse_objects", "count");
-        profile.value_type(1, "inuse_space", "bytes");
-        for picture in pictures.iter().filter(|picture| request.wants(picture.device)) {
-            for (holder, (bytes, n)) in &picture.held {
-                let mut stack: Vec<u64> =
-                    lines.of_holder(holder).iter().map(|it| profile.location(it)).collect();
-                stack.reverse(); // pprof wants the innermost first.
-                let labels = [
-                    (device, profile.text(&format!("cuda:{}", picture.device))),
-                    (label_owner, profile.text(owner(&story.ledger, holder))),
-                ];
-                profile.sample(&stack, &[*n, bytes.0], &labels);
-            }
+fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
+    let (story, pictures) = pictures(request.source(), request.when);
+    let mut lines = Lines::new(request.source().definitions(), request.native);
+    let mut profile = Profile::default();
+    let (device, label_owner) = (profile.text("device"), profile.text("owner"));
+    profile.value_type(1, "inuse_objects", "count");
+    profile.value_type(1, "inuse_space", "bytes");
+    for picture in pictures.iter().filter(|picture| request.wants(picture.device)) {
+        for (holder, (bytes, n)) in &picture.held {
+            let mut stack: Vec<u64> = lines.of_holder(holder).iter().map(|it| profile.location(it)).collect();
+            stack.reverse(); // pprof wants the innermost first.
+            let labels = [
+                (device, profile.text(&format!("cuda:{}", picture.device))),
+                (label_owner, profile.text(owner(&story.ledger, holder))),
+            ];
+            profile.sample(&stack, &[*n, bytes.0], &labels);
         }
-        let kind = profile.text("inuse_space");
-        if let Some(picture) = pictures.first() {
-            let since = picture.time.0.saturating_sub(story.process.start.0);
-            profile.body.number(9, story.process.start_realtime.saturating_add(since));
-        }
-        profile.body.number(14, kind);
-        let mut encoder = GzEncoder::new(out, Compression::default());
-        encoder.write_all(&profile.finish())?;
-        encoder.finish()?;
-        Ok(())
     }
+    let kind = profile.text("inuse_space");
+    if let Some(picture) = pictures.first() {
+        let since = picture.time.0.saturating_sub(story.process.start.0);
+        profile.body.number(9, story.process.start_realtime.saturating_add(since));
+    }
+    profile.body.number(14, kind);
+    let mut encoder = GzEncoder::new(out, Compression::default());
+    encoder.write_all(&profile.finish())?;
+    encoder.finish()?;
+    Ok(())
 }
 
 #[derive(Default)]
 struct Profile {
     body: Message,
-    texts: Vec<String>,
-    text_ids: FxHashMap<String, u64>,
+    texts: Interned<String>,
     functions: FxHashMap<(u64, u64), u64>,
     locations: FxHashMap<Line, u64>,
 }
@@ -73,13 +63,7 @@ impl Profile {
         if text.is_empty() {
             return 0;
         }
-        if let Some(id) = self.text_ids.get(text) {
-            return *id;
-        }
-        self.texts.push(text.to_owned());
-        let id = self.texts.len() as u64;
-        self.text_ids.insert(text.to_owned(), id);
-        id
+        u64::from(self.texts.id(text.to_owned())) + 1
     }
 
     fn value_type(&mut self, field: u64, kind: &str, unit: &str) {
@@ -132,7 +116,7 @@ impl Profile {
 
     fn finish(mut self) -> Vec<u8> {
         self.body.bytes(6, b"");
-        for text in &self.texts {
+        for text in &self.texts.values {
             self.body.bytes(6, text.as_bytes());
         }
         self.body.0

@@ -2,78 +2,61 @@
 
 use std::io::{self, Write};
 
-use rustc_hash::FxHashMap;
 use serde_json::json;
 
-use super::{Export, Request};
+use super::{Export, Request, Takes};
 use crate::analyse::live::{Line, Lines, When, owner, pictures};
+use crate::trace::interned::Interned;
 
-pub(super) struct Speedscope;
+pub(super) const ENTRY: Export = Export {
+    name: "speedscope",
+    summary: "bytes at a moment by stack, for speedscope.app",
+    takes: Takes::ONE,
+    export,
+};
 
-impl Export for Speedscope {
-    fn name(&self) -> &'static str {
-        "speedscope"
-    }
-
-    fn extension(&self) -> &'static str {
-        "speedscope.json"
-    }
-
-    fn summary(&self) -> &'static str {
-        "bytes at a moment by stack, for speedscope.app"
-    }
-
-    fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
-        let (story, pictures) = pictures(request.source(), request.when);
-        let mut lines = Lines::new(request.source().definitions(), request.native);
-        let mut frames: Vec<Line> = vec![];
-        let mut known: FxHashMap<Line, usize> = FxHashMap::default();
-        let mut profiles = vec![];
-        let when = match request.when {
-            When::Peak => "peak".to_owned(),
-            When::End => "end".to_owned(),
-            When::At(time) => format!("{} ns", time.0),
-            When::Within(from, to) => format!("peak of {} to {} ns", from.0, to.0),
-            When::Step(number) => format!("peak of step {number}"),
-        };
-        for picture in pictures.iter().filter(|picture| request.wants(picture.device)) {
-            let (mut samples, mut weights) = (vec![], vec![]);
-            for (holder, (bytes, _)) in &picture.held {
-                let owner = owner(&story.ledger, holder).to_owned();
-                let root = Line { name: owner, ..Line::default() };
-                let stack = std::iter::once(root).chain(lines.of_holder(holder));
-                let sample: Vec<usize> = stack
-                    .map(|line| {
-                        *known.entry(line).or_insert_with_key(|line| {
-                            frames.push(line.clone());
-                            frames.len() - 1
-                        })
-                    })
-                    .collect();
-                samples.push(sample);
-                weights.push(bytes.0);
-            }
-            profiles.push(json!({
-                "type": "sampled",
-                "name": format!("cuda:{} {when}", picture.device),
-                "unit": "bytes",
-                "startValue": 0,
-                "endValue": picture.total().0,
-                "samples": samples,
-                "weights": weights,
-            }));
+fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
+    let (story, pictures) = pictures(request.source(), request.when);
+    let mut lines = Lines::new(request.source().definitions(), request.native);
+    let mut frames: Interned<Line> = Interned::default();
+    let mut profiles = vec![];
+    let when = match request.when {
+        When::Peak => "peak".to_owned(),
+        When::End => "end".to_owned(),
+        When::At(time) => format!("{} ns", time.0),
+        When::Within(from, to) => format!("peak of {} to {} ns", from.0, to.0),
+        When::Step(number) => format!("peak of step {number}"),
+    };
+    for picture in pictures.iter().filter(|picture| request.wants(picture.device)) {
+        let (mut samples, mut weights) = (vec![], vec![]);
+        for (holder, (bytes, _)) in &picture.held {
+            let owner = owner(&story.ledger, holder).to_owned();
+            let root = Line { name: owner, ..Line::default() };
+            let stack = std::iter::once(root).chain(lines.of_holder(holder));
+            let sample: Vec<u32> = stack.map(|line| frames.id(line)).collect();
+            samples.push(sample);
+            weights.push(bytes.0);
         }
-        let frames: Vec<_> = frames.iter().map(frame).collect();
-        let file = json!({
-            "$schema": "https://www.speedscope.app/file-format-schema.json",
-            "name": story.path,
-            "exporter": concat!("gputrace@", env!("CARGO_PKG_VERSION")),
-            "shared": {"frames": frames},
-            "profiles": profiles,
-        });
-        serde_json::to_writer(&mut *out, &file)?;
-        writeln!(out)
+        profiles.push(json!({
+            "type": "sampled",
+            "name": format!("cuda:{} {when}", picture.device),
+            "unit": "bytes",
+            "startValue": 0,
+            "endValue": picture.total().0,
+            "samples": samples,
+            "weights": weights,
+        }));
     }
+    let frames: Vec<_> = frames.values.iter().map(frame).collect();
+    let file = json!({
+        "$schema": "https://www.speedscope.app/file-format-schema.json",
+        "name": story.path,
+        "exporter": concat!("gputrace@", env!("CARGO_PKG_VERSION")),
+        "shared": {"frames": frames},
+        "profiles": profiles,
+    });
+    serde_json::to_writer(&mut *out, &file)?;
+    writeln!(out)
 }
 
 fn frame(line: &Line) -> serde_json::Value {

@@ -12,7 +12,12 @@ use super::parts::sqlite_file::{Entry, Tables, write};
 use super::{Export, Request, Takes};
 use crate::analyse::live::line;
 
-pub(super) struct Sqlite;
+pub(super) const ENTRY: Export = Export {
+    name: "sqlite",
+    summary: "every change of memory with its stack in a database, for sqlite3 and scripts that read Nsight Systems' exports",
+    takes: Takes { several: true, ..Takes::ONE },
+    export,
+};
 
 /// Places in [`schema`].
 const STRINGS: usize = 0;
@@ -83,26 +88,8 @@ fn schema() -> Vec<Entry> {
     ]
 }
 
-impl Export for Sqlite {
-    fn name(&self) -> &'static str {
-        "sqlite"
-    }
-
-    fn extension(&self) -> &'static str {
-        "sqlite"
-    }
-
-    fn summary(&self) -> &'static str {
-        "every change of memory with its stack in a database, for sqlite3 and scripts that read Nsight Systems' exports"
-    }
-
-    fn takes(&self) -> Takes {
-        Takes { several: true, ..Takes::default() }
-    }
-
-    fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
-        write(out, &schema(), &mut |tables| fill(request, tables))
-    }
+fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
+    write(out, &schema(), &mut |tables| fill(request, tables))
 }
 
 fn fill(request: &Request, tables: &mut Tables) -> io::Result<()> {

@@ -11,53 +11,40 @@ use super::folded::stacks;
 use super::{Export, Request, Takes};
 use crate::analyse::live::When;
 
-pub(super) struct Svg;
+pub(super) const ENTRY: Export = Export {
+    name: "svg",
+    summary: "bytes at a moment by stack as a flame graph, for browsers",
+    takes: Takes { before: true, ..Takes::ONE },
+    export,
+};
 
-impl Export for Svg {
-    fn name(&self) -> &'static str {
-        "svg"
+fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
+    let after = stacks(request, request.source());
+    let before = request.before.map(|before| stacks(request, before));
+    let when = match request.when {
+        When::Peak => "at its peak".to_owned(),
+        When::End => "at the end".to_owned(),
+        When::At(time) => format!("after {} ns", time.0),
+        When::Within(from, to) => format!("at its peak between {} and {} ns", from.0, to.0),
+        When::Step(number) => format!("at its peak in step {number}"),
+    };
+    let lines: Vec<String> = match &before {
+        None => after.iter().map(|(stack, bytes)| format!("{stack} {bytes}")).collect(),
+        Some(before) => difference(before, &after),
+    };
+    if lines.is_empty() {
+        return empty(out, &when);
     }
-
-    fn extension(&self) -> &'static str {
-        "svg"
-    }
-
-    fn summary(&self) -> &'static str {
-        "bytes at a moment by stack as a flame graph, for browsers"
-    }
-
-    fn takes(&self) -> Takes {
-        Takes { before: true, ..Takes::default() }
-    }
-
-    fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
-        let after = stacks(request, request.source());
-        let before = request.before.map(|before| stacks(request, before));
-        let when = match request.when {
-            When::Peak => "at its peak".to_owned(),
-            When::End => "at the end".to_owned(),
-            When::At(time) => format!("after {} ns", time.0),
-            When::Within(from, to) => format!("at its peak between {} and {} ns", from.0, to.0),
-            When::Step(number) => format!("at its peak in step {number}"),
-        };
-        let lines: Vec<String> = match &before {
-            None => after.iter().map(|(stack, bytes)| format!("{stack} {bytes}")).collect(),
-            Some(before) => difference(before, &after),
-        };
-        if lines.is_empty() {
-            return empty(out, &when);
-        }
-        let mut options = Options::default();
-        options.title = match request.before {
-            None => format!("GPU memory {when}"),
-            Some(before) => format!("GPU memory {when}, red: more than in {}", printable(before.path())),
-        };
-        options.subtitle = Some(printable(request.source().path()).into_owned());
-        "bytes".clone_into(&mut options.count_name);
-        // The same picture for the same trace.
-        options.hash = true;
-        flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), out).map_err(io::Error::other)
-    }
+    let mut options = Options::default();
+    options.title = match request.before {
+        None => format!("GPU memory {when}"),
+        Some(before) => format!("GPU memory {when}, red: more than in {}", printable(before.path())),
+    };
+    options.subtitle = Some(printable(request.source().path()).into_owned());
+    "bytes".clone_into(&mut options.count_name);
+    // The same picture for the same trace.
+    options.hash = true;
+    flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), out).map_err(io::Error::other)
 }
 
 /// What inferno draws in two colours: bytes before and bytes after.

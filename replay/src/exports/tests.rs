@@ -31,25 +31,25 @@ fn source() -> Source {
 }
 
 fn export(name: &str, source: &Source, when: When) -> Vec<u8> {
-    let format = EXPORTS.iter().find(|format| format.name() == name).expect("a format");
+    let format = EXPORTS.iter().find(|format| format.name == name).expect("a format");
     let mut out = vec![];
     let sources = std::slice::from_ref(source);
-    format.export(&Request { when, ..Request::of(sources) }, &mut out).expect("memory is endless");
+    (format.export)(&Request { when, ..Request::of(sources) }, &mut out).expect("memory is endless");
     out
 }
 
 /// With every option that shows more.
 fn export_all(name: &str, sources: &[Source]) -> Vec<u8> {
-    let format = EXPORTS.iter().find(|format| format.name() == name).expect("a format");
+    let format = EXPORTS.iter().find(|format| format.name == name).expect("a format");
     let mut out = vec![];
-    let takes = format.takes();
+    let takes = format.takes;
     let request = Request {
         native: Native::Shown,
         non_torch: takes.non_torch,
         before: sources.last().filter(|_| takes.before),
         ..Request::of(if takes.several { sources } else { &sources[..1] })
     };
-    format.export(&request, &mut out).expect("memory is endless");
+    (format.export)(&request, &mut out).expect("memory is endless");
     out
 }
 
@@ -67,7 +67,7 @@ fn peak() -> u64 {
 
 #[test]
 fn names_are_unique_and_everything_is_written_by_each() {
-    let mut names: Vec<_> = EXPORTS.iter().map(|format| format.name()).collect();
+    let mut names: Vec<_> = EXPORTS.iter().map(|format| format.name).collect();
     for name in &names {
         assert!(!export(name, &source(), When::Peak).is_empty(), "{name}");
         export(name, &Source::of("empty.gtr", recording("")), When::End);
@@ -324,7 +324,7 @@ fn nothing_private_is_in_a_redacted_export_of_any_format() {
         ["secret", "private"].iter().any(|word| text.contains(word))
     };
     for format in EXPORTS {
-        let name = format.name();
+        let name = format.name;
         assert!(sees(&[private(), private()], name), "{name}: what is private is there to be found");
         assert!(!sees(&[private().redacted(), private().redacted()], name), "{name}");
     }

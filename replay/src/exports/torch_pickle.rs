@@ -11,15 +11,21 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use gputrace_schemas::event::{Action, Event, EventKind, Nanos, Process, StackId};
-use gputrace_sim::policies::torch::{SMALL_REQUEST, SMALL_SEGMENT, VARIABLES};
+use gputrace_sim::policies::torch::{SMALL_SEGMENT, VARIABLES};
 use rustc_hash::FxHashMap;
 
 use super::parts::events::each_event;
 use super::{Export, Request, Takes};
+use crate::analyse::fragmentation::is_small;
 use crate::analyse::live::{Line, Lines};
 use crate::ledger::{Block, Ledger, MemoryKind, Object, Step};
 
-pub(super) struct TorchPickle;
+pub(super) const ENTRY: Export = Export {
+    name: "torch-pickle",
+    summary: "the history as a PyTorch snapshot, with --non-torch other libraries' memory in it, for pytorch.org/memory_viz",
+    takes: Takes { non_torch: true, ..Takes::ONE },
+    export,
+};
 
 /// Where memory without an address is shown: above every address of x86-64 and ARM, below 2^53, JavaScript's limit.
 const NOWHERE: u64 = 1 << 50;
@@ -28,76 +34,58 @@ const MOST_WAITING: usize = 4096;
 /// The viewer spreads a batch over the arguments of a function.
 const BATCH: usize = 1000;
 
-impl Export for TorchPickle {
-    fn name(&self) -> &'static str {
-        "torch-pickle"
-    }
-
-    fn extension(&self) -> &'static str {
-        "pickle"
-    }
-
-    fn summary(&self) -> &'static str {
-        "the history as a PyTorch snapshot, with --non-torch other libraries' memory in it, for pytorch.org/memory_viz"
-    }
-
-    fn takes(&self) -> Takes {
-        Takes { non_torch: true, ..Takes::default() }
-    }
-
-    fn export(&self, request: &Request, out: &mut dyn Write) -> io::Result<()> {
-        let source = request.source();
-        let mut devices: Vec<i16> = vec![];
-        each_event(source, Nanos(0), |ledger, _, _| {
-            let new = ledger.devices.keys().filter(|device| **device >= 0 && request.wants(**device));
-            devices.extend(new.filter(|device| !devices.contains(device)).copied().collect::<Vec<_>>());
-            Ok(())
-        })?;
-        let mut pickle = Pickle {
-            out,
-            n_memo: 0,
-            texts: FxHashMap::default(),
-            stacks: FxHashMap::default(),
-            frames: FxHashMap::default(),
-        };
-        let mut lines = Lines::new(source.definitions(), request.native);
-        let process = source.definitions().process();
-        pickle.raw(b"\x80\x04}(")?;
-        pickle.text("device_traces")?;
-        pickle.raw(b"](")?;
-        let mut ends = vec![];
-        for device in 0..=devices.iter().copied().max().unwrap_or(0) {
-            pickle.raw(b"]")?;
-            let mut teller = Teller::new(device, process, request.non_torch);
-            if devices.contains(&device) {
-                let mut batch = Batch::default();
-                each_event(source, Nanos(0), |ledger, event, time| {
-                    teller.event(ledger, event, time);
-                    teller.ready(|entry| batch.put(&mut pickle, &mut lines, entry))
-                })?;
-                teller.is_over = true;
-                teller.ready(|entry| batch.put(&mut pickle, &mut lines, entry))?;
-                batch.end(&mut pickle)?;
-            }
-            ends.push(teller);
-        }
-        pickle.raw(b"e")?;
-        pickle.text("segments")?;
+fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
+    let source = request.source();
+    let mut devices: Vec<i16> = vec![];
+    each_event(source, Nanos(0), |ledger, _, _| {
+        let new = ledger.devices.keys().filter(|device| **device >= 0 && request.wants(**device));
+        devices.extend(new.filter(|device| !devices.contains(device)).copied().collect::<Vec<_>>());
+        Ok(())
+    })?;
+    let mut pickle = Pickle {
+        out,
+        n_memo: 0,
+        texts: FxHashMap::default(),
+        stacks: FxHashMap::default(),
+        frames: FxHashMap::default(),
+    };
+    let mut lines = Lines::new(source.definitions(), request.native);
+    let process = source.definitions().process();
+    pickle.raw(b"\x80\x04}(")?;
+    pickle.text("device_traces")?;
+    pickle.raw(b"](")?;
+    let mut ends = vec![];
+    for device in 0..=devices.iter().copied().max().unwrap_or(0) {
         pickle.raw(b"]")?;
-        for teller in &ends {
-            for segment in teller.final_segments() {
-                pickle.raw(b"(")?;
-                segment.write(teller, &mut pickle, &mut lines)?;
-                pickle.raw(b"e")?;
-            }
+        let mut teller = Teller::new(device, process, request.non_torch);
+        if devices.contains(&device) {
+            let mut batch = Batch::default();
+            each_event(source, Nanos(0), |ledger, event, time| {
+                teller.event(ledger, event, time);
+                teller.ready(|entry| batch.put(&mut pickle, &mut lines, entry))
+            })?;
+            teller.is_over = true;
+            teller.ready(|entry| batch.put(&mut pickle, &mut lines, entry))?;
+            batch.end(&mut pickle)?;
         }
-        pickle.text("allocator_settings")?;
-        pickle.raw(b"}(")?;
-        pickle.text("PYTORCH_CUDA_ALLOC_CONF")?;
-        let options = process.environment.iter().find(|(name, _)| VARIABLES.contains(&&**name));
-        pickle.text(options.map_or("", |(_, value)| value))?;
-        pickle.raw(b"uu.")
+        ends.push(teller);
     }
+    pickle.raw(b"e")?;
+    pickle.text("segments")?;
+    pickle.raw(b"]")?;
+    for teller in &ends {
+        for segment in teller.final_segments() {
+            pickle.raw(b"(")?;
+            segment.write(teller, &mut pickle, &mut lines)?;
+            pickle.raw(b"e")?;
+        }
+    }
+    pickle.text("allocator_settings")?;
+    pickle.raw(b"}(")?;
+    pickle.text("PYTORCH_CUDA_ALLOC_CONF")?;
+    let options = process.environment.iter().find(|(name, _)| VARIABLES.contains(&&**name));
+    pickle.text(options.map_or("", |(_, value)| value))?;
+    pickle.raw(b"uu.")
 }
 
 /// An element of `device_traces`.
@@ -113,6 +101,13 @@ struct Entry {
     owner: Option<Pseudo>,
     /// `device_free`, of an out-of-memory error.
     free: Option<u64>,
+}
+
+impl Entry {
+    /// On a stream that is not known yet.
+    fn new(action: &'static str, (addr, bytes): (u64, u64), time: Nanos, stack: StackId) -> Entry {
+        Entry { action, addr, bytes, stream: None, time, stack, owner: None, free: None }
+    }
 }
 
 /// Memory that is not PyTorch's.
@@ -213,16 +208,7 @@ impl Teller {
                 let free = ledger.torch(self.device).and_then(|torch| torch.ooms.last()?.device);
                 let free = Some(free.map_or(0, |(free, _)| free.0));
                 let (stack, bytes) = (event.stack, oom.requested.unwrap_or(oom.bytes).0);
-                self.push(Entry {
-                    action: "oom",
-                    addr: 0,
-                    bytes,
-                    stream: Some(0),
-                    time,
-                    stack,
-                    owner: None,
-                    free,
-                });
+                self.push(Entry { stream: Some(0), free, ..Entry::new("oom", (0, bytes), time, stack) });
             }
             _ => {}
         }
@@ -230,12 +216,9 @@ impl Teller {
 
     /// Physical memory of the device. Expandable segments of PyTorch are told by what is mapped.
     fn is_mine(&self, object: &Object) -> bool {
-        let is_physical = matches!(
-            object.kind,
-            MemoryKind::Linear | MemoryKind::Virtual | MemoryKind::Async | MemoryKind::Array
-        );
         let is_page = object.torch && object.kind == MemoryKind::Virtual;
-        object.device == self.device && is_physical && !is_page && (self.non_torch || object.torch)
+        let is_shown = object.kind.is_physical() && !is_page && (self.non_torch || object.torch);
+        is_shown && object.device == self.device
     }
 
     fn gained(&mut self, ledger: &Ledger, object: &Object, time: Nanos) {
@@ -268,16 +251,8 @@ impl Teller {
         self.segments.insert(addr, segment);
         self.blocks.insert(addr, Live { bytes, requested: bytes, stack, is_pending: false });
         for action in ["segment_alloc", "alloc"] {
-            self.push(Entry {
-                action,
-                addr,
-                bytes,
-                stream: Some(0),
-                time,
-                stack,
-                owner: owner.clone(),
-                free: None,
-            });
+            let entry = Entry::new(action, (addr, bytes), time, stack);
+            self.push(Entry { stream: Some(0), owner: owner.clone(), ..entry });
         }
     }
 
@@ -294,7 +269,8 @@ impl Teller {
         }
         let stream = Some(segment.stream);
         for action in actions {
-            self.push(Entry { action, addr, bytes, stream, time, stack, owner: owner.clone(), free: None });
+            let entry = Entry::new(action, (addr, bytes), time, stack);
+            self.push(Entry { stream, owner: owner.clone(), ..entry });
         }
     }
 
@@ -322,8 +298,8 @@ impl Teller {
             last.bytes += bytes;
             return;
         }
-        let action = "segment_unmap";
-        self.push(Entry { action, addr, bytes, stream: Some(stream), time, stack, owner: None, free: None });
+        let entry = Entry::new("segment_unmap", (addr, bytes), time, stack);
+        self.push(Entry { stream: Some(stream), ..entry });
     }
 
     fn block(&mut self, addr: u64, block: &Block, time: Nanos) {
@@ -346,12 +322,12 @@ impl Teller {
     fn of_block(&mut self, action: &'static str, addr: u64, block: &Block, time: Nanos) {
         let (bytes, stream) = (block.requested.0, Some(block.stream.unwrap_or(0)));
         let stack = if action == "alloc" { block.stack } else { StackId(0) };
-        self.push(Entry { action, addr, bytes, stream, time, stack, owner: None, free: None });
+        self.push(Entry { stream, ..Entry::new(action, (addr, bytes), time, stack) });
     }
 
     fn unresolved(&mut self, action: &'static str, addr: u64, bytes: u64, time: Nanos, stack: StackId) {
         self.n_unresolved += 1;
-        self.push(Entry { action, addr, bytes, stream: None, time, stack, owner: None, free: None });
+        self.push(Entry::new(action, (addr, bytes), time, stack));
     }
 
     fn push(&mut self, entry: Entry) {
@@ -407,10 +383,8 @@ impl Segment {
             teller.blocks.range(self.addr..end).map(|(addr, live)| (*addr, *live)).collect();
         let sum =
             |keep: &dyn Fn(&Live) -> Option<u64>| blocks.iter().filter_map(|(_, live)| keep(live)).sum();
-        let is_small = match self.is_expandable {
-            false => self.bytes == SMALL_SEGMENT && self.owner.is_none(),
-            true => !blocks.is_empty() && blocks.iter().all(|(_, live)| live.bytes <= SMALL_REQUEST),
-        };
+        let sizes = blocks.iter().map(|(_, live)| live.bytes);
+        let is_small = self.owner.is_none() && is_small(self.bytes, self.is_expandable, sizes);
         pickle.raw(b"}(")?;
         pickle.field("device", teller.device as u64)?;
         pickle.field("address", self.addr)?;

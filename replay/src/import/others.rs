@@ -7,16 +7,15 @@ use gputrace_sim::ops::{OtherChange, Others};
 use rustc_hash::FxHashMap;
 
 use crate::ledger::{Cause, Ledger, MemoryKind, OwnerId, Sampled, Step};
-use crate::trace::Definitions;
 
 /// What nothing explains of the driver's figures.
 const UNACCOUNTED: &str = "unaccounted";
 /// What the driver's pages hold beyond what was asked for.
 const ROUNDING: &str = "page rounding";
 
-/// Books of everybody but the replayed allocator.
+/// What everybody but the replayed allocator holds.
+#[derive(Default)]
 pub(super) struct Bystanders {
-    ledger: Ledger,
     held: FxHashMap<(i16, Holder), u64>,
     changes: BTreeMap<i16, Vec<(u32, Holder, u64)>>,
     /// Device, time and number of ops of each sample of the driver's figures.
@@ -32,30 +31,15 @@ enum Holder {
     Unaccounted,
 }
 
-impl Default for Bystanders {
-    fn default() -> Bystanders {
-        let mut ledger = Ledger::default();
-        ledger.keep_steps();
-        let (held, changes, samples) = (FxHashMap::default(), BTreeMap::new(), BTreeMap::new());
-        Bystanders { ledger, held, changes, samples }
-    }
-}
-
 impl Bystanders {
-    /// Books a call or a sample. `at` gives the number of ops of a device so far, and whether its requests are PyTorch's;
+    /// A call or a sample has been booked. `at` gives the number of ops of a device so far, and whether its requests are PyTorch's;
     /// where they are not, what the driver was asked is what is replayed.
-    pub(super) fn event(
-        &mut self,
-        definitions: &dyn Definitions,
-        event: &Event,
-        at: impl Fn(i16) -> (u32, bool),
-    ) {
+    pub(super) fn event(&mut self, ledger: &Ledger, event: &Event, at: impl Fn(i16) -> (u32, bool)) {
         if let EventKind::Sample(sample) = &event.kind {
             self.samples.insert((sample.device, event.time), at(sample.device).0);
         }
-        self.ledger.event(definitions, event);
         let mut concerned = Vec::new();
-        for step in self.ledger.steps() {
+        for step in ledger.steps() {
             let (object, is_gain) = match step {
                 Step::Gained(object) => (object, true),
                 Step::Lost(object) => (object, false),
@@ -80,7 +64,7 @@ impl Bystanders {
         }
         concerned.dedup();
         for device in concerned.into_iter().filter(|device| *device >= 0) {
-            let Some(books) = self.ledger.devices.get(&device) else { continue };
+            let Some(books) = ledger.devices.get(&device) else { continue };
             let (n_ops, has_torch) = at(device);
             let rounding = if has_torch { books.pages.rounding().0 } else { 0 };
             for (holder, bytes) in [(Holder::Rounding, rounding), (Holder::Graphs, books.graphs_kept.now.0)] {
@@ -94,10 +78,9 @@ impl Bystanders {
     }
 
     /// What was found of each device.
-    pub(super) fn finish(mut self) -> BTreeMap<i16, Others> {
-        self.ledger.finish();
+    pub(super) fn finish(mut self, ledger: &Ledger) -> BTreeMap<i16, Others> {
         let mut all = BTreeMap::new();
-        for (device, books) in &self.ledger.devices {
+        for (device, books) in &ledger.devices {
             let mut changes = self.changes.remove(device).unwrap_or_default();
             let charged = |sampled: &&Sampled| sampled.process_used.is_some_and(|used| used.0 > 0);
             let is_charge_known = books.samples.kept.iter().any(|sampled| charged(&sampled));
@@ -114,7 +97,7 @@ impl Bystanders {
             let mut names: BTreeMap<Holder, u32> = BTreeMap::new();
             for (before_op, holder, bytes) in changes {
                 let name = *names.entry(holder).or_insert_with(|| {
-                    others.names.push(self.name(holder));
+                    others.names.push(name(ledger, holder));
                     others.names.len() as u32 - 1
                 });
                 others.changes.push(OtherChange { before_op, name, bytes });
@@ -123,14 +106,14 @@ impl Bystanders {
         }
         all
     }
+}
 
-    fn name(&self, holder: Holder) -> String {
-        match holder {
-            Holder::Owner(owner) => self.ledger.sites.owner(owner).to_owned(),
-            Holder::Rounding => ROUNDING.to_owned(),
-            Holder::Graphs => "CUDA graphs".to_owned(),
-            Holder::Cause(cause) => cause.name().to_owned(),
-            Holder::Unaccounted => UNACCOUNTED.to_owned(),
-        }
+fn name(ledger: &Ledger, holder: Holder) -> String {
+    match holder {
+        Holder::Owner(owner) => ledger.sites.owner(owner).to_owned(),
+        Holder::Rounding => ROUNDING.to_owned(),
+        Holder::Graphs => "CUDA graphs".to_owned(),
+        Holder::Cause(cause) => cause.name().to_owned(),
+        Holder::Unaccounted => UNACCOUNTED.to_owned(),
     }
 }

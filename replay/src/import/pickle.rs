@@ -128,8 +128,6 @@ pub(crate) struct Heap {
     /// Free memory of the device, for the entries that say it: errors.
     device_free: HashMap<u32, i64>,
     pub(crate) frames: Vec<RawFrame>,
-    /// Keys of trace entries that the reader does not know, for the curious.
-    pub(crate) unknown_entry_keys: std::collections::BTreeSet<u32>,
     interned: HashMap<Box<str>, u32>,
     pairs: HashMap<(i32, i32), u32>,
     keys: Keys,
@@ -279,12 +277,8 @@ impl Heap {
                 Some(7) | Some(13) | Some(14) => {
                     row.pool = if let Value::Tuple(pool) = pair[1] { pool } else { NO_STRING };
                 }
-                Some(_) => {}
-                None => {
-                    if let Value::Str(text) = pair[0] {
-                        self.unknown_entry_keys.insert(text);
-                    }
-                }
+                // A newer PyTorch says more of them.
+                Some(_) | None => {}
             }
         }
         self.entries[entry as usize] = row;

@@ -106,7 +106,11 @@ impl BooksAudit {
                 }
             }
             // Streams may use it no more; nobody else gets it before that.
-            Step::BlockDone(..) => {}
+            Step::BlockDone(..)
+            | Step::StrangerFreed(_)
+            | Step::StrangerDone(_)
+            | Step::Grown(_)
+            | Step::Shrunk(..) => {}
         }
     }
 

@@ -228,6 +228,7 @@ impl Driver {
             torch: origin.torch,
             context,
         };
+        let imported = || Object { addr: 0, bytes: Bytes(0), torch: false, ..object(MemoryKind::Imported) };
         match call.action {
             Action::Alloc => self.gain(call.addr, object(MemoryKind::Linear), changed),
             Action::AllocAsync if call.captured => self.gain(call.addr, object(MemoryKind::Graph), changed),
@@ -240,17 +241,18 @@ impl Driver {
             Action::Free | Action::FreeAsync | Action::GraphFree | Action::IpcClose => {
                 self.free(call.addr, changed);
             }
-            Action::AllocHost => {
-                let object = Object { device: HOST, ..object(MemoryKind::Pinned) };
-                self.gain_host(call.addr, object, changed);
-            }
-            Action::HostRegister => {
-                let object = Object { device: HOST, ..object(MemoryKind::Registered) };
-                self.gain_host(call.addr, object, changed);
+            Action::AllocHost | Action::HostRegister => {
+                let is_own = call.action == Action::AllocHost;
+                let kind = if is_own { MemoryKind::Pinned } else { MemoryKind::Registered };
+                let object = Object { device: HOST, ..object(kind) };
+                missed(call.addr, self.host.insert(call.addr, object), changed);
+                self.gained(object, changed);
             }
             Action::FreeHost | Action::HostUnregister => self.free_host(call.addr, changed),
             Action::ArrayCreate => {
-                self.create_array(call.handle, Object { addr: 0, ..object(MemoryKind::Array) }, changed);
+                let object = Object { addr: 0, ..object(MemoryKind::Array) };
+                missed(call.handle, self.arrays.insert(call.handle, object), changed);
+                self.gained(object, changed);
             }
             Action::ArrayDestroy => match self.arrays.remove(&call.handle) {
                 Some(object) => changed(Change::Freed(object)),
@@ -268,14 +270,10 @@ impl Driver {
                 let kind = if call.device == HOST { MemoryKind::HostVirtual } else { MemoryKind::Virtual };
                 self.create(call.handle, Object { addr: 0, ..object(kind) }, changed);
             }
-            Action::Import | Action::MulticastCreate => {
-                let object =
-                    Object { addr: 0, bytes: Bytes(0), torch: false, ..object(MemoryKind::Imported) };
-                self.create(call.handle, object, changed);
-            }
+            Action::Import | Action::MulticastCreate => self.create(call.handle, imported(), changed),
             Action::Release => self.release(call.handle, changed),
             Action::Retain => self.retain(call.addr, call.handle, changed),
-            Action::Map => self.map(event, call, origin, changed),
+            Action::Map => self.map(call, origin.torch, imported(), changed),
             Action::Unmap => self.unmap(call.addr, call.bytes, changed),
             Action::ContextCreate => self.contexts.entry(event.thread).or_default().push(call.handle),
             Action::ContextDestroy => self.destroy_context(call.handle, changed),
@@ -312,14 +310,6 @@ impl Driver {
             | Action::PeerEnable
             | Action::Init => {}
         }
-    }
-
-    fn create_array(&mut self, handle: u64, object: Object, changed: &mut impl FnMut(Change)) {
-        if let Some(missed) = self.arrays.insert(handle, object) {
-            changed(Change::Found(Finding::GivenOutTwice(handle)));
-            changed(Change::Freed(missed));
-        }
-        self.gained(object, changed);
     }
 
     fn destroy_context(&mut self, destroyed: u64, changed: &mut impl FnMut(Change)) {
@@ -373,20 +363,18 @@ impl Driver {
         self.freed.contains(addr)
     }
 
-    /// The reservation that `addr` lies in.
-    pub(super) fn reservation(&self, addr: u64) -> Option<u64> {
+    /// The reservation that `addr` lies in: its start and length.
+    pub(super) fn reservation(&self, addr: u64) -> Option<(u64, Bytes)> {
         let (start, (bytes, _)) = self.reservations.range(..=addr).next_back()?;
-        (addr - start < bytes.0).then_some(*start)
+        (addr - start < bytes.0).then_some((*start, *bytes))
     }
 
     fn gain(&mut self, addr: u64, object: Object, changed: &mut impl FnMut(Change)) {
         self.freed.forget(addr);
-        if let Some(before) = self.by_address.insert(addr, object) {
+        match self.by_address.insert(addr, object) {
             // Opening the same memory again gives the same address.
-            if object.kind != MemoryKind::Imported {
-                changed(Change::Found(Finding::GivenOutTwice(addr)));
-            }
-            changed(Change::Freed(before));
+            Some(before) if object.kind == MemoryKind::Imported => changed(Change::Freed(before)),
+            before => missed(addr, before, changed),
         }
         self.gained(object, changed);
     }
@@ -411,14 +399,6 @@ impl Driver {
             None if self.freed.contains(addr) => changed(Change::Found(Finding::DoubleFree(addr))),
             None => changed(Change::Found(Finding::UnknownFree(addr))),
         }
-    }
-
-    fn gain_host(&mut self, addr: u64, object: Object, changed: &mut impl FnMut(Change)) {
-        if let Some(before) = self.host.insert(addr, object) {
-            changed(Change::Found(Finding::GivenOutTwice(addr)));
-            changed(Change::Freed(before));
-        }
-        self.gained(object, changed);
     }
 
     fn free_host(&mut self, addr: u64, changed: &mut impl FnMut(Change)) {
@@ -469,28 +449,15 @@ impl Driver {
         self.handles.insert(handle, id);
     }
 
-    fn map(&mut self, event: &Event, call: &Call, origin: Origin, changed: &mut impl FnMut(Change)) {
+    /// `unseen` stands for physical memory that was made before the trace began.
+    fn map(&mut self, call: &Call, by_torch: bool, unseen: Object, changed: &mut impl FnMut(Change)) {
         let id = match self.handles.get(&call.handle) {
             Some(id) => *id,
             None => {
                 changed(Change::Found(Finding::UnknownHandle(call.handle)));
                 let id = self.n_physical;
                 self.n_physical += 1;
-                let object = Object {
-                    kind: MemoryKind::Imported,
-                    device: call.device,
-                    bytes: Bytes(0),
-                    owner: origin.owner,
-                    site: origin.site,
-                    phase: origin.phase,
-                    since: event.time,
-                    torch: false,
-                    addr: 0,
-                    serial: self.n_calls,
-                    stack: event.stack,
-                    context: 0,
-                };
-                self.physical.insert(id, Physical { object, references: 0, maps: 0 });
+                self.physical.insert(id, Physical { object: unseen, references: 0, maps: 0 });
                 id
             }
         };
@@ -506,7 +473,7 @@ impl Driver {
         let Some(physical) = self.physical.get_mut(&id) else { return };
         physical.maps = physical.maps.saturating_add(1);
         let device = if physical.object.device == NO_DEVICE { call.device } else { physical.object.device };
-        let torch = origin.torch && physical.object.torch;
+        let torch = by_torch && physical.object.torch;
         let map = Map { bytes: call.bytes, physical: id, torch, device };
         if let Some(partly) = self.maps.insert(call.addr, map) {
             self.unmapped(call.addr, &partly, changed);
@@ -567,6 +534,14 @@ impl Driver {
                 !gone
             });
         }
+    }
+}
+
+/// What was handed out again was given back in between.
+fn missed(at: u64, before: Option<Object>, changed: &mut impl FnMut(Change)) {
+    if let Some(before) = before {
+        changed(Change::Found(Finding::GivenOutTwice(at)));
+        changed(Change::Freed(before));
     }
 }
 

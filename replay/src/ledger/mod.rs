@@ -41,7 +41,7 @@ pub use findings::{Finding, Findings, Found};
 pub use hidden::{Cause, HiddenStep, Pages, Sampled, Samples};
 pub use phases::{PhaseId, Phases};
 pub use sites::{NameId, OwnerId, Site, SiteId, Sites, call_site};
-pub use torch::{Block, Step, TorchBooks, TorchOom};
+pub use torch::{Block, Step, Stranger, TorchBooks, TorchOom, asked_about};
 pub use training::{StepSource, Training, TrainingStep};
 pub use watch::{Unwatched, Watch};
 
@@ -60,8 +60,6 @@ use training::StepFinder;
 const DEINITIALIZED: i32 = 4;
 /// `CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH`, cuda.h.
 const POOL_RESERVED_HIGH: u64 = 6;
-/// `CU_MEMPOOL_ATTR_USED_MEM_HIGH`, cuda.h.
-const POOL_USED_HIGH: u64 = 8;
 /// Most refused requests kept whole; all are counted.
 const MAX_REFUSALS: usize = 64;
 /// Most notes kept.
@@ -89,6 +87,7 @@ pub struct Ledger {
     /// Requests that the driver refused, newest last.
     pub refusals: Vec<Refusal>,
     ran_out: Option<OutOfMemory>,
+    is_by_torch: bool,
     /// Number of events.
     pub n_events: u64,
     /// Time of the first event.
@@ -305,6 +304,18 @@ impl Ledger {
         self.ran_out
     }
 
+    /// PyTorch's caching allocator made the call that was booked last.
+    #[must_use]
+    pub fn is_by_torch(&self) -> bool {
+        self.is_by_torch
+    }
+
+    /// Captures of streams that are going on.
+    #[must_use]
+    pub fn n_captures(&self) -> u64 {
+        self.torch.n_captures
+    }
+
     /// The contexts that the process made, in order.
     pub fn contexts(&self) -> impl Iterator<Item = &Context> {
         self.contexts.iter()
@@ -372,9 +383,10 @@ impl Ledger {
         self.driver.torch_ranges(device)
     }
 
-    /// PyTorch blocks that were freed but that streams may still use: address and block.
-    pub fn pending_blocks(&self) -> impl Iterator<Item = (u64, &Block)> {
-        self.torch.pending()
+    /// The reserved address range that `addr` lies in: its start and length.
+    #[must_use]
+    pub fn reservation(&self, addr: u64) -> Option<(u64, Bytes)> {
+        self.driver.reservation(addr)
     }
 
     /// Every books of call sites: of which device, on which account, and the books.
@@ -395,12 +407,6 @@ impl Ledger {
         driver.chain(std::iter::once((HOST, Account::Driver, &mut self.host))).chain(blocks)
     }
 
-    /// Bytes asked for by PyTorch blocks that were freed but that streams may still use.
-    #[must_use]
-    pub fn pending_bytes(&self, device: i16) -> Bytes {
-        self.torch.pending_bytes(device)
-    }
-
     /// Number of lost events.
     #[must_use]
     pub fn n_lost(&self) -> u64 {
@@ -419,6 +425,7 @@ impl Ledger {
     fn call(&mut self, definitions: &dyn Definitions, event: &Event, call: &Call) {
         let origin = self.sites.origin(definitions, event.stack, event.thread);
         let origin = self.sharpen(origin, call);
+        self.is_by_torch = origin.torch;
         let name = self.sites.call_name(definitions, call.api, event.stack, origin);
         self.counts.call(name, call);
         match call.result {
@@ -476,11 +483,11 @@ impl Ledger {
                 }
                 match object.kind {
                     MemoryKind::Linear if object.torch => {
-                        torch.segment(object.device);
+                        torch.books(object.device).device_allocs += 1;
                         bought = Some((object.device, object.bytes));
                     }
                     MemoryKind::Async if object.torch => {
-                        let books = torch.devices.entry(object.device).or_default();
+                        let books = torch.books(object.device);
                         books.n_pool_allocations += 1;
                         books.pool_used.gain(event.time, object.bytes);
                     }
@@ -489,25 +496,28 @@ impl Ledger {
             }
             Change::Freed(object) => {
                 torch.steps.push(Step::Lost(object));
-                lose(devices, host, span, &object);
+                lose(devices, host, span, &object, Books::lose);
                 nccl.lost(&object);
                 if let Some(device) = device_of(devices, &object) {
                     device.frees += 1;
                 }
                 match object.kind {
                     MemoryKind::Linear if object.torch => {
-                        torch.segment_freed(object.device);
+                        torch.books(object.device).device_frees += 1;
                         given = Some((object.device, object.bytes));
                     }
                     MemoryKind::Async if object.torch => {
-                        torch.devices.entry(object.device).or_default().pool_used.lose(object.bytes);
+                        torch.books(object.device).pool_used.lose(object.bytes);
                     }
                     _ => {}
                 }
             }
             Change::Dropped(object) => {
                 torch.steps.push(Step::Lost(object));
-                drop_with_context(devices, host, span, &object);
+                if let Some(device) = device_of(devices, &object) {
+                    device.dropped.add(object.bytes);
+                }
+                lose(devices, host, span, &object, Books::drop_from);
             }
             Change::Reserved(device, bytes) => {
                 devices.entry(device).or_default().reserved_addresses.gain(event.time, bytes);
@@ -540,7 +550,7 @@ impl Ledger {
             self.torch.gives_back(device, origin.site, bytes, call);
         }
         for range in unmapped {
-            let reservation = self.driver.reservation(range.addr);
+            let reservation = self.driver.reservation(range.addr).map(|(start, _)| start);
             self.torch.unmapped(event.thread, range, reservation);
         }
         self.told(event, call);
@@ -557,15 +567,15 @@ impl Ledger {
             Action::PoolCreate | Action::PoolOf | Action::PoolSelect => {
                 self.pools.insert(call.handle, call.device);
             }
-            Action::PoolGet => self.pool_attribute(call),
-            Action::CaptureBegin => self.torch.capture_begins(),
-            Action::CaptureEnd => self.torch.capture_ends(),
+            Action::PoolGet if call.extra == POOL_RESERVED_HIGH => self.pool_reserved_high(call),
+            Action::CaptureBegin => self.torch.n_captures += 1,
+            Action::CaptureEnd => self.torch.n_captures = self.torch.n_captures.saturating_sub(1),
             _ => {}
         }
     }
 
-    /// The program asked a pool for its high-water marks.
-    fn pool_attribute(&mut self, call: &Call) {
+    /// The program asked a pool how much it kept at most.
+    fn pool_reserved_high(&mut self, call: &Call) {
         let known = self.pools.get(&call.handle).copied().filter(|device| *device >= 0);
         let device = match known.unwrap_or(call.device) {
             NO_DEVICE => {
@@ -574,12 +584,7 @@ impl Ledger {
             device => Some(device),
         };
         let Some(books) = device.and_then(|device| self.torch.devices.get_mut(&device)) else { return };
-        let high = match call.extra {
-            POOL_RESERVED_HIGH => &mut books.pool_reserved_high,
-            POOL_USED_HIGH => &mut books.pool_used_high,
-            _ => return,
-        };
-        *high = (*high).max(Some(call.bytes));
+        books.pool_reserved_high = books.pool_reserved_high.max(Some(call.bytes));
     }
 
     fn torch_at_peak(&mut self, device: i16) {
@@ -655,42 +660,28 @@ fn gain(devices: &mut Devices, host: &mut Books, time: Nanos, span: Span, object
     })
 }
 
-fn lose(devices: &mut Devices, host: &mut Books, span: Span, object: &Object) {
+/// Books that an object is gone; `take` is what that does to books.
+fn lose(
+    devices: &mut Devices,
+    host: &mut Books,
+    span: Span,
+    object: &Object,
+    take: fn(&mut Books, OwnerId, SiteId, Bytes),
+) {
     if let Some(device) = device_of(devices, object) {
         device.kinds.entry(object.kind).or_default().lose(object.bytes);
     }
     charge(devices, span, object, |devices| {
         if let Some(books) = books_of(devices, host, object) {
-            books.lose(object.owner, object.site, object.booked());
+            take(books, object.owner, object.site, object.booked());
         }
         if let Some(books) = phases_of(devices, object) {
-            books.lose(OwnerId(object.phase.0), SiteId(0), object.bytes);
+            take(books, OwnerId(object.phase.0), SiteId(0), object.bytes);
         }
-        give_page_back(devices, object);
+        if object.kind == MemoryKind::Linear && object.device != HOST {
+            devices.entry(object.device).or_default().pages.lose(object.addr, object.bytes);
+        }
     });
-}
-
-/// Its context was destroyed, and it went with that.
-fn drop_with_context(devices: &mut Devices, host: &mut Books, span: Span, object: &Object) {
-    if let Some(device) = device_of(devices, object) {
-        device.kinds.entry(object.kind).or_default().lose(object.bytes);
-        device.dropped.add(object.bytes);
-    }
-    charge(devices, span, object, |devices| {
-        if let Some(books) = books_of(devices, host, object) {
-            books.drop_from(object.owner, object.site, object.booked());
-        }
-        if let Some(books) = phases_of(devices, object) {
-            books.drop_from(OwnerId(object.phase.0), SiteId(0), object.bytes);
-        }
-        give_page_back(devices, object);
-    });
-}
-
-fn give_page_back(devices: &mut Devices, object: &Object) {
-    if object.kind == MemoryKind::Linear && object.device != HOST {
-        devices.entry(object.device).or_default().pages.lose(object.addr, object.bytes);
-    }
 }
 
 /// Changes what a device is charged for, and tells those who compare it with the driver's own figures.

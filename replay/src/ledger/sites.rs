@@ -3,7 +3,6 @@
 //! A trace has many stacks and few places in the program; books are kept by place, so that their size does not grow with
 //! the trace.
 
-use std::collections::HashMap;
 use std::fmt;
 
 use gputrace_schemas::event::{ApiId, Backward, Frame, FrameId, Stack, StackId, ThreadId};
@@ -12,6 +11,7 @@ use rustc_hash::FxHashMap;
 use super::phases::PhaseId;
 use crate::trace::Definitions;
 use crate::trace::backward::{place, python_line, python_lines};
+use crate::trace::interned::Interned;
 use crate::trace::owners::{self, Owner};
 
 /// Index of an owner in [`Sites`].
@@ -283,30 +283,6 @@ fn autograd_node(function: &str) -> Option<&str> {
     let (node, _) = rest.split_once("::apply(")?;
     let node = node.rsplit("::").next()?;
     (!node.is_empty() && node != "Node").then_some(node)
-}
-
-#[derive(Debug)]
-struct Interned<T> {
-    values: Vec<T>,
-    ids: HashMap<T, u32>,
-}
-
-impl<T> Default for Interned<T> {
-    fn default() -> Interned<T> {
-        Interned { values: Vec::new(), ids: HashMap::new() }
-    }
-}
-
-impl<T: Clone + Eq + std::hash::Hash> Interned<T> {
-    fn id(&mut self, value: T) -> u32 {
-        if let Some(id) = self.ids.get(&value) {
-            return *id;
-        }
-        let id = u32::try_from(self.values.len()).expect("fewer places than stacks, whose ids are 32 bits");
-        self.values.push(value.clone());
-        self.ids.insert(value, id);
-        id
-    }
 }
 
 #[cfg(test)]

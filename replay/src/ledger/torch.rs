@@ -64,8 +64,6 @@ pub struct TorchBooks {
     pub n_pool_allocations: u64,
     /// `CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH`, as the program was told.
     pub pool_reserved_high: Option<Bytes>,
-    /// `CU_MEMPOOL_ATTR_USED_MEM_HIGH`, as the program was told.
-    pub pool_used_high: Option<Bytes>,
     /// What its cache bought and gave back.
     pub cache: CacheBooks,
 }
@@ -129,6 +127,21 @@ pub struct Block {
     pub since: Nanos,
     /// The stream of the request, where it was seen.
     pub stream: Option<u64>,
+    /// Its number among all blocks: no two of a process have the same, strangers included.
+    pub serial: u64,
+}
+
+/// A block that was taken back without having been seen handed out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stranger {
+    /// On which device.
+    pub device: i16,
+    /// Its first byte.
+    pub addr: u64,
+    /// How large.
+    pub bytes: Bytes,
+    /// Its number, as [`Block::serial`].
+    pub serial: u64,
 }
 
 /// One thing that an event did to the books, for who writes them down: see [`super::Ledger::keep_steps`].
@@ -142,12 +155,27 @@ pub enum Step {
     Mapped(Mapped),
     /// Memory is not visible any more.
     Unmapped(Mapped),
+    /// PyTorch may use these pages of an expandable segment from now on: all since it last might, as one call.
+    Grown(Mapped),
+    /// PyTorch unmapped a page of an expandable segment, and whether that goes on where the one before ended.
+    Shrunk(Mapped, bool),
     /// PyTorch handed out the block at this address.
     Block(u64, Block),
     /// PyTorch took back the block at this address. Streams may still use it.
     BlockFreed(u64, Block),
     /// No stream uses that block any more.
     BlockDone(u64, Block),
+    /// PyTorch took back a block that was not seen handed out. Streams may still use it.
+    StrangerFreed(Stranger),
+    /// No stream uses it any more.
+    StrangerDone(Stranger),
+}
+
+/// The stream event that PyTorch's allocator asks about here. The program never shows that it asks about its own, so
+/// that those which are ever asked about are the allocator's ([`super::Ledger::knowing`]).
+#[must_use]
+pub fn asked_about(wait: &Wait) -> Option<u64> {
+    (wait.action != WaitAction::Record).then_some(wait.event)
 }
 
 /// What is known of PyTorch's allocators of all devices.
@@ -155,11 +183,13 @@ pub enum Step {
 pub(super) struct Torch {
     pub(super) devices: FxHashMap<i16, TorchBooks>,
     pub(super) blocks: FxHashMap<u64, Block>,
+    n_blocks: u64,
     threads: FxHashMap<ThreadId, ThreadState>,
     pending: FxHashMap<u64, PendingFree>,
     n_pending: u64,
     waiting: FxHashMap<u64, u64>,
-    n_captures: u64,
+    /// Captures of streams that are going on.
+    pub(super) n_captures: u64,
     own_events: FxHashSet<u64>,
     dismissed: FxHashSet<u64>,
     /// A stream event turned out to be the allocator's after it had been taken for the program's.
@@ -194,10 +224,7 @@ struct ThreadState {
 enum Run {
     #[default]
     None,
-    Mapping {
-        device: i16,
-        bytes: Bytes,
-    },
+    Mapping(Mapped),
     Unmapping {
         end: u64,
         reservation: Option<u64>,
@@ -205,15 +232,25 @@ enum Run {
 }
 
 struct PendingFree {
-    addr: u64,
-    block: Block,
+    freed: Freed,
     n_events: usize,
+}
+
+/// What was taken back.
+#[derive(Clone, Copy)]
+enum Freed {
+    Block(u64, Block),
+    Stranger(Stranger),
 }
 
 impl Torch {
     /// With the stream events that are known to be the allocator's.
     pub(super) fn with_own_events(own_events: FxHashSet<u64>) -> Torch {
         Torch { own_events, ..Torch::default() }
+    }
+
+    pub(super) fn books(&mut self, device: i16) -> &mut TorchBooks {
+        self.devices.entry(device).or_default()
     }
 
     pub(super) fn take_own_events(&mut self) -> FxHashSet<u64> {
@@ -228,7 +265,7 @@ impl Torch {
         found: &mut impl FnMut(Finding),
     ) {
         self.begin_step(event.thread).recorded.clear();
-        let books = self.devices.entry(block.device).or_default();
+        let books = self.books(block.device);
         books.allocations += 1;
         books.cache.serves(site);
         books.allocated.set(event.time, block.allocated);
@@ -240,6 +277,7 @@ impl Torch {
         books.requested.gain(event.time, requested);
         books.blocks.gain(event.time, OwnerId(0), site, block.bytes);
         books.phases.gain(event.time, OwnerId(phase.0), SiteId(0), block.bytes);
+        let serial = self.new_serial();
         let new = Block {
             device: block.device,
             bytes: block.bytes,
@@ -249,10 +287,11 @@ impl Torch {
             stack: event.stack,
             since: event.time,
             stream: block.stream,
+            serial,
         };
         if let Some(before) = self.blocks.insert(block.addr, new) {
             found(Finding::BlockTwice(block.addr));
-            let books = self.devices.entry(before.device).or_default();
+            let books = self.books(before.device);
             books.requested.lose(before.requested);
             books.lose_block(&before);
             self.steps.push(Step::BlockFreed(block.addr, before));
@@ -263,20 +302,27 @@ impl Torch {
 
     pub(super) fn free(&mut self, event: &Event, block: &BlockFree, found: &mut impl FnMut(Finding)) {
         let mut waits_for = std::mem::take(&mut self.begin_step(event.thread).recorded);
-        let books = self.devices.entry(block.device).or_default();
+        let is_capturing = self.n_captures > 0;
+        let books = self.books(block.device);
         books.frees += 1;
-        books.n_frees_in_capture += u64::from(self.n_captures > 0);
+        books.n_frees_in_capture += u64::from(is_capturing);
         books.allocated.set(event.time, block.allocated);
         books.reserved.set(event.time, block.reserved);
-        let known = self.blocks.remove(&block.addr);
-        match known {
+        let freed = match self.blocks.remove(&block.addr) {
             Some(known) => {
-                let books = self.devices.entry(known.device).or_default();
+                let books = self.books(known.device);
                 books.lose_block(&known);
                 self.steps.push(Step::BlockFreed(block.addr, known));
+                Freed::Block(block.addr, known)
             }
-            None => found(Finding::UnknownBlock(block.addr)),
-        }
+            None => {
+                found(Finding::UnknownBlock(block.addr));
+                let BlockFree { device, addr, bytes, .. } = *block;
+                let stranger = Stranger { device, addr, bytes, serial: self.new_serial() };
+                self.steps.push(Step::StrangerFreed(stranger));
+                Freed::Stranger(stranger)
+            }
+        };
         waits_for.retain(|handle| {
             let own = self.own_events.contains(handle);
             if !own {
@@ -284,9 +330,7 @@ impl Torch {
             }
             own
         });
-        if let Some(known) = known {
-            self.complete_after(block.addr, known, &waits_for);
-        }
+        self.complete_after(freed, &waits_for);
         waits_for.clear();
         self.threads.entry(event.thread).or_default().recorded = waits_for;
     }
@@ -295,7 +339,7 @@ impl Torch {
         let thread = self.begin_step(event.thread);
         thread.recorded.clear();
         let device = thread.mem_info.take();
-        let books = self.devices.entry(oom.device).or_default();
+        let books = self.books(oom.device);
         books.n_ooms += 1;
         books.allocated.set(event.time, oom.allocated);
         books.reserved.set(event.time, oom.reserved);
@@ -342,25 +386,15 @@ impl Torch {
         }
     }
 
-    /// PyTorch got a segment by `cudaMalloc`.
-    pub(super) fn segment(&mut self, device: i16) {
-        self.devices.entry(device).or_default().device_allocs += 1;
-    }
-
-    /// PyTorch gave a segment back.
-    pub(super) fn segment_freed(&mut self, device: i16) {
-        self.devices.entry(device).or_default().device_frees += 1;
-    }
-
     /// PyTorch bought a segment, or a page of one.
     pub(super) fn buys(&mut self, device: i16, bytes: Bytes, time: Nanos) {
-        let books = self.devices.entry(device).or_default();
+        let books = self.books(device);
         books.cache.buys(bytes, books.allocated.now, time);
     }
 
     /// PyTorch gave a segment back, or a page of one.
     pub(super) fn gives_back(&mut self, device: i16, site: SiteId, bytes: Bytes, call: &Call) {
-        let books = self.devices.entry(device).or_default();
+        let books = self.books(device);
         match call.in_allocate {
             true => books.cache.makes_room(bytes),
             false => books.cache.trims(site, bytes, books.allocations + books.frees, call.duration),
@@ -370,22 +404,23 @@ impl Torch {
     /// PyTorch made a page of an expandable segment accessible; [`Torch::set_access`] ends the run.
     pub(super) fn mapped(&mut self, thread: ThreadId, page: Mapped) {
         let state = self.threads.entry(thread).or_default();
-        let before = match state.run {
-            Run::Mapping { device, bytes } if device == page.device => bytes.0,
-            Run::Mapping { .. } | Run::Unmapping { .. } | Run::None => 0,
-        };
-        let bytes = Bytes(before.saturating_add(page.bytes.0));
-        state.run = Run::Mapping { device: page.device, bytes };
+        state.run = Run::Mapping(match state.run {
+            Run::Mapping(before) if before.device == page.device => {
+                Mapped { bytes: Bytes(before.bytes.0.saturating_add(page.bytes.0)), ..before }
+            }
+            Run::Mapping(_) | Run::Unmapping { .. } | Run::None => page,
+        });
     }
 
     /// The first `cuMemSetAccess` after a run of maps is for the segment's own device; those of peers follow.
     pub(super) fn set_access(&mut self, event: &Event) {
         let state = self.threads.entry(event.thread).or_default();
-        if let Run::Mapping { device, bytes } = state.run {
+        if let Run::Mapping(pages) = state.run {
             state.run = Run::None;
-            let books = self.devices.entry(device).or_default();
+            let books = self.books(pages.device);
             books.device_allocs += 1;
-            books.reserved.gain(event.time, bytes);
+            books.reserved.gain(event.time, pages.bytes);
+            self.steps.push(Step::Grown(pages));
         }
     }
 
@@ -397,19 +432,10 @@ impl Torch {
             Run::Unmapping { end, reservation: before } if end == page.addr && before == reservation
         );
         state.run = Run::Unmapping { end: page.addr.saturating_add(page.bytes.0), reservation };
-        let books = self.devices.entry(page.device).or_default();
+        let books = self.books(page.device);
         books.device_frees += u64::from(!continues);
         books.reserved.lose(page.bytes);
-    }
-
-    /// A stream begins to be captured into a graph.
-    pub(super) fn capture_begins(&mut self) {
-        self.n_captures += 1;
-    }
-
-    /// A stream is no longer captured.
-    pub(super) fn capture_ends(&mut self) {
-        self.n_captures = self.n_captures.saturating_sub(1);
+        self.steps.push(Step::Shrunk(page, continues));
     }
 
     /// The driver told the program how much is free.
@@ -424,13 +450,18 @@ impl Torch {
         state
     }
 
-    fn complete_after(&mut self, addr: u64, block: Block, events: &[u64]) {
+    fn new_serial(&mut self) -> u64 {
+        self.n_blocks += 1;
+        self.n_blocks
+    }
+
+    fn complete_after(&mut self, freed: Freed, events: &[u64]) {
         if events.is_empty() {
-            return self.completed(addr, block);
+            return self.completed(freed);
         }
         let id = self.n_pending;
         self.n_pending += 1;
-        self.pending.insert(id, PendingFree { addr, block, n_events: events.len() });
+        self.pending.insert(id, PendingFree { freed, n_events: events.len() });
         for event in events {
             if let Some(before) = self.waiting.insert(*event, id) {
                 // Recorded again: the allocator had seen it done, in events that were lost.
@@ -449,25 +480,19 @@ impl Torch {
         let Some(pending) = self.pending.get_mut(&id) else { return };
         pending.n_events -= 1;
         if pending.n_events == 0 {
-            let PendingFree { addr, block, .. } = *pending;
+            let freed = pending.freed;
             self.pending.remove(&id);
-            self.completed(addr, block);
+            self.completed(freed);
         }
     }
 
-    fn completed(&mut self, addr: u64, block: Block) {
-        self.devices.entry(block.device).or_default().requested.lose(block.requested);
-        self.steps.push(Step::BlockDone(addr, block));
-    }
-
-    /// Bytes asked for by blocks that were freed but may still be in use by streams.
-    pub(super) fn pending_bytes(&self, device: i16) -> Bytes {
-        let pending = self.pending.values().filter(|free| free.block.device == device);
-        Bytes(pending.fold(0, |sum, free| sum.saturating_add(free.block.requested.0)))
-    }
-
-    /// Blocks that were freed but that streams may still use.
-    pub(super) fn pending(&self) -> impl Iterator<Item = (u64, &Block)> {
-        self.pending.values().map(|free| (free.addr, &free.block))
+    fn completed(&mut self, freed: Freed) {
+        match freed {
+            Freed::Block(addr, block) => {
+                self.books(block.device).requested.lose(block.requested);
+                self.steps.push(Step::BlockDone(addr, block));
+            }
+            Freed::Stranger(stranger) => self.steps.push(Step::StrangerDone(stranger)),
+        }
     }
 }

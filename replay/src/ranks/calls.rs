@@ -15,20 +15,16 @@ pub struct DeviceUse {
     pub ordinal: i16,
     /// Most bytes that the driver had handed out.
     pub peak: Bytes,
-    /// When.
-    pub peak_time: Nanos,
     /// Who held how much then, most first.
     pub owners_at_peak: Vec<(String, Bytes)>,
-    /// What was held at the end.
-    pub live: Bytes,
     /// About what the context takes.
     pub context: Option<Bytes>,
     /// Most bytes that everybody used of the device, as the driver says.
     pub device_used: Option<Bytes>,
     /// At the peak, collectives that had been called on the process's largest communicator, and which that is.
     pub mark: Option<(usize, u64)>,
-    /// First use of the device: when, from where, and from where in full.
-    pub first_use: Option<(Nanos, Site, Vec<String>)>,
+    /// First use of the device: from where, and from where in full.
+    pub first_use: Option<(Site, Vec<String>)>,
 }
 
 /// A reduction, comparable between ranks.

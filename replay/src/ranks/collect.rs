@@ -475,7 +475,7 @@ impl Collector<'_> {
             _ => None,
         };
         if let Some(device) = device.filter(|device| *device >= 0) {
-            self.peaks.context(device, event.time, event.stack);
+            self.peaks.context(device, event.stack);
         }
     }
 }

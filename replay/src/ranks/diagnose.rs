@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use gputrace_schemas::event::{Nanos, NcclOp};
+use gputrace_schemas::event::Nanos;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::align::{self, Alignment, Difference, Spot, Token, Track};
@@ -18,6 +18,7 @@ use super::jobs::{Job, Member};
 use super::tracks::Calls;
 use super::waits::Waits;
 use crate::ledger::{GpuTimed, Site};
+use crate::trace::interned::Interned;
 
 /// A job in which nothing happens for so long at its end waits for something: a second.
 const LEAST_IDLE: u64 = 1_000_000_000;
@@ -65,57 +66,59 @@ pub fn diagnose(participants: &[Participant], job: &Job) -> Diagnosis {
 /// Numbers for signatures and places, equal on all ranks.
 #[derive(Default)]
 struct Names {
-    signatures: FxHashMap<Signature, u32>,
-    ops: Vec<NcclOp>,
-    places: FxHashMap<Site, u32>,
+    signatures: Interned<Signature>,
+    places: Interned<Site>,
 }
 
 impl Names {
     fn signature(&mut self, signature: &Signature) -> u32 {
-        let normal = signature.normal();
-        *self.signatures.entry(normal).or_insert_with(|| {
-            self.ops.push(normal.op);
-            self.ops.len() as u32 - 1
-        })
+        self.signatures.id(signature.normal())
     }
 
     fn place(&mut self, participant: &Participant, id: u32) -> u32 {
         let Some(site) = participant.places.get(id as usize).filter(|_| id != 0) else { return 0 };
-        let next = self.places.len() as u32 + 1;
         // Who asked is another question than where.
         let site = Site { owner: crate::ledger::OwnerId::default(), ..site.clone() };
-        *self.places.entry(site).or_insert(next)
+        self.places.id(site) + 1
     }
 }
 
-/// In words.
+/// A rank came last so many times, most of all to this call; `text` says it with the place.
+fn straggler(
+    rank: u32,
+    (communicator, sequence): (&str, u64),
+    (count, place): (u64, &Option<Place>),
+    text: impl FnOnce(&str) -> String,
+) -> Finding {
+    let finding = Finding::new(Kind::Straggler, Severity::Warning, vec![rank]);
+    let before = place.as_ref().map(|place| format!(", most of it before {}", place.text));
+    Finding {
+        count,
+        text: text(&before.unwrap_or_default()),
+        own: place.clone().map(|place| CallText {
+            rank,
+            call: String::new(),
+            place: Some(place),
+            time_ns: 0,
+        }),
+        ..finding.on(communicator, Lane::Collective, sequence)
+    }
+}
+
 fn straggler_on_gpu(row: &GpuArrivals) -> Finding {
-    let mut finding = Finding::new(Kind::Straggler, Severity::Warning, vec![row.rank]).on(
-        &row.communicator,
-        Lane::Collective,
-        row.most_sequence,
-    );
-    finding.count = row.last;
     let words = |ns: u64| super::show::nanos(i64::try_from(ns).unwrap_or(i64::MAX));
-    let place = row.place.as_ref().map(|place| format!(", most of it before {}", place.text));
-    finding.text = format!(
-        "rank {} comes last on the GPU to {} of {} collectives on {}, and all others wait {} for it alone, at most {} at once{}; \
-         measured inside the collectives, which take shortest where they wait for nobody",
-        row.rank,
-        row.last,
-        row.collectives,
-        row.communicator,
-        words(row.cost_ns),
-        words(row.most_ns),
-        place.unwrap_or_default()
-    );
-    finding.own = row.place.clone().map(|place| CallText {
-        rank: row.rank,
-        call: String::new(),
-        place: Some(place),
-        time_ns: 0,
-    });
-    finding
+    straggler(row.rank, (&row.communicator, row.most_sequence), (row.last, &row.place), |place| {
+        format!(
+            "rank {} comes last on the GPU to {} of {} collectives on {}, and all others wait {} for it alone, at most {} at \
+             once{place}; measured inside the collectives, which take shortest where they wait for nobody",
+            row.rank,
+            row.last,
+            row.collectives,
+            row.communicator,
+            words(row.cost_ns),
+            words(row.most_ns),
+        )
+    })
 }
 
 struct Doctor<'a> {
@@ -221,10 +224,10 @@ impl<'a> Doctor<'a> {
                 }
             }
         };
-        let ops = std::mem::take(&mut self.names.ops);
-        let op = |call: u32| ops.get(call as usize);
+        let signatures = std::mem::take(&mut self.names.signatures);
+        let op = |call: u32| signatures.values.get(call as usize).map(|signature| signature.op);
         let alignment = align::align(&tracks, &|a, b| op(a) == op(b), &mut see);
-        self.names.ops = ops;
+        self.names.signatures = signatures;
         self.done.n_calls += tracks.iter().map(|track| track.n_calls() as u64).sum::<u64>();
         self.differences(idx, lane, &tracks, &alignment, last_full);
         self.waits.lane(idx, lane, &tracks, &alignment);
@@ -299,27 +302,16 @@ impl<'a> Doctor<'a> {
         let rows = tally.rows(&Naming { communicator, ranks: &ranks, place: &place });
         // What the GPUs say is better evidence than what the hosts do.
         for row in rows.iter().filter(|row| row.is_straggler() && !on_gpu.is_enough()) {
-            let mut finding = Finding::new(Kind::Straggler, Severity::Warning, vec![row.rank]).on(
-                communicator,
-                Lane::Collective,
-                row.latest_sequence,
-            );
-            finding.count = row.last;
-            let place = row.place.as_ref().map(|place| format!(", most of it before {}", place.text));
-            finding.text = format!(
-                "rank {} comes last to {} of {} collectives on {communicator}, {} after the median on average{}; the host's \
-                 arrival is weak evidence for the GPU's",
-                row.rank,
-                row.last,
-                row.collectives,
-                super::show::nanos(row.mean_late_ns),
-                place.unwrap_or_default()
-            );
-            finding.own = row.place.clone().map(|place| CallText {
-                rank: row.rank,
-                call: String::new(),
-                place: Some(place),
-                time_ns: 0,
+            let which = (&**communicator, row.latest_sequence);
+            let finding = straggler(row.rank, which, (row.last, &row.place), |place| {
+                format!(
+                    "rank {} comes last to {} of {} collectives on {communicator}, {} after the median on average{place}; the \
+                     host's arrival is weak evidence for the GPU's",
+                    row.rank,
+                    row.last,
+                    row.collectives,
+                    super::show::nanos(row.mean_late_ns),
+                )
             });
             self.done.findings.push(finding);
         }

@@ -4,6 +4,7 @@ use gputrace_schemas::event::Nanos;
 use serde::Serialize;
 
 use super::calls::{CallKind, Lane, Participant, PlaceId};
+use crate::ledger::Site;
 
 /// What kind of trouble.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
@@ -137,13 +138,18 @@ impl Place {
     /// A place of a participant; `None` where it is not known.
     #[must_use]
     pub fn of(participant: &Participant, id: PlaceId) -> Option<Place> {
-        let site = participant.places.get(id as usize).filter(|_| id != 0)?;
-        Some(Place {
+        participant.places.get(id as usize).filter(|_| id != 0).map(Place::from)
+    }
+}
+
+impl From<&Site> for Place {
+    fn from(site: &Site) -> Place {
+        Place {
             function: site.function.clone(),
             file: site.file.clone(),
             line: site.line,
             text: site.to_string(),
-        })
+        }
     }
 }
 

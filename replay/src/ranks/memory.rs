@@ -16,7 +16,7 @@ use crate::trace::source::Source;
 #[derive(Default)]
 pub struct Peaks {
     devices: BTreeMap<i16, Peak>,
-    contexts: BTreeMap<i16, (Nanos, StackId)>,
+    contexts: BTreeMap<i16, StackId>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -27,8 +27,8 @@ struct Peak {
 
 impl Peaks {
     /// Somebody uses a device.
-    pub fn context(&mut self, device: i16, time: Nanos, stack: StackId) {
-        self.contexts.entry(device).or_insert((time, stack));
+    pub fn context(&mut self, device: i16, stack: StackId) {
+        self.contexts.entry(device).or_insert(stack);
     }
 
     /// An event was booked.
@@ -58,17 +58,14 @@ pub fn device_uses(
     place: impl Fn(StackId) -> (Site, Vec<String>),
 ) -> Vec<DeviceUse> {
     let mut uses: BTreeMap<i16, DeviceUse> = BTreeMap::new();
-    for (ordinal, (time, stack)) in &peaks.contexts {
-        let (site, lines) = place(*stack);
-        let first_use = Some((*time, site, lines));
+    for (ordinal, stack) in &peaks.contexts {
+        let first_use = Some(place(*stack));
         uses.insert(*ordinal, DeviceUse { ordinal: *ordinal, first_use, ..DeviceUse::default() });
     }
     for (ordinal, books) in story.ledger.devices.iter().filter(|(ordinal, _)| **ordinal >= 0) {
         let used =
             uses.entry(*ordinal).or_insert_with(|| DeviceUse { ordinal: *ordinal, ..DeviceUse::default() });
         used.peak = books.physical.peak();
-        used.peak_time = books.physical.peak_time();
-        used.live = books.physical.live().bytes;
         used.owners_at_peak = summary::owners(story, books)
             .into_iter()
             .map(|owner| (owner.owner, Bytes(owner.bytes_at_peak)))

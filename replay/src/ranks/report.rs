@@ -399,12 +399,7 @@ fn strangers(participants: &[Participant], job: &Job) -> Vec<Stranger> {
                     && uuid(other) == known
                     && participants[other.participant].process.host == *host
             });
-            let place = used.first_use.as_ref().map(|(_, site, _)| Place {
-                function: site.function.clone(),
-                file: site.file.clone(),
-                line: site.line,
-                text: site.to_string(),
-            });
+            let place = used.first_use.as_ref().map(|(site, _)| Place::from(site));
             strangers.push(Stranger {
                 rank: actor.rank,
                 pid: participant.process.pid,
@@ -414,7 +409,7 @@ fn strangers(participants: &[Participant], job: &Job) -> Vec<Stranger> {
                 peak_bytes: used.peak.0,
                 context_bytes: used.context.map(|bytes| bytes.0),
                 place,
-                stack: used.first_use.as_ref().map_or_else(Vec::new, |(_, _, stack)| stack.clone()),
+                stack: used.first_use.as_ref().map_or_else(Vec::new, |(_, stack)| stack.clone()),
             });
         }
     }

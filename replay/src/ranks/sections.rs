@@ -2,9 +2,15 @@
 
 use gputrace_schemas::event::{Bytes, Nanos};
 
-use super::findings::{Finding, Kind, Severity, rank_list, rank_names};
+use super::findings::{CallText, Finding, Kind, Place, Severity, rank_list, rank_names};
+use super::gpu::{GpuCollective, GpuTime};
 use super::jobs::RankSource;
-use super::report::{JobReport, MemoryReport, Ranks, Verdict};
+use super::report::{
+    CommunicatorReport, Gpu, JobReport, MemoryReport, OwnerBytes, RankBytes, RankReport, Ranks, UnevenBytes,
+    Verdict,
+};
+use super::show;
+use super::waits::Standing;
 use crate::answers::processes;
 use crate::report::model::{Mood, Part, Report, Section, Table, Value};
 use crate::report::words;
@@ -81,29 +87,20 @@ impl JobReport {
     }
 
     fn standings_section(&self) -> Section {
-        let mut table = Table::new(
+        let last_call =
+            |it: &Standing| it.last_call.as_ref().map_or_else(|| "none".to_owned(), CallText::text);
+        let table = Table::of(
             "standings",
+            &self.standings,
             &[
-                ("rank", "rank"),
-                ("state", "at the end"),
-                ("waits_for", "waits for"),
-                ("collectives", "collectives"),
-                ("last_call", "last call into NCCL"),
-                ("idle_ns", "before its end"),
+                ("rank", "rank", &|it| Value::Count(it.rank.into())),
+                ("state", "at the end", &|it| Value::text(&*it.state)),
+                ("waits_for", "waits for", &|it| Value::text(rank_list(&it.waits_for))),
+                ("collectives", "collectives", &|it| Value::Count(it.collectives)),
+                ("last_call", "last call into NCCL", &|it| Value::text(last_call(it))),
+                ("idle_ns", "before its end", &|it| it.idle_ns.map_or(Value::Missing, duration)),
             ],
         );
-        for standing in &self.standings {
-            table.rows.push(vec![
-                Value::Count(standing.rank.into()),
-                Value::text(&*standing.state),
-                Value::text(rank_list(&standing.waits_for)),
-                Value::Count(standing.collectives),
-                Value::text(
-                    standing.last_call.as_ref().map_or_else(|| "none".to_owned(), |call| call.text()),
-                ),
-                standing.idle_ns.map_or(Value::Missing, |idle| Value::Time(Nanos(idle))),
-            ]);
-        }
         Section::new("standings", "Where each rank was at the end").table(table)
     }
 
@@ -140,34 +137,20 @@ impl JobReport {
     }
 
     fn gpus_section(&self) -> Section {
-        let mut table = Table::new(
+        let which = |it: &Gpu| format!("{} {} {}", it.host, it.name, it.uuid.as_deref().unwrap_or("unknown"));
+        let table = Table::of(
             "gpus",
+            &self.gpus,
             &[
-                ("gpu", "GPU"),
-                ("ranks", "ranks"),
-                ("total_bytes", "memory"),
-                ("sum_of_peaks_bytes", "peaks together"),
-                ("contexts_bytes", "contexts, about"),
-                ("used_bytes", "most used"),
-                ("headroom_bytes", "headroom"),
+                ("gpu", "GPU", &|it| Value::text(which(it))),
+                ("ranks", "ranks", &|it| Value::text(rank_list(&it.ranks))),
+                ("total_bytes", "memory", &|it| Value::bytes(it.total_bytes)),
+                ("sum_of_peaks_bytes", "peaks together", &|it| Value::bytes(Some(it.sum_of_peaks_bytes))),
+                ("contexts_bytes", "contexts, about", &|it| Value::bytes(Some(it.contexts_bytes))),
+                ("used_bytes", "most used", &|it| Value::bytes(it.used_bytes)),
+                ("headroom_bytes", "headroom", &|it| Value::bytes(it.headroom_bytes)),
             ],
         );
-        for gpu in &self.gpus {
-            table.rows.push(vec![
-                Value::text(format!(
-                    "{} {} {}",
-                    gpu.host,
-                    gpu.name,
-                    gpu.uuid.as_deref().unwrap_or("unknown")
-                )),
-                Value::text(rank_list(&gpu.ranks)),
-                Value::bytes(gpu.total_bytes),
-                Value::bytes(Some(gpu.sum_of_peaks_bytes)),
-                Value::bytes(Some(gpu.contexts_bytes)),
-                Value::bytes(gpu.used_bytes),
-                Value::bytes(gpu.headroom_bytes),
-            ]);
-        }
         Section::new("gpus", "GPUs").table(table).line(
             Mood::Note,
             "peaks together: of all its processes, which need not have been at one time; most used: by everybody, as the driver \
@@ -176,91 +159,62 @@ impl JobReport {
     }
 
     fn communicators_section(&self) -> Section {
-        let mut table = Table::new(
+        let hash = |it: &CommunicatorReport| it.comm_hash.clone().map_or(Value::Missing, Value::Text);
+        let collectives = |it: &CommunicatorReport| match it.collectives {
+            (most, fewest) if most == fewest => most.to_string(),
+            (most, fewest) => format!("{fewest} to {most}"),
+        };
+        let table = Table::of(
             "communicators",
+            &self.communicators,
             &[
-                ("name", "communicator"),
-                ("comm_hash", "NCCL's commId"),
-                ("ranks", "ranks"),
-                ("collectives", "collectives"),
-                ("peer_calls", "sends and receives"),
-                ("place", "made at"),
+                ("name", "communicator", &|it| Value::text(&*it.name)),
+                ("comm_hash", "NCCL's commId", &hash),
+                ("ranks", "ranks", &|it| Value::text(rank_list(&it.ranks))),
+                ("collectives", "collectives", &|it| Value::text(collectives(it))),
+                ("peer_calls", "sends and receives", &|it| Value::Count(it.peer_calls)),
+                ("place", "made at", &|it| place(&it.place)),
             ],
         );
-        for communicator in &self.communicators {
-            let (most, fewest) = communicator.collectives;
-            let collectives = if most == fewest { most.to_string() } else { format!("{fewest} to {most}") };
-            table.rows.push(vec![
-                Value::text(&*communicator.name),
-                communicator.comm_hash.as_ref().map_or(Value::Missing, |hash| Value::text(&**hash)),
-                Value::text(rank_list(&communicator.ranks)),
-                Value::text(collectives),
-                Value::Count(communicator.peer_calls),
-                Value::text(communicator.place.as_ref().map_or("", |place| &place.text)),
-            ]);
-        }
         Section::new("communicators", "Communicators").table(table)
     }
 
     /// What the GPUs say.
     fn gpu_section(&self) -> Option<Section> {
         let gpu = self.gpu.as_ref()?;
-        let time = |ns: u64| Value::Time(Nanos(ns));
-        let mut kinds = Table::new(
+        let ranks: Vec<(&GpuCollective, &GpuTime)> =
+            gpu.collectives.iter().flat_map(|kind| kind.ranks.iter().map(move |rank| (kind, rank))).collect();
+        let mut kinds = Table::of(
             "gpu_collectives",
+            &ranks,
             &[
-                ("communicator", "communicator"),
-                ("operation", "collective"),
-                ("collectives", "timed"),
-                ("rank", "rank"),
-                ("mean_ns", "mean"),
-                ("shortest_ns", "shortest"),
-                ("longest_ns", "longest"),
-                ("last", "came last"),
-                ("place", "called at"),
+                ("communicator", "communicator", &|(kind, _)| Value::text(&*kind.communicator)),
+                ("operation", "collective", &|(kind, _)| Value::text(&*kind.operation)),
+                ("collectives", "timed", &|(kind, _)| Value::Count(kind.collectives)),
+                ("rank", "rank", &|(_, it)| Value::Count(it.rank.into())),
+                ("mean_ns", "mean", &|(_, it)| duration(it.mean_ns)),
+                ("shortest_ns", "shortest", &|(_, it)| duration(it.shortest_ns)),
+                ("longest_ns", "longest", &|(_, it)| duration(it.longest_ns)),
+                ("last", "came last", &|(_, it)| Value::Count(it.last)),
+                ("place", "called at", &|(kind, _)| place(&kind.place)),
             ],
         );
-        for kind in &gpu.collectives {
-            for rank in &kind.ranks {
-                kinds.rows.push(vec![
-                    Value::text(&*kind.communicator),
-                    Value::text(&*kind.operation),
-                    Value::Count(kind.collectives),
-                    Value::Count(rank.rank.into()),
-                    time(rank.mean_ns),
-                    time(rank.shortest_ns),
-                    time(rank.longest_ns),
-                    Value::Count(rank.last),
-                    Value::text(kind.place.as_ref().map_or("", |place| &place.text)),
-                ]);
-            }
-        }
         let n_left = kinds.rows.len().saturating_sub(GPU_ROWS);
         kinds.rows.truncate(GPU_ROWS);
         kinds.left_out = (n_left > 0).then(|| format!("{n_left} more rows, which --json has"));
-        let mut costs = Table::new(
+        let costs = Table::of(
             "gpu_arrivals",
+            gpu.arrivals.iter().take(16),
             &[
-                ("rank", "rank"),
-                ("communicator", "communicator"),
-                ("last", "came last"),
-                ("collectives", "of"),
-                ("cost_ns", "others waited"),
-                ("most_ns", "at most"),
-                ("place", "called at"),
+                ("rank", "rank", &|it| Value::Count(it.rank.into())),
+                ("communicator", "communicator", &|it| Value::text(&*it.communicator)),
+                ("last", "came last", &|it| Value::Count(it.last)),
+                ("collectives", "of", &|it| Value::Count(it.collectives)),
+                ("cost_ns", "others waited", &|it| duration(it.cost_ns)),
+                ("most_ns", "at most", &|it| duration(it.most_ns)),
+                ("place", "called at", &|it| place(&it.place)),
             ],
         );
-        for row in gpu.arrivals.iter().take(16) {
-            costs.rows.push(vec![
-                Value::Count(row.rank.into()),
-                Value::text(&*row.communicator),
-                Value::Count(row.last),
-                Value::Count(row.collectives),
-                time(row.cost_ns),
-                time(row.most_ns),
-                Value::text(row.place.as_ref().map_or("", |place| &place.text)),
-            ]);
-        }
         let mut section = Section::new("gpu", "Who comes last to collectives on the GPU")
             .table(costs)
             .table(kinds)
@@ -290,33 +244,23 @@ impl JobReport {
         if self.arrivals.is_empty() {
             return None;
         }
-        let mut table = Table::new(
+        let late = |late: i64| match late {
+            0.. => duration(late as u64),
+            _ => Value::text(show::nanos(late)),
+        };
+        let table = Table::of(
             "arrivals",
+            self.arrivals.iter().take(16),
             &[
-                ("rank", "rank"),
-                ("communicator", "communicator"),
-                ("last", "came last"),
-                ("collectives", "of"),
-                ("mean_late_ns", "after the median"),
-                ("most_late_ns", "at most"),
-                ("place", "called at"),
+                ("rank", "rank", &|it| Value::Count(it.rank.into())),
+                ("communicator", "communicator", &|it| Value::text(&*it.communicator)),
+                ("last", "came last", &|it| Value::Count(it.last)),
+                ("collectives", "of", &|it| Value::Count(it.collectives)),
+                ("mean_late_ns", "after the median", &|it| late(it.mean_late_ns)),
+                ("most_late_ns", "at most", &|it| late(it.most_late_ns)),
+                ("place", "called at", &|it| place(&it.place)),
             ],
         );
-        for row in self.arrivals.iter().take(16) {
-            let late = |late: i64| match late {
-                0.. => Value::Time(Nanos(late as u64)),
-                _ => Value::text(format!("-{}", words::time(Nanos(late.unsigned_abs())))),
-            };
-            table.rows.push(vec![
-                Value::Count(row.rank.into()),
-                Value::text(&*row.communicator),
-                Value::Count(row.last),
-                Value::Count(row.collectives),
-                late(row.mean_late_ns),
-                late(row.most_late_ns),
-                Value::text(row.place.as_ref().map_or("", |place| &place.text)),
-            ]);
-        }
         let clocks = match self.clock_uncertainty_ns {
             Some(0) => "all on one host: one clock".to_owned(),
             Some(ns) => format!("clocks of the hosts agree within {}", words::time(Nanos(ns))),
@@ -346,34 +290,25 @@ impl JobReport {
     }
 
     fn ranks_section(&self) -> Section {
-        let mut table = Table::new(
+        let source = |it: &RankReport| match it.known_from {
+            RankSource::Nccl => "NCCL",
+            RankSource::Environment => "environment",
+            RankSource::Guessed => "a guess",
+        };
+        let device = |device: i16| Value::text(format!("cuda:{device}"));
+        let table = Table::of(
             "ranks",
+            &self.ranks,
             &[
-                ("rank", "rank"),
-                ("known_from", "known from"),
-                ("host", "host"),
-                ("pid", "pid"),
-                ("device", "device"),
-                ("peak_bytes", "peak"),
-                ("trace", "trace"),
+                ("rank", "rank", &|it| Value::Count(it.rank.into())),
+                ("known_from", "known from", &|it| Value::text(source(it))),
+                ("host", "host", &|it| Value::text(&*it.host)),
+                ("pid", "pid", &|it| Value::Count(it.pid.into())),
+                ("device", "device", &|it| it.device.map_or(Value::Missing, device)),
+                ("peak_bytes", "peak", &|it| Value::bytes(it.peak_bytes)),
+                ("trace", "trace", &|it| Value::text(&*it.trace)),
             ],
         );
-        for rank in &self.ranks {
-            let source = match rank.known_from {
-                RankSource::Nccl => "NCCL",
-                RankSource::Environment => "environment",
-                RankSource::Guessed => "a guess",
-            };
-            table.rows.push(vec![
-                Value::Count(rank.rank.into()),
-                Value::text(source),
-                Value::text(&*rank.host),
-                Value::Count(rank.pid.into()),
-                rank.device.map_or(Value::Missing, |device| Value::text(format!("cuda:{device}"))),
-                Value::bytes(rank.peak_bytes),
-                Value::text(&*rank.trace),
-            ]);
-        }
         let section = Section::new("ranks", "Ranks").table(table);
         match self.missing.is_empty() {
             true => section,
@@ -407,52 +342,46 @@ fn capital(text: &str) -> String {
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
+/// Nanoseconds.
+fn duration(ns: u64) -> Value {
+    Value::Time(Nanos(ns))
+}
+
+fn place(place: &Option<Place>) -> Value {
+    Value::text(place.as_ref().map_or("", |place| &place.text))
+}
+
 fn memory_section(memory: &MemoryReport) -> Section {
-    let mut table = Table::new(
+    let owners = |it: &RankBytes| {
+        let part = |part: &OwnerBytes| format!("{} {}", part.owner, words::bytes(Bytes(part.bytes)));
+        it.owners.iter().map(part).collect::<Vec<_>>().join(", ")
+    };
+    let table = Table::of(
         "memory",
+        &memory.ranks,
         &[
-            ("rank", "rank"),
-            ("bytes", "held"),
-            ("beyond_median_bytes", "against the median"),
-            ("owners", "by owner"),
+            ("rank", "rank", &|it| Value::Count(it.rank.into())),
+            ("bytes", "held", &|it| Value::Bytes(Bytes(it.bytes))),
+            ("beyond_median_bytes", "against the median", &|it| Value::Difference(it.beyond_median_bytes)),
+            ("owners", "by owner", &|it| Value::text(owners(it))),
         ],
     );
-    for rank in &memory.ranks {
-        let owners: Vec<String> = rank
-            .owners
-            .iter()
-            .map(|part| format!("{} {}", part.owner, words::bytes(Bytes(part.bytes))))
-            .collect();
-        table.rows.push(vec![
-            Value::Count(rank.rank.into()),
-            Value::Bytes(Bytes(rank.bytes)),
-            Value::Difference(rank.beyond_median_bytes),
-            Value::text(owners.join(", ")),
-        ]);
-    }
     let title = format!(
         "Memory of each rank at the same point: after {} collectives on {}, at its most before the next",
         memory.collectives_before, memory.communicator
     );
-    let mut uneven = Table::new(
+    let difference = |it: &UnevenBytes| Value::Difference(it.bytes as i64 - it.median_bytes as i64);
+    let uneven = Table::of(
         "uneven",
+        &memory.uneven,
         &[
-            ("rank", "rank"),
-            ("difference_bytes", "against the median"),
-            ("bytes", "held"),
-            ("owner", "owner"),
-            ("place", "call site"),
+            ("rank", "rank", &|it| Value::Count(it.rank.into())),
+            ("difference_bytes", "against the median", &difference),
+            ("bytes", "held", &|it| Value::Bytes(Bytes(it.bytes))),
+            ("owner", "owner", &|it| Value::text(&*it.owner)),
+            ("place", "call site", &|it| Value::text(&*it.place)),
         ],
     );
-    for row in &memory.uneven {
-        uneven.rows.push(vec![
-            Value::Count(row.rank.into()),
-            Value::Difference(row.bytes as i64 - row.median_bytes as i64),
-            Value::Bytes(Bytes(row.bytes)),
-            Value::text(&*row.owner),
-            Value::text(&*row.place),
-        ]);
-    }
     let section = Section::new("memory", title).table(table);
     if uneven.rows.is_empty() {
         return section.line(Mood::Good, "no rank holds much more or less than the others");

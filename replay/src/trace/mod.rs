@@ -4,6 +4,7 @@
 //! hand-made [`Recording`] of a test all go the same way. Nothing here knows how a trace is stored.
 
 pub(crate) mod backward;
+pub(crate) mod interned;
 pub mod owners;
 pub mod redact;
 pub mod source;

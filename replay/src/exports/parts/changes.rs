@@ -142,7 +142,14 @@ pub(crate) fn rows(request: &Request, mut put: impl FnMut(&Row) -> io::Result<()
                     Step::BlockDone(addr, block) => {
                         of_block("free_completed", *addr, block, &mut sites, none)
                     }
-                    Step::Mapped(_) | Step::Unmapped(_) => continue,
+                    Step::StrangerFreed(_)
+                    | Step::StrangerDone(_)
+                    | Step::Grown(_)
+                    | Step::Shrunk(..)
+                    | Step::Mapped(_)
+                    | Step::Unmapped(_) => {
+                        continue;
+                    }
                 };
                 if request.wants(row.device) {
                     put(&row)?;

@@ -2,11 +2,12 @@
 
 use std::io;
 
-use gputrace_schemas::event::{Event, EventKind, Nanos, Process, WaitAction};
+use gputrace_schemas::event::{Event, EventKind, Nanos, Process};
 use rustc_hash::FxHashSet;
 
 use crate::analyse::live::{Native, When};
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, OwnerId, asked_about};
+use crate::trace::owners::TORCH;
 use crate::trace::source::Source;
 
 /// What to export.
@@ -73,7 +74,7 @@ pub(crate) fn each_event(
 /// shows later that a free waited for one.
 fn own_events(source: &Source) -> FxHashSet<u64> {
     let asked = source.events().filter_map(|event| match &event.kind {
-        EventKind::Wait(wait) if wait.action != WaitAction::Record => Some(wait.event),
+        EventKind::Wait(wait) => asked_about(wait),
         _ => None,
     });
     asked.collect()
@@ -90,21 +91,43 @@ pub(crate) fn origins(sources: &[Source]) -> Vec<Nanos> {
     processes().map(|process| Nanos(start(process).saturating_sub(first))).collect()
 }
 
-/// What changed of the memory that a device holds, by name: PyTorch's part is split in allocated and cached, so that the
-/// parts add up to what the driver had handed out.
-pub(crate) fn parts_by_owner(ledger: &Ledger, device: i16) -> Vec<(String, u64)> {
+/// A process, for people.
+pub(crate) fn process_name(process: &Process) -> String {
+    let rank = process.rank.map_or_else(String::new, |rank| format!("rank {rank} "));
+    format!("{rank}{}", process.command.join(" "))
+}
+
+/// Memory of an owner; PyTorch's in two parts as soon as its blocks are seen.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Part {
+    Owner(OwnerId),
+    Allocated(OwnerId),
+    Cached(OwnerId),
+}
+
+impl Part {
+    pub(crate) fn name(self, ledger: &Ledger) -> &str {
+        match self {
+            Part::Owner(owner) => ledger.sites.owner(owner),
+            Part::Allocated(_) => "PyTorch allocated",
+            Part::Cached(_) => "PyTorch cached",
+        }
+    }
+}
+
+/// What a device holds, by owner. The parts add up to what the driver had handed out.
+pub(crate) fn parts_by_owner(ledger: &Ledger, device: i16) -> Vec<(Part, u64)> {
     let torch = ledger.torch(device).filter(|torch| torch.allocations > 0);
     let mut parts = vec![];
     let Some(books) = ledger.devices.get(&device) else { return parts };
     for part in books.physical.owners() {
-        let owner = ledger.sites.owner(part.id);
         match torch {
-            Some(torch) if owner == crate::trace::owners::TORCH => {
+            Some(torch) if ledger.sites.owner(part.id) == TORCH => {
                 let allocated = torch.allocated.now.0.min(part.now.0);
-                parts.push(("PyTorch allocated".into(), allocated));
-                parts.push(("PyTorch cached".into(), part.now.0 - allocated));
+                parts.push((Part::Allocated(part.id), allocated));
+                parts.push((Part::Cached(part.id), part.now.0 - allocated));
             }
-            _ => parts.push((owner.to_owned(), part.now.0)),
+            _ => parts.push((Part::Owner(part.id), part.now.0)),
         }
     }
     parts

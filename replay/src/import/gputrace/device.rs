@@ -3,14 +3,19 @@
 use std::collections::BTreeMap;
 
 use gputrace_sim::ops::{
-    AllocId, Allocation, Builder, NO_SEGMENT, Op, PoolIdx, RecordedSegment, StackId, StreamIdx, TooMany,
+    AllocId, Allocation, Builder, DriverCall, NO_SEGMENT, Op, PoolIdx, RecordedSegment, StackId, StreamIdx,
+    TooMany,
 };
 use rustc_hash::FxHashMap;
+
+use crate::ledger::Stranger;
 
 /// One device's ops so far.
 pub(super) struct Device {
     pub(super) builder: Builder,
-    pub(super) live: FxHashMap<u64, AllocId>,
+    /// PyTorch's blocks until no stream uses them any more, by [`crate::ledger::Block::serial`]; where there are none, what
+    /// the driver handed out, by [`crate::ledger::Object::serial`].
+    live: FxHashMap<u64, AllocId>,
     /// Segments of PyTorch that are there now: start to end and index.
     pub(super) segments: BTreeMap<u64, (u64, u32)>,
     /// Segments obtained while a stream was captured, and the capture.
@@ -22,7 +27,6 @@ pub(super) struct Device {
     trimmed_at: Option<usize>,
     pub(super) n_twice: u64,
     pub(super) n_requests_unseen: u64,
-    pub(super) n_frees_in_capture: u64,
 }
 
 impl Device {
@@ -37,11 +41,10 @@ impl Device {
             trimmed_at: None,
             n_twice: 0,
             n_requests_unseen: 0,
-            n_frees_in_capture: 0,
         }
     }
 
-    fn segment_at(&self, address: u64) -> u32 {
+    pub(super) fn segment_at(&self, address: u64) -> u32 {
         let below = self.segments.range(..=address).next_back();
         below.filter(|(_, (end, _))| *end > address).map_or(NO_SEGMENT, |(_, (_, index))| *index)
     }
@@ -52,43 +55,55 @@ impl Device {
         segments.len() as u32 - 1
     }
 
-    pub(super) fn handed_out(&mut self, allocation: Allocation) -> AllocId {
-        let address = allocation.address;
-        if let Some(missed) = self.live.remove(&address) {
-            self.n_twice += 1;
-            self.builder.op(Op::FreeRequested(missed));
-            self.builder.op(Op::FreeCompleted(missed));
-        }
-        let segment = self.segment_at(address);
+    pub(super) fn handed_out(&mut self, serial: u64, allocation: Allocation, segment: u32) {
         let id = self.builder.alloc(allocation);
         self.builder.stream_mut().segment_of.push(segment);
-        self.live.insert(address, id);
-        id
+        self.live.insert(serial, id);
     }
 
-    pub(super) fn taken_back(&mut self, address: u64, bytes: u64) -> AllocId {
-        let id = self.live.remove(&address).unwrap_or_else(|| {
-            let id = self.builder.allocation(Allocation {
-                requested: bytes.max(1),
-                address,
-                stack: StackId::NONE,
-                stream: StreamIdx(0),
-                pool: PoolIdx::DEFAULT,
-            });
-            let segment = self.segment_at(address);
-            self.builder.stream_mut().segment_of.push(segment);
-            self.at_start.push((address, id));
-            id
+    /// A block was there before the first event.
+    pub(super) fn was_there(&mut self, stranger: &Stranger) {
+        let Stranger { addr: address, bytes, serial, .. } = *stranger;
+        let segment = self.segment_at(address);
+        let id = self.builder.allocation(Allocation {
+            requested: bytes.0.max(1),
+            address,
+            stack: StackId::NONE,
+            stream: StreamIdx(0),
+            pool: PoolIdx::DEFAULT,
         });
-        self.builder.op(Op::FreeRequested(id));
-        id
+        self.builder.stream_mut().segment_of.push(segment);
+        self.at_start.push((address, id));
+        self.live.insert(serial, id);
+    }
+
+    pub(super) fn block_freed(&mut self, serial: u64) {
+        if let Some(id) = self.live.get(&serial) {
+            self.builder.op(Op::FreeRequested(*id));
+        }
+    }
+
+    pub(super) fn block_done(&mut self, serial: u64) {
+        if let Some(id) = self.live.remove(&serial) {
+            self.builder.op(Op::FreeCompleted(id));
+        }
+    }
+
+    /// What the driver handed out is gone; whether it was a request.
+    pub(super) fn given_back(&mut self, serial: u64) -> bool {
+        let Some(id) = self.live.get(&serial).copied() else { return false };
+        self.block_freed(serial);
+        self.block_done(serial);
+        let stream = self.builder.stream_mut();
+        let Allocation { address, requested, .. } = *stream.allocation(id);
+        let segment = stream.segment_of[id.0 as usize];
+        self.builder.driver(DriverCall::Free, address, requested, segment);
+        true
     }
 
     /// The program called `empty_cache`; `completed` is what it waited for.
-    pub(super) fn trim(&mut self, completed: &[AllocId]) {
-        for id in completed {
-            self.builder.op(Op::FreeCompleted(*id));
-        }
+    pub(super) fn trim(&mut self, completed: &[u64]) {
+        completed.iter().for_each(|serial| self.block_done(*serial));
         let n_ops = self.builder.stream_mut().ops.len();
         if self.trimmed_at != Some(n_ops) {
             self.builder.op(Op::Trim);

@@ -5,9 +5,8 @@
 //! the driver was asked.
 //!
 //! What the events do not say in so many words:
-//! - A free of a block that other streams use completes when the stream events recorded just before it on the same
-//!   thread were seen done; see `ledger/torch.rs`. Those that a failed request waited for complete after that request:
-//!   its flush waits for them itself.
+//! - When the free of a block completes that other streams use: the books say so. Those that a failed request waited for
+//!   complete after that request: its flush waits for them itself.
 //! - `empty_cache` shows as PyTorch's segments given back, or its stream events waited for, outside of `allocate`. One that
 //!   had nothing to give back is not seen.
 //! - A segment obtained while a stream was captured belongs to a private pool. Captures that use the same segment share
@@ -27,31 +26,28 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gputrace_schemas::event::{
-    Action, BlockAlloc, BlockFree, BlockOom, Call, Event, EventKind, Frame as TraceFrame, Mapping, Mappings,
+    Action, BlockAlloc, BlockOom, Call, Event, EventKind, Frame as TraceFrame, Mapping, Mappings,
     StackId as TraceStackId, ThreadId, Wait, WaitAction,
 };
 use gputrace_schemas::reader;
 use gputrace_sim::ops::{
-    AllocId, Allocation, DriverCall, History, Nearby, Op, PoolIdx, Query, RecordedOom, StackId, StreamIdx,
-    TooMany,
+    Allocation, DriverCall, History, Nearby, PoolIdx, Query, RecordedOom, StackId, StreamIdx, TooMany,
 };
 use rustc_hash::FxHashMap;
 
 use self::device::{Device, private_pools};
-use self::segments::{Reservation, Run, TorchMemory};
 use self::settings::{grows, settings};
 use self::stacks::StackTable;
 use self::surroundings::without;
 use self::survey::{Survey, is_failed, plausible_bytes};
 use super::others::Bystanders;
 use super::{ImportError, LARGEST_SUM, Trace};
+use crate::ledger::{Ledger, MemoryKind, Object, Step, Watch};
 use crate::trace::Definitions;
 use crate::trace::owners;
 
 /// Most devices of one process.
 const MAX_DEVICES: i16 = 4096;
-/// Most stream events kept for one free: one for each stream that used the block.
-const MAX_EVENTS_OF_A_FREE: usize = 1024;
 
 /// Reads a trace file.
 ///
@@ -99,26 +95,21 @@ fn import<I: Iterator<Item = Event>>(
     let mut survey = Survey { first_read, ..Survey::default() };
     events().filter(|event| plausible_bytes(&event.kind).is_some()).for_each(|event| survey.event(&event));
     let devices = survey.devices.iter().map(|ordinal| (*ordinal, Device::new(*ordinal))).collect();
+    let mut ledger = Ledger::knowing(std::mem::take(&mut survey.own_events));
     let mut importer = Importer {
         definitions,
         survey,
         devices,
         mapped: Vec::new(),
         threads: FxHashMap::default(),
-        pending: FxHashMap::default(),
-        n_pending: 0,
-        waiting: FxHashMap::default(),
-        torch_memory: FxHashMap::default(),
-        reservations: BTreeMap::new(),
-        maps: BTreeMap::new(),
-        callers: FxHashMap::default(),
         stacks: StackTable::default(),
         bystanders: Bystanders::default(),
-        n_captures: 0,
         n_lost: 0,
         n_implausible: 0,
         sum: 0,
+        too_many: None,
     };
+    importer.begin(&mut ledger);
     if let Some(first) = mappings.next() {
         // Read when some memory had been handed out: what is left without that was there before it.
         let before = without(&first.mapped, &importer.survey.regions);
@@ -137,24 +128,21 @@ fn import<I: Iterator<Item = Event>>(
             importer.n_implausible += 1;
             break;
         }
-        importer.event(&event)?;
+        ledger.event(definitions, &event);
+        importer.event(&mut ledger, &event);
     }
-    importer.finish()
+    importer.finish(ledger)
 }
 
 /// What a thread did since its last block.
 #[derive(Default)]
 struct ThreadState {
-    /// Stream events recorded: those of the free that follows.
-    recorded: Vec<u64>,
-    /// Frees that a `cuEventSynchronize` completed: of a failed request's flush, or of `empty_cache`.
-    synchronized: Vec<(i16, AllocId)>,
+    /// Blocks whose frees a `cuEventSynchronize` completed: of a failed request's flush, or of `empty_cache`.
+    synchronized: Vec<(i16, u64)>,
     /// PyTorch asked the driver for memory inside `allocate` since then.
     asked: bool,
     /// Segments obtained for the request that follows.
     obtained: Vec<(i16, u32)>,
-    run: Run,
-    device_free: u64,
     is_capturing: bool,
     /// Free memory was asked for, perhaps by PyTorch for the text of an error that follows.
     question: Option<Question>,
@@ -169,14 +157,6 @@ struct Question {
     by_allocator: bool,
 }
 
-struct PendingFree {
-    device: i16,
-    alloc: AllocId,
-    n_events: usize,
-    /// Its events were done when a thread waited for them.
-    synchronized_by: Option<ThreadId>,
-}
-
 struct Importer<'a> {
     definitions: &'a dyn Definitions,
     survey: Survey,
@@ -184,49 +164,44 @@ struct Importer<'a> {
     /// The address space when it was last read.
     mapped: Vec<Mapping>,
     threads: FxHashMap<ThreadId, ThreadState>,
-    pending: FxHashMap<u64, PendingFree>,
-    n_pending: u64,
-    waiting: FxHashMap<u64, u64>,
-    /// Physical memory of PyTorch's allocator: by address (`cudaMalloc`) or handle (`cuMemCreate`).
-    torch_memory: FxHashMap<u64, TorchMemory>,
-    reservations: BTreeMap<u64, Reservation>,
-    /// Pages of PyTorch's expandable segments.
-    maps: BTreeMap<u64, TorchMemory>,
-    callers: FxHashMap<TraceStackId, Caller>,
     stacks: StackTable,
     bystanders: Bystanders,
-    n_captures: u64,
     n_lost: u64,
     /// Events that cannot be true.
     n_implausible: u64,
     /// Bytes of all events so far.
     sum: u64,
+    /// Ops cannot be numbered: what follows is not looked at.
+    too_many: Option<TooMany>,
 }
 
-/// Who made a call.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Caller {
-    Torch,
-    Other,
-    /// No native frame tells.
-    Unknown,
+impl Watch for Importer<'_> {
+    fn begin(&mut self, ledger: &mut Ledger) {
+        ledger.keep_steps();
+    }
+
+    fn event(&mut self, ledger: &mut Ledger, event: &Event) {
+        if self.too_many.is_none() {
+            self.too_many = self.booked(ledger, event).err();
+        }
+    }
 }
 
 impl Importer<'_> {
-    fn event(&mut self, event: &Event) -> Result<(), TooMany> {
+    fn booked(&mut self, ledger: &Ledger, event: &Event) -> Result<(), TooMany> {
         if matches!(event.kind, EventKind::Call(_) | EventKind::Sample(_)) {
-            let Importer { bystanders, devices, survey, definitions, .. } = self;
-            bystanders.event(*definitions, event, |device| {
+            let Importer { bystanders, devices, survey, .. } = self;
+            bystanders.event(ledger, event, |device| {
                 let n_ops = devices.get(&device).map_or(0, |device| device.builder.n_ops());
                 (n_ops, survey.torch.contains(&device))
             });
         }
         match &event.kind {
-            EventKind::Call(call) => self.call(event, call)?,
-            EventKind::BlockAlloc(block) => self.block_alloc(event, block)?,
-            EventKind::BlockFree(block) => self.block_free(event, block),
-            EventKind::BlockOom(oom) => self.block_oom(event, oom),
-            EventKind::Wait(wait) => self.wait(event, wait),
+            EventKind::Call(call) => self.call(ledger, event, call)?,
+            EventKind::BlockAlloc(block) => self.block_alloc(ledger, event, block)?,
+            EventKind::BlockFree(_) => self.block_free(ledger, event.thread),
+            EventKind::BlockOom(oom) => self.block_oom(ledger, event, oom),
+            EventKind::Wait(wait) => self.wait(ledger, event.thread, wait),
             EventKind::Lost(lost) => self.n_lost = self.n_lost.saturating_add(lost.events),
             EventKind::Sample(_)
             | EventKind::Mark(_)
@@ -251,13 +226,12 @@ impl Importer<'_> {
         self.stacks.id(self.definitions, stack)
     }
 
-    fn block_alloc(&mut self, event: &Event, block: &BlockAlloc) -> Result<(), TooMany> {
+    fn block_alloc(&mut self, ledger: &Ledger, event: &Event, block: &BlockAlloc) -> Result<(), TooMany> {
         self.answer_question(event.thread);
         let asked = self.thread(event.thread).asked;
         if !asked {
             self.flush_synchronized(event.thread);
         }
-        self.end_run(event.thread);
         let stack = self.stack(event.stack);
         let obtained = std::mem::take(&mut self.thread(event.thread).obtained);
         let Some(device) = self.device(block.device) else { return Ok(()) };
@@ -269,101 +243,85 @@ impl Importer<'_> {
         let requested = requested.filter(|requested| (1..=block.bytes.0).contains(requested));
         device.n_requests_unseen += u64::from(requested.is_none());
         let requested = requested.unwrap_or(block.bytes.0).max(1);
-        device.handed_out(Allocation {
-            requested,
-            address: block.addr,
-            stack,
-            stream,
-            pool: PoolIdx::DEFAULT,
-        });
+        let allocation = Allocation { requested, address: block.addr, stack, stream, pool: PoolIdx::DEFAULT };
+        for step in ledger.steps() {
+            match step {
+                Step::BlockFreed(_, missed) => {
+                    if let Some(device) = self.device(missed.device) {
+                        device.n_twice += 1;
+                        device.block_freed(missed.serial);
+                    }
+                }
+                Step::Block(_, block) => {
+                    if let Some(device) = self.device(block.device) {
+                        let segment = device.segment_at(allocation.address);
+                        device.handed_out(block.serial, allocation, segment);
+                    }
+                }
+                _ => self.done(step),
+            }
+        }
         self.complete_synchronized(event.thread);
-        let thread = self.thread(event.thread);
-        thread.recorded.clear();
-        thread.asked = false;
+        self.thread(event.thread).asked = false;
         Ok(())
     }
 
-    fn block_free(&mut self, event: &Event, block: &BlockFree) {
-        self.answer_question(event.thread);
-        self.flush_synchronized(event.thread);
-        self.end_run(event.thread);
-        let is_captured = self.n_captures > 0;
-        let mut events = std::mem::take(&mut self.thread(event.thread).recorded);
-        events.retain(|handle| self.survey.own_events.contains(handle));
-        let Some(device) = self.device(block.device) else { return };
-        device.n_frees_in_capture += u64::from(is_captured);
-        let alloc = device.taken_back(block.addr, block.bytes.0);
-        if events.is_empty() {
-            device.builder.op(Op::FreeCompleted(alloc));
-        } else {
-            let id = self.n_pending;
-            self.n_pending += 1;
-            let free =
-                PendingFree { device: block.device, alloc, n_events: events.len(), synchronized_by: None };
-            self.pending.insert(id, free);
-            for handle in &events {
-                if let Some(before) = self.waiting.insert(*handle, id) {
-                    self.one_done(before, None);
+    fn block_free(&mut self, ledger: &Ledger, thread: ThreadId) {
+        self.answer_question(thread);
+        self.flush_synchronized(thread);
+        for step in ledger.steps() {
+            match step {
+                Step::BlockFreed(_, block) => {
+                    if let Some(device) = self.device(block.device) {
+                        device.block_freed(block.serial);
+                    }
                 }
+                Step::StrangerFreed(stranger) => {
+                    if let Some(device) = self.device(stranger.device) {
+                        device.was_there(stranger);
+                        device.block_freed(stranger.serial);
+                    }
+                }
+                _ => self.done(step),
             }
         }
-        events.clear();
-        self.thread(event.thread).recorded = events;
     }
 
-    fn block_oom(&mut self, event: &Event, oom: &BlockOom) {
-        self.end_run(event.thread);
+    /// If `step` completes a free, so does the op.
+    fn done(&mut self, step: &Step) {
+        if let Some((device, serial)) = completed(step)
+            && let Some(device) = self.device(device)
+        {
+            device.block_done(serial);
+        }
+    }
+
+    fn block_oom(&mut self, ledger: &Ledger, event: &Event, oom: &BlockOom) {
         if !self.survey.knows_allocate {
             self.thread(event.thread).question.take_if(|question| question.by_allocator);
         }
         self.answer_question(event.thread);
         let stack = self.stack(event.stack);
-        let device_free = self.thread(event.thread).device_free;
+        let told = ledger.torch(oom.device).and_then(|torch| torch.ooms.last()?.device);
+        let device_free = told.map_or(0, |(free, _)| free.0);
         if let Some(device) = self.device(oom.device) {
             let rounded = oom.requested.filter(|bytes| bytes.0 > 0).unwrap_or(oom.bytes).0;
             device.builder.oom(RecordedOom { rounded, device_free, stream: StreamIdx(0), stack });
         }
         self.complete_synchronized(event.thread);
         let thread = self.thread(event.thread);
-        thread.recorded.clear();
         thread.obtained.clear();
         thread.asked = false;
     }
 
-    fn wait(&mut self, event: &Event, wait: &Wait) {
+    fn wait(&mut self, ledger: &Ledger, thread: ThreadId, wait: &Wait) {
         match wait.action {
-            WaitAction::Record if wait.result == 0 => {
-                let recorded = &mut self.thread(event.thread).recorded;
-                if recorded.len() == MAX_EVENTS_OF_A_FREE {
-                    recorded.remove(0);
-                }
-                recorded.push(wait.event);
+            WaitAction::Synchronize => {
+                let completed = ledger.steps().iter().filter_map(completed);
+                self.thread(thread).synchronized.extend(completed);
             }
-            WaitAction::Query | WaitAction::Synchronize if wait.result == 0 => {
-                if let Some(id) = self.waiting.remove(&wait.event) {
-                    let by = (wait.action == WaitAction::Synchronize).then_some(event.thread);
-                    self.one_done(id, by);
-                }
-            }
-            WaitAction::Record | WaitAction::Query | WaitAction::Synchronize => {}
-        }
-    }
-
-    fn one_done(&mut self, id: u64, synchronized_by: Option<ThreadId>) {
-        let Some(free) = self.pending.get_mut(&id) else { return };
-        free.n_events -= 1;
-        free.synchronized_by = free.synchronized_by.or(synchronized_by);
-        if free.n_events > 0 {
-            return;
-        }
-        let PendingFree { device, alloc, synchronized_by, .. } = *free;
-        self.pending.remove(&id);
-        match synchronized_by {
-            Some(thread) => self.thread(thread).synchronized.push((device, alloc)),
-            None => {
-                if let Some(device) = self.device(device) {
-                    device.builder.op(Op::FreeCompleted(alloc));
-                }
+            WaitAction::Record | WaitAction::Query => {
+                ledger.steps().iter().for_each(|step| self.done(step));
             }
         }
     }
@@ -371,22 +329,22 @@ impl Importer<'_> {
     /// What a thread waited for was waited for by `empty_cache`: nothing that it did since needed it.
     fn flush_synchronized(&mut self, thread: ThreadId) {
         let completed = std::mem::take(&mut self.thread(thread).synchronized);
-        let mut by_device: BTreeMap<i16, Vec<AllocId>> = BTreeMap::new();
-        for (device, alloc) in completed {
-            by_device.entry(device).or_default().push(alloc);
+        let mut by_device: BTreeMap<i16, Vec<u64>> = BTreeMap::new();
+        for (device, serial) in completed {
+            by_device.entry(device).or_default().push(serial);
         }
-        for (device, allocs) in by_device {
+        for (device, serials) in by_device {
             if let Some(device) = self.device(device) {
-                device.trim(&allocs);
+                device.trim(&serials);
             }
         }
     }
 
     /// What a thread waited for was waited for by the request that was just served or refused.
     fn complete_synchronized(&mut self, thread: ThreadId) {
-        for (device, alloc) in std::mem::take(&mut self.thread(thread).synchronized) {
+        for (device, serial) in std::mem::take(&mut self.thread(thread).synchronized) {
             if let Some(device) = self.device(device) {
-                device.builder.op(Op::FreeCompleted(alloc));
+                device.block_done(serial);
             }
         }
     }
@@ -403,67 +361,84 @@ impl Importer<'_> {
         }
     }
 
-    fn call(&mut self, event: &Event, call: &Call) -> Result<(), TooMany> {
+    fn call(&mut self, ledger: &Ledger, event: &Event, call: &Call) -> Result<(), TooMany> {
         let Some(result) = call.result else { return Ok(()) };
-        let caller = self.caller(event.stack);
-        let by_torch = caller == Caller::Torch || (call.in_allocate && caller == Caller::Unknown);
-        if by_torch && call.in_allocate && call.action.gives() {
+        let is_by_torch = ledger.is_by_torch();
+        if is_by_torch && call.in_allocate && call.action.gives() {
             self.thread(event.thread).asked = true;
         }
-        let is_torch_device = self.survey.torch.contains(&call.device);
         if result != 0 {
-            if event.out_of_memory().is_some() && !is_torch_device && is_request(call.action) {
+            let has_torch = self.survey.torch.contains(&call.device);
+            if event.out_of_memory().is_some() && !has_torch && is_request(call.action) {
                 self.refused(event, call)?;
             }
             return Ok(());
         }
+        for step in ledger.steps() {
+            match step {
+                Step::Gained(object) => self.gained(ledger, (event, call), object)?,
+                Step::Lost(object) => self.lost((event, call), object),
+                Step::Grown(pages) if self.survey.torch.contains(&pages.device) => {
+                    self.grown(ledger, event, pages);
+                }
+                Step::Shrunk(page, continues) if self.survey.torch.contains(&page.device) => {
+                    self.shrunk(ledger, (event, call), (page, *continues));
+                }
+                _ => {}
+            }
+        }
         match call.action {
-            Action::MemInfo => self.mem_info(event, call),
-            Action::CaptureBegin => {
-                self.n_captures += 1;
-                self.thread(event.thread).is_capturing = true;
-            }
-            Action::CaptureEnd => {
-                self.n_captures = self.n_captures.saturating_sub(1);
-                self.thread(event.thread).is_capturing = false;
-            }
-            Action::Alloc if by_torch && is_torch_device => {
-                let memory = TorchMemory { device: call.device, bytes: call.bytes.0 };
-                self.torch_memory.insert(call.addr, memory);
-                self.segment_alloc(event, call);
-            }
-            Action::Create if by_torch && is_torch_device => {
-                let memory = TorchMemory { device: call.device, bytes: call.bytes.0 };
-                self.torch_memory.insert(call.handle, memory);
-            }
-            Action::Free if self.torch_memory.contains_key(&call.addr) => self.segment_free(event, call),
-            Action::Reserve if by_torch => {
-                let end = call.addr.saturating_add(call.bytes.0);
-                self.reservations.insert(call.addr, Reservation { end, segment: None });
-            }
-            Action::Unreserve => {
-                self.reservations.remove(&call.addr);
-            }
-            Action::Map => self.page_mapped(event, call),
-            Action::Unmap => self.page_unmapped(event, call),
-            Action::SetAccess => self.end_mapping(event),
-            Action::Alloc if is_torch_device => {
-                let what = Nearby::Allocated { address: call.addr, bytes: call.bytes.0 };
-                self.nearby(Some(call.device), what);
-            }
-            Action::Free if self.is_nearby(call.addr) => {
-                self.nearby(None, Nearby::Freed { address: call.addr });
-            }
-            _ if !is_torch_device => self.without_torch(event, call)?,
+            Action::MemInfo => self.mem_info(event, call, is_by_torch),
+            Action::CaptureBegin => self.thread(event.thread).is_capturing = true,
+            Action::CaptureEnd => self.thread(event.thread).is_capturing = false,
+            Action::Unreserve => self.unreserved(call.addr),
             _ => {}
         }
         Ok(())
     }
 
-    fn mem_info(&mut self, event: &Event, call: &Call) {
+    /// The driver handed this out: on a device with PyTorch's blocks a segment or a neighbour of segments, elsewhere
+    /// what the program asked for.
+    fn gained(
+        &mut self,
+        ledger: &Ledger,
+        (event, call): (&Event, &Call),
+        object: &Object,
+    ) -> Result<(), TooMany> {
+        match (self.survey.torch.contains(&object.device), object.kind, object.torch) {
+            (false, ..) if is_request(call.action) => self.requested(event, call, object)?,
+            (true, MemoryKind::Linear, true) => self.segment_alloc(ledger, event, call),
+            (true, MemoryKind::Linear, false) => {
+                let what = Nearby::Allocated { address: object.addr, bytes: object.bytes.0 };
+                self.nearby(object.device, what);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The same was given back, or went away with its context.
+    fn lost(&mut self, (event, call): (&Event, &Call), object: &Object) {
+        match (self.survey.torch.contains(&object.device), object.kind, object.torch) {
+            (false, ..) => {
+                if let Some(device) = self.devices.get_mut(&object.device) {
+                    let was_requested = device.given_back(object.serial);
+                    device.n_twice += u64::from(was_requested && is_request(call.action));
+                }
+            }
+            // What went away with its context was not given back by PyTorch.
+            (true, MemoryKind::Linear, true) if call.action == Action::Free => {
+                self.segment_freed(event, call, object);
+            }
+            (true, MemoryKind::Linear, false) => {
+                self.nearby(object.device, Nearby::Freed { address: object.addr });
+            }
+            _ => {}
+        }
+    }
+
+    fn mem_info(&mut self, event: &Event, call: &Call, by_allocator: bool) {
         self.answer_question(event.thread);
-        self.thread(event.thread).device_free = call.bytes.0;
-        let by_allocator = self.caller(event.stack) == Caller::Torch;
         if call.in_allocate {
             return;
         }
@@ -481,47 +456,19 @@ impl Importer<'_> {
         *device.queries.entry((question.stack, question.is_autotune)).or_default() += 1;
     }
 
-    fn caller(&mut self, stack: TraceStackId) -> Caller {
-        if let Some(known) = self.callers.get(&stack) {
-            return *known;
-        }
-        let owner = owners::owner(self.definitions, self.definitions.stack(stack), "");
-        let caller = match owner.frame {
-            _ if owner.name == owners::TORCH => Caller::Torch,
-            Some(_) => Caller::Other,
-            None => Caller::Unknown,
-        };
-        self.callers.insert(stack, caller);
-        caller
-    }
-
-    /// A device that PyTorch's caching allocator does not use: what the driver was asked is what the program asked.
-    fn without_torch(&mut self, event: &Event, call: &Call) -> Result<(), TooMany> {
+    /// On a device that PyTorch's caching allocator does not use, what the driver was asked is what the program asked.
+    fn requested(&mut self, event: &Event, call: &Call, object: &Object) -> Result<(), TooMany> {
+        let requested = object.bytes.0;
         let stack = self.stack(event.stack);
-        let address = match call.action {
-            Action::Create | Action::Release => call.handle,
-            _ => call.addr,
-        };
-        if is_request(call.action) && call.bytes.0 > 0 {
-            let Some(device) = self.device(call.device) else { return Ok(()) };
-            let stream = if call.action == Action::AllocAsync { call.stream } else { 0 };
-            let stream = device.builder.stream(stream)?;
-            let index = device.new_segment(address, call.bytes.0);
-            device.segments.insert(address, (address.saturating_add(call.bytes.0), index));
-            device.builder.driver(DriverCall::Alloc, address, call.bytes.0, index);
-            let allocation =
-                Allocation { requested: call.bytes.0, address, stack, stream, pool: PoolIdx::DEFAULT };
-            device.handed_out(allocation);
-        } else if matches!(call.action, Action::Free | Action::FreeAsync | Action::Release) {
-            // The free may name no device, or another one than the memory's.
-            let holder = self.devices.iter_mut().find(|(_, device)| device.live.contains_key(&address));
-            let Some((_, device)) = holder else { return Ok(()) };
-            let id = device.taken_back(address, 0);
-            device.builder.op(Op::FreeCompleted(id));
-            if let Some((end, index)) = device.segments.remove(&address) {
-                device.builder.driver(DriverCall::Free, address, end - address, index);
-            }
-        }
+        let Some(device) = self.device(object.device).filter(|_| requested > 0) else { return Ok(()) };
+        let stream = if call.action == Action::AllocAsync { call.stream } else { 0 };
+        let stream = device.builder.stream(stream)?;
+        // Physical memory has no address; its handle stands for one.
+        let address = if call.action == Action::Create { call.handle } else { object.addr };
+        let segment = device.new_segment(address, requested);
+        device.builder.driver(DriverCall::Alloc, address, requested, segment);
+        let allocation = Allocation { requested, address, stack, stream, pool: PoolIdx::DEFAULT };
+        device.handed_out(object.serial, allocation, segment);
         Ok(())
     }
 
@@ -533,13 +480,16 @@ impl Importer<'_> {
         Ok(())
     }
 
-    fn finish(mut self) -> Result<Trace, TooMany> {
+    fn finish(mut self, mut ledger: Ledger) -> Result<Trace, TooMany> {
+        if let Some(too_many) = self.too_many {
+            return Err(too_many);
+        }
+        ledger.finish();
         for thread in self.threads.keys().copied().collect::<Vec<_>>() {
             self.flush_synchronized(thread);
-            self.end_run(thread);
             self.answer_question(thread);
         }
-        let mut others = self.bystanders.finish();
+        let mut others = self.bystanders.finish(&ledger);
         let stacks = Arc::new(self.stacks.stacks);
         let mut trace = Trace { devices: Vec::new(), notes: Vec::new() };
         for (ordinal, mut device) in self.devices {
@@ -623,6 +573,15 @@ fn asks_for_itself(definitions: &dyn Definitions, stack: TraceStackId, by_alloca
     }
     let owner = owners::owner(definitions, definitions.stack(stack), "");
     (owner.name != owners::NCCL).then_some(false)
+}
+
+/// The block whose free this completes: its device and serial.
+fn completed(step: &Step) -> Option<(i16, u64)> {
+    match step {
+        Step::BlockDone(_, block) => Some((block.device, block.serial)),
+        Step::StrangerDone(stranger) => Some((stranger.device, stranger.serial)),
+        _ => None,
+    }
 }
 
 /// Memory of the device, of any kind.

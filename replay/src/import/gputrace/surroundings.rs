@@ -39,20 +39,13 @@ impl Importer<'_> {
         self.mapped = mapped;
     }
 
-    /// Memory that PyTorch's allocator on `device` has no part in; all devices where that is not known.
-    pub(super) fn nearby(&mut self, device: Option<i16>, what: Nearby) {
-        for (ordinal, other) in &mut self.devices {
-            if device.is_none_or(|device| device == *ordinal)
-                && other.builder.stream_mut().surroundings.is_some()
-            {
-                other.builder.nearby(what);
-            }
+    /// Memory that PyTorch's allocator on `device` has no part in.
+    pub(super) fn nearby(&mut self, device: i16, what: Nearby) {
+        if let Some(device) = self.devices.get_mut(&device)
+            && device.builder.stream_mut().surroundings.is_some()
+        {
+            device.builder.nearby(what);
         }
-    }
-
-    /// Whether nobody whose requests are replayed holds this address.
-    pub(super) fn is_nearby(&self, address: u64) -> bool {
-        !self.devices.values().any(|device| device.live.contains_key(&address))
     }
 }
 

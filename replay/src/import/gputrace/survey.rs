@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use gputrace_schemas::event::{Action, Event, EventKind, Mapping, Nanos, Wait, WaitAction};
+use gputrace_schemas::event::{Action, Event, EventKind, Mapping, Nanos};
 use gputrace_sim::driver::REGION;
 use rustc_hash::FxHashSet;
 
 use super::MAX_DEVICES;
 use crate::import::{HIGHEST, LARGEST, LARGEST_REFUSED};
+use crate::ledger::asked_about;
 
 /// What must be known before the first event is understood.
 #[derive(Default)]
@@ -32,9 +33,7 @@ pub(super) struct Survey {
 impl Survey {
     pub(super) fn event(&mut self, event: &Event) {
         match &event.kind {
-            EventKind::Wait(Wait { event, action: WaitAction::Query | WaitAction::Synchronize, .. }) => {
-                self.own_events.insert(*event);
-            }
+            EventKind::Wait(wait) => self.own_events.extend(asked_about(wait)),
             EventKind::Call(call) if call.result == Some(0) && call.action.gives() => {
                 if call.action == Action::Reserve {
                     let end = call.addr.saturating_add(call.bytes.0);

@@ -2,6 +2,7 @@
 
 use expect_test::{Expect, expect};
 use gputrace_schemas::event::Nanos;
+use gputrace_sim::ops::Op;
 use gputrace_sim::whatif::Laboratory;
 
 use super::*;
@@ -215,6 +216,85 @@ fn pages_of_a_growing_segment_are_one_call() {
     );
 }
 
+const GROWN: &str = "Reserve addr=0x100000000 bytes=1G by=libc10_cuda.so
+    Create handle=1 bytes=2M by=libc10_cuda.so in_allocate=1
+    Create handle=2 bytes=2M by=libc10_cuda.so in_allocate=1
+    Map addr=0x100000000 bytes=2M handle=1 by=libc10_cuda.so in_allocate=1
+    SetAccess addr=0x100000000 bytes=2M by=libc10_cuda.so in_allocate=1
+    block addr=0x100000000 bytes=1M requested=1M\n";
+
+#[test]
+fn pages_given_back_to_make_room_for_others_are_a_call_of_their_own() {
+    check(
+        &format!(
+            "{GROWN}
+            free addr=0x100000000 bytes=1M
+            Unmap addr=0x100000000 bytes=2M by=libc10_cuda.so in_allocate=1
+            Reserve addr=0x200000000 bytes=1G by=libc10_cuda.so
+            Map addr=0x200000000 bytes=2M handle=2 by=libc10_cuda.so in_allocate=1
+            SetAccess addr=0x200000000 bytes=2M by=libc10_cuda.so in_allocate=1
+            block addr=0x200000000 bytes=1M requested=1M stream=7"
+        ),
+        expect![[r#"
+              Map 0x100000000+2048K
+            Alloc(0) 1048576 on 0
+            FreeRequested(AllocId(0))
+            FreeCompleted(AllocId(0))
+              Unmap 0x100000000+2048K
+              Map 0x200000000+2048K
+            Alloc(1) 1048576 on 7
+            Complete
+            device 0: the program itself set expandable_segments:True: its allocator mapped pages
+            device 0: the pools of some segments could not be found out; from request 3 on the replay is a guess
+        "#]],
+    );
+}
+
+#[test]
+fn pages_that_are_unmapped_at_once_are_all_gone() {
+    check(
+        &format!(
+            "{GROWN}
+            block addr=0x100100000 bytes=1M requested=1M
+            Map addr=0x100200000 bytes=2M handle=2 by=libc10_cuda.so in_allocate=1
+            SetAccess addr=0x100200000 bytes=2M by=libc10_cuda.so in_allocate=1
+            block addr=0x100200000 bytes=1M requested=1M
+            free addr=0x100000000 bytes=1M
+            free addr=0x100100000 bytes=1M
+            free addr=0x100200000 bytes=1M
+            Unmap addr=0x100000000 bytes=4M by=libc10_cuda.so"
+        ),
+        expect![[r#"
+              Map 0x100000000+2048K
+            Alloc(0) 1048576 on 0
+            Alloc(1) 1048576 on 0
+              Map 0x100200000+2048K
+            Alloc(2) 1048576 on 0
+            FreeRequested(AllocId(0))
+            FreeCompleted(AllocId(0))
+            FreeRequested(AllocId(1))
+            FreeCompleted(AllocId(1))
+            FreeRequested(AllocId(2))
+            FreeCompleted(AllocId(2))
+            Trim
+              Unmap 0x100000000+4096K
+            Complete
+            device 0: the program itself set expandable_segments:True: its allocator mapped pages
+        "#]],
+    );
+}
+
+#[test]
+fn what_another_library_maps_is_no_part_of_a_segment() {
+    let trace = imported(&format!(
+        "{GROWN}
+        Map addr=0x100200000 bytes=2M handle=2 by=libother.so
+        SetAccess addr=0x100200000 bytes=2M by=libother.so
+        block addr=0x100000000 bytes=512 requested=512"
+    ));
+    assert_eq!(trace.devices[0].segments[0].bytes, 2 << 20);
+}
+
 #[test]
 fn without_pytorch_the_driver_calls_are_the_requests() {
     let scene = "Alloc addr=0x40000000 bytes=3M by=plain
@@ -236,6 +316,47 @@ fn without_pytorch_the_driver_calls_are_the_requests() {
     let trace = imported(scene);
     assert_eq!(trace.devices[0].settings.policy, "direct");
     assert!(Laboratory::new(&trace.devices[0]).unwrap().self_check(None).is_perfect());
+}
+
+#[test]
+fn physical_memory_is_given_back_when_it_is_released_and_mapped_nowhere() {
+    check(
+        "Create handle=7 bytes=2M by=plain
+        Map addr=0x40000000 bytes=2M handle=7 by=plain
+        Release handle=7 by=plain
+        Alloc addr=0x50000000 bytes=1M by=plain
+        Unmap addr=0x40000000 bytes=2M by=plain",
+        expect![[r#"
+              Alloc 0x7+2048K
+            Alloc(0) 2097152 on 0
+              Alloc 0x50000000+1024K
+            Alloc(1) 1048576 on 0
+            FreeRequested(AllocId(0))
+            FreeCompleted(AllocId(0))
+              Free 0x7+2048K
+            Complete
+        "#]],
+    );
+}
+
+#[test]
+fn what_lies_in_a_context_goes_with_it() {
+    check(
+        "PrimaryRetain extra=0 handle=9 by=plain
+        Alloc addr=0x40000000 bytes=1M by=plain
+        PrimaryReset extra=0 by=plain
+        Alloc addr=0x40000000 bytes=1M by=plain",
+        expect![[r#"
+              Alloc 0x40000000+1024K
+            Alloc(0) 1048576 on 0
+            FreeRequested(AllocId(0))
+            FreeCompleted(AllocId(0))
+              Free 0x40000000+1024K
+              Alloc 0x40000000+1024K
+            Alloc(1) 1048576 on 0
+            Complete
+        "#]],
+    );
 }
 
 #[test]
@@ -275,5 +396,38 @@ fn memory_of_others_and_mappings_are_kept_for_the_addresses() {
             Nearby::Allocated { address: 0x7f00_1000_0000, bytes: 8 << 20 },
             Nearby::Freed { address: 0x7f00_1000_0000 },
         ]
+    );
+}
+
+#[test]
+fn a_block_is_taken_back_on_the_device_that_it_was_handed_out_on() {
+    let trace = imported(&format!(
+        "{SEGMENT}
+        block addr=0x40000000 bytes=512 requested=512
+        free addr=0x40000000 bytes=512 dev=1"
+    ));
+    assert_eq!(trace.devices.len(), 1);
+    assert_eq!(trace.devices[0].history, History::Complete);
+}
+
+#[test]
+fn a_block_that_was_there_before_the_first_event_waits_for_its_streams_too() {
+    check(
+        &format!(
+            "{SEGMENT}
+            record event=1
+            free addr=0x40000000 bytes=512
+            block addr=0x40000400 bytes=512 requested=512
+            query event=1"
+        ),
+        expect![[r#"
+              Alloc 0x40000000+2048K
+            FreeRequested(AllocId(0))
+            Alloc(1) 512 on 0
+            FreeCompleted(AllocId(0))
+            StartsLate
+            device 0: 1 blocks were taken back that were not seen handed out
+            device 0: the pools of some segments could not be found out; from request 1 on the replay is a guess
+        "#]],
     );
 }

@@ -67,15 +67,15 @@ pub(super) struct ExportArgs {
 }
 
 fn formats() -> PossibleValuesParser {
-    PossibleValuesParser::new(EXPORTS.iter().map(|it| PossibleValue::new(it.name()).help(it.summary())))
+    PossibleValuesParser::new(EXPORTS.iter().map(|it| PossibleValue::new(it.name).help(it.summary)))
 }
 
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: ExportArgs = super::parsed(matches)?;
-    let Some(export) = EXPORTS.iter().find(|export| export.name() == args.format) else {
+    let Some(export) = EXPORTS.iter().find(|export| export.name == args.format) else {
         bail!("no format {}", args.format);
     };
-    can(&args, export.takes())?;
+    can(&args, export.takes)?;
     let open = |path: &PathBuf| -> anyhow::Result<Source> {
         let source = Source::open(path)?;
         Ok(if args.redact { source.redacted() } else { source })
@@ -92,8 +92,8 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     };
     match args.output.filter(|path| path.as_os_str() != "-") {
         // What somebody looks at is shown; what a program reads has the bytes of its format.
-        None if std::io::stdout().is_terminal() => export.export(&request, out)?,
-        None => export.export(&request, out.behind())?,
+        None if std::io::stdout().is_terminal() => (export.export)(&request, out)?,
+        None => (export.export)(&request, out.behind())?,
         Some(path) => {
             let mut options = OpenOptions::new();
             options.write(true).create(true).truncate(true).create_new(!args.force);
@@ -102,7 +102,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
                 false => format!("cannot write {}", path.display()),
             })?;
             let mut file = BufWriter::new(file);
-            let written = export.export(&request, &mut file).and_then(|()| file.flush());
+            let written = (export.export)(&request, &mut file).and_then(|()| file.flush());
             written.with_context(|| format!("cannot write {}", path.display()))?;
         }
     }
@@ -117,7 +117,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
 /// What was asked for can be done in this format.
 fn can(args: &ExportArgs, takes: Takes) -> anyhow::Result<()> {
     let able = |able: fn(Takes) -> bool| {
-        let names: Vec<_> = EXPORTS.iter().filter(|it| able(it.takes())).map(|it| it.name()).collect();
+        let names: Vec<_> = EXPORTS.iter().filter(|it| able(it.takes)).map(|it| it.name).collect();
         names.join(", ")
     };
     let format = &args.format;
