@@ -27,6 +27,8 @@ pub struct Story {
     pub path: String,
     /// The process.
     pub process: Process,
+    /// When it began to be traced.
+    pub start: Nanos,
     /// Its devices.
     pub devices: Vec<Device>,
     /// Names of its threads, with their ids.
@@ -120,6 +122,7 @@ impl Story {
         Story {
             path: source.path().to_owned(),
             process: definitions.process().clone(),
+            start: source.start(),
             devices: source.devices().to_vec(),
             threads: source.threads().into_iter().map(|(id, thread)| (id, thread.name)).collect(),
             ledger: ledger.unwrap_or_else(|never| match never {}),
@@ -146,8 +149,7 @@ impl Story {
     /// Time since the process began to be traced.
     #[must_use]
     pub fn since_start(&self, time: Nanos) -> Nanos {
-        let start = if self.process.start.0 > 0 { Some(self.process.start) } else { self.ledger.first };
-        Nanos(time.0.saturating_sub(start.unwrap_or_default().0))
+        Nanos(time.0.saturating_sub(self.start.0))
     }
 
     /// Why its numbers may be wrong, in one line; shown wherever numbers are.

@@ -480,7 +480,9 @@ fn help_of_every_verb() {
               --other <BYTES>            What others hold of --limit or --device-memory: the CUDA context,
                                          code, NCCL, cuBLAS... [default: what the trace says, at each
                                          moment; a snapshot says nothing]
-              --json                     Print one JSON object, bytes as integers
+              --json                     Write JSON: bytes and nanoseconds as integers
+              --color <WHEN>             Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE
+                                         [default: auto] [possible values: auto, always, never]
           -h, --help                     Print help
 
         Examples:
@@ -506,7 +508,9 @@ fn help_of_every_verb() {
               --other <BYTES>          What others hold of --limit or --device-memory: the CUDA context,
                                        code, NCCL, cuBLAS... [default: what the trace says, at each moment;
                                        a snapshot says nothing]
-              --json                   Print one JSON object, bytes as integers
+              --json                   Write JSON: bytes and nanoseconds as integers
+              --color <WHEN>           Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE
+                                       [default: auto] [possible values: auto, always, never]
           -h, --help                   Print help
 
         Examples:
@@ -657,12 +661,16 @@ fn help_of_every_verb() {
           <SNAPSHOT>...  PyTorch snapshots (plain or .gz)
 
         Options:
-              --json  Print one JSON object a snapshot
-          -h, --help  Print help
+              --json          Write JSON: bytes and nanoseconds as integers
+              --color <WHEN>  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE [default:
+                              auto] [possible values: auto, always, never]
+          -h, --help          Print help
 
         Examples:
           gputrace import snapshot.pickle
           gputrace import --json rank*.pickle.gz
+
+        --json writes one line per snapshot.
 
         ---- gputrace recover --help
         Makes a trace of a ring whose recorder is gone

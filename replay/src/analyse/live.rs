@@ -33,6 +33,19 @@ pub enum When {
     Step(u64),
 }
 
+impl When {
+    /// From when to when, as the trace counts time, where it began at `start`. When a step was, only its [`span`] says.
+    #[must_use]
+    pub fn since(self, start: Nanos) -> (Nanos, Nanos) {
+        let since = |time: Nanos| Nanos(start.0.saturating_add(time.0));
+        match self {
+            When::Peak | When::End | When::Step(_) => (Nanos(0), Nanos(u64::MAX)),
+            When::At(time) => (Nanos(0), since(time)),
+            When::Within(from, to) => (since(from), since(to)),
+        }
+    }
+}
+
 /// What something that is held is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Level {
@@ -217,22 +230,15 @@ fn places(source: &Source, story: &Story, highest: &Highest, when: When) -> Opti
 /// # Errors
 /// There is no such step, in words.
 pub fn span(story: &Story, when: When) -> Result<(Nanos, Nanos), String> {
-    let since = |time: Nanos| Nanos(start(story).0.saturating_add(time.0));
-    match when {
-        When::Peak | When::End => Ok((Nanos(0), Nanos(u64::MAX))),
-        When::At(time) => Ok((Nanos(0), since(time))),
-        When::Within(from, to) => Ok((since(from), since(to))),
-        When::Step(number) => {
-            let steps = story.ledger.training.as_ref().map_or(&[][..], |training| &training.steps);
-            match (steps.iter().find(|step| step.number == number), steps) {
-                (Some(step), _) => Ok((step.begin, step.end.unwrap_or(story.ledger.last))),
-                (None, []) => Err(format!("no step {number}: no steps were seen (use a time, 10s..20s)")),
-                (None, [first, .., last]) => {
-                    Err(format!("no step {number}: steps are {} to {}", first.number, last.number))
-                }
-                (None, [only]) => Err(format!("no step {number}: the only step is {}", only.number)),
-            }
+    let When::Step(number) = when else { return Ok(when.since(story.start)) };
+    let steps = story.ledger.training.as_ref().map_or(&[][..], |training| &training.steps);
+    match (steps.iter().find(|step| step.number == number), steps) {
+        (Some(step), _) => Ok((step.begin, step.end.unwrap_or(story.ledger.last))),
+        (None, []) => Err(format!("no step {number}: no steps were seen (use a time, 10s..20s)")),
+        (None, [first, .., last]) => {
+            Err(format!("no step {number}: steps are {} to {}", first.number, last.number))
         }
+        (None, [only]) => Err(format!("no step {number}: the only step is {}", only.number)),
     }
 }
 
@@ -249,11 +255,6 @@ fn highest_within(source: &Source, from: Nanos, to: Nanos) -> BTreeMap<i16, u64>
         }
     }
     highest.devices.iter().map(|(device, peak)| (*device, peak.event)).collect()
-}
-
-fn start(story: &Story) -> Nanos {
-    let start = if story.process.start.0 > 0 { Some(story.process.start) } else { story.ledger.first };
-    start.unwrap_or_default()
 }
 
 /// After how many events each device was at its peak.

@@ -26,6 +26,21 @@ pub enum GroupBy {
 }
 
 impl GroupBy {
+    /// All, each with its name and what it means.
+    pub const ALL: &[(&str, GroupBy, &str)] = &[
+        ("stack", GroupBy::Stack, "Calls, outermost first"),
+        ("owner", GroupBy::Owner, "Owners"),
+        ("device", GroupBy::Device, "Devices"),
+        ("stream", GroupBy::Stream, "Streams of PyTorch's blocks"),
+        ("rank", GroupBy::Rank, "Ranks of a job, where several traces are given"),
+        (
+            "category",
+            GroupBy::Category,
+            "What PyTorch's blocks are for (parameters, activations, ...), and other owners",
+        ),
+        ("phase", GroupBy::Phase, "Phases of the program: NVTX ranges"),
+    ];
+
     /// What holders have to be told apart by.
     #[must_use]
     pub fn parts(self) -> Parts {

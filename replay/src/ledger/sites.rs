@@ -103,6 +103,12 @@ impl Sites {
         self.sites.values.get(id.0 as usize)
     }
 
+    /// A call site in words.
+    #[must_use]
+    pub fn site_name(&self, id: SiteId) -> String {
+        self.site(id).map(ToString::to_string).unwrap_or_default()
+    }
+
     /// A function's name.
     #[must_use]
     pub fn name(&self, id: NameId) -> &str {
@@ -321,7 +327,7 @@ mod tests {
         ));
         let torch = books.torch(0).expect("PyTorch on the first device");
         let part = torch.blocks.sites().next().expect("one block");
-        books.sites.site(part.id).map(ToString::to_string).unwrap_or_default()
+        books.sites.site_name(part.id)
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::io::Read;
 use std::path::Path;
 
-use gputrace_schemas::event::{Device, Event, Thread, ThreadId};
+use gputrace_schemas::event::{Device, Event, Nanos, Thread, ThreadId};
 use gputrace_schemas::reader::{self, Damage, Trace};
 
 use crate::import::{self, ImportError};
@@ -103,6 +103,13 @@ impl Source {
             Some(_) => Box::new(events.map(|event| Cow::Owned(redact::event(&event)))),
             None => events,
         }
+    }
+
+    /// When the process began to be traced.
+    #[must_use]
+    pub fn start(&self) -> Nanos {
+        let start = Some(self.definitions().process().start).filter(|start| start.0 > 0);
+        start.or_else(|| Some(self.events().next()?.time)).unwrap_or_default()
     }
 
     /// The devices of the process.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, bail};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use gputrace_replay::analyse::categories::Categories;
 use gputrace_replay::analyse::live::{Native, Parts, View, When, span, view};
@@ -17,6 +18,7 @@ use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::{Error, Source};
 use gputrace_schemas::event::Nanos;
 use gputrace_schemas::printable::{Screen, printable};
+use serde::Serialize;
 
 /// Says on the standard error, in a line, what went wrong: `eprintln!` for text with names in it.
 macro_rules! complain {
@@ -157,6 +159,16 @@ fn time(text: &str) -> Result<u64, String> {
     }
 }
 
+/// Parses what is one of the library's choices: their names, and what each means.
+pub(crate) fn one_of<T: Copy + Send + Sync + 'static>(
+    choices: &'static [(&'static str, T, &'static str)],
+) -> impl TypedValueParser<Value = T> {
+    let names = choices.iter().map(|(name, _, meaning)| PossibleValue::new(name).help(meaning));
+    PossibleValuesParser::new(names).try_map(|wanted| {
+        choices.iter().find(|(name, ..)| *name == wanted).map(|(_, choice, _)| *choice).ok_or("not a choice")
+    })
+}
+
 /// Which frames to show.
 #[derive(Args)]
 pub(crate) struct NativeArgs {
@@ -192,11 +204,21 @@ enum Color {
 impl ShowArgs {
     /// Writes the report the way the user wants it.
     pub(crate) fn write(&self, report: &Report, out: &mut Screen) -> anyhow::Result<()> {
-        if self.json {
-            return write_json(&json::render(report), out);
+        self.write_as(report, &json::render(report), out)
+    }
+
+    /// The same, where programs get JSON of another shape.
+    pub(crate) fn write_as(
+        &self,
+        report: &Report,
+        json: &impl Serialize,
+        out: &mut Screen,
+    ) -> anyhow::Result<()> {
+        if !self.json {
+            text::render(report, self.style(), out.behind())?;
+            return Ok(());
         }
-        text::render(report, self.style(), out.behind())?;
-        Ok(())
+        write_json(json, out)
     }
 
     fn style(&self) -> text::Style {
@@ -240,8 +262,8 @@ pub(crate) fn say_shown(words: &[u8]) {
     let _ = std::io::stderr().write_all(words);
 }
 
-/// JSON values, indented for people., indented for people.
-pub(crate) fn write_json(value: &impl serde::Serialize, out: &mut Screen) -> anyhow::Result<()> {
+/// Indented for people.
+pub(crate) fn write_json(value: &impl Serialize, out: &mut Screen) -> anyhow::Result<()> {
     let mut out = out.json();
     serde_json::to_writer_pretty(&mut out, value)?;
     writeln!(out)?;
@@ -293,19 +315,8 @@ impl Stories {
     }
 }
 
-/// A verb that shows sections about traces.
-pub(crate) fn sections(
-    verb: &'static str,
-    entries: &[SectionEntry],
-    traces: &TraceArgs,
-    show: &ShowArgs,
-    out: &mut Screen,
-) -> anyhow::Result<ExitCode> {
-    sections_about(verb, entries, &Stories::read(traces)?, show, out)
-}
-
 /// Shows sections about traces that were read.
-pub(crate) fn sections_about(
+pub(crate) fn sections(
     verb: &'static str,
     entries: &[SectionEntry],
     read: &Stories,
@@ -354,11 +365,25 @@ pub(crate) fn each(
     traces: &TraceArgs,
     show: &ShowArgs,
     out: &mut Screen,
-    part: impl Fn(&Source) -> anyhow::Result<Part>,
+    mut part: impl FnMut(&Source) -> anyhow::Result<Part>,
 ) -> anyhow::Result<ExitCode> {
+    let part = |path: &Path| Source::open(path).map_err(Into::into).and_then(|source| part(&source));
+    let (report, status) = parts(verb, &traces.paths()?, part);
+    if !report.parts.is_empty() || show.json {
+        show.write(&report, out)?;
+    }
+    Ok(status)
+}
+
+/// A part about each trace. What cannot be read is said on stderr and makes the exit status a failure.
+pub(crate) fn parts(
+    verb: &'static str,
+    paths: &[PathBuf],
+    mut part: impl FnMut(&Path) -> anyhow::Result<Part>,
+) -> (Report, ExitCode) {
     let (mut report, mut status) = (Report { verb, parts: vec![] }, ExitCode::SUCCESS);
-    for path in &traces.paths()? {
-        match Source::open(path).map_err(Into::into).and_then(|source| part(&source)) {
+    for path in paths {
+        match part(path) {
             Ok(part) => report.parts.push(part),
             Err(error) => {
                 status = ExitCode::FAILURE;
@@ -366,8 +391,5 @@ pub(crate) fn each(
             }
         }
     }
-    if !report.parts.is_empty() || show.json {
-        show.write(&report, out)?;
-    }
-    Ok(status)
+    (report, status)
 }

@@ -102,7 +102,7 @@ fn contexts(story: &Story, everything: bool) -> Table {
             Value::Time(story.since_start(context.since)),
             context.until.map_or(Value::Missing, |until| Value::Time(story.since_start(until))),
             Value::text(sites.owner(context.owner)),
-            Value::text(sites.site(context.site).map(ToString::to_string).unwrap_or_default()),
+            Value::text(sites.site_name(context.site)),
         ]);
     }
     if table.rows.len() < 2 && !everything {
@@ -195,7 +195,7 @@ fn contexts_elsewhere(story: &Story, ordinal: i16, books: &DeviceBooks) -> Optio
     let is_idle = books.allocs == 0 && books.torch.is_none();
     let context = story.ledger.contexts().find(|context| context.device == ordinal)?;
     is_idle.then(|| {
-        let site = story.ledger.sites.site(context.site).map(ToString::to_string).unwrap_or_default();
+        let site = story.ledger.sites.site_name(context.site);
         format!(
             "this process holds a context on {} ({}) and never allocated there; it was made at {} from {site}",
             device_name(story, ordinal),

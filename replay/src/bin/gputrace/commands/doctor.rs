@@ -316,7 +316,7 @@ fn audited(story: &Story, audit: BooksAudit) -> Section {
     if n_found == 0 {
         return section.line(Mood::Good, "every total, range and block adds up");
     }
-    words.into_iter().fold(section, |section, text| section.line(Mood::Warning, text))
+    section.warn(words)
 }
 
 fn first_line(path: &str) -> Option<String> {

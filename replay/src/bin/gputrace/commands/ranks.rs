@@ -50,11 +50,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let paths = show::paths(&args.traces)?;
     let (participants, all_read) = read(&paths);
     let ranks = Ranks::of(&participants, &|path| Source::open(Path::new(path)).ok());
-    if args.show.json {
-        show::write_json(&ranks, out)?;
-    } else {
-        args.show.write(&ranks.report(), out)?;
-    }
+    args.show.write_as(&ranks.report(), &ranks, out)?;
     let is_inconsistent = ranks.jobs.iter().any(|job| job.verdict == Verdict::Inconsistent);
     Ok(match (all_read, args.error_on_inconsistent && is_inconsistent) {
         (false, _) => ExitCode::FAILURE,

@@ -67,7 +67,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         return show::moment_of("report", &args.traces, when, (Parts::Roles, &categories), &args.show, out);
     }
     let read = |path: &Path| Ok(understood(&Source::open(path)?, &categories));
-    show::sections_about("report", SECTIONS, &Stories::read_by(&args.traces, read)?, &args.show, out)
+    show::sections("report", SECTIONS, &Stories::read_by(&args.traces, read)?, &args.show, out)
 }
 
 fn understood(source: &Source, categories: &Categories) -> Story {

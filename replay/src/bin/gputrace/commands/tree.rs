@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{ArgMatches, Args, ValueEnum};
+use clap::{ArgMatches, Args};
 use gputrace_replay::analyse::categories::Categories;
 use gputrace_replay::analyse::live::{Line, Lines, View};
 use gputrace_replay::answers::tree::{GroupBy, Node};
@@ -36,8 +36,8 @@ pub(super) struct TreeArgs {
     when: WhenArgs,
 
     /// What the first level is
-    #[arg(long, value_enum, value_name = "WHAT", default_value = "stack")]
-    group_by: Group,
+    #[arg(long, value_parser = show::one_of(GroupBy::ALL), value_name = "WHAT", default_value = "stack")]
+    group_by: GroupBy,
 
     /// Only this device
     #[arg(long, value_name = "ORDINAL")]
@@ -55,35 +55,9 @@ pub(super) struct TreeArgs {
     json: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Group {
-    /// Calls, outermost first
-    Stack,
-    /// Owners
-    Owner,
-    /// Devices
-    Device,
-    /// Streams of PyTorch's blocks
-    Stream,
-    /// Ranks of a job, where several traces are given
-    Rank,
-    /// What PyTorch's blocks are for (parameters, activations, ...), and other owners
-    Category,
-    /// Phases of the program: NVTX ranges
-    Phase,
-}
-
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: TreeArgs = super::parsed(matches)?;
-    let group_by = match args.group_by {
-        Group::Stack => GroupBy::Stack,
-        Group::Owner => GroupBy::Owner,
-        Group::Device => GroupBy::Device,
-        Group::Stream => GroupBy::Stream,
-        Group::Rank => GroupBy::Rank,
-        Group::Category => GroupBy::Category,
-        Group::Phase => GroupBy::Phase,
-    };
+    let group_by = args.group_by;
     let (mut root, mut views) = (Node::default(), vec![]);
     for path in &args.traces.paths()? {
         let source = Source::open(path)?;
