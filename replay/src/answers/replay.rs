@@ -51,33 +51,23 @@ fn outcome_json(bench: &Bench, simulated: &Simulated, found: &Gap) -> Json {
 }
 
 fn outcomes_section(bench: &Bench, outcomes: &[(Simulated, Gap)]) -> Section {
-    let mut table = Table::new(
+    let peak = |it: &Simulated| (it.peak_reserved(), it.peak_allocated());
+    let table = Table::of(
         "outcomes",
+        outcomes.iter().map(|(simulated, _)| simulated),
         &[
-            ("peak_reserved_bytes", "reserved"),
-            ("peak_allocated_bytes", "allocated"),
-            ("unused_share", "unused"),
-            ("num_device_alloc", "mallocs"),
-            ("num_device_free", "frees"),
-            ("num_alloc_retries", "retries"),
-            ("confidence", "sure"),
-            ("policy", "policy"),
+            ("peak_reserved_bytes", "reserved", &|it| Value::Bytes(Bytes(peak(it).0))),
+            ("peak_allocated_bytes", "allocated", &|it| Value::Bytes(Bytes(peak(it).1))),
+            ("unused_share", "unused", &|it| Value::share(peak(it).0.saturating_sub(peak(it).1), peak(it).0)),
+            ("num_device_alloc", "mallocs", &|it| Value::Count(it.answer.outcome.books.n_device_alloc)),
+            ("num_device_free", "frees", &|it| Value::Count(it.answer.outcome.books.n_device_free)),
+            ("num_alloc_retries", "retries", &|it| {
+                Value::Count(it.answer.outcome.counter("num_alloc_retries"))
+            }),
+            ("confidence", "sure", &|it| Value::text(it.answer.confidence.name())),
+            ("policy", "policy", &|it| Value::text(named(&it.question))),
         ],
     );
-    for (Simulated { question, answer, .. }, _) in outcomes {
-        let (outcome, books) = (&answer.outcome, &answer.outcome.books);
-        let peak = books.reserved.peak;
-        table.rows.push(vec![
-            Value::Bytes(Bytes(peak)),
-            Value::Bytes(Bytes(books.allocated.peak)),
-            Value::share(peak.saturating_sub(books.allocated.peak), peak),
-            Value::Count(books.n_device_alloc),
-            Value::Count(books.n_device_free),
-            Value::Count(outcome.counter("num_alloc_retries")),
-            Value::text(answer.confidence.name()),
-            Value::text(named(question)),
-        ]);
-    }
     let stream = bench.stream;
     let title = format!("What allocators make of the requests of cuda:{}", stream.device);
     let mut section = Section::new("replay", title).table(table);

@@ -105,35 +105,41 @@ impl Advice {
                 format!("no setting makes it fit: {least} must be in use at once, whatever the allocator"),
             )
         };
-        let in_use = format!("{} in use", iec(self.recorded.answer.outcome.books.allocated.peak));
+        let in_use = format!("{} in use", iec(self.recorded.peak_allocated()));
         section
             .lines(self.best.remarks())
-            .fact("best_peak_reserved_bytes", "peak reserved", Value::Bytes(Bytes(best)))
-            .remark("recorded_peak_reserved_bytes", "as recorded", Value::Bytes(Bytes(recorded)), in_use)
-            .fact("confidence", "sure", Value::text(self.best.answer.confidence.name()))
+            .fact("best_peak_reserved_bytes", "reserved at best", Value::Bytes(Bytes(best)))
+            .remark(
+                "recorded_peak_reserved_bytes",
+                "reserved as recorded",
+                Value::Bytes(Bytes(recorded)),
+                in_use,
+            )
+            .fact("confidence", "how sure", Value::text(self.best.answer.confidence.name()))
             .warn(self.reactions.iter().map(Reaction::text))
     }
 
     fn settings(&self) -> Section {
-        let mut table = Table::new(
+        let options =
+            |it: &Candidate| Value::text(if it.options.is_empty() { "(none)" } else { &it.options });
+        let table = Table::of(
             "pareto",
+            &self.pareto,
             &[
-                ("peak_reserved_bytes", "reserved"),
-                ("num_device_alloc", "mallocs"),
-                ("num_device_free", "frees"),
-                ("options", "setting"),
+                ("peak_reserved_bytes", "reserved", &|it| {
+                    Value::Bytes(Bytes(it.outcome.books.reserved.peak))
+                }),
+                ("num_device_alloc", "mallocs", &|it| Value::Count(it.outcome.books.n_device_alloc)),
+                ("num_device_free", "frees", &|it| Value::Count(it.outcome.books.n_device_free)),
+                ("options", "setting", &options),
             ],
         );
-        for Candidate { options, outcome } in &self.pareto {
-            table.rows.push(vec![
-                Value::Bytes(Bytes(outcome.books.reserved.peak)),
-                Value::Count(outcome.books.n_device_alloc),
-                Value::Count(outcome.books.n_device_free),
-                Value::text(if options.is_empty() { "(none)" } else { options }),
-            ]);
-        }
-        Section::new("settings", format!("The best of {} settings that were simulated", self.n_tried))
-            .table(table)
+        let title = format!(
+            "Best in memory or in calls of the driver, of {} settings that were simulated",
+            self.n_tried
+        );
+        let none = self.pareto.is_empty().then(|| (Mood::Note, "none of them fits".to_owned()));
+        Section::new("settings", title).table(table).lines(none)
     }
 
     fn least(&self) -> Section {

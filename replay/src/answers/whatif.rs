@@ -101,6 +101,10 @@ impl Simulated {
         self.answer.outcome.books.reserved.peak
     }
 
+    pub(super) fn peak_allocated(&self) -> u64 {
+        self.answer.outcome.books.allocated.peak
+    }
+
     pub(super) fn fits(&self) -> bool {
         self.answer.outcome.fits()
     }

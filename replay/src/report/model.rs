@@ -1,4 +1,4 @@
-//! What a report consists of, before anybody decides how it looks.
+//! What a report consists of, whatever it will look like.
 
 use gputrace_schemas::event::{Bytes, Nanos};
 
@@ -152,12 +152,27 @@ pub struct Column {
     pub title: &'static str,
 }
 
+/// A column of things: key, title, and what it shows of one.
+pub type Shown<'a, T> = (&'static str, &'static str, &'a dyn Fn(&T) -> Value);
+
 impl Table {
     /// An empty table; columns are keys with titles.
     #[must_use]
     pub fn new(name: &'static str, columns: &[(&'static str, &'static str)]) -> Table {
         let columns = columns.iter().map(|(name, title)| Column { name, title }).collect();
         Table { name, columns, ..Table::default() }
+    }
+
+    /// What each column shows of each thing.
+    pub fn of<'a, T: 'a>(
+        name: &'static str,
+        things: impl IntoIterator<Item = &'a T>,
+        columns: &[Shown<'_, T>],
+    ) -> Table {
+        let row = |thing| columns.iter().map(|(.., value)| value(thing)).collect();
+        let rows = things.into_iter().map(row).collect();
+        let columns = columns.iter().map(|(name, title, _)| Column { name, title }).collect();
+        Table { name, columns, rows, left_out: None }
     }
 
     /// Keeps the first `n` rows, and says what of column `sum` was left out.

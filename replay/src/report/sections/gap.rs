@@ -52,47 +52,33 @@ pub(crate) fn in_words(found: &Gap) -> String {
 
 /// What it consists of, on each device, and which call sites hold the segments.
 pub(crate) fn taken_apart(section: Section, gaps: &[(u32, &Gap)]) -> Section {
-    let mut parts = Table::new(
+    let cuda = |device: u32| Value::text(format!("cuda:{device}"));
+    let parts =
+        gaps.iter().flat_map(|(device, found)| found.parts().map(|part| (*device, found.reserved, part)));
+    let parts: Vec<_> = parts.filter(|(.., (_, _, bytes))| *bytes > 0).collect();
+    let parts = Table::of(
         "gap",
+        &parts,
         &[
-            ("device", "device"),
-            ("bytes", "bytes"),
-            ("share", "of reserved"),
-            ("part", "part"),
-            ("meaning", "meaning"),
+            ("device", "device", &|(device, ..)| cuda(*device)),
+            ("bytes", "bytes", &|(.., (_, _, bytes))| Value::Bytes(Bytes(*bytes))),
+            ("share", "of reserved", &|(_, reserved, (_, _, bytes))| Value::share(*bytes, *reserved)),
+            ("part", "part", &|(.., (name, ..))| Value::text(*name)),
+            ("meaning", "meaning", &|(.., (_, meaning, _))| Value::text(*meaning)),
         ],
     );
-    let mut pins = Table::new(
+    let pins = gaps.iter().flat_map(|(device, found)| found.pins.iter().map(|pin| (*device, pin)));
+    let pins = Table::of(
         "pins",
+        &pins.collect::<Vec<_>>(),
         &[
-            ("device", "device"),
-            ("stranded_bytes", "free beside"),
-            ("alone_bytes", "held alone"),
-            ("in_use_bytes", "its own"),
-            ("call_site", "call site that holds segments"),
+            ("device", "device", &|(device, _)| cuda(*device)),
+            ("stranded_bytes", "free beside", &|(_, pin)| Value::Bytes(Bytes(pin.stranded))),
+            ("alone_bytes", "held alone", &|(_, pin)| Value::Bytes(Bytes(pin.alone))),
+            ("in_use_bytes", "its own", &|(_, pin)| Value::Bytes(Bytes(pin.in_use))),
+            ("call_site", "call site that holds segments", &|(_, pin)| Value::text(pin.place())),
         ],
     );
-    for (device, found) in gaps {
-        let device = Value::text(format!("cuda:{device}"));
-        for (name, meaning, bytes) in found.parts().into_iter().filter(|(_, _, bytes)| *bytes > 0) {
-            parts.rows.push(vec![
-                device.clone(),
-                Value::Bytes(Bytes(bytes)),
-                Value::share(bytes, found.reserved),
-                Value::text(name),
-                Value::text(meaning),
-            ]);
-        }
-        for pin in &found.pins {
-            pins.rows.push(vec![
-                device.clone(),
-                Value::Bytes(Bytes(pin.stranded)),
-                Value::Bytes(Bytes(pin.alone)),
-                Value::Bytes(Bytes(pin.in_use)),
-                Value::text(pin.place()),
-            ]);
-        }
-    }
     section.table(parts).table(pins.keep(ROWS, 1))
 }
 
