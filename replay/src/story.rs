@@ -16,7 +16,7 @@ use crate::ledger::{Ledger, Unwatched, Watch};
 use crate::trace::Recording;
 use crate::trace::source::{Error, Source};
 
-/// Longer traces are not replayed to be told about: that takes seconds.
+/// Longer traces are not replayed for a report: that takes seconds.
 const MOST_REPLAYED: u64 = 400_000;
 /// Much is this share of what was reserved.
 const WASTEFUL: f64 = 0.1;
@@ -41,7 +41,7 @@ pub struct Story {
     pub complete: bool,
     /// The process is still running: what comes next is not known.
     pub is_running: bool,
-    /// What lifetimes tell, where that was asked for.
+    /// What lifetimes show, where that was asked for.
     pub lifetimes: Option<Lifetimes>,
     /// Why PyTorch reserved more than was in use, where that was asked for.
     pub gaps: Option<Vec<RecordedGap>>,
@@ -51,12 +51,12 @@ impl Story {
     /// Reads a gputrace trace or a PyTorch snapshot.
     ///
     /// # Errors
-    /// The file is neither. Damage is no error; it is kept in [`Story::damages`].
+    /// The file is neither. Damage is not an error; it is kept in [`Story::damages`].
     pub fn read(path: &Path) -> Result<Story, Error> {
         Ok(Story::of_source(&Source::open(path)?))
     }
 
-    /// As [`Story::of_source`], with what lifetimes tell: needs memory for every block.
+    /// As [`Story::of_source`], with what lifetimes show: needs memory for every block.
     #[must_use]
     pub fn with_lifetimes(source: &Source, categories: &Categories) -> Story {
         let mut lives = Lives::default();
@@ -70,7 +70,7 @@ impl Story {
     #[must_use]
     pub fn with_gaps(mut self, load: impl FnOnce() -> Result<Trace, ImportError>) -> Story {
         let is_asked = self.ledger.n_events <= MOST_REPLAYED && self.wasteful_devices().next().is_some();
-        // What cannot be imported is told by the verb that the report then names.
+        // What cannot be imported is shown by the verb that the report then names.
         let trace = is_asked.then(load).and_then(Result::ok);
         self.gaps = Some(trace.map_or(vec![], |trace| recorded_gaps(&trace.devices)));
         self
@@ -93,7 +93,7 @@ impl Story {
         Story::watched(source, &mut Unwatched)
     }
 
-    /// Understands a trace, and lets somebody watch how the books change.
+    /// Understands a trace, and lets `watch` follow how the books change.
     pub fn watched(source: &Source, watch: &mut dyn Watch) -> Story {
         Story::within(source, (Nanos(0), Nanos(u64::MAX)), watch)
     }

@@ -144,7 +144,7 @@ fn help_of_every_verb() {
         With a moment (--peak, --at, --range, --step, --end), only what was held then is shown: owners,
         roles and call sites.
 
-        A rules file names memory in your own words, a rule a line; the first that fits counts, before
+        A rules file names memory in your own words, one rule per line; the first that fits counts, before
         gputrace's own roles:
           embeddings: site=*embedding.py* min=1MiB
           paged KV cache: stack=*PagedAttention*
@@ -341,7 +341,7 @@ fn help_of_every_verb() {
           gputrace leaks --range 60s..120s train.gtr
           gputrace leaks --steps 1000 --min-bytes 1MiB snapshot.pickle.gz
 
-        A suppressions file has a rule a line, `#` begins a comment, `*` stands for anything:
+        A suppressions file has one rule per line, `#` begins a comment, `*` stands for anything:
           owner=cuBLAS*
           owner=NCCL site=*init_process_group*
 
@@ -365,11 +365,10 @@ fn help_of_every_verb() {
               --torch-version <X.Y>    PyTorch release to imitate [default: the one that explains the trace
                                        best]
               --device-memory <BYTES>  Memory of the device [default: what the trace says, or unlimited]
-              --limit <BYTES>          The most that the process may hold: whether it would fit on such a
-                                       card. Others than the allocator have their part of it (see --other)
-              --other <BYTES>          What others hold of --limit or --device-memory: the CUDA context,
-                                       code, NCCL, cuBLAS... [default: what the trace says, at each moment;
-                                       a snapshot says nothing]
+              --limit <BYTES>          Memory the process may use; contexts and libraries share it (see
+                                       --other)
+              --other <BYTES>          What contexts, code and libraries use of --limit or --device-memory
+                                       [default: as recorded, moment by moment; a snapshot does not say]
               --json                   Write JSON: bytes and nanoseconds as integers
               --color <WHEN>           Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE
                                        [default: auto] [possible values: auto, always, never]
@@ -475,11 +474,10 @@ fn help_of_every_verb() {
               --torch-version <X.Y>      PyTorch release to imitate [default: the one that explains the
                                          trace best]
               --device-memory <BYTES>    Memory of the device [default: what the trace says, or unlimited]
-              --limit <BYTES>            The most that the process may hold: whether it would fit on such a
-                                         card. Others than the allocator have their part of it (see --other)
-              --other <BYTES>            What others hold of --limit or --device-memory: the CUDA context,
-                                         code, NCCL, cuBLAS... [default: what the trace says, at each
-                                         moment; a snapshot says nothing]
+              --limit <BYTES>            Memory the process may use; contexts and libraries share it (see
+                                         --other)
+              --other <BYTES>            What contexts, code and libraries use of --limit or --device-memory
+                                         [default: as recorded, moment by moment; a snapshot does not say]
               --json                     Write JSON: bytes and nanoseconds as integers
               --color <WHEN>             Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE
                                          [default: auto] [possible values: auto, always, never]
@@ -503,11 +501,10 @@ fn help_of_every_verb() {
               --torch-version <X.Y>    PyTorch release to imitate [default: the one that explains the trace
                                        best]
               --device-memory <BYTES>  Memory of the device [default: what the trace says, or unlimited]
-              --limit <BYTES>          The most that the process may hold: whether it would fit on such a
-                                       card. Others than the allocator have their part of it (see --other)
-              --other <BYTES>          What others hold of --limit or --device-memory: the CUDA context,
-                                       code, NCCL, cuBLAS... [default: what the trace says, at each moment;
-                                       a snapshot says nothing]
+              --limit <BYTES>          Memory the process may use; contexts and libraries share it (see
+                                       --other)
+              --other <BYTES>          What contexts, code and libraries use of --limit or --device-memory
+                                       [default: as recorded, moment by moment; a snapshot does not say]
               --json                   Write JSON: bytes and nanoseconds as integers
               --color <WHEN>           Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE
                                        [default: auto] [possible values: auto, always, never]
@@ -1005,7 +1002,7 @@ fn record_says_what_cannot_be_run() {
         125: gputrace: FOLDER/static is statically linked, and nothing can be preloaded into it: link it dynamically
         125: gputrace: FOLDER/foreign is for another kind of processor than LIBRARY: use the gputrace built for it
         125: gputrace: FOLDER/static is statically linked, and nothing can be preloaded into it: link it dynamically
-        125: gputrace: GPUTRACE_LIBRARY names /no/library.so, which is no file
+        125: gputrace: GPUTRACE_LIBRARY names /no/library.so, which is not a file
     "#]].assert_eq(&all);
 }
 
@@ -1194,4 +1191,106 @@ impl Drop for Folder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
+}
+
+#[test]
+fn a_replay_and_its_advice_begin_with_the_answer() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden");
+    let said = |arguments: &[&str]| {
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_gputrace")).args(arguments).current_dir(folder).output();
+        let output = output.unwrap();
+        text(&output.stdout) + &text(&output.stderr)
+    };
+    let policies = ["--policy", "torch", "--policy", "torch:expandable_segments:True", "--policy", "stalloc"];
+    expect![[r#"
+        caught-oom.gtr
+
+        What allocators make of the requests of cuda:0
+            reserved   allocated  unused  mallocs  frees  retries  sure   policy
+          374.00 MiB  353.03 MiB   5.6 %       16      7        4  exact  torch
+          342.00 MiB  341.02 MiB   0.3 %       12      2        1  exact  torch:expandable_segments:True
+          370.00 MiB  353.03 MiB   4.6 %       19      7        0  bound  stalloc
+          torch: does not fit: limit 1.00 GiB = PyTorch 374.00 MiB + CUDA context 520.00 MiB + cuBLAS 128.25 MiB + page rounding 1.75 MiB + free 0 B, and 32.00 MiB more were asked for
+          torch: out of memory at request 62 of 62: 32.00 MiB asked for, 374.00 MiB reserved, 353.03 MiB in use
+          torch:expandable_segments:True: does not fit: limit 1.00 GiB = PyTorch 302.00 MiB + CUDA context 520.00 MiB + cuBLAS 128.25 MiB + page rounding 1.75 MiB + free 72.00 MiB, and 64.00 MiB more were asked for
+          torch:expandable_segments:True: out of memory at request 57 of 62: 64.00 MiB asked for, 302.00 MiB reserved, 289.03 MiB in use
+          stalloc: does not fit: limit 1.00 GiB = stalloc 370.00 MiB + CUDA context 520.00 MiB + cuBLAS 128.25 MiB + page rounding 1.75 MiB + free 4.00 MiB, and 32.00 MiB more were asked for
+          stalloc: out of memory at request 62 of 62: 32.00 MiB asked for, 370.00 MiB reserved, 353.03 MiB in use
+          requests    62
+          self-check  60 of 60 addresses match as PyTorch 2.11
+          warning: the program ran out of memory once (first at /job/caught-oom/train.py:12 forward) and went on: where those requests do not fail, it would have gone another way
+          warning: the trace ends where memory ran out (/job/caught-oom/train.py:12 forward): what the program would have needed after that is not in it
+
+        Why more was reserved than in use on cuda:0
+          with torch: 374.00 MiB for 353.03 MiB in use when most was reserved
+          device      bytes  of reserved  part      meaning
+          cuda:0  20.97 MiB        5.6 %  stranded  free beside something in use
+          device  free beside  held alone     its own  call site that holds segments
+          cuda:0    20.97 MiB   20.00 MiB  209.02 MiB  /job/caught-oom/train.py:12 forward
+          cuda:0   992.00 KiB         0 B   16.02 MiB  /job/caught-oom/train.py:6 <module>
+          these parts are simulated; `gputrace oom` measures, when memory ran out, stranded and wholly free (cached) bytes, each with its part of isolated
+    "#]]
+        .assert_eq(&said(&[&["replay", "--limit", "1GiB", "caught-oom.gtr"][..], &policies].concat()));
+    expect![[r#"
+        varying-lengths.gtr, cuda:0, PyTorch 2.11
+
+        What to set
+          PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,large_segment_size_mb:12
+          ok: 704.00 MiB less reserved
+          reserved at best      560.00 MiB
+          reserved as recorded  1.23 GiB  524.55 MiB in use
+          how sure              exact
+
+        Best in memory or in calls of the driver, of 136 settings that were simulated
+            reserved  mallocs  frees  setting
+          560.00 MiB       26      0  expandable_segments:True,large_segment_size_mb:12
+          568.00 MiB       25      0  expandable_segments:True,roundup_power2_divisions:16
+          584.00 MiB       13      0  expandable_segments:True,large_segment_size_mb:64
+
+        The least that any allocator needs
+          as requested                                     523.55 MiB
+          rounded to 512 bytes                             523.55 MiB
+          with streams, pools, small and large kept apart  525.59 MiB
+          in pages of 2 MiB                                528.00 MiB
+          if all lifetimes were known in advance           544.55 MiB  would be enough
+    "#]]
+    .assert_eq(&said(&["tune", "varying-lengths.gtr"]));
+    expect![[r#"
+        caught-oom.gtr, cuda:0, PyTorch 2.11
+
+        What to set
+          no setting makes it fit: 353.03 MiB must be in use at once, whatever the allocator
+          does not fit: limit 1.00 GiB = PyTorch 302.00 MiB + CUDA context 520.00 MiB + cuBLAS 128.25 MiB + page rounding 1.75 MiB + free 72.00 MiB, and 64.00 MiB more were asked for
+          out of memory at request 57 of 62: 64.00 MiB asked for, 302.00 MiB reserved, 289.03 MiB in use
+          reserved at best      342.00 MiB
+          reserved as recorded  374.00 MiB  353.03 MiB in use
+          how sure              exact
+          warning: the program ran out of memory once (first at /job/caught-oom/train.py:12 forward) and went on: where those requests do not fail, it would have gone another way
+          warning: the trace ends where memory ran out (/job/caught-oom/train.py:12 forward): what the program would have needed after that is not in it
+
+        Best in memory or in calls of the driver, of 232 settings that were simulated
+          none of them fits
+
+        The least that any allocator needs
+          as requested                                     353.03 MiB
+          rounded to 512 bytes                             353.03 MiB
+          with streams, pools, small and large kept apart  353.03 MiB
+          in pages of 2 MiB                                354.00 MiB
+          if all lifetimes were known in advance           353.03 MiB  would be enough
+    "#]].assert_eq(&said(&["tune", "--limit", "1GiB", "caught-oom.gtr"]));
+    expect![[r#"
+        caught-oom.gtr
+
+        cuda:0
+          requests              62
+          streams               1
+          pools                 1
+          driver calls          23
+          cache flushes         0
+          out-of-memory errors  2
+          history               complete
+          self-check            60 of 60 addresses match as PyTorch 2.11
+    "#]]
+    .assert_eq(&said(&["import", "caught-oom.gtr"]));
 }

@@ -1,7 +1,7 @@
 //! What is held at one moment, by owner, place and full stack: for call trees, flame graphs and differences.
 //!
-//! PyTorch's segments are shown by the blocks in them, which are theirs that asked, and by what is reserved and used by
-//! nobody. So the parts of a device always add up to what the driver had handed out.
+//! A segment is shown as its blocks, under the code that requested them, and its unused rest. So the parts of a device
+//! always add up to what the driver had handed out.
 
 use std::collections::BTreeMap;
 
@@ -76,7 +76,7 @@ pub struct Holder {
     pub part: u32,
 }
 
-/// What else tells holders apart, for those who ask.
+/// What else separates holders, where it was asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Parts {
     /// Nothing.
@@ -132,7 +132,7 @@ pub fn pictures(source: &Source, when: When) -> (Story, Vec<Picture>) {
     (story, sorted(pictures))
 }
 
-/// The same, with holders told apart by phase or role.
+/// The same, with holders separated by phase or role.
 #[must_use]
 pub fn view(source: &Source, when: When, parts: Parts, categories: &Categories) -> View {
     match parts {

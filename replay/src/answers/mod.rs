@@ -1,4 +1,4 @@
-//! The answers of verbs that are about more than one section: each takes analyses and makes [`crate::report::model`] of them.
+//! The answers of verbs that need more than sections of a story: each turns analyses into [`crate::report::model`].
 
 pub mod caught;
 pub mod diff;

@@ -97,7 +97,7 @@ impl Postmortem {
         self.story.ledger.devices.keys().copied().filter(|device| self.torch_oom(*device).is_some())
     }
 
-    /// Nobody ran out of memory.
+    /// No request failed for good, neither of PyTorch nor of others.
     #[must_use]
     pub fn is_uneventful(&self) -> bool {
         let refused = self.story.ledger.refusals.iter().any(|it| it.is_final);

@@ -41,7 +41,7 @@ impl GroupBy {
         ("phase", GroupBy::Phase, "Phases of the program: NVTX ranges"),
     ];
 
-    /// What holders have to be told apart by.
+    /// What has to be known about holders.
     #[must_use]
     pub fn parts(self) -> Parts {
         match self {

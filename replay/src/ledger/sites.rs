@@ -37,7 +37,7 @@ pub struct Site {
     pub file: String,
     /// Line in it, 0 if unknown.
     pub line: u32,
-    /// The innermost function of a library on the way, where it tells more: `conv2d` under `train.py:12`.
+    /// The innermost function of a library on the way, where it says more: `conv2d` under `train.py:12`.
     pub inside: String,
     /// What of PyTorch's backward pass it was: `backward of AddmmBackward0`, where the line is the forward operation's.
     pub mark: String,

@@ -14,7 +14,7 @@ use crate::trace::{Definitions, Recording};
 /// Why a file cannot be read as a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It is no trace of gputrace.
+    /// It is not a trace of gputrace.
     #[error(transparent)]
     Trace(#[from] reader::Error),
     /// It is a pickle, but no snapshot of PyTorch.
@@ -37,10 +37,10 @@ enum Kind {
 }
 
 impl Source {
-    /// Opens a gputrace trace or a PyTorch snapshot, plain or gzip; the first bytes tell which it is.
+    /// Opens a gputrace trace or a PyTorch snapshot, plain or gzip; the first bytes show which it is.
     ///
     /// # Errors
-    /// It cannot be read, or is neither. Damage of a trace is no error.
+    /// It cannot be read, or is neither. Damage of a trace is not an error.
     pub fn open(path: &Path) -> Result<Source, Error> {
         let kind = if is_pickle(path) {
             Kind::Recording(Box::new(import::recording(path)?))

@@ -105,7 +105,7 @@ impl WhenArgs {
     }
 }
 
-/// What was held at a moment, or why there is no such moment, or no such parts.
+/// What was held at a moment, or why the trace has no such moment or parts.
 pub(crate) fn view_of(
     source: &Source,
     when: When,
@@ -125,7 +125,7 @@ pub(crate) fn view_of(
 pub(crate) fn moment(text: &str) -> Result<When, String> {
     match text.strip_prefix("step:").map(str::parse) {
         Some(Ok(number)) => return Ok(When::Step(number)),
-        Some(Err(_)) => return Err(format!("`{text}` is no step; write step:3")),
+        Some(Err(_)) => return Err(format!("`{text}` is not a step; write step:3")),
         None => {}
     }
     match text {
@@ -137,7 +137,8 @@ pub(crate) fn moment(text: &str) -> Result<When, String> {
 }
 
 fn range(text: &str) -> Result<When, String> {
-    let (from, to) = text.split_once("..").ok_or_else(|| format!("`{text}` is no range; write 10s..20s"))?;
+    let (from, to) =
+        text.split_once("..").ok_or_else(|| format!("`{text}` is not a range; write 10s..20s"))?;
     let end = |text: &str, open: u64| if text.is_empty() { Ok(open) } else { time(text) };
     let (from, to) = (end(from, 0)?, end(to, u64::MAX)?);
     if from > to {
@@ -155,7 +156,7 @@ fn time(text: &str) -> Result<u64, String> {
     let scale = units.iter().find(|(name, _)| *name == unit).map(|(_, scale)| scale);
     match (number.parse::<f64>(), scale) {
         (Ok(number), Some(scale)) => Ok((number * scale) as u64),
-        _ => Err(format!("`{text}` is no time; write 1.5s, 200ms, 10us or nanoseconds")),
+        _ => Err(format!("`{text}` is not a time; write 1.5s, 200ms, 10us or nanoseconds")),
     }
 }
 

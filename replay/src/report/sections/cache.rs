@@ -18,8 +18,8 @@ pub(super) const MISFITS: SectionEntry = SectionEntry { build: |story| misfits(s
 
 /// Giving back this often is a habit; once or twice is an `empty_cache` between two phases.
 const HABIT: u64 = 3;
-/// Fragmentation is told from this share of the peak of reserved bytes.
-const WORTH_TELLING: f64 = 0.25;
+/// Fragmentation is reported from this share of the peak of reserved bytes.
+const WORTH_REPORTING: f64 = 0.25;
 const ROWS: usize = 8;
 
 fn emptied(story: &Story) -> Option<Section> {
@@ -105,7 +105,7 @@ fn misfits(story: &Story) -> Option<Section> {
         let segments: u64 = cache.misfits.values().map(|misfits| misfits.bought.segments).sum();
         let (reserved, allocated) = (torch.reserved.peak, torch.allocated.peak);
         let unused = reserved.0.saturating_sub(allocated.0).min(bought);
-        if bought == 0 || (unused as f64) < reserved.0 as f64 * WORTH_TELLING {
+        if bought == 0 || (unused as f64) < reserved.0 as f64 * WORTH_REPORTING {
             continue;
         }
         let text = format!(

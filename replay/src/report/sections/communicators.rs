@@ -93,7 +93,7 @@ fn name(id: CommId, books: &CommBooks) -> String {
     }
 }
 
-/// Memory of communicators that nobody ever used.
+/// Memory of communicators that were never used.
 fn unused(books: &[(CommId, &CommBooks)]) -> Option<String> {
     let idle = books.iter().filter(|(_, books)| books.n_calls == 0 && books.device.peak.0 > 0);
     let (n, bytes) =

@@ -1,4 +1,4 @@
-//! How the process ended, as far as its trace tells.
+//! How the process ended, as far as its trace shows.
 
 use super::SectionEntry;
 use crate::report::model::{Mood, Section, Value};

@@ -1,4 +1,4 @@
-//! The driver's own figures, and what of them nobody was handed: contexts, code, pools, and what nothing explains.
+//! The driver's own figures, and the part of them that no call handed out: contexts, code, pools, and the unexplained rest.
 
 use super::{SectionEntry, device_name};
 use crate::analyse::unaccounted::{Trend, trend};
@@ -57,8 +57,8 @@ fn build(story: &Story, n_rows: usize) -> Option<Section> {
 /// How the recorder knows which of NVML's processes this one is, unless NVML knows it by its number: from
 /// `nvml.process=WAY NUMBER`, or `nvml.process=unknown: WHY`.
 fn found(notes: &[(Nanos, String)]) -> Option<(Mood, String)> {
-    let told = notes.iter().rev().find_map(|(_, note)| note.strip_prefix("nvml.process="))?;
-    if let Some(why) = told.strip_prefix("unknown: ") {
+    let noted = notes.iter().rev().find_map(|(_, note)| note.strip_prefix("nvml.process="))?;
+    if let Some(why) = noted.strip_prefix("unknown: ") {
         let text = format!("what the driver charged to this process cannot be known: {why}");
         return Some((Mood::Warning, text));
     }
@@ -69,10 +69,10 @@ fn found(notes: &[(Nanos, String)]) -> Option<(Mood, String)> {
         );
         Some((Mood::Note, text))
     };
-    if let Some(number) = told.strip_prefix("only process ") {
+    if let Some(number) = noted.strip_prefix("only process ") {
         return of(number, "the only one on a device where this one had memory");
     }
-    of(told.strip_prefix("by its changes ")?, "the one that changed as what this one was handed out did")
+    of(noted.strip_prefix("by its changes ")?, "the one that changed as what this one was handed out did")
 }
 
 /// Devices on which the process was charged anything: those too that it has nothing but a context on.

@@ -1,4 +1,4 @@
-//! Which call sites the peak would be lower without, and what was held longer than needed.
+//! Which call sites made the peak as high as it was, and what was held longer than needed.
 
 use super::{SectionEntry, device_name};
 use crate::analyse::lifetimes::{DeviceLifetimes, Maker, Replaced};

@@ -73,7 +73,7 @@ fn percent(text: &str) -> Result<f64, String> {
     let number = text.trim_end_matches('%').trim();
     match number.parse::<f64>() {
         Ok(percent) if percent.is_finite() && percent >= 0.0 => Ok(percent / 100.0),
-        _ => Err(format!("`{text}` is no percentage; write 5% or 0.5%")),
+        _ => Err(format!("`{text}` is not a percentage; write 5% or 0.5%")),
     }
 }
 

@@ -37,7 +37,7 @@ Examples:
   gputrace leaks --range 60s..120s train.gtr
   gputrace leaks --steps 1000 --min-bytes 1MiB snapshot.pickle.gz
 
-A suppressions file has a rule a line, `#` begins a comment, `*` stands for anything:
+A suppressions file has one rule per line, `#` begins a comment, `*` stands for anything:
   owner=cuBLAS*
   owner=NCCL site=*init_process_group*
 

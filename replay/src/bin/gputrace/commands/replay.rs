@@ -58,13 +58,12 @@ pub(super) struct MachineArgs {
     #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
     device_memory: Option<u64>,
 
-    /// The most that the process may hold: whether it would fit on such a card. Others than the allocator have their
-    /// part of it (see --other)
+    /// Memory the process may use; contexts and libraries share it (see --other)
     #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
     limit: Option<u64>,
 
-    /// What others hold of --limit or --device-memory: the CUDA context, code, NCCL, cuBLAS... [default: what the trace
-    /// says, at each moment; a snapshot says nothing]
+    /// What contexts, code and libraries use of --limit or --device-memory [default: as recorded, moment by moment; a
+    /// snapshot does not say]
     #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
     other: Option<u64>,
 }
@@ -81,7 +80,7 @@ impl MachineArgs {
 }
 
 fn version(text: &str) -> Result<(u8, u8), String> {
-    let wrong = || format!("`{text}` is no release; write X.Y, such as 2.11");
+    let wrong = || format!("`{text}` is not a release; write X.Y, such as 2.11");
     let mut parts = text.split(['.', '+']);
     let major = parts.next().and_then(|part| part.parse().ok()).ok_or_else(wrong)?;
     let minor = parts.next().and_then(|part| part.parse().ok()).ok_or_else(wrong)?;
@@ -106,7 +105,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     Ok(status)
 }
 
-/// What `answer` says about the requests of each trace. What is to be known about them is said on stderr.
+/// What `answer` says about the requests of each trace. Notes about them go to stderr.
 pub(super) fn answers(
     verb: &'static str,
     paths: &[PathBuf],

@@ -1,4 +1,4 @@
-//! `gputrace summary`: the figures, one row a device.
+//! `gputrace summary`: the figures, one row per device.
 
 use std::process::ExitCode;
 

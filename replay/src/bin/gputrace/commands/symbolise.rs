@@ -60,7 +60,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         if module.build_id.is_empty() {
             writeln!(
                 out,
-                "{path}: recorded without a build id, so that no file can be told to be it ({n_frames} frames)"
+                "{path}: recorded without a build id, so no file can be shown to be the same ({n_frames} frames)"
             )?;
             continue;
         }

@@ -143,7 +143,7 @@ fn json(views: &[View], root: &Node, least: Bytes) -> Value {
             "bytes": picture.total().0,
         })
     });
-    // Deep stacks are no deep JSON: nodes by number, parents first.
+    // Deep stacks do not make deep JSON: nodes by number, parents first.
     let mut nodes = vec![];
     let mut open = vec![(None::<usize>, root)];
     while let Some((parent, node)) = open.pop() {
