@@ -4,14 +4,14 @@ use gputrace_sim::ops::{History, Op, OpStream};
 use gputrace_sim::whatif::Laboratory;
 use serde_json::{Value as Json, json};
 
-use super::Answer;
+use super::Reply;
 use super::whatif::{self_check, self_check_json};
 use crate::import::Trace;
 use crate::report::model::{Mood, Part, Section, Value};
 
 /// What a trace holds.
 #[must_use]
-pub fn contents(path: &str, trace: &Trace) -> Answer {
+pub fn contents(path: &str, trace: &Trace) -> Reply {
     let (mut sections, devices): (Vec<Section>, Vec<Json>) = trace.devices.iter().map(device).unzip();
     if !trace.notes.is_empty() {
         let section = Section::new("notes", "How it was read");
@@ -19,7 +19,7 @@ pub fn contents(path: &str, trace: &Trace) -> Answer {
     }
     let json =
         json!({"schema": "gputrace.import/1", "trace": path, "notes": trace.notes, "devices": devices});
-    Answer { part: Part { title: path.to_owned(), sections, ..Part::default() }, json }
+    Reply { part: Part { title: path.to_owned(), sections, ..Part::default() }, json }
 }
 
 fn device(stream: &OpStream) -> (Section, Json) {

@@ -15,7 +15,7 @@ pub mod whatif;
 use crate::report::model::Part;
 
 /// What a verb says about a trace whose JSON has a shape of its own.
-pub struct Answer {
+pub struct Reply {
     /// For people.
     pub part: Part,
     /// For programs.

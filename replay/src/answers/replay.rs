@@ -6,7 +6,7 @@ use gputrace_sim::ops::History;
 use gputrace_sim::whatif::Question;
 use serde_json::{Value as Json, json};
 
-use super::Answer;
+use super::Reply;
 use super::whatif::{Bench, Machine, Simulated, named, self_check, self_check_json, warnings_json};
 use crate::analyse::reactions::Reaction;
 use crate::import::Trace;
@@ -17,7 +17,7 @@ use crate::report::sections::gap;
 ///
 /// # Errors
 /// What cannot be replayed, and why.
-pub fn replay(path: &str, trace: &Trace, machine: Machine, policies: &[String]) -> Result<Answer, String> {
+pub fn replay(path: &str, trace: &Trace, machine: Machine, policies: &[String]) -> Result<Reply, String> {
     let (mut sections, mut json) = (vec![], vec![]);
     for stream in &trace.devices {
         let bench = Bench::new(stream, machine)?;
@@ -38,7 +38,7 @@ pub fn replay(path: &str, trace: &Trace, machine: Machine, policies: &[String]) 
         );
     }
     let json = json!({"schema": "gputrace.replay/1", "trace": path, "outcomes": json});
-    Ok(Answer { part: Part { title: path.to_owned(), sections, ..Part::default() }, json })
+    Ok(Reply { part: Part { title: path.to_owned(), sections, ..Part::default() }, json })
 }
 
 fn outcome_json(bench: &Bench, simulated: &Simulated, found: &Gap) -> Json {

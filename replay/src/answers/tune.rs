@@ -8,7 +8,7 @@ use gputrace_sim::policies::torch;
 use gputrace_sim::tune::{self, Candidate};
 use serde_json::{Value as Json, json};
 
-use super::Answer;
+use super::Reply;
 use super::whatif::{Bench, Machine, Simulated, warnings_json};
 use crate::analyse::reactions::Reaction;
 use crate::import::Trace;
@@ -24,10 +24,10 @@ const MOST_PACKED: usize = 20_000;
 ///
 /// # Errors
 /// Why they cannot be replayed.
-pub fn advise(path: &str, trace: &Trace, machine: Machine) -> Result<Answer, String> {
+pub fn advise(path: &str, trace: &Trace, machine: Machine) -> Result<Reply, String> {
     let busiest = trace.devices.iter().max_by_key(|stream| stream.ops.len());
     let stream = busiest.ok_or("it holds no device memory at all")?;
-    Advice::of(stream, machine).map(|advice| advice.answer(path))
+    Advice::of(stream, machine).map(|advice| advice.reply(path))
 }
 
 /// Which settings to use for a device's requests.
@@ -77,10 +77,10 @@ impl Advice {
         best.fits() && saved as f64 >= WORTHWHILE * recorded.peak_reserved() as f64
     }
 
-    fn answer(&self, path: &str) -> Answer {
+    fn reply(&self, path: &str) -> Reply {
         let title = format!("{path}, cuda:{}, PyTorch {}", self.device, release(self.torch_version));
         let sections = vec![self.advice(), self.settings(), self.least()];
-        Answer { part: Part { title, sections, ..Part::default() }, json: self.json() }
+        Reply { part: Part { title, sections, ..Part::default() }, json: self.json() }
     }
 
     fn advice(&self) -> Section {

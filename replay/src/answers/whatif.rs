@@ -76,7 +76,7 @@ impl<'a> Bench<'a> {
         let question = self.question(policy, options);
         match self.laboratory.answer(&question) {
             Ok(answer) => Ok(self.simulated(question, answer)),
-            Err(error) => Err(format!("--policy {}: {error}", named(&question))),
+            Err(error) => Err(format!("{}: {error}", named(&question))),
         }
     }
 

@@ -219,7 +219,10 @@ impl ShowArgs {
             text::render(report, self.style(), out.behind())?;
             return Ok(());
         }
-        write_json(json, out)
+        let mut out = out.json();
+        serde_json::to_writer_pretty(&mut out, json)?;
+        writeln!(out)?;
+        Ok(())
     }
 
     fn style(&self) -> text::Style {
@@ -261,14 +264,6 @@ pub(crate) fn say(words: &str) {
 pub(crate) fn say_shown(words: &[u8]) {
     // Nobody may be listening any more.
     let _ = std::io::stderr().write_all(words);
-}
-
-/// Indented for people.
-pub(crate) fn write_json(value: &impl Serialize, out: &mut Screen) -> anyhow::Result<()> {
-    let mut out = out.json();
-    serde_json::to_writer_pretty(&mut out, value)?;
-    writeln!(out)?;
-    Ok(())
 }
 
 /// Traces that were read, and whether all were.

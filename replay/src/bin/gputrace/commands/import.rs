@@ -35,9 +35,9 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: ImportArgs = super::parsed(matches)?;
     let mut json = vec![];
     let (report, status) = show::parts("import", &args.snapshots, |path| {
-        let answer = contents(&path.display().to_string(), &import::load(path)?);
-        json.push(answer.json);
-        Ok(answer.part)
+        let reply = contents(&path.display().to_string(), &import::load(path)?);
+        json.push(reply.json);
+        Ok(reply.part)
     });
     match args.show.json {
         true => json.iter().try_for_each(|json| writeln!(out.json(), "{json}"))?,

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{anyhow, bail};
 use clap::{ArgMatches, Args};
-use gputrace_replay::answers::Answer;
+use gputrace_replay::answers::Reply;
 use gputrace_replay::answers::replay::replay;
 use gputrace_replay::answers::whatif::Machine;
 use gputrace_replay::import::{self, Trace};
@@ -94,7 +94,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     }
     let machine = args.machine.machine();
     let replay = |path: &str, trace: &Trace| replay(path, trace, machine, &args.policy);
-    let (report, mut json, status) = answers("replay", &args.traces, replay);
+    let (report, mut json, status) = replies("replay", &args.traces, replay);
     let json = match &mut *json {
         [one] if args.traces.len() == 1 => one.take(),
         all => json!({"schema": "gputrace.replay/1", "traces": all}),
@@ -105,11 +105,11 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     Ok(status)
 }
 
-/// What `answer` says about the requests of each trace. Notes about them go to stderr.
-pub(super) fn answers(
+/// What `reply` says about the requests of each trace. Notes about them go to stderr.
+pub(super) fn replies(
     verb: &'static str,
     paths: &[PathBuf],
-    answer: impl Fn(&str, &Trace) -> Result<Answer, String>,
+    reply: impl Fn(&str, &Trace) -> Result<Reply, String>,
 ) -> (Report, Vec<Json>, ExitCode) {
     let mut json = vec![];
     let (report, status) = show::parts(verb, paths, |path| {
@@ -118,9 +118,9 @@ pub(super) fn answers(
         if trace.devices.is_empty() {
             bail!("{shown}: it holds no device memory at all");
         }
-        let answer = answer(&shown, &trace).map_err(|why| anyhow!("{shown}: {why}"))?;
-        json.push(answer.json);
-        Ok(answer.part)
+        let reply = reply(&shown, &trace).map_err(|why| anyhow!("{shown}: {why}"))?;
+        json.push(reply.json);
+        Ok(reply.part)
     });
     (report, json, status)
 }

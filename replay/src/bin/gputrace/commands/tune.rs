@@ -9,7 +9,7 @@ use gputrace_replay::import::Trace;
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;
-use super::replay::{MachineArgs, answers};
+use super::replay::{MachineArgs, replies};
 use crate::show::ShowArgs;
 
 pub(super) const VERB: Verb = Verb::new::<TuneArgs>("tune", run);
@@ -36,7 +36,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: TuneArgs = super::parsed(matches)?;
     let machine = args.machine.machine();
     let advise = |path: &str, trace: &Trace| advise(path, trace, machine);
-    let (report, mut json, status) = answers("tune", std::slice::from_ref(&args.trace), advise);
+    let (report, mut json, status) = replies("tune", std::slice::from_ref(&args.trace), advise);
     if let Some(json) = json.pop() {
         args.show.write_as(&report, &json, out)?;
     }
