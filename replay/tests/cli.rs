@@ -260,6 +260,12 @@ fn help_of_every_verb() {
               --json
                   Write JSON: bytes and nanoseconds as integers
 
+              --color <WHEN>
+                  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE
+
+                  [default: auto]
+                  [possible values: auto, always, never]
+
           -h, --help
                   Print help (see a summary with '-h')
 
@@ -1206,7 +1212,7 @@ fn a_replay_and_its_advice_begin_with_the_answer() {
     expect![[r#"
         caught-oom.gtr
 
-        What allocators make of the requests of cuda:0
+        The requests of cuda:0, replayed
             reserved   allocated  unused  mallocs  frees  retries  sure   policy
           374.00 MiB  353.03 MiB   5.6 %       16      7        4  exact  torch
           342.00 MiB  341.02 MiB   0.3 %       12      2        1  exact  torch:expandable_segments:True

@@ -69,7 +69,7 @@ fn outcomes_section(bench: &Bench, outcomes: &[(Simulated, Gap)]) -> Section {
         ],
     );
     let stream = bench.stream;
-    let title = format!("What allocators make of the requests of cuda:{}", stream.device);
+    let title = format!("The requests of cuda:{}, replayed", stream.device);
     let mut section = Section::new("replay", title).table(table);
     for (simulated, _) in outcomes {
         let name = if outcomes.len() > 1 { named(&simulated.question) + ": " } else { String::new() };
