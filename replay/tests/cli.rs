@@ -46,7 +46,7 @@ fn help_of_every_verb() {
           doctor     Checks whether recording can work here, with a given program, or what is wrong with a
                      trace
           import     Reads PyTorch snapshots and says what they hold and how well they are understood
-          recover    Makes a trace of a ring whose recorder is gone
+          recover    Makes a trace from a ring whose recorder is gone
           symbolise  Names the native frames of a trace from files of another machine, a debug package or
                      debuginfod's cache
           help       Print this message or the help of the given subcommand(s)
@@ -58,7 +58,7 @@ fn help_of_every_verb() {
         ---- gputrace record --help
         Runs a program and records its GPU memory
 
-        The program is not changed, and gputrace becomes it: its exit code and its signals are its own.
+        The program is not changed, and takes gputrace's place: exit code and signals are the program's own.
         Nothing is written before the program, or a child of it, uses CUDA; then there is one trace for each
         such process.
 
@@ -80,7 +80,7 @@ fn help_of_every_verb() {
                   Which call stacks to record [default: python]
 
                   Possible values:
-                  - none:   None but the library that asked
+                  - none:   None, only the library that asked
                   - python: Lines of Python, and native functions where a thread runs no Python
                   - all:    Lines of Python and native functions
 
@@ -122,11 +122,10 @@ fn help_of_every_verb() {
         Options:
               --rules <FILE>  Your own names for memory: NAME: FIELD=PATTERN ..., with the fields site,
                               stack, role, min and max
-              --peak          When the device held most (the default of verbs that show one moment)
-              --at <TIME>     So long after the start of the trace: 1.5s, 200ms, or nanoseconds
-              --range <A..B>  When the device held most between two times: 10s..20s; one of them may be left
-                              out
-              --step <N>      When the device held most in a step of training, as `report` numbers them
+              --peak          At the device's peak (the default of verbs that show one moment)
+              --at <TIME>     This long after the start of the trace: 1.5s, 200ms, or nanoseconds
+              --range <A..B>  At the device's peak between two times: 10s..20s; one of them may be left out
+              --step <N>      At the device's peak in a step of training, as `report` numbers them
               --end           At the end
               --native        Add the stacks that held most, native frames beside those of Python where they
                               were recorded (--stacks all)
@@ -160,11 +159,10 @@ fn help_of_every_verb() {
                           once, or folders with them, for the processes of a job
 
         Options:
-              --peak          When the device held most (the default of verbs that show one moment)
-              --at <TIME>     So long after the start of the trace: 1.5s, 200ms, or nanoseconds
-              --range <A..B>  When the device held most between two times: 10s..20s; one of them may be left
-                              out
-              --step <N>      When the device held most in a step of training, as `report` numbers them
+              --peak          At the device's peak (the default of verbs that show one moment)
+              --at <TIME>     This long after the start of the trace: 1.5s, 200ms, or nanoseconds
+              --range <A..B>  At the device's peak between two times: 10s..20s; one of them may be left out
+              --step <N>      At the device's peak in a step of training, as `report` numbers them
               --end           At the end
               --json          Write JSON: bytes and nanoseconds as integers
               --color <WHEN>  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE [default:
@@ -189,11 +187,10 @@ fn help_of_every_verb() {
                           once, or folders with them, for the processes of a job
 
         Options:
-              --peak          When the device held most (the default of verbs that show one moment)
-              --at <TIME>     So long after the start of the trace: 1.5s, 200ms, or nanoseconds
-              --range <A..B>  When the device held most between two times: 10s..20s; one of them may be left
-                              out
-              --step <N>      When the device held most in a step of training, as `report` numbers them
+              --peak          At the device's peak (the default of verbs that show one moment)
+              --at <TIME>     This long after the start of the trace: 1.5s, 200ms, or nanoseconds
+              --range <A..B>  At the device's peak between two times: 10s..20s; one of them may be left out
+              --step <N>      At the device's peak in a step of training, as `report` numbers them
               --end           At the end
               --json          Write JSON: bytes and nanoseconds as integers
               --color <WHEN>  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE [default:
@@ -220,16 +217,16 @@ fn help_of_every_verb() {
 
         Options:
               --peak
-                  When the device held most (the default of verbs that show one moment)
+                  At the device's peak (the default of verbs that show one moment)
 
               --at <TIME>
-                  So long after the start of the trace: 1.5s, 200ms, or nanoseconds
+                  This long after the start of the trace: 1.5s, 200ms, or nanoseconds
 
               --range <A..B>
-                  When the device held most between two times: 10s..20s; one of them may be left out
+                  At the device's peak between two times: 10s..20s; one of them may be left out
 
               --step <N>
-                  When the device held most in a step of training, as `report` numbers them
+                  At the device's peak in a step of training, as `report` numbers them
 
               --end
                   At the end
@@ -310,16 +307,16 @@ fn help_of_every_verb() {
                   Steps that the program made [default: guessed from how often call sites allocated]
 
               --peak
-                  When the device held most (the default of verbs that show one moment)
+                  At the device's peak (the default of verbs that show one moment)
 
               --at <TIME>
-                  So long after the start of the trace: 1.5s, 200ms, or nanoseconds
+                  This long after the start of the trace: 1.5s, 200ms, or nanoseconds
 
               --range <A..B>
-                  When the device held most between two times: 10s..20s; one of them may be left out
+                  At the device's peak between two times: 10s..20s; one of them may be left out
 
               --step <N>
-                  When the device held most in a step of training, as `report` numbers them
+                  At the device's peak in a step of training, as `report` numbers them
 
               --end
                   At the end
@@ -351,9 +348,9 @@ fn help_of_every_verb() {
           owner=cuBLAS*
           owner=NCCL site=*init_process_group*
 
-        --at T asks as if the program had ended at T; --range A..B so for B, with growth from A on. One step
-        shows no growth: for what a later step holds more than an earlier one, `gputrace diff --from step:3
-        --to step:90 train.gtr`.
+        --at T answers as if the program had ended at T, --range A..B as if it had ended at B, with growth
+        from A on. One step shows no growth: for what a later step holds more than an earlier one, `gputrace
+        diff --from step:3 --to step:90 train.gtr`.
 
         Exit status: 3 if there is a leak and --error-on-leak was given.
 
@@ -428,16 +425,16 @@ fn help_of_every_verb() {
                   [default: 20]
 
               --peak
-                  When the device held most (the default of verbs that show one moment)
+                  At the device's peak (the default of verbs that show one moment)
 
               --at <TIME>
-                  So long after the start of the trace: 1.5s, 200ms, or nanoseconds
+                  This long after the start of the trace: 1.5s, 200ms, or nanoseconds
 
               --range <A..B>
-                  When the device held most between two times: 10s..20s; one of them may be left out
+                  At the device's peak between two times: 10s..20s; one of them may be left out
 
               --step <N>
-                  When the device held most in a step of training, as `report` numbers them
+                  At the device's peak in a step of training, as `report` numbers them
 
               --end
                   At the end
@@ -525,7 +522,7 @@ fn help_of_every_verb() {
         than the others
 
         Ranks and communicators are found by NCCL's own records; several jobs and restarts in one folder are
-        kept apart. Traces of processes that were killed while they hung say as much as others.
+        kept apart. Traces of processes that were killed while they hung are as good as others.
 
         Usage: gputrace ranks [OPTIONS] <TRACE|DIR>...
 
@@ -592,7 +589,7 @@ fn help_of_every_verb() {
                     memory in it, for pytorch.org/memory_viz
 
           -o, --output <FILE>
-                  Where to [default: standard output]
+                  File to write [default: standard output]
 
           -F, --force
                   Overwrite a file that exists
@@ -601,25 +598,25 @@ fn help_of_every_verb() {
                   Only this device
 
               --diff <OTHER>
-                  Show the difference to this trace (svg)
+                  Show the difference from this trace (svg)
 
               --non-torch
-                  With memory that is not PyTorch's, as segments of their own (torch-pickle)
+                  Include memory that is not PyTorch's, as segments of its own (torch-pickle)
 
               --redact
                   Hide paths, arguments, host names and identifiers of the machine
 
               --peak
-                  When the device held most (the default of verbs that show one moment)
+                  At the device's peak (the default of verbs that show one moment)
 
               --at <TIME>
-                  So long after the start of the trace: 1.5s, 200ms, or nanoseconds
+                  This long after the start of the trace: 1.5s, 200ms, or nanoseconds
 
               --range <A..B>
-                  When the device held most between two times: 10s..20s; one of them may be left out
+                  At the device's peak between two times: 10s..20s; one of them may be left out
 
               --step <N>
-                  When the device held most in a step of training, as `report` numbers them
+                  At the device's peak in a step of training, as `report` numbers them
 
               --end
                   At the end
@@ -642,7 +639,7 @@ fn help_of_every_verb() {
         Usage: gputrace doctor [OPTIONS] [TRACE|PROGRAM]...
 
         Arguments:
-          [TRACE|PROGRAM]...  Traces to look at, and programs that are to be recorded
+          [TRACE|PROGRAM]...  Traces to check, and programs to be recorded
 
         Options:
               --hooks         List every function that is hooked
@@ -676,15 +673,15 @@ fn help_of_every_verb() {
         --json writes one line per snapshot.
 
         ---- gputrace recover --help
-        Makes a trace of a ring whose recorder is gone
+        Makes a trace from a ring whose recorder is gone
 
         Where no recorder could be started, or it was killed, what was recorded is still in the ring: a file
-        that libgputrace.so names on stderr, usually in /dev/shm. If the program still runs, it is recorded
-        on from here.
+        that libgputrace.so names on stderr, usually in /dev/shm. If the program still runs, recording
+        continues from here.
 
-        A program that runs in another container can only be recorded on from inside of it. From outside,
-        what it left is read when it has ended: the ring shows whether it has, as long as libgputrace.so
-        could lock the file. A ring is read by the user that it belongs to.
+        Recording of a program in another container can only continue inside of that container. From
+        outside, what it left can be read once it has ended, which the ring shows if libgputrace.so could
+        lock the file. Only the owner of a ring can read it.
 
         Usage: gputrace recover [OPTIONS] <RING>...
 
@@ -729,8 +726,7 @@ fn help_of_every_verb() {
 
         Options:
               --sysroot <DIR>
-                  Where the files are, taken for / of the machine of the trace; several are asked in turn
-                  [default: /]
+                  Folder that stands for / of the traced machine; several are searched in turn [default: /]
 
           -o, --output <FILE>
                   Where the new trace goes

@@ -73,16 +73,16 @@ pub(crate) fn paths(named: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
 /// Which moment to look at.
 #[derive(Args)]
 pub(crate) struct WhenArgs {
-    /// When the device held most (the default of verbs that show one moment)
+    /// At the device's peak (the default of verbs that show one moment)
     #[arg(long, conflicts_with_all = ["at", "end"])]
     peak: bool,
-    /// So long after the start of the trace: 1.5s, 200ms, or nanoseconds
+    /// This long after the start of the trace: 1.5s, 200ms, or nanoseconds
     #[arg(long, value_name = "TIME", value_parser = time, conflicts_with = "end")]
     at: Option<u64>,
-    /// When the device held most between two times: 10s..20s; one of them may be left out
+    /// At the device's peak between two times: 10s..20s; one of them may be left out
     #[arg(long, value_name = "A..B", value_parser = range, conflicts_with_all = ["peak", "at", "end"])]
     range: Option<When>,
-    /// When the device held most in a step of training, as `report` numbers them
+    /// At the device's peak in a step of training, as `report` numbers them
     #[arg(long, value_name = "N", conflicts_with_all = ["peak", "at", "end", "range"])]
     step: Option<u64>,
     /// At the end

@@ -31,7 +31,7 @@ Examples:
   gputrace doctor
   gputrace doctor ./my_program train.gtr")]
 pub(super) struct DoctorArgs {
-    /// Traces to look at, and programs that are to be recorded
+    /// Traces to check, and programs to be recorded
     #[arg(value_name = "TRACE|PROGRAM")]
     subjects: Vec<PathBuf>,
     /// List every function that is hooked

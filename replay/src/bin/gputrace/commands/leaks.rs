@@ -41,7 +41,7 @@ A suppressions file has one rule per line, `#` begins a comment, `*` stands for 
   owner=cuBLAS*
   owner=NCCL site=*init_process_group*
 
---at T asks as if the program had ended at T; --range A..B so for B, with growth from A on. One step shows no growth: for what \
+--at T answers as if the program had ended at T, --range A..B as if it had ended at B, with growth from A on. One step shows no growth: for what \
 a later step holds more than an earlier one, `gputrace diff --from step:3 --to step:90 train.gtr`.
 
 Exit status: 3 if there is a leak and --error-on-leak was given.")]

@@ -23,7 +23,7 @@ const INCONSISTENT: u8 = 3;
 /// Shows all ranks of a job side by side: who waits for whom in NCCL and why, and who holds more memory than the others
 ///
 /// Ranks and communicators are found by NCCL's own records; several jobs and restarts in one folder are kept apart. Traces of
-/// processes that were killed while they hung say as much as others.
+/// processes that were killed while they hung are as good as others.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

@@ -28,8 +28,8 @@ const NOT_FOUND: u8 = 127;
 
 /// Runs a program and records its GPU memory
 ///
-/// The program is not changed, and gputrace becomes it: its exit code and its signals are its own. Nothing is written
-/// before the program, or a child of it, uses CUDA; then there is one trace for each such process.
+/// The program is not changed, and takes gputrace's place: exit code and signals are the program's own. Nothing is
+/// written before the program, or a child of it, uses CUDA; then there is one trace for each such process.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -69,7 +69,7 @@ pub(super) struct RecordArgs {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Stacks {
-    /// None but the library that asked
+    /// None, only the library that asked
     None,
     /// Lines of Python, and native functions where a thread runs no Python
     Python,
