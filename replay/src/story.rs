@@ -27,8 +27,6 @@ pub struct Story {
     pub path: String,
     /// The process.
     pub process: Process,
-    /// When it began to be traced.
-    pub start: Nanos,
     /// Its devices.
     pub devices: Vec<Device>,
     /// Names of its threads, with their ids.
@@ -122,7 +120,6 @@ impl Story {
         Story {
             path: source.path().to_owned(),
             process: definitions.process().clone(),
-            start: source.start(),
             devices: source.devices().to_vec(),
             threads: source.threads().into_iter().map(|(id, thread)| (id, thread.name)).collect(),
             ledger: ledger.unwrap_or_else(|never| match never {}),
@@ -146,10 +143,16 @@ impl Story {
         self.devices.iter().find(|device| device.ordinal == ordinal)
     }
 
-    /// Time since the process began to be traced.
+    /// When the process began to be traced.
+    pub(crate) fn start(&self) -> Nanos {
+        let start = if self.process.start.0 > 0 { Some(self.process.start) } else { self.ledger.first };
+        start.unwrap_or_default()
+    }
+
+    /// Time since then.
     #[must_use]
     pub fn since_start(&self, time: Nanos) -> Nanos {
-        Nanos(time.0.saturating_sub(self.start.0))
+        Nanos(time.0.saturating_sub(self.start().0))
     }
 
     /// Why its numbers may be wrong, in one line; shown wherever numbers are.

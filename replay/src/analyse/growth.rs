@@ -1,4 +1,4 @@
-//! Memory that keeps growing, as opposed to memory that warms up or goes up and down.
+//! Memory that keeps growing, told from memory that warms up or goes up and down.
 //!
 //! A trace is cut into windows of equally many events. Of each call site the *least* that it held in each window is
 //! kept: what a step takes and gives back never shows, what is kept does.

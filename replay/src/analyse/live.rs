@@ -230,7 +230,7 @@ fn places(source: &Source, story: &Story, highest: &Highest, when: When) -> Opti
 /// # Errors
 /// There is no such step, in words.
 pub fn span(story: &Story, when: When) -> Result<(Nanos, Nanos), String> {
-    let When::Step(number) = when else { return Ok(when.since(story.start)) };
+    let When::Step(number) = when else { return Ok(when.since(story.start())) };
     let steps = story.ledger.training.as_ref().map_or(&[][..], |training| &training.steps);
     match (steps.iter().find(|step| step.number == number), steps) {
         (Some(step), _) => Ok((step.begin, step.end.unwrap_or(story.ledger.last))),

@@ -267,7 +267,7 @@ fn described(section: Section, story: &Story, oom: &CaughtOom) -> Section {
         table.rows.push(vec![
             Value::Bytes(held.bytes),
             Value::Count(held.objects),
-            Value::text(story.ledger.sites.site_name(*site)),
+            Value::text(story.ledger.sites.site(*site).map(ToString::to_string).unwrap_or_default()),
         ]);
     }
     section

@@ -91,6 +91,8 @@ pub struct Ledger {
     ran_out: Option<OutOfMemory>,
     /// Number of events.
     pub n_events: u64,
+    /// Time of the first event.
+    pub first: Option<Nanos>,
     /// Time of the last event.
     pub last: Nanos,
     /// What parts of itself the program named.
@@ -225,6 +227,7 @@ impl Ledger {
         self.torch.steps.list.clear();
         self.ran_out = None;
         self.n_events += 1;
+        self.first.get_or_insert(event.time);
         self.last = self.last.max(event.time);
         match &event.kind {
             EventKind::Call(call) => self.call(definitions, event, call),
