@@ -16,7 +16,7 @@ use crate::ledger::{Ledger, Unwatched, Watch};
 use crate::trace::Recording;
 use crate::trace::source::{Error, Source};
 
-/// Longer traces are not replayed to be told about: that takes seconds.
+/// Longer traces are not replayed for a report: that takes seconds.
 const MOST_REPLAYED: u64 = 400_000;
 /// Much is this share of what was reserved.
 const WASTEFUL: f64 = 0.1;
@@ -39,7 +39,7 @@ pub struct Story {
     pub complete: bool,
     /// The process is still running: what comes next is not known.
     pub is_running: bool,
-    /// What lifetimes tell, where that was asked for.
+    /// What lifetimes show, where that was asked for.
     pub lifetimes: Option<Lifetimes>,
     /// Why PyTorch reserved more than was in use, where that was asked for.
     pub gaps: Option<Vec<RecordedGap>>,
@@ -49,12 +49,12 @@ impl Story {
     /// Reads a gputrace trace or a PyTorch snapshot.
     ///
     /// # Errors
-    /// The file is neither. Damage is no error; it is kept in [`Story::damages`].
+    /// The file is neither. Damage is not an error; it is kept in [`Story::damages`].
     pub fn read(path: &Path) -> Result<Story, Error> {
         Ok(Story::of_source(&Source::open(path)?))
     }
 
-    /// As [`Story::of_source`], with what lifetimes tell: needs memory for every block.
+    /// As [`Story::of_source`], with what lifetimes show: needs memory for every block.
     #[must_use]
     pub fn with_lifetimes(source: &Source, categories: &Categories) -> Story {
         let mut lives = Lives::default();
@@ -68,7 +68,7 @@ impl Story {
     #[must_use]
     pub fn with_gaps(mut self, load: impl FnOnce() -> Result<Trace, ImportError>) -> Story {
         let is_asked = self.ledger.n_events <= MOST_REPLAYED && self.wasteful_devices().next().is_some();
-        // What cannot be imported is told by the verb that the report then names.
+        // What cannot be imported is shown by the verb that the report then names.
         let trace = is_asked.then(load).and_then(Result::ok);
         self.gaps = Some(trace.map_or(vec![], |trace| recorded_gaps(&trace.devices)));
         self
@@ -91,7 +91,7 @@ impl Story {
         Story::watched(source, &mut Unwatched)
     }
 
-    /// Understands a trace, and lets somebody watch how the books change.
+    /// Understands a trace, and lets `watch` follow how the books change.
     pub fn watched(source: &Source, watch: &mut dyn Watch) -> Story {
         Story::within(source, (Nanos(0), Nanos(u64::MAX)), watch)
     }
@@ -143,11 +143,16 @@ impl Story {
         self.devices.iter().find(|device| device.ordinal == ordinal)
     }
 
-    /// Time since the process began to be traced.
+    /// When the process began to be traced.
+    pub(crate) fn start(&self) -> Nanos {
+        let start = if self.process.start.0 > 0 { Some(self.process.start) } else { self.ledger.first };
+        start.unwrap_or_default()
+    }
+
+    /// Time since then.
     #[must_use]
     pub fn since_start(&self, time: Nanos) -> Nanos {
-        let start = if self.process.start.0 > 0 { Some(self.process.start) } else { self.ledger.first };
-        Nanos(time.0.saturating_sub(start.unwrap_or_default().0))
+        Nanos(time.0.saturating_sub(self.start().0))
     }
 
     /// Why its numbers may be wrong, in one line; shown wherever numbers are.

@@ -46,7 +46,7 @@ fn help_of_every_verb() {
           doctor     Checks whether recording can work here, with a given program, or what is wrong with a
                      trace
           import     Reads PyTorch snapshots and says what they hold and how well they are understood
-          recover    Makes a trace of a ring whose recorder is gone
+          recover    Makes a trace from a ring whose recorder is gone
           symbolise  Names the native frames of a trace from files of another machine, a debug package or
                      debuginfod's cache
           help       Print this message or the help of the given subcommand(s)
@@ -58,7 +58,7 @@ fn help_of_every_verb() {
         ---- gputrace record --help
         Runs a program and records its GPU memory
 
-        The program is not changed, and gputrace becomes it: its exit code and its signals are its own.
+        The program is not changed, and takes gputrace's place: exit code and signals are the program's own.
         Nothing is written before the program, or a child of it, uses CUDA; then there is one trace for each
         such process.
 
@@ -80,7 +80,7 @@ fn help_of_every_verb() {
                   Which call stacks to record [default: python]
 
                   Possible values:
-                  - none:   None but the library that asked
+                  - none:   None, only the library that asked
                   - python: Lines of Python, and native functions where a thread runs no Python
                   - all:    Lines of Python and native functions
 
@@ -122,11 +122,10 @@ fn help_of_every_verb() {
         Options:
               --rules <FILE>  Your own names for memory: NAME: FIELD=PATTERN ..., with the fields site,
                               stack, role, min and max
-              --peak          When the device held most (the default of verbs that show one moment)
-              --at <TIME>     So long after the start of the trace: 1.5s, 200ms, or nanoseconds
-              --range <A..B>  When the device held most between two times: 10s..20s; one of them may be left
-                              out
-              --step <N>      When the device held most in a step of training, as `report` numbers them
+              --peak          At the device's peak (the default of verbs that show one moment)
+              --at <TIME>     This long after the start of the trace: 1.5s, 200ms, or nanoseconds
+              --range <A..B>  At the device's peak between two times: 10s..20s; one of them may be left out
+              --step <N>      At the device's peak in a step of training, as `report` numbers them
               --end           At the end
               --native        Add the stacks that held most, native frames beside those of Python where they
                               were recorded (--stacks all)
@@ -144,7 +143,7 @@ fn help_of_every_verb() {
         With a moment (--peak, --at, --range, --step, --end), only what was held then is shown: owners,
         roles and call sites.
 
-        A rules file names memory in your own words, a rule a line; the first that fits counts, before
+        A rules file names memory in your own words, one rule per line; the first that fits counts, before
         gputrace's own roles:
           embeddings: site=*embedding.py* min=1MiB
           paged KV cache: stack=*PagedAttention*
@@ -160,11 +159,10 @@ fn help_of_every_verb() {
                           once, or folders with them, for the processes of a job
 
         Options:
-              --peak          When the device held most (the default of verbs that show one moment)
-              --at <TIME>     So long after the start of the trace: 1.5s, 200ms, or nanoseconds
-              --range <A..B>  When the device held most between two times: 10s..20s; one of them may be left
-                              out
-              --step <N>      When the device held most in a step of training, as `report` numbers them
+              --peak          At the device's peak (the default of verbs that show one moment)
+              --at <TIME>     This long after the start of the trace: 1.5s, 200ms, or nanoseconds
+              --range <A..B>  At the device's peak between two times: 10s..20s; one of them may be left out
+              --step <N>      At the device's peak in a step of training, as `report` numbers them
               --end           At the end
               --json          Write JSON: bytes and nanoseconds as integers
               --color <WHEN>  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE [default:
@@ -189,11 +187,10 @@ fn help_of_every_verb() {
                           once, or folders with them, for the processes of a job
 
         Options:
-              --peak          When the device held most (the default of verbs that show one moment)
-              --at <TIME>     So long after the start of the trace: 1.5s, 200ms, or nanoseconds
-              --range <A..B>  When the device held most between two times: 10s..20s; one of them may be left
-                              out
-              --step <N>      When the device held most in a step of training, as `report` numbers them
+              --peak          At the device's peak (the default of verbs that show one moment)
+              --at <TIME>     This long after the start of the trace: 1.5s, 200ms, or nanoseconds
+              --range <A..B>  At the device's peak between two times: 10s..20s; one of them may be left out
+              --step <N>      At the device's peak in a step of training, as `report` numbers them
               --end           At the end
               --json          Write JSON: bytes and nanoseconds as integers
               --color <WHEN>  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE [default:
@@ -220,16 +217,16 @@ fn help_of_every_verb() {
 
         Options:
               --peak
-                  When the device held most (the default of verbs that show one moment)
+                  At the device's peak (the default of verbs that show one moment)
 
               --at <TIME>
-                  So long after the start of the trace: 1.5s, 200ms, or nanoseconds
+                  This long after the start of the trace: 1.5s, 200ms, or nanoseconds
 
               --range <A..B>
-                  When the device held most between two times: 10s..20s; one of them may be left out
+                  At the device's peak between two times: 10s..20s; one of them may be left out
 
               --step <N>
-                  When the device held most in a step of training, as `report` numbers them
+                  At the device's peak in a step of training, as `report` numbers them
 
               --end
                   At the end
@@ -259,6 +256,12 @@ fn help_of_every_verb() {
 
               --json
                   Write JSON: bytes and nanoseconds as integers
+
+              --color <WHEN>
+                  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE
+
+                  [default: auto]
+                  [possible values: auto, always, never]
 
           -h, --help
                   Print help (see a summary with '-h')
@@ -304,16 +307,16 @@ fn help_of_every_verb() {
                   Steps that the program made [default: guessed from how often call sites allocated]
 
               --peak
-                  When the device held most (the default of verbs that show one moment)
+                  At the device's peak (the default of verbs that show one moment)
 
               --at <TIME>
-                  So long after the start of the trace: 1.5s, 200ms, or nanoseconds
+                  This long after the start of the trace: 1.5s, 200ms, or nanoseconds
 
               --range <A..B>
-                  When the device held most between two times: 10s..20s; one of them may be left out
+                  At the device's peak between two times: 10s..20s; one of them may be left out
 
               --step <N>
-                  When the device held most in a step of training, as `report` numbers them
+                  At the device's peak in a step of training, as `report` numbers them
 
               --end
                   At the end
@@ -341,13 +344,13 @@ fn help_of_every_verb() {
           gputrace leaks --range 60s..120s train.gtr
           gputrace leaks --steps 1000 --min-bytes 1MiB snapshot.pickle.gz
 
-        A suppressions file has a rule a line, `#` begins a comment, `*` stands for anything:
+        A suppressions file has one rule per line, `#` begins a comment, `*` stands for anything:
           owner=cuBLAS*
           owner=NCCL site=*init_process_group*
 
-        --at T asks as if the program had ended at T; --range A..B so for B, with growth from A on. One step
-        shows no growth: for what a later step holds more than an earlier one, `gputrace diff --from step:3
-        --to step:90 train.gtr`.
+        --at T answers as if the program had ended at T, --range A..B as if it had ended at B, with growth
+        from A on. One step shows no growth: for what a later step holds more than an earlier one, `gputrace
+        diff --from step:3 --to step:90 train.gtr`.
 
         Exit status: 3 if there is a leak and --error-on-leak was given.
 
@@ -365,11 +368,10 @@ fn help_of_every_verb() {
               --torch-version <X.Y>    PyTorch release to imitate [default: the one that explains the trace
                                        best]
               --device-memory <BYTES>  Memory of the device [default: what the trace says, or unlimited]
-              --limit <BYTES>          The most that the process may hold: whether it would fit on such a
-                                       card. Others than the allocator have their part of it (see --other)
-              --other <BYTES>          What others hold of --limit or --device-memory: the CUDA context,
-                                       code, NCCL, cuBLAS... [default: what the trace says, at each moment;
-                                       a snapshot says nothing]
+              --limit <BYTES>          Memory the process may use; contexts and libraries share it (see
+                                       --other)
+              --other <BYTES>          What contexts, code and libraries use of --limit or --device-memory
+                                       [default: as recorded, moment by moment; a snapshot does not say]
               --json                   Write JSON: bytes and nanoseconds as integers
               --color <WHEN>           Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE
                                        [default: auto] [possible values: auto, always, never]
@@ -423,16 +425,16 @@ fn help_of_every_verb() {
                   [default: 20]
 
               --peak
-                  When the device held most (the default of verbs that show one moment)
+                  At the device's peak (the default of verbs that show one moment)
 
               --at <TIME>
-                  So long after the start of the trace: 1.5s, 200ms, or nanoseconds
+                  This long after the start of the trace: 1.5s, 200ms, or nanoseconds
 
               --range <A..B>
-                  When the device held most between two times: 10s..20s; one of them may be left out
+                  At the device's peak between two times: 10s..20s; one of them may be left out
 
               --step <N>
-                  When the device held most in a step of training, as `report` numbers them
+                  At the device's peak in a step of training, as `report` numbers them
 
               --end
                   At the end
@@ -475,12 +477,13 @@ fn help_of_every_verb() {
               --torch-version <X.Y>      PyTorch release to imitate [default: the one that explains the
                                          trace best]
               --device-memory <BYTES>    Memory of the device [default: what the trace says, or unlimited]
-              --limit <BYTES>            The most that the process may hold: whether it would fit on such a
-                                         card. Others than the allocator have their part of it (see --other)
-              --other <BYTES>            What others hold of --limit or --device-memory: the CUDA context,
-                                         code, NCCL, cuBLAS... [default: what the trace says, at each
-                                         moment; a snapshot says nothing]
-              --json                     Print one JSON object, bytes as integers
+              --limit <BYTES>            Memory the process may use; contexts and libraries share it (see
+                                         --other)
+              --other <BYTES>            What contexts, code and libraries use of --limit or --device-memory
+                                         [default: as recorded, moment by moment; a snapshot does not say]
+              --json                     Write JSON: bytes and nanoseconds as integers
+              --color <WHEN>             Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE
+                                         [default: auto] [possible values: auto, always, never]
           -h, --help                     Print help
 
         Examples:
@@ -501,12 +504,13 @@ fn help_of_every_verb() {
               --torch-version <X.Y>    PyTorch release to imitate [default: the one that explains the trace
                                        best]
               --device-memory <BYTES>  Memory of the device [default: what the trace says, or unlimited]
-              --limit <BYTES>          The most that the process may hold: whether it would fit on such a
-                                       card. Others than the allocator have their part of it (see --other)
-              --other <BYTES>          What others hold of --limit or --device-memory: the CUDA context,
-                                       code, NCCL, cuBLAS... [default: what the trace says, at each moment;
-                                       a snapshot says nothing]
-              --json                   Print one JSON object, bytes as integers
+              --limit <BYTES>          Memory the process may use; contexts and libraries share it (see
+                                       --other)
+              --other <BYTES>          What contexts, code and libraries use of --limit or --device-memory
+                                       [default: as recorded, moment by moment; a snapshot does not say]
+              --json                   Write JSON: bytes and nanoseconds as integers
+              --color <WHEN>           Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE
+                                       [default: auto] [possible values: auto, always, never]
           -h, --help                   Print help
 
         Examples:
@@ -518,7 +522,7 @@ fn help_of_every_verb() {
         than the others
 
         Ranks and communicators are found by NCCL's own records; several jobs and restarts in one folder are
-        kept apart. Traces of processes that were killed while they hung say as much as others.
+        kept apart. Traces of processes that were killed while they hung are as good as others.
 
         Usage: gputrace ranks [OPTIONS] <TRACE|DIR>...
 
@@ -585,7 +589,7 @@ fn help_of_every_verb() {
                     memory in it, for pytorch.org/memory_viz
 
           -o, --output <FILE>
-                  Where to [default: standard output]
+                  File to write [default: standard output]
 
           -F, --force
                   Overwrite a file that exists
@@ -594,25 +598,25 @@ fn help_of_every_verb() {
                   Only this device
 
               --diff <OTHER>
-                  Show the difference to this trace (svg)
+                  Show the difference from this trace (svg)
 
               --non-torch
-                  With memory that is not PyTorch's, as segments of their own (torch-pickle)
+                  Include memory that is not PyTorch's, as segments of its own (torch-pickle)
 
               --redact
                   Hide paths, arguments, host names and identifiers of the machine
 
               --peak
-                  When the device held most (the default of verbs that show one moment)
+                  At the device's peak (the default of verbs that show one moment)
 
               --at <TIME>
-                  So long after the start of the trace: 1.5s, 200ms, or nanoseconds
+                  This long after the start of the trace: 1.5s, 200ms, or nanoseconds
 
               --range <A..B>
-                  When the device held most between two times: 10s..20s; one of them may be left out
+                  At the device's peak between two times: 10s..20s; one of them may be left out
 
               --step <N>
-                  When the device held most in a step of training, as `report` numbers them
+                  At the device's peak in a step of training, as `report` numbers them
 
               --end
                   At the end
@@ -635,7 +639,7 @@ fn help_of_every_verb() {
         Usage: gputrace doctor [OPTIONS] [TRACE|PROGRAM]...
 
         Arguments:
-          [TRACE|PROGRAM]...  Traces to look at, and programs that are to be recorded
+          [TRACE|PROGRAM]...  Traces to check, and programs to be recorded
 
         Options:
               --hooks         List every function that is hooked
@@ -657,23 +661,27 @@ fn help_of_every_verb() {
           <SNAPSHOT>...  PyTorch snapshots (plain or .gz)
 
         Options:
-              --json  Print one JSON object a snapshot
-          -h, --help  Print help
+              --json          Write JSON: bytes and nanoseconds as integers
+              --color <WHEN>  Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE [default:
+                              auto] [possible values: auto, always, never]
+          -h, --help          Print help
 
         Examples:
           gputrace import snapshot.pickle
           gputrace import --json rank*.pickle.gz
 
+        --json writes one line per snapshot.
+
         ---- gputrace recover --help
-        Makes a trace of a ring whose recorder is gone
+        Makes a trace from a ring whose recorder is gone
 
         Where no recorder could be started, or it was killed, what was recorded is still in the ring: a file
-        that libgputrace.so names on stderr, usually in /dev/shm. If the program still runs, it is recorded
-        on from here.
+        that libgputrace.so names on stderr, usually in /dev/shm. If the program still runs, recording
+        continues from here.
 
-        A program that runs in another container can only be recorded on from inside of it. From outside,
-        what it left is read when it has ended: the ring shows whether it has, as long as libgputrace.so
-        could lock the file. A ring is read by the user that it belongs to.
+        Recording of a program in another container can only continue inside of that container. From
+        outside, what it left can be read once it has ended, which the ring shows if libgputrace.so could
+        lock the file. Only the owner of a ring can read it.
 
         Usage: gputrace recover [OPTIONS] <RING>...
 
@@ -718,8 +726,7 @@ fn help_of_every_verb() {
 
         Options:
               --sysroot <DIR>
-                  Where the files are, taken for / of the machine of the trace; several are asked in turn
-                  [default: /]
+                  Folder that stands for / of the traced machine; several are searched in turn [default: /]
 
           -o, --output <FILE>
                   Where the new trace goes
@@ -997,7 +1004,7 @@ fn record_says_what_cannot_be_run() {
         125: gputrace: FOLDER/static is statically linked, and nothing can be preloaded into it: link it dynamically
         125: gputrace: FOLDER/foreign is for another kind of processor than LIBRARY: use the gputrace built for it
         125: gputrace: FOLDER/static is statically linked, and nothing can be preloaded into it: link it dynamically
-        125: gputrace: GPUTRACE_LIBRARY names /no/library.so, which is no file
+        125: gputrace: GPUTRACE_LIBRARY names /no/library.so, which is not a file
     "#]].assert_eq(&all);
 }
 
@@ -1186,4 +1193,106 @@ impl Drop for Folder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
+}
+
+#[test]
+fn a_replay_and_its_advice_begin_with_the_answer() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden");
+    let said = |arguments: &[&str]| {
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_gputrace")).args(arguments).current_dir(folder).output();
+        let output = output.unwrap();
+        text(&output.stdout) + &text(&output.stderr)
+    };
+    let policies = ["--policy", "torch", "--policy", "torch:expandable_segments:True", "--policy", "stalloc"];
+    expect![[r#"
+        caught-oom.gtr
+
+        The requests of cuda:0, replayed
+            reserved   allocated  unused  mallocs  frees  retries  sure   policy
+          374.00 MiB  353.03 MiB   5.6 %       16      7        4  exact  torch
+          342.00 MiB  341.02 MiB   0.3 %       12      2        1  exact  torch:expandable_segments:True
+          370.00 MiB  353.03 MiB   4.6 %       19      7        0  bound  stalloc
+          torch: does not fit: limit 1.00 GiB = PyTorch 374.00 MiB + CUDA context 520.00 MiB + cuBLAS 128.25 MiB + page rounding 1.75 MiB + free 0 B, and 32.00 MiB more were asked for
+          torch: out of memory at request 62 of 62: 32.00 MiB asked for, 374.00 MiB reserved, 353.03 MiB in use
+          torch:expandable_segments:True: does not fit: limit 1.00 GiB = PyTorch 302.00 MiB + CUDA context 520.00 MiB + cuBLAS 128.25 MiB + page rounding 1.75 MiB + free 72.00 MiB, and 64.00 MiB more were asked for
+          torch:expandable_segments:True: out of memory at request 57 of 62: 64.00 MiB asked for, 302.00 MiB reserved, 289.03 MiB in use
+          stalloc: does not fit: limit 1.00 GiB = stalloc 370.00 MiB + CUDA context 520.00 MiB + cuBLAS 128.25 MiB + page rounding 1.75 MiB + free 4.00 MiB, and 32.00 MiB more were asked for
+          stalloc: out of memory at request 62 of 62: 32.00 MiB asked for, 370.00 MiB reserved, 353.03 MiB in use
+          requests    62
+          self-check  60 of 60 addresses match as PyTorch 2.11
+          warning: the program ran out of memory once (first at /job/caught-oom/train.py:12 forward) and went on: where those requests do not fail, it would have gone another way
+          warning: the trace ends where memory ran out (/job/caught-oom/train.py:12 forward): what the program would have needed after that is not in it
+
+        Why more was reserved than in use on cuda:0
+          with torch: 374.00 MiB for 353.03 MiB in use when most was reserved
+          device      bytes  of reserved  part      meaning
+          cuda:0  20.97 MiB        5.6 %  stranded  free beside something in use
+          device  free beside  held alone     its own  call site that holds segments
+          cuda:0    20.97 MiB   20.00 MiB  209.02 MiB  /job/caught-oom/train.py:12 forward
+          cuda:0   992.00 KiB         0 B   16.02 MiB  /job/caught-oom/train.py:6 <module>
+          these parts are simulated; `gputrace oom` measures, when memory ran out, stranded and wholly free (cached) bytes, each with its part of isolated
+    "#]]
+        .assert_eq(&said(&[&["replay", "--limit", "1GiB", "caught-oom.gtr"][..], &policies].concat()));
+    expect![[r#"
+        varying-lengths.gtr, cuda:0, PyTorch 2.11
+
+        What to set
+          PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,large_segment_size_mb:12
+          ok: 704.00 MiB less reserved
+          reserved at best      560.00 MiB
+          reserved as recorded  1.23 GiB  524.55 MiB in use
+          how sure              exact
+
+        Best in memory or in calls of the driver, of 136 settings that were simulated
+            reserved  mallocs  frees  setting
+          560.00 MiB       26      0  expandable_segments:True,large_segment_size_mb:12
+          568.00 MiB       25      0  expandable_segments:True,roundup_power2_divisions:16
+          584.00 MiB       13      0  expandable_segments:True,large_segment_size_mb:64
+
+        The least that any allocator needs
+          as requested                                     523.55 MiB
+          rounded to 512 bytes                             523.55 MiB
+          with streams, pools, small and large kept apart  525.59 MiB
+          in pages of 2 MiB                                528.00 MiB
+          if all lifetimes were known in advance           544.55 MiB  would be enough
+    "#]]
+    .assert_eq(&said(&["tune", "varying-lengths.gtr"]));
+    expect![[r#"
+        caught-oom.gtr, cuda:0, PyTorch 2.11
+
+        What to set
+          no setting makes it fit: 353.03 MiB must be in use at once, whatever the allocator
+          does not fit: limit 1.00 GiB = PyTorch 302.00 MiB + CUDA context 520.00 MiB + cuBLAS 128.25 MiB + page rounding 1.75 MiB + free 72.00 MiB, and 64.00 MiB more were asked for
+          out of memory at request 57 of 62: 64.00 MiB asked for, 302.00 MiB reserved, 289.03 MiB in use
+          reserved at best      342.00 MiB
+          reserved as recorded  374.00 MiB  353.03 MiB in use
+          how sure              exact
+          warning: the program ran out of memory once (first at /job/caught-oom/train.py:12 forward) and went on: where those requests do not fail, it would have gone another way
+          warning: the trace ends where memory ran out (/job/caught-oom/train.py:12 forward): what the program would have needed after that is not in it
+
+        Best in memory or in calls of the driver, of 232 settings that were simulated
+          none of them fits
+
+        The least that any allocator needs
+          as requested                                     353.03 MiB
+          rounded to 512 bytes                             353.03 MiB
+          with streams, pools, small and large kept apart  353.03 MiB
+          in pages of 2 MiB                                354.00 MiB
+          if all lifetimes were known in advance           353.03 MiB  would be enough
+    "#]].assert_eq(&said(&["tune", "--limit", "1GiB", "caught-oom.gtr"]));
+    expect![[r#"
+        caught-oom.gtr
+
+        cuda:0
+          requests              62
+          streams               1
+          pools                 1
+          driver calls          23
+          cache flushes         0
+          out-of-memory errors  2
+          history               complete
+          self-check            60 of 60 addresses match as PyTorch 2.11
+    "#]]
+    .assert_eq(&said(&["import", "caught-oom.gtr"]));
 }

@@ -6,7 +6,7 @@
 //! paged KV cache: stack=*PagedAttention*
 //! scratch:        role=temporaries max=512KiB
 //! ```
-//! A rule a line: a name, a colon, and fields that must all fit; the first rule that fits counts. `site` is the call site as
+//! One rule per line: a name, a colon, and fields that must all fit; the first rule that fits counts. `site` is the call site as
 //! reports show it, `stack` is any line of the stack as `function (file:line)`, `role` is what gputrace would say. `*` stands
 //! for anything; without one, a pattern fits the whole text. `min` and `max` are bytes of one block.
 
@@ -133,7 +133,7 @@ fn category(line: &str) -> Result<(String, String, Vec<Field>), String> {
     let (name, rest) = line.split_once(':').ok_or("write NAME: FIELD=PATTERN ...")?;
     let (name, rest) = (name.trim(), rest.trim());
     let fields = rules::fields(rest, &FIELDS)
-        .map_err(|word| format!("`{word}` is no field; there are site=, stack=, role=, min= and max="))?;
+        .map_err(|word| format!("`{word}` is not a field; there are site=, stack=, role=, min= and max="))?;
     let fields = fields.into_iter().map(|(make, value)| make(value)).collect::<Result<Vec<_>, _>>()?;
     if name.is_empty() || fields.is_empty() {
         return Err("write NAME: FIELD=PATTERN ...".into());
@@ -149,7 +149,10 @@ mod tests {
     fn a_line_that_is_no_rule_is_told() {
         let wrong = |text: &str| Categories::parse(text).unwrap_err();
         assert_eq!(wrong("\nKV cache"), "line 2: write NAME: FIELD=PATTERN ...");
-        assert_eq!(wrong("a: b"), "line 1: `b` is no field; there are site=, stack=, role=, min= and max=");
+        assert_eq!(
+            wrong("a: b"),
+            "line 1: `b` is not a field; there are site=, stack=, role=, min= and max="
+        );
         assert!(wrong("a: min=x").starts_with("line 1: "));
     }
 

@@ -43,7 +43,7 @@ pub struct Cycles {
     pub peak: Bytes,
     /// Collections that gave back any.
     pub collections: u64,
-    /// Threads that gave back memory meanwhile: more than one means that some of it was no collector's.
+    /// Threads that gave back memory meanwhile: more than one means that some of it was not a collector's.
     pub n_threads: usize,
     /// By call site, most first.
     pub sites: Vec<CycleSite>,
@@ -80,7 +80,7 @@ impl Cycles {
             let Some(life) = lives.list.get(collected.life as usize) else { continue };
             cycles.bytes.0 += life.bytes.0;
             cycles.blocks += 1;
-            // Between two collections somebody asks for memory, or time passes.
+            // Between two collections the program asks for memory, or time passes.
             let is_same = last.is_some_and(|last| is_one_collection(last, life));
             cycles.collections += u64::from(!is_same);
             last = Some(life);

@@ -16,7 +16,7 @@ pub struct Fragmentation {
     pub large: Pool,
 }
 
-/// The free memory of one pool. What streams may still use counts as free here: only time can tell.
+/// The free memory of one pool. What streams may still use counts as free here: only time will show.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Pool {
     /// Segments: neighbouring mapped pages of an expandable segment are one.

@@ -1,4 +1,4 @@
-//! What lifetimes tell: which roles memory had, what set the peak, what was held longer than needed, and what waited for
+//! What lifetimes show: which roles memory had, what set the peak, what was held longer than needed, and what waited for
 //! Python's collector of reference cycles.
 
 use std::cmp::Reverse;
@@ -22,7 +22,7 @@ const MOSTLY: f64 = 0.8;
 /// Births and deaths between the birth of a successor and the death of its predecessor, at most.
 const AT_ONCE: u32 = 2;
 
-/// What lifetimes tell of one process.
+/// What the lifetimes of one process show.
 #[derive(Clone, Debug, Default)]
 pub struct Lifetimes {
     /// By device, ascending.
@@ -382,7 +382,7 @@ mod tests {
         let shown: Vec<_> =
             device.replaced.iter().map(|it| (site(&found, it.site), it.times, it.without.0 >> 20)).collect();
         assert_eq!((device.peak.0 >> 20, shown), (20, vec![("f".into(), 8, 10)]));
-        // One that happens to be freed after another was made is no habit.
+        // One that happens to be freed after another was made is not a habit.
         let found = story(&("block addr=p bytes=10M by=f@/job/a.py:1\n".to_owned() + &step("p", "q")));
         assert!(found.lifetimes.unwrap().devices[0].replaced.is_empty());
     }

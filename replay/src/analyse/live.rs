@@ -1,7 +1,7 @@
 //! What is held at one moment, by owner, place and full stack: for call trees, flame graphs and differences.
 //!
-//! PyTorch's segments are shown by the blocks in them, which are theirs that asked, and by what is reserved and used by
-//! nobody. So the parts of a device always add up to what the driver had handed out.
+//! A segment is shown as its blocks, under the code that requested them, and its unused rest. So the parts of a device
+//! always add up to what the driver had handed out.
 
 use std::collections::BTreeMap;
 
@@ -31,6 +31,19 @@ pub enum When {
     Within(Nanos, Nanos),
     /// As [`When::Peak`], in the training step of this number.
     Step(u64),
+}
+
+impl When {
+    /// From when to when, as the trace counts time, where it began at `start`. When a step was, only its [`span`] says.
+    #[must_use]
+    pub fn since(self, start: Nanos) -> (Nanos, Nanos) {
+        let since = |time: Nanos| Nanos(start.0.saturating_add(time.0));
+        match self {
+            When::Peak | When::End | When::Step(_) => (Nanos(0), Nanos(u64::MAX)),
+            When::At(time) => (Nanos(0), since(time)),
+            When::Within(from, to) => (since(from), since(to)),
+        }
+    }
 }
 
 /// What something that is held is.
@@ -63,7 +76,7 @@ pub struct Holder {
     pub part: u32,
 }
 
-/// What else tells holders apart, for those who ask.
+/// What else separates holders, where it was asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Parts {
     /// Nothing.
@@ -130,7 +143,7 @@ fn pictures_of(
     (story, sorted(pictures))
 }
 
-/// The same, with holders told apart by phase or role.
+/// The same, with holders separated by phase or role.
 #[must_use]
 pub fn view(source: &Source, when: When, parts: Parts, categories: &Categories) -> View {
     match parts {
@@ -216,22 +229,15 @@ fn places(source: &Source, story: &Story, highest: &Highest, when: When) -> Opti
 /// # Errors
 /// There is no such step, in words.
 pub fn span(story: &Story, when: When) -> Result<(Nanos, Nanos), String> {
-    let since = |time: Nanos| Nanos(start(story).0.saturating_add(time.0));
-    match when {
-        When::Peak | When::End => Ok((Nanos(0), Nanos(u64::MAX))),
-        When::At(time) => Ok((Nanos(0), since(time))),
-        When::Within(from, to) => Ok((since(from), since(to))),
-        When::Step(number) => {
-            let steps = story.ledger.training.as_ref().map_or(&[][..], |training| &training.steps);
-            match (steps.iter().find(|step| step.number == number), steps) {
-                (Some(step), _) => Ok((step.begin, step.end.unwrap_or(story.ledger.last))),
-                (None, []) => Err(format!("no step {number}: no steps were seen (use a time, 10s..20s)")),
-                (None, [first, .., last]) => {
-                    Err(format!("no step {number}: steps are {} to {}", first.number, last.number))
-                }
-                (None, [only]) => Err(format!("no step {number}: the only step is {}", only.number)),
-            }
+    let When::Step(number) = when else { return Ok(when.since(story.start())) };
+    let steps = story.ledger.training.as_ref().map_or(&[][..], |training| &training.steps);
+    match (steps.iter().find(|step| step.number == number), steps) {
+        (Some(step), _) => Ok((step.begin, step.end.unwrap_or(story.ledger.last))),
+        (None, []) => Err(format!("no step {number}: no steps were seen (use a time, 10s..20s)")),
+        (None, [first, .., last]) => {
+            Err(format!("no step {number}: steps are {} to {}", first.number, last.number))
         }
+        (None, [only]) => Err(format!("no step {number}: the only step is {}", only.number)),
     }
 }
 
@@ -248,11 +254,6 @@ fn highest_within(source: &Source, from: Nanos, to: Nanos) -> BTreeMap<i16, u64>
         }
     }
     highest.devices.iter().map(|(device, peak)| (*device, peak.event)).collect()
-}
-
-fn start(story: &Story) -> Nanos {
-    let start = if story.process.start.0 > 0 { Some(story.process.start) } else { story.ledger.first };
-    start.unwrap_or_default()
 }
 
 /// After how many events each device was at its peak.

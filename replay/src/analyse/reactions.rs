@@ -1,4 +1,5 @@
-//! What a replay cannot follow: programs that look at memory, or at the lack of it, and then go another way.
+//! What a replay cannot follow: a program that asks how much memory is free, or runs out of it, and then behaves
+//! differently.
 
 use gputrace_sim::ops::{AllocId, Frame, Op, OpStream, StackId};
 use rustc_hash::FxHashMap;

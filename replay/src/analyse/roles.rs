@@ -48,7 +48,7 @@ roles! {
     Kept "other, kept" "held over several backward passes, or to the end, and none of the above: buffers, inputs, caches, results",
 }
 
-/// What a stack tells.
+/// What a stack shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Hint {
     Backward,
@@ -106,7 +106,7 @@ const WORKSPACE_BYTES: [u64; 2] = [32 << 20, 8_519_680];
 /// Births of others that do not end a backward pass: other threads, hooks.
 const MOST_FOREIGN: u32 = 2;
 
-/// What the frames of a stack tell together.
+/// What the frames of a stack show together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Facts(u8);
 
@@ -297,7 +297,7 @@ impl Judge<'_> {
         all.map(|(idx, role)| role.unwrap_or_else(|| undecided(&lives.list[*idx], fact(*idx).0))).collect()
     }
 
-    /// Where the place alone tells, or the place and the passes around it.
+    /// Where the place alone is enough, or the place and the passes around it.
     fn by_place(&self, life: &Life, facts: Facts, in_backward: bool) -> Option<Role> {
         let is_workspace = facts.has(Hint::Workspace) || self.is_like_workspace(life, facts, in_backward);
         if is_workspace && life.died == NEVER {
@@ -329,7 +329,7 @@ impl Judge<'_> {
         self.passes.get(at.checked_sub(1)?)
     }
 
-    /// By the backward passes that began while it was held; `None` where the trace ends too early to tell.
+    /// By the backward passes that began while it was held; `None` where the trace ends too early to know.
     fn by_life(&self, life: &Life, facts: Facts, gradients: &FxHashSet<u64>) -> Option<Role> {
         let from = self.passes.partition_point(|pass| pass.start <= life.born);
         let to = self.passes.partition_point(|pass| pass.start < life.died);

@@ -40,7 +40,7 @@ pub struct ProcessSummary {
     pub complete: bool,
     /// What could not be read, one line each.
     pub damage: Vec<String>,
-    /// Launches of NCCL whose time on the GPU was to be measured; left out where nobody asked for that.
+    /// Launches of NCCL whose time on the GPU was to be measured; left out where that was not asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nccl_timing: Option<GpuTimed>,
     /// Pinned and registered host memory.
@@ -61,7 +61,7 @@ pub struct HostSummary {
 /// A device of a process.
 #[derive(Serialize, Debug)]
 pub struct DeviceSummary {
-    /// Ordinal in the process; -1 for what could not be told.
+    /// Ordinal in the process; -1 where it is not known.
     pub device: i16,
     /// Marketing name.
     pub name: Option<String>,
@@ -344,7 +344,7 @@ pub fn torch_summary(story: &Story, torch: &TorchBooks) -> TorchSummary {
         summary.peak_requested_bytes = None;
         summary.notes.push("requested bytes are not counted by PyTorch's cudaMallocAsync backend".into());
         if torch.pool_reserved_high.is_none() {
-            let note = "reserved bytes are the driver's secret: the program never asked its pool for them";
+            let note = "reserved bytes are unknown: the program never queried its pool";
             summary.notes.push(note.into());
         }
     } else if torch.allocations == 0 && torch.n_ooms == 0 {

@@ -1,4 +1,4 @@
-//! How what nothing explains of the driver's figures changes over a trace.
+//! How the unexplained part of the driver's figures changes over time.
 
 use crate::analyse::growth;
 use crate::ledger::{DeviceBooks, Sampled, Samples};
@@ -27,7 +27,7 @@ pub struct Trend {
     pub is_negative: bool,
 }
 
-/// The trend of a device's samples; `None` where NVML tells nothing of processes.
+/// The trend of a device's samples; `None` where NVML reports no figures per process.
 #[must_use]
 pub fn trend(story: &Story, samples: &Samples) -> Option<Trend> {
     let known: Vec<(&Sampled, i64)> =
@@ -50,7 +50,7 @@ pub fn trend(story: &Story, samples: &Samples) -> Option<Trend> {
     })
 }
 
-/// The samples that tell a story, with their names.
+/// The samples worth showing, with their names.
 #[must_use]
 pub fn moments<'a>(story: &Story, books: &'a DeviceBooks) -> Vec<(&'static str, &'a Sampled)> {
     let samples = &books.samples;

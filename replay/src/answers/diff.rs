@@ -24,6 +24,16 @@ pub enum By {
     Size,
 }
 
+impl By {
+    /// All, each with its name and what it means.
+    pub const ALL: &[(&str, By, &str)] = &[
+        ("stack", By::Stack, "Call stacks, whole"),
+        ("site", By::Site, "Call sites: where the program asked"),
+        ("owner", By::Owner, "Owners"),
+        ("size", By::Size, "Sizes of objects"),
+    ];
+}
+
 /// One side of a comparison: what was held at a moment, and the figures.
 pub struct Side {
     /// The trace.

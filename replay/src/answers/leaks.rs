@@ -39,7 +39,7 @@ pub struct Leaks {
     pub suppressed: (u64, Bytes),
     /// Bytes that PyTorch's cache held at the end without anybody using them.
     pub cached: Bytes,
-    /// How they were counted, where nobody said how many there were.
+    /// How they were counted, where --steps did not say how many there were.
     counted: Option<StepSource>,
     n_steps: Option<u64>,
     can_tell: bool,
@@ -210,7 +210,7 @@ impl Leaks {
                 section.line(Mood::Note, text)
             }
             (None, None) if !self.growing.is_empty() => {
-                section.line(Mood::Note, "how many steps the program made cannot be seen: --steps N says so")
+                section.line(Mood::Note, "the number of steps is not known: give it with --steps N")
             }
             _ => section,
         };
@@ -274,7 +274,7 @@ impl Leaks {
                 "cached_bytes",
                 "PyTorch's cache",
                 Value::Bytes(cached),
-                "reserved and used by nobody: kept for the next request, no leak",
+                "reserved but unused: kept for the next request, not a leak",
             ),
         };
         let section = match self.suppressed {
@@ -422,7 +422,7 @@ fn cached(story: &Story) -> Bytes {
     Bytes(cached.fold(0, u64::saturating_add))
 }
 
-/// Leaks that are known and accepted: a rule a line.
+/// Leaks that are known and accepted: one rule per line.
 ///
 /// ```text
 /// # what cuBLAS keeps until the process ends
@@ -455,7 +455,7 @@ impl Suppressions {
     /// Reads rules.
     ///
     /// # Errors
-    /// A line that is no rule, with its number.
+    /// A line that is not a rule, with its number.
     pub fn parse(text: &str) -> Result<Suppressions, String> {
         let rule = |(line, fields)| SuppressionRule { line, fields, is_used: false };
         Ok(Suppressions { rules: rules::read(text, suppression)?.into_iter().map(rule).collect() })

@@ -56,7 +56,7 @@ pub fn stacks(view: &View, lines: &mut Lines) -> Section {
             section = section.line(Mood::Note, heading);
             let frames: Vec<String> = lines.of(*stack).iter().map(|line| format!("    {line}")).collect();
             let frames = if frames.is_empty() { vec![format!("    {NO_STACK}")] } else { frames };
-            section = frames.into_iter().fold(section, |section, frame| section.line(Mood::Note, frame));
+            section = section.lines(frames.into_iter().map(|frame| (Mood::Note, frame)));
         }
         if let Some((hidden, n)) = rest(&sums) {
             let text = format!("cuda:{}: {n} more stacks with {} together", picture.device, bytes(hidden));
@@ -101,7 +101,7 @@ fn held(view: &View, when: When) -> Section {
     let section = Section::new("moment", "What was held");
     let section = match view.pictures.is_empty() {
         true => section.line(Mood::Note, "nothing was held then"),
-        false => view.pictures.iter().fold(section, |section, it| section.line(Mood::Note, line(it))),
+        false => section.lines(view.pictures.iter().map(|picture| (Mood::Note, line(picture)))),
     };
     section.warn(view.story.doubts())
 }

@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{Bytes, Event};
 use gputrace_sim::bounds::Bounds;
-use gputrace_sim::ops::OpStream;
+use gputrace_sim::ops::{Op, OpStream};
 use gputrace_sim::tune;
 use gputrace_sim::whatif::{Confidence, Laboratory, Question};
 
 use crate::analyse::fragmentation::Fragmentation;
 use crate::analyse::live;
 use crate::answers::caught::{self, Caught, CaughtOom};
+use crate::answers::whatif::Machine;
+use crate::import::{ImportError, Trace};
 use crate::ledger::{Ledger, TorchOom, Watch};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::sections::POSTMORTEM;
@@ -95,7 +97,7 @@ impl Postmortem {
         self.story.ledger.devices.keys().copied().filter(|device| self.torch_oom(*device).is_some())
     }
 
-    /// Nobody ran out of memory.
+    /// No request failed for good, neither of PyTorch nor of others.
     #[must_use]
     pub fn is_uneventful(&self) -> bool {
         let refused = self.story.ledger.refusals.iter().any(|it| it.is_final);
@@ -151,8 +153,7 @@ impl Postmortem {
                  simulated and when most was reserved; there, what is free in segments of other streams or pools than the \
                  last request's is `isolated`, stranded or not",
             );
-        let section = lines.into_iter().fold(section, |section, (mood, line)| section.line(mood, line));
-        Some(section.warn(self.story.doubts()))
+        Some(section.lines(lines).warn(self.story.doubts()))
     }
 
     /// Whether `torch.cuda.empty_cache()` just before would have helped.
@@ -189,21 +190,13 @@ impl Postmortem {
         let refused = refusals.rfind(|it| it.device == device && it.is_final);
         if let Some(refusal) = refused.filter(|_| self.torch_oom(device).is_none()) {
             let owner = self.story.ledger.sites.owner(refusal.owner);
-            let text = match wholly_free >= refusal.bytes {
-                true => format!(
-                    "torch.cuda.empty_cache() before it would have helped: PyTorch kept {} that nobody used, and {owner} \
-                     asked for {}",
-                    bytes(wholly_free),
-                    bytes(refusal.bytes)
-                ),
-                false => format!(
-                    "empty_cache() would not have helped: PyTorch kept {} that nobody used, and {owner} asked for {}",
-                    bytes(wholly_free),
-                    bytes(refusal.bytes)
-                ),
+            let (mood, verdict) = match wholly_free >= refusal.bytes {
+                true => (Mood::Warning, "torch.cuda.empty_cache() before it would have helped"),
+                false => (Mood::Note, "empty_cache() would not have helped"),
             };
-            let mood = if wholly_free >= refusal.bytes { Mood::Warning } else { Mood::Note };
-            lines.push((mood, format!("cuda:{device}: {text}")));
+            let (kept, asked) = (bytes(wholly_free), bytes(refusal.bytes));
+            let why = format!("PyTorch kept {kept} that nobody used, and {owner} asked for {asked}");
+            lines.push((mood, format!("cuda:{device}: {verdict}: {why}")));
         }
         lines
     }
@@ -222,6 +215,48 @@ impl Postmortem {
             _ => (Bytes(reserved), Bytes(reserved.saturating_add(asked.saturating_sub(1)))),
         })
     }
+}
+
+/// What would have made it fit, on each device whose PyTorch ran out. `load` reads the same trace as requests.
+pub fn remedies_sections(
+    postmortem: &Postmortem,
+    machine: Machine,
+    load: impl FnOnce() -> Result<Trace, ImportError>,
+) -> Vec<Section> {
+    if postmortem.torch_devices().next().is_none() {
+        return vec![];
+    }
+    let trace = load().map_err(|error| error.to_string());
+    let of_device = |device: i16| {
+        let stream = trace.as_ref().map_err(Clone::clone).and_then(|trace| {
+            let stream = trace.devices.iter().find(|stream| i64::from(stream.device) == i64::from(device));
+            stream.ok_or_else(|| "it has no requests of this device".to_owned())
+        });
+        let others = machine.limit.map(|_| others_then(stream.clone().ok(), machine)).unwrap_or_default();
+        let of_others = others.iter().fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+        let left = machine.limit.map(|limit| Bytes(limit.0.saturating_sub(of_others)));
+        let capacity = left.map(|left| (left, left)).or_else(|| postmortem.capacity(device))?;
+        let found = stream.clone().and_then(|stream| remedies(stream, capacity, machine.torch_version));
+        let named = others.iter().map(|(name, held)| format!("{name} {}", bytes(Bytes(*held))));
+        let named = named.collect::<Vec<_>>().join(", ");
+        let note = format!("others had their part of the limit then: {named}");
+        let note = (!named.is_empty()).then_some((Mood::Note, note));
+        Some(remedies_section(device, capacity, found, stream.ok()).lines(note))
+    };
+    postmortem.torch_devices().filter_map(of_device).collect()
+}
+
+/// Who else held how much when memory ran out.
+fn others_then(stream: Option<&OpStream>, machine: Machine) -> Vec<(String, u64)> {
+    if let Some(bytes) = machine.other {
+        return vec![("others".to_owned(), bytes.0)];
+    }
+    let Some((stream, others)) = stream.and_then(|stream| Some((stream, stream.others.as_ref()?))) else {
+        return vec![];
+    };
+    let at = stream.ops.iter().rposition(|op| matches!(op, Op::Oom(_))).unwrap_or(stream.ops.len());
+    let held = others.names.iter().cloned().zip(others.at(at));
+    held.filter(|(_, bytes)| *bytes > 0).collect()
 }
 
 /// What another setting would have made of the same requests.
@@ -265,7 +300,7 @@ impl Verdict {
 ///
 /// # Errors
 /// Why the history cannot be replayed.
-pub fn remedies(
+fn remedies(
     stream: &OpStream,
     capacity: (Bytes, Bytes),
     torch_version: Option<(u8, u8)>,
@@ -299,8 +334,7 @@ pub fn remedies(
 }
 
 /// What would have made it fit. The first of `remedies` is the recorded setting.
-#[must_use]
-pub fn remedies_section(
+fn remedies_section(
     device: i16,
     capacity: (Bytes, Bytes),
     remedies: Result<Vec<Remedy>, String>,

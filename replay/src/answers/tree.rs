@@ -3,8 +3,12 @@
 use std::collections::BTreeMap;
 
 use gputrace_schemas::event::Bytes;
+use serde_json::{Value as Json, json};
 
-use crate::analyse::live::{Holder, Level, Line, Lines, Parts, View, owner};
+use super::Reply;
+use crate::analyse::live::{Holder, Level, Line, Lines, Parts, Picture, View, owner};
+use crate::report::model::{Mood, Part, Section};
+use crate::report::words::{bytes, time};
 
 /// What the children of the root are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,7 +30,22 @@ pub enum GroupBy {
 }
 
 impl GroupBy {
-    /// What holders have to be told apart by.
+    /// All, each with its name and what it means.
+    pub const ALL: &[(&str, GroupBy, &str)] = &[
+        ("stack", GroupBy::Stack, "Calls, outermost first"),
+        ("owner", GroupBy::Owner, "Owners"),
+        ("device", GroupBy::Device, "Devices"),
+        ("stream", GroupBy::Stream, "Streams of PyTorch's blocks"),
+        ("rank", GroupBy::Rank, "Ranks of a job, where several traces are given"),
+        (
+            "category",
+            GroupBy::Category,
+            "What PyTorch's blocks are for (parameters, activations, ...), and other owners",
+        ),
+        ("phase", GroupBy::Phase, "Phases of the program: NVTX ranges"),
+    ];
+
+    /// What has to be known about holders.
     #[must_use]
     pub fn parts(self) -> Parts {
         match self {
@@ -111,6 +130,92 @@ fn category(view: &View, holder: &Holder, role: impl Fn() -> String) -> String {
         Level::Cached => "(unused)".into(),
         Level::Driver => format!("({})", owner(&view.story.ledger, holder)),
     }
+}
+
+/// The tree of what was held in all `views`, without nodes of less than `least`.
+#[must_use]
+pub fn reply(views: &[View], root: &Node, least: Bytes) -> Reply {
+    let held = Section::new("moment", "What was held").lines(views.iter().flat_map(heading));
+    let mut rows = vec![];
+    branches(root, root.bytes, least, "", &mut rows);
+    let tree = Section::new("tree", "Who held it").lines(rows.into_iter().map(|row| (Mood::Note, row)));
+    Reply { part: Part { sections: vec![held, tree], ..Part::default() }, json: json(views, root, least) }
+}
+
+fn heading(View { story, pictures, .. }: &View) -> Vec<(Mood, String)> {
+    let path = &story.path;
+    let line = |picture: &Picture| {
+        let (held, at) = (bytes(picture.total()), time(story.since_start(picture.time)));
+        (Mood::Note, format!("{path}: cuda:{} held {held} at {at}", picture.device))
+    };
+    let nothing = pictures.is_empty().then(|| (Mood::Note, format!("{path}: nothing was held then")));
+    let doubts = story.doubts().map(|doubts| (Mood::Warning, doubts));
+    pictures.iter().map(line).chain(nothing).chain(doubts).collect()
+}
+
+/// A chain of calls without a branch stays at one depth: stacks are deep, and what matters is where they part.
+fn branches(node: &Node, total: Bytes, least: Bytes, indent: &str, rows: &mut Vec<String>) {
+    let shown: Vec<_> = node.sorted().into_iter().filter(|(_, child)| child.bytes >= least).collect();
+    for (idx, (line, child)) in shown.iter().enumerate() {
+        let is_last = idx + 1 == shown.len();
+        let share = child.bytes.0 as f64 / total.0.max(1) as f64 * 100.0;
+        let (corner, below) = if is_last { ("└ ", "  ") } else { ("├ ", "│ ") };
+        rows.push(format!("{:>11} {share:>5.1} %  {indent}{corner}{line}", bytes(child.bytes)));
+        let mut tail = *child;
+        while let Some((only, next)) = only_child(tail) {
+            rows.push(format!("{:>20} {indent}{below}{only}", ""));
+            tail = next;
+        }
+        branches(tail, total, least, &format!("{indent}{below}"), rows);
+    }
+    let hidden: Vec<_> = node.children.values().filter(|child| child.bytes < least).collect();
+    let sum = hidden.iter().fold(0u64, |sum, child| sum.saturating_add(child.bytes.0));
+    if sum > 0 {
+        rows.push(format!("{:>11} {:>7}  {indent}  ({} smaller)", bytes(Bytes(sum)), "", hidden.len()));
+    }
+}
+
+fn only_child(node: &Node) -> Option<(&Line, &Node)> {
+    let mut children = node.children.iter();
+    let first = children.next()?;
+    (children.next().is_none() && first.1.bytes == node.bytes).then_some(first)
+}
+
+fn json(views: &[View], root: &Node, least: Bytes) -> Json {
+    let all = views.iter().flat_map(|view| view.pictures.iter().map(move |picture| (&view.story, picture)));
+    let devices = all.map(|(story, picture)| {
+        json!({
+            "trace": story.path,
+            "rank": story.process.rank,
+            "device": picture.device,
+            "time_ns": story.since_start(picture.time).0,
+            "bytes": picture.total().0,
+        })
+    });
+    // Deep stacks do not make deep JSON: nodes by number, parents first.
+    let mut nodes = vec![];
+    let mut open = vec![(None::<usize>, root)];
+    while let Some((parent, node)) = open.pop() {
+        for (line, child) in node.sorted().into_iter().filter(|(_, child)| child.bytes >= least) {
+            nodes.push(json!({
+                "parent": parent,
+                "name": line.name,
+                "file": line.file,
+                "line": line.line,
+                "bytes": child.bytes.0,
+                "objects": child.objects,
+            }));
+            open.push((Some(nodes.len() - 1), child));
+        }
+    }
+    json!({
+        "schema": "gputrace.tree/1",
+        "trace": views.first().map(|view| &*view.story.path),
+        "devices": devices.collect::<Vec<_>>(),
+        "bytes": root.bytes.0,
+        "min_bytes": least.0,
+        "nodes": nodes,
+    })
 }
 
 #[cfg(test)]

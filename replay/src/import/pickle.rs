@@ -20,12 +20,12 @@ pub enum PickleError {
         at: u64,
     },
     /// The stream could not be read at all.
-    #[error("cannot be read at byte {at}: {source}")]
+    #[error("cannot be read at byte {at}: {cause}")]
     Read {
         /// Offset in the uncompressed stream, bytes.
         at: u64,
         /// What the operating system or the decompressor said.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// An instruction that could run code.
     #[error(
@@ -495,7 +495,7 @@ impl<R: Read> Machine<R> {
             Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
                 Err(PickleError::Truncated { at: self.at })
             }
-            Err(source) => Err(PickleError::Read { at: self.at, source }),
+            Err(cause) => Err(PickleError::Read { at: self.at, cause }),
         }
     }
 

@@ -28,7 +28,7 @@ pub(super) fn looks_like_a_log(first_bytes: &[u8]) -> bool {
 /// # Errors
 /// When it cannot be read, a line is no event, or it has too many streams.
 pub(super) fn read(path: &Path) -> Result<Trace, ImportError> {
-    let open = |source| ImportError::Open { path: path.into(), source };
+    let open = |cause| ImportError::Open { path: path.into(), cause };
     let mut log = Log { builder: Builder::new(0), live: FxHashMap::default(), n_unknown: 0, n_twice: 0 };
     let mut reader = BufReader::new(File::open(path).map_err(open)?);
     let mut line = String::new();

@@ -21,20 +21,20 @@ use super::{HIGHEST, LARGEST, LARGEST_REFUSED, LARGEST_SUM, Trace};
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     /// The file could not be opened.
-    #[error("{path}: {source}")]
+    #[error("{path}: {cause}")]
     Open {
         /// The file.
         path: PathBuf,
         /// What the operating system said.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// The file is no pickle that can be read.
-    #[error("{path} {source}")]
+    #[error("{path} {cause}")]
     Pickle {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        source: PickleError,
+        cause: PickleError,
     },
     /// The pickle is no snapshot.
     #[error("{path} is a pickle, but not a PyTorch memory snapshot: {what}")]
@@ -86,7 +86,7 @@ enum Wanted {
 }
 
 fn uncompressed(path: &Path) -> Result<Box<dyn Read>, ImportError> {
-    let open = |source| ImportError::Open { path: path.into(), source };
+    let open = |cause| ImportError::Open { path: path.into(), cause };
     let mut file = BufReader::new(std::fs::File::open(path).map_err(open)?);
     let is_gzip = file.fill_buf().map_err(open)?.starts_with(&[0x1f, 0x8b]);
     Ok(if is_gzip { Box::new(flate2::bufread::MultiGzDecoder::new(file)) } else { Box::new(file) })
@@ -125,8 +125,8 @@ pub(super) fn with_extras(source: impl Read, path: &Path) -> Result<(Trace, Vec<
 
 fn wanted(source: impl Read, path: &Path, wanted: Wanted) -> Result<(Trace, Vec<Extras>), ImportError> {
     let file_bytes = std::fs::metadata(path).map_or(u64::MAX, |metadata| metadata.len());
-    let (mut heap, root) = pickle::read(source, file_bytes)
-        .map_err(|source| ImportError::Pickle { path: path.into(), source })?;
+    let (mut heap, root) =
+        pickle::read(source, file_bytes).map_err(|cause| ImportError::Pickle { path: path.into(), cause })?;
     let not = |what: &str| ImportError::NotASnapshot { path: path.into(), what: what.into() };
     let segments = heap.get(root, "segments").ok_or_else(|| not("it has no `segments`"))?;
     let segments = heap.elements(segments).ok_or_else(|| not("`segments` is no list"))?.to_vec();

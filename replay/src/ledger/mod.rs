@@ -70,7 +70,7 @@ const MAX_NOTES: usize = 1000;
 pub struct Ledger {
     /// Places that the numbers below refer to.
     pub sites: Sites,
-    /// One entry for each device that anything concerned; [`NO_DEVICE`] for what could not be told.
+    /// One entry for each device that anything concerned; [`NO_DEVICE`] where it is not known.
     pub devices: BTreeMap<i16, DeviceBooks>,
     /// Host memory: pinned, registered, or made by `cuMemCreate`.
     pub host: Books,
@@ -208,7 +208,7 @@ pub struct Refusal {
     pub site: SiteId,
     /// From where, in full.
     pub stack: StackId,
-    /// There was no memory left, and nobody would ask again ([`Event::out_of_memory`]).
+    /// No memory was left, and nobody would ask again ([`Event::out_of_memory`]).
     pub is_final: bool,
     /// What the driver had handed out to the process on this device.
     pub tracked: Bytes,

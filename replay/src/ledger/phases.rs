@@ -12,7 +12,7 @@ use crate::trace::Definitions;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct PhaseId(pub u32);
 
-/// Most phases told apart; what is deeper belongs to the phase around it.
+/// Most phases kept apart; what is deeper belongs to the phase around it.
 const MAX_PHASES: usize = 4096;
 /// Deepest nesting that is kept.
 const MAX_DEPTH: usize = 256;
@@ -79,7 +79,7 @@ impl Phases {
         self.n_marks
     }
 
-    /// Phases told apart, the outside included.
+    /// Phases kept apart, the outside included.
     #[must_use]
     pub fn len(&self) -> usize {
         self.paths.len()
@@ -211,7 +211,7 @@ pub(super) fn general_name(name: &str) -> &str {
     counted.map_or(name, |at| &name[..at])
 }
 
-/// Words that name one turn of a training loop; the first ones tell more.
+/// Words that name one turn of a training loop; the first ones say more.
 const STEP_WORDS: &[&str] = &["step", "iteration", "iter", "batch"];
 
 /// Name and number of a range that is one turn of a training loop: `step 12`, `ProfilerStep#3`, `train_iter_7`, `iteration`.

@@ -37,7 +37,7 @@ pub struct Site {
     pub file: String,
     /// Line in it, 0 if unknown.
     pub line: u32,
-    /// The innermost function of a library on the way, where it tells more: `conv2d` under `train.py:12`.
+    /// The innermost function of a library on the way, where it says more: `conv2d` under `train.py:12`.
     pub inside: String,
     /// What of PyTorch's backward pass it was: `backward of AddmmBackward0`, where the line is the forward operation's.
     pub mark: String,
@@ -101,6 +101,12 @@ impl Sites {
     #[must_use]
     pub fn site(&self, id: SiteId) -> Option<&Site> {
         self.sites.values.get(id.0 as usize)
+    }
+
+    /// A call site in words.
+    #[must_use]
+    pub fn site_name(&self, id: SiteId) -> String {
+        self.site(id).map(ToString::to_string).unwrap_or_default()
     }
 
     /// A function's name.
@@ -297,7 +303,7 @@ mod tests {
         ));
         let torch = books.torch(0).expect("PyTorch on the first device");
         let part = torch.blocks.sites().next().expect("one block");
-        books.sites.site(part.id).map(ToString::to_string).unwrap_or_default()
+        books.sites.site_name(part.id)
     }
 
     #[test]

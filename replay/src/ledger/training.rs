@@ -1,7 +1,7 @@
 //! The turns of a program's training loop, which people call steps: the one definition that every report uses.
 //!
 //! The program may say so itself, by NVTX ranges named like `step 12`. Otherwise a step ends where the optimizer does
-//! (`torch/optim`, in the lines of Python that asked for memory). Otherwise the calls for memory tell by their period:
+//! (`torch/optim`, in the lines of Python that asked for memory). Otherwise the calls for memory show it by their period:
 //! where many places of the program allocated exactly as often, they did so once a step.
 
 use std::cmp::Reverse;
@@ -13,7 +13,7 @@ use super::phases::{general_name, step_of, step_rank};
 use super::sites::SiteId;
 use crate::trace::Definitions;
 
-/// Fewer turns than this are no loop.
+/// Fewer turns than this are not a loop.
 const MIN_STEPS: usize = 2;
 /// Fewer turns than this prove no period.
 const MIN_PERIODS: usize = 4;

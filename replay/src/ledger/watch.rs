@@ -1,4 +1,4 @@
-//! Who looks at the books while they are kept.
+//! Analyses that follow the books event by event.
 
 use gputrace_schemas::event::Event;
 

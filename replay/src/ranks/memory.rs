@@ -274,9 +274,7 @@ fn most_between(
             };
             let place = match holder.level {
                 Level::Cached => "reserved and used by nobody".to_owned(),
-                Level::Driver | Level::Block => {
-                    ledger.sites.site(holder.site).map(ToString::to_string).unwrap_or_default()
-                }
+                Level::Driver | Level::Block => ledger.sites.site_name(holder.site),
             };
             let sum: &mut Bytes = held.entry(Holding { owner, place }).or_default();
             sum.0 = sum.0.saturating_add(bytes.0);

@@ -1,4 +1,4 @@
-//! What a report consists of, before anybody decides how it looks.
+//! What a report consists of, whatever it will look like.
 
 use gputrace_schemas::event::{Bytes, Nanos};
 
@@ -81,13 +81,17 @@ impl Section {
         self
     }
 
-    /// Adds a warning, if there is one.
+    /// Adds a line for each of these.
     #[must_use]
-    pub fn warn(self, text: Option<String>) -> Section {
-        match text {
-            Some(text) => self.line(Mood::Warning, text),
-            None => self,
-        }
+    pub fn lines(mut self, lines: impl IntoIterator<Item = (Mood, String)>) -> Section {
+        self.items.extend(lines.into_iter().map(|(mood, text)| Item::Line(mood, text)));
+        self
+    }
+
+    /// Adds warnings, or one if there is one.
+    #[must_use]
+    pub fn warn(self, texts: impl IntoIterator<Item = String>) -> Section {
+        self.lines(texts.into_iter().map(|text| (Mood::Warning, text)))
     }
 }
 

@@ -9,6 +9,12 @@ pub fn bytes(bytes: Bytes) -> String {
     iec(bytes.0)
 }
 
+/// A release of PyTorch.
+#[must_use]
+pub fn release((major, minor): (u8, u8)) -> String {
+    format!("{major}.{minor}")
+}
+
 /// A number with a comma between thousands.
 #[must_use]
 pub fn count(count: u64) -> String {

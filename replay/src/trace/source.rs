@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::io::Read;
 use std::path::Path;
 
-use gputrace_schemas::event::{Device, Event, Thread, ThreadId};
+use gputrace_schemas::event::{Device, Event, Nanos, Thread, ThreadId};
 use gputrace_schemas::reader::{self, Damage, Trace};
 
 use crate::import::{self, ImportError};
@@ -14,7 +14,7 @@ use crate::trace::{Definitions, Recording};
 /// Why a file cannot be read as a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It is no trace of gputrace.
+    /// It is not a trace of gputrace.
     #[error(transparent)]
     Trace(#[from] reader::Error),
     /// It is a pickle, but no snapshot of PyTorch.
@@ -37,10 +37,10 @@ enum Kind {
 }
 
 impl Source {
-    /// Opens a gputrace trace or a PyTorch snapshot, plain or gzip; the first bytes tell which it is.
+    /// Opens a gputrace trace or a PyTorch snapshot, plain or gzip; the first bytes show which it is.
     ///
     /// # Errors
-    /// It cannot be read, or is neither. Damage of a trace is no error.
+    /// It cannot be read, or is neither. Damage of a trace is not an error.
     pub fn open(path: &Path) -> Result<Source, Error> {
         let kind = if is_pickle(path) {
             Kind::Recording(Box::new(import::recording(path)?))
@@ -103,6 +103,13 @@ impl Source {
             Some(_) => Box::new(events.map(|event| Cow::Owned(redact::event(&event)))),
             None => events,
         }
+    }
+
+    /// When the process began to be traced.
+    #[must_use]
+    pub fn start(&self) -> Nanos {
+        let start = Some(self.definitions().process().start).filter(|start| start.0 > 0);
+        start.or_else(|| Some(self.events().next()?.time)).unwrap_or_default()
     }
 
     /// The devices of the process.

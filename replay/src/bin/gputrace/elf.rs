@@ -1,4 +1,4 @@
-//! What a program file tells about itself before it runs.
+//! What a program file says about itself before it runs.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -25,7 +25,7 @@ pub(crate) struct Elf {
 }
 
 impl Elf {
-    /// Reads a file; `None` if it is no ELF file.
+    /// Reads a file; `None` if it is not an ELF file.
     pub(crate) fn open(path: &Path) -> anyhow::Result<Option<Elf>> {
         let data = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
         let damaged = || format!("{} is a damaged ELF file", path.display());

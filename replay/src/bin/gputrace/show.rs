@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, bail};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use gputrace_replay::analyse::categories::Categories;
 use gputrace_replay::analyse::live::{Native, Parts, View, When, span, view};
@@ -17,6 +18,7 @@ use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::{Error, Source};
 use gputrace_schemas::event::Nanos;
 use gputrace_schemas::printable::{Screen, printable};
+use serde::Serialize;
 
 /// Says on the standard error, in a line, what went wrong: `eprintln!` for text with names in it.
 macro_rules! complain {
@@ -71,16 +73,16 @@ pub(crate) fn paths(named: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
 /// Which moment to look at.
 #[derive(Args)]
 pub(crate) struct WhenArgs {
-    /// When the device held most (the default of verbs that show one moment)
+    /// At the device's peak (the default of verbs that show one moment)
     #[arg(long, conflicts_with_all = ["at", "end"])]
     peak: bool,
-    /// So long after the start of the trace: 1.5s, 200ms, or nanoseconds
+    /// This long after the start of the trace: 1.5s, 200ms, or nanoseconds
     #[arg(long, value_name = "TIME", value_parser = time, conflicts_with = "end")]
     at: Option<u64>,
-    /// When the device held most between two times: 10s..20s; one of them may be left out
+    /// At the device's peak between two times: 10s..20s; one of them may be left out
     #[arg(long, value_name = "A..B", value_parser = range, conflicts_with_all = ["peak", "at", "end"])]
     range: Option<When>,
-    /// When the device held most in a step of training, as `report` numbers them
+    /// At the device's peak in a step of training, as `report` numbers them
     #[arg(long, value_name = "N", conflicts_with_all = ["peak", "at", "end", "range"])]
     step: Option<u64>,
     /// At the end
@@ -103,7 +105,7 @@ impl WhenArgs {
     }
 }
 
-/// What was held at a moment, or why there is no such moment, or no such parts.
+/// What was held at a moment, or why the trace has no such moment or parts.
 pub(crate) fn view_of(
     source: &Source,
     when: When,
@@ -123,7 +125,7 @@ pub(crate) fn view_of(
 pub(crate) fn moment(text: &str) -> Result<When, String> {
     match text.strip_prefix("step:").map(str::parse) {
         Some(Ok(number)) => return Ok(When::Step(number)),
-        Some(Err(_)) => return Err(format!("`{text}` is no step; write step:3")),
+        Some(Err(_)) => return Err(format!("`{text}` is not a step; write step:3")),
         None => {}
     }
     match text {
@@ -135,7 +137,8 @@ pub(crate) fn moment(text: &str) -> Result<When, String> {
 }
 
 fn range(text: &str) -> Result<When, String> {
-    let (from, to) = text.split_once("..").ok_or_else(|| format!("`{text}` is no range; write 10s..20s"))?;
+    let (from, to) =
+        text.split_once("..").ok_or_else(|| format!("`{text}` is not a range; write 10s..20s"))?;
     let end = |text: &str, open: u64| if text.is_empty() { Ok(open) } else { time(text) };
     let (from, to) = (end(from, 0)?, end(to, u64::MAX)?);
     if from > to {
@@ -153,8 +156,18 @@ fn time(text: &str) -> Result<u64, String> {
     let scale = units.iter().find(|(name, _)| *name == unit).map(|(_, scale)| scale);
     match (number.parse::<f64>(), scale) {
         (Ok(number), Some(scale)) => Ok((number * scale) as u64),
-        _ => Err(format!("`{text}` is no time; write 1.5s, 200ms, 10us or nanoseconds")),
+        _ => Err(format!("`{text}` is not a time; write 1.5s, 200ms, 10us or nanoseconds")),
     }
+}
+
+/// Parses what is one of the library's choices: their names, and what each means.
+pub(crate) fn one_of<T: Copy + Send + Sync + 'static>(
+    choices: &'static [(&'static str, T, &'static str)],
+) -> impl TypedValueParser<Value = T> {
+    let names = choices.iter().map(|(name, _, meaning)| PossibleValue::new(name).help(meaning));
+    PossibleValuesParser::new(names).try_map(|wanted| {
+        choices.iter().find(|(name, ..)| *name == wanted).map(|(_, choice, _)| *choice).ok_or("not a choice")
+    })
 }
 
 /// Which frames to show.
@@ -192,10 +205,23 @@ enum Color {
 impl ShowArgs {
     /// Writes the report the way the user wants it.
     pub(crate) fn write(&self, report: &Report, out: &mut Screen) -> anyhow::Result<()> {
-        if self.json {
-            return write_json(&json::render(report), out);
+        self.write_as(report, &json::render(report), out)
+    }
+
+    /// The same, where programs get JSON of another shape.
+    pub(crate) fn write_as(
+        &self,
+        report: &Report,
+        json: &impl Serialize,
+        out: &mut Screen,
+    ) -> anyhow::Result<()> {
+        if !self.json {
+            text::render(report, self.style(), out.behind())?;
+            return Ok(());
         }
-        text::render(report, self.style(), out.behind())?;
+        let mut out = out.json();
+        serde_json::to_writer_pretty(&mut out, json)?;
+        writeln!(out)?;
         Ok(())
     }
 
@@ -238,14 +264,6 @@ pub(crate) fn say(words: &str) {
 pub(crate) fn say_shown(words: &[u8]) {
     // Nobody may be listening any more.
     let _ = std::io::stderr().write_all(words);
-}
-
-/// JSON values, indented for people., indented for people.
-pub(crate) fn write_json(value: &impl serde::Serialize, out: &mut Screen) -> anyhow::Result<()> {
-    let mut out = out.json();
-    serde_json::to_writer_pretty(&mut out, value)?;
-    writeln!(out)?;
-    Ok(())
 }
 
 /// Traces that were read, and whether all were.
@@ -293,19 +311,8 @@ impl Stories {
     }
 }
 
-/// A verb that shows sections about traces.
-pub(crate) fn sections(
-    verb: &'static str,
-    entries: &[SectionEntry],
-    traces: &TraceArgs,
-    show: &ShowArgs,
-    out: &mut Screen,
-) -> anyhow::Result<ExitCode> {
-    sections_about(verb, entries, &Stories::read(traces)?, show, out)
-}
-
 /// Shows sections about traces that were read.
-pub(crate) fn sections_about(
+pub(crate) fn sections(
     verb: &'static str,
     entries: &[SectionEntry],
     read: &Stories,
@@ -354,11 +361,25 @@ pub(crate) fn each(
     traces: &TraceArgs,
     show: &ShowArgs,
     out: &mut Screen,
-    part: impl Fn(&Source) -> anyhow::Result<Part>,
+    mut part: impl FnMut(&Source) -> anyhow::Result<Part>,
 ) -> anyhow::Result<ExitCode> {
+    let part = |path: &Path| Source::open(path).map_err(Into::into).and_then(|source| part(&source));
+    let (report, status) = parts(verb, &traces.paths()?, part);
+    if !report.parts.is_empty() || show.json {
+        show.write(&report, out)?;
+    }
+    Ok(status)
+}
+
+/// A part about each trace. What cannot be read is said on stderr and makes the exit status a failure.
+pub(crate) fn parts(
+    verb: &'static str,
+    paths: &[PathBuf],
+    mut part: impl FnMut(&Path) -> anyhow::Result<Part>,
+) -> (Report, ExitCode) {
     let (mut report, mut status) = (Report { verb, parts: vec![] }, ExitCode::SUCCESS);
-    for path in &traces.paths()? {
-        match Source::open(path).map_err(Into::into).and_then(|source| part(&source)) {
+    for path in paths {
+        match part(path) {
             Ok(part) => report.parts.push(part),
             Err(error) => {
                 status = ExitCode::FAILURE;
@@ -366,8 +387,5 @@ pub(crate) fn each(
             }
         }
     }
-    if !report.parts.is_empty() || show.json {
-        show.write(&report, out)?;
-    }
-    Ok(status)
+    (report, status)
 }

@@ -60,10 +60,9 @@ pub(crate) fn each_event(
     let definitions = source.definitions();
     let mut ledger = Ledger::knowing(own_events(source));
     ledger.keep_steps();
-    let start = definitions.process().start;
+    let start = source.start();
     for event in source.events() {
         ledger.event(definitions, &event);
-        let start = if start.0 > 0 { start } else { ledger.first.unwrap_or_default() };
         let time = origin.0.saturating_add(event.time.0.saturating_sub(start.0));
         see(&ledger, &event, Nanos(time))?;
     }

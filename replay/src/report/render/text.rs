@@ -189,7 +189,7 @@ fn length(text: &str) -> usize {
     text.chars().count()
 }
 
-/// Keeps the beginning; of a call site the end, with file and line, tells more.
+/// Keeps the beginning; of a call site the end, with file and line, says more.
 fn cut(text: &str, width: Option<usize>) -> String {
     let Some(width) = width.filter(|width| length(text) > *width) else { return text.to_owned() };
     let keep = width.saturating_sub(1);

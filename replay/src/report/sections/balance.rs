@@ -45,7 +45,7 @@ fn build(story: &Story) -> Option<Section> {
             Value::Bytes(Bytes(there.0 - here.0)),
             Value::Bytes(there),
             Value::Bytes(here),
-            Value::text(story.ledger.sites.site(site).map(ToString::to_string).unwrap_or_default()),
+            Value::text(story.ledger.sites.site_name(site)),
         ]);
     }
     let (most, least) = (device_name(story, loaded.ordinal), device_name(story, other.ordinal));

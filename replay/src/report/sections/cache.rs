@@ -18,8 +18,8 @@ pub(super) const MISFITS: SectionEntry = SectionEntry { build: |story| misfits(s
 
 /// Giving back this often is a habit; once or twice is an `empty_cache` between two phases.
 const HABIT: u64 = 3;
-/// Fragmentation is told from this share of the peak of reserved bytes.
-const WORTH_TELLING: f64 = 0.25;
+/// Fragmentation is reported from this share of the peak of reserved bytes.
+const WORTH_REPORTING: f64 = 0.25;
 const ROWS: usize = 8;
 
 fn emptied(story: &Story) -> Option<Section> {
@@ -45,7 +45,7 @@ fn emptied(story: &Story) -> Option<Section> {
         if cache.bought_again.bytes.0 * 2 < given {
             continue;
         }
-        lines.push(advice(story, ordinal, cache, &habits, *worst));
+        lines.push((Mood::Bad, advice(story, ordinal, cache, &habits, *worst)));
         for (site, trims) in habits {
             table.rows.push(vec![
                 Value::text(format!("cuda:{ordinal}")),
@@ -53,12 +53,11 @@ fn emptied(story: &Story) -> Option<Section> {
                 Value::Count(trims.given.segments),
                 Value::Bytes(trims.given.bytes),
                 Value::Time(trims.given.time),
-                Value::text(site_name(story, site)),
+                Value::text(story.ledger.sites.site_name(site)),
             ]);
         }
     }
-    let section = Section::new("emptied", "Given back and bought again");
-    let section = lines.into_iter().fold(section, |section, line| section.line(Mood::Bad, line));
+    let section = Section::new("emptied", "Given back and bought again").lines(lines);
     (!table.rows.is_empty()).then(|| section.table(table.keep(ROWS, 3)).warn(story.doubts()))
 }
 
@@ -79,7 +78,7 @@ fn advice(
     format!(
         "{}: {} gave memory back {} times, and PyTorch bought {} of it again: {} in the driver{what_to_do}",
         device_name(story, ordinal),
-        site_name(story, worst),
+        story.ledger.sites.site_name(worst),
         count(times),
         bytes(again.bytes),
         time(Nanos(giving.saturating_add(again.time.0))),
@@ -106,10 +105,10 @@ fn misfits(story: &Story) -> Option<Section> {
         let segments: u64 = cache.misfits.values().map(|misfits| misfits.bought.segments).sum();
         let (reserved, allocated) = (torch.reserved.peak, torch.allocated.peak);
         let unused = reserved.0.saturating_sub(allocated.0).min(bought);
-        if bought == 0 || (unused as f64) < reserved.0 as f64 * WORTH_TELLING {
+        if bought == 0 || (unused as f64) < reserved.0 as f64 * WORTH_REPORTING {
             continue;
         }
-        lines.push(format!(
+        let text = format!(
             "{}: {} of {} segments ({}) were bought although PyTorch had as much reserved and unused: in pieces too small, or \
              of other streams. It reserved up to {} for at most {} allocated",
             device_name(story, ordinal),
@@ -118,7 +117,8 @@ fn misfits(story: &Story) -> Option<Section> {
             bytes(Bytes(bought)),
             bytes(reserved),
             bytes(allocated)
-        ));
+        );
+        lines.push((Mood::Bad, text));
         let mut sites: Vec<_> = cache.misfits.iter().collect();
         sites.sort_by_key(|(site, misfits)| (std::cmp::Reverse(misfits.bought.bytes), **site));
         for (site, misfits) in sites {
@@ -129,12 +129,12 @@ fn misfits(story: &Story) -> Option<Section> {
                 Value::Count(misfits.sizes.len() as u64),
                 misfits.sizes.first().map_or(Value::Missing, |size| Value::Bytes(*size)),
                 misfits.sizes.last().map_or(Value::Missing, |size| Value::Bytes(*size)),
-                Value::text(site_name(story, *site)),
+                Value::text(story.ledger.sites.site_name(*site)),
             ]);
         }
     }
-    let section = Section::new("misfits", "Bought although as much was unused (external fragmentation)");
-    let section = lines.into_iter().fold(section, |section, line| section.line(Mood::Bad, line));
+    let section =
+        Section::new("misfits", "Bought although as much was unused (external fragmentation)").lines(lines);
     (!table.rows.is_empty()).then(|| {
         section
             .table(table.keep(ROWS, 2))
@@ -149,8 +149,4 @@ fn misfits(story: &Story) -> Option<Section> {
 
 fn torches(story: &Story) -> impl Iterator<Item = (i16, &TorchBooks)> {
     used_devices(story).filter_map(|(ordinal, books)| Some((ordinal, books.torch.as_ref()?)))
-}
-
-fn site_name(story: &Story, site: SiteId) -> String {
-    story.ledger.sites.site(site).map(ToString::to_string).unwrap_or_default()
 }

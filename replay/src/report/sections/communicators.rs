@@ -42,7 +42,7 @@ fn build(story: &Story) -> Option<Section> {
             facts.comm_hash.map_or(Value::Missing, |hash| Value::text(format!("{hash:#x}"))),
             Value::Count(books.n_calls),
             books.last_call.map_or(Value::Missing, |time| Value::Time(story.since_start(time))),
-            Value::text(books.made_at.map_or_else(String::new, |site| site_text(story, site))),
+            Value::text(books.made_at.map_or_else(String::new, |site| story.ledger.sites.site_name(site))),
         ]);
     }
     if table.rows.is_empty() {
@@ -74,7 +74,7 @@ fn causes(story: &Story, books: &[(CommId, &CommBooks)]) -> Table {
             table.rows.push(vec![
                 Value::text(name(*id, books)),
                 Value::Bytes(meter.peak),
-                Value::text(site_text(story, *site)),
+                Value::text(story.ledger.sites.site_name(*site)),
             ]);
         }
     }
@@ -86,10 +86,6 @@ fn causes(story: &Story, books: &[(CommId, &CommBooks)]) -> Table {
     table.keep(MAX_CAUSES, 1)
 }
 
-fn site_text(story: &Story, site: crate::ledger::SiteId) -> String {
-    story.ledger.sites.site(site).map(ToString::to_string).unwrap_or_default()
-}
-
 fn name(id: CommId, books: &CommBooks) -> String {
     match books.facts.config.name.as_str() {
         "" => format!("#{}", id.0),
@@ -97,7 +93,7 @@ fn name(id: CommId, books: &CommBooks) -> String {
     }
 }
 
-/// Memory of communicators that nobody ever used.
+/// Memory of communicators that were never used.
 fn unused(books: &[(CommId, &CommBooks)]) -> Option<String> {
     let idle = books.iter().filter(|(_, books)| books.n_calls == 0 && books.device.peak.0 > 0);
     let (n, bytes) =

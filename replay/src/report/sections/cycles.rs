@@ -31,7 +31,7 @@ fn build(story: &Story) -> Option<Section> {
             Value::Count(row.blocks),
             Value::Time(row.held_for),
             row.kind.map_or(Value::Missing, Value::text),
-            Value::text(sites.site(row.site).map(ToString::to_string).unwrap_or_default()),
+            Value::text(sites.site_name(row.site)),
         ]);
     }
     let longest = cycles.sites.iter().map(|row| row.held_for).max().unwrap_or_default();

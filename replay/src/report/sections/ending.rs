@@ -1,4 +1,4 @@
-//! How the process ended, as far as its trace tells.
+//! How the process ended, as far as its trace shows.
 
 use super::SectionEntry;
 use crate::report::model::{Mood, Section, Value};
@@ -22,7 +22,7 @@ fn build(story: &Story) -> Option<Section> {
     };
     for open in &ledger.open_calls {
         let thread = story.threads.get(&open.thread).map_or("unknown", String::as_str);
-        let site = ledger.sites.site(open.site).map(ToString::to_string).unwrap_or_default();
+        let site = ledger.sites.site_name(open.site);
         let text = format!(
             "the process ended inside {} on thread '{thread}' at {}, called from {site}: it crashed, was killed or exited there",
             ledger.sites.name(open.name),

@@ -31,7 +31,7 @@ fn build(story: &Story) -> Option<Section> {
             .fact("torch_device_allocs", "  PyTorch device allocs", Value::Count(torch.device_allocs))
             .fact("torch_device_frees", "  PyTorch device frees", Value::Count(torch.device_frees))
             .fact("torch_ooms", "  PyTorch out-of-memory errors", Value::Count(torch.ooms));
-        section = torch.notes.into_iter().fold(section, |section, note| section.line(Mood::Note, note));
+        section = section.lines(torch.notes.into_iter().map(|note| (Mood::Note, note)));
     }
     Some(section.warn(story.doubts()))
 }

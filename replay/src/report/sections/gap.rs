@@ -1,18 +1,24 @@
 //! Why PyTorch reserved more than was in use.
 
 use gputrace_schemas::event::Bytes;
+use gputrace_sim::bytes::iec;
+use gputrace_sim::gap::Gap;
 use gputrace_sim::whatif::RecordedGap;
+use serde_json::{Value as Json, json};
 
 use super::next::quote;
 use super::{SectionEntry, device_name};
 use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::words::{bytes, count};
+use crate::report::words::count;
 use crate::story::Story;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 
 /// Call sites to show.
-const ROWS: usize = 8;
+const ROWS: usize = 10;
+/// How the parts differ from what `gputrace oom` calls by the same words.
+pub(crate) const SIMULATED: &str = "these parts are simulated; `gputrace oom` measures, when memory ran out, stranded and wholly free (cached) bytes, \
+     each with its part of isolated";
 
 fn build(story: &Story) -> Option<Section> {
     let section = Section::new("gap", "Why PyTorch reserved more than was in use");
@@ -22,70 +28,77 @@ fn build(story: &Story) -> Option<Section> {
         let command = format!("gputrace replay {}", quote(&story.path));
         return Some(section.line(Mood::Note, "what says why:").line(Mood::Command, command));
     }
-    let mut parts = Table::new(
-        "gap",
-        &[
-            ("device", "device"),
-            ("bytes", "bytes"),
-            ("share", "of reserved"),
-            ("part", "part"),
-            ("meaning", "meaning"),
-        ],
-    );
-    let mut pins = Table::new(
-        "pins",
-        &[
-            ("device", "device"),
-            ("stranded_bytes", "free beside"),
-            ("alone_bytes", "held alone"),
-            ("in_use_bytes", "its own"),
-            ("call_site", "call site that holds segments"),
-        ],
-    );
-    for gap in gaps {
-        add_parts(&mut parts, gap);
-        add_pins(&mut pins, gap);
-    }
-    let section = gaps.iter().fold(section, |section, gap| {
-        let (mood, line) = in_words(story, gap);
-        section.line(mood, line)
-    });
-    Some(section.table(parts).table(pins.keep(ROWS, 1)).warn(story.doubts()))
+    let found: Vec<(u32, &Gap)> = gaps.iter().map(|gap| (gap.device, &gap.found)).collect();
+    let section = section.lines(gaps.iter().map(|gap| checked(story, gap)));
+    Some(taken_apart(section, &found).warn(story.doubts()))
 }
 
-fn add_parts(table: &mut Table, gap: &RecordedGap) {
-    for (name, meaning, bytes) in gap.found.parts().into_iter().filter(|(_, _, bytes)| *bytes > 0) {
-        table.rows.push(vec![
-            Value::text(format!("cuda:{}", gap.device)),
-            Value::Bytes(Bytes(bytes)),
-            Value::share(bytes, gap.found.reserved),
-            Value::text(name),
-            Value::text(meaning),
-        ]);
-    }
-}
-
-fn add_pins(table: &mut Table, gap: &RecordedGap) {
-    for pin in &gap.found.pins {
-        table.rows.push(vec![
-            Value::text(format!("cuda:{}", gap.device)),
-            Value::Bytes(Bytes(pin.stranded)),
-            Value::Bytes(Bytes(pin.alone)),
-            Value::Bytes(Bytes(pin.in_use)),
-            Value::text(pin.place()),
-        ]);
-    }
-}
-
-fn in_words(story: &Story, gap: &RecordedGap) -> (Mood, String) {
-    let (found, check) = (&gap.found, &gap.self_check);
+fn checked(story: &Story, gap: &RecordedGap) -> (Mood, String) {
+    let check = &gap.self_check;
     let text = format!(
-        "{}: {} for {} in use when most was reserved, found by replaying the requests: {} of {} addresses match",
+        "{}: {}, found by replaying the requests: {} of {} addresses match",
         device_name(story, i16::try_from(gap.device).unwrap_or(i16::MAX)),
-        bytes(Bytes(found.reserved)),
-        bytes(Bytes(found.in_use)),
+        in_words(&gap.found),
         count(check.n_matching as u64),
         count(check.n_requests as u64),
     );
     (if check.is_perfect() { Mood::Note } else { Mood::Warning }, text)
+}
+
+/// How large it is.
+pub(crate) fn in_words(found: &Gap) -> String {
+    format!("{} for {} in use when most was reserved", iec(found.reserved), iec(found.in_use))
+}
+
+/// What it consists of, on each device, and which call sites hold the segments.
+pub(crate) fn taken_apart(section: Section, gaps: &[(u32, &Gap)]) -> Section {
+    let cuda = |device: u32| Value::text(format!("cuda:{device}"));
+    let parts =
+        gaps.iter().flat_map(|(device, found)| found.parts().map(|part| (*device, found.reserved, part)));
+    let parts: Vec<_> = parts.filter(|(.., (_, _, bytes))| *bytes > 0).collect();
+    let parts = Table::of(
+        "gap",
+        &parts,
+        &[
+            ("device", "device", &|(device, ..)| cuda(*device)),
+            ("bytes", "bytes", &|(.., (_, _, bytes))| Value::Bytes(Bytes(*bytes))),
+            ("share", "of reserved", &|(_, reserved, (_, _, bytes))| Value::share(*bytes, *reserved)),
+            ("part", "part", &|(.., (name, ..))| Value::text(*name)),
+            ("meaning", "meaning", &|(.., (_, meaning, _))| Value::text(*meaning)),
+        ],
+    );
+    let pins = gaps.iter().flat_map(|(device, found)| found.pins.iter().map(|pin| (*device, pin)));
+    let pins = Table::of(
+        "pins",
+        &pins.collect::<Vec<_>>(),
+        &[
+            ("device", "device", &|(device, _)| cuda(*device)),
+            ("stranded_bytes", "free beside", &|(_, pin)| Value::Bytes(Bytes(pin.stranded))),
+            ("alone_bytes", "held alone", &|(_, pin)| Value::Bytes(Bytes(pin.alone))),
+            ("in_use_bytes", "its own", &|(_, pin)| Value::Bytes(Bytes(pin.in_use))),
+            ("call_site", "call site that holds segments", &|(_, pin)| Value::text(pin.place())),
+        ],
+    );
+    section.table(parts).table(pins.keep(ROWS, 1))
+}
+
+/// The same for programs, with every call site.
+pub(crate) fn json(found: &Gap) -> Json {
+    let pins = found.pins.iter().map(|pin| {
+        let site = pin.site.as_ref();
+        json!({
+            "function": site.map(|site| &*site.name),
+            "file": site.map(|site| &*site.file),
+            "line": site.map(|site| site.line),
+            "in_use_bytes": pin.in_use,
+            "stranded_alone_bytes": pin.alone,
+            "stranded_bytes": pin.stranded,
+        })
+    });
+    let pins: Vec<Json> = pins.collect();
+    let mut json = json!({"reserved_bytes": found.reserved, "in_use_bytes": found.in_use, "pins": pins});
+    for (name, _, bytes) in found.parts() {
+        json[format!("{name}_bytes")] = bytes.into();
+    }
+    json
 }

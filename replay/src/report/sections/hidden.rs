@@ -1,4 +1,4 @@
-//! The driver's own figures, and what of them nobody was handed: contexts, code, pools, and what nothing explains.
+//! The driver's own figures, and the part of them that no call handed out: contexts, code, pools, and the unexplained rest.
 
 use super::{SectionEntry, device_name};
 use crate::analyse::unaccounted::{Trend, trend};
@@ -57,8 +57,8 @@ fn build(story: &Story, n_rows: usize) -> Option<Section> {
 /// How the recorder knows which of NVML's processes this one is, unless NVML knows it by its number: from
 /// `nvml.process=WAY NUMBER`, or `nvml.process=unknown: WHY`.
 fn found(notes: &[(Nanos, String)]) -> Option<(Mood, String)> {
-    let told = notes.iter().rev().find_map(|(_, note)| note.strip_prefix("nvml.process="))?;
-    if let Some(why) = told.strip_prefix("unknown: ") {
+    let noted = notes.iter().rev().find_map(|(_, note)| note.strip_prefix("nvml.process="))?;
+    if let Some(why) = noted.strip_prefix("unknown: ") {
         let text = format!("what the driver charged to this process cannot be known: {why}");
         return Some((Mood::Warning, text));
     }
@@ -69,10 +69,10 @@ fn found(notes: &[(Nanos, String)]) -> Option<(Mood, String)> {
         );
         Some((Mood::Note, text))
     };
-    if let Some(number) = told.strip_prefix("only process ") {
+    if let Some(number) = noted.strip_prefix("only process ") {
         return of(number, "the only one on a device where this one had memory");
     }
-    of(told.strip_prefix("by its changes ")?, "the one that changed as what this one was handed out did")
+    of(noted.strip_prefix("by its changes ")?, "the one that changed as what this one was handed out did")
 }
 
 /// Devices on which the process was charged anything: those too that it has nothing but a context on.
@@ -102,7 +102,7 @@ fn contexts(story: &Story, everything: bool) -> Table {
             Value::Time(story.since_start(context.since)),
             context.until.map_or(Value::Missing, |until| Value::Time(story.since_start(until))),
             Value::text(sites.owner(context.owner)),
-            Value::text(sites.site(context.site).map(ToString::to_string).unwrap_or_default()),
+            Value::text(sites.site_name(context.site)),
         ]);
     }
     if table.rows.len() < 2 && !everything {
@@ -195,7 +195,7 @@ fn contexts_elsewhere(story: &Story, ordinal: i16, books: &DeviceBooks) -> Optio
     let is_idle = books.allocs == 0 && books.torch.is_none();
     let context = story.ledger.contexts().find(|context| context.device == ordinal)?;
     is_idle.then(|| {
-        let site = story.ledger.sites.site(context.site).map(ToString::to_string).unwrap_or_default();
+        let site = story.ledger.sites.site_name(context.site);
         format!(
             "this process holds a context on {} ({}) and never allocated there; it was made at {} from {site}",
             device_name(story, ordinal),

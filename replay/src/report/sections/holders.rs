@@ -1,4 +1,4 @@
-//! Which processes had memory on a device when it ran out, as NVML told the recorder.
+//! Which processes had memory on a device when it ran out, as NVML listed them for the recorder.
 
 use gputrace_schemas::event::Nanos;
 
@@ -42,11 +42,11 @@ fn build(story: &Story) -> Option<Section> {
         };
         let is_listed = holders.iter().any(|holder| holder.pid == own);
         if holders.is_empty() {
-            let text = "NVML lists none, not even this one: it tells nothing of processes here (some containers and drivers)";
+            let text = "NVML lists none, not even this one: it does not list processes here (some containers and drivers)";
             section = section.line(Mood::Note, format!("{}: {text}", device_name(story, device)));
         } else if !is_listed {
-            let text = "NVML does not list this process by its own number: it runs in a container, where NVML tells the \
-                        numbers of the host, or nothing; which line is this process cannot be told";
+            let text = "NVML does not list this process by its own number: it runs in a container, where NVML knows the \
+                        numbers of the host, or none; which line is this process is not known";
             section = section.line(Mood::Warning, format!("{}: {text}", device_name(story, device)));
         }
         for Holder { pid, bytes, name } in holders {

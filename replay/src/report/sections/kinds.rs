@@ -57,7 +57,7 @@ fn meaning(kind: MemoryKind) -> &'static str {
         MemoryKind::Linear => "cudaMalloc and its like",
         MemoryKind::Virtual => "cuMemCreate",
         MemoryKind::Async => "cudaMallocAsync: in use; what its pools keep beyond is not known",
-        MemoryKind::Array => "estimated from the shape: the driver does not tell",
+        MemoryKind::Array => "estimated from the shape: the driver does not say",
         MemoryKind::Managed => "on the device or the host; not in the peak",
         MemoryKind::Graph => "there while its graph runs; not in the peak",
         MemoryKind::Pinned | MemoryKind::Registered | MemoryKind::HostVirtual => "on the host",

@@ -11,7 +11,7 @@ use gputrace_schemas::event::Bytes;
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 
 fn build(story: &Story) -> Option<Section> {
-    let mut section = Section::new("memory", "Memory");
+    let section = Section::new("memory", "Memory");
     let mut table = Table::new(
         "devices",
         &[
@@ -44,8 +44,7 @@ fn build(story: &Story) -> Option<Section> {
     if table.rows.is_empty() && lines.is_empty() {
         return Some(section.line(Mood::Note, "no memory of a device was allocated").warn(story.doubts()));
     }
-    section = section.table(table).warn(story.doubts());
-    Some(lines.into_iter().fold(section, |section, (mood, line)| section.line(mood, line)))
+    Some(section.table(table).warn(story.doubts()).lines(lines))
 }
 
 fn row(story: &Story, ordinal: i16, books: &DeviceBooks) -> Vec<Value> {

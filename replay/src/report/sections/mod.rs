@@ -8,7 +8,7 @@ mod communicators;
 mod cycles;
 mod ending;
 mod figures;
-mod gap;
+pub(crate) mod gap;
 mod hidden;
 mod holders;
 mod kinds;

@@ -46,7 +46,7 @@ fn refused(story: &Story) -> Option<Section> {
             Value::Bytes(refusal.tracked),
             Value::text(sites.owner(refusal.owner)),
             Value::text(sites.name(refusal.name)),
-            Value::text(sites.site(refusal.site).map(ToString::to_string).unwrap_or_default()),
+            Value::text(sites.site_name(refusal.site)),
         ]);
     }
     let section = Section::new("refused", "OUT OF MEMORY")
@@ -70,7 +70,7 @@ fn refused(story: &Story) -> Option<Section> {
 fn pytorch(story: &Story, section: Section, ordinal: i16, books: &DeviceBooks, oom: &TorchOom) -> Section {
     let asked = oom.requested.map_or_else(|| format!("{} (rounded by PyTorch)", bytes(oom.bytes)), bytes);
     let when = time(story.since_start(oom.time));
-    let site = story.ledger.sites.site(oom.site).map(ToString::to_string).unwrap_or_default();
+    let site = story.ledger.sites.site_name(oom.site);
     let cached = oom.reserved.0.saturating_sub(oom.allocated.0);
     let others = oom.tracked.0.saturating_sub(oom.reserved.0);
     let headline = format!("PyTorch could not get {asked} on {} at {when}", device_name(story, ordinal));

@@ -1,4 +1,4 @@
-//! Which call sites the peak would be lower without, and what was held longer than needed.
+//! Which call sites made the peak as high as it was, and what was held longer than needed.
 
 use super::{SectionEntry, device_name};
 use crate::analyse::lifetimes::{DeviceLifetimes, Maker, Replaced};
@@ -21,9 +21,7 @@ fn build(story: &Story) -> Option<Section> {
         let makers = makers(story, device);
         let replaced = replaced(story, device);
         any |= !makers.rows.is_empty() || !replaced.rows.is_empty();
-        section = section.table(makers.keep(ROWS, 1)).table(replaced.keep(ROWS, 1));
-        section =
-            best(story, device).into_iter().fold(section, |section, line| section.line(Mood::Warning, line));
+        section = section.table(makers.keep(ROWS, 1)).table(replaced.keep(ROWS, 1)).warn(best(story, device));
     }
     any.then(|| {
         let text = "exact for the same requests: blocks of PyTorch, without what its cache and others hold beside them";
@@ -33,10 +31,6 @@ fn build(story: &Story) -> Option<Section> {
 
 fn is_worth(device: &DeviceLifetimes, without: u64) -> bool {
     device.peak.0.saturating_sub(without) >= device.peak.0 / WORTH
-}
-
-fn site(story: &Story, id: crate::ledger::SiteId) -> String {
-    story.ledger.sites.site(id).map(ToString::to_string).unwrap_or_default()
 }
 
 fn makers(story: &Story, device: &DeviceLifetimes) -> Table {
@@ -66,7 +60,7 @@ fn maker_row(story: &Story, device: &DeviceLifetimes, maker: &Maker) -> Vec<Valu
         Value::Bytes(maker.without),
         Value::bytes(Some(device.peak.0.saturating_sub(maker.without.0))),
         Value::Time(maker.held_for),
-        Value::text(site(story, maker.site)),
+        Value::text(story.ledger.sites.site_name(maker.site)),
     ]
 }
 
@@ -95,7 +89,7 @@ fn replaced_row(story: &Story, device: &DeviceLifetimes, row: &Replaced) -> Vec<
         Value::Count(row.times),
         Value::Bytes(row.without),
         Value::bytes(Some(device.peak.0.saturating_sub(row.without.0))),
-        Value::text(site(story, row.site)),
+        Value::text(story.ledger.sites.site_name(row.site)),
     ]
 }
 
@@ -104,10 +98,12 @@ fn best(story: &Story, device: &DeviceLifetimes) -> Vec<String> {
     let name = device_name(story, device.device);
     let change = |without| format!("peak {} -> {}", bytes(device.peak), bytes(without));
     let maker = device.makers.first().filter(|maker| is_worth(device, maker.without.0));
-    let maker = maker.map(|it| format!("{name}: without {}, {}", site(story, it.site), change(it.without)));
+    let maker = maker.map(|it| {
+        format!("{name}: without {}, {}", story.ledger.sites.site_name(it.site), change(it.without))
+    });
     let old = device.replaced.first().filter(|row| is_worth(device, row.without.0));
     let old = old.map(|it| {
-        let what = site(story, it.site);
+        let what = story.ledger.sites.site_name(it.site);
         format!(
             "{name}: {what} is held until its successor is there; `del` it before, and {}",
             change(it.without)

@@ -14,7 +14,7 @@ fn build(story: &Story) -> Option<Section> {
     let lifetimes = story.lifetimes.as_ref().filter(|lifetimes| !lifetimes.devices.is_empty())?;
     let mut section = Section::new("roles", "What PyTorch's memory was for, at the peak of its blocks");
     if !lifetimes.has_stacks {
-        let text = "cannot be told: no call stack of any block was recorded";
+        let text = "not known: no call stack of any block was recorded";
         return Some(section.line(Mood::Note, text));
     }
     let mut rules: Vec<(&str, &str)> = vec![];
@@ -34,7 +34,8 @@ fn build(story: &Story) -> Option<Section> {
         section = section.line(Mood::Note, text);
     }
     if lifetimes.devices.iter().all(|device| device.n_passes == 0) {
-        let text = "no backward pass was seen: gradients and activations cannot be told by their lifetimes";
+        let text =
+            "no backward pass was seen: lifetimes cannot show which memory is gradients or activations";
         section = section.line(Mood::Note, text);
     }
     Some(section.warn(story.doubts()))

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{ArgMatches, Args, ValueEnum};
+use clap::{ArgMatches, Args};
 use gputrace_replay::analyse::live::{When, pictures};
 use gputrace_replay::answers::diff::{By, Side, peaks, peaks_section, section};
 use gputrace_replay::report::model::{Mood, Part, Report, Section};
@@ -50,8 +50,8 @@ pub(super) struct DiffArgs {
     to: Option<When>,
 
     /// What to compare; may be given several times
-    #[arg(long, value_enum, value_name = "WHAT", default_values = ["owner", "site", "size"])]
-    by: Vec<What>,
+    #[arg(long, value_parser = show::one_of(By::ALL), value_name = "WHAT", default_values = ["owner", "site", "size"])]
+    by: Vec<By>,
 
     /// Exit with status 4 if a peak rose by more than this
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
@@ -68,24 +68,12 @@ pub(super) struct DiffArgs {
     show: ShowArgs,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum What {
-    /// Call stacks, whole
-    Stack,
-    /// Call sites: where the program asked
-    Site,
-    /// Owners
-    Owner,
-    /// Sizes of objects
-    Size,
-}
-
 /// `5%` or `5`: a share.
 fn percent(text: &str) -> Result<f64, String> {
     let number = text.trim_end_matches('%').trim();
     match number.parse::<f64>() {
         Ok(percent) if percent.is_finite() && percent >= 0.0 => Ok(percent / 100.0),
-        _ => Err(format!("`{text}` is no percentage; write 5% or 0.5%")),
+        _ => Err(format!("`{text}` is not a percentage; write 5% or 0.5%")),
     }
 }
 
@@ -98,23 +86,16 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let changes = peaks(&before, &after);
     let doubts = before.story.doubts().or_else(|| after.story.doubts());
     let mut sections = vec![peaks_section(&changes, doubts)];
-    for by in &args.by {
-        let by = match by {
-            What::Stack => By::Stack,
-            What::Site => By::Site,
-            What::Owner => By::Owner,
-            What::Size => By::Size,
-        };
-        sections.push(section(&before, &after, by, args.rows));
-    }
+    sections.extend(args.by.iter().map(|by| section(&before, &after, *by, args.rows)));
     let allowed = args.fail_on_increase.unwrap_or(f64::INFINITY);
     let risen: Vec<_> = changes.iter().filter(|change| change.increase() > allowed).collect();
     if !risen.is_empty() {
         let verdict = Section::new("verdict", "Verdict");
-        let line = |change: &&gputrace_replay::answers::diff::Change| {
-            format!("{}: {} rose by {:.1} %", change.device, change.what, change.increase() * 100.0)
-        };
-        sections.push(risen.iter().fold(verdict, |section, change| section.line(Mood::Bad, line(change))));
+        let lines = risen.iter().map(|change| {
+            let percent = change.increase() * 100.0;
+            (Mood::Bad, format!("{}: {} rose by {percent:.1} %", change.device, change.what))
+        });
+        sections.push(verdict.lines(lines));
     }
     let report = Report { verb: "diff", parts: vec![Part { title, sections, ..Part::default() }] };
     args.show.write(&report, out)?;

@@ -31,7 +31,7 @@ Examples:
   gputrace doctor
   gputrace doctor ./my_program train.gtr")]
 pub(super) struct DoctorArgs {
-    /// Traces to look at, and programs that are to be recorded
+    /// Traces to check, and programs to be recorded
     #[arg(value_name = "TRACE|PROGRAM")]
     subjects: Vec<PathBuf>,
     /// List every function that is hooked
@@ -117,7 +117,7 @@ fn library(section: Section, glibc: Option<(u32, u32)>, list_hooks: bool) -> Sec
     let section = section.fact("library", "library", Value::text(path.display().to_string()));
     let library = match Elf::open(&path) {
         Ok(Some(library)) => library,
-        Ok(None) => return section.line(Mood::Bad, format!("{} is no ELF library", path.display())),
+        Ok(None) => return section.line(Mood::Bad, format!("{} is not an ELF library", path.display())),
         Err(error) => return section.line(Mood::Bad, format!("{error:#}")),
     };
     let mut section = match (library.glibc, glibc) {
@@ -241,7 +241,7 @@ fn program(named: &Path) -> Section {
     section.line(Mood::Note, text)
 }
 
-/// A program that has the driver's functions inside calls them without asking anybody.
+/// A program that has the driver's functions inside calls them without asking the loader.
 fn own_driver(section: Section, elf: &Elf) -> Section {
     let own = ["cuInit", "cuMemAlloc_v2", "cuMemCreate", "cuGetProcAddress_v2"];
     let own: Vec<&str> = own.into_iter().filter(|name| elf.exports.contains(*name)).collect();
@@ -319,7 +319,7 @@ fn audited(story: &Story, audit: BooksAudit) -> Section {
     if n_found == 0 {
         return section.line(Mood::Good, "every total, range and block adds up");
     }
-    words.into_iter().fold(section, |section, text| section.line(Mood::Warning, text))
+    section.warn(words)
 }
 
 fn first_line(path: &str) -> Option<String> {

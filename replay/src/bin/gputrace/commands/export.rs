@@ -35,7 +35,7 @@ pub(super) struct ExportArgs {
     #[arg(short, long, value_name = "FORMAT", value_parser = formats())]
     format: String,
 
-    /// Where to [default: standard output]
+    /// File to write [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -47,11 +47,11 @@ pub(super) struct ExportArgs {
     #[arg(long, value_name = "ORDINAL")]
     device: Option<i16>,
 
-    /// Show the difference to this trace (svg)
+    /// Show the difference from this trace (svg)
     #[arg(long, value_name = "OTHER")]
     diff: Option<PathBuf>,
 
-    /// With memory that is not PyTorch's, as segments of their own (torch-pickle)
+    /// Include memory that is not PyTorch's, as segments of its own (torch-pickle)
     #[arg(long)]
     non_torch: bool,
 

@@ -9,17 +9,16 @@ use gputrace_replay::analyse::growth::Growth;
 use gputrace_replay::analyse::live::When;
 use gputrace_replay::answers::leaks::{Leaks, Suppressions, Wanted};
 use gputrace_replay::report;
-use gputrace_replay::report::model::{Mood, Report, Section};
+use gputrace_replay::report::model::{Mood, Section};
 use gputrace_replay::report::words;
 use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
-use gputrace_schemas::event::{Bytes, Nanos};
+use gputrace_schemas::event::Bytes;
 use gputrace_schemas::printable::Screen;
 use gputrace_sim::bytes;
 
 use super::Verb;
-use crate::show::complain;
-use crate::show::{ShowArgs, TraceArgs, WhenArgs};
+use crate::show::{self, ShowArgs, TraceArgs, WhenArgs, complain};
 
 pub(super) const VERB: Verb = Verb::new::<LeaksArgs>("leaks", run);
 
@@ -38,11 +37,11 @@ Examples:
   gputrace leaks --range 60s..120s train.gtr
   gputrace leaks --steps 1000 --min-bytes 1MiB snapshot.pickle.gz
 
-A suppressions file has a rule a line, `#` begins a comment, `*` stands for anything:
+A suppressions file has one rule per line, `#` begins a comment, `*` stands for anything:
   owner=cuBLAS*
   owner=NCCL site=*init_process_group*
 
---at T asks as if the program had ended at T; --range A..B so for B, with growth from A on. One step shows no growth: for what \
+--at T answers as if the program had ended at T, --range A..B as if it had ended at B, with growth from A on. One step shows no growth: for what \
 a later step holds more than an earlier one, `gputrace diff --from step:3 --to step:90 train.gtr`.
 
 Exit status: 3 if there is a leak and --error-on-leak was given.")]
@@ -105,19 +104,11 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         None => Suppressions::default(),
     };
     let wanted = Wanted { least: Bytes(args.min_bytes), n_steps: args.steps, n_rows: args.rows };
-    let mut report = Report { verb: "leaks", parts: vec![] };
-    let (mut has_leak, mut failed) = (false, false);
-    for path in &args.traces.paths()? {
-        let source = match Source::open(path) {
-            Ok(source) => source,
-            Err(error) => {
-                failed = true;
-                complain!("{:#}", anyhow::Error::from(error));
-                continue;
-            }
-        };
+    let mut has_leak = false;
+    let (report, status) = show::parts("leaks", &args.traces.paths()?, |path| {
+        let source = Source::open(path)?;
         let mut growth = Growth::default();
-        let story = Story::within(&source, time(&source, when), &mut growth);
+        let story = Story::within(&source, when.since(source.start()), &mut growth);
         let leaks = Leaks::find(&story, source.definitions(), &growth, &wanted, &mut suppressions);
         let (grows, stays) = (!leaks.growing.is_empty(), !leaks.not_freed.is_empty());
         has_leak |= match args.error_on_leak {
@@ -132,8 +123,8 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
             let line = format!("as if the program had ended then: the last event taken is at {end}");
             sections.insert(0, Section::new("time", "A part of the trace").line(Mood::Note, line));
         }
-        report.parts.push(report::part(&story, sections));
-    }
+        Ok(report::part(&story, sections))
+    });
     for line in suppressions.unused() {
         let path = args.suppressions.as_deref().unwrap_or_else(|| "".as_ref());
         complain!("{}: nothing matches line {line}", path.display());
@@ -141,24 +132,5 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     if !report.parts.is_empty() || args.show.json {
         args.show.write(&report, out)?;
     }
-    Ok(match (failed, has_leak) {
-        (true, _) => ExitCode::FAILURE,
-        (false, true) => ExitCode::from(LEAK_FOUND),
-        (false, false) => ExitCode::SUCCESS,
-    })
-}
-
-/// From when on growth counts, and when the trace is taken to end.
-fn time(source: &Source, when: When) -> (Nanos, Nanos) {
-    let since = |time: Nanos| Nanos(start(source).0.saturating_add(time.0));
-    match when {
-        When::At(to) => (Nanos(0), since(to)),
-        When::Within(from, to) => (since(from), since(to)),
-        When::End | When::Peak | When::Step(_) => (Nanos(0), Nanos(u64::MAX)),
-    }
-}
-
-fn start(source: &Source) -> Nanos {
-    let start = Some(source.definitions().process().start).filter(|start| start.0 > 0);
-    start.or_else(|| Some(source.events().next()?.time)).unwrap_or_default()
+    Ok(if has_leak && status == ExitCode::SUCCESS { ExitCode::from(LEAK_FOUND) } else { status })
 }

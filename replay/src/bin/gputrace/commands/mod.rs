@@ -33,7 +33,7 @@ pub(crate) struct Verb {
     /// Adds the verb's arguments and help.
     define: fn(Command) -> Command,
     /// Does it. What is said goes to the screen, so that a terminal obeys no name of a trace, and that a closed pipe is an
-    /// error and no panic.
+    /// error, not a panic.
     run: fn(&ArgMatches, &mut Screen) -> anyhow::Result<ExitCode>,
 }
 
@@ -121,8 +121,8 @@ fn wait_for_recorders() {
     }
 }
 
-/// What is wrong with the command line, as it would be if no argument had anything in it that a terminal obeys: arguments are
-/// names of files too (`gputrace report *`), and the message repeats them.
+/// The same error with arguments that a terminal obeys nothing of: they may be names of files (`gputrace report *`), and the
+/// message repeats them.
 fn wrong(error: clap::Error) -> clap::Error {
     let arguments: Vec<_> = std::env::args_os().map(|it| it.to_string_lossy().into_owned()).collect();
     if !arguments.iter().any(|it| it.contains(is_obeyed)) {

@@ -23,7 +23,7 @@ const INCONSISTENT: u8 = 3;
 /// Shows all ranks of a job side by side: who waits for whom in NCCL and why, and who holds more memory than the others
 ///
 /// Ranks and communicators are found by NCCL's own records; several jobs and restarts in one folder are kept apart. Traces of
-/// processes that were killed while they hung say as much as others.
+/// processes that were killed while they hung are as good as others.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -50,11 +50,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let paths = show::paths(&args.traces)?;
     let (participants, all_read) = read(&paths);
     let ranks = Ranks::of(&participants, &|path| Source::open(Path::new(path)).ok());
-    if args.show.json {
-        show::write_json(&ranks, out)?;
-    } else {
-        args.show.write(&ranks.report(), out)?;
-    }
+    args.show.write_as(&ranks.report(), &ranks, out)?;
     let is_inconsistent = ranks.jobs.iter().any(|job| job.verdict == Verdict::Inconsistent);
     Ok(match (all_read, args.error_on_inconsistent && is_inconsistent) {
         (false, _) => ExitCode::FAILURE,

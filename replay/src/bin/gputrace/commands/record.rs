@@ -23,13 +23,13 @@ pub(super) const VERB: Verb = Verb::new::<RecordArgs>("record", run);
 const CANNOT_TRACE: u8 = 125;
 /// `env(1)`: the command was found but cannot be run.
 const CANNOT_RUN: u8 = 126;
-/// `env(1)`: there is no such command.
+/// `env(1)`: the command was not found.
 const NOT_FOUND: u8 = 127;
 
 /// Runs a program and records its GPU memory
 ///
-/// The program is not changed, and gputrace becomes it: its exit code and its signals are its own. Nothing is written
-/// before the program, or a child of it, uses CUDA; then there is one trace for each such process.
+/// The program is not changed, and takes gputrace's place: exit code and signals are the program's own. Nothing is
+/// written before the program, or a child of it, uses CUDA; then there is one trace for each such process.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -69,7 +69,7 @@ pub(super) struct RecordArgs {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Stacks {
-    /// None but the library that asked
+    /// None, only the library that asked
     None,
     /// Lines of Python, and native functions where a thread runs no Python
     Python,
@@ -123,7 +123,7 @@ fn prepare(
     check_program(path, &library)?;
     let mut command = Command::new(path);
     command.arg0(program).args(arguments).env("LD_PRELOAD", preload(&library)?);
-    // One tool can hear a program's NVTX marks: whoever was there first.
+    // Only one tool receives a program's NVTX marks: the first.
     if std::env::var_os("NVTX_INJECTION64_PATH").is_none_or(|named| named.is_empty()) {
         command.env("NVTX_INJECTION64_PATH", &library);
     }
@@ -201,7 +201,7 @@ pub(super) fn library() -> anyhow::Result<PathBuf> {
     if let Some(named) = std::env::var_os(variable(variables::LIBRARY)).filter(|named| !named.is_empty()) {
         let path = PathBuf::from(named);
         let path = std::path::absolute(&path).unwrap_or(path);
-        anyhow::ensure!(path.is_file(), "GPUTRACE_LIBRARY names {}, which is no file", path.display());
+        anyhow::ensure!(path.is_file(), "GPUTRACE_LIBRARY names {}, which is not a file", path.display());
         return Ok(path);
     }
     let program = std::env::current_exe().context("cannot find gputrace itself")?;
@@ -251,7 +251,7 @@ pub(super) fn check_program(path: &Path, library: &Path) -> anyhow::Result<()> {
         }
     }
     let Some(program) = Elf::open(&path)? else { return Ok(()) };
-    let ours = Elf::open(library)?.with_context(|| format!("{} is no ELF library", library.display()))?;
+    let ours = Elf::open(library)?.with_context(|| format!("{} is not an ELF library", library.display()))?;
     if program.machine != ours.machine {
         bail!(
             "{} is for another kind of processor than {}: use the gputrace built for it",

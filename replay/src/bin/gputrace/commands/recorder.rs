@@ -5,7 +5,8 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, Args};
 use gputrace_recorder::{FollowUp, Oom};
-use gputrace_replay::answers::postmortem::Postmortem;
+use gputrace_replay::answers::postmortem::{Postmortem, remedies_sections};
+use gputrace_replay::answers::whatif::Machine;
 use gputrace_replay::import;
 use gputrace_replay::report;
 use gputrace_replay::report::model::{Part, Report};
@@ -15,8 +16,6 @@ use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::{Screen, printable};
 
 use super::Verb;
-use super::oom::remedies_sections;
-use super::replay::Machine;
 use crate::show::complain;
 use crate::show::{say_shown, stderr_style};
 

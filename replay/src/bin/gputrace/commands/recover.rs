@@ -13,14 +13,14 @@ use crate::show::{complain, shown};
 
 pub(super) const VERB: Verb = Verb::new::<RecoverArgs>("recover", run);
 
-/// Makes a trace of a ring whose recorder is gone
+/// Makes a trace from a ring whose recorder is gone
 ///
 /// Where no recorder could be started, or it was killed, what was recorded is still in the ring: a file that
-/// libgputrace.so names on stderr, usually in /dev/shm. If the program still runs, it is recorded on from here.
+/// libgputrace.so names on stderr, usually in /dev/shm. If the program still runs, recording continues from here.
 ///
-/// A program that runs in another container can only be recorded on from inside of it. From outside, what it left is
-/// read when it has ended: the ring shows whether it has, as long as libgputrace.so could lock the file. A ring is read by
-/// the user that it belongs to.
+/// Recording of a program in another container can only continue inside of that container. From outside, what it left
+/// can be read once it has ended, which the ring shows if libgputrace.so could lock the file. Only the owner of a ring can
+/// read it.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

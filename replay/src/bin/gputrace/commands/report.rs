@@ -32,7 +32,7 @@ Examples:
 
 With a moment (--peak, --at, --range, --step, --end), only what was held then is shown: owners, roles and call sites.
 
-A rules file names memory in your own words, a rule a line; the first that fits counts, before gputrace's own roles:
+A rules file names memory in your own words, one rule per line; the first that fits counts, before gputrace's own roles:
   embeddings: site=*embedding.py* min=1MiB
   paged KV cache: stack=*PagedAttention*
   scratch: role=temporaries max=512KiB")]
@@ -67,7 +67,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         return show::moment_of("report", &args.traces, when, (Parts::Roles, &categories), &args.show, out);
     }
     let read = |path: &Path| Ok(understood(&Source::open(path)?, &categories));
-    show::sections_about("report", SECTIONS, &Stories::read_by(&args.traces, read)?, &args.show, out)
+    show::sections("report", SECTIONS, &Stories::read_by(&args.traces, read)?, &args.show, out)
 }
 
 fn understood(source: &Source, categories: &Categories) -> Story {

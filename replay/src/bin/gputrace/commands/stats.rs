@@ -16,7 +16,7 @@ use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;
-use crate::show::{self, ShowArgs, TraceArgs, WhenArgs};
+use crate::show::{self, ShowArgs, Stories, TraceArgs, WhenArgs};
 
 pub(super) const VERB: Verb = Verb::new::<StatsArgs>("stats", run);
 
@@ -49,7 +49,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
             "stats counts over a time: give --range A..B or --step N; for what was held at a moment, use `gputrace report`"
         ),
     }
-    show::sections("stats", STATISTICS, &args.traces, &args.show, out)
+    show::sections("stats", STATISTICS, &Stories::read(&args.traces)?, &args.show, out)
 }
 
 /// What happened in a time, and what was held when it held most.

@@ -1,4 +1,4 @@
-//! `gputrace summary`: the figures, one row a device.
+//! `gputrace summary`: the figures, one row per device.
 
 use std::process::ExitCode;
 
@@ -41,12 +41,10 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         return show::moment_of("summary", &args.traces, when, parts, &args.show, out);
     }
     let read = Stories::read(&args.traces)?;
-    if args.show.json {
-        show::write_json(&Summary::of(&read.stories), out)?;
-    } else if !read.stories.is_empty() {
-        let mut report = report::about("summary", FIGURES, &read.stories);
-        report.parts.splice(0..0, show::family(&read.stories));
-        args.show.write(&report, out)?;
+    let mut report = report::about("summary", FIGURES, &read.stories);
+    report.parts.splice(0..0, show::family(&read.stories));
+    if !report.parts.is_empty() || args.show.json {
+        args.show.write_as(&report, &Summary::of(&read.stories), out)?;
     }
     Ok(read.exit_code())
 }

@@ -33,7 +33,7 @@ pub(super) struct SymboliseArgs {
     /// A trace made by `gputrace record`
     #[arg(required = true, value_name = "TRACE")]
     trace: PathBuf,
-    /// Where the files are, taken for / of the machine of the trace; several are asked in turn [default: /]
+    /// Folder that stands for / of the traced machine; several are searched in turn [default: /]
     #[arg(long, value_name = "DIR")]
     sysroot: Vec<PathBuf>,
     /// Where the new trace goes
@@ -60,7 +60,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         if module.build_id.is_empty() {
             writeln!(
                 out,
-                "{path}: recorded without a build id, so that no file can be told to be it ({n_frames} frames)"
+                "{path}: recorded without a build id, so no file can be shown to be the same ({n_frames} frames)"
             )?;
             continue;
         }

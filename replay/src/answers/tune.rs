@@ -1,0 +1,194 @@
+//! `gputrace tune`: the `PYTORCH_CUDA_ALLOC_CONF` line to use, and what it saves.
+
+use gputrace_schemas::event::Bytes;
+use gputrace_sim::bounds::{Bounds, offline_packing};
+use gputrace_sim::bytes::iec;
+use gputrace_sim::ops::OpStream;
+use gputrace_sim::policies::torch;
+use gputrace_sim::tune::{self, Candidate};
+use serde_json::{Value as Json, json};
+
+use super::Reply;
+use super::whatif::{Bench, Machine, Simulated, warnings_json};
+use crate::analyse::reactions::Reaction;
+use crate::import::Trace;
+use crate::report::model::{Mood, Part, Section, Table, Value};
+use crate::report::words::release;
+
+/// Saving less than this much of the recorded peak is not worth a changed setting.
+const WORTHWHILE: f64 = 0.01;
+/// Largest trace for which the packing that knows the future is made, in allocations.
+const MOST_PACKED: usize = 20_000;
+
+/// Tries every setting with the requests of the busiest device.
+///
+/// # Errors
+/// Why they cannot be replayed.
+pub fn advise(path: &str, trace: &Trace, machine: Machine) -> Result<Reply, String> {
+    let busiest = trace.devices.iter().max_by_key(|stream| stream.ops.len());
+    let stream = busiest.ok_or("it holds no device memory at all")?;
+    Advice::of(stream, machine).map(|advice| advice.reply(path))
+}
+
+/// Which settings to use for a device's requests.
+struct Advice {
+    device: u32,
+    torch_version: (u8, u8),
+    recorded: Simulated,
+    best: Simulated,
+    /// Settings that no other beats in both peak and driver calls.
+    pareto: Vec<Candidate>,
+    n_tried: usize,
+    bounds: Bounds,
+    packing: Option<u64>,
+    reactions: Vec<Reaction>,
+}
+
+impl Advice {
+    fn of(stream: &OpStream, machine: Machine) -> Result<Advice, String> {
+        let bench = Bench::new(stream, machine)?;
+        let torch_version = bench.self_check.torch_version;
+        let recorded = bench.simulate(torch::NAME, stream.settings.options.as_deref().unwrap_or_default())?;
+        let question = |options: &str| bench.question(torch::NAME, options);
+        let found = tune::combinations(torch_version, machine.limit.is_some())
+            .and_then(|settings| tune::search(&bench.laboratory, &settings, question))
+            .map_err(|error| error.to_string())?;
+        let found = found.ok_or("no setting could be simulated")?;
+        Ok(Advice {
+            device: stream.device,
+            torch_version,
+            recorded,
+            best: bench.simulated(question(&found.options), found.answer),
+            pareto: found.pareto,
+            n_tried: found.n_tried,
+            bounds: Bounds::of(stream),
+            packing: offline_packing(stream, MOST_PACKED),
+            reactions: bench.reactions,
+        })
+    }
+
+    /// Whether another setting is worth it: it makes the program fit, or saves enough even where addresses are unkind.
+    fn helps(&self) -> bool {
+        let (recorded, best) = (&self.recorded, &self.best);
+        if recorded.fits() != best.fits() {
+            return best.fits();
+        }
+        let saved = recorded.answer.peak_reserved_range.0.saturating_sub(best.answer.peak_reserved_range.1);
+        best.fits() && saved as f64 >= WORTHWHILE * recorded.peak_reserved() as f64
+    }
+
+    fn reply(&self, path: &str) -> Reply {
+        let title = format!("{path}, cuda:{}, PyTorch {}", self.device, release(self.torch_version));
+        let sections = vec![self.advice(), self.settings(), self.least()];
+        Reply { part: Part { title, sections, ..Part::default() }, json: self.json() }
+    }
+
+    fn advice(&self) -> Section {
+        let section = Section::new("advice", "What to set");
+        let (recorded, best) = (self.recorded.peak_reserved(), self.best.peak_reserved());
+        let command = format!("PYTORCH_CUDA_ALLOC_CONF={}", self.best.question.options);
+        let section = if self.helps() && self.recorded.fits() {
+            let saved = iec(recorded.saturating_sub(best));
+            section.line(Mood::Command, command).line(Mood::Good, format!("{saved} less reserved"))
+        } else if self.helps() {
+            section
+                .line(Mood::Command, command)
+                .line(Mood::Good, "fits, where the recorded setting runs out of memory")
+        } else if self.best.fits() {
+            let percent = WORTHWHILE * 100.0;
+            section
+                .line(Mood::Note, format!("no setting helps: the best would save less than {percent:.0} %"))
+        } else {
+            let least = iec(self.bounds.requested);
+            section.line(
+                Mood::Bad,
+                format!("no setting makes it fit: {least} must be in use at once, whatever the allocator"),
+            )
+        };
+        let in_use = format!("{} in use", iec(self.recorded.peak_allocated()));
+        section
+            .lines(self.best.remarks())
+            .fact("best_peak_reserved_bytes", "reserved at best", Value::Bytes(Bytes(best)))
+            .remark(
+                "recorded_peak_reserved_bytes",
+                "reserved as recorded",
+                Value::Bytes(Bytes(recorded)),
+                in_use,
+            )
+            .fact("confidence", "how sure", Value::text(self.best.answer.confidence.name()))
+            .warn(self.reactions.iter().map(Reaction::text))
+    }
+
+    fn settings(&self) -> Section {
+        let options =
+            |it: &Candidate| Value::text(if it.options.is_empty() { "(none)" } else { &it.options });
+        let table = Table::of(
+            "pareto",
+            &self.pareto,
+            &[
+                ("peak_reserved_bytes", "reserved", &|it| {
+                    Value::Bytes(Bytes(it.outcome.books.reserved.peak))
+                }),
+                ("num_device_alloc", "mallocs", &|it| Value::Count(it.outcome.books.n_device_alloc)),
+                ("num_device_free", "frees", &|it| Value::Count(it.outcome.books.n_device_free)),
+                ("options", "setting", &options),
+            ],
+        );
+        let title = format!(
+            "Best in memory or in calls of the driver, of {} settings that were simulated",
+            self.n_tried
+        );
+        let none = self.pareto.is_empty().then(|| (Mood::Note, "none of them fits".to_owned()));
+        Section::new("settings", title).table(table).lines(none)
+    }
+
+    fn least(&self) -> Section {
+        let bytes = |bytes| Value::Bytes(Bytes(bytes));
+        let Bounds { requested, rounded, separate, paged } = self.bounds;
+        let section = Section::new("bounds", "The least that any allocator needs")
+            .fact("requested_bytes", "as requested", bytes(requested))
+            .fact("rounded_bytes", "rounded to 512 bytes", bytes(rounded))
+            .fact("separate_bytes", "with streams, pools, small and large kept apart", bytes(separate))
+            .fact("paged_bytes", "in pages of 2 MiB", bytes(paged));
+        match self.packing {
+            Some(packing) => section.remark(
+                "offline_packing_bytes",
+                "if all lifetimes were known in advance",
+                bytes(packing),
+                "would be enough",
+            ),
+            None => section,
+        }
+    }
+
+    fn json(&self) -> Json {
+        let pareto = self.pareto.iter().map(|Candidate { options, outcome }| {
+            json!({
+                "options": options,
+                "peak_reserved_bytes": outcome.books.reserved.peak,
+                "num_device_alloc": outcome.books.n_device_alloc,
+                "num_device_free": outcome.books.n_device_free,
+            })
+        });
+        let (best, bounds) = (self.best.json(), self.bounds);
+        json!({
+            "schema": "gputrace.tune/1",
+            "device": self.device,
+            "torch_version": release(self.torch_version),
+            "helps": self.helps(),
+            "recorded": self.recorded.json(),
+            "shares": best["shares"],
+            "best": best,
+            "pareto": pareto.collect::<Vec<_>>(),
+            "n_tried": self.n_tried,
+            "warnings": warnings_json(&self.reactions),
+            "bounds": {
+                "requested_bytes": bounds.requested,
+                "rounded_bytes": bounds.rounded,
+                "separate_bytes": bounds.separate,
+                "paged_bytes": bounds.paged,
+                "offline_packing_bytes": self.packing,
+            },
+        })
+    }
+}
