@@ -76,6 +76,18 @@ fn check(sections: &[SectionEntry], scene: &str, width: Option<usize>, expected:
     expected.assert_eq(&String::from_utf8(shown).unwrap());
 }
 
+/// What the report says under one name, wherever that section stands.
+fn check_section(name: &str, scene: &str, expected: Expect) {
+    let story = story(scene);
+    let sections: Vec<_> = SECTIONS.iter().flat_map(|entry| entry.of(&story)).collect();
+    let sections: Vec<_> = sections.into_iter().filter(|section| section.name == name).collect();
+    assert_eq!(sections.len(), 1, "the report has a section {name}");
+    let report = Report { verb: "report", parts: vec![super::part(&story, sections)] };
+    let mut shown = Vec::new();
+    text::render(&report, text::Style { width: Some(120), color: false }, &mut shown).unwrap();
+    expected.assert_eq(&String::from_utf8(shown).unwrap());
+}
+
 #[test]
 fn the_first_screen_says_why_the_job_died() {
     check(
@@ -593,12 +605,17 @@ fn memory_that_is_given_back_in_a_loop_is_told_with_the_line_that_does_it() {
             Free addr=s{step} duration=100K by=/x/libc10_cuda.so,empty_cache@/v/site-packages/torch/cuda/memory.py:1,main@/job/a.py:9"
         );
     }
-    check(
-        &SECTIONS[5..6],
+    check_section(
+        "emptied",
         &scene,
-        Some(120),
         expect![[r#"
             train.gtr (rank 3, pid 42): ./train --big
+
+            Given back and bought again
+              cuda:0 NVIDIA H200: main (/job/a.py:9) in empty_cache gave memory back 4 times, and PyTorch bought 60.00 MiB of it
+                again: 1.3 ms in the driver; remove the call
+              device  times  segments  given back      took  call site
+              cuda:0      4         4   80.00 MiB  409.6 µs  main (/job/a.py:9) in empty_cache
         "#]],
     );
 }
@@ -617,20 +634,27 @@ fn segments_bought_beside_unused_ones_are_told_with_the_lines_that_asked() {
             free addr=s{step} bytes={bytes}M allocated=0 reserved={reserved}M"
         );
     }
-    check(
-        &SECTIONS[6..7],
+    check_section(
+        "misfits",
         &scene,
-        Some(120),
         expect![[r#"
             train.gtr (rank 3, pid 42): ./train --big
+
+            Bought although as much was unused (external fragmentation)
+              cuda:0 NVIDIA H200: 6 of 8 segments (252.00 MiB) were bought although PyTorch had as much reserved and unused: in
+                pieces too small, or of other streams. It reserved up to 304.00 MiB for at most 52.00 MiB allocated
+              device  segments      bought  sizes       from         to  call site
+              cuda:0         6  252.00 MiB      6  32.00 MiB  52.00 MiB  step (/job/a.py:3)
+              requests whose sizes keep changing fit no segment of the step before; what would help:
+              gputrace tune train.gtr
         "#]],
     );
 }
 
 #[test]
 fn a_device_that_holds_more_than_its_neighbour_is_told_with_what_it_has_more() {
-    check(
-        &SECTIONS[4..5],
+    check_section(
+        "imbalance",
         "Init
          Alloc addr=a dev=0 bytes=20M by=/x/libc10_cuda.so,main@/job/a.py:1
          block addr=a dev=0 bytes=10M by=/x/libc10_cuda.so,main@/job/a.py:1
@@ -638,9 +662,14 @@ fn a_device_that_holds_more_than_its_neighbour_is_told_with_what_it_has_more() {
          Alloc addr=b dev=1 bytes=20M by=/x/libc10_cuda.so,main@/job/a.py:1
          block addr=b dev=1 bytes=10M by=/x/libc10_cuda.so,main@/job/a.py:1
          Alloc addr=c dev=1 bytes=1M by=/x/libnccl.so.2",
-        Some(120),
         expect![[r#"
             train.gtr (rank 3, pid 42): ./train --big
+
+            Uneven devices
+              cuda:0 NVIDIA H200 held up to 18.00 MiB, cuda:1 NVIDIA H200 up to 11.00 MiB: 7.00 MiB less. There (on the first)
+                and not here (on the second):
+                  more     there  here  call site
+              8.00 MiB  8.00 MiB   0 B  main (/job/a.py:2) in gather
         "#]],
     );
 }
