@@ -249,10 +249,14 @@ fn every_file_of_a_registry_is_registered() {
             if name == "mod" || name == "tests" {
                 continue;
             }
-            let uses = registry.matches(&format!("{name}::")).count();
-            let declared = registry.contains(&format!("mod {name};"));
+            let lines = || registry.lines().map(str::trim).filter(|line| !line.starts_with("//"));
+            let declared = lines().any(|line| line.ends_with(&format!("mod {name};")));
+            // `pool::` is not in `rmm_pool::`.
+            let begins = |before: &str| !before.ends_with(|c: char| c.is_alphanumeric() || c == '_');
+            let used =
+                |line: &str| line.match_indices(&format!("{name}::")).any(|(at, _)| begins(&line[..at]));
             assert!(
-                declared && uses > 0,
+                declared && lines().any(used),
                 "{folder}/{name}.rs: add `mod {name};` and its line in {table} to {folder}/mod.rs"
             );
         }
@@ -305,6 +309,12 @@ fn every_variable_is_a_row_of_one_table_and_users_can_read_of_it() {
     for row in &rows {
         assert!(security.contains(&format!("`{row}`")), "{row}: say in SECURITY.md who reads it");
     }
+    let readers = ["shim/src", "recorder/src", "replay/src"].map(sources).concat();
+    for (name, row) in constants(&read("ring/src/variables.rs")) {
+        let reads =
+            |text: &str| text.split("variables::").skip(1).any(|rest| words(rest).next() == Some(&*name));
+        assert!(readers.iter().any(|(_, text)| reads(text)), "{row}: no code reads variables::{name}");
+    }
     // The plugin is Python alone, and has one of its own.
     let known = |name: &String| rows.contains(name) || name == "GPUTRACE_PYTEST_CHILD";
     for folder in ["shim/src", "recorder/src", "schemas/src", "replay/src"] {
@@ -322,6 +332,25 @@ fn every_variable_is_a_row_of_one_table_and_users_can_read_of_it() {
         let unknown = variables(&read(page), "").into_iter().find(|name| !known(name));
         assert!(unknown.is_none(), "{page} names {unknown:?}, which nobody reads");
     }
+}
+
+/// The rows of the table of variables: the constant, and what it is called in the environment.
+fn constants(table: &str) -> Vec<(String, String)> {
+    let row = |line: &str| {
+        let (name, value) = line.trim().split_once(" = c\"")?;
+        Some((name.to_owned(), value.trim_end_matches("\",").to_owned()))
+    };
+    let rows: Vec<_> = table.lines().filter_map(row).collect();
+    assert_eq!(
+        rows.len(),
+        variables(table, "c\"").len(),
+        "ring/src/variables.rs: a row that is not one line"
+    );
+    rows
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_')
 }
 
 /// The names of our variables that stand in a text behind `before`.
