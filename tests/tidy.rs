@@ -360,6 +360,62 @@ fn variables(text: &str, before: &str) -> Vec<String> {
     text.split(&format!("{before}GPUTRACE")).skip(1).map(name).collect()
 }
 
+/// A release of PyTorch: major, minor.
+type Release = (u32, u32);
+
+/// The releases that `FIRST to LAST` behind `before` names, at every place.
+fn ranges(text: &str, before: &str) -> Vec<(Release, Release)> {
+    let release = |text: &str| {
+        let (major, minor) = text.trim_end_matches('.').split_once('.')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    };
+    let range = |rest: &str| {
+        let mut words = rest.split([' ', '\n', '"']);
+        let (first, to, last) = (words.next()?, words.next()?, words.next()?);
+        if to == "to" { Some((release(first)?, release(last)?)) } else { None }
+    };
+    text.split(before).skip(1).filter_map(range).collect()
+}
+
+/// The simulator knows a release by a row; what else knows releases was looked at for the newest of them too.
+#[test]
+fn the_newest_pytorch_is_known_to_the_simulator_the_recorder_the_library_and_the_readme() {
+    let rows = read("sim/src/policies/torch/profile.rs");
+    let minors =
+        rows.lines().filter_map(|line| line.trim().strip_prefix("row(")?.split(',').next()?.parse().ok());
+    let minors: Vec<u32> = minors.collect();
+    let (first, last) = ((2, minors[0]), (2, minors[minors.len() - 1]));
+    assert_eq!(minors, (first.1..=last.1).collect::<Vec<_>>(), "rows of profile.rs, oldest first");
+    let readme = ranges(&read("README.md"), "PyTorch ");
+    assert_eq!(readme, [(first, last)], "README.md: the releases that profile.rs has rows for");
+
+    let autograd = read("recorder/src/autograd.rs");
+    let known = autograd.lines().find_map(|line| {
+        let numbers = line.strip_prefix("pub(crate) const RELEASES: ")?.split_once(" = ")?.1;
+        let numbers: Vec<u32> = words(numbers).filter_map(|word| word.parse().ok()).collect();
+        Some(((*numbers.first()?, *numbers.get(1)?), (*numbers.get(2)?, *numbers.get(3)?)))
+    });
+    let known = known.expect("recorder/src/autograd.rs: RELEASES, in one line");
+    assert_eq!(
+        known.1, last,
+        "recorder/src/autograd.rs: is PyTorch's backward pass the same in the newest release (tests/backward.rs, LAYOUTS)? \
+         then RELEASES ends there"
+    );
+    let layouts = read("tests/backward.rs");
+    for (major, minor) in [known.0, known.1] {
+        let tried = layouts.contains(&format!("(\"{major}.{minor}."));
+        assert!(
+            tried,
+            "tests/backward.rs: LAYOUTS lacks {major}.{minor}, where RELEASES of the recorder begins or ends"
+        );
+    }
+    for (file, text) in sources("shim/src") {
+        for (from, to) in ranges(&text, "PyTorch ") {
+            assert_eq!(to, known.1, "{file}: PyTorch {}.{} to {}.{}", from.0, from.1, to.0, to.1);
+        }
+    }
+}
+
 #[test]
 fn nothing_names_a_machine_of_its_makers() {
     for folder in ["ring", "shim", "recorder", "schemas", "sim", "replay", "tests"] {
