@@ -227,6 +227,36 @@ fn needed(
     needed.map(name).collect()
 }
 
+/// `a/{b,c}.rs` as `a/b.rs` and `a/c.rs`.
+fn alternatives(path: &str) -> Vec<String> {
+    match path.split_once('{').and_then(|(before, rest)| Some((before, rest.split_once('}')?))) {
+        Some((before, (names, after))) => {
+            names.split(',').map(|name| format!("{before}{name}{after}")).collect()
+        }
+        None => vec![path.to_owned()],
+    }
+}
+
+#[test]
+fn the_architecture_names_files_that_are_there_and_is_soon_read() {
+    let text = read("ARCHITECTURE.md");
+    assert!(text.lines().count() < 150, "ARCHITECTURE.md: at most 149 lines, so that it is read as a whole");
+    // What only says where something would be is no path.
+    let is_path = |named: &&str| {
+        named.contains('/')
+            && !named.contains(['<', ' ', '*'])
+            && !named.contains("target/")
+            && !named.starts_with(['/', '.'])
+    };
+    let spans = text.split('`').skip(1).step_by(2);
+    let paths: Vec<String> = spans.filter(is_path).flat_map(alternatives).collect();
+    let folders = ["", "replay/src", "shim/src"];
+    let is_there = |path: &&String| folders.iter().any(|folder| root().join(folder).join(path).exists());
+    let missing: Vec<&String> = paths.iter().filter(|path| !is_there(path)).collect();
+    assert!(missing.is_empty(), "ARCHITECTURE.md names what is not there: {missing:?}");
+    assert!(paths.len() > 50, "ARCHITECTURE.md: only {} paths were understood", paths.len());
+}
+
 /// Folders whose files each need a line in a table of their `mod.rs`.
 const REGISTRIES: &[(&str, &str)] = &[
     ("sim/src/policies", "POLICIES"),
