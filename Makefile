@@ -56,9 +56,9 @@ bench: build ## Measure: ratios within one run, against the peer each names
 bench-leaks: ## How often `leaks` is wrong, over 2,400 programs of known truth with fresh seeds
 	cargo bench -p gputrace --bench leaks
 
-# One wheel of each release that the simulator knows; `make oracle RELEASES=2.11.0` takes one. `make oracle ORACLE_SEEDS=100`
+# The wheel that each row of the simulator's table was measured with; `make oracle RELEASES=2.11.0` takes one. `make oracle ORACLE_SEEDS=100`
 # runs 100 programs of 1,000 commands with each of 12 to 22 option strings of every release: 15 minutes of a processor.
-RELEASES := 2.0.1 2.1.2 2.2.2 2.3.1 2.4.1 2.5.1 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14.0 2.15.0
+RELEASES := $(shell sed -n 's/^ *row.\([0-9]*\), \([0-9]*\), .*/2.\1.\2/p' sim/src/policies/torch/profile.rs)
 
 oracle: ## Hold the simulator against PyTorch's own compiled allocator
 	tests/oracle/build.sh target/oracle $(RELEASES) || [ $$? = 77 ]

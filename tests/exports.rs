@@ -71,7 +71,7 @@ fn every_export_is_opened_by_its_consumers_and_has_the_figures_of_the_summary() 
 }
 
 #[test]
-fn every_format_has_a_consumer() {
+fn every_format_has_a_consumer_and_is_explained() {
     let listed =
         output(Command::new(recorded::built().join("gputrace")).args(["export", "--format", "?", "x"]));
     let text = String::from_utf8_lossy(&listed.stderr).into_owned();
@@ -79,6 +79,11 @@ fn every_format_has_a_consumer() {
     let formats: BTreeSet<&str> = list.split(']').next().unwrap_or_default().split(", ").collect();
     let opened: BTreeSet<&str> = CONSUMERS.iter().map(|(format, _, _)| *format).collect();
     assert_eq!(opened, formats, "a format without a line in CONSUMERS, or the other way round");
+    let page = std::fs::read_to_string(tests().join("../docs/EXPORTS.md")).expect("docs/EXPORTS.md");
+    let rows: String = page.lines().filter(|line| line.starts_with("| `")).collect();
+    let unexplained: Vec<_> =
+        formats.iter().filter(|format| !rows.contains(&format!("`{format}`"))).collect();
+    assert!(unexplained.is_empty(), "docs/EXPORTS.md: its table lacks {unexplained:?}");
 }
 
 fn tests() -> PathBuf {

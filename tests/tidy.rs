@@ -227,6 +227,36 @@ fn needed(
     needed.map(name).collect()
 }
 
+/// `a/{b,c}.rs` as `a/b.rs` and `a/c.rs`.
+fn alternatives(path: &str) -> Vec<String> {
+    match path.split_once('{').and_then(|(before, rest)| Some((before, rest.split_once('}')?))) {
+        Some((before, (names, after))) => {
+            names.split(',').map(|name| format!("{before}{name}{after}")).collect()
+        }
+        None => vec![path.to_owned()],
+    }
+}
+
+#[test]
+fn the_architecture_names_files_that_are_there_and_is_soon_read() {
+    let text = read("ARCHITECTURE.md");
+    assert!(text.lines().count() < 150, "ARCHITECTURE.md: at most 149 lines, so that it is read as a whole");
+    // What only says where something would be is no path.
+    let is_path = |named: &&str| {
+        named.contains('/')
+            && !named.contains(['<', ' ', '*'])
+            && !named.contains("target/")
+            && !named.starts_with(['/', '.'])
+    };
+    let spans = text.split('`').skip(1).step_by(2);
+    let paths: Vec<String> = spans.filter(is_path).flat_map(alternatives).collect();
+    let folders = ["", "replay/src", "shim/src"];
+    let is_there = |path: &&String| folders.iter().any(|folder| root().join(folder).join(path).exists());
+    let missing: Vec<&String> = paths.iter().filter(|path| !is_there(path)).collect();
+    assert!(missing.is_empty(), "ARCHITECTURE.md names what is not there: {missing:?}");
+    assert!(paths.len() > 50, "ARCHITECTURE.md: only {} paths were understood", paths.len());
+}
+
 /// Folders whose files each need a line in a table of their `mod.rs`.
 const REGISTRIES: &[(&str, &str)] = &[
     ("sim/src/policies", "POLICIES"),
@@ -249,10 +279,14 @@ fn every_file_of_a_registry_is_registered() {
             if name == "mod" || name == "tests" {
                 continue;
             }
-            let uses = registry.matches(&format!("{name}::")).count();
-            let declared = registry.contains(&format!("mod {name};"));
+            let lines = || registry.lines().map(str::trim).filter(|line| !line.starts_with("//"));
+            let declared = lines().any(|line| line.ends_with(&format!("mod {name};")));
+            // `pool::` is not in `rmm_pool::`.
+            let begins = |before: &str| !before.ends_with(|c: char| c.is_alphanumeric() || c == '_');
+            let used =
+                |line: &str| line.match_indices(&format!("{name}::")).any(|(at, _)| begins(&line[..at]));
             assert!(
-                declared && uses > 0,
+                declared && lines().any(used),
                 "{folder}/{name}.rs: add `mod {name};` and its line in {table} to {folder}/mod.rs"
             );
         }
@@ -305,6 +339,12 @@ fn every_variable_is_a_row_of_one_table_and_users_can_read_of_it() {
     for row in &rows {
         assert!(security.contains(&format!("`{row}`")), "{row}: say in SECURITY.md who reads it");
     }
+    let readers = ["shim/src", "recorder/src", "replay/src"].map(sources).concat();
+    for (name, row) in constants(&read("ring/src/variables.rs")) {
+        let reads =
+            |text: &str| text.split("variables::").skip(1).any(|rest| words(rest).next() == Some(&*name));
+        assert!(readers.iter().any(|(_, text)| reads(text)), "{row}: no code reads variables::{name}");
+    }
     // The plugin is Python alone, and has one of its own.
     let known = |name: &String| rows.contains(name) || name == "GPUTRACE_PYTEST_CHILD";
     for folder in ["shim/src", "recorder/src", "schemas/src", "replay/src"] {
@@ -324,11 +364,86 @@ fn every_variable_is_a_row_of_one_table_and_users_can_read_of_it() {
     }
 }
 
+/// The rows of the table of variables: the constant, and what it is called in the environment.
+fn constants(table: &str) -> Vec<(String, String)> {
+    let row = |line: &str| {
+        let (name, value) = line.trim().split_once(" = c\"")?;
+        Some((name.to_owned(), value.trim_end_matches("\",").to_owned()))
+    };
+    let rows: Vec<_> = table.lines().filter_map(row).collect();
+    assert_eq!(
+        rows.len(),
+        variables(table, "c\"").len(),
+        "ring/src/variables.rs: a row that is not one line"
+    );
+    rows
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_')
+}
+
 /// The names of our variables that stand in a text behind `before`.
 fn variables(text: &str, before: &str) -> Vec<String> {
     let is_part = |c: char| c.is_ascii_uppercase() || c == '_';
     let name = |rest: &str| format!("GPUTRACE{}", rest.split(|c| !is_part(c)).next().unwrap_or_default());
     text.split(&format!("{before}GPUTRACE")).skip(1).map(name).collect()
+}
+
+/// A release of PyTorch: major, minor.
+type Release = (u32, u32);
+
+/// The releases that `FIRST to LAST` behind `before` names, at every place.
+fn ranges(text: &str, before: &str) -> Vec<(Release, Release)> {
+    let release = |text: &str| {
+        let (major, minor) = text.trim_end_matches('.').split_once('.')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    };
+    let range = |rest: &str| {
+        let mut words = rest.split([' ', '\n', '"']);
+        let (first, to, last) = (words.next()?, words.next()?, words.next()?);
+        if to == "to" { Some((release(first)?, release(last)?)) } else { None }
+    };
+    text.split(before).skip(1).filter_map(range).collect()
+}
+
+/// The simulator knows a release by a row; what else knows releases was looked at for the newest of them too.
+#[test]
+fn the_newest_pytorch_is_known_to_the_simulator_the_recorder_the_library_and_the_readme() {
+    let rows = read("sim/src/policies/torch/profile.rs");
+    let minors =
+        rows.lines().filter_map(|line| line.trim().strip_prefix("row(")?.split(',').next()?.parse().ok());
+    let minors: Vec<u32> = minors.collect();
+    let (first, last) = ((2, minors[0]), (2, minors[minors.len() - 1]));
+    assert_eq!(minors, (first.1..=last.1).collect::<Vec<_>>(), "rows of profile.rs, oldest first");
+    let readme = ranges(&read("README.md"), "PyTorch ");
+    assert_eq!(readme, [(first, last)], "README.md: the releases that profile.rs has rows for");
+
+    let autograd = read("recorder/src/autograd.rs");
+    let known = autograd.lines().find_map(|line| {
+        let numbers = line.strip_prefix("pub(crate) const RELEASES: ")?.split_once(" = ")?.1;
+        let numbers: Vec<u32> = words(numbers).filter_map(|word| word.parse().ok()).collect();
+        Some(((*numbers.first()?, *numbers.get(1)?), (*numbers.get(2)?, *numbers.get(3)?)))
+    });
+    let known = known.expect("recorder/src/autograd.rs: RELEASES, in one line");
+    assert_eq!(
+        known.1, last,
+        "recorder/src/autograd.rs: is PyTorch's backward pass the same in the newest release (tests/backward.rs, LAYOUTS)? \
+         then RELEASES ends there"
+    );
+    let layouts = read("tests/backward.rs");
+    for (major, minor) in [known.0, known.1] {
+        let tried = layouts.contains(&format!("(\"{major}.{minor}."));
+        assert!(
+            tried,
+            "tests/backward.rs: LAYOUTS lacks {major}.{minor}, where RELEASES of the recorder begins or ends"
+        );
+    }
+    for (file, text) in sources("shim/src") {
+        for (from, to) in ranges(&text, "PyTorch ") {
+            assert_eq!(to, known.1, "{file}: PyTorch {}.{} to {}.{}", from.0, from.1, to.0, to.1);
+        }
+    }
 }
 
 #[test]

@@ -18,7 +18,7 @@ const MOST_THREADS: usize = 64;
 /// Calls of `backward()` that may be inside of each other, over all threads.
 const MOST_OPEN: usize = 256;
 /// The releases whose operations the shim reads where they are: `(major, minor)`.
-const RELEASES: std::ops::RangeInclusive<(u32, u32)> = (2, 1)..=(2, 15);
+pub(crate) const RELEASES: std::ops::RangeInclusive<(u32, u32)> = (2, 1)..=(2, 15);
 
 /// What an event has to do with the backward pass. Stacks by the ids of the ring, 0 unknown.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]

@@ -1,6 +1,6 @@
 //! Records of the ring to what a trace says: the only file that knows both.
 
-use crate::autograd::{Autograd, Context};
+use crate::autograd::{Autograd, Context, RELEASES};
 use crate::decode::{Code, Record};
 use crate::drain::{Happened, Lane, Stamped};
 use crate::merge_stack::{MergedFrame, merge_stack};
@@ -386,8 +386,9 @@ impl Translator {
     pub(crate) fn torch_version(&mut self, now: Nanos, version: &str) {
         self.autograd.release(version);
         if self.autograd.is_other_release() {
-            let text = format!("torch.backward=unseen: PyTorch {version} is none of 2.1 to 2.15");
-            self.note(now, text);
+            let (first, last) = (RELEASES.start(), RELEASES.end());
+            let known = format!("{}.{} to {}.{}", first.0, first.1, last.0, last.1);
+            self.note(now, format!("torch.backward=unseen: PyTorch {version} is none of {known}"));
         }
     }
 

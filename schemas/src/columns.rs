@@ -37,47 +37,67 @@ const HAS_REQUESTED: u8 = 1;
 const HAS_STREAM: u8 = 2;
 const COLLECTING: u8 = 1;
 
-/// Declares a struct of columns and how it becomes a table, from one list.
+/// From one list of what each kind's table has: its columns while they are written (`Tables`), and how far they have been
+/// read (`Cursors`).
 macro_rules! columns {
-    ($( $name:ident -> $fields:ident { $( $column:ident: $type:ty, )* } )*) => { $(
-        #[derive(Default)]
-        struct $name { $( $column: Vec<$type>, )* }
-        impl $name {
-            fn build(&self, to: &mut FlatBufferBuilder<'_>) -> Field {
-                let fields = $fields { $( $column: column(to, &self.$column), )* };
-                nested(fields.build(to))
+    ($( $table:ident: $name:ident -> $fields:ident { $( $column:ident: $type:ty, )* } )*) => {
+        $(
+            #[derive(Default)]
+            struct $name { $( $column: Vec<$type>, )* }
+            impl $name {
+                fn build(&self, to: &mut FlatBufferBuilder<'_>) -> Field {
+                    let fields = $fields { $( $column: column(to, &self.$column), )* };
+                    nested(fields.build(to))
+                }
+                fn clear(&mut self) { $( self.$column.clear(); )* }
             }
-            fn clear(&mut self) { $( self.$column.clear(); )* }
+        )*
+        #[derive(Default)]
+        struct Tables { $( $table: $name, )* }
+        impl Tables {
+            fn clear(&mut self) { $( self.$table.clear(); )* }
         }
-    )* };
+        mod cursor {
+            use crate::tables::Rows;
+            $( #[allow(non_camel_case_types)] pub(super) struct $table<'a> { $( pub(super) $column: Rows<'a, $type>, )* } )*
+        }
+        struct Cursors<'a> { $( $table: cursor::$table<'a>, )* }
+        impl<'a> Cursors<'a> {
+            fn new(events: &Events<'a>) -> Cursors<'a> {
+                Cursors { $( $table: cursor::$table {
+                    $( $column: rows(events.$table().and_then(|table| table.$column())), )*
+                }, )* }
+            }
+        }
+    };
 }
 
 columns! {
-    CallRows -> CallsFields {
+    calls: CallRows -> CallsFields {
         apis: u32, actions: u8, devices: i16, flags: u8, results: i32, addresses: u64, bytes: u64, streams: u64,
         handles: u64, extras: u64, durations: u64, comms: u32, nccl_calls: u64,
     }
-    AllocRows -> BlockAllocsFields {
+    allocs: AllocRows -> BlockAllocsFields {
         devices: i16, addresses: u64, bytes: u64, flags: u8, requested: u64, streams: u64, allocated: u64,
         reserved: u64,
     }
-    FreeRows -> BlockFreesFields {
+    frees: FreeRows -> BlockFreesFields {
         devices: i16, addresses: u64, bytes: u64, allocated: u64, reserved: u64, flags: u8,
     }
-    OomRows -> BlockOomsFields {
+    ooms: OomRows -> BlockOomsFields {
         devices: i16, bytes: u64, flags: u8, requested: u64, allocated: u64, reserved: u64,
     }
-    WaitRows -> WaitsFields { events: u64, streams: u64, actions: u8, results: i32, }
-    SampleRows -> SamplesFields { devices: i16, process_used: u64, device_used: u64, totals: u64, }
-    LossRows -> LossesFields { causes: u8, events: u64, }
-    MarkRows -> MarksFields { actions: u8, texts: u32, domains: u32, ranges: u64, categories: u32, }
-    EnterRows -> NcclEntersFields {
+    waits: WaitRows -> WaitsFields { events: u64, streams: u64, actions: u8, results: i32, }
+    samples: SampleRows -> SamplesFields { devices: i16, process_used: u64, device_used: u64, totals: u64, }
+    losses: LossRows -> LossesFields { causes: u8, events: u64, }
+    marks: MarkRows -> MarksFields { actions: u8, texts: u32, domains: u32, ranges: u64, categories: u32, }
+    nccl_enters: EnterRows -> NcclEntersFields {
         apis: u32, ops: u8, calls: u64, comms: u32, sequences: u64, groups: u32, group_depths: u32, counts: u64,
         datatypes: u32, redops: u64, redop_calls: u64, peers: u64, sends: u64, receives: u64, streams: u64,
         handles: u64, extras: u64, flags: u8,
     }
-    ExitRows -> NcclExitsFields { calls: u64, results: i32, values: u64, durations: u64, timed: u8, }
-    TimingRows -> NcclTimingsFields {
+    nccl_exits: ExitRows -> NcclExitsFields { calls: u64, results: i32, values: u64, durations: u64, timed: u8, }
+    nccl_timings: TimingRows -> NcclTimingsFields {
         calls: u64, comms: u32, timelines: u32, streams: u64, starts: u64, durations: u64,
     }
 }
@@ -89,21 +109,11 @@ pub(crate) struct EventRows {
     times: Vec<u64>,
     threads: Vec<u32>,
     stacks: Vec<u32>,
-    calls: CallRows,
-    allocs: AllocRows,
-    frees: FreeRows,
-    ooms: OomRows,
-    waits: WaitRows,
-    samples: SampleRows,
-    losses: LossRows,
-    marks: MarkRows,
+    tables: Tables,
     notes: Vec<String>,
-    enters: EnterRows,
-    exits: ExitRows,
-    timings: TimingRows,
-    /// Newest number of a call into NCCL in `enters`, in `exits` and in `timings`.
+    /// Newest number of a call into NCCL in `nccl_enters`, in `nccl_exits` and in `nccl_timings`.
     nccl_calls: (u64, u64, u64),
-    /// Newest start in `timings`.
+    /// Newest start in `nccl_timings`.
     nccl_start: u64,
     before: u64,
     expected: Expected,
@@ -130,22 +140,22 @@ impl EventRows {
         self.threads.push(event.thread.0);
         self.stacks.push(event.stack.0);
         self.kinds.push(match &event.kind {
-            EventKind::Call(call) => self.calls.push(call),
-            EventKind::BlockAlloc(alloc) => self.allocs.push(alloc, &mut self.expected),
-            EventKind::BlockFree(free) => self.frees.push(free, &mut self.expected),
-            EventKind::BlockOom(oom) => self.ooms.push(oom),
-            EventKind::Wait(wait) => self.waits.push(wait),
-            EventKind::Sample(sample) => self.samples.push(sample),
-            EventKind::Lost(lost) => self.losses.push(*lost),
-            EventKind::Mark(mark) => self.marks.push(mark),
+            EventKind::Call(call) => self.tables.calls.push(call),
+            EventKind::BlockAlloc(alloc) => self.tables.allocs.push(alloc, &mut self.expected),
+            EventKind::BlockFree(free) => self.tables.frees.push(free, &mut self.expected),
+            EventKind::BlockOom(oom) => self.tables.ooms.push(oom),
+            EventKind::Wait(wait) => self.tables.waits.push(wait),
+            EventKind::Sample(sample) => self.tables.samples.push(sample),
+            EventKind::Lost(lost) => self.tables.losses.push(*lost),
+            EventKind::Mark(mark) => self.tables.marks.push(mark),
             EventKind::Note(text) => {
                 self.notes.push(text.clone());
                 NOTE
             }
-            EventKind::NcclEnter(enter) => self.enters.push(enter, &mut self.nccl_calls.0),
-            EventKind::NcclExit(exit) => self.exits.push(exit, &mut self.nccl_calls.1),
+            EventKind::NcclEnter(enter) => self.tables.nccl_enters.push(enter, &mut self.nccl_calls.0),
+            EventKind::NcclExit(exit) => self.tables.nccl_exits.push(exit, &mut self.nccl_calls.1),
             EventKind::NcclTiming(timing) => {
-                self.timings.push(timing, &mut self.nccl_calls.2, &mut self.nccl_start)
+                self.tables.nccl_timings.push(timing, &mut self.nccl_calls.2, &mut self.nccl_start)
             }
         });
     }
@@ -156,18 +166,18 @@ impl EventRows {
             times: column(to, &self.times),
             threads: column(to, &self.threads),
             stacks: column(to, &self.stacks),
-            calls: self.calls.build(to),
-            allocs: self.allocs.build(to),
-            frees: self.frees.build(to),
-            ooms: self.ooms.build(to),
-            waits: self.waits.build(to),
-            samples: self.samples.build(to),
-            losses: self.losses.build(to),
+            calls: self.tables.calls.build(to),
+            allocs: self.tables.allocs.build(to),
+            frees: self.tables.frees.build(to),
+            ooms: self.tables.ooms.build(to),
+            waits: self.tables.waits.build(to),
+            samples: self.tables.samples.build(to),
+            losses: self.tables.losses.build(to),
             notes: texts(to, &self.notes),
-            marks: self.marks.build(to),
-            nccl_enters: self.enters.build(to),
-            nccl_exits: self.exits.build(to),
-            nccl_timings: self.timings.build(to),
+            marks: self.tables.marks.build(to),
+            nccl_enters: self.tables.nccl_enters.build(to),
+            nccl_exits: self.tables.nccl_exits.build(to),
+            nccl_timings: self.tables.nccl_timings.build(to),
         };
         let root = fields.build(to);
         to.finish_minimal(root);
@@ -178,18 +188,8 @@ impl EventRows {
         self.times.clear();
         self.threads.clear();
         self.stacks.clear();
-        self.calls.clear();
-        self.allocs.clear();
-        self.frees.clear();
-        self.ooms.clear();
-        self.waits.clear();
-        self.samples.clear();
-        self.losses.clear();
-        self.marks.clear();
+        self.tables.clear();
         self.notes.clear();
-        self.enters.clear();
-        self.exits.clear();
-        self.timings.clear();
         self.nccl_calls = (0, 0, 0);
         self.nccl_start = 0;
         self.before = 0;
@@ -470,59 +470,26 @@ pub(crate) fn decode(
     Ok(())
 }
 
-/// Where each kind's rows have been read up to.
-macro_rules! cursors {
-    ($( $table:ident { $( $column:ident: $type:ty, )* } )*) => {
-        mod cursor {
-            use crate::tables::Rows;
-            $( #[allow(non_camel_case_types)] pub(super) struct $table<'a> { $( pub(super) $column: Rows<'a, $type>, )* } )*
-        }
-        struct Decoder<'a> {
-            $( $table: cursor::$table<'a>, )*
-            notes: Option<flatbuffers::VectorIter<'a, flatbuffers::ForwardsUOffset<&'a str>>>,
-            /// Newest number of a call into NCCL in `nccl_enters` and in `nccl_exits`.
-            newest_calls: (u64, u64, u64),
-            newest_start: u64,
-            expected: &'a mut Expected,
-        }
-        impl<'a> Decoder<'a> {
-            fn new(events: &Events<'a>, expected: &'a mut Expected) -> Decoder<'a> {
-                Decoder {
-                    $( $table: cursor::$table {
-                        $( $column: rows(events.$table().and_then(|table| table.$column())), )*
-                    }, )*
-                    notes: events.notes().map(|notes| notes.iter()),
-                    newest_calls: (0, 0, 0),
-                    newest_start: 0,
-                    expected,
-                }
-            }
-        }
-    };
+/// Reads the rows of a block's tables in the order of its events.
+struct Decoder<'a> {
+    cursors: Cursors<'a>,
+    notes: Option<flatbuffers::VectorIter<'a, flatbuffers::ForwardsUOffset<&'a str>>>,
+    /// Newest number of a call into NCCL in `nccl_enters`, in `nccl_exits` and in `nccl_timings`.
+    newest_calls: (u64, u64, u64),
+    newest_start: u64,
+    expected: &'a mut Expected,
 }
 
-cursors! {
-    calls {
-        apis: u32, actions: u8, devices: i16, flags: u8, results: i32, addresses: u64, bytes: u64, streams: u64,
-        handles: u64, extras: u64, durations: u64, comms: u32, nccl_calls: u64,
+impl<'a> Decoder<'a> {
+    fn new(events: &Events<'a>, expected: &'a mut Expected) -> Decoder<'a> {
+        Decoder {
+            cursors: Cursors::new(events),
+            notes: events.notes().map(|notes| notes.iter()),
+            newest_calls: (0, 0, 0),
+            newest_start: 0,
+            expected,
+        }
     }
-    allocs {
-        devices: i16, addresses: u64, bytes: u64, flags: u8, requested: u64, streams: u64, allocated: u64,
-        reserved: u64,
-    }
-    frees { devices: i16, addresses: u64, bytes: u64, allocated: u64, reserved: u64, flags: u8, }
-    ooms { devices: i16, bytes: u64, flags: u8, requested: u64, allocated: u64, reserved: u64, }
-    waits { events: u64, streams: u64, actions: u8, results: i32, }
-    samples { devices: i16, process_used: u64, device_used: u64, totals: u64, }
-    losses { causes: u8, events: u64, }
-    marks { actions: u8, texts: u32, domains: u32, ranges: u64, categories: u32, }
-    nccl_enters {
-        apis: u32, ops: u8, calls: u64, comms: u32, sequences: u64, groups: u32, group_depths: u32, counts: u64,
-        datatypes: u32, redops: u64, redop_calls: u64, peers: u64, sends: u64, receives: u64, streams: u64,
-        handles: u64, extras: u64, flags: u8,
-    }
-    nccl_exits { calls: u64, results: i32, values: u64, durations: u64, timed: u8, }
-    nccl_timings { calls: u64, comms: u32, timelines: u32, streams: u64, starts: u64, durations: u64, }
 }
 
 impl Decoder<'_> {
@@ -547,7 +514,7 @@ impl Decoder<'_> {
     }
 
     fn call(&mut self) -> Result<Call, String> {
-        let from = &mut self.calls;
+        let from = &mut self.cursors.calls;
         let (action, flags, result) = (from.actions.next(), from.flags.next(), from.results.next());
         Ok(Call {
             api: ApiId(from.apis.next()),
@@ -570,7 +537,7 @@ impl Decoder<'_> {
     }
 
     fn nccl_enter(&mut self) -> Result<NcclEnter, String> {
-        let from = &mut self.nccl_enters;
+        let from = &mut self.cursors.nccl_enters;
         let op = from.ops.next();
         self.newest_calls.0 = unzigzag(from.calls.next(), self.newest_calls.0);
         Ok(NcclEnter {
@@ -597,7 +564,7 @@ impl Decoder<'_> {
     }
 
     fn nccl_exit(&mut self) -> Result<NcclExit, String> {
-        let from = &mut self.nccl_exits;
+        let from = &mut self.cursors.nccl_exits;
         self.newest_calls.1 = unzigzag(from.calls.next(), self.newest_calls.1);
         let (result, value, duration) = (from.results.next(), from.values.next(), from.durations.next());
         let timed = match from.timed.next() {
@@ -611,7 +578,7 @@ impl Decoder<'_> {
     }
 
     fn nccl_timing(&mut self) -> NcclTiming {
-        let from = &mut self.nccl_timings;
+        let from = &mut self.cursors.nccl_timings;
         self.newest_calls.2 = unzigzag(from.calls.next(), self.newest_calls.2);
         self.newest_start = unzigzag(from.starts.next(), self.newest_start);
         NcclTiming {
@@ -625,7 +592,7 @@ impl Decoder<'_> {
     }
 
     fn alloc(&mut self) -> BlockAlloc {
-        let (from, expected) = (&mut self.allocs, &mut *self.expected);
+        let (from, expected) = (&mut self.cursors.allocs, &mut *self.expected);
         let (device, addr, bytes) = (from.devices.next(), from.addresses.next(), from.bytes.next());
         let (flags, requested, stream) = (from.flags.next(), from.requested.next(), from.streams.next());
         let (allocated, reserved) = expected.after_alloc(device, addr, bytes);
@@ -646,7 +613,7 @@ impl Decoder<'_> {
     }
 
     fn free(&mut self) -> BlockFree {
-        let (from, expected) = (&mut self.frees, &mut *self.expected);
+        let (from, expected) = (&mut self.cursors.frees, &mut *self.expected);
         let (device, addr) = (from.devices.next(), from.addresses.next());
         let bytes = unzigzag(from.bytes.next(), expected.bytes_at(addr));
         let (allocated, reserved) = expected.after_free(device, bytes);
@@ -659,12 +626,12 @@ impl Decoder<'_> {
             bytes: Bytes(bytes),
             allocated: Bytes(allocated),
             reserved: Bytes(reserved),
-            collecting: self.frees.flags.next() & COLLECTING != 0,
+            collecting: self.cursors.frees.flags.next() & COLLECTING != 0,
         }
     }
 
     fn oom(&mut self) -> BlockOom {
-        let from = &mut self.ooms;
+        let from = &mut self.cursors.ooms;
         let (flags, requested) = (from.flags.next(), from.requested.next());
         BlockOom {
             device: from.devices.next(),
@@ -676,7 +643,7 @@ impl Decoder<'_> {
     }
 
     fn wait(&mut self) -> Result<Wait, String> {
-        let from = &mut self.waits;
+        let from = &mut self.cursors.waits;
         let action = from.actions.next();
         Ok(Wait {
             event: from.events.next(),
@@ -688,7 +655,7 @@ impl Decoder<'_> {
     }
 
     fn sample(&mut self) -> Sample {
-        let from = &mut self.samples;
+        let from = &mut self.cursors.samples;
         Sample {
             device: from.devices.next(),
             process_used: from.process_used.next().checked_sub(1).map(Bytes),
@@ -698,7 +665,7 @@ impl Decoder<'_> {
     }
 
     fn mark(&mut self) -> Result<Mark, String> {
-        let from = &mut self.marks;
+        let from = &mut self.cursors.marks;
         let action = from.actions.next();
         Ok(Mark {
             action: MarkAction::from_u8(action)
@@ -711,7 +678,7 @@ impl Decoder<'_> {
     }
 
     fn lost(&mut self) -> Result<Lost, String> {
-        let from = &mut self.losses;
+        let from = &mut self.cursors.losses;
         let cause = from.causes.next();
         Ok(Lost {
             cause: LostCause::from_u8(cause)

@@ -3,6 +3,7 @@
 use gputrace_schemas::event::*;
 use gputrace_schemas::reader::{Error, Trace};
 use gputrace_schemas::writer::{EVENTS_PER_BLOCK, Writer};
+use std::collections::BTreeSet;
 use std::io::{self, Cursor, Write};
 
 /// A small generator of numbers (xorshift64*), so that failures repeat.
@@ -390,6 +391,31 @@ fn read(trace: &Trace) -> Story {
         mappings: trace.mappings().collect(),
         events: trace.events().collect(),
     }
+}
+
+/// What is not among the random events is written and read back by nothing here.
+#[test]
+fn the_random_events_are_of_every_kind_and_the_schema_numbers_them_all() {
+    let declared = include_str!("../src/event.rs").split_once("pub enum EventKind {").expect("the enum").1;
+    let lines = declared.split_once("\n}").expect("its end").0.lines().map(str::trim);
+    let declared: BTreeSet<&str> =
+        lines.filter(|line| !line.starts_with("//")).filter_map(|line| line.split('(').next()).collect();
+    let declared: BTreeSet<&str> = declared.into_iter().filter(|name| !name.is_empty()).collect();
+    let random = &mut Random(1);
+    let made: BTreeSet<String> = (0..1000).map(|_| format!("{:?}", kind(random))).collect();
+    let made: BTreeSet<&str> = made.iter().filter_map(|kind| kind.split('(').next()).collect();
+    assert_eq!(made, declared, "`kind` above makes an event of each kind of src/event.rs");
+
+    let schema = include_str!("../trace.fbs").split_once("kinds: [ubyte];").expect("the column of kinds").1;
+    let listed = schema.split_once("times:").expect("the next column").0.replace("//", " ");
+    let numbers = listed.split([' ', '\n']).filter_map(|word| word.parse::<usize>().ok());
+    let all: Vec<usize> = (1..=declared.len()).collect();
+    assert_eq!(numbers.collect::<Vec<_>>(), all, "trace.fbs: the comment at `kinds` names each");
+    let newest = format!("kind {}", declared.len());
+    assert!(
+        include_str!("../FORMAT.md").contains(&newest),
+        "FORMAT.md: a row of Versions for event {newest}"
+    );
 }
 
 #[test]

@@ -76,6 +76,7 @@ fn check(sections: &[SectionEntry], scene: &str, width: Option<usize>, expected:
 fn check_one(name: &str, story: &Story, expected: Expect) {
     let mut sections: Vec<_> = SECTIONS.iter().flat_map(|entry| entry.of(story)).collect();
     sections.retain(|section| section.name == name);
+    assert_eq!(sections.len(), 1, "the report has a section {name}");
     let report = Report { verb: "report", parts: vec![super::part(story, sections)] };
     check_report(&report, Some(110), expected);
 }

@@ -1,4 +1,4 @@
-//! PyTorch's native CUDA caching allocator, byte for byte, releases 2.0 to 2.15.
+//! PyTorch's native CUDA caching allocator, byte for byte, of every release that `profile.rs` has a row for.
 //!
 //! Blocks live in a slab and are linked to their neighbours; the free blocks of a pool are ordered sets, one for each
 //! stream. `expandable.rs` has the segments that grow, `release.rs` how memory goes back to the driver, `profile.rs` what

@@ -33,6 +33,8 @@ pub enum OomText {
 pub struct Profile {
     /// (major, minor).
     pub version: (u8, u8),
+    /// The last number of the release that was measured.
+    pub patch: u8,
     /// See [`Tie`].
     pub tie: Tie,
     /// See [`OomText`].
@@ -76,28 +78,29 @@ impl Profile {
     }
 }
 
-const fn row(minor: u8, tie: Tie, oom_text: OomText) -> Profile {
-    Profile { version: (2, minor), tie, oom_text }
+/// `2.minor`, as 2.minor.patch does it: `make oracle` takes the numbers of the wheels from these lines.
+const fn row(minor: u8, patch: u8, tie: Tie, oom_text: OomText) -> Profile {
+    Profile { version: (2, minor), patch, tie, oom_text }
 }
 
 /// Every release that was measured, oldest first.
 pub const PROFILES: &[Profile] = &[
-    row(0, Tie::Address, OomText::Parenthesis),
-    row(1, Tie::Address, OomText::Capacty),
-    row(2, Tie::Address, OomText::Expandable),
-    row(3, Tie::Address, OomText::RawOrdinal),
-    row(4, Tie::Address, OomText::PrivatePools),
-    row(5, Tie::Address, OomText::PrivatePools),
-    row(6, Tie::Address, OomText::PrivatePools),
-    row(7, Tie::Address, OomText::PrivatePools),
-    row(8, Tie::Address, OomText::PrivatePools),
-    row(9, Tie::Address, OomText::PrivatePools),
-    row(10, Tie::Address, OomText::PrivatePools),
-    row(11, Tie::Address, OomText::PrivatePools),
-    row(12, Tie::BlockNumber, OomText::PrivatePools),
-    row(13, Tie::SegmentOrder, OomText::PrivatePools),
-    row(14, Tie::SegmentOrder, OomText::PrivatePools),
-    row(15, Tie::SegmentOrder, OomText::PrivatePools),
+    row(0, 1, Tie::Address, OomText::Parenthesis),
+    row(1, 2, Tie::Address, OomText::Capacty),
+    row(2, 2, Tie::Address, OomText::Expandable),
+    row(3, 1, Tie::Address, OomText::RawOrdinal),
+    row(4, 1, Tie::Address, OomText::PrivatePools),
+    row(5, 1, Tie::Address, OomText::PrivatePools),
+    row(6, 0, Tie::Address, OomText::PrivatePools),
+    row(7, 1, Tie::Address, OomText::PrivatePools),
+    row(8, 0, Tie::Address, OomText::PrivatePools),
+    row(9, 1, Tie::Address, OomText::PrivatePools),
+    row(10, 0, Tie::Address, OomText::PrivatePools),
+    row(11, 0, Tie::Address, OomText::PrivatePools),
+    row(12, 1, Tie::BlockNumber, OomText::PrivatePools),
+    row(13, 0, Tie::SegmentOrder, OomText::PrivatePools),
+    row(14, 0, Tie::SegmentOrder, OomText::PrivatePools),
+    row(15, 0, Tie::SegmentOrder, OomText::PrivatePools),
 ];
 
 /// The release that is imitated where neither the user nor the trace names one.
