@@ -61,7 +61,7 @@ const SHAPES: &[Shape] = &[
     } },
     Shape { name: "random lifetimes", leaks: false, run: |p| p.random_lifetimes(0.0) },
     Shape { name: "steps of uneven size", leaks: false, run: |p| { p.uneven = true; p.train(|_, _| {}); } },
-    Shape { name: "requests with caches of their own", leaks: false, run: |p| p.serve(|_, _| {}) },
+    Shape { name: "requests with caches of their own", leaks: false, run: |p| { p.steps = p.steps.max(300); p.serve(|_, _| {}) } },
     Shape { name: "a replay buffer that fills", leaks: false, run: |p| {
         let (full, bytes) = (p.between(20, 90), p.size());
         let mut buffer = std::collections::VecDeque::new();
@@ -79,7 +79,8 @@ const SHAPES: &[Shape] = &[
         p.train(|p, step| if step % every == 0 { let copies: Vec<_> = (0..20).map(|_| p.alloc("checkpoint", bytes)).collect(); for copy in copies { p.free(copy); } });
     } },
     Shape { name: "a cache that throws out the oldest at random", leaks: false, run: |p| {
-        let (most, bytes) = (p.between(10, 60) as usize, p.size());
+        let (most, bytes) = (p.between(4, 30) as usize, p.size());
+        p.steps = p.steps.max(most as u64 * 10);
         let mut cache = std::collections::VecDeque::new();
         p.train(|p, _| {
             cache.push_back(p.alloc("cache", bytes));
@@ -98,6 +99,7 @@ const SHAPES: &[Shape] = &[
     } },
     Shape { name: "goes up and down at random, between bounds", leaks: false, run: |p| {
         let (most, bytes) = (p.between(4, 16) as usize, p.size());
+        p.steps = p.steps.max(200);
         let mut held = vec![];
         p.train(|p, _| if p.below(2) == 0 && held.len() < most { held.push(p.alloc("pool", bytes)); } else if let Some(block) = held.pop() { p.free(block); });
     } },

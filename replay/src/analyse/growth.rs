@@ -13,8 +13,8 @@
 //! # The rule
 //! In 32 to 64 windows, the trend is the median of the slopes of all pairs (Theil and Sen), and the confidence is
 //! that of the one-sided test of Mann and Kendall, with the correction for ties: the probability that a series without a
-//! trend would not rise as steadily. A site *rises* if the test says so at 99 %, it rose by more than twice what goes up and
-//! down (four times, if more than one change in ten is a fall), at least four times, and still does in the last third.
+//! trend would not rise as steadily. A site *rises* if the test says so at 99 %, it rose by more than what goes up and
+//! down (by four times that, if more than one change in ten is a fall), at least four times, and still does in the last third.
 //!
 //! What rises is called growth only if nothing says that the rise is over, in 512 to 1,024 windows:
 //! - It *stopped* if the time since its last rise is longer, by a quarter, than any time between two rises before.
@@ -58,9 +58,7 @@ const MIN_PARTS: usize = 4;
 const LONGER: f64 = 1.25;
 /// Rises below this share of the mean one are noise beside the others.
 const NOISE: f64 = 0.05;
-/// Times what goes up and down that something must rise by.
-const CALM: u64 = 2;
-/// The same if it falls more often than [`FALLS`] allows.
+/// Times what goes up and down that something must rise by if it falls more often than [`FALLS`] allows.
 const NOISY: u64 = 4;
 /// A rise of less than this share of the whole is none.
 const LITTLE: f64 = 1.0 / 12.0;
@@ -321,6 +319,9 @@ fn judge(series: &[u64]) -> Option<(Trend, Course)> {
         scale *= 2.0;
     }
     let trend = trend(&coarse)?;
+    if !outgrows(&series[warm_up(series.len())..], 1) {
+        return None;
+    }
     Some((Trend { per_window: trend.per_window / scale, ..trend }, course(series)))
 }
 
@@ -416,7 +417,7 @@ fn is_rising(series: &[u64]) -> bool {
 }
 
 fn steady(series: &[u64]) -> Option<Trend> {
-    if !outgrows(series, if is_rising(series) { CALM } else { NOISY }) {
+    if !is_rising(series) && !outgrows(series, NOISY) {
         return None;
     }
     let series = &kept(series);
