@@ -171,11 +171,10 @@ impl Leaks {
     /// What there is to say.
     #[must_use]
     pub fn sections(&self, story: &Story) -> Vec<Section> {
-        let mut sections = vec![self.growth_section(story)];
+        let mut sections = vec![self.growth_section(story), self.not_freed_section(story)];
         if !self.rose.is_empty() {
             sections.push(self.rose_section());
         }
-        sections.push(self.not_freed_section(story));
         sections
     }
 
