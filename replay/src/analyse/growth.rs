@@ -13,8 +13,8 @@
 //! # The rule
 //! In 32 to 64 windows, the trend is the median of the slopes of all pairs (Theil and Sen), and the confidence is
 //! that of the one-sided test of Mann and Kendall, with the correction for ties: the probability that a series without a
-//! trend would not rise as steadily. A site *rises* if the test says so at 99 %, it rose by more than what goes up and
-//! down (by four times that, if more than one change in ten is a fall), at least four times, and still does in the last third.
+//! trend would not rise as steadily. A site *rises* if the test says so at 99 %, it rose by more than twice what goes up and
+//! down (four times, if more than one change in ten is a fall), at least four times, and still does in the last third.
 //!
 //! What rises is called growth only if nothing says that the rise is over, in 512 to 1,024 windows:
 //! - It *stopped* if the time since its last rise is longer, by a quarter, than any time between two rises before.
@@ -43,12 +43,14 @@ const MIN_WINDOWS: usize = 6;
 const WARM_UP: f64 = 0.25;
 /// Confidence from which a rise is called growth.
 const SURE: f64 = 0.99;
+/// The same for what falls often: each of its windows is a trial.
+const VERY_SURE: f64 = 0.9999;
 /// Share of the changes that may be falls.
 const FALLS: f64 = 0.1;
 /// Fewer rises are no trend.
 const TREND_RISES: usize = 4;
 /// Fewer rises, that do not follow each other at once, are a program's stages: a copy of the weights, a few layers more.
-pub const MIN_RISES: usize = 8;
+pub const MIN_RISES: usize = 6;
 /// Parts of the time that the rises are counted in.
 const PARTS: usize = 48;
 /// Fewer sites are judged each by itself.
@@ -58,7 +60,9 @@ const MIN_PARTS: usize = 4;
 const LONGER: f64 = 1.25;
 /// Rises below this share of the mean one are noise beside the others.
 const NOISE: f64 = 0.05;
-/// Times what goes up and down that something must rise by if it falls more often than [`FALLS`] allows.
+/// Times what goes up and down that something must rise by.
+const CALM: u64 = 2;
+/// The same if it falls more often than [`FALLS`] allows.
 const NOISY: u64 = 4;
 /// A rise of less than this share of the whole is none.
 const LITTLE: f64 = 1.0 / 12.0;
@@ -319,7 +323,7 @@ fn judge(series: &[u64]) -> Option<(Trend, Course)> {
         scale *= 2.0;
     }
     let trend = trend(&coarse)?;
-    if !outgrows(&series[warm_up(series.len())..], 1) {
+    if !outgrows(&series[warm_up(series.len())..], CALM) {
         return None;
     }
     Some((Trend { per_window: trend.per_window / scale, ..trend }, course(series)))
@@ -354,11 +358,16 @@ fn course(series: &[u64]) -> Course {
         return Course::TooFew(parts.len());
     }
     let third = kept.len() / 3;
-    if is_less(&kept[..=third], &kept[kept.len() - 1 - third..]) { Course::Slows } else { Course::GoesOn }
+    // What goes up and down much has no steps to be compared: there the means decide.
+    let is_sure = is_rising(after);
+    match is_less(&kept[..=third], &kept[kept.len() - 1 - third..], is_sure) {
+        true => Course::Slows,
+        false => Course::GoesOn,
+    }
 }
 
-/// Whether the second series rises less than half as fast as the first, by more than chance explains.
-fn is_less(first: &[u64], second: &[u64]) -> bool {
+/// Whether the second series rises less than half as fast as the first; if that is to be sure, by more than chance explains.
+fn is_less(first: &[u64], second: &[u64], is_sure: bool) -> bool {
     const SAMPLES: usize = 12;
     let steps = |series: &[u64]| -> Vec<f64> {
         let at = |sample: usize| series[sample * (series.len() - 1) / SAMPLES] as f64;
@@ -372,7 +381,7 @@ fn is_less(first: &[u64], second: &[u64]) -> bool {
     let ((before, spread_before), (after, spread_after)) = (moments(&steps(first)), moments(&steps(second)));
     let error = ((spread_before + spread_after) / SAMPLES as f64).sqrt();
     // 2.5 standard errors: 99 % of Student's distribution for 22 degrees of freedom.
-    after * 2.0 < before && before - after > 2.5 * error
+    after * 2.0 < before && (!is_sure || before - after > 2.5 * error)
 }
 
 /// The trend of a series of least amounts; `None` if it does not grow. Windows may be shorter than a step, so the series is
@@ -417,7 +426,8 @@ fn is_rising(series: &[u64]) -> bool {
 }
 
 fn steady(series: &[u64]) -> Option<Trend> {
-    if !is_rising(series) && !outgrows(series, NOISY) {
+    let is_calm = is_rising(series);
+    if !is_calm && !outgrows(series, NOISY) {
         return None;
     }
     let series = &kept(series);
@@ -430,7 +440,7 @@ fn steady(series: &[u64]) -> Option<Trend> {
         return None;
     }
     let confidence = mann_kendall(series);
-    if confidence < SURE || n_rises(series) < TREND_RISES {
+    if confidence < if is_calm { SURE } else { VERY_SURE } || n_rises(series) < TREND_RISES {
         return None;
     }
     let per_window = theil_sen(series);
