@@ -1,19 +1,22 @@
 //! `gputrace oom`: why a program ran out of memory, and what would have made it fit.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gputrace_schemas::event::{Bytes, Event};
 use gputrace_sim::bounds::Bounds;
 use gputrace_sim::ops::{Op, OpStream};
+use gputrace_sim::policies::torch;
 use gputrace_sim::tune;
-use gputrace_sim::whatif::{Confidence, Laboratory, Question};
+use gputrace_sim::whatif::{Confidence, Laboratory, Question, SelfCheck};
 
 use crate::analyse::fragmentation::Fragmentation;
+use crate::analyse::growth::Growth;
 use crate::analyse::live;
 use crate::answers::caught::{self, Caught, CaughtOom};
+use crate::answers::leaks::{GrowingSite, Leaks, Suppressions, Wanted};
 use crate::answers::whatif::Machine;
 use crate::import::{ImportError, Trace};
-use crate::ledger::{Ledger, TorchOom, Watch};
+use crate::ledger::{Ledger, TorchOom, Wall, Watch};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::sections::POSTMORTEM;
 use crate::report::words::bytes;
@@ -28,23 +31,31 @@ pub struct Postmortem {
     pub fragmentation: BTreeMap<i16, Fragmentation>,
     /// Errors that were caught.
     pub caught: Vec<CaughtOom>,
+    /// What kept growing up to the end.
+    pub leaks: Leaks,
 }
+
+/// The part of a device's peak that must have grown for an error to be called the end of a leak: one in so many.
+const MUCH: u64 = 10;
 
 /// What one pass over a trace looks for.
 struct Signs<'a> {
     last: LastOom,
     caught: Caught<'a>,
+    growth: Growth,
 }
 
 impl Watch for Signs<'_> {
     fn begin(&mut self, ledger: &mut Ledger) {
         self.last.begin(ledger);
         self.caught.begin(ledger);
+        self.growth.begin(ledger);
     }
 
     fn event(&mut self, ledger: &mut Ledger, event: &Event) {
         self.last.event(ledger, event);
         self.caught.event(ledger, event);
+        self.growth.event(ledger, event);
     }
 }
 
@@ -72,9 +83,17 @@ impl Postmortem {
     /// Of a trace.
     #[must_use]
     pub fn of(source: &Source) -> Postmortem {
-        let mut signs = Signs { last: LastOom::default(), caught: Caught::new(source.definitions()) };
+        let caught = Caught::new(source.definitions());
+        let mut signs = Signs { last: LastOom::default(), caught, growth: Growth::default() };
         let story = Story::watched(source, &mut signs);
-        let Signs { last, caught } = signs;
+        let Signs { last, caught, growth } = signs;
+        let leaks = Leaks::find(
+            &story,
+            source.definitions(),
+            &growth,
+            &Wanted::default(),
+            &mut Suppressions::default(),
+        );
         let caught = caught.finish(&story.ledger);
         let mut fragmentation = BTreeMap::new();
         live::visit(source, &last.places, |ledger, device, _| {
@@ -83,7 +102,7 @@ impl Postmortem {
                 fragmentation.insert(device, found);
             }
         });
-        Postmortem { story, fragmentation, caught }
+        Postmortem { story, fragmentation, caught, leaks }
     }
 
     /// The last error of a device that PyTorch raised.
@@ -111,10 +130,48 @@ impl Postmortem {
             let section = Section::new("oom", "Out of memory");
             return vec![section.line(Mood::Good, "nothing ran out of memory").warn(self.story.doubts())];
         }
-        let mut sections: Vec<Section> = POSTMORTEM.iter().flat_map(|entry| entry.of(&self.story)).collect();
+        let mut sections: Vec<Section> = self.leak_section().into_iter().collect();
+        sections.extend(POSTMORTEM.iter().flat_map(|entry| entry.of(&self.story)));
         sections.extend(caught::section(&self.story, &self.caught));
         sections.extend(self.fragmentation_section());
         sections
+    }
+
+    /// What grows on a device where memory ran out, largest first, where it is much of what was held: then the error is the
+    /// end of a leak, and no setting mends that.
+    fn leaks_of(&self, device: i16) -> Vec<&GrowingSite> {
+        let name = format!("cuda:{device}");
+        let growing: Vec<_> = self.leaks.growing.iter().filter(|site| site.named.device == name).collect();
+        let grown = growing.iter().fold(0u64, |sum, site| sum.saturating_add(site.growth.0));
+        let held = self.story.ledger.devices.get(&device).map_or(0, |books| books.physical.peak().0);
+        if grown.saturating_mul(MUCH) >= held { growing } else { vec![] }
+    }
+
+    /// Says that memory was used up by what grows.
+    fn leak_section(&self) -> Option<Section> {
+        let refused = self.story.ledger.refusals.iter().filter(|it| it.is_final).map(|it| it.device);
+        let devices: BTreeSet<i16> = self.torch_devices().chain(refused).collect();
+        let mut lines = vec![];
+        for device in devices {
+            let growing = self.leaks_of(device);
+            let Some(largest) = growing.first() else { continue };
+            let grown = growing.iter().fold(0u64, |sum, site| sum.saturating_add(site.growth.0));
+            let each =
+                largest.per_step.map_or_else(String::new, |each| format!(", {} each step", bytes(each)));
+            let of_many =
+                if growing.len() > 1 { format!(" ({} call sites)", growing.len()) } else { String::new() };
+            let text = format!(
+                "cuda:{device}: a leak: {} of what was held kept growing up to the error{of_many}, most of it {} from {}{each}",
+                bytes(Bytes(grown)),
+                bytes(largest.growth),
+                largest.named.site
+            );
+            lines.push((Mood::Bad, text));
+        }
+        let section = Section::new("leak", "Memory was used up by what keeps growing");
+        let path = self.story.path.clone();
+        (!lines.is_empty())
+            .then(|| section.lines(lines).line(Mood::Command, format!("gputrace leaks {path}")))
     }
 
     /// How memory was cut up, and whether `empty_cache` would have helped.
@@ -175,13 +232,22 @@ impl Postmortem {
             };
             lines.push((Mood::Note, format!("cuda:{device}: {text}")));
             let wanted = oom.requested.unwrap_or(oom.bytes);
-            let stranded = Bytes(found.small.stranded().0.saturating_add(found.large.stranded().0));
+            let is_small = wanted.0 <= torch::SMALL_REQUEST;
+            let (name, pool) = if is_small { ("small", found.small) } else { ("large", found.large) };
+            let (stranded, largest) = (pool.stranded(), pool.largest_free);
             if stranded >= wanted {
+                let why = match largest < wanted {
+                    true => format!("but the largest piece had {}", bytes(largest)),
+                    false => format!(
+                        "and a piece of {} was large enough: it is of another stream or of a private pool, or streams \
+                         still used it",
+                        bytes(largest)
+                    ),
+                };
+                let (stranded, wanted) = (bytes(stranded), bytes(wanted));
                 let text = format!(
-                    "cuda:{device}: {} were stranded, enough for the request of {}, but the largest piece had {}",
-                    bytes(stranded),
-                    bytes(wanted),
-                    bytes(found.large.largest_free.max(found.small.largest_free))
+                    "cuda:{device}: {stranded} of the pool of {name} blocks were stranded, enough for the request of \
+                     {wanted}, {why}"
                 );
                 lines.push((Mood::Warning, text));
             }
@@ -201,19 +267,54 @@ impl Postmortem {
         lines
     }
 
-    /// How much PyTorch could have had: what it surely could, and what it perhaps could. Where a limit of its own stopped it,
-    /// the trace does not say how high that was, only that the request did not fit under it.
+    /// How much PyTorch could have had.
     #[must_use]
-    pub fn capacity(&self, device: i16) -> Option<(Bytes, Bytes)> {
+    pub fn capacity(&self, device: i16) -> Option<Capacity> {
         let oom = self.torch_oom(device)?;
-        let (reserved, asked) = (oom.reserved.0, oom.bytes.0);
-        Some(match oom.device {
-            Some((free, _)) if free.0 < asked => {
-                let full = Bytes(reserved.saturating_add(free.0));
-                (full, full)
+        let (reserved, beyond) = (oom.reserved.0, oom.segment().0.saturating_sub(1));
+        Some(match (oom.wall(), oom.device) {
+            // What the driver refused it did not have then, whatever was free when PyTorch asked afterwards.
+            (Wall::Device, Some((free, _))) => {
+                Capacity::Device(Bytes(reserved.saturating_add(free.0.min(beyond))))
             }
-            _ => (Bytes(reserved), Bytes(reserved.saturating_add(asked.saturating_sub(1)))),
+            _ => Capacity::Limit(Bytes(reserved), Bytes(reserved.saturating_add(beyond))),
         })
+    }
+}
+
+/// How much PyTorch could have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Capacity {
+    /// So much was on the device for it: the driver refuses what goes beyond.
+    Device(Bytes),
+    /// PyTorch refused itself what went beyond a limit, which was at least the first and at most the second: a trace does not
+    /// say how high it was, only that a segment did not fit under it.
+    Limit(Bytes, Bytes),
+}
+
+impl Capacity {
+    /// What it surely could have.
+    fn least(self) -> Bytes {
+        match self {
+            Capacity::Device(bytes) | Capacity::Limit(bytes, _) => bytes,
+        }
+    }
+
+    /// What it perhaps could have.
+    fn most(self) -> Bytes {
+        match self {
+            Capacity::Device(bytes) | Capacity::Limit(_, bytes) => bytes,
+        }
+    }
+
+    /// The same with the smallest, or the largest, that it can have been.
+    fn ask(self, question: Question, most: bool) -> Question {
+        match self {
+            Capacity::Device(bytes) => Question { device_memory: Some(bytes.0), ..question },
+            Capacity::Limit(least, largest) => {
+                Question { limit: Some(if most { largest.0 } else { least.0 }), ..question }
+            }
+        }
     }
 }
 
@@ -235,13 +336,15 @@ pub fn remedies_sections(
         let others = machine.limit.map(|_| others_then(stream.clone().ok(), machine)).unwrap_or_default();
         let of_others = others.iter().fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
         let left = machine.limit.map(|limit| Bytes(limit.0.saturating_sub(of_others)));
-        let capacity = left.map(|left| (left, left)).or_else(|| postmortem.capacity(device))?;
+        let capacity =
+            left.map(|left| Capacity::Limit(left, left)).or_else(|| postmortem.capacity(device))?;
         let found = stream.clone().and_then(|stream| remedies(stream, capacity, machine.torch_version));
         let named = others.iter().map(|(name, held)| format!("{name} {}", bytes(Bytes(*held))));
         let named = named.collect::<Vec<_>>().join(", ");
         let note = format!("others had their part of the limit then: {named}");
         let note = (!named.is_empty()).then_some((Mood::Note, note));
-        Some(remedies_section(device, capacity, found, stream.ok()).lines(note))
+        let per_step = postmortem.leaks_of(device).first().map(|largest| largest.per_step);
+        Some(remedies_section(device, capacity, found, stream.ok(), per_step).lines(note))
     };
     postmortem.torch_devices().filter_map(of_device).collect()
 }
@@ -258,6 +361,9 @@ fn others_then(stream: Option<&OpStream>, machine: Machine) -> Vec<(String, u64)
     let held = others.names.iter().cloned().zip(others.at(at));
     held.filter(|(_, bytes)| *bytes > 0).collect()
 }
+
+/// How sure a verdict is whose replay does not give what was recorded.
+const GUESS: &str = "guess";
 
 /// What another setting would have made of the same requests.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -295,33 +401,37 @@ impl Verdict {
     }
 }
 
-/// Replays the requests up to the error with other settings, where at least `capacity.0` and at most `capacity.1` may be
-/// reserved.
+/// What the replay is worth as a witness of what other settings would have done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Trial {
+    remedies: Vec<Remedy>,
+    /// Why it is none: the recorded run, or its failure, is not what the replay of the recorded setting gives.
+    doubt: Option<String>,
+}
+
+/// Replays the requests up to the error with other settings, where so much may be reserved.
 ///
 /// # Errors
 /// Why the history cannot be replayed.
-fn remedies(
-    stream: &OpStream,
-    capacity: (Bytes, Bytes),
-    torch_version: Option<(u8, u8)>,
-) -> Result<Vec<Remedy>, String> {
+fn remedies(stream: &OpStream, capacity: Capacity, torch_version: Option<(u8, u8)>) -> Result<Trial, String> {
     let laboratory = Laboratory::new(stream)?;
-    let version = laboratory.self_check(torch_version).torch_version;
+    let check = laboratory.self_check(torch_version);
+    let version = check.torch_version;
     let recorded = stream.settings.options.clone().unwrap_or_default();
+    let doubt = doubt(&laboratory, &check, capacity, &Question::torch(version, &recorded));
     let mut remedies = vec![];
     for options in tune::advised(version, &recorded).map_err(|error| error.0)? {
         // The capacity is what was left for PyTorch: others have had their part of it.
-        let question = |limit: Option<Bytes>| Question {
-            limit: limit.map(|limit| limit.0),
-            ..Question::torch(version, &options)
+        let question = Question::torch(version, &options);
+        let fits = |most| {
+            laboratory.guess(&capacity.ask(question.clone(), most)).is_ok_and(|outcome| outcome.fits())
         };
-        let fits = |limit| laboratory.guess(&question(Some(limit))).is_ok_and(|outcome| outcome.fits());
         let verdict = match () {
-            () if fits(capacity.0) => Verdict::Fits,
-            () if capacity.1 > capacity.0 && fits(capacity.1) => Verdict::Perhaps,
+            () if fits(false) => Verdict::Fits,
+            () if capacity.most() > capacity.least() && fits(true) => Verdict::Perhaps,
             () => Verdict::RunsOut,
         };
-        let Ok(answer) = laboratory.answer(&question(None)) else { continue };
+        let Ok(answer) = laboratory.answer(&question) else { continue };
         remedies.push(Remedy {
             options,
             verdict,
@@ -330,19 +440,51 @@ fn remedies(
         });
     }
     remedies[1..].sort_by_key(|remedy| (remedy.verdict, remedy.peak_reserved));
-    Ok(remedies)
+    Ok(Trial { remedies, doubt })
 }
 
-/// What would have made it fit. The first of `remedies` is the recorded setting.
+/// Why the replay proves nothing about other settings: under the recorded one it must do what was recorded, and run out where
+/// the program did.
+fn doubt(
+    laboratory: &Laboratory<'_>,
+    check: &SelfCheck,
+    capacity: Capacity,
+    recorded: &Question,
+) -> Option<String> {
+    if check.n_matching < check.n_requests {
+        return Some(format!(
+            "the replay of the recorded setting puts {} of {} requests elsewhere than the program had them (private pools \
+             of CUDA graphs are not in a trace)",
+            check.n_requests - check.n_matching,
+            check.n_requests
+        ));
+    }
+    let outcome = laboratory.guess(&capacity.ask(recorded.clone(), true)).ok()?;
+    match &outcome.oom {
+        None => Some(
+            "with the recorded setting the same requests fit in the replay: other memory of the device came or went".into(),
+        ),
+        Some(oom) if outcome.is_cut_short => Some(format!(
+            "with the recorded setting the replay runs out earlier than the program, at request {}: more was free then than \
+             at the error",
+            oom.request + 1
+        )),
+        Some(_) => None,
+    }
+}
+
+/// What would have made it fit. The first of the remedies is the recorded setting; `leak` is what grows with each step, where
+/// that is what used memory up, and it is known.
 fn remedies_section(
     device: i16,
-    capacity: (Bytes, Bytes),
-    remedies: Result<Vec<Remedy>, String>,
+    capacity: Capacity,
+    trial: Result<Trial, String>,
     stream: Option<&OpStream>,
+    leak: Option<Option<Bytes>>,
 ) -> Section {
     let section = Section::new("remedies", format!("What would have made it fit on cuda:{device}"));
-    let remedies = match remedies {
-        Ok(remedies) => remedies,
+    let Trial { remedies, doubt } = match trial {
+        Ok(trial) => trial,
         Err(why) => return section.line(Mood::Note, format!("this cannot be replayed: {why}")),
     };
     let options = |it: &Remedy| if it.options.is_empty() { "(none)".to_owned() } else { it.options.clone() };
@@ -352,35 +494,48 @@ fn remedies_section(
         &[
             ("peak_reserved_bytes", "reserved", &|it| Value::Bytes(it.peak_reserved)),
             ("verdict", "verdict", &|it| Value::text(it.verdict.name())),
-            ("confidence", "sure", &|it| Value::text(it.confidence.name())),
+            ("confidence", "sure", &|it| {
+                Value::text(if doubt.is_some() { GUESS } else { it.confidence.name() })
+            }),
             ("options", "PYTORCH_CUDA_ALLOC_CONF", &|it| Value::text(options(it))),
         ],
     );
-    let section = section.fact("capacity_bytes", "PyTorch could have", Value::Bytes(capacity.0)).fact(
+    let section = section.fact("capacity_bytes", "PyTorch could have", Value::Bytes(capacity.least())).fact(
         "capacity_at_most_bytes",
         "at most",
-        Value::Bytes(capacity.1),
+        Value::Bytes(capacity.most()),
     );
     let best = remedies[1..].iter().find(|remedy| remedy.verdict != Verdict::RunsOut);
-    let section = match (remedies.first().map(|recorded| recorded.verdict), best) {
-        (_, Some(best)) => {
+    let section = match (&doubt, best) {
+        (Some(doubt), _) => {
+            section.line(Mood::Warning, format!("cannot tell what would have helped: {doubt}"))
+        }
+        (None, Some(best)) if leak.is_some() => {
+            let left = capacity.most().0.saturating_sub(best.peak_reserved.0);
+            let steps = match leak.flatten().filter(|each| each.0 > 0) {
+                Some(each) => format!("by about {} steps", left / each.0),
+                None => "by as much as it saves".to_owned(),
+            };
+            let options = &best.options;
+            section.line(
+                Mood::Note,
+                format!("what grows grows on: {options} would only postpone the end, {steps}"),
+            )
+        }
+        (None, Some(best)) => {
             let perhaps = match best.verdict {
                 Verdict::Perhaps => "perhaps, if its limit was high enough (--limit says how high)",
                 Verdict::Fits | Verdict::RunsOut => "this setting would have",
             };
-            section.line(Mood::Good, format!("{perhaps}:")).line(
-                Mood::Command,
-                format!("export PYTORCH_CUDA_ALLOC_CONF={}", best.options),
-            )
+            section
+                .line(Mood::Good, format!("{perhaps}:"))
+                .line(Mood::Command, format!("export PYTORCH_CUDA_ALLOC_CONF={}", best.options))
         }
-        (Some(Verdict::Fits), None) => section.line(
-            Mood::Note,
-            "with the recorded setting the same requests fit in the replay: other memory of the device came or went",
-        ),
-        _ => section.line(Mood::Bad, "no setting of the allocator: the program needs less memory, or more of it"),
+        (None, None) => section
+            .line(Mood::Bad, "no setting of the allocator: the program needs less memory, or more of it"),
     };
     let section = match stream.map(Bounds::of) {
-        Some(bounds) if best.is_none() => section.remark(
+        Some(bounds) if best.is_none() && doubt.is_none() => section.remark(
             "needed_bytes",
             "in use at once",
             Value::Bytes(Bytes(bounds.requested)),
@@ -397,6 +552,7 @@ fn remedies_section(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::import;
     use crate::scene::recording;
 
     fn text(scene: &str) -> String {
@@ -445,13 +601,91 @@ mod tests {
             let scene = format!("MemInfo bytes={free} extra=24M\noom bytes=4M allocated=1M reserved=20M");
             Postmortem::of(&Source::of("train.gtr", recording(&scene))).capacity(0).unwrap()
         };
-        assert_eq!(capacity("3M"), (Bytes(23 << 20), Bytes(23 << 20)));
-        assert_eq!(capacity("9M"), (Bytes(20 << 20), Bytes((24 << 20) - 1)));
+        assert_eq!(capacity("3M"), Capacity::Device(Bytes(23 << 20)));
+        // A request of 4 MiB needs a segment of 20 MiB.
+        assert_eq!(capacity("9M"), Capacity::Device(Bytes(29 << 20)));
+        assert_eq!(capacity("20M"), Capacity::Limit(Bytes(20 << 20), Bytes((40 << 20) - 1)));
     }
 
     #[test]
     fn a_trace_without_an_error_has_nothing_to_say() {
         let postmortem = Postmortem::of(&Source::of("train.gtr", recording("Alloc addr=a bytes=1M")));
         assert!(postmortem.is_uneventful() && postmortem.fragmentation_section().is_none());
+    }
+
+    fn whole(scene: &str) -> Vec<String> {
+        let postmortem = Postmortem::of(&Source::of("train.gtr", recording(scene)));
+        postmortem.sections().iter().map(|section| format!("{}: {:?}", section.name, section)).collect()
+    }
+
+    #[test]
+    fn an_error_at_the_end_of_a_leak_is_called_so_first() {
+        let mut scene = "Alloc addr=0x10000000 bytes=500M by=libc10_cuda.so\n".to_owned();
+        let mut held = 0;
+        for step in 0..100 {
+            held += 4;
+            scene += &format!(
+                "block addr=a{step} bytes=8M requested=8M allocated={}M reserved=500M by=fwd@/job/a.py:2\n",
+                held + 4
+            );
+            scene += &format!(
+                "block addr=k{step} bytes=4M requested=4M allocated={}M reserved=500M by=keep@/job/a.py:9\n",
+                held + 8
+            );
+            scene += &format!("free addr=a{step} bytes=8M allocated={held}M reserved=500M\n");
+        }
+        let ends = "MemInfo bytes=3M extra=1G\noom bytes=40M requested=40M allocated=400M reserved=500M";
+        let found = whole(&(scene.clone() + ends));
+        assert!(found[0].starts_with("leak: ") && found[0].contains("keep (/job/a.py:9)"), "{}", found[0]);
+        assert!(found[0].contains("gputrace leaks train.gtr"), "{}", found[0]);
+        // The same without what is kept.
+        let healthy: String =
+            scene.lines().filter(|line| !line.contains("addr=k")).map(|line| format!("{line}\n")).collect();
+        let found = whole(&(healthy + ends));
+        assert!(found.iter().all(|section| !section.starts_with("leak: ")), "{found:?}");
+    }
+
+    #[test]
+    fn small_and_large_pieces_are_not_taken_for_each_other() {
+        // 16 MiB are free in the large pool; the request is for the small one.
+        let found = text(
+            "Alloc addr=0x10000000 bytes=20M by=libc10_cuda.so
+             block addr=0x10000000 bytes=4M requested=4M allocated=4M reserved=20M
+             MemInfo bytes=1M extra=24M
+             oom bytes=512 requested=4 allocated=4M reserved=20M",
+        );
+        assert!(!found.contains("were stranded, enough"), "{found}");
+    }
+
+    #[test]
+    fn what_the_replay_does_not_reproduce_is_no_verdict() {
+        let first = "Alloc addr=0x10000000 bytes=16M by=libcudart.so,libc10_cuda.so in_allocate=1
+             block addr=0x10000000 bytes=15M requested=15M allocated=15M reserved=16M\n";
+        let emptied = "free addr=0x10000000 bytes=15M allocated=0 reserved=16M
+             Free addr=0x10000000 by=libcudart.so,libc10_cuda.so\n";
+        let last = |reserved: u64| {
+            format!(
+                "Alloc bytes=40M result=2 by=libcudart.so,libc10_cuda.so in_allocate=1
+                 MemInfo bytes=10M extra=140M
+                 oom bytes=40M requested=40M allocated=0 reserved={reserved}M"
+            )
+        };
+        let remedies = |scene: &str| {
+            let postmortem = Postmortem::of(&Source::of("train.gtr", recording(scene)));
+            let sections =
+                remedies_sections(&postmortem, Machine::default(), || Ok(import::gputrace::imported(scene)));
+            format!("{sections:?}")
+        };
+        let found = remedies(&(first.to_owned() + &last(16)));
+        assert!(!found.contains("cannot tell") && !found.contains("guess"), "{found}");
+        // Others took what it had given back: what was there at the end was not all that there had been.
+        let found = remedies(&(first.to_owned() + emptied + &last(0)));
+        assert!(
+            found.contains(
+                "cannot tell what would have helped: with the recorded setting the replay runs out earlier"
+            ),
+            "{found}"
+        );
+        assert!(found.contains("guess") && !found.contains("export PYTORCH_CUDA_ALLOC_CONF"), "{found}");
     }
 }

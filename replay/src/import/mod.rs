@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-mod gputrace;
+pub(crate) mod gputrace;
 mod others;
 mod pickle;
 mod pools;

@@ -41,11 +41,12 @@ pub use findings::{Finding, Findings, Found};
 pub use hidden::{Cause, HiddenStep, Pages, Sampled, Samples};
 pub use phases::{PhaseId, Phases};
 pub use sites::{NameId, OwnerId, Site, SiteId, Sites, call_site};
-pub use torch::{Block, Step, Stranger, TorchBooks, TorchOom, asked_about};
+pub use torch::{Block, Step, Stranger, TorchBooks, TorchOom, Wall, asked_about};
 pub use training::{StepSource, Training, TrainingStep};
 pub use watch::{Unwatched, Watch};
 
 use crate::trace::Definitions;
+use crate::trace::owners::TORCH;
 use communicators::Communicators;
 use contexts::Contexts;
 use counts::Counts;
@@ -272,7 +273,13 @@ impl Ledger {
                 let origin = self.sites.origin(definitions, event.stack, event.thread);
                 let device = self.devices.entry(oom.device).or_default();
                 device.physical.remember();
-                self.torch.oom(event, oom, origin.site, device.physical.now().bytes);
+                let (tracked, allocs) = (device.physical.now().bytes, device.allocs);
+                let sites = &self.sites;
+                let is_its = |it: &&Refusal| {
+                    (it.device, it.allocs_before) == (oom.device, allocs) && sites.owner(it.owner) == TORCH
+                };
+                let refused = self.refusals.iter().rev().find(is_its).map(|refusal| refusal.bytes);
+                self.torch.oom(event, oom, origin.site, tracked, refused);
             }
             EventKind::Wait(wait) => self.torch.wait(event, wait),
             EventKind::Sample(sample) => self.sample(event.time, sample),

@@ -12,6 +12,7 @@
 use gputrace_schemas::event::{
     BlockAlloc, BlockFree, BlockOom, Bytes, Call, Event, Nanos, StackId, ThreadId, Wait, WaitAction,
 };
+use gputrace_sim::policies::torch;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::amounts::{Books, Meter};
@@ -98,6 +99,8 @@ pub struct TorchOom {
     pub device: Option<(Bytes, Bytes)>,
     /// What the driver had handed out to the process on this device.
     pub tracked: Bytes,
+    /// What the driver had just refused PyTorch; none if it was not asked, or nobody saw it.
+    pub refused: Option<Bytes>,
     /// On which thread.
     pub thread: ThreadId,
     /// From where.
@@ -106,6 +109,36 @@ pub struct TorchOom {
     pub site: SiteId,
     /// Blocks handed out before it: whether the program went on.
     pub allocations_before: u64,
+}
+
+/// What kept PyTorch from a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wall {
+    /// The device had no room for it.
+    Device,
+    /// A limit of PyTorch's own (`set_per_process_memory_fraction`): the device had room.
+    Limit,
+    /// Nobody saw how much was free.
+    Unknown,
+}
+
+impl TorchOom {
+    /// The segment that PyTorch needed, as far as its usual sizes hold: small requests need much more than themselves.
+    #[must_use]
+    pub fn segment(&self) -> Bytes {
+        self.refused.unwrap_or_else(|| Bytes(torch::segment_bytes(self.bytes.0, torch::LARGE_SEGMENT)))
+    }
+
+    /// What kept PyTorch from it: that the driver refused decides; else how much was free.
+    #[must_use]
+    pub fn wall(&self) -> Wall {
+        match (self.refused, self.device) {
+            (Some(_), _) => Wall::Device,
+            (None, Some((free, _))) if free < self.segment() => Wall::Device,
+            (None, Some(_)) => Wall::Limit,
+            (None, None) => Wall::Unknown,
+        }
+    }
 }
 
 /// A block that is handed out.
@@ -335,7 +368,14 @@ impl Torch {
         self.threads.entry(event.thread).or_default().recorded = waits_for;
     }
 
-    pub(super) fn oom(&mut self, event: &Event, oom: &BlockOom, site: SiteId, tracked: Bytes) {
+    pub(super) fn oom(
+        &mut self,
+        event: &Event,
+        oom: &BlockOom,
+        site: SiteId,
+        tracked: Bytes,
+        refused: Option<Bytes>,
+    ) {
         let thread = self.begin_step(event.thread);
         thread.recorded.clear();
         let device = thread.mem_info.take();
@@ -355,6 +395,7 @@ impl Torch {
             reserved: oom.reserved,
             device,
             tracked,
+            refused,
             thread: event.thread,
             stack: event.stack,
             site,

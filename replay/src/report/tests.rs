@@ -404,11 +404,29 @@ fn the_summary_has_a_line_for_each_figure() {
 
 #[test]
 fn a_limit_is_told_from_a_full_device() {
-    let scene = OOM.replace("MemInfo bytes=10M", "MemInfo bytes=10G");
+    // The driver's refusal decides; where it was not asked, what was free does, against the segment that was needed.
+    let scene = OOM
+        .replace("MemInfo bytes=10M", "MemInfo bytes=10G")
+        .replace("    Alloc bytes=40M result=2", "    Free addr=0");
     let report = about("report", SECTIONS, &[story(&scene)]);
     let json = json::render(&report);
     let remark = &json["processes"][0]["sections"][0]["free_bytes_remark"];
-    assert_eq!(remark, "more than was asked for: a limit stopped PyTorch (set_per_process_memory_fraction)");
+    assert_eq!(
+        remark,
+        "enough for a segment of 40.00 MiB: a limit stopped PyTorch (set_per_process_memory_fraction)"
+    );
+    let remark = |free: &str, asked: &str| {
+        let scene = format!("MemInfo bytes={free} extra=140G\noom bytes={asked} allocated=30M reserved=50M");
+        let report = about("report", SECTIONS, &[story(&scene)]);
+        json::render(&report)["processes"][0]["sections"][0]["free_bytes_remark"]
+            .as_str()
+            .unwrap_or("")
+            .to_owned()
+    };
+    assert_eq!(remark("1M", "512"), "PyTorch needed a segment of 2.00 MiB");
+    assert_eq!(remark("19M", "3M"), "PyTorch needed a segment of 20.00 MiB");
+    assert!(remark("2M", "512").contains("a limit stopped PyTorch"));
+    assert_eq!(remark("19M", "30M"), "");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use gputrace_schemas::event::{Bytes, Nanos};
 
 use super::{SectionEntry, device_name};
 use crate::analyse::summary::used_devices;
-use crate::ledger::{DeviceBooks, Refusal, TorchOom};
+use crate::ledger::{DeviceBooks, Refusal, TorchOom, Wall};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::words::{bytes, time};
 use crate::story::Story;
@@ -89,8 +89,16 @@ fn pytorch(story: &Story, section: Section, ordinal: i16, books: &DeviceBooks, o
         )
         .fact("others_bytes", "held by others in this process", Value::bytes(Some(others)));
     if let Some((free, total)) = oom.device {
-        let why = "more than was asked for: a limit stopped PyTorch (set_per_process_memory_fraction)";
-        let why = if free >= oom.bytes { why } else { "" };
+        let segment = bytes(oom.segment());
+        let why = match oom.wall() {
+            Wall::Limit => {
+                format!(
+                    "enough for a segment of {segment}: a limit stopped PyTorch (set_per_process_memory_fraction)"
+                )
+            }
+            Wall::Device if free >= oom.bytes => format!("PyTorch needed a segment of {segment}"),
+            Wall::Device | Wall::Unknown => String::new(),
+        };
         section = section.remark("free_bytes", "free on the device", Value::Bytes(free), why).fact(
             "total_bytes",
             "size of the device",

@@ -16,7 +16,7 @@ mod stats;
 
 use std::collections::BTreeSet;
 
-pub use options::{Options, parse};
+pub use options::{LARGE_SEGMENT, Options, parse};
 pub use profile::{NEWEST, OomText, PROFILES, Profile, Tie, VARIABLES, profile, variables};
 pub use stats::{NAMES, Name, Stat, Stats};
 
@@ -37,6 +37,18 @@ pub const SMALL_SEGMENT: u64 = 2 << 20;
 const MADE_TO_MEASURE: u64 = 10 << 20;
 /// kRoundLarge: granularity of made-to-measure segments.
 const MEASURE: u64 = 2 << 20;
+
+/// What PyTorch asks the driver for to serve a rounded request, bytes (`get_allocation_size`,
+/// c10/cuda/CUDACachingAllocator.cpp, 2.0 to 2.15); `large_segment` is `large_segment_size_mb`, see [`LARGE_SEGMENT`].
+pub fn segment_bytes(rounded: u64, large_segment: u64) -> u64 {
+    if rounded <= SMALL_REQUEST {
+        SMALL_SEGMENT
+    } else if rounded < MADE_TO_MEASURE {
+        large_segment
+    } else {
+        rounded.next_multiple_of(MEASURE)
+    }
+}
 
 /// What `--policy` and [`RecordedSettings`](crate::ops::RecordedSettings) call it.
 pub const NAME: &str = crate::ops::TORCH;
@@ -251,13 +263,7 @@ impl Torch {
     }
 
     fn segment_bytes(&self, rounded: u64) -> u64 {
-        if rounded <= SMALL_REQUEST {
-            SMALL_SEGMENT
-        } else if rounded < MADE_TO_MEASURE {
-            self.options.large_segment
-        } else {
-            rounded.next_multiple_of(MEASURE)
-        }
+        segment_bytes(rounded, self.options.large_segment)
     }
 
     /// Takes the limit from the device on first use, as `set_per_process_memory_fraction(limit / total)` would set it.

@@ -6,7 +6,7 @@ use crate::policies::OptionError;
 const MIB: u64 = 1 << 20;
 
 /// 20 MiB: kLargeBuffer, and the default of `large_segment_size_mb` and `max_non_split_rounding_mb`.
-pub(super) const LARGE_SEGMENT: u64 = 20 * MIB;
+pub const LARGE_SEGMENT: u64 = 20 * MIB;
 
 /// The allocator settings that change what the allocator does.
 #[derive(Clone, Debug, PartialEq)]
