@@ -175,8 +175,10 @@ struct Recorder<'a> {
     file: &'a MapFile,
     liveness: Liveness,
     target: Target,
-    /// It was seen to live: when it is gone, it ended just now.
+    /// It was seen to live.
     was_alive: bool,
+    /// When it is gone, it ended just now: it was seen to live, or has just started us.
+    ends_now: bool,
     /// The trace says how it ended.
     has_told_end: bool,
     drain: Drain,
@@ -268,6 +270,7 @@ impl<'a> Recorder<'a> {
             n_devices: 0,
             astray: HashMap::new(),
             was_alive: !is_gone,
+            ends_now: !is_gone || options.is_its_child,
             has_told_end: false,
             liveness,
             target,
@@ -601,7 +604,7 @@ impl<'a> Recorder<'a> {
     /// How the process ended, if nobody has said so. One that came to its exit where other threads run does not wait for us, and
     /// may be gone when we look next. One that became another program has not ended.
     fn tell_end(&mut self) {
-        if !self.was_alive || self.has_told_end {
+        if !self.ends_now || self.has_told_end {
             return;
         }
         if self.header().process.value.load(Ordering::Acquire) == EXITING {

@@ -564,7 +564,8 @@ fn a_process_that_is_gone_right_after_it_came_to_its_exit_has_exited() {
         let mut child = Running(Command::new("sleep").arg("1000").spawn().unwrap());
         let memory = Mapped::create(&ring, Map::bytes_for(16));
         let map = memory.make_ring(16, child.0.id());
-        let options = options(&folder, "a.gtr");
+        // Its child knows that it lived, even where it is gone before the first look.
+        let options = Options { is_its_child: true, ..options(&folder, "a.gtr") };
         let recording = std::thread::spawn(move || record(&ring, options).unwrap());
         while map.header().recorder.value.load(Ordering::Acquire) != RECORDING {
             std::thread::sleep(Duration::from_millis(1));

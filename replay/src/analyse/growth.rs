@@ -50,7 +50,7 @@ const FALLS: f64 = 0.1;
 /// Fewer rises are no trend.
 const TREND_RISES: usize = 4;
 /// Fewer rises, that do not follow each other at once, are a program's stages: a copy of the weights, a few layers more.
-pub const MIN_RISES: usize = 6;
+pub const MIN_RISES: usize = 7;
 /// Parts of the time that the rises are counted in.
 const PARTS: usize = 48;
 /// Fewer sites are judged each by itself.
@@ -358,8 +358,9 @@ fn course(series: &[u64]) -> Course {
         return Course::TooFew(parts.len());
     }
     let third = kept.len() / 3;
-    // What goes up and down much has no steps to be compared: there the means decide.
-    let is_sure = is_rising(after);
+    // What goes up and down much has no steps to be compared, and what held most before is full before long: there the means
+    // decide.
+    let is_sure = is_rising(after) && growth >= kept[0];
     match is_less(&kept[..=third], &kept[kept.len() - 1 - third..], is_sure) {
         true => Course::Slows,
         false => Course::GoesOn,
