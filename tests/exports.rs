@@ -17,6 +17,7 @@ const CONSUMERS: &[(&str, &str, &str)] = &[
     ("speedscope", "speedscope_importer", "check.mjs"),
     ("pprof", "pprof_format", "check.mjs"),
     ("firefox", "firefox_schema", "check.py"),
+    ("firefox", "firefox_profiler", "check.mjs"),
     ("chrome", "chrome", "check.py"),
     ("perfetto", "perfetto", "check.py"),
     ("csv", "duckdb_csv", "check.py"),

@@ -1,6 +1,8 @@
 // check.mjs CONSUMER FILE SUMMARY FOLDER: as check.py, for consumers in JavaScript.
-import {existsSync, readFileSync, readdirSync} from 'node:fs';
+import {spawnSync} from 'node:child_process';
+import {existsSync, mkdtempSync, readFileSync, readdirSync, rmSync} from 'node:fs';
 import {createRequire} from 'node:module';
+import {tmpdir} from 'node:os';
 import {pathToFileURL} from 'node:url';
 import {runInThisContext} from 'node:vm';
 import {gunzipSync} from 'node:zlib';
@@ -39,12 +41,39 @@ const consumers = {
     for (const sample of profile.sample) {
       if (!sample.locationId.every(id => known.has(Number(id)))) throw new Error('a location that is not there');
     }
+    // What `go tool pprof` would demangle: `<module>` would become `<unknown>`.
+    const mangled = profile.function.filter(({name, systemName}) => Number(systemName) === Number(name)).map(({name}) => text(name));
+    if (mangled.length) throw new Error(`names that are taken for mangled ones: ${mangled.slice(0, 3)}`);
     const owners = {};
     for (const sample of profile.sample) {
       const label = sample.label.find(label => text(label.key) === 'owner');
       owners[text(label.str)] = (owners[text(label.str)] ?? 0) + Number(sample.value[1]);
     }
     for (const owner of device.owners) same(owner.owner, owners[owner.owner] ?? 0, owner.bytes_at_peak);
+  },
+
+  // Mozilla's own loader of the Firefox Profiler, as its program for terminals has it. It serves a profile from a process of its
+  // own, with files in the home folder.
+  firefox_profiler() {
+    const program = `${folder}/node_modules/@firefox-devtools/profiler-cli/dist/profiler-cli.js`;
+    if (!existsSync(program)) skip('@firefox-devtools/profiler-cli is not installed (tests/consumers/setup.sh)');
+    const [major] = process.versions.node.split('.');
+    if (Number(major) < 20) skip(`@firefox-devtools/profiler-cli needs Node.js 20, this is ${process.version}`);
+    const home = mkdtempSync(`${tmpdir()}/gputrace-profiler.`);
+    const ask = (...words) => {
+      const told = spawnSync(process.execPath, [program, ...words], {env: {...process.env, HOME: home}, encoding: 'utf8'});
+      if (told.status !== 0) throw new Error(`${words.join(' ')}: ${told.stdout}${told.stderr}`);
+      return told.stdout;
+    };
+    try {
+      ask('load', file);
+      const {stats} = JSON.parse(ask('counter', 'info', 'c-0', '--json'));
+      const range = stats.find(({source}) => source === 'count-range');
+      same('range of the memory track', range?.value, device.driver.peak_bytes);
+    } finally {
+      spawnSync(process.execPath, [program, 'stop', '--all'], {env: {...process.env, HOME: home}});
+      rmSync(home, {recursive: true, force: true});
+    }
   },
 
   // speedscope's own importer, out of its bundle (1.25): all of the page's script but its last lines, which draw.

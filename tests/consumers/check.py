@@ -232,7 +232,7 @@ def chrome(file, process, device, folder):
 
 @consumer
 def firefox_schema(file, process, device, folder):
-    """What the processed profile format asks for: columns of one length, and indices into each other. The profiler itself is no package."""
+    """What the processed profile format asks for: columns of one length, and indices into each other. check.mjs has the profiler itself."""
     with open(file) as data:
         profile = json.load(data)
     same("version", profile["meta"]["preprocessedProfileVersion"], 55)

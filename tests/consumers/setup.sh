@@ -22,10 +22,12 @@ if ! "$python" -c 'import duckdb, google.protobuf, jsonschema, pandas, perfetto,
     fi
 fi
 
-if [ ! -d "$root/node_modules/speedscope" ] || [ ! -d "$root/node_modules/pprof-format" ]; then
+if [ ! -d "$root/node_modules/speedscope" ] || [ ! -d "$root/node_modules/pprof-format" ] ||
+    [ ! -d "$root/node_modules/@firefox-devtools/profiler-cli" ]; then
     if ! command -v npm >/dev/null; then
-        say "no npm, so neither speedscope nor pprof-format"
-    elif ! (cd "$root" && npm install --silent --no-audit --no-fund --no-save speedscope@1.25.0 pprof-format@2.3.2 >npm.log 2>&1); then
+        say "no npm, so neither speedscope, pprof-format nor Firefox's profiler-cli"
+    elif ! (cd "$root" && npm install --silent --no-audit --no-fund --no-save speedscope@1.25.0 pprof-format@2.3.2 \
+        @firefox-devtools/profiler-cli@0.10.0 >npm.log 2>&1); then
         say "no packages of npm: $(tail -n 1 "$root/npm.log")"
     fi
 fi

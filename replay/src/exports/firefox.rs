@@ -62,7 +62,7 @@ fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
                 "name": "oom",
                 "display": ["marker-chart", "marker-table", "timeline-overview"],
                 "chartLabel": "{marker.data.bytes}",
-                "data": [{"key": "bytes", "label": "Bytes asked for", "format": "bytes"}],
+                "fields": [{"key": "bytes", "label": "Bytes asked for", "format": "bytes"}],
             }],
             "extensions": {"length": 0, "baseURL": [], "id": [], "name": []},
             "sampleUnits": {"time": "ms", "eventDelay": "ms", "threadCPUDelta": "µs"},
@@ -389,10 +389,11 @@ impl Told {
         })
     }
 
-    /// The memory track: differences of time and of bytes.
+    /// The memory track: differences of time and of bytes. It begins with nothing: what the profiler calls the range of a track is
+    /// what it shows beyond its first sample.
     fn counter(&self, thread: usize) -> Value {
-        let mut before = (0.0, 0);
-        let (mut deltas, mut counts) = (vec![], vec![]);
+        let mut before = (millis(self.origin), 0);
+        let (mut deltas, mut counts) = (vec![before.0], vec![0]);
         for (time, bytes) in &self.points {
             deltas.push(millis(*time) - before.0);
             counts.push(*bytes as i64 - before.1);

@@ -85,7 +85,8 @@ impl Profile {
             let mut message = Message::default();
             message.number(1, function);
             message.number(2, name);
-            message.number(3, name);
+            // No system name: where it equals the name, `go tool pprof` takes that for C++ to be demangled, and cuts what stands in
+            // `<>` and `()`: `<module>` would be nothing (internal/symbolizer/symbolizer.go).
             message.number(4, file);
             self.body.bytes(5, &message.0);
         }
