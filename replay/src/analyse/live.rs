@@ -107,6 +107,8 @@ pub struct Picture {
     pub time: Nanos,
     /// By whom: bytes and number of objects.
     pub held: BTreeMap<Holder, (Bytes, u64)>,
+    /// The objects by their size: how many there are of each. What PyTorch keeps unused has no objects.
+    pub sizes: BTreeMap<Bytes, u64>,
 }
 
 impl Picture {
@@ -329,7 +331,11 @@ fn parted(
     of_object: &dyn Fn(&Object) -> u32,
 ) -> Picture {
     let mut held: BTreeMap<Holder, (Bytes, u64)> = BTreeMap::new();
+    let mut sizes: BTreeMap<Bytes, u64> = BTreeMap::new();
     let mut add = |holder: Holder, bytes: Bytes| {
+        if holder.level != Level::Cached {
+            *sizes.entry(bytes).or_default() += 1;
+        }
         let (sum, n) = held.entry(holder).or_default();
         sum.0 = sum.0.saturating_add(bytes.0);
         *n += 1;
@@ -361,7 +367,7 @@ fn parted(
             Bytes(cached),
         );
     }
-    Picture { device, time, held }
+    Picture { device, time, held, sizes }
 }
 
 fn torch_owner(ledger: &Ledger) -> OwnerId {

@@ -1,15 +1,18 @@
 //! `gputrace diff`: what one run held more than another.
 
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gputrace_schemas::event::Bytes;
 
-use crate::analyse::live::{Holder, Level, Lines, Native, Picture, owner};
+use crate::analyse::live::{CACHED, Level, Lines, Native, Picture, owner};
 use crate::analyse::summary::{torch_summary, used_devices};
+use crate::ledger::Site;
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::story::Story;
 use crate::trace::source::Source;
+
+/// Pairs of lines of one function that are compared; beyond it they are taken in order.
+const MOST_PAIRS: usize = 1 << 20;
 
 /// What is compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -133,14 +136,12 @@ fn difference(before: u64, after: u64) -> i64 {
 /// What is held more and less, most changed first.
 #[must_use]
 pub fn section(before: &Side, after: &Side, by: By, n_rows: usize) -> Section {
-    let (one, other) = (sums(before, by), sums(after, by));
-    let mut rows: Vec<(&String, u64, u64)> = vec![];
-    for (key, bytes) in &one {
-        rows.push((key, *bytes, other.get(key).copied().unwrap_or(0)));
-    }
-    rows.extend(other.iter().filter(|(key, _)| !one.contains_key(*key)).map(|(key, bytes)| (key, 0, *bytes)));
+    let mut rows = match by {
+        By::Site => aligned(sites(before), sites(after)),
+        By::Stack | By::Owner | By::Size => paired(sums(before, by), sums(after, by)),
+    };
     rows.retain(|(_, before, after)| before != after);
-    rows.sort_by_key(|(key, before, after)| (Reverse(before.abs_diff(*after)), *key));
+    rows.sort_by(|(a, b, c), (d, e, f)| e.abs_diff(*f).cmp(&b.abs_diff(*c)).then_with(|| a.cmp(d)));
     let (name, title, column) = match by {
         By::Stack => ("by_stack", "By call stack", "call stack"),
         By::Site => ("by_site", "By call site", "call site"),
@@ -154,7 +155,7 @@ pub fn section(before: &Side, after: &Side, by: By, n_rows: usize) -> Section {
             ("difference_bytes", "difference", &|it| Value::Difference(difference(it.1, it.2))),
             ("before_bytes", "before", &|it| Value::bytes(Some(it.1))),
             ("after_bytes", "after", &|it| Value::bytes(Some(it.2))),
-            ("key", column, &|it| Value::text(it.0)),
+            ("key", column, &|it| Value::text(&*it.0)),
         ],
     );
     let n_left_out = rows.len().saturating_sub(n_rows);
@@ -168,39 +169,152 @@ pub fn section(before: &Side, after: &Side, by: By, n_rows: usize) -> Section {
     }
 }
 
+/// What is held of each key by one side and the other.
+fn paired(one: BTreeMap<String, u64>, mut other: BTreeMap<String, u64>) -> Vec<(String, u64, u64)> {
+    let mut rows: Vec<_> = one
+        .into_iter()
+        .map(|(key, bytes)| {
+            let after = other.remove(&key).unwrap_or(0);
+            (key, bytes, after)
+        })
+        .collect();
+    rows.extend(other.into_iter().map(|(key, bytes)| (key, 0, bytes)));
+    rows
+}
+
 fn sums(side: &Side, by: By) -> BTreeMap<String, u64> {
     let mut lines = Lines::new(side.source.definitions(), Native::Hidden);
     let mut sums: BTreeMap<String, u64> = BTreeMap::new();
+    let mut add = |key: String, bytes: u64| {
+        let sum = sums.entry(key).or_default();
+        *sum = sum.saturating_add(bytes);
+    };
     for picture in &side.pictures {
-        for (holder, (bytes, objects)) in &picture.held {
-            let key = match by {
+        if by == By::Size {
+            picture.sizes.iter().for_each(|(bytes, n)| add(size_class(bytes.0), bytes.0.saturating_mul(*n)));
+        }
+        for (holder, (bytes, _)) in &picture.held {
+            let owner = owner(&side.story.ledger, holder);
+            match by {
                 By::Stack => {
                     let stack: Vec<_> =
                         lines.of_holder(holder).iter().rev().map(ToString::to_string).collect();
-                    format!("{}: {}", owner(&side.story.ledger, holder), stack.join(" < "))
+                    add(format!("{owner}: {}", stack.join(" < ")), bytes.0);
                 }
-                By::Site => site(side, holder, &mut lines),
-                By::Owner => owner(&side.story.ledger, holder).to_owned(),
-                By::Size if holder.level == Level::Cached => crate::analyse::live::CACHED.to_owned(),
-                By::Size => size_class(bytes.0 / (*objects).max(1)),
-            };
-            let sum = sums.entry(key).or_default();
-            *sum = sum.saturating_add(bytes.0);
+                By::Owner => add(owner.to_owned(), bytes.0),
+                By::Size if holder.level == Level::Cached => add(CACHED.to_owned(), bytes.0),
+                By::Site | By::Size => {}
+            }
         }
     }
     sums
 }
 
-fn site(side: &Side, holder: &Holder, lines: &mut Lines) -> String {
-    let sites = &side.story.ledger.sites;
-    let owner = owner(&side.story.ledger, holder);
-    match sites.site(holder.site) {
-        Some(site) => format!("{owner}: {site}"),
-        None => format!("{owner}: {}", lines.of_holder(holder)[0]),
-    }
+/// A call site of one side.
+struct Held {
+    line: u32,
+    name: String,
+    bytes: u64,
 }
 
-/// `<= 4 MiB`; objects from one stack are taken together, by their mean.
+/// What call sites hold, by all that names them but the line, in the order of their lines: an edit moves lines.
+fn sites(side: &Side) -> BTreeMap<String, Vec<Held>> {
+    let mut lines = Lines::new(side.source.definitions(), Native::Hidden);
+    let mut groups: BTreeMap<String, BTreeMap<(u32, String), u64>> = BTreeMap::new();
+    for (holder, (bytes, _)) in side.pictures.iter().flat_map(|picture| &picture.held) {
+        let owner = owner(&side.story.ledger, holder);
+        let (group, line, name) = match side.story.ledger.sites.site(holder.site) {
+            Some(site) => (Site { line: 0, ..site.clone() }.to_string(), site.line, site.to_string()),
+            None => (lines.of_holder(holder)[0].to_string(), 0, lines.of_holder(holder)[0].to_string()),
+        };
+        let group = groups.entry(format!("{owner}: {group}")).or_default();
+        let sum = group.entry((line, format!("{owner}: {name}"))).or_default();
+        *sum = sum.saturating_add(bytes.0);
+    }
+    let held = |((line, name), bytes)| Held { line, name, bytes };
+    groups.into_iter().map(|(group, of)| (group, of.into_iter().map(held).collect())).collect()
+}
+
+/// Sites of both sides that are the same, as far as function, order and size tell.
+fn aligned(
+    mut one: BTreeMap<String, Vec<Held>>,
+    mut other: BTreeMap<String, Vec<Held>>,
+) -> Vec<(String, u64, u64)> {
+    let groups: BTreeSet<String> = one.keys().chain(other.keys()).cloned().collect();
+    let mut rows = vec![];
+    for group in groups {
+        let (before, after) =
+            (one.remove(&group).unwrap_or_default(), other.remove(&group).unwrap_or_default());
+        for (before, after) in align(&before, &after) {
+            rows.push(match (before, after) {
+                (Some(before), Some(after)) if before.line != after.line => {
+                    (format!("{}, before at line {}", after.name, before.line), before.bytes, after.bytes)
+                }
+                (before, after) => {
+                    let name = after.or(before).map_or_else(String::new, |held| held.name.clone());
+                    (name, before.map_or(0, |held| held.bytes), after.map_or(0, |held| held.bytes))
+                }
+            });
+        }
+    }
+    rows
+}
+
+type Pair<'a> = (Option<&'a Held>, Option<&'a Held>);
+
+/// Which lines of a function are the same on both sides: in order, so that the differences are least in sum. Of equal ones, those
+/// whose lines are the same.
+fn align<'a>(before: &'a [Held], after: &'a [Held]) -> Vec<Pair<'a>> {
+    let is_same =
+        before.len() == after.len() && before.iter().zip(after).all(|(one, other)| one.line == other.line);
+    if is_same || before.len().saturating_mul(after.len()) > MOST_PAIRS {
+        return before.iter().map(Some).zip(after.iter().map(Some)).chain(rest(before, after)).collect();
+    }
+    // Least sum of differences, and lines moved, from each pair of places on.
+    let width = after.len() + 1;
+    let mut least = vec![(0_u64, 0_u64); (before.len() + 1) * width];
+    let pair =
+        |one: &Held, other: &Held| (one.bytes.abs_diff(other.bytes), u64::from(one.line != other.line));
+    let plus = |a: (u64, u64), b: (u64, u64)| (a.0.saturating_add(b.0), a.1 + b.1);
+    for at in (0..=before.len()).rev() {
+        for to in (0..=after.len()).rev() {
+            let gone = before.get(at).map(|one| plus((one.bytes, 0), least[(at + 1) * width + to]));
+            let new = after.get(to).map(|other| plus((other.bytes, 0), least[at * width + to + 1]));
+            let both = before.get(at).zip(after.get(to));
+            let both = both.map(|(one, other)| plus(pair(one, other), least[(at + 1) * width + to + 1]));
+            if let Some(best) = [both, gone, new].into_iter().flatten().min() {
+                least[at * width + to] = best;
+            }
+        }
+    }
+    let (mut at, mut to, mut pairs) = (0, 0, vec![]);
+    while at < before.len() || to < after.len() {
+        let best = least[at * width + to];
+        match (before.get(at), after.get(to)) {
+            (Some(one), Some(other)) if plus(pair(one, other), least[(at + 1) * width + to + 1]) == best => {
+                pairs.push((Some(one), Some(other)));
+                (at, to) = (at + 1, to + 1);
+            }
+            (Some(one), _) if plus((one.bytes, 0), least[(at + 1) * width + to]) == best => {
+                pairs.push((Some(one), None));
+                at += 1;
+            }
+            (_, other) => {
+                pairs.push((None, other));
+                to += 1;
+            }
+        }
+    }
+    pairs
+}
+
+/// What is more on one side.
+fn rest<'a>(before: &'a [Held], after: &'a [Held]) -> impl Iterator<Item = Pair<'a>> {
+    let gone = before.iter().skip(after.len()).map(|one| (Some(one), None));
+    gone.chain(after.iter().skip(before.len()).map(|other| (None, Some(other))))
+}
+
+/// `<= 4 MiB`.
 fn size_class(bytes: u64) -> String {
     let upper = bytes.max(512).checked_next_power_of_two().unwrap_or(u64::MAX);
     format!("<= {}", crate::report::words::bytes(Bytes(upper)))
@@ -251,5 +365,49 @@ mod tests {
             (0.050000000000000044, 0.0, f64::INFINITY)
         );
         assert!(change(100, 90) < 0.0);
+    }
+
+    fn by(before: &str, after: &str, by: By) -> Vec<String> {
+        let section = section(&side(before), &side(after), by, 10);
+        let table = section.items.iter().find_map(|item| match item {
+            crate::report::model::Item::Table(table) => Some(table),
+            _ => None,
+        });
+        let row = |row: &Vec<Value>| match (&row[0], &row[3]) {
+            (Value::Difference(bytes), Value::Text(key)) => format!("{bytes:+} {key}"),
+            _ => panic!("{row:?}"),
+        };
+        table.map_or_else(Vec::new, |table| table.rows.iter().map(row).collect())
+    }
+
+    #[test]
+    fn an_inserted_line_changes_nothing_but_itself() {
+        let scene = |shift: u32, more: &str| {
+            let at = |line: u32| line + shift;
+            format!(
+                "Alloc addr=a bytes=4M by=step@/job/a.py:{}\nAlloc addr=b bytes=2M by=step@/job/a.py:{}
+                 Alloc addr=c bytes=1M by=step@/job/a.py:{}\n{more}",
+                at(10),
+                at(11),
+                at(12)
+            )
+        };
+        assert_eq!(by(&scene(0, ""), &scene(1, ""), By::Site), Vec::<String>::new());
+        let inserted = scene(1, "Alloc addr=n bytes=64K by=step@/job/a.py:10");
+        assert_eq!(by(&scene(0, ""), &inserted, By::Site), ["+65536 application: step (/job/a.py:10)"]);
+        // The last of three grows, and all have moved.
+        let grown = scene(5, "").replace("bytes=1M", "bytes=3M");
+        assert_eq!(
+            by(&scene(0, ""), &grown, By::Site),
+            ["+2097152 application: step (/job/a.py:17), before at line 12"]
+        );
+    }
+
+    #[test]
+    fn sizes_are_those_of_the_objects() {
+        // Of one stack, a large and a small one: no object has their mean.
+        let two = "Alloc addr=a bytes=64M by=f@/job/a.py:1\nAlloc addr=b bytes=1M by=f@/job/a.py:1";
+        let one = "Alloc addr=a bytes=64M by=f@/job/a.py:1";
+        assert_eq!(by(two, one, By::Size), ["-1048576 <= 1.00 MiB"]);
     }
 }
