@@ -144,7 +144,10 @@ impl Writer {
     fn make(&mut self, word: &str, line: u32, returns: bool) {
         let (how, name) = word.split_once(':').unwrap();
         let (name, value) = name.split_once('=').unwrap_or((name, "0"));
-        let value: i32 = value.parse().unwrap();
+        // `init:x=1/4` is rank 1 of 4: a communicator of some ranks.
+        let (value, n_of_them) = value.split_once('/').unwrap_or((value, "0"));
+        let (value, n_of_them): (i32, u32) = (value.parse().unwrap(), n_of_them.parse().unwrap());
+        let of_some = n_of_them > 0;
         let id = CommId(self.comms.len() as u32 + 1);
         let parent = if how == "init" { CommId(0) } else { self.comms["w"] };
         let op = match how {
@@ -164,8 +167,12 @@ impl Writer {
             } else {
                 0
             },
-            rank: Some(self.rank).filter(|_| how == "init"),
-            n_ranks: Some(if how == "shrink" { self.n_ranks - value as u32 } else { self.n_ranks }),
+            rank: Some(if of_some { value as u32 } else { self.rank }).filter(|_| how == "init"),
+            n_ranks: Some(match how {
+                "shrink" => self.n_ranks - value as u32,
+                "init" if of_some => n_of_them,
+                _ => self.n_ranks,
+            }),
             device: 0,
             parent,
             ordinal: if how == "init" { 0 } else { *ordinal },
@@ -475,6 +482,35 @@ fn a_rank_that_never_comes_to_the_making_of_a_communicator() {
         expect![[r#"
         consistent
     "#]],
+    );
+}
+
+#[test]
+fn the_rank_that_never_makes_a_communicator_of_some_ranks_is_named() {
+    // Even and odd ranks make one each; rank 4 of eight sits elsewhere.
+    check(
+        &[
+            "init:w init:e=0/4@6!",
+            "init:w init:o=0/4 o.AR8@9",
+            "init:w init:e=1/4@6!",
+            "init:w init:o=1/4 o.AR8@9",
+            "init:w wait",
+            "init:w init:o=2/4 o.AR8@9",
+            "init:w init:e=3/4@6!",
+            "init:w init:o=3/4 o.AR8@9",
+        ],
+        expect![[r#"
+            MissingAtInit [4] of communicator 1 in - -, lines 1 and 6, waiting [0, 2, 6]
+              ranks 0, 2, 6 wait in comm_init at step (/job/train.py:6) of communicator 1 for rank 4, which never came: it is elsewhere; its last call was comm_init at step (/job/train.py:1), 18.999 s before its end
+        "#]],
+    );
+    // Nobody can say which of two it was.
+    check(
+        &["init:w init:e=0/3@6!", "init:w wait", "init:w wait", "init:w init:e=2/3@6!"],
+        expect![[r#"
+            MissingAtInit [] of communicator 1 in - -, lines 0 and 6, waiting [0, 3]
+              ranks 0, 3 wait in comm_init at step (/job/train.py:6) of communicator 1 for rank 1 of communicator 1, which never came: it is one of ranks 1, 2, which did not call it
+        "#]],
     );
 }
 
