@@ -19,7 +19,7 @@
 //! What rises is called growth only if nothing says that the rise is over, in 512 to 1,024 windows:
 //! - It *stopped* if the time since its last rise is longer, by a quarter, than any time between two rises before.
 //! - It *slows down* if the last third rose less than half as much as the first, by more than chance explains (Welch's t-test, 99 %).
-//! - There are *too few* rises if they are less than [`MIN_RISES`] apart from each other: a program's stages look so.
+//! - There are *too few* if fewer than [`MIN_RISES`] stand apart from each other: a program's stages look so.
 //!
 //! Of these three it is said that they rose, and that it cannot be told whether they go on.
 //!
@@ -55,8 +55,8 @@ pub const MIN_RISES: usize = 7;
 const PARTS: usize = 48;
 /// Fewer sites are judged each by itself.
 const MIN_PARTS: usize = 4;
-/// A pause at the end may be this many times as long as the longest before. A leak with 32 rises at times that any order could
-/// have had is longer at its end in 1.4 % of the cases, one with 100 in 0.4 %.
+/// A pause at the end may be this many times as long as the longest before. A leak that rose 32 times at random
+/// pauses longer at its end in 1.5 % of the cases, one that rose 100 times in 0.4 %.
 const LONGER: f64 = 1.25;
 /// Rises below this share of the mean one are noise beside the others.
 const NOISE: f64 = 0.05;
@@ -223,13 +223,13 @@ impl Growth {
         let explained = rising.iter().filter(|rising| {
             (rising.place.device, rising.place.account) == (device, account) && rising.course.goes_on()
         });
-        let explained: u64 = explained.map(|rising| rising.trend.growth).sum();
+        let explained = explained.fold(0u64, |sum, rising| sum.saturating_add(rising.trend.growth));
         let least = kept_to(total, n);
         let grew = least[n - 1].saturating_sub(least[warm_up]);
         if parts.len() < MIN_PARTS
             || !course.goes_on()
-            || explained * 2 >= trend.growth
-            || grew * 2 < trend.growth
+            || explained >= trend.growth.div_ceil(2)
+            || grew < trend.growth.div_ceil(2)
         {
             return None;
         }
@@ -416,7 +416,7 @@ pub fn steadily(series: &[u64]) -> bool {
 fn outgrows(series: &[u64], times: u64) -> bool {
     let kept = kept(series);
     let noise = series.iter().zip(&kept).map(|(held, kept)| held - kept).max().unwrap_or(0);
-    kept.last().is_some_and(|last| last - kept[0] > times * noise)
+    kept.last().is_some_and(|last| last - kept[0] > noise.saturating_mul(times))
 }
 
 /// Whether it hardly ever falls.
@@ -475,7 +475,7 @@ fn kept(series: &[u64]) -> Vec<u64> {
 fn last_turn(series: &[u64]) -> Option<usize> {
     let fall = |pair: &[u64]| pair[0].saturating_sub(pair[1]);
     let largest = series.windows(2).map(fall).max().filter(|largest| *largest > 0)?;
-    let falls = series.windows(2).enumerate().filter(|(_, pair)| fall(pair) * 2 >= largest);
+    let falls = series.windows(2).enumerate().filter(|(_, pair)| fall(pair) >= largest.div_ceil(2));
     let falls: Vec<usize> = falls.map(|(idx, _)| idx).collect();
     let mut between: Vec<usize> = falls.windows(2).map(|pair| pair[1] - pair[0]).collect();
     between.sort_unstable();
@@ -584,5 +584,13 @@ mod tests {
         assert!((mann_kendall(&[1, 2, 3, 4, 5, 6]) - 0.9957).abs() < 1e-4);
         assert_eq!(mann_kendall(&[3, 3, 3]), 0.0);
         assert!((normal(1.96) - 0.975).abs() < 1e-4 && (normal(-1.96) - 0.025).abs() < 1e-4);
+    }
+
+    #[test]
+    fn sizes_that_no_device_has_are_judged_too() {
+        let hostile = |t: u64| if t.is_multiple_of(3) { u64::MAX - t } else { u64::MAX / 48 * t };
+        assert!(judge(&series(hostile)).is_none());
+        assert!(!outgrows(&series(hostile), NOISY) && course(&series(hostile)) != Course::GoesOn);
+        assert!(judge(&series(|t| u64::MAX / 48 * t)).is_some());
     }
 }

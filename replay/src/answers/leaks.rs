@@ -317,7 +317,7 @@ fn why(course: Course) -> String {
 /// The words for growth that is spread over many sites.
 fn together(story: &Story, spread: &Spread) -> String {
     const MOST: usize = 3;
-    let all: u64 = spread.parts.iter().map(|(growth, _)| growth).sum();
+    let all = spread.parts.iter().fold(0u64, |sum, (growth, _)| sum.saturating_add(*growth));
     let name = |site: SiteId| story.ledger.sites.site(site).map(ToString::to_string).unwrap_or_default();
     let share = |growth: u64| percent(growth, all);
     let largest = spread.parts.iter().take(MOST);
@@ -346,7 +346,8 @@ fn callers(story: &Story, definitions: &dyn Definitions, place: Place) -> String
         if (device, held) == (place.device, place.site)
             && let Some(caller) = caller(stack)
         {
-            *by_caller.entry(caller).or_default() += bytes.0;
+            let held = by_caller.entry(caller).or_default();
+            *held = held.saturating_add(bytes.0);
         }
     };
     match place.account {
@@ -363,7 +364,7 @@ fn callers(story: &Story, definitions: &dyn Definitions, place: Place) -> String
     if by_caller.len() < 2 {
         return String::new();
     }
-    let all: u64 = by_caller.values().sum();
+    let all = by_caller.values().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
     let mut largest: Vec<_> = by_caller.into_iter().collect();
     largest.sort_by_key(|(_, bytes)| Reverse(*bytes));
     let words = largest.iter().take(MOST).map(|(caller, bytes)| format!("{caller} {}", percent(*bytes, all)));
