@@ -89,8 +89,9 @@ const PLAIN: Scenario = Scenario {
 const FACTOR: f64 = 10.0;
 /// Seconds of a processor.
 const SLACK: f64 = 3.0;
-/// Seconds of a processor for the beginning of a session, of which a process has one: its ring, its recorder, its libraries.
-const SESSION: f64 = 0.02;
+/// Seconds of a processor for a session, of which a process has one: its ring, and its recorder, which reads the symbols of all
+/// libraries (40 ms of a processor here).
+const SESSION: f64 = 0.1;
 /// No scenario takes a tenth of this, on a machine that does nothing else.
 const HANG: Duration = Duration::from_secs(120);
 
@@ -106,6 +107,9 @@ fn is_hang(began: Instant) -> bool {
     }
 }
 
+/// Room for a chunk of each thread of the short form, so that nothing hangs on how soon the recorder gets to a processor. The long
+/// form needs a recorder that keeps up with threads that do nothing else.
+const A_CHUNK_EACH: &[(&str, &str)] = &[("GPUTRACE_RING_BYTES", "134217728")];
 /// A ring that somebody must read afterwards.
 const SMALL: (&str, &str) = ("GPUTRACE_RING_BYTES", "4194304");
 /// What is said to people when memory runs out is no part of a comparison.
@@ -163,12 +167,13 @@ const SCENARIOS: &[Scenario] = &[
         program: "churn.c",
         arguments: "# 2 1",
         size: [4_000, 50_000],
+        env: A_CHUNK_EACH,
         around: "pid proc",
         is_recovered_meanwhile: true,
         ..PLAIN
     },
     S { name: "recover while it is recorded", program: "churn.c", arguments: "# 2 1", size: [3_000, 30_000], is_recovered_meanwhile: true, truth: Bounded, ..PLAIN },
-    S { name: "hidepid, and a process that nobody may look at", program: "churn.c", arguments: "# 2 1", size: [4_000, 50_000], around: "pid hidepid nobody undumpable", ..PLAIN },
+    S { name: "hidepid, and a process that nobody may look at", program: "churn.c", arguments: "# 2 1", size: [4_000, 50_000], env: A_CHUNK_EACH, around: "pid hidepid nobody undumpable", ..PLAIN },
     S { name: "another user", arguments: "4 2000", around: "nobody", ..PLAIN },
     S { name: "wait, as usual", program: "waits.c", arguments: "family", ..PLAIN },
     S { name: "wait, by a subreaper", program: "waits.c", around: "subreaper", ..PLAIN },
@@ -186,7 +191,7 @@ const SCENARIOS: &[Scenario] = &[
     S { name: "RLIMIT_AS of 200 MB", arguments: "4 2000", around: "limit=as:209715200", truth: Bounded, ..PLAIN },
     S { name: "an address space that is full for a while", program: "scarce.c", arguments: "40", truth: Shown, least: 3_000, ..PLAIN },
     S { name: "RLIMIT_NOFILE of 8", arguments: "4 2000", around: "limit=nofile:8", truth: Shown, ..PLAIN },
-    S { name: "RLIMIT_NOFILE of 12, while threads come and go", program: "churn.c", arguments: "# 2 1", size: [4_000, 50_000], around: "limit=nofile:12", ..PLAIN },
+    S { name: "RLIMIT_NOFILE of 12, while threads come and go", program: "churn.c", arguments: "# 2 1", size: [4_000, 50_000], env: A_CHUNK_EACH, around: "limit=nofile:12", ..PLAIN },
     S { name: "RLIMIT_NPROC leaves no room for a recorder", arguments: "1 2000", around: "nobody limit=nproc:0", env: &[SMALL], ..PLAIN },
     S { name: "all memory locked", program: "locked.c", arguments: "#", size: [200, 5_000], ..PLAIN },
     S { name: "all memory locked, as little as a user may", program: "locked.c", arguments: "10", around: "nobody limit=memlock:67108864", truth: Shown, ..PLAIN },
@@ -211,9 +216,9 @@ const SCENARIOS: &[Scenario] = &[
     S { name: "closefrom, and a ring in memory", program: "closes.c", arguments: "late", around: "readonly=/dev/shm", truth: Shown, ..PLAIN },
     S { name: "others set variables while sessions begin", program: "environ.c", arguments: "#", size: [20, 500], truth: Shown, ..PLAIN },
     // Threads and stacks.
-    S { name: "threads that come and go", program: "churn.c", arguments: "# 2 1", size: [5_000, 100_000], ..PLAIN },
+    S { name: "threads that come and go", program: "churn.c", arguments: "# 2 1", size: [5_000, 100_000], env: A_CHUNK_EACH, ..PLAIN },
     S { name: "more threads than there are lanes", program: "crowd.c", arguments: "1100 #", size: [4, 20], truth: Shown, least: 16_000, ..PLAIN },
-    S { name: "many threads that come and go", program: "churn.c", arguments: "# 500 4", size: [3_000, 50_000], ..PLAIN },
+    S { name: "many threads that come and go", program: "churn.c", arguments: "# 500 4", size: [3_000, 50_000], env: A_CHUNK_EACH, truth: Shown, ..PLAIN },
     S { name: "4000 fibers", program: "fibers.c", arguments: "4000 #", size: [4, 50], ..PLAIN },
     S { name: "coroutines of C++", program: "coroutines.cc", arguments: "#", size: [200, 4_000], ..PLAIN },
     S { name: "cancelled threads", program: "cancel.c", arguments: "deferred #", size: [30, 500], truth: Shown, ..PLAIN },

@@ -34,6 +34,8 @@ pub(crate) struct ThreadState {
     /// Session of the producer; 0 none. Another one's is never touched: a forked child has a copy of its parent's.
     generation: AtomicU64,
     line: u32,
+    /// An event is being recorded. An owner that is gone and left it so may have left anything half done.
+    is_recording: u32,
     producer: MaybeUninit<Producer>,
     rest: Rest,
 }
@@ -44,6 +46,15 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
+    /// The thread begins to record an event; its state is there.
+    #[inline(always)]
+    fn open(tls: &'static Tls) -> Lane {
+        let mut lane = Lane { tls };
+        lane.all().is_recording = 1;
+        compiler_fence(Ordering::SeqCst);
+        lane
+    }
+
     /// The calling thread's end of the ring.
     pub(crate) fn producer(&mut self) -> &mut Producer {
         // SAFETY: `attach` filled it before it let anyone have a lane.
@@ -97,6 +108,7 @@ impl Drop for Lane {
             self.follow(wish);
         }
         compiler_fence(Ordering::SeqCst);
+        self.all().is_recording = 0;
         self.tls.busy.set(0);
     }
 }
@@ -118,7 +130,7 @@ pub(crate) fn lane(start: Start) -> Option<Lane> {
     tls.busy.set(sp);
     compiler_fence(Ordering::SeqCst);
     if generation != 0 && tls.generation.get() == generation {
-        return Some(Lane { tls });
+        return Some(Lane::open(tls));
     }
     attach(tls, start)
 }
@@ -160,7 +172,7 @@ fn attach(tls: &'static Tls, start: Start) -> Option<Lane> {
         tls.busy.set(0);
         return None;
     }
-    let mut lane = Lane { tls };
+    let mut lane = Lane::open(tls);
     if is_first {
         devices::describe(lane.producer());
     }
@@ -189,19 +201,24 @@ fn attach_thread(tls: &Tls, map: Map) -> bool {
     }
     reclaim(me, None, LOOKED_AT);
     let Some((line, state)) = take_line(me) else { return false };
-    // SAFETY: the line is ours alone, so the block is, which was made or emptied just now: all zeros are a value of
-    // everything in it.
+    // SAFETY: the line is ours alone, so the block is, which is all zeros, a value of everything in it, or whole as an
+    // earlier owner left it.
     let state_ref = unsafe { &mut *state };
     state_ref.producer.write(Producer::new(map, line, me.tid));
     state_ref.line = line;
     // Another session has another recorder, which knows nothing yet.
-    state_ref.rest.definitions = session::generation() as u32 | 1;
+    state_ref.rest.definitions = definitions();
     // SYNC: the producer is whole for whoever finishes what we leave.
     state_ref.generation.store(session::generation(), Ordering::Release);
     tls.state.set(state.cast());
     tls.waits.set(0);
     tls.generation.set(session::generation());
     true
+}
+
+/// What [`Rest::definitions`] is in this session.
+fn definitions() -> u32 {
+    session::generation() as u32 | 1
 }
 
 /// The line of an event of this thread that was torn away.
@@ -226,9 +243,14 @@ fn take_line(me: Owner) -> Option<(u32, *mut ThreadState)> {
     for round in 0..2 {
         if let Some(line) = OWNERS.take(me, has_memory) {
             let state = memory_of(line);
-            // What an earlier owner knew of its own stack is wrong for ours.
-            // SAFETY: whole pages of a private mapping; the line is ours alone.
-            unsafe { kernel::empty(state.cast(), size_of::<ThreadState>()) };
+            // SAFETY: the line is ours alone, so the block is, which is all zeros or what its last owner left.
+            let left = unsafe { &mut *state };
+            if left.is_recording == 0 && left.rest.definitions == definitions() {
+                left.rest.hand_on();
+            } else {
+                // SAFETY: whole pages of a private mapping; the line is ours alone.
+                unsafe { kernel::empty(state.cast(), size_of::<ThreadState>()) };
+            }
             return Some((line, state));
         }
         if let Some(line) = OWNERS.take(me, |_| true) {

@@ -47,10 +47,40 @@ pub(crate) struct Rest {
     pub(crate) definitions: u32,
 }
 
+impl Rest {
+    /// Makes it that of the line's next owner, in the same session: what holds for every thread of it stays, so that a
+    /// thread that comes touches no page that the one before it had not touched. To discard all would cost some fifty
+    /// page faults a thread.
+    pub(crate) fn hand_on(&mut self) {
+        // Every part is here: a new one must be decided on. Those of `waits` count that `Tls::waits` says.
+        let Rest {
+            waits: _,
+            torch_stream,
+            node,
+            backward,
+            node_classes: _,
+            torch_thread,
+            noted,
+            grouped,
+            stack,
+            texts: _,
+            scratch: _,
+            definitions: _,
+        } = self;
+        *torch_stream = (0, 0);
+        *node = Node::default();
+        *backward = BackwardCall::default();
+        *torch_thread = 0;
+        noted.clear();
+        grouped.close(false);
+        stack.hand_on();
+    }
+}
+
 /// Where a thread that calls `backward()` stands. Only inside that call can it run operations of the backward pass; the
 /// engine's own threads run them at any time, so a thread that runs one when it calls `backward()` is not known as a
 /// caller.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct BackwardCall {
     /// Called `backward()` before, from outside the backward pass.
     is_caller: bool,

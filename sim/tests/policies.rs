@@ -168,6 +168,37 @@ fn every_policy_refuses_options_that_it_does_not_have() {
     }
 }
 
+/// Every option of every policy that has `key=value` options, with amounts that no device has, or nearly: refused, or
+/// computed with; never wrapped around.
+#[test]
+fn amounts_beyond_any_device_are_refused_or_computed_with() {
+    let amounts = [u64::MAX, u64::MAX - 511, 1 << 63, (1 << 57) + 1, 1 << 57, (1 << 57) - 1];
+    let stream = program(0);
+    let mut refused = 0;
+    for entry in POLICIES {
+        // The keys as the help names them: words before a `=`.
+        let keys =
+            entry.options.split([' ', ',', ';', '(', '|']).filter_map(|word| Some(word.split_once('=')?.0));
+        for (key, amount) in keys.flat_map(|key| amounts.map(|amount| (key, amount))) {
+            let options = format!("{key}={amount}");
+            let build = Build {
+                options: &options,
+                torch_version: (2, 9, 1),
+                n_streams: 3,
+                n_pools: 2,
+                profile: None,
+            };
+            let Ok(mut policy) = (entry.build)(build) else {
+                refused += usize::from(amount > 1 << 57);
+                continue;
+            };
+            let mut device = Device::new(1 << 30, None, Box::new(Bump::new(Direction::Ascending))).audited();
+            run(&stream, &mut *policy, &mut device, &mut Unobserved);
+        }
+    }
+    assert!(refused > 20, "{refused}");
+}
+
 #[test]
 fn policy_names_are_unique_and_explained() {
     for (index, entry) in POLICIES.iter().enumerate() {

@@ -17,3 +17,11 @@ pub(crate) struct Noted {
     pub(super) places: [(u32, u64); MOST_NOTED],
     pub(super) taken: [Option<Taken>; MOST_NOTED],
 }
+
+impl Noted {
+    /// Nothing is noted: another thread's groups are its own.
+    pub(crate) fn clear(&mut self) {
+        (self.n, self.is_full) = (0, false);
+        self.taken.fill(None);
+    }
+}

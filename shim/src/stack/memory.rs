@@ -363,6 +363,11 @@ extern "C" fn note_arguments(_n: i32, arguments: *const *const u8) {
 static NOTE_ARGUMENTS: extern "C" fn(i32, *const *const u8) = note_arguments;
 
 impl Stacks {
+    /// Nothing is known.
+    pub(super) fn forget(&mut self) {
+        (self.own, self.is_known, self.cannot_copy, self.copied_until) = (Region::EMPTY, 0, 0, 0);
+    }
+
     /// The stack from `sp` to its end; empty when it cannot be found out. To be called once a capture, and where the walk
     /// goes on on another stack.
     #[inline]

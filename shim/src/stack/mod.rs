@@ -164,6 +164,14 @@ unsafe extern "C" fn capture_from(
 }
 
 impl ThreadStackState {
+    /// Makes it another thread's: what was learnt of the process stays, what was learnt of the thread goes.
+    pub(crate) fn hand_on(&mut self) {
+        let ThreadStackState { native, python, seen_stacks: _, seen_codes: _, wanted, doing } = self;
+        native.hand_on();
+        python.hand_on();
+        (*wanted, *doing) = (0, 0);
+    }
+
     /// As [`capture`] for [`PYTHON`] alone.
     #[inline(always)]
     pub(crate) fn capture_python(&mut self) -> Captured {

@@ -195,7 +195,7 @@ pub(crate) struct NativeState {
     pub(crate) stacks: Stacks,
     /// End of the thread's own stack, if `frames` was found on that; 0 otherwise.
     stack_end: u64,
-    /// [`UNLOADED`] when the rules were read.
+    /// [`UNLOADED`] and one when the rules were read; 0 if none were.
     unloaded: u32,
     /// Marks of the last capture.
     marks: u32,
@@ -265,6 +265,17 @@ pub(crate) fn object_around(addr: u64) -> Option<Object> {
 }
 
 impl NativeState {
+    /// Makes it another thread's. Rules belong to the code; a known part of a stack says itself by which words, at which
+    /// addresses, it is recognised.
+    pub(super) fn hand_on(&mut self) {
+        self.frames.clear();
+        self.hashes.clear();
+        self.stacks.forget();
+        self.stack_end = 0;
+        (self.marks, self.n_own) = (0, 0);
+        self.recognised = Frame::default();
+    }
+
     /// Captures the stack of the frame with these registers. `hint` is often the same where the stack is.
     #[inline(never)]
     #[unsafe(link_section = "gputrace_hot")]
@@ -276,7 +287,7 @@ impl NativeState {
             self.frames.clear();
             return NativeStack { marks: super::Captured::NO_NATIVE, ..NativeStack::default() };
         }
-        let unloaded = UNLOADED.load(Ordering::Relaxed);
+        let unloaded = UNLOADED.load(Ordering::Relaxed).wrapping_add(1);
         if unloaded != self.unloaded {
             self.forget(unloaded);
         }
@@ -458,9 +469,12 @@ impl NativeState {
     #[cold]
     #[inline(never)]
     fn forget(&mut self, unloaded: u32) {
+        // What was never used is empty as it is, and stays untouched: each page would cost a fault.
+        if self.unloaded != 0 {
+            self.rules.fill([CachedRule::default(); 2]);
+            self.tags.fill([0; WAYS]);
+        }
         self.unloaded = unloaded;
-        self.rules.fill([CachedRule::default(); 2]);
-        self.tags.fill([0; WAYS]);
         self.frames.clear();
     }
 

@@ -133,6 +133,12 @@ pub(crate) struct PythonState {
 }
 
 impl PythonState {
+    /// Makes it another thread's.
+    pub(super) fn hand_on(&mut self) {
+        self.forget();
+        (self.lasting, self.is_checked, self.interpreter_id) = (Lasting::default(), 0, 0);
+    }
+
     /// Captures the calling thread's frames.
     #[unsafe(link_section = "gputrace_hot")]
     #[inline(never)]

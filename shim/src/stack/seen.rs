@@ -13,7 +13,7 @@ const RECENT: usize = 4096;
 #[repr(C, align(64))]
 pub(crate) struct Seen {
     ids: [[u64; WAYS]; SETS],
-    /// What the recorder has lost so far; ids sent before do not count.
+    /// What the recorder has lost so far, an odd number; ids sent before do not count. 0 in an empty set.
     definitions: u32,
     /// Which way of a full set gives way next.
     next: u32,
@@ -51,9 +51,7 @@ impl Seen {
     #[unsafe(link_section = "gputrace_hot")]
     fn look_up(&mut self, id: u64, definitions: u32) -> bool {
         if definitions != self.definitions {
-            self.ids.fill([0; WAYS]);
-            self.recent.fill(0);
-            self.definitions = definitions;
+            self.begin(definitions);
         }
         let set = set_of(id);
         let (Some(ids), Some(met_at)) = (self.ids.get_mut(set), self.met_at.get_mut(set)) else {
@@ -72,6 +70,17 @@ impl Seen {
             self.next = self.next.wrapping_add(1);
         }
         known.is_none()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn begin(&mut self, definitions: u32) {
+        // A new thread's set is empty as it is: writing to it would cost a page fault for each of its 24 pages.
+        if self.definitions != 0 {
+            self.ids.fill([0; WAYS]);
+            self.recent.fill(0);
+        }
+        self.definitions = definitions;
     }
 
     /// Takes `id` out, which was the last to be put in.

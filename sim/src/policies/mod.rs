@@ -226,7 +226,16 @@ pub(crate) fn key_values<'a>(
     Ok(pairs)
 }
 
+/// The largest amount that an option takes: more than any processor addresses (57 bits at most, with five levels of
+/// page tables), so that what a policy adds to it or rounds up fits in 64 bits.
+const LARGEST_AMOUNT: u64 = 1 << 57;
+
 /// Reads an amount of memory, naming the option in the error.
 pub(crate) fn amount(key: &str, value: &str) -> Result<u64, OptionError> {
-    crate::bytes::parse(value).map_err(|error| OptionError(format!("{key}: {error}")))
+    let bytes = crate::bytes::parse(value).map_err(|error| OptionError(format!("{key}: {error}")))?;
+    if bytes > LARGEST_AMOUNT {
+        let largest = crate::bytes::iec(LARGEST_AMOUNT);
+        return Err(OptionError(format!("{key}: {value} is more than any device has ({largest} at most)")));
+    }
+    Ok(bytes)
 }
