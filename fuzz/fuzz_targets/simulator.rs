@@ -100,7 +100,7 @@ fn program(input: &mut Bytes) -> OpStream {
             14 => {
                 let rounded = input.word_of(4);
                 let stream = streams[which % 3];
-                builder.oom(RecordedOom { rounded, device_free: 0, stream, stack: StackId::NONE });
+                builder.oom(RecordedOom { rounded, device_free: 0, stream: Some(stream), pool: PoolIdx::DEFAULT, stack: StackId::NONE });
             }
             15 => builder.op(Op::ReleasePool(pools[1 + which % 2])),
             _ => {}

@@ -644,6 +644,7 @@ fn block_oom(oom: &record::BlockOom) -> BlockOom {
         device: device.into(),
         bytes: Bytes(bytes),
         requested: known(oom.requested).map(Bytes),
+        stream: known(oom.stream),
         allocated: Bytes(oom.allocated),
         reserved: Bytes(oom.reserved),
     }

@@ -114,7 +114,10 @@ impl Scene {
                 reserved,
                 collecting: has("collecting"),
             }),
-            "oom" => EventKind::BlockOom(BlockOom { device, bytes, requested, allocated, reserved }),
+            "oom" => {
+                let stream = Some(stream);
+                EventKind::BlockOom(BlockOom { device, bytes, requested, stream, allocated, reserved })
+            }
             "record" => wait(WaitAction::Record),
             "query" => wait(WaitAction::Query),
             "sync" => wait(WaitAction::Synchronize),

@@ -264,7 +264,12 @@ fn cut_down(full: &OpStream, from: usize) -> PathBuf {
             Some(Op::FreeCompleted(id)) => entries.push(of("free_completed", *id)),
             Some(Op::Oom(oom)) => {
                 let oom = &full.ooms[*oom as usize];
-                entries.push(row("oom", oom.device_free, oom.rounded, handle(oom.stream)));
+                entries.push(row(
+                    "oom",
+                    oom.device_free,
+                    oom.rounded,
+                    handle(oom.stream.unwrap_or(StreamIdx(0))),
+                ));
             }
             Some(Op::Trim | Op::ReleasePool(_)) | None => {}
         }

@@ -344,7 +344,14 @@ mod tests {
     }
 
     fn oom(bytes: u64, allocated: u64, reserved: u64) -> Record {
-        Oom(BlockOom { device_bytes: pack_device(0, bytes), requested: bytes, allocated, reserved, stack: 1 })
+        Oom(BlockOom {
+            device_bytes: pack_device(0, bytes),
+            requested: bytes,
+            stream: 0,
+            allocated,
+            reserved,
+            stack: 1,
+        })
     }
 
     fn forward(operation: u64) -> Record {
@@ -554,7 +561,14 @@ mod tests {
                 0 => {
                     let device_bytes = pack_device(0, 1 << 40);
                     let (allocated, reserved) = self.totals[0];
-                    Oom(BlockOom { device_bytes, requested: UNKNOWN, allocated, reserved, stack })
+                    Oom(BlockOom {
+                        device_bytes,
+                        requested: UNKNOWN,
+                        stream: UNKNOWN,
+                        allocated,
+                        reserved,
+                        stack,
+                    })
                 }
                 1 => {
                     let mut call =

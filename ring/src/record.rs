@@ -286,6 +286,8 @@ payloads! {
         device_bytes: u64,
         /// Bytes the program asked for; `UNKNOWN` where the request did not pass by.
         requested: u64,
+        /// `cudaStream_t` of the request; `UNKNOWN` where the request did not pass by.
+        stream: u64,
         /// PyTorch's total of allocated bytes on the device.
         allocated: u64,
         /// PyTorch's total of reserved bytes on the device.

@@ -210,6 +210,7 @@ impl Job {
                 device: 0,
                 bytes: Bytes(200 << 30),
                 requested: Some(Bytes(200 << 30)),
+                stream: Some(0),
                 allocated: Bytes(self.allocated),
                 reserved: Bytes(self.reserved),
             }),

@@ -85,7 +85,7 @@ columns! {
         devices: i16, addresses: u64, bytes: u64, allocated: u64, reserved: u64, flags: u8,
     }
     ooms: OomRows -> BlockOomsFields {
-        devices: i16, bytes: u64, flags: u8, requested: u64, allocated: u64, reserved: u64,
+        devices: i16, bytes: u64, flags: u8, requested: u64, allocated: u64, reserved: u64, streams: u64,
     }
     waits: WaitRows -> WaitsFields { events: u64, streams: u64, actions: u8, results: i32, }
     samples: SampleRows -> SamplesFields { devices: i16, process_used: u64, device_used: u64, totals: u64, }
@@ -259,10 +259,14 @@ impl OomRows {
     fn push(&mut self, oom: &BlockOom) -> u8 {
         self.devices.push(oom.device);
         self.bytes.push(oom.bytes.0);
-        self.flags.push(if oom.requested.is_some() { HAS_REQUESTED } else { 0 });
+        self.flags.push(
+            if oom.requested.is_some() { HAS_REQUESTED } else { 0 }
+                | if oom.stream.is_some() { HAS_STREAM } else { 0 },
+        );
         self.requested.push(oom.requested.unwrap_or_default().0);
         self.allocated.push(oom.allocated.0);
         self.reserved.push(oom.reserved.0);
+        self.streams.push(oom.stream.unwrap_or_default());
         BLOCK_OOM
     }
 }
@@ -632,11 +636,12 @@ impl Decoder<'_> {
 
     fn oom(&mut self) -> BlockOom {
         let from = &mut self.cursors.ooms;
-        let (flags, requested) = (from.flags.next(), from.requested.next());
+        let (flags, requested, stream) = (from.flags.next(), from.requested.next(), from.streams.next());
         BlockOom {
             device: from.devices.next(),
             bytes: Bytes(from.bytes.next()),
             requested: (flags & HAS_REQUESTED != 0).then_some(Bytes(requested)),
+            stream: (flags & HAS_STREAM != 0).then_some(stream),
             allocated: Bytes(from.allocated.next()),
             reserved: Bytes(from.reserved.next()),
         }

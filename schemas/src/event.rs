@@ -574,6 +574,8 @@ pub struct BlockOom {
     pub bytes: Bytes,
     /// What the program asked for, where the request was seen.
     pub requested: Option<Bytes>,
+    /// The `cudaStream_t` that the block would have been of, where the request was seen.
+    pub stream: Option<u64>,
     /// PyTorch's allocated bytes on the device.
     pub allocated: Bytes,
     /// PyTorch's reserved bytes on the device.

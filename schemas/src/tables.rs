@@ -313,6 +313,7 @@ tables! {
         requested: Column<'a, u64>,
         allocated: Column<'a, u64>,
         reserved: Column<'a, u64>,
+        streams: Column<'a, u64>,
     }
     Waits, WaitsFields {
         events: Column<'a, u64>,

@@ -195,6 +195,7 @@ fn kind(random: &mut Random) -> EventKind {
             device,
             bytes,
             requested: random.maybe(requested),
+            stream: random.maybe(bytes.0),
             allocated,
             reserved,
         }),

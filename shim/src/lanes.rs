@@ -17,7 +17,7 @@ use gputrace_ring::ring::{Producer, Wish};
 
 /// Lines that a thread looks at when it comes, for what others left that are gone.
 const LOOKED_AT: u32 = 4;
-/// Nanoseconds between two searches for chunks of threads that are gone, while the ring is full.
+/// Nanoseconds between two searches, for chunks or for lines of threads that are gone, where the last found none.
 const SEARCH_EVERY: u64 = 50_000_000;
 /// The kernel puts at least so much on a stack before it runs a signal handler: the red zone, the registers and what the
 /// handler is told (x86-64: 128 + 512 + 424 bytes and more; aarch64: over 4 KiB).
@@ -263,7 +263,7 @@ fn take_line(me: Owner) -> Option<(u32, *mut ThreadState)> {
                 None => OWNERS.give_back(line),
             }
         }
-        if round == 0 && reclaim(me, None, map::MAX_THREADS as u32) == 0 {
+        if round == 0 && !find_lines(me) {
             break;
         }
     }
@@ -292,14 +292,32 @@ fn finish(line: u32) {
     }
 }
 
-/// No chunk was free: has those of threads that are gone completed, so that the recorder can free them. A flood into a
-/// full ring must not turn into a search per event.
+/// Whether a search that found nothing last time may be made again, and by the caller: a flood of events that find no room
+/// must not turn into a search, a system call for each thread line, per event. `next` is when.
+fn is_time_to_search(next: &AtomicU64) -> bool {
+    let now = gputrace_ring::clock::nanos(libc::CLOCK_MONOTONIC_COARSE);
+    let at = next.load(Ordering::Relaxed);
+    let mine = || next.compare_exchange(at, now + SEARCH_EVERY, Ordering::Relaxed, Ordering::Relaxed);
+    now >= at && mine().is_ok()
+}
+
+/// No line was free: frees those of threads that are gone; whether there were any.
+fn find_lines(me: Owner) -> bool {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    if !is_time_to_search(&NEXT) {
+        return false;
+    }
+    let has_found = reclaim(me, None, map::MAX_THREADS as u32) != 0;
+    if has_found {
+        NEXT.store(0, Ordering::Relaxed);
+    }
+    has_found
+}
+
+/// No chunk was free: has those of threads that are gone completed, so that the recorder can free them.
 fn find_chunks(line: u32) {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    let now = gputrace_ring::clock::nanos(libc::CLOCK_MONOTONIC_COARSE);
-    let next = NEXT.load(Ordering::Relaxed);
-    let mine = || NEXT.compare_exchange(next, now + SEARCH_EVERY, Ordering::Relaxed, Ordering::Relaxed);
-    if now >= next && mine().is_ok() {
+    if is_time_to_search(&NEXT) {
         let me = Owner { session: session::tag(), tid: kernel::thread_id() };
         reclaim(me, Some(line), map::MAX_THREADS as u32);
     }

@@ -65,8 +65,10 @@ pub struct RecordedOom {
     pub rounded: u64,
     /// Bytes free on the device at that moment.
     pub device_free: u64,
-    /// The stream of the request.
-    pub stream: StreamIdx,
+    /// The stream of the request; none where nobody told.
+    pub stream: Option<StreamIdx>,
+    /// The pool of the request.
+    pub pool: PoolIdx,
     /// Who asked.
     pub stack: StackId,
 }
@@ -123,6 +125,16 @@ pub struct Pool {
 }
 
 impl Pool {
+    /// A pool of which nothing is known but that its segments cannot have been of another: `number` tells several apart.
+    pub fn guessed(number: u16) -> Pool {
+        Pool { id: (0, u64::MAX - u64::from(number)) }
+    }
+
+    /// Whether nothing but addresses says that there was such a pool.
+    pub fn is_guessed(self) -> bool {
+        self.id.0 == 0 && self.id.1 >= u64::MAX - u64::from(u16::MAX)
+    }
+
     /// Whether requests go to it because a stream is being captured into a CUDA graph.
     pub fn is_capture(self) -> bool {
         self.id.0 != 0
@@ -524,7 +536,7 @@ impl Builder {
         let ops = &mut self.stream;
         ops.streams.sort_unstable();
         ops.allocations.iter_mut().for_each(|allocation| renumber(&mut allocation.stream));
-        ops.ooms.iter_mut().for_each(|oom| renumber(&mut oom.stream));
+        ops.ooms.iter_mut().filter_map(|oom| oom.stream.as_mut()).for_each(renumber);
         ops.segments.iter_mut().for_each(|segment| renumber(&mut segment.stream));
         ops.initial.iter_mut().chain(&mut ops.final_layout).for_each(|segment| renumber(&mut segment.stream));
         ops.ops.shrink_to_fit();

@@ -235,8 +235,8 @@ impl<'a> Run<'a> {
             requested: recorded.rounded,
             address: 0,
             stack: crate::ops::StackId::NONE,
-            stream: recorded.stream,
-            pool: PoolIdx::DEFAULT,
+            stream: recorded.stream.unwrap_or(crate::ops::StreamIdx(0)),
+            pool: recorded.pool,
         };
         if recorded.rounded == 0 {
             return;

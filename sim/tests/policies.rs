@@ -181,13 +181,8 @@ fn amounts_beyond_any_device_are_refused_or_computed_with() {
             entry.options.split([' ', ',', ';', '(', '|']).filter_map(|word| Some(word.split_once('=')?.0));
         for (key, amount) in keys.flat_map(|key| amounts.map(|amount| (key, amount))) {
             let options = format!("{key}={amount}");
-            let build = Build {
-                options: &options,
-                torch_version: (2, 9, 1),
-                n_streams: 3,
-                n_pools: 2,
-                profile: None,
-            };
+            let build =
+                Build { options: &options, torch_version: (2, 9), n_streams: 3, n_pools: 2, profile: None };
             let Ok(mut policy) = (entry.build)(build) else {
                 refused += usize::from(amount > 1 << 57);
                 continue;

@@ -14,6 +14,8 @@ static volatile int is_over;
 static void on_signal(int signal)
 {
     (void)signal;
+    /* The thread has just begun, and no line yet. */
+    if (!number) return;
     int saved = errno;
     struct line *line = handlers[number];
     errno = 4711;

@@ -7,6 +7,7 @@ pub mod leaks;
 pub mod moment;
 pub mod postmortem;
 pub mod processes;
+pub mod remedies;
 pub mod replay;
 pub mod tree;
 pub mod tune;

@@ -3,17 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gputrace_schemas::event::{Bytes, Event};
-use gputrace_sim::bounds::Bounds;
 use gputrace_sim::ops::{Op, OpStream};
 use gputrace_sim::policies::torch;
-use gputrace_sim::tune;
-use gputrace_sim::whatif::{Confidence, Laboratory, Question, SelfCheck};
 
 use crate::analyse::fragmentation::Fragmentation;
 use crate::analyse::growth::Growth;
 use crate::analyse::live;
 use crate::answers::caught::{self, Caught, CaughtOom};
 use crate::answers::leaks::{GrowingSite, Leaks, Suppressions, Wanted};
+use crate::answers::remedies::{Capacity, remedies, remedies_section};
 use crate::answers::whatif::Machine;
 use crate::import::{ImportError, Trace};
 use crate::ledger::{Ledger, TorchOom, Wall, Watch};
@@ -282,42 +280,6 @@ impl Postmortem {
     }
 }
 
-/// How much PyTorch could have.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Capacity {
-    /// So much was on the device for it: the driver refuses what goes beyond.
-    Device(Bytes),
-    /// PyTorch refused itself what went beyond a limit, which was at least the first and at most the second: a trace does not
-    /// say how high it was, only that a segment did not fit under it.
-    Limit(Bytes, Bytes),
-}
-
-impl Capacity {
-    /// What it surely could have.
-    fn least(self) -> Bytes {
-        match self {
-            Capacity::Device(bytes) | Capacity::Limit(bytes, _) => bytes,
-        }
-    }
-
-    /// What it perhaps could have.
-    fn most(self) -> Bytes {
-        match self {
-            Capacity::Device(bytes) | Capacity::Limit(_, bytes) => bytes,
-        }
-    }
-
-    /// The same with the smallest, or the largest, that it can have been.
-    fn ask(self, question: Question, most: bool) -> Question {
-        match self {
-            Capacity::Device(bytes) => Question { device_memory: Some(bytes.0), ..question },
-            Capacity::Limit(least, largest) => {
-                Question { limit: Some(if most { largest.0 } else { least.0 }), ..question }
-            }
-        }
-    }
-}
-
 /// What would have made it fit, on each device whose PyTorch ran out. `load` reads the same trace as requests.
 pub fn remedies_sections(
     postmortem: &Postmortem,
@@ -360,193 +322,6 @@ fn others_then(stream: Option<&OpStream>, machine: Machine) -> Vec<(String, u64)
     let at = stream.ops.iter().rposition(|op| matches!(op, Op::Oom(_))).unwrap_or(stream.ops.len());
     let held = others.names.iter().cloned().zip(others.at(at));
     held.filter(|(_, bytes)| *bytes > 0).collect()
-}
-
-/// How sure a verdict is whose replay does not give what was recorded.
-const GUESS: &str = "guess";
-
-/// What another setting would have made of the same requests.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Remedy {
-    /// `PYTORCH_CUDA_ALLOC_CONF`; empty for none.
-    pub options: String,
-    /// Whether it fits.
-    pub verdict: Verdict,
-    /// Most reserved, in a world without limit.
-    pub peak_reserved: Bytes,
-    /// How sure that is.
-    pub confidence: Confidence,
-}
-
-/// Whether a setting fits.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Verdict {
-    /// It fits.
-    Fits,
-    /// It fits if the limit was as high as it can have been.
-    Perhaps,
-    /// It runs out, too.
-    RunsOut,
-}
-
-impl Verdict {
-    /// For people and JSON.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Verdict::Fits => "fits",
-            Verdict::Perhaps => "perhaps",
-            Verdict::RunsOut => "runs out",
-        }
-    }
-}
-
-/// What the replay is worth as a witness of what other settings would have done.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Trial {
-    remedies: Vec<Remedy>,
-    /// Why it is none: the recorded run, or its failure, is not what the replay of the recorded setting gives.
-    doubt: Option<String>,
-}
-
-/// Replays the requests up to the error with other settings, where so much may be reserved.
-///
-/// # Errors
-/// Why the history cannot be replayed.
-fn remedies(stream: &OpStream, capacity: Capacity, torch_version: Option<(u8, u8)>) -> Result<Trial, String> {
-    let laboratory = Laboratory::new(stream)?;
-    let check = laboratory.self_check(torch_version);
-    let version = check.torch_version;
-    let recorded = stream.settings.options.clone().unwrap_or_default();
-    let doubt = doubt(&laboratory, &check, capacity, &Question::torch(version, &recorded));
-    let mut remedies = vec![];
-    for options in tune::advised(version, &recorded).map_err(|error| error.0)? {
-        // The capacity is what was left for PyTorch: others have had their part of it.
-        let question = Question::torch(version, &options);
-        let fits = |most| {
-            laboratory.guess(&capacity.ask(question.clone(), most)).is_ok_and(|outcome| outcome.fits())
-        };
-        let verdict = match () {
-            () if fits(false) => Verdict::Fits,
-            () if capacity.most() > capacity.least() && fits(true) => Verdict::Perhaps,
-            () => Verdict::RunsOut,
-        };
-        let Ok(answer) = laboratory.answer(&question) else { continue };
-        remedies.push(Remedy {
-            options,
-            verdict,
-            peak_reserved: Bytes(answer.outcome.books.reserved.peak),
-            confidence: answer.confidence,
-        });
-    }
-    remedies[1..].sort_by_key(|remedy| (remedy.verdict, remedy.peak_reserved));
-    Ok(Trial { remedies, doubt })
-}
-
-/// Why the replay proves nothing about other settings: under the recorded one it must do what was recorded, and run out where
-/// the program did.
-fn doubt(
-    laboratory: &Laboratory<'_>,
-    check: &SelfCheck,
-    capacity: Capacity,
-    recorded: &Question,
-) -> Option<String> {
-    if check.n_matching < check.n_requests {
-        return Some(format!(
-            "the replay of the recorded setting puts {} of {} requests elsewhere than the program had them (private pools \
-             of CUDA graphs are not in a trace)",
-            check.n_requests - check.n_matching,
-            check.n_requests
-        ));
-    }
-    let outcome = laboratory.guess(&capacity.ask(recorded.clone(), true)).ok()?;
-    match &outcome.oom {
-        None => Some(
-            "with the recorded setting the same requests fit in the replay: other memory of the device came or went".into(),
-        ),
-        Some(oom) if outcome.is_cut_short => Some(format!(
-            "with the recorded setting the replay runs out earlier than the program, at request {}: more was free then than \
-             at the error",
-            oom.request + 1
-        )),
-        Some(_) => None,
-    }
-}
-
-/// What would have made it fit. The first of the remedies is the recorded setting; `leak` is what grows with each step, where
-/// that is what used memory up, and it is known.
-fn remedies_section(
-    device: i16,
-    capacity: Capacity,
-    trial: Result<Trial, String>,
-    stream: Option<&OpStream>,
-    leak: Option<Option<Bytes>>,
-) -> Section {
-    let section = Section::new("remedies", format!("What would have made it fit on cuda:{device}"));
-    let Trial { remedies, doubt } = match trial {
-        Ok(trial) => trial,
-        Err(why) => return section.line(Mood::Note, format!("this cannot be replayed: {why}")),
-    };
-    let options = |it: &Remedy| if it.options.is_empty() { "(none)".to_owned() } else { it.options.clone() };
-    let table = Table::of(
-        "settings",
-        &remedies,
-        &[
-            ("peak_reserved_bytes", "reserved", &|it| Value::Bytes(it.peak_reserved)),
-            ("verdict", "verdict", &|it| Value::text(it.verdict.name())),
-            ("confidence", "sure", &|it| {
-                Value::text(if doubt.is_some() { GUESS } else { it.confidence.name() })
-            }),
-            ("options", "PYTORCH_CUDA_ALLOC_CONF", &|it| Value::text(options(it))),
-        ],
-    );
-    let section = section.fact("capacity_bytes", "PyTorch could have", Value::Bytes(capacity.least())).fact(
-        "capacity_at_most_bytes",
-        "at most",
-        Value::Bytes(capacity.most()),
-    );
-    let best = remedies[1..].iter().find(|remedy| remedy.verdict != Verdict::RunsOut);
-    let section = match (&doubt, best) {
-        (Some(doubt), _) => {
-            section.line(Mood::Warning, format!("cannot tell what would have helped: {doubt}"))
-        }
-        (None, Some(best)) if leak.is_some() => {
-            let left = capacity.most().0.saturating_sub(best.peak_reserved.0);
-            let steps = match leak.flatten().filter(|each| each.0 > 0) {
-                Some(each) => format!("by about {} steps", left / each.0),
-                None => "by as much as it saves".to_owned(),
-            };
-            let options = &best.options;
-            section.line(
-                Mood::Note,
-                format!("what grows grows on: {options} would only postpone the end, {steps}"),
-            )
-        }
-        (None, Some(best)) => {
-            let perhaps = match best.verdict {
-                Verdict::Perhaps => "perhaps, if its limit was high enough (--limit says how high)",
-                Verdict::Fits | Verdict::RunsOut => "this setting would have",
-            };
-            section
-                .line(Mood::Good, format!("{perhaps}:"))
-                .line(Mood::Command, format!("export PYTORCH_CUDA_ALLOC_CONF={}", best.options))
-        }
-        (None, None) => section
-            .line(Mood::Bad, "no setting of the allocator: the program needs less memory, or more of it"),
-    };
-    let section = match stream.map(Bounds::of) {
-        Some(bounds) if best.is_none() && doubt.is_none() => section.remark(
-            "needed_bytes",
-            "in use at once",
-            Value::Bytes(Bytes(bounds.requested)),
-            "the most that was requested at one time, without the request that failed",
-        ),
-        _ => section,
-    };
-    section.table(table).line(
-        Mood::Note,
-        "replayed up to the end of the trace: what a program that went on would have asked for is not known",
-    )
 }
 
 #[cfg(test)]

@@ -42,6 +42,8 @@ struct Advice {
     bounds: Bounds,
     packing: Option<u64>,
     reactions: Vec<Reaction>,
+    /// Why no figure is better than a guess.
+    doubt: Option<String>,
 }
 
 impl Advice {
@@ -63,6 +65,7 @@ impl Advice {
             n_tried: found.n_tried,
             bounds: Bounds::of(stream),
             packing: offline_packing(stream, MOST_PACKED),
+            doubt: bench.doubt(),
             reactions: bench.reactions,
         })
     }
@@ -107,6 +110,7 @@ impl Advice {
         };
         let in_use = format!("{} in use", iec(self.recorded.peak_allocated()));
         section
+            .lines(self.doubt.clone().map(|doubt| (Mood::Warning, doubt)))
             .lines(self.best.remarks())
             .fact("best_peak_reserved_bytes", "reserved at best", Value::Bytes(Bytes(best)))
             .remark(
@@ -182,6 +186,7 @@ impl Advice {
             "pareto": pareto.collect::<Vec<_>>(),
             "n_tried": self.n_tried,
             "warnings": warnings_json(&self.reactions),
+            "doubt": self.doubt,
             "bounds": {
                 "requested_bytes": bounds.requested,
                 "rounded_bytes": bounds.rounded,

@@ -4,7 +4,7 @@ use gputrace_schemas::event::Bytes;
 use gputrace_sim::bytes::iec;
 use gputrace_sim::ops::OpStream;
 use gputrace_sim::policies::torch;
-use gputrace_sim::whatif::{Answer, Laboratory, Other, Question, SelfCheck, Shares};
+use gputrace_sim::whatif::{Answer, Confidence, Laboratory, Other, Question, SelfCheck, Shares};
 use serde_json::{Map, Value as Json, json};
 
 use crate::analyse::reactions::{Reaction, reactions};
@@ -70,6 +70,11 @@ impl<'a> Bench<'a> {
         self.machine.question(self.stream, self.self_check.torch_version, policy, options)
     }
 
+    /// Why no answer is better than a guess.
+    pub(super) fn doubt(&self) -> Option<String> {
+        doubt(self.stream, &self.self_check).map(|why| format!("a guess: {why}"))
+    }
+
     /// # Errors
     /// When the policy does not understand its options.
     pub(super) fn simulate(&self, policy: &str, options: &str) -> Result<Simulated, String> {
@@ -80,11 +85,31 @@ impl<'a> Bench<'a> {
         }
     }
 
-    pub(super) fn simulated(&self, question: Question, answer: Answer) -> Simulated {
+    pub(super) fn simulated(&self, question: Question, mut answer: Answer) -> Simulated {
+        if answer.confidence == Confidence::Exact && self.doubt().is_some() {
+            answer.confidence = Confidence::Guess;
+        }
         let shares = self.laboratory.shares(&question, &answer.outcome);
         let shares = shares.filter(|_| self.machine.is_of_a_card());
         Simulated { question, answer, n_requests: self.stream.n_requests(), shares }
     }
+}
+
+/// Why the replay of the recorded setting is not known to be what was recorded.
+pub(super) fn doubt(stream: &OpStream, check: &SelfCheck) -> Option<String> {
+    let SelfCheck { n_matching, n_requests, .. } = check;
+    if n_matching < n_requests {
+        return Some(format!(
+            "the replay of the recorded setting puts {} of {n_requests} requests elsewhere than the program had them \
+             (private pools are not in a trace)",
+            n_requests - n_matching
+        ));
+    }
+    let is_guessed = stream.pools.iter().any(|pool| pool.is_guessed());
+    is_guessed.then(|| {
+        "which requests were of private pools is not in the trace, and was guessed from their addresses"
+            .into()
+    })
 }
 
 /// What became of the requests under one allocator.

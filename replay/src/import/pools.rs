@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 
 use gputrace_sim::addresses::Recorded;
 use gputrace_sim::device::{Device, Placement};
-use gputrace_sim::ops::{AllocId, DriverCall, Op, OpStream, PoolIdx, RecordedSegment};
+use gputrace_sim::ops::{AllocId, DriverCall, Op, OpStream, Pool, PoolIdx, RecordedSegment};
 use gputrace_sim::policies::torch::{NEWEST, Torch, parse, profile};
 use gputrace_sim::simulator::{Observer, run};
 
@@ -27,7 +27,9 @@ pub(super) fn infer(stream: &mut OpStream) -> Option<String> {
         .map(|(index, _)| index)
         .collect();
     apply(stream);
-    if unknown.is_empty() {
+    // Garbage is collected below a limit that is not known: what looks like a pool is its work.
+    let options = stream.settings.options.as_deref().unwrap_or_default();
+    if unknown.is_empty() || options.contains("garbage_collection_threshold") {
         insert_releases(stream);
         stream.segment_of = Vec::new();
         return None;
@@ -86,7 +88,7 @@ fn pools_to_try(stream: &mut OpStream, segment: u32) -> Vec<PoolIdx> {
     let has_unused = (1..hidden).any(|pool| !is_used(PoolIdx(pool)));
     if !has_unused && hidden < u16::MAX {
         // Its id is gone with it. Nothing says that it belonged to a CUDA graph.
-        stream.pools.push(gputrace_sim::ops::Pool { id: (0, u64::MAX - u64::from(hidden)) });
+        stream.pools.push(Pool::guessed(hidden));
     }
     let created = |segment: u32| {
         let event = stream.driver.iter().find(|event| event.segment == segment);

@@ -216,11 +216,13 @@ impl Teller {
             Op::Oom(idx) => {
                 let oom = stream.ooms[idx as usize];
                 let stack = stack(oom.stack);
+                let of_stream = oom.stream.and_then(|at| stream.streams.get(usize::from(at.0)).copied());
                 self.call(Action::MemInfo, 6, 0, oom.device_free, 0, stack);
                 let oom = BlockOom {
                     device: self.device,
                     bytes: Bytes(oom.rounded),
                     requested: None,
+                    stream: of_stream,
                     allocated: Bytes(self.allocated),
                     reserved: Bytes(self.reserved),
                 };

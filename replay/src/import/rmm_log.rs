@@ -112,7 +112,8 @@ impl Log {
                 self.builder.oom(RecordedOom {
                     rounded: line.bytes,
                     device_free: 0,
-                    stream,
+                    stream: Some(stream),
+                    pool: PoolIdx::DEFAULT,
                     stack: StackId::NONE,
                 });
             }

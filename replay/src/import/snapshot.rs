@@ -518,7 +518,13 @@ impl<'a> Importer<'a> {
             Action::Oom => {
                 let device_free = self.source.heap.device_free(row).unwrap_or(0);
                 let stack = self.source.stack(entry.frames());
-                self.builder.oom(RecordedOom { rounded: bytes, device_free, stream, stack });
+                self.builder.oom(RecordedOom {
+                    rounded: bytes,
+                    device_free,
+                    stream: Some(stream),
+                    pool: PoolIdx::DEFAULT,
+                    stack,
+                });
             }
         }
         Ok(())

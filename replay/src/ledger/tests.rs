@@ -419,9 +419,14 @@ fn parts_add_up_whatever_the_events() {
                     action: WaitAction::ALL[random(3) as usize],
                     result: 0,
                 }),
-                3 if random(10) == 0 => {
-                    EventKind::BlockOom(BlockOom { device, bytes, requested: None, allocated, reserved })
-                }
+                3 if random(10) == 0 => EventKind::BlockOom(BlockOom {
+                    device,
+                    bytes,
+                    requested: None,
+                    stream: None,
+                    allocated,
+                    reserved,
+                }),
                 _ => EventKind::Call(Call {
                     api: gputrace_schemas::event::ApiId(random(4) as u32),
                     action: Action::ALL[random(Action::ALL.len() as u64) as usize],

@@ -88,7 +88,14 @@ impl Writer {
             }
             "oom" => {
                 let (bytes, held) = (Bytes(1 << 30), Bytes(0));
-                let oom = BlockOom { device: 0, bytes, requested: None, allocated: held, reserved: held };
+                let oom = BlockOom {
+                    device: 0,
+                    bytes,
+                    requested: None,
+                    stream: None,
+                    allocated: held,
+                    reserved: held,
+                };
                 self.event(line, EventKind::BlockOom(oom));
             }
             "exit" | "killed" => {

@@ -324,13 +324,17 @@ fn block_freed(addr: u64, bytes: u64, allocated: u64, reserved: u64, device: i8)
 #[cold]
 fn out_of_memory(bytes: u64, allocated: u64, reserved: u64, device: i8) {
     let tls = tls::here();
-    let requested = if tls.is_in_allocate() { tls.requested.get() } else { UNKNOWN };
+    let is_in_allocate = tls.is_in_allocate();
+    let requested = if is_in_allocate { tls.requested.get() } else { UNKNOWN };
     // The exception that follows skips `leave_allocate`.
     tls.allocate_frame.set(0);
     let Some(mut lane) = lanes::lane(Start::IfNeeded) else { return };
+    let stream =
+        if is_in_allocate { current_stream(&mut lane.state().torch_stream, device) } else { UNKNOWN };
     let stack = callsite::capture(&mut lane, callsite::Of::Block(bytes));
     let at = session::now();
-    let record = BlockOom { device_bytes: pack_device(device, bytes), requested, allocated, reserved, stack };
+    let device_bytes = pack_device(device, bytes);
+    let record = BlockOom { device_bytes, requested, stream, allocated, reserved, stack };
     lane.producer().push(at, 0, &record);
 }
 

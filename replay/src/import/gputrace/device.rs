@@ -1,10 +1,10 @@
 //! One device's ops so far.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gputrace_sim::ops::{
-    AllocId, Allocation, Builder, DriverCall, NO_SEGMENT, Op, PoolIdx, RecordedSegment, StackId, StreamIdx,
-    TooMany,
+    AllocId, Allocation, Builder, DriverCall, NO_SEGMENT, Op, PoolIdx, RecordedOom, RecordedSegment, StackId,
+    StreamIdx, TooMany,
 };
 use rustc_hash::FxHashMap;
 
@@ -20,6 +20,10 @@ pub(super) struct Device {
     pub(super) segments: BTreeMap<u64, (u64, u32)>,
     /// Segments obtained while a stream was captured, and the capture.
     pub(super) captured: Vec<(u32, u64)>,
+    /// Segments in which captures got blocks, and the captures.
+    used_in: BTreeSet<(u32, u64)>,
+    /// Requests that failed while a stream was captured, by number, and the capture.
+    failed_captured: Vec<(usize, u64)>,
     pub(super) at_start: Vec<(u64, AllocId)>,
     /// Who asked for free memory, whether to choose an algorithm, and how often.
     pub(super) queries: FxHashMap<(StackId, bool), u64>,
@@ -36,6 +40,8 @@ impl Device {
             live: FxHashMap::default(),
             segments: BTreeMap::new(),
             captured: Vec::new(),
+            used_in: BTreeSet::new(),
+            failed_captured: Vec::new(),
             at_start: Vec::new(),
             queries: FxHashMap::default(),
             trimmed_at: None,
@@ -77,6 +83,18 @@ impl Device {
         self.live.insert(serial, id);
     }
 
+    /// A request failed, perhaps in a capture.
+    pub(super) fn failed(&mut self, oom: RecordedOom, capture: Option<u64>) {
+        let number = self.builder.stream_mut().ooms.len();
+        self.failed_captured.extend(capture.map(|capture| (number, capture)));
+        self.builder.oom(oom);
+    }
+
+    /// A block in this segment was got in a capture.
+    pub(super) fn used_in(&mut self, segment: u32, capture: u64) {
+        self.used_in.insert((segment, capture));
+    }
+
     pub(super) fn block_freed(&mut self, serial: u64) {
         if let Some(id) = self.live.get(&serial) {
             self.builder.op(Op::FreeRequested(*id));
@@ -112,11 +130,36 @@ impl Device {
     }
 }
 
-/// Gives the segments of captures their pools.
+/// Gives the segments of captures, and the requests that failed in them, their pools. A capture that gets a block in a
+/// segment of another shares its pool; without that it is taken to have one of its own.
 pub(super) fn private_pools(device: &mut Device) -> Result<(), TooMany> {
-    for (segment, capture) in std::mem::take(&mut device.captured) {
-        let pool = device.builder.pool((capture.max(1), 0))?;
+    let captured = std::mem::take(&mut device.captured);
+    let owner: BTreeMap<u32, u64> = captured.iter().copied().collect();
+    let mut shares_with: BTreeMap<u64, u64> = BTreeMap::new();
+    for (segment, capture) in std::mem::take(&mut device.used_in) {
+        if let Some(other) = owner.get(&segment) {
+            let (one, other) = (first_of(&shares_with, capture), first_of(&shares_with, *other));
+            if one != other {
+                shares_with.insert(one.max(other), one.min(other));
+            }
+        }
+    }
+    let pool_of = |device: &mut Device, capture| device.builder.pool((first_of(&shares_with, capture), 0));
+    for (segment, capture) in captured {
+        let pool = pool_of(device, capture)?;
         device.builder.stream_mut().segments[segment as usize].pool = Some(pool);
     }
+    for (number, capture) in std::mem::take(&mut device.failed_captured) {
+        let pool = pool_of(device, capture)?;
+        device.builder.stream_mut().ooms[number].pool = pool;
+    }
     Ok(())
+}
+
+/// The first capture of those that share a pool with this one.
+fn first_of(shares_with: &BTreeMap<u64, u64>, mut capture: u64) -> u64 {
+    while let Some(earlier) = shares_with.get(&capture) {
+        capture = *earlier;
+    }
+    capture.max(1)
 }

@@ -31,7 +31,7 @@ use gputrace_schemas::event::{
 };
 use gputrace_schemas::reader;
 use gputrace_sim::ops::{
-    Allocation, DriverCall, History, Nearby, PoolIdx, Query, RecordedOom, StackId, StreamIdx, TooMany,
+    Allocation, DriverCall, History, Nearby, PoolIdx, Query, RecordedOom, StackId, TooMany,
 };
 use rustc_hash::FxHashMap;
 
@@ -107,6 +107,7 @@ fn import<I: Iterator<Item = Event>>(
         n_lost: 0,
         n_implausible: 0,
         sum: 0,
+        n_captures: 0,
         too_many: None,
     };
     importer.begin(&mut ledger);
@@ -143,7 +144,8 @@ struct ThreadState {
     asked: bool,
     /// Segments obtained for the request that follows.
     obtained: Vec<(i16, u32)>,
-    is_capturing: bool,
+    /// The number of the capture that it began and did not end.
+    capture: Option<u64>,
     /// Free memory was asked for, perhaps by PyTorch for the text of an error that follows.
     question: Option<Question>,
 }
@@ -171,6 +173,8 @@ struct Importer<'a> {
     n_implausible: u64,
     /// Bytes of all events so far.
     sum: u64,
+    /// Captures that began.
+    n_captures: u64,
     /// Ops cannot be numbered: what follows is not looked at.
     too_many: Option<TooMany>,
 }
@@ -200,7 +204,7 @@ impl Importer<'_> {
             EventKind::Call(call) => self.call(ledger, event, call)?,
             EventKind::BlockAlloc(block) => self.block_alloc(ledger, event, block)?,
             EventKind::BlockFree(_) => self.block_free(ledger, event.thread),
-            EventKind::BlockOom(oom) => self.block_oom(ledger, event, oom),
+            EventKind::BlockOom(oom) => self.block_oom(ledger, event, oom)?,
             EventKind::Wait(wait) => self.wait(ledger, event.thread, wait),
             EventKind::Lost(lost) => self.n_lost = self.n_lost.saturating_add(lost.events),
             EventKind::Sample(_)
@@ -261,6 +265,10 @@ impl Importer<'_> {
                 _ => self.done(step),
             }
         }
+        let capture = self.thread(event.thread).capture;
+        if let (Some(device), Some(capture)) = (self.device(block.device), capture) {
+            device.used_in(device.segment_at(block.addr), capture);
+        }
         self.complete_synchronized(event.thread);
         self.thread(event.thread).asked = false;
         Ok(())
@@ -296,7 +304,7 @@ impl Importer<'_> {
         }
     }
 
-    fn block_oom(&mut self, ledger: &Ledger, event: &Event, oom: &BlockOom) {
+    fn block_oom(&mut self, ledger: &Ledger, event: &Event, oom: &BlockOom) -> Result<(), TooMany> {
         if !self.survey.knows_allocate {
             self.thread(event.thread).question.take_if(|question| question.by_allocator);
         }
@@ -304,14 +312,18 @@ impl Importer<'_> {
         let stack = self.stack(event.stack);
         let told = ledger.torch(oom.device).and_then(|torch| torch.ooms.last()?.device);
         let device_free = told.map_or(0, |(free, _)| free.0);
+        let capture = self.thread(event.thread).capture;
         if let Some(device) = self.device(oom.device) {
             let rounded = oom.requested.filter(|bytes| bytes.0 > 0).unwrap_or(oom.bytes).0;
-            device.builder.oom(RecordedOom { rounded, device_free, stream: StreamIdx(0), stack });
+            let stream = oom.stream.map(|stream| device.builder.stream(stream)).transpose()?;
+            let failed = RecordedOom { rounded, device_free, stream, pool: PoolIdx::DEFAULT, stack };
+            device.failed(failed, capture);
         }
         self.complete_synchronized(event.thread);
         let thread = self.thread(event.thread);
         thread.obtained.clear();
         thread.asked = false;
+        Ok(())
     }
 
     fn wait(&mut self, ledger: &Ledger, thread: ThreadId, wait: &Wait) {
@@ -376,7 +388,7 @@ impl Importer<'_> {
         }
         for step in ledger.steps() {
             match step {
-                Step::Gained(object) => self.gained(ledger, (event, call), object)?,
+                Step::Gained(object) => self.gained((event, call), object)?,
                 Step::Lost(object) => self.lost((event, call), object),
                 Step::Grown(pages) if self.survey.torch.contains(&pages.device) => {
                     self.grown(ledger, event, pages);
@@ -389,8 +401,11 @@ impl Importer<'_> {
         }
         match call.action {
             Action::MemInfo => self.mem_info(event, call, is_by_torch),
-            Action::CaptureBegin => self.thread(event.thread).is_capturing = true,
-            Action::CaptureEnd => self.thread(event.thread).is_capturing = false,
+            Action::CaptureBegin => {
+                self.n_captures += 1;
+                self.thread(event.thread).capture = Some(self.n_captures);
+            }
+            Action::CaptureEnd => self.thread(event.thread).capture = None,
             Action::Unreserve => self.unreserved(call.addr),
             _ => {}
         }
@@ -399,15 +414,10 @@ impl Importer<'_> {
 
     /// The driver handed this out: on a device with PyTorch's blocks a segment or a neighbour of segments, elsewhere
     /// what the program asked for.
-    fn gained(
-        &mut self,
-        ledger: &Ledger,
-        (event, call): (&Event, &Call),
-        object: &Object,
-    ) -> Result<(), TooMany> {
+    fn gained(&mut self, (event, call): (&Event, &Call), object: &Object) -> Result<(), TooMany> {
         match (self.survey.torch.contains(&object.device), object.kind, object.torch) {
             (false, ..) if is_request(call.action) => self.requested(event, call, object)?,
-            (true, MemoryKind::Linear, true) => self.segment_alloc(ledger, event, call),
+            (true, MemoryKind::Linear, true) => self.segment_alloc(event, call),
             (true, MemoryKind::Linear, false) => {
                 let what = Nearby::Allocated { address: object.addr, bytes: object.bytes.0 };
                 self.nearby(object.device, what);
@@ -476,7 +486,13 @@ impl Importer<'_> {
         let stack = self.stack(event.stack);
         let Some(device) = self.device(call.device) else { return Ok(()) };
         let stream = device.builder.stream(call.stream)?;
-        device.builder.oom(RecordedOom { rounded: call.bytes.0, device_free: 0, stream, stack });
+        device.builder.oom(RecordedOom {
+            rounded: call.bytes.0,
+            device_free: 0,
+            stream: Some(stream),
+            pool: PoolIdx::DEFAULT,
+            stack,
+        });
         Ok(())
     }
 

@@ -7,17 +7,15 @@ use super::Importer;
 use crate::ledger::{Ledger, Mapped, Object};
 
 impl Importer<'_> {
-    pub(super) fn segment_alloc(&mut self, ledger: &Ledger, event: &Event, call: &Call) {
-        let captured_by = ledger.n_captures();
-        let thread = self.thread(event.thread);
-        let is_captured = call.captured || thread.is_capturing;
+    pub(super) fn segment_alloc(&mut self, event: &Event, call: &Call) {
+        let capture = self.thread(event.thread).capture;
+        // Another thread's capture.
+        let capture = capture.or_else(|| call.captured.then_some(self.n_captures));
         let Some(device) = self.device(call.device) else { return };
         let end = call.addr.saturating_add(call.bytes.0);
         let index = device.new_segment(call.addr, call.bytes.0);
         device.segments.insert(call.addr, (end, index));
-        if is_captured {
-            device.captured.push((index, captured_by));
-        }
+        device.captured.extend(capture.map(|capture| (index, capture)));
         device.builder.driver(DriverCall::Alloc, call.addr, call.bytes.0, index);
         self.thread(event.thread).obtained.push((call.device, index));
     }
@@ -41,15 +39,12 @@ impl Importer<'_> {
 
     pub(super) fn grown(&mut self, ledger: &Ledger, event: &Event, pages: &Mapped) {
         let Some((reserved, reservation)) = ledger.reservation(pages.addr) else { return };
-        let captured_by = ledger.n_captures();
-        let is_captured = self.thread(event.thread).is_capturing;
+        let capture = self.thread(event.thread).capture;
         let Some(device) = self.device(pages.device) else { return };
         let index = device.segments.get(&reserved).map(|(_, index)| *index).unwrap_or_else(|| {
             let index = device.new_segment(reserved, 0);
             device.segments.insert(reserved, (reserved.saturating_add(reservation.0), index));
-            if is_captured {
-                device.captured.push((index, captured_by));
-            }
+            device.captured.extend(capture.map(|capture| (index, capture)));
             index
         });
         let end = pages.addr.saturating_add(pages.bytes.0);

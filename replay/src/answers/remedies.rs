@@ -1,0 +1,350 @@
+//! What would have made it fit: the requests up to the error, replayed with other settings.
+//!
+//! A verdict is worth as much as the replay, so that is tried first: the recorded setting must put every block where the
+//! program had it, and must run out at the same request. A trace does not say how high a limit was, nor always which CUDA
+//! graphs share a pool, nor where the driver would have put memory in another run. What is not known is tried both ways, and
+//! where that makes a difference the verdict is "perhaps".
+
+use gputrace_schemas::event::Bytes;
+use gputrace_sim::bounds::Bounds;
+use gputrace_sim::ops::{OpStream, PoolIdx, StreamIdx};
+use gputrace_sim::tune;
+use gputrace_sim::whatif::{Confidence, Laboratory, Question, SelfCheck};
+
+use crate::answers::whatif;
+use crate::report::model::{Mood, Section, Table, Value};
+
+/// How much PyTorch could have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Capacity {
+    /// So much was on the device for it: the driver refuses what goes beyond.
+    Device(Bytes),
+    /// PyTorch refused itself what went beyond a limit, which was at least the first and at most the second: a trace does not
+    /// say how high it was, only that a segment did not fit under it.
+    Limit(Bytes, Bytes),
+}
+
+impl Capacity {
+    /// What it surely could have.
+    fn least(self) -> Bytes {
+        match self {
+            Capacity::Device(bytes) | Capacity::Limit(bytes, _) => bytes,
+        }
+    }
+
+    /// What it perhaps could have.
+    fn most(self) -> Bytes {
+        match self {
+            Capacity::Device(bytes) | Capacity::Limit(_, bytes) => bytes,
+        }
+    }
+
+    /// All that it can have been, as far as that can make a difference: PyTorch obtains memory in multiples of [`STEP`].
+    /// From the least to the most, and of many some.
+    fn worlds(self) -> Vec<World> {
+        match self {
+            Capacity::Device(bytes) => vec![World::Device(bytes.0)],
+            Capacity::Limit(least, most) => {
+                let n_steps = (most.0 - least.0.min(most.0)) / STEP;
+                let n_tried = n_steps.min(MOST_LIMITS);
+                let steps = (0..=n_tried).map(|at| at * n_steps / n_tried.max(1));
+                steps.map(|step| World::Limit(least.0 + step * STEP)).collect()
+            }
+        }
+    }
+}
+
+/// Segments have a multiple of so many bytes (`kRoundLarge` and `kSmallBuffer`, c10/cuda/CUDACachingAllocator.cpp; a setting
+/// of `large_segment_size_mb` can be an odd number of MiB).
+const STEP: u64 = 1 << 20;
+/// Steps from the least to the largest limit that are tried.
+const MOST_LIMITS: u64 = 12;
+
+/// One thing that the capacity can have been, bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum World {
+    /// Of the device.
+    Device(u64),
+    /// Of a limit.
+    Limit(u64),
+}
+
+impl World {
+    fn bytes(self) -> u64 {
+        let (World::Device(bytes) | World::Limit(bytes)) = self;
+        bytes
+    }
+
+    fn ask(self, question: &Question) -> Question {
+        let question = question.clone();
+        match self {
+            World::Device(bytes) => Question { device_memory: Some(bytes), ..question },
+            World::Limit(bytes) => Question { limit: Some(bytes), ..question },
+        }
+    }
+}
+
+/// What another setting would have made of the same requests.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Remedy {
+    /// `PYTORCH_CUDA_ALLOC_CONF`; empty for none.
+    pub options: String,
+    /// Whether it fits.
+    pub verdict: Verdict,
+    /// Most reserved, in a world without limit.
+    pub peak_reserved: Bytes,
+    /// How sure that is.
+    pub confidence: Confidence,
+}
+
+/// Whether a setting fits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Verdict {
+    /// It fits.
+    Fits,
+    /// It hangs on what a trace does not say.
+    Perhaps,
+    /// It runs out, too.
+    RunsOut,
+}
+
+impl Verdict {
+    /// For people and JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Verdict::Fits => "fits",
+            Verdict::Perhaps => "perhaps",
+            Verdict::RunsOut => "runs out",
+        }
+    }
+}
+
+/// What the replay is worth as a witness of what other settings would have done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Trial {
+    remedies: Vec<Remedy>,
+    /// Why it is none: the recorded run, or its failure, is not what the replay of the recorded setting gives.
+    doubt: Option<String>,
+}
+
+/// Replays the requests up to the error with other settings, where so much may be reserved.
+///
+/// # Errors
+/// Why the history cannot be replayed.
+pub(super) fn remedies(
+    stream: &OpStream,
+    capacity: Capacity,
+    torch_version: Option<(u8, u8)>,
+) -> Result<Trial, String> {
+    let laboratory = Laboratory::new(stream)?;
+    let check = laboratory.self_check(torch_version);
+    let version = check.torch_version;
+    let recorded = stream.settings.options.clone().unwrap_or_default();
+    let as_recorded = Question::torch(version, &recorded);
+    let others = others_that_it_can_have_been(stream);
+    let others: Vec<Laboratory<'_>> =
+        others.iter().filter_map(|stream| Laboratory::new(stream).ok()).collect();
+    let laboratories: Vec<&Laboratory<'_>> = std::iter::once(&laboratory).chain(&others).collect();
+    let all = capacity.worlds();
+    let is_as_recorded = |laboratory: &&Laboratory<'_>, world: &World| {
+        let replayed = laboratory.check_under(&world.ask(&as_recorded));
+        replayed
+            .is_ok_and(|(check, outcome)| explains(&check) && outcome.oom.is_some() && !outcome.is_cut_short)
+    };
+    let explaining: Vec<(&Laboratory<'_>, World)> = laboratories
+        .iter()
+        .flat_map(|laboratory| all.iter().map(move |world| (*laboratory, *world)))
+        .filter(|(laboratory, world)| is_as_recorded(laboratory, world))
+        .collect();
+    let doubt = match explaining.is_empty() {
+        false => whatif::doubt(stream, &SelfCheck { n_matching: check.n_requests, ..check }),
+        true => whatif::doubt(stream, &check)
+            .or_else(|| Some(other_end(&laboratory, all.last().copied(), &as_recorded))),
+    };
+    let worlds = match doubt.is_some() {
+        true => all.iter().map(|world| (&laboratory, *world)).collect(),
+        false => explaining,
+    };
+    let mut remedies = vec![];
+    for options in tune::advised(version, &recorded).map_err(|error| error.0)? {
+        let question = Question::torch(version, &options);
+        let Ok(unlimited) = laboratory.answer(&question) else { continue };
+        let (verdict, confidence) = verdict(&worlds, &question, unlimited.peak_reserved_range);
+        remedies.push(Remedy {
+            options,
+            verdict,
+            peak_reserved: Bytes(unlimited.outcome.books.reserved.peak),
+            confidence: confidence.unwrap_or(unlimited.confidence),
+        });
+    }
+    remedies[1..].sort_by_key(|remedy| (remedy.verdict, remedy.peak_reserved));
+    Ok(Trial { remedies, doubt })
+}
+
+/// Whether it fits in all of these worlds, and how sure that is, where it is not as sure as the replay without a limit.
+/// `reserved` is what it would reserve at most without one.
+fn verdict(
+    worlds: &[(&Laboratory<'_>, World)],
+    question: &Question,
+    reserved: (u64, u64),
+) -> (Verdict, Option<Confidence>) {
+    let least = worlds.iter().map(|(_, world)| world.bytes()).min().unwrap_or(u64::MAX);
+    // A limit that is never met changes nothing, wherever memory lies.
+    if reserved.1 as f64 * (1.0 + Laboratory::ELSEWHERE) <= least as f64 {
+        return (Verdict::Fits, None);
+    }
+    let (mut n_out, mut n_all) = (0, 0);
+    let mut middle = vec![];
+    for (laboratory, world) in worlds {
+        let asked = world.ask(question);
+        if let Ok(outcome) = laboratory.guess(&asked) {
+            (n_out, n_all) = (n_out + usize::from(!outcome.fits()), n_all + 1);
+            middle.push((*laboratory, asked));
+        }
+    }
+    // Another run has memory elsewhere.
+    let answer =
+        middle.get(middle.len() / 2).and_then(|(laboratory, asked)| laboratory.elsewhere(asked).ok());
+    let confidence = answer.as_ref().map(|answer| answer.confidence);
+    if let Some(answer) = answer {
+        (n_out, n_all) = (n_out + answer.n_oom.0, n_all + answer.n_oom.1);
+    }
+    match n_out {
+        0 => (Verdict::Fits, confidence),
+        n if n == n_all => (Verdict::RunsOut, confidence),
+        _ => (Verdict::Perhaps, Some(Confidence::Interval)),
+    }
+}
+
+/// The same requests, where a trace does not tell everything: with all CUDA graphs in one pool, and with those that failed on
+/// another stream, where it is not known on which.
+fn others_that_it_can_have_been(stream: &OpStream) -> Vec<OpStream> {
+    let mut others: Vec<OpStream> = with_one_pool(stream).into_iter().collect();
+    if stream.ooms.iter().any(|oom| oom.stream.is_none()) {
+        for other in (1..stream.streams.len().min(MOST_STREAMS)).map(|index| StreamIdx(index as u16)) {
+            let mut there = stream.clone();
+            there.ooms.iter_mut().for_each(|oom| oom.stream = oom.stream.or(Some(other)));
+            others.push(there);
+        }
+    }
+    others
+}
+
+/// Streams that a failed request may have been of, of which some are tried.
+const MOST_STREAMS: usize = 5;
+
+/// None where they are in one anyway.
+fn with_one_pool(stream: &OpStream) -> Option<OpStream> {
+    let pools = (0u16..).zip(&stream.pools).filter(|(_, pool)| pool.is_capture());
+    let captures: Vec<PoolIdx> = pools.map(|(pool, _)| PoolIdx(pool)).collect();
+    let (first, others) = captures.split_first().filter(|(_, others)| !others.is_empty())?;
+    let mut pooled = stream.clone();
+    let of = |pool: &mut PoolIdx| {
+        if others.contains(pool) {
+            *pool = *first;
+        }
+    };
+    pooled.allocations.iter_mut().for_each(|allocation| of(&mut allocation.pool));
+    pooled.ooms.iter_mut().for_each(|oom| of(&mut oom.pool));
+    pooled.initial.iter_mut().for_each(|segment| of(&mut segment.pool));
+    Some(pooled)
+}
+
+/// The replay of the recorded setting is the recorded run.
+fn explains(check: &SelfCheck) -> bool {
+    check.n_matching == check.n_requests
+}
+
+/// Why the replay of the recorded setting does not end as the program did, in the world where it has most.
+fn other_end(laboratory: &Laboratory<'_>, world: Option<World>, recorded: &Question) -> String {
+    let outcome = world.and_then(|world| laboratory.guess(&world.ask(recorded)).ok());
+    match outcome.and_then(|outcome| outcome.oom.filter(|_| outcome.is_cut_short)) {
+        None => {
+            "with the recorded setting the same requests fit in the replay: other memory of the device came or went".into()
+        }
+        Some(oom) => format!(
+            "with the recorded setting the replay runs out earlier than the program, at request {}: more was free then than \
+             at the error",
+            oom.request + 1
+        ),
+    }
+}
+
+/// What would have made it fit. The first of the remedies is the recorded setting; `leak` is what grows with each step, where
+/// that is what used memory up, and it is known.
+pub(super) fn remedies_section(
+    device: i16,
+    capacity: Capacity,
+    trial: Result<Trial, String>,
+    stream: Option<&OpStream>,
+    leak: Option<Option<Bytes>>,
+) -> Section {
+    let section = Section::new("remedies", format!("What would have made it fit on cuda:{device}"));
+    let Trial { remedies, doubt } = match trial {
+        Ok(trial) => trial,
+        Err(why) => return section.line(Mood::Note, format!("this cannot be replayed: {why}")),
+    };
+    let options = |it: &Remedy| if it.options.is_empty() { "(none)".to_owned() } else { it.options.clone() };
+    let table = Table::of(
+        "settings",
+        &remedies,
+        &[
+            ("peak_reserved_bytes", "reserved", &|it| Value::Bytes(it.peak_reserved)),
+            ("verdict", "verdict", &|it| Value::text(it.verdict.name())),
+            ("confidence", "sure", &|it| {
+                Value::text(if doubt.is_some() { Confidence::Guess.name() } else { it.confidence.name() })
+            }),
+            ("options", "PYTORCH_CUDA_ALLOC_CONF", &|it| Value::text(options(it))),
+        ],
+    );
+    let section = section.fact("capacity_bytes", "PyTorch could have", Value::Bytes(capacity.least())).fact(
+        "capacity_at_most_bytes",
+        "at most",
+        Value::Bytes(capacity.most()),
+    );
+    let best = remedies[1..].iter().find(|remedy| remedy.verdict != Verdict::RunsOut);
+    let section = match (&doubt, best) {
+        (Some(doubt), _) => {
+            section.line(Mood::Warning, format!("cannot tell what would have helped: {doubt}"))
+        }
+        (None, Some(best)) if leak.is_some() => {
+            let left = capacity.most().0.saturating_sub(best.peak_reserved.0);
+            let steps = match leak.flatten().filter(|each| each.0 > 0) {
+                Some(each) => format!("by about {} steps", left / each.0),
+                None => "by as much as it saves".to_owned(),
+            };
+            let options = &best.options;
+            section.line(
+                Mood::Note,
+                format!("what grows grows on: {options} would only postpone the end, {steps}"),
+            )
+        }
+        (None, Some(best)) => {
+            let perhaps = match best.verdict {
+                Verdict::Perhaps => {
+                    "perhaps (it hangs on how high the limit was, --limit, and on where memory lies)"
+                }
+                Verdict::Fits | Verdict::RunsOut => "this setting would have",
+            };
+            section
+                .line(Mood::Good, format!("{perhaps}:"))
+                .line(Mood::Command, format!("export PYTORCH_CUDA_ALLOC_CONF={}", best.options))
+        }
+        (None, None) => section
+            .line(Mood::Bad, "no setting of the allocator: the program needs less memory, or more of it"),
+    };
+    let section = match stream.map(Bounds::of) {
+        Some(bounds) if best.is_none() && doubt.is_none() => section.remark(
+            "needed_bytes",
+            "in use at once",
+            Value::Bytes(Bytes(bounds.requested)),
+            "the most that was requested at one time, without the request that failed",
+        ),
+        _ => section,
+    };
+    section.table(table).line(
+        Mood::Note,
+        "replayed up to the end of the trace: what a program that went on would have asked for is not known",
+    )
+}
