@@ -110,7 +110,8 @@ pub(crate) fn unfold(frames: &[FrameId], inlined: &HashMap<FrameId, Vec<FrameId>
 /// Never empty.
 fn lines_at(loader: &addr2line::Loader, probe: u64) -> Vec<Line> {
     let mut lines = Vec::new();
-    if let Ok(mut frames) = loader.find_frames(probe) {
+    // Of a hostile file: the last address has none after it, which addr2line asks for.
+    if let Some(Ok(mut frames)) = (probe != u64::MAX).then(|| loader.find_frames(probe)) {
         while let Ok(Some(frame)) = frames.next() {
             let function = frame.function.as_ref().and_then(|function| function.raw_name().ok());
             let location = frame.location.as_ref();

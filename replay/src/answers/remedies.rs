@@ -348,3 +348,98 @@ pub(super) fn remedies_section(
         "replayed up to the end of the trace: what a program that went on would have asked for is not known",
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gputrace_sim::ops::{Allocation, Builder, Pool, RecordedOom, StackId};
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_limit_is_tried_from_the_least_to_the_most_that_it_can_have_been() {
+        let limits = |least, most| {
+            Capacity::Limit(Bytes(least), Bytes(most))
+                .worlds()
+                .iter()
+                .map(|world| world.bytes())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(limits(20 * MIB, 20 * MIB), [20 * MIB]);
+        assert_eq!(limits(20 * MIB, 22 * MIB - 1), [20 * MIB, 21 * MIB]);
+        let many = limits(20 * MIB, 140 * MIB - 1);
+        assert_eq!((many.len(), many.first(), many.last()), (13, Some(&(20 * MIB)), Some(&(139 * MIB))));
+        assert_eq!(Capacity::Device(Bytes(7)).worlds(), [World::Device(7)]);
+    }
+
+    fn stream(requests: &[(u64, u16, PoolIdx)], failed: RecordedOom, n_graphs: u64) -> OpStream {
+        let mut builder = Builder::new(0);
+        for handle in 0..3 {
+            builder.stream(handle).unwrap();
+        }
+        for graph in 1..=n_graphs {
+            builder.pool((graph, 0)).unwrap();
+        }
+        for (mib, stream, pool) in requests {
+            let allocation = Allocation {
+                requested: mib * MIB,
+                address: 0,
+                stack: StackId::NONE,
+                stream: StreamIdx(*stream),
+                pool: *pool,
+            };
+            builder.alloc(allocation);
+        }
+        builder.oom(failed);
+        builder.finish()
+    }
+
+    #[test]
+    fn what_a_trace_does_not_say_is_tried_both_ways() {
+        let failed = |stream, pool| RecordedOom {
+            rounded: 4 * MIB,
+            device_free: 0,
+            stream,
+            pool,
+            stack: StackId::NONE,
+        };
+        let known = stream(&[(4, 0, PoolIdx::DEFAULT)], failed(Some(StreamIdx(0)), PoolIdx::DEFAULT), 1);
+        assert!(others_that_it_can_have_been(&known).is_empty());
+        // The stream of the request that failed, where nobody told.
+        let unknown = stream(&[(4, 0, PoolIdx::DEFAULT)], failed(None, PoolIdx::DEFAULT), 0);
+        let streams: Vec<_> =
+            others_that_it_can_have_been(&unknown).iter().map(|stream| stream.ooms[0].stream).collect();
+        assert_eq!(streams, [Some(StreamIdx(1)), Some(StreamIdx(2))]);
+        // Two graphs, whose pools may be one.
+        let graphs =
+            stream(&[(4, 0, PoolIdx(1)), (4, 0, PoolIdx(2))], failed(Some(StreamIdx(0)), PoolIdx(2)), 2);
+        let [pooled] = &others_that_it_can_have_been(&graphs)[..] else { panic!("one") };
+        let pools: Vec<_> =
+            pooled.allocations.iter().map(|it| it.pool).chain([pooled.ooms[0].pool]).collect();
+        assert_eq!(pools, [PoolIdx(1); 3]);
+        assert!(pooled.pools.iter().all(|pool: &Pool| !pool.is_guessed()));
+    }
+
+    #[test]
+    fn a_verdict_that_hangs_on_the_limit_is_perhaps() {
+        let failed = RecordedOom {
+            rounded: 4 * MIB,
+            device_free: 0,
+            stream: Some(StreamIdx(0)),
+            pool: PoolIdx::DEFAULT,
+            stack: StackId::NONE,
+        };
+        // 30 MiB in a segment of their own, then 12 of a segment of 12.
+        let stream = stream(&[(30, 0, PoolIdx::DEFAULT), (12, 0, PoolIdx::DEFAULT)], failed, 0);
+        let laboratory = Laboratory::new(&stream).unwrap();
+        let question = Question::torch((2, 11), "");
+        let of = |limits: &[u64]| {
+            let worlds: Vec<_> = limits.iter().map(|mib| (&laboratory, World::Limit(mib * MIB))).collect();
+            let reserved = laboratory.answer(&question).unwrap().peak_reserved_range;
+            verdict(&worlds, &question, reserved).0
+        };
+        assert_eq!(of(&[80, 90]), Verdict::Fits);
+        assert_eq!(of(&[50, 60]), Verdict::RunsOut);
+        assert_eq!(of(&[50, 70]), Verdict::Perhaps);
+    }
+}

@@ -191,6 +191,36 @@ fn what_a_failed_request_waited_for_completes_after_it() {
 }
 
 #[test]
+fn each_capture_has_a_pool_and_shares_it_with_those_that_use_its_segments() {
+    let capture = |first: u64, second: u64| {
+        format!(
+            "CaptureBegin
+            Alloc addr={first:#x} bytes=20M by=libcudart.so,libc10_cuda.so in_allocate=1
+            block addr={first:#x} bytes=4M requested=4M
+            block addr={second:#x} bytes=4M requested=4M
+            CaptureEnd\n"
+        )
+    };
+    let failing = "CaptureBegin
+            Alloc result=2 bytes=20M by=libcudart.so,libc10_cuda.so in_allocate=1
+            oom bytes=4M requested=4M stream=7";
+    let pools_of = |scene: &str| {
+        let trace = imported(scene);
+        let stream = &trace.devices[0];
+        let of_blocks: Vec<u16> = stream.allocations.iter().map(|it| it.pool.0).collect();
+        (of_blocks, stream.ooms[0].pool.0, stream.ooms[0].stream)
+    };
+    let apart = capture(0x4000_0000, 0x4080_0000) + &capture(0x5000_0000, 0x5080_0000) + failing;
+    let (blocks, failed, stream) = pools_of(&apart);
+    assert_eq!((&*blocks, failed), (&[1, 1, 2, 2][..], 3), "each its own, the one that failed too");
+    assert_eq!(stream.map(|at| imported(&apart).devices[0].streams[usize::from(at.0)]), Some(7));
+    // The second has a block in a segment of the first.
+    let (blocks, failed, _) =
+        pools_of(&(capture(0x4000_0000, 0x4080_0000) + &capture(0x5000_0000, 0x4100_0000) + failing));
+    assert_eq!((&*blocks, failed), (&[1, 1, 1, 1][..], 2));
+}
+
+#[test]
 fn pages_of_a_growing_segment_are_one_call() {
     check(
         "Reserve addr=0x100000000 bytes=1G by=libc10_cuda.so
