@@ -117,31 +117,31 @@ mod tests {
     #[test]
     fn an_id_is_new_once() {
         let mut seen = empty();
-        assert_eq!([seen.insert(7, 0), seen.insert(7, 0), seen.insert(9, 0)], [true, false, true]);
+        assert_eq!([seen.insert(7, 1), seen.insert(7, 1), seen.insert(9, 1)], [true, false, true]);
     }
 
     #[test]
     fn an_id_is_new_again_when_the_recorder_lost_it_or_it_was_not_written() {
         let mut seen = empty();
-        seen.insert(7, 0);
-        assert!(seen.insert(7, 1));
+        seen.insert(7, 1);
+        assert!(seen.insert(7, 3));
         seen.remove(7);
-        assert!(seen.insert(7, 1));
+        assert!(seen.insert(7, 3));
     }
 
     #[test]
     fn an_id_that_was_taken_out_is_new_although_it_is_the_one_expected_next() {
         let mut seen = empty();
         for id in [1, 3, 5, 1, 3] {
-            seen.insert(id, 0);
+            seen.insert(id, 1);
         }
         // All after 5 were met before in this order, so a new 7 must not be taken for what came then.
-        assert!(seen.insert(7, 0));
+        assert!(seen.insert(7, 1));
         seen.remove(7);
         for id in [1, 3] {
-            assert!(!seen.insert(id, 0), "{id}");
+            assert!(!seen.insert(id, 1), "{id}");
         }
-        assert!(seen.insert(7, 0));
+        assert!(seen.insert(7, 1));
     }
 
     #[test]
@@ -154,7 +154,7 @@ mod tests {
             // Steps that repeat, now and then something else.
             let number = if state >> 60 == 0 { state >> 32 & 1023 } else { step % 700 };
             let id = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-            let is_new = seen.insert(id, (step / 50_000) as u32);
+            let is_new = seen.insert(id, 2 * (step / 50_000) as u32 + 1);
             if step % 50_000 == 0 {
                 known.clear();
             }
@@ -171,9 +171,9 @@ mod tests {
         let mut seen = empty();
         let ids: Vec<u64> = (1..=2000u64).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1).collect();
         for id in &ids {
-            seen.insert(*id, 0);
+            seen.insert(*id, 1);
         }
-        let n_new = ids.iter().filter(|id| seen.insert(**id, 0)).count();
+        let n_new = ids.iter().filter(|id| seen.insert(**id, 1)).count();
         assert!(n_new < 20, "{n_new} of 2000 were forgotten");
     }
 }
