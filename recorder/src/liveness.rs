@@ -102,6 +102,24 @@ impl Liveness {
         }
     }
 
+    /// With what the process ended, as `waitpid(2)` would tell its parent; `None` where nobody tells us. `in_proc` is its number
+    /// in the `/proc` that we see.
+    pub(crate) fn wait_status(&self, in_proc: Option<u32>) -> Option<i32> {
+        // Until its parent has asked, it is there to be read, and after that its descriptor knows.
+        // There, 0 also says that we may not know.
+        let is_told = |stat: &process::Stat| stat.state == 'Z' && stat.exit_code != 0;
+        let of_zombie = || in_proc.and_then(process::stat).filter(is_told);
+        match self {
+            Liveness::Gone => None,
+            Liveness::Descriptor(descriptor) => {
+                of_zombie().map(|stat| stat.exit_code).or_else(|| pidfd_info::wait_status(descriptor))
+            }
+            Liveness::Number(claim) => {
+                of_zombie().filter(|stat| stat.start_time == claim.start_time).map(|stat| stat.exit_code)
+            }
+        }
+    }
+
     /// The process's number in the `/proc` that we see; `None` where it is not to be seen there.
     pub(crate) fn number_in_proc(&self, claim: Claim) -> Option<u32> {
         match self {
@@ -135,6 +153,36 @@ fn place(theirs: u64, ours: u64, is_its_child: bool) -> Place {
 fn own_namespace() -> u64 {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |data| data.ino())
+}
+
+/// `PIDFD_GET_INFO` (linux/pidfd.h of Linux 6.15): what a descriptor of a process knows of it, also after its parent has waited.
+mod pidfd_info {
+    #![allow(unsafe_code)]
+
+    use rustix::ioctl::{Updater, ioctl, opcode};
+    use std::os::fd::OwnedFd;
+
+    /// `PIDFD_INFO_EXIT`: the status is asked for, or told.
+    const EXIT: u64 = 1 << 3;
+
+    /// `struct pidfd_info` as it was first published, 64 bytes; the kernel fills in as much as it is given room for.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Info {
+        mask: u64,
+        cgroup: u64,
+        numbers_and_owners: [u32; 11],
+        exit_code: i32,
+    }
+    const _: () = assert!(size_of::<Info>() == 64);
+
+    pub(super) fn wait_status(descriptor: &OwnedFd) -> Option<i32> {
+        const GET_INFO: u32 = opcode::read_write::<Info>(0xff, 11);
+        let mut info = Info { mask: EXIT, ..Info::default() };
+        // SAFETY: the number says what is read and written: one `Info`. A descriptor of something else refuses it.
+        let answer = unsafe { ioctl(descriptor, Updater::<GET_INFO, Info>::new(&mut info)) };
+        (answer.is_ok() && info.mask & EXIT != 0).then_some(info.exit_code)
+    }
 }
 
 /// The claim's number is a process here that began at the very moment that the ring's process did.
@@ -238,6 +286,23 @@ mod tests {
         child.wait().expect("ours");
         assert_eq!(ways.each_ref().map(Liveness::is_gone), [true; 2]);
         assert!(matches!(here(claim, WriterLock::Unknown), Liveness::Gone));
+    }
+
+    #[test]
+    fn how_a_process_ended_is_known_before_its_parent_asks_and_where_the_kernel_tells_after_it() {
+        for (program, status) in [("exit 3", 3 << 8), ("kill -9 $$", 9)] {
+            let mut child = std::process::Command::new("sh").args(["-c", program]).spawn().expect("sh");
+            let pid = child.id();
+            let claim = claim(pid, began(pid));
+            let ways = [here(claim, WriterLock::Unknown), Liveness::Number(claim)];
+            while !ways[0].is_gone() {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            assert_eq!(ways.each_ref().map(|way| way.wait_status(Some(pid))), [Some(status); 2], "{program}");
+            child.wait().expect("ours");
+            let [descriptor, number] = ways.each_ref().map(|way| way.wait_status(None));
+            assert!(descriptor.is_none_or(|told| told == status) && number.is_none(), "{descriptor:?}");
+        }
     }
 
     #[test]

@@ -389,6 +389,8 @@ pub(crate) struct Stat {
     pub(crate) n_threads: u64,
     /// In clock ticks since boot.
     pub(crate) start_time: u64,
+    /// As `waitpid(2)` gives it, of a process that has ended; 0 also where we may not know.
+    pub(crate) exit_code: i32,
 }
 
 /// Of a process, by its number in the `/proc` that we see. `None` says nothing of it: it may be hidden from us, or we
@@ -423,6 +425,7 @@ fn parse_stat(stat: &str) -> Option<Stat> {
         state: field(3)?.chars().next()?,
         n_threads: field(20)?.parse().ok()?,
         start_time: field(22)?.parse().ok()?,
+        exit_code: field(52).and_then(|code| code.parse().ok()).unwrap_or_default(),
     })
 }
 
@@ -576,7 +579,7 @@ mod tests {
     #[test]
     fn a_name_with_parentheses_does_not_hide_the_start_time() {
         let stat = "42 (a) b) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 987654 1 1";
-        let found = Stat { state: 'S', n_threads: 1, start_time: 987_654 };
+        let found = Stat { state: 'S', n_threads: 1, start_time: 987_654, exit_code: 0 };
         assert_eq!(parse_stat(stat), Some(found));
     }
 

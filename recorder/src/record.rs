@@ -610,7 +610,12 @@ impl<'a> Recorder<'a> {
         if self.header().process.value.load(Ordering::Acquire) == EXITING {
             self.note_end("exit");
         } else if self.liveness.is_gone() {
-            self.note_end("killed");
+            let status = self.liveness.wait_status(self.target.in_proc());
+            self.note_end(&match status {
+                None => "killed".to_owned(),
+                Some(status) if status & 0x7f != 0 => format!("signal {}", status & 0x7f),
+                Some(status) => format!("_exit {}", status >> 8 & 0xff),
+            });
         }
     }
 

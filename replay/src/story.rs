@@ -155,6 +155,12 @@ impl Story {
         Nanos(time.0.saturating_sub(self.start().0))
     }
 
+    /// How the process ended; none where its trace does not say.
+    #[must_use]
+    pub fn end(&self) -> Option<End> {
+        self.ledger.notes.iter().rev().find_map(|(_, note)| End::parse(note.strip_prefix("process.end=")?))
+    }
+
     /// Why its numbers may be wrong, in one line; shown wherever numbers are.
     #[must_use]
     pub fn doubts(&self) -> Option<String> {
@@ -172,5 +178,91 @@ impl Story {
             doubts.push("the trace has no end (its recorder was killed, or is still writing)".into());
         }
         (!doubts.is_empty()).then(|| format!("numbers may be wrong: {}", doubts.join("; ")))
+    }
+}
+
+/// How a process ended, as its recorder saw it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// It came to its exit.
+    Exit,
+    /// By `_exit`, or an `exec` of its own system call, with this status.
+    Status(i32),
+    /// A signal ended it.
+    Signal(i32),
+    /// It never came to its exit, and nobody told the recorder more.
+    Unseen,
+}
+
+impl End {
+    fn parse(note: &str) -> Option<End> {
+        let number = |text: &str| text.parse().ok();
+        match note.split_once(' ') {
+            None if note == "exit" => Some(End::Exit),
+            None if note == "killed" => Some(End::Unseen),
+            Some(("_exit", status)) => number(status).map(End::Status),
+            Some(("signal", signal)) => number(signal).map(End::Signal),
+            _ => None,
+        }
+    }
+
+    /// Whether the process ended itself.
+    #[must_use]
+    pub fn is_own(self) -> bool {
+        matches!(self, End::Exit | End::Status(_))
+    }
+
+    /// What happened, for a sentence about "the process".
+    #[must_use]
+    pub fn text(self) -> String {
+        match self {
+            End::Exit => "ended by itself".into(),
+            End::Status(status) => {
+                format!("ended itself with status {status}, past its exit handlers (`_exit`)")
+            }
+            End::Signal(signal) => format!("was ended by signal {signal}{}", name_of(signal)),
+            End::Unseen => "was killed, crashed, or called `_exit`".into(),
+        }
+    }
+}
+
+/// Names of signals that end programs (signal(7), x86-64 and aarch64).
+fn name_of(signal: i32) -> String {
+    let name = match signal {
+        2 => "SIGINT",
+        4 => "SIGILL",
+        6 => "SIGABRT",
+        7 => "SIGBUS",
+        8 => "SIGFPE",
+        9 => "SIGKILL",
+        11 => "SIGSEGV",
+        13 => "SIGPIPE",
+        15 => "SIGTERM",
+        _ => return String::new(),
+    };
+    format!(" ({name})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_recorder_wrote_of_the_end_is_told_in_words() {
+        let told = ["exit", "_exit 1", "signal 9", "signal 63", "killed", "signal", "later"]
+            .map(|note| End::parse(note).map(|end| (end.is_own(), end.text())));
+        let words = told.map(|end| end.map_or_else(String::new, |(own, text)| format!("{own}: {text}")));
+        assert_eq!(
+            words,
+            [
+                "true: ended by itself",
+                "true: ended itself with status 1, past its exit handlers (`_exit`)",
+                "false: was ended by signal 9 (SIGKILL)",
+                "false: was ended by signal 63",
+                "false: was killed, crashed, or called `_exit`",
+                "",
+                "",
+            ]
+        );
     }
 }

@@ -422,6 +422,8 @@ pub struct Participant {
     pub end: Nanos,
     /// How it ended.
     pub ending: Ending,
+    /// The same in words, of it.
+    pub ended: String,
     /// What it held on each device.
     pub memory: Vec<super::calls::DeviceUse>,
 }

@@ -12,7 +12,7 @@ use super::calls::{
 };
 use super::memory;
 use crate::ledger::{self, Ledger, Site, Watch};
-use crate::story::Story;
+use crate::story::{End, Story};
 use crate::trace::Definitions;
 use crate::trace::source::Source;
 
@@ -380,14 +380,15 @@ impl<'a> Collector<'a> {
             let what = format!("out of memory: {bytes} bytes refused");
             self.seen(time, what, stack)
         });
-        let end = story.ledger.notes.iter().rev().find_map(|(_, note)| note.strip_prefix("process.end="));
+        let end = story.end();
         let ending = match end {
-            Some("exit") => Ending::Exit,
-            Some("killed") => Ending::Killed,
+            Some(end) if end.is_own() => Ending::Exit,
+            Some(_) => Ending::Killed,
             // A whole trace without a word about it: the process was gone before its recorder looked.
-            Some(_) | None if story.complete => Ending::Killed,
-            Some(_) | None => Ending::Unknown,
+            None if story.complete => Ending::Killed,
+            None => Ending::Unknown,
         };
+        let ended = end.unwrap_or(End::Unseen).text();
         Participant {
             path: self.source.path().to_owned(),
             process: story.process.clone(),
@@ -412,6 +413,7 @@ impl<'a> Collector<'a> {
             first: self.first,
             end: self.end,
             ending,
+            ended,
         }
     }
 }

@@ -430,9 +430,9 @@ fn a_rank_that_is_elsewhere_is_waited_for() {
     check(
         &["init:w AR8@10 AR8@11!", "init:w AR8@10 killed", "init:w AR8@10 AR8@11!"],
         expect![[r#"
-        RankKilled [1] of world in collective 1, lines 10 and 11, waiting [0, 2]
-          ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it was killed 18.997 s before the last; its last call was all_reduce(8 float32, sum) at step (/job/train.py:10), 1.0 ms before its end
-    "#]],
+            RankKilled [1] of world in collective 1, lines 10 and 11, waiting [0, 2]
+              ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it was killed, crashed, or called `_exit`, 18.997 s before the last; its last call was all_reduce(8 float32, sum) at step (/job/train.py:10), 1.0 ms before its end
+        "#]],
     );
     check(
         &["init:w AR8@10 AR8@11!", "init:w AR8@10 abort@13", "init:w AR8@10 AR8@11!"],
@@ -481,7 +481,7 @@ fn a_rank_that_never_comes_to_the_making_of_a_communicator() {
             MissingInShrink [3] of world in management 0, lines 3 and 6, waiting [0, 2, 3]
               rank 3 never came: rank 3 in all_reduce(8 float32, sum) at step (/job/train.py:3) on world, call 0, for ranks 0, 2; ranks 0, 2 in comm_shrink at step (/job/train.py:6) on world, call 0, for rank 3
             RankKilled [1] of world in collective 0, lines 1 and 3, waiting [3]
-              rank 3 waits in call 0 on world, all_reduce(8 float32, sum) at step (/job/train.py:3), for rank 1, which never made it: it was killed 18.998 s before the last; its last call was comm_init at step (/job/train.py:1), 1.0 ms before its end
+              rank 3 waits in call 0 on world, all_reduce(8 float32, sum) at step (/job/train.py:3), for rank 1, which never made it: it was killed, crashed, or called `_exit`, 18.998 s before the last; its last call was comm_init at step (/job/train.py:1), 1.0 ms before its end
         "#]],
     );
     check(

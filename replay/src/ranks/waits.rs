@@ -551,7 +551,7 @@ impl<'a> Waits<'a> {
             |last| format!("its last call was {}, {} before its end", seen(last).text(), ago(last.time)),
         );
         if participant.ending == Ending::Exit {
-            return (Kind::RankExited, format!("ended by itself; {last_text}"), own, stack);
+            return (Kind::RankExited, format!("{}; {last_text}", participant.ended), own, stack);
         }
         let latest = (0..self.job.actors.len()).map(|actor| self.end(actor)).max().unwrap_or(0);
         let after = latest - self.end(actor);
@@ -561,7 +561,7 @@ impl<'a> Waits<'a> {
             let before = show::nanos(after as i64);
             return (
                 Kind::RankKilled,
-                format!("was killed {before} before the last; {last_text}"),
+                format!("{}, {before} before the last; {last_text}", participant.ended),
                 own,
                 stack,
             );

@@ -231,7 +231,7 @@ fn losses_are_told_where_the_numbers_are() {
             End
               events            5
               last event after  4.0 µs
-              the process was killed or crashed: it never came to its exit
+              the process was killed, crashed, or called `_exit`
               the process ended inside cudaFree on thread 'main' at 3.0 µs, called from train+0x10: it crashed, was killed or exited there
 
             Memory

@@ -3,7 +3,7 @@
 use super::SectionEntry;
 use crate::report::model::{Mood, Section, Value};
 use crate::report::words::time;
-use crate::story::Story;
+use crate::story::{End, Story};
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 
@@ -13,13 +13,10 @@ fn build(story: &Story) -> Option<Section> {
     let mut section = Section::new("ending", "End")
         .fact("events", "events", Value::Count(ledger.n_events))
         .fact("duration_ns", "last event after", Value::Time(span));
-    section = match how(story) {
-        Some("exit") => section.line(Mood::Note, "the process ended by itself"),
-        Some("killed") => {
-            section.line(Mood::Bad, "the process was killed or crashed: it never came to its exit")
-        }
-        Some(_) | None => section,
-    };
+    if let Some(end) = story.end() {
+        let mood = if matches!(end, End::Exit | End::Status(0)) { Mood::Note } else { Mood::Bad };
+        section = section.line(mood, format!("the process {}", end.text()));
+    }
     for open in &ledger.open_calls {
         let thread = story.threads.get(&open.thread).map_or("unknown", String::as_str);
         let site = ledger.sites.site_name(open.site);
@@ -35,9 +32,4 @@ fn build(story: &Story) -> Option<Section> {
         section = section.line(Mood::Warning, text);
     }
     Some(section)
-}
-
-/// How the process ended, as the recorder saw it.
-fn how(story: &Story) -> Option<&str> {
-    story.ledger.notes.iter().rev().find_map(|(_, note)| note.strip_prefix("process.end="))
 }
