@@ -30,6 +30,7 @@ mod nvml;
 mod nvml_process;
 mod oom;
 mod output;
+mod pidfd;
 mod process;
 pub mod python_lines;
 mod record;

@@ -6,7 +6,7 @@
 
 use crate::map_file::{MapFile, WriterLock};
 use crate::nvml_process::Numbers;
-use crate::{Error, process};
+use crate::{Error, pidfd, process};
 use gputrace_ring::map::Header;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -112,7 +112,7 @@ impl Liveness {
         match self {
             Liveness::Gone => None,
             Liveness::Descriptor(descriptor) => {
-                of_zombie().map(|stat| stat.exit_code).or_else(|| pidfd_info::wait_status(descriptor))
+                of_zombie().map(|stat| stat.exit_code).or_else(|| pidfd::wait_status(descriptor))
             }
             Liveness::Number(claim) => {
                 of_zombie().filter(|stat| stat.start_time == claim.start_time).map(|stat| stat.exit_code)
@@ -153,36 +153,6 @@ fn place(theirs: u64, ours: u64, is_its_child: bool) -> Place {
 fn own_namespace() -> u64 {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |data| data.ino())
-}
-
-/// `PIDFD_GET_INFO` (linux/pidfd.h of Linux 6.15): what a descriptor of a process knows of it, also after its parent has waited.
-mod pidfd_info {
-    #![allow(unsafe_code)]
-
-    use rustix::ioctl::{Updater, ioctl, opcode};
-    use std::os::fd::OwnedFd;
-
-    /// `PIDFD_INFO_EXIT`: the status is asked for, or told.
-    const EXIT: u64 = 1 << 3;
-
-    /// `struct pidfd_info` as it was first published, 64 bytes; the kernel fills in as much as it is given room for.
-    #[repr(C)]
-    #[derive(Default)]
-    struct Info {
-        mask: u64,
-        cgroup: u64,
-        numbers_and_owners: [u32; 11],
-        exit_code: i32,
-    }
-    const _: () = assert!(size_of::<Info>() == 64);
-
-    pub(super) fn wait_status(descriptor: &OwnedFd) -> Option<i32> {
-        const GET_INFO: u32 = opcode::read_write::<Info>(0xff, 11);
-        let mut info = Info { mask: EXIT, ..Info::default() };
-        // SAFETY: the number says what is read and written: one `Info`. A descriptor of something else refuses it.
-        let answer = unsafe { ioctl(descriptor, Updater::<GET_INFO, Info>::new(&mut info)) };
-        (answer.is_ok() && info.mask & EXIT != 0).then_some(info.exit_code)
-    }
 }
 
 /// The claim's number is a process here that began at the very moment that the ring's process did.

@@ -1,0 +1,29 @@
+//! `PIDFD_GET_INFO` (linux/pidfd.h of Linux 6.15): what a descriptor of a process knows of it, also after its parent has waited.
+#![allow(unsafe_code)]
+
+use rustix::ioctl::{Updater, ioctl, opcode};
+use std::os::fd::OwnedFd;
+
+/// `PIDFD_INFO_EXIT`: the status is asked for, or told.
+const EXIT: u64 = 1 << 3;
+
+/// `struct pidfd_info` as it was first published, 64 bytes; the kernel fills in as much as it is given room for.
+#[repr(C)]
+#[derive(Default)]
+struct Info {
+    mask: u64,
+    cgroup: u64,
+    numbers_and_owners: [u32; 11],
+    exit_code: i32,
+}
+const _: () = assert!(size_of::<Info>() == 64);
+
+/// With what the process ended, as `waitpid(2)` gives it. `None` where it has not, where its parent has not asked yet, and
+/// where the kernel is older.
+pub(crate) fn wait_status(descriptor: &OwnedFd) -> Option<i32> {
+    const GET_INFO: u32 = opcode::read_write::<Info>(0xff, 11);
+    let mut info = Info { mask: EXIT, ..Info::default() };
+    // SAFETY: the number says what is read and written: one `Info`. A descriptor of something else refuses it.
+    let answer = unsafe { ioctl(descriptor, Updater::<GET_INFO, Info>::new(&mut info)) };
+    (answer.is_ok() && info.mask & EXIT != 0).then_some(info.exit_code)
+}
