@@ -4,7 +4,7 @@
 //! These layouts are private to one build of gputrace ([`ABI`]): the trace file has its own, versioned one.
 
 /// The version of everything in this crate. A recorder refuses a ring of another version.
-pub const ABI: u32 = 10;
+pub const ABI: u32 = 11;
 
 macro_rules! numbered {
     ($(#[$doc:meta])* $name:ident: $repr:ty { $( $(#[$variant_doc:meta])* $variant:ident = $number:literal, )* }) => {
@@ -167,7 +167,11 @@ macro_rules! payloads {
         const _: () = assert!(core::mem::size_of::<$name>() % 8 == 0);
         // SAFETY: integers only, and the assertions above rule out padding.
         unsafe impl Payload for $name { const KIND: Kind = Kind::$kind; }
-    )* };
+    )*
+        /// Every layout, for the test of [`ABI`].
+        #[cfg(test)]
+        const LAYOUTS: &str = concat!($( stringify!($name), "{", $( stringify!($field), ":", stringify!($type), ",", )* "}", )*);
+    };
 }
 
 payloads! {
@@ -891,6 +895,19 @@ mod tests {
         let behind: Vec<u64> = words.iter().copied().chain([3]).collect();
         assert_eq!(Wait::from_words(&behind), Some((wait, &[3][..])));
         assert_eq!(Wait::from_words(&words[..2]), None);
+    }
+
+    #[test]
+    fn a_changed_layout_has_another_version() {
+        // FNV-1a, 64 bits.
+        let hash = LAYOUTS.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        assert_eq!(
+            (ABI, hash),
+            (11, 8_697_960_234_708_743_963),
+            "records changed: ABI becomes one more, and this hash what it is now"
+        );
     }
 
     #[test]
