@@ -1,5 +1,7 @@
 //! What `gputrace ranks` says, for people.
 
+use std::collections::{BTreeMap, HashMap};
+
 use gputrace_schemas::event::{Bytes, Nanos};
 
 use super::findings::{CallText, Finding, Kind, Place, Severity, rank_list, rank_names};
@@ -15,6 +17,10 @@ use crate::answers::processes;
 use crate::report::model::{Mood, Part, Report, Section, Table, Value};
 use crate::report::words;
 
+/// Findings of one kind about the same ranks of a communicator that are shown: what went wrong once goes on to do so.
+const ALIKE_SHOWN: usize = 3;
+/// Findings that are shown.
+const FINDINGS_SHOWN: usize = 20;
 /// Rows of collectives on ranks.
 const GPU_ROWS: usize = 48;
 
@@ -47,7 +53,7 @@ impl JobReport {
             _ => format!("job {} of {n_jobs}: {} ranks", idx + 1, self.n_ranks),
         };
         let mut sections = vec![self.verdict_section()];
-        sections.extend(self.findings.iter().enumerate().map(|(idx, finding)| finding_section(idx, finding)));
+        sections.extend(self.finding_sections());
         sections.push(self.standings_section());
         sections.extend(self.memory.as_ref().map(memory_section));
         sections.extend(self.strangers_section());
@@ -84,6 +90,29 @@ impl JobReport {
             section = section.line(Mood::Warning, doubt.clone());
         }
         section
+    }
+
+    /// The first of those that are alike, in their order, and how many there are of each.
+    fn finding_sections(&self) -> Vec<Section> {
+        let (mut sections, mut n_alike, mut left_out) = (vec![], HashMap::new(), BTreeMap::new());
+        for (idx, finding) in self.findings.iter().enumerate() {
+            let n = n_alike.entry((finding.kind, &finding.communicator, &finding.ranks)).or_insert(0);
+            *n += 1;
+            if *n <= ALIKE_SHOWN && sections.len() < FINDINGS_SHOWN {
+                sections.push(finding_section(idx, finding));
+            } else {
+                *left_out.entry(finding.kind.title()).or_insert(0_u64) += 1;
+            }
+        }
+        if !left_out.is_empty() {
+            let n: u64 = left_out.values().sum();
+            let of_kinds: Vec<String> =
+                left_out.iter().map(|(title, n)| format!("{} {title}", words::count(*n))).collect();
+            let text =
+                format!("{} more findings, which --json has: {}", words::count(n), of_kinds.join(", "));
+            sections.push(Section::new("more_findings", "And more of the like").line(Mood::Note, text));
+        }
+        sections
     }
 
     fn standings_section(&self) -> Section {

@@ -565,6 +565,24 @@ fn one_finding_is_one_finding() {
 }
 
 #[test]
+fn thousands_of_findings_that_are_alike_are_counted_and_not_printed() {
+    // Every call of rank 1 has another size, on another line.
+    let calls = |own: u64| {
+        let each: String = (0..3000).map(|n| format!("AR{}@{} ", 8 + own * (n + 1), 10 + n)).collect();
+        format!("init:w {each}exit")
+    };
+    let participants: Vec<Participant> =
+        [0, 1, 0].iter().zip(0..).map(|(own, rank)| participant(rank, 3, &calls(*own))).collect();
+    let ranks = Ranks::of(&participants, &|_| None);
+    let mut shown = Vec::new();
+    text::render(&ranks.report(), text::Style { width: None, color: false }, &mut shown).unwrap();
+    let shown = String::from_utf8(shown).unwrap();
+    assert_eq!(shown.matches(". Other size").count(), 3, "{shown}");
+    assert!(shown.contains("2,997 more findings, which --json has: 2,997 other size"), "{shown}");
+    assert_eq!(serde_json::to_string(&ranks).unwrap().matches("size_mismatch").count(), 3000);
+}
+
+#[test]
 fn sends_and_receives() {
     check(
         &["init:w S1:64@20 exit", "init:w R0:64@21 exit"],
