@@ -565,6 +565,27 @@ fn one_finding_is_one_finding() {
 }
 
 #[test]
+fn one_rank_that_is_ahead_is_one_finding_about_that_rank() {
+    let base = "init:w AR8@10 AR8@10 AR8@10";
+    let (ended, ahead) = (format!("{base} exit"), format!("{base} AR8@12!"));
+    let ranks: Vec<&str> = (0..16).map(|rank| if rank == 3 { &*ahead } else { &*ended }).collect();
+    check(&ranks, expect![[r#"
+        ExtraCall [3] of world in collective 3, lines 12 and 10, waiting []
+          rank 3 waits in call 3 on world, all_reduce(8 float32, sum) at step (/job/train.py:12), which ranks 0 to 2, 4 to 15 never made: they ended by themselves
+    "#]]);
+    // Half and half: nobody knows who is right.
+    check(&[&ended, &ahead], expect![[r#"
+        RankExited [0] of world in collective 3, lines 10 and 12, waiting [1]
+          rank 1 waits in call 3 on world, all_reduce(8 float32, sum) at step (/job/train.py:12), for rank 0, which never made it: it ended by itself; its last call was all_reduce(8 float32, sum) at step (/job/train.py:10), 1.0 ms before its end
+    "#]]);
+    // Most wait for the one that ended early.
+    check(&[&ahead, &ahead, &ended], expect![[r#"
+        RankExited [2] of world in collective 3, lines 10 and 12, waiting [0, 1]
+          ranks 0, 1 wait in call 3 on world, all_reduce(8 float32, sum) at step (/job/train.py:12), for rank 2, which never made it: it ended by itself; its last call was all_reduce(8 float32, sum) at step (/job/train.py:10), 1.0 ms before its end
+    "#]]);
+}
+
+#[test]
 fn thousands_of_findings_that_are_alike_are_counted_and_not_printed() {
     // Every call of rank 1 has another size, on another line.
     let calls = |own: u64| {

@@ -82,6 +82,46 @@ const LEAST_WAIT: i128 = 500_000_000;
 const UNUSUAL: i128 = 3;
 /// Calls from which the usual time is taken.
 const RECENT: usize = 1000;
+/// Where most ranks ended by themselves and the few others wait for them in a call, it is these that made one too many: one
+/// finding about them, in the place of one about each of the many.
+fn with_those_ahead(findings: Vec<Finding>) -> Vec<Finding> {
+    let call = |finding: &Finding| {
+        (finding.communicator.clone(), finding.lane, finding.sequence, finding.waiting.clone())
+    };
+    let mut ended: BTreeMap<_, Vec<u32>> = BTreeMap::new();
+    for finding in findings.iter().filter(|finding| finding.kind == Kind::RankExited) {
+        ended.entry(call(finding)).or_default().extend(&finding.ranks);
+    }
+    ended.retain(|(.., waiting), ended| !waiting.is_empty() && ended.len() > waiting.len());
+    let (mut kept, mut told) = (vec![], BTreeSet::new());
+    for finding in findings {
+        let Some(others) = ended.get(&call(&finding)).filter(|_| finding.kind == Kind::RankExited) else {
+            kept.push(finding);
+            continue;
+        };
+        if told.insert(call(&finding)) {
+            let (ranks, label) = (finding.waiting, finding.communicator.clone().unwrap_or_default());
+            let (number, own) = (finding.sequence.unwrap_or_default(), finding.others);
+            let what = own.as_ref().map_or_else(String::new, |own| format!(", {}", own.text()));
+            let text = format!(
+                "{} in call {number} on {label}{what}, which {} never made: they ended by themselves",
+                ranks_wait(&ranks),
+                rank_names(others)
+            );
+            kept.push(Finding {
+                communicator: finding.communicator,
+                lane: finding.lane,
+                sequence: finding.sequence,
+                own,
+                others: finding.own,
+                text,
+                ..Finding::new(Kind::ExtraCall, Severity::Error, ranks)
+            });
+        }
+    }
+    kept
+}
+
 /// A process that was killed so long before those who wait for it did not just go down with its job: launchers, busy machines
 /// and the recorder's own look (0.1 s) spread the ends of a job.
 const EARLY: i128 = 1_000_000_000;
@@ -356,6 +396,7 @@ impl<'a> Waits<'a> {
             }
             findings.push(self.sink(target, &into));
         }
+        let mut findings = with_those_ahead(findings);
         findings.extend(self.errors(known, &findings));
         let standings = (0..self.job.actors.len()).map(|actor| self.standing(actor, &lasting)).collect();
         (findings, standings)
