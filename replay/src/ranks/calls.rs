@@ -354,6 +354,8 @@ pub struct FailedCall {
     pub spot: Option<(Lane, u64)>,
     /// `ncclResult_t`.
     pub result: i32,
+    /// Bytes that the driver refused NCCL during the call: what the result is about.
+    pub refused: Option<Bytes>,
     /// When it began.
     pub time: Nanos,
     /// From where.

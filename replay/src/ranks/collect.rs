@@ -1,7 +1,7 @@
 //! From a trace to what `ranks` needs of it, in one pass over its events.
 
 use gputrace_schemas::event::{
-    Action, Call, CommId, Communicator, Event, EventKind, Frame, Nanos, NcclEnter, NcclExit, NcclOp,
+    Action, Bytes, Call, CommId, Communicator, Event, EventKind, Frame, Nanos, NcclEnter, NcclExit, NcclOp,
     NcclSequence, NcclTimed, NcclTiming, StackId, ThreadId, UNKNOWN,
 };
 use rustc_hash::FxHashMap;
@@ -45,6 +45,8 @@ struct Collector<'a> {
     launched: FxHashMap<u64, Launched>,
     groups: FxHashMap<ThreadId, Group>,
     failed: Vec<FailedCall>,
+    /// What the driver refused last during a call into NCCL: the call, and bytes.
+    refused: Option<(u64, Bytes)>,
     last_call: Option<(Nanos, NcclOp, Option<Signature>, StackId)>,
     last_event: Option<(Nanos, EventName, StackId)>,
     out_of_memory: Option<(Nanos, u64, StackId)>,
@@ -107,6 +109,7 @@ impl<'a> Collector<'a> {
             last_call: None,
             last_event: None,
             out_of_memory: None,
+            refused: None,
             first: Nanos(0),
             end: Nanos(0),
             peaks: memory::Peaks::default(),
@@ -257,11 +260,13 @@ impl<'a> Collector<'a> {
             self.forget(&pending.group);
             if self.failed.len() < MAX_FAILED {
                 let (op, result, time) = (enter.op, exit.result, pending.time);
+                let refused = self.refused.filter(|(call, _)| *call == exit.call).map(|(_, bytes)| bytes);
                 self.failed.push(FailedCall {
                     op,
                     membership: idx.or(pending.membership),
                     spot,
                     result,
+                    refused,
                     time,
                     place,
                 });
@@ -418,6 +423,11 @@ impl<'a> Collector<'a> {
     }
 }
 
+/// The driver has just refused memory, for want of it.
+fn is_refused_memory(ledger: &Ledger, event: &Event) -> bool {
+    ledger.refusals.last().is_some_and(|it| it.time == event.time && it.is_final)
+}
+
 impl Watch for Collector<'_> {
     fn begin(&mut self, _ledger: &mut Ledger) {
         *self = Collector::new(self.source);
@@ -446,6 +456,9 @@ impl Watch for Collector<'_> {
             }
             EventKind::Call(call) => {
                 self.context(event, call);
+                if call.nccl_call != 0 && is_refused_memory(ledger, event) {
+                    self.refused = Some((call.nccl_call, call.bytes));
+                }
                 // What NCCL does by itself says nothing about where the program is.
                 (!call.nccl_thread && call.nccl_call == 0).then_some(EventName::Driver(*call))
             }

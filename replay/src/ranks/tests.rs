@@ -98,6 +98,23 @@ impl Writer {
                 };
                 self.event(line, EventKind::BlockOom(oom));
             }
+            // The driver refuses NCCL what it needs inside a collective, which so fails.
+            "short" => {
+                let enter = NcclEnter {
+                    count: 8,
+                    datatype: 7,
+                    redop: 0,
+                    ..self.enter(NcclOp::AllReduce, self.comms[comm])
+                };
+                self.call(enter, line, false);
+                let call = self.n_calls;
+                let refused =
+                    Call { bytes: Bytes(32 << 20), in_allocate: false, nccl_call: call, ..refused() };
+                self.event(line, EventKind::Call(refused));
+                self.now += 1000;
+                let exit = NcclExit { call, result: 1, value: 0, duration: Nanos(1000), timed: None };
+                self.event(line, EventKind::NcclExit(exit));
+            }
             "exit" | "killed" => {
                 self.event(0, EventKind::Note(format!("process.end={word}")));
                 self.is_over = true;
@@ -540,6 +557,14 @@ fn a_rank_ran_out_of_memory_where_pytorch_gave_up_and_not_where_it_asked_again()
 }
 
 #[test]
+fn nccl_that_was_refused_memory_ran_out_of_memory() {
+    check(&["init:w AR8@10 AR8@11!", "init:w AR8@10 short@11 exit"], expect![[r#"
+        OutOfMemory [1] of world in collective 1, lines 11 and 11, waiting [0]
+          rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it ran out of memory in all_reduce at step (/job/train.py:11): NCCL was refused 32.00 MiB there, and calls it 'unhandled CUDA error' (1)
+    "#]]);
+}
+
+#[test]
 fn everybody_who_is_awaited_is_named() {
     let on_world = "init:w init:x AR8@10!";
     let on_other = "init:w init:x x.AR4@20!";
@@ -569,20 +594,29 @@ fn one_rank_that_is_ahead_is_one_finding_about_that_rank() {
     let base = "init:w AR8@10 AR8@10 AR8@10";
     let (ended, ahead) = (format!("{base} exit"), format!("{base} AR8@12!"));
     let ranks: Vec<&str> = (0..16).map(|rank| if rank == 3 { &*ahead } else { &*ended }).collect();
-    check(&ranks, expect![[r#"
+    check(
+        &ranks,
+        expect![[r#"
         ExtraCall [3] of world in collective 3, lines 12 and 10, waiting []
           rank 3 waits in call 3 on world, all_reduce(8 float32, sum) at step (/job/train.py:12), which ranks 0 to 2, 4 to 15 never made: they ended by themselves
-    "#]]);
+    "#]],
+    );
     // Half and half: nobody knows who is right.
-    check(&[&ended, &ahead], expect![[r#"
+    check(
+        &[&ended, &ahead],
+        expect![[r#"
         RankExited [0] of world in collective 3, lines 10 and 12, waiting [1]
           rank 1 waits in call 3 on world, all_reduce(8 float32, sum) at step (/job/train.py:12), for rank 0, which never made it: it ended by itself; its last call was all_reduce(8 float32, sum) at step (/job/train.py:10), 1.0 ms before its end
-    "#]]);
+    "#]],
+    );
     // Most wait for the one that ended early.
-    check(&[&ahead, &ahead, &ended], expect![[r#"
+    check(
+        &[&ahead, &ahead, &ended],
+        expect![[r#"
         RankExited [2] of world in collective 3, lines 10 and 12, waiting [0, 1]
           ranks 0, 1 wait in call 3 on world, all_reduce(8 float32, sum) at step (/job/train.py:12), for rank 2, which never made it: it ended by itself; its last call was all_reduce(8 float32, sum) at step (/job/train.py:10), 1.0 ms before its end
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]

@@ -10,12 +10,13 @@ use gputrace_schemas::event::{Nanos, NcclOp};
 use serde::Serialize;
 
 use super::align::{Alignment, Spot};
-use super::calls::{CallKind, Ending, Lane, LastSeen, Participant};
+use super::calls::{CallKind, Ending, FailedCall, Lane, LastSeen, Participant};
 use super::clocks::Clocks;
 use super::findings::{CallText, Finding, Kind, Place, Severity, rank_names, ranks_wait};
 use super::jobs::{Job, Joined, Member};
 use super::show;
 use super::tracks::Calls;
+use crate::report::words;
 
 /// A rank, with or without a trace.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -576,8 +577,8 @@ impl<'a> Waits<'a> {
         }
         if let Some(failed) = participant.failed_calls.last() {
             let own = open_text(failed.op, failed.place, failed.time);
-            let text = format!("got {} from {}", result_name(failed.result), own.text());
-            return (Kind::FailedCall, text, Some(own), vec![participant.place(failed.place)]);
+            let (kind, text) = failure(failed, &own);
+            return (kind, text, Some(own), vec![participant.place(failed.place)]);
         }
         if let Some(memory) = &participant.out_of_memory {
             let own = seen(memory);
@@ -794,12 +795,12 @@ impl<'a> Waits<'a> {
         for (idx, actor) in self.job.actors.iter().enumerate() {
             let participant = self.participant(idx);
             for failed in &participant.failed_calls {
-                let already =
-                    |finding: &Finding| finding.kind == Kind::FailedCall && finding.ranks == [actor.rank];
+                let kind = failed.refused.map_or(Kind::FailedCall, |_| Kind::OutOfMemory);
+                let already = |finding: &Finding| finding.kind == kind && finding.ranks == [actor.rank];
                 if known.iter().chain(new).any(already) {
                     continue;
                 }
-                let mut finding = Finding::new(Kind::FailedCall, Severity::Error, vec![actor.rank]);
+                let mut finding = Finding::new(kind, Severity::Error, vec![actor.rank]);
                 let joined = failed.membership.and_then(|membership| {
                     let member = Member { participant: actor.participant, membership };
                     self.job
@@ -817,8 +818,7 @@ impl<'a> Waits<'a> {
                     place: Place::of(participant, failed.place),
                     time_ns: failed.time.0,
                 };
-                finding.text =
-                    format!("rank {} got {} from {}", actor.rank, result_name(failed.result), own.text());
+                finding.text = format!("rank {} {}", actor.rank, failure(failed, &own).1);
                 finding.own = Some(own);
                 findings.push(finding);
             }
@@ -884,6 +884,21 @@ fn management(edge: &Edge, waits: &Waits<'_>) -> Kind {
         Some(NcclOp::CommSplit) => Kind::MissingInSplit,
         Some(NcclOp::CommShrink) => Kind::MissingInShrink,
         _ => Kind::MissingCall,
+    }
+}
+
+/// What became of a call that failed: the kind of finding, and in words.
+fn failure(failed: &FailedCall, own: &CallText) -> (Kind, String) {
+    let result = result_name(failed.result);
+    match failed.refused {
+        Some(refused) => {
+            let (bytes, own) = (words::bytes(refused), own.text());
+            (
+                Kind::OutOfMemory,
+                format!("ran out of memory in {own}: NCCL was refused {bytes} there, and calls it {result}"),
+            )
+        }
+        None => (Kind::FailedCall, format!("got {result} from {}", own.text())),
     }
 }
 
