@@ -558,10 +558,13 @@ fn a_rank_ran_out_of_memory_where_pytorch_gave_up_and_not_where_it_asked_again()
 
 #[test]
 fn nccl_that_was_refused_memory_ran_out_of_memory() {
-    check(&["init:w AR8@10 AR8@11!", "init:w AR8@10 short@11 exit"], expect![[r#"
+    check(
+        &["init:w AR8@10 AR8@11!", "init:w AR8@10 short@11 exit"],
+        expect![[r#"
         OutOfMemory [1] of world in collective 1, lines 11 and 11, waiting [0]
           rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it ran out of memory in all_reduce at step (/job/train.py:11): NCCL was refused 32.00 MiB there, and calls it 'unhandled CUDA error' (1)
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
