@@ -8,7 +8,12 @@ mkdir -p "$1"
 dir=$(cd "$1" && pwd)
 shift
 mkdir -p "$dir"/{lists/partial,cache/archives/partial,debs,root}
-echo 'deb [trusted=yes] http://deb.debian.org/debian sid main' >"$dir/sources.list"
+# From the mirror that this system uses, checked by Debian's keys (package debian-archive-keyring).
+mirror=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' 'Created-By: Packages' | grep -v security | head -n 1)}
+keys=/usr/share/keyrings/debian-archive-keyring.gpg
+[ -n "$mirror" ] || { echo "pythons.sh: no mirror of Debian is set up here; DEBIAN_MIRROR=URL names one" >&2 && exit 2; }
+[ -e "$keys" ] || { echo "pythons.sh: $keys is missing (package debian-archive-keyring)" >&2 && exit 2; }
+echo "deb [signed-by=$keys] $mirror sid main" >"$dir/sources.list"
 apt=(apt-get -qq -o "Dir::Etc::SourceList=$dir/sources.list" -o Dir::Etc::SourceParts=/nonexistent
   -o "Dir::State::Lists=$dir/lists" -o "Dir::Cache=$dir/cache")
 "${apt[@]}" update >&2

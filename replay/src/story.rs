@@ -186,7 +186,7 @@ impl Story {
 pub enum End {
     /// It came to its exit.
     Exit,
-    /// By `_exit`, or an `exec` of its own system call, with this status.
+    /// By `_exit`, or by the system call itself, with this status.
     Status(i32),
     /// A signal ended it.
     Signal(i32),

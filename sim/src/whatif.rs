@@ -358,9 +358,10 @@ impl<'a> Laboratory<'a> {
         self.judged(question, outcome, true)
     }
 
-    /// How much the peak of reserved bytes may be another in another run, as a part of it: what [`Laboratory::elsewhere`]
-    /// need not be asked about. An estimate from the runs that were measured (up to 3 % between two of one program).
-    pub const ELSEWHERE: f64 = 0.03;
+    /// How much more may be reserved in another run of the same program, as a part of the peak, before [`Laboratory::elsewhere`]
+    /// has to be asked. Chosen and not measured: where the guesses of an answer lie further apart, the answer is no longer
+    /// narrow ([`Answer::peak_reserved_range`]) either.
+    pub const ELSEWHERE: f64 = WIDEST;
 
     fn judged(
         &self,

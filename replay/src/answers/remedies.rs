@@ -9,7 +9,7 @@ use gputrace_schemas::event::Bytes;
 use gputrace_sim::bounds::Bounds;
 use gputrace_sim::ops::{OpStream, PoolIdx, StreamIdx};
 use gputrace_sim::tune;
-use gputrace_sim::whatif::{Confidence, Laboratory, Question, SelfCheck};
+use gputrace_sim::whatif::{Answer, Confidence, Laboratory, Question, SelfCheck};
 
 use crate::answers::whatif;
 use crate::report::model::{Mood, Section, Table, Value};
@@ -158,7 +158,7 @@ pub(super) fn remedies(
         .filter(|(laboratory, world)| is_as_recorded(laboratory, world))
         .collect();
     let doubt = match explaining.is_empty() {
-        false => whatif::doubt(stream, &SelfCheck { n_matching: check.n_requests, ..check }),
+        false => whatif::guessed_pools(stream),
         true => whatif::doubt(stream, &check)
             .or_else(|| Some(other_end(&laboratory, all.last().copied(), &as_recorded))),
     };
@@ -169,29 +169,42 @@ pub(super) fn remedies(
     let mut remedies = vec![];
     for options in tune::advised(version, &recorded).map_err(|error| error.0)? {
         let question = Question::torch(version, &options);
-        let Ok(unlimited) = laboratory.answer(&question) else { continue };
-        let (verdict, confidence) = verdict(&worlds, &question, unlimited.peak_reserved_range);
-        remedies.push(Remedy {
-            options,
-            verdict,
-            peak_reserved: Bytes(unlimited.outcome.books.reserved.peak),
-            confidence: confidence.unwrap_or(unlimited.confidence),
-        });
+        remedies.extend(remedy(&worlds, question));
     }
     remedies[1..].sort_by_key(|remedy| (remedy.verdict, remedy.peak_reserved));
     Ok(Trial { remedies, doubt })
 }
 
+/// What a setting would have made of it in all of these worlds; none where it cannot be simulated.
+fn remedy(worlds: &[(&Laboratory<'_>, World)], question: Question) -> Option<Remedy> {
+    let mut laboratories: Vec<&Laboratory<'_>> = worlds.iter().map(|(laboratory, _)| *laboratory).collect();
+    laboratories.dedup_by(|one, other| std::ptr::eq(*one, *other));
+    let unlimited: Vec<Answer> =
+        laboratories.iter().filter_map(|laboratory| laboratory.answer(&question).ok()).collect();
+    let first = unlimited.first()?;
+    let most = unlimited.iter().map(|answer| answer.peak_reserved_range.1).max()?;
+    let peak = |answer: &Answer| answer.outcome.books.reserved.peak;
+    let is_one = unlimited.iter().all(|answer| peak(answer) == peak(first));
+    let of_the_peak = if is_one { first.confidence } else { Confidence::Interval };
+    let (verdict, confidence) = verdict(worlds, &question, most);
+    Some(Remedy {
+        peak_reserved: Bytes(peak(first)),
+        confidence: confidence.unwrap_or(of_the_peak),
+        options: question.options,
+        verdict,
+    })
+}
+
 /// Whether it fits in all of these worlds, and how sure that is, where it is not as sure as the replay without a limit.
-/// `reserved` is what it would reserve at most without one.
+/// `most` is what it would reserve at most without one, in any of them.
 fn verdict(
     worlds: &[(&Laboratory<'_>, World)],
     question: &Question,
-    reserved: (u64, u64),
+    most: u64,
 ) -> (Verdict, Option<Confidence>) {
     let least = worlds.iter().map(|(_, world)| world.bytes()).min().unwrap_or(u64::MAX);
     // A limit that is never met changes nothing, wherever memory lies.
-    if reserved.1 as f64 * (1.0 + Laboratory::ELSEWHERE) <= least as f64 {
+    if most as f64 * (1.0 + Laboratory::ELSEWHERE) <= least as f64 {
         return (Verdict::Fits, None);
     }
     let (mut n_out, mut n_all) = (0, 0);
@@ -421,6 +434,30 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_is_met_where_any_world_meets_it() {
+        let failed = RecordedOom {
+            rounded: 4 * MIB,
+            device_free: 0,
+            stream: Some(StreamIdx(0)),
+            pool: PoolIdx::DEFAULT,
+            stack: StackId::NONE,
+        };
+        let less = stream(&[(30, 0, PoolIdx::DEFAULT)], failed, 0);
+        let more = stream(&[(30, 0, PoolIdx::DEFAULT), (30, 0, PoolIdx::DEFAULT)], failed, 0);
+        let (less, more) = (Laboratory::new(&less).unwrap(), Laboratory::new(&more).unwrap());
+        let question = Question::torch((2, 11), "");
+        let of = |laboratories: &[&Laboratory<'_>]| {
+            let limit = World::Limit(60 * MIB);
+            let worlds: Vec<_> = laboratories.iter().map(|it| (*it, limit)).collect();
+            let remedy = remedy(&worlds, question.clone()).unwrap();
+            (remedy.verdict, remedy.confidence)
+        };
+        assert_eq!(of(&[&less]), (Verdict::Fits, Confidence::Exact));
+        assert_eq!(of(&[&less, &more]), (Verdict::Perhaps, Confidence::Interval));
+        assert_eq!(of(&[&more]), (Verdict::RunsOut, Confidence::Exact));
+    }
+
+    #[test]
     fn a_verdict_that_hangs_on_the_limit_is_perhaps() {
         let failed = RecordedOom {
             rounded: 4 * MIB,
@@ -435,8 +472,7 @@ mod tests {
         let question = Question::torch((2, 11), "");
         let of = |limits: &[u64]| {
             let worlds: Vec<_> = limits.iter().map(|mib| (&laboratory, World::Limit(mib * MIB))).collect();
-            let reserved = laboratory.answer(&question).unwrap().peak_reserved_range;
-            verdict(&worlds, &question, reserved).0
+            remedy(&worlds, question.clone()).unwrap().verdict
         };
         assert_eq!(of(&[80, 90]), Verdict::Fits);
         assert_eq!(of(&[50, 60]), Verdict::RunsOut);

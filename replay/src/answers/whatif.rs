@@ -97,14 +97,23 @@ impl<'a> Bench<'a> {
 
 /// Why the replay of the recorded setting is not known to be what was recorded.
 pub(super) fn doubt(stream: &OpStream, check: &SelfCheck) -> Option<String> {
+    strayed(check).or_else(|| guessed_pools(stream))
+}
+
+/// The replay is not the recorded run.
+pub(super) fn strayed(check: &SelfCheck) -> Option<String> {
     let SelfCheck { n_matching, n_requests, .. } = check;
-    if n_matching < n_requests {
-        return Some(format!(
+    (n_matching < n_requests).then(|| {
+        format!(
             "the replay of the recorded setting puts {} of {n_requests} requests elsewhere than the program had them \
              (private pools are not in a trace)",
             n_requests - n_matching
-        ));
-    }
+        )
+    })
+}
+
+/// The replay is the recorded run, but only by pools that were made up to fit it.
+pub(super) fn guessed_pools(stream: &OpStream) -> Option<String> {
     let is_guessed = stream.pools.iter().any(|pool| pool.is_guessed());
     is_guessed.then(|| {
         "which requests were of private pools is not in the trace, and was guessed from their addresses"
