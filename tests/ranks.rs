@@ -100,7 +100,7 @@ fn try_scenario(scenario: &Value, folder: &Path, modules: &Path) -> Vec<String> 
         rank.wait().expect("it ends");
     }
     remove_meetings(&job(name));
-    complete(&traces, n_traces);
+    until(|| n_complete(&traces) >= n_traces);
     let output =
         Command::new(recorded::built().join("gputrace")).args(["ranks", "--json"]).arg(&traces).output();
     let output = output.expect("gputrace runs");
@@ -169,6 +169,9 @@ fn wait(ranks: &mut [Child], traces: &Path, n_traces: usize, endless: bool) {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
+    // A recorder may see late that its rank ended: what follows counts from then.
+    let n_ended = ranks.iter_mut().filter_map(|rank| rank.try_wait().ok()?).count();
+    until(|| n_complete(traces) >= n_ended);
     // Whether somebody waits for long is judged by how long the calls before took, and when the end of a rank was seen.
     std::thread::sleep(started.elapsed().clamp(LEAST_WAIT, PATIENCE));
 }
@@ -227,15 +230,16 @@ fn sizes_in(folder: &Path) -> BTreeMap<PathBuf, u64> {
     entries.filter_map(|entry| Some((entry.path(), entry.metadata().ok()?.len()))).collect()
 }
 
-/// Until every recorder has finished its trace.
-fn complete(traces: &Path, n_traces: usize) {
-    let started = Instant::now();
+/// How many recorders have finished their traces.
+fn n_complete(traces: &Path) -> usize {
     let is_complete = |path: &PathBuf| Trace::open(path).is_ok_and(|trace| trace.is_complete());
-    while started.elapsed() < PATIENCE {
-        let paths = sizes_in(traces).into_keys().collect::<Vec<_>>();
-        if paths.len() >= n_traces && paths.iter().all(is_complete) {
-            return;
-        }
+    sizes_in(traces).into_keys().filter(is_complete).count()
+}
+
+/// Until it is so, or patience ends.
+fn until(is_so: impl Fn() -> bool) {
+    let started = Instant::now();
+    while started.elapsed() < PATIENCE && !is_so() {
         std::thread::sleep(Duration::from_millis(20));
     }
 }
