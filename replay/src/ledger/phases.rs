@@ -1,7 +1,7 @@
 //! Which part of the program something belongs to: the NVTX ranges that are open when it happens.
 //!
-//! A range of the whole process stands before those of a thread. Threads that never said anything of themselves (those
-//! of PyTorch's backward pass) belong to what the thread does that spoke last.
+//! A range of the whole process encloses those of a thread. Threads that never opened a range (those of PyTorch's backward
+//! pass) belong to the phase of the thread that spoke last.
 
 use gputrace_schemas::event::{Event, Mark, MarkAction, TextId, ThreadId};
 use rustc_hash::FxHashMap;
@@ -105,7 +105,7 @@ impl Phases {
             }
             MarkAction::Pop => {
                 let Some(stack) = self.threads.get_mut(&event.thread) else { return };
-                // Domains nest each for itself.
+                // Each domain nests by itself.
                 if let Some(at) = stack.iter().rposition(|open| open.domain == mark.domain) {
                     stack.remove(at);
                     self.rebuild(definitions, event.thread);

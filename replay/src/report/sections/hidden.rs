@@ -104,7 +104,7 @@ fn contexts(story: &Story, everything: bool) -> Table {
     table
 }
 
-/// The samples at the moments that matter, a row each.
+/// The samples at the moments that matter, one row each.
 fn moments(story: &Story, ordinal: i16, books: &DeviceBooks) -> Table {
     let mut columns = vec![
         ("device", "device"),
