@@ -100,7 +100,7 @@ const _: () = assert!(size_of::<RawEntry>() == 40);
 /// Missing integer of a [`RawEntry`].
 pub(crate) const MISSING: i64 = i64::MIN;
 /// Missing string of a [`RawEntry`] or [`RawFrame`], and any other missing index.
-pub(crate) const NO_STRING: u32 = u32::MAX;
+const NO_STRING: u32 = u32::MAX;
 /// Traces with more streams than this are refused.
 const MOST_STREAMS: usize = 1 << 17;
 

@@ -96,7 +96,7 @@ fn uncompressed(path: &Path) -> Result<Box<dyn Read>, ImportError> {
 ///
 /// # Errors
 /// As [`read_snapshot`].
-pub(crate) fn from_reader(source: impl Read, path: &Path) -> Result<Trace, ImportError> {
+fn from_reader(source: impl Read, path: &Path) -> Result<Trace, ImportError> {
     wanted(source, path, Wanted::Ops).map(|(trace, _)| trace)
 }
 

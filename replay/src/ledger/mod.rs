@@ -317,12 +317,6 @@ impl Ledger {
         self.is_by_torch
     }
 
-    /// Captures of streams that are going on.
-    #[must_use]
-    pub fn n_captures(&self) -> u64 {
-        self.torch.n_captures
-    }
-
     /// The contexts that the process made, in order.
     pub fn contexts(&self) -> impl Iterator<Item = &Context> {
         self.contexts.iter()

@@ -29,7 +29,6 @@ pub struct Phases {
     process: Vec<(u64, Open)>,
     /// The thread that spoke last.
     speaker: Option<ThreadId>,
-    n_marks: u64,
 }
 
 impl Default for Phases {
@@ -41,7 +40,6 @@ impl Default for Phases {
             threads: FxHashMap::default(),
             process: vec![],
             speaker: None,
-            n_marks: 0,
         }
     }
 }
@@ -73,12 +71,6 @@ impl Phases {
         }
     }
 
-    /// Marks seen.
-    #[must_use]
-    pub fn n_marks(&self) -> u64 {
-        self.n_marks
-    }
-
     /// Phases kept apart, the outside included.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -92,7 +84,6 @@ impl Phases {
     }
 
     pub(super) fn mark(&mut self, definitions: &dyn Definitions, event: &Event, mark: &Mark) {
-        self.n_marks += 1;
         match mark.action {
             MarkAction::Push => {
                 self.speaker = Some(event.thread);

@@ -29,7 +29,7 @@ pub const TORCH: &str = "PyTorch";
 /// Memory of NCCL.
 pub const NCCL: &str = "NCCL";
 /// The program itself.
-pub const APPLICATION: &str = "application";
+const APPLICATION: &str = "application";
 /// Not known.
 pub const UNKNOWN: &str = "unknown";
 
