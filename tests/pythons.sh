@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # pythons.sh DIR VERSION...: fetches CPythons that this system does not have from Debian's unstable, each with a C library of
-# its own beside it, and prints them as GPUTRACE_TEST_PYTHONS takes them (tests/interpreters.rs, tests/torture.rs).
+# its own beside it, and prints them as GPUTRACE_TEST_PYTHONS takes them (tests/interpreters.rs, tests/torture/main.rs).
 #
 #     GPUTRACE_TEST_PYTHONS=$(tests/pythons.sh target/pythons 3.14 3.15) make torture
 set -euo pipefail

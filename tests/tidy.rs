@@ -113,7 +113,7 @@ fn names_reach_a_terminal_only_through_what_makes_them_printable() {
             let file = file.replace("tests/../", "");
             // Tests and comments say to whom they like.
             let text = text.split("#[cfg(test)]").next().unwrap_or_default();
-            let is_test = file.ends_with("tests.rs") || file.ends_with("oracle.rs");
+            let is_test = file.ends_with("tests.rs") || file.contains("/oracle/");
             for (number, line) in text.lines().enumerate().filter(|_| !is_test) {
                 let code = line.split("//").next().unwrap_or_default();
                 let prints =
@@ -304,6 +304,62 @@ fn no_file_of_the_offline_half_lies_outside_of_its_room() {
         let has_room = !name.ends_with(".rs") || ROOTS.contains(&&*name);
         assert!(has_room, "replay/src/{name}: put it into the folder of what it is about");
     }
+}
+
+/// What is read as a whole is short enough for that: lines of a file, and of a function.
+const LONGEST_FILE: usize = 900;
+const LONGEST_FUNCTION: usize = 120;
+
+#[test]
+fn files_and_functions_are_short_enough_to_be_read() {
+    for (file, text) in all_sources() {
+        let n_lines = text.lines().count();
+        assert!(
+            n_lines <= LONGEST_FILE,
+            "{file}: {n_lines} lines, and {LONGEST_FILE} may be: make it a folder, one file per subject"
+        );
+        for (line, n_lines) in functions(&text) {
+            assert!(
+                n_lines <= LONGEST_FUNCTION,
+                "{file}:{line}: a function of {n_lines} lines, and {LONGEST_FUNCTION} may be: name its steps"
+            );
+        }
+    }
+}
+
+/// Every source of the repository, the workspaces beside ours too.
+fn all_sources() -> Vec<(String, String)> {
+    let is_folder = |path: &Path| path.is_dir() && !path.ends_with("target") && !path.ends_with(".git");
+    let folders = fs::read_dir(root()).expect("the repository").flatten().map(|entry| entry.path());
+    let names = folders
+        .filter(|path| is_folder(path))
+        .filter_map(|path| Some(path.file_name()?.to_str()?.to_owned()));
+    let found: Vec<_> = names.flat_map(|name| sources(&name)).collect();
+    assert!(found.len() > 300, "only {} sources were found", found.len());
+    found
+}
+
+/// The line where each function begins, and how many it has: rustfmt puts its last brace below its first word.
+fn functions(text: &str) -> Vec<(usize, usize)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let is_qualifier = |word: &str| {
+        word.starts_with("pub")
+            || word.starts_with('"')
+            || ["const", "async", "unsafe", "extern"].contains(&word)
+    };
+    let begins = |line: &&str| {
+        let before = line.split_once("fn ").map(|(before, _)| before);
+        before.is_some_and(|before| before.split_whitespace().all(is_qualifier))
+    };
+    let length = |at: usize| {
+        // One without a body, or with all of it in a line, ends there.
+        let head = lines[at..].iter().find(|line| line.ends_with(['{', '}', ';']))?;
+        let indent = lines[at].len() - lines[at].trim_start().len();
+        let is_end = |line: &&str| line.trim() == "}" && line.len() == indent + 1;
+        if head.ends_with('{') { lines[at..].iter().position(is_end) } else { None }
+    };
+    let found = lines.iter().enumerate().filter(|(_, line)| begins(line));
+    found.map(|(at, _)| (at + 1, length(at).unwrap_or(0) + 1)).collect()
 }
 
 /// The largest circle of modules that import each other which each crate may have. Lower a number when you open a circle.

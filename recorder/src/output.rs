@@ -40,7 +40,7 @@ pub(crate) fn default_pattern(process: &Process) -> &'static str {
 /// | `%t` | when the trace began, seconds since 1970 |
 /// | `%q{NAME}` | the variable of the recorder's environment, which is the process's |
 /// | `%%` | `%` |
-pub(crate) fn expand(
+fn expand(
     pattern: &str,
     process: &Process,
     counter: u32,

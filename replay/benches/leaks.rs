@@ -4,15 +4,20 @@
 //! their names. A leak of these programs adds to what is kept at least 32 times, spread over the run, and more than four times
 //! what goes up and down at its line: below that a leak cannot be told from a program's stages, or from chance.
 
+#[path = "../tests/programs/mod.rs"]
+mod programs;
+
 use std::collections::HashMap;
 use std::io::{self, Write};
+use std::ops::{Deref, DerefMut};
 
 use gputrace_replay::analyse::growth::Growth;
 use gputrace_replay::answers::leaks::{Leaks, Suppressions, Wanted};
 use gputrace_replay::story::Story;
-use gputrace_replay::trace::Recording;
 use gputrace_replay::trace::source::Source;
-use gputrace_schemas::event::*;
+use gputrace_schemas::event::Action;
+
+use programs::{Block, Job, Language, Random};
 
 /// A kind of program.
 struct Shape {
@@ -28,24 +33,25 @@ const SHAPES: &[Shape] = &[
     Shape { name: "a cache that is full at some time", leaks: false, run: |p| {
         let (full, bytes) = (p.one_of(&[0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98]), p.size());
         p.steps = p.steps.max(100);
-        p.train(|p, step| if (step as f64) < p.steps as f64 * full { p.alloc("cache", bytes); });
+        p.train(|p, step| if (step as f64) < p.steps as f64 * full { p.take("cache", bytes); });
     } },
     Shape { name: "a cache of random keys", leaks: false, run: |p| {
         let (keys, bytes) = (p.steps / p.between(4, 12), p.size());
         let mut seen = std::collections::HashSet::new();
-        p.train(|p, _| if seen.insert(p.below(keys.max(2))) { p.alloc("cache", bytes); });
+        p.train(|p, _| if seen.insert(p.below(keys.max(2))) { p.take("cache", bytes); });
     } },
     Shape { name: "stages with larger buffers", leaks: false, run: |p| {
         let (stages, bytes) = (p.between(2, 6), p.size());
         let mut held = vec![];
         p.train(|p, step| if step % (p.steps / stages + 1) == 0 {
-            for block in held.drain(..) { p.free(block); }
-            for _ in 0..4 { held.push(p.alloc("buffers", bytes * (1 + step * stages / p.steps))); }
+            for block in held.drain(..) { p.give(block); }
+            let larger = bytes * (1 + step * stages / p.steps);
+            for _ in 0..4 { held.push(p.take("buffers", larger)); }
         });
     } },
     Shape { name: "stages that add objects", leaks: false, run: |p| {
         let (stages, bytes) = (p.between(2, 5), p.size());
-        p.train(|p, step| if step % (p.steps / stages + 1) == 0 { for _ in 0..20 { p.alloc("expert", bytes); } });
+        p.train(|p, step| if step % (p.steps / stages + 1) == 0 { for _ in 0..20 { p.take("expert", bytes); } });
     } },
     Shape { name: "loads through staging, then serves for a short time", leaks: false, run: |p| {
         let (layers, serve) = (p.between(60, 400), p.one_of(&[0.03, 0.05, 0.1, 0.2, 0.4]));
@@ -53,11 +59,11 @@ const SHAPES: &[Shape] = &[
         let events = (layers as f64 * 4.0 * serve / (1.0 - serve)) as u64;
         for _ in 0..(events / 6).max(12) { p.step(); }
     } },
-    Shape { name: "loads, and ends", leaks: false, run: |p| { let layers = p.between(20, 300); for _ in 0..layers { let bytes = p.size(); p.alloc("load", bytes); } } },
+    Shape { name: "loads, and ends", leaks: false, run: |p| { let layers = p.between(20, 300); for _ in 0..layers { let bytes = p.size(); p.take("load", bytes); } } },
     Shape { name: "garbage that is collected at times", leaks: false, run: |p| {
         let (every, bytes) = ((p.steps / p.between(4, 30)).max(2), p.size());
         let mut garbage = vec![];
-        p.train(|p, step| { garbage.push(p.alloc("garbage", bytes)); if step % every == every - 1 { for block in garbage.drain(..) { p.free(block); } } });
+        p.train(|p, step| { garbage.push(p.take("garbage", bytes)); if step % every == every - 1 { for block in garbage.drain(..) { p.give(block); } } });
     } },
     Shape { name: "random lifetimes", leaks: false, run: |p| p.random_lifetimes(0.0) },
     Shape { name: "steps of uneven size", leaks: false, run: |p| { p.uneven = true; p.train(|_, _| {}); } },
@@ -66,60 +72,60 @@ const SHAPES: &[Shape] = &[
         let (full, bytes) = (p.between(20, 90), p.size());
         let mut buffer = std::collections::VecDeque::new();
         p.train(|p, step| {
-            buffer.push_back(p.alloc("replay buffer", bytes));
-            if step * 100 > p.steps * full && let Some(oldest) = buffer.pop_front() { p.free(oldest); }
+            buffer.push_back(p.take("replay buffer", bytes));
+            if step * 100 > p.steps * full && let Some(oldest) = buffer.pop_front() { p.give(oldest); }
         });
     } },
     Shape { name: "evaluations between", leaks: false, run: |p| {
         let every = (p.steps / p.between(3, 20)).max(2);
-        p.train(|p, step| if step % every == 0 { for _ in 0..10 { let bytes = p.size(); let block = p.alloc("evaluate", bytes * 4); p.step(); p.free(block); } });
+        p.train(|p, step| if step % every == 0 { for _ in 0..10 { let bytes = p.size(); let block = p.take("evaluate", bytes * 4); p.step(); p.give(block); } });
     } },
     Shape { name: "copies at checkpoints", leaks: false, run: |p| {
         let (every, bytes) = ((p.steps / p.between(3, 20)).max(2), p.size());
-        p.train(|p, step| if step % every == 0 { let copies: Vec<_> = (0..20).map(|_| p.alloc("checkpoint", bytes)).collect(); for copy in copies { p.free(copy); } });
+        p.train(|p, step| if step % every == 0 { let copies: Vec<_> = (0..20).map(|_| p.take("checkpoint", bytes)).collect(); for copy in copies { p.give(copy); } });
     } },
     Shape { name: "a cache that throws out the oldest at random", leaks: false, run: |p| {
         let (most, bytes) = (p.between(4, 30) as usize, p.size());
         p.steps = p.steps.max(most as u64 * 10);
         let mut cache = std::collections::VecDeque::new();
         p.train(|p, _| {
-            cache.push_back(p.alloc("cache", bytes));
-            while cache.len() > most || (cache.len() > most / 2 && p.below(3) == 0) { if let Some(oldest) = cache.pop_front() { p.free(oldest); } }
+            cache.push_back(p.take("cache", bytes));
+            while cache.len() > most || (cache.len() > most / 2 && p.below(3) == 0) { if let Some(oldest) = cache.pop_front() { p.give(oldest); } }
         });
     } },
     Shape { name: "gradients that add up", leaks: false, run: |p| {
         let (micro, bytes) = (p.between(2, 32), p.size());
         let mut grads = vec![];
-        p.train(|p, step| { grads.push(p.alloc("accumulate", bytes)); if step % micro == micro - 1 { for grad in grads.drain(..) { p.free(grad); } } });
+        p.train(|p, step| { grads.push(p.take("accumulate", bytes)); if step % micro == micro - 1 { for grad in grads.drain(..) { p.give(grad); } } });
     } },
     Shape { name: "two buffers in turn", leaks: false, run: |p| {
         let bytes = p.size();
         let mut held = None;
-        p.train(|p, _| { let next = p.alloc("prefetch", bytes); if let Some(before) = held.replace(next) { p.free(before); } });
+        p.train(|p, _| { let next = p.take("prefetch", bytes); if let Some(before) = held.replace(next) { p.give(before); } });
     } },
     Shape { name: "goes up and down at random, between bounds", leaks: false, run: |p| {
         let (most, bytes) = (p.between(4, 16) as usize, p.size());
         p.steps = p.steps.max(200);
         let mut held = vec![];
-        p.train(|p, _| if p.below(2) == 0 && held.len() < most { held.push(p.alloc("pool", bytes)); } else if let Some(block) = held.pop() { p.free(block); });
+        p.train(|p, _| if p.below(2) == 0 && held.len() < most { held.push(p.take("pool", bytes)); } else if let Some(block) = held.pop() { p.give(block); });
     } },
-    Shape { name: "ends in the middle of a step", leaks: false, run: |p| { p.train(|_, _| {}); for site in 0..8 { let bytes = p.size(); p.alloc(&format!("layer {site}"), bytes); } } },
+    Shape { name: "ends in the middle of a step", leaks: false, run: |p| { p.train(|_, _| {}); for site in 0..8 { let bytes = p.size(); p.take(format!("layer {site}"), bytes); } } },
     Shape { name: "lists that are cleared with every epoch", leaks: false, run: |p| {
         let (epochs, bytes) = (p.between(3, 20), p.size());
         let mut losses = vec![];
-        p.train(|p, step| { losses.push(p.alloc("losses", bytes)); if step % (p.steps / epochs + 1) == p.steps / epochs { for loss in losses.drain(..) { p.free(loss); } } });
+        p.train(|p, step| { losses.push(p.take("losses", bytes)); if step % (p.steps / epochs + 1) == p.steps / epochs { for loss in losses.drain(..) { p.give(loss); } } });
     } },
     Shape { name: "one model after the other", leaks: false, run: |p| {
         for _ in 0..p.between(2, 4) {
             let layers = p.between(20, 80);
             let model = p.load(layers);
             for _ in 0..p.between(20, 200) { p.step(); }
-            for block in model { p.free(block); }
+            for block in model { p.give(block); }
         }
     } },
     Shape { name: "warms up for several batch sizes", leaks: false, run: |p| {
         let sizes = p.between(3, 7);
-        for size in 0..sizes { for _ in 0..3 { p.step(); } for _ in 0..size + 2 { let bytes = p.size(); p.alloc("capture", bytes); } }
+        for size in 0..sizes { for _ in 0..3 { p.step(); } for _ in 0..size + 2 { let bytes = p.size(); p.take("capture", bytes); } }
         for _ in 0..p.steps { p.step(); }
     } },
     Shape { name: "a pinned pool that is full at some time", leaks: false, run: |p| {
@@ -129,123 +135,108 @@ const SHAPES: &[Shape] = &[
     Shape { name: "a dictionary that holds the newest of each kind", leaks: false, run: |p| {
         let (kinds, bytes) = (p.between(3, 20), p.size());
         let mut held = HashMap::new();
-        p.train(|p, _| { let (kind, block) = (p.below(kinds), p.alloc("newest", bytes)); if let Some(before) = held.insert(kind, block) { p.free(before); } });
+        p.train(|p, _| { let (kind, block) = (p.below(kinds), p.take("newest", bytes)); if let Some(before) = held.insert(kind, block) { p.give(before); } });
     } },
     Shape { name: "optimizer state that comes late", leaks: false, run: |p| {
         let (at, bytes) = (p.between(1, 95), p.size());
-        p.train(|p, step| if step == p.steps * at / 100 { for _ in 0..40 { p.alloc("state", bytes); } });
+        p.train(|p, step| if step == p.steps * at / 100 { for _ in 0..40 { p.take("state", bytes); } });
     } },
     Shape { name: "threads with buffers of their own, that come late", leaks: false, run: |p| {
         let (threads, bytes) = (p.between(2, 7), p.size());
-        p.train(|p, step| if step % (p.steps / threads + 1) == 1 { for _ in 0..3 { p.alloc("workspace", bytes); } });
+        p.train(|p, step| if step % (p.steps / threads + 1) == 1 { for _ in 0..3 { p.take("workspace", bytes); } });
     } },
 
-    Shape { name: "a list that is appended to", leaks: true, run: |p| { let bytes = p.size(); p.train(|p, _| { p.alloc("append", bytes); }); } },
+    Shape { name: "a list that is appended to", leaks: true, run: |p| { let bytes = p.size(); p.train(|p, _| { p.take("append", bytes); }); } },
     Shape { name: "every few steps", leaks: true, run: |p| {
         p.steps = p.steps.max(128);
         let (every, bytes) = (p.between(1, p.steps / 40), p.size());
-        p.train(|p, step| if step % every == 0 { p.alloc("append", bytes); });
+        p.train(|p, step| if step % every == 0 { p.take("append", bytes); });
     } },
     Shape { name: "at random steps", leaks: true, run: |p| {
         p.steps = p.steps.max(400);
         let (often, bytes) = (p.between(20, 100), p.size());
-        p.train(|p, _| if p.below(100) < often { p.alloc("append", bytes); });
+        p.train(|p, _| if p.below(100) < often { p.take("append", bytes); });
     } },
-    Shape { name: "of random size", leaks: true, run: |p| p.train(|p, _| { let bytes = p.size(); p.alloc("append", bytes); }) },
-    Shape { name: "in steps of uneven size", leaks: true, run: |p| { p.uneven = true; let bytes = p.size(); p.train(|p, _| { p.alloc("append", bytes); }); } },
+    Shape { name: "of random size", leaks: true, run: |p| p.train(|p, _| { let bytes = p.size(); p.take("append", bytes); }) },
+    Shape { name: "in steps of uneven size", leaks: true, run: |p| { p.uneven = true; let bytes = p.size(); p.train(|p, _| { p.take("append", bytes); }); } },
     Shape { name: "beside garbage of the same line", leaks: true, run: |p| {
         p.steps = p.steps.max(300);
         let (every, bytes) = (p.between(2, p.steps / 40), p.size());
         let mut garbage = vec![];
         p.train(|p, step| {
-            p.alloc("garbage", bytes);
-            for _ in 0..3 { garbage.push(p.alloc("garbage", bytes)); }
-            if step % every == every - 1 { for block in garbage.drain(..) { p.free(block); } }
+            p.take("garbage", bytes);
+            for _ in 0..3 { garbage.push(p.take("garbage", bytes)); }
+            if step % every == every - 1 { for block in garbage.drain(..) { p.give(block); } }
         });
     } },
     Shape { name: "over two hundred lines", leaks: true, run: |p| {
         p.steps = p.steps.max(300);
         let bytes = p.size();
-        p.train(|p, _| { let line = p.below(200); p.alloc(&format!("line {line}"), bytes); });
+        p.train(|p, _| { let line = p.below(200); p.take(format!("line {line}"), bytes); });
     } },
-    Shape { name: "over twenty lines", leaks: true, run: |p| { p.steps = p.steps.max(300); let bytes = p.size(); p.train(|p, _| { let line = p.below(20); p.alloc(&format!("line {line}"), bytes); }); } },
+    Shape { name: "over twenty lines", leaks: true, run: |p| { p.steps = p.steps.max(300); let bytes = p.size(); p.train(|p, _| { let line = p.below(20); p.take(format!("line {line}"), bytes); }); } },
     Shape { name: "of managed memory", leaks: true, run: |p| { let bytes = p.size(); p.train(|p, _| { p.call(Action::AllocManaged, "managed", bytes); }); } },
     Shape { name: "of pinned memory", leaks: true, run: |p| { let bytes = p.size(); p.train(|p, _| { p.call(Action::AllocHost, "pin", bytes); }); } },
     Shape { name: "of mappings of another process", leaks: true, run: |p| p.train(|p, _| { p.call(Action::IpcOpen, "open", 0); }) },
     Shape { name: "of memory of the driver", leaks: true, run: |p| {
         let bytes = p.size();
-        for _ in 0..p.steps { let work = p.call(Action::Alloc, "work", bytes * 8); p.call(Action::Alloc, "keep", bytes); p.release(work); }
+        for _ in 0..p.steps { let work = p.call(Action::Alloc, "work", bytes * 8); p.call(Action::Alloc, "keep", bytes); p.give(work); }
     } },
     Shape { name: "that begins late", leaks: true, run: |p| {
         p.steps = p.steps.max(150);
         let (from, bytes) = (p.between(26, 50), p.size());
-        p.train(|p, step| if step * 100 > p.steps * from { p.alloc("append", bytes); });
+        p.train(|p, step| if step * 100 > p.steps * from { p.take("append", bytes); });
     } },
-    Shape { name: "of requests", leaks: true, run: |p| { let bytes = p.size(); p.serve(|p, n| if n % 3 == 0 { p.alloc("session", bytes); }) } },
+    Shape { name: "of requests", leaks: true, run: |p| { let bytes = p.size(); p.serve(|p, n| if n % 3 == 0 { p.take("session", bytes); }) } },
     Shape { name: "in evaluations", leaks: true, run: |p| {
         p.steps = p.steps.max(400);
         let (every, bytes) = ((p.steps / p.between(50, 90)).max(1), p.size());
-        p.train(|p, step| if step % every == 0 { for _ in 0..4 { p.alloc("metrics", bytes); } });
+        p.train(|p, step| if step % every == 0 { for _ in 0..4 { p.take("metrics", bytes); } });
     } },
     Shape { name: "of one in twenty with random lifetimes", leaks: true, run: |p| { p.steps = p.steps.max(400); p.random_lifetimes(0.05) } },
-    Shape { name: "on two lines", leaks: true, run: |p| { let bytes = p.size(); p.train(|p, step| { p.alloc(if step % 2 == 0 { "a" } else { "b" }, bytes); }); } },
+    Shape { name: "on two lines", leaks: true, run: |p| { let bytes = p.size(); p.train(|p, step| { p.take(if step % 2 == 0 { "a" } else { "b" }, bytes); }); } },
     Shape { name: "beside a cache that is full at some time", leaks: true, run: |p| {
         let (full, bytes) = (p.between(30, 95), p.size());
-        p.train(|p, step| { p.alloc("append", bytes); if step * 100 < p.steps * full { p.alloc("cache", bytes * 4); } });
+        p.train(|p, step| { p.take("append", bytes); if step * 100 < p.steps * full { p.take("cache", bytes * 4); } });
     } },
 ];
 
 /// A program that is being made up.
 struct Program {
-    random: u64,
-    recording: Recording,
-    sites: HashMap<String, StackId>,
-    next: u64,
-    allocated: u64,
+    job: Job,
+    random: Random,
     steps: u64,
     layers: u64,
     uneven: bool,
 }
 
-/// A block, by address and size.
-#[derive(Clone, Copy)]
-struct Given(u64, u64);
+impl Deref for Program {
+    type Target = Job;
+    fn deref(&self) -> &Job {
+        &self.job
+    }
+}
+
+impl DerefMut for Program {
+    fn deref_mut(&mut self) -> &mut Job {
+        &mut self.job
+    }
+}
 
 impl Program {
     fn new(seed: u64) -> Program {
-        let mut program = Program {
-            random: seed | 1,
-            recording: Recording::default(),
-            sites: HashMap::new(),
-            next: 1 << 30,
-            allocated: 0,
-            steps: 0,
-            layers: 0,
-            uneven: false,
-        };
-        for _ in 0..8 {
-            program.draw();
-        }
-        program.recording.devices.push(Device { ordinal: 0, total: Bytes(80 << 30), ..Device::default() });
-        program.steps = program.between(64, 800);
-        program.layers = program.between(2, 12);
-        program.uneven = program.below(3) == 0;
-        program
-    }
-
-    fn draw(&mut self) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random >> 11
+        let mut random = Random(seed);
+        let (steps, layers) = (random.range(64, 800), random.range(2, 12));
+        let uneven = random.range(0, 2) == 0;
+        Program { job: Job::new(Language::Python), random, steps, layers, uneven }
     }
 
     fn below(&mut self, bound: u64) -> u64 {
-        self.draw() % bound.max(1)
+        self.random.next() % bound.max(1)
     }
 
     fn between(&mut self, least: u64, most: u64) -> u64 {
-        least + self.below(most.max(least) - least + 1)
+        self.random.range(least, most.max(least))
     }
 
     fn one_of(&mut self, values: &[f64]) -> f64 {
@@ -257,101 +248,22 @@ impl Program {
         512 << self.below(17)
     }
 
-    fn site(&mut self, name: &str) -> StackId {
-        if let Some(known) = self.sites.get(name) {
-            return *known;
-        }
-        let n = self.sites.len() as u32 + 1;
-        let frame = Frame::Python { function: name.to_owned(), file: "/job/train.py".to_owned(), line: n };
-        self.recording.frames.insert(FrameId(n), frame);
-        self.recording.stacks.insert(StackId(n), Stack { frames: vec![FrameId(n)], ..Stack::default() });
-        self.sites.insert(name.to_owned(), StackId(n));
-        StackId(n)
-    }
-
-    fn event(&mut self, stack: StackId, kind: EventKind) {
-        let time = Nanos(1000 * (self.recording.events.len() as u64 + 1));
-        self.recording.events.push(Event { time, thread: ThreadId(0), stack, kind });
-    }
-
-    fn alloc(&mut self, site: &str, bytes: u64) -> Given {
-        let stack = self.site(site);
-        let addr = self.next;
-        self.next += bytes;
-        self.allocated += bytes;
-        let allocated = Bytes(self.allocated);
-        self.event(
-            stack,
-            EventKind::BlockAlloc(BlockAlloc {
-                device: 0,
-                addr,
-                bytes: Bytes(bytes),
-                requested: Some(Bytes(bytes)),
-                stream: Some(0),
-                allocated,
-                reserved: allocated,
-            }),
-        );
-        Given(addr, bytes)
-    }
-
-    fn free(&mut self, Given(addr, bytes): Given) {
-        self.allocated -= bytes;
-        let (bytes, allocated) = (Bytes(bytes), Bytes(self.allocated));
-        let free = BlockFree { device: 0, addr, bytes, allocated, reserved: allocated, collecting: false };
-        self.event(StackId(0), EventKind::BlockFree(free));
-    }
-
-    fn call(&mut self, action: Action, site: &str, bytes: u64) -> Given {
-        let stack = self.site(site);
-        let addr = self.next;
-        self.next += bytes.max(4096);
-        self.driver(action, stack, addr, bytes);
-        Given(addr, bytes)
-    }
-
-    fn release(&mut self, Given(addr, _): Given) {
-        self.driver(Action::Free, StackId(0), addr, 0);
-    }
-
-    fn driver(&mut self, action: Action, stack: StackId, addr: u64, bytes: u64) {
-        let device = if action == Action::AllocHost { HOST } else { 0 };
-        let call = Call {
-            api: ApiId(0),
-            action,
-            device,
-            result: Some(0),
-            addr,
-            bytes: Bytes(bytes),
-            stream: 0,
-            handle: 0,
-            extra: 0,
-            duration: Nanos(0),
-            captured: false,
-            in_allocate: false,
-            comm: CommId(0),
-            nccl_call: 0,
-            nccl_thread: false,
-        };
-        self.event(stack, EventKind::Call(call));
-    }
-
-    /// Forward and backward: a block a layer, given back in the other order.
+    /// Forward and backward: one block per layer, given back in the other order.
     fn step(&mut self) {
         let scale = if self.uneven { self.between(1, 6) } else { 2 };
         let layers = if self.uneven { self.between(1, self.layers) } else { self.layers };
         let blocks: Vec<_> = (0..layers)
-            .map(|layer| self.alloc(&format!("layer {layer}"), (1 << 16) * scale * (layer + 1)))
+            .map(|layer| self.take(format!("layer {layer}"), (1 << 16) * scale * (layer + 1)))
             .collect();
         for block in blocks.into_iter().rev() {
-            self.free(block);
+            self.give(block);
         }
     }
 
     /// Parameters, then steps, each with something that `also` does in it.
     fn train(&mut self, mut also: impl FnMut(&mut Program, u64)) {
         for layer in 0..self.layers {
-            self.alloc(&format!("parameter {layer}"), 1 << 20);
+            self.take(format!("parameter {layer}"), 1 << 20);
         }
         for step in 0..self.steps {
             self.step();
@@ -361,12 +273,12 @@ impl Program {
     }
 
     /// Layers that come through a buffer.
-    fn load(&mut self, layers: u64) -> Vec<Given> {
+    fn load(&mut self, layers: u64) -> Vec<Block> {
         let layer = |program: &mut Program| {
             let bytes = 1 << 20;
-            let staging = program.alloc("staging", bytes);
-            let layer = program.alloc("load", bytes);
-            program.free(staging);
+            let staging = program.take("staging", bytes);
+            let layer = program.take("load", bytes);
+            program.give(staging);
             layer
         };
         (0..layers).map(|_| layer(self)).collect()
@@ -374,7 +286,7 @@ impl Program {
 
     /// Requests that begin and end at random, each with memory that grows while it lasts.
     fn serve(&mut self, mut also: impl FnMut(&mut Program, u64)) {
-        let mut open: Vec<Vec<Given>> = vec![];
+        let mut open: Vec<Vec<Block>> = vec![];
         let most = self.between(2, 24) as usize;
         for n in 0..self.steps * 2 {
             if open.len() < most && self.below(2) == 0 {
@@ -382,13 +294,13 @@ impl Program {
             }
             for _ in 0..open.len().min(3) {
                 let (which, bytes) = (self.below(open.len() as u64) as usize, 1 << 16);
-                let block = self.alloc("kv cache", bytes);
+                let block = self.take("kv cache", bytes);
                 open[which].push(block);
             }
             if !open.is_empty() && self.below(3) == 0 {
                 let which = self.below(open.len() as u64) as usize;
                 for block in open.swap_remove(which) {
-                    self.free(block);
+                    self.give(block);
                 }
             }
             also(self, n);
@@ -398,16 +310,16 @@ impl Program {
     /// Blocks that live for a random time, a share of them for ever.
     fn random_lifetimes(&mut self, kept: f64) {
         let mean = if kept > 0.0 { self.between(5, 12) } else { self.between(5, 60) };
-        let mut ends: std::collections::BTreeMap<(u64, u64), Given> = std::collections::BTreeMap::new();
+        let mut ends: std::collections::BTreeMap<(u64, u64), Block> = std::collections::BTreeMap::new();
         for now in 0..self.steps * 6 {
             let (site, bytes) = (self.below(8), self.size());
-            let block = self.alloc(&format!("site {site}"), bytes.min(1 << 20));
+            let block = self.take(format!("site {site}"), bytes.min(1 << 20));
             if self.below(1000) as f64 >= kept * 1000.0 {
                 let life = (-(mean as f64) * (self.between(1, 9999) as f64 / 10_000.0).ln()) as u64;
-                ends.insert((now + life + 1, block.0), block);
+                ends.insert((now + life + 1, now), block);
             }
             while let Some(entry) = ends.first_entry().filter(|entry| entry.key().0 <= now) {
-                self.free(entry.remove());
+                self.give(entry.remove());
             }
         }
     }
@@ -433,7 +345,7 @@ fn main() -> io::Result<()> {
                 ^ ((at as u64) << 32 | idx).wrapping_mul(0xd6e8_feb8_6659_fd93);
             let mut program = Program::new(seed);
             (shape.run)(&mut program);
-            let source = Source::of("program", program.recording);
+            let source = Source::of("program", program.job.recording);
             let mut growth = Growth::default();
             let story = Story::watched(&source, &mut growth);
             let wanted = Wanted { n_rows: 10, ..Wanted::default() };

@@ -4,12 +4,16 @@
 //! its variants, half of which allocate PyTorch blocks from Python and half from the driver, from C++. The truth is what the leaking
 //! parts did. `cargo test -p gputrace --test leak_detection -- --nocapture` prints the table.
 
-use std::collections::BTreeMap;
+mod programs;
+
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use gputrace_schemas::event::*;
+use gputrace_replay::trace::Recording;
 use gputrace_schemas::writer::Writer;
+
+use programs::{Block, Job, Language, Random};
 
 /// Variants of each program; `LEAK_VARIANTS` says otherwise.
 const VARIANTS: u64 = 12;
@@ -99,7 +103,9 @@ fn model(random: &mut Random, _: usize) -> Part {
     let sizes: Vec<u64> = (0..random.range(5, 40)).map(|_| random.range(4, 4096) * KIB).collect();
     part(move |job, step, when| {
         if (step, when) == (0, When::Begin) {
-            sizes.iter().for_each(|bytes| job.keep(1, *bytes));
+            sizes.iter().for_each(|bytes| {
+                job.take(1, *bytes);
+            });
         }
     })
 }
@@ -109,7 +115,9 @@ fn optimizer(random: &mut Random, _: usize) -> Part {
     let sizes: Vec<u64> = (0..random.range(5, 40)).map(|_| random.range(4, 4096) * KIB).collect();
     part(move |job, step, when| {
         if (step, when) == (0, When::End) {
-            sizes.iter().for_each(|bytes| job.keep(2, *bytes));
+            sizes.iter().for_each(|bytes| {
+                job.take(2, *bytes);
+            });
         }
     })
 }
@@ -304,7 +312,9 @@ fn stages(random: &mut Random, n_steps: usize) -> Part {
     let (layers, bytes) = (random.range(1, 10), random.range(64, 4096) * KIB);
     part(move |job, step, when| {
         if when == When::Begin && moments.contains(&step) {
-            (0..layers).for_each(|_| job.keep(28, bytes));
+            (0..layers).for_each(|_| {
+                job.take(28, bytes);
+            });
         }
     })
 }
@@ -438,7 +448,9 @@ fn leak_in_validation(random: &mut Random, n_steps: usize) -> Part {
     let (batches, bytes) = (random.range(3, 20), random.range(64, 1024) * KIB);
     leaking(55, (batches * bytes) as f64 / epoch as f64, move |job, step, when| {
         if when == When::End && step % epoch == epoch - 1 {
-            (0..batches).for_each(|_| job.keep(55, bytes));
+            (0..batches).for_each(|_| {
+                job.take(55, bytes);
+            });
         }
     })
 }
@@ -471,139 +483,7 @@ fn accelerating_leak(random: &mut Random, n_steps: usize) -> Part {
     })
 }
 
-/// A block that is held.
-struct Block {
-    addr: u64,
-    bytes: u64,
-    line: u32,
-}
-
-/// A program that runs, and what is recorded of it.
-struct Job {
-    writer: Writer<Vec<u8>>,
-    is_torch: bool,
-    time: u64,
-    next: u64,
-    free: BTreeMap<u64, Vec<u64>>,
-    allocated: u64,
-}
-
-impl Job {
-    fn new(is_torch: bool) -> Job {
-        let mut writer = Writer::new(Vec::new()).unwrap();
-        writer.process(&Process { pid: 1, executable: "/job/train".into(), ..Process::default() });
-        writer.device(&Device { ordinal: 0, total: Bytes(1 << 40), ..Device::default() });
-        writer.api(ApiId(0), &Api { name: "cuMemAlloc_v2".into(), runtime_name: "cudaMalloc".into() });
-        writer.api(ApiId(1), &Api { name: "cuMemFree_v2".into(), runtime_name: "cudaFree".into() });
-        writer.thread(ThreadId(0), &Thread { tid: 1, name: "train".into() });
-        writer.module(ModuleId(0), &Module { path: "/job/train".into(), end: 1 << 20, ..Module::default() });
-        for line in 1..100 {
-            let function = format!("line{line}");
-            let frame = match is_torch {
-                true => Frame::Python { function, file: "/job/train.py".into(), line },
-                false => Frame::Native {
-                    address: u64::from(line),
-                    module: Some(ModuleId(0)),
-                    function,
-                    file: "train.cu".into(),
-                    line,
-                    inlined: false,
-                },
-            };
-            writer.frame(FrameId(line), &frame);
-            writer.stack(StackId(line), &Stack { frames: vec![FrameId(line)], ..Stack::default() });
-        }
-        Job { writer, is_torch, time: 0, next: 1 << 30, free: BTreeMap::new(), allocated: 0 }
-    }
-
-    fn keep(&mut self, line: u32, bytes: u64) {
-        self.take(line, bytes);
-    }
-
-    fn take(&mut self, line: u32, bytes: u64) -> Block {
-        let bytes = bytes.next_multiple_of(512);
-        let addr = self.free.get_mut(&bytes).and_then(Vec::pop).unwrap_or_else(|| {
-            self.next += bytes.next_multiple_of(2 * MIB);
-            self.next
-        });
-        self.allocated += bytes;
-        let kind = match self.is_torch {
-            true => EventKind::BlockAlloc(BlockAlloc {
-                device: 0,
-                addr,
-                bytes: Bytes(bytes),
-                requested: Some(Bytes(bytes)),
-                stream: Some(0),
-                allocated: Bytes(self.allocated),
-                reserved: Bytes(self.allocated),
-            }),
-            false => call(Action::Alloc, addr, bytes),
-        };
-        self.event(line, kind);
-        Block { addr, bytes, line }
-    }
-
-    fn give(&mut self, block: Block) {
-        self.allocated -= block.bytes;
-        self.free.entry(block.bytes).or_default().push(block.addr);
-        let kind = match self.is_torch {
-            true => EventKind::BlockFree(BlockFree {
-                device: 0,
-                addr: block.addr,
-                bytes: Bytes(block.bytes),
-                allocated: Bytes(self.allocated),
-                reserved: Bytes(self.allocated),
-                collecting: false,
-            }),
-            false => call(Action::Free, block.addr, 0),
-        };
-        self.event(block.line, kind);
-    }
-
-    fn event(&mut self, line: u32, kind: EventKind) {
-        self.time += 1000;
-        let event = Event { time: Nanos(self.time), thread: ThreadId(0), stack: StackId(line), kind };
-        self.writer.event(&event).unwrap();
-    }
-}
-
-fn call(action: Action, addr: u64, bytes: u64) -> EventKind {
-    EventKind::Call(Call {
-        api: ApiId(u32::from(action == Action::Free)),
-        action,
-        device: 0,
-        result: Some(0),
-        addr,
-        bytes: Bytes(bytes),
-        stream: 0,
-        handle: 0,
-        extra: 0,
-        duration: Nanos(100),
-        captured: false,
-        in_allocate: false,
-        comm: CommId(0),
-        nccl_call: 0,
-        nccl_thread: false,
-    })
-}
-
-/// SplitMix64 (Steele, Lea and Flood, 2014): the same numbers everywhere.
-struct Random(u64);
-
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Both ends included.
-    fn range(&mut self, from: u64, to: u64) -> u64 {
-        from + self.next() % (to - from + 1)
-    }
-
     /// 0 to 1.
     fn share(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
@@ -630,17 +510,35 @@ struct Said {
 fn run(program: &[Make], seed: u64, folder: &Path) -> Verdict {
     let mut random = Random(seed);
     let n_steps = random.range(300, 900) as usize;
-    let mut job = Job::new(seed.is_multiple_of(2));
+    let language = if seed.is_multiple_of(2) { Language::Python } else { Language::Cpp };
+    let mut job = Job::new(language);
     let mut parts: Vec<Part> = program.iter().map(|make| make(&mut random, n_steps)).collect();
     for step in 0..n_steps {
         parts.iter_mut().for_each(|part| (part.act)(&mut job, step, When::Begin));
         parts.iter_mut().rev().for_each(|part| (part.act)(&mut job, step, When::End));
     }
     let path = folder.join(format!("leak_detection.{}.{seed:x}.gtr", std::process::id()));
-    std::fs::write(&path, job.writer.finish().unwrap()).unwrap();
+    std::fs::write(&path, trace(&job.recording)).unwrap();
     let (said, in_stages) = ask(&path, n_steps);
     let _ = std::fs::remove_file(path);
     Verdict { truth: parts.iter().filter_map(|part| part.leaks).collect(), said, in_stages }
+}
+
+fn trace(recording: &Recording) -> Vec<u8> {
+    /// Definitions in the order of their numbers.
+    fn ordered<Id: Ord + Copy, T>(of: &HashMap<Id, T>) -> BTreeMap<Id, &T> {
+        of.iter().map(|(id, it)| (*id, it)).collect()
+    }
+    let mut writer = Writer::new(Vec::new()).unwrap();
+    writer.process(&recording.process);
+    recording.devices.iter().for_each(|device| writer.device(device));
+    ordered(&recording.apis).into_iter().for_each(|(id, api)| writer.api(id, api));
+    ordered(&recording.threads).into_iter().for_each(|(id, thread)| writer.thread(id, thread));
+    ordered(&recording.modules).into_iter().for_each(|(id, module)| writer.module(id, module));
+    ordered(&recording.frames).into_iter().for_each(|(id, frame)| writer.frame(id, frame));
+    ordered(&recording.stacks).into_iter().for_each(|(id, stack)| writer.stack(id, stack));
+    recording.events.iter().for_each(|event| writer.event(event).unwrap());
+    writer.finish().unwrap()
 }
 
 /// What grows, and the lines that rose too rarely to be told from stages of the program.
@@ -657,10 +555,7 @@ fn ask(path: &PathBuf, n_steps: usize) -> (Vec<Said>, Vec<u32>) {
     let rows = growth["growth"].as_array().map_or(&[][..], Vec::as_slice);
     let rose = sections.iter().find(|section| section["name"] == "rose");
     let rose = rose.and_then(|section| section["rose"].as_array()).map_or(&[][..], Vec::as_slice);
-    let line = |row: &serde_json::Value| {
-        let site = row["call_site"].as_str()?.strip_prefix("line")?;
-        site.split(' ').next()?.parse().ok()
-    };
+    let line = |row: &serde_json::Value| row["call_site"].as_str()?.split(' ').next()?.parse().ok();
     let said = rows.iter().map(|row| Said {
         line: line(row).unwrap_or_else(|| panic!("{row}")),
         per_step: row["bytes_per_step"].as_f64().unwrap(),

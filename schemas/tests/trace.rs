@@ -397,7 +397,8 @@ fn read(trace: &Trace) -> Story {
 /// What is not among the random events is written and read back by nothing here.
 #[test]
 fn the_random_events_are_of_every_kind_and_the_schema_numbers_them_all() {
-    let declared = include_str!("../src/event.rs").split_once("pub enum EventKind {").expect("the enum").1;
+    let declared =
+        include_str!("../src/event/mod.rs").split_once("pub enum EventKind {").expect("the enum").1;
     let lines = declared.split_once("\n}").expect("its end").0.lines().map(str::trim);
     let declared: BTreeSet<&str> =
         lines.filter(|line| !line.starts_with("//")).filter_map(|line| line.split('(').next()).collect();
@@ -405,7 +406,7 @@ fn the_random_events_are_of_every_kind_and_the_schema_numbers_them_all() {
     let random = &mut Random(1);
     let made: BTreeSet<String> = (0..1000).map(|_| format!("{:?}", kind(random))).collect();
     let made: BTreeSet<&str> = made.iter().filter_map(|kind| kind.split('(').next()).collect();
-    assert_eq!(made, declared, "`kind` above makes an event of each kind of src/event.rs");
+    assert_eq!(made, declared, "`kind` above makes an event of each kind of src/event/mod.rs");
 
     let schema = include_str!("../trace.fbs").split_once("kinds: [ubyte];").expect("the column of kinds").1;
     let listed = schema.split_once("times:").expect("the next column").0.replace("//", " ");

@@ -46,7 +46,7 @@ int cuMemAlloc_v2(address *, size_t);
 int cuMemFree_v2(address);
 #endif
 
-/* Calls asked for, and calls that came back. tests/torture.rs reads the same layout. */
+/* Calls asked for, and calls that came back. traces.rs reads the same layout. */
 struct line {
     counter requests, asked, completed, process;
 };

@@ -99,7 +99,7 @@ impl Categories {
         (0..self.rules.len()).filter(|idx| self.rules[*idx].fields.iter().all(fits)).collect()
     }
 
-    /// The number of the name of the first candidate that fits the size, too.
+    /// The number of the name of the first candidate that also fits the size.
     pub(crate) fn choose(&self, candidates: &[usize], life: &Life) -> Option<u16> {
         let fits = |field: &Field| match field {
             Field::Min(bytes) => life.bytes.0 >= *bytes,

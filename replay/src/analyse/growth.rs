@@ -1,7 +1,7 @@
-//! Memory that keeps growing, told from memory that warms up, levels off, or goes up and down.
+//! Memory that keeps growing, as opposed to memory that warms up, levels off, or goes up and down.
 //!
-//! A trace is cut into windows of equally many events. Of each call site the *least* that it held in each window is
-//! kept: what a step takes and gives back never shows, what is kept does.
+//! A trace is cut into windows of equally many events. For each call site, the *least* that it held in each window
+//! is kept: what a step takes and gives back never shows, what is kept does.
 //!
 //! ```text
 //!   held    /\_  /\_/\_ __/\__    a step goes up and down; something stays each time
@@ -19,9 +19,9 @@
 //! What rises is called growth only if nothing says that the rise is over, in 512 to 1,024 windows:
 //! - It *stopped* if the time since its last rise is longer, by a quarter, than any time between two rises before.
 //! - It *slows down* if the last third rose less than half as much as the first, by more than chance explains (Welch's t-test, 99 %).
-//! - There are *too few* if fewer than [`MIN_RISES`] stand apart from each other: a program's stages look so.
+//! - There are *too few* if fewer than [`MIN_RISES`] stand apart from each other: a program's stages look like that.
 //!
-//! Of these three it is said that they rose, and that it cannot be told whether they go on.
+//! These three are shown as sites that rose, with the remark that it is not known whether they go on.
 //!
 //! Growth that is spread over many sites, none of which rises often enough, is found in the sum of what they keep, if
 //! what the device holds at least grows with it. `make bench-leaks` measures how often the rule is wrong.
@@ -47,13 +47,13 @@ const SURE: f64 = 0.99;
 const VERY_SURE: f64 = 0.9999;
 /// Share of the changes that may be falls.
 const FALLS: f64 = 0.1;
-/// Fewer rises are no trend.
+/// Fewer rises are not a trend.
 const TREND_RISES: usize = 4;
 /// Fewer rises, that do not follow each other at once, are a program's stages: a copy of the weights, a few layers more.
 pub const MIN_RISES: usize = 7;
 /// Parts of the time that the rises are counted in.
 const PARTS: usize = 48;
-/// Fewer sites are judged each by itself.
+/// Fewer sites than this are judged one by one.
 const MIN_PARTS: usize = 4;
 /// A pause at the end may be this many times as long as the longest before. A leak that rose 32 times at random
 /// pauses longer at its end in 1.5 % of the cases, one that rose 100 times in 0.4 %.
@@ -64,7 +64,7 @@ const NOISE: f64 = 0.05;
 const CALM: u64 = 2;
 /// The same if it falls more often than [`FALLS`] allows.
 const NOISY: u64 = 4;
-/// A rise of less than this share of the whole is none.
+/// A rise of less than this share of the whole does not count.
 const LITTLE: f64 = 1.0 / 12.0;
 
 /// A call site in one account of one device.
@@ -358,7 +358,7 @@ fn course(series: &[u64]) -> Course {
         return Course::TooFew(parts.len());
     }
     let third = kept.len() / 3;
-    // What goes up and down much has no steps to be compared, and what held most before is full before long: there the means
+    // What goes up and down a lot has no steps to compare, and what held most before is full before long: there the means
     // decide.
     let is_sure = is_rising(after) && growth >= kept[0];
     match is_less(&kept[..=third], &kept[kept.len() - 1 - third..], is_sure) {

@@ -93,7 +93,7 @@ pub struct Maker {
 pub struct Replaced {
     /// Which.
     pub site: SiteId,
-    /// Blocks that were replaced so.
+    /// Blocks that were replaced in this way.
     pub times: u64,
     /// The largest predecessor.
     pub bytes: Bytes,

@@ -25,7 +25,7 @@ pub enum When {
     Peak,
     /// At the end, or before the context went away with everything.
     End,
-    /// So long after the start of the trace.
+    /// This long after the start of the trace.
     At(Nanos),
     /// As [`When::Peak`], between two times after the start of the trace.
     Within(Nanos, Nanos),
@@ -46,14 +46,14 @@ impl When {
     }
 }
 
-/// What something that is held is.
+/// What kind of thing is held.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Level {
     /// Handed out by the driver.
     Driver,
     /// A block of PyTorch.
     Block,
-    /// Reserved by PyTorch and used by nobody.
+    /// Reserved by PyTorch and not in use.
     Cached,
 }
 
@@ -293,12 +293,12 @@ impl Watch for Highest {
     }
 }
 
-/// Shows the books of each device after so many events of the trace.
+/// Shows the books of each device after that many events of the trace.
 pub fn visit(source: &Source, places: &BTreeMap<i16, u64>, mut see: impl FnMut(&Ledger, i16, Nanos)) {
     visit_watched(source, places, &mut Unwatched, |_, ledger, device, time| see(ledger, device, time));
 }
 
-/// The same, with somebody who has watched until then.
+/// The same, with a watch that has seen the events until then.
 fn visit_watched<W: Watch>(
     source: &Source,
     places: &BTreeMap<i16, u64>,
@@ -375,7 +375,7 @@ fn torch_owner(ledger: &Ledger) -> OwnerId {
     torch.unwrap_or(OwnerId(u32::MAX))
 }
 
-/// What nobody uses, as a line of a stack.
+/// Unused memory, as a line of a stack.
 pub const CACHED: &str = "(reserved by PyTorch, used by nobody)";
 /// What was asked for where no stack was recorded, as a line of a stack.
 pub const NO_STACK: &str = "(no stack recorded)";
@@ -508,7 +508,7 @@ pub(crate) fn line(definitions: &dyn Definitions, frame: &Frame) -> Line {
     }
 }
 
-/// Whose a holder's memory is, in words.
+/// Who a holder's memory belongs to, in words.
 #[must_use]
 pub fn owner<'a>(ledger: &'a Ledger, holder: &Holder) -> &'a str {
     match holder.level {

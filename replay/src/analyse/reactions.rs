@@ -4,20 +4,20 @@
 use gputrace_sim::ops::{AllocId, Frame, Op, OpStream, StackId};
 use rustc_hash::FxHashMap;
 
-/// Something in a trace that may have been otherwise under another allocator.
+/// Something in a trace that might have gone differently under another allocator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reaction {
     /// What it is.
     pub kind: Kind,
     /// How often it was seen.
     pub count: u64,
-    /// Of how many: requests for errors, frees for frees; 0 where there is no such number.
+    /// Out of how many: requests for errors, frees for frees; 0 where nothing can be counted.
     pub of: u64,
     /// Where it was seen most, or first.
     pub site: Option<Frame>,
 }
 
-/// What a program, or the GPU's timing, may decide otherwise.
+/// What a program, or the GPU's timing, may decide differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Requests failed, and the program went on.
@@ -74,13 +74,12 @@ impl Reaction {
                 at("most at ")
             ),
             Kind::Autotunes => format!(
-                "cuDNN was told {times} how much memory is free, to choose its algorithms{}: their workspaces may depend on \
-                 the answer",
+                "cuDNN chose its algorithms {times} by how much memory was free{}: their workspaces may depend on it",
                 at("most at ")
             ),
             Kind::DefersFrees => format!(
-                "{count} of {of} frees waited for other streams while requests were served{}: they end here where they did when \
-                 it was recorded, and the GPU's timing may be another",
+                "{count} of {of} frees waited for other streams while requests were served{}: here they end where they did in \
+                 the recording, but the GPU's timing may differ",
                 at("most bytes of ")
             ),
         }
@@ -121,7 +120,7 @@ fn out_of_memory(stream: &OpStream) -> Vec<Reaction> {
     caught.into_iter().chain(last.and_then(|(_, stack)| reaction(Kind::EndsInOom, 1, stack))).collect()
 }
 
-/// Only those count that something was asked for in between: the others make no difference.
+/// Only frees count between whose two ends something was asked for: the others make no difference.
 fn deferred_frees(stream: &OpStream) -> Option<Reaction> {
     let mut waiting: FxHashMap<AllocId, u64> = FxHashMap::default();
     let mut bytes: FxHashMap<StackId, u64> = FxHashMap::default();
@@ -228,7 +227,7 @@ mod tests {
         check(
             search,
             expect![[r#"
-                autotunes 1: cuDNN was told once how much memory is free, to choose its algorithms (most at net.py:4 forward): their workspaces may depend on the answer
+                autotunes 1: cuDNN chose its algorithms once by how much memory was free (most at net.py:4 forward): their workspaces may depend on it
             "#]],
         );
     }
@@ -242,7 +241,7 @@ mod tests {
                 "{free}query event=1 result=600\nblock addr=0x40000200 bytes=512 requested=512\nquery event=1"
             ),
             expect![[r#"
-                deferred_frees 1: 1 of 1 frees waited for other streams while requests were served (most bytes of train.py:3 load): they end here where they did when it was recorded, and the GPU's timing may be another
+                deferred_frees 1: 1 of 1 frees waited for other streams while requests were served (most bytes of train.py:3 load): here they end where they did in the recording, but the GPU's timing may differ
             "#]],
         );
     }

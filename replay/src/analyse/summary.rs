@@ -13,7 +13,7 @@ use crate::story::Story;
 pub struct Summary {
     /// Which shape this is.
     pub schema: &'static str,
-    /// One entry a trace, in the order given.
+    /// One entry per trace, in the order given.
     pub processes: Vec<ProcessSummary>,
     /// Who started whom: these processes and those that they descend from.
     pub tree: Vec<Node>,
@@ -230,7 +230,7 @@ fn known_devices(story: &Story) -> impl Iterator<Item = (i16, &DeviceBooks)> {
     devices(story, |books| is_used(books) || books.samples.first.is_some())
 }
 
-/// The devices that the process used, in order, what is known of no device last; host memory is none.
+/// The devices that the process used, in order, and last what no device is known for; host memory is not a device.
 pub fn used_devices(story: &Story) -> impl Iterator<Item = (i16, &DeviceBooks)> {
     devices(story, is_used)
 }

@@ -67,7 +67,7 @@ fn after_first_step<'a>(story: &Story, samples: &'a Samples) -> Option<&'a Sampl
     charged(samples).find(|sampled| sampled.time >= end)
 }
 
-/// Samples in which the process was charged anything: at its end it is charged nothing any more.
+/// Samples in which the process was charged anything: at its end it is no longer charged.
 fn charged(samples: &Samples) -> impl Iterator<Item = &Sampled> {
     samples.kept.iter().filter(|sampled| sampled.process_used.is_some_and(|used| used.0 > 0))
 }

@@ -42,8 +42,7 @@ pub struct CaughtOom {
 
 impl CaughtOom {
     /// All of it.
-    #[must_use]
-    pub fn kept_bytes(&self) -> Bytes {
+    fn kept_bytes(&self) -> Bytes {
         Bytes(self.kept.iter().map(|(_, held)| held.bytes.0).sum())
     }
 }

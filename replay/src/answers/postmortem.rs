@@ -104,8 +104,7 @@ impl Postmortem {
     }
 
     /// The last error of a device that PyTorch raised.
-    #[must_use]
-    pub fn torch_oom(&self, device: i16) -> Option<&TorchOom> {
+    fn torch_oom(&self, device: i16) -> Option<&TorchOom> {
         self.story.ledger.devices.get(&device)?.torch.as_ref()?.ooms.last()
     }
 
@@ -115,8 +114,7 @@ impl Postmortem {
     }
 
     /// No request failed for good, neither of PyTorch nor of others.
-    #[must_use]
-    pub fn is_uneventful(&self) -> bool {
+    fn is_uneventful(&self) -> bool {
         let refused = self.story.ledger.refusals.iter().any(|it| it.is_final);
         !refused && self.torch_devices().next().is_none()
     }
@@ -173,8 +171,7 @@ impl Postmortem {
     }
 
     /// How memory was cut up, and whether `empty_cache` would have helped.
-    #[must_use]
-    pub fn fragmentation_section(&self) -> Option<Section> {
+    fn fragmentation_section(&self) -> Option<Section> {
         let (mut pools, mut lines) = (vec![], vec![]);
         for (device, found) in &self.fragmentation {
             let used = found.pools().into_iter().filter(|(_, pool)| pool.n_segments > 0);

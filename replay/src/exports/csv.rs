@@ -1,8 +1,9 @@
-//! Comma-separated values (RFC 4180), a row a change of memory. For spreadsheets, pandas, DuckDB.
+//! Comma-separated values (RFC 4180), one row per change of memory. For spreadsheets, pandas, DuckDB.
 //!
-//! Spreadsheets take a cell that begins with a sign for a formula, quoted or not, and formulas can start programs and send data
-//! away (CWE-1236). Names come from the traced program, so such a name has an apostrophe before it, as OWASP advises: "this is
-//! text". Names that begin with one have one more, so that taking one away gives every name back. Numbers stay numbers.
+//! Spreadsheets read a cell that begins with a sign as a formula, quoted or not, and formulas can start programs and send data
+//! away (CWE-1236). Names come from the traced program, so one that begins with a sign gets an apostrophe in front, as OWASP
+//! advises: "this is text". One that begins with an apostrophe gets another, so that removing one restores every name. Numbers
+//! stay numbers.
 
 use std::io::{self, Write};
 
@@ -13,7 +14,7 @@ use super::{Export, Request, Takes};
 
 pub(super) const ENTRY: Export = Export {
     name: "csv",
-    summary: "every change of memory, a row each, for spreadsheets, pandas and DuckDB",
+    summary: "every change of memory, one row each, for spreadsheets, pandas and DuckDB",
     takes: Takes { several: true, ..Takes::ONE },
     export,
 };
@@ -40,7 +41,7 @@ fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
 
 fn quoted(text: &str, line: &mut Vec<u8>) {
     let needs_apostrophe = is_formula(text) || text.starts_with('\'');
-    // Semicolons and tabs part cells where a spreadsheet is told so, or where its country has commas in numbers.
+    // Semicolons and tabs separate cells where a spreadsheet is set so, or where its country writes numbers with commas.
     let parts_cells = |byte| matches!(byte, b',' | b';' | b'\t' | b'"' | b'\n' | b'\r');
     if !needs_apostrophe && !text.bytes().any(parts_cells) {
         return line.extend_from_slice(text.as_bytes());
@@ -58,7 +59,7 @@ fn quoted(text: &str, line: &mut Vec<u8>) {
     line.push(b'"');
 }
 
-/// Whether a spreadsheet may take it for a formula: by the first character that is not skipped on import. Full-width signs
+/// Whether a spreadsheet may read it as a formula: by the first character that is not skipped on import. Full-width signs
 /// count where the spreadsheet's language has them.
 fn is_formula(text: &str) -> bool {
     let is_skipped = |c: char| c.is_whitespace() || c.is_control() || is_obeyed(c) || matches!(c, '"' | '\'');

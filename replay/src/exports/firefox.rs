@@ -3,7 +3,7 @@
 //! allocations, which the profiler shows as call trees of retained memory, and a memory track.
 //!
 //! The profiler holds a profile in a browser's memory. Of a long history, only the allocations that lived longest are written,
-//! and the profile's name says so; the memory track knows them all.
+//! and the profile's name says so; the memory track has them all.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -110,7 +110,7 @@ fn least_lifetime(request: &Request) -> io::Result<u64> {
     Ok(too_many.map_or(0, |(bits, _)| 1 << bits.min(63)))
 }
 
-/// Numbers with so many bits are below two to that power.
+/// A number with this many bits is below two to that power.
 fn bits(number: u64) -> usize {
     64 - number.leading_zeros() as usize
 }
@@ -139,7 +139,7 @@ fn change(ledger: &Ledger, step: &Step) -> Option<Change> {
         // Segments are shown by the blocks in them.
         (object.kind.is_physical() && !object.torch).then(|| Change {
             device: object.device,
-            // Physical memory has no address; nothing is so low.
+            // Physical memory has no address; nothing else lies this low.
             key: if object.addr > 0 { object.addr } else { object.serial },
             bytes: object.bytes.0,
             is_gain,
@@ -306,7 +306,7 @@ impl Told {
     fn end(&mut self) {
         self.points.extend(self.highest.take());
         self.changes.extend(self.open.drain().map(|(_, got)| got));
-        // What one event frees comes first: it gives the address out again.
+        // What an event frees comes first: the same event may hand the address out again.
         self.changes.sort_by_key(|change| (change.n, change.weight > 0, change.key));
     }
 

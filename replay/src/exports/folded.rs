@@ -1,4 +1,4 @@
-//! Folded stacks: `frame;frame;frame bytes`, a line a stack. For flamegraph.pl, inferno, speedscope.
+//! Folded stacks: `frame;frame;frame bytes`, one line per stack. For flamegraph.pl, inferno, speedscope.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -43,7 +43,8 @@ fn frame(line: &Line) -> String {
     clean(&line.to_string())
 }
 
-/// A semicolon parts frames, and a line ends a stack. What a terminal would obey, XML mostly cannot hold, and SVG is made of this.
+/// A semicolon separates frames, and a line break ends a stack. Control characters go too: SVG is made from this, and XML cannot
+/// hold most of them.
 fn clean(text: &str) -> String {
     printable(&text.replace(';', ":").replace(['\n', '\r'], " ")).into_owned()
 }

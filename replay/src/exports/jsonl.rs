@@ -1,4 +1,4 @@
-//! JSON lines, a change of memory each. For jq and scripts; [`super::csv`] has the same rows.
+//! JSON lines, one per change of memory. For jq and scripts; [`super::csv`] has the same rows.
 
 use std::io::{self, Write};
 
@@ -7,7 +7,7 @@ use super::{Export, Request, Takes};
 
 pub(super) const ENTRY: Export = Export {
     name: "jsonl",
-    summary: "every change of memory, a JSON object a line, for jq",
+    summary: "every change of memory, one JSON object per line, for jq",
     takes: Takes { several: true, ..Takes::ONE },
     export,
 };
@@ -17,7 +17,7 @@ fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
     rows(request, |row| {
         line.clear();
         for ((name, kind), value) in COLUMNS.iter().zip(row.values()) {
-            // What is not known is left out. The time always is.
+            // What is not known is left out. The time is always known.
             let comma = if line.is_empty() { '{' } else { ',' };
             match value {
                 Value::None => continue,

@@ -34,7 +34,7 @@ pub struct Takes {
 }
 
 impl Takes {
-    /// One trace, and nothing beside it.
+    /// One trace and nothing else.
     const ONE: Takes = Takes { several: false, before: false, non_torch: false };
 }
 

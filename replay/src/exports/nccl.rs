@@ -1,5 +1,5 @@
-//! JSON lines of what NCCL did: its communicators, the program's calls, and the memory they took. For scripts that hold a
-//! trace against NCCL's own log.
+//! JSON lines of what NCCL did: its communicators, the program's calls, and the memory they took. For scripts that
+//! compare a trace with NCCL's own log.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
@@ -15,13 +15,13 @@ use crate::trace::source::Source;
 
 pub(super) const ENTRY: Export = Export {
     name: "nccl",
-    summary: "NCCL's communicators, calls and memory, a JSON object a line",
+    summary: "NCCL's communicators, calls and memory, one JSON object per line",
     takes: Takes::ONE,
     export,
 };
 
 fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
-    // Even a trace without NCCL says that it was looked at.
+    // A trace without NCCL has this line too: it shows that the trace was read.
     let process = request.source().definitions().process();
     line(out, &json!({"record": "process", "pid": process.pid, "host": process.host}))?;
     let mut known = BTreeSet::new();

@@ -1,8 +1,8 @@
 //! Apache Parquet: the rows of [`super::parts::changes`], for DuckDB, pandas, Polars, Spark.
 //!
 //! Written here, because a table of two types needs little of the format (github.com/apache/parquet-format, Parquet.thrift and
-//! Encodings.md): row groups of one page a column, integers plain, texts by dictionary, zstd, no statistics. Needs memory for
-//! one row group.
+//! Encodings.md): row groups with one page per column, plain integers, texts by dictionary, zstd, no statistics. It needs memory
+//! for one row group.
 
 use std::io::{self, Write};
 
@@ -15,7 +15,7 @@ use crate::analyse::live::Lines;
 
 pub(super) const ENTRY: Export = Export {
     name: "parquet",
-    summary: "every change of memory with its stack, a row each, for DuckDB, pandas, Polars and Spark",
+    summary: "every change of memory with its stack, one row each, for DuckDB, pandas, Polars and Spark",
     takes: Takes { several: true, ..Takes::ONE },
     export,
 };

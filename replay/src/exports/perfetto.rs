@@ -239,7 +239,7 @@ fn annotation(event: &mut Message, name: &str, value: u64) {
 struct Samples<'a> {
     lines: Lines<'a>,
     pid: u32,
-    /// So many requests from one place make a sample.
+    /// This many requests from one place make one sample.
     joined: u64,
     texts: FxHashMap<(Table, String), u64>,
     frames: FxHashMap<Line, u64>,
@@ -301,7 +301,7 @@ impl Samples<'_> {
         sequence.packet(Some(time), STACK_SAMPLE, &sample, NEEDS_INCREMENTAL_STATE)
     }
 
-    /// Writes what still waits.
+    /// Writes what is still pending.
     fn end(&mut self, sequence: &mut Sequence) -> io::Result<()> {
         let mut waiting: Vec<_> = self.waiting.drain().filter(|(_, (_, n, _))| *n > 0).collect();
         waiting.sort_unstable_by_key(|((stack, thread), _)| (*stack, *thread));
@@ -417,7 +417,7 @@ impl Sequence<'_> {
         Ok(track)
     }
 
-    /// Writes a value that is not the one before.
+    /// Writes a value if it differs from the one before.
     fn counter(&mut self, counter: &mut Counter, bytes: u64, time: Nanos) -> io::Result<()> {
         if std::mem::replace(&mut counter.last, bytes) == bytes {
             return Ok(());

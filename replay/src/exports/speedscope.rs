@@ -1,4 +1,4 @@
-//! speedscope: <https://www.speedscope.app/file-format-schema.json>, one sampled profile a device, weighed in bytes.
+//! speedscope: <https://www.speedscope.app/file-format-schema.json>, one sampled profile per device, weighed in bytes.
 
 use std::io::{self, Write};
 

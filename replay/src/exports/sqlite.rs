@@ -72,7 +72,7 @@ fn schema() -> Vec<Entry> {
             "SELECT s.trace, s.stack, s.depth, f.function, f.file, f.line, f.is_python FROM stack_frame s \
              JOIN frame f ON f.trace = s.trace AND f.frame = s.frame",
         ),
-        // What the driver handed out, as Nsight Systems tells it. A process is in bits 24 to 47 of globalPid.
+        // What the driver handed out, as Nsight Systems shows it. A process is in bits 24 to 47 of globalPid.
         Entry::View(
             "CUDA_GPU_MEMORY_USAGE_EVENTS",
             "SELECT c.time_ns AS start, c.pid * 16777216 AS globalPid, c.device AS deviceId, NULL AS contextId, \
@@ -165,7 +165,7 @@ fn string(text: &str, strings: &mut FxHashMap<String, i64>, tables: &mut Tables)
     Ok(id)
 }
 
-/// The frames of a stack, innermost first, and what they are if that was not said before.
+/// The frames of a stack, innermost first, and their definitions where they were not written before.
 fn stack(
     request: &Request,
     trace: usize,

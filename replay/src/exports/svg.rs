@@ -1,5 +1,5 @@
-//! A flame graph as an SVG that zooms and searches in any browser, drawn by inferno; with `--diff`, red what grew and blue
-//! what shrank since another trace.
+//! A flame graph as an SVG that zooms and searches in any browser, drawn by inferno; with `--diff`, what grew since
+//! another trace is red and what shrank is blue.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};

@@ -1,8 +1,8 @@
 //! A PyTorch memory snapshot, for pytorch.org/memory_viz and everything else that reads such pickles.
 //!
-//! On request, memory that is not PyTorch's (NCCL, cuBLAS) is there, too, which PyTorch's own snapshots cannot show: as segments of
-//! their own with one block in each, in pools of their own, with the owner as the innermost frame. Physical memory without
-//! an address gets one from 2^50 on.
+//! On request it also shows memory that is not PyTorch's (NCCL, cuBLAS), which PyTorch's own snapshots cannot: as segments of
+//! its own with one block each, in pools of its own, with the owner as the innermost frame. Physical memory without an
+//! address gets one from 2^50 on.
 //!
 //! Protocol 4 with the opcodes that the viewer knows (no FRAME, no integers of more than 8 bytes), lists in batches of
 //! 1,000, and every stack written once.
@@ -147,7 +147,7 @@ struct Teller {
     /// Segments, and pieces of expandable ones.
     segments: BTreeMap<u64, Segment>,
     blocks: BTreeMap<u64, Live>,
-    /// Pretended addresses of memory without one, by its serial number.
+    /// Made-up addresses of memory without one, by its serial number.
     placed: FxHashMap<u64, u64>,
     next: u64,
     owners: Vec<String>,
@@ -214,7 +214,7 @@ impl Teller {
         }
     }
 
-    /// Physical memory of the device. Expandable segments of PyTorch are told by what is mapped.
+    /// Physical memory of the device. PyTorch's expandable segments are recognised by what is mapped.
     fn is_mine(&self, object: &Object) -> bool {
         let is_page = object.torch && object.kind == MemoryKind::Virtual;
         let is_shown = object.kind.is_physical() && !is_page && (self.non_torch || object.torch);
@@ -237,7 +237,7 @@ impl Teller {
                 self.owners.len() - 1
             }
         };
-        // Ids from 1,000,000 on are nobody's: PyTorch counts them from 1.
+        // Ids from 1,000,000 on are not in use: PyTorch counts them from 1.
         let owner = Some(Pseudo { owner: owner.to_owned(), pool: 1_000_000 + pool as u64 });
         let addr = if object.addr > 0 {
             object.addr
@@ -335,7 +335,7 @@ impl Teller {
         self.waiting.push(entry);
     }
 
-    /// Hands on what waits for nothing. The newest stays, because it may grow.
+    /// Passes on what waits for nothing. The newest stays, because it may grow.
     fn ready(&mut self, put: impl FnMut(Entry) -> io::Result<()>) -> io::Result<()> {
         let blocked = self.n_unresolved > 0 && self.waiting.len() < MOST_WAITING;
         if self.is_over {

@@ -1,4 +1,4 @@
-//! What of a device's memory the replayed allocator had no part in, op by op: other libraries, contexts, code.
+//! The part of a device's memory that the replayed allocator had nothing to do with, op by op: other libraries, contexts, code.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,12 @@ use rustc_hash::FxHashMap;
 
 use crate::ledger::{Cause, Ledger, MemoryKind, OwnerId, Sampled, Step};
 
-/// What nothing explains of the driver's figures.
+/// The unexplained part of the driver's figures.
 const UNACCOUNTED: &str = "unaccounted";
 /// What the driver's pages hold beyond what was asked for.
 const ROUNDING: &str = "page rounding";
 
-/// What everybody but the replayed allocator holds.
+/// What everything but the replayed allocator holds.
 #[derive(Default)]
 pub(super) struct Bystanders {
     held: FxHashMap<(i16, Holder), u64>,

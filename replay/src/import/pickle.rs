@@ -100,8 +100,8 @@ const _: () = assert!(size_of::<RawEntry>() == 40);
 /// Missing integer of a [`RawEntry`].
 pub(crate) const MISSING: i64 = i64::MIN;
 /// Missing string of a [`RawEntry`] or [`RawFrame`], and any other missing index.
-pub(crate) const NO_STRING: u32 = u32::MAX;
-/// More streams than this are not told apart: traces with so many are refused.
+const NO_STRING: u32 = u32::MAX;
+/// Traces with more streams than this are refused.
 const MOST_STREAMS: usize = 1 << 17;
 
 /// One stack frame as recorded: indices into `strings`.
@@ -167,8 +167,8 @@ const FILENAME: usize = 9;
 const LONGEST_STRING: u64 = 64 << 20;
 /// More objects of one kind than this cannot be indexed.
 const MOST_OBJECTS: usize = u32::MAX as usize - 1;
-/// A file may have so many objects of one kind, and so many more for each of its bytes. Compressed snapshots have less
-/// than one a byte; a file that has more was made to fill the memory.
+/// A file may have this many objects of one kind, and this many more for each of its bytes. Compressed snapshots have less
+/// than one per byte; a file that has more was made to fill the memory.
 const OBJECTS_OF_A_FILE: u64 = 1 << 20;
 const OBJECTS_OF_A_BYTE: u64 = 16;
 
@@ -302,12 +302,12 @@ impl Heap {
         stream.filter(|stream| *stream != MISSING).unwrap_or(0) as u64
     }
 
-    /// Free memory of the device that an entry tells.
+    /// Free memory of the device, where an entry says it.
     pub(crate) fn device_free(&self, entry: u32) -> Option<u64> {
         self.device_free.get(&entry).map(|free| *free as u64)
     }
 
-    /// Forgets what only leads to the entries, once somebody has found them.
+    /// Forgets what only leads to the entries, once they have been found.
     pub(crate) fn forget_ways(&mut self) {
         self.dicts = Vec::new();
         self.raw = Vec::new();
@@ -650,7 +650,7 @@ impl<R: Read> Machine<R> {
                 self.heap.lists[*list as usize].extend_from_slice(elements);
                 Ok(())
             }
-            _ => Err(self.unexpected("an element appended to what is no list")),
+            _ => Err(self.unexpected("an element appended to what is not a list")),
         }
     }
 
@@ -660,7 +660,7 @@ impl<R: Read> Machine<R> {
             return Err(self.underflow());
         }
         let Some(Value::Dict(dict)) = self.stack.last().copied() else {
-            return Err(self.unexpected("a key set on what is no dictionary"));
+            return Err(self.unexpected("a key set on what is not a dictionary"));
         };
         match self.heap.dicts[dict as usize] {
             Dict::Raw(raw) => {
@@ -812,9 +812,9 @@ mod tests {
             (b"\x80\x02}(K", "ends early"),
             (b"\x80\x02}(K\x01u.", "an instruction without its operands"),
             (b"\x80\x02Ns.", "an instruction without its operands"),
-            (b"\x80\x02NNs.", "a key set on what is no dictionary"),
-            (b"\x80\x02K\x01NNs.", "a key set on what is no dictionary"),
-            (b"\x80\x02K\x01Na.", "appended to what is no list"),
+            (b"\x80\x02NNs.", "a key set on what is not a dictionary"),
+            (b"\x80\x02K\x01NNs.", "a key set on what is not a dictionary"),
+            (b"\x80\x02K\x01Na.", "appended to what is not a list"),
             (b"\x80\x02(\x86.", "an instruction without its operands"),
             (b"\x80\x02\xff.", "byte 0xff as an instruction"),
         ] {

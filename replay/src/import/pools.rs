@@ -13,7 +13,7 @@ use gputrace_sim::ops::{AllocId, DriverCall, Op, OpStream, Pool, PoolIdx, Record
 use gputrace_sim::policies::torch::{NEWEST, Torch, parse, profile};
 use gputrace_sim::simulator::{Observer, run};
 
-/// Give up after replaying so many ops in total for each op of the stream, plus a constant: 100 replays of a long
+/// Give up after replaying this many ops in total for each op of the stream, plus a constant: 100 replays of a long
 /// trace, many more of a short one.
 const REPLAYS: usize = 100;
 const FREE_OPS: usize = 50_000_000;
@@ -65,7 +65,7 @@ fn search(stream: &mut OpStream, unknown: &[u32]) -> Option<String> {
         }
         let Some((_, segment, pool, next)) = best else {
             return Some(format!(
-                "the pools of some segments could not be found out; from request {} on the replay is a guess",
+                "it is not known which pools some segments belonged to; from request {} on the replay is a guess",
                 miss.op
             ));
         };
@@ -73,7 +73,7 @@ fn search(stream: &mut OpStream, unknown: &[u32]) -> Option<String> {
         match next {
             None => return None,
             Some(_) if budget == 0 => {
-                return Some("the pools of some segments were not looked for any longer".into());
+                return Some("the search for the pools of some segments was given up".into());
             }
             Some(next) => miss = next,
         }

@@ -39,7 +39,7 @@ const APIS: [(&str, &str); 7] = [
 /// Reads a snapshot (plain or gzip) as a recording.
 ///
 /// # Errors
-/// When the file cannot be opened, is damaged, is hostile, or is no snapshot.
+/// When the file cannot be opened, is damaged, is hostile, or is not a snapshot.
 pub fn recording(path: &Path) -> Result<Recording, ImportError> {
     let (trace, extras) = read_with_extras(path)?;
     Ok(record(trace, &extras))
@@ -108,7 +108,7 @@ fn stack(id: ops::StackId) -> StackId {
     if id == ops::StackId::NONE { StackId(0) } else { StackId(id.0 + 1) }
 }
 
-/// Tells one device's story.
+/// Writes one device's history as events.
 struct Teller {
     device: i16,
     thread: ThreadId,
@@ -141,7 +141,7 @@ impl Teller {
     }
 
     fn tell(mut self, stream: &OpStream, extras: &Extras) -> Vec<Event> {
-        // Snapshots before PyTorch 2.2 have no times: an event is a microsecond then.
+        // Snapshots before PyTorch 2.2 have no times: each event takes a microsecond then.
         let is_timed = extras.op_times.iter().chain(&extras.driver_times).any(|time| *time > 0);
         let nanos =
             |time: i64, idx: usize| if is_timed { time.max(0) as u64 * 1000 } else { idx as u64 * 1000 };

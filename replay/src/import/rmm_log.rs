@@ -1,6 +1,6 @@
 //! Logs of RMM's `logging_resource_adaptor` (`RMM_LOG_FILE`), as an [`OpStream`].
 //!
-//! One line an event: `Thread,Time,Action,Pointer,Size,Stream`, where the action is `allocate`, `free` or
+//! One line per event: `Thread,Time,Action,Pointer,Size,Stream`, where the action is `allocate`, `free` or
 //! `allocate failure` (rmm, include/rmm/mr/logging_resource_adaptor.hpp; `deallocate` in its user guide). The log does not
 //! say which memory resource served the requests, on which device, or what it asked of the driver.
 
@@ -18,7 +18,7 @@ use super::{ImportError, Trace};
 /// The first line.
 const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";
 
-/// Whether a file begins as such a log does.
+/// Whether a file begins as a log of RMM does.
 pub(super) fn looks_like_a_log(first_bytes: &[u8]) -> bool {
     HEADER.as_bytes().starts_with(first_bytes)
 }
@@ -26,7 +26,7 @@ pub(super) fn looks_like_a_log(first_bytes: &[u8]) -> bool {
 /// Reads a log.
 ///
 /// # Errors
-/// When it cannot be read, a line is no event, or it has too many streams.
+/// When it cannot be read, a line is not an event, or it has too many streams.
 pub(super) fn read(path: &Path) -> Result<Trace, ImportError> {
     let open = |cause| ImportError::Open { path: path.into(), cause };
     let mut log = Log { builder: Builder::new(0), live: FxHashMap::default(), n_unknown: 0, n_twice: 0 };
@@ -91,7 +91,7 @@ struct Log {
 
 impl Log {
     fn add(&mut self, line: Line) -> Result<(), TooMany> {
-        // Nothing is asked of the driver for no bytes.
+        // For no bytes, nothing is asked of the driver.
         if line.bytes == 0 {
             return Ok(());
         }
@@ -118,7 +118,7 @@ impl Log {
                 });
             }
             _ => match self.live.remove(&line.pointer) {
-                // RMM frees in stream order: whoever frees has made the stream wait for all users.
+                // RMM frees in stream order: the thread that frees has made the stream wait for all users.
                 Some(id) => {
                     self.builder.op(Op::FreeRequested(id));
                     self.builder.op(Op::FreeCompleted(id));

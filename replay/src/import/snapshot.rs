@@ -28,7 +28,7 @@ pub enum ImportError {
         /// What the operating system said.
         cause: std::io::Error,
     },
-    /// The file is no pickle that can be read.
+    /// The file is not a pickle that can be read.
     #[error("{path} {cause}")]
     Pickle {
         /// The file.
@@ -36,7 +36,7 @@ pub enum ImportError {
         /// What is wrong with it.
         cause: PickleError,
     },
-    /// The pickle is no snapshot.
+    /// The pickle is not a snapshot.
     #[error("{path} is a pickle, but not a PyTorch memory snapshot: {what}")]
     NotASnapshot {
         /// The file.
@@ -50,8 +50,8 @@ pub enum ImportError {
         /// Why not.
         source: gputrace_schemas::reader::Error,
     },
-    /// A line of a log is no event.
-    #[error("{path} line {number}: `{text}` is no event of an RMM log")]
+    /// A line of a log is not an event.
+    #[error("{path} line {number}: `{text}` is not an event of an RMM log")]
     Line {
         /// The file.
         path: PathBuf,
@@ -73,7 +73,7 @@ pub enum ImportError {
 /// Reads a snapshot file.
 ///
 /// # Errors
-/// When the file cannot be opened, is damaged, is hostile, or is no snapshot.
+/// When the file cannot be opened, is damaged, is hostile, or is not a snapshot.
 pub fn read_snapshot(path: &Path) -> Result<Trace, ImportError> {
     from_reader(uncompressed(path)?, path)
 }
@@ -96,11 +96,11 @@ fn uncompressed(path: &Path) -> Result<Box<dyn Read>, ImportError> {
 ///
 /// # Errors
 /// As [`read_snapshot`].
-pub(crate) fn from_reader(source: impl Read, path: &Path) -> Result<Trace, ImportError> {
+fn from_reader(source: impl Read, path: &Path) -> Result<Trace, ImportError> {
     wanted(source, path, Wanted::Ops).map(|(trace, _)| trace)
 }
 
-/// Reads a snapshot file with what is of no use to a simulation.
+/// Reads a snapshot file, with what a simulation does not need too.
 ///
 /// # Errors
 /// As [`read_snapshot`].
@@ -129,9 +129,9 @@ fn wanted(source: impl Read, path: &Path, wanted: Wanted) -> Result<(Trace, Vec<
         pickle::read(source, file_bytes).map_err(|cause| ImportError::Pickle { path: path.into(), cause })?;
     let not = |what: &str| ImportError::NotASnapshot { path: path.into(), what: what.into() };
     let segments = heap.get(root, "segments").ok_or_else(|| not("it has no `segments`"))?;
-    let segments = heap.elements(segments).ok_or_else(|| not("`segments` is no list"))?.to_vec();
+    let segments = heap.elements(segments).ok_or_else(|| not("`segments` is not a list"))?.to_vec();
     let traces = match heap.get(root, "device_traces") {
-        Some(traces) => heap.elements(traces).ok_or_else(|| not("`device_traces` is no list"))?.to_vec(),
+        Some(traces) => heap.elements(traces).ok_or_else(|| not("`device_traces` is not a list"))?.to_vec(),
         None => Vec::new(),
     };
     let (stacks, stack_of_list) = stacks(&heap);
@@ -762,7 +762,7 @@ impl<'a> Importer<'a> {
 }
 
 /// Bytes of blocks that were in use at the start, where others were placed behind them while they were: there they end.
-/// A block has less than a MiB that nobody asked for.
+/// Less than a MiB of a block is more than was asked for.
 fn sizes_shown_by_others(stream: &OpStream, at_start: &[(u64, AllocId)]) -> HashMap<AllocId, u64> {
     const MOST_SURPLUS: u64 = 1 << 20;
     let mut live: BTreeMap<u64, AllocId> = at_start.iter().copied().collect();

@@ -1,6 +1,6 @@
-//! Amounts that remember what they were at chosen moments, at a constant price per change.
+//! Amounts that remember what they were at chosen moments, at a constant cost per change.
 //!
-//! To know who owned what at the peak, one would copy every amount at every new peak. Instead each amount keeps its
+//! To know who owned what at the peak, one could copy every amount at every new peak. Instead each amount keeps its
 //! value from just before its first change after the moment; as long as it did not change, its value now is the answer:
 //!
 //! ```text
@@ -45,7 +45,7 @@ impl Held {
     }
 }
 
-/// How much somebody holds, held at most, and held at each [`Moment`].
+/// How much an owner or a place holds, held at most, and held at each [`Moment`].
 #[derive(Clone, Copy, Debug, Default)]
 struct Amount {
     now: Held,

@@ -105,7 +105,7 @@ impl BooksAudit {
                     self.say(|| format!("{time}: block {addr:#x} freed that is not there"));
                 }
             }
-            // Streams may use it no more; nobody else gets it before that.
+            // No stream uses it any more; it is not handed out again before that.
             Step::BlockDone(..)
             | Step::StrangerFreed(_)
             | Step::StrangerDone(_)
@@ -163,7 +163,7 @@ impl BooksAudit {
         }
     }
 
-    /// PyTorch gave memory back in which blocks still live. Memory that went away with its context is no business of theirs.
+    /// PyTorch gave memory back in which blocks still live. Memory that went away with its context does not count.
     fn must_be_unused(&mut self, time: u64, device: i16, start: u64, bytes: u64) {
         let still = self.torch.range(..=(device, start)).next_back();
         let is_backed = still.is_some_and(|((of, _), end)| *of == device && *end > start);

@@ -96,7 +96,7 @@ pub struct Object {
     pub serial: u64,
     /// From where, in full.
     pub stack: StackId,
-    /// Context it lies in, as far as that can be told; 0 is the device's primary one.
+    /// Context it lies in, as far as that is known; 0 is the device's primary one.
     context: u64,
 }
 

@@ -74,7 +74,7 @@ impl Findings {
         self.0.entry(finding.text()).or_insert(first).count += 1;
     }
 
-    /// One row a kind.
+    /// One row per kind.
     pub fn iter(&self) -> impl Iterator<Item = &Found> {
         self.0.values()
     }

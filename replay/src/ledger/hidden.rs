@@ -10,8 +10,8 @@
 //! process made a context or loaded code in between, that is what it grew for. `unaccounted` is what remains, with its
 //! sign; where it grows, something takes memory that nobody saw.
 //!
-//! A sample is not taken at one instant, and neither is a call. Where memory came or went while a sample was taken, it is
-//! compared with that of the totals around it which lies nearest to what is expected, and explains nothing.
+//! A sample is not taken at one instant, and neither is a call. Where memory came or went while a sample was taken, the
+//! sample is compared with the total around it that lies nearest to what is expected, and it explains nothing.
 
 use std::collections::VecDeque;
 
@@ -29,7 +29,7 @@ const BLUR: u64 = 5_000_000;
 /// Most changes around a sample that are looked at.
 const MAX_CHANGES: usize = 64;
 
-/// Why the driver takes memory that it hands out to nobody.
+/// Why the driver takes memory that it does not hand out.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Cause {
     /// A context: page tables, stacks and heaps of kernels, the driver's own.
@@ -194,7 +194,7 @@ pub struct Samples {
     pub last: Option<Sampled>,
     /// Those that are kept, oldest first: evenly thinned out where there were too many.
     pub kept: Vec<Sampled>,
-    /// Growth of what nobody was handed, largest first.
+    /// Growth of what was not handed out, largest first.
     pub steps: Vec<HiddenStep>,
     /// One in this many is kept.
     thinned: u64,
@@ -216,7 +216,7 @@ impl Samples {
         Some(self.largest?.of(Cause::Context))
     }
 
-    /// What the driver charges to the process at its largest that nothing explains.
+    /// What nothing explains of the most that the driver charged to the process.
     #[must_use]
     pub fn unaccounted(&self) -> Option<i64> {
         self.largest?.unaccounted()
@@ -264,7 +264,7 @@ impl Samples {
         self.pending = Some(Pending { sampled, totals, doing: std::mem::take(&mut self.doing) });
     }
 
-    /// Judges the newest sample: nothing more is going to be known of its time.
+    /// Judges the newest sample: nothing more will be known of its time.
     pub(super) fn settle(&mut self) {
         let Some(Pending { mut sampled, totals, doing }) = self.pending.take() else { return };
         let used = sampled.process_used.filter(|used| used.0 > 0);
@@ -295,7 +295,7 @@ impl Samples {
         self.keep(sampled);
     }
 
-    /// Finds out why the rest is another one now.
+    /// Finds out why the rest has changed.
     fn explain(&mut self, time: Nanos, rest: i64, doing: &[Doing]) {
         let change = match self.first {
             // Nobody is charged anything before there is a context.
@@ -376,7 +376,7 @@ pub(super) fn concerns(call: &Call, device: i16) -> bool {
     call.device == device || call.device == NO_DEVICE
 }
 
-/// Pages of the driver that hold less than they are large.
+/// Pages of the driver that are not full.
 ///
 /// The driver backs linear memory with pages of 2 MiB, and puts small requests into common ones (cuda.h: the
 /// granularity of `cuMemGetAllocationGranularity` on all devices since Pascal; the tests with the driver's own figures).
@@ -390,7 +390,7 @@ pub struct Pages {
 const PAGE: u64 = 2 << 20;
 
 impl Pages {
-    /// Bytes that are charged and that nobody was handed.
+    /// Bytes that are charged but were not handed out.
     #[must_use]
     pub fn rounding(&self) -> Bytes {
         Bytes(self.unused)

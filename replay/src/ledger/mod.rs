@@ -1,6 +1,6 @@
 //! What really happened: who held which memory when.
 //!
-//! A [`Ledger`] is fed one event after the other and keeps what is alive, and totals; never the events. Nothing is
+//! A [`Ledger`] is fed one event after the other and keeps what is alive and the totals, never the events. Nothing is
 //! counted twice: physical memory by [`MemoryKind`], address ranges and mappings beside it, and PyTorch's blocks as a
 //! level of their own inside PyTorch's segments. What does not add up is a [`Finding`], never an error.
 
@@ -95,7 +95,7 @@ pub struct Ledger {
     pub first: Option<Nanos>,
     /// Time of the last event.
     pub last: Nanos,
-    /// What parts of itself the program named.
+    /// The parts of itself that the program named.
     pub phases: Phases,
     /// The turns of its training loop, once all events are booked.
     pub training: Option<Training>,
@@ -123,8 +123,8 @@ pub struct DeviceBooks {
     pub managed: Books,
     /// Memory that belongs to CUDA graphs: here while the graph runs.
     pub graphs: Books,
-    /// Memory of other processes, or of graphics, that is open here: mappings, each counted as one byte, for whose memory
-    /// it is its owner counts it.
+    /// Memory of other processes, or of graphics, that is open here: mappings, each counted as one byte, because the
+    /// owner of the memory counts it.
     pub imported: Books,
     /// What graphs keep of the device: from the first launch until it is trimmed.
     pub graphs_kept: Meter,
@@ -209,7 +209,7 @@ pub struct Refusal {
     pub site: SiteId,
     /// From where, in full.
     pub stack: StackId,
-    /// No memory was left, and nobody would ask again ([`Event::out_of_memory`]).
+    /// No memory was left, and the request was not repeated ([`Event::out_of_memory`]).
     pub is_final: bool,
     /// What the driver had handed out to the process on this device.
     pub tracked: Bytes,
@@ -239,8 +239,8 @@ impl Ledger {
         Ledger { torch: Torch::with_own_events(own_events), ..Ledger::default() }
     }
 
-    /// Books one event. Events come in the order of their times. Whoever wants to know who held what at some instant
-    /// feeds the events up to it, and asks [`Ledger::live`], [`Ledger::live_blocks`] and the parts of the [`Books`].
+    /// Books one event. Events come in the order of their times. To know who held what at some instant, feed the
+    /// events up to it, and ask [`Ledger::live`], [`Ledger::live_blocks`] and the parts of the [`Books`].
     pub fn event(&mut self, definitions: &dyn Definitions, event: &Event) {
         self.torch.steps.list.clear();
         self.ran_out = None;
@@ -317,12 +317,6 @@ impl Ledger {
         self.is_by_torch
     }
 
-    /// Captures of streams that are going on.
-    #[must_use]
-    pub fn n_captures(&self) -> u64 {
-        self.torch.n_captures
-    }
-
     /// The contexts that the process made, in order.
     pub fn contexts(&self) -> impl Iterator<Item = &Context> {
         self.contexts.iter()
@@ -396,7 +390,7 @@ impl Ledger {
         self.driver.reservation(addr)
     }
 
-    /// Every books of call sites: of which device, on which account, and the books.
+    /// The books of call sites: of which device, on which account, and the books.
     pub fn shelves(&mut self) -> impl Iterator<Item = (i16, Account, &mut Books)> {
         let driver = self.devices.iter_mut().flat_map(|(device, books)| {
             [
@@ -566,7 +560,7 @@ impl Ledger {
         }
     }
 
-    /// Calls that change no memory, and say something about it.
+    /// Calls that change no memory but say something about it.
     fn told(&mut self, event: &Event, call: &Call) {
         match call.action {
             Action::SetAccess => self.torch.set_access(event),
@@ -647,7 +641,7 @@ impl Ledger {
 
 type Devices = BTreeMap<i16, DeviceBooks>;
 
-/// Books an object; whether the device never held so much.
+/// Books an object; says whether the device never held as much before.
 fn gain(devices: &mut Devices, host: &mut Books, time: Nanos, span: Span, object: &Object) -> bool {
     if let Some(device) = device_of(devices, object) {
         device.allocs += 1;
@@ -691,7 +685,7 @@ fn lose(
     });
 }
 
-/// Changes what a device is charged for, and tells those who compare it with the driver's own figures.
+/// Changes what a device is charged for, also where that is compared with the driver's own figures.
 fn charge<T>(
     devices: &mut Devices,
     span: Span,
@@ -710,7 +704,7 @@ fn charge<T>(
     result
 }
 
-/// The device whose objects are counted with this one: imports are not, they own nothing.
+/// The device whose objects are counted with this one: imports are not counted, because they own nothing.
 fn device_of<'a>(
     devices: &'a mut BTreeMap<i16, DeviceBooks>,
     object: &Object,

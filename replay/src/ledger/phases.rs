@@ -1,7 +1,7 @@
 //! Which part of the program something belongs to: the NVTX ranges that are open when it happens.
 //!
-//! A range of the whole process stands before those of a thread. Threads that never said anything of themselves (those
-//! of PyTorch's backward pass) belong to what the thread does that spoke last.
+//! A range of the whole process encloses those of a thread. Threads that never opened a range (those of PyTorch's backward
+//! pass) belong to the phase of the thread that spoke last.
 
 use gputrace_schemas::event::{Event, Mark, MarkAction, TextId, ThreadId};
 use rustc_hash::FxHashMap;
@@ -29,7 +29,6 @@ pub struct Phases {
     process: Vec<(u64, Open)>,
     /// The thread that spoke last.
     speaker: Option<ThreadId>,
-    n_marks: u64,
 }
 
 impl Default for Phases {
@@ -41,7 +40,6 @@ impl Default for Phases {
             threads: FxHashMap::default(),
             process: vec![],
             speaker: None,
-            n_marks: 0,
         }
     }
 }
@@ -73,12 +71,6 @@ impl Phases {
         }
     }
 
-    /// Marks seen.
-    #[must_use]
-    pub fn n_marks(&self) -> u64 {
-        self.n_marks
-    }
-
     /// Phases kept apart, the outside included.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -92,7 +84,6 @@ impl Phases {
     }
 
     pub(super) fn mark(&mut self, definitions: &dyn Definitions, event: &Event, mark: &Mark) {
-        self.n_marks += 1;
         match mark.action {
             MarkAction::Push => {
                 self.speaker = Some(event.thread);
@@ -105,7 +96,7 @@ impl Phases {
             }
             MarkAction::Pop => {
                 let Some(stack) = self.threads.get_mut(&event.thread) else { return };
-                // Domains nest each for itself.
+                // Each domain nests by itself.
                 if let Some(at) = stack.iter().rposition(|open| open.domain == mark.domain) {
                     stack.remove(at);
                     self.rebuild(definitions, event.thread);

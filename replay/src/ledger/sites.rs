@@ -273,8 +273,8 @@ fn native_site(definitions: &dyn Definitions, stack: &Stack, owner: &Owner) -> S
     }
 }
 
-/// `at::native::mul` from `at::native::mul(at::Tensor const&, ...)`: an operation of PyTorch's, but for those that every
-/// other one calls to get its memory.
+/// `at::native::mul` from `at::native::mul(at::Tensor const&, ...)`: an operation of PyTorch's, except those that
+/// every other one calls to get its memory.
 fn torch_operation(function: &str) -> Option<&str> {
     let rest = function.strip_prefix("at::native::").or_else(|| function.strip_prefix("at::_ops::"))?;
     let name = rest.split(['(', '<', ':']).next().filter(|name| !name.is_empty())?;

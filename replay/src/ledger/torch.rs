@@ -40,7 +40,7 @@ pub struct TorchBooks {
     pub ooms: Vec<TorchOom>,
     /// `allocated_bytes.all`: PyTorch's own total.
     pub allocated: Meter,
-    /// `reserved_bytes.all`: PyTorch's own total, and mapped pages before the next block tells it.
+    /// `reserved_bytes.all`: PyTorch's own total, and mapped pages until the next block reports it.
     pub reserved: Meter,
     /// `requested_bytes.all`.
     pub requested: Meter,
@@ -63,7 +63,7 @@ pub struct TorchBooks {
     pub pool_used: Meter,
     /// Allocations from the stream-ordered pool.
     pub n_pool_allocations: u64,
-    /// `CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH`, as the program was told.
+    /// `CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH`, as the driver answered the program.
     pub pool_reserved_high: Option<Bytes>,
     /// What its cache bought and gave back.
     pub cache: CacheBooks,
@@ -95,11 +95,11 @@ pub struct TorchOom {
     pub allocated: Bytes,
     /// Reserved at that moment.
     pub reserved: Bytes,
-    /// Free and total bytes of the device, as the driver told PyTorch just before.
+    /// Free and total bytes of the device, as the driver answered PyTorch just before.
     pub device: Option<(Bytes, Bytes)>,
     /// What the driver had handed out to the process on this device.
     pub tracked: Bytes,
-    /// What the driver had just refused PyTorch; none if it was not asked, or nobody saw it.
+    /// What the driver had just refused PyTorch; none if it was not asked, or the call was not seen.
     pub refused: Option<Bytes>,
     /// On which thread.
     pub thread: ThreadId,
@@ -118,7 +118,7 @@ pub enum Wall {
     Device,
     /// A limit of PyTorch's own (`set_per_process_memory_fraction`): the device had room.
     Limit,
-    /// Nobody saw how much was free.
+    /// How much was free was not seen.
     Unknown,
 }
 
@@ -129,7 +129,7 @@ impl TorchOom {
         self.refused.unwrap_or_else(|| Bytes(torch::segment_bytes(self.bytes.0, torch::LARGE_SEGMENT)))
     }
 
-    /// What kept PyTorch from it: that the driver refused decides; else how much was free.
+    /// What kept PyTorch from it: that the driver refused, or else how much was free.
     #[must_use]
     pub fn wall(&self) -> Wall {
         match (self.refused, self.device) {
@@ -177,7 +177,7 @@ pub struct Stranger {
     pub serial: u64,
 }
 
-/// One thing that an event did to the books, for who writes them down: see [`super::Ledger::keep_steps`].
+/// One thing that an event did to the books, for those who write it down: see [`super::Ledger::keep_steps`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     /// The driver handed this out.
@@ -205,7 +205,7 @@ pub enum Step {
 }
 
 /// The stream event that PyTorch's allocator asks about here. The program never shows that it asks about its own, so
-/// that those which are ever asked about are the allocator's ([`super::Ledger::knowing`]).
+/// those that are ever asked about are the allocator's ([`super::Ledger::knowing`]).
 #[must_use]
 pub fn asked_about(wait: &Wait) -> Option<u64> {
     (wait.action != WaitAction::Record).then_some(wait.event)
@@ -230,7 +230,7 @@ pub(super) struct Torch {
     pub(super) steps: Steps,
 }
 
-/// What the newest event did, if anybody wants to know.
+/// What the newest event did, where that was asked for.
 #[derive(Default)]
 pub(super) struct Steps {
     pub(super) wanted: bool,
@@ -479,7 +479,7 @@ impl Torch {
         self.steps.push(Step::Shrunk(page, continues));
     }
 
-    /// The driver told the program how much is free.
+    /// The program asked the driver how much is free.
     pub(super) fn mem_info(&mut self, thread: ThreadId, free: Bytes, total: Bytes) {
         self.threads.entry(thread).or_default().mem_info = Some((free, total));
     }

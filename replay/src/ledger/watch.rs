@@ -6,7 +6,7 @@ use super::Ledger;
 
 /// Sees the books after every event, in one pass over a trace.
 pub trait Watch {
-    /// The pass begins, perhaps once more: what was seen so far counts no longer.
+    /// The pass begins, perhaps again: what was seen so far no longer counts.
     fn begin(&mut self, ledger: &mut Ledger);
     /// `event` has been booked.
     fn event(&mut self, ledger: &mut Ledger, event: &Event);

@@ -108,15 +108,13 @@ impl Signature {
     }
 
     /// `float32`, or the number of a datatype that is not known.
-    #[must_use]
-    pub fn datatype_name(&self) -> String {
+    fn datatype_name(&self) -> String {
         let known = usize::try_from(self.datatype).ok().and_then(|datatype| DATATYPES.get(datatype));
         known.map_or_else(|| format!("datatype {}", self.datatype), |(name, _)| (*name).to_owned())
     }
 
     /// `sum`.
-    #[must_use]
-    pub fn reduction_name(&self) -> String {
+    fn reduction_name(&self) -> String {
         match self.reduction {
             Reduction::None => "none".into(),
             Reduction::Own(number) => usize::try_from(number)

@@ -1,6 +1,6 @@
 //! Where in the program an event of PyTorch's backward pass belongs: to the line of the forward pass that it undoes.
 //!
-//! The backward pass runs in threads of its own, whose stacks name operations and no lines; the trace says for each
+//! The backward pass runs in threads of its own, whose stacks name operations but no lines; the trace says for each
 //! where its forward operation was called, and where `backward()` was.
 
 use gputrace_schemas::event::{Backward, Frame, FrameId, Stack};
@@ -17,7 +17,7 @@ pub(crate) struct Place<'a> {
     pub(crate) mark: String,
     /// Where `backward()` was called by another thread, in words; empty where that is not known.
     pub(crate) caller: String,
-    /// The event's own stack is another than `stack`.
+    /// `stack` is not the event's own stack.
     pub(crate) is_elsewhere: bool,
 }
 

@@ -1,7 +1,7 @@
-//! What the analyses need of a trace, apart from its events: the things that events name by number.
+//! What the analyses need from a trace, apart from its events: the things that events name by number.
 //!
 //! Analyses take [`Definitions`] and one [`Event`] after the other, so that a trace of any size, a damaged trace and a
-//! hand-made [`Recording`] of a test all go the same way. Nothing here knows how a trace is stored.
+//! test's hand-made [`Recording`] all take the same path. Nothing here knows how a trace is stored.
 
 pub(crate) mod backward;
 pub(crate) mod interned;

@@ -1,6 +1,6 @@
 //! Who owns memory: a table of rules from the file that asked the driver to a name.
 //!
-//! The file is that of the innermost native frame which is not plumbing: a library that carries its own CUDA runtime
+//! The file is that of the innermost native frame that is not plumbing: a library that carries its own CUDA runtime
 //! (NCCL, cuBLAS) calls from inside itself, and one that uses the shared runtime is the next one out.
 
 use gputrace_schemas::event::{Frame, Module, Process, Stack};
@@ -18,7 +18,7 @@ enum Test {
 }
 use Test::{Name, Path};
 
-/// A rule: whoever calls from a file that one of the tests fits is `owner`.
+/// A rule: what is asked for from a file that one of the tests fits belongs to `owner`.
 struct Rule {
     owner: &'static str,
     tests: &'static [Test],
@@ -29,8 +29,8 @@ pub const TORCH: &str = "PyTorch";
 /// Memory of NCCL.
 pub const NCCL: &str = "NCCL";
 /// The program itself.
-pub const APPLICATION: &str = "application";
-/// Nobody knows.
+const APPLICATION: &str = "application";
+/// Not known.
 pub const UNKNOWN: &str = "unknown";
 
 /// Frames that only pass a request on: the driver, the shared runtime, ourselves, and what Python calls C through.
@@ -118,7 +118,7 @@ pub fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// A name for a loaded file that tells as much of its owner as its path does, and nothing that not everybody knows: the
+/// A name for a loaded file that says as much about its owner as its path does, and nothing that is private: the
 /// beginning of the name of a library that a rule names, or the folder that does. `None` if no rule does.
 #[must_use]
 pub fn public_library(path: &str) -> Option<String> {
@@ -132,7 +132,7 @@ pub fn public_library(path: &str) -> Option<String> {
     })
 }
 
-/// The part of a Python file's path that not only its owner knows: in a package that a rule names, or in Python itself.
+/// The public part of a Python file's path: in a package that a rule names, or in Python itself.
 #[must_use]
 pub fn public_python(file: &str) -> Option<String> {
     let is_public = |package: &str| {
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
     use crate::trace::Recording;
 
-    /// `stack` has one word a frame, innermost first: a path (with `!` behind it: has a CUDA runtime), or
+    /// `stack` has one word per frame, innermost first: a path (with `!` behind it: has a CUDA runtime), or
     /// `py:FILE` for a line of Python.
     fn check(stacks: &[(&str, &str)], expected: expect_test::Expect) {
         let mut answers = String::new();

@@ -2,7 +2,7 @@
 //!
 //! Definitions are rewritten before anybody reads them, so that no report and no export can forget to hide something.
 //! Files get numbers, each the same one everywhere. What stays: names of functions and their lines; libraries that
-//! everybody has (`libnccl`, `libtorch`), because they tell whose memory it is; files inside of public Python packages and
+//! everybody has (`libnccl`, `libtorch`), because they show whose memory it is; files inside of public Python packages and
 //! of Python itself; allocator options; sizes, times and addresses.
 
 use std::collections::HashMap;
@@ -42,7 +42,7 @@ pub fn definitions(of: &Recording) -> Recording {
     }
 }
 
-/// The event without words of the program.
+/// The event without the program's own words.
 #[must_use]
 pub fn event(event: &Event) -> Event {
     match event.kind {
@@ -77,7 +77,7 @@ fn device(device: &Device) -> Device {
 
 fn thread(thread: &Thread) -> Thread {
     let is_public = owners::is_nccl_thread(&thread.name);
-    // NCCL's threads are told by this beginning.
+    // NCCL's threads are recognised by this beginning.
     Thread { name: if is_public { "NCCL thread".into() } else { String::new() }, ..thread.clone() }
 }
 
@@ -116,7 +116,7 @@ impl Names {
         Module { path: self.library(&module.path), build_id: String::new(), ..module.clone() }
     }
 
-    /// A loaded file. What told its owner still does.
+    /// A loaded file. What identified its owner still does.
     fn library(&mut self, path: &str) -> String {
         match owners::public_library(path) {
             Some(public) => public,

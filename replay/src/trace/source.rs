@@ -17,7 +17,7 @@ pub enum Error {
     /// It is not a trace of gputrace.
     #[error(transparent)]
     Trace(#[from] reader::Error),
-    /// It is a pickle, but no snapshot of PyTorch.
+    /// It is a pickle, but not a snapshot of PyTorch.
     #[error(transparent)]
     Snapshot(#[from] ImportError),
 }

@@ -84,7 +84,7 @@ fn parse<H: FileHeader<Endian = Endianness>>(data: &[u8]) -> anyhow::Result<Elf>
 }
 
 /// `GLIBC_2.34` as `(2, 34)`.
-pub(crate) fn glibc_version(name: &str) -> Option<(u32, u32)> {
+fn glibc_version(name: &str) -> Option<(u32, u32)> {
     let (major, minor) = name.strip_prefix("GLIBC_")?.split_once('.')?;
     Some((major.parse().ok()?, minor.split('.').next()?.parse().ok()?))
 }

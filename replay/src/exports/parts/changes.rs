@@ -44,7 +44,7 @@ pub(crate) const COLUMNS: [(&str, Kind); 17] = [
 /// A cell.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Value<'a> {
-    /// Not known, or nothing of the kind.
+    /// Not known, or not applicable.
     None,
     /// An integer. Addresses from 2^63 on keep their bits: tables have no unsigned integers.
     Number(i64),

@@ -1,8 +1,8 @@
-//! SQLite's file format, as far as a file needs it that is written once, table after table or in turn, and read by others
-//! (<https://www.sqlite.org/fileformat2.html>): table b-trees filled from left to right, no index, no free page.
+//! SQLite's file format (<https://www.sqlite.org/fileformat2.html>), as far as it is needed for a file that is written once, one
+//! table after the other or in turn, and read by others: table b-trees filled from left to right, no index, no free page.
 //!
 //! The first page says where each table has its root, which is written last. So everything is written twice: once to count
-//! pages, once in earnest. Nothing has to be kept but a page for each level of each tree.
+//! pages, once for real. Only one page per level of each tree has to be kept.
 
 use std::io::{self, Write};
 
@@ -17,7 +17,7 @@ const LONGEST: usize = 8 << 10;
 /// Children of an interior page: 4 bytes, a row's number of at most 9, and 2 for the place of the cell.
 const CHILDREN: usize = (PAGE - 12) / 15;
 
-/// Something of the schema.
+/// An entry of the schema.
 pub(crate) enum Entry {
     /// A table: its name and columns with their types.
     Table(&'static str, String),
@@ -286,7 +286,7 @@ fn cut(text: &str) -> &str {
     &text[..end.unwrap_or(0)]
 }
 
-/// Big endian, seven bits a byte; the ninth byte has eight.
+/// Big endian, seven bits per byte; the ninth byte has eight.
 fn varint(value: u64, out: &mut [u8]) -> usize {
     if value >= 1 << 56 {
         let mut rest = value >> 8;

@@ -52,7 +52,7 @@ const MAX_DEVICES: i16 = 4096;
 /// Reads a trace file.
 ///
 /// # Errors
-/// When it cannot be opened, is no trace or one of another version, or has too many streams.
+/// When it cannot be opened, is not a trace or is one of another version, or has too many streams.
 pub(super) fn read(path: &Path) -> Result<Trace, ImportError> {
     let trace = reader::Trace::open(path).map_err(|source| ImportError::Trace { source })?;
     let mut notes = Vec::new();

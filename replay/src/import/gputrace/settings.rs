@@ -38,7 +38,7 @@ pub(super) fn settings(definitions: &dyn Definitions, ordinal: i16, has_torch: b
     }
 }
 
-/// Whether the allocator's segments grew although no variable told them to; the settings then say so.
+/// Whether the allocator's segments grew although no variable asked for that; the settings then say so.
 pub(super) fn grows(stream: &mut OpStream) -> bool {
     let options = stream.settings.options.get_or_insert_default();
     let is_told = options.contains("expandable_segments:True");

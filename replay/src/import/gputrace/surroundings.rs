@@ -49,7 +49,7 @@ impl Importer<'_> {
     }
 }
 
-/// What of `these` lies in none of `others`, joined and ascending. Both may overlap and be in any order.
+/// The parts of `these` that no part of `others` covers, joined and ascending. Both may overlap and be in any order.
 pub(super) fn without(these: &[Mapping], others: &[Mapping]) -> Vec<Mapping> {
     let mut edges: Vec<(u64, i32, i32)> = Vec::with_capacity(2 * (these.len() + others.len()));
     edges.extend(these.iter().flat_map(|it| [(it.start, 1, 0), (it.end, -1, 0)]));

@@ -61,7 +61,7 @@ impl Survey {
 /// The bytes that an event is about, if a device can have them at that address.
 pub(super) fn plausible_bytes(kind: &EventKind) -> Option<u64> {
     let (address, bytes) = match kind {
-        // Elsewhere they are no memory: a pool's release threshold is often the largest number there is.
+        // Elsewhere they are not memory: a pool's release threshold is often the largest number there is.
         EventKind::Call(call) if !call.action.gives() && !call.action.takes() => (0, 0),
         EventKind::Call(call) => (call.addr, call.bytes.0),
         EventKind::BlockAlloc(block) => {

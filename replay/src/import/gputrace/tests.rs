@@ -10,7 +10,7 @@ use crate::scene::recording;
 
 const SEGMENT: &str = "Alloc addr=0x40000000 bytes=2M by=libcudart.so,libc10_cuda.so in_allocate=1\n";
 
-/// The ops and driver calls of a scene's first device, one a line.
+/// The ops and driver calls of a scene's first device, one per line.
 fn check(scene: &str, expected: Expect) {
     let trace = imported(scene);
     let mut text = String::new();
@@ -275,7 +275,7 @@ fn pages_given_back_to_make_room_for_others_are_a_call_of_their_own() {
             Alloc(1) 1048576 on 7
             Complete
             device 0: the program itself set expandable_segments:True: its allocator mapped pages
-            device 0: the pools of some segments could not be found out; from request 3 on the replay is a guess
+            device 0: it is not known which pools some segments belonged to; from request 3 on the replay is a guess
         "#]],
     );
 }
@@ -457,7 +457,7 @@ fn a_block_that_was_there_before_the_first_event_waits_for_its_streams_too() {
             FreeCompleted(AllocId(0))
             StartsLate
             device 0: 1 blocks were taken back that were not seen handed out
-            device 0: the pools of some segments could not be found out; from request 1 on the replay is a guess
+            device 0: it is not known which pools some segments belonged to; from request 1 on the replay is a guess
         "#]],
     );
 }

@@ -13,38 +13,29 @@ pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story
 const MAX_CAUSES: usize = 20;
 
 fn build(story: &Story) -> Option<Section> {
-    let mut table = Table::new(
-        "communicators",
-        &[
-            ("communicator", "communicator"),
-            ("peak_bytes", "peak"),
-            ("live_bytes", "at end"),
-            ("host_peak_bytes", "of the host"),
-            ("rank", "rank"),
-            ("n_ranks", "of"),
-            ("comm_hash", "NCCL's commId"),
-            ("calls", "calls"),
-            ("last_call_ns", "last used"),
-            ("made_at", "made at"),
-        ],
-    );
     let mut books: Vec<(CommId, &CommBooks)> = story.ledger.communicators().collect();
     books.sort_by_key(|(id, books)| (std::cmp::Reverse(books.device.peak), *id));
-    for (id, books) in &books {
-        let facts = &books.facts;
-        table.rows.push(vec![
-            Value::text(name(*id, books)),
-            Value::Bytes(books.device.peak),
-            Value::Bytes(books.device.now),
-            Value::Bytes(books.host.peak),
-            facts.rank.map_or(Value::Missing, |rank| Value::Count(rank.into())),
-            facts.n_ranks.map_or(Value::Missing, |n| Value::Count(n.into())),
-            facts.comm_hash.map_or(Value::Missing, |hash| Value::text(format!("{hash:#x}"))),
-            Value::Count(books.n_calls),
-            books.last_call.map_or(Value::Missing, |time| Value::Time(story.since_start(time))),
-            Value::text(books.made_at.map_or_else(String::new, |site| story.ledger.sites.site_name(site))),
-        ]);
-    }
+    let number = |n: Option<u32>| n.map_or(Value::Missing, |n| Value::Count(n.into()));
+    let when = |time| Value::Time(story.since_start(time));
+    let site = |site| story.ledger.sites.site_name(site);
+    let table = Table::of(
+        "communicators",
+        &books,
+        &[
+            ("communicator", "communicator", &|(id, it)| Value::text(name(*id, it))),
+            ("peak_bytes", "peak", &|(_, it)| Value::Bytes(it.device.peak)),
+            ("live_bytes", "at end", &|(_, it)| Value::Bytes(it.device.now)),
+            ("host_peak_bytes", "of the host", &|(_, it)| Value::Bytes(it.host.peak)),
+            ("rank", "rank", &|(_, it)| number(it.facts.rank)),
+            ("n_ranks", "of", &|(_, it)| number(it.facts.n_ranks)),
+            ("comm_hash", "NCCL's commId", &|(_, it)| {
+                it.facts.comm_hash.map_or(Value::Missing, |hash| Value::text(format!("{hash:#x}")))
+            }),
+            ("calls", "calls", &|(_, it)| Value::Count(it.n_calls)),
+            ("last_call_ns", "last used", &|(_, it)| it.last_call.map_or(Value::Missing, when)),
+            ("made_at", "made at", &|(_, it)| Value::text(it.made_at.map_or_else(String::new, site))),
+        ],
+    );
     if table.rows.is_empty() {
         return None;
     }

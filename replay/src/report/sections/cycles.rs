@@ -13,27 +13,18 @@ const ROWS: usize = 10;
 fn build(story: &Story) -> Option<Section> {
     let cycles = story.lifetimes.as_ref().map(|lifetimes| &lifetimes.cycles).filter(|it| it.blocks > 0)?;
     let sites = &story.ledger.sites;
-    let mut table = Table::new(
+    let table = Table::of(
         "call_sites",
+        &cycles.sites,
         &[
-            ("device", "device"),
-            ("bytes", "bytes"),
-            ("blocks", "blocks"),
-            ("held_for_ns", "held for"),
-            ("collected", "what was collected"),
-            ("call_site", "asked for by"),
+            ("device", "device", &|it| Value::text(format!("cuda:{}", it.device))),
+            ("bytes", "bytes", &|it| Value::Bytes(it.bytes)),
+            ("blocks", "blocks", &|it| Value::Count(it.blocks)),
+            ("held_for_ns", "held for", &|it| Value::Time(it.held_for)),
+            ("collected", "what was collected", &|it| it.kind.map_or(Value::Missing, Value::text)),
+            ("call_site", "asked for by", &|it| Value::text(sites.site_name(it.site))),
         ],
     );
-    for row in &cycles.sites {
-        table.rows.push(vec![
-            Value::text(format!("cuda:{}", row.device)),
-            Value::Bytes(row.bytes),
-            Value::Count(row.blocks),
-            Value::Time(row.held_for),
-            row.kind.map_or(Value::Missing, Value::text),
-            Value::text(sites.site_name(row.site)),
-        ]);
-    }
     let longest = cycles.sites.iter().map(|row| row.held_for).max().unwrap_or_default();
     let headline = format!(
         "{} waited for Python's garbage collector: reference cycles held them, for up to {}",

@@ -2,7 +2,7 @@
 
 use super::{SectionEntry, device_name};
 use crate::analyse::unaccounted::{Trend, trend};
-use crate::ledger::{Cause, DeviceBooks, HiddenStep, Sampled};
+use crate::ledger::{Cause, DeviceBooks, Sampled};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::words::{bytes, time};
 use crate::story::Story;
@@ -83,35 +83,28 @@ fn sampled_devices(story: &Story) -> impl Iterator<Item = (i16, &DeviceBooks)> {
 
 /// Contexts and where they were made; where there is one on one device, only if everything is wanted.
 fn contexts(story: &Story, everything: bool) -> Table {
-    let mut table = Table::new(
+    let sites = &story.ledger.sites;
+    let when = |time| Value::Time(story.since_start(time));
+    let contexts: Vec<_> = story.ledger.contexts().collect();
+    let mut table = Table::of(
         "contexts",
+        &contexts,
         &[
-            ("device", "device"),
-            ("context", "context"),
-            ("since_ns", "made at"),
-            ("until_ns", "gone at"),
-            ("owner", "by"),
-            ("call_site", "from"),
+            ("device", "device", &|it| Value::text(format!("cuda:{}", it.device))),
+            ("context", "context", &|it| Value::text(if it.is_primary { "primary" } else { "of its own" })),
+            ("since_ns", "made at", &|it| when(it.since)),
+            ("until_ns", "gone at", &|it| it.until.map_or(Value::Missing, when)),
+            ("owner", "by", &|it| Value::text(sites.owner(it.owner))),
+            ("call_site", "from", &|it| Value::text(sites.site_name(it.site))),
         ],
     );
-    for context in story.ledger.contexts() {
-        let sites = &story.ledger.sites;
-        table.rows.push(vec![
-            Value::text(format!("cuda:{}", context.device)),
-            Value::text(if context.is_primary { "primary" } else { "of its own" }),
-            Value::Time(story.since_start(context.since)),
-            context.until.map_or(Value::Missing, |until| Value::Time(story.since_start(until))),
-            Value::text(sites.owner(context.owner)),
-            Value::text(sites.site_name(context.site)),
-        ]);
-    }
     if table.rows.len() < 2 && !everything {
         table.rows.clear();
     }
     table
 }
 
-/// The samples at the moments that matter, a row each.
+/// The samples at the moments that matter, one row each.
 fn moments(story: &Story, ordinal: i16, books: &DeviceBooks) -> Table {
     let mut columns = vec![
         ("device", "device"),
@@ -157,36 +150,25 @@ fn key(cause: Cause) -> &'static str {
 
 /// When the charge grew beyond what was handed out, and what was going on.
 fn growth(story: &Story, ordinal: i16, books: &DeviceBooks) -> Table {
-    let mut table = Table::new(
-        "hidden_growth",
-        &[
-            ("device", "device"),
-            ("bytes", "grew by"),
-            ("time_ns", "at"),
-            ("cause", "for (estimate)"),
-            ("owner", "by"),
-            ("times", "calls"),
-            ("call_site", "first from"),
-        ],
-    );
-    for step in books.samples.steps.iter().filter(|step| step.bytes >= LEAST) {
-        table.rows.push(row(story, ordinal, step));
-    }
-    table
-}
-
-fn row(story: &Story, ordinal: i16, step: &HiddenStep) -> Vec<Value> {
     let sites = &story.ledger.sites;
-    let site = step.site.and_then(|site| sites.site(site));
-    vec![
-        Value::text(format!("cuda:{ordinal}")),
-        Value::Bytes(step.bytes),
-        Value::Time(story.since_start(step.to)),
-        Value::text(step.cause.map_or("nothing that was seen", Cause::name)),
-        step.owner.map_or(Value::Missing, |owner| Value::text(sites.owner(owner))),
-        Value::Count(step.times),
-        site.map_or(Value::Missing, |site| Value::text(site.to_string())),
-    ]
+    Table::of(
+        "hidden_growth",
+        books.samples.steps.iter().filter(|step| step.bytes >= LEAST),
+        &[
+            ("device", "device", &|_| Value::text(format!("cuda:{ordinal}"))),
+            ("bytes", "grew by", &|it| Value::Bytes(it.bytes)),
+            ("time_ns", "at", &|it| Value::Time(story.since_start(it.to))),
+            ("cause", "for (estimate)", &|it| {
+                Value::text(it.cause.map_or("nothing that was seen", Cause::name))
+            }),
+            ("owner", "by", &|it| it.owner.map_or(Value::Missing, |owner| Value::text(sites.owner(owner)))),
+            ("times", "calls", &|it| Value::Count(it.times)),
+            ("call_site", "first from", &|it| {
+                let site = it.site.and_then(|site| sites.site(site));
+                site.map_or(Value::Missing, |site| Value::text(site.to_string()))
+            }),
+        ],
+    )
 }
 
 /// A context that the process holds on a device and hardly uses: often a mistake.

@@ -25,30 +25,20 @@ fn build(story: &Story) -> Vec<Section> {
 
 fn refused(story: &Story) -> Option<Section> {
     let refused = |refusal: &&Refusal| refusal.is_final;
-    let mut table = Table::new(
+    let sites = &story.ledger.sites;
+    let table = Table::of(
         "refused",
+        story.ledger.refusals.iter().rev().filter(refused),
         &[
-            ("time_ns", "at"),
-            ("device", "device"),
-            ("bytes", "asked for"),
-            ("tracked_bytes", "held then"),
-            ("owner", "by"),
-            ("call", "call"),
-            ("call_site", "from"),
+            ("time_ns", "at", &|it| Value::Time(story.since_start(it.time))),
+            ("device", "device", &|it| Value::text(device_name(story, it.device))),
+            ("bytes", "asked for", &|it| Value::Bytes(it.bytes)),
+            ("tracked_bytes", "held then", &|it| Value::Bytes(it.tracked)),
+            ("owner", "by", &|it| Value::text(sites.owner(it.owner))),
+            ("call", "call", &|it| Value::text(sites.name(it.name))),
+            ("call_site", "from", &|it| Value::text(sites.site_name(it.site))),
         ],
     );
-    for refusal in story.ledger.refusals.iter().rev().filter(refused) {
-        let sites = &story.ledger.sites;
-        table.rows.push(vec![
-            Value::Time(story.since_start(refusal.time)),
-            Value::text(device_name(story, refusal.device)),
-            Value::Bytes(refusal.bytes),
-            Value::Bytes(refusal.tracked),
-            Value::text(sites.owner(refusal.owner)),
-            Value::text(sites.name(refusal.name)),
-            Value::text(sites.site_name(refusal.site)),
-        ]);
-    }
     let section = Section::new("refused", "OUT OF MEMORY")
         .line(Mood::Bad, "The driver had no memory left for (newest first):");
     if table.rows.is_empty() {

@@ -1,7 +1,9 @@
 //! Which call sites made the peak as high as it was, and what was held longer than needed.
 
+use gputrace_schemas::event::Bytes;
+
 use super::{SectionEntry, device_name};
-use crate::analyse::lifetimes::{DeviceLifetimes, Maker, Replaced};
+use crate::analyse::lifetimes::DeviceLifetimes;
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::words::bytes;
 use crate::story::Story;
@@ -34,63 +36,40 @@ fn is_worth(device: &DeviceLifetimes, without: u64) -> bool {
 }
 
 fn makers(story: &Story, device: &DeviceLifetimes) -> Table {
-    let mut table = Table::new(
+    Table::of(
         "makers",
+        device.makers.iter().filter(|maker| is_worth(device, maker.without.0)),
         &[
-            ("device", "device"),
-            ("bytes_at_peak", "at peak"),
-            ("temporary_bytes", "temporary"),
-            ("peak_without_bytes", "peak without"),
-            ("lowers_by_bytes", "lower by"),
-            ("held_for_ns", "held for"),
-            ("call_site", "call site"),
+            ("device", "device", &|_| Value::text(format!("cuda:{}", device.device))),
+            ("bytes_at_peak", "at peak", &|it| Value::Bytes(it.at_peak)),
+            ("temporary_bytes", "temporary", &|it| Value::Bytes(it.temporary)),
+            ("peak_without_bytes", "peak without", &|it| Value::Bytes(it.without)),
+            ("lowers_by_bytes", "lower by", &|it| lower_by(device, it.without)),
+            ("held_for_ns", "held for", &|it| Value::Time(it.held_for)),
+            ("call_site", "call site", &|it| Value::text(story.ledger.sites.site_name(it.site))),
         ],
-    );
-    for maker in device.makers.iter().filter(|maker| is_worth(device, maker.without.0)) {
-        table.rows.push(maker_row(story, device, maker));
-    }
-    table
-}
-
-fn maker_row(story: &Story, device: &DeviceLifetimes, maker: &Maker) -> Vec<Value> {
-    vec![
-        Value::text(format!("cuda:{}", device.device)),
-        Value::Bytes(maker.at_peak),
-        Value::Bytes(maker.temporary),
-        Value::Bytes(maker.without),
-        Value::bytes(Some(device.peak.0.saturating_sub(maker.without.0))),
-        Value::Time(maker.held_for),
-        Value::text(story.ledger.sites.site_name(maker.site)),
-    ]
+    )
 }
 
 fn replaced(story: &Story, device: &DeviceLifetimes) -> Table {
-    let mut table = Table::new(
+    Table::of(
         "replaced",
+        device.replaced.iter().filter(|row| is_worth(device, row.without.0)),
         &[
-            ("device", "device"),
-            ("bytes", "old value"),
-            ("times", "times"),
-            ("peak_without_bytes", "peak if it went first"),
-            ("lowers_by_bytes", "lower by"),
-            ("call_site", "held until its successor was there"),
+            ("device", "device", &|_| Value::text(format!("cuda:{}", device.device))),
+            ("bytes", "old value", &|it| Value::Bytes(it.bytes)),
+            ("times", "times", &|it| Value::Count(it.times)),
+            ("peak_without_bytes", "peak if it went first", &|it| Value::Bytes(it.without)),
+            ("lowers_by_bytes", "lower by", &|it| lower_by(device, it.without)),
+            ("call_site", "held until its successor was there", &|it| {
+                Value::text(story.ledger.sites.site_name(it.site))
+            }),
         ],
-    );
-    for row in device.replaced.iter().filter(|row| is_worth(device, row.without.0)) {
-        table.rows.push(replaced_row(story, device, row));
-    }
-    table
+    )
 }
 
-fn replaced_row(story: &Story, device: &DeviceLifetimes, row: &Replaced) -> Vec<Value> {
-    vec![
-        Value::text(format!("cuda:{}", device.device)),
-        Value::Bytes(row.bytes),
-        Value::Count(row.times),
-        Value::Bytes(row.without),
-        Value::bytes(Some(device.peak.0.saturating_sub(row.without.0))),
-        Value::text(story.ledger.sites.site_name(row.site)),
-    ]
+fn lower_by(device: &DeviceLifetimes, without: Bytes) -> Value {
+    Value::bytes(Some(device.peak.0.saturating_sub(without.0)))
 }
 
 /// The sentences that matter most.

@@ -46,18 +46,6 @@ fn build(story: &Story) -> Option<Section> {
 
 /// PyTorch's segments are shown by the blocks in them, as in the table of call sites.
 fn table(story: &Story) -> Table {
-    let mut table = Table::new(
-        "phases",
-        &[
-            ("device", "device"),
-            ("phase", "phase"),
-            ("bytes_at_peak", "at peak"),
-            ("peak_bytes", "own peak"),
-            ("live_bytes", "live at end"),
-            ("objects", "allocations"),
-            ("what", "what"),
-        ],
-    );
     let mut rows: Vec<(i16, &str, Part<OwnerId>)> = vec![];
     for (ordinal, books) in used_devices(story) {
         let blocks = books.torch.as_ref().map(|torch| &torch.phases).filter(|phases| phases.peak().0 > 0);
@@ -69,17 +57,21 @@ fn table(story: &Story) -> Table {
     rows.sort_by_key(|(device, what, part)| {
         (std::cmp::Reverse(part.at_peak.bytes), std::cmp::Reverse(part.peak), *device, *what, part.id)
     });
-    for (ordinal, what, part) in rows {
-        let path = story.ledger.phases.path(PhaseId(part.id.0));
-        table.rows.push(vec![
-            Value::text(format!("cuda:{ordinal}")),
-            Value::text(if path.is_empty() { "(outside of any range)" } else { path }),
-            Value::Bytes(part.at_peak.bytes),
-            Value::Bytes(part.peak),
-            Value::Bytes(part.live.bytes),
-            Value::Count(part.gains),
-            Value::text(what),
-        ]);
-    }
-    table
+    let path = |part: &Part<OwnerId>| match story.ledger.phases.path(PhaseId(part.id.0)) {
+        "" => "(outside of any range)",
+        path => path,
+    };
+    Table::of(
+        "phases",
+        &rows,
+        &[
+            ("device", "device", &|(ordinal, ..)| Value::text(format!("cuda:{ordinal}"))),
+            ("phase", "phase", &|(.., part)| Value::text(path(part))),
+            ("bytes_at_peak", "at peak", &|(.., part)| Value::Bytes(part.at_peak.bytes)),
+            ("peak_bytes", "own peak", &|(.., part)| Value::Bytes(part.peak)),
+            ("live_bytes", "live at end", &|(.., part)| Value::Bytes(part.live.bytes)),
+            ("objects", "allocations", &|(.., part)| Value::Count(part.gains)),
+            ("what", "what", &|(_, what, _)| Value::text(*what)),
+        ],
+    )
 }

@@ -1,7 +1,5 @@
 //! What PyTorch's blocks were for.
 
-use gputrace_schemas::event::Bytes;
-
 use super::{SectionEntry, device_name};
 use crate::analyse::lifetimes::DeviceLifetimes;
 use crate::report::model::{Mood, Section, Table, Value};
@@ -26,9 +24,14 @@ fn build(story: &Story) -> Option<Section> {
             }
         }
     }
-    let mut how = Table::new("rules", &[("role", "role"), ("rule", "how it is recognised")]);
-    how.rows = rules.iter().map(|(name, rule)| vec![Value::text(*name), Value::text(*rule)]).collect();
-    section = section.table(how);
+    section = section.table(Table::of(
+        "rules",
+        &rules,
+        &[
+            ("role", "role", &|(name, _)| Value::text(*name)),
+            ("rule", "how it is recognised", &|(_, rule)| Value::text(*rule)),
+        ],
+    ));
     if lifetimes.is_guessed {
         let text = "blocks without a stack were taken for those of the backward pass, which runs in threads without Python";
         section = section.line(Mood::Note, text);
@@ -51,34 +54,18 @@ fn moment(story: &Story, device: &DeviceLifetimes) -> String {
 }
 
 fn table(device: &DeviceLifetimes) -> Table {
-    let mut table = Table::new(
+    Table::of(
         "roles",
+        &device.roles,
         &[
-            ("device", "device"),
-            ("role", "role"),
-            ("bytes_at_peak", "at peak"),
-            ("share_of_peak", "share"),
-            ("peak_bytes", "own peak"),
-            ("peak_requested_bytes", "requested"),
-            ("live_bytes", "live at end"),
-            ("blocks", "blocks"),
+            ("device", "device", &|_| Value::text(format!("cuda:{}", device.device))),
+            ("role", "role", &|it| Value::text(&*it.name)),
+            ("bytes_at_peak", "at peak", &|it| Value::Bytes(it.at_peak)),
+            ("share_of_peak", "share", &|it| Value::share(it.at_peak.0, device.peak.0)),
+            ("peak_bytes", "own peak", &|it| Value::Bytes(it.peak)),
+            ("peak_requested_bytes", "requested", &|it| Value::Bytes(it.peak_requested)),
+            ("live_bytes", "live at end", &|it| Value::Bytes(it.at_end)),
+            ("blocks", "blocks", &|it| Value::Count(it.blocks)),
         ],
-    );
-    for role in &device.roles {
-        table.rows.push(vec![
-            Value::text(format!("cuda:{}", device.device)),
-            Value::text(&*role.name),
-            Value::Bytes(role.at_peak),
-            share(role.at_peak, device.peak),
-            Value::Bytes(role.peak),
-            Value::Bytes(role.peak_requested),
-            Value::Bytes(role.at_end),
-            Value::Count(role.blocks),
-        ]);
-    }
-    table
-}
-
-fn share(part: Bytes, of: Bytes) -> Value {
-    Value::share(part.0, of.0)
+    )
 }

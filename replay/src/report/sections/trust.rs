@@ -16,26 +16,17 @@ fn build(story: &Story) -> Option<Section> {
     for damage in &story.damages {
         section = section.line(Mood::Warning, format!("{}: {damage}", story.path));
     }
-    let mut table = Table::new(
+    section = section.table(Table::of(
         "findings",
+        ledger.findings.iter(),
         &[
-            ("count", "times"),
-            ("what", "what does not add up"),
-            ("first_time_ns", "first at"),
-            ("about", "first about"),
-            ("thread", "thread"),
+            ("count", "times", &|it| Value::Count(it.count)),
+            ("what", "what does not add up", &|it| Value::text(it.first.text())),
+            ("first_time_ns", "first at", &|it| Value::Time(story.since_start(it.time))),
+            ("about", "first about", &|it| Value::text(format!("{:#x}", it.first.about()))),
+            ("thread", "thread", &|it| Value::text(story.threads.get(&it.thread).map_or("", String::as_str))),
         ],
-    );
-    for found in ledger.findings.iter() {
-        table.rows.push(vec![
-            Value::Count(found.count),
-            Value::text(found.first.text()),
-            Value::Time(story.since_start(found.time)),
-            Value::text(format!("{:#x}", found.first.about())),
-            Value::text(story.threads.get(&found.thread).map_or("", String::as_str)),
-        ]);
-    }
-    section = section.table(table);
+    ));
     if ledger.n_after_shutdown > 0 {
         let text = format!(
             "{} frees came after the driver had shut down and did nothing (usual at the end of a process)",

@@ -1,0 +1,8 @@
+//! The program as users meet it: help, exit statuses, damaged files, becoming another program.
+
+mod answers;
+mod damage;
+mod files;
+mod help;
+mod record;
+mod support;
