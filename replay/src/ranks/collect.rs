@@ -11,6 +11,7 @@ use super::calls::{
     Reduction, Signature, UnfinishedCall,
 };
 use super::memory;
+use super::names::MAKES_DEFAULT_GROUP;
 use crate::ledger::{self, Ledger, Site, Watch};
 use crate::story::{End, Story};
 use crate::trace::Definitions;
@@ -214,8 +215,20 @@ impl<'a> Collector<'a> {
             if let Some(idx) = self.membership(CommId(enter.comm.0.saturating_add(n))) {
                 self.memberships[idx].created.0 = Some(event.time);
                 self.memberships[idx].place = place;
+                self.memberships[idx].is_default_group = self.is_default_group(event.stack);
             }
         }
+    }
+
+    /// PyTorch's function that makes the default group is on the stack.
+    fn is_default_group(&self, stack: StackId) -> bool {
+        let frames = self.definitions.stack(stack).map_or(&[][..], |stack| &stack.frames);
+        frames.iter().filter_map(|id| self.definitions.frame(*id)).any(|frame| match frame {
+            Frame::Python { function, file, .. } => {
+                function == MAKES_DEFAULT_GROUP && file.contains("torch/distributed/")
+            }
+            Frame::Native { .. } => false,
+        })
     }
 
     fn exit(&mut self, event: &Event, exit: &NcclExit) {

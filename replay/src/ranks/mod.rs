@@ -16,6 +16,7 @@ pub mod findings;
 pub mod gpu;
 pub mod jobs;
 pub mod memory;
+mod names;
 pub mod report;
 mod sections;
 mod show;

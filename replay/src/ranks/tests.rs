@@ -7,12 +7,16 @@
 //! x.AR8          on communicator x instead of w
 //! AR8!           never returns
 //! init:w split:x=0 shrink:x=1   make communicators: unique id, color, ranks left out
+//! dist:w called:x=tp            make it in PyTorch's `init_process_group`; it was given this name
+//! alone          its environment says nothing of the job
 //! ( )            a group
 //! wait wait300   two seconds pass, 300 microseconds pass
 //! refused        the driver has no memory for PyTorch's allocator, which asks again
 //! oom            PyTorch raises OutOfMemoryError
 //! exit killed    how it ends, before the end of the job
 //! ```
+
+mod names;
 
 use std::collections::HashMap;
 
@@ -30,6 +34,8 @@ use crate::trace::source::Source;
 
 const MILLISECOND: u64 = 1_000_000;
 const END: u64 = 20_000 * MILLISECOND;
+/// Stacks of PyTorch's own lines have their numbers from here on.
+const IN_PYTORCH: u32 = 1_000_000;
 
 fn participant(rank: u32, n_ranks: u32, text: &str) -> Participant {
     let mut writer =
@@ -40,7 +46,7 @@ fn participant(rank: u32, n_ranks: u32, text: &str) -> Participant {
         boot: "boot".into(),
         host: "host".into(),
         rank: Some(rank),
-        environment: vec![("MASTER_PORT".into(), "29500".into())],
+        environment: environment(rank, n_ranks),
         ..Process::default()
     };
     writer.recording.devices = vec![Device { uuid: format!("GPU-{rank}"), ..Device::default() }];
@@ -52,6 +58,12 @@ fn participant(rank: u32, n_ranks: u32, text: &str) -> Participant {
         writer.event(0, EventKind::Note("process.end=killed".into()));
     }
     collect(&Source::of(&format!("rank{rank}.gtr"), writer.recording))
+}
+
+fn environment(rank: u32, n_ranks: u32) -> Vec<(String, String)> {
+    let (rank, n_ranks) = (rank.to_string(), n_ranks.to_string());
+    let variables = [("MASTER_PORT", "29500"), ("RANK", &rank), ("WORLD_SIZE", &n_ranks)];
+    variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
 }
 
 #[derive(Default)]
@@ -67,6 +79,7 @@ struct Writer {
     depth: u32,
     group: u32,
     is_over: bool,
+    is_in_pytorch: bool,
 }
 
 impl Writer {
@@ -115,6 +128,7 @@ impl Writer {
                 let exit = NcclExit { call, result: 1, value: 0, duration: Nanos(1000), timed: None };
                 self.event(line, EventKind::NcclExit(exit));
             }
+            "alone" => self.recording.process.environment.clear(),
             "exit" | "killed" => {
                 self.event(0, EventKind::Note(format!("process.end={word}")));
                 self.is_over = true;
@@ -134,6 +148,11 @@ impl Writer {
             "abort" => {
                 let enter = self.enter(NcclOp::CommAbort, self.comms[comm]);
                 self.call(enter, line, returns);
+            }
+            _ if word.starts_with("called:") => {
+                let (comm, name) = word["called:".len()..].split_once('=').unwrap();
+                let facts = self.recording.communicators.get_mut(&self.comms[comm]).unwrap();
+                name.clone_into(&mut facts.config.name);
             }
             _ if word.contains(':') && word.starts_with(|c: char| c.is_lowercase()) => {
                 self.make(word, line, returns)
@@ -167,6 +186,8 @@ impl Writer {
 
     fn make(&mut self, word: &str, line: u32, returns: bool) {
         let (how, name) = word.split_once(':').unwrap();
+        self.is_in_pytorch = how == "dist";
+        let how = if self.is_in_pytorch { "init" } else { how };
         let (name, value) = name.split_once('=').unwrap_or((name, "0"));
         // `init:x=1/4` is rank 1 of 4: a communicator of some ranks.
         let (value, n_of_them) = value.split_once('/').unwrap_or((value, "0"));
@@ -213,6 +234,7 @@ impl Writer {
             enter.count = value as u64;
         }
         self.call(enter, line, returns);
+        self.is_in_pytorch = false;
     }
 
     fn next(&mut self, comm: CommId, sequence: Option<NcclSequence>) -> u64 {
@@ -270,10 +292,16 @@ impl Writer {
     fn event(&mut self, line: u32, kind: EventKind) {
         let file = "/job/train.py".into();
         self.recording.frames.insert(FrameId(line), Frame::Python { function: "step".into(), file, line });
-        self.recording
-            .stacks
-            .insert(StackId(line), Stack { frames: vec![FrameId(line)], ..Stack::default() });
-        let stack = StackId(if matches!(kind, EventKind::Note(_)) { 0 } else { line });
+        let (mut stack, mut frames) = (StackId(line), vec![FrameId(line)]);
+        if self.is_in_pytorch {
+            let file = "/lib/python3/site-packages/torch/distributed/distributed_c10d.py".into();
+            let function = "init_process_group".into();
+            stack = StackId(line + IN_PYTORCH);
+            frames.insert(0, FrameId(stack.0));
+            self.recording.frames.insert(frames[0], Frame::Python { function, file, line: 1 });
+        }
+        self.recording.stacks.insert(stack, Stack { frames, ..Stack::default() });
+        let stack = if matches!(kind, EventKind::Note(_)) { StackId(0) } else { stack };
         self.recording.events.push(Event { time: Nanos(self.now), thread: ThreadId(0), stack, kind });
     }
 }
@@ -299,10 +327,14 @@ fn refused() -> Call {
     }
 }
 
-fn check(ranks: &[&str], expected: Expect) {
+fn participants(ranks: &[&str]) -> Vec<Participant> {
     let n_ranks = ranks.len() as u32;
     let texts = (0..).zip(ranks).filter(|(_, text)| !text.is_empty());
-    let participants: Vec<Participant> = texts.map(|(rank, text)| participant(rank, n_ranks, text)).collect();
+    texts.map(|(rank, text)| participant(rank, n_ranks, text)).collect()
+}
+
+fn check(ranks: &[&str], expected: Expect) {
+    let participants = participants(ranks);
     let (jobs, alone) = jobs(&participants);
     assert!(alone.is_empty(), "{alone:?}");
     let mut text = String::new();
@@ -524,16 +556,16 @@ fn the_rank_that_never_makes_a_communicator_of_some_ranks_is_named() {
             "init:w init:o=3/4 o.AR8@9",
         ],
         expect![[r#"
-            MissingAtInit [4] of communicator 1 in - -, lines 1 and 6, waiting [0, 2, 6]
-              ranks 0, 2, 6 wait in comm_init at step (/job/train.py:6) of communicator 1 for rank 4, which never came: it is elsewhere; its last call was comm_init at step (/job/train.py:1), 18.999 s before its end
+            MissingAtInit [4] of the group of ranks 0, 2, 6 and one more (4 of 8) in - -, lines 1 and 6, waiting [0, 2, 6]
+              ranks 0, 2, 6 wait in comm_init at step (/job/train.py:6) of the group of ranks 0, 2, 6 and one more (4 of 8) for rank 4, which never came: it is elsewhere; its last call was comm_init at step (/job/train.py:1), 18.999 s before its end
         "#]],
     );
     // Nobody can say which of two it was.
     check(
         &["init:w init:e=0/3@6!", "init:w wait", "init:w wait", "init:w init:e=2/3@6!"],
         expect![[r#"
-            MissingAtInit [] of communicator 1 in - -, lines 0 and 6, waiting [0, 3]
-              ranks 0, 3 wait in comm_init at step (/job/train.py:6) of communicator 1 for rank 1 of communicator 1, which never came: it is one of ranks 1, 2, which did not call it
+            MissingAtInit [] of the group of ranks 0, 3 and one more (3 of 4) in - -, lines 0 and 6, waiting [0, 3]
+              ranks 0, 3 wait in comm_init at step (/job/train.py:6) of the group of ranks 0, 3 and one more (3 of 4) for its rank 1, which never came: it is one of ranks 1, 2, which did not call it
         "#]],
     );
 }
@@ -574,9 +606,9 @@ fn everybody_who_is_awaited_is_named() {
     check(
         &[on_world, on_world, on_other, on_other],
         expect![[r#"
-        SwappedCommunicators [0, 1, 2, 3] of world in collective 0, lines 10 and 20, waiting [0, 1, 2, 3]
-          ranks 0 to 3 wait for each other: ranks 0, 1 in all_reduce(8 float32, sum) at step (/job/train.py:10) on world, call 0, for ranks 2, 3; ranks 2, 3 in all_reduce(4 float32, sum) at step (/job/train.py:20) on communicator 1, call 0, for ranks 0, 1
-    "#]],
+            SwappedCommunicators [0, 1, 2, 3] of the first group of all 4 ranks in collective 0, lines 10 and 20, waiting [0, 1, 2, 3]
+              ranks 0 to 3 wait for each other: ranks 0, 1 in all_reduce(8 float32, sum) at step (/job/train.py:10) on the first group of all 4 ranks, call 0, for ranks 2, 3; ranks 2, 3 in all_reduce(4 float32, sum) at step (/job/train.py:20) on the second group of all 4 ranks, call 0, for ranks 0, 1
+        "#]],
     );
 }
 
@@ -690,23 +722,23 @@ fn two_communicators_in_different_orders() {
     check(
         &["init:w init:x AR8@10!", "init:w init:x AR8@10!", "init:w init:x x.AR8@11!"],
         expect![[r#"
-            SwappedCommunicators [2] of communicator 1 in collective 0, lines 11 and 10, waiting [0, 1, 2]
-              ranks 0 to 2 wait for each other: ranks 0, 1 in all_reduce(8 float32, sum) at step (/job/train.py:10) on world, call 0, for rank 2; rank 2 in all_reduce(8 float32, sum) at step (/job/train.py:11) on communicator 1, call 0, for ranks 0, 1
+            SwappedCommunicators [2] of the second group of all 3 ranks in collective 0, lines 11 and 10, waiting [0, 1, 2]
+              ranks 0 to 2 wait for each other: ranks 0, 1 in all_reduce(8 float32, sum) at step (/job/train.py:10) on the first group of all 3 ranks, call 0, for rank 2; rank 2 in all_reduce(8 float32, sum) at step (/job/train.py:11) on the second group of all 3 ranks, call 0, for ranks 0, 1
         "#]],
     );
     check(
         &["init:w init:x AR8@10!", "init:w init:x AR8@10!", "init:w init:x x.AR8@10!"],
         expect![[r#"
-            WrongCommunicator [2] of communicator 1 in collective 0, lines 10 and 10, waiting [0, 1, 2]
-              rank 2 made on another communicator the call that the others made: ranks 0, 1 in all_reduce(8 float32, sum) at step (/job/train.py:10) on world, call 0, for rank 2; rank 2 in all_reduce(8 float32, sum) at step (/job/train.py:10) on communicator 1, call 0, for ranks 0, 1
+            WrongCommunicator [2] of the second group of all 3 ranks in collective 0, lines 10 and 10, waiting [0, 1, 2]
+              rank 2 made on another communicator the call that the others made: ranks 0, 1 in all_reduce(8 float32, sum) at step (/job/train.py:10) on the first group of all 3 ranks, call 0, for rank 2; rank 2 in all_reduce(8 float32, sum) at step (/job/train.py:10) on the second group of all 3 ranks, call 0, for ranks 0, 1
         "#]],
     );
     // As on a GPU: every call returns, and all wait for ever.
     check(
         &["init:w init:x AR8@10 x.AR8@11", "init:w init:x AR8@10 x.AR8@11", "init:w init:x x.AR8@11 AR8@10"],
         expect![[r#"
-            OrderInversion [0, 2] of world in collective 0, lines 10 and 11, waiting []
-              rank 2 called collective 0 on communicator 1 before collective 0 on world, rank 0 after it: NCCL needs one order on all ranks unless the GPU can run both at once; all ranks wait, and this is the likely reason
+            OrderInversion [0, 2] of the first group of all 3 ranks in collective 0, lines 10 and 11, waiting []
+              rank 2 called collective 0 on the second group of all 3 ranks before collective 0 on the first group of all 3 ranks, rank 0 after it: NCCL needs one order on all ranks unless the GPU can run both at once; all ranks wait, and this is the likely reason
         "#]],
     );
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{At, Edge, Waits, Who};
+use crate::ranks::findings::rank_names;
 use crate::ranks::jobs::{Joined, Member};
 
 impl Waits<'_> {
@@ -45,8 +46,7 @@ impl Waits<'_> {
             (0..self.job.actors.len()).filter(|actor| !members.contains(actor)).collect();
         match self.candidates(joined, &outside, rank) {
             candidates if self.job.missing().is_empty() && !candidates.is_empty() => {
-                let names: Vec<String> = self.ranks(candidates).iter().map(u32::to_string).collect();
-                format!("is one of ranks {}, which did not call it", names.join(", "))
+                format!("is one of {}, which did not call it", rank_names(&self.ranks(candidates)))
             }
             _ => "has no trace".to_owned(),
         }

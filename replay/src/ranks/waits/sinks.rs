@@ -36,7 +36,7 @@ impl Waits<'_> {
             Who::Member(..) => vec![],
         };
         let name = match target {
-            Who::Member(_, rank) => format!("rank {rank} of {label}"),
+            Who::Member(_, rank) => format!("its rank {rank}"),
             Who::Actor(_) | Who::Rank(_) => rank_names(&who),
         };
         let mut ranks = who;

@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::{Edge, Waits};
 use crate::ranks::calls::{Ending, Lane, LastSeen};
 use crate::ranks::findings::{CallText, Place};
+use crate::ranks::jobs::Joined;
 
 /// Where a rank was at the end.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -19,7 +20,7 @@ pub struct Standing {
     pub state: String,
     /// The last call into NCCL.
     pub last_call: Option<CallText>,
-    /// Calls of the largest communicator that it made.
+    /// Collectives that it called on the largest communicator that it is in.
     pub collectives: u64,
     /// From then to the end.
     pub idle_ns: Option<u64>,
@@ -61,9 +62,9 @@ impl Waits<'_> {
         for edge in edges.iter().filter(|edge| edge.from == actor) {
             waits_for.extend(self.awaited(edge));
         }
-        let world = self.job.world.map(|world| &self.job.communicators[world]);
-        let member =
-            world.and_then(|world| world.all().find(|(_, member)| self.job.actor(*member) == Some(actor)));
+        // The largest comes first.
+        let mut members = self.job.communicators.iter().flat_map(Joined::all);
+        let member = members.find(|(_, member)| self.job.actor(*member) == Some(actor));
         let collectives = member.map_or(0, |(_, member)| {
             let membership = &participant.memberships[member.membership];
             membership.lane(Lane::Collective).map_or(0, |sequence| sequence.len() as u64)
