@@ -86,7 +86,7 @@ impl Names {
 /// A rank came last so many times, most of all to this call; `text` says it with the place.
 fn straggler(
     rank: u32,
-    (communicator, sequence): (&str, u64),
+    (communicator, sequence): (&str, Option<u64>),
     (count, place): (u64, &Option<Place>),
     text: impl FnOnce(&str) -> String,
 ) -> Finding {
@@ -101,13 +101,14 @@ fn straggler(
             place: Some(place),
             time_ns: 0,
         }),
-        ..finding.on(communicator, Lane::Collective, sequence)
+        sequence,
+        ..finding.on(communicator, Lane::Collective, 0)
     }
 }
 
 fn straggler_on_gpu(row: &GpuArrivals) -> Finding {
     let words = |ns: u64| super::show::nanos(i64::try_from(ns).unwrap_or(i64::MAX));
-    straggler(row.rank, (&row.communicator, row.most_sequence), (row.last, &row.place), |place| {
+    straggler(row.rank, (&row.communicator, Some(row.most_sequence)), (row.last, &row.place), |place| {
         format!(
             "rank {} comes last on the GPU to {} of {} collectives on {}, and all others wait {} for it alone, at most {} at \
              once{place}; measured inside the collectives, which take shortest where they wait for nobody",
@@ -300,20 +301,37 @@ impl<'a> Doctor<'a> {
         };
         let communicator = &self.job.communicators[idx].label;
         let rows = tally.rows(&Naming { communicator, ranks: &ranks, place: &place });
+        let habits = tally.habits();
         // What the GPUs say is better evidence than what the hosts do.
-        for row in rows.iter().filter(|row| row.is_straggler() && !on_gpu.is_enough()) {
-            let which = (&**communicator, row.latest_sequence);
-            let finding = straggler(row.rank, which, (row.last, &row.place), |place| {
-                format!(
-                    "rank {} comes last to {} of {} collectives on {communicator}, {} after the median on average{place}; the \
-                     host's arrival is weak evidence for the GPU's",
-                    row.rank,
-                    row.last,
-                    row.collectives,
-                    super::show::nanos(row.mean_late_ns),
-                )
-            });
+        for habit in habits.iter().filter(|_| !on_gpu.is_enough()) {
+            let rank = ranks[habit.track];
+            let finding = straggler(
+                rank,
+                (communicator, None),
+                (habit.late, &place(habit.track, habit.kind)),
+                |place| {
+                    format!(
+                        "rank {rank} is late again and again on {communicator}: {} of {} times it comes after every other rank, typically \
+                         by {}, and not because it was late before{place}; that is {:.0} % of the time of these calls. Weak evidence: \
+                         these are the clocks of the hosts, and a busy host looks alike; gputrace record --nccl-timing measures the GPUs",
+                        habit.late,
+                        habit.occurrences,
+                        super::show::nanos(habit.typical),
+                        habit.share * 100.0,
+                    )
+                },
+            );
             self.done.findings.push(finding);
+        }
+        for (track, late, sequence, kind) in tally.late_once() {
+            if habits.iter().all(|habit| habit.track != track) {
+                let place = place(track, kind).map_or_else(String::new, |place| format!(", {}", place.text));
+                self.done.notes.push(format!(
+                    "rank {} was late once: all others waited {} for it in call {sequence} on {communicator}{place}",
+                    ranks[track],
+                    super::show::nanos(late),
+                ));
+            }
         }
         self.done.arrivals.extend(rows);
     }

@@ -230,6 +230,14 @@ impl Tally {
         self.n_columns >= LEAST_COLLECTIVES
     }
 
+    /// Most of what anybody waits for there is because of it, and it is worth a word: also without the longest wait of each rank, for a
+    /// delay at the start is none of that.
+    fn is_straggler(&self, row: &Row) -> bool {
+        let again = |row: &Row| row.cost - row.most.0;
+        let all = self.rows.iter().map(again).fold(0, u64::saturating_add);
+        again(row) > all / 2 && again(row) / self.n_columns.max(1) >= LEAST_COST
+    }
+
     /// Adds what was found to the report; the rows of this communicator, most costly first.
     pub fn report(&self, naming: &Naming<'_>, to: &mut GpuReport) -> Vec<GpuArrivals> {
         let communicator = || naming.communicator.to_owned();
@@ -266,7 +274,6 @@ impl Tally {
         }
         to.waits.sort_by_key(|wait| std::cmp::Reverse(wait.waited_ns));
         to.waits.truncate(WORST);
-        let all: u64 = self.rows.iter().map(|row| row.cost).fold(0, u64::saturating_add);
         let row = |(track, row): (usize, &Row)| {
             let worst = row.by_kind.iter().max_by_key(|(kind, cost)| (**cost, std::cmp::Reverse(**kind)));
             GpuArrivals {
@@ -278,9 +285,7 @@ impl Tally {
                 most_ns: row.most.0,
                 most_sequence: row.most.1,
                 place: worst.and_then(|(kind, _)| (naming.kind)(track, *kind).1),
-                is_straggler: self.is_enough()
-                    && row.cost > all / 2
-                    && row.cost / self.n_columns.max(1) >= LEAST_COST,
+                is_straggler: self.is_enough() && self.is_straggler(row),
             }
         };
         let mut rows: Vec<GpuArrivals> = self.rows.iter().enumerate().map(row).collect();

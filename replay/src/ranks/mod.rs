@@ -15,6 +15,7 @@ pub mod diagnose;
 pub mod findings;
 pub mod gpu;
 pub mod jobs;
+mod lateness;
 pub mod memory;
 mod names;
 pub mod report;
