@@ -252,16 +252,17 @@ impl<T: Track> Aligner<'_, T> {
     }
 
     fn keep(&mut self, mut found: Vec<Difference>, places: &[Vec<Option<usize>>], base: u64) {
-        let mut n_differ: FxHashMap<u64, usize> = FxHashMap::default();
-        found.iter().for_each(|difference| *n_differ.entry(difference.column).or_default() += 1);
+        // A track may differ in several ways before one column.
+        let mut differ: FxHashMap<u64, FxHashSet<usize>> = FxHashMap::default();
+        for difference in &found {
+            differ.entry(difference.column).or_default().insert(difference.track);
+        }
         for difference in &mut found {
-            let there = places[(difference.column - base) as usize].iter().flatten().count();
-            difference.n_differ = n_differ[&difference.column];
-            let changed = match difference.kind {
-                Kind::Missing | Kind::Extra => 0,
-                Kind::Changed | Kind::Swapped => difference.n_differ,
-            };
-            difference.n_agree = there.saturating_sub(changed);
+            let differ = &differ[&difference.column];
+            let there = places[(difference.column - base) as usize].iter().enumerate();
+            difference.n_differ = differ.len();
+            difference.n_agree =
+                there.filter(|(track, place)| place.is_some() && !differ.contains(track)).count();
         }
         found.sort_by_key(|difference| (difference.column, difference.track));
         let room = MAX_DIFFERENCES - self.done.differences.len();
@@ -639,9 +640,9 @@ mod tests {
         check(
             &["A B C D", "A X B C D", "A B C D"],
             expect![[r#"
-            1: Extra in 1: B #1 is X #1 (3:1)
-            4 columns, reached [4, 4, 4]
-        "#]],
+                1: Extra in 1: B #1 is X #1 (2:1)
+                4 columns, reached [4, 4, 4]
+            "#]],
         );
     }
 

@@ -352,6 +352,13 @@ impl<'a> Doctor<'a> {
             let own = token(difference.own).filter(|_| difference.kind != align::Kind::Missing);
             by_column.entry((difference.column, difference.kind, own)).or_default().push(difference);
         }
+        // Who differs in each column, and the most that do so alike.
+        let mut sides: BTreeMap<u64, (Vec<usize>, usize)> = BTreeMap::new();
+        for ((column, ..), alike) in &by_column {
+            let (differ, most) = sides.entry(*column).or_default();
+            differ.extend(alike.iter().map(|difference| difference.track));
+            *most = alike.len().max(*most);
+        }
         type Repeated = (align::Kind, Option<Token>, Option<Token>, Vec<usize>);
         let mut known: FxHashMap<Repeated, usize> = FxHashMap::default();
         for ((column, kind, own), alike) in by_column {
@@ -362,7 +369,12 @@ impl<'a> Doctor<'a> {
                 continue;
             }
             known.insert(repeated, self.done.findings.len());
-            let finding = self.difference(idx, lane, tracks, &alike, &who);
+            let (differ, most) = &sides[&column];
+            let agrees = |track: &usize| alignment.reached[*track] > column && !differ.contains(track);
+            // As many do something else alike, or more: nobody knows who is right.
+            let tie: Option<Vec<usize>> =
+                (alike[0].n_agree <= *most).then(|| (0..tracks.len()).filter(agrees).collect());
+            let finding = self.difference(idx, lane, tracks, (&alike, &who), tie);
             self.done.findings.push(finding);
             // After this column there is none in which all made a call.
             if last_full.is_none_or(|last| last <= column) {
@@ -382,8 +394,8 @@ impl<'a> Doctor<'a> {
         idx: usize,
         lane: Lane,
         tracks: &[Calls<'_>],
-        alike: &[&Difference],
-        who: &[usize],
+        (alike, who): (&[&Difference], &[usize]),
+        tie: Option<Vec<usize>>,
     ) -> Finding {
         let difference = alike[0];
         let label = &self.job.communicators[idx].label;
@@ -401,29 +413,43 @@ impl<'a> Doctor<'a> {
             },
         };
         let mut ranks: Vec<u32> = who.iter().map(|track| self.job.rank(tracks[*track].member)).collect();
-        let undecided = difference.n_agree <= difference.n_differ;
         let own_text = own.as_ref().map_or_else(String::new, CallText::text);
         let others_text = others.as_ref().map_or_else(String::new, CallText::text);
         let sequence = difference.majority.map_or(difference.column, |spot| spot.position as u64);
         let names = rank_names(&ranks);
+        let on = if label == "world" { String::new() } else { format!(" on {label}") };
+        let the_others = match &tie {
+            None => "the others".to_owned(),
+            Some(agree) => {
+                let mut others: Vec<u32> =
+                    agree.iter().map(|track| self.job.rank(tracks[*track].member)).collect();
+                others.sort_unstable();
+                rank_names(&others)
+            }
+        };
         let text = match kind {
             Kind::MissingCall if own.is_some() => {
-                format!("{names} did not call {others_text}, as the others did, and went on with {own_text}")
+                format!(
+                    "{names} did not call {others_text}{on}, as {the_others} did, and went on with {own_text}"
+                )
             }
-            Kind::MissingCall => format!("{names} did not call {others_text}, as the others did"),
+            Kind::MissingCall => format!("{names} did not call {others_text}{on}, as {the_others} did"),
             Kind::ExtraCall => {
-                format!("{names} called {own_text}, which the others did not; they called {others_text}")
+                format!(
+                    "{names} called {own_text}{on}, which {the_others} did not; they called {others_text}"
+                )
             }
             Kind::SwappedCalls => format!(
-                "{names} called {own_text} before what the others called first, {others_text}: two calls in the other order"
+                "{names} called {own_text}{on} before what {the_others} called first, {others_text}: two calls in the other order"
             ),
-            _ => format!("{names} called {own_text} where the others called {others_text}"),
+            _ => format!("{names} called {own_text}{on} where {the_others} called {others_text}"),
         };
-        let text = if undecided {
-            let others: Vec<u32> = others.iter().map(|call| call.rank).collect();
-            format!("{text}; there is no majority, so it may as well be {}", rank_names(&others))
-        } else {
-            text
+        let undecided = tie.is_some();
+        let text = match undecided {
+            true => {
+                format!("{text}; no side has more ranks, so it cannot be known which one is wrong")
+            }
+            false => text,
         };
         ranks.sort_unstable();
         let mut finding = Finding::new(kind, Severity::Error, ranks).on(label, lane, sequence);

@@ -16,6 +16,7 @@
 //! exit killed    how it ends, before the end of the job
 //! ```
 
+mod majority;
 mod names;
 mod stragglers;
 
@@ -765,9 +766,9 @@ fn two_ranks_have_no_majority() {
     check(
         &["init:w AR8@10!", "init:w AR4@10!"],
         expect![[r#"
-        SizeMismatch [1] of world in collective 0, lines 10 and 10, waiting [0]
-          rank 1 called all_reduce(4 float32, sum) at step (/job/train.py:10) where the others called all_reduce(8 float32, sum) at step (/job/train.py:10); there is no majority, so it may as well be rank 0
-    "#]],
+            SizeMismatch [1] of world in collective 0, lines 10 and 10, waiting [0]
+              rank 1 called all_reduce(4 float32, sum) at step (/job/train.py:10) where rank 0 called all_reduce(8 float32, sum) at step (/job/train.py:10); no side has more ranks, so it cannot be known which one is wrong
+        "#]],
     );
 }
 
@@ -788,16 +789,22 @@ fn a_rank_that_was_late_once_is_no_straggler() {
     let steps = "AR8@10 BC4@11 ".repeat(22);
     let others = format!("init:w {steps} exit");
     // It loads data; the hosts run ahead, so that it stays late to the end.
-    check(&[&others, &format!("init:w wait {steps} exit"), &others], expect![[r#"
+    check(
+        &[&others, &format!("init:w wait {steps} exit"), &others],
+        expect![[r#"
         consistent
         note: rank 1 was late once: all others waited 2.001 s for it in call 0 on world, step (/job/train.py:10)
-    "#]]);
+    "#]],
+    );
     // Later, and for less than a second.
     let late = format!("init:w {steps} wait900000 {steps} exit");
     let others = format!("init:w {steps} {steps} exit");
-    check(&[&others, &late, &others], expect![[r#"
+    check(
+        &[&others, &late, &others],
+        expect![[r#"
         consistent
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
