@@ -611,48 +611,80 @@ impl<'a> Doctor<'a> {
         let (findings, standings) = waits.resolve(&mut done.findings);
         done.findings.extend(findings);
         done.standings = standings;
-        let missing = job.missing();
-        if !missing.is_empty() {
-            let mut finding = Finding::new(Kind::NoTrace, Severity::Warning, missing.clone());
-            finding.text = format!(
-                "{} of {} ranks has no trace: what it called, and whether others wait for it, is not known ({})",
-                missing.len(),
-                job.n_ranks,
-                rank_names(&missing)
-            );
-            done.findings.push(finding);
-        }
         all_wait(participants, job, &mut done);
         done.findings.sort_by_key(|finding| (finding.severity, is_consequence(finding.kind)));
         done
     }
 }
 
-/// Nothing is wrong with who called what, and yet nothing happened for long: the wait is on the GPU or outside of NCCL. Orders that
-/// differ are then the likely reason.
+/// Nothing is wrong with who called what, and yet nothing happened for long: the wait is for a rank without a trace, on the GPU, or
+/// outside of NCCL. Orders that differ are then the likely reason.
 fn all_wait(participants: &[Participant], job: &Job, done: &mut Diagnosis) {
     let is_wrong = done.findings.iter().any(|finding| finding.severity == Severity::Error);
+    let idle = idle(participants, job).filter(|least| !is_wrong && *least >= LEAST_IDLE);
+    let missing = job.missing();
+    let is_named = |rank: &u32| done.findings.iter().any(|finding| finding.ranks.contains(rank));
+    if !missing.iter().all(is_named) {
+        done.findings.push(no_trace(participants, job, &missing, idle));
+    }
+    let Some(least) = idle else { return };
+    let mut likely = false;
+    for finding in done.findings.iter_mut().filter(|finding| finding.kind == Kind::OrderInversion) {
+        finding.severity = Severity::Error;
+        finding.text += "; all ranks wait, and this is the likely reason";
+        likely = true;
+    }
+    // The finding about those without a trace says it.
+    if missing.is_empty() && !likely {
+        done.notes.push(format!(
+            "all ranks made the same calls, and none did anything in the last {}: they may wait for the GPU, for the network, or for \
+             something outside of NCCL. Which of these is not in the traces",
+            super::show::nanos(least as i64)
+        ));
+    }
+}
+
+/// For how long no rank has done anything, if all of them are still there.
+fn idle(participants: &[Participant], job: &Job) -> Option<u64> {
     let idle = job.actors.iter().map(|actor| {
         let participant = &participants[actor.participant];
         let last = participant.last_event.as_ref().or(participant.last_call.as_ref())?;
         let waits = participant.ending != Ending::Exit && !participant.memberships.is_empty();
         waits.then(|| participant.end.0.saturating_sub(last.time.0))
     });
-    let Some(least) = idle.collect::<Option<Vec<u64>>>().and_then(|idle| idle.into_iter().min()) else {
-        return;
+    idle.collect::<Option<Vec<u64>>>().and_then(|idle| idle.into_iter().min())
+}
+
+/// Ranks without a trace. If all others wait and nothing else explains it, it may be for these.
+fn no_trace(participants: &[Participant], job: &Job, missing: &[u32], idle: Option<u64>) -> Finding {
+    let mut finding = Finding::new(Kind::NoTrace, Severity::Warning, missing.to_vec());
+    let names = rank_names(missing);
+    let (have, they, them) = if missing.len() == 1 { ("has", "it", "it") } else { ("have", "they", "them") };
+    let Some(idle) = idle else {
+        finding.text = format!(
+            "{names} of {} {have} no trace: what {they} called, and who waits for {them}, is not known",
+            job.n_ranks
+        );
+        return finding;
     };
-    if is_wrong || least < LEAST_IDLE {
-        return;
-    }
-    done.notes.push(format!(
-        "all ranks made the same calls, and none did anything in the last {}: what they wait for is on the GPU, in the network, or \
-         outside of NCCL",
-        super::show::nanos(least as i64)
-    ));
-    for finding in done.findings.iter_mut().filter(|finding| finding.kind == Kind::OrderInversion) {
-        finding.severity = Severity::Error;
-        finding.text += "; all ranks wait, and this is the likely reason";
-    }
+    let others: Vec<u32> = job.actors.iter().map(|actor| actor.rank).collect();
+    let last = job.actors.iter().filter_map(|actor| {
+        let participant = &participants[actor.participant];
+        let last = participant.last_call.as_ref()?;
+        let place = Place::of(participant, last.place);
+        Some(CallText { rank: actor.rank, call: last.what.clone(), place, time_ns: last.time.0 })
+    });
+    finding.others = last.max_by_key(|call| call.time_ns);
+    finding.waiting = others;
+    finding.text = format!(
+        "the calls of {} fit together, and none of these did anything in the last {}{}. {} {have} no trace and may be what they wait \
+         for; it may also be the GPU, the network, or something outside of NCCL. The trace of {names} would decide",
+        rank_names(&finding.waiting),
+        super::show::nanos(idle as i64),
+        finding.others.as_ref().map_or_else(String::new, |call| format!(", after {}", call.text())),
+        super::show::capital(&names),
+    );
+    finding
 }
 
 /// For each of the first `n_a` calls, how many of the first `n_b` of the other communicator came before it.

@@ -349,8 +349,8 @@ impl JobReport {
 fn finding_section(idx: usize, finding: &Finding) -> Section {
     let mood = if finding.severity == Severity::Error { Mood::Bad } else { Mood::Warning };
     let title = match finding.severity {
-        Severity::Error => format!("{}. {}", idx + 1, capital(finding.kind.title())),
-        Severity::Warning => capital(finding.kind.title()),
+        Severity::Error => format!("{}. {}", idx + 1, show::capital(finding.kind.title())),
+        Severity::Warning => show::capital(finding.kind.title()),
     };
     let mut section = Section::new(format!("finding_{}", idx + 1), title).line(mood, finding.text.clone());
     if finding.count > 1 && finding.kind != Kind::Straggler {
@@ -364,11 +364,6 @@ fn finding_section(idx: usize, finding: &Finding) -> Section {
             section.line(Mood::Note, format!("waiting because of it: {}", rank_names(&finding.waiting)));
     }
     section
-}
-
-fn capital(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
 /// Nanoseconds.

@@ -16,3 +16,9 @@ pub(super) fn ordinal(n: usize) -> String {
         ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth"];
     NAMES.get(n).map_or_else(|| format!("{}.", n + 1), |name| (*name).to_owned())
 }
+
+/// `Rank 3` for `rank 3`.
+pub(super) fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+}

@@ -498,10 +498,53 @@ fn a_rank_that_is_elsewhere_is_waited_for() {
     check(
         &["init:w AR8@10 AR8@11!", "", "init:w AR8@10 AR8@11!"],
         expect![[r#"
-            NoTrace [1] of - in - -, lines 0 and 0, waiting []
-              1 of 3 ranks has no trace: what it called, and whether others wait for it, is not known (rank 1)
-            note: all ranks made the same calls, and none did anything in the last 18.997 s: what they wait for is on the GPU, in the network, or outside of NCCL
+            NoTrace [1] of - in - -, lines 0 and 11, waiting [0, 2]
+              the calls of ranks 0, 2 fit together, and none of these did anything in the last 18.997 s, after all_reduce(8 float32, sum) at step (/job/train.py:11). Rank 1 has no trace and may be what they wait for; it may also be the GPU, the network, or something outside of NCCL. The trace of rank 1 would decide
         "#]],
+    );
+}
+
+#[test]
+fn who_has_no_trace_may_be_the_one_that_all_wait_for() {
+    // In the call, or behind it; in one that waits for all, or for the one.
+    let (in_it, behind) = ("init:w AR8@10 AR8@11!", "init:w AR8@10 AR8@11");
+    check(
+        &[in_it, "", in_it, ""],
+        expect![[r#"
+            NoTrace [1, 3] of - in - -, lines 0 and 11, waiting [0, 2]
+              the calls of ranks 0, 2 fit together, and none of these did anything in the last 18.997 s, after all_reduce(8 float32, sum) at step (/job/train.py:11). Ranks 1, 3 have no trace and may be what they wait for; it may also be the GPU, the network, or something outside of NCCL. The trace of ranks 1, 3 would decide
+        "#]],
+    );
+    check(
+        &["", behind, behind],
+        expect![[r#"
+            NoTrace [0] of - in - -, lines 0 and 11, waiting [1, 2]
+              the calls of ranks 1, 2 fit together, and none of these did anything in the last 18.997 s, after all_reduce(8 float32, sum) at step (/job/train.py:11). Rank 0 has no trace and may be what they wait for; it may also be the GPU, the network, or something outside of NCCL. The trace of rank 0 would decide
+        "#]],
+    );
+    check(
+        &["init:w AR8@10 S1:64@20!", "", "init:w AR8@10"],
+        expect![[r#"
+            NoTrace [1] of - in - -, lines 0 and 20, waiting [0, 2]
+              the calls of ranks 0, 2 fit together, and none of these did anything in the last 18.997 s, after send(64 float32) at step (/job/train.py:20). Rank 1 has no trace and may be what they wait for; it may also be the GPU, the network, or something outside of NCCL. The trace of rank 1 would decide
+        "#]],
+    );
+    // It is known for whom the others wait, and that these were at work.
+    check(
+        &[in_it, "init:w AR8@10", ""],
+        expect![[r#"
+        RankStuck [1] of world in collective 1, lines 10 and 11, waiting [0]
+          rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it is elsewhere; its last call was all_reduce(8 float32, sum) at step (/job/train.py:10), 18.998 s before its end
+        NoTrace [2] of - in - -, lines 0 and 0, waiting []
+          rank 2 of 3 has no trace: what it called, and who waits for it, is not known
+    "#]],
+    );
+    check(
+        &["init:w AR8@10 exit", "", "init:w AR8@10 exit"],
+        expect![[r#"
+        NoTrace [1] of - in - -, lines 0 and 0, waiting []
+          rank 1 of 3 has no trace: what it called, and who waits for it, is not known
+    "#]],
     );
 }
 
@@ -517,11 +560,9 @@ fn a_rank_that_never_comes_to_the_making_of_a_communicator() {
     check(
         &["init:w@5!", "init:w@5!", ""],
         expect![[r#"
-        MissingAtInit [2] of world in - -, lines 0 and 5, waiting [0, 1]
-          ranks 0, 1 wait in comm_init at step (/job/train.py:5) of world for rank 2, which never came: it has no trace
-        NoTrace [2] of - in - -, lines 0 and 0, waiting []
-          1 of 3 ranks has no trace: what it called, and whether others wait for it, is not known (rank 2)
-    "#]],
+            MissingAtInit [2] of world in - -, lines 0 and 5, waiting [0, 1]
+              ranks 0, 1 wait in comm_init at step (/job/train.py:5) of world for rank 2, which never came: it has no trace
+        "#]],
     );
     check(
         &["init:w split:x=0@6!", "init:w", "init:w split:x=0@6!"],
@@ -588,9 +629,9 @@ fn a_rank_ran_out_of_memory_where_pytorch_gave_up_and_not_where_it_asked_again()
     check(
         &["init:w AR8@10 AR8@11!", "init:w AR8@10 refused@12 exit"],
         expect![[r#"
-        RankExited [1] of world in collective 1, lines 10 and 11, waiting [0]
-          rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it ended by itself; its last call was all_reduce(8 float32, sum) at step (/job/train.py:10), 2.0 ms before its end
-    "#]],
+            RankExited [1] of world in collective 1, lines 10 and 11, waiting [0]
+              rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it ended by itself; its last call was all_reduce(8 float32, sum) at step (/job/train.py:10), 2.0 ms before its end; or rank 0 made one call too many, which cannot be known
+        "#]],
     );
 }
 
@@ -646,9 +687,9 @@ fn one_rank_that_is_ahead_is_one_finding_about_that_rank() {
     check(
         &[&ended, &ahead],
         expect![[r#"
-        RankExited [0] of world in collective 3, lines 10 and 12, waiting [1]
-          rank 1 waits in call 3 on world, all_reduce(8 float32, sum) at step (/job/train.py:12), for rank 0, which never made it: it ended by itself; its last call was all_reduce(8 float32, sum) at step (/job/train.py:10), 1.0 ms before its end
-    "#]],
+            RankExited [0] of world in collective 3, lines 10 and 12, waiting [1]
+              rank 1 waits in call 3 on world, all_reduce(8 float32, sum) at step (/job/train.py:12), for rank 0, which never made it: it ended by itself; its last call was all_reduce(8 float32, sum) at step (/job/train.py:10), 1.0 ms before its end; or rank 1 made one call too many, which cannot be known
+        "#]],
     );
     // Most wait for the one that ended early.
     check(
@@ -745,7 +786,6 @@ fn two_communicators_in_different_orders() {
         expect![[r#"
             OrderInversion [0, 2] of the first group of all 3 ranks in collective 0, lines 10 and 11, waiting []
               rank 2 called collective 0 on the second group of all 3 ranks before collective 0 on the first group of all 3 ranks, rank 0 after it: NCCL needs one order on all ranks unless the GPU can run both at once; all ranks wait, and this is the likely reason
-            note: all ranks made the same calls, and none did anything in the last 18.996 s: what they wait for is on the GPU, in the network, or outside of NCCL
         "#]],
     );
 }
@@ -819,7 +859,7 @@ fn a_rank_that_is_late_by_less_than_a_millisecond_or_only_at_times_is_none() {
         &[&in_time, &steps(["wait90", "", "", ""]), &in_time],
         expect![[r#"
             consistent
-            note: all ranks made the same calls, and none did anything in the last 18.979 s: what they wait for is on the GPU, in the network, or outside of NCCL
+            note: all ranks made the same calls, and none did anything in the last 18.979 s: they may wait for the GPU, for the network, or for something outside of NCCL. Which of these is not in the traces
         "#]],
     );
     // Now this one and now that one.
@@ -828,7 +868,7 @@ fn a_rank_that_is_late_by_less_than_a_millisecond_or_only_at_times_is_none() {
         &[&first, &second, &first],
         expect![[r#"
             consistent
-            note: all ranks made the same calls, and none did anything in the last 18.934 s: what they wait for is on the GPU, in the network, or outside of NCCL
+            note: all ranks made the same calls, and none did anything in the last 18.934 s: they may wait for the GPU, for the network, or for something outside of NCCL. Which of these is not in the traces
         "#]],
     );
 }

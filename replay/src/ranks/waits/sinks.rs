@@ -200,9 +200,17 @@ pub(super) fn with_those_ahead(findings: Vec<Finding>) -> Vec<Finding> {
     for finding in findings.iter().filter(|finding| finding.kind == Kind::RankExited) {
         ended.entry(call(finding)).or_default().extend(&finding.ranks);
     }
-    ended.retain(|(.., waiting), ended| !waiting.is_empty() && ended.len() > waiting.len());
+    ended.retain(|(.., waiting), ended| !waiting.is_empty() && ended.len() >= waiting.len());
     let (mut kept, mut told) = (vec![], BTreeSet::new());
-    for finding in findings {
+    for mut finding in findings {
+        let is_tie = ended.get(&call(&finding)).is_some_and(|ended| ended.len() == finding.waiting.len());
+        if is_tie && finding.kind == Kind::RankExited {
+            finding.undecided = true;
+            let ahead = rank_names(&finding.waiting);
+            finding.text += &format!("; or {ahead} made one call too many, which cannot be known");
+            kept.push(finding);
+            continue;
+        }
         let Some(others) = ended.get(&call(&finding)).filter(|_| finding.kind == Kind::RankExited) else {
             kept.push(finding);
             continue;
