@@ -13,6 +13,7 @@ use super::calls::{
 use super::memory;
 use super::names::MAKES_DEFAULT_GROUP;
 use crate::ledger::{self, Ledger, Site, Watch};
+use crate::report::words;
 use crate::story::{End, Story};
 use crate::trace::Definitions;
 use crate::trace::source::Source;
@@ -395,7 +396,7 @@ impl<'a> Collector<'a> {
             self.seen(time, what, stack)
         });
         let out_of_memory = self.out_of_memory.map(|(time, bytes, stack)| {
-            let what = format!("out of memory: {bytes} bytes refused");
+            let what = format!("out of memory: {} were refused", words::bytes(Bytes(bytes)));
             self.seen(time, what, stack)
         });
         let end = story.end();

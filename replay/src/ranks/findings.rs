@@ -140,17 +140,35 @@ impl Place {
     pub fn of(participant: &Participant, id: PlaceId) -> Option<Place> {
         participant.places.get(id as usize).filter(|_| id != 0).map(Place::from)
     }
+
+    /// `train.py:12`, or the function where no line is known.
+    #[must_use]
+    pub fn line_text(&self) -> String {
+        match self.line {
+            0 => self.function.clone(),
+            line => format!("{}:{line}", short_path(&self.file)),
+        }
+    }
 }
 
 impl From<&Site> for Place {
     fn from(site: &Site) -> Place {
+        // Sentences have the name of the file; its path is in `file`, and in the stack below.
+        let short = Site { file: short_path(&site.file).to_owned(), ..site.clone() };
         Place {
             function: site.function.clone(),
             file: site.file.clone(),
             line: site.line,
-            text: site.to_string(),
+            text: short.to_string(),
         }
     }
+}
+
+/// The name of a file; `package/__init__.py` where that alone says nothing.
+pub(super) fn short_path(path: &str) -> &str {
+    let mut slashes = path.rmatch_indices('/').map(|(idx, _)| idx + 1);
+    let last = slashes.next().unwrap_or(0);
+    if path[last..].starts_with("__") { &path[slashes.next().unwrap_or(0)..] } else { &path[last..] }
 }
 
 /// A call as somebody made it.

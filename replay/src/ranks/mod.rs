@@ -24,4 +24,5 @@ mod show;
 #[cfg(test)]
 mod tests;
 mod tracks;
+mod verdict;
 pub mod waits;

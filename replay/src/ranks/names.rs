@@ -14,7 +14,7 @@
 //! outside of what a library in front of the driver sees.
 
 use super::calls::{Membership, Participant};
-use super::findings::{rank_list, rank_names};
+use super::findings::{rank_list, rank_names, short_path};
 use super::jobs::{Job, Joined};
 use super::show;
 
@@ -193,6 +193,5 @@ fn made_at(participants: &[Participant], joined: &Joined) -> Option<String> {
     let place = memberships(participants, joined)
         .filter_map(|(participant, membership)| participant.places.get(membership.place as usize))
         .find(|place| place.line > 0)?;
-    let file = place.file.rsplit('/').next().unwrap_or_default();
-    Some(format!("{file}:{}", place.line))
+    Some(format!("{}:{}", short_path(&place.file), place.line))
 }

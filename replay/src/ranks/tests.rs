@@ -18,6 +18,7 @@
 
 mod majority;
 mod names;
+mod reading;
 mod stragglers;
 
 use std::collections::HashMap;
@@ -397,9 +398,9 @@ fn a_rank_that_skips_a_call_and_goes_on() {
     check(
         &[&whole, &whole, &hole, &whole],
         expect![[r#"
-        MissingCall [2] of world in collective 4, lines 12 and 11, waiting []
-          rank 2 did not call broadcast(4 float32, root 0) at step (/job/train.py:11), as the others did, and went on with all_gather(2 float32) at step (/job/train.py:12)
-    "#]],
+            MissingCall [2] of world in collective 4, lines 12 and 11, waiting []
+              rank 2 did not call broadcast(4 float32, root 0) at step (train.py:11), as the others did, and went on with all_gather(2 float32) at step (train.py:12)
+        "#]],
     );
 }
 
@@ -414,22 +415,22 @@ fn calls_that_block_show_only_the_first_difference() {
         ],
         expect![[r#"
             MissingCall [2] of world in collective 2, lines 11 and 10, waiting [0, 1]
-              rank 2 did not call all_reduce(8 float32, sum) at step (/job/train.py:10), as the others did, and went on with broadcast(4 float32, root 0) at step (/job/train.py:11)
+              rank 2 did not call all_reduce(8 float32, sum) at step (train.py:10), as the others did, and went on with broadcast(4 float32, root 0) at step (train.py:11)
         "#]],
     );
     check(
         &["init:w AR8@10 AR8@10!", "init:w AR8@10 AR4@10!", "init:w AR8@10 AR8@10!"],
         expect![[r#"
-        SizeMismatch [1] of world in collective 1, lines 10 and 10, waiting [0, 2]
-          rank 1 called all_reduce(4 float32, sum) at step (/job/train.py:10) where the others called all_reduce(8 float32, sum) at step (/job/train.py:10)
-    "#]],
+            SizeMismatch [1] of world in collective 1, lines 10 and 10, waiting [0, 2]
+              rank 1 called all_reduce(4 float32, sum) at step (train.py:10) where the others called all_reduce(8 float32, sum) at step (train.py:10)
+        "#]],
     );
     check(
         &["init:w AR8@10 AR8@10!", "init:w AR8@10 AG3@13!", "init:w AR8@10 AR8@10!"],
         expect![[r#"
-        ExtraCall [1] of world in collective 1, lines 13 and 10, waiting [0, 2]
-          rank 1 called all_gather(3 float32) at step (/job/train.py:13), which the others did not; they called all_reduce(8 float32, sum) at step (/job/train.py:10)
-    "#]],
+            ExtraCall [1] of world in collective 1, lines 13 and 10, waiting [0, 2]
+              rank 1 called all_gather(3 float32) at step (train.py:13), which the others did not; they called all_reduce(8 float32, sum) at step (train.py:10)
+        "#]],
     );
 }
 
@@ -438,30 +439,30 @@ fn arguments_that_differ() {
     check(
         &["init:w AR8@10!", "init:w AR8:f16@10!", "init:w AR8@10!"],
         expect![[r#"
-        DtypeMismatch [1] of world in collective 0, lines 10 and 10, waiting [0, 2]
-          rank 1 called all_reduce(8 float16, sum) at step (/job/train.py:10) where the others called all_reduce(8 float32, sum) at step (/job/train.py:10)
-    "#]],
+            DtypeMismatch [1] of world in collective 0, lines 10 and 10, waiting [0, 2]
+              rank 1 called all_reduce(8 float16, sum) at step (train.py:10) where the others called all_reduce(8 float32, sum) at step (train.py:10)
+        "#]],
     );
     check(
         &["init:w AR8@10!", "init:w AR8:max@10!", "init:w AR8@10!"],
         expect![[r#"
-        RedopMismatch [1] of world in collective 0, lines 10 and 10, waiting [0, 2]
-          rank 1 called all_reduce(8 float32, max) at step (/job/train.py:10) where the others called all_reduce(8 float32, sum) at step (/job/train.py:10)
-    "#]],
+            RedopMismatch [1] of world in collective 0, lines 10 and 10, waiting [0, 2]
+              rank 1 called all_reduce(8 float32, max) at step (train.py:10) where the others called all_reduce(8 float32, sum) at step (train.py:10)
+        "#]],
     );
     check(
         &["init:w BC8@10!", "init:w BC8:r1@10!", "init:w BC8@10!"],
         expect![[r#"
-        RootMismatch [1] of world in collective 0, lines 10 and 10, waiting [0, 2]
-          rank 1 called broadcast(8 float32, root 1) at step (/job/train.py:10) where the others called broadcast(8 float32, root 0) at step (/job/train.py:10)
-    "#]],
+            RootMismatch [1] of world in collective 0, lines 10 and 10, waiting [0, 2]
+              rank 1 called broadcast(8 float32, root 1) at step (train.py:10) where the others called broadcast(8 float32, root 0) at step (train.py:10)
+        "#]],
     );
     check(
         &["init:w AR8@10!", "init:w AG8@10!", "init:w AR8@10!"],
         expect![[r#"
-        OpMismatch [1] of world in collective 0, lines 10 and 10, waiting [0, 2]
-          rank 1 called all_gather(8 float32) at step (/job/train.py:10) where the others called all_reduce(8 float32, sum) at step (/job/train.py:10)
-    "#]],
+            OpMismatch [1] of world in collective 0, lines 10 and 10, waiting [0, 2]
+              rank 1 called all_gather(8 float32) at step (train.py:10) where the others called all_reduce(8 float32, sum) at step (train.py:10)
+        "#]],
     );
 }
 
@@ -470,36 +471,36 @@ fn a_rank_that_is_elsewhere_is_waited_for() {
     check(
         &["init:w AR8@10 AR8@11!", "init:w AR8@10", "init:w AR8@10 AR8@11!"],
         expect![[r#"
-        RankStuck [1] of world in collective 1, lines 10 and 11, waiting [0, 2]
-          ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it is elsewhere; its last call was all_reduce(8 float32, sum) at step (/job/train.py:10), 18.998 s before its end
-    "#]],
+            RankStuck [1] of world in collective 1, lines 10 and 11, waiting [0, 2]
+              ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it is elsewhere; its last call was all_reduce(8 float32, sum) at step (train.py:10), 18.998 s before its end
+        "#]],
     );
     check(
         &["init:w AR8@10 AR8@11!", "init:w AR8@10 exit", "init:w AR8@10 AR8@11!"],
         expect![[r#"
-        RankExited [1] of world in collective 1, lines 10 and 11, waiting [0, 2]
-          ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it ended by itself; its last call was all_reduce(8 float32, sum) at step (/job/train.py:10), 1.0 ms before its end
-    "#]],
+            RankExited [1] of world in collective 1, lines 10 and 11, waiting [0, 2]
+              ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it ended by itself; its last call was all_reduce(8 float32, sum) at step (train.py:10), 1.0 ms before its end
+        "#]],
     );
     check(
         &["init:w AR8@10 AR8@11!", "init:w AR8@10 killed", "init:w AR8@10 AR8@11!"],
         expect![[r#"
             RankKilled [1] of world in collective 1, lines 10 and 11, waiting [0, 2]
-              ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it was killed, crashed, or called `_exit`, 18.997 s before the last; its last call was all_reduce(8 float32, sum) at step (/job/train.py:10), 1.0 ms before its end
+              ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it was killed, crashed, or called `_exit`, 18.997 s before the last; its last call was all_reduce(8 float32, sum) at step (train.py:10), 1.0 ms before its end
         "#]],
     );
     check(
         &["init:w AR8@10 AR8@11!", "init:w AR8@10 abort@13", "init:w AR8@10 AR8@11!"],
         expect![[r#"
-        Abort [1] of world in collective 1, lines 13 and 11, waiting [0, 2]
-          ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it gave the communicator up by comm_abort at step (/job/train.py:13)
-    "#]],
+            Abort [1] of world in collective 1, lines 13 and 11, waiting [0, 2]
+              ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it gave the communicator up by comm_abort at step (train.py:13)
+        "#]],
     );
     check(
         &["init:w AR8@10 AR8@11!", "", "init:w AR8@10 AR8@11!"],
         expect![[r#"
             NoTrace [1] of - in - -, lines 0 and 11, waiting [0, 2]
-              the calls of ranks 0, 2 fit together, and none of these did anything in the last 18.997 s, after all_reduce(8 float32, sum) at step (/job/train.py:11). Rank 1 has no trace and may be what they wait for; it may also be the GPU, the network, or something outside of NCCL. The trace of rank 1 would decide
+              the calls of ranks 0, 2 fit together, and none of these did anything in the last 18.997 s, after all_reduce(8 float32, sum) at step (train.py:11). Rank 1 has no trace and may be what they wait for; it may also be the GPU, the network, or something outside of NCCL. The trace of rank 1 would decide
         "#]],
     );
 }
@@ -512,32 +513,32 @@ fn who_has_no_trace_may_be_the_one_that_all_wait_for() {
         &[in_it, "", in_it, ""],
         expect![[r#"
             NoTrace [1, 3] of - in - -, lines 0 and 11, waiting [0, 2]
-              the calls of ranks 0, 2 fit together, and none of these did anything in the last 18.997 s, after all_reduce(8 float32, sum) at step (/job/train.py:11). Ranks 1, 3 have no trace and may be what they wait for; it may also be the GPU, the network, or something outside of NCCL. The trace of ranks 1, 3 would decide
+              the calls of ranks 0, 2 fit together, and none of these did anything in the last 18.997 s, after all_reduce(8 float32, sum) at step (train.py:11). Ranks 1, 3 have no trace and may be what they wait for; it may also be the GPU, the network, or something outside of NCCL. The trace of ranks 1, 3 would decide
         "#]],
     );
     check(
         &["", behind, behind],
         expect![[r#"
             NoTrace [0] of - in - -, lines 0 and 11, waiting [1, 2]
-              the calls of ranks 1, 2 fit together, and none of these did anything in the last 18.997 s, after all_reduce(8 float32, sum) at step (/job/train.py:11). Rank 0 has no trace and may be what they wait for; it may also be the GPU, the network, or something outside of NCCL. The trace of rank 0 would decide
+              the calls of ranks 1, 2 fit together, and none of these did anything in the last 18.997 s, after all_reduce(8 float32, sum) at step (train.py:11). Rank 0 has no trace and may be what they wait for; it may also be the GPU, the network, or something outside of NCCL. The trace of rank 0 would decide
         "#]],
     );
     check(
         &["init:w AR8@10 S1:64@20!", "", "init:w AR8@10"],
         expect![[r#"
             NoTrace [1] of - in - -, lines 0 and 20, waiting [0, 2]
-              the calls of ranks 0, 2 fit together, and none of these did anything in the last 18.997 s, after send(64 float32) at step (/job/train.py:20). Rank 1 has no trace and may be what they wait for; it may also be the GPU, the network, or something outside of NCCL. The trace of rank 1 would decide
+              the calls of ranks 0, 2 fit together, and none of these did anything in the last 18.997 s, after send(64 float32) at step (train.py:20). Rank 1 has no trace and may be what they wait for; it may also be the GPU, the network, or something outside of NCCL. The trace of rank 1 would decide
         "#]],
     );
     // It is known for whom the others wait, and that these were at work.
     check(
         &[in_it, "init:w AR8@10", ""],
         expect![[r#"
-        RankStuck [1] of world in collective 1, lines 10 and 11, waiting [0]
-          rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it is elsewhere; its last call was all_reduce(8 float32, sum) at step (/job/train.py:10), 18.998 s before its end
-        NoTrace [2] of - in - -, lines 0 and 0, waiting []
-          rank 2 of 3 has no trace: what it called, and who waits for it, is not known
-    "#]],
+            RankStuck [1] of world in collective 1, lines 10 and 11, waiting [0]
+              rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it is elsewhere; its last call was all_reduce(8 float32, sum) at step (train.py:10), 18.998 s before its end
+            NoTrace [2] of - in - -, lines 0 and 0, waiting []
+              rank 2 of 3 has no trace: what it called, and who waits for it, is not known
+        "#]],
     );
     check(
         &["init:w AR8@10 exit", "", "init:w AR8@10 exit"],
@@ -553,31 +554,31 @@ fn a_rank_that_never_comes_to_the_making_of_a_communicator() {
     check(
         &["init:w@5!", "init:w@5!", "wait"],
         expect![[r#"
-        MissingAtInit [2] of world in - -, lines 0 and 5, waiting [0, 1]
-          ranks 0, 1 wait in comm_init at step (/job/train.py:5) of world for rank 2, which never came: it is elsewhere; nothing of it was seen in NCCL
-    "#]],
+            MissingAtInit [2] of world in - -, lines 0 and 5, waiting [0, 1]
+              ranks 0, 1 wait in comm_init at step (train.py:5) of world for rank 2, which never came: it is elsewhere; nothing of it was seen in NCCL
+        "#]],
     );
     check(
         &["init:w@5!", "init:w@5!", ""],
         expect![[r#"
             MissingAtInit [2] of world in - -, lines 0 and 5, waiting [0, 1]
-              ranks 0, 1 wait in comm_init at step (/job/train.py:5) of world for rank 2, which never came: it has no trace
+              ranks 0, 1 wait in comm_init at step (train.py:5) of world for rank 2, which never came: it has no trace
         "#]],
     );
     check(
         &["init:w split:x=0@6!", "init:w", "init:w split:x=0@6!"],
         expect![[r#"
-        MissingInSplit [1] of world in management 0, lines 1 and 6, waiting [0, 2]
-          ranks 0, 2 wait in comm_split at step (/job/train.py:6) on world for rank 1, which never made its call 0 there: it is elsewhere; its last call was comm_init at step (/job/train.py:1), 18.999 s before its end
-    "#]],
+            MissingInSplit [1] of world in management 0, lines 1 and 6, waiting [0, 2]
+              ranks 0, 2 wait in comm_split at step (train.py:6) on world for rank 1, which never made its call 0 there: it is elsewhere; its last call was comm_init at step (train.py:1), 18.999 s before its end
+        "#]],
     );
     check(
         &["init:w shrink:x=1@6!", "init:w killed", "init:w shrink:x=1@6!", "init:w AR8@3!"],
         expect![[r#"
             MissingInShrink [3] of world in management 0, lines 3 and 6, waiting [0, 2, 3]
-              rank 3 never came: rank 3 in all_reduce(8 float32, sum) at step (/job/train.py:3) on world, call 0, for ranks 0, 2; ranks 0, 2 in comm_shrink at step (/job/train.py:6) on world, call 0, for rank 3
+              rank 3 never came: rank 3 in all_reduce(8 float32, sum) at step (train.py:3) on world, call 0, for ranks 0, 2; ranks 0, 2 in comm_shrink at step (train.py:6) on world, call 0, for rank 3
             RankKilled [1] of world in collective 0, lines 1 and 3, waiting [3]
-              rank 3 waits in call 0 on world, all_reduce(8 float32, sum) at step (/job/train.py:3), for rank 1, which never made it: it was killed, crashed, or called `_exit`, 18.998 s before the last; its last call was comm_init at step (/job/train.py:1), 1.0 ms before its end
+              rank 3 waits in call 0 on world, all_reduce(8 float32, sum) at step (train.py:3), for rank 1, which never made it: it was killed, crashed, or called `_exit`, 18.998 s before the last; its last call was comm_init at step (train.py:1), 1.0 ms before its end
         "#]],
     );
     check(
@@ -604,7 +605,7 @@ fn the_rank_that_never_makes_a_communicator_of_some_ranks_is_named() {
         ],
         expect![[r#"
             MissingAtInit [4] of the group of ranks 0, 2, 6 and one more (4 of 8) in - -, lines 1 and 6, waiting [0, 2, 6]
-              ranks 0, 2, 6 wait in comm_init at step (/job/train.py:6) of the group of ranks 0, 2, 6 and one more (4 of 8) for rank 4, which never came: it is elsewhere; its last call was comm_init at step (/job/train.py:1), 18.999 s before its end
+              ranks 0, 2, 6 wait in comm_init at step (train.py:6) of the group of ranks 0, 2, 6 and one more (4 of 8) for rank 4, which never came: it is elsewhere; its last call was comm_init at step (train.py:1), 18.999 s before its end
         "#]],
     );
     // Nobody can say which of two it was.
@@ -612,7 +613,7 @@ fn the_rank_that_never_makes_a_communicator_of_some_ranks_is_named() {
         &["init:w init:e=0/3@6!", "init:w wait", "init:w wait", "init:w init:e=2/3@6!"],
         expect![[r#"
             MissingAtInit [] of the group of ranks 0, 3 and one more (3 of 4) in - -, lines 0 and 6, waiting [0, 3]
-              ranks 0, 3 wait in comm_init at step (/job/train.py:6) of the group of ranks 0, 3 and one more (3 of 4) for its rank 1, which never came: it is one of ranks 1, 2, which did not call it
+              ranks 0, 3 wait in comm_init at step (train.py:6) of the group of ranks 0, 3 and one more (3 of 4) for its rank 1, which never came: it is one of ranks 1, 2, which did not call it
         "#]],
     );
 }
@@ -622,15 +623,15 @@ fn a_rank_ran_out_of_memory_where_pytorch_gave_up_and_not_where_it_asked_again()
     check(
         &["init:w AR8@10 AR8@11!", "init:w AR8@10 refused@12 refused@12 oom@12 exit"],
         expect![[r#"
-        OutOfMemory [1] of world in collective 1, lines 12 and 11, waiting [0]
-          rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it ran out of memory: 1073741824 bytes refused at step (/job/train.py:12)
-    "#]],
+            OutOfMemory [1] of world in collective 1, lines 12 and 11, waiting [0]
+              rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it ran out of memory: 1.00 GiB were refused at step (train.py:12)
+        "#]],
     );
     check(
         &["init:w AR8@10 AR8@11!", "init:w AR8@10 refused@12 exit"],
         expect![[r#"
             RankExited [1] of world in collective 1, lines 10 and 11, waiting [0]
-              rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it ended by itself; its last call was all_reduce(8 float32, sum) at step (/job/train.py:10), 2.0 ms before its end; or rank 0 made one call too many, which cannot be known
+              rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it ended by itself; its last call was all_reduce(8 float32, sum) at step (train.py:10), 2.0 ms before its end; or rank 0 made one call too many, which cannot be known
         "#]],
     );
 }
@@ -640,9 +641,9 @@ fn nccl_that_was_refused_memory_ran_out_of_memory() {
     check(
         &["init:w AR8@10 AR8@11!", "init:w AR8@10 short@11 exit"],
         expect![[r#"
-        OutOfMemory [1] of world in collective 1, lines 11 and 11, waiting [0]
-          rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it ran out of memory in all_reduce at step (/job/train.py:11): NCCL was refused 32.00 MiB there, and calls it 'unhandled CUDA error' (1)
-    "#]],
+            OutOfMemory [1] of world in collective 1, lines 11 and 11, waiting [0]
+              rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it ran out of memory in all_reduce at step (train.py:11): NCCL was refused 32.00 MiB there, and calls it 'unhandled CUDA error' (1)
+        "#]],
     );
 }
 
@@ -654,7 +655,7 @@ fn everybody_who_is_awaited_is_named() {
         &[on_world, on_world, on_other, on_other],
         expect![[r#"
             SwappedCommunicators [0, 1, 2, 3] of the first group of all 4 ranks in collective 0, lines 10 and 20, waiting [0, 1, 2, 3]
-              ranks 0 to 3 wait for each other: ranks 0, 1 in all_reduce(8 float32, sum) at step (/job/train.py:10) on the first group of all 4 ranks, call 0, for ranks 2, 3; ranks 2, 3 in all_reduce(4 float32, sum) at step (/job/train.py:20) on the second group of all 4 ranks, call 0, for ranks 0, 1
+              ranks 0 to 3 wait for each other: ranks 0, 1 in all_reduce(8 float32, sum) at step (train.py:10) on the first group of all 4 ranks, call 0, for ranks 2, 3; ranks 2, 3 in all_reduce(4 float32, sum) at step (train.py:20) on the second group of all 4 ranks, call 0, for ranks 0, 1
         "#]],
     );
 }
@@ -679,25 +680,25 @@ fn one_rank_that_is_ahead_is_one_finding_about_that_rank() {
     check(
         &ranks,
         expect![[r#"
-        ExtraCall [3] of world in collective 3, lines 12 and 10, waiting []
-          rank 3 waits in call 3 on world, all_reduce(8 float32, sum) at step (/job/train.py:12), which ranks 0 to 2, 4 to 15 never made: they ended by themselves
-    "#]],
+            ExtraCall [3] of world in collective 3, lines 12 and 10, waiting []
+              rank 3 waits in call 3 on world, all_reduce(8 float32, sum) at step (train.py:12), which ranks 0 to 2, 4 to 15 never made: they ended by themselves
+        "#]],
     );
     // Half and half: nobody knows who is right.
     check(
         &[&ended, &ahead],
         expect![[r#"
             RankExited [0] of world in collective 3, lines 10 and 12, waiting [1]
-              rank 1 waits in call 3 on world, all_reduce(8 float32, sum) at step (/job/train.py:12), for rank 0, which never made it: it ended by itself; its last call was all_reduce(8 float32, sum) at step (/job/train.py:10), 1.0 ms before its end; or rank 1 made one call too many, which cannot be known
+              rank 1 waits in call 3 on world, all_reduce(8 float32, sum) at step (train.py:12), for rank 0, which never made it: it ended by itself; its last call was all_reduce(8 float32, sum) at step (train.py:10), 1.0 ms before its end; or rank 1 made one call too many, which cannot be known
         "#]],
     );
     // Most wait for the one that ended early.
     check(
         &[&ahead, &ahead, &ended],
         expect![[r#"
-        RankExited [2] of world in collective 3, lines 10 and 12, waiting [0, 1]
-          ranks 0, 1 wait in call 3 on world, all_reduce(8 float32, sum) at step (/job/train.py:12), for rank 2, which never made it: it ended by itself; its last call was all_reduce(8 float32, sum) at step (/job/train.py:10), 1.0 ms before its end
-    "#]],
+            RankExited [2] of world in collective 3, lines 10 and 12, waiting [0, 1]
+              ranks 0, 1 wait in call 3 on world, all_reduce(8 float32, sum) at step (train.py:12), for rank 2, which never made it: it ended by itself; its last call was all_reduce(8 float32, sum) at step (train.py:10), 1.0 ms before its end
+        "#]],
     );
 }
 
@@ -730,37 +731,37 @@ fn sends_and_receives() {
     check(
         &["init:w S1:64@20! ", "init:w R0:32@21! "],
         expect![[r#"
-        PeerSizeMismatch [0, 1] of world in send 0, lines 20 and 21, waiting []
-          rank 0 called send(64 float32) at step (/job/train.py:20) to rank 1, which called recv(32 float32) at step (/job/train.py:21)
-    "#]],
+            PeerSizeMismatch [0, 1] of world in send 0, lines 20 and 21, waiting []
+              rank 0 called send(64 float32) at step (train.py:20) to rank 1, which called recv(32 float32) at step (train.py:21)
+        "#]],
     );
     check(
         &["init:w S1:64@20!", "init:w AR8@10!"],
         expect![[r#"
-        UnmatchedSend [0] of world in send 0, lines 20 and 10, waiting [0, 1]
-          rank 0 called send(64 float32) at step (/job/train.py:20) on world and rank 1 never called the receive: it waits in all_reduce(8 float32, sum) at step (/job/train.py:10) for the others
-    "#]],
+            UnmatchedSend [0] of world in send 0, lines 20 and 10, waiting [0, 1]
+              rank 0 called send(64 float32) at step (train.py:20) on world and rank 1 never called the receive: it waits in all_reduce(8 float32, sum) at step (train.py:10) for the others
+        "#]],
     );
     check(
         &["init:w AR8@10!", "init:w R0:64@20!"],
         expect![[r#"
-        UnmatchedRecv [1] of world in recv 0, lines 20 and 10, waiting [0, 1]
-          rank 1 called recv(64 float32) at step (/job/train.py:20) on world and rank 0 never called the send: it waits in all_reduce(8 float32, sum) at step (/job/train.py:10) for the others
-    "#]],
+            UnmatchedRecv [1] of world in recv 0, lines 20 and 10, waiting [0, 1]
+              rank 1 called recv(64 float32) at step (train.py:20) on world and rank 0 never called the send: it waits in all_reduce(8 float32, sum) at step (train.py:10) for the others
+        "#]],
     );
     check(
         &["init:w S1:64@20!", "init:w S2:64@20!", "init:w S0:64@20!"],
         expect![[r#"
-        DeadlockCycle [0, 1, 2] of world in send 0, lines 20 and 20, waiting [0, 1, 2]
-          ranks 0 to 2 wait for each other: rank 2 in send(64 float32) at step (/job/train.py:20) on world, call 0, for rank 0; rank 0 in send(64 float32) at step (/job/train.py:20) on world, call 0, for rank 1; rank 1 in send(64 float32) at step (/job/train.py:20) on world, call 0, for rank 2
-    "#]],
+            DeadlockCycle [0, 1, 2] of world in send 0, lines 20 and 20, waiting [0, 1, 2]
+              ranks 0 to 2 wait for each other: rank 2 in send(64 float32) at step (train.py:20) on world, call 0, for rank 0; rank 0 in send(64 float32) at step (train.py:20) on world, call 0, for rank 1; rank 1 in send(64 float32) at step (train.py:20) on world, call 0, for rank 2
+        "#]],
     );
     check(
         &["init:w S1:64@20!", "init:w exit"],
         expect![[r#"
-        UnmatchedSend [0] of world in send 0, lines 20 and 20, waiting [0]
-          rank 0 called send(64 float32) at step (/job/train.py:20) to rank 1 on world, number 0, and rank 1 never called the receive: it ended by itself; its last call was comm_init at step (/job/train.py:1), 1.0 ms before its end
-    "#]],
+            UnmatchedSend [0] of world in send 0, lines 20 and 20, waiting [0]
+              rank 0 called send(64 float32) at step (train.py:20) to rank 1 on world, number 0, and rank 1 never called the receive: it ended by itself; its last call was comm_init at step (train.py:1), 1.0 ms before its end
+        "#]],
     );
 }
 
@@ -770,14 +771,14 @@ fn two_communicators_in_different_orders() {
         &["init:w init:x AR8@10!", "init:w init:x AR8@10!", "init:w init:x x.AR8@11!"],
         expect![[r#"
             SwappedCommunicators [2] of the second group of all 3 ranks in collective 0, lines 11 and 10, waiting [0, 1, 2]
-              ranks 0 to 2 wait for each other: ranks 0, 1 in all_reduce(8 float32, sum) at step (/job/train.py:10) on the first group of all 3 ranks, call 0, for rank 2; rank 2 in all_reduce(8 float32, sum) at step (/job/train.py:11) on the second group of all 3 ranks, call 0, for ranks 0, 1
+              ranks 0 to 2 wait for each other: ranks 0, 1 in all_reduce(8 float32, sum) at step (train.py:10) on the first group of all 3 ranks, call 0, for rank 2; rank 2 in all_reduce(8 float32, sum) at step (train.py:11) on the second group of all 3 ranks, call 0, for ranks 0, 1
         "#]],
     );
     check(
         &["init:w init:x AR8@10!", "init:w init:x AR8@10!", "init:w init:x x.AR8@10!"],
         expect![[r#"
             WrongCommunicator [2] of the second group of all 3 ranks in collective 0, lines 10 and 10, waiting [0, 1, 2]
-              rank 2 made on another communicator the call that the others made: ranks 0, 1 in all_reduce(8 float32, sum) at step (/job/train.py:10) on the first group of all 3 ranks, call 0, for rank 2; rank 2 in all_reduce(8 float32, sum) at step (/job/train.py:10) on the second group of all 3 ranks, call 0, for ranks 0, 1
+              rank 2 made on another communicator the call that the others made: ranks 0, 1 in all_reduce(8 float32, sum) at step (train.py:10) on the first group of all 3 ranks, call 0, for rank 2; rank 2 in all_reduce(8 float32, sum) at step (train.py:10) on the second group of all 3 ranks, call 0, for ranks 0, 1
         "#]],
     );
     // As on a GPU: every call returns, and all wait for ever.
@@ -795,9 +796,9 @@ fn a_group_that_is_never_closed() {
     check(
         &["init:w AR8@10 ( AR8@11 )!", "init:w AR8@10 (@9 AR8@11", "init:w AR8@10 ( AR8@11 )!"],
         expect![[r#"
-        GroupIncomplete [1] of world in collective 1, lines 9 and 11, waiting [0, 2]
-          ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (/job/train.py:11), for rank 1, which never made it: it opened a group at step (/job/train.py:9) and never closed it, so that its 1 calls were never started
-    "#]],
+            GroupIncomplete [1] of world in collective 1, lines 9 and 11, waiting [0, 2]
+              ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it opened a group at step (train.py:9) and never closed it, so that its 1 calls were never started
+        "#]],
     );
 }
 
@@ -807,7 +808,7 @@ fn two_ranks_have_no_majority() {
         &["init:w AR8@10!", "init:w AR4@10!"],
         expect![[r#"
             SizeMismatch [1] of world in collective 0, lines 10 and 10, waiting [0]
-              rank 1 called all_reduce(4 float32, sum) at step (/job/train.py:10) where rank 0 called all_reduce(8 float32, sum) at step (/job/train.py:10); no side has more ranks, so it cannot be known which one is wrong
+              rank 1 called all_reduce(4 float32, sum) at step (train.py:10) where rank 0 called all_reduce(8 float32, sum) at step (train.py:10); no side has more ranks, so it cannot be known which one is wrong
         "#]],
     );
 }
@@ -819,7 +820,7 @@ fn a_rank_that_comes_late_is_a_straggler() {
         &[&step(""), &step("wait"), &step("wait wait"), &step("")],
         expect![[r#"
             Straggler [2] of world in collective -, lines 11 and 0, waiting [] x20
-              rank 2 is late again and again on world: 20 of 20 times it comes after every other rank, typically by 2.001 s, and not because it was late before, most of it before step (/job/train.py:11); that is 50 % of the time of these calls. Weak evidence: these are the clocks of the hosts, and a busy host looks alike; gputrace record --nccl-timing measures the GPUs
+              rank 2 is late again and again on world: 20 of 20 times it comes after every other rank, typically by 2.001 s, and not because it was late before, most of it before step (train.py:11); that is 50 % of the time of these calls. Weak evidence: these are the clocks of the hosts, and a busy host looks alike; gputrace record --nccl-timing measures the GPUs
         "#]],
     );
 }
@@ -832,9 +833,9 @@ fn a_rank_that_was_late_once_is_no_straggler() {
     check(
         &[&others, &format!("init:w wait {steps} exit"), &others],
         expect![[r#"
-        consistent
-        note: rank 1 was late once: all others waited 2.001 s for it in call 0 on world, step (/job/train.py:10)
-    "#]],
+            consistent
+            note: rank 1 was late once: all others waited 2.001 s for it in call 0 on world, step (train.py:10)
+        "#]],
     );
     // Later, and for less than a second.
     let late = format!("init:w {steps} wait900000 {steps} exit");
@@ -887,8 +888,8 @@ fn a_job_that_is_stopped_at_work_waits_for_nobody() {
     check(
         &[others, others, "init:w AR8@10 BC4@11 wait901000 killed"],
         expect![[r#"
-        RankStuck [2] of world in collective 2, lines 11 and 10, waiting [0, 1]
-          ranks 0, 1 wait in call 2 on world, all_reduce(8 float32, sum) at step (/job/train.py:10), for rank 2, which never made it: it is elsewhere; its last call was broadcast(4 float32, root 0) at step (/job/train.py:11), 902.0 ms before its end
-    "#]],
+            RankStuck [2] of world in collective 2, lines 11 and 10, waiting [0, 1]
+              ranks 0, 1 wait in call 2 on world, all_reduce(8 float32, sum) at step (train.py:10), for rank 2, which never made it: it is elsewhere; its last call was broadcast(4 float32, root 0) at step (train.py:11), 902.0 ms before its end
+        "#]],
     );
 }

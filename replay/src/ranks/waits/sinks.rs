@@ -109,12 +109,13 @@ impl Waits<'_> {
             place: Place::of(participant, place),
             time_ns: since.0,
         };
+        let at = |place: u32| Place::of(participant, place).map_or_else(String::new, |place| place.text);
         let ago = |time: Nanos| show::nanos(participant.end.0.saturating_sub(time.0) as i64);
         if let Some(group) = participant.open_groups.first().filter(|group| !group.group.is_empty()) {
             let own = open_text(NcclOp::GroupStart, group.place, group.since);
             let text = format!(
                 "opened a group at {} and never closed it, so that its {} calls were never started",
-                participant.place(group.place),
+                at(group.place),
                 group.group.len()
             );
             return (Kind::GroupIncomplete, text, Some(own), group.stack.clone());
@@ -137,7 +138,7 @@ impl Waits<'_> {
         }
         if let Some(memory) = &participant.out_of_memory {
             let own = seen(memory);
-            let text = format!("ran {} at {}", memory.what, participant.place(memory.place));
+            let text = format!("ran {} at {}", memory.what, at(memory.place));
             return (Kind::OutOfMemory, text, Some(own), memory.stack.clone());
         }
         let last = participant.last_call.as_ref().or(participant.last_event.as_ref());

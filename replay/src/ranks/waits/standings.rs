@@ -53,10 +53,10 @@ impl Waits<'_> {
         };
         let open = participant.open_calls.iter().rev().find(|open| mine(open.membership));
         let state = match (open, participant.ending) {
-            (Some(open), _) => format!("inside {}", open.op),
-            (None, Ending::Exit) => "ended by itself".into(),
-            (None, Ending::Killed) => "outside of NCCL when killed".into(),
-            (None, Ending::Unknown) => "outside of NCCL".into(),
+            (Some(open), _) => format!("in {}", open.op),
+            (None, Ending::Exit) => "ended".into(),
+            // That somebody killed the job is no news of one rank.
+            (None, Ending::Killed | Ending::Unknown) => "outside of NCCL".into(),
         };
         let mut waits_for: BTreeSet<u32> = BTreeSet::new();
         for edge in edges.iter().filter(|edge| edge.from == actor) {
