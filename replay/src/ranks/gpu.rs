@@ -337,6 +337,21 @@ mod tests {
     }
 
     #[test]
+    fn one_delay_is_no_straggler() {
+        let mut tally = Tally::new(2);
+        for column in 0..30 {
+            let late = if column == 0 { 3_000_000_000 } else { 0 };
+            tally.add(column, &[late + 50_000, 50_000], &[0, 0], true);
+        }
+        let kind = |_, _| (String::new(), None);
+        let rows = tally.report(
+            &Naming { communicator: "world", ranks: &[0, 1], kind: &kind },
+            &mut GpuReport::default(),
+        );
+        assert_eq!((rows[0].rank, rows[0].cost_ns, rows[0].is_straggler), (1, 3_000_000_000, false));
+    }
+
+    #[test]
     fn ranks_that_leave_together_blame_nobody() {
         assert_eq!(last_of(&[100_000, 104_000]), None);
         assert_eq!(last_of(&[100_000]), None);

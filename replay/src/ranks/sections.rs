@@ -71,11 +71,20 @@ impl JobReport {
         let mut section = match self.verdict {
             Verdict::Consistent => section.line(
                 Mood::Good,
-                format!("consistent: {} calls of {} ranks fit together", self.calls, self.ranks.len()),
+                format!(
+                    "consistent: {} calls of {} ranks fit together",
+                    words::count(self.calls),
+                    self.ranks.len()
+                ),
             ),
             Verdict::Incomplete => section.line(
                 Mood::Warning,
-                format!("{} calls fit together, but {} has no trace", self.calls, rank_names(&self.missing)),
+                format!(
+                    "incomplete: {} calls fit together, but {} {} no trace",
+                    words::count(self.calls),
+                    rank_names(&self.missing),
+                    if self.missing.len() == 1 { "has" } else { "have" }
+                ),
             ),
             Verdict::Inconsistent => {
                 let findings = if n_wrong == 1 { "finding" } else { "findings" };
@@ -167,7 +176,7 @@ impl JobReport {
                 ),
             );
             for line in stranger.stack.iter().take(8) {
-                section = section.line(Mood::Note, format!("    {line}"));
+                section = section.line(Mood::Note, format!("    {}", short_frame(line)));
             }
         }
         Some(section)
@@ -370,13 +379,20 @@ fn finding_section(idx: usize, finding: &Finding) -> Section {
         section = section.line(Mood::Note, format!("{} times in all", finding.count));
     }
     for line in finding.stack.iter().take(12) {
-        section = section.line(Mood::Note, format!("    {line}"));
+        section = section.line(Mood::Note, format!("    {}", short_frame(line)));
     }
     if !finding.waiting.is_empty() {
         section =
             section.line(Mood::Note, format!("waiting because of it: {}", rank_names(&finding.waiting)));
     }
     section
+}
+
+/// A line of a stack with the last folder of its file only, so that it fits on a line: `all_reduce (distributed/distributed_c10d.py:2501)`.
+fn short_frame(line: &str) -> String {
+    let Some((function, path)) = line.rsplit_once(" (") else { return line.to_owned() };
+    let second = path.rmatch_indices('/').nth(1).map_or(0, |(idx, _)| idx + 1);
+    format!("{function} ({}", &path[second..])
 }
 
 /// Nanoseconds.

@@ -797,7 +797,7 @@ fn a_group_that_is_never_closed() {
         &["init:w AR8@10 ( AR8@11 )!", "init:w AR8@10 (@9 AR8@11", "init:w AR8@10 ( AR8@11 )!"],
         expect![[r#"
             GroupIncomplete [1] of world in collective 1, lines 9 and 11, waiting [0, 2]
-              ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it opened a group at step (train.py:9) and never closed it, so that its 1 calls were never started
+              ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it opened a group at step (train.py:9) and never closed it: the call in it never started
         "#]],
     );
 }

@@ -14,9 +14,10 @@ impl JobReport {
 
     /// How sure a finding is.
     fn certainty(&self, finding: &Finding) -> String {
+        let has_no_trace = finding.ranks.iter().any(|rank| self.missing.contains(rank));
         let missing = match self.missing.as_slice() {
             [] => String::new(),
-            missing if finding.ranks.iter().any(|rank| missing.contains(rank)) => String::new(),
+            _ if has_no_trace => String::new(),
             [one] => format!("; rank {one} has no trace and may be part of it"),
             several => format!("; {} have no trace and may be part of it", rank_names(several)),
         };
@@ -24,13 +25,13 @@ impl JobReport {
             true => "",
             false => "; a trace is not complete, see below",
         };
-        let base = match (finding.undecided, basis(finding.kind)) {
+        let base = match (is_either(finding), basis(finding.kind)) {
             (true, _) => "certain that the two do not fit together; which side is wrong cannot be known",
             (false, Basis::Calls) => "certain: the recorded calls of the ranks contradict each other",
             (false, Basis::Waits) => {
                 "certain that others wait there; why it does not come, its own state below may say"
             }
-            (false, Basis::Said) => "certain: it is recorded",
+            (false, Basis::Said) => "certain: it is in the trace",
             (false, Basis::Order) => "likely: it goes well only where the GPU can run both at once",
             (false, Basis::Times) => "weak evidence: it is concluded from times",
             (false, Basis::Absence) => "not certain: its trace is missing",
@@ -96,6 +97,11 @@ fn basis(kind: Kind) -> Basis {
     }
 }
 
+/// There are two sides, and nobody knows which is right. In a circle all are on one.
+fn is_either(finding: &Finding) -> bool {
+    finding.undecided && finding.kind != Kind::DeadlockCycle
+}
+
 /// Who did what, and in which call.
 fn headline(finding: &Finding) -> String {
     let who = match finding.ranks.as_slice() {
@@ -154,9 +160,9 @@ fn headline(finding: &Finding) -> String {
         Kind::NoTrace => None,
         _ => finding.own.as_ref(),
     };
-    let either = if finding.undecided { "either side may be wrong: " } else { "" };
+    let either = if is_either(finding) { "either side may be wrong: " } else { "" };
     match call.map(CallText::headline).filter(|call| !call.is_empty()) {
-        Some(call) => format!("{either}{what}: {call}"),
+        Some(call) => format!("{either}{what}: {}", call.strip_prefix("out of memory: ").unwrap_or(&call)),
         None => format!("{either}{what}"),
     }
 }

@@ -68,7 +68,7 @@ fn the_first_lines_say_who_did_what_on_which_line_and_how_sure_that_is() {
             Communication
               warning: all ranks wait, perhaps for rank 2, which has no trace
               not certain: its trace is missing
-              warning: 4 calls fit together, but rank 2 has no trace
+              warning: incomplete: 4 calls fit together, but rank 2 has no trace
         "#]],
     );
     check(

@@ -114,9 +114,13 @@ impl Waits<'_> {
         if let Some(group) = participant.open_groups.first().filter(|group| !group.group.is_empty()) {
             let own = open_text(NcclOp::GroupStart, group.place, group.since);
             let text = format!(
-                "opened a group at {} and never closed it, so that its {} calls were never started",
+                "opened a group at {} and never closed it: the {} in it never started",
                 at(group.place),
-                group.group.len()
+                if group.group.len() == 1 {
+                    "call".to_owned()
+                } else {
+                    format!("{} calls", group.group.len())
+                }
             );
             return (Kind::GroupIncomplete, text, Some(own), group.stack.clone());
         }
