@@ -16,7 +16,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 pub struct Token {
     /// What was called with which arguments.
     pub call: u32,
-    /// Where; 0 is not known. Ranks may call from different places: that alone is no difference.
+    /// Where; 0 is not known. Ranks may call from different places: that alone is not a difference.
     pub place: u32,
 }
 
@@ -158,7 +158,7 @@ impl<T: Track> Aligner<'_, T> {
         self.cursors[track] < self.tracks[track].n_calls()
     }
 
-    /// Whether the next call of all that have one is the same; `None` when nobody has one.
+    /// Whether the next call of all that have one is the same; `None` when no track has one.
     fn do_all_agree(&self) -> Option<bool> {
         let mut live = (0..self.tracks.len()).filter(|track| self.is_live(*track));
         let next = |track: usize| self.tracks[track].token(self.cursors[track]);
@@ -270,7 +270,7 @@ impl<T: Track> Aligner<'_, T> {
         self.done.differences.extend(found.into_iter().take(room));
     }
 
-    /// The next calls of everybody, those who go on alike together.
+    /// The next calls of all tracks, those that go on alike together.
     fn classes(&self) -> Vec<Class> {
         let mut classes: Vec<Class> = vec![];
         let mut known: FxHashMap<Vec<Token>, usize> = FxHashMap::default();
@@ -322,7 +322,7 @@ impl<T: Track> Aligner<'_, T> {
         }
     }
 
-    /// How `tokens` differ from `model`. Where one of them ends, after calls that fit, the rest of the other is no difference:
+    /// How `tokens` differ from `model`. Where one of them ends, after calls that fit, the rest of the other is not a difference:
     /// some ranks are ahead of others.
     fn script(&self, model: &[Token], tokens: &[Token]) -> Script {
         if model == tokens {
@@ -666,7 +666,7 @@ mod tests {
             3 columns, reached [3, 3, 3]
         "#]],
         );
-        // The others wait in B; nothing tells what comes after it.
+        // The others wait in B; what comes after it is not known.
         check(
             &["A B", "A B", "A X"],
             expect![[r#"

@@ -19,7 +19,7 @@ pub struct DeviceUse {
     pub owners_at_peak: Vec<(String, Bytes)>,
     /// About what the context takes.
     pub context: Option<Bytes>,
-    /// Most bytes that everybody used of the device, as the driver says.
+    /// Most bytes that all processes used of the device, as the driver says.
     pub device_used: Option<Bytes>,
     /// At the peak, collectives that had been called on the process's largest communicator, and which that is.
     pub mark: Option<(usize, u64)>,

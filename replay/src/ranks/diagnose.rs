@@ -32,7 +32,7 @@ pub struct Diagnosis {
     pub standings: Vec<super::waits::Standing>,
     /// Who comes late.
     pub arrivals: Vec<Arrivals>,
-    /// What the GPUs say; `None` where nobody measured.
+    /// What the GPUs say; `None` where none was measured.
     pub gpu: Option<GpuReport>,
     /// What is worth knowing and not wrong.
     pub notes: Vec<String>,
@@ -111,7 +111,7 @@ fn straggler_on_gpu(row: &GpuArrivals) -> Finding {
     straggler(row.rank, (&row.communicator, Some(row.most_sequence)), (row.last, &row.place), |place| {
         format!(
             "rank {} comes last on the GPU to {} of {} collectives on {}, and all others wait {} for it alone, at most {} at \
-             once{place}; measured inside the collectives, which take shortest where they wait for nobody",
+             once{place}; measured inside the collectives, which are shortest on the rank that came last",
             row.rank,
             row.last,
             row.collectives,
@@ -154,7 +154,7 @@ impl<'a> Doctor<'a> {
         Some(CallText::of(self.job.rank(calls.member), participant, kind, calls.time(position)))
     }
 
-    /// Was everybody there when the communicator was made, and did all say the same?
+    /// Were all ranks there when the communicator was made, and did all say the same?
     fn making(&mut self, idx: usize) {
         let joined = &self.job.communicators[idx];
         for (rank, member) in &joined.doubles {
@@ -180,7 +180,7 @@ impl<'a> Doctor<'a> {
             finding.communicator = Some(joined.label.clone());
             finding.own = made_by(rank, participant, &participant.memberships[member.membership]);
             finding.text = format!(
-                "rank {rank} was told that {} has {n} ranks, the others {}",
+                "rank {rank} says that {} has {n} ranks, the others {}",
                 joined.label, joined.n_ranks
             );
             self.done.findings.push(finding);
@@ -371,7 +371,7 @@ impl<'a> Doctor<'a> {
             known.insert(repeated, self.done.findings.len());
             let (differ, most) = &sides[&column];
             let agrees = |track: &usize| alignment.reached[*track] > column && !differ.contains(track);
-            // As many do something else alike, or more: nobody knows who is right.
+            // As many do something else alike, or more: which side is right is not known.
             let tie: Option<Vec<usize>> =
                 (alike[0].n_agree <= *most).then(|| (0..tracks.len()).filter(agrees).collect());
             let finding = self.difference(idx, lane, tracks, (&alike, &who), tie);
@@ -711,8 +711,8 @@ fn receiver_rank(joined: &super::jobs::Joined, member: Member) -> i32 {
 /// One call where the majority made another: is it the same with other arguments, or was one left out or put in?
 ///
 /// Nobody knows what would have come next on ranks that wait. But a call that others make from the same line, elsewhere
-/// in their order, tells that the rank skipped one; and a rank that knows the majority's call from before, but now came
-/// with one that nobody else ever made, has one too many.
+/// in their order, shows that the rank skipped one; and a rank that knows the majority's call from before, but now came
+/// with one that no other rank ever made, has one too many.
 fn changed(tracks: &[Calls<'_>], difference: &Difference, own: &CallKind, model: &CallKind) -> Kind {
     let (Some(own_spot), Some(model_spot)) = (difference.own, difference.majority) else {
         return Kind::OpMismatch;

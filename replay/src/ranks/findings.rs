@@ -10,7 +10,7 @@ use crate::ledger::Site;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// A rank was told another rank or number of ranks than fits.
+    /// A rank gave NCCL another rank or number of ranks than fits.
     InitConflict,
     /// Ranks wait in the making of a communicator for one that never came.
     MissingAtInit,
@@ -42,9 +42,9 @@ pub enum Kind {
     SwappedCommunicators,
     /// Ranks wait for each other in a circle.
     DeadlockCycle,
-    /// Nobody receives what a rank sends.
+    /// No rank receives what a rank sends.
     UnmatchedSend,
-    /// Nobody sends what a rank wants to receive.
+    /// No rank sends what a rank wants to receive.
     UnmatchedRecv,
     /// What is sent and what is received differ in size.
     PeerSizeMismatch,
@@ -171,7 +171,7 @@ pub(super) fn short_path(path: &str) -> &str {
     if path[last..].starts_with("__") { &path[slashes.next().unwrap_or(0)..] } else { &path[last..] }
 }
 
-/// A call as somebody made it.
+/// A call as a rank made it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct CallText {
     /// Rank in the job of who made it.
@@ -221,7 +221,7 @@ pub struct Finding {
     pub sequence: Option<u64>,
     /// Who: ranks in the job.
     pub ranks: Vec<u32>,
-    /// There is no majority: it may as well be the others.
+    /// No side has more ranks: it may as well be the others.
     pub undecided: bool,
     /// What they did.
     pub own: Option<CallText>,
@@ -272,7 +272,7 @@ impl Finding {
 #[must_use]
 pub fn rank_names(ranks: &[u32]) -> String {
     match ranks {
-        [] => "nobody".into(),
+        [] => "no rank".into(),
         [one] => format!("rank {one}"),
         _ => format!("ranks {}", rank_list(ranks)),
     }

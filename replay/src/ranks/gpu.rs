@@ -27,7 +27,7 @@ const LEAST_COST: u64 = 100_000;
 /// Single collectives that are shown.
 const WORST: usize = 16;
 
-/// What the GPUs of a job say; left out where nobody measured.
+/// What the GPUs of a job say; left out where none was measured.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct GpuReport {
     /// What was measured on each rank.
@@ -192,9 +192,9 @@ impl Tally {
         matches!(op, NcclOp::AllReduce | NcclOp::AllGather | NcclOp::ReduceScatter | NcclOp::AlltoAll)
     }
 
-    /// Collective `column` took so long on each track, where it was of these kinds. `tells`: who came last shows in that.
-    pub fn add(&mut self, column: u64, durations: &[u64], kinds: &[u32], tells: bool) {
-        let last = if tells { last_of(durations) } else { None };
+    /// Collective `column` took so long on each track, where it was of these kinds. `shows_last`: who came last shows in that.
+    pub fn add(&mut self, column: u64, durations: &[u64], kinds: &[u32], shows_last: bool) {
+        let last = if shows_last { last_of(durations) } else { None };
         if let Some(kind) = kinds.first() {
             let none = Times { last: 0, sum: 0, shortest: u64::MAX, longest: 0 };
             let kind =
@@ -207,7 +207,7 @@ impl Tally {
                 times.longest = times.longest.max(*duration);
             }
         }
-        self.n_columns += u64::from(tells);
+        self.n_columns += u64::from(shows_last);
         let Some((track, cost)) = last else { return };
         let row = &mut self.rows[track];
         row.last += 1;
@@ -297,7 +297,7 @@ impl Tally {
     }
 }
 
-/// Who came last, and how long all others waited for it alone; `None` where that cannot be told.
+/// Who came last, and how long all others waited for it alone; `None` where that cannot be known.
 fn last_of(durations: &[u64]) -> Option<(usize, u64)> {
     let (track, shortest) = durations.iter().enumerate().min_by_key(|(_, duration)| **duration)?;
     let others = durations.iter().enumerate().filter(|(other, _)| *other != track);

@@ -26,7 +26,7 @@ enum Key {
     Root(u64, u32),
     /// Made from another one: that, which of its calls made it, and the color.
     Child(Box<Key>, u32, Option<i32>),
-    /// Met in use: nobody knows who else is in it.
+    /// Met in use: who else is in it is not known.
     Unknown(Member),
 }
 
@@ -72,7 +72,7 @@ impl Joined {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RankSource {
-    /// NCCL was told so.
+    /// A call into NCCL says so.
     Nccl,
     /// The environment says so.
     Environment,
@@ -87,7 +87,7 @@ pub struct Actor {
     pub rank: u32,
     /// The process.
     pub participant: usize,
-    /// Its device ordinal, where NCCL was told.
+    /// Its device ordinal, where a call into NCCL says it.
     pub device: Option<i16>,
     /// How the rank is known.
     pub source: RankSource,
@@ -329,7 +329,7 @@ fn place(participants: &[Participant], joined: &mut Joined) {
     }
     let known = joined.n_ranks as usize == joined.unplaced.len() + joined.members.len();
     if !joined.members.is_empty() || !known {
-        // What is not known is put behind what is, so that nobody is forgotten.
+        // What is not known is put behind what is, so that no member is forgotten.
         let next = joined.members.keys().max().map_or(0, |last| last + 1);
         joined.members.extend((next..).zip(std::mem::take(&mut joined.unplaced)));
         return;
@@ -417,7 +417,7 @@ fn number(participants: &[Participant], group: &[usize], job: &mut Job) {
     }
 }
 
-/// The largest communicator numbers the ranks; whoever is not in it gets what is left.
+/// The largest communicator numbers the ranks; a process that is not in it gets a rank that is left.
 fn number_by_nccl(participants: &[Participant], world: &[(u32, Member)], outside: Vec<usize>, job: &mut Job) {
     for (rank, member) in world {
         let (participant, device) = (member.participant, device(participants, *member));

@@ -9,8 +9,8 @@
 //!  rank 1       A   B   C                 rank 1      A......B......C
 //!          late once, and carried on              late each time: all go on from where the last came
 //! ```
-//! Both look alike where nothing varies. They differ in what the others' times follow, their own last call or that of whoever came
-//! last ([`Gaps::do_meet`]). Where that is not clear, lateness counts as carried on: nobody is blamed.
+//! Both look alike where nothing varies. They differ in what the others' times follow, their own last call or that of the rank that
+//! came last ([`Gaps::do_meet`]). Where that is not clear, lateness counts as carried on, and no rank is blamed.
 //!
 //! What stays is weak evidence: a host that calls last need not have the GPU that starts last, and a rank that shares its
 //! processor with something else is late and not at fault. So a rank is named only above a floor, of which each part has a reason:
@@ -18,7 +18,7 @@
 //! - [`LEAST_OCCURRENCES`] of the same two calls in a row: fewer say nothing of "again and again".
 //! - Typically later than every other rank, and by more than that varies (one standard deviation, from the median
 //!   deviation, which single spikes do not move). This is the job's own noise: on a loaded machine it is large.
-//! - [`LEAST_WAIT`] where hosts wait for each other: whoever is woken up may first let another process have its time slice (2.8 ms
+//! - [`LEAST_WAIT`] where hosts wait for each other: a process that is woken up may first wait while another has its time slice (2.8 ms
 //!   with Linux' defaults, 4 ms where a tick is that long). [`LEAST_WORK`] where they do not.
 //! - [`LEAST_SHARE`] of the time that these calls typically take.
 //!
@@ -192,7 +192,7 @@ impl Gaps<'_> {
     }
 
     /// Whether the hosts wait for each other between the two calls: what follows more closely, a rank's call its own last one, or
-    /// that of whoever came last.
+    /// that of the rank that came last.
     fn do_meet(&self, uncertainty: u64) -> bool {
         let n_tracks = self.times.n_tracks;
         let mut after_own: Vec<Vec<i64>> = vec![vec![]; n_tracks];
@@ -205,7 +205,7 @@ impl Gaps<'_> {
                 after_own[track].push(now[track] - before[track]);
                 after_last[track].push(now[track] - most);
                 n += 1;
-                // Nobody calls before all have met.
+                // No rank calls before all have met.
                 n_earlier += usize::from(now[track].saturating_add_unsigned(uncertainty) < most);
             }
         }

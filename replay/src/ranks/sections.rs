@@ -199,7 +199,7 @@ impl JobReport {
         );
         Section::new("gpus", "GPUs").table(table).line(
             Mood::Note,
-            "peaks together: of all its processes, which need not have been at one time; most used: by everybody, as the driver \
+            "peaks together: of all its processes, which need not have been at one time; most used: by all processes, as the driver \
              said when it was asked",
         )
     }
@@ -214,7 +214,7 @@ impl JobReport {
             "communicators",
             &self.communicators,
             &[
-                ("name", "communicator", &|it| Value::text(&*it.name)),
+                ("name", "communicator", &|it| Value::text(it.name.trim_start_matches("the group of "))),
                 ("comm_hash", "commId", &hash),
                 ("ranks", "ranks", &|it| Value::text(rank_list(&it.ranks))),
                 ("collectives", "collectives", &|it| Value::text(collectives(it))),

@@ -28,15 +28,23 @@ impl JobReport {
         let base = match (is_either(finding), basis(finding.kind)) {
             (true, _) => "certain that the two do not fit together; which side is wrong cannot be known",
             (false, Basis::Calls) => "certain: the recorded calls of the ranks contradict each other",
-            (false, Basis::Waits) => {
-                "certain that others wait there; why it does not come, its own state below may say"
+            (false, Basis::Waits) if has_no_trace => {
+                "certain that others wait for it there; only its own trace would say why"
             }
+            (false, Basis::Waits) => "certain that others wait for it there; its own state below may say why",
             (false, Basis::Said) => "certain: it is in the trace",
             (false, Basis::Order) => "likely: it goes well only where the GPU can run both at once",
-            (false, Basis::Times) => "weak evidence: it is concluded from times",
+            (false, Basis::Times) if self.is_measured(finding) => "certain: it was measured on the GPUs",
+            (false, Basis::Times) => "weak evidence: the clocks of the hosts, not the GPUs",
             (false, Basis::Absence) => "not certain: its trace is missing",
         };
         format!("{base}{missing}{doubts}")
+    }
+
+    /// A straggler on the GPU.
+    fn is_measured(&self, finding: &Finding) -> bool {
+        let mut arrivals = self.gpu.iter().flat_map(|gpu| &gpu.arrivals);
+        arrivals.any(|row| row.is_straggler && finding.ranks == [row.rank])
     }
 
     /// The lines of a section that begins with the verdict.
@@ -52,7 +60,7 @@ impl JobReport {
 enum Basis {
     /// Calls that do not fit together.
     Calls,
-    /// That others wait for somebody who does not come.
+    /// That others wait for a rank that does not come.
     Waits,
     /// What NCCL or the driver said, or the program itself.
     Said,
@@ -82,22 +90,21 @@ fn basis(kind: Kind) -> Basis {
         | Kind::UnmatchedSend
         | Kind::UnmatchedRecv
         | Kind::PeerSizeMismatch => Basis::Calls,
-        Kind::MissingAtInit
-        | Kind::MissingInSplit
-        | Kind::MissingInShrink
-        | Kind::RankExited
+        Kind::MissingAtInit | Kind::MissingInSplit | Kind::MissingInShrink | Kind::RankStuck => Basis::Waits,
+        Kind::RankExited
         | Kind::RankKilled
-        | Kind::RankStuck => Basis::Waits,
-        Kind::GroupIncomplete | Kind::Abort | Kind::AsyncError | Kind::FailedCall | Kind::OutOfMemory => {
-            Basis::Said
-        }
+        | Kind::GroupIncomplete
+        | Kind::Abort
+        | Kind::AsyncError
+        | Kind::FailedCall
+        | Kind::OutOfMemory => Basis::Said,
         Kind::OrderInversion => Basis::Order,
         Kind::Straggler => Basis::Times,
         Kind::NoTrace => Basis::Absence,
     }
 }
 
-/// There are two sides, and nobody knows which is right. In a circle all are on one.
+/// There are two sides, and which is right is not known. In a circle all are on one.
 fn is_either(finding: &Finding) -> bool {
     finding.undecided && finding.kind != Kind::DeadlockCycle
 }
@@ -132,8 +139,8 @@ fn headline(finding: &Finding) -> String {
         Kind::WrongCommunicator => format!("{who} called on {group}, the others on another communicator"),
         Kind::SwappedCommunicators => format!("{who} used two communicators in another order, {group} first"),
         Kind::DeadlockCycle => format!("{who} wait for each other on {group}"),
-        Kind::UnmatchedSend => format!("nobody receives what {who} sent on {group}"),
-        Kind::UnmatchedRecv => format!("nobody sends what {who} wants to receive on {group}"),
+        Kind::UnmatchedSend => format!("no rank receives what {who} sent on {group}"),
+        Kind::UnmatchedRecv => format!("no rank sends what {who} wants to receive on {group}"),
         Kind::PeerSizeMismatch => format!("{who} send and receive different sizes on {group}"),
         Kind::GroupIncomplete => format!("{who} opened a group of calls and never closed it"),
         Kind::Abort => format!("{who} gave up {group}"),
@@ -156,9 +163,30 @@ fn headline(finding: &Finding) -> String {
         | Kind::MissingCall
         | Kind::RankExited
         | Kind::RankKilled
-        | Kind::RankStuck => finding.others.as_ref(),
-        Kind::NoTrace => None,
-        _ => finding.own.as_ref(),
+        | Kind::RankStuck
+        | Kind::NoTrace => finding.others.as_ref(),
+        Kind::InitConflict
+        | Kind::ExtraCall
+        | Kind::SwappedCalls
+        | Kind::OpMismatch
+        | Kind::SizeMismatch
+        | Kind::DtypeMismatch
+        | Kind::RedopMismatch
+        | Kind::RootMismatch
+        | Kind::CaptureMismatch
+        | Kind::WrongCommunicator
+        | Kind::SwappedCommunicators
+        | Kind::DeadlockCycle
+        | Kind::UnmatchedSend
+        | Kind::UnmatchedRecv
+        | Kind::PeerSizeMismatch
+        | Kind::GroupIncomplete
+        | Kind::Abort
+        | Kind::AsyncError
+        | Kind::FailedCall
+        | Kind::OutOfMemory
+        | Kind::OrderInversion
+        | Kind::Straggler => finding.own.as_ref(),
     };
     let either = if is_either(finding) { "either side may be wrong: " } else { "" };
     match call.map(CallText::headline).filter(|call| !call.is_empty()) {

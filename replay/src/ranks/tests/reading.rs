@@ -46,8 +46,7 @@ fn the_first_lines_say_who_did_what_on_which_line_and_how_sure_that_is() {
             Communication
               rank 2 does not come to a call on world: all_reduce(8 float32, sum) at step
                 (train.py:11)
-              certain that others wait there; why it does not come, its own state below
-                may say
+              certain that others wait for it there; its own state below may say why
               inconsistent: 1 finding
         "#]],
     );
@@ -57,8 +56,8 @@ fn the_first_lines_say_who_did_what_on_which_line_and_how_sure_that_is() {
             Communication
               rank 2 does not come to a call on world: all_reduce(8 float32, sum) at step
                 (train.py:11)
-              certain that others wait there; why it does not come, its own state below
-                may say; rank 3 has no trace and may be part of it
+              certain that others wait for it there; its own state below may say why;
+                rank 3 has no trace and may be part of it
               inconsistent: 1 finding
         "#]],
     );
@@ -66,16 +65,45 @@ fn the_first_lines_say_who_did_what_on_which_line_and_how_sure_that_is() {
         &[others, others, ""],
         expect![[r#"
             Communication
-              warning: all ranks wait, perhaps for rank 2, which has no trace
+              warning: all ranks wait, perhaps for rank 2, which has no trace:
+                all_reduce(8 float32, sum) at step (train.py:11)
               not certain: its trace is missing
               warning: incomplete: 4 calls fit together, but rank 2 has no trace
         "#]],
     );
     check(
+        &["init:w@5!", ""],
+        expect![[r#"
+        Communication
+          rank 1 never came to the making of world: comm_init at step (train.py:5)
+          certain that others wait for it there; only its own trace would say why
+          inconsistent: 1 finding
+    "#]],
+    );
+    check(
+        &["init:w S1:64@20!", "init:w S2:64@20!", "init:w S0:64@20!"],
+        expect![[r#"
+        Communication
+          ranks 0 to 2 wait for each other on world: send(64 float32) at step
+            (train.py:20)
+          certain: the recorded calls of the ranks contradict each other
+          inconsistent: 1 finding
+    "#]],
+    );
+    check(
+        &["init:w AR8@10 AR8@11!", "init:w AR8@10 refused@12 oom@12 exit"],
+        expect![[r#"
+        Communication
+          rank 1 ran out of memory: 1.00 GiB were refused at step (train.py:12)
+          certain: it is in the trace
+          inconsistent: 1 finding
+    "#]],
+    );
+    check(
         &["init:w S1:64@20!", "init:w"],
         expect![[r#"
             Communication
-              nobody receives what rank 0 sent on world: send(64 float32) at step
+              no rank receives what rank 0 sent on world: send(64 float32) at step
                 (train.py:20)
               certain: the recorded calls of the ranks contradict each other
               inconsistent: 1 finding

@@ -1,6 +1,9 @@
 //! Which ranks are called late again and again: generated jobs, healthy and not, on clocks of their own.
 
-use super::super::lateness::{Habit, Times};
+use expect_test::expect;
+
+use super::check;
+use crate::ranks::lateness::{Habit, Times};
 
 const MICROSECOND: f64 = 1e3;
 const MILLISECOND: f64 = 1e6;
@@ -232,6 +235,67 @@ impl Job<'_> {
         }
         times.habits(uncertainty)
     }
+}
+
+#[test]
+fn a_rank_that_comes_late_is_a_straggler() {
+    let step = |late: &str| format!("init:w {}", format!("AR8@10 {late} BC4@11 ").repeat(20));
+    check(
+        &[&step(""), &step("wait"), &step("wait wait"), &step("")],
+        expect![[r#"
+            Straggler [2] of world in collective -, lines 11 and 0, waiting [] x20
+              rank 2 is late again and again on world: 20 of 20 times it comes after every other rank, typically by 2.001 s, and not because it was late before, most of it before step (train.py:11); that is 50 % of the time of these calls. Weak evidence: these are the clocks of the hosts, and a busy host looks alike; gputrace record --nccl-timing measures the GPUs
+        "#]],
+    );
+}
+
+#[test]
+fn a_rank_that_was_late_once_is_no_straggler() {
+    let steps = "AR8@10 BC4@11 ".repeat(22);
+    let others = format!("init:w {steps} exit");
+    // It loads data; the hosts run ahead, so that it stays late to the end.
+    check(
+        &[&others, &format!("init:w wait {steps} exit"), &others],
+        expect![[r#"
+            consistent
+            note: rank 1 was late once: all others waited 2.001 s for it in call 0 on world, step (train.py:10)
+        "#]],
+    );
+    // Later, and for less than a second.
+    let late = format!("init:w {steps} wait900000 {steps} exit");
+    let others = format!("init:w {steps} {steps} exit");
+    check(
+        &[&others, &late, &others],
+        expect![[r#"
+        consistent
+    "#]],
+    );
+}
+
+#[test]
+fn a_rank_that_is_late_by_less_than_a_millisecond_or_only_at_times_is_none() {
+    let steps = |late: [&str; 4]| {
+        let steps: String = late.iter().cycle().take(20).map(|late| format!(" {late} AR8@10")).collect();
+        format!("init:w{steps}")
+    };
+    let in_time = steps([""; 4]);
+    // Nobody waits for it here, so it adds up, to 0.45 ms.
+    check(
+        &[&in_time, &steps(["wait90", "", "", ""]), &in_time],
+        expect![[r#"
+            consistent
+            note: all ranks made the same calls, and none did anything in the last 18.979 s: they may wait for the GPU, for the network, or for something outside of NCCL. Which of these is not in the traces
+        "#]],
+    );
+    // Now this one and now that one.
+    let (first, second) = (steps(["wait9000", "", "", ""]), steps(["", "", "wait9000", ""]));
+    check(
+        &[&first, &second, &first],
+        expect![[r#"
+            consistent
+            note: all ranks made the same calls, and none did anything in the last 18.934 s: they may wait for the GPU, for the network, or for something outside of NCCL. Which of these is not in the traces
+        "#]],
+    );
 }
 
 #[test]

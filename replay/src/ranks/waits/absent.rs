@@ -8,7 +8,7 @@ use crate::ranks::jobs::{Joined, Member};
 
 impl Waits<'_> {
     /// Who of the ranks outside of a communicator would have been this rank of it: communicators number their ranks as the job
-    /// does, whoever waits in NCCL itself is busy with another one, and whoever has fewer communicators than the others is behind.
+    /// does, a rank that waits in NCCL itself is busy with another one, and one that has fewer communicators than the others is behind.
     fn only_candidate(&self, joined: &Joined, outside: &[usize], rank: u32) -> Option<usize> {
         let candidates = self.candidates(joined, outside, rank);
         let is_idle = |actor: &&usize| self.participant(**actor).open_calls.is_empty();
@@ -37,7 +37,7 @@ impl Waits<'_> {
         outside.iter().filter(is_between).copied().collect()
     }
 
-    /// Why a rank of a communicator does not come of which nobody knows which rank of the job it is.
+    /// Why a rank of a communicator does not come, where it is not known which rank of the job it is.
     pub(super) fn reason_of_member(&self, communicator: usize, rank: u32) -> String {
         let joined = &self.job.communicators[communicator];
         let members: BTreeSet<usize> =
@@ -73,7 +73,7 @@ impl Waits<'_> {
             if Some(idx) == self.job.world {
                 return named.map_or(Who::Rank(*rank), |actor| Who::Actor(*actor));
             }
-            // Which rank of the job it would have been is known only if there is no choice.
+            // Which rank of the job it would have been is known only if one is left.
             match outside.len() == missing.len() {
                 true => Who::Actor(outside[n]),
                 false => {

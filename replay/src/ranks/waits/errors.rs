@@ -9,7 +9,7 @@ use crate::report::words;
 use super::Waits;
 
 impl Waits<'_> {
-    /// Errors that NCCL told, whether or not anybody waits.
+    /// Errors that NCCL reported, whether or not a rank waits.
     pub(super) fn errors(&self, known: &[Finding], new: &[Finding]) -> Vec<Finding> {
         let mut findings = vec![];
         for (idx, joined) in self.job.communicators.iter().enumerate() {

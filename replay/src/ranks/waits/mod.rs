@@ -1,7 +1,7 @@
 //! Who waits for whom at the end of a job, and for whom all wait.
 //!
 //! A rank that has called something which another has not waits for that other, sooner or later: calls return before they
-//! are done. A rank that waits for nobody while others wait for it is where to look ([`sinks`]). Ranks that wait for each other in
+//! are done. A rank that waits for no other while others wait for it is where to look ([`sinks`]). Ranks that wait for each other in
 //! a circle never go on ([`circles`]).
 
 mod absent;
@@ -31,7 +31,7 @@ enum Who {
     Actor(usize),
     /// A rank of the job without a trace.
     Rank(u32),
-    /// A rank of this communicator; nobody knows which of the job.
+    /// A rank of this communicator; which of the job is not known.
     Member(usize, u32),
 }
 
@@ -53,9 +53,9 @@ struct Edge {
     at: At,
     /// Since when, on the common scale; `None`: longer than is remembered.
     since: Option<i128>,
-    /// Waiting that is no longer than this is nothing.
+    /// Waiting that is not longer than this does not count.
     usual: i128,
-    /// What it waits in, as somebody called it.
+    /// What it waits in, as one of the ranks called it.
     call: Option<(Member, Lane, usize)>,
 }
 
@@ -210,7 +210,7 @@ impl<'a> Waits<'a> {
         match edge.to {
             Who::Actor(target) => {
                 let exited = self.participant(target).ending == Ending::Exit;
-                // What died with its job kept nobody waiting while it was alive, nor long after.
+                // What died with its job kept no rank waiting while it was alive, nor long after.
                 let killed_early = self.end(edge.from) - self.end(target) > EARLY;
                 exited || waited(self.end(target)) || (killed_early && waited(self.end(edge.from)))
             }

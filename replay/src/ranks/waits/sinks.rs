@@ -1,4 +1,4 @@
-//! A rank that others wait for, and that waits for nobody: where to look.
+//! A rank that others wait for, and that waits for no other: where to look.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::ranks::findings::{CallText, Finding, Kind, Place, Severity, rank_name
 use crate::ranks::show;
 
 impl Waits<'_> {
-    /// A rank that others wait for, and that waits for nobody.
+    /// A rank that others wait for, and that waits for no other.
     pub(super) fn sink(&self, target: Who, into: &[&Edge]) -> Finding {
         // The call that most wait in, and of these the one they wait in longest.
         let mut votes: BTreeMap<(usize, At), usize> = BTreeMap::new();
@@ -93,7 +93,7 @@ impl Waits<'_> {
         finding
     }
 
-    /// Why a rank does not come, as far as its trace tells: the kind, in words, its call, and its stack.
+    /// Why a rank does not come, as far as its trace says: the kind, in words, its call, and its stack.
     fn reason(&self, actor: usize, edge: &Edge) -> (Kind, String, Option<CallText>, Vec<String>) {
         let participant = self.participant(actor);
         let rank = self.rank(actor);
@@ -206,7 +206,7 @@ pub(super) fn with_those_ahead(findings: Vec<Finding>) -> Vec<Finding> {
         ended.entry(call(finding)).or_default().extend(&finding.ranks);
     }
     ended.retain(|(.., waiting), ended| !waiting.is_empty() && ended.len() >= waiting.len());
-    let (mut kept, mut told) = (vec![], BTreeSet::new());
+    let (mut kept, mut said) = (vec![], BTreeSet::new());
     for mut finding in findings {
         let is_tie = ended.get(&call(&finding)).is_some_and(|ended| ended.len() == finding.waiting.len());
         if is_tie && finding.kind == Kind::RankExited {
@@ -220,7 +220,7 @@ pub(super) fn with_those_ahead(findings: Vec<Finding>) -> Vec<Finding> {
             kept.push(finding);
             continue;
         };
-        if told.insert(call(&finding)) {
+        if said.insert(call(&finding)) {
             let (ranks, label) = (finding.waiting, finding.communicator.clone().unwrap_or_default());
             let (number, own) = (finding.sequence.unwrap_or_default(), finding.others);
             let what = own.as_ref().map_or_else(String::new, |own| format!(", {}", own.text()));

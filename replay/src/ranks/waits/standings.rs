@@ -55,7 +55,7 @@ impl Waits<'_> {
         let state = match (open, participant.ending) {
             (Some(open), _) => format!("in {}", open.op),
             (None, Ending::Exit) => "ended".into(),
-            // That somebody killed the job is no news of one rank.
+            // The job was killed because it hung: that is not about one rank.
             (None, Ending::Killed | Ending::Unknown) => "outside of NCCL".into(),
         };
         let mut waits_for: BTreeSet<u32> = BTreeSet::new();
