@@ -1,4 +1,4 @@
-//! Who comes last to collectives, and how late; [`super::lateness`] says who does so by its own doing.
+//! Who comes last to collectives, and how late; `lateness.rs` says who does so by its own doing.
 //!
 //! Weak evidence, and said so: a program runs ahead of its GPU, so the host that calls last need not be the GPU that
 //! starts last.

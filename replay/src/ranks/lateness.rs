@@ -23,7 +23,8 @@
 //! - [`LEAST_SHARE`] of the time that these calls typically take.
 //!
 //! `tests/stragglers.rs` measures how often that is wrong, over generated jobs of 18 shapes: of 2160 healthy ones none has a
-//! straggler, and of 960 with one above the floor each has exactly that one. It demands less than 0.5 % and 2 %.
+//! straggler, and of 960 with one above the floor each has exactly that one. It demands less than 0.5 % and 2 %. With
+//! other seeds it was none of 9000, and one of 3200 was missed.
 
 use std::collections::BTreeMap;
 

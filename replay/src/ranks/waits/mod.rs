@@ -1,8 +1,8 @@
 //! Who waits for whom at the end of a job, and for whom all wait.
 //!
 //! A rank that has called something which another has not waits for that other, sooner or later: calls return before they
-//! are done. A rank that waits for no other while others wait for it is where to look ([`sinks`]). Ranks that wait for each other in
-//! a circle never go on ([`circles`]).
+//! are done. A rank that waits for no other while others wait for it is where to look (`sinks.rs`). Ranks that wait for each other in
+//! a circle never go on (`circles.rs`).
 
 mod absent;
 mod circles;
