@@ -3,8 +3,8 @@
 //! A trace knows these, best first:
 //!
 //! 1. `ncclConfig_t::commName` (NCCL 2.27, `ncclCommInitRankConfig`, `ncclCommSplit` and others). A program may set it through
-//!    `ProcessGroupNCCL.Options.config.comm_name`; newer PyTorch fills it with `<group_desc>:<group_name>` (pytorch/pytorch#192487,
-//!    August 2026), where a group without a description has `undefined`.
+//!    `ProcessGroupNCCL.Options.config.comm_name`. PyTorch itself fills it with `<group_desc>:<group_name>` where it has the change of
+//!    August 2026 (pull request 192487 of pytorch/pytorch); a group without a description has `undefined`.
 //! 2. The lines of Python that made it: `init_process_group` is the default group. PyTorch makes most communicators only when they
 //!    are first used, and then that line is the first collective's and says nothing about the group.
 //! 3. Its ranks.
