@@ -2,7 +2,7 @@
 //! and what must be said of each. Whoever hangs is killed with SIGKILL, as people do it.
 //!
 //! No verdict may hang on how busy the machine is: that a job hangs is seen from what its processes do, and a finding that is
-//! about time alone is not held against a healthy job here. `replay/src/ranks/tests.rs` holds those, on clocks of its own.
+//! about time alone is not held against a healthy job here, nor is one missed that a busy machine's own delays may hide. `replay/src/ranks/tests.rs` holds those, on clocks of its own.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -87,9 +87,11 @@ fn try_scenario(scenario: &Value, folder: &Path, modules: &Path) -> Vec<String> 
     let traces = folder.join(name);
     fs::create_dir_all(&traces).expect("a folder");
     let mut ranks = start(scenario, name, &traces, modules);
+    let n_untraced = scenario["untraced"].as_array().map_or(0, Vec::len);
     let n_traces = match name {
+        // It never comes to CUDA.
         "has_no_trace_and_never_comes_to_init" => ranks.len() - 1,
-        _ => ranks.len(),
+        _ => ranks.len() - n_untraced,
     };
     wait(&mut ranks, &traces, n_traces, scenario["endless"] == true);
     // All at once, then wait: a rank that outlives another waits for it.
@@ -116,13 +118,16 @@ fn job(name: &str) -> String {
 }
 
 fn start(scenario: &Value, name: &str, traces: &Path, modules: &Path) -> Vec<Child> {
-    let built = recorded::built();
+    let gputrace = recorded::built().join("gputrace");
     let n_ranks = scenario["n_ranks"].as_u64().expect("a number");
     let environment = scenario["environment"].as_object().expect("an object");
     let start = |rank: u64| {
         let trace = traces.join(format!("rank{rank}.gtr"));
-        let mut command = Command::new(built.join("gputrace"));
-        command.args(["record", "--ring-size", "2M", "-o"]).arg(trace).arg("--").arg(python());
+        let is_traced = scenario["untraced"].as_array().is_none_or(|ranks| !ranks.contains(&rank.into()));
+        let mut command = Command::new(if is_traced { &gputrace } else { python() });
+        if is_traced {
+            command.args(["record", "--ring-size", "2M", "-o"]).arg(trace).arg("--").arg(python());
+        }
         command.arg(source("scenarios/jobs.py")).arg(name);
         command
             .env("RANK", rank.to_string())
@@ -260,6 +265,9 @@ fn check(expected: &Value, said: &Value) -> Vec<String> {
         let findings = job["findings"].as_array().into_iter().flatten();
         findings.map(|finding| format!("\n    {}", finding["text"])).collect::<String>()
     };
+    if expected["or_nothing"] == true && job["findings"].as_array().is_some_and(Vec::is_empty) {
+        return vec![];
+    }
     let mut problems = vec![];
     let mut same = |what: &str, wanted: &Value, got: &Value| {
         if wanted != got {

@@ -16,7 +16,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 pub struct Token {
     /// What was called with which arguments.
     pub call: u32,
-    /// Where; 0 is not known. Ranks may call from different places: that alone is no difference.
+    /// Where; 0 is not known. Ranks may call from different places: that alone is not a difference.
     pub place: u32,
 }
 
@@ -158,7 +158,7 @@ impl<T: Track> Aligner<'_, T> {
         self.cursors[track] < self.tracks[track].n_calls()
     }
 
-    /// Whether the next call of all that have one is the same; `None` when nobody has one.
+    /// Whether the next call of all that have one is the same; `None` when no track has one.
     fn do_all_agree(&self) -> Option<bool> {
         let mut live = (0..self.tracks.len()).filter(|track| self.is_live(*track));
         let next = |track: usize| self.tracks[track].token(self.cursors[track]);
@@ -252,16 +252,17 @@ impl<T: Track> Aligner<'_, T> {
     }
 
     fn keep(&mut self, mut found: Vec<Difference>, places: &[Vec<Option<usize>>], base: u64) {
-        let mut n_differ: FxHashMap<u64, usize> = FxHashMap::default();
-        found.iter().for_each(|difference| *n_differ.entry(difference.column).or_default() += 1);
+        // A track may differ in several ways before one column.
+        let mut differ: FxHashMap<u64, FxHashSet<usize>> = FxHashMap::default();
+        for difference in &found {
+            differ.entry(difference.column).or_default().insert(difference.track);
+        }
         for difference in &mut found {
-            let there = places[(difference.column - base) as usize].iter().flatten().count();
-            difference.n_differ = n_differ[&difference.column];
-            let changed = match difference.kind {
-                Kind::Missing | Kind::Extra => 0,
-                Kind::Changed | Kind::Swapped => difference.n_differ,
-            };
-            difference.n_agree = there.saturating_sub(changed);
+            let differ = &differ[&difference.column];
+            let there = places[(difference.column - base) as usize].iter().enumerate();
+            difference.n_differ = differ.len();
+            difference.n_agree =
+                there.filter(|(track, place)| place.is_some() && !differ.contains(track)).count();
         }
         found.sort_by_key(|difference| (difference.column, difference.track));
         let room = MAX_DIFFERENCES - self.done.differences.len();
@@ -269,7 +270,7 @@ impl<T: Track> Aligner<'_, T> {
         self.done.differences.extend(found.into_iter().take(room));
     }
 
-    /// The next calls of everybody, those who go on alike together.
+    /// The next calls of all tracks, those that go on alike together.
     fn classes(&self) -> Vec<Class> {
         let mut classes: Vec<Class> = vec![];
         let mut known: FxHashMap<Vec<Token>, usize> = FxHashMap::default();
@@ -321,7 +322,7 @@ impl<T: Track> Aligner<'_, T> {
         }
     }
 
-    /// How `tokens` differ from `model`. Where one of them ends, after calls that fit, the rest of the other is no difference:
+    /// How `tokens` differ from `model`. Where one of them ends, after calls that fit, the rest of the other is not a difference:
     /// some ranks are ahead of others.
     fn script(&self, model: &[Token], tokens: &[Token]) -> Script {
         if model == tokens {
@@ -639,9 +640,9 @@ mod tests {
         check(
             &["A B C D", "A X B C D", "A B C D"],
             expect![[r#"
-            1: Extra in 1: B #1 is X #1 (3:1)
-            4 columns, reached [4, 4, 4]
-        "#]],
+                1: Extra in 1: B #1 is X #1 (2:1)
+                4 columns, reached [4, 4, 4]
+            "#]],
         );
     }
 
@@ -665,7 +666,7 @@ mod tests {
             3 columns, reached [3, 3, 3]
         "#]],
         );
-        // The others wait in B; nothing tells what comes after it.
+        // The others wait in B; what comes after it is not known.
         check(
             &["A B", "A B", "A X"],
             expect![[r#"

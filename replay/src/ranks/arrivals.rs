@@ -1,4 +1,4 @@
-//! Who comes last to collectives, and how late.
+//! Who comes last to collectives, and how late; `lateness.rs` says who does so by its own doing.
 //!
 //! Weak evidence, and said so: a program runs ahead of its GPU, so the host that calls last need not be the GPU that
 //! starts last.
@@ -7,6 +7,7 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use super::findings::Place;
+use super::lateness::{Habit, Times};
 
 /// How a rank arrived at the collectives of one communicator.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -17,8 +18,14 @@ pub struct Arrivals {
     pub rank: u32,
     /// Collectives that all ranks came to.
     pub collectives: u64,
-    /// How often it came last, beyond what clocks can tell.
+    /// How often it came last, beyond the uncertainty of clocks: also because it was late before.
     pub last: u64,
+    /// How often it became late anew, and all others waited for it alone.
+    pub late_anew: u64,
+    /// The longest of that, nanoseconds.
+    pub most_anew_ns: i64,
+    /// To which collective that was.
+    pub most_anew_sequence: u64,
     /// Mean nanoseconds after the median of the ranks.
     pub mean_late_ns: i64,
     /// Most nanoseconds after the median of the ranks.
@@ -31,11 +38,22 @@ pub struct Arrivals {
     pub latest_sequence: u64,
 }
 
+/// What is called late at all: a wake-up takes tens of microseconds, and on a busy machine longer.
+const NOISE: i128 = 100_000;
+/// What is worth a word if it happens once: a second.
+const LONG: i128 = 1_000_000_000;
+/// And so many times as long as collectives are apart.
+const UNUSUAL: i128 = 10;
+
 /// Adds up arrivals of one communicator.
 pub struct Tally {
     rows: Vec<Row>,
     n_columns: u64,
     sorted: Vec<i128>,
+    before: Vec<i128>,
+    times: Times,
+    /// From the first collective to the newest, on the first rank.
+    span: (i128, i128),
 }
 
 #[derive(Default)]
@@ -44,6 +62,9 @@ struct Row {
     sum: i128,
     most: i128,
     latest: u64,
+    /// How often it became late, the longest of that, and to which collective and kind of call.
+    anew: u64,
+    most_anew: (i128, u64, u32),
     by_kind: FxHashMap<u32, i128>,
     uncertainty: Option<u64>,
 }
@@ -63,11 +84,14 @@ impl Tally {
     #[must_use]
     pub fn new(uncertainties: impl Iterator<Item = Option<u64>>) -> Tally {
         let rows: Vec<Row> = uncertainties.map(|uncertainty| Row { uncertainty, ..Row::default() }).collect();
-        Tally { rows, n_columns: 0, sorted: vec![] }
+        let times = Times::new(rows.len());
+        Tally { rows, n_columns: 0, sorted: vec![], before: vec![], times, span: (0, 0) }
     }
 
     /// All tracks came to collective `column`: their times on the common scale, and kinds of calls.
     pub fn add(&mut self, column: u64, times: &[i128], kinds: &[u32]) {
+        self.times.add(times, kinds);
+        self.anew(column, times, kinds);
         self.sorted.clear();
         self.sorted.extend_from_slice(times);
         self.sorted.sort_unstable();
@@ -91,6 +115,45 @@ impl Tally {
         }
     }
 
+    /// Who has become late since the collective before: later than all others, and taking longer than all others.
+    fn anew(&mut self, column: u64, times: &[i128], kinds: &[u32]) {
+        if self.before.is_empty() {
+            (self.before, self.span.0) = (times.to_vec(), times.first().copied().unwrap_or(0));
+            self.before.fill(i128::MIN / 4);
+        }
+        self.span.1 = times.first().copied().unwrap_or(0);
+        let gap = |track: usize| times[track] - self.before[track];
+        let last = (0..times.len()).max_by_key(|track| times[*track]);
+        if let Some(last) = last.filter(|_| times.len() > 1) {
+            let others = || (0..times.len()).filter(|track| *track != last);
+            let later = others().map(|other| times[last] - times[other]).min().unwrap_or(0);
+            let longer = others().map(|other| gap(last) - gap(other)).min().unwrap_or(0);
+            let row = &mut self.rows[last];
+            let late = later.min(longer);
+            if late > row.uncertainty.map_or(i128::MAX, |clock| i128::from(clock).max(NOISE)) {
+                row.anew += 1;
+                if late > row.most_anew.0 {
+                    row.most_anew = (late, column, kinds[last]);
+                }
+            }
+        }
+        self.before.copy_from_slice(times);
+    }
+
+    /// Ranks that are late again and again by their own doing.
+    pub(super) fn habits(&self) -> Vec<Habit> {
+        let mut clocks = self.rows.iter().map(|row| row.uncertainty);
+        self.times.habits(clocks.try_fold(0, |most, clock| Some(most.max(clock?))))
+    }
+
+    /// Ranks for which all others waited for long, once: how long, in which collective, and in which of the rank's kinds of calls.
+    pub(super) fn late_once(&self) -> Vec<(usize, i64, u64, u32)> {
+        let mean = (self.span.1 - self.span.0) / i128::from(self.n_columns.max(1));
+        let is_long = |late: i128| late >= LONG && late >= UNUSUAL * mean;
+        let rows = self.rows.iter().enumerate().filter(|(_, row)| is_long(row.most_anew.0));
+        rows.map(|(track, row)| (track, row.most_anew.0 as i64, row.most_anew.1, row.most_anew.2)).collect()
+    }
+
     /// The rows, latest first.
     #[must_use]
     pub fn rows(&self, naming: &Naming<'_>) -> Vec<Arrivals> {
@@ -102,6 +165,9 @@ impl Tally {
                 rank: naming.ranks[track],
                 collectives: self.n_columns,
                 last: row.last,
+                late_anew: row.anew,
+                most_anew_ns: row.most_anew.0 as i64,
+                most_anew_sequence: row.most_anew.1,
                 mean_late_ns: (row.sum / n) as i64,
                 most_late_ns: row.most as i64,
                 clock_uncertainty_ns: row.uncertainty,
@@ -112,23 +178,5 @@ impl Tally {
         let mut rows: Vec<Arrivals> = self.rows.iter().enumerate().map(row).collect();
         rows.sort_by_key(|row| (std::cmp::Reverse(row.mean_late_ns), row.rank));
         rows
-    }
-}
-
-/// Least collectives to judge by.
-const LEAST_COLLECTIVES: u64 = 10;
-/// Least mean lateness that is worth a word: a millisecond.
-const LEAST_LATE: i64 = 1_000_000;
-
-impl Arrivals {
-    /// It comes last more often than not, and by much.
-    #[must_use]
-    pub fn is_straggler(&self) -> bool {
-        let certain =
-            self.clock_uncertainty_ns.is_some_and(|uncertainty| self.mean_late_ns > 2 * uncertainty as i64);
-        certain
-            && self.collectives >= LEAST_COLLECTIVES
-            && self.last * 2 > self.collectives
-            && self.mean_late_ns >= LEAST_LATE
     }
 }

@@ -19,7 +19,7 @@ pub struct DeviceUse {
     pub owners_at_peak: Vec<(String, Bytes)>,
     /// About what the context takes.
     pub context: Option<Bytes>,
-    /// Most bytes that everybody used of the device, as the driver says.
+    /// Most bytes that all processes used of the device, as the driver says.
     pub device_used: Option<Bytes>,
     /// At the peak, collectives that had been called on the process's largest communicator, and which that is.
     pub mark: Option<(usize, u64)>,
@@ -256,6 +256,8 @@ pub struct Membership {
     pub created: (Option<Nanos>, Option<Nanos>, Option<i32>),
     /// From where it was made.
     pub place: PlaceId,
+    /// PyTorch made it as its default group, as its lines of Python say.
+    pub is_default_group: bool,
     /// Kinds of calls made on it.
     pub kinds: Vec<CallKind>,
     /// Its calls.
@@ -276,6 +278,7 @@ impl Membership {
             parent: None,
             created: (None, None, None),
             place: 0,
+            is_default_group: false,
             kinds: vec![],
             lanes: BTreeMap::new(),
             closing: None,
@@ -444,6 +447,20 @@ impl Participant {
     pub fn uuid(&self, ordinal: i16) -> Option<&str> {
         let device = self.devices.iter().find(|device| device.ordinal == ordinal)?;
         Some(device.uuid.as_str()).filter(|uuid| !uuid.is_empty())
+    }
+
+    /// Ranks of its job, as the launcher that gave it its rank says.
+    #[must_use]
+    pub fn world_size(&self) -> Option<u32> {
+        const SIZES: [(&str, &str); 4] = [
+            ("RANK", "WORLD_SIZE"),
+            ("SLURM_PROCID", "SLURM_NTASKS"),
+            ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+            ("PMI_RANK", "PMI_SIZE"),
+        ];
+        let launcher = SIZES.iter().find(|(rank, _)| self.variable(rank).is_some());
+        let (_, size) = launcher.unwrap_or(&SIZES[0]);
+        self.variable(size)?.parse().ok().filter(|size| *size > 0)
     }
 
     /// A variable of its environment that was kept.

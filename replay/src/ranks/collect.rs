@@ -11,7 +11,9 @@ use super::calls::{
     Reduction, Signature, UnfinishedCall,
 };
 use super::memory;
+use super::names::MAKES_DEFAULT_GROUP;
 use crate::ledger::{self, Ledger, Site, Watch};
+use crate::report::words;
 use crate::story::{End, Story};
 use crate::trace::Definitions;
 use crate::trace::source::Source;
@@ -214,8 +216,20 @@ impl<'a> Collector<'a> {
             if let Some(idx) = self.membership(CommId(enter.comm.0.saturating_add(n))) {
                 self.memberships[idx].created.0 = Some(event.time);
                 self.memberships[idx].place = place;
+                self.memberships[idx].is_default_group = self.is_default_group(event.stack);
             }
         }
+    }
+
+    /// PyTorch's function that makes the default group is on the stack.
+    fn is_default_group(&self, stack: StackId) -> bool {
+        let frames = self.definitions.stack(stack).map_or(&[][..], |stack| &stack.frames);
+        frames.iter().filter_map(|id| self.definitions.frame(*id)).any(|frame| match frame {
+            Frame::Python { function, file, .. } => {
+                function == MAKES_DEFAULT_GROUP && file.contains("torch/distributed/")
+            }
+            Frame::Native { .. } => false,
+        })
     }
 
     fn exit(&mut self, event: &Event, exit: &NcclExit) {
@@ -382,7 +396,7 @@ impl<'a> Collector<'a> {
             self.seen(time, what, stack)
         });
         let out_of_memory = self.out_of_memory.map(|(time, bytes, stack)| {
-            let what = format!("out of memory: {bytes} bytes refused");
+            let what = format!("out of memory: {} were refused", words::bytes(Bytes(bytes)));
             self.seen(time, what, stack)
         });
         let end = story.end();

@@ -32,7 +32,7 @@ pub struct Diagnosis {
     pub standings: Vec<super::waits::Standing>,
     /// Who comes late.
     pub arrivals: Vec<Arrivals>,
-    /// What the GPUs say; `None` where nobody measured.
+    /// What the GPUs say; `None` where none was measured.
     pub gpu: Option<GpuReport>,
     /// What is worth knowing and not wrong.
     pub notes: Vec<String>,
@@ -86,7 +86,7 @@ impl Names {
 /// A rank came last so many times, most of all to this call; `text` says it with the place.
 fn straggler(
     rank: u32,
-    (communicator, sequence): (&str, u64),
+    (communicator, sequence): (&str, Option<u64>),
     (count, place): (u64, &Option<Place>),
     text: impl FnOnce(&str) -> String,
 ) -> Finding {
@@ -101,16 +101,17 @@ fn straggler(
             place: Some(place),
             time_ns: 0,
         }),
-        ..finding.on(communicator, Lane::Collective, sequence)
+        sequence,
+        ..finding.on(communicator, Lane::Collective, 0)
     }
 }
 
 fn straggler_on_gpu(row: &GpuArrivals) -> Finding {
     let words = |ns: u64| super::show::nanos(i64::try_from(ns).unwrap_or(i64::MAX));
-    straggler(row.rank, (&row.communicator, row.most_sequence), (row.last, &row.place), |place| {
+    straggler(row.rank, (&row.communicator, Some(row.most_sequence)), (row.last, &row.place), |place| {
         format!(
             "rank {} comes last on the GPU to {} of {} collectives on {}, and all others wait {} for it alone, at most {} at \
-             once{place}; measured inside the collectives, which take shortest where they wait for nobody",
+             once{place}; measured inside the collectives, which are shortest on the rank that came last",
             row.rank,
             row.last,
             row.collectives,
@@ -153,7 +154,7 @@ impl<'a> Doctor<'a> {
         Some(CallText::of(self.job.rank(calls.member), participant, kind, calls.time(position)))
     }
 
-    /// Was everybody there when the communicator was made, and did all say the same?
+    /// Were all ranks there when the communicator was made, and did all say the same?
     fn making(&mut self, idx: usize) {
         let joined = &self.job.communicators[idx];
         for (rank, member) in &joined.doubles {
@@ -179,7 +180,7 @@ impl<'a> Doctor<'a> {
             finding.communicator = Some(joined.label.clone());
             finding.own = made_by(rank, participant, &participant.memberships[member.membership]);
             finding.text = format!(
-                "rank {rank} was told that {} has {n} ranks, the others {}",
+                "rank {rank} says that {} has {n} ranks, the others {}",
                 joined.label, joined.n_ranks
             );
             self.done.findings.push(finding);
@@ -300,20 +301,37 @@ impl<'a> Doctor<'a> {
         };
         let communicator = &self.job.communicators[idx].label;
         let rows = tally.rows(&Naming { communicator, ranks: &ranks, place: &place });
+        let habits = tally.habits();
         // What the GPUs say is better evidence than what the hosts do.
-        for row in rows.iter().filter(|row| row.is_straggler() && !on_gpu.is_enough()) {
-            let which = (&**communicator, row.latest_sequence);
-            let finding = straggler(row.rank, which, (row.last, &row.place), |place| {
-                format!(
-                    "rank {} comes last to {} of {} collectives on {communicator}, {} after the median on average{place}; the \
-                     host's arrival is weak evidence for the GPU's",
-                    row.rank,
-                    row.last,
-                    row.collectives,
-                    super::show::nanos(row.mean_late_ns),
-                )
-            });
+        for habit in habits.iter().filter(|_| !on_gpu.is_enough()) {
+            let rank = ranks[habit.track];
+            let finding = straggler(
+                rank,
+                (communicator, None),
+                (habit.late, &place(habit.track, habit.kind)),
+                |place| {
+                    format!(
+                        "rank {rank} is late again and again on {communicator}: {} of {} times it comes after every other rank, typically \
+                         by {}, and not because it was late before{place}; that is {:.0} % of the time of these calls. Weak evidence: \
+                         these are the clocks of the hosts, and a busy host looks alike; gputrace record --nccl-timing measures the GPUs",
+                        habit.late,
+                        habit.occurrences,
+                        super::show::nanos(habit.typical),
+                        habit.share * 100.0,
+                    )
+                },
+            );
             self.done.findings.push(finding);
+        }
+        for (track, late, sequence, kind) in tally.late_once() {
+            if habits.iter().all(|habit| habit.track != track) {
+                let place = place(track, kind).map_or_else(String::new, |place| format!(", {}", place.text));
+                self.done.notes.push(format!(
+                    "rank {} was late once: all others waited {} for it in call {sequence} on {communicator}{place}",
+                    ranks[track],
+                    super::show::nanos(late),
+                ));
+            }
         }
         self.done.arrivals.extend(rows);
     }
@@ -334,6 +352,13 @@ impl<'a> Doctor<'a> {
             let own = token(difference.own).filter(|_| difference.kind != align::Kind::Missing);
             by_column.entry((difference.column, difference.kind, own)).or_default().push(difference);
         }
+        // Who differs in each column, and the most that do so alike.
+        let mut sides: BTreeMap<u64, (Vec<usize>, usize)> = BTreeMap::new();
+        for ((column, ..), alike) in &by_column {
+            let (differ, most) = sides.entry(*column).or_default();
+            differ.extend(alike.iter().map(|difference| difference.track));
+            *most = alike.len().max(*most);
+        }
         type Repeated = (align::Kind, Option<Token>, Option<Token>, Vec<usize>);
         let mut known: FxHashMap<Repeated, usize> = FxHashMap::default();
         for ((column, kind, own), alike) in by_column {
@@ -344,7 +369,12 @@ impl<'a> Doctor<'a> {
                 continue;
             }
             known.insert(repeated, self.done.findings.len());
-            let finding = self.difference(idx, lane, tracks, &alike, &who);
+            let (differ, most) = &sides[&column];
+            let agrees = |track: &usize| alignment.reached[*track] > column && !differ.contains(track);
+            // As many do something else alike, or more: which side is right is not known.
+            let tie: Option<Vec<usize>> =
+                (alike[0].n_agree <= *most).then(|| (0..tracks.len()).filter(agrees).collect());
+            let finding = self.difference(idx, lane, tracks, (&alike, &who), tie);
             self.done.findings.push(finding);
             // After this column there is none in which all made a call.
             if last_full.is_none_or(|last| last <= column) {
@@ -364,8 +394,8 @@ impl<'a> Doctor<'a> {
         idx: usize,
         lane: Lane,
         tracks: &[Calls<'_>],
-        alike: &[&Difference],
-        who: &[usize],
+        (alike, who): (&[&Difference], &[usize]),
+        tie: Option<Vec<usize>>,
     ) -> Finding {
         let difference = alike[0];
         let label = &self.job.communicators[idx].label;
@@ -383,29 +413,43 @@ impl<'a> Doctor<'a> {
             },
         };
         let mut ranks: Vec<u32> = who.iter().map(|track| self.job.rank(tracks[*track].member)).collect();
-        let undecided = difference.n_agree <= difference.n_differ;
         let own_text = own.as_ref().map_or_else(String::new, CallText::text);
         let others_text = others.as_ref().map_or_else(String::new, CallText::text);
         let sequence = difference.majority.map_or(difference.column, |spot| spot.position as u64);
         let names = rank_names(&ranks);
+        let on = if label == "world" { String::new() } else { format!(" on {label}") };
+        let the_others = match &tie {
+            None => "the others".to_owned(),
+            Some(agree) => {
+                let mut others: Vec<u32> =
+                    agree.iter().map(|track| self.job.rank(tracks[*track].member)).collect();
+                others.sort_unstable();
+                rank_names(&others)
+            }
+        };
         let text = match kind {
             Kind::MissingCall if own.is_some() => {
-                format!("{names} did not call {others_text}, as the others did, and went on with {own_text}")
+                format!(
+                    "{names} did not call {others_text}{on}, as {the_others} did, and went on with {own_text}"
+                )
             }
-            Kind::MissingCall => format!("{names} did not call {others_text}, as the others did"),
+            Kind::MissingCall => format!("{names} did not call {others_text}{on}, as {the_others} did"),
             Kind::ExtraCall => {
-                format!("{names} called {own_text}, which the others did not; they called {others_text}")
+                format!(
+                    "{names} called {own_text}{on}, which {the_others} did not; they called {others_text}"
+                )
             }
             Kind::SwappedCalls => format!(
-                "{names} called {own_text} before what the others called first, {others_text}: two calls in the other order"
+                "{names} called {own_text}{on} before what {the_others} called first, {others_text}: two calls in the other order"
             ),
-            _ => format!("{names} called {own_text} where the others called {others_text}"),
+            _ => format!("{names} called {own_text}{on} where {the_others} called {others_text}"),
         };
-        let text = if undecided {
-            let others: Vec<u32> = others.iter().map(|call| call.rank).collect();
-            format!("{text}; there is no majority, so it may as well be {}", rank_names(&others))
-        } else {
-            text
+        let undecided = tie.is_some();
+        let text = match undecided {
+            true => {
+                format!("{text}; no side has more ranks, so it cannot be known which one is wrong")
+            }
+            false => text,
         };
         ranks.sort_unstable();
         let mut finding = Finding::new(kind, Severity::Error, ranks).on(label, lane, sequence);
@@ -567,48 +611,80 @@ impl<'a> Doctor<'a> {
         let (findings, standings) = waits.resolve(&mut done.findings);
         done.findings.extend(findings);
         done.standings = standings;
-        let missing = job.missing();
-        if !missing.is_empty() {
-            let mut finding = Finding::new(Kind::NoTrace, Severity::Warning, missing.clone());
-            finding.text = format!(
-                "{} of {} ranks has no trace: what it called, and whether others wait for it, is not known ({})",
-                missing.len(),
-                job.n_ranks,
-                rank_names(&missing)
-            );
-            done.findings.push(finding);
-        }
         all_wait(participants, job, &mut done);
         done.findings.sort_by_key(|finding| (finding.severity, is_consequence(finding.kind)));
         done
     }
 }
 
-/// Nothing is wrong with who called what, and yet nothing happened for long: the wait is on the GPU or outside of NCCL. Orders that
-/// differ are then the likely reason.
+/// Nothing is wrong with who called what, and yet nothing happened for long: the wait is for a rank without a trace, on the GPU, or
+/// outside of NCCL. Orders that differ are then the likely reason.
 fn all_wait(participants: &[Participant], job: &Job, done: &mut Diagnosis) {
     let is_wrong = done.findings.iter().any(|finding| finding.severity == Severity::Error);
+    let idle = idle(participants, job).filter(|least| !is_wrong && *least >= LEAST_IDLE);
+    let missing = job.missing();
+    let is_named = |rank: &u32| done.findings.iter().any(|finding| finding.ranks.contains(rank));
+    if !missing.iter().all(is_named) {
+        done.findings.push(no_trace(participants, job, &missing, idle));
+    }
+    let Some(least) = idle else { return };
+    let mut likely = false;
+    for finding in done.findings.iter_mut().filter(|finding| finding.kind == Kind::OrderInversion) {
+        finding.severity = Severity::Error;
+        finding.text += "; all ranks wait, and this is the likely reason";
+        likely = true;
+    }
+    // The finding about those without a trace says it.
+    if missing.is_empty() && !likely {
+        done.notes.push(format!(
+            "all ranks made the same calls, and none did anything in the last {}: they may wait for the GPU, for the network, or for \
+             something outside of NCCL. Which of these is not in the traces",
+            super::show::nanos(least as i64)
+        ));
+    }
+}
+
+/// For how long no rank has done anything, if all of them are still there.
+fn idle(participants: &[Participant], job: &Job) -> Option<u64> {
     let idle = job.actors.iter().map(|actor| {
         let participant = &participants[actor.participant];
         let last = participant.last_event.as_ref().or(participant.last_call.as_ref())?;
         let waits = participant.ending != Ending::Exit && !participant.memberships.is_empty();
         waits.then(|| participant.end.0.saturating_sub(last.time.0))
     });
-    let Some(least) = idle.collect::<Option<Vec<u64>>>().and_then(|idle| idle.into_iter().min()) else {
-        return;
+    idle.collect::<Option<Vec<u64>>>().and_then(|idle| idle.into_iter().min())
+}
+
+/// Ranks without a trace. If all others wait and nothing else explains it, it may be for these.
+fn no_trace(participants: &[Participant], job: &Job, missing: &[u32], idle: Option<u64>) -> Finding {
+    let mut finding = Finding::new(Kind::NoTrace, Severity::Warning, missing.to_vec());
+    let names = rank_names(missing);
+    let (have, they, them) = if missing.len() == 1 { ("has", "it", "it") } else { ("have", "they", "them") };
+    let Some(idle) = idle else {
+        finding.text = format!(
+            "{names} of {} {have} no trace: what {they} called, and who waits for {them}, is not known",
+            job.n_ranks
+        );
+        return finding;
     };
-    if is_wrong || least < LEAST_IDLE {
-        return;
-    }
-    done.notes.push(format!(
-        "all ranks made the same calls, and none did anything in the last {}: what they wait for is on the GPU, in the network, or \
-         outside of NCCL",
-        super::show::nanos(least as i64)
-    ));
-    for finding in done.findings.iter_mut().filter(|finding| finding.kind == Kind::OrderInversion) {
-        finding.severity = Severity::Error;
-        finding.text += "; all ranks wait, and this is the likely reason";
-    }
+    let others: Vec<u32> = job.actors.iter().map(|actor| actor.rank).collect();
+    let last = job.actors.iter().filter_map(|actor| {
+        let participant = &participants[actor.participant];
+        let last = participant.last_call.as_ref()?;
+        let place = Place::of(participant, last.place);
+        Some(CallText { rank: actor.rank, call: last.what.clone(), place, time_ns: last.time.0 })
+    });
+    finding.others = last.max_by_key(|call| call.time_ns);
+    finding.waiting = others;
+    finding.text = format!(
+        "the calls of {} fit together, and none of these did anything in the last {}{}. {} {have} no trace and may be what they wait \
+         for; it may also be the GPU, the network, or something outside of NCCL. The trace of {names} would decide",
+        rank_names(&finding.waiting),
+        super::show::nanos(idle as i64),
+        finding.others.as_ref().map_or_else(String::new, |call| format!(", after {}", call.text())),
+        super::show::capital(&names),
+    );
+    finding
 }
 
 /// For each of the first `n_a` calls, how many of the first `n_b` of the other communicator came before it.
@@ -635,8 +711,8 @@ fn receiver_rank(joined: &super::jobs::Joined, member: Member) -> i32 {
 /// One call where the majority made another: is it the same with other arguments, or was one left out or put in?
 ///
 /// Nobody knows what would have come next on ranks that wait. But a call that others make from the same line, elsewhere
-/// in their order, tells that the rank skipped one; and a rank that knows the majority's call from before, but now came
-/// with one that nobody else ever made, has one too many.
+/// in their order, shows that the rank skipped one; and a rank that knows the majority's call from before, but now came
+/// with one that no other rank ever made, has one too many.
 fn changed(tracks: &[Calls<'_>], difference: &Difference, own: &CallKind, model: &CallKind) -> Kind {
     let (Some(own_spot), Some(model_spot)) = (difference.own, difference.majority) else {
         return Kind::OpMismatch;

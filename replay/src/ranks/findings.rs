@@ -10,7 +10,7 @@ use crate::ledger::Site;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// A rank was told another rank or number of ranks than fits.
+    /// A rank gave NCCL another rank or number of ranks than fits.
     InitConflict,
     /// Ranks wait in the making of a communicator for one that never came.
     MissingAtInit,
@@ -42,9 +42,9 @@ pub enum Kind {
     SwappedCommunicators,
     /// Ranks wait for each other in a circle.
     DeadlockCycle,
-    /// Nobody receives what a rank sends.
+    /// No rank receives what a rank sends.
     UnmatchedSend,
-    /// Nobody sends what a rank wants to receive.
+    /// No rank sends what a rank wants to receive.
     UnmatchedRecv,
     /// What is sent and what is received differ in size.
     PeerSizeMismatch,
@@ -140,20 +140,38 @@ impl Place {
     pub fn of(participant: &Participant, id: PlaceId) -> Option<Place> {
         participant.places.get(id as usize).filter(|_| id != 0).map(Place::from)
     }
-}
 
-impl From<&Site> for Place {
-    fn from(site: &Site) -> Place {
-        Place {
-            function: site.function.clone(),
-            file: site.file.clone(),
-            line: site.line,
-            text: site.to_string(),
+    /// `train.py:12`, or the function where no line is known.
+    #[must_use]
+    pub fn line_text(&self) -> String {
+        match self.line {
+            0 => self.function.clone(),
+            line => format!("{}:{line}", short_path(&self.file)),
         }
     }
 }
 
-/// A call as somebody made it.
+impl From<&Site> for Place {
+    fn from(site: &Site) -> Place {
+        // Sentences have the name of the file; its path is in `file`, and in the stack below.
+        let short = Site { file: short_path(&site.file).to_owned(), ..site.clone() };
+        Place {
+            function: site.function.clone(),
+            file: site.file.clone(),
+            line: site.line,
+            text: short.to_string(),
+        }
+    }
+}
+
+/// The name of a file; `package/__init__.py` where that alone says nothing.
+pub(super) fn short_path(path: &str) -> &str {
+    let mut slashes = path.rmatch_indices('/').map(|(idx, _)| idx + 1);
+    let last = slashes.next().unwrap_or(0);
+    if path[last..].starts_with("__") { &path[slashes.next().unwrap_or(0)..] } else { &path[last..] }
+}
+
+/// A call as a rank made it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct CallText {
     /// Rank in the job of who made it.
@@ -203,7 +221,7 @@ pub struct Finding {
     pub sequence: Option<u64>,
     /// Who: ranks in the job.
     pub ranks: Vec<u32>,
-    /// There is no majority: it may as well be the others.
+    /// No side has more ranks: it may as well be the others.
     pub undecided: bool,
     /// What they did.
     pub own: Option<CallText>,
@@ -254,7 +272,7 @@ impl Finding {
 #[must_use]
 pub fn rank_names(ranks: &[u32]) -> String {
     match ranks {
-        [] => "nobody".into(),
+        [] => "no rank".into(),
         [one] => format!("rank {one}"),
         _ => format!("ranks {}", rank_list(ranks)),
     }

@@ -27,7 +27,7 @@ const LEAST_COST: u64 = 100_000;
 /// Single collectives that are shown.
 const WORST: usize = 16;
 
-/// What the GPUs of a job say; left out where nobody measured.
+/// What the GPUs of a job say; left out where none was measured.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct GpuReport {
     /// What was measured on each rank.
@@ -192,9 +192,9 @@ impl Tally {
         matches!(op, NcclOp::AllReduce | NcclOp::AllGather | NcclOp::ReduceScatter | NcclOp::AlltoAll)
     }
 
-    /// Collective `column` took so long on each track, where it was of these kinds. `tells`: who came last shows in that.
-    pub fn add(&mut self, column: u64, durations: &[u64], kinds: &[u32], tells: bool) {
-        let last = if tells { last_of(durations) } else { None };
+    /// Collective `column` took so long on each track, where it was of these kinds. `shows_last`: who came last shows in that.
+    pub fn add(&mut self, column: u64, durations: &[u64], kinds: &[u32], shows_last: bool) {
+        let last = if shows_last { last_of(durations) } else { None };
         if let Some(kind) = kinds.first() {
             let none = Times { last: 0, sum: 0, shortest: u64::MAX, longest: 0 };
             let kind =
@@ -207,7 +207,7 @@ impl Tally {
                 times.longest = times.longest.max(*duration);
             }
         }
-        self.n_columns += u64::from(tells);
+        self.n_columns += u64::from(shows_last);
         let Some((track, cost)) = last else { return };
         let row = &mut self.rows[track];
         row.last += 1;
@@ -228,6 +228,14 @@ impl Tally {
     #[must_use]
     pub fn is_enough(&self) -> bool {
         self.n_columns >= LEAST_COLLECTIVES
+    }
+
+    /// Most of what anybody waits for there is because of it, and it is worth a word: also without the longest wait of each rank, for a
+    /// delay at the start is none of that.
+    fn is_straggler(&self, row: &Row) -> bool {
+        let again = |row: &Row| row.cost - row.most.0;
+        let all = self.rows.iter().map(again).fold(0, u64::saturating_add);
+        again(row) > all / 2 && again(row) / self.n_columns.max(1) >= LEAST_COST
     }
 
     /// Adds what was found to the report; the rows of this communicator, most costly first.
@@ -266,7 +274,6 @@ impl Tally {
         }
         to.waits.sort_by_key(|wait| std::cmp::Reverse(wait.waited_ns));
         to.waits.truncate(WORST);
-        let all: u64 = self.rows.iter().map(|row| row.cost).fold(0, u64::saturating_add);
         let row = |(track, row): (usize, &Row)| {
             let worst = row.by_kind.iter().max_by_key(|(kind, cost)| (**cost, std::cmp::Reverse(**kind)));
             GpuArrivals {
@@ -278,9 +285,7 @@ impl Tally {
                 most_ns: row.most.0,
                 most_sequence: row.most.1,
                 place: worst.and_then(|(kind, _)| (naming.kind)(track, *kind).1),
-                is_straggler: self.is_enough()
-                    && row.cost > all / 2
-                    && row.cost / self.n_columns.max(1) >= LEAST_COST,
+                is_straggler: self.is_enough() && self.is_straggler(row),
             }
         };
         let mut rows: Vec<GpuArrivals> = self.rows.iter().enumerate().map(row).collect();
@@ -292,7 +297,7 @@ impl Tally {
     }
 }
 
-/// Who came last, and how long all others waited for it alone; `None` where that cannot be told.
+/// Who came last, and how long all others waited for it alone; `None` where that cannot be known.
 fn last_of(durations: &[u64]) -> Option<(usize, u64)> {
     let (track, shortest) = durations.iter().enumerate().min_by_key(|(_, duration)| **duration)?;
     let others = durations.iter().enumerate().filter(|(other, _)| *other != track);
@@ -329,6 +334,21 @@ mod tests {
             (report.collectives[0].ranks[1].mean_ns, report.collectives[0].ranks[1].last),
             (50_000, 2)
         );
+    }
+
+    #[test]
+    fn one_delay_is_no_straggler() {
+        let mut tally = Tally::new(2);
+        for column in 0..30 {
+            let late = if column == 0 { 3_000_000_000 } else { 0 };
+            tally.add(column, &[late + 50_000, 50_000], &[0, 0], true);
+        }
+        let kind = |_, _| (String::new(), None);
+        let rows = tally.report(
+            &Naming { communicator: "world", ranks: &[0, 1], kind: &kind },
+            &mut GpuReport::default(),
+        );
+        assert_eq!((rows[0].rank, rows[0].cost_ns, rows[0].is_straggler), (1, 3_000_000_000, false));
     }
 
     #[test]

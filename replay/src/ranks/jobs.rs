@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use gputrace_schemas::event::{Nanos, NcclOp};
 
 use super::calls::Participant;
+use super::names;
 
 /// A process's communicator: index of the participant, and of its membership.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -25,7 +26,7 @@ enum Key {
     Root(u64, u32),
     /// Made from another one: that, which of its calls made it, and the color.
     Child(Box<Key>, u32, Option<i32>),
-    /// Met in use: nobody knows who else is in it.
+    /// Met in use: who else is in it is not known.
     Unknown(Member),
 }
 
@@ -71,7 +72,7 @@ impl Joined {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RankSource {
-    /// NCCL was told so.
+    /// A call into NCCL says so.
     Nccl,
     /// The environment says so.
     Environment,
@@ -86,7 +87,7 @@ pub struct Actor {
     pub rank: u32,
     /// The process.
     pub participant: usize,
-    /// Its device ordinal, where NCCL was told.
+    /// Its device ordinal, where a call into NCCL says it.
     pub device: Option<i16>,
     /// How the rank is known.
     pub source: RankSource,
@@ -154,6 +155,7 @@ pub fn jobs(participants: &[Participant]) -> (Vec<Job>, Vec<usize>) {
             groups.unite(*other, *idx);
         }
     }
+    unite_parts(participants, &mut groups, &with);
     let mut by_group: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for idx in with.into_iter().chain(adopted).chain(named) {
         by_group.entry(groups.find(idx)).or_default().push(idx);
@@ -164,6 +166,42 @@ pub fn jobs(participants: &[Participant]) -> (Vec<Job>, Vec<usize>) {
     }
     jobs.sort_by_key(|job| job.actors.iter().map(|actor| participants[actor.participant].first).min());
     (jobs, alone)
+}
+
+/// Processes that share no communicator yet may be one job all the same: PyTorch makes its default group when it is first used.
+/// They are if their launcher says so, and nothing says that one of them came after the other.
+fn unite_parts(participants: &[Participant], groups: &mut Groups, with: &[usize]) {
+    for (n, idx) in with.iter().copied().enumerate() {
+        for other in with[..n].iter().copied() {
+            let (own_part, other_part) = (groups.find(idx), groups.find(other));
+            if own_part == other_part || !is_one_launch(&participants[idx], &participants[other]) {
+                continue;
+            }
+            let all: Vec<usize> = with
+                .iter()
+                .copied()
+                .filter(|it| [own_part, other_part].contains(&groups.find(*it)))
+                .collect();
+            let size = said_size(participants, &all);
+            let fits = |idx: &usize| participants[*idx].process.rank < size;
+            if are_distinct(participants, &all) && all.iter().all(fits) {
+                groups.unite(idx, other);
+            }
+        }
+    }
+}
+
+/// The same launch of the same job, as far as environment and clocks say.
+fn is_one_launch(a: &Participant, b: &Participant) -> bool {
+    let same_boot = a.process.boot == b.process.boot;
+    let address = a.variable("MASTER_ADDR").unwrap_or_default();
+    let is_local = ["", "localhost", "127.0.0.1", "::1"].contains(&address);
+    let together = same_boot && a.first <= b.end && b.first <= a.end;
+    hint(a).is_some()
+        && hint(a) == hint(b)
+        && a.world_size().is_some()
+        && a.world_size() == b.world_size()
+        && (together || (!same_boot && !is_local))
 }
 
 /// Finds a job for a process that never reached NCCL: one whose environment says the same, or the only one that ran at
@@ -291,7 +329,7 @@ fn place(participants: &[Participant], joined: &mut Joined) {
     }
     let known = joined.n_ranks as usize == joined.unplaced.len() + joined.members.len();
     if !joined.members.is_empty() || !known {
-        // What is not known is put behind what is, so that nobody is forgotten.
+        // What is not known is put behind what is, so that no member is forgotten.
         let next = joined.members.keys().max().map_or(0, |last| last + 1);
         joined.members.extend((next..).zip(std::mem::take(&mut joined.unplaced)));
         return;
@@ -321,32 +359,10 @@ fn job(participants: &[Participant], all: &[Joined], group: &[usize], groups: &m
             communicator.parent.and_then(|parent| places.iter().position(|place| *place == parent));
     }
     let world = (!communicators.is_empty()).then_some(0);
-    name(&mut communicators, world);
     let mut job = Job { communicators, world, ..Job::default() };
     number(participants, group, &mut job);
+    names::name(participants, &mut job);
     job
-}
-
-fn name(communicators: &mut [Joined], world: Option<usize>) {
-    let mut n_unnamed = 0;
-    for (idx, communicator) in communicators.iter_mut().enumerate() {
-        if communicator.label.is_empty() {
-            communicator.label = if Some(idx) == world {
-                "world".into()
-            } else {
-                n_unnamed += 1;
-                format!("communicator {n_unnamed}")
-            };
-        }
-    }
-    // Process groups are often called alike: the ranks tell them apart.
-    let labels: Vec<String> = communicators.iter().map(|communicator| communicator.label.clone()).collect();
-    for (idx, communicator) in communicators.iter_mut().enumerate() {
-        let before = labels[..idx].iter().filter(|label| **label == labels[idx]).count();
-        if before > 0 {
-            communicator.label = format!("{} ({})", labels[idx], before + 1);
-        }
-    }
 }
 
 /// Gives every process its rank.
@@ -363,52 +379,35 @@ fn number(participants: &[Participant], group: &[usize], job: &mut Job) {
         .copied()
         .filter(|idx| world_members.iter().all(|(_, member)| member.participant != *idx))
         .collect();
-    let environment = |idx: usize| participants[idx].process.rank;
-    let mut ranks: Vec<Option<u32>> = group.iter().map(|idx| environment(*idx)).collect();
-    ranks.sort_unstable();
-    let distinct = ranks.iter().all(Option::is_some) && ranks.windows(2).all(|pair| pair[0] != pair[1]);
-    let device = |member: &Member| {
-        let device = participants[member.participant].memberships[member.membership].facts.device;
-        Some(device).filter(|device| *device >= 0)
-    };
-    let says_world = |n: u32| world_members.len() + outside.len() <= n as usize;
     let n_world = job.world.map_or(0, |world| job.communicators[world].n_ranks);
-    if outside.is_empty() || says_world(n_world) || !distinct {
-        for (rank, member) in &world_members {
-            let actor = Actor {
-                rank: *rank,
-                participant: member.participant,
-                device: device(member),
-                source: RankSource::Nccl,
-            };
-            job.actors.push(actor);
-        }
-        for idx in outside {
-            let free = |rank: &u32, job: &Job| job.actors.iter().all(|actor| actor.rank != *rank);
-            let named = environment(idx).filter(|rank| free(rank, job));
-            let source = if named.is_some() { RankSource::Environment } else { RankSource::Guessed };
-            let rank = named.or_else(|| (0..).find(|rank| free(rank, job))).unwrap_or(0);
-            job.actors.push(Actor { rank, participant: idx, device: own_device(participants, idx), source });
-        }
-    } else {
+    let n_said = said_size(participants, group);
+    // More processes than ranks, or a launcher that says more: the largest communicator is only a part of the job.
+    let n_seen = (world_members.len() + outside.len()) as u32;
+    let is_part = n_said.is_some_and(|n_said| n_said > n_world) || (!outside.is_empty() && n_seen > n_world);
+    if is_part && are_distinct(participants, group) {
+        job.world = None;
         for idx in group.iter().copied() {
-            let rank = environment(idx).unwrap_or(0);
+            let rank = participants[idx].process.rank.unwrap_or(0);
             let (device, source) = (own_device(participants, idx), RankSource::Environment);
             job.actors.push(Actor { rank, participant: idx, device, source });
         }
+    } else {
+        number_by_nccl(participants, &world_members, outside, job);
     }
     job.actors.sort_by_key(|actor| (actor.rank, actor.participant));
     let highest = job.actors.iter().map(|actor| actor.rank + 1).max().unwrap_or(0);
-    let says = |idx: &usize| participants[*idx].variable("WORLD_SIZE")?.parse::<u32>().ok();
-    let environment = group.iter().filter_map(says).max().filter(|_| job.world.is_none()).unwrap_or(0);
-    job.n_ranks = n_world.max(highest).max(environment);
+    job.n_ranks = n_world.max(highest).max(n_said.filter(|_| job.world.is_none()).unwrap_or(0));
     for (idx, communicator) in job.communicators.iter().enumerate() {
         let doubles = communicator.doubles.iter().copied();
         for (rank, member) in communicator.all().chain(doubles) {
             let same = |actor: &&Actor| actor.participant == member.participant;
             let mut candidates = job.actors.iter().filter(same);
             let is_this = |actor: &Actor| {
-                if Some(idx) == job.world { actor.rank == rank } else { actor.device == device(&member) }
+                if Some(idx) == job.world {
+                    actor.rank == rank
+                } else {
+                    actor.device == device(participants, member)
+                }
             };
             let found = candidates.clone().find(|actor| is_this(actor)).or_else(|| candidates.next());
             if let Some(at) = found.and_then(|found| job.actors.iter().position(|actor| actor == found)) {
@@ -416,6 +415,38 @@ fn number(participants: &[Participant], group: &[usize], job: &mut Job) {
             }
         }
     }
+}
+
+/// The largest communicator numbers the ranks; a process that is not in it gets a rank that is left.
+fn number_by_nccl(participants: &[Participant], world: &[(u32, Member)], outside: Vec<usize>, job: &mut Job) {
+    for (rank, member) in world {
+        let (participant, device) = (member.participant, device(participants, *member));
+        job.actors.push(Actor { rank: *rank, participant, device, source: RankSource::Nccl });
+    }
+    for idx in outside {
+        let free = |rank: &u32, job: &Job| job.actors.iter().all(|actor| actor.rank != *rank);
+        let named = participants[idx].process.rank.filter(|rank| free(rank, job));
+        let source = if named.is_some() { RankSource::Environment } else { RankSource::Guessed };
+        let rank = named.or_else(|| (0..).find(|rank| free(rank, job))).unwrap_or(0);
+        job.actors.push(Actor { rank, participant: idx, device: own_device(participants, idx), source });
+    }
+}
+
+/// Ranks of the job, as the launchers of its processes say.
+fn said_size(participants: &[Participant], group: &[usize]) -> Option<u32> {
+    group.iter().filter_map(|idx| participants[*idx].world_size()).max()
+}
+
+/// Every process has a rank from its launcher, and no two have the same.
+fn are_distinct(participants: &[Participant], group: &[usize]) -> bool {
+    let mut ranks: Vec<Option<u32>> = group.iter().map(|idx| participants[*idx].process.rank).collect();
+    ranks.sort_unstable();
+    ranks.iter().all(Option::is_some) && ranks.windows(2).all(|pair| pair[0] != pair[1])
+}
+
+fn device(participants: &[Participant], member: Member) -> Option<i16> {
+    let device = participants[member.participant].memberships[member.membership].facts.device;
+    Some(device).filter(|device| *device >= 0)
 }
 
 /// The device of a process that is not in the world's communicator: that of its communicators, or the one that it used most.

@@ -15,11 +15,14 @@ pub mod diagnose;
 pub mod findings;
 pub mod gpu;
 pub mod jobs;
+mod lateness;
 pub mod memory;
+mod names;
 pub mod report;
 mod sections;
 mod show;
 #[cfg(test)]
 mod tests;
 mod tracks;
+mod verdict;
 pub mod waits;

@@ -40,7 +40,7 @@ pub enum Verdict {
     Incomplete,
     /// Something is wrong.
     Inconsistent,
-    /// There are no calls of NCCL.
+    /// No call into NCCL was recorded.
     NoCalls,
 }
 
@@ -69,7 +69,7 @@ pub struct JobReport {
     pub communicators: Vec<CommunicatorReport>,
     /// Who came late to collectives.
     pub arrivals: Vec<Arrivals>,
-    /// What the GPUs say of them; left out where nobody measured (`gputrace record --nccl-timing`).
+    /// What the GPUs say of them; left out where none was measured (`gputrace record --nccl-timing`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu: Option<GpuReport>,
     /// How far the clocks of its hosts may be off from each other, nanoseconds; 0 on one host, null unknown.
@@ -107,7 +107,7 @@ pub struct RankReport {
     pub owners_at_peak: Vec<OwnerBytes>,
 }
 
-/// An amount of somebody.
+/// An amount of an owner.
 #[derive(Clone, Serialize, Debug)]
 pub struct OwnerBytes {
     /// Whose.
@@ -222,7 +222,7 @@ pub struct Gpu {
     pub sum_of_peaks_bytes: u64,
     /// About what their contexts take.
     pub contexts_bytes: u64,
-    /// Most that was used by everybody, as the driver says.
+    /// Most that all processes used, as the driver says.
     pub used_bytes: Option<u64>,
     /// What was left at that moment; where the driver was not asked, at least so much, if no other process used the GPU.
     pub headroom_bytes: Option<u64>,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use gputrace_schemas::event::{Bytes, Nanos};
 
-use super::findings::{CallText, Finding, Kind, Place, Severity, rank_list, rank_names};
+use super::findings::{Finding, Kind, Place, Severity, rank_list, rank_names};
 use super::gpu::{GpuCollective, GpuTime};
 use super::jobs::RankSource;
 use super::report::{
@@ -57,7 +57,7 @@ impl JobReport {
         sections.push(self.standings_section());
         sections.extend(self.memory.as_ref().map(memory_section));
         sections.extend(self.strangers_section());
-        sections.push(self.gpus_section());
+        sections.extend((!self.gpus.is_empty()).then(|| self.gpus_section()));
         sections.push(self.communicators_section());
         sections.extend(self.gpu_section());
         sections.extend(self.arrivals_section());
@@ -67,15 +67,24 @@ impl JobReport {
 
     fn verdict_section(&self) -> Section {
         let n_wrong = self.findings.iter().filter(|finding| finding.severity == Severity::Error).count();
-        let section = Section::new("verdict", "Communication");
+        let section = self.with_headline(Section::new("verdict", "Communication"));
         let mut section = match self.verdict {
             Verdict::Consistent => section.line(
                 Mood::Good,
-                format!("consistent: {} calls of {} ranks fit together", self.calls, self.ranks.len()),
+                format!(
+                    "consistent: {} calls of {} ranks fit together",
+                    words::count(self.calls),
+                    self.ranks.len()
+                ),
             ),
             Verdict::Incomplete => section.line(
                 Mood::Warning,
-                format!("{} calls fit together, but {} has no trace", self.calls, rank_names(&self.missing)),
+                format!(
+                    "incomplete: {} calls fit together, but {} {} no trace",
+                    words::count(self.calls),
+                    rank_names(&self.missing),
+                    if self.missing.len() == 1 { "has" } else { "have" }
+                ),
             ),
             Verdict::Inconsistent => {
                 let findings = if n_wrong == 1 { "finding" } else { "findings" };
@@ -116,8 +125,15 @@ impl JobReport {
     }
 
     fn standings_section(&self) -> Section {
-        let last_call =
-            |it: &Standing| it.last_call.as_ref().map_or_else(|| "none".to_owned(), CallText::text);
+        // Without arguments, which findings and --json have: the lines are what one looks for.
+        let operation = |it: &Standing| {
+            let call = it.last_call.as_ref().map_or("none", |call| &call.call);
+            call.split('(').next().unwrap_or_default().to_owned()
+        };
+        let line = |it: &Standing| {
+            let place = it.last_call.as_ref().and_then(|call| call.place.as_ref());
+            place.map_or_else(String::new, Place::line_text)
+        };
         let table = Table::of(
             "standings",
             &self.standings,
@@ -125,9 +141,10 @@ impl JobReport {
                 ("rank", "rank", &|it| Value::Count(it.rank.into())),
                 ("state", "at the end", &|it| Value::text(&*it.state)),
                 ("waits_for", "waits for", &|it| Value::text(rank_list(&it.waits_for))),
-                ("collectives", "collectives", &|it| Value::Count(it.collectives)),
-                ("last_call", "last call into NCCL", &|it| Value::text(last_call(it))),
-                ("idle_ns", "before its end", &|it| it.idle_ns.map_or(Value::Missing, duration)),
+                ("collectives", "calls", &|it| Value::Count(it.collectives)),
+                ("last_call", "last NCCL call", &|it| Value::text(operation(it))),
+                ("place", "line", &|it| Value::text(line(it))),
+                ("idle_ns", "ago", &|it| it.idle_ns.map_or(Value::Missing, duration)),
             ],
         );
         Section::new("standings", "Where each rank was at the end").table(table)
@@ -159,7 +176,7 @@ impl JobReport {
                 ),
             );
             for line in stranger.stack.iter().take(8) {
-                section = section.line(Mood::Note, format!("    {line}"));
+                section = section.line(Mood::Note, format!("    {}", short_frame(line)));
             }
         }
         Some(section)
@@ -182,7 +199,7 @@ impl JobReport {
         );
         Section::new("gpus", "GPUs").table(table).line(
             Mood::Note,
-            "peaks together: of all its processes, which need not have been at one time; most used: by everybody, as the driver \
+            "peaks together: of all its processes, which need not have been at one time; most used: by all processes, as the driver \
              said when it was asked",
         )
     }
@@ -197,12 +214,14 @@ impl JobReport {
             "communicators",
             &self.communicators,
             &[
-                ("name", "communicator", &|it| Value::text(&*it.name)),
-                ("comm_hash", "NCCL's commId", &hash),
+                ("name", "communicator", &|it| Value::text(it.name.trim_start_matches("the group of "))),
+                ("comm_hash", "commId", &hash),
                 ("ranks", "ranks", &|it| Value::text(rank_list(&it.ranks))),
                 ("collectives", "collectives", &|it| Value::text(collectives(it))),
-                ("peer_calls", "sends and receives", &|it| Value::Count(it.peer_calls)),
-                ("place", "made at", &|it| place(&it.place)),
+                ("peer_calls", "sends, receives", &|it| Value::Count(it.peer_calls)),
+                ("place", "made at", &|it| {
+                    Value::text(it.place.as_ref().map_or_else(String::new, Place::line_text))
+                }),
             ],
         );
         Section::new("communicators", "Communicators").table(table)
@@ -270,7 +289,8 @@ impl JobReport {
     }
 
     fn arrivals_section(&self) -> Option<Section> {
-        if self.arrivals.is_empty() {
+        let is_worth_it = |it: &Finding| it.kind == Kind::Straggler;
+        if self.arrivals.is_empty() || (self.gpu.is_none() && !self.findings.iter().any(is_worth_it)) {
             return None;
         }
         let late = |late: i64| match late {
@@ -284,6 +304,7 @@ impl JobReport {
                 ("rank", "rank", &|it| Value::Count(it.rank.into())),
                 ("communicator", "communicator", &|it| Value::text(&*it.communicator)),
                 ("last", "came last", &|it| Value::Count(it.last)),
+                ("late_anew", "anew", &|it| Value::Count(it.late_anew)),
                 ("collectives", "of", &|it| Value::Count(it.collectives)),
                 ("mean_late_ns", "after the median", &|it| late(it.mean_late_ns)),
                 ("most_late_ns", "at most", &|it| late(it.most_late_ns)),
@@ -305,6 +326,7 @@ impl JobReport {
         let section = Section::new("arrivals", title)
             .table(table)
             .line(Mood::Note, clocks)
+            .line(Mood::Note, "anew: it came last, and not only because it was late to the collective before")
             .line(
                 Mood::Note,
                 match self.gpu {
@@ -332,7 +354,7 @@ impl JobReport {
                 ("rank", "rank", &|it| Value::Count(it.rank.into())),
                 ("known_from", "known from", &|it| Value::text(source(it))),
                 ("host", "host", &|it| Value::text(&*it.host)),
-                ("pid", "pid", &|it| Value::Count(it.pid.into())),
+                ("pid", "pid", &|it| Value::text(it.pid.to_string())),
                 ("device", "device", &|it| it.device.map_or(Value::Missing, device)),
                 ("peak_bytes", "peak", &|it| Value::bytes(it.peak_bytes)),
                 ("trace", "trace", &|it| Value::text(&*it.trace)),
@@ -349,15 +371,15 @@ impl JobReport {
 fn finding_section(idx: usize, finding: &Finding) -> Section {
     let mood = if finding.severity == Severity::Error { Mood::Bad } else { Mood::Warning };
     let title = match finding.severity {
-        Severity::Error => format!("{}. {}", idx + 1, capital(finding.kind.title())),
-        Severity::Warning => capital(finding.kind.title()),
+        Severity::Error => format!("{}. {}", idx + 1, show::capital(finding.kind.title())),
+        Severity::Warning => show::capital(finding.kind.title()),
     };
     let mut section = Section::new(format!("finding_{}", idx + 1), title).line(mood, finding.text.clone());
     if finding.count > 1 && finding.kind != Kind::Straggler {
         section = section.line(Mood::Note, format!("{} times in all", finding.count));
     }
     for line in finding.stack.iter().take(12) {
-        section = section.line(Mood::Note, format!("    {line}"));
+        section = section.line(Mood::Note, format!("    {}", short_frame(line)));
     }
     if !finding.waiting.is_empty() {
         section =
@@ -366,9 +388,11 @@ fn finding_section(idx: usize, finding: &Finding) -> Section {
     section
 }
 
-fn capital(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+/// A line of a stack with the last folder of its file only, so that it fits on a line: `all_reduce (distributed/distributed_c10d.py:2501)`.
+fn short_frame(line: &str) -> String {
+    let Some((function, path)) = line.rsplit_once(" (") else { return line.to_owned() };
+    let second = path.rmatch_indices('/').nth(1).map_or(0, |(idx, _)| idx + 1);
+    format!("{function} ({}", &path[second..])
 }
 
 /// Nanoseconds.
@@ -395,9 +419,11 @@ fn memory_section(memory: &MemoryReport) -> Section {
             ("owners", "by owner", &|it| Value::text(owners(it))),
         ],
     );
-    let title = format!(
-        "Memory of each rank at the same point: after {} collectives on {}, at its most before the next",
-        memory.collectives_before, memory.communicator
+    let collectives = if memory.collectives_before == 1 { "collective" } else { "collectives" };
+    let when = format!(
+        "each at its most between {} {collectives} on {} and the next",
+        words::count(memory.collectives_before),
+        memory.communicator
     );
     let difference = |it: &UnevenBytes| Value::Difference(it.bytes as i64 - it.median_bytes as i64);
     let uneven = Table::of(
@@ -411,7 +437,8 @@ fn memory_section(memory: &MemoryReport) -> Section {
             ("place", "call site", &|it| Value::text(&*it.place)),
         ],
     );
-    let section = Section::new("memory", title).table(table);
+    let section =
+        Section::new("memory", "Memory of each rank at the same point").table(table).line(Mood::Note, when);
     if uneven.rows.is_empty() {
         return section.line(Mood::Good, "no rank holds much more or less than the others");
     }

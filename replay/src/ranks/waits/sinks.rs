@@ -1,0 +1,244 @@
+//! A rank that others wait for, and that waits for no other: where to look.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gputrace_schemas::event::{Nanos, NcclOp};
+
+use super::errors::failure;
+use super::{At, EARLY, Edge, Waits, Who};
+use crate::ranks::calls::{Ending, Lane, LastSeen};
+use crate::ranks::findings::{CallText, Finding, Kind, Place, Severity, rank_names, ranks_wait};
+use crate::ranks::show;
+
+impl Waits<'_> {
+    /// A rank that others wait for, and that waits for no other.
+    pub(super) fn sink(&self, target: Who, into: &[&Edge]) -> Finding {
+        // The call that most wait in, and of these the one they wait in longest.
+        let mut votes: BTreeMap<(usize, At), usize> = BTreeMap::new();
+        into.iter().for_each(|edge| *votes.entry((edge.communicator, edge.at)).or_default() += 1);
+        let weight = |edge: &&&Edge| (votes[&(edge.communicator, edge.at)], std::cmp::Reverse(edge.since));
+        let Some(main) = into.iter().max_by_key(weight) else {
+            return Finding::new(Kind::RankStuck, Severity::Error, vec![]);
+        };
+        let label = &self.job.communicators[main.communicator].label;
+        let others = self.edge_text(main);
+        let waiting = self.ranks(into.iter().map(|edge| edge.from));
+        let (mut kind, reason, mut own, mut stack) = match target {
+            Who::Actor(actor) => self.reason(actor, main),
+            Who::Rank(_) => (Kind::RankStuck, "has no trace".to_owned(), None, vec![]),
+            Who::Member(communicator, rank) => {
+                (Kind::RankStuck, self.reason_of_member(communicator, rank), None, vec![])
+            }
+        };
+        let who = match target {
+            Who::Actor(actor) => vec![self.rank(actor)],
+            Who::Rank(rank) => vec![rank],
+            Who::Member(..) => vec![],
+        };
+        let name = match target {
+            Who::Member(_, rank) => format!("its rank {rank}"),
+            Who::Actor(_) | Who::Rank(_) => rank_names(&who),
+        };
+        let mut ranks = who;
+        let awaited = others.as_ref().map_or_else(|| "a call".to_owned(), CallText::text);
+        let text = match main.at {
+            At::Making => {
+                kind = Kind::MissingAtInit;
+                format!(
+                    "{} in {awaited} of {label} for {name}, which never came: it {reason}",
+                    ranks_wait(&waiting)
+                )
+            }
+            At::Call(Lane::Management, n) => {
+                if kind == Kind::RankStuck || kind == Kind::RankExited {
+                    kind = management(main, self);
+                }
+                format!(
+                    "{} in {awaited} on {label} for {name}, which never made its call {n} there: it {reason}",
+                    ranks_wait(&waiting)
+                )
+            }
+            At::Call(Lane::Collective | Lane::OneSided, n) => format!(
+                "{} in call {n} on {label}, {awaited}, for {name}, which never made it: it {reason}",
+                ranks_wait(&waiting)
+            ),
+            At::Call(Lane::Send(_), n) => {
+                if matches!(kind, Kind::RankStuck | Kind::RankExited) {
+                    (kind, ranks) = (Kind::UnmatchedSend, self.ranks([main.from]));
+                    (own, stack) = (others.clone(), self.own_stack(main.from));
+                }
+                let from = rank_names(&self.ranks([main.from]));
+                format!(
+                    "{from} called {awaited} to {name} on {label}, number {n}, and {name} never called the receive: it {reason}"
+                )
+            }
+            At::Call(Lane::Receive(_), n) => {
+                if matches!(kind, Kind::RankStuck | Kind::RankExited) {
+                    (kind, ranks) = (Kind::UnmatchedRecv, self.ranks([main.from]));
+                    (own, stack) = (others.clone(), self.own_stack(main.from));
+                }
+                let from = rank_names(&self.ranks([main.from]));
+                format!(
+                    "{from} called {awaited} from {name} on {label}, number {n}, and {name} never called the send: it {reason}"
+                )
+            }
+        };
+        let mut finding = Finding::new(kind, Severity::Error, ranks);
+        finding.communicator = Some(label.clone());
+        if let At::Call(lane, n) = main.at {
+            (finding.lane, finding.sequence) = (Some(lane.name()), Some(n));
+        }
+        (finding.own, finding.others, finding.stack) = (own, others, stack);
+        (finding.waiting, finding.text) = (waiting, text);
+        finding
+    }
+
+    /// Why a rank does not come, as far as its trace says: the kind, in words, its call, and its stack.
+    fn reason(&self, actor: usize, edge: &Edge) -> (Kind, String, Option<CallText>, Vec<String>) {
+        let participant = self.participant(actor);
+        let rank = self.rank(actor);
+        let seen = |last: &LastSeen| CallText {
+            rank,
+            call: last.what.clone(),
+            place: Place::of(participant, last.place),
+            time_ns: last.time.0,
+        };
+        let open_text = |op: NcclOp, place: u32, since: Nanos| CallText {
+            rank,
+            call: op.to_string(),
+            place: Place::of(participant, place),
+            time_ns: since.0,
+        };
+        let at = |place: u32| Place::of(participant, place).map_or_else(String::new, |place| place.text);
+        let ago = |time: Nanos| show::nanos(participant.end.0.saturating_sub(time.0) as i64);
+        if let Some(group) = participant.open_groups.first().filter(|group| !group.group.is_empty()) {
+            let own = open_text(NcclOp::GroupStart, group.place, group.since);
+            let text = format!(
+                "opened a group at {} and never closed it: the {} in it never started",
+                at(group.place),
+                if group.group.len() == 1 {
+                    "call".to_owned()
+                } else {
+                    format!("{} calls", group.group.len())
+                }
+            );
+            return (Kind::GroupIncomplete, text, Some(own), group.stack.clone());
+        }
+        let member = self.job.communicators[edge.communicator]
+            .all()
+            .find(|(_, member)| self.job.actor(*member) == Some(actor))
+            .map(|(_, member)| &participant.memberships[member.membership]);
+        let gave_up = |op: NcclOp| matches!(op, NcclOp::CommAbort | NcclOp::CommRevoke);
+        let closing = member.and_then(|membership| membership.closing);
+        if let Some(closing) = closing.filter(|closing| gave_up(closing.op)) {
+            let own = open_text(closing.op, closing.place, closing.time);
+            let text = format!("gave the communicator up by {}", own.text());
+            return (Kind::Abort, text, Some(own), vec![participant.place(closing.place)]);
+        }
+        if let Some(failed) = participant.failed_calls.last() {
+            let own = open_text(failed.op, failed.place, failed.time);
+            let (kind, text) = failure(failed, &own);
+            return (kind, text, Some(own), vec![participant.place(failed.place)]);
+        }
+        if let Some(memory) = &participant.out_of_memory {
+            let own = seen(memory);
+            let text = format!("ran {} at {}", memory.what, at(memory.place));
+            return (Kind::OutOfMemory, text, Some(own), memory.stack.clone());
+        }
+        let last = participant.last_call.as_ref().or(participant.last_event.as_ref());
+        let own = last.map(seen);
+        let stack = last.map(|last| last.stack.clone()).unwrap_or_default();
+        let last_text = last.map_or_else(
+            || "nothing of it was seen in NCCL".to_owned(),
+            |last| format!("its last call was {}, {} before its end", seen(last).text(), ago(last.time)),
+        );
+        if participant.ending == Ending::Exit {
+            return (Kind::RankExited, format!("{}; {last_text}", participant.ended), own, stack);
+        }
+        let latest = (0..self.job.actors.len()).map(|actor| self.end(actor)).max().unwrap_or(0);
+        let after = latest - self.end(actor);
+        // Others waited longer for the dead than for the living.
+        let before = edge.since.map_or(0, |since| self.end(actor) - since);
+        if participant.ending == Ending::Killed && after > EARLY && after > before {
+            let before = show::nanos(after as i64);
+            return (
+                Kind::RankKilled,
+                format!("{}, {before} before the last; {last_text}", participant.ended),
+                own,
+                stack,
+            );
+        }
+        let newest =
+            participant.last_event.as_ref().filter(|event| last.is_none_or(|last| event.time > last.time));
+        let text = match newest {
+            Some(event) => format!(
+                "is elsewhere; {last_text}, and its newest event {}, {} before its end",
+                seen(event).text(),
+                ago(event.time)
+            ),
+            None => format!("is elsewhere; {last_text}"),
+        };
+        let (own, stack) = match newest {
+            Some(event) => (Some(seen(event)), event.stack.clone()),
+            None => (own, stack),
+        };
+        (Kind::RankStuck, text, own, stack)
+    }
+}
+
+pub(super) fn management(edge: &Edge, waits: &Waits<'_>) -> Kind {
+    let op = edge.call.and_then(|(member, lane, position)| waits.called(member, lane, position));
+    match op.map(|(kind, _)| kind.signature.op) {
+        Some(NcclOp::CommSplit) => Kind::MissingInSplit,
+        Some(NcclOp::CommShrink) => Kind::MissingInShrink,
+        _ => Kind::MissingCall,
+    }
+}
+
+/// Where most ranks ended by themselves and the few others wait for them in a call, it is these that made one too many: one
+/// finding about them, in the place of one about each of the many.
+pub(super) fn with_those_ahead(findings: Vec<Finding>) -> Vec<Finding> {
+    let call = |finding: &Finding| {
+        (finding.communicator.clone(), finding.lane, finding.sequence, finding.waiting.clone())
+    };
+    let mut ended: BTreeMap<_, Vec<u32>> = BTreeMap::new();
+    for finding in findings.iter().filter(|finding| finding.kind == Kind::RankExited) {
+        ended.entry(call(finding)).or_default().extend(&finding.ranks);
+    }
+    ended.retain(|(.., waiting), ended| !waiting.is_empty() && ended.len() >= waiting.len());
+    let (mut kept, mut said) = (vec![], BTreeSet::new());
+    for mut finding in findings {
+        let is_tie = ended.get(&call(&finding)).is_some_and(|ended| ended.len() == finding.waiting.len());
+        if is_tie && finding.kind == Kind::RankExited {
+            finding.undecided = true;
+            let ahead = rank_names(&finding.waiting);
+            finding.text += &format!("; or {ahead} made one call too many, which cannot be known");
+            kept.push(finding);
+            continue;
+        }
+        let Some(others) = ended.get(&call(&finding)).filter(|_| finding.kind == Kind::RankExited) else {
+            kept.push(finding);
+            continue;
+        };
+        if said.insert(call(&finding)) {
+            let (ranks, label) = (finding.waiting, finding.communicator.clone().unwrap_or_default());
+            let (number, own) = (finding.sequence.unwrap_or_default(), finding.others);
+            let what = own.as_ref().map_or_else(String::new, |own| format!(", {}", own.text()));
+            let text = format!(
+                "{} in call {number} on {label}{what}, which {} never made: they ended by themselves",
+                ranks_wait(&ranks),
+                rank_names(others)
+            );
+            kept.push(Finding {
+                communicator: finding.communicator,
+                lane: finding.lane,
+                sequence: finding.sequence,
+                own,
+                others: finding.own,
+                text,
+                ..Finding::new(Kind::ExtraCall, Severity::Error, ranks)
+            });
+        }
+    }
+    kept
+}
