@@ -1,5 +1,6 @@
 //! `gputrace recorder --ring PATH [--ring-fd N] [--process-fd N]`: what the shim starts. Not meant to be called by people.
 
+use crate::job::{self, Told};
 use crate::oom::Answer;
 use crate::record::{Inherited, Options, record};
 use crate::{Error, Moment, Overwrite, limits, memory, say, ticks};
@@ -30,12 +31,15 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
         return ExitCode::FAILURE;
     }
     let set = |name| std::env::var(variable(name)).ok().filter(|value| !value.is_empty());
+    let job_began = set(variables::JOB_BEGAN).and_then(|began| began_at(&began));
     let overwrite = if set(variables::FORCE).is_some_and(|value| value != "0") {
         Overwrite::Replace
+    } else if job_began.is_some() {
+        // The program has begun, and a trace under another name is better than none.
+        Overwrite::Number
     } else {
         Overwrite::Refuse
     };
-    let job_began = set(variables::JOB_BEGAN).and_then(|began| began_at(&began));
     let is_silent =
         set(variables::OOM).is_some_and(|value| ["0", "off", "false", "no"].contains(&value.as_str()));
     let on_oom = (!is_silent).then_some(on_oom);
@@ -51,6 +55,7 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
     match record(&ring, options) {
         Ok(_) => ExitCode::SUCCESS,
         Err(error) => {
+            job::tell(job_began, &Told::Failed { why: explain(&error) });
             say(&explain(&error));
             ExitCode::FAILURE
         }
@@ -70,7 +75,7 @@ pub fn job_begins() -> String {
     format!("{nanos},{}", ticks::monotonic())
 }
 
-fn began_at(text: &str) -> Option<Moment> {
+pub(crate) fn began_at(text: &str) -> Option<Moment> {
     let (nanos, monotonic) = text.split_once(',')?;
     let realtime = UNIX_EPOCH.checked_add(Duration::from_nanos(nanos.parse().ok()?))?;
     Some(Moment { realtime, monotonic: monotonic.parse().ok()? })

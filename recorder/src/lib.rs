@@ -21,6 +21,7 @@ mod drain;
 #[doc(hidden)]
 pub mod fuzzing;
 mod handed_out;
+mod job;
 mod limits;
 mod liveness;
 mod map_file;
@@ -34,6 +35,7 @@ mod pidfd;
 mod process;
 pub mod python_lines;
 mod record;
+mod steering;
 mod symbol_files;
 pub mod symbolise;
 mod symbols;
@@ -43,10 +45,13 @@ mod write;
 
 pub use daemon::{daemon_main, job_begins, variable};
 pub use gputrace_ring::variables;
+pub use job::{Job, State, Told, is_left, rings_of};
 pub use memory::Memory;
 pub use oom::{Answer, FollowUp, Oom};
-pub use output::{Moment, Overwrite, wait_for_recorder};
+pub use output::{Moment, Overwrite, check as check_output, wait_for_recorder};
+pub use pidfd::end_with_us;
 pub use record::{Inherited, Options, Summary, record};
+pub use steering::misspelt;
 pub use symbol_files::OtherBuild;
 
 use gputrace_schemas::printable::printable;
@@ -115,6 +120,14 @@ pub enum Error {
     Exists {
         /// The file.
         file: PathBuf,
+    },
+    /// There is no room for a trace.
+    #[error("{folder} has {free} bytes free, too few for a trace: make room, or name another folder with -o", folder = folder.display())]
+    Full {
+        /// The folder.
+        folder: PathBuf,
+        /// What a user may still write there.
+        free: u64,
     },
     /// The trace that is to be read.
     #[error(transparent)]

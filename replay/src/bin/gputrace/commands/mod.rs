@@ -25,6 +25,9 @@ mod summary;
 mod symbolise;
 mod tree;
 mod tune;
+mod witness;
+
+pub(crate) use doctor::libcuda;
 
 /// Something that `gputrace` does.
 pub(crate) struct Verb {
@@ -66,6 +69,7 @@ const VERBS: &[Verb] = &[
     recover::VERB,
     symbolise::VERB,
     recorder::VERB,
+    witness::VERB,
 ];
 
 /// The arguments of a verb, which clap has already checked.
@@ -106,7 +110,7 @@ pub(crate) fn run(out: &mut Screen) -> anyhow::Result<ExitCode> {
 }
 
 /// Verbs that read no trace.
-const WRITERS: [&str; 3] = ["record", "recorder", "recover"];
+const WRITERS: [&str; 4] = ["record", "recorder", "recover", "witness"];
 
 /// A program that has just ended does not wait for its trace where other threads of it run. So we do, for every trace that
 /// is named, and those in folders that are.
