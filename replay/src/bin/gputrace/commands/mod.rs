@@ -13,6 +13,7 @@ mod doctor;
 mod export;
 mod import;
 mod leaks;
+mod manual;
 mod oom;
 mod ranks;
 mod record;
@@ -70,6 +71,7 @@ const VERBS: &[Verb] = &[
     symbolise::VERB,
     recorder::VERB,
     witness::VERB,
+    manual::VERB,
 ];
 
 /// The arguments of a verb, which clap has already checked.
@@ -110,7 +112,7 @@ pub(crate) fn run(out: &mut Screen) -> anyhow::Result<ExitCode> {
 }
 
 /// Verbs that read no trace.
-const WRITERS: [&str; 4] = ["record", "recorder", "recover", "witness"];
+const WRITERS: [&str; 5] = ["manual", "record", "recorder", "recover", "witness"];
 
 /// A program that has just ended does not wait for its trace where other threads of it run. So we do, for every trace that
 /// is named, and those in folders that are.
