@@ -81,13 +81,16 @@ fn parsed<A: FromArgMatches>(matches: &ArgMatches) -> anyhow::Result<A> {
 
 /// The whole command line.
 fn command() -> Command {
-    let verbs = VERBS.iter().map(|verb| (verb.define)(Command::new(verb.name)));
+    front().subcommands(VERBS.iter().map(|verb| (verb.define)(Command::new(verb.name))))
+}
+
+/// The same without verbs.
+fn front() -> Command {
     Command::new("gputrace")
         .about("Says where GPU memory went, why it ran out, and what would have made it fit")
         .version(env!("CARGO_PKG_VERSION"))
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommands(verbs)
 }
 
 /// Parses the command line and does what it says. Usage errors end the process with status 2.
