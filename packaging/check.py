@@ -33,6 +33,7 @@ def main():
     parser.add_argument("--demo", nargs="+", required=True)
     parser.add_argument("--python", action="append")
     arguments = parser.parse_args()
+    arguments.wheel, arguments.driver = map(os.path.abspath, (arguments.wheel, arguments.driver))
     for python in arguments.python or [sys.executable]:
         with tempfile.TemporaryDirectory(prefix="gputrace-check-") as folder:
             check(arguments, python, folder)
