@@ -10,14 +10,16 @@ import sys
 
 SAYS_SIGNALS = r"""
 import os, signal, sys
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-    signal.signal(number, lambda number, frame: print("got", signal.Signals(number).name, flush=True))
+    signal.signal(number, lambda number, frame: say("got", signal.Signals(number).name))
 leaving = []
 signal.signal(signal.SIGUSR2, lambda *_: leaving.append(True))
-print("ready", os.getppid(), flush=True)
+say("ready", os.getppid())
 while not leaving:
     signal.sigtimedwait([], 0.05)
-print("leaves", flush=True)
+say("leaves")
 sys.exit(9)
 """
 

@@ -3,13 +3,12 @@
 use crate::job::{self, Told};
 use crate::oom::Answer;
 use crate::record::{Inherited, Options, record};
-use crate::{Error, Moment, Overwrite, limits, memory, say, ticks};
+use crate::{Error, Overwrite, limits, memory, say};
 use gputrace_ring::variables;
 use std::ffi::{CStr, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Records the ring that `arguments` (those after the verb) name, until its process is gone. `on_oom` answers requests
 /// that fail for want of memory, unless the user wants to hear nothing of them.
@@ -31,7 +30,7 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
         return ExitCode::FAILURE;
     }
     let set = |name| std::env::var(variable(name)).ok().filter(|value| !value.is_empty());
-    let job_began = set(variables::JOB_BEGAN).and_then(|began| began_at(&began));
+    let job_began = set(variables::JOB_BEGAN).and_then(|began| job::began_at(&began));
     let overwrite = if set(variables::FORCE).is_some_and(|value| value != "0") {
         Overwrite::Replace
     } else if job_began.is_some() {
@@ -66,19 +65,6 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
 #[must_use]
 pub fn variable(name: &'static CStr) -> &'static OsStr {
     OsStr::from_bytes(name.to_bytes())
-}
-
-/// What [`variables::JOB_BEGAN`] is for a job that begins now.
-#[must_use]
-pub fn job_begins() -> String {
-    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos());
-    format!("{nanos},{}", ticks::monotonic())
-}
-
-pub(crate) fn began_at(text: &str) -> Option<Moment> {
-    let (nanos, monotonic) = text.split_once(',')?;
-    let realtime = UNIX_EPOCH.checked_add(Duration::from_nanos(nanos.parse().ok()?))?;
-    Some(Moment { realtime, monotonic: monotonic.parse().ok()? })
 }
 
 /// What the arguments say: the ring's name, and what was left open for us.

@@ -4,14 +4,13 @@
 //! it is not there (another host, another container, no `gputrace record`) nothing is told, and no trace misses anything.
 
 use crate::output::Moment;
-use crate::{Summary, daemon};
 use gputrace_schemas::printable::printable;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Where it may lie, the first that can be written first.
 const FOLDERS: [&str; 2] = ["/dev/shm", "/tmp"];
@@ -19,6 +18,19 @@ const FOLDERS: [&str; 2] = ["/dev/shm", "/tmp"];
 /// begins with the second.
 const FIELD: u8 = 0;
 const LINE: u8 = b'\n';
+
+/// What `variables::JOB_BEGAN` of the ring is for a job that begins now.
+#[must_use]
+pub fn job_begins() -> String {
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos());
+    format!("{nanos},{}", crate::ticks::monotonic())
+}
+
+pub(crate) fn began_at(text: &str) -> Option<Moment> {
+    let (nanos, monotonic) = text.split_once(',')?;
+    let realtime = UNIX_EPOCH.checked_add(Duration::from_nanos(nanos.parse().ok()?))?;
+    Some(Moment { realtime, monotonic: monotonic.parse().ok()? })
+}
 
 /// The job's file.
 #[derive(Debug)]
@@ -61,12 +73,12 @@ pub enum Told {
 }
 
 impl Job {
-    /// Makes the file of the job that began at this moment (see [`crate::job_begins`]). `None` where there is no room for it.
+    /// Makes the file of the job that began at this moment (see [`job_begins`]). `None` where there is no room for it.
     #[must_use]
     pub fn make(began: &str) -> Option<Job> {
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).mode(0o600);
-        let name = name(daemon::began_at(began)?)?;
+        let name = name(began_at(began)?)?;
         let path = FOLDERS.iter().map(|folder| Path::new(folder).join(&name));
         path.into_iter().find(|path| options.open(path).is_ok()).map(Job)
     }
@@ -74,7 +86,7 @@ impl Job {
     /// The file that [`Job::make`] made.
     #[must_use]
     pub fn find(began: &str) -> Option<Job> {
-        find(daemon::began_at(began)?).map(Job)
+        find(began_at(began)?).map(Job)
     }
 
     /// All that was told up to now.
@@ -167,18 +179,6 @@ pub(crate) fn tell(began: Option<Moment>, told: &Told) {
     }
 }
 
-/// What a summary is to the job.
-pub(crate) fn ended(summary: &Summary) -> Told {
-    Told::Ended {
-        pid: summary.pid,
-        trace: absolute(&summary.trace),
-        n_events: summary.n_events,
-        n_lost: summary.n_lost.saturating_add(summary.n_damaged).saturating_add(summary.n_dropped),
-        bytes: summary.bytes,
-        error: summary.error.as_ref().map(ToString::to_string),
-    }
-}
-
 /// The recorder has the working folder of its process, which may be another than that of who reads.
 pub(crate) fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
@@ -247,8 +247,8 @@ mod tests {
 
     #[test]
     fn what_is_told_is_heard_in_order_and_only_while_somebody_listens() {
-        let began = daemon::job_begins();
-        let moment = daemon::began_at(&began);
+        let began = job_begins();
+        let moment = began_at(&began);
         let all = [
             Told::Began { pid: 7, trace: "/a\nb.gtr".into(), ring: "/dev/shm/r".into(), instead_of: None },
             Told::Began { pid: 8, trace: "/c".into(), ring: "/r".into(), instead_of: Some("/d".into()) },

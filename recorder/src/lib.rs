@@ -43,9 +43,9 @@ mod ticks;
 mod translate;
 mod write;
 
-pub use daemon::{daemon_main, job_begins, variable};
+pub use daemon::{daemon_main, variable};
 pub use gputrace_ring::variables;
-pub use job::{Job, State, Told, is_left, rings_of};
+pub use job::{Job, State, Told, is_left, job_begins, rings_of};
 pub use memory::Memory;
 pub use oom::{Answer, FollowUp, Oom};
 pub use output::{Moment, Overwrite, check as check_output, wait_for_recorder};

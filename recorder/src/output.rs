@@ -72,7 +72,7 @@ pub fn check(asked: Option<&str>, overwrite: Overwrite) -> Result<Vec<String>, E
     if is_known && overwrite != Overwrite::Replace && path.symlink_metadata().is_ok() {
         return Err(Error::Exists { file: path });
     }
-    let absolute = crate::job::absolute(&path);
+    let absolute = std::path::absolute(&path).unwrap_or_else(|_| path.clone());
     let folder = absolute.parent().unwrap_or(&absolute);
     let failed = |source| Error::Output { file: path.clone(), source };
     // What is missing of it is made with the first trace.

@@ -107,6 +107,20 @@ pub struct Summary {
     pub error: Option<std::io::Error>,
 }
 
+impl Summary {
+    /// As the job hears of it.
+    fn told(&self) -> Told {
+        Told::Ended {
+            pid: self.pid,
+            trace: job::absolute(&self.trace),
+            n_events: self.n_events,
+            n_lost: self.n_lost.saturating_add(self.n_damaged).saturating_add(self.n_dropped),
+            bytes: self.bytes,
+            error: self.error.as_ref().map(ToString::to_string),
+        }
+    }
+}
+
 /// Records a ring until its process is gone (or was gone before), and finishes the trace. Where an earlier recorder
 /// was killed, this one goes on: the trace has what that one had not taken from the ring yet.
 ///
@@ -139,7 +153,7 @@ pub fn record(ring: &Path, options: Options) -> Result<Summary, Error> {
             recorder.run();
             let summary = recorder.finish();
             // Who finds neither ring nor word of it may be sure that none will come.
-            job::tell(options.job_began, &job::ended(&summary));
+            job::tell(options.job_began, &summary.told());
             if !options.keep_ring {
                 remove(file.path());
             }

@@ -58,9 +58,9 @@ fn help_of_every_verb() {
         ---- gputrace record --help
         Runs a program and records its GPU memory
 
-        The program is not changed, and takes gputrace's place: exit code and signals are the program's own.
-        Nothing is written before the program, or a child of it, uses CUDA; then there is one trace for each
-        such process.
+        The program is not changed: exit code and signals are its own. Nothing is written before the
+        program, or a child of it, uses CUDA; then there is one trace for each such process. At the end a
+        line says where the traces are, or why there is none.
 
         Usage: gputrace record [OPTIONS] <COMMAND>...
 
@@ -70,8 +70,8 @@ fn help_of_every_verb() {
 
         Options:
           -o, --output <PATTERN>
-                  Where traces go: %e executable, %h host, %p pid, %r rank, %l local rank, %n counter, %t
-                  time, %q{ENV}, %% [default: gputrace-%e.%h.r%r.%p.gtr]
+                  Where traces go: a folder, or a name with %e executable, %h host, %p pid, %r rank, %l
+                  local rank, %n counter, %t time, %q{ENV}, %% [default: gputrace-%e.%h.r%r.%p.gtr]
 
           -f, --force
                   Overwrite traces that exist
@@ -97,6 +97,9 @@ fn help_of_every_verb() {
               --no-oom-report
                   Say nothing on the program's standard error when it runs out of memory
 
+          -q, --quiet
+                  Say nothing at the end, and leave nobody to wait for it
+
           -h, --help
                   Print help (see a summary with '-h')
 
@@ -105,8 +108,8 @@ fn help_of_every_verb() {
           gputrace record -o 'job/%h.r%r.gtr' -- torchrun --nproc-per-node 8 train.py
           gputrace record --nccl-timing -o 'job/%r.gtr' -- torchrun --nproc-per-node 8 train.py
 
-        Exit status: the program's own; 125 if it cannot be traced, 126 if it cannot be run, 127 if it is
-        not found.
+        Exit status: the program's own; 125 if it cannot be traced (and is not started), 126 if it cannot be
+        run, 127 if it is not found.
         Without this command: LD_PRELOAD=libgputrace.so GPUTRACE_OUTPUT=... python train.py
 
         ---- gputrace report --help

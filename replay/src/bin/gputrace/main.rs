@@ -7,10 +7,8 @@ use std::process::ExitCode;
 
 use gputrace_schemas::printable::Screen;
 
-mod closing;
 mod commands;
 mod elf;
-mod launch;
 mod show;
 
 fn main() -> ExitCode {

@@ -28,8 +28,6 @@ mod tree;
 mod tune;
 mod witness;
 
-pub(crate) use doctor::libcuda;
-
 /// Something that `gputrace` does.
 pub(crate) struct Verb {
     /// The word after `gputrace`.

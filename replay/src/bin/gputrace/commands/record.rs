@@ -16,7 +16,9 @@ use gputrace_sim::bytes;
 use super::{Verb, witness};
 use crate::elf::{self, Elf};
 use crate::show::{complain, shown};
-use crate::{closing, launch};
+
+pub(super) mod closing;
+pub(super) mod launch;
 
 pub(super) const VERB: Verb = Verb::new::<RecordArgs>("record", run);
 
@@ -39,8 +41,7 @@ Examples:
   gputrace record -o 'job/%h.r%r.gtr' -- torchrun --nproc-per-node 8 train.py
   gputrace record --nccl-timing -o 'job/%r.gtr' -- torchrun --nproc-per-node 8 train.py
 
-Exit status: the program's own; 125 if it cannot be traced, and then it is not started, 126 if it cannot be run, 127 if it
-is not found.
+Exit status: the program's own; 125 if it cannot be traced (and is not started), 126 if it cannot be run, 127 if it is not found.
 Without this command: LD_PRELOAD=libgputrace.so GPUTRACE_OUTPUT=... python train.py")]
 pub(super) struct RecordArgs {
     /// Where traces go: a folder, or a name with %e executable, %h host, %p pid, %r rank, %l local rank, %n counter, %t time,

@@ -7,7 +7,7 @@ use gputrace_recorder::Job;
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;
-use crate::{closing, launch};
+use super::record::{closing, launch};
 
 pub(super) const VERB: Verb = Verb::new::<WitnessArgs>(NAME, run);
 const NAME: &str = "witness";

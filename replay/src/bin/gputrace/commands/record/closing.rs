@@ -208,7 +208,7 @@ fn why_nothing(program: &str) -> String {
         return format!("GPUTRACE={off} switches the library off");
     }
     let mut why = format!("neither {program} nor a program that it started made a CUDA context");
-    if crate::commands::libcuda().is_none() {
+    if crate::commands::doctor::libcuda().is_none() {
         why += " (libcuda.so.1 is not found on this machine)";
     }
     format!("{why}; `gputrace doctor {program}` checks what can keep it from being seen")
