@@ -1,9 +1,9 @@
 //! `gputrace recorder --ring PATH [--ring-fd N] [--process-fd N]`: what the shim starts. Not meant to be called by people.
 
-use crate::job::{self, Told};
+use crate::job;
 use crate::oom::Answer;
 use crate::record::{Inherited, Options, record};
-use crate::{Error, Overwrite, limits, memory, say};
+use crate::{Overwrite, limits, memory, say};
 use gputrace_ring::variables;
 use std::ffi::{CStr, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -54,8 +54,7 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
     match record(&ring, options) {
         Ok(_) => ExitCode::SUCCESS,
         Err(error) => {
-            job::tell(job_began, &Told::Failed { why: explain(&error) });
-            say(&explain(&error));
+            say(&format!("not recording: {}", error.with_cause()));
             ExitCode::FAILURE
         }
     }
@@ -96,9 +95,4 @@ fn keep_running() {
         // A failure leaves the signal as it was.
         let _ = signal_hook::flag::register(signal, std::sync::Arc::clone(&seen));
     }
-}
-
-fn explain(error: &Error) -> String {
-    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
-    format!("not recording: {error}{cause}")
 }

@@ -115,11 +115,11 @@ pub enum State {
 }
 
 impl State {
-    /// Of a trace that no recorder has said to have ended, and whose ring this is.
+    /// Of a trace that no recorder has said to have ended, and whose process and ring these are.
     #[must_use]
-    pub fn of(trace: &Path, ring: &Path) -> Option<State> {
+    pub fn of(pid: u32, trace: &Path, ring: &Path) -> Option<State> {
         let is_written = crate::output::is_written(trace);
-        if is_written && crate::output::is_running(trace) {
+        if is_written && crate::output::is_running(trace, pid) {
             return Some(State::Runs);
         }
         // A recorder that finishes removes the ring before it lets go of the trace.

@@ -149,6 +149,14 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// In a line, with what the system said.
+    pub(crate) fn with_cause(&self) -> String {
+        let cause = std::error::Error::source(self).map(|cause| format!(": {cause}")).unwrap_or_default();
+        format!("{self}{cause}")
+    }
+}
+
 /// One line for the user: the recorder's standard error is the traced program's.
 pub(crate) fn say(text: &str) {
     use std::io::Write;

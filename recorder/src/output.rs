@@ -342,9 +342,9 @@ pub fn wait_for_recorder(trace: &Path) -> bool {
     true
 }
 
-/// Whether the process of a trace runs.
-pub(crate) fn is_running(trace: &Path) -> bool {
-    process_of(trace).is_some_and(|process| process::is_running(&process))
+/// Whether the process of a trace runs, which has this number. What has just been begun does not say yet whose it is.
+pub(crate) fn is_running(trace: &Path, pid: u32) -> bool {
+    process_of(trace).is_some_and(|process| process.pid == pid && process::is_running(&process))
 }
 
 /// Whose trace it is, if it is one.

@@ -160,6 +160,8 @@ pub fn record(ring: &Path, options: Options) -> Result<Summary, Error> {
             Ok(summary)
         }
         Err(error) => {
+            // As at the end: before the ring goes.
+            job::tell(options.job_began, &Told::Failed { why: error.with_cause() });
             header.recorder.value.store(FAILED, Ordering::Release);
             // Nobody will read it: without this the memory would stay taken.
             if !options.keep_ring && before == NO_RECORDER {

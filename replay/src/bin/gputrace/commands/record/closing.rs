@@ -19,6 +19,7 @@ const MOST_NAMED: usize = 3;
 
 /// A trace of the job.
 struct Made {
+    pid: u32,
     path: PathBuf,
     ring: PathBuf,
     instead_of: Option<PathBuf>,
@@ -63,7 +64,7 @@ fn wait(job: &Job, pid: u32) -> Outcome {
         let is_late = began.elapsed() > PATIENCE;
         for made in &mut outcome.made {
             if let End::Open = made.end {
-                made.end = match State::of(&made.path, &made.ring) {
+                made.end = match State::of(made.pid, &made.path, &made.ring) {
                     Some(State::Runs) => End::Runs,
                     Some(State::Done) if !is_said(job, &made.path) => End::Silent,
                     _ if is_late => End::Silent,
@@ -104,8 +105,8 @@ fn heard(told: &[Told]) -> Outcome {
     let mut outcome = Outcome { made: vec![], failures: vec![], left: vec![] };
     for told in told {
         match told.clone() {
-            Told::Began { trace: path, ring, instead_of, .. } => {
-                outcome.made.push(Made { path, ring, instead_of, end: End::Open });
+            Told::Began { pid, trace: path, ring, instead_of } => {
+                outcome.made.push(Made { pid, path, ring, instead_of, end: End::Open });
             }
             Told::Ended { trace, n_events, n_lost, error, .. } => {
                 let made = outcome.made.iter_mut().find(|made| made.path == trace);
@@ -114,7 +115,6 @@ fn heard(told: &[Told]) -> Outcome {
                 }
             }
             Told::Failed { why } => {
-                let why = why.strip_prefix("not recording: ").unwrap_or(&why).to_owned();
                 if !outcome.failures.contains(&why) {
                     outcome.failures.push(why);
                 }
