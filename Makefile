@@ -1,23 +1,26 @@
 # The front door. `make` alone prints the targets.
 .DEFAULT_GOAL := help
 RELEASE := target/release
+# What installs comes before what builds; cargo uses all processors by itself.
+.NOTPARALLEL:
 
-.PHONY: help setup build demo test check deny fmt bench bench-leaks oracle schemas loom miri sanitize fuzz torture dist clean
+.PHONY: help setup build demo test check deny fmt bench bench-leaks oracle schemas loom miri sanitize fuzz torture portable wheel dist clean
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
+# Does nothing where all is there, so that the two below need no command before them.
 setup: ## Install what a fresh Debian or Ubuntu with Rust lacks
 	./tests/setup.sh
 
 build: ## Build libgputrace.so and gputrace, optimised
 	cargo build --release --workspace
 
-demo: build ## Record a small training loop on the fake device, and report it
+demo: setup build ## Record a small training loop on the fake device, and report it
 	$(RELEASE)/gputrace record -f -o target/demo.gtr -- $(RELEASE)/fake-cuda demo
 	$(RELEASE)/gputrace report target/demo.gtr
 
-test: build ## Run every test that needs no GPU
+test: setup build ## Run every test that needs no GPU
 	cargo test --workspace
 
 # `make test` has the short form. GPUTRACE_TEST_PYTHONS=A:B:... names the Pythons, GPUTRACE_TORTURE_ONLY=WORD some of the scenarios.
@@ -81,8 +84,23 @@ FUZZ_SECONDS := 60
 fuzz: ## Give hostile input to everything that reads: a minute each, with libFuzzer
 	FUZZ_SECONDS=$(FUZZ_SECONDS) fuzz/run.sh $(FUZZ)
 
-dist: build ## Put what users need into target/gputrace.tar.gz
-	tar -czf target/gputrace.tar.gz -C $(RELEASE) gputrace libgputrace.so
+# Both for C libraries from 2.17 on. The library is so by itself (tests/tidy.rs); the program is linked against what zig knows of 2.17.
+PORTABLE := target/x86_64-unknown-linux-gnu/release/gputrace
+ZIG := target/tools/zig/bin
+
+portable: $(ZIG)/cargo-zigbuild
+	cargo build --release -p gputrace-shim
+	PATH="$(CURDIR)/$(ZIG):$$PATH" cargo zigbuild --release -p gputrace --bin gputrace --target x86_64-unknown-linux-gnu.2.17
+
+$(ZIG)/cargo-zigbuild:
+	python3 -m venv target/tools/zig
+	$(ZIG)/python -m pip install --quiet --disable-pip-version-check ziglang==0.17.1 cargo-zigbuild==0.24.0
+
+wheel: portable ## Put program, library and the Python package into one wheel, in target/dist
+	python3 packaging/pack.py wheel --program $(PORTABLE) --library $(RELEASE)/libgputrace.so --out target/dist
+
+dist: portable ## Put what users need into a tarball, in target/dist: programs, manual pages, completions, licences
+	python3 packaging/pack.py tarball --program $(PORTABLE) --library $(RELEASE)/libgputrace.so --out target/dist
 
 clean: ## Remove what was built
 	cargo clean

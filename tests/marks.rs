@@ -45,7 +45,7 @@ fn record(
     variables: &[(&str, &str)],
 ) -> (String, Trace) {
     let output = Command::new(recorded::built().join("gputrace"))
-        .args(["record", "-o"])
+        .args(["record", "-q", "-o"])
         .arg(folder.path().join("%p.gtr"))
         .arg("--")
         .arg(program)

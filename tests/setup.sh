@@ -39,7 +39,7 @@ if ! command -v cargo >/dev/null 2>&1; then
 fi
 # For the tests of the Python package, and for those of stacks in greenlets; without it they are skipped, and say so.
 venv="$(dirname "$0")/../target/python"
-if ! "$venv/bin/python" -c 'import greenlet, pytest' >/dev/null 2>&1; then
+if ! "$venv/bin/python" -c 'import greenlet, pytest, xdist' >/dev/null 2>&1; then
   python3 -m venv "$venv"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check 'pytest>=7' greenlet
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check 'pytest>=7' pytest-xdist greenlet
 fi

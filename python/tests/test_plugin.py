@@ -150,6 +150,138 @@ def test_dies():
     result.stdout.fnmatch_lines(["*gputrace is not on PATH, and GPUTRACE does not name it*"])
 
 
+def test_a_program_that_is_not_there_is_said_and_fails_only_tests_with_a_limit(pytester, monkeypatch):
+    monkeypatch.setenv("GPUTRACE", "/nonexist")
+    result = run(pytester, """
+def test_before():
+    pass
+
+@pytest.mark.limit_gpu_memory("1 MiB")
+def test_limited():
+    pass
+
+def test_after():
+    pass
+""")
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["gputrace: GPUTRACE names /nonexist, which is not a program"])
+    result.stdout.no_fnmatch_line("*INTERNALERROR*")
+
+
+SHARED = """
+import pytest
+log = []
+
+@pytest.fixture(scope="module")
+def module():
+    yield "module"
+    assert not {fails}, "what the teardown says"
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_before(module, n):
+    pass
+
+@pytest.mark.limit_gpu_memory("1 MiB")
+def test_limited(module):
+    pass
+"""
+
+
+def test_tests_before_and_after_are_as_without_a_limit(pytester):
+    pytester.makepyfile(test_1=SHARED.format(fails=False), test_2=SHARED.format(fails=False), test_3="def test_plain(): pass")
+    pytester.runpytest().assert_outcomes(passed=7)
+
+
+def test_a_teardown_that_fails_behind_a_test_with_a_limit_is_reported(pytester):
+    # Once here, where test_before set it up, and once in the process of the test with a limit.
+    pytester.makepyfile(test_1=SHARED.format(fails=True), test_2="def test_plain(): pass")
+    result = pytester.runpytest()
+    result.assert_outcomes(passed=4, errors=2)
+    result.stdout.fnmatch_lines(["*what the teardown says*"])
+
+
+CONFTEST = """
+def pytest_addoption(parser):
+    parser.addoption("--dev")
+    parser.addini("model", "which", default="none")
+"""
+
+
+def test_options_settings_and_working_folder_are_handed_on(pytester):
+    pytester.makeconftest(CONFTEST)
+    pytester.makeini("[pytest]\nmodel = large\naddopts = --strict-markers\nmarkers = slow: takes long")
+    pytester.mkdir("sub")
+    result = run(pytester, """
+import os, sys
+
+@pytest.mark.slow
+@pytest.mark.limit_gpu_memory("1 MiB")
+def test_asks(request, tmp_path):
+    assert request.config.getoption("dev") == "cuda"
+    assert request.config.getini("model") == "large"
+    assert request.config.getini("xfail_strict") is True
+    assert request.config.getoption("markexpr") == "slow"
+    assert not sys.flags.optimize and os.path.basename(os.getcwd()) != "sub"
+
+@pytest.mark.limit_gpu_memory("1 MiB")
+def test_is_deselected():
+    assert False
+""", "--dev", "cuda", "-m", "slow", "-o", "xfail_strict=true", "-x", "--lf", "--junitxml=of-the-session.xml", "--cache-clear")
+    result.assert_outcomes(passed=1, deselected=1)
+    report = (pytester.path / "of-the-session.xml").read_text()
+    assert report.count("<testcase") == 1 and "gpu_memory_peak" in report
+
+
+def test_the_end_shows_peaks_and_a_failure_keeps_its_trace(pytester):
+    tests = """
+@pytest.mark.limit_gpu_memory("8 MiB")
+def test_small():
+    give(take(MIB))
+
+@pytest.mark.limit_gpu_leaks("1 MiB", warmups=0)
+def test_large():
+    give(take(6 * MIB))
+    take(3 * MIB)
+
+@pytest.mark.xfail
+@pytest.mark.limit_gpu_memory("1 MiB")
+def test_expected():
+    give(take(2 * MIB))
+"""
+    for _ in range(2):
+        result = run(pytester, tests, "-p", "cacheprovider")
+        result.assert_outcomes(passed=1, failed=1, xfailed=1)
+    result.stdout.fnmatch_lines([
+        "*the trace of this test is kept: gputrace report *",
+        "*GPU memory of tests with a limit*",
+        "       peak  not returned  test",
+        "   6.00 MiB      3.00 MiB  *::test_large",
+        "   2.00 MiB                *::test_expected",
+        "   1.00 MiB                *::test_small",
+    ])
+    # The second run took the place of the first.
+    kept = list((pytester.path / ".pytest_cache").rglob("*.gtr"))
+    assert len(kept) == 1 and str(kept[0]) in result.stdout.str()
+    result = run(pytester, tests, "--gpu-traces", "traces", "--gpu-memory-top", "1")
+    result.stdout.fnmatch_lines(["*::test_large", "and 2 more (--gpu-memory-top)"])
+    assert len(list((pytester.path / "traces").glob("*.gtr"))) == 1
+
+
+def test_workers_of_xdist_measure_as_one_process_does(pytester):
+    pytest.importorskip("xdist")
+    result = run(pytester, """
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.limit_gpu_memory("2 MiB")
+def test_takes(n):
+    give(take(n * MIB))
+
+def test_plain():
+    pass
+""", "-n", "2")
+    result.assert_outcomes(passed=3, failed=1)
+    result.stdout.fnmatch_lines(["   3.00 MiB * *test_takes?3?", "   2.00 MiB *", "   1.00 MiB *"])
+
+
 @pytest.mark.parametrize("text, amount", [("2 GiB", 2 << 30), ("512MB", 512 * 10**6), ("1.5k", 1536), (7, 7), ("7", 7)])
 def test_amounts(text, amount):
     assert parse_bytes(text) == amount

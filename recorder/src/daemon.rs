@@ -1,14 +1,14 @@
 //! `gputrace recorder --ring PATH [--ring-fd N] [--process-fd N]`: what the shim starts. Not meant to be called by people.
 
+use crate::job;
 use crate::oom::Answer;
 use crate::record::{Inherited, Options, record};
-use crate::{Error, Moment, Overwrite, limits, memory, say, ticks};
+use crate::{Overwrite, limits, memory, say};
 use gputrace_ring::variables;
 use std::ffi::{CStr, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Records the ring that `arguments` (those after the verb) name, until its process is gone. `on_oom` answers requests
 /// that fail for want of memory, unless the user wants to hear nothing of them.
@@ -30,12 +30,15 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
         return ExitCode::FAILURE;
     }
     let set = |name| std::env::var(variable(name)).ok().filter(|value| !value.is_empty());
+    let job_began = set(variables::JOB_BEGAN).and_then(|began| job::began_at(&began));
     let overwrite = if set(variables::FORCE).is_some_and(|value| value != "0") {
         Overwrite::Replace
+    } else if job_began.is_some() {
+        // The program has begun, and a trace under another name is better than none.
+        Overwrite::Number
     } else {
         Overwrite::Refuse
     };
-    let job_began = set(variables::JOB_BEGAN).and_then(|began| began_at(&began));
     let is_silent =
         set(variables::OOM).is_some_and(|value| ["0", "off", "false", "no"].contains(&value.as_str()));
     let on_oom = (!is_silent).then_some(on_oom);
@@ -51,7 +54,7 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
     match record(&ring, options) {
         Ok(_) => ExitCode::SUCCESS,
         Err(error) => {
-            say(&explain(&error));
+            say(&format!("not recording: {}", error.with_cause()));
             ExitCode::FAILURE
         }
     }
@@ -61,19 +64,6 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
 #[must_use]
 pub fn variable(name: &'static CStr) -> &'static OsStr {
     OsStr::from_bytes(name.to_bytes())
-}
-
-/// What [`variables::JOB_BEGAN`] is for a job that begins now.
-#[must_use]
-pub fn job_begins() -> String {
-    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos());
-    format!("{nanos},{}", ticks::monotonic())
-}
-
-fn began_at(text: &str) -> Option<Moment> {
-    let (nanos, monotonic) = text.split_once(',')?;
-    let realtime = UNIX_EPOCH.checked_add(Duration::from_nanos(nanos.parse().ok()?))?;
-    Some(Moment { realtime, monotonic: monotonic.parse().ok()? })
 }
 
 /// What the arguments say: the ring's name, and what was left open for us.
@@ -105,9 +95,4 @@ fn keep_running() {
         // A failure leaves the signal as it was.
         let _ = signal_hook::flag::register(signal, std::sync::Arc::clone(&seen));
     }
-}
-
-fn explain(error: &Error) -> String {
-    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
-    format!("not recording: {error}{cause}")
 }

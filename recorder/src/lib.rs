@@ -21,6 +21,7 @@ mod drain;
 #[doc(hidden)]
 pub mod fuzzing;
 mod handed_out;
+mod job;
 mod limits;
 mod liveness;
 mod map_file;
@@ -34,6 +35,7 @@ mod pidfd;
 mod process;
 pub mod python_lines;
 mod record;
+mod steering;
 mod symbol_files;
 pub mod symbolise;
 mod symbols;
@@ -41,12 +43,15 @@ mod ticks;
 mod translate;
 mod write;
 
-pub use daemon::{daemon_main, job_begins, variable};
+pub use daemon::{daemon_main, variable};
 pub use gputrace_ring::variables;
+pub use job::{Job, State, Told, is_left, job_begins, rings_of};
 pub use memory::Memory;
 pub use oom::{Answer, FollowUp, Oom};
-pub use output::{Moment, Overwrite, wait_for_recorder};
+pub use output::{Moment, Overwrite, check as check_output, wait_for_recorder};
+pub use pidfd::end_with_us;
 pub use record::{Inherited, Options, Summary, record};
+pub use steering::misspelt;
 pub use symbol_files::OtherBuild;
 
 use gputrace_schemas::printable::printable;
@@ -116,6 +121,14 @@ pub enum Error {
         /// The file.
         file: PathBuf,
     },
+    /// There is no room for a trace.
+    #[error("{folder} has {free} bytes free, too few for a trace: make room, or name another folder with -o", folder = folder.display())]
+    Full {
+        /// The folder.
+        folder: PathBuf,
+        /// What a user may still write there.
+        free: u64,
+    },
     /// The trace that is to be read.
     #[error(transparent)]
     Trace(#[from] reader::Error),
@@ -134,6 +147,14 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+}
+
+impl Error {
+    /// In a line, with what the system said.
+    pub(crate) fn with_cause(&self) -> String {
+        let cause = std::error::Error::source(self).map(|cause| format!(": {cause}")).unwrap_or_default();
+        format!("{self}{cause}")
+    }
 }
 
 /// One line for the user: the recorder's standard error is the traced program's.

@@ -19,12 +19,82 @@ const WITHOUT_RANK: &str = "gputrace-%e.%h.%p.gtr";
 const CLOCKS_DIFFER: Duration = Duration::from_millis(50);
 /// Bytes of a trace in which it says whose it is.
 const FIRST_BLOCK: u64 = 1 << 20;
+/// With less space than this for a trace there is no use in beginning it, and with less than that it is said.
+const LEAST_SPACE: u64 = 1 << 20;
+const LITTLE_SPACE: u64 = 64 << 20;
 /// Most names that `%n` tries.
 const MOST_TRIES: u32 = 10_000;
 
-/// The default pattern for this process.
-pub(crate) fn default_pattern(process: &Process) -> &'static str {
-    if process.rank.is_some() { WITH_RANK } else { WITHOUT_RANK }
+/// The pattern for this process: what was asked for, in which a folder is one to put traces into, or the default.
+pub(crate) fn pattern(asked: Option<&str>, process: &Process) -> String {
+    let default = if process.rank.is_some() { WITH_RANK } else { WITHOUT_RANK };
+    match asked {
+        None => default.to_owned(),
+        Some(folder) if folder.ends_with('/') => format!("{folder}{default}"),
+        Some(folder) if Path::new(folder).is_dir() => format!("{folder}/{default}"),
+        Some(pattern) => pattern.to_owned(),
+    }
+}
+
+/// Refuses what can be known, before a program starts, to leave it without a trace: a pattern that is none, a folder that
+/// cannot be written or is full, a file that is there and not to be overwritten. Returns what may turn out to be wrong.
+///
+/// # Errors
+/// What is wrong, and what to do.
+pub fn check(asked: Option<&str>, overwrite: Overwrite) -> Result<Vec<String>, Error> {
+    let environment: Vec<(String, String)> = std::env::vars_os()
+        .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
+        .collect();
+    let rank = process::rank(&environment);
+    // Two processes of the job. Where their traces have one name, it is known now.
+    let one = Process { host: process::host(), rank, environment, ..Process::default() };
+    let other = Process {
+        pid: 1,
+        executable: "other".to_owned(),
+        start_realtime: 1_000_000_000,
+        rank: one.rank.or(Some(2)),
+        ..one.clone()
+    };
+    let pattern = pattern(asked, &one);
+    let unset = std::cell::RefCell::new(vec![]);
+    let variable = |name: &str| {
+        let value = std::env::var(name).ok();
+        if value.is_none() {
+            unset.borrow_mut().push(name.to_owned());
+        }
+        value.or_else(|| Some("unset".to_owned()))
+    };
+    let path = expand(&pattern, &one, 0, variable)?;
+    let mut warnings: Vec<_> = unset.take().into_iter().map(|name| {
+        format!("%q{{{name}}}: {name} is not set here; processes in which it is not set either are not recorded")
+    }).collect();
+    let is_known = warnings.is_empty() && path == expand(&pattern, &other, 1, variable)?;
+    if is_known && overwrite != Overwrite::Replace && path.symlink_metadata().is_ok() {
+        return Err(Error::Exists { file: path });
+    }
+    let absolute = std::path::absolute(&path).unwrap_or_else(|_| path.clone());
+    let folder = absolute.parent().unwrap_or(&absolute);
+    let failed = |source| Error::Output { file: path.clone(), source };
+    // What is missing of it is made with the first trace.
+    let folder =
+        folder.ancestors().find(|folder| folder.symlink_metadata().is_ok()).unwrap_or(Path::new("/"));
+    if !folder.is_dir() {
+        return Err(failed(io::Error::other(format!("{} is not a folder", folder.display()))));
+    }
+    rustix::fs::access(folder, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK).map_err(
+        |error| failed(io::Error::other(format!("{}: {}", folder.display(), io::Error::from(error)))),
+    )?;
+    if let Ok(system) = rustix::fs::statvfs(folder) {
+        let free = system.f_bavail.saturating_mul(system.f_frsize);
+        if free < LEAST_SPACE {
+            return Err(Error::Full { folder: folder.to_owned(), free });
+        }
+        if free < LITTLE_SPACE {
+            let folder = folder.display();
+            warnings.push(format!("{folder} has only {} MiB free: the trace may end early", free >> 20));
+        }
+    }
+    Ok(warnings)
 }
 
 /// A pattern as a name.
@@ -100,6 +170,17 @@ pub enum Overwrite {
     Refuse,
     /// Replace it.
     Replace,
+    /// Leave it and take a name with a number, where somebody says so at the end.
+    Number,
+}
+
+/// A trace that was begun.
+#[derive(Debug)]
+pub(crate) struct Made {
+    pub(crate) path: PathBuf,
+    pub(crate) file: File,
+    /// The file that was there under the name that this one was to have.
+    pub(crate) instead_of: Option<PathBuf>,
 }
 
 /// A moment on both clocks: one of them names times on disk, the other is never set.
@@ -136,12 +217,17 @@ pub(crate) fn create(
     overwrite: Overwrite,
     job_began: Moment,
     variable: impl Fn(&str) -> Option<String>,
-) -> Result<(PathBuf, File), Error> {
+) -> Result<Made, Error> {
     let job_began = job_began.before(CLOCKS_DIFFER).unwrap_or(job_began);
-    let is_siblings =
-        |path: &Path| is_newer(path, job_began.realtime) || is_of_the_job(path, process, job_began.monotonic);
+    // A run that has just ended may have written its last byte a moment before this one began; what it says itself counts.
+    let is_siblings = |path: &Path| {
+        is_written(path)
+            || is_of_the_job(path, process, job_began.monotonic)
+                .unwrap_or_else(|| is_newer(path, job_began.realtime))
+    };
     let mut counter = 0;
     let mut siblings = 0;
+    let mut instead_of = None;
     loop {
         let path = beside_siblings(&expand(pattern, process, counter, &variable)?, process.pid, siblings);
         if siblings < MOST_TRIES && is_siblings(&path) {
@@ -157,7 +243,7 @@ pub(crate) fn create(
                 // For who wants to know whether the trace is being written: see `wait_for_recorder`. Not everywhere there
                 // are locks, and nothing else depends on this one.
                 let _ = file.try_lock();
-                return Ok((path, file));
+                return Ok(Made { path, file, instead_of });
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 // A sibling was faster than our look.
@@ -165,9 +251,15 @@ pub(crate) fn create(
                     continue;
                 }
                 // Only a name with a counter has another one to try.
-                if expand(pattern, process, counter, &variable)? == path || counter > MOST_TRIES {
+                let has_counter = siblings == 0 && expand(pattern, process, counter, &variable)? != path;
+                if has_counter && counter <= MOST_TRIES {
+                    continue;
+                }
+                if overwrite != Overwrite::Number || siblings >= MOST_TRIES {
                     return Err(Error::Exists { file: path });
                 }
+                siblings += 1;
+                instead_of.get_or_insert(path);
             }
             Err(source) => return Err(Error::Output { file: path, source }),
         }
@@ -197,14 +289,19 @@ fn is_newer(path: &Path, since: SystemTime) -> bool {
 }
 
 /// Whether the file is a trace that began since then, by its own word: the clock by which files are stamped may have been
-/// set since.
-fn is_of_the_job(path: &Path, process: &Process, since: u64) -> bool {
-    let Ok(length) = fs::metadata(path).map(|data| data.len()) else { return false };
-    let Ok(trace) = Trace::open_prefix(path, length.min(FIRST_BLOCK)) else { return false };
+/// set since. `None` of what is no trace of this host since it was started.
+fn is_of_the_job(path: &Path, process: &Process, since: u64) -> Option<bool> {
+    let length = fs::metadata(path).ok()?.len();
+    let trace = Trace::open_prefix(path, length.min(FIRST_BLOCK)).ok()?;
     let theirs = trace.process();
-    !theirs.boot.is_empty()
-        && (&theirs.boot, &theirs.host) == (&process.boot, &process.host)
-        && theirs.start.0 >= since
+    let is_comparable =
+        !theirs.boot.is_empty() && (&theirs.boot, &theirs.host) == (&process.boot, &process.host);
+    is_comparable.then_some(theirs.start.0 >= since)
+}
+
+/// Whether a recorder has the file.
+pub(crate) fn is_written(path: &Path) -> bool {
+    File::open(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock)))
 }
 
 /// Makes the file.
@@ -213,7 +310,7 @@ pub(crate) fn open(path: &Path, overwrite: Overwrite) -> io::Result<File> {
     // What a program allocates and where is nobody else's business.
     options.write(true).read(true).mode(0o600);
     match overwrite {
-        Overwrite::Refuse => options.create_new(true).open(path),
+        Overwrite::Refuse | Overwrite::Number => options.create_new(true).open(path),
         Overwrite::Replace => {
             // Another name for a file that somebody may be reading: it keeps what it reads.
             match fs::remove_file(path) {
@@ -243,6 +340,11 @@ pub fn wait_for_recorder(trace: &Path) -> bool {
         std::thread::sleep(STEP);
     }
     true
+}
+
+/// Whether the process of a trace runs, which has this number. What has just been begun does not say yet whose it is.
+pub(crate) fn is_running(trace: &Path, pid: u32) -> bool {
+    process_of(trace).is_some_and(|process| process.pid == pid && process::is_running(&process))
 }
 
 /// Whose trace it is, if it is one.
@@ -300,8 +402,10 @@ mod tests {
 
     #[test]
     fn patterns_name_the_process() {
-        let check = |pattern, expected: &str| assert_eq!(name(pattern, &process()).as_deref(), Ok(expected));
-        check(default_pattern(&process()), "gputrace-my_python.node7.42.gtr");
+        let check = |pattern: &str, expected: &str| {
+            assert_eq!(name(pattern, &process()).as_deref(), Ok(expected));
+        };
+        check(&pattern(None, &process()), "gputrace-my_python.node7.42.gtr");
         check("out/%h/%n.%t.%r.%l.%q{JOB}.100%%", "out/node7/7.1700000000.42.42.a_b.100%");
         let ranked = Process {
             rank: Some(3),
@@ -309,7 +413,7 @@ mod tests {
             ..process()
         };
         assert_eq!(
-            name(default_pattern(&ranked), &ranked).as_deref(),
+            name(&pattern(None, &ranked), &ranked).as_deref(),
             Ok("gputrace-my_python.node7.r3.42.gtr")
         );
         assert_eq!(name("%r.%l", &ranked).as_deref(), Ok("3.1"));
@@ -330,13 +434,43 @@ mod tests {
     }
 
     #[test]
+    fn what_would_leave_a_run_without_a_trace_is_refused_before_it_starts() {
+        let folder = std::env::temp_dir().join(format!("gputrace-check-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder");
+        fs::write(folder.join("there.gtr"), b"old").expect("a file");
+        let at = |name: &str| folder.join(name).display().to_string();
+        let said = |name: &str, overwrite| match check(Some(&at(name)), overwrite) {
+            Ok(warnings) => warnings.join("; "),
+            Err(error) => {
+                let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
+                format!("refused: {error}{}", cause.unwrap_or_default()).replace(&at(""), "")
+            }
+        };
+        let exists = "refused: there.gtr exists; choose another name with -o, or overwrite it with -f";
+        assert_eq!(said("there.gtr", Overwrite::Refuse), exists);
+        assert_eq!(said("there.gtr", Overwrite::Replace), "");
+        assert_eq!(said("%p.gtr", Overwrite::Refuse), "");
+        assert_eq!(said("new/folder/a.gtr", Overwrite::Refuse), "");
+        assert_eq!(said("", Overwrite::Refuse), "", "a folder");
+        let is_a_file = "refused: cannot write there.gtr/a.gtr: there.gtr is not a folder";
+        assert_eq!(said("there.gtr/a.gtr", Overwrite::Refuse), is_a_file);
+        assert!(said("%q{GPUTRACE_TEST_UNSET}", Overwrite::Refuse).starts_with("%q{GPUTRACE_TEST_UNSET}: "));
+        assert!(said("%x", Overwrite::Refuse).contains("%x is not known"));
+        assert!(matches!(
+            check(Some("/proc/no/a.gtr"), Overwrite::Refuse),
+            Err(Error::Output { .. } | Error::Full { .. })
+        ));
+        fs::remove_dir_all(folder).expect("ours");
+    }
+
+    #[test]
     fn processes_of_one_job_do_not_take_each_others_names() {
         let folder = std::env::temp_dir().join(format!("gputrace-siblings-{}", std::process::id()));
         let pattern = folder.join("train.gtr").display().to_string();
         let names: Vec<_> = [Overwrite::Refuse, Overwrite::Replace, Overwrite::Refuse]
             .map(|overwrite| create(&pattern, &process(), overwrite, at(SystemTime::UNIX_EPOCH), |_| None))
             .into_iter()
-            .map(|made| made.expect("a name is free").0.file_name().unwrap_or_default().to_owned())
+            .map(|made| made.expect("a name is free").path.file_name().unwrap_or_default().to_owned())
             .collect();
         assert_eq!(names, ["train.gtr", "train.42.gtr", "train.42.2.gtr"]);
         let _ = fs::remove_dir_all(folder);
@@ -351,18 +485,42 @@ mod tests {
                 None
             })
         };
-        let (path, _) = make(&pattern, Overwrite::Refuse).expect("the first");
+        let path = make(&pattern, Overwrite::Refuse).expect("the first").path;
         assert_eq!(
             make(&pattern, Overwrite::Refuse).unwrap_err().to_string(),
             format!("{} exists; choose another name with -o, or overwrite it with -f", path.display())
         );
-        let (_, mut file) = make(&pattern, Overwrite::Replace).expect("asked");
-        file.write_all(b"x").expect("writable");
+        let mut made = make(&pattern, Overwrite::Replace).expect("asked");
+        made.file.write_all(b"x").expect("writable");
         use std::os::unix::fs::PermissionsExt;
         assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);
+        drop(made);
+        let numbered = || make(&pattern, Overwrite::Number).expect("a name with a number");
+        let (second, third) = (numbered(), numbered());
+        assert_eq!((second.instead_of.as_ref(), third.instead_of.as_ref()), (Some(&path), Some(&path)));
+        assert!(second.path.ends_with("my_python.42.gtr") && third.path.ends_with("my_python.42.2.gtr"));
         let counted = folder.join("new/%n.gtr").display().to_string();
-        assert!(make(&counted, Overwrite::Refuse).expect("0").0.ends_with("0.gtr"));
-        assert!(make(&counted, Overwrite::Refuse).expect("1").0.ends_with("1.gtr"));
+        assert!(make(&counted, Overwrite::Refuse).expect("0").path.ends_with("0.gtr"));
+        assert!(make(&counted, Overwrite::Refuse).expect("1").path.ends_with("1.gtr"));
+        fs::remove_dir_all(folder).expect("ours");
+    }
+
+    #[test]
+    fn a_run_that_has_just_ended_is_another_job() {
+        let folder = std::env::temp_dir().join(format!("gputrace-again-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder");
+        let path = folder.join("train.gtr");
+        let before = Process { boot: "a boot".to_owned(), start: Nanos(5_000), ..process() };
+        let mut writer = Writer::new(fs::File::create(&path).expect("a file")).expect("a trace");
+        writer.process(&before);
+        writer.flush().expect("room");
+        let job_began = Moment { realtime: SystemTime::now(), monotonic: 100_000_000 };
+        let ours = Process { start: Nanos(100_000_001), ..before };
+        let make = || create(&path.display().to_string(), &ours, Overwrite::Replace, job_began, |_| None);
+        let made = make().expect("a new one");
+        assert_eq!(made.path, path);
+        // What is being written is not replaced, by whomever.
+        assert_eq!(make().expect("another name").path, folder.join("train.42.gtr"));
         fs::remove_dir_all(folder).expect("ours");
     }
 
@@ -381,7 +539,7 @@ mod tests {
             let job_began = Moment { realtime: SystemTime::now() + hour, monotonic };
             let ours = Process { boot: boot.to_owned(), ..process() };
             let pattern = path.display().to_string();
-            let made = create(&pattern, &ours, Overwrite::Refuse, job_began, |_| None).ok()?.0;
+            let made = create(&pattern, &ours, Overwrite::Refuse, job_began, |_| None).ok()?.path;
             fs::remove_file(&made).expect("ours");
             Some(made.file_name()?.to_string_lossy().into_owned())
         };

@@ -1,8 +1,12 @@
-//! `PIDFD_GET_INFO` (linux/pidfd.h of Linux 6.15): what a descriptor of a process knows of it, also after its parent has waited.
+//! Ends of processes: what a descriptor of one knows of it, also after its parent has waited (`PIDFD_GET_INFO`, linux/pidfd.h of
+//! Linux 6.15), and a child that does not outlive us.
 #![allow(unsafe_code)]
 
 use rustix::ioctl::{Updater, ioctl, opcode};
+use rustix::process::{Signal, set_parent_process_death_signal};
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 /// `PIDFD_INFO_EXIT`: the status is asked for, or told.
 const EXIT: u64 = 1 << 3;
@@ -26,4 +30,11 @@ pub(crate) fn wait_status(descriptor: &OwnedFd) -> Option<i32> {
     // SAFETY: the number says what is read and written: one `Info`. A descriptor of something else refuses it.
     let answer = unsafe { ioctl(descriptor, Updater::<GET_INFO, Info>::new(&mut info)) };
     (answer.is_ok() && info.mask & EXIT != 0).then_some(info.exit_code)
+}
+
+/// The kernel kills the command's process when the thread ends that starts it.
+pub fn end_with_us(command: &mut Command) {
+    let end = || set_parent_process_death_signal(Some(Signal::KILL)).map_err(Into::into);
+    // SAFETY: between fork and exec it makes one call to the kernel, and allocates nothing.
+    unsafe { command.pre_exec(end) };
 }

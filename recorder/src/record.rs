@@ -2,6 +2,7 @@
 
 use crate::drain::{Drain, Found, Lane, Stamped};
 use crate::handed_out::HandedOutBooks;
+use crate::job::{self, Told};
 use crate::limits;
 use crate::liveness::{self, Asker, Claim, Liveness};
 use crate::map_file::{MapFile, WriterLock};
@@ -106,6 +107,20 @@ pub struct Summary {
     pub error: Option<std::io::Error>,
 }
 
+impl Summary {
+    /// As the job hears of it.
+    fn told(&self) -> Told {
+        Told::Ended {
+            pid: self.pid,
+            trace: job::absolute(&self.trace),
+            n_events: self.n_events,
+            n_lost: self.n_lost.saturating_add(self.n_damaged).saturating_add(self.n_dropped),
+            bytes: self.bytes,
+            error: self.error.as_ref().map(ToString::to_string),
+        }
+    }
+}
+
 /// Records a ring until its process is gone (or was gone before), and finishes the trace. Where an earlier recorder
 /// was killed, this one goes on: the trace has what that one had not taken from the ring yet.
 ///
@@ -137,12 +152,16 @@ pub fn record(ring: &Path, options: Options) -> Result<Summary, Error> {
             }
             recorder.run();
             let summary = recorder.finish();
+            // Who finds neither ring nor word of it may be sure that none will come.
+            job::tell(options.job_began, &summary.told());
             if !options.keep_ring {
                 remove(file.path());
             }
             Ok(summary)
         }
         Err(error) => {
+            // As at the end: before the ring goes.
+            job::tell(options.job_began, &Told::Failed { why: error.with_cause() });
             header.recorder.value.store(FAILED, Ordering::Release);
             // Nobody will read it: without this the memory would stay taken.
             if !options.keep_ring && before == NO_RECORDER {
@@ -228,12 +247,18 @@ impl<'a> Recorder<'a> {
         let calibration = map.calibration();
         let environ = options.is_its_child.then(process::own_environment);
         let facts = target.facts(Nanos(calibration.monotonic), calibration.realtime, environ);
-        let pattern = options.output.as_deref().unwrap_or_else(|| output::default_pattern(&facts));
+        let pattern = output::pattern(options.output.as_deref(), &facts);
         let job_began = options.job_began.or_else(|| target.began()).unwrap_or_else(Moment::now);
         let variable = |name: &str| std::env::var(name).ok();
-        let (trace, opened) = output::create(pattern, &facts, options.overwrite, job_began, variable)?;
+        let made = output::create(&pattern, &facts, options.overwrite, job_began, variable)?;
+        let (trace, instead_of) = (made.path, made.instead_of);
         let failed = |source| Error::Output { file: trace.clone(), source };
-        let writer = WriterThread::start(TraceFile(opened), trace.clone()).map_err(failed)?;
+        let writer = WriterThread::start(TraceFile(made.file), trace.clone()).map_err(failed)?;
+        let ring = file.path().to_owned();
+        job::tell(
+            options.job_began,
+            &Told::Began { pid: facts.pid, trace: job::absolute(&trace), ring, instead_of },
+        );
         let is_gone = liveness.is_gone();
         let numbers = (!is_gone).then(|| liveness::numbers(claim, target.in_proc()));
         let sampler = Sampler::start(numbers, writer.outlet());

@@ -77,6 +77,7 @@ const RUNS: &[(&str, &[&str])] = &[
     ("recover", &["PLAIN", "MISSING", "-o NEW PLAIN"]),
     ("symbolise", &["-f -o NEW --sysroot MISSING TRACE", "-f -o NEW OOM", "-o NEW PLAIN", "-o TRACE TRACE"]),
     ("recorder", &["--ring MISSING", "--ring PLAIN", "--MISSING"]),
+    ("manual", &["PLAIN", "MISSING MISSING"]),
     ("help", &["MISSING"]),
 ];
 

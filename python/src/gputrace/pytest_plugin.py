@@ -5,13 +5,19 @@
 
 A test with a limit runs in a process of its own:
 
-    pytest ── gputrace record -- python -m pytest NODEID ──> reports, begin and end of the test, trace
+    pytest ── gputrace record -- python -m pytest (the same arguments) ──> reports, begin and end of the test, trace
        └── figures of the trace between begin and end ──> passes the reports on, or fails the test
+
+The other tests see nothing of it: here the test takes its turn, without running, as one that was skipped does.
 """
 import gc
 import glob
+import hashlib
 import json
 import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,20 +26,54 @@ import time
 import pytest
 from _pytest.runner import runtestprotocol
 
-from .usage import GputraceError, Usage, parse_bytes, printable, program, show_bytes, without_preload
+from ._installed import GputraceError, program_path
+from .usage import Usage, parse_bytes, printable, show_bytes, without_preload
 
-# Names the file for the child's results; set in the child only.
+# Names the file for the child's results, and the test, in the child only.
 CHILD = "GPUTRACE_PYTEST_CHILD"
+CHILD_TEST = "GPUTRACE_PYTEST_TEST"
 MARKERS = {
     "limit_gpu_memory": "limit_gpu_memory(limit): fail if a process of the test holds more on one GPU",
     "limit_gpu_leaks": "limit_gpu_leaks(limit, warmups=1): fail if the test does not give back more than this",
 }
 N_PLACES = 5
+# Options that are about the session, which the child is not: what they are there.
+OF_THE_SESSION = {
+    "cacheclear": False,
+    "collectonly": False,
+    "failedfirst": False,
+    "htmlpath": None,
+    "json_report": False,
+    "lf": False,
+    "maxfail": 0,
+    "newfirst": False,
+    "pastebin": None,
+    "report_log": None,
+    "stepwise": False,
+    "usepdb": False,
+    "xmlpath": None,
+}
 
 
+def pytest_addoption(parser):
+    group = parser.getgroup("gputrace", "limits on GPU memory")
+    group.addoption(
+        "--gpu-memory-top", type=int, default=10, metavar="N", help="peaks of so many tests at the end; 0 for none (default: 10)"
+    )
+    group.addoption(
+        "--gpu-traces", metavar="DIR", help="keep traces of failed tests with a limit here (default: in the cache of pytest)"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
     for line in MARKERS.values():
         config.addinivalue_line("markers", line)
+    if CHILD in os.environ:
+        for option, value in OF_THE_SESSION.items():
+            if hasattr(config.option, option):
+                setattr(config.option, option, value)
+        config.args = [os.environ[CHILD_TEST]]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -41,11 +81,30 @@ def pytest_runtest_protocol(item, nextitem):
     if not any(item.get_closest_marker(name) for name in MARKERS):
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    reports = measured(item) if CHILD in os.environ else limited(item)
+    reports = measured(item) if CHILD in os.environ else [*limited(item), *torn_down(item, nextitem)]
     for report in reports:
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    top = config.getoption("gpu_memory_top")
+    rows = []
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            properties = dict(getattr(report, "user_properties", ()))
+            if getattr(report, "when", None) == "call" and "gpu_memory_peak" in properties:
+                rows.append((properties["gpu_memory_peak"], properties.get("gpu_memory_leaked"), report.nodeid))
+    if not rows or top <= 0:
+        return
+    terminalreporter.section("GPU memory of tests with a limit")
+    terminalreporter.write_line(f"{'peak':>11}  {'not returned':>12}  test")
+    for peak, leaked, nodeid in sorted(rows, key=lambda row: (-row[0], row[2]))[:top]:
+        shown = "" if leaked is None else show_bytes(leaked)
+        terminalreporter.write_line(f"{show_bytes(peak):>11}  {shown:>12}  {printable(nodeid)}")
+    if len(rows) > top:
+        terminalreporter.write_line(f"and {len(rows) - top} more (--gpu-memory-top)")
 
 
 def measured(item):
@@ -66,27 +125,66 @@ def measured(item):
     return reports
 
 
+def torn_down(item, nextitem):
+    """Takes down what the tests before this one left for it, and the next does not need. Nothing, or what failed."""
+    teardown = pytest.CallInfo.from_call(lambda: item.session._setupstate.teardown_exact(nextitem), when="teardown")
+    if teardown.excinfo is None:
+        return []
+    return [item.ihook.pytest_runtest_makereport(item=item, call=teardown)]
+
+
 def limited(item):
     """In the parent: has a child run the test, and looks at its trace."""
     try:
         allowed = limits(item)
         with tempfile.TemporaryDirectory(prefix="gputrace-") as folder:
-            results, said = run_child(item, folder)
+            results = run_child(item, folder)
             reports = [
                 item.config.hook.pytest_report_from_serializable(config=item.config, data=data)
                 for data in results["reports"]
             ]
-            problems = [
-                problem
-                for trace in sorted(glob.glob(os.path.join(folder, "*.gtr")))
-                for problem in beyond(allowed, Usage(trace, results["begin"], results["end"]))
-            ]
-    except (GputraceError, ValueError, TypeError) as error:
+            traces = sorted(glob.glob(os.path.join(folder, "*.gtr")))
+            usages = [Usage(trace, results["begin"], results["end"]) for trace in traces]
+            problems = [problem for usage in usages for problem in beyond(allowed, usage)]
+            properties = list(figures(allowed, usages))
+            for report in reports:
+                report.user_properties += properties
+                if report.when == "call" and report.passed and problems:
+                    # What is expected to fail may fail by this.
+                    report.outcome = "skipped" if hasattr(report, "wasxfail") else "failed"
+                    report.longrepr = "\n".join(problems)
+            if traces and any(report.failed for report in reports):
+                kept = keep(item, traces)
+                for report in [report for report in reports if report.failed][:1]:
+                    report.sections.append(("gputrace", kept))
+    except (GputraceError, OSError, ValueError, TypeError) as error:
         return [failure(item, f"gputrace: {error}")]
-    for report in reports:
-        if report.when == "call" and report.passed and problems:
-            report.outcome, report.longrepr = "failed", "\n".join(problems)
     return reports
+
+
+def figures(allowed, usages):
+    """What the table at the end and reports in files show."""
+    yield "gpu_memory_peak", max((usage.peak()[0] for usage in usages), default=0)
+    if "limit_gpu_leaks" in allowed:
+        yield "gpu_memory_leaked", sum(sum(usage.leaks().values()) for usage in usages)
+
+
+def keep(item, traces):
+    """Puts the traces of a failed test where they stay until it fails again, and says what to ask."""
+    folder = item.config.getoption("gpu_traces")
+    if folder is None and getattr(item.config, "cache", None) is not None:
+        folder = item.config.cache.mkdir("gputrace")
+    if folder is None:
+        folder = os.path.join(tempfile.gettempdir(), f"gputrace-pytest-{os.getuid()}")
+    folder = os.path.join(str(item.config.invocation_params.dir), str(folder))
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", item.nodeid)[-80:] + "." + hashlib.sha256(item.nodeid.encode()).hexdigest()[:8]
+    for old in glob.glob(os.path.join(glob.escape(folder), glob.escape(name) + ".*.gtr")):
+        os.remove(old)
+    kept = [os.path.join(folder, f"{name}.{os.path.basename(trace)}") for trace in traces]
+    for trace, path in zip(traces, kept):
+        shutil.move(trace, path)
+    return "the trace of this test is kept: gputrace report " + " ".join(shlex.quote(path) for path in kept)
 
 
 def limits(item):
@@ -111,21 +209,32 @@ def leak_limit(limit, warmups=1):
 def run_child(item, folder):
     results = os.path.join(folder, "results.json")
     config = item.config
-    command = [program(), "record", "--output", os.path.join(folder, "%p.%n.gtr"), "--", sys.executable, "-m", "pytest"]
-    command += [argument for plugin in config.option.plugins for argument in ("-p", plugin)]
-    command += ["-p", "no:cacheprovider", "-q", "--rootdir", str(config.rootpath)]
-    if config.inipath is not None:
-        command += ["-c", str(config.inipath)]
-    command.append(os.path.join(str(config.rootpath), item.nodeid))
-    environment = dict(without_preload(), **{CHILD: results})
+    command = [program_path(), "record", "--quiet", "--output", os.path.join(folder, "%p.%n.gtr"), "--"]
+    command += [sys.executable, "-m", "pytest", *map(str, config.invocation_params.args)]
+    # The last one counts.
+    command += ["--basetemp", os.path.join(folder, "basetemp")]
+    if config.pluginmanager.hasplugin("xdist"):
+        command += ["-n", "0", "--dist", "no"]
+    if config.pluginmanager.hasplugin("_cov"):
+        command.append("--no-cov")
+    test = os.path.join(str(config.rootpath), item.nodeid)
+    environment = dict(without_preload(), **{CHILD: results, CHILD_TEST: test})
     # Workers of pytest-xdist say so in the environment; the child is none.
     environment = {name: value for name, value in environment.items() if not name.startswith("PYTEST_XDIST")}
-    child = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=str(config.invocation_params.dir))
+    child = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env=environment,
+        cwd=str(config.invocation_params.dir),
+    )
     if not os.path.exists(results):
         said = (child.stdout + child.stderr).strip()
         raise GputraceError(f"the test's own process ended with {child.returncode} before the test did:\n{said}")
     with open(results) as file:
-        return json.load(file), child.stderr
+        return json.load(file)
 
 
 def beyond(allowed, usage):

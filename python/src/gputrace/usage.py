@@ -1,11 +1,12 @@
 """How much GPU memory a process held during a part of its life, from its trace."""
 import os
 import re
-import shutil
 import sqlite3
 import subprocess
 import unicodedata
 from collections import Counter
+
+from ._installed import GputraceError, program_path
 
 UNITS = {"": 1, "b": 1}
 for power, letter in enumerate("kmgt", start=1):
@@ -20,10 +21,6 @@ CHANGES = """
     LEFT JOIN StringIds site ON site.id = call_site_id
     WHERE device >= 0 ORDER BY change.rowid
 """
-
-
-class GputraceError(Exception):
-    """gputrace is not there, or could not do its part."""
 
 
 def parse_bytes(limit):
@@ -53,21 +50,13 @@ def printable(name):
     return "".join(f"\\u{{{ord(c):x}}}" if unicodedata.category(c) in obeyed else c for c in str(name))
 
 
-def program():
-    """Where gputrace is."""
-    found = os.environ.get("GPUTRACE") or shutil.which("gputrace")
-    if not found:
-        raise GputraceError("gputrace is not on PATH, and GPUTRACE does not name it")
-    return found
-
-
 class Usage:
     """What a process held between two moments, in nanoseconds since 1970."""
 
     def __init__(self, trace, begin, end):
         database = trace + ".sqlite"
-        command = [program(), "export", "--format", "sqlite", "--output", database, trace]
-        result = subprocess.run(command, capture_output=True, text=True, env=without_preload())
+        command = [program_path(), "export", "--format", "sqlite", "--output", database, trace]
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", env=without_preload())
         if result.returncode != 0:
             raise GputraceError(f"{' '.join(command)}: {result.stderr.strip()}")
         connection = sqlite3.connect(database)
@@ -123,4 +112,7 @@ class Usage:
 
 def without_preload():
     """The environment without a preloaded libgputrace: gputrace itself is not to be traced."""
-    return {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    entries = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
+    others = [entry for entry in entries if os.path.basename(entry) != "libgputrace.so"]
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    return dict(environment, LD_PRELOAD=":".join(others)) if others else environment

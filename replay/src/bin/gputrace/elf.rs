@@ -106,3 +106,14 @@ pub(crate) fn defined_glibc(path: &Path) -> Option<(u32, u32)> {
     }
     newest
 }
+
+/// The version of this system's C library.
+pub(crate) fn system_glibc() -> Option<(u32, u32)> {
+    const PLACES: [&str; 4] = [
+        "/lib/x86_64-linux-gnu/libc.so.6",
+        "/lib64/libc.so.6",
+        "/usr/lib/libc.so.6",
+        "/lib/aarch64-linux-gnu/libc.so.6",
+    ];
+    PLACES.iter().find_map(|path| defined_glibc(Path::new(path)))
+}

@@ -1,5 +1,6 @@
 //! `gputrace doctor`: whether recording can work here, and what is wrong with a trace.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -81,14 +82,7 @@ fn environment(list_hooks: bool) -> Section {
     let mut section = Section::new("environment", "This machine")
         .fact("version", "gputrace", Value::text(env!("CARGO_PKG_VERSION")))
         .fact("kernel", "kernel", Value::text(first_line("/proc/sys/kernel/osrelease").unwrap_or_default()));
-    let glibc = [
-        "/lib/x86_64-linux-gnu/libc.so.6",
-        "/lib64/libc.so.6",
-        "/usr/lib/libc.so.6",
-        "/lib/aarch64-linux-gnu/libc.so.6",
-    ]
-    .iter()
-    .find_map(|path| elf::defined_glibc(Path::new(path)));
+    let glibc = elf::system_glibc();
     let show = |version: (u32, u32)| format!("{}.{}", version.0, version.1);
     section = section.fact(
         "glibc",
@@ -98,6 +92,10 @@ fn environment(list_hooks: bool) -> Section {
     section = library(section, glibc, list_hooks);
     section = shared_memory(section);
     section = driver(section);
+    section = left_behind(section);
+    for sentence in gputrace_recorder::misspelt(std::env::vars_os()) {
+        section = section.line(Mood::Warning, sentence);
+    }
     if let Some(preload) = std::env::var_os("LD_PRELOAD").filter(|preload| !preload.is_empty()) {
         section = section.remark(
             "ld_preload",
@@ -177,6 +175,21 @@ fn shared_memory(section: Section) -> Section {
     section.line(Mood::Warning, text)
 }
 
+/// Rings that nobody drains: they take memory until somebody does.
+fn left_behind(mut section: Section) -> Section {
+    for ring in gputrace_recorder::rings_of(None).iter().filter(|ring| gputrace_recorder::is_left(ring)) {
+        let size = std::fs::metadata(ring).map_or(0, |data| data.blocks().saturating_mul(512));
+        let text = format!(
+            "{ring} has what a program left that had no recorder, or whose recorder was ended ({size}): `gputrace recover {ring}` makes a \
+             trace of it",
+            ring = ring.display(),
+            size = bytes(Bytes(size)),
+        );
+        section = section.line(Mood::Warning, text);
+    }
+    section
+}
+
 fn driver(section: Section) -> Section {
     let version =
         first_line("/proc/driver/nvidia/version").or_else(|| first_line("/sys/module/nvidia/version"));
@@ -196,7 +209,7 @@ fn driver(section: Section) -> Section {
 }
 
 /// Where the loader would find the driver's library.
-fn libcuda() -> Option<String> {
+pub(crate) fn libcuda() -> Option<String> {
     const NAME: &str = "libcuda.so.1";
     let named = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let usual = ["/usr/lib/wsl/lib", "/usr/local/nvidia/lib64"].map(PathBuf::from);

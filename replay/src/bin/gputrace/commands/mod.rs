@@ -13,6 +13,7 @@ mod doctor;
 mod export;
 mod import;
 mod leaks;
+mod manual;
 mod oom;
 mod ranks;
 mod record;
@@ -25,6 +26,7 @@ mod summary;
 mod symbolise;
 mod tree;
 mod tune;
+mod witness;
 
 /// Something that `gputrace` does.
 pub(crate) struct Verb {
@@ -66,6 +68,8 @@ const VERBS: &[Verb] = &[
     recover::VERB,
     symbolise::VERB,
     recorder::VERB,
+    witness::VERB,
+    manual::VERB,
 ];
 
 /// The arguments of a verb, which clap has already checked.
@@ -75,13 +79,16 @@ fn parsed<A: FromArgMatches>(matches: &ArgMatches) -> anyhow::Result<A> {
 
 /// The whole command line.
 fn command() -> Command {
-    let verbs = VERBS.iter().map(|verb| (verb.define)(Command::new(verb.name)));
+    front().subcommands(VERBS.iter().map(|verb| (verb.define)(Command::new(verb.name))))
+}
+
+/// The same without verbs.
+fn front() -> Command {
     Command::new("gputrace")
         .about("Says where GPU memory went, why it ran out, and what would have made it fit")
         .version(env!("CARGO_PKG_VERSION"))
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommands(verbs)
 }
 
 /// Parses the command line and does what it says. Usage errors end the process with status 2.
@@ -106,7 +113,7 @@ pub(crate) fn run(out: &mut Screen) -> anyhow::Result<ExitCode> {
 }
 
 /// Verbs that read no trace.
-const WRITERS: [&str; 3] = ["record", "recorder", "recover"];
+const WRITERS: [&str; 5] = ["manual", "record", "recorder", "recover", "witness"];
 
 /// A program that has just ended does not wait for its trace where other threads of it run. So we do, for every trace that
 /// is named, and those in folders that are.

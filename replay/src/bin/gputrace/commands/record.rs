@@ -9,13 +9,16 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail};
 use clap::{ArgMatches, Args, ValueEnum};
-use gputrace_recorder::{variable, variables};
+use gputrace_recorder::{Job, Overwrite, variable, variables};
 use gputrace_schemas::printable::Screen;
 use gputrace_sim::bytes;
 
-use super::Verb;
-use crate::elf::Elf;
-use crate::show::complain;
+use super::{Verb, witness};
+use crate::elf::{self, Elf};
+use crate::show::{complain, shown};
+
+pub(super) mod closing;
+pub(super) mod launch;
 
 pub(super) const VERB: Verb = Verb::new::<RecordArgs>("record", run);
 
@@ -28,8 +31,9 @@ const NOT_FOUND: u8 = 127;
 
 /// Runs a program and records its GPU memory
 ///
-/// The program is not changed, and takes gputrace's place: exit code and signals are the program's own. Nothing is
-/// written before the program, or a child of it, uses CUDA; then there is one trace for each such process.
+/// The program is not changed: exit code and signals are its own. Nothing is written before the program, or a child of it,
+/// uses CUDA; then there is one trace for each such process. At the end a line says where the traces are, or why there is
+/// none.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -37,10 +41,11 @@ Examples:
   gputrace record -o 'job/%h.r%r.gtr' -- torchrun --nproc-per-node 8 train.py
   gputrace record --nccl-timing -o 'job/%r.gtr' -- torchrun --nproc-per-node 8 train.py
 
-Exit status: the program's own; 125 if it cannot be traced, 126 if it cannot be run, 127 if it is not found.
+Exit status: the program's own; 125 if it cannot be traced (and is not started), 126 if it cannot be run, 127 if it is not found.
 Without this command: LD_PRELOAD=libgputrace.so GPUTRACE_OUTPUT=... python train.py")]
 pub(super) struct RecordArgs {
-    /// Where traces go: %e executable, %h host, %p pid, %r rank, %l local rank, %n counter, %t time, %q{ENV}, %%
+    /// Where traces go: a folder, or a name with %e executable, %h host, %p pid, %r rank, %l local rank, %n counter, %t time,
+    /// %q{ENV}, %%
     /// [default: gputrace-%e.%h.r%r.%p.gtr]
     #[arg(short, long, value_name = "PATTERN")]
     output: Option<OsString>,
@@ -62,8 +67,11 @@ pub(super) struct RecordArgs {
     /// Say nothing on the program's standard error when it runs out of memory
     #[arg(long)]
     no_oom_report: bool,
+    /// Say nothing at the end, and leave nobody to wait for it
+    #[arg(short, long)]
+    quiet: bool,
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
@@ -108,9 +116,34 @@ fn run(matches: &ArgMatches, _out: &mut Screen) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(CANNOT_TRACE));
         }
     };
-    let error = { command }.exec();
+    let error = match start(&args, command, program) {
+        Ok(status) => return Ok(status),
+        Err(error) => error,
+    };
     complain!("cannot run {}: {error}", path.display());
     Ok(ExitCode::from(CANNOT_RUN))
+}
+
+/// Starts the program, and sees to it that somebody says at its end what was recorded.
+fn start(args: &RecordArgs, mut command: Command, program: &OsStr) -> std::io::Result<ExitCode> {
+    let began = gputrace_recorder::job_begins();
+    command.env(variable(variables::JOB_BEGAN), &began);
+    let Some(job) = Some(()).filter(|()| !args.quiet).and_then(|()| Job::make(&began)) else {
+        return Err(command.exec());
+    };
+    let program = shown(Path::new(program));
+    if launch::is_started_by_hand() {
+        let result = launch::run(command, |pid| closing::say(&job, pid, &program));
+        job.end();
+        return result;
+    }
+    // Without it there is no line at the end, and nothing else is missing.
+    if witness::start(&began, &program).is_err() {
+        job.end();
+    }
+    let error = command.exec();
+    job.end();
+    Err(error)
 }
 
 fn prepare(
@@ -121,6 +154,10 @@ fn prepare(
 ) -> anyhow::Result<Command> {
     let library = library()?;
     check_program(path, &library)?;
+    check_output(args)?;
+    for sentence in gputrace_recorder::misspelt(std::env::vars_os()) {
+        complain!("{sentence}");
+    }
     let mut command = Command::new(path);
     command.arg0(program).args(arguments).env("LD_PRELOAD", preload(&library)?);
     // Only one tool receives a program's NVTX marks: the first.
@@ -132,7 +169,6 @@ fn prepare(
     };
     let program = std::env::current_exe().context("cannot find gputrace itself")?;
     set(variables::RECORDER, program.as_os_str());
-    set(variables::JOB_BEGAN, gputrace_recorder::job_begins().as_ref());
     if let Some(output) = &args.output {
         set(variables::OUTPUT, output);
     }
@@ -155,6 +191,23 @@ fn prepare(
         set(variables::RING_BYTES, bytes.to_string().as_ref());
     }
     Ok(command)
+}
+
+/// Refuses names of traces that would leave the run without one.
+fn check_output(args: &RecordArgs) -> anyhow::Result<()> {
+    let inherited = |name| std::env::var_os(variable(name)).filter(|value| !value.is_empty());
+    let asked = args.output.clone().or_else(|| inherited(variables::OUTPUT));
+    let asked = match asked.as_deref().map(OsStr::to_str) {
+        Some(None) => bail!("the output pattern is not UTF-8: choose another with -o"),
+        Some(Some(asked)) => Some(asked),
+        None => None,
+    };
+    let is_forced = args.force || inherited(variables::FORCE).is_some_and(|value| value != "0");
+    let overwrite = if is_forced { Overwrite::Replace } else { Overwrite::Refuse };
+    for warning in gputrace_recorder::check_output(asked, overwrite)? {
+        complain!("{warning}");
+    }
+    Ok(())
 }
 
 /// What a command's name leads to.
@@ -250,8 +303,17 @@ pub(super) fn check_program(path: &Path, library: &Path) -> anyhow::Result<()> {
             None => break,
         }
     }
-    let Some(program) = Elf::open(&path)? else { return Ok(()) };
     let ours = Elf::open(library)?.with_context(|| format!("{} is not an ELF library", library.display()))?;
+    if let (Some(needs), Some(has)) = (ours.glibc, elf::system_glibc())
+        && needs > has
+    {
+        let (needs, has) = (format!("{}.{}", needs.0, needs.1), format!("{}.{}", has.0, has.1));
+        bail!(
+            "{} needs C library {needs}, and this system has {has}: use an older build of gputrace",
+            library.display()
+        );
+    }
+    let Some(program) = Elf::open(&path)? else { return Ok(()) };
     if program.machine != ours.machine {
         bail!(
             "{} is for another kind of processor than {}: use the gputrace built for it",
