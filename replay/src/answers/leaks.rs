@@ -168,6 +168,12 @@ impl Leaks {
         Some(named)
     }
 
+    /// Whether the trace shows growth where there is any: it is long enough, and gives memory back.
+    #[must_use]
+    pub fn can_tell(&self) -> bool {
+        self.can_tell
+    }
+
     /// What there is to say.
     #[must_use]
     pub fn sections(&self, story: &Story) -> Vec<Section> {

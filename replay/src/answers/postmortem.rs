@@ -11,7 +11,7 @@ use crate::analyse::growth::Growth;
 use crate::analyse::live;
 use crate::answers::caught::{self, Caught, CaughtOom};
 use crate::answers::leaks::{GrowingSite, Leaks, Suppressions, Wanted};
-use crate::answers::remedies::{Capacity, remedies, remedies_section};
+use crate::answers::remedies::{Capacity, Remedy, remedies, remedies_section};
 use crate::answers::whatif::Machine;
 use crate::import::{ImportError, Trace};
 use crate::ledger::{Ledger, TorchOom, Wall, Watch};
@@ -103,6 +103,48 @@ impl Postmortem {
         Postmortem { story, fragmentation, caught, leaks }
     }
 
+    /// Of a story whose growth was watched, without how memory was cut up. What was caught is looked for where a program went
+    /// on after an error: that takes another pass.
+    #[must_use]
+    pub fn of_story(story: Story, source: &Source, growth: &Growth) -> Postmortem {
+        let leaks = Leaks::find(
+            &story,
+            source.definitions(),
+            growth,
+            &Wanted::default(),
+            &mut Suppressions::default(),
+        );
+        let mut found = Postmortem { story, fragmentation: BTreeMap::new(), caught: vec![], leaks };
+        if found.torch_devices().any(|device| found.went_on_after(device, <[TorchOom]>::first) > 0) {
+            let mut caught = Caught::new(source.definitions());
+            let again = Story::watched(source, &mut caught);
+            found.caught = caught.finish(&again.ledger);
+        }
+        found
+    }
+
+    /// Blocks that PyTorch handed out on a device after one of its errors.
+    pub(super) fn went_on_after(&self, device: i16, which: fn(&[TorchOom]) -> Option<&TorchOom>) -> u64 {
+        let torch = self.story.ledger.devices.get(&device).and_then(|books| books.torch.as_ref());
+        let error = torch.and_then(|torch| Some((torch, which(&torch.ooms)?)));
+        error.map_or(0, |(torch, error)| torch.allocations.saturating_sub(error.allocations_before))
+    }
+
+    /// The recorded setting, and the one that would have made it fit or perhaps would have, where there is one.
+    ///
+    /// # Errors
+    /// Why that cannot be told.
+    pub(super) fn remedy(
+        &self,
+        device: i16,
+        stream: &OpStream,
+    ) -> Result<(Option<Remedy>, Option<Remedy>), String> {
+        let capacity = self.capacity(device).ok_or("how much PyTorch could have is not known")?;
+        let trial = remedies(stream, capacity, None)?;
+        let (recorded, best) = trial.best()?;
+        Ok((recorded.cloned(), best.cloned()))
+    }
+
     /// The last error of a device that PyTorch raised.
     #[must_use]
     pub fn torch_oom(&self, device: i16) -> Option<&TorchOom> {
@@ -137,7 +179,7 @@ impl Postmortem {
 
     /// What grows on a device where memory ran out, largest first, where it is much of what was held: then the error is the
     /// end of a leak, and no setting mends that.
-    fn leaks_of(&self, device: i16) -> Vec<&GrowingSite> {
+    pub(super) fn leaks_of(&self, device: i16) -> Vec<&GrowingSite> {
         let name = format!("cuda:{device}");
         let growing: Vec<_> = self.leaks.growing.iter().filter(|site| site.named.device == name).collect();
         let grown = growing.iter().fold(0u64, |sum, site| sum.saturating_add(site.growth.0));

@@ -24,8 +24,21 @@ pub struct Part {
     pub rank: Option<u32>,
     /// Its command line.
     pub command: Vec<String>,
+    /// The answer, before all that it rests on.
+    pub verdict: Option<Verdict>,
     /// In the order to be shown.
     pub sections: Vec<Section>,
+}
+
+/// What happened to a process, in a few lines.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// For programs: one of few words, snake_case.
+    pub kind: &'static str,
+    /// Of the same words, what else is wrong.
+    pub also: Vec<&'static str>,
+    /// The lines.
+    pub section: Section,
 }
 
 /// A subject.
@@ -209,6 +222,8 @@ pub enum Value {
     Share(f64),
     /// Words.
     Text(String),
+    /// A command to type: never cut or broken.
+    Command(String),
 }
 
 impl Value {

@@ -64,6 +64,11 @@ fn the_gap_between_reserved_and_in_use_is_taken_apart() {
     );
 }
 
+/// Every section of the report.
+fn all() -> Vec<SectionEntry> {
+    SECTIONS.iter().map(|(_, entry)| *entry).collect()
+}
+
 fn story(scene: &str) -> Story {
     Story::of("train.gtr", &recording(scene))
 }
@@ -74,7 +79,7 @@ fn check(sections: &[SectionEntry], scene: &str, width: Option<usize>, expected:
 
 /// Of a report, the section of this name.
 fn check_one(name: &str, story: &Story, expected: Expect) {
-    let mut sections: Vec<_> = SECTIONS.iter().flat_map(|entry| entry.of(story)).collect();
+    let mut sections: Vec<_> = SECTIONS.iter().flat_map(|(_, entry)| entry.of(story)).collect();
     sections.retain(|section| section.name == name);
     assert_eq!(sections.len(), 1, "the report has a section {name}");
     let report = Report { verb: "report", parts: vec![super::part(story, sections)] };
@@ -90,7 +95,7 @@ fn check_report(report: &Report, width: Option<usize>, expected: Expect) {
 #[test]
 fn the_first_screen_says_why_the_job_died() {
     check(
-        SECTIONS,
+        &all(),
         OOM,
         Some(110),
         expect![[r#"
@@ -152,7 +157,7 @@ fn the_first_screen_says_why_the_job_died() {
 #[test]
 fn a_narrow_terminal_cuts_names_not_numbers() {
     check(
-        SECTIONS,
+        &all(),
         OOM,
         Some(72),
         expect![[r#"
@@ -218,7 +223,7 @@ fn a_narrow_terminal_cuts_names_not_numbers() {
 #[test]
 fn losses_are_told_where_the_numbers_are() {
     check(
-        SECTIONS,
+        &all(),
         "Alloc addr=a bytes=1M by=/job/train!
          lost events=1203
          Free addr=b by=/job/train!
@@ -266,7 +271,7 @@ fn losses_are_told_where_the_numbers_are() {
 #[test]
 fn a_request_refused_to_somebody_else_than_pytorch_is_an_out_of_memory_error() {
     check(
-        SECTIONS,
+        &all(),
         "Alloc addr=a bytes=1G by=run@/job/train!
          Create bytes=2G result=2 by=/x/libnccl.so.2!",
         None,
@@ -408,7 +413,7 @@ fn a_limit_is_told_from_a_full_device() {
     let scene = OOM
         .replace("MemInfo bytes=10M", "MemInfo bytes=10G")
         .replace("    Alloc bytes=40M result=2", "    Free addr=0");
-    let report = about("report", SECTIONS, &[story(&scene)]);
+    let report = about("report", &all(), &[story(&scene)]);
     let json = json::render(&report);
     let remark = &json["processes"][0]["sections"][0]["free_bytes_remark"];
     assert_eq!(
@@ -417,7 +422,7 @@ fn a_limit_is_told_from_a_full_device() {
     );
     let remark = |free: &str, asked: &str| {
         let scene = format!("MemInfo bytes={free} extra=140G\noom bytes={asked} allocated=30M reserved=50M");
-        let report = about("report", SECTIONS, &[story(&scene)]);
+        let report = about("report", &all(), &[story(&scene)]);
         json::render(&report)["processes"][0]["sections"][0]["free_bytes_remark"]
             .as_str()
             .unwrap_or("")
@@ -432,7 +437,7 @@ fn a_limit_is_told_from_a_full_device() {
 #[test]
 fn nothing_happened() {
     check(
-        SECTIONS,
+        &all(),
         "Init",
         None,
         expect![[r#"
@@ -453,7 +458,7 @@ fn nothing_happened() {
 
 #[test]
 fn json_has_the_same_as_text() {
-    let report = about("report", SECTIONS, &[story(OOM)]);
+    let report = about("report", &all(), &[story(OOM)]);
     let json = serde_json::to_string_pretty(&json::render(&report)).unwrap();
     expect![[r#"
         {

@@ -15,7 +15,7 @@ use gputrace_replay::report::model::{Part, Report};
 use gputrace_replay::report::render::{json, text};
 use gputrace_replay::report::sections::SectionEntry;
 use gputrace_replay::story::Story;
-use gputrace_replay::trace::source::{Error, Source};
+use gputrace_replay::trace::source::Source;
 use gputrace_schemas::event::Nanos;
 use gputrace_schemas::printable::{Screen, printable};
 use serde::Serialize;
@@ -46,6 +46,11 @@ impl TraceArgs {
     /// The traces that were named, and those in the folders that were named.
     pub(crate) fn paths(&self) -> anyhow::Result<Vec<PathBuf>> {
         paths(&self.traces)
+    }
+
+    /// As they were named.
+    pub(crate) fn named(&self) -> impl Iterator<Item = &Path> {
+        self.traces.iter().map(PathBuf::as_path)
     }
 }
 
@@ -276,39 +281,46 @@ impl Stories {
     /// Reads traces, two at a time. What cannot be read is said on stderr and makes the exit status a failure; the
     /// others are shown.
     pub(crate) fn read(args: &TraceArgs) -> anyhow::Result<Stories> {
-        Stories::read_by(args, Story::read)
-    }
-
-    /// The same, understood by `read`.
-    pub(crate) fn read_by(
-        args: &TraceArgs,
-        read: impl Fn(&Path) -> Result<Story, Error> + Sync,
-    ) -> anyhow::Result<Stories> {
-        let mut results = Vec::new();
-        for pair in args.paths()?.chunks(2) {
-            std::thread::scope(|scope| {
-                let threads: Vec<_> = pair.iter().map(|path| scope.spawn(|| read(path))).collect();
-                results.extend(threads.into_iter().map(std::thread::ScopedJoinHandle::join));
-            });
-        }
-        let mut all = true;
-        let mut stories = Vec::new();
-        for result in results {
-            match result {
-                Ok(Ok(story)) => stories.push(story),
-                Ok(Err(error)) => {
-                    all = false;
-                    complain!("{:#}", anyhow::Error::from(error));
-                }
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
+        let (stories, all) = read_all(&args.paths()?, |path| Ok(Story::read(path)?));
         Ok(Stories { stories, all })
     }
 
     pub(crate) fn exit_code(&self) -> ExitCode {
-        if self.all { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        exit_code(self.all)
     }
+}
+
+/// What cannot be read, or judged: docs/EXIT-CODES.md.
+pub(crate) const CANNOT_KNOW: u8 = 2;
+
+/// The exit status of a verb that has shown what it could read.
+pub(crate) fn exit_code(all_read: bool) -> ExitCode {
+    if all_read { ExitCode::SUCCESS } else { ExitCode::from(CANNOT_KNOW) }
+}
+
+/// Reads traces, two at a time: those that can be read, and whether all can. What cannot is said on stderr.
+pub(crate) fn read_all<T: Send>(
+    paths: &[PathBuf],
+    read: impl Fn(&Path) -> anyhow::Result<T> + Sync,
+) -> (Vec<T>, bool) {
+    let (mut all, mut done) = (true, vec![]);
+    for pair in paths.chunks(2) {
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = pair.iter().map(|path| scope.spawn(|| read(path))).collect();
+            threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
+        });
+        for result in results {
+            match result {
+                Ok(Ok(read)) => done.push(read),
+                Ok(Err(error)) => {
+                    all = false;
+                    complain!("{error:#}");
+                }
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+    }
+    (done, all)
 }
 
 /// Shows sections about traces that were read.
@@ -330,11 +342,11 @@ pub(crate) fn sections(
 }
 
 /// Who started whom, where there are several. In JSON, `summary` and `ranks` say it.
-pub(crate) fn family(stories: &[Story]) -> Option<Part> {
-    if stories.len() < 2 {
+pub(crate) fn family<'a>(stories: impl IntoIterator<Item = &'a Story>) -> Option<Part> {
+    let traced: Vec<_> = stories.into_iter().map(Traced::of).collect();
+    if traced.len() < 2 {
         return None;
     }
-    let traced: Vec<_> = stories.iter().map(Traced::of).collect();
     let section = processes::section(&processes::tree(&traced))?;
     Some(Part { sections: vec![section], ..Part::default() })
 }

@@ -36,8 +36,11 @@ fn part(part: &Part, style: Style, out: &mut Screen) -> io::Result<()> {
     if !part.title.is_empty() {
         style.paint_line(BOLD, &cut(&printable(&part.title), style.width), out)?;
     }
+    if let Some(verdict) = &part.verdict {
+        section(&verdict.section, style, out)?;
+    }
     for (idx, section) in part.sections.iter().enumerate() {
-        if idx > 0 || !part.title.is_empty() {
+        if idx > 0 || !part.title.is_empty() || part.verdict.is_some() {
             writeln!(out)?;
         }
         self::section(section, style, out)?;
@@ -55,8 +58,7 @@ fn section(section: &Section, style: Style, out: &mut Screen) -> io::Result<()> 
     for item in &section.items {
         match item {
             Item::Fact { label, value, remark, .. } => {
-                let fact = format!("  {label:label_width$}  {}", show(value));
-                fact_line(&fact, label_width, remark, style, out)?;
+                fact_line((label, label_width), value, remark, style, out)?;
             }
             Item::Table(table) => self::table(table, style, out)?,
             Item::Line(mood, text) => line(*mood, text, style, out)?,
@@ -65,18 +67,35 @@ fn section(section: &Section, style: Style, out: &mut Screen) -> io::Result<()> 
     Ok(())
 }
 
-/// A fact with its remark behind it, or below where there is no room.
-fn fact_line(fact: &str, label_width: usize, remark: &str, style: Style, out: &mut Screen) -> io::Result<()> {
-    if remark.is_empty() {
-        return writeln!(out, "{fact}");
+/// A fact with its remark behind it, or below where there is no room. Words go on below themselves.
+fn fact_line(
+    (label, label_width): (&str, usize),
+    value: &Value,
+    remark: &str,
+    style: Style,
+    out: &mut Screen,
+) -> io::Result<()> {
+    let (shown, indent) = (show(value), label_width + 4);
+    let room = style.width.map(|width| width.saturating_sub(indent));
+    let room_for_value = if matches!(value, Value::Text(_)) { room } else { None };
+    write!(out, "  {label:label_width$}  ")?;
+    let mut last = 0;
+    for (idx, line) in wrap(&shown, room_for_value).enumerate() {
+        if idx > 0 {
+            write!(out, "\n{:indent$}", "")?;
+        }
+        write!(out, "{line}")?;
+        last = length(line);
     }
-    if style.width.is_none_or(|width| length(fact) + 2 + length(remark) <= width) {
-        write!(out, "{fact}  ")?;
+    if remark.is_empty() {
+        return writeln!(out);
+    }
+    if room.is_none_or(|room| last + 2 + length(remark) <= room) {
+        write!(out, "  ")?;
         return style.paint_line(DIM, remark, out);
     }
-    writeln!(out, "{fact}")?;
-    let indent = label_width + 4;
-    for line in wrap(&printable(remark), style.width.map(|width| width.saturating_sub(indent))) {
+    writeln!(out)?;
+    for line in wrap(&printable(remark), room) {
         write!(out, "{:indent$}", "")?;
         style.paint_line(DIM, line, out)?;
     }
@@ -159,7 +178,7 @@ fn show(value: &Value) -> String {
         Value::Count(count) => words::count(*count),
         Value::Time(time) => words::time(*time),
         Value::Share(share) => format!("{:.1} %", share * 100.0),
-        Value::Text(text) => printable(text).into_owned(),
+        Value::Text(text) | Value::Command(text) => printable(text).into_owned(),
     }
 }
 

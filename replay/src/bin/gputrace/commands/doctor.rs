@@ -303,6 +303,7 @@ fn trace(story: &Story, audit: BooksAudit) -> Part {
         rank: process.rank,
         command: process.command.clone(),
         sections: sections.collect(),
+        ..Part::default()
     }
 }
 
