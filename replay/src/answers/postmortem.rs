@@ -17,7 +17,7 @@ use crate::import::{ImportError, Trace};
 use crate::ledger::{Ledger, TorchOom, Wall, Watch};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::sections::POSTMORTEM;
-use crate::report::words::bytes;
+use crate::report::words::{bytes, quote};
 use crate::story::Story;
 use crate::trace::source::Source;
 
@@ -328,8 +328,9 @@ pub fn remedies_sections(
     machine: Machine,
     load: impl FnOnce() -> Result<Trace, ImportError>,
 ) -> Vec<Section> {
+    let card = machine.limit.or(machine.device_memory);
     if postmortem.torch_devices().next().is_none() {
-        return vec![];
+        return card.map(|card| would_it_fit(&postmortem.story, card)).into_iter().collect();
     }
     let trace = load().map_err(|error| error.to_string());
     let of_device = |device: i16| {
@@ -337,9 +338,9 @@ pub fn remedies_sections(
             let stream = trace.devices.iter().find(|stream| i64::from(stream.device) == i64::from(device));
             stream.ok_or_else(|| "it has no requests of this device".to_owned())
         });
-        let others = machine.limit.map(|_| others_then(stream.clone().ok(), machine)).unwrap_or_default();
+        let others = card.map(|_| others_then(stream.clone().ok(), machine)).unwrap_or_default();
         let of_others = others.iter().fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
-        let left = machine.limit.map(|limit| Bytes(limit.0.saturating_sub(of_others)));
+        let left = card.map(|limit| Bytes(limit.0.saturating_sub(of_others)));
         let capacity =
             left.map(|left| Capacity::Limit(left, left)).or_else(|| postmortem.capacity(device))?;
         let found = stream.clone().and_then(|stream| remedies(stream, capacity, machine.torch_version));
@@ -351,6 +352,14 @@ pub fn remedies_sections(
         Some(remedies_section(device, capacity, found, stream.ok(), per_step).lines(note))
     };
     postmortem.torch_devices().filter_map(of_device).collect()
+}
+
+/// What another card would have made of a run that did not run out: a question for `replay`.
+fn would_it_fit(story: &Story, card: Bytes) -> Section {
+    let command = format!("gputrace replay --limit {} {}", card.0, quote(&story.path));
+    Section::new("limit", "With less memory")
+        .line(Mood::Note, format!("whether it fits in {}, and what would make it fit:", bytes(card)))
+        .line(Mood::Command, command)
 }
 
 /// Who else held how much when memory ran out.

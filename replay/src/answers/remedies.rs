@@ -129,9 +129,13 @@ pub(super) struct Trial {
 }
 
 impl Trial {
-    /// The recorded setting, and the first that fits, or perhaps does; why none can be told.
+    /// The recorded setting, and the first that fits, or perhaps does; why none can be told. Where the recorded one is said to
+    /// fit, which ran out, the others are no better known.
     pub(super) fn best(&self) -> Result<(Option<&Remedy>, Option<&Remedy>), &str> {
         let Trial { remedies, doubt } = self;
+        if remedies.first().is_some_and(|recorded| recorded.verdict == Verdict::Fits) {
+            return Err("in the replay the recorded setting fits");
+        }
         let fits = remedies.iter().skip(1).find(|remedy| remedy.verdict != Verdict::RunsOut);
         doubt.as_deref().map_or_else(|| Ok((remedies.first(), fits)), Err)
     }

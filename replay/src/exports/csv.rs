@@ -15,6 +15,7 @@ pub(super) const ENTRY: Export = Export {
     name: "csv",
     summary: "every change of memory, a row each, for spreadsheets, pandas and DuckDB",
     takes: Takes { several: true, ..Takes::ONE },
+    is_binary: false,
     export,
 };
 

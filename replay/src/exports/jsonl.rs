@@ -9,6 +9,7 @@ pub(super) const ENTRY: Export = Export {
     name: "jsonl",
     summary: "every change of memory, a JSON object a line, for jq",
     takes: Takes { several: true, ..Takes::ONE },
+    is_binary: false,
     export,
 };
 

@@ -51,9 +51,19 @@ pub fn load(path: &Path) -> Result<Trace, ImportError> {
         gputrace::read(path)
     } else if is_read && rmm_log::looks_like_a_log(&first) {
         rmm_log::read(path)
-    } else {
+    } else if is_pickle(path) || !path.is_file() {
         read_snapshot(path)
+    } else {
+        // Which says what it is instead.
+        gputrace::read(path)
     }
+}
+
+/// Pickles begin with the opcode PROTO (0x80), gzip with 1f 8b; a trace with neither.
+pub(crate) fn is_pickle(path: &Path) -> bool {
+    let mut first = [0; 2];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut first));
+    read.is_ok() && (first == [0x1f, 0x8b] || first[0] == 0x80)
 }
 
 /// Reads the first `length` bytes of a gputrace trace that may still be growing.

@@ -1,7 +1,8 @@
 //! What the verbs that show something have in common.
 
+use std::fs::OpenOptions;
 use std::io::{IsTerminal, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, IntoRawFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -37,7 +38,7 @@ pub(crate) fn shown(path: &Path) -> String {
 #[derive(Args)]
 pub(crate) struct TraceArgs {
     /// Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at once, or folders with them, for the
-    /// processes of a job
+    /// processes of a job; - for the standard input
     #[arg(required = true, value_name = "TRACE|DIR")]
     traces: Vec<PathBuf>,
 }
@@ -58,21 +59,49 @@ impl TraceArgs {
 pub(crate) fn paths(named: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let mut paths = vec![];
     for path in named {
+        if path.as_os_str() == "-" {
+            paths.push(spooled().context("cannot keep what is on the standard input")?);
+            continue;
+        }
         if !path.is_dir() {
             paths.push(path.clone());
             continue;
         }
         let entries = std::fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let is_trace = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "gtr");
         let mut found: Vec<PathBuf> =
-            entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_trace).collect();
+            entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| is_trace(path)).collect();
         if found.is_empty() {
-            bail!("no traces (*.gtr) in {}", path.display());
+            bail!("no traces (*.gtr) and no snapshots (*.pickle) in {}", path.display());
         }
         found.sort();
         paths.extend(found);
     }
     Ok(paths)
+}
+
+/// Whether a file of a folder is a trace or a snapshot, by its name.
+fn is_trace(path: &Path) -> bool {
+    const ENDINGS: [&str; 5] = [".gtr", ".pickle", ".pickle.gz", ".pkl", ".pkl.gz"];
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    ENDINGS.iter().any(|ending| name.ends_with(ending))
+}
+
+/// The one trace that was named, or that is in the folder that was named.
+pub(crate) fn only(named: &Path) -> anyhow::Result<PathBuf> {
+    match &mut *paths(std::slice::from_ref(&named.to_path_buf()))? {
+        [only] => Ok(std::mem::take(only)),
+        many => bail!("{} has {} traces: name one of them", named.display(), many.len()),
+    }
+}
+
+/// `-` is what is on the standard input, kept in a file without a name: traces are read more than once.
+fn spooled() -> anyhow::Result<PathBuf> {
+    let path = std::env::temp_dir().join(format!("gputrace.{}.stdin", std::process::id()));
+    let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    std::io::copy(&mut std::io::stdin().lock(), &mut file)?;
+    // Open until the process ends.
+    Ok(PathBuf::from(format!("/proc/self/fd/{}", file.into_raw_fd())))
 }
 
 /// Which moment to look at.
@@ -290,8 +319,49 @@ impl Stories {
     }
 }
 
-/// What cannot be read, or judged: docs/EXIT-CODES.md.
+/// What could not be read, or not be judged: docs/EXIT-CODES.md.
 pub(crate) const CANNOT_KNOW: u8 = 2;
+/// What a gate that was asked for refuses.
+const REFUSED: u8 = 1;
+
+/// What a gate says: a verb that was asked to fail where something is so. The worst of several traces counts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Gate {
+    /// It is well, as far as it was asked for.
+    Passes,
+    /// It cannot be known.
+    CannotKnow,
+    /// It is not well.
+    Refuses,
+}
+
+impl Gate {
+    /// The exit status of a verb that has shown what it could read.
+    pub(crate) fn exit_code(self, all_read: bool) -> ExitCode {
+        match self {
+            Gate::Passes => exit_code(all_read),
+            Gate::CannotKnow => ExitCode::from(CANNOT_KNOW),
+            Gate::Refuses => ExitCode::from(REFUSED),
+        }
+    }
+
+    /// That it cannot be known, said on stderr with the reason.
+    pub(crate) fn cannot_know(subject: &str, why: &str) -> Gate {
+        complain!("{subject}: cannot tell: {why}");
+        Gate::CannotKnow
+    }
+}
+
+/// Whether the reader of our output went away (`gputrace … | head`): nothing that we should complain about.
+pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let io = error.downcast_ref::<std::io::Error>();
+    io.is_some_and(|io| io.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// For what has a verdict to give, whether somebody reads on or not.
+pub(crate) fn unless_closed(written: anyhow::Result<()>) -> anyhow::Result<()> {
+    written.or_else(|error| if is_closed_pipe(&error) { Ok(()) } else { Err(error) })
+}
 
 /// The exit status of a verb that has shown what it could read.
 pub(crate) fn exit_code(all_read: bool) -> ExitCode {
@@ -376,28 +446,28 @@ pub(crate) fn each(
     mut part: impl FnMut(&Source) -> anyhow::Result<Part>,
 ) -> anyhow::Result<ExitCode> {
     let part = |path: &Path| Source::open(path).map_err(Into::into).and_then(|source| part(&source));
-    let (report, status) = parts(verb, &traces.paths()?, part);
+    let (report, all_read) = parts(verb, &traces.paths()?, part);
     if !report.parts.is_empty() || show.json {
         show.write(&report, out)?;
     }
-    Ok(status)
+    Ok(exit_code(all_read))
 }
 
-/// A part about each trace. What cannot be read is said on stderr and makes the exit status a failure.
+/// A part about each trace, and whether all could be read. What could not is said on stderr.
 pub(crate) fn parts(
     verb: &'static str,
     paths: &[PathBuf],
     mut part: impl FnMut(&Path) -> anyhow::Result<Part>,
-) -> (Report, ExitCode) {
-    let (mut report, mut status) = (Report { verb, parts: vec![] }, ExitCode::SUCCESS);
+) -> (Report, bool) {
+    let (mut report, mut all_read) = (Report { verb, parts: vec![] }, true);
     for path in paths {
         match part(path) {
             Ok(part) => report.parts.push(part),
             Err(error) => {
-                status = ExitCode::FAILURE;
+                all_read = false;
                 complain!("{error:#}");
             }
         }
     }
-    (report, status)
+    (report, all_read)
 }
