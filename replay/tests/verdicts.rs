@@ -75,8 +75,8 @@ fn the_verdict_on_a_fragmented_run_has_the_line_to_paste() {
     expect_test::expect![[r#"
         Verdict: memory was reserved and not used
           what   cuda:0: PyTorch reserved up to 1.23 GiB for at most 524.55 MiB in use
-          where  <module> (/job/varying-lengths/train.py:12) in Linear.forward
-                 (backward of AddmmBackward0)
+          where  <module> (/job/varying-lengths/train.py:12) in Linear.forward (backward
+                 of AddmmBackward0)
           sure   exact: the run's 760 requests were replayed with it
           fix    export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
                  reserves 568.00 MiB instead of 1.23 GiB

@@ -211,7 +211,8 @@ impl Leaks {
         let section = section.table(table.keep(n, 1));
         let section = match (&self.counted, self.n_steps) {
             (Some(source), Some(n)) if !self.growing.is_empty() => {
-                let text = format!("taking it for {n} steps: {source} (--steps says otherwise)");
+                let text =
+                    format!("taking it for {} steps: {source} (--steps says otherwise)", words::count(n));
                 section.line(Mood::Note, text)
             }
             (None, None) if !self.growing.is_empty() => {
@@ -284,9 +285,10 @@ impl Leaks {
         };
         let section = match self.suppressed {
             (0, _) => section,
-            (n, bytes) => {
-                section.line(Mood::Note, format!("{n} suppressed, {} together", words::bytes(bytes)))
-            }
+            (n, bytes) => section.line(
+                Mood::Note,
+                format!("{} suppressed, {} together", words::count(n), words::bytes(bytes)),
+            ),
         };
         section.warn(story.doubts())
     }

@@ -647,7 +647,7 @@ mod tests {
     }
 
     const HELD: &str = "Alloc addr=0x10000000 bytes=20M by=libcudart.so,libc10_cuda.so in_allocate=1
-        block addr=0x10000000 bytes=12M requested=12M allocated=12M reserved=20M by=load@/job/a.py:3\n";
+        block addr=0x10000000 bytes=8M requested=8M allocated=8M reserved=20M by=load@/job/a.py:3\n";
 
     /// A loop of a hundred steps with an activation, and what `also` adds to each.
     fn steps(also: impl Fn(usize) -> String) -> String {
@@ -661,17 +661,16 @@ mod tests {
         let told = told(&format!(
             "{HELD}Alloc bytes=30M result=2 by=libcudart.so,libc10_cuda.so in_allocate=1
              MemInfo bytes=10M extra=80M
-             oom bytes=30M requested=30M allocated=12M reserved=20M by=forward@/job/a.py:12"
+             oom bytes=30M requested=30M allocated=8M reserved=20M by=forward@/job/a.py:12"
         ));
         assert_eq!(
             told,
             [
                 "Verdict: out of memory",
-                "what: PyTorch could not get 30.00 MiB on cuda:0 at 5.0 µs: 12.00 MiB in use, 8.00 MiB more reserved, and \
+                "what: PyTorch could not get 30.00 MiB on cuda:0 at 4.0 µs: 8.00 MiB in use, 12.00 MiB more reserved, and \
                  others held 50.00 MiB of the device's 80.00 MiB",
                 "call_site: forward (/job/a.py:12)",
-                "confidence: certain: replayed with the settings that people are advised to try",
-                "fix: needs less memory, or more of it: no setting of the allocator makes it fit",
+                "confidence: certain that it ran out; cannot tell what would have helped: in the replay the recorded setting fits",
                 "next: gputrace oom job/train.gtr",
             ]
         );
@@ -682,7 +681,7 @@ mod tests {
         let told = told(&format!("{HELD}Create bytes=4G result=2 by=/x/libnccl.so.2,init@/job/a.py:1"));
         assert_eq!(
             told[1],
-            "what: NCCL could not get 4.00 GiB on cuda:0 (cuMemCreate) at 3.0 µs; the process held 20.00 MiB"
+            "what: NCCL could not get 4.00 GiB on cuda:0 (cuMemCreate) at 2.0 µs; the process held 20.00 MiB"
         );
     }
 
@@ -698,7 +697,7 @@ mod tests {
         let killed = told_with(&scene, Some(EventKind::Note("process.end=signal 9".into())));
         assert_eq!(killed[0], "Verdict: memory grows");
         assert!(
-            killed[1].ends_with("; the process was ended by signal 9 (SIGKILL), 300.0 µs after its start")
+            killed[1].ends_with("; the process was ended by signal 9 (SIGKILL), 299.0 µs after its start")
         );
     }
 

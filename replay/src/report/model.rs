@@ -2,6 +2,8 @@
 
 use gputrace_schemas::event::{Bytes, Nanos};
 
+use super::words;
+
 /// Everything that a verb has to say.
 #[derive(Clone, Debug)]
 pub struct Report {
@@ -197,8 +199,8 @@ impl Table {
                 _ => 0,
             });
             let bytes = Bytes(bytes.fold(0, u64::saturating_add));
-            let n_rows = self.rows.len() - n;
-            self.left_out = Some(format!("{n_rows} more with {} together", super::words::bytes(bytes)));
+            let n_rows = words::count((self.rows.len() - n) as u64);
+            self.left_out = Some(format!("{n_rows} more with {} together", words::bytes(bytes)));
             self.rows.truncate(n);
         }
         self

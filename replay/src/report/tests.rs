@@ -113,8 +113,8 @@ fn the_first_screen_says_why_the_job_died() {
               free on the device              10.00 MiB
               size of the device              140.00 GiB
               held elsewhere                  139.69 GiB
-                                              CUDA context, code, other processes (device total - free - what this
-                                              process was handed)
+                                              CUDA context, code, other processes (device total - free - what this process
+                                              was handed)
               from                            forward (/job/train.py:12)
               nothing was allocated after it, and the trace ends 0 ns later: it probably ended the program
 
@@ -187,8 +187,10 @@ fn a_narrow_terminal_cuts_names_not_numbers() {
               last event after  11.0 µs
 
             Memory
-              device        peak      at  share  live at end  torch allocated  torch reserved  refused
-              c…H200  306.00 MiB  5.0 µs  0.2 %   306.00 MiB        45.00 MiB       50.00 MiB        1
+                                                       live      torch      torch
+              device        peak      at  share      at end  allocated   reserved
+              cuda:0  306.00 MiB  5.0 µs  0.2 %  306.00 MiB  45.00 MiB  50.00 MiB
+              (no room for: refused)
               cuda:0 NVIDIA H200: PyTorch's peaks: requested 45.00 MiB, allocated
                 45.00 MiB, reserved 50.00 MiB
 
@@ -198,15 +200,17 @@ fn a_narrow_terminal_cuts_names_not_numbers() {
               cuda:0  PyTorch   50.00 MiB  16.3 %   50.00 MiB    50.00 MiB
 
             The driver's own figures (sampled from NVML)
-              device  moment      at     charged  handed out  page rounding  CUDA context  kernel code  unaccounted
-              cuda:0  f…mple  2.0 µs  800.00 MiB  256.00 MiB            0 B    544.00 MiB          0 B          0 B
-              cuda:0  m…rged  8.0 µs  900.00 MiB  306.00 MiB            0 B    544.00 MiB          0 B    50.00 MiB
-              cuda:0  l…mple  8.0 µs  900.00 MiB  306.00 MiB            0 B    544.00 MiB          0 B    50.00 MiB
+                                                                        page
+              device  moment            at     charged  handed out  rounding
+              cuda:0  first sample  2.0 µs  800.00 MiB  256.00 MiB       0 B
+              cuda:0  most charged  8.0 µs  900.00 MiB  306.00 MiB       0 B
+              cuda:0  last sample   8.0 µs  900.00 MiB  306.00 MiB       0 B
+              (no room for: CUDA context, kernel code, unaccounted)
               context, code, pools, graphs and peers are estimates: what the
                 process was charged more after it had made or loaded such;
                 unaccounted is the rest, with its sign
-              cuda:0 NVIDIA H200: unaccounted: 50.00 MiB at the peak, 50.00 MiB
-                at the end; 0 B an hour after the warm-up
+              cuda:0 NVIDIA H200: unaccounted: 50.00 MiB at the peak, 50.00 MiB at
+                the end; 0 B an hour after the warm-up
 
             Who held it: top call sites
               cuda:0 NVIDIA H200, at its last out-of-memory error
@@ -634,8 +638,8 @@ fn memory_that_is_given_back_in_a_loop_is_told_with_the_line_that_does_it() {
             train.gtr (rank 3, pid 42): ./train --big
 
             Given back and bought again
-              cuda:0 NVIDIA H200: main (/job/a.py:9) in empty_cache gave memory back 4 times, and PyTorch bought 60.00
-                MiB of it again: 1.3 ms in the driver; remove the call
+              cuda:0 NVIDIA H200: main (/job/a.py:9) in empty_cache gave memory back 4 times, and PyTorch bought
+                60.00 MiB of it again: 1.3 ms in the driver; remove the call
               device  times  segments  given back      took  call site
               cuda:0      4         4   80.00 MiB  409.6 µs  main (/job/a.py:9) in empty_cache
         "#]],
