@@ -1304,9 +1304,10 @@ fn a_replay_and_its_advice_begin_with_the_answer() {
         What to set
           PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,large_segment_size_mb:12
           ok: 704.00 MiB less reserved
-          reserved at best      560.00 MiB
-          reserved as recorded  1.23 GiB  524.55 MiB in use
-          how sure              exact
+          reserved at best                560.00 MiB
+          reserved as recorded            1.23 GiB
+          the recorded setting, replayed  1.23 GiB  524.55 MiB in use
+          how sure                        exact
 
         Best in memory or in calls of the driver, of 136 settings that were simulated
             reserved  mallocs  frees  setting
@@ -1329,9 +1330,10 @@ fn a_replay_and_its_advice_begin_with_the_answer() {
           no setting makes it fit: 353.03 MiB must be in use at once, whatever the allocator
           does not fit: limit 1.00 GiB = PyTorch 302.00 MiB + CUDA context 520.00 MiB + cuBLAS 128.25 MiB + page rounding 1.75 MiB + free 72.00 MiB, and 64.00 MiB more were asked for
           out of memory at request 57 of 62: 64.00 MiB asked for, 302.00 MiB reserved, 289.03 MiB in use
-          reserved at best      342.00 MiB
-          reserved as recorded  374.00 MiB  353.03 MiB in use
-          how sure              exact
+          reserved at best                342.00 MiB
+          reserved as recorded            374.00 MiB
+          the recorded setting, replayed  374.00 MiB  353.03 MiB in use
+          how sure                        exact
           warning: the program ran out of memory once (first at /job/caught-oom/train.py:12 forward) and went on: where those requests do not fail, it would have gone another way
           warning: the trace ends where memory ran out (/job/caught-oom/train.py:12 forward): what the program would have needed after that is not in it
 

@@ -156,3 +156,19 @@ fn an_export_has_its_name_when_it_is_complete() {
     assert_eq!(export(Path::new("/dev/null")).0, Some(0), "what is no file is written to");
     assert_eq!(export(&folder.join("no/such/folder.csv")).0, Some(2));
 }
+
+#[test]
+fn tune_says_what_was_recorded_whatever_limit_is_asked_about() {
+    for example in ["caught-oom.gtr", "kept-losses.gtr", "varying-lengths.gtr"] {
+        let trace = golden(example).display().to_string();
+        let json = |arguments: &[&str]| -> serde_json::Value {
+            serde_json::from_slice(&run(&[arguments, &[&trace]].concat()).stdout).expect("JSON")
+        };
+        let truth =
+            &json(&["summary", "--json"])["processes"][0]["devices"][0]["torch"]["peak_reserved_bytes"];
+        assert!(truth.is_u64(), "{example}: {truth}");
+        for limit in [&["tune", "--json"][..], &["tune", "--json", "--limit", "700MB"]] {
+            assert_eq!(&json(limit)["recorded_peak_reserved_bytes"], truth, "{example}: {limit:?}");
+        }
+    }
+}
