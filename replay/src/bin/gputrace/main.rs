@@ -10,6 +10,7 @@ use gputrace_schemas::printable::Screen;
 mod commands;
 mod elf;
 mod show;
+mod working;
 
 fn main() -> ExitCode {
     let stdout = std::io::stdout();

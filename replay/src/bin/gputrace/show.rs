@@ -21,6 +21,8 @@ use gputrace_schemas::event::Nanos;
 use gputrace_schemas::printable::{Screen, printable};
 use serde::Serialize;
 
+use crate::working::Working;
+
 /// Says on the standard error, in a line, what went wrong: `eprintln!` for text with names in it.
 macro_rules! complain {
     ($($words:tt)*) => {
@@ -375,6 +377,7 @@ pub(crate) fn read_all<T: Send>(
 ) -> (Vec<T>, bool) {
     let (mut all, mut done) = (true, vec![]);
     for pair in paths.chunks(2) {
+        let _working = Working::on(&pair[0]);
         let results: Vec<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = pair.iter().map(|path| scope.spawn(|| read(path))).collect();
             threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
@@ -461,7 +464,10 @@ pub(crate) fn parts(
 ) -> (Report, bool) {
     let (mut report, mut all_read) = (Report { verb, parts: vec![] }, true);
     for path in paths {
-        match part(path) {
+        let working = Working::on(path);
+        let done = part(path);
+        drop(working);
+        match done {
             Ok(part) => report.parts.push(part),
             Err(error) => {
                 all_read = false;
