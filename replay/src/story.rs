@@ -142,6 +142,12 @@ impl Story {
         Story::of_source(&Source::of(path, recording.clone()))
     }
 
+    /// What a user would write for the trace: `-` for what came by the standard input, of which a program keeps an open file.
+    #[must_use]
+    pub fn named(&self) -> &str {
+        if self.path.starts_with("/proc/self/fd/") { "-" } else { &self.path }
+    }
+
     /// The device with this ordinal.
     #[must_use]
     pub fn device(&self, ordinal: i16) -> Option<&Device> {

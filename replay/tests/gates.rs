@@ -137,6 +137,11 @@ fn the_standard_input_is_a_trace_where_it_is_named() {
         json["processes"][0]["devices"].to_string()
     };
     assert_eq!(peak(&output), peak(&named));
+    let trace = fs::File::open(golden("kept-losses.gtr")).expect("a golden trace");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gputrace"));
+    let output = command.args(["report", "-"]).stdin(trace).output().expect("gputrace can be run");
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(shown.starts_with("- (pid 2403)") && shown.contains("gputrace leaks -\n"), "{shown}");
 }
 
 #[test]

@@ -356,7 +356,9 @@ pub fn remedies_sections(
 
 /// What another card would have made of a run that did not run out: a question for `replay`.
 fn would_it_fit(story: &Story, card: Bytes) -> Section {
-    let command = format!("gputrace replay --limit {} {}", card.0, quote(&story.path));
+    let limit =
+        if card.0.is_multiple_of(1 << 20) { format!("{}MiB", card.0 >> 20) } else { card.0.to_string() };
+    let command = format!("gputrace replay --limit {limit} {}", quote(story.named()));
     Section::new("limit", "With less memory")
         .line(Mood::Note, format!("whether it fits in {}, and what would make it fit:", bytes(card)))
         .line(Mood::Command, command)

@@ -106,7 +106,7 @@ impl Fix {
 /// The verdict on a process whose growth was watched. `load` reads the same trace as requests.
 pub fn verdict(found: &Postmortem, load: impl FnOnce() -> Result<Trace, ImportError>) -> Verdict {
     let story = &found.story;
-    let mut all = Evidence { found, story, path: quote(&story.path) }.findings(load);
+    let mut all = Evidence { found, story, path: quote(story.named()) }.findings(load);
     let mut worst = all.remove(0);
     if let Some(doubts) = story.doubts() {
         worst.sure = if worst.sure.is_empty() { doubts } else { format!("{}; but {doubts}", worst.sure) };

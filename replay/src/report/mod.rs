@@ -44,8 +44,8 @@ fn title(story: &Story) -> String {
     let rank = story.process.rank.map(|rank| format!("rank {rank}"));
     let pid = (story.process.pid > 0).then(|| format!("pid {}", story.process.pid));
     match [rank, pid].into_iter().flatten().collect::<Vec<_>>().join(", ") {
-        who if who.is_empty() => format!("{}: {command}", story.path),
-        who => format!("{} ({who}): {command}", story.path),
+        who if who.is_empty() => format!("{}: {command}", story.named()),
+        who => format!("{} ({who}): {command}", story.named()),
     }
 }
 

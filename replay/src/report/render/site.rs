@@ -42,9 +42,13 @@ pub(super) fn is_one(text: &str) -> bool {
     Site::of(text).is_some() || !text.contains(' ')
 }
 
-/// What must stay of it: `train.py:12`, `cuda:0`; of other words all.
+/// What must stay of it: `train.py:12`, `cuda:0`, `/host.r0.gtr`; of other words all.
 pub(super) fn shortest(text: &str) -> &str {
-    let Some(site) = Site::of(text) else { return device(text).unwrap_or(text) };
+    let Some(site) = Site::of(text) else {
+        let is_path = !text.contains(' ');
+        let name = text.rfind('/').filter(|_| is_path).map(|at| &text[at..]);
+        return name.or(device(text)).unwrap_or(text);
+    };
     let name = site.file.rsplit('/').next().unwrap_or(site.file);
     let at = name.as_ptr() as usize - text.as_ptr() as usize;
     &text[at..at + name.len() + 1 + site.line.len()]
