@@ -57,10 +57,15 @@ impl Story {
     /// As [`Story::of_source`], with what lifetimes show: needs memory for every block.
     #[must_use]
     pub fn with_lifetimes(source: &Source, categories: &Categories) -> Story {
-        let mut lives = Lives::default();
-        let mut story = Story::watched(source, &mut lives);
+        Story::with_lifetimes_and(source, categories, &mut Unwatched)
+    }
+
+    /// The same, with somebody else who watches in the same pass.
+    pub fn with_lifetimes_and(source: &Source, categories: &Categories, watch: &mut dyn Watch) -> Story {
+        let mut both = (Lives::default(), watch);
+        let mut story = Story::watched(source, &mut both);
         let sites = &story.ledger.sites;
-        story.lifetimes = Some(Lifetimes::of(lives, source.definitions(), sites, categories));
+        story.lifetimes = Some(Lifetimes::of(both.0, source.definitions(), sites, categories));
         story
     }
 
@@ -135,6 +140,12 @@ impl Story {
     #[must_use]
     pub fn of(path: &str, recording: &Recording) -> Story {
         Story::of_source(&Source::of(path, recording.clone()))
+    }
+
+    /// What a user would write for the trace: `-` for what came by the standard input, of which a program keeps an open file.
+    #[must_use]
+    pub fn named(&self) -> &str {
+        if self.path.starts_with("/proc/self/fd/") { "-" } else { &self.path }
     }
 
     /// The device with this ordinal.

@@ -1,6 +1,7 @@
 //! Amounts of memory, as people write and read them.
 
-/// Reads `40GiB`, `40G`, `40GB` (decimal), `512MiB` or plain bytes; fractions are allowed before a unit.
+/// Reads `40GiB`, `512MiB` or plain bytes; fractions are allowed before a unit. `40GB` and `40G` are the same as `40GiB`: what is
+/// sold as a card of 80 GB has 80 GiB of memory, less what its driver keeps.
 ///
 /// # Errors
 /// When the text is no amount; the message shows how to write one.
@@ -13,14 +14,10 @@ pub fn parse(text: &str) -> Result<u64, String> {
     let (number, unit) = trimmed.split_at(digits);
     let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {
         "" | "b" => 1,
-        "k" | "ki" | "kib" => 1 << 10,
-        "m" | "mi" | "mib" => 1 << 20,
-        "g" | "gi" | "gib" => 1 << 30,
-        "t" | "ti" | "tib" => 1 << 40,
-        "kb" => 1_000,
-        "mb" => 1_000_000,
-        "gb" => 1_000_000_000,
-        "tb" => 1_000_000_000_000,
+        "k" | "ki" | "kib" | "kb" => 1 << 10,
+        "m" | "mi" | "mib" | "mb" => 1 << 20,
+        "g" | "gi" | "gib" | "gb" => 1 << 30,
+        "t" | "ti" | "tib" | "tb" => 1 << 40,
         _ => return Err(wrong()),
     };
     if let Ok(whole) = number.parse::<u64>() {
@@ -59,7 +56,7 @@ mod tests {
             ("64m", 64 << 20),
             ("1.5 MiB", 3 << 19),
             ("1.5G", 3 << 29),
-            ("80GB", 80_000_000_000),
+            ("80GB", 80 << 30),
         ] {
             assert_eq!(parse(text), Ok(bytes), "{text}");
         }

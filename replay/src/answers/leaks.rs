@@ -168,6 +168,12 @@ impl Leaks {
         Some(named)
     }
 
+    /// Whether the trace shows growth where there is any: it is long enough, and gives memory back.
+    #[must_use]
+    pub fn can_tell(&self) -> bool {
+        self.can_tell
+    }
+
     /// What there is to say.
     #[must_use]
     pub fn sections(&self, story: &Story) -> Vec<Section> {
@@ -205,7 +211,8 @@ impl Leaks {
         let section = section.table(table.keep(n, 1));
         let section = match (&self.counted, self.n_steps) {
             (Some(source), Some(n)) if !self.growing.is_empty() => {
-                let text = format!("taking it for {n} steps: {source} (--steps says otherwise)");
+                let text =
+                    format!("taking it for {} steps: {source} (--steps says otherwise)", words::count(n));
                 section.line(Mood::Note, text)
             }
             (None, None) if !self.growing.is_empty() => {
@@ -278,9 +285,10 @@ impl Leaks {
         };
         let section = match self.suppressed {
             (0, _) => section,
-            (n, bytes) => {
-                section.line(Mood::Note, format!("{n} suppressed, {} together", words::bytes(bytes)))
-            }
+            (n, bytes) => section.line(
+                Mood::Note,
+                format!("{} suppressed, {} together", words::count(n), words::bytes(bytes)),
+            ),
         };
         section.warn(story.doubts())
     }

@@ -11,6 +11,7 @@ pub mod remedies;
 pub mod replay;
 pub mod tree;
 pub mod tune;
+pub mod verdict;
 pub mod whatif;
 
 use crate::report::model::Part;

@@ -11,13 +11,13 @@ use crate::analyse::growth::Growth;
 use crate::analyse::live;
 use crate::answers::caught::{self, Caught, CaughtOom};
 use crate::answers::leaks::{GrowingSite, Leaks, Suppressions, Wanted};
-use crate::answers::remedies::{Capacity, remedies, remedies_section};
+use crate::answers::remedies::{Capacity, Remedy, remedies, remedies_section};
 use crate::answers::whatif::Machine;
 use crate::import::{ImportError, Trace};
 use crate::ledger::{Ledger, TorchOom, Wall, Watch};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::sections::POSTMORTEM;
-use crate::report::words::bytes;
+use crate::report::words::{bytes, quote};
 use crate::story::Story;
 use crate::trace::source::Source;
 
@@ -103,6 +103,48 @@ impl Postmortem {
         Postmortem { story, fragmentation, caught, leaks }
     }
 
+    /// Of a story whose growth was watched, without how memory was cut up. What was caught is looked for where a program went
+    /// on after an error: that takes another pass.
+    #[must_use]
+    pub fn of_story(story: Story, source: &Source, growth: &Growth) -> Postmortem {
+        let leaks = Leaks::find(
+            &story,
+            source.definitions(),
+            growth,
+            &Wanted::default(),
+            &mut Suppressions::default(),
+        );
+        let mut found = Postmortem { story, fragmentation: BTreeMap::new(), caught: vec![], leaks };
+        if found.torch_devices().any(|device| found.went_on_after(device, <[TorchOom]>::first) > 0) {
+            let mut caught = Caught::new(source.definitions());
+            let again = Story::watched(source, &mut caught);
+            found.caught = caught.finish(&again.ledger);
+        }
+        found
+    }
+
+    /// Blocks that PyTorch handed out on a device after one of its errors.
+    pub(super) fn went_on_after(&self, device: i16, which: fn(&[TorchOom]) -> Option<&TorchOom>) -> u64 {
+        let torch = self.story.ledger.devices.get(&device).and_then(|books| books.torch.as_ref());
+        let error = torch.and_then(|torch| Some((torch, which(&torch.ooms)?)));
+        error.map_or(0, |(torch, error)| torch.allocations.saturating_sub(error.allocations_before))
+    }
+
+    /// The recorded setting, and the one that would have made it fit or perhaps would have, where there is one.
+    ///
+    /// # Errors
+    /// Why that cannot be told.
+    pub(super) fn remedy(
+        &self,
+        device: i16,
+        stream: &OpStream,
+    ) -> Result<(Option<Remedy>, Option<Remedy>), String> {
+        let capacity = self.capacity(device).ok_or("how much PyTorch could have is not known")?;
+        let trial = remedies(stream, capacity, None)?;
+        let (recorded, best) = trial.best()?;
+        Ok((recorded.cloned(), best.cloned()))
+    }
+
     /// The last error of a device that PyTorch raised.
     fn torch_oom(&self, device: i16) -> Option<&TorchOom> {
         self.story.ledger.devices.get(&device)?.torch.as_ref()?.ooms.last()
@@ -135,7 +177,7 @@ impl Postmortem {
 
     /// What grows on a device where memory ran out, largest first, where it is much of what was held: then the error is the
     /// end of a leak, and no setting mends that.
-    fn leaks_of(&self, device: i16) -> Vec<&GrowingSite> {
+    pub(super) fn leaks_of(&self, device: i16) -> Vec<&GrowingSite> {
         let name = format!("cuda:{device}");
         let growing: Vec<_> = self.leaks.growing.iter().filter(|site| site.named.device == name).collect();
         let grown = growing.iter().fold(0u64, |sum, site| sum.saturating_add(site.growth.0));
@@ -283,8 +325,9 @@ pub fn remedies_sections(
     machine: Machine,
     load: impl FnOnce() -> Result<Trace, ImportError>,
 ) -> Vec<Section> {
+    let card = machine.limit.or(machine.device_memory);
     if postmortem.torch_devices().next().is_none() {
-        return vec![];
+        return card.map(|card| would_it_fit(&postmortem.story, card)).into_iter().collect();
     }
     let trace = load().map_err(|error| error.to_string());
     let of_device = |device: i16| {
@@ -292,9 +335,9 @@ pub fn remedies_sections(
             let stream = trace.devices.iter().find(|stream| i64::from(stream.device) == i64::from(device));
             stream.ok_or_else(|| "it has no requests of this device".to_owned())
         });
-        let others = machine.limit.map(|_| others_then(stream.clone().ok(), machine)).unwrap_or_default();
+        let others = card.map(|_| others_then(stream.clone().ok(), machine)).unwrap_or_default();
         let of_others = others.iter().fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
-        let left = machine.limit.map(|limit| Bytes(limit.0.saturating_sub(of_others)));
+        let left = card.map(|limit| Bytes(limit.0.saturating_sub(of_others)));
         let capacity =
             left.map(|left| Capacity::Limit(left, left)).or_else(|| postmortem.capacity(device))?;
         let found = stream.clone().and_then(|stream| remedies(stream, capacity, machine.torch_version));
@@ -306,6 +349,16 @@ pub fn remedies_sections(
         Some(remedies_section(device, capacity, found, stream.ok(), per_step).lines(note))
     };
     postmortem.torch_devices().filter_map(of_device).collect()
+}
+
+/// What another card would have made of a run that did not run out: a question for `replay`.
+fn would_it_fit(story: &Story, card: Bytes) -> Section {
+    let limit =
+        if card.0.is_multiple_of(1 << 20) { format!("{}MiB", card.0 >> 20) } else { card.0.to_string() };
+    let command = format!("gputrace replay --limit {limit} {}", quote(story.named()));
+    Section::new("limit", "With less memory")
+        .line(Mood::Note, format!("whether it fits in {}, and what would make it fit:", bytes(card)))
+        .line(Mood::Command, command)
 }
 
 /// Who else held how much when memory ran out.

@@ -128,6 +128,19 @@ pub(super) struct Trial {
     doubt: Option<String>,
 }
 
+impl Trial {
+    /// The recorded setting, and the first that fits, or perhaps does; why none can be told. Where the recorded one is said to
+    /// fit, which ran out, the others are no better known.
+    pub(super) fn best(&self) -> Result<(Option<&Remedy>, Option<&Remedy>), &str> {
+        let Trial { remedies, doubt } = self;
+        if remedies.first().is_some_and(|recorded| recorded.verdict == Verdict::Fits) {
+            return Err("in the replay the recorded setting fits");
+        }
+        let fits = remedies.iter().skip(1).find(|remedy| remedy.verdict != Verdict::RunsOut);
+        doubt.as_deref().map_or_else(|| Ok((remedies.first(), fits)), Err)
+    }
+}
+
 /// Replays the requests up to the error with other settings, where so much may be reserved.
 ///
 /// # Errors

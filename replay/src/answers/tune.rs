@@ -3,7 +3,7 @@
 use gputrace_schemas::event::Bytes;
 use gputrace_sim::bounds::{Bounds, offline_packing};
 use gputrace_sim::bytes::iec;
-use gputrace_sim::ops::OpStream;
+use gputrace_sim::ops::{DriverCall, OpStream};
 use gputrace_sim::policies::torch;
 use gputrace_sim::tune::{self, Candidate};
 use serde_json::{Value as Json, json};
@@ -27,13 +27,35 @@ const MOST_PACKED: usize = 20_000;
 pub fn advise(path: &str, trace: &Trace, machine: Machine) -> Result<Reply, String> {
     let busiest = trace.devices.iter().max_by_key(|stream| stream.ops.len());
     let stream = busiest.ok_or("it holds no device memory at all")?;
+    if !stream.settings.is_torch() {
+        return Err("its memory is not PyTorch's, which alone reads PYTORCH_CUDA_ALLOC_CONF; other allocators: gputrace replay \
+                    --policy"
+            .into());
+    }
     Advice::of(stream, machine).map(|advice| advice.reply(path))
+}
+
+/// The most that the recorded allocator held of the driver, by its own calls.
+fn recorded_peak(stream: &OpStream) -> Bytes {
+    let mut held = stream.initial.iter().fold(0u64, |sum, segment| sum.saturating_add(segment.bytes));
+    let mut peak = held;
+    for event in &stream.driver {
+        held = match event.call {
+            DriverCall::Alloc | DriverCall::Map => held.saturating_add(event.bytes),
+            DriverCall::Free | DriverCall::Unmap => held.saturating_sub(event.bytes),
+        };
+        peak = peak.max(held);
+    }
+    Bytes(peak)
 }
 
 /// Which settings to use for a device's requests.
 struct Advice {
     device: u32,
     torch_version: (u8, u8),
+    /// The most that was reserved in the run itself.
+    recorded_peak: Bytes,
+    /// The recorded setting, replayed on the machine that was asked about.
     recorded: Simulated,
     best: Simulated,
     /// Settings that no other beats in both peak and driver calls.
@@ -59,6 +81,7 @@ impl Advice {
         Ok(Advice {
             device: stream.device,
             torch_version,
+            recorded_peak: recorded_peak(stream),
             recorded,
             best: bench.simulated(question(&found.options), found.answer),
             pareto: found.pareto,
@@ -109,15 +132,18 @@ impl Advice {
             )
         };
         let in_use = format!("{} in use", iec(self.recorded.peak_allocated()));
+        let replayed = "another limit, or none, than the run had; ";
+        let replayed = if recorded == self.recorded_peak.0 { "" } else { replayed };
         section
             .lines(self.doubt.clone().map(|doubt| (Mood::Warning, doubt)))
             .lines(self.best.remarks())
             .fact("best_peak_reserved_bytes", "reserved at best", Value::Bytes(Bytes(best)))
+            .fact("recorded_peak_reserved_bytes", "reserved as recorded", Value::Bytes(self.recorded_peak))
             .remark(
-                "recorded_peak_reserved_bytes",
-                "reserved as recorded",
+                "replayed_peak_reserved_bytes",
+                "the recorded setting, replayed",
                 Value::Bytes(Bytes(recorded)),
-                in_use,
+                format!("{replayed}{in_use}"),
             )
             .fact("confidence", "how sure", Value::text(self.best.answer.confidence.name()))
             .warn(self.reactions.iter().map(Reaction::text))
@@ -180,6 +206,7 @@ impl Advice {
             "device": self.device,
             "torch_version": release(self.torch_version),
             "helps": self.helps(),
+            "recorded_peak_reserved_bytes": self.recorded_peak.0,
             "recorded": self.recorded.json(),
             "shares": best["shares"],
             "best": best,

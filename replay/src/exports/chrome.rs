@@ -18,6 +18,7 @@ pub(super) const ENTRY: Export = Export {
     name: "chrome",
     summary: "memory over time by owner, for chrome://tracing and ui.perfetto.dev",
     takes: Takes::ONE,
+    is_binary: false,
     export,
 };
 

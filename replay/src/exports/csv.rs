@@ -16,6 +16,7 @@ pub(super) const ENTRY: Export = Export {
     name: "csv",
     summary: "every change of memory, one row each, for spreadsheets, pandas and DuckDB",
     takes: Takes { several: true, ..Takes::ONE },
+    is_binary: false,
     export,
 };
 

@@ -24,6 +24,7 @@ pub(super) const ENTRY: Export = Export {
     name: "firefox",
     summary: "allocations with their stacks and memory over time, for profiler.firefox.com",
     takes: Takes { several: true, ..Takes::ONE },
+    is_binary: false,
     export,
 };
 

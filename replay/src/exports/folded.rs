@@ -13,6 +13,7 @@ pub(super) const ENTRY: Export = Export {
     name: "folded",
     summary: "bytes at a moment by stack, for flamegraph.pl, inferno and speedscope",
     takes: Takes::ONE,
+    is_binary: false,
     export,
 };
 

@@ -9,6 +9,7 @@ pub(super) const ENTRY: Export = Export {
     name: "jsonl",
     summary: "every change of memory, one JSON object per line, for jq",
     takes: Takes { several: true, ..Takes::ONE },
+    is_binary: false,
     export,
 };
 

@@ -46,6 +46,8 @@ pub struct Export {
     pub summary: &'static str,
     /// What it can do beyond showing one trace.
     pub takes: Takes,
+    /// It is nothing to look at in a terminal.
+    pub is_binary: bool,
     /// Writes it. Errors are those of what is written to.
     pub export: fn(&Request, &mut dyn Write) -> io::Result<()>,
 }

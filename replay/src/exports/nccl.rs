@@ -17,6 +17,7 @@ pub(super) const ENTRY: Export = Export {
     name: "nccl",
     summary: "NCCL's communicators, calls and memory, one JSON object per line",
     takes: Takes::ONE,
+    is_binary: false,
     export,
 };
 

@@ -17,6 +17,7 @@ pub(super) const ENTRY: Export = Export {
     name: "parquet",
     summary: "every change of memory with its stack, one row each, for DuckDB, pandas, Polars and Spark",
     takes: Takes { several: true, ..Takes::ONE },
+    is_binary: true,
     export,
 };
 

@@ -24,6 +24,7 @@ pub(super) const ENTRY: Export = Export {
     name: "perfetto",
     summary: "memory over time by owner, NCCL's calls and stacks, for ui.perfetto.dev and its SQL",
     takes: Takes { several: true, ..Takes::ONE },
+    is_binary: true,
     export,
 };
 

@@ -16,6 +16,7 @@ pub(super) const ENTRY: Export = Export {
     name: "pprof",
     summary: "objects and bytes at a moment by stack, for go tool pprof, Pyroscope, Parca and Grafana",
     takes: Takes::ONE,
+    is_binary: true,
     export,
 };
 

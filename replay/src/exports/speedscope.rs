@@ -12,6 +12,7 @@ pub(super) const ENTRY: Export = Export {
     name: "speedscope",
     summary: "bytes at a moment by stack, for speedscope.app",
     takes: Takes::ONE,
+    is_binary: false,
     export,
 };
 

@@ -16,6 +16,7 @@ pub(super) const ENTRY: Export = Export {
     name: "sqlite",
     summary: "every change of memory with its stack in a database, for sqlite3 and scripts that read Nsight Systems' exports",
     takes: Takes { several: true, ..Takes::ONE },
+    is_binary: true,
     export,
 };
 

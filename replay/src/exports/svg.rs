@@ -15,6 +15,7 @@ pub(super) const ENTRY: Export = Export {
     name: "svg",
     summary: "bytes at a moment by stack as a flame graph, for browsers",
     takes: Takes { before: true, ..Takes::ONE },
+    is_binary: false,
     export,
 };
 

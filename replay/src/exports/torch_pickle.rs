@@ -24,6 +24,7 @@ pub(super) const ENTRY: Export = Export {
     name: "torch-pickle",
     summary: "the history as a PyTorch snapshot, with --non-torch other libraries' memory in it, for pytorch.org/memory_viz",
     takes: Takes { non_torch: true, ..Takes::ONE },
+    is_binary: true,
     export,
 };
 

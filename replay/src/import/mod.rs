@@ -51,9 +51,26 @@ pub fn load(path: &Path) -> Result<Trace, ImportError> {
         gputrace::read(path)
     } else if is_read && rmm_log::looks_like_a_log(&first) {
         rmm_log::read(path)
-    } else {
+    } else if is_pickle(path) || !path.is_file() || is_named_a_pickle(path) {
         read_snapshot(path)
+    } else {
+        // Which says what it is instead.
+        gputrace::read(path)
     }
+}
+
+/// What is wrong with it is told in the words of what it was meant to be.
+fn is_named_a_pickle(path: &Path) -> bool {
+    let name = path.to_string_lossy();
+    let name = name.strip_suffix(".gz").unwrap_or(&name);
+    [".pickle", ".pkl"].iter().any(|ending| name.ends_with(ending))
+}
+
+/// Pickles begin with the opcode PROTO (0x80), gzip with 1f 8b; a trace with neither.
+pub(crate) fn is_pickle(path: &Path) -> bool {
+    let mut first = [0; 2];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut first));
+    read.is_ok() && (first == [0x1f, 0x8b] || first[0] == 0x80)
 }
 
 /// Reads the first `length` bytes of a gputrace trace that may still be growing.

@@ -25,6 +25,17 @@ impl<A: Watch, B: Watch> Watch for (A, B) {
     }
 }
 
+/// One who is lent.
+impl Watch for &mut dyn Watch {
+    fn begin(&mut self, ledger: &mut Ledger) {
+        (**self).begin(ledger);
+    }
+
+    fn event(&mut self, ledger: &mut Ledger, event: &Event) {
+        (**self).event(ledger, event);
+    }
+}
+
 /// Nobody.
 pub struct Unwatched;
 

@@ -30,6 +30,7 @@ pub fn part(story: &Story, sections: Vec<Section>) -> Part {
         pid: Some(story.process.pid),
         rank: story.process.rank,
         command: story.process.command.clone(),
+        verdict: None,
         sections,
     }
 }
@@ -39,8 +40,13 @@ fn title(story: &Story) -> String {
         command if command.is_empty() => story.process.executable.clone(),
         command => command,
     };
-    let rank = story.process.rank.map_or_else(String::new, |rank| format!("rank {rank}, "));
-    format!("{} ({rank}pid {}): {command}", story.path, story.process.pid)
+    // A snapshot does not say which process it is of.
+    let rank = story.process.rank.map(|rank| format!("rank {rank}"));
+    let pid = (story.process.pid > 0).then(|| format!("pid {}", story.process.pid));
+    match [rank, pid].into_iter().flatten().collect::<Vec<_>>().join(", ") {
+        who if who.is_empty() => format!("{}: {command}", story.named()),
+        who => format!("{} ({who}): {command}", story.named()),
+    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 
 use gputrace_schemas::event::{Bytes, Nanos};
 
+use super::words;
+
 /// Everything that a verb has to say.
 #[derive(Clone, Debug)]
 pub struct Report {
@@ -24,8 +26,21 @@ pub struct Part {
     pub rank: Option<u32>,
     /// Its command line.
     pub command: Vec<String>,
+    /// The answer, before all that it rests on.
+    pub verdict: Option<Verdict>,
     /// In the order to be shown.
     pub sections: Vec<Section>,
+}
+
+/// What happened to a process, in a few lines.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// For programs: one of few words, snake_case.
+    pub kind: &'static str,
+    /// Of the same words, what else is wrong.
+    pub also: Vec<&'static str>,
+    /// The lines.
+    pub section: Section,
 }
 
 /// A subject.
@@ -184,8 +199,8 @@ impl Table {
                 _ => 0,
             });
             let bytes = Bytes(bytes.fold(0, u64::saturating_add));
-            let n_rows = self.rows.len() - n;
-            self.left_out = Some(format!("{n_rows} more with {} together", super::words::bytes(bytes)));
+            let n_rows = words::count((self.rows.len() - n) as u64);
+            self.left_out = Some(format!("{n_rows} more with {} together", words::bytes(bytes)));
             self.rows.truncate(n);
         }
         self
@@ -209,6 +224,8 @@ pub enum Value {
     Share(f64),
     /// Words.
     Text(String),
+    /// A command to type: never cut or broken.
+    Command(String),
 }
 
 impl Value {

@@ -64,6 +64,11 @@ fn the_gap_between_reserved_and_in_use_is_taken_apart() {
     );
 }
 
+/// Every section of the report.
+fn all() -> Vec<SectionEntry> {
+    SECTIONS.iter().map(|(_, entry)| *entry).collect()
+}
+
 fn story(scene: &str) -> Story {
     Story::of("train.gtr", &recording(scene))
 }
@@ -74,7 +79,7 @@ fn check(sections: &[SectionEntry], scene: &str, width: Option<usize>, expected:
 
 /// Of a report, the section of this name.
 fn check_one(name: &str, story: &Story, expected: Expect) {
-    let mut sections: Vec<_> = SECTIONS.iter().flat_map(|entry| entry.of(story)).collect();
+    let mut sections: Vec<_> = SECTIONS.iter().flat_map(|(_, entry)| entry.of(story)).collect();
     sections.retain(|section| section.name == name);
     assert_eq!(sections.len(), 1, "the report has a section {name}");
     let report = Report { verb: "report", parts: vec![super::part(story, sections)] };
@@ -90,7 +95,7 @@ fn check_report(report: &Report, width: Option<usize>, expected: Expect) {
 #[test]
 fn the_first_screen_says_why_the_job_died() {
     check(
-        SECTIONS,
+        &all(),
         OOM,
         Some(110),
         expect![[r#"
@@ -108,8 +113,8 @@ fn the_first_screen_says_why_the_job_died() {
               free on the device              10.00 MiB
               size of the device              140.00 GiB
               held elsewhere                  139.69 GiB
-                                              CUDA context, code, other processes (device total - free - what this
-                                              process was handed)
+                                              CUDA context, code, other processes (device total - free - what this process
+                                              was handed)
               from                            forward (/job/train.py:12)
               nothing was allocated after it, and the trace ends 0 ns later: it probably ended the program
 
@@ -152,7 +157,7 @@ fn the_first_screen_says_why_the_job_died() {
 #[test]
 fn a_narrow_terminal_cuts_names_not_numbers() {
     check(
-        SECTIONS,
+        &all(),
         OOM,
         Some(72),
         expect![[r#"
@@ -182,8 +187,10 @@ fn a_narrow_terminal_cuts_names_not_numbers() {
               last event after  11.0 µs
 
             Memory
-              device        peak      at  share  live at end  torch allocated  torch reserved  refused
-              c…H200  306.00 MiB  5.0 µs  0.2 %   306.00 MiB        45.00 MiB       50.00 MiB        1
+                                                       live      torch      torch
+              device        peak      at  share      at end  allocated   reserved
+              cuda:0  306.00 MiB  5.0 µs  0.2 %  306.00 MiB  45.00 MiB  50.00 MiB
+              (no room for: refused)
               cuda:0 NVIDIA H200: PyTorch's peaks: requested 45.00 MiB, allocated
                 45.00 MiB, reserved 50.00 MiB
 
@@ -193,15 +200,17 @@ fn a_narrow_terminal_cuts_names_not_numbers() {
               cuda:0  PyTorch   50.00 MiB  16.3 %   50.00 MiB    50.00 MiB
 
             The driver's own figures (sampled from NVML)
-              device  moment      at     charged  handed out  page rounding  CUDA context  kernel code  unaccounted
-              cuda:0  f…mple  2.0 µs  800.00 MiB  256.00 MiB            0 B    544.00 MiB          0 B          0 B
-              cuda:0  m…rged  8.0 µs  900.00 MiB  306.00 MiB            0 B    544.00 MiB          0 B    50.00 MiB
-              cuda:0  l…mple  8.0 µs  900.00 MiB  306.00 MiB            0 B    544.00 MiB          0 B    50.00 MiB
+                                                                        page
+              device  moment            at     charged  handed out  rounding
+              cuda:0  first sample  2.0 µs  800.00 MiB  256.00 MiB       0 B
+              cuda:0  most charged  8.0 µs  900.00 MiB  306.00 MiB       0 B
+              cuda:0  last sample   8.0 µs  900.00 MiB  306.00 MiB       0 B
+              (no room for: CUDA context, kernel code, unaccounted)
               context, code, pools, graphs and peers are estimates: what the
                 process was charged more after it had made or loaded such;
                 unaccounted is the rest, with its sign
-              cuda:0 NVIDIA H200: unaccounted: 50.00 MiB at the peak, 50.00 MiB
-                at the end; 0 B an hour after the warm-up
+              cuda:0 NVIDIA H200: unaccounted: 50.00 MiB at the peak, 50.00 MiB at
+                the end; 0 B an hour after the warm-up
 
             Who held it: top call sites
               cuda:0 NVIDIA H200, at its last out-of-memory error
@@ -218,7 +227,7 @@ fn a_narrow_terminal_cuts_names_not_numbers() {
 #[test]
 fn losses_are_told_where_the_numbers_are() {
     check(
-        SECTIONS,
+        &all(),
         "Alloc addr=a bytes=1M by=/job/train!
          lost events=1203
          Free addr=b by=/job/train!
@@ -266,7 +275,7 @@ fn losses_are_told_where_the_numbers_are() {
 #[test]
 fn a_request_refused_to_somebody_else_than_pytorch_is_an_out_of_memory_error() {
     check(
-        SECTIONS,
+        &all(),
         "Alloc addr=a bytes=1G by=run@/job/train!
          Create bytes=2G result=2 by=/x/libnccl.so.2!",
         None,
@@ -408,7 +417,7 @@ fn a_limit_is_told_from_a_full_device() {
     let scene = OOM
         .replace("MemInfo bytes=10M", "MemInfo bytes=10G")
         .replace("    Alloc bytes=40M result=2", "    Free addr=0");
-    let report = about("report", SECTIONS, &[story(&scene)]);
+    let report = about("report", &all(), &[story(&scene)]);
     let json = json::render(&report);
     let remark = &json["processes"][0]["sections"][0]["free_bytes_remark"];
     assert_eq!(
@@ -417,7 +426,7 @@ fn a_limit_is_told_from_a_full_device() {
     );
     let remark = |free: &str, asked: &str| {
         let scene = format!("MemInfo bytes={free} extra=140G\noom bytes={asked} allocated=30M reserved=50M");
-        let report = about("report", SECTIONS, &[story(&scene)]);
+        let report = about("report", &all(), &[story(&scene)]);
         json::render(&report)["processes"][0]["sections"][0]["free_bytes_remark"]
             .as_str()
             .unwrap_or("")
@@ -432,7 +441,7 @@ fn a_limit_is_told_from_a_full_device() {
 #[test]
 fn nothing_happened() {
     check(
-        SECTIONS,
+        &all(),
         "Init",
         None,
         expect![[r#"
@@ -453,7 +462,7 @@ fn nothing_happened() {
 
 #[test]
 fn json_has_the_same_as_text() {
-    let report = about("report", SECTIONS, &[story(OOM)]);
+    let report = about("report", &all(), &[story(OOM)]);
     let json = serde_json::to_string_pretty(&json::render(&report)).unwrap() + "\n";
     expect_file!["tests.json"].assert_eq(&json);
 }
@@ -477,8 +486,8 @@ fn memory_that_is_given_back_in_a_loop_is_told_with_the_line_that_does_it() {
             train.gtr (rank 3, pid 42): ./train --big
 
             Given back and bought again
-              cuda:0 NVIDIA H200: main (/job/a.py:9) in empty_cache gave memory back 4 times, and PyTorch bought 60.00
-                MiB of it again: 1.3 ms in the driver; remove the call
+              cuda:0 NVIDIA H200: main (/job/a.py:9) in empty_cache gave memory back 4 times, and PyTorch bought
+                60.00 MiB of it again: 1.3 ms in the driver; remove the call
               device  times  segments  given back      took  call site
               cuda:0      4         4   80.00 MiB  409.6 µs  main (/job/a.py:9) in empty_cache
         "#]],

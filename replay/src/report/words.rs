@@ -44,6 +44,17 @@ pub fn time(time: Nanos) -> String {
     }
 }
 
+/// A name for a shell.
+#[must_use]
+pub fn quote(path: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c);
+    if !path.is_empty() && path.chars().all(plain) {
+        path.into()
+    } else {
+        format!("'{}'", path.replace('\'', r"'\''"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,7 +1,6 @@
 //! A trace of any kind, event by event: gputrace's own from its file, a PyTorch snapshot from memory.
 
 use std::borrow::Cow;
-use std::io::Read;
 use std::path::Path;
 
 use gputrace_schemas::event::{Device, Event, Nanos, Thread, ThreadId};
@@ -42,7 +41,7 @@ impl Source {
     /// # Errors
     /// It cannot be read, or is neither. Damage of a trace is not an error.
     pub fn open(path: &Path) -> Result<Source, Error> {
-        let kind = if is_pickle(path) {
+        let kind = if import::is_pickle(path) {
             Kind::Recording(Box::new(import::recording(path)?))
         } else {
             Kind::Trace(Box::new(Trace::open(path)?))
@@ -156,11 +155,4 @@ impl Source {
             Kind::Prefix(_) | Kind::Recording(_) => true,
         }
     }
-}
-
-/// Pickles begin with the opcode PROTO (0x80), gzip with 1f 8b; a trace with neither.
-fn is_pickle(path: &Path) -> bool {
-    let mut first = [0; 2];
-    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut first));
-    read.is_ok() && (first == [0x1f, 0x8b] || first[0] == 0x80)
 }

@@ -39,7 +39,7 @@ fn exports_go_to_files_that_do_not_exist() {
         |arguments: &[&str]| run(&[&["export", "-f", "folded", "-o", &output, &path], arguments].concat());
     assert_eq!(export(&[]).status.code(), Some(0));
     let again = export(&[]);
-    assert_eq!(again.status.code(), Some(1));
+    assert_eq!(again.status.code(), Some(2));
     assert!(text(&again.stderr).contains("exists; -F overwrites it"), "{}", text(&again.stderr));
     assert_eq!(export(&["-F"]).status.code(), Some(0));
     let written = fs::read_to_string(&output).unwrap();
@@ -63,7 +63,7 @@ fn snapshots_are_read_wherever_traces_are() {
     for length in [1, 3, 20, cut.len() / 2, cut.len() - 1] {
         let cut = folder.write("cut.pickle", &cut[..length]);
         let output = run(&["summary", &cut]);
-        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(output.status.code(), Some(2));
         assert!(!text(&output.stderr).contains("panicked"), "{}", text(&output.stderr));
     }
 }

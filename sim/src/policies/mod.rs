@@ -196,8 +196,32 @@ pub const POLICIES: &[PolicyEntry] = &[
 pub fn by_name(name: &str) -> Result<&'static PolicyEntry, OptionError> {
     POLICIES.iter().find(|entry| entry.name == name).ok_or_else(|| {
         let known: Vec<&str> = POLICIES.iter().map(|entry| entry.name).collect();
-        OptionError(format!("no policy is called `{name}`; there are {}", known.join(", ")))
+        let meant = meant(name, &known);
+        OptionError(format!("no policy is called `{name}`{meant}; there are {}", known.join(", ")))
     })
+}
+
+/// `, did you mean x?` where a known name is like the one that was written: less than half of its letters are others.
+pub(crate) fn meant(written: &str, known: &[&str]) -> String {
+    let nearest = known.iter().map(|name| (distance(written, name), *name)).min();
+    match nearest {
+        Some((letters, name)) if letters * 2 < name.len() => format!(", did you mean `{name}`?"),
+        Some(_) | None => String::new(),
+    }
+}
+
+/// Letters to insert, drop or change to make one of the other (Levenshtein).
+fn distance(one: &str, other: &str) -> usize {
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (at, letter) in one.bytes().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], at + 1);
+        for (column, its) in other.bytes().enumerate() {
+            let changed = diagonal + usize::from(letter != its);
+            diagonal = row[column + 1];
+            row[column + 1] = changed.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[other.len()]
 }
 
 /// Reads `key=value` options separated by commas (or `key:value`): the grammar of every policy but `torch`.

@@ -10,27 +10,22 @@ use gputrace_schemas::printable::Screen;
 mod commands;
 mod elf;
 mod show;
+mod working;
 
 fn main() -> ExitCode {
     let stdout = std::io::stdout();
     let mut out = std::io::BufWriter::new(stdout.lock());
     let mut out = Screen::new(&mut out);
     let result = commands::run(&mut out).and_then(|status| {
-        out.flush()?;
+        show::unless_closed(out.flush().map_err(Into::into))?;
         Ok(status)
     });
     match result {
         Ok(status) => status,
-        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if show::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             show::complain!("{error:#}");
-            ExitCode::FAILURE
+            ExitCode::from(show::CANNOT_KNOW)
         }
     }
-}
-
-/// Whether the reader of our output went away (`gputrace … | head`): nothing that we should complain about.
-fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    let io = error.downcast_ref::<std::io::Error>();
-    io.is_some_and(|io| io.kind() == std::io::ErrorKind::BrokenPipe)
 }

@@ -1,7 +1,8 @@
 //! What the verbs that show something have in common.
 
+use std::fs::OpenOptions;
 use std::io::{IsTerminal, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, IntoRawFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -15,10 +16,12 @@ use gputrace_replay::report::model::{Part, Report};
 use gputrace_replay::report::render::{json, text};
 use gputrace_replay::report::sections::SectionEntry;
 use gputrace_replay::story::Story;
-use gputrace_replay::trace::source::{Error, Source};
+use gputrace_replay::trace::source::Source;
 use gputrace_schemas::event::Nanos;
 use gputrace_schemas::printable::{Screen, printable};
 use serde::Serialize;
+
+use crate::working::Working;
 
 /// Says on the standard error, in a line, what went wrong: `eprintln!` for text with names in it.
 macro_rules! complain {
@@ -37,7 +40,7 @@ pub(crate) fn shown(path: &Path) -> String {
 #[derive(Args)]
 pub(crate) struct TraceArgs {
     /// Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at once, or folders with them, for the
-    /// processes of a job
+    /// processes of a job; - for the standard input
     #[arg(required = true, value_name = "TRACE|DIR")]
     traces: Vec<PathBuf>,
 }
@@ -47,27 +50,60 @@ impl TraceArgs {
     pub(crate) fn paths(&self) -> anyhow::Result<Vec<PathBuf>> {
         paths(&self.traces)
     }
+
+    /// As they were named.
+    pub(crate) fn named(&self) -> impl Iterator<Item = &Path> {
+        self.traces.iter().map(PathBuf::as_path)
+    }
 }
 
 /// The traces that were named, and those in the folders that were named.
 pub(crate) fn paths(named: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let mut paths = vec![];
     for path in named {
+        if path.as_os_str() == "-" {
+            paths.push(spooled().context("cannot keep what is on the standard input")?);
+            continue;
+        }
         if !path.is_dir() {
             paths.push(path.clone());
             continue;
         }
         let entries = std::fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let is_trace = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "gtr");
         let mut found: Vec<PathBuf> =
-            entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_trace).collect();
+            entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| is_trace(path)).collect();
         if found.is_empty() {
-            bail!("no traces (*.gtr) in {}", path.display());
+            bail!("no traces (*.gtr) and no snapshots (*.pickle) in {}", path.display());
         }
         found.sort();
         paths.extend(found);
     }
     Ok(paths)
+}
+
+/// Whether a file of a folder is a trace or a snapshot, by its name.
+fn is_trace(path: &Path) -> bool {
+    const ENDINGS: [&str; 5] = [".gtr", ".pickle", ".pickle.gz", ".pkl", ".pkl.gz"];
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    ENDINGS.iter().any(|ending| name.ends_with(ending))
+}
+
+/// The one trace that was named, or that is in the folder that was named.
+pub(crate) fn only(named: &Path) -> anyhow::Result<PathBuf> {
+    match &mut *paths(std::slice::from_ref(&named.to_path_buf()))? {
+        [only] => Ok(std::mem::take(only)),
+        many => bail!("{} has {} traces: name one of them", named.display(), many.len()),
+    }
+}
+
+/// `-` is what is on the standard input, kept in a file without a name: traces are read more than once.
+fn spooled() -> anyhow::Result<PathBuf> {
+    let path = std::env::temp_dir().join(format!("gputrace.{}.stdin", std::process::id()));
+    let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    std::io::copy(&mut std::io::stdin().lock(), &mut file)?;
+    // Open until the process ends.
+    Ok(PathBuf::from(format!("/proc/self/fd/{}", file.into_raw_fd())))
 }
 
 /// Which moment to look at.
@@ -276,39 +312,88 @@ impl Stories {
     /// Reads traces, two at a time. What cannot be read is said on stderr and makes the exit status a failure; the
     /// others are shown.
     pub(crate) fn read(args: &TraceArgs) -> anyhow::Result<Stories> {
-        Stories::read_by(args, Story::read)
-    }
-
-    /// The same, understood by `read`.
-    pub(crate) fn read_by(
-        args: &TraceArgs,
-        read: impl Fn(&Path) -> Result<Story, Error> + Sync,
-    ) -> anyhow::Result<Stories> {
-        let mut results = Vec::new();
-        for pair in args.paths()?.chunks(2) {
-            std::thread::scope(|scope| {
-                let threads: Vec<_> = pair.iter().map(|path| scope.spawn(|| read(path))).collect();
-                results.extend(threads.into_iter().map(std::thread::ScopedJoinHandle::join));
-            });
-        }
-        let mut all = true;
-        let mut stories = Vec::new();
-        for result in results {
-            match result {
-                Ok(Ok(story)) => stories.push(story),
-                Ok(Err(error)) => {
-                    all = false;
-                    complain!("{:#}", anyhow::Error::from(error));
-                }
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
+        let (stories, all) = read_all(&args.paths()?, |path| Ok(Story::read(path)?));
         Ok(Stories { stories, all })
     }
 
     pub(crate) fn exit_code(&self) -> ExitCode {
-        if self.all { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        exit_code(self.all)
     }
+}
+
+/// What could not be read, or not be judged: docs/EXIT-CODES.md.
+pub(crate) const CANNOT_KNOW: u8 = 2;
+/// What a gate that was asked for refuses.
+const REFUSED: u8 = 1;
+
+/// What a gate says: a verb that was asked to fail where something is so. The worst of several traces counts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Gate {
+    /// It is well, as far as it was asked for.
+    Passes,
+    /// It cannot be known.
+    CannotKnow,
+    /// It is not well.
+    Refuses,
+}
+
+impl Gate {
+    /// The exit status of a verb that has shown what it could read.
+    pub(crate) fn exit_code(self, all_read: bool) -> ExitCode {
+        match self {
+            Gate::Passes => exit_code(all_read),
+            Gate::CannotKnow => ExitCode::from(CANNOT_KNOW),
+            Gate::Refuses => ExitCode::from(REFUSED),
+        }
+    }
+
+    /// That it cannot be known, said on stderr with the reason.
+    pub(crate) fn cannot_know(subject: &str, why: &str) -> Gate {
+        complain!("{subject}: cannot tell: {why}");
+        Gate::CannotKnow
+    }
+}
+
+/// Whether the reader of our output went away (`gputrace … | head`): nothing that we should complain about.
+pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let io = error.downcast_ref::<std::io::Error>();
+    io.is_some_and(|io| io.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// For what has a verdict to give, whether somebody reads on or not.
+pub(crate) fn unless_closed(written: anyhow::Result<()>) -> anyhow::Result<()> {
+    written.or_else(|error| if is_closed_pipe(&error) { Ok(()) } else { Err(error) })
+}
+
+/// The exit status of a verb that has shown what it could read.
+pub(crate) fn exit_code(all_read: bool) -> ExitCode {
+    if all_read { ExitCode::SUCCESS } else { ExitCode::from(CANNOT_KNOW) }
+}
+
+/// Reads traces, two at a time: those that can be read, and whether all can. What cannot is said on stderr.
+pub(crate) fn read_all<T: Send>(
+    paths: &[PathBuf],
+    read: impl Fn(&Path) -> anyhow::Result<T> + Sync,
+) -> (Vec<T>, bool) {
+    let (mut all, mut done) = (true, vec![]);
+    for pair in paths.chunks(2) {
+        let _working = Working::on(&pair[0]);
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = pair.iter().map(|path| scope.spawn(|| read(path))).collect();
+            threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
+        });
+        for result in results {
+            match result {
+                Ok(Ok(read)) => done.push(read),
+                Ok(Err(error)) => {
+                    all = false;
+                    complain!("{error:#}");
+                }
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+    }
+    (done, all)
 }
 
 /// Shows sections about traces that were read.
@@ -330,11 +415,11 @@ pub(crate) fn sections(
 }
 
 /// Who started whom, where there are several. In JSON, `summary` and `ranks` say it.
-pub(crate) fn family(stories: &[Story]) -> Option<Part> {
-    if stories.len() < 2 {
+pub(crate) fn family<'a>(stories: impl IntoIterator<Item = &'a Story>) -> Option<Part> {
+    let traced: Vec<_> = stories.into_iter().map(Traced::of).collect();
+    if traced.len() < 2 {
         return None;
     }
-    let traced: Vec<_> = stories.iter().map(Traced::of).collect();
     let section = processes::section(&processes::tree(&traced))?;
     Some(Part { sections: vec![section], ..Part::default() })
 }
@@ -364,28 +449,31 @@ pub(crate) fn each(
     mut part: impl FnMut(&Source) -> anyhow::Result<Part>,
 ) -> anyhow::Result<ExitCode> {
     let part = |path: &Path| Source::open(path).map_err(Into::into).and_then(|source| part(&source));
-    let (report, status) = parts(verb, &traces.paths()?, part);
+    let (report, all_read) = parts(verb, &traces.paths()?, part);
     if !report.parts.is_empty() || show.json {
         show.write(&report, out)?;
     }
-    Ok(status)
+    Ok(exit_code(all_read))
 }
 
-/// A part about each trace. What cannot be read is said on stderr and makes the exit status a failure.
+/// A part about each trace, and whether all could be read. What could not is said on stderr.
 pub(crate) fn parts(
     verb: &'static str,
     paths: &[PathBuf],
     mut part: impl FnMut(&Path) -> anyhow::Result<Part>,
-) -> (Report, ExitCode) {
-    let (mut report, mut status) = (Report { verb, parts: vec![] }, ExitCode::SUCCESS);
+) -> (Report, bool) {
+    let (mut report, mut all_read) = (Report { verb, parts: vec![] }, true);
     for path in paths {
-        match part(path) {
+        let working = Working::on(path);
+        let done = part(path);
+        drop(working);
+        match done {
             Ok(part) => report.parts.push(part),
             Err(error) => {
-                status = ExitCode::FAILURE;
+                all_read = false;
                 complain!("{error:#}");
             }
         }
     }
-    (report, status)
+    (report, all_read)
 }

@@ -21,6 +21,12 @@ fn part(part: &Part) -> Json {
         json.insert("rank".into(), part.rank.into());
         json.insert("command".into(), part.command.clone().into());
     }
+    if let Some(verdict) = &part.verdict {
+        let mut section = section(&verdict.section);
+        section["kind"] = verdict.kind.into();
+        section["also"] = verdict.also.clone().into();
+        json.insert("verdict".into(), section);
+    }
     let sections = part.sections.iter().map(section).collect::<Vec<_>>();
     json.insert("sections".into(), sections.into());
     Json::Object(json)
@@ -70,6 +76,6 @@ fn value(value: &Value) -> Json {
         Value::Count(count) => (*count).into(),
         Value::Time(time) => time.0.into(),
         Value::Share(share) => (*share).into(),
-        Value::Text(text) => text.as_str().into(),
+        Value::Text(text) | Value::Command(text) => text.as_str().into(),
     }
 }

@@ -1,4 +1,5 @@
 //! How a report looks.
 
 pub mod json;
+mod site;
 pub mod text;

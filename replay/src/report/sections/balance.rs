@@ -19,17 +19,21 @@ pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story
 const EVEN: f64 = 0.2;
 const ROWS: usize = 5;
 
-/// The device that held most against the one that held least; `None` where they are even, or only one was used. Caches
+/// The device that held most, and the one that held least; `None` where they are even, or only one was used. Caches
 /// do not count: a process can have been lucky with one.
-fn build(story: &Story) -> Option<Section> {
+pub(crate) fn uneven(story: &Story) -> Option<(Use, Use)> {
     let used = used_devices(story).filter(|(ordinal, _)| *ordinal >= 0);
     let mut devices: Vec<_> = used.map(|(ordinal, books)| Use::of(story, ordinal, books)).collect();
     devices.sort_by_key(|device| (Reverse(device.total), device.ordinal));
-    let [loaded, .., other] = &devices[..] else { return None };
+    let other = devices.pop()?;
+    let loaded = devices.into_iter().next()?;
     // What libraries take is the same on every device, and would hide that the program's own share is not.
-    if is_even(loaded.total, other.total) && is_even(loaded.blocks, other.blocks) {
-        return None;
-    }
+    let is_even = is_even(loaded.total, other.total) && is_even(loaded.blocks, other.blocks);
+    (!is_even).then_some((loaded, other))
+}
+
+fn build(story: &Story) -> Option<Section> {
+    let (loaded, other) = uneven(story)?;
     let more = loaded.total.0 - other.total.0;
     let mut table = Table::new(
         "imbalance",
@@ -40,7 +44,7 @@ fn build(story: &Story) -> Option<Section> {
             ("call_site", "call site"),
         ],
     );
-    for (site, there, here) in loaded.beyond(other) {
+    for (site, there, here) in loaded.beyond(&other) {
         table.rows.push(vec![
             Value::Bytes(Bytes(there.0 - here.0)),
             Value::Bytes(there),
@@ -67,10 +71,10 @@ fn is_even(most: Bytes, least: Bytes) -> bool {
 
 /// What each call site held at the peak: PyTorch's blocks when most were allocated, all else when the driver had handed
 /// out most.
-struct Use {
-    ordinal: i16,
+pub(crate) struct Use {
+    pub(crate) ordinal: i16,
     sites: BTreeMap<SiteId, Bytes>,
-    total: Bytes,
+    pub(crate) total: Bytes,
     /// PyTorch's blocks alone.
     blocks: Bytes,
 }
@@ -89,7 +93,7 @@ impl Use {
     }
 
     /// Call sites that held more than on the other device, with both amounts, most first.
-    fn beyond(&self, other: &Use) -> Vec<(SiteId, Bytes, Bytes)> {
+    pub(crate) fn beyond(&self, other: &Use) -> Vec<(SiteId, Bytes, Bytes)> {
         let here = |site| other.sites.get(site).copied().unwrap_or_default();
         let compared = self.sites.iter().map(|(site, there)| (*site, *there, here(site)));
         let mut more: Vec<_> = compared.filter(|(_, there, here)| there > here).collect();

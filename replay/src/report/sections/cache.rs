@@ -1,13 +1,14 @@
 //! What PyTorch's cache cost: `empty_cache` in a loop, and segments bought although as much lay unused.
 
+use std::cmp::Reverse;
+
 use gputrace_schemas::event::{Bytes, Nanos};
 
-use super::next::quote;
 use super::{SectionEntry, device_name};
 use crate::analyse::summary::used_devices;
-use crate::ledger::{CacheBooks, SiteId, TorchBooks, Trims};
+use crate::ledger::{CacheBooks, Misfits, SiteId, TorchBooks, Trims};
 use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::words::{bytes, count, time};
+use crate::report::words::{bytes, count, quote, time};
 use crate::story::Story;
 
 /// Memory given back only to be bought again.
@@ -21,6 +22,28 @@ const HABIT: u64 = 3;
 /// Fragmentation is reported from this share of the peak of reserved bytes.
 const WORTH_REPORTING: f64 = 0.25;
 const ROWS: usize = 8;
+
+/// The call sites that give back by habit what is then bought again, most first.
+pub(crate) fn habits(cache: &CacheBooks) -> Vec<(SiteId, Trims)> {
+    let habits = cache.trims.iter().filter(|(_, trims)| trims.times >= HABIT);
+    let mut habits: Vec<(SiteId, Trims)> = habits.map(|(site, trims)| (*site, *trims)).collect();
+    habits.sort_by_key(|(site, trims)| (Reverse(trims.given.bytes), *site));
+    let given: u64 = habits.iter().map(|(_, trims)| trims.given.bytes.0).sum();
+    if cache.bought_again.bytes.0 * 2 < given { vec![] } else { habits }
+}
+
+/// The call sites for which much was bought although as much was unused, most first.
+pub(crate) fn misfit_sites(torch: &TorchBooks) -> Vec<(SiteId, &Misfits)> {
+    let bought: u64 = torch.cache.misfits.values().map(|misfits| misfits.bought.bytes.0).sum();
+    let (reserved, allocated) = (torch.reserved.peak, torch.allocated.peak);
+    let unused = reserved.0.saturating_sub(allocated.0).min(bought);
+    if bought == 0 || (unused as f64) < reserved.0 as f64 * WORTH_REPORTING {
+        return vec![];
+    }
+    let mut sites: Vec<_> = torch.cache.misfits.iter().map(|(site, misfits)| (*site, misfits)).collect();
+    sites.sort_by_key(|(site, misfits)| (Reverse(misfits.bought.bytes), *site));
+    sites
+}
 
 fn emptied(story: &Story) -> Option<Section> {
     let mut table = Table::new(
@@ -37,14 +60,8 @@ fn emptied(story: &Story) -> Option<Section> {
     let mut lines = vec![];
     for (ordinal, torch) in torches(story) {
         let cache = &torch.cache;
-        let habits = cache.trims.iter().filter(|(_, trims)| trims.times >= HABIT);
-        let mut habits: Vec<(SiteId, Trims)> = habits.map(|(site, trims)| (*site, *trims)).collect();
-        habits.sort_by_key(|(site, trims)| (std::cmp::Reverse(trims.given.bytes), *site));
+        let habits = habits(cache);
         let Some((worst, _)) = habits.first() else { continue };
-        let given: u64 = habits.iter().map(|(_, trims)| trims.given.bytes.0).sum();
-        if cache.bought_again.bytes.0 * 2 < given {
-            continue;
-        }
         lines.push((Mood::Bad, advice(story, ordinal, cache, &habits, *worst)));
         for (site, trims) in habits {
             table.rows.push(vec![
@@ -104,8 +121,8 @@ fn misfits(story: &Story) -> Option<Section> {
         let bought: u64 = cache.misfits.values().map(|misfits| misfits.bought.bytes.0).sum();
         let segments: u64 = cache.misfits.values().map(|misfits| misfits.bought.segments).sum();
         let (reserved, allocated) = (torch.reserved.peak, torch.allocated.peak);
-        let unused = reserved.0.saturating_sub(allocated.0).min(bought);
-        if bought == 0 || (unused as f64) < reserved.0 as f64 * WORTH_REPORTING {
+        let sites = misfit_sites(torch);
+        if sites.is_empty() {
             continue;
         }
         let text = format!(
@@ -119,8 +136,6 @@ fn misfits(story: &Story) -> Option<Section> {
             bytes(allocated)
         );
         lines.push((Mood::Bad, text));
-        let mut sites: Vec<_> = cache.misfits.iter().collect();
-        sites.sort_by_key(|(site, misfits)| (std::cmp::Reverse(misfits.bought.bytes), **site));
         for (site, misfits) in sites {
             table.rows.push(vec![
                 Value::text(format!("cuda:{ordinal}")),
@@ -129,7 +144,7 @@ fn misfits(story: &Story) -> Option<Section> {
                 Value::Count(misfits.sizes.len() as u64),
                 misfits.sizes.first().map_or(Value::Missing, |size| Value::Bytes(*size)),
                 misfits.sizes.last().map_or(Value::Missing, |size| Value::Bytes(*size)),
-                Value::text(story.ledger.sites.site_name(*site)),
+                Value::text(story.ledger.sites.site_name(site)),
             ]);
         }
     }
@@ -147,6 +162,7 @@ fn misfits(story: &Story) -> Option<Section> {
     })
 }
 
-fn torches(story: &Story) -> impl Iterator<Item = (i16, &TorchBooks)> {
+/// Devices with PyTorch's books.
+pub(crate) fn torches(story: &Story) -> impl Iterator<Item = (i16, &TorchBooks)> {
     used_devices(story).filter_map(|(ordinal, books)| Some((ordinal, books.torch.as_ref()?)))
 }

@@ -6,10 +6,9 @@ use gputrace_sim::gap::Gap;
 use gputrace_sim::whatif::RecordedGap;
 use serde_json::{Value as Json, json};
 
-use super::next::quote;
 use super::{SectionEntry, device_name};
 use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::words::count;
+use crate::report::words::{count, quote};
 use crate::story::Story;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };

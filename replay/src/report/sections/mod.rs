@@ -1,7 +1,7 @@
 //! What there is to say. A section is one file here and one line in [`SECTIONS`], [`STATISTICS`] or [`FIGURES`].
 
-mod balance;
-mod cache;
+pub(crate) mod balance;
+pub(crate) mod cache;
 mod call_sites;
 mod calls;
 mod communicators;
@@ -23,10 +23,11 @@ mod roles;
 mod sizes;
 mod trust;
 
-use crate::report::model::Section;
+use crate::report::model::{Mood, Section};
 use crate::story::Story;
 
 /// A section: made from a story, unless it has nothing to say about it.
+#[derive(Clone, Copy)]
 pub struct SectionEntry {
     pub(super) build: fn(&Story) -> Vec<Section>,
 }
@@ -39,26 +40,52 @@ impl SectionEntry {
     }
 }
 
+/// When a section of the report is shown to people. Programs get all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shown {
+    /// Always.
+    Always,
+    /// Where everything is asked for (`--all`).
+    OnDemand,
+}
+
 /// What `gputrace report` says, in this order: what a person whose job just died needs first.
-pub const SECTIONS: &[SectionEntry] = &[
-    oom::ENTRY,
-    ending::ENTRY,
-    memory::ENTRY,
-    owners::ENTRY,
-    hidden::ENTRY,
-    roles::ENTRY,
-    communicators::ENTRY,
-    balance::ENTRY,
-    cache::EMPTIED,
-    cache::MISFITS,
-    gap::ENTRY,
-    call_sites::ENTRY,
-    phases::ENTRY,
-    peak_makers::ENTRY,
-    cycles::ENTRY,
-    trust::ENTRY,
-    next::ENTRY,
+pub const SECTIONS: &[(Shown, SectionEntry)] = &[
+    (Shown::Always, oom::ENTRY),
+    (Shown::OnDemand, ending::ENTRY),
+    (Shown::Always, memory::ENTRY),
+    (Shown::Always, owners::ENTRY),
+    (Shown::OnDemand, hidden::ENTRY),
+    (Shown::Always, roles::ENTRY),
+    (Shown::OnDemand, communicators::ENTRY),
+    (Shown::Always, balance::ENTRY),
+    (Shown::Always, cache::EMPTIED),
+    (Shown::Always, cache::MISFITS),
+    (Shown::OnDemand, gap::ENTRY),
+    (Shown::Always, call_sites::ENTRY),
+    (Shown::OnDemand, phases::ENTRY),
+    (Shown::OnDemand, peak_makers::ENTRY),
+    (Shown::Always, cycles::ENTRY),
+    (Shown::Always, trust::ENTRY),
+    (Shown::OnDemand, next::ENTRY),
 ];
+
+/// What `gputrace report` says about a story: everything, or what is always shown and the titles of the rest.
+#[must_use]
+pub fn of_report(story: &Story, wanted: Shown) -> Vec<Section> {
+    let (mut sections, mut more) = (vec![], vec![]);
+    for (shown, entry) in SECTIONS {
+        match wanted == Shown::OnDemand || *shown == Shown::Always {
+            true => sections.extend(entry.of(story)),
+            false => more.extend(entry.of(story).into_iter().map(|section| section.title)),
+        }
+    }
+    if !more.is_empty() {
+        let titles = more.join("; ");
+        sections.push(Section::new("more", "More with --all").line(Mood::Note, titles));
+    }
+    sections
+}
 
 /// What `gputrace stats` says.
 pub const STATISTICS: &[SectionEntry] = &[
@@ -83,7 +110,7 @@ pub const POSTMORTEM: &[SectionEntry] = &[oom::ENTRY, owners::AT_OOM, holders::E
 pub const FIGURES: &[SectionEntry] = &[figures::ENTRY, owners::ENTRY, hidden::ENTRY];
 
 /// `cuda:0 NVIDIA H200`.
-fn device_name(story: &Story, ordinal: i16) -> String {
+pub(crate) fn device_name(story: &Story, ordinal: i16) -> String {
     match (ordinal, story.device(ordinal)) {
         (gputrace_schemas::event::NO_DEVICE, _) => "unknown device".into(),
         (_, Some(device)) if !device.name.is_empty() => format!("cuda:{ordinal} {}", device.name),

@@ -2,6 +2,7 @@
 
 use super::SectionEntry;
 use crate::report::model::{Mood, Section};
+use crate::report::words::quote;
 use crate::story::Story;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
@@ -12,14 +13,4 @@ fn build(story: &Story) -> Option<Section> {
     let troubled =
         !story.ledger.findings.is_empty() || story.doubts().is_some() || !story.ledger.notes.is_empty();
     Some(if troubled { section.line(Mood::Command, format!("gputrace doctor {path}")) } else { section })
-}
-
-/// For a shell.
-pub(super) fn quote(path: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c);
-    if !path.is_empty() && path.chars().all(plain) {
-        path.into()
-    } else {
-        format!("'{}'", path.replace('\'', r"'\''"))
-    }
 }

@@ -1,7 +1,7 @@
 //! `PYTORCH_CUDA_ALLOC_CONF`, read as a given PyTorch release reads it, with that release's refusals.
 
 use super::profile::Profile;
-use crate::policies::OptionError;
+use crate::policies::{OptionError, meant};
 
 const MIB: u64 = 1 << 20;
 
@@ -258,8 +258,9 @@ impl Tokens<'_> {
                 .map(|(name, _, _)| *name)
                 .collect();
             return Err(OptionError(format!(
-                "{} has no allocator option `{key}`; it knows {}",
+                "{} has no allocator option `{key}`{}; it knows {}",
                 self.release(),
+                meant(key, &known),
                 known.join(", ")
             )));
         };

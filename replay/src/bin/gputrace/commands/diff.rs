@@ -12,12 +12,9 @@ use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;
-use crate::show::{self, ShowArgs, WhenArgs};
+use crate::show::{self, Gate, ShowArgs, WhenArgs};
 
 pub(super) const VERB: Verb = Verb::new::<DiffArgs>("diff", run);
-
-/// Exit status when a peak rose by more than `--fail-on-increase`.
-const INCREASED: u8 = 4;
 
 /// Shows what one run held more than another: peaks, and by call site, owner and size
 #[derive(Args)]
@@ -29,9 +26,7 @@ Examples:
   gputrace diff --fail-on-increase 5% main.gtr branch.gtr
 
 Two steps, or other moments, of one trace are compared by --from and --to with a single file: --by then says in what, as \
-`gputrace diff --from step:3 --to step:90 --by site --by size train.gtr`.
-
-Exit status: 4 if a peak rose by more than --fail-on-increase.")]
+`gputrace diff --from step:3 --to step:90 --by site --by size train.gtr`.")]
 pub(super) struct DiffArgs {
     /// The trace or snapshot to compare with
     #[arg(value_name = "BEFORE")]
@@ -53,7 +48,7 @@ pub(super) struct DiffArgs {
     #[arg(long, value_parser = show::one_of(By::ALL), value_name = "WHAT", default_values = ["owner", "site", "size"])]
     by: Vec<By>,
 
-    /// Exit with status 4 if a peak rose by more than this
+    /// Exit with status 1 if a peak rose by more than this, 2 if that cannot be told: losses, damage, no memory to compare
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     fail_on_increase: Option<f64>,
 
@@ -79,6 +74,11 @@ fn percent(text: &str) -> Result<f64, String> {
 
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: DiffArgs = super::parsed(matches)?;
+    let args = DiffArgs {
+        before: show::only(&args.before)?,
+        after: args.after.as_deref().map(show::only).transpose()?,
+        ..args
+    };
     let after = args.after.as_deref().unwrap_or(&args.before);
     let moment = |own: Option<When>| own.unwrap_or_else(|| args.when.when());
     let title = format!("{} -> {}", args.before.display(), after.display());
@@ -98,8 +98,19 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         sections.push(verdict.lines(lines));
     }
     let report = Report { verb: "diff", parts: vec![Part { title, sections, ..Part::default() }] };
-    args.show.write(&report, out)?;
-    Ok(if risen.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(INCREASED) })
+    show::unless_closed(args.show.write(&report, out))?;
+    let sides = [&before, &after];
+    let in_doubt = sides.into_iter().find_map(|side| Some((&*side.story.path, side.story.doubts()?)));
+    let gate = match (args.fail_on_increase, in_doubt) {
+        (None, _) => Gate::Passes,
+        (Some(_), Some((path, doubts))) => Gate::cannot_know(path, &doubts),
+        (Some(_), None) if changes.iter().all(|change| change.bytes == (0, 0)) => {
+            Gate::cannot_know(&report.parts[0].title, "neither holds any memory of a device")
+        }
+        (Some(_), None) if risen.is_empty() => Gate::Passes,
+        (Some(_), None) => Gate::Refuses,
+    };
+    Ok(gate.exit_code(true))
 }
 
 fn side(path: &Path, when: When) -> anyhow::Result<Side> {

@@ -18,7 +18,7 @@ use gputrace_schemas::reader;
 use super::Verb;
 use super::record::{self, Found};
 use crate::elf::{self, Elf};
-use crate::show::ShowArgs;
+use crate::show::{Gate, ShowArgs};
 
 pub(super) const VERB: Verb = Verb::new::<DoctorArgs>("doctor", run);
 
@@ -46,22 +46,33 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: DoctorArgs = super::parsed(matches)?;
     let mut parts = vec![];
     let mut programs = vec![];
+    let mut unknown = false;
     for subject in &args.subjects {
         match Source::open(subject) {
             Ok(source) => {
                 let mut audit = BooksAudit::default();
                 let story = Story::watched(&source, &mut audit);
+                unknown |= story.doubts().is_some() || story.ledger.n_events == 0;
                 parts.push(trace(&story, audit));
             }
-            Err(Error::Trace(reader::Error::NotATrace { .. } | reader::Error::Io { .. })) => {
+            Err(Error::Trace(reader::Error::NotATrace { .. } | reader::Error::Io { .. }))
+                if !is_named_a_trace(subject) =>
+            {
                 programs.push(program(subject))
             }
             Err(
-                error @ (Error::Trace(reader::Error::Version { .. } | reader::Error::NotBegun { .. })
+                error @ (Error::Trace(
+                    reader::Error::Version { .. }
+                    | reader::Error::NotBegun { .. }
+                    | reader::Error::NotATrace { .. }
+                    | reader::Error::Io { .. },
+                )
                 | Error::Snapshot(_)),
             ) => {
+                unknown = true;
                 let section = Section::new("trace", subject.display().to_string());
-                programs.push(section.line(Mood::Bad, error.to_string()));
+                let sections = vec![section.line(Mood::Warning, error.to_string())];
+                parts.push(Part { sections, ..Part::default() });
             }
         }
     }
@@ -75,7 +86,16 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     args.show.write(&report, out)?;
     let lines = report.parts.iter().flat_map(|part| &part.sections).flat_map(|section| &section.items);
     let is_bad = |item| matches!(item, &gputrace_replay::report::model::Item::Line(Mood::Bad, _));
-    Ok(if lines.into_iter().any(is_bad) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let gate = match (lines.into_iter().any(is_bad), unknown) {
+        (true, _) => Gate::Refuses,
+        (false, true) => Gate::CannotKnow,
+        (false, false) => Gate::Passes,
+    };
+    Ok(gate.exit_code(true))
+}
+
+fn is_named_a_trace(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "gtr")
 }
 
 fn environment(list_hooks: bool) -> Section {
@@ -295,6 +315,9 @@ fn trace(story: &Story, audit: BooksAudit) -> Part {
         damage =
             damage.line(Mood::Warning, "the trace has no end: its recorder was killed, or is still writing");
     }
+    if story.ledger.n_events == 0 {
+        damage = damage.line(Mood::Warning, "the trace holds no events: there is nothing to judge");
+    }
     if damage.items.is_empty() {
         damage = damage.line(Mood::Good, "nothing was lost, and everything can be read");
     }
@@ -316,6 +339,7 @@ fn trace(story: &Story, audit: BooksAudit) -> Part {
         rank: process.rank,
         command: process.command.clone(),
         sections: sections.collect(),
+        ..Part::default()
     }
 }
 

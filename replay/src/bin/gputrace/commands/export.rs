@@ -1,8 +1,8 @@
 //! `gputrace export`: traces for other tools.
 
 use std::fs::OpenOptions;
-use std::io::{BufWriter, IsTerminal, Write};
-use std::path::PathBuf;
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
@@ -13,8 +13,7 @@ use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;
-use crate::show::complain;
-use crate::show::{NativeArgs, WhenArgs};
+use crate::show::{self, NativeArgs, WhenArgs, complain};
 
 pub(super) const VERB: Verb = Verb::new::<ExportArgs>("export", run);
 
@@ -28,7 +27,7 @@ Examples:
   gputrace export --format csv --device 0 snapshot.pickle.gz | head")]
 pub(super) struct ExportArgs {
     /// Gputrace traces or PyTorch snapshots (plain or .gz); several where the format takes the ranks of a job
-    #[arg(required = true, value_name = "TRACE")]
+    #[arg(required = true, value_name = "TRACE|DIR")]
     traces: Vec<PathBuf>,
 
     /// What to write
@@ -72,16 +71,21 @@ fn formats() -> PossibleValuesParser {
 
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: ExportArgs = super::parsed(matches)?;
+    let args = ExportArgs { traces: show::paths(&args.traces)?, ..args };
     let Some(export) = EXPORTS.iter().find(|export| export.name == args.format) else {
         bail!("no format {}", args.format);
     };
     can(&args, export.takes)?;
+    let is_for_terminal = args.output.as_ref().is_none_or(|path| path.as_os_str() == "-");
+    if is_for_terminal && export.is_binary && std::io::stdout().is_terminal() {
+        bail!("{} is binary: write it to a file (-o FILE) or into a pipe", args.format);
+    }
     let open = |path: &PathBuf| -> anyhow::Result<Source> {
         let source = Source::open(path)?;
         Ok(if args.redact { source.redacted() } else { source })
     };
     let sources = args.traces.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    let before = args.diff.as_ref().map(open).transpose()?;
+    let before = args.diff.as_deref().map(show::only).transpose()?.as_ref().map(open).transpose()?;
     let request = Request {
         sources: &sources,
         when: args.when.when(),
@@ -95,15 +99,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         None if std::io::stdout().is_terminal() => (export.export)(&request, out)?,
         None => (export.export)(&request, out.behind())?,
         Some(path) => {
-            let mut options = OpenOptions::new();
-            options.write(true).create(true).truncate(true).create_new(!args.force);
-            let file = options.open(&path).with_context(|| match path.exists() && !args.force {
-                true => format!("{} exists; -F overwrites it", path.display()),
-                false => format!("cannot write {}", path.display()),
-            })?;
-            let mut file = BufWriter::new(file);
-            let written = (export.export)(&request, &mut file).and_then(|()| file.flush());
-            written.with_context(|| format!("cannot write {}", path.display()))?;
+            write_whole(&path, args.force, |file| (export.export)(&request, file))?;
         }
     }
     for source in sources.iter().chain(&before) {
@@ -112,6 +108,36 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes a file that has its name when it is complete, and not before.
+fn write_whole(
+    path: &Path,
+    force: bool,
+    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> anyhow::Result<()> {
+    let cannot = || format!("cannot write {}", path.display());
+    let is_there = path.symlink_metadata().is_ok();
+    if is_there && !force {
+        bail!("{} exists; -F overwrites it", path.display());
+    }
+    // Devices, pipes and links keep what they are.
+    let is_replaced = !is_there || path.symlink_metadata().is_ok_and(|it| it.is_file());
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}.part", std::process::id()));
+    let target = if is_replaced { Path::new(&beside) } else { path };
+    let file = OpenOptions::new().write(true).create(true).truncate(true).open(target);
+    let mut file = BufWriter::new(file.with_context(cannot)?);
+    let written = write(&mut file).and_then(|()| file.flush());
+    let written = match is_replaced {
+        true => written.and_then(|()| std::fs::rename(target, path)),
+        false => written,
+    };
+    if is_replaced && written.is_err() {
+        // Nothing is left of what failed; that this fails as well would tell nobody more.
+        let _ = std::fs::remove_file(target);
+    }
+    written.with_context(cannot)
 }
 
 /// What was asked for can be done in this format.

@@ -34,7 +34,7 @@ pub(super) struct ImportArgs {
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: ImportArgs = super::parsed(matches)?;
     let mut json = vec![];
-    let (report, status) = show::parts("import", &args.snapshots, |path| {
+    let (report, all_read) = show::parts("import", &show::paths(&args.snapshots)?, |path| {
         let reply = contents(&path.display().to_string(), &import::load(path)?);
         json.push(reply.json);
         Ok(reply.part)
@@ -43,5 +43,5 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         true => json.iter().try_for_each(|json| writeln!(out.json(), "{json}"))?,
         false => args.show.write(&report, out)?,
     }
-    Ok(status)
+    Ok(show::exit_code(all_read))
 }

@@ -18,12 +18,9 @@ use gputrace_schemas::printable::Screen;
 use gputrace_sim::bytes;
 
 use super::Verb;
-use crate::show::{self, ShowArgs, TraceArgs, WhenArgs, complain};
+use crate::show::{self, Gate, ShowArgs, TraceArgs, WhenArgs, complain};
 
 pub(super) const VERB: Verb = Verb::new::<LeaksArgs>("leaks", run);
-
-/// Exit status when something leaks and `--error-on-leak` was given.
-const LEAK_FOUND: u8 = 3;
 
 /// Shows what was never given back and what keeps growing, by call site, owner and device
 ///
@@ -42,14 +39,12 @@ A suppressions file has one rule per line, `#` begins a comment, `*` stands for 
   owner=NCCL site=*init_process_group*
 
 --at T answers as if the program had ended at T, --range A..B as if it had ended at B, with growth from A on. One step shows no growth: for what \
-a later step holds more than an earlier one, `gputrace diff --from step:3 --to step:90 train.gtr`.
-
-Exit status: 3 if there is a leak and --error-on-leak was given.")]
+a later step holds more than an earlier one, `gputrace diff --from step:3 --to step:90 train.gtr`.")]
 pub(super) struct LeaksArgs {
     #[command(flatten)]
     traces: TraceArgs,
 
-    /// Exit with status 3 if there is a leak
+    /// Exit with status 1 if there is a leak, 2 if that cannot be told: losses, damage, too short to show growth
     #[arg(long, value_enum, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "any")]
     error_on_leak: Option<Which>,
 
@@ -104,19 +99,15 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         None => Suppressions::default(),
     };
     let wanted = Wanted { least: Bytes(args.min_bytes), n_steps: args.steps, n_rows: args.rows };
-    let mut has_leak = false;
-    let (report, status) = show::parts("leaks", &args.traces.paths()?, |path| {
+    let mut gate = Gate::Passes;
+    let (report, all_read) = show::parts("leaks", &args.traces.paths()?, |path| {
         let source = Source::open(path)?;
         let mut growth = Growth::default();
         let story = Story::within(&source, when.since(source.start()), &mut growth);
         let leaks = Leaks::find(&story, source.definitions(), &growth, &wanted, &mut suppressions);
-        let (grows, stays) = (!leaks.growing.is_empty(), !leaks.not_freed.is_empty());
-        has_leak |= match args.error_on_leak {
-            None => false,
-            Some(Which::Any) => grows || stays,
-            Some(Which::Growth) => grows,
-            Some(Which::NotFreed) => stays,
-        };
+        if let Some(which) = args.error_on_leak {
+            gate = gate.max(which.judge(&story, &leaks));
+        }
         let mut sections = leaks.sections(&story);
         if when != When::End {
             let end = words::time(story.since_start(story.ledger.last));
@@ -130,7 +121,35 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         complain!("{}: nothing matches line {line}", path.display());
     }
     if !report.parts.is_empty() || args.show.json {
-        args.show.write(&report, out)?;
+        show::unless_closed(args.show.write(&report, out))?;
     }
-    Ok(if has_leak && status == ExitCode::SUCCESS { ExitCode::from(LEAK_FOUND) } else { status })
+    Ok(gate.exit_code(all_read))
+}
+
+impl Which {
+    /// Growth that is seen is there, whatever was lost; that nothing leaks, and that something was not freed, only a whole trace
+    /// shows.
+    fn judge(self, story: &Story, leaks: &Leaks) -> Gate {
+        let (grows, stays) = (!leaks.growing.is_empty(), !leaks.not_freed.is_empty());
+        let (of_growth, of_rest) = (self != Which::NotFreed, self != Which::Growth);
+        let asked_for = story.ledger.devices.values().map(|books| books.allocs).sum::<u64>() > 0
+            || story.ledger.block_sizes().count() > 0
+            || story.ledger.host.peak().0 > 0;
+        let doubts = story.doubts();
+        if of_growth && grows {
+            return Gate::Refuses;
+        }
+        match doubts {
+            Some(doubts) => Gate::cannot_know(&story.path, &doubts),
+            None if of_rest && stays => Gate::Refuses,
+            None if !asked_for => {
+                Gate::cannot_know(&story.path, "it asked for no memory while it was recorded")
+            }
+            None if self == Which::Growth && !leaks.can_tell() => Gate::cannot_know(
+                &story.path,
+                "the trace is too short, or gives back too little, to tell growth from warm-up",
+            ),
+            None => Gate::Passes,
+        }
+    }
 }

@@ -72,6 +72,11 @@ const VERBS: &[Verb] = &[
     manual::VERB,
 ];
 
+/// In the help of every verb but `record`; docs/EXIT-CODES.md has the whole.
+const EXIT_STATUS: &str = "\
+Exit status: 0 yes; 1 no, where a gate was asked for (--error-on-leak, --fail-on-increase, --error-on-inconsistent; doctor); \
+2 it cannot be known: unreadable, damaged, nothing to judge, wrong usage.";
+
 /// The arguments of a verb, which clap has already checked.
 fn parsed<A: FromArgMatches>(matches: &ArgMatches) -> anyhow::Result<A> {
     A::from_arg_matches(matches).map_err(Into::into)
@@ -79,7 +84,17 @@ fn parsed<A: FromArgMatches>(matches: &ArgMatches) -> anyhow::Result<A> {
 
 /// The whole command line.
 fn command() -> Command {
-    front().subcommands(VERBS.iter().map(|verb| (verb.define)(Command::new(verb.name))))
+    let verbs = VERBS.iter().map(|verb| {
+        let command = (verb.define)(Command::new(verb.name));
+        let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        // `record` has the program's own.
+        if verb.name == record::VERB.name {
+            command
+        } else {
+            command.after_help(format!("{help}\n\n{EXIT_STATUS}"))
+        }
+    });
+    front().subcommands(verbs)
 }
 
 /// The same without verbs.

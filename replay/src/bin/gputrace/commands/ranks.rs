@@ -13,12 +13,9 @@ use gputrace_schemas::printable::Screen;
 
 use super::Verb;
 use crate::show::complain;
-use crate::show::{self, ShowArgs};
+use crate::show::{self, Gate, ShowArgs};
 
 pub(super) const VERB: Verb = Verb::new::<RanksArgs>("ranks", run);
-
-/// Exit status when calls do not fit together and `--error-on-inconsistent` was given.
-const INCONSISTENT: u8 = 3;
 
 /// Shows all ranks of a job side by side: who waits for whom in NCCL and why, and who holds more memory than the others
 ///
@@ -29,15 +26,13 @@ const INCONSISTENT: u8 = 3;
 Examples:
   gputrace record -o 'job/%h.r%r.%p.gtr' -- torchrun --nproc-per-node 8 train.py
   gputrace ranks job/
-  gputrace ranks --json job/*.gtr
-
-Exit status: 3 if calls do not fit together and --error-on-inconsistent was given.")]
+  gputrace ranks --json job/*.gtr")]
 pub(super) struct RanksArgs {
     /// Traces of the processes of a job, or folders with them
     #[arg(required = true, value_name = "TRACE|DIR")]
     traces: Vec<PathBuf>,
 
-    /// Exit with status 3 if calls of the ranks do not fit together
+    /// Exit with status 1 if calls of the ranks do not fit together, 2 if that cannot be told: losses, damage, ranks without a trace
     #[arg(long)]
     error_on_inconsistent: bool,
 
@@ -50,13 +45,22 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let paths = show::paths(&args.traces)?;
     let (participants, all_read) = read(&paths);
     let ranks = Ranks::of(&participants, &|path| Source::open(Path::new(path)).ok());
-    args.show.write_as(&ranks.report(), &ranks, out)?;
-    let is_inconsistent = ranks.jobs.iter().any(|job| job.verdict == Verdict::Inconsistent);
-    Ok(match (all_read, args.error_on_inconsistent && is_inconsistent) {
-        (false, _) => ExitCode::FAILURE,
-        (true, true) => ExitCode::from(INCONSISTENT),
-        (true, false) => ExitCode::SUCCESS,
-    })
+    show::unless_closed(args.show.write_as(&ranks.report(), &ranks, out))?;
+    let gate = if args.error_on_inconsistent { gate(&participants, &ranks) } else { Gate::Passes };
+    Ok(gate.exit_code(all_read))
+}
+
+/// What does not fit together is seen in what there is; that all fits, only in whole traces of all ranks.
+fn gate(participants: &[Participant], ranks: &Ranks) -> Gate {
+    let is = |verdict: Verdict| ranks.jobs.iter().any(|job| job.verdict == verdict);
+    let doubt = participants.iter().find_map(|it| Some((&*it.path, it.doubts.as_deref()?)));
+    match doubt {
+        _ if is(Verdict::Inconsistent) => Gate::Refuses,
+        Some((path, doubts)) => Gate::cannot_know(path, doubts),
+        None if is(Verdict::Incomplete) => Gate::cannot_know("the job", "not all ranks have a trace"),
+        None if !is(Verdict::Consistent) => Gate::cannot_know("the job", "there are no calls of NCCL"),
+        None => Gate::Passes,
+    }
 }
 
 /// Reads traces, as many at a time as there are processors; each is reduced to what `ranks` needs before the next is read.

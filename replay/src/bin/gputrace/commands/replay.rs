@@ -14,7 +14,7 @@ use gputrace_replay::report::model::Report;
 use gputrace_schemas::event::Bytes;
 use gputrace_schemas::printable::Screen;
 use gputrace_sim::bytes;
-use gputrace_sim::policies::POLICIES;
+use gputrace_sim::policies::{POLICIES, by_name};
 use serde_json::{Value as Json, json};
 
 use super::Verb;
@@ -32,7 +32,7 @@ Examples:
   gputrace replay --limit 24GiB --other 1.5GiB snapshot.pickle.gz")]
 pub(super) struct ReplayArgs {
     /// gputrace traces or PyTorch snapshots (plain or .gz)
-    #[arg(required = true, value_name = "TRACE")]
+    #[arg(required_unless_present = "policy", value_name = "TRACE|DIR")]
     traces: Vec<PathBuf>,
 
     /// Allocator to simulate, NAME or NAME:OPTIONS; may be given several times. For `torch`, OPTIONS is what
@@ -55,11 +55,11 @@ pub(super) struct MachineArgs {
     torch_version: Option<(u8, u8)>,
 
     /// Memory of the device [default: what the trace says, or unlimited]
-    #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
+    #[arg(long, value_name = "BYTES", value_parser = capacity)]
     device_memory: Option<u64>,
 
-    /// Memory the process may use; contexts and libraries share it (see --other)
-    #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
+    /// Memory the process may use, such as 40GB; contexts and libraries share it (see --other)
+    #[arg(long, value_name = "BYTES", value_parser = capacity)]
     limit: Option<u64>,
 
     /// What contexts, code and libraries use of --limit or --device-memory [default: as recorded, moment by moment; a
@@ -79,6 +79,15 @@ impl MachineArgs {
     }
 }
 
+/// An amount that a program could run in: who writes `10` means no ten bytes.
+fn capacity(text: &str) -> Result<u64, String> {
+    const LEAST: u64 = 1 << 20;
+    match bytes::parse(text)? {
+        amount if amount < LEAST => Err(format!("`{text}` is {amount} bytes; write a unit, such as 10GB")),
+        amount => Ok(amount),
+    }
+}
+
 fn version(text: &str) -> Result<(u8, u8), String> {
     let wrong = || format!("`{text}` is not a release; write X.Y, such as 2.11");
     let mut parts = text.split(['.', '+']);
@@ -92,17 +101,25 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     if args.policy.iter().any(|policy| policy == "help") {
         return list_policies(out);
     }
+    if args.traces.is_empty() {
+        bail!("name a trace to replay; `--policy help` alone needs none");
+    }
+    for policy in &args.policy {
+        by_name(policy.split(':').next().unwrap_or_default())
+            .map_err(|error| anyhow!("--policy: {}", error.0))?;
+    }
     let machine = args.machine.machine();
     let replay = |path: &str, trace: &Trace| replay(path, trace, machine, &args.policy);
-    let (report, mut json, status) = replies("replay", &args.traces, replay);
+    let paths = show::paths(&args.traces)?;
+    let (report, mut json, all_read) = replies("replay", &paths, replay);
     let json = match &mut *json {
-        [one] if args.traces.len() == 1 => one.take(),
+        [one] if paths.len() == 1 => one.take(),
         all => json!({"schema": "gputrace.replay/1", "traces": all}),
     };
     if !report.parts.is_empty() {
         args.show.write_as(&report, &json, out)?;
     }
-    Ok(status)
+    Ok(show::exit_code(all_read))
 }
 
 /// What `reply` says about the requests of each trace. Notes about them go to stderr.
@@ -110,9 +127,9 @@ pub(super) fn replies(
     verb: &'static str,
     paths: &[PathBuf],
     reply: impl Fn(&str, &Trace) -> Result<Reply, String>,
-) -> (Report, Vec<Json>, ExitCode) {
+) -> (Report, Vec<Json>, bool) {
     let mut json = vec![];
-    let (report, status) = show::parts(verb, paths, |path| {
+    let (report, all_read) = show::parts(verb, paths, |path| {
         let (shown, trace) = (path.display().to_string(), import::load(path)?);
         trace.notes.iter().for_each(|note| complain!("{shown}: {note}"));
         if trace.devices.is_empty() {
@@ -122,7 +139,7 @@ pub(super) fn replies(
         json.push(reply.json);
         Ok(reply.part)
     });
-    (report, json, status)
+    (report, json, all_read)
 }
 
 fn list_policies(out: &mut dyn Write) -> anyhow::Result<ExitCode> {

@@ -6,26 +6,31 @@ use std::process::ExitCode;
 use anyhow::{Context, anyhow};
 use clap::{ArgMatches, Args};
 use gputrace_replay::analyse::categories::Categories;
+use gputrace_replay::analyse::growth::Growth;
 use gputrace_replay::analyse::live::{Lines, Native, Parts, When};
 use gputrace_replay::answers::moment;
+use gputrace_replay::answers::postmortem::Postmortem;
+use gputrace_replay::answers::verdict::verdict;
 use gputrace_replay::import;
 use gputrace_replay::report;
-use gputrace_replay::report::model::Part;
-use gputrace_replay::report::sections::SECTIONS;
+use gputrace_replay::report::model::{Mood, Part, Report, Section, Table, Value, Verdict};
+use gputrace_replay::report::sections::{Shown, of_report};
+use gputrace_replay::report::words::quote;
 use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;
-use crate::show::{self, ShowArgs, Stories, TraceArgs, WhenArgs};
+use crate::show::{self, ShowArgs, TraceArgs, WhenArgs};
 
 pub(super) const VERB: Verb = Verb::new::<ReportArgs>("report", run);
 
-/// Shows where the memory went: the peak, its owners, roles and call sites, what would lower it, and what ran out
+/// Says what happened, which line did it and what to do; then where the memory went: the peak, its owners, roles, call sites
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   gputrace report train.gtr
+  gputrace report --all train.gtr
   gputrace report --step 3 train.gtr
   gputrace report --rules roles.txt --json snapshot.pickle.gz
   gputrace report --native train.gtr
@@ -44,6 +49,10 @@ pub(super) struct ReportArgs {
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
 
+    /// Show every section; --json has them always
+    #[arg(long)]
+    all: bool,
+
     #[command(flatten)]
     when: WhenArgs,
 
@@ -59,30 +68,82 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: ReportArgs = super::parsed(matches)?;
     let categories = args.rules.as_deref().map(categories).transpose()?.unwrap_or_default();
     let when = args.when.asked();
+    let wanted = if args.all || args.show.json { Shown::OnDemand } else { Shown::Always };
     if args.native {
-        let part = |source: &Source| with_stacks(source, when, &categories);
+        let part = |source: &Source| with_stacks(source, when, &categories, wanted);
         return show::each("report", &args.traces, &args.show, out, part);
     }
     if let Some(when) = when {
         return show::moment_of("report", &args.traces, when, (Parts::Roles, &categories), &args.show, out);
     }
-    let read = |path: &Path| Ok(understood(&Source::open(path)?, &categories));
-    show::sections("report", SECTIONS, &Stories::read_by(&args.traces, read)?, &args.show, out)
+    let paths = args.traces.paths()?;
+    let (read, all) =
+        show::read_all(&paths, |path| Ok(understood(&Source::open(path)?, &categories, wanted)));
+    let mut parts: Vec<Part> = read.iter().map(|(story, verdict)| part(story, verdict, wanted)).collect();
+    if !args.show.json {
+        parts.splice(0..0, job(&read, &args.traces));
+    }
+    if !parts.is_empty() || args.show.json {
+        args.show.write(&Report { verb: "report", parts }, out)?;
+    }
+    Ok(show::exit_code(all))
 }
 
-fn understood(source: &Source, categories: &Categories) -> Story {
-    Story::with_lifetimes(source, categories).with_gaps(|| import::load(Path::new(source.path())))
+fn understood(source: &Source, categories: &Categories, wanted: Shown) -> (Story, Verdict) {
+    let mut growth = Growth::default();
+    let story = Story::with_lifetimes_and(source, categories, &mut growth);
+    let found = Postmortem::of_story(story, source, &growth);
+    let load = || import::load(Path::new(source.path()));
+    let verdict = verdict(&found, load);
+    let story = if wanted == Shown::OnDemand { found.story.with_gaps(load) } else { found.story };
+    (story, verdict)
+}
+
+fn part(story: &Story, verdict: &Verdict, wanted: Shown) -> Part {
+    Part { verdict: Some(verdict.clone()), ..report::part(story, of_report(story, wanted)) }
+}
+
+/// What is to be known of several processes before each is looked at: who started whom, and how each fared.
+fn job(read: &[(Story, Verdict)], traces: &TraceArgs) -> Option<Part> {
+    let family = show::family(read.iter().map(|(story, _)| story));
+    if read.len() < 2 {
+        return None;
+    }
+    let title = |verdict: &Verdict| verdict.section.title.replacen("Verdict: ", "", 1);
+    let table = Table::of(
+        "verdicts",
+        read,
+        &[
+            ("verdict", "verdict", &|(_, verdict)| Value::text(title(verdict))),
+            ("rank", "rank", &|(story, _)| {
+                story.process.rank.map_or(Value::Missing, |rank| Value::Count(rank.into()))
+            }),
+            ("trace", "trace", &|(story, _)| Value::text(&*story.path)),
+        ],
+    );
+    let section = Section::new("verdicts", "Verdicts").table(table);
+    let is_job = read.iter().any(|(story, _)| story.ledger.communicators().next().is_some());
+    let named: Vec<String> = traces.named().map(|path| quote(&path.to_string_lossy())).collect();
+    let ranks = format!("gputrace ranks {}", named.join(" "));
+    let section = if is_job { section.line(Mood::Command, ranks) } else { section };
+    let family = family.unwrap_or_default();
+    let sections = std::iter::once(section).chain(family.sections).collect();
+    Some(Part { sections, ..Part::default() })
 }
 
 /// The report with a section more, behind that of the call sites.
-fn with_stacks(source: &Source, when: Option<When>, categories: &Categories) -> anyhow::Result<Part> {
+fn with_stacks(
+    source: &Source,
+    when: Option<When>,
+    categories: &Categories,
+    wanted: Shown,
+) -> anyhow::Result<Part> {
     let view = show::view_of(source, when.unwrap_or(When::Peak), Parts::Roles, categories)?;
     let mut part = match when {
         Some(when) => report::part(&view.story, moment::sections(&view, when, Parts::Roles)),
         None => {
-            let story = understood(source, categories);
-            let sections = SECTIONS.iter().flat_map(|entry| entry.of(&story)).collect();
-            report::part(&story, sections)
+            let (story, verdict) = understood(source, categories, wanted);
+            part(&story, &verdict, wanted)
         }
     };
     let stacks = moment::stacks(&view, &mut Lines::new(source.definitions(), Native::Shown));

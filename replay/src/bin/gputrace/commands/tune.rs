@@ -10,7 +10,7 @@ use gputrace_schemas::printable::Screen;
 
 use super::Verb;
 use super::replay::{MachineArgs, replies};
-use crate::show::ShowArgs;
+use crate::show::{self, ShowArgs};
 
 pub(super) const VERB: Verb = Verb::new::<TuneArgs>("tune", run);
 
@@ -22,7 +22,7 @@ Examples:
   gputrace tune --torch-version 2.11 --device-memory 24GiB --json snapshot.pickle.gz")]
 pub(super) struct TuneArgs {
     /// gputrace trace or PyTorch snapshot (plain or .gz)
-    #[arg(value_name = "TRACE")]
+    #[arg(value_name = "TRACE|DIR")]
     trace: PathBuf,
 
     #[command(flatten)]
@@ -36,9 +36,9 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: TuneArgs = super::parsed(matches)?;
     let machine = args.machine.machine();
     let advise = |path: &str, trace: &Trace| advise(path, trace, machine);
-    let (report, mut json, status) = replies("tune", std::slice::from_ref(&args.trace), advise);
+    let (report, mut json, all_read) = replies("tune", &[show::only(&args.trace)?], advise);
     if let Some(json) = json.pop() {
         args.show.write_as(&report, &json, out)?;
     }
-    Ok(status)
+    Ok(show::exit_code(all_read))
 }
