@@ -42,6 +42,8 @@ pub struct Leaks {
     /// How they were counted, where --steps did not say how many there were.
     counted: Option<StepSource>,
     n_steps: Option<u64>,
+    /// Turns of loops that were seen, where none of them is known to be the steps.
+    loops: Vec<u64>,
     can_tell: bool,
     n_rows: usize,
 }
@@ -112,6 +114,7 @@ impl Leaks {
             cached: cached(story),
             counted: training.filter(|_| wanted.n_steps.is_none()).map(|training| training.source.clone()),
             n_steps,
+            loops: story.ledger.loops.clone(),
             can_tell: growth.can_tell(),
             n_rows: wanted.n_rows,
         };
@@ -209,7 +212,13 @@ impl Leaks {
                 section.line(Mood::Note, text)
             }
             (None, None) if !self.growing.is_empty() => {
-                section.line(Mood::Note, "the number of steps is not known: give it with --steps N")
+                let text = match words::loops(&self.loops) {
+                    Some(loops) => {
+                        format!("the number of steps is not known, {loops}: give it with --steps N")
+                    }
+                    None => "the number of steps is not known: give it with --steps N".into(),
+                };
+                section.line(Mood::Note, text)
             }
             _ => section,
         };

@@ -4,7 +4,7 @@ use super::SectionEntry;
 use crate::analyse::summary::used_devices;
 use crate::ledger::{Books, OwnerId, Part, PhaseId};
 use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::words::time;
+use crate::report::words::{loops, time};
 use crate::story::Story;
 use gputrace_schemas::event::Nanos;
 
@@ -34,6 +34,9 @@ fn build(story: &Story) -> Option<Section> {
                 section = section.line(Mood::Note, text);
             }
         }
+    }
+    if let Some(loops) = loops(&ledger.loops) {
+        section = section.line(Mood::Note, format!("the number of steps cannot be told: {loops}"));
     }
     if !ledger.phases.is_empty() {
         section = section.table(table(story).keep(ROWS, 2));
