@@ -52,6 +52,10 @@ fn build(story: &Story) -> Option<Section> {
         let text = format!("no stack has Python frames: {why}");
         section = section.line(Mood::Warning, text);
     }
+    if let Some(why) = mappings_unread(ledger) {
+        let text = format!("native frames are addresses without names: {why} (/proc/PID/maps)");
+        section = section.line(Mood::Warning, text);
+    }
     if !ledger.notes.is_empty() {
         let text = format!("{} notes of the recording: `gputrace doctor {}`", ledger.notes.len(), story.path);
         section = section.line(Mood::Note, text);
@@ -63,6 +67,11 @@ fn build(story: &Story) -> Option<Section> {
 fn stacks_min_size(ledger: &Ledger) -> Option<u64> {
     let told = ledger.notes.iter().find_map(|(_, note)| note.strip_prefix("stacks.min_size="))?;
     told.parse().ok()
+}
+
+/// Why no address of the process can be named.
+fn mappings_unread(ledger: &Ledger) -> Option<&str> {
+    ledger.notes.iter().find_map(|(_, note)| note.strip_prefix("mappings=unread: "))
 }
 
 /// Why Python ran and no stack shows it.
