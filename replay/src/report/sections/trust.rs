@@ -78,3 +78,20 @@ fn mappings_unread(ledger: &Ledger) -> Option<&str> {
 fn python_frames_unseen(ledger: &Ledger) -> Option<&str> {
     ledger.notes.iter().find_map(|(_, note)| note.strip_prefix("python.frames=unseen: "))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scene::recording;
+
+    #[test]
+    fn addresses_without_names_have_their_reason() {
+        let scene = "Alloc addr=a bytes=1K by=app\nnote mappings=unread: the process had ended";
+        let story = Story::of("t.gtr", &recording(scene));
+        let shown = format!("{:?}", build(&story));
+        assert!(
+            shown.contains("native frames are addresses without names: the process had ended"),
+            "{shown}"
+        );
+    }
+}
