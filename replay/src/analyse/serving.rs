@@ -95,6 +95,8 @@ struct Serving<'a> {
     start: Option<usize>,
     /// A module or a loader made some of what is held.
     has_named_weights: bool,
+    /// One that is larger than all others that are held: a pool or a table, which no rule can tell from each other.
+    giant: Option<usize>,
 }
 
 impl<'a> Serving<'a> {
@@ -110,6 +112,7 @@ impl<'a> Serving<'a> {
             span,
             start: None,
             has_named_weights: false,
+            giant: None,
         };
         let mut by_stack: FxHashMap<StackId, Vec<usize>> = FxHashMap::default();
         for (idx, block) in blocks.iter().enumerate() {
@@ -120,6 +123,7 @@ impl<'a> Serving<'a> {
             serving.stacks.insert(id, stack);
         }
         serving.start = serving.first_of_work();
+        serving.giant = serving.giant();
         let is_named = |idx: usize| serving.is_held[idx] && blocks[idx].facts.has(Hint::Model);
         serving.has_named_weights = (0..n).any(is_named);
         serving
@@ -144,6 +148,13 @@ impl<'a> Serving<'a> {
         }
         let (n_episodes, longest) = self.episodes(&own);
         Stack { n_held, n_episodes, longest, chain: self.chain(&own), blocks: own }
+    }
+
+    fn giant(&self) -> Option<usize> {
+        let held = || (0..self.blocks.len()).filter(|idx| self.is_held[*idx]);
+        let bytes = |idx: usize| self.blocks[idx].life.bytes.0;
+        let all = held().map(bytes).fold(0, u64::saturating_add);
+        held().find(|idx| bytes(*idx) > all / 2).filter(|_| held().count() > RECURS)
     }
 
     /// The most blocks of a stack that were held together and given back again.
@@ -225,6 +236,10 @@ impl<'a> Serving<'a> {
     fn role(&self, idx: usize) -> Role {
         let Known { life, facts } = self.blocks[idx];
         let Some(stack) = self.stacks.get(&life.stack) else { return Role::Unknown };
+        if life.stack == StackId(0) {
+            let is_kept = self.is_held[idx] || self.is_long(idx, self.blocks.len());
+            return if is_kept { Role::Unknown } else { Role::Temporaries };
+        }
         let is_work = self.start.is_some_and(|start| idx >= start);
         if facts.has(Hint::Cache)
             && (self.is_held[idx] || self.span[idx] >= PASSING.min(self.blocks.len() / 4))
@@ -234,6 +249,7 @@ impl<'a> Serving<'a> {
         if self.is_held[idx] {
             return match (facts.has(Hint::Model), is_work) {
                 (true, _) => Role::Weights,
+                _ if self.giant == Some(idx) => Role::Unknown,
                 (false, false) if self.start.is_some() && !self.has_named_weights => Role::Weights,
                 // It ended in the midst of its first pass.
                 (false, false) if self.start.is_none() && facts.has(Hint::Forward) => Role::Activations,
@@ -603,6 +619,18 @@ mod tests {
                 }
             },
             &with(&[("load", Role::Weights), ("buffers", Role::Unknown)]),
+        );
+    }
+
+    #[test]
+    fn one_block_that_is_larger_than_all_weights_is_not_called_weights() {
+        check(
+            |p| {
+                p.load("load", false);
+                p.take(1 << 20, "pool");
+                (0..9).for_each(|_| p.forward(16));
+            },
+            &with(&[("load", Role::Weights), ("pool", Role::Unknown)]),
         );
     }
 

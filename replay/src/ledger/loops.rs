@@ -48,7 +48,7 @@ pub(super) enum Turns<'a> {
 }
 
 pub(super) fn turns<'a>(places: &[&'a Place]) -> Turns<'a> {
-    let mut often: Vec<&Place> = places.iter().copied().filter(|it| it.times.len() >= MIN_TURNS).collect();
+    let mut often: Vec<&Place> = places.iter().copied().filter(|it| it.times.len() >= 2).collect();
     often.sort_by_key(|it| it.times[0]);
     let n_all: usize = often.iter().map(|it| it.times.len()).sum();
     let mut levels: Vec<Level> = vec![];
@@ -60,19 +60,20 @@ pub(super) fn turns<'a>(places: &[&'a Place]) -> Turns<'a> {
         add_levels(&mut levels, &often, n);
     }
     levels.reverse();
-    let is_worth =
-        |level: &&Level| level.n_requests() as f64 >= LEAST * n_all as f64 && !is_load(level, &levels);
-    let mut levels: Vec<Level> = levels.iter().filter(is_worth).cloned().collect();
-    let outside = levels.iter().any(|level| level.is_outside());
-    if outside {
+    let mut levels: Vec<Level> = levels.iter().filter(|level| !is_load(level, &levels)).cloned().collect();
+    if levels.iter().any(Level::is_outside) {
         levels.retain(Level::is_outside);
     } else {
         only_calls(&mut levels);
     }
+    let is_worth = |level: &Level| level.n_requests() as f64 >= LEAST * n_all as f64;
+    if levels.iter().any(is_worth) {
+        levels.retain(is_worth);
+    }
     let candidates: Vec<&Level> = levels.iter().filter(|level| is_candidate(level, &levels, n_all)).collect();
     match &candidates[..] {
         [] => Turns::None,
-        [only] if only.places.len() >= AGREE => {
+        [only] if only.places.len() >= AGREE && only.n() >= MIN_TURNS => {
             Turns::Told { begins: &only.places[0].times, agree: only.places.len(), of: often.len() }
         }
         [_] => Turns::None,
@@ -209,6 +210,9 @@ mod tests {
         left: u64,
     }
 
+    /// Programs of each shape.
+    const SEEDS: u64 = 60;
+
     type Shape = (&'static str, fn(&mut Program) -> u64);
 
     impl Program {
@@ -282,23 +286,24 @@ mod tests {
     /// Programs, and how many steps they made.
     #[rustfmt::skip] // A table.
     const SHAPES: &[Shape] = &[
-        ("plain", |p| { let (n, k) = (p.draw(5, 300), p.draw(1, 8)); for _ in 0..n { p.pass("step", k); } n }),
+        ("plain", |p| { let (n, k) = (p.draw(1, 300), p.draw(1, 8)); for _ in 0..n { p.pass("step", k); } n }),
         ("after loading", |p| { p.load(); let (n, k) = (p.draw(5, 300), p.draw(3, 8)); for _ in 0..n { p.pass("step", k); } n }),
         ("layers that hold", |p| { let (n, l, k, j) = (p.draw(5, 200), p.draw(2, 32), p.draw(1, 4), p.draw(3, 6)); for _ in 0..n { p.pass("step", j); p.layers(l, k, true, false); } n }),
         ("layers that give back", |p| { let (n, l, k, j) = (p.draw(5, 200), p.draw(2, 32), p.draw(1, 4), p.draw(1, 6)); for _ in 0..n { p.pass("step", j); p.layers(l, k, false, false); } n }),
-        ("layers of a module", |p| { let (n, l, k, j) = (p.draw(5, 200), p.draw(2, 32), p.draw(1, 4), p.draw(3, 6)); for _ in 0..n { p.pass("step", j); p.layers(l, k, false, true); } n }),
-        ("nothing but a module", |p| { let (n, l, k, j) = (p.draw(5, 200), p.draw(2, 32), p.draw(1, 4), p.draw(3, 6)); for _ in 0..n { p.pass_in("embed", j, true); p.layers(l, k, false, true); } n }),
+        ("layers of a module", |p| { let (n, l, k, j) = (p.draw(2, 200), p.draw(2, 32), p.draw(1, 4), p.draw(1, 6)); for _ in 0..n { p.pass("step", j); p.layers(l, k, false, true); } n }),
+        ("nothing but a module", |p| { let (n, l, k, j) = (p.draw(2, 200), p.draw(2, 32), p.draw(1, 4), p.draw(1, 6)); for _ in 0..n { p.pass_in("embed", j, true); p.layers(l, k, false, true); } n }),
         ("gradient accumulation", |p| { let (n, m, k, j) = (p.draw(5, 100), p.draw(2, 16), p.draw(1, 6), p.draw(1, 5)); for _ in 0..n { for _ in 0..m { p.pass("micro", k); } p.pass("update", j); } n }),
         ("gradient accumulation of a module", |p| { let (n, m, k, j) = (p.draw(5, 100), p.draw(2, 16), p.draw(1, 6), p.draw(1, 5)); for _ in 0..n { for _ in 0..m { p.pass("loss", 3); p.pass_in("micro", k, true); } p.pass("update", j); } n }),
         ("a log every few steps", |p| { let (n, r, k, j) = (p.draw(40, 400), p.draw(2, 20), p.draw(1, 6), p.draw(1, 5)); let phase = p.draw(0, 1) * (r - 1); for step in 0..n { p.pass("step", k); if step % r == phase { p.pass("log", j); } } n }),
         ("an evaluation every few steps", |p| { let (n, r, e, k, j) = (p.draw(40, 300), p.draw(5, 40), p.draw(2, 20), p.draw(3, 6), p.draw(1, 5)); for step in 0..n { p.pass("forward", k); p.pass("backward", j); if step % r == r - 1 { for _ in 0..e { p.pass("forward", k); p.pass("metric", 1); } } } n }),
         ("an evaluation of its own", |p| { let (n, r, e, k, j) = (p.draw(40, 300), p.draw(5, 40), p.draw(2, 20), p.draw(3, 6), p.draw(1, 5)); for step in 0..n { p.pass("step", k); if step % r == r - 1 { for _ in 0..e { p.pass("evaluate", j); } } } n }),
         ("a warm-up", |p| { let (n, w, k, j) = (p.draw(100, 300), p.draw(3, 5), p.draw(3, 6), p.draw(3, 6)); for _ in 0..w { p.pass("warm_up", j); } for _ in 0..n { p.pass("step", k); } n }),
-        ("requests of many tokens", |p| { let (n, k, j) = (p.draw(5, 60), p.draw(1, 6), p.draw(1, 5)); for _ in 0..n { p.pass("prefill", j); for _ in 0..p.draw(2, 40) { p.pass("token", k); } } n }),
+        ("requests of many tokens", |p| { let (n, k, j) = (p.draw(2, 60), p.draw(1, 6), p.draw(1, 5)); for _ in 0..n { p.pass("prefill", j); for _ in 0..p.draw(2, 40) { p.pass("token", k); } } n }),
         ("two phases", |p| { let (a, b, k, j) = (p.draw(11, 200), p.draw(11, 200), p.draw(3, 6), p.draw(3, 6)); for _ in 0..a { p.pass("one", k); } for _ in 0..b { p.pass("two", j); } a + b }),
         ("epochs", |p| { let (e, s, k, j) = (p.draw(4, 20), p.draw(4, 40), p.draw(1, 6), p.draw(1, 5)); for _ in 0..e { for _ in 0..s { p.pass("step", k); } p.pass("validate", j); } e * s }),
         ("conditions by chance", |p| { let (n, k, often) = (p.draw(20, 300), p.draw(3, 6), p.draw(5, 90)); for _ in 0..n { p.pass("step", k); if p.draw(0, 99) < often { p.pass("sometimes", 1); } } n }),
         ("a list that is kept", |p| { let (n, r, k) = (p.draw(40, 300), p.draw(1, 10), p.draw(3, 6)); for step in 0..n { p.pass("step", k); if step % r == 0 { p.take("keep", false); } } n }),
+        ("a few requests of a module", |p| { let n = p.draw(2, 5); for _ in 0..n { p.pass("input", 2); p.layers(24, 4, false, true); } n }),
         ("a loop in a loop in a loop", |p| { let (n, m, l) = (p.draw(5, 30), p.draw(2, 8), p.draw(2, 8)); for _ in 0..n { p.pass("outer", 3); for _ in 0..m { p.pass("middle", 3); for _ in 0..l { p.pass("inner", 3); } } } n }),
         ("killed at any moment", |p| { let (n, k) = (p.draw(50, 300), p.draw(3, 6)); p.left = p.draw(20, n) * k + 1; for _ in 0..n { p.pass("step", k); } (p.left - 1) / k }),
         ("a log, and killed", |p| { let (n, r) = (p.draw(100, 300), p.draw(2, 20)); p.left = p.draw(60, n) * 3; let mut made = 0; for step in 0..n { if p.now < p.left { made += 1; } p.pass("step", 3); if step % r == 0 { p.pass("log", 3); } } made }),
@@ -309,7 +314,7 @@ mod tests {
         let (mut n_right, mut wrong, mut n_open) = (0, vec![], 0);
         for (shape, (name, run)) in SHAPES.iter().enumerate() {
             let mut counts = [0; 4];
-            for seed in 0..60 {
+            for seed in 0..SEEDS {
                 let mut program = Program {
                     seed: (shape as u64 * 1000 + seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15),
                     now: 0,

@@ -214,8 +214,16 @@ impl StepFinder {
         }
         let (by_optimizer, by_period) = (self.by_optimizer(), self.by_period());
         match (&by_optimizer.training, &by_period.training) {
-            (Some(optimizer), Some(period)) if !is_every_so_many(optimizer, period) => {
+            (Some(optimizer), Some(period)) if is_rare(optimizer) && !is_every_so_many(optimizer, period) => {
                 Found { training: None, perhaps: vec![optimizer.n_steps, period.n_steps] }
+            }
+            // As rare as none of the loops.
+            (Some(optimizer), None)
+                if is_rare(optimizer)
+                    && by_period.perhaps.first().is_some_and(|n| *n > optimizer.n_steps + 1) =>
+            {
+                let perhaps = [vec![optimizer.n_steps], by_period.perhaps].concat();
+                Found { training: None, perhaps }
             }
             (None, _) if by_optimizer.perhaps.is_empty() => by_period,
             _ => by_optimizer,
@@ -286,6 +294,12 @@ fn is_in_module(definitions: &dyn Definitions, stack: StackId) -> bool {
     python_lines(definitions, stack).any(|(function, file, _)| {
         function.ends_with("_call_impl") && file.contains("/torch/nn/modules/module.py")
     })
+}
+
+/// Whether an optimizer asked for memory so rarely that it may have done so for some of its steps only.
+fn is_rare(optimizer: &Training) -> bool {
+    const FEW: u64 = 8;
+    optimizer.n_steps < FEW
 }
 
 /// Whether the optimizer comes in each turn of the loop, or in every so many: one that asks for memory now and then does not show
@@ -387,8 +401,9 @@ mod tests {
 
     #[test]
     fn two_optimizers_in_turn_are_one_step() {
-        let all =
-            |n: u64, every: u64| [&[CRITIC][..], if n % every == 0 { &[MAKER][..] } else { &[] }].concat();
+        let all = |n: u64, every: u64| {
+            [&[CRITIC][..], if n.is_multiple_of(every) { &[MAKER][..] } else { &[] }].concat()
+        };
         assert_eq!(found(&scene(12, |n| [WORK.to_vec(), all(n, 1)].concat())), (Some(12), vec![]));
         assert_eq!(found(&scene(12, |n| [WORK.to_vec(), all(n, 3)].concat())), (None, vec![4, 12]));
     }
