@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use gputrace_schemas::event::{Action, EventKind, Frame};
+use gputrace_schemas::reader::Trace;
 use gputrace_tests::calls::{self, Call};
 use gputrace_tests::programs::{self, Route};
 use gputrace_tests::recorded::{self, Folder};
@@ -52,7 +53,16 @@ fn every_program_is_recorded_on(route: Route) {
         let execs = if program.name == "execs" { 1 } else { 0 };
         let traces = folder.traces(processes.len() + execs);
         assert_eq!(recorded::census(&traces), truth, "{} on {route:?}: {said}", program.name);
+        let is_explained = |trace: &Trace| !trace.modules().is_empty() || says_mappings_are_unread(trace);
+        assert!(traces.iter().all(is_explained), "{} on {route:?}: addresses without a reason", program.name);
     }
+}
+
+/// Whether a trace says why its addresses have no names.
+fn says_mappings_are_unread(trace: &Trace) -> bool {
+    trace
+        .events()
+        .any(|event| matches!(event.kind, EventKind::Note(text) if text.starts_with("mappings=unread")))
 }
 
 #[test]
@@ -79,7 +89,9 @@ fn without_a_recorder_the_ring_stays_and_becomes_a_trace() {
         .expect("gputrace runs");
     assert!(recovered.status.success(), "{}", String::from_utf8_lossy(&recovered.stderr));
     let truth = calls::census(&since_cuda_worked(&run.calls));
-    assert_eq!(recorded::census(&folder.traces(1)), truth);
+    let traces = folder.traces(1);
+    assert_eq!(recorded::census(&traces), truth);
+    assert!(says_mappings_are_unread(&traces[0]), "nobody could read what was mapped");
     assert!(!Path::new(ring).exists(), "the ring is given back");
 }
 

@@ -9,7 +9,7 @@ use crate::map_file::{MapFile, WriterLock};
 use crate::nvml::Sampler;
 use crate::oom::{Answer, Answers};
 use crate::output::{self, Moment, Overwrite, TraceFile};
-use crate::process::{self, Fate, Reach, Target};
+use crate::process::{self, AddressSpace, Fate, Reach, Target};
 use crate::symbol_files::{Astray, SymbolFiles, Unmarked};
 use crate::symbols::Symbols;
 use crate::ticks::{self, Timeline};
@@ -244,6 +244,8 @@ impl<'a> Recorder<'a> {
         let header = map.header();
         let claim = Claim::of(header);
         let target = Target::new(claim.pid, liveness.number_in_proc(claim), claim.start_time);
+        // First of all: a process that ends at once has no mappings any more when all else is ready.
+        let space = target.address_space(file.inode());
         let calibration = map.calibration();
         let environ = options.is_its_child.then(process::own_environment);
         let facts = target.facts(Nanos(calibration.monotonic), calibration.realtime, environ);
@@ -306,6 +308,9 @@ impl<'a> Recorder<'a> {
                 "recorder.threads=refused: no threads could be started (RLIMIT_NPROC?); NVML is not asked"
                     .to_owned();
             recorder.translator.note(recorder.now(), text);
+        }
+        if let Some(space) = space {
+            recorder.take_mappings(space);
         }
         recorder.read_mappings();
         Ok(recorder)
@@ -506,7 +511,11 @@ impl<'a> Recorder<'a> {
 
     /// Reads the address space; `false` if the ring is no longer in it.
     fn read_mappings(&mut self) -> bool {
-        let Some(space) = self.target.address_space(self.file.inode()) else { return true };
+        self.target.address_space(self.file.inode()).is_none_or(|space| self.take_mappings(space))
+    }
+
+    /// The same of an address space that was read.
+    fn take_mappings(&mut self, space: AddressSpace) -> bool {
         if !space.has_ring && self.mappings.had_ring {
             // Another program's address space is none of this trace.
             return false;
@@ -610,6 +619,10 @@ impl<'a> Recorder<'a> {
             );
         }
         self.tell_losses();
+        if self.mappings.last.is_empty() && ending == Ending::Gone {
+            let text = "mappings=unread: the process had ended, or was not to be seen, before its mappings could be read";
+            self.translator.note(self.now(), text.to_owned());
+        }
         self.tell_end();
         if self.translator.n_collisions() > 0 {
             let text = format!("stacks.collisions={}", self.translator.n_collisions());

@@ -80,7 +80,7 @@ pub struct Maker {
     pub site: SiteId,
     /// Held at the peak.
     pub at_peak: Bytes,
-    /// Of that, what was given back before the next backward pass, or in the one that asked.
+    /// Of that, what was given back before the next backward pass, or in the one that asked; or within a request.
     pub temporary: Bytes,
     /// The peak if the call site asked for nothing.
     pub without: Bytes,
@@ -219,12 +219,12 @@ impl<'a> Sweep<'a> {
 
     /// What the peak would be without each of the call sites that hold most of it: exact, for the same requests.
     fn makers(&self, top: Top) -> Vec<Maker> {
-        let temporary = self.number_of(Role::Temporaries);
+        let temporary = [Role::Temporaries, Role::Serving].map(|role| self.number_of(role));
         let mut sites: FxHashMap<SiteId, (u64, u64, Vec<u64>)> = FxHashMap::default();
         for (idx, life) in self.own().filter(|(_, life)| life.is_held_at(top.moment)) {
             let (bytes, short, times) = sites.entry(life.site).or_default();
             *bytes += life.bytes.0;
-            *short += if self.roles.of_lives[idx] == temporary { life.bytes.0 } else { 0 };
+            *short += if temporary.contains(&self.roles.of_lives[idx]) { life.bytes.0 } else { 0 };
             times.push(life.duration().0);
         }
         let mut sites: Vec<_> = sites.into_iter().collect();

@@ -235,7 +235,9 @@ pub fn span(story: &Story, when: When) -> Result<(Nanos, Nanos), String> {
     let steps = story.ledger.training.as_ref().map_or(&[][..], |training| &training.steps);
     match (steps.iter().find(|step| step.number == number), steps) {
         (Some(step), _) => Ok((step.begin, step.end.unwrap_or(story.ledger.last))),
-        (None, []) => Err(format!("no step {number}: no steps were seen (use a time, 10s..20s)")),
+        (None, []) => {
+            Err(format!("no step {number}: the program's steps are not known (use a time, 10s..20s)"))
+        }
         (None, [first, .., last]) => {
             Err(format!("no step {number}: steps are {} to {}", first.number, last.number))
         }

@@ -9,5 +9,6 @@ pub mod live;
 pub mod lives;
 pub mod reactions;
 pub mod roles;
+mod serving;
 pub mod summary;
 pub mod unaccounted;

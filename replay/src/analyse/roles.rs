@@ -16,6 +16,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::analyse::categories::Categories;
 use crate::analyse::lives::{Life, Lives, NEVER};
+use crate::analyse::serving::{self, Known};
 use crate::ledger::{SiteId, Sites};
 use crate::trace::Definitions;
 
@@ -43,14 +44,17 @@ roles! {
     Optimizer "optimizer state" "asked for by an optimizer and held until the next backward pass, or to the end",
     Activations "activations" "asked for outside of backward passes, held when one began, and given back before another began",
     Temporaries "temporaries" "given back before the next backward pass began, or in the one that asked",
-    KvCache "KV cache" "asked for by code of a key-value cache",
+    KvCache "KV cache" "asked for by code of a key-value cache; without a backward pass also several of a size that larger ones replace, token by token, or equal ones, one or two for each layer of the weights, asked for together after them",
+    Weights "weights" "no backward pass is seen; made by a module or a loader, or (where nothing is known to be) asked for before the first request, and held to the end",
+    Serving "activations of inference" "no backward pass is seen; asked for in a pattern that recurs to the end, and given back within one step or request",
     Workspaces "workspaces" "asked for by PyTorch for cuBLAS (without native frames: of that very size), and held to the end",
     Kept "other, kept" "held over several backward passes, or to the end, and none of the above: buffers, inputs, caches, results",
+    Unknown "unknown (held long)" "no backward pass is seen; held over many requests or to the end, and neither place nor life shows what for",
 }
 
 /// What a stack shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Hint {
+pub(super) enum Hint {
     Backward,
     Optimizer,
     Model,
@@ -108,10 +112,10 @@ const MOST_FOREIGN: u32 = 2;
 
 /// What the frames of a stack show together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Facts(u8);
+pub(super) struct Facts(u8);
 
 impl Facts {
-    fn has(self, hint: Hint) -> bool {
+    pub(super) fn has(self, hint: Hint) -> bool {
         self.0 & (1 << hint as u8) != 0
     }
 
@@ -215,7 +219,10 @@ pub(crate) fn roles(
         let passes = passes(own.iter().map(|idx| (lives.list[*idx].born, in_backward(*idx))));
         roles.n_passes.insert(device, passes.len());
         let judge = Judge { passes: &passes };
-        let found = judge.all(&own, lives, |idx| (facts[idx], in_backward(idx)));
+        let found = match passes.is_empty() {
+            true => judge.untrained(&own, lives, &facts),
+            false => judge.all(&own, lives, |idx| (facts[idx], in_backward(idx))),
+        };
         for (idx, role) in own.iter().zip(found) {
             roles.of_lives[*idx] = first + role as u16;
         }
@@ -262,6 +269,19 @@ struct Judge<'a> {
 }
 
 impl Judge<'_> {
+    /// Where there is no backward pass.
+    fn untrained(&self, own: &[usize], lives: &Lives, facts: &[Facts]) -> Vec<Role> {
+        let known = |idx: &usize| Known { life: &lives.list[*idx], facts: facts[*idx] };
+        let blocks: Vec<Known> = own.iter().map(known).collect();
+        let roles = serving::roles(&blocks).into_iter().zip(&blocks);
+        roles
+            .map(|(role, block)| match block.facts.has(Hint::Cache) {
+                true => role,
+                false => self.by_place(block.life, block.facts, false).unwrap_or(role),
+            })
+            .collect()
+    }
+
     fn all(&self, own: &[usize], lives: &Lives, fact: impl Fn(usize) -> (Facts, bool)) -> Vec<Role> {
         let mut roles: Vec<Option<Role>> = own
             .iter()

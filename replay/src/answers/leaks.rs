@@ -1,10 +1,10 @@
 //! `gputrace leaks`: what was never given back, and what keeps growing.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 
-use gputrace_schemas::event::{Bytes, HOST, StackId};
+use gputrace_schemas::event::{Bytes, HOST};
 
+use super::callers::callers;
 use crate::analyse::growth::{Course, Growth, Place, Rising, Spread, Trend};
 use crate::ledger::{Account, Books, SiteId, StepSource};
 use crate::report::model::{Mood, Section, Table, Value};
@@ -12,7 +12,6 @@ use crate::report::words;
 use crate::rules::{self, is_like};
 use crate::story::Story;
 use crate::trace::Definitions;
-use crate::trace::backward::python_lines;
 use crate::trace::owners::TORCH;
 
 /// What counts, apart from what the suppressions take out.
@@ -42,6 +41,8 @@ pub struct Leaks {
     /// How they were counted, where --steps did not say how many there were.
     counted: Option<StepSource>,
     n_steps: Option<u64>,
+    /// Turns of loops that were seen, where none of them is known to be the steps.
+    loops: Vec<u64>,
     can_tell: bool,
     n_rows: usize,
 }
@@ -112,6 +113,7 @@ impl Leaks {
             cached: cached(story),
             counted: training.filter(|_| wanted.n_steps.is_none()).map(|training| training.source.clone()),
             n_steps,
+            loops: story.ledger.loops.clone(),
             can_tell: growth.can_tell(),
             n_rows: wanted.n_rows,
         };
@@ -216,7 +218,13 @@ impl Leaks {
                 section.line(Mood::Note, text)
             }
             (None, None) if !self.growing.is_empty() => {
-                section.line(Mood::Note, "the number of steps is not known: give it with --steps N")
+                let text = match words::loops(&self.loops) {
+                    Some(loops) => {
+                        format!("the number of steps is not known, {loops}: give it with --steps N")
+                    }
+                    None => "the number of steps is not known: give it with --steps N".into(),
+                };
+                section.line(Mood::Note, text)
             }
             _ => section,
         };
@@ -336,48 +344,6 @@ fn together(story: &Story, spread: &Spread) -> String {
 
 fn percent(part: u64, of: u64) -> String {
     format!("{:.0} %", 100.0 * part as f64 / of.max(1) as f64)
-}
-
-/// Who called a line that several use, by what of it is held at the end: ` from f (a.py:3) 80 %, g (a.py:9) 20 %`.
-fn callers(story: &Story, definitions: &dyn Definitions, place: Place) -> String {
-    const MOST: usize = 3;
-    let site = story.ledger.sites.site(place.site);
-    let caller = |stack: StackId| {
-        let lines: Vec<_> = python_lines(definitions, definitions.stack(stack)?).collect();
-        let here = lines.iter().position(|(function, file, line)| {
-            site.is_some_and(|site| (&*site.function, &*site.file, site.line) == (*function, *file, *line))
-        })?;
-        lines.get(here + 1).map(|(function, file, line)| format!("{function} ({file}:{line})"))
-    };
-    let mut by_caller: BTreeMap<String, u64> = BTreeMap::new();
-    let mut add = |device: i16, held: SiteId, stack: StackId, bytes: Bytes| {
-        if (device, held) == (place.device, place.site)
-            && let Some(caller) = caller(stack)
-        {
-            let held = by_caller.entry(caller).or_default();
-            *held = held.saturating_add(bytes.0);
-        }
-    };
-    match place.account {
-        Account::Blocks => {
-            story
-                .ledger
-                .live_blocks()
-                .for_each(|(_, block)| add(block.device, block.site, block.stack, block.bytes));
-        }
-        _ => {
-            story.ledger.live().for_each(|object| add(object.device, object.site, object.stack, object.bytes))
-        }
-    }
-    if by_caller.len() < 2 {
-        return String::new();
-    }
-    let all = by_caller.values().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
-    let mut largest: Vec<_> = by_caller.into_iter().collect();
-    largest.sort_by_key(|(_, bytes)| Reverse(*bytes));
-    let words = largest.iter().take(MOST).map(|(caller, bytes)| format!("{caller} {}", percent(*bytes, all)));
-    let more = if largest.len() > MOST { ", others" } else { "" };
-    format!(", called from {}{more}", words.collect::<Vec<_>>().join(", "))
 }
 
 fn named(story: &Story, place: Place) -> Named {
@@ -691,5 +657,72 @@ mod tests {
             site,
             "new (/job/pool.py:5), called from train (/job/a.py:20) 75 %, train (/job/a.py:30) 25 %"
         );
+    }
+
+    /// Leaks at line 5 of a pool, of which others are served too.
+    fn site_of_leak(also: impl Fn(usize) -> String) -> String {
+        let found = growing(&steps(also));
+        let [(_, site)] = &found[..] else { panic!("{found:?}") };
+        site.clone()
+    }
+
+    #[test]
+    fn the_one_caller_that_leaks_through_a_helper_is_named() {
+        // All take their memory by `new`: weights before the run, a step's scratch, and a log that is kept.
+        let of = |step: usize, name: &str, by: &str| {
+            format!("block addr={name}{step} bytes=1M requested=1M by=new@/job/pool.py:5,{by}\n")
+        };
+        let main = "main@/job/a.py:90";
+        let site = site_of_leak(|step| {
+            let weights =
+                if step < 20 { of(step, "w", &format!("load@/job/a.py:10,{main}")) } else { String::new() };
+            let scratch = of(step, "s", &format!("train@/job/a.py:20,{main}"));
+            let log = of(step, "k", &format!("log@/job/a.py:30,{main}"));
+            weights + &scratch + &format!("free addr=s{step} bytes=1M\n") + &log
+        });
+        assert_eq!(site, "new (/job/pool.py:5), called from log (/job/a.py:30) 100 %");
+    }
+
+    #[test]
+    fn the_caller_is_named_behind_helpers_of_helpers() {
+        let main = "main@/job/a.py:90";
+        let site = site_of_leak(|step| {
+            let by = |outer: &str| format!("by=new@/job/pool.py:5,zeros@/job/pool.py:9,{outer},{main}");
+            format!(
+                "block addr=s{step} bytes=1M requested=1M {}\nfree addr=s{step} bytes=1M\n\
+                 block addr=k{step} bytes=1M requested=1M {}\n",
+                by("train@/job/a.py:20"),
+                by("log@/job/a.py:30")
+            )
+        });
+        assert_eq!(site, "new (/job/pool.py:5), called from log (/job/a.py:30) 100 %");
+        let site = site_of_leak(|step| {
+            let by = |outer: &str| format!("by=new@/job/pool.py:5,{outer},{main}");
+            format!(
+                "block addr=s{step} bytes=1M requested=1M {}\nfree addr=s{step} bytes=1M\n\
+                 block addr=t{step} bytes=1M requested=1M {}\nfree addr=t{step} bytes=1M\n\
+                 block addr=k{step} bytes=1M requested=1M {}\n",
+                by("empty@/job/pool.py:12,train@/job/a.py:20"),
+                by("zeros@/job/pool.py:9,train@/job/a.py:21"),
+                by("zeros@/job/pool.py:9,log@/job/a.py:30")
+            )
+        });
+        assert_eq!(
+            site,
+            "new (/job/pool.py:5), called from zeros (/job/pool.py:9) 100 %, that from log (/job/a.py:30) 100 %"
+        );
+    }
+
+    #[test]
+    fn callers_of_native_helpers_are_named_too() {
+        let site = site_of_leak(|step| {
+            let by = |outer: &str| format!("by=new_buffer@/job/train,{outer}@/job/train,main@/job/train");
+            format!(
+                "AllocManaged addr=s{step} bytes=1M {}\nFree addr=s{step}\nAllocManaged addr=k{step} bytes=1M {}\n",
+                by("scratch"),
+                by("history")
+            )
+        });
+        assert!(site.ends_with(", called from history 100 %"), "{site}");
     }
 }

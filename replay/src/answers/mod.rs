@@ -1,5 +1,6 @@
 //! The answers of verbs that need more than sections of a story: each turns analyses into [`crate::report::model`].
 
+mod callers;
 pub mod caught;
 pub mod diff;
 pub mod import;

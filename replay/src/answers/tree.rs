@@ -267,7 +267,11 @@ mod tests {
         let phases = shown(GroupBy::Phase);
         assert_eq!((&*phases[0], &*phases[4]), ("load 4096", "(outside of any range) 100"), "{phases:?}");
         let categories = shown(GroupBy::Category);
-        assert_eq!((&*categories[0], &*categories[4]), ("other, kept 4096", "(NCCL) 100"), "{categories:?}");
+        assert_eq!(
+            (&*categories[0], &*categories[4]),
+            ("unknown (held long) 4096", "(NCCL) 100"),
+            "{categories:?}"
+        );
     }
 
     #[test]

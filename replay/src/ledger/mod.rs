@@ -14,6 +14,7 @@ mod driver;
 mod findings;
 mod graphs;
 mod hidden;
+mod loops;
 mod phases;
 mod sites;
 mod torch;
@@ -99,6 +100,8 @@ pub struct Ledger {
     pub phases: Phases,
     /// The turns of its training loop, once all events are booked.
     pub training: Option<Training>,
+    /// Where these are not known: turns of the loops that were seen, any of which may be it.
+    pub loops: Vec<u64>,
     finder: StepFinder,
     contexts: Contexts,
     graph_memory: Graphs,
@@ -417,7 +420,8 @@ impl Ledger {
     /// No event follows.
     pub(crate) fn finish(&mut self) {
         self.devices.values_mut().for_each(|books| books.samples.settle());
-        self.training = std::mem::take(&mut self.finder).found();
+        let found = std::mem::take(&mut self.finder).found();
+        (self.training, self.loops) = (found.training, found.perhaps);
         for (device, books) in std::mem::take(&mut self.torch.devices) {
             self.devices.entry(device).or_default().torch = Some(books);
         }
@@ -439,6 +443,8 @@ impl Ledger {
             Some(0) => {
                 if call.action.gives() {
                     self.finder.memory(definitions, event, call.device, Some(origin.site));
+                } else if call.action.takes() {
+                    self.finder.memory(definitions, event, call.device, None);
                 }
                 let origin = Origin { phase: self.phases.now(event.thread), ..origin };
                 self.booked(definitions, event, call, origin);

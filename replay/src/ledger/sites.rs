@@ -109,6 +109,11 @@ impl Sites {
         self.site(id).map(ToString::to_string).unwrap_or_default()
     }
 
+    /// All stacks that were seen there.
+    pub fn stacks_of(&self, id: SiteId) -> impl Iterator<Item = StackId> {
+        self.origins.iter().filter(move |(_, origin)| origin.site == id).map(|((stack, _), _)| *stack)
+    }
+
     /// A function's name.
     #[must_use]
     pub fn name(&self, id: NameId) -> &str {

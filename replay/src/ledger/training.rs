@@ -1,24 +1,20 @@
 //! The turns of a program's training loop, which people call steps: the one definition that every report uses.
 //!
 //! The program may say so itself, by NVTX ranges named like `step 12`. Otherwise a step ends where the optimizer does
-//! (`torch/optim`, in the lines of Python that asked for memory). Otherwise the calls for memory show it by their period:
-//! where many places of the program allocated exactly as often, they did so once a step.
+//! (`torch/optim`, in the lines of Python that asked for memory). Otherwise the calls for memory show it by their period
+//! (`loops.rs`). Where several loops may be meant, none is: their turns are said instead.
 
-use std::cmp::Reverse;
-
-use gputrace_schemas::event::{Event, EventKind, Frame, Mark, MarkAction, Nanos, StackId, ThreadId};
+use gputrace_schemas::event::{Event, EventKind, Mark, MarkAction, Nanos, StackId, ThreadId};
 use rustc_hash::FxHashMap;
 
+use super::loops::{Place, Turns, turns};
 use super::phases::{general_name, step_of, step_rank};
 use super::sites::SiteId;
 use crate::trace::Definitions;
+use crate::trace::backward::python_lines;
 
 /// Fewer turns than this are not a loop.
 const MIN_STEPS: usize = 2;
-/// Fewer turns than this prove no period.
-const MIN_PERIODS: usize = 4;
-/// Places that must agree on the number of steps, and the part of all that they must be.
-const AGREE: (usize, usize) = (3, 4);
 /// Most times of allocations kept.
 const MAX_TIMES: usize = 1 << 20;
 /// Most steps kept.
@@ -85,17 +81,32 @@ impl Training {
     }
 }
 
+type Key = (bool, i16, SiteId);
+
+/// What a process shows of its steps.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Found {
+    pub training: Option<Training>,
+    /// Loops of so many turns each, of which one may be that of the steps.
+    pub perhaps: Vec<u64>,
+}
+
 /// Looks for steps while events pass.
 #[derive(Debug, Default)]
 pub(super) struct StepFinder {
     ranges: FxHashMap<String, Vec<TrainingStep>>,
     open: FxHashMap<ThreadId, Vec<Option<String>>>,
-    optimizer_stacks: FxHashMap<StackId, bool>,
-    in_optimizer: FxHashMap<ThreadId, bool>,
-    optimizer_ends: Vec<Nanos>,
+    /// From which of the lines that call one an optimizer was called.
+    optimizer_stacks: FxHashMap<StackId, Option<usize>>,
+    in_optimizer: FxHashMap<ThreadId, Option<usize>>,
+    /// The lines that call an optimizer, and when it was done.
+    optimizers: Vec<(String, Vec<Nanos>)>,
     first_block: Option<Nanos>,
-    /// Of each call site of PyTorch's blocks (true), and of the driver's memory.
-    times: FxHashMap<(bool, i16, SiteId), Vec<Nanos>>,
+    /// Each call site of PyTorch's blocks (true), and of the driver's memory.
+    places: FxHashMap<Key, Place>,
+    module_stacks: FxHashMap<StackId, bool>,
+    /// Who asked for what is held, by address.
+    held: FxHashMap<(bool, u64), Key>,
     n_times: usize,
 }
 
@@ -134,35 +145,89 @@ impl StepFinder {
         device: i16,
         asked: Option<SiteId>,
     ) {
-        if let EventKind::BlockAlloc(_) = event.kind {
-            self.first_block.get_or_insert(event.time);
-        }
-        let here = *self
-            .optimizer_stacks
-            .entry(event.stack)
-            .or_insert_with(|| is_optimizer_step(definitions, event.stack));
-        let before = self.in_optimizer.insert(event.thread, here).unwrap_or(false);
-        match (before, here) {
-            (false, true) if self.optimizer_ends.len() < MAX_STEPS => self.optimizer_ends.push(event.time),
-            (true, true) => {
-                if let Some(last) = self.optimizer_ends.last_mut() {
-                    *last = event.time;
-                }
+        let (is_block, addr) = match &event.kind {
+            EventKind::BlockAlloc(block) => {
+                self.first_block.get_or_insert(event.time);
+                (true, block.addr)
             }
-            _ => {}
+            EventKind::BlockFree(block) => (true, block.addr),
+            EventKind::Call(call) => (false, call.addr),
+            _ => return,
+        };
+        if asked.is_none() {
+            self.given_back(is_block, addr);
+        }
+        let here = match self.optimizer_stacks.get(&event.stack) {
+            Some(known) => *known,
+            None => {
+                let here = caller_of_optimizer(definitions, event.stack).map(|line| self.optimizer(line));
+                self.optimizer_stacks.insert(event.stack, here);
+                here
+            }
+        };
+        let before = self.in_optimizer.insert(event.thread, here).flatten();
+        if let Some((_, ends)) = here.and_then(|caller| self.optimizers.get_mut(caller)) {
+            if before == here {
+                ends.pop();
+            }
+            if ends.len() < MAX_STEPS {
+                ends.push(event.time);
+            }
         }
         if let Some(site) = asked
             && self.n_times < MAX_TIMES
         {
             self.n_times += 1;
-            let is_block = matches!(event.kind, EventKind::BlockAlloc(_));
-            self.times.entry((is_block, device, site)).or_default().push(event.time);
+            let key = (is_block, device, site);
+            let is_in_module = *self
+                .module_stacks
+                .entry(event.stack)
+                .or_insert_with(|| is_in_module(definitions, event.stack));
+            let place = self.places.entry(key).or_default();
+            place.times.push(event.time);
+            place.n_held += 1;
+            place.most_held = place.most_held.max(place.n_held);
+            place.is_in_module |= is_in_module;
+            self.held.insert((is_block, addr), key);
+        }
+    }
+
+    fn optimizer(&mut self, line: String) -> usize {
+        let known = self.optimizers.iter().position(|(caller, _)| *caller == line);
+        known.unwrap_or_else(|| {
+            self.optimizers.push((line, vec![]));
+            self.optimizers.len() - 1
+        })
+    }
+
+    fn given_back(&mut self, is_block: bool, addr: u64) {
+        let place = self.held.remove(&(is_block, addr)).and_then(|key| self.places.get_mut(&key));
+        if let Some(place) = place {
+            place.n_held = place.n_held.saturating_sub(1);
         }
     }
 
     /// The steps, by the best source that there is.
-    pub(super) fn found(&self) -> Option<Training> {
-        self.by_ranges().or_else(|| self.by_optimizer()).or_else(|| self.by_period())
+    pub(super) fn found(&self) -> Found {
+        if let Some(training) = self.by_ranges() {
+            return Found { training: Some(training), perhaps: vec![] };
+        }
+        let (by_optimizer, by_period) = (self.by_optimizer(), self.by_period());
+        match (&by_optimizer.training, &by_period.training) {
+            (Some(optimizer), Some(period)) if is_rare(optimizer) && !is_every_so_many(optimizer, period) => {
+                Found { training: None, perhaps: vec![optimizer.n_steps, period.n_steps] }
+            }
+            // As rare as none of the loops.
+            (Some(optimizer), None)
+                if is_rare(optimizer)
+                    && by_period.perhaps.first().is_some_and(|n| *n > optimizer.n_steps + 1) =>
+            {
+                let perhaps = [vec![optimizer.n_steps], by_period.perhaps].concat();
+                Found { training: None, perhaps }
+            }
+            (None, _) if by_optimizer.perhaps.is_empty() => by_period,
+            _ => by_optimizer,
+        }
     }
 
     fn by_ranges(&self) -> Option<Training> {
@@ -172,60 +237,94 @@ impl StepFinder {
         Some(Training { source, n_steps: steps.len() as u64, steps: steps.clone() })
     }
 
-    fn by_optimizer(&self) -> Option<Training> {
-        if self.optimizer_ends.len() < MIN_STEPS {
-            return None;
+    fn by_optimizer(&self) -> Found {
+        let ends = self.optimizers.iter().map(|(_, ends)| ends).filter(|ends| ends.len() >= MIN_STEPS);
+        let mut ends: Vec<&Vec<Nanos>> = ends.collect();
+        // Several in turn, as of a generator and its critic: a step ends with the last.
+        ends.sort_by_key(|ends| (ends.len(), ends.last().copied()));
+        let (Some(fewest), Some(most)) = (ends.first(), ends.last()) else { return Found::default() };
+        if most.len() - fewest.len() > 1 {
+            let mut perhaps: Vec<u64> = ends.iter().map(|ends| ends.len() as u64).collect();
+            perhaps.dedup();
+            return Found { training: None, perhaps };
         }
-        let mut begin = self.first_block.unwrap_or(self.optimizer_ends[0]);
+        let mut begin = self.first_block.unwrap_or(most[0]);
         let step = |(number, end): (u64, &Nanos)| {
             let step = TrainingStep { number, begin, end: Some(*end) };
             begin = *end;
             step
         };
-        let steps: Vec<_> = (0..).zip(&self.optimizer_ends).map(step).collect();
-        Some(Training { source: StepSource::Optimizer, n_steps: steps.len() as u64, steps })
+        let steps: Vec<_> = (0..).zip(*most).map(step).collect();
+        let training = Training { source: StepSource::Optimizer, n_steps: steps.len() as u64, steps };
+        Found { training: Some(training), perhaps: vec![] }
     }
 
-    fn by_period(&self) -> Option<Training> {
+    fn by_period(&self) -> Found {
         // PyTorch asks the driver when its cache is empty, which says nothing of the program's loop.
-        let has_blocks = |device| self.times.keys().any(|(is_block, of, _)| *is_block && *of == device);
+        let has_blocks = |device| self.places.keys().any(|(is_block, of, _)| *is_block && *of == device);
         let telling =
-            self.times.iter().filter(|((is_block, device, _), _)| *is_block || !has_blocks(*device));
-        let often: Vec<&Vec<Nanos>> =
-            telling.map(|(_, times)| times).filter(|times| times.len() >= MIN_PERIODS).collect();
-        let mut counts: FxHashMap<usize, usize> = FxHashMap::default();
-        often.iter().for_each(|times| *counts.entry(times.len()).or_default() += 1);
-        let (n_steps, agree) = counts.into_iter().max_by_key(|(n, sites)| (*sites, Reverse(*n)))?;
-        if agree < AGREE.0 || agree * AGREE.1 < often.len() {
-            return None;
+            self.places.iter().filter(|((is_block, device, _), _)| *is_block || !has_blocks(*device));
+        let mut telling: Vec<_> = telling.collect();
+        telling.sort_by_key(|(key, _)| **key);
+        let places: Vec<&Place> = telling.into_iter().map(|(_, place)| place).collect();
+        // A cut list of times says neither how often nor when.
+        if self.n_times >= MAX_TIMES {
+            return Found::default();
         }
-        let source = StepSource::Period(agree as u64, often.len() as u64);
-        // A cut list of times says how often, not when.
-        let is_whole = self.n_times < MAX_TIMES;
-        // What comes first in a step of all that comes once in it.
-        let first =
-            often.iter().filter(|times| times.len() == n_steps).min_by_key(|times| times.first().copied());
-        let begins = first.filter(|_| is_whole).map_or(&[][..], |times| times.as_slice());
-        let ends = begins.iter().skip(1).map(|end| Some(*end)).chain([None]);
-        let steps = (0..).zip(begins).zip(ends);
-        let steps = steps.map(|((number, begin), end)| TrainingStep { number, begin: *begin, end }).collect();
-        Some(Training { source, n_steps: n_steps as u64, steps })
+        match turns(&places) {
+            Turns::None => Found::default(),
+            Turns::Perhaps(turns) => Found { training: None, perhaps: turns },
+            Turns::Told { begins, agree, of } => {
+                let source = StepSource::Period(agree as u64, of as u64);
+                let ends = begins.iter().skip(1).map(|end| Some(*end)).chain([None]);
+                let steps = (0..).zip(begins).zip(ends);
+                let step =
+                    |((number, begin), end): ((u64, &Nanos), _)| TrainingStep { number, begin: *begin, end };
+                let steps: Vec<_> = steps.map(step).collect();
+                let training = Training { source, n_steps: begins.len() as u64, steps };
+                Found { training: Some(training), perhaps: vec![] }
+            }
+        }
     }
 }
 
-/// Whether an optimizer of PyTorch's is making its step there.
-fn is_optimizer_step(definitions: &dyn Definitions, stack: StackId) -> bool {
+/// Whether a model is being called there (`Module.__call__`, torch/nn/modules/module.py).
+fn is_in_module(definitions: &dyn Definitions, stack: StackId) -> bool {
     let Some(stack) = definitions.stack(stack) else { return false };
-    stack.frames.iter().any(|id| match definitions.frame(*id) {
-        Some(Frame::Python { function, file, .. }) => {
-            let is_step = function == "step" || function.ends_with(".step");
-            is_step
-                && ["/torch/optim/", "/apex/optimizers/", "/bitsandbytes/optim/"]
-                    .iter()
-                    .any(|at| file.contains(at))
-        }
-        Some(Frame::Native { .. }) | None => false,
+    python_lines(definitions, stack).any(|(function, file, _)| {
+        function.ends_with("_call_impl") && file.contains("/torch/nn/modules/module.py")
     })
+}
+
+/// Whether an optimizer asked for memory so rarely that it may have done so for some of its steps only.
+fn is_rare(optimizer: &Training) -> bool {
+    const FEW: u64 = 8;
+    optimizer.n_steps < FEW
+}
+
+/// Whether the optimizer comes in each turn of the loop, or in every so many: one that asks for memory now and then does not show
+/// its steps.
+fn is_every_so_many(optimizer: &Training, period: &Training) -> bool {
+    if period.n_steps <= optimizer.n_steps + 1 {
+        return true;
+    }
+    let ends = optimizer.steps.iter().filter_map(|step| step.end);
+    let turns: Vec<usize> = ends.map(|end| period.steps.partition_point(|turn| turn.begin <= end)).collect();
+    let usual = turns[0];
+    let n_usual = turns.windows(2).filter(|pair| pair[1] - pair[0] == usual).count();
+    n_usual * 10 >= (turns.len() - 1) * 9 && period.steps.len() - turns[turns.len() - 1] <= usual
+}
+
+/// The line that called an optimizer of PyTorch's, where that is making its step.
+fn caller_of_optimizer(definitions: &dyn Definitions, stack: StackId) -> Option<String> {
+    const OPTIMIZERS: [&str; 3] = ["/torch/optim/", "/apex/optimizers/", "/bitsandbytes/optim/"];
+    let mut lines = python_lines(definitions, definitions.stack(stack)?);
+    let is_step = |function: &str, file: &str| {
+        (function == "step" || function.ends_with(".step")) && OPTIMIZERS.iter().any(|at| file.contains(at))
+    };
+    lines.find(|(function, file, _)| is_step(function, file))?;
+    let caller = lines.find(|(_, file, _)| !file.contains("/torch/"));
+    Some(caller.map_or_else(String::new, |(_, file, line)| format!("{file}:{line}")))
 }
 
 #[cfg(test)]
@@ -282,5 +381,48 @@ mod tests {
             Some((StepSource::Period(3, 3), 4, &steps)),
         );
         check("Alloc addr=a bytes=1 by=one\nFree addr=a", None);
+    }
+
+    fn scene(turns: u64, turn: impl Fn(u64) -> Vec<&'static str>) -> String {
+        let lines = (0..turns).flat_map(|n| turn(n).into_iter().enumerate().collect::<Vec<_>>());
+        lines
+            .map(|(n, by)| format!("block addr=a{n} bytes=512 by={by}\nfree addr=a{n} bytes=512\n"))
+            .collect()
+    }
+
+    fn found(scene: &str) -> (Option<u64>, Vec<u64>) {
+        let ledger = crate::scene::ledger(scene);
+        (ledger.training.map(|training| training.n_steps), ledger.loops)
+    }
+
+    const CRITIC: &str = "Adam.step@/lib/torch/optim/adam.py:9,train@/job/gan.py:20";
+    const MAKER: &str = "Adam.step@/lib/torch/optim/adam.py:9,train@/job/gan.py:30";
+    const WORK: [&str; 3] = ["f@/job/gan.py:2", "g@/job/gan.py:3", "h@/job/gan.py:4"];
+
+    #[test]
+    fn two_optimizers_in_turn_are_one_step() {
+        let all = |n: u64, every: u64| {
+            [&[CRITIC][..], if n.is_multiple_of(every) { &[MAKER][..] } else { &[] }].concat()
+        };
+        assert_eq!(found(&scene(12, |n| [WORK.to_vec(), all(n, 1)].concat())), (Some(12), vec![]));
+        assert_eq!(found(&scene(12, |n| [WORK.to_vec(), all(n, 3)].concat())), (None, vec![4, 12]));
+    }
+
+    #[test]
+    fn an_optimizer_that_asks_for_memory_now_and_then_does_not_count_steps() {
+        let rarely = |n| if [0, 17].contains(&n) { vec![MAKER] } else { vec![] };
+        assert_eq!(found(&scene(40, |n| [WORK.to_vec(), rarely(n)].concat())), (None, vec![2, 40]));
+        // Gradients of three batches are added up.
+        let third = |n| if n % 3 == 2 { vec![MAKER] } else { vec![] };
+        assert_eq!(found(&scene(39, |n| [WORK.to_vec(), third(n)].concat())), (Some(13), vec![]));
+    }
+
+    #[test]
+    fn a_log_at_every_tenth_step_is_not_the_step() {
+        let log = ["log@/job/a.py:8", "log@/job/a.py:9", "log@/job/a.py:10"];
+        let with_log = |n: u64, at: u64| [&WORK[..], if n % 10 == at { &log[..] } else { &[] }].concat();
+        assert_eq!(found(&scene(150, |n| with_log(n, 0))), (Some(150), vec![]));
+        // At the end of every tenth: so looks an epoch, too.
+        assert_eq!(found(&scene(150, |n| with_log(n, 9))), (None, vec![15, 150]));
     }
 }

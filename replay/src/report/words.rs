@@ -55,6 +55,26 @@ pub fn quote(path: &str) -> String {
     }
 }
 
+/// Loops by their turns, `loops of 15 and of 150 turns were seen`, where any of several may be meant.
+#[must_use]
+pub fn loops(turns: &[u64]) -> Option<String> {
+    const MOST: usize = 4;
+    let (last, before) = turns.split_last()?;
+    if turns.len() > MOST {
+        return Some(format!(
+            "{} loops of {} to {} turns were seen",
+            turns.len(),
+            count(turns[0]),
+            count(*last)
+        ));
+    }
+    let before: Vec<String> = before.iter().map(|n| count(*n)).collect();
+    Some(match before.is_empty() {
+        true => format!("several loops of {} turns were seen", count(*last)),
+        false => format!("loops of {} and of {} turns were seen", before.join(", of "), count(*last)),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -64,6 +84,14 @@ mod tests {
         let shown: Vec<_> =
             [0, 1023, 1024, 20 << 20, (1 << 30) - 1, 1 << 30, u64::MAX].map(|n| bytes(Bytes(n))).into();
         assert_eq!(shown, ["0 B", "1023 B", "1.00 KiB", "20.00 MiB", "1.00 GiB", "1.00 GiB", "16.00 EiB"]);
+    }
+
+    #[test]
+    fn loops_are_listed_if_there_are_few() {
+        assert_eq!(loops(&[]), None);
+        assert_eq!(loops(&[15, 1500]).unwrap(), "loops of 15 and of 1,500 turns were seen");
+        assert_eq!(loops(&[1, 2, 3, 4, 9]).unwrap(), "5 loops of 1 to 9 turns were seen");
+        assert_eq!(loops(&[7]).unwrap(), "several loops of 7 turns were seen");
     }
 
     #[test]

@@ -2,9 +2,9 @@
 
 use super::SectionEntry;
 use crate::analyse::summary::used_devices;
-use crate::ledger::{Books, OwnerId, Part, PhaseId};
+use crate::ledger::{Books, OwnerId, Part, PhaseId, StepSource};
 use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::words::time;
+use crate::report::words::{loops, time};
 use crate::story::Story;
 use gputrace_schemas::event::Nanos;
 
@@ -16,7 +16,11 @@ fn build(story: &Story) -> Option<Section> {
     let ledger = &story.ledger;
     let mut section = Section::new("phases", "Phases and steps");
     if let Some(training) = &ledger.training {
-        section = section.fact("n_steps", "steps", Value::Count(training.n_steps)).fact(
+        let label = match training.source {
+            StepSource::Period(..) => "steps or requests",
+            StepSource::Ranges(_) | StepSource::Optimizer => "steps",
+        };
+        section = section.fact("n_steps", label, Value::Count(training.n_steps)).fact(
             "step_source",
             "found by",
             Value::text(training.source.to_string()),
@@ -34,6 +38,9 @@ fn build(story: &Story) -> Option<Section> {
                 section = section.line(Mood::Note, text);
             }
         }
+    }
+    if let Some(loops) = loops(&ledger.loops) {
+        section = section.line(Mood::Note, format!("the number of steps cannot be told: {loops}"));
     }
     if !ledger.phases.is_empty() {
         section = section.table(table(story).keep(ROWS, 2));

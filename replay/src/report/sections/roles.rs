@@ -37,8 +37,7 @@ fn build(story: &Story) -> Option<Section> {
         section = section.line(Mood::Note, text);
     }
     if lifetimes.devices.iter().all(|device| device.n_passes == 0) {
-        let text =
-            "no backward pass was seen: lifetimes cannot show which memory is gradients or activations";
+        let text = "no backward pass was seen: roles are those of inference, by place, lifetime and reuse (docs/ROLES.md)";
         section = section.line(Mood::Note, text);
     }
     Some(section.warn(story.doubts()))

@@ -43,6 +43,10 @@ fn build(story: &Story) -> Option<Section> {
         let text = format!("no stack has Python frames: {why}");
         section = section.line(Mood::Warning, text);
     }
+    if let Some(why) = mappings_unread(ledger) {
+        let text = format!("native frames are addresses without names: {why} (/proc/PID/maps)");
+        section = section.line(Mood::Warning, text);
+    }
     if !ledger.notes.is_empty() {
         let text = format!("{} notes of the recording: `gputrace doctor {}`", ledger.notes.len(), story.path);
         section = section.line(Mood::Note, text);
@@ -56,7 +60,29 @@ fn stacks_min_size(ledger: &Ledger) -> Option<u64> {
     told.parse().ok()
 }
 
+/// Why no address of the process can be named.
+fn mappings_unread(ledger: &Ledger) -> Option<&str> {
+    ledger.notes.iter().find_map(|(_, note)| note.strip_prefix("mappings=unread: "))
+}
+
 /// Why Python ran and no stack shows it.
 fn python_frames_unseen(ledger: &Ledger) -> Option<&str> {
     ledger.notes.iter().find_map(|(_, note)| note.strip_prefix("python.frames=unseen: "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scene::recording;
+
+    #[test]
+    fn addresses_without_names_have_their_reason() {
+        let scene = "Alloc addr=a bytes=1K by=app\nnote mappings=unread: the process had ended";
+        let story = Story::of("t.gtr", &recording(scene));
+        let shown = format!("{:?}", build(&story));
+        assert!(
+            shown.contains("native frames are addresses without names: the process had ended"),
+            "{shown}"
+        );
+    }
 }
