@@ -56,8 +56,8 @@ fn the_first_lines_say_who_did_what_on_which_line_and_how_sure_that_is() {
             Communication
               rank 2 does not come to a call on world: all_reduce(8 float32, sum) at step
                 (train.py:11)
-              certain that others wait for it there; its own state below may say why;
-                rank 3 has no trace and may be part of it
+              certain that others wait for it there; its own state below may say why; rank
+                3 has no trace and may be part of it
               inconsistent: 1 finding
         "#]],
     );
