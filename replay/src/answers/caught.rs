@@ -42,7 +42,7 @@ pub struct CaughtOom {
 
 impl CaughtOom {
     /// All of it.
-    fn kept_bytes(&self) -> Bytes {
+    pub(super) fn kept_bytes(&self) -> Bytes {
         Bytes(self.kept.iter().map(|(_, held)| held.bytes.0).sum())
     }
 }

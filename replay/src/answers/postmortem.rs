@@ -146,7 +146,7 @@ impl Postmortem {
     }
 
     /// The last error of a device that PyTorch raised.
-    fn torch_oom(&self, device: i16) -> Option<&TorchOom> {
+    pub(super) fn torch_oom(&self, device: i16) -> Option<&TorchOom> {
         self.story.ledger.devices.get(&device)?.torch.as_ref()?.ooms.last()
     }
 
