@@ -40,6 +40,7 @@ fn help_of_every_verb() {
           diff       Shows what one run held more than another: peaks, and by call site, owner and size
           replay     Replays a trace through simulated allocators
           tune       Finds the PYTORCH_CUDA_ALLOC_CONF line that saves most memory
+          predict    Says what a larger batch, sequence or image would need, from runs at smaller ones
           ranks      Shows all ranks of a job side by side: who waits for whom in NCCL and why, and who
                      holds more memory than the others
           export     Writes a trace for other tools
@@ -516,6 +517,45 @@ fn help_of_every_verb() {
         Examples:
           gputrace tune train.gtr
           gputrace tune --torch-version 2.11 --device-memory 24GiB --json snapshot.pickle.gz
+
+        ---- gputrace predict --help
+        Says what a larger batch, sequence or image would need, from runs at smaller ones
+
+        Usage: gputrace predict [OPTIONS] <NAME=N[,NAME=N]:TRACE> <NAME=N[,NAME=N]:TRACE>...
+
+        Arguments:
+          <NAME=N[,NAME=N]:TRACE> <NAME=N[,NAME=N]:TRACE>...
+                  Runs of the same program, each with the values it had: two at least, and one more for each
+                  further variable. gputrace traces or PyTorch snapshots (plain or .gz), one process each
+
+        Options:
+              --at <NAME=N[,NAME=N]>     Where to predict; may be given several times. `batch=8..64` doubles
+                                         from 8 to 64, `batch=8..64:8` adds 8. What is left out is as in the
+                                         largest run
+              --fit <NAME>               Find the largest value of this variable that fits (--limit,
+                                         --device-memory), under the recorded setting of the allocator and
+                                         those that are advised, or under each --policy
+              --policy <NAME[:OPTIONS]>  Allocator to simulate, NAME or NAME:OPTIONS; may be given several
+                                         times [default: as recorded]. `gputrace replay --policy help` lists
+                                         them
+              --torch-version <X.Y>      PyTorch release to imitate [default: the one that explains the
+                                         trace best]
+              --device-memory <BYTES>    Memory of the device [default: what the trace says, or unlimited]
+              --limit <BYTES>            Memory the process may use; contexts and libraries share it (see
+                                         --other)
+              --other <BYTES>            What contexts, code and libraries use of --limit or --device-memory
+                                         [default: as recorded, moment by moment; a snapshot does not say]
+              --json                     Write JSON: bytes and nanoseconds as integers
+              --color <WHEN>             Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE
+                                         [default: auto] [possible values: auto, always, never]
+          -h, --help                     Print help
+
+        Examples:
+          gputrace predict batch=4:small.gtr batch=8:large.gtr --at batch=32
+          gputrace predict batch=4,seq=256:a.gtr batch=8,seq=256:b.gtr batch=4,seq=512:c.gtr --at
+          batch=32,seq=2048
+          gputrace predict batch=4:a.gtr batch=8:b.gtr --at batch=8..128
+          gputrace predict batch=4:a.gtr batch=8:b.gtr --fit batch --limit 80GiB
 
         ---- gputrace ranks --help
         Shows all ranks of a job side by side: who waits for whom in NCCL and why, and who holds more memory

@@ -3,9 +3,11 @@
 pub mod caught;
 pub mod diff;
 pub mod import;
+mod largest;
 pub mod leaks;
 pub mod moment;
 pub mod postmortem;
+pub mod predict;
 pub mod processes;
 pub mod remedies;
 pub mod replay;
