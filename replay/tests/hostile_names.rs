@@ -61,6 +61,17 @@ const RUNS: &[(&str, &[&str])] = &[
     ("diff", &["TRACE OOM", "OOM TRACE --by stack --fail-on-increase 0%", "TRACE PICKLE", "TRACE MISSING"]),
     ("replay", &["OOM", "PICKLE", "LOG", "OOM --policy torch --policy MISSING", "OOM --limit 1GiB", "TRACE"]),
     ("tune", &["OOM", "PICKLE", "LOG", "TRACE", "OOM --limit 1GiB"]),
+    (
+        "predict",
+        &[
+            "batch=1:OOM batch=2:OOM --at batch=4",
+            "batch=1:OOM batch=2:OOM --fit batch --limit 1GiB",
+            "batch=1:OOM batch=2:PICKLE --at batch=4",
+            "batch=1:OOM batch=2:LOG --at batch=4",
+            "batch=1:OOM batch=2:MISSING --at batch=4",
+            "OOM TRACE --at MISSING",
+        ],
+    ),
     ("ranks", &["TRACE", "TRACE OOM", "OOM", "CUT"]),
     // Formats have rules of their own: `formats_keep_their_rules_with_hostile_names`. These are the errors.
     (
@@ -278,16 +289,23 @@ impl Files {
     /// Runs gputrace with files in the places of their placeholders.
     fn run(&self, line: &str) -> Output {
         let _ = fs::remove_file(self.path("NEW"));
-        let words = line.split_whitespace().map(|word| match word.trim_start_matches("--") {
-            "TRACE" | "OOM" | "CUT" | "PICKLE" | "LOG" | "RULES" | "PLAIN" | "PROGRAM" | "ELF" | "NEW" => {
-                self.path(word).into_os_string()
+        let words = line.split_whitespace().map(|word| {
+            // `predict` has values before a name.
+            let (values, name) = word.split_at(word.find(':').map_or(0, |colon| colon + 1));
+            match name.trim_start_matches("--") {
+                "TRACE" | "OOM" | "CUT" | "PICKLE" | "LOG" | "RULES" | "PLAIN" | "PROGRAM" | "ELF"
+                | "NEW" => {
+                    let mut argument = std::ffi::OsString::from(values);
+                    argument.push(self.path(name));
+                    argument
+                }
+                "MISSING" => {
+                    let mut argument = std::ffi::OsString::from(word.strip_suffix("MISSING").unwrap());
+                    argument.push(self.path("MISSING"));
+                    argument
+                }
+                _ => word.into(),
             }
-            "MISSING" => {
-                let mut argument = std::ffi::OsString::from(word.strip_suffix("MISSING").unwrap());
-                argument.push(self.path("MISSING"));
-                argument
-            }
-            _ => word.into(),
         });
         let words: Vec<_> = words.collect();
         gputrace(&words.iter().map(|word| &**word).collect::<Vec<_>>(), self)

@@ -45,6 +45,7 @@ pub mod ops;
 mod placement;
 pub mod plan;
 pub mod policies;
+pub mod predict;
 mod ranges;
 pub mod simulator;
 pub mod stacks;

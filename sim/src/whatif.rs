@@ -187,6 +187,11 @@ impl<'a> Laboratory<'a> {
         }
     }
 
+    /// Prepares what was predicted and not recorded: no addresses are known, and no history has holes.
+    pub(crate) fn of_prediction(stream: &'a OpStream) -> Laboratory<'a> {
+        Laboratory { stream, knowledge: Knowledge::of(stream) }
+    }
+
     /// Replays the recorded configuration under the release that explains it best: the one that is named, or the newest
     /// of those that match most addresses.
     pub fn self_check(&self, torch_version: Option<(u8, u8)>) -> SelfCheck {

@@ -15,6 +15,7 @@ mod import;
 mod leaks;
 mod manual;
 mod oom;
+mod predict;
 mod ranks;
 mod record;
 mod recorder;
@@ -61,6 +62,7 @@ const VERBS: &[Verb] = &[
     diff::VERB,
     replay::VERB,
     tune::VERB,
+    predict::VERB,
     ranks::VERB,
     export::VERB,
     doctor::VERB,
@@ -133,8 +135,11 @@ const WRITERS: [&str; 5] = ["manual", "record", "recorder", "recover", "witness"
 /// A program that has just ended does not wait for its trace where other threads of it run. So we do, for every trace that
 /// is named, and those in folders that are.
 fn wait_for_recorders() {
-    let traces =
-        std::env::args_os().skip(2).map(PathBuf::from).filter(|path| path.is_file() || path.is_dir());
+    let named = |argument: std::ffi::OsString| match predict::after_values(&argument) {
+        Some((_, path)) => path,
+        None => PathBuf::from(argument),
+    };
+    let traces = std::env::args_os().skip(2).map(named).filter(|path| path.is_file() || path.is_dir());
     let traces = traces.flat_map(|path| show::paths(std::slice::from_ref(&path)).unwrap_or_default());
     for trace in traces {
         if gputrace_recorder::wait_for_recorder(&trace) {

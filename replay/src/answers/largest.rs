@@ -1,0 +1,129 @@
+//! The largest value of a variable that fits: found by doubling and bisecting, and its neighbours looked at.
+
+use std::collections::BTreeMap;
+
+/// No value above this is tried.
+const MOST: u64 = 1 << 20;
+/// Values on each side of the largest that are looked at again.
+const NEIGHBOURS: u64 = 3;
+
+/// Whether a value fits: by the best guess, by the smallest, and by the largest sizes that are possible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fits {
+    pub(super) best: bool,
+    /// With the largest sizes.
+    pub(super) at_least: bool,
+    /// With the smallest.
+    pub(super) at_most: bool,
+}
+
+/// The largest value that fits. None where not even 1 does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Largest {
+    pub(super) best: Option<u64>,
+    pub(super) at_least: Option<u64>,
+    pub(super) at_most: Option<u64>,
+    /// Larger values fit, too: the search ended.
+    pub(super) has_no_end: bool,
+    /// Values near the largest that do not fit below it, or fit above it.
+    pub(super) holes: Vec<u64>,
+}
+
+impl Largest {
+    /// The runs decide it.
+    pub(super) fn is_sure(&self) -> bool {
+        self.at_least == self.at_most && self.holes.is_empty()
+    }
+
+    pub(super) fn words(&self) -> String {
+        let value = |value: Option<u64>| value.map_or("none".to_owned(), |value| value.to_string());
+        let more = if self.has_no_end { " or more" } else { "" };
+        match self.at_least == self.at_most {
+            true => format!("{}{more}", value(self.best)),
+            false => {
+                format!("{}{more} ({} to {})", value(self.best), value(self.at_least), value(self.at_most))
+            }
+        }
+    }
+}
+
+/// Finds it, from a value that was recorded.
+pub(super) fn largest<E>(start: u64, mut fits: impl FnMut(u64) -> Result<Fits, E>) -> Result<Largest, E> {
+    let mut known: BTreeMap<u64, Fits> = BTreeMap::new();
+    let mut fits = |value: u64| {
+        if let Some(fits) = known.get(&value) {
+            return Ok(*fits);
+        }
+        let found = fits(value)?;
+        known.insert(value, found);
+        Ok(found)
+    };
+    let best = bisect(start, |value| Ok(fits(value)?.best))?;
+    let at_least = bisect(start, |value| Ok(fits(value)?.at_least))?;
+    let at_most = bisect(start, |value| Ok(fits(value)?.at_most))?;
+    let mut holes = vec![];
+    let largest = best.unwrap_or(0);
+    for value in largest.saturating_sub(NEIGHBOURS).max(1)..=(largest + 1 + NEIGHBOURS).min(MOST) {
+        if fits(value)?.best != (value <= largest) {
+            holes.push(value);
+        }
+    }
+    Ok(Largest { best, at_least, at_most, has_no_end: largest >= MOST, holes })
+}
+
+fn bisect<E>(start: u64, mut fits: impl FnMut(u64) -> Result<bool, E>) -> Result<Option<u64>, E> {
+    let (mut low, mut high) = (0, start.clamp(1, MOST));
+    while fits(high)? {
+        low = high;
+        if high == MOST {
+            return Ok(Some(MOST));
+        }
+        high = (high * 2).min(MOST);
+    }
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if fits(middle)? {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    Ok((low > 0).then_some(low))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(start: u64, fits: impl Fn(u64) -> bool) -> Largest {
+        let all = |value| {
+            let is = fits(value);
+            Ok::<_, ()>(Fits { best: is, at_least: is, at_most: is })
+        };
+        largest(start, all).unwrap()
+    }
+
+    #[test]
+    fn the_largest_is_found_from_above_and_from_below() {
+        for largest in [1, 2, 7, 8, 9, 100, 1023] {
+            for start in [1, 8, 5000] {
+                let found = found(start, |value| value <= largest);
+                assert_eq!((found.best, found.is_sure()), (Some(largest), true), "{start}");
+            }
+        }
+        assert_eq!(found(8, |_| false).words(), "none");
+        assert!(found(8, |_| true).has_no_end);
+    }
+
+    #[test]
+    fn what_does_not_fit_in_order_is_told() {
+        assert_eq!(found(8, |value| value <= 20 && value != 19 || value == 23).holes, [19, 23]);
+    }
+
+    #[test]
+    fn sizes_that_are_not_known_leave_a_range() {
+        let all = |value| Ok::<_, ()>(Fits { best: value <= 10, at_least: value <= 7, at_most: value <= 12 });
+        let found = largest(4, all).unwrap();
+        assert_eq!((found.words().as_str(), found.is_sure()), ("10 (7 to 12)", false));
+    }
+}

@@ -1,0 +1,674 @@
+//! `gputrace predict`: what a program would need at another batch, length or size, from runs at some.
+
+use std::collections::HashMap;
+
+use gputrace_schemas::event::Bytes;
+use gputrace_sim::bytes::iec;
+use gputrace_sim::ops::{Frame, History, OpStream};
+use gputrace_sim::predict::law::{Powers, Standing};
+use gputrace_sim::predict::{Forecast, Model, Open, Prediction, Run, Share, Why};
+use gputrace_sim::tune;
+use gputrace_sim::whatif::{Confidence, Laboratory, Question};
+use serde_json::{Value as Json, json};
+
+use super::Reply;
+use super::largest::{Fits, Largest, largest};
+use super::whatif::{Bench, Machine, Simulated, named, self_check_json, warnings_json};
+use crate::analyse::reactions::Kind;
+use crate::import::Trace;
+use crate::report::model::{Mood, Part, Section, Table, Value};
+use crate::report::words::{count, release};
+
+/// Rows of what grows with what, call sites of each, and lines of what is not known.
+const MOST_SHARES: usize = 8;
+const MOST_SITES: usize = 3;
+const MOST_OPEN: usize = 6;
+/// How far a peak may lie from what the laws say where a library chooses algorithms by the memory that is free. Chosen: the largest
+/// error seen, of a U-Net at four times the pixels, was 12.9 %.
+const AUTOTUNED: f64 = 1.15;
+/// The same for every other doubt. Chosen and not measured.
+const DOUBTED: f64 = 1.05;
+/// Runs of one program have more in common than this part.
+const MOST_UNKNOWN: f64 = 0.9;
+
+/// Names and values, in the order in which they were given.
+pub type Values = Vec<(String, u64)>;
+
+/// A run that was recorded.
+pub struct Recorded {
+    /// The file, for people.
+    pub path: String,
+    /// The value of each variable.
+    pub values: Values,
+    /// What its devices were asked.
+    pub trace: Trace,
+    /// The names of its GPUs, where the trace holds them.
+    pub gpus: Vec<String>,
+}
+
+/// What to predict.
+#[derive(Default)]
+pub struct Asked {
+    /// Points; variables that are left out are those of the largest run.
+    pub at: Vec<Values>,
+    /// The variable of which to find the largest value that fits.
+    pub fit: Option<String>,
+    /// Allocators, `NAME` or `NAME:OPTIONS`; none for the recorded one.
+    pub policies: Vec<String>,
+    /// What the traces may not say about the machine.
+    pub machine: Machine,
+}
+
+/// Predicts what a program asks for, device by device, and what becomes of it.
+///
+/// # Errors
+/// What cannot be predicted, and why.
+pub fn predict(recorded: &[Recorded], asked: &Asked) -> Result<Reply, String> {
+    let names = names(recorded)?;
+    let points = recorded.iter().map(|run| ordered(&names, &run.values, None, &run.path));
+    let points = points.collect::<Result<Vec<_>, _>>()?;
+    let mut ordinals: Vec<u32> =
+        recorded.iter().flat_map(|run| run.trace.devices.iter().map(|stream| stream.device)).collect();
+    ordinals.sort_unstable();
+    ordinals.dedup();
+    let (mut sections, mut outcomes, mut fits, mut base) = (vec![], vec![], vec![], None);
+    for ordinal in ordinals {
+        let streams = recorded.iter().map(|run| device(run, ordinal)).collect::<Result<Vec<_>, _>>()?;
+        let runs = points.iter().zip(&streams).map(|(at, stream)| Run { at: at.clone(), stream });
+        let model = Model::of(runs.collect()).map_err(|why| format!("cuda:{ordinal}: {why}"))?;
+        base.get_or_insert(model.base_index());
+        let unknown = model.unknown_share();
+        if unknown > MOST_UNKNOWN {
+            return Err(format!(
+                "the runs are not of one program: {:.0} % of what the largest asks for on cuda:{ordinal} no other run asks for \
+                 (runs without call stacks cannot be matched by them)",
+                unknown * 100.0
+            ));
+        }
+        let bench = Bench::new(model.base().stream, asked.machine)?;
+        let doubts = doubts(recorded, &streams, &bench);
+        let oracle = Oracle { names: &names, model: &model, bench: &bench, doubts };
+        let targets = targets(&names, &asked.at, &model)?;
+        let settings = oracle.settings(&asked.policies);
+        if let Some(variable) = &asked.fit {
+            let (section, json) = oracle.fit(variable, &targets, &settings, asked)?;
+            sections.push(section);
+            fits.extend(json);
+        }
+        if !asked.at.is_empty() {
+            let answers = oracle.answers(&targets, &settings)?;
+            outcomes.extend(answers.iter().map(|answer| oracle.json(answer)));
+            sections.extend(oracle.sections(&answers));
+        }
+    }
+    let base = &recorded[base.ok_or("they hold no device memory at all")?];
+    let run = |run: &Recorded| json!({"trace": run.path, "values": values_json(&run.values)});
+    let json = json!({
+        "schema": "gputrace.predict/1",
+        "variables": names,
+        "runs": recorded.iter().map(run).collect::<Vec<_>>(),
+        "base": base.path,
+        "outcomes": outcomes,
+        "fits": fits,
+    });
+    let title = format!("{}, continued", base.path);
+    Ok(Reply { part: Part { title, sections, ..Part::default() }, json })
+}
+
+/// All variables, each with a value in every run.
+fn names(recorded: &[Recorded]) -> Result<Vec<String>, String> {
+    let mut names: Vec<String> = vec![];
+    for (name, _) in recorded.iter().flat_map(|run| &run.values) {
+        if !names.contains(name) {
+            names.push(name.clone());
+        }
+    }
+    match names.is_empty() {
+        true => Err("no run says which values it has; write batch=4:small.gtr".into()),
+        false => Ok(names),
+    }
+}
+
+/// Values in the order of the names; those that are left out are of `otherwise`.
+fn ordered(
+    names: &[String],
+    values: &Values,
+    otherwise: Option<&[u64]>,
+    of: &str,
+) -> Result<Vec<u64>, String> {
+    if let Some((unknown, _)) = values.iter().find(|(name, _)| !names.contains(name)) {
+        return Err(format!("no run has a value of `{unknown}`; known are {}", names.join(", ")));
+    }
+    let value = |(index, name): (usize, &String)| {
+        let given = values.iter().find(|(known, _)| known == name).map(|(_, value)| *value);
+        let value = given.or_else(|| Some(otherwise?[index]));
+        value.ok_or_else(|| format!("{of} has no value of `{name}`; write it with the others: {name}=..."))
+    };
+    names.iter().enumerate().map(value).collect()
+}
+
+fn device(run: &Recorded, ordinal: u32) -> Result<&OpStream, String> {
+    let stream = run.trace.devices.iter().find(|stream| stream.device == ordinal);
+    stream.ok_or_else(|| format!("{}: nothing is of cuda:{ordinal}, as in another run", run.path))
+}
+
+fn targets(names: &[String], at: &[Values], model: &Model) -> Result<Vec<Vec<u64>>, String> {
+    let base = &model.base().at;
+    if at.is_empty() {
+        return Ok(vec![base.clone()]);
+    }
+    at.iter().map(|values| ordered(names, values, Some(base), "--at")).collect()
+}
+
+/// Why no answer can be certain, whatever the laws say.
+struct Doubts {
+    reasons: Vec<String>,
+    /// By which factor a range is wider because of them.
+    factor: f64,
+}
+
+fn doubts(recorded: &[Recorded], streams: &[&OpStream], bench: &Bench) -> Doubts {
+    let is_autotuned = bench.reactions.iter().any(|reaction| reaction.kind == Kind::Autotunes);
+    let reasons = reasons(recorded, streams, bench);
+    let factor = match reasons.is_empty() {
+        true => 1.0,
+        false if is_autotuned => AUTOTUNED,
+        false => DOUBTED,
+    };
+    Doubts { reasons, factor }
+}
+
+fn reasons(recorded: &[Recorded], streams: &[&OpStream], bench: &Bench) -> Vec<String> {
+    let mut doubts: Vec<String> = bench.doubt().into_iter().collect();
+    for run in recorded {
+        doubts.extend(run.trace.notes.iter().map(|note| format!("{}: {note}", run.path)));
+    }
+    let differ = |what: &str, words: Vec<Option<String>>| {
+        let mut known: Vec<&String> = words.iter().flatten().collect();
+        known.sort();
+        known.dedup();
+        let listed = || known.iter().map(|it| it.as_str()).collect::<Vec<_>>().join("; ");
+        (known.len() > 1).then(|| format!("the runs are of different {what}: {}", listed()))
+    };
+    let gpus = recorded.iter().map(|run| (!run.gpus.is_empty()).then(|| run.gpus.join(", ")));
+    doubts.extend(differ("GPUs, which may choose other algorithms", gpus.collect()));
+    let memory = streams.iter().map(|stream| stream.settings.device_memory.map(iec));
+    doubts.extend(differ("device memory", memory.collect()));
+    let releases = streams.iter().map(|stream| stream.settings.torch_version.map(release));
+    doubts.extend(differ("releases of PyTorch", releases.collect()));
+    let options = streams.iter().map(|stream| {
+        let options = stream.settings.options.as_deref().unwrap_or_default();
+        Some(if options.is_empty() { "(none)".to_owned() } else { options.to_owned() })
+    });
+    doubts.extend(differ("settings of the allocator", options.collect()));
+    let numbers = recorded.iter().map(|run| Some(run.trace.devices.len().to_string()));
+    doubts.extend(differ("numbers of devices", numbers.collect()));
+    if streams.iter().any(|stream| stream.history == History::StartsLate) {
+        doubts.push("recording began when memory was in use".into());
+    }
+    doubts.extend(bench.reactions.iter().map(|reaction| reaction.text()));
+    doubts
+}
+
+/// One device's program, to be asked.
+struct Oracle<'a> {
+    names: &'a [String],
+    model: &'a Model<'a>,
+    bench: &'a Bench<'a>,
+    doubts: Doubts,
+}
+
+/// What becomes of the program at a point under an allocator.
+struct Answered {
+    prediction: std::rc::Rc<Prediction>,
+    simulated: Simulated,
+    forecast: Forecast,
+    /// It needs more than the card on which it was recorded has.
+    too_large_for: Option<u64>,
+}
+
+impl Answered {
+    fn is_certain(&self, doubts: &Doubts) -> bool {
+        self.forecast.is_sure && doubts.reasons.is_empty()
+    }
+}
+
+/// A range that is as much wider as there is reason to doubt it.
+fn doubted((low, high): (u64, u64), doubts: &Doubts) -> (u64, u64) {
+    match doubts.reasons.is_empty() {
+        true => (low, high),
+        false => ((low as f64 / doubts.factor) as u64, (high as f64 * doubts.factor) as u64),
+    }
+}
+
+/// The largest value that fits under a setting.
+struct Row {
+    at: Vec<u64>,
+    question: Question,
+    found: Largest,
+    is_sure: bool,
+}
+
+/// A policy and its options.
+type Setting = (String, String);
+
+impl Oracle<'_> {
+    fn settings(&self, policies: &[String]) -> Vec<Setting> {
+        let settings = &self.bench.stream.settings;
+        let recorded = (settings.policy.to_owned(), settings.options.clone().unwrap_or_default());
+        let split = |policy: &String| {
+            let (name, options) = policy.split_once(':').unwrap_or((policy, ""));
+            (name.to_owned(), options.to_owned())
+        };
+        if policies.is_empty() { vec![recorded] } else { policies.iter().map(split).collect() }
+    }
+
+    fn answers(&self, targets: &[Vec<u64>], settings: &[Setting]) -> Result<Vec<Answered>, String> {
+        let mut answers = vec![];
+        for at in targets {
+            let prediction = std::rc::Rc::new(self.model.predict(at).map_err(|why| why.to_string())?);
+            for setting in settings {
+                answers.push(self.answer(&prediction, setting)?);
+            }
+        }
+        Ok(answers)
+    }
+
+    fn answer(&self, prediction: &std::rc::Rc<Prediction>, setting: &Setting) -> Result<Answered, String> {
+        let mut question = self.bench.question(&setting.0, &setting.1);
+        let forecast = |question: &Question| {
+            prediction.forecast(question).map_err(|error| format!("{}: {error}", named(question)))
+        };
+        let mut found = forecast(&question)?;
+        let machine = self.bench.machine;
+        let is_asked = machine.limit.is_some() || machine.device_memory.is_some();
+        let mut too_large_for = None;
+        if !found.fits.1 && !is_asked {
+            // What it needs, and not where it would stop.
+            too_large_for = question.device_memory.take();
+            found = forecast(&question)?;
+        }
+        let laboratory = Laboratory::new(&prediction.best)?;
+        let bench = Bench {
+            stream: &prediction.best,
+            laboratory,
+            self_check: self.bench.self_check.clone(),
+            reactions: vec![],
+            machine,
+        };
+        let simulated = bench.simulated(question, found.answer.clone());
+        Ok(Answered { prediction: prediction.clone(), simulated, forecast: found, too_large_for })
+    }
+
+    /// The largest value of a variable that fits, for each setting.
+    fn fit(
+        &self,
+        variable: &str,
+        targets: &[Vec<u64>],
+        settings: &[Setting],
+        asked: &Asked,
+    ) -> Result<(Section, Vec<Json>), String> {
+        let known = || format!("no run has a value of `{variable}`; known are {}", self.names.join(", "));
+        let index = self.names.iter().position(|name| name == variable).ok_or_else(known)?;
+        let machine = asked.machine;
+        let is_bounded = machine.limit.is_some()
+            || machine.device_memory.or(self.bench.stream.settings.device_memory.map(Bytes)).is_some();
+        if !is_bounded {
+            return Err("--fit needs --limit or --device-memory: the traces do not hold it".into());
+        }
+        let settings = match asked.policies.is_empty() && self.bench.stream.settings.is_torch() {
+            false => settings.to_vec(),
+            true => {
+                let version = self.bench.self_check.torch_version;
+                let advised = tune::advised(version, &settings[0].1).map_err(|error| error.to_string())?;
+                advised.into_iter().map(|options| (settings[0].0.clone(), options)).collect()
+            }
+        };
+        let mut rows = vec![];
+        for at in targets {
+            let mut predictions: HashMap<u64, Prediction> = HashMap::new();
+            for (policy, options) in &settings {
+                let question = self.bench.question(policy, options);
+                let found = largest(at[index], |value| {
+                    let mut point = at.clone();
+                    point[index] = value;
+                    let prediction = match predictions.entry(value) {
+                        std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
+                        std::collections::hash_map::Entry::Vacant(new) => {
+                            new.insert(self.model.predict(&point).map_err(|why| why.to_string())?)
+                        }
+                    };
+                    let (best, low, high) = prediction
+                        .fits(&question)
+                        .map_err(|error| format!("{}: {error}", named(&question)))?;
+                    Ok::<_, String>(Fits { best, at_least: high, at_most: low })
+                })?;
+                let is_lawful = |value: &u64| predictions.get(value).is_none_or(Prediction::is_lawful);
+                let is_sure = found.is_sure() && found.best.iter().all(is_lawful);
+                rows.push(Row {
+                    at: at.clone(),
+                    question,
+                    is_sure: is_sure && self.doubts.reasons.is_empty(),
+                    found,
+                });
+            }
+        }
+        let json = rows.iter().map(|row| self.fit_json(index, row));
+        Ok((self.fit_section(index, &rows), json.collect()))
+    }
+
+    fn fit_section(&self, index: usize, rows: &[Row]) -> Section {
+        let variable = &self.names[index];
+        let others = |at: &[u64]| {
+            let others = self.names.iter().zip(at).enumerate().filter(|(it, _)| *it != index);
+            others.map(|(_, (name, value))| format!("{name}={value}")).collect::<Vec<_>>().join(",")
+        };
+        let mut table = Table::of(
+            "fits",
+            rows,
+            &[
+                ("largest", "largest", &|row| Value::text(row.found.words())),
+                ("sure", "sure", &|row| Value::text(if row.is_sure { "certain" } else { "range" })),
+                ("others", "with", &|row| Value::text(others(&row.at))),
+                ("policy", "policy", &|row| Value::text(named(&row.question))),
+            ],
+        );
+        if self.names.len() == 1 {
+            table.columns.remove(2);
+            table.rows.iter_mut().for_each(|row| drop(row.remove(2)));
+        }
+        let device = self.bench.stream.device;
+        let title = format!("The largest {variable} that fits on cuda:{device}");
+        let most = rows.iter().filter_map(|row| Some((row.found.best?, &row.question)));
+        let most = most.max_by_key(|(value, _)| *value).filter(|(value, _)| {
+            rows.first().is_some_and(|recorded| recorded.found.best.is_none_or(|best| best < *value))
+        });
+        let line = most.map(|(value, question)| {
+            (Mood::Good, format!("{} allows the largest: {variable}={value}", named(question)))
+        });
+        let holes = rows.iter().filter_map(|Row { question, found, .. }| {
+            let holes = found.holes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            let text = format!("{}: not in order: near the largest, {holes} are otherwise", named(question));
+            (!found.holes.is_empty()).then_some((Mood::Warning, text))
+        });
+        Section::new("fit", title)
+            .table(table)
+            .lines(line)
+            .lines(holes)
+            .warn(self.doubts.reasons.iter().cloned())
+    }
+
+    fn fit_json(&self, index: usize, row: &Row) -> Json {
+        let Row { at, question, found, is_sure } = row;
+        let others: Values = self
+            .names
+            .iter()
+            .cloned()
+            .zip(at.iter().copied())
+            .filter(|it| it.0 != self.names[index])
+            .collect();
+        json!({
+            "device": self.bench.stream.device,
+            "variable": self.names[index],
+            "with": values_json(&others),
+            "policy": question.policy,
+            "options": question.options,
+            "limit_bytes": question.limit,
+            "device_memory_bytes": question.device_memory,
+            "largest": found.best,
+            "largest_range": [found.at_least, found.at_most],
+            "is_lower_bound": found.has_no_end,
+            "out_of_order": found.holes,
+            "certain": is_sure,
+            "reasons": self.doubts.reasons,
+        })
+    }
+
+    fn values(&self, at: &[u64]) -> String {
+        let values = self.names.iter().zip(at).map(|(name, value)| format!("{name}={value}"));
+        values.collect::<Vec<_>>().join(",")
+    }
+
+    fn reserved(&self, answer: &Answered) -> (u64, u64) {
+        doubted(answer.forecast.reserved, &self.doubts)
+    }
+
+    /// How sure an answer is, in a word.
+    fn sure(&self, answer: &Answered) -> &'static str {
+        match (answer.is_certain(&self.doubts), answer.simulated.answer.confidence) {
+            (_, Confidence::Guess) => "guess",
+            (_, Confidence::Bound) => "bound",
+            (true, _) => "certain",
+            (false, _) => "range",
+        }
+    }
+
+    fn sections(&self, answers: &[Answered]) -> Vec<Section> {
+        let mut sections = vec![self.outcomes(answers)];
+        let first = answers.first();
+        sections.extend(first.map(|answer| self.grows(&answer.prediction)));
+        sections.extend(first.and_then(|answer| self.unknown(answer)));
+        sections
+    }
+
+    fn outcomes(&self, answers: &[Answered]) -> Section {
+        let bytes = |bytes: u64| Value::Bytes(Bytes(bytes));
+        let table = Table::of(
+            "outcomes",
+            answers,
+            &[
+                ("at", "at", &|it| Value::text(self.values(&it.prediction.at))),
+                ("peak_reserved_bytes", "reserved", &|it| bytes(it.simulated.peak_reserved())),
+                ("least_reserved_bytes", "at least", &|it| bytes(self.reserved(it).0)),
+                ("most_reserved_bytes", "at most", &|it| bytes(self.reserved(it).1)),
+                ("peak_allocated_bytes", "allocated", &|it| bytes(it.simulated.peak_allocated())),
+                ("sure", "sure", &|it| Value::text(self.sure(it))),
+                ("policy", "policy", &|it| Value::text(named(&it.simulated.question))),
+            ],
+        );
+        let device = self.bench.stream.device;
+        let (n_matched, n) = self.model.n_matched();
+        let base = self.values(&self.model.base().at);
+        let mut section =
+            Section::new("predict", format!("What cuda:{device} would hold")).table(table).remark(
+                "n_matched",
+                "requests",
+                Value::Count(n as u64),
+                format!("of the run at {base}; {} of them are in every run", count(n_matched as u64)),
+            );
+        for answer in answers {
+            let name = match answers.len() {
+                1 => String::new(),
+                _ => {
+                    format!("{}, {}: ", self.values(&answer.prediction.at), named(&answer.simulated.question))
+                }
+            };
+            for (mood, text) in answer.simulated.remarks() {
+                section = section.line(mood, format!("{name}{text}"));
+            }
+            if let Some(memory) = answer.too_large_for {
+                let text = format!("{name}more than the {} of the card it was recorded on", iec(memory));
+                section = section.line(Mood::Bad, text);
+            }
+        }
+        section.warn(self.doubts.reasons.iter().cloned())
+    }
+
+    fn grows(&self, prediction: &Prediction) -> Section {
+        let at = self.values(&prediction.at);
+        let all: u64 = prediction.shares.iter().map(|share| share.bytes).sum();
+        let table = Table::of(
+            "grows",
+            &prediction.shares,
+            &[
+                ("per", "per", &|share| Value::text(self.product(share))),
+                ("unit_bytes", "each", &|share| {
+                    Value::bytes(share.product.map(|_| share.unit.round() as u64))
+                }),
+                ("bytes", "together", &|share| Value::Bytes(Bytes(share.bytes))),
+                ("share", "share", &|share| Value::share(share.bytes, all)),
+                ("sites", "most of it in", &|share| Value::text(sites(share))),
+            ],
+        );
+        let title = format!("What grows with what: live at the peak of {at}, as requested");
+        Section::new("grows", title).table(table.keep(MOST_SHARES, 2))
+    }
+
+    fn product(&self, share: &Share) -> String {
+        match share.product {
+            None => "no law known".into(),
+            Some(product) => product_name(&self.model.basis().products()[product], self.names),
+        }
+    }
+
+    fn unknown(&self, answer: &Answered) -> Option<Section> {
+        let open = &answer.prediction.open;
+        if open.is_empty() {
+            return None;
+        }
+        let mood = if answer.forecast.is_sure { Mood::Note } else { Mood::Warning };
+        let section = Section::new("unknown", "What the runs leave open")
+            .lines(open.iter().take(MOST_OPEN).map(|open| (mood, self.open(open))));
+        let more = open.len().saturating_sub(MOST_OPEN);
+        let section = section.lines((more > 0).then(|| (Mood::Note, format!("and {more} more"))));
+        let none = "it makes no difference of more than 1 % to the peak";
+        Some(section.lines(answer.forecast.is_sure.then(|| (Mood::Good, none.to_owned()))))
+    }
+
+    fn open(&self, open: &Open) -> String {
+        let n = count(open.n_requests as u64);
+        let (low, high) = (iec(open.bytes.0), iec(open.bytes.1));
+        let at = open.site.as_ref().map(|site| format!(", most at {}", place(site))).unwrap_or_default();
+        let names = |variables: &[usize]| {
+            let names = variables.iter().map(|index| self.names[*index].as_str()).collect::<Vec<_>>();
+            if names.is_empty() { self.names.join(" or ") } else { names.join(" or ") }
+        };
+        match &open.why {
+            Why::Size(Standing::Ambiguous, variables) => format!(
+                "{n} requests, {low} to {high} together{at}: one run at another {} and all else equal would decide them",
+                names(variables)
+            ),
+            Why::Size(Standing::Unchecked, variables) => format!(
+                "{n} requests, {low} to {high} together{at}: two points fit many laws; one run at a third {} would decide them",
+                names(variables)
+            ),
+            Why::Size(Standing::Unmatched, _) => format!(
+                "{n} requests, up to {high} together{at}: only the largest run made them, as libraries do that choose other \
+                 algorithms at other sizes; a run near the size in question would decide them"
+            ),
+            Why::Size(Standing::Lawless | Standing::Checked, _) => format!(
+                "{n} requests, {low} to {high} together{at}: their sizes follow no law of {}; they may hang on the data",
+                self.names.join(", ")
+            ),
+            Why::Number => format!(
+                "{n} requests{at}: more of them are live together in larger runs, and how many there would be is extrapolated: \
+                 {low} to {high}"
+            ),
+            Why::Others => {
+                format!("libraries and contexts hold another amount in each run: {low} to {high} there")
+            }
+        }
+    }
+
+    fn json(&self, answer: &Answered) -> Json {
+        let Answered { prediction, simulated, forecast, too_large_for } = answer;
+        let mut json = simulated.json();
+        let is_certain = answer.is_certain(&self.doubts);
+        if simulated.answer.confidence == Confidence::Exact
+            && !(is_certain && forecast.reserved.0 == forecast.reserved.1)
+        {
+            json["confidence"] = Confidence::Interval.name().into();
+        }
+        let values: Values = self.names.iter().cloned().zip(prediction.at.iter().copied()).collect();
+        let open = |open: &Open| {
+            json!({
+                "kind": kind(&open.why),
+                "text": self.open(open),
+                "n_requests": open.n_requests,
+                "bytes_range": [open.bytes.0, open.bytes.1],
+                "call_site": open.site.as_ref().map(site_json),
+            })
+        };
+        let share = |share: &Share| {
+            let sites = share.sites.iter().map(|site| {
+                json!({"call_site": site.site.as_ref().map(site_json), "unit_bytes": site.unit, "bytes": site.bytes,
+                       "number": site.number})
+            });
+            json!({
+                "per": self.product(share),
+                "unit_bytes": share.product.map(|_| share.unit),
+                "bytes": share.bytes,
+                "sites": sites.collect::<Vec<_>>(),
+            })
+        };
+        json["device"] = self.bench.stream.device.into();
+        json["values"] = values_json(&values);
+        json["certain"] = is_certain.into();
+        json["sure"] = self.sure(answer).into();
+        let (reserved, allocated) = (self.reserved(answer), doubted(forecast.allocated, &self.doubts));
+        json["peak_reserved_range"] = json!([reserved.0, reserved.1]);
+        json["peak_allocated_range"] = json!([allocated.0, allocated.1]);
+        json["fits_at_best"] = forecast.fits.0.into();
+        json["fits_at_worst"] = forecast.fits.1.into();
+        json["recorded_device_is_too_small"] = too_large_for.is_some().into();
+        json["reasons"] = json!(self.doubts.reasons);
+        json["open"] = prediction.open.iter().map(open).collect();
+        json["grows"] = prediction.shares.iter().map(share).collect();
+        let (n_matched, n) = self.model.n_matched();
+        json["requests"] =
+            json!({"base": n, "in_every_run": n_matched, "only_in_others": self.model.n_left_out()});
+        json["warnings"] = warnings_json(&self.bench.reactions);
+        json["self_check"] = self_check_json(&self.bench.self_check);
+        json
+    }
+}
+
+fn kind(why: &Why) -> &'static str {
+    match why {
+        Why::Size(Standing::Checked | Standing::Lawless, _) => "no_law",
+        Why::Size(Standing::Unchecked, _) => "unchecked",
+        Why::Size(Standing::Ambiguous, _) => "ambiguous",
+        Why::Size(Standing::Unmatched, _) => "one_run_only",
+        Why::Number => "number",
+        Why::Others => "others",
+    }
+}
+
+fn values_json(values: &Values) -> Json {
+    values.iter().map(|(name, value)| (name.clone(), json!(value))).collect::<serde_json::Map<_, _>>().into()
+}
+
+fn site_json(site: &Frame) -> Json {
+    json!({"function": *site.name, "file": *site.file, "line": site.line})
+}
+
+/// `batch × seq²`.
+fn product_name(powers: &Powers, names: &[String]) -> String {
+    let factor = |(name, power): (&String, &u8)| match power {
+        0 => None,
+        1 => Some(name.clone()),
+        2 => Some(format!("{name}²")),
+        power => Some(format!("{name}^{power}")),
+    };
+    let factors: Vec<String> = names.iter().zip(powers).filter_map(factor).collect();
+    if factors.is_empty() { "constant".into() } else { factors.join(" × ") }
+}
+
+/// The call sites with most of it, with what each adds for every unit.
+fn sites(share: &Share) -> String {
+    let words = share.sites.iter().take(MOST_SITES).map(|site| {
+        let place = site.site.as_ref().map_or("unknown".into(), place);
+        format!("{} in {place}", iec(site.unit.round() as u64))
+    });
+    let more = share.sites.len().saturating_sub(MOST_SITES);
+    let more = (more > 0).then(|| format!("{more} more"));
+    words.chain(more).collect::<Vec<_>>().join(", ")
+}
+
+fn place(site: &Frame) -> String {
+    let file = site.file.rsplit('/').next().unwrap_or_default();
+    match site.line {
+        0 => format!("{} ({file})", site.name),
+        line => format!("{} ({file}:{line})", site.name),
+    }
+}

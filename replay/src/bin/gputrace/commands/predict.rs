@@ -1,0 +1,184 @@
+//! `gputrace predict`: what a program would need at another batch, length or size.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, anyhow, bail};
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::{ArgMatches, Args};
+use gputrace_replay::answers::predict::{Asked, Recorded, Values, predict};
+use gputrace_replay::import;
+use gputrace_replay::report::model::Report;
+use gputrace_schemas::printable::Screen;
+use gputrace_schemas::reader::Trace;
+
+use super::Verb;
+use super::replay::MachineArgs;
+use crate::show::{ShowArgs, complain, shown};
+
+pub(super) const VERB: Verb = Verb::new::<PredictArgs>("predict", run);
+
+/// Most points of one range.
+const MOST_POINTS: u64 = 64;
+
+/// Says what a larger batch, sequence or image would need, from runs at smaller ones
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  gputrace predict batch=4:small.gtr batch=8:large.gtr --at batch=32
+  gputrace predict batch=4,seq=256:a.gtr batch=8,seq=256:b.gtr batch=4,seq=512:c.gtr --at batch=32,seq=2048
+  gputrace predict batch=4:a.gtr batch=8:b.gtr --at batch=8..128
+  gputrace predict batch=4:a.gtr batch=8:b.gtr --fit batch --limit 80GiB")]
+pub(super) struct PredictArgs {
+    /// Runs of the same program, each with the values it had: two at least, and one more for each further variable. gputrace
+    /// traces or PyTorch snapshots (plain or .gz), one process each
+    #[arg(required = true, num_args = 2.., value_name = "NAME=N[,NAME=N]:TRACE", value_parser = OsStringValueParser::new().try_map(recorded))]
+    runs: Vec<(Values, PathBuf)>,
+
+    /// Where to predict; may be given several times. `batch=8..64` doubles from 8 to 64, `batch=8..64:8` adds 8. What is left
+    /// out is as in the largest run
+    #[arg(long, value_name = "NAME=N[,NAME=N]", value_parser = points, required_unless_present = "fit")]
+    at: Vec<Vec<Values>>,
+
+    /// Find the largest value of this variable that fits (--limit, --device-memory), under the recorded setting of the
+    /// allocator and those that are advised, or under each --policy
+    #[arg(long, value_name = "NAME")]
+    fit: Option<String>,
+
+    /// Allocator to simulate, NAME or NAME:OPTIONS; may be given several times [default: as recorded]. `gputrace replay
+    /// --policy help` lists them
+    #[arg(long, value_name = "NAME[:OPTIONS]")]
+    policy: Vec<String>,
+
+    #[command(flatten)]
+    machine: MachineArgs,
+
+    #[command(flatten)]
+    show: ShowArgs,
+}
+
+/// The values before a trace's name, which may be any bytes, and the name.
+pub(super) fn after_values(argument: &OsStr) -> Option<(&str, PathBuf)> {
+    let bytes = argument.as_bytes();
+    let colon = bytes.iter().position(|byte| *byte == b':')?;
+    let values = std::str::from_utf8(&bytes[..colon]).ok().filter(|values| values.contains('='))?;
+    Some((values, PathBuf::from(OsStr::from_bytes(&bytes[colon + 1..]))))
+}
+
+fn recorded(argument: OsString) -> Result<(Values, PathBuf), String> {
+    let (values, path) = after_values(&argument).ok_or_else(|| {
+        let text = argument.to_string_lossy();
+        format!("`{text}` does not say which values the run had; write batch=4:{text}")
+    })?;
+    let values = values.split(',').map(|pair| {
+        let (name, value) = named(pair)?;
+        Ok((name, whole(value)?))
+    });
+    Ok((values.collect::<Result<_, String>>()?, path))
+}
+
+fn named(pair: &str) -> Result<(String, &str), String> {
+    let (name, value) =
+        pair.split_once('=').ok_or_else(|| format!("`{pair}` has no value; write batch=4"))?;
+    match name.is_empty() {
+        true => Err(format!("`{pair}` has no name; write batch=4")),
+        false => Ok((name.to_owned(), value)),
+    }
+}
+
+fn whole(text: &str) -> Result<u64, String> {
+    let number = text.parse().ok().filter(|number| (1..=1 << 40).contains(number));
+    number.ok_or_else(|| format!("`{text}` is not a whole number from 1 on"))
+}
+
+/// Every point of ranges.
+fn points(text: &str) -> Result<Vec<Values>, String> {
+    let mut points: Vec<Values> = vec![vec![]];
+    for pair in text.split(',') {
+        let (name, values) = named(pair)?;
+        let values = range(values)?;
+        let with = |point: &Values| {
+            let longer = |value: &u64| [&point[..], &[(name.clone(), *value)]].concat();
+            values.iter().map(longer).collect::<Vec<_>>()
+        };
+        points = points.iter().flat_map(with).collect();
+        if points.len() as u64 > MOST_POINTS {
+            return Err(format!("`{text}` is more than {MOST_POINTS} points"));
+        }
+    }
+    Ok(points)
+}
+
+fn range(text: &str) -> Result<Vec<u64>, String> {
+    let Some((from, to)) = text.split_once("..") else { return Ok(vec![whole(text)?]) };
+    let (to, step) = to.split_once(':').map_or((to, None), |(to, step)| (to, Some(step)));
+    let (from, to) = (whole(from)?, whole(to)?);
+    let step = step.map(whole).transpose()?;
+    if from > to {
+        return Err(format!("`{text}` ends before it begins"));
+    }
+    let next = |value: &u64| step.map_or(value * 2, |step| value + step);
+    let mut values: Vec<u64> = std::iter::successors(Some(from), |value| Some(next(value)))
+        .take_while(|value| *value <= to)
+        .take(MOST_POINTS as usize + 1)
+        .collect();
+    if values.last() != Some(&to) {
+        values.push(to);
+    }
+    Ok(values)
+}
+
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
+    let args: PredictArgs = super::parsed(matches)?;
+    let runs =
+        args.runs.iter().map(|(values, path)| read(values, path)).collect::<anyhow::Result<Vec<_>>>()?;
+    let asked =
+        Asked { at: args.at.concat(), fit: args.fit, policies: args.policy, machine: args.machine.machine() };
+    let reply = predict(&runs, &asked).map_err(|why| anyhow!(why))?;
+    let report = Report { verb: "predict", parts: vec![reply.part] };
+    args.show.write_as(&report, &reply.json, out)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn read(values: &Values, path: &Path) -> anyhow::Result<Recorded> {
+    if path.is_dir() {
+        bail!("{} is a folder: name the trace of one process, the same rank of each run", shown(path));
+    }
+    let trace = import::load(path).with_context(|| format!("cannot read {}", shown(path)))?;
+    trace.notes.iter().for_each(|note| complain!("{}: {note}", path.display()));
+    if trace.devices.is_empty() {
+        bail!("{}: it holds no device memory at all", shown(path));
+    }
+    let devices = Trace::open(path).map(|trace| trace.devices().to_vec()).unwrap_or_default();
+    let is_used =
+        |ordinal: i16| trace.devices.iter().any(|stream| i64::from(stream.device) == i64::from(ordinal));
+    let used = devices.into_iter().filter(|device| is_used(device.ordinal));
+    let gpus = used.map(|device| device.name).collect();
+    Ok(Recorded { path: path.display().to_string(), values: values.clone(), trace, gpus })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_double_or_step_and_end_where_they_say() {
+        assert_eq!(range("8..64").unwrap(), [8, 16, 32, 64]);
+        assert_eq!(range("8..50").unwrap(), [8, 16, 32, 50]);
+        assert_eq!(range("8..32:8").unwrap(), [8, 16, 24, 32]);
+        assert_eq!(points("b=1..2,s=3..6").unwrap().len(), 4);
+        for wrong in ["b=0", "b=64..8", "b", "=4", "b=1..1000:1", "b=x"] {
+            assert!(points(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_run_has_values_before_its_file() {
+        let (values, path) = recorded("batch=4,seq=256:/a/b:c.gtr".into()).unwrap();
+        assert_eq!(values, [("batch".into(), 4), ("seq".into(), 256)]);
+        assert_eq!(path, Path::new("/a/b:c.gtr"));
+        assert!(recorded("small.gtr".into()).is_err() && recorded("batch:small.gtr".into()).is_err());
+    }
+}

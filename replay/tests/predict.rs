@@ -1,0 +1,349 @@
+//! `gputrace predict` as users meet it: traces of a small training loop, written at some batches, and what it says of others.
+
+use std::cell::RefCell;
+use std::fs;
+use std::io::Cursor;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::rc::Rc;
+
+use expect_test::expect;
+use gputrace_schemas::event::*;
+use gputrace_schemas::writer::Writer;
+use gputrace_sim::addresses::{AddressSpace, Bump, Direction};
+use gputrace_sim::device::{Device as Card, Placement};
+use gputrace_sim::ops::{AllocId, Allocation, Builder, Op, OpStream, PoolIdx, StackId as Asked, StreamIdx};
+use gputrace_sim::policies::torch::{Torch, parse, profile};
+use gputrace_sim::simulator::{Observer, Outcome, run};
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+const RELEASE: (u8, u8) = (2, 13);
+/// Where each request of a step comes from: `LINES[stack]`.
+const LINES: [(&str, u32); 5] = [("build", 3), ("load", 8), ("attention", 20), ("scores", 21), ("step", 30)];
+
+/// Two steps of training at a batch and a length.
+fn program(batch: u64, length: u64) -> OpStream {
+    let mut builder = Builder::new(0);
+    let ask = |builder: &mut Builder, line: u32, bytes| {
+        let (stream, pool) = (StreamIdx(0), PoolIdx::DEFAULT);
+        builder.alloc(Allocation { requested: bytes, address: 0, stack: Asked(line), stream, pool })
+    };
+    for _ in 0..3 {
+        ask(&mut builder, 0, 30 * MIB + 4096);
+    }
+    for _ in 0..2 {
+        let mut kept = vec![ask(&mut builder, 1, batch * length * 8)];
+        for _ in 0..4 {
+            kept.push(ask(&mut builder, 2, batch * length * 2048));
+            kept.push(ask(&mut builder, 3, batch * length * length * 16));
+        }
+        let gradient = ask(&mut builder, 4, 30 * MIB + 4096);
+        for id in kept.into_iter().rev().chain([gradient]) {
+            builder.op(Op::FreeRequested(id));
+            builder.op(Op::FreeCompleted(id));
+        }
+    }
+    builder.finish()
+}
+
+/// What PyTorch's allocator does with it: where each request lies, and how many bytes it has there.
+#[derive(Default)]
+struct Placed(Vec<(AllocId, u64, u64)>);
+
+impl Observer for Placed {
+    fn placed(&mut self, _: usize, id: AllocId, at: Placement, _: &Card) -> ControlFlow<()> {
+        self.0.push((id, at.address, at.bytes));
+        ControlFlow::Continue(())
+    }
+}
+
+/// The segments that were obtained: the op that needed it, its address and its bytes.
+type Segments = Rc<RefCell<Vec<(u32, u64, u64)>>>;
+
+/// Addresses that are noted.
+struct Noted(Bump, Segments);
+
+impl AddressSpace for Noted {
+    fn map(&mut self, bytes: u64, op: u32) -> Option<u64> {
+        let address = self.0.map(bytes, op)?;
+        self.1.borrow_mut().push((op, address, bytes));
+        Some(address)
+    }
+
+    fn unmap(&mut self, address: u64, bytes: u64) {
+        self.0.unmap(address, bytes);
+    }
+
+    fn reserve(&mut self, bytes: u64) -> u64 {
+        self.0.reserve(bytes)
+    }
+}
+
+fn simulated(stream: &OpStream) -> (Outcome, Placed, Segments) {
+    let profile = profile(RELEASE).unwrap();
+    let mut policy = Torch::new(parse("", profile).unwrap(), *profile, 1, 1);
+    let segments = Segments::default();
+    let space = Noted(Bump::new(Direction::Ascending), segments.clone());
+    let mut card = Card::new(1 << 40, None, Box::new(space));
+    let mut placed = Placed::default();
+    let outcome = run(stream, &mut policy, &mut card, &mut placed);
+    (outcome, placed, segments)
+}
+
+/// The trace of a run, as the recorder writes it.
+fn trace(stream: &OpStream) -> Vec<u8> {
+    let mut writer = Writer::new(Cursor::new(Vec::new())).unwrap();
+    let torch_version = Some(format!("{}.{}.0", RELEASE.0, RELEASE.1));
+    let command = vec!["train".into()];
+    writer.process(&Process { pid: 42, command, torch_version, ..Process::default() });
+    let (name, uuid) = ("NVIDIA H200".into(), "GPU-0".into());
+    writer.device(&Device { ordinal: 0, name, uuid, total: Bytes(1 << 37) });
+    writer.thread(ThreadId(0), &Thread { tid: 42, name: "train".into() });
+    let name = |driver: &str, runtime: &str| Api { name: driver.into(), runtime_name: runtime.into() };
+    writer.api(ApiId(0), &name("cuMemAlloc_v2", "cudaMalloc"));
+    writer.module(ModuleId(1), &Module { path: "libc10_cuda.so".into(), ..Module::default() });
+    let native = Frame::Native {
+        address: 0x10,
+        module: Some(ModuleId(1)),
+        function: String::new(),
+        file: String::new(),
+        line: 0,
+        inlined: false,
+    };
+    writer.frame(FrameId(99), &native);
+    writer.stack(StackId(99), &Stack { frames: vec![FrameId(99)], ..Stack::default() });
+    for (id, (function, line)) in (1..).zip(LINES) {
+        let file = "/job/model.py".into();
+        writer.frame(FrameId(id), &Frame::Python { function: function.into(), file, line });
+        writer.stack(StackId(id), &Stack { frames: vec![FrameId(id)], ..Stack::default() });
+    }
+    let mut time = 0;
+    let mut event = |stack: u32, kind: EventKind| {
+        time += 1000;
+        writer.event(&Event { time: Nanos(time), thread: ThreadId(0), stack: StackId(stack), kind }).unwrap();
+    };
+    let (_, Placed(placed), segments) = simulated(stream);
+    let (mut allocated, mut reserved) = (0, 0);
+    for (index, op) in (0..).zip(&stream.ops) {
+        for (_, address, bytes) in segments.borrow().iter().filter(|(op, ..)| *op == index) {
+            reserved += bytes;
+            event(99, EventKind::Call(call(*address, *bytes)));
+        }
+        match op {
+            Op::Alloc(id) => {
+                let (_, addr, bytes) = *placed.iter().find(|(placed, ..)| placed == id).unwrap();
+                allocated += bytes;
+                let asked = stream.allocation(*id);
+                event(
+                    asked.stack.0 + 1,
+                    EventKind::BlockAlloc(BlockAlloc {
+                        device: 0,
+                        addr,
+                        bytes: Bytes(bytes),
+                        requested: Some(Bytes(asked.requested)),
+                        stream: Some(0),
+                        allocated: Bytes(allocated),
+                        reserved: Bytes(reserved),
+                    }),
+                );
+            }
+            Op::FreeRequested(id) => {
+                let (_, addr, bytes) = *placed.iter().find(|(placed, ..)| placed == id).unwrap();
+                allocated -= bytes;
+                event(
+                    0,
+                    EventKind::BlockFree(BlockFree {
+                        device: 0,
+                        addr,
+                        bytes: Bytes(bytes),
+                        allocated: Bytes(allocated),
+                        reserved: Bytes(reserved),
+                        collecting: false,
+                    }),
+                );
+            }
+            _ => {}
+        }
+    }
+    writer.finish().unwrap().into_inner()
+}
+
+fn call(addr: u64, bytes: u64) -> Call {
+    Call {
+        api: ApiId(0),
+        action: Action::Alloc,
+        device: 0,
+        result: Some(0),
+        addr,
+        bytes: Bytes(bytes),
+        stream: 0,
+        handle: 0,
+        extra: 0,
+        duration: Nanos(10),
+        captured: false,
+        in_allocate: true,
+        comm: CommId(0),
+        nccl_call: 0,
+        nccl_thread: false,
+    }
+}
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("predict-{name}"));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        for (batch, length) in [(4, 1024), (8, 1024), (4, 2048)] {
+            let trace = trace(&program(batch, length));
+            fs::write(folder.join(format!("b{batch}s{length}.gtr")), trace).unwrap();
+        }
+        Folder(folder)
+    }
+
+    fn run(&self, line: &str) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gputrace"));
+        command.current_dir(&self.0).env("COLUMNS", "200").arg("predict").args(line.split(' '));
+        command.output().unwrap()
+    }
+
+    fn said(&self, line: &str) -> String {
+        let output = self.run(line);
+        String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap()
+    }
+
+    fn json(&self, line: &str) -> Value {
+        let output = self.run(&format!("{line} --json"));
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {stderr}"))
+    }
+}
+
+const BATCHES: &str = "batch=4:b4s1024.gtr batch=8:b8s1024.gtr";
+const BOTH: &str = "batch=4,seq=1024:b4s1024.gtr batch=8,seq=1024:b8s1024.gtr batch=4,seq=2048:b4s2048.gtr";
+
+#[test]
+fn a_prediction_is_what_the_program_would_have_asked_for() {
+    let folder = Folder::new("truth");
+    for (batch, length) in [(16, 1024), (64, 1024), (8, 4096), (6, 3000), (2, 512)] {
+        let line = format!("{BOTH} --at batch={batch},seq={length}");
+        let outcome = &folder.json(&line)["outcomes"][0];
+        let (truth, ..) = simulated(&program(batch, length));
+        assert_eq!(outcome["peak_reserved_bytes"], truth.books.reserved.peak, "{line}");
+        assert_eq!(outcome["peak_allocated_bytes"], truth.books.allocated.peak, "{line}");
+        assert_eq!((&outcome["certain"], &outcome["confidence"]), (&true.into(), &"exact".into()), "{line}");
+    }
+}
+
+#[test]
+fn the_answer_says_what_grows_with_what() {
+    let folder = Folder::new("grows");
+    expect![[r#"
+        b8s1024.gtr, continued
+
+        What cuda:0 would hold
+          at                  reserved   at least    at most  allocated  sure     policy
+          batch=16,seq=4096  16.63 GiB  16.63 GiB  16.63 GiB  16.62 GiB  certain  torch
+          requests  23  of the run at batch=8,seq=1024; 23 of them are in every run
+
+        What grows with what: live at the peak of batch=16,seq=4096, as requested
+          per                 each    together   share  most of it in
+          batch × seq²        64 B   16.00 GiB  96.3 %  64 B in scores (model.py:21)
+          batch × seq     8.01 KiB  512.50 MiB   3.0 %  8.00 KiB in attention (model.py:20), 8 B in load (model.py:8)
+          constant      120.02 MiB  120.02 MiB   0.7 %  90.01 MiB in build (model.py:3), 30.00 MiB in step (model.py:30)
+    "#]].assert_eq(&folder.said(&format!("{BOTH} --at batch=16,seq=4096")));
+}
+
+#[test]
+fn what_never_changed_is_open_and_said_to_be() {
+    let folder = Folder::new("open");
+    let two = "batch=4,seq=1024:b4s1024.gtr batch=8,seq=1024:b8s1024.gtr";
+    expect![[r#"
+        b8s1024.gtr, continued
+
+        What cuda:0 would hold
+          at                 reserved  at least   at most  allocated  sure   policy
+          batch=16,seq=2048  1.25 GiB  1.23 GiB  5.08 GiB   1.24 GiB  range  torch
+          requests  23  of the run at batch=8,seq=1024; 23 of them are in every run
+
+        What grows with what: live at the peak of batch=16,seq=2048, as requested
+          per             each    together   share  most of it in
+          batch      72.01 MiB    1.13 GiB  90.6 %  64.00 MiB in scores (model.py:21), 8.00 MiB in attention (model.py:20), 8.00 KiB in load (model.py:8)
+          constant  120.02 MiB  120.02 MiB   9.4 %  90.01 MiB in build (model.py:3), 30.00 MiB in step (model.py:30)
+
+        What the runs leave open
+          warning: 23 requests, 2.40 GiB to 9.59 GiB together, most at scores (model.py:21): one run at another seq and all else equal would decide them
+    "#]].assert_eq(&folder.said(&format!("{two} --at batch=16,seq=2048")));
+    let outcome = &folder.json(&format!("{two} --at batch=16,seq=2048"))["outcomes"][0];
+    let (truth, ..) = simulated(&program(16, 2048));
+    let range = outcome["peak_reserved_range"].as_array().unwrap();
+    let range: Vec<u64> = range.iter().map(|bytes| bytes.as_u64().unwrap()).collect();
+    assert!((range[0]..=range[1]).contains(&truth.books.reserved.peak), "{range:?}");
+    assert_eq!(outcome["certain"], false);
+}
+
+#[test]
+fn the_largest_batch_is_the_one_after_which_the_program_runs_out() {
+    let folder = Folder::new("fit");
+    expect![[r#"
+        b8s1024.gtr, continued
+
+        The largest batch that fits on cuda:0
+          largest  sure     policy
+          25       certain  torch
+          25       certain  torch:expandable_segments:True
+          25       certain  torch:max_split_size_mb:64
+          25       certain  torch:max_split_size_mb:128
+          25       certain  torch:max_split_size_mb:256
+          25       certain  torch:max_split_size_mb:512
+          24       certain  torch:roundup_power2_divisions:4
+          24       certain  torch:roundup_power2_divisions:8
+          25       certain  torch:garbage_collection_threshold:0.8
+          24       certain  torch:expandable_segments:True,roundup_power2_divisions:8
+    "#]]
+    .assert_eq(&folder.said(&format!("{BATCHES} --fit batch --limit 2GiB --other 100MiB")));
+    let line = format!("{BATCHES} --fit batch --limit 2GiB --other 100MiB --policy torch");
+    let found = &folder.json(&line)["fits"][0];
+    let largest = found["largest"].as_u64().unwrap();
+    let reserved = |batch| simulated(&program(batch, 1024)).0.books.reserved.peak;
+    let limit = (2 << 30) - 100 * MIB;
+    assert!(reserved(largest) <= limit && reserved(largest + 1) > limit, "{largest}");
+    assert_eq!(found["certain"], true);
+}
+
+#[test]
+fn a_curve_has_a_row_for_each_point_and_each_allocator() {
+    let folder = Folder::new("curve");
+    let policies = "--policy torch --policy torch:expandable_segments:True";
+    let json = folder.json(&format!("{BATCHES} --at batch=8..64 {policies}"));
+    let rows = json["outcomes"].as_array().unwrap();
+    let rows: Vec<_> = rows
+        .iter()
+        .map(|row| (row["values"]["batch"].as_u64().unwrap(), row["options"].as_str().unwrap()))
+        .collect();
+    let expected = [8, 16, 32, 64].map(|batch| [(batch, ""), (batch, "expandable_segments:True")]);
+    assert_eq!(rows, expected.concat());
+}
+
+#[test]
+fn runs_that_predict_nothing_are_refused_with_what_is_missing() {
+    let folder = Folder::new("refused");
+    for (line, told) in [
+        ("batch=4:b4s1024.gtr batch=4:b8s1024.gtr --at batch=8", "two runs with other values are needed"),
+        ("batch=4:b4s1024.gtr seq=8:b8s1024.gtr --at batch=8", "has no value of `seq`"),
+        ("batch=4:b4s1024.gtr batch=8:b8s1024.gtr --at width=8", "no run has a value of `width`"),
+        ("b4s1024.gtr b8s1024.gtr --at batch=8", "does not say which values the run had"),
+        ("batch=4:b4s1024.gtr batch=8:none.gtr --at batch=8", "cannot read none.gtr"),
+        ("batch=4:b4s1024.gtr batch=8:. --at batch=8", "is a folder"),
+        ("batch=4:b4s1024.gtr batch=8:b8s1024.gtr --at batch=0", "is not a whole number from 1 on"),
+        ("batch=4:b4s1024.gtr batch=8:b8s1024.gtr", "--at"),
+        ("batch=4:b4s1024.gtr batch=8:b8s1024.gtr --fit width --limit 2GiB", "no run has a value of `width`"),
+    ] {
+        let output = folder.run(line);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && stderr.contains(told), "{line}: {stderr}");
+    }
+}

@@ -1,0 +1,586 @@
+//! What a program would ask for at another size, from runs at some sizes.
+//!
+//! The run with the largest variables is the base: its requests are matched to those of every other run, each request's size
+//! becomes the smallest law that gives what was recorded ([`law`]), and the base's ops with the sizes of another point are
+//! a new [`OpStream`] to be simulated. Where the runs do not decide, there is a smallest and a largest stream beside the best
+//! one, and the reason.
+//!
+//! ```text
+//!   batch 4:  w 40M  x 10M  y 6M          w: 40 MiB             x: 2.5 MiB for each sample
+//!   batch 8:  w 40M  x 20M  z 3M  y 12M   y: 1.5 MiB for each   z: one run only, 0 to 12 MiB at batch 32
+//! ```
+
+mod align;
+mod answer;
+pub mod law;
+mod live;
+
+use rustc_hash::FxHashMap;
+
+use self::align::{Interner, NONE, Steps, align};
+pub use self::answer::Forecast;
+use self::law::{Basis, Fit, Law, Standing, Term};
+use self::live::{Growth, is_growth, live_after, most_live, peak};
+pub use self::live::{Share, SiteShare};
+use crate::ops::{AllocId, Frame, History, Op, OpStream, StackId, Surroundings};
+
+/// More variables would need more runs than anybody makes, and their products more time.
+const MOST_VARIABLES: usize = 6;
+/// What somebody else held is the same in two runs, up to this part and these bytes: code is loaded when it is first used.
+const SAME_SHARE: f64 = 0.02;
+const SAME_BYTES: u64 = 4 << 20;
+/// So many requests in a row that a run did not make are of a step that it did not make. Chosen and not measured.
+const PART_OF_A_STEP: usize = 8;
+/// Most requests of a predicted run.
+const MOST_REQUESTS: usize = 1 << 25;
+
+/// A recorded run.
+#[derive(Clone, Debug)]
+pub struct Run<'a> {
+    /// The value of each variable.
+    pub at: Vec<u64>,
+    /// What one device's allocator was asked.
+    pub stream: &'a OpStream,
+}
+
+/// Why runs predict nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unpredictable {
+    /// There are no two different points.
+    #[error(
+        "two runs with other values are needed at least: one shows what is asked for, the other what it grows with"
+    )]
+    OnePoint,
+    /// A value that nothing can be in proportion to, or too many.
+    #[error("values are whole numbers from 1 on, of at most {MOST_VARIABLES} variables")]
+    NoPoint,
+    /// The history of a run has holes; the text says why.
+    #[error("a run cannot be replayed: {0}")]
+    Broken(String),
+    /// A prediction would hold more requests than can be simulated.
+    #[error("more than {MOST_REQUESTS} requests would be made there")]
+    TooLarge,
+}
+
+/// What a program asks for, as laws in its variables.
+pub struct Model<'a> {
+    base: usize,
+    runs: Vec<Run<'a>>,
+    basis: Basis,
+    /// Where the requests of each run came from.
+    places: Vec<Vec<u32>>,
+    /// For each run and allocation of the base, the allocation of that run; empty for the base itself.
+    matched: Vec<Vec<u32>>,
+    fits: Vec<Fit>,
+    /// For each allocation of the base the index of its fit.
+    fit_of: Vec<u32>,
+    /// What others hold, by the names of the base: none where it is constant.
+    others: Vec<Option<Fit>>,
+    /// How many requests of each place are live together at most, for each run.
+    most_live: Vec<FxHashMap<u32, u64>>,
+    /// By which factor the sizes of each fit scatter about it.
+    scatter: Vec<f64>,
+    /// Requests that another run made and the base did not.
+    n_left_out: usize,
+}
+
+/// What is not known of a prediction, and why.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Open {
+    /// Why.
+    pub why: Why,
+    /// How many requests it concerns.
+    pub n_requests: usize,
+    /// Their sizes together at least and at most, bytes.
+    pub bytes: (u64, u64),
+    /// The call site with most of them, by bytes that are not known.
+    pub site: Option<Frame>,
+}
+
+/// Why something is not known.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Why {
+    /// The law of a size; the variables of which another value would tell more.
+    Size(Standing, Vec<usize>),
+    /// How many requests there are: their number was another in other runs.
+    Number,
+    /// What libraries and contexts hold differs between the runs.
+    Others,
+}
+
+/// What a program would ask for at a point.
+pub struct Prediction {
+    /// The value of each variable.
+    pub at: Vec<u64>,
+    /// The best guess.
+    pub best: OpStream,
+    /// With the smallest and the largest sizes that the runs allow; none where they are those of the best guess.
+    pub extremes: Option<Box<(OpStream, OpStream)>>,
+    /// What is not known.
+    pub open: Vec<Open>,
+    /// What is live when most is, by what it grows with, most first.
+    pub shares: Vec<Share>,
+    /// By which factor what is live then scatters about the laws, as a whole: 1 where all laws hold.
+    pub scatter: f64,
+}
+
+/// Which of the sizes that the runs allow.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    Low,
+    Best,
+    High,
+}
+
+impl Which {
+    fn of<T>(self, (low, best, high): (T, T, T)) -> T {
+        match self {
+            Which::Low => low,
+            Which::Best => best,
+            Which::High => high,
+        }
+    }
+}
+
+impl<'a> Model<'a> {
+    /// Understands some runs.
+    ///
+    /// # Errors
+    /// Why they predict nothing.
+    pub fn of(runs: Vec<Run<'a>>) -> Result<Model<'a>, Unpredictable> {
+        let n_variables = runs.first().map_or(0, |run| run.at.len());
+        let is_point = |run: &Run| run.at.len() == n_variables && run.at.iter().all(|value| *value > 0);
+        if !(1..=MOST_VARIABLES).contains(&n_variables) || !runs.iter().all(is_point) {
+            return Err(Unpredictable::NoPoint);
+        }
+        if runs.iter().all(|run| run.at == runs[0].at) {
+            return Err(Unpredictable::OnePoint);
+        }
+        if let Some(why) = runs.iter().find_map(|run| match &run.stream.history {
+            History::Broken(why) => Some(why.clone()),
+            History::Complete | History::StartsLate => None,
+        }) {
+            return Err(Unpredictable::Broken(why));
+        }
+        let extent = |run: &Run| run.at.iter().map(|value| *value as f64).product::<f64>();
+        let largest = (0..runs.len()).max_by(|one, other| {
+            let [one, other] = [one, other].map(|index| (extent(&runs[*index]), &runs[*index].at));
+            one.0.total_cmp(&other.0).then_with(|| one.1.cmp(other.1))
+        });
+        let base = largest.unwrap_or(0);
+        let (mut interner, basis) = (Interner::default(), Basis::new(n_variables));
+        let steps: Vec<Steps> = runs.iter().map(|run| Steps::new(run.stream, &mut interner)).collect();
+        let matched = (0..runs.len()).map(|index| {
+            if index == base {
+                return vec![];
+            }
+            let (one, other) = ((&steps[base], &*runs[base].at), (&steps[index], &*runs[index].at));
+            let mut matched = align(one, other, &basis, &mut interner);
+            match_standing(runs[base].stream, runs[index].stream, &mut matched);
+            matched
+        });
+        let matched = matched.collect::<Vec<_>>();
+        let places: Vec<Vec<u32>> = steps.into_iter().map(|steps| steps.place_of).collect();
+        let most_live = runs.iter().zip(&places).map(|(run, places)| most_live(run.stream, places)).collect();
+        let mut model = Model {
+            base,
+            runs,
+            basis,
+            places,
+            matched,
+            fits: vec![],
+            fit_of: vec![],
+            others: vec![],
+            most_live,
+            scatter: vec![],
+            n_left_out: 0,
+        };
+        model.fit();
+        model.fit_others();
+        model.n_left_out = model.left_out();
+        Ok(model)
+    }
+
+    /// The run that predictions continue.
+    pub fn base(&self) -> &Run<'a> {
+        &self.runs[self.base]
+    }
+
+    /// Index of the run that predictions continue.
+    pub fn base_index(&self) -> usize {
+        self.base
+    }
+
+    /// The products that laws consist of.
+    pub fn basis(&self) -> &Basis {
+        &self.basis
+    }
+
+    /// Requests that another run made and the base did not: predictions leave them out.
+    pub fn n_left_out(&self) -> usize {
+        self.n_left_out
+    }
+
+    /// Which part of the base's requests nothing is known of but that they were made there.
+    pub fn unknown_share(&self) -> f64 {
+        let is_unknown = |fit: &&u32| self.fits[**fit as usize].standing == Standing::Unmatched;
+        self.fit_of.iter().filter(is_unknown).count() as f64 / self.fit_of.len().max(1) as f64
+    }
+
+    /// Requests of the base that every other run made, too, and all of them.
+    pub fn n_matched(&self) -> (usize, usize) {
+        let n = self.fit_of.len();
+        ((0..n).filter(|id| self.n_runs(*id) + 1 == self.runs.len()).count(), n)
+    }
+
+    fn fit(&mut self) {
+        let stream = self.runs[self.base].stream;
+        let mut known: FxHashMap<Box<[u64]>, u32> = FxHashMap::default();
+        let mut sizes = vec![0; self.runs.len()];
+        for (id, allocation) in stream.allocations.iter().enumerate() {
+            for (index, size) in sizes.iter_mut().enumerate() {
+                *size = match self.matched[index].get(id) {
+                    None => allocation.requested,
+                    Some(&NONE) => 0,
+                    Some(other) => self.runs[index].stream.allocation(AllocId(*other)).requested,
+                };
+            }
+            let fit = match known.get(&*sizes) {
+                Some(fit) => *fit,
+                None => {
+                    let (fit, scatter) = self.law(&sizes);
+                    self.fits.push(fit);
+                    self.scatter.push(scatter);
+                    let fit = self.fits.len() as u32 - 1;
+                    known.insert(sizes.clone().into(), fit);
+                    fit
+                }
+            };
+            self.fit_of.push(fit);
+        }
+        self.inherit();
+    }
+
+    /// The law of sizes in all runs, and the factor by which they scatter; 0 where a run has no such request.
+    fn law(&self, sizes: &[u64]) -> (Fit, f64) {
+        let base = std::iter::once(self.base);
+        let order = base.chain((0..sizes.len()).filter(|index| *index != self.base && sizes[*index] > 0));
+        let (points, sizes): (Vec<&[u64]>, Vec<u64>) =
+            order.map(|index| (&*self.runs[index].at, sizes[index])).unzip();
+        if points.iter().all(|point| *point == points[0]) {
+            return (self.basis.unmatched(sizes[0], points[0]), 1.0);
+        }
+        let fit = self.basis.fit(&points, &sizes);
+        let scatter = self.basis.scatter(&fit, &points, &sizes);
+        (fit, scatter)
+    }
+
+    /// In how many other runs a request was made.
+    fn n_runs(&self, id: usize) -> usize {
+        let of_others = self.matched.iter().filter(|matched| !matched.is_empty());
+        of_others.filter(|matched| matched[id] != NONE).count()
+    }
+
+    /// A request that fewer runs made than others of the same place and size, as in a further step of training, is like those
+    /// that most runs made, if they are all alike. One alone may be something else that only happens to be as large.
+    fn inherit(&mut self) {
+        let stream = self.runs[self.base].stream;
+        let places = &self.places[self.base];
+        let mut alike: FxHashMap<(u32, u64), (usize, Option<u32>)> = FxHashMap::default();
+        let key = |id: usize| (places[id], stream.allocations[id].requested);
+        for (id, fit) in self.fit_of.iter().enumerate() {
+            let n_runs = self.n_runs(id);
+            let known = alike.entry(key(id)).or_insert((n_runs, Some(*fit)));
+            if n_runs > known.0 {
+                *known = (n_runs, Some(*fit));
+            } else if n_runs == known.0 {
+                known.1 = known.1.filter(|known| self.fits[*known as usize] == self.fits[*fit as usize]);
+            }
+        }
+        let is_missing: Vec<bool> =
+            (0..self.fit_of.len()).map(|id| self.n_runs(id) + 1 < self.runs.len()).collect();
+        let mut inherited = self.fit_of.clone();
+        let mut first = 0;
+        for together in is_missing.chunk_by(PartialEq::eq) {
+            let all = first..first + together.len();
+            first = all.end;
+            if together.len() < PART_OF_A_STEP || !together[0] {
+                continue;
+            }
+            for id in all {
+                match alike[&key(id)] {
+                    (n_runs, Some(like)) if n_runs > self.n_runs(id) => inherited[id] = like,
+                    _ => {}
+                }
+            }
+        }
+        self.fit_of = inherited;
+    }
+
+    /// What others held at most, as laws where it is not the same in all runs.
+    fn fit_others(&mut self) {
+        let Some(others) = &self.runs[self.base].stream.others else { return };
+        let most = |run: &Run, name: &str| {
+            let others = run.stream.others.as_ref()?;
+            let index = others.names.iter().position(|known| known == name)? as u32;
+            others.changes.iter().filter(|change| change.name == index).map(|change| change.bytes).max()
+        };
+        let fits = others.names.iter().map(|name| {
+            let held: Vec<u64> = self.runs.iter().map(|run| most(run, name).unwrap_or(0)).collect();
+            let (least, most) = (held.iter().min().copied()?, held.iter().max().copied()?);
+            let difference = most - least;
+            let is_same = difference <= SAME_BYTES || (difference as f64) <= most as f64 * SAME_SHARE;
+            (!is_same && held[self.base] > 0).then(|| self.law(&held).0)
+        });
+        self.others = fits.collect();
+    }
+
+    fn left_out(&self) -> usize {
+        let of = |(index, matched): (usize, &Vec<u32>)| {
+            let n_matched = matched.iter().filter(|other| **other != NONE).count();
+            if index == self.base { 0 } else { self.runs[index].stream.allocations.len() - n_matched }
+        };
+        self.matched.iter().enumerate().map(of).sum()
+    }
+
+    /// What the program would ask for at a point.
+    ///
+    /// # Errors
+    /// When the point has no value for a variable, or more would be asked for than can be simulated.
+    pub fn predict(&self, at: &[u64]) -> Result<Prediction, Unpredictable> {
+        if at.len() != self.base().at.len() || at.contains(&0) {
+            return Err(Unpredictable::NoPoint);
+        }
+        let sizes: Vec<(u64, u64, u64)> = self.fits.iter().map(|fit| self.basis.range(fit, at)).collect();
+        let best_of = |id: AllocId| sizes[self.fit_of[id.0 as usize] as usize].1;
+        let peak = peak(self.base().stream, best_of);
+        let growth = self.growth(at);
+        let mut open = self.open(&sizes, at);
+        open.extend(growth.iter().map(|growth| self.open_number(growth, best_of)));
+        open.extend(self.others.iter().flatten().map(|fit| {
+            let (low, _, high) = self.basis.range(fit, at);
+            Open { why: Why::Others, n_requests: 0, bytes: (low, high), site: None }
+        }));
+        let stream = |which: Which| self.stream(which, &sizes, &growth, at);
+        let extremes = match open.is_empty() {
+            true => None,
+            false => Some(Box::new((stream(Which::Low)?, stream(Which::High)?))),
+        };
+        let shares = self.shares(peak, &growth, at);
+        let scatter = self.scatter_at(peak, best_of);
+        Ok(Prediction { at: at.to_vec(), best: stream(Which::Best)?, extremes, open, shares, scatter })
+    }
+
+    /// By which factor the bytes that are live at the peak scatter about their laws, all together.
+    fn scatter_at(&self, peak: Option<usize>, size: impl Fn(AllocId) -> u64) -> f64 {
+        let Some(peak) = peak else { return 1.0 };
+        let live = live_after(self.base().stream, peak);
+        let (all, scattered) = live.fold((0.0, 0.0), |(all, scattered), id| {
+            let size = size(id) as f64;
+            (all + size, scattered + size * self.scatter[self.fit_of[id.0 as usize] as usize])
+        });
+        if all > 0.0 { scattered / all } else { 1.0 }
+    }
+
+    fn open(&self, sizes: &[(u64, u64, u64)], at: &[u64]) -> Vec<Open> {
+        let mut whys: FxHashMap<Why, (Open, FxHashMap<StackId, u64>)> = FxHashMap::default();
+        let key = |(fit, size): (&Fit, &(u64, u64, u64))| {
+            let decisive = |variable: &usize| {
+                let has_one = self.runs.iter().all(|run| run.at[*variable] == self.base().at[*variable]);
+                !has_one || at[*variable] != self.base().at[*variable]
+            };
+            let undecided = || self.basis.undecided(fit).into_iter().filter(decisive).collect();
+            (size.0 < size.2).then(|| Why::Size(fit.standing, undecided()))
+        };
+        let keys: Vec<Option<Why>> = self.fits.iter().zip(sizes).map(key).collect();
+        for (id, fit) in self.fit_of.iter().enumerate() {
+            let Some(why) = &keys[*fit as usize] else { continue };
+            let (low, _, high) = sizes[*fit as usize];
+            let (open, stacks) = whys.entry(why.clone()).or_insert_with(|| {
+                let open = Open { why: why.clone(), n_requests: 0, bytes: (0, 0), site: None };
+                (open, FxHashMap::default())
+            });
+            open.n_requests += 1;
+            open.bytes = (open.bytes.0.saturating_add(low), open.bytes.1.saturating_add(high));
+            *stacks.entry(self.base().stream.allocations[id].stack).or_default() += high - low;
+        }
+        let site = |stacks: FxHashMap<StackId, u64>| {
+            let most = stacks.into_iter().max_by_key(|(stack, bytes)| (*bytes, std::cmp::Reverse(*stack)))?;
+            self.base().stream.stacks.site(most.0).cloned()
+        };
+        let mut open: Vec<Open> =
+            whys.into_values().map(|(open, stacks)| Open { site: site(stacks), ..open }).collect();
+        open.sort_by(|one, other| {
+            let unknown = |open: &Open| open.bytes.1 - open.bytes.0;
+            unknown(other).cmp(&unknown(one)).then_with(|| one.why.cmp(&other.why))
+        });
+        open
+    }
+
+    fn open_number(&self, growth: &Growth, size: impl Fn(AllocId) -> u64) -> Open {
+        let stream = self.base().stream;
+        let (low, _, high) = growth.number;
+        let first = growth.requests.first().copied().unwrap_or(AllocId(0));
+        let n_requests = growth.requests.len();
+        let mean = growth.requests.iter().map(|id| size(*id)).sum::<u64>() / n_requests.max(1) as u64;
+        Open {
+            why: Why::Number,
+            n_requests,
+            bytes: (low.saturating_mul(mean), high.saturating_mul(mean)),
+            site: stream.stacks.site(stream.allocation(first).stack).cloned(),
+        }
+    }
+
+    /// Places of which more requests are live together where a variable is larger.
+    fn growth(&self, at: &[u64]) -> Vec<Growth> {
+        let base = self.base();
+        let mut growing: FxHashMap<u32, Growth> = FxHashMap::default();
+        for (place, most) in &self.most_live[self.base] {
+            let numbers: Vec<u64> =
+                self.most_live.iter().map(|live| live.get(place).copied().unwrap_or(0)).collect();
+            let grows = self.runs.iter().zip(&numbers).any(|(run, number)| {
+                let ratio = base.at.iter().zip(&run.at).map(|(value, other)| *value as f64 / *other as f64);
+                let (up, down) = ratio.fold((1.0, 1.0), |(up, down): (f64, f64), ratio| {
+                    (up * ratio.max(1.0), down * (1.0 / ratio).max(1.0))
+                });
+                is_growth(*most, *number, up) || is_growth(*number, *most, down)
+            });
+            if grows {
+                let (_, best, high) = self.basis.range(&self.law(&numbers).0, at);
+                // That there are no more is never ruled out.
+                let number = ((*most), best.max(*most), high.max(*most));
+                if high > *most {
+                    growing.insert(*place, Growth { requests: vec![], most: *most, number });
+                }
+            }
+        }
+        for (id, place) in (0..).zip(&self.places[self.base]) {
+            if let Some(growth) = growing.get_mut(place) {
+                growth.requests.push(AllocId(id));
+            }
+        }
+        let mut growing: Vec<Growth> = growing.into_values().collect();
+        growing.sort_by_key(|growth| growth.requests.first().copied());
+        growing
+    }
+
+    /// The base's ops with other sizes. What does not exist at that size is left out, and what exists more often follows
+    /// what it is like.
+    fn stream(
+        &self,
+        which: Which,
+        sizes: &[(u64, u64, u64)],
+        growth: &[Growth],
+        at: &[u64],
+    ) -> Result<OpStream, Unpredictable> {
+        let base = self.base().stream;
+        let mut stream = OpStream {
+            ops: Vec::with_capacity(base.ops.len()),
+            ooms: vec![],
+            driver: vec![],
+            surroundings: None::<Surroundings>,
+            segments: vec![],
+            segment_of: vec![],
+            initial: vec![],
+            final_layout: vec![],
+            ..base.clone()
+        };
+        for (allocation, fit) in stream.allocations.iter_mut().zip(&self.fit_of) {
+            allocation.requested = which.of(sizes[*fit as usize]);
+            allocation.address = 0;
+        }
+        stream.initial_allocs.retain(|id| stream.allocations[id.0 as usize].requested > 0);
+        let copies = live::copies(growth, |growth| which.of(growth.number));
+        let n_copies: usize = copies.values().map(|n| *n as usize).sum();
+        if stream.allocations.len().saturating_add(n_copies) > MOST_REQUESTS {
+            return Err(Unpredictable::TooLarge);
+        }
+        let mut copied: FxHashMap<AllocId, std::ops::Range<u32>> = FxHashMap::default();
+        let mut new_index = Vec::with_capacity(base.ops.len() + 1);
+        for op in &base.ops {
+            new_index.push(stream.ops.len() as u32);
+            match *op {
+                Op::Alloc(id) if stream.allocation(id).requested > 0 => {
+                    stream.ops.push(*op);
+                    let first = stream.allocations.len() as u32;
+                    for copy in 0..copies.get(&id).copied().unwrap_or(0) {
+                        stream.allocations.push(*stream.allocation(id));
+                        stream.ops.push(Op::Alloc(AllocId(first + copy)));
+                    }
+                    copied.insert(id, first..stream.allocations.len() as u32);
+                }
+                Op::FreeRequested(id) | Op::FreeCompleted(id) if stream.allocation(id).requested > 0 => {
+                    stream.ops.push(*op);
+                    if matches!(op, Op::FreeRequested(_)) {
+                        for copy in copied.remove(&id).into_iter().flatten() {
+                            stream
+                                .ops
+                                .extend([Op::FreeRequested(AllocId(copy)), Op::FreeCompleted(AllocId(copy))]);
+                        }
+                    }
+                }
+                Op::Alloc(_) | Op::FreeRequested(_) | Op::FreeCompleted(_) | Op::Oom(_) => {}
+                Op::Trim | Op::ReleasePool(_) => stream.ops.push(*op),
+            }
+        }
+        new_index.push(stream.ops.len() as u32);
+        self.scale_others(&mut stream, which, &new_index, at);
+        Ok(stream)
+    }
+
+    fn scale_others(&self, stream: &mut OpStream, which: Which, new_index: &[u32], at: &[u64]) {
+        let Some(others) = &mut stream.others else { return };
+        for change in &mut others.changes {
+            change.before_op = new_index[(change.before_op as usize).min(new_index.len() - 1)];
+            if let Some(fit) = &self.others[change.name as usize] {
+                let then = self.basis.at(&fit.laws[0], &self.base().at).max(1);
+                let bytes = which.of(self.basis.range(fit, at));
+                change.bytes = (change.bytes as f64 * bytes as f64 / then as f64).round() as u64;
+            }
+        }
+    }
+
+    fn shares(&self, peak: Option<usize>, growth: &[Growth], at: &[u64]) -> Vec<Share> {
+        let Some(peak) = peak else { return vec![] };
+        let copies = live::copies(growth, |growth| growth.number.1);
+        let stream = self.base().stream;
+        let mut shares = live::Shares::default();
+        for id in live_after(stream, peak) {
+            let fit = &self.fits[self.fit_of[id.0 as usize] as usize];
+            let n = 1 + u64::from(copies.get(&id).copied().unwrap_or(0));
+            let site = stream.stacks.site(stream.allocation(id).stack);
+            let is_known =
+                matches!(fit.standing, Standing::Checked | Standing::Unchecked | Standing::Ambiguous);
+            let law: &Law = &fit.laws[0];
+            for Term { product, bytes } in law {
+                let product = is_known.then_some(*product);
+                let at = self.basis.product_at(product.unwrap_or(0), at);
+                let unit = if is_known { *bytes } else { self.basis.at(law, &self.base().at) as f64 };
+                shares.add(product, site, unit * n as f64, unit * n as f64 * at, n);
+            }
+        }
+        shares.finish()
+    }
+}
+
+/// What was live before the history of both runs began has no order: equal sizes are the same, and of what is left, where as
+/// many are left of both, the largest is the largest.
+fn match_standing(base: &OpStream, other: &OpStream, matched: &mut [u32]) {
+    let sorted = |stream: &OpStream| {
+        let mut ids = stream.initial_allocs.clone();
+        ids.sort_by_key(|id| (stream.allocation(*id).requested, *id));
+        ids
+    };
+    let mut left = sorted(other);
+    let mut unmatched = vec![];
+    for id in sorted(base) {
+        let size = base.allocation(id).requested;
+        match left.binary_search_by_key(&size, |id| other.allocation(*id).requested) {
+            Ok(index) => matched[id.0 as usize] = left.remove(index).0,
+            Err(_) => unmatched.push(id),
+        }
+    }
+    if unmatched.len() == left.len() {
+        unmatched.iter().zip(&left).for_each(|(id, other)| matched[id.0 as usize] = other.0);
+    }
+}
