@@ -139,6 +139,35 @@ while True:
 }
 
 #[test]
+fn who_waits_for_the_end_keeps_no_file_of_the_programs() {
+    let folder = folder("files");
+    let look = r#"
+import glob, os, time
+ours, until = f"--pid={os.getpid()}".encode(), time.monotonic() + 30
+found, assured = None, {"7"} <= set(os.listdir("/proc/self/fd"))
+while found != ["0", "1", "2"] and time.monotonic() < until:
+    for name in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            words = open(name, "rb").read().split(b"\0")
+            if words[1:2] == [b"witness"] and ours in words:
+                found = sorted(os.listdir(name.replace("cmdline", "fd")))
+        except OSError:
+            continue
+    time.sleep(0.01)
+print(assured, found)
+"#;
+    let gputrace = recorded::built().join("gputrace");
+    let output = Command::new("sh")
+        .args(["-c", "exec 7>files.txt; exec \"$0\" record -- python3 -c \"$1\""])
+        .arg(gputrace)
+        .arg(look)
+        .current_dir(folder.path())
+        .output()
+        .expect("sh");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "True ['0', '1', '2']\n");
+}
+
+#[test]
 fn a_misspelt_variable_is_said_before_the_program_starts() {
     let folder = folder("variables");
     let variables = [("GPUTRACE_STACK", "all"), ("GPUTRACE_RING_BYTES", "64M")];

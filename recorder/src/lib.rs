@@ -49,7 +49,7 @@ pub use job::{Job, State, Told, is_left, job_begins, rings_of};
 pub use memory::Memory;
 pub use oom::{Answer, FollowUp, Oom};
 pub use output::{Moment, Overwrite, check as check_output, wait_for_recorder};
-pub use pidfd::end_with_us;
+pub use pidfd::{end_with_us, with_standard_files_only};
 pub use record::{Inherited, Options, Summary, record};
 pub use steering::misspelt;
 pub use symbol_files::OtherBuild;

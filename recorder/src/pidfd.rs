@@ -1,5 +1,5 @@
 //! Ends of processes: what a descriptor of one knows of it, also after its parent has waited (`PIDFD_GET_INFO`, linux/pidfd.h of
-//! Linux 6.15), and a child that does not outlive us.
+//! Linux 6.15), a child that does not outlive us, and one that gets no files of ours.
 #![allow(unsafe_code)]
 
 use rustix::ioctl::{Updater, ioctl, opcode};
@@ -37,4 +37,26 @@ pub fn end_with_us(command: &mut Command) {
     let end = || set_parent_process_death_signal(Some(Signal::KILL)).map_err(Into::into);
     // SAFETY: between fork and exec it makes one call to the kernel, and allocates nothing.
     unsafe { command.pre_exec(end) };
+}
+
+/// The command's process gets standard input, output and error, and no other open file of ours: whoever gave us a file waits for
+/// its end, or for its lock.
+pub fn with_standard_files_only(command: &mut Command) {
+    /// `CLOSE_RANGE_CLOEXEC` (linux/close_range.h, Linux 5.11): what the standard library still needs before `exec` stays until then.
+    const CLOEXEC: libc::c_uint = 1 << 2;
+    /// Descriptors that are looked at one by one where the kernel is older.
+    const MOST: libc::c_int = 65_536;
+    let close = || {
+        let first: libc::c_uint = 3;
+        // SAFETY: it takes three numbers, and touches no memory.
+        if unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, CLOEXEC) } != 0 {
+            for descriptor in 3..MOST {
+                // SAFETY: as above; one that is not open is refused.
+                unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) };
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec it makes calls to the kernel, and allocates nothing.
+    unsafe { command.pre_exec(close) };
 }

@@ -129,15 +129,10 @@ pub(super) struct Trial {
 }
 
 impl Trial {
-    /// The recorded setting, and the first that fits, or perhaps does; why none can be told. Where the recorded one is said to
-    /// fit, which ran out, the others are no better known.
+    /// The recorded setting, and the first that fits, or perhaps does; why none can be told.
     pub(super) fn best(&self) -> Result<(Option<&Remedy>, Option<&Remedy>), &str> {
-        let Trial { remedies, doubt } = self;
-        if remedies.first().is_some_and(|recorded| recorded.verdict == Verdict::Fits) {
-            return Err("in the replay the recorded setting fits");
-        }
-        let fits = remedies.iter().skip(1).find(|remedy| remedy.verdict != Verdict::RunsOut);
-        doubt.as_deref().map_or_else(|| Ok((remedies.first(), fits)), Err)
+        let fits = self.remedies.iter().skip(1).find(|remedy| remedy.verdict != Verdict::RunsOut);
+        self.doubt.as_deref().map_or_else(|| Ok((self.remedies.first(), fits)), Err)
     }
 }
 
@@ -184,6 +179,11 @@ pub(super) fn remedies(
         let question = Question::torch(version, &options);
         remedies.extend(remedy(&worlds, question));
     }
+    // It ran out: where it is said to fit, what is said of the others is worth no more.
+    let fits_as_recorded = remedies.first().is_some_and(|recorded| recorded.verdict == Verdict::Fits);
+    let doubt = doubt.or_else(|| {
+        fits_as_recorded.then(|| "in the replay the recorded setting fits, and the program ran out".into())
+    });
     remedies[1..].sort_by_key(|remedy| (remedy.verdict, remedy.peak_reserved));
     Ok(Trial { remedies, doubt })
 }
@@ -195,7 +195,9 @@ fn remedy(worlds: &[(&Laboratory<'_>, World)], question: Question) -> Option<Rem
     let unlimited: Vec<Answer> =
         laboratories.iter().filter_map(|laboratory| laboratory.answer(&question).ok()).collect();
     let first = unlimited.first()?;
-    let most = unlimited.iter().map(|answer| answer.peak_reserved_range.1).max()?;
+    // Where the driver's refusals are repeated, the request that failed is not in the peak.
+    let is_whole = unlimited.iter().all(|answer| answer.outcome.fits());
+    let most = unlimited.iter().map(|answer| answer.peak_reserved_range.1).max().filter(|_| is_whole);
     let peak = |answer: &Answer| answer.outcome.books.reserved.peak;
     let is_one = unlimited.iter().all(|answer| peak(answer) == peak(first));
     let of_the_peak = if is_one { first.confidence } else { Confidence::Interval };
@@ -209,15 +211,15 @@ fn remedy(worlds: &[(&Laboratory<'_>, World)], question: Question) -> Option<Rem
 }
 
 /// Whether it fits in all of these worlds, and how sure that is, where it is not as sure as the replay without a limit.
-/// `most` is what it would reserve at most without one, in any of them.
+/// `most` is what it would reserve at most without one, in any of them, if that is known.
 fn verdict(
     worlds: &[(&Laboratory<'_>, World)],
     question: &Question,
-    most: u64,
+    most: Option<u64>,
 ) -> (Verdict, Option<Confidence>) {
     let least = worlds.iter().map(|(_, world)| world.bytes()).min().unwrap_or(u64::MAX);
     // A limit that is never met changes nothing, wherever memory lies.
-    if most as f64 * (1.0 + Laboratory::ELSEWHERE) <= least as f64 {
+    if most.is_some_and(|most| most as f64 * (1.0 + Laboratory::ELSEWHERE) <= least as f64) {
         return (Verdict::Fits, None);
     }
     let (mut n_out, mut n_all) = (0, 0);

@@ -670,7 +670,8 @@ mod tests {
                 "what: PyTorch could not get 30.00 MiB on cuda:0 at 4.0 µs: 8.00 MiB in use, 12.00 MiB more reserved, and \
                  others held 50.00 MiB of the device's 80.00 MiB",
                 "call_site: forward (/job/a.py:12)",
-                "confidence: certain that it ran out; cannot tell what would have helped: in the replay the recorded setting fits",
+                "confidence: certain: replayed with the settings that people are advised to try",
+                "fix: needs less memory, or more of it: no setting of the allocator makes it fit",
                 "next: gputrace oom job/train.gtr",
             ]
         );

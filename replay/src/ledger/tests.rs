@@ -282,6 +282,22 @@ fn host_managed_and_graph_memory_are_not_the_devices() {
 }
 
 #[test]
+fn addresses_may_be_reserved_for_host_memory() {
+    check(
+        "Create handle=h bytes=2M dev=-2
+         Reserve addr=a bytes=2M dev=-2
+         Map addr=a bytes=2M handle=h dev=-2
+         Alloc addr=b bytes=10",
+        expect![[r#"
+            device -2: live 0 of peak 0 at 0, 0 allocs 0 frees 0 failed, mapped 2097152 reserved 2097152
+            device 0: live 10 of peak 10 at 4, 1 allocs 0 frees 0 failed, mapped 0 reserved 0
+              unknown: peak 10 at peak 10 live 10
+            host: live 2097152 of peak 2097152
+        "#]],
+    );
+}
+
+#[test]
 fn requested_falls_when_a_free_is_completed() {
     //            requested  done
     //  a+400     400

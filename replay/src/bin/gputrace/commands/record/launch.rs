@@ -103,6 +103,7 @@ pub(crate) fn start_witness(words: &[String]) -> anyhow::Result<()> {
     let process = rustix::process::pidfd_open(us, PidfdFlags::empty())?;
     let mut between = Command::new(std::env::current_exe()?);
     between.args(words).arg("--detach").stdin(Stdio::from(process)).stdout(Stdio::null());
+    gputrace_recorder::with_standard_files_only(&mut between);
     anyhow::ensure!(between.status()?.success(), "it did not start");
     Ok(())
 }
