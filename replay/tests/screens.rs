@@ -33,7 +33,10 @@ fn screen(arguments: &[&str], trace: &str, width: usize) -> String {
         .env("NO_COLOR", "1")
         .output()
         .expect("gputrace can be run");
+    // Where the library lay on the machine that recorded is nobody's concern.
+    let is_shown = |line: &&str| !line.contains("NVTX_INJECTION64_PATH");
     let shown = String::from_utf8(output.stdout).expect("text");
+    let shown: String = shown.lines().filter(is_shown).map(|line| format!("{line}\n")).collect();
     let errors = String::from_utf8_lossy(&output.stderr);
     format!("$ gputrace {} {trace}\n{shown}{errors}\n", arguments.join(" "))
 }
