@@ -364,7 +364,8 @@ fn the_drivers_figure_is_found_by_another_number_or_not_at_all() {
         // 1 to 7 times 8 MiB, then 8 and 16 again.
         assert_eq!(charged.last().map(|bytes| bytes.0), Some((28 + 3) * (8 << 20)), "{way}");
         let report =
-            run(place.shell(&["env"], &format!("$P/bin/gputrace report {}", place.traces()[0].display())));
+            run(place
+                .shell(&["env"], &format!("$P/bin/gputrace report --all {}", place.traces()[0].display())));
         let told = text(&report.stdout);
         let expected = match way {
             "only process" => "the only one on a device where this one had memory",

@@ -268,7 +268,7 @@ def leaks():
 
 def ranges(trace):
     """(e) NVTX ranges are phases, and steps."""
-    text = verb("report", trace)
+    text = verb("report", "--all", trace)
     for wanted in ("step > forward", "step > backward", "NVTX ranges 'step'"):
         check(wanted in text, f"torch: `{wanted}` in the report", "" if wanted in text else text[-500:])
 

@@ -92,5 +92,5 @@ check "rank 0's extra copy is named with its line" python3 "$out/check.py" extra
 check "the processes that touched cuda:0 are named with their line" \
   python3 "$out/check.py" strangers "$out/imbalance.json" "$(line imbalance.py 'touched by every rank')" "$ranks"
 check "its communication is consistent" python3 "$out/check.py" consistent "$out/imbalance.json"
-"$gputrace" report "$out"/imbalance/*.r0.*.gtr | sed -n '/Memory of NCCL/,/^$/p' | cut -c1-200
+"$gputrace" report --all "$out"/imbalance/*.r0.*.gtr | sed -n '/Memory of NCCL/,/^$/p' | cut -c1-200
 exit $failed
