@@ -3,7 +3,7 @@
 use crate::job;
 use crate::oom::Answer;
 use crate::record::{Inherited, Options, record};
-use crate::{Overwrite, limits, memory, say};
+use crate::{Overwrite, is_off, limits, memory, say};
 use gputrace_ring::variables;
 use std::ffi::{CStr, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -39,8 +39,7 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
     } else {
         Overwrite::Refuse
     };
-    let is_silent =
-        set(variables::OOM).is_some_and(|value| ["0", "off", "false", "no"].contains(&value.as_str()));
+    let is_silent = set(variables::OOM).is_some_and(|value| is_off(&value));
     let on_oom = (!is_silent).then_some(on_oom);
     let options = Options {
         output: set(variables::OUTPUT),

@@ -51,7 +51,7 @@ pub use oom::{Answer, FollowUp, Oom};
 pub use output::{Moment, Overwrite, check as check_output, wait_for_recorder};
 pub use pidfd::{end_with_us, with_standard_files_only};
 pub use record::{Inherited, Options, Summary, record};
-pub use steering::misspelt;
+pub use steering::{is_off, misspelt};
 pub use symbol_files::OtherBuild;
 
 use gputrace_schemas::printable::printable;

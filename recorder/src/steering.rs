@@ -18,7 +18,14 @@ enum Values {
     Number,
 }
 
-const SWITCH: &[&str] = &["0", "off", "false", "no", "1", "on", "true", "yes"];
+const OFF: &[&str] = &["0", "off", "false", "no"];
+const ON: &[&str] = &["1", "on", "true", "yes"];
+
+/// Whether a switch with this value is off, as the library takes it (`shim/src/config.rs`).
+#[must_use]
+pub fn is_off(value: &str) -> bool {
+    OFF.contains(&value)
+}
 
 /// Every variable of the table in `ring`.
 const ALL: &[(&CStr, Values)] = &[
@@ -61,7 +68,7 @@ fn wrong(name: &str, value: &OsStr) -> Option<String> {
     match values {
         Values::Any => None,
         _ if text.is_empty() => None,
-        Values::Switch if SWITCH.contains(&&*text) => None,
+        Values::Switch if [OFF, ON].iter().any(|words| words.contains(&&*text)) => None,
         Values::Switch => says("is neither 1 nor 0".to_owned()),
         Values::Words(words) if words.contains(&&*text) => None,
         Values::Words(words) => {

@@ -179,6 +179,9 @@ pub(super) fn remedies(
         let question = Question::torch(version, &options);
         remedies.extend(remedy(&worlds, question));
     }
+    if remedies.is_empty() {
+        return Err("no setting of its allocator can be simulated".into());
+    }
     // It ran out: where it is said to fit, what is said of the others is worth no more.
     let fits_as_recorded = remedies.first().is_some_and(|recorded| recorded.verdict == Verdict::Fits);
     let doubt = doubt.or_else(|| {
@@ -422,15 +425,13 @@ mod tests {
         builder.finish()
     }
 
+    /// A request of 4 MiB.
+    fn failed(stream: Option<StreamIdx>, pool: PoolIdx) -> RecordedOom {
+        RecordedOom { rounded: 4 * MIB, device_free: 0, stream, pool, stack: StackId::NONE }
+    }
+
     #[test]
     fn what_a_trace_does_not_say_is_tried_both_ways() {
-        let failed = |stream, pool| RecordedOom {
-            rounded: 4 * MIB,
-            device_free: 0,
-            stream,
-            pool,
-            stack: StackId::NONE,
-        };
         let known = stream(&[(4, 0, PoolIdx::DEFAULT)], failed(Some(StreamIdx(0)), PoolIdx::DEFAULT), 1);
         assert!(others_that_it_can_have_been(&known).is_empty());
         // The stream of the request that failed, where nobody told.
@@ -450,13 +451,7 @@ mod tests {
 
     #[test]
     fn a_limit_is_met_where_any_world_meets_it() {
-        let failed = RecordedOom {
-            rounded: 4 * MIB,
-            device_free: 0,
-            stream: Some(StreamIdx(0)),
-            pool: PoolIdx::DEFAULT,
-            stack: StackId::NONE,
-        };
+        let failed = failed(Some(StreamIdx(0)), PoolIdx::DEFAULT);
         let less = stream(&[(30, 0, PoolIdx::DEFAULT)], failed, 0);
         let more = stream(&[(30, 0, PoolIdx::DEFAULT), (30, 0, PoolIdx::DEFAULT)], failed, 0);
         let (less, more) = (Laboratory::new(&less).unwrap(), Laboratory::new(&more).unwrap());
@@ -474,13 +469,7 @@ mod tests {
 
     #[test]
     fn a_verdict_that_hangs_on_the_limit_is_perhaps() {
-        let failed = RecordedOom {
-            rounded: 4 * MIB,
-            device_free: 0,
-            stream: Some(StreamIdx(0)),
-            pool: PoolIdx::DEFAULT,
-            stack: StackId::NONE,
-        };
+        let failed = failed(Some(StreamIdx(0)), PoolIdx::DEFAULT);
         // 30 MiB in a segment of their own, then 12 of a segment of 12.
         let stream = stream(&[(30, 0, PoolIdx::DEFAULT), (12, 0, PoolIdx::DEFAULT)], failed, 0);
         let laboratory = Laboratory::new(&stream).unwrap();

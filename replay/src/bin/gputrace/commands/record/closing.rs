@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use gputrace_recorder::{Job, State, Told, is_left, rings_of, variable, variables};
-use gputrace_replay::report::words::{bytes, count};
+use gputrace_recorder::{Job, State, Told, is_left, is_off, rings_of, variable, variables};
+use gputrace_replay::report::words::{bytes, count, quote};
 use gputrace_schemas::event::Bytes;
 
 use crate::show::{complain, shown};
@@ -192,11 +192,11 @@ fn traces(made: &[Made]) -> String {
     let is_one_folder = paths.iter().all(|path| path.parent() == Some(folder));
     let (what, named) = if paths.len() > MOST_NAMED && is_one_folder {
         let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-        (format!("{} traces in {}", paths.len(), shown(folder)), quoted(folder))
+        (format!("{} traces in {}", paths.len(), shown(folder)), quote(&shown(folder)))
     } else {
         let all =
             |word: fn(&Path) -> String| paths.iter().map(|path| word(path)).collect::<Vec<_>>().join(" ");
-        (all(shown), all(quoted))
+        (all(shown), all(|path| quote(&shown(path))))
     };
     let verb = if paths.len() > 1 { "ranks" } else { "report" };
     format!("{what}: {}; next: gputrace {verb} {named}", facts.join(", "))
@@ -204,7 +204,7 @@ fn traces(made: &[Made]) -> String {
 
 fn why_nothing(program: &str) -> String {
     let off = std::env::var(variable(variables::SWITCH)).unwrap_or_default();
-    if ["0", "off", "false", "no"].contains(&off.as_str()) {
+    if is_off(&off) {
         return format!("GPUTRACE={off} switches the library off");
     }
     let mut why = format!("neither {program} nor a program that it started made a CUDA context");
@@ -218,11 +218,4 @@ fn why_nothing(program: &str) -> String {
 fn relative(path: &Path) -> PathBuf {
     let here = std::env::current_dir().unwrap_or_default();
     path.strip_prefix(&here).map_or_else(|_| path.to_owned(), Path::to_owned)
-}
-
-/// As a shell takes it.
-fn quoted(path: &Path) -> String {
-    let text = shown(path);
-    let is_plain = |c: char| c.is_alphanumeric() || "_@%+=:,./-".contains(c);
-    if text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }
