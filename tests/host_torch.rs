@@ -93,3 +93,65 @@ fn pytorchs_parts_may_be_left_in_the_middle_and_built_otherwise() {
         assert_eq!(names, ["torch::autograd::generated::GoodBackward"], "{how}");
     }
 }
+
+/// Compiles a part of `host/process_groups.cc`.
+fn compile_groups(name: &str, options: &[&str]) {
+    let output = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()))
+        .args(["-std=gnu++17", "-O1", "-g", "-Wall", "-fvisibility=hidden", "-o"])
+        .arg(groups().join(name))
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("host/process_groups.cc"))
+        .args(options)
+        .args(["libnccl.so.2", "libcuda.so.1"].map(|file| fake_cuda::library_dir().join(file)))
+        .output()
+        .expect("a C++ compiler");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+fn groups() -> PathBuf {
+    let path = scratch().join("groups");
+    fs::create_dir_all(&path).expect("a scratch directory");
+    path
+}
+
+#[test]
+fn communicators_are_called_as_pytorch_calls_their_groups() {
+    let linked = |file: &str| groups().join(file).display().to_string();
+    let library = ["-shared", "-fPIC"];
+    compile_groups(
+        "libtorch_cpu.so",
+        &[&library[..], &["-DTORCH_CPU", "-Wl,-soname,libtorch_cpu.so"]].concat(),
+    );
+    let (cpu, cuda) = (linked("libtorch_cpu.so"), linked("libtorch_cuda.so"));
+    compile_groups(
+        "libtorch_cuda.so",
+        &[&library[..], &["-DTORCH_CUDA", "-Wl,-soname,libtorch_cuda.so", &cpu]].concat(),
+    );
+    compile_groups("program", &[&cuda, &cpu]);
+    let run = |folder: Option<&Folder>| {
+        let folders = [groups(), fake_cuda::library_dir().to_owned()];
+        let mut command = Command::new(groups().join("program"));
+        command.env("LD_LIBRARY_PATH", folders.map(|folder| folder.display().to_string()).join(":"));
+        if let Some(folder) = folder {
+            recorded::preload(&mut command, folder);
+        }
+        command.output().expect("a program")
+    };
+    let alone = run(None);
+    assert!(alone.status.success(), "{alone:?}");
+    let folder = Folder::new(&scratch(), "groups");
+    let with = run(Some(&folder));
+    assert_eq!(
+        (with.status, text(&with.stdout)),
+        (alone.status, text(&alone.stdout)),
+        "{}",
+        text(&with.stderr)
+    );
+    let trace = folder.traces(1).remove(0);
+    // The first stands for none.
+    let names: Vec<String> =
+        trace.communicators().iter().skip(1).map(|comm| comm.config.name.clone()).collect();
+    let long = "tensor parallel, a description that is longer than a string holds in itself:1";
+    // Others' communicators have no name, whoever was asked before; nor have those of groups that nobody named.
+    let cut = format!("undefined:3{}", "x".repeat(119));
+    assert_eq!(names, ["default_pg:0", long, "undefined:2", "", "", "", &cut, ""]);
+}

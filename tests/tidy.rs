@@ -164,6 +164,11 @@ fn the_library_exports_its_rows_and_needs_nothing_of_cuda() {
         "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE",
         "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE",
         "_ZN2at15sequence_number17get_and_incrementEv",
+        "_ZN4c10d12ProcessGroup10getBackendEN3c1010DeviceTypeE",
+        "_ZN4c10d12ProcessGroup12setGroupDescERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
+        "_ZN4c10d12ProcessGroup12setGroupDescERKSs",
+        "_ZN4c10d12ProcessGroup12setGroupNameERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
+        "_ZN4c10d12ProcessGroup12setGroupNameERKSs",
         "_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEES2_INS0_4NodeEEONS0_11InputBufferE",
         "_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEEN3c1013intrusive_ptrINS0_4NodeENS7_6detail34intrusive_target_default_null_typeIS9_EEEEONS0_11InputBufferE",
     ]));

@@ -124,6 +124,19 @@ fn capture_without_python(lane: &mut Lane) -> u64 {
     }
 }
 
+/// Whether the calling thread came from this library to ours. Asked where it is rare: walks the stack anew.
+#[cold]
+pub(crate) fn is_called_by(lane: &mut Lane, library: &core::ffi::CStr) -> bool {
+    let (_, rest) = lane.parts();
+    // SAFETY: as in `capture_frames`.
+    let _ = unsafe { stack::capture(&raw mut rest.stack, NATIVE) };
+    if !rest.stack.complete() {
+        return false;
+    }
+    let mut callers = rest.stack.native_addresses().filter_map(|ip| elf::by_address(ip as usize));
+    callers.find(|object| !object.is_ours()).is_some_and(|caller| caller.soname() == library)
+}
+
 /// As [`capture`], for what is not told itself but where it was called: the Python frames; in a program without Python
 /// the native ones.
 #[unsafe(link_section = "gputrace_hot")]

@@ -10,6 +10,7 @@
 //! program ── ncclAllReduce ──> row (hooks/nccl.rs) ──> nccl/: enter record, real call, exit record ──> ring
 //!            c10::reportMemoryUsageToProfiler ──> hooks/torch.rs
 //!            at::sequence_number, Engine ──> hooks/autograd.rs: which forward line an allocation of backward undoes
+//!            c10d::ProcessGroup ──> hooks/process_groups.rs: what a communicator is called
 //! ```
 //!
 //! Whoever is named below knows only what stands below it, or beside it (and whose types a thread keeps):

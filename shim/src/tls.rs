@@ -1,4 +1,4 @@
-//! What a thread keeps: 128 bytes of thread-local storage, everything else behind a pointer.
+//! What a thread keeps: 192 bytes of thread-local storage, everything else behind a pointer.
 //!
 //! Written in assembly because `thread_local!` needs `std`, and because the initial-exec model never enters the
 //! loader: a preloaded library has its place in the static block from the start, so an access is two instructions
@@ -44,9 +44,11 @@ pub(crate) struct Tls {
     pub(crate) nested_id: [Cell<u64>; 2],
     /// For a thread that NCCL started: the communicator it works for, and the call that started it; 0 for others.
     pub(crate) lineage: [Cell<u64>; 2],
+    /// Process group of PyTorch's that was last asked for what works on GPUs, its address; 0 none.
+    pub(crate) process_group: Cell<usize>,
 }
 
-const _: () = assert!(core::mem::size_of::<Tls>() == 128);
+const _: () = assert!(core::mem::size_of::<Tls>() == 192);
 
 impl Tls {
     /// Whether the calling thread is inside PyTorch's `allocate`.
@@ -64,9 +66,9 @@ core::arch::global_asm!(
     ".globl gputrace_thread_words",
     ".hidden gputrace_thread_words",
     ".type gputrace_thread_words, @object",
-    ".size gputrace_thread_words, 128",
+    ".size gputrace_thread_words, 192",
     ".p2align 6",
-    "gputrace_thread_words: .zero 128",
+    "gputrace_thread_words: .zero 192",
     ".popsection",
 );
 

@@ -52,3 +52,33 @@ macro_rules! calls_around {
     };
 }
 pub(crate) use calls_around;
+
+/// The body of a naked function: calls `enter`, which says where the real function is, then jumps there with the arguments as
+/// they came: nothing of ours is on the stack any more.
+///
+/// `saves` are the argument registers that the real function needs, an odd number of them, so that the stack is aligned for
+/// the call; `before` are the instructions that give `enter` its arguments.
+macro_rules! jumps_after {
+    (saves [$($saved:literal)*], $($rest:tt)*) => {
+        $crate::trampoline::jumps_after!(@reverse [$($saved)*] [] [$($saved)*] $($rest)*)
+    };
+    (@reverse [] $reversed:tt $saved:tt $($rest:tt)*) => {
+        $crate::trampoline::jumps_after!(@write $saved $reversed $($rest)*)
+    };
+    (@reverse [$first:literal $($more:literal)*] [$($reversed:literal)*] $saved:tt $($rest:tt)*) => {
+        $crate::trampoline::jumps_after!(@reverse [$($more)*] [$first $($reversed)*] $saved $($rest)*)
+    };
+    (@write [$($saved:literal)*] [$($reversed:literal)*] before [$($before:literal)*] $enter:ident) => {
+        core::arch::naked_asm!(
+            ".cfi_startproc",
+            $( concat!("push ", $saved), ".cfi_adjust_cfa_offset 8", )*
+            $( $before, )*
+            "call {enter}",
+            $( concat!("pop ", $reversed), ".cfi_adjust_cfa_offset -8", )*
+            "jmp rax",
+            ".cfi_endproc",
+            enter = sym $enter,
+        )
+    };
+}
+pub(crate) use jumps_after;

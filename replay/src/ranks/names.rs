@@ -4,14 +4,13 @@
 //!
 //! 1. `ncclConfig_t::commName` (NCCL 2.27, `ncclCommInitRankConfig`, `ncclCommSplit` and others). A program may set it through
 //!    `ProcessGroupNCCL.Options.config.comm_name`. PyTorch itself fills it with `<group_desc>:<group_name>` where it has the change of
-//!    August 2026 (pull request 192487 of pytorch/pytorch); a group without a description has `undefined`.
+//!    August 2026 (pull request 192487 of pytorch/pytorch); for other releases the library takes the same text from PyTorch's groups
+//!    (`shim/src/nccl/process_groups.rs`). A group without a description has `undefined`.
 //! 2. The lines of Python that made it: `init_process_group` is the default group. PyTorch makes most communicators only when they
 //!    are first used, and then that line is the first collective's and says nothing about the group.
 //! 3. Its ranks.
 //!
-//! NVTX ranges do not help: PyTorch's say the operation (`nccl:all_reduce`), and nothing of the group. To know the name of
-//! every group, capture would have to see what PyTorch's Python functions are given (`new_group(group_desc=...)`), which is
-//! outside of what a library in front of the driver sees.
+//! NVTX ranges do not help: PyTorch's say the operation (`nccl:all_reduce`), and nothing of the group.
 
 use super::calls::{Membership, Participant};
 use super::findings::{rank_list, rank_names, short_path};

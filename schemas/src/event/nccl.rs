@@ -44,7 +44,7 @@ pub struct Communicator {
 /// Fields of `ncclConfig_t` within the size that the program declared; `None` where it left the choice to NCCL.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CommConfig {
-    /// `commName` (2.27): PyTorch's description of the process group.
+    /// `commName` (2.27); where PyTorch makes the communicator, description and name of its process group.
     pub name: String,
     /// `netName`.
     pub net_name: String,

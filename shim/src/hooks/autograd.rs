@@ -147,7 +147,7 @@ fn tell_backward(lane: &mut Lane, frame: usize, stack: u64, begins: u64) {
 /// Address of PyTorch's function that our export hides, under the name of these that its release has. Whoever calls us was
 /// linked against it, so it is there.
 #[inline]
-fn real(slot: &AtomicUsize, names: &[&CStr]) -> usize {
+pub(super) fn real(slot: &AtomicUsize, names: &[&CStr]) -> usize {
     match slot.load(Ordering::Relaxed) {
         0 => find_real(slot, names),
         address => address,

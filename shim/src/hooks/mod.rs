@@ -8,6 +8,8 @@ pub(crate) mod loader;
 pub(crate) mod nccl;
 mod nccl_loader;
 pub(crate) mod nvtx;
+#[cfg(target_arch = "x86_64")]
+mod process_groups;
 mod structs;
 pub(crate) mod torch;
 mod unhooked;

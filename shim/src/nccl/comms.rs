@@ -5,9 +5,8 @@
 //! address is met that nobody knows.
 
 use super::call::{self, Draft, IN_PROGRESS, Place, is_done};
-use super::config::Config;
 use super::threads::{Mark, inside};
-use super::{Comm, UniqueId, banks, hash};
+use super::{Comm, Config, UniqueId, banks, hash, process_groups};
 use crate::lanes::{self, Lane};
 use crate::probe::current_device;
 use crate::session::{self, Start};
@@ -295,7 +294,11 @@ impl Creation {
         }
         fill(&mut draft);
         // SAFETY: the program's own configuration, which NCCL reads too.
-        let config = unsafe { Config::read(self.config) };
+        let mut config = unsafe { Config::read(self.config) };
+        let group = process_groups::name_for(tls, &config);
+        if let Some(name) = &group {
+            config.name = name.as_bytes();
+        }
         let blocks = match self.parent {
             Some(parent) if self.config.is_null() => parent.blocking.load(Ordering::Relaxed) != 0,
             _ => !config.returns_early(),
@@ -652,7 +655,7 @@ fn take_pending(handle: Comm) -> Option<Communicator> {
 }
 
 /// The names are gone with the program's structure; the numbers are kept.
-fn config_of(definition: &Communicator) -> Config {
+fn config_of(definition: &Communicator) -> Config<'static> {
     Config { numbers: definition.config, ..Config::NONE }
 }
 

@@ -26,18 +26,18 @@ const TRAFFIC_CLASS_SINCE: u32 = 2_26_00;
 
 /// What a program asked for.
 #[derive(Clone, Copy)]
-pub(crate) struct Config {
+pub(crate) struct Config<'a> {
     pub(crate) numbers: [i32; 8],
-    pub(crate) name: &'static [u8],
-    pub(crate) net_name: &'static [u8],
+    pub(crate) name: &'a [u8],
+    pub(crate) net_name: &'a [u8],
 }
 
-impl Config {
-    pub(crate) const NONE: Config = Config { numbers: [UNDEFINED; 8], name: &[], net_name: &[] };
+impl<'a> Config<'a> {
+    pub(crate) const NONE: Config<'static> = Config { numbers: [UNDEFINED; 8], name: &[], net_name: &[] };
 
     /// # Safety
     /// `config` is null or what the program gives to NCCL; the result is used before that call returns, or right after.
-    pub(crate) unsafe fn read(config: *const c_void) -> Config {
+    pub(crate) unsafe fn read(config: *const c_void) -> Config<'a> {
         if config.is_null() {
             return Config::NONE;
         }
@@ -63,7 +63,7 @@ impl Config {
             // SAFETY: as above.
             let text = unsafe { config.byte_add(at).cast::<*const c_char>().read_unaligned() };
             // SAFETY: null, or a C string that NCCL reads too.
-            let text: &'static [u8] = unsafe { c_bytes(text) };
+            let text: &'a [u8] = unsafe { c_bytes(text) };
             text.get(..MOST_NAME).unwrap_or(text)
         };
         let traffic_class = if version >= TRAFFIC_CLASS_SINCE { number(TRAFFIC_CLASS) } else { UNDEFINED };

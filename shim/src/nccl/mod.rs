@@ -15,8 +15,11 @@ pub(crate) mod config;
 pub(crate) mod grouped;
 pub(crate) mod hash;
 pub(crate) mod noted;
+pub(crate) mod process_groups;
 pub(crate) mod threads;
 pub(crate) mod timing;
+
+pub(crate) use config::Config;
 
 /// `ncclComm_t`.
 pub(crate) type Comm = *mut core::ffi::c_void;
