@@ -164,7 +164,7 @@ def comes_late_at_each_step(job):
     x = job.ones(1 << 16)
     for _ in range(40):
         if job.rank == 1:
-            time.sleep(0.05)
+            time.sleep(random.uniform(0.03, 0.07))
         job.dist.all_reduce(x)  # own others
         job.torch.cuda.synchronize()
 

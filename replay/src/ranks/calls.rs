@@ -301,6 +301,13 @@ impl Membership {
         self.lanes.get(&lane)
     }
 
+    /// When its newest call began that was not about the communicator itself.
+    #[must_use]
+    pub fn newest_call(&self) -> Option<Nanos> {
+        let lanes = self.lanes.iter().filter(|(lane, _)| **lane != Lane::Management);
+        lanes.filter_map(|(_, sequence)| sequence.enters.last().copied()).max()
+    }
+
     /// One of its calls: what, from where, and when.
     #[must_use]
     pub fn call(&self, lane: Lane, position: usize) -> Option<(CallKind, Nanos)> {

@@ -305,6 +305,19 @@ impl<'a> Doctor<'a> {
         // What the GPUs say is better evidence than what the hosts do.
         for habit in habits.iter().filter(|_| !on_gpu.is_enough()) {
             let rank = ranks[habit.track];
+            if !habit.is_clear {
+                let place =
+                    place(habit.track, habit.kind).map_or_else(String::new, |at| format!(" ({})", at.text));
+                self.done.notes.push(format!(
+                    "rank {rank} comes after every other rank, typically by {}, {} of {} times on {communicator}{place}: it may be \
+                     late each time, or have been late once and the others never waited for it; host clocks look the same either way, \
+                     gputrace record --nccl-timing measures the GPUs",
+                    super::show::nanos(habit.typical),
+                    habit.late,
+                    habit.occurrences,
+                ));
+                continue;
+            }
             let finding = straggler(
                 rank,
                 (communicator, None),
@@ -324,7 +337,7 @@ impl<'a> Doctor<'a> {
             self.done.findings.push(finding);
         }
         for (track, late, sequence, kind) in tally.late_once() {
-            if habits.iter().all(|habit| habit.track != track) {
+            if habits.iter().all(|habit| habit.track != track || !habit.is_clear) {
                 let place = place(track, kind).map_or_else(String::new, |place| format!(", {}", place.text));
                 self.done.notes.push(format!(
                     "rank {} was late once: all others waited {} for it in call {sequence} on {communicator}{place}",

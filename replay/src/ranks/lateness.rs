@@ -10,7 +10,7 @@
 //!          late once, and carried on              late each time: all go on from where the last came
 //! ```
 //! Both look alike where nothing varies. They differ in what the others' times follow, their own last call or that of the rank that
-//! came last ([`Gaps::do_meet`]). Where that is not clear, lateness counts as carried on, and no rank is blamed.
+//! came last ([`Gaps::do_meet`]). Where that is not clear, no rank is blamed, and a note says what cannot be known.
 //!
 //! What stays is weak evidence: a host that calls last need not have the GPU that starts last, and a rank that shares its
 //! processor with something else is late and not at fault. So a rank is named only above a floor, of which each part has a reason:
@@ -36,6 +36,9 @@ const LEAST_WAIT: i64 = 5_000_000;
 const LEAST_WORK: i64 = 1_000_000;
 /// Least part of that time that the others lose: one in so many.
 const LEAST_SHARE: i64 = 20;
+/// So much more do times vary after the rank that came last than after a rank's own call before, as a mean square, where hosts do
+/// not wait for each other: what two ranks vary adds up.
+const CLEARLY_MORE: f64 = 2.0;
 /// Times that are kept, of all ranks together: those of the newest calls.
 const MAX_TIMES: usize = 1 << 20;
 /// But of so many calls at least.
@@ -66,6 +69,8 @@ pub(super) struct Habit {
     pub(super) typical: i64,
     /// What all others lose by its habits, as a part of the time of these calls.
     pub(super) share: f64,
+    /// That the others wait for it each time; else it may be late by what it was late by at the start.
+    pub(super) is_clear: bool,
 }
 
 impl Times {
@@ -125,6 +130,7 @@ impl Times {
                     late: lateness.late,
                     typical: lateness.typical,
                     share: 0.0,
+                    is_clear: lateness.is_clear,
                 };
                 if worst[track].is_none_or(|(most, _)| cost > most) {
                     worst[track] = Some((cost, habit));
@@ -147,6 +153,16 @@ struct Gaps<'a> {
 struct Lateness {
     typical: i64,
     late: u64,
+    is_clear: bool,
+}
+
+/// Whether the hosts wait for each other between two calls.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Meeting {
+    Yes,
+    No,
+    /// The times would be the same either way.
+    Unclear,
 }
 
 impl Gaps<'_> {
@@ -160,15 +176,26 @@ impl Gaps<'_> {
 
     /// Ranks that are typically later than every other, above the floor.
     fn lateness(&self, uncertainty: Option<u64>) -> Vec<(usize, Lateness)> {
-        let meets = self.do_meet(uncertainty.unwrap_or(0));
-        let least = match (meets, uncertainty) {
-            (true, Some(uncertainty)) => {
-                LEAST_WAIT.max(2 * i64::try_from(uncertainty).unwrap_or(i64::MAX / 2))
-            }
+        match self.do_meet(uncertainty.unwrap_or(0)) {
+            Meeting::Yes => self.late_where_hosts_wait(uncertainty, true),
             // Times of one rank need no other's clock.
-            (false, _) => LEAST_WORK,
-            (true, None) => return vec![],
-        };
+            Meeting::No => self.late(false, LEAST_WORK, true),
+            Meeting::Unclear => {
+                let late = self.late(false, LEAST_WORK, true);
+                if late.is_empty() { self.late_where_hosts_wait(uncertainty, false) } else { late }
+            }
+        }
+    }
+
+    fn late_where_hosts_wait(&self, uncertainty: Option<u64>, is_clear: bool) -> Vec<(usize, Lateness)> {
+        let Some(uncertainty) = uncertainty else { return vec![] };
+        let least = LEAST_WAIT.max(2 * i64::try_from(uncertainty).unwrap_or(i64::MAX / 2));
+        self.late(true, least, is_clear)
+    }
+
+    /// Ranks that are typically later than every other by so much: by the clock where hosts wait for each other, else by how
+    /// long they take from one call to the next.
+    fn late(&self, meets: bool, least: i64, is_clear: bool) -> Vec<(usize, Lateness)> {
         let n_tracks = self.times.n_tracks;
         let mut ahead: Vec<Vec<i64>> = vec![Vec::with_capacity(self.columns.len()); n_tracks];
         let mut own = vec![0; n_tracks];
@@ -187,14 +214,15 @@ impl Gaps<'_> {
             let typical = median(&mut ahead.clone());
             let mut deviations: Vec<i64> = ahead.iter().map(|ahead| (ahead - typical).abs()).collect();
             let noise = DEVIATION * median(&mut deviations) as f64;
-            (typical >= least && typical as f64 >= noise).then_some((track, Lateness { typical, late }))
+            (typical >= least && typical as f64 >= noise)
+                .then_some((track, Lateness { typical, late, is_clear }))
         };
         ahead.into_iter().enumerate().filter_map(judge).collect()
     }
 
     /// Whether the hosts wait for each other between the two calls: what follows more closely, a rank's call its own last one, or
     /// that of the rank that came last.
-    fn do_meet(&self, uncertainty: u64) -> bool {
+    fn do_meet(&self, uncertainty: u64) -> Meeting {
         let n_tracks = self.times.n_tracks;
         let mut after_own: Vec<Vec<i64>> = vec![vec![]; n_tracks];
         let mut after_last: Vec<Vec<i64>> = vec![vec![]; n_tracks];
@@ -210,7 +238,12 @@ impl Gaps<'_> {
                 n_earlier += usize::from(now[track].saturating_add_unsigned(uncertainty) < most);
             }
         }
-        n_earlier * 10 <= n && spread(&mut after_last) < spread(&mut after_own)
+        let (after_last, after_own) = (spread(&mut after_last), spread(&mut after_own));
+        match n_earlier * 10 <= n {
+            true if after_last < after_own => Meeting::Yes,
+            true if after_last <= CLEARLY_MORE * after_own => Meeting::Unclear,
+            _ => Meeting::No,
+        }
     }
 }
 

@@ -16,6 +16,7 @@
 //! exit killed    how it ends, before the end of the job
 //! ```
 
+mod leaving;
 mod majority;
 mod names;
 mod reading;
@@ -148,8 +149,9 @@ impl Writer {
                 self.call(enter, line, returns);
                 self.depth -= 1;
             }
-            "abort" => {
-                let enter = self.enter(NcclOp::CommAbort, self.comms[comm]);
+            "abort" | "destroy" => {
+                let op = if word == "abort" { NcclOp::CommAbort } else { NcclOp::CommDestroy };
+                let enter = self.enter(op, self.comms[comm]);
                 self.call(enter, line, returns);
             }
             _ if word.starts_with("called:") => {

@@ -273,6 +273,19 @@ fn a_rank_that_was_late_once_is_no_straggler() {
 }
 
 #[test]
+fn whether_a_rank_is_late_each_time_or_was_once_is_not_known_where_nothing_varies() {
+    // Half a step late, and each step as long as the other.
+    let steps = |first: &str| format!("init:w {first} {} exit", "wait50000 AR8@10 ".repeat(24));
+    check(
+        &[&steps(""), &steps("wait25000")],
+        expect![[r#"
+        consistent
+        note: rank 1 comes after every other rank, typically by 25.0 ms, 23 of 23 times on world (step (train.py:10)): it may be late each time, or have been late once and the others never waited for it; host clocks look the same either way, gputrace record --nccl-timing measures the GPUs
+    "#]],
+    );
+}
+
+#[test]
 fn a_rank_that_is_late_by_less_than_a_millisecond_or_only_at_times_is_none() {
     let steps = |late: [&str; 4]| {
         let steps: String = late.iter().cycle().take(20).map(|late| format!(" {late} AR8@10")).collect();
@@ -300,12 +313,14 @@ fn a_rank_that_is_late_by_less_than_a_millisecond_or_only_at_times_is_none() {
 
 #[test]
 fn healthy_jobs_have_no_straggler() {
-    let (mut n_jobs, mut wrong) = (0, vec![]);
+    let (mut n_jobs, mut n_unclear, mut wrong) = (0, 0, vec![]);
     for (number, shape) in SHAPES.iter().enumerate() {
         for seed in 0..120 {
             let mut job = Job::new(shape, seed * 1000 + number as u64);
             n_jobs += 1;
-            if let Some(habit) = job.run(None).first() {
+            let habits = job.run(None);
+            n_unclear += usize::from(habits.iter().any(|habit| !habit.is_clear));
+            if let Some(habit) = habits.iter().find(|habit| habit.is_clear) {
                 wrong.push(format!("{} {seed}, {} ranks: {habit:?}", shape.name, job.n_ranks));
             }
         }
@@ -316,6 +331,7 @@ fn healthy_jobs_have_no_straggler() {
         wrong.len(),
         wrong.join("\n")
     );
+    assert!(n_unclear * 100 < n_jobs, "a note about {n_unclear} of {n_jobs}");
 }
 
 #[test]
@@ -328,7 +344,8 @@ fn a_straggler_above_the_floor_is_found_and_nobody_else() {
             let (rank, call) = (job.random.below(job.n_ranks), job.random.below(shape.n_calls));
             let straggler = Straggler { rank, call, longer: job.floor() * job.random.between(1.3, 5.0) };
             n_jobs += 1;
-            let habits = job.run(Some(straggler));
+            let mut habits = job.run(Some(straggler));
+            habits.retain(|habit| habit.is_clear);
             if habits.iter().map(|habit| habit.track).ne([rank]) {
                 wrong.push(format!(
                     "{} {seed}: rank {rank} of {} by {:.1} ms before call {call} of {:.1} ms, {} steps: {habits:?}",

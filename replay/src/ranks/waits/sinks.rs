@@ -6,7 +6,7 @@ use gputrace_schemas::event::{Nanos, NcclOp};
 
 use super::errors::failure;
 use super::{At, EARLY, Edge, Waits, Who};
-use crate::ranks::calls::{Ending, Lane, LastSeen};
+use crate::ranks::calls::{Ending, FailedCall, Lane, LastSeen, Membership};
 use crate::ranks::findings::{CallText, Finding, Kind, Place, Severity, rank_names, ranks_wait};
 use crate::ranks::show;
 
@@ -128,6 +128,21 @@ impl Waits<'_> {
             .all()
             .find(|(_, member)| self.job.actor(*member) == Some(actor))
             .map(|(_, member)| &participant.memberships[member.membership]);
+        let failed_call = |failed: &FailedCall| {
+            let own = open_text(failed.op, failed.place, failed.time);
+            let (kind, text) = failure(failed, &own);
+            (kind, text, Some(own), vec![participant.place(failed.place)])
+        };
+        if let Some(failed) = participant.failed_calls.last().filter(|failed| failed.refused.is_some()) {
+            return failed_call(failed);
+        }
+        // What it caught and went on after explains nothing.
+        let newest = member.and_then(Membership::newest_call).unwrap_or_default();
+        if let Some(memory) = participant.out_of_memory.as_ref().filter(|memory| memory.time > newest) {
+            let own = seen(memory);
+            let text = format!("ran {} at {}", memory.what, at(memory.place));
+            return (Kind::OutOfMemory, text, Some(own), memory.stack.clone());
+        }
         let gave_up = |op: NcclOp| matches!(op, NcclOp::CommAbort | NcclOp::CommRevoke);
         let closing = member.and_then(|membership| membership.closing);
         if let Some(closing) = closing.filter(|closing| gave_up(closing.op)) {
@@ -136,14 +151,7 @@ impl Waits<'_> {
             return (Kind::Abort, text, Some(own), vec![participant.place(closing.place)]);
         }
         if let Some(failed) = participant.failed_calls.last() {
-            let own = open_text(failed.op, failed.place, failed.time);
-            let (kind, text) = failure(failed, &own);
-            return (kind, text, Some(own), vec![participant.place(failed.place)]);
-        }
-        if let Some(memory) = &participant.out_of_memory {
-            let own = seen(memory);
-            let text = format!("ran {} at {}", memory.what, at(memory.place));
-            return (Kind::OutOfMemory, text, Some(own), memory.stack.clone());
+            return failed_call(failed);
         }
         let last = participant.last_call.as_ref().or(participant.last_event.as_ref());
         let own = last.map(seen);
@@ -154,6 +162,11 @@ impl Waits<'_> {
         );
         if participant.ending == Ending::Exit {
             return (Kind::RankExited, format!("{}; {last_text}", participant.ended), own, stack);
+        }
+        if let Some(closing) = closing {
+            let own = open_text(closing.op, closing.place, closing.time);
+            let text = format!("closed the communicator without it, by {}", own.text());
+            return (Kind::MissingCall, text, Some(own), vec![participant.place(closing.place)]);
         }
         let latest = (0..self.job.actors.len()).map(|actor| self.end(actor)).max().unwrap_or(0);
         let after = latest - self.end(actor);
@@ -195,28 +208,32 @@ pub(super) fn management(edge: &Edge, waits: &Waits<'_>) -> Kind {
     }
 }
 
-/// Where most ranks ended by themselves and the few others wait for them in a call, it is these that made one too many: one
+/// Where most ranks ended by themselves, or closed the communicator, and the few others wait for them in a call, it is these that made one too many: one
 /// finding about them, in the place of one about each of the many.
 pub(super) fn with_those_ahead(findings: Vec<Finding>) -> Vec<Finding> {
     let call = |finding: &Finding| {
         (finding.communicator.clone(), finding.lane, finding.sequence, finding.waiting.clone())
     };
+    let is_over = |finding: &Finding| {
+        finding.kind == Kind::RankExited
+            || finding.kind == Kind::MissingCall && finding.lane != Some(Lane::Management.name())
+    };
     let mut ended: BTreeMap<_, Vec<u32>> = BTreeMap::new();
-    for finding in findings.iter().filter(|finding| finding.kind == Kind::RankExited) {
+    for finding in findings.iter().filter(|finding| is_over(finding)) {
         ended.entry(call(finding)).or_default().extend(&finding.ranks);
     }
     ended.retain(|(.., waiting), ended| !waiting.is_empty() && ended.len() >= waiting.len());
     let (mut kept, mut said) = (vec![], BTreeSet::new());
     for mut finding in findings {
         let is_tie = ended.get(&call(&finding)).is_some_and(|ended| ended.len() == finding.waiting.len());
-        if is_tie && finding.kind == Kind::RankExited {
+        if is_tie && is_over(&finding) {
             finding.undecided = true;
             let ahead = rank_names(&finding.waiting);
             finding.text += &format!("; or {ahead} made one call too many, which cannot be known");
             kept.push(finding);
             continue;
         }
-        let Some(others) = ended.get(&call(&finding)).filter(|_| finding.kind == Kind::RankExited) else {
+        let Some(others) = ended.get(&call(&finding)).filter(|_| is_over(&finding)) else {
             kept.push(finding);
             continue;
         };
@@ -225,9 +242,14 @@ pub(super) fn with_those_ahead(findings: Vec<Finding>) -> Vec<Finding> {
             let (number, own) = (finding.sequence.unwrap_or_default(), finding.others);
             let what = own.as_ref().map_or_else(String::new, |own| format!(", {}", own.text()));
             let text = format!(
-                "{} in call {number} on {label}{what}, which {} never made: they ended by themselves",
+                "{} in call {number} on {label}{what}, which {} never made: they {}",
                 ranks_wait(&ranks),
-                rank_names(others)
+                rank_names(others),
+                if finding.kind == Kind::RankExited {
+                    "ended by themselves"
+                } else {
+                    "closed the communicator without it"
+                }
             );
             kept.push(Finding {
                 communicator: finding.communicator,
