@@ -200,6 +200,8 @@ struct Recorder<'a> {
     ends_now: bool,
     /// The trace says how it ended.
     has_told_end: bool,
+    /// When the process was last seen alive.
+    alive_at: Nanos,
     drain: Drain,
     timeline: Timeline,
     translator: Translator,
@@ -299,6 +301,7 @@ impl<'a> Recorder<'a> {
             was_alive: !is_gone,
             ends_now: !is_gone || options.is_its_child,
             has_told_end: false,
+            alive_at: Nanos(0),
             liveness,
             target,
         };
@@ -561,9 +564,11 @@ impl<'a> Recorder<'a> {
 
     /// Whether this is the end.
     fn look(&mut self, state: u32) -> Option<Ending> {
+        let before = self.now();
         if self.liveness.is_gone() {
             return Some(Ending::Gone);
         }
+        self.alive_at = before;
         (state == OFF).then_some(Ending::Off)
     }
 
@@ -649,6 +654,10 @@ impl<'a> Recorder<'a> {
             self.note_end("exit");
         } else if self.liveness.is_gone() {
             let status = self.liveness.wait_status(self.target.in_proc());
+            // A busy machine lets us look late: what ended before what else is known only from when each was still seen alive.
+            if self.alive_at != Nanos(0) {
+                self.translator.note(self.now(), format!("process.alive_at={}", self.alive_at.0));
+            }
             self.note_end(&match status {
                 None => "killed".to_owned(),
                 Some(status) if status & 0x7f != 0 => format!("signal {}", status & 0x7f),

@@ -430,6 +430,8 @@ pub struct Participant {
     pub first: Nanos,
     /// When it was last known to be there.
     pub end: Nanos,
+    /// When it was still alive, as far as is known: where it was killed on a busy machine, its end was seen later than it was.
+    pub alive_at: Nanos,
     /// How it ended.
     pub ending: Ending,
     /// The same in words, of it.

@@ -54,6 +54,9 @@ struct Collector<'a> {
     out_of_memory: Option<(Nanos, u64, StackId)>,
     first: Nanos,
     end: Nanos,
+    /// When the process did something last, and when its recorder last saw it alive.
+    newest: Nanos,
+    alive_at: Option<Nanos>,
     peaks: memory::Peaks,
 }
 
@@ -114,6 +117,8 @@ impl<'a> Collector<'a> {
             refused: None,
             first: Nanos(0),
             end: Nanos(0),
+            newest: Nanos(0),
+            alive_at: None,
             peaks: memory::Peaks::default(),
         }
     }
@@ -431,6 +436,7 @@ impl<'a> Collector<'a> {
             out_of_memory,
             first: self.first,
             end: self.end,
+            alive_at: self.alive_at.map_or(self.end, |alive_at| alive_at.max(self.newest)),
             ending,
             ended,
         }
@@ -452,6 +458,17 @@ impl Watch for Collector<'_> {
             self.first = event.time;
         }
         self.end = self.end.max(event.time);
+        match &event.kind {
+            // The recorder's own, written when it had seen the end.
+            EventKind::Note(note) => {
+                let alive_at = note.strip_prefix("process.alive_at=").and_then(|at| at.parse().ok());
+                self.alive_at = alive_at.map(Nanos).or(self.alive_at);
+            }
+            // The process's own.
+            EventKind::NcclExit(_) => self.newest = self.newest.max(event.time),
+            _ if event.stack != StackId(0) => self.newest = self.newest.max(event.time),
+            _ => {}
+        }
         if let Some(oom) = ledger.ran_out() {
             self.out_of_memory = Some((event.time, oom.bytes.0, event.stack));
         }

@@ -132,6 +132,11 @@ impl Writer {
                 let exit = NcclExit { call, result: 1, value: 0, duration: Nanos(1000), timed: None };
                 self.event(line, EventKind::NcclExit(exit));
             }
+            // The recorder sees it alive, and then not for some seconds.
+            "seen" => {
+                self.event(0, EventKind::Note(format!("process.alive_at={}", self.now)));
+                self.now += 3000 * MILLISECOND;
+            }
             "alone" => self.recording.process.environment.clear(),
             "exit" | "killed" => {
                 self.event(0, EventKind::Note(format!("process.end={word}")));

@@ -56,3 +56,22 @@ fn a_rank_that_closes_its_communicator_made_a_call_less() {
     "#]],
     );
 }
+
+/// On a busy machine one recorder sees three seconds late that all were killed: nobody was killed before the others.
+#[test]
+fn an_end_that_was_seen_late_is_not_late() {
+    let steps = "AR8@10 AR8@10 AR8@10 AR8@10";
+    check(
+        &[&format!("init:w {steps} AR8@10! seen killed"), &format!("init:w {steps} killed")],
+        expect![[r#"
+            consistent
+        "#]],
+    );
+    check(
+        &[&format!("init:w {steps} AR8@10! wait wait seen killed"), &format!("init:w {steps} killed")],
+        expect![[r#"
+            RankKilled [1] of world in collective 4, lines 10 and 10, waiting [0]
+              rank 0 waits in call 4 on world, all_reduce(8 float32, sum) at step (train.py:10), for rank 1, which never made it: it was killed, crashed, or called `_exit`, 4.003 s before the last; its last call was all_reduce(8 float32, sum) at step (train.py:10), 1.0 ms before its end
+        "#]],
+    );
+}

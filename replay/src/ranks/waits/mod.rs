@@ -97,6 +97,12 @@ impl<'a> Waits<'a> {
         self.clocks.time(participant, self.participants[participant].end)
     }
 
+    /// When a rank was certainly still alive.
+    fn alive_at(&self, actor: usize) -> i128 {
+        let participant = self.job.actors[actor].participant;
+        self.clocks.time(participant, self.participants[participant].alive_at)
+    }
+
     /// Ranks that are ahead wait for those that are behind.
     pub(super) fn lane(&mut self, idx: usize, lane: Lane, tracks: &[Calls<'_>], alignment: &Alignment) {
         let reached = &alignment.reached;
@@ -211,10 +217,10 @@ impl<'a> Waits<'a> {
             Who::Actor(target) => {
                 let exited = self.participant(target).ending == Ending::Exit;
                 // What died with its job kept no rank waiting while it was alive, nor long after.
-                let killed_early = self.end(edge.from) - self.end(target) > EARLY;
-                exited || waited(self.end(target)) || (killed_early && waited(self.end(edge.from)))
+                let killed_early = self.alive_at(edge.from) - self.end(target) > EARLY;
+                exited || waited(self.alive_at(target)) || (killed_early && waited(self.alive_at(edge.from)))
             }
-            Who::Rank(_) | Who::Member(..) => waited(self.end(edge.from)),
+            Who::Rank(_) | Who::Member(..) => waited(self.alive_at(edge.from)),
         }
     }
 

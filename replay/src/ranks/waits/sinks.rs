@@ -168,7 +168,7 @@ impl Waits<'_> {
             let text = format!("closed the communicator without it, by {}", own.text());
             return (Kind::MissingCall, text, Some(own), vec![participant.place(closing.place)]);
         }
-        let latest = (0..self.job.actors.len()).map(|actor| self.end(actor)).max().unwrap_or(0);
+        let latest = (0..self.job.actors.len()).map(|actor| self.alive_at(actor)).max().unwrap_or(0);
         let after = latest - self.end(actor);
         // Others waited longer for the dead than for the living.
         let before = edge.since.map_or(0, |since| self.end(actor) - since);
