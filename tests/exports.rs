@@ -16,6 +16,7 @@ const CONSUMERS: &[(&str, &str, &str)] = &[
     ("speedscope", "speedscope_schema", "check.py"),
     ("speedscope", "speedscope_importer", "check.mjs"),
     ("pprof", "pprof_format", "check.mjs"),
+    ("pprof", "go_pprof", "check.py"),
     ("firefox", "firefox_schema", "check.py"),
     ("firefox", "firefox_profiler", "check.mjs"),
     ("chrome", "chrome", "check.py"),

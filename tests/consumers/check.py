@@ -3,7 +3,7 @@
 
 Every figure is counted anew from what the consumer read; nothing of gputrace is used.
 """
-import json, os, pickle, pickletools, re, subprocess, sys, xml.etree.ElementTree
+import json, os, pickle, pickletools, re, shutil, subprocess, sys, xml.etree.ElementTree
 
 CONSUMERS = {}
 
@@ -276,6 +276,24 @@ def not_torch(device):
 # Opcodes that PyTorch's viewer reads (`unpickle` in torch/utils/viz/MemoryViz.js, 2.9).
 READ_BY_THE_VIEWER = set("""APPEND APPENDS BINFLOAT BINGET BININT BININT1 BININT2 BINPUT BINUNICODE DICT EMPTY_DICT EMPTY_LIST EMPTY_TUPLE FRAME
     LIST LONG1 LONG_BINGET LONG_BINPUT MARK MEMOIZE NEWFALSE NEWTRUE NONE PROTO SETITEM SETITEMS SHORT_BINUNICODE STOP TUPLE TUPLE1 TUPLE2 TUPLE3""".split())
+
+
+@consumer
+def go_pprof(file, process, device, folder):
+    """`go tool pprof`: the sum of all lines, and names as they are in the program."""
+    command = ["go", "tool", "pprof"] if shutil.which("go") else [f"{folder}/pprof"]
+    if len(command) == 1 and not os.path.exists(command[0]):
+        print("no go tool pprof (tests/consumers/setup.sh)")
+        sys.exit(77)
+    options = ["-top", "-sample_index=inuse_space", "-unit=B", "-nodecount=1000000", "-nodefraction=0", "-edgefraction=0"]
+    environment = dict(os.environ, PPROF_TMPDIR=os.path.dirname(file), HOME=os.path.dirname(file))
+    told = subprocess.run([*command, *options, file], capture_output=True, text=True, check=True, env=environment)
+    rows = told.stdout.split("flat  flat%", 1)[1].splitlines()[1:]
+    rows = [row.split(None, 5) for row in rows]
+    same("peak", sum(int(row[0].removesuffix("B")) for row in rows), device["driver"]["peak_bytes"])
+    names = {row[5] for row in rows}
+    same("lines of no function", "<module>" in names, True)
+    same("names that were lost", [name for name in names if "<unknown>" in name], [])
 
 
 @consumer

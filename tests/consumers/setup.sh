@@ -32,6 +32,18 @@ if [ ! -d "$root/node_modules/speedscope" ] || [ ! -d "$root/node_modules/pprof-
     fi
 fi
 
+# `go tool pprof` itself: Go's package of Debian and Ubuntu has it as a program of its own, which is taken out and not installed.
+if ! command -v go >/dev/null && [ ! -x "$root/pprof" ]; then
+    package=$(apt-cache depends golang-go 2>/dev/null | sed -n 's/.*Depends: \(golang-[0-9.]*-go\)$/\1/p' | head -n 1)
+    work=$root/go
+    mkdir -p "$work"
+    if [ -z "$package" ] || ! (cd "$work" && apt-get download "$package" && dpkg -x "$package"_*.deb .) >"$root/go.log" 2>&1 ||
+        ! cp "$work"/usr/lib/go-*/pkg/tool/linux_*/pprof "$root/" 2>>"$root/go.log"; then
+        say "no Go, so no go tool pprof"
+    fi
+    rm -rf "$work"
+fi
+
 # Two files of PyTorch. The first is in its wheels, of which only this file is read; the second is in its repository alone.
 if [ ! -f "$root/_memory_viz.py" ]; then
     if python3 "$(dirname "$0")/../wheel.py" torch==2.9.1 "$root/wheel" torch/cuda/_memory_viz.py; then
