@@ -68,11 +68,12 @@ class Machine:
     def __init__(self):
         total = int(subprocess.run(["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"],
                                    capture_output=True, text=True, check=True).stdout.split()[0]) << 20
-        self.memory, self.slots, self.turn = int(total * 0.9), SLOTS, threading.Condition()
+        self.all = self.memory = int(total * 0.9)
+        self.slots, self.turn = SLOTS, threading.Condition()
 
     def run(self, bytes_needed, command, environment=None):
         """Output of a command, or None where it is too late or it takes too long."""
-        needed = min(bytes_needed + CONTEXT, self.memory)
+        needed = min(bytes_needed + CONTEXT, self.all)
         with self.turn:
             while self.slots == 0 or self.memory < needed:
                 if time.time() > END:
