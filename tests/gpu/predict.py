@@ -2,6 +2,7 @@
 """Holds `gputrace predict` against the truth: programs of many kinds, recorded small, and run four to sixteen times as large.
 
 usage: predict.py FOLDER [NAME...]
+       predict.py FOLDER --again RESULTS     what is predicted now from the traces that an earlier run kept; needs no GPU
 
 FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of predict_programs.py, all if there are none. Of each: small runs are recorded, what
 larger ones reserve is predicted, and the larger ones are run alone, several programs at a time. `--fit batch` is asked for a limit
@@ -13,6 +14,7 @@ import glob, json, os, subprocess, sys, tarfile, tempfile, threading, time
 
 FOLDER = os.path.abspath(sys.argv[1])
 GPUTRACE = os.path.join(FOLDER, "gputrace")
+AGAIN = sys.argv[3] if sys.argv[2:3] == ["--again"] else None
 OUT = os.environ.get("OUT") or tempfile.mkdtemp(prefix="predict-")
 WORK = tempfile.mkdtemp(prefix="predict-work-")
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "predict_programs.py")
@@ -127,6 +129,18 @@ def ask(runs, *arguments):
     return json.loads(result.stdout)
 
 
+def what_was_said(guess):
+    return {"predicted": guess["peak_reserved_bytes"], "allocated": guess["peak_allocated_bytes"],
+            "range": guess["peak_reserved_range"], "sure": guess["sure"],
+            "open": [it["text"] for it in guess["open"]], "reasons": guess["reasons"]}
+
+
+def largest(runs, limit, others):
+    """The largest batch in a limit that holds for what PyTorch reserves alone."""
+    arguments = ["--fit", "batch", "--limit", str(limit), "--other", "0", "--policy", "torch"]
+    return ask(runs, *arguments, *(["--at", others] if others else []))["fits"][0]
+
+
 def point(values):
     return {key: int(value) for key, value in (pair.split("=") for pair in values.split(","))}
 
@@ -153,17 +167,13 @@ def case(machine, name):
         said = truth(machine, name, target, max(guess["peak_reserved_bytes"], guess["peak_reserved_range"][1] // 2))
         if said["ran_out"] or said["retries"]:
             said = truth(machine, name, target, 1 << 50)  # with nobody beside it
-        low, high = guess["peak_reserved_range"]
-        write({"kind": "target", "name": name, "at": target, "truth": said, "predicted": guess["peak_reserved_bytes"],
-               "allocated": guess["peak_allocated_bytes"], "range": [low, high], "sure": guess["sure"],
-               "open": [it["text"] for it in guess["open"]], "reasons": guess["reasons"]})
+        write({"kind": "target", "name": name, "at": target, "truth": said, **what_was_said(guess)})
 
     def fit():
         at = point(targets[1])
         limit = min(MOST_LIMIT, int(predicted[targets[1]]["peak_reserved_bytes"] * 1.05)) >> 20 << 20
         others = ",".join(f"{key}={value}" for key, value in point(small[0]).items() if key != "batch")
-        arguments = ["--fit", "batch", "--limit", str(limit), "--other", "0"] + (["--at", others] if others else [])
-        found = next(it for it in ask(runs, *arguments)["fits"] if it["options"] in ("", None))
+        found = largest(runs, limit, others)
         first, tried = found["largest"] or 0, {}
 
         def fits(batch):
@@ -216,6 +226,25 @@ def pack():
     if tar: tar.close()
 
 
+def again(results):
+    """The recorded truth beside what is predicted now."""
+    for path in glob.glob(f"{results}/traces.*.tar"):
+        with tarfile.open(path) as tar:
+            tar.extractall(WORK)
+    with open(f"{results}/predict.jsonl") as file:
+        known = [json.loads(line) for line in file]
+    for name in CASES:
+        small = [values for values in CASES[name][0].split()]
+        runs = [(values, f"{WORK}/{name}.{values.replace('=', '').replace(',', '.')}{'.r0' if name == 'ddp' else ''}.gtr") for values in small]
+        mine = [row for row in known if row["name"] == name and row["kind"] in ("target", "fit")]
+        for row in mine if all(os.path.exists(trace) for _, trace in runs) else []:
+            if row["kind"] == "target":
+                write({**row, **what_was_said(ask(runs, "--at", row["at"])["outcomes"][0])})
+                continue
+            found = largest(runs, row["limit"], row["with"])
+            write({**row, "largest": found["largest"] or 0, "range": found["largest_range"], "certain": found["certain"]})
+
+
 def table():
     targets = [row for row in rows if row["kind"] == "target"]
     order = list(CASES)
@@ -251,6 +280,9 @@ def table():
 
 
 def main():
+    if AGAIN:
+        again(AGAIN)
+        sys.exit(0 if table() else 1)
     began, machine = time.time(), Machine()
     n_gpus = len(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines())
     names = sys.argv[2:] or [name for name in CASES if name != "ddp" or n_gpus > 1]

@@ -560,6 +560,9 @@ impl Oracle<'_> {
                 "{n} requests, {low} to {high} together{at}: their sizes follow no law of {}; they may hang on the data",
                 self.names.join(", ")
             ),
+            Why::Full => format!(
+                "{n} requests{at}: parts of sums, which grow until they fill the GPU: {low} to {high} together"
+            ),
             Why::Number => format!(
                 "{n} requests{at}: more of them are live together in larger runs, and how many there would be is extrapolated: \
                  {low} to {high}"
@@ -629,6 +632,7 @@ fn kind(why: &Why) -> &'static str {
         Why::Size(Standing::Unchecked, _) => "unchecked",
         Why::Size(Standing::Ambiguous, _) => "ambiguous",
         Why::Size(Standing::Unmatched, _) => "one_run_only",
+        Why::Full => "full_gpu",
         Why::Number => "number",
         Why::Others => "others",
     }
