@@ -20,7 +20,7 @@ use std::hash::{Hash, Hasher};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use self::align::{Interner, NONE, Steps, align};
+use self::align::{Interner, NONE, Steps, align, is_generated};
 pub use self::answer::Forecast;
 use self::law::{Basis, Fit, Law, Standing, Term};
 use self::live::{Growth, is_growth, live_after, most_live, peak};
@@ -250,6 +250,11 @@ impl<'a> Model<'a> {
     /// Requests that another run made and the base did not: predictions leave them out.
     pub fn n_left_out(&self) -> usize {
         self.n_left_out
+    }
+
+    /// Whether code that was generated for one size asks for memory: for another size it is other code.
+    pub fn has_generated_code(&self) -> bool {
+        self.base().stream.stacks.frames.iter().any(|frame| is_generated(&frame.file))
     }
 
     /// Which part of the base's requests nothing is known of but that they were made there.
