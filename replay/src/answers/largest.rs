@@ -59,8 +59,9 @@ pub(super) fn largest<E>(start: u64, mut fits: impl FnMut(u64) -> Result<Fits, E
         Ok(found)
     };
     let best = bisect(start, |value| Ok(fits(value)?.best))?;
-    let at_least = bisect(start, |value| Ok(fits(value)?.at_least))?;
-    let at_most = bisect(start, |value| Ok(fits(value)?.at_most))?;
+    // What fits does not always fit below: each search may end at another of several edges.
+    let at_least = bisect(start, |value| Ok(fits(value)?.at_least))?.min(best);
+    let at_most = bisect(start, |value| Ok(fits(value)?.at_most))?.max(best);
     let mut holes = vec![];
     let largest = best.unwrap_or(0);
     for value in largest.saturating_sub(NEIGHBOURS).max(1)..=(largest + 1 + NEIGHBOURS).min(MOST) {

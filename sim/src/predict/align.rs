@@ -106,11 +106,15 @@ fn kind(pool: Pool) -> u8 {
 }
 
 /// The text of a stack. A function without a name is an address, which differs from process to process; folders differ between
-/// copies of a program.
+/// copies of a program, and files and lines of generated code with what it was generated for.
 fn hash(stream: &OpStream, stack: StackId) -> u64 {
     use std::hash::{Hash, Hasher};
     let mut hasher = rustc_hash::FxHasher::default();
     for frame in stream.stacks.frames_of(stack) {
+        if is_generated(&frame.file) {
+            frame.name.hash(&mut hasher);
+            continue;
+        }
         let file = frame.file.rsplit('/').next().unwrap_or_default();
         file.hash(&mut hasher);
         if !frame.name.starts_with("0x") {
@@ -118,6 +122,16 @@ fn hash(stream: &OpStream, stack: StackId) -> u64 {
         }
     }
     hasher.finish()
+}
+
+/// A file that is named by what is in it, as torch.compile's are (`get_path` in torch/_inductor/codecache.py, PyTorch 2.0 to 2.11).
+pub(super) fn is_generated(file: &str) -> bool {
+    let file = file.rsplit('/').next().unwrap_or_default();
+    const LEAST_OF_A_HASH: usize = 32;
+    let stem = file.strip_suffix(".py").unwrap_or_default();
+    stem.len() >= LEAST_OF_A_HASH
+        && stem.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
+        && stem.bytes().any(|byte| byte.is_ascii_digit())
 }
 
 /// Matches the requests of a run to those of another: for each allocation of the first the one of the other, or [`NONE`].
@@ -363,6 +377,19 @@ mod tests {
             None => "-".to_owned(),
         };
         expected.assert_eq(&found.into_iter().map(size).collect::<Vec<_>>().join(" "));
+    }
+
+    #[test]
+    fn generated_code_is_known_by_its_functions() {
+        assert!(is_generated("c52xk6w5dbews5cdhavx4m5lzjkfzgk52tio7ro2tmeigxy34v7a.py"));
+        for file in [
+            "train.py",
+            "a_module_of_my_own_with_a_very_long_name_2.py",
+            "modelingwithaverylongnameindeedbutnodigits.py",
+            "",
+        ] {
+            assert!(!is_generated(file), "{file}");
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What becomes of a prediction under an allocator, and how sure that is.
 
 use super::{Prediction, Why};
-use crate::ops::OpStream;
+use crate::ops::{AllocId, Op, OpStream};
 use crate::policies::OptionError;
 use crate::simulator::Outcome;
 use crate::whatif::{Answer, Laboratory, Question};
@@ -10,6 +10,9 @@ use crate::whatif::{Answer, Laboratory, Question};
 const NOT_MONOTONOUS: f64 = 0.02;
 /// An answer whose range is no wider is sure.
 const SURE: f64 = 0.01;
+
+/// So often the largest workspaces are left out, and what is left is tried again. Chosen and not measured.
+const MOST_WITHOUT: usize = 6;
 
 /// What becomes of a prediction under an allocator.
 #[derive(Clone, Debug)]
@@ -37,7 +40,7 @@ impl Prediction {
         let (_, allocated) = peaks(&answer.outcome);
         let (mut reserved, mut allocated) = (answer.peak_reserved_range, (allocated, allocated));
         let mut fits = (answer.n_oom.0 < answer.n_oom.1, answer.n_oom.0 == 0);
-        for stream in self.extremes.iter().flat_map(|it| [&it.0, &it.1]) {
+        for stream in &self.others {
             let outcome = guess(stream, question)?;
             let (most, in_use) = peaks(&outcome);
             reserved = (reserved.0.min(most), reserved.1.max(most));
@@ -60,17 +63,41 @@ impl Prediction {
         !self.open.iter().any(|open| open.why == Why::Number) && self.scatter <= 1.0 + SURE
     }
 
-    /// Whether the best guess, the least and the most fit. For searches.
+    /// Whether the best guess fits, any that the runs allow, and all of them. For searches.
     ///
     /// # Errors
     /// As [`Prediction::forecast`].
     pub fn fits(&self, question: &Question) -> Result<(bool, bool, bool), OptionError> {
         let fits = |stream: &OpStream| Ok(guess(stream, question)?.fits());
-        let best = fits(&self.best)?;
-        match &self.extremes {
-            None => Ok((best, best, best)),
-            Some(extremes) => Ok((best, fits(&extremes.0)?, fits(&extremes.1)?)),
+        let best = self.goes_on(&self.best, question)?;
+        let (mut least, mut most) = (best, fits(&self.best)?);
+        for stream in &self.others {
+            least = least || self.goes_on(stream, question)?;
+            most = most && fits(stream)?;
         }
+        Ok((best, least, most))
+    }
+
+    /// Whether it fits, without the workspaces for which there is no room if need be.
+    fn goes_on(&self, stream: &OpStream, question: &Question) -> Result<bool, OptionError> {
+        let mut without = None;
+        for _ in 0..MOST_WITHOUT {
+            let stream = without.as_ref().unwrap_or(stream);
+            let Some(oom) = guess(stream, question)?.oom else { return Ok(true) };
+            let refused = match stream.ops[oom.op] {
+                Op::Alloc(id) if self.optional.contains(&id) => stream.allocation(id).requested,
+                _ => return Ok(false),
+            };
+            let is_left =
+                |id: AllocId| stream.allocation(id).requested < refused || !self.optional.contains(&id);
+            let mut less = stream.clone();
+            less.ops.retain(|op| match *op {
+                Op::Alloc(id) | Op::FreeRequested(id) | Op::FreeCompleted(id) => is_left(id),
+                Op::Trim | Op::ReleasePool(_) | Op::Oom(_) => true,
+            });
+            without = Some(less);
+        }
+        Ok(false)
     }
 }
 

@@ -134,6 +134,29 @@ impl Basis {
         fitting.exact_single().or_else(|| fitting.checked()).unwrap_or_else(|| fitting.doubtful())
     }
 
+    /// What a library's workspace may be whose sizes follow no law for sure: between the smallest seen and in proportion to a
+    /// tensor, of which the products are known. Where sizes grow faster, another algorithm was chosen.
+    pub fn workspace(&self, points: &[&[u64]], sizes: &[u64], is_tensors: impl Fn(usize) -> bool) -> Fit {
+        let fitting = Fitting { basis: self, points, sizes };
+        let is_tensors = |product: usize| product == 0 || is_tensors(product);
+        let line = fitting.line().filter(|line| line.iter().all(|term| is_tensors(term.product)));
+        let (standing, best) = match line {
+            Some(line) => (Standing::Unchecked, line),
+            None => (Standing::Lawless, fitting.nearest_of(is_tensors).0),
+        };
+        let least = vec![constant(sizes.iter().min().copied().unwrap_or(0) as f64)];
+        let products = (0..self.products.len()).filter(|product| is_tensors(*product));
+        let through = products.flat_map(|product| {
+            let points = points.iter().zip(sizes);
+            points.map(move |(at, size)| self.through(*size as f64, at, &self.products[product]))
+        });
+        Fit { laws: [best, least].into_iter().chain(through).collect(), standing }
+    }
+
+    fn is_straight(&self, product: usize) -> bool {
+        self.products[product].iter().all(|power| *power < 2)
+    }
+
     /// By which factor sizes scatter about the best law: 1 where it is known. What two runs do not show by how much it
     /// scatters is taken to do so by the most that still is one law.
     pub fn scatter(&self, fit: &Fit, points: &[&[u64]], sizes: &[u64]) -> f64 {
@@ -298,7 +321,9 @@ impl Fitting<'_> {
         let around =
             if is_near { vec![scaled(1.0 / factor / factor), scaled(factor * factor)] } else { vec![] };
         // What bends upwards is likelier to scatter than to lie on a line with a square.
-        if let Some(line) = self.line().filter(|law| self.is_straight(law[1].product)) {
+        if let Some(line) =
+            self.line().filter(|law| law[1..].iter().all(|term| self.basis.is_straight(term.product)))
+        {
             let base = self.sizes[0] as f64;
             let enclosing =
                 self.powers_seen().map(|powers| self.basis.through(base, self.points[0], &powers));
@@ -310,18 +335,21 @@ impl Fitting<'_> {
         Fit { laws, standing: Standing::Lawless }
     }
 
-    /// A constant and what grows with the first product for which that gives all sizes.
+    /// A constant and what grows with the first product, or the first two, for which that gives all sizes.
     fn line(&self) -> Option<Law> {
         let all = 1..self.basis.n_plausible;
-        all.filter_map(|product| self.solved(&[0, product])).find(|law| self.is_exact(law))
-    }
-
-    fn is_straight(&self, product: usize) -> bool {
-        self.basis.products[product].iter().all(|power| *power < 2)
+        let pairs =
+            all.clone().flat_map(|one| (one + 1..self.basis.n_plausible).map(move |other| [0, one, other]));
+        let line = all.filter_map(|product| self.solved(&[0, product])).find(|law| self.is_exact(law));
+        line.or_else(|| pairs.filter_map(|products| self.solved(&products)).find(|law| self.is_exact(law)))
     }
 
     /// The single product that is least wrong, and by which factor at most. Squares are rare, and must be better by far.
     fn nearest(&self) -> (Law, f64) {
+        self.nearest_of(|_| true)
+    }
+
+    fn nearest_of(&self, is_possible: impl Fn(usize) -> bool) -> (Law, f64) {
         let wrong = |law: &Law| {
             let misses = self.points.iter().zip(self.sizes).map(|(point, size)| {
                 let at = self.basis.product_at(law[0].product, point) * law[0].bytes;
@@ -330,10 +358,10 @@ impl Fitting<'_> {
             misses.fold(0.0, f64::max)
         };
         let mut best = (self.single(0), f64::INFINITY, f64::INFINITY);
-        for product in 0..self.basis.n_plausible {
+        for product in (0..self.basis.n_plausible).filter(|product| is_possible(*product)) {
             let law = self.single(product);
             let factor = wrong(&law);
-            let handicap = if self.is_straight(product) { 0.0 } else { SCATTER.ln() };
+            let handicap = if self.basis.is_straight(product) { 0.0 } else { SCATTER.ln() };
             if factor + handicap < best.2 - 1e-9 {
                 best = (law, factor, factor + handicap);
             }

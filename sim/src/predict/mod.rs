@@ -14,14 +14,18 @@ mod align;
 mod answer;
 pub mod law;
 mod live;
+mod scratch;
 
-use rustc_hash::FxHashMap;
+use std::hash::{Hash, Hasher};
 
-use self::align::{Interner, NONE, Steps, align};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use self::align::{Interner, NONE, Steps, align, is_generated};
 pub use self::answer::Forecast;
 use self::law::{Basis, Fit, Law, Standing, Term};
 use self::live::{Growth, is_growth, live_after, most_live, peak};
 pub use self::live::{Share, SiteShare};
+use self::scratch::{Scratch, scratch};
 use crate::ops::{AllocId, Frame, History, Op, OpStream, StackId, Surroundings};
 
 /// More variables would need more runs than anybody makes, and their products more time.
@@ -31,6 +35,11 @@ const SAME_SHARE: f64 = 0.02;
 const SAME_BYTES: u64 = 4 << 20;
 /// So many requests in a row that a run did not make are of a step that it did not make. Chosen and not measured.
 const PART_OF_A_STEP: usize = 8;
+/// In so many runs each size that hangs on a choice is its own: where workspaces differ, what is reserved hangs on which are larger
+/// than which, and the smallest and the largest of all do not show it. Chosen and not measured.
+const N_ANY: u64 = 4;
+/// One in so many of a loop's requests may have a size of its own. Chosen and not measured.
+const OF_A_LOOP: usize = 10;
 /// Most requests of a predicted run.
 const MOST_REQUESTS: usize = 1 << 25;
 
@@ -72,6 +81,10 @@ pub struct Model<'a> {
     /// For each run and allocation of the base, the allocation of that run; empty for the base itself.
     matched: Vec<Vec<u32>>,
     fits: Vec<Fit>,
+    /// What each fit may be at most: at least, most likely, and at most.
+    full: Vec<Option<(u64, u64, u64)>>,
+    /// Allocations of the base that the program can do without.
+    optional: FxHashSet<AllocId>,
     /// For each allocation of the base the index of its fit.
     fit_of: Vec<u32>,
     /// What others hold, by the names of the base: none where it is constant.
@@ -102,6 +115,8 @@ pub struct Open {
 pub enum Why {
     /// The law of a size; the variables of which another value would tell more.
     Size(Standing, Vec<usize>),
+    /// Parts of sums, which grow until they fill the GPU.
+    Full,
     /// How many requests there are: their number was another in other runs.
     Number,
     /// What libraries and contexts hold differs between the runs.
@@ -114,8 +129,11 @@ pub struct Prediction {
     pub at: Vec<u64>,
     /// The best guess.
     pub best: OpStream,
-    /// With the smallest and the largest sizes that the runs allow; none where they are those of the best guess.
-    pub extremes: Option<Box<(OpStream, OpStream)>>,
+    /// With the smallest sizes that the runs allow, with the largest, and some in between, where sizes hang on what a library
+    /// chooses; none where they are all those of the best guess.
+    pub others: Vec<OpStream>,
+    /// Requests that the program can do without, where there is no room for them.
+    pub optional: FxHashSet<AllocId>,
     /// What is not known.
     pub open: Vec<Open>,
     /// What is live when most is, by what it grows with, most first.
@@ -130,14 +148,25 @@ enum Which {
     Low,
     Best,
     High,
+    /// Each request's its own, by a number that says which.
+    Any(u64),
 }
 
 impl Which {
-    fn of<T>(self, (low, best, high): (T, T, T)) -> T {
+    /// Of what has this number.
+    fn of(self, number: usize, (low, best, high): (u64, u64, u64)) -> u64 {
         match self {
             Which::Low => low,
             Which::Best => best,
             Which::High => high,
+            Which::Any(of_all) => {
+                let mut hasher = rustc_hash::FxHasher::default();
+                (of_all, number, 0x9e37_79b9_7f4a_7c15_u64).hash(&mut hasher);
+                let part = (hasher.finish() >> 11) as f64 / (1_u64 << 53) as f64;
+                // As much lower as higher: sizes go over orders of magnitude.
+                let least = low.max(1) as f64;
+                (least * (high.max(1) as f64 / least).powf(part)) as u64
+            }
         }
     }
 }
@@ -189,6 +218,8 @@ impl<'a> Model<'a> {
             places,
             matched,
             fits: vec![],
+            full: vec![],
+            optional: FxHashSet::default(),
             fit_of: vec![],
             others: vec![],
             most_live,
@@ -221,6 +252,11 @@ impl<'a> Model<'a> {
         self.n_left_out
     }
 
+    /// Whether code that was generated for one size asks for memory: for another size it is other code.
+    pub fn has_generated_code(&self) -> bool {
+        self.base().stream.stacks.frames.iter().any(|frame| is_generated(&frame.file))
+    }
+
     /// Which part of the base's requests nothing is known of but that they were made there.
     pub fn unknown_share(&self) -> f64 {
         let is_unknown = |fit: &&u32| self.fits[**fit as usize].standing == Standing::Unmatched;
@@ -235,38 +271,57 @@ impl<'a> Model<'a> {
 
     fn fit(&mut self) {
         let stream = self.runs[self.base].stream;
-        let mut known: FxHashMap<Box<[u64]>, u32> = FxHashMap::default();
-        let mut sizes = vec![0; self.runs.len()];
-        for (id, allocation) in stream.allocations.iter().enumerate() {
-            for (index, size) in sizes.iter_mut().enumerate() {
-                *size = match self.matched[index].get(id) {
-                    None => allocation.requested,
-                    Some(&NONE) => 0,
-                    Some(other) => self.runs[index].stream.allocation(AllocId(*other)).requested,
-                };
-            }
-            let fit = match known.get(&*sizes) {
-                Some(fit) => *fit,
-                None => {
-                    let (fit, scatter) = self.law(&sizes);
-                    self.fits.push(fit);
-                    self.scatter.push(scatter);
-                    let fit = self.fits.len() as u32 - 1;
-                    known.insert(sizes.clone().into(), fit);
-                    fit
-                }
+        let scratch = scratch(stream);
+        let sizes_of = |id: usize| -> Box<[u64]> {
+            let of = |(run, matched): (&Run, &Vec<u32>)| match matched.get(id) {
+                None => stream.allocations[id].requested,
+                Some(&NONE) => 0,
+                Some(other) => run.stream.allocation(AllocId(*other)).requested,
             };
-            self.fit_of.push(fit);
-        }
+            self.runs.iter().zip(&self.matched).map(of).collect()
+        };
+        let mut known: FxHashMap<(Scratch, Box<[u64]>), u32> = FxHashMap::default();
+        let mut all = vec![];
+        let index_of = |id: usize| {
+            let next = all.len() as u32;
+            *known.entry((scratch[id], sizes_of(id))).or_insert_with_key(|key| {
+                all.push(key.clone());
+                next
+            })
+        };
+        self.fit_of = (0..stream.allocations.len()).map(index_of).collect();
+        let fits: Vec<(Fit, f64)> = all.iter().map(|(_, sizes)| self.law(sizes)).collect();
+        let is_tensors = |fit: &Fit| fit.standing == Standing::Checked && fit.laws[0].len() == 1;
+        let products = fits.iter().filter(|(fit, _)| is_tensors(fit)).map(|(fit, _)| fit.laws[0][0].product);
+        let products: FxHashSet<usize> = products.collect();
+        let of_scratch = |((fit, scatter), (scratch, sizes)): ((Fit, f64), &(Scratch, Box<[u64]>))| {
+            let is_guessed = matches!(fit.standing, Standing::Lawless | Standing::Unchecked);
+            match is_guessed && *scratch != Scratch::No {
+                true => {
+                    let (points, sizes) = self.points(sizes);
+                    (self.basis.workspace(&points, &sizes, |product| products.contains(&product)), scatter)
+                }
+                false => (fit, scatter),
+            }
+        };
+        (self.fits, self.scatter) = fits.into_iter().zip(&all).map(of_scratch).unzip();
+        self.full = all.iter().map(|(scratch, sizes)| scratch::full(*scratch, sizes)).collect();
+        let ids = (0..).map(AllocId).zip(scratch);
+        self.optional =
+            ids.filter(|(id, it)| scratch::is_optional(stream, *id, *it)).map(|(id, _)| id).collect();
         self.inherit();
+    }
+
+    /// Where a request was made, the base first, and its size there; 0 where a run has no such request.
+    fn points(&self, sizes: &[u64]) -> (Vec<&[u64]>, Vec<u64>) {
+        let base = std::iter::once(self.base);
+        let order = base.chain((0..sizes.len()).filter(|index| *index != self.base && sizes[*index] > 0));
+        order.map(|index| (&*self.runs[index].at, sizes[index])).unzip()
     }
 
     /// The law of sizes in all runs, and the factor by which they scatter; 0 where a run has no such request.
     fn law(&self, sizes: &[u64]) -> (Fit, f64) {
-        let base = std::iter::once(self.base);
-        let order = base.chain((0..sizes.len()).filter(|index| *index != self.base && sizes[*index] > 0));
-        let (points, sizes): (Vec<&[u64]>, Vec<u64>) =
-            order.map(|index| (&*self.runs[index].at, sizes[index])).unzip();
+        let (points, sizes) = self.points(sizes);
         if points.iter().all(|point| *point == points[0]) {
             return (self.basis.unmatched(sizes[0], points[0]), 1.0);
         }
@@ -351,7 +406,7 @@ impl<'a> Model<'a> {
         if at.len() != self.base().at.len() || at.contains(&0) {
             return Err(Unpredictable::NoPoint);
         }
-        let sizes: Vec<(u64, u64, u64)> = self.fits.iter().map(|fit| self.basis.range(fit, at)).collect();
+        let sizes: Vec<(u64, u64, u64)> = (0..self.fits.len()).map(|fit| self.size(fit, at)).collect();
         let best_of = |id: AllocId| sizes[self.fit_of[id.0 as usize] as usize].1;
         let peak = peak(self.base().stream, best_of);
         let growth = self.growth(at);
@@ -362,13 +417,36 @@ impl<'a> Model<'a> {
             Open { why: Why::Others, n_requests: 0, bytes: (low, high), site: None }
         }));
         let stream = |which: Which| self.stream(which, &sizes, &growth, at);
-        let extremes = match open.is_empty() {
-            true => None,
-            false => Some(Box::new((stream(Which::Low)?, stream(Which::High)?))),
+        let is_erratic = |open: &Open| {
+            let is_chosen = |standing| !matches!(standing, Standing::Checked | Standing::Ambiguous);
+            matches!(open.why, Why::Size(standing, _) if is_chosen(standing))
+        };
+        let n_any = if open.iter().any(is_erratic) { N_ANY } else { 0 };
+        let which = [Which::Low, Which::High].into_iter().chain((0..n_any).map(Which::Any));
+        let others = match open.is_empty() {
+            true => vec![],
+            false => which.map(stream).collect::<Result<_, _>>()?,
         };
         let shares = self.shares(peak, &growth, at);
         let scatter = self.scatter_at(peak, best_of);
-        Ok(Prediction { at: at.to_vec(), best: stream(Which::Best)?, extremes, open, shares, scatter })
+        Ok(Prediction {
+            at: at.to_vec(),
+            best: stream(Which::Best)?,
+            others,
+            optional: self.optional.clone(),
+            open,
+            shares,
+            scatter,
+        })
+    }
+
+    /// What the laws of a fit give at a point, or what fills the GPU: at least, most likely, and at most.
+    fn size(&self, fit: usize, at: &[u64]) -> (u64, u64, u64) {
+        let (low, best, high) = self.basis.range(&self.fits[fit], at);
+        match self.full[fit] {
+            None => (low, best, high),
+            Some(full) => (low.min(full.0), best.min(full.1), high.min(full.2)),
+        }
     }
 
     /// By which factor the bytes that are live at the peak scatter about their laws, all together.
@@ -384,15 +462,18 @@ impl<'a> Model<'a> {
 
     fn open(&self, sizes: &[(u64, u64, u64)], at: &[u64]) -> Vec<Open> {
         let mut whys: FxHashMap<Why, (Open, FxHashMap<StackId, u64>)> = FxHashMap::default();
-        let key = |(fit, size): (&Fit, &(u64, u64, u64))| {
+        let key = |((fit, full), size): ((&Fit, &Option<_>), &(u64, u64, u64))| {
             let decisive = |variable: &usize| {
                 let has_one = self.runs.iter().all(|run| run.at[*variable] == self.base().at[*variable]);
                 !has_one || at[*variable] != self.base().at[*variable]
             };
             let undecided = || self.basis.undecided(fit).into_iter().filter(decisive).collect();
-            (size.0 < size.2).then(|| Why::Size(fit.standing, undecided()))
+            (size.0 < size.2).then(|| match full {
+                None => Why::Size(fit.standing, undecided()),
+                Some(_) => Why::Full,
+            })
         };
-        let keys: Vec<Option<Why>> = self.fits.iter().zip(sizes).map(key).collect();
+        let keys: Vec<Option<Why>> = self.fits.iter().zip(&self.full).zip(sizes).map(key).collect();
         for (id, fit) in self.fit_of.iter().enumerate() {
             let Some(why) = &keys[*fit as usize] else { continue };
             let (low, _, high) = sizes[*fit as usize];
@@ -445,12 +526,21 @@ impl<'a> Model<'a> {
                 });
                 is_growth(*most, *number, up) || is_growth(*number, *most, down)
             });
-            if grows {
-                let (_, best, high) = self.basis.range(&self.law(&numbers).0, at);
+            if grows && !self.is_another_way(*place) {
+                let fit = self.law(&numbers).0;
+                let (_, best, high) = self.basis.range(&fit, at);
+                // A loop in a loop would need three runs to be believed: with two, one step more is all that is seen.
+                let is_seen = fit.standing == Standing::Checked && self.n_points() > 2;
+                let ratio = base.at.iter().zip(at).map(|(then, at)| (*at as f64 / *then as f64).max(1.0));
+                let most_believed = (*most as f64 * ratio.product::<f64>()).ceil() as u64;
+                let most_believed = if is_seen { u64::MAX } else { most_believed };
                 // That there are no more is never ruled out.
-                let number = ((*most), best.max(*most), high.max(*most));
+                let [best, high] = [best, high].map(|number| number.min(most_believed).max(*most));
                 if high > *most {
-                    growing.insert(*place, Growth { requests: vec![], most: *most, number });
+                    growing.insert(
+                        *place,
+                        Growth { requests: vec![], most: *most, number: (*most, best, high) },
+                    );
                 }
             }
         }
@@ -462,6 +552,24 @@ impl<'a> Model<'a> {
         let mut growing: Vec<Growth> = growing.into_values().collect();
         growing.sort_by_key(|growth| growth.requests.first().copied());
         growing
+    }
+
+    /// A place where the base makes requests that another run does not, and of other sizes than those that both make: a loop
+    /// repeats what it does, and what chooses another algorithm at another size does something else.
+    fn is_another_way(&self, place: u32) -> bool {
+        let places = self.places[self.base].iter();
+        let here: Vec<usize> = places.enumerate().filter(|(_, it)| **it == place).map(|(id, _)| id).collect();
+        let size = |id: usize| self.base().stream.allocations[id].requested;
+        self.matched.iter().filter(|matched| !matched.is_empty()).any(|matched| {
+            let (common, own): (Vec<usize>, Vec<usize>) = here.iter().partition(|id| matched[**id] != NONE);
+            let sizes: FxHashSet<u64> = common.iter().map(|id| size(*id)).collect();
+            own.iter().filter(|id| !sizes.contains(&size(**id))).count() > own.len() / OF_A_LOOP
+        })
+    }
+
+    /// How many different points there are.
+    fn n_points(&self) -> usize {
+        self.runs.iter().map(|run| &run.at).collect::<FxHashSet<_>>().len()
     }
 
     /// The base's ops with other sizes. What does not exist at that size is left out, and what exists more often follows
@@ -486,11 +594,11 @@ impl<'a> Model<'a> {
             ..base.clone()
         };
         for (allocation, fit) in stream.allocations.iter_mut().zip(&self.fit_of) {
-            allocation.requested = which.of(sizes[*fit as usize]);
+            allocation.requested = which.of(*fit as usize, sizes[*fit as usize]);
             allocation.address = 0;
         }
         stream.initial_allocs.retain(|id| stream.allocations[id.0 as usize].requested > 0);
-        let copies = live::copies(growth, |growth| which.of(growth.number));
+        let copies = live::copies(growth, |growth| which.of(usize::MAX, growth.number));
         let n_copies: usize = copies.values().map(|n| *n as usize).sum();
         if stream.allocations.len().saturating_add(n_copies) > MOST_REQUESTS {
             return Err(Unpredictable::TooLarge);
@@ -534,7 +642,7 @@ impl<'a> Model<'a> {
             change.before_op = new_index[(change.before_op as usize).min(new_index.len() - 1)];
             if let Some(fit) = &self.others[change.name as usize] {
                 let then = self.basis.at(&fit.laws[0], &self.base().at).max(1);
-                let bytes = which.of(self.basis.range(fit, at));
+                let bytes = which.of(usize::MAX, self.basis.range(fit, at));
                 change.bytes = (change.bytes as f64 * bytes as f64 / then as f64).round() as u64;
             }
         }

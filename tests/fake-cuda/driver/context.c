@@ -237,8 +237,8 @@ static int attribute(int which, int device)
     case 41: return 1;                /* UNIFIED_ADDRESSING */
     case 50: return 0;                /* PCI_DOMAIN_ID */
     case 51: return 32;               /* TEXTURE_PITCH_ALIGNMENT */
-    case 75: return 9;                /* COMPUTE_CAPABILITY_MAJOR */
-    case 76: return 0;                /* COMPUTE_CAPABILITY_MINOR */
+    case 75: return device_env_capability() / 10; /* COMPUTE_CAPABILITY_MAJOR */
+    case 76: return device_env_capability() % 10; /* COMPUTE_CAPABILITY_MINOR */
     case 78: return 1;                /* STREAM_PRIORITIES_SUPPORTED */
     case 81: return 228 * 1024;       /* MAX_SHARED_MEMORY_PER_MULTIPROCESSOR */
     case 82: return 65536;            /* MAX_REGISTERS_PER_MULTIPROCESSOR */
@@ -409,7 +409,8 @@ EXPORT CUresult cuDeviceGetAttribute(int *out, int which, CUdevice device)
 }
 EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
 {
-    QUERY(NEEDS_INIT, device_valid(device) ? two_ints(major, 9, minor, 0) : CUDA_ERROR_INVALID_DEVICE);
+    int capability = device_env_capability();
+    QUERY(NEEDS_INIT, device_valid(device) ? two_ints(major, capability / 10, minor, capability % 10) : CUDA_ERROR_INVALID_DEVICE);
 }
 EXPORT CUresult cuDeviceGetPCIBusId(char *out, int length, CUdevice device)
 {

@@ -15,6 +15,14 @@ static inline int device_env_count(void)
     return count < 0 ? 0 : count > DEVICE_LIMIT ? DEVICE_LIMIT : count;
 }
 
+/* Ten times the major number, and the minor. */
+static inline int device_env_capability(void)
+{
+    const char *text = getenv("FAKE_CUDA_CAPABILITY");
+    int capability = text ? atoi(text) : 0;
+    return capability > 0 ? capability : 90;
+}
+
 static inline int device_env_driver_version(void)
 {
     const char *text = getenv("FAKE_CUDA_DRIVER");

@@ -1,0 +1,320 @@
+#!/usr/bin/env python3
+"""Holds `gputrace predict` against the truth: programs of many kinds, recorded small, and run four to sixteen times as large.
+
+usage: predict.py FOLDER [NAME...]
+       predict.py FOLDER --again RESULTS     what is predicted now from the traces that an earlier run kept; needs no GPU
+       predict.py FOLDER --fits RESULTS      the same traces, and only the largest batches are run; about two minutes
+
+FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of predict_programs.py, all if there are none. Of each: small runs are recorded, what
+larger ones reserve is predicted, and the larger ones are run alone, several programs at a time. `--fit batch` is asked for a limit
+that then holds: what it says is right where that value runs, and the next does not. Results are written to $OUT (or a new folder) as
+they come: predict.jsonl, the traces of the small runs (traces.N.tar), and table.txt. PASS and FAIL lines; about six minutes on a GPU
+of 80 GB or more with 16 cores; PREDICT_SECONDS (480) is when nothing more is started, PREDICT_SLOTS how many run at a time.
+"""
+import glob, json, os, subprocess, sys, tarfile, tempfile, threading, time
+
+FOLDER = os.path.abspath(sys.argv[1])
+GPUTRACE = os.path.join(FOLDER, "gputrace")
+EARLIER = sys.argv[3] if sys.argv[2:3] in (["--again"], ["--fits"]) else None
+OUT = os.environ.get("OUT") or tempfile.mkdtemp(prefix="predict-")
+WORK = tempfile.mkdtemp(prefix="predict-work-")
+PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "predict_programs.py")
+END = time.time() + float(os.environ.get("PREDICT_SECONDS", 480))
+SLOTS = int(os.environ.get("PREDICT_SLOTS", max(2, min(12, (os.cpu_count() or 4) // 2 + 2))))
+ONE_RUN = 200
+GIB = 1 << 30
+# What contexts and code take of a card beside what PyTorch reserves.
+CONTEXT = 2 * GIB
+MOST_LIMIT = 12 * GIB
+MOST_TRIES = 6
+
+# Name: recorded, targets, and whether the largest batch is looked for.
+CASES = {
+    "gpt_compile": ("batch=4 batch=8", "batch=32 batch=48 batch=96", False),
+    "ddp": ("batch=4 batch=8", "batch=32 batch=64 batch=100", False),
+    "gpt": ("batch=4 batch=8", "batch=32 batch=48 batch=100", True),
+    "gpt_seq": ("batch=4,seq=256 batch=8,seq=256 batch=4,seq=512", "batch=16,seq=1024 batch=32,seq=512 batch=12,seq=2048", True),
+    "gpt_matrix": ("batch=2,seq=256 batch=4,seq=256 batch=2,seq=512", "batch=8,seq=1024 batch=16,seq=512 batch=4,seq=2048", True),
+    "gpt_checkpoint": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "gpt_fp32": ("batch=4 batch=8", "batch=32 batch=64 batch=100", True),
+    "gpt_accumulate": ("batch=4 batch=8", "batch=32 batch=48 batch=100", True),
+    "llama": ("batch=2 batch=4", "batch=16 batch=32 batch=60", True),
+    "lora": ("batch=2 batch=4", "batch=16 batch=32 batch=60", True),
+    "vit": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "resnet": ("batch=16 batch=32", "batch=128 batch=200 batch=256", True),
+    "resnet_benchmark": ("batch=16 batch=32", "batch=128 batch=200 batch=256", False),
+    "unet": ("batch=4,side=64 batch=8,side=64 batch=4,side=128", "batch=32,side=128 batch=16,side=256 batch=48,side=192", True),
+    "diffusion": ("batch=4 batch=8", "batch=32 batch=64 batch=100", True),
+    "gnn": ("nodes=10000 nodes=20000", "nodes=80000 nodes=160000 nodes=250000", False),
+    "moe": ("batch=16 batch=32", "batch=128 batch=256 batch=400", False),
+    "lstm": ("batch=8,seq=128 batch=16,seq=128 batch=8,seq=256", "batch=64,seq=256 batch=32,seq=1024 batch=100,seq=512", True),
+    "rnn_loop": ("batch=16,seq=32 batch=32,seq=32 batch=16,seq=64", "batch=256,seq=64 batch=64,seq=256 batch=128,seq=200", False),
+    "generate_static": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "generate_growing": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "evaluate": ("batch=8 batch=16", "batch=64 batch=128 batch=200", True),
+    "contrast": ("batch=512 batch=1024", "batch=4096 batch=8192 batch=16000", False),
+}
+
+failed, lines, rows = 0, threading.Lock(), []
+
+
+def write(row):
+    with lines:
+        rows.append(row)
+        with open(f"{OUT}/predict.jsonl", "a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+class Machine:
+    """So many processes at a time, and no more memory than the card has."""
+
+    def __init__(self):
+        total = int(subprocess.run(["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"],
+                                   capture_output=True, text=True, check=True).stdout.split()[0]) << 20
+        self.all = self.memory = int(total * 0.9)
+        self.slots, self.turn = SLOTS, threading.Condition()
+
+    def run(self, bytes_needed, command, environment=None):
+        """Output of a command, or None where it is too late or it takes too long."""
+        needed = min(bytes_needed + CONTEXT, self.all)
+        with self.turn:
+            while self.slots == 0 or self.memory < needed:
+                if time.time() > END:
+                    return None
+                self.turn.wait(1)
+            self.slots, self.memory = self.slots - 1, self.memory - needed
+        try:
+            if time.time() > END:
+                return None
+            environment = dict(os.environ, OMP_NUM_THREADS="2", TORCHINDUCTOR_COMPILE_THREADS="2", **(environment or {}))
+            return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=ONE_RUN)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with self.turn:
+                self.slots, self.memory = self.slots + 1, self.memory + needed
+                self.turn.notify_all()
+
+
+class TooLate(Exception):
+    pass
+
+
+def program(name, values):
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return [sys.executable, *(launcher if name == "ddp" else []), PROGRAM, name, values]
+
+
+def truth(machine, name, values, needed, limit=None, record=None):
+    """What the program says of itself at these values."""
+    command = program(name, values) + ([str(limit)] if limit else [])
+    if record:
+        rank = "r%l." if name == "ddp" else ""
+        command = [GPUTRACE, "record", "-q", "-f", "--stacks", "python", "-o", f"{record}.{rank}gtr", "--"] + command
+    # Compiled code of another run would spare this one what compiling takes.
+    cache = tempfile.mkdtemp(dir=WORK)
+    result = machine.run(needed, command, {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache + "/triton"})
+    if result is None:
+        raise TooLate(f"{values}: not run, or not within {ONE_RUN} s")
+    said = [line for line in result.stdout.splitlines() if line.startswith("TRUTH ")]
+    if not said:
+        raise RuntimeError(f"{values}: exit {result.returncode}: {result.stderr[-600:]}")
+    return json.loads(said[0][6:])
+
+
+def ask(runs, *arguments):
+    command = [GPUTRACE, "predict", "--json", *arguments, *(f"{values}:{trace}" for values, trace in runs)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=ONE_RUN)
+    if result.returncode:
+        raise RuntimeError(f"predict: exit {result.returncode}: {result.stderr[-400:]}")
+    return json.loads(result.stdout)
+
+
+def what_was_said(guess):
+    return {"predicted": guess["peak_reserved_bytes"], "allocated": guess["peak_allocated_bytes"],
+            "range": guess["peak_reserved_range"], "sure": guess["sure"],
+            "open": [it["text"] for it in guess["open"]], "reasons": guess["reasons"]}
+
+
+def largest(runs, limit, others):
+    """The largest batch in a limit that holds for what PyTorch reserves alone."""
+    arguments = ["--fit", "batch", "--limit", str(limit), "--other", "0", "--policy", "torch"]
+    return ask(runs, *arguments, *(["--at", others] if others else []))["fits"][0]
+
+
+def point(values):
+    return {key: int(value) for key, value in (pair.split("=") for pair in values.split(","))}
+
+
+def case(machine, name):
+    small, targets, is_fit = CASES[name]
+    small, targets = small.split(), targets.split()
+    traces = {}
+
+    def record(values):
+        base = f"{WORK}/{name}.{values.replace('=', '').replace(',', '.')}"
+        said = truth(machine, name, values, 4 * GIB, record=base)
+        write({"kind": "small", "name": name, "trace": os.path.basename(base), **said})
+        found = sorted(glob.glob(f"{base}.*gtr"))
+        traces[values] = next((it for it in found if ".r0." in it), found[0])
+
+    together([lambda values=values: record(values) for values in small])
+    runs = [(values, traces[values]) for values in small]
+    outcomes = ask(runs, *(word for target in targets for word in ("--at", target)))["outcomes"]
+    predicted = {target: next(it for it in outcomes if it["values"] == point(target)) for target in targets}
+
+    def hold(target):
+        guess = predicted[target]
+        said = truth(machine, name, target, max(guess["peak_reserved_bytes"], guess["peak_reserved_range"][1] // 2))
+        if said["ran_out"] or said["retries"]:
+            said = truth(machine, name, target, 1 << 50)  # with nobody beside it
+        write({"kind": "target", "name": name, "at": target, "truth": said, **what_was_said(guess)})
+
+    def fit():
+        limit = min(MOST_LIMIT, int(predicted[targets[1]]["peak_reserved_bytes"] * 1.05)) >> 20 << 20
+        others = ",".join(f"{key}={value}" for key, value in point(small[0]).items() if key != "batch")
+        search(machine, name, runs, limit, others)
+
+    tasks = [lambda target=target: hold(target) for target in targets]
+    together(tasks + ([fit] if is_fit else []))
+
+
+def search(machine, name, runs, limit, others):
+    """The largest batch that runs: between what is predicted and its neighbour, or from there on."""
+    found = largest(runs, limit, others)
+    first, tried = found["largest"] or 0, {}
+
+    def fits(batch):
+        values = ",".join(filter(None, [f"batch={batch}", others]))
+        tried[batch] = batch == 0 or not truth(machine, name, values, limit, limit=limit)["ran_out"]
+
+    def edges():
+        return max([it for it in tried if tried[it]], default=None), min([it for it in tried if not tried[it]], default=None)
+
+    together([lambda: fits(first), lambda: fits(first + 1)])
+    good, bad = edges()
+    step = 1
+    while len(tried) < 2 + MOST_TRIES and (good is None or bad is None or bad - good > 1):
+        step *= 2
+        fits((good + bad) // 2 if good is not None and bad is not None else good + step if bad is None else max(bad - step, 0))
+        good, bad = edges()
+    write({"kind": "fit", "name": name, "limit": limit, "largest": first, "range": found["largest_range"], "certain": found["certain"],
+           "truth": good, "fails": bad, "tried": {str(key): value for key, value in sorted(tried.items())}, "with": others})
+
+
+def together(tasks):
+    """Runs all; the first error, once all have ended."""
+    errors = []
+
+    def one(task):
+        try:
+            task()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=one, args=(task,), daemon=True) for task in tasks]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    if errors:
+        raise errors[0]
+
+
+def pack():
+    """The small runs' traces, so that predictions can be made again without a GPU."""
+    size, number, tar = 0, 0, None
+    for path in sorted(glob.glob(f"{WORK}/*.gtr")):
+        bytes_of = os.path.getsize(path)
+        if tar is None or size + bytes_of > 15 << 20:
+            if tar: tar.close()
+            number, size, tar = number + 1, 0, tarfile.open(f"{OUT}/traces.{number + 1}.tar", "w")
+        size += bytes_of
+        tar.add(path, os.path.basename(path))
+    if tar: tar.close()
+
+
+def again(results, machine=None):
+    """The recorded truth beside what is predicted now; with a machine, the largest batches are looked for again."""
+    for path in glob.glob(f"{results}/traces.*.tar"):
+        with tarfile.open(path) as tar:
+            tar.extractall(WORK)
+    with open(f"{results}/predict.jsonl") as file:
+        known = [json.loads(line) for line in file]
+    tasks = []
+    for name in CASES:
+        ending = ".r0.gtr" if name == "ddp" else ".gtr"
+        small = [(values, f"{WORK}/{name}.{values.replace('=', '').replace(',', '.')}{ending}") for values in CASES[name][0].split()]
+        mine = [row for row in known if row["name"] == name and all(os.path.exists(trace) for _, trace in small)]
+        for row in mine:
+            if row["kind"] == "target" and machine is None:
+                write({**row, **what_was_said(ask(small, "--at", row["at"])["outcomes"][0])})
+            elif row["kind"] == "fit" and machine is None:
+                found = largest(small, row["limit"], row["with"])
+                write({**row, "largest": found["largest"] or 0, "range": found["largest_range"], "certain": found["certain"]})
+            elif row["kind"] == "fit":
+                tasks.append(lambda row=row, small=small: search(machine, row["name"], small, row["limit"], row["with"]))
+    together(tasks)
+
+
+def table():
+    targets = [row for row in rows if row["kind"] == "target"]
+    order = list(CASES)
+    text = []
+    for row in sorted(targets, key=lambda row: order.index(row["name"])):
+        reserved, (low, high) = row["truth"]["reserved"], row["range"]
+        row["error"] = row["predicted"] / reserved - 1
+        row["inside"] = low <= reserved <= high
+        text.append(f"{row['name']:18} {row['at']:22} truth {reserved / GIB:7.3f} GiB  predicted {row['predicted'] / GIB:7.3f}  "
+                    f"{row['error'] * 100:+7.2f} %  {row['sure']:8} {low / GIB:7.3f} to {high / GIB:7.3f}  "
+                    f"{'inside' if row['inside'] else 'OUTSIDE'}  allocated {(row['allocated'] / row['truth']['allocated'] - 1) * 100:+.2f} %")
+    fits = [row for row in rows if row["kind"] == "fit"]
+    for row in fits:
+        text.append(f"{row['name']:18} fits in {row['limit'] / GIB:6.3f} GiB: {row['largest']}, truth {row['truth']} ({row.get('fails')} does not), range {row['range']}, "
+                    f"{'certain' if row['certain'] else 'range'}")
+    for row in rows:
+        if row["kind"] == "failed":
+            text.append(f"{row['name']:18} failed: {row['error']}")
+    certain = [row for row in targets if row["sure"] == "certain"]
+    near = sum(abs(row["error"]) <= 0.01 for row in certain)
+    inside = sum(row["inside"] for row in targets)
+    exact = sum(row["largest"] == row["truth"] for row in fits)
+    marks = [
+        (near >= 0.8 * len(certain), f"within 1 % of those called certain: {near} of {len(certain)}") if targets else None,
+        (inside >= 0.95 * len(targets), f"inside the range: {inside} of {len(targets)}") if targets else None,
+        (exact >= 0.8 * len(fits), f"the exact batch: {exact} of {len(fits)}") if fits else None,
+    ]
+    marks = [mark for mark in marks if mark]
+    text += [f"{'PASS' if good else 'FAIL'}  {what}" for good, what in marks]
+    with open(f"{OUT}/table.txt", "w") as file:
+        file.write("\n".join(text) + "\n")
+    print("\n".join(text), flush=True)
+    return all(good for good, _ in marks)
+
+
+def main():
+    if EARLIER:
+        again(EARLIER, Machine() if sys.argv[2] == "--fits" else None)
+        sys.exit(0 if table() else 1)
+    began, machine = time.time(), Machine()
+    n_gpus = len(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines())
+    names = sys.argv[2:] or [name for name in CASES if name != "ddp" or n_gpus > 1]
+
+    def one(name):
+        try:
+            case(machine, name)
+            print(f"{time.time() - began:5.0f} s  {name} done", flush=True)
+        except Exception as error:
+            write({"kind": "failed", "name": name, "error": f"{type(error).__name__}: {error}"})
+            print(f"{time.time() - began:5.0f} s  {name} failed: {str(error)[-300:]}", flush=True)
+
+    threads = [threading.Thread(target=one, args=(name,), daemon=True) for name in names]
+    for thread in threads: thread.start()
+    for thread in threads:
+        thread.join(max(1.0, END + 30 - time.time()))
+    pack()
+    good = table()
+    print(f"{time.time() - began:.0f} s, results in {OUT}", flush=True)
+    sys.stdout.flush()
+    os._exit(0 if good else 1)
+
+
+main()
