@@ -68,7 +68,7 @@ export class Live {
   private groups(now: { bytes: Float64Array; objects: Float64Array }, earlier: { bytes: Float64Array } | null, total: number) {
     const { view } = this, device = view.dev!, series = device.series(view.by), tints = colours(series.groups.map((group) => group.name));
     const rows = new Map<string, { bytes: number; objects: number; before: number; group: number; isLit: boolean }>();
-    for (const index of device.used) {
+    for (const index of device.known) {
       const name = view.trace.holders[index][view.by];
       const row = rows.get(name) ?? { bytes: 0, objects: 0, before: 0, group: series.groupOf[index], isLit: false };
       row.bytes += now.bytes[index];

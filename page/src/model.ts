@@ -72,15 +72,19 @@ export class Device {
   readonly times: Float64Array;
   readonly changes: Float64Array;
   readonly total: Float64Array;
+  /** The same without what PyTorch kept unused. */
+  readonly used: Float64Array;
   readonly highest: Pyramid;
   readonly lowest: Pyramid;
+  readonly fullest: Pyramid;
   readonly peak: number;
   readonly rowEnds: Float64Array;
   readonly rowHolder: Float64Array;
   readonly rowBytes: Float64Array;
   readonly rowObjects: Float64Array;
-  readonly used: number[];
-  private known = new Map<Grouping, Series>();
+  /** Holders that it has. */
+  readonly known: number[];
+  private made = new Map<Grouping, Series>();
   private map: Map2D | null = null;
   constructor(readonly chapter: Chapter, readonly head: DeviceHead) {
     const data = chapter.data;
@@ -89,17 +93,23 @@ export class Device {
     const counts = data.column(head.state_rows), n = this.times.length;
     this.rowEnds = new Float64Array(n);
     this.total = new Float64Array(n);
-    let row = 0, held = 0;
+    this.used = new Float64Array(n);
+    let row = 0, held = 0, unused = 0;
     for (let state = 0; state < n; state++) {
       const end = row + counts[state];
-      for (; row < end; row++) held += this.rowBytes[row];
+      for (; row < end; row++) {
+        held += this.rowBytes[row];
+        if (chapter.holders[this.rowHolder[row]].level === 2) unused += this.rowBytes[row];
+      }
       this.rowEnds[state] = end;
       this.total[state] = held;
+      this.used[state] = held - unused;
     }
-    this.highest = new Pyramid(this.total, 1);
-    this.lowest = new Pyramid(this.total, -1);
+    this.highest = new Pyramid(this.total, 1, this.used);
+    this.lowest = new Pyramid(this.total, -1, this.used);
+    this.fullest = new Pyramid(this.used, 1);
     this.peak = Math.max(0, this.highest.best(0, n));
-    this.used = [...new Set(this.rowHolder)];
+    this.known = [...new Set(this.rowHolder)];
   }
   get n(): number { return this.times.length; }
   /** What each holder held in a state. */
@@ -117,8 +127,8 @@ export class Device {
   /** The state at a time: the last that is not later; -1 before the first. */
   at(time: number): number { return upTo(this.times, time) - 1; }
   series(by: Grouping): Series {
-    let series = this.known.get(by);
-    if (!series) this.known.set(by, (series = new Series(this, by)));
+    let series = this.made.get(by);
+    if (!series) this.made.set(by, (series = new Series(this, by)));
     return series;
   }
   /** The bytes of some holders over all states. */
@@ -143,7 +153,7 @@ export class Series {
   readonly bytes: Float64Array[] = [];
   constructor(readonly device: Device, readonly by: Grouping) {
     const { holders } = device.chapter, names = new Map<string, number[]>();
-    for (const index of device.used) {
+    for (const index of device.known) {
       const name = holders[index][by], list = names.get(name);
       if (list) list.push(index); else names.set(name, [index]);
     }
@@ -162,6 +172,9 @@ export class Series {
       const rest = all.slice(MOST_GROUPS);
       this.groups.push({ name: `${rest.length} others`, holders: rest.flatMap((group) => group.holders), peak: 0 });
     }
+    // What is unused lies on top.
+    const isUnused = (group: Group) => group.holders.every((holder) => holders[holder].level === 2);
+    this.groups.sort((a, b) => Number(isUnused(a)) - Number(isUnused(b)));
     this.groups.forEach((group, i) => group.holders.forEach((holder) => (this.groupOf[holder] = i)));
     this.bytes = this.groups.map(() => new Float64Array(device.n));
     const now = new Float64Array(this.groups.length);

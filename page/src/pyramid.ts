@@ -3,7 +3,8 @@
 
 export class Pyramid {
   private levels: Int32Array[] = [];
-  constructor(private values: Float64Array, private sign: 1 | -1) {
+  /** Of equal values, those of `ties` decide. */
+  constructor(private values: Float64Array, private sign: 1 | -1, private ties: Float64Array = values) {
     let below = Int32Array.from(values, (_, i) => i);
     this.levels.push(below);
     while (below.length > 1) {
@@ -15,7 +16,8 @@ export class Pyramid {
     }
   }
   private better(a: number, b: number): number {
-    return this.sign * this.values[b] > this.sign * this.values[a] ? b : a;
+    const more = this.values[b] - this.values[a] || this.ties[b] - this.ties[a];
+    return this.sign * more > 0 ? b : a;
   }
   /** Index of the first best in [from, to); -1 where that is empty. */
   best(from: number, to: number): number {

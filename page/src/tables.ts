@@ -23,7 +23,7 @@ export function grid(table: Grid, pattern: RegExp | null): HTMLElement {
     const line = h("tr", { class: pattern ? (isLit ? "lit" : "dim") : null });
     row.forEach((value, column) => {
       const [text, raw] = cell(value), tint = column === 0 ? table.swatch?.(index) : null;
-      const element = h("td", { class: numeric[column] ? "number" : null, "data-value": raw, title: !numeric[column] && shortSite(text) !== text ? text : null });
+      const element = h("td", { class: numeric[column] ? "number" : text.length < 24 ? "short" : null, "data-value": raw, title: !numeric[column] && shortSite(text) !== text ? text : null });
       if (tint) {
         const swatch = h("span", { class: "swatch" });
         swatch.style.background = tint;

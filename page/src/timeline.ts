@@ -39,12 +39,12 @@ export class Timeline {
     const [from, to] = this.view.window;
     return from + ((x - LEFT) / (this.picture.width - LEFT - RIGHT)) * (to - from);
   }
-  /** The highest state in a pixel column, or the one that lasts over it; and the lowest. */
-  private column(x: number): [number, number] {
+  /** The highest state in a pixel column, or the one that lasts over it; the lowest; from where to where its states are. */
+  private column(x: number): [number, number, number, number] {
     const device = this.view.dev!, positions = this.view.positions;
     const first = upTo(positions, this.position(x)) - 1, next = upTo(positions, this.position(x + 1));
     const from = Math.max(0, first);
-    return [device.highest.best(from, Math.max(next, from + 1)), device.lowest.best(from, Math.max(next, from + 1))];
+    return [device.highest.best(from, Math.max(next, from + 1)), device.lowest.best(from, Math.max(next, from + 1)), from, next];
   }
   private draw(context: CanvasRenderingContext2D, width: number) {
     const { view } = this, device = view.dev, colour = theme();
@@ -57,7 +57,7 @@ export class Timeline {
     const series = view.dev!.series(view.by), tints = colours(series.groups.map((group) => group.name));
     const chosen = view.only === null ? -1 : series.groups.findIndex((group) => group.name === view.only);
     const litBytes = view.lit ? device.sum((holder) => view.lit![holder]) : null;
-    const plot = width - LEFT - RIGHT, columns: [number, number][] = [];
+    const plot = width - LEFT - RIGHT, columns: [number, number, number, number][] = [];
     let top = 0;
     for (let x = 0; x < plot; x++) {
       const column = this.column(LEFT + x);
@@ -87,6 +87,16 @@ export class Timeline {
         context.fillRect(LEFT + x, y(device.total[high]), 1, y(device.total[low]) - y(device.total[high]));
         context.globalAlpha = 1;
       }
+    }
+    if (chosen < 0) {
+      // Where most was in use at another instant of the column than most was held.
+      context.fillStyle = colour.ink;
+      context.globalAlpha = 0.55;
+      for (let x = 0; x < plot; x++) {
+        const from = Math.max(0, columns[x][2]), full = device.fullest.best(from, Math.max(columns[x][3], from + 1));
+        if (full >= 0 && device.used[full] > device.used[columns[x][0]]) context.fillRect(LEFT + x, y(device.used[full]), 1, 1);
+      }
+      context.globalAlpha = 1;
     }
     if (litBytes) {
       context.strokeStyle = colour.ink;
@@ -195,9 +205,10 @@ export class Timeline {
     const state = this.hover === null ? view.cursor : Math.max(0, device.at0(view, this.position(this.hover)));
     const series = device.series(view.by), step = view.trace.marks.get("step")?.list.find((it) => it.from <= device.times[state] && (it.to ?? Infinity) >= device.times[state]);
     const where = `${this.hover === null ? "Cursor" : "Here"}: ${time(device.times[state])}${step ? ", " + step.text : ""}, change ${count(device.changes[state])} of ${count(device.head.n_changes)}, ${bytes(device.total[state])} held (${((device.total[state] / (device.total[device.peak] || 1)) * 100).toFixed(1)} % of the peak)`;
+    const cut = view.window[0] > view.extent[0] || view.window[1] < view.extent[1] ? " A part of the axis is seen; 0 shows all." : "";
     const lit = view.lit ? `; the search lights up ${bytes(device.sum((holder) => view.lit![holder])[state])}` : "";
     const kept = device.head.stretch > 1 ? `. Of every ${count(device.head.stretch)} changes the highest, the lowest and the last state are kept (${count(device.n)} of ${count(device.head.n_changes)}).` : ".";
-    this.readout.textContent = where + lit + kept;
+    this.readout.textContent = where + lit + kept + cut;
     const tints = colours(series.groups.map((group) => group.name));
     this.legend.replaceChildren(...series.groups.map((group, i) => {
       const swatch = h("span", { class: "swatch" });

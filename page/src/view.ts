@@ -60,7 +60,14 @@ export class View {
     this.device = device >= 0 && device < devices.length ? device : busiest;
     [this.base, this.range, this.only] = [null, null, null];
     this.cursor = this.dev?.peak ?? 0;
-    this.window = this.extent;
+    this.window = this.busy;
+  }
+  /** All of the axis, without a long time at its beginning in which next to nothing is held. */
+  get busy(): [number, number] {
+    const device = this.dev, [from, to] = this.extent;
+    if (!device || !device.n || this.axis !== "time") return [from, to];
+    const first = device.times[device.total.findIndex((total) => total * 50 >= device.total[device.peak])];
+    return first > (to - from) / 4 ? [first - (to - first) / 12, to] : [from, to];
   }
   zoom(from: number, to: number) {
     const [first, last] = this.extent, least = this.axis === "time" ? 100 : 4;
@@ -70,7 +77,7 @@ export class View {
   }
   setAxis(axis: "time" | "change") {
     this.axis = axis;
-    this.window = this.extent;
+    this.window = this.busy;
   }
   fragment(): string {
     const parts: Record<string, string> = { trace: String(this.chapter), device: String(this.device), by: this.by, tab: this.tab, moment: this.moment };
@@ -78,8 +85,8 @@ export class View {
     if (this.base !== null) parts.base = String(this.dev!.changes[this.base]);
     if (this.range) parts.range = this.range.map((state) => this.dev!.changes[Math.max(0, state)]).join("-");
     if (this.axis !== "time") parts.axis = this.axis;
-    const [from, to] = this.extent;
-    if (this.window[0] > from || this.window[1] < to) parts.window = this.window.map((at) => Math.round(at)).join("-");
+    const [from, to] = this.busy;
+    if (this.window[0] !== from || this.window[1] !== to) parts.window = this.window.map((at) => Math.round(at)).join("-");
     if (this.search.text) parts.search = this.search.text;
     if (this.only !== null) parts.only = this.only;
     return "#" + Object.entries(parts).map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&");

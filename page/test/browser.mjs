@@ -53,6 +53,7 @@ for (const trace of traces) {
   }
   await keys(page, name);
   await search(page, name);
+  await page.evaluate(() => { window.gputrace.view.restore(""); window.gputrace.view.by = "site"; window.gputrace.view.changed(); });
   for (const theme of ["light", "dark"]) {
     await page.emulateMedia({ colorScheme: theme });
     for (const tab of await page.$$eval("[role=tab]", (tabs) => tabs.map((tab) => tab.id))) {
@@ -125,7 +126,10 @@ function compare(name, shown, told, figures) {
     const [wanted] = left.splice(Math.max(0, left.findIndex((it) => it.name === section.name)), 1);
     if (wanted?.name !== section.name) { check(false, `${name}: section ${section.name} is not in report --json`); continue; }
     for (const [fact, value] of section.facts) same(`${section.name}.${fact}`, value, wanted[fact]);
-    for (const table of section.tables) {
+    // Tables of one name, one for each device, are one list for programs.
+    const lists = {};
+    for (const table of section.tables) (lists[table.name] ??= { ...table, rows: [] }).rows.push(...table.rows);
+    for (const table of Object.values(lists)) {
       const rows = wanted[table.name] ?? [];
       same(`rows of ${section.name}.${table.name}`, table.rows.length, rows.length);
       table.rows.forEach((row, at) => row.forEach((value, column) => same(`${section.name}.${table.name}[${at}].${table.columns[column]}`, value, rows[at]?.[table.columns[column]])));

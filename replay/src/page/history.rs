@@ -1,8 +1,8 @@
 //! What a device held over time, in bounded room: a row of exact states.
 //!
 //! As long as there is room every change is kept. Then two neighbouring stretches of the same number of changes become one,
-//! of which the lowest, the highest and the last state stay, again and again: no spike and no dip of the device is ever lost,
-//! and every state that is shown was so, holder by holder, at its very instant.
+//! of which the lowest, the highest, the last state and that with most in PyTorch's blocks stay, again and again: no spike and no
+//! dip of the device is ever lost, and every state that is shown was so, holder by holder, at its very instant.
 //!
 //! ```text
 //!  bytes   .  x      .              changes, six to a stretch
@@ -105,10 +105,10 @@ impl History {
         }
     }
 
-    /// Of states that follow on one another, keeps the lowest, the highest and the last.
+    /// Of states that follow on one another, keeps the lowest, the highest, the fullest and the last.
     fn keep(&mut self, states: Vec<State>) {
         let Some(last) = states.len().checked_sub(1) else { return };
-        let (mut lowest, mut highest) = (0, 0);
+        let (mut lowest, mut highest, mut fullest) = (0, 0, 0);
         for (idx, state) in states.iter().enumerate() {
             if state.height < states[lowest].height {
                 lowest = idx;
@@ -116,11 +116,14 @@ impl History {
             if state.height > states[highest].height {
                 highest = idx;
             }
+            if state.height.1 > states[fullest].height.1 {
+                fullest = idx;
+            }
         }
         let mut since: Vec<Row> = vec![];
         for (idx, mut state) in states.into_iter().enumerate() {
             since.append(&mut state.rows);
-            if [lowest, highest, last].contains(&idx) {
+            if [lowest, highest, fullest, last].contains(&idx) {
                 state.rows = summed(std::mem::take(&mut since));
                 self.n_rows += state.rows.len();
                 self.states.push(state);
