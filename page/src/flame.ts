@@ -18,6 +18,8 @@ export function tree(chapter: Chapter, now: Float64Array, before: Float64Array |
       if (name !== "" || at !== root) {
         let child = at.children.get(name);
         if (!child) at.children.set(name, (child = node(name, groupOf[index])));
+        // What several groups have a part in has no colour of one.
+        if (child.group !== groupOf[index]) child.group = -1;
         at = child;
       }
       at.bytes += bytes;

@@ -86,7 +86,7 @@ export class AddressMap {
     this.key_.replaceChildren(...entries.map(([name, tint]) => {
       const swatch = h("span", { class: "swatch" });
       swatch.style.background = tint;
-      return h("li", {}, h("span", {}, swatch, name));
+      return h("li", {}, h("span", {}, swatch, shortSite(name)));
     }));
     const at = device.times[view.cursor], segments = map.segments(at), live = segments.reduce((sum, it) => sum + it.live, 0), all = segments.reduce((sum, it) => sum + it.bytes, 0);
     const wholly = segments.filter((it) => !it.blocks.length).reduce((sum, it) => sum + it.bytes, 0), most = 100;

@@ -28,7 +28,7 @@ export class SettingsView {
       const most = "400,000";
       return this.body.replaceChildren(h("p", { class: "note" }, `No what-if is in this page: PyTorch made no requests on this device, or more than ${most}, or not all of them can be replayed. gputrace tune and gputrace replay say which.`));
     }
-    const peak = Math.max(...view.data.column(head.reserved)), best = [...head.tried].filter((it) => !it.runs_out).sort((a, b) => a.peak_reserved_bytes - b.peak_reserved_bytes)[0];
+    const peak = view.data.column(head.reserved).reduce((a, b) => Math.max(a, b), 0), best = [...head.tried].filter((it) => !it.runs_out).sort((a, b) => a.peak_reserved_bytes - b.peak_reserved_bytes)[0];
     const saves = best && best.peak_reserved_bytes < peak ? `${best.options || "the default"} would have reserved ${bytes(best.peak_reserved_bytes)} instead of ${bytes(peak)}` : `none of these settings would have reserved less than the ${bytes(peak)} that were`;
     this.body.replaceChildren(
       h("h3", {}, `The same requests under other settings: ${saves}`),
@@ -42,15 +42,21 @@ export class SettingsView {
         onRow: (row) => { const name = head.tried[row].options; if (!this.hidden.delete(name)) this.hidden.add(name); this.update(); },
       }, view.search.pattern),
       h("p", { class: "note" }, "Grey: in blocks. Black: reserved, as recorded. A click on a setting hides or shows its line. gputrace tune tries more, and says how sure each is."),
+      head.tried.some((it) => it.peak_reserved_bytes > this.top(head)) ? h("p", { class: "note" }, "Lines that leave the picture at its top need more than it shows.") : "",
       head.stretch > 1 ? h("p", { class: "note" }, `Each point is the highest of ${count(head.stretch)} requests.`) : "");
     this.picture.redraw();
+  }
+  /** What needs much more than was recorded leaves the picture: what saves is what is looked for. */
+  private top(head: SettingsHead): number {
+    const recorded = this.view.data.column(head.reserved).reduce((a, b) => Math.max(a, b), 1);
+    return Math.max(recorded, ...head.tried.map((it) => it.peak_reserved_bytes).filter((peak) => peak < recorded * 1.5)) * 1.1;
   }
   private draw(context: CanvasRenderingContext2D, width: number) {
     const { head, view } = this, colour = theme();
     if (!head) return;
     const times = view.data.column(head.time), column = (id: number) => view.data.column(id);
     const [from, to] = view.axis === "time" ? view.window : [0, view.trace.head.duration_ns], bottom = TOP + PLOT;
-    const top = Math.max(...column(head.reserved), ...head.tried.map((it) => it.peak_reserved_bytes), 1) * 1.06;
+    const top = this.top(head);
     const x = (at: number) => LEFT + ((at - from) / (to - from || 1)) * (width - LEFT - RIGHT), y = (value: number) => bottom - (value / top) * PLOT;
     context.textAlign = "right";
     context.textBaseline = "middle";

@@ -1,6 +1,6 @@
 // Memory over time, stacked by group. A column of pixels shows the highest of its states, part by part as it was at that very
 // instant, and how low the device was in between; so no spike and no dip is lost.
-import { h, Picture, fitted } from "./dom";
+import { h, Picture, fitted, shortSite } from "./dom";
 import { colours, theme, isLight } from "./colours";
 import { bytes, count, tickBytes, tickTime, ticks, time } from "./format";
 import type { Mark } from "./model";
@@ -207,13 +207,13 @@ export class Timeline {
     const where = `${this.hover === null ? "Cursor" : "Here"}: ${time(device.times[state])}${step ? ", " + step.text : ""}, change ${count(device.changes[state])} of ${count(device.head.n_changes)}, ${bytes(device.total[state])} held (${((device.total[state] / (device.total[device.peak] || 1)) * 100).toFixed(1)} % of the peak)`;
     const cut = view.window[0] > view.extent[0] || view.window[1] < view.extent[1] ? " A part of the axis is seen; 0 shows all." : "";
     const lit = view.lit ? `; the search lights up ${bytes(device.sum((holder) => view.lit![holder])[state])}` : "";
-    const kept = device.head.stretch > 1 ? `. Of every ${count(device.head.stretch)} changes the highest, the lowest and the last state are kept (${count(device.n)} of ${count(device.head.n_changes)}).` : ".";
+    const kept = device.head.stretch > 1 ? `. Of every ${count(device.head.stretch)} changes the highest, the lowest, the last state and that with most in use are kept (${count(device.n)} of ${count(device.head.n_changes)}).` : ".";
     this.readout.textContent = where + lit + kept + cut;
     const tints = colours(series.groups.map((group) => group.name));
     this.legend.replaceChildren(...series.groups.map((group, i) => {
       const swatch = h("span", { class: "swatch" });
       swatch.style.background = tints[i];
-      const button = h("button", { type: "button", "aria-pressed": view.only === group.name, title: `Show only this; at most ${bytes(group.peak)}`, onclick: () => { view.only = view.only === group.name ? null : group.name; view.changed(); } }, swatch, group.name, h("span", { class: "amount" }, bytes(series.bytes[i][state])));
+      const button = h("button", { type: "button", "aria-pressed": view.only === group.name, title: `Show only this; at most ${bytes(group.peak)}`, onclick: () => { view.only = view.only === group.name ? null : group.name; view.changed(); } }, swatch, shortSite(group.name), h("span", { class: "amount" }, bytes(series.bytes[i][state])));
       return h("li", {}, button);
     }));
   }

@@ -16,15 +16,16 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// Adds a column. Values above what a double of JavaScript holds exactly are cut to that.
+    /// Adds a column. Values of more than a pebibyte (of bytes), or 13 days (of nanoseconds), are cut to that.
     pub(super) fn add(&mut self, values: impl Iterator<Item = u64>) -> ColumnId {
-        self.add_signed(values.map(|value| value.min(LARGEST) as i64))
+        self.add_signed(values.map(|value| i64::try_from(value).unwrap_or(LARGEST)))
     }
 
     /// The same, of values that may be below zero.
     pub(super) fn add_signed(&mut self, values: impl Iterator<Item = i64>) -> ColumnId {
         let (start, mut before, mut n) = (self.bytes.len(), 0, 0);
         for value in values {
+            let value = value.clamp(-LARGEST, LARGEST);
             self.varint(zigzag(value.wrapping_sub(before)));
             before = value;
             n += 1;
@@ -47,8 +48,8 @@ impl Columns {
     }
 }
 
-/// `Number.MAX_SAFE_INTEGER`.
-const LARGEST: u64 = (1 << 53) - 1;
+/// Twice the difference of two of them, and its sign, are exact in a double of JavaScript.
+const LARGEST: i64 = 1 << 50;
 
 fn zigzag(value: i64) -> u64 {
     ((value << 1) ^ (value >> 63)) as u64
