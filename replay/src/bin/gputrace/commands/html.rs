@@ -83,6 +83,9 @@ fn open(path: &Path, is_redacted: bool) -> anyhow::Result<Source> {
 
 /// `train.html` for `job/train.gtr`.
 fn named_after(trace: &Path) -> PathBuf {
+    if trace.starts_with("/proc/self/fd") {
+        return PathBuf::from("page.html");
+    }
     let name = trace.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let known = [".gtr", ".pickle.gz", ".pickle", ".pkl.gz", ".pkl"];
     let stem = known.iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(&name);
