@@ -4,7 +4,7 @@ RELEASE := target/release
 # What installs comes before what builds; cargo uses all processors by itself.
 .NOTPARALLEL:
 
-.PHONY: help setup build demo test check deny fmt bench bench-leaks oracle schemas loom miri sanitize fuzz torture portable wheel dist book clean
+.PHONY: help setup build demo test check page browser deny fmt bench bench-leaks oracle schemas loom miri sanitize fuzz torture portable wheel dist book clean
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -32,6 +32,16 @@ check: ## What CI runs: format, lints, tests, docs
 	cargo clippy --workspace --all-targets -- -D warnings
 	$(MAKE) test
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+
+# Needs npm. What comes of it is committed, so that building gputrace needs neither: `tests/page.rs` holds it against the sources.
+page: ## Build the code of `gputrace html`'s page from page/, after its own tests
+	cd page && npm ci --no-fund --no-audit --ignore-scripts && npm run check && npm test && npm run build
+
+# `make test` has the short form. SHOTS=FOLDER keeps pictures of every view, light and dark; GPUTRACE_BROWSER names the browser.
+browser: build ## Open pages of all golden traces in Chromium, and hold every number against --json
+	cd page && npm ci --no-fund --no-audit --ignore-scripts
+	node page/test/browser.mjs --gputrace $(RELEASE)/gputrace $(if $(SHOTS),--shots $(SHOTS)) tests/golden/*.gtr \
+	  tests/golden/kept-losses.gtr,tests/golden/running-total.gtr,tests/golden/dataparallel.gtr
 
 deny: target/tools/bin/cargo-deny ## Hold dependencies against deny.toml, and, where it can be fetched, the database of their flaws
 	target/tools/bin/cargo-deny check licenses bans sources

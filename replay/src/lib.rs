@@ -6,6 +6,7 @@ pub mod answers;
 pub mod exports;
 pub mod import;
 pub mod ledger;
+pub mod page;
 pub mod ranks;
 pub mod report;
 mod rules;

@@ -37,6 +37,16 @@ const RUNS: &[(&str, &[&str])] = &[
             "--rules MISSING TRACE",
         ],
     ),
+    (
+        "html",
+        &[
+            "-F -o NEW TRACE OOM",
+            "-F -o NEW PICKLE",
+            "-F --redact -o NEW CUT",
+            "-o PLAIN TRACE",
+            "-F -o NEW MISSING",
+        ],
+    ),
     ("summary", &["TRACE", "OOM", "PICKLE", "TRACE OOM", "TRACE --peak", "CUT"]),
     ("stats", &["TRACE", "OOM", "PICKLE", "CUT"]),
     (

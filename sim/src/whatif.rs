@@ -111,6 +111,16 @@ impl Confidence {
     }
 }
 
+/// Writes down what is reserved.
+struct Reserved(Vec<u64>);
+
+impl Observer for Reserved {
+    fn placed(&mut self, _op: usize, _id: AllocId, _at: Placement, device: &Device) -> ControlFlow<()> {
+        self.0.push(device.books.reserved.current);
+        ControlFlow::Continue(())
+    }
+}
+
 /// What would have been.
 #[derive(Clone, Debug)]
 pub struct Answer {
@@ -313,6 +323,20 @@ impl<'a> Laboratory<'a> {
     /// When the policy does not understand its options.
     pub fn guess(&self, question: &Question) -> Result<Outcome, OptionError> {
         self.simulate(question, Box::new(Continued::new(&self.knowledge, None)))
+    }
+
+    /// What would have been reserved after each request that was served, at the best guess of the addresses.
+    ///
+    /// # Errors
+    /// When there is no such policy or it does not understand its options.
+    pub fn reserved_over_time(&self, question: &Question) -> Result<(Outcome, Vec<u64>), OptionError> {
+        let mut policy = self.build(&question.policy, &question.options, question.torch_version)?;
+        let space = Box::new(Continued::new(&self.knowledge, None));
+        let others = self.others(question);
+        let mut reserved = Reserved(Vec::with_capacity(self.stream.n_requests()));
+        let outcome =
+            run(self.stream, &mut *policy, &mut device(question, space, others.as_deref()), &mut reserved);
+        Ok((outcome, reserved.0))
     }
 
     /// Takes apart why more was reserved than was in use when most was reserved, at the best guess of the addresses.

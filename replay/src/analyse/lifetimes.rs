@@ -33,6 +33,10 @@ pub struct Lifetimes {
     pub is_guessed: bool,
     /// Some block has a stack: without any, there are no roles.
     pub has_stacks: bool,
+    /// The role of each block, in the order of their births: index of [`Lifetimes::role_names`].
+    pub roles_of_blocks: Vec<u16>,
+    /// Names of roles and their rules.
+    pub role_names: Vec<(String, String)>,
 }
 
 /// One device's.
@@ -121,6 +125,8 @@ impl Lifetimes {
             cycles: Cycles::of(&lives, definitions),
             is_guessed: roles.is_guessed,
             has_stacks: lives.list.iter().any(|life| definitions.stack(life.stack).is_some()),
+            roles_of_blocks: roles.of_lives,
+            role_names: roles.names,
         }
     }
 }

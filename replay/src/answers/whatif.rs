@@ -96,7 +96,7 @@ impl<'a> Bench<'a> {
 }
 
 /// Why the replay of the recorded setting is not known to be what was recorded.
-pub(super) fn doubt(stream: &OpStream, check: &SelfCheck) -> Option<String> {
+pub(crate) fn doubt(stream: &OpStream, check: &SelfCheck) -> Option<String> {
     strayed(check).or_else(|| guessed_pools(stream))
 }
 

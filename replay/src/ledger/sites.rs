@@ -109,6 +109,12 @@ impl Sites {
         self.site(id).map(ToString::to_string).unwrap_or_default()
     }
 
+    /// The place that a stack leads to, where an event had it.
+    #[must_use]
+    pub fn site_of(&self, stack: StackId) -> SiteId {
+        self.origins.get(&(stack, false)).map_or(SiteId(u32::MAX), |origin| origin.site)
+    }
+
     /// All stacks that were seen there.
     pub fn stacks_of(&self, id: SiteId) -> impl Iterator<Item = StackId> {
         self.origins.iter().filter(move |(_, origin)| origin.site == id).map(|((stack, _), _)| *stack)

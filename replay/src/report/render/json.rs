@@ -50,7 +50,11 @@ fn section(section: &Section) -> Json {
                     let cells = table.columns.iter().zip(row);
                     Json::Object(cells.map(|(column, cell)| (column.name.to_owned(), value(cell))).collect())
                 };
-                json.insert(table.name.into(), table.rows.iter().map(row).collect::<Vec<_>>().into());
+                let rows = json.entry(table.name).or_insert_with(|| Json::Array(vec![]));
+                // A section with a table for each device: their rows are one list.
+                if let Json::Array(rows) = rows {
+                    rows.extend(table.rows.iter().map(row));
+                }
                 if let Some(left_out) = &table.left_out {
                     json.insert(format!("{}_left_out", table.name), left_out.as_str().into());
                 }

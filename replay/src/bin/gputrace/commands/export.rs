@@ -111,7 +111,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
 }
 
 /// Writes a file that has its name when it is complete, and not before.
-fn write_whole(
+pub(super) fn write_whole(
     path: &Path,
     force: bool,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,

@@ -11,6 +11,7 @@ use crate::show::{self, complain};
 mod diff;
 mod doctor;
 mod export;
+mod html;
 mod import;
 mod leaks;
 mod manual;
@@ -54,6 +55,7 @@ impl Verb {
 const VERBS: &[Verb] = &[
     record::VERB,
     report::VERB,
+    html::VERB,
     summary::VERB,
     stats::VERB,
     tree::VERB,

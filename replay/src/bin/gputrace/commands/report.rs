@@ -89,7 +89,8 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     Ok(show::exit_code(all))
 }
 
-fn understood(source: &Source, categories: &Categories, wanted: Shown) -> (Story, Verdict) {
+/// A trace with its verdict, and with all that the sections to be shown need.
+pub(super) fn understood(source: &Source, categories: &Categories, wanted: Shown) -> (Story, Verdict) {
     let mut growth = Growth::default();
     let story = Story::with_lifetimes_and(source, categories, &mut growth);
     let found = Postmortem::of_story(story, source, &growth);
@@ -99,7 +100,8 @@ fn understood(source: &Source, categories: &Categories, wanted: Shown) -> (Story
     (story, verdict)
 }
 
-fn part(story: &Story, verdict: &Verdict, wanted: Shown) -> Part {
+/// What is said of one process.
+pub(super) fn part(story: &Story, verdict: &Verdict, wanted: Shown) -> Part {
     Part { verdict: Some(verdict.clone()), ..report::part(story, of_report(story, wanted)) }
 }
 

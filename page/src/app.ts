@@ -1,0 +1,115 @@
+// The page: the verdict first, then memory over time, then what is asked of it.
+import { read, type Data } from "./data";
+import { h } from "./dom";
+import { cell } from "./format";
+import { Live } from "./live";
+import { AddressMap } from "./map";
+import { Chapter } from "./model";
+import { Ranks } from "./ranks";
+import { search } from "./search";
+import { SettingsView } from "./settings";
+import { command, Tables } from "./tables";
+import { Timeline } from "./timeline";
+import { TABS, View, type Tab } from "./view";
+
+const TAB_TITLES: Record<Tab, string> = { live: "What was held", map: "Address map", settings: "Other settings", ranks: "Ranks", tables: "All tables" };
+const KEYS: [string, string][] = [["\u2190 \u2192", "cursor to the change before, after (Shift: far); on the flame graph from box to box"], ["P", "cursor to the peak"], ["O S E", "to the next out-of-memory error, step, emptying of the cache"], ["B", "base for a difference: where the cursor is"], ["+ \u2212 0", "zoom in, out, all"], ["X", "axis: time or changes"], ["1 to 4", "by owner, role, call site, pool"], ["Q W R T Y", "tabs"], ["/", "search"], ["D", "dark or light"], ["?", "these keys"], ["mouse", "click: cursor; drag: range; Shift drag: move; Ctrl wheel: zoom; double click: all"]];
+
+function verdict(chapter: Chapter): HTMLElement {
+  const { report } = chapter.head, told = report.verdict;
+  if (!told) return h("section", { class: "verdict" }, h("h1", {}, report.title));
+  const list = h("dl", {});
+  for (const item of told.section.items) {
+    if (!("fact" in item)) continue;
+    const [text] = cell(item.value), isCommand = typeof item.value === "object" && item.value?.c !== undefined;
+    list.append(h("dt", {}, item.label), h("dd", { "data-fact": item.fact, class: item.fact === "call_site" ? "site" : null }, isCommand ? command(text) : text, item.remark ? h("span", { class: "remark" }, item.remark) : null));
+  }
+  return h("section", { class: "verdict " + told.kind, "data-section": "verdict", "aria-label": "Verdict" }, h("p", { class: "trace" }, report.title), h("h1", {}, told.section.title.replace(/^Verdict: (.)/, (_, first) => first.toUpperCase())), list);
+}
+
+function start(data: Data, root: HTMLElement) {
+  const chapters = data.head.chapters.map((head, i) => new Chapter(head, data, i));
+  const view = new View(data, chapters);
+  view.restore(location.hash);
+  document.title = `gputrace: ${chapters.length > 1 ? chapters.length + " traces" : chapters[0]?.head.report.trace ?? ""}`;
+  const timeline = new Timeline(view), tables = new Tables(view);
+  const views: Record<Tab, { element: HTMLElement; update(): void }> = { live: new Live(view), map: new AddressMap(view), settings: new SettingsView(view), ranks: new Ranks(view), tables };
+  const tabs = TABS.filter((tab) => tab !== "ranks" || chapters.length > 1);
+  if (!tabs.includes(view.tab)) view.tab = "live";
+
+  const field = h("input", { type: "search", id: "search", placeholder: "Search everywhere: a regular expression  ( / )", "aria-label": "Search everywhere", "aria-describedby": "found", value: view.search.text, oninput: () => { view.search = search(field.value); view.changed(); } });
+  const found = h("span", { id: "found", class: "note", "aria-live": "polite" });
+  const pick = h("select", { "aria-label": "Trace and device", onchange: () => { const [trace, device] = pick.value.split(".").map(Number); view.choose(trace, device); view.changed(); } },
+    ...chapters.flatMap((chapter, c) => (chapter.devices.length ? chapter.devices : [null]).map((device, d) => {
+      const { rank, trace } = chapter.head.report, who = chapters.length > 1 ? (rank === null ? trace : `rank ${rank}`) + ", " : "";
+      return h("option", { value: `${c}.${d}` }, who + (device?.head.name ?? "no device"));
+    })));
+  const toggle = () => { const root = document.documentElement, isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches; root.dataset.theme = isDark ? "light" : "dark"; view.changed(); };
+  const help = h("dialog", { "aria-label": "Keys" }, h("h2", {}, "Keys"), h("dl", {}, ...KEYS.flatMap(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)])), h("form", { method: "dialog" }, h("button", {}, "Close")));
+  const axis = h("button", { type: "button", onclick: () => { view.setAxis(view.axis === "time" ? "change" : "time"); view.changed(); } });
+  const header = h("header", {}, h("span", { class: "brand" }, "gputrace"), pick, field, found, h("span", { class: "gap" }), axis, h("button", { type: "button", onclick: toggle }, "Dark or light"), h("button", { type: "button", onclick: () => help.showModal() }, "Keys ?"));
+
+  const choose = (tab: Tab) => { view.tab = tab; view.changed(); };
+  const buttons = tabs.map((tab) => h("button", {
+    type: "button", role: "tab", id: "tab-" + tab, "aria-controls": "panel-" + tab, onclick: () => choose(tab), onkeydown: (event: KeyboardEvent) => {
+      const by = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
+      if (!by) return;
+      const next = tabs[(tabs.indexOf(tab) + by + tabs.length) % tabs.length];
+      choose(next);
+      document.getElementById("tab-" + next)?.focus();
+      event.preventDefault();
+    },
+  }, TAB_TITLES[tab]));
+  const panels = tabs.map((tab) => h("div", { role: "tabpanel", id: "panel-" + tab, "aria-labelledby": "tab-" + tab, tabindex: 0 }, views[tab].element));
+  const top = h("div");
+  root.append(header, h("main", {}, top, h("h2", { class: "quiet" }, "Memory over time"), timeline.element, h("div", { role: "tablist", "aria-label": "Views" }, ...buttons), ...panels), help);
+
+  let shown = -1;
+  const update = () => {
+    if (shown !== view.chapter) top.replaceChildren(verdict(view.trace));
+    shown = view.chapter;
+    pick.value = `${view.chapter}.${Math.max(0, view.device)}`;
+    axis.textContent = view.axis === "time" ? "Axis: time" : "Axis: changes";
+    const { lit } = view;
+    found.textContent = view.search.error ? view.search.error : lit ? `${lit.filter(Boolean).length} of ${lit.length} places` : "";
+    timeline.update();
+    tabs.forEach((tab, i) => {
+      const isChosen = tab === view.tab;
+      buttons[i].setAttribute("aria-selected", String(isChosen));
+      buttons[i].tabIndex = isChosen ? 0 : -1;
+      panels[i].hidden = !isChosen;
+      if (isChosen) views[tab].update();
+    });
+  };
+  view.on(update);
+  addEventListener("hashchange", () => { view.restore(location.hash); update(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", update);
+  // On paper all of it is shown, in dark ink.
+  addEventListener("beforeprint", () => { panels.forEach((panel, i) => { panel.hidden = false; views[tabs[i]].update(); }); });
+  addEventListener("afterprint", update);
+  addEventListener("keydown", (event) => {
+    const isTyping = event.target instanceof HTMLInputElement || event.target instanceof HTMLSelectElement;
+    if (isTyping && event.key === "Escape") (event.target as HTMLElement).blur();
+    if (isTyping || event.ctrlKey || event.metaKey || event.altKey || help.open) return;
+    const [from, to] = view.window, device = view.dev;
+    const at = device?.n ? view.at(view.cursor) : (from + to) / 2;
+    const around = at >= from && at <= to ? at : (from + to) / 2;
+    const acts: Record<string, () => void> = {
+      "/": () => field.focus(), "?": () => help.showModal(), d: toggle,
+      p: () => device?.n && timeline.move(device.peak), o: () => timeline.next("out of memory"), s: () => timeline.next("step"), e: () => timeline.next("cache emptied"),
+      b: () => { view.base = view.cursor; view.moment = "base"; view.changed(); },
+      "+": () => timeline.zoomAt(around, 0.6), "=": () => timeline.zoomAt(around, 0.6), "-": () => timeline.zoomAt(around, 1 / 0.6), "0": () => { view.window = view.extent; view.changed(); },
+      x: () => { view.setAxis(view.axis === "time" ? "change" : "time"); view.changed(); },
+    };
+    (["owner", "role", "site", "pool"] as const).forEach((by, i) => (acts[String(i + 1)] = () => { view.by = by; view.only = null; view.changed(); }));
+    ["q", "w", "r", "t", "y"].forEach((key, i) => { const tab = TABS[i]; if (tabs.includes(tab)) acts[key] = () => choose(tab); });
+    const act = acts[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    if (act) { event.preventDefault(); act(); }
+  });
+  update();
+  (window as any).gputrace = { view, data };
+}
+
+const source = document.getElementById("data")!, text = source.textContent!, root = document.getElementById("app")!;
+source.remove();
+read(text).then((data) => start(data, root)).catch((error) => root.append(h("p", { class: "bad" }, "This page cannot be read: " + String(error))));

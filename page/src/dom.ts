@@ -1,0 +1,63 @@
+// Elements, made with text and never with markup: no name of a trace is ever more than text.
+
+type Child = Node | string | null | undefined | false;
+type Attributes = Record<string, string | number | boolean | null | undefined | ((event: any) => void)>;
+
+export function h<K extends keyof HTMLElementTagNameMap>(tag: K, attributes: Attributes = {}, ...children: Child[]): HTMLElementTagNameMap[K] {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || (value === false && !name.startsWith("aria-"))) continue;
+    if (typeof value === "function") element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true && !name.startsWith("aria-") ? "" : String(value));
+  }
+  element.append(...children.filter((child): child is Node | string => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+/** A canvas as large as its place, sharp on every screen; drawn when it is seen and when its size changes. */
+export class Picture {
+  readonly canvas: HTMLCanvasElement;
+  readonly context: CanvasRenderingContext2D;
+  width = 0;
+  private pending = false;
+  constructor(public height: number, label: string, private draw: (context: CanvasRenderingContext2D, width: number, height: number) => void) {
+    this.canvas = h("canvas", { role: "img", "aria-label": label, tabindex: 0 });
+    this.context = this.canvas.getContext("2d")!;
+    new ResizeObserver(() => this.redraw()).observe(this.canvas);
+  }
+  /** Draws once before the next frame, however often it is asked for. */
+  redraw() {
+    if (this.pending) return;
+    this.pending = true;
+    requestAnimationFrame(() => { this.pending = false; this.now(); });
+  }
+  now() {
+    const width = this.canvas.clientWidth, ratio = Math.min(2, devicePixelRatio || 1);
+    if (!width) return;
+    this.width = width;
+    this.canvas.style.height = this.height + "px";
+    const [w, hgt] = [Math.round(width * ratio), Math.round(this.height * ratio)];
+    if (this.canvas.width !== w || this.canvas.height !== hgt) { this.canvas.width = w; this.canvas.height = hgt; }
+    this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    this.context.clearRect(0, 0, width, this.height);
+    this.context.font = "11px system-ui, sans-serif";
+    this.draw(this.context, width, this.height);
+  }
+}
+
+/** Text that fits, its beginning kept. */
+export function fitted(context: CanvasRenderingContext2D, text: string, width: number): string {
+  if (width < 12) return "";
+  if (context.measureText(text).width <= width) return text;
+  let from = 0, to = text.length;
+  while (from < to) {
+    const middle = (from + to + 1) >> 1;
+    if (context.measureText(text.slice(0, middle) + "\u2026").width <= width) from = middle; else to = middle - 1;
+  }
+  return from > 1 ? text.slice(0, from) + "\u2026" : "";
+}
+
+/** `...end of a path` keeps a call site's line. */
+export function shortSite(site: string): string {
+  return site.replace(/\((?:[^():]*\/)([^\/():]+:\d+)\)/, "($1)");
+}

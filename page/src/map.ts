@@ -1,0 +1,232 @@
+// The address map: time from left to right, addresses of segments from bottom to top without the holes between them. Every block
+// is a rectangle; what is thinner than a pixel is drawn as its density, and counted.
+import { colours, theme } from "./colours";
+import { h, Picture, shortSite } from "./dom";
+import { bytes, count, tickTime, ticks, time } from "./format";
+import type { Segment } from "./model";
+import { grid } from "./tables";
+import type { View } from "./view";
+
+const LEFT = 74, RIGHT = 12, AXIS = 20, HEIGHT = 360;
+
+export class AddressMap {
+  readonly element: HTMLElement;
+  private picture: Picture;
+  private note = h("p", { class: "readout", "aria-live": "polite" });
+  private key_ = h("ul", { class: "legend" });
+  private table = h("div");
+  /** The part of all addresses that is seen, from 0 to 1. */
+  private span: [number, number] = [0, 1];
+  private drag: { x: number; y: number; span: [number, number]; window: [number, number]; moved: boolean } | null = null;
+  private drawn = { whole: 0, thin: 0 };
+
+  constructor(private view: View) {
+    this.picture = new Picture(HEIGHT + AXIS, "Address map: blocks by time and address. The table of segments below has the same at the cursor. Up and down move through addresses, plus and minus zoom them.", (context, width) => this.draw(context, width));
+    this.element = h("div", {}, this.key_, this.picture.canvas, this.note, this.table);
+    const canvas = this.picture.canvas;
+    canvas.addEventListener("pointermove", (event) => (this.drag ? this.pan(event) : this.point(event.offsetX, event.offsetY)));
+    canvas.addEventListener("pointerleave", () => this.say());
+    canvas.addEventListener("pointerdown", (event) => { canvas.setPointerCapture(event.pointerId); this.drag = { x: event.offsetX, y: event.offsetY, span: this.span, window: view.window, moved: false }; });
+    canvas.addEventListener("pointerup", (event) => {
+      const isClick = this.drag && !this.drag.moved;
+      this.drag = null;
+      if (isClick && view.dev?.n) { view.cursor = Math.max(0, view.dev.at0(view, this.position(event.offsetX))); view.changed(); }
+    });
+    canvas.addEventListener("wheel", (event) => {
+      if (document.activeElement !== canvas && !event.ctrlKey && !event.shiftKey) return;
+      event.preventDefault();
+      this.zoom(1 - event.offsetY / HEIGHT, Math.exp(event.deltaY / 400));
+    }, { passive: false });
+    canvas.addEventListener("keydown", (event) => {
+      const size = this.span[1] - this.span[0];
+      if (event.key === "ArrowUp") this.set(this.span[0] + size / 8, size);
+      else if (event.key === "ArrowDown") this.set(this.span[0] - size / 8, size);
+      else if (event.key === "+" || event.key === "=") this.zoom(0.5, 0.6);
+      else if (event.key === "-") this.zoom(0.5, 1 / 0.6);
+      else if (event.key === "Escape") this.set(0, 1);
+      else return;
+      event.preventDefault();
+      event.stopPropagation();
+    });
+  }
+  private set(from: number, size: number) {
+    size = Math.min(1, Math.max(1e-7, size));
+    from = Math.min(1 - size, Math.max(0, from));
+    this.span = [from, from + size];
+    this.picture.redraw();
+  }
+  private zoom(at: number, factor: number) {
+    const size = this.span[1] - this.span[0], wanted = Math.min(1, size * factor);
+    this.set(this.span[0] + at * (size - wanted), wanted);
+  }
+  private pan(event: PointerEvent) {
+    const drag = this.drag!, [dx, dy] = [event.offsetX - drag.x, event.offsetY - drag.y];
+    if (Math.abs(dx) + Math.abs(dy) < 4 && !drag.moved) return;
+    drag.moved = true;
+    const wide = drag.window[1] - drag.window[0], high = drag.span[1] - drag.span[0];
+    this.set(drag.span[0] + (dy / HEIGHT) * high, high);
+    this.view.zoom(drag.window[0] - (dx / (this.picture.width - LEFT - RIGHT)) * wide, drag.window[1] - (dx / (this.picture.width - LEFT - RIGHT)) * wide);
+    this.view.changed();
+  }
+  private position(x: number): number {
+    const [from, to] = this.view.window;
+    return from + ((x - LEFT) / (this.picture.width - LEFT - RIGHT)) * (to - from);
+  }
+  /** A time, as the axis counts. */
+  private place(at: number): number {
+    return this.view.axis === "time" ? at : this.view.at(Math.max(0, this.view.dev!.at(at)));
+  }
+  update() {
+    this.picture.redraw();
+    const { view } = this, device = view.dev;
+    if (!device || !device.n) return;
+    const map = device.rectangles(), colour = theme(), series = device.series(view.by), tints = colours(series.groups.map((group) => group.name));
+    const entries: [string, string][] = series.groups.map((group, i): [string, string] => [group.name, tints[i]]).filter(([, tint], i) => series.groups[i].holders.some((holder) => view.trace.holders[holder].level !== 2) && tint);
+    entries.push(["free, segment held by a block (stranded)", colour.free], ["free, whole segment (cache to be emptied)", colour.empty]);
+    this.key_.replaceChildren(...entries.map(([name, tint]) => {
+      const swatch = h("span", { class: "swatch" });
+      swatch.style.background = tint;
+      return h("li", {}, h("span", {}, swatch, shortSite(name)));
+    }));
+    const at = device.times[view.cursor], segments = map.segments(at), live = segments.reduce((sum, it) => sum + it.live, 0), all = segments.reduce((sum, it) => sum + it.bytes, 0);
+    const wholly = segments.filter((it) => !it.blocks.length).reduce((sum, it) => sum + it.bytes, 0), most = 100;
+    this.table.replaceChildren(
+      h("h3", {}, `PyTorch's segments at the cursor: ${bytes(all)} reserved, ${bytes(live)} in blocks, ${bytes(all - live - wholly)} stranded, ${bytes(wholly)} wholly free`),
+      map.tiles.tiled ? h("p", { class: "warning" }, `${count(map.tiles.tiled)} smaller blocks of this trace are kept as counts only: amounts in blocks are at least so much.`) : "",
+      segments.length ? grid({
+        name: "segments", caption: "Segments at the cursor, most free first; who pins them",
+        columns: [["address", "address"], ["bytes", "size"], ["live", "in blocks"], ["free", "free"], ["blocks", "blocks"], ["pinned", "pinned by"]],
+        rows: segments.slice(0, most).map((it) => ["0x" + this.absolute(it.addr), { b: it.bytes }, { b: it.live }, { b: it.bytes - it.live }, { n: it.blocks.length }, this.pinned(it)]),
+        leftOut: segments.length > most ? `${count(segments.length - most)} more` : null,
+      }, view.search.pattern) : h("p", { class: "note" }, "PyTorch had no segment then."));
+    this.say();
+  }
+  private absolute(addr: number): string {
+    return (BigInt(this.view.dev!.head.base) + BigInt(Math.round(addr))).toString(16);
+  }
+  /** The call sites that keep a segment: of few blocks all, of many those that hold most. */
+  private pinned(segment: Segment): string {
+    const { view } = this, map = view.dev!.rectangles(), sites = new Map<string, number>();
+    for (const block of segment.blocks) {
+      const site = view.trace.holders[map.blocks.what[block]].site;
+      sites.set(site, (sites.get(site) ?? 0) + map.blocks.bytes[block]);
+    }
+    const list = [...sites].sort((a, b) => b[1] - a[1]), shown = list.slice(0, 2).map(([site, held]) => `${shortSite(site)}: ${bytes(held)}`);
+    if (list.length > 2) shown.push(`and ${count(list.length - 2)} more lines`);
+    return list.length ? shown.join("; ") : "nobody: empty_cache gives it back";
+  }
+  private draw(context: CanvasRenderingContext2D, width: number) {
+    const { view } = this, device = view.dev, colour = theme();
+    if (!device || !device.n) return;
+    const map = device.rectangles(), { compact } = map, plot = width - LEFT - RIGHT;
+    if (!compact.height) {
+      context.fillStyle = colour.soft;
+      return context.fillText("Nothing here has an address: the driver handed out no memory that lies at one.", LEFT, 30);
+    }
+    const [from, to] = view.window, low = this.span[0] * compact.height, high = this.span[1] * compact.height;
+    const x = (at: number) => LEFT + ((this.place(at) - from) / (to - from)) * plot;
+    const y = (offset: number) => HEIGHT - ((offset - low) / (high - low)) * HEIGHT;
+    context.save();
+    context.beginPath();
+    context.rect(LEFT, 0, plot, HEIGHT);
+    context.clip();
+    const [t0, t1] = view.axis === "time" ? [from, to] : [device.times[Math.max(0, Math.floor(Math.max(0, device.at0(view, from))))], device.times[Math.min(device.n - 1, Math.max(0, device.at0(view, to)))]];
+    const box = (addr: number, size: number, begin: number, end: number): [number, number, number, number] | null => {
+      if (end < t0 || begin > t1) return null;
+      const bottom = y(compact.of(addr)), upper = y(compact.of(addr + size - 1) + 1);
+      if (bottom < 0 || upper > HEIGHT) return null;
+      const left = Math.max(LEFT - 1, x(begin)), right = Math.min(width - RIGHT + 1, x(end));
+      return [left, upper, right - left, bottom - upper];
+    };
+    const { grounds, blocks, tiles } = map;
+    for (let g = 0; g < grounds.n; g++) {
+      const place = box(grounds.addr[g], grounds.bytes[g], grounds.from[g], grounds.to[g]);
+      if (!place) continue;
+      context.fillStyle = grounds.what[g] > 1 ? colour.line : colour.free;
+      context.fillRect(place[0], place[1], Math.max(place[2], 0.5), Math.max(place[3] - 0.5, 0.5));
+      context.fillStyle = colour.empty;
+      for (let i = 0; i < map.empty[g].length; i += 2) {
+        const empty = box(grounds.addr[g], grounds.bytes[g], map.empty[g][i], map.empty[g][i + 1]);
+        if (empty && empty[2] > 0.5) context.fillRect(empty[0], empty[1], empty[2], Math.max(empty[3] - 0.5, 0.5));
+      }
+    }
+    const tileWide = device.chapter.head.duration_ns / tiles.columns;
+    for (let i = 0; i < tiles.n; i++) {
+      const place = box(tiles.addr[i], tiles.bytes, tiles.column[i] * tileWide, (tiles.column[i] + 1) * tileWide);
+      if (!place) continue;
+      context.globalAlpha = Math.min(0.6, 0.1 + tiles.blocks[i] / 200);
+      context.fillStyle = colour.soft;
+      context.fillRect(place[0], place[1], Math.max(place[2], 1), Math.max(place[3], 1));
+    }
+    context.globalAlpha = 1;
+    const series = device.series(view.by), tints = colours(series.groups.map((group) => group.name));
+    const chosen = view.only === null ? -1 : series.groups.findIndex((group) => group.name === view.only);
+    // One pass for each colour: changing it is what takes long.
+    const strokes: number[][] = [];
+    let whole = 0, thin = 0;
+    for (let pass = 0; pass < tints.length; pass++) {
+      context.fillStyle = tints[pass];
+      for (let i = 0; i < blocks.n; i++) {
+        const holder = blocks.what[i];
+        if (series.groupOf[holder] !== pass) continue;
+        const place = box(blocks.addr[i], blocks.bytes[i], blocks.from[i], blocks.to[i]);
+        if (!place) continue;
+        const isThin = place[2] < 1 || place[3] < 1, isLit = view.lit?.[holder];
+        if (isThin) thin++; else whole++;
+        const isDim = (view.lit && !isLit) || (chosen >= 0 && chosen !== pass);
+        context.globalAlpha = (isDim ? 0.18 : 1) * (isThin ? Math.max(0.25, Math.min(1, place[2]) * Math.min(1, place[3])) : 1);
+        const gap = place[3] > 4 ? 1 : 0;
+        context.fillRect(place[0], place[1], Math.max(place[2] - (place[2] > 5 ? 1 : 0), 0.7), Math.max(place[3] - gap, 0.7));
+        if (isLit) strokes.push(place);
+      }
+    }
+    context.globalAlpha = 1;
+    context.strokeStyle = colour.ink;
+    for (const [left, upper, wide, tall] of strokes) context.strokeRect(left + 0.5, upper + 0.5, Math.max(wide - 1, 1), Math.max(tall - 1, 1));
+    this.drawn = { whole, thin };
+    for (const oom of view.trace.marks.get("out of memory")?.list ?? []) { context.fillStyle = colour.bad; context.fillRect(x(oom.from) - 0.75, 0, 1.5, HEIGHT); }
+    context.fillStyle = colour.ink;
+    context.fillRect(x(device.times[view.cursor]) - 0.75, 0, 1.5, HEIGHT);
+    context.restore();
+    this.axes(context, width, low, high, y, colour);
+    this.say();
+  }
+  private axes(context: CanvasRenderingContext2D, width: number, low: number, high: number, y: (offset: number) => number, colour: ReturnType<typeof theme>) {
+    const { view } = this;
+    context.fillStyle = colour.soft;
+    context.textAlign = "right";
+    context.textBaseline = "middle";
+    for (const at of ticks(low, high, 6, true)) context.fillText(bytes(at).replace(".00", ""), LEFT - 8, Math.min(HEIGHT - 6, Math.max(6, y(at))));
+    context.textAlign = "center";
+    context.textBaseline = "top";
+    const [from, to] = view.window, marks = ticks(from, to, Math.max(3, Math.floor(width / 130)), false), step = marks.length > 1 ? marks[1] - marks[0] : to - from;
+    for (const at of marks) {
+      const x = LEFT + ((at - from) / (to - from)) * (width - LEFT - RIGHT);
+      context.fillText(view.axis === "time" ? tickTime(at, step) : "change " + count(Math.round(at)), Math.min(x, width - 34), HEIGHT + 5);
+    }
+  }
+  private point(px: number, py: number) {
+    const { view } = this, device = view.dev;
+    if (!device?.n || px < LEFT || py > HEIGHT) return this.say();
+    const map = device.rectangles(), position = this.position(px), at = view.axis === "time" ? position : device.times[Math.max(0, device.at0(view, position))];
+    const offset = (this.span[0] + (1 - py / HEIGHT) * (this.span[1] - this.span[0])) * map.compact.height, addr = map.compact.address(offset);
+    const block = map.find(addr, at);
+    if (block < 0) {
+      const ground = map.grounds, inside = Array.from(ground.addr.keys()).find((g) => at >= ground.from[g] && at < ground.to[g] && addr >= ground.addr[g] && addr < ground.addr[g] + ground.bytes[g]);
+      this.note.textContent = inside === undefined ? `0x${this.absolute(addr)} at ${time(Math.round(at))}: nothing was here` : `0x${this.absolute(addr)} at ${time(Math.round(at))}: free, in a segment of ${bytes(ground.bytes[inside])} at 0x${this.absolute(ground.addr[inside])}`;
+      return;
+    }
+    const holder = view.trace.holders[map.blocks.what[block]], { from, to, addr: start, bytes: size } = map.blocks;
+    this.note.textContent = `${bytes(size[block])} at 0x${this.absolute(start[block])}, from ${time(from[block])} for ${time(to[block] - from[block])}: ${holder.owner}, ${holder.role}, ${shortSite(holder.site)}`;
+  }
+  private say() {
+    const { view } = this, device = view.dev;
+    if (!device?.n) return;
+    const map = device.rectangles(), { whole, thin } = this.drawn;
+    const parts = [`${count(whole)} blocks drawn as they are`];
+    if (thin) parts.push(`${count(thin)} thinner than a pixel drawn as their density`);
+    if (map.tiles.tiled) parts.push(`${count(map.tiles.tiled)} of the smallest of the trace kept as ${count(map.tiles.n)} tiles`);
+    if (device.head.n_unplaced) parts.push(`${count(device.head.n_unplaced)} objects of the driver have no address`);
+    this.note.textContent = parts.join("; ") + `. ${bytes(map.compact.height)} of addresses in all.`;
+  }
+}

@@ -1,0 +1,301 @@
+// A trace in the memory of the page: holders, states, and what follows from them.
+import type { ChapterHead, Data, DeviceHead, RectangleColumns } from "./data";
+import { Pyramid, upTo } from "./pyramid";
+
+export const CACHED = "(reserved by PyTorch, used by nobody)";
+export const NO_STACK = "(no stack recorded)";
+/** Most groups that have a colour of their own. */
+export const MOST_GROUPS = 10;
+
+export const GROUPINGS = ["owner", "role", "site", "pool"] as const;
+export type Grouping = (typeof GROUPINGS)[number];
+export const GROUPING_TITLES: Record<Grouping, string> = { owner: "Owner", role: "Role", site: "Call site", pool: "Pool" };
+
+export interface Holder { owner: string; role: string; site: string; pool: string; level: number; stack: number; text: string }
+export interface Mark { kind: string; from: number; to: number | null; text: string; device: number; bytes: number }
+export interface Held { bytes: Float64Array; objects: Float64Array }
+export interface Group { name: string; holders: number[]; peak: number }
+
+export class Chapter {
+  readonly holders: Holder[] = [];
+  readonly devices: Device[];
+  readonly marks: Map<string, { list: Mark[]; n: number }> = new Map();
+  private stackStart: number[] = [];
+  private lines: Float64Array;
+  constructor(readonly head: ChapterHead, readonly data: Data, readonly index: number) {
+    const lengths = data.column(head.stack_lengths);
+    this.lines = data.column(head.stack_lines);
+    let at = 0;
+    for (const length of lengths) { this.stackStart.push(at); at += length; }
+    this.stackStart.push(at);
+    this.readHolders();
+    this.devices = head.devices.map((device) => new Device(this, device));
+    for (const marks of head.marks) {
+      const [from, time, device, bytes, text] = [marks.from, marks.time, marks.device, marks.bytes, marks.text].map((id) => data.column(id));
+      const list = Array.from(from, (start, i) => ({
+        kind: marks.kind, from: start, to: time[i] ? start + time[i] - 1 : null, text: marks.texts[text[i]], device: device[i], bytes: bytes[i],
+      }));
+      this.marks.set(marks.kind, { list, n: marks.n });
+    }
+  }
+  private readHolders() {
+    const { head, data } = this, h = head.holders;
+    const [level, owner, site, stack, stream, role, kind] = [h.level, h.owner, h.site, h.stack, h.stream, h.role, h.kind].map((id) => data.column(id));
+    for (let i = 0; i < level.length; i++) {
+      const isCached = level[i] === 2, isBlock = level[i] === 1;
+      const name = isCached ? "PyTorch, unused" : isBlock ? h.torch : head.owners[owner[i] - 1] ?? "unknown";
+      const where = isCached ? CACHED : site[i] ? head.sites[site[i] - 1] : NO_STACK;
+      const pool = h.kinds[kind[i]] + (stream[i] ? `, stream ${h.streams[stream[i] - 1]}` : "");
+      const what = isCached ? "PyTorch, unused" : role[i] ? head.roles[role[i] - 1][0] : isBlock ? "no role" : name;
+      this.holders.push({ owner: name, role: what, site: where, pool, level: level[i], stack: stack[i], text: "" });
+    }
+  }
+  /** The lines of a holder's stack, outermost first, never none. */
+  stackOf(holder: Holder): string[] {
+    if (holder.level === 2) return [CACHED];
+    const lines = [];
+    for (let at = this.stackStart[holder.stack]; at < this.stackStart[holder.stack + 1]; at++) lines.push(this.frame(this.lines[at]));
+    return lines.length ? lines : [NO_STACK];
+  }
+  private frame(index: number): string {
+    const [name, file, line] = this.head.frames[index], base = file.slice(file.lastIndexOf("/") + 1);
+    return file === "" ? name : line ? `${name} (${base}:${line})` : `${name} (${base})`;
+  }
+  /** All words of a holder, for searches. */
+  textOf(index: number): string {
+    const holder = this.holders[index];
+    return (holder.text ||= [holder.owner, holder.role, holder.site, holder.pool, ...this.stackOf(holder)].join("\n"));
+  }
+}
+
+export class Device {
+  readonly times: Float64Array;
+  readonly changes: Float64Array;
+  readonly total: Float64Array;
+  /** The same without what PyTorch kept unused. */
+  readonly used: Float64Array;
+  readonly highest: Pyramid;
+  readonly lowest: Pyramid;
+  readonly fullest: Pyramid;
+  readonly peak: number;
+  readonly rowEnds: Float64Array;
+  readonly rowHolder: Float64Array;
+  readonly rowBytes: Float64Array;
+  readonly rowObjects: Float64Array;
+  /** Holders that it has. */
+  readonly known: number[];
+  private made = new Map<Grouping, Series>();
+  private map: Map2D | null = null;
+  constructor(readonly chapter: Chapter, readonly head: DeviceHead) {
+    const data = chapter.data;
+    [this.times, this.changes, this.rowHolder, this.rowBytes, this.rowObjects] =
+      [head.state_time, head.state_change, head.row_holder, head.row_bytes, head.row_objects].map((id) => data.column(id));
+    const counts = data.column(head.state_rows), n = this.times.length;
+    this.rowEnds = new Float64Array(n);
+    this.total = new Float64Array(n);
+    this.used = new Float64Array(n);
+    let row = 0, held = 0, unused = 0;
+    for (let state = 0; state < n; state++) {
+      const end = row + counts[state];
+      for (; row < end; row++) {
+        held += this.rowBytes[row];
+        if (chapter.holders[this.rowHolder[row]].level === 2) unused += this.rowBytes[row];
+      }
+      this.rowEnds[state] = end;
+      this.total[state] = held;
+      this.used[state] = held - unused;
+    }
+    this.highest = new Pyramid(this.total, 1, this.used);
+    this.lowest = new Pyramid(this.total, -1, this.used);
+    this.fullest = new Pyramid(this.used, 1);
+    this.peak = Math.max(0, this.highest.best(0, n));
+    this.known = [...new Set(this.rowHolder)];
+  }
+  get n(): number { return this.times.length; }
+  /** What each holder held in a state. */
+  held(state: number): Held {
+    const n = this.chapter.holders.length, held = { bytes: new Float64Array(n), objects: new Float64Array(n) };
+    const end = state < 0 ? 0 : this.rowEnds[state];
+    for (let row = 0; row < end; row++) {
+      held.bytes[this.rowHolder[row]] += this.rowBytes[row];
+      held.objects[this.rowHolder[row]] += this.rowObjects[row];
+    }
+    return held;
+  }
+  /** The state at a place of the axis. */
+  at0(view: { positions: Float64Array }, position: number): number { return upTo(view.positions, position) - 1; }
+  /** The state at a time: the last that is not later; -1 before the first. */
+  at(time: number): number { return upTo(this.times, time) - 1; }
+  series(by: Grouping): Series {
+    let series = this.made.get(by);
+    if (!series) this.made.set(by, (series = new Series(this, by)));
+    return series;
+  }
+  /** The bytes of some holders over all states. */
+  sum(of: (holder: number) => boolean): Float64Array {
+    const sums = new Float64Array(this.n), wanted = this.chapter.holders.map((_, i) => of(i));
+    let row = 0, held = 0;
+    for (let state = 0; state < this.n; state++) {
+      for (; row < this.rowEnds[state]; row++) if (wanted[this.rowHolder[row]]) held += this.rowBytes[row];
+      sums[state] = held;
+    }
+    return sums;
+  }
+  rectangles(): Map2D { return (this.map ??= new Map2D(this)); }
+}
+
+/** The states of a device by group: the largest groups, and the others together. */
+export class Series {
+  readonly groups: Group[] = [];
+  /** Group of each holder; -1 of none that this device has. */
+  readonly groupOf: Int32Array;
+  /** By group, then by state. */
+  readonly bytes: Float64Array[] = [];
+  constructor(readonly device: Device, readonly by: Grouping) {
+    const { holders } = device.chapter, names = new Map<string, number[]>();
+    for (const index of device.known) {
+      const name = holders[index][by], list = names.get(name);
+      if (list) list.push(index); else names.set(name, [index]);
+    }
+    const all = [...names].map(([name, list]) => ({ name, holders: list, peak: 0 }));
+    this.groupOf = new Int32Array(holders.length).fill(-1);
+    all.forEach((group, i) => group.holders.forEach((holder) => (this.groupOf[holder] = i)));
+    const held = new Float64Array(all.length);
+    for (let row = 0; row < device.rowHolder.length; row++) {
+      const group = this.groupOf[device.rowHolder[row]];
+      held[group] += device.rowBytes[row];
+      all[group].peak = Math.max(all[group].peak, held[group]);
+    }
+    all.sort((a, b) => b.peak - a.peak || (a.name < b.name ? -1 : 1));
+    this.groups = all.slice(0, MOST_GROUPS);
+    if (all.length > MOST_GROUPS) {
+      const rest = all.slice(MOST_GROUPS);
+      this.groups.push({ name: `${rest.length} others`, holders: rest.flatMap((group) => group.holders), peak: 0 });
+    }
+    // What is unused lies on top.
+    const isUnused = (group: Group) => group.holders.every((holder) => holders[holder].level === 2);
+    this.groups.sort((a, b) => Number(isUnused(a)) - Number(isUnused(b)));
+    this.groups.forEach((group, i) => group.holders.forEach((holder) => (this.groupOf[holder] = i)));
+    this.bytes = this.groups.map(() => new Float64Array(device.n));
+    const now = new Float64Array(this.groups.length);
+    let row = 0;
+    for (let state = 0; state < device.n; state++) {
+      for (; row < device.rowEnds[state]; row++) now[this.groupOf[device.rowHolder[row]]] += device.rowBytes[row];
+      for (let group = 0; group < now.length; group++) this.bytes[group][state] = now[group];
+    }
+    this.groups.forEach((group, i) => { group.peak = this.bytes[i].reduce((a, b) => Math.max(a, b), 0); });
+  }
+}
+
+export interface Rectangles { n: number; addr: Float64Array; bytes: Float64Array; from: Float64Array; to: Float64Array; what: Float64Array }
+export interface Tiles { n: number; bytes: number; columns: number; addr: Float64Array; column: Float64Array; blocks: Float64Array; tiled: number }
+
+/** Addresses without the holes between segments: ranges that anything ever lay in, one on the other. */
+export class Compact {
+  readonly starts: number[] = [];
+  readonly ends: number[] = [];
+  readonly offsets: number[] = [];
+  readonly height: number;
+  constructor(ranges: [number, number][]) {
+    ranges.sort((a, b) => a[0] - b[0]);
+    for (const [start, end] of ranges) {
+      const last = this.ends.length - 1;
+      if (last >= 0 && start <= this.ends[last]) this.ends[last] = Math.max(this.ends[last], end);
+      else { this.starts.push(start); this.ends.push(end); }
+    }
+    let at = 0;
+    for (let i = 0; i < this.starts.length; i++) { this.offsets.push(at); at += this.ends[i] - this.starts[i]; }
+    this.height = at;
+  }
+  /** Where an address lies; addresses between ranges lie where the next begins. */
+  of(addr: number): number {
+    const i = upTo(this.starts, addr) - 1;
+    return i < 0 ? 0 : this.offsets[i] + Math.min(addr, this.ends[i]) - this.starts[i];
+  }
+  /** The address that lies there. */
+  address(at: number): number {
+    const i = Math.max(0, upTo(this.offsets, at) - 1);
+    return i < this.starts.length ? this.starts[i] + at - this.offsets[i] : 0;
+  }
+}
+
+export class Map2D {
+  readonly blocks: Rectangles;
+  readonly grounds: Rectangles;
+  readonly tiles: Tiles;
+  readonly compact: Compact;
+  /** For each ground, when no block was in it: from, to, from, to... */
+  readonly empty: number[][];
+  constructor(readonly device: Device) {
+    const { data, head: { duration_ns: end } } = device.chapter;
+    const read = (head: RectangleColumns): Rectangles => {
+      const [addr, bytes, from, time, what] = [head.addr, head.bytes, head.from, head.time, head.what].map((id) => data.column(id));
+      const to = Float64Array.from(time, (time, i) => (time ? from[i] + time - 1 : Math.max(end, from[i])));
+      return { n: addr.length, addr, bytes, from, to, what };
+    };
+    this.blocks = read(device.head.blocks);
+    this.grounds = read(device.head.grounds);
+    const tiles = device.head.blocks, [addr, column, blocks] = [tiles.tile_addr, tiles.tile_column, tiles.tile_blocks].map((id) => data.column(id));
+    this.tiles = { n: addr.length, bytes: tiles.tile_bytes, columns: tiles.tile_columns, addr, column, blocks, tiled: tiles.n_tiled };
+    const ranges: [number, number][] = [];
+    for (const all of [this.grounds, this.blocks]) for (let i = 0; i < all.n; i++) ranges.push([all.addr[i], all.addr[i] + all.bytes[i]]);
+    this.compact = new Compact(ranges);
+    this.empty = this.emptiness();
+  }
+  private emptiness(): number[][] {
+    const { blocks, grounds } = this, order = Array.from(blocks.addr.keys()).sort((a, b) => blocks.addr[a] - blocks.addr[b] || blocks.from[a] - blocks.from[b]);
+    const sorted = Float64Array.from(order, (i) => blocks.addr[i]);
+    return Array.from(grounds.addr, (addr, g) => {
+      if (grounds.what[g] > 1 || this.tiles.tiled) return [];
+      const spans: [number, number][] = [];
+      for (let at = upTo(sorted, addr - 1); at < sorted.length && sorted[at] < addr + grounds.bytes[g]; at++) {
+        const i = order[at];
+        if (blocks.to[i] > grounds.from[g] && blocks.from[i] < grounds.to[g]) spans.push([blocks.from[i], blocks.to[i]]);
+      }
+      spans.sort((a, b) => a[0] - b[0]);
+      const empty: number[] = [];
+      let until = grounds.from[g];
+      for (const [from, to] of spans) {
+        if (from > until) empty.push(until, from);
+        until = Math.max(until, to);
+      }
+      if (until < grounds.to[g]) empty.push(until, grounds.to[g]);
+      return empty;
+    });
+  }
+  /** The block at an address and a time, or -1. Later ones lie on earlier ones. */
+  find(addr: number, time: number): number {
+    const { blocks } = this;
+    for (let i = upTo(blocks.from, time) - 1; i >= 0; i--) {
+      if (time < blocks.to[i] && addr >= blocks.addr[i] && addr < blocks.addr[i] + blocks.bytes[i]) return i;
+    }
+    return -1;
+  }
+  /** What is in each segment of PyTorch at a time, most free first. */
+  segments(time: number): Segment[] {
+    const { blocks, grounds } = this, found: Segment[] = [];
+    for (let g = 0; g < grounds.n; g++) {
+      if (grounds.what[g] > 1 || grounds.from[g] > time || grounds.to[g] <= time) continue;
+      found.push({ addr: grounds.addr[g], bytes: grounds.bytes[g], live: 0, blocks: [], isPages: grounds.what[g] === 1 });
+    }
+    found.sort((a, b) => a.addr - b.addr);
+    // Neighbouring pages of an expandable segment are one.
+    const joined: Segment[] = [];
+    for (const segment of found) {
+      const last = joined[joined.length - 1];
+      if (last?.isPages && segment.isPages && last.addr + last.bytes === segment.addr) last.bytes += segment.bytes;
+      else joined.push(segment);
+    }
+    const starts = joined.map((segment) => segment.addr);
+    for (let i = 0; i < blocks.n; i++) {
+      if (blocks.from[i] > time || blocks.to[i] <= time) continue;
+      const segment = joined[upTo(starts, blocks.addr[i]) - 1];
+      if (!segment || blocks.addr[i] >= segment.addr + segment.bytes) continue;
+      segment.live += blocks.bytes[i];
+      segment.blocks.push(i);
+    }
+    return joined.sort((a, b) => b.bytes - b.live - (a.bytes - a.live) || a.addr - b.addr);
+  }
+}
+
+export interface Segment { addr: number; bytes: number; live: number; blocks: number[]; isPages: boolean }

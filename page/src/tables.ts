@@ -1,0 +1,130 @@
+// Tables that sort and search, and the sections of the report.
+import type { Cell, Fact, Section, Table, Text } from "./data";
+import { h, shortSite } from "./dom";
+import { cell, count } from "./format";
+import type { View } from "./view";
+
+export interface Grid {
+  name: string; caption: string; columns: [string, string][]; rows: Cell[][]; leftOut?: string | null;
+  swatch?: (row: number) => string | null; onRow?: (row: number) => void;
+}
+
+const isNumber = (value: Cell) => value !== null && typeof value === "object" && value.c === undefined;
+
+/** A table; a click on a heading sorts it. Each cell keeps its value, not only its words. */
+export function grid(table: Grid, pattern: RegExp | null): HTMLElement {
+  const order = table.rows.map((_, i) => i);
+  let sorted = -1, sign = 1;
+  const body = h("tbody");
+  const numeric = table.columns.map((_, column) => table.rows.some((row) => isNumber(row[column])));
+  const fill = () => body.replaceChildren(...order.map((index) => {
+    const row = table.rows[index], words = row.map((value) => cell(value)[0]);
+    const isLit = pattern ? words.some((word) => pattern.test(word)) : false;
+    const line = h("tr", { class: pattern ? (isLit ? "lit" : "dim") : null });
+    row.forEach((value, column) => {
+      const [text, raw] = cell(value), tint = column === 0 ? table.swatch?.(index) : null;
+      const element = h("td", { class: numeric[column] ? "number" : text.length < 24 ? "short" : null, "data-value": raw, title: !numeric[column] && shortSite(text) !== text ? text : null });
+      if (tint) {
+        const swatch = h("span", { class: "swatch" });
+        swatch.style.background = tint;
+        element.append(swatch);
+      }
+      const shown = shortSite(text);
+      if (table.onRow && column === 0) element.append(h("button", { type: "button", class: "plain", onclick: () => table.onRow!(index) }, shown));
+      else if (typeof value === "object" && value?.c !== undefined) element.append(command(value.c));
+      else element.append(shown);
+      line.append(element);
+    });
+    return line;
+  }));
+  const heads = table.columns.map(([name, title], column) => {
+    const head = h("th", { scope: "col", class: numeric[column] ? "number" : null, "data-column": name }, h("button", {
+      type: "button", class: "plain", onclick: () => {
+        sign = sorted === column ? -sign : numeric[column] ? -1 : 1;
+        sorted = column;
+        const value = (index: number) => cell(table.rows[index][column])[1];
+        order.sort((a, b) => { const [x, y] = [value(a), value(b)]; return x === y ? a - b : x === null ? 1 : y === null ? -1 : (x < y ? -1 : 1) * sign; });
+        heads.forEach((it, i) => (i === column ? it.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending") : it.removeAttribute("aria-sort")));
+        fill();
+      },
+    }, title || name));
+    return head;
+  });
+  fill();
+  const element = h("table", { "data-table": table.name }, h("caption", {}, table.caption), h("thead", {}, h("tr", {}, ...heads)), body);
+  return h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": table.caption }, element, table.leftOut ? h("p", { class: "note" }, table.leftOut) : null);
+}
+
+/** A command, with a button that copies it. */
+export function command(text: string): HTMLElement {
+  const button = h("button", {
+    type: "button", class: "copy", "aria-label": "Copy: " + text, onclick: () => {
+      const area = h("textarea", {}, text);
+      document.body.append(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+      button.textContent = "Copied";
+      setTimeout(() => (button.textContent = "Copy"), 1500);
+    },
+  }, "Copy");
+  return h("span", { class: "command" }, h("code", {}, text), button);
+}
+
+/** A section of the report. */
+export function section(section: Section, pattern: RegExp | null): HTMLElement {
+  const facts = section.items.filter((item): item is Fact => "fact" in item);
+  const list = facts.length ? h("dl", {}, ...facts.flatMap((fact) => {
+    const [text, raw] = cell(fact.value), isCommand = typeof fact.value === "object" && fact.value?.c !== undefined;
+    return [h("dt", {}, fact.label), h("dd", { "data-fact": fact.fact, "data-value": raw, class: pattern?.test(text) ? "lit" : null }, isCommand ? command(text) : text, fact.remark ? h("span", { class: "remark" }, fact.remark) : null)];
+  })) : null;
+  const rest = section.items.filter((item): item is Table | Text => !("fact" in item)).map((item) => {
+    if ("table" in item) {
+      const table = item as Table;
+      return grid({ name: table.table, caption: section.title, columns: table.columns, rows: table.rows, leftOut: table.left_out }, pattern);
+    }
+    return item.mood === "command" ? h("p", {}, command(item.text)) : h("p", { class: item.mood + (pattern?.test(item.text) ? " lit" : "") }, item.text);
+  });
+  return h("section", { "data-section": section.name }, h("h3", {}, section.title), list, ...rest);
+}
+
+/** All sections of a trace, those of the summary, and the marks. */
+export class Tables {
+  readonly element = h("div");
+  private key = "";
+  constructor(private view: View) {}
+  update() {
+    const { view } = this, key = view.chapter + "\n" + view.search.text;
+    if (key === this.key) return;
+    this.key = key;
+    const { report } = view.trace.head, pattern = view.search.pattern;
+    this.element.replaceChildren(...this.summary().map((it) => section(it, pattern)), ...report.sections.map((it) => section(it, pattern)), ...this.marks().map((it) => section(it, pattern)));
+  }
+  private summary(): Section[] {
+    const process = this.view.data.head.summary.processes[this.view.chapter];
+    if (!process) return [];
+    const devices: Cell[][] = [], owners: Cell[][] = [];
+    const b = (value: number | null | undefined): Cell => (value === null || value === undefined ? null : { b: value });
+    for (const device of process.devices) {
+      const name = `cuda:${device.device}`, torch = device.torch;
+      devices.push([name, device.name, b(device.total_bytes), b(device.driver.peak_bytes), b(device.driver.live_bytes), b(torch?.peak_allocated_bytes), b(torch?.peak_reserved_bytes), b(torch?.peak_requested_bytes), { n: device.driver.allocs }, { n: device.driver.frees }, { n: device.driver.failed }]);
+      for (const owner of device.owners) owners.push([name, owner.owner, b(owner.bytes_at_peak), b(owner.peak_bytes), b(owner.live_bytes)]);
+    }
+    const columns: [string, string][] = [["device", "device"], ["name", "name"], ["total_bytes", "memory"], ["driver.peak_bytes", "peak"], ["driver.live_bytes", "live at end"], ["torch.peak_allocated_bytes", "torch allocated"], ["torch.peak_reserved_bytes", "torch reserved"], ["torch.peak_requested_bytes", "torch requested"], ["driver.allocs", "handed out"], ["driver.frees", "given back"], ["driver.failed", "refused"]];
+    const title = "Figures of each device (gputrace summary)";
+    const counts: Section = { name: "summary", title, items: [
+      { fact: "events", label: "events", value: { n: process.events }, remark: "" }, { fact: "lost_events", label: "lost events", value: { n: process.lost_events }, remark: "" },
+      { table: "summary_devices", columns, rows: devices, left_out: null } as Table] };
+    return [counts, { name: "summary_owners", title: "Owners of each device (gputrace summary)", items: [{ table: "summary_owners", columns: [["device", "device"], ["owner", "owner"], ["bytes_at_peak", "at peak"], ["peak_bytes", "own peak"], ["live_bytes", "live at end"]], rows: owners, left_out: null } as Table] }];
+  }
+  private marks(): Section[] {
+    const most = 300;
+    return [...this.view.trace.marks].filter(([, { list }]) => list.length).map(([kind, { list, n }]) => ({
+      name: "marks_" + kind.replaceAll(" ", "_"), title: `On the time axis: ${kind}`, items: [{
+        table: "marks", columns: [["text", "what"], ["time_ns", "when"], ["duration_ns", "for"], ["bytes", kind === "nccl" ? "count" : "bytes"]] as [string, string][],
+        rows: list.slice(0, most).map((mark): Cell[] => [mark.text, { t: mark.from }, mark.to === null ? "did not end" : { t: mark.to - mark.from }, kind === "nccl" ? { n: mark.bytes } : mark.bytes ? { b: mark.bytes } : null]),
+        left_out: n > most ? `${count(n - Math.min(most, list.length))} more; on the axis are the ${count(list.length)} longest of ${count(n)}` : null,
+      } as Table],
+    }));
+  }
+}

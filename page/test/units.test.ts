@@ -1,0 +1,129 @@
+// What the pictures are made from, held against what is naive.
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { Data, decoded } from "../src/data";
+import { boxes, tree, width } from "../src/flame";
+import { bytes, count, ticks, time } from "../src/format";
+import { Chapter, Compact } from "../src/model";
+import { Pyramid, upTo } from "../src/pyramid";
+import { lit, search } from "../src/search";
+
+let seed = 7;
+const random = (n: number) => (seed = (seed * 1103515245 + 12345) % 2147483648) % n;
+
+/** As replay/src/page/columns.rs writes them. */
+function encoded(values: number[]): number[] {
+  const out: number[] = [];
+  let before = 0;
+  for (const value of values) {
+    let raw = value - before >= 0 ? (value - before) * 2 : (before - value) * 2 - 1;
+    before = value;
+    while (raw >= 128) { out.push((raw % 128) | 128); raw = Math.floor(raw / 128); }
+    out.push(raw);
+  }
+  return out;
+}
+
+test("columns are read as they were written, up to what a double holds", () => {
+  const values = [1, 1, 300, 0, -1, 2 ** 50, -(2 ** 50), 2 ** 40, 2 ** 50];
+  assert.deepEqual([...decoded(Uint8Array.from(encoded(values)), 0, values.length)], values);
+  assert.deepEqual([...decoded(Uint8Array.from([2, 0, 0xd6, 4, 0xd7, 4]), 0, 4)], [1, 1, 300, 0]);
+});
+
+test("the best of every range is that of a naive search, ties by the other values and then by the first", () => {
+  for (const n of [1, 2, 3, 7, 64, 65, 200]) {
+    const values = Float64Array.from({ length: n }, () => random(9)), other = Float64Array.from({ length: n }, () => random(3));
+    for (const sign of [1, -1] as const) {
+      const pyramid = new Pyramid(values, sign, other);
+      for (let from = 0; from < n; from++) {
+        for (let to = from; to <= n; to++) {
+          let best = -1;
+          for (let i = from; i < to; i++) {
+            if (best < 0 || sign * (values[i] - values[best] || other[i] - other[best]) > 0) best = i;
+          }
+          assert.equal(pyramid.best(from, to), best, `${sign} ${from}..${to} of ${values}`);
+        }
+      }
+    }
+  }
+  assert.deepEqual([0, 1, 3, 9].map((wanted) => upTo([1, 1, 3, 5], wanted)), [0, 2, 3, 4]);
+});
+
+test("addresses lie without holes, in their order", () => {
+  const compact = new Compact([[100, 110], [10, 20], [15, 30], [30, 35], [1000, 1001]]);
+  assert.equal(compact.height, 25 + 10 + 1);
+  assert.deepEqual([10, 34, 50, 100, 109, 1000].map((addr) => compact.of(addr)), [0, 24, 25, 25, 34, 35]);
+  for (const at of [0, 24, 25, 34, 35]) assert.equal(compact.of(compact.address(at)), at);
+});
+
+/** A trace of three holders: x of 10 and 5 bytes, y of 7, unused. */
+function chapter(): Chapter {
+  const bytes: number[] = [], index: [number, number][] = [];
+  const column = (values: number[]) => { const made = encoded(values); bytes.push(...made); index.push([values.length, made.length]); return index.length - 1; };
+  const rectangles = (addr: number[], sizes: number[], from: number[], time: number[], what: number[]) => ({ addr: column(addr), bytes: column(sizes), from: column(from), time: column(time), what: column(what), n_tiled: 0, tile_bytes: 1 << 21, tile_columns: 512, tile_addr: column([]), tile_column: column([]), tile_blocks: column([]) });
+  const head: any = {
+    start_ns: 0, duration_ns: 100, report: {}, owners: ["NCCL"], sites: ["x (a.py:1)", "y (b.py:2)"], roles: [["weights", ""]],
+    frames: [["main", "/job/a.py", 9], ["x", "/job/a.py", 1], ["y", "/job/b.py", 2]],
+    stack_lengths: column([0, 2, 2]), stack_lines: column([0, 1, 0, 2]),
+    holders: { level: column([1, 1, 2]), owner: column([0, 0, 0]), site: column([1, 2, 0]), stack: column([1, 2, 0]), stream: column([0, 1, 0]), role: column([1, 0, 0]), kind: column([0, 0, 1]), kinds: ["blocks", "cache"], streams: ["0x5"], torch: "PyTorch" },
+    devices: [{
+      device: 0, name: "cuda:0", n_changes: 4, stretch: 1, state_time: column([10, 20, 30, 40]), state_change: column([0, 1, 2, 3]), state_rows: column([2, 2, 2, 2]),
+      row_holder: column([0, 2, 0, 2, 1, 2, 0, 2]), row_bytes: column([10, 90, 5, -5, 7, -7, -15, 15]), row_objects: column([1, 1, 1, 0, 1, 0, -2, 0]), base: "0x1000", n_unplaced: 0,
+      blocks: rectangles([0, 10, 50], [10, 5, 7], [10, 20, 30], [31, 21, 0], [0, 0, 1]), grounds: rectangles([0, 200], [100, 50], [5, 5], [0, 0], [0, 0]),
+    }],
+    marks: [], settings: [],
+  };
+  return new Chapter(head, new Data({ columns: index } as any, Uint8Array.from(bytes)), 0);
+}
+
+test("states add up, by any grouping", () => {
+  const device = chapter().devices[0];
+  assert.deepEqual([...device.total], [100, 100, 100, 100]);
+  assert.deepEqual([...device.used], [10, 15, 22, 7]);
+  assert.equal(device.peak, 2, "of equal totals that with most in use");
+  assert.deepEqual([...device.held(2).bytes], [15, 7, 78]);
+  for (const by of ["owner", "role", "site", "pool"] as const) {
+    const series = device.series(by);
+    for (let state = 0; state < 4; state++) assert.equal(series.bytes.reduce((sum, group) => sum + group[state], 0), device.total[state], by);
+    assert.equal(series.groups.at(-1)!.holders[0], 2, "what is unused lies on top");
+  }
+  assert.deepEqual([5, 10, 25, 99].map((at) => device.at(at)), [-1, 0, 1, 3]);
+});
+
+test("segments know what is free in them, who pins them, and when nobody does", () => {
+  const map = chapter().devices[0].rectangles();
+  const at = map.segments(25).map(({ bytes, live, blocks }) => [bytes, live, blocks]);
+  assert.deepEqual(at, [[100, 15, [0, 1]], [50, 0, []]]);
+  assert.deepEqual(map.empty, [[5, 10], [5, 100]]);
+  assert.deepEqual([map.find(3, 12), map.find(3, 45), map.find(12, 25), map.find(56, 90), map.find(57, 90)], [0, -1, 1, 2, -1]);
+});
+
+test("a flame graph has all bytes once, and a difference both sides", () => {
+  const trace = chapter(), device = trace.devices[0], groups = device.series("site").groupOf;
+  const root = tree(trace, device.held(2).bytes, null, groups, false);
+  assert.equal(root.bytes, 100);
+  assert.deepEqual([...root.children.get("PyTorch")!.children.get("main (a.py:9)")!.children.keys()], ["x (a.py:1)", "y (b.py:2)"]);
+  const { list } = boxes(root, false, 0);
+  for (const box of list) {
+    const inside = list.filter((it) => it.depth === box.depth + 1 && it.from >= box.from - 1e-12 && it.to <= box.to + 1e-12);
+    if (box.node.children.size) assert.ok(Math.abs(inside.reduce((sum, it) => sum + it.to - it.from, 0) - (box.to - box.from)) < 1e-9);
+  }
+  const change = tree(trace, device.held(3).bytes, device.held(0).bytes, groups, true);
+  assert.equal(width(change, true), 10 + 7 + 3);
+});
+
+test("a search is a regular expression over all words of a holder, or says what is wrong", () => {
+  const trace = chapter();
+  assert.deepEqual(lit(trace, search("b\\.py")), [false, true, false]);
+  assert.deepEqual(lit(trace, search("WEIGHTS")), [false, false, false]);
+  assert.deepEqual(lit(trace, search("weights|used by nobody")), [true, false, true]);
+  assert.equal(lit(trace, search("")), null);
+  assert.ok(search("(").error && !search("(").pattern);
+});
+
+test("amounts are written as in a terminal", () => {
+  assert.deepEqual([0, 512, 1023, 1024, 1048575, 1 << 20, 24041385984].map(bytes), ["0 B", "512 B", "1023 B", "1.00 KiB", "1.00 MiB", "1.00 MiB", "22.39 GiB"]);
+  assert.deepEqual([5, 1500, 2.5e6, 6.045e9, 3.7e12].map(time), ["5 ns", "1.5 \u00b5s", "2.5 ms", "6.045 s", "1:01:40 h"]);
+  assert.deepEqual([0, 999, 1000, 1234567].map(count), ["0", "999", "1,000", "1,234,567"]);
+  assert.deepEqual(ticks(0, 10, 5, false), [0, 2, 4, 6, 8, 10]);
+});

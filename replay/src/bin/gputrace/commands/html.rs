@@ -1,0 +1,106 @@
+//! `gputrace html`: traces as one file for any browser.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::bail;
+use clap::{ArgMatches, Args};
+use gputrace_replay::analyse::categories::Categories;
+use gputrace_replay::page::{Chapter, Page};
+use gputrace_replay::ranks::collect::collect;
+use gputrace_replay::ranks::report::Ranks;
+use gputrace_replay::report::model::Section;
+use gputrace_replay::report::sections::Shown;
+use gputrace_replay::trace::source::Source;
+use gputrace_schemas::printable::Screen;
+use gputrace_sim::bytes::iec;
+
+use super::Verb;
+use super::export::write_whole;
+use crate::show::{self, TraceArgs, complain};
+
+pub(super) const VERB: Verb = Verb::new::<HtmlArgs>("html", run);
+
+/// Writes a page for any browser: the verdict, memory over time, the address map, what-ifs, ranks, and every table
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  gputrace html train.gtr                   # writes train.html
+  gputrace html job/ -o job.html            # all ranks of a job
+  gputrace html --redact -o shown.html snapshot.pickle.gz
+
+The file needs nothing else: no network, no server, no program but a browser. It is at most 20 MB; what was left out for \
+that is said in it.")]
+pub(super) struct HtmlArgs {
+    #[command(flatten)]
+    traces: TraceArgs,
+
+    /// File to write [default: the first trace's name with .html, here]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Overwrite a file that exists
+    #[arg(short = 'F', long)]
+    force: bool,
+
+    /// Hide paths, arguments, host names and identifiers of the machine
+    #[arg(long)]
+    redact: bool,
+}
+
+fn run(matches: &ArgMatches, _out: &mut Screen) -> anyhow::Result<ExitCode> {
+    let args: HtmlArgs = super::parsed(matches)?;
+    let paths = args.traces.paths()?;
+    let output = args.output.unwrap_or_else(|| named_after(&paths[0]));
+    if output.symlink_metadata().is_ok() && !args.force {
+        bail!("{} exists; -F overwrites it", output.display());
+    }
+    let n_traces = paths.len();
+    let (read, all) = show::read_all(&paths, |path| {
+        let source = open(path, args.redact)?;
+        let (story, verdict) = super::report::understood(&source, &Categories::default(), Shown::OnDemand);
+        let part = super::report::part(&story, &verdict, Shown::OnDemand);
+        let chapter = Chapter::of(&story, &part, &source, n_traces);
+        Ok((story, chapter))
+    });
+    if read.is_empty() {
+        return Ok(show::exit_code(all));
+    }
+    let mut page = Page::of(read, &job(&paths, args.redact));
+    let mut bytes = 0;
+    write_whole(&output, args.force, |file| {
+        bytes = page.write(file)?;
+        Ok(())
+    })?;
+    complain!("wrote {} ({}): open it in a browser", output.display(), iec(bytes as u64));
+    Ok(show::exit_code(all))
+}
+
+fn open(path: &Path, is_redacted: bool) -> anyhow::Result<Source> {
+    let source = Source::open(path)?;
+    Ok(if is_redacted { source.redacted() } else { source })
+}
+
+/// `train.html` for `job/train.gtr`.
+fn named_after(trace: &Path) -> PathBuf {
+    if trace.starts_with("/proc/self/fd") {
+        return PathBuf::from("page.html");
+    }
+    let name = trace.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let known = [".gtr", ".pickle.gz", ".pickle", ".pkl.gz", ".pkl"];
+    let stem = known.iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(&name);
+    PathBuf::from(format!("{stem}.html"))
+}
+
+/// What is said of the ranks of a job.
+fn job(paths: &[PathBuf], is_redacted: bool) -> Vec<Section> {
+    if paths.len() < 2 {
+        return vec![];
+    }
+    // Those that cannot be opened were complained about.
+    let sources: Vec<Source> = paths.iter().filter_map(|path| open(path, is_redacted).ok()).collect();
+    let participants: Vec<_> = sources.iter().map(collect).collect();
+    let again = |path: &str| Source::open(Path::new(path)).ok().filter(|_| !is_redacted);
+    let report = Ranks::of(&participants, &again).report();
+    report.parts.into_iter().flat_map(|part| part.sections).collect()
+}

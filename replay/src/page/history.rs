@@ -1,0 +1,211 @@
+//! What a device held over time, in bounded room: a row of exact states.
+//!
+//! As long as there is room every change is kept. Then two neighbouring stretches of the same number of changes become one,
+//! of which the lowest, the highest, the last state and that with most in PyTorch's blocks stay, again and again: no spike and no
+//! dip of the device is ever lost, and every state that is shown was so, holder by holder, at its very instant.
+//!
+//! ```text
+//!  bytes   .  x      .              changes, six to a stretch
+//!        .   . .   x  .             kept of each stretch: lowest, highest, last
+//!       x       x x    x
+//! ```
+
+use gputrace_schemas::event::{Bytes, Nanos};
+use rustc_hash::FxHashMap;
+
+/// How much is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Room {
+    /// States.
+    pub states: usize,
+    /// Changes of holders in all of them.
+    pub rows: usize,
+}
+
+/// What became of a holder from one state to the next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Row {
+    /// Which.
+    pub holder: u32,
+    /// Bytes more, or less.
+    pub bytes: i64,
+    /// Objects more, or fewer.
+    pub objects: i32,
+}
+
+/// How high a state is: first what the driver had handed out, then what PyTorch's blocks held, as where the peak is looked for.
+pub(super) type Height = (Bytes, Bytes);
+
+/// An instant.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct State {
+    /// When.
+    pub time: Nanos,
+    /// After which change, from 0.
+    pub change: u64,
+    /// What became of the holders since the state before.
+    pub rows: Vec<Row>,
+    height: Height,
+}
+
+/// The states of one device.
+#[derive(Clone, Debug)]
+pub(super) struct History {
+    room: Room,
+    /// Changes in a stretch: 1 where all are kept.
+    pub stretch: u64,
+    /// Changes that there were.
+    pub n_changes: u64,
+    /// What was kept.
+    pub states: Vec<State>,
+    /// Where the stretch that is going on begins.
+    tail: usize,
+    n_rows: usize,
+}
+
+impl History {
+    pub(super) fn new(room: Room) -> History {
+        History { room, stretch: 1, n_changes: 0, states: vec![], tail: 0, n_rows: 0 }
+    }
+
+    /// One event changed these.
+    pub(super) fn change(&mut self, time: Nanos, rows: Vec<Row>, height: Height) {
+        self.n_rows += rows.len();
+        self.states.push(State { time, change: self.n_changes, rows, height });
+        self.n_changes += 1;
+        if self.n_changes.is_multiple_of(self.stretch) {
+            let stretch = self.states.split_off(self.tail);
+            self.n_rows -= stretch.iter().map(|state| state.rows.len()).sum::<usize>();
+            self.keep(stretch);
+            self.tail = self.states.len();
+            if self.states.len() > self.room.states || self.n_rows > self.room.rows {
+                self.shrink();
+            }
+        }
+    }
+
+    /// Keeps about half of it.
+    pub(super) fn shrink(&mut self) {
+        self.stretch *= 2;
+        let (stretch, states) = (self.stretch, std::mem::take(&mut self.states));
+        (self.n_rows, self.tail) = (0, 0);
+        let mut together: Vec<State> = vec![];
+        for state in states {
+            if together.last().is_some_and(|last| last.change / stretch != state.change / stretch) {
+                self.keep(std::mem::take(&mut together));
+            }
+            together.push(state);
+        }
+        if !self.n_changes.is_multiple_of(stretch) {
+            self.tail = self.states.len();
+        }
+        self.keep(together);
+        if self.n_changes.is_multiple_of(stretch) {
+            self.tail = self.states.len();
+        }
+    }
+
+    /// Of states that follow on one another, keeps the lowest, the highest, the fullest and the last.
+    fn keep(&mut self, states: Vec<State>) {
+        let Some(last) = states.len().checked_sub(1) else { return };
+        let (mut lowest, mut highest, mut fullest) = (0, 0, 0);
+        for (idx, state) in states.iter().enumerate() {
+            if state.height < states[lowest].height {
+                lowest = idx;
+            }
+            if state.height > states[highest].height {
+                highest = idx;
+            }
+            if state.height.1 > states[fullest].height.1 {
+                fullest = idx;
+            }
+        }
+        let mut since: Vec<Row> = vec![];
+        for (idx, mut state) in states.into_iter().enumerate() {
+            since.append(&mut state.rows);
+            if [lowest, highest, fullest, last].contains(&idx) {
+                state.rows = summed(std::mem::take(&mut since));
+                self.n_rows += state.rows.len();
+                self.states.push(state);
+            }
+        }
+    }
+}
+
+/// One row for each holder that changed.
+fn summed(rows: Vec<Row>) -> Vec<Row> {
+    if rows.len() < 2 {
+        return rows;
+    }
+    let mut places: FxHashMap<u32, usize> = FxHashMap::default();
+    let mut sums: Vec<Row> = Vec::with_capacity(rows.len().min(64));
+    for row in rows {
+        let place = *places.entry(row.holder).or_insert(sums.len());
+        match sums.get_mut(place) {
+            Some(sum) => (sum.bytes, sum.objects) = (sum.bytes + row.bytes, sum.objects + row.objects),
+            None => sums.push(row),
+        }
+    }
+    sums.retain(|row| row.bytes != 0 || row.objects != 0);
+    sums.sort_unstable_by_key(|row| row.holder);
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Holders 0 to 4 take turns to gain and lose.
+    fn history(room: Room, n: u64) -> (History, Vec<u64>) {
+        let (mut history, mut held, mut totals) = (History::new(room), [0i64; 5], vec![]);
+        let mut seed = 1u64;
+        for change in 0..n {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let (holder, wanted) = ((seed >> 33) % 5, ((seed >> 40) % 1000) as i64);
+            let bytes = wanted - held[holder as usize];
+            held[holder as usize] = wanted;
+            let total = held.iter().sum::<i64>() as u64;
+            totals.push(total);
+            let row = Row { holder: holder as u32, bytes, objects: 0 };
+            history.change(Nanos(change), vec![row], (Bytes(total), Bytes(0)));
+        }
+        (history, totals)
+    }
+
+    #[test]
+    fn every_state_that_stays_is_exact_and_no_extreme_is_lost() {
+        for n in [1, 2, 63, 64, 65, 1000, 4097, 20_000] {
+            let (history, totals) = history(Room { states: 300, rows: 700 }, n);
+            let mut held = 0;
+            for state in &history.states {
+                held += state.rows.iter().map(|row| row.bytes).sum::<i64>();
+                assert_eq!(held as u64, totals[state.change as usize], "n={n}, change {}", state.change);
+            }
+            let shown = |stretch: &[u64], from: u64| {
+                let of = |wanted: &u64| {
+                    history.states.iter().any(|state| {
+                        (from..from + history.stretch).contains(&state.change) && state.height.0.0 == *wanted
+                    })
+                };
+                of(stretch.iter().max().unwrap()) && of(stretch.iter().min().unwrap())
+            };
+            for (from, stretch) in
+                (0..).step_by(history.stretch as usize).zip(totals.chunks(history.stretch as usize))
+            {
+                assert!(shown(stretch, from), "n={n}: an extreme from {from} on is lost");
+            }
+            assert_eq!(history.states.last().unwrap().change, n - 1);
+            assert!(
+                history.states.len() <= 303 + history.stretch as usize,
+                "n={n}: {}",
+                history.states.len()
+            );
+        }
+    }
+
+    #[test]
+    fn a_short_history_is_kept_whole() {
+        let (history, totals) = history(Room { states: 300, rows: 700 }, 300);
+        assert_eq!((history.stretch, history.states.len()), (1, totals.len()));
+    }
+}

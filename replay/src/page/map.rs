@@ -1,0 +1,189 @@
+//! The address map: every block from when it was handed out to when it was taken back, and the segments that they lie in. Of
+//! very many blocks those of most bytes times time are kept; the others are counted, in tiles of address and time.
+
+use gputrace_schemas::event::{Bytes, Nanos};
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+
+use super::columns::{ColumnId, Columns};
+
+/// Columns of tiles in time.
+const TILE_COLUMNS: u64 = 512;
+/// Most tiles; more are joined in address.
+const MOST_TILES: usize = 60_000;
+
+/// Something at an address for some time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Rectangle {
+    pub addr: u64,
+    pub bytes: Bytes,
+    pub from: Nanos,
+    /// None if it is there to the end.
+    pub to: Option<Nanos>,
+    /// Whose; for segments a [`Ground`].
+    pub what: u32,
+}
+
+impl Rectangle {
+    fn area(&self, end: Nanos) -> u128 {
+        let time = self.to.unwrap_or(end).0.saturating_sub(self.from.0).max(1);
+        u128::from(self.bytes.0) * u128::from(time)
+    }
+}
+
+/// What blocks lie in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(super) enum Ground {
+    /// A segment of PyTorch.
+    Segment = 0,
+    /// Mapped pages of an expandable segment.
+    Pages = 1,
+    /// What the driver handed out to others.
+    Other = 2,
+    /// Mapped memory of others.
+    OtherPages = 3,
+}
+
+/// Rectangles of one device.
+#[derive(Clone, Debug)]
+pub(super) struct Rectangles {
+    room: usize,
+    /// From when to when the trace is.
+    span: (Nanos, Nanos),
+    open: FxHashMap<u64, Rectangle>,
+    done: Vec<Rectangle>,
+    /// Blocks that are not kept, by address and the column of their beginning.
+    tiles: FxHashMap<(u64, u16), u64>,
+    /// Bits of address in a tile.
+    tile_bits: u32,
+    /// Rectangles that are in tiles.
+    n_tiled: u64,
+}
+
+impl Rectangles {
+    pub(super) fn new(room: usize, span: (Nanos, Nanos)) -> Rectangles {
+        let (open, tiles) = (FxHashMap::default(), FxHashMap::default());
+        Rectangles { room, span, open, done: vec![], tiles, tile_bits: 21, n_tiled: 0 }
+    }
+
+    pub(super) fn begins(&mut self, addr: u64, bytes: Bytes, from: Nanos, what: u32) {
+        self.ends(addr, from);
+        self.open.insert(addr, Rectangle { addr, bytes, from, to: None, what });
+    }
+
+    pub(super) fn ends(&mut self, addr: u64, to: Nanos) {
+        let Some(ended) = self.open.remove(&addr) else { return };
+        self.done.push(Rectangle { to: Some(to), ..ended });
+        if self.done.len() >= self.room.saturating_mul(2).max(64) {
+            self.prune();
+        }
+    }
+
+    /// What is there is there to the end.
+    pub(super) fn finish(&mut self) {
+        let open = std::mem::take(&mut self.open);
+        self.done.extend(open.into_values());
+        self.prune();
+        self.done.sort_unstable_by_key(|it| (it.from, it.addr));
+    }
+
+    /// Keeps half of it.
+    pub(super) fn shrink(&mut self) {
+        self.room = self.room.min(self.done.len()) / 2;
+        self.prune();
+        self.done.sort_unstable_by_key(|it| (it.from, it.addr));
+    }
+
+    fn prune(&mut self) {
+        if self.done.len() <= self.room {
+            return;
+        }
+        let end = self.span.1;
+        if self.room > 0 {
+            self.done.select_nth_unstable_by_key(self.room - 1, |it| std::cmp::Reverse(it.area(end)));
+        }
+        for small in self.done.split_off(self.room) {
+            self.tile(&small);
+        }
+    }
+
+    fn tile(&mut self, it: &Rectangle) {
+        let column = (u128::from(it.from.0.saturating_sub(self.span.0.0)) * u128::from(TILE_COLUMNS)
+            / u128::from(self.span.1.0.saturating_sub(self.span.0.0).max(1)))
+        .min(u128::from(TILE_COLUMNS - 1)) as u16;
+        *self.tiles.entry((it.addr >> self.tile_bits, column)).or_default() += 1;
+        self.n_tiled += 1;
+        while self.tiles.len() > MOST_TILES && self.tile_bits < 63 {
+            self.tile_bits += 1;
+            for ((addr, column), blocks) in std::mem::take(&mut self.tiles) {
+                *self.tiles.entry((addr >> 1, column)).or_default() += blocks;
+            }
+        }
+    }
+
+    /// Of what is kept, the lowest address.
+    pub(super) fn lowest(&self) -> Option<u64> {
+        let tiles = self.tiles.keys().map(|(addr, _)| addr << self.tile_bits);
+        self.done.iter().map(|it| it.addr).chain(tiles).min()
+    }
+
+    /// For the page: addresses count from `base`, times from `start`.
+    pub(super) fn write(&self, base: u64, start: Nanos, columns: &mut Columns) -> RectangleColumns {
+        let since = |time: Nanos| time.0.saturating_sub(start.0);
+        let mut tiles: Vec<_> = self.tiles.iter().collect();
+        tiles.sort_unstable_by_key(|(key, _)| **key);
+        RectangleColumns {
+            addr: columns.add(self.done.iter().map(|it| it.addr - base)),
+            bytes: columns.add(self.done.iter().map(|it| it.bytes.0)),
+            from: columns.add(self.done.iter().map(|it| since(it.from))),
+            // 0: to the end.
+            time: columns
+                .add(self.done.iter().map(|it| it.to.map_or(0, |to| to.0.saturating_sub(it.from.0) + 1))),
+            what: columns.add(self.done.iter().map(|it| u64::from(it.what))),
+            n_tiled: self.n_tiled,
+            tile_bytes: 1 << self.tile_bits,
+            tile_columns: TILE_COLUMNS,
+            tile_addr: columns
+                .add(tiles.iter().map(|((addr, _), _)| (addr << self.tile_bits).saturating_sub(base))),
+            tile_column: columns.add(tiles.iter().map(|((_, column), _)| u64::from(*column))),
+            tile_blocks: columns.add(tiles.iter().map(|(_, blocks)| **blocks)),
+        }
+    }
+}
+
+/// Rectangles, as the page reads them.
+#[derive(Serialize, Debug)]
+pub(super) struct RectangleColumns {
+    addr: ColumnId,
+    bytes: ColumnId,
+    from: ColumnId,
+    time: ColumnId,
+    what: ColumnId,
+    n_tiled: u64,
+    tile_bytes: u64,
+    tile_columns: u64,
+    tile_addr: ColumnId,
+    tile_column: ColumnId,
+    tile_blocks: ColumnId,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_stay_and_the_others_are_counted() {
+        let mut all = Rectangles::new(10, (Nanos(0), Nanos(1000)));
+        for idx in 0..500u64 {
+            all.begins(idx << 20, Bytes(idx + 1), Nanos(idx), 0);
+            all.ends(idx << 20, Nanos(idx + 1));
+        }
+        all.begins(7, Bytes(1 << 40), Nanos(0), 1);
+        all.finish();
+        let sizes: Vec<u64> = all.done.iter().map(|it| it.bytes.0).collect();
+        assert_eq!(sizes, [1 << 40, 492, 493, 494, 495, 496, 497, 498, 499, 500]);
+        assert_eq!(all.n_tiled, 491);
+        assert_eq!(all.tiles.values().sum::<u64>(), 491);
+    }
+}

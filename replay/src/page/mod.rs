@@ -1,0 +1,346 @@
+//! A trace as one file for any browser: `gputrace html`.
+//!
+//! ```text
+//! trace -> Story, Verdict, sections (pass 1) ──> tables ─────┐
+//!       -> Collector: states, rectangles, marks (pass 2) ────┴─> Page -> HTML with its data inside
+//! ```
+//! Every number of a table is one of the report's or the summary's own ([`crate::report`], [`crate::analyse::summary`]). The
+//! pictures are made of states that add up to the ledger's books. The file is never larger than [`MOST_BYTES`]: detail is
+//! taken out until it is not, and the page says what was.
+
+mod columns;
+mod history;
+mod html;
+mod map;
+mod settings;
+mod tables;
+mod watch;
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+use serde_json::{Value as Json, json};
+
+use crate::analyse::live::{Level, Line, Lines, Native};
+use crate::analyse::summary::Summary;
+use crate::report::model::{Part, Section};
+use crate::story::Story;
+use crate::trace::owners::TORCH;
+use crate::trace::source::Source;
+use columns::{ColumnId, Columns};
+use history::{History, Room};
+use map::RectangleColumns;
+use settings::Settings;
+use watch::{Collector, Detail, Device, Holder, Mark, MarkKind, Marks};
+
+/// The largest file, as a rule of ours: browsers open it at once, mail and trackers take it.
+pub const MOST_BYTES: usize = 20 << 20;
+/// States and rows of all traces together.
+const MOST: Detail = Detail { history: Room { states: 120_000, rows: 900_000 }, rectangles: 240_000 };
+/// A longer name is cut.
+const LONGEST_NAME: usize = 400;
+/// Times that detail is halved before a page is as large as it is.
+const MOST_SHRINKS: usize = 12;
+
+/// What one file shows.
+pub struct Page {
+    summary: Json,
+    chapters: Vec<Chapter>,
+    /// What is said of all traces together.
+    job: Vec<Json>,
+}
+
+/// One trace.
+pub struct Chapter {
+    start: u64,
+    duration: u64,
+    report: Json,
+    holders: Vec<(i16, Holder)>,
+    owners: Vec<String>,
+    sites: Vec<String>,
+    roles: Vec<Json>,
+    stacks: Vec<Vec<Line>>,
+    stack_of: FxHashMap<u32, u32>,
+    devices: Vec<(i16, String, Device)>,
+    marks: Vec<(MarkKind, Marks)>,
+    settings: Vec<Settings>,
+}
+
+impl Page {
+    /// Of these traces, and of what is said of all of them.
+    #[must_use]
+    pub fn of(read: Vec<(Story, Chapter)>, job: &[Section]) -> Page {
+        let (stories, chapters): (Vec<Story>, _) = read.into_iter().unzip();
+        let summary = serde_json::to_value(Summary::of(&stories)).unwrap_or_default();
+        Page { summary, chapters, job: job.iter().map(tables::section).collect() }
+    }
+
+    /// Writes the file; says how large it is.
+    ///
+    /// # Errors
+    /// Those of what is written to.
+    pub fn write(&mut self, out: &mut dyn Write) -> io::Result<usize> {
+        let mut page = html::page(&self.data()?);
+        for _ in 0..MOST_SHRINKS {
+            if page.len() <= MOST_BYTES {
+                break;
+            }
+            self.chapters.iter_mut().for_each(Chapter::shrink);
+            page = html::page(&self.data()?);
+        }
+        out.write_all(page.as_bytes())?;
+        Ok(page.len())
+    }
+
+    /// What the page reads: the length of a text in JSON, 4 bytes, lowest first; that text; the columns.
+    fn data(&self) -> io::Result<Vec<u8>> {
+        let mut columns = Columns::default();
+        let chapters: Vec<Json> = self.chapters.iter().map(|it| it.write(&mut columns)).collect();
+        let (index, bytes) = columns.parts();
+        let head = json!({
+            "format": "gputrace.page/1",
+            "version": env!("CARGO_PKG_VERSION"),
+            "summary": self.summary,
+            "job": self.job,
+            "chapters": chapters,
+            "columns": index,
+        });
+        let head = serde_json::to_vec(&head)?;
+        let length = u32::try_from(head.len()).map_err(io::Error::other)?;
+        Ok([&length.to_le_bytes()[..], &head, bytes].concat())
+    }
+}
+
+impl Chapter {
+    /// Of a trace that was understood, with its verdict and every section of its report; one of `n_traces` in the file.
+    #[must_use]
+    pub fn of(story: &Story, part: &Part, source: &Source, n_traces: usize) -> Chapter {
+        let n = n_traces.max(1);
+        let detail = Detail {
+            history: Room { states: MOST.history.states / n, rows: MOST.history.rows / n },
+            rectangles: MOST.rectangles / n,
+        };
+        let (no_roles, lifetimes) = (vec![], story.lifetimes.as_ref());
+        let roles = lifetimes.map_or(&no_roles, |it| &it.roles_of_blocks);
+        let mut collector = Collector::new(source.definitions(), story, roles, detail);
+        let ledger = Story::watched(source, &mut collector).ledger;
+        collector.finish(&ledger);
+        let Collector { holders, devices, mut marks, .. } = collector;
+        if let Some(training) = &ledger.training {
+            let steps = marks.entry(MarkKind::Step).or_default();
+            for step in &training.steps {
+                let text = format!("step {}", step.number);
+                let (from, to) = (step.begin, step.end);
+                steps.add(Mark { kind: MarkKind::Step, from, to, text, device: -1, bytes: 0 });
+            }
+            steps.thin();
+        }
+        let settings = settings::of(Path::new(source.path()), &devices);
+        let n_sites = holders.iter().map(|(_, it)| it.site.0).filter(|site| *site != u32::MAX).max();
+        let sites = (0..n_sites.map_or(0, |site| site + 1)).map(crate::ledger::SiteId);
+        let n_owners = holders.iter().map(|(_, it)| it.owner.0).filter(|owner| *owner != u32::MAX).max();
+        let owners = (0..n_owners.map_or(0, |owner| owner + 1)).map(crate::ledger::OwnerId);
+        let mut chapter = Chapter {
+            start: story.start().0,
+            duration: story.since_start(ledger.last).0,
+            report: tables::part(part),
+            owners: owners.map(|owner| ledger.sites.owner(owner).to_owned()).collect(),
+            sites: sites.map(|site| cut(&ledger.sites.site_name(site))).collect(),
+            roles: lifetimes.map_or_else(Vec::new, |it| {
+                it.role_names.iter().map(|(name, rule)| json!([cut(name), cut(rule)])).collect()
+            }),
+            stacks: vec![],
+            stack_of: FxHashMap::default(),
+            devices: devices
+                .into_iter()
+                .map(|(ordinal, device)| {
+                    (ordinal, crate::report::sections::device_name(story, ordinal), device)
+                })
+                .collect(),
+            marks: marks.into_iter().collect(),
+            settings,
+            holders,
+        };
+        chapter.read_stacks(source);
+        chapter
+    }
+
+    fn read_stacks(&mut self, source: &Source) {
+        let mut lines = Lines::new(source.definitions(), Native::Hidden);
+        let mut known: FxHashMap<Vec<Line>, u32> = FxHashMap::default();
+        for (_, holder) in &self.holders {
+            let stack = holder.stack;
+            if self.stack_of.contains_key(&stack.0) {
+                continue;
+            }
+            let words = lines.of(stack).to_vec();
+            let next = known.len() as u32;
+            let number = *known.entry(words).or_insert_with_key(|words| {
+                self.stacks.push(words.clone());
+                next
+            });
+            self.stack_of.insert(stack.0, number);
+        }
+    }
+
+    /// Keeps about half of the detail.
+    fn shrink(&mut self) {
+        for (_, _, device) in &mut self.devices {
+            device.history.shrink();
+            device.blocks.shrink();
+            device.grounds.shrink();
+        }
+        for (_, marks) in &mut self.marks {
+            marks.list.truncate(marks.list.len().div_ceil(2));
+        }
+    }
+
+    fn write(&self, columns: &mut Columns) -> Json {
+        let mut frames: Vec<&Line> = vec![];
+        let mut numbers: FxHashMap<&Line, u64> = FxHashMap::default();
+        let mut lines: Vec<u64> = vec![];
+        let mut lengths: Vec<u64> = vec![];
+        for stack in &self.stacks {
+            lengths.push(stack.len() as u64);
+            for line in stack {
+                let next = frames.len() as u64;
+                let number = *numbers.entry(line).or_insert(next);
+                if number == next {
+                    frames.push(line);
+                }
+                lines.push(number);
+            }
+        }
+        let frames: Vec<Json> =
+            frames.iter().map(|line| json!([cut(&line.name), cut(&line.file), line.line])).collect();
+        let devices = self.devices.iter().map(|it| self.device(it, columns));
+        let devices: Vec<DeviceJson> = devices.collect();
+        json!({
+            "start_ns": self.start,
+            "duration_ns": self.duration,
+            "report": self.report,
+            "owners": self.owners,
+            "sites": self.sites,
+            "roles": self.roles,
+            "frames": frames,
+            "stack_lengths": columns.add(lengths.into_iter()),
+            "stack_lines": columns.add(lines.into_iter()),
+            "holders": self.holders(columns),
+            "devices": devices,
+            "marks": self.marks.iter().map(|it| self.marks(it, columns)).collect::<Vec<_>>(),
+            "settings": self.settings.iter().map(|it| it.write(self.start, columns)).collect::<Vec<_>>(),
+        })
+    }
+
+    fn holders(&self, columns: &mut Columns) -> Json {
+        let mut kinds: Vec<&str> = vec![];
+        let mut kind_of = |kind: &'static str| {
+            let at = kinds.iter().position(|known| *known == kind);
+            at.unwrap_or_else(|| {
+                kinds.push(kind);
+                kinds.len() - 1
+            }) as u64
+        };
+        let each = || self.holders.iter().map(|(_, holder)| holder);
+        let kind = columns.add(each().map(|it| kind_of(it.kind)).collect::<Vec<_>>().into_iter());
+        let or_zero = |number: u32| if number == u32::MAX { 0 } else { u64::from(number) + 1 };
+        let mut streams: Vec<u64> = each().filter_map(|it| it.stream).collect();
+        streams.sort_unstable();
+        streams.dedup();
+        let stream = |it: &Holder| it.stream.and_then(|stream| streams.binary_search(&stream).ok());
+        json!({
+            "level": columns.add(each().map(|it| match it.level { Level::Driver => 0, Level::Block => 1, Level::Cached => 2 })),
+            "owner": columns.add(each().map(|it| or_zero(it.owner.0))),
+            "site": columns.add(each().map(|it| or_zero(it.site.0))),
+            "stack": columns.add(each().map(|it| u64::from(self.stack_of.get(&it.stack.0).copied().unwrap_or(0)))),
+            "stream": columns.add(each().map(|it| stream(it).map_or(0, |stream| stream as u64 + 1))),
+            "role": columns.add(each().map(|it| u64::from(it.role))),
+            "kind": kind,
+            "kinds": kinds,
+            "streams": streams.iter().map(|stream| format!("{stream:#x}")).collect::<Vec<_>>(),
+            "torch": TORCH,
+        })
+    }
+
+    fn device(&self, (ordinal, name, device): &(i16, String, Device), columns: &mut Columns) -> DeviceJson {
+        let History { stretch, n_changes, states, .. } = &device.history;
+        let since = |time: gputrace_schemas::event::Nanos| time.0.saturating_sub(self.start);
+        let rows = || states.iter().flat_map(|state| &state.rows);
+        let lowest = [device.blocks.lowest(), device.grounds.lowest()];
+        let base = lowest.into_iter().flatten().min().unwrap_or(0);
+        DeviceJson {
+            device: *ordinal,
+            name: cut(name),
+            n_changes: *n_changes,
+            stretch: *stretch,
+            state_time: columns.add(states.iter().map(|state| since(state.time))),
+            state_change: columns.add(states.iter().map(|state| state.change)),
+            state_rows: columns.add(states.iter().map(|state| state.rows.len() as u64)),
+            row_holder: columns.add(rows().map(|row| u64::from(row.holder))),
+            row_bytes: columns.add_signed(rows().map(|row| row.bytes)),
+            row_objects: columns.add_signed(rows().map(|row| i64::from(row.objects))),
+            base: format!("{base:#x}"),
+            blocks: device.blocks.write(base, gputrace_schemas::event::Nanos(self.start), columns),
+            grounds: device.grounds.write(base, gputrace_schemas::event::Nanos(self.start), columns),
+            n_unplaced: device.n_unplaced,
+        }
+    }
+
+    fn marks(&self, (kind, marks): &(MarkKind, Marks), columns: &mut Columns) -> Json {
+        let mut texts: Vec<String> = vec![];
+        let mut numbers: FxHashMap<String, u64> = FxHashMap::default();
+        let mut text = |mark: &Mark| {
+            let words = cut(&mark.text);
+            let next = texts.len() as u64;
+            *numbers.entry(words).or_insert_with_key(|words| {
+                texts.push(words.clone());
+                next
+            })
+        };
+        let list = &marks.list;
+        let text = columns.add(list.iter().map(&mut text).collect::<Vec<_>>().into_iter());
+        json!({
+            "kind": kind.name(),
+            "n": marks.n,
+            "from": columns.add(list.iter().map(|mark| mark.from.0.saturating_sub(self.start))),
+            // 0: it never ended.
+            "time": columns.add(list.iter().map(|mark| mark.to.map_or(0, |to| to.0.saturating_sub(mark.from.0) + 1))),
+            "device": columns.add_signed(list.iter().map(|mark| i64::from(mark.device))),
+            "bytes": columns.add(list.iter().map(|mark| mark.bytes)),
+            "text": text,
+            "texts": texts,
+        })
+    }
+}
+
+/// A device, as the page reads it.
+#[derive(Serialize)]
+struct DeviceJson {
+    device: i16,
+    name: String,
+    n_changes: u64,
+    stretch: u64,
+    state_time: ColumnId,
+    state_change: ColumnId,
+    state_rows: ColumnId,
+    row_holder: ColumnId,
+    row_bytes: ColumnId,
+    row_objects: ColumnId,
+    base: String,
+    blocks: RectangleColumns,
+    grounds: RectangleColumns,
+    n_unplaced: u64,
+}
+
+/// Names can be of any length; what is shown of them cannot.
+fn cut(name: &str) -> String {
+    match name.char_indices().nth(LONGEST_NAME) {
+        Some((at, _)) => format!("{}…", &name[..at]),
+        None => name.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,226 @@
+//! Pages of scenes, read back as a browser would.
+
+use std::io::Read;
+
+use flate2::read::GzDecoder;
+use serde_json::Value as Json;
+
+use super::*;
+use crate::analyse::categories::Categories;
+use crate::analyse::live::{When, pictures};
+use crate::report::sections::{Shown, of_report};
+use crate::scene::recording;
+
+/// A training loop with others beside it, and an error at its end.
+const SCENE: &str = "Create handle=n bytes=100 by=libnccl.so.2
+     push text=step_1
+     Alloc addr=a bytes=20M by=libc10_cuda.so
+     block addr=a bytes=512 requested=400 allocated=512 reserved=20M by=inner@/job/a.py:2,outer@/job/a.py:9
+     block addr=b bytes=1M requested=1M allocated=1M reserved=20M stream=7 by=other@/job/a.py:3,outer@/job/a.py:9
+     free addr=a bytes=512 allocated=1M reserved=20M
+     pop
+     Alloc addr=c bytes=4M by=work@libcublas.so.12
+     block addr=d bytes=2M requested=2M allocated=3M reserved=20M by=inner@/job/a.py:2,outer@/job/a.py:9
+     free addr=b bytes=1M allocated=2M reserved=20M
+     free addr=d bytes=2M allocated=0 reserved=20M
+     Free addr=a
+     oom bytes=1G allocated=0 reserved=0";
+
+fn page(scene: &str) -> (Vec<u8>, Story, Source) {
+    let source = Source::of("train.gtr", recording(scene));
+    let story = Story::with_lifetimes(&source, &Categories::default());
+    let part = crate::report::part(&story, of_report(&story, Shown::OnDemand));
+    let chapter = Chapter::of(&story, &part, &source, 1);
+    let mut page = vec![];
+    Page::of(vec![(story, chapter)], &[]).write(&mut page).unwrap();
+    (page, Story::of_source(&source), source)
+}
+
+/// The head, and the columns as numbers.
+fn read(page: &[u8]) -> (Json, Vec<Vec<i64>>) {
+    let page = std::str::from_utf8(page).unwrap();
+    let text = page.split("id=\"data\">").nth(1).unwrap().split('<').next().unwrap();
+    let mut bytes = vec![];
+    GzDecoder::new(&*from_base64(text)).read_to_end(&mut bytes).unwrap();
+    let length = u32::from_le_bytes(bytes[..4].try_into().unwrap()) as usize;
+    let head: Json = serde_json::from_slice(&bytes[4..4 + length]).unwrap();
+    let mut rest = bytes[4 + length..].iter();
+    let columns = head["columns"].as_array().unwrap().iter().map(|index| {
+        let mut before = 0i64;
+        let value = |_| {
+            let (mut raw, mut shift) = (0u64, 0);
+            for byte in rest.by_ref() {
+                raw |= u64::from(byte & 127) << shift;
+                shift += 7;
+                if byte & 128 == 0 {
+                    break;
+                }
+            }
+            before += (raw >> 1) as i64 ^ -((raw & 1) as i64);
+            before
+        };
+        (0..index[0].as_u64().unwrap()).map(value).collect()
+    });
+    let columns = columns.collect();
+    assert_eq!(rest.count(), 0, "bytes that belong to no column");
+    (head, columns)
+}
+
+fn from_base64(text: &str) -> Vec<u8> {
+    let six = |letter: u8| match letter {
+        b'A'..=b'Z' => letter - b'A',
+        b'a'..=b'z' => letter - b'a' + 26,
+        b'0'..=b'9' => letter - b'0' + 52,
+        b'+' => 62,
+        b'/' => 63,
+        _ => 0,
+    };
+    let four = |letters: &[u8]| {
+        let bits = letters.iter().fold(0u32, |bits, letter| bits << 6 | u32::from(six(*letter)));
+        bits.to_be_bytes()[1..].to_vec()
+    };
+    let mut bytes: Vec<u8> = text.as_bytes().chunks(4).flat_map(four).collect();
+    bytes.truncate(bytes.len() - text.bytes().filter(|letter| *letter == b'=').count());
+    bytes
+}
+
+#[test]
+fn the_highest_state_is_the_picture_of_the_peak_holder_by_holder() {
+    let (page, story, source) = page(SCENE);
+    let (head, columns) = read(&page);
+    let (_, pictures) = pictures(&source, When::Peak);
+    let chapter = &head["chapters"][0];
+    let column = |of: &Json| &columns[of.as_u64().unwrap() as usize];
+    let device = &chapter["devices"][0];
+    let (mut row, mut held, mut highest) = (0, vec![0i64; 100], (0, 0, vec![]));
+    for n_rows in column(&device["state_rows"]) {
+        for _ in 0..*n_rows {
+            held[column(&device["row_holder"])[row] as usize] += column(&device["row_bytes"])[row];
+            row += 1;
+        }
+        let (level, total) = (column(&chapter["holders"]["level"]), held.iter().sum::<i64>());
+        let used =
+            total - held.iter().zip(level).filter(|(_, level)| **level == 2).map(|it| it.0).sum::<i64>();
+        if (total, used) > (highest.0, highest.1) {
+            highest = (total, used, held.iter().copied().filter(|bytes| *bytes > 0).collect());
+        }
+    }
+    let mut wanted: Vec<i64> = pictures[0].held.values().map(|(bytes, _)| bytes.0 as i64).collect();
+    wanted.sort_unstable();
+    highest.2.sort_unstable();
+    assert_eq!((highest.0 as u64, highest.2), (story.ledger.devices[&0].physical.peak().0, wanted));
+    assert_eq!(held.iter().sum::<i64>() as u64, story.ledger.devices[&0].physical.now().bytes.0);
+}
+
+#[test]
+fn the_summary_and_the_sections_are_those_of_the_verbs() {
+    let (page, story, _) = page(SCENE);
+    let (head, _) = read(&page);
+    let wanted = serde_json::to_value(Summary::of(std::slice::from_ref(&story))).unwrap();
+    assert_eq!(head["summary"], wanted);
+    let sections = head["chapters"][0]["report"]["sections"].as_array().unwrap();
+    let names: Vec<&str> = sections.iter().map(|it| it["name"].as_str().unwrap()).collect();
+    let lifetimes = Story::with_lifetimes(&Source::of("train.gtr", recording(SCENE)), &Categories::default());
+    let wanted: Vec<String> =
+        of_report(&lifetimes, Shown::OnDemand).into_iter().map(|section| section.name).collect();
+    assert_eq!(names, wanted);
+}
+
+#[test]
+fn marks_are_where_they_were() {
+    let (page, ..) = page(SCENE);
+    let (head, columns) = read(&page);
+    let marks = head["chapters"][0]["marks"].as_array().unwrap();
+    let shown: Vec<String> = marks
+        .iter()
+        .flat_map(|marks| {
+            let column = |name: &str| &columns[marks[name].as_u64().unwrap() as usize];
+            let mark = |idx: usize| {
+                let text = marks["texts"][column("text")[idx] as usize].as_str().unwrap();
+                let (kind, from, time) =
+                    (marks["kind"].as_str().unwrap(), column("from")[idx], column("time")[idx]);
+                format!("{kind}: {text} from {from} for {}, {} bytes", time - 1, column("bytes")[idx])
+            };
+            (0..column("from").len()).map(mark).collect::<Vec<_>>()
+        })
+        .collect();
+    assert_eq!(
+        shown,
+        [
+            "out of memory: a request for memory failed from 12000 for 0, 1073741824 bytes",
+            "nvtx: step 1 from 1000 for 5000, 0 bytes",
+            "cache emptied: (no stack recorded) from 11000 for 0, 20971520 bytes",
+        ]
+    );
+}
+
+#[test]
+fn no_name_is_markup_and_nothing_is_loaded() {
+    let hostile = "</script><script>alert(1)</script><img/src=x>";
+    let scene = format!(
+        "Alloc addr=a bytes=2M by=libc10_cuda.so
+         push text={hostile}
+         block addr=a bytes=512 requested=400 allocated=512 reserved=2M by={hostile}@/job/{hostile}.py:2
+         pop"
+    );
+    let mut recording = recording(&scene);
+    recording.process.command = vec![hostile.into()];
+    let source = Source::of(hostile, recording);
+    let story = Story::with_lifetimes(&source, &Categories::default());
+    let part = crate::report::part(&story, of_report(&story, Shown::OnDemand));
+    let chapter = Chapter::of(&story, &part, &source, 1);
+    let mut page = vec![];
+    Page::of(vec![(story, chapter)], &[]).write(&mut page).unwrap();
+    let page = String::from_utf8(page).unwrap();
+    let (plain, _, _) = self::page("Alloc addr=a bytes=2M by=libc10_cuda.so");
+    let plain = String::from_utf8(plain).unwrap();
+    let without_data = |page: &str| {
+        let (before, rest) = page.split_once("id=\"data\">").unwrap();
+        format!("{before}{}", rest.split_once('<').unwrap().1)
+    };
+    assert_eq!(without_data(&page), without_data(&plain), "a name is outside of the data");
+    let policy =
+        page.split("Content-Security-Policy\" content=\"").nth(1).unwrap().split('"').next().unwrap();
+    assert!(policy.starts_with("default-src 'none'; script-src 'sha256-"), "{policy}");
+    assert!(!policy.contains("unsafe") && !policy.contains("http") && !policy.contains('*'), "{policy}");
+}
+
+#[test]
+fn a_long_trace_loses_detail_and_not_its_extremes() {
+    let mut scene = String::from("Alloc addr=s bytes=1G by=libc10_cuda.so\n");
+    for n in 0..3000u64 {
+        let (addr, bytes) = (n * 4096, 512 * (n % 7 + 1));
+        scene += &format!(
+            "block addr={addr} bytes={bytes} requested=1 allocated={bytes} reserved=1G by=f{}@/job/a.py:2\n",
+            n % 90
+        );
+        scene += &format!("free addr={addr} bytes={bytes} allocated=0 reserved=1G\n");
+    }
+    let source = Source::of("train.gtr", recording(&scene));
+    let story = Story::with_lifetimes(&source, &Categories::default());
+    let part = crate::report::part(&story, of_report(&story, Shown::OnDemand));
+    let mut chapter = Chapter::of(&story, &part, &source, 1);
+    let sizes = |chapter: &Chapter| {
+        let mut page = vec![];
+        let mut columns = Columns::default();
+        page.extend(chapter.write(&mut columns).to_string().into_bytes());
+        page.len() + columns.parts().1.len()
+    };
+    let before = sizes(&chapter);
+    for _ in 0..4 {
+        chapter.shrink();
+    }
+    assert!(sizes(&chapter) < before / 3, "{} of {before}", sizes(&chapter));
+    let history = &chapter.devices[0].2.history;
+    let (mut held, mut fullest) = (FxHashMap::<u32, i64>::default(), 0);
+    for state in &history.states {
+        for row in &state.rows {
+            *held.entry(row.holder).or_default() += row.bytes;
+        }
+        let is_used = |holder: &u32| chapter.holders[*holder as usize].1.level != Level::Cached;
+        fullest =
+            fullest.max(held.iter().filter(|(holder, _)| is_used(holder)).map(|(_, bytes)| *bytes).sum());
+    }
+    assert_eq!(fullest, 512 * 7);
+    assert!(history.stretch >= 16 && history.n_changes == 6001, "{} {}", history.stretch, history.n_changes);
+}

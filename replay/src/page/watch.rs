@@ -1,0 +1,493 @@
+//! What the page shows of a trace, collected while its events are booked.
+//!
+//! Memory is divided as where one moment is shown ([`crate::analyse::live`]): what the driver handed out, PyTorch's blocks
+//! inside of its segments, and the unused rest of these. So the parts of every state add up to what the device held.
+
+use std::collections::BTreeMap;
+
+use gputrace_schemas::event::{Bytes, Event, EventKind, HOST, MarkAction, Nanos, StackId, ThreadId};
+use rustc_hash::FxHashMap;
+
+use super::history::{History, Room, Row};
+use super::map::{Ground, Rectangles};
+use crate::analyse::live::Level;
+use crate::ledger::{Ledger, MemoryKind, OwnerId, SiteId, Step, Watch};
+use crate::story::Story;
+use crate::trace::Definitions;
+
+/// Most marks of each kind that are kept; the others are counted.
+const MOST_MARKS: usize = 4000;
+/// Longest history of requests that is kept for what-ifs.
+pub(super) const MOST_REQUESTS: usize = 400_000;
+
+/// How much of a trace is kept.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Detail {
+    /// Of its history.
+    pub history: Room,
+    /// Rectangles of the map.
+    pub rectangles: usize,
+}
+
+/// Who holds something.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Holder {
+    pub level: Level,
+    pub owner: OwnerId,
+    pub site: SiteId,
+    pub stack: StackId,
+    pub stream: Option<u64>,
+    /// The role of a block, from 1; 0 none.
+    pub role: u16,
+    /// What kind of memory, in words.
+    pub kind: &'static str,
+}
+
+/// A moment, or some time, with a name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Mark {
+    pub kind: MarkKind,
+    pub from: Nanos,
+    /// None where it never ended.
+    pub to: Option<Nanos>,
+    pub text: String,
+    pub device: i16,
+    pub bytes: u64,
+}
+
+/// What is marked.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(super) enum MarkKind {
+    /// A request for memory that failed.
+    OutOfMemory,
+    /// A turn of the training loop.
+    Step,
+    /// A range or mark of NVTX.
+    Nvtx,
+    /// PyTorch gave its cache back.
+    EmptyCache,
+    /// A call into NCCL.
+    Nccl,
+}
+
+impl MarkKind {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            MarkKind::OutOfMemory => "out of memory",
+            MarkKind::Step => "step",
+            MarkKind::Nvtx => "nvtx",
+            MarkKind::EmptyCache => "cache emptied",
+            MarkKind::Nccl => "nccl",
+        }
+    }
+}
+
+/// Marks of one kind: the longest, where there are too many.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Marks {
+    pub list: Vec<Mark>,
+    pub n: u64,
+}
+
+impl Marks {
+    pub(super) fn add(&mut self, mark: Mark) {
+        self.n += 1;
+        self.list.push(mark);
+        if self.list.len() >= 2 * MOST_MARKS {
+            self.thin();
+        }
+    }
+
+    pub(super) fn thin(&mut self) {
+        if self.list.len() > MOST_MARKS {
+            let length = |mark: &Mark| mark.to.map_or(u64::MAX, |to| to.0.saturating_sub(mark.from.0));
+            self.list.select_nth_unstable_by_key(MOST_MARKS - 1, |mark| std::cmp::Reverse(length(mark)));
+            self.list.truncate(MOST_MARKS);
+        }
+        self.list.sort_by_key(|mark| (mark.from, mark.to));
+    }
+}
+
+/// One device.
+pub(super) struct Device {
+    pub history: History,
+    pub blocks: Rectangles,
+    pub grounds: Rectangles,
+    /// Objects of the driver without an address of their own.
+    pub n_unplaced: u64,
+    /// What PyTorch had at each of its requests: when, allocated, reserved.
+    pub requests: Vec<(Nanos, Bytes, Bytes)>,
+    /// Some request is not among these.
+    pub has_more_requests: bool,
+    segments: u64,
+    in_blocks: u64,
+    cached: u64,
+    has_blocks: bool,
+}
+
+/// The watch.
+pub(super) struct Collector<'a> {
+    definitions: &'a dyn Definitions,
+    /// The role of each block, by the order of their births.
+    roles: &'a [u16],
+    detail: Detail,
+    span: (Nanos, Nanos),
+    /// Devices whose PyTorch blocks were seen: their segments are shown by these.
+    with_blocks: Vec<i16>,
+    pub holders: Vec<(i16, Holder)>,
+    numbers: FxHashMap<(i16, Holder), u32>,
+    pub devices: BTreeMap<i16, Device>,
+    pub marks: BTreeMap<MarkKind, Marks>,
+    n_born: usize,
+    open: FxHashMap<u64, u32>,
+    ranges: FxHashMap<ThreadId, Vec<(Nanos, String)>>,
+    processes_ranges: FxHashMap<u64, (Nanos, String)>,
+    calls: FxHashMap<u64, (Nanos, String, u64)>,
+    /// The cache of a device is being emptied since when, up to when, how much, from where.
+    emptying: BTreeMap<i16, (Nanos, Nanos, u64, SiteId)>,
+    touched: Vec<(i16, Vec<Row>)>,
+}
+
+impl<'a> Collector<'a> {
+    pub(super) fn new(
+        definitions: &'a dyn Definitions,
+        story: &Story,
+        roles: &'a [u16],
+        detail: Detail,
+    ) -> Collector<'a> {
+        let devices = story.ledger.devices.iter();
+        let with_blocks = devices
+            .filter(|(_, books)| books.torch.as_ref().is_some_and(|torch| torch.blocks.peak().0 > 0))
+            .map(|(device, _)| *device);
+        Collector {
+            definitions,
+            roles,
+            detail,
+            span: (story.start(), story.ledger.last),
+            with_blocks: with_blocks.collect(),
+            holders: vec![],
+            numbers: FxHashMap::default(),
+            devices: BTreeMap::new(),
+            marks: BTreeMap::new(),
+            n_born: 0,
+            open: FxHashMap::default(),
+            ranges: FxHashMap::default(),
+            processes_ranges: FxHashMap::default(),
+            calls: FxHashMap::default(),
+            emptying: BTreeMap::new(),
+            touched: vec![],
+        }
+    }
+
+    /// No event follows.
+    pub(super) fn finish(&mut self, ledger: &Ledger) {
+        let emptying = std::mem::take(&mut self.emptying);
+        emptying.into_iter().for_each(|(device, it)| self.emptied(ledger, device, it));
+        let ranges = std::mem::take(&mut self.ranges).into_values().flatten();
+        for (from, text) in ranges.chain(std::mem::take(&mut self.processes_ranges).into_values()) {
+            self.mark(MarkKind::Nvtx, from, None, text, 0);
+        }
+        for (from, text, bytes) in std::mem::take(&mut self.calls).into_values() {
+            self.mark(MarkKind::Nccl, from, None, text, bytes);
+        }
+        self.marks.values_mut().for_each(Marks::thin);
+        for device in self.devices.values_mut() {
+            device.blocks.finish();
+            device.grounds.finish();
+        }
+    }
+
+    fn device(&mut self, device: i16) -> &mut Device {
+        let (detail, span) = (self.detail, self.span);
+        let has_blocks = self.with_blocks.contains(&device);
+        self.devices.entry(device).or_insert_with(|| Device {
+            history: History::new(detail.history),
+            blocks: Rectangles::new(detail.rectangles, span),
+            grounds: Rectangles::new(detail.rectangles / 4, span),
+            n_unplaced: 0,
+            requests: vec![],
+            has_more_requests: false,
+            segments: 0,
+            in_blocks: 0,
+            cached: 0,
+            has_blocks,
+        })
+    }
+
+    fn number(&mut self, device: i16, holder: Holder) -> u32 {
+        let next = self.holders.len() as u32;
+        let number = *self.numbers.entry((device, holder)).or_insert(next);
+        if number == next {
+            self.holders.push((device, holder));
+        }
+        number
+    }
+
+    fn row(&mut self, device: i16, row: Row) {
+        match self.touched.iter_mut().find(|(known, _)| *known == device) {
+            Some((_, rows)) => rows.push(row),
+            None => self.touched.push((device, vec![row])),
+        }
+    }
+
+    fn gains(&mut self, device: i16, holder: u32, bytes: Bytes) {
+        self.row(device, Row { holder, bytes: bytes.0 as i64, objects: 1 });
+    }
+
+    fn loses(&mut self, device: i16, holder: u32, bytes: Bytes) {
+        self.row(device, Row { holder, bytes: -(bytes.0 as i64), objects: -1 });
+    }
+
+    fn step(&mut self, ledger: &Ledger, event: &Event, step: &Step) {
+        match step {
+            Step::Block(addr, block) => {
+                let role = self.roles.get(self.n_born).map_or(0, |role| role + 1);
+                self.n_born += 1;
+                let holder = Holder {
+                    level: Level::Block,
+                    owner: OwnerId(u32::MAX),
+                    site: block.site,
+                    stack: block.stack,
+                    stream: block.stream,
+                    role,
+                    kind: "PyTorch's blocks",
+                };
+                let number = self.number(block.device, holder);
+                self.open.insert(*addr, number);
+                self.gains(block.device, number, block.bytes);
+                let device = self.device(block.device);
+                device.in_blocks = device.in_blocks.saturating_add(block.bytes.0);
+                device.blocks.begins(*addr, block.bytes, event.time, number);
+            }
+            Step::BlockFreed(addr, block) => {
+                let Some(number) = self.open.remove(addr) else { return };
+                self.loses(block.device, number, block.bytes);
+                let device = self.device(block.device);
+                device.in_blocks = device.in_blocks.saturating_sub(block.bytes.0);
+                device.blocks.ends(*addr, event.time);
+            }
+            Step::Gained(object) if object.kind.is_physical() && object.device != HOST => {
+                let is_segment = object.torch && self.device(object.device).has_blocks;
+                let ground = if is_segment { Ground::Segment } else { Ground::Other };
+                let what = self.object(object);
+                let device = self.device(object.device);
+                match (is_segment, object.addr) {
+                    (_, 0) => device.n_unplaced += u64::from(!is_segment),
+                    (true, addr) => device.grounds.begins(addr, object.bytes, event.time, ground as u32),
+                    (false, addr) => {
+                        device.grounds.begins(addr, object.bytes, event.time, ground as u32);
+                        device.blocks.begins(addr, object.bytes, event.time, what);
+                    }
+                }
+                if is_segment {
+                    device.segments = device.segments.saturating_add(object.bytes.0);
+                } else {
+                    self.gains(object.device, what, object.bytes);
+                }
+            }
+            Step::Lost(object) if object.kind.is_physical() && object.device != HOST => {
+                let is_segment = object.torch && self.device(object.device).has_blocks;
+                let what = self.object(object);
+                let device = self.device(object.device);
+                if object.addr != 0 {
+                    device.grounds.ends(object.addr, event.time);
+                }
+                if is_segment {
+                    device.segments = device.segments.saturating_sub(object.bytes.0);
+                    let is_trim = matches!(&event.kind, EventKind::Call(call) if !call.in_allocate);
+                    if is_trim && object.kind != MemoryKind::Virtual {
+                        self.trims(ledger, event, object.device, object.bytes);
+                    }
+                } else {
+                    if object.addr != 0 {
+                        device.blocks.ends(object.addr, event.time);
+                    }
+                    self.loses(object.device, what, object.bytes);
+                }
+            }
+            Step::Mapped(range) => {
+                let ground = if range.torch { Ground::Pages } else { Ground::OtherPages };
+                self.device(range.device).grounds.begins(range.addr, range.bytes, event.time, ground as u32);
+            }
+            Step::Unmapped(range) => {
+                self.device(range.device).grounds.ends(range.addr, event.time);
+                if range.torch && matches!(&event.kind, EventKind::Call(call) if !call.in_allocate) {
+                    self.trims(ledger, event, range.device, range.bytes);
+                }
+            }
+            Step::Gained(_)
+            | Step::Lost(_)
+            | Step::BlockDone(..)
+            | Step::StrangerFreed(_)
+            | Step::StrangerDone(_)
+            | Step::Grown(_)
+            | Step::Shrunk(..) => {}
+        }
+    }
+
+    fn object(&mut self, object: &crate::ledger::Object) -> u32 {
+        let holder = Holder {
+            level: Level::Driver,
+            owner: object.owner,
+            site: object.site,
+            stack: object.stack,
+            stream: None,
+            role: 0,
+            kind: object.kind.name(),
+        };
+        self.number(object.device, holder)
+    }
+
+    /// What of the segments is unused has changed, perhaps.
+    fn cache(&mut self, device: i16) {
+        let books = self.device(device);
+        let cached = books.segments.saturating_sub(books.in_blocks);
+        let (before, bytes) = (books.cached, cached as i64 - books.cached as i64);
+        books.cached = cached;
+        if bytes == 0 {
+            return;
+        }
+        let holder = Holder {
+            level: Level::Cached,
+            owner: OwnerId(u32::MAX),
+            site: SiteId(u32::MAX),
+            stack: StackId(0),
+            stream: None,
+            role: 0,
+            kind: "PyTorch's unused cache",
+        };
+        let holder = self.number(device, holder);
+        let objects = i32::from(cached > 0) - i32::from(before > 0);
+        self.row(device, Row { holder, bytes, objects });
+    }
+
+    fn trims(&mut self, ledger: &Ledger, event: &Event, device: i16, bytes: Bytes) {
+        let site = ledger.sites.site_of(event.stack);
+        let it = self.emptying.entry(device).or_insert((event.time, event.time, 0, site));
+        it.1 = event.time;
+        it.2 = it.2.saturating_add(bytes.0);
+    }
+
+    fn emptied(
+        &mut self,
+        ledger: &Ledger,
+        device: i16,
+        (from, to, bytes, site): (Nanos, Nanos, u64, SiteId),
+    ) {
+        let text = ledger.sites.site_name(site);
+        let mark = Mark { kind: MarkKind::EmptyCache, from, to: Some(to), text, device, bytes };
+        self.marks.entry(MarkKind::EmptyCache).or_default().add(mark);
+    }
+
+    fn mark(&mut self, kind: MarkKind, from: Nanos, to: Option<Nanos>, text: String, bytes: u64) {
+        self.marks.entry(kind).or_default().add(Mark { kind, from, to, text, device: -1, bytes });
+    }
+
+    fn marks(&mut self, ledger: &Ledger, event: &Event) {
+        match &event.kind {
+            EventKind::Mark(mark) => {
+                let text = || self.definitions.text(mark.text).unwrap_or_default().to_owned();
+                match mark.action {
+                    MarkAction::Push => {
+                        let opened = (event.time, text());
+                        let open = self.ranges.entry(event.thread).or_default();
+                        if open.len() < 256 {
+                            open.push(opened);
+                        }
+                    }
+                    MarkAction::Pop => {
+                        let opened = self.ranges.get_mut(&event.thread).and_then(Vec::pop);
+                        if let Some((from, text)) = opened {
+                            self.mark(MarkKind::Nvtx, from, Some(event.time), text, 0);
+                        }
+                    }
+                    MarkAction::Start => {
+                        let opened = (event.time, text());
+                        self.processes_ranges.insert(mark.range, opened);
+                    }
+                    MarkAction::End => {
+                        if let Some((from, text)) = self.processes_ranges.remove(&mark.range) {
+                            self.mark(MarkKind::Nvtx, from, Some(event.time), text, 0);
+                        }
+                    }
+                    MarkAction::Mark => {
+                        let text = text();
+                        self.mark(MarkKind::Nvtx, event.time, Some(event.time), text, 0);
+                    }
+                    MarkAction::NameThread => {}
+                }
+            }
+            EventKind::NcclEnter(call) => {
+                let name = self.definitions.api(call.api).map_or(call.op.name(), |api| &api.name).to_owned();
+                self.calls.insert(call.call, (event.time, name, call.count));
+            }
+            EventKind::NcclExit(exit) => {
+                if let Some((from, text, count)) = self.calls.remove(&exit.call) {
+                    self.mark(MarkKind::Nccl, from, Some(event.time), text, count);
+                }
+            }
+            EventKind::BlockAlloc(block) => {
+                let given = self.emptying.remove(&block.device);
+                if let Some(it) = given {
+                    self.emptied(ledger, block.device, it);
+                }
+                let torch = ledger.torch(block.device).map(|torch| (torch.allocated.now, torch.reserved.now));
+                let device = self.device(block.device);
+                device.has_more_requests |= device.requests.len() >= MOST_REQUESTS;
+                if let Some((allocated, reserved)) = torch.filter(|_| !device.has_more_requests) {
+                    device.requests.push((event.time, allocated, reserved));
+                }
+            }
+            _ => {}
+        }
+        if let Some(oom) = ledger.ran_out() {
+            let text = "a request for memory failed".to_owned();
+            let mark = Mark {
+                kind: MarkKind::OutOfMemory,
+                from: event.time,
+                to: Some(event.time),
+                text,
+                device: oom.device,
+                bytes: oom.bytes.0,
+            };
+            self.marks.entry(MarkKind::OutOfMemory).or_default().add(mark);
+        }
+    }
+}
+
+impl Watch for Collector<'_> {
+    fn begin(&mut self, ledger: &mut Ledger) {
+        ledger.keep_steps();
+        self.devices.clear();
+        self.marks.clear();
+        self.n_born = 0;
+        self.open.clear();
+        self.ranges.clear();
+        self.processes_ranges.clear();
+        self.calls.clear();
+        self.emptying.clear();
+    }
+
+    fn event(&mut self, ledger: &mut Ledger, event: &Event) {
+        for step in ledger.steps() {
+            self.step(ledger, event, step);
+        }
+        let steps = ledger.steps().iter().filter_map(|step| match step {
+            Step::Gained(object) | Step::Lost(object) => Some(object.device),
+            Step::Block(_, block) | Step::BlockFreed(_, block) => Some(block.device),
+            _ => None,
+        });
+        let mut before = HOST;
+        for device in steps.filter(|device| *device != HOST) {
+            if std::mem::replace(&mut before, device) != device {
+                self.cache(device);
+            }
+        }
+        for (device, rows) in std::mem::take(&mut self.touched) {
+            let physical = ledger.devices.get(&device).map_or(Bytes(0), |books| books.physical.now().bytes);
+            let allocated = ledger.torch(device).map_or(Bytes(0), |torch| torch.blocks.now().bytes);
+            self.device(device).history.change(event.time, rows, (physical, allocated));
+        }
+        self.marks(ledger, event);
+    }
+}
