@@ -52,3 +52,35 @@ macro_rules! calls_around {
     };
 }
 pub(crate) use calls_around;
+
+/// The body of a naked function that calls `enter`, which says where the real function is, and jumps there with everything as
+/// it came: the caller's frame is the real function's. `before` are the instructions that give `enter` its arguments.
+macro_rules! jumps_after {
+    ([$($before:literal)*] $enter:ident) => {
+        core::arch::naked_asm!(
+            ".cfi_startproc",
+            "push rdi", ".cfi_adjust_cfa_offset 8",
+            "push rsi", ".cfi_adjust_cfa_offset 8",
+            "push rdx", ".cfi_adjust_cfa_offset 8",
+            "push rcx", ".cfi_adjust_cfa_offset 8",
+            "push r8", ".cfi_adjust_cfa_offset 8",
+            "push r9", ".cfi_adjust_cfa_offset 8",
+            "sub rsp, 24", ".cfi_adjust_cfa_offset 24",
+            "movups [rsp], xmm0",
+            $( $before, )*
+            "call {enter}",
+            "movups xmm0, [rsp]",
+            "add rsp, 24", ".cfi_adjust_cfa_offset -24",
+            "pop r9", ".cfi_adjust_cfa_offset -8",
+            "pop r8", ".cfi_adjust_cfa_offset -8",
+            "pop rcx", ".cfi_adjust_cfa_offset -8",
+            "pop rdx", ".cfi_adjust_cfa_offset -8",
+            "pop rsi", ".cfi_adjust_cfa_offset -8",
+            "pop rdi", ".cfi_adjust_cfa_offset -8",
+            "jmp rax",
+            ".cfi_endproc",
+            enter = sym $enter,
+        )
+    };
+}
+pub(crate) use jumps_after;

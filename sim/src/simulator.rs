@@ -172,6 +172,7 @@ impl<'a> Run<'a> {
                 }
                 Op::Trim => policy.trim(device),
                 Op::ReleasePool(pool) => policy.release_pool(pool),
+                Op::ChangePool(pool, change) => policy.change_pool(device, pool, change),
                 Op::Oom(oom) => {
                     self.recorded_oom(policy, device, index, oom);
                     self.n_requests += 1;

@@ -10,6 +10,7 @@ mod nccl_loader;
 pub(crate) mod nvtx;
 mod structs;
 pub(crate) mod torch;
+mod torch_pools;
 mod unhooked;
 pub(crate) mod unload;
 

@@ -21,7 +21,7 @@ pub use profile::{NEWEST, OomText, PROFILES, Profile, Tie, VARIABLES, profile, v
 pub use stats::{NAMES, Name, Stat, Stats};
 
 use crate::device::{Device, Placement, SegmentId};
-use crate::ops::{PoolIdx, StreamIdx};
+use crate::ops::{PoolChange, PoolIdx, StreamIdx};
 use crate::policies::{
     ADDRESS_TIES, Build, Capture, Fidelity, OptionError, OutOfMemory, Policy, PolicyEntry, Request,
     StandingSegment,
@@ -773,6 +773,15 @@ impl Policy for Torch {
         if pool != PoolIdx::DEFAULT && !owner.is_released {
             owner.is_released = true;
             self.released.push(pool);
+        }
+    }
+
+    fn change_pool(&mut self, device: &mut Device, pool: PoolIdx, change: PoolChange) {
+        match change {
+            PoolChange::Trim => self.empty_released(device, pool),
+            PoolChange::ServeOthers => self.use_on_oom(pool),
+            PoolChange::ServeNoOthers => self.overflow.retain(|other| *other != pool),
+            PoolChange::KeepWhole => self.never_split(pool),
         }
     }
 
