@@ -339,6 +339,8 @@ pub struct OpStream {
     pub ops: Vec<Op>,
     /// Indexed by [`AllocId`].
     pub allocations: Vec<Allocation>,
+    /// Ascending: those that were no request, but put a block back where it had been (`setCheckpointPoolState`).
+    pub restored: Vec<AllocId>,
     /// Stream handles, ascending; 0 is the default stream.
     pub streams: Vec<u64>,
     /// The pools; the default pool first.
@@ -440,6 +442,7 @@ impl Builder {
                 device,
                 ops: Vec::new(),
                 allocations: Vec::new(),
+                restored: Vec::new(),
                 streams: vec![0],
                 pools: vec![default],
                 ooms: Vec::new(),

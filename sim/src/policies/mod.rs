@@ -43,6 +43,8 @@ pub struct Request {
     pub pool: PoolIdx,
     /// What that pool is for.
     pub capture: Capture,
+    /// It restores what was there: a block of just these bytes at this address, if that is free.
+    pub at: Option<u64>,
 }
 
 /// A request that could not be served.

@@ -255,11 +255,16 @@ impl Importer<'_> {
             true => self.pool_of_block(block.device, segment, asked),
             false => PoolIdx::DEFAULT,
         };
+        // Nobody asked for it: a graph's pool is put back into an earlier state.
+        let is_restored = self.survey.knows_pools && block.requested.is_none() && pool != PoolIdx::DEFAULT;
         let Some(device) = self.device(block.device) else { return Ok(()) };
+        let of_segment = device.builder.stream_mut().segments.get(segment as usize).map(|it| it.stream);
+        let stream = of_segment.filter(|_| is_restored).unwrap_or(stream);
         let requested = block.requested.map(|requested| requested.0);
         let requested = requested.filter(|requested| (1..=block.bytes.0).contains(requested));
-        device.n_requests_unseen += u64::from(requested.is_none());
+        let is_unseen = requested.is_none();
         let requested = requested.unwrap_or(block.bytes.0).max(1);
+        device.n_requests_unseen += u64::from(is_unseen && !is_restored);
         let allocation = Allocation { requested, address: block.addr, stack, stream, pool };
         for step in ledger.steps() {
             match step {
@@ -273,6 +278,9 @@ impl Importer<'_> {
                     if let Some(device) = self.device(block.device) {
                         let segment = device.segment_at(allocation.address);
                         device.handed_out(block.serial, allocation, segment);
+                        if is_restored {
+                            device.restored();
+                        }
                     }
                 }
                 _ => self.done(step),
