@@ -35,6 +35,8 @@ pub struct Pools {
     blocks: FxHashMap<u64, (i16, PoolId)>,
     /// Blocks that were taken back and that streams still use, by device.
     pending: BTreeMap<i16, u64>,
+    /// Segments that were given back since PyTorch said what it has reserved, by device.
+    returned: BTreeMap<i16, u64>,
     /// Pools of which a thread is not known to have opened its own serve all threads of their stream: before PyTorch 2.6.
     pub(super) by_stream: bool,
 }
@@ -184,6 +186,12 @@ impl Pools {
         Bytes(self.pending.get(&device).copied().unwrap_or(0))
     }
 
+    /// Bytes of a device that PyTorch gave back since it said what it has reserved.
+    #[must_use]
+    pub fn returned(&self, device: i16) -> Bytes {
+        Bytes(self.returned.get(&device).copied().unwrap_or(0))
+    }
+
     /// Whether nothing private is open or left.
     fn is_idle(&self) -> bool {
         self.open.is_empty() && self.segments.is_empty() && self.blocks.is_empty()
@@ -294,19 +302,11 @@ impl Pools {
         steps: &[Step],
         reservation: impl Fn(u64) -> Option<(u64, Bytes)>,
     ) {
-        for step in steps {
-            match step {
-                Step::BlockFreed(_, block) => *self.pending.entry(block.device).or_default() += block.bytes.0,
-                Step::BlockDone(_, block) => {
-                    let pending = self.pending.entry(block.device).or_default();
-                    *pending = pending.saturating_sub(block.bytes.0);
-                }
-                _ => {}
-            }
-        }
+        self.of_device(event, steps);
         if self.is_idle() {
             return;
         }
+        let is_free = is_free(event);
         let stream = match &event.kind {
             EventKind::BlockAlloc(block) => block.stream,
             EventKind::BlockOom(oom) => oom.stream,
@@ -320,7 +320,7 @@ impl Pools {
                 Step::Gained(object) if object.torch && object.kind == MemoryKind::Linear => {
                     self.obtains(event.thread, (object.device, object.addr), object.bytes, object.bytes);
                 }
-                Step::Lost(object) if object.torch && object.kind == MemoryKind::Linear => {
+                Step::Lost(object) if is_free && object.torch && object.kind == MemoryKind::Linear => {
                     self.gone((object.device, object.addr), object.bytes);
                 }
                 Step::Grown(pages) => {
@@ -350,6 +350,34 @@ impl Pools {
                     if let Some(key) = self.blocks.remove(&block.serial) {
                         self.pools.entry(key).or_default().active.lose(block.bytes);
                     }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// What PyTorch's totals of the device do not say, or not yet.
+    fn of_device(&mut self, event: &Event, steps: &[Step]) {
+        match &event.kind {
+            EventKind::BlockAlloc(block) => _ = self.returned.remove(&block.device),
+            EventKind::BlockFree(block) => _ = self.returned.remove(&block.device),
+            EventKind::BlockOom(oom) => _ = self.returned.remove(&oom.device),
+            _ => {}
+        }
+        let is_free = is_free(event);
+        for step in steps {
+            match step {
+                Step::Lost(object) if is_free && object.torch && object.kind == MemoryKind::Linear => {
+                    let returned = self.returned.entry(object.device).or_default();
+                    *returned = returned.saturating_add(object.bytes.0);
+                }
+                Step::BlockFreed(_, block) => {
+                    let pending = self.pending.entry(block.device).or_default();
+                    *pending = pending.saturating_add(block.bytes.0);
+                }
+                Step::BlockDone(_, block) => {
+                    let pending = self.pending.entry(block.device).or_default();
+                    *pending = pending.saturating_sub(block.bytes.0);
                 }
                 _ => {}
             }
@@ -406,6 +434,11 @@ impl Pools {
     }
 }
 
+/// Memory was given back. What goes away with its context was not.
+fn is_free(event: &Event) -> bool {
+    matches!(&event.kind, EventKind::Call(call) if call.action == Action::Free)
+}
+
 impl Pool {
     fn grows(&mut self, time: Nanos, bytes: Bytes) {
         self.reserved.gain(time, bytes);
@@ -420,5 +453,68 @@ impl Graph {
         if self.graph == 0 && self.execs.is_empty() {
             self.state = GraphState::Gone;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BY: &str = "by=libcudart.so,libc10_cuda.so in_allocate=1";
+
+    fn of(scene: &str) -> Pools {
+        crate::scene::ledger(scene).torch_pools
+    }
+
+    fn figures(pool: &Pool) -> (u64, u64, u64, u64) {
+        (pool.reserved.now.0 >> 20, pool.allocated.now.0 >> 20, pool.active.now.0 >> 20, pool.n_segments)
+    }
+
+    #[test]
+    fn a_pool_has_its_segments_and_blocks_until_they_are_given_back() {
+        let scene = format!(
+            "TorchPoolBegin extra=1
+            Alloc addr=0x50000000 bytes=20M {BY}
+            block addr=0x50000000 bytes=2M requested=2M reserved=20M
+            block addr=0x50200000 bytes=4M requested=4M reserved=20M
+            TorchPoolEnd extra=1
+            Alloc addr=0x70000000 bytes=20M {BY}
+            block addr=0x70000000 bytes=2M requested=2M reserved=40M
+            record event=1
+            free addr=0x50000000 bytes=2M"
+        );
+        let first = (0, (0, 1));
+        assert_eq!(figures(&of(&format!("{scene}\nquery event=1 result=600")).pools[&first]), (20, 4, 6, 1));
+        assert_eq!(figures(&of(&format!("{scene}\nquery event=1")).pools[&first]), (20, 4, 4, 1));
+        let given = "query event=1
+            free addr=0x50200000 bytes=4M
+            Free addr=0x50000000 by=libcudart.so,libc10_cuda.so";
+        let pools = of(&format!("{scene}\n{given}"));
+        assert_eq!(figures(&pools.pools[&first]), (0, 0, 0, 0));
+        assert_eq!(pools.returned(0), Bytes(20 << 20));
+    }
+
+    #[test]
+    fn a_pool_is_abandoned_once_no_graph_can_use_it_and_it_was_not_released() {
+        let capture = format!(
+            "TorchPoolBegin handle=1
+            CaptureBegin stream=5
+            Alloc addr=0x50000000 bytes=20M {BY}
+            block addr=0x50000000 bytes=2M requested=2M stream=5"
+        );
+        let state = |rest: &str| {
+            let pools = of(&format!("{capture}\n{rest}"));
+            let pool = &pools.pools[&(0, (1, 0))];
+            (pool.graphs[0].state, pool.is_abandoned())
+        };
+        let made = "CaptureEnd stream=5 handle=g
+            GraphInstantiate handle=e extra=g
+            GraphDestroy handle=g";
+        assert_eq!(state(""), (GraphState::Capturing, false));
+        assert_eq!(state(made), (GraphState::Made, false));
+        assert_eq!(state("CaptureEnd stream=5 result=901"), (GraphState::Failed, true));
+        let gone = format!("{made}\nGraphExecDestroy handle=e");
+        assert_eq!(state(&gone), (GraphState::Gone, true));
+        assert_eq!(state(&format!("{gone}\nTorchPoolRelease handle=1")), (GraphState::Gone, false));
     }
 }

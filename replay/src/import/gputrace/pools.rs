@@ -99,3 +99,120 @@ impl Importer<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use gputrace_sim::ops::{Op, PoolChange, PoolIdx};
+    use gputrace_sim::whatif::Laboratory;
+
+    use crate::import::gputrace::imported;
+
+    const BY: &str = "by=libcudart.so,libc10_cuda.so in_allocate=1";
+
+    /// The pool of each request, and what else happened to pools.
+    fn pools(scene: &str) -> (Vec<(u64, u64)>, Vec<Op>) {
+        let trace = imported(&format!("note torch.pools=seen\n{scene}"));
+        assert!(Laboratory::new(&trace.devices[0]).unwrap().self_check(None).is_perfect());
+        told(scene)
+    }
+
+    fn told(scene: &str) -> (Vec<(u64, u64)>, Vec<Op>) {
+        let trace = imported(&format!("note torch.pools=seen\n{scene}"));
+        assert_eq!(trace.notes, [""; 0]);
+        let stream = &trace.devices[0];
+        let of_pools = |op: &&Op| matches!(op, Op::Trim | Op::ReleasePool(_) | Op::ChangePool(..));
+        let ids = stream.allocations.iter().map(|it| stream.pool(it.pool).id).collect();
+        (ids, stream.ops.iter().filter(of_pools).copied().collect())
+    }
+
+    #[test]
+    fn a_thread_that_opened_a_pool_gets_blocks_of_it_and_others_do_not() {
+        let (ids, ops) = pools(&format!(
+            "Alloc addr=0x40000000 bytes=2M {BY}
+            block addr=0x40000000 bytes=512 requested=512
+            TorchPoolCreate extra=1
+            TorchPoolUseOnOom extra=1
+            TorchPoolBegin extra=1
+            Alloc addr=0x50000000 bytes=2M {BY}
+            block addr=0x50000000 bytes=512 requested=512
+            block addr=0x40000200 bytes=512 requested=512 thread=1
+            TorchPoolEnd extra=1
+            TorchPoolRelease extra=1
+            block addr=0x40000400 bytes=512 requested=512
+            free addr=0x50000000 bytes=512
+            TorchPoolRelease extra=1
+            TorchTrim extra=1
+            Free addr=0x50000000 by=libcudart.so,libc10_cuda.so
+            TorchTrim
+            block addr=0x40000600 bytes=512 requested=512"
+        ));
+        assert_eq!(ids, [(0, 0), (0, 1), (0, 0), (0, 0), (0, 0)]);
+        let pool = PoolIdx(1);
+        assert_eq!(ops, [Op::ReleasePool(pool), Op::ChangePool(pool, PoolChange::Trim), Op::Trim]);
+    }
+
+    #[test]
+    fn a_capture_gets_what_is_asked_for_on_its_stream_and_nothing_once_it_failed() {
+        let (ids, _) = pools(&format!(
+            "TorchPoolBegin handle=1 stream=5
+            CaptureBegin stream=5
+            Alloc addr=0x50000000 bytes=2M {BY}
+            block addr=0x50000000 bytes=512 requested=512 stream=5
+            block addr=0x50000200 bytes=512 requested=512 stream=5 thread=1
+            Alloc addr=0x60000000 bytes=2M {BY} thread=1
+            block addr=0x60000000 bytes=512 requested=512 stream=6 thread=1
+            CaptureEnd stream=5 result=901
+            Alloc addr=0x70000000 bytes=2M {BY}
+            block addr=0x70000000 bytes=512 requested=512 stream=5"
+        ));
+        assert_eq!(ids, [(1, 0), (1, 0), (0, 0), (0, 0)]);
+    }
+
+    #[test]
+    fn the_pool_that_was_opened_last_is_asked_first() {
+        let (ids, _) = pools(&format!(
+            "TorchPoolBegin extra=1
+            TorchPoolBegin extra=2
+            Alloc addr=0x50000000 bytes=2M {BY}
+            block addr=0x50000000 bytes=512 requested=512
+            TorchPoolEnd extra=2
+            Alloc addr=0x60000000 bytes=2M {BY}
+            block addr=0x60000000 bytes=512 requested=512"
+        ));
+        assert_eq!(ids, [(0, 2), (0, 1)]);
+    }
+
+    #[test]
+    fn a_block_that_nobody_asked_for_is_put_where_it_had_been() {
+        // Best fit would take the smaller hole.
+        let (ids, _) = pools(&format!(
+            "TorchPoolBegin handle=1
+            CaptureBegin stream=5
+            Alloc addr=0x50000000 bytes=2M {BY}
+            block addr=0x50000000 bytes=1M requested=1M stream=5
+            Alloc addr=0x60000000 bytes=2M {BY}
+            block addr=0x50100000 bytes=1M requested=1M stream=5
+            block addr=0x60000000 bytes=512 requested=512 stream=5
+            free addr=0x50100000 bytes=1M
+            free addr=0x60000000 bytes=512
+            block addr=0x60000000 bytes=512"
+        ));
+        assert_eq!(ids, [(1, 0); 4]);
+    }
+
+    #[test]
+    fn what_a_pool_serves_to_others_was_asked_of_the_default_one() {
+        // Not replayed: nothing here says how much room the device had.
+        let (ids, ops) = told(&format!(
+            "TorchPoolCreate extra=1
+            TorchPoolBegin extra=1
+            Alloc addr=0x50000000 bytes=2M {BY}
+            block addr=0x50000000 bytes=512 requested=512
+            TorchPoolEnd extra=1
+            TorchPoolUseOnOom extra=1 bytes=1
+            block addr=0x50000200 bytes=512 requested=512"
+        ));
+        assert_eq!(ids, [(0, 1), (0, 0)]);
+        assert_eq!(ops, [Op::ChangePool(PoolIdx(1), PoolChange::ServeOthers)]);
+    }
+}

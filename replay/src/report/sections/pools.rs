@@ -92,8 +92,7 @@ fn table(story: &Story) -> Table {
         if let Some(torch) = story.ledger.torch(device) {
             let rest = |all: Bytes, private: u64| Value::Bytes(Bytes(all.0.saturating_sub(private)));
             // What was given back since the last block is not in PyTorch's total.
-            let ranges = story.ledger.torch_ranges(device);
-            let reserved = Bytes(ranges.iter().fold(0, |sum, (_, bytes, _)| sum.saturating_add(bytes.0)));
+            let reserved = Bytes(torch.reserved.now.0.saturating_sub(pools.returned(device).0));
             let active = Bytes(torch.allocated.now.0.saturating_add(pools.pending(device).0));
             table.rows.push(vec![
                 Value::text(format!("cuda:{device}")),
