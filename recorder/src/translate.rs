@@ -789,7 +789,8 @@ actions! {
     IpcOpen IpcClose ArrayCreate ArrayDestroy GraphAlloc GraphFree ContextCreate ContextDestroy PrimaryRetain
     PrimaryRelease PrimaryReset MemInfo MulticastCreate CaptureBegin CaptureEnd ImportPointer PoolShare Init
     PoolSelect PoolOf GraphInstantiate GraphLaunch GraphExecDestroy GraphDestroy GraphMemTrim GraphMemGet CodeLoad
-    CodeUnload FunctionLoad LimitSet PeerEnable
+    CodeUnload FunctionLoad LimitSet PeerEnable TorchPoolBegin TorchPoolEnd TorchPoolRelease TorchPoolCreate
+    TorchPoolUseOnOom TorchPoolNoSplit TorchTrim
 }
 
 #[cfg(test)]

@@ -271,7 +271,7 @@ fn cut_down(full: &OpStream, from: usize) -> PathBuf {
                     handle(oom.stream.unwrap_or(StreamIdx(0))),
                 ));
             }
-            Some(Op::Trim | Op::ReleasePool(_)) | None => {}
+            Some(Op::Trim | Op::ReleasePool(_) | Op::ChangePool(..)) | None => {}
         }
     }
     let segments = full.final_layout.iter().map(|segment| {
@@ -312,7 +312,7 @@ fn state_before(full: &OpStream, op: usize) -> (BTreeSet<Range>, BTreeSet<(u64, 
         match *op {
             Op::Alloc(id) => drop(live.insert(range(full, id))),
             Op::FreeCompleted(id) => drop(live.remove(&range(full, id))),
-            Op::FreeRequested(_) | Op::Trim | Op::ReleasePool(_) | Op::Oom(_) => {}
+            Op::FreeRequested(_) | Op::Trim | Op::ReleasePool(_) | Op::ChangePool(..) | Op::Oom(_) => {}
         }
     }
     let mut mapped = BTreeSet::new();

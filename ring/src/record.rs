@@ -4,7 +4,7 @@
 //! These layouts are private to one build of gputrace ([`ABI`]): the trace file has its own, versioned one.
 
 /// The version of everything in this crate. A recorder refuses a ring of another version.
-pub const ABI: u32 = 11;
+pub const ABI: u32 = 12;
 
 macro_rules! numbered {
     ($(#[$doc:meta])* $name:ident: $repr:ty { $( $(#[$variant_doc:meta])* $variant:ident = $number:literal, )* }) => {
@@ -743,6 +743,21 @@ numbered! {
         LimitSet = 55,
         /// The memory of the context in `handle` is visible to the current one.
         PeerEnable = 56,
+        /// PyTorch's allocator serves requests from the pool `handle`, `extra` (`MempoolId_t`) from now on: those of the thread, or
+        /// of the streams that are captured. The thread's current one in `stream`.
+        TorchPoolBegin = 57,
+        /// It no longer does: the pool `handle`, `extra`.
+        TorchPoolEnd = 58,
+        /// A graph or a `MemPool` lets go of the pool `handle`, `extra`: the last one's cached segments may go.
+        TorchPoolRelease = 59,
+        /// A graph or a `MemPool` makes or shares the pool `handle`, `extra`.
+        TorchPoolCreate = 60,
+        /// Requests of others may use the pool `handle`, `extra` before they fail; 0 in `bytes` if no longer.
+        TorchPoolUseOnOom = 61,
+        /// Blocks of the pool `handle`, `extra` are handed out whole.
+        TorchPoolNoSplit = 62,
+        /// The program gives PyTorch's cached memory back: of the pool `handle`, `extra`, or of all where both are 0.
+        TorchTrim = 63,
     }
 }
 

@@ -265,6 +265,28 @@ pub(crate) fn by_address(address: usize) -> Option<Object> {
     find(|object| object.contains(address))
 }
 
+/// Whether the address lies in code of a loaded object.
+pub(crate) fn is_code(address: usize) -> bool {
+    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, sought: *mut c_void) -> c_int {
+        // SAFETY: the loader describes the object for the length of this call.
+        let info = unsafe { &*info };
+        // SAFETY: dl_iterate_phdr passes back what `is_code` gave it.
+        let address = unsafe { *sought.cast::<usize>() };
+        let has = (0..usize::from(info.dlpi_phnum)).any(|i| {
+            // SAFETY: the loader's array has `dlpi_phnum` entries.
+            let header = unsafe { &*info.dlpi_phdr.wrapping_add(i) };
+            let start = (info.dlpi_addr as usize).wrapping_add(header.p_vaddr as usize);
+            header.p_type == libc::PT_LOAD
+                && header.p_flags & libc::PF_X != 0
+                && (start..start.saturating_add(header.p_memsz as usize)).contains(&address)
+        });
+        c_int::from(has)
+    }
+    let mut sought = address;
+    // SAFETY: `visit` gets the address and nothing else.
+    unsafe { iterate(visit, (&raw mut sought).cast()) == 1 }
+}
+
 impl Object {
     /// The object whose first page this is, if `inside` is an address of it.
     ///

@@ -53,28 +53,30 @@ macro_rules! calls_around {
 }
 pub(crate) use calls_around;
 
-/// The body of a naked function: calls `enter`, which says where the real function is, then jumps there with the arguments as
-/// they came: nothing of ours is on the stack any more.
-///
-/// `saves` are the argument registers that the real function needs, an odd number of them, so that the stack is aligned for
-/// the call; `before` are the instructions that give `enter` its arguments.
+/// The body of a naked function that calls `enter`, which says where the real function is, and jumps there with everything as
+/// it came: the caller's frame is the real function's. `before` are the instructions that give `enter` its arguments.
 macro_rules! jumps_after {
-    (saves [$($saved:literal)*], $($rest:tt)*) => {
-        $crate::trampoline::jumps_after!(@reverse [$($saved)*] [] [$($saved)*] $($rest)*)
-    };
-    (@reverse [] $reversed:tt $saved:tt $($rest:tt)*) => {
-        $crate::trampoline::jumps_after!(@write $saved $reversed $($rest)*)
-    };
-    (@reverse [$first:literal $($more:literal)*] [$($reversed:literal)*] $saved:tt $($rest:tt)*) => {
-        $crate::trampoline::jumps_after!(@reverse [$($more)*] [$first $($reversed)*] $saved $($rest)*)
-    };
-    (@write [$($saved:literal)*] [$($reversed:literal)*] before [$($before:literal)*] $enter:ident) => {
+    ([$($before:literal)*] $enter:ident) => {
         core::arch::naked_asm!(
             ".cfi_startproc",
-            $( concat!("push ", $saved), ".cfi_adjust_cfa_offset 8", )*
+            "push rdi", ".cfi_adjust_cfa_offset 8",
+            "push rsi", ".cfi_adjust_cfa_offset 8",
+            "push rdx", ".cfi_adjust_cfa_offset 8",
+            "push rcx", ".cfi_adjust_cfa_offset 8",
+            "push r8", ".cfi_adjust_cfa_offset 8",
+            "push r9", ".cfi_adjust_cfa_offset 8",
+            "sub rsp, 24", ".cfi_adjust_cfa_offset 24",
+            "movups [rsp], xmm0",
             $( $before, )*
             "call {enter}",
-            $( concat!("pop ", $reversed), ".cfi_adjust_cfa_offset -8", )*
+            "movups xmm0, [rsp]",
+            "add rsp, 24", ".cfi_adjust_cfa_offset -24",
+            "pop r9", ".cfi_adjust_cfa_offset -8",
+            "pop r8", ".cfi_adjust_cfa_offset -8",
+            "pop rcx", ".cfi_adjust_cfa_offset -8",
+            "pop rdx", ".cfi_adjust_cfa_offset -8",
+            "pop rsi", ".cfi_adjust_cfa_offset -8",
+            "pop rdi", ".cfi_adjust_cfa_offset -8",
             "jmp rax",
             ".cfi_endproc",
             enter = sym $enter,

@@ -149,7 +149,7 @@ fn for_each_change(stream: &OpStream, mut change: impl FnMut(AllocId, bool)) {
                 }
             }
             Op::Trim => std::mem::take(&mut pending).into_iter().for_each(|id| change(id, false)),
-            Op::ReleasePool(_) | Op::Oom(_) => {}
+            Op::ReleasePool(_) | Op::ChangePool(..) | Op::Oom(_) => {}
         }
     }
 }

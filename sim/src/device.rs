@@ -318,6 +318,18 @@ impl<'a> Device<'a> {
             .collect()
     }
 
+    /// Waits for those of the pending frees: they complete, oldest first.
+    pub fn synchronize_those(&mut self, wanted: impl Fn(&Placement) -> bool) -> Vec<Placement> {
+        let pending = self.pending.values().filter(|(_, placement, _)| wanted(placement));
+        let those: Vec<(AllocId, Placement, u64)> = pending.copied().collect();
+        let completed = those.into_iter().map(|(id, placement, requested)| {
+            self.unpend(id);
+            self.free_completed(placement, requested);
+            placement
+        });
+        completed.collect()
+    }
+
     /// Books of a request that was served.
     pub(crate) fn allocated(&mut self, placement: Placement, requested: u64) {
         self.books.n_allocs += 1;

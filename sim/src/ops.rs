@@ -39,8 +39,23 @@ pub enum Op {
     Trim,
     /// The program dropped a private pool (a CUDA graph, a `MemPool`): its cached segments may go at the next trim.
     ReleasePool(PoolIdx),
+    /// The program changed how a private pool is used.
+    ChangePool(PoolIdx, PoolChange),
     /// The program asked for memory and got an out-of-memory error: index into [`OpStream::ooms`].
     Oom(u32),
+}
+
+/// What a program may do with a private pool beside asking for memory and dropping it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolChange {
+    /// Its cached segments are given back, if it was dropped (`emptyCache` of one pool, as a `MemPool` does at its end).
+    Trim,
+    /// Requests of others may use it before they fail (`use_on_oom`).
+    ServeOthers,
+    /// They no longer may.
+    ServeNoOthers,
+    /// Its blocks are handed out whole (`no_split`).
+    KeepWhole,
 }
 
 /// One request that was served.
@@ -324,6 +339,8 @@ pub struct OpStream {
     pub ops: Vec<Op>,
     /// Indexed by [`AllocId`].
     pub allocations: Vec<Allocation>,
+    /// Ascending: those that were no request, but put a block back where it had been (`setCheckpointPoolState`).
+    pub restored: Vec<AllocId>,
     /// Stream handles, ascending; 0 is the default stream.
     pub streams: Vec<u64>,
     /// The pools; the default pool first.
@@ -425,6 +442,7 @@ impl Builder {
                 device,
                 ops: Vec::new(),
                 allocations: Vec::new(),
+                restored: Vec::new(),
                 streams: vec![0],
                 pools: vec![default],
                 ooms: Vec::new(),

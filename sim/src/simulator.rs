@@ -172,6 +172,7 @@ impl<'a> Run<'a> {
                 }
                 Op::Trim => policy.trim(device),
                 Op::ReleasePool(pool) => policy.release_pool(pool),
+                Op::ChangePool(pool, change) => policy.change_pool(device, pool, change),
                 Op::Oom(oom) => {
                     self.recorded_oom(policy, device, index, oom);
                     self.n_requests += 1;
@@ -206,6 +207,7 @@ impl<'a> Run<'a> {
             bytes: allocation.requested,
             stream: allocation.stream,
             pool: allocation.pool,
+            at: None,
             capture: match allocation.pool {
                 PoolIdx::DEFAULT => Capture::No,
                 pool if self.stream.pool(pool).is_capture() => Capture::Graph,
@@ -221,7 +223,9 @@ impl<'a> Run<'a> {
         id: AllocId,
     ) -> Result<Placement, OutOfMemory> {
         let allocation = self.stream.allocation(id);
-        let placement = policy.alloc(device, self.request(allocation))?;
+        let is_restored = self.stream.restored.binary_search(&id).is_ok();
+        let at = is_restored.then_some(allocation.address);
+        let placement = policy.alloc(device, Request { at, ..self.request(allocation) })?;
         device.allocated(placement, allocation.requested);
         self.placements[id.0 as usize] = placement;
         Ok(placement)

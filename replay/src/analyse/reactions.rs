@@ -146,7 +146,7 @@ fn deferred_frees(stream: &OpStream) -> Option<Reaction> {
                     is_late(id, since, n_requests);
                 }
             }
-            Op::Trim | Op::ReleasePool(_) => {}
+            Op::Trim | Op::ReleasePool(_) | Op::ChangePool(..) => {}
         }
     }
     waiting.into_iter().for_each(|(id, since)| is_late(id, since, n_requests));

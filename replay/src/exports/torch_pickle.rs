@@ -18,6 +18,7 @@ use super::parts::events::each_event;
 use super::{Export, Request, Takes};
 use crate::analyse::fragmentation::is_small;
 use crate::analyse::live::{Line, Lines};
+use crate::ledger::pools::PoolId;
 use crate::ledger::{Block, Ledger, MemoryKind, Object, Step};
 
 pub(super) const ENTRY: Export = Export {
@@ -125,6 +126,8 @@ struct Segment {
     stream: u64,
     stack: StackId,
     is_expandable: bool,
+    /// PyTorch's id of its pool.
+    pool: PoolId,
     owner: Option<Pseudo>,
 }
 
@@ -189,7 +192,9 @@ impl Teller {
                 Step::Unmapped(range) if range.torch && range.device == self.device => {
                     self.unmapped(range.addr, range.bytes.0, time, event.stack);
                 }
-                Step::Block(addr, block) if block.device == self.device => self.block(*addr, block, time),
+                Step::Block(addr, block) if block.device == self.device => {
+                    self.block(ledger, *addr, block, time)
+                }
                 Step::BlockFreed(addr, block) if block.device == self.device => {
                     if let Some(live) = self.blocks.get_mut(addr) {
                         live.is_pending = true;
@@ -226,7 +231,8 @@ impl Teller {
         let (bytes, stack) = (object.bytes.0, object.stack);
         if object.torch && object.kind == MemoryKind::Linear {
             let addr = object.addr;
-            let segment = Segment { addr, bytes, stream: 0, stack, is_expandable: false, owner: None };
+            let segment =
+                Segment { addr, bytes, stream: 0, stack, is_expandable: false, pool: (0, 0), owner: None };
             self.segments.insert(addr, segment);
             return self.unresolved("segment_alloc", addr, bytes, time, stack);
         }
@@ -248,7 +254,15 @@ impl Teller {
             addr
         };
         self.placed.insert(object.serial, addr);
-        let segment = Segment { addr, bytes, stream: 0, stack, is_expandable: false, owner: owner.clone() };
+        let segment = Segment {
+            addr,
+            bytes,
+            stream: 0,
+            stack,
+            is_expandable: false,
+            pool: (0, 0),
+            owner: owner.clone(),
+        };
         self.segments.insert(addr, segment);
         self.blocks.insert(addr, Live { bytes, requested: bytes, stack, is_pending: false });
         for action in ["segment_alloc", "alloc"] {
@@ -277,7 +291,8 @@ impl Teller {
 
     /// Neighbouring pages that are mapped by one call of the allocator are one entry.
     fn mapped(&mut self, addr: u64, bytes: u64, time: Nanos, stack: StackId) {
-        let segment = Segment { addr, bytes, stream: 0, stack, is_expandable: true, owner: None };
+        let segment =
+            Segment { addr, bytes, stream: 0, stack, is_expandable: true, pool: (0, 0), owner: None };
         self.segments.insert(addr, segment);
         if let Some(last) = self.waiting.last_mut().filter(|_| self.is_mapping)
             && last.action == "segment_map"
@@ -303,7 +318,7 @@ impl Teller {
         self.push(Entry { stream: Some(stream), ..entry });
     }
 
-    fn block(&mut self, addr: u64, block: &Block, time: Nanos) {
+    fn block(&mut self, ledger: &Ledger, addr: u64, block: &Block, time: Nanos) {
         let stream = block.stream.unwrap_or(0);
         if self.n_unresolved > 0 {
             for entry in self.waiting.iter_mut().filter(|entry| entry.stream.is_none()) {
@@ -311,7 +326,8 @@ impl Teller {
                     entry.stream = Some(stream);
                     self.n_unresolved -= 1;
                     let inside = self.segments.range_mut(entry.addr..entry.addr + entry.bytes);
-                    inside.for_each(|(_, segment)| segment.stream = stream);
+                    let pool = ledger.torch_pools.at(self.device, addr).unwrap_or_default();
+                    inside.for_each(|(_, segment)| (segment.stream, segment.pool) = (stream, pool));
                 }
             }
         }
@@ -360,7 +376,7 @@ impl Teller {
                     if last.is_expandable
                         && segment.is_expandable
                         && last.addr + last.bytes == segment.addr
-                        && last.stream == segment.stream =>
+                        && (last.stream, last.pool) == (segment.stream, segment.pool) =>
                 {
                     last.bytes += segment.bytes;
                 }
@@ -397,7 +413,8 @@ impl Segment {
         pickle.text("segment_type")?;
         pickle.text(if is_small { "small" } else { "large" })?;
         pickle.text("segment_pool_id")?;
-        pickle.pair(0, self.owner.as_ref().map_or(0, |owner| owner.pool))?;
+        let (graph, user) = self.owner.as_ref().map_or(self.pool, |owner| (0, owner.pool));
+        pickle.pair(graph, user)?;
         pickle.text("is_expandable")?;
         pickle.raw(if self.is_expandable { b"\x88" } else { b"\x89" })?;
         pickle.text("frames")?;

@@ -164,7 +164,7 @@ impl Teller {
                 self.at(nanos(time, index));
                 self.driver(event, stack(extras.driver_stacks.get(n).copied().unwrap_or(ops::StackId::NONE)));
             }
-            if matches!(op, Op::Trim | Op::ReleasePool(_)) {
+            if matches!(op, Op::Trim | Op::ReleasePool(_) | Op::ChangePool(..)) {
                 continue;
             }
             self.at(nanos(extras.op_times.get(n_rows).copied().unwrap_or(0), index));
@@ -228,7 +228,7 @@ impl Teller {
                 };
                 self.push(stack, EventKind::BlockOom(oom));
             }
-            Op::Trim | Op::ReleasePool(_) => {}
+            Op::Trim | Op::ReleasePool(_) | Op::ChangePool(..) => {}
         }
     }
 

@@ -786,7 +786,7 @@ fn sizes_shown_by_others(stream: &OpStream, at_start: &[(u64, AllocId)]) -> Hash
                 }
             }
             Op::FreeCompleted(id) => drop(live.remove(&stream.allocation(id).address)),
-            Op::FreeRequested(_) | Op::Trim | Op::ReleasePool(_) | Op::Oom(_) => {}
+            Op::FreeRequested(_) | Op::Trim | Op::ReleasePool(_) | Op::ChangePool(..) | Op::Oom(_) => {}
         }
     }
     shown

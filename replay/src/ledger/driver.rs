@@ -308,6 +308,13 @@ impl Driver {
             | Action::FunctionLoad
             | Action::LimitSet
             | Action::PeerEnable
+            | Action::TorchPoolBegin
+            | Action::TorchPoolEnd
+            | Action::TorchPoolRelease
+            | Action::TorchPoolCreate
+            | Action::TorchPoolUseOnOom
+            | Action::TorchPoolNoSplit
+            | Action::TorchTrim
             | Action::Init => {}
         }
     }

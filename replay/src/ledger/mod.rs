@@ -16,6 +16,7 @@ mod graphs;
 mod hidden;
 mod loops;
 mod phases;
+pub mod pools;
 mod sites;
 mod torch;
 mod training;
@@ -54,6 +55,7 @@ use counts::Counts;
 use driver::{Change, Driver, Shelf};
 use graphs::Graphs;
 use hidden::Span;
+use pools::Pools;
 use sites::Origin;
 use torch::Torch;
 use training::StepFinder;
@@ -107,6 +109,8 @@ pub struct Ledger {
     graph_memory: Graphs,
     /// Whose memory a stream-ordered pool gives out.
     pools: FxHashMap<u64, i16>,
+    /// Private pools of PyTorch's allocator.
+    pub torch_pools: Pools,
     counts: Counts,
     driver: Driver,
     nccl: Communicators,
@@ -306,6 +310,8 @@ impl Ledger {
                 }
             }
         }
+        let Ledger { torch_pools, torch, driver, .. } = self;
+        torch_pools.steps(event, &torch.steps.list, |addr| driver.reservation(addr));
     }
 
     /// The request for memory that the event just booked says has failed for good.
@@ -433,6 +439,12 @@ impl Ledger {
         self.is_by_torch = origin.torch;
         let name = self.sites.call_name(definitions, call.api, event.stack, origin);
         self.counts.call(name, call);
+        if Pools::concerns(call.action) {
+            self.torch.steps.wanted = true;
+            let version = definitions.process().torch_version.as_deref().and_then(release);
+            self.torch_pools.by_stream = version.is_some_and(|version| version < (2, 6));
+        }
+        self.torch_pools.call(event, call, origin.site);
         match call.result {
             None => self.open_calls.push(OpenCall {
                 time: event.time,
@@ -712,6 +724,12 @@ fn charge<T>(
 }
 
 /// The device whose objects are counted with this one: imports are not counted, because they own nothing.
+/// `2.11.0+cu130` as two numbers.
+pub(crate) fn release(version: &str) -> Option<(u8, u8)> {
+    let mut parts = version.split(['.', '+']);
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
 fn device_of<'a>(
     devices: &'a mut BTreeMap<i16, DeviceBooks>,
     object: &Object,

@@ -19,7 +19,7 @@ use crate::trace::owners::{self, Owner};
 pub struct OwnerId(pub u32);
 
 /// Index of a call site in [`Sites`].
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct SiteId(pub u32);
 
 /// Index of a function's name in [`Sites`].

@@ -193,5 +193,20 @@ numbered! {
         LimitSet = 55 "limit_set",
         /// The memory of the context in `handle` is visible to the current one.
         PeerEnable = 56 "peer_enable",
+        /// PyTorch's allocator serves requests from the pool `handle`, `extra` (`MempoolId_t`) from now on: those of the thread, or
+        /// of the streams that are captured. The thread's current one in `stream`.
+        TorchPoolBegin = 57 "torch_pool_begin",
+        /// It no longer does: the pool `handle`, `extra`.
+        TorchPoolEnd = 58 "torch_pool_end",
+        /// A graph or a `MemPool` lets go of the pool `handle`, `extra`: the last one's cached segments may go.
+        TorchPoolRelease = 59 "torch_pool_release",
+        /// A graph or a `MemPool` makes or shares the pool `handle`, `extra`.
+        TorchPoolCreate = 60 "torch_pool_create",
+        /// Requests of others may use the pool `handle`, `extra` before they fail; 0 in `bytes` if no longer.
+        TorchPoolUseOnOom = 61 "torch_pool_use_on_oom",
+        /// Blocks of the pool `handle`, `extra` are handed out whole.
+        TorchPoolNoSplit = 62 "torch_pool_no_split",
+        /// The program gives PyTorch's cached memory back: of the pool `handle`, `extra`, or of all where both are 0.
+        TorchTrim = 63 "torch_trim",
     }
 }

@@ -12,6 +12,7 @@ pub(crate) mod nvtx;
 mod process_groups;
 mod structs;
 pub(crate) mod torch;
+mod torch_pools;
 mod unhooked;
 pub(crate) mod unload;
 

@@ -46,7 +46,7 @@ macro_rules! stands_before {
         #[unsafe(naked)]
         #[unsafe(export_name = $symbol)]
         pub(crate) unsafe extern "C" fn $name() {
-            jumps_after!(saves ["rdi" "rsi" "rdx"], before [$($argument)*] $enter)
+            jumps_after!([$($argument)*] $enter)
         }
     };
 }

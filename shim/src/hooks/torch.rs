@@ -5,6 +5,7 @@
 //! totals, but not what was asked for: that passes through the third slot of the allocator's vtable, `allocate`, just
 //! before, on the same thread. The vtable is not changed: the object gets a copy of it in which that slot is ours.
 
+use super::torch_pools;
 use crate::backward;
 use crate::callsite;
 use crate::elf;
@@ -28,7 +29,7 @@ const CUDA: u16 = 1;
 const ALLOCATE_SLOT: usize = 2;
 /// Words before the first slot: offset to top, and type information (Itanium C++ ABI 2.5.2).
 const VTABLE_PREFIX: usize = 2;
-/// More slots than any release has (2.15: 50); what lies behind the real ones is copied and never used.
+/// More slots than any release has (2.15: 57); what lies behind the real ones is copied and never used.
 const VTABLE_WORDS: usize = 128;
 /// How often a block without a request makes us look for the allocator again.
 const MOST_LOOKS: u32 = 64;
@@ -126,6 +127,7 @@ pub(crate) fn look() {
     if copy.is_null() {
         return;
     }
+    let mut n_copied = 0;
     for at in 0..VTABLE_WORDS {
         let from = first + at * size_of::<usize>();
         // A library may have holes that cannot be read behind its constants.
@@ -134,7 +136,10 @@ pub(crate) fn look() {
         }
         // SAFETY: a word of the library, which stays, on a page that can be read; the copy is a page.
         unsafe { *copy.wrapping_add(at) = *(from as *const usize) };
+        n_copied = at + 1;
     }
+    // SAFETY: so many words were just written.
+    unsafe { torch_pools::take_places(copy, n_copied, &library) };
     // SAFETY: inside the page.
     unsafe { *copy.wrapping_add(VTABLE_PREFIX + ALLOCATE_SLOT) = allocate_entry as *const () as usize };
     // A table of functions that can be written to is what attackers look for.
@@ -155,6 +160,7 @@ pub(crate) fn look() {
 /// To be called after objects were unloaded: forgets PyTorch's libraries if they went.
 #[cold]
 pub(crate) fn note_unloaded() {
+    torch_pools::note_unloaded();
     let all = [&REAL_ALLOCATE, &GET_STREAM, &GET_STREAM_HANDLE, &REAL_REPORT_USAGE, &REAL_REPORT_OOM];
     if remembered::forget_if_gone(all.into_iter()) {
         LOOKS.store(0, Ordering::Relaxed);
@@ -172,6 +178,7 @@ pub(crate) fn describe(producer: &mut Producer) {
     };
     let at = producer.now();
     producer.push_raw(at, Kind::Note, &[fact]);
+    torch_pools::describe(producer);
 }
 
 /// Slot of the copied vtable: `DataPtr CUDAAllocator::allocate(size_t)`. The result is written where the first
@@ -341,7 +348,7 @@ fn out_of_memory(bytes: u64, allocated: u64, reserved: u64, device: i8) {
 /// The stream that `allocate` uses. Reads PyTorch's own thread-local; the handle of a stream seen twice in a row is
 /// remembered.
 #[inline]
-fn current_stream(last: &mut (i64, u64), device: i8) -> u64 {
+pub(super) fn current_stream(last: &mut (i64, u64), device: i8) -> u64 {
     let get = GET_STREAM.load(Ordering::Relaxed);
     if get == 0 {
         return UNKNOWN;

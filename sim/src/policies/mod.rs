@@ -4,7 +4,7 @@
 //! walk that slice.
 
 use crate::device::{Device, Placement};
-use crate::ops::{OpStream, PoolIdx, StreamIdx};
+use crate::ops::{OpStream, PoolChange, PoolIdx, StreamIdx};
 
 mod best_fit;
 mod bfc;
@@ -43,6 +43,8 @@ pub struct Request {
     pub pool: PoolIdx,
     /// What that pool is for.
     pub capture: Capture,
+    /// It restores what was there: a block of just these bytes at this address, if that is free.
+    pub at: Option<u64>,
 }
 
 /// A request that could not be served.
@@ -100,6 +102,11 @@ pub trait Policy {
     /// The program dropped a private pool.
     fn release_pool(&mut self, pool: PoolIdx) {
         let _ = pool;
+    }
+
+    /// The program changed how a private pool is used.
+    fn change_pool(&mut self, device: &mut Device, pool: PoolIdx, change: PoolChange) {
+        let _ = (device, pool, change);
     }
 
     /// Numbers that only this policy has, in the order of its documentation.

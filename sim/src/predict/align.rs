@@ -59,7 +59,7 @@ impl<'a> Steps<'a> {
                     requests.push(*id);
                     frees.push(true);
                 }
-                Op::FreeCompleted(_) | Op::Trim | Op::ReleasePool(_) | Op::Oom(_) => {}
+                Op::FreeCompleted(_) | Op::Trim | Op::ReleasePool(_) | Op::ChangePool(..) | Op::Oom(_) => {}
             }
         }
         Steps { stream, requests, frees, place_of: places(stream, interner) }

@@ -80,7 +80,7 @@ pub(super) fn most_live(stream: &OpStream, places: &[u32]) -> FxHashMap<u32, u64
                 let (now, _) = &mut live[places[id.0 as usize] as usize];
                 *now = now.saturating_sub(1);
             }
-            Op::FreeCompleted(_) | Op::Trim | Op::ReleasePool(_) | Op::Oom(_) => {}
+            Op::FreeCompleted(_) | Op::Trim | Op::ReleasePool(_) | Op::ChangePool(..) | Op::Oom(_) => {}
         }
     }
     (0..).zip(live).filter(|(_, (_, most))| *most > 0).map(|(place, (_, most))| (place, most)).collect()
@@ -99,7 +99,7 @@ pub(super) fn peak(stream: &OpStream, size: impl Fn(AllocId) -> u64) -> Option<u
                 }
             }
             Op::FreeRequested(id) => live = live.saturating_sub(size(*id)),
-            Op::FreeCompleted(_) | Op::Trim | Op::ReleasePool(_) | Op::Oom(_) => {}
+            Op::FreeCompleted(_) | Op::Trim | Op::ReleasePool(_) | Op::ChangePool(..) | Op::Oom(_) => {}
         }
     }
     at
@@ -113,7 +113,7 @@ pub(super) fn live_after(stream: &OpStream, op: usize) -> impl Iterator<Item = A
         match op {
             Op::Alloc(id) => is_live[id.0 as usize] = true,
             Op::FreeRequested(id) => is_live[id.0 as usize] = false,
-            Op::FreeCompleted(_) | Op::Trim | Op::ReleasePool(_) | Op::Oom(_) => {}
+            Op::FreeCompleted(_) | Op::Trim | Op::ReleasePool(_) | Op::ChangePool(..) | Op::Oom(_) => {}
         }
     }
     (0..).zip(is_live).filter(|(_, is_live)| *is_live).map(|(id, _)| AllocId(id))

@@ -628,7 +628,7 @@ impl<'a> Model<'a> {
                     }
                 }
                 Op::Alloc(_) | Op::FreeRequested(_) | Op::FreeCompleted(_) | Op::Oom(_) => {}
-                Op::Trim | Op::ReleasePool(_) => stream.ops.push(*op),
+                Op::Trim | Op::ReleasePool(_) | Op::ChangePool(..) => stream.ops.push(*op),
             }
         }
         new_index.push(stream.ops.len() as u32);

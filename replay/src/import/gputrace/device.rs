@@ -67,6 +67,13 @@ impl Device {
         self.live.insert(serial, id);
     }
 
+    /// The newest allocation put a block back where it had been.
+    pub(super) fn restored(&mut self) {
+        let stream = self.builder.stream_mut();
+        let newest = AllocId(stream.allocations.len() as u32 - 1);
+        stream.restored.push(newest);
+    }
+
     /// A block was there before the first event.
     pub(super) fn was_there(&mut self, stranger: &Stranger) {
         let Stranger { addr: address, bytes, serial, .. } = *stranger;

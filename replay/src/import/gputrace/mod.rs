@@ -13,6 +13,7 @@
 //!   their pool. Pools of `use_mem_pool` are found by `../pools.rs`.
 
 mod device;
+mod pools;
 mod segments;
 mod settings;
 mod stacks;
@@ -36,6 +37,7 @@ use gputrace_sim::ops::{
 use rustc_hash::FxHashMap;
 
 use self::device::{Device, private_pools};
+use self::pools::Pools;
 use self::settings::{grows, settings};
 use self::stacks::StackTable;
 use self::surroundings::without;
@@ -108,6 +110,7 @@ fn import<I: Iterator<Item = Event>>(
         n_implausible: 0,
         sum: 0,
         n_captures: 0,
+        pools: Pools::default(),
         too_many: None,
     };
     importer.begin(&mut ledger);
@@ -175,6 +178,8 @@ struct Importer<'a> {
     sum: u64,
     /// Captures that began.
     n_captures: u64,
+    /// Those of PyTorch's allocator, where the trace says.
+    pools: Pools,
     /// Ops cannot be numbered: what follows is not looked at.
     too_many: Option<TooMany>,
 }
@@ -238,16 +243,29 @@ impl Importer<'_> {
         }
         let stack = self.stack(event.stack);
         let obtained = std::mem::take(&mut self.thread(event.thread).obtained);
+        let asked = self.pool_of_request(ledger, block.device, event.thread, block.stream)?;
         let Some(device) = self.device(block.device) else { return Ok(()) };
         let stream = device.builder.stream(block.stream.unwrap_or(0))?;
         for (_, segment) in obtained.iter().filter(|(owner, _)| *owner == block.device) {
             device.builder.stream_mut().segments[*segment as usize].stream = stream;
         }
+        let segment = device.segment_at(block.addr);
+        self.pools_of_segments(obtained, asked);
+        let pool = match self.survey.knows_pools {
+            true => self.pool_of_block(block.device, segment, asked),
+            false => PoolIdx::DEFAULT,
+        };
+        // Nobody asked for it: a graph's pool is put back into an earlier state.
+        let is_restored = self.survey.knows_pools && block.requested.is_none() && pool != PoolIdx::DEFAULT;
+        let Some(device) = self.device(block.device) else { return Ok(()) };
+        let of_segment = device.builder.stream_mut().segments.get(segment as usize).map(|it| it.stream);
+        let stream = of_segment.filter(|_| is_restored).unwrap_or(stream);
         let requested = block.requested.map(|requested| requested.0);
         let requested = requested.filter(|requested| (1..=block.bytes.0).contains(requested));
-        device.n_requests_unseen += u64::from(requested.is_none());
+        let is_unseen = requested.is_none();
         let requested = requested.unwrap_or(block.bytes.0).max(1);
-        let allocation = Allocation { requested, address: block.addr, stack, stream, pool: PoolIdx::DEFAULT };
+        device.n_requests_unseen += u64::from(is_unseen && !is_restored);
+        let allocation = Allocation { requested, address: block.addr, stack, stream, pool };
         for step in ledger.steps() {
             match step {
                 Step::BlockFreed(_, missed) => {
@@ -260,6 +278,9 @@ impl Importer<'_> {
                     if let Some(device) = self.device(block.device) {
                         let segment = device.segment_at(allocation.address);
                         device.handed_out(block.serial, allocation, segment);
+                        if is_restored {
+                            device.restored();
+                        }
                     }
                 }
                 _ => self.done(step),
@@ -313,15 +334,17 @@ impl Importer<'_> {
         let told = ledger.torch(oom.device).and_then(|torch| torch.ooms.last()?.device);
         let device_free = told.map_or(0, |(free, _)| free.0);
         let capture = self.thread(event.thread).capture;
+        let pool = self.pool_of_request(ledger, oom.device, event.thread, oom.stream)?;
+        let obtained = std::mem::take(&mut self.thread(event.thread).obtained);
+        self.pools_of_segments(obtained, pool);
         if let Some(device) = self.device(oom.device) {
             let rounded = oom.requested.filter(|bytes| bytes.0 > 0).unwrap_or(oom.bytes).0;
             let stream = oom.stream.map(|stream| device.builder.stream(stream)).transpose()?;
-            let failed = RecordedOom { rounded, device_free, stream, pool: PoolIdx::DEFAULT, stack };
+            let failed = RecordedOom { rounded, device_free, stream, pool, stack };
             device.failed(failed, capture);
         }
         self.complete_synchronized(event.thread);
         let thread = self.thread(event.thread);
-        thread.obtained.clear();
         thread.asked = false;
         Ok(())
     }
@@ -346,8 +369,12 @@ impl Importer<'_> {
             by_device.entry(device).or_default().push(serial);
         }
         for (device, serials) in by_device {
-            if let Some(device) = self.device(device) {
-                device.trim(&serials);
+            let knows_trims = self.survey.knows_pools;
+            match self.device(device) {
+                // The trim is an op of its own.
+                Some(device) if knows_trims => serials.iter().for_each(|serial| device.block_done(*serial)),
+                Some(device) => device.trim(&serials),
+                None => {}
             }
         }
     }
@@ -368,7 +395,8 @@ impl Importer<'_> {
             return;
         }
         self.flush_synchronized(thread);
-        if let Some(device) = self.device(device) {
+        let is_told = self.survey.knows_pools;
+        if let Some(device) = self.device(device).filter(|_| !is_told) {
             device.trim(&[]);
         }
     }
@@ -378,6 +406,9 @@ impl Importer<'_> {
         let is_by_torch = ledger.is_by_torch();
         if is_by_torch && call.in_allocate && call.action.gives() {
             self.thread(event.thread).asked = true;
+        }
+        if call.action == Action::CaptureEnd {
+            self.thread(event.thread).capture = None;
         }
         if result != 0 {
             let has_torch = self.survey.torch.contains(&call.device);
@@ -405,7 +436,13 @@ impl Importer<'_> {
                 self.n_captures += 1;
                 self.thread(event.thread).capture = Some(self.n_captures);
             }
-            Action::CaptureEnd => self.thread(event.thread).capture = None,
+            Action::TorchPoolBegin
+            | Action::TorchPoolEnd
+            | Action::TorchPoolRelease
+            | Action::TorchPoolCreate
+            | Action::TorchPoolUseOnOom
+            | Action::TorchPoolNoSplit
+            | Action::TorchTrim => self.pool_call(call)?,
             Action::Unreserve => self.unreserved(call.addr),
             _ => {}
         }
@@ -511,7 +548,9 @@ impl Importer<'_> {
         for (ordinal, mut device) in self.devices {
             let has_torch = self.survey.torch.contains(&ordinal);
             let mut notes = Vec::new();
-            private_pools(&mut device)?;
+            if !self.survey.knows_pools {
+                private_pools(&mut device)?;
+            }
             let n_unknown = device.at_start.len();
             device.at_start.sort_unstable();
             let n_requests = device.builder.stream_mut().ops.len();
@@ -559,7 +598,7 @@ impl Importer<'_> {
                 if !self.survey.knows_allocate {
                     super::snapshot::insert_trims(&mut stream);
                 }
-                if !matches!(stream.history, History::Broken(_)) {
+                if !matches!(stream.history, History::Broken(_)) && !self.survey.knows_pools {
                     notes.extend(super::pools::infer(&mut stream));
                 }
             }

@@ -4,6 +4,7 @@ use gputrace_schemas::event::Bytes;
 use gputrace_sim::ops::{DriverCall, OpStream, RecordedSettings};
 use gputrace_sim::policies::torch::{self, variables};
 
+use crate::ledger::release;
 use crate::trace::Definitions;
 
 pub(super) fn settings(definitions: &dyn Definitions, ordinal: i16, has_torch: bool) -> RecordedSettings {
@@ -49,9 +50,4 @@ pub(super) fn grows(stream: &mut OpStream) -> bool {
     options.push_str(comma);
     options.push_str("expandable_segments:True");
     true
-}
-
-fn release(version: &str) -> Option<(u8, u8)> {
-    let mut parts = version.split(['.', '+']);
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }

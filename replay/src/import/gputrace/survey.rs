@@ -9,6 +9,7 @@ use rustc_hash::FxHashSet;
 use super::MAX_DEVICES;
 use crate::import::{HIGHEST, LARGEST, LARGEST_REFUSED};
 use crate::ledger::asked_about;
+use crate::ledger::pools::POOLS_SEEN;
 
 /// What must be known before the first event is understood.
 #[derive(Default)]
@@ -28,6 +29,8 @@ pub(super) struct Survey {
     pub(super) regions: Vec<Mapping>,
     /// PyTorch's `allocate` was seen: [`Call::in_allocate`] means something.
     pub(super) knows_allocate: bool,
+    /// The allocator's pools and `empty_cache` were seen.
+    pub(super) knows_pools: bool,
 }
 
 impl Survey {
@@ -53,6 +56,7 @@ impl Survey {
             EventKind::BlockOom(oom) => {
                 self.torch.insert(oom.device);
             }
+            EventKind::Note(note) => self.knows_pools |= note == POOLS_SEEN,
             _ => {}
         }
     }

@@ -19,6 +19,7 @@ mod overview;
 mod owners;
 mod peak_makers;
 mod phases;
+mod pools;
 mod roles;
 mod sizes;
 mod trust;
@@ -62,6 +63,7 @@ pub const SECTIONS: &[(Shown, SectionEntry)] = &[
     (Shown::Always, cache::EMPTIED),
     (Shown::Always, cache::MISFITS),
     (Shown::OnDemand, gap::ENTRY),
+    (Shown::Always, pools::ENTRY),
     (Shown::Always, call_sites::ENTRY),
     (Shown::OnDemand, phases::ENTRY),
     (Shown::OnDemand, peak_makers::ENTRY),
@@ -95,6 +97,7 @@ pub const STATISTICS: &[SectionEntry] = &[
     kinds::ENTRY,
     owners::ENTRY,
     hidden::WHOLE,
+    pools::ENTRY,
     phases::ENTRY,
     call_sites::TOTALS,
     trust::ENTRY,
@@ -102,6 +105,9 @@ pub const STATISTICS: &[SectionEntry] = &[
 
 /// What `gputrace stats` counts in a part of the time.
 pub const COUNTS: &[SectionEntry] = &[calls::ENTRY, sizes::ENTRY];
+
+/// What `gputrace stats` shows of a moment.
+pub const STANDING: &[SectionEntry] = &[kinds::ENTRY, pools::ENTRY];
 
 /// What `gputrace oom` says before it looks at how memory was cut up.
 pub const POSTMORTEM: &[SectionEntry] = &[oom::ENTRY, owners::AT_OOM, holders::ENTRY, call_sites::LONG_LIST];

@@ -21,7 +21,7 @@ pub use profile::{NEWEST, OomText, PROFILES, Profile, Tie, VARIABLES, profile, v
 pub use stats::{NAMES, Name, Stat, Stats};
 
 use crate::device::{Device, Placement, SegmentId};
-use crate::ops::{PoolIdx, StreamIdx};
+use crate::ops::{PoolChange, PoolIdx, StreamIdx};
 use crate::policies::{
     ADDRESS_TIES, Build, Capture, Fidelity, OptionError, OutOfMemory, Policy, PolicyEntry, Request,
     StandingSegment,
@@ -402,6 +402,17 @@ impl Torch {
         Some(found)
     }
 
+    /// The free block at an address, of whichever half of the pool.
+    fn take_at(&mut self, request: Request, address: u64, rounded: u64) -> Option<BlockId> {
+        let halves = [0, 1].map(|half| 2 * u32::from(request.pool.0) + half);
+        let stream = usize::from(request.stream.0);
+        let mut free = halves.into_iter().flat_map(|pool| self.pools[pool as usize].free[stream].iter());
+        let (.., found) =
+            *free.find(|(bytes, _, id)| *bytes >= rounded && self.block(*id).address == address)?;
+        self.remove_free(found);
+        Some(found)
+    }
+
     /// Whether an equal block lies in another segment, so that only addresses decide.
     fn is_tied(&self, set: &FreeSet, found: BlockId) -> bool {
         let (bytes, segment) = (self.block(found).bytes, self.block(found).segment);
@@ -557,7 +568,9 @@ impl Torch {
         let small = Self::is_small(whole.pool);
         let rest = whole.bytes - rounded;
         // It is the option that counts here, also for blocks of ordinary segments.
-        let splits = if self.owners[whole.pool as usize / 2].is_whole {
+        let splits = if request.at == Some(whole.address) {
+            rest > 0
+        } else if self.owners[whole.pool as usize / 2].is_whole {
             false
         } else if small || self.options.expandable_segments {
             rest >= MIN_BLOCK
@@ -699,7 +712,8 @@ impl Policy for Torch {
         let rounded = self.rounded(request.bytes);
         let half = if rounded <= SMALL_REQUEST { 0 } else { 1 };
         let pool = 2 * u32::from(request.pool.0) + half;
-        let found = match self.take_free(pool, rounded, request.stream) {
+        let found = request.at.and_then(|address| self.take_at(request, address, rounded));
+        let found = match found.or_else(|| self.take_free(pool, rounded, request.stream)) {
             Some(found) => Ok(found),
             None => self.obtain_somehow(device, request, pool, rounded),
         };
@@ -773,6 +787,15 @@ impl Policy for Torch {
         if pool != PoolIdx::DEFAULT && !owner.is_released {
             owner.is_released = true;
             self.released.push(pool);
+        }
+    }
+
+    fn change_pool(&mut self, device: &mut Device, pool: PoolIdx, change: PoolChange) {
+        match change {
+            PoolChange::Trim => self.empty_released(device, pool),
+            PoolChange::ServeOthers => self.use_on_oom(pool),
+            PoolChange::ServeNoOthers => self.overflow.retain(|other| *other != pool),
+            PoolChange::KeepWhole => self.never_split(pool),
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::stats::Name;
 use super::{BlockId, State, Tie, Torch};
-use crate::device::Device;
+use crate::device::{Device, Placement};
 use crate::ops::{PoolIdx, StreamIdx};
 
 impl Torch {
@@ -90,15 +90,32 @@ impl Torch {
         self.release_blocks(device, 1);
         self.release_blocks(device, 0);
         for pool in std::mem::take(&mut self.released) {
-            let small = 2 * u32::from(pool.0);
-            self.release_blocks(device, small);
-            self.release_blocks(device, small + 1);
-            if self.owners[usize::from(pool.0)].n_segments == 0 {
-                self.owners[usize::from(pool.0)].is_gone = true;
-                self.n_pools_lost += u64::from(self.has_blocks(pool));
-            } else {
-                self.released.push(pool);
-            }
+            self.empty(device, pool);
+        }
+    }
+
+    /// `emptyCache` of one pool (from 2.8): of one that is still used, nothing. Only what is freed in it is waited for.
+    pub(super) fn empty_released(&mut self, device: &mut Device, pool: PoolIdx) {
+        let Some(at) = self.released.iter().position(|released| *released == pool) else { return };
+        let blocks = &self.blocks;
+        let is_in = |placement: &Placement| blocks[placement.handle as usize].pool / 2 == u32::from(pool.0);
+        for placement in device.synchronize_those(is_in) {
+            self.complete(placement.handle);
+        }
+        self.released.remove(at);
+        self.empty(device, pool);
+    }
+
+    /// Gives back what a released pool has cached, and deletes it if nothing is left.
+    fn empty(&mut self, device: &mut Device, pool: PoolIdx) {
+        let small = 2 * u32::from(pool.0);
+        self.release_blocks(device, small);
+        self.release_blocks(device, small + 1);
+        if self.owners[usize::from(pool.0)].n_segments == 0 {
+            self.owners[usize::from(pool.0)].is_gone = true;
+            self.n_pools_lost += u64::from(self.has_blocks(pool));
+        } else {
+            self.released.push(pool);
         }
     }
 

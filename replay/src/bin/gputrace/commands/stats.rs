@@ -10,7 +10,7 @@ use gputrace_replay::answers::moment;
 use gputrace_replay::ledger::Unwatched;
 use gputrace_replay::report;
 use gputrace_replay::report::model::Part;
-use gputrace_replay::report::sections::{COUNTS, STATISTICS};
+use gputrace_replay::report::sections::{COUNTS, STANDING, STATISTICS};
 use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
@@ -27,8 +27,10 @@ Examples:
   gputrace stats train.gtr
   gputrace stats --range 10s..20s train.gtr
   gputrace stats --step 3 --json train.gtr
+  gputrace stats --at 12.5s train.gtr
 
-With --range or --step, calls and sizes of that time are counted, and what was held when it held most is shown.")]
+With --range or --step, calls and sizes of that time are counted, and what was held when it held most is shown.
+With --at, what memory of each kind and PyTorch's pools held then.")]
 pub(super) struct StatsArgs {
     #[command(flatten)]
     traces: TraceArgs,
@@ -45,11 +47,22 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         Some(when @ (When::Within(..) | When::Step(_))) => {
             return show::each("stats", &args.traces, &args.show, out, |source| counted(source, when));
         }
-        Some(When::Peak | When::At(_) | When::End) => bail!(
+        Some(when @ When::At(_)) => {
+            return show::each("stats", &args.traces, &args.show, out, |source| Ok(standing(source, when)));
+        }
+        Some(When::Peak | When::End) => bail!(
             "stats counts over a time: give --range A..B or --step N; for what was held at a moment, use `gputrace report`"
         ),
     }
     show::sections("stats", STATISTICS, &Stories::read(&args.traces)?, &args.show, out)
+}
+
+/// What memory of each kind and PyTorch's pools held at a time.
+fn standing(source: &Source, when: When) -> Part {
+    let start = source.definitions().process().start;
+    let story = Story::within(source, when.since(start), &mut Unwatched);
+    let sections = STANDING.iter().flat_map(|entry| entry.of(&story)).collect();
+    report::part(&story, sections)
 }
 
 /// What happened in a time, and what was held when it held most.

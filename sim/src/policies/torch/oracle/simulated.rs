@@ -142,7 +142,7 @@ impl Simulated {
         // What a capture forbids, it forbids to all.
         let capture = if self.inside.is_some() { Capture::MemPool } else { Capture::No };
         let pool = PoolIdx(inside.unwrap_or(0));
-        let request = Request { bytes, stream: StreamIdx(stream), pool, capture };
+        let request = Request { bytes, stream: StreamIdx(stream), pool, capture, at: None };
         let syncs = self.torch.stats.num_sync_all_streams;
         match self.torch.alloc(&mut self.device, request) {
             Ok(placement) => {
