@@ -8,6 +8,7 @@ pub(crate) mod loader;
 pub(crate) mod nccl;
 mod nccl_loader;
 pub(crate) mod nvtx;
+pub(crate) mod pjrt;
 mod structs;
 pub(crate) mod torch;
 mod unhooked;

@@ -37,6 +37,7 @@ pub(crate) unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
         super::torch::note_unloaded();
         super::autograd::note_unloaded();
         super::nccl_loader::note_unloaded();
+        crate::pjrt::note_unloaded();
     }
     closer.end();
     result
