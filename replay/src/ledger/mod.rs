@@ -670,7 +670,9 @@ impl Ledger {
             return self.findings.add(finding, event.time, event.thread, event.stack);
         }
         let torch = origin.torch || call.in_allocate;
-        let ran_out = event.out_of_memory().filter(|_| !torch);
+        // JAX's allocator asks again for less, and says so itself where that does not help.
+        let jax = books.pjrt.is_some() && self.sites.owner(origin.owner) == JAX;
+        let ran_out = event.out_of_memory().filter(|_| !torch && !jax);
         if let Some(oom) = ran_out {
             self.ran_out = Some(OutOfMemory { device, ..oom });
             books.physical.remember();
