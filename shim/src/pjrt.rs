@@ -75,6 +75,24 @@ const COPYING: u32 = 1;
 const READY: u32 = 2;
 const FOREIGN: u32 = 3;
 
+/// Why a table is handed on as it is.
+#[derive(Clone, Copy)]
+enum Why {
+    Odd,
+    Small,
+    Large,
+    Version,
+    NoMemory,
+}
+
+const REASONS: [&[u8]; 5] = [
+    b"the plugin's table is not aligned",
+    b"the plugin's table is smaller than any that is known",
+    b"the plugin's table is larger than any that is known",
+    b"the plugin's version is not one from 0.40 on (and 0.56 is not known)",
+    b"there is no memory for a copy of the plugin's table",
+];
+
 /// One plugin.
 struct Bank {
     get: AtomicUsize,
@@ -84,6 +102,8 @@ struct Bank {
     copy: AtomicPtr<usize>,
     n_words: AtomicUsize,
     minor: AtomicU32,
+    /// Why it is [`FOREIGN`].
+    why: AtomicU32,
     /// Its clients use GPUs.
     is_gpu: AtomicBool,
 }
@@ -97,6 +117,7 @@ static ALL: [Bank; BANKS] = [const {
         copy: AtomicPtr::new(null_mut()),
         n_words: AtomicUsize::new(0),
         minor: AtomicU32::new(0),
+        why: AtomicU32::new(0),
         is_gpu: AtomicBool::new(false),
     }
 }; BANKS];
@@ -115,10 +136,10 @@ pub(crate) fn bank_of(get: usize, library: &Object) -> Option<usize> {
 
 /// What `GetPjrtApi` of the bank's plugin answers, and what the program shall get for it.
 pub(crate) enum Table {
-    /// A copy in which functions are ours: whether it was made just now.
-    Ours(*const usize, bool),
-    /// As it is: why.
-    Real(*const usize, &'static [u8]),
+    /// It was looked at just now: a copy in which functions are ours, or as it is.
+    New(*const usize),
+    /// What was handed out before.
+    Known(*const usize),
 }
 
 /// Asks the plugin, and copies its table unless that was done; `ours` are the functions to put into it.
@@ -133,16 +154,16 @@ pub(crate) fn table(bank: usize, ours: &[(Place, Function)]) -> Option<Table> {
     // SAFETY: as above.
     let api = unsafe { get() };
     if api.is_null() {
-        return Some(Table::Real(api, b""));
+        return Some(Table::Known(api));
     }
     // Another thread needs microseconds.
     for _ in 0..1000 {
         match bank.state.load(Ordering::Acquire) {
             READY if bank.api.load(Ordering::Acquire) == api as usize => {
-                return Some(Table::Ours(bank.copy.load(Ordering::Acquire), false));
+                return Some(Table::Known(bank.copy.load(Ordering::Acquire)));
             }
-            READY => return Some(Table::Real(api, b"the plugin has several tables")),
-            FOREIGN => return Some(Table::Real(api, b"")),
+            // Of several tables of one plugin the first is seen.
+            READY | FOREIGN => return Some(Table::Known(api)),
             EMPTY => {
                 let claim = bank.state.compare_exchange(EMPTY, COPYING, Ordering::AcqRel, Ordering::Acquire);
                 if claim.is_ok() {
@@ -153,45 +174,46 @@ pub(crate) fn table(bank: usize, ours: &[(Place, Function)]) -> Option<Table> {
         }
     }
     if bank.state.load(Ordering::Acquire) != COPYING {
-        return Some(Table::Real(api, b""));
+        return Some(Table::Known(api));
     }
     Some(match copy(bank, api, ours) {
         Ok(copy) => {
             bank.state.store(READY, Ordering::Release);
-            Table::Ours(copy, true)
+            Table::New(copy)
         }
         Err(why) => {
+            bank.why.store(why as u32, Ordering::Release);
             bank.state.store(FOREIGN, Ordering::Release);
-            Table::Real(api, why)
+            Table::New(api)
         }
     })
 }
 
-fn copy(bank: &Bank, api: *const usize, ours: &[(Place, Function)]) -> Result<*const usize, &'static [u8]> {
+fn copy(bank: &Bank, api: *const usize, ours: &[(Place, Function)]) -> Result<*const usize, Why> {
     if !(api as usize).is_multiple_of(WORD) {
-        return Err(b"its table is not aligned");
+        return Err(Why::Odd);
     }
     let readable = words_there(api);
     // SAFETY: on a page that can be read.
     let bytes = if readable == 0 { 0 } else { unsafe { *api } };
     let n_words = bytes / WORD;
-    if n_words < NEEDED || readable < n_words {
-        return Err(b"its table is smaller than any that is known");
-    }
     if n_words > WORDS {
-        return Err(b"its table is larger than any that is known");
+        return Err(Why::Large);
+    }
+    if n_words < NEEDED || readable < n_words {
+        return Err(Why::Small);
     }
     // SAFETY: inside the table.
     let version = unsafe { *api.wrapping_add(MAJOR_MINOR) };
     let (major, minor) = (version as u32, (version as u64 >> 32) as u32);
     if major != 0 || minor < OLDEST_MINOR || minor == REARRANGED_MINOR {
-        return Err(b"its version is none from 0.40 on, or 0.56");
+        return Err(Why::Version);
     }
     let mut page = bank.copy.load(Ordering::Acquire);
     if page.is_null() {
         page = sys::pages(PAGE).cast();
         if page.is_null() {
-            return Err(b"there is no memory for its table");
+            return Err(Why::NoMemory);
         }
     } else {
         protect(page, libc::PROT_READ | libc::PROT_WRITE);
@@ -330,10 +352,14 @@ pub(crate) fn note_client(bank: usize, client: usize) -> bool {
     is_gpu
 }
 
-/// The minor number of the plugin's version, once its table is ours.
-pub(crate) fn minor(bank: usize) -> Option<u32> {
+/// What is known of a plugin once its table was asked for: the minor number of its version, or why its table is its own.
+pub(crate) fn known(bank: usize) -> Option<Result<u32, &'static [u8]>> {
     let bank = ALL.get(bank)?;
-    (bank.state.load(Ordering::Acquire) == READY).then(|| bank.minor.load(Ordering::Acquire))
+    match bank.state.load(Ordering::Acquire) {
+        READY => Some(Ok(bank.minor.load(Ordering::Acquire))),
+        FOREIGN => REASONS.get(bank.why.load(Ordering::Acquire) as usize).map(|why| Err(*why)),
+        _ => None,
+    }
 }
 
 /// To be called after objects were unloaded: forgets the plugins that went.

@@ -34,7 +34,7 @@ enum { ARENA = 64 << 20 };
 static unsigned long long arena;
 static size_t used;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static uint64_t table[256];
+static uint64_t table[WORDS > 256 ? WORDS : 256];
 static char client, device, memories[2];
 
 static Error *error(int code, const char *message)
@@ -148,6 +148,7 @@ static void *copy(Args a)
     a[4] = (uint64_t)made;
     return made ? NULL : exhausted();
 }
+#ifndef NULLS
 static void *view(Args a) { Buffer *made = buffer(0, 0); made->bytes = 4096; made->deleted = true; a[12] = (uint64_t)made; return NULL; }
 static void *memory_stats(Args a)
 {
@@ -158,6 +159,8 @@ static void *memory_stats(Args a)
     return NULL;
 }
 static void *uninitialized(Args a) { a[9] = (uint64_t)buffer(*(size_t *)a[3], 0); return a[9] ? NULL : exhausted(); }
+
+#endif
 
 const uint64_t *GetPjrtApi(void)
 {

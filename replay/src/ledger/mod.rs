@@ -324,9 +324,6 @@ impl Ledger {
     fn pjrt(&mut self, definitions: &dyn Definitions, event: &Event, pjrt: &Pjrt) {
         let site = self.sites.origin(definitions, event.stack, event.thread).site;
         if pjrt.action != PjrtAction::Failed {
-            if matches!(pjrt.action, PjrtAction::Made | PjrtAction::Executed) {
-                self.finder.memory(definitions, event, pjrt.device, Some(site));
-            }
             return self.buffers.event(event, pjrt, site, &mut self.devices);
         }
         let device = self.buffers.device_of(pjrt);

@@ -78,31 +78,30 @@ unsafe extern "C" fn get_api<const B: usize>() -> *const usize {
     let table = pjrt::table(B, &ours::<B>());
     let _errno = KeepErrno::new();
     match table {
-        Some(Table::Ours(table, is_new)) => {
-            if is_new && let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
-                describe(lane.producer());
+        Some(Table::New(table)) => {
+            if let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
+                describe_one(lane.producer(), B);
             }
             table
         }
-        Some(Table::Real(table, why)) => {
-            if !why.is_empty() {
-                note(Text::<200>::new().add(b"pjrt.buffers=unseen: ").add(why).as_bytes());
-            }
-            table
-        }
+        Some(Table::Known(table)) => table,
         None => core::ptr::null(),
     }
 }
 
 /// Says in the trace which plugins are seen.
 pub(crate) fn describe(producer: &mut Producer) {
-    for bank in 0..BANKS {
-        if let Some(minor) = pjrt::minor(bank) {
-            let text = Text::<64>::new().add(b"pjrt.buffers=seen: PJRT 0.").number(u64::from(minor));
-            let at = producer.now();
-            producer.push_raw(at, Kind::Note, &[text.as_bytes()]);
-        }
-    }
+    (0..BANKS).for_each(|bank| describe_one(producer, bank));
+}
+
+fn describe_one(producer: &mut Producer, bank: usize) {
+    let text = match pjrt::known(bank) {
+        Some(Ok(minor)) => Text::<128>::new().add(b"pjrt.buffers=seen: PJRT 0.").number(u64::from(minor)),
+        Some(Err(why)) => Text::new().add(b"pjrt.buffers=unseen: ").add(why),
+        None => return,
+    };
+    let at = producer.now();
+    producer.push_raw(at, Kind::Note, &[text.as_bytes()]);
 }
 
 fn note(text: &[u8]) {
