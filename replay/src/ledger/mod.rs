@@ -306,8 +306,7 @@ impl Ledger {
             EventKind::NcclTiming(timing) => self.nccl.ran(timing),
             EventKind::Pjrt(pjrt) => self.pjrt(definitions, event, pjrt),
             EventKind::PjrtExecutable(made) => {
-                let site = self.sites.origin(definitions, event.stack, event.thread).site;
-                self.buffers.compiled(made, definitions.text(made.name).unwrap_or_default(), site);
+                self.buffers.compiled(made, definitions.text(made.name).unwrap_or_default());
             }
             EventKind::Lost(lost) => {
                 let n = self.lost.entry(lost.cause).or_default();

@@ -101,18 +101,18 @@ pub struct Buffer {
     pub since: Nanos,
 }
 
-/// An executable, or several of one name from one place.
+/// An executable, or several of one name and one size.
 #[derive(Clone, Debug)]
 pub struct Executable {
     /// `jit_step`.
     pub name: String,
-    /// Compiled from where.
-    pub site: SiteId,
+    /// Launched first from where; `None` if it never was. It is compiled in threads of JAX's own.
+    pub site: Option<SiteId>,
     /// How often it was compiled or loaded.
     pub n_compiled: u64,
     /// How often it was launched, on all devices.
     pub executions: u64,
-    /// The compiler's figures, of the one with most temporaries.
+    /// The compiler's figures.
     pub figures: PjrtExecutable,
 }
 
@@ -127,21 +127,20 @@ pub(super) struct Buffers {
     pub(super) live: FxHashMap<u64, Buffer>,
     pub(super) executables: Vec<Executable>,
     by_address: FxHashMap<u64, usize>,
-    by_name: FxHashMap<(String, SiteId), usize>,
+    by_figures: FxHashMap<(String, [Option<Bytes>; 5]), usize>,
 }
 
 impl Buffers {
-    pub(super) fn compiled(&mut self, made: &PjrtExecutable, name: &str, site: SiteId) {
+    pub(super) fn compiled(&mut self, made: &PjrtExecutable, name: &str) {
         let next = self.executables.len();
-        let number = *self.by_name.entry((name.to_owned(), site)).or_insert(next);
+        let figures = [made.temporary, made.arguments, made.outputs, made.aliased, made.code];
+        let number = *self.by_figures.entry((name.to_owned(), figures)).or_insert(next);
         if number == next {
             let (name, figures) = (name.to_owned(), *made);
-            self.executables.push(Executable { name, site, n_compiled: 0, executions: 0, figures });
+            self.executables.push(Executable { name, site: None, n_compiled: 0, executions: 0, figures });
         }
-        let known = &mut self.executables[number];
-        known.n_compiled += 1;
-        if made.temporary > known.figures.temporary {
-            known.figures = *made;
+        if let Some(known) = self.executables.get_mut(number) {
+            known.n_compiled += 1;
         }
         self.by_address.insert(made.executable, number);
     }
@@ -166,6 +165,7 @@ impl Buffers {
                 let executable = self.executable_at(pjrt.executable);
                 if let Some(known) = executable.and_then(|at| self.executables.get_mut(at)) {
                     known.executions += 1;
+                    known.site.get_or_insert(site);
                 }
                 let books = books_of(devices, pjrt.device);
                 books.executions += 1;

@@ -119,7 +119,9 @@ fn executables(story: &Story) -> Table {
             ("aliased_bytes", "in donated memory", &|it| known(it.figures.aliased)),
             ("executions", "executions", &|it| Value::Count(it.executions)),
             ("compiled", "compiled", &|it| Value::Count(it.n_compiled)),
-            ("call_site", "compiled at", &|it| Value::text(story.ledger.sites.site_name(it.site))),
+            ("call_site", "launched first at", &|it| {
+                it.site.map_or(Value::Missing, |site| Value::text(story.ledger.sites.site_name(site)))
+            }),
         ],
     )
 }
