@@ -4,8 +4,8 @@
 use gputrace_ring::brief::{Brief, Said, restore_call};
 use gputrace_ring::record::{
     Action, Backward, BlockAlloc, BlockFree, BlockOom, Call, CallEnd, CodeDef, Communicator, Device, Forward,
-    Header, Kind, Mark, MarkAction, NcclEnter, NcclExit, NcclOp, NcclTimed, NcclTiming, Node, Payload,
-    StackDef, TextDef, Wait, WaitAction,
+    Header, Kind, Mark, MarkAction, NcclEnter, NcclExit, NcclOp, NcclTimed, NcclTiming, Node, Payload, Pjrt,
+    PjrtAction, PjrtExecutable, PjrtOrigin, StackDef, TextDef, Wait, WaitAction,
 };
 use gputrace_ring::ring::Reader;
 
@@ -54,6 +54,8 @@ pub(crate) enum Record {
     NcclEnter(NcclEnter, NcclOp),
     NcclExit(NcclExit, NcclTimed),
     NcclTiming(NcclTiming),
+    Pjrt(Pjrt, PjrtAction, PjrtOrigin),
+    PjrtExecutable(PjrtExecutable),
     Communicator {
         definition: Communicator,
         name: String,
@@ -178,6 +180,11 @@ fn decode(kind: Kind, flags: u8, words: &[u64], said: &mut Said) -> Option<Recor
             Record::NcclExit(exit, NcclTimed::from_raw(exit.timed)?)
         }
         Kind::NcclTiming => Record::NcclTiming(payload(words)?),
+        Kind::Pjrt => {
+            let pjrt: Pjrt = payload(words)?;
+            Record::Pjrt(pjrt, PjrtAction::from_raw(pjrt.action)?, PjrtOrigin::from_raw(pjrt.origin)?)
+        }
+        Kind::PjrtExecutable => Record::PjrtExecutable(payload(words)?),
         Kind::Communicator => communicator(words)?,
         Kind::Runtime => Record::Runtime(*words.first()?),
         Kind::Node => Record::Node(payload(words)?),

@@ -4,7 +4,7 @@ use crate::decode::{Progress, Record, read_chunk};
 use gputrace_ring::map::{MAX_THREADS, Map};
 use gputrace_ring::record::{
     Action, Backward, BlockAlloc, BlockFree, BlockOom, Call, CallEnd, Mark, MarkAction, NcclEnter, NcclExit,
-    NcclOp, NcclTimed, NcclTiming, Node, Wait, WaitAction,
+    NcclOp, NcclTimed, NcclTiming, Node, Pjrt, PjrtAction, PjrtExecutable, PjrtOrigin, Wait, WaitAction,
 };
 use gputrace_ring::ring::{ChunkView, Reader};
 use std::collections::{HashMap, HashSet};
@@ -49,6 +49,8 @@ pub(crate) enum Happened {
     NcclEnter(NcclEnter, NcclOp),
     NcclExit(NcclExit, NcclTimed),
     NcclTiming(NcclTiming),
+    Pjrt(Pjrt, PjrtAction, PjrtOrigin),
+    PjrtExecutable(PjrtExecutable),
 }
 
 impl Stamped {
@@ -281,6 +283,8 @@ impl LaneState {
             Record::NcclEnter(enter, op) => Happened::NcclEnter(enter, op),
             Record::NcclExit(exit, timed) => Happened::NcclExit(exit, timed),
             Record::NcclTiming(timing) => Happened::NcclTiming(timing),
+            Record::Pjrt(pjrt, action, origin) => Happened::Pjrt(pjrt, action, origin),
+            Record::PjrtExecutable(executable) => Happened::PjrtExecutable(executable),
             definition @ (Record::Stack { .. }
             | Record::Code(_)
             | Record::Text { .. }

@@ -32,6 +32,7 @@ mod nvml_process;
 mod oom;
 mod output;
 mod pidfd;
+mod pjrt;
 mod process;
 pub mod python_lines;
 mod record;

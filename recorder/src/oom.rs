@@ -8,7 +8,7 @@ use crate::ticks;
 use crate::translate::{Item, RECORDER};
 use crate::write::Outlet;
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use gputrace_schemas::event::{Bytes, Event, EventKind, Nanos, StackId};
+use gputrace_schemas::event::{Bytes, Event, EventKind, Nanos, PjrtAction, StackId};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -57,6 +57,7 @@ pub(crate) fn failure(event: &Event) -> Option<Failure> {
         {
             (call.device, call.bytes)
         }
+        EventKind::Pjrt(pjrt) if pjrt.action == PjrtAction::Failed => (pjrt.device, pjrt.bytes),
         _ => return None,
     };
     Some(Failure { time: event.time, device, bytes })

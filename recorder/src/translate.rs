@@ -248,6 +248,8 @@ impl Translator {
             | Record::NcclEnter(..)
             | Record::NcclExit(..)
             | Record::NcclTiming(_)
+            | Record::Pjrt(..)
+            | Record::PjrtExecutable(_)
             | Record::Communicator { .. }
             | Record::Note(_) => {}
         }
@@ -468,6 +470,16 @@ impl Translator {
                 (0, EventKind::NcclExit(NcclExit { call, result, value, duration, timed }))
             }
             Happened::NcclTiming(timing) => (0, EventKind::NcclTiming(nccl_timing(&timing))),
+            Happened::Pjrt(pjrt, action, origin) => {
+                let said = self.texts.get(&pjrt.text).map_or("", |(_, text)| text);
+                let mut event = crate::pjrt::buffer(&pjrt, action, origin, said);
+                event.text = self.text_id(pjrt.text);
+                (pjrt.stack, EventKind::Pjrt(event))
+            }
+            Happened::PjrtExecutable(made) => {
+                let name = self.text_id(made.text);
+                (made.stack, EventKind::PjrtExecutable(crate::pjrt::executable(&made, name)))
+            }
             Happened::Backward(backward) => {
                 self.autograd.backward(stamped.lane, backward);
                 return None;

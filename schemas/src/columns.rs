@@ -3,13 +3,13 @@
 use crate::block::{MAX_EVENTS, unzigzag, zigzag};
 use crate::event::{
     Action, ApiId, BlockAlloc, BlockFree, BlockOom, Bytes, Call, CommId, Event, EventKind, Lost, LostCause,
-    Mark, MarkAction, Nanos, NcclEnter, NcclExit, NcclOp, NcclTimed, NcclTiming, Sample, StackId, TextId,
-    ThreadId, UNKNOWN, Wait, WaitAction,
+    Mark, MarkAction, Nanos, NcclEnter, NcclExit, NcclOp, NcclTimed, NcclTiming, Pjrt, PjrtAction,
+    PjrtExecutable, PjrtOrigin, Sample, StackId, TextId, ThreadId, UNKNOWN, Wait, WaitAction,
 };
 use crate::tables::{
     BlockAllocsFields, BlockFreesFields, BlockOomsFields, CallsFields, Events, EventsFields, Field,
-    LossesFields, MarksFields, NcclEntersFields, NcclExitsFields, NcclTimingsFields, Root, SamplesFields,
-    WaitsFields, column, keys, nested, rows, texts,
+    LossesFields, MarksFields, NcclEntersFields, NcclExitsFields, NcclTimingsFields, PjrtExecutablesFields,
+    PjrtsFields, Root, SamplesFields, WaitsFields, column, keys, nested, rows, texts,
 };
 use flatbuffers::FlatBufferBuilder;
 use std::collections::HashMap;
@@ -27,6 +27,8 @@ const NCCL_ENTER: u8 = 9;
 const NCCL_EXIT: u8 = 10;
 const MARK: u8 = 11;
 const NCCL_TIMING: u8 = 12;
+const PJRT: u8 = 20;
+const PJRT_EXECUTABLE: u8 = 21;
 
 const NO_RESULT: u8 = 1;
 const CAPTURED: u8 = 2;
@@ -100,6 +102,12 @@ columns! {
     nccl_timings: TimingRows -> NcclTimingsFields {
         calls: u64, comms: u32, timelines: u32, streams: u64, starts: u64, durations: u64,
     }
+    pjrts: PjrtRows -> PjrtsFields {
+        actions: u8, origins: u8, devices: i16, buffers: u64, executables: u64, bytes: u64, codes: i32, texts: u32,
+    }
+    pjrt_executables: PjrtExecutableRows -> PjrtExecutablesFields {
+        executables: u64, names: u32, temporary: u64, arguments: u64, outputs: u64, aliased: u64, code: u64,
+    }
 }
 
 /// Events that wait to become a block.
@@ -157,6 +165,8 @@ impl EventRows {
             EventKind::NcclTiming(timing) => {
                 self.tables.nccl_timings.push(timing, &mut self.nccl_calls.2, &mut self.nccl_start)
             }
+            EventKind::Pjrt(pjrt) => self.tables.pjrts.push(pjrt),
+            EventKind::PjrtExecutable(executable) => self.tables.pjrt_executables.push(executable),
         });
     }
 
@@ -178,6 +188,8 @@ impl EventRows {
             nccl_enters: self.tables.nccl_enters.build(to),
             nccl_exits: self.tables.nccl_exits.build(to),
             nccl_timings: self.tables.nccl_timings.build(to),
+            pjrts: self.tables.pjrts.build(to),
+            pjrt_executables: self.tables.pjrt_executables.build(to),
         };
         let root = fields.build(to);
         to.finish_minimal(root);
@@ -351,6 +363,35 @@ impl TimingRows {
     }
 }
 
+impl PjrtRows {
+    fn push(&mut self, pjrt: &Pjrt) -> u8 {
+        self.actions.push(pjrt.action as u8);
+        self.origins.push(pjrt.origin as u8);
+        self.devices.push(pjrt.device);
+        self.buffers.push(pjrt.buffer);
+        self.executables.push(pjrt.executable);
+        self.bytes.push(pjrt.bytes.0);
+        self.codes.push(pjrt.code);
+        self.texts.push(pjrt.text.0);
+        PJRT
+    }
+}
+
+impl PjrtExecutableRows {
+    fn push(&mut self, made: &PjrtExecutable) -> u8 {
+        // 0 is "not known"; the largest number there is would be one too many.
+        let stored = |bytes: Option<Bytes>| bytes.map_or(0, |bytes| bytes.0.saturating_add(1));
+        self.executables.push(made.executable);
+        self.names.push(made.name.0);
+        self.temporary.push(stored(made.temporary));
+        self.arguments.push(stored(made.arguments));
+        self.outputs.push(stored(made.outputs));
+        self.aliased.push(stored(made.aliased));
+        self.code.push(stored(made.code));
+        PJRT_EXECUTABLE
+    }
+}
+
 /// 0 for -1, "none"; otherwise the number's 32 bits plus one.
 fn optional(number: i32) -> u64 {
     if number == -1 { 0 } else { u64::from(number as u32) + 1 }
@@ -513,6 +554,8 @@ impl Decoder<'_> {
             NCCL_ENTER => EventKind::NcclEnter(self.nccl_enter()?),
             NCCL_EXIT => EventKind::NcclExit(self.nccl_exit()?),
             NCCL_TIMING => EventKind::NcclTiming(self.nccl_timing()),
+            PJRT => EventKind::Pjrt(self.pjrt()?),
+            PJRT_EXECUTABLE => EventKind::PjrtExecutable(self.pjrt_executable()),
             _ => return Err(format!("event kind {kind}, which this version does not know")),
         })
     }
@@ -592,6 +635,37 @@ impl Decoder<'_> {
             stream: from.streams.next(),
             start: Nanos(self.newest_start),
             duration: Nanos(from.durations.next()),
+        }
+    }
+
+    fn pjrt(&mut self) -> Result<Pjrt, String> {
+        let from = &mut self.cursors.pjrts;
+        let (action, origin) = (from.actions.next(), from.origins.next());
+        Ok(Pjrt {
+            action: PjrtAction::from_u8(action)
+                .ok_or_else(|| format!("action {action} of PJRT, which this version does not know"))?,
+            origin: PjrtOrigin::from_u8(origin)
+                .ok_or_else(|| format!("origin {origin} of a buffer, which this version does not know"))?,
+            device: from.devices.next(),
+            buffer: from.buffers.next(),
+            executable: from.executables.next(),
+            bytes: Bytes(from.bytes.next()),
+            code: from.codes.next(),
+            text: TextId(from.texts.next()),
+        })
+    }
+
+    fn pjrt_executable(&mut self) -> PjrtExecutable {
+        let from = &mut self.cursors.pjrt_executables;
+        let known = |stored: u64| stored.checked_sub(1).map(Bytes);
+        PjrtExecutable {
+            executable: from.executables.next(),
+            name: TextId(from.names.next()),
+            temporary: known(from.temporary.next()),
+            arguments: known(from.arguments.next()),
+            outputs: known(from.outputs.next()),
+            aliased: known(from.aliased.next()),
+            code: known(from.code.next()),
         }
     }
 

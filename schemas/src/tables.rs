@@ -366,6 +366,25 @@ tables! {
         starts: Column<'a, u64>,
         durations: Column<'a, u64>,
     }
+    Pjrts, PjrtsFields {
+        actions: Column<'a, u8>,
+        origins: Column<'a, u8>,
+        devices: Column<'a, i16>,
+        buffers: Column<'a, u64>,
+        executables: Column<'a, u64>,
+        bytes: Column<'a, u64>,
+        codes: Column<'a, i32>,
+        texts: Column<'a, u32>,
+    }
+    PjrtExecutables, PjrtExecutablesFields {
+        executables: Column<'a, u64>,
+        names: Column<'a, u32>,
+        temporary: Column<'a, u64>,
+        arguments: Column<'a, u64>,
+        outputs: Column<'a, u64>,
+        aliased: Column<'a, u64>,
+        code: Column<'a, u64>,
+    }
     Marks, MarksFields {
         actions: Column<'a, u8>,
         texts: Column<'a, u32>,
@@ -390,6 +409,8 @@ tables! {
         nccl_exits: Nested<NcclExits<'a>>,
         marks: Nested<Marks<'a>>,
         nccl_timings: Nested<NcclTimings<'a>>,
+        pjrts: Nested<Pjrts<'a>>,
+        pjrt_executables: Nested<PjrtExecutables<'a>>,
     }
     Mappings, MappingsFields {
         times: Column<'a, u64>,

@@ -36,6 +36,7 @@ fn a_trace_of_version_1_reads_as_it_was_written() {
             EventKind::NcclEnter(_) => "nccl enter",
             EventKind::NcclExit(_) => "nccl exit",
             EventKind::NcclTiming(_) => "nccl timing",
+            EventKind::Pjrt(_) | EventKind::PjrtExecutable(_) => "pjrt",
         };
         *counts.entry(name).or_default() += 1;
     }

@@ -131,7 +131,7 @@ fn kind(random: &mut Random) -> EventKind {
     let device = random.wild() as i16;
     let (allocated, reserved, bytes) = (Bytes(random.wild()), Bytes(random.wild()), Bytes(random.wild()));
     let requested = Bytes(random.wild());
-    match random.below(12) {
+    match random.below(14) {
         0 => EventKind::Call(Call {
             api: ApiId(random.wild() as u32),
             action: random.pick(Action::ALL),
@@ -170,6 +170,25 @@ fn kind(random: &mut Random) -> EventKind {
             stream: random.wild(),
             start: Nanos(random.wild()),
             duration: Nanos(random.wild()),
+        }),
+        11 => EventKind::Pjrt(Pjrt {
+            action: random.pick(PjrtAction::ALL),
+            origin: random.pick(PjrtOrigin::ALL),
+            device,
+            buffer: random.wild(),
+            executable: random.wild(),
+            bytes,
+            code: random.wild() as i32,
+            text: TextId(random.wild() as u32),
+        }),
+        12 => EventKind::PjrtExecutable(PjrtExecutable {
+            executable: random.wild(),
+            name: TextId(random.wild() as u32),
+            temporary: random.maybe(bytes),
+            arguments: random.maybe(bytes),
+            outputs: random.maybe(bytes),
+            aliased: random.maybe(bytes),
+            code: random.maybe(bytes),
         }),
         1 => EventKind::BlockAlloc(BlockAlloc {
             device,

@@ -25,6 +25,8 @@ pub(crate) enum Of {
     Block(u64),
     /// A call into NCCL: what the user asked for.
     Nccl,
+    /// A call into PJRT: what the user asked for.
+    Pjrt,
 }
 
 /// To be called where the program looks up a function of this name: an interpreter may have been loaded, or have come back.
@@ -99,9 +101,9 @@ pub(crate) fn capture(lane: &mut Lane, of: Of) -> u64 {
     let want = match (session::stacks(), of) {
         (_, Of::Block(bytes)) if bytes < session::stacks_min_size() => return 0,
         (Stacks::All, _) | (Stacks::Python, Of::DriverCall) => NATIVE | PYTHON,
-        (Stacks::Python, Of::Block(_) | Of::Nccl) => PYTHON,
+        (Stacks::Python, Of::Block(_) | Of::Nccl | Of::Pjrt) => PYTHON,
         (Stacks::None, Of::DriverCall) => NATIVE,
-        (Stacks::None, Of::Block(_) | Of::Nccl) => return 0,
+        (Stacks::None, Of::Block(_) | Of::Nccl | Of::Pjrt) => return 0,
     };
     if !backward::tell_node(lane) {
         return 0;

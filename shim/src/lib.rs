@@ -53,6 +53,7 @@ mod launch;
 mod mark;
 mod nccl;
 mod nvtx;
+mod pjrt;
 mod probe;
 mod process;
 mod remembered;

@@ -142,7 +142,7 @@ pub(crate) fn send(
 }
 
 /// Sends the text, unless the thread has just done so; 0 for none.
-fn text_id(producer: &mut Producer, sent: &mut Sent<SENT_TEXTS>, text: &[u8]) -> u64 {
+pub(crate) fn text_id(producer: &mut Producer, sent: &mut Sent<SENT_TEXTS>, text: &[u8]) -> u64 {
     if text.is_empty() {
         return 0;
     }

@@ -28,7 +28,7 @@
 
 use std::cmp::Reverse;
 
-use gputrace_schemas::event::{Event, EventKind};
+use gputrace_schemas::event::{Event, EventKind, PjrtAction};
 use rustc_hash::FxHashMap;
 
 use crate::ledger::{Account, Ledger, SiteId, Watch};
@@ -118,11 +118,13 @@ impl Watch for Growth {
     fn event(&mut self, ledger: &mut Ledger, event: &Event) {
         let is_alloc = match &event.kind {
             EventKind::BlockAlloc(_) => true,
+            EventKind::Pjrt(pjrt) => pjrt.action == PjrtAction::Made,
             EventKind::Call(call) => call.action.gives() && call.result == Some(0),
             _ => false,
         };
         let is_free = match &event.kind {
             EventKind::BlockFree(_) => true,
+            EventKind::Pjrt(pjrt) => pjrt.action == PjrtAction::Destroyed,
             EventKind::Call(call) => call.action.takes() && call.result == Some(0),
             _ => false,
         };

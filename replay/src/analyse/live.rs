@@ -15,7 +15,7 @@ use crate::ledger::{Block, Ledger, Object, OwnerId, PhaseId, SiteId, Unwatched, 
 use crate::story::Story;
 use crate::trace::Definitions;
 use crate::trace::backward::{place, python_lines};
-use crate::trace::owners::{TORCH, file_name};
+use crate::trace::owners::{JAX, TORCH, file_name};
 use crate::trace::source::Source;
 
 /// Which moment.
@@ -55,6 +55,21 @@ pub enum Level {
     Block,
     /// Reserved by PyTorch and not in use.
     Cached,
+    /// A buffer of JAX.
+    Buffer,
+    /// Held by JAX's allocator, and in no buffer.
+    Arena,
+}
+
+impl Level {
+    /// What is left of an allocator's memory, and has no place in the program.
+    #[must_use]
+    pub fn is_rest(self) -> bool {
+        match self {
+            Level::Cached | Level::Arena => true,
+            Level::Driver | Level::Block | Level::Buffer => false,
+        }
+    }
 }
 
 /// What was held in the same way from the same place.
@@ -287,7 +302,9 @@ impl Watch for Highest {
                 continue;
             }
             let best = self.devices.entry(*device).or_default();
-            let allocated = || ledger.torch(*device).map_or(Bytes(0), |torch| torch.blocks.now().bytes);
+            let torch = || ledger.torch(*device).map_or(0, |torch| torch.blocks.now().bytes.0);
+            let jax = || books.pjrt.as_ref().map_or(0, |pjrt| pjrt.buffers.now().bytes.0);
+            let allocated = || Bytes(torch().saturating_add(jax()));
             if physical > best.physical || (physical == best.physical && allocated() > best.allocated) {
                 *best = Peak { physical, allocated: allocated(), event: self.n_events };
             }
@@ -335,7 +352,7 @@ fn parted(
     let mut held: BTreeMap<Holder, (Bytes, u64)> = BTreeMap::new();
     let mut sizes: BTreeMap<Bytes, u64> = BTreeMap::new();
     let mut add = |holder: Holder, bytes: Bytes| {
-        if holder.level != Level::Cached {
+        if !holder.level.is_rest() {
             *sizes.entry(bytes).or_default() += 1;
         }
         let (sum, n) = held.entry(holder).or_default();
@@ -352,7 +369,13 @@ fn parted(
         let holder = Holder { device, level: Level::Block, owner: torch_owner, site, stack, stream, part };
         add(holder, block.bytes);
     }
+    let (mut in_buffers, mut arena, mut jax_owner) = (0u64, 0u64, OwnerId(u32::MAX));
+    let has_buffers = ledger.devices.get(&device).is_some_and(|books| books.pjrt.is_some());
     for object in ledger.live().filter(|object| object.device == device && object.kind.is_physical()) {
+        if has_buffers && ledger.sites.owner(object.owner) == JAX {
+            (arena, jax_owner) = (arena.saturating_add(object.bytes.0), object.owner);
+            continue;
+        }
         if object.torch && has_blocks {
             segments = segments.saturating_add(object.bytes.0);
             continue;
@@ -360,6 +383,21 @@ fn parted(
         let (owner, site, stack) = (object.owner, object.site, object.stack);
         let part = of_object(object);
         add(Holder { device, level: Level::Driver, owner, site, stack, stream: None, part }, object.bytes);
+    }
+    for (_, buffer) in ledger.live_buffers().filter(|(_, buffer)| buffer.device == device) {
+        in_buffers = in_buffers.saturating_add(buffer.bytes.0);
+        let (site, stack) = (buffer.site, buffer.stack);
+        let holder =
+            Holder { device, level: Level::Buffer, owner: jax_owner, site, stack, stream: None, part: 0 };
+        add(holder, buffer.bytes);
+    }
+    let unused = arena.saturating_sub(in_buffers);
+    if unused > 0 {
+        let (site, stack) = (SiteId(u32::MAX), StackId(0));
+        add(
+            Holder { device, level: Level::Arena, owner: jax_owner, site, stack, stream: None, part: 0 },
+            Bytes(unused),
+        );
     }
     let cached = segments.saturating_sub(in_blocks);
     if cached > 0 {
@@ -379,6 +417,8 @@ fn torch_owner(ledger: &Ledger) -> OwnerId {
 
 /// Unused memory, as a line of a stack.
 pub const CACHED: &str = "(reserved by PyTorch, used by nobody)";
+/// What JAX's allocator holds beside buffers, as a line of a stack.
+pub const ARENA: &str = "(held by JAX's allocator, in no buffer: temporaries, free)";
 /// What was asked for where no stack was recorded, as a line of a stack.
 pub const NO_STACK: &str = "(no stack recorded)";
 
@@ -445,6 +485,9 @@ impl<'a> Lines<'a> {
         let only = |name: &str| vec![Line { name: name.into(), ..Line::default() }];
         if holder.level == Level::Cached {
             return only(CACHED);
+        }
+        if holder.level == Level::Arena {
+            return only(ARENA);
         }
         match self.of(holder.stack) {
             [] => only(NO_STACK),
@@ -516,6 +559,7 @@ pub fn owner<'a>(ledger: &'a Ledger, holder: &Holder) -> &'a str {
     match holder.level {
         Level::Driver => ledger.sites.owner(holder.owner),
         Level::Block | Level::Cached => TORCH,
+        Level::Buffer | Level::Arena => JAX,
     }
 }
 

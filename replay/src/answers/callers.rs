@@ -108,6 +108,9 @@ fn held(story: &Story, of: Place) -> Vec<(StackId, u64)> {
             blocks
                 .for_each(|(_, block)| add(block.device, block.site, block.stack, block.since, block.bytes));
         }
+        Account::Buffers => story.ledger.live_buffers().for_each(|(_, buffer)| {
+            add(buffer.device, buffer.site, buffer.stack, buffer.since, buffer.bytes);
+        }),
         _ => story
             .ledger
             .live()

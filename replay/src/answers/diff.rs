@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gputrace_schemas::event::Bytes;
 
-use crate::analyse::live::{CACHED, Level, Lines, Native, Picture, owner};
+use crate::analyse::live::{ARENA, CACHED, Level, Lines, Native, Picture, owner};
 use crate::analyse::summary::{torch_summary, used_devices};
 use crate::ledger::Site;
 use crate::report::model::{Mood, Section, Table, Value};
@@ -203,6 +203,7 @@ fn sums(side: &Side, by: By) -> BTreeMap<String, u64> {
                 }
                 By::Owner => add(owner.to_owned(), bytes.0),
                 By::Size if holder.level == Level::Cached => add(CACHED.to_owned(), bytes.0),
+                By::Size if holder.level == Level::Arena => add(ARENA.to_owned(), bytes.0),
                 By::Site | By::Size => {}
             }
         }

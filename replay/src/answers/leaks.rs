@@ -6,7 +6,7 @@ use gputrace_schemas::event::{Bytes, HOST};
 
 use super::callers::callers;
 use crate::analyse::growth::{Course, Growth, Place, Rising, Spread, Trend};
-use crate::ledger::{Account, Books, SiteId, StepSource};
+use crate::ledger::{Account, Books, SiteId, StepSource, is_arena};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::words;
 use crate::rules::{self, is_like};
@@ -352,6 +352,7 @@ fn named(story: &Story, place: Place) -> Named {
     let device = if place.device == HOST { "host".into() } else { format!("cuda:{}", place.device) };
     let owner = match place.account {
         Account::Blocks => "PyTorch block",
+        Account::Buffers => "JAX buffer",
         Account::Imported => "another process",
         _ => site.map_or("", |site| sites.owner(site.owner)),
     };
@@ -364,7 +365,8 @@ fn is_segment(story: &Story, place: Place) -> bool {
     let torch = story.ledger.devices.get(&place.device).and_then(|books| books.torch.as_ref());
     let has_blocks = torch.is_some_and(|torch| torch.blocks.peak().0 > 0);
     let is_torch = sites.site(place.site).is_some_and(|site| sites.owner(site.owner) == TORCH);
-    place.account == Account::Driver && has_blocks && is_torch
+    let is_arena = is_arena(&story.ledger, place.device, place.site);
+    place.account == Account::Driver && (is_arena || has_blocks && is_torch)
 }
 
 fn unfreed(story: &Story) -> Vec<(Place, Bytes, u64)> {
@@ -382,6 +384,9 @@ fn unfreed(story: &Story) -> Vec<(Place, Bytes, u64)> {
         add(*device, Account::Imported, &books.imported);
         if let Some(torch) = &books.torch {
             add(*device, Account::Blocks, &torch.blocks);
+        }
+        if let Some(pjrt) = &books.pjrt {
+            add(*device, Account::Buffers, &pjrt.buffers);
         }
     }
     add(HOST, Account::Driver, &story.ledger.host);

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{Bytes, Nanos};
 
-use crate::analyse::live::{CACHED, Holder, Level, Lines, NO_STACK, Parts, Picture, View, When, owner};
+use crate::analyse::live::{
+    ARENA, CACHED, Holder, Level, Lines, NO_STACK, Parts, Picture, View, When, owner,
+};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::words::{bytes, time};
 
@@ -23,7 +25,8 @@ pub fn sections(view: &View, when: When, parts: Parts) -> Vec<Section> {
     }
     let owner = |holder: &Holder| match holder.level {
         Level::Cached => CACHED.to_owned(),
-        Level::Driver | Level::Block => owner(&view.story.ledger, holder).to_owned(),
+        Level::Arena => ARENA.to_owned(),
+        Level::Driver | Level::Block | Level::Buffer => owner(&view.story.ledger, holder).to_owned(),
     };
     sections.push(by(view, ("owners", "Memory by owner", "owner"), |holder| Some(owner(holder))));
     if parts == Parts::Roles {
@@ -33,10 +36,11 @@ pub fn sections(view: &View, when: When, parts: Parts) -> Vec<Section> {
         sections.push(by(view, ("roles", "PyTorch's blocks by role", "role"), role));
     }
     let site = |holder: &Holder| match (holder.level, view.story.ledger.sites.site(holder.site)) {
-        (Level::Cached, _) => None,
+        (Level::Cached | Level::Arena, _) => None,
+        (Level::Buffer, Some(site)) => Some(format!("JAX buffer: {site}")),
         (Level::Block, Some(site)) => Some(format!("PyTorch block: {site}")),
         (Level::Driver, Some(site)) => Some(format!("{}: {site}", owner(holder))),
-        (Level::Block | Level::Driver, None) => Some(format!("{}: unknown", owner(holder))),
+        (Level::Block | Level::Buffer | Level::Driver, None) => Some(format!("{}: unknown", owner(holder))),
     };
     sections.push(by(view, ("call_sites", "Who held it: top call sites", "call site"), site));
     sections
@@ -49,7 +53,7 @@ pub fn stacks(view: &View, lines: &mut Lines) -> Section {
     for picture in &view.pictures {
         let sums = sums(picture, |holder| {
             let owner = owner(&view.story.ledger, holder).to_owned();
-            (holder.level != Level::Cached).then_some((owner, holder.stack))
+            (!holder.level.is_rest()).then_some((owner, holder.stack))
         });
         for ((owner, stack), (sum, objects)) in sums.iter().take(STACKS) {
             let heading = format!("cuda:{}: {} in {objects} ({owner})", picture.device, bytes(Bytes(*sum)));

@@ -14,7 +14,7 @@ use crate::answers::leaks::{GrowingSite, Leaks, Suppressions, Wanted};
 use crate::answers::remedies::{Capacity, Remedy, remedies, remedies_section};
 use crate::answers::whatif::Machine;
 use crate::import::{ImportError, Trace};
-use crate::ledger::{Ledger, TorchOom, Wall, Watch};
+use crate::ledger::{Ledger, PjrtOom, TorchOom, Wall, Watch};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::sections::POSTMORTEM;
 use crate::report::words::{bytes, quote};
@@ -155,10 +155,16 @@ impl Postmortem {
         self.story.ledger.devices.keys().copied().filter(|device| self.torch_oom(*device).is_some())
     }
 
-    /// No request failed for good, neither of PyTorch nor of others.
+    /// Devices on which JAX ran out, and its last error there.
+    pub(super) fn jax_ooms(&self) -> impl Iterator<Item = (i16, &PjrtOom)> {
+        let devices = self.story.ledger.devices.iter();
+        devices.filter_map(|(device, books)| Some((*device, books.pjrt.as_ref()?.ooms.last()?)))
+    }
+
+    /// No request failed for good, neither of PyTorch nor of JAX nor of others.
     fn is_uneventful(&self) -> bool {
         let refused = self.story.ledger.refusals.iter().any(|it| it.is_final);
-        !refused && self.torch_devices().next().is_none()
+        !refused && self.torch_devices().next().is_none() && self.jax_ooms().next().is_none()
     }
 
     /// Everything that is known without replaying anything.
@@ -188,7 +194,8 @@ impl Postmortem {
     /// Says that memory was used up by what grows.
     fn leak_section(&self) -> Option<Section> {
         let refused = self.story.ledger.refusals.iter().filter(|it| it.is_final).map(|it| it.device);
-        let devices: BTreeSet<i16> = self.torch_devices().chain(refused).collect();
+        let jax = self.jax_ooms().map(|(device, _)| device);
+        let devices: BTreeSet<i16> = self.torch_devices().chain(jax).chain(refused).collect();
         let mut lines = vec![];
         for device in devices {
             let growing = self.leaks_of(device);

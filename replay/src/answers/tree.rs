@@ -110,14 +110,14 @@ fn group(view: &View, holder: &Holder, group_by: GroupBy) -> Option<Line> {
             (Some(0), _) => "default stream".into(),
             (Some(stream), _) => format!("stream {stream:#x}"),
             (None, Level::Block) => "stream not seen".into(),
-            (None, Level::Driver | Level::Cached) => "no stream".into(),
+            (None, Level::Driver | Level::Cached | Level::Buffer | Level::Arena) => "no stream".into(),
         },
         GroupBy::Rank => match view.story.process.rank {
             Some(rank) => format!("rank {rank}"),
             None => format!("no rank (pid {})", view.story.process.pid),
         },
         GroupBy::Category => category(view, holder, part),
-        GroupBy::Phase if holder.level == Level::Cached => "(no phase)".into(),
+        GroupBy::Phase if holder.level.is_rest() => "(no phase)".into(),
         GroupBy::Phase => part(),
     };
     Some(Line { name, ..Line::default() })
@@ -127,7 +127,8 @@ fn group(view: &View, holder: &Holder, group_by: GroupBy) -> Option<Line> {
 fn category(view: &View, holder: &Holder, role: impl Fn() -> String) -> String {
     match holder.level {
         Level::Block => role(),
-        Level::Cached => "(unused)".into(),
+        Level::Cached | Level::Arena => "(unused)".into(),
+        Level::Buffer => "JAX buffers".into(),
         Level::Driver => format!("({})", owner(&view.story.ledger, holder)),
     }
 }

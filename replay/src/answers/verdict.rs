@@ -16,7 +16,7 @@ use crate::answers::leaks::GrowingSite;
 use crate::answers::postmortem::Postmortem;
 use crate::answers::whatif;
 use crate::import::{ImportError, Trace};
-use crate::ledger::{Refusal, SiteId, TorchOom, Wall};
+use crate::ledger::{PjrtOom, Refusal, SiteId, TorchOom, Wall};
 use crate::report::model::{Section, Value, Verdict};
 use crate::report::sections::{balance, cache, device_name};
 use crate::report::words::{bytes, count, quote, time};
@@ -185,6 +185,13 @@ impl Evidence<'_> {
         let errors = errors.filter_map(|device| Some((device, self.found.torch_oom(device)?)));
         let error = errors.max_by_key(|(_, error)| error.time);
         let refused = self.story.ledger.refusals.iter().rev().find(|refusal| refusal.is_final);
+        let jax = self.found.jax_ooms().max_by_key(|(_, error)| error.time);
+        if let Some((device, last)) = jax
+            && error.is_none_or(|(_, error)| error.time < last.time)
+            && refused.is_none_or(|refused| refused.time < last.time)
+        {
+            return Some(self.jax_ran_out(device, last));
+        }
         match (error, refused) {
             (Some((_, error)), Some(refused)) if refused.time > error.time => Some(self.refused(refused)),
             (Some((device, error)), _) => Some(self.torch_ran_out(device, error, load)),
@@ -212,6 +219,30 @@ impl Evidence<'_> {
                 what,
                 site: self.site(refused.site),
                 sure: "certain: the driver refused it".into(),
+                fix: None,
+                next: self.command("oom"),
+            },
+        }
+    }
+
+    fn jax_ran_out(&self, ordinal: i16, error: &PjrtOom) -> Finding {
+        let executable = error.executable.and_then(|at| self.story.ledger.executables().get(at));
+        let what = format!(
+            "JAX could not get {}{} on {} at {}; its buffers held {}",
+            error.bytes.map_or_else(|| "memory".to_owned(), bytes),
+            executable.map_or_else(String::new, |it| format!(" for {}", it.name)),
+            device(ordinal),
+            time(self.story.since_start(error.time)),
+            bytes(error.buffers),
+        );
+        let grown = self.found.leaks_of(ordinal);
+        match grown.first() {
+            Some(largest) => self.leak_at_the_end(what, &grown, largest),
+            None => Finding {
+                kind: Kind::OutOfMemory,
+                what,
+                site: self.site(error.site),
+                sure: "certain: PJRT answered RESOURCE_EXHAUSTED".into(),
                 fix: None,
                 next: self.command("oom"),
             },

@@ -16,6 +16,7 @@ mod graphs;
 mod hidden;
 mod loops;
 mod phases;
+mod pjrt;
 pub mod pools;
 mod sites;
 mod torch;
@@ -25,8 +26,8 @@ mod watch;
 use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{
-    Action, Bytes, Call, CommId, Event, EventKind, HOST, LostCause, NO_DEVICE, Nanos, OutOfMemory, Sample,
-    StackId, ThreadId,
+    Action, Bytes, Call, CommId, Event, EventKind, HOST, LostCause, NO_DEVICE, Nanos, OutOfMemory, Pjrt,
+    PjrtAction, Sample, StackId, ThreadId,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -42,19 +43,21 @@ pub use driver::{Mapped, MemoryKind, Object};
 pub use findings::{Finding, Findings, Found};
 pub use hidden::{Cause, HiddenStep, Pages, Sampled, Samples};
 pub use phases::{PhaseId, Phases};
+pub use pjrt::{Buffer, Executable, Need, PjrtBooks, PjrtOom};
 pub use sites::{NameId, OwnerId, Site, SiteId, Sites, call_site};
 pub use torch::{Block, Step, Stranger, TorchBooks, TorchOom, Wall, asked_about};
 pub use training::{StepSource, Training, TrainingStep};
 pub use watch::{Unwatched, Watch};
 
 use crate::trace::Definitions;
-use crate::trace::owners::TORCH;
+use crate::trace::owners::{JAX, TORCH};
 use communicators::Communicators;
 use contexts::Contexts;
 use counts::Counts;
 use driver::{Change, Driver, Shelf};
 use graphs::Graphs;
 use hidden::Span;
+use pjrt::Buffers;
 use pools::Pools;
 use sites::Origin;
 use torch::Torch;
@@ -115,6 +118,7 @@ pub struct Ledger {
     driver: Driver,
     nccl: Communicators,
     torch: Torch,
+    buffers: Buffers,
 }
 
 /// The books of one device.
@@ -149,6 +153,8 @@ pub struct DeviceBooks {
     pub failed: u64,
     /// PyTorch's books, if it used the device.
     pub torch: Option<TorchBooks>,
+    /// Buffers of JAX and others that use PJRT.
+    pub pjrt: Option<PjrtBooks>,
     /// The driver's own figures.
     pub samples: Samples,
     /// The driver's pages of linear memory.
@@ -180,6 +186,8 @@ pub enum Account {
     Imported,
     /// PyTorch's blocks.
     Blocks,
+    /// Buffers of JAX.
+    Buffers,
 }
 
 /// A call that had not returned when the process ended.
@@ -300,6 +308,10 @@ impl Ledger {
             }
             EventKind::NcclExit(exit) => self.nccl.exit(exit),
             EventKind::NcclTiming(timing) => self.nccl.ran(timing),
+            EventKind::Pjrt(pjrt) => self.pjrt(definitions, event, pjrt),
+            EventKind::PjrtExecutable(made) => {
+                self.buffers.compiled(made, definitions.text(made.name).unwrap_or_default());
+            }
             EventKind::Lost(lost) => {
                 let n = self.lost.entry(lost.cause).or_default();
                 *n = n.saturating_add(lost.events);
@@ -312,6 +324,31 @@ impl Ledger {
         }
         let Ledger { torch_pools, torch, driver, .. } = self;
         torch_pools.steps(event, &torch.steps.list, |addr| driver.reservation(addr));
+    }
+
+    fn pjrt(&mut self, definitions: &dyn Definitions, event: &Event, pjrt: &Pjrt) {
+        let site = self.sites.origin(definitions, event.stack, event.thread).site;
+        if pjrt.action != PjrtAction::Failed {
+            return self.buffers.event(event, pjrt, site, &mut self.devices);
+        }
+        let device = self.buffers.device_of(pjrt);
+        self.ran_out = event.out_of_memory().map(|oom| OutOfMemory { device, ..oom });
+        let books = self.devices.entry(device).or_default();
+        books.physical.remember();
+        let tracked = books.physical.now().bytes;
+        let books = books.pjrt.get_or_insert_default();
+        books.ran_out(PjrtOom {
+            time: event.time,
+            bytes: Some(pjrt.bytes).filter(|bytes| bytes.0 > 0),
+            origin: pjrt.origin,
+            executable: self.buffers.executable_at(pjrt.executable),
+            buffers: books.buffers.now().bytes,
+            tracked,
+            said: definitions.text(pjrt.text).unwrap_or_default().to_owned(),
+            site,
+            stack: event.stack,
+            made_before: books.n_made(),
+        });
     }
 
     /// The request for memory that the event just booked says has failed for good.
@@ -369,6 +406,17 @@ impl Ledger {
         self.torch.blocks.iter().map(|(addr, block)| (*addr, block))
     }
 
+    /// Buffers of JAX that are there: address and buffer.
+    pub fn live_buffers(&self) -> impl Iterator<Item = (u64, &Buffer)> {
+        self.buffers.live.iter().map(|(address, buffer)| (*address, buffer))
+    }
+
+    /// Executables of PJRT, in the order in which they came.
+    #[must_use]
+    pub fn executables(&self) -> &[Executable] {
+        &self.buffers.executables
+    }
+
     /// From now on, [`Ledger::steps`] says what each event did.
     pub fn keep_steps(&mut self) {
         self.torch.steps.wanted = true;
@@ -408,6 +456,8 @@ impl Ledger {
                 (*device, Account::Graphs, &mut books.graphs),
                 (*device, Account::Imported, &mut books.imported),
             ]
+            .into_iter()
+            .chain(books.pjrt.as_mut().map(|pjrt| (*device, Account::Buffers, &mut pjrt.buffers)))
         });
         let blocks = self
             .torch
@@ -628,7 +678,9 @@ impl Ledger {
             return self.findings.add(finding, event.time, event.thread, event.stack);
         }
         let torch = origin.torch || call.in_allocate;
-        let ran_out = event.out_of_memory().filter(|_| !torch);
+        // JAX's allocator asks again for less, and says so itself where that does not help.
+        let jax = books.pjrt.is_some() && self.sites.owner(origin.owner) == JAX;
+        let ran_out = event.out_of_memory().filter(|_| !torch && !jax);
         if let Some(oom) = ran_out {
             self.ran_out = Some(OutOfMemory { device, ..oom });
             books.physical.remember();
@@ -656,6 +708,12 @@ impl Ledger {
         let (tracked, rounding) = (books.handed_out(), books.pages.rounding());
         books.samples.sample(time, sample, tracked, rounding);
     }
+}
+
+/// A place where JAX's allocator takes memory of the device from the driver, which is shown by the buffers in it.
+pub(crate) fn is_arena(ledger: &Ledger, device: i16, site: SiteId) -> bool {
+    let has_buffers = ledger.devices.get(&device).is_some_and(|books| books.pjrt.is_some());
+    has_buffers && ledger.sites.site(site).is_some_and(|site| ledger.sites.owner(site.owner) == JAX)
 }
 
 type Devices = BTreeMap<i16, DeviceBooks>;

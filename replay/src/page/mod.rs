@@ -251,7 +251,7 @@ impl Chapter {
         streams.dedup();
         let stream = |it: &Holder| it.stream.and_then(|stream| streams.binary_search(&stream).ok());
         json!({
-            "level": columns.add(each().map(|it| match it.level { Level::Driver => 0, Level::Block => 1, Level::Cached => 2 })),
+            "level": columns.add(each().map(|it| match it.level { Level::Driver => 0, Level::Block | Level::Buffer => 1, Level::Cached | Level::Arena => 2 })),
             "owner": columns.add(each().map(|it| or_zero(it.owner.0))),
             "site": columns.add(each().map(|it| or_zero(it.site.0))),
             "stack": columns.add(each().map(|it| u64::from(self.stack_of.get(&it.stack.0).copied().unwrap_or(0)))),

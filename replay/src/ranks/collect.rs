@@ -500,6 +500,8 @@ impl Watch for Collector<'_> {
             | EventKind::Sample(_)
             | EventKind::Lost(_)
             | EventKind::Note(_)
+            | EventKind::Pjrt(_)
+            | EventKind::PjrtExecutable(_)
             | EventKind::Mark(_) => None,
         };
         if let Some(name) = name.filter(|_| event.stack != StackId(0)) {

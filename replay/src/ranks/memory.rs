@@ -271,10 +271,13 @@ fn most_between(
                 Level::Driver => ledger.sites.owner(holder.owner).to_owned(),
                 Level::Block => "PyTorch tensors".to_owned(),
                 Level::Cached => "PyTorch cache".to_owned(),
+                Level::Buffer => "JAX buffers".to_owned(),
+                Level::Arena => "JAX allocator".to_owned(),
             };
             let place = match holder.level {
                 Level::Cached => "reserved and used by nobody".to_owned(),
-                Level::Driver | Level::Block => ledger.sites.site_name(holder.site),
+                Level::Arena => "in no buffer: temporaries, free".to_owned(),
+                Level::Driver | Level::Block | Level::Buffer => ledger.sites.site_name(holder.site),
             };
             let sum: &mut Bytes = held.entry(Holding { owner, place }).or_default();
             sum.0 = sum.0.saturating_add(bytes.0);

@@ -28,6 +28,8 @@ struct Rule {
 pub const TORCH: &str = "PyTorch";
 /// Memory of NCCL.
 pub const NCCL: &str = "NCCL";
+/// Memory of JAX, and of what else uses XLA by PJRT.
+pub const JAX: &str = "JAX/XLA";
 /// The program itself.
 const APPLICATION: &str = "application";
 /// Not known.
@@ -65,7 +67,7 @@ const RULES: &[Rule] = &[
     Rule { owner: "DALI", tests: &[Name("libdali")] },
     Rule { owner: "RMM", tests: &[Name("librmm"), Path("/rmm/")] },
     Rule { owner: "CuPy", tests: &[Path("/cupy/"), Path("/cupy_backends/")] },
-    Rule { owner: "JAX/XLA", tests: &[Path("/jaxlib/"), Path("/jax_plugins/"), Name("xla_cuda_plugin"), Name("xla_extension"), Name("libpjrt_c_api"), Name("pjrt_c_api")] },
+    Rule { owner: JAX, tests: &[Path("/jaxlib/"), Path("/jax_plugins/"), Name("xla_cuda_plugin"), Name("xla_extension"), Name("libpjrt_c_api"), Name("pjrt_c_api")] },
     Rule { owner: "TensorFlow", tests: &[Path("/tensorflow/"), Name("libtensorflow")] },
     Rule { owner: "ONNX Runtime", tests: &[Name("libonnxruntime"), Name("onnxruntime_")] },
     Rule { owner: "Triton", tests: &[Path("/triton/"), Path("/.triton/"), Name("__triton_launcher")] },

@@ -33,10 +33,12 @@ macro_rules! numbered {
 
 mod call;
 mod nccl;
+mod pjrt;
 mod process;
 
 pub use call::*;
 pub use nccl::*;
+pub use pjrt::*;
 pub use process::*;
 
 /// Bytes of memory.
@@ -119,6 +121,10 @@ pub enum EventKind {
     NcclExit(NcclExit),
     /// What a call into NCCL launched has run on the GPU.
     NcclTiming(NcclTiming),
+    /// A buffer of PJRT (JAX) came or went, or an executable ran.
+    Pjrt(Pjrt),
+    /// An executable of PJRT is there.
+    PjrtExecutable(PjrtExecutable),
 }
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`, cuda.h.
@@ -146,6 +152,9 @@ impl Event {
                 if call.result == Some(OUT_OF_MEMORY) && call.action.gives() && !call.in_allocate =>
             {
                 Some(OutOfMemory { device: call.device, bytes: call.bytes })
+            }
+            EventKind::Pjrt(pjrt) if pjrt.action == PjrtAction::Failed => {
+                Some(OutOfMemory { device: pjrt.device, bytes: pjrt.bytes })
             }
             _ => None,
         }

@@ -6,7 +6,7 @@
 //! mistaken for another.
 
 use super::cuda_driver::{HOOKS, ROWS, Row};
-use super::{nccl_loader, torch, unhooked};
+use super::{nccl_loader, pjrt, torch, unhooked};
 use crate::auxiliary::AUXILIARY;
 use crate::backward;
 use crate::elf::{self, Object};
@@ -378,6 +378,10 @@ unsafe extern "C" fn decide(
         // SAFETY: as above.
         return unsafe { decide_nccl(handle, name, caller, version) };
     }
+    if text == b"GetPjrtApi" {
+        // SAFETY: as above.
+        return unsafe { decide_pjrt(handle, name, caller, version) };
+    }
     if !text.starts_with(b"cu") {
         let asks_for_next = !version.is_null() && handle == libc::RTLD_NEXT;
         return if asks_for_next && text == b"dlsym" && is_next_after(caller) {
@@ -510,6 +514,31 @@ unsafe fn decide_nccl(
         return ABSENT;
     }
     nccl_loader::ours_for(row, found, caller).map_or(PASS, |ours| ours.cast_mut().cast())
+}
+
+/// [`decide`] for the one function that a plugin of PJRT exports.
+///
+/// # Safety
+/// As [`decide`].
+#[cold]
+unsafe fn decide_pjrt(
+    handle: *mut c_void,
+    name: *const c_char,
+    caller: usize,
+    version: *const c_char,
+) -> *mut c_void {
+    // What those find depends on who asks.
+    if handle == libc::RTLD_NEXT || handle == libc::RTLD_DEFAULT || !version.is_null() {
+        return PASS;
+    }
+    // SAFETY: found in the C library; the C library checks the handle.
+    let real: Dlsym = unsafe { core::mem::transmute(REAL_DLSYM.load(Ordering::Acquire)) };
+    // SAFETY: the program's own arguments.
+    let found = unsafe { real(handle, name) as usize };
+    if found == 0 {
+        return PASS;
+    }
+    pjrt::ours_for(found, caller).map_or(PASS, |ours| ours.cast_mut().cast())
 }
 
 /// Whether our `dlsym` is the next one after the caller's library. Libraries that stand in for `dlsym` too ask for the
@@ -698,6 +727,7 @@ pub(crate) fn describe(producer: &mut Producer) {
         }
     }
     torch::describe(producer);
+    pjrt::describe(producer);
     backward::describe(producer);
     unhooked::describe(producer);
     describe_bypasses(producer);

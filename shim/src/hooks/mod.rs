@@ -8,6 +8,7 @@ pub(crate) mod loader;
 pub(crate) mod nccl;
 mod nccl_loader;
 pub(crate) mod nvtx;
+pub(crate) mod pjrt;
 #[cfg(target_arch = "x86_64")]
 mod process_groups;
 mod structs;

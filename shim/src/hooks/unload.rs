@@ -39,6 +39,7 @@ pub(crate) unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
         #[cfg(target_arch = "x86_64")]
         super::process_groups::note_unloaded();
         super::nccl_loader::note_unloaded();
+        crate::pjrt::note_unloaded();
     }
     closer.end();
     result

@@ -93,7 +93,7 @@ impl Prediction {
             let mut less = stream.clone();
             less.ops.retain(|op| match *op {
                 Op::Alloc(id) | Op::FreeRequested(id) | Op::FreeCompleted(id) => is_left(id),
-                Op::Trim | Op::ReleasePool(_) | Op::Oom(_) => true,
+                Op::Trim | Op::ReleasePool(_) | Op::ChangePool(..) | Op::Oom(_) => true,
             });
             without = Some(less);
         }

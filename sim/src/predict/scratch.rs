@@ -36,7 +36,9 @@ pub(super) fn scratch(stream: &OpStream) -> Vec<Scratch> {
         let step = match op {
             Op::Alloc(id) => (*id, false),
             Op::FreeRequested(id) => (*id, true),
-            Op::FreeCompleted(_) | Op::Trim | Op::ReleasePool(_) | Op::Oom(_) => continue,
+            Op::FreeCompleted(_) | Op::Trim | Op::ReleasePool(_) | Op::ChangePool(..) | Op::Oom(_) => {
+                continue;
+            }
         };
         if step.1 {
             let [before_that, before, just] = last;

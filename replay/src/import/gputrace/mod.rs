@@ -217,7 +217,9 @@ impl Importer<'_> {
             | EventKind::Note(_)
             | EventKind::NcclEnter(_)
             | EventKind::NcclExit(_)
-            | EventKind::NcclTiming(_) => {}
+            | EventKind::NcclTiming(_)
+            | EventKind::Pjrt(_)
+            | EventKind::PjrtExecutable(_) => {}
         }
         Ok(())
     }

@@ -1,8 +1,10 @@
 //! The places in the program that hold the memory.
 
+use gputrace_schemas::event::Nanos;
+
 use super::{SectionEntry, device_name};
 use crate::analyse::summary::used_devices;
-use crate::ledger::{DeviceBooks, Part, SiteId};
+use crate::ledger::{DeviceBooks, Part, SiteId, is_arena};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::words::time;
 use crate::story::Story;
@@ -47,6 +49,14 @@ fn section(story: &Story, n_rows: usize) -> Option<Section> {
                 time(story.since_start(books.physical.peak_time())),
                 time(story.since_start(torch.blocks.peak_time()))
             ),
+            (false, _) if books.pjrt.is_some() => {
+                let buffers = books.pjrt.as_ref().map_or(Nanos(0), |pjrt| pjrt.buffers.peak_time());
+                format!(
+                    "at the peak: the driver's at {}, JAX's buffers at {} (when they held most)",
+                    time(story.since_start(books.physical.peak_time())),
+                    time(story.since_start(buffers))
+                )
+            }
             (false, _) => format!("at the peak, at {}", time(story.since_start(books.physical.peak_time()))),
         };
         result = result.line(Mood::Note, format!("{}, {moment}", device_name(story, ordinal))).table(table);
@@ -58,7 +68,8 @@ fn section(story: &Story, n_rows: usize) -> Option<Section> {
 pub(super) fn ran_out(story: &Story, ordinal: i16, books: &DeviceBooks) -> bool {
     let torch = books.torch.as_ref().is_some_and(|torch| torch.n_ooms > 0);
     let refused = story.ledger.refusals.iter();
-    torch || refused.filter(|refusal| refusal.device == ordinal).any(|refusal| refusal.is_final)
+    let jax = books.pjrt.as_ref().is_some_and(|pjrt| pjrt.n_ooms > 0);
+    torch || jax || refused.filter(|refusal| refusal.device == ordinal).any(|refusal| refusal.is_final)
 }
 
 /// PyTorch's segments are shown by the blocks in them, which are theirs that asked; everything else by itself.
@@ -67,10 +78,13 @@ fn table(story: &Story, ordinal: i16, books: &DeviceBooks, at_oom: bool) -> Tabl
     let held = |part: Part<SiteId>| (part.id, if at_oom { part.at_mark } else { part.at_peak });
     let blocks = books.torch.as_ref().filter(|torch| torch.blocks.peak().0 > 0).map(|torch| &torch.blocks);
     let of_torch = |id| sites.site(id).is_some_and(|site| sites.owner(site.owner) == TORCH);
-    let driver = books.physical.sites().filter(|part| blocks.is_none() || !of_torch(part.id)).map(held);
+    let is_shown = |id| (blocks.is_none() || !of_torch(id)) && !is_arena(&story.ledger, ordinal, id);
+    let driver = books.physical.sites().filter(|part| is_shown(part.id)).map(held);
+    let buffers = books.pjrt.iter().flat_map(|pjrt| pjrt.buffers.sites()).map(held);
     let blocks = blocks.into_iter().flat_map(|blocks| blocks.sites()).map(held);
-    let mut rows: Vec<_> =
-        driver.map(|(id, held)| (id, held, false)).chain(blocks.map(|(id, held)| (id, held, true))).collect();
+    let mut rows: Vec<_> = driver.map(|(id, held)| (id, held, "")).collect();
+    rows.extend(blocks.map(|(id, held)| (id, held, "PyTorch block")));
+    rows.extend(buffers.map(|(id, held)| (id, held, "JAX buffer")));
     rows.retain(|(_, held, _)| held.bytes.0 > 0);
     rows.sort_by_key(|(id, held, _)| (std::cmp::Reverse(held.bytes), *id));
     let mut table = Table::new(
@@ -83,9 +97,9 @@ fn table(story: &Story, ordinal: i16, books: &DeviceBooks, at_oom: bool) -> Tabl
             ("call_site", "call site"),
         ],
     );
-    for (id, held, is_block) in rows {
+    for (id, held, kind) in rows {
         let Some(site) = sites.site(id) else { continue };
-        let owner = if is_block { "PyTorch block" } else { sites.owner(site.owner) };
+        let owner = if kind.is_empty() { sites.owner(site.owner) } else { kind };
         table.rows.push(vec![
             Value::text(format!("cuda:{ordinal}")),
             Value::Bytes(held.bytes),

@@ -11,6 +11,7 @@ mod figures;
 pub(crate) mod gap;
 mod hidden;
 mod holders;
+mod jax;
 mod kinds;
 mod memory;
 mod next;
@@ -53,11 +54,13 @@ pub enum Shown {
 /// What `gputrace report` says, in this order: what a person whose job just died needs first.
 pub const SECTIONS: &[(Shown, SectionEntry)] = &[
     (Shown::Always, oom::ENTRY),
+    (Shown::Always, jax::OOM),
     (Shown::OnDemand, ending::ENTRY),
     (Shown::Always, memory::ENTRY),
     (Shown::Always, owners::ENTRY),
     (Shown::OnDemand, hidden::ENTRY),
     (Shown::Always, roles::ENTRY),
+    (Shown::Always, jax::ENTRY),
     (Shown::OnDemand, communicators::ENTRY),
     (Shown::Always, balance::ENTRY),
     (Shown::Always, cache::EMPTIED),
@@ -96,6 +99,7 @@ pub const STATISTICS: &[SectionEntry] = &[
     sizes::ENTRY,
     kinds::ENTRY,
     owners::ENTRY,
+    jax::ENTRY,
     hidden::WHOLE,
     pools::ENTRY,
     phases::ENTRY,
@@ -110,7 +114,8 @@ pub const COUNTS: &[SectionEntry] = &[calls::ENTRY, sizes::ENTRY];
 pub const STANDING: &[SectionEntry] = &[kinds::ENTRY, pools::ENTRY];
 
 /// What `gputrace oom` says before it looks at how memory was cut up.
-pub const POSTMORTEM: &[SectionEntry] = &[oom::ENTRY, owners::AT_OOM, holders::ENTRY, call_sites::LONG_LIST];
+pub const POSTMORTEM: &[SectionEntry] =
+    &[oom::ENTRY, jax::OOM, owners::AT_OOM, holders::ENTRY, call_sites::LONG_LIST];
 
 /// What `gputrace summary` says to people.
 pub const FIGURES: &[SectionEntry] = &[figures::ENTRY, owners::ENTRY, hidden::ENTRY];

@@ -1,0 +1,241 @@
+//! What JAX, and others that use PJRT, hold inside the arena that its allocator took from the driver.
+//!
+//! Buffers are a level of their own inside the arena, as PyTorch's blocks are inside its segments: what the driver handed
+//! out is buffers, and what no buffer holds, which is temporaries of executions and free memory.
+
+use std::collections::BTreeMap;
+
+use gputrace_schemas::event::{
+    Bytes, Event, NO_DEVICE, Nanos, Pjrt, PjrtAction, PjrtExecutable, PjrtOrigin, StackId,
+};
+use rustc_hash::FxHashMap;
+
+use super::DeviceBooks;
+use super::amounts::{Books, Held};
+use super::sites::{OwnerId, SiteId};
+
+/// Most out-of-memory errors kept whole; all are counted.
+const MAX_OOMS: usize = 64;
+
+/// The books of one device's buffers.
+#[derive(Clone, Debug, Default)]
+pub struct PjrtBooks {
+    /// Buffers by call site.
+    pub buffers: Books,
+    /// What was made, by how.
+    pub made: BTreeMap<PjrtOrigin, Held>,
+    /// What executions took over from their arguments.
+    pub donated: Held,
+    /// Buffers that view memory of others: not in `buffers`.
+    pub n_views: u64,
+    /// Executions launched.
+    pub executions: u64,
+    /// Buffers and temporaries of an execution together, when that was most.
+    pub most: Option<Need>,
+    /// How often memory could not be had.
+    pub n_ooms: u64,
+    /// The newest of them, oldest first.
+    pub ooms: Vec<PjrtOom>,
+}
+
+/// What an execution needed beside what was there.
+#[derive(Clone, Debug)]
+pub struct Need {
+    /// When.
+    pub time: Nanos,
+    /// All buffers, its results included.
+    pub buffers: Bytes,
+    /// Its temporaries, as its compiler says.
+    pub temporary: Bytes,
+    /// Which: index in [`super::Ledger::executables`].
+    pub executable: usize,
+}
+
+impl Need {
+    /// Together.
+    #[must_use]
+    pub fn total(&self) -> Bytes {
+        Bytes(self.buffers.0.saturating_add(self.temporary.0))
+    }
+}
+
+/// PJRT answered `RESOURCE_EXHAUSTED`.
+#[derive(Clone, Debug)]
+pub struct PjrtOom {
+    /// When.
+    pub time: Nanos,
+    /// What was asked for, where that is known.
+    pub bytes: Option<Bytes>,
+    /// What failed.
+    pub origin: PjrtOrigin,
+    /// Which executable: index in [`super::Ledger::executables`].
+    pub executable: Option<usize>,
+    /// What buffers held.
+    pub buffers: Bytes,
+    /// What the driver had handed out to the process on this device.
+    pub tracked: Bytes,
+    /// What PJRT said.
+    pub said: String,
+    /// From where.
+    pub site: SiteId,
+    /// From where, in full.
+    pub stack: StackId,
+    /// Buffers made before it: whether the program went on.
+    pub made_before: u64,
+}
+
+/// A buffer that is there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Buffer {
+    /// On which device.
+    pub device: i16,
+    /// How large on it.
+    pub bytes: Bytes,
+    /// How it was made.
+    pub origin: PjrtOrigin,
+    /// Made from where.
+    pub site: SiteId,
+    /// From where, in full.
+    pub stack: StackId,
+    /// Since when.
+    pub since: Nanos,
+}
+
+/// An executable, or several of one name and one size.
+#[derive(Clone, Debug)]
+pub struct Executable {
+    /// `jit_step`.
+    pub name: String,
+    /// Launched first from where; `None` if it never was. It is compiled in threads of JAX's own.
+    pub site: Option<SiteId>,
+    /// How often it was compiled or loaded.
+    pub n_compiled: u64,
+    /// How often it was launched, on all devices.
+    pub executions: u64,
+    /// The compiler's figures.
+    pub figures: PjrtExecutable,
+}
+
+type Devices = BTreeMap<i16, DeviceBooks>;
+
+fn books_of(devices: &mut Devices, device: i16) -> &mut PjrtBooks {
+    devices.entry(device).or_default().pjrt.get_or_insert_default()
+}
+
+#[derive(Default)]
+pub(super) struct Buffers {
+    pub(super) live: FxHashMap<u64, Buffer>,
+    pub(super) executables: Vec<Executable>,
+    by_address: FxHashMap<u64, usize>,
+    by_figures: FxHashMap<(String, [Option<Bytes>; 5]), usize>,
+}
+
+impl Buffers {
+    pub(super) fn compiled(&mut self, made: &PjrtExecutable, name: &str) {
+        let next = self.executables.len();
+        let figures = [made.temporary, made.arguments, made.outputs, made.aliased, made.code];
+        let number = *self.by_figures.entry((name.to_owned(), figures)).or_insert(next);
+        if number == next {
+            let (name, figures) = (name.to_owned(), *made);
+            self.executables.push(Executable { name, site: None, n_compiled: 0, executions: 0, figures });
+        }
+        if let Some(known) = self.executables.get_mut(number) {
+            known.n_compiled += 1;
+        }
+        self.by_address.insert(made.executable, number);
+    }
+
+    pub(super) fn executable_at(&self, address: u64) -> Option<usize> {
+        self.by_address.get(&address).copied()
+    }
+
+    /// Books an event of buffers in the books of `devices`.
+    pub(super) fn event(&mut self, event: &Event, pjrt: &Pjrt, site: SiteId, devices: &mut Devices) {
+        match pjrt.action {
+            PjrtAction::Made => self.made(event, pjrt, site, books_of(devices, pjrt.device)),
+            PjrtAction::Destroyed | PjrtAction::Deleted | PjrtAction::Donated => {
+                let Some(gone) = self.live.remove(&pjrt.buffer) else { return };
+                let books = books_of(devices, gone.device);
+                books.buffers.lose(OwnerId(0), gone.site, gone.bytes);
+                if pjrt.action == PjrtAction::Donated {
+                    books.donated.add(gone.bytes);
+                }
+            }
+            PjrtAction::Executed => {
+                let executable = self.executable_at(pjrt.executable);
+                if let Some(known) = executable.and_then(|at| self.executables.get_mut(at)) {
+                    known.executions += 1;
+                    known.site.get_or_insert(site);
+                }
+                let books = books_of(devices, pjrt.device);
+                books.executions += 1;
+                self.needs(event.time, executable, books);
+            }
+            PjrtAction::Unloaded => {
+                self.by_address.remove(&pjrt.executable);
+            }
+            PjrtAction::ClientGone => {
+                for (_, gone) in self.live.drain() {
+                    books_of(devices, gone.device).buffers.drop_from(OwnerId(0), gone.site, gone.bytes);
+                }
+            }
+            // It needs the books of the driver too.
+            PjrtAction::Failed => {}
+        }
+    }
+
+    fn made(&mut self, event: &Event, pjrt: &Pjrt, site: SiteId, books: &mut PjrtBooks) {
+        if pjrt.origin == PjrtOrigin::View {
+            books.n_views += 1;
+            return;
+        }
+        let (device, bytes, origin) = (pjrt.device, pjrt.bytes, pjrt.origin);
+        let new = Buffer { device, bytes, origin, site, stack: event.stack, since: event.time };
+        if let Some(before) = self.live.insert(pjrt.buffer, new) {
+            // Its end was lost.
+            books.buffers.lose(OwnerId(0), before.site, before.bytes);
+        }
+        books.buffers.gain(event.time, OwnerId(0), site, bytes);
+        books.made.entry(origin).or_default().add(bytes);
+        if origin == PjrtOrigin::Execute {
+            self.needs(event.time, self.executable_at(pjrt.executable), books);
+        }
+    }
+
+    fn needs(&self, time: Nanos, executable: Option<usize>, books: &mut PjrtBooks) {
+        let Some(executable) = executable else { return };
+        let Some(temporary) = self.executables.get(executable).and_then(|it| it.figures.temporary) else {
+            return;
+        };
+        let need = Need { time, buffers: books.buffers.now().bytes, temporary, executable };
+        if books.most.as_ref().is_none_or(|most| need.total() > most.total()) {
+            books.most = Some(need);
+        }
+    }
+
+    /// The device that an error without one is about: the only one that has buffers.
+    pub(super) fn device_of(&self, pjrt: &Pjrt) -> i16 {
+        let mut devices = self.live.values().map(|buffer| buffer.device);
+        match (pjrt.device, devices.next()) {
+            (NO_DEVICE, Some(first)) if devices.all(|device| device == first) => first,
+            (device, _) => device,
+        }
+    }
+}
+
+impl PjrtBooks {
+    pub(super) fn ran_out(&mut self, oom: PjrtOom) {
+        self.n_ooms += 1;
+        self.buffers.remember();
+        if self.ooms.len() == MAX_OOMS {
+            self.ooms.remove(0);
+        }
+        self.ooms.push(oom);
+    }
+
+    /// Buffers ever made.
+    #[must_use]
+    pub fn n_made(&self) -> u64 {
+        self.made.values().fold(0, |sum, held| sum.saturating_add(held.objects))
+    }
+}
