@@ -25,7 +25,7 @@ export interface SettingsHead {
   tried: { options: string; peak_reserved_bytes: number; is_recorded: boolean; runs_out: boolean; reserved: number }[];
 }
 export interface ChapterHead {
-  start_ns: number; duration_ns: number; report: Report; owners: string[]; sites: string[]; roles: [string, string][];
+  origin_ns: number; duration_ns: number; report: Report; owners: string[]; sites: string[]; roles: [string, string][];
   frames: [string, string, number][]; stack_lengths: number; stack_lines: number;
   holders: { level: number; owner: number; site: number; stack: number; stream: number; role: number; kind: number; kinds: string[]; streams: string[]; torch: string };
   devices: DeviceHead[]; marks: MarksHead[]; settings: SettingsHead[];

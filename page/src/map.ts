@@ -1,6 +1,7 @@
 // The address map: time from left to right, addresses of segments from bottom to top without the holes between them. Every block
 // is a rectangle; what is thinner than a pixel is drawn as its density, and counted.
 import { colours, theme } from "./colours";
+import { Density } from "./density";
 import { h, Picture, shortSite } from "./dom";
 import { bytes, count, tickTime, ticks, time } from "./format";
 import type { Segment } from "./model";
@@ -19,6 +20,7 @@ export class AddressMap {
   private span: [number, number] = [0, 1];
   private drag: { x: number; y: number; span: [number, number]; window: [number, number]; moved: boolean } | null = null;
   private drawn = { whole: 0, thin: 0 };
+  private density = new Density();
 
   constructor(private view: View) {
     this.picture = new Picture(HEIGHT + AXIS, "Address map: blocks by time and address. The table of segments below has the same at the cursor. Up and down move through addresses, plus and minus zoom them.", (context, width) => this.draw(context, width));
@@ -82,21 +84,22 @@ export class AddressMap {
     if (!device || !device.n) return;
     const map = device.rectangles(), colour = theme(), series = device.series(view.by), tints = colours(series.groups.map((group) => group.name));
     const entries: [string, string][] = series.groups.map((group, i): [string, string] => [group.name, tints[i]]).filter(([, tint], i) => series.groups[i].holders.some((holder) => view.trace.holders[holder].level !== 2) && tint);
-    entries.push(["free, segment held by a block (stranded)", colour.free], ["free, whole segment (cache to be emptied)", colour.empty]);
+    if (map.tiles.tiled) entries.push(["free, or blocks that are only counted", colour.free]);
+    else entries.push(["free, segment held by a block (stranded)", colour.free], ["free, whole segment (cache to be emptied)", colour.empty]);
     this.key_.replaceChildren(...entries.map(([name, tint]) => {
       const swatch = h("span", { class: "swatch" });
       swatch.style.background = tint;
       return h("li", {}, h("span", {}, swatch, shortSite(name)));
     }));
     const at = device.times[view.cursor], segments = map.segments(at), live = segments.reduce((sum, it) => sum + it.live, 0), all = segments.reduce((sum, it) => sum + it.bytes, 0);
-    const wholly = segments.filter((it) => !it.blocks.length).reduce((sum, it) => sum + it.bytes, 0), most = 100;
+    const isWhole = !map.tiles.tiled, wholly = segments.filter((it) => !it.blocks.length).reduce((sum, it) => sum + it.bytes, 0), most = 100;
     this.table.replaceChildren(
-      h("h3", {}, `PyTorch's segments at the cursor: ${bytes(all)} reserved, ${bytes(live)} in blocks, ${bytes(all - live - wholly)} stranded, ${bytes(wholly)} wholly free`),
-      map.tiles.tiled ? h("p", { class: "warning" }, `${count(map.tiles.tiled)} smaller blocks of this trace are kept as counts only: amounts in blocks are at least so much.`) : "",
+      h("h3", {}, `PyTorch's segments at the cursor: ${bytes(all)} reserved, ` + (isWhole ? `${bytes(live)} in blocks, ${bytes(all - live - wholly)} stranded, ${bytes(wholly)} wholly free` : `at least ${bytes(live)} in blocks`)),
+      isWhole ? "" : h("p", { class: "warning" }, `${count(map.tiles.tiled)} smaller blocks of this trace are counted and not kept: which part of a segment is free cannot be told here, and who pins it only in part. gputrace oom and gputrace replay read the whole trace.`),
       segments.length ? grid({
         name: "segments", caption: "Segments at the cursor, most free first; who pins them",
         columns: [["address", "address"], ["bytes", "size"], ["live", "in blocks"], ["free", "free"], ["blocks", "blocks"], ["pinned", "pinned by"]],
-        rows: segments.slice(0, most).map((it) => ["0x" + this.absolute(it.addr), { b: it.bytes }, { b: it.live }, { b: it.bytes - it.live }, { n: it.blocks.length }, this.pinned(it)]),
+        rows: segments.slice(0, most).map((it) => ["0x" + this.absolute(it.addr), { b: it.bytes }, { b: it.live }, isWhole ? { b: it.bytes - it.live } : null, { n: it.blocks.length }, this.pinned(it)]),
         leftOut: segments.length > most ? `${count(segments.length - most)} more` : null,
       }, view.search.pattern) : h("p", { class: "note" }, "PyTorch had no segment then."));
     this.say();
@@ -113,7 +116,7 @@ export class AddressMap {
     }
     const list = [...sites].sort((a, b) => b[1] - a[1]), shown = list.slice(0, 2).map(([site, held]) => `${shortSite(site)}: ${bytes(held)}`);
     if (list.length > 2) shown.push(`and ${count(list.length - 2)} more lines`);
-    return list.length ? shown.join("; ") : "nobody: empty_cache gives it back";
+    return list.length ? shown.join("; ") : map.tiles.tiled ? "no block that is kept" : "nobody: empty_cache gives it back";
   }
   private draw(context: CanvasRenderingContext2D, width: number) {
     const { view } = this, device = view.dev, colour = theme();
@@ -131,9 +134,10 @@ export class AddressMap {
     context.rect(LEFT, 0, plot, HEIGHT);
     context.clip();
     const [t0, t1] = view.axis === "time" ? [from, to] : [device.times[Math.max(0, Math.floor(Math.max(0, device.at0(view, from))))], device.times[Math.min(device.n - 1, Math.max(0, device.at0(view, to)))]];
-    const box = (addr: number, size: number, begin: number, end: number): [number, number, number, number] | null => {
-      if (end < t0 || begin > t1) return null;
-      const bottom = y(compact.of(addr)), upper = y(compact.of(addr + size - 1) + 1);
+    const box = (addr: number, size: number, begin: number, end: number): [number, number, number, number] | null =>
+      end < t0 || begin > t1 ? null : within(compact.of(addr), compact.of(addr + size - 1) + 1, begin, end);
+    const within = (low: number, high: number, begin: number, end: number): [number, number, number, number] | null => {
+      const bottom = y(low), upper = y(high);
       if (bottom < 0 || upper > HEIGHT) return null;
       const left = Math.max(LEFT - 1, x(begin)), right = Math.min(width - RIGHT + 1, x(end));
       return [left, upper, right - left, bottom - upper];
@@ -164,23 +168,29 @@ export class AddressMap {
     // One pass for each colour: changing it is what takes long.
     const strokes: number[][] = [];
     let whole = 0, thin = 0;
+    const dense = this.density.begin(Math.ceil(plot), HEIGHT);
     for (let pass = 0; pass < tints.length; pass++) {
       context.fillStyle = tints[pass];
-      for (let i = 0; i < blocks.n; i++) {
-        const holder = blocks.what[i];
-        if (series.groupOf[holder] !== pass) continue;
-        const place = box(blocks.addr[i], blocks.bytes[i], blocks.from[i], blocks.to[i]);
+      for (const i of map.byGroup(series)[pass]) {
+        if (blocks.to[i] < t0 || blocks.from[i] > t1) continue;
+        const place = within(map.lows[i], map.highs[i], blocks.from[i], blocks.to[i]);
         if (!place) continue;
-        const isThin = place[2] < 1 || place[3] < 1, isLit = view.lit?.[holder];
-        if (isThin) thin++; else whole++;
+        const holder = blocks.what[i], isThin = place[2] < 1 || place[3] < 1, isLit = view.lit?.[holder];
         const isDim = (view.lit && !isLit) || (chosen >= 0 && chosen !== pass);
-        context.globalAlpha = (isDim ? 0.18 : 1) * (isThin ? Math.max(0.25, Math.min(1, place[2]) * Math.min(1, place[3])) : 1);
+        if (isThin && !isLit) {
+          thin++;
+          dense.add(place[0] - LEFT, place[1], place[2], place[3], pass, isDim ? 0.18 : 1);
+          continue;
+        }
+        whole++;
+        context.globalAlpha = isDim ? 0.18 : 1;
         const gap = place[3] > 4 ? 1 : 0;
         context.fillRect(place[0], place[1], Math.max(place[2] - (place[2] > 5 ? 1 : 0), 0.7), Math.max(place[3] - gap, 0.7));
         if (isLit) strokes.push(place);
       }
     }
     context.globalAlpha = 1;
+    context.drawImage(dense.painted(tints), LEFT, 0);
     context.strokeStyle = colour.ink;
     for (const [left, upper, wide, tall] of strokes) context.strokeRect(left + 0.5, upper + 0.5, Math.max(wide - 1, 1), Math.max(tall - 1, 1));
     this.drawn = { whole, thin };
@@ -213,7 +223,7 @@ export class AddressMap {
     const block = map.find(addr, at);
     if (block < 0) {
       const ground = map.grounds, inside = Array.from(ground.addr.keys()).find((g) => at >= ground.from[g] && at < ground.to[g] && addr >= ground.addr[g] && addr < ground.addr[g] + ground.bytes[g]);
-      this.note.textContent = inside === undefined ? `0x${this.absolute(addr)} at ${time(Math.round(at))}: nothing was here` : `0x${this.absolute(addr)} at ${time(Math.round(at))}: free, in a segment of ${bytes(ground.bytes[inside])} at 0x${this.absolute(ground.addr[inside])}`;
+      this.note.textContent = inside === undefined ? `0x${this.absolute(addr)} at ${time(Math.round(at))}: nothing was here` : `0x${this.absolute(addr)} at ${time(Math.round(at))}: ${map.tiles.tiled ? "free, or a block that is only counted," : "free,"} in a segment of ${bytes(ground.bytes[inside])} at 0x${this.absolute(ground.addr[inside])}`;
       return;
     }
     const holder = view.trace.holders[map.blocks.what[block]], { from, to, addr: start, bytes: size } = map.blocks;

@@ -224,6 +224,10 @@ export class Map2D {
   readonly grounds: Rectangles;
   readonly tiles: Tiles;
   readonly compact: Compact;
+  /** Where each block begins and ends, without the holes between addresses. */
+  readonly lows: Float64Array;
+  readonly highs: Float64Array;
+  private groups: [Series, Int32Array[]] | null = null;
   /** For each ground, when no block was in it: from, to, from, to... */
   readonly empty: number[][];
   constructor(readonly device: Device) {
@@ -240,7 +244,19 @@ export class Map2D {
     const ranges: [number, number][] = [];
     for (const all of [this.grounds, this.blocks]) for (let i = 0; i < all.n; i++) ranges.push([all.addr[i], all.addr[i] + all.bytes[i]]);
     this.compact = new Compact(ranges);
+    const { compact, blocks: all } = this;
+    this.lows = all.addr.map((addr) => compact.of(addr));
+    this.highs = all.addr.map((addr, i) => compact.of(addr + all.bytes[i] - 1) + 1);
     this.empty = this.emptiness();
+  }
+  /** The blocks of each group. */
+  byGroup(series: Series): Int32Array[] {
+    if (this.groups?.[0] !== series) {
+      const lists: number[][] = series.groups.map(() => []);
+      for (let i = 0; i < this.blocks.n; i++) lists[series.groupOf[this.blocks.what[i]]]?.push(i);
+      this.groups = [series, lists.map((list) => Int32Array.from(list))];
+    }
+    return this.groups[1];
   }
   private emptiness(): number[][] {
     const { blocks, grounds } = this, order = Array.from(blocks.addr.keys()).sort((a, b) => blocks.addr[a] - blocks.addr[b] || blocks.from[a] - blocks.from[b]);

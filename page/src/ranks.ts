@@ -36,12 +36,9 @@ export class Ranks {
     this.view.choose(found[0].index, found[0].devices.indexOf(found[1]));
     this.view.changed();
   }
-  /** Clocks of one job: times of all count from the first trace's beginning. */
-  private get axis(): { first: number; last: number } {
-    const rows = this.rows, first = Math.min(...rows.map(([chapter]) => chapter.head.start_ns)), last = Math.max(...rows.map(([chapter]) => chapter.head.start_ns + chapter.head.duration_ns));
-    // Clocks of several boots have nothing to do with each other.
-    const isOne = last - first < 4 * Math.max(...rows.map(([chapter]) => chapter.head.duration_ns), 1);
-    return isOne ? { first, last } : { first: -1, last: Math.max(...rows.map(([chapter]) => chapter.head.duration_ns)) };
+  /** How long all of them took together. */
+  private get span(): number {
+    return Math.max(...this.rows.map(([chapter]) => chapter.head.origin_ns + chapter.head.duration_ns), 1);
   }
   update() {
     const key = this.view.search.text;
@@ -72,14 +69,14 @@ export class Ranks {
     }
   }
   private draw(context: CanvasRenderingContext2D, width: number) {
-    const rows = this.rows, colour = theme(), { first, last } = this.axis, top = Math.max(...rows.map(([, device]) => device.total[device.peak] ?? 0), 1);
-    const span = first < 0 ? last : last - first, plot = width - LEFT - RIGHT;
+    const rows = this.rows, colour = theme(), span = this.span, top = Math.max(...rows.map(([, device]) => device.total[device.peak] ?? 0), 1);
+    const plot = width - LEFT - RIGHT;
     context.textBaseline = "middle";
     rows.forEach(([chapter, device], row) => {
       context.fillStyle = chapter.index === this.view.chapter ? colour.accent : colour.soft;
       context.textAlign = "right";
       context.fillText(this.title(chapter).slice(-18), LEFT - 8, row * ROW + ROW / 2);
-      const shift = first < 0 ? 0 : chapter.head.start_ns - first;
+      const shift = chapter.head.origin_ns;
       for (let x = 0; x < plot; x++) {
         const at = (x / plot) * span - shift, next = ((x + 1) / plot) * span - shift;
         if (next < 0 || at > chapter.head.duration_ns) continue;

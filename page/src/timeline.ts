@@ -8,7 +8,7 @@ import { upTo } from "./pyramid";
 import type { View } from "./view";
 
 const LEFT = 74, RIGHT = 12, TOP = 10, PLOT = 230, LANE = 15, AXIS = 20;
-const LANES: [string, string][] = [["out of memory", "out of memory"], ["step", "steps"], ["nvtx", "NVTX"], ["cache emptied", "cache emptied"], ["nccl", "NCCL"]];
+const LANES: [string, string][] = [["out of memory", "OOM"], ["step", "steps"], ["nvtx", "NVTX"], ["cache emptied", "cache emptied"], ["nccl", "NCCL"]];
 
 export class Timeline {
   readonly element: HTMLElement;
@@ -187,7 +187,7 @@ export class Timeline {
         const to = Math.min(width - RIGHT, this.x(mark.to === null ? view.extent[1] : this.place(mark.to), width));
         if (to < LEFT || from > width - RIGHT) continue;
         isOdd = !isOdd;
-        const isBad = title === "out of memory" || (title === "NCCL" && mark.to === null), isLit = pattern?.test(mark.text);
+        const isBad = title === "OOM" || (title === "NCCL" && mark.to === null), isLit = pattern?.test(mark.text);
         // What is below a pixel and where something is drawn already is not drawn again.
         if (to - from < 1 && from < until && !isBad && !isLit) continue;
         const tint = isBad ? colour.bad : isLit ? colour.accent : title === "NCCL" ? "#009e73" : title === "cache emptied" ? "#d55e00" : isOdd ? "#8aa5b8" : "#b4c6d2";

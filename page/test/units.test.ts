@@ -62,7 +62,7 @@ function chapter(): Chapter {
   const column = (values: number[]) => { const made = encoded(values); bytes.push(...made); index.push([values.length, made.length]); return index.length - 1; };
   const rectangles = (addr: number[], sizes: number[], from: number[], time: number[], what: number[]) => ({ addr: column(addr), bytes: column(sizes), from: column(from), time: column(time), what: column(what), n_tiled: 0, tile_bytes: 1 << 21, tile_columns: 512, tile_addr: column([]), tile_column: column([]), tile_blocks: column([]) });
   const head: any = {
-    start_ns: 0, duration_ns: 100, report: {}, owners: ["NCCL"], sites: ["x (a.py:1)", "y (b.py:2)"], roles: [["weights", ""]],
+    origin_ns: 0, duration_ns: 100, report: {}, owners: ["NCCL"], sites: ["x (a.py:1)", "y (b.py:2)"], roles: [["weights", ""]],
     frames: [["main", "/job/a.py", 9], ["x", "/job/a.py", 1], ["y", "/job/b.py", 2]],
     stack_lengths: column([0, 2, 2]), stack_lines: column([0, 1, 0, 2]),
     holders: { level: column([1, 1, 2]), owner: column([0, 0, 0]), site: column([1, 2, 0]), stack: column([1, 2, 0]), stream: column([0, 1, 0]), role: column([1, 0, 0]), kind: column([0, 0, 1]), kinds: ["blocks", "cache"], streams: ["0x5"], torch: "PyTorch" },

@@ -21,6 +21,7 @@ mod svg;
 mod torch_pickle;
 
 pub use parts::events::Request;
+pub(crate) use parts::events::origins_of;
 
 /// What a format can do beyond showing one trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -25,6 +25,7 @@ use serde_json::{Value as Json, json};
 
 use crate::analyse::live::{Level, Line, Lines, Native};
 use crate::analyse::summary::Summary;
+use crate::exports::origins_of;
 use crate::report::model::{Part, Section};
 use crate::story::Story;
 use crate::trace::owners::TORCH;
@@ -55,6 +56,8 @@ pub struct Page {
 /// One trace.
 pub struct Chapter {
     start: u64,
+    /// When it began, counted from the first trace of the page.
+    origin: u64,
     duration: u64,
     report: Json,
     holders: Vec<(i16, Holder)>,
@@ -72,7 +75,11 @@ impl Page {
     /// Of these traces, and of what is said of all of them.
     #[must_use]
     pub fn of(read: Vec<(Story, Chapter)>, job: &[Section]) -> Page {
-        let (stories, chapters): (Vec<Story>, _) = read.into_iter().unzip();
+        let (stories, mut chapters): (Vec<Story>, Vec<Chapter>) = read.into_iter().unzip();
+        let processes: Vec<_> = stories.iter().map(|story| &story.process).collect();
+        for (chapter, origin) in chapters.iter_mut().zip(origins_of(&processes)) {
+            chapter.origin = origin.0;
+        }
         let summary = serde_json::to_value(Summary::of(&stories)).unwrap_or_default();
         Page { summary, chapters, job: job.iter().map(tables::section).collect() }
     }
@@ -144,6 +151,7 @@ impl Chapter {
         let owners = (0..n_owners.map_or(0, |owner| owner + 1)).map(crate::ledger::OwnerId);
         let mut chapter = Chapter {
             start: story.start().0,
+            origin: 0,
             duration: story.since_start(ledger.last).0,
             report: tables::part(part),
             owners: owners.map(|owner| ledger.sites.owner(owner).to_owned()).collect(),
@@ -218,7 +226,7 @@ impl Chapter {
         let devices = self.devices.iter().map(|it| self.device(it, columns));
         let devices: Vec<DeviceJson> = devices.collect();
         json!({
-            "start_ns": self.start,
+            "origin_ns": self.origin,
             "duration_ns": self.duration,
             "report": self.report,
             "owners": self.owners,

@@ -182,7 +182,7 @@ fn no_name_is_markup_and_nothing_is_loaded() {
     let policy =
         page.split("Content-Security-Policy\" content=\"").nth(1).unwrap().split('"').next().unwrap();
     assert!(policy.starts_with("default-src 'none'; script-src 'sha256-"), "{policy}");
-    assert!(!policy.contains("unsafe") && !policy.contains("http") && !policy.contains('*'), "{policy}");
+    assert!(!["inline", "eval", "http", "*"].iter().any(|it| policy.contains(it)), "{policy}");
 }
 
 #[test]

@@ -82,7 +82,13 @@ fn own_events(source: &Source) -> FxHashSet<u64> {
 /// When each trace began, counted from the first one: by the clock of the machine where all ran since the same boot, else
 /// by the time of day, which clocks of several machines agree on only to milliseconds.
 pub(crate) fn origins(sources: &[Source]) -> Vec<Nanos> {
-    let processes = || sources.iter().map(|source| source.definitions().process());
+    let processes: Vec<&Process> = sources.iter().map(|source| source.definitions().process()).collect();
+    origins_of(&processes)
+}
+
+/// The same, of processes.
+pub(crate) fn origins_of(processes: &[&Process]) -> Vec<Nanos> {
+    let processes = || processes.iter().copied();
     let boot = processes().next().map_or("", |process| &process.boot);
     let is_one_machine = !boot.is_empty() && processes().all(|process| process.boot == boot);
     let start = |process: &Process| if is_one_machine { process.start.0 } else { process.start_realtime };
