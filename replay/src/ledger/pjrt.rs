@@ -239,3 +239,109 @@ impl PjrtBooks {
         self.made.values().fold(0, |sum, held| sum.saturating_add(held.objects))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analyse::live::{Level, picture};
+    use crate::ledger::Ledger;
+    use crate::scene::{ledger, recording};
+    use crate::trace::source::Source;
+
+    const STEPS: &str = "Alloc addr=a bytes=64M by=libfoo.so,xla_cuda_plugin.so
+         compiled handle=f bytes=10M text=jit_step
+         buffer addr=p bytes=8M by=init@/job/a.py:2
+         buffer addr=d bytes=1M by=load@/job/a.py:3
+         launched handle=f by=step@/job/a.py:4
+         donated addr=p handle=f
+         buffer addr=q bytes=8M handle=f by=step@/job/a.py:4
+         destroyed addr=p
+         destroyed addr=d";
+
+    fn books(ledger: &Ledger) -> &PjrtBooks {
+        ledger.devices.get(&0).and_then(|books| books.pjrt.as_ref()).expect("JAX on the first device")
+    }
+
+    #[test]
+    fn donated_memory_is_counted_once() {
+        let ledger = ledger(STEPS);
+        let books = books(&ledger);
+        assert_eq!((books.buffers.peak(), books.buffers.now().bytes), (Bytes(9 << 20), Bytes(8 << 20)));
+        assert_eq!((books.donated.bytes, books.donated.objects), (Bytes(8 << 20), 1));
+        let lines: Vec<_> = books.buffers.sites().filter(|part| part.now.0 > 0).collect();
+        assert_eq!(lines.len(), 1);
+        assert_eq!(ledger.sites.site_name(lines[0].id), "step (/job/a.py:4)");
+    }
+
+    #[test]
+    fn temporaries_stand_beside_the_buffers_that_were_there() {
+        let ledger = ledger(STEPS);
+        let most = books(&ledger).most.clone().expect("an execution");
+        assert_eq!((most.buffers, most.temporary), (Bytes(9 << 20), Bytes(10 << 20)));
+        let executable = &ledger.executables()[most.executable];
+        assert_eq!((&*executable.name, executable.executions), ("jit step", 1));
+    }
+
+    #[test]
+    fn buffers_and_the_rest_add_up_to_what_the_driver_handed_out() {
+        let scene = STEPS.replace("libfoo.so,", "");
+        let ledger = ledger(&scene);
+        let picture = picture(&ledger, 0, Nanos(0));
+        let of = |level| -> u64 {
+            let held = picture.held.iter().filter(|(holder, _)| holder.level == level);
+            held.map(|(_, (bytes, _))| bytes.0).sum()
+        };
+        assert_eq!([Level::Buffer, Level::Arena, Level::Driver].map(of), [8 << 20, 56 << 20, 0]);
+        assert_eq!(picture.total(), Bytes(64 << 20));
+    }
+
+    #[test]
+    fn an_error_without_a_device_is_of_the_only_one_that_has_buffers() {
+        let scene = format!("{STEPS}\n jax_oom dev=-1 bytes=1G handle=f text=no_memory by=step@/job/a.py:4");
+        let ledger = ledger(&scene);
+        let oom = books(&ledger).ooms.last().expect("an error");
+        assert_eq!((oom.bytes, oom.buffers, &*oom.said), (Some(Bytes(1 << 30)), Bytes(8 << 20), "no memory"));
+        let source = Source::of("jax.gtr", recording(&scene));
+        let found = crate::answers::postmortem::Postmortem::of(&source);
+        let sections = found.sections();
+        assert!(sections.iter().any(|section| section.name == "jax_oom"), "{sections:?}");
+    }
+
+    #[test]
+    fn what_jax_asks_the_driver_again_is_not_out_of_memory() {
+        let refused = "Alloc addr=0 bytes=1G result=2 by=xla_cuda_plugin.so";
+        assert!(ledger(refused).refusals[0].is_final);
+        assert!(!ledger(&format!("{STEPS}\n{refused}")).refusals[0].is_final);
+    }
+
+    #[test]
+    fn a_client_takes_its_buffers_along() {
+        let mut buffers = Buffers::default();
+        let mut devices = Devices::new();
+        let pjrt = |action, buffer, bytes| Pjrt {
+            action,
+            origin: PjrtOrigin::FromHost,
+            device: 1,
+            buffer,
+            executable: 0,
+            bytes: Bytes(bytes),
+            code: 0,
+            text: gputrace_schemas::event::TextId(0),
+        };
+        for event in [
+            pjrt(PjrtAction::Made, 7, 100),
+            pjrt(PjrtAction::Destroyed, 8, 0),
+            pjrt(PjrtAction::ClientGone, 9, 0),
+        ] {
+            let of = Event {
+                time: Nanos(1),
+                thread: gputrace_schemas::event::ThreadId(0),
+                stack: StackId(0),
+                kind: gputrace_schemas::event::EventKind::Pjrt(event),
+            };
+            buffers.event(&of, &event, SiteId(0), &mut devices);
+        }
+        let books = devices[&1].pjrt.as_ref().expect("books");
+        assert_eq!((books.buffers.now().bytes, books.buffers.live().bytes), (Bytes(0), Bytes(100)));
+    }
+}
