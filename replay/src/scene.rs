@@ -266,7 +266,13 @@ fn pjrt(verb: &str, device: i16, buffer: u64, executable: u64, bytes: Bytes, tex
             });
         }
     };
-    let (origin, code) = if executable == 0 { (PjrtOrigin::FromHost, 0) } else { (PjrtOrigin::Execute, 0) };
+    let (origin, code) = if action == PjrtAction::Failed && executable == 0 {
+        (PjrtOrigin::Unknown, 8)
+    } else if executable == 0 {
+        (PjrtOrigin::FromHost, 0)
+    } else {
+        (PjrtOrigin::Execute, 0)
+    };
     EventKind::Pjrt(Pjrt { action, origin, device, buffer, executable, bytes, code, text })
 }
 
