@@ -5,19 +5,22 @@ use crate::decode::{Code, Record};
 use crate::drain::{Happened, Lane, Stamped};
 use crate::merge_stack::{MergedFrame, merge_stack};
 use crate::oom::{self, Failure};
+use crate::pjrt::asked_for;
 use crate::process;
 use crate::python_lines::line_at;
 use crate::symbols::{self, Symbols, demangle};
 use crate::ticks::Timeline;
 use gputrace_ring::record::{
     self, Action as RingAction, Call as RingCall, MarkAction as RingMarkAction, NcclOp as RingNcclOp,
-    NcclTimed as RingNcclTimed, StackDef, WaitAction as RingWaitAction, unpack_device,
+    NcclTimed as RingNcclTimed, PjrtAction as RingPjrtAction, PjrtOrigin as RingPjrtOrigin, StackDef,
+    WaitAction as RingWaitAction, unpack_device,
 };
 use gputrace_schemas::event::{
     Action, Api, ApiId, Backward, BlockAlloc, BlockFree, BlockOom, Bytes, Call, CommConfig, CommId,
     Communicator, Device, Event, EventKind, Frame, FrameId, HOST, Lost, LostCause, Mappings, Mark,
-    MarkAction, Module, ModuleId, Nanos, NcclEnter, NcclExit, NcclOp, NcclTimed, NcclTiming, Process, Stack,
-    StackId, TextId, Thread, ThreadId, Wait, WaitAction,
+    MarkAction, Module, ModuleId, Nanos, NcclEnter, NcclExit, NcclOp, NcclTimed, NcclTiming, Pjrt,
+    PjrtAction, PjrtExecutable, PjrtOrigin, Process, Stack, StackId, TextId, Thread, ThreadId, Wait,
+    WaitAction,
 };
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -471,14 +474,11 @@ impl Translator {
             }
             Happened::NcclTiming(timing) => (0, EventKind::NcclTiming(nccl_timing(&timing))),
             Happened::Pjrt(pjrt, action, origin) => {
-                let said = self.texts.get(&pjrt.text).map_or("", |(_, text)| text);
-                let mut event = crate::pjrt::buffer(&pjrt, action, origin, said);
-                event.text = self.text_id(pjrt.text);
-                (pjrt.stack, EventKind::Pjrt(event))
+                (pjrt.stack, EventKind::Pjrt(self.pjrt(&pjrt, action, origin)))
             }
             Happened::PjrtExecutable(made) => {
                 let name = self.text_id(made.text);
-                (made.stack, EventKind::PjrtExecutable(crate::pjrt::executable(&made, name)))
+                (made.stack, EventKind::PjrtExecutable(pjrt_executable(&made, name)))
             }
             Happened::Backward(backward) => {
                 self.autograd.backward(stamped.lane, backward);
@@ -501,6 +501,22 @@ impl Translator {
         let failure = oom::failure(&event);
         self.push(event);
         failure
+    }
+
+    fn pjrt(&mut self, of: &record::Pjrt, action: RingPjrtAction, origin: RingPjrtOrigin) -> Pjrt {
+        let (device, bytes) = unpack_device(of.device_bytes);
+        let said = self.texts.get(&of.text).map_or("", |(_, text)| text);
+        let asked = (action == RingPjrtAction::Failed).then(|| asked_for(said)).flatten();
+        Pjrt {
+            action: pjrt_action(action),
+            origin: pjrt_origin(origin),
+            device: device.into(),
+            buffer: of.buffer,
+            executable: of.executable,
+            bytes: Bytes(asked.unwrap_or(bytes)),
+            code: of.code,
+            text: self.text_id(of.text),
+        }
     }
 
     fn mark(&mut self, mark: &record::Mark, action: RingMarkAction) -> Mark {
@@ -716,6 +732,12 @@ fn nccl_timing(timing: &record::NcclTiming) -> NcclTiming {
     }
 }
 
+fn pjrt_executable(of: &record::PjrtExecutable, name: TextId) -> PjrtExecutable {
+    let [temporary, arguments, outputs, aliased, code] =
+        [of.temporary, of.arguments, of.outputs, of.aliased, of.code].map(|bytes| known(bytes).map(Bytes));
+    PjrtExecutable { executable: of.executable, name, temporary, arguments, outputs, aliased, code }
+}
+
 /// What was not asked for is no word of the trace.
 fn nccl_timed(timed: RingNcclTimed) -> Option<NcclTimed> {
     match timed {
@@ -768,6 +790,18 @@ fn communicator(of: &record::Communicator, name: String, net_name: String) -> Co
         },
     }
 }
+
+/// As with [`action`].
+macro_rules! same_words {
+    ($name:ident: $ring:ident -> $trace:ident { $( $word:ident )* }) => {
+        fn $name(of: $ring) -> $trace {
+            match of { $( $ring::$word => $trace::$word, )* }
+        }
+    };
+}
+
+same_words! { pjrt_action: RingPjrtAction -> PjrtAction { Made Destroyed Deleted Donated Failed Executed Unloaded ClientGone } }
+same_words! { pjrt_origin: RingPjrtOrigin -> PjrtOrigin { Unknown FromHost Uninitialized View Execute Copy Transfer Dependency Compile } }
 
 /// One line an operation, as with [`action`].
 macro_rules! nccl_ops {
@@ -845,6 +879,12 @@ mod tests {
             assert_eq!(*ring as u8, nccl_op(*ring) as u8, "{ring:?}");
         }
         assert_eq!(RingNcclOp::ALL.len(), NcclOp::ALL.len());
+        for ring in RingPjrtAction::ALL {
+            assert_eq!(*ring as u8, pjrt_action(*ring) as u8, "{ring:?}");
+        }
+        for ring in RingPjrtOrigin::ALL {
+            assert_eq!(*ring as u8, pjrt_origin(*ring) as u8, "{ring:?}");
+        }
         for ring in RingNcclTimed::ALL {
             assert_eq!(*ring as u32, nccl_timed(*ring).map_or(0, |timed| timed as u32), "{ring:?}");
         }

@@ -6,6 +6,8 @@
 //! free addr=a bytes=512 allocated=0 reserved=20M
 //! record event=1 | query event=1 result=600 | sync event=1
 //! push text=step_1 | pop | start text=epoch range=1 | end range=1     NVTX, with domain=d where it has one
+//! compiled handle=f bytes=1M text=jit_step | launched handle=f     PJRT: an executable with its temporaries, an execution
+//! buffer addr=b bytes=4K by=f@/job/a.py:2 | donated addr=b | destroyed addr=b | jax_oom bytes=1G handle=f text=what_it_said
 //! wait ms=100                                  no event: all that follows is later by this
 //! ```
 //! Values are numbers (decimal, `0x`, with K, M or G behind) or words, which are turned into numbers of their own.
@@ -93,7 +95,9 @@ impl Scene {
         let range = number("range");
         let mark = |action| EventKind::Mark(Mark { action, text, domain, range, category: 0 });
         let wait = |action| EventKind::Wait(Wait { event, stream, action, result });
+        let handle = if PJRT.contains(&verb) { number("handle") } else { 0 };
         let kind = match verb {
+            verb if PJRT.contains(&verb) => pjrt(verb, device, addr, handle, bytes, text),
             "block" => {
                 let stream = Some(stream);
                 EventKind::BlockAlloc(BlockAlloc {
@@ -237,6 +241,39 @@ impl Scene {
         let (forward, caller) = (stack(), stack());
         Box::new(Backward { node, forward, caller, is_caller_inferred: false })
     }
+}
+
+const PJRT: [&str; 6] = ["compiled", "launched", "buffer", "donated", "destroyed", "jax_oom"];
+
+/// An event of PJRT.
+fn pjrt(verb: &str, device: i16, buffer: u64, executable: u64, bytes: Bytes, text: TextId) -> EventKind {
+    let action = match verb {
+        "launched" => PjrtAction::Executed,
+        "buffer" => PjrtAction::Made,
+        "donated" => PjrtAction::Donated,
+        "destroyed" => PjrtAction::Destroyed,
+        "jax_oom" => PjrtAction::Failed,
+        _ => {
+            let (temporary, none) = (Some(bytes), None);
+            return EventKind::PjrtExecutable(PjrtExecutable {
+                executable,
+                name: text,
+                temporary,
+                arguments: none,
+                outputs: none,
+                aliased: none,
+                code: none,
+            });
+        }
+    };
+    let (origin, code) = if action == PjrtAction::Failed && executable == 0 {
+        (PjrtOrigin::Unknown, 8)
+    } else if executable == 0 {
+        (PjrtOrigin::FromHost, 0)
+    } else {
+        (PjrtOrigin::Execute, 0)
+    };
+    EventKind::Pjrt(Pjrt { action, origin, device, buffer, executable, bytes, code, text })
 }
 
 fn names(action: Action) -> (&'static str, &'static str) {

@@ -27,8 +27,8 @@ const NCCL_ENTER: u8 = 9;
 const NCCL_EXIT: u8 = 10;
 const MARK: u8 = 11;
 const NCCL_TIMING: u8 = 12;
-const PJRT: u8 = 20;
-const PJRT_EXECUTABLE: u8 = 21;
+const PJRT: u8 = 13;
+const PJRT_EXECUTABLE: u8 = 14;
 
 const NO_RESULT: u8 = 1;
 const CAPTURED: u8 = 2;

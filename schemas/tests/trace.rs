@@ -184,11 +184,11 @@ fn kind(random: &mut Random) -> EventKind {
         12 => EventKind::PjrtExecutable(PjrtExecutable {
             executable: random.wild(),
             name: TextId(random.wild() as u32),
-            temporary: random.maybe(bytes),
-            arguments: random.maybe(bytes),
-            outputs: random.maybe(bytes),
-            aliased: random.maybe(bytes),
-            code: random.maybe(bytes),
+            temporary: random.maybe(Bytes(bytes.0 >> 1)),
+            arguments: random.maybe(Bytes(bytes.0 >> 1)),
+            outputs: random.maybe(Bytes(bytes.0 >> 1)),
+            aliased: random.maybe(Bytes(bytes.0 >> 1)),
+            code: random.maybe(Bytes(bytes.0 >> 1)),
         }),
         1 => EventKind::BlockAlloc(BlockAlloc {
             device,

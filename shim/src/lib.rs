@@ -8,6 +8,7 @@
 //! program ── cuMemAlloc_v2 ──> row (hooks/) ──> probe: guard, real call, stamp, stack ──> ring
 //!            dlsym, cuGetProcAddress ──> hooks/loader.rs: the row whose real function this is
 //! program ── ncclAllReduce ──> row (hooks/nccl.rs) ──> nccl/: enter record, real call, exit record ──> ring
+//! program ── GetPjrtApi()'s table ──> hooks/pjrt.rs: JAX's buffers and executions
 //!            c10::reportMemoryUsageToProfiler ──> hooks/torch.rs
 //!            at::sequence_number, Engine ──> hooks/autograd.rs: which forward line an allocation of backward undoes
 //!            c10d::ProcessGroup ──> hooks/process_groups.rs: what a communicator is called
@@ -22,6 +23,7 @@
 //! callsite.rs        from where; backward.rs: in which operation of PyTorch's backward pass
 //! lanes.rs           a thread's place in the ring, and its memory (thread_state.rs)
 //! session.rs         the first event makes the ring (ring_file.rs) and starts the recorder (launch.rs); fork, exec
+//! pjrt.rs            PJRT's tables, and what is remembered of them
 //! nvtx.rs, devices.rs, device_code.rs, captures.rs, closers.rs, stack/: what a thread or a process does
 //! tls.rs, mark.rs, config.rs, environment.rs, elf.rs, kernel.rs
 //! ```

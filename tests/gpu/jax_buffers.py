@@ -8,6 +8,7 @@ What it says also goes to $OUT/jax.txt, if OUT is set."""
 import json
 import os
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -177,14 +178,17 @@ def numbers(path):
 
 
 def tree(trace, at):
-    return ask("tree", trace, "--at", str(at), "--min-bytes", "1")
+    return ask("tree", trace, "--at", str(at), "--min-bytes", "1", "--group-by", "category")
 
 
 def by_line(answer, path):
-    """Bytes of buffers by the innermost line of the program, and those of all."""
+    """Bytes of JAX's buffers by the innermost line of the program: not what cuBLAS or cuDNN hold from the same line."""
     nodes = answer.get("nodes", [])
     own = [node["bytes"] for node in nodes]
-    is_its = [os.path.basename(node["file"]) == os.path.basename(path) for node in nodes]
+    top = []
+    for node in nodes:
+        top.append(node["name"] if node["parent"] is None else top[node["parent"]])
+    is_its = [os.path.basename(node["file"]) == os.path.basename(path) and of == "JAX buffers" for node, of in zip(nodes, top)]
     for at, node in enumerate(nodes):
         parent = node["parent"]
         while parent is not None and not is_its[parent]:
@@ -236,6 +240,8 @@ def instants(name, said, path, trace):
         for line, expected in it["lines"].items():
             got = sums.get(lines[line], 0)
             check(f"{name}, instant {number}: line {line}", got == expected, f"gputrace {got}, JAX {expected}")
+    if os.environ.get("OUT"):
+        shutil.copy(trace, os.environ["OUT"])
     return len(seen)
 
 

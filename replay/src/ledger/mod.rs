@@ -333,6 +333,7 @@ impl Ledger {
         }
         let device = self.buffers.device_of(pjrt);
         self.ran_out = event.out_of_memory().map(|oom| OutOfMemory { device, ..oom });
+        let failed = self.buffers.unserved(pjrt, &mut self.devices).unwrap_or(pjrt.executable);
         let books = self.devices.entry(device).or_default();
         books.physical.remember();
         let tracked = books.physical.now().bytes;
@@ -341,7 +342,7 @@ impl Ledger {
             time: event.time,
             bytes: Some(pjrt.bytes).filter(|bytes| bytes.0 > 0),
             origin: pjrt.origin,
-            executable: self.buffers.executable_at(pjrt.executable),
+            executable: self.buffers.executable_at(failed),
             buffers: books.buffers.now().bytes,
             tracked,
             said: definitions.text(pjrt.text).unwrap_or_default().to_owned(),

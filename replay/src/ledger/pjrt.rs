@@ -14,6 +14,8 @@ use super::DeviceBooks;
 use super::amounts::{Books, Held};
 use super::sites::{OwnerId, SiteId};
 
+/// Executions that may be under way when one of them is known to have failed.
+const RECENT: u64 = 64;
 /// Most out-of-memory errors kept whole; all are counted.
 const MAX_OOMS: usize = 64;
 
@@ -26,6 +28,8 @@ pub struct PjrtBooks {
     pub made: BTreeMap<PjrtOrigin, Held>,
     /// What executions took over from their arguments.
     pub donated: Held,
+    /// Results of executions that failed after they were launched: in the peak of `buffers` until then.
+    pub unserved: Held,
     /// Buffers that view memory of others: not in `buffers`.
     pub n_views: u64,
     /// Executions launched.
@@ -99,6 +103,10 @@ pub struct Buffer {
     pub stack: StackId,
     /// Since when.
     pub since: Nanos,
+    /// Executions launched before it.
+    launch: u64,
+    /// `PJRT_LoadedExecutable *`; 0 none.
+    executable: u64,
 }
 
 /// An executable, or several of one name and one size.
@@ -127,6 +135,9 @@ pub(super) struct Buffers {
     pub(super) live: FxHashMap<u64, Buffer>,
     pub(super) executables: Vec<Executable>,
     by_address: FxHashMap<u64, usize>,
+    n_launches: u64,
+    /// Launches before the last error: whoever waits for the same execution is answered the same again.
+    failed_after: Option<u64>,
     by_figures: FxHashMap<(String, [Option<Bytes>; 5]), usize>,
 }
 
@@ -162,6 +173,7 @@ impl Buffers {
                 }
             }
             PjrtAction::Executed => {
+                self.n_launches += 1;
                 let executable = self.executable_at(pjrt.executable);
                 if let Some(known) = executable.and_then(|at| self.executables.get_mut(at)) {
                     known.executions += 1;
@@ -190,7 +202,9 @@ impl Buffers {
             return;
         }
         let (device, bytes, origin) = (pjrt.device, pjrt.bytes, pjrt.origin);
-        let new = Buffer { device, bytes, origin, site, stack: event.stack, since: event.time };
+        let (launch, executable) = (self.n_launches, pjrt.executable);
+        let new =
+            Buffer { device, bytes, origin, site, stack: event.stack, since: event.time, launch, executable };
         if let Some(before) = self.live.insert(pjrt.buffer, new) {
             // Its end was lost.
             books.buffers.lose(OwnerId(0), before.site, before.bytes);
@@ -211,6 +225,32 @@ impl Buffers {
         if books.most.as_ref().is_none_or(|most| need.total() > most.total()) {
             books.most = Some(need);
         }
+    }
+
+    /// An execution failed after it was launched: its results are there and never had memory. They are those of the newest of the
+    /// last launches that has a result as large as what could not be had. Says which executable it was.
+    pub(super) fn unserved(&mut self, pjrt: &Pjrt, devices: &mut Devices) -> Option<u64> {
+        let is_told_again = self.failed_after.replace(self.n_launches) == Some(self.n_launches);
+        if pjrt.origin != PjrtOrigin::Unknown || is_told_again || pjrt.bytes.0 == 0 {
+            return None;
+        }
+        let is_recent = |buffer: &&Buffer| {
+            // What is asked for may be said in GiB with two digits.
+            let is_as_large = buffer.bytes.0.abs_diff(pjrt.bytes.0) <= pjrt.bytes.0 / 100;
+            buffer.origin == PjrtOrigin::Execute && is_as_large && self.n_launches - buffer.launch < RECENT
+        };
+        let newest = self.live.values().filter(is_recent).max_by_key(|buffer| buffer.launch);
+        let (launch, executable) = newest.map(|buffer| (buffer.launch, buffer.executable))?;
+        self.live.retain(|_, buffer| {
+            let is_its = (buffer.launch, buffer.executable) == (launch, executable);
+            if is_its {
+                let books = books_of(devices, buffer.device);
+                books.buffers.lose(OwnerId(0), buffer.site, buffer.bytes);
+                books.unserved.add(buffer.bytes);
+            }
+            !is_its
+        });
+        Some(executable)
     }
 
     /// The device that an error without one is about: the only one that has buffers.
@@ -237,5 +277,128 @@ impl PjrtBooks {
     #[must_use]
     pub fn n_made(&self) -> u64 {
         self.made.values().fold(0, |sum, held| sum.saturating_add(held.objects))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analyse::live::{Level, picture};
+    use crate::ledger::Ledger;
+    use crate::scene::{ledger, recording};
+    use crate::trace::source::Source;
+
+    const STEPS: &str = "Alloc addr=a bytes=64M by=libfoo.so,xla_cuda_plugin.so
+         compiled handle=f bytes=10M text=jit_step
+         buffer addr=p bytes=8M by=init@/job/a.py:2
+         buffer addr=d bytes=1M by=load@/job/a.py:3
+         launched handle=f by=step@/job/a.py:4
+         donated addr=p handle=f
+         buffer addr=q bytes=8M handle=f by=step@/job/a.py:4
+         destroyed addr=p
+         destroyed addr=d";
+
+    fn books(ledger: &Ledger) -> &PjrtBooks {
+        ledger.devices.get(&0).and_then(|books| books.pjrt.as_ref()).expect("JAX on the first device")
+    }
+
+    #[test]
+    fn donated_memory_is_counted_once() {
+        let ledger = ledger(STEPS);
+        let books = books(&ledger);
+        assert_eq!((books.buffers.peak(), books.buffers.now().bytes), (Bytes(9 << 20), Bytes(8 << 20)));
+        assert_eq!((books.donated.bytes, books.donated.objects), (Bytes(8 << 20), 1));
+        let lines: Vec<_> = books.buffers.sites().filter(|part| part.now.0 > 0).collect();
+        assert_eq!(lines.len(), 1);
+        assert_eq!(ledger.sites.site_name(lines[0].id), "step (/job/a.py:4)");
+    }
+
+    #[test]
+    fn temporaries_stand_beside_the_buffers_that_were_there() {
+        let ledger = ledger(STEPS);
+        let most = books(&ledger).most.clone().expect("an execution");
+        assert_eq!((most.buffers, most.temporary), (Bytes(9 << 20), Bytes(10 << 20)));
+        let executable = &ledger.executables()[most.executable];
+        assert_eq!((&*executable.name, executable.executions), ("jit step", 1));
+    }
+
+    #[test]
+    fn buffers_and_the_rest_add_up_to_what_the_driver_handed_out() {
+        let scene = STEPS.replace("libfoo.so,", "");
+        let ledger = ledger(&scene);
+        let picture = picture(&ledger, 0, Nanos(0));
+        let of = |level| -> u64 {
+            let held = picture.held.iter().filter(|(holder, _)| holder.level == level);
+            held.map(|(_, (bytes, _))| bytes.0).sum()
+        };
+        assert_eq!([Level::Buffer, Level::Arena, Level::Driver].map(of), [8 << 20, 56 << 20, 0]);
+        assert_eq!(picture.total(), Bytes(64 << 20));
+    }
+
+    #[test]
+    fn an_error_without_a_device_is_of_the_only_one_that_has_buffers() {
+        let scene = format!("{STEPS}\n jax_oom dev=-1 bytes=1G handle=f text=no_memory by=step@/job/a.py:4");
+        let ledger = ledger(&scene);
+        let oom = books(&ledger).ooms.last().expect("an error");
+        assert_eq!((oom.bytes, oom.buffers, &*oom.said), (Some(Bytes(1 << 30)), Bytes(8 << 20), "no memory"));
+        let source = Source::of("jax.gtr", recording(&scene));
+        let found = crate::answers::postmortem::Postmortem::of(&source);
+        let sections = found.sections();
+        assert!(sections.iter().any(|section| section.name == "jax_oom"), "{sections:?}");
+    }
+
+    #[test]
+    fn results_of_an_execution_that_failed_later_never_had_memory() {
+        let scene = format!(
+            "{STEPS}
+             compiled handle=g bytes=0 text=jit_ones
+             launched handle=g by=ones@/job/a.py:7
+             buffer addr=r bytes=1G handle=g by=ones@/job/a.py:7
+             jax_oom dev=-1 bytes=1G by=wait@/job/a.py:8
+             jax_oom dev=-1 bytes=1G by=wait@/job/a.py:8"
+        );
+        let ledger = ledger(&scene);
+        let books = books(&ledger);
+        assert_eq!((books.buffers.now().bytes, books.unserved.bytes), (Bytes(8 << 20), Bytes(1 << 30)));
+        let oom = &books.ooms[0];
+        assert_eq!((oom.buffers, oom.executable), (Bytes(8 << 20), Some(1)));
+    }
+
+    #[test]
+    fn what_jax_asks_the_driver_again_is_not_out_of_memory() {
+        let refused = "Alloc addr=0 bytes=1G result=2 by=xla_cuda_plugin.so";
+        assert!(ledger(refused).refusals[0].is_final);
+        assert!(!ledger(&format!("{STEPS}\n{refused}")).refusals[0].is_final);
+    }
+
+    #[test]
+    fn a_client_takes_its_buffers_along() {
+        let mut buffers = Buffers::default();
+        let mut devices = Devices::new();
+        let pjrt = |action, buffer, bytes| Pjrt {
+            action,
+            origin: PjrtOrigin::FromHost,
+            device: 1,
+            buffer,
+            executable: 0,
+            bytes: Bytes(bytes),
+            code: 0,
+            text: gputrace_schemas::event::TextId(0),
+        };
+        for event in [
+            pjrt(PjrtAction::Made, 7, 100),
+            pjrt(PjrtAction::Destroyed, 8, 0),
+            pjrt(PjrtAction::ClientGone, 9, 0),
+        ] {
+            let of = Event {
+                time: Nanos(1),
+                thread: gputrace_schemas::event::ThreadId(0),
+                stack: StackId(0),
+                kind: gputrace_schemas::event::EventKind::Pjrt(event),
+            };
+            buffers.event(&of, &event, SiteId(0), &mut devices);
+        }
+        let books = devices[&1].pjrt.as_ref().expect("books");
+        assert_eq!((books.buffers.now().bytes, books.buffers.live().bytes), (Bytes(0), Bytes(100)));
     }
 }

@@ -84,7 +84,14 @@ fn origins(device: &str, pjrt: &PjrtBooks) -> impl Iterator<Item = String> {
         0 => String::new(),
         n => format!("; {} more view memory of others", count(n)),
     };
-    std::iter::once(format!("{device}: buffers made: {}{donated}{views}", made.join(", ")))
+    let unserved = (pjrt.unserved.objects > 0).then(|| {
+        format!(
+            "{device}: {} ({}) of an execution that failed never had memory, and may be in \"at most\"",
+            count(pjrt.unserved.objects),
+            bytes(pjrt.unserved.bytes)
+        )
+    });
+    std::iter::once(format!("{device}: buffers made: {}{donated}{views}", made.join(", "))).chain(unserved)
 }
 
 fn word(origin: PjrtOrigin, n: u64) -> &'static str {
