@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What `work` makes of each number below `n`, in their order; where it makes nothing, nothing. The result does not depend on
 /// the number of cores.
-pub(crate) fn on_all_cores<T: Send>(n: usize, work: impl Fn(usize) -> Option<T> + Sync) -> Vec<T> {
+pub fn on_all_cores<T: Send>(n: usize, work: impl Fn(usize) -> Option<T> + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let made = Mutex::new(Vec::new());
     let worker = || {

@@ -1,6 +1,10 @@
 //! Settings of PyTorch's allocator: those that are worth a try, and the search for the one that reserves least.
 
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use crate::cores::on_all_cores;
+use crate::device::Books;
 use crate::policies::OptionError;
 use crate::policies::torch::{parse, profile};
 use crate::simulator::Outcome;
@@ -57,6 +61,16 @@ pub fn combinations(version: (u8, u8), has_limit: bool) -> Result<Vec<String>, O
     accepted(version, all)
 }
 
+/// Settings that a replay under others may answer for, after those others: first one part, then the other.
+pub fn in_two_parts(settings: &[String]) -> (Vec<&str>, Vec<&str>) {
+    let may_make_no_difference = |options: &str| {
+        ["max_split_size", "garbage_collection", "large_segment_size"]
+            .iter()
+            .any(|word| options.contains(word))
+    };
+    settings.iter().map(String::as_str).partition(|options| !may_make_no_difference(options))
+}
+
 /// What was set, and then what people are advised to set, as far as a release accepts it.
 ///
 /// # Errors
@@ -93,15 +107,18 @@ pub struct Candidate {
 
 impl Candidate {
     /// Smaller is better: finish at all, reserve little, call the driver rarely, set few options.
-    fn rank(&self) -> (bool, u64, u64, usize) {
+    pub(crate) fn rank(&self) -> (bool, u64, u64, usize) {
         let books = self.outcome.books;
-        let n_options = self.options.split(',').filter(|option| !option.is_empty()).count();
-        (!self.outcome.fits(), books.reserved.peak, books.n_device_alloc, n_options)
+        (!self.outcome.fits(), books.reserved.peak, books.n_device_alloc, n_options(&self.options))
     }
+}
 
-    fn n_calls(&self) -> u64 {
-        self.outcome.books.n_device_alloc + self.outcome.books.n_device_free
-    }
+fn n_options(options: &str) -> usize {
+    options.split(',').filter(|option| !option.is_empty()).count()
+}
+
+fn n_calls(books: &Books) -> u64 {
+    books.n_device_alloc + books.n_device_free
 }
 
 /// What a search found.
@@ -126,46 +143,122 @@ pub fn search(
     settings: &[String],
     question: impl Fn(&str) -> Question + Sync,
 ) -> Result<Option<Found>, OptionError> {
-    let mut candidates = on_all_cores(settings.len(), |index| {
-        let options = settings.get(index)?;
-        let outcome = laboratory.guess(&question(options)).ok()?;
-        Some(Candidate { options: options.clone(), outcome })
-    });
-    candidates.sort_by(|one, other| one.options.cmp(&other.options));
-    candidates.sort_by_key(Candidate::rank);
-    let best = best(laboratory, &candidates, question)?;
-    let n_tried = candidates.len();
-    Ok(best.map(|(options, answer)| Found { options, answer, pareto: pareto(candidates), n_tried }))
+    let never_fits = laboratory.never_fits(&question(""));
+    let bar = Bar { never_fits, ..Bar::default() };
+    let tried = |options: &str| {
+        let mut seen = ((0, 0), 0);
+        let is_beaten = |books: &Books| bar.beats(books, &mut seen);
+        let (outcome, is_whole) = laboratory.guess_until(&question(options), is_beaten).ok()?;
+        if is_whole {
+            bar.raise(&outcome);
+        }
+        Some(Tried { candidate: Candidate { options: options.to_owned(), outcome }, is_whole, never_fits })
+    };
+    let (mut first, then) = in_two_parts(settings);
+    // What is set alone is seldom beaten by what is set together.
+    first.sort_by_key(|options| n_options(options));
+    let mut all = on_all_cores(first.len(), |index| tried(first[index]));
+    all.extend(on_all_cores(then.len(), |index| tried(then[index])));
+    all.sort_by(|one, other| one.order().cmp(&other.order()));
+    let n_tried = all.len();
+    let whole = all.iter().filter(|tried| tried.is_whole).map(|tried| tried.candidate.clone());
+    let pareto = pareto(whole.collect());
+    let best = best(laboratory, all, question)?;
+    Ok(best.map(|(options, answer)| Found { options, answer, pareto, n_tried }))
+}
+
+/// What a setting has to beat to be among the best.
+#[derive(Default)]
+struct Bar {
+    /// No setting fits.
+    never_fits: bool,
+    /// Peak and driver calls of settings that were replayed to the end, and fitted, or where none can.
+    finished: Mutex<Vec<(u64, u64)>>,
+    /// How many there are.
+    version: AtomicUsize,
+}
+
+impl Bar {
+    fn raise(&self, outcome: &Outcome) {
+        if let Ok(mut finished) = self.finished.lock()
+            && outcome.fits() != self.never_fits
+        {
+            finished.push((outcome.books.reserved.peak, n_calls(&outcome.books)));
+            self.version.store(finished.len(), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether one that is finished comes before this in every order that is asked for, whatever follows. `seen` is what was
+    /// looked at last.
+    fn beats(&self, books: &Books, seen: &mut ((u64, u64), usize)) -> bool {
+        let now = (books.reserved.peak, n_calls(books));
+        let version = self.version.load(Ordering::Relaxed);
+        if *seen == (now, version) {
+            return false;
+        }
+        *seen = (now, version);
+        let Ok(finished) = self.finished.lock() else { return false };
+        finished.iter().any(|(peak, n_calls)| now.0 > *peak && (now.1 >= *n_calls || self.never_fits))
+    }
+}
+
+/// A setting whose replay may have been ended: then its numbers only rise.
+struct Tried {
+    candidate: Candidate,
+    is_whole: bool,
+    never_fits: bool,
+}
+
+impl Tried {
+    /// Smaller is better; of what was ended, at best.
+    fn order(&self) -> ((bool, u64, u64, usize), &str) {
+        let (runs_out, peak, n_allocs, n_options) = self.candidate.rank();
+        ((runs_out || self.never_fits, peak, n_allocs, n_options), &self.candidate.options)
+    }
 }
 
 fn best(
     laboratory: &Laboratory,
-    candidates: &[Candidate],
+    mut waiting: Vec<Tried>,
     question: impl Fn(&str) -> Question,
 ) -> Result<Option<(String, Answer)>, OptionError> {
     let at_worst =
         |answer: &Answer| (answer.n_oom.0 > 0 || !answer.outcome.fits(), answer.peak_reserved_range.1);
     let mut best: Option<(String, Answer)> = None;
-    for Candidate { options, outcome } in candidates.iter().take(MOST_ANSWERED) {
+    let mut n_answered = 0;
+    while n_answered < MOST_ANSWERED
+        && let Some(next) =
+            (0..waiting.len()).min_by(|one, other| waiting[*one].order().cmp(&waiting[*other].order()))
+    {
+        let ((runs_out, peak, ..), options) = waiting[next].order();
         let known = best.as_ref().map(|(_, answer)| at_worst(answer));
-        if known.is_some_and(|known| known <= (!outcome.fits(), outcome.books.reserved.peak)) {
+        if known.is_some_and(|known| known <= (runs_out, peak)) {
             break;
         }
-        let answer = laboratory.answer(&question(options))?;
+        let question = question(options);
+        if !waiting[next].is_whole {
+            waiting[next].candidate.outcome = laboratory.guess(&question)?;
+            waiting[next].is_whole = true;
+            continue;
+        }
+        let Candidate { options, .. } = waiting.swap_remove(next).candidate;
+        n_answered += 1;
+        let answer = laboratory.answer(&question)?;
         if known.is_none_or(|known| at_worst(&answer) < known) {
-            best = Some((options.clone(), answer));
+            best = Some((options, answer));
         }
     }
     Ok(best)
 }
 
 /// Of candidates that rise in peak, those that call the driver less than all before.
-fn pareto(candidates: Vec<Candidate>) -> Vec<Candidate> {
+pub(crate) fn pareto(candidates: Vec<Candidate>) -> Vec<Candidate> {
     let mut fewest = u64::MAX;
     let mut kept = Vec::new();
     for candidate in candidates.into_iter().filter(|candidate| candidate.outcome.fits()) {
-        if candidate.n_calls() < fewest {
-            fewest = candidate.n_calls();
+        let n_calls = n_calls(&candidate.outcome.books);
+        if n_calls < fewest {
+            fewest = n_calls;
             kept.push(candidate);
         }
     }

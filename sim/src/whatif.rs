@@ -10,12 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::addresses::{AddressSpace, Bump, Direction, Recorded, Shuffled};
 use crate::cores::on_all_cores;
-use crate::device::{Device, Placement};
+use crate::device::{Books, Device, Placement};
 use crate::driver::{Continued, Disturbance, Knowledge};
 use crate::gap::{Dissection, Gap, PeakFinder};
 use crate::ops::{AllocId, History, OpStream, OtherChange, Others};
-use crate::policies::torch::{self, NEWEST, PROFILES};
+use crate::policies::torch::{self, Latitude, NEWEST, PROFILES};
 use crate::policies::{ADDRESS_TIES, Build, Fidelity, OptionError, Policy, PolicyEntry, by_name};
+use crate::replays::{Addresses, Replay, Replays};
 use crate::simulator::{Observer, Outcome, Unobserved, run, run_as_recorded};
 
 /// What to simulate.
@@ -173,6 +174,7 @@ pub struct Divergence {
 pub struct Laboratory<'a> {
     stream: &'a OpStream,
     knowledge: Knowledge,
+    replays: Replays,
 }
 
 /// At most so many guesses, and at least so many where a trace is so long that the time is felt.
@@ -192,14 +194,14 @@ impl<'a> Laboratory<'a> {
         match &stream.history {
             History::Broken(why) => Err(why.clone()),
             History::Complete | History::StartsLate => {
-                Ok(Laboratory { stream, knowledge: Knowledge::of(stream) })
+                Ok(Laboratory { stream, knowledge: Knowledge::of(stream), replays: Replays::default() })
             }
         }
     }
 
     /// Prepares what was predicted and not recorded: no addresses are known, and no history has holes.
     pub(crate) fn of_prediction(stream: &'a OpStream) -> Laboratory<'a> {
-        Laboratory { stream, knowledge: Knowledge::of(stream) }
+        Laboratory { stream, knowledge: Knowledge::of(stream), replays: Replays::default() }
     }
 
     /// Replays the recorded configuration under the release that explains it best: the one that is named, or the newest
@@ -246,6 +248,13 @@ impl<'a> Laboratory<'a> {
     /// When there is no such policy or it does not understand its options.
     pub fn check_under(&self, question: &Question) -> Result<(SelfCheck, Outcome), OptionError> {
         let (stream, torch_version) = (self.stream, question.torch_version);
+        // What others held is not counted here, whatever the question says.
+        let question = &Question { other: Other::Ignored, ..question.clone() };
+        if let Some(known) = self.replays.answering(question, Addresses::Recorded)
+            && let Some(check) = known.check
+        {
+            return Ok((check, known.outcome));
+        }
         let mut check = SelfCheck { torch_version, n_matching: 0, n_requests: 0, n_strayed: 0, first: None };
         let mut policy = self.build(&question.policy, &question.options, torch_version)?;
         let recorded = Recorded::new(&stream.driver);
@@ -254,6 +263,8 @@ impl<'a> Laboratory<'a> {
         let mut comparison = Comparison { stream, check: &mut check };
         let outcome = run_as_recorded(stream, &mut *policy, &mut device, &mut comparison);
         check.n_strayed = strayed.get();
+        let replay = Replay { outcome: outcome.clone(), has_parted: false, check: Some(check.clone()) };
+        self.replays.keep(question, Addresses::Recorded, policy.latitude(), &replay);
         Ok((check, outcome))
     }
 
@@ -272,15 +283,35 @@ impl<'a> Laboratory<'a> {
         })
     }
 
-    fn simulate(
+    /// Replays a question, unless a replay that was made tells what comes of it.
+    fn replay(&self, question: &Question, addresses: Addresses) -> Result<Replay, OptionError> {
+        if let Some(known) = self.replays.answering(question, addresses) {
+            return Ok(known);
+        }
+        let (replay, latitude) = self.replay_anew(question, addresses, &mut Unobserved)?;
+        self.replays.keep(question, addresses, latitude, &replay);
+        Ok(replay)
+    }
+
+    fn replay_anew(
         &self,
         question: &Question,
-        space: Box<dyn AddressSpace + '_>,
-    ) -> Result<Outcome, OptionError> {
+        addresses: Addresses,
+        observer: &mut impl Observer,
+    ) -> Result<(Replay, Option<Latitude>), OptionError> {
+        let parted = AtomicBool::new(false);
+        let space: Box<dyn AddressSpace + '_> = match addresses {
+            Addresses::Recorded => Box::new(Recorded::new(&self.stream.driver)),
+            Addresses::Best => Box::new(Continued::new(&self.knowledge, None).telling(&parted)),
+            Addresses::Guess(index) => self.space(index),
+        };
         let mut policy = self.build(&question.policy, &question.options, question.torch_version)?;
         let others = self.others(question);
         let mut device = device(question, space, others.as_deref());
-        Ok(run(self.stream, &mut *policy, &mut device, &mut Unobserved))
+        let outcome = run(self.stream, &mut *policy, &mut device, observer);
+        drop(device);
+        let replay = Replay { outcome, has_parted: parted.load(Ordering::Relaxed), check: None };
+        Ok((replay, policy.latitude()))
     }
 
     fn others(&self, question: &Question) -> Option<Cow<'_, Others>> {
@@ -322,7 +353,41 @@ impl<'a> Laboratory<'a> {
     /// # Errors
     /// When the policy does not understand its options.
     pub fn guess(&self, question: &Question) -> Result<Outcome, OptionError> {
-        self.simulate(question, Box::new(Continued::new(&self.knowledge, None)))
+        Ok(self.replay(question, Addresses::Best)?.outcome)
+    }
+
+    /// As [`Laboratory::guess`], but ends where the books say that nobody will ask for the rest. Whether it did not.
+    pub(crate) fn guess_until(
+        &self,
+        question: &Question,
+        is_enough: impl FnMut(&Books) -> bool,
+    ) -> Result<(Outcome, bool), OptionError> {
+        if let Some(known) = self.replays.answering(question, Addresses::Best) {
+            return Ok((known.outcome, true));
+        }
+        let mut until = Until { is_enough, was_enough: false };
+        let (replay, latitude) = self.replay_anew(question, Addresses::Best, &mut until)?;
+        if !until.was_enough {
+            self.replays.keep(question, Addresses::Best, latitude, &replay);
+        }
+        Ok((replay.outcome, !until.was_enough))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn n_replays(&self) -> usize {
+        self.replays.n()
+    }
+
+    /// Whether one request alone is for more than there is, so that no setting of PyTorch's makes it fit.
+    pub(crate) fn never_fits(&self, question: &Question) -> bool {
+        // A limit becomes a fraction and then bytes again.
+        const ROUNDING: u64 = 1 << 20;
+        let end = question.limit.into_iter().chain(question.device_memory).min();
+        let served = self.stream.allocations.iter().map(|allocation| allocation.requested);
+        let largest = served.chain(self.stream.ooms.iter().map(|oom| oom.rounded)).max();
+        question.policy == torch::NAME
+            && largest > end.map(|end| end.saturating_add(ROUNDING))
+            && end.is_some()
     }
 
     /// What would have been reserved after each request that was served, at the best guess of the addresses.
@@ -370,10 +435,8 @@ impl<'a> Laboratory<'a> {
     /// # Errors
     /// When there is no such policy or it does not understand its options.
     pub fn answer(&self, question: &Question) -> Result<Answer, OptionError> {
-        let parted = AtomicBool::new(false);
-        let space = Continued::new(&self.knowledge, None).telling(&parted);
-        let outcome = self.simulate(question, Box::new(space))?;
-        let hangs_on_addresses = parted.load(Ordering::Relaxed) && !self.knowledge.is_sure();
+        let Replay { outcome, has_parted, .. } = self.replay(question, Addresses::Best)?;
+        let hangs_on_addresses = has_parted && !self.knowledge.is_sure();
         self.judged(question, outcome, hangs_on_addresses)
     }
 
@@ -443,26 +506,30 @@ impl<'a> Laboratory<'a> {
         let affordable = EFFORT / self.stream.ops.len().max(1);
         let n_guesses = affordable.clamp(*GUESSES.start(), *GUESSES.end());
         on_all_cores(n_guesses, |index| {
-            let (space, is_informed) = self.space(index);
-            let outcome = self.simulate(question, space).ok()?;
-            Some(Guess { outcome, is_informed })
+            let outcome = self.replay(question, Addresses::Guess(index)).ok()?.outcome;
+            Some(Guess { outcome, is_informed: is_informed(index) })
         })
     }
 
     /// A family of address spaces: one in two near the best guess, the others as if nothing were known.
-    fn space(&self, index: usize) -> (Box<dyn AddressSpace + '_>, bool) {
+    fn space(&self, index: usize) -> Box<dyn AddressSpace + '_> {
         let seed = index as u64 + 1;
         match index {
-            0 => (Box::new(Bump::new(Direction::Ascending)), false),
-            1 => (Box::new(Bump::new(Direction::Descending)), false),
-            _ if index.is_multiple_of(2) => {
+            0 => Box::new(Bump::new(Direction::Ascending)),
+            1 => Box::new(Bump::new(Direction::Descending)),
+            _ if is_informed(index) => {
                 // The rule is broken as often as in the recorded run, or more often.
                 let rate = (self.knowledge.surprises * [1.0, 2.0][index / 2 % 2]).max(0.05);
-                (Box::new(Continued::new(&self.knowledge, Some(Disturbance::new(seed, rate)))), true)
+                Box::new(Continued::new(&self.knowledge, Some(Disturbance::new(seed, rate))))
             }
-            _ => (Box::new(Shuffled::new(seed)), false),
+            _ => Box::new(Shuffled::new(seed)),
         }
     }
+}
+
+/// Whether a guess is near the best one.
+fn is_informed(index: usize) -> bool {
+    index > 1 && index.is_multiple_of(2)
 }
 
 fn device<'a>(
@@ -519,6 +586,19 @@ fn same(one: &Outcome, other: &Outcome) -> bool {
         (peaks, books.n_device_alloc, books.n_device_free, torch, outcome.oom.as_ref().map(|oom| oom.request))
     };
     numbers(one) == numbers(other)
+}
+
+/// Ends a run.
+struct Until<F> {
+    is_enough: F,
+    was_enough: bool,
+}
+
+impl<F: FnMut(&Books) -> bool> Observer for Until<F> {
+    fn placed(&mut self, _: usize, _: AllocId, _: Placement, device: &Device) -> ControlFlow<()> {
+        self.was_enough = (self.is_enough)(&device.books);
+        if self.was_enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
 }
 
 struct Comparison<'a> {

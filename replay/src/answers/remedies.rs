@@ -7,7 +7,9 @@
 
 use gputrace_schemas::event::Bytes;
 use gputrace_sim::bounds::Bounds;
+use gputrace_sim::cores::on_all_cores;
 use gputrace_sim::ops::{OpStream, PoolIdx, StreamIdx};
+use gputrace_sim::simulator::Outcome;
 use gputrace_sim::tune;
 use gputrace_sim::whatif::{Answer, Confidence, Laboratory, Question, SelfCheck};
 
@@ -160,11 +162,14 @@ pub(super) fn remedies(
         replayed
             .is_ok_and(|(check, outcome)| explains(&check) && outcome.oom.is_some() && !outcome.is_cut_short)
     };
-    let explaining: Vec<(&Laboratory<'_>, World)> = laboratories
+    // From the highest limit on: a replay that it does not stop answers for lower ones, too.
+    let mut explaining: Vec<(&Laboratory<'_>, World)> = laboratories
         .iter()
-        .flat_map(|laboratory| all.iter().map(move |world| (*laboratory, *world)))
+        .rev()
+        .flat_map(|laboratory| all.iter().rev().map(move |world| (*laboratory, *world)))
         .filter(|(laboratory, world)| is_as_recorded(laboratory, world))
         .collect();
+    explaining.reverse();
     let doubt = match explaining.is_empty() {
         false => whatif::guessed_pools(stream),
         true => whatif::doubt(stream, &check)
@@ -174,11 +179,12 @@ pub(super) fn remedies(
         true => all.iter().map(|world| (&laboratory, *world)).collect(),
         false => explaining,
     };
-    let mut remedies = vec![];
-    for options in tune::advised(version, &recorded).map_err(|error| error.0)? {
-        let question = Question::torch(version, &options);
-        remedies.extend(remedy(&worlds, question));
-    }
+    let settings = tune::advised(version, &recorded).map_err(|error| error.0)?;
+    let remedy_with = |options: &str| remedy(&worlds, Question::torch(version, options));
+    let (first, then) = tune::in_two_parts(&settings);
+    let mut remedies = on_all_cores(first.len(), |index| remedy_with(first[index]));
+    remedies.extend(then.into_iter().filter_map(remedy_with));
+    remedies.sort_by_key(|remedy| settings.iter().position(|options| *options == remedy.options));
     if remedies.is_empty() {
         return Err("no setting of its allocator can be simulated".into());
     }
@@ -195,45 +201,58 @@ pub(super) fn remedies(
 fn remedy(worlds: &[(&Laboratory<'_>, World)], question: Question) -> Option<Remedy> {
     let mut laboratories: Vec<&Laboratory<'_>> = worlds.iter().map(|(laboratory, _)| *laboratory).collect();
     laboratories.dedup_by(|one, other| std::ptr::eq(*one, *other));
-    let unlimited: Vec<Answer> =
-        laboratories.iter().filter_map(|laboratory| laboratory.answer(&question).ok()).collect();
+    let unlimited: Vec<Outcome> =
+        laboratories.iter().filter_map(|laboratory| laboratory.guess(&question).ok()).collect();
     let first = unlimited.first()?;
+    let peak = |outcome: &Outcome| outcome.books.reserved.peak;
     // Where the driver's refusals are repeated, the request that failed is not in the peak.
-    let is_whole = unlimited.iter().all(|answer| answer.outcome.fits());
-    let most = unlimited.iter().map(|answer| answer.peak_reserved_range.1).max().filter(|_| is_whole);
-    let peak = |answer: &Answer| answer.outcome.books.reserved.peak;
-    let is_one = unlimited.iter().all(|answer| peak(answer) == peak(first));
-    let of_the_peak = if is_one { first.confidence } else { Confidence::Interval };
-    let (verdict, confidence) = verdict(worlds, &question, most);
+    let is_whole = unlimited.iter().all(Outcome::fits);
+    let least = worlds.iter().map(|(_, world)| world.bytes()).min().unwrap_or(u64::MAX);
+    let is_below = |most: u64| is_whole && is_never_met(most, least);
+    // Wherever memory lies: that is asked only where it can make a limit of no matter.
+    let (verdict, confidence) = match unlimited.iter().map(peak).max().is_some_and(is_below) {
+        true => {
+            let answers: Vec<Answer> =
+                laboratories.iter().filter_map(|laboratory| laboratory.answer(&question).ok()).collect();
+            let most = answers.iter().map(|answer| answer.peak_reserved_range.1).max();
+            let is_one = unlimited.iter().all(|outcome| peak(outcome) == peak(first));
+            let of_the_peak = answers.first().map(|answer| answer.confidence).filter(|_| is_one);
+            match most.is_some_and(is_below) {
+                true => (Verdict::Fits, of_the_peak),
+                false => in_all(worlds, &question),
+            }
+        }
+        false => in_all(worlds, &question),
+    };
     Some(Remedy {
         peak_reserved: Bytes(peak(first)),
-        confidence: confidence.unwrap_or(of_the_peak),
+        confidence: confidence.unwrap_or(Confidence::Interval),
         options: question.options,
         verdict,
     })
 }
 
-/// Whether it fits in all of these worlds, and how sure that is, where it is not as sure as the replay without a limit.
-/// `most` is what it would reserve at most without one, in any of them, if that is known.
-fn verdict(
-    worlds: &[(&Laboratory<'_>, World)],
-    question: &Question,
-    most: Option<u64>,
-) -> (Verdict, Option<Confidence>) {
-    let least = worlds.iter().map(|(_, world)| world.bytes()).min().unwrap_or(u64::MAX);
-    // A limit that is never met changes nothing, wherever memory lies.
-    if most.is_some_and(|most| most as f64 * (1.0 + Laboratory::ELSEWHERE) <= least as f64) {
-        return (Verdict::Fits, None);
-    }
+/// A limit that is never met changes nothing, wherever memory lies.
+fn is_never_met(most: u64, limit: u64) -> bool {
+    most as f64 * (1.0 + Laboratory::ELSEWHERE) <= limit as f64
+}
+
+/// Whether it fits in all of these worlds, and how sure that is.
+fn in_all(worlds: &[(&Laboratory<'_>, World)], question: &Question) -> (Verdict, Option<Confidence>) {
     let (mut n_out, mut n_all) = (0, 0);
     let mut middle = vec![];
-    for (laboratory, world) in worlds {
+    // From the highest limit on, as above.
+    for (laboratory, world) in worlds.iter().rev() {
         let asked = world.ask(question);
         if let Ok(outcome) = laboratory.guess(&asked) {
             (n_out, n_all) = (n_out + usize::from(!outcome.fits()), n_all + 1);
             middle.push((*laboratory, asked));
         }
     }
+    if (1..n_all).contains(&n_out) {
+        return (Verdict::Perhaps, Some(Confidence::Interval));
+    }
+    middle.reverse();
     // Another run has memory elsewhere.
     let answer =
         middle.get(middle.len() / 2).and_then(|(laboratory, asked)| laboratory.elsewhere(asked).ok());

@@ -109,6 +109,11 @@ pub trait Policy {
         let _ = (device, pool, change);
     }
 
+    /// Which other settings would have made the same of the run so far; none where the policy does not say.
+    fn latitude(&self) -> Option<torch::Latitude> {
+        None
+    }
+
     /// Numbers that only this policy has, in the order of its documentation.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()

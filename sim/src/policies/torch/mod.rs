@@ -6,6 +6,7 @@
 //! `tests/oracle/` holds this against the compiled original.
 
 mod expandable;
+mod latitude;
 mod oom;
 mod options;
 #[cfg(test)]
@@ -16,6 +17,8 @@ mod stats;
 
 use std::collections::BTreeSet;
 
+use latitude::Hinges;
+pub use latitude::Latitude;
 pub use options::{LARGE_SEGMENT, Options, parse};
 pub use profile::{NEWEST, OomText, PROFILES, Profile, Tie, VARIABLES, profile, variables};
 pub use stats::{NAMES, Name, Stat, Stats};
@@ -158,6 +161,7 @@ pub struct Torch {
     n_pools_lost: u64,
     /// Assertions of PyTorch that failed, for the same reason: `cudaMalloc_count > 0` in unmap_block.
     n_assertions: u64,
+    hinges: Hinges,
     stats: Stats,
 }
 
@@ -193,6 +197,7 @@ impl Torch {
             n_address_ties: 0,
             n_pools_lost: 0,
             n_assertions: 0,
+            hinges: Hinges::default(),
             stats: Stats::default(),
         }
     }
@@ -391,6 +396,7 @@ impl Torch {
         if may_tie {
             self.n_address_ties += u64::from(self.is_tied(set, found));
         }
+        self.hinges.block = self.hinges.block.max(bytes);
         let max_split = self.options.max_split;
         if rounded < max_split && bytes >= max_split {
             return None;
@@ -447,9 +453,11 @@ impl Torch {
         if is_retry {
             self.stats.num_alloc_retries += 1;
         }
+        self.hinges_on_segment(rounded, self.expands(request.pool));
         if self.limit.is_some_and(|limit| self.total + bytes > limit) {
             return Err(Refusal::Full);
         }
+        self.hinges.within_limit = self.hinges.within_limit.max(self.total + bytes);
         if self.options.throw_on_cudamalloc_oom {
             let ceiling = (self.options.memory_fraction * device.total() as f64) as u64;
             if self.total + bytes > ceiling {
@@ -568,6 +576,9 @@ impl Torch {
         let small = Self::is_small(whole.pool);
         let rest = whole.bytes - rounded;
         // It is the option that counts here, also for blocks of ordinary segments.
+        if !small && rest > SMALL_REQUEST {
+            self.hinges.block = self.hinges.block.max(rounded);
+        }
         let splits = if request.at == Some(whole.address) {
             rest > 0
         } else if self.owners[whole.pool as usize / 2].is_whole {
@@ -634,6 +645,7 @@ impl Torch {
         pool: u32,
         rounded: u64,
     ) -> Result<BlockId, Refusal> {
+        self.hinges.at_a_miss = self.hinges.at_a_miss.max(self.total);
         if self.collects() {
             self.collect_garbage(device);
         }
@@ -797,6 +809,10 @@ impl Policy for Torch {
             PoolChange::ServeNoOthers => self.overflow.retain(|other| *other != pool),
             PoolChange::KeepWhole => self.never_split(pool),
         }
+    }
+
+    fn latitude(&self) -> Option<Latitude> {
+        Some(self.latitude_so_far())
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {

@@ -6,6 +6,11 @@ use crate::device::Device;
 use crate::policies::OutOfMemory;
 
 impl Torch {
+    /// Measured: 2.1 to 2.4 do not name the limit.
+    pub(super) fn names_limit(&self) -> bool {
+        !((2, 1)..(2, 5)).contains(&self.profile.version)
+    }
+
     pub(super) fn out_of_memory(&self, device: &Device, requested: u64, refusal: &Refusal) -> OutOfMemory {
         let segment_bytes = self.segment_bytes(self.rounded(requested));
         if let Refusal::Rejected = refusal {
@@ -20,9 +25,7 @@ impl Torch {
         let (wanted, capacity, free) = (iec(segment_bytes), iec(total), iec(device.free()));
         let reserved = self.stats.all(Name::ReservedBytes).current.max(0) as u64;
         let allocated = self.stats.all(Name::AllocatedBytes).current.max(0) as u64;
-        // Measured: 2.1 to 2.4 do not name the limit.
-        let names_limit = !((2, 1)..(2, 5)).contains(&self.profile.version);
-        let limit = self.limit.filter(|_| names_limit);
+        let limit = self.limit.filter(|_| self.names_limit());
         let allowed = limit.map_or(String::new(), |limit| format!("{} allowed; ", iec(limit)));
         let message = match self.profile.oom_text {
             OomText::Parenthesis => format!(
@@ -54,7 +57,7 @@ impl Torch {
 }
 
 /// c10's `format_size`: two decimals from KiB on.
-fn iec(bytes: u64) -> String {
+pub(super) fn iec(bytes: u64) -> String {
     let scaled = |power: i32| bytes as f64 / 1024f64.powi(power);
     match bytes {
         0..=1024 => format!("{bytes} bytes"),

@@ -51,11 +51,14 @@ impl Torch {
         rounded: u64,
         stream: StreamIdx,
     ) -> bool {
+        let set = &self.pools[pool as usize].free[usize::from(stream.0)];
+        let largest = set.last().map_or(0, |(bytes, ..)| *bytes);
+        self.hinges.n_rooms += 1;
+        self.hinges.block = self.hinges.block.max(largest);
         if self.options.max_split == u64::MAX {
             return false;
         }
         let wanted = rounded.max(self.options.max_split);
-        let set = &self.pools[pool as usize].free[usize::from(stream.0)];
         let fit = set.range((wanted, 0, 0)..).next().map(|(_, _, id)| *id);
         if let Some(fit) = fit.filter(|fit| !self.block(*fit).expandable) {
             self.release_segment(device, fit);

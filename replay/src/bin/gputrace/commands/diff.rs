@@ -13,6 +13,7 @@ use gputrace_schemas::printable::Screen;
 
 use super::Verb;
 use crate::show::{self, Gate, ShowArgs, WhenArgs};
+use crate::working::Working;
 
 pub(super) const VERB: Verb = Verb::new::<DiffArgs>("diff", run);
 
@@ -114,6 +115,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
 }
 
 fn side(path: &Path, when: When) -> anyhow::Result<Side> {
+    let _working = Working::on(path);
     let source = Source::open(path).with_context(|| format!("cannot compare {}", path.display()))?;
     let (story, pictures) = pictures(&source, when);
     Ok(Side { source, story, pictures })

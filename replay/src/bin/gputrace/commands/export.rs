@@ -14,6 +14,7 @@ use gputrace_schemas::printable::Screen;
 
 use super::Verb;
 use crate::show::{self, NativeArgs, WhenArgs, complain};
+use crate::working::Working;
 
 pub(super) const VERB: Verb = Verb::new::<ExportArgs>("export", run);
 
@@ -80,6 +81,9 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     if is_for_terminal && export.is_binary && std::io::stdout().is_terminal() {
         bail!("{} is binary: write it to a file (-o FILE) or into a pipe", args.format);
     }
+    // What is shown on the terminal shows that something is done.
+    let is_shown = is_for_terminal && std::io::stdout().is_terminal();
+    let working = args.traces.first().filter(|_| !is_shown).map(|path| Working::on(path));
     let open = |path: &PathBuf| -> anyhow::Result<Source> {
         let source = Source::open(path)?;
         Ok(if args.redact { source.redacted() } else { source })
@@ -102,6 +106,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
             write_whole(&path, args.force, |file| (export.export)(&request, file))?;
         }
     }
+    drop(working);
     for source in sources.iter().chain(&before) {
         for damage in source.damages() {
             complain!("{}: {damage}", source.path());

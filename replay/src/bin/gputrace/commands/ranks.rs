@@ -14,6 +14,7 @@ use gputrace_schemas::printable::Screen;
 use super::Verb;
 use crate::show::complain;
 use crate::show::{self, Gate, ShowArgs};
+use crate::working::Working;
 
 pub(super) const VERB: Verb = Verb::new::<RanksArgs>("ranks", run);
 
@@ -68,6 +69,7 @@ fn read(paths: &[PathBuf]) -> (Vec<Participant>, bool) {
     let n_threads = std::thread::available_parallelism().map_or(1, usize::from).min(8);
     let next = Mutex::new(paths.iter().enumerate());
     let done = Mutex::new(vec![]);
+    let working = Working::on(Path::new(&format!("{} traces", paths.len())));
     std::thread::scope(|scope| {
         for _ in 0..n_threads.min(paths.len()) {
             scope.spawn(|| {
@@ -80,6 +82,7 @@ fn read(paths: &[PathBuf]) -> (Vec<Participant>, bool) {
             });
         }
     });
+    drop(working);
     let mut results = done.into_inner().unwrap_or_default();
     results.sort_by_key(|(idx, _)| *idx);
     let mut all_read = results.len() == paths.len();

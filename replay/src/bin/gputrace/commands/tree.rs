@@ -15,6 +15,7 @@ use gputrace_sim::bytes;
 
 use super::Verb;
 use crate::show::{self, NativeArgs, ShowArgs, TraceArgs, WhenArgs};
+use crate::working::Working;
 
 pub(super) const VERB: Verb = Verb::new::<TreeArgs>("tree", run);
 
@@ -57,6 +58,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: TreeArgs = super::parsed(matches)?;
     let (mut root, mut views) = (Node::default(), vec![]);
     for path in &args.traces.paths()? {
+        let _working = Working::on(path);
         let source = Source::open(path)?;
         let mut view =
             show::view_of(&source, args.when.when(), args.group_by.parts(), &Categories::default())?;
