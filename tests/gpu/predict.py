@@ -52,6 +52,16 @@ CASES = {
     "generate_static": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
     "generate_growing": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
     "evaluate": ("batch=8 batch=16", "batch=64 batch=128 batch=200", True),
+    "bert": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "translate": ("batch=8 batch=16", "batch=64 batch=128 batch=200", True),
+    "mixer": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "video": ("batch=2 batch=4", "batch=16 batch=32 batch=60", True),
+    "audio": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "gan": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "recommend": ("batch=2048 batch=4096", "batch=16384 batch=32768 batch=60000", False),
+    "chunked": ("batch=4 batch=8", "batch=32 batch=64 batch=100", True),
+    "microbatches": ("batch=4 batch=8", "batch=32 batch=64 batch=100", False),
+    "resnet_last": ("batch=16 batch=32", "batch=128 batch=200 batch=256", True),
     "contrast": ("batch=512 batch=1024", "batch=4096 batch=8192 batch=16000", False),
 }
 
