@@ -563,6 +563,41 @@ def resnet_last(batch, side=160):
     train(step, model.parameters())
 
 
+def gpt_length(seq):
+    gpt(8, seq)
+
+
+def adafactor(batch, seq=512):
+    model = Gpt(layers=6).to(GPU)
+    train(lambda: language(model, batch, seq), model.parameters(), torch.optim.Adafactor)
+
+
+def physics(points):
+    """A network whose derivatives are part of the loss."""
+    model = nn.Sequential(nn.Linear(3, 256), nn.Tanh(), *[layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.Tanh())], nn.Linear(256, 1)).to(GPU)
+
+    def step():
+        at = torch.rand(points, 3, device=GPU, requires_grad=True)
+        value = model(at)
+        slope, = torch.autograd.grad(value.sum(), at, create_graph=True)
+        bend, = torch.autograd.grad(slope[:, 0].sum(), at, create_graph=True)
+        return (slope[:, 2] + value[:, 0] * slope[:, 0] - 0.01 * bend[:, 0]).square().mean()
+
+    train(step, model.parameters())
+
+
+def padded(batch):
+    """Lengths that hang on the data: each batch is as long as its longest."""
+    torch.manual_seed(batch)
+    model = Gpt(layers=4).to(GPU)
+
+    def step():
+        lengths = torch.randint(64, 512, (batch,))
+        return language(model, batch, int(lengths.max()))
+
+    train(step, model.parameters())
+
+
 def ddp(batch, seq=256):
     """Two ranks, one process each, started by this one; the first says what it used."""
     import torch.distributed as dist
@@ -578,7 +613,8 @@ def ddp(batch, seq=256):
 
 PROGRAMS = [gpt, gpt_seq, gpt_matrix, gpt_checkpoint, gpt_fp32, gpt_accumulate, gpt_compile, llama, lora, vit, resnet, resnet_benchmark,
             unet, diffusion, gnn, moe, lstm, rnn_loop, generate_static, generate_growing, evaluate, contrast, bert,
-            translate, mixer, video, audio, gan, recommend, chunked, microbatches, resnet_last, ddp]
+            translate, mixer, video, audio, gan, recommend, chunked, microbatches, resnet_last, gpt_length,
+            adafactor, physics, padded, ddp]
 
 
 def main():
