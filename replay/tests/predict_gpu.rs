@@ -85,9 +85,9 @@ fn what_larger_runs_reserved_on_a_gpu_is_in_the_range_and_certain_answers_are_ri
         evaluate     batch=64            +0.00 %  certain    +0.00 to   +0.00 %
         evaluate     batch=128           +0.00 %  certain    +0.00 to   +0.00 %
         evaluate     batch=200           +0.00 %  certain    +0.00 to   +0.00 %
-        moe          batch=128           -0.34 %  range     -30.96 to +408.75 %
-        moe          batch=256           -3.99 %  range     -32.75 to +901.29 %
-        moe          batch=400           -9.81 %  range     -33.86 to +1396.97 %
+        moe          batch=128           -0.34 %  range     -30.96 to  +54.22 %
+        moe          batch=256           -3.99 %  range     -32.75 to  +78.83 %
+        moe          batch=400           -9.81 %  range     -33.86 to  +70.05 %
         gnn          nodes=80000         +0.00 %  certain    +0.00 to   +0.00 %
         gnn          nodes=160000        +0.00 %  certain    +0.00 to   +0.00 %
         gnn          nodes=250000        +0.00 %  certain    +0.00 to   +0.00 %

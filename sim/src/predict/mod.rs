@@ -294,17 +294,24 @@ impl<'a> Model<'a> {
         let is_tensors = |fit: &Fit| fit.standing == Standing::Checked && fit.laws[0].len() == 1;
         let products = fits.iter().filter(|(fit, _)| is_tensors(fit)).map(|(fit, _)| fit.laws[0][0].product);
         let products: FxHashSet<usize> = products.collect();
-        let of_scratch = |((fit, scatter), (scratch, sizes)): ((Fit, f64), &(Scratch, Box<[u64]>))| {
-            let is_guessed = matches!(fit.standing, Standing::Lawless | Standing::Unchecked);
-            match is_guessed && *scratch != Scratch::No {
-                true => {
+        // Where nothing that has a law grows with a variable, anything may.
+        let most = (0..self.basis.n_variables()).map(|variable| {
+            let powers = products.iter().map(|product| self.basis.products()[*product][variable]);
+            powers.max().filter(|most| *most > 0).unwrap_or(u8::MAX)
+        });
+        let most: Vec<u8> = most.collect();
+        let of_all = |((fit, scatter), (scratch, sizes)): ((Fit, f64), &(Scratch, Box<[u64]>))| {
+            let fit = match (fit.standing, scratch) {
+                (Standing::Lawless, Scratch::No) => self.basis.flattened(fit, &self.base().at, &most),
+                (Standing::Lawless | Standing::Unchecked, Scratch::Workspace | Scratch::Sum(_)) => {
                     let (points, sizes) = self.points(sizes);
-                    (self.basis.workspace(&points, &sizes, |product| products.contains(&product)), scatter)
+                    self.basis.workspace(&points, &sizes, |product| products.contains(&product))
                 }
-                false => (fit, scatter),
-            }
+                _ => fit,
+            };
+            (fit, scatter)
         };
-        (self.fits, self.scatter) = fits.into_iter().zip(&all).map(of_scratch).unzip();
+        (self.fits, self.scatter) = fits.into_iter().zip(&all).map(of_all).unzip();
         self.full = all.iter().map(|(scratch, sizes)| scratch::full(*scratch, sizes)).collect();
         let ids = (0..).map(AllocId).zip(scratch);
         self.optional =
