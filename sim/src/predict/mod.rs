@@ -16,6 +16,7 @@ pub mod law;
 mod live;
 mod scratch;
 
+use std::cell::LazyCell;
 use std::hash::{Hash, Hasher};
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -95,6 +96,14 @@ pub struct Model<'a> {
     scatter: Vec<f64>,
     /// Requests that another run made and the base did not.
     n_left_out: usize,
+}
+
+/// Requests with one law.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Alike {
+    scratch: Scratch,
+    /// For each run; 0 where it has no such request.
+    sizes: Box<[u64]>,
 }
 
 /// What is not known of a prediction, and why.
@@ -280,17 +289,17 @@ impl<'a> Model<'a> {
             };
             self.runs.iter().zip(&self.matched).map(of).collect()
         };
-        let mut known: FxHashMap<(Scratch, Box<[u64]>), u32> = FxHashMap::default();
+        let mut known: FxHashMap<Alike, u32> = FxHashMap::default();
         let mut all = vec![];
         let index_of = |id: usize| {
             let next = all.len() as u32;
-            *known.entry((scratch[id], sizes_of(id))).or_insert_with_key(|key| {
+            *known.entry(Alike { scratch: scratch[id], sizes: sizes_of(id) }).or_insert_with_key(|key| {
                 all.push(key.clone());
                 next
             })
         };
         self.fit_of = (0..stream.allocations.len()).map(index_of).collect();
-        let fits: Vec<(Fit, f64)> = all.iter().map(|(_, sizes)| self.law(sizes)).collect();
+        let fits: Vec<(Fit, f64)> = all.iter().map(|alike| self.law(&alike.sizes)).collect();
         let is_tensors = |fit: &Fit| fit.standing == Standing::Checked && fit.laws[0].len() == 1;
         let products = fits.iter().filter(|(fit, _)| is_tensors(fit)).map(|(fit, _)| fit.laws[0][0].product);
         let products: FxHashSet<usize> = products.collect();
@@ -300,7 +309,7 @@ impl<'a> Model<'a> {
             powers.max().filter(|most| *most > 0).unwrap_or(u8::MAX)
         });
         let most: Vec<u8> = most.collect();
-        let of_all = |((fit, scatter), (scratch, sizes)): ((Fit, f64), &(Scratch, Box<[u64]>))| {
+        let of_all = |((fit, scatter), Alike { scratch, sizes }): ((Fit, f64), &Alike)| {
             let fit = match (fit.standing, scratch) {
                 (Standing::Lawless, Scratch::No) => self.basis.flattened(fit, &self.base().at, &most),
                 (Standing::Lawless | Standing::Unchecked, Scratch::Workspace | Scratch::Sum(_)) => {
@@ -312,7 +321,7 @@ impl<'a> Model<'a> {
             (fit, scatter)
         };
         (self.fits, self.scatter) = fits.into_iter().zip(&all).map(of_all).unzip();
-        self.full = all.iter().map(|(scratch, sizes)| scratch::full(*scratch, sizes)).collect();
+        self.full = all.iter().map(|alike| scratch::full(alike.scratch, &alike.sizes)).collect();
         let ids = (0..).map(AllocId).zip(scratch);
         self.optional =
             ids.filter(|(id, it)| scratch::is_optional(stream, *id, *it)).map(|(id, _)| id).collect();
@@ -523,6 +532,13 @@ impl<'a> Model<'a> {
     fn growth(&self, at: &[u64]) -> Vec<Growth> {
         let base = self.base();
         let mut growing: FxHashMap<u32, Growth> = FxHashMap::default();
+        let of_place = LazyCell::new(|| {
+            let mut of_place: FxHashMap<u32, Vec<usize>> = FxHashMap::default();
+            for (id, place) in self.places[self.base].iter().enumerate() {
+                of_place.entry(*place).or_default().push(id);
+            }
+            of_place
+        });
         for (place, most) in &self.most_live[self.base] {
             let numbers: Vec<u64> =
                 self.most_live.iter().map(|live| live.get(place).copied().unwrap_or(0)).collect();
@@ -533,7 +549,7 @@ impl<'a> Model<'a> {
                 });
                 is_growth(*most, *number, up) || is_growth(*number, *most, down)
             });
-            if grows && !self.is_another_way(*place) {
+            if grows && !self.is_another_way(&of_place[place]) {
                 let fit = self.law(&numbers).0;
                 let (_, best, high) = self.basis.range(&fit, at);
                 // A loop in a loop would need three runs to be believed: with two, one step more is all that is seen.
@@ -563,9 +579,7 @@ impl<'a> Model<'a> {
 
     /// A place where the base makes requests that another run does not, and of other sizes than those that both make: a loop
     /// repeats what it does, and what chooses another algorithm at another size does something else.
-    fn is_another_way(&self, place: u32) -> bool {
-        let places = self.places[self.base].iter();
-        let here: Vec<usize> = places.enumerate().filter(|(_, it)| **it == place).map(|(id, _)| id).collect();
+    fn is_another_way(&self, here: &[usize]) -> bool {
         let size = |id: usize| self.base().stream.allocations[id].requested;
         self.matched.iter().filter(|matched| !matched.is_empty()).any(|matched| {
             let (common, own): (Vec<usize>, Vec<usize>) = here.iter().partition(|id| matched[**id] != NONE);
