@@ -70,30 +70,30 @@ fn what_larger_runs_reserved_on_a_gpu_is_in_the_range_and_certain_answers_are_ri
         gpt          batch=32            +0.00 %  certain    -0.03 to   +0.00 %
         gpt          batch=48            +0.00 %  certain    -0.02 to   +0.00 %
         gpt          batch=100           +0.00 %  certain    +0.00 to   +0.00 %
-        lstm         batch=64,seq=256    -2.85 %  range      -6.41 to  +22.52 %
-        lstm         batch=32,seq=1024   -2.61 %  range      -5.19 to  +23.33 %
-        lstm         batch=100,seq=512   -2.85 %  range      -5.38 to  +22.44 %
+        lstm         batch=64,seq=256    -2.85 %  range     -13.21 to  +32.13 %
+        lstm         batch=32,seq=1024   -2.61 %  range     -12.09 to  +33.00 %
+        lstm         batch=100,seq=512   -2.85 %  range     -12.26 to  +32.05 %
         gpt_matrix   batch=8,seq=1024    +0.00 %  certain    +0.00 to   +0.00 %
         gpt_matrix   batch=16,seq=512    +0.00 %  certain    +0.00 to   +0.00 %
         gpt_matrix   batch=4,seq=2048    +0.00 %  certain    +0.00 to   +0.00 %
-        resnet       batch=128           -0.21 %  range     -12.35 to   +2.84 %
-        resnet       batch=200           -4.43 %  range     -12.97 to   +0.34 %
-        resnet       batch=256           +1.15 %  range     -11.59 to   +3.17 %
+        resnet       batch=128           -0.21 %  range     -18.73 to  +10.90 %
+        resnet       batch=200           -4.43 %  range     -19.30 to   +8.21 %
+        resnet       batch=256           +1.15 %  range     -18.02 to  +11.26 %
         gpt_compile  batch=32            +0.00 %  range     -13.04 to  +15.00 %
         gpt_compile  batch=48            +0.05 %  range     -13.04 to  +15.05 %
         gpt_compile  batch=96            +9.33 %  range      -4.93 to  +25.73 %
         evaluate     batch=64            +0.00 %  certain    +0.00 to   +0.00 %
         evaluate     batch=128           +0.00 %  certain    +0.00 to   +0.00 %
         evaluate     batch=200           +0.00 %  certain    +0.00 to   +0.00 %
-        moe          batch=128           -0.34 %  range     -30.96 to  +54.22 %
-        moe          batch=256           -3.99 %  range     -32.75 to  +78.83 %
-        moe          batch=400           -9.81 %  range     -33.86 to  +70.05 %
+        moe          batch=128           -0.34 %  range     -35.98 to  +66.31 %
+        moe          batch=256           -3.99 %  range     -37.64 to  +92.85 %
+        moe          batch=400           -9.81 %  range     -38.67 to  +83.38 %
         gnn          nodes=80000         +0.00 %  certain    +0.00 to   +0.00 %
         gnn          nodes=160000        +0.00 %  certain    +0.00 to   +0.00 %
         gnn          nodes=250000        +0.00 %  certain    +0.00 to   +0.00 %
-        unet         batch=32,side=128  +11.11 %  range     -20.57 to  +32.07 %
-        unet         batch=16,side=256   +7.81 %  range     -23.93 to  +28.73 %
-        unet         batch=48,side=192   +3.10 %  range     -26.99 to  +23.47 %
+        unet         batch=32,side=128  +11.11 %  range     -26.35 to  +42.43 %
+        unet         batch=16,side=256   +7.81 %  range     -29.46 to  +38.83 %
+        unet         batch=48,side=192   +3.10 %  range     -32.30 to  +33.15 %
     "#]]
     .assert_eq(&table);
 }

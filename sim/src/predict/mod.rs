@@ -119,6 +119,16 @@ pub struct Open {
     pub site: Option<Frame>,
 }
 
+impl Open {
+    /// Whether it hangs on what a library or the program chooses, and not on one number that decides all.
+    pub(crate) fn is_chosen(&self) -> bool {
+        match self.why {
+            Why::Size(standing, _) => !matches!(standing, Standing::Checked | Standing::Ambiguous),
+            Why::Full | Why::Number | Why::Others => false,
+        }
+    }
+}
+
 /// Why something is not known.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Why {
@@ -433,11 +443,7 @@ impl<'a> Model<'a> {
             Open { why: Why::Others, n_requests: 0, bytes: (low, high), site: None }
         }));
         let stream = |which: Which| self.stream(which, &sizes, &growth, at);
-        let is_erratic = |open: &Open| {
-            let is_chosen = |standing| !matches!(standing, Standing::Checked | Standing::Ambiguous);
-            matches!(open.why, Why::Size(standing, _) if is_chosen(standing))
-        };
-        let n_any = if open.iter().any(is_erratic) { N_ANY } else { 0 };
+        let n_any = if open.iter().any(Open::is_chosen) { N_ANY } else { 0 };
         let which = [Which::Low, Which::High].into_iter().chain((0..n_any).map(Which::Any));
         let others = match open.is_empty() {
             true => vec![],
