@@ -8,7 +8,7 @@ usage: predict.py FOLDER [NAME...]
 FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of predict_programs.py, all if there are none. Of each: small runs are recorded, what
 larger ones reserve is predicted, and the larger ones are run alone, several programs at a time. `--fit batch` is asked for a limit
 that then holds: what it says is right where that value runs, and the next does not. Results are written to $OUT (or a new folder) as
-they come: predict.jsonl, the traces of the small runs (traces.N.tar), and table.txt. PASS and FAIL lines; about six minutes on a GPU
+they come: predict.jsonl, the traces of the small runs (traces.N.tar), and table.txt. PASS and FAIL lines; about ten minutes on a GPU
 of 80 GB or more with 16 cores; PREDICT_SECONDS (480) is when nothing more is started, PREDICT_SLOTS how many run at a time.
 """
 import glob, json, os, subprocess, sys, tarfile, tempfile, threading, time
@@ -28,7 +28,7 @@ CONTEXT = 2 * GIB
 MOST_LIMIT = 12 * GIB
 MOST_TRIES = 6
 
-# Name: recorded, targets, and whether the largest batch is looked for.
+# Name of the program, `-` and what is other about the case: recorded, targets, and whether the largest batch is looked for.
 CASES = {
     "gpt_compile": ("batch=4 batch=8", "batch=32 batch=48 batch=96", False),
     "ddp": ("batch=4 batch=8", "batch=32 batch=64 batch=100", False),
@@ -52,6 +52,26 @@ CASES = {
     "generate_static": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
     "generate_growing": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
     "evaluate": ("batch=8 batch=16", "batch=64 batch=128 batch=200", True),
+    "bert": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "translate": ("batch=8 batch=16", "batch=64 batch=128 batch=200", False),
+    "mixer": ("batch=16 batch=32", "batch=128 batch=256 batch=500", False),
+    "video": ("batch=2 batch=4", "batch=16 batch=32 batch=60", False),
+    "audio": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "gan": ("batch=16 batch=32", "batch=128 batch=256 batch=500", False),
+    "recommend": ("batch=2048 batch=4096", "batch=16384 batch=32768 batch=60000", False),
+    "chunked": ("batch=4 batch=8", "batch=32 batch=64 batch=100", False),
+    "microbatches": ("batch=4 batch=8", "batch=32 batch=64 batch=100", False),
+    "resnet_last": ("batch=16 batch=32", "batch=128 batch=200 batch=256", True),
+    "gpt_length": ("seq=128 seq=256", "seq=1024 seq=2048 seq=4096", False),
+    "adafactor": ("batch=4 batch=8", "batch=32 batch=48 batch=100", True),
+    "physics": ("points=4000 points=8000", "points=32000 points=64000 points=120000", False),
+    "padded": ("batch=8 batch=16", "batch=64 batch=128 batch=200", False),
+    "gpt-other": ("batch=3 batch=5", "batch=20 batch=41 batch=77", True),
+    "gpt_matrix-other": ("batch=3,seq=192 batch=6,seq=192 batch=3,seq=320", "batch=24,seq=768 batch=50,seq=400 batch=6,seq=1900", False),
+    "vit-other": ("batch=6 batch=10", "batch=40 batch=90 batch=160", True),
+    "lstm-other": ("batch=6,seq=100 batch=12,seq=100 batch=6,seq=150", "batch=60,seq=200 batch=24,seq=900 batch=90,seq=450", True),
+    "resnet-other": ("batch=12 batch=20 batch=40", "batch=160 batch=240 batch=320", True),
+    "unet-other": ("batch=3,side=96 batch=6,side=96 batch=3,side=160", "batch=24,side=160 batch=12,side=320 batch=40,side=224", True),
     "contrast": ("batch=512 batch=1024", "batch=4096 batch=8192 batch=16000", False),
 }
 
@@ -102,7 +122,7 @@ class TooLate(Exception):
 
 def program(name, values):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return [sys.executable, *(launcher if name == "ddp" else []), PROGRAM, name, values]
+    return [sys.executable, *(launcher if name == "ddp" else []), PROGRAM, name.split("-")[0], values]
 
 
 def truth(machine, name, values, needed, limit=None, record=None):

@@ -403,6 +403,201 @@ def contrast(batch):
     train(step, model.parameters())
 
 
+def bert(batch, seq=256):
+    """Dropout, a mask, half precision with scaled gradients, and clipping."""
+    width = 384
+    layer = nn.TransformerEncoderLayer(width, 6, 4 * width, dropout=0.1, batch_first=True)
+    model = nn.ModuleDict({"embed": nn.Embedding(8192, width), "body": nn.TransformerEncoder(layer, 6, enable_nested_tensor=False), "head": nn.Linear(width, 8192)}).to(GPU)
+    optimizer, scaler = torch.optim.AdamW(model.parameters(), lr=1e-4), torch.amp.GradScaler(GPU)
+    for _ in range(STEPS):
+        tokens = torch.randint(0, 8192, (batch, seq), device=GPU)
+        mask = torch.zeros(batch, seq, dtype=torch.bool, device=GPU)
+        with torch.autocast(GPU, torch.float16):
+            loss = F.cross_entropy(model["head"](model["body"](model["embed"](tokens), src_key_padding_mask=mask)).flatten(0, 1), tokens.flatten())
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+def translate(batch, seq=128):
+    """An encoder and a decoder of half its length."""
+    model = nn.ModuleDict({"embed": nn.Embedding(8192, 512), "body": nn.Transformer(512, 8, 4, 4, 2048, batch_first=True), "head": nn.Linear(512, 8192)}).to(GPU)
+
+    def step():
+        source, target = (torch.randint(0, 8192, (batch, n), device=GPU) for n in (seq, seq // 2))
+        mask = nn.Transformer.generate_square_subsequent_mask(seq // 2, device=GPU)
+        hidden = model["body"](model["embed"](source), model["embed"](target), tgt_mask=mask)
+        return F.cross_entropy(model["head"](hidden).flatten(0, 1), target.flatten(), label_smoothing=0.1)
+
+    train(step, model.parameters())
+
+
+def mixer(batch, side=128):
+    class Mixer(nn.Module):
+        def __init__(self, places, width):
+            super().__init__()
+            mlp = lambda n: nn.Sequential(nn.LayerNorm(n), nn.Linear(n, 2 * n), nn.GELU(), nn.Linear(2 * n, n))
+            self.across, self.along = mlp(places), mlp(width)
+
+        def forward(self, x):
+            x = x + self.across(x.transpose(1, 2)).transpose(1, 2)
+            return x + self.along(x)
+
+    model = nn.Sequential(nn.Conv2d(3, 256, 8, 8), nn.Flatten(2), *[Mixer(256, (side // 8) ** 2) for _ in range(6)]).to(GPU)
+    train(lambda: model(torch.randn(batch, 3, side, side, device=GPU)).square().mean(), model.parameters())
+
+
+def video(batch, frames=8):
+    conv = lambda a, b: nn.Sequential(nn.Conv3d(a, b, 3, padding=1), nn.BatchNorm3d(b), nn.ReLU(inplace=True), nn.MaxPool3d((1, 2, 2)))
+    model = nn.Sequential(conv(3, 32), conv(32, 64), conv(64, 128), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(128, 100)).to(GPU)
+
+    def step():
+        return F.cross_entropy(model(torch.randn(batch, 3, frames, 64, 64, device=GPU)), torch.randint(0, 100, (batch,), device=GPU))
+
+    train(step, model.parameters())
+
+
+def audio(batch, seconds=1):
+    layers, inside = [], 1
+    for outside in (32, 64, 128, 256):
+        layers += [nn.Conv1d(inside, outside, 9, 4, 4), nn.BatchNorm1d(outside), nn.LeakyReLU(0.1)]
+        inside = outside
+    model = nn.Sequential(*layers, nn.Conv1d(256, 64, 1)).to(GPU)
+    back = nn.Sequential(nn.ConvTranspose1d(64, 32, 16, 16), nn.ReLU(), nn.ConvTranspose1d(32, 1, 16, 16)).to(GPU)
+
+    def step():
+        wave = torch.randn(batch, 1, 16384 * seconds, device=GPU)
+        spectra = [torch.stft(it.squeeze(1), 1024, 256, window=torch.hann_window(1024, device=GPU), return_complex=True).abs() for it in (wave, back(model(wave)))]
+        return F.l1_loss(*spectra)
+
+    train(step, [*model.parameters(), *back.parameters()])
+
+
+def gan(batch, side=64):
+    make = nn.Sequential(nn.ConvTranspose2d(64, 256, side // 8), nn.BatchNorm2d(256), nn.ReLU(),
+                         *[layer for a, b in ((256, 128), (128, 64), (64, 32)) for layer in (nn.ConvTranspose2d(a, b, 4, 2, 1), nn.BatchNorm2d(b), nn.ReLU())],
+                         nn.Conv2d(32, 3, 3, 1, 1), nn.Tanh()).to(GPU)
+    judge = nn.Sequential(*[layer for a, b in ((3, 64), (64, 128), (128, 256)) for layer in (nn.Conv2d(a, b, 4, 2, 1), nn.LeakyReLU(0.2))],
+                          nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 1)).to(GPU)
+    one, other = (torch.optim.Adam(it.parameters(), 2e-4) for it in (make, judge))
+    for _ in range(STEPS):
+        real, fake = torch.randn(batch, 3, side, side, device=GPU), make(torch.randn(batch, 64, 1, 1, device=GPU))
+        other.zero_grad()
+        (F.softplus(-judge(real)).mean() + F.softplus(judge(fake.detach())).mean()).backward()
+        other.step()
+        one.zero_grad()
+        F.softplus(-judge(fake)).mean().backward()
+        one.step()
+
+
+def recommend(batch):
+    tables = nn.ModuleList(nn.EmbeddingBag(100_000, 64, mode="sum") for _ in range(8)).to(GPU)
+    top = nn.Sequential(nn.Linear(36 + 64, 256), nn.ReLU(), nn.Linear(256, 1)).to(GPU)
+    bottom = nn.Sequential(nn.Linear(13, 128), nn.ReLU(), nn.Linear(128, 64)).to(GPU)
+
+    def step():
+        dense = bottom(torch.randn(batch, 13, device=GPU))
+        sparse = [table(torch.randint(0, 100_000, (batch * 10,), device=GPU), torch.arange(0, batch * 10, 10, device=GPU)) for table in tables]
+        all = torch.stack([dense, *sparse], 1)
+        pairs = torch.triu_indices(9, 9, 1, device=GPU)
+        products = (all @ all.transpose(1, 2))[:, pairs[0], pairs[1]]
+        return F.binary_cross_entropy_with_logits(top(torch.cat([dense, products], 1)).squeeze(1), torch.rand(batch, device=GPU))
+
+    train(step, [*tables.parameters(), *top.parameters(), *bottom.parameters()])
+
+
+def chunked(batch, seq=512):
+    """A loss in parts, computed again in the backward pass, and an average of the weights."""
+    model = Gpt(layers=4).to(GPU)
+    average = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def part(x, tokens):
+        return F.cross_entropy(model.head(x).float(), tokens, reduction="sum")
+
+    def step():
+        tokens = words(model, batch, seq)
+        with torch.autocast(GPU, torch.bfloat16):
+            x = model.embed(tokens[:, :-1])
+            for block in model.blocks:
+                x = block(x)
+            x, tokens = model.norm(x).flatten(0, 1), tokens[:, 1:].flatten()
+            loss = sum(checkpoint(part, *pair, use_reentrant=False) for pair in zip(x.chunk(8), tokens.chunk(8)))
+        torch._foreach_lerp_(average, [parameter.detach() for parameter in model.parameters()], 0.01)
+        return loss / (batch * seq)
+
+    train(step, model.parameters())
+
+
+def microbatches(batch, seq=256):
+    """As many parts of two as the batch has: their gradients add up, their memory does not."""
+    model = Gpt(layers=4).to(GPU)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(STEPS):
+        losses = []
+        for _ in range(batch // 2):
+            loss = language(model, 2, seq)
+            loss.backward()
+            losses.append(loss.detach())
+        torch.stack(losses).mean().item()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def resnet_last(batch, side=160):
+    """Channels last, in bfloat16."""
+    layers, inside = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)], 64
+    for number, outside, stride in ((2, 256, 1), (2, 512, 2), (2, 1024, 2)):
+        for index in range(number):
+            layers.append(Residual(inside, outside, stride if index == 0 else 1))
+            inside = outside
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, 1000)).to(GPU, memory_format=torch.channels_last)
+
+    def step():
+        images = torch.randn(batch, 3, side, side, device=GPU).to(memory_format=torch.channels_last)
+        with torch.autocast(GPU, torch.bfloat16):
+            return F.cross_entropy(model(images), torch.randint(0, 1000, (batch,), device=GPU))
+
+    train(step, model.parameters())
+
+
+def gpt_length(seq):
+    gpt(8, seq)
+
+
+def adafactor(batch, seq=512):
+    model = Gpt(layers=6).to(GPU)
+    train(lambda: language(model, batch, seq), model.parameters(), torch.optim.Adafactor)
+
+
+def physics(points):
+    """A network whose derivatives are part of the loss."""
+    model = nn.Sequential(nn.Linear(3, 256), nn.Tanh(), *[layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.Tanh())], nn.Linear(256, 1)).to(GPU)
+
+    def step():
+        at = torch.rand(points, 3, device=GPU, requires_grad=True)
+        value = model(at)
+        slope, = torch.autograd.grad(value.sum(), at, create_graph=True)
+        bend, = torch.autograd.grad(slope[:, 0].sum(), at, create_graph=True)
+        return (slope[:, 2] + value[:, 0] * slope[:, 0] - 0.01 * bend[:, 0]).square().mean()
+
+    train(step, model.parameters())
+
+
+def padded(batch):
+    """Lengths that hang on the data: each batch is as long as its longest."""
+    torch.manual_seed(batch)
+    model = Gpt(layers=4).to(GPU)
+
+    def step():
+        lengths = torch.randint(64, 512, (batch,))
+        return language(model, batch, int(lengths.max()))
+
+    train(step, model.parameters())
+
+
 def ddp(batch, seq=256):
     """Two ranks, one process each, started by this one; the first says what it used."""
     import torch.distributed as dist
@@ -417,7 +612,9 @@ def ddp(batch, seq=256):
 
 
 PROGRAMS = [gpt, gpt_seq, gpt_matrix, gpt_checkpoint, gpt_fp32, gpt_accumulate, gpt_compile, llama, lora, vit, resnet, resnet_benchmark,
-            unet, diffusion, gnn, moe, lstm, rnn_loop, generate_static, generate_growing, evaluate, contrast, ddp]
+            unet, diffusion, gnn, moe, lstm, rnn_loop, generate_static, generate_growing, evaluate, contrast, bert,
+            translate, mixer, video, audio, gan, recommend, chunked, microbatches, resnet_last, gpt_length,
+            adafactor, physics, padded, ddp]
 
 
 def main():

@@ -1,6 +1,6 @@
 //! What becomes of a prediction under an allocator, and how sure that is.
 
-use super::{Prediction, Why};
+use super::{Open, Prediction, Why};
 use crate::ops::{AllocId, Op, OpStream};
 use crate::policies::OptionError;
 use crate::simulator::Outcome;
@@ -8,6 +8,9 @@ use crate::whatif::{Answer, Laboratory, Question};
 
 /// What is reserved does not always rise with what is asked for: a range reaches so much further than its ends.
 const NOT_MONOTONOUS: f64 = 0.02;
+/// The same where libraries choose workspaces: which hole one leaves hangs on all before it. Of 34 ranges for programs on an H200
+/// that were not looked at before, 4 lay outside of a range with the former, by at most 5.5 %.
+const CHOSEN_WORKSPACES: f64 = 0.10;
 /// An answer whose range is no wider is sure.
 const SURE: f64 = 0.01;
 
@@ -50,7 +53,9 @@ impl Prediction {
         let is_narrow = reserved.1 as f64 <= reserved.0 as f64 * (1.0 + SURE);
         let is_sure = is_narrow && self.is_lawful();
         if !is_sure {
-            let factor = self.scatter * (1.0 + NOT_MONOTONOUS);
+            let further =
+                if self.open.iter().any(Open::is_chosen) { CHOSEN_WORKSPACES } else { NOT_MONOTONOUS };
+            let factor = self.scatter * (1.0 + further);
             let wider =
                 |(low, high): (u64, u64)| ((low as f64 / factor) as u64, (high as f64 * factor) as u64);
             (reserved, allocated) = (wider(reserved), wider(allocated));

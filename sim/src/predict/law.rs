@@ -89,6 +89,11 @@ impl Basis {
         Basis { n_variables, products, n_plausible }
     }
 
+    /// How many variables there are.
+    pub fn n_variables(&self) -> usize {
+        self.n_variables
+    }
+
     /// The products, the constant first.
     pub fn products(&self) -> &[Powers] {
         &self.products
@@ -151,6 +156,20 @@ impl Basis {
             points.map(move |(at, size)| self.through(*size as f64, at, &self.products[product]))
         });
         Fit { laws: [best, least].into_iter().chain(through).collect(), standing }
+    }
+
+    /// The same with no power above `most`, through the same sizes at a point: what hangs on the data as well has no sides that
+    /// nothing else of the program has.
+    pub fn flattened(&self, fit: Fit, at: &[u64], most: &[u8]) -> Fit {
+        let flattened = |law: Law| match law[..] {
+            [term] => {
+                let powers =
+                    self.products[term.product].iter().zip(most).map(|(power, most)| *power.min(most));
+                self.through(term.bytes * self.product_at(term.product, at), at, &powers.collect::<Vec<_>>())
+            }
+            _ => law,
+        };
+        Fit { laws: fit.laws.into_iter().map(flattened).collect(), ..fit }
     }
 
     fn is_straight(&self, product: usize) -> bool {

@@ -16,6 +16,7 @@ pub mod law;
 mod live;
 mod scratch;
 
+use std::cell::LazyCell;
 use std::hash::{Hash, Hasher};
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -97,6 +98,14 @@ pub struct Model<'a> {
     n_left_out: usize,
 }
 
+/// Requests with one law.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Alike {
+    scratch: Scratch,
+    /// For each run; 0 where it has no such request.
+    sizes: Box<[u64]>,
+}
+
 /// What is not known of a prediction, and why.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Open {
@@ -108,6 +117,16 @@ pub struct Open {
     pub bytes: (u64, u64),
     /// The call site with most of them, by bytes that are not known.
     pub site: Option<Frame>,
+}
+
+impl Open {
+    /// Whether it hangs on what a library or the program chooses, and not on one number that decides all.
+    pub(crate) fn is_chosen(&self) -> bool {
+        match self.why {
+            Why::Size(standing, _) => !matches!(standing, Standing::Checked | Standing::Ambiguous),
+            Why::Full | Why::Number | Why::Others => false,
+        }
+    }
 }
 
 /// Why something is not known.
@@ -280,32 +299,39 @@ impl<'a> Model<'a> {
             };
             self.runs.iter().zip(&self.matched).map(of).collect()
         };
-        let mut known: FxHashMap<(Scratch, Box<[u64]>), u32> = FxHashMap::default();
+        let mut known: FxHashMap<Alike, u32> = FxHashMap::default();
         let mut all = vec![];
         let index_of = |id: usize| {
             let next = all.len() as u32;
-            *known.entry((scratch[id], sizes_of(id))).or_insert_with_key(|key| {
+            *known.entry(Alike { scratch: scratch[id], sizes: sizes_of(id) }).or_insert_with_key(|key| {
                 all.push(key.clone());
                 next
             })
         };
         self.fit_of = (0..stream.allocations.len()).map(index_of).collect();
-        let fits: Vec<(Fit, f64)> = all.iter().map(|(_, sizes)| self.law(sizes)).collect();
+        let fits: Vec<(Fit, f64)> = all.iter().map(|alike| self.law(&alike.sizes)).collect();
         let is_tensors = |fit: &Fit| fit.standing == Standing::Checked && fit.laws[0].len() == 1;
         let products = fits.iter().filter(|(fit, _)| is_tensors(fit)).map(|(fit, _)| fit.laws[0][0].product);
         let products: FxHashSet<usize> = products.collect();
-        let of_scratch = |((fit, scatter), (scratch, sizes)): ((Fit, f64), &(Scratch, Box<[u64]>))| {
-            let is_guessed = matches!(fit.standing, Standing::Lawless | Standing::Unchecked);
-            match is_guessed && *scratch != Scratch::No {
-                true => {
+        // Where nothing that has a law grows with a variable, anything may.
+        let most = (0..self.basis.n_variables()).map(|variable| {
+            let powers = products.iter().map(|product| self.basis.products()[*product][variable]);
+            powers.max().filter(|most| *most > 0).unwrap_or(u8::MAX)
+        });
+        let most: Vec<u8> = most.collect();
+        let of_all = |((fit, scatter), Alike { scratch, sizes }): ((Fit, f64), &Alike)| {
+            let fit = match (fit.standing, scratch) {
+                (Standing::Lawless, Scratch::No) => self.basis.flattened(fit, &self.base().at, &most),
+                (Standing::Lawless | Standing::Unchecked, Scratch::Workspace | Scratch::Sum(_)) => {
                     let (points, sizes) = self.points(sizes);
-                    (self.basis.workspace(&points, &sizes, |product| products.contains(&product)), scatter)
+                    self.basis.workspace(&points, &sizes, |product| products.contains(&product))
                 }
-                false => (fit, scatter),
-            }
+                _ => fit,
+            };
+            (fit, scatter)
         };
-        (self.fits, self.scatter) = fits.into_iter().zip(&all).map(of_scratch).unzip();
-        self.full = all.iter().map(|(scratch, sizes)| scratch::full(*scratch, sizes)).collect();
+        (self.fits, self.scatter) = fits.into_iter().zip(&all).map(of_all).unzip();
+        self.full = all.iter().map(|alike| scratch::full(alike.scratch, &alike.sizes)).collect();
         let ids = (0..).map(AllocId).zip(scratch);
         self.optional =
             ids.filter(|(id, it)| scratch::is_optional(stream, *id, *it)).map(|(id, _)| id).collect();
@@ -417,11 +443,7 @@ impl<'a> Model<'a> {
             Open { why: Why::Others, n_requests: 0, bytes: (low, high), site: None }
         }));
         let stream = |which: Which| self.stream(which, &sizes, &growth, at);
-        let is_erratic = |open: &Open| {
-            let is_chosen = |standing| !matches!(standing, Standing::Checked | Standing::Ambiguous);
-            matches!(open.why, Why::Size(standing, _) if is_chosen(standing))
-        };
-        let n_any = if open.iter().any(is_erratic) { N_ANY } else { 0 };
+        let n_any = if open.iter().any(Open::is_chosen) { N_ANY } else { 0 };
         let which = [Which::Low, Which::High].into_iter().chain((0..n_any).map(Which::Any));
         let others = match open.is_empty() {
             true => vec![],
@@ -516,6 +538,13 @@ impl<'a> Model<'a> {
     fn growth(&self, at: &[u64]) -> Vec<Growth> {
         let base = self.base();
         let mut growing: FxHashMap<u32, Growth> = FxHashMap::default();
+        let of_place = LazyCell::new(|| {
+            let mut of_place: FxHashMap<u32, Vec<usize>> = FxHashMap::default();
+            for (id, place) in self.places[self.base].iter().enumerate() {
+                of_place.entry(*place).or_default().push(id);
+            }
+            of_place
+        });
         for (place, most) in &self.most_live[self.base] {
             let numbers: Vec<u64> =
                 self.most_live.iter().map(|live| live.get(place).copied().unwrap_or(0)).collect();
@@ -526,7 +555,7 @@ impl<'a> Model<'a> {
                 });
                 is_growth(*most, *number, up) || is_growth(*number, *most, down)
             });
-            if grows && !self.is_another_way(*place) {
+            if grows && !self.is_another_way(&of_place[place]) {
                 let fit = self.law(&numbers).0;
                 let (_, best, high) = self.basis.range(&fit, at);
                 // A loop in a loop would need three runs to be believed: with two, one step more is all that is seen.
@@ -556,9 +585,7 @@ impl<'a> Model<'a> {
 
     /// A place where the base makes requests that another run does not, and of other sizes than those that both make: a loop
     /// repeats what it does, and what chooses another algorithm at another size does something else.
-    fn is_another_way(&self, place: u32) -> bool {
-        let places = self.places[self.base].iter();
-        let here: Vec<usize> = places.enumerate().filter(|(_, it)| **it == place).map(|(id, _)| id).collect();
+    fn is_another_way(&self, here: &[usize]) -> bool {
         let size = |id: usize| self.base().stream.allocations[id].requested;
         self.matched.iter().filter(|matched| !matched.is_empty()).any(|matched| {
             let (common, own): (Vec<usize>, Vec<usize>) = here.iter().partition(|id| matched[**id] != NONE);

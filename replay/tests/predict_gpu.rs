@@ -1,0 +1,99 @@
+//! Predictions from small runs on an H200, against what larger runs of the same programs had reserved there: tests/golden/predict.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use expect_test::expect;
+use gputrace_replay::answers::predict::{Asked, Recorded, Values, predict};
+use gputrace_replay::import;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/predict")
+}
+
+/// `batch=4,seq=256`, or `batch4.seq256`.
+fn values(text: &str, between: char) -> Values {
+    let value = |pair: &str| {
+        let digits = pair.find(|it: char| it.is_ascii_digit()).expect("a value");
+        (pair[..digits].trim_end_matches('=').to_owned(), pair[digits..].parse().expect("a number"))
+    };
+    text.split(between).map(value).collect()
+}
+
+/// The runs that were recorded of each program.
+fn recorded() -> BTreeMap<String, Vec<Recorded>> {
+    let mut programs: BTreeMap<String, Vec<Recorded>> = BTreeMap::new();
+    let mut names: Vec<String> = fs::read_dir(folder())
+        .expect("a folder")
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"))
+        .filter(|name| name.ends_with(".gtr"))
+        .collect();
+    names.sort();
+    for name in names {
+        let (program, at) = name.trim_end_matches(".gtr").split_once('.').expect("values");
+        let run = Recorded {
+            values: values(at, '.'),
+            trace: import::load(&folder().join(&name)).expect("a trace"),
+            gpus: vec!["NVIDIA H200".into()],
+            path: name.clone(),
+        };
+        programs.entry(program.into()).or_default().push(run);
+    }
+    programs
+}
+
+#[test]
+fn what_larger_runs_reserved_on_a_gpu_is_in_the_range_and_certain_answers_are_right() {
+    let (programs, mut table) = (recorded(), String::new());
+    let truth = fs::read_to_string(folder().join("truth.txt")).expect("a file");
+    for line in truth.lines().filter(|line| !line.starts_with('#')) {
+        let [program, at, reserved] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
+        let asked = Asked { at: vec![values(at, ',')], ..Asked::default() };
+        let json = predict(&programs[program], &asked).expect("an answer").json;
+        let answer = &json["outcomes"][0];
+        let bytes = |value: &serde_json::Value| value.as_f64().expect("bytes");
+        let (truth, best) = (reserved.parse::<f64>().expect("bytes"), bytes(&answer["peak_reserved_bytes"]));
+        let range = &answer["peak_reserved_range"];
+        let [off, low, high] =
+            [best, bytes(&range[0]), bytes(&range[1])].map(|it| (it / truth - 1.0) * 100.0);
+        let is_certain = answer["certain"].as_bool().expect("yes or no");
+        assert!(low <= 0.0 && high >= 0.0, "{line}: {low} {high}");
+        assert!(!is_certain || off.abs() <= 1.0, "{line}: {off}");
+        let sure = answer["sure"].as_str().expect("a word");
+        writeln!(table, "{program:12} {at:18} {off:+6.2} %  {sure:8} {low:+7.2} to {high:+7.2} %")
+            .expect("a string");
+    }
+    // What is predicted, and the ends of its range, against what was reserved.
+    expect![[r#"
+        gpt          batch=32            +0.00 %  certain    -0.03 to   +0.00 %
+        gpt          batch=48            +0.00 %  certain    -0.02 to   +0.00 %
+        gpt          batch=100           +0.00 %  certain    +0.00 to   +0.00 %
+        lstm         batch=64,seq=256    -2.85 %  range     -13.21 to  +32.13 %
+        lstm         batch=32,seq=1024   -2.61 %  range     -12.09 to  +33.00 %
+        lstm         batch=100,seq=512   -2.85 %  range     -12.26 to  +32.05 %
+        gpt_matrix   batch=8,seq=1024    +0.00 %  certain    +0.00 to   +0.00 %
+        gpt_matrix   batch=16,seq=512    +0.00 %  certain    +0.00 to   +0.00 %
+        gpt_matrix   batch=4,seq=2048    +0.00 %  certain    +0.00 to   +0.00 %
+        resnet       batch=128           -0.21 %  range     -18.73 to  +10.90 %
+        resnet       batch=200           -4.43 %  range     -19.30 to   +8.21 %
+        resnet       batch=256           +1.15 %  range     -18.02 to  +11.26 %
+        gpt_compile  batch=32            +0.00 %  range     -13.04 to  +15.00 %
+        gpt_compile  batch=48            +0.05 %  range     -13.04 to  +15.05 %
+        gpt_compile  batch=96            +9.33 %  range      -4.93 to  +25.73 %
+        evaluate     batch=64            +0.00 %  certain    +0.00 to   +0.00 %
+        evaluate     batch=128           +0.00 %  certain    +0.00 to   +0.00 %
+        evaluate     batch=200           +0.00 %  certain    +0.00 to   +0.00 %
+        moe          batch=128           -0.34 %  range     -35.98 to  +66.31 %
+        moe          batch=256           -3.99 %  range     -37.64 to  +92.85 %
+        moe          batch=400           -9.81 %  range     -38.67 to  +83.38 %
+        gnn          nodes=80000         +0.00 %  certain    +0.00 to   +0.00 %
+        gnn          nodes=160000        +0.00 %  certain    +0.00 to   +0.00 %
+        gnn          nodes=250000        +0.00 %  certain    +0.00 to   +0.00 %
+        unet         batch=32,side=128  +11.11 %  range     -26.35 to  +42.43 %
+        unet         batch=16,side=256   +7.81 %  range     -29.46 to  +38.83 %
+        unet         batch=48,side=192   +3.10 %  range     -32.30 to  +33.15 %
+    "#]]
+    .assert_eq(&table);
+}
