@@ -442,7 +442,7 @@ impl Importer<'_> {
             | Action::TorchPoolCreate
             | Action::TorchPoolUseOnOom
             | Action::TorchPoolNoSplit
-            | Action::TorchTrim => self.pool_call(call)?,
+            | Action::TorchTrim => self.pool_call(ledger, call)?,
             Action::Unreserve => self.unreserved(call.addr),
             _ => {}
         }
