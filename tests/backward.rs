@@ -102,7 +102,7 @@ fn check(stacks: &str) {
     assert_eq!(outside.len(), 30, "{said}");
     let trace = &folder.traces(1)[0];
     let notes: Vec<_> = trace.events().filter_map(note).filter(|note| note.starts_with("torch.")).collect();
-    assert_eq!(notes, ["torch.requests=seen", "torch.backward=seen"]);
+    assert_eq!(notes, ["torch.requests=seen", "torch.pools=seen", "torch.backward=seen"]);
 
     let (mut seen, mut seen_outside) = (HashSet::new(), 0);
     for event in trace.events() {

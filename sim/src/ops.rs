@@ -345,6 +345,8 @@ pub struct OpStream {
     pub streams: Vec<u64>,
     /// The pools; the default pool first.
     pub pools: Vec<Pool>,
+    /// The recording says of each request which pool it was for: none of them is inferred.
+    pub knows_pools: bool,
     /// Indexed by [`Op::Oom`].
     pub ooms: Vec<RecordedOom>,
     /// What the recorded allocator did with the driver, in order.
@@ -445,6 +447,7 @@ impl Builder {
                 restored: Vec::new(),
                 streams: vec![0],
                 pools: vec![default],
+                knows_pools: false,
                 ooms: Vec::new(),
                 driver: Vec::new(),
                 surroundings: None,

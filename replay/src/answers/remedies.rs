@@ -284,8 +284,11 @@ fn others_that_it_can_have_been(stream: &OpStream) -> Vec<OpStream> {
 /// Streams that a failed request may have been of, of which some are tried.
 const MOST_STREAMS: usize = 5;
 
-/// None where they are in one anyway.
+/// None where they are in one anyway, or known not to be.
 fn with_one_pool(stream: &OpStream) -> Option<OpStream> {
+    if stream.knows_pools {
+        return None;
+    }
     let pools = (0u16..).zip(&stream.pools).filter(|(_, pool)| pool.is_capture());
     let captures: Vec<PoolIdx> = pools.map(|(pool, _)| PoolIdx(pool)).collect();
     let (first, others) = captures.split_first().filter(|(_, others)| !others.is_empty())?;

@@ -173,6 +173,14 @@ impl Pools {
         self.open.iter().rev().find(is_own).map(|open| open.id)
     }
 
+    /// Whether PyTorch takes it that the device's streams may be captured, and flushes nothing: while a pool is open, and from
+    /// 2.13 on only one that a graph is or was captured into. One that failed may stay open for ever.
+    #[must_use]
+    pub fn hold_flushes(&self, device: i16, version: Option<(u8, u8)>) -> bool {
+        let only_captures = version.is_some_and(|version| version >= (2, 13));
+        self.open.iter().any(|open| open.device == device && (open.is_capture || !only_captures))
+    }
+
     /// The pool of the segment at an address; none for the default one.
     #[must_use]
     pub fn at(&self, device: i16, addr: u64) -> Option<PoolId> {

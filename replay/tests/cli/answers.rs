@@ -13,7 +13,7 @@ fn a_moment_that_means_nothing_to_a_verb_is_refused_with_what_to_use_instead() {
     let good = folder.write("good.gtr", &trace(10));
     for (arguments, told) in [
         (&["stats", "--peak"][..], "give --range A..B or --step N"),
-        (&["stats", "--at", "1s"], "use `gputrace report`"),
+        (&["stats", "--end"], "use `gputrace report`"),
         (&["leaks", "--step", "3"], "gputrace diff --from step:3 --to step:90"),
         (&["leaks", "--peak"], "gputrace tree"),
         (&["report", "--step", "99"], "no step 99"),
@@ -29,6 +29,7 @@ fn a_moment_that_means_nothing_to_a_verb_is_refused_with_what_to_use_instead() {
         &["report", "--peak"][..],
         &["summary", "--at", "1s"],
         &["stats", "--range", "0s.."],
+        &["stats", "--at", "1s"],
         &["leaks", "--range", "..1s"],
     ] {
         let output = run(&[arguments, &[&good]].concat());

@@ -618,6 +618,7 @@ impl<'a> Model<'a> {
             segment_of: vec![],
             initial: vec![],
             final_layout: vec![],
+            restored: vec![],
             ..base.clone()
         };
         for (allocation, fit) in stream.allocations.iter_mut().zip(&self.fit_of) {

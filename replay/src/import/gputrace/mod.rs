@@ -444,7 +444,7 @@ impl Importer<'_> {
             | Action::TorchPoolCreate
             | Action::TorchPoolUseOnOom
             | Action::TorchPoolNoSplit
-            | Action::TorchTrim => self.pool_call(call)?,
+            | Action::TorchTrim => self.pool_call(ledger, call)?,
             Action::Unreserve => self.unreserved(call.addr),
             _ => {}
         }
@@ -574,6 +574,7 @@ impl Importer<'_> {
                 0 => History::Complete,
                 n => History::Broken(format!("{n} events were lost; record again with a larger --ring-size")),
             };
+            stream.knows_pools = self.survey.knows_pools && has_torch;
             stream.settings = settings(self.definitions, ordinal, has_torch);
             stream.stacks = stacks.clone();
             stream.others = Some(others.remove(&ordinal).unwrap_or_default());

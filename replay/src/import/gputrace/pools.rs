@@ -5,8 +5,8 @@ use gputrace_sim::ops::{Op, PoolChange, PoolIdx, TooMany};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Importer;
-use crate::ledger::Ledger;
 use crate::ledger::pools::PoolId;
+use crate::ledger::{Ledger, release};
 
 /// The pools of all devices.
 #[derive(Default)]
@@ -53,11 +53,11 @@ impl Importer<'_> {
     }
 
     /// A call about pools.
-    pub(super) fn pool_call(&mut self, call: &Call) -> Result<(), TooMany> {
+    pub(super) fn pool_call(&mut self, ledger: &Ledger, call: &Call) -> Result<(), TooMany> {
         let id = (call.handle, call.extra);
         let key = (call.device, id);
         if call.action == Action::TorchTrim {
-            return self.trims(id);
+            return self.trims(ledger, id);
         }
         let Some(device) = self.devices.get_mut(&call.device) else { return Ok(()) };
         let pool = device.builder.pool(id)?;
@@ -86,10 +86,21 @@ impl Importer<'_> {
     }
 
     /// `emptyCache`, of one pool or of everything.
-    fn trims(&mut self, id: PoolId) -> Result<(), TooMany> {
+    fn trims(&mut self, ledger: &Ledger, id: PoolId) -> Result<(), TooMany> {
+        let version = self.definitions.process().torch_version.as_deref().and_then(release);
         for ordinal in &self.survey.torch {
             let Some(device) = self.devices.get_mut(ordinal) else { continue };
-            if id == (0, 0) {
+            let is_held = ledger.torch_pools.hold_flushes(*ordinal, version);
+            if id == (0, 0) && is_held {
+                // Pools that nobody holds any more are emptied all the same.
+                let released = self.pools.uses.iter().filter(|((of, _), uses)| of == ordinal && **uses == 0);
+                let mut released: Vec<PoolId> = released.map(|((_, id), _)| *id).collect();
+                released.sort_unstable();
+                for id in released {
+                    let pool = device.builder.pool(id)?;
+                    device.builder.op(Op::ChangePool(pool, PoolChange::Trim));
+                }
+            } else if id == (0, 0) {
                 device.trim(&[]);
             } else if self.pools.uses.contains_key(&(*ordinal, id)) {
                 let pool = device.builder.pool(id)?;

@@ -1,0 +1,75 @@
+//! What gputrace says of PyTorch's pools, held against PyTorch: five programs of `tests/gpu/pools.py` on an H200 noted at ten
+//! instants what `torch.cuda.memory_snapshot()` had in each pool, beside their traces.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use gputrace_replay::import;
+use gputrace_replay::ledger::Unwatched;
+use gputrace_replay::ledger::pools::GraphState;
+use gputrace_replay::story::Story;
+use gputrace_replay::trace::source::Source;
+use gputrace_schemas::event::Nanos;
+use gputrace_sim::whatif::Laboratory;
+
+const PROGRAMS: [&str; 5] = ["graphs", "compile", "mempool", "serving", "failed"];
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/pools").join(name)
+}
+
+fn source(name: &str) -> Source {
+    Source::open(&golden(&format!("{name}.gtr"))).expect("a golden trace")
+}
+
+/// When, and reserved, allocated and active bytes of each pool by `segment_pool_id`, as PyTorch said.
+type Instant = (u64, BTreeMap<String, [u64; 3]>);
+
+#[test]
+fn pools_hold_at_each_instant_what_pytorch_says_that_they_hold() {
+    for name in PROGRAMS {
+        let noted = std::fs::read(golden(&format!("{name}.json"))).expect("what PyTorch said");
+        let instants: Vec<Instant> = serde_json::from_slice(&noted).expect("instants");
+        assert_eq!(instants.len(), 10);
+        let source = source(name);
+        let mut n_pools = 0;
+        for (time, said) in instants {
+            let story = Story::within(&source, (Nanos(0), Nanos(time)), &mut Unwatched);
+            let pools = &story.ledger.torch_pools.pools;
+            let ours = pools.iter().map(|((_, id), pool)| {
+                (format!("{id:?}"), [pool.reserved.now.0, pool.allocated.now.0, pool.active.now.0])
+            });
+            let is_some = |(_, bytes): &(String, [u64; 3])| *bytes != [0; 3];
+            let ours: BTreeMap<_, _> = ours.filter(is_some).collect();
+            let private: BTreeMap<_, _> =
+                said.into_iter().filter(|(id, _)| id != "(0, 0)").filter(is_some).collect();
+            n_pools = n_pools.max(private.len());
+            assert_eq!(ours, private, "{name} at {time}");
+        }
+        assert!(n_pools > 0, "{name}");
+    }
+}
+
+#[test]
+fn every_request_has_its_address_in_the_replay() {
+    for name in PROGRAMS {
+        let trace = import::load(&golden(&format!("{name}.gtr"))).expect("a golden trace");
+        assert_eq!(trace.notes, [""; 0], "{name}");
+        let stream = &trace.devices[0];
+        assert!(stream.knows_pools && stream.n_requests() > 10, "{name}");
+        let check = Laboratory::new(stream).expect("a complete history").self_check(None);
+        assert!(check.is_perfect(), "{name}: {check:?}");
+    }
+}
+
+#[test]
+fn a_pool_whose_capture_failed_is_abandoned_and_others_are_not() {
+    for name in PROGRAMS {
+        let story = Story::of_source(&source(name));
+        let abandoned = story.ledger.torch_pools.pools.values().filter(|pool| pool.is_abandoned());
+        let states: Vec<GraphState> =
+            abandoned.flat_map(|pool| &pool.graphs).map(|graph| graph.state).collect();
+        let expected: &[GraphState] = if name == "failed" { &[GraphState::Failed] } else { &[] };
+        assert_eq!(states, expected, "{name}");
+    }
+}
