@@ -51,6 +51,7 @@ pub use watch::{Unwatched, Watch};
 
 use crate::trace::Definitions;
 use crate::trace::owners::{JAX, TORCH};
+use crate::trace::torch_release;
 use communicators::Communicators;
 use contexts::Contexts;
 use counts::Counts;
@@ -492,7 +493,7 @@ impl Ledger {
         self.counts.call(name, call);
         if Pools::concerns(call.action) {
             self.torch.steps.wanted = true;
-            let version = definitions.process().torch_version.as_deref().and_then(release);
+            let version = definitions.process().torch_version.as_deref().and_then(torch_release);
             self.torch_pools.by_stream = version.is_some_and(|version| version < (2, 6));
         }
         self.torch_pools.call(event, call, origin.site);
@@ -783,12 +784,6 @@ fn charge<T>(
 }
 
 /// The device whose objects are counted with this one: imports are not counted, because they own nothing.
-/// `2.11.0+cu130` as two numbers.
-pub(crate) fn release(version: &str) -> Option<(u8, u8)> {
-    let mut parts = version.split(['.', '+']);
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
-}
-
 fn device_of<'a>(
     devices: &'a mut BTreeMap<i16, DeviceBooks>,
     object: &Object,

@@ -258,8 +258,14 @@ impl Chapter {
         streams.sort_unstable();
         streams.dedup();
         let stream = |it: &Holder| it.stream.and_then(|stream| streams.binary_search(&stream).ok());
+        // The page's watch has no level of JAX's: its allocator's memory is one piece here, and of the driver.
+        let level = |it: &Holder| match it.level {
+            Level::Driver | Level::Buffer | Level::Arena => 0,
+            Level::Block => 1,
+            Level::Cached => 2,
+        };
         json!({
-            "level": columns.add(each().map(|it| match it.level { Level::Driver => 0, Level::Block | Level::Buffer => 1, Level::Cached | Level::Arena => 2 })),
+            "level": columns.add(each().map(level)),
             "owner": columns.add(each().map(|it| or_zero(it.owner.0))),
             "site": columns.add(each().map(|it| or_zero(it.site.0))),
             "stack": columns.add(each().map(|it| u64::from(self.stack_of.get(&it.stack.0).copied().unwrap_or(0)))),

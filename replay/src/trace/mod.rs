@@ -17,6 +17,13 @@ use gputrace_schemas::event::{
 };
 use gputrace_schemas::reader::Trace;
 
+/// The release that a version of PyTorch's is of: of `2.11.0+cu130` 2 and 11.
+#[must_use]
+pub fn torch_release(version: &str) -> Option<(u8, u8)> {
+    let mut parts = version.split(['.', '+']);
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
 /// The things that events name by number. A number that was never defined gives `None`: damaged traces are normal.
 pub trait Definitions {
     /// The process that was traced.

@@ -5,8 +5,9 @@ use gputrace_sim::ops::{Op, PoolChange, PoolIdx, TooMany};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Importer;
+use crate::ledger::Ledger;
 use crate::ledger::pools::PoolId;
-use crate::ledger::{Ledger, release};
+use crate::trace::torch_release;
 
 /// The pools of all devices.
 #[derive(Default)]
@@ -87,7 +88,7 @@ impl Importer<'_> {
 
     /// `emptyCache`, of one pool or of everything.
     fn trims(&mut self, ledger: &Ledger, id: PoolId) -> Result<(), TooMany> {
-        let version = self.definitions.process().torch_version.as_deref().and_then(release);
+        let version = self.definitions.process().torch_version.as_deref().and_then(torch_release);
         for ordinal in &self.survey.torch {
             let Some(device) = self.devices.get_mut(ordinal) else { continue };
             let is_held = ledger.torch_pools.hold_flushes(*ordinal, version);

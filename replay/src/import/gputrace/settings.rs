@@ -4,8 +4,8 @@ use gputrace_schemas::event::Bytes;
 use gputrace_sim::ops::{DriverCall, OpStream, RecordedSettings};
 use gputrace_sim::policies::torch::{self, variables};
 
-use crate::ledger::release;
 use crate::trace::Definitions;
+use crate::trace::torch_release;
 
 pub(super) fn settings(definitions: &dyn Definitions, ordinal: i16, has_torch: bool) -> RecordedSettings {
     let process = definitions.process();
@@ -16,7 +16,7 @@ pub(super) fn settings(definitions: &dyn Definitions, ordinal: i16, has_torch: b
             .find(|(key, value)| key == name && !value.is_empty())
             .map(|(_, value)| value)
     };
-    let torch_version = process.torch_version.as_deref().and_then(release);
+    let torch_version = process.torch_version.as_deref().and_then(torch_release);
     let options =
         variables(torch_version).iter().find_map(|name| variable(name)).cloned().unwrap_or_default();
     let device_memory = definitions

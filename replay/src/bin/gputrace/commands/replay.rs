@@ -11,6 +11,7 @@ use gputrace_replay::answers::replay::replay;
 use gputrace_replay::answers::whatif::Machine;
 use gputrace_replay::import::{self, Trace};
 use gputrace_replay::report::model::Report;
+use gputrace_replay::trace::torch_release;
 use gputrace_schemas::event::Bytes;
 use gputrace_schemas::printable::Screen;
 use gputrace_sim::bytes;
@@ -89,11 +90,7 @@ fn capacity(text: &str) -> Result<u64, String> {
 }
 
 fn version(text: &str) -> Result<(u8, u8), String> {
-    let wrong = || format!("`{text}` is not a release; write X.Y, such as 2.11");
-    let mut parts = text.split(['.', '+']);
-    let major = parts.next().and_then(|part| part.parse().ok()).ok_or_else(wrong)?;
-    let minor = parts.next().and_then(|part| part.parse().ok()).ok_or_else(wrong)?;
-    Ok((major, minor))
+    torch_release(text).ok_or_else(|| format!("`{text}` is not a release; write X.Y, such as 2.11"))
 }
 
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
