@@ -20,7 +20,7 @@ mod overview;
 mod owners;
 mod peak_makers;
 mod phases;
-mod pools;
+pub(crate) mod pools;
 mod roles;
 mod sizes;
 mod trust;
