@@ -7,7 +7,7 @@ use gputrace_schemas::event::{Bytes, HOST};
 use super::callers::callers;
 use crate::analyse::growth::{Course, Growth, Place, Rising, Spread, Trend};
 use crate::ledger::pools::why_abandoned;
-use crate::ledger::{Account, Books, SiteId, StepSource, is_arena};
+use crate::ledger::{Account, Books, SiteId, StepSource, is_arena, is_heap};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::sections::pools;
 use crate::report::words;
@@ -403,6 +403,7 @@ fn named(story: &Story, place: Place) -> Named {
     let owner = match place.account {
         Account::Blocks => "PyTorch block",
         Account::Buffers => "JAX buffer",
+        Account::Heap => "NVSHMEM block",
         Account::Imported => "another process",
         _ => site.map_or("", |site| sites.owner(site.owner)),
     };
@@ -416,7 +417,8 @@ fn is_segment(story: &Story, place: Place) -> bool {
     let has_blocks = torch.is_some_and(|torch| torch.blocks.peak().0 > 0);
     let is_torch = sites.site(place.site).is_some_and(|site| sites.owner(site.owner) == TORCH);
     let is_arena = is_arena(&story.ledger, place.device, place.site);
-    place.account == Account::Driver && (is_arena || has_blocks && is_torch)
+    let is_heap = is_heap(&story.ledger, place.device, place.site);
+    place.account == Account::Driver && (is_arena || is_heap || has_blocks && is_torch)
 }
 
 fn unfreed(story: &Story) -> Vec<(Place, Bytes, u64)> {
@@ -432,6 +434,7 @@ fn unfreed(story: &Story) -> Vec<(Place, Bytes, u64)> {
         add(*device, Account::Managed, &books.managed);
         add(*device, Account::Graphs, &books.graphs);
         add(*device, Account::Imported, &books.imported);
+        add(*device, Account::Heap, &books.heap.blocks);
         if let Some(torch) = &books.torch {
             add(*device, Account::Blocks, &torch.blocks);
         }
