@@ -4,12 +4,13 @@
 //! The 32-bit leftovers of CUDA 2 (`cuMemAlloc`, `cuMemFree`, ... without suffix) are never rows; of that age only
 //! contexts are, whose prototypes did not change.
 //!
-//! About memory, and no rows, because no memory comes or goes with them:
-//! - `cuMemPoolSetAccess`, `cuMemPoolExportPointer`, `cuMulticastBindMem`, `cuMulticastUnbind`, `cuMemMapArrayAsync`:
-//!   other views of memory that a row has seen;
-//! - `cuGreenCtxCreate`: shares the memory of its device's primary context;
+//! About memory, and no rows, because no memory comes or goes with them (`tests/names.py` reads this list):
+//! - `cuMemPoolSetAccess`, `cuMemPoolExportPointer`, `cuMulticastBind*`, `cuMulticastUnbind`, `cuMulticastAddDevice`,
+//!   `cuMemMapArrayAsync`, `cuMemHostGetDevicePointer`: other views of memory that a row has seen;
+//! - `cuGreenCtxCreate`, `cuGreenCtxDestroy`: share the memory of their device's primary context;
 //! - `cuImportExternalMemory`: has an address, and a size, only when `cuExternalMemoryGetMappedBuffer` gives it one;
-//! - `cuMemAdvise`, `cuMemPrefetchAsync`: where managed memory lies just now;
+//! - `cuImportExternalSemaphore`: no memory;
+//! - `cuMemAdvise`, `cuMemPrefetch*`, `cuMemDiscard*`: where managed memory lies just now, and whether what is in it matters;
 //! - `cuLibraryGetKernel`, `cuLinkComplete`: code that is not on a device yet.
 
 use super::structs::{
