@@ -545,14 +545,6 @@ unsafe fn decide_pjrt(
     pjrt::ours_for(found, caller).map_or(PASS, |ours| ours.cast_mut().cast())
 }
 
-/// What a program gets instead of what `dlsym` would answer.
-pub(crate) enum Answer {
-    /// Our function.
-    Ours(*const ()),
-    /// Nothing: only we have a function of that name.
-    Absent,
-}
-
 /// [`decide`] for a function of NVSHMEM's.
 ///
 /// # Safety
@@ -576,8 +568,8 @@ unsafe fn decide_nvshmem(
     // SAFETY: dlsym's second argument is a C string.
     match nvshmem::ours_for(unsafe { crate::sys::c_bytes(name) }, found, caller) {
         None => PASS,
-        Some(Answer::Ours(ours)) => ours.cast_mut().cast(),
-        Some(Answer::Absent) => {
+        Some(nvshmem::Answer::Ours(ours)) => ours.cast_mut().cast(),
+        Some(nvshmem::Answer::Absent) => {
             // SAFETY: the program's own name; asked from here, it means "after us", and fails.
             unsafe { real(libc::RTLD_NEXT, name) };
             ABSENT

@@ -4,7 +4,6 @@
 //! Exported C functions of `libnvshmem_host.so` (host/nvshmem_api.h; the same in releases 2.0 to 3.8). One row a function; all
 //! processing elements call them together, so they are rare and slow.
 
-use super::loader;
 use crate::callsite;
 use crate::elf;
 use crate::lanes;
@@ -122,22 +121,30 @@ unsafe fn real<F: Copy>(row: Row) -> Option<F> {
     (address != 0).then(|| unsafe { core::mem::transmute_copy(&address) })
 }
 
+/// What a program gets instead of what `dlsym` would answer.
+pub(crate) enum Answer {
+    /// Our function.
+    Ours(*const ()),
+    /// Nothing: only we have a function of that name.
+    Absent,
+}
+
 /// What `dlsym` shall answer for one of these names, where it would answer `found`; `None` leaves it as it is.
 #[cold]
-pub(crate) fn ours_for(name: &[u8], found: usize, caller: usize) -> Option<loader::Answer> {
+pub(crate) fn ours_for(name: &[u8], found: usize, caller: usize) -> Option<Answer> {
     let _errno = KeepErrno::new();
     let row = NAMES.iter().position(|known| known.to_bytes() == name)?;
     let library = elf::by_address(found)?;
     let behind = elf::function_behind_us(NAMES.get(row)?);
     if library.is_ours() {
         // Our export was found in the program's global scope: it counts only if a library has the real one.
-        return (behind == 0).then_some(loader::Answer::Absent);
+        return (behind == 0).then_some(Answer::Absent);
     }
     // NVSHMEM's own look-ups are its own business, and of two copies of it the second is left alone: ours leads to the first.
     if library.contains(caller) || behind != found {
         return None;
     }
-    ours().get(row).map(|ours| loader::Answer::Ours(*ours))
+    ours().get(row).map(|ours| Answer::Ours(*ours))
 }
 
 /// To be called after objects were unloaded: forgets NVSHMEM if it went.
