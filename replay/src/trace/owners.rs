@@ -31,7 +31,7 @@ pub const NCCL: &str = "NCCL";
 /// Memory of JAX, and of what else uses XLA by PJRT.
 pub const JAX: &str = "JAX/XLA";
 /// The program itself.
-const APPLICATION: &str = "application";
+pub const APPLICATION: &str = "application";
 /// Not known.
 pub const UNKNOWN: &str = "unknown";
 
