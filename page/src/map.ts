@@ -4,7 +4,7 @@ import { colours, theme } from "./colours";
 import { Density } from "./density";
 import { h, Picture, shortSite } from "./dom";
 import { bytes, count, tickTime, ticks, time } from "./format";
-import type { Segment } from "./model";
+import { LEVEL, type Segment } from "./model";
 import { grid } from "./tables";
 import type { View } from "./view";
 
@@ -83,23 +83,24 @@ export class AddressMap {
     const { view } = this, device = view.dev;
     if (!device || !device.n) return;
     const map = device.rectangles(), colour = theme(), series = device.series(view.by), tints = colours(series.groups.map((group) => group.name));
-    const entries: [string, string][] = series.groups.map((group, i): [string, string] => [group.name, tints[i]]).filter(([, tint], i) => series.groups[i].holders.some((holder) => view.trace.holders[holder].level !== 2) && tint);
+    const entries: [string, string][] = series.groups.map((group, i): [string, string] => [group.name, tints[i]]).filter(([, tint], i) => series.groups[i].holders.some((holder) => view.trace.holders[holder].level !== LEVEL.cached) && tint);
     if (map.tiles.tiled) entries.push(["free, or blocks that are only counted", colour.free]);
     else entries.push(["free, segment held by a block (stranded)", colour.free], ["free, whole segment (cache to be emptied)", colour.empty]);
+    if (map.grounds.pool.some((pool) => pool > 0)) entries.push(["segment of a private pool, free in it", colour.pool]);
     this.key_.replaceChildren(...entries.map(([name, tint]) => {
       const swatch = h("span", { class: "swatch" });
       swatch.style.background = tint;
       return h("li", {}, h("span", {}, swatch, shortSite(name)));
     }));
     const at = device.times[view.cursor], segments = map.segments(at), live = segments.reduce((sum, it) => sum + it.live, 0), all = segments.reduce((sum, it) => sum + it.bytes, 0);
-    const isWhole = !map.tiles.tiled, wholly = segments.filter((it) => !it.blocks.length).reduce((sum, it) => sum + it.bytes, 0), most = 100;
+    const isWhole = !map.tiles.tiled, hasPools = view.trace.head.pools.length > 0, wholly = segments.filter((it) => !it.blocks.length && !it.pool).reduce((sum, it) => sum + it.bytes, 0), own = segments.filter((it) => it.pool).reduce((sum, it) => sum + it.bytes - it.live, 0), most = 100;
     this.table.replaceChildren(
-      h("h3", {}, `PyTorch's segments at the cursor: ${bytes(all)} reserved, ` + (isWhole ? `${bytes(live)} in blocks, ${bytes(all - live - wholly)} stranded, ${bytes(wholly)} wholly free` : `at least ${bytes(live)} in blocks`)),
+      h("h3", {}, `PyTorch's segments at the cursor: ${bytes(all)} reserved, ` + (isWhole ? `${bytes(live)} in blocks, ${bytes(all - live - wholly - own)} stranded, ${bytes(wholly)} wholly free${own ? `, ${bytes(own)} free in private pools` : ""}` : `at least ${bytes(live)} in blocks`)),
       isWhole ? "" : h("p", { class: "warning" }, `${count(map.tiles.tiled)} smaller blocks of this trace are counted and not kept: which part of a segment is free cannot be told here, and who pins it only in part. gputrace oom and gputrace replay read the whole trace.`),
       segments.length ? grid({
         name: "segments", caption: "Segments at the cursor, most free first; who pins them",
-        columns: [["address", "address"], ["bytes", "size"], ["live", "in blocks"], ["free", "free"], ["blocks", "blocks"], ["pinned", "pinned by"]],
-        rows: segments.slice(0, most).map((it) => ["0x" + this.absolute(it.addr), { b: it.bytes }, { b: it.live }, isWhole ? { b: it.bytes - it.live } : null, { n: it.blocks.length }, this.pinned(it)]),
+        columns: [["address", "address"], ["bytes", "size"], ["live", "in blocks"], ["free", "free"], ["blocks", "blocks"], ["pinned", "pinned by"], ...(hasPools ? [["pool", "pool"] as [string, string]] : [])],
+        rows: segments.slice(0, most).map((it) => ["0x" + this.absolute(it.addr), { b: it.bytes }, { b: it.live }, isWhole ? { b: it.bytes - it.live } : null, { n: it.blocks.length }, this.pinned(it), ...(hasPools ? [it.pool ? shortSite(view.trace.poolOf(it.pool)) : "default"] : [])]),
         leftOut: segments.length > most ? `${count(segments.length - most)} more` : null,
       }, view.search.pattern) : h("p", { class: "note" }, "PyTorch had no segment then."));
     this.say();
@@ -116,7 +117,7 @@ export class AddressMap {
     }
     const list = [...sites].sort((a, b) => b[1] - a[1]), shown = list.slice(0, 2).map(([site, held]) => `${shortSite(site)}: ${bytes(held)}`);
     if (list.length > 2) shown.push(`and ${count(list.length - 2)} more lines`);
-    return list.length ? shown.join("; ") : map.tiles.tiled ? "no block that is kept" : "nobody: empty_cache gives it back";
+    return list.length ? shown.join("; ") : segment.pool ? "nobody; what is free in a private pool is kept for it" : map.tiles.tiled ? "no block that is kept" : "nobody: empty_cache gives it back";
   }
   private draw(context: CanvasRenderingContext2D, width: number) {
     const { view } = this, device = view.dev, colour = theme();
@@ -146,9 +147,10 @@ export class AddressMap {
     for (let g = 0; g < grounds.n; g++) {
       const place = box(grounds.addr[g], grounds.bytes[g], grounds.from[g], grounds.to[g]);
       if (!place) continue;
-      context.fillStyle = grounds.what[g] > 1 ? colour.line : colour.free;
+      context.fillStyle = grounds.kind[g] > 1 ? colour.line : grounds.pool[g] ? colour.pool : colour.free;
       context.fillRect(place[0], place[1], Math.max(place[2], 0.5), Math.max(place[3] - 0.5, 0.5));
-      context.fillStyle = colour.empty;
+      // What is empty of a private pool is not given back while anything may use the pool.
+      context.fillStyle = grounds.pool[g] ? colour.pool : colour.empty;
       for (let i = 0; i < map.empty[g].length; i += 2) {
         const empty = box(grounds.addr[g], grounds.bytes[g], map.empty[g][i], map.empty[g][i + 1]);
         if (empty && empty[2] > 0.5) context.fillRect(empty[0], empty[1], empty[2], Math.max(empty[3] - 0.5, 0.5));
@@ -223,7 +225,7 @@ export class AddressMap {
     const block = map.find(addr, at);
     if (block < 0) {
       const ground = map.grounds, inside = Array.from(ground.addr.keys()).find((g) => at >= ground.from[g] && at < ground.to[g] && addr >= ground.addr[g] && addr < ground.addr[g] + ground.bytes[g]);
-      this.note.textContent = inside === undefined ? `0x${this.absolute(addr)} at ${time(Math.round(at))}: nothing was here` : `0x${this.absolute(addr)} at ${time(Math.round(at))}: ${map.tiles.tiled ? "free, or a block that is only counted," : "free,"} in a segment of ${bytes(ground.bytes[inside])} at 0x${this.absolute(ground.addr[inside])}`;
+      this.note.textContent = inside === undefined ? `0x${this.absolute(addr)} at ${time(Math.round(at))}: nothing was here` : `0x${this.absolute(addr)} at ${time(Math.round(at))}: ${map.tiles.tiled ? "free, or a block that is only counted," : "free,"} in a segment of ${bytes(ground.bytes[inside])} at 0x${this.absolute(ground.addr[inside])}${ground.pool[inside] ? " of " + shortSite(view.trace.poolOf(ground.pool[inside])) : ""}`;
       return;
     }
     const holder = view.trace.holders[map.blocks.what[block]], { from, to, addr: start, bytes: size } = map.blocks;

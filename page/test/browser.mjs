@@ -144,7 +144,7 @@ async function states(page, name, figures) {
   let n = 0;
   const shown = await page.evaluate(() => window.gputrace.view.trace.devices.map((device) => {
     const owners = {}, held = device.held(device.peak);
-    device.chapter.holders.forEach((holder, i) => { const owner = holder.level ? "PyTorch" : holder.owner; if (held.bytes[i]) owners[owner] = (owners[owner] ?? 0) + held.bytes[i]; });
+    device.chapter.holders.forEach((holder, i) => { const owner = [1, 2].includes(holder.level) ? "PyTorch" : holder.owner.replace(/, in no buffer$/, ""); if (held.bytes[i]) owners[owner] = (owners[owner] ?? 0) + held.bytes[i]; });
     return { device: device.head.device, peak: device.total[device.peak] ?? 0, end: device.total[device.n - 1], owners };
   }));
   for (const device of figures.devices) {
