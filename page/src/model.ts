@@ -242,7 +242,11 @@ export class Map2D {
   /** Where each block begins and ends, without the holes between addresses. */
   readonly lows: Float64Array;
   readonly highs: Float64Array;
-  private groups: [Series, Int32Array[]] | null = null;
+  readonly groundLows: Float64Array;
+  readonly groundHighs: Float64Array;
+  readonly tileLows: Float64Array;
+  readonly tileHighs: Float64Array;
+  private positions = new Map<string, Positions>();
   /** For each ground, when no block was in it: from, to, from, to... */
   readonly empty: number[][];
   constructor(readonly device: Device) {
@@ -261,18 +265,26 @@ export class Map2D {
     for (const all of [this.grounds, this.blocks]) for (let i = 0; i < all.n; i++) ranges.push([all.addr[i], all.addr[i] + all.bytes[i]]);
     this.compact = new Compact(ranges);
     const { compact, blocks: all } = this;
-    this.lows = all.addr.map((addr) => compact.of(addr));
-    this.highs = all.addr.map((addr, i) => compact.of(addr + all.bytes[i] - 1) + 1);
+    const within = (all: Rectangles) => [all.addr.map((addr) => compact.of(addr)), all.addr.map((addr, i) => compact.of(addr + all.bytes[i] - 1) + 1)];
+    [this.lows, this.highs] = within(all);
+    [this.groundLows, this.groundHighs] = within(this.grounds);
+    this.tileLows = addr.map((addr) => compact.of(addr));
+    this.tileHighs = addr.map((addr) => compact.of(addr + tiles.tile_bytes - 1) + 1);
     this.empty = this.emptiness();
   }
-  /** The blocks of each group. */
-  byGroup(series: Series): Int32Array[] {
-    if (this.groups?.[0] !== series) {
-      const lists: number[][] = series.groups.map(() => []);
-      for (let i = 0; i < this.blocks.n; i++) lists[series.groupOf[this.blocks.what[i]]]?.push(i);
-      this.groups = [series, lists.map((list) => Int32Array.from(list))];
+  /** Where all of it lies on an axis of time or of changes. */
+  on(axis: "time" | "change"): Positions {
+    let positions = this.positions.get(axis);
+    if (!positions) {
+      const { blocks, grounds, device } = this, { times, changes } = device;
+      const place = (time: number) => (axis === "time" ? time : changes[Math.max(0, upTo(times, time) - 1)]);
+      const both = (all: Rectangles) => ({ from: all.from.map(place), to: all.to.map(place) });
+      const wide = device.chapter.head.duration_ns / this.tiles.columns;
+      const tiles = Float64Array.from({ length: this.tiles.columns + 1 }, (_, column) => place(column * wide));
+      positions = { blocks: both(blocks), grounds: both(grounds), empty: this.empty.map((spans) => spans.map(place)), tiles };
+      this.positions.set(axis, positions);
     }
-    return this.groups[1];
+    return positions;
   }
   private emptiness(): number[][] {
     const { blocks, grounds } = this, order = Array.from(blocks.addr.keys()).sort((a, b) => blocks.addr[a] - blocks.addr[b] || blocks.from[a] - blocks.from[b]);
@@ -328,6 +340,14 @@ export class Map2D {
     }
     return joined.sort((a, b) => b.bytes - b.live - (a.bytes - a.live) || a.addr - b.addr);
   }
+}
+
+/** Beginnings and ends on an axis; of tiles where each column begins. */
+export interface Positions {
+  blocks: { from: Float64Array; to: Float64Array };
+  grounds: { from: Float64Array; to: Float64Array };
+  empty: number[][];
+  tiles: Float64Array;
 }
 
 export interface Segment { addr: number; bytes: number; live: number; blocks: number[]; isPages: boolean; pool: number }
