@@ -413,6 +413,12 @@ impl Ledger {
         self.buffers.live.iter().map(|(address, buffer)| (*address, buffer))
     }
 
+    /// The buffer of JAX at an address of PJRT's.
+    #[must_use]
+    pub fn buffer(&self, address: u64) -> Option<&Buffer> {
+        self.buffers.live.get(&address)
+    }
+
     /// Executables of PJRT, in the order in which they came.
     #[must_use]
     pub fn executables(&self) -> &[Executable] {
