@@ -438,6 +438,12 @@ impl Ledger {
         self.heaps.live.iter().map(|(address, block)| (*address, block))
     }
 
+    /// The buffer of JAX at an address of PJRT's.
+    #[must_use]
+    pub fn buffer(&self, address: u64) -> Option<&Buffer> {
+        self.buffers.live.get(&address)
+    }
+
     /// Executables of PJRT, in the order in which they came.
     #[must_use]
     pub fn executables(&self) -> &[Executable] {

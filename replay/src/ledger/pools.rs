@@ -201,8 +201,15 @@ impl Pools {
     /// The pool of the segment at an address; none for the default one.
     #[must_use]
     pub fn at(&self, device: i16, addr: u64) -> Option<PoolId> {
+        self.segment_at(device, addr).map(|(_, id)| id)
+    }
+
+    /// From where to where the segment of a private pool lies that an address is in, and of which pool it is.
+    #[must_use]
+    pub fn segment_at(&self, device: i16, addr: u64) -> Option<((u64, u64), PoolId)> {
         let below = self.segments.range(..=(device, addr)).next_back();
-        below.filter(|((of, _), segment)| *of == device && addr < segment.end)?.1.pool
+        let ((_, start), segment) = below.filter(|((of, _), segment)| *of == device && addr < segment.end)?;
+        Some(((*start, segment.end), segment.pool?))
     }
 
     /// Bytes of a device that were taken back while streams still use them, from when the first pool was opened.

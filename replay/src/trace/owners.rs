@@ -33,7 +33,7 @@ pub const JAX: &str = "JAX/XLA";
 /// Memory of NVSHMEM.
 pub const NVSHMEM: &str = "NVSHMEM";
 /// The program itself.
-const APPLICATION: &str = "application";
+pub const APPLICATION: &str = "application";
 /// Not known.
 pub const UNKNOWN: &str = "unknown";
 

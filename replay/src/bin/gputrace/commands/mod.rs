@@ -8,6 +8,7 @@ use gputrace_schemas::printable::{Screen, is_obeyed, printable};
 
 use crate::show::{self, complain};
 
+mod budget;
 mod diff;
 mod doctor;
 mod export;
@@ -64,6 +65,7 @@ const VERBS: &[Verb] = &[
     diff::VERB,
     replay::VERB,
     tune::VERB,
+    budget::VERB,
     predict::VERB,
     ranks::VERB,
     export::VERB,
