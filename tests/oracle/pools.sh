@@ -11,6 +11,19 @@ shift 3
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
+wrong=0
+# Reserved, allocated and active now, and most reserved and allocated of each pool.
+cat >expected <<'TABLE'
+(0, 0) 2097152 5120 5120 null null
+(0, 7) 0 0 0 2097152 2048
+(9, 0) 0 0 0 20971520 4194304
+TABLE
+rows='import json, sys
+process = json.load(sys.stdin)["processes"][0]
+for section in process["sections"]:
+    for row in section.get("pools", []) if section["name"] == "pools" else []:
+        columns = ("reserved_bytes", "allocated_bytes", "active_bytes", "peak_reserved_bytes", "peak_allocated_bytes")
+        print(row["pool"], *[json.dumps(row.get(column)) for column in columns])'
 for version in "$@"; do
     torch=$oracle/torch-$version/torch
     runtime=$(readelf -d "$torch/lib/libc10_cuda.so" | grep -o 'libcudart\.so\.[0-9]*' | head -1)
@@ -34,4 +47,10 @@ for version in "$@"; do
     LD_LIBRARY_PATH=$torch/lib:$(dirname "$library") "$folder/fake-cuda" "$folder/gputrace" record -f -o pools.gtr -- ./pools 2>&1 | cat
     "$folder/gputrace" doctor pools.gtr | grep 'torch\.pools' || true
     "$folder/gputrace" stats pools.gtr | grep -A4 "PyTorch's pools" | cut -c1-120
+    "$folder/gputrace" stats --json pools.gtr | python3 -c "$rows" >found
+    diff expected found || wrong=1
+    check=$("$folder/gputrace" replay pools.gtr --policy torch | grep -o 'self-check.*')
+    echo "$check"
+    [[ $check =~ ([0-9]+)\ of\ ([0-9]+) && ${BASH_REMATCH[1]} = "${BASH_REMATCH[2]}" ]] || wrong=1
 done
+exit $wrong

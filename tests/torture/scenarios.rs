@@ -157,6 +157,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     S { name: "seccomp refuses fallocate and flock", arguments: "4 2000", around: "errno=fallocate,flock", truth: Bounded, ..PLAIN },
     // Processes.
     S { name: "a storm of forks", program: "storm.c", arguments: "fork #", size: [20, 500], truth: Shown, ..PLAIN },
+    S { name: "a library's heap is used across forks, and the library goes and comes back", program: "heaps.c", arguments: "@symmetric #", size: [12, 300], truth: Shown, ..PLAIN },
     S { name: "a storm of forks and execs", program: "storm.c", arguments: "exec #", size: [20, 500], truth: Shown, ..PLAIN },
     S { name: "a storm of vforks", program: "storm.c", arguments: "vfork #", size: [20, 500], truth: Shown, ..PLAIN },
     S { name: "a storm of posix_spawn", program: "storm.c", arguments: "spawn #", size: [20, 500], truth: Shown, ..PLAIN },

@@ -13,7 +13,9 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#ifndef __cplusplus
 #include <stdatomic.h>
+#endif
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

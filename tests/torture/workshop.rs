@@ -199,8 +199,10 @@ impl Workshop {
         if is_recorded {
             command.env("TORTURE_PRELOAD", self.folder.join("libgputrace.so"));
         }
+        // Before the first file of the run: a busy machine may have run all of it before we come again. The kernel's clock for
+        // files stands still for some milliseconds.
+        let (began, at) = (Instant::now(), SystemTime::now() - Duration::from_millis(20));
         let mut child = command.spawn().map_err(|error| error.to_string())?;
-        let (began, at) = (Instant::now(), SystemTime::now());
         let mut hung = None;
         let status = loop {
             if let Some(status) = child.try_wait().expect("our child") {
