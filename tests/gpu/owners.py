@@ -97,6 +97,23 @@ def share():
     json.dump({"sums": sums, "bytes": sum(s["total_size"] for s in torch.cuda.memory_snapshot())}, open(sys.argv[1], "w"))
 if __name__ == "__main__": share()
 """,
+    # The same from an expandable segment, whose pages go by file descriptor.
+    "expandable": """
+import json, os, sys
+os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+import torch, torch.multiprocessing as mp
+def child(queue, done):
+    x = queue.get(); done.put(float(x.sum()))
+    del x
+def share():
+    x = torch.ones(16 << 20, device="cuda")
+    torch.cuda.synchronize()
+    context = mp.get_context("spawn"); queue, done = context.Queue(), context.Queue()
+    process = context.Process(target=child, args=(queue, done)); process.start()
+    queue.put(x); total = done.get(); process.join()
+    json.dump({"sum": total, "bytes": sum(s["total_size"] for s in torch.cuda.memory_snapshot())}, open(sys.argv[1], "w"))
+if __name__ == "__main__": share()
+""",
     "cupy": """
 import json, sys, cupy
 def load(): return cupy.ones((1 << 20,), dtype=cupy.float32)
@@ -228,6 +245,14 @@ def ipc(noted, traces):
     bytes_ = sum(row.get("bytes") or 0 for row in by_handle)
     check("both ends of a shared tensor are known", len(by_handle) >= 1 and bytes_ == noted["bytes"], f"{bytes_} of {noted['bytes']}: {shared}")
     print(subprocess.run([GPUTRACE, "ranks", os.path.dirname(traces[0])], capture_output=True, text=True).stdout[-1500:], flush=True)
+
+
+def expandable(noted, traces):
+    shared = ask("ranks", os.path.dirname(traces[0])).get("shared", [])
+    likely = [row for row in shared if row.get("known") == "only_one"]
+    bytes_ = sum(row.get("bytes") or 0 for row in likely)
+    good = len(likely) == 1 and (64 << 20) <= bytes_ <= noted["bytes"]
+    check("pages of an expandable segment are likely its maker's", good, f"{bytes_} of {noted['bytes']}: {shared}")
 
 
 def cupy(noted, traces):
