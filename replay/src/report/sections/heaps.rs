@@ -2,12 +2,15 @@
 
 use std::cmp::Reverse;
 
+use gputrace_schemas::event::Bytes;
+
 use super::{SectionEntry, device_name};
 use crate::analyse::summary::used_devices;
-use crate::ledger::{DeviceBooks, Part, SiteId};
+use crate::ledger::{DeviceBooks, OwnerId, Part, SiteId};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::words::{bytes, count, time};
 use crate::story::Story;
+use crate::trace::owners::NVSHMEM;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 
@@ -41,9 +44,12 @@ fn build(story: &Story) -> Option<Section> {
     let mut section = Section::new("heaps", "NVSHMEM's symmetric heap: what was handed out of it");
     for (ordinal, books) in &used {
         let (name, heap) = (device_name(story, *ordinal), &books.heap);
+        let is_its = |part: &Part<OwnerId>| story.ledger.sites.owner(part.id) == NVSHMEM;
+        let whole = books.physical.owners().find(is_its).map_or(Bytes(0), |part| part.peak);
         let text = format!(
-            "{name}: {} at most; they lie in what NVSHMEM has of the driver",
-            bytes(heap.blocks.peak())
+            "{name}: {} at most, of the {} that NVSHMEM had of the driver at most",
+            bytes(heap.blocks.peak()),
+            bytes(whole)
         );
         section = section.line(Mood::Note, text);
         if let Some((when, asked, site)) = heap.refused {
