@@ -14,6 +14,7 @@ mod export;
 mod html;
 mod import;
 mod leaks;
+mod live;
 mod manual;
 mod oom;
 mod predict;
@@ -26,6 +27,7 @@ mod report;
 mod stats;
 mod summary;
 mod symbolise;
+mod top;
 mod tree;
 mod tune;
 mod witness;
@@ -57,6 +59,7 @@ const VERBS: &[Verb] = &[
     report::VERB,
     html::VERB,
     summary::VERB,
+    top::VERB,
     stats::VERB,
     tree::VERB,
     leaks::VERB,
@@ -131,8 +134,8 @@ pub(crate) fn run(out: &mut Screen) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Verbs that read no trace.
-const WRITERS: [&str; 5] = ["manual", "record", "recorder", "recover", "witness"];
+/// Verbs that read no trace, or one that is being written.
+const WRITERS: [&str; 6] = ["manual", "record", "recorder", "recover", "top", "witness"];
 
 /// A program that has just ended does not wait for its trace where other threads of it run. So we do, for every trace that
 /// is named, and those in folders that are.
