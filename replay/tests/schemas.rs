@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 /// Verbs with what they need beside the trace.
-const ASKED: [(&str, &[&str]); 13] = [
+const ASKED: [(&str, &[&str]); 14] = [
     ("report", &[]),
     ("summary", &[]),
     ("stats", &[]),
@@ -20,6 +20,7 @@ const ASKED: [(&str, &[&str]); 13] = [
     ("ranks", &[]),
     ("import", &[]),
     ("doctor", &[]),
+    ("top", &["--once"]),
 ];
 
 fn folder() -> PathBuf {

@@ -14,9 +14,10 @@ mod export;
 mod html;
 mod import;
 mod leaks;
-mod live;
 mod manual;
+mod metrics;
 mod oom;
+mod parts;
 mod predict;
 mod ranks;
 mod record;
@@ -60,6 +61,7 @@ const VERBS: &[Verb] = &[
     html::VERB,
     summary::VERB,
     top::VERB,
+    metrics::VERB,
     stats::VERB,
     tree::VERB,
     leaks::VERB,
@@ -135,7 +137,7 @@ pub(crate) fn run(out: &mut Screen) -> anyhow::Result<ExitCode> {
 }
 
 /// Verbs that read no trace, or one that is being written.
-const WRITERS: [&str; 6] = ["manual", "record", "recorder", "recover", "top", "witness"];
+const WRITERS: [&str; 7] = ["manual", "metrics", "record", "recorder", "recover", "top", "witness"];
 
 /// A program that has just ended does not wait for its trace where other threads of it run. So we do, for every trace that
 /// is named, and those in folders that are.

@@ -2,20 +2,27 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 
 use clap::{ArgMatches, Args};
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;
-use super::live::figures::Figures;
-use super::live::find::Which;
-use super::live::{Drivers, Scene};
+use super::parts::live::figures::Figures;
+use super::parts::live::find::Which;
+use super::parts::live::{Drivers, Scene};
 
+mod keys;
+mod terminal;
 mod view;
 
+#[cfg(test)]
+mod tests;
+
+use keys::Next;
+use terminal::{Heard, Terminal};
 use view::View;
 
 /// Columns of a picture in text, where no terminal and no COLUMNS say otherwise: that of the widest table.
@@ -62,6 +69,13 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: TopArgs = super::parsed(matches)?;
     let which = Which::of(&args.which)?;
     let mut scene = Scene::new(which, Drivers::Asked);
+    let is_screen = std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
+    if is_screen && !args.once && !args.json {
+        let terminal = Terminal::take(out)?;
+        let result = watch(&mut scene, &terminal, args.interval, out);
+        terminal.leave(out)?;
+        return result.map(|()| ExitCode::SUCCESS);
+    }
     loop {
         scene.catch_up();
         let figures = scene.figures();
@@ -75,6 +89,45 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         }
         out.flush()?;
         std::thread::sleep(args.interval);
+    }
+}
+
+/// Blocks of a trace that are read between two looks at the keyboard: some tens of milliseconds.
+const BLOCKS_AT_ONCE: usize = 64;
+
+/// Shows pictures until the user has seen enough.
+fn watch(scene: &mut Scene, terminal: &Terminal, interval: Duration, out: &mut Screen) -> anyhow::Result<()> {
+    let has_colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let mut view = View::default();
+    let mut is_behind = scene.advance(BLOCKS_AT_ONCE);
+    let mut figures = scene.figures();
+    let mut due = Instant::now() + interval;
+    loop {
+        let (width, height) = Terminal::size();
+        terminal.show(&view::frame(&figures, &view, width, Some(height)), has_colours, out)?;
+        let patience = if is_behind { Duration::ZERO } else { due.saturating_duration_since(Instant::now()) };
+        match terminal.wait(patience)? {
+            Heard::End => return Ok(()),
+            Heard::Keys(bytes) => {
+                for key in keys::keys(&bytes) {
+                    if keys::press(&mut view, key, &figures) == Next::End {
+                        return Ok(());
+                    }
+                }
+            }
+            Heard::Nothing => {}
+        }
+        if is_behind || Instant::now() >= due {
+            // Also while the picture is frozen: what is read late must be read all the same.
+            is_behind = scene.advance(BLOCKS_AT_ONCE);
+        }
+        if Instant::now() >= due {
+            due = Instant::now() + interval;
+            let now = scene.figures();
+            if !view.is_frozen {
+                figures = now;
+            }
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use gputrace_replay::report::words::{bytes, count};
 use gputrace_schemas::event::Bytes;
 use gputrace_schemas::printable::printable;
 
-use crate::commands::live::figures::{Card, DeviceFigures, Figures, ProcessFigures};
+use crate::commands::parts::live::figures::{Card, DeviceFigures, Figures, ProcessFigures};
 
 /// How a piece of a line looks; a terminal without colours shows all alike.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -332,7 +332,10 @@ const COLUMNS: [Column; 14] = [
     ("program", 0, 0, |(process, _)| clean(&process.program())),
 ];
 
-fn of_torch(row: &Row<'_>, value: fn(&crate::commands::live::figures::TorchFigures) -> String) -> String {
+fn of_torch(
+    row: &Row<'_>,
+    value: fn(&crate::commands::parts::live::figures::TorchFigures) -> String,
+) -> String {
     row.1.and_then(|device| device.torch.as_ref()).map_or("-".to_owned(), value)
 }
 
@@ -396,7 +399,7 @@ fn parts(process: &ProcessFigures, most: usize) -> Vec<Line> {
     if nccl.communicators > 0 {
         let memory = iec(nccl.device_bytes);
         let text =
-            format!("{} communicators hold {memory}, {} calls in flight", nccl.communicators, nccl.in_flight);
+            format!("{memory}; communicators: {}, calls in flight: {}", nccl.communicators, nccl.in_flight);
         lines.push(fact("NCCL", text));
     }
     for call in nccl.calls.iter().take(most) {
