@@ -148,8 +148,15 @@ fn top_shows_what_a_running_program_holds_and_who_else_has_memory() {
     recorded.end();
     stranger.end();
     folder.traces(1);
-    let over = top(&folder.path().display().to_string(), &state);
-    assert_eq!(over["processes"].as_array().map(Vec::len), Some(0), "{over:#}");
+    // The recorder lets go of it a moment later.
+    eventually(|| {
+        let over = top(&folder.path().display().to_string(), &state);
+        if over["processes"].as_array().is_some_and(Vec::is_empty) {
+            Ok(())
+        } else {
+            Err(format!("{over:#}"))
+        }
+    });
 }
 
 #[test]
@@ -226,27 +233,31 @@ fn ask(address: &str, request: &str) -> (String, String) {
 
 #[test]
 fn metrics_are_served_to_who_asks_and_to_nobody_else() {
+    let (trace, state) = (golden("varying-lengths"), Path::new("/nonexistent"));
     let mut command = Command::new(recorded::built().join("gputrace"));
-    let trace = golden("varying-lengths");
-    let mut server = command
-        .args(["metrics", "--listen", "127.0.0.1:0", &trace])
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("gputrace runs");
+    command.args(["metrics", "--listen", "127.0.0.1:0", &trace]).stdout(Stdio::piped());
+    let mut server = Server(on_fake(&mut command, state).spawn().expect("gputrace runs"));
     let mut line = String::new();
-    BufReader::new(server.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
-    let address =
-        line.trim().strip_prefix("http://").and_then(|it| it.strip_suffix("/metrics")).expect("an address");
-    // One that says nothing keeps the others waiting for a while only.
-    let silent = TcpStream::connect(address).expect("it listens");
-    drop(silent);
+    BufReader::new(server.0.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+    let address = line.trim().strip_prefix("http://").and_then(|it| it.strip_suffix("/metrics"));
+    let address = address.expect("an address");
+    // One that hangs up without a word is no error.
+    drop(TcpStream::connect(address).expect("it listens"));
     let (status, body) = ask(address, "GET /metrics HTTP/1.1\r\nHost: x");
     assert_eq!(status, "HTTP/1.1 200 OK");
-    assert_eq!(body, gputrace(&["metrics", "--once", &trace], Path::new("/nonexistent")));
+    assert_eq!(body, gputrace(&["metrics", "--once", &trace], state));
     assert_eq!(ask(address, "GET /other HTTP/1.1").0, "HTTP/1.1 404 Not Found");
     assert_eq!(ask(address, "POST /metrics HTTP/1.1").0, "HTTP/1.1 405 Method Not Allowed");
-    server.kill().expect("ours");
-    server.wait().expect("ours");
+}
+
+/// Ended with its test, however that ends.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// Takes one request, answers it, and returns its first line, head and body.
@@ -398,4 +409,69 @@ fn every_metric_of_the_dashboard_is_one_of_ours() {
     }
     recorded.end();
     stranger.end();
+}
+
+/// What the command of an alert wrote: a line each time.
+fn alerts(file: &Path) -> Vec<String> {
+    std::fs::read_to_string(file).unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn a_command_is_run_once_when_a_bound_is_crossed() {
+    let folder = folder("alert");
+    let (state, file) = (folder.path().join("state"), folder.path().join("alerts"));
+    let command =
+        r#"echo "$ALERT; $ALERT_VALUE; $ALERT_PID; $ALERT_TRACE; $ALERT_DEVICE; ${LD_PRELOAD:-}" >> alerts"#;
+    let options = ["--alert", "held>10MB", "--alert", "allocated>1MB", "--on-alert", command];
+    let mut recorded = Holder::start(Some(&folder), &state, &[], &options);
+    recorded.tell("alloc 5000000");
+    recorded.tell("alloc 20000000");
+    eventually(|| if alerts(&file).is_empty() { Err("no alert".to_owned()) } else { Ok(()) });
+    recorded.tell("alloc 30000000");
+    let pid = recorded.pid();
+    eventually(|| match driver_bytes(&top(&pid.to_string(), &state)) {
+        Some(55_000_000) => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    recorded.end();
+    folder.traces(1);
+    let lines = alerts(&file);
+    let trace = folder.path().join(format!("{pid}.gtr"));
+    let trace = std::fs::canonicalize(trace).expect("a trace");
+    // It looks some times a second: the second allocation may have been there by then, or the third.
+    let values = ["23.84 MiB", "52.45 MiB"];
+    let expected = values.map(|value| format!("held>10MB; {value}; {pid}; {}; 0; ", trace.display()));
+    assert!(lines.len() == 1 && expected.contains(&lines[0]), "{lines:?} is none of {expected:?}");
+}
+
+#[test]
+fn growth_is_that_of_the_steps() {
+    let folder = folder("growth");
+    let (state, file) = (folder.path().join("state"), folder.path().join("alerts"));
+    let python = concat!(env!("CARGO_MANIFEST_DIR"), "/../python/src");
+    let command = r#"echo "$ALERT; $ALERT_VALUE" >> alerts"#;
+    let options = ["--alert", "growth>90MB/step", "--alert", "growth>2MB/step", "--on-alert", command];
+    let mut recorded = Holder::start(Some(&folder), &state, &[("PYTHONPATH", python)], &options);
+    for step in 0..12 {
+        recorded.tell(&format!("step {step} 3145728"));
+        // Longer than what is looked at as one moment.
+        std::thread::sleep(Duration::from_millis(30));
+    }
+    eventually(|| if alerts(&file).is_empty() { Err("no alert".to_owned()) } else { Ok(()) });
+    recorded.end();
+    assert_eq!(alerts(&file), ["growth>2MB/step; 3.00 MiB a step"]);
+}
+
+#[test]
+fn a_condition_that_is_none_is_refused_before_the_program_starts() {
+    let folder = folder("condition");
+    for condition in ["used<90%", "growth>1MiB", "free>1GiB", "used>120%"] {
+        let mut command = Command::new(recorded::built().join("gputrace"));
+        command.args(["record", "--alert", condition, "--", "touch", "started"]).current_dir(folder.path());
+        let output = command.output().expect("gputrace runs");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(125), "{condition}: {said}");
+        assert!(said.contains(condition) && said.contains("growth>10MiB/step"), "{said}");
+        assert!(!folder.path().join("started").exists(), "{condition}");
+    }
 }

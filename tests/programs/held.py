@@ -1,4 +1,5 @@
-"""Holds memory of the driver as its standard input says: `alloc BYTES`, `free`, and `quit`; answers each with `done`."""
+"""Holds memory of the driver as its standard input says: `alloc BYTES`, `free`, `step N BYTES` (an allocation that is kept, and one that is
+not, in the range `step N`), and `quit`; answers each with `done`."""
 import ctypes, sys
 
 driver = ctypes.CDLL("libcuda.so.1")
@@ -21,6 +22,13 @@ for line in sys.stdin:
         break
     if verb == "alloc":
         alloc(int(rest[0]))
+    elif verb == "step":
+        import gputrace
+
+        with gputrace.range(f"step {rest[0]}"):
+            alloc(int(rest[1]))
+            alloc(1 << 20)
+            assert driver.cuMemFree_v2(held.pop()) == 0
     else:
         assert driver.cuMemFree_v2(held.pop()) == 0
     print("done", flush=True)

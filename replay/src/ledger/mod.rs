@@ -267,6 +267,12 @@ impl Ledger {
         Ledger::knowing(self.torch.take_own_events())
     }
 
+    /// The turns of the training loop as far as events were booked, while [`Ledger::training`] is not known yet. Takes time.
+    #[must_use]
+    pub fn training_now(&self) -> Option<Training> {
+        self.finder.found().training
+    }
+
     /// Books one event. Events come in the order of their times. To know who held what at some instant, feed the
     /// events up to it, and ask [`Ledger::live`], [`Ledger::live_blocks`] and the parts of the [`Books`].
     pub fn event(&mut self, definitions: &dyn Definitions, event: &Event) {

@@ -8,6 +8,7 @@ use gputrace_schemas::printable::{Screen, is_obeyed, printable};
 
 use crate::show::{self, complain};
 
+mod alarm;
 mod diff;
 mod doctor;
 mod export;
@@ -78,6 +79,7 @@ const VERBS: &[Verb] = &[
     symbolise::VERB,
     recorder::VERB,
     witness::VERB,
+    alarm::VERB,
     manual::VERB,
 ];
 
@@ -137,7 +139,7 @@ pub(crate) fn run(out: &mut Screen) -> anyhow::Result<ExitCode> {
 }
 
 /// Verbs that read no trace, or one that is being written.
-const WRITERS: [&str; 7] = ["manual", "metrics", "record", "recorder", "recover", "top", "witness"];
+const WRITERS: [&str; 8] = ["alarm", "manual", "metrics", "record", "recorder", "recover", "top", "witness"];
 
 /// A program that has just ended does not wait for its trace where other threads of it run. So we do, for every trace that
 /// is named, and those in folders that are.

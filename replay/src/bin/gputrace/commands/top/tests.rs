@@ -72,6 +72,7 @@ fn process(pid: u32, rank: u32, allocated: u64, reserved: u64) -> ProcessFigures
             graphs_kept_bytes: 0,
             allocations: 400,
             refused: 0,
+            device_used_bytes: Some(70 * GIB),
             process_used_bytes: Some(reserved + 3 * GIB),
             context_bytes: Some(518 * MIB),
             unaccounted_bytes: Some(-3 * MIB as i64),

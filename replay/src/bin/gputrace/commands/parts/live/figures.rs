@@ -118,6 +118,8 @@ pub(crate) struct DeviceFigures {
     /// Objects that the driver handed out, ever; and requests that it refused.
     pub(crate) allocations: u64,
     pub(crate) refused: u64,
+    /// What the driver says of the whole device.
+    pub(crate) device_used_bytes: Option<u64>,
     /// What the driver charges to the process, and what nothing explains of that.
     pub(crate) process_used_bytes: Option<u64>,
     pub(crate) context_bytes: Option<u64>,
@@ -350,6 +352,7 @@ fn device_figures(live: &Live, device: i16, books: &DeviceBooks, now: Nanos) -> 
         graphs_kept_bytes: books.graphs_kept.now.0,
         allocations: books.allocs,
         refused: books.failed,
+        device_used_bytes: sampled.map(|sampled| sampled.device_used.0),
         process_used_bytes: charged.and_then(|sampled| sampled.process_used).map(|bytes| bytes.0),
         context_bytes: context,
         unaccounted_bytes: charged.and_then(|sampled| sampled.unaccounted()),

@@ -2,11 +2,12 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use gputrace_recorder::Moment;
+use gputrace_recorder::{Moment, variable, variables};
 use gputrace_schemas::event::Nanos;
 use gputrace_schemas::reader::{Trace, looks_like_a_trace};
 
@@ -20,6 +21,8 @@ pub(crate) enum Which {
     All,
     /// Of a process, or of what it started.
     Process(u32),
+    /// Of the job that `gputrace record` began then.
+    Job(String),
     /// Those of a folder that are being written.
     Folder(PathBuf),
     /// These, whether they are being written or not.
@@ -39,6 +42,8 @@ pub(crate) struct Place {
     pub(crate) is_written: bool,
     /// The process's number in the `/proc` that is to be seen from here.
     pub(crate) process: Option<u32>,
+    /// When the job began that it is of, as its recorder was told.
+    job: Option<String>,
 }
 
 /// Now, as traces of this machine count time.
@@ -68,9 +73,9 @@ impl Which {
         }
     }
 
-    /// The traces were named: what has ended is shown too.
-    pub(crate) fn is_named(&self) -> bool {
-        matches!(self, Which::Traces(_))
+    /// Whether what has ended stays in sight: where it was named, or is somebody's to judge.
+    pub(crate) fn keeps_what_ended(&self) -> bool {
+        matches!(self, Which::Traces(_) | Which::Job(_))
     }
 
     /// Those that are there now.
@@ -80,6 +85,10 @@ impl Which {
             Which::All => places,
             Which::Process(pid) => {
                 places.retain(|place| is_of(place, *pid));
+                places
+            }
+            Which::Job(began) => {
+                places.retain(|place| place.job.as_ref() == Some(began));
                 places
             }
             Which::Folder(folder) => in_folder(folder, &places),
@@ -100,6 +109,7 @@ impl Which {
                            recorders that /proc does not show (hidepid, another PID namespace) are found by their folder: `gputrace top FOLDER`"
                 .to_owned(),
             Which::Process(pid) => format!("process {pid}, and what it started, is not being recorded"),
+            Which::Job(_) => "no process of the job is being recorded".to_owned(),
             Which::Folder(folder) => format!("no trace in {} is being written", folder.display()),
             Which::Traces(_) => "the traces are gone".to_owned(),
         })
@@ -130,6 +140,7 @@ fn of_file(path: &Path, key: (u64, u64), written: &[Place]) -> Place {
         shown: path.to_owned(),
         is_written: recorded.is_some() || is_locked(path),
         process: recorded.and_then(|place| place.process),
+        job: recorded.and_then(|place| place.job.clone()),
     }
 }
 
@@ -194,11 +205,23 @@ fn files_of(recorder: u32) -> Vec<Place> {
             let key = (data.dev(), data.ino());
             let leads_there = fs::metadata(&link).is_ok_and(|data| (data.dev(), data.ino()) == key);
             let open = if leads_there { link.clone() } else { path };
-            traces.push(Place { key, open, shown: link, is_written: true, process: None });
+            traces.push(Place { key, open, shown: link, is_written: true, process: None, job: None });
         }
     }
-    traces.iter_mut().for_each(|trace| trace.process = process);
+    let job = if traces.is_empty() { None } else { job_of(recorder) };
+    for trace in &mut traces {
+        trace.process = process;
+        trace.job.clone_from(&job);
+    }
     traces
+}
+
+fn job_of(recorder: u32) -> Option<String> {
+    let environment = fs::read(format!("/proc/{recorder}/environ")).ok()?;
+    let name = variable(variables::JOB_BEGAN).as_bytes();
+    let mut entries = environment.split(|byte| *byte == 0);
+    let value = entries.find_map(|entry| entry.strip_prefix(name)?.strip_prefix(b"="))?;
+    Some(String::from_utf8_lossy(value).into_owned())
 }
 
 /// The process of a descriptor of it, as the `/proc` that we see numbers it (proc(5), fdinfo).

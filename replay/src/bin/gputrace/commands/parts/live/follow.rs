@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use gputrace_replay::ledger::Ledger;
+use gputrace_replay::ledger::{DeviceBooks, Ledger, TrainingStep};
 use gputrace_schemas::event::{CommId, Event, EventKind, Nanos, NcclOp, StackId, ThreadId};
 use gputrace_schemas::reader::{self, Follower, Trace};
 use rustc_hash::FxHashMap;
@@ -42,6 +42,8 @@ pub(crate) struct Live {
     pub(crate) nccl: InFlight,
     /// What it asked for lately.
     pub(crate) requests: Requests,
+    /// Where that was asked for.
+    growth: Option<Growth>,
     /// Not booked yet, in the order of their times.
     waiting: Vec<Event>,
     /// Everything of the process up to then is booked.
@@ -64,6 +66,7 @@ impl Live {
             is_behind: false,
             nccl: InFlight::default(),
             requests: Requests::default(),
+            growth: None,
             waiting: vec![],
             until: Nanos(0),
             last_of_process: Nanos(0),
@@ -86,6 +89,16 @@ impl Live {
     pub(crate) fn forget(&mut self) {
         self.ledger = Ledger::default();
         self.waiting = vec![];
+    }
+
+    /// From now on [`Live::growth`] is known. To be asked before anything is read.
+    pub(crate) fn watch_growth(&mut self) {
+        self.growth = Some(Growth::default());
+    }
+
+    /// By how many bytes a step the process has grown over its last steps; `None` where they are not known.
+    pub(crate) fn growth(&self) -> Option<f64> {
+        self.growth.as_ref()?.per_step(self.ledger.training_now()?.steps)
     }
 
     /// Reads at most so many blocks, and books what is certain to be in order; whether there is more.
@@ -156,6 +169,9 @@ impl Live {
             self.nccl.event(&event);
             self.requests.event(&event);
             self.ledger.event(self.follower.definitions(), &event);
+            if let Some(growth) = &mut self.growth {
+                growth.event(&self.ledger, &event);
+            }
         }
         if self.ledger.is_mistaken() && may_restart && !self.is_behind {
             return Err(TooLate);
@@ -170,6 +186,7 @@ impl Live {
         self.ledger = std::mem::take(&mut self.ledger).known();
         self.nccl = InFlight::default();
         self.requests = Requests::default();
+        self.growth = self.growth.is_some().then(Growth::default);
         self.waiting.clear();
         (self.until, self.last_of_process) = (Nanos(0), Nanos(0));
         Ok(())
@@ -182,6 +199,65 @@ impl Live {
 }
 
 struct TooLate;
+
+/// The least that a process held in each short while: what it holds at its lowest in a step is what it keeps.
+#[derive(Default)]
+struct Growth {
+    /// Number of the while, and the least bytes in it; the newest last.
+    lows: VecDeque<(u64, u64)>,
+    /// What it holds now.
+    held: u64,
+}
+
+impl Growth {
+    /// A while is so long, and so many are remembered: 80 seconds.
+    const WHILE: u64 = 10_000_000;
+    const MOST: usize = 8000;
+    /// Growth is that over so many steps, and not known before.
+    const STEPS: usize = 8;
+
+    fn event(&mut self, ledger: &Ledger, event: &Event) {
+        let concerns = matches!(
+            event.kind,
+            EventKind::Call(_) | EventKind::BlockAlloc(_) | EventKind::BlockFree(_) | EventKind::Pjrt(_)
+        );
+        if !concerns {
+            return;
+        }
+        let of = |(device, books): (&i16, &DeviceBooks)| match (ledger.torch(*device), &books.pjrt) {
+            (Some(torch), _) => torch.allocated.now.0,
+            (None, Some(pjrt)) => pjrt.buffers.now().bytes.0,
+            (None, None) => books.physical.now().bytes.0,
+        };
+        let before = self.held;
+        self.held = ledger.devices.iter().map(of).sum();
+        let slot = event.time.0 / Growth::WHILE;
+        match self.lows.back_mut() {
+            Some(last) if last.0 >= slot => last.1 = last.1.min(self.held),
+            _ => self.lows.push_back((slot, before.min(self.held))),
+        }
+        if self.lows.len() > Growth::MOST {
+            self.lows.pop_front();
+        }
+    }
+
+    fn per_step(&self, steps: Vec<TrainingStep>) -> Option<f64> {
+        let whole: Vec<_> = steps.iter().filter_map(|step| Some((step.begin, step.end?))).collect();
+        let last = whole.len().checked_sub(Growth::STEPS + 1).map(|first| &whole[first..])?;
+        let (first, last) = (last.first()?, last.last()?);
+        Some(self.low(*last)? as f64 - self.low(*first)? as f64).map(|growth| growth / Growth::STEPS as f64)
+    }
+
+    /// Where nothing happened in a while, what was held before it is held.
+    fn low(&self, (begin, end): (Nanos, Nanos)) -> Option<u64> {
+        let (from, to) = (begin.0 / Growth::WHILE, end.0 / Growth::WHILE);
+        let oldest = self.lows.front()?.0;
+        let within =
+            self.lows.iter().filter(|(slot, _)| (from..=to).contains(slot)).map(|(_, low)| *low).min();
+        let before = || self.lows.iter().rev().find(|(slot, _)| *slot < from).map(|(_, low)| *low);
+        if oldest > from { None } else { within.or_else(before) }
+    }
+}
 
 /// Calls into NCCL that have not returned.
 #[derive(Default)]

@@ -9,6 +9,7 @@
 //! Nothing here touches a traced process or its ring: files are read, and NVML is asked what it always tells. What is shown is
 //! what has reached the trace, which the recorder writes once a second at least.
 
+pub(crate) mod alert;
 pub(crate) mod figures;
 pub(crate) mod find;
 pub(crate) mod follow;
@@ -32,6 +33,7 @@ pub(crate) struct Scene {
     gpus: Result<Gpus, String>,
     /// Why a trace is not among them.
     failed: Vec<(PathBuf, String)>,
+    watches_growth: bool,
 }
 
 struct Followed {
@@ -48,7 +50,7 @@ impl Scene {
             Drivers::Asked => Gpus::open(),
             Drivers::NotAsked => Err("not asked".to_owned()),
         };
-        Scene { which, processes: vec![], gpus, failed: vec![] }
+        Scene { which, processes: vec![], gpus, failed: vec![], watches_growth: false }
     }
 
     /// Looks who has come, and reads at most so many blocks of each trace. Whether any has more.
@@ -79,7 +81,10 @@ impl Scene {
                 continue;
             }
             match Live::open(&place.open) {
-                Ok(live) => {
+                Ok(mut live) => {
+                    if self.watches_growth {
+                        live.watch_growth();
+                    }
                     self.failed.retain(|(path, _)| *path != place.shown);
                     self.processes.push(Followed { place, live, ended: 0 });
                 }
@@ -93,10 +98,21 @@ impl Scene {
         }
     }
 
+    /// From now on it is known how much processes grow by each step.
+    pub(crate) fn watch_growth(&mut self) {
+        self.watches_growth = true;
+    }
+
+    /// How much the process of this trace grows by each step; `None` where its steps are not known.
+    pub(crate) fn growth(&self, trace: &str) -> Option<f64> {
+        let mut followed = self.processes.iter();
+        followed.find(|followed| followed.place.shown.display().to_string() == trace)?.live.growth()
+    }
+
     /// As it is now, by what has been read.
     pub(crate) fn figures(&mut self) -> Figures {
         let gpus = self.gpus.as_ref().map(Gpus::read).map_err(Clone::clone);
-        let keeps_all = self.which.is_named();
+        let keeps_all = self.which.keeps_what_ended();
         let now = find::now();
         let mut processes: Vec<ProcessFigures> = vec![];
         for followed in &mut self.processes {
