@@ -25,7 +25,7 @@ def total(name):
     return sum(sample.value for sample in families[name].samples) if name in families else None
 
 
-same("processes", len(families["gputrace_process"].samples), len(top["processes"]))
+same("processes", len(families["gputrace_process_info"].samples), len(top["processes"]))
 same("held", total("gputrace_held_bytes"), sum(device["driver_bytes"] for device in devices))
 same("owners", total("gputrace_owner_bytes"), sum(device["driver_bytes"] for device in devices))
 same("allocations", total("gputrace_driver_allocations"), sum(device["allocations"] for device in devices))

@@ -24,7 +24,6 @@ pub(super) struct Family {
 pub(super) enum Kind {
     Gauge,
     Counter,
-    Info,
 }
 
 pub(super) struct Sample {
@@ -189,8 +188,14 @@ fn of_processes(figures: &Figures) -> Vec<Family> {
         })
     });
     vec![
-        Name("gputrace_process", None, Kind::Info, "", "A process that is recorded, and where it runs.")
-            .of(info.collect()),
+        Name(
+            "gputrace_process_info",
+            None,
+            Kind::Gauge,
+            "",
+            "A process that is recorded, and where it runs.",
+        )
+        .of(info.collect()),
         Name(
             "gputrace_unrecorded_bytes",
             Some("gputrace.unrecorded"),

@@ -1,4 +1,5 @@
-//! Metrics as text: OpenMetrics 1.0 (prometheus.io/docs/specs/om/open_metrics_spec).
+//! Metrics as text: OpenMetrics 1.0 (prometheus.io/docs/specs/om/open_metrics_spec). Facts are a gauge of 1, not an `info`: what reads only the older
+//! text format of Prometheus then reads it too.
 
 use std::fmt::Write;
 
@@ -15,7 +16,6 @@ pub(super) fn text(families: &[Family]) -> String {
         let word = match kind {
             Kind::Gauge => "gauge",
             Kind::Counter => "counter",
-            Kind::Info => "info",
         };
         // Writing to memory does not fail.
         let _ = writeln!(text, "# TYPE {name} {word}");
@@ -26,7 +26,6 @@ pub(super) fn text(families: &[Family]) -> String {
         let ending = match kind {
             Kind::Gauge => "",
             Kind::Counter => "_total",
-            Kind::Info => "_info",
         };
         for sample in &family.samples {
             let labels = sample.labels.iter().map(|(key, value)| format!("{key}=\"{}\"", escaped(value)));

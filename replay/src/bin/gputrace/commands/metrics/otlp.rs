@@ -59,7 +59,7 @@ fn metric(family: &Family, time_ns: u64) -> Option<Value> {
         Kind::Counter => {
             metric["sum"] = json!({"aggregationTemporality": 2, "isMonotonic": true, "dataPoints": points});
         }
-        Kind::Gauge | Kind::Info => metric["gauge"] = json!({"dataPoints": points}),
+        Kind::Gauge => metric["gauge"] = json!({"dataPoints": points}),
     }
     Some(metric)
 }

@@ -176,20 +176,20 @@ fn enter_shows_one_process_alone() {
         100,
         Some(24),
         expect![[r#"
-        gputrace top  node7  12:34:56 UTC  2 processes  by held  ? keys
-        process 4711 rank 0  python3 train.py --name=\u{1b}[2J
-          trace        /job/r0.gtr  1,234,567 events, 0.4 s
-          where        host node7
-          pinned host  64.00 MiB
-          cuda:0       26.00 GiB held, at most 27.00 GiB; the driver charges 27.00 GiB, context about 518.0…
-            owners     PyTorch 24.00 GiB, NCCL 2.00 GiB
-            PyTorch    20.00 GiB allocated (20.00 GiB requested) of 24.00 GiB reserved; 16.7 % unused
-            pieces     321 segments, 700.00 MiB stranded, largest free piece 512.00 MiB
-            pool       (0, 1) 96.00 MiB reserved, 64.00 MiB allocated; nobody can use it
-            line          2.00 GiB  PyTorch  step (/job/train.py:32) in cross_entropy
-          NCCL         1 communicators hold 2.00 GiB, 1 calls in flight
-            in         all_reduce for 12.3 s  step (/job/train.py:41)
-    "#]],
+            gputrace top  node7  12:34:56 UTC  2 processes  by held  ? keys
+            process 4711 rank 0  python3 train.py --name=\u{1b}[2J
+              trace        /job/r0.gtr  1,234,567 events, 0.4 s
+              where        host node7
+              pinned host  64.00 MiB
+              cuda:0       26.00 GiB held, at most 27.00 GiB; the driver charges 27.00 GiB, context about 518.0…
+                owners     PyTorch 24.00 GiB, NCCL 2.00 GiB
+                PyTorch    20.00 GiB allocated (20.00 GiB requested) of 24.00 GiB reserved; 16.7 % unused
+                pieces     321 segments, 700.00 MiB stranded, largest free piece 512.00 MiB
+                pool       (0, 1) 96.00 MiB reserved, 64.00 MiB allocated; nobody can use it
+                line          2.00 GiB  PyTorch  step (/job/train.py:32) in cross_entropy
+              NCCL         2.00 GiB; communicators: 1, calls in flight: 1
+                in         all_reduce for 12.3 s  step (/job/train.py:41)
+        "#]],
     );
     press(&mut view, Key::Escape, &figures());
     assert_eq!(view, View { chosen: 1, ..View::default() });

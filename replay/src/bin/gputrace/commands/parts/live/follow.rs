@@ -280,12 +280,12 @@ impl InFlight {
 
     fn event(&mut self, event: &Event) {
         match &event.kind {
-            EventKind::NcclEnter(enter) if self.calls.len() < InFlight::MOST => {
-                // An open group is no waiting; its end is.
-                if enter.op != NcclOp::GroupStart {
-                    let (op, comm, stack) = (enter.op, enter.comm, event.stack);
-                    self.calls.insert(enter.call, Waiting { op, comm, since: event.time, stack });
-                }
+            // An open group is no waiting; its end is.
+            EventKind::NcclEnter(enter)
+                if self.calls.len() < InFlight::MOST && enter.op != NcclOp::GroupStart =>
+            {
+                let (op, comm, stack) = (enter.op, enter.comm, event.stack);
+                self.calls.insert(enter.call, Waiting { op, comm, since: event.time, stack });
             }
             EventKind::NcclExit(exit) => {
                 self.calls.remove(&exit.call);
