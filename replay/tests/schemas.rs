@@ -21,6 +21,7 @@ const ASKED: [(&str, &[&str]); 14] = [
     ("ranks", &[]),
     ("import", &[]),
     ("doctor", &[]),
+    ("top", &["--once"]),
 ];
 
 fn folder() -> PathBuf {

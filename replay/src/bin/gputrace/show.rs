@@ -266,6 +266,12 @@ impl ShowArgs {
     }
 }
 
+/// Shows a picture at once: whoever made it has made what is in it printable, and moved no cursor but ours.
+pub(crate) fn paint(out: &mut Screen, picture: &str) -> std::io::Result<()> {
+    out.behind().write_all(picture.as_bytes())?;
+    out.behind().flush()
+}
+
 /// How text may look on the standard error.
 pub(crate) fn stderr_style() -> text::Style {
     style(Color::Auto, &std::io::stderr())
