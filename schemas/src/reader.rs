@@ -465,12 +465,11 @@ impl Trace {
     ) -> Option<T> {
         let mut input = self.input.lock().unwrap_or_else(PoisonError::into_inner);
         let loaded = input.load(block);
-        let bytes = loaded.as_ref().map_or(0, Header::block_bytes);
         let Input { payload, scratch, .. } = &mut *input;
         let result = loaded.and_then(|_| read(payload, scratch));
         input.shrink();
         drop(input);
-        result.map_err(|what| self.damage(block, bytes, what, CORRUPT)).ok()
+        result.map_err(|what| self.damage(block, block.bytes, what, CORRUPT)).ok()
     }
 
     /// The events of a block, the last one first, added to an empty list.

@@ -85,9 +85,12 @@ const VERBS: &[Verb] = &[
     manual::VERB,
 ];
 
+/// Verbs that are spelt in another way elsewhere.
+const SPELLINGS: [(&str, &str); 1] = [("symbolise", "symbolize")];
+
 /// In the help of every verb but `record`; docs/EXIT-CODES.md has the whole.
 const EXIT_STATUS: &str = "\
-Exit status: 0 yes; 1 no, where a gate was asked for (--error-on-leak, --fail-on-increase, --error-on-inconsistent; doctor); \
+Exit status: 0 yes; 1 no, where a gate was asked for (--error-on-leak, --fail-on-increase, --error-on-inconsistent, --error-on-oom; doctor); \
 2 it cannot be known: unreadable, damaged, nothing to judge, wrong usage.";
 
 /// The arguments of a verb, which clap has already checked.
@@ -99,6 +102,10 @@ fn parsed<A: FromArgMatches>(matches: &ArgMatches) -> anyhow::Result<A> {
 fn command() -> Command {
     let verbs = VERBS.iter().map(|verb| {
         let command = (verb.define)(Command::new(verb.name));
+        let command = match SPELLINGS.iter().find(|(name, _)| *name == verb.name) {
+            Some((_, other)) => command.visible_alias(*other),
+            None => command,
+        };
         let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
         // `record` has the program's own.
         if verb.name == record::VERB.name {

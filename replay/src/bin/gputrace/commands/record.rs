@@ -51,7 +51,7 @@ pub(super) struct RecordArgs {
     #[arg(short, long, value_name = "PATTERN")]
     output: Option<OsString>,
     /// Overwrite traces that exist
-    #[arg(short, long)]
+    #[arg(short = 'F', long, short_alias = 'f')]
     force: bool,
     /// Which call stacks to record [default: python]
     #[arg(long, value_enum, value_name = "KIND")]
