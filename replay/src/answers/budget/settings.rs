@@ -23,6 +23,8 @@ const EXACT: u64 = 1 << 20;
 const STEP: u64 = 32 << 20;
 /// Sizes are multiples of this: PyTorch rounds to it.
 const UNIT: u64 = 512;
+/// What takes less than this part of the largest block of a cache is beside it.
+const SMALL: u64 = 1000;
 /// Requests of longer runs are not replayed as often.
 const LONG: usize = 2_000_000;
 
@@ -171,8 +173,13 @@ impl Course<'_> {
 
     fn cache(&self, ids: &[(usize, AllocId)]) -> Result<Cache, String> {
         let lives = &self.budgets.course.lives.list;
+        let is_of_cache = |idx: usize| self.budget.cache.binary_search(&idx).is_ok();
+        let largest =
+            ids.iter().filter(|(idx, _)| is_of_cache(*idx)).map(|(idx, _)| lives[*idx].requested.0).max();
+        // Counters and the like that are kept beside the cache do not grow with it.
+        let is_large = |idx: usize| lives[idx].requested.0 >= largest.unwrap_or(0) / SMALL;
         let of_cache: Vec<(usize, AllocId)> =
-            ids.iter().filter(|(idx, _)| self.budget.cache.binary_search(idx).is_ok()).copied().collect();
+            ids.iter().filter(|(idx, _)| is_of_cache(*idx) && is_large(*idx)).copied().collect();
         if of_cache.is_empty() {
             return Err("no KV cache that is held all the time was recognised (docs/ROLES.md says how; --rules names one)".into());
         }
@@ -382,17 +389,17 @@ impl Settings {
         let mut section = section.table(table);
         match (&found.cache, found.rows.first().and_then(|row| row.cache), &found.limit) {
             (Ok(cache), Some(largest), Some((limit, why))) => {
-                let blocks = match cache.block {
-                    Some(block) if cache.n_blocks > 1 => format!(
-                        "{} blocks of {} each (recorded: {})",
-                        cache.n_blocks,
+                let blocks = match (cache.block, cache.n_blocks) {
+                    (_, 1) => "in one block".to_owned(),
+                    (Some(block), n) => format!(
+                        "in {n} blocks of {} each (recorded: {})",
                         bytes(Bytes(scale(block, largest, cache.bytes))),
                         bytes(Bytes(block))
                     ),
-                    _ => format!("{} blocks, all scaled alike", cache.n_blocks),
+                    (None, n) => format!("in {n} blocks, all scaled alike"),
                 };
                 let text = format!(
-                    "largest KV cache that fits in {} ({why}): {}, in {blocks}; recorded: {}",
+                    "largest KV cache that fits in {} ({why}): {}, {blocks}; recorded: {}",
                     bytes(Bytes(*limit)),
                     bytes(Bytes(largest)),
                     bytes(Bytes(cache.bytes))
