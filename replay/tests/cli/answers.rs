@@ -257,9 +257,16 @@ fn the_budget_of_a_server_with_graphs() {
     std::fs::write(&rules, "KV cache: site=*serving.py:19*\n").unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_gputrace"));
     let asked = ["budget", "--utilization", "0.5", "--between", "instant 1,instant 9", "--rules"];
-    let said = command.args(asked).arg(rules).arg("serving.gtr").current_dir(folder).output().unwrap();
+    let said = command
+        .args(asked)
+        .arg(rules)
+        .arg("serving.gtr")
+        .env("COLUMNS", "80")
+        .current_dir(folder)
+        .output()
+        .unwrap();
     expect![[r#"
-        serving.gtr (pid 2812): /opt/torch/.venv/bin/python3 /tmp/pools-work/serving.py /tmp/pools-work/serving.json
+        serving.gtr (pid 2812): /opt/torch/.venv/bin/python3 /tmp/pools-work/serving.py…
 
         Budget of cuda:0 NVIDIA H200
           what                     ready        peak         end
@@ -277,35 +284,42 @@ fn the_budget_of_a_server_with_graphs() {
           = the process       820.00 MiB  820.00 MiB  820.00 MiB
           others, reserved      8.81 MiB    8.81 MiB    8.81 MiB
           free on the card    138.99 GiB  138.99 GiB  138.99 GiB
-          ready, at 245.0 ms: weights and caches are there, and the graphs that were captured before one ran (20)
-          peak, at 250.1 ms: the driver had handed out most, and of that time PyTorch had most in use
-          end, at 250.9 ms: memory was asked for last, while weights and caches were there; then it ended
-          the rows add up to what NVML charged to the process; context, code and what the driver keeps are estimates, and unaccounted is the rest, with its sign
-          NVML was not asked at these instants; what it charged beyond what was handed out is of 202.1 ms (ready), 202.1 ms (peak), 202.1 ms (end)
+          ready, at 245.0 ms: weights and caches are there, and the graphs that were
+            captured before one ran (20)
+          peak, at 250.1 ms: the driver had handed out most, and of that time PyTorch
+            had most in use
+          end, at 250.9 ms: memory was asked for last, while weights and caches were
+            there; then it ended
+          the rows add up to what NVML charged to the process; context, code and what
+            the driver keeps are estimates, and unaccounted is the rest, with its sign
+          NVML was not asked at these instants; what it charged beyond what was handed
+            out is of 202.1 ms (ready), 202.1 ms (peak), 202.1 ms (end)
 
         CUDA graphs of cuda:0 NVIDIA H200
-          graph  pool    pool grew  only it holds  share pool  captured at
-              1  (0, 1)  34.00 MiB      32.27 MiB          19  <module> (/tmp/pools-work/serving.py:27) in CUDAGraph.capture_begin
-              2  (0, 1)        0 B     256.00 KiB          19  <module> (/tmp/pools-work/serving.py:27) in CUDAGraph.capture_begin
-              3  (0, 1)        0 B     240.00 KiB          19  <module> (/tmp/pools-work/serving.py:27) in CUDAGraph.capture_begin
-              4  (0, 1)        0 B     224.00 KiB          19  <module> (/tmp/pools-work/serving.py:27) in CUDAGraph.capture_begin
-              5  (0, 1)        0 B     208.00 KiB          19  <module> (/tmp/pools-work/serving.py:27) in CUDAGraph.capture_begin
-              6  (0, 1)        0 B     192.00 KiB          19  <module> (/tmp/pools-work/serving.py:27) in CUDAGraph.capture_begin
-              7  (0, 1)        0 B     176.00 KiB          19  <module> (/tmp/pools-work/serving.py:27) in CUDAGraph.capture_begin
-              8  (0, 1)        0 B     160.00 KiB          19  <module> (/tmp/pools-work/serving.py:27) in CUDAGraph.capture_begin
-              9  (0, 1)   2.00 MiB     144.00 KiB          19  <module> (/tmp/pools-work/serving.py:27) in CUDAGraph.capture_begin
-             10  (0, 1)        0 B     128.00 KiB          19  <module> (/tmp/pools-work/serving.py:27) in CUDAGraph.capture_begin
-             11  (0, 1)        0 B     112.00 KiB          19  <module> (/tmp/pools-work/serving.py:27) in CUDAGraph.capture_begin
-             12  (0, 1)        0 B      96.00 KiB          19  <module> (/tmp/pools-work/serving.py:27) in CUDAGraph.capture_begin
-             13  (0, 1)        0 B      80.00 KiB          19  <module> (/tmp/pools-work/serving.py:27) in CUDAGraph.capture_begin
-             14  (0, 1)        0 B      64.00 KiB          19  <module> (/tmp/pools-work/serving.py:27) in CUDAGraph.capture_begin
-             15  (0, 1)        0 B      48.00 KiB          19  <module> (/tmp/pools-work/serving.py:27) in CUDAGraph.capture_begin
-             16  (0, 1)        0 B      32.00 KiB          19  <module> (/tmp/pools-work/serving.py:27) in CUDAGraph.capture_begin
-             17  (0, 1)        0 B      16.00 KiB          19  <module> (/tmp/pools-work/serving.py:27) in CUDAGraph.capture_begin
-             18  (0, 1)        0 B       8.00 KiB          19  <module> (/tmp/pools-work/serving.py:27) in CUDAGraph.capture_begin
-             19  (0, 1)        0 B       4.00 KiB          19  <module> (/tmp/pools-work/serving.py:27) in CUDAGraph.capture_begin
-             20  (0, 1)        0 B       2.00 KiB          19  <module> (/tmp/pools-work/serving.py:27) in CUDAGraph.capture_begin
-          at `ready`, blocks of single graphs are 34.40 MiB; the other 1.60 MiB of their pools (at most) are shared: any graph of a pool writes there
+                                       only it  share
+          graph  pool    pool grew       holds   pool  captured at
+              1  (0, 1)  34.00 MiB   32.27 MiB     19  <module> (serving.py:27) in CUDA…
+              2  (0, 1)        0 B  256.00 KiB     19  <module> (serving.py:27) in CUDA…
+              3  (0, 1)        0 B  240.00 KiB     19  <module> (serving.py:27) in CUDA…
+              4  (0, 1)        0 B  224.00 KiB     19  <module> (serving.py:27) in CUDA…
+              5  (0, 1)        0 B  208.00 KiB     19  <module> (serving.py:27) in CUDA…
+              6  (0, 1)        0 B  192.00 KiB     19  <module> (serving.py:27) in CUDA…
+              7  (0, 1)        0 B  176.00 KiB     19  <module> (serving.py:27) in CUDA…
+              8  (0, 1)        0 B  160.00 KiB     19  <module> (serving.py:27) in CUDA…
+              9  (0, 1)   2.00 MiB  144.00 KiB     19  <module> (serving.py:27) in CUDA…
+             10  (0, 1)        0 B  128.00 KiB     19  <module> (serving.py:27) in CUDA…
+             11  (0, 1)        0 B  112.00 KiB     19  <module> (serving.py:27) in CUDA…
+             12  (0, 1)        0 B   96.00 KiB     19  <module> (serving.py:27) in CUDA…
+             13  (0, 1)        0 B   80.00 KiB     19  <module> (serving.py:27) in CUDA…
+             14  (0, 1)        0 B   64.00 KiB     19  <module> (serving.py:27) in CUDA…
+             15  (0, 1)        0 B   48.00 KiB     19  <module> (serving.py:27) in CUDA…
+             16  (0, 1)        0 B   32.00 KiB     19  <module> (serving.py:27) in CUDA…
+             17  (0, 1)        0 B   16.00 KiB     19  <module> (serving.py:27) in CUDA…
+             18  (0, 1)        0 B    8.00 KiB     19  <module> (serving.py:27) in CUDA…
+             19  (0, 1)        0 B    4.00 KiB     19  <module> (serving.py:27) in CUDA…
+             20  (0, 1)        0 B    2.00 KiB     19  <module> (serving.py:27) in CUDA…
+          at `ready`, blocks of single graphs are 34.40 MiB; the other 1.60 MiB of
+            their pools (at most) are shared: any graph of a pool writes there
 
         Between instant 1 and instant 9: who gave back
           what                    before       after  given back        kept
@@ -321,24 +335,34 @@ fn the_budget_of_a_server_with_graphs() {
           page rounding         1.87 MiB    1.87 MiB         0 B    1.87 MiB
           unaccounted                0 B         0 B         0 B         0 B
           = the process       782.00 MiB  814.00 MiB  -32.00 MiB           -
-          what                 kept  objects  holds free  line
-          libraries       64.13 MiB        3         0 B  <module> (/tmp/pools-work/serving.py:23) in Linear.forward
-          KV cache        32.00 MiB        1         0 B  <module> (/tmp/pools-work/serving.py:19)
-          workspaces      32.00 MiB        1         0 B  <module> (/tmp/pools-work/serving.py:23) in Linear.forward
-          weights         12.00 MiB        6   18.00 MiB  <module> (/tmp/pools-work/serving.py:18) in Module.to.<locals>.convert
-          other tensors  272.00 KiB        1    1.70 MiB  <module> (/tmp/pools-work/serving.py:21)
-          from 230.1 ms to 252.6 ms. Kept is what was held at both; `holds free` is the most that a block of the line keeps in one segment beside what is in use there, which empty_cache cannot give back
+                                                  holds
+          what                 kept  objects       free  line
+          libraries       64.13 MiB        3        0 B  <module> (serving.py:23)
+          KV cache        32.00 MiB        1        0 B  <module> (…/serving.py:19)
+          workspaces      32.00 MiB        1        0 B  <module> (serving.py:23)
+          weights         12.00 MiB        6  18.00 MiB  <module> (serving.py:18)
+          other tensors  272.00 KiB        1   1.70 MiB  <module> (…/serving.py:21)
+          from 230.1 ms to 252.6 ms. Kept is what was held at both; `holds free` is
+            the most that a block of the line keeps in one segment beside what is in use
+            there, which empty_cache cannot give back
 
         What a setting would free, and the largest KV cache that fits
-          setting                          reserved  frees at peak  when ready  largest cache
-          as recorded                    144.00 MiB            0 B         0 B     139.02 GiB
-          expandable_segments:True       148.00 MiB      -4.00 MiB   -4.00 MiB     139.02 GiB
-          without the largest graph      112.00 MiB      32.00 MiB   32.00 MiB     139.05 GiB
-          without the 5 largest graphs   110.00 MiB      34.00 MiB   34.00 MiB     139.05 GiB
-          without the 10 largest graphs  110.00 MiB      34.00 MiB   34.00 MiB     139.05 GiB
-          without any graph              108.00 MiB      36.00 MiB   36.00 MiB     139.06 GiB
-          utilization 0.50               144.00 MiB            0 B         0 B      69.13 GiB
-          ok: largest KV cache that fits in 139.79 GiB (the card's 139.80 GiB without 8.81 MiB of others and the driver): 139.02 GiB, in one block; recorded: 32.00 MiB
-          the run was replayed with each setting; requests, contexts and code stay as recorded. A graph that is dropped frees what only its capture asked for; what its runs would then ask for eagerly is not counted
-    "#]].assert_eq(&(text(&said.stdout) + &text(&said.stderr)));
+                                                         frees       when     largest
+          setting                          reserved    at peak      ready       cache
+          as recorded                    144.00 MiB        0 B        0 B  138.95 GiB
+          expandable_segments:True       148.00 MiB  -4.00 MiB  -4.00 MiB  138.95 GiB
+          without the largest graph      112.00 MiB  32.00 MiB  32.00 MiB  138.98 GiB
+          without the 5 largest graphs   110.00 MiB  34.00 MiB  34.00 MiB  138.98 GiB
+          without the 10 largest graphs  110.00 MiB  34.00 MiB  34.00 MiB  138.98 GiB
+          without any graph              108.00 MiB  36.00 MiB  36.00 MiB  138.99 GiB
+          utilization 0.50               144.00 MiB        0 B        0 B   69.06 GiB
+          ok: largest KV cache that fits in 139.79 GiB (the card's 139.80 GiB without
+            8.81 MiB of others and the driver): 138.95 GiB, in one block; recorded:
+            32.00 MiB
+          the run was replayed with each setting; requests stay as recorded, and
+            contexts, code and libraries are there with the most that they had. A graph
+            that is dropped frees what only its capture asked for; what its runs would
+            then ask for eagerly is not counted
+    "#]]
+    .assert_eq(&(text(&said.stdout) + &text(&said.stderr)));
 }

@@ -1,19 +1,19 @@
 //! What a setting would free, and the largest cache that would still fit: by replaying the run.
 //!
 //! The cache's blocks get another size and all other requests stay as they were, so activation peaks, graphs and fragmentation
-//! are counted as they would be. Contexts, code and libraries are what they were at each moment.
+//! are counted as they would be. Contexts, code and libraries are there all the time with the most that they had at once.
 
 use std::collections::BTreeSet;
 
 use gputrace_schemas::event::{Bytes, Nanos};
-use gputrace_sim::ops::{AllocId, Op, OpStream};
+use gputrace_sim::ops::{AllocId, Op, OpStream, Others};
 use gputrace_sim::policies::torch;
-use gputrace_sim::whatif::{Laboratory, Question};
+use gputrace_sim::whatif::{Laboratory, Other, Question};
 use serde_json::{Value as Json, json};
 
 use crate::analyse::budget::{Budget, Budgets};
 use crate::answers::whatif::{Bench, Machine};
-use crate::import::Trace;
+use crate::import::{Trace, UNACCOUNTED};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::words::bytes;
 
@@ -93,7 +93,11 @@ impl Course<'_> {
         let runs = Runs { cache: cache.as_ref().ok(), ready: self.n_requests(ready.map(|it| it.bill.time)) };
         let mut rows = vec![];
         let recorded = stream.settings.options.clone().unwrap_or_default();
-        let question = bench.question(torch::NAME, &recorded);
+        let held = stream.others.as_ref().filter(|_| self.machine.other.is_none()).map(most);
+        // When a sample shows a context or code, that has been there for a while; and it must fit whenever it comes.
+        let at_most =
+            |question: Question| Question { other: held.map_or(question.other, Other::Bytes), ..question };
+        let question = at_most(bench.question(torch::NAME, &recorded));
         rows.push(runs.row("as recorded", stream, &question, 0)?);
         if !recorded.contains("expandable_segments:True") && stream.n_requests() < LONG {
             let options = match recorded.is_empty() {
@@ -103,7 +107,7 @@ impl Course<'_> {
             rows.push(runs.row(
                 "expandable_segments:True",
                 stream,
-                &bench.question(torch::NAME, &options),
+                &at_most(bench.question(torch::NAME, &options)),
                 0,
             )?);
         }
@@ -285,6 +289,22 @@ impl Course<'_> {
     }
 }
 
+/// The most that others held at once. What nothing explains is mostly explained later, so the last of it counts.
+fn most(others: &Others) -> u64 {
+    let mut held = vec![0_u64; others.names.len()];
+    let (mut most, mut unaccounted) = (0_u64, 0);
+    for changes in others.changes.chunk_by(|old, new| old.before_op == new.before_op) {
+        for change in changes {
+            match others.names[change.name as usize] == UNACCOUNTED {
+                true => unaccounted = change.bytes,
+                false => held[change.name as usize] = change.bytes,
+            }
+        }
+        most = most.max(held.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes)));
+    }
+    most.saturating_add(unaccounted)
+}
+
 /// Replays.
 struct Runs<'a> {
     cache: Option<&'a Cache>,
@@ -419,7 +439,8 @@ impl Settings {
             }
             (Err(why), ..) => section = section.line(Mood::Note, why.clone()),
         }
-        let note = "the run was replayed with each setting; requests, contexts and code stay as recorded. A graph that is dropped frees what \
+        let note = "the run was replayed with each setting; requests stay as recorded, and contexts, code and libraries are there with \
+                    the most that they had. A graph that is dropped frees what \
                     only its capture asked for; what its runs would then ask for eagerly is not counted";
         section = section.line(Mood::Note, note);
         let charge = "context and code need their part, which this trace does not hold (--other BYTES)";
