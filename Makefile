@@ -17,7 +17,7 @@ build: ## Build libgputrace.so and gputrace, optimised
 	cargo build --release --workspace
 
 demo: setup build ## Record a small training loop on the fake device, and report it
-	$(RELEASE)/gputrace record -f -o target/demo.gtr -- $(RELEASE)/fake-cuda demo
+	$(RELEASE)/gputrace record -F -o target/demo.gtr -- $(RELEASE)/fake-cuda demo
 	$(RELEASE)/gputrace report target/demo.gtr
 
 test: setup build ## Run every test that needs no GPU

@@ -49,6 +49,8 @@ const RUNS: &[(&str, &[&str])] = &[
     ),
     ("summary", &["TRACE", "OOM", "PICKLE", "TRACE OOM", "TRACE --peak", "CUT"]),
     ("stats", &["TRACE", "OOM", "PICKLE", "CUT"]),
+    ("top", &["--once TRACE", "--once TRACE OOM", "--once CUT", "--once PLAIN", "--once MISSING"]),
+    ("metrics", &["--once TRACE", "--once TRACE OOM", "--once CUT", "--once --push pprof MISSING TRACE"]),
     (
         "tree",
         &[

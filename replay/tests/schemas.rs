@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 /// Verbs with what they need beside the trace.
-const ASKED: [(&str, &[&str]); 14] = [
+const ASKED: [(&str, &[&str]); 15] = [
     ("report", &[]),
     ("summary", &[]),
     ("stats", &[]),
@@ -21,6 +21,7 @@ const ASKED: [(&str, &[&str]); 14] = [
     ("ranks", &[]),
     ("import", &[]),
     ("doctor", &[]),
+    ("top", &["--once"]),
 ];
 
 fn folder() -> PathBuf {

@@ -249,8 +249,7 @@ impl Ledger {
         let mut ledger = Ledger::default();
         feed(&mut ledger)?;
         if ledger.torch.mistaken {
-            let own_events = ledger.torch.take_own_events();
-            ledger = Ledger::knowing(own_events);
+            ledger = ledger.known();
             feed(&mut ledger)?;
         }
         ledger.finish();
@@ -261,6 +260,25 @@ impl Ledger {
     #[must_use]
     pub fn knowing(own_events: FxHashSet<u64>) -> Ledger {
         Ledger { torch: Torch::with_own_events(own_events), ..Ledger::default() }
+    }
+
+    /// Some events were booked before it was known which stream events are PyTorch's: `requested` is too large. Booking all
+    /// of them again, with what [`Ledger::known`] gives, mends it; [`Ledger::of`] does.
+    #[must_use]
+    pub fn is_mistaken(&self) -> bool {
+        self.torch.mistaken
+    }
+
+    /// Empty books that know what these have learned.
+    #[must_use]
+    pub fn known(mut self) -> Ledger {
+        Ledger::knowing(self.torch.take_own_events())
+    }
+
+    /// The turns of the training loop as far as events were booked, while [`Ledger::training`] is not known yet. Takes time.
+    #[must_use]
+    pub fn training_now(&self) -> Option<Training> {
+        self.finder.found().training
     }
 
     /// Books one event. Events come in the order of their times. To know who held what at some instant, feed the

@@ -205,9 +205,8 @@ pub struct Course {
     marks: Vec<(TextId, u64)>,
     /// After how many events a capture ended, or a graph was launched for the first time since.
     graphs: Vec<(u64, bool)>,
-    /// What each device held when memory of it was last asked for, from the driver and in blocks, and after how many events it
-    /// last held half of that.
-    last_half: BTreeMap<i16, ((u64, u64), u64)>,
+    /// When memory of each device was asked for, and what was held then, in blocks where there are any: the last times with so much.
+    asked: BTreeMap<i16, Vec<(u64, u64)>>,
 }
 
 impl Watch for Course {
@@ -232,16 +231,13 @@ impl Watch for Course {
                 _ => {}
             }
         }
-        for (device, books) in &ledger.devices {
-            let blocks = ledger.torch(*device).map_or(0, |torch| torch.blocks.now().bytes.0);
-            let held = (books.physical.now().bytes.0, blocks);
-            let (then, last) = self.last_half.entry(*device).or_default();
-            if asked.contains(device) {
-                *then = held;
-            }
-            if held.0 > 0 && held.0 >= then.0 / 2 && held.1 >= then.1 / 2 {
-                *last = self.n_events;
-            }
+        for device in asked {
+            let blocks = ledger.torch(device).map_or(0, |torch| torch.blocks.now().bytes.0);
+            let physical = || ledger.devices.get(&device).map_or(0, |books| books.physical.now().bytes.0);
+            let held = if blocks > 0 { blocks } else { physical() };
+            let asked = self.asked.entry(device).or_default();
+            while asked.pop_if(|(_, before)| *before <= held).is_some() {}
+            asked.push((self.n_events, held));
         }
         self.moments.resize(self.lives.n_moments as usize, self.n_events);
         match &event.kind {
@@ -384,27 +380,34 @@ impl Course {
     /// The moments of a device's table: after how many events, name, and how it was found.
     fn columns(&self, story: &Story, device: i16, rows: &[Row]) -> Vec<(u64, String, String)> {
         let mut columns = vec![];
-        if let Some((place, why)) = self.ready(device, rows) {
+        let mut served = 0;
+        if let Some((place, why, held)) = self.ready(device, rows) {
             columns.push((place, "ready".to_owned(), why));
+            served = held;
         }
         if let Some(place) = self.highest.places().get(&device) {
             let why = "the driver had handed out most, and of that time PyTorch had most in use";
             columns.push((*place, "peak".to_owned(), why.to_owned()));
         }
         let is_over = story.complete && !story.is_running && story.end().is_none_or(End::is_own);
-        let last = self.last_half.get(&device).map_or(self.n_events, |(_, place)| *place);
-        let (place, why) = match is_over && last < self.n_events {
-            true => (last, "before the program, which then ended, gave back half of what it held"),
-            false if story.is_running => (self.n_events, "as far as the trace goes: the process runs"),
-            false => (self.n_events, "the last event"),
+        let asked = self.asked.get(&device).map_or(&[][..], |asked| asked);
+        let last = asked.iter().rev().find(|(_, held)| *held >= served / 2).filter(|_| is_over);
+        let (place, why) = match last {
+            Some((last, _)) if served > 0 => {
+                (*last, "memory was asked for last, while weights and caches were there; then it ended")
+            }
+            Some((last, _)) => (*last, "memory was asked for last; then the program ended"),
+            None if story.is_running => (self.n_events, "as far as the trace goes: the process runs"),
+            None => (self.n_events, "the last event"),
         };
         let name = if story.is_running { "now" } else { "end" };
         columns.push((place, name.to_owned(), why.to_owned()));
         columns
     }
 
-    /// When weights and caches were there, and the graphs that were captured before one of them was launched.
-    fn ready(&self, device: i16, rows: &[Row]) -> Option<(u64, String)> {
+    /// When weights and caches were there, and the graphs that were captured before one of them was launched; and the most bytes
+    /// of weights and caches.
+    fn ready(&self, device: i16, rows: &[Row]) -> Option<(u64, String, u64)> {
         let of_server = |idx: usize| {
             let life = &self.lives.list[idx];
             let is_it = match rows[idx] {
@@ -431,9 +434,10 @@ impl Course {
         let n = captured.clone().count();
         let what = "weights and caches are there";
         Some(match captured.last() {
-            None => (place, what.to_owned()),
+            None => (place, what.to_owned(), most),
             Some((last, _)) => {
-                (*last, format!("{what}, and the {n} graphs that were captured before one ran"))
+                let graphs = if n == 1 { "the graph that was" } else { "the graphs that were" };
+                (*last, format!("{what}, and {graphs} captured before one ran ({n})"), most)
             }
         })
     }

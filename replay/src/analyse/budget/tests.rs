@@ -64,28 +64,29 @@ fn every_byte_that_was_handed_out_is_in_one_row() {
     check(
         &server(),
         expect![[r#"
-        ready HandedOut 92160K
-          weights 16384K
-          kv_cache 40960K
-          graphs 20480K
-          nccl 6144K
-          libraries 4096K
-          stranded 4096K
-        peak HandedOut 92160K
-          weights 16384K
-          kv_cache 40960K
-          graphs 20480K
-          nccl 6144K
-          libraries 4096K
-          stranded 4096K
-        end HandedOut 92160K
-          weights 16384K
-          kv_cache 40960K
-          graphs 20480K
-          nccl 6144K
-          libraries 4096K
-          stranded 4096K
-    "#]],
+            ready HandedOut 92160K
+              weights 16384K
+              kv_cache 40960K
+              graphs 20480K
+              nccl 6144K
+              libraries 4096K
+              stranded 4096K
+            peak HandedOut 92160K
+              weights 16384K
+              kv_cache 40960K
+              graphs 20480K
+              nccl 6144K
+              libraries 4096K
+              stranded 4096K
+            end HandedOut 92160K
+              weights 16384K
+              kv_cache 40960K
+              activations 1024K
+              graphs 20480K
+              nccl 6144K
+              libraries 4096K
+              stranded 3072K
+        "#]],
     );
 }
 
@@ -184,7 +185,7 @@ fn a_server_is_ready_when_its_graphs_are_captured_too() {
     let found = of(&server(), None);
     let ready = &found.devices[0].columns[0];
     assert_eq!(ready.name, "ready");
-    assert_eq!(ready.why, "weights and caches are there, and the 1 graphs that were captured before one ran");
+    assert_eq!(ready.why, "weights and caches are there, and the graph that was captured before one ran (1)");
 }
 
 #[test]

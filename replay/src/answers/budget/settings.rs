@@ -1,19 +1,19 @@
 //! What a setting would free, and the largest cache that would still fit: by replaying the run.
 //!
 //! The cache's blocks get another size and all other requests stay as they were, so activation peaks, graphs and fragmentation
-//! are counted as they would be. Contexts, code and libraries are what they were at each moment.
+//! are counted as they would be. Contexts, code and libraries are there all the time with the most that they had at once.
 
 use std::collections::BTreeSet;
 
 use gputrace_schemas::event::{Bytes, Nanos};
-use gputrace_sim::ops::{AllocId, Op, OpStream};
+use gputrace_sim::ops::{AllocId, Op, OpStream, Others};
 use gputrace_sim::policies::torch;
-use gputrace_sim::whatif::{Laboratory, Question};
+use gputrace_sim::whatif::{Laboratory, Other, Question};
 use serde_json::{Value as Json, json};
 
 use crate::analyse::budget::{Budget, Budgets};
 use crate::answers::whatif::{Bench, Machine};
-use crate::import::Trace;
+use crate::import::{Trace, UNACCOUNTED};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::words::bytes;
 
@@ -23,6 +23,8 @@ const EXACT: u64 = 1 << 20;
 const STEP: u64 = 32 << 20;
 /// Sizes are multiples of this: PyTorch rounds to it.
 const UNIT: u64 = 512;
+/// What takes less than this part of the largest block of a cache is beside it.
+const SMALL: u64 = 1000;
 /// Requests of longer runs are not replayed as often.
 const LONG: usize = 2_000_000;
 
@@ -91,7 +93,11 @@ impl Course<'_> {
         let runs = Runs { cache: cache.as_ref().ok(), ready: self.n_requests(ready.map(|it| it.bill.time)) };
         let mut rows = vec![];
         let recorded = stream.settings.options.clone().unwrap_or_default();
-        let question = bench.question(torch::NAME, &recorded);
+        let held = stream.others.as_ref().filter(|_| self.machine.other.is_none()).map(most);
+        // When a sample shows a context or code, that has been there for a while; and it must fit whenever it comes.
+        let at_most =
+            |question: Question| Question { other: held.map_or(question.other, Other::Bytes), ..question };
+        let question = at_most(bench.question(torch::NAME, &recorded));
         rows.push(runs.row("as recorded", stream, &question, 0)?);
         if !recorded.contains("expandable_segments:True") && stream.n_requests() < LONG {
             let options = match recorded.is_empty() {
@@ -101,7 +107,7 @@ impl Course<'_> {
             rows.push(runs.row(
                 "expandable_segments:True",
                 stream,
-                &bench.question(torch::NAME, &options),
+                &at_most(bench.question(torch::NAME, &options)),
                 0,
             )?);
         }
@@ -171,8 +177,13 @@ impl Course<'_> {
 
     fn cache(&self, ids: &[(usize, AllocId)]) -> Result<Cache, String> {
         let lives = &self.budgets.course.lives.list;
+        let is_of_cache = |idx: usize| self.budget.cache.binary_search(&idx).is_ok();
+        let largest =
+            ids.iter().filter(|(idx, _)| is_of_cache(*idx)).map(|(idx, _)| lives[*idx].requested.0).max();
+        // Counters and the like that are kept beside the cache do not grow with it.
+        let is_large = |idx: usize| lives[idx].requested.0 >= largest.unwrap_or(0) / SMALL;
         let of_cache: Vec<(usize, AllocId)> =
-            ids.iter().filter(|(idx, _)| self.budget.cache.binary_search(idx).is_ok()).copied().collect();
+            ids.iter().filter(|(idx, _)| is_of_cache(*idx) && is_large(*idx)).copied().collect();
         if of_cache.is_empty() {
             return Err("no KV cache that is held all the time was recognised (docs/ROLES.md says how; --rules names one)".into());
         }
@@ -276,6 +287,22 @@ impl Course<'_> {
         }
         all
     }
+}
+
+/// The most that others held at once. What nothing explains is mostly explained later, so the last of it counts.
+fn most(others: &Others) -> u64 {
+    let mut held = vec![0_u64; others.names.len()];
+    let (mut most, mut unaccounted) = (0_u64, 0);
+    for changes in others.changes.chunk_by(|old, new| old.before_op == new.before_op) {
+        for change in changes {
+            match others.names[change.name as usize] == UNACCOUNTED {
+                true => unaccounted = change.bytes,
+                false => held[change.name as usize] = change.bytes,
+            }
+        }
+        most = most.max(held.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes)));
+    }
+    most.saturating_add(unaccounted)
 }
 
 /// Replays.
@@ -382,17 +409,17 @@ impl Settings {
         let mut section = section.table(table);
         match (&found.cache, found.rows.first().and_then(|row| row.cache), &found.limit) {
             (Ok(cache), Some(largest), Some((limit, why))) => {
-                let blocks = match cache.block {
-                    Some(block) if cache.n_blocks > 1 => format!(
-                        "{} blocks of {} each (recorded: {})",
-                        cache.n_blocks,
+                let blocks = match (cache.block, cache.n_blocks) {
+                    (_, 1) => "in one block".to_owned(),
+                    (Some(block), n) => format!(
+                        "in {n} blocks of {} each (recorded: {})",
                         bytes(Bytes(scale(block, largest, cache.bytes))),
                         bytes(Bytes(block))
                     ),
-                    _ => format!("{} blocks, all scaled alike", cache.n_blocks),
+                    (None, n) => format!("in {n} blocks, all scaled alike"),
                 };
                 let text = format!(
-                    "largest KV cache that fits in {} ({why}): {}, in {blocks}; recorded: {}",
+                    "largest KV cache that fits in {} ({why}): {}, {blocks}; recorded: {}",
                     bytes(Bytes(*limit)),
                     bytes(Bytes(largest)),
                     bytes(Bytes(cache.bytes))
@@ -412,7 +439,8 @@ impl Settings {
             }
             (Err(why), ..) => section = section.line(Mood::Note, why.clone()),
         }
-        let note = "the run was replayed with each setting; requests, contexts and code stay as recorded. A graph that is dropped frees what \
+        let note = "the run was replayed with each setting; requests stay as recorded, and contexts, code and libraries are there with \
+                    the most that they had. A graph that is dropped frees what \
                     only its capture asked for; what its runs would then ask for eagerly is not counted";
         section = section.line(Mood::Note, note);
         let charge = "context and code need their part, which this trace does not hold (--other BYTES)";
