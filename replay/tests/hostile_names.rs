@@ -74,6 +74,18 @@ const RUNS: &[(&str, &[&str])] = &[
     ("replay", &["OOM", "PICKLE", "LOG", "OOM --policy torch --policy MISSING", "OOM --limit 1GiB", "TRACE"]),
     ("tune", &["OOM", "PICKLE", "LOG", "TRACE", "OOM --limit 1GiB"]),
     (
+        "budget",
+        &[
+            "TRACE",
+            "OOM",
+            "PICKLE",
+            "LOG",
+            "OOM --limit 1GiB",
+            "TRACE --between MISSING,x",
+            "TRACE --rules MISSING",
+        ],
+    ),
+    (
         "predict",
         &[
             "batch=1:OOM batch=2:OOM --at batch=4",

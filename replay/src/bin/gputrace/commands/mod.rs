@@ -9,6 +9,7 @@ use gputrace_schemas::printable::{Screen, is_obeyed, printable};
 use crate::show::{self, complain};
 
 mod alarm;
+mod budget;
 mod diff;
 mod doctor;
 mod export;
@@ -70,6 +71,7 @@ const VERBS: &[Verb] = &[
     diff::VERB,
     replay::VERB,
     tune::VERB,
+    budget::VERB,
     predict::VERB,
     ranks::VERB,
     export::VERB,
