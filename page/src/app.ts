@@ -1,7 +1,7 @@
 // The page: the verdict first, then memory over time, then what is asked of it.
 import { read, type Data } from "./data";
 import { h } from "./dom";
-import { cell } from "./format";
+import { cell, count } from "./format";
 import { Live } from "./live";
 import { AddressMap } from "./map";
 import { Chapter } from "./model";
@@ -13,16 +13,24 @@ import { Timeline } from "./timeline";
 import { TABS, View, type Tab } from "./view";
 
 const TAB_TITLES: Record<Tab, string> = { live: "What was held", map: "Address map", settings: "Other settings", ranks: "Ranks", tables: "All tables" };
-const KEYS: [string, string][] = [["\u2190 \u2192", "cursor to the change before, after (Shift: far); on the flame graph from box to box"], ["P", "cursor to the peak"], ["O S E", "to the next out-of-memory error, step, emptying of the cache"], ["B", "base for a difference: where the cursor is"], ["+ \u2212 0", "zoom in, out, all"], ["X", "axis: time or changes"], ["1 to 4", "by owner, role, call site, pool"], ["Q W R T Y", "tabs"], ["/", "search"], ["D", "dark or light"], ["?", "these keys"], ["mouse", "click: cursor; drag: range; Shift drag: move; Ctrl wheel: zoom; double click: all"]];
+const KEYS: [string, string][] = [["\u2190 \u2192", "cursor to the change before, after (Shift: far); on the flame graph from box to box"], ["P", "cursor to the peak"], ["O S E", "to the next out-of-memory error, step, emptying of the cache"], ["B", "base for a difference: where the cursor is"], ["+ \u2212 0", "zoom in, out, all"], ["X", "axis: time or changes"], ["1 to 4", "by owner, role, call site, pool"], ["Q W R T Y", "tabs"], ["V", "light up the line that the verdict names"], ["/", "search"], ["D", "dark or light"], ["?", "these keys"], ["mouse", "click: cursor; drag: range; Shift drag: move; Ctrl wheel: zoom; double click: all"]];
 
-function verdict(chapter: Chapter): HTMLElement {
+/** What finds a line of the program that a text names, `main (/job/train.py:12)`, wherever it stands. */
+function lineIn(text: string): string | null {
+  const place = /([^/()]+:\d+)\)/.exec(text);
+  return place && place[1].replace(/[.*+?^${}()|[\]\\]/g, "\\$&") + "\\)";
+}
+
+function verdict(chapter: Chapter, light: (line: string) => void): HTMLElement {
   const { report } = chapter.head, told = report.verdict;
   if (!told) return h("section", { class: "verdict" }, h("h1", {}, report.title));
   const list = h("dl", {});
   for (const item of told.section.items) {
     if (!("fact" in item)) continue;
     const [text] = cell(item.value), isCommand = typeof item.value === "object" && item.value?.c !== undefined;
-    list.append(h("dt", {}, item.label), h("dd", { "data-fact": item.fact, class: item.fact === "call_site" ? "site" : null }, isCommand ? command(text) : text, item.remark ? h("span", { class: "remark" }, item.remark) : null));
+    const isSite = item.fact === "call_site", line = isSite ? lineIn(text) : null;
+    const words = line ? h("button", { type: "button", class: "plain", title: "Light this line up in all views (V)", onclick: () => light(line) }, text) : isCommand ? command(text) : text;
+    list.append(h("dt", {}, item.label), h("dd", { "data-fact": item.fact, class: isSite ? "site" : null }, words, item.remark ? h("span", { class: "remark" }, item.remark) : null));
   }
   return h("section", { class: "verdict " + told.kind, "data-section": "verdict", "aria-label": "Verdict" }, h("p", { class: "trace" }, report.title), h("h1", {}, told.section.title.replace(/^Verdict: (.)/, (_, first) => first.toUpperCase())), list);
 }
@@ -49,6 +57,7 @@ function start(data: Data, root: HTMLElement) {
   const axis = h("button", { type: "button", onclick: () => { view.setAxis(view.axis === "time" ? "change" : "time"); view.changed(); } });
   const header = h("header", {}, h("span", { class: "brand" }, "gputrace"), pick, field, found, h("span", { class: "gap" }), axis, h("button", { type: "button", onclick: toggle }, "Dark or light"), h("button", { type: "button", onclick: () => help.showModal() }, "Keys ?"));
 
+  const light = (line: string) => { field.value = line; view.search = search(line); view.by = "site"; view.only = null; view.toLit(); view.changed(); };
   const choose = (tab: Tab) => { view.tab = tab; view.changed(); };
   const buttons = tabs.map((tab) => h("button", {
     type: "button", role: "tab", id: "tab-" + tab, "aria-controls": "panel-" + tab, onclick: () => choose(tab), onkeydown: (event: KeyboardEvent) => {
@@ -66,12 +75,13 @@ function start(data: Data, root: HTMLElement) {
 
   let shown = -1;
   const update = () => {
-    if (shown !== view.chapter) top.replaceChildren(verdict(view.trace));
+    if (shown !== view.chapter) top.replaceChildren(verdict(view.trace, light));
     shown = view.chapter;
     pick.value = `${view.chapter}.${Math.max(0, view.device)}`;
     axis.textContent = view.axis === "time" ? "Axis: time" : "Axis: changes";
     const { lit } = view;
-    found.textContent = view.search.error ? view.search.error : lit ? `${lit.filter(Boolean).length} of ${lit.length} places` : "";
+    const { pattern } = view.search, marks = pattern ? [...view.trace.marks.values()].reduce((sum, { list }) => sum + list.filter((mark) => pattern.test(mark.text)).length, 0) : 0;
+    found.textContent = view.search.error ? view.search.error : lit ? `${lit.filter(Boolean).length} of ${lit.length} places${marks ? `, ${count(marks)} marks` : ""}` : "";
     timeline.update();
     tabs.forEach((tab, i) => {
       const isChosen = tab === view.tab;
@@ -95,6 +105,7 @@ function start(data: Data, root: HTMLElement) {
     const at = device?.n ? view.at(view.cursor) : (from + to) / 2;
     const around = at >= from && at <= to ? at : (from + to) / 2;
     const acts: Record<string, () => void> = {
+      v: () => top.querySelector<HTMLElement>("dd.site button")?.click(),
       "/": () => field.focus(), "?": () => help.showModal(), d: toggle,
       p: () => device?.n && timeline.move(device.peak), o: () => timeline.next("out of memory"), s: () => timeline.next("step"), e: () => timeline.next("cache emptied"),
       b: () => { view.base = view.cursor; view.moment = "base"; view.changed(); },

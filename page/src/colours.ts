@@ -28,7 +28,7 @@ export function colours(names: string[]): string[] {
 /** Colours of the page, as they are now. */
 export function theme() {
   const style = getComputedStyle(document.documentElement), of = (name: string) => style.getPropertyValue(name).trim();
-  return { ink: of("--ink"), soft: of("--soft"), line: of("--line"), back: of("--back"), panel: of("--panel"), accent: of("--accent"), bad: of("--bad"), good: of("--good"), free: of("--free"), empty: of("--empty"), unused: of("--unused") };
+  return { ink: of("--ink"), soft: of("--soft"), line: of("--line"), back: of("--back"), panel: of("--panel"), accent: of("--accent"), bad: of("--bad"), good: of("--good"), free: of("--free"), empty: of("--empty"), pool: of("--pool"), unused: of("--unused") };
 }
 
 /** Whether dark text is read better on it. */

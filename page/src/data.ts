@@ -27,7 +27,9 @@ export interface SettingsHead {
 export interface ChapterHead {
   origin_ns: number; duration_ns: number; report: Report; owners: string[]; sites: string[]; roles: [string, string][];
   frames: [string, string, number][]; stack_lengths: number; stack_lines: number;
-  holders: { level: number; owner: number; site: number; stack: number; stream: number; role: number; kind: number; kinds: string[]; streams: string[]; torch: string };
+  /** PyTorch's private pools: a holder's `private` is one more than the index. */
+  pools: { device: number; id: string; what: string; places: string[] }[];
+  holders: { level: number; owner: number; site: number; stack: number; stream: number; role: number; private: number; kind: number; kinds: string[]; streams: string[]; torch: string };
   devices: DeviceHead[]; marks: MarksHead[]; settings: SettingsHead[];
 }
 export interface Head { format: string; version: string; summary: any; job: Section[]; chapters: ChapterHead[]; columns: [number, number][] }

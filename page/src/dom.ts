@@ -19,6 +19,8 @@ export class Picture {
   readonly canvas: HTMLCanvasElement;
   readonly context: CanvasRenderingContext2D;
   width = 0;
+  /** Pixels of the screen in one of the page. */
+  ratio = 1;
   private pending = false;
   constructor(public height: number, label: string, private draw: (context: CanvasRenderingContext2D, width: number, height: number) => void) {
     this.canvas = h("canvas", { role: "img", "aria-label": label, tabindex: 0 });
@@ -34,7 +36,7 @@ export class Picture {
   now() {
     const width = this.canvas.clientWidth, ratio = Math.min(2, devicePixelRatio || 1);
     if (!width) return;
-    this.width = width;
+    [this.width, this.ratio] = [width, ratio];
     this.canvas.style.height = this.height + "px";
     const [w, hgt] = [Math.round(width * ratio), Math.round(this.height * ratio)];
     if (this.canvas.width !== w || this.canvas.height !== hgt) { this.canvas.width = w; this.canvas.height = hgt; }

@@ -24,6 +24,7 @@ export class Live {
   private root: Node | null = null;
   private isDifference = false;
   private key = "";
+  private asked = "";
 
   constructor(private view: View) {
     this.picture = new Picture(200, "Flame graph: what was held, by owner and by the lines that asked for it. The table before it has the same amounts.", (context, width) => this.draw(context, width));
@@ -37,14 +38,16 @@ export class Live {
   }
   update() {
     const { view } = this, device = view.dev;
-    this.moments.replaceChildren(
+    const asked = [view.moment, view.by].join();
+    if (asked !== this.asked) this.moments.replaceChildren(
       ...MOMENTS.map((moment) => h("button", { type: "button", "aria-pressed": view.moment === moment, onclick: () => { view.moment = moment; view.changed(); } }, MOMENT_TITLES[moment])),
       h("span", { class: "gap" }), "by ",
       ...GROUPINGS.map((by) => h("button", { type: "button", "aria-pressed": view.by === by, onclick: () => { view.by = by; view.only = null; view.changed(); } }, GROUPING_TITLES[by])),
     );
+    this.asked = asked;
     if (!device || !device.n) return this.table.replaceChildren(h("p", {}, "No memory of a device was handed out."));
     const { state, before, words } = view.shown();
-    const key = [view.chapter, view.device, state, before, view.by, view.only, view.search.text, this.isInverted].join();
+    const key = [view.chapter, view.device, state, before, view.by, view.only, view.search.text, this.isInverted, theme().unused].join();
     if (key === this.key) return;
     this.key = key;
     const now = device.held(state), earlier = before === null ? null : device.held(before);
@@ -88,7 +91,24 @@ export class Live {
       swatch: (row) => tints[shown[row][1].group],
       onRow: (row) => { const group = series.groups[shown[row][1].group].name; view.only = view.only === group ? null : group; view.changed(); },
       leftOut: shown.length > most ? `${count(shown.length - most)} more` : null,
-    }, null), view.lit && !shown.length ? h("p", { class: "note" }, "Nothing that was held then is lit up by the search.") : "");
+    }, null), view.lit && !shown.length ? h("p", { class: "note" }, "Nothing that was held then is lit up by the search.") : "", this.lines(now.bytes, earlier?.bytes ?? null));
+  }
+  /** What was held through each line that the search finds, wherever it stands in the stacks. */
+  private lines(now: Float64Array, earlier: Float64Array | null): HTMLElement | string {
+    const { trace, search: { pattern }, lit } = this.view, sums = new Map<string, { bytes: number; before: number }>();
+    if (!pattern) return "";
+    for (let index = 0; index < now.length; index++) {
+      if (!lit![index] || (!now[index] && !earlier?.[index])) continue;
+      for (const line of new Set(trace.stackOf(trace.holders[index]).filter((line) => pattern.test(line)))) {
+        const sum = sums.get(line) ?? { bytes: 0, before: 0 };
+        sums.set(line, { bytes: sum.bytes + now[index], before: sum.before + (earlier?.[index] ?? 0) });
+      }
+    }
+    const list = [...sums].sort((a, b) => b[1].bytes - a[1].bytes), most = 50;
+    return list.length ? grid({
+      name: "lines", caption: "What was held through the lines that the search lights up", columns: [["line", "Lit up, anywhere in the stack"], ...(earlier ? [["before", "Before"] as [string, string]] : []), ["bytes", "Held through it"]],
+      rows: list.slice(0, most).map(([line, sum]) => [line, ...(earlier ? [{ b: sum.before }] : []), { b: sum.bytes }]), leftOut: list.length > most ? `${count(list.length - most)} more` : null,
+    }, null) : "";
   }
   private zoomed(): Node | null {
     let node = this.root;

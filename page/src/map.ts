@@ -1,10 +1,10 @@
 // The address map: time from left to right, addresses of segments from bottom to top without the holes between them. Every block
 // is a rectangle; what is thinner than a pixel is drawn as its density, and counted.
 import { colours, theme } from "./colours";
-import { Density } from "./density";
 import { h, Picture, shortSite } from "./dom";
 import { bytes, count, tickTime, ticks, time } from "./format";
-import type { Segment } from "./model";
+import { LEVEL, type Map2D, type Segment } from "./model";
+import { packed, Raster } from "./raster";
 import { grid } from "./tables";
 import type { View } from "./view";
 
@@ -20,7 +20,9 @@ export class AddressMap {
   private span: [number, number] = [0, 1];
   private drag: { x: number; y: number; span: [number, number]; window: [number, number]; moved: boolean } | null = null;
   private drawn = { whole: 0, thin: 0 };
-  private density = new Density();
+  private raster = new Raster();
+  /** What the table and the colours beside the map were made for. */
+  private made = "";
 
   constructor(private view: View) {
     this.picture = new Picture(HEIGHT + AXIS, "Address map: blocks by time and address. The table of segments below has the same at the cursor. Up and down move through addresses, plus and minus zoom them.", (context, width) => this.draw(context, width));
@@ -82,24 +84,28 @@ export class AddressMap {
     this.picture.redraw();
     const { view } = this, device = view.dev;
     if (!device || !device.n) return;
-    const map = device.rectangles(), colour = theme(), series = device.series(view.by), tints = colours(series.groups.map((group) => group.name));
-    const entries: [string, string][] = series.groups.map((group, i): [string, string] => [group.name, tints[i]]).filter(([, tint], i) => series.groups[i].holders.some((holder) => view.trace.holders[holder].level !== 2) && tint);
+    const colour = theme(), made = [view.chapter, view.device, view.cursor, view.by, view.search.text, colour.free].join();
+    if (made === this.made) return;
+    this.made = made;
+    const map = device.rectangles(), series = device.series(view.by), tints = colours(series.groups.map((group) => group.name));
+    const entries: [string, string][] = series.groups.map((group, i): [string, string] => [group.name, tints[i]]).filter(([, tint], i) => series.groups[i].holders.some((holder) => view.trace.holders[holder].level !== LEVEL.cached) && tint);
     if (map.tiles.tiled) entries.push(["free, or blocks that are only counted", colour.free]);
     else entries.push(["free, segment held by a block (stranded)", colour.free], ["free, whole segment (cache to be emptied)", colour.empty]);
+    if (map.grounds.pool.some((pool) => pool > 0)) entries.push(["segment of a private pool, free in it", colour.pool]);
     this.key_.replaceChildren(...entries.map(([name, tint]) => {
       const swatch = h("span", { class: "swatch" });
       swatch.style.background = tint;
       return h("li", {}, h("span", {}, swatch, shortSite(name)));
     }));
     const at = device.times[view.cursor], segments = map.segments(at), live = segments.reduce((sum, it) => sum + it.live, 0), all = segments.reduce((sum, it) => sum + it.bytes, 0);
-    const isWhole = !map.tiles.tiled, wholly = segments.filter((it) => !it.blocks.length).reduce((sum, it) => sum + it.bytes, 0), most = 100;
+    const isWhole = !map.tiles.tiled, hasPools = view.trace.head.pools.length > 0, wholly = segments.filter((it) => !it.blocks.length && !it.pool).reduce((sum, it) => sum + it.bytes, 0), own = segments.filter((it) => it.pool).reduce((sum, it) => sum + it.bytes - it.live, 0), most = 100;
     this.table.replaceChildren(
-      h("h3", {}, `PyTorch's segments at the cursor: ${bytes(all)} reserved, ` + (isWhole ? `${bytes(live)} in blocks, ${bytes(all - live - wholly)} stranded, ${bytes(wholly)} wholly free` : `at least ${bytes(live)} in blocks`)),
+      h("h3", {}, `PyTorch's segments at the cursor: ${bytes(all)} reserved, ` + (isWhole ? `${bytes(live)} in blocks, ${bytes(all - live - wholly - own)} stranded, ${bytes(wholly)} wholly free${own ? `, ${bytes(own)} free in private pools` : ""}` : `at least ${bytes(live)} in blocks`)),
       isWhole ? "" : h("p", { class: "warning" }, `${count(map.tiles.tiled)} smaller blocks of this trace are counted and not kept: which part of a segment is free cannot be told here, and who pins it only in part. gputrace oom and gputrace replay read the whole trace.`),
       segments.length ? grid({
         name: "segments", caption: "Segments at the cursor, most free first; who pins them",
-        columns: [["address", "address"], ["bytes", "size"], ["live", "in blocks"], ["free", "free"], ["blocks", "blocks"], ["pinned", "pinned by"]],
-        rows: segments.slice(0, most).map((it) => ["0x" + this.absolute(it.addr), { b: it.bytes }, { b: it.live }, isWhole ? { b: it.bytes - it.live } : null, { n: it.blocks.length }, this.pinned(it)]),
+        columns: [["address", "address"], ["bytes", "size"], ["live", "in blocks"], ["free", "free"], ["blocks", "blocks"], ["pinned", "pinned by"], ...(hasPools ? [["pool", "pool"] as [string, string]] : [])],
+        rows: segments.slice(0, most).map((it) => ["0x" + this.absolute(it.addr), { b: it.bytes }, { b: it.live }, isWhole ? { b: it.bytes - it.live } : null, { n: it.blocks.length }, this.pinned(it), ...(hasPools ? [it.pool ? shortSite(view.trace.poolOf(it.pool)) : "default"] : [])]),
         leftOut: segments.length > most ? `${count(segments.length - most)} more` : null,
       }, view.search.pattern) : h("p", { class: "note" }, "PyTorch had no segment then."));
     this.say();
@@ -116,7 +122,7 @@ export class AddressMap {
     }
     const list = [...sites].sort((a, b) => b[1] - a[1]), shown = list.slice(0, 2).map(([site, held]) => `${shortSite(site)}: ${bytes(held)}`);
     if (list.length > 2) shown.push(`and ${count(list.length - 2)} more lines`);
-    return list.length ? shown.join("; ") : map.tiles.tiled ? "no block that is kept" : "nobody: empty_cache gives it back";
+    return list.length ? shown.join("; ") : segment.pool ? "nobody; what is free in a private pool is kept for it" : map.tiles.tiled ? "no block that is kept" : "nobody: empty_cache gives it back";
   }
   private draw(context: CanvasRenderingContext2D, width: number) {
     const { view } = this, device = view.dev, colour = theme();
@@ -129,77 +135,66 @@ export class AddressMap {
     const [from, to] = view.window, low = this.span[0] * compact.height, high = this.span[1] * compact.height;
     const x = (at: number) => LEFT + ((this.place(at) - from) / (to - from)) * plot;
     const y = (offset: number) => HEIGHT - ((offset - low) / (high - low)) * HEIGHT;
+    const strokes = this.paint(map, plot, [from, to], [low, high]);
     context.save();
     context.beginPath();
     context.rect(LEFT, 0, plot, HEIGHT);
     context.clip();
-    const [t0, t1] = view.axis === "time" ? [from, to] : [device.times[Math.max(0, Math.floor(Math.max(0, device.at0(view, from))))], device.times[Math.min(device.n - 1, Math.max(0, device.at0(view, to)))]];
-    const box = (addr: number, size: number, begin: number, end: number): [number, number, number, number] | null =>
-      end < t0 || begin > t1 ? null : within(compact.of(addr), compact.of(addr + size - 1) + 1, begin, end);
-    const within = (low: number, high: number, begin: number, end: number): [number, number, number, number] | null => {
-      const bottom = y(low), upper = y(high);
-      if (bottom < 0 || upper > HEIGHT) return null;
-      const left = Math.max(LEFT - 1, x(begin)), right = Math.min(width - RIGHT + 1, x(end));
-      return [left, upper, right - left, bottom - upper];
-    };
-    const { grounds, blocks, tiles } = map;
-    for (let g = 0; g < grounds.n; g++) {
-      const place = box(grounds.addr[g], grounds.bytes[g], grounds.from[g], grounds.to[g]);
-      if (!place) continue;
-      context.fillStyle = grounds.what[g] > 1 ? colour.line : colour.free;
-      context.fillRect(place[0], place[1], Math.max(place[2], 0.5), Math.max(place[3] - 0.5, 0.5));
-      context.fillStyle = colour.empty;
-      for (let i = 0; i < map.empty[g].length; i += 2) {
-        const empty = box(grounds.addr[g], grounds.bytes[g], map.empty[g][i], map.empty[g][i + 1]);
-        if (empty && empty[2] > 0.5) context.fillRect(empty[0], empty[1], empty[2], Math.max(empty[3] - 0.5, 0.5));
-      }
-    }
-    const tileWide = device.chapter.head.duration_ns / tiles.columns;
-    for (let i = 0; i < tiles.n; i++) {
-      const place = box(tiles.addr[i], tiles.bytes, tiles.column[i] * tileWide, (tiles.column[i] + 1) * tileWide);
-      if (!place) continue;
-      context.globalAlpha = Math.min(0.6, 0.1 + tiles.blocks[i] / 200);
-      context.fillStyle = colour.soft;
-      context.fillRect(place[0], place[1], Math.max(place[2], 1), Math.max(place[3], 1));
-    }
-    context.globalAlpha = 1;
-    const series = device.series(view.by), tints = colours(series.groups.map((group) => group.name));
-    const chosen = view.only === null ? -1 : series.groups.findIndex((group) => group.name === view.only);
-    // One pass for each colour: changing it is what takes long.
-    const strokes: number[][] = [];
-    let whole = 0, thin = 0;
-    const dense = this.density.begin(Math.ceil(plot), HEIGHT);
-    for (let pass = 0; pass < tints.length; pass++) {
-      context.fillStyle = tints[pass];
-      for (const i of map.byGroup(series)[pass]) {
-        if (blocks.to[i] < t0 || blocks.from[i] > t1) continue;
-        const place = within(map.lows[i], map.highs[i], blocks.from[i], blocks.to[i]);
-        if (!place) continue;
-        const holder = blocks.what[i], isThin = place[2] < 1 || place[3] < 1, isLit = view.lit?.[holder];
-        const isDim = (view.lit && !isLit) || (chosen >= 0 && chosen !== pass);
-        if (isThin && !isLit) {
-          thin++;
-          dense.add(place[0] - LEFT, place[1], place[2], place[3], pass, isDim ? 0.18 : 1);
-          continue;
-        }
-        whole++;
-        context.globalAlpha = isDim ? 0.18 : 1;
-        const gap = place[3] > 4 ? 1 : 0;
-        context.fillRect(place[0], place[1], Math.max(place[2] - (place[2] > 5 ? 1 : 0), 0.7), Math.max(place[3] - gap, 0.7));
-        if (isLit) strokes.push(place);
-      }
-    }
-    context.globalAlpha = 1;
-    context.drawImage(dense.painted(tints), LEFT, 0);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(this.raster.painted(), LEFT, 0, this.raster.width / this.picture.ratio, HEIGHT);
     context.strokeStyle = colour.ink;
-    for (const [left, upper, wide, tall] of strokes) context.strokeRect(left + 0.5, upper + 0.5, Math.max(wide - 1, 1), Math.max(tall - 1, 1));
-    this.drawn = { whole, thin };
+    for (const [left, upper, wide, tall] of strokes) context.strokeRect(LEFT + left + 0.5, upper + 0.5, Math.max(wide - 1, 1), Math.max(tall - 1, 1));
     for (const oom of view.trace.marks.get("out of memory")?.list ?? []) { context.fillStyle = colour.bad; context.fillRect(x(oom.from) - 0.75, 0, 1.5, HEIGHT); }
     context.fillStyle = colour.ink;
     context.fillRect(x(device.times[view.cursor]) - 0.75, 0, 1.5, HEIGHT);
     context.restore();
     this.axes(context, width, low, high, y, colour);
     this.say();
+  }
+  /** Draws what lies in a part of the axis and of the addresses; says where blocks are that the search lights up. */
+  private paint(map: Map2D, plot: number, [from, to]: [number, number], [low, high]: [number, number]): [number, number, number, number][] {
+    const { view } = this, device = view.dev!, colour = theme(), { ratio } = this.picture, raster = this.raster.begin(Math.ceil(plot * ratio), HEIGHT * ratio);
+    const { grounds, blocks, tiles } = map, at = map.on(view.axis), sx = (plot * ratio) / (to - from), sy = (HEIGHT * ratio) / (high - low), bottom = HEIGHT * ratio;
+    const [free, empty, own, other, soft] = [colour.free, colour.empty, colour.pool, colour.line, colour.soft].map(packed);
+    for (let g = 0; g < grounds.n; g++) {
+      if (at.grounds.to[g] < from || at.grounds.from[g] > to || map.groundHighs[g] < low || map.groundLows[g] > high) continue;
+      const upper = bottom - (map.groundHighs[g] - low) * sy, lower = bottom - (map.groundLows[g] - low) * sy - 0.5;
+      const tint = grounds.kind[g] > 1 ? other : grounds.pool[g] ? own : free;
+      raster.fill((at.grounds.from[g] - from) * sx, upper, (at.grounds.to[g] - from) * sx, lower, tint);
+      // What is empty of a private pool is not given back while anything may use the pool.
+      if (grounds.pool[g]) continue;
+      const spans = at.empty[g];
+      for (let i = 0; i < spans.length; i += 2) {
+        if (spans[i + 1] < from || spans[i] > to || (spans[i + 1] - spans[i]) * sx < 0.5) continue;
+        raster.fill((spans[i] - from) * sx, upper, (spans[i + 1] - from) * sx, lower, empty);
+      }
+    }
+    for (let i = 0; i < tiles.n; i++) {
+      const begin = at.tiles[tiles.column[i]], end = at.tiles[tiles.column[i] + 1];
+      if (end < from || begin > to || map.tileHighs[i] < low || map.tileLows[i] > high) continue;
+      raster.fill((begin - from) * sx, bottom - (map.tileHighs[i] - low) * sy, (end - from) * sx, bottom - (map.tileLows[i] - low) * sy, soft, Math.min(0.6, 0.1 + tiles.blocks[i] / 200));
+    }
+    const series = device.series(view.by), tints = colours(series.groups.map((group) => group.name)).map(packed), { lit } = view;
+    const chosen = view.only === null ? -1 : series.groups.findIndex((group) => group.name === view.only), strokes: [number, number, number, number][] = [];
+    let whole = 0, thin = 0;
+    for (let i = 0; i < blocks.n; i++) {
+      const begin = at.blocks.from[i], end = at.blocks.to[i];
+      if (end < from || begin > to || map.highs[i] < low || map.lows[i] > high) continue;
+      const left = Math.max(-1, (begin - from) * sx), right = Math.min(raster.width + 1, (end - from) * sx), upper = bottom - (map.highs[i] - low) * sy, lower = bottom - (map.lows[i] - low) * sy;
+      const holder = blocks.what[i], group = series.groupOf[holder], isLit = lit !== null && lit[holder];
+      const weight = (lit && !isLit) || (chosen >= 0 && chosen !== group) ? 0.18 : 1, wide = right - left, tall = lower - upper;
+      if ((wide < ratio || tall < ratio) && !isLit) {
+        thin++;
+        raster.thin(left, upper, right, lower, tints[group], weight);
+        continue;
+      }
+      whole++;
+      raster.fill(left, upper, right - (wide > 5 * ratio ? ratio : 0), lower - (tall > 4 * ratio ? ratio : 0), tints[group], weight);
+      if (isLit) strokes.push([left / ratio, upper / ratio, wide / ratio, tall / ratio]);
+    }
+    raster.gathered();
+    this.drawn = { whole, thin };
+    return strokes;
   }
   private axes(context: CanvasRenderingContext2D, width: number, low: number, high: number, y: (offset: number) => number, colour: ReturnType<typeof theme>) {
     const { view } = this;
@@ -223,7 +218,7 @@ export class AddressMap {
     const block = map.find(addr, at);
     if (block < 0) {
       const ground = map.grounds, inside = Array.from(ground.addr.keys()).find((g) => at >= ground.from[g] && at < ground.to[g] && addr >= ground.addr[g] && addr < ground.addr[g] + ground.bytes[g]);
-      this.note.textContent = inside === undefined ? `0x${this.absolute(addr)} at ${time(Math.round(at))}: nothing was here` : `0x${this.absolute(addr)} at ${time(Math.round(at))}: ${map.tiles.tiled ? "free, or a block that is only counted," : "free,"} in a segment of ${bytes(ground.bytes[inside])} at 0x${this.absolute(ground.addr[inside])}`;
+      this.note.textContent = inside === undefined ? `0x${this.absolute(addr)} at ${time(Math.round(at))}: nothing was here` : `0x${this.absolute(addr)} at ${time(Math.round(at))}: ${map.tiles.tiled ? "free, or a block that is only counted," : "free,"} in a segment of ${bytes(ground.bytes[inside])} at 0x${this.absolute(ground.addr[inside])}${ground.pool[inside] ? " of " + shortSite(view.trace.poolOf(ground.pool[inside])) : ""}`;
       return;
     }
     const holder = view.trace.holders[map.blocks.what[block]], { from, to, addr: start, bytes: size } = map.blocks;

@@ -3,6 +3,7 @@ import type { ChapterHead, Data, DeviceHead, RectangleColumns } from "./data";
 import { Pyramid, upTo } from "./pyramid";
 
 export const CACHED = "(reserved by PyTorch, used by nobody)";
+export const ARENA = "(held by JAX's allocator, in no buffer: temporaries, free)";
 export const NO_STACK = "(no stack recorded)";
 /** Most groups that have a colour of their own. */
 export const MOST_GROUPS = 10;
@@ -10,6 +11,11 @@ export const MOST_GROUPS = 10;
 export const GROUPINGS = ["owner", "role", "site", "pool"] as const;
 export type Grouping = (typeof GROUPINGS)[number];
 export const GROUPING_TITLES: Record<Grouping, string> = { owner: "Owner", role: "Role", site: "Call site", pool: "Pool" };
+
+/** What a holder is, as replay/src/page numbers it. */
+export const LEVEL = { driver: 0, block: 1, cached: 2, buffer: 3, arena: 4 };
+/** What is left of an allocator's memory, and has no place in the program. */
+export const isRest = (level: number) => level === LEVEL.cached || level === LEVEL.arena;
 
 export interface Holder { owner: string; role: string; site: string; pool: string; level: number; stack: number; text: string }
 export interface Mark { kind: string; from: number; to: number | null; text: string; device: number; bytes: number }
@@ -40,19 +46,26 @@ export class Chapter {
   }
   private readHolders() {
     const { head, data } = this, h = head.holders;
-    const [level, owner, site, stack, stream, role, kind] = [h.level, h.owner, h.site, h.stack, h.stream, h.role, h.kind].map((id) => data.column(id));
+    const [level, owner, site, stack, stream, role, own, kind] = [h.level, h.owner, h.site, h.stack, h.stream, h.role, h.private, h.kind].map((id) => data.column(id));
     for (let i = 0; i < level.length; i++) {
-      const isCached = level[i] === 2, isBlock = level[i] === 1;
-      const name = isCached ? "PyTorch, unused" : isBlock ? h.torch : head.owners[owner[i] - 1] ?? "unknown";
-      const where = isCached ? CACHED : site[i] ? head.sites[site[i] - 1] : NO_STACK;
-      const pool = h.kinds[kind[i]] + (stream[i] ? `, stream ${h.streams[stream[i] - 1]}` : "");
+      const isCached = level[i] === LEVEL.cached, isArena = level[i] === LEVEL.arena, isBlock = level[i] === LEVEL.block;
+      const known = head.owners[owner[i] - 1] ?? "unknown";
+      const name = isCached ? "PyTorch, unused" : isBlock ? h.torch : isArena ? known + ", in no buffer" : known;
+      const where = isCached ? CACHED : isArena ? ARENA : site[i] ? head.sites[site[i] - 1] : NO_STACK;
+      const pool = own[i] ? this.poolOf(own[i]) + (isCached ? ", unused" : "") : h.kinds[kind[i]] + (stream[i] ? `, stream ${h.streams[stream[i] - 1]}` : "");
       const what = isCached ? "PyTorch, unused" : role[i] ? head.roles[role[i] - 1][0] : isBlock ? "no role" : name;
       this.holders.push({ owner: name, role: what, site: where, pool, level: level[i], stack: stack[i], text: "" });
     }
   }
+  /** A private pool of PyTorch's in words, by its number from 1. */
+  poolOf(number: number): string {
+    const { id, what, places } = this.head.pools[number - 1];
+    return `pool ${id}: ${what}, ${what === "MemPool" ? "opened" : "captured"} at ${places.join("; ")}`;
+  }
   /** The lines of a holder's stack, outermost first, never none. */
   stackOf(holder: Holder): string[] {
-    if (holder.level === 2) return [CACHED];
+    if (holder.level === LEVEL.cached) return [CACHED];
+    if (holder.level === LEVEL.arena) return [ARENA];
     const lines = [];
     for (let at = this.stackStart[holder.stack]; at < this.stackStart[holder.stack + 1]; at++) lines.push(this.frame(this.lines[at]));
     return lines.length ? lines : [NO_STACK];
@@ -72,7 +85,7 @@ export class Device {
   readonly times: Float64Array;
   readonly changes: Float64Array;
   readonly total: Float64Array;
-  /** The same without what PyTorch kept unused. */
+  /** The same without what is left of PyTorch's and JAX's memory. */
   readonly used: Float64Array;
   readonly highest: Pyramid;
   readonly lowest: Pyramid;
@@ -99,7 +112,7 @@ export class Device {
       const end = row + counts[state];
       for (; row < end; row++) {
         held += this.rowBytes[row];
-        if (chapter.holders[this.rowHolder[row]].level === 2) unused += this.rowBytes[row];
+        if (isRest(chapter.holders[this.rowHolder[row]].level)) unused += this.rowBytes[row];
       }
       this.rowEnds[state] = end;
       this.total[state] = held;
@@ -173,7 +186,7 @@ export class Series {
       this.groups.push({ name: `${rest.length} others`, holders: rest.flatMap((group) => group.holders), peak: 0 });
     }
     // What is unused lies on top.
-    const isUnused = (group: Group) => group.holders.every((holder) => holders[holder].level === 2);
+    const isUnused = (group: Group) => group.holders.every((holder) => isRest(holders[holder].level));
     this.groups.sort((a, b) => Number(isUnused(a)) - Number(isUnused(b)));
     this.groups.forEach((group, i) => group.holders.forEach((holder) => (this.groupOf[holder] = i)));
     this.bytes = this.groups.map(() => new Float64Array(device.n));
@@ -188,6 +201,8 @@ export class Series {
 }
 
 export interface Rectangles { n: number; addr: Float64Array; bytes: Float64Array; from: Float64Array; to: Float64Array; what: Float64Array }
+/** What blocks lie in: 0 a segment of PyTorch, 1 pages of one, 2 and 3 the same of others; and the private pool that it is of, from 1. */
+export interface Grounds extends Rectangles { kind: Float64Array; pool: Float64Array }
 export interface Tiles { n: number; bytes: number; columns: number; addr: Float64Array; column: Float64Array; blocks: Float64Array; tiled: number }
 
 /** Addresses without the holes between segments: ranges that anything ever lay in, one on the other. */
@@ -221,13 +236,17 @@ export class Compact {
 
 export class Map2D {
   readonly blocks: Rectangles;
-  readonly grounds: Rectangles;
+  readonly grounds: Grounds;
   readonly tiles: Tiles;
   readonly compact: Compact;
   /** Where each block begins and ends, without the holes between addresses. */
   readonly lows: Float64Array;
   readonly highs: Float64Array;
-  private groups: [Series, Int32Array[]] | null = null;
+  readonly groundLows: Float64Array;
+  readonly groundHighs: Float64Array;
+  readonly tileLows: Float64Array;
+  readonly tileHighs: Float64Array;
+  private positions = new Map<string, Positions>();
   /** For each ground, when no block was in it: from, to, from, to... */
   readonly empty: number[][];
   constructor(readonly device: Device) {
@@ -238,31 +257,40 @@ export class Map2D {
       return { n: addr.length, addr, bytes, from, to, what };
     };
     this.blocks = read(device.head.blocks);
-    this.grounds = read(device.head.grounds);
+    const grounds = read(device.head.grounds);
+    this.grounds = { ...grounds, kind: grounds.what.map((what) => what % 4), pool: grounds.what.map((what) => Math.floor(what / 4)) };
     const tiles = device.head.blocks, [addr, column, blocks] = [tiles.tile_addr, tiles.tile_column, tiles.tile_blocks].map((id) => data.column(id));
     this.tiles = { n: addr.length, bytes: tiles.tile_bytes, columns: tiles.tile_columns, addr, column, blocks, tiled: tiles.n_tiled };
     const ranges: [number, number][] = [];
     for (const all of [this.grounds, this.blocks]) for (let i = 0; i < all.n; i++) ranges.push([all.addr[i], all.addr[i] + all.bytes[i]]);
     this.compact = new Compact(ranges);
     const { compact, blocks: all } = this;
-    this.lows = all.addr.map((addr) => compact.of(addr));
-    this.highs = all.addr.map((addr, i) => compact.of(addr + all.bytes[i] - 1) + 1);
+    const within = (all: Rectangles) => [all.addr.map((addr) => compact.of(addr)), all.addr.map((addr, i) => compact.of(addr + all.bytes[i] - 1) + 1)];
+    [this.lows, this.highs] = within(all);
+    [this.groundLows, this.groundHighs] = within(this.grounds);
+    this.tileLows = addr.map((addr) => compact.of(addr));
+    this.tileHighs = addr.map((addr) => compact.of(addr + tiles.tile_bytes - 1) + 1);
     this.empty = this.emptiness();
   }
-  /** The blocks of each group. */
-  byGroup(series: Series): Int32Array[] {
-    if (this.groups?.[0] !== series) {
-      const lists: number[][] = series.groups.map(() => []);
-      for (let i = 0; i < this.blocks.n; i++) lists[series.groupOf[this.blocks.what[i]]]?.push(i);
-      this.groups = [series, lists.map((list) => Int32Array.from(list))];
+  /** Where all of it lies on an axis of time or of changes. */
+  on(axis: "time" | "change"): Positions {
+    let positions = this.positions.get(axis);
+    if (!positions) {
+      const { blocks, grounds, device } = this, { times, changes } = device;
+      const place = (time: number) => (axis === "time" ? time : changes[Math.max(0, upTo(times, time) - 1)]);
+      const both = (all: Rectangles) => ({ from: all.from.map(place), to: all.to.map(place) });
+      const wide = device.chapter.head.duration_ns / this.tiles.columns;
+      const tiles = Float64Array.from({ length: this.tiles.columns + 1 }, (_, column) => place(column * wide));
+      positions = { blocks: both(blocks), grounds: both(grounds), empty: this.empty.map((spans) => spans.map(place)), tiles };
+      this.positions.set(axis, positions);
     }
-    return this.groups[1];
+    return positions;
   }
   private emptiness(): number[][] {
     const { blocks, grounds } = this, order = Array.from(blocks.addr.keys()).sort((a, b) => blocks.addr[a] - blocks.addr[b] || blocks.from[a] - blocks.from[b]);
     const sorted = Float64Array.from(order, (i) => blocks.addr[i]);
     return Array.from(grounds.addr, (addr, g) => {
-      if (grounds.what[g] > 1 || this.tiles.tiled) return [];
+      if (grounds.kind[g] > 1 || this.tiles.tiled) return [];
       const spans: [number, number][] = [];
       for (let at = upTo(sorted, addr - 1); at < sorted.length && sorted[at] < addr + grounds.bytes[g]; at++) {
         const i = order[at];
@@ -291,15 +319,15 @@ export class Map2D {
   segments(time: number): Segment[] {
     const { blocks, grounds } = this, found: Segment[] = [];
     for (let g = 0; g < grounds.n; g++) {
-      if (grounds.what[g] > 1 || grounds.from[g] > time || grounds.to[g] <= time) continue;
-      found.push({ addr: grounds.addr[g], bytes: grounds.bytes[g], live: 0, blocks: [], isPages: grounds.what[g] === 1 });
+      if (grounds.kind[g] > 1 || grounds.from[g] > time || grounds.to[g] <= time) continue;
+      found.push({ addr: grounds.addr[g], bytes: grounds.bytes[g], live: 0, blocks: [], isPages: grounds.kind[g] === 1, pool: grounds.pool[g] });
     }
     found.sort((a, b) => a.addr - b.addr);
     // Neighbouring pages of an expandable segment are one.
     const joined: Segment[] = [];
     for (const segment of found) {
       const last = joined[joined.length - 1];
-      if (last?.isPages && segment.isPages && last.addr + last.bytes === segment.addr) last.bytes += segment.bytes;
+      if (last?.isPages && segment.isPages && last.pool === segment.pool && last.addr + last.bytes === segment.addr) last.bytes += segment.bytes;
       else joined.push(segment);
     }
     const starts = joined.map((segment) => segment.addr);
@@ -314,4 +342,12 @@ export class Map2D {
   }
 }
 
-export interface Segment { addr: number; bytes: number; live: number; blocks: number[]; isPages: boolean }
+/** Beginnings and ends on an axis; of tiles where each column begins. */
+export interface Positions {
+  blocks: { from: Float64Array; to: Float64Array };
+  grounds: { from: Float64Array; to: Float64Array };
+  empty: number[][];
+  tiles: Float64Array;
+}
+
+export interface Segment { addr: number; bytes: number; live: number; blocks: number[]; isPages: boolean; pool: number }

@@ -21,15 +21,14 @@ export class Pyramid {
   }
   /** Index of the first best in [from, to); -1 where that is empty. */
   best(from: number, to: number): number {
-    let level = 0, best = -1;
-    const left: number[] = [], right: number[] = [];
+    // From the left in their order, from the right against it.
+    let level = 0, first = -1, last = -1;
     while (from < to) {
-      if (from & 1) left.push(this.levels[level][from++]);
-      if (to & 1) right.push(this.levels[level][--to]);
+      if (from & 1) { const index = this.levels[level][from++]; first = first < 0 ? index : this.better(first, index); }
+      if (to & 1) { const index = this.levels[level][--to]; last = last < 0 ? index : this.better(index, last); }
       from >>= 1; to >>= 1; level++;
     }
-    for (const index of [...left, ...right.reverse()]) best = best < 0 ? index : this.better(best, index);
-    return best;
+    return first < 0 ? last : last < 0 ? first : this.better(first, last);
   }
 }
 

@@ -3,18 +3,26 @@
 import { h, Picture, fitted, shortSite } from "./dom";
 import { colours, theme, isLight } from "./colours";
 import { bytes, count, tickBytes, tickTime, ticks, time } from "./format";
-import type { Mark } from "./model";
+import type { Device, Mark } from "./model";
 import { upTo } from "./pyramid";
+import { packed, Raster } from "./raster";
 import type { View } from "./view";
 
 const LEFT = 74, RIGHT = 12, TOP = 10, PLOT = 230, LANE = 15, AXIS = 20;
 const LANES: [string, string][] = [["out of memory", "OOM"], ["step", "steps"], ["nvtx", "NVTX"], ["cache emptied", "cache emptied"], ["nccl", "NCCL"]];
+
+/** The highest state in a pixel column, or the one that lasts over it; the lowest; from where to where its states are. */
+type Column = [number, number, number, number];
+interface Plotted { key: string; columns: Column[]; top: number }
 
 export class Timeline {
   readonly element: HTMLElement;
   readonly picture: Picture;
   private readout = h("p", { class: "readout", "aria-live": "polite" });
   private legend = h("ul", { class: "legend" });
+  private raster = new Raster();
+  private shown: Plotted | null = null;
+  private listed = "";
   private hover: number | null = null;
   private drag: { from: number; isPan: boolean; window: [number, number] } | null = null;
 
@@ -39,8 +47,7 @@ export class Timeline {
     const [from, to] = this.view.window;
     return from + ((x - LEFT) / (this.picture.width - LEFT - RIGHT)) * (to - from);
   }
-  /** The highest state in a pixel column, or the one that lasts over it; the lowest; from where to where its states are. */
-  private column(x: number): [number, number, number, number] {
+  private column(x: number): Column {
     const device = this.view.dev!, positions = this.view.positions;
     const first = upTo(positions, this.position(x)) - 1, next = upTo(positions, this.position(x + 1));
     const from = Math.max(0, first);
@@ -54,50 +61,11 @@ export class Timeline {
       context.fillText("No memory of a device was handed out.", LEFT, TOP + 20);
       return;
     }
-    const series = view.dev!.series(view.by), tints = colours(series.groups.map((group) => group.name));
-    const chosen = view.only === null ? -1 : series.groups.findIndex((group) => group.name === view.only);
-    const litBytes = view.lit ? device.sum((holder) => view.lit![holder]) : null;
-    const plot = width - LEFT - RIGHT, columns: [number, number, number, number][] = [];
-    let top = 0;
-    for (let x = 0; x < plot; x++) {
-      const column = this.column(LEFT + x);
-      columns.push(column);
-      const [from] = column;
-      if (from < 0 || this.position(LEFT + x) > view.extent[1]) continue;
-      top = Math.max(top, chosen >= 0 ? series.bytes[chosen][from] : device.total[from]);
-    }
-    top = (top || 1) * 1.06;
+    const plot = width - LEFT - RIGHT, { columns, top } = this.plotted(device, plot, colour), { litBytes } = view;
     const y = (value: number) => bottom - (value / top) * PLOT;
     this.axes(context, width, top, y, colour);
-    for (let x = 0; x < plot; x++) {
-      const [high, low] = columns[x];
-      if (high < 0 || this.position(LEFT + x + 1) < view.at(0)) continue;
-      let base = 0;
-      const order = chosen >= 0 ? [chosen] : series.groups.keys();
-      for (const group of order) {
-        const value = series.bytes[group][high];
-        if (value <= 0) continue;
-        context.fillStyle = tints[group];
-        context.fillRect(LEFT + x, y(base + value), 1, Math.max(y(base) - y(base + value), 0.5));
-        base += value;
-      }
-      if (chosen < 0 && device.total[low] < device.total[high]) {
-        context.fillStyle = colour.panel;
-        context.globalAlpha = 0.35;
-        context.fillRect(LEFT + x, y(device.total[high]), 1, y(device.total[low]) - y(device.total[high]));
-        context.globalAlpha = 1;
-      }
-    }
-    if (chosen < 0) {
-      // Where most was in use at another instant of the column than most was held.
-      context.fillStyle = colour.ink;
-      context.globalAlpha = 0.55;
-      for (let x = 0; x < plot; x++) {
-        const from = Math.max(0, columns[x][2]), full = device.fullest.best(from, Math.max(columns[x][3], from + 1));
-        if (full >= 0 && device.used[full] > device.used[columns[x][0]]) context.fillRect(LEFT + x, y(device.used[full]), 1, 1);
-      }
-      context.globalAlpha = 1;
-    }
+    context.imageSmoothingEnabled = false;
+    context.drawImage(this.raster.painted(), LEFT, TOP, this.raster.width / this.picture.ratio, PLOT);
     if (litBytes) {
       context.strokeStyle = colour.ink;
       context.lineWidth = 1.5;
@@ -107,6 +75,46 @@ export class Timeline {
     }
     this.chosen(context, width, bottom, colour);
     this.drawLanes(context, width, bottom + AXIS, colour);
+  }
+  /** The areas, as they are until what is looked at changes. */
+  private plotted(device: Device, plot: number, colour: ReturnType<typeof theme>): Plotted {
+    const { view } = this, { ratio } = this.picture;
+    const key = [view.chapter, view.device, view.axis, ...view.window, plot, ratio, view.by, view.only, colour.panel].join();
+    if (key === this.shown?.key) return this.shown;
+    const series = device.series(view.by), tints = colours(series.groups.map((group) => group.name)).map(packed), [ink, panel] = [colour.ink, colour.panel].map(packed);
+    const chosen = view.only === null ? -1 : series.groups.findIndex((group) => group.name === view.only), order = chosen >= 0 ? [chosen] : [...series.groups.keys()];
+    const columns: Column[] = [];
+    let top = 0;
+    for (let x = 0; x < plot; x++) {
+      const column = this.column(LEFT + x);
+      columns.push(column);
+      const [high] = column;
+      if (high < 0 || this.position(LEFT + x) > view.extent[1]) continue;
+      top = Math.max(top, chosen >= 0 ? series.bytes[chosen][high] : device.total[high]);
+    }
+    top = (top || 1) * 1.06;
+    const raster = this.raster.begin(Math.ceil(plot * ratio), Math.round(PLOT * ratio)), y = (value: number) => (1 - value / top) * PLOT * ratio;
+    for (let x = 0; x < plot; x++) {
+      const [high, low, first, next] = columns[x];
+      if (high < 0 || this.position(LEFT + x + 1) < view.at(0)) continue;
+      const [left, right] = [x * ratio, (x + 1) * ratio];
+      let base = 0;
+      for (const group of order) {
+        const value = series.bytes[group][high];
+        if (value <= 0) continue;
+        const [upper, lower] = [y(base + value), y(base)];
+        // What is lower than half a pixel gives way to what is not.
+        if (Math.round(lower) > Math.round(upper)) raster.fill(left, upper, right, lower, tints[group]);
+        else raster.fill(left, upper, right, lower, tints[group], 0.5);
+        base += value;
+      }
+      if (chosen >= 0) continue;
+      if (device.total[low] < device.total[high]) raster.fill(left, y(device.total[high]), right, y(device.total[low]), panel, 0.35);
+      // Where most was in use at another instant of the column than most was held.
+      const from = Math.max(0, first), full = device.fullest.best(from, Math.max(next, from + 1));
+      if (full >= 0 && device.used[full] > device.used[high]) raster.fill(left, y(device.used[full]), right, y(device.used[full]) + ratio, ink, 0.55);
+    }
+    return (this.shown = { key, columns, top });
   }
   private axes(context: CanvasRenderingContext2D, width: number, top: number, y: (value: number) => number, colour: ReturnType<typeof theme>) {
     const { view } = this;
@@ -206,10 +214,12 @@ export class Timeline {
     const series = device.series(view.by), step = view.trace.marks.get("step")?.list.find((it) => it.from <= device.times[state] && (it.to ?? Infinity) >= device.times[state]);
     const where = `${this.hover === null ? "Cursor" : "Here"}: ${time(device.times[state])}${step ? ", " + step.text : ""}, change ${count(device.changes[state])} of ${count(device.head.n_changes)}, ${bytes(device.total[state])} held (${((device.total[state] / (device.total[device.peak] || 1)) * 100).toFixed(1)} % of the peak)`;
     const cut = view.window[0] > view.extent[0] || view.window[1] < view.extent[1] ? " A part of the axis is seen; 0 shows all." : "";
-    const lit = view.lit ? `; the search lights up ${bytes(device.sum((holder) => view.lit![holder])[state])}` : "";
+    const lit = view.lit ? `; the search lights up ${bytes(view.litBytes![state])}` : "";
     const kept = device.head.stretch > 1 ? `. Of every ${count(device.head.stretch)} changes the highest, the lowest, the last state and that with most in use are kept (${count(device.n)} of ${count(device.head.n_changes)}).` : ".";
     this.readout.textContent = where + lit + kept + cut;
-    const tints = colours(series.groups.map((group) => group.name));
+    const tints = colours(series.groups.map((group) => group.name)), listed = [view.chapter, view.device, view.by, view.only, state, ...tints].join();
+    if (listed === this.listed) return;
+    this.listed = listed;
     this.legend.replaceChildren(...series.groups.map((group, i) => {
       const swatch = h("span", { class: "swatch" });
       swatch.style.background = tints[i];

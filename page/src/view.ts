@@ -24,6 +24,8 @@ export class View {
   only: string | null = null;
   search: Search = search("");
   private listeners: (() => void)[] = [];
+  private link: ReturnType<typeof setTimeout> | null = null;
+  private sum: [boolean[], Device, Float64Array] | null = null;
   private litFor: [Search, number, boolean[] | null] | null = null;
 
   constructor(readonly data: Data, readonly chapters: Chapter[]) {}
@@ -35,6 +37,20 @@ export class View {
       this.litFor = [this.search, this.chapter, lit(this.trace, this.search)];
     }
     return this.litFor[2];
+  }
+  /** Bytes that the search lights up, in each state. */
+  get litBytes(): Float64Array | null {
+    const { lit, dev } = this;
+    if (!lit || !dev) return null;
+    if (this.sum?.[0] !== lit || this.sum[1] !== dev) this.sum = [lit, dev, dev.sum((holder) => lit[holder])];
+    return this.sum[2];
+  }
+  /** The cursor goes to where what the search lights up held most, if it held nothing where the cursor is. */
+  toLit() {
+    const sums = this.litBytes;
+    if (!sums || sums[this.cursor]) return;
+    const best = sums.reduce((best, bytes, state) => (bytes > sums[best] ? state : best), 0);
+    if (sums[best]) [this.cursor, this.moment] = [best, "cursor"];
   }
   /** Where a state lies on the axis. */
   at(state: number): number {
@@ -49,8 +65,9 @@ export class View {
   }
   on(listener: () => void) { this.listeners.push(listener); }
   changed() {
-    history.replaceState(null, "", this.fragment());
     this.listeners.forEach((listener) => listener());
+    // Browsers take only so many changes of the address: while something moves, it follows.
+    this.link ??= setTimeout(() => { this.link = null; history.replaceState(null, "", this.fragment()); }, 100);
   }
   /** Another trace or device: what was chosen in the old one means nothing in it. */
   choose(chapter: number, device: number) {

@@ -63,13 +63,14 @@ function chapter(): Chapter {
   const rectangles = (addr: number[], sizes: number[], from: number[], time: number[], what: number[]) => ({ addr: column(addr), bytes: column(sizes), from: column(from), time: column(time), what: column(what), n_tiled: 0, tile_bytes: 1 << 21, tile_columns: 512, tile_addr: column([]), tile_column: column([]), tile_blocks: column([]) });
   const head: any = {
     origin_ns: 0, duration_ns: 100, report: {}, owners: ["NCCL"], sites: ["x (a.py:1)", "y (b.py:2)"], roles: [["weights", ""]],
+    pools: [{ device: 0, id: "(1, 0)", what: "2 graphs", places: ["capture (/job/c.py:3)"] }],
     frames: [["main", "/job/a.py", 9], ["x", "/job/a.py", 1], ["y", "/job/b.py", 2]],
     stack_lengths: column([0, 2, 2]), stack_lines: column([0, 1, 0, 2]),
-    holders: { level: column([1, 1, 2]), owner: column([0, 0, 0]), site: column([1, 2, 0]), stack: column([1, 2, 0]), stream: column([0, 1, 0]), role: column([1, 0, 0]), kind: column([0, 0, 1]), kinds: ["blocks", "cache"], streams: ["0x5"], torch: "PyTorch" },
+    holders: { level: column([1, 1, 2]), owner: column([0, 0, 0]), site: column([1, 2, 0]), stack: column([1, 2, 0]), stream: column([0, 1, 0]), role: column([1, 0, 0]), private: column([0, 0, 0]), kind: column([0, 0, 1]), kinds: ["blocks", "cache"], streams: ["0x5"], torch: "PyTorch" },
     devices: [{
       device: 0, name: "cuda:0", n_changes: 4, stretch: 1, state_time: column([10, 20, 30, 40]), state_change: column([0, 1, 2, 3]), state_rows: column([2, 2, 2, 2]),
       row_holder: column([0, 2, 0, 2, 1, 2, 0, 2]), row_bytes: column([10, 90, 5, -5, 7, -7, -15, 15]), row_objects: column([1, 1, 1, 0, 1, 0, -2, 0]), base: "0x1000", n_unplaced: 0,
-      blocks: rectangles([0, 10, 50], [10, 5, 7], [10, 20, 30], [31, 21, 0], [0, 0, 1]), grounds: rectangles([0, 200], [100, 50], [5, 5], [0, 0], [0, 0]),
+      blocks: rectangles([0, 10, 50], [10, 5, 7], [10, 20, 30], [31, 21, 0], [0, 0, 1]), grounds: rectangles([0, 200], [100, 50], [5, 5], [0, 0], [0, 4]),
     }],
     marks: [], settings: [],
   };
@@ -92,8 +93,9 @@ test("states add up, by any grouping", () => {
 
 test("segments know what is free in them, who pins them, and when nobody does", () => {
   const map = chapter().devices[0].rectangles();
-  const at = map.segments(25).map(({ bytes, live, blocks }) => [bytes, live, blocks]);
-  assert.deepEqual(at, [[100, 15, [0, 1]], [50, 0, []]]);
+  const at = map.segments(25).map(({ bytes, live, blocks, pool }) => [bytes, live, blocks, pool]);
+  assert.deepEqual(at, [[100, 15, [0, 1], 0], [50, 0, [], 1]]);
+  assert.equal(chapter().poolOf(1), "pool (1, 0): 2 graphs, captured at capture (/job/c.py:3)");
   assert.deepEqual(map.empty, [[5, 10], [5, 100]]);
   assert.deepEqual([map.find(3, 12), map.find(3, 45), map.find(12, 25), map.find(56, 90), map.find(57, 90)], [0, -1, 1, 2, -1]);
 });

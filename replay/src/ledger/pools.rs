@@ -79,6 +79,17 @@ impl Pool {
     }
 }
 
+/// Why nobody can use a pool that is abandoned.
+#[must_use]
+pub fn why_abandoned(pool: &Pool) -> String {
+    match pool.graphs.iter().filter(|graph| graph.state == GraphState::Failed).count() {
+        0 if pool.graphs.len() == 1 => "the graph that was captured into it is gone".to_owned(),
+        0 => "all graphs that were captured into it are gone".to_owned(),
+        1 if pool.graphs.len() == 1 => "the capture into it failed".to_owned(),
+        n => format!("{n} captures into it failed, and no graph is left"),
+    }
+}
+
 /// A capture into a pool, and the graph that came of it.
 #[derive(Clone, Debug)]
 pub struct Graph {
@@ -181,11 +192,24 @@ impl Pools {
         self.open.iter().any(|open| open.device == device && (open.is_capture || !only_captures))
     }
 
+    /// Pools that keep memory which nobody can use any more, by device and id.
+    pub fn abandoned(&self) -> impl Iterator<Item = (i16, PoolId, &Pool)> {
+        let pools = self.pools.iter().map(|((device, id), pool)| (*device, *id, pool));
+        pools.filter(|(.., pool)| pool.is_abandoned() && pool.reserved.now.0 > 0)
+    }
+
     /// The pool of the segment at an address; none for the default one.
     #[must_use]
     pub fn at(&self, device: i16, addr: u64) -> Option<PoolId> {
+        self.segment_at(device, addr).map(|(_, id)| id)
+    }
+
+    /// From where to where the segment of a private pool lies that an address is in, and of which pool it is.
+    #[must_use]
+    pub fn segment_at(&self, device: i16, addr: u64) -> Option<((u64, u64), PoolId)> {
         let below = self.segments.range(..=(device, addr)).next_back();
-        below.filter(|((of, _), segment)| *of == device && addr < segment.end)?.1.pool
+        let ((_, start), segment) = below.filter(|((of, _), segment)| *of == device && addr < segment.end)?;
+        Some(((*start, segment.end), segment.pool?))
     }
 
     /// Bytes of a device that were taken back while streams still use them, from when the first pool was opened.

@@ -20,11 +20,17 @@ pub(super) struct Rectangle {
     pub from: Nanos,
     /// None if it is there to the end.
     pub to: Option<Nanos>,
-    /// Whose; for segments a [`Ground`].
+    /// Whose; for segments a [`Ground`], and four times the private pool that they are of, from 1.
     pub what: u32,
 }
 
 impl Rectangle {
+    /// Makes it a segment of this pool; its bytes, if it was not.
+    fn joins(&mut self, pool: u16) -> u64 {
+        let what = self.what & 3 | u32::from(pool) << 2;
+        if std::mem::replace(&mut self.what, what) == what { 0 } else { self.bytes.0 }
+    }
+
     fn area(&self, end: Nanos) -> u128 {
         let time = self.to.unwrap_or(end).0.saturating_sub(self.from.0).max(1);
         u128::from(self.bytes.0) * u128::from(time)
@@ -72,12 +78,24 @@ impl Rectangles {
         self.open.insert(addr, Rectangle { addr, bytes, from, to: None, what });
     }
 
-    pub(super) fn ends(&mut self, addr: u64, to: Nanos) {
-        let Some(ended) = self.open.remove(&addr) else { return };
+    pub(super) fn ends(&mut self, addr: u64, to: Nanos) -> Option<Rectangle> {
+        let ended = self.open.remove(&addr)?;
         self.done.push(Rectangle { to: Some(to), ..ended });
         if self.done.len() >= self.room.saturating_mul(2).max(64) {
             self.prune();
         }
+        Some(ended)
+    }
+
+    /// Segments of a range are known to be of a private pool; bytes of those that were not.
+    pub(super) fn of_pool(&mut self, (from, to): (u64, u64), pool: u16) -> u64 {
+        let inside = self.open.values_mut().filter(|it| (from..to).contains(&it.addr));
+        inside.fold(0, |bytes, it| bytes + it.joins(pool))
+    }
+
+    /// The same of the one that begins there.
+    pub(super) fn one_of_pool(&mut self, addr: u64, pool: u16) -> u64 {
+        self.open.get_mut(&addr).map_or(0, |it| it.joins(pool))
     }
 
     /// What is there is there to the end.

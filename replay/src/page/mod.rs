@@ -11,6 +11,7 @@
 mod columns;
 mod history;
 mod html;
+mod inside;
 mod map;
 mod settings;
 mod tables;
@@ -66,6 +67,8 @@ pub struct Chapter {
     roles: Vec<Json>,
     stacks: Vec<Vec<Line>>,
     stack_of: FxHashMap<u32, u32>,
+    /// PyTorch's private pools, by number.
+    pools: Vec<Json>,
     devices: Vec<(i16, String, Device)>,
     marks: Vec<(MarkKind, Marks)>,
     settings: Vec<Settings>,
@@ -134,7 +137,7 @@ impl Chapter {
         let mut collector = Collector::new(source.definitions(), story, roles, detail);
         let ledger = Story::watched(source, &mut collector).ledger;
         collector.finish(&ledger);
-        let Collector { holders, devices, mut marks, .. } = collector;
+        let Collector { holders, devices, mut marks, pools, .. } = collector;
         if let Some(training) = &ledger.training {
             let steps = marks.entry(MarkKind::Step).or_default();
             for step in &training.steps {
@@ -161,6 +164,7 @@ impl Chapter {
             }),
             stacks: vec![],
             stack_of: FxHashMap::default(),
+            pools: pools.described(&ledger),
             devices: devices
                 .into_iter()
                 .map(|(ordinal, device)| {
@@ -235,6 +239,7 @@ impl Chapter {
             "frames": frames,
             "stack_lengths": columns.add(lengths.into_iter()),
             "stack_lines": columns.add(lines.into_iter()),
+            "pools": self.pools,
             "holders": self.holders(columns),
             "devices": devices,
             "marks": self.marks.iter().map(|it| self.marks(it, columns)).collect::<Vec<_>>(),
@@ -258,11 +263,12 @@ impl Chapter {
         streams.sort_unstable();
         streams.dedup();
         let stream = |it: &Holder| it.stream.and_then(|stream| streams.binary_search(&stream).ok());
-        // The page's watch has no level of JAX's: its allocator's memory is one piece here, and of the driver.
         let level = |it: &Holder| match it.level {
-            Level::Driver | Level::Buffer | Level::Arena => 0,
+            Level::Driver => 0,
             Level::Block => 1,
             Level::Cached => 2,
+            Level::Buffer => 3,
+            Level::Arena => 4,
         };
         json!({
             "level": columns.add(each().map(level)),
@@ -271,6 +277,7 @@ impl Chapter {
             "stack": columns.add(each().map(|it| u64::from(self.stack_of.get(&it.stack.0).copied().unwrap_or(0)))),
             "stream": columns.add(each().map(|it| stream(it).map_or(0, |stream| stream as u64 + 1))),
             "role": columns.add(each().map(|it| u64::from(it.role))),
+            "private": columns.add(each().map(|it| u64::from(it.pool))),
             "kind": kind,
             "kinds": kinds,
             "streams": streams.iter().map(|stream| format!("{stream:#x}")).collect::<Vec<_>>(),

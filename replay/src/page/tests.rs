@@ -26,8 +26,24 @@ const SCENE: &str = "Create handle=n bytes=100 by=libnccl.so.2
      Free addr=a
      oom bytes=1G allocated=0 reserved=0";
 
+/// JAX, with temporaries beside its buffers, and a result that never had memory.
+const JAX_SCENE: &str = "Alloc addr=n bytes=4M by=work@libcublas.so.12
+     Alloc addr=a bytes=64M by=xla_cuda_plugin.so
+     compiled handle=f bytes=10M text=jit_step
+     buffer addr=p bytes=8M by=init@/job/a.py:2
+     buffer addr=d bytes=1M by=load@/job/a.py:3
+     launched handle=f by=step@/job/a.py:4
+     donated addr=p handle=f
+     buffer addr=q bytes=8M handle=f by=step@/job/a.py:4
+     destroyed addr=p
+     destroyed addr=d
+     Free addr=n";
+
 fn page(scene: &str) -> (Vec<u8>, Story, Source) {
-    let source = Source::of("train.gtr", recording(scene));
+    page_of(Source::of("train.gtr", recording(scene)))
+}
+
+fn page_of(source: Source) -> (Vec<u8>, Story, Source) {
     let story = Story::with_lifetimes(&source, &Categories::default());
     let part = crate::report::part(&story, of_report(&story, Shown::OnDemand));
     let chapter = Chapter::of(&story, &part, &source, 1);
@@ -86,7 +102,13 @@ fn from_base64(text: &str) -> Vec<u8> {
 
 #[test]
 fn the_highest_state_is_the_picture_of_the_peak_holder_by_holder() {
-    let (page, story, source) = page(SCENE);
+    for scene in [SCENE, JAX_SCENE] {
+        check_highest(scene);
+    }
+}
+
+fn check_highest(scene: &str) {
+    let (page, story, source) = page(scene);
     let (head, columns) = read(&page);
     let (_, pictures) = pictures(&source, When::Peak);
     let chapter = &head["chapters"][0];
@@ -99,8 +121,8 @@ fn the_highest_state_is_the_picture_of_the_peak_holder_by_holder() {
             row += 1;
         }
         let (level, total) = (column(&chapter["holders"]["level"]), held.iter().sum::<i64>());
-        let used =
-            total - held.iter().zip(level).filter(|(_, level)| **level == 2).map(|it| it.0).sum::<i64>();
+        let used = total
+            - held.iter().zip(level).filter(|(_, level)| [2, 4].contains(*level)).map(|it| it.0).sum::<i64>();
         if (total, used) > (highest.0, highest.1) {
             highest = (total, used, held.iter().copied().filter(|bytes| *bytes > 0).collect());
         }
@@ -223,4 +245,74 @@ fn a_long_trace_loses_detail_and_not_its_extremes() {
     }
     assert_eq!(fullest, 512 * 7);
     assert!(history.stretch >= 16 && history.n_changes == 6001, "{} {}", history.stretch, history.n_changes);
+}
+
+#[test]
+fn buffers_of_jax_lie_inside_of_what_its_allocator_took() {
+    let (page, ..) = page(JAX_SCENE);
+    let (head, columns) = read(&page);
+    let chapter = &head["chapters"][0];
+    let column = |of: &Json| &columns[of.as_u64().unwrap() as usize];
+    let (holders, device) = (&chapter["holders"], &chapter["devices"][0]);
+    let mut held = vec![0i64; column(&holders["level"]).len()];
+    for (holder, bytes) in column(&device["row_holder"]).iter().zip(column(&device["row_bytes"])) {
+        held[*holder as usize] += bytes;
+    }
+    let mut at_end: Vec<(i64, i64, String)> = (0..held.len())
+        .filter(|at| held[*at] != 0)
+        .map(|at| {
+            let kind = &holders["kinds"][column(&holders["kind"])[at] as usize];
+            (column(&holders["level"])[at], held[at] >> 20, kind.as_str().unwrap().to_owned())
+        })
+        .collect();
+    at_end.sort();
+    let line = |level, mib, kind: &str| (level, mib, kind.to_owned());
+    assert_eq!(
+        at_end,
+        [line(3, 8, "JAX's results of executions"), line(4, 56, "JAX's allocator, in no buffer")]
+    );
+}
+
+/// `tests/gpu/pools.py` noted at ten instants of five programs on an H200 what `torch.cuda.memory_snapshot()` had in each pool.
+#[test]
+fn pools_of_pytorch_have_on_the_page_what_pytorch_says_that_is_in_them() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/pools");
+    for name in ["graphs", "compile", "mempool", "serving", "failed"] {
+        let said = std::fs::read(folder.join(format!("{name}.json"))).unwrap();
+        let said: Vec<(u64, std::collections::BTreeMap<String, [i64; 3]>)> =
+            serde_json::from_slice(&said).unwrap();
+        let (page, story, _) = page_of(Source::open(&folder.join(format!("{name}.gtr"))).unwrap());
+        let (head, columns) = read(&page);
+        let chapter = &head["chapters"][0];
+        let column = |of: &Json| &columns[of.as_u64().unwrap() as usize];
+        let (holders, device) = (&chapter["holders"], &chapter["devices"][0]);
+        let mut n_pools = 0;
+        for (time, pools) in said {
+            let time = (time - story.start().0) as i64;
+            let (mut row, mut ours) = (0, std::collections::BTreeMap::<String, [i64; 2]>::new());
+            for (at, n_rows) in column(&device["state_time"]).iter().zip(column(&device["state_rows"])) {
+                for _ in 0..*n_rows {
+                    let holder = column(&device["row_holder"])[row] as usize;
+                    let (bytes, pool) =
+                        (column(&device["row_bytes"])[row], column(&holders["private"])[holder]);
+                    row += 1;
+                    if *at > time || pool == 0 {
+                        continue;
+                    }
+                    let id = chapter["pools"][pool as usize - 1]["id"].as_str().unwrap().to_owned();
+                    let [reserved, allocated] = ours.entry(id).or_default();
+                    *reserved += bytes;
+                    *allocated += if column(&holders["level"])[holder] == 1 { bytes } else { 0 };
+                }
+            }
+            ours.retain(|_, bytes| *bytes != [0, 0]);
+            let private = pools.into_iter().filter(|(id, bytes)| id != "(0, 0)" && *bytes != [0; 3]);
+            let wanted: std::collections::BTreeMap<String, [i64; 2]> =
+                private.map(|(id, [reserved, allocated, _])| (id, [reserved, allocated])).collect();
+            n_pools = n_pools.max(wanted.len());
+            assert_eq!(ours, wanted, "{name} at {time}");
+        }
+        assert!(n_pools > 0, "{name}");
+        assert!(column(&device["grounds"]["what"]).iter().any(|what| what >> 2 > 0), "{name}: the map");
+    }
 }

@@ -1,7 +1,8 @@
 //! What the page shows of a trace, collected while its events are booked.
 //!
 //! Memory is divided as where one moment is shown ([`crate::analyse::live`]): what the driver handed out, PyTorch's blocks
-//! inside of its segments, and the unused rest of these. So the parts of every state add up to what the device held.
+//! inside of its segments, JAX's buffers inside of its allocator's, and the unused rest of these. So the parts of every state
+//! add up to what the device held.
 
 use std::collections::BTreeMap;
 
@@ -9,6 +10,7 @@ use gputrace_schemas::event::{Bytes, Event, EventKind, HOST, MarkAction, Nanos, 
 use rustc_hash::FxHashMap;
 
 use super::history::{History, Room, Row};
+use super::inside::{Buffers, Pools};
 use super::map::{Ground, Rectangles};
 use crate::analyse::live::Level;
 use crate::ledger::{Ledger, MemoryKind, OwnerId, SiteId, Step, Watch};
@@ -39,8 +41,17 @@ pub(super) struct Holder {
     pub stream: Option<u64>,
     /// The role of a block, from 1; 0 none.
     pub role: u16,
+    /// The private pool of PyTorch's that it is in, from 1; 0 none.
+    pub pool: u16,
     /// What kind of memory, in words.
     pub kind: &'static str,
+}
+
+/// What of an allocator's memory nothing is in.
+fn rest(level: Level, owner: OwnerId, pool: u16) -> Holder {
+    let kind = if level == Level::Arena { "JAX's allocator, in no buffer" } else { "PyTorch's unused cache" };
+    let (site, stack) = (SiteId(u32::MAX), StackId(0));
+    Holder { level, owner, site, stack, stream: None, role: 0, pool, kind }
 }
 
 /// A moment, or some time, with a name.
@@ -121,7 +132,8 @@ pub(super) struct Device {
     pub has_more_requests: bool,
     segments: u64,
     in_blocks: u64,
-    cached: u64,
+    /// What of the segments is unused, by private pool; 0 those of none.
+    cached: BTreeMap<u16, u64>,
     has_blocks: bool,
 }
 
@@ -136,6 +148,8 @@ pub(super) struct Collector<'a> {
     with_blocks: Vec<i16>,
     pub holders: Vec<(i16, Holder)>,
     numbers: FxHashMap<(i16, Holder), u32>,
+    pub pools: Pools,
+    buffers: Buffers,
     pub devices: BTreeMap<i16, Device>,
     pub marks: BTreeMap<MarkKind, Marks>,
     n_born: usize,
@@ -167,6 +181,8 @@ impl<'a> Collector<'a> {
             with_blocks: with_blocks.collect(),
             holders: vec![],
             numbers: FxHashMap::default(),
+            pools: Pools::default(),
+            buffers: Buffers::of(&story.ledger),
             devices: BTreeMap::new(),
             marks: BTreeMap::new(),
             n_born: 0,
@@ -209,7 +225,7 @@ impl<'a> Collector<'a> {
             has_more_requests: false,
             segments: 0,
             in_blocks: 0,
-            cached: 0,
+            cached: BTreeMap::new(),
             has_blocks,
         })
     }
@@ -243,6 +259,13 @@ impl<'a> Collector<'a> {
             Step::Block(addr, block) => {
                 let role = self.roles.get(self.n_born).map_or(0, |role| role + 1);
                 self.n_born += 1;
+                let segment = ledger.torch_pools.segment_at(block.device, *addr);
+                let pool = segment.map_or(0, |(range, id)| {
+                    let pool = self.pools.number(block.device, id);
+                    self.segment_of(block.device, range, pool);
+                    pool
+                });
+                self.pools.gains(block.device, pool, block.bytes);
                 let holder = Holder {
                     level: Level::Block,
                     owner: OwnerId(u32::MAX),
@@ -250,6 +273,7 @@ impl<'a> Collector<'a> {
                     stack: block.stack,
                     stream: block.stream,
                     role,
+                    pool,
                     kind: "PyTorch's blocks",
                 };
                 let number = self.number(block.device, holder);
@@ -262,6 +286,8 @@ impl<'a> Collector<'a> {
             Step::BlockFreed(addr, block) => {
                 let Some(number) = self.open.remove(addr) else { return };
                 self.loses(block.device, number, block.bytes);
+                let pool = self.holders.get(number as usize).map_or(0, |(_, holder)| holder.pool);
+                self.pools.loses(block.device, pool, block.bytes);
                 let device = self.device(block.device);
                 device.in_blocks = device.in_blocks.saturating_sub(block.bytes.0);
                 device.blocks.ends(*addr, event.time);
@@ -269,6 +295,7 @@ impl<'a> Collector<'a> {
             Step::Gained(object) if object.kind.is_physical() && object.device != HOST => {
                 let is_segment = object.torch && self.device(object.device).has_blocks;
                 let ground = if is_segment { Ground::Segment } else { Ground::Other };
+                let is_arena = self.buffers.is_arena(object);
                 let what = self.object(object);
                 let device = self.device(object.device);
                 match (is_segment, object.addr) {
@@ -281,17 +308,20 @@ impl<'a> Collector<'a> {
                 }
                 if is_segment {
                     device.segments = device.segments.saturating_add(object.bytes.0);
+                } else if is_arena {
+                    self.buffers.arena(object.device, object.bytes.0 as i64);
                 } else {
                     self.gains(object.device, what, object.bytes);
                 }
             }
             Step::Lost(object) if object.kind.is_physical() && object.device != HOST => {
                 let is_segment = object.torch && self.device(object.device).has_blocks;
+                let is_arena = self.buffers.is_arena(object);
                 let what = self.object(object);
-                let device = self.device(object.device);
                 if object.addr != 0 {
-                    device.grounds.ends(object.addr, event.time);
+                    self.ground_ends(object.device, object.addr, event.time);
                 }
+                let device = self.device(object.device);
                 if is_segment {
                     device.segments = device.segments.saturating_sub(object.bytes.0);
                     let is_trim = matches!(&event.kind, EventKind::Call(call) if !call.in_allocate);
@@ -302,15 +332,25 @@ impl<'a> Collector<'a> {
                     if object.addr != 0 {
                         device.blocks.ends(object.addr, event.time);
                     }
-                    self.loses(object.device, what, object.bytes);
+                    if is_arena {
+                        self.buffers.arena(object.device, -(object.bytes.0 as i64));
+                    } else {
+                        self.loses(object.device, what, object.bytes);
+                    }
                 }
             }
             Step::Mapped(range) => {
                 let ground = if range.torch { Ground::Pages } else { Ground::OtherPages };
                 self.device(range.device).grounds.begins(range.addr, range.bytes, event.time, ground as u32);
+                if let Some((segment, id)) = ledger.torch_pools.segment_at(range.device, range.addr) {
+                    let pool = self.pools.number(range.device, id);
+                    let bytes = self.device(range.device).grounds.one_of_pool(range.addr, pool);
+                    self.pools.reserves(range.device, pool, bytes);
+                    self.segment_of(range.device, segment, pool);
+                }
             }
             Step::Unmapped(range) => {
-                self.device(range.device).grounds.ends(range.addr, event.time);
+                self.ground_ends(range.device, range.addr, event.time);
                 if range.torch && matches!(&event.kind, EventKind::Call(call) if !call.in_allocate) {
                     self.trims(ledger, event, range.device, range.bytes);
                 }
@@ -326,39 +366,71 @@ impl<'a> Collector<'a> {
     }
 
     fn object(&mut self, object: &crate::ledger::Object) -> u32 {
-        let holder = Holder {
-            level: Level::Driver,
-            owner: object.owner,
-            site: object.site,
-            stack: object.stack,
-            stream: None,
-            role: 0,
-            kind: object.kind.name(),
+        let holder = match self.buffers.is_arena(object) {
+            true => rest(Level::Arena, object.owner, 0),
+            false => Holder {
+                level: Level::Driver,
+                owner: object.owner,
+                site: object.site,
+                stack: object.stack,
+                stream: None,
+                role: 0,
+                pool: 0,
+                kind: object.kind.name(),
+            },
         };
         self.number(object.device, holder)
+    }
+
+    /// A segment is known to be of a private pool.
+    fn segment_of(&mut self, device: i16, range: (u64, u64), pool: u16) {
+        if self.pools.is_new(device, range.0, pool) {
+            let bytes = self.device(device).grounds.of_pool(range, pool);
+            self.pools.reserves(device, pool, bytes);
+        }
+    }
+
+    fn ground_ends(&mut self, device: i16, addr: u64, time: Nanos) {
+        let ended = self.device(device).grounds.ends(addr, time);
+        if let Some(ended) = ended {
+            self.pools.gives_back(device, &ended);
+        }
     }
 
     /// What of the segments is unused has changed, perhaps.
     fn cache(&mut self, device: i16) {
         let books = self.device(device);
         let cached = books.segments.saturating_sub(books.in_blocks);
-        let (before, bytes) = (books.cached, cached as i64 - books.cached as i64);
-        books.cached = cached;
-        if bytes == 0 {
-            return;
+        let before = std::mem::take(&mut books.cached);
+        let now = self.pools.unused(device, cached);
+        for pool in before.keys().chain(now.keys().filter(|pool| !before.contains_key(pool))) {
+            let of = |parts: &BTreeMap<u16, u64>| parts.get(pool).copied().unwrap_or(0) as i64;
+            let (earlier, later) = (of(&before), of(&now));
+            if earlier != later {
+                let holder = self.number(device, rest(Level::Cached, OwnerId(u32::MAX), *pool));
+                let objects = i32::from(later > 0) - i32::from(earlier > 0);
+                self.row(device, Row { holder, bytes: later - earlier, objects });
+            }
         }
-        let holder = Holder {
-            level: Level::Cached,
-            owner: OwnerId(u32::MAX),
-            site: SiteId(u32::MAX),
-            stack: StackId(0),
-            stream: None,
-            role: 0,
-            kind: "PyTorch's unused cache",
-        };
-        let holder = self.number(device, holder);
-        let objects = i32::from(cached > 0) - i32::from(before > 0);
-        self.row(device, Row { holder, bytes, objects });
+        self.device(device).cached = now;
+    }
+
+    /// Buffers of JAX, and what its allocator holds beside them.
+    fn buffers(&mut self, ledger: &Ledger, event: &Event) {
+        if let EventKind::Pjrt(pjrt) = &event.kind {
+            for (device, holder, bytes) in self.buffers.event(ledger, pjrt) {
+                let number = self.number(device, holder);
+                if bytes >= 0 {
+                    self.gains(device, number, Bytes(bytes as u64));
+                } else {
+                    self.loses(device, number, Bytes(bytes.unsigned_abs()));
+                }
+            }
+        }
+        for (device, owner, bytes, objects) in self.buffers.changed() {
+            let holder = self.number(device, rest(Level::Arena, owner, 0));
+            self.row(device, Row { holder, bytes, objects });
+        }
     }
 
     fn trims(&mut self, ledger: &Ledger, event: &Event, device: i16, bytes: Bytes) {
@@ -466,6 +538,8 @@ impl Watch for Collector<'_> {
         self.processes_ranges.clear();
         self.calls.clear();
         self.emptying.clear();
+        self.pools.clear();
+        self.buffers.clear();
     }
 
     fn event(&mut self, ledger: &mut Ledger, event: &Event) {
@@ -483,9 +557,11 @@ impl Watch for Collector<'_> {
                 self.cache(device);
             }
         }
+        self.buffers(ledger, event);
         for (device, rows) in std::mem::take(&mut self.touched) {
             let physical = ledger.devices.get(&device).map_or(Bytes(0), |books| books.physical.now().bytes);
-            let allocated = ledger.torch(device).map_or(Bytes(0), |torch| torch.blocks.now().bytes);
+            let torch = ledger.torch(device).map_or(0, |torch| torch.blocks.now().bytes.0);
+            let allocated = Bytes(torch.saturating_add(self.buffers.held(device)));
             self.device(device).history.change(event.time, rows, (physical, allocated));
         }
         self.marks(ledger, event);

@@ -184,7 +184,7 @@ fn range(text: &str) -> Result<When, String> {
 }
 
 /// Nanoseconds of `1.5s`, `200ms`, `2m`, `1m30s`, `1:30` or `1:02:03.5`; a number alone is nanoseconds.
-fn time(text: &str) -> Result<u64, String> {
+pub(crate) fn time(text: &str) -> Result<u64, String> {
     let units = [
         ("ns", 1.0),
         ("us", 1e3),
@@ -289,6 +289,12 @@ impl ShowArgs {
     fn style(&self) -> text::Style {
         style(self.color, &std::io::stdout())
     }
+}
+
+/// Shows a picture at once: whoever made it has made what is in it printable, and moved no cursor but ours.
+pub(crate) fn paint(out: &mut Screen, picture: &str) -> std::io::Result<()> {
+    out.behind().write_all(picture.as_bytes())?;
+    out.behind().flush()
 }
 
 /// How text may look on the standard error.

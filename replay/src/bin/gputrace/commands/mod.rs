@@ -8,6 +8,8 @@ use gputrace_schemas::printable::{Screen, is_obeyed, printable};
 
 use crate::show::{self, complain};
 
+mod alarm;
+mod budget;
 mod diff;
 mod doctor;
 mod export;
@@ -15,7 +17,9 @@ mod html;
 mod import;
 mod leaks;
 mod manual;
+mod metrics;
 mod oom;
+mod parts;
 mod predict;
 mod ranks;
 mod record;
@@ -26,6 +30,7 @@ mod report;
 mod stats;
 mod summary;
 mod symbolise;
+mod top;
 mod tree;
 mod tune;
 mod witness;
@@ -57,6 +62,8 @@ const VERBS: &[Verb] = &[
     report::VERB,
     html::VERB,
     summary::VERB,
+    top::VERB,
+    metrics::VERB,
     stats::VERB,
     tree::VERB,
     leaks::VERB,
@@ -64,6 +71,7 @@ const VERBS: &[Verb] = &[
     diff::VERB,
     replay::VERB,
     tune::VERB,
+    budget::VERB,
     predict::VERB,
     ranks::VERB,
     export::VERB,
@@ -73,6 +81,7 @@ const VERBS: &[Verb] = &[
     symbolise::VERB,
     recorder::VERB,
     witness::VERB,
+    alarm::VERB,
     manual::VERB,
 ];
 
@@ -138,8 +147,8 @@ pub(crate) fn run(out: &mut Screen) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Verbs that read no trace.
-const WRITERS: [&str; 5] = ["manual", "record", "recorder", "recover", "witness"];
+/// Verbs that read no trace, or one that is being written.
+const WRITERS: [&str; 8] = ["alarm", "manual", "metrics", "record", "recorder", "recover", "top", "witness"];
 
 /// A program that has just ended does not wait for its trace where other threads of it run. So we do, for every trace that
 /// is named, and those in folders that are.
