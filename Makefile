@@ -4,7 +4,7 @@ RELEASE := target/release
 # What installs comes before what builds; cargo uses all processors by itself.
 .NOTPARALLEL:
 
-.PHONY: help setup build demo test check page browser deny fmt bench bench-leaks oracle names schemas loom miri sanitize fuzz torture portable wheel dist book clean
+.PHONY: help setup build demo test check page browser deny fmt bench bench-leaks oracle names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -114,6 +114,13 @@ wheel: portable ## Put program, library and the Python package into one wheel, i
 
 dist: portable ## Put what users need into a tarball, in target/dist: programs, manual pages, completions, licences
 	python3 packaging/pack.py tarball --program $(PORTABLE) --library $(RELEASE)/libgputrace.so --out target/dist
+
+# Debian's mirror is needed, and namespaces of one's own. FRESH_PYTHON names the folder of another Python to try.
+fresh: build ## Install the wheel in a fresh Debian without Rust, and hold what docs/INSTALL.md shows
+	python3 packaging/pack.py wheel --any-glibc --program $(RELEASE)/gputrace --library $(RELEASE)/libgputrace.so --out target/fresh
+	driver=$$(dirname "$$(ls -t target/release/build/*/out/libcuda.so.1 | head -1)"); \
+	  python3 packaging/fresh_install.py target/fresh/*.whl --driver "$$driver" --demo "$$driver/demo" \
+	  $(if $(FRESH_PYTHON),--python $(FRESH_PYTHON)) || { [ $$? = 77 ] && echo "SKIPPED: docs/INSTALL.md in a fresh root"; }
 
 # mdBook as PyPI has it, built: from source it takes minutes.
 book: ## Build docs/ as a book, in target/book, and follow all its links

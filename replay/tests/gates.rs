@@ -51,6 +51,7 @@ fn a_trace_that_does_not_tell_everything_passes_no_gate() {
             &["diff", "--fail-on-increase", "5%", &whole, &trace],
             &["diff", "--fail-on-increase", "5%", &trace, &whole],
             &["ranks", "--error-on-inconsistent", &trace],
+            &["replay", "--error-on-oom", &trace],
         ] {
             let (code, error) = status(gate);
             assert_eq!(code, Some(2), "{gate:?}: {error}");
@@ -80,6 +81,16 @@ fn a_whole_trace_is_judged() {
     assert_eq!(status(&["diff", "--fail-on-increase", "5%", &well, &well]).0, Some(0));
     assert_eq!(status(&["diff", "--fail-on-increase", "5%", &grows, &well]).0, Some(1));
     assert_eq!(status(&["doctor", &well]).0, Some(0));
+    let varying = trace("varying-lengths.gtr");
+    for (limit, code) in [("80GiB", 0), ("600MiB", 1)] {
+        assert_eq!(
+            status(&["replay", "--error-on-oom", "--limit", limit, &varying]).0,
+            Some(code),
+            "{limit}"
+        );
+    }
+    let (code, error) = status(&["replay", "--error-on-oom", "--limit", "80GiB", &trace("caught-oom.gtr")]);
+    assert_eq!((code, error.contains("gone another way")), (Some(2), true), "{error}");
     let (code, error) = status(&["ranks", "--error-on-inconsistent", &well]);
     assert_eq!((code, error.contains("no calls of NCCL")), (Some(2), true), "{error}");
 }

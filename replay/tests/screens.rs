@@ -20,6 +20,7 @@ const SCREENS: &[&[&str]] = &[
     &["ranks"],
     &["doctor"],
     &["import"],
+    &["budget"],
     &["predict", "batch=4:predict/gpt.batch4.gtr", "batch=8:predict/gpt.batch8.gtr", "--at", "batch=32"],
     &["help"],
 ];
@@ -30,6 +31,8 @@ const WITHOUT: &[(&str, &str)] = &[
     ("export", "writes what other programs read"),
     ("recover", "needs a ring"),
     ("symbolise", "writes a trace"),
+    ("top", "shows what runs now; held by tests/live.rs"),
+    ("metrics", "serves what runs now; held by tests/live.rs"),
 ];
 /// Those that take no trace.
 const ALONE: [&str; 2] = ["predict", "help"];

@@ -146,8 +146,8 @@ impl Simulated {
     /// What its figures alone do not say: how sure they are, whether it fits, where it fails.
     pub(super) fn remarks(&self) -> Vec<(Mood, String)> {
         let (outcome, (low, high)) = (&self.answer.outcome, self.answer.peak_reserved_range);
+        let (low, high) = (iec(low), iec(high));
         let range = (low != high).then(|| {
-            let (low, high) = (iec(low), iec(high));
             format!("reserved {low} to {high}, depending on addresses that the trace does not hold")
         });
         let shares = self

@@ -117,6 +117,9 @@ fn fact_line(
     Ok(())
 }
 
+/// Sentences are read in lines of no more columns, however wide the terminal; tables use all of it.
+const READABLE: usize = 120;
+
 fn line(mood: Mood, text: &str, style: Style, out: &mut Screen) -> io::Result<()> {
     let (sign, color) = match mood {
         Mood::Note => ("", ""),
@@ -129,10 +132,8 @@ fn line(mood: Mood, text: &str, style: Style, out: &mut Screen) -> io::Result<()
             return style.paint_line(BOLD, text, out);
         }
     };
-    for (idx, line) in
-        wrap(&printable(&format!("{sign}{text}")), style.width.map(|width| width.saturating_sub(4)))
-            .enumerate()
-    {
+    let width = style.width.map(|width| width.min(READABLE).saturating_sub(4));
+    for (idx, line) in wrap(&printable(&format!("{sign}{text}")), width).enumerate() {
         write!(out, "  {}", if idx > 0 { "  " } else { "" })?;
         style.paint_line(color, line, out)?;
     }
