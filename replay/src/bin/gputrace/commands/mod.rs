@@ -23,6 +23,7 @@ mod recorder;
 mod recover;
 mod replay;
 mod report;
+mod serve;
 mod stats;
 mod summary;
 mod symbolise;
@@ -56,6 +57,7 @@ const VERBS: &[Verb] = &[
     record::VERB,
     report::VERB,
     html::VERB,
+    serve::VERB,
     summary::VERB,
     stats::VERB,
     tree::VERB,
