@@ -4,7 +4,7 @@ RELEASE := target/release
 # What installs comes before what builds; cargo uses all processors by itself.
 .NOTPARALLEL:
 
-.PHONY: help setup build demo test check page browser deny fmt bench bench-leaks oracle schemas loom miri sanitize fuzz torture portable wheel dist book clean
+.PHONY: help setup build demo test check page browser deny fmt bench bench-leaks oracle names schemas loom miri sanitize fuzz torture portable wheel dist book clean
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -17,7 +17,7 @@ build: ## Build libgputrace.so and gputrace, optimised
 	cargo build --release --workspace
 
 demo: setup build ## Record a small training loop on the fake device, and report it
-	$(RELEASE)/gputrace record -f -o target/demo.gtr -- $(RELEASE)/fake-cuda demo
+	$(RELEASE)/gputrace record -F -o target/demo.gtr -- $(RELEASE)/fake-cuda demo
 	$(RELEASE)/gputrace report target/demo.gtr
 
 test: setup build ## Run every test that needs no GPU
@@ -76,6 +76,9 @@ RELEASES := $(shell sed -n 's/^ *row.\([0-9]*\), \([0-9]*\), .*/2.\1.\2/p' sim/s
 oracle: ## Hold the simulator against PyTorch's own compiled allocator
 	tests/oracle/build.sh target/oracle $(RELEASES) || [ $$? = 77 ]
 	cargo test --release -p gputrace-sim --lib oracle -- --nocapture
+
+names: ## Look for functions of the newest CUDA and NCCL that are no rows yet (fetches their headers)
+	python3 tests/names.py
 
 schemas: ## Hold the trace format's code against trace.fbs (and flatc, where it is installed)
 	cargo test -p gputrace-schemas

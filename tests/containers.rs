@@ -16,7 +16,7 @@ use gputrace_schemas::reader::Trace;
 use gputrace_tests::recorded;
 
 /// How long anything may take before it hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A place that every user can reach, with all that a program and its recorder need.
 struct Place(PathBuf);

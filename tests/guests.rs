@@ -378,7 +378,8 @@ const BAD_ARGUMENTS: [fn(&str, &str) -> &'static str; 5] = [
         ("symbol", _) => "\"cuNoSuchFunction\"",
         (_, "IpcMemHandle") => "(struct ipc_handle){{2}}",
         (_, "usize") => "(size_t)1 << 63",
-        (_, "u64") => "0x7f1230000000",
+        // Where neither a program nor the fake driver has anything.
+        (_, "u64") => "0x1230000000",
         (_, "i32" | "u32") => "0x7fffffff",
         (_, "Handle") => "ANY",
         _ => "&scratch",

@@ -152,6 +152,19 @@ fn every_way_of_waiting_finds_the_programs_own_children() {
 }
 
 #[test]
+fn a_thread_that_is_over_is_no_reason_not_to_wait_for_the_trace() {
+    let folder = folder("ended_leader");
+    let said = is_same_with(&program("ended_leader"), &[], &folder, |command| {
+        command.env("GPUTRACE_EXIT_WAIT", "300000");
+    });
+    assert!(!said.contains("gputrace"), "{said}");
+    let traces = folder.files("gtr");
+    let trace = Trace::open(&traces[0]).expect("a trace");
+    assert!(trace.is_complete(), "the process did not wait");
+    assert_eq!(allocations(&trace, MEGABYTE), 1);
+}
+
+#[test]
 fn pid_1_of_a_namespace_can_wait_for_all_its_children() {
     let inside = |mut program: Command| {
         let mut command = Command::new("unshare");

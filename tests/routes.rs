@@ -27,7 +27,8 @@ fn argument(name: &str, kind: &str) -> &'static str {
         ("flags", _) => "0",
         // A node that gives memory out: CU_GRAPH_NODE_TYPE_MEM_ALLOC.
         ("node_params", _) => "(scratch.bytes[0] = 10, &scratch)",
-        (_, "u64") => "0x7f1230000000",
+        // Where neither a program nor the fake driver has anything: it takes its memory from below the stack, and another place at each run.
+        (_, "u64") => "0x1230000000",
         (_, "usize") => "4096",
         (_, "i32" | "u32") => "0",
         (_, "IpcMemHandle") => "(struct ipc_handle){{0}}",

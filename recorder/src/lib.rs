@@ -20,6 +20,7 @@ mod drain;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
+mod gpus;
 mod handed_out;
 mod job;
 mod limits;
@@ -45,9 +46,11 @@ mod translate;
 mod write;
 
 pub use daemon::{daemon_main, variable};
+pub use gpus::{Gpu, Gpus};
 pub use gputrace_ring::variables;
 pub use job::{Job, State, Told, is_left, job_begins, rings_of};
 pub use memory::Memory;
+pub use nvml::Holder;
 pub use oom::{Answer, FollowUp, Oom};
 pub use output::{Moment, Overwrite, check as check_output, wait_for_recorder};
 pub use pidfd::{end_with_us, with_standard_files_only};

@@ -49,12 +49,13 @@ enum Command {
 
 /// A process that has memory on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Holder {
+pub struct Holder {
     /// As NVML numbers it: a container sees the numbers of the host.
-    pub(crate) pid: u32,
-    pub(crate) bytes: Option<u64>,
+    pub pid: u32,
+    /// What it is charged, where NVML tells.
+    pub bytes: Option<u64>,
     /// File name of its program, where NVML tells.
-    pub(crate) name: Option<String>,
+    pub name: Option<String>,
 }
 
 /// Asks the sampling thread.
@@ -235,7 +236,8 @@ impl Sampling {
             }
             Command::Holders(device, answer) => {
                 let device = self.devices.iter().find(|known| known.ordinal == device);
-                if let Some(holders) = device.and_then(|device| holders(nvml, device)) {
+                let device = device.and_then(|device| nvml.device_by_uuid(device.uuid.as_str()).ok());
+                if let Some(holders) = device.and_then(|device| holders(nvml, &device)) {
                     let _ = answer.send(holders);
                 }
             }
@@ -345,8 +347,7 @@ fn bytes_of(process: &ProcessInfo) -> Option<u64> {
     }
 }
 
-fn holders(nvml: &Nvml, device: &Device) -> Option<Vec<Holder>> {
-    let handle = nvml.device_by_uuid(device.uuid.as_str()).ok()?;
+pub(crate) fn holders(nvml: &Nvml, handle: &nvml_wrapper::Device<'_>) -> Option<Vec<Holder>> {
     let mut processes = handle.running_compute_processes().ok()?;
     processes.extend(handle.running_graphics_processes().unwrap_or_default());
     processes.sort_by_key(|process| process.pid);

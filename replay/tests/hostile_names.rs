@@ -50,6 +50,8 @@ const RUNS: &[(&str, &[&str])] = &[
     ("serve", &["MISSING", "PLAIN", "--port MISSING TRACE"]),
     ("summary", &["TRACE", "OOM", "PICKLE", "TRACE OOM", "TRACE --peak", "CUT"]),
     ("stats", &["TRACE", "OOM", "PICKLE", "CUT"]),
+    ("top", &["--once TRACE", "--once TRACE OOM", "--once CUT", "--once PLAIN", "--once MISSING"]),
+    ("metrics", &["--once TRACE", "--once TRACE OOM", "--once CUT", "--once --push pprof MISSING TRACE"]),
     (
         "tree",
         &[
@@ -72,6 +74,18 @@ const RUNS: &[(&str, &[&str])] = &[
     ("diff", &["TRACE OOM", "OOM TRACE --by stack --fail-on-increase 0%", "TRACE PICKLE", "TRACE MISSING"]),
     ("replay", &["OOM", "PICKLE", "LOG", "OOM --policy torch --policy MISSING", "OOM --limit 1GiB", "TRACE"]),
     ("tune", &["OOM", "PICKLE", "LOG", "TRACE", "OOM --limit 1GiB"]),
+    (
+        "budget",
+        &[
+            "TRACE",
+            "OOM",
+            "PICKLE",
+            "LOG",
+            "OOM --limit 1GiB",
+            "TRACE --between MISSING,x",
+            "TRACE --rules MISSING",
+        ],
+    ),
     (
         "predict",
         &[

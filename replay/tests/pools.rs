@@ -4,6 +4,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use gputrace_replay::analyse::categories::Categories;
+use gputrace_replay::analyse::growth::Growth;
+use gputrace_replay::answers::leaks::{Leaks, Suppressions, Wanted};
+use gputrace_replay::answers::postmortem::Postmortem;
+use gputrace_replay::answers::verdict::verdict;
 use gputrace_replay::import;
 use gputrace_replay::ledger::Unwatched;
 use gputrace_replay::ledger::pools::GraphState;
@@ -71,5 +76,32 @@ fn a_pool_whose_capture_failed_is_abandoned_and_others_are_not() {
             abandoned.flat_map(|pool| &pool.graphs).map(|graph| graph.state).collect();
         let expected: &[GraphState] = if name == "failed" { &[GraphState::Failed] } else { &[] };
         assert_eq!(states, expected, "{name}");
+    }
+}
+
+#[test]
+fn leaks_and_the_verdict_name_the_line_of_the_capture_that_failed() {
+    for name in PROGRAMS {
+        let source = source(name);
+        let mut growth = Growth::default();
+        let story = Story::with_lifetimes_and(&source, &Categories::default(), &mut growth);
+        let leaks = Leaks::find(
+            &story,
+            source.definitions(),
+            &growth,
+            &Wanted::default(),
+            &mut Suppressions::default(),
+        );
+        let found = Postmortem::of_story(story, &source, &growth);
+        let verdict = verdict(&found, || import::load(&golden(&format!("{name}.gtr"))));
+        let sites: Vec<&str> = leaks.abandoned.iter().map(|pool| &*pool.named.site).collect();
+        let expected: &[&str] = if name == "failed" {
+            &["<module> (/tmp/pools-work/failed.py:23) in CUDAGraph.capture_begin"]
+        } else {
+            &[]
+        };
+        assert_eq!(sites, expected, "{name}");
+        let is_told = std::iter::once(verdict.kind).chain(verdict.also).any(|kind| kind == "abandoned");
+        assert_eq!(is_told, name == "failed", "{name}: {}", verdict.kind);
     }
 }

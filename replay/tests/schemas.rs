@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 /// Verbs with what they need beside the trace.
-const ASKED: [(&str, &[&str]); 13] = [
+const ASKED: [(&str, &[&str]); 15] = [
     ("report", &[]),
     ("summary", &[]),
     ("stats", &[]),
@@ -16,10 +16,12 @@ const ASKED: [(&str, &[&str]); 13] = [
     ("diff", &["empty-cache-loop.gtr"]),
     ("replay", &["--policy", "torch", "--policy", "bfc", "--limit", "1GiB", "--device-memory", "2GiB"]),
     ("tune", &["--limit", "300MiB"]),
+    ("budget", &["--limit", "2GiB", "--utilization", "0.9", "--between", "10ms,20ms"]),
     ("predict", &["--at", "batch=4", "batch=1:varying-lengths.gtr"]),
     ("ranks", &[]),
     ("import", &[]),
     ("doctor", &[]),
+    ("top", &["--once"]),
 ];
 
 fn folder() -> PathBuf {

@@ -1,12 +1,13 @@
 //! What each verb shows in terminals of 60, 80, 120 and 200 columns: nothing is wider, and no call site loses its line.
 //!
-//! The screens are files, `tests/screens/TRACE-WIDTH.txt`; `UPDATE_EXPECT=1` writes them, to be read.
+//! The screens are files, `tests/screens/TRACE-WIDTH.txt`; `UPDATE_EXPECT=1` writes them, to be read. A new verb gets a row in
+//! [`SCREENS`], or a reason in [`WITHOUT`].
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Verbs with what they need beside the trace.
-const SCREENS: [&[&str]; 11] = [
+/// Verbs with what they need beside the trace, which comes last.
+const SCREENS: &[&[&str]] = &[
     &["report", "--all"],
     &["summary"],
     &["stats"],
@@ -18,16 +19,30 @@ const SCREENS: [&[&str]; 11] = [
     &["diff", "empty-cache-loop.gtr"],
     &["ranks"],
     &["doctor"],
+    &["import"],
+    &["predict", "batch=4:predict/gpt.batch4.gtr", "batch=8:predict/gpt.batch8.gtr", "--at", "batch=32"],
+    &["help"],
 ];
+/// Verbs whose screen is not gputrace's answer about a trace, and why.
+const WITHOUT: &[(&str, &str)] = &[
+    ("record", "its screen is the program's; what it says is held by tests/record.rs"),
+    ("html", "writes a file, whose page is held by page/test"),
+    ("export", "writes what other programs read"),
+    ("recover", "needs a ring"),
+    ("symbolise", "writes a trace"),
+];
+/// Those that take no trace.
+const ALONE: [&str; 2] = ["predict", "help"];
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()
 }
 
 fn screen(arguments: &[&str], trace: &str, width: usize) -> String {
+    let trace = if ALONE.contains(&arguments[0]) { None } else { Some(trace) };
     let output = Command::new(env!("CARGO_BIN_EXE_gputrace"))
         .args(arguments)
-        .arg(trace)
+        .args(trace)
         .current_dir(folder().join("../tests/golden"))
         .env("COLUMNS", width.to_string())
         .env("NO_COLOR", "1")
@@ -38,7 +53,8 @@ fn screen(arguments: &[&str], trace: &str, width: usize) -> String {
     let shown = String::from_utf8(output.stdout).expect("text");
     let shown: String = shown.lines().filter(is_shown).map(|line| format!("{line}\n")).collect();
     let errors = String::from_utf8_lossy(&output.stderr);
-    format!("$ gputrace {} {trace}\n{shown}{errors}\n", arguments.join(" "))
+    let typed = [arguments, trace.as_slice()].concat().join(" ");
+    format!("$ gputrace {typed}\n{shown}{errors}\n")
 }
 
 /// The lines of the terminal that are wider than it, but for what is to be copied, and words that are longer than a line.
@@ -64,6 +80,28 @@ fn check(name: &str) {
         }
         let file = folder().join(format!("tests/screens/{name}-{width}.txt"));
         expect_test::expect_file![file].assert_eq(&screens);
+    }
+}
+
+#[test]
+fn every_verb_has_a_screen_or_a_reason_for_none() {
+    let help = screen(&["help"], "", 100);
+    let (_, commands) = help.split_once("Commands:\n").expect("a list of commands");
+    let (commands, _) = commands.split_once("\n\n").expect("its end");
+    let names = commands.lines().filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    let verbs: Vec<&str> = names.filter_map(|line| line.split_whitespace().next()).collect();
+    assert!(verbs.len() > 10, "{help}");
+    let shown: Vec<&str> = SCREENS.iter().map(|arguments| arguments[0]).collect();
+    let without: Vec<&str> = WITHOUT.iter().map(|(verb, _)| *verb).collect();
+    for verb in &verbs {
+        let n = usize::from(shown.contains(verb)) + usize::from(without.contains(verb));
+        assert_eq!(
+            n, 1,
+            "`{verb}`: a row in SCREENS (UPDATE_EXPECT=1 writes its screens: read them), or a reason in WITHOUT"
+        );
+    }
+    for verb in shown.iter().chain(&without) {
+        assert!(verbs.contains(verb), "`{verb}` is not a verb any more");
     }
 }
 

@@ -636,9 +636,9 @@ numbered! {
         Unmap = 16,
         /// `addr`, `bytes`; the access flags in `extra`.
         SetAccess = 17,
-        /// `handle` to another process; the handle type in `extra`.
+        /// `handle` to another process; the handle type in `extra`, the hash of a fabric handle in `addr`.
         Export = 18,
-        /// `handle` from another process; the handle type in `extra`.
+        /// `handle` from another process; the handle type in `extra`, the hash of a fabric handle in `addr`.
         Import = 19,
         /// `handle`; the device is the location's.
         PoolCreate = 20,
@@ -729,6 +729,10 @@ numbered! {
         TorchPoolNoSplit = 62,
         /// The program gives PyTorch's cached memory back: of the pool `handle`, `extra`, or of all where both are 0.
         TorchTrim = 63,
+        /// A library handed out a part of memory that it has (NVSHMEM's symmetric heap): `addr`, `bytes`.
+        HeapAlloc = 64,
+        /// The same given back: `addr`.
+        HeapFree = 65,
     }
 }
 

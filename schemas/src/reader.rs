@@ -35,6 +35,10 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+mod follow;
+
+pub use follow::{Follower, Grown};
+
 /// Why a file cannot be read as a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -237,13 +241,7 @@ impl Trace {
     /// As [`Trace::open`].
     pub fn read(source: impl Read + Seek + Send + 'static, name: &str) -> Result<Trace, Error> {
         let io = |source| Error::Io { file: name.to_owned(), source };
-        let mut input = Input {
-            source: Box::new(source),
-            stored: Vec::new(),
-            payload: Vec::new(),
-            decompressor: Decompressor::new().map_err(io)?,
-            scratch: columns::Scratch::default(),
-        };
+        let mut input = Input::new(Box::new(source)).map_err(io)?;
         let length = input.source.seek(SeekFrom::End(0)).map_err(io)?;
         check_magic(&mut input.source, length, name)?;
         let mut damages = Vec::new();
@@ -467,12 +465,11 @@ impl Trace {
     ) -> Option<T> {
         let mut input = self.input.lock().unwrap_or_else(PoisonError::into_inner);
         let loaded = input.load(block);
-        let bytes = loaded.as_ref().map_or(0, Header::block_bytes);
         let Input { payload, scratch, .. } = &mut *input;
         let result = loaded.and_then(|_| read(payload, scratch));
         input.shrink();
         drop(input);
-        result.map_err(|what| self.damage(block, bytes, what, CORRUPT)).ok()
+        result.map_err(|what| self.damage(block, block.bytes, what, CORRUPT)).ok()
     }
 
     /// The events of a block, the last one first, added to an empty list.
@@ -688,6 +685,16 @@ fn read_index(input: &mut Input, length: u64) -> Option<(Vec<Block>, u64)> {
 }
 
 impl Input {
+    fn new(source: Box<dyn Source>) -> io::Result<Input> {
+        Ok(Input {
+            source,
+            stored: Vec::new(),
+            payload: Vec::new(),
+            decompressor: Decompressor::new()?,
+            scratch: columns::Scratch::default(),
+        })
+    }
+
     /// Reads one block, and leaves its payload in `payload`.
     fn load(&mut self, block: &Block) -> Result<Header, String> {
         let header = self.load_header(block)?;

@@ -2,7 +2,7 @@
 
 use crate::stack::objects::Closing;
 use crate::tls::{self, Tls};
-use crate::{kernel, mark};
+use crate::{kernel, mark, sys};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// A thread is inside of `dlclose`. No frame has so many bytes between a program and its event's record.
@@ -74,7 +74,7 @@ impl Slot {
             return true;
         }
         if thread != kernel::thread_id() {
-            return kernel::is_thread_gone(process, thread);
+            return sys::is_thread_over(process, thread);
         }
         let words = core::ptr::from_ref(tls) as usize;
         self.words.load(Ordering::Relaxed) != words

@@ -20,6 +20,8 @@ const UNKNOWN_DEVICE: i8 = -1;
 const HOST: i8 = -2;
 /// `CUmemLocationType`, cuda.h 13.0.
 const LOCATION_DEVICE: i32 = 1;
+/// `CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN`, cuda.h 13.5: a part of a device, whose ordinal is the first byte of the id.
+const LOCATION_PART_OF_DEVICE: i32 = 6;
 const LOCATION_HOSTS: core::ops::RangeInclusive<i32> = 2..=4;
 /// `CU_STREAM_PER_THREAD`, cuda.h 13.0.
 const PER_THREAD_STREAM: u64 = 2;
@@ -227,6 +229,7 @@ impl Draft {
     pub(crate) fn location(&mut self, (kind, id): (i32, i32)) {
         match kind {
             LOCATION_DEVICE => self.device(id),
+            LOCATION_PART_OF_DEVICE => self.device(id & 0xff),
             kind if LOCATION_HOSTS.contains(&kind) => self.host(()),
             _ => self.device_known = true,
         }

@@ -44,11 +44,12 @@ extern "C" fn destruct() {
     }
     let header = map.header();
     header.process.value.store(map::EXITING, Ordering::Release);
-    let usual = match (has_other_threads(), kernel::process_id()) {
+    let is_init = kernel::process_id() == 1;
+    let usual = match (has_other_threads(), is_init) {
         (false, _) => EXIT_PATIENCE,
-        (true, 1) => INIT_PATIENCE,
+        (true, true) => INIT_PATIENCE,
         // What the others do until the process is gone is recorded: nobody has called the trace finished.
-        (true, _) => return,
+        (true, false) => return,
     };
     let patience = config::EXIT_WAIT.number().unwrap_or(usual).min(600_000);
     for waited in 0..patience {
@@ -64,14 +65,19 @@ extern "C" fn destruct() {
         }
     }
     session::end();
-    say(b"the recorder is still busy; the trace will be complete a little later");
+    if is_init {
+        say_recorder_ends()
+    } else {
+        say(b"the recorder is still busy; the trace will be complete a little later")
+    }
 }
 
 /// Whether threads run that are not the driver's or ours. In doubt they do.
 fn has_other_threads() -> bool {
-    let (own, mut has_others) = (kernel::thread_id(), false);
+    let (process, own, mut has_others) = (kernel::process_id(), kernel::thread_id(), false);
     let is_listed = kernel::list_numbers(c"/proc/self/task", |thread, _| {
-        has_others |= thread as u32 != own && !is_servant(thread as u32);
+        let thread = thread as u32;
+        has_others |= thread != own && !is_servant(thread) && !sys::is_thread_over(process, thread);
     });
     has_others || !is_listed
 }
@@ -97,6 +103,16 @@ fn say_recorder_is_gone() {
         .add(b"the recorder was killed; its trace ends there, and the events since then are in ")
         .add(path.to_bytes())
         .add(b": `gputrace recover` makes a trace of them");
+    say(message.as_bytes());
+}
+
+/// With the first process of a PID namespace the kernel ends all others of it.
+fn say_recorder_ends() {
+    let (path, _) = session::ring();
+    let message = Text::<480>::new()
+        .add(b"the recorder is still busy, and ends with this process, the first of its namespace: what is not in the trace is in ")
+        .add(path.to_bytes())
+        .add(b", of which `gputrace recover` makes one; GPUTRACE_EXIT_WAIT=60000 waits longer");
     say(message.as_bytes());
 }
 

@@ -210,13 +210,18 @@ fn start_time() -> u64 {
 
 /// Inode of the PID namespace; 0 if it cannot be asked for.
 fn pid_namespace() -> u64 {
-    inode(c"/proc/self/ns/pid", 0)
+    match inode(c"/proc/thread-self/ns/pid", 0) {
+        // Before Linux 3.17.
+        0 => inode(c"/proc/self/ns/pid", 0),
+        namespace => namespace,
+    }
 }
 
 /// Whether children of this process will be in another PID namespace than itself (`unshare(CLONE_NEWPID)`,
 /// pid_namespaces(7)). No, where that cannot be found out.
 pub(crate) fn has_namespace_for_children() -> bool {
-    let (own, of_children) = (pid_namespace(), c"/proc/self/ns/pid_for_children");
+    // This thread's: `/proc/self` is that of the one that began the process, and may be over.
+    let (own, of_children) = (pid_namespace(), c"/proc/thread-self/ns/pid_for_children");
     // Before the first child there is no such namespace: then the link is there (Linux 4.12), and leads nowhere.
     own != 0 && inode(of_children, 0) != own && inode(of_children, libc::AT_SYMLINK_NOFOLLOW) != 0
 }

@@ -105,6 +105,34 @@ pub(crate) fn read_file(path: &CStr, into: &mut [u8]) -> usize {
     file.and_then(|file| file.read(into)).unwrap_or(0)
 }
 
+/// Whether a thread of this process will never run a line of the program again: it is gone, or the kernel is taking it down, which on a
+/// busy machine takes longer than its `pthread_join`. In doubt it will.
+pub(crate) fn is_thread_over(process: u32, thread: u32) -> bool {
+    kernel::is_thread_gone(process, thread) || is_thread_ending(thread)
+}
+
+/// By the flags of proc(5): `PF_EXITING` of the kernel's sched.h, which is 4 in every Linux.
+fn is_thread_ending(thread: u32) -> bool {
+    const PF_EXITING: u64 = 4;
+    /// Words between a thread's name, which stands in parentheses, and its flags.
+    const BEFORE_FLAGS: usize = 6;
+    let path = Text::<64>::new().add(b"/proc/self/task/").number(thread.into()).add(b"/stat");
+    let mut stat = [0_u8; 192];
+    let n = read_file(path.as_c_str(), &mut stat);
+    let stat = stat.get(..n).unwrap_or_default();
+    // A name may have parentheses too; nothing behind it has.
+    let Some(after) = stat.iter().rposition(|byte| *byte == b')').and_then(|at| stat.get(at + 2..)) else {
+        return false;
+    };
+    let mut words = after.split(|byte| *byte == b' ');
+    let Some(flags) = words.nth(BEFORE_FLAGS).filter(|_| words.next().is_some()) else { return false };
+    let flags = flags.iter().try_fold(0_u64, |sum, digit| {
+        let digit = digit.checked_sub(b'0').filter(|digit| *digit < 10)?;
+        sum.checked_mul(10)?.checked_add(digit.into())
+    });
+    flags.is_some_and(|flags| flags & PF_EXITING != 0)
+}
+
 /// Private zeroed memory that is never given back; null if there is none.
 pub(crate) fn pages(bytes: usize) -> *mut u8 {
     let Some(at) = kernel::map_private(bytes) else { return core::ptr::null_mut() };

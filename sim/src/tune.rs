@@ -46,6 +46,8 @@ const ADVISED: [&str; 9] = [
 
 /// Most settings that are looked at again at other addresses.
 const MOST_ANSWERED: usize = 12;
+/// One more option has to save one part in so many: what is set must be understood, and kept, by people.
+const WORTH_AN_OPTION: u64 = 32;
 
 /// Every combination of options that a release accepts. Collection does nothing without a limit, and is left out there.
 ///
@@ -124,7 +126,7 @@ fn n_calls(books: &Books) -> u64 {
 /// What a search found.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// The setting with the smallest peak that is sure.
+    /// The setting with the smallest peak that is sure, or one with fewer options that reserves hardly more.
     pub options: String,
     /// What comes of it.
     pub answer: Answer,
@@ -163,8 +165,43 @@ pub fn search(
     let n_tried = all.len();
     let whole = all.iter().filter(|tried| tried.is_whole).map(|tried| tried.candidate.clone());
     let pareto = pareto(whole.collect());
-    let best = best(laboratory, all, question)?;
-    Ok(best.map(|(options, answer)| Found { options, answer, pareto, n_tried }))
+    let plain: Vec<Candidate> = all.iter().map(|tried| tried.candidate.clone()).collect();
+    let Some(best) = best(laboratory, all, &question)? else { return Ok(None) };
+    let (options, answer) = plainer(laboratory, plain, best, question)?;
+    Ok(Some(Found { options, answer, pareto, n_tried }))
+}
+
+/// Of settings with fewer options than the best, the one with the fewest that reserves hardly more, wherever memory lies; else the
+/// best. Candidates whose replay was ended reserve what they say at least.
+fn plainer(
+    laboratory: &Laboratory,
+    mut candidates: Vec<Candidate>,
+    best: (String, Answer),
+    question: impl Fn(&str) -> Question,
+) -> Result<(String, Answer), OptionError> {
+    let (runs_out, peak) = at_worst(&best.1);
+    let enough = peak.saturating_add(peak / WORTH_AN_OPTION);
+    candidates.retain(|it| {
+        (1..n_options(&best.0)).contains(&n_options(&it.options))
+            && it.outcome.fits()
+            && it.outcome.books.reserved.peak <= enough
+    });
+    if runs_out {
+        return Ok(best);
+    }
+    candidates.sort_by_key(|it| (n_options(&it.options), it.outcome.books.reserved.peak, it.options.clone()));
+    for Candidate { options, .. } in candidates.into_iter().take(MOST_ANSWERED) {
+        let answer = laboratory.answer(&question(&options))?;
+        if at_worst(&answer) <= (false, enough) {
+            return Ok((options, answer));
+        }
+    }
+    Ok(best)
+}
+
+/// Whether memory runs out and what is reserved, at the unkindest addresses.
+fn at_worst(answer: &Answer) -> (bool, u64) {
+    (answer.n_oom.0 > 0 || !answer.outcome.fits(), answer.peak_reserved_range.1)
 }
 
 /// What a setting has to beat to be among the best.
@@ -222,8 +259,6 @@ fn best(
     mut waiting: Vec<Tried>,
     question: impl Fn(&str) -> Question,
 ) -> Result<Option<(String, Answer)>, OptionError> {
-    let at_worst =
-        |answer: &Answer| (answer.n_oom.0 > 0 || !answer.outcome.fits(), answer.peak_reserved_range.1);
     let mut best: Option<(String, Answer)> = None;
     let mut n_answered = 0;
     while n_answered < MOST_ANSWERED

@@ -12,12 +12,12 @@ say() {
 }
 
 python=$root/bin/python
-if ! "$python" -c 'import duckdb, google.protobuf, jsonschema, pandas, perfetto, pyarrow' 2>/dev/null; then
+if ! "$python" -c 'import duckdb, google.protobuf, jsonschema, pandas, perfetto, prometheus_client, pyarrow' 2>/dev/null; then
     log=$root/pip.log
     if ! python3 -m venv "$root" >"$log" 2>&1; then
         say "no environment of Python: $(tail -n 1 "$log") (Debian: python3-venv)"
     elif ! "$python" -m pip install --quiet --disable-pip-version-check --timeout 15 --retries 1 \
-        'duckdb>=1.4,<2' 'jsonschema>=4,<5' 'pandas>=2,<4' 'perfetto==0.59.*' 'protobuf>=6' 'pyarrow>=20' >"$log" 2>&1; then
+        'duckdb>=1.4,<2' 'jsonschema>=4,<5' 'pandas>=2,<4' 'perfetto==0.59.*' 'prometheus_client>=0.20,<1' 'protobuf>=6' 'pyarrow>=20' >"$log" 2>&1; then
         say "no packages of Python: $(tail -n 1 "$log")"
     fi
 fi

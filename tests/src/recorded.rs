@@ -12,7 +12,7 @@ use gputrace_schemas::reader::Trace;
 use crate::calls::{Census, Fate};
 
 /// How long a recorder may take after its process is gone.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A folder for one run's traces, removed with it.
 #[derive(Debug)]

@@ -34,7 +34,7 @@ fn producer() {
     produce_numbers(map, counters.counters(), n_threads.parse().unwrap(), n_records.parse().unwrap());
     let header = map.header();
     header.process.value.store(EXITING, Ordering::Release);
-    let patience = Instant::now() + Duration::from_secs(20);
+    let patience = Instant::now() + Duration::from_secs(300);
     while header.recorder.value.load(Ordering::Acquire) != COMPLETE && Instant::now() < patience {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -107,7 +107,7 @@ fn who_answers_for_memory_that_ran_out_sees_the_trace_up_to_there() {
         let began = Instant::now();
         producer.push(producer.now(), 0, &oom);
         while n_answers() < n as usize && n < 5 {
-            assert!(began.elapsed() < Duration::from_secs(10), "no answer to failure {n}");
+            assert!(began.elapsed() < Duration::from_secs(300), "no answer to failure {n}");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -115,8 +115,10 @@ fn who_answers_for_memory_that_ran_out_sees_the_trace_up_to_there() {
     map.header().process.value.store(OFF, Ordering::Release);
     recording.join().unwrap();
     let answers = ANSWERS.lock().unwrap().clone();
-    // Each failure comes with a note that there is no NVML to ask; the fifth came too soon after the fourth.
-    assert_eq!(answers, [(1, true, 3, 1), (2, true, 6, 2), (3, true, 9, 3), (4, false, 0, 0)]);
+    // Each failure comes with a note that there is no NVML to ask.
+    assert_eq!(answers[..4], [(1, true, 3, 1), (2, true, 6, 2), (3, true, 9, 3), (4, false, 0, 0)]);
+    // The fifth came too soon after the fourth, unless this machine took a second to hear of it.
+    assert!(matches!(&answers[4..], [] | [(5, false, 0, 0)]), "{answers:?}");
 }
 
 #[test]

@@ -108,14 +108,14 @@ fn a_ring_that_is_kept_gives_the_same_again() {
     let before = states();
     assert!(before.contains(&gputrace_ring::ring::COMPLETE), "{before:?}");
     for turn in ["a.gtr", "b.gtr"] {
-        let summary = record(&ring, Options { keep_ring: true, ..options(&folder, turn) }).unwrap();
+        let summary = record_again(&ring, &Options { keep_ring: true, ..options(&folder, turn) }).unwrap();
         let found = check_numbers(&Trace::open(&summary.trace).unwrap());
         assert_eq!(found, HashMap::from([(0, 1), (1, 600)]), "{turn}");
         assert_eq!(states(), before, "{turn}");
         let owners = [7, 8].map(|line| map.thread(line).tid.load(Ordering::Acquire));
         assert_eq!(owners, [7, 8], "{turn}");
     }
-    record(&ring, options(&folder, "c.gtr")).unwrap();
+    record_again(&ring, &options(&folder, "c.gtr")).unwrap();
     assert!(!ring.exists());
 }
 
@@ -137,11 +137,11 @@ fn a_ring_of_another_namespace_is_read_only_when_its_process_is_known_to_be_gone
     read_lock(&file);
     refused("is alive");
     drop(file);
-    let summary = record(&ring, Options { keep_ring: true, ..options(&folder, "a.gtr") }).unwrap();
+    let summary = record_again(&ring, &Options { keep_ring: true, ..options(&folder, "a.gtr") }).unwrap();
     assert_eq!(check_numbers(&Trace::open(&summary.trace).unwrap()), HashMap::from([(0, 1)]));
     map.header().lock.store(0, Ordering::Relaxed);
     let told = Options { process_is_gone: true, ..options(&folder, "b.gtr") };
-    let summary = record(&ring, told).unwrap();
+    let summary = record_again(&ring, &told).unwrap();
     assert_eq!(check_numbers(&Trace::open(&summary.trace).unwrap()), HashMap::from([(0, 1)]));
 }
 

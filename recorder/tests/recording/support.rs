@@ -1,6 +1,6 @@
 //! A ring in memory, processes that write into it, and what a trace of numbered records must hold.
 
-use gputrace_recorder::{Options, Overwrite, record};
+use gputrace_recorder::{Error, Options, Overwrite, Summary, record};
 use gputrace_ring::clock::Clock;
 use gputrace_ring::map::{Map, RECORDING, Writer};
 use gputrace_ring::record::{self as ring, pack_device};
@@ -136,7 +136,7 @@ pub(crate) fn start_producer(
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "producer", "--test-threads=1", "--nocapture"]).env(PRODUCER, orders);
     let child = Running(command.stdout(std::process::Stdio::null()).spawn().unwrap());
-    let patience = Instant::now() + Duration::from_secs(20);
+    let patience = Instant::now() + Duration::from_secs(300);
     while counters.counters().iter().all(|counter| counter.load(Ordering::Acquire) == 0) {
         assert!(Instant::now() < patience, "the producer did not begin");
         std::thread::sleep(Duration::from_millis(1));
@@ -147,6 +147,20 @@ pub(crate) fn start_producer(
 pub(crate) fn options(folder: &Folder, name: &str) -> Options {
     let output = Some(folder.join(name).display().to_string());
     Options { output, overwrite: Overwrite::Refuse, ..Options::default() }
+}
+
+/// Records a ring that this process had open before. What another test starts meanwhile has copies of our open files, and so their
+/// locks, until it has become its program; on a busy machine that takes a while.
+pub(crate) fn record_again(ring: &Path, options: &Options) -> Result<Summary, Error> {
+    let until = Instant::now() + Duration::from_secs(300);
+    loop {
+        match record(ring, options.clone()) {
+            Err(Error::Busy { .. } | Error::Elsewhere { is: "is alive", .. }) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            answer => return answer,
+        }
+    }
 }
 
 /// How many numbers of each thread are in the trace: all of them from 0, in order, none torn.

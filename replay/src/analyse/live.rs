@@ -228,7 +228,7 @@ fn sorted(mut pictures: Vec<Picture>) -> Vec<Picture> {
 fn places(source: &Source, story: &Story, highest: &Highest, when: When) -> Option<BTreeMap<i16, u64>> {
     match when {
         When::End => None,
-        When::Peak => Some(highest.devices.iter().map(|(device, peak)| (*device, peak.event)).collect()),
+        When::Peak => Some(highest.places()),
         When::At(_) => {
             let (_, time) = span(story, when).unwrap_or_default();
             let before = source.events().take_while(|event| event.time <= time).count() as u64;
@@ -272,12 +272,12 @@ fn highest_within(source: &Source, from: Nanos, to: Nanos) -> BTreeMap<i16, u64>
             highest.event(&mut ledger, &event);
         }
     }
-    highest.devices.iter().map(|(device, peak)| (*device, peak.event)).collect()
+    highest.places()
 }
 
 /// After how many events each device was at its peak.
 #[derive(Default)]
-struct Highest {
+pub(super) struct Highest {
     n_events: u64,
     devices: BTreeMap<i16, Peak>,
 }
@@ -287,6 +287,13 @@ struct Peak {
     physical: Bytes,
     allocated: Bytes,
     event: u64,
+}
+
+impl Highest {
+    /// The events after which each device that held anything held most.
+    pub(super) fn places(&self) -> BTreeMap<i16, u64> {
+        self.devices.iter().map(|(device, peak)| (*device, peak.event)).collect()
+    }
 }
 
 impl Watch for Highest {

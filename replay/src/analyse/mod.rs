@@ -1,5 +1,6 @@
 //! What follows from the books: lives of blocks, roles, growth, what is held at a moment. Nothing here knows how it is shown.
 
+pub mod budget;
 pub mod categories;
 pub mod cycles;
 pub mod fragmentation;

@@ -14,7 +14,7 @@
 
 use std::cmp::Reverse;
 
-use gputrace_schemas::event::StackId;
+use gputrace_schemas::event::{Bytes, StackId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::analyse::lives::{Life, NEVER};
@@ -95,6 +95,8 @@ struct Serving<'a> {
     start: Option<usize>,
     /// A module or a loader made some of what is held.
     has_named_weights: bool,
+    /// Sizes of weights that a module made and that were given back, and when one was first.
+    given_back: FxHashMap<Bytes, u32>,
     /// One that is larger than all others that are held: a pool or a table, which no rule can tell from each other.
     giant: Option<usize>,
 }
@@ -112,6 +114,7 @@ impl<'a> Serving<'a> {
             span,
             start: None,
             has_named_weights: false,
+            given_back: FxHashMap::default(),
             giant: None,
         };
         let mut by_stack: FxHashMap<StackId, Vec<usize>> = FxHashMap::default();
@@ -124,8 +127,16 @@ impl<'a> Serving<'a> {
         }
         serving.start = serving.first_of_work();
         serving.giant = serving.giant();
-        let is_named = |idx: usize| serving.is_held[idx] && blocks[idx].facts.has(Hint::Model);
-        serving.has_named_weights = (0..n).any(is_named);
+        // Those too that a server gave back to sleep.
+        let is_kept = |idx: usize| serving.is_held[idx] || serving.is_long(idx, n);
+        let named: Vec<usize> =
+            (0..n).filter(|idx| is_kept(*idx) && blocks[*idx].facts.has(Hint::Model)).collect();
+        for idx in named.iter().filter(|idx| blocks[**idx].life.died != NEVER) {
+            let life = blocks[*idx].life;
+            let first = serving.given_back.entry(life.requested).or_insert(life.died);
+            *first = life.died.min(*first);
+        }
+        serving.has_named_weights = !named.is_empty();
         serving
     }
 
@@ -249,6 +260,10 @@ impl<'a> Serving<'a> {
         if self.is_held[idx] {
             return match (facts.has(Hint::Model), is_work) {
                 (true, _) => Role::Weights,
+                // One is back that had been given back, as when a server wakes up.
+                _ if self.given_back.get(&life.requested).is_some_and(|died| *died < life.born) => {
+                    Role::Weights
+                }
                 _ if self.giant == Some(idx) => Role::Unknown,
                 (false, false) if self.start.is_some() && !self.has_named_weights => Role::Weights,
                 // It ended in the midst of its first pass.
@@ -263,6 +278,9 @@ impl<'a> Serving<'a> {
             return if self.is_long(idx, self.blocks.len()) { Role::Unknown } else { Role::Temporaries };
         };
         let n_served = self.blocks.len() - start.min(self.blocks.len());
+        if facts.has(Hint::Model) && self.is_long(idx, self.blocks.len()) {
+            return Role::Weights;
+        }
         if idx + self.span[idx] < start {
             return Role::Temporaries;
         }

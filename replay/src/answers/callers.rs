@@ -111,6 +111,9 @@ fn held(story: &Story, of: Place) -> Vec<(StackId, u64)> {
         Account::Buffers => story.ledger.live_buffers().for_each(|(_, buffer)| {
             add(buffer.device, buffer.site, buffer.stack, buffer.since, buffer.bytes);
         }),
+        Account::Heap => story.ledger.live_heap_blocks().for_each(|(_, block)| {
+            add(block.device, block.site, block.stack, block.since, block.bytes);
+        }),
         _ => story
             .ledger
             .live()

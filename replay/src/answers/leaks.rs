@@ -6,8 +6,10 @@ use gputrace_schemas::event::{Bytes, HOST};
 
 use super::callers::callers;
 use crate::analyse::growth::{Course, Growth, Place, Rising, Spread, Trend};
-use crate::ledger::{Account, Books, SiteId, StepSource, is_arena};
+use crate::ledger::pools::why_abandoned;
+use crate::ledger::{Account, Books, SiteId, StepSource, is_arena, is_heap};
 use crate::report::model::{Mood, Section, Table, Value};
+use crate::report::sections::pools;
 use crate::report::words;
 use crate::rules::{self, is_like};
 use crate::story::Story;
@@ -34,6 +36,8 @@ pub struct Leaks {
     pub rose: Vec<RoseSite>,
     /// Never given back, most first.
     pub not_freed: Vec<Unfreed>,
+    /// Pools of PyTorch's that keep memory and that no graph can use, most first.
+    pub abandoned: Vec<AbandonedPool>,
     /// What suppressions took out: rows and bytes.
     pub suppressed: (u64, Bytes),
     /// Bytes that PyTorch's cache held at the end without anybody using them.
@@ -93,6 +97,19 @@ pub struct Unfreed {
     pub objects: u64,
 }
 
+/// A pool of PyTorch's that nobody can use any more, and that was not released.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AbandonedPool {
+    /// Where the last capture into it began.
+    pub named: Named,
+    /// `segment_pool_id`, as PyTorch writes it.
+    pub pool: String,
+    /// What it keeps.
+    pub bytes: Bytes,
+    /// What became of its graphs.
+    pub why: String,
+}
+
 impl Leaks {
     /// Finds the leaks in a story that `growth` has watched.
     #[must_use]
@@ -109,6 +126,7 @@ impl Leaks {
             growing: vec![],
             rose: vec![],
             not_freed: vec![],
+            abandoned: vec![],
             suppressed: (0, Bytes(0)),
             cached: cached(story),
             counted: training.filter(|_| wanted.n_steps.is_none()).map(|training| training.source.clone()),
@@ -143,6 +161,12 @@ impl Leaks {
                 leaks.not_freed.push(Unfreed { named, bytes, objects });
             }
         }
+        for pool in abandoned(story).filter(|pool| pool.bytes >= wanted.least) {
+            if !leaks.suppresses(&pool.named, pool.bytes, suppressions) {
+                leaks.abandoned.push(pool);
+            }
+        }
+        leaks.abandoned.sort_by_key(|it| Reverse(it.bytes));
         leaks.not_freed.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.named.site.cmp(&b.named.site)));
         leaks
     }
@@ -162,12 +186,16 @@ impl Leaks {
             return None;
         }
         let named = named(story, place);
-        if suppressions.cover(&named) {
+        (!self.suppresses(&named, bytes, suppressions)).then_some(named)
+    }
+
+    fn suppresses(&mut self, named: &Named, bytes: Bytes, suppressions: &mut Suppressions) -> bool {
+        let is_known = suppressions.cover(named);
+        if is_known {
             self.suppressed.0 += 1;
             self.suppressed.1.0 = self.suppressed.1.0.saturating_add(bytes.0);
-            return None;
         }
-        Some(named)
+        is_known
     }
 
     /// Whether the trace shows growth where there is any: it is long enough, and gives memory back.
@@ -183,7 +211,29 @@ impl Leaks {
         if !self.rose.is_empty() {
             sections.push(self.rose_section());
         }
+        if !self.abandoned.is_empty() {
+            sections.push(self.abandoned_section(story));
+        }
         sections
+    }
+
+    /// Pools that keep memory for nobody.
+    fn abandoned_section(&self, story: &Story) -> Section {
+        let table = Table::of(
+            "abandoned_pools",
+            &self.abandoned,
+            &[
+                ("device", "device", &|it| Value::text(&*it.named.device)),
+                ("bytes", "keeps", &|it| Value::Bytes(it.bytes)),
+                ("pool", "pool", &|it| Value::text(&*it.pool)),
+                ("why", "why nobody can use it", &|it| Value::text(&*it.why)),
+                ("call_site", "captured at", &|it| Value::text(&*it.named.site)),
+            ],
+        );
+        Section::new("abandoned_pools", "PyTorch's pools without a graph")
+            .line(Mood::Bad, "They were not released, and `empty_cache` gives nothing of them back:")
+            .table(table.keep(self.n_rows, 1))
+            .warn(story.doubts())
     }
 
     fn growth_section(&self, story: &Story) -> Section {
@@ -353,6 +403,7 @@ fn named(story: &Story, place: Place) -> Named {
     let owner = match place.account {
         Account::Blocks => "PyTorch block",
         Account::Buffers => "JAX buffer",
+        Account::Heap => "NVSHMEM block",
         Account::Imported => "another process",
         _ => site.map_or("", |site| sites.owner(site.owner)),
     };
@@ -366,7 +417,8 @@ fn is_segment(story: &Story, place: Place) -> bool {
     let has_blocks = torch.is_some_and(|torch| torch.blocks.peak().0 > 0);
     let is_torch = sites.site(place.site).is_some_and(|site| sites.owner(site.owner) == TORCH);
     let is_arena = is_arena(&story.ledger, place.device, place.site);
-    place.account == Account::Driver && (is_arena || has_blocks && is_torch)
+    let is_heap = is_heap(&story.ledger, place.device, place.site);
+    place.account == Account::Driver && (is_arena || is_heap || has_blocks && is_torch)
 }
 
 fn unfreed(story: &Story) -> Vec<(Place, Bytes, u64)> {
@@ -382,6 +434,7 @@ fn unfreed(story: &Story) -> Vec<(Place, Bytes, u64)> {
         add(*device, Account::Managed, &books.managed);
         add(*device, Account::Graphs, &books.graphs);
         add(*device, Account::Imported, &books.imported);
+        add(*device, Account::Heap, &books.heap.blocks);
         if let Some(torch) = &books.torch {
             add(*device, Account::Blocks, &torch.blocks);
         }
@@ -392,6 +445,20 @@ fn unfreed(story: &Story) -> Vec<(Place, Bytes, u64)> {
     add(HOST, Account::Driver, &story.ledger.host);
     found.sort_by_key(|(place, bytes, _)| (Reverse(*bytes), *place));
     found
+}
+
+/// Pools that keep memory for nobody, by the line of the last capture into each.
+pub(crate) fn abandoned(story: &Story) -> impl Iterator<Item = AbandonedPool> {
+    story.ledger.torch_pools.abandoned().map(|(device, id, pool)| AbandonedPool {
+        named: Named {
+            device: format!("cuda:{device}"),
+            owner: "PyTorch pool".to_owned(),
+            site: story.ledger.sites.site_name(pool.graphs.last().map_or(pool.site, |graph| graph.site)),
+        },
+        pool: pools::name(id),
+        bytes: pool.reserved.now,
+        why: why_abandoned(pool),
+    })
 }
 
 /// What PyTorch had reserved at the end and nobody used.
@@ -521,6 +588,28 @@ mod tests {
         assert_eq!(rows(&leaks), [("application", 100, 1)]);
         assert_eq!((leaks.suppressed, unused), ((1, Bytes(64)), vec![4, 5]));
         assert!(Suppressions::parse("a\nwho=me").unwrap_err().starts_with("line 2: `who=me`"));
+    }
+
+    #[test]
+    fn a_pool_that_a_failed_capture_left_is_a_leak_by_the_line_that_captured() {
+        let capture = "TorchPoolBegin handle=1
+            CaptureBegin stream=5 by=warm_up@/job/serve.py:40
+            Alloc addr=0x50000000 bytes=20M by=libcudart.so,libc10_cuda.so in_allocate=1
+            block addr=0x50000000 bytes=2M requested=2M stream=5 by=forward@/job/serve.py:12
+            free addr=0x50000000 bytes=2M
+            TorchPoolEnd handle=1";
+        let failed = format!("{capture}\nCaptureEnd stream=5 result=901");
+        let (found, _) = leaks(&failed, "");
+        let [pool] = &found.abandoned[..] else { panic!("{:?}", found.abandoned) };
+        assert_eq!((&*pool.named.site, pool.bytes), ("warm_up (/job/serve.py:40)", Bytes(20 << 20)));
+        assert_eq!((&*pool.pool, &*pool.why), ("(1, 0)", "the capture into it failed"));
+        let (known, unused) = leaks(&failed, "owner=PyTorch*pool site=*serve.py:40*");
+        assert_eq!((known.abandoned.len(), known.suppressed, unused.len()), (0, (1, Bytes(20 << 20)), 0));
+        for healthy in
+            ["CaptureEnd stream=5 handle=g", "CaptureEnd stream=5 result=901\nTorchPoolRelease handle=1"]
+        {
+            assert_eq!(leaks(&format!("{capture}\n{healthy}"), "").0.abandoned, [], "{healthy}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The answers of verbs that need more than sections of a story: each turns analyses into [`crate::report::model`].
 
+pub mod budget;
 mod callers;
 pub mod caught;
 pub mod diff;

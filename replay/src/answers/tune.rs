@@ -17,6 +17,11 @@ use crate::report::words::release;
 
 /// Saving less than this much of the recorded peak is not worth a changed setting.
 const WORTHWHILE: f64 = 0.01;
+/// Releases from this one on say that the name is deprecated (c10/core/AllocatorConfig.cpp, 2.9).
+const DEPRECATED: (u8, u8) = (2, 9);
+/// 2.9 heeds `PYTORCH_ALLOC_CONF` for what is not CUDA's alone (github.com/pytorch/pytorch/issues/183387).
+const BOTH_NAMES: &str =
+    "PyTorch may call this name deprecated and heeds it; PYTORCH_ALLOC_CONF is heeded from 2.10 on";
 /// Largest trace for which the packing that knows the future is made, in allocations.
 const MOST_PACKED: usize = 20_000;
 
@@ -131,12 +136,21 @@ impl Advice {
                 format!("no setting makes it fit: {least} must be in use at once, whatever the allocator"),
             )
         };
+        let least =
+            self.pareto.first().filter(|it| it.outcome.books.reserved.peak < best && self.best.fits());
+        let least = least.map(|it| {
+            let saved = iec(best - it.outcome.books.reserved.peak);
+            (Mood::Note, format!("{} would save {saved} more: too little for one more option", it.options))
+        });
+        let deprecated = self.helps() && self.torch_version >= DEPRECATED;
         let in_use = format!("{} in use", iec(self.recorded.peak_allocated()));
         let replayed = "another limit, or none, than the run had; ";
         let replayed = if recorded == self.recorded_peak.0 { "" } else { replayed };
         section
             .lines(self.doubt.clone().map(|doubt| (Mood::Warning, doubt)))
             .lines(self.best.remarks())
+            .lines(least)
+            .lines(deprecated.then(|| (Mood::Note, BOTH_NAMES.to_owned())))
             .fact("best_peak_reserved_bytes", "reserved at best", Value::Bytes(Bytes(best)))
             .fact("recorded_peak_reserved_bytes", "reserved as recorded", Value::Bytes(self.recorded_peak))
             .remark(

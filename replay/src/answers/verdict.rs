@@ -12,7 +12,7 @@ use gputrace_sim::tune;
 use gputrace_sim::whatif::{Confidence, Laboratory, Question};
 
 use crate::analyse::summary::used_devices;
-use crate::answers::leaks::GrowingSite;
+use crate::answers::leaks::{self, AbandonedPool, GrowingSite};
 use crate::answers::postmortem::Postmortem;
 use crate::answers::whatif;
 use crate::import::{ImportError, Trace};
@@ -28,6 +28,8 @@ const MOST_REPLAYED: u64 = 400_000;
 const LEAST_GROWTH: u64 = 1000;
 /// What waited for Python's collector is worth a verdict from this part of the peak of PyTorch's blocks on: one in so many.
 const LEAST_KEPT: u64 = 20;
+/// What pools without a graph keep is worth a verdict from this part of the device's peak on: one in so many.
+const LEAST_ABANDONED: u64 = 50;
 /// Others hold much of a device from this part of it on: one in so many.
 const MUCH_ELSEWHERE: u64 = 4;
 /// Another setting is worth its name from this part of what was reserved on: one in so many.
@@ -44,6 +46,8 @@ pub enum Kind {
     Killed,
     /// Reference cycles kept memory from being given back.
     Kept,
+    /// A pool of PyTorch's keeps memory that no graph can use.
+    Abandoned,
     /// PyTorch reserved much more than was in use.
     Wasted,
     /// Memory was given back only to be bought again.
@@ -66,6 +70,7 @@ impl Kind {
             Kind::Grew => ("grew", "memory grows"),
             Kind::Killed => ("killed", "the process was killed"),
             Kind::Kept => ("kept", "memory was kept"),
+            Kind::Abandoned => ("abandoned", "a pool was left behind"),
             Kind::Wasted => ("wasted", "memory was reserved and not used"),
             Kind::Churned => ("churned", "memory was given back and bought again"),
             Kind::Uneven => ("uneven", "uneven devices"),
@@ -155,6 +160,7 @@ impl Evidence<'_> {
         let (much, little): (Vec<_>, Vec<_>) = self.grew().into_iter().partition(|(_, is_much)| *is_much);
         let mut all: Vec<Finding> = much.into_iter().map(|(finding, _)| finding).collect();
         all.extend(self.kept());
+        all.extend(self.abandoned());
         all.extend(self.wasted(&mut load));
         all.extend(self.churned());
         all.extend(self.uneven());
@@ -400,6 +406,35 @@ impl Evidence<'_> {
                 "",
             ),
             next: self.command("report --all"),
+        })
+    }
+
+    /// Pools that keep memory for nobody: captures that failed, graphs that are gone.
+    fn abandoned(&self) -> Option<Finding> {
+        let pools: Vec<AbandonedPool> = leaks::abandoned(self.story).collect();
+        let most = pools.iter().max_by_key(|pool| pool.bytes)?;
+        let all = pools.iter().fold(0_u64, |sum, pool| sum.saturating_add(pool.bytes.0));
+        let peak = used_devices(self.story).map(|(_, books)| books.physical.peak().0).max().unwrap_or(0);
+        let others = match pools.len() {
+            1 => String::new(),
+            n => format!("; with {} more such pools {}", count(n as u64 - 1), bytes(Bytes(all))),
+        };
+        (all.saturating_mul(LEAST_ABANDONED) >= peak).then(|| Finding {
+            kind: Kind::Abandoned,
+            what: format!(
+                "{}: PyTorch's pool {} keeps {} that nobody can use: {}{others}",
+                most.named.device,
+                most.pool,
+                bytes(most.bytes),
+                most.why
+            ),
+            site: most.named.site.clone(),
+            sure: "certain: the pool's calls and the graphs' ends are in the trace".into(),
+            fix: Fix::words(
+                "mend what makes the capture fail, or capture without graphs there: PyTorch does not release the pool",
+                format!("gives back {}, as recorded", bytes(Bytes(all))),
+            ),
+            next: self.command("leaks"),
         })
     }
 
@@ -761,6 +796,21 @@ mod tests {
         assert_eq!(told_of[0], "Verdict: cannot tell");
         assert!(told_of[2].contains("3 events lost"), "{told_of:?}");
         assert_eq!(told("Init")[0], "Verdict: cannot tell");
+    }
+
+    #[test]
+    fn a_pool_that_a_failed_capture_left_is_told_with_the_line_that_captured() {
+        let scene = "TorchPoolBegin handle=1
+            CaptureBegin stream=5 by=warm_up@/job/serve.py:40
+            Alloc addr=0x50000000 bytes=20M by=libcudart.so,libc10_cuda.so in_allocate=1
+            block addr=0x50000000 bytes=20M requested=20M stream=5 allocated=20M reserved=20M by=f@/job/a.py:2
+            CaptureEnd stream=5 result=901
+            TorchPoolEnd handle=1";
+        let told = told(scene);
+        assert_eq!(told[0], "Verdict: a pool was left behind");
+        let what = "what: cuda:0: PyTorch's pool (1, 0) keeps 20.00 MiB that nobody can use: the capture into it failed";
+        assert_eq!(told[1..3], [what, "call_site: warm_up (/job/serve.py:40)"]);
+        assert_eq!(told.last().map(String::as_str), Some("next: gputrace leaks job/train.gtr"));
     }
 
     #[test]

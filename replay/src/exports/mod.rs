@@ -22,6 +22,7 @@ mod torch_pickle;
 
 pub use parts::events::Request;
 pub(crate) use parts::events::origins_of;
+pub use pprof::live_profile;
 
 /// What a format can do beyond showing one trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

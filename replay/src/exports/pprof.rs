@@ -9,7 +9,9 @@ use rustc_hash::FxHashMap;
 
 use super::parts::protobuf::Message;
 use super::{Export, Request, Takes};
-use crate::analyse::live::{Line, Lines, owner, pictures};
+use crate::analyse::live::{Line, Lines, Native, Picture, owner, picture, pictures};
+use crate::ledger::Ledger;
+use crate::trace::Definitions;
 use crate::trace::interned::Interned;
 
 pub(super) const ENTRY: Export = Export {
@@ -22,32 +24,51 @@ pub(super) const ENTRY: Export = Export {
 
 fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
     let (story, pictures) = pictures(request.source(), request.when);
-    let mut lines = Lines::new(request.source().definitions(), request.native);
+    let wanted: Vec<Picture> = pictures.into_iter().filter(|picture| request.wants(picture.device)).collect();
+    let definitions = request.source().definitions();
+    out.write_all(&compressed(profile(&story.ledger, definitions, request.native, &wanted)))
+}
+
+/// What is held by now, where events are still being booked.
+#[must_use]
+pub fn live_profile(ledger: &Ledger, definitions: &dyn Definitions) -> Vec<u8> {
+    let pictures = ledger.devices.keys().map(|device| picture(ledger, *device, ledger.last));
+    let pictures: Vec<Picture> = pictures.filter(|picture| !picture.held.is_empty()).collect();
+    compressed(profile(ledger, definitions, Native::Hidden, &pictures))
+}
+
+fn compressed(profile: Vec<u8>) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    // Writing to memory does not fail.
+    let _ = encoder.write_all(&profile);
+    encoder.finish().unwrap_or_default()
+}
+
+fn profile(ledger: &Ledger, definitions: &dyn Definitions, native: Native, pictures: &[Picture]) -> Vec<u8> {
+    let mut lines = Lines::new(definitions, native);
     let mut profile = Profile::default();
     let (device, label_owner) = (profile.text("device"), profile.text("owner"));
     profile.value_type(1, "inuse_objects", "count");
     profile.value_type(1, "inuse_space", "bytes");
-    for picture in pictures.iter().filter(|picture| request.wants(picture.device)) {
+    for picture in pictures {
         for (holder, (bytes, n)) in &picture.held {
             let mut stack: Vec<u64> = lines.of_holder(holder).iter().map(|it| profile.location(it)).collect();
             stack.reverse(); // pprof wants the innermost first.
             let labels = [
                 (device, profile.text(&format!("cuda:{}", picture.device))),
-                (label_owner, profile.text(owner(&story.ledger, holder))),
+                (label_owner, profile.text(owner(ledger, holder))),
             ];
             profile.sample(&stack, &[*n, bytes.0], &labels);
         }
     }
     let kind = profile.text("inuse_space");
     if let Some(picture) = pictures.first() {
-        let since = picture.time.0.saturating_sub(story.process.start.0);
-        profile.body.number(9, story.process.start_realtime.saturating_add(since));
+        let process = definitions.process();
+        let since = picture.time.0.saturating_sub(process.start.0);
+        profile.body.number(9, process.start_realtime.saturating_add(since));
     }
     profile.body.number(14, kind);
-    let mut encoder = GzEncoder::new(out, Compression::default());
-    encoder.write_all(&profile.finish())?;
-    encoder.finish()?;
-    Ok(())
+    profile.finish()
 }
 
 #[derive(Default)]

@@ -16,6 +16,7 @@ mod snapshot;
 pub(crate) use gputrace::imported;
 use gputrace_schemas::reader::looks_like_a_trace;
 use gputrace_sim::ops::OpStream;
+pub(crate) use others::UNACCOUNTED;
 pub use pickle::PickleError;
 pub use recording::recording;
 #[cfg(test)]

@@ -315,6 +315,8 @@ impl Driver {
             | Action::TorchPoolUseOnOom
             | Action::TorchPoolNoSplit
             | Action::TorchTrim
+            | Action::HeapAlloc
+            | Action::HeapFree
             | Action::Init => {}
         }
     }
@@ -340,6 +342,17 @@ impl Driver {
         let physical = self.physical.values().map(|physical| &physical.object);
         let addressed = self.by_address.values().chain(self.host.values());
         addressed.chain(self.arrays.values()).chain(physical).chain(&self.dropped)
+    }
+
+    /// What the driver handed out that has its first byte or another one there.
+    pub(super) fn object_at(&self, addr: u64) -> Option<&Object> {
+        let holds = |object: &&Object| addr.checked_sub(object.addr).is_some_and(|at| at < object.bytes.0);
+        self.by_address.get(&addr).or_else(|| self.by_address.values().find(holds))
+    }
+
+    /// The physical memory behind a handle.
+    pub(super) fn object_of(&self, handle: u64) -> Option<&Object> {
+        self.handles.get(&handle).and_then(|id| self.physical.get(id)).map(|physical| &physical.object)
     }
 
     /// Where PyTorch's memory of a device is visible, ascending: start, length, whether it was mapped there.

@@ -222,6 +222,17 @@ impl Samples {
         self.largest?.unaccounted()
     }
 
+    /// The newest sample, judged by what is known by now.
+    #[must_use]
+    pub fn newest(&self) -> Option<Sampled> {
+        if self.pending.is_none() {
+            return self.last;
+        }
+        let mut judged = Samples { kept: vec![], steps: vec![], ..self.clone() };
+        judged.settle();
+        judged.last
+    }
+
     /// A call that may have taken memory.
     pub(super) fn call(&mut self, span: Span, call: &Call, owner: OwnerId, site: SiteId) {
         let Some(cause) = Cause::of(call.action) else { return };

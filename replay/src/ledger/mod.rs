@@ -13,6 +13,7 @@ mod counts;
 mod driver;
 mod findings;
 mod graphs;
+mod heaps;
 mod hidden;
 mod loops;
 mod phases;
@@ -41,6 +42,7 @@ pub use contexts::Context;
 pub use counts::{CallCounts, Histogram};
 pub use driver::{Mapped, MemoryKind, Object};
 pub use findings::{Finding, Findings, Found};
+pub use heaps::{HeapBlock, HeapBooks};
 pub use hidden::{Cause, HiddenStep, Pages, Sampled, Samples};
 pub use phases::{PhaseId, Phases};
 pub use pjrt::{Buffer, Executable, Need, PjrtBooks, PjrtOom};
@@ -50,13 +52,14 @@ pub use training::{StepSource, Training, TrainingStep};
 pub use watch::{Unwatched, Watch};
 
 use crate::trace::Definitions;
-use crate::trace::owners::{JAX, TORCH};
+use crate::trace::owners::{JAX, NVSHMEM, TORCH};
 use crate::trace::torch_release;
 use communicators::Communicators;
 use contexts::Contexts;
 use counts::Counts;
 use driver::{Change, Driver, Shelf};
 use graphs::Graphs;
+use heaps::Heaps;
 use hidden::Span;
 use pjrt::Buffers;
 use pools::Pools;
@@ -120,6 +123,7 @@ pub struct Ledger {
     nccl: Communicators,
     torch: Torch,
     buffers: Buffers,
+    heaps: Heaps,
 }
 
 /// The books of one device.
@@ -152,6 +156,8 @@ pub struct DeviceBooks {
     pub dropped: Held,
     /// Calls that hand out or take back memory and that the driver refused.
     pub failed: u64,
+    /// What libraries handed out of memory that they have: inside of what the driver handed out to them.
+    pub heap: HeapBooks,
     /// PyTorch's books, if it used the device.
     pub torch: Option<TorchBooks>,
     /// Buffers of JAX and others that use PJRT.
@@ -189,6 +195,8 @@ pub enum Account {
     Blocks,
     /// Buffers of JAX.
     Buffers,
+    /// Blocks of libraries' own heaps.
+    Heap,
 }
 
 /// A call that had not returned when the process ended.
@@ -241,8 +249,7 @@ impl Ledger {
         let mut ledger = Ledger::default();
         feed(&mut ledger)?;
         if ledger.torch.mistaken {
-            let own_events = ledger.torch.take_own_events();
-            ledger = Ledger::knowing(own_events);
+            ledger = ledger.known();
             feed(&mut ledger)?;
         }
         ledger.finish();
@@ -253,6 +260,25 @@ impl Ledger {
     #[must_use]
     pub fn knowing(own_events: FxHashSet<u64>) -> Ledger {
         Ledger { torch: Torch::with_own_events(own_events), ..Ledger::default() }
+    }
+
+    /// Some events were booked before it was known which stream events are PyTorch's: `requested` is too large. Booking all
+    /// of them again, with what [`Ledger::known`] gives, mends it; [`Ledger::of`] does.
+    #[must_use]
+    pub fn is_mistaken(&self) -> bool {
+        self.torch.mistaken
+    }
+
+    /// Empty books that know what these have learned.
+    #[must_use]
+    pub fn known(mut self) -> Ledger {
+        Ledger::knowing(self.torch.take_own_events())
+    }
+
+    /// The turns of the training loop as far as events were booked, while [`Ledger::training`] is not known yet. Takes time.
+    #[must_use]
+    pub fn training_now(&self) -> Option<Training> {
+        self.finder.found().training
     }
 
     /// Books one event. Events come in the order of their times. To know who held what at some instant, feed the
@@ -403,6 +429,18 @@ impl Ledger {
         self.driver.live()
     }
 
+    /// What the driver handed out that lies at an address.
+    #[must_use]
+    pub fn object_at(&self, addr: u64) -> Option<&Object> {
+        self.driver.object_at(addr)
+    }
+
+    /// The physical memory behind a handle.
+    #[must_use]
+    pub fn object_of(&self, handle: u64) -> Option<&Object> {
+        self.driver.object_of(handle)
+    }
+
     /// PyTorch's blocks that are handed out: address and block.
     pub fn live_blocks(&self) -> impl Iterator<Item = (u64, &Block)> {
         self.torch.blocks.iter().map(|(addr, block)| (*addr, block))
@@ -411,6 +449,11 @@ impl Ledger {
     /// Buffers of JAX that are there: address and buffer.
     pub fn live_buffers(&self) -> impl Iterator<Item = (u64, &Buffer)> {
         self.buffers.live.iter().map(|(address, buffer)| (*address, buffer))
+    }
+
+    /// Blocks of libraries' own heaps that are handed out: address and block.
+    pub fn live_heap_blocks(&self) -> impl Iterator<Item = (u64, &HeapBlock)> {
+        self.heaps.live.iter().map(|(address, block)| (*address, block))
     }
 
     /// The buffer of JAX at an address of PJRT's.
@@ -463,6 +506,7 @@ impl Ledger {
                 (*device, Account::Managed, &mut books.managed),
                 (*device, Account::Graphs, &mut books.graphs),
                 (*device, Account::Imported, &mut books.imported),
+                (*device, Account::Heap, &mut books.heap.blocks),
             ]
             .into_iter()
             .chain(books.pjrt.as_mut().map(|pjrt| (*device, Account::Buffers, &mut pjrt.buffers)))
@@ -492,6 +536,7 @@ impl Ledger {
     }
 
     fn call(&mut self, definitions: &dyn Definitions, event: &Event, call: &Call) {
+        let call = &self.placed(call);
         let origin = self.sites.origin(definitions, event.stack, event.thread);
         let origin = self.sharpen(origin, call);
         self.is_by_torch = origin.torch;
@@ -522,6 +567,15 @@ impl Ledger {
             Some(DEINITIALIZED) if !call.action.gives() => self.n_after_shutdown += 1,
             Some(result) => self.refused(event, call, origin, name, result),
         }
+    }
+
+    /// What a pool hands out lies where the pool was made for, whatever the current device is: it may be one of the host.
+    fn placed(&self, call: &Call) -> Call {
+        let pool = match call.action {
+            Action::AllocAsync if call.handle != 0 => self.pools.get(&call.handle).copied(),
+            _ => None,
+        };
+        Call { device: pool.filter(|device| *device != NO_DEVICE).unwrap_or(call.device), ..*call }
     }
 
     /// Without native frames, a request made inside PyTorch's `allocate` is PyTorch's.
@@ -631,6 +685,7 @@ impl Ledger {
             let reservation = self.driver.reservation(range.addr).map(|(start, _)| start);
             self.torch.unmapped(event.thread, range, reservation);
         }
+        self.heaps.call(event, call, origin.site, &mut self.devices);
         self.told(event, call);
         if let Some(device) = peaked {
             self.torch_at_peak(device);
@@ -672,6 +727,7 @@ impl Ledger {
     }
 
     fn refused(&mut self, event: &Event, call: &Call, origin: Origin, name: NameId, result: i32) {
+        Heaps::refused(event, call, origin.site, &mut self.devices);
         if !call.action.gives() && !call.action.takes() {
             return;
         }
@@ -716,6 +772,12 @@ impl Ledger {
         let (tracked, rounding) = (books.handed_out(), books.pages.rounding());
         books.samples.sample(time, sample, tracked, rounding);
     }
+}
+
+/// A place where NVSHMEM takes memory for its heap, which is shown by the blocks in it.
+pub(crate) fn is_heap(ledger: &Ledger, device: i16, site: SiteId) -> bool {
+    let has_blocks = ledger.devices.get(&device).is_some_and(|books| books.heap.blocks.peak().0 > 0);
+    has_blocks && ledger.sites.site(site).is_some_and(|site| ledger.sites.owner(site.owner) == NVSHMEM)
 }
 
 /// A place where JAX's allocator takes memory of the device from the driver, which is shown by the buffers in it.

@@ -79,6 +79,17 @@ impl Pool {
     }
 }
 
+/// Why nobody can use a pool that is abandoned.
+#[must_use]
+pub fn why_abandoned(pool: &Pool) -> String {
+    match pool.graphs.iter().filter(|graph| graph.state == GraphState::Failed).count() {
+        0 if pool.graphs.len() == 1 => "the graph that was captured into it is gone".to_owned(),
+        0 => "all graphs that were captured into it are gone".to_owned(),
+        1 if pool.graphs.len() == 1 => "the capture into it failed".to_owned(),
+        n => format!("{n} captures into it failed, and no graph is left"),
+    }
+}
+
 /// A capture into a pool, and the graph that came of it.
 #[derive(Clone, Debug)]
 pub struct Graph {
@@ -179,6 +190,12 @@ impl Pools {
     pub fn hold_flushes(&self, device: i16, version: Option<(u8, u8)>) -> bool {
         let only_captures = version.is_some_and(|version| version >= (2, 13));
         self.open.iter().any(|open| open.device == device && (open.is_capture || !only_captures))
+    }
+
+    /// Pools that keep memory which nobody can use any more, by device and id.
+    pub fn abandoned(&self) -> impl Iterator<Item = (i16, PoolId, &Pool)> {
+        let pools = self.pools.iter().map(|((device, id), pool)| (*device, *id, pool));
+        pools.filter(|(.., pool)| pool.is_abandoned() && pool.reserved.now.0 > 0)
     }
 
     /// The pool of the segment at an address; none for the default one.

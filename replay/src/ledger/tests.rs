@@ -483,3 +483,17 @@ fn parts_add_up_whatever_the_events() {
         assert!(huge || live == booked, "seed {seed}: {live} live, {booked} in the books");
     }
 }
+
+#[test]
+fn what_a_pool_hands_out_lies_where_the_pool_was_made_for() {
+    // -2 is the host; the current device is the first one throughout.
+    let ledger = ledger(
+        "PoolCreate handle=0x11 dev=-2
+         PoolCreate handle=0x12 dev=1
+         AllocAsync addr=a bytes=32M handle=0x11
+         AllocAsync addr=b bytes=8M handle=0x12
+         AllocAsync addr=c bytes=2M",
+    );
+    let held = |device| ledger.devices.get(&device).map_or(0, |books| books.physical.now().bytes.0 >> 20);
+    assert_eq!((held(0), held(1), ledger.host.now().bytes.0 >> 20), (2, 8, 32));
+}

@@ -438,6 +438,8 @@ pub struct Participant {
     pub ended: String,
     /// What it held on each device.
     pub memory: Vec<super::calls::DeviceUse>,
+    /// What it gives to others, or has of them.
+    pub shares: super::shared::Shares,
 }
 
 impl Participant {

@@ -12,6 +12,7 @@ use super::calls::{
 };
 use super::memory;
 use super::names::MAKES_DEFAULT_GROUP;
+use super::shared::Shares;
 use crate::ledger::{self, Ledger, Site, Watch};
 use crate::report::words;
 use crate::story::{End, Story};
@@ -58,6 +59,7 @@ struct Collector<'a> {
     newest: Nanos,
     alive_at: Option<Nanos>,
     peaks: memory::Peaks,
+    shares: Shares,
 }
 
 /// A call that has not returned.
@@ -120,6 +122,7 @@ impl<'a> Collector<'a> {
             newest: Nanos(0),
             alive_at: None,
             peaks: memory::Peaks::default(),
+            shares: Shares::default(),
         }
     }
 
@@ -439,6 +442,7 @@ impl<'a> Collector<'a> {
             alive_at: self.alive_at.map_or(self.end, |alive_at| alive_at.max(self.newest)),
             ending,
             ended,
+            shares: self.shares,
         }
     }
 }
@@ -487,6 +491,11 @@ impl Watch for Collector<'_> {
             }
             EventKind::Call(call) => {
                 self.context(event, call);
+                if call.result == Some(0) {
+                    let mut shares = std::mem::take(&mut self.shares);
+                    shares.call(ledger, call, || self.place(event.stack));
+                    self.shares = shares;
+                }
                 if call.nccl_call != 0 && is_refused_memory(ledger, event) {
                     self.refused = Some((call.nccl_call, call.bytes));
                 }

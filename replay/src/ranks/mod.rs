@@ -20,6 +20,7 @@ pub mod memory;
 mod names;
 pub mod report;
 mod sections;
+pub mod shared;
 mod show;
 #[cfg(test)]
 mod tests;

@@ -13,6 +13,7 @@ use super::findings::{Finding, Place, Severity};
 use super::gpu::GpuReport;
 use super::jobs::{Job, RankSource, jobs};
 use super::memory::{self, LogicalTime};
+use super::shared::{self, Shared};
 use super::waits::Standing;
 use crate::answers::processes::{self, Node, Traced};
 use crate::trace::source::Source;
@@ -26,6 +27,9 @@ pub struct Ranks {
     pub jobs: Vec<JobReport>,
     /// Traces of processes that belong to no job: neither NCCL nor their environment names one.
     pub alone: Vec<String>,
+    /// Memory of one process that others map; left out where none is.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub shared: Vec<Shared>,
     /// All of these processes and those that they descend from.
     pub processes: Vec<Node>,
 }
@@ -242,9 +246,22 @@ impl Ranks {
         Ranks {
             schema: "gputrace.ranks/1",
             jobs: jobs.iter().map(report).collect(),
+            shared: shared::shared(participants, |idx| called(participants, &jobs, idx)),
             processes: processes::tree(&participants.iter().map(traced).collect::<Vec<_>>()),
             alone: alone.into_iter().map(|idx| participants[idx].path.clone()).collect(),
         }
+    }
+}
+
+/// What a process is called: its rank where there is one job, else its trace.
+fn called(participants: &[Participant], jobs: &[Job], idx: usize) -> String {
+    let actor = match jobs {
+        [job] => job.actors.iter().find(|actor| actor.participant == idx),
+        _ => None,
+    };
+    match actor {
+        Some(actor) => format!("rank {}", actor.rank),
+        None => participants[idx].path.rsplit('/').next().unwrap_or_default().to_owned(),
     }
 }
 

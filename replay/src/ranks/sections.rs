@@ -11,6 +11,7 @@ use super::report::{
     CommunicatorReport, Gpu, JobReport, MemoryReport, OwnerBytes, RankBytes, RankReport, Ranks, UnevenBytes,
     Verdict,
 };
+use super::shared::{Known, Shared};
 use super::show;
 use super::waits::Standing;
 use crate::answers::processes;
@@ -30,6 +31,9 @@ impl Ranks {
     pub fn report(&self) -> Report {
         let n = self.jobs.len();
         let mut parts: Vec<Part> = self.jobs.iter().enumerate().map(|(idx, job)| job.part(idx, n)).collect();
+        parts.extend(
+            shared_section(&self.shared).map(|section| Part { sections: vec![section], ..Part::default() }),
+        );
         if !self.alone.is_empty() {
             let mut section = Section::new("alone", "Not part of a job");
             for trace in &self.alone {
@@ -44,6 +48,43 @@ impl Ranks {
         }
         Report { verb: "ranks", parts }
     }
+}
+
+/// Memory that one process made and others map.
+fn shared_section(shared: &[Shared]) -> Option<Section> {
+    if shared.is_empty() {
+        return None;
+    }
+    let table = Table::of(
+        "shared",
+        shared,
+        &[
+            ("bytes", "bytes", &|it| it.bytes.map_or(Value::Missing, |bytes| Value::Bytes(Bytes(bytes)))),
+            ("pieces", "pieces", &|it| Value::Count(it.pieces)),
+            ("exporter", "made by", &|it| Value::text(it.exporter.as_deref().unwrap_or("not known"))),
+            ("importers", "mapped by", &|it| Value::text(it.importers.join(", "))),
+            ("gpu", "GPU", &|it| it.gpu.as_deref().map_or(Value::Missing, Value::text)),
+            ("call_site", "shared first by", &|it| Value::text(&*it.call_site)),
+        ],
+    );
+    let section = Section::new("shared", "Memory that processes share")
+        .line(Mood::Note, "counted once, with who made it; who maps it has none of its bytes")
+        .table(table);
+    let is = |known| shared.iter().any(|it| it.known == known);
+    let section = match is(Known::OnlyOne) {
+        true => section.line(
+            Mood::Note,
+            "what came by file descriptor has no name that both ends see: it is likely of the only other process that gave any away",
+        ),
+        false => section,
+    };
+    Some(match is(Known::No) {
+        true => section.line(
+            Mood::Note,
+            "not known: it was made by a process without a trace here, or came by file descriptor and several gave some away",
+        ),
+        false => section,
+    })
 }
 
 impl JobReport {

@@ -20,6 +20,7 @@ mod leaving;
 mod majority;
 mod names;
 mod reading;
+mod shared;
 mod stragglers;
 
 use std::collections::HashMap;

@@ -284,8 +284,8 @@ fn a_request_refused_to_somebody_else_than_pytorch_is_an_out_of_memory_error() {
 
             OUT OF MEMORY
               The driver had no memory left for (newest first):
-                  at  device              asked for  held then  by    call         from
-              1.0 µs  cuda:0 NVIDIA H200   2.00 GiB   1.00 GiB  NCCL  cuMemCreate  libnccl.so.2+0x10
+                  at  device              asked for  times  held then  by    call         from
+              1.0 µs  cuda:0 NVIDIA H200   2.00 GiB      1   1.00 GiB  NCCL  cuMemCreate  libnccl.so.2+0x10
               nothing was allocated on the device after the last of them
 
             End

@@ -30,8 +30,10 @@ pub const TORCH: &str = "PyTorch";
 pub const NCCL: &str = "NCCL";
 /// Memory of JAX, and of what else uses XLA by PJRT.
 pub const JAX: &str = "JAX/XLA";
+/// Memory of NVSHMEM.
+pub const NVSHMEM: &str = "NVSHMEM";
 /// The program itself.
-const APPLICATION: &str = "application";
+pub const APPLICATION: &str = "application";
 /// Not known.
 pub const UNKNOWN: &str = "unknown";
 
@@ -53,7 +55,7 @@ const RULES: &[Rule] = &[
     Rule { owner: NCCL, tests: &[Name("libnccl"), Path("/nccl/lib/")] },
     Rule { owner: "vLLM cumem", tests: &[Name("cumem_allocator")] },
     Rule { owner: "vLLM", tests: &[Path("/vllm/"), Path("/vllm_flash_attn/")] },
-    Rule { owner: "NVSHMEM", tests: &[Name("libnvshmem"), Name("nvshmem_")] },
+    Rule { owner: NVSHMEM, tests: &[Name("libnvshmem"), Name("nvshmem_")] },
     Rule { owner: "cuBLAS", tests: &[Name("libcublas.so"), Name("libcublas-"), Name("libnvblas")] },
     Rule { owner: "cuBLASLt", tests: &[Name("libcublasLt")] },
     Rule { owner: "cuDNN", tests: &[Name("libcudnn")] },

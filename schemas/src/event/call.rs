@@ -208,5 +208,9 @@ numbered! {
         TorchPoolNoSplit = 62 "torch_pool_no_split",
         /// The program gives PyTorch's cached memory back: of the pool `handle`, `extra`, or of all where both are 0.
         TorchTrim = 63 "torch_trim",
+        /// A library handed out a part of memory that it has (NVSHMEM's symmetric heap): `addr`, `bytes`.
+        HeapAlloc = 64 "heap_alloc",
+        /// The same given back: `addr`.
+        HeapFree = 65 "heap_free",
     }
 }

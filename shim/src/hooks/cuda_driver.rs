@@ -4,17 +4,19 @@
 //! The 32-bit leftovers of CUDA 2 (`cuMemAlloc`, `cuMemFree`, ... without suffix) are never rows; of that age only
 //! contexts are, whose prototypes did not change.
 //!
-//! About memory, and no rows, because no memory comes or goes with them:
-//! - `cuMemPoolSetAccess`, `cuMemPoolExportPointer`, `cuMulticastBindMem`, `cuMulticastUnbind`, `cuMemMapArrayAsync`:
-//!   other views of memory that a row has seen;
-//! - `cuGreenCtxCreate`: shares the memory of its device's primary context;
+//! About memory, and no rows, because no memory comes or goes with them (`tests/names.py` reads this list):
+//! - `cuMemPoolSetAccess`, `cuMemPoolExportPointer`, `cuMulticastBind*`, `cuMulticastUnbind`, `cuMulticastAddDevice`,
+//!   `cuMemMapArrayAsync`, `cuMemHostGetDevicePointer`: other views of memory that a row has seen;
+//! - `cuGreenCtxCreate`, `cuGreenCtxDestroy`: share the memory of their device's primary context;
 //! - `cuImportExternalMemory`: has an address, and a size, only when `cuExternalMemoryGetMappedBuffer` gives it one;
-//! - `cuMemAdvise`, `cuMemPrefetchAsync`: where managed memory lies just now;
+//! - `cuImportExternalSemaphore`: no memory;
+//! - `cuMemAdvise`, `cuMemPrefetch*`, `cuMemDiscard*`: where managed memory lies just now, and whether what is in it matters;
 //! - `cuLibraryGetKernel`, `cuLinkComplete`: code that is not on a device yet.
 
 use super::structs::{
-    IpcMemHandle, access_flags, array_bytes, array3d_bytes, bare_location, external_bytes, graph_alloc,
-    image_bytes, ipc_hash, location, mipmap_bytes, multicast_bytes, pool_attribute, read, read_handle,
+    IpcMemHandle, access_flags, array_bytes, array3d_bytes, bare_location, external_bytes, fabric_hash,
+    graph_alloc, image_bytes, ipc_hash, location, mipmap_bytes, multicast_bytes, pool_attribute, read,
+    read_handle,
 };
 use super::{contexts, events, loader};
 use crate::hook::hooks;
@@ -149,10 +151,10 @@ hooks! {
         = acquire SetAccess { addr: ptr, bytes: size, handle: count, extra: access_flags(description, count) };
     /// `CUresult cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType handleType, unsigned long long flags)`
     fn cuMemExportToShareableHandle(out: *mut c_void, handle: u64, kind: i32, flags: u64) as ""
-        = acquire Export { handle: handle, extra: kind };
+        = acquire Export { handle: handle, extra: kind } out { addr: fabric_hash(out, kind) };
     /// `CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *osHandle, CUmemAllocationHandleType shHandleType)`
     fn cuMemImportFromShareableHandle(handle: *mut u64, os_handle: Handle, kind: i32) as ""
-        = acquire Import { extra: kind } out { handle: read(handle) };
+        = acquire Import { extra: kind } out { handle: read(handle), addr: fabric_hash(os_handle, kind) };
     /// `CUresult cuMulticastCreate(CUmemGenericAllocationHandle *mcHandle, const CUmulticastObjectProp *prop)`
     fn cuMulticastCreate(handle: *mut u64, props: *const c_void) as ""
         = acquire MulticastCreate { bytes: multicast_bytes(props) } out { handle: read(handle) };

@@ -6,7 +6,7 @@
 //! mistaken for another.
 
 use super::cuda_driver::{HOOKS, ROWS, Row};
-use super::{nccl_loader, pjrt, torch, unhooked};
+use super::{nccl_loader, nvshmem, pjrt, torch, unhooked};
 use crate::auxiliary::AUXILIARY;
 use crate::backward;
 use crate::elf::{self, Object};
@@ -382,6 +382,10 @@ unsafe extern "C" fn decide(
         // SAFETY: as above.
         return unsafe { decide_pjrt(handle, name, caller, version) };
     }
+    if text.starts_with(b"nvshmem_") {
+        // SAFETY: as above.
+        return unsafe { decide_nvshmem(handle, name, caller, version) };
+    }
     if !text.starts_with(b"cu") {
         let asks_for_next = !version.is_null() && handle == libc::RTLD_NEXT;
         return if asks_for_next && text == b"dlsym" && is_next_after(caller) {
@@ -539,6 +543,38 @@ unsafe fn decide_pjrt(
         return PASS;
     }
     pjrt::ours_for(found, caller).map_or(PASS, |ours| ours.cast_mut().cast())
+}
+
+/// [`decide`] for a function of NVSHMEM's.
+///
+/// # Safety
+/// As [`decide`].
+#[cold]
+unsafe fn decide_nvshmem(
+    handle: *mut c_void,
+    name: *const c_char,
+    caller: usize,
+    version: *const c_char,
+) -> *mut c_void {
+    // What this finds depends on who asks.
+    if handle == libc::RTLD_NEXT || !version.is_null() {
+        return PASS;
+    }
+    // SAFETY: found in the C library; the C library checks the handle.
+    let real: Dlsym = unsafe { core::mem::transmute(REAL_DLSYM.load(Ordering::Acquire)) };
+    // The default scope begins with the program's libraries, of which ours is the first.
+    // SAFETY: the program's own arguments.
+    let found = unsafe { real(handle, name) as usize };
+    // SAFETY: dlsym's second argument is a C string.
+    match nvshmem::ours_for(unsafe { crate::sys::c_bytes(name) }, found, caller) {
+        None => PASS,
+        Some(nvshmem::Answer::Ours(ours)) => ours.cast_mut().cast(),
+        Some(nvshmem::Answer::Absent) => {
+            // SAFETY: the program's own name; asked from here, it means "after us", and fails.
+            unsafe { real(libc::RTLD_NEXT, name) };
+            ABSENT
+        }
+    }
 }
 
 /// Whether our `dlsym` is the next one after the caller's library. Libraries that stand in for `dlsym` too ask for the
@@ -728,6 +764,7 @@ pub(crate) fn describe(producer: &mut Producer) {
     }
     torch::describe(producer);
     pjrt::describe(producer);
+    nvshmem::describe(producer);
     backward::describe(producer);
     unhooked::describe(producer);
     describe_bypasses(producer);

@@ -7,6 +7,7 @@ pub(crate) mod events;
 pub(crate) mod loader;
 pub(crate) mod nccl;
 mod nccl_loader;
+pub(crate) mod nvshmem;
 pub(crate) mod nvtx;
 pub(crate) mod pjrt;
 #[cfg(target_arch = "x86_64")]

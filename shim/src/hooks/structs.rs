@@ -285,3 +285,15 @@ pub(crate) unsafe fn ipc_hash(handle: *const IpcMemHandle) -> u64 {
     // SAFETY: the caller's promise.
     unsafe { handle.read_unaligned() }.hash()
 }
+
+/// `CU_MEM_HANDLE_TYPE_FABRIC`, cuda.h 12.3 and later: 64 bytes, the same at both ends.
+const FABRIC: i32 = 8;
+
+/// A handle for other processes, where both ends see the same one; 0 for a file descriptor, of which each has its own.
+///
+/// # Safety
+/// The pointer is null, or to what that kind of handle is.
+pub(crate) unsafe fn fabric_hash(handle: *const c_void, kind: i32) -> u64 {
+    // SAFETY: the caller's promise.
+    if kind == FABRIC { unsafe { ipc_hash(handle.cast()) } } else { 0 }
+}

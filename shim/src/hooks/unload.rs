@@ -40,6 +40,7 @@ pub(crate) unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
         super::process_groups::note_unloaded();
         super::nccl_loader::note_unloaded();
         crate::pjrt::note_unloaded();
+        super::nvshmem::note_unloaded();
     }
     closer.end();
     result

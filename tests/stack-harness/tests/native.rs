@@ -8,6 +8,7 @@ use std::ffi::{CString, c_int, c_void};
 use std::hint::black_box;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The harness then behaves as with a C library before 2.35.
@@ -16,6 +17,10 @@ const OLD_GLIBC: &str = "STACK_HARNESS_OLD_GLIBC";
 fn is_old_glibc() -> bool {
     std::env::var_os(OLD_GLIBC).is_some()
 }
+
+/// Held by tests that load and unload: while a thread is inside of `dlclose`, what is new to us is not read, where nothing of the C
+/// library guards it, and its stack is marked as cut.
+static LIBRARIES: Mutex<()> = Mutex::new(());
 
 const SAME: c_int = 1;
 const SAME_AND_MARKED: c_int = 2;
@@ -203,6 +208,7 @@ fn compile(directory: &Path, name: &str, bytes: u32) -> Option<CString> {
 /// are no longer part of the stack.
 #[test]
 fn stacks_that_differ_only_in_where_their_frames_lie_are_told_apart() {
+    let _alone = LIBRARIES.lock();
     let directory = std::env::temp_dir().join(format!("gputrace-room-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
     let code = "#include <alloca.h>\n\
@@ -267,6 +273,7 @@ fn call_through(library: &CString) -> u64 {
 
 #[test]
 fn a_library_loaded_where_another_was_is_walked_by_its_own_rules() {
+    let _alone = LIBRARIES.lock();
     let directory = std::env::temp_dir().join(format!("gputrace-stack-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
     let Some(small) = compile(&directory, "small", 40) else {
@@ -295,6 +302,7 @@ fn all_of_this_holds_without_dl_find_object_too() {
 
 #[test]
 fn captures_go_on_while_other_threads_load_and_unload_libraries() {
+    let _alone = LIBRARIES.lock();
     static STOP: AtomicBool = AtomicBool::new(false);
     let n_loaded = std::thread::scope(|scope| {
         let storm = scope.spawn(|| {

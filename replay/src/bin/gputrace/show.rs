@@ -112,7 +112,7 @@ pub(crate) struct WhenArgs {
     /// At the device's peak (the default of verbs that show one moment)
     #[arg(long, conflicts_with_all = ["at", "end"])]
     peak: bool,
-    /// This long after the start of the trace: 1.5s, 200ms, or nanoseconds
+    /// This long after the start of the trace: 1.5s, 200ms, 2m, 1:30, or nanoseconds
     #[arg(long, value_name = "TIME", value_parser = time, conflicts_with = "end")]
     at: Option<u64>,
     /// At the device's peak between two times: 10s..20s; one of them may be left out
@@ -183,17 +183,42 @@ fn range(text: &str) -> Result<When, String> {
     Ok(When::Within(Nanos(from), Nanos(to)))
 }
 
-/// Nanoseconds.
-fn time(text: &str) -> Result<u64, String> {
-    let units = [("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9), ("min", 6e10)];
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let unit = if unit.is_empty() { "ns" } else { unit };
-    let scale = units.iter().find(|(name, _)| *name == unit).map(|(_, scale)| scale);
-    match (number.parse::<f64>(), scale) {
-        (Ok(number), Some(scale)) => Ok((number * scale) as u64),
-        _ => Err(format!("`{text}` is not a time; write 1.5s, 200ms, 10us or nanoseconds")),
+/// Nanoseconds of `1.5s`, `200ms`, `2m`, `1m30s`, `1:30` or `1:02:03.5`; a number alone is nanoseconds.
+pub(crate) fn time(text: &str) -> Result<u64, String> {
+    let units = [
+        ("ns", 1.0),
+        ("us", 1e3),
+        ("µs", 1e3),
+        ("ms", 1e6),
+        ("s", 1e9),
+        ("min", 6e10),
+        ("m", 6e10),
+        ("h", 36e11),
+    ];
+    let wrong = || format!("`{text}` is not a time; write 1.5s, 200ms, 2m, 1m30s, 1:30 or nanoseconds");
+    let number = |digits: &str| {
+        let is_number = digits.chars().all(|c| c.is_ascii_digit() || c == '.');
+        digits.parse::<f64>().ok().filter(|_| is_number)
+    };
+    if text.contains(':') {
+        let parts = text.split(':').map(number).collect::<Option<Vec<_>>>().filter(|parts| parts.len() <= 3);
+        let seconds = parts.ok_or_else(wrong)?.into_iter().fold(0.0, |sum, part| sum * 60.0 + part);
+        return Ok((seconds * 1e9) as u64);
     }
+    if let Some(nanoseconds) = number(text) {
+        return Ok(nanoseconds as u64);
+    }
+    let (mut rest, mut sum) = (text, 0.0);
+    while !rest.is_empty() {
+        let unit_at = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;
+        let (digits, more) = rest.split_at(unit_at);
+        let end = more.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(more.len());
+        let (unit, more) = more.split_at(end);
+        let scale = units.iter().find(|(name, _)| *name == unit).map(|(_, scale)| scale);
+        sum += number(digits).ok_or_else(wrong)? * scale.ok_or_else(wrong)?;
+        rest = more;
+    }
+    Ok(sum as u64)
 }
 
 /// Parses what is one of the library's choices: their names, and what each means.
@@ -264,6 +289,12 @@ impl ShowArgs {
     fn style(&self) -> text::Style {
         style(self.color, &std::io::stdout())
     }
+}
+
+/// Shows a picture at once: whoever made it has made what is in it printable, and moved no cursor but ours.
+pub(crate) fn paint(out: &mut Screen, picture: &str) -> std::io::Result<()> {
+    out.behind().write_all(picture.as_bytes())?;
+    out.behind().flush()
 }
 
 /// How text may look on the standard error.

@@ -9,6 +9,7 @@ mod cycles;
 mod ending;
 mod figures;
 pub(crate) mod gap;
+mod heaps;
 mod hidden;
 mod holders;
 mod jax;
@@ -20,7 +21,7 @@ mod overview;
 mod owners;
 mod peak_makers;
 mod phases;
-mod pools;
+pub(crate) mod pools;
 mod roles;
 mod sizes;
 mod trust;
@@ -61,6 +62,7 @@ pub const SECTIONS: &[(Shown, SectionEntry)] = &[
     (Shown::OnDemand, hidden::ENTRY),
     (Shown::Always, roles::ENTRY),
     (Shown::Always, jax::ENTRY),
+    (Shown::Always, heaps::ENTRY),
     (Shown::OnDemand, communicators::ENTRY),
     (Shown::Always, balance::ENTRY),
     (Shown::Always, cache::EMPTIED),

@@ -26,17 +26,19 @@ fn build(story: &Story) -> Vec<Section> {
 fn refused(story: &Story) -> Option<Section> {
     let refused = |refusal: &&Refusal| refusal.is_final;
     let sites = &story.ledger.sites;
+    let bursts = bursts(story.ledger.refusals.iter().rev().filter(refused));
     let table = Table::of(
         "refused",
-        story.ledger.refusals.iter().rev().filter(refused),
+        &bursts,
         &[
-            ("time_ns", "at", &|it| Value::Time(story.since_start(it.time))),
-            ("device", "device", &|it| Value::text(device_name(story, it.device))),
-            ("bytes", "asked for", &|it| Value::Bytes(it.bytes)),
-            ("tracked_bytes", "held then", &|it| Value::Bytes(it.tracked)),
-            ("owner", "by", &|it| Value::text(sites.owner(it.owner))),
-            ("call", "call", &|it| Value::text(sites.name(it.name))),
-            ("call_site", "from", &|it| Value::text(sites.site_name(it.site))),
+            ("time_ns", "at", &|(it, _)| Value::Time(story.since_start(it.time))),
+            ("device", "device", &|(it, _)| Value::text(device_name(story, it.device))),
+            ("bytes", "asked for", &|(it, _)| Value::Bytes(it.bytes)),
+            ("n", "times", &|(_, n)| Value::Count(*n)),
+            ("tracked_bytes", "held then", &|(it, _)| Value::Bytes(it.tracked)),
+            ("owner", "by", &|(it, _)| Value::text(sites.owner(it.owner))),
+            ("call", "call", &|(it, _)| Value::text(sites.name(it.name))),
+            ("call_site", "from", &|(it, _)| Value::text(sites.site_name(it.site))),
         ],
     );
     let section = Section::new("refused", "OUT OF MEMORY")
@@ -55,6 +57,19 @@ fn refused(story: &Story) -> Option<Section> {
             format!("the program went on: {n} more allocations on the device after the last of them"),
         ),
     })
+}
+
+/// Refusals, newest first, and how often each was repeated with nothing else changed: programs try again, some of them at once.
+fn bursts<'a>(refusals: impl Iterator<Item = &'a Refusal>) -> Vec<(&'a Refusal, u64)> {
+    let same = |it: &Refusal| (it.device, it.bytes, it.tracked, it.name, it.owner, it.site);
+    let mut bursts: Vec<(&Refusal, u64)> = vec![];
+    for refusal in refusals {
+        match bursts.last_mut() {
+            Some((newest, n)) if same(newest) == same(refusal) => *n += 1,
+            _ => bursts.push((refusal, 1)),
+        }
+    }
+    bursts
 }
 
 fn pytorch(story: &Story, section: Section, ordinal: i16, books: &DeviceBooks, oom: &TorchOom) -> Section {

@@ -3,7 +3,7 @@
 use gputrace_schemas::event::Bytes;
 
 use super::SectionEntry;
-use crate::ledger::pools::{Pool, PoolId};
+use crate::ledger::pools::{Pool, PoolId, why_abandoned};
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::report::words::bytes;
 use crate::story::Story;
@@ -20,19 +20,11 @@ fn build(story: &Story) -> Option<Section> {
     if !graphs.rows.is_empty() {
         section = section.table(graphs);
     }
-    for ((device, id), pool) in
-        pools.iter().filter(|(_, pool)| pool.is_abandoned() && pool.reserved.now.0 > 0)
-    {
-        let failed =
-            pool.graphs.iter().filter(|graph| graph.state == crate::ledger::pools::GraphState::Failed);
-        let why = match failed.count() {
-            0 => "all graphs that were captured into it are gone".to_owned(),
-            1 if pool.graphs.len() == 1 => "the capture into it failed".to_owned(),
-            n => format!("{n} captures into it failed, and no graph is left"),
-        };
+    for (device, id, pool) in story.ledger.torch_pools.abandoned() {
+        let why = why_abandoned(pool);
         let text = format!(
             "cuda:{device}: pool {} keeps {} that nobody can use: {why}, and it was not released",
-            name(*id),
+            name(id),
             bytes(pool.reserved.now)
         );
         section = section.line(Mood::Warning, text);
@@ -40,7 +32,8 @@ fn build(story: &Story) -> Option<Section> {
     Some(section.warn(story.doubts()))
 }
 
-fn name((graph, user): PoolId) -> String {
+/// `segment_pool_id`, as PyTorch writes it.
+pub(crate) fn name((graph, user): PoolId) -> String {
     format!("({graph}, {user})")
 }
 

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context;
 use clap::{ArgMatches, Args};
 use gputrace_replay::analyse::live::{When, pictures};
 use gputrace_replay::answers::diff::{By, Side, peaks, peaks_section, section};
@@ -116,7 +115,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
 
 fn side(path: &Path, when: When) -> anyhow::Result<Side> {
     let _working = Working::on(path);
-    let source = Source::open(path).with_context(|| format!("cannot compare {}", path.display()))?;
+    let source = Source::open(path)?;
     let (story, pictures) = pictures(&source, when);
     Ok(Side { source, story, pictures })
 }

@@ -130,7 +130,8 @@ impl Which {
     /// Growth that is seen is there, whatever was lost; that nothing leaks, and that something was not freed, only a whole trace
     /// shows.
     fn judge(self, story: &Story, leaks: &Leaks) -> Gate {
-        let (grows, stays) = (!leaks.growing.is_empty(), !leaks.not_freed.is_empty());
+        let (grows, stays) =
+            (!leaks.growing.is_empty(), !leaks.not_freed.is_empty() || !leaks.abandoned.is_empty());
         let (of_growth, of_rest) = (self != Which::NotFreed, self != Which::Growth);
         let asked_for = story.ledger.devices.values().map(|books| books.allocs).sum::<u64>() > 0
             || story.ledger.block_sizes().count() > 0

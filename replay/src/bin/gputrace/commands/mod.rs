@@ -8,6 +8,8 @@ use gputrace_schemas::printable::{Screen, is_obeyed, printable};
 
 use crate::show::{self, complain};
 
+mod alarm;
+mod budget;
 mod diff;
 mod doctor;
 mod export;
@@ -15,7 +17,9 @@ mod html;
 mod import;
 mod leaks;
 mod manual;
+mod metrics;
 mod oom;
+mod parts;
 mod predict;
 mod ranks;
 mod record;
@@ -27,6 +31,7 @@ mod serve;
 mod stats;
 mod summary;
 mod symbolise;
+mod top;
 mod tree;
 mod tune;
 mod witness;
@@ -59,6 +64,8 @@ const VERBS: &[Verb] = &[
     html::VERB,
     serve::VERB,
     summary::VERB,
+    top::VERB,
+    metrics::VERB,
     stats::VERB,
     tree::VERB,
     leaks::VERB,
@@ -66,6 +73,7 @@ const VERBS: &[Verb] = &[
     diff::VERB,
     replay::VERB,
     tune::VERB,
+    budget::VERB,
     predict::VERB,
     ranks::VERB,
     export::VERB,
@@ -75,12 +83,16 @@ const VERBS: &[Verb] = &[
     symbolise::VERB,
     recorder::VERB,
     witness::VERB,
+    alarm::VERB,
     manual::VERB,
 ];
 
+/// Verbs that are spelt in another way elsewhere.
+const SPELLINGS: [(&str, &str); 1] = [("symbolise", "symbolize")];
+
 /// In the help of every verb but `record`; docs/EXIT-CODES.md has the whole.
 const EXIT_STATUS: &str = "\
-Exit status: 0 yes; 1 no, where a gate was asked for (--error-on-leak, --fail-on-increase, --error-on-inconsistent; doctor); \
+Exit status: 0 yes; 1 no, where a gate was asked for (--error-on-leak, --fail-on-increase, --error-on-inconsistent, --error-on-oom; doctor); \
 2 it cannot be known: unreadable, damaged, nothing to judge, wrong usage.";
 
 /// The arguments of a verb, which clap has already checked.
@@ -92,6 +104,10 @@ fn parsed<A: FromArgMatches>(matches: &ArgMatches) -> anyhow::Result<A> {
 fn command() -> Command {
     let verbs = VERBS.iter().map(|verb| {
         let command = (verb.define)(Command::new(verb.name));
+        let command = match SPELLINGS.iter().find(|(name, _)| *name == verb.name) {
+            Some((_, other)) => command.visible_alias(*other),
+            None => command,
+        };
         let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
         // `record` has the program's own.
         if verb.name == record::VERB.name {
@@ -133,8 +149,8 @@ pub(crate) fn run(out: &mut Screen) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Verbs that read no trace.
-const WRITERS: [&str; 5] = ["manual", "record", "recorder", "recover", "witness"];
+/// Verbs that read no trace, or one that is being written.
+const WRITERS: [&str; 8] = ["alarm", "manual", "metrics", "record", "recorder", "recover", "top", "witness"];
 
 /// A program that has just ended does not wait for its trace where other threads of it run. So we do, for every trace that
 /// is named, and those in folders that are.

@@ -22,7 +22,9 @@ Examples:
   gputrace oom train.gtr
   gputrace oom --limit 40GiB --json snapshot.pickle.gz
 
-What would have made it fit is found by replaying the same requests through PyTorch's allocator with other settings.")]
+What would have made it fit is found by replaying the same requests through PyTorch's allocator with other settings.
+How sure: exact, to the byte; interval, it hangs on addresses that no trace holds; bound, at best; guess, the replay of the recorded
+setting is not the run (docs/VERDICTS.md).")]
 pub(super) struct OomArgs {
     #[command(flatten)]
     traces: TraceArgs,

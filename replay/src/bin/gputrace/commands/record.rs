@@ -7,13 +7,14 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::{ArgMatches, Args, ValueEnum};
 use gputrace_recorder::{Job, Overwrite, variable, variables};
 use gputrace_schemas::printable::Screen;
 use gputrace_sim::bytes;
 
-use super::{Verb, witness};
+use super::parts::live::alert::Alert;
+use super::{Verb, alarm, witness};
 use crate::elf::{self, Elf};
 use crate::show::{complain, shown};
 
@@ -50,7 +51,7 @@ pub(super) struct RecordArgs {
     #[arg(short, long, value_name = "PATTERN")]
     output: Option<OsString>,
     /// Overwrite traces that exist
-    #[arg(short, long)]
+    #[arg(short = 'F', long, short_alias = 'f')]
     force: bool,
     /// Which call stacks to record [default: python]
     #[arg(long, value_enum, value_name = "KIND")]
@@ -70,6 +71,12 @@ pub(super) struct RecordArgs {
     /// Say nothing at the end, and leave nobody to wait for it
     #[arg(short, long)]
     quiet: bool,
+    /// Say so while it runs when a figure goes over a bound: used>90%, reserved>60GiB, growth>10MiB/step; see docs/LIVE.md
+    #[arg(long, value_name = "CONDITION")]
+    alert: Vec<String>,
+    /// Run this by `sh -c` instead, once each time, with ALERT, ALERT_VALUE, ALERT_PID and ALERT_TRACE in its environment
+    #[arg(long, value_name = "COMMAND", requires = "alert")]
+    on_alert: Option<OsString>,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -116,7 +123,12 @@ fn run(matches: &ArgMatches, _out: &mut Screen) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(CANNOT_TRACE));
         }
     };
-    let error = match start(&args, command, program) {
+    let began = gputrace_recorder::job_begins();
+    if let Err(error) = watch(&args, &began) {
+        complain!("{error:#}");
+        return Ok(ExitCode::from(CANNOT_TRACE));
+    }
+    let error = match start(&args, &began, command, program) {
         Ok(status) => return Ok(status),
         Err(error) => error,
     };
@@ -124,11 +136,20 @@ fn run(matches: &ArgMatches, _out: &mut Screen) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(CANNOT_RUN))
 }
 
+/// Starts who watches for conditions, where there are any.
+fn watch(args: &RecordArgs, began: &str) -> anyhow::Result<()> {
+    let alerts = args.alert.iter().map(|text| text.parse::<Alert>().map_err(|why| anyhow!("--alert {why}")));
+    let alerts = alerts.collect::<anyhow::Result<Vec<Alert>>>()?;
+    if alerts.is_empty() {
+        return Ok(());
+    }
+    alarm::start(began, &alerts, args.on_alert.as_ref()).context("nobody can watch for --alert")
+}
+
 /// Starts the program, and sees to it that somebody says at its end what was recorded.
-fn start(args: &RecordArgs, mut command: Command, program: &OsStr) -> std::io::Result<ExitCode> {
-    let began = gputrace_recorder::job_begins();
-    command.env(variable(variables::JOB_BEGAN), &began);
-    let Some(job) = Some(()).filter(|()| !args.quiet).and_then(|()| Job::make(&began)) else {
+fn start(args: &RecordArgs, began: &str, mut command: Command, program: &OsStr) -> std::io::Result<ExitCode> {
+    command.env(variable(variables::JOB_BEGAN), began);
+    let Some(job) = Some(()).filter(|()| !args.quiet).and_then(|()| Job::make(began)) else {
         return Err(command.exec());
     };
     let program = shown(Path::new(program));
@@ -138,7 +159,7 @@ fn start(args: &RecordArgs, mut command: Command, program: &OsStr) -> std::io::R
         return result;
     }
     // Without it there is no line at the end, and nothing else is missing.
-    if witness::start(&began, &program).is_err() {
+    if witness::start(began, &program).is_err() {
         job.end();
     }
     let error = command.exec();

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::sync::Mutex;
 
 use clap::{ArgMatches, Args};
 use gputrace_recorder::{FollowUp, Oom};
@@ -12,7 +13,9 @@ use gputrace_replay::report;
 use gputrace_replay::report::model::{Part, Report};
 use gputrace_replay::report::render::text;
 use gputrace_replay::report::words::bytes;
+use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
+use gputrace_schemas::event::Bytes;
 use gputrace_schemas::printable::{Screen, printable};
 
 use super::Verb;
@@ -61,9 +64,40 @@ fn answer(oom: &Oom) -> Option<FollowUp> {
         }
     };
     let postmortem = Postmortem::of(&source);
+    if !is_news(oom, &postmortem.story) {
+        complain!("{}", one_line(oom));
+        return None;
+    }
     say_sections(oom, report::part(&postmortem.story, postmortem.sections()));
     // Further failures of a process mostly have the same remedy, and replaying costs seconds.
     (oom.nth == 1 && postmortem.torch_devices().next().is_some()).then(|| follow_up(oom.clone(), postmortem))
+}
+
+/// Before each line that is said beside the program's own.
+const MARK: &str = "gputrace| ";
+
+/// What an answer in full is about: device, bytes asked for, what the driver and PyTorch had handed out, and the line that asked.
+type Failed = (i16, Bytes, Bytes, Bytes, String);
+
+/// Whether no such failure was answered yet: a program that tries again with nothing changed learns nothing from the same lines.
+fn is_news(oom: &Oom, story: &Story) -> bool {
+    static ANSWERED: Mutex<Vec<Failed>> = Mutex::new(Vec::new());
+    let ledger = &story.ledger;
+    let books = ledger.devices.get(&oom.device);
+    let torch = books.and_then(|books| books.torch.as_ref());
+    let by_torch = torch.and_then(|torch| torch.ooms.last()).map(|it| (it.time, it.site));
+    let refused = ledger.refusals.iter().rev().find(|it| it.is_final && it.device == oom.device);
+    let site =
+        by_torch.max(refused.map(|it| (it.time, it.site))).map(|(_, site)| ledger.sites.site_name(site));
+    let held = books.map_or(Bytes(0), |books| books.physical.now().bytes);
+    let blocks = torch.map_or(Bytes(0), |torch| torch.allocated.now);
+    let failed = (oom.device, oom.bytes, held, blocks, site.unwrap_or_default().to_string());
+    let Ok(mut answered) = ANSWERED.lock() else { return true };
+    let is_news = !answered.contains(&failed);
+    if is_news {
+        answered.push(failed);
+    }
+    is_news
 }
 
 /// Replays the same requests with other settings: that takes longer than the first answer may.
@@ -101,10 +135,12 @@ fn say_sections(oom: &Oom, part: Part) {
     let report = Report { verb: "oom", parts: vec![part] };
     let mut words = vec![];
     // Writing to memory does not fail.
-    let _ = text::render(&report, stderr_style(), &mut words);
+    let style = stderr_style();
+    let width = style.width.map(|width| width.saturating_sub(MARK.len()));
+    let _ = text::render(&report, text::Style { width, ..style }, &mut words);
     let words = String::from_utf8_lossy(&words);
-    let marked: String = words.lines().map(|line| format!("gputrace| {line}\n")).collect();
+    let marked: String = words.lines().map(|line| format!("{MARK}{line}\n")).collect();
     let trace = oom.trace.display().to_string();
-    let end = format!("gputrace| more: gputrace oom {}\n", printable(&trace));
+    let end = format!("{MARK}more: gputrace oom {}\n", printable(&trace));
     say_shown((marked + &end).as_bytes());
 }

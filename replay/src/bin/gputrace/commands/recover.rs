@@ -9,7 +9,7 @@ use gputrace_recorder::{Options, Overwrite};
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;
-use crate::show::{complain, shown};
+use crate::show::{CANNOT_KNOW, complain, shown};
 
 pub(super) const VERB: Verb = Verb::new::<RecoverArgs>("recover", run);
 
@@ -34,7 +34,7 @@ pub(super) struct RecoverArgs {
     #[arg(short, long, value_name = "PATTERN")]
     output: Option<String>,
     /// Overwrite a trace that exists
-    #[arg(short, long)]
+    #[arg(short = 'F', long, short_alias = 'f')]
     force: bool,
     /// Do not remove the ring afterwards
     #[arg(long)]
@@ -70,13 +70,13 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
                 }
                 if let Some(error) = made.error {
                     complain!("{trace} is not whole: {error}");
-                    status = ExitCode::FAILURE;
+                    status = ExitCode::from(CANNOT_KNOW);
                 }
                 writeln!(out, "next: gputrace report {trace}")?;
             }
             Err(error) => {
                 complain!("{:#}", anyhow::Error::from(error));
-                status = ExitCode::FAILURE;
+                status = ExitCode::from(CANNOT_KNOW);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! `gputrace replay`: what another allocator would have made of the same requests.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{anyhow, bail};
@@ -11,6 +11,7 @@ use gputrace_replay::answers::replay::replay;
 use gputrace_replay::answers::whatif::Machine;
 use gputrace_replay::import::{self, Trace};
 use gputrace_replay::report::model::Report;
+use gputrace_replay::story::Story;
 use gputrace_replay::trace::torch_release;
 use gputrace_schemas::event::Bytes;
 use gputrace_schemas::printable::Screen;
@@ -19,7 +20,7 @@ use gputrace_sim::policies::{POLICIES, by_name};
 use serde_json::{Value as Json, json};
 
 use super::Verb;
-use crate::show::{self, ShowArgs, complain};
+use crate::show::{self, Gate, ShowArgs, complain};
 
 pub(super) const VERB: Verb = Verb::new::<ReplayArgs>("replay", run);
 
@@ -30,7 +31,11 @@ Examples:
   gputrace replay train.gtr
   gputrace replay --policy torch --policy torch:expandable_segments:True train.gtr
   gputrace replay --limit 40GiB train.gtr
-  gputrace replay --limit 24GiB --other 1.5GiB snapshot.pickle.gz")]
+  gputrace replay --limit 24GiB --error-on-oom train.gtr
+  gputrace replay --limit 24GiB --other 1.5GiB snapshot.pickle.gz
+
+How sure: exact, to the byte; interval, it hangs on addresses that no trace holds; bound, at best; guess, the replay of the recorded
+setting is not the run (docs/VERDICTS.md).")]
 pub(super) struct ReplayArgs {
     /// gputrace traces or PyTorch snapshots (plain or .gz)
     #[arg(required_unless_present = "policy", value_name = "TRACE|DIR")]
@@ -43,6 +48,10 @@ pub(super) struct ReplayArgs {
 
     #[command(flatten)]
     machine: MachineArgs,
+
+    /// Exit with status 1 if memory runs out under one of the allocators: with --limit, whether it fits
+    #[arg(long)]
+    error_on_oom: bool,
 
     #[command(flatten)]
     show: ShowArgs,
@@ -109,14 +118,52 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let replay = |path: &str, trace: &Trace| replay(path, trace, machine, &args.policy);
     let paths = show::paths(&args.traces)?;
     let (report, mut json, all_read) = replies("replay", &paths, replay);
+    let gate = match args.error_on_oom {
+        true => {
+            json.iter().map(fits).chain(paths.iter().map(|path| is_whole(path))).max().unwrap_or(Gate::Passes)
+        }
+        false => Gate::Passes,
+    };
     let json = match &mut *json {
         [one] if paths.len() == 1 => one.take(),
         all => json!({"schema": "gputrace.replay/1", "traces": all}),
     };
     if !report.parts.is_empty() {
-        args.show.write_as(&report, &json, out)?;
+        show::unless_closed(args.show.write_as(&report, &json, out))?;
     }
-    Ok(show::exit_code(all_read))
+    Ok(gate.exit_code(all_read))
+}
+
+/// Whether a trace has all that was asked for: what is lost may be what does not fit.
+fn is_whole(path: &Path) -> Gate {
+    let doubts = Story::read(path).ok().and_then(|story| story.doubts());
+    doubts.map_or(Gate::Passes, |doubts| Gate::cannot_know(&path.display().to_string(), &doubts))
+}
+
+/// Whether memory suffices for a trace, of its answer: a guess is no answer, nor is what hangs on addresses, nor a run that would
+/// have gone another way.
+fn fits(answer: &Json) -> Gate {
+    let trace = answer["trace"].as_str().unwrap_or_default();
+    let outcomes = answer["outcomes"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let one = |outcome: &Json| {
+        let (of, out) = (outcome["n_guesses"].as_u64(), outcome["n_guesses_out_of_memory"].as_u64());
+        let (fits, sure) = (outcome["fits"].as_bool(), outcome["confidence"].as_str().unwrap_or_default());
+        let other_way = outcome["warnings"].as_array().is_some_and(|warnings| !warnings.is_empty());
+        match fits {
+            _ if sure == "guess" => Gate::cannot_know(trace, "the replay is a guess"),
+            Some(false) if out == of || sure == "bound" => Gate::Refuses,
+            Some(true) if sure == "bound" => {
+                Gate::cannot_know(trace, "it fits at best, which is not known to be")
+            }
+            Some(true) if out == Some(0) && other_way => Gate::cannot_know(
+                trace,
+                "the program would have gone another way where its requests do not fail",
+            ),
+            Some(true) if out == Some(0) => Gate::Passes,
+            _ => Gate::cannot_know(trace, "whether it fits hangs on addresses that the trace does not hold"),
+        }
+    };
+    outcomes.iter().map(one).max().unwrap_or_else(|| Gate::cannot_know(trace, "nothing was replayed"))
 }
 
 /// What `reply` says about the requests of each trace. Notes about them go to stderr.

@@ -40,7 +40,7 @@ pub(super) struct SymboliseArgs {
     #[arg(short, long, required = true, value_name = "FILE")]
     output: PathBuf,
     /// Overwrite a trace that exists
-    #[arg(short, long)]
+    #[arg(short = 'F', long, short_alias = 'f')]
     force: bool,
 }
 

@@ -19,7 +19,10 @@ pub(super) const VERB: Verb = Verb::new::<TuneArgs>("tune", run);
 #[command(after_help = "\
 Examples:
   gputrace tune train.gtr
-  gputrace tune --torch-version 2.11 --device-memory 24GiB --json snapshot.pickle.gz")]
+  gputrace tune --torch-version 2.11 --device-memory 24GiB --json snapshot.pickle.gz
+
+How sure: exact, to the byte; interval, it hangs on addresses that no trace holds; bound, at best; guess, the replay of the recorded
+setting is not the run (docs/VERDICTS.md).")]
 pub(super) struct TuneArgs {
     /// gputrace trace or PyTorch snapshot (plain or .gz)
     #[arg(value_name = "TRACE|DIR")]

@@ -5,13 +5,15 @@
 //! comes before it. So where a person started gputrace by itself from a terminal, gputrace stays between the two. There every
 //! signal comes from the terminal, which sends it to both, or to gputrace alone, which hands it on.
 
+use std::ffi::OsStr;
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::time::Duration;
 
 use anyhow::Context;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, Signal};
 use signal_hook::consts::signal::{SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::SignalsInfo;
@@ -95,7 +97,7 @@ fn end_as(status: ExitStatus) -> ExitCode {
 ///
 /// # Errors
 /// It cannot be started, or the kernel knows no descriptors of processes (Linux before 5.3).
-pub(crate) fn start_witness(words: &[String]) -> anyhow::Result<()> {
+pub(crate) fn start_witness(words: &[impl AsRef<OsStr>]) -> anyhow::Result<()> {
     let us = rustix::process::getpid();
     // As process 1, or where orphans come to us, it would be the program's child all the same.
     let is_heir = us.is_init() || rustix::process::child_subreaper().is_ok_and(|is_set| is_set.is_some());
@@ -112,11 +114,25 @@ pub(crate) fn start_witness(words: &[String]) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// It cannot be started.
-pub(crate) fn detach(words: &[String]) -> anyhow::Result<()> {
+pub(crate) fn detach(words: &[impl AsRef<OsStr>]) -> anyhow::Result<()> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(words).stdout(Stdio::null());
     command.spawn().context("cannot start the process that waits")?;
     Ok(())
+}
+
+/// Whether the process whose descriptor the standard input is has ended, or does within that time.
+///
+/// # Errors
+/// It is not one.
+pub(crate) fn has_ended_by(patience: Duration) -> anyhow::Result<bool> {
+    let input = std::io::stdin();
+    let patience = Timespec::try_from(patience).context("so long")?;
+    match poll(&mut [PollFd::from_borrowed_fd(input.as_fd(), PollFlags::IN)], Some(&patience)) {
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+        Ok(n) => Ok(n > 0),
+    }
 }
 
 /// Waits for the process whose descriptor the standard input is.

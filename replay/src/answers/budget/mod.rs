@@ -1,0 +1,390 @@
+//! `gputrace budget`: what a server's memory goes to, in rows that add up to the driver's figure.
+
+use gputrace_schemas::event::{Bytes, Nanos};
+use rustc_hash::FxHashMap;
+use serde_json::{Map, Value as Json, json};
+
+use super::Reply;
+use super::whatif::Machine;
+use crate::analyse::budget::{Bill, Budget, Budgets, Column, Figure, Item, Row, Thing};
+use crate::import::Trace;
+use crate::ledger::SiteId;
+use crate::ledger::pools::Pool;
+use crate::report::model::{Mood, Part, Section, Table, Value};
+use crate::report::words::{bytes, time};
+use crate::report::{part, sections::device_name};
+
+mod settings;
+
+use settings::{Course, Settings};
+
+/// Lines that keep memory, at most.
+const KEEPERS: usize = 10;
+/// Graphs, at most.
+const GRAPHS: usize = 30;
+
+/// The answer about all devices of a trace. `trace` is the same as requests, or why it cannot be had.
+#[must_use]
+pub fn reply(
+    budgets: &Budgets,
+    trace: &Result<Trace, String>,
+    machine: Machine,
+    utilizations: &[f64],
+) -> Reply {
+    let (mut sections, mut json) = (vec![], vec![]);
+    for budget in &budgets.devices {
+        let course = Course { budgets, budget, machine, utilizations };
+        let settings = Settings::of(&course, trace);
+        sections.push(table(budgets, budget));
+        sections.extend(graphs(budgets, budget));
+        sections.extend(between(budgets, budget));
+        sections.extend(settings.sections());
+        json.push(device_json(budgets, budget, &settings));
+    }
+    if sections.is_empty() {
+        let nothing = Section::new("budget", "Budget").line(Mood::Note, "no memory of a device was held");
+        sections.push(nothing);
+    }
+    let Part { title, trace, pid, rank, .. } = part(&budgets.story, vec![]);
+    let (traced, shown) = (trace.clone(), budgets.story.doubts());
+    let json = json!({
+        "schema": "gputrace.budget/1",
+        "trace": traced,
+        "pid": pid,
+        "rank": rank,
+        "doubts": shown,
+        "devices": json,
+    });
+    let part = Part { title, trace, pid, rank, sections, ..Part::default() };
+    Reply { part, json }
+}
+
+/// Keys of the columns; no more moments than these are shown.
+const COLUMNS: [&str; 3] = ["first_bytes", "second_bytes", "third_bytes"];
+
+fn table(budgets: &Budgets, budget: &Budget) -> Section {
+    let story = &budgets.story;
+    let mut names: Vec<(&'static str, &'static str)> = vec![("row", "what")];
+    for (key, column) in COLUMNS.iter().zip(&budget.columns) {
+        let title = ["ready", "peak", "end", "now"].into_iter().find(|name| *name == column.name);
+        names.push((key, title.unwrap_or("then")));
+    }
+    let mut table = Table::new("rows", &names);
+    let mut row = |name: &str, value: &dyn Fn(&Bill) -> Value| {
+        let mut row = vec![Value::text(name)];
+        row.extend(budget.columns.iter().map(|column| value(&column.bill)));
+        table.rows.push(row);
+    };
+    for kind in shown(&budget.columns) {
+        row(kind.name(), &|bill| amount(bill, kind));
+    }
+    row("= the process", &|bill| signed(bill.total));
+    if budget.columns.iter().any(|column| column.bill.others.is_some_and(|others| others != 0)) {
+        row("others, reserved", &|bill| bill.others.map_or(Value::Missing, signed));
+    }
+    row("free on the card", &|bill| bill.free.map_or(Value::Missing, signed));
+    let title = format!("Budget of {}", device_name(story, budget.device));
+    let mut section = Section::new("budget", title).table(table);
+    for column in &budget.columns {
+        let at = time(story.since_start(column.bill.time));
+        section = section.line(Mood::Note, format!("{}, at {at}: {}", column.name, column.why));
+    }
+    section = section.lines(budget.columns.last().map(|column| figure(&column.bill)));
+    let carried: Vec<String> = budget.columns.iter().filter_map(|column| carried(budgets, column)).collect();
+    if !carried.is_empty() {
+        let text = format!(
+            "NVML was not asked at these instants; what it charged beyond what was handed out is of {}",
+            carried.join(", ")
+        );
+        section = section.line(Mood::Note, text);
+    }
+    section.warn(story.doubts())
+}
+
+/// Rows that any of the columns has.
+fn shown(columns: &[Column]) -> Vec<Row> {
+    let is_shown = |row: &Row| {
+        columns.iter().any(|column| column.bill.of(*row) != 0)
+            || matches!(row, Row::Weights | Row::KvCache | Row::Activations | Row::Unaccounted)
+    };
+    Row::ALL.iter().copied().filter(is_shown).collect()
+}
+
+fn amount(bill: &Bill, row: Row) -> Value {
+    let is_of_driver = matches!(row, Row::Context | Row::Code | Row::Unaccounted | Row::Driver);
+    if is_of_driver && bill.figure == Figure::HandedOut {
+        return Value::Missing;
+    }
+    signed(bill.of(row))
+}
+
+fn signed(bytes: i64) -> Value {
+    match u64::try_from(bytes) {
+        Ok(bytes) => Value::Bytes(Bytes(bytes)),
+        Err(_) => Value::Difference(bytes),
+    }
+}
+
+fn figure(bill: &Bill) -> (Mood, String) {
+    match bill.figure {
+        Figure::Process => (
+            Mood::Note,
+            "the rows add up to what NVML charged to the process; context, code and what the driver keeps are estimates, \
+             and unaccounted is the rest, with its sign"
+                .to_owned(),
+        ),
+        Figure::Card => (
+            Mood::Warning,
+            "NVML does not know the process: the rows add up to what is used of the whole card, and unaccounted has the \
+             context, code, and all other processes in it"
+                .to_owned(),
+        ),
+        Figure::HandedOut => (
+            Mood::Warning,
+            "no figure of the driver's is in the trace: the rows add up to what was handed out; context and code are not known"
+                .to_owned(),
+        ),
+    }
+}
+
+/// Where the driver's figure is of another instant than the column.
+fn carried(budgets: &Budgets, column: &Column) -> Option<String> {
+    let sampled = column.bill.sampled.filter(|_| !column.bill.is_sampled_then)?;
+    Some(format!("{} ({})", time(budgets.story.since_start(sampled)), column.name))
+}
+
+/// What each graph holds, and shares.
+fn graphs(budgets: &Budgets, budget: &Budget) -> Option<Section> {
+    let story = &budgets.story;
+    let pools = story.ledger.torch_pools.pools.iter().filter(|((device, _), _)| *device == budget.device);
+    let mut graphs: Vec<_> =
+        pools.flat_map(|(key, pool)| pool.graphs.iter().map(move |it| (it, key.1, pool))).collect();
+    graphs.sort_by_key(|(graph, ..)| graph.number);
+    let column = budget.columns.first()?;
+    let own = |since: Nanos| own_bytes(budgets, column, since);
+    let table = Table::of(
+        "graphs",
+        &graphs,
+        &[
+            ("graph", "graph", &|(graph, ..)| Value::Count(graph.number)),
+            ("pool", "pool", &|(_, (graph, user), _)| Value::text(format!("({graph}, {user})"))),
+            ("reserved_bytes", "pool grew", &|(graph, ..)| Value::Bytes(graph.reserved)),
+            ("own_bytes", "only it holds", &|(graph, ..)| Value::Bytes(Bytes(own(graph.since)))),
+            ("shared_with", "share pool", &|(.., pool)| Value::Count(pool.graphs.len() as u64 - 1)),
+            ("captured_at", "captured at", &|(graph, ..)| {
+                Value::text(story.ledger.sites.site_name(graph.site))
+            }),
+        ],
+    );
+    if table.rows.is_empty() {
+        return None;
+    }
+    let section = Section::new("graphs", format!("CUDA graphs of {}", device_name(story, budget.device)));
+    let held: u64 = graphs.iter().map(|(graph, ..)| own(graph.since)).sum();
+    let reserved: u64 = story
+        .ledger
+        .torch_pools
+        .pools
+        .iter()
+        .filter(|((device, _), pool)| *device == budget.device && !pool.graphs.is_empty())
+        .map(|(_, pool): (_, &Pool)| pool.reserved.peak.0)
+        .sum();
+    let shared = reserved.saturating_sub(held);
+    let text = format!(
+        "at `{}`, blocks of single graphs are {}; the other {} of their pools (at most) are shared: any graph of a pool writes there",
+        column.name,
+        bytes(Bytes(held)),
+        bytes(Bytes(shared))
+    );
+    Some(section.table(table.keep(GRAPHS, 2)).line(Mood::Note, text))
+}
+
+/// Blocks held at a moment that were asked for while a graph was captured.
+fn own_bytes(budgets: &Budgets, column: &Column, since: Nanos) -> u64 {
+    let capture = budgets.course.captures.iter().find(|(begin, _)| *begin == since);
+    let is_own = |item: &&Item| {
+        item.pool.is_some() && capture.is_some_and(|(begin, end)| item.since >= *begin && item.since <= *end)
+    };
+    column.items.values().filter(is_own).map(|item| item.bytes).sum()
+}
+
+/// What is there at both of two moments, by row.
+fn kept(before: &Column, after: &Column) -> FxHashMap<Row, u64> {
+    let mut kept: FxHashMap<Row, u64> = FxHashMap::default();
+    let both = before.items.iter().filter(|(thing, _)| after.items.contains_key(*thing));
+    both.for_each(|(_, item)| *kept.entry(item.row).or_default() += item.bytes);
+    kept
+}
+
+/// What of a row is there at both moments. Of what has no parts, that is the smaller of the two.
+fn kept_of(row: Row, (before, after): (&Column, &Column), kept: &FxHashMap<Row, u64>) -> i64 {
+    let least = before.bill.of(row).min(after.bill.of(row));
+    match row {
+        Row::Context
+        | Row::Code
+        | Row::Driver
+        | Row::GraphExecs
+        | Row::Stranded
+        | Row::Cached
+        | Row::Rounding
+        | Row::Graphs
+        | Row::Unaccounted => least,
+        _ => kept.get(&row).map_or(0, |bytes| i64::try_from(*bytes).unwrap_or(i64::MAX)).min(least),
+    }
+}
+
+/// A line whose memory was there at both moments.
+struct Keeper {
+    row: Row,
+    site: SiteId,
+    bytes: u64,
+    objects: u64,
+    pins: u64,
+}
+
+fn keepers(before: &Column, after: &Column) -> Vec<Keeper> {
+    let mut lines: FxHashMap<(Row, SiteId), Keeper> = FxHashMap::default();
+    let both = |(thing, _): &(&Thing, &Item)| before.items.contains_key(*thing);
+    for (_, item) in after.items.iter().filter(both) {
+        let nothing = Keeper { row: item.row, site: item.site, bytes: 0, objects: 0, pins: 0 };
+        let keeper = lines.entry((item.row, item.site)).or_insert(nothing);
+        keeper.bytes = keeper.bytes.saturating_add(item.bytes);
+        keeper.objects += 1;
+        keeper.pins = keeper.pins.max(item.pins);
+    }
+    let mut lines: Vec<Keeper> = lines.into_values().collect();
+    lines.sort_by_key(|keeper| (std::cmp::Reverse(keeper.bytes.max(keeper.pins)), keeper.row, keeper.site));
+    lines
+}
+
+fn between(budgets: &Budgets, budget: &Budget) -> Option<Section> {
+    let story = &budgets.story;
+    let (before, after) = budget.between.as_ref()?;
+    let held = kept(before, after);
+    let columns = [before.clone(), after.clone()];
+    let mut table = Table::new(
+        "between",
+        &[
+            ("row", "what"),
+            ("before_bytes", "before"),
+            ("after_bytes", "after"),
+            ("given_back_bytes", "given back"),
+            ("kept_bytes", "kept"),
+        ],
+    );
+    for row in shown(&columns) {
+        let (old, new) = (before.bill.of(row), after.bill.of(row));
+        let kept = kept_of(row, (before, after), &held);
+        let missing = amount(&before.bill, row) == Value::Missing;
+        let value = |bytes: i64| if missing { Value::Missing } else { signed(bytes) };
+        table.rows.push(vec![
+            Value::text(row.name()),
+            value(old),
+            value(new),
+            value((old - kept).max(0)),
+            value(kept),
+        ]);
+    }
+    let total = |column: &Column| signed(column.bill.total);
+    table.rows.push(vec![
+        Value::text("= the process"),
+        total(before),
+        total(after),
+        signed(before.bill.total - after.bill.total),
+        Value::Missing,
+    ]);
+    let title = format!("Between {} and {}: who gave back", before.name, after.name);
+    let lines = keepers(before, after);
+    let lines = Table::of(
+        "keepers",
+        &lines,
+        &[
+            ("row", "what", &|it| Value::text(it.row.name())),
+            ("kept_bytes", "kept", &|it| Value::Bytes(Bytes(it.bytes))),
+            ("objects", "objects", &|it| Value::Count(it.objects)),
+            ("pinned_bytes", "holds free", &|it| Value::Bytes(Bytes(it.pins))),
+            ("call_site", "line", &|it| Value::text(story.ledger.sites.site_name(it.site))),
+        ],
+    );
+    let when = |column: &Column| time(story.since_start(column.bill.time));
+    let text = format!(
+        "from {} to {}. Kept is what was held at both; `holds free` is the most that a block of the line keeps in one segment beside \
+         what is in use there, which empty_cache cannot give back",
+        when(before),
+        when(after)
+    );
+    Some(Section::new("between", title).table(table).table(lines.keep(KEEPERS, 1)).line(Mood::Note, text))
+}
+
+fn rows_json(bill: &Bill) -> Json {
+    let known = |row: &&Row| amount(bill, **row) != Value::Missing;
+    let rows = Row::ALL.iter().filter(known).map(|row| (row.key().to_owned(), json!(bill.of(*row))));
+    rows.collect::<Map<_, _>>().into()
+}
+
+fn column_json(budgets: &Budgets, column: &Column) -> Json {
+    let bill = &column.bill;
+    json!({
+        "name": column.name,
+        "why": column.why,
+        "time_ns": budgets.story.since_start(bill.time).0,
+        "rows": rows_json(bill),
+        "total_bytes": bill.total,
+        "figure": bill.figure.name(),
+        "sampled_ns": bill.sampled.map(|time| budgets.story.since_start(time).0),
+        "is_sampled_then": bill.is_sampled_then,
+        "others_bytes": bill.others,
+        "free_bytes": bill.free,
+    })
+}
+
+fn between_json(budgets: &Budgets, before: &Column, after: &Column) -> Json {
+    let held = kept(before, after);
+    let rows =
+        Row::ALL.iter().map(|row| (row.key().to_owned(), json!(kept_of(*row, (before, after), &held))));
+    let sites = &budgets.story.ledger.sites;
+    let keeper = |keeper: Keeper| {
+        json!({
+            "row": keeper.row.key(),
+            "kept_bytes": keeper.bytes,
+            "objects": keeper.objects,
+            "pinned_bytes": keeper.pins,
+            "call_site": sites.site_name(keeper.site),
+        })
+    };
+    json!({
+        "before": column_json(budgets, before),
+        "after": column_json(budgets, after),
+        "kept": rows.collect::<Map<_, _>>(),
+        "keepers": keepers(before, after).into_iter().map(keeper).collect::<Vec<_>>(),
+    })
+}
+
+fn device_json(budgets: &Budgets, budget: &Budget, settings: &Settings) -> Json {
+    let story = &budgets.story;
+    let column = budget.columns.first();
+    let pools = story.ledger.torch_pools.pools.iter().filter(|((device, _), _)| *device == budget.device);
+    let graphs = pools.flat_map(|((_, (graph, user)), pool)| {
+        pool.graphs.iter().map(move |it| {
+            json!({
+                "graph": it.number,
+                "pool": format!("({graph}, {user})"),
+                "reserved_bytes": it.reserved.0,
+                "own_bytes": column.map(|column| own_bytes(budgets, column, it.since)),
+                "shared_with": pool.graphs.len() - 1,
+                "captured_at": story.ledger.sites.site_name(it.site),
+            })
+        })
+    });
+    let meanings = Row::ALL.iter().map(|row| (row.key().to_owned(), json!(row.meaning())));
+    json!({
+        "device": budget.device,
+        "name": story.device(budget.device).map(|device| device.name.clone()),
+        "card_bytes": story.device(budget.device).map(|device| device.total.0),
+        "columns": budget.columns.iter().map(|it| column_json(budgets, it)).collect::<Vec<_>>(),
+        "meanings": meanings.collect::<Map<_, _>>(),
+        "graphs": graphs.collect::<Vec<_>>(),
+        "between": budget.between.as_ref().map(|(before, after)| between_json(budgets, before, after)),
+        "settings": settings.json(),
+    })
+}

@@ -1,0 +1,97 @@
+//! `gputrace budget`: what a server's memory goes to, and the largest cache that would still fit.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, anyhow};
+use clap::{ArgMatches, Args};
+use gputrace_replay::analyse::budget::{Instant, budgets};
+use gputrace_replay::analyse::categories::Categories;
+use gputrace_replay::answers::budget::reply;
+use gputrace_replay::import;
+use gputrace_replay::report::model::Report;
+use gputrace_replay::trace::source::Source;
+use gputrace_schemas::event::Nanos;
+use gputrace_schemas::printable::Screen;
+
+use super::Verb;
+use super::replay::MachineArgs;
+use crate::show::{self, ShowArgs};
+use crate::working::Working;
+
+pub(super) const VERB: Verb = Verb::new::<BudgetArgs>("budget", run);
+
+/// Shows what a server's memory goes to: weights, KV cache, graphs, the rest, in rows that sum to the driver's figure
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  gputrace budget server.gtr
+  gputrace budget --limit 70GiB --utilization 0.9 server.gtr
+  gputrace budget --between sleep,wake server.gtr
+  gputrace budget --between 10s,20s --json server.gtr
+
+The columns: when weights, caches and graphs were there (ready), when most was held (peak), and the end. The largest KV cache that
+would still fit is found by replaying the run with a larger cache.")]
+pub(super) struct BudgetArgs {
+    /// gputrace trace or PyTorch snapshot (plain or .gz)
+    #[arg(value_name = "TRACE|DIR")]
+    trace: PathBuf,
+
+    /// Who did not give back between two NVTX marks (or begins of ranges), or two times after the start of the trace
+    #[arg(long, value_name = "A,B", value_parser = instants)]
+    between: Option<[Instant; 2]>,
+
+    /// The largest KV cache if the process used this share of the card: what vLLM calls --gpu-memory-utilization; may be
+    /// given several times
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    utilization: Vec<f64>,
+
+    /// Your own names for memory: `KV cache: stack=*make_cache*`; see docs/ROLES.md
+    #[arg(long, value_name = "FILE")]
+    rules: Option<PathBuf>,
+
+    #[command(flatten)]
+    machine: MachineArgs,
+
+    #[command(flatten)]
+    show: ShowArgs,
+}
+
+fn instants(text: &str) -> Result<[Instant; 2], String> {
+    let (from, to) =
+        text.split_once(',').ok_or_else(|| format!("`{text}` is not two instants; write A,B"))?;
+    if from.is_empty() || to.is_empty() {
+        return Err(format!("`{text}` is not two instants; write A,B"));
+    }
+    let instant = |text: &str| match text.starts_with(|c: char| c.is_ascii_digit()) {
+        true => show::time(text).map(|time| Instant::After(Nanos(time))),
+        false => Ok(Instant::Mark(text.to_owned())),
+    };
+    Ok([instant(from)?, instant(to)?])
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse::<f64>().ok().filter(|share| *share > 0.0 && *share <= 1.0);
+    share.ok_or_else(|| format!("`{text}` is not a share of the card; write 0.9"))
+}
+
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
+    let args: BudgetArgs = super::parsed(matches)?;
+    let path = show::only(&args.trace)?;
+    let categories = match &args.rules {
+        Some(path) => {
+            let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+            Categories::parse(&text).map_err(|why| anyhow!("{}: {why}", path.display()))?
+        }
+        None => Categories::default(),
+    };
+    let working = Working::on(&path);
+    let source = Source::open(&path)?;
+    let found = budgets(&source, &categories, args.between.as_ref())
+        .map_err(|why| anyhow!("{}: {why}", source.path()))?;
+    let trace = import::load(&path).map_err(|error| error.to_string());
+    let reply = reply(&found, &trace, args.machine.machine(), &args.utilization);
+    drop(working);
+    args.show.write_as(&Report { verb: "budget", parts: vec![reply.part] }, &reply.json, out)?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,3 @@
+//! What several verbs are made of.
+
+pub(crate) mod live;

@@ -1,0 +1,134 @@
+//! What libraries hand out of memory that they have: NVSHMEM's symmetric heap. The heap itself is the driver's business; these
+//! blocks lie in it, and their bytes are never added to it.
+
+use std::collections::BTreeMap;
+
+use gputrace_schemas::event::{Action, Bytes, Call, Event, Nanos, StackId};
+use rustc_hash::FxHashMap;
+
+use super::sites::OwnerId;
+use super::{Books, DeviceBooks, SiteId};
+
+/// A block that is handed out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HeapBlock {
+    /// On which device.
+    pub device: i16,
+    /// How much was asked for.
+    pub bytes: Bytes,
+    /// From where.
+    pub site: SiteId,
+    /// From where, in full.
+    pub stack: StackId,
+    /// Since when.
+    pub since: Nanos,
+}
+
+/// What libraries handed out on one device.
+#[derive(Clone, Debug, Default)]
+pub struct HeapBooks {
+    /// By call site.
+    pub blocks: Books,
+    /// Requests that were refused.
+    pub n_refused: u64,
+    /// The last of them: when, how much, and from where.
+    pub refused: Option<(Nanos, Bytes, SiteId)>,
+}
+
+/// Blocks of all heaps of the process.
+#[derive(Debug, Default)]
+pub(super) struct Heaps {
+    pub(super) live: FxHashMap<u64, HeapBlock>,
+}
+
+impl Heaps {
+    /// Books a request that was refused. The heap was full, not the device.
+    pub(super) fn refused(
+        event: &Event,
+        call: &Call,
+        site: SiteId,
+        devices: &mut BTreeMap<i16, DeviceBooks>,
+    ) {
+        if call.action == Action::HeapAlloc {
+            let books = &mut devices.entry(call.device).or_default().heap;
+            books.n_refused += 1;
+            books.refused = Some((event.time, call.bytes, site));
+        }
+    }
+
+    /// Books a call that succeeded.
+    pub(super) fn call(
+        &mut self,
+        event: &Event,
+        call: &Call,
+        site: SiteId,
+        devices: &mut BTreeMap<i16, DeviceBooks>,
+    ) {
+        let gone = match call.action {
+            Action::HeapAlloc => {
+                let (device, bytes, stack, since) = (call.device, call.bytes, event.stack, event.time);
+                self.live.insert(call.addr, HeapBlock { device, bytes, site, stack, since })
+            }
+            Action::HeapFree => self.live.remove(&call.addr),
+            _ => return,
+        };
+        // What was handed out again had been given back: its end was lost, or one function called another.
+        if let Some(gone) = gone {
+            devices.entry(gone.device).or_default().heap.blocks.lose(OwnerId(0), gone.site, gone.bytes);
+        }
+        if call.action == Action::HeapAlloc {
+            devices.entry(call.device).or_default().heap.blocks.gain(
+                event.time,
+                OwnerId(0),
+                site,
+                call.bytes,
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::ledger::Ledger;
+    use crate::scene::ledger;
+    use gputrace_schemas::event::Bytes;
+
+    fn figures(ledger: &Ledger) -> (Bytes, Bytes, Bytes) {
+        let books = &ledger.devices[&0];
+        (books.heap.blocks.now().bytes, books.heap.blocks.peak(), books.physical.now().bytes)
+    }
+
+    #[test]
+    fn blocks_of_a_heap_are_not_added_to_it() {
+        let ledger = ledger(
+            "Create handle=h bytes=64M by=libnvshmem_host.so.3,init@/job/a.py:1
+             HeapAlloc addr=a bytes=8M by=buffers@/job/a.py:5
+             HeapAlloc addr=b bytes=4M by=buffers@/job/a.py:6
+             HeapFree addr=a
+             HeapFree addr=unknown",
+        );
+        assert_eq!(figures(&ledger), (Bytes(4 << 20), Bytes(12 << 20), Bytes(64 << 20)));
+        let (_, block) = ledger.live_heap_blocks().next().expect("one is left");
+        assert_eq!(ledger.sites.site_name(block.site), "buffers (/job/a.py:6)");
+    }
+
+    #[test]
+    fn a_heap_that_is_full_is_not_a_device_that_is_full() {
+        let ledger = ledger(
+            "HeapAlloc addr=a bytes=8M
+HeapAlloc bytes=1G result=2 by=grow@/job/a.py:9",
+        );
+        let heap = &ledger.devices[&0].heap;
+        let (_, bytes, site) = heap.refused.expect("a refusal");
+        assert_eq!((heap.n_refused, bytes), (1, Bytes(1 << 30)));
+        assert_eq!(ledger.sites.site_name(site), "grow (/job/a.py:9)");
+        assert!(ledger.refusals.is_empty());
+    }
+
+    #[test]
+    fn what_is_handed_out_twice_is_there_once() {
+        // calloc may call malloc.
+        let ledger = ledger("HeapAlloc addr=a bytes=8M\nHeapAlloc addr=a bytes=8M");
+        assert_eq!(figures(&ledger).0, Bytes(8 << 20));
+    }
+}

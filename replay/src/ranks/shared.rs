@@ -1,0 +1,231 @@
+//! Memory that processes share: who made it, who maps it. Its bytes are those of who made it, so that each is counted once on its
+//! GPU.
+//!
+//! Both ends see the 64 bytes of a `CUipcMemHandle` or of a fabric handle, and traces have their hash. A file descriptor has another
+//! number in each process, and all of NVIDIA's are the same device file: what came by one has no name that both ends see. Where
+//! only one process of the host gave any away, it is likely that one's.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gputrace_schemas::event::{Action, Bytes, Call};
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+
+use super::calls::{Participant, PlaceId};
+use crate::ledger::Ledger;
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+const DESCRIPTOR: u64 = 1;
+
+/// What a process shares with others.
+#[derive(Clone, Debug, Default)]
+pub struct Shares {
+    given: Vec<Given>,
+    taken: Vec<Taken>,
+    /// What was imported, by handle: index in `taken`.
+    handles: FxHashMap<u64, usize>,
+}
+
+/// What makes a piece known to both ends.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+enum Token {
+    /// Hash of the handle.
+    Hash(u64),
+    /// Nothing does.
+    Descriptor,
+}
+
+#[derive(Clone, Debug)]
+struct Given {
+    token: Token,
+    /// Which of the process's objects.
+    serial: u64,
+    device: i16,
+    bytes: Bytes,
+    place: PlaceId,
+}
+
+#[derive(Clone, Debug)]
+struct Taken {
+    token: Token,
+    /// Mapped so far.
+    mapped: Bytes,
+}
+
+impl Shares {
+    /// Books a call that succeeded, made from this place; the ledger has booked it.
+    pub(super) fn call(&mut self, ledger: &Ledger, call: &Call, place: impl FnOnce() -> PlaceId) {
+        match call.action {
+            Action::IpcGet | Action::Export => {
+                let object = match call.action {
+                    Action::IpcGet => ledger.object_at(call.addr),
+                    _ => ledger.object_of(call.handle),
+                };
+                let (Some(object), token) = (object, token_of(call)) else { return };
+                // The same is given to each that asks.
+                if !self.given.iter().any(|given| (given.token, given.serial) == (token, object.serial)) {
+                    let (serial, device, bytes) = (object.serial, object.device, object.bytes);
+                    self.given.push(Given { token, serial, device, bytes, place: place() });
+                }
+            }
+            Action::IpcOpen => self.taken.push(Taken { token: token_of(call), mapped: Bytes(0) }),
+            Action::Import => {
+                self.handles.insert(call.handle, self.taken.len());
+                self.taken.push(Taken { token: token_of(call), mapped: Bytes(0) });
+            }
+            Action::Map => {
+                if let Some(taken) = self.handles.get(&call.handle).and_then(|at| self.taken.get_mut(*at)) {
+                    taken.mapped = taken.mapped.max(call.bytes);
+                }
+            }
+            Action::Release => _ = self.handles.remove(&call.handle),
+            _ => {}
+        }
+    }
+}
+
+fn token_of(call: &Call) -> Token {
+    match call.action {
+        Action::IpcGet | Action::IpcOpen => Token::Hash(call.handle),
+        // The hash of a fabric handle; older traces have none.
+        _ if call.extra != DESCRIPTOR && call.addr != 0 => Token::Hash(call.addr),
+        _ => Token::Descriptor,
+    }
+}
+
+/// Memory that one process made and others map.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Shared {
+    /// Who made it: rank or trace; left out where no trace has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exporter: Option<String>,
+    /// Who maps it.
+    pub importers: Vec<String>,
+    /// UUID of its GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<String>,
+    /// Pieces of memory.
+    pub pieces: u64,
+    /// Their bytes, once; left out where nobody says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// How the two ends are known to belong together.
+    pub known: Known,
+    /// Where most of it was shared first.
+    pub call_site: String,
+}
+
+/// How it is known who made what a process maps.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Known {
+    /// Both ends have the same handle.
+    ByHandle,
+    /// No other process of the host gave memory away by file descriptor.
+    OnlyOne,
+    /// It is not.
+    No,
+}
+
+/// What the processes share, most first. `name` says what a process is called.
+pub(super) fn shared(participants: &[Participant], name: impl Fn(usize) -> String) -> Vec<Shared> {
+    let mut makers: FxHashMap<u64, usize> = FxHashMap::default();
+    for (idx, participant) in participants.iter().enumerate() {
+        for given in &participant.shares.given {
+            if let Token::Hash(hash) = given.token {
+                makers.entry(hash).or_insert(idx);
+            }
+        }
+    }
+    // Who maps which object of whom; 0 is nobody that is known.
+    let mut importers: BTreeMap<(usize, u64), BTreeSet<usize>> = BTreeMap::new();
+    let mut by_descriptor: BTreeMap<Option<usize>, (BTreeSet<usize>, u64, u64)> = BTreeMap::new();
+    let mut unknown: BTreeMap<usize, u64> = BTreeMap::new();
+    for (idx, participant) in participants.iter().enumerate() {
+        for taken in &participant.shares.taken {
+            match taken.token {
+                Token::Hash(hash) => match makers.get(&hash) {
+                    Some(maker) => {
+                        let given = &participants[*maker].shares.given;
+                        let serials = given.iter().filter(|it| it.token == taken.token).map(|it| it.serial);
+                        for serial in serials.take(1) {
+                            importers.entry((*maker, serial)).or_default().insert(idx);
+                        }
+                    }
+                    None => *unknown.entry(idx).or_default() += 1,
+                },
+                Token::Descriptor => {
+                    let (who, n, bytes) = by_descriptor.entry(only_giver(participants, idx)).or_default();
+                    who.insert(idx);
+                    *n += 1;
+                    *bytes = bytes.saturating_add(taken.mapped.0);
+                }
+            }
+        }
+    }
+    let mut all = by_handle(participants, &importers, &name);
+    all.extend(by_descriptor.into_iter().map(|(maker, (who, pieces, bytes))| Shared {
+        exporter: maker.map(&name),
+        importers: who.into_iter().map(&name).collect(),
+        gpu: None,
+        pieces,
+        bytes: Some(bytes).filter(|bytes| *bytes > 0),
+        known: if maker.is_some() { Known::OnlyOne } else { Known::No },
+        call_site: String::new(),
+    }));
+    all.extend(unknown.into_iter().map(|(idx, pieces)| Shared {
+        exporter: None,
+        importers: vec![name(idx)],
+        gpu: None,
+        pieces,
+        bytes: None,
+        known: Known::No,
+        call_site: String::new(),
+    }));
+    all.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.exporter.cmp(&b.exporter)));
+    all
+}
+
+/// The process that gave memory away by file descriptor, where only one other of the host did.
+fn only_giver(participants: &[Participant], to: usize) -> Option<usize> {
+    let host = &participants[to].process.host;
+    let gives = |it: &Participant| it.shares.given.iter().any(|given| given.token == Token::Descriptor);
+    let mut givers =
+        (0..participants.len()).filter(|idx| *idx != to && participants[*idx].process.host == *host);
+    let mut givers = givers.by_ref().filter(|idx| gives(&participants[*idx]));
+    let only = givers.next()?;
+    givers.next().is_none().then_some(only)
+}
+
+/// What has a name at both ends, by who made it, who maps it and on which GPU.
+fn by_handle(
+    participants: &[Participant],
+    importers: &BTreeMap<(usize, u64), BTreeSet<usize>>,
+    name: &impl Fn(usize) -> String,
+) -> Vec<Shared> {
+    type Key<'a> = (usize, &'a BTreeSet<usize>, i16);
+    let mut groups: BTreeMap<Key<'_>, (u64, u64, BTreeMap<PlaceId, u64>)> = BTreeMap::new();
+    for ((maker, serial), who) in importers {
+        let given = participants[*maker].shares.given.iter().find(|given| given.serial == *serial);
+        let Some(given) = given else { continue };
+        let (pieces, bytes, places) = groups.entry((*maker, who, given.device)).or_default();
+        *pieces += 1;
+        *bytes = bytes.saturating_add(given.bytes.0);
+        let place = places.entry(given.place).or_default();
+        *place = place.saturating_add(given.bytes.0);
+    }
+    let group =
+        |((maker, who, device), (pieces, bytes, places)): (Key<'_>, (u64, u64, BTreeMap<PlaceId, u64>))| {
+            let most = places.iter().max_by_key(|(_, bytes)| **bytes).map_or(0, |(place, _)| *place);
+            Shared {
+                exporter: Some(name(maker)),
+                importers: who.iter().copied().map(name).collect(),
+                gpu: participants[maker].uuid(device).map(str::to_owned),
+                pieces,
+                bytes: Some(bytes),
+                known: Known::ByHandle,
+                call_site: participants[maker].place(most),
+            }
+        };
+    groups.into_iter().map(group).collect()
+}

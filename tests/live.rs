@@ -1,0 +1,477 @@
+//! `gputrace top`, `metrics` and alerts beside programs that run: what they show is what the programs hold, and the programs do not
+//! notice.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use gputrace_tests::recorded::{self, Folder};
+use serde_json::Value;
+
+/// How long what was done may take to be seen: a bound for a machine that does nothing else for us.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A program that holds what it is told to.
+struct Holder {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Holder {
+    /// Recorded into the folder, if one is given, on the device of that state.
+    fn start(folder: Option<&Folder>, state: &Path, variables: &[(&str, &str)], options: &[&str]) -> Holder {
+        let mut command = match folder {
+            Some(folder) => {
+                let mut command = Command::new(recorded::built().join("gputrace"));
+                command.args(["record", "-q", "-o", "%p.gtr"]).args(options).args(["--", "python3"]);
+                command.current_dir(folder.path());
+                command
+            }
+            None => Command::new("python3"),
+        };
+        command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/programs/held.py")).envs(variables.iter().copied());
+        on_fake(&mut command, state).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("python3 runs");
+        let input = child.stdin.take().expect("a pipe");
+        let output = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut holder = Holder { child, input, output };
+        holder.hear();
+        holder
+    }
+
+    fn hear(&mut self) {
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("a line");
+        assert_eq!(line, "done\n");
+    }
+
+    fn tell(&mut self, what: &str) {
+        writeln!(self.input, "{what}").expect("it listens");
+        self.hear();
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn end(mut self) {
+        writeln!(self.input, "quit").expect("it listens");
+        assert!(self.child.wait().expect("it ends").success());
+    }
+}
+
+/// With the fake driver, its NVML, and a device that processes with the same state share.
+fn on_fake<'a>(command: &'a mut Command, state: &Path) -> &'a mut Command {
+    let context = (64 << 20).to_string();
+    command.env("LD_LIBRARY_PATH", fake_cuda::library_dir()).env("FAKE_CUDA_STATE", state);
+    command.env("FAKE_CUDA_MEMORY", "8GiB").env("FAKE_CUDA_CONTEXT", context)
+}
+
+fn gputrace(arguments: &[&str], state: &Path) -> String {
+    let mut command = Command::new(recorded::built().join("gputrace"));
+    let output = on_fake(command.args(arguments), state).output().expect("gputrace runs");
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+fn top(which: &str, state: &Path) -> Value {
+    serde_json::from_str(&gputrace(&["top", "--once", "--json", which], state)).expect("JSON")
+}
+
+/// Asks until it is so; what was said last otherwise.
+fn eventually(mut ask: impl FnMut() -> Result<(), String>) {
+    let began = Instant::now();
+    while let Err(said) = ask() {
+        assert!(began.elapsed() < PATIENCE, "{said}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn folder(name: &str) -> Folder {
+    Folder::new(&std::env::temp_dir(), &format!("gputrace-live-{name}"))
+}
+
+fn driver_bytes(top: &Value) -> Option<u64> {
+    top["processes"][0]["devices"][0]["driver_bytes"].as_u64()
+}
+
+#[test]
+fn top_shows_what_a_running_program_holds_and_who_else_has_memory() {
+    let folder = folder("top");
+    let state = folder.path().join("state");
+    let mut recorded =
+        Holder::start(Some(&folder), &state, &[("SLURM_JOB_ID", "4711"), ("POD_NAME", "train-0")], &[]);
+    let mut stranger = Holder::start(None, &state, &[], &[]);
+    recorded.tell("alloc 5000000");
+    recorded.tell("alloc 300");
+    stranger.tell("alloc 7340032");
+    let pid = recorded.pid().to_string();
+    let holds = |bytes: u64| {
+        eventually(|| {
+            let top = top(&pid, &state);
+            if driver_bytes(&top) == Some(bytes) { Ok(()) } else { Err(format!("not {bytes}: {top:#}")) }
+        });
+    };
+    holds(5_000_300);
+    recorded.tell("free");
+    holds(5_000_000);
+    recorded.tell("free");
+    holds(0);
+    recorded.tell("alloc 12345678");
+    holds(12_345_678);
+
+    let seen = top(&folder.path().display().to_string(), &state);
+    let process = &seen["processes"][0];
+    assert_eq!(
+        (process["pid"].as_u64(), &process["state"]),
+        (Some(recorded.pid().into()), &"running".into())
+    );
+    let place = &process["surroundings"];
+    assert_eq!((place["slurm_job"].as_str(), place["pod"].as_str()), (Some("4711"), Some("train-0")));
+    assert_eq!(seen["cards"].as_array().map(Vec::len), Some(1), "{seen:#}");
+    let card = &seen["cards"][0];
+    let others: Vec<u64> =
+        card["unrecorded"].as_array().expect("a list").iter().filter_map(|it| it["pid"].as_u64()).collect();
+    assert_eq!(others, [u64::from(stranger.pid())], "{card:#}");
+    assert_eq!(card["uuid"], process["devices"][0]["uuid"]);
+    // The same as text, without a terminal.
+    let text = gputrace(&["top", "--once", &pid], &state);
+    assert!(text.contains("11.77 MiB") && text.contains("not recorded:"), "{text}");
+    // Somebody else's process is not ours to follow.
+    let none = top(&stranger.pid().to_string(), &state);
+    assert_eq!(none["processes"].as_array().map(Vec::len), Some(0));
+    assert!(none["notes"][0].as_str().is_some_and(|note| note.contains("is not being recorded")), "{none:#}");
+    recorded.end();
+    stranger.end();
+    folder.traces(1);
+    // The recorder lets go of it a moment later.
+    eventually(|| {
+        let over = top(&folder.path().display().to_string(), &state);
+        if over["processes"].as_array().is_some_and(Vec::is_empty) {
+            Ok(())
+        } else {
+            Err(format!("{over:#}"))
+        }
+    });
+}
+
+#[test]
+fn top_of_a_finished_trace_has_the_figures_of_its_summary() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden");
+    for name in ["caught-oom", "varying-lengths", "kept-losses", "running-total"] {
+        let trace = golden.join(format!("{name}.gtr")).display().to_string();
+        let seen = top(&trace, Path::new("/nonexistent"));
+        let summary: Value =
+            serde_json::from_str(&gputrace(&["summary", "--json", &trace], Path::new("/nonexistent")))
+                .expect("JSON");
+        let (seen, summary) = (&seen["processes"][0], &summary["processes"][0]);
+        assert_eq!((&seen["pid"], &seen["events"]), (&summary["pid"], &summary["events"]), "{name}");
+        let (seen, summary) = (&seen["devices"][0], &summary["devices"][0]);
+        assert_eq!(seen["driver_peak_bytes"], summary["driver"]["peak_bytes"], "{name}");
+        for peak in ["peak_allocated_bytes", "peak_reserved_bytes"] {
+            assert_eq!(seen["torch"][peak], summary["torch"][peak], "{name}: {peak}");
+        }
+        let owners = seen["owners"].as_array().expect("a list");
+        let sum: u64 = owners.iter().filter_map(|owner| owner["bytes"].as_u64()).sum();
+        assert_eq!(Some(sum), seen["driver_bytes"].as_u64(), "{name}: owners are all of it");
+        let pieces = seen["torch"]["reserved_bytes"].as_u64() >= seen["torch"]["allocated_bytes"].as_u64();
+        assert!(pieces, "{name}");
+    }
+}
+
+/// A golden trace, and folder and state that nothing is in.
+fn golden(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("golden/{name}.gtr")).display().to_string()
+}
+
+#[test]
+fn the_reference_parser_reads_the_metrics_and_their_sums_are_those_of_top() {
+    let folder = folder("metrics");
+    let state = folder.path().join("state");
+    let mut recorded = Holder::start(Some(&folder), &state, &[], &[]);
+    recorded.tell("alloc 5000000");
+    let pid = recorded.pid().to_string();
+    eventually(|| match driver_bytes(&top(&pid, &state)) {
+        Some(5_000_000) => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("consumers/metrics.py");
+    let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/consumers");
+    let setup = script.with_file_name("setup.sh");
+    let _ = Command::new(setup).arg(&installed).output().expect("sh runs");
+    let own = installed.join("bin/python");
+    let python = if own.exists() { own } else { "python3".into() };
+    for which in [pid, golden("varying-lengths"), golden("dataparallel"), golden("version1")] {
+        let (exposition, picture) = (folder.path().join("exposition"), folder.path().join("top.json"));
+        std::fs::write(&exposition, gputrace(&["metrics", "--once", &which], &state))
+            .expect("a file of ours");
+        std::fs::write(&picture, top(&which, &state).to_string()).expect("a file of ours");
+        let told =
+            Command::new(&python).arg(&script).arg(exposition).arg(picture).output().expect("Python runs");
+        let said = String::from_utf8_lossy(&told.stdout).into_owned();
+        match told.status.code() {
+            Some(77) => gputrace_skip::skip("metrics by their reference parser", said.trim().to_owned()),
+            code => assert_eq!(code, Some(0), "{which}: {said}{}", String::from_utf8_lossy(&told.stderr)),
+        }
+    }
+    recorded.end();
+}
+
+/// What a request is answered with: the first line, and the body.
+fn ask(address: &str, request: &str) -> (String, String) {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    write!(stream, "{request}\r\n\r\n").expect("it reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it answers");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
+}
+
+#[test]
+fn metrics_are_served_to_who_asks_and_to_nobody_else() {
+    let (trace, state) = (golden("varying-lengths"), Path::new("/nonexistent"));
+    let mut command = Command::new(recorded::built().join("gputrace"));
+    command.args(["metrics", "--listen", "127.0.0.1:0", &trace]).stdout(Stdio::piped());
+    let mut server = Server(on_fake(&mut command, state).spawn().expect("gputrace runs"));
+    let mut line = String::new();
+    BufReader::new(server.0.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+    let address = line.trim().strip_prefix("http://").and_then(|it| it.strip_suffix("/metrics"));
+    let address = address.expect("an address");
+    // One that hangs up without a word is no error.
+    drop(TcpStream::connect(address).expect("it listens"));
+    let (status, body) = ask(address, "GET /metrics HTTP/1.1\r\nHost: x");
+    assert_eq!(status, "HTTP/1.1 200 OK");
+    assert_eq!(body, gputrace(&["metrics", "--once", &trace], state));
+    assert_eq!(ask(address, "GET /other HTTP/1.1").0, "HTTP/1.1 404 Not Found");
+    assert_eq!(ask(address, "POST /metrics HTTP/1.1").0, "HTTP/1.1 405 Method Not Allowed");
+}
+
+/// Ended with its test, however that ends.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Takes one request, answers it, and returns its first line, head and body.
+fn receive(listener: &TcpListener, status: &str) -> (String, String, Vec<u8>) {
+    let (mut stream, _) = listener.accept().expect("a request");
+    let mut bytes = vec![];
+    let mut part = [0; 4096];
+    loop {
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        if let Some((head, _)) = text.split_once("\r\n\r\n") {
+            let length =
+                head.lines().find_map(|line| line.strip_prefix("Content-Length: ")).expect("a length");
+            let begin = head.len() + 4;
+            if bytes.len() >= begin + length.parse::<usize>().expect("a number") {
+                write!(stream, "HTTP/1.1 {status}\r\nContent-Length: 3\r\n\r\nno!").expect("it reads");
+                let first = head.lines().next().unwrap_or_default().to_owned();
+                return (first, head.to_owned(), bytes[begin..].to_vec());
+            }
+        }
+        let n = stream.read(&mut part).expect("more");
+        bytes.extend_from_slice(&part[..n]);
+    }
+}
+
+/// Pushes once, as these words say with the listener's address in the place of HOST.
+fn pushed(kind: &str, url: &str, trace: &str) -> (String, String, Vec<u8>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address").to_string();
+    let url = url.replace("HOST", &address);
+    let (kind, trace) = (kind.to_owned(), trace.to_owned());
+    let pushing = std::thread::spawn(move || {
+        gputrace(&["metrics", "--once", "--push", &kind, &url, &trace], Path::new("/nonexistent"))
+    });
+    let received = receive(&listener, "200 OK");
+    pushing.join().expect("it was taken");
+    received
+}
+
+fn unpacked(profile: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![];
+    flate2::read::GzDecoder::new(profile).read_to_end(&mut bytes).expect("gzip");
+    bytes
+}
+
+#[test]
+fn profiles_that_are_pushed_are_those_of_the_export() {
+    let trace = golden("varying-lengths");
+    let folder = folder("push");
+    let file = folder.path().join("end.pprof").display().to_string();
+    gputrace(&["export", "--format", "pprof", "--end", "-o", &file, &trace], Path::new("/nonexistent"));
+    let exported = unpacked(&std::fs::read(&file).expect("a profile"));
+    let (first, head, body) = pushed("pprof", "http://HOST/", &trace);
+    let name = "POST /ingest?name=gputrace%7Bhost%3Dgpu%2Cpid%3D2556%2Cprogram%3Dpython3%7D&from=";
+    assert!(first.starts_with(name) && first.contains("&format=pprof"), "{first}");
+    assert!(head.contains("Content-Type: application/octet-stream"), "{head}");
+    assert!(unpacked(&body) == exported, "not the profile of `export`");
+    let (first, _, body) = pushed("pprof", "http://HOST/api/profiles/writeraw", &trace);
+    assert_eq!(first, "POST /api/profiles/writeraw HTTP/1.1");
+    let body: Value = serde_json::from_slice(&body).expect("JSON");
+    let labels = body["series"][0]["labels"]["labels"].as_array().expect("labels");
+    assert!(labels.contains(&serde_json::json!({"name": "pid", "value": "2556"})), "{labels:?}");
+    let profile = body["series"][0]["samples"][0]["rawProfile"].as_str().expect("a profile");
+    assert!(profile.starts_with("H4sI") && profile.len().is_multiple_of(4), "gzip in base64");
+}
+
+#[test]
+fn metrics_that_are_pushed_by_otlp_are_those_of_top() {
+    let trace = golden("dataparallel");
+    let (first, head, body) = pushed("otlp", "http://HOST", &trace);
+    assert_eq!(first, "POST /v1/metrics HTTP/1.1");
+    assert!(head.contains("Content-Type: application/json"), "{head}");
+    let body: Value = serde_json::from_slice(&body).expect("JSON");
+    let metrics = body["resourceMetrics"][0]["scopeMetrics"][0]["metrics"].as_array().expect("metrics");
+    let sum = |name: &str| -> u64 {
+        let metric =
+            metrics.iter().find(|metric| metric["name"] == name).unwrap_or_else(|| panic!("no {name}"));
+        let points = metric["gauge"]["dataPoints"].as_array().or(metric["sum"]["dataPoints"].as_array());
+        let values = points.expect("points").iter().map(|point| point["asInt"].as_str().expect("a number"));
+        values.map(|value| value.parse::<u64>().expect("a number")).sum()
+    };
+    let seen = top(&trace, Path::new("/nonexistent"));
+    let devices = seen["processes"][0]["devices"].as_array().expect("devices");
+    let total = |of: &dyn Fn(&Value) -> Option<u64>| -> u64 { devices.iter().filter_map(of).sum() };
+    assert_eq!(sum("gputrace.held"), total(&|device| device["driver_bytes"].as_u64()));
+    assert_eq!(sum("gputrace.owner"), total(&|device| device["driver_bytes"].as_u64()));
+    assert_eq!(sum("gputrace.torch.reserved"), total(&|device| device["torch"]["reserved_bytes"].as_u64()));
+    assert_eq!(sum("gputrace.torch.allocations"), total(&|device| device["torch"]["allocations"].as_u64()));
+}
+
+#[test]
+fn what_is_refused_is_said_and_is_an_error() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
+    let trace = golden("varying-lengths");
+    let mut command = Command::new(recorded::built().join("gputrace"));
+    command.args(["metrics", "--once", "--push", "otlp", &url, &trace]);
+    let pushing = std::thread::spawn(move || command.output().expect("gputrace runs"));
+    receive(&listener, "403 Forbidden");
+    let output = pushing.join().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(said.contains("refused what was pushed (403): no!"), "{said}");
+}
+
+#[test]
+fn every_metric_of_the_dashboard_is_one_of_ours() {
+    let folder = folder("dashboard");
+    let state = folder.path().join("state");
+    let mut recorded = Holder::start(Some(&folder), &state, &[], &[]);
+    let mut stranger = Holder::start(None, &state, &[], &[]);
+    recorded.tell("alloc 5000000");
+    stranger.tell("alloc 5000000");
+    let (pid, torch) = (recorded.pid().to_string(), golden("varying-lengths"));
+    let said = || {
+        let both = [&pid, &torch].map(|which| gputrace(&["metrics", "--once", which], &state));
+        both.concat()
+    };
+    eventually(|| match said() {
+        said if said.contains("gputrace_unrecorded_bytes{") && said.contains("gputrace_owner_bytes{") => {
+            Ok(())
+        }
+        said => Err(said),
+    });
+    let said = said();
+    let known: BTreeSet<&str> = said
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.split(['{', ' ']).next())
+        .collect();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/grafana/gputrace.json");
+    let dashboard: Value =
+        serde_json::from_str(&std::fs::read_to_string(path).expect("a dashboard")).expect("JSON");
+    let panels = dashboard["panels"].as_array().expect("panels");
+    let queries: Vec<&str> = panels
+        .iter()
+        .flat_map(|panel| panel["targets"].as_array().into_iter().flatten())
+        .map(|target| target["expr"].as_str().expect("a query"))
+        .collect();
+    assert!(queries.len() >= 8, "{queries:?}");
+    for query in queries {
+        let words = query.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let metrics: Vec<&str> = words
+            .filter(|word| ["gputrace_", "DCGM_", "hw_gpu_"].iter().any(|it| word.starts_with(it)))
+            .collect();
+        assert!(!metrics.is_empty(), "{query}");
+        for metric in metrics {
+            assert!(known.contains(metric), "{query}: {metric} is none of {known:?}");
+        }
+    }
+    recorded.end();
+    stranger.end();
+}
+
+/// What the command of an alert wrote: a line each time.
+fn alerts(file: &Path) -> Vec<String> {
+    std::fs::read_to_string(file).unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn a_command_is_run_once_when_a_bound_is_crossed() {
+    let folder = folder("alert");
+    let (state, file) = (folder.path().join("state"), folder.path().join("alerts"));
+    let command =
+        r#"echo "$ALERT; $ALERT_VALUE; $ALERT_PID; $ALERT_TRACE; $ALERT_DEVICE; ${LD_PRELOAD:-}" >> alerts"#;
+    let options = ["--alert", "held>10MB", "--alert", "allocated>1MB", "--on-alert", command];
+    let mut recorded = Holder::start(Some(&folder), &state, &[], &options);
+    recorded.tell("alloc 5000000");
+    recorded.tell("alloc 20000000");
+    eventually(|| if alerts(&file).is_empty() { Err("no alert".to_owned()) } else { Ok(()) });
+    recorded.tell("alloc 30000000");
+    let pid = recorded.pid();
+    eventually(|| match driver_bytes(&top(&pid.to_string(), &state)) {
+        Some(55_000_000) => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    recorded.end();
+    folder.traces(1);
+    let lines = alerts(&file);
+    let trace = folder.path().join(format!("{pid}.gtr"));
+    let trace = std::fs::canonicalize(trace).expect("a trace");
+    // It looks some times a second: the second allocation may have been there by then, or the third.
+    let values = ["23.84 MiB", "52.45 MiB"];
+    let expected = values.map(|value| format!("held>10MB; {value}; {pid}; {}; 0; ", trace.display()));
+    assert!(lines.len() == 1 && expected.contains(&lines[0]), "{lines:?} is none of {expected:?}");
+}
+
+#[test]
+fn growth_is_that_of_the_steps() {
+    let folder = folder("growth");
+    let (state, file) = (folder.path().join("state"), folder.path().join("alerts"));
+    let python = concat!(env!("CARGO_MANIFEST_DIR"), "/../python/src");
+    let command = r#"echo "$ALERT; $ALERT_VALUE" >> alerts"#;
+    let options = ["--alert", "growth>90MB/step", "--alert", "growth>2MB/step", "--on-alert", command];
+    let mut recorded = Holder::start(Some(&folder), &state, &[("PYTHONPATH", python)], &options);
+    for step in 0..12 {
+        recorded.tell(&format!("step {step} 3145728"));
+        // Longer than what is looked at as one moment.
+        std::thread::sleep(Duration::from_millis(30));
+    }
+    eventually(|| if alerts(&file).is_empty() { Err("no alert".to_owned()) } else { Ok(()) });
+    recorded.end();
+    assert_eq!(alerts(&file), ["growth>2MB/step; 3.00 MiB a step"]);
+}
+
+#[test]
+fn a_condition_that_is_none_is_refused_before_the_program_starts() {
+    let folder = folder("condition");
+    for condition in ["used<90%", "growth>1MiB", "free>1GiB", "used>120%"] {
+        let mut command = Command::new(recorded::built().join("gputrace"));
+        command.args(["record", "--alert", condition, "--", "touch", "started"]).current_dir(folder.path());
+        let output = command.output().expect("gputrace runs");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(125), "{condition}: {said}");
+        assert!(said.contains(condition) && said.contains("growth>10MiB/step"), "{said}");
+        assert!(!folder.path().join("started").exists(), "{condition}");
+    }
+}
