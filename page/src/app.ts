@@ -1,5 +1,6 @@
 // The page: the verdict first, then memory over time, then what is asked of it.
 import { read, type Data } from "./data";
+import { Details } from "./details";
 import { h } from "./dom";
 import { cell, count } from "./format";
 import { Live } from "./live";
@@ -58,6 +59,9 @@ function start(data: Data, root: HTMLElement) {
   const header = h("header", {}, h("span", { class: "brand" }, "gputrace"), pick, field, found, h("span", { class: "gap" }), axis, h("button", { type: "button", onclick: toggle }, "Dark or light"), h("button", { type: "button", onclick: () => help.showModal() }, "Keys ?"));
 
   const light = (line: string) => { field.value = line; view.search = search(line); view.by = "site"; view.only = null; view.toLit(); view.changed(); };
+  const asked = h("span", { class: "note", "aria-live": "polite" });
+  header.insertBefore(asked, axis);
+  new Details(view, (words) => (asked.textContent = words));
   const choose = (tab: Tab) => { view.tab = tab; view.changed(); };
   const buttons = tabs.map((tab) => h("button", {
     type: "button", role: "tab", id: "tab-" + tab, "aria-controls": "panel-" + tab, onclick: () => choose(tab), onkeydown: (event: KeyboardEvent) => {

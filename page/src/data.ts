@@ -15,7 +15,7 @@ export interface RectangleColumns {
   n_tiled: number; tile_bytes: number; tile_columns: number; tile_addr: number; tile_column: number; tile_blocks: number;
 }
 export interface DeviceHead {
-  device: number; name: string; n_changes: number; stretch: number; state_time: number; state_change: number;
+  device: number; name: string; n_changes: number; whole: [number, number] | null; stretch: number; state_time: number; state_change: number;
   state_rows: number; row_holder: number; row_bytes: number; row_objects: number; base: string;
   blocks: RectangleColumns; grounds: RectangleColumns; n_unplaced: number;
 }

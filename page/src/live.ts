@@ -47,7 +47,7 @@ export class Live {
     this.asked = asked;
     if (!device || !device.n) return this.table.replaceChildren(h("p", {}, "No memory of a device was handed out."));
     const { state, before, words } = view.shown();
-    const key = [view.chapter, view.device, state, before, view.by, view.only, view.search.text, this.isInverted, theme().unused].join();
+    const key = [view.reading, state, before, view.by, view.only, view.search.text, this.isInverted, theme().unused].join();
     if (key === this.key) return;
     this.key = key;
     const now = device.held(state), earlier = before === null ? null : device.held(before);

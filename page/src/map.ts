@@ -9,6 +9,8 @@ import { grid } from "./tables";
 import type { View } from "./view";
 
 const LEFT = 74, RIGHT = 12, AXIS = 20, HEIGHT = 360;
+/** In milliseconds: painting that takes less is done in every frame; the map is at rest after; it is painted again after. */
+const QUICK = 8, REST = 90, LONGEST = 600;
 
 export class AddressMap {
   readonly element: HTMLElement;
@@ -21,6 +23,10 @@ export class AddressMap {
   private drag: { x: number; y: number; span: [number, number]; window: [number, number]; moved: boolean } | null = null;
   private drawn = { whole: 0, thin: 0 };
   private raster = new Raster();
+  /** What the raster has. */
+  private exact: { key: string; window: [number, number]; span: [number, number]; strokes: [number, number, number, number][]; took: number; at: number } | null = null;
+  private rest: ReturnType<typeof setTimeout> | null = null;
+  private isAtRest = false;
   /** What the table and the colours beside the map were made for. */
   private made = "";
 
@@ -84,7 +90,7 @@ export class AddressMap {
     this.picture.redraw();
     const { view } = this, device = view.dev;
     if (!device || !device.n) return;
-    const colour = theme(), made = [view.chapter, view.device, view.cursor, view.by, view.search.text, colour.free].join();
+    const colour = theme(), made = [view.reading, view.cursor, view.by, view.search.text, colour.free].join();
     if (made === this.made) return;
     this.made = made;
     const map = device.rectangles(), series = device.series(view.by), tints = colours(series.groups.map((group) => group.name));
@@ -135,13 +141,16 @@ export class AddressMap {
     const [from, to] = view.window, low = this.span[0] * compact.height, high = this.span[1] * compact.height;
     const x = (at: number) => LEFT + ((this.place(at) - from) / (to - from)) * plot;
     const y = (offset: number) => HEIGHT - ((offset - low) / (high - low)) * HEIGHT;
-    const strokes = this.paint(map, plot, [from, to], [low, high]);
+    const strokes = this.picture_(map, plot, [from, to], [low, high], colour.back);
     context.save();
     context.beginPath();
     context.rect(LEFT, 0, plot, HEIGHT);
     context.clip();
     context.imageSmoothingEnabled = false;
-    context.drawImage(this.raster.painted(), LEFT, 0, this.raster.width / this.picture.ratio, HEIGHT);
+    const { raster, exact } = this, { ratio } = this.picture, there = exact!.window, high0 = exact!.span;
+    // What was painted exactly is where it now belongs; while all of it is seen as it was painted, that is its own place.
+    const [left, right] = [there[0], there[0] + ((there[1] - there[0]) * raster.width) / (plot * ratio)].map((at) => LEFT + ((at - from) / (to - from)) * plot);
+    context.drawImage(raster.canvas!, left, y(high0[1]), right - left, y(high0[0]) - y(high0[1]));
     context.strokeStyle = colour.ink;
     for (const [left, upper, wide, tall] of strokes) context.strokeRect(LEFT + left + 0.5, upper + 0.5, Math.max(wide - 1, 1), Math.max(tall - 1, 1));
     for (const oom of view.trace.marks.get("out of memory")?.list ?? []) { context.fillStyle = colour.bad; context.fillRect(x(oom.from) - 0.75, 0, 1.5, HEIGHT); }
@@ -150,6 +159,25 @@ export class AddressMap {
     context.restore();
     this.axes(context, width, low, high, y, colour);
     this.say();
+  }
+  /** Paints it where that is quick. Where it is not, what was painted last is moved and stretched while it is on the move, and painted
+   * again when it comes to rest, or after a while. */
+  private picture_(map: Map2D, plot: number, window: [number, number], span: [number, number], back: string): [number, number, number, number][] {
+    const { view, exact } = this, now = performance.now();
+    const key = [view.reading, view.axis, view.by, view.only, view.search.text, plot, this.picture.ratio, back, map.blocks.n].join();
+    const isThere = exact?.key === key && [0, 1].every((i) => exact.window[i] === window[i] && exact.span[i] === span[i]);
+    if (isThere) return exact.strokes;
+    if (this.rest) clearTimeout(this.rest);
+    this.rest = null;
+    if (exact?.key === key && exact.took > QUICK && now - exact.at < LONGEST && !this.isAtRest) {
+      this.rest = setTimeout(() => { this.isAtRest = true; this.picture.redraw(); }, REST);
+      return [];
+    }
+    this.isAtRest = false;
+    const strokes = this.paint(map, plot, window, span);
+    this.raster.painted();
+    this.exact = { key, window, span, strokes, took: performance.now() - now, at: performance.now() };
+    return strokes;
   }
   /** Draws what lies in a part of the axis and of the addresses; says where blocks are that the search lights up. */
   private paint(map: Map2D, plot: number, [from, to]: [number, number], [low, high]: [number, number]): [number, number, number, number][] {

@@ -9,6 +9,11 @@ export function packed(colour: string): number {
 
 /** `over` on top of `under`, of which nothing may be seen yet. */
 export function mixed(under: number, over: number, alpha: number): number {
+  if (under >>> 24 === 255) {
+    // Red and blue at once, then green, in 256ths.
+    const part = (alpha * 256) | 0, rest = 256 - part;
+    return (0xff000000 | ((((under & 0xff00ff) * rest + (over & 0xff00ff) * part) >>> 8) & 0xff00ff) | ((((under & 0xff00) * rest + (over & 0xff00) * part) >>> 8) & 0xff00)) >>> 0;
+  }
   const old = (under >>> 24) / 255, all = alpha + old * (1 - alpha);
   if (all <= 0) return 0;
   const part = (shift: number) => Math.round((((over >>> shift) & 255) * alpha + ((under >>> shift) & 255) * old * (1 - alpha)) / all) << shift;
@@ -21,7 +26,8 @@ export class Raster {
   pixels = new Uint32Array(0);
   private covered = new Float32Array(0);
   private colour = new Uint32Array(0);
-  private canvas: HTMLCanvasElement | null = null;
+  /** What was painted last. */
+  canvas: HTMLCanvasElement | null = null;
   begin(width: number, height: number): this {
     if (width * height !== this.pixels.length) {
       const n = width * height;

@@ -79,7 +79,7 @@ export class Timeline {
   /** The areas, as they are until what is looked at changes. */
   private plotted(device: Device, plot: number, colour: ReturnType<typeof theme>): Plotted {
     const { view } = this, { ratio } = this.picture;
-    const key = [view.chapter, view.device, view.axis, ...view.window, plot, ratio, view.by, view.only, colour.panel].join();
+    const key = [view.reading, view.axis, ...view.window, plot, ratio, view.by, view.only, colour.panel].join();
     if (key === this.shown?.key) return this.shown;
     const series = device.series(view.by), tints = colours(series.groups.map((group) => group.name)).map(packed), [ink, panel] = [colour.ink, colour.panel].map(packed);
     const chosen = view.only === null ? -1 : series.groups.findIndex((group) => group.name === view.only), order = chosen >= 0 ? [chosen] : [...series.groups.keys()];
@@ -215,9 +215,10 @@ export class Timeline {
     const where = `${this.hover === null ? "Cursor" : "Here"}: ${time(device.times[state])}${step ? ", " + step.text : ""}, change ${count(device.changes[state])} of ${count(device.head.n_changes)}, ${bytes(device.total[state])} held (${((device.total[state] / (device.total[device.peak] || 1)) * 100).toFixed(1)} % of the peak)`;
     const cut = view.window[0] > view.extent[0] || view.window[1] < view.extent[1] ? " A part of the axis is seen; 0 shows all." : "";
     const lit = view.lit ? `; the search lights up ${bytes(view.litBytes![state])}` : "";
-    const kept = device.head.stretch > 1 ? `. Of every ${count(device.head.stretch)} changes the highest, the lowest, the last state and that with most in use are kept (${count(device.n)} of ${count(device.head.n_changes)}).` : ".";
+    const { whole } = device.head, [from, to] = view.axis === "time" ? view.window : [Infinity, 0];
+    const kept = whole && whole[0] <= from && whole[1] >= Math.min(to, view.trace.head.duration_ns) ? ". All changes of this part are here." : device.head.stretch > 1 ? `. Of every ${count(device.head.stretch)} changes the highest, the lowest, the last state and that with most in use are kept (${count(device.n)} of ${count(device.head.n_changes)}).` : ".";
     this.readout.textContent = where + lit + kept + cut;
-    const tints = colours(series.groups.map((group) => group.name)), listed = [view.chapter, view.device, view.by, view.only, state, ...tints].join();
+    const tints = colours(series.groups.map((group) => group.name)), listed = [view.reading, view.by, view.only, state, ...tints].join();
     if (listed === this.listed) return;
     this.listed = listed;
     this.legend.replaceChildren(...series.groups.map((group, i) => {

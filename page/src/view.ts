@@ -1,6 +1,7 @@
 // What is looked at: kept in the address behind #, so that a link shows the same.
 import { GROUPINGS, type Chapter, type Device, type Grouping } from "./model";
 import type { Data } from "./data";
+import { upTo } from "./pyramid";
 import { lit, search, type Search } from "./search";
 
 export const TABS = ["live", "map", "settings", "ranks", "tables"] as const;
@@ -26,15 +27,16 @@ export class View {
   private listeners: (() => void)[] = [];
   private link: ReturnType<typeof setTimeout> | null = null;
   private sum: [boolean[], Device, Float64Array] | null = null;
-  private litFor: [Search, number, boolean[] | null] | null = null;
+  private nReplaced = 0;
+  private litFor: [Search, string, boolean[] | null] | null = null;
 
   constructor(readonly data: Data, readonly chapters: Chapter[]) {}
 
   get trace(): Chapter { return this.chapters[this.chapter]; }
   get dev(): Device | null { return this.trace.devices[this.device] ?? null; }
   get lit(): boolean[] | null {
-    if (!this.litFor || this.litFor[0] !== this.search || this.litFor[1] !== this.chapter) {
-      this.litFor = [this.search, this.chapter, lit(this.trace, this.search)];
+    if (!this.litFor || this.litFor[0] !== this.search || this.litFor[1] !== this.reading) {
+      this.litFor = [this.search, this.reading, lit(this.trace, this.search)];
     }
     return this.litFor[2];
   }
@@ -68,6 +70,23 @@ export class View {
     this.listeners.forEach((listener) => listener());
     // Browsers take only so many changes of the address: while something moves, it follows.
     this.link ??= setTimeout(() => { this.link = null; history.replaceState(null, "", this.fragment()); }, 100);
+  }
+  /** What is looked at, and which reading of it: for what is made once for each. */
+  get reading(): string { return [this.chapter, this.device, this.nReplaced].join(); }
+  /** The same trace with more of its states: what was chosen in it stays where it was. */
+  replace(index: number, chapter: Chapter) {
+    const old = this.dev, isShown = index === this.chapter, change = (state: number) => old?.changes[Math.max(0, state)] ?? 0;
+    const chosen = [this.cursor, this.base ?? 0, ...(this.range ?? [0, 0])].map(change);
+    this.chapters[index] = chapter;
+    this.nReplaced++;
+    const device = this.dev;
+    if (isShown && device) {
+      const [cursor, base, from, to] = chosen.map((at) => Math.max(0, upTo(device.changes, at) - 1));
+      this.cursor = cursor;
+      if (this.base !== null) this.base = base;
+      if (this.range) this.range = [from, to];
+    }
+    this.changed();
   }
   /** Another trace or device: what was chosen in the old one means nothing in it. */
   choose(chapter: number, device: number) {

@@ -5,7 +5,7 @@
 //
 // --gl: with WebGL2, which Chromium then computes with SwiftShader.
 import { existsSync, statSync } from "node:fs";
-import { basename } from "node:path";
+import { basename, resolve } from "node:path";
 import { parseArgs } from "node:util";
 import { chromium } from "playwright-core";
 
@@ -17,7 +17,7 @@ const pages = [];
 for (const file of files) {
   const page = await (await browser.newContext({ offline: true, viewport: { width: 1280, height: 800 } })).newPage();
   const begun = Date.now();
-  await page.goto("file://" + file);
+  await page.goto("file://" + resolve(file));
   await page.waitForSelector("[data-section=verdict]");
   await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
   const opened = Date.now() - begun, heap = await page.evaluate(() => { gc(); return Math.round(performance.memory.usedJSHeapSize / 1048576); });

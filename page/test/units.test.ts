@@ -6,6 +6,7 @@ import { boxes, tree, width } from "../src/flame";
 import { bytes, count, ticks, time } from "../src/format";
 import { Chapter, Compact } from "../src/model";
 import { Pyramid, upTo } from "../src/pyramid";
+import { mixed, packed, Raster } from "../src/raster";
 import { lit, search } from "../src/search";
 
 let seed = 7;
@@ -68,7 +69,7 @@ function chapter(): Chapter {
     stack_lengths: column([0, 2, 2]), stack_lines: column([0, 1, 0, 2]),
     holders: { level: column([1, 1, 2]), owner: column([0, 0, 0]), site: column([1, 2, 0]), stack: column([1, 2, 0]), stream: column([0, 1, 0]), role: column([1, 0, 0]), private: column([0, 0, 0]), kind: column([0, 0, 1]), kinds: ["blocks", "cache"], streams: ["0x5"], torch: "PyTorch" },
     devices: [{
-      device: 0, name: "cuda:0", n_changes: 4, stretch: 1, state_time: column([10, 20, 30, 40]), state_change: column([0, 1, 2, 3]), state_rows: column([2, 2, 2, 2]),
+      device: 0, name: "cuda:0", n_changes: 4, whole: null, stretch: 1, state_time: column([10, 20, 30, 40]), state_change: column([0, 1, 2, 3]), state_rows: column([2, 2, 2, 2]),
       row_holder: column([0, 2, 0, 2, 1, 2, 0, 2]), row_bytes: column([10, 90, 5, -5, 7, -7, -15, 15]), row_objects: column([1, 1, 1, 0, 1, 0, -2, 0]), base: "0x1000", n_unplaced: 0,
       blocks: rectangles([0, 10, 50], [10, 5, 7], [10, 20, 30], [31, 21, 0], [0, 0, 1]), grounds: rectangles([0, 200], [100, 50], [5, 5], [0, 0], [0, 4]),
     }],
@@ -121,6 +122,21 @@ test("a search is a regular expression over all words of a holder, or says what 
   assert.deepEqual(lit(trace, search("weights|used by nobody")), [true, false, true]);
   assert.equal(lit(trace, search("")), null);
   assert.ok(search("(").error && !search("(").pattern);
+});
+
+test("pixels: what is opaque hides, what is thin adds up, and nothing is drawn outside", () => {
+  const raster = new Raster().begin(4, 3), [blue, white] = ["#0000ff", "#ffffff"].map(packed);
+  assert.equal(blue, 0xffff0000);
+  raster.fill(-5, -5, 2.4, 1.2, blue);
+  raster.fill(3.2, 2, 99, 99, white);
+  raster.fill(7, 0, 9, 1, white);
+  raster.thin(0, 1.2, 0.5, 1.4, white, 1);
+  raster.thin(1, 1, 2, 2, white, 1);
+  raster.thin(5, 0, 6, 1, white, 1);
+  raster.gathered();
+  const shown = [...raster.pixels].map((pixel) => pixel.toString(16));
+  assert.deepEqual(shown, ["ffff0000", "ffff0000", "0", "0", "33ffffff", "ffffffff", "0", "0", "0", "0", "0", "ffffffff"]);
+  assert.deepEqual([mixed(0, white, 0.5), mixed(blue, white, 0), mixed(blue, white, 1), mixed(0xff000000, white, 0.5)].map((it) => it.toString(16)), ["80ffffff", "ffff0000", "ffffffff", "ff7f7f7f"]);
 });
 
 test("amounts are written as in a terminal", () => {

@@ -47,6 +47,7 @@ const RUNS: &[(&str, &[&str])] = &[
             "-F -o NEW MISSING",
         ],
     ),
+    ("serve", &["MISSING", "PLAIN", "--port MISSING TRACE"]),
     ("summary", &["TRACE", "OOM", "PICKLE", "TRACE OOM", "TRACE --peak", "CUT"]),
     ("stats", &["TRACE", "OOM", "PICKLE", "CUT"]),
     ("top", &["--once TRACE", "--once TRACE OOM", "--once CUT", "--once PLAIN", "--once MISSING"]),

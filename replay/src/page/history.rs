@@ -61,11 +61,35 @@ pub(super) struct History {
     /// Where the stretch that is going on begins.
     tail: usize,
     n_rows: usize,
+    /// From when to when every state stays, as long as there is as much room for these as for all others.
+    focus: Option<(Nanos, Nanos)>,
+    n_focused: usize,
+    n_focused_rows: usize,
 }
 
 impl History {
     pub(super) fn new(room: Room) -> History {
-        History { room, stretch: 1, n_changes: 0, states: vec![], tail: 0, n_rows: 0 }
+        History {
+            room,
+            stretch: 1,
+            n_changes: 0,
+            states: vec![],
+            tail: 0,
+            n_rows: 0,
+            focus: None,
+            n_focused: 0,
+            n_focused_rows: 0,
+        }
+    }
+
+    /// The same, with every state between two times.
+    pub(super) fn focused(room: Room, focus: Option<(Nanos, Nanos)>) -> History {
+        History { focus, ..History::new(room) }
+    }
+
+    /// From when to when every state is there, where that was asked for and there was room.
+    pub(super) fn focus(&self) -> Option<(Nanos, Nanos)> {
+        self.focus
     }
 
     /// One event changed these.
@@ -78,7 +102,12 @@ impl History {
             self.n_rows -= stretch.iter().map(|state| state.rows.len()).sum::<usize>();
             self.keep(stretch);
             self.tail = self.states.len();
-            if self.states.len() > self.room.states || self.n_rows > self.room.rows {
+            if self.n_focused > self.room.states || self.n_focused_rows > self.room.rows {
+                self.focus = None;
+                self.shrink();
+            }
+            let (n_states, n_rows) = (self.states.len() - self.n_focused, self.n_rows - self.n_focused_rows);
+            if n_states > self.room.states || n_rows > self.room.rows {
                 self.shrink();
             }
         }
@@ -88,7 +117,7 @@ impl History {
     pub(super) fn shrink(&mut self) {
         self.stretch *= 2;
         let (stretch, states) = (self.stretch, std::mem::take(&mut self.states));
-        (self.n_rows, self.tail) = (0, 0);
+        (self.n_rows, self.tail, self.n_focused, self.n_focused_rows) = (0, 0, 0, 0);
         let mut together: Vec<State> = vec![];
         for state in states {
             if together.last().is_some_and(|last| last.change / stretch != state.change / stretch) {
@@ -123,9 +152,14 @@ impl History {
         let mut since: Vec<Row> = vec![];
         for (idx, mut state) in states.into_iter().enumerate() {
             since.append(&mut state.rows);
-            if [lowest, highest, fullest, last].contains(&idx) {
+            let is_focused = self.focus.is_some_and(|(from, to)| (from..=to).contains(&state.time));
+            if is_focused || [lowest, highest, fullest, last].contains(&idx) {
                 state.rows = summed(std::mem::take(&mut since));
                 self.n_rows += state.rows.len();
+                if is_focused {
+                    self.n_focused += 1;
+                    self.n_focused_rows += state.rows.len();
+                }
                 self.states.push(state);
             }
         }
@@ -201,6 +235,26 @@ mod tests {
                 history.states.len()
             );
         }
+    }
+
+    #[test]
+    fn every_state_of_the_part_that_is_looked_at_stays() {
+        let focus = (Nanos(7000), Nanos(7100));
+        let mut all = History::focused(Room { states: 300, rows: 700 }, Some(focus));
+        for change in 0..20_000 {
+            let bytes = 1 - 2 * (change as i64 % 2);
+            let height = (Bytes(1 - change % 2), Bytes(0));
+            all.change(Nanos(change), vec![Row { holder: 0, bytes, objects: 0 }], height);
+        }
+        let inside = all.states.iter().filter(|state| (7000..=7100).contains(&state.change)).count();
+        assert_eq!((inside, all.focus()), (101, Some(focus)));
+        assert!(all.stretch > 1 && all.states.len() < 500, "{} {}", all.stretch, all.states.len());
+        let mut too_much =
+            History::focused(Room { states: 300, rows: 700 }, Some((Nanos(0), Nanos(u64::MAX))));
+        for change in 0..20_000 {
+            too_much.change(Nanos(change), vec![], (Bytes(change), Bytes(0)));
+        }
+        assert!(too_much.focus().is_none() && too_much.states.len() < 500, "{}", too_much.states.len());
     }
 
     #[test]

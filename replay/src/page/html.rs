@@ -14,8 +14,21 @@ const STYLE: &str = include_str!("bundle.css");
 /// `sha256-...` of the script and of the style.
 const HASHES: &str = include_str!("bundle.sha256");
 
+/// Where a page is read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Reader {
+    /// From a file, alone.
+    File,
+    /// From `gputrace serve`, which it may ask for more, and nobody else.
+    Served,
+}
+
 /// The page with this data.
-pub(super) fn page(data: &[u8]) -> String {
+pub(super) fn page(data: &[u8], reader: Reader) -> String {
+    let (may_ask, asks) = match reader {
+        Reader::File => ("", ""),
+        Reader::Served => (" connect-src 'self';", "\n<meta name=\"gputrace-details\" content=\"details\">"),
+    };
     let mut hashes = HASHES.lines();
     let (script, style) = (hashes.next().unwrap_or_default(), hashes.next().unwrap_or_default());
     let data = base64(&compressed(data));
@@ -24,9 +37,9 @@ pub(super) fn page(data: &[u8]) -> String {
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data:; base-uri 'none'; form-action 'none'">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data:;{may_ask} base-uri 'none'; form-action 'none'">
 <meta name="viewport" content="width=device-width">
-<meta name="referrer" content="no-referrer">
+<meta name="referrer" content="no-referrer">{asks}
 <meta name="color-scheme" content="light dark">
 <link rel="icon" href="data:,">
 <title>gputrace</title>

@@ -55,6 +55,8 @@ pub(super) enum Ground {
 #[derive(Clone, Debug)]
 pub(super) struct Rectangles {
     room: usize,
+    /// What is there in this time is kept before all other.
+    focus: Option<(Nanos, Nanos)>,
     /// From when to when the trace is.
     span: (Nanos, Nanos),
     open: FxHashMap<u64, Rectangle>,
@@ -70,7 +72,12 @@ pub(super) struct Rectangles {
 impl Rectangles {
     pub(super) fn new(room: usize, span: (Nanos, Nanos)) -> Rectangles {
         let (open, tiles) = (FxHashMap::default(), FxHashMap::default());
-        Rectangles { room, span, open, done: vec![], tiles, tile_bits: 21, n_tiled: 0 }
+        Rectangles { room, focus: None, span, open, done: vec![], tiles, tile_bits: 21, n_tiled: 0 }
+    }
+
+    /// The same, where what is there between two times is kept before all other.
+    pub(super) fn focused(room: usize, span: (Nanos, Nanos), focus: Option<(Nanos, Nanos)>) -> Rectangles {
+        Rectangles { focus, ..Rectangles::new(room, span) }
     }
 
     pub(super) fn begins(&mut self, addr: u64, bytes: Bytes, from: Nanos, what: u32) {
@@ -117,9 +124,13 @@ impl Rectangles {
         if self.done.len() <= self.room {
             return;
         }
-        let end = self.span.1;
+        let (end, focus) = (self.span.1, self.focus);
+        let is_focused = |it: &Rectangle| {
+            focus.is_some_and(|(from, to)| it.from <= to && it.to.is_none_or(|until| until >= from))
+        };
         if self.room > 0 {
-            self.done.select_nth_unstable_by_key(self.room - 1, |it| std::cmp::Reverse(it.area(end)));
+            let worth = |it: &Rectangle| std::cmp::Reverse((is_focused(it), it.area(end)));
+            self.done.select_nth_unstable_by_key(self.room - 1, worth);
         }
         for small in self.done.split_off(self.room) {
             self.tile(&small);

@@ -32,7 +32,9 @@ use crate::story::Story;
 use crate::trace::owners::TORCH;
 use crate::trace::source::Source;
 use columns::{ColumnId, Columns};
+use gputrace_schemas::event::Nanos;
 use history::{History, Room};
+use html::Reader;
 use map::RectangleColumns;
 use settings::Settings;
 use watch::{Collector, Detail, Device, Holder, Mark, MarkKind, Marks};
@@ -40,7 +42,8 @@ use watch::{Collector, Detail, Device, Holder, Mark, MarkKind, Marks};
 /// The largest file, as a rule of ours: browsers open it at once, mail and trackers take it.
 pub const MOST_BYTES: usize = 20 << 20;
 /// States and rows of all traces together.
-const MOST: Detail = Detail { history: Room { states: 120_000, rows: 900_000 }, rectangles: 240_000 };
+const MOST: Detail =
+    Detail { history: Room { states: 120_000, rows: 900_000 }, rectangles: 240_000, focus: None };
 /// A longer name is cut.
 const LONGEST_NAME: usize = 400;
 /// Times that detail is halved before a page is as large as it is.
@@ -87,18 +90,32 @@ impl Page {
         Page { summary, chapters, job: job.iter().map(tables::section).collect() }
     }
 
+    /// The page for who is served it: it can ask for details ([`Chapter::detail`]).
+    ///
+    /// # Errors
+    /// It is larger than a page can be.
+    pub fn served(&mut self) -> io::Result<Vec<u8>> {
+        let mut page = vec![];
+        self.write_for(&mut page, Reader::Served)?;
+        Ok(page)
+    }
+
     /// Writes the file; says how large it is.
     ///
     /// # Errors
     /// Those of what is written to.
     pub fn write(&mut self, out: &mut dyn Write) -> io::Result<usize> {
-        let mut page = html::page(&self.data()?);
+        self.write_for(out, Reader::File)
+    }
+
+    fn write_for(&mut self, out: &mut dyn Write, reader: Reader) -> io::Result<usize> {
+        let mut page = html::page(&self.data()?, reader);
         for _ in 0..MOST_SHRINKS {
             if page.len() <= MOST_BYTES {
                 break;
             }
             self.chapters.iter_mut().for_each(Chapter::shrink);
-            page = html::page(&self.data()?);
+            page = html::page(&self.data()?, reader);
         }
         out.write_all(page.as_bytes())?;
         Ok(page.len())
@@ -131,7 +148,27 @@ impl Chapter {
         let detail = Detail {
             history: Room { states: MOST.history.states / n, rows: MOST.history.rows / n },
             rectangles: MOST.rectangles / n,
+            focus: None,
         };
+        let mut chapter = Chapter::collected(story, source, detail);
+        chapter.report = tables::part(part);
+        let devices = chapter.devices.iter().map(|(ordinal, _, device)| (*ordinal, device)).collect();
+        chapter.settings = settings::of(Path::new(source.path()), &devices);
+        chapter
+    }
+
+    /// What a page asks for while one looks closer at a part of it, in nanoseconds since the trace began: that part whole, as far
+    /// as there is room, and the rest as before. Without what is said of the trace, which the page has.
+    ///
+    /// # Errors
+    /// The answer is larger than a page can read.
+    pub fn detail(story: &Story, source: &Source, (from, to): (u64, u64)) -> io::Result<Vec<u8>> {
+        let at = |since: u64| Nanos(story.start().0.saturating_add(since));
+        let chapter = Chapter::collected(story, source, Detail { focus: Some((at(from), at(to))), ..MOST });
+        Page { summary: Json::Null, chapters: vec![chapter], job: vec![] }.data()
+    }
+
+    fn collected(story: &Story, source: &Source, detail: Detail) -> Chapter {
         let (no_roles, lifetimes) = (vec![], story.lifetimes.as_ref());
         let roles = lifetimes.map_or(&no_roles, |it| &it.roles_of_blocks);
         let mut collector = Collector::new(source.definitions(), story, roles, detail);
@@ -147,7 +184,6 @@ impl Chapter {
             }
             steps.thin();
         }
-        let settings = settings::of(Path::new(source.path()), &devices);
         let n_sites = holders.iter().map(|(_, it)| it.site.0).filter(|site| *site != u32::MAX).max();
         let sites = (0..n_sites.map_or(0, |site| site + 1)).map(crate::ledger::SiteId);
         let n_owners = holders.iter().map(|(_, it)| it.owner.0).filter(|owner| *owner != u32::MAX).max();
@@ -156,7 +192,7 @@ impl Chapter {
             start: story.start().0,
             origin: 0,
             duration: story.since_start(ledger.last).0,
-            report: tables::part(part),
+            report: Json::Null,
             owners: owners.map(|owner| ledger.sites.owner(owner).to_owned()).collect(),
             sites: sites.map(|site| cut(&ledger.sites.site_name(site))).collect(),
             roles: lifetimes.map_or_else(Vec::new, |it| {
@@ -172,7 +208,7 @@ impl Chapter {
                 })
                 .collect(),
             marks: marks.into_iter().collect(),
-            settings,
+            settings: vec![],
             holders,
         };
         chapter.read_stacks(source);
@@ -287,7 +323,7 @@ impl Chapter {
 
     fn device(&self, (ordinal, name, device): &(i16, String, Device), columns: &mut Columns) -> DeviceJson {
         let History { stretch, n_changes, states, .. } = &device.history;
-        let since = |time: gputrace_schemas::event::Nanos| time.0.saturating_sub(self.start);
+        let since = |time: Nanos| time.0.saturating_sub(self.start);
         let rows = || states.iter().flat_map(|state| &state.rows);
         let lowest = [device.blocks.lowest(), device.grounds.lowest()];
         let base = lowest.into_iter().flatten().min().unwrap_or(0);
@@ -295,6 +331,7 @@ impl Chapter {
             device: *ordinal,
             name: cut(name),
             n_changes: *n_changes,
+            whole: device.history.focus().map(|(from, to)| [since(from), since(to)]),
             stretch: *stretch,
             state_time: columns.add(states.iter().map(|state| since(state.time))),
             state_change: columns.add(states.iter().map(|state| state.change)),
@@ -303,8 +340,8 @@ impl Chapter {
             row_bytes: columns.add_signed(rows().map(|row| row.bytes)),
             row_objects: columns.add_signed(rows().map(|row| i64::from(row.objects))),
             base: format!("{base:#x}"),
-            blocks: device.blocks.write(base, gputrace_schemas::event::Nanos(self.start), columns),
-            grounds: device.grounds.write(base, gputrace_schemas::event::Nanos(self.start), columns),
+            blocks: device.blocks.write(base, Nanos(self.start), columns),
+            grounds: device.grounds.write(base, Nanos(self.start), columns),
             n_unplaced: device.n_unplaced,
         }
     }
@@ -342,6 +379,8 @@ struct DeviceJson {
     device: i16,
     name: String,
     n_changes: u64,
+    /// From when to when all states are there, where that was asked for.
+    whole: Option<[u64; 2]>,
     stretch: u64,
     state_time: ColumnId,
     state_change: ColumnId,

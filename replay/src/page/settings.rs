@@ -40,16 +40,16 @@ struct Tried {
 }
 
 /// Tries what people are advised to set, where the trace is short enough.
-pub(super) fn of(path: &Path, devices: &BTreeMap<i16, Device>) -> Vec<Settings> {
+pub(super) fn of(path: &Path, devices: &BTreeMap<i16, &Device>) -> Vec<Settings> {
     let is_short = |device: &Device| !device.requests.is_empty() && !device.has_more_requests;
-    if !devices.values().any(is_short) {
+    if !devices.values().copied().any(is_short) {
         return vec![];
     }
     // What cannot be imported is said by `gputrace tune`.
     let Ok(trace) = import::load(path) else { return vec![] };
     let of_device = |stream: &OpStream| {
         let ordinal = i16::try_from(stream.device).ok()?;
-        settings(ordinal, devices.get(&ordinal).filter(|device| is_short(device))?, stream)
+        settings(ordinal, devices.get(&ordinal).copied().filter(|device| is_short(device))?, stream)
     };
     trace.devices.iter().filter_map(of_device).collect()
 }

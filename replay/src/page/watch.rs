@@ -29,6 +29,8 @@ pub(super) struct Detail {
     pub history: Room,
     /// Rectangles of the map.
     pub rectangles: usize,
+    /// All is kept from then to then, as far as there is room.
+    pub focus: Option<(Nanos, Nanos)>,
 }
 
 /// Who holds something.
@@ -217,9 +219,9 @@ impl<'a> Collector<'a> {
         let (detail, span) = (self.detail, self.span);
         let has_blocks = self.with_blocks.contains(&device);
         self.devices.entry(device).or_insert_with(|| Device {
-            history: History::new(detail.history),
-            blocks: Rectangles::new(detail.rectangles, span),
-            grounds: Rectangles::new(detail.rectangles / 4, span),
+            history: History::focused(detail.history, detail.focus),
+            blocks: Rectangles::focused(detail.rectangles, span, detail.focus),
+            grounds: Rectangles::focused(detail.rectangles / 4, span, detail.focus),
             n_unplaced: 0,
             requests: vec![],
             has_more_requests: false,

@@ -9,6 +9,7 @@ use gputrace_schemas::printable::Screen;
 
 mod commands;
 mod elf;
+mod http;
 mod show;
 mod working;
 

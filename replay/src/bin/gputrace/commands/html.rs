@@ -11,6 +11,7 @@ use gputrace_replay::ranks::collect::collect;
 use gputrace_replay::ranks::report::Ranks;
 use gputrace_replay::report::model::Section;
 use gputrace_replay::report::sections::Shown;
+use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
 use gputrace_sim::bytes::iec;
@@ -56,13 +57,7 @@ fn run(matches: &ArgMatches, _out: &mut Screen) -> anyhow::Result<ExitCode> {
         bail!("{} exists; -F overwrites it", output.display());
     }
     let n_traces = paths.len();
-    let (read, all) = show::read_all(&paths, |path| {
-        let source = open(path, args.redact)?;
-        let (story, verdict) = super::report::understood(&source, &Categories::default(), Shown::OnDemand);
-        let part = super::report::part(&story, &verdict, Shown::OnDemand);
-        let chapter = Chapter::of(&story, &part, &source, n_traces);
-        Ok((story, chapter))
-    });
+    let (read, all) = show::read_all(&paths, |path| chapter(path, args.redact, n_traces));
     if read.is_empty() {
         return Ok(show::exit_code(all));
     }
@@ -76,7 +71,16 @@ fn run(matches: &ArgMatches, _out: &mut Screen) -> anyhow::Result<ExitCode> {
     Ok(show::exit_code(all))
 }
 
-fn open(path: &Path, is_redacted: bool) -> anyhow::Result<Source> {
+/// A trace, understood, as one of so many of a page.
+pub(super) fn chapter(path: &Path, is_redacted: bool, n_traces: usize) -> anyhow::Result<(Story, Chapter)> {
+    let source = open(path, is_redacted)?;
+    let (story, verdict) = super::report::understood(&source, &Categories::default(), Shown::OnDemand);
+    let part = super::report::part(&story, &verdict, Shown::OnDemand);
+    let chapter = Chapter::of(&story, &part, &source, n_traces);
+    Ok((story, chapter))
+}
+
+pub(super) fn open(path: &Path, is_redacted: bool) -> anyhow::Result<Source> {
     let source = Source::open(path)?;
     Ok(if is_redacted { source.redacted() } else { source })
 }
@@ -93,7 +97,7 @@ fn named_after(trace: &Path) -> PathBuf {
 }
 
 /// What is said of the ranks of a job.
-fn job(paths: &[PathBuf], is_redacted: bool) -> Vec<Section> {
+pub(super) fn job(paths: &[PathBuf], is_redacted: bool) -> Vec<Section> {
     if paths.len() < 2 {
         return vec![];
     }

@@ -27,6 +27,7 @@ mod recorder;
 mod recover;
 mod replay;
 mod report;
+mod serve;
 mod stats;
 mod summary;
 mod symbolise;
@@ -61,6 +62,7 @@ const VERBS: &[Verb] = &[
     record::VERB,
     report::VERB,
     html::VERB,
+    serve::VERB,
     summary::VERB,
     top::VERB,
     metrics::VERB,

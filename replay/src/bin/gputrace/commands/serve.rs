@@ -1,0 +1,216 @@
+//! `gputrace serve`: the page of `html`, and behind it the traces themselves, for the browser of whoever started it.
+//!
+//! ```text
+//! browser ── /SECRET/ ─────────────> the page, made once
+//!         ── /SECRET/details?... ──> a few threads ──> one that has the traces, and reads one again for each answer
+//! ```
+
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{ArgMatches, Args};
+use gputrace_replay::page::{Chapter, Page};
+use gputrace_replay::story::Story;
+use gputrace_replay::trace::source::Source;
+use gputrace_schemas::printable::Screen;
+
+use super::Verb;
+use super::html::{chapter, job};
+use crate::http::{Door, Refusal, answer, head};
+use crate::show::{self, TraceArgs, complain};
+
+pub(super) const VERB: Verb = Verb::new::<ServeArgs>("serve", run);
+
+/// Requests that are read at once; browsers open six connections.
+const N_THREADS: usize = 8;
+/// Connections, and questions, that wait beside these.
+const MOST_WAITING: usize = 8;
+/// A browser that waits longer has given up.
+const LONGEST_ANSWER: Duration = Duration::from_secs(120);
+
+/// Shows the page of `html` in a browser on this machine, with every detail of whatever part of a trace is looked at
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  gputrace serve train.gtr          # prints an address; open it in a browser; Ctrl-C ends it
+  gputrace serve job/ --port 8080   # from another machine: ssh -L 8080:127.0.0.1:8080 HOST
+
+Only programs of this machine can reach it, and only with the secret in the address. It reads traces again for what is asked, and \
+needs no more memory for a longer one than `gputrace html` does.")]
+pub(super) struct ServeArgs {
+    #[command(flatten)]
+    traces: TraceArgs,
+
+    /// Port of 127.0.0.1 [default: one that is free]
+    #[arg(long, default_value_t = 0, hide_default_value = true)]
+    port: u16,
+
+    /// Hide paths, arguments, host names and identifiers of the machine
+    #[arg(long)]
+    redact: bool,
+}
+
+/// Somebody looks closer at a part of a trace, and waits for it.
+struct Question {
+    trace: usize,
+    /// In nanoseconds since it began.
+    part: (u64, u64),
+    reply: Sender<Option<Vec<u8>>>,
+}
+
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
+    let args: ServeArgs = super::parsed(matches)?;
+    let paths = args.traces.paths()?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, args.port))
+        .with_context(|| format!("cannot listen at 127.0.0.1:{}", args.port))?;
+    let door = Door::new(listener.local_addr()?.port()).context("cannot make a secret")?;
+    let n_traces = paths.len();
+    let (read, _) =
+        show::read_all(&paths, |path| chapter(path, args.redact, n_traces).map(|it| (path.to_owned(), it)));
+    if read.is_empty() {
+        return Ok(ExitCode::from(2));
+    }
+    let (mut served, mut chapters): (Vec<PathBuf>, Vec<(Story, Chapter)>) = (vec![], vec![]);
+    for (path, understood) in read {
+        served.push(path);
+        chapters.push(understood);
+    }
+    let job = job(&paths, args.redact);
+    let mut page = Page::of(chapters, &job);
+    let html = page.served().context("cannot make the page")?;
+    drop(page);
+    std::io::Write::write_fmt(out, format_args!("{}\n", door.address()))?;
+    std::io::Write::flush(out)?;
+    complain!("open this address in a browser of this machine; Ctrl-C ends it");
+    let (ask, asked) = sync_channel(MOST_WAITING);
+    let visit = Arc::new(Visit { door, html, ask });
+    std::thread::Builder::new().name("door".into()).spawn(move || keep_door(&listener, &visit))?;
+    explain(&served, args.redact, &asked);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What every visitor is shown.
+struct Visit {
+    door: Door,
+    html: Vec<u8>,
+    ask: SyncSender<Question>,
+}
+
+/// Hands connections to a few threads.
+fn keep_door(listener: &TcpListener, visit: &Arc<Visit>) {
+    let (hand_over, handed) = sync_channel::<TcpStream>(MOST_WAITING);
+    let handed = Arc::new(Mutex::new(handed));
+    for _ in 0..N_THREADS {
+        let (handed, visit) = (Arc::clone(&handed), Arc::clone(visit));
+        std::thread::spawn(move || {
+            loop {
+                let next = handed.lock().map(|handed| handed.recv());
+                let Ok(Ok(mut stream)) = next else { return };
+                receive(&mut stream, &visit);
+            }
+        });
+    }
+    for stream in listener.incoming() {
+        match stream {
+            // Where many wait, those behind them wait in the kernel, which has a limit of its own.
+            Ok(stream) => {
+                if hand_over.send(stream).is_err() {
+                    return;
+                }
+            }
+            // Too many files are open: that passes.
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+        }
+    }
+}
+
+fn receive(stream: &mut TcpStream, visit: &Visit) {
+    let request = match head(stream) {
+        Ok(request) => request,
+        Err(refusal) => return answer(stream, Err(refusal)),
+    };
+    match visit.door.asked(&request) {
+        Ok("") => answer(stream, Ok(("text/html; charset=utf-8", &visit.html))),
+        Ok(path) => match details(path, visit) {
+            Ok(details) => answer(stream, Ok(("application/octet-stream", &details))),
+            Err(refusal) => answer(stream, Err(refusal)),
+        },
+        Err(refusal) => answer(stream, Err(refusal)),
+    }
+}
+
+fn details(path: &str, visit: &Visit) -> Result<Vec<u8>, Refusal> {
+    let (trace, part) = part(path).ok_or(Refusal::Unknown)?;
+    let (reply, replied) = channel();
+    visit.ask.try_send(Question { trace, part, reply }).map_err(|_| Refusal::Busy)?;
+    replied.recv_timeout(LONGEST_ANSWER).map_err(|_| Refusal::Failed)?.ok_or(Refusal::Unknown)
+}
+
+/// `details?trace=0&from=100&to=200`, and nothing else.
+fn part(path: &str) -> Option<(usize, (u64, u64))> {
+    let mut words = path.strip_prefix("details?")?.split('&');
+    let mut number = |name: &str| -> Option<u64> {
+        let digits = words.next()?.strip_prefix(name)?.strip_prefix('=')?;
+        digits.bytes().all(|digit| digit.is_ascii_digit()).then(|| digits.parse().ok())?
+    };
+    let (trace, from, to) = (number("trace")?, number("from")?, number("to")?);
+    (words.next().is_none() && from <= to).then_some((usize::try_from(trace).ok()?, (from, to)))
+}
+
+/// Answers questions, one after the other.
+fn explain(paths: &[PathBuf], is_redacted: bool, asked: &Receiver<Question>) {
+    // What was understood of the trace that was asked about last: its books, not its events.
+    let mut last: Option<(usize, Source, Story)> = None;
+    while let Ok(question) = asked.recv() {
+        let Some(path) = paths.get(question.trace) else {
+            let _ = question.reply.send(None);
+            continue;
+        };
+        if last.as_ref().is_none_or(|(trace, ..)| *trace != question.trace) {
+            last = None;
+            match opened(path, is_redacted) {
+                Ok((source, story)) => last = Some((question.trace, source, story)),
+                Err(error) => complain!("{error:#}"),
+            }
+        }
+        let details = last.as_ref().map(|(_, source, story)| Chapter::detail(story, source, question.part));
+        // Who asked may have gone.
+        let _ = question.reply.send(details.and_then(Result::ok));
+    }
+}
+
+fn opened(path: &Path, is_redacted: bool) -> anyhow::Result<(Source, Story)> {
+    let source = super::html::open(path, is_redacted)?;
+    let story = Story::with_lifetimes(&source, &gputrace_replay::analyse::categories::Categories::default());
+    Ok((source, story))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::part;
+
+    #[test]
+    fn only_what_the_page_asks_is_a_question() {
+        assert_eq!(part("details?trace=1&from=2&to=30"), Some((1, (2, 30))));
+        for wrong in [
+            "",
+            "details",
+            "details?trace=1&from=2",
+            "details?trace=1&from=30&to=2",
+            "details?trace=1&from=2&to=30&to=4",
+            "details?trace=-1&from=2&to=30",
+            "details?trace=+1&from=2&to=30",
+            "details?from=2&to=30&trace=1",
+            "details?trace=1&from=2&to=99999999999999999999999",
+            "../../etc/passwd",
+            "details/../?trace=1&from=2&to=30",
+        ] {
+            assert_eq!(part(wrong), None, "{wrong}");
+        }
+    }
+}
