@@ -5,7 +5,7 @@ usage: predict.py FOLDER [NAME...]
        predict.py FOLDER --again RESULTS     what is predicted now from the traces that an earlier run kept; needs no GPU
        predict.py FOLDER --fits RESULTS      the same traces, and only the largest batches are run; about two minutes
 
-FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of predict_programs.py, all if there are none. Of each: small runs are recorded, what
+FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of CASES, `third` is a set of them, all if there are none. Of each: small runs are recorded, what
 larger ones reserve is predicted, and the larger ones are run alone, several programs at a time. `--fit batch` is asked for a limit
 that then holds: what it says is right where that value runs, and the next does not. Results are written to $OUT (or a new folder) as
 they come: predict.jsonl, the traces of the small runs (traces.N.tar), and table.txt. PASS and FAIL lines; about ten minutes on a GPU
@@ -74,6 +74,29 @@ CASES = {
     "unet-other": ("batch=3,side=96 batch=6,side=96 batch=3,side=160", "batch=24,side=160 batch=12,side=320 batch=40,side=224", True),
     "contrast": ("batch=512 batch=1024", "batch=4096 batch=8192 batch=16000", False),
 }
+# Programs that were written before anything was measured of them, and predicted once: `third` names all of them.
+THIRD = {
+    "vit_compile": ("batch=8 batch=16", "batch=64 batch=128 batch=250", False),
+    "speech": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "detect": ("batch=4 batch=8", "batch=32 batch=64 batch=120", False),
+    "codebook": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "tuned": ("batch=2 batch=4", "batch=16 batch=32 batch=60", True),
+    "towers": ("batch=32 batch=64", "batch=256 batch=512 batch=1000", True),
+    "scan": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "clips": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "graphs": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "attend": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "sparse": ("batch=2048 batch=4096", "batch=16384 batch=32768 batch=60000", False),
+    "rollout": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "distil": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "mobile": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "fused": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "one_by_one": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "beams": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "dense": ("batch=2,side=32 batch=4,side=32 batch=2,side=48", "batch=16,side=64 batch=8,side=128 batch=32,side=96", False),
+    "packed": ("batch=16 batch=32", "batch=128 batch=256 batch=500", False),
+}
+CASES |= THIRD
 
 failed, lines, rows = 0, threading.Lock(), []
 
@@ -316,7 +339,8 @@ def main():
         sys.exit(0 if table() else 1)
     began, machine = time.time(), Machine()
     n_gpus = len(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines())
-    names = sys.argv[2:] or [name for name in CASES if name != "ddp" or n_gpus > 1]
+    names = [name for word in sys.argv[2:] for name in (THIRD if word == "third" else [word])]
+    names = names or [name for name in CASES if name != "ddp" or n_gpus > 1]
 
     def one(name):
         try:
