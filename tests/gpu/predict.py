@@ -2,7 +2,7 @@
 """Holds `gputrace predict` against the truth: programs of many kinds, recorded small, and run four to sixteen times as large.
 
 usage: predict.py FOLDER [NAME...]
-       predict.py FOLDER --again RESULTS     what is predicted now from the traces that an earlier run kept; needs no GPU
+       predict.py FOLDER --again RESULTS...  what is predicted now from the traces that earlier runs kept; needs no GPU
        predict.py FOLDER --fits RESULTS      the same traces, and only the largest batches are run; about two minutes
 
 FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of CASES, `third` is a set of them, all if there are none. Of each: small runs are recorded, what
@@ -15,7 +15,7 @@ import glob, json, os, subprocess, sys, tarfile, tempfile, threading, time
 
 FOLDER = os.path.abspath(sys.argv[1])
 GPUTRACE = os.path.join(FOLDER, "gputrace")
-EARLIER = sys.argv[3] if sys.argv[2:3] in (["--again"], ["--fits"]) else None
+EARLIER = sys.argv[3:] if sys.argv[2:3] in (["--again"], ["--fits"]) else None
 OUT = os.environ.get("OUT") or tempfile.mkdtemp(prefix="predict-")
 WORK = tempfile.mkdtemp(prefix="predict-work-")
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "predict_programs.py")
@@ -175,7 +175,7 @@ def ask(runs, *arguments):
 
 def what_was_said(guess):
     return {"predicted": guess["peak_reserved_bytes"], "allocated": guess["peak_allocated_bytes"],
-            "range": guess["peak_reserved_range"], "sure": guess["sure"],
+            "range": guess["peak_reserved_range"], "replays": guess.get("peak_reserved_replays"), "sure": guess["sure"],
             "open": [it["text"] for it in guess["open"]], "reasons": guess["reasons"]}
 
 
@@ -277,11 +277,13 @@ def pack():
 
 def again(results, machine=None):
     """The recorded truth beside what is predicted now; with a machine, the largest batches are looked for again."""
-    for path in glob.glob(f"{results}/traces.*.tar"):
-        with tarfile.open(path) as tar:
-            tar.extractall(WORK)
-    with open(f"{results}/predict.jsonl") as file:
-        known = [json.loads(line) for line in file]
+    known = []
+    for folder in results:
+        for path in glob.glob(f"{folder}/traces.*.tar"):
+            with tarfile.open(path) as tar:
+                tar.extractall(WORK)
+        with open(f"{folder}/predict.jsonl") as file:
+            known += [json.loads(line) for line in file]
     tasks = []
     for name in CASES:
         ending = ".r0.gtr" if name == "ddp" else ".gtr"
@@ -296,6 +298,26 @@ def again(results, machine=None):
             elif row["kind"] == "fit":
                 tasks.append(lambda row=row, small=small: search(machine, row["name"], small, row["limit"], row["with"]))
     together(tasks)
+
+
+def left_out(targets):
+    """How wide ranges must be beyond their replays, chosen from all programs but one and held against that one, for each."""
+    ranges = [row for row in targets if row["sure"] != "certain" and row.get("replays")]
+    need = {}
+    for row in ranges:
+        truth, (low, high) = row["truth"]["reserved"], row["replays"]
+        need[row["name"]] = max(need.get(row["name"], 1.0), low / truth, truth / high)
+    if len(need) < 2:
+        return []
+    held = lambda row: max(row["truth"]["reserved"] / row["replays"][1], row["replays"][0] / row["truth"]["reserved"]) <= max(
+        other for name, other in need.items() if name != row["name"])
+    n_sure = [row for row in targets if row["sure"] == "certain"]
+    inside = sum(row["inside"] for row in n_sure) + sum(map(held, ranges))
+    widths = sorted(row["range"][1] / row["range"][0] for row in ranges)
+    most = sorted(need.items(), key=lambda it: -it[1])[:5]
+    return [f"ranges: the median is {widths[len(widths) // 2]:.2f} times as high as low, the widest {widths[-1]:.2f}; beyond their replays truth lies by at most "
+            + ", ".join(f"{(factor - 1) * 100:.1f} % ({name})" for name, factor in most),
+            f"one program left out at a time: {inside} of {len(targets)} inside, with what the others need"]
 
 
 def table():
@@ -326,6 +348,7 @@ def table():
         (exact >= 0.8 * len(fits), f"the exact batch: {exact} of {len(fits)}") if fits else None,
     ]
     marks = [mark for mark in marks if mark]
+    text += left_out(targets)
     text += [f"{'PASS' if good else 'FAIL'}  {what}" for good, what in marks]
     with open(f"{OUT}/table.txt", "w") as file:
         file.write("\n".join(text) + "\n")
