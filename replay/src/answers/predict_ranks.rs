@@ -6,7 +6,7 @@ use serde_json::{Value as Json, json};
 
 use super::Reply;
 use crate::ranks::findings::rank_names;
-use crate::report::model::{Mood, Part, Section, Table, Value};
+use crate::report::model::{Mood, Part, Section, Shown, Table, Value};
 
 /// Ranks that are shown of each answer, those that need most.
 const MOST_RANKS: usize = 16;
@@ -176,7 +176,7 @@ fn outcomes_section(questions: &[Decided]) -> Section {
     let rows: Vec<&Row> = questions.iter().flat_map(|it| it.rows.iter().take(MOST_RANKS)).collect();
     let bytes = |bytes: Option<u64>| Value::bytes(bytes);
     let range = |row: &Row, index: usize| bytes(end(row.1, "peak_reserved_range", index));
-    let columns: &[(&'static str, &'static str, &dyn Fn(&&Row) -> Value)] = &[
+    let columns: &[Shown<'_, &Row>] = &[
         ("rank", "rank", &|row| Value::Count(row.0.into())),
         ("at", "at", &|row| Value::text(values(&row.1["values"]))),
         ("peak_reserved_bytes", "reserved", &|row| bytes(row.1["peak_reserved_bytes"].as_u64())),
