@@ -2,10 +2,10 @@
 """Holds `gputrace predict` against the truth: programs of many kinds, recorded small, and run four to sixteen times as large.
 
 usage: predict.py FOLDER [NAME...]
-       predict.py FOLDER --again RESULTS     what is predicted now from the traces that an earlier run kept; needs no GPU
+       predict.py FOLDER --again RESULTS...  what is predicted now from the traces that earlier runs kept; needs no GPU
        predict.py FOLDER --fits RESULTS      the same traces, and only the largest batches are run; about two minutes
 
-FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of predict_programs.py, all if there are none. Of each: small runs are recorded, what
+FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of CASES, `third` is a set of them, all if there are none. Of each: small runs are recorded, what
 larger ones reserve is predicted, and the larger ones are run alone, several programs at a time. `--fit batch` is asked for a limit
 that then holds: what it says is right where that value runs, and the next does not. Results are written to $OUT (or a new folder) as
 they come: predict.jsonl, the traces of the small runs (traces.N.tar), and table.txt. PASS and FAIL lines; about ten minutes on a GPU
@@ -15,7 +15,7 @@ import glob, json, os, subprocess, sys, tarfile, tempfile, threading, time
 
 FOLDER = os.path.abspath(sys.argv[1])
 GPUTRACE = os.path.join(FOLDER, "gputrace")
-EARLIER = sys.argv[3] if sys.argv[2:3] in (["--again"], ["--fits"]) else None
+EARLIER = sys.argv[3:] if sys.argv[2:3] in (["--again"], ["--fits"]) else None
 OUT = os.environ.get("OUT") or tempfile.mkdtemp(prefix="predict-")
 WORK = tempfile.mkdtemp(prefix="predict-work-")
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "predict_programs.py")
@@ -74,6 +74,29 @@ CASES = {
     "unet-other": ("batch=3,side=96 batch=6,side=96 batch=3,side=160", "batch=24,side=160 batch=12,side=320 batch=40,side=224", True),
     "contrast": ("batch=512 batch=1024", "batch=4096 batch=8192 batch=16000", False),
 }
+# Programs that were written before anything was measured of them, and predicted once: `third` names all of them.
+THIRD = {
+    "vit_compile": ("batch=8 batch=16", "batch=64 batch=128 batch=250", False),
+    "speech": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "detect": ("batch=4 batch=8", "batch=32 batch=64 batch=120", False),
+    "codebook": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "tuned": ("batch=2 batch=4", "batch=16 batch=32 batch=60", True),
+    "towers": ("batch=32 batch=64", "batch=256 batch=512 batch=1000", True),
+    "scan": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "clips": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "graphs": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "attend": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "sparse": ("batch=2048 batch=4096", "batch=16384 batch=32768 batch=60000", False),
+    "rollout": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "distil": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "mobile": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "fused": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "one_by_one": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "beams": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "dense": ("batch=2,side=32 batch=4,side=32 batch=2,side=48", "batch=16,side=64 batch=8,side=128 batch=32,side=96", False),
+    "packed": ("batch=16 batch=32", "batch=128 batch=256 batch=500", False),
+}
+CASES |= THIRD
 
 failed, lines, rows = 0, threading.Lock(), []
 
@@ -152,7 +175,7 @@ def ask(runs, *arguments):
 
 def what_was_said(guess):
     return {"predicted": guess["peak_reserved_bytes"], "allocated": guess["peak_allocated_bytes"],
-            "range": guess["peak_reserved_range"], "sure": guess["sure"],
+            "range": guess["peak_reserved_range"], "replays": guess.get("peak_reserved_replays"), "sure": guess["sure"],
             "open": [it["text"] for it in guess["open"]], "reasons": guess["reasons"]}
 
 
@@ -254,11 +277,13 @@ def pack():
 
 def again(results, machine=None):
     """The recorded truth beside what is predicted now; with a machine, the largest batches are looked for again."""
-    for path in glob.glob(f"{results}/traces.*.tar"):
-        with tarfile.open(path) as tar:
-            tar.extractall(WORK)
-    with open(f"{results}/predict.jsonl") as file:
-        known = [json.loads(line) for line in file]
+    known = []
+    for folder in results:
+        for path in glob.glob(f"{folder}/traces.*.tar"):
+            with tarfile.open(path) as tar:
+                tar.extractall(WORK)
+        with open(f"{folder}/predict.jsonl") as file:
+            known += [json.loads(line) for line in file]
     tasks = []
     for name in CASES:
         ending = ".r0.gtr" if name == "ddp" else ".gtr"
@@ -273,6 +298,26 @@ def again(results, machine=None):
             elif row["kind"] == "fit":
                 tasks.append(lambda row=row, small=small: search(machine, row["name"], small, row["limit"], row["with"]))
     together(tasks)
+
+
+def left_out(targets):
+    """How wide ranges must be beyond their replays, chosen from all programs but one and held against that one, for each."""
+    ranges = [row for row in targets if row["sure"] != "certain" and row.get("replays")]
+    need = {}
+    for row in ranges:
+        truth, (low, high) = row["truth"]["reserved"], row["replays"]
+        need[row["name"]] = max(need.get(row["name"], 1.0), low / truth, truth / high)
+    if len(need) < 2:
+        return []
+    held = lambda row: max(row["truth"]["reserved"] / row["replays"][1], row["replays"][0] / row["truth"]["reserved"]) <= max(
+        other for name, other in need.items() if name != row["name"])
+    n_sure = [row for row in targets if row["sure"] == "certain"]
+    inside = sum(row["inside"] for row in n_sure) + sum(map(held, ranges))
+    widths = sorted(row["range"][1] / row["range"][0] for row in ranges)
+    most = sorted(need.items(), key=lambda it: -it[1])[:5]
+    return [f"ranges: the median is {widths[len(widths) // 2]:.2f} times as high as low, the widest {widths[-1]:.2f}; beyond their replays truth lies by at most "
+            + ", ".join(f"{(factor - 1) * 100:.1f} % ({name})" for name, factor in most),
+            f"one program left out at a time: {inside} of {len(targets)} inside, with what the others need"]
 
 
 def table():
@@ -303,6 +348,7 @@ def table():
         (exact >= 0.8 * len(fits), f"the exact batch: {exact} of {len(fits)}") if fits else None,
     ]
     marks = [mark for mark in marks if mark]
+    text += left_out(targets)
     text += [f"{'PASS' if good else 'FAIL'}  {what}" for good, what in marks]
     with open(f"{OUT}/table.txt", "w") as file:
         file.write("\n".join(text) + "\n")
@@ -316,7 +362,8 @@ def main():
         sys.exit(0 if table() else 1)
     began, machine = time.time(), Machine()
     n_gpus = len(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines())
-    names = sys.argv[2:] or [name for name in CASES if name != "ddp" or n_gpus > 1]
+    names = [name for word in sys.argv[2:] for name in (THIRD if word == "third" else [word])]
+    names = names or [name for name in CASES if name != "ddp" or n_gpus > 1]
 
     def one(name):
         try:

@@ -10,6 +10,7 @@ pub mod leaks;
 pub mod moment;
 pub mod postmortem;
 pub mod predict;
+pub mod predict_ranks;
 pub mod processes;
 pub mod remedies;
 pub mod replay;

@@ -6,7 +6,7 @@ use gputrace_schemas::event::Bytes;
 use gputrace_sim::bytes::iec;
 use gputrace_sim::ops::{Frame, History, OpStream};
 use gputrace_sim::predict::law::{Powers, Standing};
-use gputrace_sim::predict::{Forecast, Model, Open, Prediction, Run, Share, Why};
+use gputrace_sim::predict::{Forecast, Model, Open, Prediction, Run, Share, Why, largest as largest_of};
 use gputrace_sim::tune;
 use gputrace_sim::whatif::{Confidence, Laboratory, Question};
 use serde_json::{Value as Json, json};
@@ -29,6 +29,8 @@ const MOST_OPEN: usize = 6;
 const CHOSEN: f64 = 1.15;
 /// The same for every other doubt. Chosen and not measured.
 const DOUBTED: f64 = 1.05;
+/// Nobody plans with a range whose ends are so many times each other.
+const TOO_WIDE: f64 = 2.0;
 /// Runs of one program have more in common than this part.
 const MOST_UNKNOWN: f64 = 0.9;
 
@@ -76,7 +78,13 @@ pub fn predict(recorded: &[Recorded], asked: &Asked) -> Result<Reply, String> {
     for ordinal in ordinals {
         let streams = recorded.iter().map(|run| device(run, ordinal)).collect::<Result<Vec<_>, _>>()?;
         let runs = points.iter().zip(&streams).map(|(at, stream)| Run { at: at.clone(), stream });
-        let model = Model::of(runs.collect()).map_err(|why| format!("cuda:{ordinal}: {why}"))?;
+        let runs: Vec<Run> = runs.collect();
+        let of_base = streams[largest_of(&runs)];
+        let (model, bench) = std::thread::scope(|scope| {
+            let bench = scope.spawn(|| Bench::new(of_base, asked.machine));
+            (Model::of(runs), bench.join())
+        });
+        let model = model.map_err(|why| format!("cuda:{ordinal}: {why}"))?;
         base.get_or_insert(model.base_index());
         let unknown = model.unknown_share();
         if unknown > MOST_UNKNOWN {
@@ -86,7 +94,7 @@ pub fn predict(recorded: &[Recorded], asked: &Asked) -> Result<Reply, String> {
                 unknown * 100.0
             ));
         }
-        let bench = Bench::new(model.base().stream, asked.machine)?;
+        let bench = bench.map_err(|_| format!("cuda:{ordinal}: the replay of the largest run failed"))??;
         let doubts = doubts(recorded, &streams, &bench, &model);
         let oracle = Oracle { names: &names, model: &model, bench: &bench, doubts };
         let targets = targets(&names, &asked.at, &model)?;
@@ -537,7 +545,26 @@ impl Oracle<'_> {
         let more = open.len().saturating_sub(MOST_OPEN);
         let section = section.lines((more > 0).then(|| (Mood::Note, format!("and {more} more"))));
         let none = "it makes no difference of more than 1 % to the peak";
+        let section = section.lines(self.too_wide(answer).map(|text| (Mood::Warning, text)));
         Some(section.lines(answer.forecast.is_sure.then(|| (Mood::Good, none.to_owned()))))
+    }
+
+    /// What to do about a range that nobody can plan with.
+    fn too_wide(&self, answer: &Answered) -> Option<String> {
+        let (low, high) = self.reserved(answer);
+        let factor = high as f64 / low.max(1) as f64;
+        let base = &self.model.base().at;
+        let between = base.iter().zip(&answer.prediction.at).map(|(base, at)| {
+            let middle = (*base as f64 * *at as f64).sqrt().round() as u64;
+            if base == at { *base } else { middle }
+        });
+        let between: Vec<u64> = between.collect();
+        (factor > TOO_WIDE && between != *base).then(|| {
+            format!(
+                "the range is too wide to plan with (× {factor:.1}): one more run between, at {} for instance, would make it narrower",
+                self.values(&between)
+            )
+        })
     }
 
     fn open(&self, open: &Open) -> String {
@@ -615,11 +642,13 @@ impl Oracle<'_> {
         json["sure"] = self.sure(answer).into();
         let (reserved, allocated) = (self.reserved(answer), doubted(forecast.allocated, &self.doubts));
         json["peak_reserved_range"] = json!([reserved.0, reserved.1]);
+        json["peak_reserved_replays"] = json!([forecast.replayed.0, forecast.replayed.1]);
         json["peak_allocated_range"] = json!([allocated.0, allocated.1]);
         json["fits_at_best"] = forecast.fits.0.into();
         json["fits_at_worst"] = forecast.fits.1.into();
         json["recorded_device_is_too_small"] = too_large_for.is_some().into();
         json["reasons"] = json!(self.doubts.reasons);
+        json["too_wide"] = json!(self.too_wide(answer));
         json["open"] = prediction.open.iter().map(open).collect();
         json["grows"] = prediction.shares.iter().map(share).collect();
         let (n_matched, n) = self.model.n_matched();

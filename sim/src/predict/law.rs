@@ -4,7 +4,7 @@
 //! law with as many terms as there are points always fits; it is *unchecked*, and what it may be instead is said.
 
 /// The highest power of one variable.
-const MOST_POWER: u8 = 2;
+pub(super) const MOST_POWER: u8 = 2;
 /// The highest degree of a product: batch times sequence times sequence. Products of each variable once have no limit.
 const MOST_DEGREE: u8 = 3;
 /// A size that follows a law up to this part of it does so but for rounding: libraries pad rows to 8 or 128 elements. Chosen
@@ -159,8 +159,8 @@ impl Basis {
     }
 
     /// The same with no power above `most`, through the same sizes at a point: what hangs on the data as well has no sides that
-    /// nothing else of the program has.
-    pub fn flattened(&self, fit: Fit, at: &[u64], most: &[u8]) -> Fit {
+    /// nothing else of the program has. And by `scatter` more and less than the best.
+    pub fn flattened(&self, fit: Fit, at: &[u64], most: &[u8], scatter: Option<f64>) -> Fit {
         let flattened = |law: Law| match law[..] {
             [term] => {
                 let powers =
@@ -169,7 +169,11 @@ impl Basis {
             }
             _ => law,
         };
-        Fit { laws: fit.laws.into_iter().map(flattened).collect(), ..fit }
+        let mut laws: Vec<Law> = fit.laws.into_iter().map(flattened).collect();
+        let scaled = |by: f64| laws[0].iter().map(|term| Term { bytes: term.bytes * by, ..*term }).collect();
+        let around = scatter.map_or(vec![], |scatter| vec![scaled(scatter), scaled(1.0 / scatter)]);
+        laws.extend(around);
+        Fit { laws, ..fit }
     }
 
     fn is_straight(&self, product: usize) -> bool {
@@ -185,6 +189,11 @@ impl Basis {
             Standing::Unchecked if factor <= SCATTER => factor,
             Standing::Unchecked | Standing::Checked | Standing::Ambiguous | Standing::Unmatched => 1.0,
         }
+    }
+
+    /// By which factor sizes differ from the single product that is least wrong, as far as that may be by chance.
+    pub fn factor(&self, points: &[&[u64]], sizes: &[u64]) -> f64 {
+        Fitting { basis: self, points, sizes }.nearest().1.min(MOST_SCATTER)
     }
 
     /// The variables in which laws differ: another value of one of them would tell them apart.

@@ -41,6 +41,8 @@ const PART_OF_A_STEP: usize = 8;
 const N_ANY: u64 = 4;
 /// One in so many of a loop's requests may have a size of its own. Chosen and not measured.
 const OF_A_LOOP: usize = 10;
+/// A power with which a smaller part of what follows no law grows is by chance. Chosen and not measured.
+const PART_OF_LAWLESS: u64 = 10;
 /// Most requests of a predicted run.
 const MOST_REQUESTS: usize = 1 << 25;
 
@@ -51,6 +53,16 @@ pub struct Run<'a> {
     pub at: Vec<u64>,
     /// What one device's allocator was asked.
     pub stream: &'a OpStream,
+}
+
+/// Index of the run with the largest values: predictions continue that.
+pub fn largest(runs: &[Run]) -> usize {
+    let extent = |run: &Run| run.at.iter().map(|value| *value as f64).product::<f64>();
+    let largest = (0..runs.len()).max_by(|one, other| {
+        let [one, other] = [one, other].map(|index| (extent(&runs[*index]), &runs[*index].at));
+        one.0.total_cmp(&other.0).then_with(|| one.1.cmp(other.1))
+    });
+    largest.unwrap_or(0)
 }
 
 /// Why runs predict nothing.
@@ -210,12 +222,7 @@ impl<'a> Model<'a> {
         }) {
             return Err(Unpredictable::Broken(why));
         }
-        let extent = |run: &Run| run.at.iter().map(|value| *value as f64).product::<f64>();
-        let largest = (0..runs.len()).max_by(|one, other| {
-            let [one, other] = [one, other].map(|index| (extent(&runs[*index]), &runs[*index].at));
-            one.0.total_cmp(&other.0).then_with(|| one.1.cmp(other.1))
-        });
-        let base = largest.unwrap_or(0);
+        let base = largest(&runs);
         let (mut interner, basis) = (Interner::default(), Basis::new(n_variables));
         let steps: Vec<Steps> = runs.iter().map(|run| Steps::new(run.stream, &mut interner)).collect();
         let matched = (0..runs.len()).map(|index| {
@@ -313,15 +320,22 @@ impl<'a> Model<'a> {
         let is_tensors = |fit: &Fit| fit.standing == Standing::Checked && fit.laws[0].len() == 1;
         let products = fits.iter().filter(|(fit, _)| is_tensors(fit)).map(|(fit, _)| fit.laws[0][0].product);
         let products: FxHashSet<usize> = products.collect();
-        // Where nothing that has a law grows with a variable, anything may.
+        // Where nothing that has a law grows with a variable, what has none shows how it grows, and how it scatters.
         let most = (0..self.basis.n_variables()).map(|variable| {
             let powers = products.iter().map(|product| self.basis.products()[*product][variable]);
-            powers.max().filter(|most| *most > 0).unwrap_or(u8::MAX)
+            powers.max().filter(|most| *most > 0)
         });
-        let most: Vec<u8> = most.collect();
+        let most: Vec<Option<u8>> = most.collect();
+        let lawless = most.contains(&None).then(|| self.lawless(&fits, &all));
+        let (most, wider): (Vec<u8>, Option<f64>) = match lawless {
+            None => (most.into_iter().flatten().collect(), None),
+            Some((shown, scatter)) => {
+                (most.iter().zip(shown).map(|(most, shown)| most.unwrap_or(shown)).collect(), scatter)
+            }
+        };
         let of_all = |((fit, scatter), Alike { scratch, sizes }): ((Fit, f64), &Alike)| {
             let fit = match (fit.standing, scratch) {
-                (Standing::Lawless, Scratch::No) => self.basis.flattened(fit, &self.base().at, &most),
+                (Standing::Lawless, Scratch::No) => self.basis.flattened(fit, &self.base().at, &most, wider),
                 (Standing::Lawless | Standing::Unchecked, Scratch::Workspace | Scratch::Sum(_)) => {
                     let (points, sizes) = self.points(sizes);
                     self.basis.workspace(&points, &sizes, |product| products.contains(&product))
@@ -336,6 +350,37 @@ impl<'a> Model<'a> {
         self.optional =
             ids.filter(|(id, it)| scratch::is_optional(stream, *id, *it)).map(|(id, _)| id).collect();
         self.inherit();
+    }
+
+    /// Of tensors that follow no law: the largest power of each variable with which a tenth of their bytes grow, or any where
+    /// they do not grow, and the factor by which they scatter about that.
+    fn lawless(&self, fits: &[(Fit, f64)], all: &[Alike]) -> (Vec<u8>, Option<f64>) {
+        let mut bytes = vec![0_u64; fits.len()];
+        for (fit, allocation) in self.fit_of.iter().zip(&self.base().stream.allocations) {
+            bytes[*fit as usize] = bytes[*fit as usize].saturating_add(allocation.requested);
+        }
+        let is_lawless = |index: &usize| {
+            let (fit, alike) = (&fits[*index].0, &all[*index]);
+            (fit.standing, alike.scratch, fit.laws[0].len()) == (Standing::Lawless, Scratch::No, 1)
+        };
+        let lawless: Vec<usize> = (0..fits.len()).filter(is_lawless).collect();
+        let together = |power: u8, variable: usize| -> u64 {
+            let has =
+                |index: &&usize| self.basis.products()[fits[**index].0.laws[0][0].product][variable] == power;
+            lawless.iter().filter(has).map(|index| bytes[*index]).sum()
+        };
+        let all_bytes: u64 = lawless.iter().map(|index| bytes[*index]).sum();
+        let powers = (0..self.basis.n_variables()).map(|variable| {
+            let mut seen = (1..=law::MOST_POWER)
+                .rev()
+                .filter(|power| together(*power, variable) > all_bytes / PART_OF_LAWLESS);
+            seen.next().unwrap_or(u8::MAX)
+        });
+        let factor = lawless.iter().map(|index| {
+            let (points, sizes) = self.points(&all[*index].sizes);
+            self.basis.factor(&points, &sizes)
+        });
+        (powers.collect(), factor.reduce(f64::max).map(|factor| factor * factor))
     }
 
     /// Where a request was made, the base first, and its size there; 0 where a run has no such request.

@@ -8,15 +8,21 @@ use std::process::ExitCode;
 use anyhow::{Context, anyhow, bail};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgMatches, Args};
+use gputrace_replay::answers::Reply;
 use gputrace_replay::answers::predict::{Asked, Recorded, Values, predict};
+use gputrace_replay::answers::predict_ranks::{Predicted, joined};
 use gputrace_replay::import;
 use gputrace_replay::report::model::Report;
 use gputrace_schemas::printable::Screen;
 use gputrace_schemas::reader::Trace;
+use gputrace_sim::cores::on_all_cores;
 
+use self::job::Job;
 use super::Verb;
 use super::replay::MachineArgs;
 use crate::show::{ShowArgs, complain, shown};
+
+mod job;
 
 pub(super) const VERB: Verb = Verb::new::<PredictArgs>("predict", run);
 
@@ -30,10 +36,11 @@ Examples:
   gputrace predict batch=4:small.gtr batch=8:large.gtr --at batch=32
   gputrace predict batch=4,seq=256:a.gtr batch=8,seq=256:b.gtr batch=4,seq=512:c.gtr --at batch=32,seq=2048
   gputrace predict batch=4:a.gtr batch=8:b.gtr --at batch=8..128
-  gputrace predict batch=4:a.gtr batch=8:b.gtr --fit batch --limit 80GiB")]
+  gputrace predict batch=4:a.gtr batch=8:b.gtr --fit batch --limit 80GiB
+  gputrace predict batch=4:job4/ batch=8:job8/ --at batch=32")]
 pub(super) struct PredictArgs {
     /// Runs of the same program, each with the values it had: two at least, and one more for each further variable. gputrace
-    /// traces or PyTorch snapshots (plain or .gz), one process each
+    /// traces or PyTorch snapshots (plain or .gz) of one process each; or folders, with a trace of each rank of a job
     #[arg(required = true, num_args = 2.., value_name = "NAME=N[,NAME=N]:TRACE", value_parser = OsStringValueParser::new().try_map(recorded))]
     runs: Vec<(Values, PathBuf)>,
 
@@ -132,20 +139,35 @@ fn range(text: &str) -> Result<Vec<u64>, String> {
 
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: PredictArgs = super::parsed(matches)?;
-    let runs =
-        args.runs.iter().map(|(values, path)| read(values, path)).collect::<anyhow::Result<Vec<_>>>()?;
     let asked =
         Asked { at: args.at.concat(), fit: args.fit, policies: args.policy, machine: args.machine.machine() };
-    let reply = predict(&runs, &asked).map_err(|why| anyhow!(why))?;
+    let reply = match args.runs.iter().filter(|(_, path)| path.is_dir()).count() {
+        0 => of_process(&args.runs, &asked)?,
+        n if n == args.runs.len() => of_job(&args.runs, &asked)?,
+        _ => bail!("name a folder of each run, or a trace of each: the same rank of all"),
+    };
     let report = Report { verb: "predict", parts: vec![reply.part] };
     args.show.write_as(&report, &reply.json, out)?;
     Ok(ExitCode::SUCCESS)
 }
 
+fn of_process(runs: &[(Values, PathBuf)], asked: &Asked) -> anyhow::Result<Reply> {
+    let read = |index: usize| runs.get(index).map(|(values, path)| read(values, path));
+    let runs = on_all_cores(runs.len(), read).into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+    predict(&runs, asked).map_err(|why| anyhow!(why))
+}
+
+/// One rank after the other: what is read of one is let go before the next.
+fn of_job(runs: &[(Values, PathBuf)], asked: &Asked) -> anyhow::Result<Reply> {
+    let job = Job::of(runs)?;
+    let predicted = job.ranks.into_iter().map(|(rank, runs)| {
+        let reply = of_process(&runs, asked).map_err(|error| format!("{error:#}"));
+        Predicted { rank, reply }
+    });
+    joined(predicted.collect(), &job.missing).map_err(|why| anyhow!(why))
+}
+
 fn read(values: &Values, path: &Path) -> anyhow::Result<Recorded> {
-    if path.is_dir() {
-        bail!("{} is a folder: name the trace of one process, the same rank of each run", shown(path));
-    }
     let trace = import::load(path).with_context(|| format!("cannot read {}", shown(path)))?;
     trace.notes.iter().for_each(|note| complain!("{}: {note}", path.display()));
     if trace.devices.is_empty() {

@@ -65,7 +65,7 @@ fn gate(participants: &[Participant], ranks: &Ranks) -> Gate {
 }
 
 /// Reads traces, as many at a time as there are processors; each is reduced to what `ranks` needs before the next is read.
-fn read(paths: &[PathBuf]) -> (Vec<Participant>, bool) {
+pub(super) fn read(paths: &[PathBuf]) -> (Vec<Participant>, bool) {
     let n_threads = std::thread::available_parallelism().map_or(1, usize::from).min(8);
     let next = Mutex::new(paths.iter().enumerate());
     let done = Mutex::new(vec![]);
