@@ -257,13 +257,14 @@ impl<'a> Serving<'a> {
         {
             return Role::KvCache;
         }
+        // One is back that had been given back, as when a server wakes up.
+        let is_of_size = self.given_back.get(&life.requested).is_some_and(|died| *died < life.born);
+        if is_of_size && idx + self.span[idx] + 1 == self.blocks.len() {
+            return Role::Weights;
+        }
         if self.is_held[idx] {
             return match (facts.has(Hint::Model), is_work) {
                 (true, _) => Role::Weights,
-                // One is back that had been given back, as when a server wakes up.
-                _ if self.given_back.get(&life.requested).is_some_and(|died| *died < life.born) => {
-                    Role::Weights
-                }
                 _ if self.giant == Some(idx) => Role::Unknown,
                 (false, false) if self.start.is_some() && !self.has_named_weights => Role::Weights,
                 // It ended in the midst of its first pass.

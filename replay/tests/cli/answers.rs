@@ -280,12 +280,13 @@ fn the_budget_of_a_server_with_graphs() {
           workspaces           32.00 MiB   32.00 MiB   32.00 MiB
           libraries            64.13 MiB   64.13 MiB   64.13 MiB
           CUDA context        610.00 MiB  610.00 MiB  610.00 MiB
+          code of kernels      72.00 MiB   72.00 MiB   72.00 MiB
           free, stranded       31.73 MiB   30.62 MiB   31.48 MiB
           page rounding         1.87 MiB    1.87 MiB    1.87 MiB
           unaccounted                0 B         0 B         0 B
-          = the process       820.00 MiB  820.00 MiB  820.00 MiB
+          = the process       892.00 MiB  892.00 MiB  892.00 MiB
           others, reserved      8.81 MiB    8.81 MiB    8.81 MiB
-          free on the card    138.99 GiB  138.99 GiB  138.99 GiB
+          free on the card    138.92 GiB  138.92 GiB  138.92 GiB
           ready, at 245.0 ms: weights and caches are there, and the graphs that were
             captured before one ran (20)
           peak, at 250.1 ms: the driver had handed out most, and of that time PyTorch
@@ -295,7 +296,7 @@ fn the_budget_of_a_server_with_graphs() {
           the rows add up to what NVML charged to the process; context, code and what
             the driver keeps are estimates, and unaccounted is the rest, with its sign
           NVML was not asked at these instants; what it charged beyond what was handed
-            out is of 202.1 ms (ready), 202.1 ms (peak), 202.1 ms (end)
+            out is of 342.3 ms (ready), 342.3 ms (peak), 342.3 ms (end)
 
         CUDA graphs of cuda:0 NVIDIA H200
                                        only it  share
@@ -324,19 +325,20 @@ fn the_budget_of_a_server_with_graphs() {
             their pools (at most) are shared: any graph of a pool writes there
 
         Between instant 1 and instant 9: who gave back
-          what                    before       after  given back        kept
-          weights              12.00 MiB   12.00 MiB         0 B   12.00 MiB
-          KV cache             32.00 MiB   32.00 MiB         0 B   32.00 MiB
-          activations                0 B   32.00 KiB         0 B         0 B
-          other tensors       272.00 KiB  272.00 KiB         0 B  272.00 KiB
-          CUDA graphs' pools         0 B   32.00 MiB         0 B         0 B
-          workspaces           32.00 MiB   32.00 MiB         0 B   32.00 MiB
-          libraries            64.13 MiB   64.13 MiB         0 B   64.13 MiB
-          CUDA context        610.00 MiB  610.00 MiB         0 B  610.00 MiB
-          free, stranded       29.73 MiB   29.70 MiB   32.00 KiB   29.70 MiB
-          page rounding         1.87 MiB    1.87 MiB         0 B    1.87 MiB
-          unaccounted                0 B         0 B         0 B         0 B
-          = the process       782.00 MiB  814.00 MiB  -32.00 MiB           -
+          what                    before       after   given back        kept
+          weights              12.00 MiB   12.00 MiB          0 B   12.00 MiB
+          KV cache             32.00 MiB   32.00 MiB          0 B   32.00 MiB
+          activations                0 B   32.00 KiB          0 B         0 B
+          other tensors       272.00 KiB  272.00 KiB          0 B  272.00 KiB
+          CUDA graphs' pools         0 B   32.00 MiB          0 B         0 B
+          workspaces           32.00 MiB   32.00 MiB          0 B   32.00 MiB
+          libraries            64.13 MiB   64.13 MiB          0 B   64.13 MiB
+          CUDA context        610.00 MiB  610.00 MiB          0 B  610.00 MiB
+          code of kernels            0 B   72.00 MiB          0 B         0 B
+          free, stranded       29.73 MiB   29.70 MiB    32.00 KiB   29.70 MiB
+          page rounding         1.87 MiB    1.87 MiB          0 B    1.87 MiB
+          unaccounted                0 B         0 B          0 B         0 B
+          = the process       782.00 MiB  886.00 MiB  -104.00 MiB           -
                                                   holds
           what                 kept  objects       free  line
           libraries       64.13 MiB        3        0 B  <module> (serving.py:23)

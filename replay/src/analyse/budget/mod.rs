@@ -6,11 +6,11 @@
 //!                  + context, code and the like (estimates from the driver's figures) + unaccounted
 //! ```
 //! `unaccounted` is what remains, with its sign. NVML is asked now and then: between two samples the driver's figure is what was
-//! handed out at the moment, and what the nearest sample charged beyond what was handed out at its time.
+//! handed out at the moment, and what another sample charged beyond what was handed out at its time.
 
 use std::collections::BTreeMap;
 
-use gputrace_schemas::event::{Action, Device, Event, EventKind, MarkAction, Nanos, StackId, TextId};
+use gputrace_schemas::event::{Action, Bytes, Device, Event, EventKind, MarkAction, Nanos, StackId, TextId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::analyse::categories::Categories;
@@ -366,15 +366,17 @@ impl Course {
         life.died == NEVER || life.died - life.born > self.lives.n_moments / STATIC
     }
 
-    /// Blocks of caches that are held for long, and of the same places: a cache may be made again.
+    /// Blocks of caches that are held for long, and those of the same places or sizes: a server that wakes up makes its cache again.
     fn cache(&self, device: i16, rows: &[Row]) -> Vec<usize> {
         let of_cache = || {
             let lives = self.lives.list.iter().enumerate();
             lives.filter(|(idx, life)| life.device == device && rows[*idx] == Row::KvCache)
         };
-        let places: FxHashSet<StackId> =
-            of_cache().filter(|(_, life)| self.is_static(life)).map(|(_, life)| life.stack).collect();
-        of_cache().filter(|(_, life)| places.contains(&life.stack)).map(|(idx, _)| idx).collect()
+        let long: Vec<&Life> = of_cache().map(|(_, life)| life).filter(|life| self.is_static(life)).collect();
+        let places: FxHashSet<StackId> = long.iter().map(|life| life.stack).collect();
+        let sizes: FxHashSet<Bytes> = long.iter().map(|life| life.requested).collect();
+        let is_it = |life: &Life| places.contains(&life.stack) || sizes.contains(&life.requested);
+        of_cache().filter(|(_, life)| is_it(life)).map(|(idx, _)| idx).collect()
     }
 
     /// The moments of a device's table: after how many events, name, and how it was found.
@@ -596,7 +598,7 @@ impl Maker<'_> {
     fn with_figure(&self, device: i16, time: Nanos, mut rows: BTreeMap<Row, i64>) -> Bill {
         let handed_out: i64 = rows.values().sum();
         let samples = self.story.ledger.devices.get(&device).map_or(&[][..], |books| &books.samples.kept);
-        let Some((sampled, figure)) = nearest(samples, time) else {
+        let Some((sampled, figure)) = judging(samples, time, handed_out) else {
             let rows = without_nothing(rows);
             let (total, figure) = (handed_out, Figure::HandedOut);
             return Bill { rows, total, figure, time, ..Bill::nothing() };
@@ -619,7 +621,7 @@ impl Maker<'_> {
         let total = signed(charged.0) + since;
         let known: i64 = rows.values().sum();
         *rows.entry(Row::Unaccounted).or_default() += total - known;
-        let used = signed(sampled.device_used.0);
+        let others = if figure == Figure::Process { others(samples, sampled) } else { 0 };
         let card = self.story.device(device).map(|device: &Device| signed(device.total.0));
         Bill {
             time,
@@ -628,8 +630,8 @@ impl Maker<'_> {
             figure,
             sampled: Some(sampled.time),
             is_sampled_then: since == 0,
-            others: Some(used - signed(charged.0)),
-            free: card.filter(|card| *card > 0).map(|card| card - used - since),
+            others: Some(others),
+            free: card.filter(|card| *card > 0).map(|card| card - others - total),
         }
     }
 }
@@ -654,16 +656,35 @@ fn without_nothing(mut rows: BTreeMap<Row, i64>) -> BTreeMap<Row, i64> {
     rows
 }
 
-/// The sample nearest to a time in which anything was charged: to the process where NVML knows it, else to the card.
-fn nearest(samples: &[Sampled], time: Nanos) -> Option<(&Sampled, Figure)> {
-    let away = |sampled: &&Sampled| sampled.time.0.abs_diff(time.0);
+/// What others use of the card, and the driver has reserved. The figures of a process and of the card are not of one instant:
+/// where less is used of the card than by the process, another sample says it.
+fn others(samples: &[Sampled], sampled: &Sampled) -> i64 {
+    let others = |sampled: &Sampled| {
+        Some(signed(sampled.device_used.0) - signed(sampled.process_used?.0)).filter(|others| *others >= 0)
+    };
+    let by_distance = || {
+        let known = samples.iter().filter(|other| others(other).is_some());
+        known.min_by_key(|other| other.time.0.abs_diff(sampled.time.0)).and_then(others)
+    };
+    others(sampled).or_else(by_distance).unwrap_or(0)
+}
+
+/// The sample that a time is judged by: one in which anything was charged, to the process where NVML knows it, else to the card.
+/// Figures that have not changed are not sampled again, so each counts until the next. Where what was handed out is not what it was
+/// at the last sample, that is out of date: the next one knows the contexts and the code of the time.
+fn judging(samples: &[Sampled], time: Nanos, handed_out: i64) -> Option<(&Sampled, Figure)> {
     let of_process = |sampled: &&Sampled| sampled.process_used.is_some_and(|used| used.0 > 0);
-    if let Some(sampled) = samples.iter().filter(of_process).min_by_key(away) {
-        return Some((sampled, Figure::Process));
-    }
-    let of_card =
-        samples.iter().filter(|sampled| sampled.process_used.is_none() && sampled.device_used.0 > 0);
-    Some((of_card.min_by_key(away)?, Figure::Card))
+    let of_card = |sampled: &&Sampled| sampled.process_used.is_none() && sampled.device_used.0 > 0;
+    let known: Vec<&Sampled> = samples.iter().filter(of_process).collect();
+    let (known, figure) = match known.is_empty() {
+        false => (known, Figure::Process),
+        true => (samples.iter().filter(of_card).collect(), Figure::Card),
+    };
+    let next = known.partition_point(|sampled| sampled.time <= time);
+    let (before, after) = (next.checked_sub(1).map(|idx| known[idx]), known.get(next).copied());
+    let fits = |sampled: &&Sampled| signed(sampled.tracked.0) + signed(sampled.rounding.0) == handed_out;
+    let sampled = before.filter(fits).or(after.filter(fits)).or(after).or(before)?;
+    Some((sampled, figure))
 }
 
 /// Graphs were captured into the pool.

@@ -231,3 +231,41 @@ fn what_a_program_gives_back_as_it_ends_is_there_at_the_end() {
     let end = found.devices[0].columns.last().expect("an end");
     assert_eq!(end.bill.of(Row::Weights), 16 << 20, "{}", end.why);
 }
+
+#[test]
+fn a_cache_that_is_made_again_is_the_same_cache() {
+    let again = format!(
+        "{}\n Alloc addr=0x70000000 bytes=40M {BY}
+         block addr=0x70000000 bytes=40M requested=40M by=make_kv_cache@/job/serve.py:9,wake@/job/serve.py:40
+         {}
+         free addr=0x70000000 bytes=40M",
+        server(),
+        "block addr=0x11000000 bytes=1M requested=1M by=work@/job/serve.py:30\n free addr=0x11000000 bytes=1M\n".repeat(9)
+    );
+    assert_eq!(of(&again, None).devices[0].cache.len(), 2, "the second is made from another line");
+}
+
+#[test]
+fn a_sample_from_before_the_last_change_is_out_of_date() {
+    let found = of(
+        "Alloc addr=0x10000000 bytes=20M by=job
+         wait ms=100
+         sample used=520M
+         wait ms=100
+         Alloc addr=0x20000000 bytes=20M by=job
+         wait ms=100
+         push text=a
+         push text=b
+         wait ms=900
+         Alloc addr=0x30000000 bytes=20M by=job
+         wait ms=100
+         sample used=590M",
+        Some(["a", "b"].map(|name| Instant::Mark(name.into()))),
+    );
+    let (before, _) = found.devices[0].between.as_ref().expect("it was asked for");
+    assert_eq!(
+        before.bill.total,
+        570 << 20,
+        "what the next sample charged without the 20 MiB that came after"
+    );
+}
