@@ -127,6 +127,13 @@ pub(crate) fn is_thread_gone(process: u32, thread: u32) -> bool {
     answer == Err(libc::ESRCH)
 }
 
+/// Whether a process is gone, and waited for. In doubt it is not.
+pub(crate) fn is_process_gone(process: u32) -> bool {
+    // SAFETY: signal 0 is not sent, only checked.
+    let answer = unsafe { call(libc::SYS_kill, [process as usize, 0, 0, 0, 0, 0]) };
+    answer == Err(libc::ESRCH)
+}
+
 /// Sleeps; signals may cut it short.
 pub(crate) fn sleep(nanos: u32) {
     let pause = libc::timespec {

@@ -54,6 +54,8 @@ struct Launch {
     state: AtomicU32,
     /// What the kernel said about what failed.
     error: AtomicI32,
+    /// The recorder's process.
+    recorder: AtomicU32,
 }
 
 /// States of a launch.
@@ -104,9 +106,9 @@ pub(crate) fn start_recorder(path: &'static CStr, file: Option<&File>) -> Outcom
     // SAFETY: the child runs on its own stack and touches only `launch`, which stay until it is gone, or for ever.
     let child = unsafe { kernel::spawn(flags, outer_stack, detach, launch.cast()) };
     // SAFETY: the children write atomics only, once they run.
-    let (state, error) = unsafe { (&(*launch).state, &(*launch).error) };
+    let (state, error, recorder) = unsafe { (&(*launch).state, &(*launch).error, &(*launch).recorder) };
     let result = match child {
-        Err(error) => outcome(NO_CLONE, error),
+        Err(error) => outcome(NO_CLONE, error, 0),
         Ok(child) => {
             for _ in 0..if stays { PATIENCE } else { 0 } {
                 if state.load(Ordering::Acquire) != 0 {
@@ -118,7 +120,8 @@ pub(crate) fn start_recorder(path: &'static CStr, file: Option<&File>) -> Outcom
                 // Nobody else can wait for it.
                 let _ = wait(child, libc::__WCLONE);
             }
-            outcome(state.load(Ordering::Acquire), error.load(Ordering::Relaxed))
+            let state = state.load(Ordering::Acquire);
+            outcome(state, error.load(Ordering::Relaxed), recorder.load(Ordering::Relaxed))
         }
     };
     if !stays || child.is_err() {
@@ -184,14 +187,15 @@ fn name_candidates(candidates: &mut [Text<1024>; 3]) {
 
 /// What became of it.
 pub(crate) enum Outcome {
-    Started,
+    /// And its process.
+    Started(u32),
     /// Why not, and the kernel's error; 0 where there is none, or it says no more.
     Failed(&'static [u8], c_int),
 }
 
-fn outcome(state: u32, error: c_int) -> Outcome {
+fn outcome(state: u32, error: c_int, recorder: u32) -> Outcome {
     match state {
-        STARTED => Outcome::Started,
+        STARTED => Outcome::Started(recorder),
         // RLIMIT_NPROC, or pids.max of a control group (clone(2)).
         NO_CLONE if error == libc::EAGAIN => Outcome::Failed(
             b"the recorder could not be started: the limit of processes is reached (`ulimit -u`, or the container's)",
@@ -250,7 +254,8 @@ extern "C" fn detach(launch: *mut c_void) -> c_int {
             launch.state.store(NO_CLONE, Ordering::Release);
         }
         // The recorder's own words, if it failed.
-        Ok(_) => {
+        Ok(child) => {
+            launch.recorder.store(child as u32, Ordering::Relaxed);
             let _ = launch.state.compare_exchange(0, STARTED, Ordering::AcqRel, Ordering::Relaxed);
         }
     }

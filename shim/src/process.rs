@@ -55,6 +55,10 @@ extern "C" fn destruct() {
     for waited in 0..patience {
         match header.recorder.value.load(Ordering::Acquire) {
             map::COMPLETE | map::FAILED => return session::end(),
+            map::NO_RECORDER if waited % 50 == 49 && session::recorder_has_ended() => {
+                session::end();
+                return say_recorder_failed();
+            }
             // A recorder that never came is no reason to wait for long.
             map::NO_RECORDER if waited > 1_000 => return session::end(),
             map::RECORDING if waited % 50 == 49 && recorder_is_gone() => {
@@ -101,6 +105,15 @@ fn say_recorder_is_gone() {
     let (path, _) = session::ring();
     let message = Text::<480>::new()
         .add(b"the recorder was killed; its trace ends there, and the events since then are in ")
+        .add(path.to_bytes())
+        .add(b": `gputrace recover` makes a trace of them");
+    say(message.as_bytes());
+}
+
+fn say_recorder_failed() {
+    let (path, _) = session::ring();
+    let message = Text::<480>::new()
+        .add(b"the recorder ended before it had read anything; the events stay in ")
         .add(path.to_bytes())
         .add(b": `gputrace recover` makes a trace of them");
     say(message.as_bytes());

@@ -13,7 +13,7 @@ use crate::ring_file::{Identity, Ring};
 use crate::sys::{self, Text, say};
 use crate::{elf, environment, kernel, stack};
 use core::cell::UnsafeCell;
-use core::ffi::CStr;
+use core::ffi::{CStr, c_int};
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -244,16 +244,10 @@ fn make(page: &Page, describe: Describe) -> bool {
     page.generation.store(generation, Ordering::Release);
     page.state.store(LIVE, Ordering::Release);
     tell_losses(page);
-    if let Outcome::Failed(why, error) = launch::start_recorder(path.as_c_str(), file.as_ref()) {
-        let mut message = Text::<480>::new().add(why);
-        if error != 0 {
-            message = message.add(b" (error ").number(error as u64).add(b")");
-        }
-        let message = message
-            .add(b"; the events stay in ")
-            .add(path.as_bytes())
-            .add(b": `gputrace recover` makes a trace of them");
-        say(message.as_bytes());
+    RECORDER.store(0, Ordering::Relaxed);
+    match launch::start_recorder(path.as_c_str(), file.as_ref()) {
+        Outcome::Started(recorder) => RECORDER.store(recorder, Ordering::Relaxed),
+        Outcome::Failed(why, error) => say_unrecorded(why, error, path.as_bytes()),
     }
     // A memory file that no recorder has is found by its descriptor alone.
     if let Some(file) = file
@@ -262,6 +256,27 @@ fn make(page: &Page, describe: Describe) -> bool {
         file.keep();
     }
     true
+}
+
+fn say_unrecorded(why: &[u8], error: c_int, path: &[u8]) {
+    let mut message = Text::<480>::new().add(why);
+    if error != 0 {
+        message = message.add(b" (error ").number(error as u64).add(b")");
+    }
+    let message =
+        message.add(b"; the events stay in ").add(path).add(b": `gputrace recover` makes a trace of them");
+    say(message.as_bytes());
+}
+
+/// The recorder that was started for this session; 0 if none was.
+static RECORDER: AtomicU32 = AtomicU32::new(0);
+
+/// Whether the recorder was started and is gone again. In doubt it is not.
+pub(crate) fn recorder_has_ended() -> bool {
+    match RECORDER.load(Ordering::Relaxed) {
+        0 => false,
+        recorder => sys::is_process_over(recorder),
+    }
 }
 
 /// No other session of this process, or of one that it was forked from, has these lower 32 bits, which are not 0.

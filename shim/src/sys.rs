@@ -108,15 +108,21 @@ pub(crate) fn read_file(path: &CStr, into: &mut [u8]) -> usize {
 /// Whether a thread of this process will never run a line of the program again: it is gone, or the kernel is taking it down, which on a
 /// busy machine takes longer than its `pthread_join`. In doubt it will.
 pub(crate) fn is_thread_over(process: u32, thread: u32) -> bool {
-    kernel::is_thread_gone(process, thread) || is_thread_ending(thread)
+    kernel::is_thread_gone(process, thread) || is_ending(b"/proc/self/task/", thread)
+}
+
+/// Whether a process is gone, or has ended and nobody has waited for it. In doubt it is not.
+pub(crate) fn is_process_over(process: u32) -> bool {
+    let is_gone = kernel::may_use_rare_calls() && kernel::is_process_gone(process);
+    is_gone || is_ending(b"/proc/", process)
 }
 
 /// By the flags of proc(5): `PF_EXITING` of the kernel's sched.h, which is 4 in every Linux.
-fn is_thread_ending(thread: u32) -> bool {
+fn is_ending(folder: &[u8], number: u32) -> bool {
     const PF_EXITING: u64 = 4;
     /// Words between a thread's name, which stands in parentheses, and its flags.
     const BEFORE_FLAGS: usize = 6;
-    let path = Text::<64>::new().add(b"/proc/self/task/").number(thread.into()).add(b"/stat");
+    let path = Text::<64>::new().add(folder).number(number.into()).add(b"/stat");
     let mut stat = [0_u8; 192];
     let n = read_file(path.as_c_str(), &mut stat);
     let stat = stat.get(..n).unwrap_or_default();
