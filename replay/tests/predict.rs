@@ -298,8 +298,10 @@ fn what_never_changed_is_open_and_said_to_be() {
           constant  120.02 MiB  120.02 MiB   9.4 %  90.01 MiB in build (model.py:3), 30.00 MiB in step (model.py:30)
 
         What the runs leave open
-          warning: 23 requests, 2.40 GiB to 9.59 GiB together, most at scores (model.py:21): one run at another seq and all else equal would decide them
-          warning: the range is too wide to plan with (× 4.1): one more run between, at batch=11,seq=1448 for instance, would make it narrower
+          warning: 23 requests, 2.40 GiB to 9.59 GiB together, most at scores (model.py:21): one run at another seq and all
+            else equal would decide them
+          warning: the range is too wide to plan with (× 4.1): one more run between, at batch=11,seq=1448 for instance, would
+            make it narrower
     "#]].assert_eq(&folder.said(&format!("{two} --at batch=16,seq=2048")));
     let outcome = &folder.json(&format!("{two} --at batch=16,seq=2048"))["outcomes"][0];
     let (truth, ..) = simulated(&program(16, 2048));

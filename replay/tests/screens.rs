@@ -33,6 +33,10 @@ const WITHOUT: &[(&str, &str)] = &[
     ("symbolise", "writes a trace"),
     ("top", "shows what runs now; held by tests/live.rs"),
     ("metrics", "serves what runs now; held by tests/live.rs"),
+    (
+        "serve",
+        "says one line, with a number of its own each time; held by page/test/served.mjs and replay/tests",
+    ),
 ];
 /// Those that take no trace.
 const ALONE: [&str; 2] = ["predict", "help"];
