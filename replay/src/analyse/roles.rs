@@ -101,6 +101,9 @@ const LINES: &[Line] = &[
 ];
 /// In the name of a Python function, in any file.
 const CACHE_WORDS: [&str; 3] = ["kv_cache", "KVCache", "kvcache"];
+/// Such a name counts if it is one of so many Python functions from the innermost on: what sizes a cache by running the model once (vLLM's
+/// `EngineCore._initialize_kv_caches`) is around all that the model asks for then.
+const CACHE_DEPTH: usize = 6;
 /// In the name of a native function: the engine that runs the backward pass (torch/csrc/autograd/engine.cpp).
 const ENGINE: &str = "torch::autograd::Engine::";
 /// In the name of a native function: what PyTorch gets for cuBLAS (aten/src/ATen/cuda/CublasHandlePool.cpp).
@@ -129,9 +132,16 @@ impl Facts {
             facts.add(Hint::Backward);
             facts.add(Hint::Engine);
         }
+        let mut depth = 0;
         for frame in stack.frames.iter().filter_map(|id| definitions.frame(*id)) {
             match frame {
-                Frame::Python { function, file, .. } => facts.python(function, file),
+                Frame::Python { function, file, .. } => {
+                    facts.python(function, file);
+                    if depth < CACHE_DEPTH && CACHE_WORDS.iter().any(|word| function.contains(word)) {
+                        facts.add(Hint::Cache);
+                    }
+                    depth += 1;
+                }
                 Frame::Native { function, .. } => facts.native(function),
             }
         }
@@ -144,9 +154,6 @@ impl Facts {
             if line.functions.is_empty() || line.functions.iter().any(is) {
                 self.add(line.hint);
             }
-        }
-        if CACHE_WORDS.iter().any(|word| function.contains(word)) {
-            self.add(Hint::Cache);
         }
     }
 

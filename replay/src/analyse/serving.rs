@@ -99,6 +99,8 @@ struct Serving<'a> {
     given_back: FxHashMap<Bytes, u32>,
     /// One that is larger than all others that are held: a pool or a table, which no rule can tell from each other.
     giant: Option<usize>,
+    /// The largest block that code of a cache asked for.
+    largest_cache: Bytes,
 }
 
 impl<'a> Serving<'a> {
@@ -116,6 +118,12 @@ impl<'a> Serving<'a> {
             has_named_weights: false,
             given_back: FxHashMap::default(),
             giant: None,
+            largest_cache: blocks
+                .iter()
+                .filter(|block| block.facts.has(Hint::Cache))
+                .map(|block| block.life.bytes)
+                .max()
+                .unwrap_or_default(),
         };
         let mut by_stack: FxHashMap<StackId, Vec<usize>> = FxHashMap::default();
         for (idx, block) in blocks.iter().enumerate() {
@@ -252,10 +260,16 @@ impl<'a> Serving<'a> {
             return if is_kept { Role::Unknown } else { Role::Temporaries };
         }
         let is_work = self.start.is_some_and(|start| idx >= start);
-        if facts.has(Hint::Cache)
-            && (self.is_held[idx] || self.span[idx] >= PASSING.min(self.blocks.len() / 4))
-        {
-            return Role::KvCache;
+        if facts.has(Hint::Cache) {
+            // The largest of them counts that was made last of all, too: the program ended, or its trace, when it had just started to serve.
+            let is_last_and_largest =
+                idx + self.span[idx] + 1 == self.blocks.len() && life.bytes >= self.largest_cache;
+            if is_last_and_largest
+                || self.is_held[idx]
+                || self.span[idx] >= PASSING.min(self.blocks.len() / 4)
+            {
+                return Role::KvCache;
+            }
         }
         // One is back that had been given back, as when a server wakes up.
         let is_of_size = self.given_back.get(&life.requested).is_some_and(|died| *died < life.born);

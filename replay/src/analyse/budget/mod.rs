@@ -361,9 +361,20 @@ impl Course {
         story.ledger.devices.keys().copied().filter(|device| *device >= 0 && held(device)).collect()
     }
 
-    /// Held for long: not the cache of one request.
-    fn is_static(&self, life: &Life) -> bool {
-        life.died == NEVER || life.died - life.born > self.lives.n_moments / STATIC
+    /// Blocks of caches that are not the cache of one request: held for long, or to the end of a device's work, from a place that gave
+    /// none back before (a run that ends when the server has just started).
+    fn statics(&self, device: i16, rows: &[Row]) -> FxHashSet<usize> {
+        let lives = || self.lives.list.iter().enumerate().filter(|(_, life)| life.device == device);
+        let of_cache = || lives().filter(|(idx, _)| rows[*idx] == Row::KvCache);
+        let last = lives().map(|(_, life)| life.born).max().unwrap_or(0);
+        let passing: FxHashSet<StackId> =
+            of_cache().filter(|(_, life)| life.died < last).map(|(_, life)| life.stack).collect();
+        let is_static = |life: &Life| {
+            life.died == NEVER
+                || life.died - life.born > self.lives.n_moments / STATIC
+                || (life.died > last && !passing.contains(&life.stack))
+        };
+        of_cache().filter(|(_, life)| is_static(life)).map(|(idx, _)| idx).collect()
     }
 
     /// Blocks of caches that are held for long, and those of the same places or sizes: a server that wakes up makes its cache again.
@@ -372,7 +383,9 @@ impl Course {
             let lives = self.lives.list.iter().enumerate();
             lives.filter(|(idx, life)| life.device == device && rows[*idx] == Row::KvCache)
         };
-        let long: Vec<&Life> = of_cache().map(|(_, life)| life).filter(|life| self.is_static(life)).collect();
+        let statics = self.statics(device, rows);
+        let long: Vec<&Life> =
+            of_cache().filter(|(idx, _)| statics.contains(idx)).map(|(_, life)| life).collect();
         let places: FxHashSet<StackId> = long.iter().map(|life| life.stack).collect();
         let sizes: FxHashSet<Bytes> = long.iter().map(|life| life.requested).collect();
         let is_it = |life: &Life| places.contains(&life.stack) || sizes.contains(&life.requested);
@@ -410,14 +423,11 @@ impl Course {
     /// When weights and caches were there, and the graphs that were captured before one of them was launched; and the most bytes
     /// of weights and caches.
     fn ready(&self, device: i16, rows: &[Row]) -> Option<(u64, String, u64)> {
-        let of_server = |idx: usize| {
-            let life = &self.lives.list[idx];
-            let is_it = match rows[idx] {
-                Row::Weights => true,
-                Row::KvCache => self.is_static(life),
-                _ => false,
-            };
-            is_it && life.device == device
+        let statics = self.statics(device, rows);
+        let of_server = |idx: usize| match rows[idx] {
+            Row::Weights => self.lives.list[idx].device == device,
+            Row::KvCache => statics.contains(&idx),
+            _ => false,
         };
         let (mut held, mut course) = (0_u64, vec![]);
         for (moment, idx) in self.lives.moments().into_iter().enumerate() {

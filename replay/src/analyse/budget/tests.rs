@@ -59,6 +59,37 @@ fn check(scene: &str, expected: Expect) {
     expected.assert_eq(&shown(of(scene, None).devices.iter().flat_map(|budget| &budget.columns)));
 }
 
+/// vLLM's order: the model is run once to learn how large the cache may be, inside of what makes caches, and the cache is the last
+/// that is asked for.
+#[test]
+fn the_cache_of_a_server_that_has_just_started_is_a_cache() {
+    let profiling =
+        format!("run@/x/model.py:7{},_initialize_kv_caches@/x/core.py:3", ",layer@/x/model.py:9".repeat(8));
+    let scene = format!(
+        "note process.torch_version=2.11
+         Alloc addr=0x10000000 bytes=40M {BY}
+         block addr=0x10000000 bytes=8M requested=8M reserved=40M by={MODEL}
+         block addr=0x10800000 bytes=8M requested=8M reserved=40M by={MODEL}
+         {}
+         block addr=0x11000000 bytes=2M requested=2M by={profiling}
+         Alloc addr=0x20000000 bytes=60M {BY}
+         block addr=0x20000000 bytes=60M requested=60M reserved=100M by=allocate_kv_cache@/x/utils.py:5
+         block addr=0x11400000 bytes=1M requested=1M by=start@/x/core.py:9
+         free addr=0x20000000 bytes=60M
+         free addr=0x10000000 bytes=8M",
+        format!(
+            "block addr=0x11800000 bytes=4M requested=4M by={profiling}\n free addr=0x11800000 bytes=4M\n"
+        )
+        .repeat(40)
+    );
+    let budgets = of(&scene, None);
+    let cache = |column: &Column| column.bill.of(Row::KvCache);
+    let columns: Vec<(&str, i64)> =
+        budgets.devices[0].columns.iter().map(|it| (it.name.as_str(), cache(it))).collect();
+    assert_eq!(columns, [("ready", 60 << 20), ("peak", 60 << 20), ("end", 60 << 20)]);
+    assert_eq!(budgets.devices[0].cache.len(), 1);
+}
+
 #[test]
 fn every_byte_that_was_handed_out_is_in_one_row() {
     check(
