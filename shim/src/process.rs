@@ -57,7 +57,9 @@ extern "C" fn destruct() {
             map::COMPLETE | map::FAILED => return session::end(),
             map::NO_RECORDER if waited % 50 == 49 && session::recorder_has_ended() => {
                 session::end();
-                return say_recorder_failed();
+                let (path, _) = session::ring();
+                let why = b"the recorder ended before it had read anything";
+                return session::say_unrecorded(why, 0, path.to_bytes());
             }
             // A recorder that never came is no reason to wait for long.
             map::NO_RECORDER if waited > 1_000 => return session::end(),
@@ -105,15 +107,6 @@ fn say_recorder_is_gone() {
     let (path, _) = session::ring();
     let message = Text::<480>::new()
         .add(b"the recorder was killed; its trace ends there, and the events since then are in ")
-        .add(path.to_bytes())
-        .add(b": `gputrace recover` makes a trace of them");
-    say(message.as_bytes());
-}
-
-fn say_recorder_failed() {
-    let (path, _) = session::ring();
-    let message = Text::<480>::new()
-        .add(b"the recorder ended before it had read anything; the events stay in ")
         .add(path.to_bytes())
         .add(b": `gputrace recover` makes a trace of them");
     say(message.as_bytes());

@@ -258,7 +258,8 @@ fn make(page: &Page, describe: Describe) -> bool {
     true
 }
 
-fn say_unrecorded(why: &[u8], error: c_int, path: &[u8]) {
+/// Why nothing records this session, with the kernel's error if there is one, and where its events are.
+pub(crate) fn say_unrecorded(why: &[u8], error: c_int, path: &[u8]) {
     let mut message = Text::<480>::new().add(why);
     if error != 0 {
         message = message.add(b" (error ").number(error as u64).add(b")");

@@ -108,7 +108,9 @@ pub(crate) fn read_file(path: &CStr, into: &mut [u8]) -> usize {
 /// Whether a thread of this process will never run a line of the program again: it is gone, or the kernel is taking it down, which on a
 /// busy machine takes longer than its `pthread_join`. In doubt it will.
 pub(crate) fn is_thread_over(process: u32, thread: u32) -> bool {
-    kernel::is_thread_gone(process, thread) || is_ending(b"/proc/self/task/", thread)
+    let is_gone = || kernel::is_thread_gone(process, thread);
+    // It may go between the two questions.
+    is_gone() || is_ending(b"/proc/self/task/", thread) || is_gone()
 }
 
 /// Whether a process is gone, or has ended and nobody has waited for it. In doubt it is not.
