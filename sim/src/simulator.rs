@@ -6,7 +6,7 @@
 
 use std::ops::ControlFlow;
 
-use crate::device::{Books, Device, Placement, SegmentId, Tightest};
+use crate::device::{Books, Device, Placement, Tightest};
 use crate::ops::{AllocId, Allocation, LayoutSegment, Op, OpStream, PoolIdx};
 use crate::policies::{Capture, OutOfMemory, Policy, Request, StandingSegment};
 
@@ -68,14 +68,24 @@ pub trait Observer {
         let _ = (op, id, placement, device);
         ControlFlow::Continue(())
     }
+
+    /// Whether the program asks for it at all.
+    fn asks(&mut self, id: AllocId) -> bool {
+        let _ = id;
+        true
+    }
+
+    /// There was no room for a request, and what was cached has been given back for it. `Continue` if the program goes on without.
+    fn refused(&mut self, id: AllocId) -> ControlFlow<()> {
+        let _ = id;
+        ControlFlow::Break(())
+    }
 }
 
 /// Watches nothing.
 pub struct Unobserved;
 
 impl Observer for Unobserved {}
-
-const NOWHERE: Placement = Placement { address: 0, bytes: 0, segment: SegmentId(u32::MAX), handle: u32::MAX };
 
 /// Runs the whole stream.
 pub fn run(
@@ -119,22 +129,61 @@ pub fn run_as_recorded(
     begun.ops(policy, device, observer)
 }
 
+/// Where everything that is not given back lies. Few of a trace's millions of allocations are live at once: what is known of
+/// these stays small.
+struct Live {
+    /// By allocation: one more than its slot, or 0 where it has none.
+    slot_of: Vec<u32>,
+    slots: Vec<Placement>,
+    vacant: Vec<u32>,
+}
+
+impl Live {
+    fn new(n_allocations: usize) -> Live {
+        Live { slot_of: vec![0; n_allocations], slots: Vec::new(), vacant: Vec::new() }
+    }
+
+    fn put(&mut self, id: AllocId, placement: Placement) {
+        let slot = match self.vacant.pop() {
+            Some(slot) => slot,
+            None => {
+                self.slots.push(placement);
+                self.slots.len() as u32 - 1
+            }
+        };
+        self.slots[slot as usize] = placement;
+        self.slot_of[id.0 as usize] = slot + 1;
+    }
+
+    fn get(&self, id: AllocId) -> Option<Placement> {
+        let slot = self.slot_of[id.0 as usize].checked_sub(1)?;
+        Some(self.slots[slot as usize])
+    }
+
+    fn take(&mut self, id: AllocId) -> Option<Placement> {
+        let slot = std::mem::take(&mut self.slot_of[id.0 as usize]).checked_sub(1)?;
+        self.vacant.push(slot);
+        Some(self.slots[slot as usize])
+    }
+}
+
 struct Run<'a> {
     stream: &'a OpStream,
-    placements: Vec<Placement>,
+    live: Live,
     n_requests: u64,
     oom: Option<OomPoint>,
 }
 
 impl<'a> Run<'a> {
     fn new(stream: &'a OpStream) -> Run<'a> {
-        Run { stream, placements: vec![NOWHERE; stream.allocations.len()], n_requests: 0, oom: None }
+        Run { stream, live: Live::new(stream.allocations.len()), n_requests: 0, oom: None }
     }
 
     fn ops(mut self, policy: &mut dyn Policy, device: &mut Device, observer: &mut impl Observer) -> Outcome {
         let stream = self.stream;
         for (index, op) in stream.ops.iter().enumerate() {
             match *op {
+                Op::Alloc(id) if !observer.asks(id) => {}
                 Op::Alloc(id) => {
                     device.at_op(index);
                     match self.place(policy, device, id) {
@@ -143,18 +192,16 @@ impl<'a> Run<'a> {
                                 return self.outcome(policy, device, true);
                             }
                         }
-                        Err(error) => {
+                        Err(error) if observer.refused(id).is_break() => {
                             self.fail(device, index, stream.allocation(id).requested, error);
                             return self.outcome(policy, device, true);
                         }
+                        Err(_) => {}
                     }
                     self.n_requests += 1;
                 }
                 Op::FreeRequested(id) => {
-                    let placement = self.placements[id.0 as usize];
-                    if placement.handle == u32::MAX {
-                        continue;
-                    }
+                    let Some(placement) = self.live.get(id) else { continue };
                     device.free_requested(placement);
                     policy.free_requested(placement);
                     // Nearly always no stream is waited for.
@@ -163,9 +210,9 @@ impl<'a> Run<'a> {
                     }
                 }
                 Op::FreeCompleted(id) => {
-                    let placement = self.placements[id.0 as usize];
+                    let Some(placement) = self.live.take(id) else { continue };
                     let was_at_once = index > 0 && stream.ops[index - 1] == Op::FreeRequested(id);
-                    if placement.handle != u32::MAX && (was_at_once || device.unpend(id)) {
+                    if was_at_once || device.unpend(id) {
                         device.free_completed(placement, stream.allocation(id).requested);
                         policy.free(device, placement);
                     }
@@ -196,7 +243,7 @@ impl<'a> Run<'a> {
         for (index, placement) in placements {
             if let Some(id) = segment.blocks[index].alloc {
                 device.allocated(placement, requested(id));
-                self.placements[id.0 as usize] = placement;
+                self.live.put(id, placement);
             }
         }
         true
@@ -223,11 +270,12 @@ impl<'a> Run<'a> {
         id: AllocId,
     ) -> Result<Placement, OutOfMemory> {
         let allocation = self.stream.allocation(id);
-        let is_restored = self.stream.restored.binary_search(&id).is_ok();
+        let restored = &self.stream.restored;
+        let is_restored = !restored.is_empty() && restored.binary_search(&id).is_ok();
         let at = is_restored.then_some(allocation.address);
         let placement = policy.alloc(device, Request { at, ..self.request(allocation) })?;
         device.allocated(placement, allocation.requested);
-        self.placements[id.0 as usize] = placement;
+        self.live.put(id, placement);
         Ok(placement)
     }
 

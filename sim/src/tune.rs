@@ -149,12 +149,13 @@ pub fn search(
     let bar = Bar { never_fits, ..Bar::default() };
     let tried = |options: &str| {
         let mut seen = ((0, 0), 0);
-        let is_beaten = |books: &Books| bar.beats(books, &mut seen);
+        let is_beaten = |books: &Books| bar.beats(options, books, &mut seen);
         let (outcome, is_whole) = laboratory.guess_until(&question(options), is_beaten).ok()?;
+        let candidate = Candidate { options: options.to_owned(), outcome };
         if is_whole {
-            bar.raise(&outcome);
+            bar.raise(&candidate);
         }
-        Some(Tried { candidate: Candidate { options: options.to_owned(), outcome }, is_whole, never_fits })
+        Some(Tried { candidate, is_whole, never_fits })
     };
     let (mut first, then) = in_two_parts(settings);
     // What is set alone is seldom beaten by what is set together.
@@ -165,30 +166,36 @@ pub fn search(
     let n_tried = all.len();
     let whole = all.iter().filter(|tried| tried.is_whole).map(|tried| tried.candidate.clone());
     let pareto = pareto(whole.collect());
-    let plain: Vec<Candidate> = all.iter().map(|tried| tried.candidate.clone()).collect();
-    let Some(best) = best(laboratory, all, &question)? else { return Ok(None) };
-    let (options, answer) = plainer(laboratory, plain, best, question)?;
+    let Some(best) = best(laboratory, &mut all, &question)? else { return Ok(None) };
+    let (options, answer) = plainer(laboratory, all, best, question)?;
     Ok(Some(Found { options, answer, pareto, n_tried }))
 }
 
 /// Of settings with fewer options than the best, the one with the fewest that reserves hardly more, wherever memory lies; else the
-/// best. Candidates whose replay was ended reserve what they say at least.
+/// best.
 fn plainer(
     laboratory: &Laboratory,
-    mut candidates: Vec<Candidate>,
+    tried: Vec<Tried>,
     best: (String, Answer),
-    question: impl Fn(&str) -> Question,
+    question: impl Fn(&str) -> Question + Sync,
 ) -> Result<(String, Answer), OptionError> {
     let (runs_out, peak) = at_worst(&best.1);
-    let enough = peak.saturating_add(peak / WORTH_AN_OPTION);
-    candidates.retain(|it| {
-        (1..n_options(&best.0)).contains(&n_options(&it.options))
-            && it.outcome.fits()
-            && it.outcome.books.reserved.peak <= enough
-    });
     if runs_out {
         return Ok(best);
     }
+    let enough = peak.saturating_add(peak / WORTH_AN_OPTION);
+    let is_near = |it: &Candidate| it.outcome.fits() && it.outcome.books.reserved.peak <= enough;
+    let is_plainer = |it: &Candidate| (1..n_options(&best.0)).contains(&n_options(&it.options));
+    let near = tried.into_iter().map(|it| it.candidate).filter(|it| is_plainer(it) && is_near(it));
+    let near: Vec<Candidate> = near.collect();
+    // To their end, where they were ended.
+    let whole = |index: usize| {
+        let Candidate { options, .. } = &near[index];
+        let outcome = laboratory.guess(&question(options)).ok()?;
+        Some(Candidate { options: options.clone(), outcome })
+    };
+    let mut candidates = on_all_cores(near.len(), whole);
+    candidates.retain(is_near);
     candidates.sort_by_key(|it| (n_options(&it.options), it.outcome.books.reserved.peak, it.options.clone()));
     for Candidate { options, .. } in candidates.into_iter().take(MOST_ANSWERED) {
         let answer = laboratory.answer(&question(&options))?;
@@ -209,25 +216,28 @@ fn at_worst(answer: &Answer) -> (bool, u64) {
 struct Bar {
     /// No setting fits.
     never_fits: bool,
-    /// Peak and driver calls of settings that were replayed to the end, and fitted, or where none can.
-    finished: Mutex<Vec<(u64, u64)>>,
+    /// Settings that were replayed to the end, and fitted, or where none can; with their driver calls.
+    finished: Mutex<Vec<(Rank, u64)>>,
     /// How many there are.
     version: AtomicUsize,
 }
 
 impl Bar {
-    fn raise(&self, outcome: &Outcome) {
+    fn raise(&self, candidate: &Candidate) {
         if let Ok(mut finished) = self.finished.lock()
-            && outcome.fits() != self.never_fits
+            && candidate.outcome.fits() != self.never_fits
         {
-            finished.push((outcome.books.reserved.peak, n_calls(&outcome.books)));
+            finished.push((
+                Rank::of(&candidate.options, &candidate.outcome.books),
+                n_calls(&candidate.outcome.books),
+            ));
             self.version.store(finished.len(), Ordering::Relaxed);
         }
     }
 
-    /// Whether one that is finished comes before this in every order that is asked for, whatever follows. `seen` is what was
-    /// looked at last.
-    fn beats(&self, books: &Books, seen: &mut ((u64, u64), usize)) -> bool {
+    /// Whether one that is finished comes before this in every order that is asked for, whatever follows: what is counted only
+    /// rises. `seen` is what was looked at last.
+    fn beats(&self, options: &str, books: &Books, seen: &mut ((u64, u64), usize)) -> bool {
         let now = (books.reserved.peak, n_calls(books));
         let version = self.version.load(Ordering::Relaxed);
         if *seen == (now, version) {
@@ -235,7 +245,28 @@ impl Bar {
         }
         *seen = (now, version);
         let Ok(finished) = self.finished.lock() else { return false };
-        finished.iter().any(|(peak, n_calls)| now.0 > *peak && (now.1 >= *n_calls || self.never_fits))
+        let rank = Rank::of(options, books);
+        finished.iter().any(|(other, n_calls)| *other < rank && (now.1 >= *n_calls || self.never_fits))
+    }
+}
+
+/// Smaller is better, of settings that all fit, or none of which does: reserve little, call the driver rarely, set few options.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    peak: u64,
+    n_device_alloc: u64,
+    n_options: usize,
+    options: String,
+}
+
+impl Rank {
+    fn of(options: &str, books: &Books) -> Rank {
+        Rank {
+            peak: books.reserved.peak,
+            n_device_alloc: books.n_device_alloc,
+            n_options: n_options(options),
+            options: options.to_owned(),
+        }
     }
 }
 
@@ -254,31 +285,34 @@ impl Tried {
     }
 }
 
+/// The best at the unkindest addresses. What was ended and may be it is replayed to its end.
 fn best(
     laboratory: &Laboratory,
-    mut waiting: Vec<Tried>,
+    tried: &mut [Tried],
     question: impl Fn(&str) -> Question,
 ) -> Result<Option<(String, Answer)>, OptionError> {
     let mut best: Option<(String, Answer)> = None;
+    let mut waiting: Vec<usize> = (0..tried.len()).collect();
     let mut n_answered = 0;
     while n_answered < MOST_ANSWERED
-        && let Some(next) =
-            (0..waiting.len()).min_by(|one, other| waiting[*one].order().cmp(&waiting[*other].order()))
+        && let Some(next) = (0..waiting.len())
+            .min_by(|one, other| tried[waiting[*one]].order().cmp(&tried[waiting[*other]].order()))
     {
-        let ((runs_out, peak, ..), options) = waiting[next].order();
+        let it = &mut tried[waiting[next]];
+        let ((runs_out, peak, ..), _) = it.order();
         let known = best.as_ref().map(|(_, answer)| at_worst(answer));
         if known.is_some_and(|known| known <= (runs_out, peak)) {
             break;
         }
-        let question = question(options);
-        if !waiting[next].is_whole {
-            waiting[next].candidate.outcome = laboratory.guess(&question)?;
-            waiting[next].is_whole = true;
+        if !it.is_whole {
+            it.candidate.outcome = laboratory.guess(&question(&it.candidate.options))?;
+            it.is_whole = true;
             continue;
         }
-        let Candidate { options, .. } = waiting.swap_remove(next).candidate;
+        waiting.swap_remove(next);
         n_answered += 1;
-        let answer = laboratory.answer(&question)?;
+        let options = it.candidate.options.clone();
+        let answer = laboratory.answer(&question(&options))?;
         if known.is_none_or(|known| at_worst(&answer) < known) {
             best = Some((options, answer));
         }

@@ -373,6 +373,15 @@ impl<'a> Laboratory<'a> {
         Ok((replay.outcome, !until.was_enough))
     }
 
+    /// As [`Laboratory::guess`], with somebody who watches and may go on where there is no room. Nothing of it is kept.
+    pub(crate) fn guess_watched(
+        &self,
+        question: &Question,
+        observer: &mut impl Observer,
+    ) -> Result<Outcome, OptionError> {
+        Ok(self.replay_anew(question, Addresses::Best, observer)?.0.outcome)
+    }
+
     #[cfg(test)]
     pub(crate) fn n_replays(&self) -> usize {
         self.replays.n()

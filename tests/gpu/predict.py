@@ -5,7 +5,7 @@ usage: predict.py FOLDER [NAME...]
        predict.py FOLDER --again RESULTS...  what is predicted now from the traces that earlier runs kept; needs no GPU
        predict.py FOLDER --fits RESULTS      the same traces, and only the largest batches are run; about two minutes
 
-FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of CASES, `third` is a set of them, all if there are none. Of each: small runs are recorded, what
+FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of CASES, `third` and `fourth` are sets of them, all if there are none. Of each: small runs are recorded, what
 larger ones reserve is predicted, and the larger ones are run alone, several programs at a time. `--fit batch` is asked for a limit
 that then holds: what it says is right where that value runs, and the next does not. Results are written to $OUT (or a new folder) as
 they come: predict.jsonl, the traces of the small runs (traces.N.tar), and table.txt. PASS and FAIL lines; about ten minutes on a GPU
@@ -96,7 +96,27 @@ THIRD = {
     "dense": ("batch=2,side=32 batch=4,side=32 batch=2,side=48", "batch=16,side=64 batch=8,side=128 batch=32,side=96", False),
     "packed": ("batch=16 batch=32", "batch=128 batch=256 batch=500", False),
 }
-CASES |= THIRD
+FOURTH = {
+    "windows": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "vae": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "rays": ("batch=512 batch=1024", "batch=4096 batch=8192 batch=15000", True),
+    "policy": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "triplets": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "points": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "masked": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "muon": ("batch=4 batch=8", "batch=32 batch=64 batch=100", True),
+    "averaged": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "at_once": ("batch=4 batch=8", "batch=32 batch=48 batch=100", True),
+    "serve": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "segment": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "wave": ("batch=2 batch=4", "batch=16 batch=32 batch=60", True),
+    "gru": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "meta": ("batch=32 batch=64", "batch=256 batch=512 batch=1000", True),
+    "prefer": ("batch=2 batch=4", "batch=16 batch=32 batch=60", True),
+    "fourier": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+}
+SETS = {"third": THIRD, "fourth": FOURTH}
+CASES |= THIRD | FOURTH
 
 failed, lines, rows = 0, threading.Lock(), []
 
@@ -362,7 +382,7 @@ def main():
         sys.exit(0 if table() else 1)
     began, machine = time.time(), Machine()
     n_gpus = len(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines())
-    names = [name for word in sys.argv[2:] for name in (THIRD if word == "third" else [word])]
+    names = [name for word in sys.argv[2:] for name in SETS.get(word, [word])]
     names = names or [name for name in CASES if name != "ddp" or n_gpus > 1]
 
     def one(name):

@@ -72,6 +72,17 @@ pub(super) fn largest<E>(start: u64, mut fits: impl FnMut(u64) -> Result<Fits, E
     Ok(Largest { best, at_least, at_most, has_no_end: largest >= MOST, holes })
 }
 
+/// The same with ends of its range that are looked for anew.
+pub(super) fn ends<E>(
+    start: u64,
+    found: Largest,
+    mut fits: impl FnMut(u64) -> Result<Fits, E>,
+) -> Result<Largest, E> {
+    let at_least = bisect(start, |value| Ok(fits(value)?.at_least))?.min(found.at_least);
+    let at_most = bisect(start, |value| Ok(fits(value)?.at_most))?.max(found.at_most);
+    Ok(Largest { at_least, at_most, ..found })
+}
+
 fn bisect<E>(start: u64, mut fits: impl FnMut(u64) -> Result<bool, E>) -> Result<Option<u64>, E> {
     let (mut low, mut high) = (0, start.clamp(1, MOST));
     while fits(high)? {
@@ -119,6 +130,20 @@ mod tests {
     #[test]
     fn what_does_not_fit_in_order_is_told() {
         assert_eq!(found(8, |value| value <= 20 && value != 19 || value == 23).holes, [19, 23]);
+    }
+
+    #[test]
+    fn ends_that_are_looked_for_anew_only_widen_a_range() {
+        let of = |most: u64| move |value| Ok::<_, ()>(value <= most);
+        let all =
+            |value| Ok::<_, ()>(Fits { best: value <= 10, at_least: of(9)(value)?, at_most: of(11)(value)? });
+        let wide =
+            |value| Ok::<_, ()>(Fits { best: value <= 14, at_least: value <= 7, at_most: value <= 14 });
+        let narrow =
+            |value| Ok::<_, ()>(Fits { best: value <= 10, at_least: value <= 10, at_most: value <= 10 });
+        let found =
+            |fits: fn(u64) -> Result<Fits, ()>| ends(4, largest(4, all).unwrap(), fits).unwrap().words();
+        assert_eq!((found(wide), found(narrow)), ("10 (7 to 14)".into(), "10 (9 to 11)".into()));
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! `gputrace predict`: what a program would need at another batch, length or size, from runs at some.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use gputrace_schemas::event::Bytes;
 use gputrace_sim::bytes::iec;
 use gputrace_sim::ops::{Frame, History, OpStream};
+use gputrace_sim::policies::OptionError;
 use gputrace_sim::predict::law::{Powers, Standing};
 use gputrace_sim::predict::{Forecast, Model, Open, Prediction, Run, Share, Why, largest as largest_of};
 use gputrace_sim::tune;
@@ -12,7 +14,7 @@ use gputrace_sim::whatif::{Confidence, Laboratory, Question};
 use serde_json::{Value as Json, json};
 
 use super::Reply;
-use super::largest::{Fits, Largest, largest};
+use super::largest::{Fits, Largest, ends, largest};
 use super::whatif::{Bench, Machine, Simulated, named, self_check_json, warnings_json};
 use crate::analyse::reactions::Kind;
 use crate::import::Trace;
@@ -342,20 +344,29 @@ impl Oracle<'_> {
             let mut predictions: HashMap<u64, Prediction> = HashMap::new();
             for (policy, options) in &settings {
                 let question = self.bench.question(policy, options);
-                let found = largest(at[index], |value| {
+                let mut ask = |value: u64, ask: &dyn Fn(&Prediction) -> Result<Fits, OptionError>| {
                     let mut point = at.clone();
                     point[index] = value;
                     let prediction = match predictions.entry(value) {
-                        std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
-                        std::collections::hash_map::Entry::Vacant(new) => {
+                        Entry::Occupied(known) => known.into_mut(),
+                        Entry::Vacant(new) => {
                             new.insert(self.model.predict(&point).map_err(|why| why.to_string())?)
                         }
                     };
-                    let (best, low, high) = prediction
-                        .fits(&question)
-                        .map_err(|error| format!("{}: {error}", named(&question)))?;
-                    Ok::<_, String>(Fits { best, at_least: high, at_most: low })
+                    ask(prediction).map_err(|error| format!("{}: {error}", named(&question)))
+                };
+                let mut found = largest(at[index], |value| {
+                    ask(value, &|prediction| {
+                        let (best, at_most, at_least) = prediction.fits(&question)?;
+                        Ok(Fits { best, at_least, at_most })
+                    })
                 })?;
+                if !found.is_sure() || !self.doubts.reasons.is_empty() {
+                    let widened = ends(at[index], found, |value| {
+                        ask(value, &|prediction| self.fits_surely(prediction, &question))
+                    });
+                    found = widened?;
+                }
                 let is_lawful = |value: &u64| predictions.get(value).is_none_or(Prediction::is_lawful);
                 let is_sure = found.is_sure() && found.best.iter().all(is_lawful);
                 rows.push(Row {
@@ -368,6 +379,19 @@ impl Oracle<'_> {
         }
         let json = rows.iter().map(|row| self.fit_json(index, row));
         Ok((self.fit_section(index, &rows), json.collect()))
+    }
+
+    /// Whether it fits where as much less may be reserved as what is reserved may lie above the replays, and where as much more.
+    fn fits_surely(&self, prediction: &Prediction, question: &Question) -> Result<Fits, OptionError> {
+        let factor = prediction.beyond() * self.doubts.factor;
+        let with = |by: f64| {
+            let scaled = |bytes: Option<u64>| bytes.map(|bytes| (bytes as f64 * by) as u64);
+            let (limit, device_memory) = (scaled(question.limit), scaled(question.device_memory));
+            Question { limit, device_memory, ..question.clone() }
+        };
+        let at_least = prediction.fits_at_worst(&with(1.0 / factor))?;
+        let at_most = at_least || prediction.fits_at_best(&with(factor))?;
+        Ok(Fits { best: at_most, at_least, at_most })
     }
 
     fn fit_section(&self, index: usize, rows: &[Row]) -> Section {

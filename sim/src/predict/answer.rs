@@ -1,10 +1,14 @@
 //! What becomes of a prediction under an allocator, and how sure that is.
 
+use std::ops::ControlFlow;
+
+use rustc_hash::FxHashSet;
+
 use super::{Open, Prediction, Why};
 use crate::cores::on_all_cores;
-use crate::ops::{AllocId, Op, OpStream};
+use crate::ops::{AllocId, OpStream};
 use crate::policies::OptionError;
-use crate::simulator::Outcome;
+use crate::simulator::{Observer, Outcome};
 use crate::whatif::{Answer, Laboratory, Question};
 
 /// What is reserved does not always rise with what is asked for: a range reaches so much further than its ends.
@@ -15,9 +19,6 @@ const NOT_MONOTONOUS: f64 = 0.02;
 const CHOSEN_WORKSPACES: f64 = 0.11;
 /// An answer whose range is no wider is sure.
 const SURE: f64 = 0.01;
-
-/// So often the largest workspaces are left out, and what is left is tried again. Chosen and not measured.
-const MOST_WITHOUT: usize = 6;
 
 /// What becomes of a prediction under an allocator.
 #[derive(Clone, Debug)]
@@ -58,9 +59,7 @@ impl Prediction {
         let is_narrow = reserved.1 as f64 <= reserved.0 as f64 * (1.0 + SURE);
         let is_sure = is_narrow && self.is_lawful();
         if !is_sure {
-            let further =
-                if self.open.iter().any(Open::is_chosen) { CHOSEN_WORKSPACES } else { NOT_MONOTONOUS };
-            let factor = self.scatter * (1.0 + further);
+            let factor = self.beyond();
             let wider =
                 |(low, high): (u64, u64)| ((low as f64 / factor) as u64, (high as f64 * factor) as u64);
             (reserved, allocated) = (wider(reserved), wider(allocated));
@@ -73,44 +72,151 @@ impl Prediction {
         !self.open.iter().any(|open| open.why == Why::Number) && self.scatter <= 1.0 + SURE
     }
 
+    /// By which factor what is reserved may lie beyond the replays.
+    pub fn beyond(&self) -> f64 {
+        let further = if self.open.iter().any(Open::is_chosen) { CHOSEN_WORKSPACES } else { NOT_MONOTONOUS };
+        self.scatter * (1.0 + further)
+    }
+
     /// Whether the best guess fits, any that the runs allow, and all of them. For searches.
     ///
     /// # Errors
     /// As [`Prediction::forecast`].
     pub fn fits(&self, question: &Question) -> Result<(bool, bool, bool), OptionError> {
-        let fits = |stream: &OpStream| Ok(guess(stream, question)?.fits());
         let best = self.goes_on(&self.best, question)?;
-        let (mut least, mut most) = (best, fits(&self.best)?);
-        for stream in &self.others {
-            least = least || self.goes_on(stream, question)?;
-            most = most && fits(stream)?;
-        }
-        Ok((best, least, most))
+        Ok((best, best || self.fits_at_best(question)?, self.fits_at_worst(question)?))
     }
 
-    /// Whether it fits, without the workspaces for which there is no room if need be.
-    fn goes_on(&self, stream: &OpStream, question: &Question) -> Result<bool, OptionError> {
-        let mut without = None;
-        for _ in 0..MOST_WITHOUT {
-            let stream = without.as_ref().unwrap_or(stream);
-            let Some(oom) = guess(stream, question)?.oom else { return Ok(true) };
-            let refused = match stream.ops[oom.op] {
-                Op::Alloc(id) if self.optional.contains(&id) => stream.allocation(id).requested,
-                _ => return Ok(false),
-            };
-            let is_left =
-                |id: AllocId| stream.allocation(id).requested < refused || !self.optional.contains(&id);
-            let mut less = stream.clone();
-            less.ops.retain(|op| match *op {
-                Op::Alloc(id) | Op::FreeRequested(id) | Op::FreeCompleted(id) => is_left(id),
-                Op::Trim | Op::ReleasePool(_) | Op::ChangePool(..) | Op::Oom(_) => true,
-            });
-            without = Some(less);
+    /// Whether any that the runs allow fits, at best without the workspaces for which there is no room.
+    ///
+    /// # Errors
+    /// As [`Prediction::forecast`].
+    pub fn fits_at_best(&self, question: &Question) -> Result<bool, OptionError> {
+        for stream in std::iter::once(&self.best).chain(&self.others) {
+            if self.goes_on(stream, question)? {
+                return Ok(true);
+            }
         }
         Ok(false)
+    }
+
+    /// Whether all that the runs allow fit, with all their workspaces.
+    ///
+    /// # Errors
+    /// As [`Prediction::forecast`].
+    pub fn fits_at_worst(&self, question: &Question) -> Result<bool, OptionError> {
+        for stream in std::iter::once(&self.best).chain(&self.others) {
+            if !guess(stream, question)?.fits() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether it fits, without the workspaces for which there is no room.
+    fn goes_on(&self, stream: &OpStream, question: &Question) -> Result<bool, OptionError> {
+        let mut without = Without { stream, optional: &self.optional, refused: FxHashSet::default() };
+        Ok(Laboratory::of_prediction(stream).guess_watched(question, &mut without)?.fits())
+    }
+}
+
+/// PyTorch gives back what it has cached, asks again, is refused, and takes another algorithm for that convolution: then and
+/// whenever it is made again, as it remembers what worked (`run_single_conv` and `try_configs` in ATen/native/cudnn/Conv_v8.cpp,
+/// PyTorch 2.0 to 2.11). A convolution is known by its workspace's size; that the other algorithm needs none is the best case.
+struct Without<'a> {
+    stream: &'a OpStream,
+    optional: &'a FxHashSet<AllocId>,
+    /// Sizes that were.
+    refused: FxHashSet<u64>,
+}
+
+impl Observer for Without<'_> {
+    fn asks(&mut self, id: AllocId) -> bool {
+        self.refused.is_empty()
+            || !self.refused.contains(&self.stream.allocation(id).requested)
+            || !self.optional.contains(&id)
+    }
+
+    fn refused(&mut self, id: AllocId) -> ControlFlow<()> {
+        if !self.optional.contains(&id) {
+            return ControlFlow::Break(());
+        }
+        self.refused.insert(self.stream.allocation(id).requested);
+        ControlFlow::Continue(())
     }
 }
 
 fn guess(stream: &OpStream, question: &Question) -> Result<Outcome, OptionError> {
     Laboratory::of_prediction(stream).guess(question)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::{Allocation, Builder, Op, PoolIdx, StackId, StreamIdx};
+
+    const MIB: u64 = 1 << 20;
+
+    /// `a:100` asks for MiB, `a-` gives them back; what is named `w` the program can do without.
+    fn of(text: &str) -> (Prediction, Vec<AllocId>) {
+        let (mut builder, mut ids) = (Builder::new(0), vec![]);
+        for word in text.split_whitespace() {
+            match word.split_once(':') {
+                Some((name, mib)) => {
+                    let (requested, pool) = (mib.parse::<u64>().unwrap() * MIB, PoolIdx::DEFAULT);
+                    let allocation =
+                        Allocation { requested, address: 0, stack: StackId(0), stream: StreamIdx(0), pool };
+                    ids.push((name, builder.alloc(allocation)));
+                }
+                None => {
+                    let name = word.trim_end_matches('-');
+                    let (_, id) = ids.iter().rev().find(|(known, _)| *known == name).unwrap();
+                    builder.op(Op::FreeRequested(*id));
+                    builder.op(Op::FreeCompleted(*id));
+                }
+            }
+        }
+        let optional = ids.iter().filter(|(name, _)| *name == "w").map(|(_, id)| *id).collect();
+        let (best, others, open, shares) = (builder.finish(), vec![], vec![], vec![]);
+        let prediction = Prediction { at: vec![1], best, others, optional, open, shares, scatter: 1.0 };
+        (prediction, ids.into_iter().map(|(_, id)| id).collect())
+    }
+
+    /// Whether it fits without what has no room, and with all.
+    fn fits(text: &str, limit_mib: u64) -> (bool, bool) {
+        let question = Question { limit: Some(limit_mib * MIB), ..Question::torch((2, 11), "") };
+        let (prediction, _) = of(text);
+        let (best, at_best, at_worst) = prediction.fits(&question).unwrap();
+        assert_eq!(best, at_best, "there is one stream alone");
+        (best, at_worst)
+    }
+
+    #[test]
+    fn what_has_no_room_is_done_without_only_where_the_program_can() {
+        assert_eq!(fits("a:60 w:60 w- b:30", 100), (true, false));
+        assert_eq!(fits("a:60 x:60 x- b:30", 100), (false, false));
+        assert_eq!(fits("a:60 w:60 w- b:60", 100), (false, false));
+        assert_eq!(fits("a:60 w:60 w- b:30", 200), (true, true));
+    }
+
+    #[test]
+    fn a_refusal_gives_back_what_is_cached() {
+        // What is cut from 60 cached MiB keeps the other 40, in which the last does not fit.
+        assert_eq!(fits("c:60 c- a:20 w:110 w- b:60", 100), (false, false));
+        assert_eq!(fits("c:60 c- w:110 w- a:20 b:60", 100), (true, false));
+    }
+
+    #[test]
+    fn another_algorithm_is_remembered() {
+        let (prediction, ids) = of("w:60 w- w:60 w- w:50 w- a:60");
+        let mut without = Without {
+            stream: &prediction.best,
+            optional: &prediction.optional,
+            refused: FxHashSet::default(),
+        };
+        assert!(ids.iter().all(|id| without.asks(*id)));
+        assert!(without.refused(ids[0]).is_continue());
+        assert_eq!(ids.iter().map(|id| without.asks(*id)).collect::<Vec<_>>(), [false, false, true, true]);
+        assert!(without.refused(ids[3]).is_break());
+    }
 }
