@@ -11,6 +11,8 @@ use gputrace_tests::recorded;
 const SKIPPED: i32 = 77;
 /// A leak, two devices, an error, the oldest trace, and a job of two: `make browser` takes all of them.
 const SHOWN: [&str; 4] = ["kept-losses.gtr", "dataparallel.gtr", "version1.gtr", "caught-oom.gtr"];
+/// PyTorch's own snapshots: one with private pools, and one that reserved much and used little.
+const SNAPSHOTS: [&str; 2] = ["graph_train.default.pickle.gz", "gpt_grow.default.pickle.gz"];
 
 #[test]
 fn the_page_is_what_its_sources_give_and_shows_in_a_browser_what_programs_get() {
@@ -24,14 +26,28 @@ fn the_page_is_what_its_sources_give_and_shows_in_a_browser_what_programs_get() 
     }
     let golden = root().join("tests/golden");
     let traces = SHOWN.map(|name| golden.join(name).into_os_string().into_string().expect("UTF-8"));
+    let snapshots = SNAPSHOTS.map(|name| root().join("tests/groundtruth").join(name));
     let job = format!("{},{}", traces[0], traces[3]);
     let gputrace = recorded::built().join("gputrace");
     let mut browser = Command::new("node");
-    browser.arg(page.join("test/browser.mjs")).arg("--gputrace").arg(gputrace).args(traces).arg(job);
-    let told = browser.output().expect("node is there");
+    browser
+        .arg(page.join("test/browser.mjs"))
+        .arg("--gputrace")
+        .arg(gputrace)
+        .args(traces)
+        .args(snapshots)
+        .arg(job);
+    holds("the page in a browser", &mut browser);
+    let mut pictures = Command::new("node");
+    pictures.arg(page.join("test/pictures.mjs")).arg("--gputrace").arg(recorded::built().join("gputrace"));
+    holds("pictures of the page", &mut pictures);
+}
+
+fn holds(what: &str, script: &mut Command) {
+    let told = script.output().expect("node is there");
     match told.status.code() {
         Some(0) => {}
-        Some(SKIPPED) => skip("the page in a browser", words(&told)),
+        Some(SKIPPED) => skip(what, words(&told)),
         _ => panic!("{}", words(&told)),
     }
 }

@@ -38,10 +38,10 @@ export class SettingsView {
         name: "settings", caption: "Settings of PYTORCH_CUDA_ALLOC_CONF, replayed without a limit of memory",
         columns: [["options", "setting"], ["peak_reserved_bytes", "reserved at most"], ["change", "than recorded"], ["note", ""]],
         rows: head.tried.map((it) => [it.options || "(none)", { b: it.peak_reserved_bytes }, { d: it.peak_reserved_bytes - peak }, [it.is_recorded ? "as recorded" : "", it.runs_out ? "runs out" : "", this.hidden.has(it.options) ? "hidden" : ""].filter(Boolean).join(", ")]),
-        swatch: (row) => LINES[row % LINES.length],
+        swatch: (row) => (head.tried[row].is_recorded ? theme().ink : LINES[row % LINES.length]),
         onRow: (row) => { const name = head.tried[row].options; if (!this.hidden.delete(name)) this.hidden.add(name); this.update(); },
       }, view.search.pattern),
-      h("p", { class: "note" }, "Grey: in blocks. Black: reserved, as recorded. A click on a setting hides or shows its line. gputrace tune tries more, and says how sure each is."),
+      h("p", { class: "note" }, "The area: in blocks. The thick line: reserved, as recorded. A click on a setting hides or shows its line. gputrace tune tries more, and says how sure each is."),
       head.tried.some((it) => it.peak_reserved_bytes > this.top(head)) ? h("p", { class: "note" }, "Lines that leave the picture at its top need more than it shows.") : "",
       head.stretch > 1 ? h("p", { class: "note" }, `Each point is the highest of ${count(head.stretch)} requests.`) : "");
     this.picture.redraw();

@@ -10,7 +10,7 @@ import { tmpdir } from "node:os";
 import { basename, join } from "node:path";
 import { parseArgs } from "node:util";
 import { chromium } from "playwright-core";
-import { check, compare, isExample, keys, reach, reached, read, search, states, wrong } from "./checks.mjs";
+import { check, compare, isExample, keys, reach, reached, read, rememberClicks, search, states, tabs, wrong } from "./checks.mjs";
 
 const { values: options, positionals: traces } = parseArgs({ allowPositionals: true, options: { gputrace: { type: "string" }, shots: { type: "string" }, browser: { type: "string" } } });
 const browsers = [options.browser, process.env.GPUTRACE_BROWSER, "/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
@@ -36,12 +36,14 @@ for (const trace of traces) {
   page.on("console", (message) => said.push(message.text()));
   page.on("pageerror", (error) => said.push(String(error)));
   page.on("request", (request) => { if (!/^(file|data|blob):/.test(request.url())) said.push("asked the network: " + request.url()); });
+  await page.addInitScript(rememberClicks);
   const begun = Date.now();
   await page.goto("file://" + file);
   await page.waitForSelector("[data-section=verdict]");
   const opened = Date.now() - begun;
 
   const before = n;
+  let controls = 0;
   for (let chapter = 0; chapter < paths.length; chapter++) {
     await page.evaluate((chapter) => { const { view } = window.gputrace; view.choose(chapter, -1); view.tab = "tables"; view.changed(); }, chapter);
     await page.waitForTimeout(80);
@@ -65,6 +67,7 @@ for (const trace of traces) {
         await page.screenshot({ path: join(options.shots, `${name}-${tab.slice(4)}-${theme}.png`) });
         if (tab === "tab-live") await page.screenshot({ path: join(options.shots, `${name}-full-${theme}.png`), fullPage: true });
       }
+      if (theme === "light") controls += await tabs(page, name, tab.slice(4));
       const wide = await page.evaluate(() => document.documentElement.scrollWidth);
       check(wide <= 1280, `${name} ${tab}: ${wide} pixels wide, where 1280 are there`);
       await page.evaluate(axe);
@@ -75,7 +78,7 @@ for (const trace of traces) {
   await page.emulateMedia({ media: "print" });
   const csp = said.filter((text) => !/axe/.test(text));
   check(!csp.length, `${name}: the console has: ${csp.slice(0, 3).join(" | ")}`);
-  console.log(`${name}: opened in ${opened} ms, ${n - before} numbers compared`);
+  console.log(`${name}: opened in ${opened} ms, ${n - before} numbers compared, ${controls} controls reached by Tab`);
   await context.close();
 }
 await browser.close();

@@ -102,6 +102,45 @@ export async function keys(page, name) {
   await page.keyboard.press("Escape");
 }
 
+/** In the page, before its own code: remembers what answers to a click. */
+export function rememberClicks() {
+  const add = EventTarget.prototype.addEventListener;
+  window.clickable = new Set();
+  EventTarget.prototype.addEventListener = function (type, ...rest) {
+    if (type === "click" && this instanceof Element) window.clickable.add(this);
+    return add.call(this, type, ...rest);
+  };
+}
+
+/** In one view: whatever can be clicked is reached by Tab, and its focus is seen. Of very many rows the first are tried. */
+export async function tabs(page, name, view) {
+  const n = await page.evaluate(() => {
+    const all = [...document.querySelectorAll("button, select, input, a[href], [tabindex]")].filter((it) => it.tabIndex >= 0 && !it.disabled && it.checkVisibility({ visibilityProperty: true }));
+    Object.assign(window, { expected: all.slice(0, 120), focused: new Set(), unseen: [] });
+    document.addEventListener("focusin", ({ target }) => {
+      window.focused.add(target);
+      const style = getComputedStyle(target);
+      if (style.outlineStyle === "none" || parseFloat(style.outlineWidth) < 1) window.unseen.push(target.outerHTML.slice(0, 80));
+    });
+    // Without a focus, a browser goes on where the last one was.
+    const top = document.createElement("span");
+    top.tabIndex = -1;
+    document.body.prepend(top);
+    top.focus();
+    window.focused.clear();
+    window.unseen.length = 0;
+    scrollTo(0, 0);
+    return window.expected.length;
+  });
+  for (let i = 0; i <= n; i++) await page.keyboard.press("Tab");
+  const [missed, unseen] = await page.evaluate(() => [window.expected.filter((it) => !window.focused.has(it)).map((it) => it.outerHTML.slice(0, 80)), window.unseen]);
+  check(!missed.length, `${name} ${view}: Tab does not reach ${missed.length} of ${n}: ${missed[0]}`);
+  check(!unseen.length, `${name} ${view}: it cannot be seen that ${unseen[0]} has the focus`);
+  const clicked = await page.evaluate(() => [...window.clickable].filter((it) => it.isConnected && it.checkVisibility() && it.tabIndex < 0 && it.role !== "tab" && !it.querySelector("button, [tabindex]")).map((it) => it.outerHTML.slice(0, 80)));
+  check(!clicked.length, `${name} ${view}: can only be clicked: ${clicked[0]}`);
+  return n;
+}
+
 export async function search(page, name) {
   await page.fill("#search", "PyTorch|libn?c");
   await page.waitForTimeout(60);

@@ -1,20 +1,25 @@
 // The same numbers in Firefox as in Chromium, without a network: stock Firefox, by WebDriver BiDi.
 //
-//   node --experimental-websocket test/firefox.mjs --gputrace target/debug/gputrace --browser firefox-esr TRACE...
+//   node --experimental-websocket test/firefox.mjs --gputrace target/debug/gputrace [--browser firefox-esr] TRACE...
 //
-// Exits with 1 where anything is wrong.
+// Exits with 1 where anything is wrong, 77 where there is no Firefox.
 import { execFileSync, spawn } from "node:child_process";
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { basename, join } from "node:path";
 import { parseArgs } from "node:util";
-import { check, compare, read, states, wrong } from "./checks.mjs";
+import { check, compare, keys, read, states, wrong } from "./checks.mjs";
 
 const { values: options, positionals: traces } = parseArgs({ allowPositionals: true, options: { gputrace: { type: "string" }, browser: { type: "string" }, shot: { type: "string" } } });
+const executable = [options.browser, process.env.GPUTRACE_FIREFOX, "/usr/bin/firefox-esr", "/usr/bin/firefox"].find((path) => path && existsSync(path));
+if (!executable) {
+  console.log("SKIPPED: no Firefox: install firefox-esr, or name one in GPUTRACE_FIREFOX");
+  process.exit(77);
+}
 const folder = mkdtempSync(join(tmpdir(), "gputrace-firefox-"));
 const gputrace = (...args) => execFileSync(options.gputrace, args, { encoding: "utf8", maxBuffer: 1 << 30, stdio: ["ignore", "pipe", "pipe"] });
 const axe = readFileSync(new URL("../node_modules/axe-core/axe.min.js", import.meta.url), "utf8");
-const browser = spawn(options.browser, ["--headless", "--no-remote", "--profile", folder, "--remote-debugging-port", "0", "about:blank"], { stdio: ["ignore", "ignore", "pipe"], env: { ...process.env, HOME: folder } });
+const browser = spawn(executable, ["--headless", "--no-remote", "--profile", folder, "--remote-debugging-port", "0", "about:blank"], { stdio: ["ignore", "ignore", "pipe"], env: { ...process.env, HOME: folder } });
 const address = await new Promise((done, failed) => {
   let said = "";
   browser.stderr.on("data", (bytes) => { said += bytes; const found = /WebDriver BiDi listening on (ws:\S+)/.exec(said); if (found) done(found[1]); });
@@ -34,8 +39,14 @@ await send("session.new", { capabilities: {} });
 await send("session.subscribe", { events: ["log.entryAdded", "network.beforeRequestSent"] });
 const { contexts: [{ context }] } = await send("browsingContext.getTree", {});
 await send("browsingContext.setViewport", { context, viewport: { width: 1280, height: 800 } });
+/** Keys that have no letter, as WebDriver writes them. */
+const KEYS = { Escape: "\uE00C", Enter: "\uE007", Tab: "\uE004", ArrowLeft: "\uE012", ArrowRight: "\uE014" };
 /** Of a page of playwright's what the checks use. */
 const page = {
+  keyboard: {
+    press: (key) => send("input.performActions", { context, actions: [{ type: "key", id: "keys", actions: ["keyDown", "keyUp"].map((type) => ({ type, value: KEYS[key] ?? key })) }] }),
+  },
+  waitForTimeout: (time) => new Promise((done) => setTimeout(done, time)),
   async evaluate(code, argument) {
     const expression = typeof code === "string" ? code : `(async () => JSON.stringify(await (${code})(${JSON.stringify(argument) ?? ""})) ?? null)()`;
     const { result, exceptionDetails } = await send("script.evaluate", { expression, target: { context }, awaitPromise: true });
@@ -54,6 +65,7 @@ for (const trace of traces) {
   await page.evaluate(() => { const { view } = window.gputrace; view.choose(0, -1); view.tab = "tables"; view.changed(); });
   n += compare(name, await page.evaluate(read), report.processes[0], summary.processes[0]);
   n += await states(page, name, summary.processes[0]);
+  await keys(page, name);
   await page.evaluate(axe);
   for (const theme of ["light", "dark"]) {
     for (const tab of ["live", "map", "settings", "tables"]) {

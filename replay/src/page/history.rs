@@ -10,8 +10,9 @@
 //!       x       x x    x
 //! ```
 
+use std::ops::Range;
+
 use gputrace_schemas::event::{Bytes, Nanos};
-use rustc_hash::FxHashMap;
 
 /// How much is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,15 +38,39 @@ pub(super) struct Row {
 pub(super) type Height = (Bytes, Bytes);
 
 /// An instant.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct State {
     /// When.
     pub time: Nanos,
     /// After which change, from 0.
     pub change: u64,
-    /// What became of the holders since the state before.
-    pub rows: Vec<Row>,
+    /// What became of the holders since the state before ends here, in [`States::rows`].
+    rows_end: usize,
     height: Height,
+}
+
+/// States, one after the other, and what became of the holders between them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct States {
+    pub states: Vec<State>,
+    pub rows: Vec<Row>,
+}
+
+impl States {
+    /// What became of the holders from the state before to this one.
+    pub(super) fn rows_of(&self, idx: usize) -> &[Row] {
+        let begin = idx.checked_sub(1).and_then(|before| self.states.get(before)).map_or(0, |it| it.rows_end);
+        self.states.get(idx).and_then(|state| self.rows.get(begin..state.rows_end)).unwrap_or_default()
+    }
+
+    /// Takes away all from there on.
+    fn split_off(&mut self, from: usize) -> States {
+        let begin =
+            from.checked_sub(1).and_then(|before| self.states.get(before)).map_or(0, |it| it.rows_end);
+        let (mut states, rows) = (self.states.split_off(from), self.rows.split_off(begin));
+        states.iter_mut().for_each(|state| state.rows_end -= begin);
+        States { states, rows }
+    }
 }
 
 /// The states of one device.
@@ -57,10 +82,9 @@ pub(super) struct History {
     /// Changes that there were.
     pub n_changes: u64,
     /// What was kept.
-    pub states: Vec<State>,
+    pub kept: States,
     /// Where the stretch that is going on begins.
     tail: usize,
-    n_rows: usize,
     /// From when to when every state stays, as long as there is as much room for these as for all others.
     focus: Option<(Nanos, Nanos)>,
     n_focused: usize,
@@ -73,9 +97,8 @@ impl History {
             room,
             stretch: 1,
             n_changes: 0,
-            states: vec![],
+            kept: States::default(),
             tail: 0,
-            n_rows: 0,
             focus: None,
             n_focused: 0,
             n_focused_rows: 0,
@@ -93,20 +116,21 @@ impl History {
     }
 
     /// One event changed these.
-    pub(super) fn change(&mut self, time: Nanos, rows: Vec<Row>, height: Height) {
-        self.n_rows += rows.len();
-        self.states.push(State { time, change: self.n_changes, rows, height });
+    pub(super) fn change(&mut self, time: Nanos, rows: &[Row], height: Height) {
+        self.kept.rows.extend_from_slice(rows);
+        let rows_end = self.kept.rows.len();
+        self.kept.states.push(State { time, change: self.n_changes, rows_end, height });
         self.n_changes += 1;
         if self.n_changes.is_multiple_of(self.stretch) {
-            let stretch = self.states.split_off(self.tail);
-            self.n_rows -= stretch.iter().map(|state| state.rows.len()).sum::<usize>();
-            self.keep(stretch);
-            self.tail = self.states.len();
+            let stretch = self.kept.split_off(self.tail);
+            self.keep(&stretch, 0..stretch.states.len());
+            self.tail = self.kept.states.len();
             if self.n_focused > self.room.states || self.n_focused_rows > self.room.rows {
                 self.focus = None;
                 self.shrink();
             }
-            let (n_states, n_rows) = (self.states.len() - self.n_focused, self.n_rows - self.n_focused_rows);
+            let n_states = self.kept.states.len() - self.n_focused;
+            let n_rows = self.kept.rows.len() - self.n_focused_rows;
             if n_states > self.room.states || n_rows > self.room.rows {
                 self.shrink();
             }
@@ -116,26 +140,27 @@ impl History {
     /// Keeps about half of it.
     pub(super) fn shrink(&mut self) {
         self.stretch *= 2;
-        let (stretch, states) = (self.stretch, std::mem::take(&mut self.states));
-        (self.n_rows, self.tail, self.n_focused, self.n_focused_rows) = (0, 0, 0, 0);
-        let mut together: Vec<State> = vec![];
-        for state in states {
-            if together.last().is_some_and(|last| last.change / stretch != state.change / stretch) {
-                self.keep(std::mem::take(&mut together));
+        let before = std::mem::take(&mut self.kept);
+        (self.tail, self.n_focused, self.n_focused_rows) = (0, 0, 0);
+        let stretch = self.stretch;
+        let is_whole = self.n_changes.is_multiple_of(stretch);
+        let mut begin = 0;
+        for together in before.states.chunk_by(|a, b| a.change / stretch == b.change / stretch) {
+            let end = begin + together.len();
+            if end == before.states.len() && !is_whole {
+                self.tail = self.kept.states.len();
             }
-            together.push(state);
+            self.keep(&before, begin..end);
+            begin = end;
         }
-        if !self.n_changes.is_multiple_of(stretch) {
-            self.tail = self.states.len();
-        }
-        self.keep(together);
-        if self.n_changes.is_multiple_of(stretch) {
-            self.tail = self.states.len();
+        if is_whole {
+            self.tail = self.kept.states.len();
         }
     }
 
     /// Of states that follow on one another, keeps the lowest, the highest, the fullest and the last.
-    fn keep(&mut self, states: Vec<State>) {
+    fn keep(&mut self, all: &States, group: Range<usize>) {
+        let states = &all.states[group.clone()];
         let Some(last) = states.len().checked_sub(1) else { return };
         let (mut lowest, mut highest, mut fullest) = (0, 0, 0);
         for (idx, state) in states.iter().enumerate() {
@@ -149,40 +174,44 @@ impl History {
                 fullest = idx;
             }
         }
-        let mut since: Vec<Row> = vec![];
-        for (idx, mut state) in states.into_iter().enumerate() {
-            since.append(&mut state.rows);
+        let mut begin = self.kept.rows.len();
+        for (idx, state) in states.iter().enumerate() {
+            self.kept.rows.extend_from_slice(all.rows_of(group.start + idx));
             let is_focused = self.focus.is_some_and(|(from, to)| (from..=to).contains(&state.time));
             if is_focused || [lowest, highest, fullest, last].contains(&idx) {
-                state.rows = summed(std::mem::take(&mut since));
-                self.n_rows += state.rows.len();
+                sum_up(&mut self.kept.rows, begin);
+                let rows_end = self.kept.rows.len();
                 if is_focused {
                     self.n_focused += 1;
-                    self.n_focused_rows += state.rows.len();
+                    self.n_focused_rows += rows_end - begin;
                 }
-                self.states.push(state);
+                self.kept.states.push(State { rows_end, ..*state });
+                begin = rows_end;
             }
         }
     }
 }
 
-/// One row for each holder that changed.
-fn summed(rows: Vec<Row>) -> Vec<Row> {
-    if rows.len() < 2 {
-        return rows;
+/// Of the rows from there on, makes one for each holder that changed.
+fn sum_up(rows: &mut Vec<Row>, from: usize) {
+    if rows.len() - from < 2 {
+        return;
     }
-    let mut places: FxHashMap<u32, usize> = FxHashMap::default();
-    let mut sums: Vec<Row> = Vec::with_capacity(rows.len().min(64));
-    for row in rows {
-        let place = *places.entry(row.holder).or_insert(sums.len());
-        match sums.get_mut(place) {
-            Some(sum) => (sum.bytes, sum.objects) = (sum.bytes + row.bytes, sum.objects + row.objects),
-            None => sums.push(row),
+    // In the order of their holders; which of one holder's comes first does not matter to a sum.
+    rows[from..].sort_unstable_by_key(|row| row.holder);
+    let mut to = from;
+    for idx in from + 1..rows.len() {
+        let row = rows[idx];
+        if rows[to].holder == row.holder {
+            rows[to].bytes += row.bytes;
+            rows[to].objects += row.objects;
+        } else {
+            to += usize::from(rows[to].bytes != 0 || rows[to].objects != 0);
+            rows[to] = row;
         }
     }
-    sums.retain(|row| row.bytes != 0 || row.objects != 0);
-    sums.sort_unstable_by_key(|row| row.holder);
-    sums
+    to += usize::from(rows[to].bytes != 0 || rows[to].objects != 0);
+    rows.truncate(to);
 }
 
 #[cfg(test)]
@@ -201,7 +230,7 @@ mod tests {
             let total = held.iter().sum::<i64>() as u64;
             totals.push(total);
             let row = Row { holder: holder as u32, bytes, objects: 0 };
-            history.change(Nanos(change), vec![row], (Bytes(total), Bytes(0)));
+            history.change(Nanos(change), &[row], (Bytes(total), Bytes(0)));
         }
         (history, totals)
     }
@@ -211,13 +240,13 @@ mod tests {
         for n in [1, 2, 63, 64, 65, 1000, 4097, 20_000] {
             let (history, totals) = history(Room { states: 300, rows: 700 }, n);
             let mut held = 0;
-            for state in &history.states {
-                held += state.rows.iter().map(|row| row.bytes).sum::<i64>();
+            for (idx, state) in history.kept.states.iter().enumerate() {
+                held += history.kept.rows_of(idx).iter().map(|row| row.bytes).sum::<i64>();
                 assert_eq!(held as u64, totals[state.change as usize], "n={n}, change {}", state.change);
             }
             let shown = |stretch: &[u64], from: u64| {
                 let of = |wanted: &u64| {
-                    history.states.iter().any(|state| {
+                    history.kept.states.iter().any(|state| {
                         (from..from + history.stretch).contains(&state.change) && state.height.0.0 == *wanted
                     })
                 };
@@ -228,11 +257,11 @@ mod tests {
             {
                 assert!(shown(stretch, from), "n={n}: an extreme from {from} on is lost");
             }
-            assert_eq!(history.states.last().unwrap().change, n - 1);
+            assert_eq!(history.kept.states.last().unwrap().change, n - 1);
             assert!(
-                history.states.len() <= 303 + history.stretch as usize,
+                history.kept.states.len() <= 303 + history.stretch as usize,
                 "n={n}: {}",
-                history.states.len()
+                history.kept.states.len()
             );
         }
     }
@@ -244,22 +273,26 @@ mod tests {
         for change in 0..20_000 {
             let bytes = 1 - 2 * (change as i64 % 2);
             let height = (Bytes(1 - change % 2), Bytes(0));
-            all.change(Nanos(change), vec![Row { holder: 0, bytes, objects: 0 }], height);
+            all.change(Nanos(change), &[Row { holder: 0, bytes, objects: 0 }], height);
         }
-        let inside = all.states.iter().filter(|state| (7000..=7100).contains(&state.change)).count();
+        let inside = all.kept.states.iter().filter(|state| (7000..=7100).contains(&state.change)).count();
         assert_eq!((inside, all.focus()), (101, Some(focus)));
-        assert!(all.stretch > 1 && all.states.len() < 500, "{} {}", all.stretch, all.states.len());
+        assert!(all.stretch > 1 && all.kept.states.len() < 500, "{} {}", all.stretch, all.kept.states.len());
         let mut too_much =
             History::focused(Room { states: 300, rows: 700 }, Some((Nanos(0), Nanos(u64::MAX))));
         for change in 0..20_000 {
-            too_much.change(Nanos(change), vec![], (Bytes(change), Bytes(0)));
+            too_much.change(Nanos(change), &[], (Bytes(change), Bytes(0)));
         }
-        assert!(too_much.focus().is_none() && too_much.states.len() < 500, "{}", too_much.states.len());
+        assert!(
+            too_much.focus().is_none() && too_much.kept.states.len() < 500,
+            "{}",
+            too_much.kept.states.len()
+        );
     }
 
     #[test]
     fn a_short_history_is_kept_whole() {
         let (history, totals) = history(Room { states: 300, rows: 700 }, 300);
-        assert_eq!((history.stretch, history.states.len()), (1, totals.len()));
+        assert_eq!((history.stretch, history.kept.states.len()), (1, totals.len()));
     }
 }

@@ -83,6 +83,11 @@ impl Pools {
         }
     }
 
+    /// Whether some memory of a device is in a private pool.
+    pub(super) fn has_any(&self, device: i16) -> bool {
+        self.amounts.range((device, 0)..=(device, u16::MAX)).next().is_some()
+    }
+
     /// All that is unused of a device, by pool.
     pub(super) fn unused(&self, device: i16, all: u64) -> BTreeMap<u16, u64> {
         let (mut parts, mut left) = (BTreeMap::new(), all);

@@ -322,9 +322,9 @@ impl Chapter {
     }
 
     fn device(&self, (ordinal, name, device): &(i16, String, Device), columns: &mut Columns) -> DeviceJson {
-        let History { stretch, n_changes, states, .. } = &device.history;
+        let History { stretch, n_changes, kept, .. } = &device.history;
+        let (states, rows) = (&kept.states, &kept.rows);
         let since = |time: Nanos| time.0.saturating_sub(self.start);
-        let rows = || states.iter().flat_map(|state| &state.rows);
         let lowest = [device.blocks.lowest(), device.grounds.lowest()];
         let base = lowest.into_iter().flatten().min().unwrap_or(0);
         DeviceJson {
@@ -335,10 +335,10 @@ impl Chapter {
             stretch: *stretch,
             state_time: columns.add(states.iter().map(|state| since(state.time))),
             state_change: columns.add(states.iter().map(|state| state.change)),
-            state_rows: columns.add(states.iter().map(|state| state.rows.len() as u64)),
-            row_holder: columns.add(rows().map(|row| u64::from(row.holder))),
-            row_bytes: columns.add_signed(rows().map(|row| row.bytes)),
-            row_objects: columns.add_signed(rows().map(|row| i64::from(row.objects))),
+            state_rows: columns.add((0..states.len()).map(|idx| kept.rows_of(idx).len() as u64)),
+            row_holder: columns.add(rows.iter().map(|row| u64::from(row.holder))),
+            row_bytes: columns.add_signed(rows.iter().map(|row| row.bytes)),
+            row_objects: columns.add_signed(rows.iter().map(|row| i64::from(row.objects))),
             base: format!("{base:#x}"),
             blocks: device.blocks.write(base, Nanos(self.start), columns),
             grounds: device.grounds.write(base, Nanos(self.start), columns),

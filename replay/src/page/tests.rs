@@ -235,8 +235,8 @@ fn a_long_trace_loses_detail_and_not_its_extremes() {
     assert!(sizes(&chapter) < before / 3, "{} of {before}", sizes(&chapter));
     let history = &chapter.devices[0].2.history;
     let (mut held, mut fullest) = (FxHashMap::<u32, i64>::default(), 0);
-    for state in &history.states {
-        for row in &state.rows {
+    for idx in 0..history.kept.states.len() {
+        for row in history.kept.rows_of(idx) {
             *held.entry(row.holder).or_default() += row.bytes;
         }
         let is_used = |holder: &u32| chapter.holders[*holder as usize].1.level != Level::Cached;

@@ -5,6 +5,7 @@
 //! add up to what the device held.
 
 use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
 
 use gputrace_schemas::event::{Bytes, Event, EventKind, HOST, MarkAction, Nanos, StackId, ThreadId};
 use rustc_hash::FxHashMap;
@@ -34,7 +35,7 @@ pub(super) struct Detail {
 }
 
 /// Who holds something.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Holder {
     pub level: Level,
     pub owner: OwnerId,
@@ -47,6 +48,17 @@ pub(super) struct Holder {
     pub pool: u16,
     /// What kind of memory, in words.
     pub kind: &'static str,
+}
+
+/// Without the words: those of one stack nearly always have the same, and a holder is looked up at every event.
+impl Hash for Holder {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Holder { level, owner, site, stack, stream, role, pool, kind: _ } = *self;
+        (u64::from(stack.0) << 32 | u64::from(site.0)).hash(state);
+        (stream.map_or(u64::MAX, |stream| stream << 1)).hash(state);
+        (u64::from(owner.0) << 32 | u64::from(role) << 16 | u64::from(pool)).hash(state);
+        level.hash(state);
+    }
 }
 
 /// What of an allocator's memory nothing is in.
@@ -404,6 +416,9 @@ impl<'a> Collector<'a> {
         let books = self.device(device);
         let cached = books.segments.saturating_sub(books.in_blocks);
         let before = std::mem::take(&mut books.cached);
+        if !self.pools.has_any(device) && before.keys().all(|pool| *pool == 0) {
+            return self.cache_of_no_pool(device, before, cached);
+        }
         let now = self.pools.unused(device, cached);
         for pool in before.keys().chain(now.keys().filter(|pool| !before.contains_key(pool))) {
             let of = |parts: &BTreeMap<u16, u64>| parts.get(pool).copied().unwrap_or(0) as i64;
@@ -415,6 +430,18 @@ impl<'a> Collector<'a> {
             }
         }
         self.device(device).cached = now;
+    }
+
+    /// The same where there is no private pool, which is so of most programs and at each of their requests.
+    fn cache_of_no_pool(&mut self, device: i16, mut parts: BTreeMap<u16, u64>, later: u64) {
+        let earlier = parts.get(&0).copied().unwrap_or(0);
+        if earlier != later {
+            let holder = self.number(device, rest(Level::Cached, OwnerId(u32::MAX), 0));
+            let objects = i32::from(later > 0) - i32::from(earlier > 0);
+            self.row(device, Row { holder, bytes: later as i64 - earlier as i64, objects });
+            parts.insert(0, later);
+        }
+        self.device(device).cached = parts;
     }
 
     /// Buffers of JAX, and what its allocator holds beside them.
@@ -560,12 +587,16 @@ impl Watch for Collector<'_> {
             }
         }
         self.buffers(ledger, event);
-        for (device, rows) in std::mem::take(&mut self.touched) {
+        let mut touched = std::mem::take(&mut self.touched);
+        for (device, rows) in touched.iter_mut().filter(|(_, rows)| !rows.is_empty()) {
+            let device = *device;
             let physical = ledger.devices.get(&device).map_or(Bytes(0), |books| books.physical.now().bytes);
             let torch = ledger.torch(device).map_or(0, |torch| torch.blocks.now().bytes.0);
             let allocated = Bytes(torch.saturating_add(self.buffers.held(device)));
             self.device(device).history.change(event.time, rows, (physical, allocated));
+            rows.clear();
         }
+        self.touched = touched;
         self.marks(ledger, event);
     }
 }
