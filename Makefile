@@ -4,7 +4,7 @@ RELEASE := target/release
 # What installs comes before what builds; cargo uses all processors by itself.
 .NOTPARALLEL:
 
-.PHONY: help setup build demo test check page browser deny fmt bench bench-leaks oracle names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean
+.PHONY: help setup build demo test check page browser pictures deny fmt bench bench-leaks oracle names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -41,7 +41,13 @@ page: ## Build the code of `gputrace html`'s page from page/, after its own test
 browser: build ## Open pages of all golden traces in Chromium, and hold every number against --json
 	cd page && npm ci --no-fund --no-audit --ignore-scripts
 	node page/test/browser.mjs --gputrace $(RELEASE)/gputrace $(if $(SHOTS),--shots $(SHOTS)) tests/golden/*.gtr \
-	  tests/golden/kept-losses.gtr,tests/golden/running-total.gtr,tests/golden/dataparallel.gtr
+	  tests/golden/kept-losses.gtr,tests/golden/running-total.gtr,tests/golden/dataparallel.gtr \
+	  tests/golden/pools/*.gtr tests/golden/owners/*.gtr tests/groundtruth/*.pickle.gz
+	node page/test/pictures.mjs --gputrace $(RELEASE)/gputrace
+	node --experimental-websocket page/test/firefox.mjs --gputrace $(RELEASE)/gputrace tests/golden/*.gtr || [ $$? = 77 ]
+
+pictures: build ## Keep the page's pictures anew, small for the comparison and whole in target/pictures: look at them
+	node page/test/pictures.mjs --gputrace $(RELEASE)/gputrace --keep --shots target/pictures
 
 deny: target/tools/bin/cargo-deny ## Hold dependencies against deny.toml, and, where it can be fetched, the database of their flaws
 	target/tools/bin/cargo-deny check licenses bans sources
@@ -68,6 +74,10 @@ bench: build ## Measure: ratios within one run, against the peer each names
 
 bench-leaks: ## How often `leaks` is wrong, over 2,400 programs of known truth with fresh seeds
 	cargo bench -p gputrace --bench leaks
+
+fleet: build ## A job of 1,024 ranks of a million events each: reduced, joined, its planted faults named (`make fleet RANKS=32 EVENTS=20000` is short)
+	cargo build --release -p gputrace-schemas --example ranks
+	python3 tests/fleet.py $(RELEASE) $(or $(RANKS),1024) $(or $(EVENTS),1000000)
 
 # The wheel that each row of the simulator's table was measured with; `make oracle RELEASES=2.11.0` takes one. `make oracle ORACLE_SEEDS=100`
 # runs 100 programs of 1,000 commands with each of 12 to 22 option strings of every release: 15 minutes of a processor.
@@ -133,3 +143,6 @@ book: ## Build docs/ as a book, in target/book, and follow all its links
 
 clean: ## Remove what was built
 	cargo clean
+
+attach: build ## Attach to a program with threads, and detach, at 1,000 moments (about an hour)
+	GPUTRACE_ATTACH_ROUNDS=1000 cargo test -p gputrace-tests --test attach -- --nocapture

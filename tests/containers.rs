@@ -240,6 +240,29 @@ fn processes_that_are_hidden_from_their_recorder_are_recorded() {
     assert_eq!((count(&trace, Action::Alloc), count(&trace, Action::Free)), (1500, 1500), "{said}");
 }
 
+/// Recorders that end with their namespace leave nothing in a `/dev/shm` that may be the host's (`--ipc=host`), where it would take
+/// memory until the machine starts again.
+#[test]
+fn recorders_that_end_with_their_namespace_leave_no_ring() {
+    if !can(
+        &["unshare", "--mount", "--pid", "--fork"],
+        "mount -t tmpfs none /dev/shm && unshare --pid --fork true",
+    ) {
+        return;
+    }
+    let place = Place::new();
+    let script = "mount -t tmpfs -o mode=1777 none /dev/shm
+        for i in 1 2 3 4 5 6 7 8; do GPUTRACE_OUTPUT=$P/out/$i.gtr unshare --pid --fork sh -c '$RUN $P/bin/program 3 1 threads; true'; done; ls /dev/shm";
+    let output = run(place.shell(&["unshare", "--mount", "--pid", "--fork"], script));
+    assert_eq!(text(&output.stdout), "done 3, 0 failed\n".repeat(8), "{}", text(&output.stderr));
+    let traces = place.traces();
+    assert_eq!(traces.len(), 8);
+    for path in traces {
+        let trace = Trace::open(&path).expect("a trace");
+        assert!(trace.is_complete(), "{}", path.display());
+    }
+}
+
 /// `/etc/ld.so.preload` preloads into programs that have rights their user does not have too.
 #[test]
 fn a_program_with_rights_that_its_user_does_not_have_is_left_alone() {

@@ -112,7 +112,27 @@ fn try_scenario(scenario: &Value, folder: &Path, modules: &Path) -> Vec<String> 
         Ok(said) => said,
         Err(_) => return vec![String::from_utf8_lossy(&output.stderr).into_owned()],
     };
-    check(&scenario["expected"], &said)
+    let mut problems = check(&scenario["expected"], &said);
+    problems.extend(by_summaries(&traces, &output.stdout));
+    problems
+}
+
+/// The summaries of a job say what its traces say, byte for byte.
+fn by_summaries(traces: &Path, said: &[u8]) -> Option<String> {
+    let summaries = traces.with_extension("summaries");
+    let gputrace = recorded::built().join("gputrace");
+    let reduced = Command::new(&gputrace).args(["reduce", "-o"]).args([&summaries, traces]).output();
+    let reduced = reduced.expect("gputrace runs");
+    if !reduced.status.success() {
+        return Some(format!("cannot be reduced: {}", String::from_utf8_lossy(&reduced.stderr)));
+    }
+    let output = Command::new(&gputrace).args(["ranks", "--json"]).arg(&summaries).output();
+    let output = output.expect("gputrace runs");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let (by_traces, by_summaries) = [said, &output.stdout].map(String::from_utf8_lossy).into();
+    let first = by_traces.lines().zip(by_summaries.lines()).find(|(a, b)| a != b);
+    (output.stdout != said)
+        .then(|| format!("its summaries say something else than its traces: {first:?} {errors}"))
 }
 
 fn job(name: &str) -> String {

@@ -13,6 +13,7 @@
 #![deny(unsafe_code)]
 #![warn(clippy::print_stderr, reason = "`say` keeps terminals from obeying names")]
 
+pub mod attach;
 mod autograd;
 mod daemon;
 mod decode;

@@ -141,6 +141,17 @@ impl MapFile {
         self.map.header()
     }
 
+    /// Gives the memory behind the ring back, but for its header. Where the library sleeps, the process keeps the mapping: a
+    /// thread that was interrupted in its last record may still write there.
+    pub(crate) fn free_memory(&self) {
+        let header = 4096;
+        if let Ok(bytes) = self.file.metadata().map(|data| data.len()) {
+            let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+            // Where that cannot be done, the memory stays taken until the process ends.
+            let _ = rustix::fs::fallocate(&self.file, hole, header, bytes.saturating_sub(header));
+        }
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

@@ -352,24 +352,50 @@ fn process_of(trace: &Path) -> Option<Process> {
     Some(Trace::open(trace).ok()?.process().clone())
 }
 
-/// A file that can be cut back to its last whole block.
-pub(crate) struct TraceFile(pub(crate) File);
+/// A file that can be cut back to its last whole block, and be given another end.
+pub(crate) struct TraceFile {
+    file: File,
+    /// What is kept back, to be written at once.
+    kept: Option<Vec<u8>>,
+}
 
 impl TraceFile {
+    pub(crate) fn new(file: File) -> TraceFile {
+        TraceFile { file, kept: None }
+    }
+
+    /// From here on keeps what is written, which will stand from `position` on. What is behind that in the file stays until then.
+    pub(crate) fn keep(&mut self, position: u64) -> io::Result<()> {
+        use std::io::{Seek, SeekFrom};
+        self.file.seek(SeekFrom::Start(position))?;
+        self.kept = Some(Vec::new());
+        Ok(())
+    }
+
+    /// Writes what was kept by one call of the kernel: whoever ends us finds the file as it was before, or as it is now. (Linux lets
+    /// SIGKILL end a write between two pages: the file has no end then, and says so.)
+    pub(crate) fn release(&mut self) -> io::Result<()> {
+        self.kept.take().map_or(Ok(()), |kept| self.file.write_all(&kept))
+    }
+
     /// Removes what is behind `length`, and goes on there.
     pub(crate) fn cut(&mut self, length: u64) -> io::Result<()> {
         use std::io::{Seek, SeekFrom};
-        self.0.set_len(length)?;
-        self.0.seek(SeekFrom::Start(length)).map(|_| ())
+        self.kept = None;
+        self.file.set_len(length)?;
+        self.file.seek(SeekFrom::Start(length)).map(|_| ())
     }
 }
 
 impl Write for TraceFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes)
+        match &mut self.kept {
+            Some(kept) => kept.write(bytes),
+            None => self.file.write(bytes),
+        }
     }
     fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
+        self.file.flush()
     }
 }
 

@@ -152,6 +152,9 @@ pub fn record(ring: &Path, options: Options) -> Result<Summary, Error> {
             }
             recorder.run();
             let summary = recorder.finish();
+            if header.process.value.load(Ordering::Acquire) == OFF {
+                file.free_memory();
+            }
             // Who finds neither ring nor word of it may be sure that none will come.
             job::tell(options.job_began, &summary.told());
             if !options.keep_ring {
@@ -257,7 +260,7 @@ impl<'a> Recorder<'a> {
         let made = output::create(&pattern, &facts, options.overwrite, job_began, variable)?;
         let (trace, instead_of) = (made.path, made.instead_of);
         let failed = |source| Error::Output { file: trace.clone(), source };
-        let writer = WriterThread::start(TraceFile(made.file), trace.clone()).map_err(failed)?;
+        let writer = WriterThread::start(TraceFile::new(made.file), trace.clone()).map_err(failed)?;
         let ring = file.path().to_owned();
         job::tell(
             options.job_began,

@@ -20,6 +20,8 @@ const FLUSH_EVERY: Duration = Duration::from_secs(1);
 const FLUSH_WHEN_SILENT: Duration = Duration::from_millis(100);
 /// Bytes of definitions that are kept while nothing can be written.
 const MOST_KEPT: usize = 256 << 20;
+/// Items that are kept while the file has an end.
+const MOST_HELD: usize = 1 << 14;
 
 enum Message {
     Items(Vec<Item>),
@@ -34,7 +36,7 @@ enum Message {
 pub(crate) enum End {
     /// What comes next follows.
     Open,
-    /// Nothing is expected to come; if something does, the end is taken off again.
+    /// Nothing is expected to come; if something does, the file gets a new end with it.
     Closed,
 }
 
@@ -145,8 +147,15 @@ impl WriterThread {
 struct State {
     writer: Writer<TraceFile>,
     path: PathBuf,
-    /// Where the end begins that the file has for now.
+    /// Whether the file has its end, for now.
     ended: bool,
+    /// What came since then. It is written together with a new end: who ends us between two writes (a PID namespace that ends
+    /// takes its recorder along) shall not find a file that had an end and has lost it.
+    held: Vec<Item>,
+    /// Events that came after the end and are not in the file: another end could not be written.
+    n_after_end: Option<u64>,
+    /// Events in the file when it last got an end.
+    n_at_end: u64,
     error: Option<io::Error>,
     /// Dropped events that the trace itself tells about.
     told: u64,
@@ -160,7 +169,20 @@ impl State {
         let writer = Writer::new(file)?;
         let flush_at = Instant::now() + FLUSH_EVERY;
         let (last_time, silent_at) = (Nanos(0), flush_at);
-        Ok(State { writer, path, ended: false, error: None, told: 0, last_time, flush_at, silent_at })
+        let (ended, held, n_after_end, n_at_end, error) = (false, Vec::new(), None, 0, None);
+        Ok(State {
+            writer,
+            path,
+            ended,
+            held,
+            n_after_end,
+            n_at_end,
+            error,
+            told: 0,
+            last_time,
+            flush_at,
+            silent_at,
+        })
     }
 
     fn run(&mut self, from: &Receiver<Message>) {
@@ -177,7 +199,14 @@ impl State {
     fn obey(&mut self, message: Message) {
         match message {
             Message::Items(items) => {
-                self.write(&items);
+                if self.ended {
+                    self.held.extend(items);
+                    if self.held.len() > MOST_HELD {
+                        self.settle(End::Closed);
+                    }
+                } else {
+                    self.write(&items);
+                }
                 self.silent_at = Instant::now() + FLUSH_WHEN_SILENT;
             }
             Message::Settle(end, answer) => {
@@ -197,7 +226,6 @@ impl State {
     }
 
     fn write(&mut self, items: &[Item]) {
-        self.reopen();
         for item in items {
             let result = self.put(item);
             self.check(result);
@@ -234,6 +262,10 @@ impl State {
         let whole = self.writer.position();
         // If even this fails the reader skips the partial block.
         let _ = self.writer.sink().cut(whole);
+        self.complain(error);
+    }
+
+    fn complain(&mut self, error: io::Error) {
         if self.error.is_none() {
             crate::say(&format!(
                 "cannot write {}: {error}; the program goes on, events are dropped and counted, and what is written stays readable",
@@ -244,6 +276,20 @@ impl State {
     }
 
     fn settle(&mut self, end: End) {
+        if self.ended {
+            return self.renew_end();
+        }
+        self.tell_dropped();
+        let result = match end {
+            End::Open => self.writer.flush(),
+            End::Closed => self.writer.try_finish(),
+        };
+        self.ended = end == End::Closed && result.is_ok();
+        self.check(result);
+    }
+
+    /// Events that could not be written are told about by one that can.
+    fn tell_dropped(&mut self) {
         let dropped = self.writer.events_dropped();
         if dropped > self.told {
             let lost = Lost { cause: LostCause::NotWritten, events: dropped - self.told };
@@ -259,29 +305,39 @@ impl State {
             }
             self.check(result);
         }
-        let result = match end {
-            End::Open => self.writer.flush(),
-            End::Closed if self.ended => Ok(()),
-            End::Closed => self.writer.try_finish(),
-        };
-        self.ended = self.ended || (end == End::Closed && result.is_ok());
-        self.check(result);
     }
 
-    /// Takes off the end that the file has, because something more has come.
-    fn reopen(&mut self) {
-        if std::mem::take(&mut self.ended) {
-            self.writer.reopen();
-            let whole = self.writer.position();
-            let result = self.writer.sink().cut(whole);
-            self.check(result);
+    /// Writes what has come since the file got its end, and another end, in the place of the first.
+    fn renew_end(&mut self) {
+        let held = std::mem::take(&mut self.held);
+        if held.is_empty() {
+            return;
+        }
+        let events = held.iter().filter(|item| matches!(item, Item::Event(_))).count() as u64;
+        if self.n_after_end.is_some() {
+            self.n_after_end = self.n_after_end.map(|lost| lost + events);
+            return;
+        }
+        self.n_at_end = self.writer.events_written();
+        self.writer.reopen();
+        let end_was_at = self.writer.position();
+        let kept = self.writer.sink().keep(end_was_at);
+        self.write(&held);
+        self.tell_dropped();
+        let result = kept.and_then(|()| self.writer.try_finish()).and_then(|()| self.writer.sink().release());
+        if let Err(error) = result {
+            // What the writer takes for written is not: nothing more can follow it.
+            self.n_after_end = Some(events);
+            self.complain(error);
+            let _ = self.writer.sink().cut(end_was_at);
         }
     }
 
     fn written(self) -> Written {
+        let n_written = self.writer.events_written();
         Written {
-            n_events: self.writer.events_written(),
-            n_dropped: self.writer.events_dropped(),
+            n_events: if self.n_after_end.is_some() { self.n_at_end } else { n_written },
+            n_dropped: self.writer.events_dropped() + self.n_after_end.unwrap_or(0),
             bytes: self.writer.position(),
             error: self.error,
         }
@@ -293,12 +349,42 @@ mod tests {
     use super::*;
     use gputrace_schemas::reader::Trace;
 
+    /// Whoever reads the file, or finds it after we were killed, finds an end at each moment.
+    #[test]
+    fn what_comes_after_the_end_is_written_with_a_new_one() {
+        let path = std::env::temp_dir().join(format!("gputrace-after-end-{}.gtr", std::process::id()));
+        let file = crate::output::open(&path, crate::Overwrite::Replace).expect("a file");
+        let mut state = State::new(TraceFile::new(file), path.clone()).expect("a trace");
+        let note = |n: usize| {
+            let kind = EventKind::Note(n.to_string());
+            Item::Event(Event { time: Nanos(n as u64), thread: RECORDER, stack: StackId(0), kind })
+        };
+        let look = || {
+            let trace = Trace::open(&path).expect("a trace");
+            (trace.is_complete(), trace.events().count())
+        };
+        state.obey(Message::Items(vec![note(0)]));
+        state.settle(End::Open);
+        assert_eq!(look(), (false, 1));
+        state.settle(End::Closed);
+        assert_eq!(look(), (true, 1));
+        for n in 1..=2 * MOST_HELD {
+            state.obey(Message::Items(vec![note(n)]));
+            let (complete, events) = if n % 4096 == 0 { look() } else { (true, 1) };
+            assert!(complete && events >= 1, "{n}: {events}");
+        }
+        // As when nothing else comes for a while.
+        state.settle(End::Open);
+        assert_eq!(look(), (true, 2 * MOST_HELD + 1));
+        std::fs::remove_file(path).expect("ours");
+    }
+
     #[test]
     fn without_a_thread_the_draining_side_writes_itself() {
         let path = std::env::temp_dir().join(format!("gputrace-own-hand-{}.gtr", std::process::id()));
         let file = crate::output::open(&path, crate::Overwrite::Replace).expect("a file");
         let (to, from) = bounded(MOST_WAITING);
-        let state = State::new(TraceFile(file), path.clone()).expect("a trace");
+        let state = State::new(TraceFile::new(file), path.clone()).expect("a trace");
         let writer = WriterThread { to, hand: Hand::Own(Box::new(RefCell::new(state)), from) };
         let note = |n: usize| Event {
             time: Nanos(n as u64),

@@ -8,6 +8,7 @@ pub mod import;
 pub mod ledger;
 pub mod page;
 pub mod ranks;
+pub mod reduce;
 pub mod report;
 mod rules;
 #[cfg(test)]

@@ -98,6 +98,7 @@ const RUNS: &[(&str, &[&str])] = &[
         ],
     ),
     ("ranks", &["TRACE", "TRACE OOM", "OOM", "CUT"]),
+    ("reduce", &["-o NEW TRACE", "-o NEW TRACE OOM", "-o NEW CUT", "-o NEW MISSING", "-o PLAIN TRACE"]),
     // Formats have rules of their own: `formats_keep_their_rules_with_hostile_names`. These are the errors.
     (
         "export",
@@ -111,6 +112,9 @@ const RUNS: &[(&str, &[&str])] = &[
     ("doctor", &["TRACE", "OOM", "PICKLE", "CUT", "PLAIN", "PROGRAM", "ELF", "MISSING", "--hooks"]),
     ("import", &["PICKLE", "LOG", "TRACE", "CUT", "MISSING"]),
     ("recover", &["PLAIN", "MISSING", "-o NEW PLAIN"]),
+    ("attach", &["MISSING", "-o NEW 4194305", "--stacks MISSING 1"]),
+    ("detach", &["MISSING", "4194305"]),
+    ("ps", &["", "MISSING"]),
     ("symbolise", &["-f -o NEW --sysroot MISSING TRACE", "-f -o NEW OOM", "-o NEW PLAIN", "-o TRACE TRACE"]),
     ("recorder", &["--ring MISSING", "--ring PLAIN", "--MISSING"]),
     ("manual", &["PLAIN", "MISSING MISSING"]),

@@ -59,3 +59,16 @@ fn cupys_pool_grows_by_line_and_is_as_large_as_cupy_says() {
         ]
     );
 }
+
+#[test]
+fn the_report_of_both_ends_says_that_memory_is_shared() {
+    let report = |traces: &[PathBuf]| {
+        let output =
+            std::process::Command::new(env!("CARGO_BIN_EXE_gputrace")).arg("report").args(traces).output();
+        String::from_utf8_lossy(&output.expect("gputrace").stdout).into_owned()
+    };
+    let both = report(&[golden("exporter"), golden("importer")]);
+    assert!(both.contains("memory that others made is mapped by 1 of these processes"), "{both}");
+    assert!(both.contains("\n  gputrace ranks "), "{both}");
+    assert!(!report(&[golden("exporter"), golden("cupy")]).contains("others made"));
+}

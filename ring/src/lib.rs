@@ -17,6 +17,7 @@
 
 pub mod brief;
 pub mod clock;
+pub mod control;
 pub mod map;
 #[cfg(loom)]
 pub mod model;

@@ -10,7 +10,7 @@ macro_rules! variables {
 
 // What the library reads, when a session begins.
 variables! {
-    /// `0` or `off`: the library does nothing at all.
+    /// `0` or `off`: the library does nothing at all. `dormant`: it records nothing until `gputrace attach` wakes it.
     SWITCH = c"GPUTRACE",
     /// `none`, `python` (the default) or `all`: which frames stacks have.
     STACKS = c"GPUTRACE_STACKS",

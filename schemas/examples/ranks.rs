@@ -1,7 +1,8 @@
 //! Writes the traces of a job of many ranks, to measure `gputrace ranks` with: each step allocates and frees blocks and
-//! makes collectives; one rank skips one of them, and one keeps a block more a step.
+//! makes collectives; the middle rank skips one of them, the one after calls one with another count (`make fleet` looks for both), and
+//! rank 0 keeps a block more every hundred steps.
 //!
-//!     cargo run --release -p gputrace-schemas --example ranks -- FOLDER RANKS EVENTS
+//!     cargo run --release -p gputrace-schemas --example ranks -- FOLDER RANKS EVENTS [FIRST LAST]
 
 use std::fs::File;
 use std::io::{self, BufWriter};
@@ -16,13 +17,17 @@ const BLOCKS: u64 = 40;
 
 fn main() -> io::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [folder, ranks, events] = arguments.as_slice() else {
-        return Err(io::Error::other("usage: FOLDER RANKS EVENTS"));
+    let [folder, ranks, events, some @ ..] = arguments.as_slice() else {
+        return Err(io::Error::other("usage: FOLDER RANKS EVENTS [FIRST LAST]"));
     };
     let number = |text: &str| text.parse::<u64>().map_err(io::Error::other);
     let (ranks, events) = (number(ranks)?, number(events)?);
     std::fs::create_dir_all(folder)?;
-    for rank in 0..ranks {
+    let wanted = match some {
+        [first, last] => number(first)?..number(last)? + 1,
+        _ => 0..ranks,
+    };
+    for rank in wanted {
         rank_trace(folder, rank as u32, ranks as u32, events)?;
     }
     Ok(())
@@ -57,10 +62,11 @@ fn rank_trace(folder: &str, rank: u32, ranks: u32, n_events: u64) -> io::Result<
     );
     let mut job =
         Job { writer, rank, now: 1_000_000 + u64::from(rank), n_calls: 0, n_collectives: 0, allocated: 0 };
-    job.call(NcclOp::CommInit, UNKNOWN, 1)?;
+    job.call(NcclOp::CommInit, UNKNOWN, 1, 1)?;
     let n_steps = n_events / (2 * CALLS + 2 * BLOCKS);
     for step in 0..n_steps {
-        job.step(step, step == n_steps / 2 && rank == ranks / 2)?;
+        let is_middle = step == n_steps / 2;
+        job.step(step, is_middle && rank == ranks / 2, is_middle && rank == ranks / 2 + 1)?;
     }
     job.writer.finish()?;
     Ok(())
@@ -76,7 +82,7 @@ struct Job {
 }
 
 impl Job {
-    fn step(&mut self, step: u64, skips: bool) -> io::Result<()> {
+    fn step(&mut self, step: u64, skips: bool, differs: bool) -> io::Result<()> {
         const BLOCK: u64 = 1 << 20;
         for block in 0..BLOCKS {
             self.allocated += BLOCK;
@@ -86,7 +92,8 @@ impl Job {
             if !(skips && call == CALLS / 2) {
                 let sequence = self.n_collectives;
                 self.n_collectives += 1;
-                self.call(NcclOp::AllReduce, sequence, call as u32 + 1)?;
+                let n_times = if differs && call == CALLS - 2 { 2 } else { 1 };
+                self.call(NcclOp::AllReduce, sequence, call as u32 + 1, n_times)?;
             }
         }
         for block in 0..BLOCKS {
@@ -125,7 +132,7 @@ impl Job {
         self.event(CALLS as u32 + 1, kind)
     }
 
-    fn call(&mut self, op: NcclOp, sequence: u64, line: u32) -> io::Result<()> {
+    fn call(&mut self, op: NcclOp, sequence: u64, line: u32, n_times: u64) -> io::Result<()> {
         self.n_calls += 1;
         let call = self.n_calls;
         let enter = NcclEnter {
@@ -136,7 +143,7 @@ impl Job {
             sequence,
             group: 0,
             group_depth: 0,
-            count: 1024 * u64::from(line),
+            count: 1024 * u64::from(line) * n_times,
             datatype: 7,
             redop: 0,
             redop_call: 0,

@@ -52,6 +52,11 @@ pub(crate) fn is_off() -> bool {
         || SWITCH.value().is_some_and(|value| matches!(value.to_bytes(), b"0" | b"off" | b"false" | b"no"))
 }
 
+/// Whether the user wants the library to sleep until somebody attaches.
+pub(crate) fn is_dormant() -> bool {
+    SWITCH.value().is_some_and(|value| value.to_bytes() == b"dormant")
+}
+
 /// Whether the user wants to know how long the GPU works for NCCL.
 pub(crate) fn is_nccl_timing_on() -> bool {
     NCCL_TIMING.value().is_some_and(|value| matches!(value.to_bytes(), b"1" | b"on" | b"true" | b"yes"))

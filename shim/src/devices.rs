@@ -13,13 +13,13 @@ static TOLD: AtomicU32 = AtomicU32::new(0);
 
 /// Whether this session knows them.
 pub(crate) fn are_known() -> bool {
-    TOLD.load(Ordering::Relaxed) == session::tag()
+    TOLD.load(Ordering::Relaxed) == session::generation() as u32
 }
 
 /// Sends the devices if nobody has, and the driver is ready.
 pub(crate) fn describe(producer: &mut Producer) {
     if !are_known() && describe_all(producer) {
-        TOLD.store(session::tag(), Ordering::Relaxed);
+        TOLD.store(session::generation() as u32, Ordering::Relaxed);
     }
 }
 

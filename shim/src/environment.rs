@@ -8,6 +8,7 @@ use core::ffi::{CStr, c_char, c_int};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use gputrace_ring::clock::{self, ReadClock};
+use gputrace_ring::variables;
 
 /// Variables that would load us into the recorder.
 const NOT_FOR_THE_RECORDER: [&[u8]; 3] = [b"LD_PRELOAD=", b"LD_AUDIT=", b"GPUTRACE="];
@@ -26,6 +27,9 @@ static FOR_RECORDER: AtomicUsize = AtomicUsize::new(0);
 pub(crate) fn copy() -> bool {
     let mut best = 0;
     COPY.store(null_mut(), Ordering::Relaxed);
+    // A forked child was asked for nothing.
+    OPTIONS.store(null_mut(), Ordering::Relaxed);
+    BASE.store(0, Ordering::Relaxed);
     for _ in 0..TRIES {
         let (found, bytes) = walk(|_| true);
         // A little room, for a program that adds some meanwhile.
@@ -143,9 +147,75 @@ fn read_text(address: usize, mut take: impl FnMut(&[u8], usize) -> bool) -> usiz
     }
 }
 
-/// A variable's value in the copy.
+/// Variables that came with a wish to wake, `NAME=value`, each ended by a zero: they stand before the program's own. False if there
+/// is no memory for that. Called by the one thread that makes a session, before anybody reads.
+pub(crate) fn put_before(options: &[u8]) -> bool {
+    let n_old = count(FOR_RECORDER.load(Ordering::Relaxed));
+    // The list that came with the last wish is the base of no other: options do not pile up.
+    let base = match BASE.load(Ordering::Relaxed) {
+        0 => {
+            BASE.store(FOR_RECORDER.load(Ordering::Relaxed), Ordering::Relaxed);
+            FOR_RECORDER.load(Ordering::Relaxed)
+        }
+        base => base,
+    };
+    let n = options.split(|byte| *byte == 0).filter(|text| is_ours(text)).count();
+    let lists = (n + 1 + n + n_old + 1) * WORD;
+    let memory = sys::pages(lists + options.len() + 1);
+    if memory.is_null() {
+        return false;
+    }
+    let (own, list) = (memory.cast::<*const c_char>(), memory.cast::<*const c_char>().wrapping_add(n + 1));
+    let mut used = 0;
+    for (index, text) in options.split(|byte| *byte == 0).filter(|text| is_ours(text)).enumerate() {
+        let to = memory.wrapping_add(lists + used);
+        // SAFETY: the mapping is new, and has room for every text with its end, which is there already.
+        unsafe { to.copy_from_nonoverlapping(text.as_ptr(), text.len()) };
+        // SAFETY: as many as were counted.
+        unsafe { own.wrapping_add(index).write(to.cast()) };
+        // SAFETY: as above.
+        unsafe { list.wrapping_add(index).write(to.cast()) };
+        used += text.len() + 1;
+    }
+    for index in 0..count(base) {
+        // SAFETY: the base has so many, and there is room for those of the last list, which had more.
+        let variable = unsafe { *(base as *const *const c_char).wrapping_add(index) };
+        // SAFETY: as above.
+        unsafe { list.wrapping_add(n + index).write(variable) };
+    }
+    FOR_RECORDER.store(list as usize, Ordering::Relaxed);
+    OPTIONS.store(own, Ordering::Release);
+    true
+}
+
+static OPTIONS: AtomicPtr<*const c_char> = AtomicPtr::new(null_mut());
+/// The recorder's variables without those of a wish.
+static BASE: AtomicUsize = AtomicUsize::new(0);
+
+/// Only what steers this library and its recorder, and not whether it runs.
+fn is_ours(text: &[u8]) -> bool {
+    let after = text.strip_prefix(variables::SWITCH.to_bytes());
+    after.is_some_and(|rest| rest.starts_with(b"_")) && text.contains(&b'=')
+}
+
+/// How many a list has before its null.
+fn count(list: usize) -> usize {
+    let mut n = 0;
+    // SAFETY: lists end with null.
+    while list != 0 && !unsafe { *(list as *const *const c_char).wrapping_add(n) }.is_null() {
+        n += 1;
+    }
+    n
+}
+
+/// A variable's value: as a wish says, or in the copy.
 pub(crate) fn value(name: &CStr) -> Option<&'static CStr> {
-    let mut at = COPY.load(Ordering::Acquire).cast_const();
+    value_in(OPTIONS.load(Ordering::Acquire).cast_const(), name)
+        .or_else(|| value_in(COPY.load(Ordering::Acquire).cast_const(), name))
+}
+
+fn value_in(list: *const *const c_char, name: &CStr) -> Option<&'static CStr> {
+    let mut at = list;
     while !at.is_null() {
         // SAFETY: the list ends with null, and is never unmapped.
         let variable = unsafe { *at };

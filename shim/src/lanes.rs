@@ -3,16 +3,17 @@
 //! Whose a line is, is written in this process's own memory ([`OWNERS`]) and asked of the kernel, never read from the
 //! shared file. A thread that comes first finishes what threads left that are gone.
 
-use crate::session::{self, Start};
-use crate::sys::{self, KeepErrno};
+use crate::session::{self, Describe, Start};
+use crate::sys::{self, KeepErrno, Text};
 use crate::thread_state::Rest;
 use crate::tls::{self, Tls};
-use crate::{closers, devices, kernel, nvtx};
+use crate::{closers, devices, kernel, ledger, nvtx};
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering, compiler_fence};
 use gputrace_ring::map::{self, Map};
 use gputrace_ring::owners::{Owner, Owners};
+use gputrace_ring::record::Kind;
 use gputrace_ring::ring::{Producer, Wish};
 
 /// Lines that a thread looks at when it comes, for what others left that are gone.
@@ -119,6 +120,9 @@ impl Drop for Lane {
 #[unsafe(link_section = "gputrace_hot")]
 pub(crate) fn lane(start: Start) -> Option<Lane> {
     let tls = tls::here();
+    if session::is_asked() && tls.busy.get() == 0 {
+        session::obey(DESCRIBE);
+    }
     let generation = session::generation();
     if generation == session::OFF || (generation == 0 && start == Start::OnlyIfLive) {
         return None;
@@ -162,7 +166,7 @@ fn was_torn_away(tls: &Tls, sp: usize) -> bool {
 fn attach(tls: &'static Tls, start: Start) -> Option<Lane> {
     let _errno = KeepErrno::new();
     let is_first = !session::is_live();
-    let has_session = !is_first || (start == Start::IfNeeded && session::begin(describe_process));
+    let has_session = !is_first || (start == Start::IfNeeded && session::begin(DESCRIBE));
     let Some(map) = session::map().filter(|_| has_session) else {
         tls.busy.set(0);
         return None;
@@ -181,10 +185,27 @@ fn attach(tls: &'static Tls, start: Start) -> Option<Lane> {
     Some(lane)
 }
 
+const DESCRIBE: Describe = Describe { process: describe_process, living: describe_living };
+
+/// Tells a session of what was given out while the library slept, on a line of its own.
+fn describe_living(map: Map, generation: u64) {
+    let me = Owner { session: session::tag(), tid: kernel::thread_id() };
+    let Some(line) = OWNERS.take(me, |_| true) else { return };
+    let mut producer = Producer::new(map, line, me.tid);
+    let at = session::now();
+    let told = ledger::tell(&mut producer, generation as u32);
+    let (_, unknown) = ledger::counts();
+    let note = Text::<160>::new().add(b"attach.before=").number(told).add(b" known, ");
+    let note = note.number(unknown).add(b" not remembered");
+    producer.push_raw(at, Kind::Note, &[note.as_bytes()]);
+    producer.complete();
+    OWNERS.give_back(line);
+}
+
 /// Describes the process on a line of its own before there is a session of this generation: the starting thread's own line
 /// comes with its first event.
-fn describe_process(map: Map, generation: u64) {
-    let me = Owner { session: generation as u32, tid: kernel::thread_id() };
+fn describe_process(map: Map, _generation: u64) {
+    let me = Owner { session: session::tag(), tid: kernel::thread_id() };
     if let Some(line) = OWNERS.take(me, |_| true) {
         let mut producer = Producer::new(map, line, me.tid);
         crate::describe(&mut producer);
@@ -212,6 +233,11 @@ fn attach_thread(tls: &Tls, map: Map) -> bool {
     state_ref.generation.store(session::generation(), Ordering::Release);
     tls.state.set(state.cast());
     tls.waits.set(0);
+    if tls.generation.get() != 0 {
+        // What NCCL's groups did while nobody recorded is not known.
+        tls.group_depth.set(0);
+        tls.group.set(0);
+    }
     tls.generation.set(session::generation());
     true
 }

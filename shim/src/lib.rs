@@ -23,6 +23,7 @@
 //! callsite.rs        from where; backward.rs: in which operation of PyTorch's backward pass
 //! lanes.rs           a thread's place in the ring, and its memory (thread_state.rs)
 //! session.rs         the first event makes the ring (ring_file.rs) and starts the recorder (launch.rs); fork, exec
+//! control.rs         a library that sleeps is woken; ledger.rs: what lives meanwhile
 //! pjrt.rs            PJRT's tables, and what is remembered of them
 //! nvtx.rs, devices.rs, device_code.rs, captures.rs, closers.rs, stack/: what a thread or a process does
 //! tls.rs, mark.rs, config.rs, environment.rs, elf.rs, kernel.rs
@@ -43,6 +44,7 @@ mod callsite;
 mod captures;
 mod closers;
 mod config;
+mod control;
 mod device_code;
 mod devices;
 mod elf;
@@ -52,6 +54,7 @@ mod hooks;
 mod kernel;
 mod lanes;
 mod launch;
+mod ledger;
 mod mark;
 mod nccl;
 mod nvtx;

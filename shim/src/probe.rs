@@ -8,10 +8,12 @@ use crate::callsite;
 use crate::captures;
 use crate::device_code::{self, Told};
 use crate::lanes::{self, Lane};
+use crate::ledger::{self, Noted};
 use crate::mark;
 use crate::session::{self, Start};
 use crate::tls;
 use core::ffi::c_int;
+use gputrace_ring::clock::Ticks;
 use gputrace_ring::record::{Action, Call, CallEnd};
 use gputrace_ring::ring::Pushed;
 
@@ -37,6 +39,9 @@ pub(crate) fn acquire(
     run: impl FnOnce() -> i32,
     fill: impl FnOnce(&mut Draft, bool),
 ) -> i32 {
+    if session::is_asleep() && !(ledger::is_kept() && ledger::given(action).is_some()) {
+        return run();
+    }
     let mark = Mark::new();
     let Some(inside) = enter(&mark) else { return run() };
     device_code::note(action);
@@ -53,8 +58,17 @@ pub(crate) fn acquire(
         return result;
     }
     let end = session::now();
-    let Some(mut lane) = lanes::lane(start) else { return result };
     draft.call.result = result;
+    let lane = lanes::lane(start);
+    let mut noted = None;
+    if ledger::is_kept() && ledger::given(action).is_some() {
+        let session = if lane.is_some() { session::generation() as u32 } else { 0 };
+        noted = draft.note(end, session);
+    }
+    // Where a session has begun meanwhile, one of us tells it.
+    let again = |noted: &Noted| session::is_live() && noted.is_mine_to_tell(session::generation() as u32);
+    let lane = lane.or_else(|| noted.as_ref().is_some_and(again).then(|| lanes::lane(Start::OnlyIfLive))?);
+    let Some(mut lane) = lane else { return result };
     draft.call.duration = u32::try_from(end.0.saturating_sub(begin.0)).unwrap_or(u32::MAX);
     if result == 0 && makes_mappings(action) {
         lane.mappings_changed();
@@ -74,11 +88,25 @@ pub(crate) fn release(
     run: impl FnOnce() -> i32,
     fill: impl FnOnce(&mut Draft, bool),
 ) -> i32 {
+    if session::is_asleep() && !(ledger::is_kept() && ledger::taken(action).is_some()) {
+        return run();
+    }
     let mark = Mark::new();
     let Some(inside) = enter(&mark) else { return run() };
-    let Some(mut lane) = lanes::lane(Start::OnlyIfLive) else { return run() };
     let mut draft = Draft::new(row, action);
+    let is_kept = ledger::is_kept() && ledger::taken(action).is_some();
+    let early = if is_kept { None } else { lanes::lane(Start::OnlyIfLive) };
+    if early.is_none() && !is_kept {
+        return run();
+    }
     fill(&mut draft, true);
+    let told = if is_kept { ledger::forget(&draft.call, session::now()) } else { None };
+    let Some(mut lane) = early.or_else(|| lanes::lane(Start::OnlyIfLive)) else { return run() };
+    // A session that was never told of it needs no word of its end.
+    if told.is_some_and(|told| told != session::generation() as u32) {
+        drop(lane);
+        return run();
+    }
     // Freeing null is legal, and a common way to make a context.
     if draft.call.addr == 0 && draft.call.handle == 0 && draft.call.extra == 0 {
         drop(lane);
@@ -233,6 +261,21 @@ impl Draft {
             kind if LOCATION_HOSTS.contains(&kind) => self.host(()),
             _ => self.device_known = true,
         }
+    }
+
+    /// Has the call remembered for who attaches later.
+    fn note(&mut self, at: Ticks, session: u32) -> Option<Noted> {
+        if !self.device_known && self.call.result == 0 {
+            self.device(current_device().into());
+        }
+        let tls = tls::here();
+        if tls.capturing.get() != 0 {
+            self.call.flags |= Call::CAPTURED;
+        }
+        if tls.is_in_allocate() {
+            self.call.flags |= Call::IN_ALLOCATE;
+        }
+        ledger::note(&self.call, at, session)
     }
 
     fn gives_graph_memory(&self) -> bool {

@@ -45,16 +45,26 @@ extern "C" fn destruct() {
     let header = map.header();
     header.process.value.store(map::EXITING, Ordering::Release);
     let is_init = kernel::process_id() == 1;
-    let usual = match (has_other_threads(), is_init) {
-        (false, _) => EXIT_PATIENCE,
-        (true, true) => INIT_PATIENCE,
+    let is_alone = !has_other_threads();
+    let usual = match (is_alone, is_init) {
+        (true, _) => EXIT_PATIENCE,
+        (false, true) => INIT_PATIENCE,
         // What the others do until the process is gone is recorded: nobody has called the trace finished.
-        (true, false) => return,
+        (false, false) => return,
     };
     let patience = config::EXIT_WAIT.number().unwrap_or(usual).min(600_000);
     for waited in 0..patience {
         match header.recorder.value.load(Ordering::Acquire) {
-            map::COMPLETE | map::FAILED => return session::end(),
+            map::COMPLETE => {
+                session::end();
+                // The recorder has it mapped, and would do so: unless it ends with our PID namespace, whose /dev/shm may be
+                // the host's, and the memory in it would stay taken. Others that run may still have something to say.
+                if is_alone {
+                    session::remove_ring();
+                }
+                return;
+            }
+            map::FAILED => return session::end(),
             map::NO_RECORDER if waited % 50 == 49 && session::recorder_has_ended() => {
                 session::end();
                 let (path, _) = session::ring();

@@ -11,13 +11,14 @@ use crate::config::{self, Stacks};
 use crate::launch::{self, Outcome};
 use crate::ring_file::{Identity, Ring};
 use crate::sys::{self, Text, say};
-use crate::{elf, environment, kernel, stack};
+use crate::{control, elf, environment, kernel, ledger, ring_file, stack};
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_int};
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use gputrace_ring::clock::{Clock, Ticks};
+use gputrace_ring::control::{self as wish, Control};
 use gputrace_ring::map::Map;
 
 /// How often a thread looks whether another is done making the session, every 100 µs.
@@ -31,6 +32,8 @@ const STARTING: u32 = 1;
 const LIVE: u32 = 2;
 /// Never again in this process.
 const STEPPED_ASIDE: u32 = 3;
+/// Until somebody attaches ([`control`]).
+const ASLEEP: u32 = 4;
 /// Generation of a process that stepped aside: one comparison on the fast path.
 pub(crate) const OFF: u64 = u64::MAX;
 
@@ -42,6 +45,10 @@ struct Page {
     patience_is_over: AtomicU32,
     /// Events that were lost while the session was made.
     lost: AtomicU64,
+    /// Where a library that sleeps is asked to wake; null elsewhere.
+    control: AtomicPtr<Control>,
+    /// Tells this process from those that it was forked from; 0 before its first session.
+    tag: AtomicU32,
 }
 
 #[unsafe(link_section = "gputrace_hot_data")]
@@ -53,10 +60,18 @@ static STACKS: AtomicU32 = AtomicU32::new(Stacks::Python as u32);
 #[unsafe(link_section = "gputrace_hot_data")]
 static STACKS_MIN_SIZE: AtomicU64 = AtomicU64::new(0);
 static NCCL_TIMING: AtomicBool = AtomicBool::new(false);
-static MAP: Shared<MaybeUninit<Map>> = Shared(UnsafeCell::new(MaybeUninit::uninit()));
-/// Where the ring is, for the end.
-static RING: Shared<Text<128>> = Shared(UnsafeCell::new(Text::new()));
-static RING_FILE: Shared<Identity> = Shared(UnsafeCell::new(Identity::none()));
+/// The last sessions of the process, in a circle: a thread that reads of one may be interrupted while others come and go.
+static SESSIONS: [Shared<MaybeUninit<Facts>>; 32] =
+    [const { Shared(UnsafeCell::new(MaybeUninit::uninit())) }; 32];
+/// How many there were.
+static BEGUN: AtomicU32 = AtomicU32::new(0);
+
+/// A session's ring, and where it is, for the end.
+struct Facts {
+    map: Map,
+    path: Text<128>,
+    identity: Identity,
+}
 
 /// Written by the one thread that won the race to start, before it publishes the generation.
 struct Shared<T>(UnsafeCell<T>);
@@ -138,23 +153,65 @@ pub(crate) fn clock() -> Clock {
     Clock::from_u32(CLOCK.load(Ordering::Relaxed))
 }
 
-/// Tells this session's threads from those of a process that this one was forked from; not 0.
+/// Tells this process's threads from those of one that it was forked from, not 0; the same in all sessions of the process: a
+/// thread that was interrupted in the last keeps its line and its memory in the next.
 pub(crate) fn tag() -> u32 {
-    generation() as u32
+    let page = PAGE.load(Ordering::Acquire);
+    // SAFETY: a page once published stays mapped.
+    if page.is_null() { 0 } else { unsafe { &*page }.tag.load(Ordering::Relaxed) }
+}
+
+/// Whether this process will never have a session again, not even if somebody attaches.
+pub(crate) fn is_over() -> bool {
+    is_off() && control().is_none()
+}
+
+/// Whether calls pass on until somebody attaches, and nobody does just now.
+#[inline]
+pub(crate) fn is_asleep() -> bool {
+    is_off() && !is_asked()
+}
+
+/// Whether somebody who attaches, or detaches, waits for the next event.
+#[inline]
+pub(crate) fn is_asked() -> bool {
+    control().is_some_and(|control| control.asked.load(Ordering::Relaxed) != wish::NOTHING)
+}
+
+#[inline]
+fn control() -> Option<&'static Control> {
+    let page = PAGE.load(Ordering::Acquire);
+    if page.is_null() {
+        return None;
+    }
+    // SAFETY: a page once published stays mapped.
+    let control = unsafe { &*page }.control.load(Ordering::Relaxed);
+    // SAFETY: as above; null is none.
+    unsafe { control.cast_const().as_ref() }
+}
+
+fn facts() -> *const Facts {
+    let last = BEGUN.load(Ordering::Acquire).wrapping_sub(1) as usize % SESSIONS.len();
+    SESSIONS.get(last).map_or(core::ptr::null(), |session| session.0.get().cast_const().cast())
 }
 
 pub(crate) fn map() -> Option<Map> {
-    let map: *const Map = MAP.0.get().cast();
-    // SAFETY: written before the generation that `is_live` saw was published.
-    is_live().then(|| unsafe { *map })
+    let facts = facts();
+    // SAFETY: written before the generation that `is_live` saw was published, and not again for many sessions.
+    is_live().then(|| unsafe { (*facts).map })
 }
 
 /// Where the ring is, and which file it is; once there was a session.
 pub(crate) fn ring() -> (&'static CStr, Identity) {
     // SAFETY: written before the generation that let the caller come here.
-    let path = unsafe { &*RING.0.get() };
-    // SAFETY: as above.
-    (path.as_c_str(), unsafe { *RING_FILE.0.get() })
+    let facts = unsafe { &*facts() };
+    (facts.path.as_c_str(), facts.identity)
+}
+
+/// Removes the ring's name: everything in it is in the trace. It stays while somebody has it open.
+pub(crate) fn remove_ring() {
+    let (path, identity) = ring();
+    ring_file::remove_own(path, identity);
 }
 
 /// Remembers by which clock this machine's events are stamped.
@@ -162,8 +219,14 @@ pub(crate) fn choose_clock(clock: Clock) {
     CLOCK.store(clock as u32, Ordering::Relaxed);
 }
 
-/// Has what holds for the whole process written, before there is a session of this generation.
-pub(crate) type Describe = fn(Map, u64);
+/// What the thread that makes a session has written that knows lines of the ring.
+#[derive(Clone, Copy)]
+pub(crate) struct Describe {
+    /// What holds for the whole process, before there is a session of this generation.
+    pub(crate) process: fn(Map, u64),
+    /// What was given out while the library slept, once there is.
+    pub(crate) living: fn(Map, u64),
+}
 
 /// Makes the session, or waits for the thread that is making it. False if there will be none, or not soon.
 pub(crate) fn begin(describe: Describe) -> bool {
@@ -174,9 +237,81 @@ pub(crate) fn begin(describe: Describe) -> bool {
     // No handler of the program runs in here, which could leave it for ever; nor the C library's, by which it cancels
     // threads at any instruction.
     let before = kernel::block_signals(kernel::ALL_SIGNALS);
-    let has_begun = make(page, describe);
+    kernel::look_for_filter();
+    let has_begun = match environment::copy() {
+        true if config::is_dormant() && !config::is_off() => {
+            fall_asleep(page);
+            false
+        }
+        true => make(page, describe),
+        false => {
+            step_aside(page, b"there is no memory for a session");
+            false
+        }
+    };
     kernel::block_signals(before);
     has_begun
+}
+
+/// Where a session would begin: from here on the process can be attached to. A library that cannot sleep steps aside.
+fn fall_asleep(page: &Page) {
+    let Some(control) = control::make().filter(|_| ledger::keep()) else {
+        return step_aside(
+            page,
+            b"GPUTRACE=dormant: there is no page to be woken by (memfd_create, or memory, is refused)",
+        );
+    };
+    page.tag.store(now().0 as u32 | 1, Ordering::Relaxed);
+    page.control.store(core::ptr::from_ref(control).cast_mut(), Ordering::Release);
+    page.generation.store(OFF, Ordering::Release);
+    page.state.store(ASLEEP, Ordering::Release);
+}
+
+/// Does what somebody asks who attaches or detaches. One thread does it; the others go on as it was.
+#[cold]
+#[inline(never)]
+pub(crate) fn obey(describe: Describe) {
+    let (Some(page), Some(control)) = (known_page(), control()) else { return };
+    let (from, to) = match control.asked.load(Ordering::Acquire) {
+        wish::WAKE => (ASLEEP, LIVE),
+        wish::SLEEP => (LIVE, ASLEEP),
+        _ => return control.asked.store(wish::NOTHING, Ordering::Relaxed),
+    };
+    if page.state.compare_exchange(from, STARTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        if page.state.load(Ordering::Acquire) == to {
+            // It is so already.
+            control.asked.store(wish::NOTHING, Ordering::Relaxed);
+            control.answers.fetch_add(1, Ordering::Release);
+        }
+        return;
+    }
+    let _errno = sys::KeepErrno::new();
+    let before = kernel::block_signals(kernel::ALL_SIGNALS);
+    control.asked.store(wish::NOTHING, Ordering::Relaxed);
+    if to == LIVE {
+        kernel::look_for_filter();
+        let options = control::options(control);
+        if environment::put_before(&options) {
+            make(page, describe);
+        } else {
+            step_aside(page, b"there is no memory for a session");
+        }
+    } else {
+        page.generation.store(OFF, Ordering::Release);
+        // SAFETY: written when the session was made, by a thread that let this one come here.
+        let map = unsafe { (*facts()).map };
+        map.header().process.value.store(gputrace_ring::map::OFF, Ordering::Release);
+        page.state.store(ASLEEP, Ordering::Release);
+        control::answer(control, wish::ASLEEP, RECORDER.load(Ordering::Relaxed), b"");
+    }
+    kernel::block_signals(before);
+}
+
+/// The page, if there is one, whatever stands there.
+fn known_page() -> Option<&'static Page> {
+    let page = PAGE.load(Ordering::Acquire);
+    // SAFETY: a page once published stays mapped.
+    unsafe { page.cast_const().as_ref() }
 }
 
 /// Waits once: a thread that waited in vain has shown that waiting does not help.
@@ -208,11 +343,6 @@ fn tell_losses(page: &Page) {
 
 /// The session itself; all signals are blocked.
 fn make(page: &Page, describe: Describe) -> bool {
-    kernel::look_for_filter();
-    if !environment::copy() {
-        step_aside(page, b"there is no memory for a session");
-        return false;
-    }
     if config::is_off() {
         step_aside(page, b"");
         return false;
@@ -227,27 +357,37 @@ fn make(page: &Page, describe: Describe) -> bool {
             return false;
         }
     };
+    let next = BEGUN.load(Ordering::Relaxed);
+    let Some(slot) = SESSIONS.get(next as usize % SESSIONS.len()) else { return false };
     // SAFETY: the state word lets one thread come here; readers wait for the generation.
-    unsafe { (*MAP.0.get()).write(map) };
-    // SAFETY: as above.
-    unsafe { RING.0.get().write(path) };
-    // SAFETY: as above.
-    unsafe { RING_FILE.0.get().write(identity) };
-    // SAFETY: written just now, and not again before the process is another one.
-    let path = unsafe { &*RING.0.get() };
+    unsafe { (*slot.0.get()).write(Facts { map, path, identity }) };
+    BEGUN.store(next.wrapping_add(1), Ordering::Release);
+    // SAFETY: written just now, and not again for many sessions.
+    let path = unsafe { &(*facts()).path };
     map.header().stack_mode.store(STACKS.load(Ordering::Relaxed), Ordering::Relaxed);
     // SAFETY: `lookup` finds exported functions and data of these names, or null.
     unsafe { stack::init(elf::lookup) };
     let generation = next_generation();
-    describe(map, generation);
+    if page.tag.load(Ordering::Relaxed) == 0 {
+        page.tag.store(generation as u32, Ordering::Relaxed);
+    }
+    (describe.process)(map, generation);
     // SYNC: map and clock are visible to whoever sees the generation.
     page.generation.store(generation, Ordering::Release);
     page.state.store(LIVE, Ordering::Release);
     tell_losses(page);
+    if let Some(control) = control() {
+        // The recorder comes later, so that it finds all of this together with what other threads say meanwhile.
+        (describe.living)(map, generation);
+        control.state.store(wish::CHANGING, Ordering::Relaxed);
+    }
     RECORDER.store(0, Ordering::Relaxed);
     match launch::start_recorder(path.as_c_str(), file.as_ref()) {
         Outcome::Started(recorder) => RECORDER.store(recorder, Ordering::Relaxed),
         Outcome::Failed(why, error) => say_unrecorded(why, error, path.as_bytes()),
+    }
+    if let Some(control) = control() {
+        control::answer(control, wish::AWAKE, RECORDER.load(Ordering::Relaxed), path.as_bytes());
     }
     // A memory file that no recorder has is found by its descriptor alone.
     if let Some(file) = file
@@ -319,6 +459,11 @@ fn page() -> Option<&'static Page> {
 /// Once: from here on every hook passes through.
 fn step_aside(page: &Page, why: &[u8]) {
     page.generation.store(OFF, Ordering::Release);
+    if let Some(control) = control() {
+        // Whoever attaches hears why, and may try again.
+        page.state.store(ASLEEP, Ordering::Release);
+        return control::answer(control, wish::REFUSED, 0, why);
+    }
     page.state.store(STEPPED_ASIDE, Ordering::Release);
     if !why.is_empty() {
         say(Text::<480>::new().add(why).add(b"; not recording this process").as_bytes());
@@ -327,7 +472,12 @@ fn step_aside(page: &Page, why: &[u8]) {
 
 /// What libraries give back after us, at the very end, would only open the finished trace again.
 pub(crate) fn end() {
+    if let Some(control) = control() {
+        control.state.store(wish::ENDING, Ordering::Relaxed);
+        control.answers.fetch_add(1, Ordering::Release);
+    }
     if let Some(page) = page() {
+        page.control.store(null_mut(), Ordering::Relaxed);
         page.generation.store(OFF, Ordering::Release);
         page.state.store(STEPPED_ASIDE, Ordering::Release);
     }

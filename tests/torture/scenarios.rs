@@ -158,6 +158,8 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     // Processes.
     S { name: "a storm of forks", program: "storm.c", arguments: "fork #", size: [20, 500], truth: Shown, ..PLAIN },
     S { name: "a library's heap is used across forks, and the library goes and comes back", program: "heaps.c", arguments: "@symmetric #", size: [12, 300], truth: Shown, ..PLAIN },
+    S { name: "streams are captured while the process forks", program: "captures.c", arguments: "#", size: [12, 300], truth: Shown, ..PLAIN },
+    S { name: "a plugin of PJRT is used across forks", program: "buffers.c", arguments: "@accelerator #", size: [12, 300], truth: Shown, ..PLAIN },
     S { name: "a storm of forks and execs", program: "storm.c", arguments: "exec #", size: [20, 500], truth: Shown, ..PLAIN },
     S { name: "a storm of vforks", program: "storm.c", arguments: "vfork #", size: [20, 500], truth: Shown, ..PLAIN },
     S { name: "a storm of posix_spawn", program: "storm.c", arguments: "spawn #", size: [20, 500], truth: Shown, ..PLAIN },

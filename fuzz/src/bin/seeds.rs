@@ -3,6 +3,8 @@
 //!     seeds FOLDER GOLDEN
 
 use gputrace_fuzz::{blocks, seed};
+use gputrace_replay::reduce::{Summary, reduce};
+use gputrace_replay::trace::source::Source;
 use gputrace_ring::record::Kind;
 use gputrace_schemas::event::{
     Action, Api, ApiId, Bytes, Call, CommId, Device, Event, EventKind, Nanos, Process, StackId, ThreadId,
@@ -27,6 +29,22 @@ fn main() {
     options(&folder.join("options"));
     simulator(&folder.join("simulator"));
     symbol_files(&folder.join("symbol_files"));
+    summaries(&folder.join("summary"), golden);
+}
+
+/// Summaries of short traces, and the texts of their states, which no damage to a compressed file ever reaches.
+fn summaries(folder: &Path, golden: &Path) {
+    for name in ["dataparallel", "version1", "caught-oom"] {
+        let trace = Trace::open(&golden.join(format!("{name}.gtr"))).expect("a golden trace");
+        let path = folder.with_file_name(format!("{name}.gtr"));
+        std::fs::write(&path, beginning(&trace).expect("memory")).expect("a file");
+        let source = Source::open(&path).expect("a trace");
+        let bytes = reduce(&source).expect("memory").bytes;
+        std::fs::remove_file(&path).expect("the file");
+        seed(folder, name, &[&[0], bytes.as_slice()].concat());
+        let states = Summary::of(&path, &bytes).expect("a summary").states();
+        seed(folder, &format!("{name}-states"), &[&[1], states.as_bytes()].concat());
+    }
 }
 
 fn traces(folder: &Path, golden: &Path) {

@@ -30,6 +30,7 @@ use std::cmp::Reverse;
 
 use gputrace_schemas::event::{Event, EventKind, PjrtAction};
 use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 
 use crate::ledger::{Account, Ledger, SiteId, Watch};
 
@@ -282,7 +283,7 @@ pub struct Spread {
 }
 
 /// What becomes of a rise.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Deserialize, Serialize)]
 pub enum Course {
     /// It goes on to the end.
     GoesOn,
@@ -303,7 +304,7 @@ impl Course {
 }
 
 /// How a series rises.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Deserialize, Serialize)]
 pub struct Trend {
     /// Bytes by which it rose after the warm-up.
     pub growth: u64,

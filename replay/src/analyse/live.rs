@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{Bytes, Event, Frame, Module, Nanos, Stack, StackId};
 use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 
 use crate::analyse::categories::Categories;
 use crate::analyse::lives::Lives;
@@ -47,7 +48,7 @@ impl When {
 }
 
 /// What kind of thing is held.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Deserialize, Serialize)]
 pub enum Level {
     /// Handed out by the driver.
     Driver,

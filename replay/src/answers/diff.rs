@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gputrace_schemas::event::Bytes;
+use serde::{Deserialize, Serialize};
 
 use crate::analyse::live::{ARENA, CACHED, Level, Lines, Native, Picture, owner};
 use crate::analyse::summary::{torch_summary, used_devices};
 use crate::ledger::Site;
 use crate::report::model::{Mood, Section, Table, Value};
 use crate::story::Story;
-use crate::trace::source::Source;
+use crate::trace::Definitions;
 
 /// Pairs of lines of one function that are compared; beyond it they are taken in order.
 const MOST_PAIRS: usize = 1 << 20;
@@ -38,13 +39,86 @@ impl By {
 }
 
 /// One side of a comparison: what was held at a moment, and the figures.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Side {
     /// The trace.
-    pub source: Source,
-    /// What happened.
-    pub story: Story,
+    pub path: String,
+    /// Why its numbers may be wrong.
+    pub doubts: Option<String>,
+    /// Peaks, by device and number in [`FIGURES`].
+    figures: Vec<(i16, usize, u64)>,
+    held: Vec<Holding>,
+    /// Objects by their size: bytes, and how many.
+    sizes: Vec<(u64, u64)>,
+}
+
+/// What was held from one call stack.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Holding {
+    /// On which device.
+    pub device: i16,
+    /// Whose.
+    pub owner: String,
+    /// In which way.
+    pub level: Level,
+    /// The line of the program.
+    pub site: Option<Site>,
+    /// From where, outermost first; never empty.
+    pub lines: Vec<String>,
+    /// How much.
+    pub bytes: u64,
+    /// How many.
+    pub objects: u64,
+}
+
+/// What is compared of each device.
+const FIGURES: [&str; 4] =
+    ["peak of the device", "PyTorch reserved", "PyTorch allocated", "PyTorch requested"];
+
+impl Side {
+    /// Of a trace, and what it held at a moment.
+    #[must_use]
+    pub fn of(definitions: &dyn Definitions, story: &Story, pictures: &[Picture]) -> Side {
+        let mut lines = Lines::new(definitions, Native::Hidden);
+        let mut side = Side {
+            path: story.path.clone(),
+            doubts: story.doubts(),
+            figures: figures(story),
+            held: vec![],
+            sizes: vec![],
+        };
+        for picture in pictures {
+            side.sizes.extend(picture.sizes.iter().map(|(bytes, n)| (bytes.0, *n)));
+            side.held.extend(picture.held.iter().map(|(holder, (bytes, objects))| Holding {
+                device: holder.device,
+                owner: owner(&story.ledger, holder).to_owned(),
+                level: holder.level,
+                site: story.ledger.sites.site(holder.site).cloned(),
+                lines: lines.of_holder(holder).iter().map(ToString::to_string).collect(),
+                bytes: bytes.0,
+                objects: *objects,
+            }));
+        }
+        side
+    }
+
     /// What was held.
-    pub pictures: Vec<Picture>,
+    #[must_use]
+    pub fn held(&self) -> &[Holding] {
+        &self.held
+    }
+
+    /// Objects by their size: bytes, and how many.
+    #[must_use]
+    pub fn sizes(&self) -> &[(u64, u64)] {
+        &self.sizes
+    }
+
+    /// Peaks of the devices: ordinal, what, and bytes.
+    pub fn figures(&self) -> impl Iterator<Item = (i16, &'static str, u64)> {
+        let named = |(device, what, bytes): &(i16, usize, u64)| Some((*device, *FIGURES.get(*what)?, *bytes));
+        self.figures.iter().filter_map(named)
+    }
 }
 
 /// Figures of one side and the other.
@@ -74,31 +148,26 @@ impl Change {
 /// The peaks of both, by device.
 #[must_use]
 pub fn peaks(before: &Side, after: &Side) -> Vec<Change> {
-    let (one, other) = (figures(&before.story), figures(&after.story));
-    let mut keys: Vec<_> = one.keys().chain(other.keys()).collect();
-    keys.sort_unstable();
-    keys.dedup();
-    let of = |side: &BTreeMap<_, u64>, key: &_| side.get(key).copied().unwrap_or(0);
-    let change = |key: &(i16, &'static str)| Change {
-        device: format!("cuda:{}", key.0),
-        what: key.1.trim_start_matches(|digit: char| digit.is_ascii_digit()),
-        bytes: (of(&one, key), of(&other, key)),
+    let by_key = |side: &Side| -> BTreeMap<(i16, usize), u64> {
+        side.figures.iter().map(|(device, what, bytes)| ((*device, *what), *bytes)).collect()
     };
-    keys.into_iter().map(change).collect()
+    let (one, other) = (by_key(before), by_key(after));
+    let keys: BTreeSet<(i16, usize)> = one.keys().chain(other.keys()).copied().collect();
+    let of = |side: &BTreeMap<_, u64>, key: &_| side.get(key).copied().unwrap_or(0);
+    let change = |key: (i16, usize)| {
+        let bytes = (of(&one, &key), of(&other, &key));
+        Some(Change { device: format!("cuda:{}", key.0), what: FIGURES.get(key.1)?, bytes })
+    };
+    keys.into_iter().filter_map(change).collect()
 }
 
-/// The digits keep the order.
-fn figures(story: &Story) -> BTreeMap<(i16, &'static str), u64> {
-    let mut figures = BTreeMap::new();
+fn figures(story: &Story) -> Vec<(i16, usize, u64)> {
+    let mut figures = vec![];
     for (device, books) in used_devices(story) {
-        figures.insert((device, "1peak of the device"), books.physical.peak().0);
+        figures.push((device, 0, books.physical.peak().0));
         let Some(torch) = books.torch.as_ref().map(|torch| torch_summary(story, torch)) else { continue };
-        let torch = [
-            ("2PyTorch reserved", torch.peak_reserved_bytes),
-            ("3PyTorch allocated", torch.peak_allocated_bytes),
-            ("4PyTorch requested", torch.peak_requested_bytes),
-        ];
-        figures.extend(torch.into_iter().filter_map(|(what, bytes)| Some(((device, what), bytes?))));
+        let torch = [torch.peak_reserved_bytes, torch.peak_allocated_bytes, torch.peak_requested_bytes];
+        figures.extend((1..).zip(torch).filter_map(|(what, bytes)| Some((device, what, bytes?))));
     }
     figures
 }
@@ -183,29 +252,24 @@ fn paired(one: BTreeMap<String, u64>, mut other: BTreeMap<String, u64>) -> Vec<(
 }
 
 fn sums(side: &Side, by: By) -> BTreeMap<String, u64> {
-    let mut lines = Lines::new(side.source.definitions(), Native::Hidden);
     let mut sums: BTreeMap<String, u64> = BTreeMap::new();
     let mut add = |key: String, bytes: u64| {
         let sum = sums.entry(key).or_default();
         *sum = sum.saturating_add(bytes);
     };
-    for picture in &side.pictures {
-        if by == By::Size {
-            picture.sizes.iter().for_each(|(bytes, n)| add(size_class(bytes.0), bytes.0.saturating_mul(*n)));
-        }
-        for (holder, (bytes, _)) in &picture.held {
-            let owner = owner(&side.story.ledger, holder);
-            match by {
-                By::Stack => {
-                    let stack: Vec<_> =
-                        lines.of_holder(holder).iter().rev().map(ToString::to_string).collect();
-                    add(format!("{owner}: {}", stack.join(" < ")), bytes.0);
-                }
-                By::Owner => add(owner.to_owned(), bytes.0),
-                By::Size if holder.level == Level::Cached => add(CACHED.to_owned(), bytes.0),
-                By::Size if holder.level == Level::Arena => add(ARENA.to_owned(), bytes.0),
-                By::Site | By::Size => {}
+    if by == By::Size {
+        side.sizes.iter().for_each(|(bytes, n)| add(size_class(*bytes), bytes.saturating_mul(*n)));
+    }
+    for it in &side.held {
+        match by {
+            By::Stack => {
+                let stack: Vec<&str> = it.lines.iter().rev().map(String::as_str).collect();
+                add(format!("{}: {}", it.owner, stack.join(" < ")), it.bytes);
             }
+            By::Owner => add(it.owner.clone(), it.bytes),
+            By::Size if it.level == Level::Cached => add(CACHED.to_owned(), it.bytes),
+            By::Size if it.level == Level::Arena => add(ARENA.to_owned(), it.bytes),
+            By::Site | By::Size => {}
         }
     }
     sums
@@ -220,17 +284,18 @@ struct Held {
 
 /// What call sites hold, by all that names them but the line, in the order of their lines: an edit moves lines.
 fn sites(side: &Side) -> BTreeMap<String, Vec<Held>> {
-    let mut lines = Lines::new(side.source.definitions(), Native::Hidden);
     let mut groups: BTreeMap<String, BTreeMap<(u32, String), u64>> = BTreeMap::new();
-    for (holder, (bytes, _)) in side.pictures.iter().flat_map(|picture| &picture.held) {
-        let owner = owner(&side.story.ledger, holder);
-        let (group, line, name) = match side.story.ledger.sites.site(holder.site) {
+    for it in &side.held {
+        let (group, line, name) = match &it.site {
             Some(site) => (Site { line: 0, ..site.clone() }.to_string(), site.line, site.to_string()),
-            None => (lines.of_holder(holder)[0].to_string(), 0, lines.of_holder(holder)[0].to_string()),
+            None => {
+                let outermost = it.lines.first().cloned().unwrap_or_default();
+                (outermost.clone(), 0, outermost)
+            }
         };
-        let group = groups.entry(format!("{owner}: {group}")).or_default();
-        let sum = group.entry((line, format!("{owner}: {name}"))).or_default();
-        *sum = sum.saturating_add(bytes.0);
+        let group = groups.entry(format!("{}: {group}", it.owner)).or_default();
+        let sum = group.entry((line, format!("{}: {name}", it.owner))).or_default();
+        *sum = sum.saturating_add(it.bytes);
     }
     let held = |((line, name), bytes)| Held { line, name, bytes };
     groups.into_iter().map(|(group, of)| (group, of.into_iter().map(held).collect())).collect()
@@ -326,11 +391,12 @@ mod tests {
     use super::*;
     use crate::analyse::live::{When, pictures};
     use crate::scene::recording;
+    use crate::trace::source::Source;
 
     fn side(scene: &str) -> Side {
         let source = Source::of("train.gtr", recording(scene));
         let (story, pictures) = pictures(&source, When::Peak);
-        Side { source, story, pictures }
+        Side::of(source.definitions(), &story, &pictures)
     }
 
     #[test]

@@ -2,19 +2,23 @@
 
 use std::cmp::Reverse;
 
-use gputrace_schemas::event::{Bytes, HOST};
+use gputrace_schemas::event::Bytes;
 
-use super::callers::callers;
-use crate::analyse::growth::{Course, Growth, Place, Rising, Spread, Trend};
-use crate::ledger::pools::why_abandoned;
-use crate::ledger::{Account, Books, SiteId, StepSource, is_arena, is_heap};
+use serde::{Deserialize, Serialize};
+
+use crate::analyse::growth::{Course, Growth};
+use crate::ledger::{Account, StepSource};
 use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::sections::pools;
 use crate::report::words;
 use crate::rules::{self, is_like};
 use crate::story::Story;
 use crate::trace::Definitions;
-use crate::trace::owners::TORCH;
+
+pub mod found;
+
+pub use found::Found;
+use found::RisingSite;
+pub(crate) use found::abandoned;
 
 /// What counts, apart from what the suppressions take out.
 #[derive(Clone, Debug, Default)]
@@ -40,19 +44,16 @@ pub struct Leaks {
     pub abandoned: Vec<AbandonedPool>,
     /// What suppressions took out: rows and bytes.
     pub suppressed: (u64, Bytes),
-    /// Bytes that PyTorch's cache held at the end without anybody using them.
-    pub cached: Bytes,
     /// How they were counted, where --steps did not say how many there were.
     counted: Option<StepSource>,
     n_steps: Option<u64>,
-    /// Turns of loops that were seen, where none of them is known to be the steps.
-    loops: Vec<u64>,
-    can_tell: bool,
     n_rows: usize,
+    /// All that was found.
+    pub found: Found,
 }
 
 /// A call site, by its names.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
 pub struct Named {
     /// `cuda:0` or `host`.
     pub device: String,
@@ -87,7 +88,7 @@ pub struct RoseSite {
 }
 
 /// A call site whose memory was never given back.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
 pub struct Unfreed {
     /// Which.
     pub named: Named,
@@ -98,7 +99,7 @@ pub struct Unfreed {
 }
 
 /// A pool of PyTorch's that nobody can use any more, and that was not released.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
 pub struct AbandonedPool {
     /// Where the last capture into it began.
     pub named: Named,
@@ -120,73 +121,68 @@ impl Leaks {
         wanted: &Wanted,
         suppressions: &mut Suppressions,
     ) -> Leaks {
-        let training = story.ledger.training.as_ref();
-        let n_steps = wanted.n_steps.or(training.map(|training| training.n_steps));
+        Leaks::of(Found::of(story, definitions, growth), wanted, suppressions)
+    }
+
+    /// What of all that was found is wanted and not known.
+    #[must_use]
+    pub fn of(found: Found, wanted: &Wanted, suppressions: &mut Suppressions) -> Leaks {
+        let n_steps = wanted.n_steps.or(found.n_steps);
         let mut leaks = Leaks {
             growing: vec![],
             rose: vec![],
             not_freed: vec![],
             abandoned: vec![],
             suppressed: (0, Bytes(0)),
-            cached: cached(story),
-            counted: training.filter(|_| wanted.n_steps.is_none()).map(|training| training.source.clone()),
+            counted: found.counted.clone().filter(|_| wanted.n_steps.is_none()),
             n_steps,
-            loops: story.ledger.loops.clone(),
-            can_tell: growth.can_tell(),
             n_rows: wanted.n_rows,
+            found: Found::default(),
         };
-        let rising = growth.rising();
-        for spread in growth.spread(&rising) {
-            let bytes = Bytes(spread.trend.growth);
-            let Some((_, most)) = spread.parts.first().copied() else { continue };
-            let place = Place { device: spread.device, account: spread.account, site: most };
-            if let Some(named) = leaks.kept(story, place, bytes, wanted, suppressions) {
-                let named = Named { site: together(story, &spread), ..named };
-                leaks.growing.push(growing(named, spread.account, &spread.trend, spread.n_windows, n_steps));
+        for site in &found.spread {
+            if leaks.keeps(site.account, &site.known_as, site.bytes(), wanted, suppressions) {
+                leaks.growing.push(growing(site, n_steps));
             }
         }
-        for Rising { place, trend, course, n_windows } in rising {
-            let bytes = Bytes(trend.growth);
-            let Some(mut named) = leaks.kept(story, place, bytes, wanted, suppressions) else { continue };
-            if course.goes_on() {
-                named.site.push_str(&callers(story, definitions, place));
-                leaks.growing.push(growing(named, place.account, &trend, n_windows, n_steps));
-            } else if place.account != Account::Imported {
-                leaks.rose.push(RoseSite { named, growth: bytes, course });
+        for site in &found.rising {
+            if !leaks.keeps(site.account, &site.known_as, site.bytes(), wanted, suppressions) {
+                continue;
+            }
+            if site.course.goes_on() {
+                leaks.growing.push(growing(site, n_steps));
+            } else if site.account != Account::Imported {
+                let (named, course) = (site.named.clone(), site.course);
+                leaks.rose.push(RoseSite { named, growth: site.bytes(), course });
             }
         }
         leaks.growing.sort_by_key(|growing| Reverse(growing.growth));
-        for (place, bytes, objects) in unfreed(story) {
-            if let Some(named) = leaks.kept(story, place, bytes, wanted, suppressions) {
-                leaks.not_freed.push(Unfreed { named, bytes, objects });
+        for (account, row) in &found.not_freed {
+            if leaks.keeps(*account, &row.named, row.bytes, wanted, suppressions) {
+                leaks.not_freed.push(row.clone());
             }
         }
-        for pool in abandoned(story).filter(|pool| pool.bytes >= wanted.least) {
-            if !leaks.suppresses(&pool.named, pool.bytes, suppressions) {
-                leaks.abandoned.push(pool);
+        for pool in &found.abandoned {
+            if leaks.keeps(Account::Blocks, &pool.named, pool.bytes, wanted, suppressions) {
+                leaks.abandoned.push(pool.clone());
             }
         }
         leaks.abandoned.sort_by_key(|it| Reverse(it.bytes));
         leaks.not_freed.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.named.site.cmp(&b.named.site)));
-        leaks
+        Leaks { found, ..leaks }
     }
 
-    /// The names of a place whose leak is to be shown.
-    fn kept(
+    /// Whether a leak is to be shown.
+    fn keeps(
         &mut self,
-        story: &Story,
-        place: Place,
+        account: Account,
+        named: &Named,
         bytes: Bytes,
         wanted: &Wanted,
         suppressions: &mut Suppressions,
-    ) -> Option<Named> {
+    ) -> bool {
         // Mappings of what others own have a number, and no bytes.
-        let is_less = place.account != Account::Imported && bytes < wanted.least;
-        if is_segment(story, place) || is_less {
-            return None;
-        }
-        let named = named(story, place);
-        (!self.suppresses(&named, bytes, suppressions)).then_some(named)
+        let is_less = account != Account::Imported && bytes < wanted.least;
+        !is_less && !self.suppresses(named, bytes, suppressions)
     }
 
     fn suppresses(&mut self, named: &Named, bytes: Bytes, suppressions: &mut Suppressions) -> bool {
@@ -201,24 +197,24 @@ impl Leaks {
     /// Whether the trace shows growth where there is any: it is long enough, and gives memory back.
     #[must_use]
     pub fn can_tell(&self) -> bool {
-        self.can_tell
+        self.found.can_tell
     }
 
     /// What there is to say.
     #[must_use]
-    pub fn sections(&self, story: &Story) -> Vec<Section> {
-        let mut sections = vec![self.growth_section(story), self.not_freed_section(story)];
+    pub fn sections(&self) -> Vec<Section> {
+        let mut sections = vec![self.growth_section(), self.not_freed_section()];
         if !self.rose.is_empty() {
             sections.push(self.rose_section());
         }
         if !self.abandoned.is_empty() {
-            sections.push(self.abandoned_section(story));
+            sections.push(self.abandoned_section());
         }
         sections
     }
 
     /// Pools that keep memory for nobody.
-    fn abandoned_section(&self, story: &Story) -> Section {
+    fn abandoned_section(&self) -> Section {
         let table = Table::of(
             "abandoned_pools",
             &self.abandoned,
@@ -233,10 +229,10 @@ impl Leaks {
         Section::new("abandoned_pools", "PyTorch's pools without a graph")
             .line(Mood::Bad, "They were not released, and `empty_cache` gives nothing of them back:")
             .table(table.keep(self.n_rows, 1))
-            .warn(story.doubts())
+            .warn(self.found.doubts.clone())
     }
 
-    fn growth_section(&self, story: &Story) -> Section {
+    fn growth_section(&self) -> Section {
         let table = Table::of(
             "growth",
             &self.growing,
@@ -250,7 +246,7 @@ impl Leaks {
             ],
         );
         let section = Section::new("growth", "Growing to the end");
-        let section = match (self.can_tell, self.growing.is_empty(), self.rose.is_empty()) {
+        let section = match (self.found.can_tell, self.growing.is_empty(), self.rose.is_empty()) {
             (false, ..) => section.line(Mood::Note, "the trace is too short, or gives back too little, to tell growth from warm-up"),
             (true, true, true) => section.line(Mood::Good, "nothing keeps growing"),
             (true, true, false) => section.line(Mood::Good, "nothing is seen to grow to the end"),
@@ -268,7 +264,7 @@ impl Leaks {
                 section.line(Mood::Note, text)
             }
             (None, None) if !self.growing.is_empty() => {
-                let text = match words::loops(&self.loops) {
+                let text = match words::loops(&self.found.loops) {
                     Some(loops) => {
                         format!("the number of steps is not known, {loops}: give it with --steps N")
                     }
@@ -280,7 +276,7 @@ impl Leaks {
         };
         section
             .fact("n_steps", "steps", self.n_steps.map_or(Value::Missing, Value::Count))
-            .warn(story.doubts())
+            .warn(self.found.doubts.clone())
     }
 
     /// What rose, and why that is not called growth.
@@ -312,7 +308,7 @@ impl Leaks {
             )
     }
 
-    fn not_freed_section(&self, story: &Story) -> Section {
+    fn not_freed_section(&self) -> Section {
         let total = self.not_freed.iter().fold(0u64, |sum, row| sum.saturating_add(row.bytes.0));
         let table = Table::of(
             "not_freed",
@@ -325,14 +321,15 @@ impl Leaks {
                 ("call_site", "call site", &|it| Value::text(&*it.named.site)),
             ],
         );
-        let title = if story.complete { "Not freed at the end" } else { "Not freed where the trace ends" };
+        let title =
+            if self.found.is_complete { "Not freed at the end" } else { "Not freed where the trace ends" };
         let section = Section::new("not_freed", title);
         let section = match self.not_freed.is_empty() {
             true => section.line(Mood::Good, "everything was given back"),
             false => section.fact("not_freed_bytes", "together", Value::Bytes(Bytes(total))),
         };
         let section = section.table(table.keep(self.n_rows, 1));
-        let section = match self.cached {
+        let section = match self.found.cached {
             Bytes(0) => section,
             cached => section.remark(
                 "cached_bytes",
@@ -348,24 +345,24 @@ impl Leaks {
                 format!("{} suppressed, {} together", words::count(n), words::bytes(bytes)),
             ),
         };
-        section.warn(story.doubts())
+        section.warn(self.found.doubts.clone())
     }
 }
 
-fn growing(
-    named: Named,
-    account: Account,
-    trend: &Trend,
-    n_windows: usize,
-    n_steps: Option<u64>,
-) -> GrowingSite {
-    let confidence = trend.confidence;
-    if account == Account::Imported {
-        let site = format!("{}: {} more mappings", named.site, trend.growth);
-        return GrowingSite { named: Named { site, ..named }, growth: Bytes(0), per_step: None, confidence };
+fn growing(site: &RisingSite, n_steps: Option<u64>) -> GrowingSite {
+    let RisingSite { named, trend, .. } = site;
+    let (named, confidence) = (named.clone(), trend.confidence);
+    if site.account == Account::Imported {
+        let text = format!("{}: {} more mappings", named.site, trend.growth);
+        return GrowingSite {
+            named: Named { site: text, ..named },
+            growth: Bytes(0),
+            per_step: None,
+            confidence,
+        };
     }
     // Growth is spread over the windows that were judged; so are the steps.
-    let per_step = |n: u64| Bytes((trend.per_window * n_windows as f64 / n as f64).round() as u64);
+    let per_step = |n: u64| Bytes((trend.per_window * site.n_windows as f64 / n as f64).round() as u64);
     let per_step = n_steps.filter(|n| *n > 0).map(per_step);
     GrowingSite { named, growth: Bytes(trend.growth), per_step, confidence }
 }
@@ -378,94 +375,6 @@ fn why(course: Course) -> String {
         Course::Slows => "slows down".into(),
         Course::TooFew(n) => format!("in {n} stages only"),
     }
-}
-
-/// The words for growth that is spread over many sites.
-fn together(story: &Story, spread: &Spread) -> String {
-    const MOST: usize = 3;
-    let all = spread.parts.iter().fold(0u64, |sum, (growth, _)| sum.saturating_add(*growth));
-    let name = |site: SiteId| story.ledger.sites.site(site).map(ToString::to_string).unwrap_or_default();
-    let share = |growth: u64| percent(growth, all);
-    let largest = spread.parts.iter().take(MOST);
-    let largest: Vec<_> =
-        largest.map(|(growth, site)| format!("{} {}", name(*site), share(*growth))).collect();
-    format!("{} call sites together, none of them much; most: {}", spread.parts.len(), largest.join(", "))
-}
-
-fn percent(part: u64, of: u64) -> String {
-    format!("{:.0} %", 100.0 * part as f64 / of.max(1) as f64)
-}
-
-fn named(story: &Story, place: Place) -> Named {
-    let sites = &story.ledger.sites;
-    let site = sites.site(place.site);
-    let device = if place.device == HOST { "host".into() } else { format!("cuda:{}", place.device) };
-    let owner = match place.account {
-        Account::Blocks => "PyTorch block",
-        Account::Buffers => "JAX buffer",
-        Account::Heap => "NVSHMEM block",
-        Account::Imported => "another process",
-        _ => site.map_or("", |site| sites.owner(site.owner)),
-    };
-    Named { device, owner: owner.to_owned(), site: site.map(ToString::to_string).unwrap_or_default() }
-}
-
-/// PyTorch's segments are shown by the blocks in them, where these were seen.
-fn is_segment(story: &Story, place: Place) -> bool {
-    let sites = &story.ledger.sites;
-    let torch = story.ledger.devices.get(&place.device).and_then(|books| books.torch.as_ref());
-    let has_blocks = torch.is_some_and(|torch| torch.blocks.peak().0 > 0);
-    let is_torch = sites.site(place.site).is_some_and(|site| sites.owner(site.owner) == TORCH);
-    let is_arena = is_arena(&story.ledger, place.device, place.site);
-    let is_heap = is_heap(&story.ledger, place.device, place.site);
-    place.account == Account::Driver && (is_arena || is_heap || has_blocks && is_torch)
-}
-
-fn unfreed(story: &Story) -> Vec<(Place, Bytes, u64)> {
-    let mut found = vec![];
-    let mut add = |device: i16, account: Account, books: &Books| {
-        for part in books.sites().filter(|part| part.live.objects > 0) {
-            let bytes = if account == Account::Imported { Bytes(0) } else { part.live.bytes };
-            found.push((Place { device, account, site: part.id }, bytes, part.live.objects));
-        }
-    };
-    for (device, books) in &story.ledger.devices {
-        add(*device, Account::Driver, &books.physical);
-        add(*device, Account::Managed, &books.managed);
-        add(*device, Account::Graphs, &books.graphs);
-        add(*device, Account::Imported, &books.imported);
-        add(*device, Account::Heap, &books.heap.blocks);
-        if let Some(torch) = &books.torch {
-            add(*device, Account::Blocks, &torch.blocks);
-        }
-        if let Some(pjrt) = &books.pjrt {
-            add(*device, Account::Buffers, &pjrt.buffers);
-        }
-    }
-    add(HOST, Account::Driver, &story.ledger.host);
-    found.sort_by_key(|(place, bytes, _)| (Reverse(*bytes), *place));
-    found
-}
-
-/// Pools that keep memory for nobody, by the line of the last capture into each.
-pub(crate) fn abandoned(story: &Story) -> impl Iterator<Item = AbandonedPool> {
-    story.ledger.torch_pools.abandoned().map(|(device, id, pool)| AbandonedPool {
-        named: Named {
-            device: format!("cuda:{device}"),
-            owner: "PyTorch pool".to_owned(),
-            site: story.ledger.sites.site_name(pool.graphs.last().map_or(pool.site, |graph| graph.site)),
-        },
-        pool: pools::name(id),
-        bytes: pool.reserved.now,
-        why: why_abandoned(pool),
-    })
-}
-
-/// What PyTorch had reserved at the end and nobody used.
-fn cached(story: &Story) -> Bytes {
-    let torch = story.ledger.devices.values().filter_map(|books| books.torch.as_ref());
-    let cached = torch.map(|torch| torch.reserved.now.0.saturating_sub(torch.blocks.now().bytes.0));
-    Bytes(cached.fold(0, u64::saturating_add))
 }
 
 /// Leaks that are known and accepted: one rule per line.
@@ -575,8 +484,8 @@ mod tests {
             "",
         );
         assert_eq!(rows(&leaks), [("PyTorch block", 512, 1), ("application", 200, 2), ("NCCL", 64, 1)]);
-        assert_eq!(leaks.cached, Bytes((2 << 20) - 512));
-        assert!(leaks.growing.is_empty() && !leaks.can_tell);
+        assert_eq!(leaks.found.cached, Bytes((2 << 20) - 512));
+        assert!(leaks.growing.is_empty() && !leaks.can_tell());
     }
 
     #[test]

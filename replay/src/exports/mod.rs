@@ -12,7 +12,7 @@ mod folded;
 mod jsonl;
 mod nccl;
 mod parquet;
-mod parts;
+pub(crate) mod parts;
 mod perfetto;
 mod pprof;
 mod speedscope;

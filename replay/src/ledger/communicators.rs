@@ -6,11 +6,12 @@ use gputrace_schemas::event::{
     Call, CommId, Communicator, Nanos, NcclEnter, NcclExit, NcclOp, NcclTimed, NcclTiming,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::amounts::Meter;
 use super::driver::{Object, Shelf};
 use super::sites::SiteId;
+use crate::trace::Definitions;
 
 /// The books of one communicator of a process.
 #[derive(Clone, Debug, Default)]
@@ -32,7 +33,7 @@ pub struct CommBooks {
 }
 
 /// Launches of NCCL whose time on the GPU was to be measured (`gputrace record --nccl-timing`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 pub struct GpuTimed {
     /// Measured, and seen to end.
     pub finished: u64,
@@ -71,12 +72,20 @@ impl GpuTimed {
     }
 }
 
+/// Communicators that one call may work for: as many as a process has devices, and more.
+const MOST_AT_ONCE: usize = 1024;
+
 /// The books of all communicators of a process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Communicators {
     pub(super) books: BTreeMap<CommId, CommBooks>,
     /// Where calls into NCCL were made from that have not returned, or whose work goes on behind the program's back.
     calls: FxHashMap<u64, (SiteId, bool)>,
+    /// Communicators that a call works for at once: `ncclCommInitAll` makes one for each device, and the end of a group begins
+    /// what all in it were asked for. Which of them memory is for shows by its device.
+    several: FxHashMap<u64, Vec<CommId>>,
+    /// Communicators that the calls of an open group are for.
+    groups: FxHashMap<u32, Vec<CommId>>,
     /// Whose an object is, by its serial number.
     owners: FxHashMap<u64, (CommId, SiteId)>,
     pub(super) timed: GpuTimed,
@@ -95,6 +104,7 @@ impl Communicators {
         use NcclOp::*;
         let makes = matches!(enter.op, CommInit | CommInitAll | CommSplit | CommShrink | CommGrow);
         self.calls.insert(enter.call, (site, makes));
+        self.note_several(enter);
         if enter.comm == CommId(0) {
             return;
         }
@@ -111,9 +121,47 @@ impl Communicators {
         }
     }
 
+    fn note_several(&mut self, enter: &NcclEnter) {
+        let is_new = |comms: &[CommId]| comms.len() < MOST_AT_ONCE && !comms.contains(&enter.comm);
+        match enter.op {
+            NcclOp::CommInitAll => {
+                let n = u32::try_from(enter.count).unwrap_or(0).min(MOST_AT_ONCE as u32);
+                let all = (0..n).filter_map(|rank| enter.comm.0.checked_add(rank)).map(CommId);
+                self.several.insert(enter.call, all.collect());
+            }
+            NcclOp::GroupEnd if enter.group_depth <= 1 => {
+                if let Some(comms) = self.groups.remove(&enter.group) {
+                    self.several.insert(enter.call, comms);
+                }
+            }
+            _ if enter.group != 0 && enter.comm != CommId(0) => {
+                let comms = self.groups.entry(enter.group).or_default();
+                if is_new(comms) {
+                    comms.push(enter.comm);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// For which communicator memory of a device is.
+    fn comm_of(&self, call: &Call, object: &Object, definitions: &dyn Definitions) -> CommId {
+        if call.comm != CommId(0) {
+            return call.comm;
+        }
+        let is_its =
+            |comm: &&CommId| definitions.communicator(**comm).is_some_and(|it| it.device == object.device);
+        let mut its = self.several.get(&call.nccl_call).into_iter().flatten().filter(is_its);
+        match (its.next(), its.next()) {
+            (Some(comm), None) => *comm,
+            _ => CommId(0),
+        }
+    }
+
     pub(super) fn exit(&mut self, exit: &NcclExit) {
         if self.calls.get(&exit.call).is_some_and(|(_, makes)| !makes) {
             self.calls.remove(&exit.call);
+            self.several.remove(&exit.call);
         }
         match exit.timed {
             None => {}
@@ -137,13 +185,21 @@ impl Communicators {
     }
 
     /// NCCL took `object` by `call`.
-    pub(super) fn gained(&mut self, time: Nanos, call: &Call, object: &Object, facts: Option<&Communicator>) {
-        if call.comm == CommId(0) {
+    pub(super) fn gained(
+        &mut self,
+        time: Nanos,
+        call: &Call,
+        object: &Object,
+        definitions: &dyn Definitions,
+    ) {
+        let comm = self.comm_of(call, object, definitions);
+        if comm == CommId(0) {
             return;
         }
         let cause = self.calls.get(&call.nccl_call).map_or(object.site, |(site, _)| *site);
-        let books = self.books.entry(call.comm).or_default();
-        if let Some(facts) = facts.filter(|_| books.facts == Communicator::default()) {
+        let books = self.books.entry(comm).or_default();
+        if let Some(facts) = definitions.communicator(comm).filter(|_| books.facts == Communicator::default())
+        {
             books.facts = facts.clone();
         }
         match object.shelf() {
@@ -154,7 +210,7 @@ impl Communicators {
             Shelf::Host => books.host.gain(time, object.bytes),
             Shelf::Managed(_) | Shelf::Graphs(_) | Shelf::Imported(_) => return,
         }
-        self.owners.insert(object.serial, (call.comm, cause));
+        self.owners.insert(object.serial, (comm, cause));
     }
 
     pub(super) fn lost(&mut self, object: &Object) {

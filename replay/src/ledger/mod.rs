@@ -31,6 +31,7 @@ use gputrace_schemas::event::{
     PjrtAction, Sample, StackId, ThreadId,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
+use serde::{Deserialize, Serialize};
 
 #[cfg(test)]
 mod tests;
@@ -181,7 +182,7 @@ impl DeviceBooks {
 }
 
 /// Which [`Books`] of a device.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Deserialize, Serialize)]
 pub enum Account {
     /// What the driver handed out.
     Driver,
@@ -609,7 +610,7 @@ impl Ledger {
         driver.call(event, call, origin, &mut |change| match change {
             Change::Gained(object) => {
                 torch.steps.push(Step::Gained(object));
-                nccl.gained(event.time, call, &object, definitions.communicator(call.comm));
+                nccl.gained(event.time, call, &object, definitions);
                 if gain(devices, host, event.time, span, &object) {
                     peaked = Some(object.device);
                 }

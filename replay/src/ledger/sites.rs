@@ -7,6 +7,7 @@ use std::fmt;
 
 use gputrace_schemas::event::{ApiId, Backward, Frame, FrameId, Stack, StackId, ThreadId};
 use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 
 use super::phases::PhaseId;
 use crate::trace::Definitions;
@@ -15,7 +16,7 @@ use crate::trace::interned::Interned;
 use crate::trace::owners::{self, Owner};
 
 /// Index of an owner in [`Sites`].
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Deserialize, Serialize)]
 pub struct OwnerId(pub u32);
 
 /// Index of a call site in [`Sites`].
@@ -27,7 +28,7 @@ pub struct SiteId(pub u32);
 pub struct NameId(pub u32);
 
 /// A place in the program.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Deserialize, Serialize)]
 pub struct Site {
     /// Who asked there.
     pub owner: OwnerId,

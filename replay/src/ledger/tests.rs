@@ -497,3 +497,65 @@ fn what_a_pool_hands_out_lies_where_the_pool_was_made_for() {
     let held = |device| ledger.devices.get(&device).map_or(0, |books| books.physical.now().bytes.0 >> 20);
     assert_eq!((held(0), held(1), ledger.host.now().bytes.0 >> 20), (2, 8, 32));
 }
+
+/// Threads of NCCL that work for all communicators of a call take memory on the device of one of them.
+#[test]
+fn memory_of_a_call_for_several_communicators_is_that_of_the_device_s() {
+    use gputrace_schemas::event::{ApiId, Communicator, NcclEnter, NcclOp};
+    let mut trace = crate::scene::recording(
+        "Alloc addr=a bytes=1M dev=0
+         Alloc addr=b bytes=2M dev=1
+         Alloc addr=c bytes=4M dev=1
+         Alloc addr=d bytes=8M dev=2
+         Alloc addr=e bytes=16M dev=0",
+    );
+    for (comm, device) in [(1, 0), (2, 1), (3, 0)] {
+        trace.communicators.insert(CommId(comm), Communicator { device, ..Communicator::default() });
+    }
+    let enter = |op, call, comm, group, group_depth, count| {
+        EventKind::NcclEnter(NcclEnter {
+            api: ApiId(0),
+            op,
+            call,
+            comm: CommId(comm),
+            sequence: 0,
+            group,
+            group_depth,
+            count,
+            datatype: -1,
+            redop: -1,
+            redop_call: 0,
+            peer: -1,
+            send: 0,
+            receive: 0,
+            stream: 0,
+            handle: 0,
+            extra: 0,
+            captured: false,
+        })
+    };
+    let mut ledger = Ledger::knowing(FxHashSet::default());
+    let at = |ledger: &mut Ledger, kind| {
+        let event = Event { time: Nanos(1), thread: ThreadId(0), stack: StackId(0), kind };
+        ledger.event(&trace, &event);
+    };
+    let memory: Vec<EventKind> = trace.events.iter().map(|event| event.kind.clone()).collect();
+    let by = |n: usize, nccl_call| match &memory[n] {
+        EventKind::Call(call) => EventKind::Call(Call { nccl_call, nccl_thread: true, ..*call }),
+        other => other.clone(),
+    };
+    // One call makes a communicator for each of two devices, and a third device has none of them.
+    at(&mut ledger, enter(NcclOp::CommInitAll, 1, 1, 0, 0, 2));
+    for n in [0, 1, 3] {
+        at(&mut ledger, by(n, 1));
+    }
+    // A group of two communicators on two devices.
+    at(&mut ledger, enter(NcclOp::AllReduce, 2, 2, 7, 1, 1));
+    at(&mut ledger, enter(NcclOp::AllReduce, 3, 3, 7, 1, 1));
+    at(&mut ledger, enter(NcclOp::GroupEnd, 4, 0, 7, 1, 0));
+    for n in [2, 4] {
+        at(&mut ledger, by(n, 4));
+    }
+    let held: Vec<_> = ledger.communicators().map(|(id, books)| (id.0, books.device.now.0 >> 20)).collect();
+    assert_eq!(held, [(1, 1), (2, 6), (3, 16)]);
+}

@@ -6,6 +6,7 @@
 
 use gputrace_schemas::event::{Event, EventKind, Mark, MarkAction, Nanos, StackId, ThreadId};
 use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 
 use super::loops::{Place, Turns, turns};
 use super::phases::{general_name, step_of, step_rank};
@@ -21,7 +22,7 @@ const MAX_TIMES: usize = 1 << 20;
 const MAX_STEPS: usize = 1 << 18;
 
 /// How steps were found.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
 pub enum StepSource {
     /// NVTX ranges of this name.
     Ranges(String),

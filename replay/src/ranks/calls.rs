@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{Bytes, Communicator, Device, Nanos, NcclOp, Process};
 use rustc_hash::FxHashMap;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::ledger::{GpuTimed, Site};
 
 /// What a process did with one device.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct DeviceUse {
     /// Ordinal in the process.
     pub ordinal: i16,
@@ -28,7 +28,7 @@ pub struct DeviceUse {
 }
 
 /// A reduction, comparable between ranks.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Deserialize, Serialize)]
 pub enum Reduction {
     /// The call has none.
     None,
@@ -41,7 +41,7 @@ pub enum Reduction {
 }
 
 /// What was called with which arguments, as far as they must agree between ranks.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Deserialize, Serialize)]
 pub struct Signature {
     /// The operation.
     pub op: NcclOp,
@@ -148,7 +148,7 @@ impl std::fmt::Display for Signature {
 pub type PlaceId = u32;
 
 /// What was called from where.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Deserialize, Serialize)]
 pub struct CallKind {
     /// What.
     pub signature: Signature,
@@ -157,7 +157,8 @@ pub struct CallKind {
 }
 
 /// Calls of one kind of order, oldest first.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(from = "super::packed::Packed", into = "super::packed::Packed")]
 pub struct Sequence {
     /// Which [`CallKind`], or [`LOST_CALL`].
     pub kinds: Vec<u32>,
@@ -206,7 +207,7 @@ impl Sequence {
 }
 
 /// Which calls are counted together; see [`gputrace_schemas::event::NcclSequence`].
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Deserialize, Serialize)]
 pub enum Lane {
     /// Collectives.
     Collective,
@@ -235,7 +236,7 @@ impl Lane {
 }
 
 /// How a communicator ended on a rank.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 pub struct Closing {
     /// Destroy, abort or revoke.
     pub op: NcclOp,
@@ -246,7 +247,7 @@ pub struct Closing {
 }
 
 /// A communicator as one process knows it: as one rank of it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Membership {
     /// What the trace says of it, in its newest form.
     pub facts: Communicator,
@@ -261,11 +262,13 @@ pub struct Membership {
     /// Kinds of calls made on it.
     pub kinds: Vec<CallKind>,
     /// Its calls.
+    #[serde(with = "super::packed::pairs")]
     pub lanes: BTreeMap<Lane, Sequence>,
     /// How it ended.
     pub closing: Option<Closing>,
     /// First error that NCCL reported of it without being asked for one: when, which, and from where it was asked.
     pub async_error: Option<(Nanos, i32, PlaceId)>,
+    #[serde(skip)]
     known: FxHashMap<CallKind, u32>,
 }
 
@@ -318,7 +321,7 @@ impl Membership {
 }
 
 /// A call that had not returned when the process ended, or a group that was never closed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct OpenCall {
     /// What.
     pub op: NcclOp,
@@ -339,7 +342,7 @@ pub struct OpenCall {
 }
 
 /// A launch that the GPU was never seen to end.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct UnfinishedCall {
     /// What launched it.
     pub op: NcclOp,
@@ -352,7 +355,7 @@ pub struct UnfinishedCall {
 }
 
 /// A call that NCCL refused or that went wrong.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct FailedCall {
     /// What.
     pub op: NcclOp,
@@ -371,7 +374,7 @@ pub struct FailedCall {
 }
 
 /// Something that a process did last.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct LastSeen {
     /// When.
     pub time: Nanos,
@@ -384,7 +387,7 @@ pub struct LastSeen {
 }
 
 /// How a process ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
     /// By itself.
@@ -396,7 +399,7 @@ pub enum Ending {
 }
 
 /// One process of a job.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Participant {
     /// Its trace.
     pub path: String,
@@ -440,6 +443,9 @@ pub struct Participant {
     pub memory: Vec<super::calls::DeviceUse>,
     /// What it gives to others, or has of them.
     pub shares: super::shared::Shares,
+    /// The summary that it was read from, where it was not read from its trace.
+    #[serde(skip)]
+    pub summary: Option<String>,
 }
 
 impl Participant {
@@ -472,6 +478,45 @@ impl Participant {
         let launcher = SIZES.iter().find(|(rank, _)| self.variable(rank).is_some());
         let (_, size) = launcher.unwrap_or(&SIZES[0]);
         self.variable(size)?.parse().ok().filter(|size| *size > 0)
+    }
+
+    /// Whether its numbers refer to what is there; for one that was read from a file.
+    ///
+    /// # Errors
+    /// Which do not.
+    pub fn check(&self) -> Result<(), &'static str> {
+        let (n_places, n_memberships) = (self.places.len(), self.memberships.len());
+        let place = |place: PlaceId| (place as usize) < n_places.max(1);
+        let member = |idx: Option<usize>| idx.is_none_or(|idx| idx < n_memberships);
+        let spot = |(idx, ..): &(usize, Lane, u64)| *idx < n_memberships;
+        let open =
+            |call: &OpenCall| member(call.membership) && place(call.place) && call.group.iter().all(spot);
+        let seen = |seen: &Option<LastSeen>| seen.as_ref().is_none_or(|seen| place(seen.place));
+        for (idx, membership) in self.memberships.iter().enumerate() {
+            // A communicator comes after the one that it was made from.
+            if membership.parent.is_some_and(|parent| parent >= n_memberships || parent == idx) {
+                return Err("a communicator was made from one that it does not have");
+            }
+            let n_kinds = membership.kinds.len() as u32;
+            let kinds = membership.lanes.values().flat_map(|calls| &calls.kinds);
+            if kinds.into_iter().any(|kind| *kind >= n_kinds && *kind != LOST_CALL) {
+                return Err("a call is of a kind that it does not have");
+            }
+            let closing = membership.closing.iter().map(|closing| closing.place);
+            let errors = membership.async_error.iter().map(|(.., place)| *place);
+            let mut all = membership.kinds.iter().map(|kind| kind.place).chain(closing).chain(errors);
+            if !all.all(place) || !place(membership.place) {
+                return Err("a call was made from a place that it does not have");
+            }
+        }
+        let failed = |call: &FailedCall| member(call.membership) && place(call.place);
+        let unfinished = self.unfinished.as_ref();
+        let is_whole = self.open_calls.iter().chain(&self.open_groups).all(open)
+            && self.failed_calls.iter().all(failed)
+            && unfinished.is_none_or(|call| place(call.place) && call.spot.iter().all(spot))
+            && [&self.last_call, &self.last_event, &self.out_of_memory].into_iter().all(seen)
+            && self.memory.iter().all(|used| member(used.mark.map(|(idx, _)| idx)));
+        if is_whole { Ok(()) } else { Err("something refers to what it does not have") }
     }
 
     /// A variable of its environment that was kept.

@@ -29,12 +29,12 @@ const MAX_LINES: usize = 32;
 /// Reads what a process did with NCCL and with memory.
 #[must_use]
 pub fn collect(source: &Source) -> Participant {
-    let mut collector = Collector { definitions: source.definitions(), ..Collector::new(source) };
+    let mut collector = Collector::new(source);
     let story = Story::watched(source, &mut collector);
     collector.finish(&story)
 }
 
-struct Collector<'a> {
+pub(crate) struct Collector<'a> {
     source: &'a Source,
     definitions: &'a dyn Definitions,
     places: Vec<Site>,
@@ -99,7 +99,7 @@ enum EventName {
 }
 
 impl<'a> Collector<'a> {
-    fn new(source: &'a Source) -> Collector<'a> {
+    pub(crate) fn new(source: &'a Source) -> Collector<'a> {
         Collector {
             source,
             definitions: source.definitions(),
@@ -366,7 +366,22 @@ impl<'a> Collector<'a> {
         LastSeen { time, what, place: self.place(stack), stack: self.lines(stack) }
     }
 
-    fn finish(mut self, story: &Story) -> Participant {
+    /// Of each device the largest communicator that it is in, and how many collectives there were on it.
+    pub(crate) fn marks(&self) -> Vec<(i16, (usize, u64))> {
+        let mut marks: Vec<(i16, (usize, u64))> = vec![];
+        for (idx, membership) in self.memberships.iter().enumerate().filter(|(_, it)| it.facts.device >= 0) {
+            let size = |idx: usize| self.memberships[idx].facts.n_ranks.unwrap_or(0);
+            let n = membership.lane(Lane::Collective).map_or(0, |calls| calls.len() as u64);
+            match marks.iter_mut().find(|(device, _)| *device == membership.facts.device) {
+                Some((_, mark)) if size(idx) > size(mark.0) => *mark = (idx, n),
+                Some(_) => {}
+                None => marks.push((membership.facts.device, (idx, n))),
+            }
+        }
+        marks
+    }
+
+    pub(crate) fn finish(mut self, story: &Story) -> Participant {
         // What NCCL said only after a call had returned is in the newest definition.
         for (comm, idx) in &self.known {
             if let Some(facts) = self.definitions.communicator(*comm) {
@@ -443,6 +458,7 @@ impl<'a> Collector<'a> {
             ending,
             ended,
             shares: self.shares,
+            summary: None,
         }
     }
 }

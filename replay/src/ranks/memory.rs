@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{Bytes, Nanos, StackId};
+use serde::{Deserialize, Serialize};
 
 use super::calls::{DeviceUse, Lane, Membership, Participant};
 use super::jobs::{Actor, Job, Joined, Member};
 use crate::analyse::live::{self, Level};
 use crate::analyse::summary;
-use crate::ledger::{Ledger, Site};
+use crate::ledger::{Ledger, OwnerId, Site, SiteId};
 use crate::story::Story;
 use crate::trace::source::Source;
 
@@ -78,7 +79,7 @@ pub fn device_uses(
 }
 
 /// What was held in one way from one place.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Deserialize, Serialize)]
 pub struct Holding {
     /// Whose.
     pub owner: String,
@@ -140,6 +141,8 @@ pub struct LogicalTime {
     pub n_before: u64,
     /// By rank.
     pub ranks: Vec<RankMemory>,
+    /// Ranks of which it is not known: their summaries lack that point, or their traces are gone.
+    pub unknown: Vec<u32>,
 }
 
 /// A rank is out of line if it differs by more than this part of the median.
@@ -187,13 +190,39 @@ fn median(mut amounts: Vec<Bytes>) -> Bytes {
     amounts.get(amounts.len().saturating_sub(1) / 2).copied().unwrap_or_default()
 }
 
+/// What shows what a process held: its trace, or what was made of it.
+pub trait Moments {
+    /// What was held of a device at most between two collectives of one of the process's communicators, and when.
+    fn most_between(&self, device: i16, between: &Between) -> Option<(Nanos, BTreeMap<Holding, Bytes>)>;
+}
+
+/// Between which two collectives.
+#[derive(Clone, Copy, Debug)]
+pub struct Between {
+    /// Of the process's communicators.
+    pub membership: usize,
+    /// Collectives called on it before.
+    pub n_before: u64,
+    /// When the first of the two was called, and the other.
+    pub times: (Nanos, Nanos),
+}
+
+impl Moments for Source {
+    fn most_between(&self, device: i16, between: &Between) -> Option<(Nanos, BTreeMap<Holding, Bytes>)> {
+        Some(most_between(self, device, between.times.0, between.times.1))
+    }
+}
+
+/// Opens what shows it.
+pub type Open<'a> = dyn Fn(&Participant) -> Option<Box<dyn Moments>> + Sync + 'a;
+
 /// The point at which the rank that held most held most, and what the others held at most between the same two collectives.
 ///
-/// `open` opens the trace of a participant once more.
+/// `open` opens the trace or summary of a participant once more.
 pub fn at_equal_logical_time(
     participants: &[Participant],
     job: &Job,
-    open: &(dyn Fn(&str) -> Option<Source> + Sync),
+    open: &Open<'_>,
 ) -> Option<LogicalTime> {
     let of = |actor: &Actor| {
         let used =
@@ -224,8 +253,12 @@ pub fn at_equal_logical_time(
         let enter = |n: u64| sequence?.enters.get(usize::try_from(n).ok()?).copied();
         let from = n_before.checked_sub(1).map_or(Some(Nanos(0)), enter)?;
         let until = enter(n_before).unwrap_or(Nanos(u64::MAX));
-        let source = open(&participant.path)?;
-        let (time, held) = most_between(&source, *device, from, until);
+        let between = Between { membership: member.membership, n_before, times: (from, until) };
+        let used = participant.memory.iter().find(|used| used.ordinal == *device);
+        if used.is_none_or(|used| used.peak == Bytes(0)) {
+            return Some(RankMemory { rank: *rank, time: from, held: BTreeMap::new() });
+        }
+        let (time, held) = open(participant)?.most_between(*device, &between)?;
         Some(RankMemory { rank: *rank, time, held })
     };
     let n_threads = std::thread::available_parallelism().map_or(1, usize::from).min(8);
@@ -238,11 +271,13 @@ pub fn at_equal_logical_time(
     }
     ranks.sort_by_key(|rank| rank.rank);
     let communicator = joined.label.clone();
-    (ranks.len() > 1).then_some(LogicalTime { communicator, n_before, ranks })
+    let is_there = |rank: u32| ranks.iter().any(|it| it.rank == rank);
+    let unknown = wanted.iter().map(|(rank, ..)| *rank).filter(|rank| !is_there(*rank)).collect();
+    (ranks.len() > 1).then_some(LogicalTime { communicator, n_before, ranks, unknown })
 }
 
 /// What was held of a device when it held most in a span of time.
-fn most_between(
+pub(crate) fn most_between(
     source: &Source,
     device: i16,
     from: Nanos,
@@ -267,21 +302,27 @@ fn most_between(
     live::visit(source, &BTreeMap::from([(device, place)]), |ledger, device, at| {
         time = at;
         for (holder, (bytes, _)) in live::picture(ledger, device, at).held {
-            let owner = match holder.level {
-                Level::Driver => ledger.sites.owner(holder.owner).to_owned(),
-                Level::Block => "PyTorch tensors".to_owned(),
-                Level::Cached => "PyTorch cache".to_owned(),
-                Level::Buffer => "JAX buffers".to_owned(),
-                Level::Arena => "JAX allocator".to_owned(),
-            };
-            let place = match holder.level {
-                Level::Cached => "reserved and used by nobody".to_owned(),
-                Level::Arena => "in no buffer: temporaries, free".to_owned(),
-                Level::Driver | Level::Block | Level::Buffer => ledger.sites.site_name(holder.site),
-            };
-            let sum: &mut Bytes = held.entry(Holding { owner, place }).or_default();
+            let named = holding(ledger, holder.level, holder.owner, holder.site);
+            let sum: &mut Bytes = held.entry(named).or_default();
             sum.0 = sum.0.saturating_add(bytes.0);
         }
     });
     (time, held)
+}
+
+/// What is held in one way from one place, by its names.
+pub(crate) fn holding(ledger: &Ledger, level: Level, owner: OwnerId, site: SiteId) -> Holding {
+    let owner = match level {
+        Level::Driver => ledger.sites.owner(owner).to_owned(),
+        Level::Block => "PyTorch tensors".to_owned(),
+        Level::Cached => "PyTorch cache".to_owned(),
+        Level::Buffer => "JAX buffers".to_owned(),
+        Level::Arena => "JAX allocator".to_owned(),
+    };
+    let place = match level {
+        Level::Cached => "reserved and used by nobody".to_owned(),
+        Level::Arena => "in no buffer: temporaries, free".to_owned(),
+        Level::Driver | Level::Block | Level::Buffer => ledger.sites.site_name(site),
+    };
+    Holding { owner, place }
 }

@@ -18,6 +18,7 @@ pub mod jobs;
 mod lateness;
 pub mod memory;
 mod names;
+pub mod packed;
 pub mod report;
 mod sections;
 pub mod shared;

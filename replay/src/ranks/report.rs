@@ -16,7 +16,6 @@ use super::memory::{self, LogicalTime};
 use super::shared::{self, Shared};
 use super::waits::Standing;
 use crate::answers::processes::{self, Node, Traced};
-use crate::trace::source::Source;
 
 /// `gputrace.ranks/1`.
 #[derive(Serialize, Debug)]
@@ -154,6 +153,9 @@ pub struct MemoryReport {
     pub ranks: Vec<RankBytes>,
     /// Where ranks that are out of line differ.
     pub uneven: Vec<UnevenBytes>,
+    /// Ranks of which that is not known: their summaries lack it, or their traces are gone. Left out where there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unknown: Vec<u32>,
 }
 
 /// What a rank held.
@@ -235,9 +237,9 @@ pub struct Gpu {
 const UNEVEN_ROWS: usize = 5;
 
 impl Ranks {
-    /// Of these processes. `open` opens the trace of one of them once more.
+    /// Of these processes. `open` opens the trace or summary of one of them once more.
     #[must_use]
-    pub fn of(participants: &[Participant], open: &(dyn Fn(&str) -> Option<Source> + Sync)) -> Ranks {
+    pub fn of(participants: &[Participant], open: &memory::Open<'_>) -> Ranks {
         let (jobs, alone) = jobs(participants);
         fn traced(it: &Participant) -> Traced<'_> {
             Traced { process: &it.process, path: &it.path, threads: vec![] }
@@ -266,11 +268,7 @@ fn called(participants: &[Participant], jobs: &[Job], idx: usize) -> String {
 }
 
 impl JobReport {
-    fn of(
-        participants: &[Participant],
-        job: &Job,
-        open: &(dyn Fn(&str) -> Option<Source> + Sync),
-    ) -> JobReport {
+    fn of(participants: &[Participant], job: &Job, open: &memory::Open<'_>) -> JobReport {
         let Diagnosis { findings, standings, arrivals, gpu, notes, n_calls } = diagnose(participants, job);
         let memory = memory::at_equal_logical_time(participants, job, open);
         let missing = job.missing();
@@ -386,6 +384,7 @@ fn memory_report(logical: &LogicalTime) -> MemoryReport {
         median_bytes: median.0,
         ranks: logical.ranks.iter().map(rank).collect(),
         uneven: logical.uneven(UNEVEN_ROWS).into_iter().map(uneven).collect(),
+        unknown: logical.unknown.clone(),
     }
 }
 

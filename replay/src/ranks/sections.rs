@@ -466,6 +466,10 @@ fn memory_section(memory: &MemoryReport) -> Section {
         words::count(memory.collectives_before),
         memory.communicator
     );
+    let unknown = (!memory.unknown.is_empty()).then(|| {
+        let whose = rank_names(&memory.unknown);
+        (Mood::Warning, format!("of {whose} that is not known: a summary lacks it, or a trace is gone"))
+    });
     let difference = |it: &UnevenBytes| Value::Difference(it.bytes as i64 - it.median_bytes as i64);
     let uneven = Table::of(
         "uneven",
@@ -478,8 +482,10 @@ fn memory_section(memory: &MemoryReport) -> Section {
             ("place", "call site", &|it| Value::text(&*it.place)),
         ],
     );
-    let section =
-        Section::new("memory", "Memory of each rank at the same point").table(table).line(Mood::Note, when);
+    let section = Section::new("memory", "Memory of each rank at the same point")
+        .table(table)
+        .line(Mood::Note, when)
+        .lines(unknown);
     if uneven.rows.is_empty() {
         return section.line(Mood::Good, "no rank holds much more or less than the others");
     }

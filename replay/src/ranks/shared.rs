@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gputrace_schemas::event::{Action, Bytes, Call};
 use rustc_hash::FxHashMap;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::calls::{Participant, PlaceId};
 use crate::ledger::Ledger;
@@ -18,16 +18,17 @@ use crate::ledger::Ledger;
 const DESCRIPTOR: u64 = 1;
 
 /// What a process shares with others.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Shares {
     given: Vec<Given>,
     taken: Vec<Taken>,
     /// What was imported, by handle: index in `taken`.
+    #[serde(skip)]
     handles: FxHashMap<u64, usize>,
 }
 
 /// What makes a piece known to both ends.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Deserialize, Serialize)]
 enum Token {
     /// Hash of the handle.
     Hash(u64),
@@ -35,7 +36,7 @@ enum Token {
     Descriptor,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 struct Given {
     token: Token,
     /// Which of the process's objects.
@@ -45,7 +46,7 @@ struct Given {
     place: PlaceId,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 struct Taken {
     token: Token,
     /// Mapped so far.

@@ -62,7 +62,11 @@ fn participant(rank: u32, n_ranks: u32, text: &str) -> Participant {
         writer.now = END;
         writer.event(0, EventKind::Note("process.end=killed".into()));
     }
-    collect(&Source::of(&format!("rank{rank}.gtr"), writer.recording))
+    let source = Source::of(&format!("rank{rank}.gtr"), writer.recording);
+    let participant = collect(&source);
+    // Whatever a job says here, it says of its summaries.
+    crate::reduce::tests::is_the_same(&source, &participant);
+    participant
 }
 
 fn environment(rank: u32, n_ranks: u32) -> Vec<(String, String)> {

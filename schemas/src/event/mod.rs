@@ -28,6 +28,16 @@ macro_rules! numbered {
         impl std::fmt::Display for $name {
             fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { to.pad(self.name()) }
         }
+        impl serde::Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> { to.serialize_str(self.name()) }
+        }
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<$name, D::Error> {
+                let name = <std::borrow::Cow<'de, str>>::deserialize(from)?;
+                let known = $name::ALL.iter().find(|it| it.name() == name);
+                known.copied().ok_or_else(|| serde::de::Error::custom(format!("`{name}` is not known")))
+            }
+        }
     };
 }
 
@@ -36,23 +46,25 @@ mod nccl;
 mod pjrt;
 mod process;
 
+use serde::{Deserialize, Serialize};
+
 pub use call::*;
 pub use nccl::*;
 pub use pjrt::*;
 pub use process::*;
 
 /// Bytes of memory.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Bytes(pub u64);
 
 /// Nanoseconds of the host's `CLOCK_MONOTONIC`: comparable between the processes of one host and one boot.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Nanos(pub u64);
 
 macro_rules! ids {
     ($( $(#[$doc:meta])* $name:ident, )*) => { $(
         $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
         pub struct $name(pub u32);
     )* };
 }

@@ -1,5 +1,7 @@
 //! Communicators of NCCL, and calls into it.
 
+use serde::{Deserialize, Serialize};
+
 use super::{ApiId, CommId, Nanos};
 
 /// A communicator of NCCL, or the attempt to make one: defined when the call that makes it begins, and again when it
@@ -7,7 +9,7 @@ use super::{ApiId, CommId, Nanos};
 ///
 /// Two processes' communicators are the same one if [`Communicator::unique_id`] and [`Communicator::ordinal`] agree
 /// for those that have no parent, and if parent, `ordinal` and `color` agree for those that were split off another.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Communicator {
     /// What made it: one of the `Comm*` operations; `None` for one that was met in use, but not seen when it was made.
     pub origin: Option<NcclOp>,
@@ -42,7 +44,7 @@ pub struct Communicator {
 }
 
 /// Fields of `ncclConfig_t` within the size that the program declared; `None` where it left the choice to NCCL.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct CommConfig {
     /// `commName` (2.27); where PyTorch makes the communicator, description and name of its process group.
     pub name: String,

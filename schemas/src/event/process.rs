@@ -1,9 +1,11 @@
 //! The process that was traced, and what its events name: modules, stacks, threads, devices, functions.
 
+use serde::{Deserialize, Serialize};
+
 use super::{Bytes, FrameId, ModuleId, Nanos, StackId};
 
 /// The process that was traced, as known when the trace began.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Process {
     /// Process id.
     pub pid: u32,
@@ -37,7 +39,7 @@ pub struct Process {
 }
 
 /// A process that the traced one descends from. It may have no trace of its own: launchers use no GPU.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Ancestor {
     /// Process id.
     pub pid: u32,
@@ -135,7 +137,7 @@ pub struct Thread {
 }
 
 /// A device of the process.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Device {
     /// Ordinal in the process, after `CUDA_VISIBLE_DEVICES`.
     pub ordinal: i16,

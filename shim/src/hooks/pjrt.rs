@@ -61,7 +61,7 @@ pub(crate) fn ours_for(found: usize, caller: usize) -> Option<*const ()> {
     let _errno = KeepErrno::new();
     let library = elf::by_address(found)?;
     // A plugin's own look-ups are its own business, and what stands in another library's place is that one's.
-    if session::is_off() || library.is_ours() || library.contains(caller) {
+    if session::is_over() || library.is_ours() || library.contains(caller) {
         return None;
     }
     match pjrt::bank_of(found, &library) {

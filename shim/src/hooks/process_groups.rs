@@ -114,7 +114,7 @@ macro_rules! enters {
     ($name:ident, $symbol:literal in $slot:ident, $tell:ident($text:ident)) => {
         extern "C" fn $name(group: usize, string: *const c_void) -> usize {
             let _errno = KeepErrno::new();
-            if !session::is_off() {
+            if !session::is_over() {
                 // SAFETY: PyTorch's own argument.
                 process_groups::$tell(group, unsafe { $text(string) });
             }

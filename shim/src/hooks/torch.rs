@@ -11,6 +11,7 @@ use crate::callsite;
 use crate::elf;
 use crate::kernel;
 use crate::lanes;
+use crate::ledger;
 use crate::remembered::{self, NONE_FOUND};
 use crate::session::{self, Start};
 use crate::sys::{self, KeepErrno};
@@ -284,7 +285,12 @@ fn block_allocated(addr: u64, bytes: u64, allocated: u64, reserved: u64, device:
         STATE.fetch_max(REPORTS, Ordering::Relaxed);
         look();
     }
-    let Some(mut lane) = lanes::lane(Start::OnlyIfLive) else { return };
+    let Some(mut lane) = lanes::lane(Start::OnlyIfLive) else {
+        if ledger::is_kept() {
+            remember(addr, bytes, device);
+        }
+        return;
+    };
     let tls = tls::here();
     tls.waits.set(0);
     let (mut requested, mut stream) = (UNKNOWN, UNKNOWN);
@@ -303,12 +309,45 @@ fn block_allocated(addr: u64, bytes: u64, allocated: u64, reserved: u64, device:
         reserved,
         stack,
     };
+    if ledger::is_kept() {
+        let _ = ledger::block_given(&record, at, session::generation() as u32);
+    }
     lane.producer().push_brief(at, 0, &record);
+}
+
+/// While nobody records: for who attaches later.
+#[cold]
+fn remember(addr: u64, bytes: u64, device: i8) {
+    let tls = tls::here();
+    let requested = if tls.is_in_allocate() { tls.requested.get() } else { UNKNOWN };
+    let record = BlockAlloc {
+        addr,
+        device_bytes: pack_device(device, bytes),
+        requested,
+        stream: UNKNOWN,
+        allocated: 0,
+        reserved: 0,
+        stack: 0,
+    };
+    let noted = ledger::block_given(&record, session::now(), 0);
+    if let Some(noted) = noted
+        && session::is_live()
+        && noted.is_mine_to_tell(session::generation() as u32)
+        && let Some(mut lane) = lanes::lane(Start::OnlyIfLive)
+    {
+        let at = session::now();
+        lane.producer().push_brief(at, 0, &record);
+    }
 }
 
 #[inline]
 fn block_freed(addr: u64, bytes: u64, allocated: u64, reserved: u64, device: i8) {
+    let told = if ledger::is_kept() { ledger::block_taken(addr) } else { None };
     let Some(mut lane) = lanes::lane(Start::OnlyIfLive) else { return };
+    // A session that was never told of it needs no word of its end.
+    if told.is_some_and(|told| told != session::generation() as u32) {
+        return;
+    }
     let tls = tls::here();
     let waits = tls.waits.replace(0) as usize;
     if waits != 0 {

@@ -12,9 +12,9 @@ use clap::{Args, ValueEnum};
 use gputrace_replay::analyse::categories::Categories;
 use gputrace_replay::analyse::live::{Native, Parts, View, When, span, view};
 use gputrace_replay::answers::processes::{self, Traced};
+use gputrace_replay::reduce::{ENDING, Summary, is_summary};
 use gputrace_replay::report::model::{Part, Report};
 use gputrace_replay::report::render::{json, text};
-use gputrace_replay::report::sections::SectionEntry;
 use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::event::Nanos;
@@ -70,10 +70,14 @@ pub(crate) fn paths(named: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
             continue;
         }
         let entries = std::fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let mut found: Vec<PathBuf> =
-            entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| is_trace(path)).collect();
+        let entries: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        let mut found: Vec<PathBuf> = entries.iter().filter(|path| is_trace(path)).cloned().collect();
         if found.is_empty() {
-            bail!("no traces (*.gtr) and no snapshots (*.pickle) in {}", path.display());
+            // Beside their traces, summaries say nothing more.
+            found.extend(entries.into_iter().filter(|path| is_summary(path)));
+        }
+        if found.is_empty() {
+            bail!("no traces (*.gtr), snapshots (*.pickle) or summaries (*{ENDING}) in {}", path.display());
         }
         found.sort();
         paths.extend(found);
@@ -427,31 +431,12 @@ pub(crate) fn read_all<T: Send>(
     (done, all)
 }
 
-/// Shows sections about traces that were read.
-pub(crate) fn sections(
-    verb: &'static str,
-    entries: &[SectionEntry],
-    read: &Stories,
-    show: &ShowArgs,
-    out: &mut Screen,
-) -> anyhow::Result<ExitCode> {
-    let mut report = gputrace_replay::report::about(verb, entries, &read.stories);
-    if !show.json {
-        report.parts.splice(0..0, family(&read.stories));
-    }
-    if !report.parts.is_empty() || show.json {
-        show.write(&report, out)?;
-    }
-    Ok(read.exit_code())
-}
-
 /// Who started whom, where there are several. In JSON, `summary` and `ranks` say it.
-pub(crate) fn family<'a>(stories: impl IntoIterator<Item = &'a Story>) -> Option<Part> {
-    let traced: Vec<_> = stories.into_iter().map(Traced::of).collect();
+pub(crate) fn family(traced: &[Traced<'_>]) -> Option<Part> {
     if traced.len() < 2 {
         return None;
     }
-    let section = processes::section(&processes::tree(&traced))?;
+    let section = processes::section(&processes::tree(traced))?;
     Some(Part { sections: vec![section], ..Part::default() })
 }
 
@@ -485,6 +470,14 @@ pub(crate) fn each(
         show.write(&report, out)?;
     }
     Ok(exit_code(all_read))
+}
+
+/// Says of the first summary among these that the trace is needed for what was asked.
+pub(crate) fn needs_traces(paths: &[PathBuf], what: &str) -> anyhow::Result<()> {
+    match paths.iter().find(|path| is_summary(path)) {
+        Some(path) => Err(Summary::open(path)?.lacks(what).into()),
+        None => Ok(()),
+    }
 }
 
 /// A part about each trace, and whether all could be read. What could not is said on stderr.

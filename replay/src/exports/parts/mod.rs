@@ -1,6 +1,7 @@
-//! What several formats are made of: the events of a request, its changes of memory as rows, and two file formats.
+//! What several formats are made of: the events of a request, its changes of memory as rows, and three file formats.
 
-pub(super) mod changes;
+pub(crate) mod changes;
 pub(super) mod events;
+pub(crate) mod parquet;
 pub(super) mod protobuf;
 pub(super) mod sqlite_file;

@@ -3,9 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::bail;
 use clap::{ArgMatches, Args};
 use gputrace_replay::analyse::live::{When, pictures};
 use gputrace_replay::answers::diff::{By, Side, peaks, peaks_section, section};
+use gputrace_replay::reduce::{Summary, is_summary};
 use gputrace_replay::report::model::{Mood, Part, Report, Section};
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
@@ -84,7 +86,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let title = format!("{} -> {}", args.before.display(), after.display());
     let (before, after) = (side(&args.before, moment(args.from))?, side(after, moment(args.to))?);
     let changes = peaks(&before, &after);
-    let doubts = before.story.doubts().or_else(|| after.story.doubts());
+    let doubts = before.doubts.clone().or_else(|| after.doubts.clone());
     let mut sections = vec![peaks_section(&changes, doubts)];
     sections.extend(args.by.iter().map(|by| section(&before, &after, *by, args.rows)));
     let allowed = args.fail_on_increase.unwrap_or(f64::INFINITY);
@@ -100,10 +102,10 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let report = Report { verb: "diff", parts: vec![Part { title, sections, ..Part::default() }] };
     show::unless_closed(args.show.write(&report, out))?;
     let sides = [&before, &after];
-    let in_doubt = sides.into_iter().find_map(|side| Some((&*side.story.path, side.story.doubts()?)));
+    let in_doubt = sides.into_iter().find_map(|side| Some((&*side.path, side.doubts.as_deref()?)));
     let gate = match (args.fail_on_increase, in_doubt) {
         (None, _) => Gate::Passes,
-        (Some(_), Some((path, doubts))) => Gate::cannot_know(path, &doubts),
+        (Some(_), Some((path, doubts))) => Gate::cannot_know(path, doubts),
         (Some(_), None) if changes.iter().all(|change| change.bytes == (0, 0)) => {
             Gate::cannot_know(&report.parts[0].title, "neither holds any memory of a device")
         }
@@ -115,7 +117,15 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
 
 fn side(path: &Path, when: When) -> anyhow::Result<Side> {
     let _working = Working::on(path);
+    if is_summary(path) {
+        let summary = Summary::open(path)?;
+        return Ok(match when {
+            When::Peak => summary.at_peak()?,
+            When::End => summary.at_end()?,
+            When::At(_) | When::Within(..) | When::Step(_) => bail!(summary.lacks("a moment")),
+        });
+    }
     let source = Source::open(path)?;
     let (story, pictures) = pictures(&source, when);
-    Ok(Side { source, story, pictures })
+    Ok(Side::of(source.definitions(), &story, &pictures))
 }

@@ -9,6 +9,7 @@ use gputrace_replay::analyse::categories::Categories;
 use gputrace_replay::page::{Chapter, Page};
 use gputrace_replay::ranks::collect::collect;
 use gputrace_replay::ranks::report::Ranks;
+use gputrace_replay::reduce::again;
 use gputrace_replay::report::model::Section;
 use gputrace_replay::report::sections::Shown;
 use gputrace_replay::story::Story;
@@ -102,9 +103,9 @@ pub(super) fn job(paths: &[PathBuf], is_redacted: bool) -> Vec<Section> {
         return vec![];
     }
     // Those that cannot be opened were complained about.
-    let sources: Vec<Source> = paths.iter().filter_map(|path| open(path, is_redacted).ok()).collect();
-    let participants: Vec<_> = sources.iter().map(collect).collect();
-    let again = |path: &str| Source::open(Path::new(path)).ok().filter(|_| !is_redacted);
+    let participant = |path: &Path| Ok(open(path, is_redacted).ok().map(|source| collect(&source)));
+    let participants: Vec<_> = show::read_all(paths, participant).0.into_iter().flatten().collect();
+    let again = |it: &_| again(it).filter(|_| !is_redacted);
     let report = Ranks::of(&participants, &again).report();
     report.parts.into_iter().flat_map(|part| part.sections).collect()
 }

@@ -8,8 +8,9 @@ use clap::{ArgMatches, Args, ValueEnum};
 use gputrace_replay::analyse::growth::Growth;
 use gputrace_replay::analyse::live::When;
 use gputrace_replay::answers::leaks::{Leaks, Suppressions, Wanted};
+use gputrace_replay::reduce::{Summary, is_summary};
 use gputrace_replay::report;
-use gputrace_replay::report::model::{Mood, Section};
+use gputrace_replay::report::model::{Mood, Part, Section};
 use gputrace_replay::report::words;
 use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
@@ -100,15 +101,27 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     };
     let wanted = Wanted { least: Bytes(args.min_bytes), n_steps: args.steps, n_rows: args.rows };
     let mut gate = Gate::Passes;
-    let (report, all_read) = show::parts("leaks", &args.traces.paths()?, |path| {
+    let paths = args.traces.paths()?;
+    if when != When::End {
+        show::needs_traces(&paths, "a moment")?;
+    }
+    let (report, all_read) = show::parts("leaks", &paths, |path| {
+        if is_summary(path) {
+            let summary = Summary::open(path)?;
+            let leaks = Leaks::of(summary.leaks()?, &wanted, &mut suppressions);
+            if let Some(which) = args.error_on_leak {
+                gate = gate.max(which.judge(&path.display().to_string(), &leaks));
+            }
+            return Ok(Part { sections: leaks.sections(), ..summary.answer("stats")? });
+        }
         let source = Source::open(path)?;
         let mut growth = Growth::default();
         let story = Story::within(&source, when.since(source.start()), &mut growth);
         let leaks = Leaks::find(&story, source.definitions(), &growth, &wanted, &mut suppressions);
         if let Some(which) = args.error_on_leak {
-            gate = gate.max(which.judge(&story, &leaks));
+            gate = gate.max(which.judge(&story.path, &leaks));
         }
-        let mut sections = leaks.sections(&story);
+        let mut sections = leaks.sections();
         if when != When::End {
             let end = words::time(story.since_start(story.ledger.last));
             let line = format!("as if the program had ended then: the last event taken is at {end}");
@@ -129,25 +142,21 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
 impl Which {
     /// Growth that is seen is there, whatever was lost; that nothing leaks, and that something was not freed, only a whole trace
     /// shows.
-    fn judge(self, story: &Story, leaks: &Leaks) -> Gate {
+    fn judge(self, path: &str, leaks: &Leaks) -> Gate {
         let (grows, stays) =
             (!leaks.growing.is_empty(), !leaks.not_freed.is_empty() || !leaks.abandoned.is_empty());
         let (of_growth, of_rest) = (self != Which::NotFreed, self != Which::Growth);
-        let asked_for = story.ledger.devices.values().map(|books| books.allocs).sum::<u64>() > 0
-            || story.ledger.block_sizes().count() > 0
-            || story.ledger.host.peak().0 > 0;
-        let doubts = story.doubts();
         if of_growth && grows {
             return Gate::Refuses;
         }
-        match doubts {
-            Some(doubts) => Gate::cannot_know(&story.path, &doubts),
+        match &leaks.found.doubts {
+            Some(doubts) => Gate::cannot_know(path, doubts),
             None if of_rest && stays => Gate::Refuses,
-            None if !asked_for => {
-                Gate::cannot_know(&story.path, "it asked for no memory while it was recorded")
+            None if !leaks.found.asked_for_memory => {
+                Gate::cannot_know(path, "it asked for no memory while it was recorded")
             }
             None if self == Which::Growth && !leaks.can_tell() => Gate::cannot_know(
-                &story.path,
+                path,
                 "the trace is too short, or gives back too little, to tell growth from warm-up",
             ),
             None => Gate::Passes,

@@ -4,11 +4,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Args, Command, FromArgMatches};
+use gputrace_replay::reduce::{Summary, is_summary};
 use gputrace_schemas::printable::{Screen, is_obeyed, printable};
 
 use crate::show::{self, complain};
 
 mod alarm;
+mod attach;
 mod budget;
 mod diff;
 mod doctor;
@@ -25,6 +27,7 @@ mod ranks;
 mod record;
 mod recorder;
 mod recover;
+mod reduce;
 mod replay;
 mod report;
 mod serve;
@@ -60,6 +63,9 @@ impl Verb {
 /// Every verb, in the order of the help.
 const VERBS: &[Verb] = &[
     record::VERB,
+    attach::VERB,
+    attach::DETACH,
+    attach::PS,
     report::VERB,
     html::VERB,
     serve::VERB,
@@ -76,6 +82,7 @@ const VERBS: &[Verb] = &[
     budget::VERB,
     predict::VERB,
     ranks::VERB,
+    reduce::VERB,
     export::VERB,
     doctor::VERB,
     import::VERB,
@@ -143,6 +150,9 @@ pub(crate) fn run(out: &mut Screen) -> anyhow::Result<ExitCode> {
             if !WRITERS.contains(&name) {
                 wait_for_recorders();
             }
+            if !TAKE_SUMMARIES.contains(&name) {
+                refuse_summaries(name)?;
+            }
             (verb.run)(arguments, out)
         }
         None => Ok(ExitCode::from(2)),
@@ -150,7 +160,21 @@ pub(crate) fn run(out: &mut Screen) -> anyhow::Result<ExitCode> {
 }
 
 /// Verbs that read no trace, or one that is being written.
-const WRITERS: [&str; 8] = ["alarm", "manual", "metrics", "record", "recorder", "recover", "top", "witness"];
+const WRITERS: [&str; 11] = [
+    "alarm", "attach", "detach", "ps", "manual", "metrics", "record", "recorder", "recover", "top", "witness",
+];
+
+/// Verbs that read what `reduce` writes in place of traces.
+const TAKE_SUMMARIES: [&str; 5] = ["diff", "leaks", "ranks", "report", "stats"];
+
+/// What needs every event says so of a summary, and where its trace is.
+fn refuse_summaries(verb: &str) -> anyhow::Result<()> {
+    let named = std::env::args_os().skip(2).map(PathBuf::from);
+    match named.filter(|path| is_summary(path) && path.is_file()).find_map(|path| Summary::open(&path).ok()) {
+        Some(summary) => Err(summary.lacks(verb).into()),
+        None => Ok(()),
+    }
+}
 
 /// A program that has just ended does not wait for its trace where other threads of it run. So we do, for every trace that
 /// is named, and those in folders that are.

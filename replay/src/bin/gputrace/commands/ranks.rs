@@ -8,6 +8,7 @@ use clap::{ArgMatches, Args};
 use gputrace_replay::ranks::calls::Participant;
 use gputrace_replay::ranks::collect::collect;
 use gputrace_replay::ranks::report::{Ranks, Verdict};
+use gputrace_replay::reduce::{Summary, again, is_summary};
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
 
@@ -29,7 +30,7 @@ Examples:
   gputrace ranks job/
   gputrace ranks --json job/*.gtr")]
 pub(super) struct RanksArgs {
-    /// Traces of the processes of a job, or folders with them
+    /// Traces of the processes of a job, summaries made of them by `gputrace reduce`, or folders with them
     #[arg(required = true, value_name = "TRACE|DIR")]
     traces: Vec<PathBuf>,
 
@@ -45,7 +46,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: RanksArgs = super::parsed(matches)?;
     let paths = show::paths(&args.traces)?;
     let (participants, all_read) = read(&paths);
-    let ranks = Ranks::of(&participants, &|path| Source::open(Path::new(path)).ok());
+    let ranks = Ranks::of(&participants, &again);
     show::unless_closed(args.show.write_as(&ranks.report(), &ranks, out))?;
     let gate = if args.error_on_inconsistent { gate(&participants, &ranks) } else { Gate::Passes };
     Ok(gate.exit_code(all_read))
@@ -74,7 +75,7 @@ pub(super) fn read(paths: &[PathBuf]) -> (Vec<Participant>, bool) {
         for _ in 0..n_threads.min(paths.len()) {
             scope.spawn(|| {
                 while let Some((idx, path)) = take(&next) {
-                    let result = Source::open(path).map(|source| collect(&source));
+                    let result = participant(path);
                     if let Ok(mut done) = done.lock() {
                         done.push((idx, result));
                     }
@@ -92,11 +93,23 @@ pub(super) fn read(paths: &[PathBuf]) -> (Vec<Participant>, bool) {
             Ok(participant) => participants.push(participant),
             Err(error) => {
                 all_read = false;
-                complain!("{:#}", anyhow::Error::from(error));
+                complain!("{error:#}");
             }
         }
     }
+    // Names of summaries are made of what they say: the order is that of the traces.
+    if paths.iter().any(|path| is_summary(path)) {
+        participants.sort_by(|a, b| Path::new(&a.path).cmp(Path::new(&b.path)));
+    }
     (participants, all_read)
+}
+
+/// What `ranks` needs of a process, from its trace or its summary.
+fn participant(path: &Path) -> anyhow::Result<Participant> {
+    match is_summary(path) {
+        true => Ok(Summary::open(path)?.participant()?),
+        false => Ok(collect(&Source::open(path)?)),
+    }
 }
 
 fn take<'a>(

@@ -12,6 +12,7 @@ use gputrace_replay::answers::moment;
 use gputrace_replay::answers::postmortem::Postmortem;
 use gputrace_replay::answers::verdict::verdict;
 use gputrace_replay::import;
+use gputrace_replay::reduce::{Head, Summary, is_summary};
 use gputrace_replay::report;
 use gputrace_replay::report::model::{Mood, Part, Report, Section, Table, Value, Verdict};
 use gputrace_replay::report::sections::{Shown, of_report};
@@ -64,11 +65,27 @@ pub(super) struct ReportArgs {
     show: ShowArgs,
 }
 
+impl ReportArgs {
+    /// What is asked for that no summary has.
+    fn beyond_summaries(&self) -> Option<&'static str> {
+        match (self.rules.is_some(), self.native, self.when.asked()) {
+            (true, ..) => Some("naming memory by --rules"),
+            (false, true, _) => Some("--native"),
+            (false, false, Some(_)) => Some("a moment"),
+            (false, false, None) => None,
+        }
+    }
+}
+
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: ReportArgs = super::parsed(matches)?;
     let categories = args.rules.as_deref().map(categories).transpose()?.unwrap_or_default();
     let when = args.when.asked();
     let wanted = if args.all || args.show.json { Shown::OnDemand } else { Shown::Always };
+    let paths = args.traces.paths()?;
+    if let Some(what) = args.beyond_summaries() {
+        show::needs_traces(&paths, what)?;
+    }
     if args.native {
         let part = |source: &Source| with_stacks(source, when, &categories, wanted);
         return show::each("report", &args.traces, &args.show, out, part);
@@ -76,13 +93,17 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     if let Some(when) = when {
         return show::moment_of("report", &args.traces, when, (Parts::Roles, &categories), &args.show, out);
     }
-    let paths = args.traces.paths()?;
-    let (read, all) =
-        show::read_all(&paths, |path| Ok(understood(&Source::open(path)?, &categories, wanted)));
-    let mut parts: Vec<Part> = read.iter().map(|(story, verdict)| part(story, verdict, wanted)).collect();
-    if !args.show.json {
-        parts.splice(0..0, job(&read, &args.traces));
-    }
+    let (read, all) = show::read_all(&paths, |path| {
+        if is_summary(path) {
+            let summary = Summary::open(path)?;
+            let verb = if wanted == Shown::OnDemand { "report --all" } else { "report" };
+            return Ok((summary.head()?, summary.answer(verb)?));
+        }
+        let (story, verdict) = understood(&Source::open(path)?, &categories, wanted);
+        Ok((Head::of(&story), part(&story, &verdict, wanted)))
+    });
+    let job = if args.show.json { None } else { job(&read, &args.traces) };
+    let parts: Vec<Part> = job.into_iter().chain(read.into_iter().map(|(_, part)| part)).collect();
     if !parts.is_empty() || args.show.json {
         args.show.write(&Report { verb: "report", parts }, out)?;
     }
@@ -106,28 +127,39 @@ pub(super) fn part(story: &Story, verdict: &Verdict, wanted: Shown) -> Part {
 }
 
 /// What is to be known of several processes before each is looked at: who started whom, and how each fared.
-fn job(read: &[(Story, Verdict)], traces: &TraceArgs) -> Option<Part> {
-    let family = show::family(read.iter().map(|(story, _)| story));
+fn job(read: &[(Head, Part)], traces: &TraceArgs) -> Option<Part> {
+    let traced: Vec<_> = read.iter().map(|(head, _)| head.traced()).collect();
+    let family = show::family(&traced);
     if read.len() < 2 {
         return None;
     }
-    let title = |verdict: &Verdict| verdict.section.title.replacen("Verdict: ", "", 1);
+    let title = |part: &Part| {
+        let title = part.verdict.as_ref().map_or("", |verdict| &*verdict.section.title);
+        title.replacen("Verdict: ", "", 1)
+    };
     let table = Table::of(
         "verdicts",
         read,
         &[
-            ("verdict", "verdict", &|(_, verdict)| Value::text(title(verdict))),
-            ("rank", "rank", &|(story, _)| {
-                story.process.rank.map_or(Value::Missing, |rank| Value::Count(rank.into()))
+            ("verdict", "verdict", &|(_, part)| Value::text(title(part))),
+            ("rank", "rank", &|(head, _)| {
+                head.process.rank.map_or(Value::Missing, |rank| Value::Count(rank.into()))
             }),
-            ("trace", "trace", &|(story, _)| Value::text(&*story.path)),
+            ("trace", "trace", &|(head, _)| Value::text(&*head.path)),
         ],
     );
     let section = Section::new("verdicts", "Verdicts").table(table);
-    let is_job = read.iter().any(|(story, _)| story.ledger.communicators().next().is_some());
+    let is_job = read.iter().any(|(head, _)| head.is_of_job);
+    let n_mapping = read.iter().filter(|(head, _)| head.maps_others).count();
     let named: Vec<String> = traces.named().map(|path| quote(&path.to_string_lossy())).collect();
     let ranks = format!("gputrace ranks {}", named.join(" "));
-    let section = if is_job { section.line(Mood::Command, ranks) } else { section };
+    let section = match n_mapping {
+        0 => section,
+        n => section.line(Mood::Note, format!(
+            "memory that others made is mapped by {n} of these processes: each byte is counted once, at who made it; `gputrace ranks` names both ends"
+        )),
+    };
+    let section = if is_job || n_mapping > 0 { section.line(Mood::Command, ranks) } else { section };
     let family = family.unwrap_or_default();
     let sections = std::iter::once(section).chain(family.sections).collect();
     Some(Part { sections, ..Part::default() })

@@ -8,15 +8,16 @@ use gputrace_replay::analyse::categories::Categories;
 use gputrace_replay::analyse::live::{Parts, When, span};
 use gputrace_replay::answers::moment;
 use gputrace_replay::ledger::Unwatched;
+use gputrace_replay::reduce::{Head, Summary, is_summary};
 use gputrace_replay::report;
-use gputrace_replay::report::model::Part;
+use gputrace_replay::report::model::{Part, Report};
 use gputrace_replay::report::sections::{COUNTS, STANDING, STATISTICS};
 use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;
-use crate::show::{self, ShowArgs, Stories, TraceArgs, WhenArgs};
+use crate::show::{self, ShowArgs, TraceArgs, WhenArgs};
 
 pub(super) const VERB: Verb = Verb::new::<StatsArgs>("stats", run);
 
@@ -42,6 +43,9 @@ pub(super) struct StatsArgs {
 
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: StatsArgs = super::parsed(matches)?;
+    if args.when.asked().is_some() {
+        show::needs_traces(&args.traces.paths()?, "a moment")?;
+    }
     match args.when.asked() {
         None => {}
         Some(when @ (When::Within(..) | When::Step(_))) => {
@@ -54,7 +58,24 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
             "stats counts over a time: give --range A..B or --step N; for what was held at a moment, use `gputrace report`"
         ),
     }
-    show::sections("stats", STATISTICS, &Stories::read(&args.traces)?, &args.show, out)
+    let (read, all_read) = show::read_all(&args.traces.paths()?, |path| {
+        if is_summary(path) {
+            let summary = Summary::open(path)?;
+            return Ok((summary.head()?, summary.answer("stats")?));
+        }
+        let story = Story::read(path)?;
+        let sections = STATISTICS.iter().flat_map(|entry| entry.of(&story)).collect();
+        Ok((Head::of(&story), report::part(&story, sections)))
+    });
+    let (heads, mut parts): (Vec<Head>, Vec<Part>) = read.into_iter().unzip();
+    if !args.show.json {
+        let traced: Vec<_> = heads.iter().map(Head::traced).collect();
+        parts.splice(0..0, show::family(&traced));
+    }
+    if !parts.is_empty() || args.show.json {
+        args.show.write(&Report { verb: "stats", parts }, out)?;
+    }
+    Ok(show::exit_code(all_read))
 }
 
 /// What memory of each kind and PyTorch's pools held at a time.

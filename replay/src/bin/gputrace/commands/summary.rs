@@ -6,6 +6,7 @@ use clap::{ArgMatches, Args};
 use gputrace_replay::analyse::categories::Categories;
 use gputrace_replay::analyse::live::Parts;
 use gputrace_replay::analyse::summary::Summary;
+use gputrace_replay::answers::processes::Traced;
 use gputrace_replay::report;
 use gputrace_replay::report::sections::FIGURES;
 use gputrace_schemas::printable::Screen;
@@ -42,7 +43,8 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     }
     let read = Stories::read(&args.traces)?;
     let mut report = report::about("summary", FIGURES, &read.stories);
-    report.parts.splice(0..0, show::family(&read.stories));
+    let traced: Vec<_> = read.stories.iter().map(Traced::of).collect();
+    report.parts.splice(0..0, show::family(&traced));
     if !report.parts.is_empty() || args.show.json {
         args.show.write_as(&report, &Summary::of(&read.stories), out)?;
     }

@@ -1,0 +1,236 @@
+//! All that may be a leak, by its names: before anybody says which are known, or too small.
+
+use std::cmp::Reverse;
+
+use gputrace_schemas::event::{Bytes, HOST};
+use serde::{Deserialize, Serialize};
+
+use super::{AbandonedPool, Named, Unfreed};
+use crate::analyse::growth::{Course, Growth, Place, Rising, Spread, Trend};
+use crate::answers::callers::callers;
+use crate::ledger::pools::why_abandoned;
+use crate::ledger::{Account, Books, SiteId, StepSource, is_arena, is_heap};
+use crate::report::sections::pools;
+use crate::story::Story;
+use crate::trace::Definitions;
+use crate::trace::owners::TORCH;
+
+/// What was found in a trace.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct Found {
+    /// Accounts that grow in many places.
+    pub(super) spread: Vec<RisingSite>,
+    /// Sites that rise.
+    pub(super) rising: Vec<RisingSite>,
+    /// What was never given back, and of which account.
+    pub(super) not_freed: Vec<(Account, Unfreed)>,
+    /// Pools that nobody can use.
+    pub(super) abandoned: Vec<AbandonedPool>,
+    /// Bytes that PyTorch's cache held at the end without anybody using them.
+    pub cached: Bytes,
+    /// How steps were counted, and how many there were.
+    pub(super) counted: Option<StepSource>,
+    pub(super) n_steps: Option<u64>,
+    /// Turns of loops that were seen, where none of them is known to be the steps.
+    pub(super) loops: Vec<u64>,
+    pub(super) can_tell: bool,
+    /// The trace has its end.
+    pub(super) is_complete: bool,
+    /// Why its numbers may be wrong.
+    pub doubts: Option<String>,
+    /// The process asked for memory at all.
+    pub asked_for_memory: bool,
+}
+
+/// A site that rises.
+#[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
+pub struct RisingSite {
+    /// As it is shown.
+    pub(super) named: Named,
+    /// As rules know it: without its callers.
+    pub(super) known_as: Named,
+    pub(super) account: Account,
+    pub(super) trend: Trend,
+    pub(super) course: Course,
+    pub(super) n_windows: usize,
+}
+
+impl RisingSite {
+    /// By how much.
+    #[must_use]
+    pub fn bytes(&self) -> Bytes {
+        Bytes(self.trend.growth)
+    }
+}
+
+impl Found {
+    /// In a story that `growth` has watched.
+    #[must_use]
+    pub fn of(story: &Story, definitions: &dyn Definitions, growth: &Growth) -> Found {
+        let training = story.ledger.training.as_ref();
+        let mut found = Found {
+            spread: vec![],
+            rising: vec![],
+            not_freed: vec![],
+            abandoned: abandoned(story).collect(),
+            cached: cached(story),
+            counted: training.map(|training| training.source.clone()),
+            n_steps: training.map(|training| training.n_steps),
+            loops: story.ledger.loops.clone(),
+            can_tell: growth.can_tell(),
+            is_complete: story.complete,
+            doubts: story.doubts(),
+            asked_for_memory: asked_for_memory(story),
+        };
+        let rising = growth.rising();
+        for spread in growth.spread(&rising) {
+            let Some((_, most)) = spread.parts.first().copied() else { continue };
+            let place = Place { device: spread.device, account: spread.account, site: most };
+            if is_segment(story, place) {
+                continue;
+            }
+            let known_as = named(story, place);
+            let named = Named { site: together(story, &spread), ..known_as.clone() };
+            let Spread { account, trend, n_windows, .. } = spread;
+            let course = Course::GoesOn;
+            found.spread.push(RisingSite { named, known_as, account, trend, course, n_windows });
+        }
+        for Rising { place, trend, course, n_windows } in rising {
+            if is_segment(story, place) {
+                continue;
+            }
+            let (known_as, account) = (named(story, place), place.account);
+            let mut named = known_as.clone();
+            if course.goes_on() {
+                named.site.push_str(&callers(story, definitions, place));
+            }
+            found.rising.push(RisingSite { named, known_as, account, trend, course, n_windows });
+        }
+        for (place, bytes, objects) in unfreed(story) {
+            if !is_segment(story, place) {
+                let row = Unfreed { named: named(story, place), bytes, objects };
+                found.not_freed.push((place.account, row));
+            }
+        }
+        found
+    }
+}
+
+impl Found {
+    /// Each with its name, device, owner, call site, bytes, objects, and a word more.
+    pub(crate) fn each(
+        &self,
+        mut see: impl FnMut(&'static str, Option<i16>, &str, &str, Bytes, Option<u64>, &str),
+    ) {
+        fn device(named: &Named) -> Option<i16> {
+            if named.device == "host" { Some(HOST) } else { named.device.strip_prefix("cuda:")?.parse().ok() }
+        }
+        for site in self.spread.iter().chain(&self.rising) {
+            let name = if site.course.goes_on() { "growth" } else { "rose" };
+            let (named, why) = (&site.named, super::why(site.course));
+            see(name, device(named), &named.owner, &named.site, site.bytes(), None, &why);
+        }
+        for (_, row) in &self.not_freed {
+            let named = &row.named;
+            see("not_freed", device(named), &named.owner, &named.site, row.bytes, Some(row.objects), "");
+        }
+        for pool in &self.abandoned {
+            let named = &pool.named;
+            see("abandoned_pool", device(named), &named.owner, &named.site, pool.bytes, None, &pool.why);
+        }
+    }
+}
+
+fn asked_for_memory(story: &Story) -> bool {
+    story.ledger.devices.values().map(|books| books.allocs).sum::<u64>() > 0
+        || story.ledger.block_sizes().count() > 0
+        || story.ledger.host.peak().0 > 0
+}
+
+/// The words for growth that is spread over many sites.
+fn together(story: &Story, spread: &Spread) -> String {
+    const MOST: usize = 3;
+    let all = spread.parts.iter().fold(0u64, |sum, (growth, _)| sum.saturating_add(*growth));
+    let name = |site: SiteId| story.ledger.sites.site(site).map(ToString::to_string).unwrap_or_default();
+    let share = |growth: u64| percent(growth, all);
+    let largest = spread.parts.iter().take(MOST);
+    let largest: Vec<_> =
+        largest.map(|(growth, site)| format!("{} {}", name(*site), share(*growth))).collect();
+    format!("{} call sites together, none of them much; most: {}", spread.parts.len(), largest.join(", "))
+}
+
+fn percent(part: u64, of: u64) -> String {
+    format!("{:.0} %", 100.0 * part as f64 / of.max(1) as f64)
+}
+
+fn named(story: &Story, place: Place) -> Named {
+    let sites = &story.ledger.sites;
+    let site = sites.site(place.site);
+    let device = if place.device == HOST { "host".into() } else { format!("cuda:{}", place.device) };
+    let owner = match place.account {
+        Account::Blocks => "PyTorch block",
+        Account::Buffers => "JAX buffer",
+        Account::Heap => "NVSHMEM block",
+        Account::Imported => "another process",
+        _ => site.map_or("", |site| sites.owner(site.owner)),
+    };
+    Named { device, owner: owner.to_owned(), site: site.map(ToString::to_string).unwrap_or_default() }
+}
+
+/// PyTorch's segments are shown by the blocks in them, where these were seen.
+fn is_segment(story: &Story, place: Place) -> bool {
+    let sites = &story.ledger.sites;
+    let torch = story.ledger.devices.get(&place.device).and_then(|books| books.torch.as_ref());
+    let has_blocks = torch.is_some_and(|torch| torch.blocks.peak().0 > 0);
+    let is_torch = sites.site(place.site).is_some_and(|site| sites.owner(site.owner) == TORCH);
+    let is_arena = is_arena(&story.ledger, place.device, place.site);
+    let is_heap = is_heap(&story.ledger, place.device, place.site);
+    place.account == Account::Driver && (is_arena || is_heap || has_blocks && is_torch)
+}
+
+fn unfreed(story: &Story) -> Vec<(Place, Bytes, u64)> {
+    let mut found = vec![];
+    let mut add = |device: i16, account: Account, books: &Books| {
+        for part in books.sites().filter(|part| part.live.objects > 0) {
+            let bytes = if account == Account::Imported { Bytes(0) } else { part.live.bytes };
+            found.push((Place { device, account, site: part.id }, bytes, part.live.objects));
+        }
+    };
+    for (device, books) in &story.ledger.devices {
+        add(*device, Account::Driver, &books.physical);
+        add(*device, Account::Managed, &books.managed);
+        add(*device, Account::Graphs, &books.graphs);
+        add(*device, Account::Imported, &books.imported);
+        add(*device, Account::Heap, &books.heap.blocks);
+        if let Some(torch) = &books.torch {
+            add(*device, Account::Blocks, &torch.blocks);
+        }
+        if let Some(pjrt) = &books.pjrt {
+            add(*device, Account::Buffers, &pjrt.buffers);
+        }
+    }
+    add(HOST, Account::Driver, &story.ledger.host);
+    found.sort_by_key(|(place, bytes, _)| (Reverse(*bytes), *place));
+    found
+}
+
+/// Pools that keep memory for nobody, by the line of the last capture into each.
+pub(crate) fn abandoned(story: &Story) -> impl Iterator<Item = AbandonedPool> {
+    story.ledger.torch_pools.abandoned().map(|(device, id, pool)| AbandonedPool {
+        named: Named {
+            device: format!("cuda:{device}"),
+            owner: "PyTorch pool".to_owned(),
+            site: story.ledger.sites.site_name(pool.graphs.last().map_or(pool.site, |graph| graph.site)),
+        },
+        pool: pools::name(id),
+        bytes: pool.reserved.now,
+        why: why_abandoned(pool),
+    })
+}
+
+/// What PyTorch had reserved at the end and nobody used.
+fn cached(story: &Story) -> Bytes {
+    let torch = story.ledger.devices.values().filter_map(|books| books.torch.as_ref());
+    let cached = torch.map(|torch| torch.reserved.now.0.saturating_sub(torch.blocks.now().bytes.0));
+    Bytes(cached.fold(0, u64::saturating_add))
+}

@@ -1,0 +1,73 @@
+//! `gputrace reduce`: a trace as a small table, from which jobs of many processes are judged.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::{ArgMatches, Args};
+use gputrace_replay::reduce::{is_summary, reduce};
+use gputrace_replay::report::words;
+use gputrace_replay::trace::source::Source;
+use gputrace_schemas::event::Bytes;
+use gputrace_schemas::printable::Screen;
+
+use super::Verb;
+use crate::show;
+
+pub(super) const VERB: Verb = Verb::new::<ReduceArgs>("reduce", run);
+
+/// Reduces traces to small tables that `ranks`, `report`, `diff`, `leaks` and `stats` read in their place
+///
+/// For jobs whose traces lie on many hosts: each is reduced where it lies, and only the summaries, a few hundred kilobytes each, are
+/// brought together. They are Parquet files: DuckDB, pandas and Polars read them too.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  gputrace reduce -o summaries/ job/*.gtr
+  gputrace reduce -o rank0.summary.parquet train.gtr
+  gputrace ranks summaries/
+
+What needs single events or addresses (replay, tune, html, a moment) needs the trace: a summary names its host and path.")]
+pub(super) struct ReduceArgs {
+    /// Traces, or folders with them
+    #[arg(required = true, value_name = "TRACE|DIR")]
+    traces: Vec<PathBuf>,
+
+    /// Where to: a file (*.summary.parquet) for one trace, or a folder, where each gets a name made of what it says
+    #[arg(short, long, value_name = "FILE|DIR")]
+    output: PathBuf,
+}
+
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
+    let args: ReduceArgs = super::parsed(matches)?;
+    let paths = show::paths(&args.traces)?;
+    let is_folder = !is_summary(&args.output);
+    match (is_folder, &paths[..]) {
+        (true, _) => std::fs::create_dir_all(&args.output)
+            .with_context(|| format!("cannot make the folder {}", args.output.display()))?,
+        (false, [_]) => {}
+        (false, many) => bail!("{} traces need a folder, not one file: -o summaries/", many.len()),
+    }
+    let (done, all_read) = show::read_all(&paths, |path| {
+        if is_summary(path) {
+            bail!("{} is a summary already", path.display());
+        }
+        let reduced = reduce(&Source::open(path)?)?;
+        let to = if is_folder { args.output.join(&reduced.name) } else { args.output.clone() };
+        written(&to, &reduced.bytes).with_context(|| format!("cannot write {}", to.display()))?;
+        Ok((path.to_owned(), to, reduced.bytes.len() as u64))
+    });
+    for (path, to, size) in done {
+        writeln!(out, "{} -> {}, {}", show::shown(&path), show::shown(&to), words::bytes(Bytes(size)))?;
+    }
+    Ok(show::exit_code(all_read))
+}
+
+/// Writes all of it or nothing: who reads meanwhile never sees a part.
+fn written(to: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let part = to.with_extension(format!("part{}", std::process::id()));
+    std::fs::write(&part, bytes).and_then(|()| std::fs::rename(&part, to)).inspect_err(|_| {
+        let _ = std::fs::remove_file(&part);
+    })
+}

@@ -1,0 +1,266 @@
+//! A trace, reduced to what a job of many processes is judged by: a table of a few megabytes at most, which is read in place of
+//! the trace wherever its answer is the same. docs/SUMMARY-FORMAT.md has its shape.
+//!
+//! ```text
+//! trace ─ one pass ─┬ ranks::collect ─> Participant ┐
+//!                   ├ held, between ──> pictures    ├─ write ─> rows ─> x.summary.parquet ─ read ─> Summary ─> ranks, diff, leaks, ...
+//!                   └ growth, lives ──> answers     ┘
+//! ```
+//! What verbs compute with is kept as they have it (`state`), what they say as they say it (`answer`): no verdict is made twice.
+
+mod between;
+mod held;
+pub(crate) mod kept;
+mod read;
+mod rows;
+mod series;
+#[cfg(test)]
+pub(crate) mod tests;
+mod write;
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+use gputrace_schemas::event::{Event, EventKind, Nanos, Process};
+use serde::{Deserialize, Serialize};
+
+use crate::analyse::categories::Categories;
+use crate::analyse::growth::Growth;
+use crate::analyse::lifetimes::Lifetimes;
+use crate::analyse::live::{self, Picture};
+use crate::analyse::lives::Lives;
+use crate::answers::diff::Side;
+use crate::answers::leaks::Found;
+use crate::answers::postmortem::Postmortem;
+use crate::answers::processes::Traced;
+use crate::answers::verdict::verdict;
+use crate::import;
+use crate::ledger::{Ledger, Watch};
+use crate::ranks::calls::Participant;
+use crate::ranks::collect::Collector;
+use crate::report::sections::{STATISTICS, Shown, of_report};
+use crate::report::{self, model::Part};
+use crate::story::Story;
+use crate::trace::source::Source;
+
+use between::Span;
+use held::Held;
+pub use read::{Error, Summary, Then, again};
+
+/// How names of summaries end.
+pub const ENDING: &str = ".summary.parquet";
+/// Blocks whose lives are kept: roles and cycles follow from all of them, and each needs 64 bytes.
+const MOST_LIVES: usize = 1 << 20;
+/// Longer traces are not replayed for the report's verdict: that needs memory for every request.
+const MOST_REPLAYED: u64 = 1_000_000;
+
+/// Whether a file is a summary, by its name.
+#[must_use]
+pub fn is_summary(path: &Path) -> bool {
+    path.to_string_lossy().ends_with(ENDING)
+}
+
+/// A summary that can be written.
+pub struct Reduced {
+    /// The file.
+    pub bytes: Vec<u8>,
+    /// A name for it, made of what it says.
+    pub name: String,
+}
+
+/// Reduces a trace, in one pass over its events; those of a server's budget and of remedies for a lack of memory come on top.
+///
+/// # Errors
+/// The table could not be written.
+pub fn reduce(source: &Source) -> io::Result<Reduced> {
+    write::summary(&understood(source))
+}
+
+/// What is said of a process where several are shown together.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Head {
+    /// Its trace.
+    pub path: String,
+    /// The process.
+    pub process: Process,
+    /// Names of its threads that made events.
+    threads: Vec<String>,
+    /// It has communicators.
+    pub is_of_job: bool,
+    /// It maps memory that others made.
+    pub maps_others: bool,
+}
+
+impl Head {
+    /// Of a story.
+    #[must_use]
+    pub fn of(story: &Story) -> Head {
+        let mut threads: Vec<String> =
+            story.threads.values().filter(|name| !name.is_empty()).cloned().collect();
+        threads.sort_unstable();
+        let (path, process) = (story.path.clone(), story.process.clone());
+        let is_of_job = story.ledger.communicators().next().is_some();
+        let maps_others = story.ledger.devices.values().any(|books| books.imported.peak().0 > 0);
+        Head { path, process, threads, is_of_job, maps_others }
+    }
+
+    /// For the tree of processes.
+    #[must_use]
+    pub fn traced(&self) -> Traced<'_> {
+        let threads = self.threads.iter().map(String::as_str).collect();
+        Traced { process: &self.process, path: &self.path, threads }
+    }
+}
+
+/// All that a summary is made of.
+struct Understood<'a> {
+    source: &'a Source,
+    story: Story,
+    participant: Participant,
+    held: Held,
+    peaks: Vec<Picture>,
+    ends: Vec<Picture>,
+    leaks: Found,
+    answers: Vec<(&'static str, Part)>,
+    /// What is not in it, and why.
+    left_out: Vec<String>,
+}
+
+fn understood(source: &Source) -> Understood<'_> {
+    let mut reducer = Reducer::new(source);
+    let mut story = Story::watched(source, &mut reducer);
+    let Reducer { collector, mut held, growth, lives, tracked, .. } = reducer;
+    for (device, (membership, n_before)) in tracked {
+        held.close(device, Span { membership, n_before, until: Nanos(u64::MAX) });
+    }
+    held.check(&story.ledger);
+    let participant = collector.finish(&story);
+    let peaks = held.peaks();
+    let devices: Vec<i16> = story.ledger.devices.keys().copied().collect();
+    let ends = devices.iter().map(|device| live::picture(&story.ledger, *device, story.ledger.last));
+    let ends: Vec<Picture> = ends.filter(|picture| !picture.held.is_empty()).collect();
+    let leaks = Found::of(&story, source.definitions(), &growth);
+    let mut left_out = vec![];
+    for (device, _) in held.devices.iter().filter(|(_, device)| !device.is_sure) {
+        left_out.push(format!("cuda:{device}: what was held at its peak, and between collectives"));
+    }
+    let stats = STATISTICS.iter().flat_map(|entry| entry.of(&story)).collect();
+    let mut answers = vec![("stats", report::part(&story, stats))];
+    match lives {
+        Some(lives) => {
+            let (definitions, sites) = (source.definitions(), &story.ledger.sites);
+            story.lifetimes = Some(Lifetimes::of(lives, definitions, sites, &Categories::default()));
+            // Without this replay the verdict would be another.
+            let is_short = story.ledger.n_events <= MOST_REPLAYED;
+            let is_missed = Cell::new(false);
+            let path = source.path().to_owned();
+            let load = || {
+                is_missed.set(!is_short);
+                let path = if is_short { Path::new(&path) } else { Path::new("") };
+                import::load(path)
+            };
+            let found = Postmortem::of_story(story, source, &growth);
+            let verdict = verdict(&found, load);
+            let part = |story: &Story, shown| Part {
+                verdict: Some(verdict.clone()),
+                ..report::part(story, of_report(story, shown))
+            };
+            let brief = part(&found.story, Shown::Always);
+            story = found.story.with_gaps(load);
+            match is_missed.get() {
+                true => left_out.push(
+                    "report: its verdict replays requests, and a trace of more than a million events is not replayed".into(),
+                ),
+                false => answers.extend([("report", brief), ("report --all", part(&story, Shown::OnDemand))]),
+            }
+            story.lifetimes = None;
+        }
+        None => left_out
+            .push("report: it follows from the lives of all blocks, which are more than a million".into()),
+    }
+    Understood { source, story, participant, held, peaks, ends, leaks, answers, left_out }
+}
+
+impl Understood<'_> {
+    /// One side of a comparison: at the peaks or at the end.
+    fn side(&self, pictures: &[Picture]) -> Side {
+        Side::of(self.source.definitions(), &self.story, pictures)
+    }
+}
+
+/// Watches for everything at once.
+struct Reducer<'a> {
+    source: &'a Source,
+    collector: Collector<'a>,
+    held: Held,
+    growth: Growth,
+    lives: Option<Lives>,
+    /// On which communicator of each device calls are counted, and how many there were.
+    tracked: BTreeMap<i16, (usize, u64)>,
+}
+
+impl<'a> Reducer<'a> {
+    fn new(source: &'a Source) -> Reducer<'a> {
+        Reducer {
+            source,
+            collector: Collector::new(source),
+            held: Held::default(),
+            growth: Growth::default(),
+            lives: Some(Lives::default()),
+            tracked: BTreeMap::new(),
+        }
+    }
+
+    /// A call into NCCL: perhaps a collective, between two of which ranks are compared.
+    fn called(&mut self, event: &Event) {
+        let is_call = matches!(event.kind, EventKind::NcclEnter(_));
+        for (device, (membership, n)) in self.collector.marks() {
+            let known = self.tracked.insert(device, (membership, n));
+            if known == Some((membership, n)) {
+                continue;
+            }
+            // The first that is seen of a communicator may be a call of it.
+            let n_before = known.filter(|(of, _)| *of == membership).map_or(0, |(_, n)| n);
+            if n < n_before {
+                self.held.forget(device, membership, n);
+                continue;
+            }
+            if is_call && n == n_before + 1 {
+                self.held.close(device, Span { membership, n_before, until: event.time });
+            }
+            match is_call && n > n_before {
+                true => self.held.begin(device, event.time),
+                false => self.held.lose_track(device),
+            }
+        }
+    }
+}
+
+impl Watch for Reducer<'_> {
+    fn begin(&mut self, ledger: &mut Ledger) {
+        *self = Reducer::new(self.source);
+        self.collector.begin(ledger);
+        self.growth.begin(ledger);
+        if let Some(lives) = &mut self.lives {
+            lives.begin(ledger);
+        }
+        ledger.keep_steps();
+    }
+
+    fn event(&mut self, ledger: &mut Ledger, event: &Event) {
+        self.collector.event(ledger, event);
+        self.held.event(ledger, event);
+        self.growth.event(ledger, event);
+        if let Some(lives) = &mut self.lives {
+            lives.event(ledger, event);
+            if lives.list.len() > MOST_LIVES {
+                self.lives = None;
+            }
+        }
+        if matches!(event.kind, EventKind::NcclEnter(_) | EventKind::NcclExit(_) | EventKind::NcclTiming(_)) {
+            self.called(event);
+        }
+    }
+}

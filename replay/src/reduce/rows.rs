@@ -1,0 +1,119 @@
+//! The table of a summary: rows of facts, and how they are written.
+
+use std::io;
+
+use crate::exports::parts::changes::{Kind, Value};
+use crate::exports::parts::parquet::write::{Column, File};
+
+/// The columns; docs/SUMMARY-FORMAT.md says what each means.
+#[rustfmt::skip]
+pub(super) const COLUMNS: [(&str, Kind); 20] = [
+    ("kind", Kind::Text),
+    ("rank", Kind::Number),
+    ("host", Kind::Text),
+    ("pid", Kind::Number),
+    ("trace", Kind::Text),
+    ("device", Kind::Number),
+    ("gpu", Kind::Text),
+    ("name", Kind::Text),
+    ("number", Kind::Number),
+    ("time_ns", Kind::Number),
+    ("until_ns", Kind::Number),
+    ("owner", Kind::Text),
+    ("call_site", Kind::Text),
+    ("phase", Kind::Text),
+    ("stack", Kind::Text),
+    ("bytes", Kind::Number),
+    ("least_bytes", Kind::Number),
+    ("most_bytes", Kind::Number),
+    ("objects", Kind::Number),
+    ("text", Kind::Text),
+];
+/// The key of the format's name in the file's metadata, and that name. The number changes where what is there changes its meaning.
+pub(super) const SCHEMA: (&str, &str) = ("gputrace.schema", "gputrace.summary/1");
+/// The key of the version of `gputrace` that wrote it.
+pub(super) const VERSION: &str = "gputrace.version";
+/// zstd's level: a summary is written once, and copied.
+const LEVEL: i32 = 6;
+
+/// One fact; what is not set is NULL.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Row<'a> {
+    pub device: Option<i16>,
+    pub name: &'a str,
+    pub number: Option<u64>,
+    pub time: Option<u64>,
+    pub until: Option<u64>,
+    pub owner: &'a str,
+    pub call_site: &'a str,
+    pub phase: &'a str,
+    pub stack: &'a str,
+    pub bytes: Option<u64>,
+    pub least: Option<u64>,
+    pub most: Option<u64>,
+    pub objects: Option<u64>,
+    pub text: &'a str,
+}
+
+/// Whose rows they are.
+pub(super) struct Whose {
+    pub rank: Option<u32>,
+    pub host: String,
+    pub pid: u32,
+    pub trace: String,
+    /// UUIDs of the devices.
+    pub gpus: Vec<(i16, String)>,
+}
+
+/// The rows of one process.
+pub(super) struct Rows {
+    whose: Whose,
+    columns: Vec<Column>,
+}
+
+impl Rows {
+    pub(super) fn of(whose: Whose) -> Rows {
+        Rows { whose, columns: COLUMNS.iter().map(|_| Column::default()).collect() }
+    }
+
+    pub(super) fn add(&mut self, kind: &str, row: &Row<'_>) {
+        let number = |value: Option<u64>| value.map_or(Value::None, |value| Value::Number(value as i64));
+        fn text(text: &str) -> Value<'_> {
+            if text.is_empty() { Value::None } else { Value::Text(text) }
+        }
+        let whose = &self.whose;
+        let gpu = whose.gpus.iter().find(|(device, _)| Some(*device) == row.device);
+        let values: [Value<'_>; COLUMNS.len()] = [
+            text(kind),
+            number(whose.rank.map(u64::from)),
+            text(&whose.host),
+            number(Some(u64::from(whose.pid))),
+            text(&whose.trace),
+            row.device.map_or(Value::None, |device| Value::Number(i64::from(device))),
+            text(gpu.map_or("", |(_, uuid)| uuid)),
+            text(row.name),
+            number(row.number),
+            number(row.time),
+            number(row.until),
+            text(row.owner),
+            text(row.call_site),
+            text(row.phase),
+            text(row.stack),
+            number(row.bytes),
+            number(row.least),
+            number(row.most),
+            number(row.objects),
+            text(row.text),
+        ];
+        self.columns.iter_mut().zip(values).for_each(|(column, value)| column.push(value));
+    }
+
+    /// The file.
+    pub(super) fn file(mut self) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![];
+        let mut file = File::new(&mut bytes, &COLUMNS, LEVEL)?;
+        file.row_group(&mut self.columns)?;
+        file.finish(&[SCHEMA, (VERSION, env!("CARGO_PKG_VERSION"))])?;
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,435 @@
+//! What lives while nobody records, in a process whose library sleeps: memory, contexts and pools of the driver, and blocks of
+//! PyTorch's allocator. When a session begins it is told them, with the time at which each was given out.
+//!
+//! A table of fixed size in pages of its own, which a forked child finds empty and which cost memory only where they were touched.
+//! An entry's place follows from its address: one of eight slots in one of two buckets, so that looking for it costs two
+//! cache lines whatever came and went before. What finds no slot is counted.
+
+use crate::{kernel, sys};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
+use gputrace_ring::clock::Ticks;
+use gputrace_ring::record::{Action, BlockAlloc, Call, UNKNOWN, pack_device};
+use gputrace_ring::ring::Producer;
+
+const SLOTS: usize = 8;
+const BUCKETS: usize = 8 << 10;
+/// A slot that a thread is writing to.
+const TAKEN: u64 = 1;
+
+/// What an address names; two kinds of things may have the same one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+pub(crate) enum Class {
+    /// Memory of a device, or mapped from elsewhere.
+    Device = 1,
+    Host = 2,
+    Reservation = 3,
+    /// Physical memory, by its handle.
+    Physical = 4,
+    Map = 5,
+    Pool = 6,
+    Context = 7,
+    Array = 8,
+    /// PyTorch's.
+    Block = 9,
+    /// Physical memory that was released and is still mapped.
+    Released = 10,
+}
+
+/// What one entry says, in words that any thread may read at any time.
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct Facts {
+    /// The session that was told, in the lower half; in the upper one how often the slot was used.
+    told: AtomicU64,
+    /// When it was given out.
+    at: AtomicU64,
+    /// Row, action, device and flags of the call.
+    call: AtomicU64,
+    bytes: AtomicU64,
+    /// Of physical memory: when it was released.
+    stream: AtomicU64,
+    /// Of a map: the slot of what is mapped, plus one, above its handle's lower 48 bits.
+    handle: AtomicU64,
+    extra: AtomicU64,
+    /// Of physical memory: how often it is mapped.
+    maps: AtomicU64,
+}
+
+struct Table {
+    keys: [[AtomicU64; SLOTS]; BUCKETS],
+    facts: [Facts; SLOTS * BUCKETS],
+    known: AtomicU64,
+    unknown: AtomicU64,
+}
+
+/// Null in a process that does not sleep.
+static TABLE: AtomicPtr<Table> = AtomicPtr::new(null_mut());
+
+/// From here on it is kept; false if there is no memory.
+pub(crate) fn keep() -> bool {
+    if !TABLE.load(Ordering::Acquire).is_null() {
+        // A forked child's copy of its parent's, which the kernel has emptied.
+        return true;
+    }
+    let bytes = size_of::<Table>().next_multiple_of(4096);
+    let fresh = sys::pages(bytes);
+    // SAFETY: the pages were just made.
+    if fresh.is_null() || unsafe { kernel::advise(fresh, bytes, libc::MADV_WIPEONFORK) }.is_err() {
+        return false;
+    }
+    TABLE.store(fresh.cast(), Ordering::Release);
+    true
+}
+
+fn table() -> Option<&'static Table> {
+    let table = TABLE.load(Ordering::Acquire);
+    // SAFETY: pages once published stay mapped; all zeros are a value.
+    (!table.is_null()).then(|| unsafe { &*table })
+}
+
+/// Whether one is kept.
+#[inline]
+pub(crate) fn is_kept() -> bool {
+    !TABLE.load(Ordering::Relaxed).is_null()
+}
+
+/// How many are known to live, and for how many there was no room.
+pub(crate) fn counts() -> (u64, u64) {
+    let count = |table: &Table| (table.known.load(Ordering::Relaxed), table.unknown.load(Ordering::Relaxed));
+    table().map_or((0, 0), count)
+}
+
+/// What this action gives out, and what a program knows it by.
+pub(crate) const fn given(action: Action) -> Option<Class> {
+    Some(match action {
+        Action::Alloc
+        | Action::AllocManaged
+        | Action::AllocAsync
+        | Action::IpcOpen
+        | Action::ImportPointer => Class::Device,
+        Action::AllocHost | Action::HostRegister => Class::Host,
+        Action::Reserve => Class::Reservation,
+        Action::Create | Action::Import => Class::Physical,
+        Action::Map => Class::Map,
+        Action::PoolCreate => Class::Pool,
+        Action::ContextCreate | Action::PrimaryRetain => Class::Context,
+        Action::ArrayCreate => Class::Array,
+        _ => return None,
+    })
+}
+
+/// What this action takes back.
+pub(crate) const fn taken(action: Action) -> Option<Class> {
+    Some(match action {
+        Action::Free | Action::FreeAsync | Action::IpcClose => Class::Device,
+        Action::FreeHost | Action::HostUnregister => Class::Host,
+        Action::Unreserve => Class::Reservation,
+        Action::Release => Class::Physical,
+        Action::Unmap => Class::Map,
+        Action::PoolDestroy => Class::Pool,
+        Action::ContextDestroy => Class::Context,
+        Action::ArrayDestroy => Class::Array,
+        _ => return None,
+    })
+}
+
+fn key_of(class: Class, name: u64) -> u64 {
+    (class as u64) << 56 | (name & ((1 << 56) - 1))
+}
+
+/// The two buckets of a key.
+fn buckets(key: u64) -> [usize; 2] {
+    // Fibonacci hashing: the upper bits of the product are well mixed.
+    let mixed = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let part = |shift: u32| (mixed >> shift) as usize % BUCKETS;
+    [part(51), part(38)]
+}
+
+impl Table {
+    fn places(&self, key: u64) -> impl Iterator<Item = (usize, &AtomicU64)> {
+        buckets(key).into_iter().flat_map(move |bucket| {
+            let slots = self.keys.get(bucket).map_or(&[][..], |slots| slots.as_slice());
+            slots.iter().enumerate().map(move |(slot, key)| (bucket * SLOTS + slot, key))
+        })
+    }
+
+    fn find(&self, key: u64) -> Option<(usize, &AtomicU64, &Facts)> {
+        let mut places = self.places(key);
+        let (index, slot) = places.find(|(_, slot)| slot.load(Ordering::Acquire) == key)?;
+        Some((index, slot, self.facts.get(index)?))
+    }
+
+    /// Takes a free slot, fills it, and shows it.
+    fn insert(&self, key: u64, fill: impl FnOnce(&Facts)) -> Option<&Facts> {
+        let free = |slot: &AtomicU64| slot.load(Ordering::Relaxed) == 0;
+        let win =
+            |slot: &AtomicU64| slot.compare_exchange(0, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        let place = self.places(key).find(|(_, slot)| free(slot) && win(slot));
+        let Some((index, slot)) = place else {
+            self.unknown.fetch_add(1, Ordering::Relaxed);
+            return None;
+        };
+        let facts = self.facts.get(index)?;
+        facts.told.store((facts.told.load(Ordering::Relaxed) >> 32).wrapping_add(1) << 32, Ordering::Relaxed);
+        facts.maps.store(0, Ordering::Relaxed);
+        fill(facts);
+        self.known.fetch_add(1, Ordering::Relaxed);
+        // SYNC: the facts are whole for whoever sees the key.
+        slot.store(key, Ordering::Release);
+        // SYNC: either the session that begins now sees the key, or the caller sees that session.
+        fence(Ordering::SeqCst);
+        Some(facts)
+    }
+
+    /// Makes the slot free; the session that was told of it. `None` if another thread did so first.
+    fn remove(&self, key: u64, slot: &AtomicU64, facts: &Facts) -> Option<u32> {
+        slot.compare_exchange(key, TAKEN, Ordering::AcqRel, Ordering::Relaxed).ok()?;
+        let before = facts
+            .told
+            .swap((facts.told.load(Ordering::Relaxed) >> 32).wrapping_add(1) << 32, Ordering::AcqRel);
+        self.known.fetch_sub(1, Ordering::Relaxed);
+        slot.store(0, Ordering::Release);
+        Some(before as u32)
+    }
+
+    fn call_of(&self, key: u64, facts: &Facts) -> Call {
+        let word = facts.call.load(Ordering::Relaxed);
+        let name = key & ((1 << 56) - 1);
+        let class = key >> 56;
+        let is_handle = [Class::Physical, Class::Released, Class::Pool, Class::Context, Class::Array]
+            .iter()
+            .any(|it| *it as u64 == class);
+        let is_physical = class == Class::Physical as u64 || class == Class::Released as u64;
+        let handle = facts.handle.load(Ordering::Relaxed);
+        Call {
+            api: word as u16,
+            action: (word >> 16) as u8,
+            device: (word >> 24) as i8,
+            flags: (word >> 32) as u32,
+            addr: if is_handle { 0 } else { name },
+            bytes: facts.bytes.load(Ordering::Relaxed),
+            stream: if is_physical { 0 } else { facts.stream.load(Ordering::Relaxed) },
+            handle: if is_handle { name } else { handle },
+            extra: facts.extra.load(Ordering::Relaxed),
+            ..Call::default()
+        }
+    }
+}
+
+/// Remembers what a call gave out, unless it failed or became part of a graph. The session that knows it already; 0 none.
+#[cold]
+pub(crate) fn note(call: &Call, at: Ticks, session: u32) -> Option<Noted> {
+    let table = table()?;
+    let class = given(Action::from_raw(call.action)?)?;
+    if call.result != 0 || call.flags & Call::CAPTURED != 0 {
+        return None;
+    }
+    let name = match class {
+        Class::Physical | Class::Pool | Class::Context | Class::Array => call.handle,
+        _ => call.addr,
+    };
+    let key = key_of(class, name);
+    // A primary context is given out again and again.
+    if name == 0 || (class == Class::Context && table.find(key).is_some()) {
+        return None;
+    }
+    if class == Class::Map
+        && let Some((_, _, physical)) = table.find(key_of(Class::Physical, call.handle))
+    {
+        physical.maps.fetch_add(1, Ordering::Relaxed);
+    }
+    let word = u64::from(call.api)
+        | u64::from(call.action) << 16
+        | u64::from(call.device as u8) << 24
+        | u64::from(call.flags) << 32;
+    let facts = table.insert(key, |facts| {
+        facts.at.store(at.0, Ordering::Relaxed);
+        facts.call.store(word, Ordering::Relaxed);
+        facts.bytes.store(call.bytes, Ordering::Relaxed);
+        facts.stream.store(call.stream, Ordering::Relaxed);
+        facts.handle.store(call.handle, Ordering::Relaxed);
+        facts.extra.store(call.extra, Ordering::Relaxed);
+        facts.told.fetch_or(session.into(), Ordering::Relaxed);
+    })?;
+    Some(Noted(facts))
+}
+
+/// What was just remembered.
+pub(crate) struct Noted(&'static Facts);
+
+impl Noted {
+    /// Whether the session that has begun meanwhile must still be told, by the caller.
+    pub(crate) fn is_mine_to_tell(&self, session: u32) -> bool {
+        let now = self.0.told.load(Ordering::Acquire);
+        let told = now >> 32 << 32 | u64::from(session);
+        now as u32 != session
+            && self.0.told.compare_exchange(now, told, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+}
+
+/// Forgets what a call takes back: the session that was told of it last, 0 none. `None` if it was not known. From then on no session
+/// is told, so the caller looks for the session only after this.
+#[cold]
+pub(crate) fn forget(call: &Call, at: Ticks) -> Option<u32> {
+    let table = table()?;
+    let class = Action::from_raw(call.action).and_then(taken)?;
+    if class == Class::Map {
+        return unmap(table, call.addr, call.bytes);
+    }
+    let name = match class {
+        Class::Physical | Class::Pool | Class::Context | Class::Array => call.handle,
+        _ => call.addr,
+    };
+    let key = key_of(class, name);
+    let (_, slot, facts) = table.find(key)?;
+    if class == Class::Physical && facts.maps.load(Ordering::Relaxed) != 0 {
+        facts.stream.store(at.0, Ordering::Relaxed);
+        let told = facts.told.load(Ordering::Relaxed) as u32;
+        // Its slot stays: both names have the same buckets only by chance, so it is moved.
+        let (bytes, word, since) = (
+            facts.bytes.load(Ordering::Relaxed),
+            facts.call.load(Ordering::Relaxed),
+            facts.at.load(Ordering::Relaxed),
+        );
+        let maps = facts.maps.load(Ordering::Relaxed);
+        if table.remove(key, slot, facts).is_some() {
+            table.insert(key_of(Class::Released, name), |to| {
+                to.at.store(since, Ordering::Relaxed);
+                to.call.store(word, Ordering::Relaxed);
+                to.bytes.store(bytes, Ordering::Relaxed);
+                to.stream.store(at.0, Ordering::Relaxed);
+                to.maps.store(maps, Ordering::Relaxed);
+                to.told.fetch_or(told.into(), Ordering::Relaxed);
+            });
+        }
+        return Some(told);
+    }
+    table.remove(key, slot, facts)
+}
+
+/// One call may take back several maps that lie behind one another.
+fn unmap(table: &Table, addr: u64, bytes: u64) -> Option<u32> {
+    let (mut at, mut newest, mut n) = (addr, Some(0), 0);
+    while at < addr.saturating_add(bytes) {
+        let key = key_of(Class::Map, at);
+        let Some((_, slot, facts)) = table.find(key) else { break };
+        n += 1;
+        let (length, handle) = (facts.bytes.load(Ordering::Relaxed), facts.handle.load(Ordering::Relaxed));
+        newest = newest.zip(table.remove(key, slot, facts)).map(|(newest, told)| told.max(newest));
+        let physical = table.find(key_of(Class::Physical, handle));
+        let released = || table.find(key_of(Class::Released, handle));
+        if let Some((_, _, physical)) = physical {
+            let _ =
+                physical.maps.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |maps| maps.checked_sub(1));
+        } else if let Some((_, slot, physical)) = released()
+            && physical.maps.fetch_sub(1, Ordering::Relaxed) <= 1
+        {
+            table.remove(key_of(Class::Released, handle), slot, physical);
+        }
+        at = at.saturating_add(length.max(1));
+    }
+    newest.filter(|_| n != 0)
+}
+
+/// Remembers a block of PyTorch's.
+pub(crate) fn block_given(record: &BlockAlloc, at: Ticks, session: u32) -> Option<Noted> {
+    let table = table()?;
+    let facts = table.insert(key_of(Class::Block, record.addr), |facts| {
+        facts.at.store(at.0, Ordering::Relaxed);
+        facts.bytes.store(record.device_bytes, Ordering::Relaxed);
+        facts.stream.store(record.stream, Ordering::Relaxed);
+        facts.handle.store(record.requested, Ordering::Relaxed);
+        facts.told.fetch_or(session.into(), Ordering::Relaxed);
+    })?;
+    Some(Noted(facts))
+}
+
+/// Forgets one; as [`forget`].
+pub(crate) fn block_taken(addr: u64) -> Option<u32> {
+    let table = table()?;
+    let key = key_of(Class::Block, addr);
+    let (_, slot, facts) = table.find(key)?;
+    table.remove(key, slot, facts)
+}
+
+/// Tells a session that has just begun of everything, in the order in which it was given out; how many.
+pub(crate) fn tell(producer: &mut Producer, session: u32) -> u64 {
+    let Some(table) = table() else { return 0 };
+    // SYNC: either the session that begins now sees the key, or the caller sees that session.
+    fence(Ordering::SeqCst);
+    let bytes = SLOTS * BUCKETS * size_of::<(u64, u64)>();
+    let Some(room) = kernel::map_private(bytes) else { return 0 };
+    // SAFETY: the pages were just made, are aligned, and all zeros are a value.
+    let order = unsafe { core::slice::from_raw_parts_mut(room.cast::<(u64, u64)>(), SLOTS * BUCKETS) };
+    let keys = table.keys.iter().flatten().zip(&table.facts).enumerate();
+    let live = keys.filter(|(_, (key, _))| key.load(Ordering::Acquire) > TAKEN);
+    let mut n = 0;
+    for (to, (index, (_, facts))) in order.iter_mut().zip(live) {
+        *to = (facts.at.load(Ordering::Relaxed), index as u64);
+        n += 1;
+    }
+    let order = order.get_mut(..n).unwrap_or_default();
+    order.sort_unstable();
+    let (mut told, mut reserved, mut allocated) = (0, [0_u64; 256], [0_u64; 256]);
+    for (_, index) in order.iter() {
+        let index = *index as usize;
+        let slot = table.keys.get(index / SLOTS).and_then(|slots| slots.get(index % SLOTS));
+        let Some((slot, facts)) = slot.zip(table.facts.get(index)) else { continue };
+        let key = slot.load(Ordering::Acquire);
+        if key <= TAKEN {
+            continue;
+        }
+        let before = facts.told.load(Ordering::Acquire);
+        let (call, at) = (table.call_of(key, facts), facts.at.load(Ordering::Relaxed));
+        let now = before >> 32 << 32 | u64::from(session);
+        // Another thread takes it back just now, or has told it.
+        let is_same = before as u32 != session && slot.load(Ordering::Acquire) == key;
+        if !is_same || facts.told.compare_exchange(before, now, Ordering::AcqRel, Ordering::Relaxed).is_err()
+        {
+            continue;
+        }
+        told += 1;
+        if key >> 56 != Class::Block as u64 {
+            if call.flags & Call::IN_ALLOCATE != 0
+                && (call.action == Action::Alloc as u8 || call.action == Action::Map as u8)
+                && let Some(total) = reserved.get_mut(usize::from(call.device as u8))
+            {
+                *total = total.wrapping_add(call.bytes);
+            }
+            producer.push_call(Ticks(at), &call);
+            continue;
+        }
+        let device = call.bytes >> 56;
+        let total = allocated.get_mut(device as usize);
+        let total = total.map_or(UNKNOWN, |total| {
+            *total = total.wrapping_add(call.bytes & ((1 << 56) - 1));
+            *total
+        });
+        let record = BlockAlloc {
+            addr: key & ((1 << 56) - 1),
+            device_bytes: pack_device(device as i8, call.bytes & ((1 << 56) - 1)),
+            requested: call.handle,
+            stream: call.stream,
+            allocated: total,
+            reserved: reserved.get(device as usize).copied().unwrap_or_default(),
+            stack: 0,
+        };
+        producer.push_brief(Ticks(at), 0, &record);
+    }
+    // What is still mapped was there to be mapped, and is given back now, as far as anybody can tell.
+    for (_, index) in order.iter() {
+        let slot =
+            table.keys.get(*index as usize / SLOTS).and_then(|slots| slots.get(*index as usize % SLOTS));
+        let key = slot.map_or(0, |slot| slot.load(Ordering::Acquire));
+        let handle = key & ((1 << 56) - 1);
+        if key >> 56 == Class::Released as u64 && table.find(key_of(Class::Physical, handle)).is_none() {
+            let call = Call { action: Action::Release as u8, handle, device: -1, ..Call::default() };
+            producer.push_call(producer.now(), &call);
+        }
+    }
+    // SAFETY: nobody else has seen this mapping.
+    unsafe { kernel::unmap(room, bytes) };
+    told
+}

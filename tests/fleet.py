@@ -1,0 +1,65 @@
+"""A job of many ranks: made rank by rank, reduced, joined from its summaries, and its planted faults named.
+
+    python3 tests/fleet.py RELEASE RANKS EVENTS
+
+RELEASE is the folder of `gputrace` and `examples/ranks`. Needs room for a few traces and all summaries, in a folder that goes away.
+The middle rank skips a collective, the one after calls one with another count. Figures are printed; a fault that is not named, or a
+join whose answer is not that of the traces (where these are few), is an error.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+
+BATCH = 16
+# Ranks whose traces are kept, to compare the answers.
+FEW = 64
+
+
+def run(*command):
+    """What a program says, and what it took: seconds of a processor, seconds, most memory in KiB of all until now."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return said, seconds, time.monotonic() - began, after.ru_maxrss
+
+
+def main():
+    release, ranks, events = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    gputrace, generator = f"{release}/gputrace", f"{release}/examples/ranks"
+    with tempfile.TemporaryDirectory() as folder:
+        traces, summaries = f"{folder}/traces", f"{folder}/summaries"
+        spent, most = 0, 0
+        for first in range(0, ranks, BATCH):
+            last = min(first + BATCH, ranks) - 1
+            run(generator, traces, str(ranks), str(events), str(first), str(last))
+            for rank in range(first, last + 1):
+                trace = f"{traces}/rank{rank}.gtr"
+                _, seconds, _, memory = run(gputrace, "reduce", "-o", summaries, trace)
+                spent, most = spent + seconds, max(most, memory)
+                if ranks > FEW:
+                    os.remove(trace)
+        sizes = [entry.stat().st_size for entry in os.scandir(summaries)]
+        print(f"reduce: {ranks * events / spent / 1e6:.2f} M events/s of a processor, at most {most >> 10} MiB, "
+              f"summaries of {sum(sizes) / len(sizes) / 1e3:.0f} kB")
+        said, seconds, passed, memory = run(gputrace, "ranks", "--json", summaries)
+        print(f"join: {passed:.1f} s ({seconds:.1f} s of processors), at most {memory >> 10} MiB with those before")
+        if ranks <= FEW:
+            assert run(gputrace, "ranks", "--json", traces)[0] == said, "the summaries say something else than the traces"
+        job, = json.loads(said)["jobs"]
+        blamed = {rank for finding in job["findings"] for rank in finding["ranks"]}
+        planted = {ranks // 2, ranks // 2 + 1}
+        print("named:", sorted(blamed), "of", sorted(planted))
+        assert blamed == planted, job["findings"]
+        os.remove(min(entry.path for entry in os.scandir(summaries)))
+        job, = json.loads(run(gputrace, "ranks", "--json", summaries)[0])["jobs"]
+        assert job["missing"] == [0], job["missing"]
+        print("a rank without a summary is named")
+
+
+main()
