@@ -62,6 +62,11 @@ impl Lane {
         unsafe { self.all().producer.assume_init_mut() }
     }
 
+    /// Which session it writes to; another may have begun since.
+    pub(crate) fn session(&self) -> u64 {
+        self.tls.generation.get()
+    }
+
     /// The thread's other memory.
     pub(crate) fn state(&mut self) -> &mut Rest {
         &mut self.all().rest

@@ -62,12 +62,15 @@ pub(crate) fn acquire(
     let lane = lanes::lane(start);
     let mut noted = None;
     if ledger::is_kept() && ledger::given(action).is_some() {
-        let session = if lane.is_some() { session::generation() as u32 } else { 0 };
+        let session = lane.as_ref().map_or(0, |lane| lane.session() as u32);
         noted = draft.note(end, session);
     }
     // Where a session has begun meanwhile, one of us tells it.
-    let again = |noted: &Noted| session::is_live() && noted.is_mine_to_tell(session::generation() as u32);
-    let lane = lane.or_else(|| noted.as_ref().is_some_and(again).then(|| lanes::lane(Start::OnlyIfLive))?);
+    let begun = |noted: Noted| {
+        let lane = lanes::lane(Start::OnlyIfLive)?;
+        noted.is_mine_to_tell(lane.session() as u32).then_some(lane)
+    };
+    let lane = lane.or_else(|| noted.and_then(begun));
     let Some(mut lane) = lane else { return result };
     draft.call.duration = u32::try_from(end.0.saturating_sub(begin.0)).unwrap_or(u32::MAX);
     if result == 0 && makes_mappings(action) {
@@ -103,7 +106,7 @@ pub(crate) fn release(
     let told = if is_kept { ledger::forget(&draft.call, session::now()) } else { None };
     let Some(mut lane) = early.or_else(|| lanes::lane(Start::OnlyIfLive)) else { return run() };
     // A session that was never told of it needs no word of its end.
-    if told.is_some_and(|told| told != session::generation() as u32) {
+    if told.is_some_and(|told| told != lane.session() as u32) {
         drop(lane);
         return run();
     }

@@ -310,7 +310,7 @@ fn block_allocated(addr: u64, bytes: u64, allocated: u64, reserved: u64, device:
         stack,
     };
     if ledger::is_kept() {
-        let _ = ledger::block_given(&record, at, session::generation() as u32);
+        let _ = ledger::block_given(&record, at, lane.session() as u32);
     }
     lane.producer().push_brief(at, 0, &record);
 }
@@ -331,9 +331,8 @@ fn remember(addr: u64, bytes: u64, device: i8) {
     };
     let noted = ledger::block_given(&record, session::now(), 0);
     if let Some(noted) = noted
-        && session::is_live()
-        && noted.is_mine_to_tell(session::generation() as u32)
         && let Some(mut lane) = lanes::lane(Start::OnlyIfLive)
+        && noted.is_mine_to_tell(lane.session() as u32)
     {
         let at = session::now();
         lane.producer().push_brief(at, 0, &record);
@@ -345,7 +344,7 @@ fn block_freed(addr: u64, bytes: u64, allocated: u64, reserved: u64, device: i8)
     let told = if ledger::is_kept() { ledger::block_taken(addr) } else { None };
     let Some(mut lane) = lanes::lane(Start::OnlyIfLive) else { return };
     // A session that was never told of it needs no word of its end.
-    if told.is_some_and(|told| told != session::generation() as u32) {
+    if told.is_some_and(|told| told != lane.session() as u32) {
         return;
     }
     let tls = tls::here();
