@@ -1,6 +1,6 @@
 // check.mjs CONSUMER FILE SUMMARY FOLDER: as check.py, for consumers in JavaScript.
 import {spawn, spawnSync} from 'node:child_process';
-import {existsSync, mkdtempSync, readFileSync, readdirSync, rmSync} from 'node:fs';
+import {closeSync, existsSync, mkdtempSync, openSync, readFileSync, readdirSync, rmSync} from 'node:fs';
 import {createRequire} from 'node:module';
 import {tmpdir} from 'node:os';
 import {pathToFileURL} from 'node:url';
@@ -30,6 +30,35 @@ function isAlive({pid}) {
   } catch {
     return false;
   }
+}
+
+// What the Firefox Profiler's program knows of the first counter, asked of a server of our own. `load` would give that process half
+// a second to start, however busy the machine is.
+function askProfiler(program) {
+  const home = mkdtempSync(`${tmpdir()}/gputrace-profiler.`);
+  const options = {env: {...process.env, HOME: home}, encoding: 'utf8'};
+  const log = openSync(`${home}/server.log`, 'w');
+  const server = spawn(process.execPath, [program, '--daemon', file, '--session', 'gputrace'], {...options, stdio: ['ignore', log, log]});
+  const patience = Date.now() + 120_000;
+  const isWaiting = () => isAlive(server) && Date.now() < patience;
+  const said = `${home}/.profiler-cli/gputrace.json`;
+  try {
+    while (!existsSync(said) && isWaiting()) pause(50);
+    let told;
+    do {
+      pause(100);
+      told = spawnSync(process.execPath, [program, 'counter', 'info', 'c-0', '--json', '--session', 'gputrace'], options);
+    } while (told.status !== 0 && existsSync(said) && isWaiting());
+    return {...told, log: readFileSync(`${home}/server.log`, 'utf8')};
+  } finally {
+    server.kill('SIGKILL');
+    closeSync(log);
+    rmSync(home, {recursive: true, force: true});
+  }
+}
+
+function pause(milliseconds) {
+  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, milliseconds);
 }
 
 const consumers = {
@@ -68,21 +97,11 @@ const consumers = {
     if (!existsSync(program)) skip('@firefox-devtools/profiler-cli is not installed (tests/consumers/setup.sh)');
     const [major] = process.versions.node.split('.');
     if (Number(major) < 20) skip(`@firefox-devtools/profiler-cli needs Node.js 20, this is ${process.version}`);
-    const home = mkdtempSync(`${tmpdir()}/gputrace-profiler.`);
-    const options = {env: {...process.env, HOME: home}, encoding: 'utf8'};
-    // `load` would give that process half a second to start, however busy the machine is.
-    const server = spawn(process.execPath, [program, '--daemon', file, '--session', 'gputrace'], {...options, stdio: 'ignore'});
-    let told;
-    try {
-      const patience = Date.now() + 120_000;
-      do {
-        told = spawnSync(process.execPath, [program, 'counter', 'info', 'c-0', '--json', '--session', 'gputrace'], options);
-      } while (told.status !== 0 && isAlive(server) && Date.now() < patience);
-    } finally {
-      server.kill('SIGKILL');
-      rmSync(home, {recursive: true, force: true});
-    }
-    if (told.status !== 0) throw new Error(`counter info: ${told.stdout}${told.stderr}`);
+    // A client that meets a server too early may take away the server's files, and nobody reaches it any more: it is asked when it has
+    // said that it listens, and one that is lost is replaced.
+    let told = {status: 1};
+    for (let tries = 0; tries < 4 && told.status !== 0; tries += 1) told = askProfiler(program);
+    if (told.status !== 0) throw new Error(`counter info: ${told.stdout}${told.stderr}; the server's words: ${told.log}`);
     const range = JSON.parse(told.stdout).stats.find(({source}) => source === 'count-range');
     same('range of the memory track', range?.value, device.driver.peak_bytes);
   },
