@@ -4,7 +4,7 @@ RELEASE := target/release
 # What installs comes before what builds; cargo uses all processors by itself.
 .NOTPARALLEL:
 
-.PHONY: help setup build demo test check page browser pictures deny fmt bench bench-leaks oracle names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet
+.PHONY: help setup build demo test lint check page browser pictures deny fmt bench bench-leaks oracle names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -27,11 +27,12 @@ test: setup build ## Run every test that needs no GPU
 torture: build ## Kill, starve and corner recorded programs for minutes: they end as they do alone
 	GPUTRACE_TORTURE=long cargo test -p gputrace-tests --test torture -- --nocapture
 
-check: ## What CI runs: format, lints, tests, docs
+lint: setup ## Hold format, lints and documentation
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
-	$(MAKE) test
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+
+check: lint test ## What CI runs first: format, lints, docs, tests
 
 # Needs npm. What comes of it is committed, so that building gputrace needs neither: `tests/page.rs` holds it against the sources.
 page: ## Build the code of `gputrace html`'s page from page/, after its own tests
