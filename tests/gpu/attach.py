@@ -1,0 +1,255 @@
+#!/usr/bin/env python3
+"""Attaches to programs that run already, and holds what the trace says from then on against a trace of the same run that began with it.
+
+usage: attach.py FOLDER [WORK]
+
+FOLDER has `gputrace` and `libgputrace.so`. WORK keeps programs and traces (default: a temporary folder). Needs a GPU; PyTorch, JAX and
+CuPy as far as they are there. Each program works, waits until somebody has attached, works on (ten instants at which it asks its own
+allocator), waits until somebody has detached, and works on. Checked: it prints the same as alone; the events between two marks
+are those of the same program under `gputrace record`, and so are the running totals after each of them; PyTorch's reserved and
+allocated bytes at the instants, to the byte; `report`, `leaks`, `oom`, `tune` answer. MODES=asleep,late: a library that sleeps
+(`GPUTRACE=dormant`), and none at all (there the totals before are not known and not compared). One line a check, PASS, FAIL, SKIP or INFO;
+exit status 0 only without FAIL. Some three minutes. ONLY=torch,jax picks programs. LAUNCHER runs them under something else.
+"""
+import glob, importlib.util, json, os, shlex, signal, subprocess, sys, tempfile, time
+
+FOLDER = os.path.abspath(sys.argv[1])
+GPUTRACE = os.path.join(FOLDER, "gputrace")
+WORK = os.path.abspath(sys.argv[2]) if len(sys.argv) > 2 else tempfile.mkdtemp()
+LAUNCHER = shlex.split(os.environ.get("LAUNCHER", ""))
+MODES = os.environ.get("MODES", "asleep,late").split(",")
+# Bytes of the two blocks between which traces are compared; no other request of a program has these sizes.
+BEGIN, END = 12_345_344, 23_456_768
+PATIENCE = 120
+failed = 0
+
+COMMON = """
+import json, os, sys, time
+folder = sys.argv[1]
+def path(name): return os.path.join(folder, name)
+def meet(said, awaited, idle):
+    open(path(said), "w").close()
+    while not os.path.exists(path(awaited)): idle(); time.sleep(0.002)
+instants = []
+def finish(result):
+    json.dump({"instants": instants, "result": result}, open(path("noted.json"), "w"))
+"""
+TORCH = """
+import torch
+torch.manual_seed(0)
+device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+torch.cuda.set_device(device)
+def mark(size): torch.empty(size, dtype=torch.uint8, device=device)
+def idle(): torch.empty(1000, device=device); torch.cuda.synchronize()
+def instant():
+    torch.cuda.synchronize()
+    instants.append((time.monotonic_ns(), torch.cuda.memory_reserved(), torch.cuda.memory_allocated()))
+    torch.cuda.synchronize()
+def work(steps, noting):
+    for n in range(steps):
+        x = torch.randn(64 + 32 * (n % 7), 1024, device=device)
+        optimizer.zero_grad(set_to_none=True); loss = model(x).square().mean(); loss.backward(); optimizer.step()
+        if n % 3 == 1: kept.append(torch.empty((n + 1) << 20, dtype=torch.uint8, device=device))
+        if n % 5 == 4: kept.clear(); torch.cuda.empty_cache()
+        if noting and n % 3 == 0 and len(instants) < 10: instant()
+    return float(loss)
+model = torch.nn.Sequential(*[layer for _ in range(6) for layer in (torch.nn.Linear(1024, 1024), torch.nn.GELU())]).to(device)
+kept = []
+"""
+TORCH_RUN = """
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+results = [work(12, False)]
+meet("ready", "go", idle); mark(%d); results.append(work(31, True)); mark(%d); meet("done", "out", idle); results.append(work(5, False))
+finish(results)
+""" % (BEGIN, END)
+
+# Name, what must be installed, further variables, program.
+PROGRAMS = {
+    "driver": ("ctypes", {}, COMMON + """
+import ctypes as c
+cuda = c.CDLL("libcuda.so.1")
+def ok(result):
+    if result: sys.exit(f"CUDA {result}")
+def take(size):
+    address = c.c_ulonglong(); ok(cuda.cuMemAlloc_v2(c.byref(address), c.c_size_t(size)))
+    return address
+def give(address): ok(cuda.cuMemFree_v2(address))
+context = c.c_void_p()
+ok(cuda.cuInit(0)); ok(cuda.cuDevicePrimaryCtxRetain(c.byref(context), 0)); ok(cuda.cuCtxSetCurrent(context))
+def mark(size): give(take(size))
+def idle(): give(take(4096))
+def work(steps):
+    for n in range(steps):
+        kept.append(take((n + 1) << 16)); give(take(1 << 20))
+        if n %% 5 == 4: give(kept.pop(0))
+kept = []
+work(20); meet("ready", "go", idle); mark(%d); work(40); mark(%d); meet("done", "out", idle); work(5)
+finish(len(kept))
+""" % (BEGIN, END)),
+    "torch": ("torch", {}, COMMON + TORCH + TORCH_RUN),
+    "expandable": ("torch", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, COMMON + TORCH + TORCH_RUN),
+    "ddp": ("torch", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29733", "RANK": "0", "WORLD_SIZE": "1"}, COMMON + TORCH + """
+import torch.distributed as dist
+dist.init_process_group("nccl", device_id=device)
+model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device.index])
+""" + TORCH_RUN),
+    "jax": ("jax", {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, COMMON + """
+import jax, jax.numpy as jnp, numpy as np
+@jax.jit
+def step(w, x): return w + 0.01 * jnp.tanh(x @ w).T @ x
+def mark(size): jax.device_put(np.zeros(size, np.uint8)).block_until_ready()
+def idle(): jax.device_put(np.zeros(1000, np.float32)).block_until_ready()
+def work(steps, w):
+    for n in range(steps):
+        w = step(w, jax.device_put(np.full((256, 1024), 0.001 * n, np.float32))); w.block_until_ready()
+        if n %% 4 == 1: kept.append(jax.device_put(np.zeros((n + 1) << 20, np.uint8))); kept[-1].block_until_ready()
+        if n %% 9 == 8: kept.clear()
+    return w
+kept = []
+w = work(6, jnp.eye(1024))
+meet("ready", "go", idle); mark(%d); w = work(30, w); mark(%d); meet("done", "out", idle); w = work(3, w)
+finish(float(w.sum()))
+""" % (BEGIN, END)),
+    "cupy": ("cupy", {}, COMMON + """
+import cupy
+def mark(size): cupy.empty(size, dtype=cupy.uint8); cupy.get_default_memory_pool().free_all_blocks()
+def idle(): cupy.zeros(1000).sum(); cupy.cuda.Device().synchronize()
+def work(steps):
+    total = 0.0
+    for n in range(steps):
+        a = cupy.ones((n %% 5 + 1, 1 << 20), dtype=cupy.float32); total += float((a * 2).sum())
+        if n %% 3 == 1: kept.append(cupy.zeros((n + 1) << 18))
+        if n %% 7 == 6: kept.clear(); cupy.get_default_memory_pool().free_all_blocks()
+    return total
+kept = []
+results = [work(8)]
+meet("ready", "go", idle); mark(%d); results.append(work(30)); mark(%d); meet("done", "out", idle); results.append(work(3))
+finish(results)
+""" % (BEGIN, END)),
+}
+
+
+def say(verdict, what, detail=""):
+    global failed
+    failed += verdict == "FAIL"
+    print(f"{verdict}  {what}{': ' if detail else ''}{detail}", flush=True)
+
+
+def check(good, what, detail=""):
+    say("PASS" if good else "FAIL", what, "" if good else detail)
+
+
+def verb(*arguments):
+    return subprocess.run([GPUTRACE, *arguments], capture_output=True, text=True, timeout=PATIENCE)
+
+
+def wait_for(path, program):
+    end = time.time() + PATIENCE
+    while not os.path.exists(path):
+        if program.poll() is not None or time.time() > end: return False
+        time.sleep(0.002)
+    return True
+
+
+def run(name, mode):
+    """The folder of one run, or None; `mode` is how it is recorded: alone, record, asleep or late."""
+    _, variables, text = PROGRAMS[name]
+    folder = tempfile.mkdtemp(prefix=f"{name}.{mode}.", dir=WORK)
+    program_file, trace = os.path.join(folder, "program.py"), os.path.join(folder, "trace.gtr")
+    with open(program_file, "w") as out: out.write(text)
+    environment = dict(os.environ, **variables)
+    if mode == "asleep": environment.update(LD_PRELOAD=os.path.join(FOLDER, "libgputrace.so"), GPUTRACE="dormant")
+    command = [*LAUNCHER, *([GPUTRACE, "record", "-o", trace, "--"] if mode == "record" else []), sys.executable, program_file, folder]
+    with open(os.path.join(folder, "said"), "w") as said:
+        program = subprocess.Popen(command, env=environment, stdout=said, stderr=said)
+    try:
+        if not wait_for(os.path.join(folder, "ready"), program):
+            say("FAIL", f"{name}, {mode}: gets ready", open(os.path.join(folder, "said")).read()[-400:])
+            return None
+        # In turn with `record`, whose program may be a child.
+        number = program.pid
+        if mode in ("asleep", "late"):
+            began = time.time()
+            answer = verb("attach", "-o", trace, str(number))
+            took = time.time() - began
+            if answer.returncode:
+                say("FAIL", f"{name}, {mode}: attach", (answer.stdout + answer.stderr)[-600:])
+            else:
+                say("INFO", f"{name}, {mode}: attached in {took * 1000:.0f} ms", (answer.stdout + answer.stderr).strip()[-300:])
+        open(os.path.join(folder, "go"), "w").close()
+        if not wait_for(os.path.join(folder, "done"), program):
+            say("FAIL", f"{name}, {mode}: works on", open(os.path.join(folder, "said")).read()[-400:])
+            return None
+        if mode in ("asleep", "late"):
+            answer = verb("detach", str(number))
+            check(answer.returncode == 0, f"{name}, {mode}: detach", (answer.stdout + answer.stderr)[-400:])
+        open(os.path.join(folder, "out"), "w").close()
+        program.wait(PATIENCE)
+        check(program.returncode == 0, f"{name}, {mode}: ends with 0", f"{program.returncode}: {open(os.path.join(folder, 'said')).read()[-400:]}")
+    finally:
+        if program.poll() is None: program.send_signal(signal.SIGKILL)
+    return folder
+
+
+def events(trace):
+    """All events as dictionaries, and those between the two marks."""
+    lines = [json.loads(line) for line in verb("export", "--format", "jsonl", trace).stdout.splitlines()]
+    first = [n for n, line in enumerate(lines) if BEGIN in (line.get("bytes"), line.get("requested_bytes"))]
+    last = [n for n, line in enumerate(lines) if END in (line.get("bytes"), line.get("requested_bytes"))]
+    return lines, lines[first[0]:last[0] + 1] if first and last else None
+
+
+def essence(line, totals):
+    names = ["action", "kind", "device", "bytes", "requested_bytes"]
+    if totals: names += ["device_bytes", "torch_allocated_bytes", "torch_reserved_bytes"]
+    return tuple(line.get(name) for name in names)
+
+
+def instants_equal(name, mode, trace, lines, noted):
+    start = json.loads(verb("summary", "--json", trace).stdout)["processes"][0]["start_ns"]
+    wrong = []
+    for time_ns, reserved, allocated in noted:
+        before = [line for line in lines if line["time_ns"] + start <= time_ns and "torch_reserved_bytes" in line]
+        ours = (before[-1]["torch_reserved_bytes"], before[-1]["torch_allocated_bytes"]) if before else None
+        if ours != (reserved, allocated): wrong.append(f"PyTorch {reserved}, {allocated}, gputrace {ours}")
+    check(len(noted) == 10 and not wrong, f"{name}, {mode}: reserved and allocated bytes at {len(noted)} instants equal PyTorch's", " | ".join(wrong[:3]))
+
+
+def compared(name, mode, folder, control, alone):
+    trace = os.path.join(folder, "trace.gtr")
+    if not os.path.exists(trace): return say("FAIL", f"{name}, {mode}: a trace")
+    with open(os.path.join(folder, "noted.json")) as file: noted = json.load(file)
+    check(noted["result"] == alone["result"], f"{name}, {mode}: the same results as alone", f"{noted['result']} {alone['result']}")
+    lines, ours = events(trace)
+    _, theirs = events(os.path.join(control, "trace.gtr"))
+    if not ours or not theirs: return say("FAIL", f"{name}, {mode}: both marks are in the traces", f"{bool(ours)} {bool(theirs)}; {len(lines)} events")
+    for totals in (False, True) if mode == "asleep" else (False,):
+        a, b = ([essence(line, totals) for line in part] for part in (ours, theirs))
+        unlike = next((n for n, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+        what = "events and running totals" if totals else "events"
+        check(a == b, f"{name}, {mode}: {len(a)} {what} are those of the run under record", f"{len(b)} there; from {unlike}: {a[unlike:unlike + 2]} {b[unlike:unlike + 2]}")
+    if noted["instants"] and mode == "asleep": instants_equal(name, mode, trace, lines, noted["instants"])
+    for question in ("report", "leaks", "oom", "tune"):
+        answer = verb(question, trace)
+        check(answer.returncode in (0, 2) and answer.stdout + answer.stderr, f"{name}, {mode}: {question} answers ({answer.returncode})", answer.stderr[-300:])
+    report = verb("report", trace).stdout
+    say("INFO", f"{name}, {mode}: report begins", " / ".join(report.splitlines()[:7]))
+    check("attach" in report, f"{name}, {mode}: report says since when it knows", report[:600])
+
+
+def main():
+    os.makedirs(WORK, exist_ok=True)
+    for name in os.environ.get("ONLY", ",".join(PROGRAMS)).split(","):
+        if importlib.util.find_spec(PROGRAMS[name][0]) is None:
+            say("SKIP", name, f"no {PROGRAMS[name][0]}")
+            continue
+        alone, control = run(name, "alone"), run(name, "record")
+        if not alone or not control: continue
+        with open(os.path.join(alone, "noted.json")) as file: noted = json.load(file)
+        for mode in MODES:
+            folder = run(name, mode)
+            if folder: compared(name, mode, folder, control, noted)
+    sys.exit(1 if failed else 0)
+
+
+main()
