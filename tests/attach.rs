@@ -109,11 +109,23 @@ fn check(path: &Path) -> bool {
         return false;
     }
     let (mut live, mut kept) = (HashSet::new(), HashSet::new());
+    // What the trace says of an address, for whoever has to find out why.
+    let history = |addr: u64| {
+        let of_it =
+            trace.events().filter(|event| matches!(&event.kind, EventKind::Call(call) if call.addr == addr));
+        of_it.map(|event| format!("\n{event:?}")).collect::<String>()
+    };
     for event in trace.events() {
         let EventKind::Call(call) = event.kind else { continue };
         match call.action {
             Action::Alloc if call.result == Some(0) => {
-                assert!(live.insert(call.addr), "{:#x} is given out twice in {}", call.addr, path.display());
+                assert!(
+                    live.insert(call.addr),
+                    "{:#x} is given out twice in {}:{}",
+                    call.addr,
+                    path.display(),
+                    history(call.addr)
+                );
                 if call.bytes.0 == 1 << 20 {
                     kept.insert(call.addr);
                 }
@@ -121,9 +133,10 @@ fn check(path: &Path) -> bool {
             Action::Free => {
                 assert!(
                     live.remove(&call.addr),
-                    "{:#x} is taken back unseen in {}",
+                    "{:#x} is taken back unseen in {}:{}",
                     call.addr,
-                    path.display()
+                    path.display(),
+                    history(call.addr)
                 );
                 kept.remove(&call.addr);
             }

@@ -613,6 +613,7 @@ impl<'a> Recorder<'a> {
                 self.drain.pass(&mut found);
                 // A chunk may have hidden a later one of its thread.
                 self.drain.pass(&mut found);
+                self.drain.close(&mut found);
             }
         }
         self.take(found);

@@ -93,6 +93,12 @@ pub(crate) fn now() -> Ticks {
     Clock::from_u32(CLOCK.load(Ordering::Relaxed)).now()
 }
 
+/// Now, or a little before, for half the price.
+#[inline]
+pub(crate) fn about_now() -> Ticks {
+    Clock::from_u32(CLOCK.load(Ordering::Relaxed)).about_now()
+}
+
 /// Which frames the user wants.
 #[inline]
 pub(crate) fn stacks() -> Stacks {
