@@ -254,7 +254,9 @@ impl Page {
         self.write(offset_of!(Control, asked), &wish.to_ne_bytes())?;
         let until = Instant::now() + patience;
         loop {
-            if self.word(answers)? != before {
+            // An answer may be one to an attacher that was killed.
+            let state = self.word(offset_of!(Control, state))?;
+            if self.word(answers)? != before && is_answer(wish, state) {
                 return Ok(Answered::Yes);
             }
             if is_over(self.pid) {
@@ -266,6 +268,12 @@ impl Page {
             std::thread::sleep(LOOK_EVERY);
         }
     }
+}
+
+/// Whether a process that stands so has done what was asked, or has said that it cannot.
+fn is_answer(wish: u32, state: u32) -> bool {
+    let wanted = if wish == control::WAKE { control::AWAKE } else { control::ASLEEP };
+    state == wanted || state == control::REFUSED || state == control::ENDING
 }
 
 /// Any name that a pattern may give.
