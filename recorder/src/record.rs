@@ -614,6 +614,7 @@ impl<'a> Recorder<'a> {
                 // A chunk may have hidden a later one of its thread.
                 self.drain.pass(&mut found);
                 self.drain.close(&mut found);
+                self.note_end("detached");
             }
         }
         self.take(found);

@@ -206,7 +206,20 @@ fn describe_living(map: Map, generation: u64) {
         let note = Text::<160>::new().add(b"attach.before=").number(told).add(b" known, ");
         let note = note.number(unknown).add(b" not remembered");
         producer.push_raw(at, Kind::Note, &[note.as_bytes()]);
+        if let Some(age) = age(map) {
+            let note = Text::<64>::new().add(b"attach.after_ns=").number(age);
+            producer.push_raw(at, Kind::Note, &[note.as_bytes()]);
+        }
     });
+}
+
+/// How long the process ran before, in nanoseconds; `None` where its start is not known.
+fn age(map: Map) -> Option<u64> {
+    /// Of the clock ticks in which `/proc` says when a process began: `USER_HZ` is 100 on these processors.
+    const TICK: u64 = 10_000_000;
+    let started = map.header().start_time.load(Ordering::Relaxed);
+    let now = gputrace_ring::clock::nanos(libc::CLOCK_BOOTTIME);
+    if started == 0 { None } else { now.checked_sub(started.saturating_mul(TICK)) }
 }
 
 /// Describes the process on a line of its own before there is a session of this generation: the starting thread's own line
