@@ -5,20 +5,24 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use gputrace_schemas::event::{Action, EventKind, LostCause};
 use gputrace_schemas::reader::Trace;
 use gputrace_tests::recorded::{self, Folder};
 
 /// `tests/attach/churn.c`, running: it holds 50 allocations of 1 MiB, and its threads give and take others.
-struct Churn(Child);
+struct Churn(Child, BufReader<ChildStdout>);
 
 impl Churn {
     fn start(folder: &Folder, switch: &str) -> Churn {
+        Churn::with_threads(folder, switch, 6)
+    }
+
+    fn with_threads(folder: &Folder, switch: &str, n_threads: usize) -> Churn {
         let program = folder.path().join("churn");
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("attach/churn.c");
         let driver = fake_cuda::library_dir().join("libcuda.so.1");
@@ -26,15 +30,27 @@ impl Churn {
         compiler.args(["-O1", "-pthread", "-o"]).arg(&program).arg(source).arg(driver);
         assert!(compiler.status().expect("a compiler").success());
         let mut command = Command::new(program);
+        command.arg(n_threads.to_string());
         command.env("LD_LIBRARY_PATH", fake_cuda::library_dir()).env("GPUTRACE", switch);
         command.env("LD_PRELOAD", recorded::built().join("libgputrace.so")).current_dir(folder.path());
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("it runs");
+        let output = BufReader::new(child.stdout.take().expect("its output"));
+        let mut churn = Churn(child, output);
+        assert_eq!(churn.line(), "ready\n");
+        churn
+    }
+
+    fn line(&mut self) -> String {
         let mut line = String::new();
-        let output = child.stdout.as_mut().expect("its output");
-        BufReader::with_capacity(1, output).read_line(&mut line).expect("its first line");
-        assert_eq!(line, "ready\n");
-        Churn(child)
+        self.1.read_line(&mut line).expect("a line of its output");
+        line
+    }
+
+    /// The longest round of a thread since this was last asked.
+    fn longest(&mut self) -> Duration {
+        self.0.stdin.as_mut().and_then(|input| input.write_all(b"?").ok()).expect("it listens");
+        Duration::from_micros(self.line().trim().parse().expect("a number"))
     }
 
     fn pid(&self) -> String {
@@ -45,7 +61,7 @@ impl Churn {
     fn end(mut self) -> String {
         drop(self.0.stdin.take());
         let mut said = String::new();
-        self.0.stdout.take().expect("its output").read_to_string(&mut said).expect("text");
+        self.1.read_to_string(&mut said).expect("text");
         assert!(self.0.wait().expect("its end").success(), "{said}");
         said
     }
@@ -84,6 +100,11 @@ fn refused(folder: &Folder, arguments: &[&str]) -> String {
     said(&output)
 }
 
+fn rounds(usual: u64) -> u64 {
+    let asked = std::env::var("GPUTRACE_ATTACH_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
+    asked.unwrap_or(usual)
+}
+
 fn folder(name: &str) -> Folder {
     Folder::new(&std::env::temp_dir(), &format!("gputrace-attach-{name}"))
 }
@@ -109,11 +130,23 @@ fn check(path: &Path) -> bool {
         return false;
     }
     let (mut live, mut kept) = (HashSet::new(), HashSet::new());
+    // What the trace says of an address, for whoever has to find out why.
+    let history = |addr: u64| {
+        let of_it =
+            trace.events().filter(|event| matches!(&event.kind, EventKind::Call(call) if call.addr == addr));
+        of_it.map(|event| format!("\n{event:?}")).collect::<String>()
+    };
     for event in trace.events() {
         let EventKind::Call(call) = event.kind else { continue };
         match call.action {
             Action::Alloc if call.result == Some(0) => {
-                assert!(live.insert(call.addr), "{:#x} is given out twice in {}", call.addr, path.display());
+                assert!(
+                    live.insert(call.addr),
+                    "{:#x} is given out twice in {}:{}",
+                    call.addr,
+                    path.display(),
+                    history(call.addr)
+                );
                 if call.bytes.0 == 1 << 20 {
                     kept.insert(call.addr);
                 }
@@ -121,9 +154,10 @@ fn check(path: &Path) -> bool {
             Action::Free => {
                 assert!(
                     live.remove(&call.addr),
-                    "{:#x} is taken back unseen in {}",
+                    "{:#x} is taken back unseen in {}:{}",
                     call.addr,
-                    path.display()
+                    path.display(),
+                    history(call.addr)
                 );
                 kept.remove(&call.addr);
             }
@@ -158,8 +192,7 @@ fn a_library_that_sleeps_starts_nothing_and_leaves_no_file() {
 
 #[test]
 fn attached_and_detached_at_any_moment_the_books_are_complete_and_the_program_is_as_it_was() {
-    let asked = std::env::var("GPUTRACE_ATTACH_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
-    let rounds: u64 = asked.unwrap_or(12);
+    let rounds = rounds(12);
     let folder = folder("rounds");
     let program = Churn::start(&folder, "dormant");
     let pid = program.pid();
@@ -182,6 +215,42 @@ fn attached_and_detached_at_any_moment_the_books_are_complete_and_the_program_is
     assert!(why.contains("is not being recorded"), "{why}");
     assert_eq!(children(&pid), 0);
     println!("{rounds} rounds: {}", program.end());
+}
+
+/// What a thread of the program stands still for at most: without anybody, while somebody attaches, and while somebody detaches. Figures
+/// and no verdict: on a busy machine, threads wait for a processor.
+#[test]
+fn how_long_a_thread_stands_still() {
+    let folder = folder("pauses");
+    for n_threads in [1, 6] {
+        let mut program = Churn::with_threads(&folder, "dormant", n_threads);
+        let pid = program.pid();
+        let mut longest = [const { Vec::new() }; 3];
+        for round in 0..rounds(3) {
+            program.longest();
+            let began = Instant::now();
+            succeeds(&folder, &["attach", "--timeout", "120", "-o", "pause.gtr", &pid]);
+            let took = began.elapsed();
+            longest[1].push(program.longest());
+            std::thread::sleep(Duration::from_micros(round * 7919 % 20_000));
+            program.longest();
+            succeeds(&folder, &["detach", "--timeout", "120", &pid]);
+            longest[2].push(program.longest());
+            // As much of the machine is taken as by attaching.
+            let mut other = Command::new(recorded::built().join("gputrace")).arg("ps").output();
+            while began.elapsed() < took * 2 && other.is_ok() {
+                other = Command::new(recorded::built().join("gputrace")).arg("ps").output();
+            }
+            longest[0].push(program.longest());
+            fs::remove_file(folder.path().join("pause.gtr")).expect("it can be removed");
+        }
+        for (what, mut times) in ["nobody", "attach", "detach"].into_iter().zip(longest) {
+            times.sort_unstable();
+            let at = |part: usize| times[(times.len() * part / 100).min(times.len() - 1)];
+            println!("{n_threads} threads, {what}: p50 {:?}, p99 {:?}, max {:?}", at(50), at(99), at(100));
+        }
+        program.end();
+    }
 }
 
 #[test]

@@ -5,10 +5,13 @@
 //! (`PTRACE_MODE_READ`; yama's `ptrace_scope` does not matter for that). Everything on it was written by the process, and is
 //! checked as any foreign text is.
 
+use crate::gpus::Gpus;
+use crate::nvml::Holder;
 use crate::process;
 use gputrace_ring::control::{self, Control};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::mem::offset_of;
@@ -254,7 +257,9 @@ impl Page {
         self.write(offset_of!(Control, asked), &wish.to_ne_bytes())?;
         let until = Instant::now() + patience;
         loop {
-            if self.word(answers)? != before {
+            // An answer may be one to an attacher that was killed.
+            let state = self.word(offset_of!(Control, state))?;
+            if self.word(answers)? != before && is_answer(wish, state) {
                 return Ok(Answered::Yes);
             }
             if is_over(self.pid) {
@@ -266,6 +271,12 @@ impl Page {
             std::thread::sleep(LOOK_EVERY);
         }
     }
+}
+
+/// Whether a process that stands so has done what was asked, or has said that it cannot.
+fn is_answer(wish: u32, state: u32) -> bool {
+    let wanted = if wish == control::WAKE { control::AWAKE } else { control::ASLEEP };
+    state == wanted || state == control::REFUSED || state == control::ENDING
 }
 
 /// Any name that a pattern may give.
@@ -292,6 +303,17 @@ fn field(pid: u32, name: &str) -> Option<String> {
     Some(status.lines().find_map(|line| line.strip_prefix(name))?.trim().to_owned())
 }
 
+fn is_in_other_namespace(pid: u32) -> bool {
+    let namespace = |who: &str| fs::read_link(format!("/proc/{who}/ns/user")).ok();
+    // One that may not be asked about is another's.
+    namespace(&pid.to_string()) != namespace("self")
+}
+
+/// What the process is permitted, a bit each (capabilities(7)).
+fn capabilities(pid: u32) -> u64 {
+    field(pid, "CapPrm:").and_then(|hexadecimal| u64::from_str_radix(&hexadecimal, 16).ok()).unwrap_or(0)
+}
+
 fn why_hidden(pid: u32) -> String {
     let uid = fs::metadata(format!("/proc/{pid}")).map(|data| data.uid()).ok();
     let ours = rustix::process::geteuid().as_raw();
@@ -301,6 +323,12 @@ fn why_hidden(pid: u32) -> String {
             "it is not dumpable (it changed its user, has rights of its own, or called prctl(PR_SET_DUMPABLE)): root may".to_owned()
         }
         (_, Some(real)) if real != ours => format!("it belongs to user {real}: attach as that user, or as root"),
+        _ if is_in_other_namespace(pid) => {
+            "it is in another user namespace (a container without root): attach from inside".to_owned()
+        }
+        _ if capabilities(pid) & !capabilities(std::process::id()) != 0 => {
+            "it has capabilities that this shell lacks: attach as root, or from inside its container".to_owned()
+        }
         _ => "attach as its user, in its user namespace, or as root".to_owned(),
     }
 }
@@ -308,25 +336,63 @@ fn why_hidden(pid: u32) -> String {
 /// Why a process has no page.
 fn why_not(pid: u32) -> String {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let Reason { why, remedy } = reason(pid, &maps);
+    format!("process {pid} cannot be attached to: {why}: {remedy}")
+}
+
+/// Why a process cannot be attached to, and what to change.
+struct Reason {
+    why: String,
+    remedy: String,
+}
+
+/// Of a process whose descriptors lead to no page of ours.
+fn reason(pid: u32, maps: &str) -> Reason {
     let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    let switch = environment.split(|byte| *byte == 0).find_map(|it| it.strip_prefix(b"GPUTRACE="));
+    let variable = |name: &[u8]| environment.split(|byte| *byte == 0).find_map(|it| it.strip_prefix(name));
+    let because = |why: &str, remedy: &str| Reason { why: why.to_owned(), remedy: remedy.to_owned() };
     if !maps.contains("libgputrace.so") {
-        return format!(
-            "process {pid} has not loaded libgputrace.so: start it with LD_PRELOAD=libgputrace.so and GPUTRACE=dormant to be able to attach later"
+        // What loads libraries at a start, and what calls it by its name.
+        if !maps.contains("/ld-") && !maps.contains("/libc.so") && !maps.contains("/libc-") {
+            return because(
+                "it is linked statically, and loads no library at its start",
+                "link it to the shared C library",
+            );
+        }
+        if maps.contains("/ld-musl") {
+            return because("its C library is musl", "use an image with glibc");
+        }
+        let preload = variable(b"LD_PRELOAD=").unwrap_or_default();
+        if String::from_utf8_lossy(preload).contains("libgputrace") {
+            return because(
+                "LD_PRELOAD names libgputrace.so, and it was not loaded",
+                "the path must exist where the process runs (in its container), for its processor, and the program must have no rights that its user lacks (setuid, file capabilities)",
+            );
+        }
+        return because(
+            "it has not loaded libgputrace.so",
+            "start it with LD_PRELOAD=libgputrace.so and GPUTRACE=dormant to be able to attach later",
         );
     }
-    if switch != Some(b"dormant") {
+    if variable(b"GPUTRACE=") != Some(b"dormant") {
         let is_recorded = maps.lines().any(is_ring);
         let how =
             if is_recorded { "it is being recorded since its start" } else { "its library does not sleep" };
-        return format!("{how}: only a process with GPUTRACE=dormant can be attached to (process {pid})");
+        return because(how, "only a process with GPUTRACE=dormant can be attached to");
     }
     if maps.contains(&*control::NAME.to_string_lossy()) {
-        return format!(
-            "process {pid} has closed the descriptor of its control page (it closes all that it does not know): it cannot be reached"
+        return because(
+            "it has closed the descriptor of its control page (it closes all that it does not know)",
+            "it cannot be reached any more: keep it from closing number 900 and above",
         );
     }
-    format!("process {pid} has no memory of a GPU yet: it can be attached to once it has")
+    if field(pid, "Seccomp:").is_some_and(|mode| mode != "0") {
+        return because(
+            "it is under a seccomp filter, where the library steps aside",
+            "start it without one, or record it from its start",
+        );
+    }
+    because("it has no memory of a GPU yet", "it can be attached to once it has")
 }
 
 /// A line of `/proc/PID/maps` for a ring.
@@ -339,48 +405,164 @@ fn is_ring(line: &str) -> bool {
 pub struct Seen {
     /// Its number here.
     pub pid: u32,
-    /// Its name.
+    /// By which it knows itself, where that is another: it runs in a container.
+    pub own_pid: Option<u32>,
+    /// Its name; empty where it may not be looked at.
     pub name: String,
+    /// The user it belongs to.
+    pub user: Option<u32>,
     /// How it stands, in a word.
     pub state: &'static str,
-    /// Why, or what to do, in a sentence.
-    pub what: String,
+    /// Whether `attach` can begin a recording now.
+    pub can_attach: bool,
+    /// Why, in a sentence; `None` where there is nothing to explain.
+    pub why: Option<String>,
+    /// What to do, or to change.
+    pub remedy: String,
+    /// Where its recording goes, as far as that can be seen.
+    pub trace: Option<PathBuf>,
+    /// Bytes that it has on all GPUs, by NVML; `None` where NVML does not say.
+    pub used: Option<u64>,
 }
 
-/// The processes of this machine that have the driver, or the library, in their memory, as far as we may see.
+/// What [`processes`] found.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Listing {
+    /// In the order of their numbers.
+    pub processes: Vec<Seen>,
+    /// Processes that may not be looked at, and of which NVML does not say that they have memory.
+    pub n_unseen: usize,
+}
+
+/// The processes of this machine that have the driver, or the library, in their memory, or memory on a GPU, as far as we may see.
 #[must_use]
-pub fn processes() -> Vec<Seen> {
+pub fn processes() -> Listing {
     let own = std::process::id();
+    let holders = holders();
     let numbers = fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let mut numbers: Vec<u32> = numbers.filter(|pid| *pid != own).collect();
+    // Of other PID namespaces than ours: NVML knows them by the host's numbers.
+    numbers.extend(holders.keys());
     numbers.sort_unstable();
-    numbers.into_iter().filter_map(seen).collect()
+    numbers.dedup();
+    let mut listing = Listing::default();
+    for pid in numbers {
+        let used = holders.get(&pid).copied().flatten();
+        match looked_at(pid) {
+            Look::At(mut seen) => {
+                seen.used = used;
+                listing.processes.push(seen);
+            }
+            Look::NotAllowed if holders.contains_key(&pid) => {
+                let mut seen = Seen::of(pid);
+                (seen.state, seen.used) = ("hidden", used);
+                seen.why = Some("its memory and descriptors may not be looked at".to_owned());
+                seen.remedy = why_hidden(pid);
+                listing.processes.push(seen);
+            }
+            Look::NotAllowed => listing.n_unseen += 1,
+            Look::Gone if holders.contains_key(&pid) => {
+                let mut seen = Seen::of(pid);
+                (seen.state, seen.used) = ("elsewhere", used);
+                seen.why = Some("it has memory on a GPU, and is in another PID namespace".to_owned());
+                "ask on the host, or in its container".clone_into(&mut seen.remedy);
+                listing.processes.push(seen);
+            }
+            Look::Gone | Look::NoGpu => {}
+        }
+    }
+    listing
 }
 
-fn seen(pid: u32) -> Option<Seen> {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
-    let has_library = maps.contains("libgputrace.so");
-    let has_driver = maps.contains("libcuda.so") || maps.contains("/dev/nvidia");
-    if !has_library && !has_driver {
-        return None;
+/// Who has memory on a GPU, and how much where NVML says so. NVML's numbers are those of the host: elsewhere they are anybody's.
+fn holders() -> HashMap<u32, Option<u64>> {
+    /// `PROC_PID_INIT_INO` (linux/proc_ns.h).
+    const HOST: u64 = 0xEFFF_FFFC;
+    if !fs::metadata("/proc/self/ns/pid").is_ok_and(|namespace| namespace.ino() == HOST) {
+        return HashMap::new();
     }
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
-    let (state, what) = match Page::find(pid) {
+    let mut found = HashMap::new();
+    for holder in
+        Gpus::open().map(|gpus| gpus.read()).unwrap_or_default().into_iter().flat_map(|gpu| gpu.holders)
+    {
+        for Holder { pid, bytes, .. } in holder {
+            let used: &mut Option<u64> = found.entry(pid).or_insert(Some(0));
+            *used = used.zip(bytes).map(|(used, bytes)| used.saturating_add(bytes));
+        }
+    }
+    found
+}
+
+enum Look {
+    At(Seen),
+    NotAllowed,
+    NoGpu,
+    Gone,
+}
+
+impl Seen {
+    fn of(pid: u32) -> Seen {
+        let user = field(pid, "Uid:").and_then(|line| line.split_whitespace().next()?.parse().ok());
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
+        Seen {
+            pid,
+            own_pid: own_number(pid).filter(|own| *own != pid),
+            name,
+            user,
+            state: "",
+            can_attach: false,
+            why: None,
+            remedy: String::new(),
+            trace: None,
+            used: None,
+        }
+    }
+}
+
+fn looked_at(pid: u32) -> Look {
+    let maps = match fs::read_to_string(format!("/proc/{pid}/maps")) {
+        Ok(maps) => maps,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Look::NotAllowed,
+        Err(_) => return Look::Gone,
+    };
+    let has_library = maps.contains("libgputrace.so");
+    if !has_library && !maps.contains("libcuda.so") && !maps.contains("/dev/nvidia") {
+        return Look::NoGpu;
+    }
+    let mut seen = Seen::of(pid);
+    match Page::find(pid) {
         Ok(page) => match page.stands() {
-            Stands::Asleep => ("dormant", format!("gputrace attach {pid}")),
-            Stands::Awake => {
-                let trace = page.trace().map(|it| format!("to {}; ", it.display())).unwrap_or_default();
-                ("attached", format!("{trace}gputrace detach {pid}"))
+            Stands::Asleep => {
+                (seen.state, seen.can_attach) = ("dormant", true);
+                seen.remedy = format!("gputrace attach {pid}");
             }
-            Stands::Changing => ("changing", "a thread of it begins or ends a recording".to_owned()),
+            Stands::Awake => {
+                (seen.state, seen.trace) = ("attached", page.trace());
+                seen.remedy = format!("gputrace detach {pid}");
+            }
+            Stands::Changing => {
+                seen.state = "changing";
+                seen.why = Some("a recording of it begins or ends just now".to_owned());
+                "look again".clone_into(&mut seen.remedy);
+            }
         },
         Err(Refusal::NotAsleep(_)) if maps.lines().any(is_ring) => {
-            ("recorded", "from its start; `gputrace top` shows it".to_owned())
+            seen.state = "recorded";
+            seen.why = Some("it is being recorded since its start".to_owned());
+            "gputrace top shows it".clone_into(&mut seen.remedy);
         }
-        Err(Refusal::NotAsleep(why)) if has_library => ("loaded", why),
-        Err(Refusal::NotAsleep(why)) => ("not loaded", why),
-        Err(why) => ("hidden", why.to_string()),
-    };
-    Some(Seen { pid, name, state, what })
+        Err(Refusal::NotAsleep(_)) => {
+            let Reason { why, remedy } = reason(pid, &maps);
+            seen.state = if has_library { "loaded" } else { "not loaded" };
+            (seen.why, seen.remedy) = (Some(why), remedy);
+        }
+        Err(Refusal::Gone(_)) => return Look::Gone,
+        Err(_) => {
+            seen.state = "hidden";
+            seen.why = Some("its descriptors may not be looked at".to_owned());
+            seen.remedy = why_hidden(pid);
+        }
+    }
+    Look::At(seen)
 }

@@ -613,6 +613,8 @@ impl<'a> Recorder<'a> {
                 self.drain.pass(&mut found);
                 // A chunk may have hidden a later one of its thread.
                 self.drain.pass(&mut found);
+                self.drain.close(&mut found);
+                self.note_end("detached");
             }
         }
         self.take(found);

@@ -172,7 +172,26 @@ impl Story {
         self.ledger.notes.iter().rev().find_map(|(_, note)| End::parse(note.strip_prefix("process.end=")?))
     }
 
-    /// Why its numbers may be wrong, in one line; shown wherever numbers are.
+    /// How long the process ran before somebody attached to it, where that is how its trace began; `None` inside where nobody knows.
+    #[must_use]
+    pub fn attached_after(&self) -> Option<Option<Nanos>> {
+        let told = |name| self.ledger.notes.iter().find_map(|(_, note)| note.strip_prefix(name));
+        told("attach.before=")?;
+        Some(told("attach.after_ns=").and_then(|age| age.parse().ok()).map(Nanos))
+    }
+
+    /// What to know of its numbers, in one line; shown wherever numbers are: since when they are known, and why they may be wrong.
+    #[must_use]
+    pub fn caveats(&self) -> Option<String> {
+        let since = self.attached_after().map(|after| {
+            let after = after.map_or_else(String::new, |after| format!(" {} after the start", span(after)));
+            format!("attached{after}: what came and went before is not known")
+        });
+        let caveats: Vec<String> = since.into_iter().chain(self.doubts()).collect();
+        (!caveats.is_empty()).then(|| caveats.join("; "))
+    }
+
+    /// Why its numbers may be wrong, in one line.
     #[must_use]
     pub fn doubts(&self) -> Option<String> {
         let mut doubts = Vec::new();
@@ -192,6 +211,22 @@ impl Story {
     }
 }
 
+/// A long time by its two largest units: `3 d 4 h`.
+fn span(time: Nanos) -> String {
+    let seconds = time.0 / 1_000_000_000;
+    let units = [(86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")];
+    let Some(at) = units.iter().position(|(unit, _)| seconds >= *unit) else {
+        return "less than a second".into();
+    };
+    let mut left = seconds;
+    let parts = units.iter().skip(at).take(2).filter_map(|(unit, name)| {
+        let n = left / unit;
+        left %= unit;
+        (n > 0).then(|| format!("{n} {name}"))
+    });
+    parts.collect::<Vec<String>>().join(" ")
+}
+
 /// How a process ended, as its recorder saw it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
@@ -203,6 +238,8 @@ pub enum End {
     Signal(i32),
     /// It never came to its exit, and nobody told the recorder more.
     Unseen,
+    /// It did not end: somebody has detached from it.
+    Detached,
 }
 
 impl End {
@@ -211,6 +248,7 @@ impl End {
         match note.split_once(' ') {
             None if note == "exit" => Some(End::Exit),
             None if note == "killed" => Some(End::Unseen),
+            None if note == "detached" => Some(End::Detached),
             Some(("_exit", status)) => number(status).map(End::Status),
             Some(("signal", signal)) => number(signal).map(End::Signal),
             _ => None,
@@ -233,6 +271,7 @@ impl End {
             }
             End::Signal(signal) => format!("was ended by signal {signal}{}", name_of(signal)),
             End::Unseen => "was killed, crashed, or called `_exit`".into(),
+            End::Detached => "runs on: `gputrace detach` ended the recording".into(),
         }
     }
 }

@@ -114,7 +114,7 @@ const RUNS: &[(&str, &[&str])] = &[
     ("recover", &["PLAIN", "MISSING", "-o NEW PLAIN"]),
     ("attach", &["MISSING", "-o NEW 4194305", "--stacks MISSING 1"]),
     ("detach", &["MISSING", "4194305"]),
-    ("ps", &["", "MISSING"]),
+    ("ps", &["", "--json", "MISSING"]),
     ("symbolise", &["-f -o NEW --sysroot MISSING TRACE", "-f -o NEW OOM", "-o NEW PLAIN", "-o TRACE TRACE"]),
     ("recorder", &["--ring MISSING", "--ring PLAIN", "--MISSING"]),
     ("manual", &["PLAIN", "MISSING MISSING"]),

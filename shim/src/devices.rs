@@ -23,6 +23,33 @@ pub(crate) fn describe(producer: &mut Producer) {
     }
 }
 
+/// The one device that this process sees; `None` where there are several, or it cannot be asked for. Asked once: it holds for as long as the
+/// process lives.
+#[inline]
+pub(crate) fn only() -> Option<i32> {
+    match N_DEVICES.load(Ordering::Relaxed) {
+        UNASKED => count_once(),
+        1 => Some(0),
+        _ => None,
+    }
+}
+
+const UNASKED: u32 = u32::MAX;
+static N_DEVICES: AtomicU32 = AtomicU32::new(UNASKED);
+
+/// For a thread that has just got memory of a device.
+#[cold]
+fn count_once() -> Option<i32> {
+    type Count = unsafe extern "C" fn(*mut c_int) -> c_int;
+    // SAFETY: the type is that of cuda.h 13.0 for this name, unchanged since 2.0.
+    let count = unsafe { AUXILIARY.device_count.get::<Count>() }?;
+    let mut devices = 0;
+    // SAFETY: the out-parameter is ours.
+    let is_known = unsafe { count(&raw mut devices) } == 0;
+    N_DEVICES.store(if is_known { devices as u32 } else { 0 }, Ordering::Relaxed);
+    (is_known && devices == 1).then_some(0)
+}
+
 /// The devices of this process; false if they cannot be asked for yet. None of these calls needs or makes a context.
 fn describe_all(producer: &mut Producer) -> bool {
     type Count = unsafe extern "C" fn(*mut c_int) -> c_int;

@@ -185,38 +185,65 @@ fn attach(tls: &'static Tls, start: Start) -> Option<Lane> {
     if is_first {
         devices::describe(lane.producer());
     }
+    if session::takes_facts() {
+        crate::describe_facts(lane.producer());
+        devices::describe(lane.producer());
+    }
     let (producer, rest) = lane.parts();
     nvtx::catch_up(producer, &mut rest.texts);
     Some(lane)
 }
 
-const DESCRIBE: Describe = Describe { process: describe_process, living: describe_living };
+const DESCRIBE: Describe =
+    Describe { process: describe_process, names: describe_names, living: describe_living };
 
 /// Tells a session of what was given out while the library slept, on a line of its own.
 fn describe_living(map: Map, generation: u64) {
-    let me = Owner { session: session::tag(), tid: kernel::thread_id() };
-    let Some(line) = OWNERS.take(me, |_| true) else { return };
-    let mut producer = Producer::new(map, line, me.tid);
-    let at = session::now();
-    let told = ledger::tell(&mut producer, generation as u32);
-    let (_, unknown) = ledger::counts();
-    let note = Text::<160>::new().add(b"attach.before=").number(told).add(b" known, ");
-    let note = note.number(unknown).add(b" not remembered");
-    producer.push_raw(at, Kind::Note, &[note.as_bytes()]);
-    producer.complete();
-    OWNERS.give_back(line);
+    on_own_line(map, |producer| {
+        let at = session::now();
+        let told = ledger::tell(producer, generation as u32);
+        let (_, unknown) = ledger::counts();
+        let note = Text::<160>::new().add(b"attach.before=").number(told).add(b" known, ");
+        let note = note.number(unknown).add(b" not remembered");
+        producer.push_raw(at, Kind::Note, &[note.as_bytes()]);
+        if let Some(age) = age(map) {
+            let note = Text::<64>::new().add(b"attach.after_ns=").number(age);
+            producer.push_raw(at, Kind::Note, &[note.as_bytes()]);
+        }
+    });
+}
+
+/// How long the process ran before, in nanoseconds; `None` where its start is not known.
+fn age(map: Map) -> Option<u64> {
+    /// Of the clock ticks in which `/proc` says when a process began: `USER_HZ` is 100 on these processors.
+    const TICK: u64 = 10_000_000;
+    let started = map.header().start_time.load(Ordering::Relaxed);
+    let now = gputrace_ring::clock::nanos(libc::CLOCK_BOOTTIME);
+    if started == 0 { None } else { now.checked_sub(started.saturating_mul(TICK)) }
 }
 
 /// Describes the process on a line of its own before there is a session of this generation: the starting thread's own line
 /// comes with its first event.
 fn describe_process(map: Map, _generation: u64) {
+    on_own_line(map, |producer| {
+        crate::describe_names(producer);
+        crate::describe_facts(producer);
+    });
+}
+
+/// As [`describe_process`], by a child that shares our memory: it has no thread-local words, and must not take the loader's lock.
+fn describe_names(map: Map, _generation: u64) {
+    on_own_line(map, crate::describe_names);
+}
+
+/// Has something written on a line that is nobody's before and after.
+fn on_own_line(map: Map, write: impl FnOnce(&mut Producer)) {
     let me = Owner { session: session::tag(), tid: kernel::thread_id() };
-    if let Some(line) = OWNERS.take(me, |_| true) {
-        let mut producer = Producer::new(map, line, me.tid);
-        crate::describe(&mut producer);
-        producer.complete();
-        OWNERS.give_back(line);
-    }
+    let Some(line) = OWNERS.take(me, |_| true) else { return };
+    let mut producer = Producer::new(map, line, me.tid);
+    write(&mut producer);
+    producer.complete();
+    OWNERS.give_back(line);
 }
 
 fn attach_thread(tls: &Tls, map: Map) -> bool {
@@ -304,7 +331,8 @@ fn take_line(me: Owner) -> Option<(u32, *mut ThreadState)> {
 /// Frees lines of threads that are gone, among the next `most`, and completes their chunks.
 fn reclaim(me: Owner, current: Option<u32>, most: u32) -> u32 {
     let process = kernel::process_id();
-    OWNERS.reclaim(me, current, most, |tid| kernel::is_thread_gone(process, tid), finish)
+    let is_gone = |tid| kernel::is_thread_gone(process, tid) && !session::is_helper(tid);
+    OWNERS.reclaim(me, current, most, is_gone, finish)
 }
 
 /// Completes the chunk that a line's owner left, who is gone.

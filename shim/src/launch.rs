@@ -16,10 +16,12 @@ use crate::sys::Text;
 use crate::{config, elf, environment, ring_file};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::MaybeUninit;
-use core::ptr::null;
+use core::ptr::{null, null_mut};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
 const STACK: usize = 32 << 10;
+/// Of the child between us, which may have more to do.
+const OUTER_STACK: usize = 256 << 10;
 /// Where the recorder finds the ring and the process.
 const RING: c_int = 3;
 const PROCESS: c_int = 4;
@@ -50,6 +52,8 @@ struct Launch {
     nice: usize,
     inner_stack: *mut u8,
     stays: bool,
+    /// Of a helper, what it does before and after.
+    work: Option<(Prepare, Done)>,
     /// How far the children came.
     state: AtomicU32,
     /// What the kernel said about what failed.
@@ -85,26 +89,19 @@ pub(crate) fn remember_processors() {
 /// Starts the recorder. The caller has blocked all signals: no handler of the program may run in a child that shares our
 /// memory.
 pub(crate) fn start_recorder(path: &'static CStr, file: Option<&File>) -> Outcome {
-    let bytes = (2 * STACK + size_of::<Launch>()).next_multiple_of(4096);
-    let Some(scratch) = kernel::map_private(bytes) else {
-        return Outcome::Failed(b"there is no memory to start the recorder", 0);
+    let prepared = match Prepared::new() {
+        Ok(prepared) => prepared,
+        Err(why) => return Outcome::Failed(why, 0),
     };
-    if ring_file::has_namespace_for_children() {
-        // Its first child is that namespace's init, whose end ends it: that is for the program's own.
-        return Outcome::Failed(
-            b"the recorder was not started: children of this process are in a PID namespace of their own (unshare)",
-            0,
-        );
-    }
-    let (outer_stack, inner_stack) = (scratch.wrapping_add(STACK), scratch.wrapping_add(2 * STACK));
-    let launch = inner_stack.cast::<Launch>();
-    let stays = is_heir_of_orphans();
-    // SAFETY: the mapping is new, long enough, and aligned by its stacks.
-    unsafe { fill(launch, path, file, inner_stack, stays) };
+    let launch = prepared.launch;
+    // SAFETY: nobody else looks at it yet.
+    unsafe { (*launch).take_ring(path, file) };
+    // SAFETY: as above.
+    let stays = unsafe { (*launch).stays };
     // Where the child between us stays, we do not stand still until it ends.
     let flags = libc::CLONE_VM | if stays { 0 } else { libc::CLONE_VFORK };
     // SAFETY: the child runs on its own stack and touches only `launch`, which stay until it is gone, or for ever.
-    let child = unsafe { kernel::spawn(flags, outer_stack, detach, launch.cast()) };
+    let child = unsafe { kernel::spawn(flags, prepared.outer_stack, detach, launch.cast()) };
     // SAFETY: the children write atomics only, once they run.
     let (state, error, recorder) = unsafe { (&(*launch).state, &(*launch).error, &(*launch).recorder) };
     let result = match child {
@@ -126,9 +123,96 @@ pub(crate) fn start_recorder(path: &'static CStr, file: Option<&File>) -> Outcom
     };
     if !stays || child.is_err() {
         // SAFETY: both children are gone or have their own memory.
-        unsafe { kernel::unmap(scratch, bytes) };
+        unsafe { prepared.give_back() };
     }
     result
+}
+
+/// Memory for the children, with what only a thread of the program can find out.
+pub(crate) struct Prepared {
+    scratch: *mut u8,
+    outer_stack: *mut u8,
+    launch: *mut Launch,
+}
+
+impl Prepared {
+    const BYTES: usize = (OUTER_STACK + STACK + size_of::<Launch>()).next_multiple_of(4096);
+
+    /// Or why no recorder can be started.
+    pub(crate) fn new() -> Result<Prepared, &'static [u8]> {
+        if ring_file::has_namespace_for_children() {
+            // Its first child is that namespace's init, whose end ends it: that is for the program's own.
+            return Err(
+                b"the recorder was not started: children of this process are in a PID namespace of their own (unshare)",
+            );
+        }
+        let Some(scratch) = kernel::map_private(Self::BYTES) else {
+            return Err(b"there is no memory to start the recorder");
+        };
+        let outer_stack = scratch.wrapping_add(OUTER_STACK);
+        let inner_stack = outer_stack.wrapping_add(STACK);
+        let launch = inner_stack.cast::<Launch>();
+        // SAFETY: the mapping is new, long enough, and aligned by its stacks.
+        unsafe { fill(launch, inner_stack, is_heir_of_orphans()) };
+        Ok(Prepared { scratch, outer_stack, launch })
+    }
+
+    /// # Safety
+    /// The children are gone or have their own memory.
+    unsafe fn give_back(self) {
+        // SAFETY: the caller's promise.
+        unsafe { kernel::unmap(self.scratch, Self::BYTES) };
+    }
+}
+
+/// What a child does for us beside the program's threads: it makes the ring; `None` if it cannot, which it has said.
+pub(crate) type Prepare = fn() -> Option<(&'static CStr, File)>;
+/// What it does when it knows what became of the recorder.
+pub(crate) type Done = fn(&Outcome);
+
+/// A child that makes the ring, and starts the recorder, while the program's threads go on.
+#[derive(Clone, Copy)]
+pub(crate) struct Helper {
+    pub(crate) pid: u32,
+    /// To be given back when it is gone; null of one that stays between the program and the recorder until either ends, and that nobody
+    /// waits for.
+    pub(crate) scratch: *mut u8,
+}
+
+impl Helper {
+    /// Starts it. The caller has blocked all signals, and comes here once at a time. As for [`start_recorder`]: what it runs touches no
+    /// thread-local word, and calls the kernel and nothing else.
+    pub(crate) fn start(prepare: Prepare, done: Done) -> Result<Helper, Outcome> {
+        let prepared = Prepared::new().map_err(|why| Outcome::Failed(why, 0))?;
+        let launch = prepared.launch;
+        // SAFETY: nobody else looks at it yet.
+        unsafe { (*launch).work = Some((prepare, done)) };
+        // SAFETY: as above.
+        let stays = unsafe { (*launch).stays };
+        // SAFETY: the child runs on its own stack in memory that stays until it is gone; what it shares with us are atomics.
+        match unsafe { kernel::spawn(libc::CLONE_VM, prepared.outer_stack, help, launch.cast()) } {
+            Ok(child) => {
+                Ok(Helper { pid: child as u32, scratch: if stays { null_mut() } else { prepared.scratch } })
+            }
+            Err(error) => {
+                // SAFETY: there is no child.
+                unsafe { prepared.give_back() };
+                Err(outcome(NO_CLONE, error, 0))
+            }
+        }
+    }
+
+    /// Looks, and does not wait, whether it is gone; once it is, its number may be anybody's.
+    pub(crate) fn is_gone(self) -> bool {
+        if wait(self.pid as usize, libc::__WCLONE | libc::WNOHANG) == Ok(0) {
+            return false;
+        }
+        if !self.scratch.is_null() {
+            // SAFETY: it is gone, and the recorder has its own memory or is gone too: the helper stood still until then.
+            unsafe { kernel::unmap(self.scratch, Prepared::BYTES) };
+        }
+        true
+    }
 }
 
 /// Whether orphans of this PID namespace, or of this process's descendants, become its children.
@@ -142,29 +226,32 @@ fn is_heir_of_orphans() -> bool {
 
 /// # Safety
 /// `launch` is room for one, aligned and all zero.
-unsafe fn fill(
-    launch: *mut Launch,
-    path: &'static CStr,
-    file: Option<&File>,
-    inner_stack: *mut u8,
-    stays: bool,
-) {
+unsafe fn fill(launch: *mut Launch, inner_stack: *mut u8, stays: bool) {
     // SAFETY: the caller's promise; all zeros are a value of everything in it but the reference, which is written first.
     unsafe { (&raw mut (*launch).search_path).write(&[]) };
     // SAFETY: as above.
     let launch = unsafe { &mut *launch };
-    let words = [c"gputrace", c"recorder", c"--ring", path, c"--ring-fd", c"3", c"--process-fd", c"4"];
+    let words = [c"gputrace", c"recorder", c"--ring", c"", c"--ring-fd", c"3", c"--process-fd", c"4"];
     for (to, from) in launch.arguments.iter_mut().zip(words) {
         *to = from.as_ptr();
     }
     launch.environment = environment::for_recorder();
     name_candidates(&mut launch.programs);
     launch.search_path = environment::value(c"PATH").map_or(&[], CStr::to_bytes);
-    launch.ring = file.map_or(-1, File::number);
+    launch.ring = -1;
     launch.program = kernel::process_id() as usize;
     launch.process = -1;
     launch.inner_stack = inner_stack;
     launch.stays = stays;
+}
+
+impl Launch {
+    fn take_ring(&mut self, path: &'static CStr, file: Option<&File>) {
+        if let Some(place) = self.arguments.get_mut(3) {
+            *place = path.as_ptr();
+        }
+        self.ring = file.map_or(-1, File::number);
+    }
 }
 
 fn name_candidates(candidates: &mut [Text<1024>; 3]) {
@@ -216,10 +303,46 @@ fn outcome(state: u32, error: c_int, recorder: u32) -> Outcome {
 
 // From here on, code of the children: no thread-local words, no function of the C library.
 
+/// A child that makes the ring first: the program's descriptors must close when it closes them.
+extern "C" fn help(launch: *mut c_void) -> c_int {
+    close_all_but([2, -1, -1]);
+    let launch: *mut Launch = launch.cast();
+    // SAFETY: `Helper::start` passes its `launch`, which outlives us. Only one of us at a time looks at it.
+    let Some((prepare, done)) = (unsafe { (*launch).work }) else { return 0 };
+    let Some((path, file)) = prepare() else { return 0 };
+    // SAFETY: as above.
+    unsafe { (*launch).take_ring(path, Some(&file)) };
+    // SAFETY: as above.
+    let started = start_between(unsafe { &mut *launch });
+    drop(file);
+    // SAFETY: as above.
+    let launch = unsafe { &*launch };
+    let (state, error) = (launch.state.load(Ordering::Acquire), launch.error.load(Ordering::Relaxed));
+    done(&outcome(state, error, launch.recorder.load(Ordering::Relaxed)));
+    if launch.stays
+        && let Some(recorder) = started
+    {
+        stand_between(recorder, launch.program, launch.process);
+    }
+    0
+}
+
 /// The child between the program and the recorder.
 extern "C" fn detach(launch: *mut c_void) -> c_int {
     // SAFETY: `start_recorder` passes its `launch`, which outlives us. Only one of us at a time looks at it.
     let launch = unsafe { &mut *launch.cast::<Launch>() };
+    let (program, stays) = (launch.program, launch.stays);
+    let started = start_between(launch);
+    // `process` was found by then; from here on nothing of `launch` is looked at.
+    let process = launch.process;
+    if stays && let Some(recorder) = started {
+        stand_between(recorder, program, process);
+    }
+    0
+}
+
+/// Starts the recorder; its number.
+fn start_between(launch: &mut Launch) -> Option<usize> {
     let program = launch.program;
     if kernel::may_use_rare_calls() {
         // SAFETY: takes numbers.
@@ -241,7 +364,7 @@ extern "C" fn detach(launch: *mut c_void) -> c_int {
     if launch.stays {
         number(libc::SYS_setsid);
     }
-    let (process, stays, stack) = (launch.process, launch.stays, launch.inner_stack);
+    let stack = launch.inner_stack;
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     let shared: *mut Launch = launch;
     // SAFETY: as in `start_recorder`; we stand still until it has its own memory or is gone.
@@ -259,11 +382,7 @@ extern "C" fn detach(launch: *mut c_void) -> c_int {
             let _ = launch.state.compare_exchange(0, STARTED, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
-    if stays && let Ok(child) = child {
-        // From here on nothing of `launch` is looked at.
-        stand_between(child, program, process);
-    }
-    0
+    child.ok()
 }
 
 /// Stays the recorder's parent until it or the program ends. The program's memory, and what a driver mapped into it, must

@@ -60,7 +60,6 @@ struct Facts {
 struct Table {
     keys: [[AtomicU64; SLOTS]; BUCKETS],
     facts: [Facts; SLOTS * BUCKETS],
-    known: AtomicU64,
     unknown: AtomicU64,
 }
 
@@ -83,6 +82,7 @@ pub(crate) fn keep() -> bool {
     true
 }
 
+#[inline]
 fn table() -> Option<&'static Table> {
     let table = TABLE.load(Ordering::Acquire);
     // SAFETY: pages once published stay mapped; all zeros are a value.
@@ -97,8 +97,10 @@ pub(crate) fn is_kept() -> bool {
 
 /// How many are known to live, and for how many there was no room.
 pub(crate) fn counts() -> (u64, u64) {
-    let count = |table: &Table| (table.known.load(Ordering::Relaxed), table.unknown.load(Ordering::Relaxed));
-    table().map_or((0, 0), count)
+    // Counted when asked for: each of the calls meanwhile would pay for a number that is kept.
+    let lives = |key: &&AtomicU64| key.load(Ordering::Relaxed) > TAKEN;
+    let known = |table: &Table| table.keys.iter().flatten().filter(lives).count() as u64;
+    table().map_or((0, 0), |table| (known(table), table.unknown.load(Ordering::Relaxed)))
 }
 
 /// What this action gives out, and what a program knows it by.
@@ -135,11 +137,29 @@ pub(crate) const fn taken(action: Action) -> Option<Class> {
     })
 }
 
+#[inline]
 fn key_of(class: Class, name: u64) -> u64 {
     (class as u64) << 56 | (name & ((1 << 56) - 1))
 }
 
+/// The slot's next use, which no session was told of.
+#[inline]
+fn next_use(facts: &Facts) -> u64 {
+    (facts.told.load(Ordering::Relaxed) >> 32).wrapping_add(1) << 32
+}
+
+/// As a fence between what was exchanged before and what is read after.
+#[inline]
+fn fence_after_exchange() {
+    // An exchange is a full barrier there, and a fence costs more than all else here (Intel SDM vol. 3A, 10.2.3.9; AMD APM vol. 2, 7.2).
+    #[cfg(target_arch = "x86_64")]
+    core::sync::atomic::compiler_fence(Ordering::SeqCst);
+    #[cfg(not(target_arch = "x86_64"))]
+    fence(Ordering::SeqCst);
+}
+
 /// The two buckets of a key.
+#[inline]
 fn buckets(key: u64) -> [usize; 2] {
     // Fibonacci hashing: the upper bits of the product are well mixed.
     let mixed = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -148,48 +168,57 @@ fn buckets(key: u64) -> [usize; 2] {
 }
 
 impl Table {
-    fn places(&self, key: u64) -> impl Iterator<Item = (usize, &AtomicU64)> {
-        buckets(key).into_iter().flat_map(move |bucket| {
-            let slots = self.keys.get(bucket).map_or(&[][..], |slots| slots.as_slice());
-            slots.iter().enumerate().map(move |(slot, key)| (bucket * SLOTS + slot, key))
-        })
+    /// The slots of a bucket, and the place of the first.
+    #[inline]
+    fn bucket(&self, bucket: usize) -> (usize, &[AtomicU64]) {
+        (bucket * SLOTS, self.keys.get(bucket).map_or(&[], |slots| slots.as_slice()))
     }
 
+    #[inline]
     fn find(&self, key: u64) -> Option<(usize, &AtomicU64, &Facts)> {
-        let mut places = self.places(key);
-        let (index, slot) = places.find(|(_, slot)| slot.load(Ordering::Acquire) == key)?;
-        Some((index, slot, self.facts.get(index)?))
+        for bucket in buckets(key) {
+            let (first, slots) = self.bucket(bucket);
+            for (at, slot) in slots.iter().enumerate() {
+                // SYNC: the facts are whole for whoever sees the key.
+                if slot.load(Ordering::Acquire) == key {
+                    return Some((first + at, slot, self.facts.get(first + at)?));
+                }
+            }
+        }
+        None
     }
 
     /// Takes a free slot, fills it, and shows it.
+    #[inline]
     fn insert(&self, key: u64, fill: impl FnOnce(&Facts)) -> Option<&Facts> {
-        let free = |slot: &AtomicU64| slot.load(Ordering::Relaxed) == 0;
         let win =
             |slot: &AtomicU64| slot.compare_exchange(0, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        let place = self.places(key).find(|(_, slot)| free(slot) && win(slot));
-        let Some((index, slot)) = place else {
-            self.unknown.fetch_add(1, Ordering::Relaxed);
-            return None;
-        };
-        let facts = self.facts.get(index)?;
-        facts.told.store((facts.told.load(Ordering::Relaxed) >> 32).wrapping_add(1) << 32, Ordering::Relaxed);
-        facts.maps.store(0, Ordering::Relaxed);
-        fill(facts);
-        self.known.fetch_add(1, Ordering::Relaxed);
-        // SYNC: the facts are whole for whoever sees the key.
-        slot.store(key, Ordering::Release);
-        // SYNC: either the session that begins now sees the key, or the caller sees that session.
-        fence(Ordering::SeqCst);
-        Some(facts)
+        for bucket in buckets(key) {
+            let (first, slots) = self.bucket(bucket);
+            for (at, slot) in slots.iter().enumerate() {
+                if slot.load(Ordering::Relaxed) != 0 || !win(slot) {
+                    continue;
+                }
+                let facts = self.facts.get(first + at)?;
+                facts.told.store(next_use(facts), Ordering::Relaxed);
+                facts.maps.store(0, Ordering::Relaxed);
+                fill(facts);
+                // SYNC: the facts are whole for whoever sees the key.
+                slot.swap(key, Ordering::AcqRel);
+                // SYNC: either the session that begins now sees the key, or the caller sees that session.
+                fence_after_exchange();
+                return Some(facts);
+            }
+        }
+        self.unknown.fetch_add(1, Ordering::Relaxed);
+        None
     }
 
     /// Makes the slot free; the session that was told of it. `None` if another thread did so first.
+    #[inline]
     fn remove(&self, key: u64, slot: &AtomicU64, facts: &Facts) -> Option<u32> {
         slot.compare_exchange(key, TAKEN, Ordering::AcqRel, Ordering::Relaxed).ok()?;
-        let before = facts
-            .told
-            .swap((facts.told.load(Ordering::Relaxed) >> 32).wrapping_add(1) << 32, Ordering::AcqRel);
-        self.known.fetch_sub(1, Ordering::Relaxed);
+        let before = facts.told.swap(next_use(facts), Ordering::AcqRel);
         slot.store(0, Ordering::Release);
         Some(before as u32)
     }
@@ -219,7 +248,6 @@ impl Table {
 }
 
 /// Remembers what a call gave out, unless it failed or became part of a graph. The session that knows it already; 0 none.
-#[cold]
 pub(crate) fn note(call: &Call, at: Ticks, session: u32) -> Option<Noted> {
     let table = table()?;
     let class = given(Action::from_raw(call.action)?)?;
@@ -271,8 +299,7 @@ impl Noted {
 
 /// Forgets what a call takes back: the session that was told of it last, 0 none. `None` if it was not known. From then on no session
 /// is told, so the caller looks for the session only after this.
-#[cold]
-pub(crate) fn forget(call: &Call, at: Ticks) -> Option<u32> {
+pub(crate) fn forget(call: &Call, at: impl FnOnce() -> Ticks) -> Option<u32> {
     let table = table()?;
     let class = Action::from_raw(call.action).and_then(taken)?;
     if class == Class::Map {
@@ -285,7 +312,7 @@ pub(crate) fn forget(call: &Call, at: Ticks) -> Option<u32> {
     let key = key_of(class, name);
     let (_, slot, facts) = table.find(key)?;
     if class == Class::Physical && facts.maps.load(Ordering::Relaxed) != 0 {
-        facts.stream.store(at.0, Ordering::Relaxed);
+        let at = at();
         let told = facts.told.load(Ordering::Relaxed) as u32;
         // Its slot stays: both names have the same buckets only by chance, so it is moved.
         let (bytes, word, since) = (

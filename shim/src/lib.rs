@@ -75,9 +75,8 @@ mod trampoline;
 use gputrace_ring::record::Kind;
 use gputrace_ring::ring::Producer;
 
-/// Sends what holds for the whole process when its session begins: names of the hooks, facts for `doctor`. Every part has
-/// something to say, so it stands here, above them all; [`lanes`] calls it, and that is the only call that goes upwards.
-fn describe(producer: &mut Producer) {
+/// Sends the names of the hooks when a session begins.
+fn describe_names(producer: &mut Producer) {
     let at = producer.now();
     for (row, hook) in hooks::HOOKS.iter().enumerate() {
         let (name, runtime) = (hook.name.to_bytes(), hook.runtime.as_bytes());
@@ -87,6 +86,11 @@ fn describe(producer: &mut Producer) {
         let number = u64::from(nccl::call::FIRST_API) + row as u64;
         producer.push_raw(at, Kind::Api, &[&number.to_ne_bytes(), hook.name.to_bytes(), b"\0"]);
     }
+}
+
+/// Sends facts of the process for `doctor` when its session begins. Every part has something to say, so it stands here, above them all;
+/// [`lanes`] calls these two, and these are the only calls that go upwards.
+fn describe_facts(producer: &mut Producer) {
     hooks::loader::describe(producer);
     callsite::describe(producer);
 }

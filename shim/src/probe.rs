@@ -7,6 +7,7 @@ use crate::auxiliary::AUXILIARY;
 use crate::callsite;
 use crate::captures;
 use crate::device_code::{self, Told};
+use crate::devices;
 use crate::lanes::{self, Lane};
 use crate::ledger::{self, Noted};
 use crate::mark;
@@ -39,8 +40,12 @@ pub(crate) fn acquire(
     run: impl FnOnce() -> i32,
     fill: impl FnOnce(&mut Draft, bool),
 ) -> i32 {
-    if session::is_asleep() && !(ledger::is_kept() && ledger::given(action).is_some()) {
-        return run();
+    if session::is_asleep() {
+        return if ledger::given(action).is_none() || !ledger::is_kept() {
+            run()
+        } else {
+            acquire_asleep(start, row, action, run, fill)
+        };
     }
     let mark = Mark::new();
     let Some(inside) = enter(&mark) else { return run() };
@@ -83,6 +88,48 @@ pub(crate) fn acquire(
     result
 }
 
+/// As [`acquire`] while nobody records: what was given out is remembered, and recorded only if a session has begun meanwhile.
+#[inline]
+fn acquire_asleep(
+    start: Start,
+    row: u16,
+    action: Action,
+    run: impl FnOnce() -> i32,
+    fill: impl FnOnce(&mut Draft, bool),
+) -> i32 {
+    let mark = Mark::new();
+    let Some(inside) = enter(&mark) else { return run() };
+    let result = run();
+    drop(inside);
+    if result != 0 && session::is_asleep() {
+        return result;
+    }
+    let mut draft = Draft::new(row, action);
+    fill(&mut draft, result == 0);
+    draft.call.result = result;
+    let noted = draft.note(session::about_now(), 0);
+    if session::is_asleep() {
+        return result;
+    }
+    woken(start, draft, noted);
+    result
+}
+
+/// A call that began asleep ends awake: where a session has begun meanwhile, either it has been told what was noted, or we tell it.
+#[cold]
+#[inline(never)]
+fn woken(start: Start, draft: Draft, noted: Option<Noted>) {
+    let Some(mut lane) = lanes::lane(start) else { return };
+    let is_ours = noted.is_none_or(|noted| noted.is_mine_to_tell(lane.session() as u32));
+    if !is_ours {
+        return;
+    }
+    if draft.call.result == 0 && Action::from_raw(draft.call.action).is_some_and(makes_mappings) {
+        lane.mappings_changed();
+    }
+    draft.send(&mut lane);
+}
+
 /// Records that a function takes something back, and calls it.
 #[inline]
 pub(crate) fn release(
@@ -91,19 +138,23 @@ pub(crate) fn release(
     run: impl FnOnce() -> i32,
     fill: impl FnOnce(&mut Draft, bool),
 ) -> i32 {
-    if session::is_asleep() && !(ledger::is_kept() && ledger::taken(action).is_some()) {
+    let is_kept = ledger::taken(action).is_some() && ledger::is_kept();
+    if session::is_asleep() && !is_kept {
         return run();
     }
     let mark = Mark::new();
     let Some(inside) = enter(&mark) else { return run() };
     let mut draft = Draft::new(row, action);
-    let is_kept = ledger::is_kept() && ledger::taken(action).is_some();
     let early = if is_kept { None } else { lanes::lane(Start::OnlyIfLive) };
     if early.is_none() && !is_kept {
         return run();
     }
     fill(&mut draft, true);
-    let told = if is_kept { ledger::forget(&draft.call, session::now()) } else { None };
+    let told = if is_kept { ledger::forget(&draft.call, session::about_now) } else { None };
+    // After that: a session that begins from here on is told nothing of it.
+    if session::is_asleep() {
+        return run();
+    }
     let Some(mut lane) = early.or_else(|| lanes::lane(Start::OnlyIfLive)) else { return run() };
     // A session that was never told of it needs no word of its end.
     if told.is_some_and(|told| told != lane.session() as u32) {
@@ -269,7 +320,7 @@ impl Draft {
     /// Has the call remembered for who attaches later.
     fn note(&mut self, at: Ticks, session: u32) -> Option<Noted> {
         if !self.device_known && self.call.result == 0 {
-            self.device(current_device().into());
+            self.device(devices::only().unwrap_or_else(|| current_device().into()));
         }
         let tls = tls::here();
         if tls.capturing.get() != 0 {

@@ -26,6 +26,19 @@ pub(crate) struct Ring {
     pub(crate) identity: Identity,
 }
 
+/// Where a ring may be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Places {
+    All,
+    /// In `/dev/shm`, with a name: its descriptor need not be the process's own.
+    Shared,
+}
+
+/// What the ring says of the process; for a thread of it.
+pub(crate) fn writer() -> map::Writer {
+    map::Writer { pid: kernel::process_id(), start_time: start_time(), pid_namespace: pid_namespace() }
+}
+
 /// Which file it is, whatever its name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Identity {
@@ -51,7 +64,7 @@ impl Identity {
 
 impl Ring {
     /// A ring that this clock stamps, with a name that no other of this process has.
-    pub(crate) fn make(clock: Clock) -> Result<Ring, &'static [u8]> {
+    pub(crate) fn make(clock: Clock, writer: map::Writer, places: Places) -> Result<Ring, &'static [u8]> {
         let wanted = config::RING_BYTES.number().unwrap_or(RING_BYTES).max(LEAST_RING_BYTES);
         // A file that grows beyond it is no error but a signal, which ends programs.
         let limit = kernel::limit(libc::RLIMIT_FSIZE);
@@ -59,13 +72,20 @@ impl Ring {
             return Err(b"the limit of file sizes (ulimit -f) leaves no room for the ring (1 MiB is enough)");
         }
         let wanted = wanted.min(limit);
-        let pid = kernel::process_id();
         let now = clock.now().0;
-        let name =
-            Text::<128>::new().add(b"gputrace.").number(pid.into()).add(b".").number(now).add(b".ring");
-        Ring::in_folder(b"/dev/shm/", &name, wanted, pid, clock)
-            .or_else(|| Ring::in_memory(wanted, pid, clock))
-            .or_else(|| Ring::in_folder(b"/tmp/", &name, wanted, pid, clock))
+        let name = Text::<128>::new()
+            .add(b"gputrace.")
+            .number(writer.pid.into())
+            .add(b".")
+            .number(now)
+            .add(b".ring");
+        let shared = Ring::in_folder(b"/dev/shm/", &name, wanted, writer, clock);
+        if places == Places::Shared {
+            return shared.ok_or(b"no room for the ring in /dev/shm (1 MiB is enough)");
+        }
+        shared
+            .or_else(|| Ring::in_memory(wanted, writer, clock))
+            .or_else(|| Ring::in_folder(b"/tmp/", &name, wanted, writer, clock))
             .ok_or(b"no room for the ring in /dev/shm, in memory or in /tmp (1 MiB is enough)")
     }
 
@@ -73,14 +93,20 @@ impl Ring {
     /// process, by SIGBUS at the next write: the same user, who may as well kill it, and root. A seal against that
     /// (`F_SEAL_SHRINK`) exists for memory files only, which are gone with the process that is to be recovered. `allocate`
     /// sees to it that no full file system does the same.
-    fn in_folder(folder: &[u8], name: &Text<128>, wanted: u64, pid: u32, clock: Clock) -> Option<Ring> {
+    fn in_folder(
+        folder: &[u8],
+        name: &Text<128>,
+        wanted: u64,
+        writer: map::Writer,
+        clock: Clock,
+    ) -> Option<Ring> {
         let path = Text::<128>::new().add(folder).add(name.as_bytes());
         if path.is_full() {
             return None;
         }
         let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
         let file = File::open(path.as_c_str(), flags, 0o600).ok()?;
-        match fill(&file, wanted, pid, clock).zip(Identity::of(&file)) {
+        match fill(&file, wanted, writer, clock).zip(Identity::of(&file)) {
             Some((map, identity)) => Some(Ring { map, path, file: Some(file), is_memory: false, identity }),
             None => {
                 // We made the file, and nobody can use it.
@@ -90,22 +116,23 @@ impl Ring {
         }
     }
 
-    fn in_memory(wanted: u64, pid: u32, clock: Clock) -> Option<Ring> {
+    fn in_memory(wanted: u64, writer: map::Writer, clock: Clock) -> Option<Ring> {
         if !kernel::may_use_rare_calls() {
             return None;
         }
         let arguments = [c"gputrace".as_ptr() as usize, libc::MFD_CLOEXEC as usize, 0, 0, 0, 0];
         // SAFETY: the name ends with a zero.
         let file = File::of(unsafe { kernel::call(libc::SYS_memfd_create, arguments) }.ok()?);
-        let map = fill(&file, wanted, pid, clock)?;
+        let map = fill(&file, wanted, writer, clock)?;
         let identity = Identity::of(&file)?;
-        let path = Text::new().add(b"/proc/").number(pid.into()).add(b"/fd/").number(file.number() as u64);
+        let path =
+            Text::new().add(b"/proc/").number(writer.pid.into()).add(b"/fd/").number(file.number() as u64);
         Some(Ring { map, path, file: Some(file), is_memory: true, identity })
     }
 }
 
 /// Makes a new file a ring.
-fn fill(file: &File, wanted: u64, pid: u32, clock: Clock) -> Option<Map> {
+fn fill(file: &File, wanted: u64, writer: map::Writer, clock: Clock) -> Option<Map> {
     let bytes = wanted.min(space(file));
     if bytes < LEAST_RING_BYTES {
         return None;
@@ -119,7 +146,6 @@ fn fill(file: &File, wanted: u64, pid: u32, clock: Clock) -> Option<Map> {
     let base = kernel::map_shared(file, bytes)?;
     // SAFETY: the file keeps its zeros.
     let _ = unsafe { kernel::unlock(base, bytes) };
-    let writer = map::Writer { pid, start_time: start_time(), pid_namespace: pid_namespace() };
     // SAFETY: the file is new, so the mapping is zero, as long as asked, and never unmapped.
     let map = unsafe { Map::create(base, n_chunks, writer, clock) };
     if lock(file) {

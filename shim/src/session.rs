@@ -49,6 +49,22 @@ struct Page {
     control: AtomicPtr<Control>,
     /// Tells this process from those that it was forked from; 0 before its first session.
     tag: AtomicU32,
+    helper: Help,
+}
+
+/// The child that makes a session while the program's threads go on ([`launch::Helper`]).
+struct Help {
+    /// 0 none.
+    pid: AtomicU32,
+    scratch: AtomicPtr<u8>,
+    /// It has done what it was for.
+    is_done: AtomicU32,
+    /// It cannot: the next thread does it by itself.
+    cannot: AtomicU32,
+    /// A thread looks how it stands.
+    is_looked_at: AtomicU32,
+    /// The session it made was told nothing yet of what only a thread of the program can find out.
+    owes_facts: AtomicU32,
 }
 
 #[unsafe(link_section = "gputrace_hot_data")]
@@ -91,6 +107,12 @@ pub(crate) enum Start {
 #[inline]
 pub(crate) fn now() -> Ticks {
     Clock::from_u32(CLOCK.load(Ordering::Relaxed)).now()
+}
+
+/// Now, or a little before, for half the price.
+#[inline]
+pub(crate) fn about_now() -> Ticks {
+    Clock::from_u32(CLOCK.load(Ordering::Relaxed)).about_now()
 }
 
 /// Which frames the user wants.
@@ -224,6 +246,8 @@ pub(crate) fn choose_clock(clock: Clock) {
 pub(crate) struct Describe {
     /// What holds for the whole process, before there is a session of this generation.
     pub(crate) process: fn(Map, u64),
+    /// As much of that as needs no thread of the program.
+    pub(crate) names: fn(Map, u64),
     /// What was given out while the library slept, once there is.
     pub(crate) living: fn(Map, u64),
 }
@@ -272,6 +296,16 @@ fn fall_asleep(page: &Page) {
 #[inline(never)]
 pub(crate) fn obey(describe: Describe) {
     let (Some(page), Some(control)) = (known_page(), control()) else { return };
+    let _errno = sys::KeepErrno::new();
+    let before = kernel::block_signals(kernel::ALL_SIGNALS);
+    if !is_helped(page, control) {
+        follow(page, control, describe);
+    }
+    kernel::block_signals(before);
+}
+
+/// One thread follows the wish.
+fn follow(page: &Page, control: &Control, describe: Describe) {
     let (from, to) = match control.asked.load(Ordering::Acquire) {
         wish::WAKE => (ASLEEP, LIVE),
         wish::SLEEP => (LIVE, ASLEEP),
@@ -285,18 +319,20 @@ pub(crate) fn obey(describe: Describe) {
         }
         return;
     }
-    let _errno = sys::KeepErrno::new();
-    let before = kernel::block_signals(kernel::ALL_SIGNALS);
-    control.asked.store(wish::NOTHING, Ordering::Relaxed);
     if to == LIVE {
+        control.state.store(wish::CHANGING, Ordering::Relaxed);
         kernel::look_for_filter();
         let options = control::options(control);
-        if environment::put_before(&options) {
+        if !environment::put_before(&options) {
+            control.asked.store(wish::NOTHING, Ordering::Relaxed);
+            return step_aside(page, b"there is no memory for a session");
+        }
+        if page.helper.cannot.swap(0, Ordering::Relaxed) != 0 || !wake(page, describe) {
+            control.asked.store(wish::NOTHING, Ordering::Relaxed);
             make(page, describe);
-        } else {
-            step_aside(page, b"there is no memory for a session");
         }
     } else {
+        control.asked.store(wish::NOTHING, Ordering::Relaxed);
         page.generation.store(OFF, Ordering::Release);
         // SAFETY: written when the session was made, by a thread that let this one come here.
         let map = unsafe { (*facts()).map };
@@ -304,7 +340,140 @@ pub(crate) fn obey(describe: Describe) {
         page.state.store(ASLEEP, Ordering::Release);
         control::answer(control, wish::ASLEEP, RECORDER.load(Ordering::Relaxed), b"");
     }
-    kernel::block_signals(before);
+}
+
+/// What a helper is told; written by the thread that starts it, which the state word lets do so alone.
+struct Waking {
+    writer: gputrace_ring::map::Writer,
+    describe: Describe,
+}
+static WAKING: Shared<MaybeUninit<Waking>> = Shared(UnsafeCell::new(MaybeUninit::uninit()));
+
+/// Has a child make the session: a thread of the program that did so would stand still for as long, a quarter of a second where the
+/// processors are busy. What needs a thread of the program, the loader's lock above all, is done here. False if there can be no
+/// such child.
+fn wake(page: &Page, describe: Describe) -> bool {
+    if config::is_off() || !kernel::may_use_rare_calls() {
+        return false;
+    }
+    read_config();
+    // SAFETY: `lookup` finds exported functions and data of these names, or null.
+    unsafe { stack::init(elf::lookup) };
+    // SAFETY: the state word lets one thread come here, and no helper is at work.
+    unsafe { (*WAKING.0.get()).write(Waking { writer: ring_file::writer(), describe }) };
+    page.helper.is_done.store(0, Ordering::Relaxed);
+    // Nobody looks before all of it is known.
+    page.helper.is_looked_at.store(1, Ordering::Relaxed);
+    let helper = launch::Helper::start(make_beside, is_made).ok();
+    if let Some(helper) = &helper {
+        page.helper.scratch.store(helper.scratch, Ordering::Relaxed);
+        page.helper.pid.store(helper.pid, Ordering::Release);
+    }
+    page.helper.is_looked_at.store(0, Ordering::Release);
+    helper.is_some()
+}
+
+/// The helper's part: the ring, and all that can be said of the process without one of its threads. From its generation on, threads write.
+fn make_beside() -> Option<(&'static CStr, kernel::File)> {
+    let (page, control) = (known_page()?, control()?);
+    // Whoever has this number is none of the threads that are gone ([`is_helper`]).
+    page.helper.pid.store(kernel::process_id(), Ordering::Release);
+    // SAFETY: written before we were started.
+    let Waking { writer, describe } = unsafe { (*WAKING.0.get()).assume_init_ref() };
+    let Ok(Ring { map, path, file: Some(file), identity, .. }) =
+        Ring::make(clock(), *writer, ring_file::Places::Shared)
+    else {
+        // The wish still stands: a thread of the program finds another place, or says why there is none.
+        page.helper.cannot.store(1, Ordering::Relaxed);
+        page.helper.is_done.store(1, Ordering::Release);
+        page.state.store(ASLEEP, Ordering::Release);
+        return None;
+    };
+    let path = remember(map, path, identity)?;
+    let generation = next_generation();
+    (describe.names)(map, generation);
+    page.helper.owes_facts.store(1, Ordering::Relaxed);
+    publish(page, generation);
+    (describe.living)(map, generation);
+    control.state.store(wish::CHANGING, Ordering::Relaxed);
+    Some((path, file))
+}
+
+/// The helper's last word.
+fn is_made(outcome: &Outcome) {
+    let (Some(page), Some(control)) = (known_page(), control()) else { return };
+    // SAFETY: the helper wrote it.
+    let path = unsafe { &(*facts()).path };
+    tell_awake(control, outcome, path);
+    page.helper.is_done.store(1, Ordering::Release);
+}
+
+/// How the session stands, for whoever asked for it.
+fn tell_awake(control: &Control, outcome: &Outcome, path: &Text<128>) {
+    note_recorder(outcome, path);
+    // Another wish may stand there by now.
+    let _ = control.asked.compare_exchange(wish::WAKE, wish::NOTHING, Ordering::Relaxed, Ordering::Relaxed);
+    control::answer(control, wish::AWAKE, RECORDER.load(Ordering::Relaxed), path.as_bytes());
+}
+
+/// Remembers the recorder, or says why there is none.
+fn note_recorder(outcome: &Outcome, path: &Text<128>) {
+    RECORDER.store(0, Ordering::Relaxed);
+    match outcome {
+        Outcome::Started(recorder) => RECORDER.store(*recorder, Ordering::Relaxed),
+        Outcome::Failed(why, error) => say_unrecorded(why, *error, path.as_bytes()),
+    }
+}
+
+/// Whether a helper is at work, or was just now: everything else is for later. Looks, and waits for nothing.
+fn is_helped(page: &Page, control: &Control) -> bool {
+    let help = &page.helper;
+    if help.pid.load(Ordering::Acquire) == 0 {
+        return false;
+    }
+    if help.is_looked_at.swap(1, Ordering::Acquire) != 0 {
+        return true;
+    }
+    let helper = launch::Helper {
+        pid: help.pid.load(Ordering::Acquire),
+        scratch: help.scratch.load(Ordering::Relaxed),
+    };
+    // One that stays has done what it was for long before it is gone.
+    let stays_on = helper.scratch.is_null() && help.is_done.load(Ordering::Acquire) != 0;
+    let is_over = helper.pid != 0 && (stays_on || helper.is_gone());
+    if is_over {
+        help.pid.store(0, Ordering::Release);
+        if help.is_done.load(Ordering::Acquire) == 0 {
+            was_ended(page, control);
+        }
+    }
+    help.is_looked_at.store(0, Ordering::Release);
+    !is_over && helper.pid != 0
+}
+
+/// Somebody has killed the helper in the middle of its work.
+fn was_ended(page: &Page, control: &Control) {
+    let outcome = Outcome::Failed(b"what should start the recorder was killed", 0);
+    if page.state.load(Ordering::Acquire) == LIVE {
+        // SAFETY: written before the session was.
+        tell_awake(control, &outcome, unsafe { &(*facts()).path });
+    } else {
+        control.asked.store(wish::NOTHING, Ordering::Relaxed);
+        step_aside(page, b"what should begin the recording was killed");
+    }
+}
+
+/// Whether this number is that of a helper, which is no thread of the program and yet writes to a line.
+pub(crate) fn is_helper(tid: u32) -> bool {
+    known_page().is_some_and(|page| page.helper.pid.load(Ordering::Acquire) == tid)
+}
+
+/// Whether the caller is to tell the session what the helper that made it could not find out: one thread is.
+pub(crate) fn takes_facts() -> bool {
+    known_page().is_some_and(|page| {
+        page.helper.owes_facts.load(Ordering::Relaxed) != 0
+            && page.helper.owes_facts.swap(0, Ordering::Relaxed) != 0
+    })
 }
 
 /// The page, if there is one, whatever stands there.
@@ -347,24 +516,16 @@ fn make(page: &Page, describe: Describe) -> bool {
         step_aside(page, b"");
         return false;
     }
-    STACKS.store(config::stacks() as u32, Ordering::Relaxed);
-    STACKS_MIN_SIZE.store(config::STACKS_MIN_SIZE.number().unwrap_or(0), Ordering::Relaxed);
-    NCCL_TIMING.store(config::is_nccl_timing_on(), Ordering::Relaxed);
-    let Ring { map, path, file, is_memory, identity } = match Ring::make(clock()) {
-        Ok(ring) => ring,
-        Err(why) => {
-            step_aside(page, why);
-            return false;
-        }
-    };
-    let next = BEGUN.load(Ordering::Relaxed);
-    let Some(slot) = SESSIONS.get(next as usize % SESSIONS.len()) else { return false };
-    // SAFETY: the state word lets one thread come here; readers wait for the generation.
-    unsafe { (*slot.0.get()).write(Facts { map, path, identity }) };
-    BEGUN.store(next.wrapping_add(1), Ordering::Release);
-    // SAFETY: written just now, and not again for many sessions.
-    let path = unsafe { &(*facts()).path };
-    map.header().stack_mode.store(STACKS.load(Ordering::Relaxed), Ordering::Relaxed);
+    read_config();
+    let Ring { map, path, file, is_memory, identity } =
+        match Ring::make(clock(), ring_file::writer(), ring_file::Places::All) {
+            Ok(ring) => ring,
+            Err(why) => {
+                step_aside(page, why);
+                return false;
+            }
+        };
+    let Some(path) = remember(map, path, identity) else { return false };
     // SAFETY: `lookup` finds exported functions and data of these names, or null.
     unsafe { stack::init(elf::lookup) };
     let generation = next_generation();
@@ -372,22 +533,18 @@ fn make(page: &Page, describe: Describe) -> bool {
         page.tag.store(generation as u32, Ordering::Relaxed);
     }
     (describe.process)(map, generation);
-    // SYNC: map and clock are visible to whoever sees the generation.
-    page.generation.store(generation, Ordering::Release);
-    page.state.store(LIVE, Ordering::Release);
-    tell_losses(page);
+    publish(page, generation);
     if let Some(control) = control() {
         // The recorder comes later, so that it finds all of this together with what other threads say meanwhile.
         (describe.living)(map, generation);
         control.state.store(wish::CHANGING, Ordering::Relaxed);
     }
-    RECORDER.store(0, Ordering::Relaxed);
-    match launch::start_recorder(path.as_c_str(), file.as_ref()) {
-        Outcome::Started(recorder) => RECORDER.store(recorder, Ordering::Relaxed),
-        Outcome::Failed(why, error) => say_unrecorded(why, error, path.as_bytes()),
-    }
-    if let Some(control) = control() {
-        control::answer(control, wish::AWAKE, RECORDER.load(Ordering::Relaxed), path.as_bytes());
+    let outcome = launch::start_recorder(path, file.as_ref());
+    // SAFETY: written just now, and not again for many sessions.
+    let path = unsafe { &(*facts()).path };
+    match control() {
+        Some(control) => tell_awake(control, &outcome, path),
+        None => note_recorder(&outcome, path),
     }
     // A memory file that no recorder has is found by its descriptor alone.
     if let Some(file) = file
@@ -396,6 +553,33 @@ fn make(page: &Page, describe: Describe) -> bool {
         file.keep();
     }
     true
+}
+
+/// What the user wants of the session that begins.
+fn read_config() {
+    STACKS.store(config::stacks() as u32, Ordering::Relaxed);
+    STACKS_MIN_SIZE.store(config::STACKS_MIN_SIZE.number().unwrap_or(0), Ordering::Relaxed);
+    NCCL_TIMING.store(config::is_nccl_timing_on(), Ordering::Relaxed);
+}
+
+/// Keeps what must be known of a new session's ring; its path.
+fn remember(map: Map, path: Text<128>, identity: Identity) -> Option<&'static CStr> {
+    let next = BEGUN.load(Ordering::Relaxed);
+    let slot = SESSIONS.get(next as usize % SESSIONS.len())?;
+    // SAFETY: the state word lets one come here; readers wait for the generation.
+    unsafe { (*slot.0.get()).write(Facts { map, path, identity }) };
+    BEGUN.store(next.wrapping_add(1), Ordering::Release);
+    map.header().stack_mode.store(STACKS.load(Ordering::Relaxed), Ordering::Relaxed);
+    // SAFETY: written just now, and not again for many sessions.
+    Some(unsafe { (*facts()).path.as_c_str() })
+}
+
+/// From here on threads write.
+fn publish(page: &Page, generation: u64) {
+    // SYNC: map and clock are visible to whoever sees the generation.
+    page.generation.store(generation, Ordering::Release);
+    page.state.store(LIVE, Ordering::Release);
+    tell_losses(page);
 }
 
 /// Why nothing records this session, with the kernel's error if there is one, and where its events are.

@@ -1,6 +1,6 @@
-/* Runs until its standard input ends: THREADS threads that allocate, free and map, each with books of its own, and what it held
- * before (KEPT allocations of 1 MiB). Says at its end how often it went round, and the longest round. Exits with 1 if a
- * call failed or an address was given out twice. */
+/* Runs until its standard input ends: threads (6, or as many as its argument says) that allocate, free and map, each with books of its
+ * own, and what it held before (KEPT allocations of 1 MiB). Each byte on its input is answered by the longest round since the last, in
+ * microseconds. Says at its end how often it went round. Exits with 1 if a call failed or an address was given out twice. */
 #include "../programs/api.h"
 
 #include <pthread.h>
@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { KEPT = 50, THREADS = 6, HELD = 8 };
+enum { KEPT = 50, MOST_THREADS = 64, HELD = 8 };
 static atomic_int stop;
 static atomic_long rounds, longest;
 static void *context;
@@ -55,22 +55,27 @@ static void *work(void *number)
     return NULL;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-    pthread_t threads[THREADS];
+    size_t n_threads = argc > 1 ? (size_t)atoi(argv[1]) : 6;
+    pthread_t threads[MOST_THREADS];
     CUdeviceptr kept[KEPT];
     char byte;
+    CHECK(n_threads <= MOST_THREADS);
     OK(cuInit(0));
     OK(cuDevicePrimaryCtxRetain(&context, 0));
     OK(cuCtxSetCurrent(context));
     for (int i = 0; i < KEPT; i++) OK(cuMemAlloc_v2(&kept[i], 1 << 20));
-    for (size_t i = 0; i < THREADS; i++) CHECK(pthread_create(&threads[i], NULL, work, (void *)i) == 0);
+    for (size_t i = 0; i < n_threads; i++) CHECK(pthread_create(&threads[i], NULL, work, (void *)i) == 0);
     printf("ready\n");
     fflush(stdout);
-    while (read(0, &byte, 1) == 1) {}
+    while (read(0, &byte, 1) == 1) {
+        printf("%ld\n", atomic_exchange(&longest, 0) / 1000);
+        fflush(stdout);
+    }
     stop = 1;
-    for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
+    for (size_t i = 0; i < n_threads; i++) pthread_join(threads[i], NULL);
     for (int i = 0; i < KEPT; i++) OK(cuMemFree_v2(kept[i]));
-    printf("%ld rounds, longest %ld us\n", (long)rounds, (long)longest / 1000);
+    printf("%ld rounds\n", (long)rounds);
     return 0;
 }

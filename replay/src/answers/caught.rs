@@ -251,7 +251,7 @@ pub fn section(story: &Story, caught: &[CaughtOom]) -> Option<Section> {
     }
     let advice = "an exception keeps its traceback, that keeps the frames of the failed attempt, and they keep their tensors: leave \
                   the `except` block before trying again, and keep str(error) rather than the error";
-    any.then(|| section.line(Mood::Note, advice).warn(story.doubts()))
+    any.then(|| section.line(Mood::Note, advice).warn(story.caveats()))
 }
 
 fn described(section: Section, story: &Story, oom: &CaughtOom) -> Section {

@@ -82,7 +82,7 @@ impl Side {
         let mut lines = Lines::new(definitions, Native::Hidden);
         let mut side = Side {
             path: story.path.clone(),
-            doubts: story.doubts(),
+            doubts: story.caveats(),
             figures: figures(story),
             held: vec![],
             sizes: vec![],

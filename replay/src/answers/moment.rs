@@ -67,7 +67,7 @@ pub fn stacks(view: &View, lines: &mut Lines) -> Section {
             section = section.line(Mood::Note, text);
         }
     }
-    section.warn(view.story.doubts())
+    section.warn(view.story.caveats())
 }
 
 /// Bytes and objects of each key, most first; what has none is left out.
@@ -107,7 +107,7 @@ fn held(view: &View, when: When) -> Section {
         true => section.line(Mood::Note, "nothing was held then"),
         false => section.lines(view.pictures.iter().map(|picture| (Mood::Note, line(picture)))),
     };
-    section.warn(view.story.doubts())
+    section.warn(view.story.caveats())
 }
 
 /// [`sums`] of each device, by name.
@@ -130,7 +130,7 @@ fn by(
             ("name", column, &|(_, key, ..)| Value::text(&**key)),
         ],
     );
-    Section::new(name, title).table(table.keep(ROWS.0, ROWS.1)).warn(view.story.doubts())
+    Section::new(name, title).table(table.keep(ROWS.0, ROWS.1)).warn(view.story.caveats())
 }
 
 #[cfg(test)]

@@ -172,7 +172,7 @@ impl Postmortem {
     pub fn sections(&self) -> Vec<Section> {
         if self.is_uneventful() {
             let section = Section::new("oom", "Out of memory");
-            return vec![section.line(Mood::Good, "nothing ran out of memory").warn(self.story.doubts())];
+            return vec![section.line(Mood::Good, "nothing ran out of memory").warn(self.story.caveats())];
         }
         let mut sections: Vec<Section> = self.leak_section().into_iter().collect();
         sections.extend(POSTMORTEM.iter().flat_map(|entry| entry.of(&self.story)));
@@ -254,7 +254,7 @@ impl Postmortem {
                  simulated and when most was reserved; there, what is free in segments of other streams or pools than the \
                  last request's is `isolated`, stranded or not",
             );
-        Some(section.lines(lines).warn(self.story.doubts()))
+        Some(section.lines(lines).warn(self.story.caveats()))
     }
 
     /// Whether `torch.cuda.empty_cache()` just before would have helped.

@@ -150,7 +150,7 @@ fn heading(View { story, pictures, .. }: &View) -> Vec<(Mood, String)> {
         (Mood::Note, format!("{path}: cuda:{} held {held} at {at}", picture.device))
     };
     let nothing = pictures.is_empty().then(|| (Mood::Note, format!("{path}: nothing was held then")));
-    let doubts = story.doubts().map(|doubts| (Mood::Warning, doubts));
+    let doubts = story.caveats().map(|doubts| (Mood::Warning, doubts));
     pictures.iter().map(line).chain(nothing).chain(doubts).collect()
 }
 

@@ -113,7 +113,7 @@ pub fn verdict(found: &Postmortem, load: impl FnOnce() -> Result<Trace, ImportEr
     let story = &found.story;
     let mut all = Evidence { found, story, path: quote(story.named()) }.findings(load);
     let mut worst = all.remove(0);
-    if let Some(doubts) = story.doubts() {
+    if let Some(doubts) = story.caveats() {
         worst.sure = if worst.sure.is_empty() { doubts } else { format!("{}; but {doubts}", worst.sure) };
     }
     let kind = worst.kind.names().0;
@@ -521,7 +521,8 @@ impl Evidence<'_> {
     /// How the process ended, where that was no end of its own.
     fn killed(&self) -> Option<Finding> {
         let ledger = &self.story.ledger;
-        let end = self.story.end().filter(|end| !matches!(end, End::Exit | End::Status(0)))?;
+        let end =
+            self.story.end().filter(|end| !matches!(end, End::Exit | End::Status(0) | End::Detached))?;
         let inside = ledger.open_calls.first();
         let inside_of =
             inside.map_or_else(String::new, |call| format!(", inside {}", ledger.sites.name(call.name)));
@@ -539,7 +540,9 @@ impl Evidence<'_> {
                 End::Signal(_) | End::Status(_) => {
                     "certain how it ended; its GPU memory shows no cause: no request failed, nothing grew"
                 }
-                End::Exit | End::Unseen => "its GPU memory shows no cause: no request failed, nothing grew",
+                End::Exit | End::Unseen | End::Detached => {
+                    "its GPU memory shows no cause: no request failed, nothing grew"
+                }
             }
             .into(),
             fix: None,

@@ -435,7 +435,7 @@ impl<'a> Collector<'a> {
             path: self.source.path().to_owned(),
             process: story.process.clone(),
             devices: story.devices.clone(),
-            doubts: story.doubts(),
+            doubts: story.caveats(),
             memory: memory::device_uses(story, &self.peaks, |stack| {
                 (
                     ledger::call_site(self.definitions, stack).unwrap_or_default(),

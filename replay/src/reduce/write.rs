@@ -114,7 +114,7 @@ fn about(of: &Understood<'_>, rows: &mut Rows) {
         "torch": process.torch_version,
         "ended": participant.ended,
         "complete": story.complete,
-        "doubts": story.doubts(),
+        "doubts": story.caveats(),
         "boot": process.boot,
         "start_monotonic_ns": process.start.0,
         "start_realtime_ns": process.start_realtime,

@@ -46,7 +46,7 @@ pub fn reply(
         sections.push(nothing);
     }
     let Part { title, trace, pid, rank, .. } = part(&budgets.story, vec![]);
-    let (traced, shown) = (trace.clone(), budgets.story.doubts());
+    let (traced, shown) = (trace.clone(), budgets.story.caveats());
     let json = json!({
         "schema": "gputrace.budget/1",
         "trace": traced,
@@ -98,7 +98,7 @@ fn table(budgets: &Budgets, budget: &Budget) -> Section {
         );
         section = section.line(Mood::Note, text);
     }
-    section.warn(story.doubts())
+    section.warn(story.caveats())
 }
 
 /// Rows that any of the columns has.

@@ -11,7 +11,7 @@ use crate::answers::callers::callers;
 use crate::ledger::pools::why_abandoned;
 use crate::ledger::{Account, Books, SiteId, StepSource, is_arena, is_heap};
 use crate::report::sections::pools;
-use crate::story::Story;
+use crate::story::{End, Story};
 use crate::trace::Definitions;
 use crate::trace::owners::TORCH;
 
@@ -78,8 +78,8 @@ impl Found {
             n_steps: training.map(|training| training.n_steps),
             loops: story.ledger.loops.clone(),
             can_tell: growth.can_tell(),
-            is_complete: story.complete,
-            doubts: story.doubts(),
+            is_complete: story.complete && story.end() != Some(End::Detached),
+            doubts: story.caveats(),
             asked_for_memory: asked_for_memory(story),
         };
         let rising = growth.rising();

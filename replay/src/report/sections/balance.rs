@@ -62,7 +62,7 @@ fn build(story: &Story) -> Option<Section> {
             bytes(Bytes(more))
         ),
     );
-    Some(section.table(table.keep(ROWS, 0)).warn(story.doubts()))
+    Some(section.table(table.keep(ROWS, 0)).warn(story.caveats()))
 }
 
 fn is_even(most: Bytes, least: Bytes) -> bool {

@@ -75,7 +75,7 @@ fn emptied(story: &Story) -> Option<Section> {
         }
     }
     let section = Section::new("emptied", "Given back and bought again").lines(lines);
-    (!table.rows.is_empty()).then(|| section.table(table.keep(ROWS, 3)).warn(story.doubts()))
+    (!table.rows.is_empty()).then(|| section.table(table.keep(ROWS, 3)).warn(story.caveats()))
 }
 
 fn advice(
@@ -158,7 +158,7 @@ fn misfits(story: &Story) -> Option<Section> {
                 "requests whose sizes keep changing fit no segment of the step before; what would help:",
             )
             .line(Mood::Command, format!("gputrace tune {}", quote(&story.path)))
-            .warn(story.doubts())
+            .warn(story.caveats())
     })
 }
 

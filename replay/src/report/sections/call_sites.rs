@@ -61,7 +61,7 @@ fn section(story: &Story, n_rows: usize) -> Option<Section> {
         };
         result = result.line(Mood::Note, format!("{}, {moment}", device_name(story, ordinal))).table(table);
     }
-    any.then(|| result.warn(story.doubts()))
+    any.then(|| result.warn(story.caveats()))
 }
 
 /// Somebody ran out of memory on the device.

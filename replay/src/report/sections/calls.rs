@@ -31,6 +31,6 @@ fn build(story: &Story) -> Option<Section> {
     (!table.rows.is_empty()).then(|| {
         Section::new("calls", "Calls into the driver, by the function that the program called")
             .table(table)
-            .warn(story.doubts())
+            .warn(story.caveats())
     })
 }

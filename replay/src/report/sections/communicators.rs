@@ -48,7 +48,7 @@ fn build(story: &Story) -> Option<Section> {
         Some(text) => section.line(Mood::Note, text),
         None => section,
     };
-    Some(section.table(causes(story, &books)).warn(story.doubts()))
+    Some(section.table(causes(story, &books)).warn(story.caveats()))
 }
 
 fn causes(story: &Story, books: &[(CommId, &CommBooks)]) -> Table {

@@ -49,5 +49,5 @@ fn build(story: &Story) -> Option<Section> {
             format!("{n} threads gave memory back meanwhile: what others than the collector's gave back is counted, too"),
         ),
     };
-    Some(section.warn(story.doubts()))
+    Some(section.warn(story.caveats()))
 }

@@ -14,10 +14,13 @@ fn build(story: &Story) -> Option<Section> {
         .fact("events", "events", Value::Count(ledger.n_events))
         .fact("duration_ns", "last event after", Value::Time(span));
     if let Some(end) = story.end() {
-        let mood = if matches!(end, End::Exit | End::Status(0)) { Mood::Note } else { Mood::Bad };
+        let is_fine = matches!(end, End::Exit | End::Status(0) | End::Detached);
+        let mood = if is_fine { Mood::Note } else { Mood::Bad };
         section = section.line(mood, format!("the process {}", end.text()));
     }
-    for open in &ledger.open_calls {
+    let is_over = story.end() != Some(End::Detached);
+    // Where the process runs on, it was inside of a call by chance.
+    for open in ledger.open_calls.iter().filter(|_| is_over) {
         let thread = story.threads.get(&open.thread).map_or("unknown", String::as_str);
         let site = ledger.sites.site_name(open.site);
         let text = format!(

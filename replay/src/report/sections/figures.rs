@@ -33,5 +33,5 @@ fn build(story: &Story) -> Option<Section> {
             .fact("torch_ooms", "  PyTorch out-of-memory errors", Value::Count(torch.ooms));
         section = section.lines(torch.notes.into_iter().map(|note| (Mood::Note, note)));
     }
-    Some(section.warn(story.doubts()))
+    Some(section.warn(story.caveats()))
 }

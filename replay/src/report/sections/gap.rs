@@ -29,7 +29,7 @@ fn build(story: &Story) -> Option<Section> {
     }
     let found: Vec<(u32, &Gap)> = gaps.iter().map(|gap| (gap.device, &gap.found)).collect();
     let section = section.lines(gaps.iter().map(|gap| checked(story, gap)));
-    Some(taken_apart(section, &found).warn(story.doubts()))
+    Some(taken_apart(section, &found).warn(story.caveats()))
 }
 
 fn checked(story: &Story, gap: &RecordedGap) -> (Mood, String) {

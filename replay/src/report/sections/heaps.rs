@@ -66,5 +66,5 @@ fn build(story: &Story) -> Option<Section> {
             section = section.line(Mood::Warning, text);
         }
     }
-    Some(section.table(table.keep(ROWS, 1)).warn(story.doubts()))
+    Some(section.table(table.keep(ROWS, 1)).warn(story.caveats()))
 }

@@ -39,7 +39,7 @@ fn build(story: &Story, n_rows: usize) -> Option<Section> {
         section = section.line(mood, text);
     }
     if sampled.is_empty() {
-        return Some(section.warn(story.doubts()));
+        return Some(section.warn(story.caveats()));
     }
     let note = "context, code, pools, graphs and peers are estimates: what the process was charged more after it had made or \
                 loaded such; unaccounted is the rest, with its sign";
@@ -51,7 +51,7 @@ fn build(story: &Story, n_rows: usize) -> Option<Section> {
             section = section.line(mood, text);
         }
     }
-    Some(section.warn(story.doubts()))
+    Some(section.warn(story.caveats()))
 }
 
 /// How the recorder knows which of NVML's processes this one is, unless NVML knows it by its number: from

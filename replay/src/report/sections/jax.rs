@@ -60,7 +60,7 @@ fn build(story: &Story) -> Option<Section> {
     }
     let table = executables(story);
     let section = if table.rows.is_empty() { section } else { section.table(table.keep(EXECUTABLES, 1)) };
-    Some(section.warn(story.doubts()))
+    Some(section.warn(story.caveats()))
 }
 
 /// What JAX's allocator had of a device when it had most.
@@ -138,7 +138,7 @@ fn ran_out(story: &Story) -> Vec<Section> {
     let failed = used_devices(story).filter_map(|(ordinal, books)| {
         let pjrt = books.pjrt.as_ref()?;
         let oom = pjrt.ooms.last()?;
-        Some(failure(story, ordinal, books, pjrt, oom).warn(story.doubts()))
+        Some(failure(story, ordinal, books, pjrt, oom).warn(story.caveats()))
     });
     failed.collect()
 }

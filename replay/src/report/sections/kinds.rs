@@ -11,7 +11,7 @@ pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story
 fn build(story: &Story) -> Option<Section> {
     let table = kinds(story);
     (!table.rows.is_empty())
-        .then(|| Section::new("kinds", "Memory by kind").table(table).warn(story.doubts()))
+        .then(|| Section::new("kinds", "Memory by kind").table(table).warn(story.caveats()))
 }
 
 /// Physical memory, address ranges and mappings: three different things, not to be added.

@@ -42,9 +42,9 @@ fn build(story: &Story) -> Option<Section> {
         lines.push((Mood::Note, text));
     }
     if table.rows.is_empty() && lines.is_empty() {
-        return Some(section.line(Mood::Note, "no memory of a device was allocated").warn(story.doubts()));
+        return Some(section.line(Mood::Note, "no memory of a device was allocated").warn(story.caveats()));
     }
-    Some(section.table(table).warn(story.doubts()).lines(lines))
+    Some(section.table(table).warn(story.caveats()).lines(lines))
 }
 
 fn row(story: &Story, ordinal: i16, books: &DeviceBooks) -> Vec<Value> {

@@ -20,7 +20,7 @@ fn build(story: &Story) -> Vec<Section> {
         let oom = books.torch.as_ref()?.ooms.last()?;
         Some(pytorch(story, Section::new("oom", "OUT OF MEMORY"), ordinal, books, oom))
     });
-    torch.chain(refused(story)).map(|section| section.warn(story.doubts())).collect()
+    torch.chain(refused(story)).map(|section| section.warn(story.caveats())).collect()
 }
 
 fn refused(story: &Story) -> Option<Section> {

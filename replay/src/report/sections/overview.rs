@@ -15,6 +15,6 @@ fn build(story: &Story) -> Option<Section> {
         .fact("duration_ns", "from the start to the last", Value::Time(story.since_start(ledger.last)))
         .fact("calls", "calls into the driver", Value::Count(calls))
         .fact("blocks", "PyTorch blocks handed out", Value::Count(ledger.block_sizes().count()))
-        .warn(story.doubts());
+        .warn(story.caveats());
     Some(section)
 }

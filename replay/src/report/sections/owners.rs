@@ -29,7 +29,7 @@ fn at_oom(story: &Story) -> Option<Section> {
         }
     }
     (!table.rows.is_empty())
-        .then(|| Section::new("owners_at_oom", "Who held the device then").table(table).warn(story.doubts()))
+        .then(|| Section::new("owners_at_oom", "Who held the device then").table(table).warn(story.caveats()))
 }
 
 fn build(story: &Story) -> Option<Section> {
@@ -59,5 +59,5 @@ fn build(story: &Story) -> Option<Section> {
     if table.rows.is_empty() {
         return None;
     }
-    Some(Section::new("owners", "Memory by owner").table(table).warn(story.doubts()))
+    Some(Section::new("owners", "Memory by owner").table(table).warn(story.caveats()))
 }

@@ -27,7 +27,7 @@ fn build(story: &Story) -> Option<Section> {
     }
     any.then(|| {
         let text = "exact for the same requests: blocks of PyTorch, without what its cache and others hold beside them";
-        section.line(Mood::Note, text).warn(story.doubts())
+        section.line(Mood::Note, text).warn(story.caveats())
     })
 }
 

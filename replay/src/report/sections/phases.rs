@@ -48,7 +48,7 @@ fn build(story: &Story) -> Option<Section> {
                     (PyTorch's backward pass) belong to the thread that spoke last";
         section = section.line(Mood::Note, note);
     }
-    (!section.items.is_empty()).then(|| section.warn(story.doubts()))
+    (!section.items.is_empty()).then(|| section.warn(story.caveats()))
 }
 
 /// PyTorch's segments are shown by the blocks in them, as in the table of call sites.

@@ -29,7 +29,7 @@ fn build(story: &Story) -> Option<Section> {
         );
         section = section.line(Mood::Warning, text);
     }
-    Some(section.warn(story.doubts()))
+    Some(section.warn(story.caveats()))
 }
 
 /// `segment_pool_id`, as PyTorch writes it.

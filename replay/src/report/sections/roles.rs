@@ -40,7 +40,7 @@ fn build(story: &Story) -> Option<Section> {
         let text = "no backward pass was seen: roles are those of inference, by place, lifetime and reuse (docs/ROLES.md)";
         section = section.line(Mood::Note, text);
     }
-    Some(section.warn(story.doubts()))
+    Some(section.warn(story.caveats()))
 }
 
 fn moment(story: &Story, device: &DeviceLifetimes) -> String {

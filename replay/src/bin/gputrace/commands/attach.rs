@@ -6,9 +6,11 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{ArgMatches, Args, ValueEnum};
-use gputrace_recorder::attach::{Answered, Page, Refusal, processes};
+use gputrace_recorder::attach::{Answered, Page, Refusal, Seen, processes};
 use gputrace_recorder::variables;
 use gputrace_schemas::printable::{Screen, printable};
+
+use serde_json::{Value, json};
 
 use super::Verb;
 use crate::show::{CANNOT_KNOW, complain};
@@ -63,11 +65,18 @@ pub(super) struct DetachArgs {
 }
 
 /// Lists the processes of this machine that use a GPU, and whether they are or can be recorded
+///
+/// Of each that cannot be recorded: why, and what to change.
 #[derive(Args)]
 #[command(after_help = "\
-Example:
-  gputrace ps")]
-pub(super) struct PsArgs {}
+Examples:
+  gputrace ps
+  gputrace ps --json | jq '.processes[] | select(.can_attach) | .pid'")]
+pub(super) struct PsArgs {
+    /// JSON for scripts (docs/schemas/ps.v1.json)
+    #[arg(long)]
+    json: bool,
+}
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Stacks {
@@ -165,18 +174,47 @@ fn lives(pid: u32) -> bool {
     stat.rsplit(')').next().is_some_and(|rest| !rest.trim_start().starts_with(['Z', 'X']) && !rest.is_empty())
 }
 
-fn ps(_: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
-    let seen = processes();
-    if seen.is_empty() {
-        writeln!(out, "no process that we may look at uses a GPU")?;
+fn ps(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
+    let args: PsArgs = super::parsed(matches)?;
+    let listing = processes();
+    if args.json {
+        let processes: Vec<Value> = listing.processes.iter().map(as_json).collect();
+        let answer = json!({ "schema": "gputrace.ps/1", "processes": processes, "unseen": listing.n_unseen });
+        writeln!(out.json(), "{answer}")?;
         return Ok(ExitCode::SUCCESS);
     }
-    writeln!(out, "{:>8}  {:<15}  {:<10}  ", "PID", "NAME", "STATE")?;
-    for process in seen {
-        let (name, what) = (printable(&process.name), printable(&process.what));
-        writeln!(out, "{:>8}  {name:<15}  {:<10}  {what}", process.pid, process.state)?;
+    if listing.processes.is_empty() {
+        writeln!(out, "no process that we may look at uses a GPU")?;
+    } else {
+        writeln!(out, "{:>8}  {:<15}  {:<10}  ", "PID", "NAME", "STATE")?;
+    }
+    for process in &listing.processes {
+        let trace = process.trace.as_ref().map(|trace| format!("to {}", trace.display()));
+        let what: Vec<&str> =
+            trace.iter().chain(&process.why).map(String::as_str).chain([&*process.remedy]).collect();
+        let (name, what) = (printable(&process.name), what.join(": "));
+        writeln!(out, "{:>8}  {name:<15}  {:<10}  {}", process.pid, process.state, printable(&what))?;
+    }
+    if listing.n_unseen != 0 {
+        let n = listing.n_unseen;
+        writeln!(out, "{n} processes of others may not be looked at: root sees whether they use a GPU")?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn as_json(process: &Seen) -> Value {
+    json!({
+        "pid": process.pid,
+        "own_pid": process.own_pid,
+        "name": process.name,
+        "user": process.user,
+        "state": process.state,
+        "can_attach": process.can_attach,
+        "why": process.why,
+        "remedy": process.remedy,
+        "trace": process.trace.as_ref().map(|trace| trace.display().to_string()),
+        "used_bytes": process.used,
+    })
 }
 
 fn short(trace: &Path) -> String {

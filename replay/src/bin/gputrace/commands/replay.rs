@@ -136,7 +136,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
 
 /// Whether a trace has all that was asked for: what is lost may be what does not fit.
 fn is_whole(path: &Path) -> Gate {
-    let doubts = Story::read(path).ok().and_then(|story| story.doubts());
+    let doubts = Story::read(path).ok().and_then(|story| story.caveats());
     doubts.map_or(Gate::Passes, |doubts| Gate::cannot_know(&path.display().to_string(), &doubts))
 }
 
