@@ -5,7 +5,7 @@
 //! (`PTRACE_MODE_READ`; yama's `ptrace_scope` does not matter for that). Everything on it was written by the process, and is
 //! checked as any foreign text is.
 
-use crate::process;
+use crate::{late, process};
 use gputrace_ring::control::{self, Control};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -36,6 +36,19 @@ pub enum Refusal {
     /// The library is not there, or does not sleep.
     #[error("{0}")]
     NotAsleep(String),
+    /// The library is not there, and cannot be brought there.
+    #[error("process {pid} was started without libgputrace.so, and cannot be given it now: {why}")]
+    NotLate {
+        /// The process.
+        pid: u32,
+        /// Why, and what to change.
+        why: String,
+    },
+    /// The library is not there, and was not asked to come.
+    #[error(
+        "process {0} has not loaded libgputrace.so: start it with LD_PRELOAD=libgputrace.so and GPUTRACE=dormant to be able to attach later"
+    )]
+    NotLoaded(u32),
     /// Another attacher holds the page.
     #[error(
         "another gputrace is attaching to process {0}, or detaching, just now: try again when it is done"
@@ -118,7 +131,7 @@ impl Page {
                 return Ok(page);
             }
         }
-        Err(Refusal::NotAsleep(why_not(pid)))
+        Err(why_not(pid))
     }
 
     /// Of the right kind, and not one that the process has inherited.
@@ -148,6 +161,18 @@ impl Page {
     fn write(&self, at: usize, bytes: &[u8]) -> Result<(), Refusal> {
         let written = self.file.write_all_at(bytes, at as u64);
         written.map_err(|source| Refusal::Page { pid: self.pid, source })
+    }
+
+    /// Whether the library came into the process late.
+    #[must_use]
+    pub fn is_late(&self) -> bool {
+        self.word(offset_of!(Control, is_late)).is_ok_and(|it| it == 1)
+    }
+
+    /// Whether the library came into the process late, and no call of the program's leads to it: then nobody hears a wish.
+    #[must_use]
+    pub fn is_unheard(&self) -> bool {
+        self.is_late() && self.word(offset_of!(Control, words)).is_ok_and(|it| it == 0)
     }
 
     /// How the library stands.
@@ -278,7 +303,7 @@ fn is_trace(path: &std::path::Path) -> bool {
 }
 
 /// Gone, or dead and not waited for.
-fn is_over(pid: u32) -> bool {
+pub(crate) fn is_over(pid: u32) -> bool {
     process::stat(pid).is_none_or(|stat| matches!(stat.state, 'Z' | 'X'))
 }
 
@@ -292,7 +317,7 @@ fn field(pid: u32, name: &str) -> Option<String> {
     Some(status.lines().find_map(|line| line.strip_prefix(name))?.trim().to_owned())
 }
 
-fn why_hidden(pid: u32) -> String {
+pub(crate) fn why_hidden(pid: u32) -> String {
     let uid = fs::metadata(format!("/proc/{pid}")).map(|data| data.uid()).ok();
     let ours = rustix::process::geteuid().as_raw();
     let real = field(pid, "Uid:").and_then(|line| line.split_whitespace().next()?.parse::<u32>().ok());
@@ -306,27 +331,27 @@ fn why_hidden(pid: u32) -> String {
 }
 
 /// Why a process has no page.
-fn why_not(pid: u32) -> String {
+fn why_not(pid: u32) -> Refusal {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
     let switch = environment.split(|byte| *byte == 0).find_map(|it| it.strip_prefix(b"GPUTRACE="));
     if !maps.contains("libgputrace.so") {
-        return format!(
-            "process {pid} has not loaded libgputrace.so: start it with LD_PRELOAD=libgputrace.so and GPUTRACE=dormant to be able to attach later"
-        );
+        return Refusal::NotLoaded(pid);
     }
     if switch != Some(b"dormant") {
         let is_recorded = maps.lines().any(is_ring);
         let how =
             if is_recorded { "it is being recorded since its start" } else { "its library does not sleep" };
-        return format!("{how}: only a process with GPUTRACE=dormant can be attached to (process {pid})");
+        return Refusal::NotAsleep(format!(
+            "{how}: only a process with GPUTRACE=dormant can be attached to (process {pid})"
+        ));
     }
     if maps.contains(&*control::NAME.to_string_lossy()) {
-        return format!(
+        return Refusal::NotAsleep(format!(
             "process {pid} has closed the descriptor of its control page (it closes all that it does not know): it cannot be reached"
-        );
+        ));
     }
-    format!("process {pid} has no memory of a GPU yet: it can be attached to once it has")
+    Refusal::NotAsleep(format!("process {pid} has no memory of a GPU yet: it can be attached to once it has"))
 }
 
 /// A line of `/proc/PID/maps` for a ring.
@@ -378,8 +403,11 @@ fn seen(pid: u32) -> Option<Seen> {
         Err(Refusal::NotAsleep(_)) if maps.lines().any(is_ring) => {
             ("recorded", "from its start; `gputrace top` shows it".to_owned())
         }
-        Err(Refusal::NotAsleep(why)) if has_library => ("loaded", why),
-        Err(Refusal::NotAsleep(why)) => ("not loaded", why),
+        Err(Refusal::NotLoaded(_)) => match late::possible(pid) {
+            Ok(()) => ("late", format!("attachable: late; gputrace attach {pid} brings the library in")),
+            Err(why) => ("not loaded", why.to_string()),
+        },
+        Err(Refusal::NotAsleep(why)) => ("loaded", why),
         Err(why) => ("hidden", why.to_string()),
     };
     Some(Seen { pid, name, state, what })

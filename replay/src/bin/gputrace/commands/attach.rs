@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::{ArgMatches, Args, ValueEnum};
 use gputrace_recorder::attach::{Answered, Page, Refusal, processes};
-use gputrace_recorder::variables;
+use gputrace_recorder::{late, variables};
 use gputrace_schemas::printable::{Screen, printable};
 
 use super::Verb;
@@ -92,7 +92,10 @@ fn attach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         options.push((name(variables::STACKS), word.to_owned()));
     }
     let pid = args.pid;
-    let asked = Page::find(pid).and_then(|page| {
+    // Without it only a library that is there can be asked.
+    let library = super::record::library().unwrap_or_default();
+    let patience = Duration::from_secs(args.timeout.into());
+    let asked = late::find(pid, &library, patience).and_then(|page| {
         let answered = page.wake(&options, Duration::from_secs(args.timeout.into()))?;
         Ok((page, answered))
     });
@@ -127,9 +130,11 @@ fn detach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: DetachArgs = super::parsed(matches)?;
     let (pid, patience) = (args.pid, Duration::from_secs(args.timeout.into()));
     let until = Instant::now() + patience;
+    // Without it only a library that is there can be asked.
+    let library = super::record::library().unwrap_or_default();
     let asked = Page::find(pid).and_then(|page| {
         let found = (page.trace(), page.ring(), page.recorder().filter(|it| lives(*it)));
-        Ok((page.sleep(patience)?, found))
+        Ok((late::sleep(&page, pid, &library, patience)?, found))
     });
     let (trace, ring, recorder) = match asked {
         Ok((Answered::Yes, found)) => found,
