@@ -179,6 +179,15 @@ fn threads_that_are_linked_to_the_driver_are_recorded_from_attach_on() {
 }
 
 #[test]
+fn a_program_that_ends_while_it_is_attached_to_has_a_whole_trace() {
+    let folder = folder("ends");
+    let program = words(&folder);
+    attach(&folder, &program.pid());
+    assert_eq!(program.end(), "as it was\n");
+    assert!(folder.traces(1)[0].is_complete());
+}
+
+#[test]
 fn a_library_of_pythons_is_recorded_from_attach_on() {
     const SCRIPT: &str = "
 import ctypes, sys
@@ -186,19 +195,31 @@ library = ctypes.CDLL(sys.argv[1])
 library.go(1)
 print('ready', flush=True)
 while line := sys.stdin.readline():
-    library.go(int(line))
+    if line.startswith('/'):
+        library = ctypes.CDLL(line.strip())
+    else:
+        library.go(int(line))
     print(library.words_changed(), flush=True)
 ";
     let folder = folder("python");
     let library = compile(&folder, "words.c", "libwords.so", &["-DLIBRARY", "-shared", "-fPIC", "-ldl"]);
     let mut python = Command::new("python3");
-    let mut program = Program::start(&folder, python.args(["-c", SCRIPT]).arg(library));
+    let mut program = Program::start(&folder, python.args(["-c", SCRIPT]).arg(&library));
     for round in 1..=rounds(5) {
         attach(&folder, &program.pid());
         assert_eq!(program.ask("7"), OURS, "words are ours in round {round}");
         assert_eq!(detach(&folder, &program.pid()), (7, 7), "round {round}");
         assert_eq!(program.ask("7"), "0", "words are the program's after round {round}");
     }
+    // A library that is loaded later looks up the driver's functions before anybody can look at it.
+    attach(&folder, &program.pid());
+    let later = folder.path().join("liblater.so");
+    fs::copy(&library, &later).expect("a copy");
+    assert_eq!(program.ask(later.to_str().expect("text")), OURS);
+    program.ask("9");
+    let (given, taken) = detach(&folder, &program.pid());
+    assert_eq!((given, taken), (9, 9));
+    assert_eq!(program.ask("7"), "0");
     program.end();
 }
 

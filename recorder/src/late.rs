@@ -99,7 +99,9 @@ fn bring(pid: u32, library: &Path, patience: Duration) -> Result<Page, Refusal> 
 
     let no = |why: &str| Refusal::NotLate { pid, why: why.to_owned() };
     let _alone = alone(pid)?;
-    let begun = Late::prepare(pid)?.begin(library, SERVES)?;
+    let late = Late::prepare(pid)?;
+    finds_recorder(pid)?;
+    let begun = late.begin(library, SERVES)?;
     let until = Instant::now() + patience;
     loop {
         match begun.said() {
@@ -126,6 +128,24 @@ fn bring(pid: u32, library: &Path, patience: Duration) -> Result<Page, Refusal> 
     }
 }
 
+/// The process starts the recorder, which is this program, by its path: in a container of its own it may not find it.
+#[cfg(target_arch = "x86_64")]
+fn finds_recorder(pid: u32) -> Result<(), Refusal> {
+    use std::os::unix::fs::MetadataExt;
+
+    let own = std::env::current_exe().unwrap_or_default();
+    let there = Path::new(&format!("/proc/{pid}/root")).join(own.strip_prefix("/").unwrap_or(&own));
+    let file = |path: &Path| path.metadata().map(|it| (it.dev(), it.ino())).ok();
+    if file(&there).is_some() && file(&there) == file(&own) {
+        return Ok(());
+    }
+    let own = own.display();
+    let why = format!(
+        "in its container there is no {own}, which is to write the trace: attach from inside of it, with gputrace installed there"
+    );
+    Err(Refusal::NotLate { pid, why })
+}
+
 /// One attacher at a time: the name is free again when it ends, however it does.
 #[cfg(target_arch = "x86_64")]
 fn alone(pid: u32) -> Result<std::os::unix::net::UnixListener, Refusal> {
@@ -143,6 +163,7 @@ fn in_words(answer: u64) -> String {
         late::PRELOADED => "the library is there already, and does not sleep".to_owned(),
         late::NO_DRIVER => "it has unloaded the CUDA driver".to_owned(),
         late::REFUSED => "the library stepped aside in it: GPUTRACE=off is set there, it has rights that its user does not have, or there is no memory".to_owned(),
+        late::NO_WORDS => "no word in the data of its libraries leads to the driver: it has not called it yet, or keeps its addresses elsewhere (a heap, code made while it runs)".to_owned(),
         late::UNUSED => "nobody asked in time".to_owned(),
         late::DONE | late::AWAKE => "a recording was begun by somebody else".to_owned(),
         other => format!("the library answered {other}"),

@@ -19,3 +19,5 @@ pub const NO_DRIVER: u64 = 4;
 pub const REFUSED: u64 = 5;
 /// Nobody asked for a recording: the words were put back.
 pub const UNUSED: u64 = 6;
+/// No word of the program's libraries leads to the driver.
+pub const NO_WORDS: u64 = 7;

@@ -89,6 +89,7 @@ fn describe(producer: &mut Producer) {
         producer.push_raw(at, Kind::Api, &[&number.to_ne_bytes(), hook.name.to_bytes(), b"\0"]);
     }
     hooks::loader::describe(producer);
+    hooks::loaded::describe(producer);
     callsite::describe(producer);
 }
 

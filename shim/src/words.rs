@@ -6,7 +6,8 @@
 
 use crate::elf::{self, Object};
 use crate::kernel;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use crate::sys::KeepErrno;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 /// More than the libraries of PyTorch have in all (some 1,500: about 100 functions in 15 copies of the runtime).
 const MOST: usize = 8192;
@@ -93,6 +94,33 @@ pub(crate) fn has_servant() -> bool {
 /// A thread of ours begins to do what is asked, or ends.
 pub(crate) fn set_servant(is_there: bool) {
     SERVANT.store(if is_there { kernel::process_id() } else { 0 }, Ordering::Relaxed);
+}
+
+/// What makes the words of libraries ours that were loaded since; null before there are any.
+static LOOK: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Says what looks again.
+pub(crate) fn set_look(look: fn()) {
+    LOOK.store(look as *mut (), Ordering::Release);
+}
+
+/// To be called where the program may just have loaded a library.
+#[inline]
+pub(crate) fn look_again() {
+    if are_in_place() {
+        look_now();
+    }
+}
+
+#[cold]
+fn look_now() {
+    let look = LOOK.load(Ordering::Acquire);
+    if !look.is_null() {
+        let _errno = KeepErrno::new();
+        // SAFETY: `set_look` wrote a function of this type.
+        let look: fn() = unsafe { core::mem::transmute(look) };
+        look();
+    }
 }
 
 /// Whether words are ours.

@@ -1,6 +1,6 @@
 /* Keeps the driver's functions as a copy of the CUDA runtime does: resolved once, by `dlsym` and `cuGetProcAddress`, in words of its own
- * data. Follows its standard input: `go N` gives out and takes back N times, `words` says whether the words are as they were at first,
- * `hold N` gives out N that stay. Each answer is a line.
+ * data. Follows its standard input: `go N` gives out and takes back N times, `hold N` gives out N that stay, `drop` takes those back.
+ * Each answer is a line: how many of the words are not as they were at first.
  * Meanwhile a thread holds its breath: it calls the kernel again and again, and looks whether anything of its own has changed:
  * registers, vector registers, signal mask, signal stack, errno. With LIBRARY it is a library with `go` and `words`, and no thread. */
 #define _GNU_SOURCE
@@ -60,10 +60,18 @@ int words_changed(void)
     return n;
 }
 
+enum { HELD = 100 };
+static unsigned long long held[HELD];
+static int n_held;
+
 void hold(int n)
 {
-    unsigned long long at;
-    for (int i = 0; i < n; i++) CHECK(words.alloc(&at, 1 << 20) == 0);
+    for (int i = 0; i < n; i++) CHECK(words.alloc(&held[n_held++ % HELD], 1 << 20) == 0);
+}
+
+void drop(void)
+{
+    while (n_held) CHECK(words.free(held[--n_held]) == 0);
 }
 
 void go(int n)
@@ -133,6 +141,7 @@ int main(void)
     while (fgets(line, sizeof line, stdin)) {
         if (!strncmp(line, "go ", 3)) go(atoi(line + 3));
         if (!strncmp(line, "hold ", 5)) hold(atoi(line + 5));
+        if (!strncmp(line, "drop", 4)) drop();
         printf("%d\n", words_changed());
     }
     stop = 1;

@@ -5,7 +5,7 @@
 //!
 //! Not found: an address that code has copied to its heap or its stack, or has compiled into an instruction.
 
-use super::{loader, nccl_loader, torch};
+use super::{loader, nccl_loader, torch, unload};
 use crate::elf::{self, Object};
 use crate::session;
 use crate::{kernel, lanes, ledger, words};
@@ -72,8 +72,9 @@ pub(crate) unsafe extern "C" fn gputrace_attach_loaded(patience: u64) -> u64 {
     torch::look();
     words::set_servant(true);
     place();
-    session::tell_words(words::counts().0);
-    let answer = serve(patience);
+    let n = words::counts().0;
+    session::tell_words(n);
+    let answer = if n == 0 { late::NO_WORDS } else { serve(patience) };
     words::set_servant(false);
     answer
 }
@@ -96,6 +97,7 @@ fn serve(patience: u64) -> u64 {
 fn place() {
     for _ in 0..PATIENCE {
         if let Some(turn) = words::Turn::take() {
+            words::set_look(look_again);
             turn.begin();
             LOOKED_AT.iter().for_each(|start| start.store(0, Ordering::Relaxed));
             return look(&turn);
@@ -107,7 +109,7 @@ fn place() {
 
 /// To be called where a program may just have loaded a library: its words are made ours too.
 #[cold]
-pub(crate) fn look_again() {
+fn look_again() {
     let seen = (LOADED.load(Ordering::Relaxed), UNLOADED.load(Ordering::Relaxed));
     if elf::n_changes() == seen {
         return;
@@ -230,7 +232,8 @@ fn replacement(object: &Object, name: &CStr, slot: usize) -> Option<(usize, usiz
     let is_unresolved = object.has_code(has) && object.symbol(name).is_none();
     let target = if is_unresolved { elf::function_behind_us(name) } else { has };
     let ours = match name.to_bytes() {
-        b"dlsym" | b"dlvsym" | b"dlclose" => loader::ours_of_loader(name, target)?,
+        b"dlsym" | b"dlvsym" => loader::ours_of_loader(name, target)?,
+        b"dlclose" if target == elf::function_behind_us(name) => unload::dlclose as *const () as usize,
         bytes if bytes.starts_with(b"cu") => loader::ours_for(target)? as usize,
         bytes if bytes.starts_with(b"_Z") => torch::ours_for(name, target)?,
         bytes => nccl_loader::ours_for(nccl_loader::row_of(bytes)?, target, slot)? as usize,

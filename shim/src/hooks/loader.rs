@@ -6,7 +6,7 @@
 //! mistaken for another.
 
 use super::cuda_driver::{HOOKS, ROWS, Row};
-use super::{loaded, nccl_loader, nvshmem, pjrt, torch, unhooked};
+use super::{nccl_loader, nvshmem, pjrt, torch, unhooked};
 use crate::auxiliary::AUXILIARY;
 use crate::backward;
 use crate::elf::{self, Object};
@@ -204,7 +204,6 @@ pub(super) fn ours_of_loader(name: &CStr, target: usize) -> Option<usize> {
     let (real, ours) = match name.to_bytes() {
         b"dlsym" => (REAL_DLSYM.load(Ordering::Acquire) as usize, dlsym as *const () as usize),
         b"dlvsym" => (REAL_DLVSYM.load(Ordering::Acquire) as usize, dlvsym as *const () as usize),
-        b"dlclose" => (elf::function_behind_us(name), super::unload::dlclose as *const () as usize),
         _ => return None,
     };
     (real == target && real != 0).then_some(ours)
@@ -404,10 +403,7 @@ unsafe extern "C" fn decide(
     }
     // Who loads a library mostly looks something up in it.
     crate::stack::objects::refresh();
-    if words::are_in_place() {
-        let _errno = KeepErrno::new();
-        loaded::look_again();
-    }
+    words::look_again();
     // SAFETY: dlsym's second argument is a C string.
     let text = unsafe { crate::sys::c_bytes(name) };
     crate::callsite::note_loaded(text);
@@ -804,6 +800,5 @@ pub(crate) fn describe(producer: &mut Producer) {
     nvshmem::describe(producer);
     backward::describe(producer);
     unhooked::describe(producer);
-    loaded::describe(producer);
     describe_bypasses(producer);
 }

@@ -24,9 +24,11 @@ const NAMING: Duration = Duration::from_secs(5);
 
 /// Begins a recording of a process that runs already
 ///
-/// For a process in which libgputrace.so sleeps: it was started with LD_PRELOAD=libgputrace.so and GPUTRACE=dormant. The recording
-/// begins with its next call; what it holds then is in the trace too, as of when it was given out. `gputrace detach` ends
-/// the recording and leaves the process as it was; `gputrace ps` lists who can be attached to.
+/// If libgputrace.so sleeps in it (it was started with LD_PRELOAD=libgputrace.so and GPUTRACE=dormant), the recording begins with its
+/// next call, and what it holds then is in the trace too, as of when it was given out. If not, the library is brought in: one of its
+/// threads is stopped for less than a millisecond, no code is changed, and what it was given before is not in the trace (x86-64, glibc;
+/// the same rights as for a debugger). `gputrace detach` ends the recording and leaves the process as it was; `gputrace ps` lists who can
+/// be attached to, and why not.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -120,6 +122,15 @@ fn attach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(CANNOT_KNOW));
     };
     writeln!(out, "recording process {pid} to {}", printable(&trace.display().to_string()))?;
+    if page.is_late() {
+        writeln!(out, "  what it was given before is not in it: the library has only just come")?;
+        writeln!(
+            out,
+            "  gputrace detach {pid}   # ends it; gputrace top {} shows it meanwhile",
+            short(&trace)
+        )?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let lost = if unknown == 0 { String::new() } else { format!(", and {unknown} it had no room for") };
     writeln!(out, "  {known} allocations from before are in it{lost}")?;
     writeln!(out, "  gputrace detach {pid}   # ends it; gputrace top {} shows it meanwhile", short(&trace))?;
