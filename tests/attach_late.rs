@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use gputrace_schemas::event::{Action, EventKind};
 use gputrace_schemas::reader::Trace;
+use gputrace_skip::skip;
 use gputrace_tests::recorded::{self, Folder};
+use gputrace_tests::wheels::{self, Major};
 
 /// Of the words of `words.c`: there is no row for `cuCtxSetCurrent`.
 const OURS: &str = "5";
@@ -176,6 +178,74 @@ fn threads_that_are_linked_to_the_driver_are_recorded_from_attach_on() {
         }
         assert!(program.end().contains("rounds, longest"));
     }
+}
+
+#[test]
+fn every_release_of_the_runtime_is_recorded_linked_to_it_or_with_a_copy_in_the_program() {
+    let mut links = Vec::new();
+    for major in Major::ALL {
+        match wheels::shared(major) {
+            Ok(path) => {
+                let search = format!("-Wl,-rpath,{}", path.parent().expect("a folder").display());
+                links.push(vec![path.display().to_string(), search]);
+            }
+            Err(reason) => skip(&format!("{major:?}"), reason),
+        }
+        match wheels::fixed(major) {
+            Ok(path) => links.push([&path.display().to_string(), "-lrt", "-lm"].map(str::to_owned).into()),
+            Err(reason) => skip(&format!("static {major:?}"), reason),
+        }
+    }
+    for link in links {
+        let folder = folder("runtime");
+        let options: Vec<&str> = ["-DRUNTIME"].into_iter().chain(link.iter().map(String::as_str)).collect();
+        let program = compile(&folder, "words.c", "runtime", &[&options[..], &["-ldl"]].concat());
+        let mut program = Program::start(&folder, &mut Command::new(program));
+        for round in 1..=rounds(3) {
+            attach(&folder, &program.pid());
+            program.ask("go 20");
+            assert_eq!(detach(&folder, &program.pid()), (20, 20), "round {round}, {link:?}");
+            program.ask("go 20");
+        }
+        assert_eq!(program.end(), "as it was\n");
+    }
+}
+
+#[test]
+fn blocks_of_pytorchs_allocator_are_recorded_from_attach_on() {
+    let torch = fake_cuda::torch_dir();
+    if !torch.join("libc10_cuda.so").exists() {
+        return skip("the stand-in for PyTorch", "no C++ compiler was there to build it");
+    }
+    let folder = folder("torch");
+    let path = |file: &str| torch.join(file).display().to_string();
+    let search = [
+        format!("-Wl,-rpath-link,{}", fake_cuda::library_dir().display()),
+        format!("-Wl,-rpath,{}", torch.display()),
+    ];
+    let options = ["-DTORCH", &path("libc10_cuda.so"), &path("libc10.so"), &search[0], &search[1], "-ldl"];
+    let program = compile(&folder, "words.c", "torch", &options);
+    let mut program = Program::start(&folder, &mut Command::new(program));
+    for round in 1..=rounds(3) {
+        attach(&folder, &program.pid());
+        program.ask("go 20");
+        let (mut given, mut taken, mut requested) = (0, 0, 0);
+        succeeds(&folder, &["detach", "--timeout", "120", &program.pid()]);
+        let trace = Trace::open(folder.path().join("late.gtr")).expect("a trace");
+        for event in trace.events() {
+            match event.kind {
+                EventKind::BlockAlloc(block) => {
+                    given += 1;
+                    requested += usize::from(block.requested.is_some());
+                }
+                EventKind::BlockFree(_) => taken += 1,
+                _ => {}
+            }
+        }
+        assert_eq!((given, taken, requested), (20, 20, 20), "round {round}");
+        fs::remove_file(folder.path().join("late.gtr")).expect("it can be removed");
+    }
+    assert_eq!(program.end(), "as it was\n");
 }
 
 #[test]

@@ -2,7 +2,8 @@
  * data. Follows its standard input: `go N` gives out and takes back N times, `hold N` gives out N that stay, `drop` takes those back.
  * Each answer is a line: how many of the words are not as they were at first.
  * Meanwhile a thread holds its breath: it calls the kernel again and again, and looks whether anything of its own has changed:
- * registers, vector registers, signal mask, signal stack, errno. With LIBRARY it is a library with `go` and `words`, and no thread. */
+ * registers, vector registers, signal mask, signal stack, errno. With LIBRARY it is a library with `go` and `words_changed`, and no thread.
+ * With RUNTIME it asks a CUDA runtime, with TORCH the stand-in for PyTorch's allocator, which have such words of their own. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -19,6 +20,19 @@
 
 #define CHECK(yes) do { if (!(yes)) { fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #yes); _exit(1); } } while (0)
 
+#ifdef RUNTIME
+int cudaMalloc(unsigned long long *, size_t), cudaFree(unsigned long long);
+static void resolve(void) { CHECK(cudaFree(0) == 0); }
+static int give(unsigned long long *at, size_t bytes) { return cudaMalloc(at, bytes); }
+static int take(unsigned long long at) { return cudaFree(at); }
+int words_changed(void) { return 0; }
+#elif defined TORCH
+void *fake_torch_empty(size_t), fake_torch_delete(void *);
+static void resolve(void) { fake_torch_delete(fake_torch_empty(1 << 20)); }
+static int give(unsigned long long *at, size_t bytes) { return !(*at = (unsigned long long)fake_torch_empty(bytes)); }
+static int take(unsigned long long at) { fake_torch_delete((void *)at); return 0; }
+int words_changed(void) { return 0; }
+#else
 typedef int (*Find)(const char *, void **, int, uint64_t, void *);
 static struct {
     int (*init)(unsigned);
@@ -60,26 +74,30 @@ int words_changed(void)
     return n;
 }
 
+static int give(unsigned long long *at, size_t bytes) { return words.alloc(at, bytes); }
+static int take(unsigned long long at) { return words.free(at); }
+#endif
+
 enum { HELD = 100 };
 static unsigned long long held[HELD];
 static int n_held;
 
 void hold(int n)
 {
-    for (int i = 0; i < n; i++) CHECK(words.alloc(&held[n_held++ % HELD], 1 << 20) == 0);
+    for (int i = 0; i < n; i++) CHECK(give(&held[n_held++ % HELD], 1 << 20) == 0);
 }
 
 void drop(void)
 {
-    while (n_held) CHECK(words.free(held[--n_held]) == 0);
+    while (n_held) CHECK(take(held[--n_held]) == 0);
 }
 
 void go(int n)
 {
     unsigned long long at;
     for (int i = 0; i < n; i++) {
-        CHECK(words.alloc(&at, 12345) == 0 && at);
-        CHECK(words.free(at) == 0);
+        CHECK(give(&at, 12345) == 0 && at);
+        CHECK(take(at) == 0);
     }
 }
 
