@@ -268,7 +268,7 @@ fn who_cannot_be_attached_to_is_told_why() {
     let folder = folder("refused");
     let mut other = Command::new("sleep").arg("100").spawn().expect("it runs");
     let why = refused(&folder, &["attach", &other.id().to_string()]);
-    assert!(why.contains("has not loaded libgputrace.so"), "{why}");
+    assert!(why.contains("was started without libgputrace.so"), "{why}");
     other.kill().and_then(|()| other.wait()).expect("its end");
     let why = refused(&folder, &["attach", &other.id().to_string()]);
     assert!(why.contains("does not exist"), "{why}");

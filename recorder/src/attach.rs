@@ -7,7 +7,7 @@
 
 use crate::gpus::Gpus;
 use crate::nvml::Holder;
-use crate::process;
+use crate::{late, process};
 use gputrace_ring::control::{self, Control};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -39,6 +39,19 @@ pub enum Refusal {
     /// The library is not there, or does not sleep.
     #[error("{0}")]
     NotAsleep(String),
+    /// The library is not there, and cannot be brought there.
+    #[error("process {pid} was started without libgputrace.so, and cannot be given it now: {why}")]
+    NotLate {
+        /// The process.
+        pid: u32,
+        /// Why, and what to change.
+        why: String,
+    },
+    /// The library is not there, and was not asked to come.
+    #[error(
+        "process {0} has not loaded libgputrace.so: start it with LD_PRELOAD=libgputrace.so and GPUTRACE=dormant to be able to attach later"
+    )]
+    NotLoaded(u32),
     /// Another attacher holds the page.
     #[error(
         "another gputrace is attaching to process {0}, or detaching, just now: try again when it is done"
@@ -121,7 +134,7 @@ impl Page {
                 return Ok(page);
             }
         }
-        Err(Refusal::NotAsleep(why_not(pid)))
+        Err(why_not(pid))
     }
 
     /// Of the right kind, and not one that the process has inherited.
@@ -151,6 +164,18 @@ impl Page {
     fn write(&self, at: usize, bytes: &[u8]) -> Result<(), Refusal> {
         let written = self.file.write_all_at(bytes, at as u64);
         written.map_err(|source| Refusal::Page { pid: self.pid, source })
+    }
+
+    /// Whether the library came into the process late.
+    #[must_use]
+    pub fn is_late(&self) -> bool {
+        self.word(offset_of!(Control, is_late)).is_ok_and(|it| it == 1)
+    }
+
+    /// Whether the library came into the process late, and no call of the program's leads to it: then nobody hears a wish.
+    #[must_use]
+    pub fn is_unheard(&self) -> bool {
+        self.is_late() && self.word(offset_of!(Control, words)).is_ok_and(|it| it == 0)
     }
 
     /// How the library stands.
@@ -289,7 +314,7 @@ fn is_trace(path: &std::path::Path) -> bool {
 }
 
 /// Gone, or dead and not waited for.
-fn is_over(pid: u32) -> bool {
+pub(crate) fn is_over(pid: u32) -> bool {
     process::stat(pid).is_none_or(|stat| matches!(stat.state, 'Z' | 'X'))
 }
 
@@ -314,7 +339,7 @@ fn capabilities(pid: u32) -> u64 {
     field(pid, "CapPrm:").and_then(|hexadecimal| u64::from_str_radix(&hexadecimal, 16).ok()).unwrap_or(0)
 }
 
-fn why_hidden(pid: u32) -> String {
+pub(crate) fn why_hidden(pid: u32) -> String {
     let uid = fs::metadata(format!("/proc/{pid}")).map(|data| data.uid()).ok();
     let ours = rustix::process::geteuid().as_raw();
     let real = field(pid, "Uid:").and_then(|line| line.split_whitespace().next()?.parse::<u32>().ok());
@@ -334,10 +359,13 @@ fn why_hidden(pid: u32) -> String {
 }
 
 /// Why a process has no page.
-fn why_not(pid: u32) -> String {
+fn why_not(pid: u32) -> Refusal {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    if !maps.contains("libgputrace.so") {
+        return Refusal::NotLoaded(pid);
+    }
     let Reason { why, remedy } = reason(pid, &maps);
-    format!("process {pid} cannot be attached to: {why}: {remedy}")
+    Refusal::NotAsleep(format!("process {pid} cannot be attached to: {why}: {remedy}"))
 }
 
 /// Why a process cannot be attached to, and what to change.
@@ -552,9 +580,22 @@ fn looked_at(pid: u32) -> Look {
             seen.why = Some("it is being recorded since its start".to_owned());
             "gputrace top shows it".clone_into(&mut seen.remedy);
         }
+        Err(Refusal::NotLoaded(_)) => match late::possible(pid) {
+            Ok(()) => {
+                (seen.state, seen.can_attach) = ("late", true);
+                seen.remedy = format!("gputrace attach {pid} brings the library in");
+            }
+            Err(cannot) => {
+                let Reason { why, remedy } = reason(pid, &maps);
+                let cannot = if let Refusal::NotLate { why, .. } = cannot { why } else { cannot.to_string() };
+                seen.state = "not loaded";
+                (seen.why, seen.remedy) =
+                    (Some(format!("{why}, and cannot be given it now: {cannot}")), remedy);
+            }
+        },
         Err(Refusal::NotAsleep(_)) => {
             let Reason { why, remedy } = reason(pid, &maps);
-            seen.state = if has_library { "loaded" } else { "not loaded" };
+            seen.state = "loaded";
             (seen.why, seen.remedy) = (Some(why), remedy);
         }
         Err(Refusal::Gone(_)) => return Look::Gone,

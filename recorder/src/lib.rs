@@ -23,7 +23,10 @@ mod drain;
 pub mod fuzzing;
 mod gpus;
 mod handed_out;
+#[cfg(target_arch = "x86_64")]
+mod inject;
 mod job;
+pub mod late;
 mod limits;
 mod liveness;
 mod map_file;
@@ -36,6 +39,8 @@ mod output;
 mod pidfd;
 mod pjrt;
 mod process;
+#[cfg(target_arch = "x86_64")]
+mod ptrace;
 pub mod python_lines;
 mod record;
 mod steering;

@@ -11,7 +11,7 @@ pub const NAME: &core::ffi::CStr = c"gputrace-control";
 /// First word of the page: "gputctrl".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"gputctrl");
 /// Version of this layout.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of the file.
 pub const BYTES: usize = 4096;
 /// Bytes of the variables that come with a wish.
@@ -59,6 +59,10 @@ pub struct Control {
     pub known: AtomicU64,
     /// Allocations that there was no room to remember.
     pub unknown: AtomicU64,
+    /// 1 in a process into which the library came late.
+    pub is_late: AtomicU32,
+    /// There: words of the program's that lead to us. With none, no call does, and nobody hears a wish.
+    pub words: AtomicU32,
     /// Variables for the next session, `NAME=value`, each ended by a zero, the last by two.
     pub options: [AtomicU8; OPTIONS],
     /// Text, ended by a zero.

@@ -18,6 +18,7 @@
 pub mod brief;
 pub mod clock;
 pub mod control;
+pub mod late;
 pub mod map;
 #[cfg(loom)]
 pub mod model;

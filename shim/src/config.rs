@@ -2,6 +2,7 @@
 //!
 //! They are read when a session begins, never in a hook, and not at all where the user must not steer the program.
 
+use crate::elf;
 use crate::environment;
 use core::ffi::CStr;
 use gputrace_ring::variables;
@@ -52,9 +53,9 @@ pub(crate) fn is_off() -> bool {
         || SWITCH.value().is_some_and(|value| matches!(value.to_bytes(), b"0" | b"off" | b"false" | b"no"))
 }
 
-/// Whether the user wants the library to sleep until somebody attaches.
+/// Whether the library sleeps until somebody attaches: the user wants that, or it came late.
 pub(crate) fn is_dormant() -> bool {
-    SWITCH.value().is_some_and(|value| value.to_bytes() == b"dormant")
+    elf::is_late() || SWITCH.value().is_some_and(|value| value.to_bytes() == b"dormant")
 }
 
 /// Whether the user wants to know how long the GPU works for NCCL.

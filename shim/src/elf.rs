@@ -9,7 +9,7 @@
 
 use crate::kernel;
 use core::ffi::{CStr, c_char, c_int, c_void};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// An object the loader has mapped.
 #[derive(Clone, Copy)]
@@ -20,6 +20,8 @@ pub(crate) struct Object {
     end: usize,
     dynamic: *const Entry,
     path: *const c_char,
+    headers: *const libc::Elf64_Phdr,
+    n_headers: u16,
 }
 
 #[repr(C)]
@@ -195,9 +197,25 @@ pub(crate) unsafe extern "C" fn lookup(name: *const c_char) -> *mut c_void {
     found
 }
 
-/// The first object behind this library that `wanted` says yes to: the one that the linker would have found without us.
+/// Whether this library came into a process that ran already.
+static IS_LATE: AtomicBool = AtomicBool::new(false);
+
+/// Says that this library came into a process that ran already: it stands before nobody.
+pub(crate) fn note_late() {
+    IS_LATE.store(true, Ordering::Relaxed);
+    N_STARTUP.store(0, Ordering::Relaxed);
+}
+
+/// Whether this library came into a process that ran already.
+#[inline]
+pub(crate) fn is_late() -> bool {
+    IS_LATE.load(Ordering::Relaxed)
+}
+
+/// The first object behind this library that `wanted` says yes to: the one that the linker would have found without us. All
+/// others are, where this library came last.
 pub(crate) fn find_behind_us(mut wanted: impl FnMut(&Object) -> bool) -> Option<Object> {
-    let mut is_behind = false;
+    let mut is_behind = is_late();
     find(|object| {
         if object.is_ours() {
             is_behind = true;
@@ -219,17 +237,22 @@ pub(crate) fn function_behind_us(name: &CStr) -> usize {
 
 /// How many objects were unloaded so far. Takes the loader's lock: for cold moments only.
 pub(crate) fn n_unloaded() -> u64 {
-    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, subs: *mut c_void) -> c_int {
+    n_changes().1
+}
+
+/// How many objects were loaded and unloaded so far. Takes the loader's lock: for cold moments only.
+pub(crate) fn n_changes() -> (u64, u64) {
+    unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, counts: *mut c_void) -> c_int {
         // SAFETY: the loader describes the object for the length of this call.
         let info = unsafe { &*info };
-        // SAFETY: dl_iterate_phdr passes back what `n_unloaded` gave it.
-        unsafe { *subs.cast::<u64>() = info.dlpi_subs };
+        // SAFETY: dl_iterate_phdr passes back what `n_changes` gave it.
+        unsafe { *counts.cast::<(u64, u64)>() = (info.dlpi_adds, info.dlpi_subs) };
         1
     }
-    let mut subs = 0_u64;
-    // SAFETY: `visit` gets the number and nothing else.
-    unsafe { iterate(visit, (&raw mut subs).cast()) };
-    subs
+    let mut counts = (0_u64, 0_u64);
+    // SAFETY: `visit` gets the numbers and nothing else.
+    unsafe { iterate(visit, (&raw mut counts).cast()) };
+    counts
 }
 
 /// Objects that the loader had when the process began: it never lets go of them.
@@ -336,6 +359,8 @@ impl Object {
             end,
             dynamic,
             path: info.dlpi_name,
+            headers: info.dlpi_phdr.cast(),
+            n_headers: info.dlpi_phnum,
         })
     }
 
@@ -399,9 +424,20 @@ impl Object {
 
     /// Whether one of the object's slots for functions of others holds an address that `wanted` says yes to.
     pub(crate) fn calls(&self, mut wanted: impl FnMut(usize) -> bool) -> bool {
+        self.find_slot(|_, slot| {
+            // SAFETY: the slot lies in the object's own data.
+            wanted(unsafe { (slot as *const usize).read_unaligned() })
+        })
+    }
+
+    /// Whether `wanted` says yes to one of the object's slots for functions of others: the function's name, and where the slot is.
+    pub(crate) fn find_slot(&self, mut wanted: impl FnMut(&CStr, usize) -> bool) -> bool {
         let table = |address: i64, bytes: i64| {
             let (table, bytes) = (self.address(address)?, self.entry(bytes)?);
             Some((table as *const Relocation, bytes / size_of::<Relocation>()))
+        };
+        let (Some(strings), Some(symbols)) = (self.address(DT_STRTAB), self.address(DT_SYMTAB)) else {
+            return false;
         };
         let relative = self.entry(DT_RELACOUNT).unwrap_or(0);
         let lists = [
@@ -416,17 +452,56 @@ impl Object {
             for index in 0..n {
                 // SAFETY: the loader has just used the same table, which has `n` entries.
                 let relocation = unsafe { *table.wrapping_add(index) };
-                if !FUNCTION_SLOTS.contains(&(relocation.info as u32)) {
+                let slot = self.base.wrapping_add(relocation.offset);
+                if !FUNCTION_SLOTS.contains(&(relocation.info as u32)) || !self.contains(slot) {
                     continue;
                 }
-                let slot = self.base.wrapping_add(relocation.offset) as *const usize;
-                // SAFETY: the slot lies in the object's own data.
-                if self.contains(slot as usize) && wanted(unsafe { slot.read_unaligned() }) {
+                let symbol = (symbols as *const Symbol).wrapping_add((relocation.info >> 32) as usize);
+                // SAFETY: relocations name symbols of the object's own table.
+                let name = strings + unsafe { (*symbol).name } as usize;
+                // SAFETY: symbol names are C strings of the string table.
+                if wanted(unsafe { CStr::from_ptr(name as *const _) }, slot) {
                     return true;
                 }
             }
         }
         false
+    }
+
+    /// Its program headers of this kind, as addresses: flags, first byte, and the byte after the last.
+    fn parts(&self, kind: u32) -> impl Iterator<Item = (u32, usize, usize)> + '_ {
+        (0..usize::from(self.n_headers)).filter_map(move |index| {
+            // SAFETY: the loader's array has as many entries.
+            let header = unsafe { &*self.headers.wrapping_add(index) };
+            let start = self.base.wrapping_add(header.p_vaddr as usize);
+            let part = (header.p_flags, start, start.saturating_add(header.p_memsz as usize));
+            (header.p_type == kind).then_some(part)
+        })
+    }
+
+    /// The data that it writes to, and that is not code.
+    pub(crate) fn data(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        self.parts(libc::PT_LOAD)
+            .filter(|(flags, ..)| flags & (libc::PF_W | libc::PF_X) == libc::PF_W)
+            .map(|(_, start, end)| (start, end))
+    }
+
+    /// Whether the word at the address lies in its data.
+    pub(crate) fn has_data(&self, address: usize) -> bool {
+        self.data().any(|(start, end)| address >= start && address.saturating_add(size_of::<usize>()) <= end)
+    }
+
+    /// Whether the address is in data that the loader locks once it has filled it in (`PT_GNU_RELRO`: whole pages of it, glibc
+    /// 2.17 to 2.43, elf/dl-reloc.c).
+    pub(crate) fn is_locked(&self, address: usize) -> bool {
+        self.parts(libc::PT_GNU_RELRO)
+            .any(|(_, start, end)| (start & !(PAGE - 1)..end & !(PAGE - 1)).contains(&address))
+    }
+
+    /// Whether the address lies in its code.
+    pub(crate) fn has_code(&self, address: usize) -> bool {
+        self.parts(libc::PT_LOAD)
+            .any(|(flags, start, end)| flags & libc::PF_X != 0 && (start..end).contains(&address))
     }
 
     /// Address of an exported symbol, the first version found. `None` for what must be called to be resolved (ifunc).

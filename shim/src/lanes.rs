@@ -7,7 +7,7 @@ use crate::session::{self, Describe, Start};
 use crate::sys::{self, KeepErrno, Text};
 use crate::thread_state::Rest;
 use crate::tls::{self, Tls};
-use crate::{closers, devices, kernel, ledger, nvtx};
+use crate::{closers, devices, kernel, ledger, nvtx, words};
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering, compiler_fence};
@@ -125,7 +125,7 @@ impl Drop for Lane {
 #[unsafe(link_section = "gputrace_hot")]
 pub(crate) fn lane(start: Start) -> Option<Lane> {
     let tls = tls::here();
-    if session::is_asked() && tls.busy.get() == 0 {
+    if session::is_asked() && tls.busy.get() == 0 && !words::has_servant() {
         session::obey(DESCRIBE);
     }
     let generation = session::generation();
@@ -192,6 +192,20 @@ fn attach(tls: &'static Tls, start: Start) -> Option<Lane> {
     let (producer, rest) = lane.parts();
     nvtx::catch_up(producer, &mut rest.texts);
     Some(lane)
+}
+
+/// A library that came late sleeps from the start.
+pub(crate) fn fall_asleep() {
+    if !session::has_control() {
+        session::begin(DESCRIBE);
+    }
+}
+
+/// Does what somebody asks who attaches or detaches.
+pub(crate) fn obey() {
+    if session::is_asked() {
+        session::obey(DESCRIBE);
+    }
 }
 
 const DESCRIBE: Describe =

@@ -80,7 +80,9 @@ static PROCESSORS: Processors =
 /// Remembers which processors the process was given, before one of its threads chooses among them.
 pub(crate) fn remember_processors() {
     let words = &PROCESSORS.words;
-    let arguments = [0, size_of_val(words), words.as_ptr() as usize, 0, 0, 0];
+    // Those of the first thread: a library that comes late is loaded by another.
+    let process = kernel::process_id() as usize;
+    let arguments = [process, size_of_val(words), words.as_ptr() as usize, 0, 0, 0];
     // SAFETY: the kernel writes at most so many bytes, before any other thread reads them.
     let answer = unsafe { kernel::call(libc::SYS_sched_getaffinity, arguments) };
     PROCESSORS.bytes.store(answer.unwrap_or(0), Ordering::Relaxed);

@@ -95,6 +95,16 @@ pub(crate) fn is_kept() -> bool {
     !TABLE.load(Ordering::Relaxed).is_null()
 }
 
+/// Forgets everything: it may have been taken back unseen.
+pub(crate) fn empty() {
+    let bytes = size_of::<Table>().next_multiple_of(4096);
+    let table = TABLE.load(Ordering::Acquire);
+    if !table.is_null() {
+        // SAFETY: the table's own pages, of which all zeros are a value.
+        let _ = unsafe { kernel::advise(table.cast(), bytes, libc::MADV_DONTNEED) };
+    }
+}
+
 /// How many are known to live, and for how many there was no room.
 pub(crate) fn counts() -> (u64, u64) {
     // Counted when asked for: each of the calls meanwhile would pay for a number that is kept.

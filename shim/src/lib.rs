@@ -23,7 +23,7 @@
 //! callsite.rs        from where; backward.rs: in which operation of PyTorch's backward pass
 //! lanes.rs           a thread's place in the ring, and its memory (thread_state.rs)
 //! session.rs         the first event makes the ring (ring_file.rs) and starts the recorder (launch.rs); fork, exec
-//! control.rs         a library that sleeps is woken; ledger.rs: what lives meanwhile
+//! control.rs         a library that sleeps is woken; ledger.rs: what lives meanwhile; words.rs: who is attached to late
 //! pjrt.rs            PJRT's tables, and what is remembered of them
 //! nvtx.rs, devices.rs, device_code.rs, captures.rs, closers.rs, stack/: what a thread or a process does
 //! tls.rs, mark.rs, config.rs, environment.rs, elf.rs, kernel.rs
@@ -71,6 +71,7 @@ mod thread_state;
 mod tls;
 #[cfg(target_arch = "x86_64")]
 mod trampoline;
+mod words;
 
 use gputrace_ring::record::Kind;
 use gputrace_ring::ring::Producer;
@@ -92,6 +93,7 @@ fn describe_names(producer: &mut Producer) {
 /// [`lanes`] calls these two, and these are the only calls that go upwards.
 fn describe_facts(producer: &mut Producer) {
     hooks::loader::describe(producer);
+    hooks::loaded::describe(producer);
     callsite::describe(producer);
 }
 

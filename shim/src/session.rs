@@ -11,7 +11,7 @@ use crate::config::{self, Stacks};
 use crate::launch::{self, Outcome};
 use crate::ring_file::{Identity, Ring};
 use crate::sys::{self, Text, say};
-use crate::{control, elf, environment, kernel, ledger, ring_file, stack};
+use crate::{control, elf, environment, kernel, ledger, ring_file, stack, words};
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_int};
 use core::mem::MaybeUninit;
@@ -212,6 +212,20 @@ fn control() -> Option<&'static Control> {
     unsafe { control.cast_const().as_ref() }
 }
 
+/// Whether this process can be attached to.
+pub(crate) fn has_control() -> bool {
+    control().is_some()
+}
+
+/// Says how many words of the program's lead to us, in a process that was attached to late.
+pub(crate) fn tell_words(n: usize) {
+    if let Some(control) = control() {
+        control.words.store(n as u32, Ordering::Relaxed);
+        // SYNC: the number is there for whoever sees that it came late.
+        control.is_late.store(1, Ordering::Release);
+    }
+}
+
 fn facts() -> *const Facts {
     let last = BEGUN.load(Ordering::Acquire).wrapping_sub(1) as usize % SESSIONS.len();
     SESSIONS.get(last).map_or(core::ptr::null(), |session| session.0.get().cast_const().cast())
@@ -337,6 +351,10 @@ fn follow(page: &Page, control: &Control, describe: Describe) {
         // SAFETY: written when the session was made, by a thread that let this one come here.
         let map = unsafe { (*facts()).map };
         map.header().process.value.store(gputrace_ring::map::OFF, Ordering::Release);
+        if words::are_in_place() {
+            words::restore();
+            tell_words(0);
+        }
         page.state.store(ASLEEP, Ordering::Release);
         control::answer(control, wish::ASLEEP, RECORDER.load(Ordering::Relaxed), b"");
     }

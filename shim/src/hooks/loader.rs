@@ -14,6 +14,7 @@ use crate::lanes;
 use crate::nccl::banks;
 use crate::session::{self, Start};
 use crate::sys::{KeepErrno, Text};
+use crate::words;
 use core::ffi::{CStr, c_char, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicUsize, Ordering};
@@ -91,10 +92,14 @@ impl Range {
 /// library behind us. Our exports hide them from the linker, so they are read from the symbol tables.
 #[cold]
 pub(crate) fn find_real_dlsym() {
-    let (mut is_behind, mut n_objects) = (false, 0);
+    let (mut is_behind, mut n_objects) = (elf::is_late(), 0);
     let (mut dlsym, mut dlvsym) = (None, None);
     elf::find(|object| {
         n_objects += 1;
+        if object.is_ours() {
+            is_behind = true;
+            return false;
+        }
         if is_behind && dlsym.is_none() {
             dlsym = object.symbol(c"dlsym");
             DLSYM_OWNER.set(object);
@@ -102,11 +107,12 @@ pub(crate) fn find_real_dlsym() {
         if is_behind && dlvsym.is_none() {
             dlvsym = object.symbol(c"dlvsym");
         }
-        is_behind |= object.is_ours();
         false
     });
     // What comes later is loaded by the program itself, and is in nobody's way.
-    elf::note_startup(n_objects);
+    if !elf::is_late() {
+        elf::note_startup(n_objects);
+    }
     if let Some(address) = dlvsym {
         REAL_DLVSYM.store(address as *mut c_void, Ordering::Release);
     }
@@ -175,6 +181,32 @@ fn find_driver() {
     if let Some(driver) = elf::by_soname(DRIVER) {
         index(&driver);
     }
+}
+
+/// Learns where the driver is that the process has; false if it has none.
+#[cold]
+pub(super) fn find_loaded_driver() -> bool {
+    if !INDEXED.load(Ordering::Acquire)
+        && let Some(driver) = elf::by_soname(DRIVER)
+    {
+        index(&driver);
+    }
+    INDEXED.load(Ordering::Acquire)
+}
+
+/// Whether the address lies in the driver.
+pub(super) fn is_driver(address: usize) -> bool {
+    DRIVER_RANGE.contains(address)
+}
+
+/// Ours for the loader's own function of this name, if that is the one.
+pub(super) fn ours_of_loader(name: &CStr, target: usize) -> Option<usize> {
+    let (real, ours) = match name.to_bytes() {
+        b"dlsym" => (REAL_DLSYM.load(Ordering::Acquire) as usize, dlsym as *const () as usize),
+        b"dlvsym" => (REAL_DLVSYM.load(Ordering::Acquire) as usize, dlvsym as *const () as usize),
+        _ => return None,
+    };
+    (real == target && real != 0).then_some(ours)
 }
 
 /// To be called after objects were unloaded: forgets the driver if it was one of them. Programs load it to ask for devices,
@@ -287,7 +319,7 @@ fn remember_address(address: usize, row: u16) {
 }
 
 /// Our function for a real one; `None` for what is not a row.
-fn ours_for(address: usize) -> Option<*mut c_void> {
+pub(super) fn ours_for(address: usize) -> Option<*mut c_void> {
     if !INDEXED.load(Ordering::Acquire) {
         return None;
     }
@@ -371,6 +403,7 @@ unsafe extern "C" fn decide(
     }
     // Who loads a library mostly looks something up in it.
     crate::stack::objects::refresh();
+    words::look_again();
     // SAFETY: dlsym's second argument is a C string.
     let text = unsafe { crate::sys::c_bytes(name) };
     crate::callsite::note_loaded(text);
@@ -407,7 +440,7 @@ unsafe extern "C" fn decide(
     if handle == libc::RTLD_NEXT {
         return PASS;
     }
-    if handle == libc::RTLD_DEFAULT {
+    if handle == libc::RTLD_DEFAULT && !elf::is_late() {
         let driver_is_loaded = INDEXED.load(Ordering::Acquire) || elf::by_soname(DRIVER).is_some();
         // SAFETY: the program's own name; asked from here, it means "after us".
         let is_elsewhere = driver_is_loaded || !unsafe { real(libc::RTLD_NEXT, name) }.is_null();
@@ -489,7 +522,7 @@ unsafe fn decide_nccl(
     }
     // SAFETY: found in the C library; the C library checks the handle.
     let real: Dlsym = unsafe { core::mem::transmute(REAL_DLSYM.load(Ordering::Acquire)) };
-    let found = if handle == libc::RTLD_DEFAULT {
+    let found = if handle == libc::RTLD_DEFAULT && !elf::is_late() {
         decide_nccl as *const () as usize
     } else if version.is_null() {
         // SAFETY: the program's own arguments.

@@ -4,6 +4,7 @@ pub(crate) mod autograd;
 mod contexts;
 mod cuda_driver;
 pub(crate) mod events;
+pub(crate) mod loaded;
 pub(crate) mod loader;
 pub(crate) mod nccl;
 mod nccl_loader;

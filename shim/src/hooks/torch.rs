@@ -429,6 +429,16 @@ unsafe fn real<F: Copy>(slot: &AtomicUsize, name: &CStr) -> Option<F> {
     (address > NONE_FOUND).then(|| unsafe { core::mem::transmute_copy(&address) })
 }
 
+/// Ours for the function of `libc10.so` that has this name, if that is the one.
+pub(super) fn ours_for(name: &CStr, target: usize) -> Option<usize> {
+    let ours = match name {
+        _ if name == REPORT_USAGE => report_memory_usage as *const () as usize,
+        _ if name == REPORT_OOM => report_out_of_memory as *const () as usize,
+        _ => return None,
+    };
+    (find_real(name) == target).then_some(ours)
+}
+
 /// Address of a function of `libc10.so`; [`NONE_FOUND`] if there is none, so that it is looked for once.
 #[cold]
 fn find_real(name: &CStr) -> usize {

@@ -1,9 +1,11 @@
 //! What may be wrong with the trace, and what is wrong with the program's calls.
 
-use super::SectionEntry;
+use super::{SectionEntry, device_name};
 use crate::ledger::Ledger;
 use crate::report::model::{Mood, Section, Table, Value};
+use crate::report::words::time;
 use crate::story::Story;
+use gputrace_schemas::event::{Bytes, Nanos};
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 
@@ -47,11 +49,46 @@ fn build(story: &Story) -> Option<Section> {
         let text = format!("native frames are addresses without names: {why} (/proc/PID/maps)");
         section = section.line(Mood::Warning, text);
     }
+    if let Some(began) = attached_late(ledger) {
+        let at = time(story.since_start(began));
+        let text = format!(
+            "the library came into this process at {at}, while it ran: what the process was given before is in no other number here, and \
+             what it gives back of that is \"freed without having been seen allocated\""
+        );
+        section = section.table(before_attach(story)).line(Mood::Warning, text);
+    }
     if !ledger.notes.is_empty() {
         let text = format!("{} notes of the recording: `gputrace doctor {}`", ledger.notes.len(), story.path);
         section = section.line(Mood::Note, text);
     }
     (!section.items.is_empty()).then_some(section)
+}
+
+/// When the library came into a process that ran already.
+fn attached_late(ledger: &Ledger) -> Option<Nanos> {
+    ledger.notes.iter().find(|(_, note)| note.starts_with("attach.late=")).map(|(time, _)| *time)
+}
+
+/// The one figure that there is of what the process was given before: the driver's, as soon as it was asked, without what was handed out
+/// by then.
+fn before_attach(story: &Story) -> Table {
+    let devices = story.ledger.devices.iter();
+    let charged: Vec<_> = devices
+        .filter_map(|(ordinal, books)| {
+            let first = books.samples.first?;
+            Some((*ordinal, first.time, first.process_used?, first.tracked))
+        })
+        .collect();
+    Table::of(
+        "before_attach",
+        &charged,
+        &[
+            ("device", "device", &|it| Value::text(device_name(story, it.0))),
+            ("owner", "owner", &|_| Value::text("before attach")),
+            ("bytes", "bytes", &|it| Value::Bytes(Bytes(it.2.0.saturating_sub(it.3.0)))),
+            ("time_ns", "charged by the driver at", &|it| Value::Time(story.since_start(it.1))),
+        ],
+    )
 }
 
 /// What the recording says about stacks that were not wanted.
@@ -74,6 +111,19 @@ fn python_frames_unseen(ledger: &Ledger) -> Option<&str> {
 mod tests {
     use super::*;
     use crate::scene::recording;
+
+    #[test]
+    fn what_came_before_the_library_did_is_one_row_by_the_drivers_figure() {
+        let scene = "note attach.late=6 words: this process ran already\nAlloc addr=a bytes=1M by=app\nsample used=52M";
+        let story = Story::of("t.gtr", &recording(scene));
+        let shown = format!("{:?}", build(&story));
+        assert!(shown.contains("the library came into this process at"), "{shown}");
+        assert!(
+            shown.contains("before attach")
+                && shown.contains(&format!("{:?}", Value::Bytes(Bytes(51 << 20)))),
+            "{shown}"
+        );
+    }
 
     #[test]
     fn addresses_without_names_have_their_reason() {

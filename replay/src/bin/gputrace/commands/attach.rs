@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::{ArgMatches, Args, ValueEnum};
 use gputrace_recorder::attach::{Answered, Page, Refusal, Seen, processes};
-use gputrace_recorder::variables;
+use gputrace_recorder::{late, variables};
 use gputrace_schemas::printable::{Screen, printable};
 
 use serde_json::{Value, json};
@@ -26,9 +26,11 @@ const NAMING: Duration = Duration::from_secs(5);
 
 /// Begins a recording of a process that runs already
 ///
-/// For a process in which libgputrace.so sleeps: it was started with LD_PRELOAD=libgputrace.so and GPUTRACE=dormant. The recording
-/// begins with its next call; what it holds then is in the trace too, as of when it was given out. `gputrace detach` ends
-/// the recording and leaves the process as it was; `gputrace ps` lists who can be attached to.
+/// If libgputrace.so sleeps in it (it was started with LD_PRELOAD=libgputrace.so and GPUTRACE=dormant), the recording begins with its
+/// next call, and what it holds then is in the trace too, as of when it was given out. If not, the library is brought in: one of its
+/// threads is stopped for less than a millisecond, no code is changed, and what it was given before is not in the trace (x86-64, glibc;
+/// the same rights as for a debugger). `gputrace detach` ends the recording and leaves the process as it was; `gputrace ps` lists who can
+/// be attached to, and why not.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -101,7 +103,10 @@ fn attach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         options.push((name(variables::STACKS), word.to_owned()));
     }
     let pid = args.pid;
-    let asked = Page::find(pid).and_then(|page| {
+    // Without it only a library that is there can be asked.
+    let library = super::record::library().unwrap_or_default();
+    let patience = Duration::from_secs(args.timeout.into());
+    let asked = late::find(pid, &library, patience).and_then(|page| {
         let answered = page.wake(&options, Duration::from_secs(args.timeout.into()))?;
         Ok((page, answered))
     });
@@ -126,6 +131,15 @@ fn attach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(CANNOT_KNOW));
     };
     writeln!(out, "recording process {pid} to {}", printable(&trace.display().to_string()))?;
+    if page.is_late() {
+        writeln!(out, "  what it was given before is not in it: the library has only just come")?;
+        writeln!(
+            out,
+            "  gputrace detach {pid}   # ends it; gputrace top {} shows it meanwhile",
+            short(&trace)
+        )?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let lost = if unknown == 0 { String::new() } else { format!(", and {unknown} it had no room for") };
     writeln!(out, "  {known} allocations from before are in it{lost}")?;
     writeln!(out, "  gputrace detach {pid}   # ends it; gputrace top {} shows it meanwhile", short(&trace))?;
@@ -136,9 +150,11 @@ fn detach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: DetachArgs = super::parsed(matches)?;
     let (pid, patience) = (args.pid, Duration::from_secs(args.timeout.into()));
     let until = Instant::now() + patience;
+    // Without it only a library that is there can be asked.
+    let library = super::record::library().unwrap_or_default();
     let asked = Page::find(pid).and_then(|page| {
         let found = (page.trace(), page.ring(), page.recorder().filter(|it| lives(*it)));
-        Ok((page.sleep(patience)?, found))
+        Ok((late::sleep(&page, pid, &library, patience)?, found))
     });
     let (trace, ring, recorder) = match asked {
         Ok((Answered::Yes, found)) => found,

@@ -1,0 +1,430 @@
+//! Bringing the library into a process that runs already and was started without it.
+//!
+//! ```text
+//! a thread of it, at a call into the kernel ─ chain ─> memfd_create ─> ... its call, as if nothing had been
+//! we                                         ─ /proc/PID/fd ─> library, first code, numbers
+//! a thread, as above                         ─ chain ─> mmap, mmap
+//! a thread, as above                         ─ chain ─> pthread_create ─┐
+//! a new thread of it ───────────────── dlopen("/proc/self/fd/N"), gputrace_attach_loaded(), close, munmap
+//! ```
+//!
+//! No thread stands still for longer than it takes to read its registers and to write its new ones, which is all that is
+//! done to it ([`chain`]). What may take long, and may have to wait for the program's other threads (the loader's lock), is
+//! done by the new thread. Nothing needs a path in the process's own file system. If a step fails, what the steps before it
+//! have made is taken away again.
+
+mod chain;
+mod image;
+mod maps;
+mod threads;
+
+use crate::attach::Refusal;
+use crate::ptrace::{first_code, given};
+use chain::{Argument, Pieces, Step};
+use gputrace_ring::late;
+use image::Image;
+use maps::Maps;
+use rustix::io::Errno;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use threads::{Found, Ground};
+
+/// How long a thread is looked for that can be borrowed.
+const FINDING: Duration = Duration::from_secs(5);
+/// How long a borrowed thread may take for its calls.
+const CALLS: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+const PAGE: u64 = 4096;
+/// `MFD_EXEC` (linux/memfd.h, Linux 6.3).
+const MFD_EXEC: u64 = 0x10;
+
+/// A process into which the library is brought.
+pub(crate) struct Late {
+    pid: u32,
+    memory: File,
+    c_library: Image,
+    pieces: Pieces,
+    numbers: Vec<(usize, u64)>,
+    /// A thread has been told to make one that uses the file: it may still do so.
+    is_committed: bool,
+}
+
+/// What the new thread has begun: where it says how far it is.
+pub(crate) struct Begun {
+    file: File,
+    at: u64,
+}
+
+/// What it says.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Said {
+    /// It is at work.
+    NotYet,
+    /// One of [`late`]'s numbers.
+    Answer(u64),
+    /// The loader's words.
+    Failed(String),
+}
+
+impl Late {
+    /// Looks whether it can be done, and changes nothing.
+    ///
+    /// # Errors
+    /// It cannot: why, and what to do.
+    pub(crate) fn prepare(pid: u32) -> Result<Late, Refusal> {
+        refuse_by_status(pid)?;
+        let no = |why: &str| Refusal::NotLate { pid, why: why.to_owned() };
+        let memory = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"));
+        let memory = memory.map_err(|_| no(&why_untraceable(pid)))?;
+        let maps = Maps::of(pid).ok_or_else(|| no(&why_untraceable(pid)))?;
+        if maps.base("libcuda.so").is_none() {
+            return Err(no(
+                "it has not loaded the CUDA driver (libcuda.so.1): it can be attached to once it has",
+            ));
+        }
+        let base = maps.base("libc.so.6").or_else(|| maps.base("libc-2."));
+        let c_library = base.and_then(|base| Image::read(&memory, base));
+        let c_library = c_library.ok_or_else(|| {
+            no("its C library is not glibc for x86-64, or is a part of the program: start it with LD_PRELOAD")
+        })?;
+        let older =
+            ["libpthread", "libdl"].map(|name| maps.base(name).and_then(|base| Image::read(&memory, base)));
+        let function = |name: &str| {
+            let libraries = std::iter::once(&c_library).chain(older.iter().flatten());
+            libraries.into_iter().find_map(|library| library.function(name)).map(|code| code.start)
+        };
+        let needed = [
+            (given::DLOPEN, "dlopen"),
+            (given::DLSYM, "dlsym"),
+            (given::DLERROR, "dlerror"),
+            (given::MUNMAP, "munmap"),
+            (given::SELF, "pthread_self"),
+            (given::DETACH, "pthread_detach"),
+            (given::THREAD, "pthread_create"),
+        ];
+        let mut numbers = Vec::new();
+        for (place, name) in needed {
+            let address = function(name);
+            numbers.push((place, address.ok_or_else(|| no(&format!("its C library has no {name}")))?));
+        }
+        let piece = |code: &[u8]| {
+            c_library.find(&memory, code).ok_or_else(|| no("its C library does not look as expected"))
+        };
+        let restore = piece(&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05])?;
+        let call = piece(&[0x0f, 0x05, 0xc3])?;
+        Ok(Late { pid, memory, c_library, pieces: Pieces { restore, call }, numbers, is_committed: false })
+    }
+
+    /// Brings the library in, or has the one that is there begin anew. What then happens, [`Begun`] says.
+    ///
+    /// # Errors
+    /// It was not possible, and the process is as it was.
+    pub(crate) fn begin(mut self, library: &Path, patience: Duration) -> Result<Begun, Refusal> {
+        let maps = self.maps()?;
+        let there = maps.base("memfd:gputrace-library").and_then(|base| Image::read(&self.memory, base));
+        let entry = there.and_then(|it| Some(it.function(&late::ENTRY.to_string_lossy())?.start));
+        let content = match entry {
+            Some(_) => Vec::new(),
+            None if library.as_os_str().is_empty() => {
+                return Err(self.no("libgputrace.so is not beside gputrace, nor in ../lib: install it there, or set GPUTRACE_LIBRARY to its path"));
+            }
+            None => {
+                fs::read(library).map_err(|source| self.no(&format!("{}: {source}", library.display())))?
+            }
+        };
+        let (number, file) = self.make_file()?;
+        let placed = self.fill(&file, &content, number, entry, patience);
+        let begun = placed.and_then(|(at, base)| self.map_and_start(&file, number, at, base).map(|()| at));
+        match begun {
+            Ok(at) => Ok(Begun { file, at }),
+            Err(why) => {
+                // A thread that is made after all needs it, finds that nobody waits, and takes all away itself.
+                if !self.is_committed {
+                    // Without its content it takes no memory, even where it cannot be closed.
+                    let _ = file.set_len(0);
+                    let close = Step::Kernel(libc::SYS_close, numbers([number, 0, 0, 0, 0, 0]));
+                    let _ = self.run(&[close], b"");
+                }
+                Err(why)
+            }
+        }
+    }
+
+    /// A memory file of the process's, and the descriptor that it has there.
+    fn make_file(&self) -> Result<(u64, File), Refusal> {
+        let before = self.files();
+        let exec = match fs::read_to_string("/proc/sys/vm/memfd_noexec").map(|it| it.trim().to_owned()) {
+            Ok(level) if level == "2" => {
+                return Err(self.no("memory files may not be executed on this machine (vm.memfd_noexec=2): start it with LD_PRELOAD"));
+            }
+            Ok(_) => MFD_EXEC,
+            Err(_) => 0,
+        };
+        let flags = Argument::Number(u64::from(libc::MFD_CLOEXEC) | exec);
+        let zero = Argument::Number(0);
+        let make = Step::Kernel(libc::SYS_memfd_create, [Argument::Text, flags, zero, zero, zero, zero]);
+        self.run(&[make], late::NAME.to_bytes_with_nul())?;
+        let until = Instant::now() + CALLS;
+        loop {
+            if let Some(number) = self.files().into_iter().find(|number| !before.contains(number)) {
+                let path = format!("/proc/{}/fd/{number}", self.pid);
+                let file = OpenOptions::new().read(true).write(true).open(path);
+                return Ok((number, file.map_err(|source| self.no(&format!("its memory file: {source}")))?));
+            }
+            self.wait(until, "it could not make a memory file (memfd_create), or its thread went elsewhere")?;
+        }
+    }
+
+    /// The process's descriptors that lead to a memory file of ours.
+    fn files(&self) -> Vec<u64> {
+        let open = fs::read_dir(format!("/proc/{}/fd", self.pid)).into_iter().flatten().flatten();
+        let name = format!("/memfd:{} ", late::NAME.to_string_lossy());
+        let ours = open
+            .filter(|it| fs::read_link(it.path()).is_ok_and(|to| to.to_string_lossy().starts_with(&name)));
+        ours.filter_map(|it| it.file_name().to_str()?.parse().ok()).collect()
+    }
+
+    /// Writes the file: the library, then a page of code, then a page of numbers. Where the code lies in it, and in the process.
+    fn fill(
+        &mut self,
+        file: &File,
+        library: &[u8],
+        number: u64,
+        entry: Option<u64>,
+        patience: Duration,
+    ) -> Result<(u64, u64), Refusal> {
+        let at = (library.len() as u64).next_multiple_of(PAGE);
+        let base = self.maps()?.hole().ok_or_else(|| self.no("there is no room in its addresses"))?;
+        let mut page = vec![0_u8; PAGE as usize];
+        let create = self.numbers.pop();
+        self.numbers.extend([
+            (given::ENTRY, entry.unwrap_or(0)),
+            (given::PATIENCE, patience.as_millis() as u64),
+            (given::FILE, number),
+            (given::BASE, base),
+            (given::BYTES, 2 * PAGE),
+        ]);
+        for (place, value) in &self.numbers {
+            page[*place..*place + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        self.numbers.extend(create);
+        let path = format!("/proc/self/fd/{number}\0");
+        page[given::PATH..given::PATH + path.len()].copy_from_slice(path.as_bytes());
+        let name = late::ENTRY.to_bytes_with_nul();
+        page[given::NAME..given::NAME + name.len()].copy_from_slice(name);
+        let written = file
+            .write_all_at(library, 0)
+            .and_then(|()| file.write_all_at(first_code(), at))
+            .and_then(|()| file.write_all_at(&page, at + PAGE));
+        written.map_err(|source| self.no(&format!("its memory file: {source}")))?;
+        Ok((at + PAGE, base))
+    }
+
+    fn map_and_start(&mut self, file: &File, number: u64, numbers_at: u64, base: u64) -> Result<(), Refusal> {
+        let fixed = libc::MAP_FIXED_NOREPLACE;
+        let map = |at: u64, rights: i32, kind: i32, offset: u64| {
+            let arguments = [at, PAGE, rights as u64, (kind | fixed) as u64, number, offset];
+            Step::Kernel(libc::SYS_mmap, numbers(arguments))
+        };
+        let code = map(base, libc::PROT_READ | libc::PROT_EXEC, libc::MAP_PRIVATE, numbers_at - PAGE);
+        let data = map(base + PAGE, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, numbers_at);
+        self.run(&[code, data], b"")?;
+        let started = self.start(file, numbers_at, base);
+        if started.is_err() {
+            let _ = file.write_all_at(&1_u32.to_le_bytes(), numbers_at + given::CANCEL as u64);
+            if !self.is_committed {
+                let unmap = Step::Kernel(libc::SYS_munmap, numbers([base, 2 * PAGE, 0, 0, 0, 0]));
+                let _ = self.run(&[unmap], b"");
+            }
+        }
+        started
+    }
+
+    fn start(&mut self, file: &File, numbers_at: u64, base: u64) -> Result<(), Refusal> {
+        let until = Instant::now() + CALLS;
+        let is_there =
+            |at: u64, maps: &Maps| maps.at(at).is_some_and(|map| map.path.contains("memfd:gputrace-library"));
+        loop {
+            let maps = self.maps()?;
+            if is_there(base, &maps) && is_there(base + PAGE, &maps) {
+                break;
+            }
+            self.wait(
+                until,
+                "it could not map two pages (a limit of its memory?), or its thread went elsewhere",
+            )?;
+        }
+        let create = self.numbers.iter().find(|(place, _)| *place == given::THREAD).map_or(0, |it| it.1);
+        let thread = base + PAGE + given::THREAD as u64;
+        let before = threads::listed(self.pid);
+        let make = Step::Function(create, [thread, 0, base, base + PAGE]);
+        // Says that the call before is over.
+        let clock = [libc::CLOCK_MONOTONIC as u64, base + PAGE + given::TIME as u64, 0, 0, 0, 0];
+        self.run(&[make, Step::Kernel(libc::SYS_clock_gettime, numbers(clock))], b"")?;
+        self.is_committed = true;
+        let until = Instant::now() + CALLS;
+        while state(file, numbers_at) == 0 {
+            let is_over = number(file, numbers_at + given::TIME as u64) != 0;
+            let is_new = |thread: &u32| !before.contains(thread);
+            let no = "it could not make a thread (a limit of its threads or memory?)";
+            if is_over && state(file, numbers_at) == 0 && !threads::listed(self.pid).iter().any(is_new) {
+                self.is_committed = state(file, numbers_at) != 0;
+                return Err(self.no(no));
+            }
+            self.wait(until, no)?;
+        }
+        Ok(())
+    }
+
+    /// Has a thread of the process make these calls. They are made when this returns, or soon.
+    fn run(&self, steps: &[Step], text: &[u8]) -> Result<(), Refusal> {
+        let until = Instant::now() + FINDING;
+        let mut patience = Duration::from_millis(20);
+        loop {
+            let maps = self.maps()?;
+            let ground = Ground {
+                pid: self.pid,
+                memory: &self.memory,
+                c_library: &self.c_library,
+                pieces: self.pieces,
+            };
+            for thread in threads::listed(self.pid) {
+                match ground.borrow(thread, &maps, patience) {
+                    Found::Yes(borrowed) => {
+                        if self.lend(&borrowed, steps, text).is_some() {
+                            return Ok(());
+                        }
+                    }
+                    Found::NotNow => {}
+                    Found::Refused(Errno::PERM) => return Err(self.no(&why_untraceable(self.pid))),
+                    Found::Refused(error) => return Err(self.no(&format!("ptrace: {error}"))),
+                }
+                if Instant::now() >= until {
+                    break;
+                }
+            }
+            patience = Duration::from_millis(500);
+            self.wait(until, "none of its threads came to a place where it could be borrowed for a moment (they wait in the loader, in an allocator, in a signal handler or in other libraries): try again later")?;
+        }
+    }
+
+    /// Gives the thread its calls. `None` if that was not possible, and nothing was done.
+    fn lend(&self, borrowed: &threads::Borrowed, steps: &[Step], text: &[u8]) -> Option<()> {
+        let (held, registers) = (&borrowed.held, &borrowed.registers);
+        let (mask, extended) = (held.signal_mask().ok()?, held.extended_state().ok()?);
+        let chain = chain::chain(steps, text, self.pieces, registers, mask, &extended)?;
+        // Below what the thread uses, and nobody else's.
+        self.memory.write_all_at(&chain.bytes, chain.at).ok()?;
+        held.set_registers(&chain::begin(&chain, self.pieces, registers)).ok()
+    }
+
+    fn maps(&self) -> Result<Maps, Refusal> {
+        Maps::of(self.pid).ok_or(Refusal::Gone(self.pid))
+    }
+
+    fn wait(&self, until: Instant, why: &str) -> Result<(), Refusal> {
+        if !Path::new(&format!("/proc/{}/maps", self.pid)).exists() {
+            return Err(Refusal::Gone(self.pid));
+        }
+        if Instant::now() >= until {
+            return Err(self.no(why));
+        }
+        std::thread::sleep(LOOK_EVERY);
+        Ok(())
+    }
+
+    fn no(&self, why: &str) -> Refusal {
+        Refusal::NotLate { pid: self.pid, why: why.to_owned() }
+    }
+}
+
+impl Begun {
+    /// How far it is.
+    pub(crate) fn said(&self) -> Said {
+        let mut page = vec![0; PAGE as usize];
+        if self.file.read_exact_at(&mut page, self.at).is_err() {
+            return Said::NotYet;
+        }
+        match state(&self.file, self.at) {
+            2 => Said::Answer(image::word(&page, given::RESULT).unwrap_or(0)),
+            3 => {
+                let text = &page[given::TEXT..given::TEXT + given::TEXT_BYTES];
+                let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
+                Said::Failed(String::from_utf8_lossy(text).into_owned())
+            }
+            _ => Said::NotYet,
+        }
+    }
+
+    /// Nobody waits for it any more: what has not begun shall not.
+    pub(crate) fn cancel(&self) {
+        let _ = self.file.write_all_at(&1_u32.to_le_bytes(), self.at + given::CANCEL as u64);
+    }
+}
+
+fn state(file: &File, at: u64) -> u32 {
+    number(file, at + given::STATE as u64) as u32
+}
+
+fn number(file: &File, at: u64) -> u64 {
+    let mut bytes = [0; 8];
+    let is_read = file.read_exact_at(&mut bytes, at).is_ok();
+    if is_read { u64::from_le_bytes(bytes) } else { 0 }
+}
+
+fn numbers(arguments: [u64; 6]) -> [Argument; 6] {
+    arguments.map(Argument::Number)
+}
+
+/// What can be seen without touching it.
+fn refuse_by_status(pid: u32) -> Result<(), Refusal> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Refusal::Gone(pid),
+        _ => Refusal::NotLate { pid, why: error.to_string() },
+    })?;
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map_or("", str::trim);
+    let no = |why: String| Err(Refusal::NotLate { pid, why });
+    if pid == std::process::id() {
+        return no("that is this gputrace".to_owned());
+    }
+    match field("State:").chars().next() {
+        Some('Z' | 'X') => return Err(Refusal::Gone(pid)),
+        Some('T' | 't') => return no("it is stopped: `kill -CONT` lets it go on".to_owned()),
+        _ => {}
+    }
+    if !matches!(field("TracerPid:"), "" | "0") {
+        return no(format!(
+            "process {} traces it already (a debugger, strace): let that end first",
+            field("TracerPid:")
+        ));
+    }
+    if !matches!(field("Seccomp:"), "" | "0") {
+        return no("a filter of system calls is on (seccomp, as in most containers), under which the library steps aside: start the container with --security-opt seccomp=unconfined".to_owned());
+    }
+    if field("x86_Thread_features:").contains("shstk") {
+        return no("it has a shadow stack (glibc.cpu.x86_shstk): start it with LD_PRELOAD".to_owned());
+    }
+    if shares_memory_with_parent(pid, field("PPid:")) {
+        return no("it has not become a program of its own yet (vfork): try again".to_owned());
+    }
+    Ok(())
+}
+
+/// As a child does between `vfork` and `exec`: what is done to its memory would be done to its parent's.
+fn shares_memory_with_parent(pid: u32, parent: &str) -> bool {
+    parent.parse().is_ok_and(|parent: u32| parent != 0 && crate::ptrace::share_memory(pid, parent))
+}
+
+/// Why the kernel does not let us.
+fn why_untraceable(pid: u32) -> String {
+    let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    match scope.trim() {
+        "1" => "only its parent and root may (kernel.yama.ptrace_scope=1): run this as root, or with CAP_SYS_PTRACE".to_owned(),
+        "2" => "only root may (kernel.yama.ptrace_scope=2)".to_owned(),
+        "3" => "nobody may on this machine (kernel.yama.ptrace_scope=3): start it with LD_PRELOAD and GPUTRACE=dormant".to_owned(),
+        _ => crate::attach::why_hidden(pid),
+    }
+}

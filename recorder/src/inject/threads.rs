@@ -1,0 +1,365 @@
+//! Which thread of the other process can be borrowed for a moment, and when: one that is at a call into the kernel, and not inside of
+//! the loader, of an allocator, of `fork` or of a signal handler, so that what it is given to do meets nothing half done.
+
+use super::chain::Pieces;
+use super::image::{Image, bytes, word};
+use super::maps::{Map, Maps};
+use crate::ptrace::{Held, Registers, Stop};
+use std::fs::{self, File};
+use std::time::{Duration, Instant};
+
+/// What the kernel answers itself when a call was interrupted and is to be made again (linux/errno.h).
+const AGAIN: [i64; 3] = [-512, -513, -514];
+/// The same, for calls that then wait for the rest of their time.
+const AGAIN_FOR_THE_REST: i64 = -516;
+const INTERRUPTED: i64 = -(libc::EINTR as i64);
+/// What stands for the answer where a call begins.
+const BEGINS: i64 = -(libc::ENOSYS as i64);
+/// How long it may take to stop.
+const STOPS: Duration = Duration::from_millis(100);
+/// How much room the stack must have, for what the thread is given to do.
+const ROOM: u64 = 64 << 10;
+/// How many words of the stack are looked at for frames that must not be there.
+const LOOKED_AT: usize = 128;
+
+/// Calls that wait, and that can be made again as they were.
+const WAITS: [i64; 11] = [
+    libc::SYS_read,
+    libc::SYS_poll,
+    libc::SYS_select,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_futex,
+    libc::SYS_wait4,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_epoll_wait,
+];
+/// Calls that the kernel takes up again by itself for the rest of their time: a thread in one may be stopped, and is borrowed at its next.
+const RESUMED: [i64; 5] = [
+    libc::SYS_nanosleep,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_poll,
+    libc::SYS_futex,
+    libc::SYS_restart_syscall,
+];
+/// Calls at whose begin a thread may be borrowed: none that allocators, the loader or threads at their begin and end make.
+const BEGINNINGS: [i64; 34] = [
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_stat,
+    libc::SYS_fstat,
+    libc::SYS_newfstatat,
+    libc::SYS_lseek,
+    libc::SYS_access,
+    libc::SYS_openat,
+    libc::SYS_close,
+    libc::SYS_poll,
+    libc::SYS_select,
+    libc::SYS_ioctl,
+    libc::SYS_fcntl,
+    libc::SYS_sched_yield,
+    libc::SYS_nanosleep,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_getrusage,
+    libc::SYS_gettimeofday,
+    libc::SYS_clock_gettime,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_futex,
+    libc::SYS_wait4,
+    libc::SYS_epoll_wait,
+];
+/// Functions of the C library inside of which a thread is not borrowed.
+const NEVER_INSIDE: [&str; 26] = [
+    "malloc",
+    "free",
+    "calloc",
+    "realloc",
+    "reallocarray",
+    "memalign",
+    "aligned_alloc",
+    "posix_memalign",
+    "valloc",
+    "pvalloc",
+    "malloc_trim",
+    "mallopt",
+    "fork",
+    "_Fork",
+    "vfork",
+    "posix_spawn",
+    "posix_spawnp",
+    "pthread_create",
+    "pthread_exit",
+    "exit",
+    "_exit",
+    "dlopen",
+    "dlclose",
+    "dlsym",
+    "dl_iterate_phdr",
+    "__tls_get_addr",
+];
+/// Functions of the C library that wait for other threads, and hold nothing meanwhile.
+const WAITING: [&str; 9] = [
+    "pthread_cond_wait",
+    "pthread_cond_timedwait",
+    "pthread_cond_clockwait",
+    "sem_wait",
+    "sem_timedwait",
+    "sem_clockwait",
+    "pthread_join",
+    "pthread_barrier_wait",
+    "syscall",
+];
+
+/// A thread that stands still at a call into the kernel, and the registers with which it makes that call.
+pub(super) struct Borrowed {
+    pub(super) held: Held,
+    pub(super) registers: Registers,
+}
+
+/// What is known of the process in which threads are looked for.
+pub(super) struct Ground<'a> {
+    pub(super) pid: u32,
+    pub(super) memory: &'a File,
+    pub(super) c_library: &'a Image,
+    pub(super) pieces: Pieces,
+}
+
+/// What came of one thread.
+pub(super) enum Found {
+    Yes(Box<Borrowed>),
+    /// It may be at another place soon.
+    NotNow,
+    /// The kernel does not let us.
+    Refused(rustix::io::Errno),
+}
+
+/// The threads of a process, those first that wait for something.
+pub(super) fn listed(pid: u32) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let mut threads: Vec<u32> = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok()).collect();
+    threads.sort_unstable_by_key(|thread| (!waits(pid, *thread), *thread));
+    threads
+}
+
+/// What a thread does in the kernel, as far as it can be seen without stopping it: the call's number and arguments.
+fn call_of(pid: u32, thread: u32) -> Option<(i64, Vec<u64>)> {
+    let line = fs::read_to_string(format!("/proc/{pid}/task/{thread}/syscall")).ok()?;
+    let mut words = line.split_whitespace();
+    let number = words.next()?.parse().ok()?;
+    let arguments = words.filter_map(|it| u64::from_str_radix(it.strip_prefix("0x")?, 16).ok()).collect();
+    Some((number, arguments))
+}
+
+fn waits(pid: u32, thread: u32) -> bool {
+    call_of(pid, thread).is_some_and(|(number, arguments)| is_wait(number, &arguments))
+}
+
+/// Whether the call waits, and is the same when it is made again from its begin.
+fn is_wait(number: i64, arguments: &[u64]) -> bool {
+    let argument = |index: usize| arguments.get(index).copied().unwrap_or(0);
+    WAITS.contains(&number)
+        && match number {
+            // For ever: else it would wait for all of its time once more.
+            libc::SYS_poll => (argument(2) as i32) < 0,
+            libc::SYS_epoll_wait => (argument(3) as i32) < 0,
+            // Until a moment, not for a while.
+            libc::SYS_clock_nanosleep => argument(1) as i32 & libc::TIMER_ABSTIME != 0,
+            libc::SYS_futex => {
+                match argument(1) as i32 & !(libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME) {
+                    libc::FUTEX_WAIT => argument(3) == 0,
+                    libc::FUTEX_WAIT_BITSET => true,
+                    _ => false,
+                }
+            }
+            _ => true,
+        }
+}
+
+impl Ground<'_> {
+    /// Borrows the thread if it is, or soon comes, where that does no harm. A thread that waits in some other way is not touched.
+    pub(super) fn borrow(&self, thread: u32, maps: &Maps, patience: Duration) -> Found {
+        if let Some((number, arguments)) = call_of(self.pid, thread)
+            && number >= 0
+            && !is_wait(number, &arguments)
+            && !RESUMED.contains(&number)
+            && is_asleep(self.pid, thread)
+        {
+            return Found::NotNow;
+        }
+        let mut held = match Held::seize(thread) {
+            Ok(held) => held,
+            Err(rustix::io::Errno::SRCH) => return Found::NotNow,
+            Err(error) => return Found::Refused(error),
+        };
+        if held.interrupt().is_err() {
+            return Found::NotNow;
+        }
+        let Some(stop) = held.wait(Instant::now() + STOPS) else { return Found::NotNow };
+        let Ok(mut registers) = held.registers() else { return Found::NotNow };
+        if stop == Stop::Asked && self.was_interrupted(thread, &mut registers) {
+            if self.is_safe(thread, &registers, maps) {
+                return Found::Yes(Box::new(Borrowed { held, registers }));
+            }
+            // A call that ends early because of us is made again.
+            if registers.orig_rax == u64::MAX {
+                let _ = held.set_registers(&registers);
+            }
+            return Found::NotNow;
+        }
+        self.at_next_call(held, thread, maps, patience)
+    }
+
+    /// Whether it was in a call that is to be made again. If the kernel does so, and the call would not be the same, it is not.
+    fn was_interrupted(&self, thread: u32, registers: &mut Registers) -> bool {
+        let (number, answer) = (registers.orig_rax as i64, registers.rax as i64);
+        let r = &registers;
+        let is_same = is_wait(number, &[r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9]);
+        let is_again = AGAIN.contains(&answer) || answer == AGAIN_FOR_THE_REST;
+        // Some calls say that they were interrupted where no handler ran (signal(7)): that was our doing.
+        let is_ours = answer == INTERRUPTED && number >= 0 && !has_signals(self.pid, thread);
+        if !(is_again && is_same && WAITS.contains(&number) || is_ours) {
+            return false;
+        }
+        registers.rip -= 2;
+        registers.rax = number as u64;
+        registers.orig_rax = u64::MAX;
+        true
+    }
+
+    /// Where it runs: at the next call that it begins.
+    fn at_next_call(&self, mut held: Held, thread: u32, maps: &Maps, patience: Duration) -> Found {
+        let until = Instant::now() + patience;
+        while Instant::now() < until && held.go_on_to_call().is_ok() {
+            match held.wait(until) {
+                Some(Stop::Call) => {}
+                Some(Stop::Asked | Stop::Signal) => continue,
+                Some(Stop::Over) => return Found::NotNow,
+                None => break,
+            }
+            let Ok(mut registers) = held.registers() else { return Found::NotNow };
+            if registers.rax as i64 != BEGINS || !BEGINNINGS.contains(&(registers.orig_rax as i64)) {
+                continue;
+            }
+            // Made again, it is as it would have been.
+            registers.rip -= 2;
+            registers.rax = registers.orig_rax;
+            if self.is_safe(thread, &registers, maps) {
+                return Found::Yes(Box::new(Borrowed { held, registers }));
+            }
+        }
+        self.let_go(held, thread);
+        Found::NotNow
+    }
+
+    /// A thread that must be stopped to be let go: a call that ends early because of that is made again.
+    fn let_go(&self, mut held: Held, thread: u32) {
+        let is_stopped = || held.interrupt().is_ok();
+        if !held.is_stopped() && is_stopped() && held.wait(Instant::now() + STOPS) == Some(Stop::Asked) {
+            let Ok(mut registers) = held.registers() else { return };
+            if registers.rax as i64 == INTERRUPTED && self.was_interrupted(thread, &mut registers) {
+                let _ = held.set_registers(&registers);
+            }
+        }
+    }
+
+    /// Whether the thread, which is about to make a call into the kernel, can be given something else to do.
+    fn is_safe(&self, thread: u32, registers: &Registers, maps: &Maps) -> bool {
+        let at = |address: u64| maps.at(address);
+        let is_call = bytes(self.memory, registers.rip, 2).is_some_and(|code| code == [0x0f, 0x05]);
+        let (Some(code), Some(stack)) = (at(registers.rip), at(registers.rsp)) else { return false };
+        // Where signals wait, a handler would run in between.
+        if !is_call || is_forbidden(code) || !stack.is_writable() || has_signals(self.pid, thread) {
+            return false;
+        }
+        if !self.has_room(thread, registers, stack) {
+            return false;
+        }
+        let n = usize::try_from((stack.end - registers.rsp) / 8).unwrap_or(0).min(LOOKED_AT);
+        let Some(words) = bytes(self.memory, registers.rsp, n * 8) else { return false };
+        let words: Vec<u64> = words.chunks_exact(8).filter_map(|it| word(it, 0)).collect();
+        let is_inside = |names: &[&str], address: u64| {
+            names.iter().any(|name| {
+                self.c_library.function(name).is_some_and(|code| code.start < address && address <= code.end)
+            })
+        };
+        let returns =
+            |address: u64| maps.at(address).is_some_and(Map::is_code) && self.follows_a_call(address);
+        let is_bad = |address: &u64| {
+            // The frame of a signal handler: it may have interrupted anything.
+            *address == self.pieces.restore
+                || (at(*address).is_some_and(is_forbidden) && returns(*address))
+                || (is_inside(&NEVER_INSIDE, *address) && returns(*address))
+        };
+        if words.iter().any(is_bad) || is_inside(&NEVER_INSIDE, registers.rip) {
+            return false;
+        }
+        // A lock that is waited for, or given back, may be one of an allocator's.
+        let in_c_library = self.c_library.code.iter().any(|code| code.contains(&registers.rip));
+        registers.rax as i64 != libc::SYS_futex
+            || !in_c_library
+            || is_inside(&WAITING, registers.rip)
+            || words.iter().any(|address| is_inside(&WAITING, *address) && returns(*address))
+    }
+
+    /// Whether the stack pointer is in the thread's own stack, and that has room below.
+    fn has_room(&self, thread: u32, registers: &Registers, stack: &Map) -> bool {
+        if registers.rsp - stack.start < ROOM / 2 {
+            return false;
+        }
+        if thread == self.pid {
+            // The kernel makes this one larger.
+            return stack.path == "[stack]";
+        }
+        // What the C library keeps of a thread lies at the top of its stack. A coroutine's is elsewhere.
+        registers.rsp - stack.start >= ROOM
+            && registers.fs_base > registers.rsp
+            && stack.contains(registers.fs_base)
+    }
+
+    /// Whether the instruction before is a call: what else leads there is not where a function returns to.
+    fn follows_a_call(&self, address: u64) -> bool {
+        let Some(code) = address.checked_sub(7).and_then(|at| bytes(self.memory, at, 7)) else {
+            return false;
+        };
+        // E8 and four bytes, or FF /2 with its two to seven (Intel SDM 2A, CALL).
+        code[2] == 0xe8 || (0..6).any(|at| code[at] == 0xff && code[at + 1] & 0x38 == 0x10)
+    }
+}
+
+/// The loader's code, and our own.
+fn is_forbidden(map: &Map) -> bool {
+    let name = map.path.rsplit('/').next().unwrap_or_default();
+    ["ld-linux", "ld-2.", "ld.so", "libgputrace.so", "memfd:gputrace"].iter().any(|it| name.starts_with(it))
+}
+
+/// Whether a signal waits to be taken. In doubt one does.
+fn has_signals(pid: u32, thread: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/task/{thread}/status")).unwrap_or_default();
+    let set = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        u64::from_str_radix(line.trim(), 16).ok()
+    };
+    match (set("SigPnd:"), set("ShdPnd:"), set("SigBlk:")) {
+        (Some(own), Some(shared), Some(blocked)) => (own | shared) & !blocked != 0,
+        _ => true,
+    }
+}
+
+/// Whether the thread sleeps in the kernel.
+fn is_asleep(pid: u32, thread: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/task/{thread}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['S', 'D']))
+}

@@ -1,0 +1,181 @@
+//! Attaching to a process that was started without the library: it is brought in ([`crate::inject`]), and sleeps there until it is woken as
+//! one that was there from the start.
+
+use crate::attach::{Answered, Page, Refusal};
+use std::path::Path;
+use std::time::Duration;
+
+/// How long the library waits in the process for a wish, before it gives the program its words back.
+const SERVES: Duration = Duration::from_secs(10);
+/// How long a call of the program's is waited for that hears a wish, before a thread is brought in that does.
+#[cfg(target_arch = "x86_64")]
+const HEARD: Duration = Duration::from_millis(100);
+
+/// The control page of the process, into which the library is brought if it is not there, or not heard.
+///
+/// # Errors
+/// It cannot be: why, and what to do.
+pub fn find(pid: u32, library: &Path, patience: Duration) -> Result<Page, Refusal> {
+    match Page::find(pid) {
+        Ok(page) if !page.is_unheard() => Ok(page),
+        Ok(_) | Err(Refusal::NotLoaded(_)) => bring(pid, library, patience.min(SERVES / 2)),
+        Err(refusal) => Err(refusal),
+    }
+}
+
+/// Has the session end, as [`Page::sleep`]; where the library came late, also if the program makes no call.
+///
+/// # Errors
+/// As there.
+#[cfg(target_arch = "x86_64")]
+pub fn sleep(page: &Page, pid: u32, library: &Path, patience: Duration) -> Result<Answered, Refusal> {
+    use crate::attach::Stands;
+    use crate::inject::{Late, Said};
+    use std::time::Instant;
+
+    if !page.is_late() {
+        return page.sleep(patience);
+    }
+    let answered = page.sleep(patience.min(HEARD))?;
+    if answered != Answered::NotYet {
+        return Ok(answered);
+    }
+    let _alone = alone(pid)?;
+    let begun = Late::prepare(pid)?.begin(library, SERVES)?;
+    let until = Instant::now() + patience;
+    while page.stands() != Stands::Asleep {
+        if crate::attach::is_over(pid) {
+            return Ok(Answered::Gone);
+        }
+        if Instant::now() >= until {
+            begun.cancel();
+            return Ok(Answered::NotYet);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // It takes itself away.
+    while begun.said() == Said::NotYet && Instant::now() < until && !crate::attach::is_over(pid) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(Answered::Yes)
+}
+
+/// Has the session end, as [`Page::sleep`].
+///
+/// # Errors
+/// As there.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn sleep(page: &Page, _: u32, _: &Path, patience: Duration) -> Result<Answered, Refusal> {
+    page.sleep(patience)
+}
+
+/// Whether the library could be brought in; nothing is changed.
+///
+/// # Errors
+/// It could not: why.
+#[cfg(target_arch = "x86_64")]
+pub fn possible(pid: u32) -> Result<(), Refusal> {
+    crate::inject::Late::prepare(pid).map(drop)
+}
+
+/// Whether the library could be brought in; nothing is changed.
+///
+/// # Errors
+/// It could not: why.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn possible(pid: u32) -> Result<(), Refusal> {
+    Err(Refusal::NotLoaded(pid))
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn bring(pid: u32, _: &Path, _: Duration) -> Result<Page, Refusal> {
+    Err(Refusal::NotLoaded(pid))
+}
+
+#[cfg(target_arch = "x86_64")]
+fn bring(pid: u32, library: &Path, patience: Duration) -> Result<Page, Refusal> {
+    use crate::inject::{Late, Said};
+    use std::time::Instant;
+
+    let no = |why: &str| Refusal::NotLate { pid, why: why.to_owned() };
+    let _alone = alone(pid)?;
+    let late = Late::prepare(pid)?;
+    finds_recorder(pid)?;
+    let begun = late.begin(library, SERVES)?;
+    let until = Instant::now() + patience;
+    loop {
+        match begun.said() {
+            Said::Answer(answer) => return Err(no(&in_words(answer))),
+            Said::Failed(why) => {
+                return Err(no(&format!("its loader refused the library: {why}{}", remedy(&why))));
+            }
+            Said::NotYet => {}
+        }
+        if let Ok(page) = Page::find(pid)
+            && !page.is_unheard()
+            && page.is_late()
+        {
+            return Ok(page);
+        }
+        if crate::attach::is_over(pid) {
+            return Err(Refusal::Gone(pid));
+        }
+        if Instant::now() >= until {
+            begun.cancel();
+            return Err(no("its loader was busy for too long (it is loading a library?): try again"));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The process starts the recorder, which is this program, by its path: in a container of its own it may not find it.
+#[cfg(target_arch = "x86_64")]
+fn finds_recorder(pid: u32) -> Result<(), Refusal> {
+    use std::os::unix::fs::MetadataExt;
+
+    let own = std::env::current_exe().unwrap_or_default();
+    let there = Path::new(&format!("/proc/{pid}/root")).join(own.strip_prefix("/").unwrap_or(&own));
+    let file = |path: &Path| path.metadata().map(|it| (it.dev(), it.ino())).ok();
+    if file(&there).is_some() && file(&there) == file(&own) {
+        return Ok(());
+    }
+    let own = own.display();
+    let why = format!(
+        "in its container there is no {own}, which is to write the trace: attach from inside of it, with gputrace installed there"
+    );
+    Err(Refusal::NotLate { pid, why })
+}
+
+/// One attacher at a time: the name is free again when it ends, however it does.
+#[cfg(target_arch = "x86_64")]
+fn alone(pid: u32) -> Result<std::os::unix::net::UnixListener, Refusal> {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener};
+
+    let name = SocketAddr::from_abstract_name(format!("gputrace-attach-{pid}"));
+    name.and_then(|name| UnixListener::bind_addr(&name)).map_err(|_| Refusal::Busy(pid))
+}
+
+#[cfg(target_arch = "x86_64")]
+fn in_words(answer: u64) -> String {
+    use gputrace_ring::late;
+    match answer {
+        late::PRELOADED => "the library is there already, and does not sleep".to_owned(),
+        late::NO_DRIVER => "it has unloaded the CUDA driver".to_owned(),
+        late::REFUSED => "the library stepped aside in it: GPUTRACE=off is set there, it has rights that its user does not have, or there is no memory".to_owned(),
+        late::NO_WORDS => "no word in the data of its libraries leads to the driver: it has not called it yet, or keeps its addresses elsewhere (a heap, code made while it runs)".to_owned(),
+        late::UNUSED => "nobody asked in time".to_owned(),
+        late::DONE | late::AWAKE => "a recording was begun by somebody else".to_owned(),
+        other => format!("the library answered {other}"),
+    }
+}
+
+/// What to change so that the loader takes it.
+#[cfg(target_arch = "x86_64")]
+fn remedy(why: &str) -> &'static str {
+    if why.contains("static TLS") {
+        "; start it with GLIBC_TUNABLES=glibc.rtld.optional_static_tls=4096, or with LD_PRELOAD"
+    } else {
+        ""
+    }
+}

@@ -1,0 +1,351 @@
+//! A process that was started without the library: it is brought in while the process runs, sees every call from then on, and leaves
+//! every word as it was. Nothing that the program can see of itself changes, whenever that happens and whoever is killed meanwhile.
+//!
+//! `GPUTRACE_ATTACH_ROUNDS` asks for more rounds than the few of CI.
+#![cfg(target_arch = "x86_64")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::Duration;
+
+use gputrace_schemas::event::{Action, EventKind};
+use gputrace_schemas::reader::Trace;
+use gputrace_skip::skip;
+use gputrace_tests::recorded::{self, Folder};
+use gputrace_tests::wheels::{self, Major};
+
+/// Of the words of `words.c`: there is no row for `cuCtxSetCurrent`.
+const OURS: &str = "5";
+
+/// A program that follows its standard input and answers by lines.
+struct Program {
+    child: Child,
+    said: BufReader<ChildStdout>,
+}
+
+impl Program {
+    fn start(folder: &Folder, command: &mut Command) -> Program {
+        command.env("LD_LIBRARY_PATH", fake_cuda::library_dir()).current_dir(folder.path());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("it runs");
+        let said = BufReader::new(child.stdout.take().expect("its output"));
+        let mut program = Program { child, said };
+        assert_eq!(program.line(), "ready");
+        program
+    }
+
+    fn pid(&self) -> String {
+        self.child.id().to_string()
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.said.read_line(&mut line).expect("a line");
+        line.trim().to_owned()
+    }
+
+    fn ask(&mut self, what: &str) -> String {
+        writeln!(self.child.stdin.as_mut().expect("its input"), "{what}").expect("it reads");
+        self.line()
+    }
+
+    /// Ends it; what it said then.
+    fn end(mut self) -> String {
+        drop(self.child.stdin.take());
+        let mut said = String::new();
+        self.said.read_to_string(&mut said).expect("text");
+        assert!(self.child.wait().expect("its end").success(), "{said}");
+        said
+    }
+
+    /// What is left of us in it, the page and the library apart: descriptors, threads, pages of code.
+    fn left(&self) -> Vec<String> {
+        let folder = |name: &str| fs::read_dir(format!("/proc/{}/{name}", self.pid())).expect("it lives");
+        let files = folder("fd").flatten().filter_map(|it| fs::read_link(it.path()).ok());
+        let files = files.map(|it| it.to_string_lossy().into_owned());
+        let files = files.filter(|it| it.contains("gputrace") && !it.contains("gputrace-control"));
+        let threads = folder("task").flatten();
+        let threads = threads.filter_map(|it| fs::read_to_string(it.path().join("comm")).ok());
+        files.chain(threads.filter(|it| it.starts_with("gputrace"))).collect()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn compile(folder: &Folder, source: &str, name: &str, options: &[&str]) -> PathBuf {
+    let program = folder.path().join(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("attach").join(source);
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-pthread", "-o"]).arg(&program).arg(source).args(options);
+    assert!(compiler.status().expect("a compiler").success());
+    program
+}
+
+fn words(folder: &Folder) -> Program {
+    Program::start(folder, &mut Command::new(compile(folder, "words.c", "words", &["-ldl"])))
+}
+
+/// Threads that are linked to the driver: its functions are in slots that the loader filled in.
+fn churn(folder: &Folder, binding: &str) -> Program {
+    let driver = fake_cuda::library_dir().join("libcuda.so.1");
+    let program = compile(folder, "churn.c", "churn", &[driver.to_str().expect("text"), binding]);
+    Program::start(folder, &mut Command::new(program))
+}
+
+fn gputrace(folder: &Folder, arguments: &[&str]) -> Output {
+    let mut command = Command::new(recorded::built().join("gputrace"));
+    command.args(arguments).current_dir(folder.path()).output().expect("gputrace runs")
+}
+
+fn said(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn succeeds(folder: &Folder, arguments: &[&str]) -> String {
+    let output = gputrace(folder, arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", said(&output));
+    said(&output)
+}
+
+fn refused(folder: &Folder, pid: &str) -> String {
+    let output = gputrace(folder, &["attach", pid]);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    said(&output)
+}
+
+fn attach(folder: &Folder, pid: &str) {
+    succeeds(folder, &["attach", "--timeout", "120", "-o", "late.gtr", pid]);
+}
+
+/// Ends the recording; how often the trace has memory given out and taken back.
+fn detach(folder: &Folder, pid: &str) -> (usize, usize) {
+    succeeds(folder, &["detach", "--timeout", "120", pid]);
+    let path = folder.path().join("late.gtr");
+    let trace = Trace::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    assert!(trace.is_complete());
+    let count = |action: Action| {
+        let is_it = |kind: &EventKind| matches!(kind, EventKind::Call(call) if call.action == action);
+        trace.events().filter(|event| is_it(&event.kind)).count()
+    };
+    let counts = (count(Action::Alloc), count(Action::Free));
+    drop(trace);
+    fs::remove_file(path).expect("it can be removed");
+    counts
+}
+
+fn folder(name: &str) -> Folder {
+    Folder::new(&std::env::temp_dir(), &format!("gputrace-late-{name}"))
+}
+
+fn rounds(few: u64) -> u64 {
+    let asked = std::env::var("GPUTRACE_ATTACH_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
+    asked.unwrap_or(few)
+}
+
+#[test]
+fn words_of_the_programs_data_lead_to_us_from_attach_to_detach_and_every_call_between_is_seen() {
+    let folder = folder("words");
+    let mut program = words(&folder);
+    assert_eq!(program.ask("hold 3"), "0");
+    for round in 1..=rounds(25) {
+        attach(&folder, &program.pid());
+        assert_eq!(program.ask("go 20"), OURS, "words are ours in round {round}");
+        assert_eq!(detach(&folder, &program.pid()), (20, 20), "round {round}");
+        assert_eq!(program.ask("go 20"), "0", "words are the program's after round {round}");
+        assert_eq!(program.left(), Vec::<String>::new(), "round {round}");
+    }
+    assert_eq!(program.end(), "as it was\n");
+}
+
+#[test]
+fn threads_that_are_linked_to_the_driver_are_recorded_from_attach_on() {
+    for binding in ["-Wl,-z,now", "-Wl,-z,lazy"] {
+        let folder = folder(&format!("slots{binding}"));
+        let program = churn(&folder, binding);
+        for round in 1..=rounds(13) {
+            attach(&folder, &program.pid());
+            std::thread::sleep(Duration::from_micros(round * 7919 % 20_000));
+            let (given, taken) = detach(&folder, &program.pid());
+            assert!(given > 0 && taken > 0, "{given} and {taken} in round {round}, {binding}");
+            assert_eq!(program.left(), Vec::<String>::new(), "round {round}");
+        }
+        assert!(program.end().contains("rounds"));
+    }
+}
+
+#[test]
+fn every_release_of_the_runtime_is_recorded_linked_to_it_or_with_a_copy_in_the_program() {
+    let mut links = Vec::new();
+    let releases = [("cudart11", Major::Cuda11), ("cudart12", Major::Cuda12), ("cudart13", Major::Cuda13)];
+    for (name, major) in releases {
+        match wheels::shared(major) {
+            Ok(path) => {
+                let search = format!("-Wl,-rpath,{}", path.parent().expect("a folder").display());
+                links.push(vec![path.display().to_string(), search]);
+            }
+            Err(reason) => skip(name, reason),
+        }
+        match wheels::fixed(major) {
+            Ok(path) => links.push([&path.display().to_string(), "-lrt", "-lm"].map(str::to_owned).into()),
+            Err(reason) => skip(&format!("static {name}"), reason),
+        }
+    }
+    for link in links {
+        let folder = folder("runtime");
+        let options: Vec<&str> = ["-DRUNTIME"].into_iter().chain(link.iter().map(String::as_str)).collect();
+        let program = compile(&folder, "words.c", "runtime", &[&options[..], &["-ldl"]].concat());
+        let mut program = Program::start(&folder, &mut Command::new(program));
+        for round in 1..=rounds(3) {
+            attach(&folder, &program.pid());
+            program.ask("go 20");
+            assert_eq!(detach(&folder, &program.pid()), (20, 20), "round {round}, {link:?}");
+            program.ask("go 20");
+        }
+        assert_eq!(program.end(), "as it was\n");
+    }
+}
+
+#[test]
+fn blocks_of_pytorchs_allocator_are_recorded_from_attach_on() {
+    let torch = fake_cuda::torch_dir();
+    if !torch.join("libc10_cuda.so").exists() {
+        return skip("the stand-in for PyTorch", "no C++ compiler was there to build it");
+    }
+    let folder = folder("torch");
+    let path = |file: &str| torch.join(file).display().to_string();
+    let search = [
+        format!("-Wl,-rpath-link,{}", fake_cuda::library_dir().display()),
+        format!("-Wl,-rpath,{}", torch.display()),
+    ];
+    let options = ["-DTORCH", &path("libc10_cuda.so"), &path("libc10.so"), &search[0], &search[1], "-ldl"];
+    let program = compile(&folder, "words.c", "torch", &options);
+    let mut program = Program::start(&folder, &mut Command::new(program));
+    for round in 1..=rounds(3) {
+        attach(&folder, &program.pid());
+        program.ask("go 20");
+        let (mut given, mut taken, mut requested) = (0, 0, 0);
+        succeeds(&folder, &["detach", "--timeout", "120", &program.pid()]);
+        let trace = Trace::open(folder.path().join("late.gtr")).expect("a trace");
+        for event in trace.events() {
+            match event.kind {
+                EventKind::BlockAlloc(block) => {
+                    given += 1;
+                    requested += usize::from(block.requested.is_some());
+                }
+                EventKind::BlockFree(_) => taken += 1,
+                _ => {}
+            }
+        }
+        assert_eq!((given, taken, requested), (20, 20, 20), "round {round}");
+        fs::remove_file(folder.path().join("late.gtr")).expect("it can be removed");
+    }
+    assert_eq!(program.end(), "as it was\n");
+}
+
+#[test]
+fn a_program_that_ends_while_it_is_attached_to_has_a_whole_trace() {
+    let folder = folder("ends");
+    let program = words(&folder);
+    attach(&folder, &program.pid());
+    assert_eq!(program.end(), "as it was\n");
+    assert!(folder.traces(1)[0].is_complete());
+}
+
+#[test]
+fn a_library_of_pythons_is_recorded_from_attach_on() {
+    const SCRIPT: &str = "
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+library.go(1)
+print('ready', flush=True)
+while line := sys.stdin.readline():
+    if line.startswith('/'):
+        library = ctypes.CDLL(line.strip())
+    else:
+        library.go(int(line))
+    print(library.words_changed(), flush=True)
+";
+    let folder = folder("python");
+    let library = compile(&folder, "words.c", "libwords.so", &["-DLIBRARY", "-shared", "-fPIC", "-ldl"]);
+    let mut python = Command::new("python3");
+    let mut program = Program::start(&folder, python.args(["-c", SCRIPT]).arg(&library));
+    for round in 1..=rounds(5) {
+        attach(&folder, &program.pid());
+        assert_eq!(program.ask("7"), OURS, "words are ours in round {round}");
+        assert_eq!(detach(&folder, &program.pid()), (7, 7), "round {round}");
+        assert_eq!(program.ask("7"), "0", "words are the program's after round {round}");
+    }
+    // A library that is loaded later looks up the driver's functions before anybody can look at it.
+    attach(&folder, &program.pid());
+    let later = folder.path().join("liblater.so");
+    fs::copy(&library, &later).expect("a copy");
+    assert_eq!(program.ask(later.to_str().expect("text")), OURS);
+    program.ask("9");
+    let (given, taken) = detach(&folder, &program.pid());
+    assert_eq!((given, taken), (9, 9));
+    assert_eq!(program.ask("7"), "0");
+    program.end();
+}
+
+#[test]
+fn an_attacher_that_is_killed_at_any_moment_hurts_nobody_and_the_next_one_attaches() {
+    let folder = folder("killed");
+    let mut program = words(&folder);
+    for round in 0..rounds(12) {
+        let mut attacher = Command::new(recorded::built().join("gputrace"));
+        attacher.args(["attach", "-o", "late.gtr", &program.pid()]).current_dir(folder.path());
+        let mut attacher =
+            attacher.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("gputrace runs");
+        std::thread::sleep(Duration::from_micros(round * 7919 % 120_000));
+        attacher.kill().and_then(|()| attacher.wait()).expect("its end");
+        program.ask("go 3");
+    }
+    // What was begun is over, one way or the other, and can be begun again.
+    let _ = gputrace(&folder, &["detach", "--timeout", "120", &program.pid()]);
+    for _ in 0..300 {
+        if program.left().is_empty() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let _ = fs::remove_file(folder.path().join("late.gtr"));
+    attach(&folder, &program.pid());
+    assert_eq!(program.ask("go 20"), OURS);
+    assert_eq!(detach(&folder, &program.pid()), (20, 20));
+    assert_eq!(program.ask("go 20"), "0");
+    assert_eq!(program.end(), "as it was\n");
+}
+
+#[test]
+fn who_cannot_be_given_the_library_is_told_why_and_is_left_alone() {
+    let folder = folder("refused");
+    let mut other = Command::new("sleep").arg("100").spawn().expect("it runs");
+    let why = refused(&folder, &other.id().to_string());
+    assert!(why.contains("has not loaded the CUDA driver"), "{why}");
+    other.kill().and_then(|()| other.wait()).expect("its end");
+
+    let program = words(&folder);
+    let signal = |name: &str| {
+        let sent = Command::new("kill").args([name, &program.pid()]).status();
+        assert!(sent.expect("kill runs").success());
+    };
+    signal("-STOP");
+    let state = || fs::read_to_string(format!("/proc/{}/stat", program.pid())).expect("it lives");
+    while !state().contains(") T ") {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let why = refused(&folder, &program.pid());
+    assert!(why.contains("it is stopped"), "{why}");
+    signal("-CONT");
+    let listed = succeeds(&folder, &["ps"]);
+    let line = listed.lines().find(|line| line.split_whitespace().next() == Some(&program.pid()));
+    assert!(line.is_some_and(|line| line.contains(" late ")), "{listed}");
+    assert_eq!(program.end(), "as it was\n");
+}
