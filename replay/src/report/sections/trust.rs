@@ -1,8 +1,10 @@
 //! What may be wrong with the trace, and what is wrong with the program's calls.
 
-use super::SectionEntry;
+use super::{SectionEntry, device_name};
+use crate::analyse::summary::used_devices;
 use crate::ledger::Ledger;
 use crate::report::model::{Mood, Section, Table, Value};
+use crate::report::sharing::Sharing;
 use crate::story::Story;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
@@ -47,11 +49,19 @@ fn build(story: &Story) -> Option<Section> {
         let text = format!("native frames are addresses without names: {why} (/proc/PID/maps)");
         section = section.line(Mood::Warning, text);
     }
+    section = section.lines(shared(story).into_iter().map(|text| (Mood::Note, text)));
     if !ledger.notes.is_empty() {
         let text = format!("{} notes of the recording: `gputrace doctor {}`", ledger.notes.len(), story.path);
         section = section.line(Mood::Note, text);
     }
     (!section.items.is_empty()).then_some(section)
+}
+
+/// Devices that are parts of cards, or under MPS, and those that NVML does not know.
+fn shared(story: &Story) -> Vec<String> {
+    let used = used_devices(story).filter(|(ordinal, _)| *ordinal >= 0);
+    used.flat_map(|(ordinal, _)| Sharing::of(story, ordinal).sentences(&device_name(story, ordinal)))
+        .collect()
 }
 
 /// What the recording says about stacks that were not wanted.
