@@ -95,13 +95,18 @@ impl Sharing {
         match self.is_client {
             Some(true) => {
                 let server = match self.server {
-                    Some((pid, Some(held))) => format!("its server (process {pid}) holds {}", bytes(held)),
-                    Some((pid, None)) => format!("what its server (process {pid}) holds is not told"),
-                    None => "its server is not seen".to_owned(),
+                    Some((pid, Some(held))) => format!(
+                        "its server (process {pid}) holds {} for all clients, which is in what others hold; how that is shared out among \
+                         them is not known",
+                        bytes(held)
+                    ),
+                    Some((pid, None)) => {
+                        format!("what its server (process {pid}) holds for all clients is not known")
+                    }
+                    None => "what its server holds for all clients is not seen".to_owned(),
                 };
                 said.push(format!(
-                    "the process runs under MPS on {name}: what NVML charges to it is its own, and {server} for all clients, \
-                     which is in what others hold; how that is shared out among them is not known, nor a limit that the daemon sets"
+                    "the process runs under MPS on {name}: what NVML charges to it is its own; {server}, nor a limit that the daemon sets"
                 ));
             }
             None => said.push(format!(
