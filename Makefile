@@ -4,7 +4,7 @@ RELEASE := target/release
 # What installs comes before what builds; cargo uses all processors by itself.
 .NOTPARALLEL:
 
-.PHONY: help setup build demo test lint check page browser pictures deny fmt bench bench-leaks oracle names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet
+.PHONY: help setup build demo test lint check page browser pictures deny fmt bench bench-leaks oracle pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -87,6 +87,12 @@ RELEASES := $(shell sed -n 's/^ *row.\([0-9]*\), \([0-9]*\), .*/2.\1.\2/p' sim/s
 oracle: ## Hold the simulator against PyTorch's own compiled allocator
 	tests/oracle/build.sh target/oracle $(RELEASES) || [ $$? = 77 ]
 	cargo test --release -p gputrace-sim --lib oracle -- --nocapture
+
+# The first and the newest releases whose pools are looked at, and some between.
+POOLS := 2.4.1 2.6.0 2.9.1 2.11.0 2.13.0 2.15.0
+pools: build ## Hold the pools that a trace names against PyTorch's own allocators, 2.4 to 2.15, on the fake device
+	if tests/oracle/build.sh target/oracle $(POOLS) && tests/fetch-wheels.sh; then \
+	  tests/oracle/pools.sh target/oracle target/wheels $(RELEASE) $(POOLS); else status=$$?; [ $$status = 77 ] || [ $$status = 3 ]; fi
 
 names: ## Look for functions of the newest CUDA and NCCL that are no rows yet (fetches their headers)
 	python3 tests/names.py

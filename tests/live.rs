@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -13,6 +14,9 @@ use serde_json::Value;
 
 /// How long what was done may take to be seen: a bound for a machine that does nothing else for us.
 const PATIENCE: Duration = Duration::from_secs(300);
+
+/// What a process's context takes on its device.
+const CONTEXT: u64 = 64 << 20;
 
 /// A program that holds what it is told to.
 struct Holder {
@@ -24,6 +28,17 @@ struct Holder {
 impl Holder {
     /// Recorded into the folder, if one is given, on the device of that state.
     fn start(folder: Option<&Folder>, state: &Path, variables: &[(&str, &str)], options: &[&str]) -> Holder {
+        Holder::called(None, folder, state, variables, options)
+    }
+
+    /// The same under another name than its program's.
+    fn called(
+        name: Option<&str>,
+        folder: Option<&Folder>,
+        state: &Path,
+        variables: &[(&str, &str)],
+        options: &[&str],
+    ) -> Holder {
         let mut command = match folder {
             Some(folder) => {
                 let mut command = Command::new(recorded::built().join("gputrace"));
@@ -31,8 +46,9 @@ impl Holder {
                 command.current_dir(folder.path());
                 command
             }
-            None => Command::new("python3"),
+            None => Command::new(python()),
         };
+        name.map(|name| command.arg0(name));
         command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/programs/held.py")).envs(variables.iter().copied());
         on_fake(&mut command, state).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("python3 runs");
@@ -64,16 +80,27 @@ impl Holder {
     }
 }
 
+/// Python itself: what is called so may be a script that starts it under its own name.
+fn python() -> String {
+    let asked = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output();
+    String::from_utf8(asked.expect("python3 runs").stdout).expect("text").trim().to_owned()
+}
+
 /// With the fake driver, its NVML, and a device that processes with the same state share.
 fn on_fake<'a>(command: &'a mut Command, state: &Path) -> &'a mut Command {
-    let context = (64 << 20).to_string();
+    let context = CONTEXT.to_string();
     command.env("LD_LIBRARY_PATH", fake_cuda::library_dir()).env("FAKE_CUDA_STATE", state);
     command.env("FAKE_CUDA_MEMORY", "8GiB").env("FAKE_CUDA_CONTEXT", context)
 }
 
 fn gputrace(arguments: &[&str], state: &Path) -> String {
+    gputrace_with(&[], arguments, state)
+}
+
+fn gputrace_with(variables: &[(&str, &str)], arguments: &[&str], state: &Path) -> String {
     let mut command = Command::new(recorded::built().join("gputrace"));
-    let output = on_fake(command.args(arguments), state).output().expect("gputrace runs");
+    command.args(arguments).envs(variables.iter().copied());
+    let output = on_fake(&mut command, state).output().expect("gputrace runs");
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("text")
 }
@@ -181,6 +208,127 @@ fn top_of_a_finished_trace_has_the_figures_of_its_summary() {
         let pieces = seen["torch"]["reserved_bytes"].as_u64() >= seen["torch"]["allocated_bytes"].as_u64();
         assert!(pieces, "{name}");
     }
+}
+
+/// The UUID of a MIG instance of the fake driver's.
+fn instance(number: u8) -> String {
+    format!("MIG-67707574-7261-6365-2d66-616b65004d{number:02x}")
+}
+
+/// Lets a program take 16 MiB and more until the driver's figure of the process is known; the device of it then.
+fn charged(holder: &mut Holder, state: &Path, variables: &[(&str, &str)]) -> Value {
+    let pid = holder.pid().to_string();
+    let mut known = Value::Null;
+    let (mut n_asked, mut held) = (0, 0);
+    eventually(|| {
+        // What changes as the driver handed it out is known to be ours: more than once, as a sample may be of the time between.
+        if n_asked % 20 == 0 && n_asked < 400 {
+            holder.tell("alloc 16777216");
+            held += 16_777_216;
+        }
+        n_asked += 1;
+        let seen = gputrace_with(variables, &["top", "--once", "--json", &pid], state);
+        let seen: Value = serde_json::from_str(&seen).expect("JSON");
+        let device = &seen["processes"][0]["devices"][0];
+        let figures = ["driver_bytes", "process_used_bytes"].map(|name| device[name].as_u64());
+        if figures != [Some(held), Some(held + CONTEXT)] {
+            return Err(format!("{seen:#}"));
+        }
+        known = device.clone();
+        Ok(())
+    });
+    known
+}
+
+#[test]
+fn a_process_on_a_mig_instance_is_charged_there_and_its_card_is_the_instance() {
+    let folder = folder("mig");
+    let state = folder.path().join("state");
+    // Two cards with two instances each; a process sees one.
+    let mig = [("FAKE_CUDA_MIG", "2"), ("FAKE_CUDA_DEVICES", "4")];
+    let second = instance(1);
+    let on_second = [mig[0], mig[1], ("CUDA_VISIBLE_DEVICES", second.as_str())];
+    let mut first = Holder::start(Some(&folder), &state, &mig, &[]);
+    let mut other = Holder::start(Some(&folder), &state, &on_second, &[]);
+    let of_first = charged(&mut first, &state, &mig);
+    let of_second = charged(&mut other, &state, &mig);
+    assert_eq!([&of_first["uuid"], &of_second["uuid"]], [&instance(0), &second]);
+    assert_eq!(of_first["device_used_bytes"], of_first["process_used_bytes"], "the neighbour is elsewhere");
+    let mut stranger = Holder::start(None, &state, &on_second, &[]);
+    stranger.tell("alloc 7340032");
+
+    let all = folder.path().display().to_string();
+    let seen = gputrace_with(&mig, &["top", "--once", "--json", &all], &state);
+    let seen: Value = serde_json::from_str(&seen).expect("JSON");
+    let cards = seen["cards"].as_array().expect("a list");
+    let names: Vec<_> =
+        cards.iter().map(|card| (card["index"].as_u64(), card["instance"].as_u64())).collect();
+    let expected = [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(card, part)| (Some(card), Some(part)));
+    assert_eq!(names, expected, "each instance once, and no card beside them");
+    let used = |card: &Value| card["used_bytes"].as_u64().expect("a figure");
+    let held = |device: &Value| device["process_used_bytes"].as_u64().expect("a figure");
+    assert_eq!(used(&cards[0]), held(&of_first));
+    assert_eq!(used(&cards[1]), held(&of_second) + CONTEXT + 7_340_032 / (2 << 20) * (2 << 20) + (2 << 20));
+    assert_eq!([used(&cards[2]), used(&cards[3])], [0, 0]);
+    assert_eq!(cards[1]["unrecorded"][0]["pid"].as_u64(), Some(stranger.pid().into()));
+    let text = gputrace_with(&mig, &["top", "--once", &all], &state);
+    assert!(text.contains("GPU 0 MIG 1") && text.contains("GPU 1 MIG 0"), "{text}");
+    let report = gputrace(&["report", &trace_of(&folder, &other)], &state);
+    let said = format!("is the MIG instance {second} of the card GPU-67707574-7261-6365-2d66-616b65000000");
+    assert!(report.contains(&said), "{report}");
+    for holder in [first, other, stranger] {
+        holder.end();
+    }
+}
+
+#[test]
+fn an_instance_that_nvml_does_not_find_is_said_to_have_no_figures() {
+    let folder = folder("mig-unknown");
+    let state = folder.path().join("state");
+    let mut recorded =
+        Holder::start(Some(&folder), &state, &[("FAKE_CUDA_MIG", "1"), ("FAKE_NVML_MIG", "unknown")], &[]);
+    recorded.tell("alloc 16777216");
+    recorded.end();
+    folder.traces(1);
+    let trace = folder.files("gtr")[0].display().to_string();
+    let report = gputrace(&["report", &trace], &state);
+    let said = format!("are not known: NVML does not tell of {}", instance(0));
+    assert!(report.contains(&said), "{report}");
+}
+
+#[test]
+fn a_client_of_mps_is_told_apart_from_its_server_and_knows_its_limit() {
+    let folder = folder("mps");
+    let state = folder.path().join("state");
+    let variables = [("FAKE_CUDA_MPS", "1"), ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=1G")];
+    let server = Holder::called(Some("nvidia-cuda-mps-server"), None, &state, &[], &[]);
+    let mut client = Holder::start(Some(&folder), &state, &variables, &[]);
+    let device = charged(&mut client, &state, &[]);
+    client.tell("refused 1073741824");
+
+    let seen = top(&folder.path().display().to_string(), &state);
+    let card = &seen["cards"][0];
+    assert_eq!(card["mps_clients"], serde_json::json!([client.pid()]));
+    assert_eq!(card["unrecorded"][0]["name"], "nvidia-cuda-mps-server");
+    let (used, own) = (card["used_bytes"].as_u64(), device["process_used_bytes"].as_u64());
+    assert_eq!(used, own.map(|own| own + CONTEXT), "the server's context is not the client's");
+    let trace = trace_of(&folder, &client);
+    let report = gputrace(&["report", &trace], &state);
+    let said = format!("its server (process {}) holds 64.00 MiB for all clients", server.pid());
+    assert!(report.contains("the process runs under MPS") && report.contains(&said), "{report}");
+    assert!(report.contains("under MPS the process may have 1.00 GiB"), "{report}");
+    let budget = gputrace(&["budget", "--json", &trace], &state);
+    let budget: Value = serde_json::from_str(&budget).expect("JSON");
+    let device = &budget["processes"][0]["devices"][0];
+    let device = if device.is_null() { &budget["devices"][0] } else { device };
+    assert_eq!((&device["mps_client"], &device["mps_limit_bytes"]), (&true.into(), &(1_u64 << 30).into()));
+    client.end();
+    server.end();
+}
+
+/// The trace of a program that is being recorded.
+fn trace_of(folder: &Folder, holder: &Holder) -> String {
+    folder.path().join(format!("{}.gtr", holder.pid())).display().to_string()
 }
 
 /// A golden trace, and folder and state that nothing is in.

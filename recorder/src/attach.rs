@@ -5,8 +5,8 @@
 //! (`PTRACE_MODE_READ`; yama's `ptrace_scope` does not matter for that). Everything on it was written by the process, and is
 //! checked as any foreign text is.
 
+use crate::card::Holder;
 use crate::gpus::Gpus;
-use crate::nvml::Holder;
 use crate::{late, process};
 use gputrace_ring::control::{self, Control};
 use rustix::fs::{FlockOperation, flock};

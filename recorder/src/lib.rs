@@ -15,6 +15,7 @@
 
 pub mod attach;
 mod autograd;
+mod card;
 mod daemon;
 mod decode;
 mod drain;
@@ -51,12 +52,12 @@ mod ticks;
 mod translate;
 mod write;
 
+pub use card::Holder;
 pub use daemon::{daemon_main, variable};
 pub use gpus::{Gpu, Gpus};
 pub use gputrace_ring::variables;
 pub use job::{Job, State, Told, is_left, job_begins, rings_of};
 pub use memory::Memory;
-pub use nvml::Holder;
 pub use oom::{Answer, FollowUp, Oom};
 pub use output::{Moment, Overwrite, check as check_output, wait_for_recorder};
 pub use pidfd::{end_with_us, with_standard_files_only};

@@ -4,6 +4,7 @@
 //! figures and everything else. Where it is not clear at once which of its processes is ours (`nvml_process.rs`), samples
 //! wait a little for that.
 
+use crate::card::{self, Holder, bytes_of};
 use crate::nvml_process::{Finder, HandedOut, Listed, Numbers};
 use crate::ticks;
 use crate::translate::{Item, RECORDER};
@@ -11,9 +12,8 @@ use crate::write::Outlet;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use gputrace_schemas::event::{Bytes, Device, Event, EventKind, Nanos, Sample, StackId};
 use nvml_wrapper::Nvml;
-use nvml_wrapper::enums::device::UsedGpuMemory;
-use nvml_wrapper::struct_wrappers::device::ProcessInfo;
-use std::collections::{HashMap, VecDeque};
+use nvml_wrapper::error::NvmlError;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -33,8 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const QUIET: u32 = 10;
 /// How long samples wait for it to become clear which process is ours.
 const UNDECIDED: Duration = Duration::from_secs(3);
-/// Bytes of a process's name.
-const MOST_NAME: usize = 256;
+/// The program whose context the clients of MPS share (MPS guide, utilities and daemons).
+const MPS_SERVER: &str = "nvidia-cuda-mps-server";
 
 enum Command {
     Devices(Vec<Device>),
@@ -45,17 +45,6 @@ enum Command {
     /// Who has memory on the device?
     Holders(i16, Sender<Vec<Holder>>),
     Stop,
-}
-
-/// A process that has memory on a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
-    /// As NVML numbers it: a container sees the numbers of the host.
-    pub pid: u32,
-    /// What it is charged, where NVML tells.
-    pub bytes: Option<u64>,
-    /// File name of its program, where NVML tells.
-    pub name: Option<String>,
 }
 
 /// Asks the sampling thread.
@@ -104,6 +93,8 @@ impl Sampler {
             told: Told::Nothing,
             began: Instant::now(),
             n_listed: 0,
+            named: HashSet::new(),
+            has_asked_mps: false,
         };
         let run = move || sampling.run(&from);
         let thread = std::thread::Builder::new().name("gputrace-nvml".to_owned()).spawn(run).ok();
@@ -159,6 +150,10 @@ struct Sampling {
     began: Instant,
     /// How many processes NVML listed last on a device.
     n_listed: usize,
+    /// Devices of which the trace says what they are for NVML.
+    named: HashSet<i16>,
+    /// It was asked whether the process is a client of MPS.
+    has_asked_mps: bool,
 }
 
 /// A sample with everybody's figures.
@@ -236,8 +231,8 @@ impl Sampling {
             }
             Command::Holders(device, answer) => {
                 let device = self.devices.iter().find(|known| known.ordinal == device);
-                let device = device.and_then(|device| nvml.device_by_uuid(device.uuid.as_str()).ok());
-                if let Some(holders) = device.and_then(|device| holders(nvml, &device)) {
+                let device = device.and_then(|device| card::find(nvml, &device.uuid).ok());
+                if let Some(holders) = device.and_then(|device| card::holders(nvml, &device)) {
                     let _ = answer.send(holders);
                 }
             }
@@ -247,13 +242,19 @@ impl Sampling {
 
     /// Takes a sample of each device; whether any figure has changed.
     fn sample(&mut self, nvml: &Nvml) -> bool {
-        let taken: Vec<Taken> = self.devices.iter().filter_map(|device| take(nvml, device)).collect();
+        let taken: Vec<(Device, Result<Taken, NvmlError>)> =
+            self.devices.iter().map(|device| (device.clone(), take(nvml, device))).collect();
+        for (device, taken) in &taken {
+            self.name(nvml, device, taken.as_ref().err());
+        }
+        let taken: Vec<Taken> = taken.into_iter().filter_map(|(_, taken)| taken.ok()).collect();
         for taken in &taken {
             self.finder.listed(&taken.listed);
         }
         self.n_listed = taken.iter().map(|taken| taken.listed.processes.len()).max().unwrap_or(0);
         self.undecided.extend(taken);
         self.decide();
+        self.look_for_mps(nvml);
         if self.began.elapsed() >= UNDECIDED {
             self.tell_unknown();
         }
@@ -320,48 +321,62 @@ impl Sampling {
         }
     }
 
+    /// Says of a device that it is a MIG instance, and of which card, or why it has no figures: `nvml.device=ORDINAL MIG-... of GPU-...`,
+    /// `nvml.device=ORDINAL unknown: WHY`.
+    fn name(&mut self, nvml: &Nvml, device: &Device, error: Option<&NvmlError>) {
+        let Device { ordinal, uuid, .. } = device;
+        if !self.named.insert(*ordinal) {
+            return;
+        }
+        let said = match error {
+            Some(error) => Some(format!("unknown: NVML does not tell of {uuid}: {error}")),
+            None => card::find(nvml, uuid).ok().and_then(|handle| {
+                let card = card::card_of(&handle)?;
+                Some(format!("{} of {card}", handle.uuid().unwrap_or_else(|_| uuid.clone())))
+            }),
+        };
+        if let Some(said) = said {
+            self.note(format!("nvml.device={ordinal} {said}"));
+        }
+    }
+
+    /// Says, once the process is known, that it is a client of MPS, and what the server has on the device: `nvml.mps=ORDINAL client`,
+    /// `nvml.mps=ORDINAL server PID BYTES`.
+    fn look_for_mps(&mut self, nvml: &Nvml) {
+        let Some((ours, _)) = self.finder.found().filter(|_| !self.has_asked_mps) else { return };
+        self.has_asked_mps = true;
+        for device in &self.devices {
+            let Ok(handle) = card::find(nvml, &device.uuid) else { continue };
+            if !card::clients(&handle).is_some_and(|clients| clients.contains(&ours)) {
+                continue;
+            }
+            self.note(format!("nvml.mps={} client", device.ordinal));
+            for process in handle.running_compute_processes().unwrap_or_default() {
+                if card::name(nvml, process.pid).as_deref() == Some(MPS_SERVER) {
+                    let bytes = bytes_of(&process).map_or_else(|| "?".to_owned(), |bytes| bytes.to_string());
+                    self.note(format!("nvml.mps={} server {} {bytes}", device.ordinal, process.pid));
+                }
+            }
+        }
+    }
+
     fn note(&self, text: String) {
         let (time, kind) = (Nanos(ticks::monotonic()), EventKind::Note(text));
         self.outlet.send(vec![Item::Event(Event { time, thread: RECORDER, stack: StackId(0), kind })]);
     }
 }
 
-fn take(nvml: &Nvml, device: &Device) -> Option<Taken> {
-    let handle = nvml.device_by_uuid(device.uuid.as_str()).ok()?;
-    let memory = handle.memory_info().ok()?;
+/// The figures of a device; of the instance where the process runs on a part of a card (MIG).
+fn take(nvml: &Nvml, device: &Device) -> Result<Taken, NvmlError> {
+    let handle = card::find(nvml, &device.uuid)?;
+    let memory = handle.memory_info()?;
     let processes = handle.running_compute_processes().unwrap_or_default();
     let time = ticks::monotonic();
     let processes = processes.iter().map(|process| (process.pid, bytes_of(process))).collect();
     let (device_used, total) = (Bytes(memory.used), Bytes(memory.total));
-    Some(Taken {
+    Ok(Taken {
         at: Instant::now(),
         sample: Sample { device: device.ordinal, process_used: None, device_used, total },
         listed: Listed { time, device: device.ordinal, processes },
     })
-}
-
-fn bytes_of(process: &ProcessInfo) -> Option<u64> {
-    match process.used_gpu_memory {
-        UsedGpuMemory::Used(bytes) => Some(bytes),
-        UsedGpuMemory::Unavailable => None,
-    }
-}
-
-pub(crate) fn holders(nvml: &Nvml, handle: &nvml_wrapper::Device<'_>) -> Option<Vec<Holder>> {
-    let mut processes = handle.running_compute_processes().ok()?;
-    processes.extend(handle.running_graphics_processes().unwrap_or_default());
-    processes.sort_by_key(|process| process.pid);
-    processes.dedup_by_key(|process| process.pid);
-    let holder = |process: &ProcessInfo| Holder {
-        pid: process.pid,
-        bytes: bytes_of(process),
-        name: nvml.sys_process_name(process.pid, MOST_NAME).ok().map(|name| program_of(&name)),
-    };
-    Some(processes.iter().map(holder).collect())
-}
-
-/// NVML tells the path, on some drivers with arguments: none of a trace's business.
-fn program_of(name: &str) -> String {
-    let path = name.split_whitespace().next().unwrap_or_default();
-    path.rsplit('/').next().unwrap_or_default().to_owned()
 }

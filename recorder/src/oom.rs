@@ -3,7 +3,8 @@
 //! Beforehand the trace gets what only this moment knows, the processes that have memory on the device, and is written up
 //! to the failure: whoever answers reads it as anybody reads a trace.
 
-use crate::nvml::{Holder, Inquirer};
+use crate::card::Holder;
+use crate::nvml::Inquirer;
 use crate::ticks;
 use crate::translate::{Item, RECORDER};
 use crate::write::Outlet;
@@ -199,8 +200,8 @@ mod tests {
     #[test]
     fn what_nvml_does_not_tell_is_marked() {
         let holders = vec![
-            Holder { pid: 7, bytes: Some(9), name: Some("python3".to_owned()) },
-            Holder { pid: 8, bytes: None, name: None },
+            Holder { pid: 7, bytes: Some(9), name: Some("python3".to_owned()), is_client: None },
+            Holder { pid: 8, bytes: None, name: None, is_client: None },
         ];
         let texts = |holders| -> Vec<String> {
             let text = |item| match item {

@@ -512,9 +512,10 @@ fn parse_torch_version(text: &str) -> Option<String> {
     Some(value.trim_matches(['\'', '"']).to_owned()).filter(|version| !version.is_empty())
 }
 
-/// `GPU-` and the usual groups of a `CUuuid`.
-pub(crate) fn gpu_uuid(bytes: [u8; 16]) -> String {
-    let mut text = "GPU".to_owned();
+/// `GPU-`, or `MIG-` for a part of a card, and the usual groups of a `CUuuid`. Only the name says that it is a part:
+/// `NVIDIA A100-SXM4-40GB MIG 1g.5gb` (MIG user guide, device names).
+pub(crate) fn gpu_uuid(name: &str, bytes: [u8; 16]) -> String {
+    let mut text = if name.contains(" MIG ") { "MIG" } else { "GPU" }.to_owned();
     for (at, byte) in bytes.iter().enumerate() {
         if matches!(at, 0 | 4 | 6 | 8 | 10) {
             text.push('-');
@@ -612,6 +613,8 @@ mod tests {
     fn version_and_uuid_are_read_as_written() {
         assert_eq!(parse_torch_version("x\n__version__ = '2.11.0+cu130'\n"), Some("2.11.0+cu130".to_owned()));
         let bytes = std::array::from_fn(|at| at as u8 * 16);
-        assert_eq!(gpu_uuid(bytes), "GPU-00102030-4050-6070-8090-a0b0c0d0e0f0");
+        assert_eq!(gpu_uuid("NVIDIA H200", bytes), "GPU-00102030-4050-6070-8090-a0b0c0d0e0f0");
+        let part = gpu_uuid("NVIDIA A100-SXM4-40GB MIG 1g.5gb", bytes);
+        assert_eq!(part, "MIG-00102030-4050-6070-8090-a0b0c0d0e0f0");
     }
 }

@@ -224,7 +224,7 @@ impl Translator {
             Record::Code(code) => self.code(code),
             Record::Api { number, name, runtime_name } => self.api(number, Api { name, runtime_name }),
             Record::Device { ordinal, name, uuid, total } => {
-                let uuid = process::gpu_uuid(uuid);
+                let uuid = process::gpu_uuid(&name, uuid);
                 let ordinal = i16::try_from(ordinal).unwrap_or(gputrace_schemas::event::NO_DEVICE);
                 let device = Device { ordinal, name, uuid, total: Bytes(total) };
                 if !self.devices.contains(&device) {

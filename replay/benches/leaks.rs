@@ -199,6 +199,15 @@ const SHAPES: &[Shape] = &[
         let (full, bytes) = (p.between(30, 95), p.size());
         p.train(|p, step| { p.take("append", bytes); if step * 100 < p.steps * full { p.take("cache", bytes * 4); } });
     } },
+
+    Shape { name: "has only loaded its weights, through staging", leaks: false, run: |p| { let shards = p.between(40, 400); p.load_shards(shards); } },
+    Shape { name: "has only started: loads, tries itself, makes caches, warms up", leaks: false, run: |p| {
+        let (shards, runs, caches, bytes) = (p.between(40, 400), p.between(1, 12), p.between(1, 80), p.size());
+        p.load_shards(shards);
+        for _ in 0..runs { let block = p.take("profile_run", bytes); p.give(block); }
+        for _ in 0..caches { let fill = p.take("initialize_kv_cache", bytes); p.take("initialize_kv_cache", bytes); p.give(fill); }
+        for _ in 0..runs { let block = p.take("warm_up", bytes); p.give(block); }
+    } },
 ];
 
 /// A program that is being made up.
@@ -282,6 +291,16 @@ impl Program {
             layer
         };
         (0..layers).map(|_| layer(self)).collect()
+    }
+
+    /// The same in functions that are called as what loads is, with shards of all sizes.
+    fn load_shards(&mut self, shards: u64) {
+        for _ in 0..shards {
+            let bytes = self.size();
+            let staging = self.take("load_shard", bytes);
+            self.take("load_weights", bytes);
+            self.give(staging);
+        }
     }
 
     /// Requests that begin and end at random, each with memory that grows while it lasts.

@@ -5,7 +5,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
+enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
 
 typedef struct { int index; } *nvmlDevice_t;
 typedef struct { unsigned long long total, free, used; } nvmlMemory_t;
@@ -18,21 +18,37 @@ typedef struct {
     char id[32];
 } nvmlPciInfo_t;
 
-static struct { int index; } devices[DEVICE_LIMIT];
+/* Cards, and instances of cards that are in MIG mode. */
+static struct { int index; } devices[DEVICE_LIMIT], instances[DEVICE_LIMIT];
 static struct usage_file *file;
 static int users;
 
 static int index_of(nvmlDevice_t device)
 {
-    for (int i = 0; i < device_env_count(); i++)
+    for (int i = 0; i < device_cards(); i++)
         if ((void *)device == (void *)&devices[i]) return i;
     return -1;
 }
 
+static int instance_of(nvmlDevice_t device)
+{
+    for (int i = 0; device_env_mig() && i < device_env_count(); i++)
+        if ((void *)device == (void *)&instances[i]) return i;
+    return -1;
+}
+
+/* `index` is that of a card, `place` that of a MIG instance or of a card in which there is none; -1 where there is none. */
 #define CHECKED(device, out)                                                                                 \
-    int index = index_of(device);                                                                            \
+    int instance = instance_of(device), index = instance < 0 ? index_of(device) : device_card(instance);     \
+    int place = device_env_mig() ? instance : index;                                                         \
+    (void)place;                                                                                             \
     if (!users) return UNINITIALIZED;                                                                        \
     if (index < 0 || !(out)) return INVALID_ARGUMENT
+
+/* A card in MIG mode tells the sum of its instances to the privileged only (nvml.h, nvmlDeviceGetMemoryInfo and others). */
+#define CHECKED_PLACE(device, out)                                                                           \
+    CHECKED(device, out);                                                                                    \
+    if (place < 0) return NO_PERMISSION
 
 EXPORT int nvmlInit_v2(void)
 {
@@ -60,6 +76,7 @@ EXPORT const char *nvmlErrorString(int result)
     case UNINITIALIZED: return "Uninitialized";
     case INVALID_ARGUMENT: return "Invalid Argument";
     case NOT_SUPPORTED: return "Not Supported";
+    case NO_PERMISSION: return "Insufficient Permissions";
     case NOT_FOUND: return "Not Found";
     case INSUFFICIENT_SIZE: return "Insufficient Size";
     default: return "Unknown Error";
@@ -85,7 +102,7 @@ EXPORT int nvmlDeviceGetCount_v2(unsigned *out)
 {
     if (!users) return UNINITIALIZED;
     if (!out) return INVALID_ARGUMENT;
-    *out = (unsigned)device_env_count();
+    *out = (unsigned)device_cards();
     return SUCCESS;
 }
 EXPORT int nvmlDeviceGetCount(unsigned *out) { return nvmlDeviceGetCount_v2(out); }
@@ -93,7 +110,7 @@ EXPORT int nvmlDeviceGetCount(unsigned *out) { return nvmlDeviceGetCount_v2(out)
 EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *out)
 {
     if (!users) return UNINITIALIZED;
-    if (!out || index >= (unsigned)device_env_count()) return INVALID_ARGUMENT;
+    if (!out || index >= (unsigned)device_cards()) return INVALID_ARGUMENT;
     *out = (nvmlDevice_t)&devices[index];
     return SUCCESS;
 }
@@ -102,32 +119,81 @@ EXPORT int nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *out)
     return nvmlDeviceGetHandleByIndex_v2(index, out);
 }
 
-static void uuid_text(int index, char out[48])
+static void text_of(int card, int instance, char out[UUID_TEXT])
 {
-    unsigned char u[16];
-    device_uuid(index, u);
-    snprintf(out, 48, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1], u[2], u[3],
-             u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
+    unsigned char uuid[16];
+    if (instance < 0) card_uuid(card, uuid);
+    else device_uuid(instance, uuid);
+    uuid_text(instance < 0 ? "GPU" : "MIG", uuid, out);
 }
 
 EXPORT int nvmlDeviceGetUUID(nvmlDevice_t device, char *out, unsigned length)
 {
-    char text[48];
+    char text[UUID_TEXT];
     CHECKED(device, out);
-    uuid_text(index, text);
+    text_of(index, instance, text);
     if (length <= strlen(text)) return INSUFFICIENT_SIZE;
     strcpy(out, text);
     return SUCCESS;
 }
 
+EXPORT int nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsigned *pending)
+{
+    CHECKED(device, current && pending);
+    if (instance >= 0 || !device_env_mig()) return NOT_SUPPORTED;
+    *current = *pending = 1;
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned *out)
+{
+    CHECKED(device, out);
+    *out = instance < 0 ? (unsigned)device_env_mig() : 0;
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned number, nvmlDevice_t *out)
+{
+    CHECKED(device, out);
+    if (!device_env_mig()) return NOT_SUPPORTED;
+    int which = index * device_env_mig() + (int)number;
+    if (instance >= 0 || number >= (unsigned)device_env_mig()) return INVALID_ARGUMENT;
+    if (which >= device_env_count()) return NOT_FOUND;
+    *out = (nvmlDevice_t)&instances[which];
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t device, nvmlDevice_t *out)
+{
+    CHECKED(device, out);
+    if (instance < 0) return INVALID_ARGUMENT;
+    *out = (nvmlDevice_t)&devices[index];
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned *out)
+{
+    CHECKED(device, out);
+    *out = instance >= 0;
+    return SUCCESS;
+}
+
+/* FAKE_NVML_MIG=unknown: no instance by its UUID, as drivers before R470. */
 EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out)
 {
-    char text[48];
+    char text[UUID_TEXT];
+    const char *how = getenv("FAKE_NVML_MIG");
     if (!users) return UNINITIALIZED;
     if (!uuid || !out) return INVALID_ARGUMENT;
-    for (int i = 0; i < device_env_count(); i++) {
-        uuid_text(i, text);
+    for (int i = 0; i < device_cards(); i++) {
+        text_of(i, -1, text);
         if (strcmp(text, uuid) == 0) return nvmlDeviceGetHandleByIndex_v2((unsigned)i, out);
+    }
+    for (int i = 0; device_env_mig() && !how && i < device_env_count(); i++) {
+        text_of(-1, i, text);
+        if (strcmp(text, uuid) != 0) continue;
+        *out = (nvmlDevice_t)&instances[i];
+        return SUCCESS;
     }
     return NOT_FOUND;
 }
@@ -137,8 +203,8 @@ EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *out)
     unsigned domain, bus, slot;
     if (!users) return UNINITIALIZED;
     if (!id || !out || sscanf(id, "%x:%x:%x", &domain, &bus, &slot) != 3) return INVALID_ARGUMENT;
-    for (int i = 0; i < device_env_count(); i++)
-        if ((int)bus == device_bus(i)) return nvmlDeviceGetHandleByIndex_v2((unsigned)i, out);
+    for (int i = 0; i < device_cards(); i++)
+        if ((int)bus == i + 1) return nvmlDeviceGetHandleByIndex_v2((unsigned)i, out);
     return NOT_FOUND;
 }
 
@@ -173,8 +239,9 @@ EXPORT int nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *out)
 EXPORT int nvmlDeviceGetName(nvmlDevice_t device, char *out, unsigned length)
 {
     CHECKED(device, out);
-    if (length < sizeof DEVICE_NAME) return INSUFFICIENT_SIZE;
-    strcpy(out, DEVICE_NAME);
+    if (length < sizeof DEVICE_NAME + 16) return INSUFFICIENT_SIZE;
+    if (instance < 0) strcpy(out, DEVICE_NAME);
+    else device_name(out, length);
     return SUCCESS;
 }
 
@@ -182,7 +249,7 @@ EXPORT int nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *out)
 {
     CHECKED(device, out);
     memset(out, 0, sizeof *out);
-    out->bus = (unsigned)device_bus(index);
+    out->bus = (unsigned)index + 1;
     snprintf(out->legacy_id, sizeof out->legacy_id, "0000:%02X:00.0", out->bus);
     snprintf(out->id, sizeof out->id, "00000000:%02X:00.0", out->bus);
     return SUCCESS;
@@ -190,19 +257,19 @@ EXPORT int nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *out)
 
 EXPORT int nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *out)
 {
-    CHECKED(device, out);
+    CHECKED_PLACE(device, out);
     out->total = usage_capacity();
-    out->used = usage_sum(file, index);
+    out->used = usage_sum(file, place);
     out->free = out->total - out->used;
     return SUCCESS;
 }
 
 EXPORT int nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *out)
 {
-    CHECKED(device, out);
+    CHECKED_PLACE(device, out);
     out->total = usage_capacity();
     out->reserved = 0;
-    out->used = usage_sum(file, index);
+    out->used = usage_sum(file, place);
     out->free = out->total - out->used;
     return SUCCESS;
 }
@@ -216,16 +283,19 @@ static unsigned number_of(const struct usage_slot *slot)
     return (unsigned)slot->pid + offset;
 }
 
-/* Every living process with memory on the device; `count` is how many fit, and comes back as how many there are. */
-static int processes(nvmlDevice_t device, unsigned *count, char *out, size_t stride)
+/* Every living process with memory on the device, or every client of MPS; `count` is how many fit, and comes back as how many there
+ * are. */
+static int processes(nvmlDevice_t device, unsigned *count, char *out, size_t stride, int clients)
 {
     unsigned found = 0, room = count ? *count : 0;
-    CHECKED(device, count);
+    CHECKED_PLACE(device, count);
     for (int i = 0; i < USAGE_SLOTS; i++) {
         const struct usage_slot *slot = &file->slots[i];
-        if (!slot->pid || !usage_alive(slot) || !slot->used[index]) continue;
+        if (!slot->pid || !usage_alive(slot) || !slot->used[place]) continue;
+        if (clients && !slot->is_client) continue;
         if (out && found < room) {
-            process_v2 process = {number_of(slot), slot->used[index], ~0u, ~0u};
+            unsigned part = instance < 0 ? ~0u : (unsigned)instance;
+            process_v2 process = {number_of(slot), slot->used[place], part, part};
             memcpy(out + found * stride, &process, stride);
         }
         found++;
@@ -236,16 +306,36 @@ static int processes(nvmlDevice_t device, unsigned *count, char *out, size_t str
 
 EXPORT int nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned *count, process_v1 *out)
 {
-    return processes(device, count, (char *)out, sizeof *out);
+    return processes(device, count, (char *)out, sizeof *out, 0);
 }
 EXPORT int nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count, process_v2 *out)
 {
-    return processes(device, count, (char *)out, sizeof *out);
+    return processes(device, count, (char *)out, sizeof *out, 0);
 }
 EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, process_v2 *out)
 {
-    return processes(device, count, (char *)out, sizeof *out);
+    return processes(device, count, (char *)out, sizeof *out, 0);
 }
+EXPORT int nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, process_v2 *out)
+{
+    return processes(device, count, (char *)out, sizeof *out, 1);
+}
+
+/* The first word of the command line, as drivers do. */
+EXPORT int nvmlSystemGetProcessName(unsigned pid, char *out, unsigned length)
+{
+    char path[64];
+    if (!users) return UNINITIALIZED;
+    if (!out || !length) return INVALID_ARGUMENT;
+    snprintf(path, sizeof path, "/proc/%u/cmdline", pid);
+    FILE *from = fopen(path, "r");
+    if (!from) return NOT_FOUND;
+    size_t n = fread(out, 1, length - 1, from);
+    out[n] = 0;
+    fclose(from);
+    return SUCCESS;
+}
+
 EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned *count, process_v2 *out)
 {
     (void)out;
@@ -261,7 +351,6 @@ EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigne
 ABSENT(nvmlDeviceGetClockInfo)
 ABSENT(nvmlDeviceGetFieldValues)
 ABSENT(nvmlDeviceGetGpuFabricInfoV)
-ABSENT(nvmlDeviceGetMigMode)
 ABSENT(nvmlDeviceGetNvLinkCapability)
 ABSENT(nvmlDeviceGetNvLinkRemoteDeviceType)
 ABSENT(nvmlDeviceGetNvLinkRemotePciInfo)

@@ -1,4 +1,4 @@
-"""Holds memory of the driver as its standard input says: `alloc BYTES`, `free`, `step N BYTES` (an allocation that is kept, and one that is
+"""Holds memory of the driver as its standard input says: `alloc BYTES`, `refused BYTES` (what the driver will not give), `free`, `step N BYTES` (an allocation that is kept, and one that is
 not, in the range `step N`), and `quit`; answers each with `done`."""
 import ctypes, sys
 
@@ -22,6 +22,9 @@ for line in sys.stdin:
         break
     if verb == "alloc":
         alloc(int(rest[0]))
+    elif verb == "refused":
+        address = ctypes.c_uint64()
+        assert driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(int(rest[0]))) == 2
     elif verb == "step":
         import gputrace
 

@@ -20,8 +20,10 @@
 //! - It *stopped* if the time since its last rise is longer, by a quarter, than any time between two rises before.
 //! - It *slows down* if the last third rose less than half as much as the first, by more than chance explains (Welch's t-test, 99 %).
 //! - There are *too few* if fewer than [`MIN_RISES`] stand apart from each other: a program's stages look like that.
+//! - The program was *getting ready* if three in four of the allocations beside the rise were made by functions that load, build or warm up:
+//!   a server that has only started does nothing but grow, and through a staging buffer it does so as a leak in a loop does.
 //!
-//! These three are shown as sites that rose, with the remark that it is not known whether they go on.
+//! These four are shown as sites that rose, with the remark that it is not known whether they go on.
 //!
 //! Growth that is spread over many sites, none of which rises often enough, is found in the sum of what they keep, if
 //! what the device holds at least grows with it. `make bench-leaks` measures how often the rule is wrong.
@@ -65,6 +67,8 @@ const NOISE: f64 = 0.05;
 const CALM: u64 = 2;
 /// The same if it falls more often than [`FALLS`] allows.
 const NOISY: u64 = 4;
+/// What rises where this share of the allocations gets the program ready is no growth.
+const READY: f64 = 0.75;
 /// A rise of less than this share of the whole does not count.
 const LITTLE: f64 = 1.0 / 12.0;
 
@@ -83,6 +87,9 @@ pub struct Place {
 pub struct Growth {
     series: FxHashMap<Place, Vec<u64>>,
     totals: FxHashMap<(i16, Account), Vec<u64>>,
+    /// Allocations in each window.
+    births: Vec<Births>,
+    now: Births,
     n_windows: usize,
     /// Events in a window.
     length: u64,
@@ -95,11 +102,20 @@ pub struct Growth {
     n_frees_before: u64,
 }
 
+/// Allocations, and those among them that get the program ready.
+#[derive(Clone, Copy, Default)]
+struct Births {
+    all: u64,
+    preparing: u64,
+}
+
 impl Default for Growth {
     fn default() -> Growth {
         Growth {
             series: FxHashMap::default(),
             totals: FxHashMap::default(),
+            births: vec![],
+            now: Births::default(),
             n_windows: 0,
             length: 1,
             seen: 0,
@@ -132,6 +148,8 @@ impl Watch for Growth {
         self.n_frees += u64::from(is_free);
         if is_alloc {
             self.n_allocs += 1;
+            self.now.all += 1;
+            self.now.preparing += u64::from(ledger.sites.prepares(event.stack));
             self.n_frees_before = self.n_frees;
             self.n_before_last = self.n_windows;
         }
@@ -158,8 +176,11 @@ impl Growth {
             }
             books.begin_window();
         }
+        self.births.push(std::mem::take(&mut self.now));
         self.n_windows += 1;
         if self.n_windows == MAX_WINDOWS {
+            let both = |pair: &[Births]| pair.iter().copied().reduce(Births::with).unwrap_or_default();
+            self.births = self.births.chunks(2).map(both).collect();
             let all = self.series.values_mut().chain(self.totals.values_mut());
             all.for_each(|series| *series = halved(series));
             self.n_windows /= 2;
@@ -175,7 +196,7 @@ impl Growth {
             return vec![];
         }
         let judged = self.series.iter().filter_map(|(place, series)| {
-            let (trend, course) = judge(self.judged(series))?;
+            let (trend, course) = self.judge(self.judged(series))?;
             Some(Rising { place: *place, trend, course, n_windows: self.n_before_last })
         });
         let mut rising: Vec<_> = judged.collect();
@@ -222,7 +243,7 @@ impl Growth {
                 parts.push((growth, place.site));
             }
         }
-        let (trend, course) = judge(&sum)?;
+        let (trend, course) = self.judge(&sum)?;
         let explained = rising.iter().filter(|rising| {
             (rising.place.device, rising.place.account) == (device, account) && rising.course.goes_on()
         });
@@ -238,6 +259,25 @@ impl Growth {
         }
         parts.sort_by_key(|(growth, site)| (Reverse(*growth), *site));
         Some(Spread { device, account, trend, parts, n_windows: n })
+    }
+
+    fn judge(&self, series: &[u64]) -> Option<(Trend, Course)> {
+        let (trend, course) = judge(series)?;
+        let course = if course.goes_on() && self.is_preparing(series) { Course::Preparing } else { course };
+        Some((trend, course))
+    }
+
+    /// Whether the program got ready while a series rose: each rise counts by how much it is. The least of a window shows what the one before
+    /// it took.
+    fn is_preparing(&self, series: &[u64]) -> bool {
+        let rises = series.windows(2).zip(self.births.windows(2)).skip(warm_up(series.len()));
+        let (mut rose, mut ready) = (0.0, 0.0);
+        for (pair, births) in rises.filter(|(pair, _)| pair[1] > pair[0]) {
+            let (rise, births) = ((pair[1] - pair[0]) as f64, births[0].with(births[1]));
+            rose += rise;
+            ready += rise * births.preparing as f64 / births.all.max(1) as f64;
+        }
+        rose > 0.0 && ready >= rose * READY
     }
 
     /// The windows that count: up to the last allocation.
@@ -293,6 +333,14 @@ pub enum Course {
     Slows,
     /// It rose this often: too rarely to be told from stages of the program.
     TooFew(usize),
+    /// The program was getting ready, and no work was seen after it.
+    Preparing,
+}
+
+impl Births {
+    fn with(self, other: Births) -> Births {
+        Births { all: self.all + other.all, preparing: self.preparing + other.preparing }
+    }
 }
 
 impl Course {

@@ -374,6 +374,7 @@ fn why(course: Course) -> String {
         Course::Stopped(at) => format!("stopped after {:.0} % of the run", at * 100.0),
         Course::Slows => "slows down".into(),
         Course::TooFew(n) => format!("in {n} stages only"),
+        Course::Preparing => "the program was getting ready, and no work was seen after it".into(),
     }
 }
 
@@ -606,6 +607,50 @@ mod tests {
             scene += &format!("free addr=r{request} bytes=1M\n");
         }
         assert_eq!(growing(&scene), []);
+    }
+
+    /// A server that starts: tries its device, loads shards through a buffer, and makes a cache.
+    fn server([check, load, cache]: [&str; 3]) -> String {
+        let mut scene = String::new();
+        for n in 0..3 {
+            scene +=
+                &format!("block addr=t{n} bytes=2M requested=2M by=ones@/job/a.py:9,{check}@/job/a.py:8\n");
+            scene += &format!("free addr=t{n} bytes=2M\n");
+        }
+        for n in 0..120 {
+            scene +=
+                &format!("block addr=s{n} bytes=4M requested=4M by=copy@/job/a.py:1,{load}@/job/a.py:2\n");
+            scene +=
+                &format!("block addr=w{n} bytes=4M requested=4M by=new@/job/a.py:3,{load}@/job/a.py:2\n");
+            scene += &format!("free addr=s{n} bytes=4M\n");
+        }
+        scene + &format!("block addr=c bytes=64M requested=64M by=zeros@/job/a.py:5,{cache}@/job/a.py:6\n")
+    }
+
+    #[test]
+    fn a_server_that_has_only_started_does_not_grow() {
+        let known = server(["Worker.init_device", "Worker.load_model", "initialize_kv_cache"]);
+        let ones_own = server(["setup", "load_shards", "build_cache"]);
+        for scene in [known, ones_own] {
+            let (leaks, _) = leaks(&scene, "");
+            assert!(leaks.can_tell() && leaks.growing.is_empty(), "{:?}", leaks.growing);
+            assert!(leaks.rose.iter().all(|rose| rose.course == Course::Preparing), "{:?}", leaks.rose);
+            assert_eq!(leaks.rose.len(), 1);
+        }
+    }
+
+    #[test]
+    fn the_same_by_functions_that_work_is_growth_and_so_is_what_they_keep_after_a_start() {
+        let scene = server(["connect", "handle", "answer"]);
+        assert_eq!(growing(&scene).len(), 1);
+        let mut scene = server(["setup", "load_shards", "build_cache"]);
+        for request in 0..400 {
+            scene += &format!("block addr=r{request} bytes=1M requested=1M by=handle@/job/a.py:20\n");
+            scene += &format!("block addr=k{request} bytes=1M requested=1M by=remember@/job/a.py:21\n");
+            scene += &format!("free addr=r{request} bytes=1M\n");
+        }
+        let names: Vec<String> = growing(&scene).into_iter().map(|(_, site)| site).collect();
+        assert_eq!(names, ["remember (/job/a.py:21)"]);
     }
 
     #[test]

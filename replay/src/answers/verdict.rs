@@ -11,6 +11,7 @@ use gputrace_sim::ops::OpStream;
 use gputrace_sim::tune;
 use gputrace_sim::whatif::{Confidence, Laboratory, Question};
 
+use crate::analyse::growth::Course;
 use crate::analyse::summary::used_devices;
 use crate::answers::leaks::{self, AbandonedPool, GrowingSite};
 use crate::answers::postmortem::Postmortem;
@@ -550,6 +551,11 @@ impl Evidence<'_> {
         })
     }
 
+    /// Whether something rose to the end of a start.
+    fn is_only_started(&self) -> bool {
+        self.found.leaks.rose.iter().any(|rose| rose.course == Course::Preparing)
+    }
+
     /// Nothing was found: because all is well, or because the trace cannot show it.
     fn nothing(&self) -> Finding {
         let ledger = &self.story.ledger;
@@ -578,6 +584,9 @@ impl Evidence<'_> {
             }
             (true, false) => {
                 let growth = match self.found.leaks.can_tell() {
+                    true if self.is_only_started() => {
+                        "what rose did so while the program got ready, and no work is seen after it"
+                    }
                     true => "nothing keeps growing",
                     false => "the run is too short to tell whether something grows",
                 };
@@ -790,6 +799,17 @@ mod tests {
         );
         let told_of = told(HELD);
         assert!(told_of[1].contains("too short to tell whether something grows"), "{told_of:?}");
+    }
+
+    #[test]
+    fn a_server_that_has_only_loaded_is_not_said_to_grow() {
+        let shard = |n| {
+            let by = |line| format!("bytes=4M requested=4M by=get@/job/a.py:{line},load_shards@/job/a.py:2");
+            format!("block addr=s{n} {}\nblock addr=w{n} {}\nfree addr=s{n} bytes=4M\n", by(3), by(4))
+        };
+        let told_of = told(&(HELD.to_owned() + &(0..100).map(shard).collect::<String>()));
+        assert_eq!(told_of[0], "Verdict: nothing is wrong");
+        assert!(told_of[1].contains("rose did so while the program got ready"), "{told_of:?}");
     }
 
     #[test]

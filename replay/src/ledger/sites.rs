@@ -14,6 +14,7 @@ use crate::trace::Definitions;
 use crate::trace::backward::{place, python_line, python_lines};
 use crate::trace::interned::Interned;
 use crate::trace::owners::{self, Owner};
+use crate::trace::preparing;
 
 /// Index of an owner in [`Sites`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Deserialize, Serialize)]
@@ -78,6 +79,8 @@ pub(super) struct Origin {
     pub(super) through_runtime: bool,
     /// In which phase of the program; not known here.
     pub(super) phase: PhaseId,
+    /// The program got ready there.
+    pub(super) prepares: bool,
 }
 
 /// All places seen so far.
@@ -114,6 +117,12 @@ impl Sites {
     #[must_use]
     pub fn site_of(&self, stack: StackId) -> SiteId {
         self.origins.get(&(stack, false)).map_or(SiteId(u32::MAX), |origin| origin.site)
+    }
+
+    /// Whether the program got ready there, by the names of its functions.
+    #[must_use]
+    pub fn prepares(&self, stack: StackId) -> bool {
+        self.origins.get(&(stack, false)).is_some_and(|origin| origin.prepares)
     }
 
     /// All stacks that were seen there.
@@ -153,7 +162,9 @@ impl Sites {
         let through_runtime = owner.through_runtime;
         let owner = OwnerId(self.owners.id(owner.name));
         let site = SiteId(self.sites.id(Site { owner, ..site }));
-        let origin = Origin { owner, site, torch, native, through_runtime, phase: PhaseId::default() };
+        let prepares = frames.is_some_and(|frames| preparing::prepares(definitions, frames));
+        let phase = PhaseId::default();
+        let origin = Origin { owner, site, torch, native, through_runtime, phase, prepares };
         self.origins.insert((stack, is_nccl), origin);
         origin
     }

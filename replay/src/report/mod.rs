@@ -8,6 +8,7 @@
 pub mod model;
 pub mod render;
 pub mod sections;
+pub mod sharing;
 pub mod words;
 
 use crate::story::Story;

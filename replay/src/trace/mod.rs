@@ -6,6 +6,7 @@
 pub(crate) mod backward;
 pub(crate) mod interned;
 pub mod owners;
+pub(crate) mod preparing;
 pub mod redact;
 pub mod source;
 

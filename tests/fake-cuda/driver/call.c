@@ -67,7 +67,7 @@ static void in_child(void)
 static void start(void)
 {
     const char *text;
-    devices = device_env_count();
+    devices = device_env_only() < 0 ? device_env_count() : device_env_count() > 0;
     version = device_env_driver_version();
     if ((text = getenv("FAKE_CUDA_FAIL"))) read_scripts(text);
     if ((text = getenv("FAKE_CUDA_LOG")) && *text) {

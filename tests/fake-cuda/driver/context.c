@@ -196,9 +196,10 @@ CUresult context_storage_delete(struct context *context, void *key)
 
 void device_identity(int device, CUuuid *uuid, int *domain, int *bus, int *slot)
 {
-    device_uuid(device, (unsigned char *)uuid->bytes);
+    int place = device_env_only() < 0 ? device : device_env_only();
+    device_uuid(place, (unsigned char *)uuid->bytes);
     *domain = 0;
-    *bus = device_bus(device);
+    *bus = device_bus(place);
     *slot = 0;
 }
 
@@ -271,11 +272,19 @@ static CUresult get_uuid(CUuuid *out, CUdevice device)
     return CUDA_SUCCESS;
 }
 
+/* The card's, also where the device is a part of it. */
+static CUresult get_card_uuid(CUuuid *out, CUdevice device)
+{
+    CUresult result = get_uuid(out, device);
+    if (result == CUDA_SUCCESS && device_env_mig()) card_uuid(device_card(device_env_only()), (unsigned char *)out->bytes);
+    return result;
+}
+
 static CUresult get_name(char *name, int length, CUdevice device)
 {
     if (!name || length <= 0) return CUDA_ERROR_INVALID_VALUE;
     if (!device_valid(device)) return CUDA_ERROR_INVALID_DEVICE;
-    snprintf(name, (size_t)length, DEVICE_NAME);
+    device_name(name, (size_t)length);
     return CUDA_SUCCESS;
 }
 
@@ -400,7 +409,7 @@ EXPORT CUresult cuDeviceGetName(char *name, int length, CUdevice device)
 {
     QUERY(NEEDS_INIT, get_name(name, length, device));
 }
-EXPORT CUresult cuDeviceGetUuid(CUuuid *out, CUdevice device) { QUERY(NEEDS_INIT, get_uuid(out, device)); }
+EXPORT CUresult cuDeviceGetUuid(CUuuid *out, CUdevice device) { QUERY(NEEDS_INIT, get_card_uuid(out, device)); }
 EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *out, CUdevice device) { QUERY(NEEDS_INIT, get_uuid(out, device)); }
 EXPORT CUresult cuDeviceTotalMem_v2(size_t *out, CUdevice device) { QUERY(NEEDS_INIT, total_memory(out, device)); }
 EXPORT CUresult cuDeviceGetAttribute(int *out, int which, CUdevice device)

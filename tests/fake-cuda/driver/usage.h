@@ -17,6 +17,7 @@
 
 struct usage_slot {
     int64_t pid; /* 0: free */
+    uint64_t is_client; /* of MPS */
     uint64_t used[USAGE_DEVICES];
 };
 struct usage_file {
@@ -83,6 +84,7 @@ static inline struct usage_slot *usage_claim(struct usage_file *file)
         if (old == -1 || (old != 0 && old != getpid() && usage_alive(slot))) continue; /* ours: from before an exec */
         if (!__atomic_compare_exchange_n(&slot->pid, &old, -1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) continue;
         memset(slot->used, 0, sizeof slot->used);
+        slot->is_client = getenv("FAKE_CUDA_MPS") != NULL;
         __atomic_store_n(&slot->pid, getpid(), __ATOMIC_SEQ_CST);
         return slot;
     }

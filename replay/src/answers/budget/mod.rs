@@ -11,6 +11,7 @@ use crate::import::Trace;
 use crate::ledger::SiteId;
 use crate::ledger::pools::Pool;
 use crate::report::model::{Mood, Part, Section, Table, Value};
+use crate::report::sharing::Sharing;
 use crate::report::words::{bytes, time};
 use crate::report::{part, sections::device_name};
 
@@ -90,6 +91,8 @@ fn table(budgets: &Budgets, budget: &Budget) -> Section {
         section = section.line(Mood::Note, format!("{}, at {at}: {}", column.name, column.why));
     }
     section = section.lines(budget.columns.last().map(|column| figure(&column.bill)));
+    let shared = Sharing::of(story, budget.device).sentences(&device_name(story, budget.device));
+    section = section.lines(shared.into_iter().map(|text| (Mood::Note, text)));
     let carried: Vec<String> = budget.columns.iter().filter_map(|column| carried(budgets, column)).collect();
     if !carried.is_empty() {
         let text = format!(
@@ -362,6 +365,7 @@ fn between_json(budgets: &Budgets, before: &Column, after: &Column) -> Json {
 
 fn device_json(budgets: &Budgets, budget: &Budget, settings: &Settings) -> Json {
     let story = &budgets.story;
+    let sharing = Sharing::of(story, budget.device);
     let column = budget.columns.first();
     let pools = story.ledger.torch_pools.pools.iter().filter(|((device, _), _)| *device == budget.device);
     let graphs = pools.flat_map(|((_, (graph, user)), pool)| {
@@ -381,6 +385,9 @@ fn device_json(budgets: &Budgets, budget: &Budget, settings: &Settings) -> Json 
         "device": budget.device,
         "name": story.device(budget.device).map(|device| device.name.clone()),
         "card_bytes": story.device(budget.device).map(|device| device.total.0),
+        "mig_instance": sharing.instance,
+        "mps_client": sharing.is_client,
+        "mps_limit_bytes": sharing.limit.map(|limit| limit.0),
         "columns": budget.columns.iter().map(|it| column_json(budgets, it)).collect::<Vec<_>>(),
         "meanings": meanings.collect::<Map<_, _>>(),
         "graphs": graphs.collect::<Vec<_>>(),

@@ -15,6 +15,7 @@ use crate::analyse::budget::{Budget, Budgets};
 use crate::answers::whatif::{Bench, Machine};
 use crate::import::{Trace, UNACCOUNTED};
 use crate::report::model::{Mood, Section, Table, Value};
+use crate::report::sharing::Sharing;
 use crate::report::words::bytes;
 
 /// The search ends when it is as exact as this.
@@ -152,7 +153,17 @@ impl Course<'_> {
             bytes(Bytes(card)),
             bytes(Bytes(others))
         );
-        Some((card.saturating_sub(others), why))
+        let left = card.saturating_sub(others);
+        match self.mps_limit().filter(|limit| *limit < left) {
+            Some(limit) => Some((limit, "what MPS lets the process have".into())),
+            None => Some((left, why)),
+        }
+    }
+
+    /// What MPS lets the process have of the device, unless it is known to be no client.
+    fn mps_limit(&self) -> Option<u64> {
+        let sharing = Sharing::of(&self.budgets.story, self.budget.device);
+        sharing.limit.filter(|_| sharing.is_client != Some(false)).map(|limit| limit.0)
     }
 
     /// The request of each life of the device: lives and requests come in the same order.

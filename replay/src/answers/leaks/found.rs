@@ -95,10 +95,14 @@ impl Found {
             let course = Course::GoesOn;
             found.spread.push(RisingSite { named, known_as, account, trend, course, n_windows });
         }
+        let has_steps =
+            training.is_some_and(|it| matches!(it.source, StepSource::Ranges(_) | StepSource::Optimizer));
         for Rising { place, trend, course, n_windows } in rising {
             if is_segment(story, place) {
                 continue;
             }
+            // What trains is at work, whatever its functions are called.
+            let course = if has_steps && course == Course::Preparing { Course::GoesOn } else { course };
             let (known_as, account) = (named(story, place), place.account);
             let mut named = known_as.clone();
             if course.goes_on() {

@@ -4,6 +4,7 @@ use gputrace_schemas::event::Nanos;
 
 use super::{SectionEntry, device_name};
 use crate::report::model::{Mood, Section, Table, Value};
+use crate::report::sharing::Sharing;
 use crate::story::Story;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
@@ -29,6 +30,7 @@ fn build(story: &Story) -> Option<Section> {
     let mut section = Section::new("processes", "Processes on the device then");
     let own = own_number(story);
     let lists = lists(&story.ledger.notes);
+    let devices: Vec<i16> = lists.iter().map(|list| list.device).collect();
     if lists.is_empty() {
         return None;
     }
@@ -59,7 +61,10 @@ fn build(story: &Story) -> Option<Section> {
             ]);
         }
     }
-    Some(section.table(table))
+    let limits = devices
+        .into_iter()
+        .flat_map(|device| Sharing::of(story, device).sentences(&device_name(story, device)));
+    Some(section.table(table).lines(limits.map(|text| (Mood::Note, text))))
 }
 
 /// As NVML numbers it: in a container the recorder may have found out which number that is.

@@ -1,8 +1,10 @@
 //! What may be wrong with the trace, and what is wrong with the program's calls.
 
 use super::{SectionEntry, device_name};
+use crate::analyse::summary::used_devices;
 use crate::ledger::Ledger;
 use crate::report::model::{Mood, Section, Table, Value};
+use crate::report::sharing::Sharing;
 use crate::report::words::time;
 use crate::story::Story;
 use gputrace_schemas::event::{Bytes, Nanos};
@@ -57,6 +59,7 @@ fn build(story: &Story) -> Option<Section> {
         );
         section = section.table(before_attach(story)).line(Mood::Warning, text);
     }
+    section = section.lines(shared(story).into_iter().map(|text| (Mood::Note, text)));
     if !ledger.notes.is_empty() {
         let text = format!("{} notes of the recording: `gputrace doctor {}`", ledger.notes.len(), story.path);
         section = section.line(Mood::Note, text);
@@ -89,6 +92,13 @@ fn before_attach(story: &Story) -> Table {
             ("time_ns", "charged by the driver at", &|it| Value::Time(story.since_start(it.1))),
         ],
     )
+}
+
+/// Devices that are parts of cards, or under MPS, and those that NVML does not know.
+fn shared(story: &Story) -> Vec<String> {
+    let used = used_devices(story).filter(|(ordinal, _)| *ordinal >= 0);
+    used.flat_map(|(ordinal, _)| Sharing::of(story, ordinal).sentences(&device_name(story, ordinal)))
+        .collect()
 }
 
 /// What the recording says about stacks that were not wanted.

@@ -104,7 +104,7 @@ fn dcgm(figures: &Figures) -> Vec<Family> {
 
 fn hardware(figures: &Figures) -> Vec<Family> {
     let labels = |card: &Card| -> Labels {
-        let name = card.index.map_or_else(|| clean(&card.name), |index| format!("GPU {index}"));
+        let name = card.number().unwrap_or_else(|| clean(&card.name));
         vec![
             ("hw_id", clean(&card.uuid)),
             ("hw_name", name),

@@ -96,6 +96,8 @@ fn figures() -> Figures {
         time_ns: (12 * 3600 + 34 * 60 + 56) * 1_000_000_000,
         driver_missing: None,
         cards: vec![Card {
+            instance: None,
+            mps_clients: None,
             index: Some(0),
             uuid: "GPU-1".into(),
             name: "NVIDIA H200".into(),

@@ -244,7 +244,7 @@ fn card_parts(figures: &Figures, card: &Card) -> Vec<(String, u64)> {
     let mut parts: BTreeMap<String, u64> = BTreeMap::new();
     let mut add = |name: &str, bytes: u64| *parts.entry(name.to_owned()).or_default() += bytes;
     let devices = figures.processes.iter().filter(|process| !process.has_ended()).flat_map(|it| &it.devices);
-    for device in devices.filter(|device| device.uuid.as_deref() == Some(&card.uuid)) {
+    for device in devices.filter(|device| device.uuid.as_deref().is_some_and(|uuid| card.is(uuid))) {
         for owner in &device.owners {
             add(&owner.owner, owner.bytes);
         }
@@ -265,7 +265,7 @@ fn card_parts(figures: &Figures, card: &Card) -> Vec<(String, u64)> {
 fn card_lines(figures: &Figures, card: &Card, width: usize) -> Vec<Line> {
     let parts = card_parts(figures, card);
     let used = card.used_bytes.unwrap_or_else(|| parts.iter().map(|(_, bytes)| bytes).sum());
-    let number = card.index.map(|index| format!("GPU {index}  ")).unwrap_or_default();
+    let number = card.number().map(|number| format!("{number}  ")).unwrap_or_default();
     let of = match card.total_bytes {
         Some(total) if total > 0 => {
             let share = used as f64 / total as f64 * 100.0;
@@ -298,6 +298,14 @@ fn card_lines(figures: &Figures, card: &Card, width: usize) -> Vec<Line> {
         legend = legend.and(format!(" {} {}  ", clean(name), iec(*bytes)), Look::Plain);
     }
     lines.push(legend);
+    if let Some(clients) = card.mps_clients.as_ref().filter(|clients| !clients.is_empty()) {
+        let clients: Vec<String> = clients.iter().map(ToString::to_string).collect();
+        let text = format!(
+            "  under MPS: {}; what its server holds for them all is nobody's own",
+            clients.join(", ")
+        );
+        lines.push(Line::of(text, Look::Dim));
+    }
     let others = card.unrecorded.iter().flatten().map(|other| {
         let name = other.name.as_deref().unwrap_or("?");
         let used = other.used_bytes.map_or("unknown".to_owned(), iec);

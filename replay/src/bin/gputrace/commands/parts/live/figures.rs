@@ -36,6 +36,8 @@ pub(crate) struct Figures {
 pub(crate) struct Card {
     /// The order of the bus; `None` where only traces know it.
     pub(crate) index: Option<u32>,
+    /// Which MIG instance of that card it is; `None` for a whole card, and where only traces know it.
+    pub(crate) instance: Option<u32>,
     pub(crate) uuid: String,
     pub(crate) name: String,
     pub(crate) total_bytes: Option<u64>,
@@ -45,6 +47,8 @@ pub(crate) struct Card {
     pub(crate) reserved_bytes: Option<u64>,
     /// Processes with memory here that are not recorded; `None` where the driver does not say.
     pub(crate) unrecorded: Option<Vec<Unrecorded>>,
+    /// Clients of MPS with memory here, recorded or not; `None` where the driver does not say.
+    pub(crate) mps_clients: Option<Vec<u32>>,
 }
 
 /// A process that is not recorded.
@@ -202,12 +206,17 @@ impl Figures {
 
     fn card(&self, gpu: Gpu) -> Card {
         let is_ours = |holder: &Holder| self.processes.iter().any(|process| process.is_numbered(holder.pid));
+        let clients = gpu.holders.as_ref().and_then(|holders| {
+            let client = |holder: &Holder| Some((holder.pid, holder.is_client?));
+            holders.iter().map(client).collect::<Option<Vec<(u32, bool)>>>()
+        });
         let unrecorded = gpu.holders.map(|holders| {
             let others = holders.into_iter().filter(|holder| !is_ours(holder));
             others.map(|it| Unrecorded { pid: it.pid, name: it.name, used_bytes: it.bytes }).collect()
         });
         Card {
             index: Some(gpu.index),
+            instance: gpu.instance,
             uuid: gpu.uuid,
             name: gpu.name,
             total_bytes: Some(gpu.total),
@@ -215,6 +224,8 @@ impl Figures {
             free_bytes: Some(gpu.free),
             reserved_bytes: Some(gpu.reserved),
             unrecorded,
+            mps_clients: clients
+                .map(|clients| clients.into_iter().filter(|(_, is)| *is).map(|(pid, _)| pid).collect()),
         }
     }
 
@@ -224,7 +235,7 @@ impl Figures {
         let mut others: BTreeMap<String, Card> = BTreeMap::new();
         for device in devices {
             let Some(uuid) = &device.uuid else { continue };
-            if self.cards.iter().any(|card| card.uuid == *uuid) {
+            if self.cards.iter().any(|card| card.is(uuid)) {
                 continue;
             }
             let card = others.entry(uuid.clone()).or_default();
@@ -233,6 +244,20 @@ impl Figures {
             card.total_bytes = device.total_bytes;
         }
         self.cards.extend(others.into_values());
+    }
+}
+
+impl Card {
+    /// Whether it is the device of this UUID. A trace may not know whether its device is a card or a part of one: the bytes are the same.
+    pub(crate) fn is(&self, uuid: &str) -> bool {
+        let bytes = |uuid: &str| uuid.trim_start_matches("GPU-").trim_start_matches("MIG-").to_owned();
+        bytes(&self.uuid) == bytes(uuid)
+    }
+
+    /// As NVML numbers it: `GPU 1`, or `GPU 1 MIG 0` for a part of it.
+    pub(crate) fn number(&self) -> Option<String> {
+        let part = self.instance.map_or_else(String::new, |instance| format!(" MIG {instance}"));
+        self.index.map(|index| format!("GPU {index}{part}"))
     }
 }
 
