@@ -295,6 +295,49 @@ while line := sys.stdin.readline():
 }
 
 #[test]
+fn of_two_that_attach_at_once_one_does_and_the_other_is_told() {
+    let folder = folder("two");
+    let mut program = words(&folder);
+    for round in 0..rounds(5) {
+        let start = |name: &str| {
+            let mut command = Command::new(recorded::built().join("gputrace"));
+            command
+                .args(["attach", "--timeout", "120", "-o", name, &program.pid()])
+                .current_dir(folder.path());
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gputrace runs")
+        };
+        let both = [start("late.gtr"), start("late2.gtr")].map(|it| it.wait_with_output().expect("its end"));
+        let refusals: Vec<String> = both.iter().filter(|it| !it.status.success()).map(said).collect();
+        assert_eq!(refusals.len(), 1, "round {round}: {both:?}");
+        let is_told = refusals[0].contains("another gputrace is attaching")
+            || refusals[0].contains("is being recorded already");
+        assert!(is_told, "{}", refusals[0]);
+        assert_eq!(program.ask("go 5"), OURS);
+        succeeds(&folder, &["detach", "--timeout", "120", &program.pid()]);
+        assert_eq!(program.ask("go 5"), "0");
+        for trace in folder.files("gtr") {
+            fs::remove_file(trace).expect("it can be removed");
+        }
+    }
+    assert_eq!(program.end(), "as it was\n");
+}
+
+#[test]
+fn a_child_of_a_process_that_is_attached_to_runs_as_any_and_its_calls_are_not_the_parents() {
+    let folder = folder("fork");
+    let mut program = words(&folder);
+    for round in 0..rounds(3) {
+        attach(&folder, &program.pid());
+        assert_eq!(program.ask("fork 4"), OURS);
+        program.ask("go 6");
+        assert_eq!(detach(&folder, &program.pid()), (6, 6), "round {round}");
+        assert_eq!(program.ask("fork 4"), "0");
+    }
+    assert_eq!(program.end(), "as it was\n");
+    assert_eq!(folder.files("gtr"), Vec::<PathBuf>::new());
+}
+
+#[test]
 fn an_attacher_that_is_killed_at_any_moment_hurts_nobody_and_the_next_one_attaches() {
     let folder = folder("killed");
     let mut program = words(&folder);
@@ -344,6 +387,12 @@ fn who_cannot_be_given_the_library_is_told_why_and_is_left_alone() {
     let why = refused(&folder, &program.pid());
     assert!(why.contains("it is stopped"), "{why}");
     signal("-CONT");
+    let mut filtered = words(&folder);
+    filtered.ask("filter");
+    let why = refused(&folder, &filtered.pid());
+    assert!(why.contains("a filter of system calls is on"), "{why}");
+    assert_eq!(filtered.ask("go 3"), "0");
+    assert_eq!(filtered.end(), "as it was\n");
     let listed = succeeds(&folder, &["ps"]);
     let line = listed.lines().find(|line| line.split_whitespace().next() == Some(&program.pid()));
     assert!(line.is_some_and(|line| line.contains(" late ")), "{listed}");

@@ -144,7 +144,7 @@ pub(crate) fn restore() {
     elf::find(|object| {
         for word in WORDS.iter().take(n) {
             let slot = word.slot.load(Ordering::Acquire);
-            if slot != 0 && object.has_data(slot) {
+            if object.contains(slot) && object.has_data(slot) {
                 let (theirs, ours) = (word.theirs.load(Ordering::Relaxed), word.ours.load(Ordering::Relaxed));
                 exchange(object, slot, ours, theirs);
                 word.slot.store(0, Ordering::Release);

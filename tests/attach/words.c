@@ -1,5 +1,6 @@
 /* Keeps the driver's functions as a copy of the CUDA runtime does: resolved once, by `dlsym` and `cuGetProcAddress`, in words of its own
- * data. Follows its standard input: `go N` gives out and takes back N times, `hold N` gives out N that stay, `drop` takes those back.
+ * data. Follows its standard input: `go N` gives out and takes back N times, `hold N` gives out N that stay, `drop` takes those back,
+ * `fork N` asks N times in a child, `filter` puts the process under a filter of system calls.
  * Each answer is a line: how many of the words are not as they were at first.
  * Meanwhile a thread holds its breath: it calls the kernel again and again, and looks whether anything of its own has changed:
  * registers, vector registers, signal mask, signal stack, errno. With LIBRARY it is a library with `go` and `words_changed`, and no thread.
@@ -8,13 +9,17 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <immintrin.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -148,6 +153,29 @@ static void *breathless(void *unused)
     return unused;
 }
 
+/* Calls as before, under a filter that allows everything. */
+static void filter(void)
+{
+    struct sock_filter all[] = {BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    struct sock_fprog program = {1, all};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+}
+
+/* A child that asks for memory by the words that it has from us. */
+static void in_a_child(int n)
+{
+    int status;
+    pid_t child = fork();
+    if (child == 0) {
+        for (int i = 0; i < n; i++) {
+            unsigned long long at;
+            give(&at, 12345); /* The driver may refuse a child; it must not crash. */
+        }
+        _exit(0);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+}
+
 int main(void)
 {
     char line[64];
@@ -160,6 +188,8 @@ int main(void)
         if (!strncmp(line, "go ", 3)) go(atoi(line + 3));
         if (!strncmp(line, "hold ", 5)) hold(atoi(line + 5));
         if (!strncmp(line, "drop", 4)) drop();
+        if (!strncmp(line, "fork ", 5)) in_a_child(atoi(line + 5));
+        if (!strncmp(line, "filter", 6)) filter();
         printf("%d\n", words_changed());
     }
     stop = 1;

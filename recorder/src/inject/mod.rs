@@ -37,6 +37,10 @@ const FINDING: Duration = Duration::from_secs(5);
 /// How long a borrowed thread may take for its calls.
 const CALLS: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// A file that was made so long ago, and of which nothing came, is nobody's: its attacher was killed.
+const LEFT: Duration = Duration::from_secs(15);
+/// So many are closed at once: a chain of calls takes room on a stack.
+const MOST_LEFT: usize = 8;
 const PAGE: u64 = 4096;
 /// `MFD_EXEC` (linux/memfd.h, Linux 6.3).
 const MFD_EXEC: u64 = 0x10;
@@ -135,6 +139,7 @@ impl Late {
                 fs::read(library).map_err(|source| self.no(&format!("{}: {source}", library.display())))?
             }
         };
+        self.take_away_left();
         let (number, file) = self.make_file()?;
         let placed = self.fill(&file, &content, number, entry, patience);
         let begun = placed.and_then(|(at, base)| self.map_and_start(&file, number, at, base).map(|()| at));
@@ -175,6 +180,39 @@ impl Late {
                 return Ok((number, file.map_err(|source| self.no(&format!("its memory file: {source}")))?));
             }
             self.wait(until, "it could not make a memory file (memfd_create), or its thread went elsewhere")?;
+        }
+    }
+
+    /// Closes the files of attachers that were killed before they had made a thread, which would have done so.
+    fn take_away_left(&self) {
+        let (mut steps, mut closed) = (Vec::new(), Vec::new());
+        for number in self.files() {
+            let Ok(file) = File::open(format!("/proc/{}/fd/{number}", self.pid)) else { continue };
+            let Ok(data) = file.metadata() else { continue };
+            let age = data.modified().ok().and_then(|it| it.elapsed().ok()).unwrap_or_default();
+            let numbers_at = data.len().saturating_sub(PAGE);
+            if age < LEFT || (data.len() != 0 && state(&file, numbers_at) != 0) {
+                continue;
+            }
+            let base = self::number(&file, numbers_at + given::BASE as u64);
+            let is_ours = |map: &maps::Map| map.path.contains("memfd:gputrace-library");
+            if base != 0 && Maps::of(self.pid).is_some_and(|maps| maps.at(base).is_some_and(is_ours)) {
+                steps.push(Step::Kernel(libc::SYS_munmap, numbers([base, 2 * PAGE, 0, 0, 0, 0])));
+            }
+            steps.push(Step::Kernel(libc::SYS_close, numbers([number, 0, 0, 0, 0, 0])));
+            closed.push(number);
+            // The next attacher finds the rest.
+            if closed.len() == MOST_LEFT {
+                break;
+            }
+        }
+        if steps.is_empty() || self.run(&steps, b"").is_err() {
+            return;
+        }
+        // Else a new file could have the number of an old one.
+        let until = Instant::now() + CALLS;
+        while self.files().iter().any(|number| closed.contains(number)) && Instant::now() < until {
+            std::thread::sleep(LOOK_EVERY);
         }
     }
 
