@@ -1,7 +1,7 @@
 //! `gputrace attach`, `detach` and `ps`: a recording of a process that runs already, if its library sleeps in it.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,8 @@ const NAMING: Duration = Duration::from_secs(5);
 Examples:
   LD_PRELOAD=libgputrace.so GPUTRACE=dormant python train.py   # costs nothing until
   gputrace attach 4711                                         # ... somebody wants to know
-  gputrace attach -o /tmp/grows.gtr --stacks all 4711")]
+  gputrace attach -o /tmp/grows.gtr --stacks all 4711
+  gputrace attach --snapshot 4711                              # who holds what now; leaves nothing running")]
 pub(super) struct AttachArgs {
     /// The process
     pid: u32,
@@ -47,6 +48,9 @@ pub(super) struct AttachArgs {
     /// How long to wait for the process's next call, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     timeout: u32,
+    /// One picture of who holds what now: what is held is recorded, the process let go, and `report --end` shown
+    #[arg(long)]
+    snapshot: bool,
 }
 
 /// Ends a recording that `attach` began
@@ -125,6 +129,14 @@ fn attach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         );
         return Ok(ExitCode::from(CANNOT_KNOW));
     };
+    if args.snapshot {
+        // Its lock keeps others away, ourselves included.
+        drop(page);
+        return match end(pid, Duration::from_secs(args.timeout.into()))? {
+            Ok(_) => super::report::of_the_end(&trace, out),
+            Err(unable) => Ok(unable),
+        };
+    }
     writeln!(out, "recording process {pid} to {}", printable(&trace.display().to_string()))?;
     let lost = if unknown == 0 { String::new() } else { format!(", and {unknown} it had no room for") };
     writeln!(out, "  {known} allocations from before are in it{lost}")?;
@@ -135,6 +147,19 @@ fn attach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
 fn detach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: DetachArgs = super::parsed(matches)?;
     let (pid, patience) = (args.pid, Duration::from_secs(args.timeout.into()));
+    let trace = match end(pid, patience)? {
+        Ok(trace) => printable(&trace.display().to_string()).into_owned(),
+        Err(unable) => return Ok(unable),
+    };
+    writeln!(
+        out,
+        "process {pid} is not recorded any more: {trace} is complete; next: gputrace report {trace}"
+    )?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Ends the recording of a process, and waits for its trace; how to exit where that could not be, which was said.
+fn end(pid: u32, patience: Duration) -> anyhow::Result<Result<PathBuf, ExitCode>> {
     let until = Instant::now() + patience;
     let asked = Page::find(pid).and_then(|page| {
         let found = (page.trace(), page.ring(), page.recorder().filter(|it| lives(*it)));
@@ -142,30 +167,26 @@ fn detach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     });
     let (trace, ring, recorder) = match asked {
         Ok((Answered::Yes, found)) => found,
-        Ok((answered, _)) => return Ok(unanswered(pid, &answered, "the recording ends")),
-        Err(refusal) => return Ok(refused(&refusal)),
+        Ok((answered, _)) => return Ok(Err(unanswered(pid, &answered, "the recording ends"))),
+        Err(refusal) => return Ok(Err(refused(&refusal))),
     };
     let Some(recorder) = recorder else {
         let ring = ring.map(|it| printable(&it.display().to_string()).into_owned()).unwrap_or_default();
         complain!(
             "process {pid} is not recorded any more; its recorder is not to be seen here: if it was killed, `gputrace recover {ring}` makes a trace of what it left"
         );
-        return Ok(ExitCode::from(CANNOT_KNOW));
+        return Ok(Err(ExitCode::from(CANNOT_KNOW)));
     };
     while lives(recorder) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(5));
     }
     let trace = trace.unwrap_or_else(|| "its trace".into());
-    let trace = printable(&trace.display().to_string()).into_owned();
     if lives(recorder) {
+        let trace = printable(&trace.display().to_string()).into_owned();
         complain!("process {pid} is not recorded any more; {trace} is still being written");
-        return Ok(ExitCode::from(CANNOT_KNOW));
+        return Ok(Err(ExitCode::from(CANNOT_KNOW)));
     }
-    writeln!(
-        out,
-        "process {pid} is not recorded any more: {trace} is complete; next: gputrace report {trace}"
-    )?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Ok(trace))
 }
 
 /// Whether there is such a process here; a dead one that nobody has waited for is none.
