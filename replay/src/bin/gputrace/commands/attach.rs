@@ -115,17 +115,16 @@ fn attach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         Err(refusal) => return Ok(refused(&refusal)),
     };
     let (known, unknown) = page.counts();
-    let until = Instant::now() + NAMING;
-    let trace = loop {
-        let trace = page.trace();
-        if trace.is_some() || Instant::now() >= until {
-            break trace;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    };
-    let Some(trace) = trace else {
+    let Some(trace) = named(&page) else {
+        // Nothing is half done: a process whose events nobody reads sleeps.
+        let is_asleep = page.sleep(Duration::from_secs(args.timeout.into()));
+        let now = if matches!(is_asleep, Ok(Answered::Yes)) {
+            "it is not recorded"
+        } else {
+            "gputrace detach ends it"
+        };
         complain!(
-            "process {pid} records, but its recorder has not begun a trace: what it said is on the standard error of the process"
+            "the recorder of process {pid} has not begun a trace, and said why on the standard error of the process: {now}"
         );
         return Ok(ExitCode::from(CANNOT_KNOW));
     };
@@ -156,6 +155,19 @@ fn detach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         "process {pid} is not recorded any more: {trace} is complete; next: gputrace report {trace}"
     )?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The trace, once its recorder has begun it; `None` if it never does.
+fn named(page: &Page) -> Option<PathBuf> {
+    let until = Instant::now() + NAMING;
+    loop {
+        let is_gone = !page.recorder().is_some_and(lives);
+        let trace = page.trace();
+        if trace.is_some() || is_gone || Instant::now() >= until {
+            return trace;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Ends the recording of a process, and waits for its trace; how to exit where that could not be, which was said.
