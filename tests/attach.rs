@@ -109,6 +109,13 @@ fn folder(name: &str) -> Folder {
     Folder::new(&std::env::temp_dir(), &format!("gputrace-attach-{name}"))
 }
 
+/// How `ps` says that a process stands.
+fn state(folder: &Folder, pid: &str) -> Option<String> {
+    let listed = succeeds(folder, &["ps"]);
+    let line = listed.lines().find(|line| line.split_whitespace().next() == Some(pid))?;
+    line.split_whitespace().nth(2).map(str::to_owned)
+}
+
 /// Children of the process, by `/proc`.
 fn children(pid: &str) -> usize {
     let own = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("stat")).ok();
@@ -177,11 +184,7 @@ fn a_library_that_sleeps_starts_nothing_and_leaves_no_file() {
     assert_eq!(children(&program.pid()), 0);
     assert_eq!(program.files(), HashSet::from(["/memfd:gputrace-control (deleted)".to_owned()]));
     assert_eq!(alone.files(), HashSet::new());
-    let listed = succeeds(&folder, &["ps"]);
-    let state = |program: &Churn| {
-        let line = listed.lines().find(|line| line.split_whitespace().next() == Some(&program.pid()));
-        line.and_then(|line| line.split_whitespace().nth(2)).map(str::to_owned)
-    };
+    let state = |program: &Churn| state(&folder, &program.pid());
     assert_eq!((state(&program).as_deref(), state(&alone).as_deref()), (Some("dormant"), Some("loaded")));
     let why = refused(&folder, &["attach", &alone.pid()]);
     assert!(why.contains("its library does not sleep"), "{why}");
@@ -263,13 +266,183 @@ fn a_program_that_ends_while_it_is_attached_to_has_a_whole_trace() {
     assert!(traces[0].is_complete());
 }
 
+/// A process that is ended with the test.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill().and_then(|()| self.0.wait());
+    }
+}
+
 #[test]
 fn who_cannot_be_attached_to_is_told_why() {
     let folder = folder("refused");
-    let mut other = Command::new("sleep").arg("100").spawn().expect("it runs");
-    let why = refused(&folder, &["attach", &other.id().to_string()]);
+    let mut other = Ended(Command::new("sleep").arg("100").spawn().expect("it runs"));
+    let pid = other.0.id().to_string();
+    let why = refused(&folder, &["attach", &pid]);
     assert!(why.contains("was started without libgputrace.so"), "{why}");
-    other.kill().and_then(|()| other.wait()).expect("its end");
-    let why = refused(&folder, &["attach", &other.id().to_string()]);
+    let why = refused(&folder, &["detach", &pid]);
+    assert!(why.contains("has not loaded libgputrace.so"), "{why}");
+    // Dead, and not waited for.
+    other.0.kill().expect("it ends");
+    while !fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") Z ")) {
+        std::thread::yield_now();
+    }
+    let why = refused(&folder, &["attach", &pid]);
     assert!(why.contains("does not exist"), "{why}");
+    drop(other);
+    let why = refused(&folder, &["attach", &pid]);
+    assert!(why.contains("does not exist"), "{why}");
+}
+
+#[test]
+fn a_picture_of_who_holds_what_leaves_nothing_running() {
+    let folder = folder("snapshot");
+    let program = Churn::start(&folder, "dormant");
+    let before = (program.threads(), program.files());
+    let text =
+        succeeds(&folder, &["attach", "--snapshot", "--timeout", "120", "-o", "now.gtr", &program.pid()]);
+    assert!(text.contains("What was held") && text.contains("cuda:0"), "{text}");
+    assert!(text.contains("what came and went before is not known"), "{text}");
+    assert_eq!((program.threads(), program.files(), children(&program.pid())), (before.0, before.1, 0));
+    let why = refused(&folder, &["detach", &program.pid()]);
+    assert!(why.contains("is not being recorded"), "{why}");
+    let trace = Trace::open(folder.path().join("now.gtr")).expect("a trace");
+    assert!(trace.is_complete());
+    program.end();
+}
+
+#[test]
+fn where_no_trace_can_be_written_the_process_sleeps_on() {
+    let folder = folder("nowhere");
+    let program = Churn::start(&folder, "dormant");
+    fs::write(folder.path().join("file"), "no folder").expect("a file");
+    let why = refused(&folder, &["attach", "--timeout", "120", "-o", "file/train.gtr", &program.pid()]);
+    assert!(why.contains("it is not recorded"), "{why}");
+    let why = refused(&folder, &["detach", &program.pid()]);
+    assert!(why.contains("is not being recorded"), "{why}");
+    // A file that is there already is not written over: the trace has another name.
+    fs::write(folder.path().join("there.gtr"), "mine").expect("a file");
+    succeeds(&folder, &["attach", "--timeout", "120", "-o", "there.gtr", &program.pid()]);
+    succeeds(&folder, &["detach", "--timeout", "120", &program.pid()]);
+    assert_eq!(fs::read_to_string(folder.path().join("there.gtr")).expect("it is there"), "mine");
+    assert_eq!(folder.files("gtr").len(), 2);
+    program.end();
+}
+
+#[test]
+fn a_process_that_stands_still_is_asked_and_not_waited_for() {
+    let folder = folder("stopped");
+    let program = Churn::start(&folder, "dormant");
+    let pid = program.pid();
+    let signal =
+        |name: &str| assert!(Command::new("kill").args([name, &pid]).status().expect("kill").success());
+    signal("-STOP");
+    let why = refused(&folder, &["attach", "--timeout", "1", "-o", "stopped.gtr", &pid]);
+    assert!(why.contains("has made no call that we see since"), "{why}");
+    // The wish is taken back.
+    let why = refused(&folder, &["detach", &pid]);
+    assert!(why.contains("is not being recorded"), "{why}");
+    signal("-CONT");
+    succeeds(&folder, &["attach", "--timeout", "120", "-o", "goes.gtr", &pid]);
+    // Stopped while it is recorded, it is let go once it goes on.
+    signal("-STOP");
+    let why = refused(&folder, &["detach", "--timeout", "1", &pid]);
+    assert!(why.contains("has made no call that we see since"), "{why}");
+    signal("-CONT");
+    while state(&folder, &pid).as_deref() != Some("dormant") {
+        std::thread::yield_now();
+    }
+    succeeds(&folder, &["attach", "--timeout", "120", "-o", "again.gtr", &pid]);
+    succeeds(&folder, &["detach", "--timeout", "120", &pid]);
+    program.end();
+}
+
+#[test]
+fn a_recorder_that_is_killed_leaves_the_program_alone_and_what_it_left_is_named() {
+    let folder = folder("killed");
+    let program = Churn::start(&folder, "dormant");
+    let pid = program.pid();
+    succeeds(&folder, &["attach", "--timeout", "120", "-o", "killed.gtr", &pid]);
+    let trace = folder.path().join("killed.gtr").canonicalize().expect("a trace");
+    let writes = |entry: &fs::DirEntry| {
+        let open = fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten();
+        open.filter_map(|file| fs::read_link(file.path()).ok()).any(|to| to == trace)
+    };
+    let recorder = fs::read_dir("/proc").expect("/proc").flatten().find(writes).expect("a recorder");
+    let recorder = recorder.file_name().into_string().expect("a number");
+    assert!(Command::new("kill").args(["-9", &recorder]).status().expect("kill").success());
+    let why = refused(&folder, &["detach", "--timeout", "120", &pid]);
+    assert!(why.contains("gputrace recover"), "{why}");
+    // What it left is for `recover`; here it is only in the way of the machine's memory.
+    let ring =
+        why.split_whitespace().find(|word| word.contains(".ring")).expect("its ring").trim_matches('`');
+    fs::remove_file(ring).expect("it is there");
+    succeeds(&folder, &["attach", "--timeout", "120", "-o", "next.gtr", &pid]);
+    succeeds(&folder, &["detach", "--timeout", "120", &pid]);
+    program.end();
+}
+
+/// Holds 50 allocations, and goes on taking and giving one; says what it held when it is told to end. Forks when it is told to: the child holds
+/// 20 of its own.
+const PYTHON: &str = r#"
+import ctypes, os, select, sys, time
+cuda = ctypes.CDLL("libcuda.so.1")
+def ok(code):
+    assert code == 0, code
+def begin(n):
+    ok(cuda.cuInit(0))
+    context = ctypes.c_void_p()
+    ok(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+    ok(cuda.cuCtxSetCurrent(context))
+    return [give(1 << 20) for _ in range(n)]
+def give(size):
+    at = ctypes.c_uint64()
+    ok(cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(size)))
+    return at
+def work(kept):
+    print("ready", os.getpid(), flush=True)
+    while not select.select([sys.stdin], [], [], 0.0005)[0]:
+        ok(cuda.cuMemFree_v2(give(4096)))
+    for at in kept:
+        ok(cuda.cuMemFree_v2(at))
+work(begin(50))
+print("done", flush=True)
+"#;
+
+/// `python3`, and those that `GPUTRACE_TEST_PYTHONS` lists.
+fn pythons() -> Vec<PathBuf> {
+    let listed = std::env::var_os("GPUTRACE_TEST_PYTHONS").unwrap_or_default();
+    let listed = std::env::split_paths(&listed).filter(|path| !path.as_os_str().is_empty());
+    std::iter::once("python3".into()).chain(listed).collect()
+}
+
+#[test]
+fn a_python_program_is_attached_to_with_its_lines() {
+    let folder = folder("python");
+    let script = folder.path().join("holds.py");
+    fs::write(&script, PYTHON).expect("a script");
+    for python in pythons() {
+        let mut command = Command::new(&python);
+        command.arg(&script).env("LD_LIBRARY_PATH", fake_cuda::library_dir()).env("GPUTRACE", "dormant");
+        command.env("LD_PRELOAD", recorded::built().join("libgputrace.so")).current_dir(folder.path());
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it runs");
+        let output = BufReader::new(child.stdout.take().expect("its output"));
+        let mut program = Churn(child, output);
+        let ready = program.line();
+        assert!(ready.starts_with("ready"), "{}: {ready}", python.display());
+        let pid = program.pid();
+        for round in 0..rounds(3).min(50) {
+            let name = format!("{round}.gtr");
+            succeeds(&folder, &["attach", "--timeout", "120", "-o", &name, &pid]);
+            // As long as it takes to see a call.
+            std::thread::sleep(Duration::from_millis(30));
+            succeeds(&folder, &["detach", "--timeout", "120", &pid]);
+            let trace = folder.path().join(name);
+            assert!(check(&trace), "{}: events were lost", python.display());
+            fs::remove_file(trace).expect("it can be removed");
+        }
+        assert_eq!(program.end(), "done\n", "{}", python.display());
+    }
 }

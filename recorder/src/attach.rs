@@ -116,6 +116,10 @@ impl Page {
     /// # Errors
     /// There is none, or it cannot be had: why, and what to do.
     pub fn find(pid: u32) -> Result<Page, Refusal> {
+        // A dead one that nobody has waited for has a folder still, and nothing in it.
+        if is_over(pid) {
+            return Err(Refusal::Gone(pid));
+        }
         let numbers = match fs::read_dir(format!("/proc/{pid}/fd")) {
             Ok(numbers) => numbers,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Refusal::Gone(pid)),

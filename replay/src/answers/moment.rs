@@ -130,7 +130,8 @@ fn by(
             ("name", column, &|(_, key, ..)| Value::text(&**key)),
         ],
     );
-    Section::new(name, title).table(table.keep(ROWS.0, ROWS.1)).warn(view.story.caveats())
+    let caveats = view.story.caveats().filter(|_| !table.rows.is_empty());
+    Section::new(name, title).table(table.keep(ROWS.0, ROWS.1)).warn(caveats)
 }
 
 #[cfg(test)]

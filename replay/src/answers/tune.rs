@@ -11,7 +11,7 @@ use serde_json::{Value as Json, json};
 use super::Reply;
 use super::whatif::{Bench, Machine, Simulated, warnings_json};
 use crate::analyse::reactions::Reaction;
-use crate::import::Trace;
+use crate::import::{ATTACHED, Trace};
 use crate::report::model::{Mood, Part, Section, Table, Value};
 use crate::report::words::release;
 
@@ -37,7 +37,11 @@ pub fn advise(path: &str, trace: &Trace, machine: Machine) -> Result<Reply, Stri
                     --policy"
             .into());
     }
-    Advice::of(stream, machine).map(|advice| advice.reply(path))
+    let since = trace.notes.iter().find(|note| *note == ATTACHED);
+    let mut advice = Advice::of(stream, machine)?;
+    let doubts: Vec<String> = since.cloned().into_iter().chain(advice.doubt).collect();
+    advice.doubt = (!doubts.is_empty()).then(|| doubts.join("; "));
+    Ok(advice.reply(path))
 }
 
 /// The most that the recorded allocator held of the driver, by its own calls.

@@ -41,6 +41,9 @@ pub struct Trace {
     pub notes: Vec<String>,
 }
 
+/// One of [`Trace::notes`], where somebody attached to a process that ran already.
+pub const ATTACHED: &str = "attached to a process that ran already: what came and went before is not known";
+
 /// Reads a trace of any kind that is known.
 ///
 /// # Errors

@@ -547,6 +547,7 @@ impl Importer<'_> {
         let mut others = self.bystanders.finish(&ledger);
         let stacks = Arc::new(self.stacks.stacks);
         let mut trace = Trace { devices: Vec::new(), notes: Vec::new() };
+        trace.notes.extend(self.survey.is_attached.then(|| super::ATTACHED.to_owned()));
         for (ordinal, mut device) in self.devices {
             let has_torch = self.survey.torch.contains(&ordinal);
             let mut notes = Vec::new();

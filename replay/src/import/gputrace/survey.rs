@@ -31,6 +31,8 @@ pub(super) struct Survey {
     pub(super) knows_allocate: bool,
     /// The allocator's pools and `empty_cache` were seen.
     pub(super) knows_pools: bool,
+    /// Somebody attached to a process that ran already.
+    pub(super) is_attached: bool,
 }
 
 impl Survey {
@@ -56,7 +58,10 @@ impl Survey {
             EventKind::BlockOom(oom) => {
                 self.torch.insert(oom.device);
             }
-            EventKind::Note(note) => self.knows_pools |= note == POOLS_SEEN,
+            EventKind::Note(note) => {
+                self.knows_pools |= note == POOLS_SEEN;
+                self.is_attached |= note.starts_with("attach.before=");
+            }
             _ => {}
         }
     }

@@ -1,7 +1,7 @@
 //! `gputrace attach`, `detach` and `ps`: a recording of a process that runs already, if its library sleeps in it.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,8 @@ const NAMING: Duration = Duration::from_secs(5);
 Examples:
   LD_PRELOAD=libgputrace.so GPUTRACE=dormant python train.py   # costs nothing until
   gputrace attach 4711                                         # ... somebody wants to know
-  gputrace attach -o /tmp/grows.gtr --stacks all 4711")]
+  gputrace attach -o /tmp/grows.gtr --stacks all 4711
+  gputrace attach --snapshot 4711                              # who holds what now; leaves nothing running")]
 pub(super) struct AttachArgs {
     /// The process
     pid: u32,
@@ -49,6 +50,9 @@ pub(super) struct AttachArgs {
     /// How long to wait for the process's next call, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     timeout: u32,
+    /// One picture of who holds what now: what is held is recorded, the process let go, and `report --end` shown
+    #[arg(long)]
+    snapshot: bool,
 }
 
 /// Ends a recording that `attach` began
@@ -116,20 +120,27 @@ fn attach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         Err(refusal) => return Ok(refused(&refusal)),
     };
     let (known, unknown) = page.counts();
-    let until = Instant::now() + NAMING;
-    let trace = loop {
-        let trace = page.trace();
-        if trace.is_some() || Instant::now() >= until {
-            break trace;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    };
-    let Some(trace) = trace else {
+    let Some(trace) = named(&page) else {
+        // Nothing is half done: a process whose events nobody reads sleeps.
+        let is_asleep = page.sleep(Duration::from_secs(args.timeout.into()));
+        let now = if matches!(is_asleep, Ok(Answered::Yes)) {
+            "it is not recorded"
+        } else {
+            "gputrace detach ends it"
+        };
         complain!(
-            "process {pid} records, but its recorder has not begun a trace: what it said is on the standard error of the process"
+            "the recorder of process {pid} has not begun a trace, and said why on the standard error of the process: {now}"
         );
         return Ok(ExitCode::from(CANNOT_KNOW));
     };
+    if args.snapshot {
+        // Its lock keeps others away, ourselves included.
+        drop(page);
+        return match end(pid, Duration::from_secs(args.timeout.into()))? {
+            Ok(_) => super::report::of_the_end(&trace, out),
+            Err(unable) => Ok(unable),
+        };
+    }
     writeln!(out, "recording process {pid} to {}", printable(&trace.display().to_string()))?;
     if page.is_late() {
         writeln!(out, "  what it was given before is not in it: the library has only just come")?;
@@ -149,6 +160,32 @@ fn attach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
 fn detach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: DetachArgs = super::parsed(matches)?;
     let (pid, patience) = (args.pid, Duration::from_secs(args.timeout.into()));
+    let trace = match end(pid, patience)? {
+        Ok(trace) => printable(&trace.display().to_string()).into_owned(),
+        Err(unable) => return Ok(unable),
+    };
+    writeln!(
+        out,
+        "process {pid} is not recorded any more: {trace} is complete; next: gputrace report {trace}"
+    )?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The trace, once its recorder has begun it; `None` if it never does.
+fn named(page: &Page) -> Option<PathBuf> {
+    let until = Instant::now() + NAMING;
+    loop {
+        let is_gone = !page.recorder().is_some_and(lives);
+        let trace = page.trace();
+        if trace.is_some() || is_gone || Instant::now() >= until {
+            return trace;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Ends the recording of a process, and waits for its trace; how to exit where that could not be, which was said.
+fn end(pid: u32, patience: Duration) -> anyhow::Result<Result<PathBuf, ExitCode>> {
     let until = Instant::now() + patience;
     // Without it only a library that is there can be asked.
     let library = super::record::library().unwrap_or_default();
@@ -158,30 +195,26 @@ fn detach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     });
     let (trace, ring, recorder) = match asked {
         Ok((Answered::Yes, found)) => found,
-        Ok((answered, _)) => return Ok(unanswered(pid, &answered, "the recording ends")),
-        Err(refusal) => return Ok(refused(&refusal)),
+        Ok((answered, _)) => return Ok(Err(unanswered(pid, &answered, "the recording ends"))),
+        Err(refusal) => return Ok(Err(refused(&refusal))),
     };
     let Some(recorder) = recorder else {
         let ring = ring.map(|it| printable(&it.display().to_string()).into_owned()).unwrap_or_default();
         complain!(
             "process {pid} is not recorded any more; its recorder is not to be seen here: if it was killed, `gputrace recover {ring}` makes a trace of what it left"
         );
-        return Ok(ExitCode::from(CANNOT_KNOW));
+        return Ok(Err(ExitCode::from(CANNOT_KNOW)));
     };
     while lives(recorder) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(5));
     }
     let trace = trace.unwrap_or_else(|| "its trace".into());
-    let trace = printable(&trace.display().to_string()).into_owned();
     if lives(recorder) {
+        let trace = printable(&trace.display().to_string()).into_owned();
         complain!("process {pid} is not recorded any more; {trace} is still being written");
-        return Ok(ExitCode::from(CANNOT_KNOW));
+        return Ok(Err(ExitCode::from(CANNOT_KNOW)));
     }
-    writeln!(
-        out,
-        "process {pid} is not recorded any more: {trace} is complete; next: gputrace report {trace}"
-    )?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Ok(trace))
 }
 
 /// Whether there is such a process here; a dead one that nobody has waited for is none.

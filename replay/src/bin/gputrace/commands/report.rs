@@ -1,5 +1,6 @@
 //! `gputrace report`: where the memory went.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -108,6 +109,13 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         args.show.write(&Report { verb: "report", parts }, out)?;
     }
     Ok(show::exit_code(all))
+}
+
+/// What was held where a trace ends, as `report --end` shows it.
+pub(super) fn of_the_end(trace: &Path, out: &mut Screen) -> anyhow::Result<ExitCode> {
+    let verb = clap::Command::new("report");
+    let arguments = [OsStr::new("report"), OsStr::new("--end"), OsStr::new("--"), trace.as_os_str()];
+    run(&ReportArgs::augment_args(verb).try_get_matches_from(arguments)?, out)
 }
 
 /// A trace with its verdict, and with all that the sections to be shown need.
