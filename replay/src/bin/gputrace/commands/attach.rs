@@ -44,7 +44,7 @@ pub(super) struct AttachArgs {
     /// Which frames stacks have, as for `record`
     #[arg(long, value_enum)]
     stacks: Option<Stacks>,
-    /// How long to wait for the process's next call, in seconds
+    /// How long to wait for the process's next call, or for a thread of it that can be stopped, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     timeout: u32,
 }
