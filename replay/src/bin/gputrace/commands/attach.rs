@@ -19,7 +19,7 @@ pub(super) const PS: Verb = Verb::new::<PsArgs>("ps", ps);
 
 /// Name of the trace where nobody says otherwise: every attach makes a new one.
 const DEFAULT: &str = "gputrace-%e.%h.%p.%n.gtr";
-/// How long a recorder may take to name its trace.
+/// How long a recorder may take at least to name its trace.
 const NAMING: Duration = Duration::from_secs(5);
 
 /// Begins a recording of a process that runs already
@@ -98,7 +98,7 @@ fn attach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let library = super::record::library().unwrap_or_default();
     let patience = Duration::from_secs(args.timeout.into());
     let asked = late::find(pid, &library, patience).and_then(|page| {
-        let answered = page.wake(&options, Duration::from_secs(args.timeout.into()))?;
+        let answered = page.wake(&options, patience)?;
         Ok((page, answered))
     });
     let page = match asked {
@@ -107,7 +107,7 @@ fn attach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         Err(refusal) => return Ok(refused(&refusal)),
     };
     let (known, unknown) = page.counts();
-    let until = Instant::now() + NAMING;
+    let until = Instant::now() + NAMING.max(patience);
     let trace = loop {
         let trace = page.trace();
         if trace.is_some() || Instant::now() >= until {
