@@ -5,7 +5,7 @@ use crate::attach::{Answered, Page, Refusal};
 use std::path::Path;
 use std::time::Duration;
 
-/// How long the library waits in the process for a wish, before it gives the program its words back.
+/// How long the library waits in the process for a wish at least, before it gives the program its words back.
 const SERVES: Duration = Duration::from_secs(10);
 /// How long a call of the program's is waited for that hears a wish, before a thread is brought in that does.
 #[cfg(target_arch = "x86_64")]
@@ -18,7 +18,7 @@ const HEARD: Duration = Duration::from_millis(100);
 pub fn find(pid: u32, library: &Path, patience: Duration) -> Result<Page, Refusal> {
     match Page::find(pid) {
         Ok(page) if !page.is_unheard() => Ok(page),
-        Ok(_) | Err(Refusal::NotLoaded(_)) => bring(pid, library, patience.min(SERVES / 2)),
+        Ok(_) | Err(Refusal::NotLoaded(_)) => bring(pid, library, patience),
         Err(refusal) => Err(refusal),
     }
 }
@@ -41,7 +41,7 @@ pub fn sleep(page: &Page, pid: u32, library: &Path, patience: Duration) -> Resul
         return Ok(answered);
     }
     let _alone = alone(pid)?;
-    let begun = Late::prepare(pid)?.begin(library, SERVES)?;
+    let begun = Late::prepare(pid, patience)?.begin(library, SERVES.max(patience))?;
     let until = Instant::now() + patience;
     while page.stands() != Stands::Asleep {
         if crate::attach::is_over(pid) {
@@ -75,7 +75,7 @@ pub fn sleep(page: &Page, _: u32, _: &Path, patience: Duration) -> Result<Answer
 /// It could not: why.
 #[cfg(target_arch = "x86_64")]
 pub fn possible(pid: u32) -> Result<(), Refusal> {
-    crate::inject::Late::prepare(pid).map(drop)
+    crate::inject::Late::prepare(pid, Duration::ZERO).map(drop)
 }
 
 /// Whether the library could be brought in; nothing is changed.
@@ -99,9 +99,9 @@ fn bring(pid: u32, library: &Path, patience: Duration) -> Result<Page, Refusal> 
 
     let no = |why: &str| Refusal::NotLate { pid, why: why.to_owned() };
     let _alone = alone(pid)?;
-    let late = Late::prepare(pid)?;
+    let late = Late::prepare(pid, patience)?;
     finds_recorder(pid)?;
-    let begun = late.begin(library, SERVES)?;
+    let begun = late.begin(library, SERVES.max(patience))?;
     let until = Instant::now() + patience;
     loop {
         match begun.said() {

@@ -32,10 +32,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use threads::{Found, Ground};
 
-/// How long a thread is looked for that can be borrowed.
-const FINDING: Duration = Duration::from_secs(5);
-/// How long a borrowed thread may take for its calls.
-const CALLS: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// A file that was made so long ago, and of which nothing came, is nobody's: its attacher was killed.
 const LEFT: Duration = Duration::from_secs(15);
@@ -52,6 +48,8 @@ pub(crate) struct Late {
     c_library: Image,
     pieces: Pieces,
     numbers: Vec<(usize, u64)>,
+    /// How long a thread is looked for that can be borrowed, and how long it may take for its calls.
+    patience: Duration,
     /// A thread has been told to make one that uses the file: it may still do so.
     is_committed: bool,
 }
@@ -78,7 +76,7 @@ impl Late {
     ///
     /// # Errors
     /// It cannot: why, and what to do.
-    pub(crate) fn prepare(pid: u32) -> Result<Late, Refusal> {
+    pub(crate) fn prepare(pid: u32, patience: Duration) -> Result<Late, Refusal> {
         refuse_by_status(pid)?;
         let no = |why: &str| Refusal::NotLate { pid, why: why.to_owned() };
         let memory = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"));
@@ -119,14 +117,22 @@ impl Late {
         };
         let restore = piece(&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05])?;
         let call = piece(&[0x0f, 0x05, 0xc3])?;
-        Ok(Late { pid, memory, c_library, pieces: Pieces { restore, call }, numbers, is_committed: false })
+        Ok(Late {
+            pid,
+            memory,
+            c_library,
+            pieces: Pieces { restore, call },
+            numbers,
+            patience,
+            is_committed: false,
+        })
     }
 
     /// Brings the library in, or has the one that is there begin anew. What then happens, [`Begun`] says.
     ///
     /// # Errors
     /// It was not possible, and the process is as it was.
-    pub(crate) fn begin(mut self, library: &Path, patience: Duration) -> Result<Begun, Refusal> {
+    pub(crate) fn begin(mut self, library: &Path, serves: Duration) -> Result<Begun, Refusal> {
         let maps = self.maps()?;
         let there = maps.base("memfd:gputrace-library").and_then(|base| Image::read(&self.memory, base));
         let entry = there.and_then(|it| Some(it.function(&late::ENTRY.to_string_lossy())?.start));
@@ -141,7 +147,7 @@ impl Late {
         };
         self.take_away_left();
         let (number, file) = self.make_file()?;
-        let placed = self.fill(&file, &content, number, entry, patience);
+        let placed = self.fill(&file, &content, number, entry, serves);
         let begun = placed.and_then(|(at, base)| self.map_and_start(&file, number, at, base).map(|()| at));
         match begun {
             Ok(at) => Ok(Begun { file, at }),
@@ -172,7 +178,7 @@ impl Late {
         let zero = Argument::Number(0);
         let make = Step::Kernel(libc::SYS_memfd_create, [Argument::Text, flags, zero, zero, zero, zero]);
         self.run(&[make], late::NAME.to_bytes_with_nul())?;
-        let until = Instant::now() + CALLS;
+        let until = Instant::now() + self.patience;
         loop {
             if let Some(number) = self.files().into_iter().find(|number| !before.contains(number)) {
                 let path = format!("/proc/{}/fd/{number}", self.pid);
@@ -210,7 +216,7 @@ impl Late {
             return;
         }
         // Else a new file could have the number of an old one.
-        let until = Instant::now() + CALLS;
+        let until = Instant::now() + self.patience;
         while self.files().iter().any(|number| closed.contains(number)) && Instant::now() < until {
             std::thread::sleep(LOOK_EVERY);
         }
@@ -232,7 +238,7 @@ impl Late {
         library: &[u8],
         number: u64,
         entry: Option<u64>,
-        patience: Duration,
+        serves: Duration,
     ) -> Result<(u64, u64), Refusal> {
         let at = (library.len() as u64).next_multiple_of(PAGE);
         let base = self.maps()?.hole().ok_or_else(|| self.no("there is no room in its addresses"))?;
@@ -240,7 +246,7 @@ impl Late {
         let create = self.numbers.pop();
         self.numbers.extend([
             (given::ENTRY, entry.unwrap_or(0)),
-            (given::PATIENCE, patience.as_millis() as u64),
+            (given::PATIENCE, serves.as_millis() as u64),
             (given::FILE, number),
             (given::BASE, base),
             (given::BYTES, 2 * PAGE),
@@ -282,7 +288,7 @@ impl Late {
     }
 
     fn start(&mut self, file: &File, numbers_at: u64, base: u64) -> Result<(), Refusal> {
-        let until = Instant::now() + CALLS;
+        let until = Instant::now() + self.patience;
         let is_there =
             |at: u64, maps: &Maps| maps.at(at).is_some_and(|map| map.path.contains("memfd:gputrace-library"));
         loop {
@@ -303,7 +309,7 @@ impl Late {
         let clock = [libc::CLOCK_MONOTONIC as u64, base + PAGE + given::TIME as u64, 0, 0, 0, 0];
         self.run(&[make, Step::Kernel(libc::SYS_clock_gettime, numbers(clock))], b"")?;
         self.is_committed = true;
-        let until = Instant::now() + CALLS;
+        let until = Instant::now() + self.patience;
         while state(file, numbers_at) == 0 {
             let is_over = number(file, numbers_at + given::TIME as u64) != 0;
             let is_new = |thread: &u32| !before.contains(thread);
@@ -319,7 +325,7 @@ impl Late {
 
     /// Has a thread of the process make these calls. They are made when this returns, or soon.
     fn run(&self, steps: &[Step], text: &[u8]) -> Result<(), Refusal> {
-        let until = Instant::now() + FINDING;
+        let until = Instant::now() + self.patience;
         let mut patience = Duration::from_millis(20);
         loop {
             let maps = self.maps()?;

@@ -21,7 +21,7 @@ pub(super) const PS: Verb = Verb::new::<PsArgs>("ps", ps);
 
 /// Name of the trace where nobody says otherwise: every attach makes a new one.
 const DEFAULT: &str = "gputrace-%e.%h.%p.%n.gtr";
-/// How long a recorder may take to name its trace.
+/// How long a recorder may take at least to name its trace.
 const NAMING: Duration = Duration::from_secs(5);
 
 /// Begins a recording of a process that runs already
@@ -47,7 +47,7 @@ pub(super) struct AttachArgs {
     /// Which frames stacks have, as for `record`
     #[arg(long, value_enum)]
     stacks: Option<Stacks>,
-    /// How long to wait for the process's next call, in seconds
+    /// How long to wait for the process's next call, or for a thread of it that can be stopped, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     timeout: u32,
     /// One picture of who holds what now: what is held is recorded, the process let go, and `report --end` shown
@@ -111,7 +111,7 @@ fn attach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let library = super::record::library().unwrap_or_default();
     let patience = Duration::from_secs(args.timeout.into());
     let asked = late::find(pid, &library, patience).and_then(|page| {
-        let answered = page.wake(&options, Duration::from_secs(args.timeout.into()))?;
+        let answered = page.wake(&options, patience)?;
         Ok((page, answered))
     });
     let page = match asked {
@@ -120,9 +120,9 @@ fn attach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         Err(refusal) => return Ok(refused(&refusal)),
     };
     let (known, unknown) = page.counts();
-    let Some(trace) = named(&page) else {
+    let Some(trace) = named(&page, patience) else {
         // Nothing is half done: a process whose events nobody reads sleeps.
-        let is_asleep = page.sleep(Duration::from_secs(args.timeout.into()));
+        let is_asleep = late::sleep(&page, pid, &library, patience);
         let now = if matches!(is_asleep, Ok(Answered::Yes)) {
             "it is not recorded"
         } else {
@@ -136,7 +136,7 @@ fn attach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     if args.snapshot {
         // Its lock keeps others away, ourselves included.
         drop(page);
-        return match end(pid, Duration::from_secs(args.timeout.into()))? {
+        return match end(pid, patience)? {
             Ok(_) => super::report::of_the_end(&trace, out),
             Err(unable) => Ok(unable),
         };
@@ -144,15 +144,10 @@ fn attach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     writeln!(out, "recording process {pid} to {}", printable(&trace.display().to_string()))?;
     if page.is_late() {
         writeln!(out, "  what it was given before is not in it: the library has only just come")?;
-        writeln!(
-            out,
-            "  gputrace detach {pid}   # ends it; gputrace top {} shows it meanwhile",
-            short(&trace)
-        )?;
-        return Ok(ExitCode::SUCCESS);
+    } else {
+        let lost = if unknown == 0 { String::new() } else { format!(", and {unknown} it had no room for") };
+        writeln!(out, "  {known} allocations from before are in it{lost}")?;
     }
-    let lost = if unknown == 0 { String::new() } else { format!(", and {unknown} it had no room for") };
-    writeln!(out, "  {known} allocations from before are in it{lost}")?;
     writeln!(out, "  gputrace detach {pid}   # ends it; gputrace top {} shows it meanwhile", short(&trace))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -172,8 +167,8 @@ fn detach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
 }
 
 /// The trace, once its recorder has begun it; `None` if it never does.
-fn named(page: &Page) -> Option<PathBuf> {
-    let until = Instant::now() + NAMING;
+fn named(page: &Page, patience: Duration) -> Option<PathBuf> {
+    let until = Instant::now() + NAMING.max(patience);
     loop {
         let is_gone = !page.recorder().is_some_and(lives);
         let trace = page.trace();
