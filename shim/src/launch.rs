@@ -322,9 +322,9 @@ extern "C" fn help(launch: *mut c_void) -> c_int {
     let (state, error) = (launch.state.load(Ordering::Acquire), launch.error.load(Ordering::Relaxed));
     done(&outcome(state, error, launch.recorder.load(Ordering::Relaxed)));
     if launch.stays
-        && let Some(recorder) = started
+        && let Some((recorder, process)) = started
     {
-        stand_between(recorder, launch.program, launch.process);
+        stand_between(recorder, launch.program, process);
     }
     0
 }
@@ -334,17 +334,17 @@ extern "C" fn detach(launch: *mut c_void) -> c_int {
     // SAFETY: `start_recorder` passes its `launch`, which outlives us. Only one of us at a time looks at it.
     let launch = unsafe { &mut *launch.cast::<Launch>() };
     let (program, stays) = (launch.program, launch.stays);
-    let started = start_between(launch);
-    // `process` was found by then; from here on nothing of `launch` is looked at.
-    let process = launch.process;
-    if stays && let Some(recorder) = started {
+    // From here on nothing of `launch` is looked at.
+    if let Some((recorder, process)) = start_between(launch)
+        && stays
+    {
         stand_between(recorder, program, process);
     }
     0
 }
 
-/// Starts the recorder; its number.
-fn start_between(launch: &mut Launch) -> Option<usize> {
+/// Starts the recorder; its number, and our descriptor of the program: what `launch` says of that afterwards is the recorder's.
+fn start_between(launch: &mut Launch) -> Option<(usize, c_int)> {
     let program = launch.program;
     if kernel::may_use_rare_calls() {
         // SAFETY: takes numbers.
@@ -366,7 +366,7 @@ fn start_between(launch: &mut Launch) -> Option<usize> {
     if launch.stays {
         number(libc::SYS_setsid);
     }
-    let stack = launch.inner_stack;
+    let (process, stack) = (launch.process, launch.inner_stack);
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     let shared: *mut Launch = launch;
     // SAFETY: as in `start_recorder`; we stand still until it has its own memory or is gone.
@@ -384,7 +384,7 @@ fn start_between(launch: &mut Launch) -> Option<usize> {
             let _ = launch.state.compare_exchange(0, STARTED, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
-    child.ok()
+    Some((child.ok()?, process))
 }
 
 /// Stays the recorder's parent until it or the program ends. The program's memory, and what a driver mapped into it, must
