@@ -150,7 +150,8 @@ pub(super) enum Found {
 pub(super) fn listed(pid: u32) -> Vec<u32> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let mut threads: Vec<u32> = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok()).collect();
-    threads.sort_unstable_by_key(|thread| (!waits(pid, *thread), *thread));
+    // What a thread does is asked once: it changes meanwhile.
+    threads.sort_by_cached_key(|thread| (!waits(pid, *thread), *thread));
     threads
 }
 
