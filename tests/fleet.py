@@ -4,11 +4,14 @@
 
 RELEASE is the folder of `gputrace` and `examples/ranks`. Needs room for a few traces and all summaries, in a folder that goes away.
 The middle rank skips a collective, the one after calls one with another count. Figures are printed; a fault that is not named, or a
-join whose answer is not that of the traces (where these are few), is an error.
+join whose answer is not that of the traces (where these are few), is an error. Where this Python has `duckdb`, the queries of
+docs/FLEET.md are asked of the summaries; one that fails, or peaks that are not those of the traces, are an error too.
 """
 
 import json
 import os
+import pathlib
+import re
 import resource
 import subprocess
 import sys
@@ -27,6 +30,32 @@ def run(*command):
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return said, seconds, time.monotonic() - began, after.ru_maxrss
+
+
+def ask(gputrace, summaries, traces):
+    """Every query of the documentation runs on `summaries`, and peaks are those that `gputrace summary` says of `traces`."""
+    try:
+        import duckdb
+    except ImportError:
+        print("SQL: not tried, this Python has no duckdb")
+        return
+    page = (pathlib.Path(__file__).parent.parent / "docs/FLEET.md").read_text()
+    blocks = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    queries = [query for block in blocks for query in block.split(";") if query.strip()]
+    assert queries, "docs/FLEET.md has no queries"
+    files = f"{summaries}/*.parquet"
+    database, began = duckdb.connect(), time.monotonic()
+    for query in queries:
+        assert "'summaries/*.parquet'" in query, query
+        database.sql(query.replace("summaries/*.parquet", files)).fetchall()
+    print(f"SQL: {len(queries)} queries of docs/FLEET.md in {time.monotonic() - began:.1f} s")
+    for trace in traces:
+        process, = json.loads(run(gputrace, "summary", "--json", trace)[0])["processes"]
+        said = max(device["torch"]["peak_allocated_bytes"] for device in process["devices"] if device.get("torch"))
+        rank = re.search(r"rank(\d+)", os.path.basename(trace))[1]
+        (found,), = database.sql(
+            f"select max(bytes) from '{files}' where kind = 'peak' and name = 'allocated' and rank = {rank}").fetchall()
+        assert found == said > 0, f"rank {rank}: a peak of {found} in the summary, {said} in the trace"
 
 
 def main():
@@ -51,6 +80,7 @@ def main():
         print(f"join: {passed:.1f} s ({seconds:.1f} s of processors), at most {memory >> 10} MiB with those before")
         if ranks <= FEW:
             assert run(gputrace, "ranks", "--json", traces)[0] == said, "the summaries say something else than the traces"
+        ask(gputrace, summaries, [f"{traces}/rank{rank}.gtr" for rank in range(ranks)] if ranks <= FEW else [])
         job, = json.loads(said)["jobs"]
         blamed = {rank for finding in job["findings"] for rank in finding["ranks"]}
         planted = {ranks // 2, ranks // 2 + 1}
