@@ -12,7 +12,6 @@ import json
 import os
 import pathlib
 import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -21,15 +20,21 @@ import time
 BATCH = 16
 # Ranks whose traces are kept, to compare the answers.
 FEW = 64
+# What reducing one trace may take, whatever its length.
+MOST_KIB = 300 << 10
 
 
 def run(*command):
-    """What a program says, and what it took: seconds of a processor, seconds, most memory in KiB of all until now."""
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    said = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return said, seconds, time.monotonic() - began, after.ru_maxrss
+    """What a program says, and what it alone took: seconds of a processor, seconds, its most memory in KiB."""
+    began = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as program:
+        said = program.stdout.read()
+        # The usage of this child: that of all children has the memory of the largest until now.
+        _, status, usage = os.wait4(program.pid, 0)
+        program.returncode = os.waitstatus_to_exitcode(status)
+    if program.returncode:
+        raise subprocess.CalledProcessError(program.returncode, command)
+    return said, usage.ru_utime + usage.ru_stime, time.monotonic() - began, usage.ru_maxrss
 
 
 def ask(gputrace, summaries, traces):
@@ -76,8 +81,9 @@ def main():
         sizes = [entry.stat().st_size for entry in os.scandir(summaries)]
         print(f"reduce: {ranks * events / spent / 1e6:.2f} M events/s of a processor, at most {most >> 10} MiB, "
               f"summaries of {sum(sizes) / len(sizes) / 1e3:.0f} kB")
+        assert most < MOST_KIB, f"reduce took {most >> 10} MiB"
         said, seconds, passed, memory = run(gputrace, "ranks", "--json", summaries)
-        print(f"join: {passed:.1f} s ({seconds:.1f} s of processors), at most {memory >> 10} MiB with those before")
+        print(f"join: {passed:.1f} s ({seconds:.1f} s of processors), at most {memory >> 10} MiB")
         if ranks <= FEW:
             assert run(gputrace, "ranks", "--json", traces)[0] == said, "the summaries say something else than the traces"
         ask(gputrace, summaries, [f"{traces}/rank{rank}.gtr" for rank in range(ranks)] if ranks <= FEW else [])
