@@ -78,7 +78,7 @@ bench-leaks: ## How often `leaks` is wrong, over 2,400 programs of known truth w
 
 fleet: build ## A job of 1,024 ranks of a million events each: reduced, joined, its planted faults named (`make fleet RANKS=32 EVENTS=20000` is short)
 	cargo build --release -p gputrace-schemas --example ranks
-	python3 tests/fleet.py $(RELEASE) $(or $(RANKS),1024) $(or $(EVENTS),1000000)
+	$(or $(wildcard target/consumers/bin/python),python3) tests/fleet.py $(RELEASE) $(or $(RANKS),1024) $(or $(EVENTS),1000000)
 
 # The wheel that each row of the simulator's table was measured with; `make oracle RELEASES=2.11.0` takes one. `make oracle ORACLE_SEEDS=100`
 # runs 100 programs of 1,000 commands with each of 12 to 22 option strings of every release: 15 minutes of a processor.

@@ -4,12 +4,14 @@
 
 RELEASE is the folder of `gputrace` and `examples/ranks`. Needs room for a few traces and all summaries, in a folder that goes away.
 The middle rank skips a collective, the one after calls one with another count. Figures are printed; a fault that is not named, or a
-join whose answer is not that of the traces (where these are few), is an error.
+join whose answer is not that of the traces (where these are few), is an error. Where this Python has `duckdb`, the queries of
+docs/FLEET.md are asked of the summaries; one that fails, or peaks that are not those of the traces, are an error too.
 """
 
 import json
 import os
-import resource
+import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,15 +20,47 @@ import time
 BATCH = 16
 # Ranks whose traces are kept, to compare the answers.
 FEW = 64
+# What reducing one trace may take, whatever its length.
+MOST_KIB = 300 << 10
 
 
 def run(*command):
-    """What a program says, and what it took: seconds of a processor, seconds, most memory in KiB of all until now."""
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    said = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return said, seconds, time.monotonic() - began, after.ru_maxrss
+    """What a program says, and what it alone took: seconds of a processor, seconds, its most memory in KiB."""
+    began = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as program:
+        said = program.stdout.read()
+        # The usage of this child: that of all children has the memory of the largest until now.
+        _, status, usage = os.wait4(program.pid, 0)
+        program.returncode = os.waitstatus_to_exitcode(status)
+    if program.returncode:
+        raise subprocess.CalledProcessError(program.returncode, command)
+    return said, usage.ru_utime + usage.ru_stime, time.monotonic() - began, usage.ru_maxrss
+
+
+def ask(gputrace, summaries, traces):
+    """Every query of the documentation runs on `summaries`, and peaks are those that `gputrace summary` says of `traces`."""
+    try:
+        import duckdb
+    except ImportError:
+        print("SQL: not tried, this Python has no duckdb")
+        return
+    page = (pathlib.Path(__file__).parent.parent / "docs/FLEET.md").read_text()
+    blocks = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    queries = [query for block in blocks for query in block.split(";") if query.strip()]
+    assert queries, "docs/FLEET.md has no queries"
+    files = f"{summaries}/*.parquet"
+    database, began = duckdb.connect(), time.monotonic()
+    for query in queries:
+        assert "'summaries/*.parquet'" in query, query
+        database.sql(query.replace("summaries/*.parquet", files)).fetchall()
+    print(f"SQL: {len(queries)} queries of docs/FLEET.md in {time.monotonic() - began:.1f} s")
+    for trace in traces:
+        process, = json.loads(run(gputrace, "summary", "--json", trace)[0])["processes"]
+        said = max(device["torch"]["peak_allocated_bytes"] for device in process["devices"] if device.get("torch"))
+        rank = re.search(r"rank(\d+)", os.path.basename(trace))[1]
+        (found,), = database.sql(
+            f"select max(bytes) from '{files}' where kind = 'peak' and name = 'allocated' and rank = {rank}").fetchall()
+        assert found == said > 0, f"rank {rank}: a peak of {found} in the summary, {said} in the trace"
 
 
 def main():
@@ -47,10 +81,12 @@ def main():
         sizes = [entry.stat().st_size for entry in os.scandir(summaries)]
         print(f"reduce: {ranks * events / spent / 1e6:.2f} M events/s of a processor, at most {most >> 10} MiB, "
               f"summaries of {sum(sizes) / len(sizes) / 1e3:.0f} kB")
+        assert most < MOST_KIB, f"reduce took {most >> 10} MiB"
         said, seconds, passed, memory = run(gputrace, "ranks", "--json", summaries)
-        print(f"join: {passed:.1f} s ({seconds:.1f} s of processors), at most {memory >> 10} MiB with those before")
+        print(f"join: {passed:.1f} s ({seconds:.1f} s of processors), at most {memory >> 10} MiB")
         if ranks <= FEW:
             assert run(gputrace, "ranks", "--json", traces)[0] == said, "the summaries say something else than the traces"
+        ask(gputrace, summaries, [f"{traces}/rank{rank}.gtr" for rank in range(ranks)] if ranks <= FEW else [])
         job, = json.loads(said)["jobs"]
         blamed = {rank for finding in job["findings"] for rank in finding["ranks"]}
         planted = {ranks // 2, ranks // 2 + 1}
