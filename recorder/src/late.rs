@@ -1,4 +1,4 @@
-//! Attaching to a process that was started without the library: it is brought in ([`crate::inject`]), and sleeps there until it is woken as
+//! Attaching to a process that was started without the library: it is brought in (`inject`), and sleeps there until it is woken as
 //! one that was there from the start.
 
 use crate::attach::{Answered, Page, Refusal};
