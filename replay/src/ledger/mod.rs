@@ -636,7 +636,7 @@ impl Ledger {
                 }
                 match object.kind {
                     MemoryKind::Linear if object.torch => {
-                        torch.books(object.device).device_frees += 1;
+                        torch.books(object.device).gave_back(object.bytes);
                         given = Some((object.device, object.bytes));
                     }
                     MemoryKind::Async if object.torch => {

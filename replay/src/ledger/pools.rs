@@ -33,10 +33,6 @@ pub struct Pools {
     obtained: FxHashMap<ThreadId, Vec<(i16, u64)>>,
     /// Blocks in private pools, by serial.
     blocks: FxHashMap<u64, (i16, PoolId)>,
-    /// Blocks that were taken back and that streams still use, by device.
-    pending: BTreeMap<i16, u64>,
-    /// Segments that were given back since PyTorch said what it has reserved, by device.
-    returned: BTreeMap<i16, u64>,
     /// Pools of which a thread is not known to have opened its own serve all threads of their stream: before PyTorch 2.6.
     pub(super) by_stream: bool,
 }
@@ -212,18 +208,6 @@ impl Pools {
         Some(((*start, segment.end), segment.pool?))
     }
 
-    /// Bytes of a device that were taken back while streams still use them, from when the first pool was opened.
-    #[must_use]
-    pub fn pending(&self, device: i16) -> Bytes {
-        Bytes(self.pending.get(&device).copied().unwrap_or(0))
-    }
-
-    /// Bytes of a device that PyTorch gave back since it said what it has reserved.
-    #[must_use]
-    pub fn returned(&self, device: i16) -> Bytes {
-        Bytes(self.returned.get(&device).copied().unwrap_or(0))
-    }
-
     /// Whether nothing private is open or left.
     fn is_idle(&self) -> bool {
         self.open.is_empty() && self.segments.is_empty() && self.blocks.is_empty()
@@ -334,7 +318,6 @@ impl Pools {
         steps: &[Step],
         reservation: impl Fn(u64) -> Option<(u64, Bytes)>,
     ) {
-        self.of_device(event, steps);
         if self.is_idle() {
             return;
         }
@@ -382,34 +365,6 @@ impl Pools {
                     if let Some(key) = self.blocks.remove(&block.serial) {
                         self.pools.entry(key).or_default().active.lose(block.bytes);
                     }
-                }
-                _ => {}
-            }
-        }
-    }
-
-    /// What PyTorch's totals of the device do not say, or not yet.
-    fn of_device(&mut self, event: &Event, steps: &[Step]) {
-        match &event.kind {
-            EventKind::BlockAlloc(block) => _ = self.returned.remove(&block.device),
-            EventKind::BlockFree(block) => _ = self.returned.remove(&block.device),
-            EventKind::BlockOom(oom) => _ = self.returned.remove(&oom.device),
-            _ => {}
-        }
-        let is_free = is_free(event);
-        for step in steps {
-            match step {
-                Step::Lost(object) if is_free && object.torch && object.kind == MemoryKind::Linear => {
-                    let returned = self.returned.entry(object.device).or_default();
-                    *returned = returned.saturating_add(object.bytes.0);
-                }
-                Step::BlockFreed(_, block) => {
-                    let pending = self.pending.entry(block.device).or_default();
-                    *pending = pending.saturating_add(block.bytes.0);
-                }
-                Step::BlockDone(_, block) => {
-                    let pending = self.pending.entry(block.device).or_default();
-                    *pending = pending.saturating_sub(block.bytes.0);
                 }
                 _ => {}
             }
@@ -523,7 +478,6 @@ mod tests {
             Free addr=0x50000000 by=libcudart.so,libc10_cuda.so";
         let pools = of(&format!("{scene}\n{given}"));
         assert_eq!(figures(&pools.pools[&first]), (0, 0, 0, 0));
-        assert_eq!(pools.returned(0), Bytes(20 << 20));
     }
 
     #[test]

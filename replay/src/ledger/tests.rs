@@ -377,6 +377,27 @@ fn an_expandable_segment_counts_calls_of_map_not_pages() {
 }
 
 #[test]
+fn reserved_follows_a_segment_that_is_given_back_and_active_a_free_that_waits() {
+    let scene = "Alloc addr=0x50000000 bytes=20M by=libcudart.so,libc10_cuda.so
+         block addr=0x50000000 bytes=4M reserved=20M
+         record event=1
+         free addr=0x50000000 bytes=4M reserved=20M";
+    let given = "query event=1
+         Free addr=0x50000000 by=libcudart.so,libc10_cuda.so";
+    // Nobody asks for steps here, and no pool was ever opened.
+    let of = |scene: &str| {
+        let ledger = ledger(scene);
+        let torch = ledger.torch(0).expect("PyTorch on the first device");
+        (torch.reserved.now.0 >> 20, torch.reserved.peak.0 >> 20, torch.pending.0 >> 20)
+    };
+    assert_eq!(of(scene), (20, 20, 0), "whose event it was is learned by the query");
+    assert_eq!(of(&format!("{scene}\nquery event=1 result=600")), (20, 20, 4));
+    assert_eq!(of(&format!("{scene}\n{given}")), (0, 20, 0));
+    // PyTorch's own word counts as soon as it comes.
+    assert_eq!(of(&format!("{scene}\n{given}\nblock addr=0x70000000 bytes=1M reserved=2M")), (2, 20, 0));
+}
+
+#[test]
 fn without_native_frames_requests_inside_allocate_are_pytorchs() {
     check(
         "Alloc addr=a bytes=2M in_allocate=1

@@ -40,8 +40,11 @@ pub struct TorchBooks {
     pub ooms: Vec<TorchOom>,
     /// `allocated_bytes.all`: PyTorch's own total.
     pub allocated: Meter,
-    /// `reserved_bytes.all`: PyTorch's own total, and mapped pages until the next block reports it.
+    /// `reserved_bytes.all`: PyTorch's own total, which comes with each block and each error; until the next, without segments that
+    /// were given back, and with pages that were mapped.
     pub reserved: Meter,
+    /// Blocks that were taken back and that streams still use: they are *active*, and not *allocated*.
+    pub pending: Bytes,
     /// `requested_bytes.all`.
     pub requested: Meter,
     /// Blocks whose request was not seen: *requested* counts them as large as they are.
@@ -70,6 +73,18 @@ pub struct TorchBooks {
 }
 
 impl TorchBooks {
+    /// PyTorch says its totals, with each block and each error.
+    fn says(&mut self, time: Nanos, allocated: Bytes, reserved: Bytes) {
+        self.allocated.set(time, allocated);
+        self.reserved.set(time, reserved);
+    }
+
+    /// A segment was given back.
+    pub(super) fn gave_back(&mut self, bytes: Bytes) {
+        self.device_frees += 1;
+        self.reserved.lose(bytes);
+    }
+
     fn lose_block(&mut self, block: &Block) {
         self.blocks.lose(OwnerId(0), block.site, block.bytes);
         self.phases.lose(OwnerId(block.phase.0), SiteId(0), block.bytes);
@@ -301,8 +316,7 @@ impl Torch {
         let books = self.books(block.device);
         books.allocations += 1;
         books.cache.serves(site);
-        books.allocated.set(event.time, block.allocated);
-        books.reserved.set(event.time, block.reserved);
+        books.says(event.time, block.allocated, block.reserved);
         let requested = block.requested.unwrap_or_else(|| {
             books.n_unknown_requests += 1;
             block.bytes
@@ -339,12 +353,12 @@ impl Torch {
         let books = self.books(block.device);
         books.frees += 1;
         books.n_frees_in_capture += u64::from(is_capturing);
-        books.allocated.set(event.time, block.allocated);
-        books.reserved.set(event.time, block.reserved);
+        books.says(event.time, block.allocated, block.reserved);
         let freed = match self.blocks.remove(&block.addr) {
             Some(known) => {
                 let books = self.books(known.device);
                 books.lose_block(&known);
+                books.pending.0 = books.pending.0.saturating_add(known.bytes.0);
                 self.steps.push(Step::BlockFreed(block.addr, known));
                 Freed::Block(block.addr, known)
             }
@@ -381,8 +395,7 @@ impl Torch {
         let device = thread.mem_info.take();
         let books = self.books(oom.device);
         books.n_ooms += 1;
-        books.allocated.set(event.time, oom.allocated);
-        books.reserved.set(event.time, oom.reserved);
+        books.says(event.time, oom.allocated, oom.reserved);
         books.blocks.remember();
         if books.ooms.len() == MAX_OOMS {
             books.ooms.remove(0);
@@ -530,7 +543,9 @@ impl Torch {
     fn completed(&mut self, freed: Freed) {
         match freed {
             Freed::Block(addr, block) => {
-                self.books(block.device).requested.lose(block.requested);
+                let books = self.books(block.device);
+                books.requested.lose(block.requested);
+                books.pending.0 = books.pending.0.saturating_sub(block.bytes.0);
                 self.steps.push(Step::BlockDone(addr, block));
             }
             Freed::Stranger(stranger) => self.steps.push(Step::StrangerDone(stranger)),

@@ -85,8 +85,8 @@ fn table(story: &Story) -> Table {
         if let Some(torch) = story.ledger.torch(device) {
             let rest = |all: Bytes, private: u64| Value::Bytes(Bytes(all.0.saturating_sub(private)));
             // What was given back since the last block is not in PyTorch's total.
-            let reserved = Bytes(torch.reserved.now.0.saturating_sub(pools.returned(device).0));
-            let active = Bytes(torch.allocated.now.0.saturating_add(pools.pending(device).0));
+            let reserved = torch.reserved.now;
+            let active = Bytes(torch.allocated.now.0.saturating_add(torch.pending.0));
             table.rows.push(vec![
                 Value::text(format!("cuda:{device}")),
                 Value::text(name((0, 0))),

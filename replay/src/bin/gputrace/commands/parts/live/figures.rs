@@ -400,9 +400,7 @@ fn owners(ledger: &Ledger, books: &DeviceBooks) -> Vec<OwnerFigures> {
 
 fn torch_figures(ledger: &Ledger, device: i16, torch: &TorchBooks) -> TorchFigures {
     let pieces = Fragmentation::of(ledger, device);
-    // PyTorch says what it has reserved with each block; segments that it gave back since are gone.
-    let returned = ledger.torch_pools.returned(device).0;
-    let (allocated, reserved) = (torch.allocated.now.0, torch.reserved.now.0.saturating_sub(returned));
+    let (allocated, reserved) = (torch.allocated.now.0, torch.reserved.now.0);
     let pools = ledger.torch_pools.pools.range((device, (0, 0))..=(device, (u64::MAX, u64::MAX)));
     let pools =
         pools.filter(|(_, pool)| pool.reserved.now.0 > 0).map(|((_, (graph, user)), pool)| PoolFigures {
