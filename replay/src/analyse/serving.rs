@@ -72,6 +72,10 @@ struct Stack {
     longest: usize,
     /// How it grows.
     chain: Chain,
+    /// Its largest block.
+    largest: Bytes,
+    /// Its entries outlive many of their like, so that there is always some: what a program keeps for later.
+    is_collection: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -101,6 +105,8 @@ struct Serving<'a> {
     giant: Option<usize>,
     /// The largest block that code of a cache asked for.
     largest_cache: Bytes,
+    /// How many stacks grow whose largest block has this size.
+    growing: FxHashMap<Bytes, usize>,
 }
 
 impl<'a> Serving<'a> {
@@ -124,6 +130,7 @@ impl<'a> Serving<'a> {
                 .map(|block| block.life.bytes)
                 .max()
                 .unwrap_or_default(),
+            growing: FxHashMap::default(),
         };
         let mut by_stack: FxHashMap<StackId, Vec<usize>> = FxHashMap::default();
         for (idx, block) in blocks.iter().enumerate() {
@@ -131,6 +138,9 @@ impl<'a> Serving<'a> {
         }
         for (id, own) in by_stack {
             let stack = serving.stack(own);
+            if stack.chain != Chain::None {
+                *serving.growing.entry(stack.largest).or_default() += 1;
+            }
             serving.stacks.insert(id, stack);
         }
         serving.start = serving.first_of_work();
@@ -166,7 +176,15 @@ impl<'a> Serving<'a> {
             n_held += usize::from(is_held);
         }
         let (n_episodes, longest) = self.episodes(&own);
-        Stack { n_held, n_episodes, longest, chain: self.chain(&own), blocks: own }
+        Stack {
+            n_held,
+            n_episodes,
+            longest,
+            chain: self.chain(&own),
+            largest: own.iter().map(|idx| self.blocks[*idx].life.bytes).max().unwrap_or_default(),
+            is_collection: n_episodes < RECURS && self.is_collection(&own),
+            blocks: own,
+        }
     }
 
     fn giant(&self) -> Option<usize> {
@@ -303,7 +321,7 @@ impl<'a> Serving<'a> {
         if facts.has(Hint::Model) && self.is_long(idx, n_served) {
             return Role::Weights;
         }
-        if self.is_collection(stack) || (self.is_long(idx, n_served) && !is_for_a_request(stack, n_served)) {
+        if stack.is_collection || (self.is_long(idx, n_served) && !is_for_a_request(stack, n_served)) {
             return Role::Unknown;
         }
         if is_work { Role::Serving } else { Role::Temporaries }
@@ -313,21 +331,18 @@ impl<'a> Serving<'a> {
         self.span[idx] >= PASSING && self.span[idx] as f64 > LONG * of as f64
     }
 
-    /// Entries that outlive many of their like, so that there is always some: what a program keeps for later.
-    fn is_collection(&self, stack: &Stack) -> bool {
+    /// Whether most blocks of a stack outlive many of their like.
+    fn is_collection(&self, own: &[usize]) -> bool {
         let is_entry = |(place, idx): (usize, &usize)| {
-            stack.blocks.get(place + COLLECTION).is_some_and(|later| *later <= idx + self.span[*idx])
+            own.get(place + COLLECTION).is_some_and(|later| *later <= idx + self.span[*idx])
         };
-        let n = stack.blocks.iter().enumerate().filter(|it| is_entry(*it)).count();
-        stack.n_episodes < RECURS && n * 2 > stack.blocks.len()
+        own.iter().enumerate().filter(|it| is_entry(*it)).count() * 2 > own.len()
     }
 
     /// Keys and values of a layer grow side by side; what grows alone may be any result.
     fn is_of_several_chains(&self, stack: &Stack) -> bool {
-        let largest = |stack: &Stack| stack.blocks.iter().map(|idx| self.blocks[*idx].life.bytes).max();
-        let twins =
-            self.stacks.values().filter(|it| it.chain != Chain::None && largest(it) == largest(stack));
-        stack.chain == Chain::Several || twins.count() >= 2
+        let twins = self.growing.get(&stack.largest).copied().unwrap_or(0);
+        stack.chain == Chain::Several || twins >= 2
     }
 
     /// Blocks of equal size, one or two for each layer of the weights and not much smaller, asked for at one place one after

@@ -9,6 +9,7 @@ use gputrace_schemas::event::Bytes;
 use gputrace_sim::bounds::Bounds;
 use gputrace_sim::cores::on_all_cores;
 use gputrace_sim::ops::{OpStream, PoolIdx, StreamIdx};
+use gputrace_sim::policies::ADDRESS_TIES;
 use gputrace_sim::simulator::Outcome;
 use gputrace_sim::tune;
 use gputrace_sim::whatif::{Answer, Confidence, Laboratory, Question, SelfCheck};
@@ -42,13 +43,13 @@ impl Capacity {
     }
 
     /// All that it can have been, as far as that can make a difference: PyTorch obtains memory in multiples of [`STEP`].
-    /// From the least to the most, and of many some.
-    fn worlds(self) -> Vec<World> {
+    /// From the least to the most, and of many some: `most_steps` from one to the other.
+    fn worlds(self, most_steps: u64) -> Vec<World> {
         match self {
             Capacity::Device(bytes) => vec![World::Device(bytes.0)],
             Capacity::Limit(least, most) => {
                 let n_steps = (most.0 - least.0.min(most.0)) / STEP;
-                let n_tried = n_steps.min(MOST_LIMITS);
+                let n_tried = n_steps.min(most_steps);
                 let steps = (0..=n_tried).map(|at| at * n_steps / n_tried.max(1));
                 steps.map(|step| World::Limit(least.0 + step * STEP)).collect()
             }
@@ -61,6 +62,12 @@ impl Capacity {
 const STEP: u64 = 1 << 20;
 /// Steps from the least to the largest limit that are tried.
 const MOST_LIMITS: u64 = 12;
+/// The same where each replay takes long: the least, the largest, and one between.
+const FEW_LIMITS: u64 = 2;
+/// Ops of a run from which on a replay is long enough to be felt: then what cannot change the answer is not tried.
+const LONG: usize = 100_000;
+/// Settings of a long run that are tried at other addresses.
+const MOST_JUDGED: usize = 3;
 
 /// One thing that the capacity can have been, bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -156,7 +163,8 @@ pub(super) fn remedies(
     let others: Vec<Laboratory<'_>> =
         others.iter().filter_map(|stream| Laboratory::new(stream).ok()).collect();
     let laboratories: Vec<&Laboratory<'_>> = std::iter::once(&laboratory).chain(&others).collect();
-    let all = capacity.worlds();
+    let is_long = stream.ops.len() > LONG;
+    let all = capacity.worlds(if is_long { FEW_LIMITS } else { MOST_LIMITS });
     let is_as_recorded = |laboratory: &&Laboratory<'_>, world: &World| {
         let replayed = laboratory.check_under(&world.ask(&as_recorded));
         replayed
@@ -180,11 +188,16 @@ pub(super) fn remedies(
         false => explaining,
     };
     let settings = tune::advised(version, &recorded).map_err(|error| error.0)?;
-    let remedy_with = |options: &str| remedy(&worlds, Question::torch(version, options));
+    let trial_of = |options: &str| Tried::of(&worlds, Question::torch(version, options));
     let (first, then) = tune::in_two_parts(&settings);
-    let mut remedies = on_all_cores(first.len(), |index| remedy_with(first[index]));
-    remedies.extend(then.into_iter().filter_map(remedy_with));
-    remedies.sort_by_key(|remedy| settings.iter().position(|options| *options == remedy.options));
+    let mut tried = on_all_cores(first.len(), |index| trial_of(first[index]));
+    tried.extend(then.into_iter().filter_map(trial_of));
+    tried.sort_by_key(|it| settings.iter().position(|options| *options == it.question.options));
+    let mut remedies = if is_long {
+        judged_as_needed(&worlds, &tried, doubt.is_some())
+    } else {
+        on_all_cores(tried.len(), |index| Some(tried[index].judged(&worlds)))
+    };
     if remedies.is_empty() {
         return Err("no setting of its allocator can be simulated".into());
     }
@@ -197,74 +210,173 @@ pub(super) fn remedies(
     Ok(Trial { remedies, doubt })
 }
 
-/// What a setting would have made of it in all of these worlds; none where it cannot be simulated.
-fn remedy(worlds: &[(&Laboratory<'_>, World)], question: Question) -> Option<Remedy> {
-    let mut laboratories: Vec<&Laboratory<'_>> = worlds.iter().map(|(laboratory, _)| *laboratory).collect();
-    laboratories.dedup_by(|one, other| std::ptr::eq(*one, *other));
-    let unlimited: Vec<Outcome> =
-        laboratories.iter().filter_map(|laboratory| laboratory.guess(&question).ok()).collect();
-    let first = unlimited.first()?;
-    let peak = |outcome: &Outcome| outcome.books.reserved.peak;
-    // Where the driver's refusals are repeated, the request that failed is not in the peak.
-    let is_whole = unlimited.iter().all(Outcome::fits);
-    let least = worlds.iter().map(|(_, world)| world.bytes()).min().unwrap_or(u64::MAX);
-    let is_below = |most: u64| is_whole && is_never_met(most, least);
-    // Wherever memory lies: that is asked only where it can make a limit of no matter.
-    let (verdict, confidence) = match unlimited.iter().map(peak).max().is_some_and(is_below) {
-        true => {
-            let answers: Vec<Answer> =
-                laboratories.iter().filter_map(|laboratory| laboratory.answer(&question).ok()).collect();
-            let most = answers.iter().map(|answer| answer.peak_reserved_range.1).max();
-            let is_one = unlimited.iter().all(|outcome| peak(outcome) == peak(first));
-            let of_the_peak = answers.first().map(|answer| answer.confidence).filter(|_| is_one);
-            match most.is_some_and(is_below) {
-                true => (Verdict::Fits, of_the_peak),
-                false => in_all(worlds, &question),
+/// A setting, replayed where memory is thought to have lain.
+struct Tried<'a> {
+    question: Question,
+    /// Most reserved, in a world without limit: wherever the trace leaves open what it was.
+    peaks: Vec<u64>,
+    /// Addresses decided somewhere in these replays.
+    has_ties: bool,
+    /// What comes of it in all worlds; none where no limit is ever met, with room for memory that lies elsewhere.
+    in_worlds: Option<InWorlds<'a>>,
+}
+
+impl<'a> Tried<'a> {
+    /// None where it cannot be simulated.
+    fn of(worlds: &[(&'a Laboratory<'a>, World)], question: Question) -> Option<Tried<'a>> {
+        let unlimited: Vec<Outcome> =
+            laboratories(worlds).into_iter().filter_map(|it| it.guess(&question).ok()).collect();
+        let peaks: Vec<u64> = unlimited.iter().map(|outcome| outcome.books.reserved.peak).collect();
+        // Where the driver's refusals are repeated, the request that failed is not in the peak.
+        let is_whole = unlimited.iter().all(Outcome::fits);
+        let is_below_all = is_whole && is_never_met(*peaks.iter().max()?, worlds);
+        let has_ties = unlimited.iter().any(has_ties);
+        let in_worlds = (!is_below_all).then(|| InWorlds::of(worlds, &question));
+        Some(Tried { question, peaks, has_ties, in_worlds })
+    }
+
+    fn verdict(&self) -> Verdict {
+        self.in_worlds.as_ref().map_or(Verdict::Fits, InWorlds::verdict)
+    }
+
+    fn remedy(&self, verdict: Verdict, confidence: Option<Confidence>) -> Remedy {
+        Remedy {
+            peak_reserved: Bytes(self.peaks[0]),
+            confidence: confidence.unwrap_or(Confidence::Interval),
+            options: self.question.options.clone(),
+            verdict,
+        }
+    }
+
+    fn hangs_on_addresses(&self) -> bool {
+        self.has_ties || self.in_worlds.as_ref().is_some_and(|it| it.has_ties)
+    }
+
+    /// At other addresses too: another run has memory elsewhere.
+    fn judged(&self, worlds: &[(&'a Laboratory<'a>, World)]) -> Remedy {
+        let (verdict, confidence) = match &self.in_worlds {
+            Some(in_worlds) => in_worlds.judged(),
+            None => {
+                let answers: Vec<Answer> = laboratories(worlds)
+                    .into_iter()
+                    .filter_map(|laboratory| laboratory.answer(&self.question).ok())
+                    .collect();
+                let most = answers.iter().map(|answer| answer.peak_reserved_range.1).max();
+                let is_one = self.peaks.iter().all(|peak| *peak == self.peaks[0]);
+                match most.is_some_and(|most| is_never_met(most, worlds)) {
+                    true => {
+                        (Verdict::Fits, answers.first().map(|answer| answer.confidence).filter(|_| is_one))
+                    }
+                    false => InWorlds::of(worlds, &self.question).judged(),
+                }
+            }
+        };
+        self.remedy(verdict, confidence)
+    }
+}
+
+/// A setting in each world that the run can have been in.
+struct InWorlds<'a> {
+    /// In how many it ran out.
+    n_out: usize,
+    /// The worlds that could be replayed, from the lowest limit on.
+    asked: Vec<(&'a Laboratory<'a>, Question)>,
+    /// Addresses decided in one of them.
+    has_ties: bool,
+}
+
+impl<'a> InWorlds<'a> {
+    fn of(worlds: &[(&'a Laboratory<'a>, World)], question: &Question) -> InWorlds<'a> {
+        let mut all = InWorlds { n_out: 0, asked: vec![], has_ties: false };
+        // From the highest limit on, as above.
+        for (laboratory, world) in worlds.iter().rev() {
+            let asked = world.ask(question);
+            if let Ok(outcome) = laboratory.guess(&asked) {
+                all.n_out += usize::from(!outcome.fits());
+                all.has_ties |= has_ties(&outcome);
+                all.asked.push((*laboratory, asked));
             }
         }
-        false => in_all(worlds, &question),
-    };
-    Some(Remedy {
-        peak_reserved: Bytes(peak(first)),
-        confidence: confidence.unwrap_or(Confidence::Interval),
-        options: question.options,
-        verdict,
-    })
+        all.asked.reverse();
+        all
+    }
+
+    fn verdict(&self) -> Verdict {
+        verdict(self.n_out, self.asked.len())
+    }
+
+    /// Whether it fits in all of them, and how sure that is.
+    fn judged(&self) -> (Verdict, Option<Confidence>) {
+        if self.verdict() == Verdict::Perhaps {
+            return (Verdict::Perhaps, Some(Confidence::Interval));
+        }
+        // Another run has memory elsewhere.
+        let middle = self.asked.get(self.asked.len() / 2);
+        let Some(answer) = middle.and_then(|(laboratory, asked)| laboratory.elsewhere(asked).ok()) else {
+            return (self.verdict(), None);
+        };
+        match verdict(self.n_out + answer.n_oom.0, self.asked.len() + answer.n_oom.1) {
+            Verdict::Perhaps => (Verdict::Perhaps, Some(Confidence::Interval)),
+            sure => (sure, Some(answer.confidence)),
+        }
+    }
+}
+
+fn verdict(n_out: usize, of: usize) -> Verdict {
+    match n_out {
+        0 => Verdict::Fits,
+        n if n == of => Verdict::RunsOut,
+        _ => Verdict::Perhaps,
+    }
+}
+
+fn has_ties(outcome: &Outcome) -> bool {
+    outcome.has_counter(ADDRESS_TIES) && outcome.counter(ADDRESS_TIES) > 0
+}
+
+fn laboratories<'a>(worlds: &[(&'a Laboratory<'a>, World)]) -> Vec<&'a Laboratory<'a>> {
+    let mut laboratories: Vec<&Laboratory<'_>> = worlds.iter().map(|(laboratory, _)| *laboratory).collect();
+    laboratories.dedup_by(|one, other| std::ptr::eq(*one, *other));
+    laboratories
+}
+
+/// Of a long run: other addresses are tried of the best setting until one fits there too, and of a few. What is said of the rest is sure
+/// only where no address decided anything.
+fn judged_as_needed<'a>(
+    worlds: &[(&'a Laboratory<'a>, World)],
+    tried: &[Tried<'a>],
+    is_doubted: bool,
+) -> Vec<Remedy> {
+    let mut remedies: Vec<Remedy> = tried
+        .iter()
+        .map(|it| match it.hangs_on_addresses() || is_doubted {
+            true => it.remedy(it.verdict(), None),
+            false => it.judged(worlds),
+        })
+        .collect();
+    // The first is the recorded one, which is known to run out.
+    let mut others: Vec<usize> = (1..tried.len()).collect();
+    others.sort_by_key(|index| (tried[*index].verdict(), tried[*index].peaks[0]));
+    let mut n_judged = 0;
+    for index in others.into_iter().filter(|_| !is_doubted) {
+        if tried[index].hangs_on_addresses() {
+            if n_judged == MOST_JUDGED {
+                break;
+            }
+            remedies[index] = tried[index].judged(worlds);
+            n_judged += 1;
+        }
+        if remedies[index].verdict == Verdict::Fits {
+            break;
+        }
+    }
+    remedies
 }
 
 /// A limit that is never met changes nothing, wherever memory lies.
-fn is_never_met(most: u64, limit: u64) -> bool {
+fn is_never_met(most: u64, worlds: &[(&Laboratory<'_>, World)]) -> bool {
+    let limit = worlds.iter().map(|(_, world)| world.bytes()).min().unwrap_or(u64::MAX);
     most as f64 * (1.0 + Laboratory::ELSEWHERE) <= limit as f64
-}
-
-/// Whether it fits in all of these worlds, and how sure that is.
-fn in_all(worlds: &[(&Laboratory<'_>, World)], question: &Question) -> (Verdict, Option<Confidence>) {
-    let (mut n_out, mut n_all) = (0, 0);
-    let mut middle = vec![];
-    // From the highest limit on, as above.
-    for (laboratory, world) in worlds.iter().rev() {
-        let asked = world.ask(question);
-        if let Ok(outcome) = laboratory.guess(&asked) {
-            (n_out, n_all) = (n_out + usize::from(!outcome.fits()), n_all + 1);
-            middle.push((*laboratory, asked));
-        }
-    }
-    if (1..n_all).contains(&n_out) {
-        return (Verdict::Perhaps, Some(Confidence::Interval));
-    }
-    middle.reverse();
-    // Another run has memory elsewhere.
-    let answer =
-        middle.get(middle.len() / 2).and_then(|(laboratory, asked)| laboratory.elsewhere(asked).ok());
-    let confidence = answer.as_ref().map(|answer| answer.confidence);
-    if let Some(answer) = answer {
-        (n_out, n_all) = (n_out + answer.n_oom.0, n_all + answer.n_oom.1);
-    }
-    match n_out {
-        0 => (Verdict::Fits, confidence),
-        n if n == n_all => (Verdict::RunsOut, confidence),
-        _ => (Verdict::Perhaps, Some(Confidence::Interval)),
-    }
 }
 
 /// The same requests, where a trace does not tell everything: with all CUDA graphs in one pool, and with those that failed on
@@ -405,7 +517,7 @@ pub(super) fn remedies_section(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gputrace_sim::ops::{Allocation, Builder, Pool, RecordedOom, StackId};
+    use gputrace_sim::ops::{Allocation, Builder, Op, Pool, RecordedOom, StackId};
 
     const MIB: u64 = 1 << 20;
 
@@ -413,7 +525,7 @@ mod tests {
     fn a_limit_is_tried_from_the_least_to_the_most_that_it_can_have_been() {
         let limits = |least, most| {
             Capacity::Limit(Bytes(least), Bytes(most))
-                .worlds()
+                .worlds(MOST_LIMITS)
                 .iter()
                 .map(|world| world.bytes())
                 .collect::<Vec<_>>()
@@ -422,7 +534,7 @@ mod tests {
         assert_eq!(limits(20 * MIB, 22 * MIB - 1), [20 * MIB, 21 * MIB]);
         let many = limits(20 * MIB, 140 * MIB - 1);
         assert_eq!((many.len(), many.first(), many.last()), (13, Some(&(20 * MIB)), Some(&(139 * MIB))));
-        assert_eq!(Capacity::Device(Bytes(7)).worlds(), [World::Device(7)]);
+        assert_eq!(Capacity::Device(Bytes(7)).worlds(MOST_LIMITS), [World::Device(7)]);
     }
 
     fn stream(requests: &[(u64, u16, PoolIdx)], failed: RecordedOom, n_graphs: u64) -> OpStream {
@@ -481,7 +593,7 @@ mod tests {
         let of = |laboratories: &[&Laboratory<'_>]| {
             let limit = World::Limit(60 * MIB);
             let worlds: Vec<_> = laboratories.iter().map(|it| (*it, limit)).collect();
-            let remedy = remedy(&worlds, question.clone()).unwrap();
+            let remedy = Tried::of(&worlds, question.clone()).unwrap().judged(&worlds);
             (remedy.verdict, remedy.confidence)
         };
         assert_eq!(of(&[&less]), (Verdict::Fits, Confidence::Exact));
@@ -498,10 +610,84 @@ mod tests {
         let question = Question::torch((2, 11), "");
         let of = |limits: &[u64]| {
             let worlds: Vec<_> = limits.iter().map(|mib| (&laboratory, World::Limit(mib * MIB))).collect();
-            remedy(&worlds, question.clone()).unwrap().verdict
+            Tried::of(&worlds, question.clone()).unwrap().judged(&worlds).verdict
         };
         assert_eq!(of(&[80, 90]), Verdict::Fits);
         assert_eq!(of(&[50, 60]), Verdict::RunsOut);
         assert_eq!(of(&[50, 70]), Verdict::Perhaps);
+    }
+
+    /// What is said of a long run without having been tried everywhere is never surer than, and where it is sure the same as, what
+    /// comes of trying all.
+    #[test]
+    fn what_is_not_tried_is_not_called_sure() {
+        let (mut n_sure, mut n_left_open, mut n_fit) = (0, 0, 0);
+        for seed in 0..60 {
+            let stream = a_program_that_runs_out(seed);
+            let laboratory = Laboratory::new(&stream).unwrap();
+            let unlimited = laboratory.guess(&Question::torch((2, 11), "")).unwrap().books.reserved.peak;
+            let limit = |percent: u64| (&laboratory, World::Limit(unlimited * percent / 100));
+            let worlds = [limit(80 + seed % 15), limit(82 + seed % 15)];
+            let settings = tune::advised((2, 11), "").unwrap();
+            let tried: Vec<Tried<'_>> = settings
+                .iter()
+                .filter_map(|options| Tried::of(&worlds, Question::torch((2, 11), options)))
+                .collect();
+            let all: Vec<Remedy> = tried.iter().map(|it| it.judged(&worlds)).collect();
+            let needed = judged_as_needed(&worlds, &tried, false);
+            for (needed, all) in needed.iter().zip(&all) {
+                assert_eq!((&needed.options, needed.peak_reserved), (&all.options, all.peak_reserved));
+                if needed.confidence == Confidence::Exact {
+                    assert_eq!(needed, all, "seed {seed}");
+                    n_sure += 1;
+                } else {
+                    n_left_open +=
+                        usize::from(needed.verdict != all.verdict || needed.confidence != all.confidence);
+                }
+            }
+            let best = |remedies: &[Remedy]| {
+                remedies[1..].iter().filter(|it| it.verdict == Verdict::Fits).map(|it| it.peak_reserved).min()
+            };
+            // The first that fits, of those that are named in order of what they reserve, was tried at other addresses too.
+            let fits: Vec<&Remedy> = needed[1..].iter().filter(|it| it.verdict == Verdict::Fits).collect();
+            if let Some(first) = fits.iter().min_by_key(|it| it.peak_reserved) {
+                let same = all.iter().find(|it| it.options == first.options).unwrap();
+                assert!(same.verdict != Verdict::RunsOut, "seed {seed}: {first:?}, {same:?}");
+                n_fit += usize::from(best(&all).is_some());
+            }
+        }
+        assert!(
+            n_sure > 50 && n_left_open > 0 && n_fit > 5,
+            "{n_sure} sure, {n_left_open} left open, {n_fit} fit"
+        );
+    }
+
+    fn a_program_that_runs_out(seed: u64) -> OpStream {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut below = |n: u64| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state % n
+        };
+        let mut builder = Builder::new(0);
+        let mut live = vec![];
+        for _ in 0..150 {
+            let requested = (1 + below(24)) * MIB / (1 << below(3));
+            let (stream, pool) = (StreamIdx(0), PoolIdx::DEFAULT);
+            live.push(builder.alloc(Allocation {
+                requested,
+                address: 0,
+                stack: StackId::NONE,
+                stream,
+                pool,
+            }));
+            while live.len() as u64 > 10 + below(20) {
+                let gone = live.swap_remove(below(live.len() as u64) as usize);
+                builder.op(Op::FreeRequested(gone));
+                builder.op(Op::FreeCompleted(gone));
+            }
+        }
+        builder.finish()
     }
 }

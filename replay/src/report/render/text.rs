@@ -167,6 +167,8 @@ fn table(table: &Table, style: Style, out: &mut Screen) -> io::Result<()> {
 struct Grid<'a> {
     table: &'a Table,
     cells: Vec<Vec<String>>,
+    /// Columns that have words.
+    is_text: Vec<bool>,
     /// None for what is not shown, for want of room.
     widths: Vec<Option<usize>>,
     /// Titles are in two lines.
@@ -182,8 +184,11 @@ impl<'a> Grid<'a> {
     /// columns furthest right are left out.
     fn of(table: &'a Table, width: Option<usize>) -> Grid<'a> {
         let cells: Vec<Vec<String>> = table.rows.iter().map(|row| row.iter().map(show).collect()).collect();
+        let has_text = |idx: usize| table.rows.iter().any(|row| matches!(row[idx], Value::Text(_)));
+        let is_text = (0..table.columns.len()).map(has_text).collect();
         let width = width.unwrap_or(usize::MAX);
-        let mut grid = Grid { table, cells, widths: vec![], is_split: false, is_below: false, width };
+        let mut grid =
+            Grid { table, cells, is_text, widths: vec![], is_split: false, is_below: false, width };
         grid.widths = grid.natural();
         if grid.over() == 0 {
             return grid;
@@ -198,11 +203,11 @@ impl<'a> Grid<'a> {
         let room = width.saturating_sub(grid.total(&least) - least[last]);
         let wanted = grid.widths[last].unwrap_or(0);
         let is_too_narrow = room < wanted.min(ROOM_FOR_WORDS).max(least[last]) || grid.is_blurred(last, room);
-        grid.is_below = grid.is_text(last) && last > 0 && wanted > LITTLE_ROOM && is_too_narrow;
+        grid.is_below = grid.is_text[last] && last > 0 && wanted > LITTLE_ROOM && is_too_narrow;
         grid.narrow(&least);
         while grid.over() > 0 {
             let shown = (FIRST..=last).rev().find(|idx| {
-                grid.widths[*idx].is_some() && !(*idx == last && (grid.is_below || grid.is_text(last)))
+                grid.widths[*idx].is_some() && !(*idx == last && (grid.is_below || grid.is_text[last]))
             });
             let Some(idx) = shown else { break };
             grid.widths[idx] = None;
@@ -268,14 +273,10 @@ impl<'a> Grid<'a> {
         }
     }
 
-    fn is_text(&self, idx: usize) -> bool {
-        self.table.rows.iter().any(|row| matches!(row[idx], Value::Text(_)))
-    }
-
     /// The least that a column is narrowed to.
     fn least(&self, idx: usize) -> usize {
         let natural = self.widths[idx].unwrap_or(0);
-        if !self.is_text(idx) {
+        if !self.is_text[idx] {
             return natural;
         }
         let shortest = self.cells.iter().map(|row| length(site::shortest(&row[idx])).min(MOST_TEXT)).max();
@@ -301,7 +302,7 @@ impl<'a> Grid<'a> {
         for (idx, cell) in cells[..in_line].iter().enumerate() {
             let Some(width) = self.widths[idx] else { continue };
             // Sentences in the last column go on below themselves.
-            if idx + 1 == cells.len() && length(cell) > width && self.is_text(idx) && !site::is_one(cell) {
+            if idx + 1 == cells.len() && length(cell) > width && self.is_text[idx] && !site::is_one(cell) {
                 let indent = length(&text) + 2;
                 let mut lines = wrap(cell, Some(width));
                 text += "  ";
@@ -312,7 +313,7 @@ impl<'a> Grid<'a> {
             let cell = site::fitted(cell, width);
             let space = " ".repeat(width.saturating_sub(length(&cell)));
             text += "  ";
-            text += &if self.is_text(idx) { cell + &space } else { space + &cell };
+            text += &if self.is_text[idx] { cell + &space } else { space + &cell };
         }
         let mut lines = vec![text.trim_end().to_owned()];
         lines.append(&mut more);
