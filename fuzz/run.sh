@@ -27,27 +27,39 @@ programs=("$@")
 rm -rf "$root/seeds"
 # The generator is instrumented like the rest, and leaks like any program that ends.
 ASAN_OPTIONS=detect_leaks=0 "$built/seeds" "$root/seeds" tests/golden
-summary=() failed=0
 memory=/dev/shm
 [ -w $memory ] || memory=${TMPDIR:-/tmp}
 FUZZ_SCRATCH=$(mktemp -d "$memory/gputrace-fuzz.XXXXXX")
 export FUZZ_SCRATCH
 trap 'rm -rf "$FUZZ_SCRATCH"' EXIT
-for program in "${programs[@]}"; do
+# One program, for a while; what it did goes to target/fuzz/NAME.result.
+try() {
+  local program=$1 log=$root/$1.log result=ok
   mkdir -p "$root/corpus/$program" "$root/crashes"
-  log=$root/$program.log
   echo "fuzz: $program, ${seconds} s"
-  if "$built/$program" "$root/corpus/$program" "$root/seeds/$program" -max_total_time="$seconds" -timeout=20 \
+  if ! "$built/$program" "$root/corpus/$program" "$root/seeds/$program" -max_total_time="$seconds" -timeout=20 \
     -rss_limit_mb=3000 -max_len=65536 -print_final_stats=1 -artifact_prefix="$root/crashes/$program-" >"$log" 2>&1; then
-    result=ok
-  else
-    result=FAILED failed=1
+    result=FAILED
     grep -aE 'panicked|ERROR|SUMMARY|Test unit written' -A1 "$log" | head -20
   fi
   runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
   covered=$(grep -aoE 'cov: [0-9]+' "$log" | tail -1 | grep -oE '[0-9]+' || true)
   kept=$(find "$root/corpus/$program" -type f | wc -l)
-  summary+=("$(printf '%-14s %8s s %12s inputs %8s places reached %7s kept  %s' "$program" "$seconds" "${runs:-?}" "${covered:-?}" "$kept" "$result")")
+  printf '%-14s %8s s %12s inputs %8s places reached %7s kept  %s\n' \
+    "$program" "$seconds" "${runs:-?}" "${covered:-?}" "$kept" "$result" >"$root/$program.result"
+}
+
+# Each takes one processor.
+for program in "${programs[@]}"; do
+  rm -f "$root/$program.result"
+  while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n || true; done
+  try "$program" &
 done
-printf '%s\n' "${summary[@]}"
+wait
+failed=0
+for program in "${programs[@]}"; do
+  # Without a result it was not even tried.
+  cat "$root/$program.result" || failed=1
+  ! grep -q 'FAILED$' "$root/$program.result" || failed=1
+done
 exit $failed

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::Mutex;
 
 use gputrace_tests::recorded::{self, Folder};
 
@@ -31,6 +32,8 @@ const CONSUMERS: &[(&str, &str, &str)] = &[
     ("torch-pickle", "torch_memory_viz", "check.py"),
     ("torch-pickle", "memory_viz", "check.mjs"),
 ];
+/// Consumers that open something at the same time.
+const AT_ONCE: usize = 3;
 /// What a consumer that is not there exits with.
 const SKIPPED: i32 = 77;
 
@@ -44,32 +47,52 @@ fn every_export_is_opened_by_its_consumers_and_has_the_figures_of_the_summary() 
     let trace = tests().join("golden/version1.gtr");
     let summary = gputrace(&["summary", "--json"], &trace);
     std::fs::write(folder.path().join("summary.json"), summary).expect("a file of our own");
-    let mut wrong = vec![];
-    for (format, consumer, script) in CONSUMERS {
-        let file = folder.path().join(format);
-        std::fs::write(&file, gputrace(&["export", "--format", format], &trace)).expect("a file of our own");
-        let interpreter = match *script {
-            "check.py" => python(&installed),
-            _ => PathBuf::from("node"),
-        };
-        let mut command = Command::new(interpreter);
-        command.arg(scripts.join(script)).arg(consumer).arg(&file);
-        command.arg(folder.path().join("summary.json")).arg(&installed);
-        let told = match command.output() {
-            Ok(told) => told,
-            Err(error) => {
-                skip(&format!("{consumer} of {format}"), format!("{script} cannot be started: {error}"));
-                continue;
-            }
-        };
-        let text = [told.stdout, told.stderr].map(|text| String::from_utf8_lossy(&text).trim().to_owned());
-        match told.status.code() {
-            Some(0) => {}
-            Some(SKIPPED) => skip(&format!("{consumer} of {format}"), &text[0]),
-            _ => wrong.push(format!("{consumer} of {format}: {}", text.join("\n"))),
-        }
+    let formats: BTreeSet<&str> = CONSUMERS.iter().map(|(format, ..)| *format).collect();
+    for format in formats {
+        let exported = gputrace(&["export", "--format", format], &trace);
+        std::fs::write(folder.path().join(format), exported).expect("a file of our own");
     }
+    // Most of the time is that of interpreters and browsers that start.
+    let (next, wrong) = (Mutex::new(CONSUMERS.iter()), Mutex::new(vec![]));
+    let work = || {
+        loop {
+            let Some((format, consumer, script)) = next.lock().expect("no panic").next() else { return };
+            let file = folder.path().join(format);
+            let problem = opened(format, consumer, script, &file, &installed);
+            wrong.lock().expect("no panic").extend(problem);
+        }
+    };
+    std::thread::scope(|scope| (0..AT_ONCE).for_each(|_| _ = scope.spawn(work)));
+    let wrong = wrong.into_inner().expect("no panic");
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+}
+
+/// Has a consumer open a file, beside which the summary lies; what was wrong.
+fn opened(format: &str, consumer: &str, script: &str, file: &Path, installed: &Path) -> Option<String> {
+    let scripts = tests().join("consumers");
+    let interpreter = match script {
+        "check.py" => python(installed),
+        _ => PathBuf::from("node"),
+    };
+    let mut command = Command::new(interpreter);
+    command.arg(scripts.join(script)).arg(consumer).arg(file);
+    command.arg(file.with_file_name("summary.json")).arg(installed);
+    let told = match command.output() {
+        Ok(told) => told,
+        Err(error) => {
+            skip(&format!("{consumer} of {format}"), format!("{script} cannot be started: {error}"));
+            return None;
+        }
+    };
+    let text = [told.stdout, told.stderr].map(|text| String::from_utf8_lossy(&text).trim().to_owned());
+    match told.status.code() {
+        Some(0) => None,
+        Some(SKIPPED) => {
+            skip(&format!("{consumer} of {format}"), &text[0]);
+            None
+        }
+        _ => Some(format!("{consumer} of {format}: {}", text.join("\n"))),
+    }
 }
 
 #[test]

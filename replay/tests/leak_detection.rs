@@ -12,6 +12,7 @@ use std::process::Command;
 
 use gputrace_replay::trace::Recording;
 use gputrace_schemas::writer::Writer;
+use gputrace_sim::cores::on_all_cores;
 
 use programs::{Block, Job, Language, Random};
 
@@ -574,12 +575,14 @@ fn leaks_are_told_from_everything_else_that_makes_memory_go_up() {
         "{:42} {:>14} {:>10} {:>16} {:>10}",
         "program", "truth", "verdict", "estimate/truth", "confidence"
     );
-    for (idx, (name, program)) in PROGRAMS.iter().enumerate() {
+    let verdicts = on_all_cores(PROGRAMS.len(), |idx| {
+        let seeds = (0..variants).map(|variant| 1000 * idx as u64 + variant);
+        Some(seeds.map(|seed| (seed, run(PROGRAMS[idx].1, seed, folder))).collect::<Vec<_>>())
+    });
+    for ((name, _), verdicts) in PROGRAMS.iter().zip(verdicts) {
         let (mut n_found, mut ratios, mut confidence) = (0, vec![], 1.0f64);
         let mut is_leaky = false;
-        for variant in 0..variants {
-            let seed = 1000 * idx as u64 + variant;
-            let verdict = run(program, seed, folder);
+        for (seed, verdict) in verdicts {
             is_leaky |= !verdict.truth.is_empty();
             n_found += usize::from(!verdict.said.is_empty());
             for said in &verdict.said {
