@@ -2,13 +2,13 @@
 //!
 //! The verbs come from the help and the formats from the library: one that is added fails here until it is tried.
 
-use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::Mutex;
 
 use gputrace_replay::exports::EXPORTS;
 use gputrace_schemas::event::*;
@@ -130,39 +130,53 @@ fn no_verb_lets_a_terminal_obey_a_name() {
     for verb in verbs.filter(|verb| !verb.is_empty()) {
         assert!(RUNS.iter().any(|(name, _)| *name == verb), "say in RUNS how to try `gputrace {verb}`");
     }
-    let mut wrong = vec![];
-    let mut n_shown = BTreeMap::new();
-    for (verb, runs) in RUNS {
-        let help = text(&gputrace(&[verb.as_ref(), "--help".as_ref()], &files).stdout);
-        let shapes: Vec<&str> = ["", "--color always", "--json"]
-            .into_iter()
-            .filter(|shape| help.contains(shape.split(' ').next().unwrap()))
-            .collect();
-        for run in *runs {
-            for shape in &shapes {
-                // Before the arguments: those of `record` are the program's.
-                let line = format!("{verb} {shape} {run}");
-                let output = files.run(&line);
-                let (stdout, stderr) = (uncoloured(&output.stdout), uncoloured(&output.stderr));
-                wrong.extend(obeyed(&stdout).map(|what| format!("{line}: stdout: {what}")));
-                wrong.extend(obeyed(&stderr).map(|what| format!("{line}: stderr: {what}")));
-                if *shape == "--json" && !stdout.is_empty() {
-                    let values =
-                        serde_json::Deserializer::from_slice(&stdout).into_iter::<serde_json::Value>();
-                    wrong.extend(
-                        values.filter_map(Result::err).map(|error| format!("{line}: no JSON: {error}")),
-                    );
-                }
-                let shown =
-                    text(&stdout).matches(r"\u{1b}").count() + text(&stderr).matches(r"\u{1b}").count();
-                *n_shown.entry(*verb).or_insert(0) += shown;
-            }
+    // Each with files of its own: some verbs write.
+    let next = Mutex::new(RUNS.iter());
+    let work = &|worker: usize| {
+        let files = Files::new(&format!("verbs-{worker}"));
+        let mut tried = vec![];
+        loop {
+            let Some((verb, runs)) = next.lock().unwrap().next() else { return tried };
+            let (wrong, n_shown) = tried_out(&files, verb, runs);
+            tried.push((*verb, wrong, n_shown));
         }
-    }
-    assert!(wrong.is_empty(), "{} of these:\n{}", wrong.len(), wrong[..wrong.len().min(40)].join("\n"));
+    };
+    let n_workers = std::thread::available_parallelism().map_or(1, usize::from);
+    let tried: Vec<_> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..n_workers).map(|worker| scope.spawn(move || work(worker))).collect();
+        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+    });
+    assert_eq!(tried.len(), RUNS.len());
+    let wrong: Vec<&String> = tried.iter().flat_map(|(_, wrong, _)| wrong).collect();
+    let shown: Vec<String> = wrong.iter().take(40).map(|what| what.to_string()).collect();
+    assert!(wrong.is_empty(), "{} of these:\n{}", wrong.len(), shown.join("\n"));
     // Otherwise nothing was tried.
-    let silent: Vec<_> = n_shown.iter().filter(|(_, n)| **n == 0).map(|(verb, _)| *verb).collect();
+    let silent: Vec<_> = tried.iter().filter(|(.., n)| *n == 0).map(|(verb, ..)| *verb).collect();
     assert!(silent.is_empty(), "no name was shown by {silent:?}");
+}
+
+/// What a terminal would have obeyed of what a verb said, and how many names it showed.
+fn tried_out(files: &Files, verb: &str, runs: &[&str]) -> (Vec<String>, usize) {
+    let help = text(&gputrace(&[verb.as_ref(), "--help".as_ref()], files).stdout);
+    let shapes: Vec<&str> = ["", "--color always", "--json"]
+        .into_iter()
+        .filter(|shape| help.contains(shape.split(' ').next().unwrap()))
+        .collect();
+    let (mut wrong, mut n_shown) = (vec![], 0);
+    for (run, shape) in runs.iter().flat_map(|run| shapes.iter().map(move |shape| (run, shape))) {
+        // Before the arguments: those of `record` are the program's.
+        let line = format!("{verb} {shape} {run}");
+        let output = files.run(&line);
+        let (stdout, stderr) = (uncoloured(&output.stdout), uncoloured(&output.stderr));
+        wrong.extend(obeyed(&stdout).map(|what| format!("{line}: stdout: {what}")));
+        wrong.extend(obeyed(&stderr).map(|what| format!("{line}: stderr: {what}")));
+        if *shape == "--json" && !stdout.is_empty() {
+            let values = serde_json::Deserializer::from_slice(&stdout).into_iter::<serde_json::Value>();
+            wrong.extend(values.filter_map(Result::err).map(|error| format!("{line}: no JSON: {error}")));
+        }
+        n_shown += text(&stdout).matches(r"\u{1b}").count() + text(&stderr).matches(r"\u{1b}").count();
+    }
+    (wrong, n_shown)
 }
 
 /// What a terminal would obey, and lines that are not ours.

@@ -32,6 +32,17 @@ pub trait AddressSpace {
     fn decommit(&mut self, address: u64, bytes: u64) {
         let _ = (address, bytes);
     }
+    /// How many calls were others than the recorded ones, where that is known.
+    fn n_strayed(&self) -> u64 {
+        0
+    }
+    /// The same once more, for a run that goes another way from here on; none where that cannot be.
+    fn fork<'b>(&self) -> Option<Box<dyn AddressSpace + 'b>>
+    where
+        Self: 'b,
+    {
+        None
+    }
 }
 
 /// In which direction [`Bump`] goes.
@@ -77,6 +88,13 @@ impl AddressSpace for Bump {
             }
         }
     }
+
+    fn fork<'b>(&self) -> Option<Box<dyn AddressSpace + 'b>>
+    where
+        Self: 'b,
+    {
+        Some(Box::new(*self))
+    }
 }
 
 /// Addresses in an order that depends only on a seed: what is known of them is nothing.
@@ -109,6 +127,13 @@ impl AddressSpace for Shuffled {
         mixed = (mixed >> 48) & 0xffff;
         (mixed << 47) | ((self.n_mapped & 0x7f_ffff) << 24)
     }
+
+    fn fork<'b>(&self) -> Option<Box<dyn AddressSpace + 'b>>
+    where
+        Self: 'b,
+    {
+        Some(Box::new(*self))
+    }
 }
 
 /// Repeats the driver calls of a trace: same addresses, same refusals. What does not follow the trace gets
@@ -120,33 +145,22 @@ pub struct Recorded {
     fallback: Bump,
     refuses: bool,
     /// Calls that the trace does not have.
-    n_strayed: std::rc::Rc<std::cell::Cell<u64>>,
+    n_strayed: u64,
 }
 
 impl Recorded {
     /// Follows `script`.
     pub fn new(script: &[DriverEvent]) -> Recorded {
         let fallback = Bump { next: 0x10_0000_0000_0000, direction: Direction::Ascending };
-        Recorded {
-            script: script.to_vec(),
-            next: 0,
-            fallback,
-            refuses: false,
-            n_strayed: std::rc::Rc::default(),
-        }
-    }
-
-    /// A counter of the calls that the trace does not have; it stays readable while the device owns the rest.
-    pub fn strayed(&self) -> std::rc::Rc<std::cell::Cell<u64>> {
-        self.n_strayed.clone()
+        Recorded { script: script.to_vec(), next: 0, fallback, refuses: false, n_strayed: 0 }
     }
 
     fn upcoming(&self) -> Option<DriverEvent> {
         self.script.get(self.next).copied()
     }
 
-    fn stray(&self) {
-        self.n_strayed.set(self.n_strayed.get() + 1);
+    fn stray(&mut self) {
+        self.n_strayed += 1;
     }
 
     /// The order inside a flush may differ from the trace's.
@@ -210,6 +224,17 @@ impl AddressSpace for Recorded {
 
     fn repeat_refusals(&mut self, repeat: bool) {
         self.refuses = repeat;
+    }
+
+    fn n_strayed(&self) -> u64 {
+        self.n_strayed
+    }
+
+    fn fork<'b>(&self) -> Option<Box<dyn AddressSpace + 'b>>
+    where
+        Self: 'b,
+    {
+        Some(Box::new(self.clone()))
     }
 
     fn decommit(&mut self, address: u64, _bytes: u64) {

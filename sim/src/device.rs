@@ -133,6 +133,28 @@ impl<'a> Device<'a> {
         self
     }
 
+    /// The same once more, for a run that goes another way from here on because it may use less; none where that cannot be.
+    pub(crate) fn fork(&self, limit: u64) -> Option<Device<'a>> {
+        if self.audit.is_some() {
+            return None;
+        }
+        Some(Device {
+            space: self.space.fork()?,
+            limit: Some(limit),
+            others: self.others.clone(),
+            segments: self.segments.clone(),
+            pending: self.pending.clone(),
+            pending_since: self.pending_since.clone(),
+            audit: None,
+            ..*self
+        })
+    }
+
+    /// Calls that were others than the recorded ones, as far as the addresses tell.
+    pub(crate) fn n_strayed(&self) -> u64 {
+        self.space.n_strayed()
+    }
+
     /// Lets an independent checker watch everything. Slow.
     pub fn audited(mut self) -> Device<'a> {
         self.audit = Some(Audit::default());

@@ -140,6 +140,42 @@ mod tests {
         builder.finish()
     }
 
+    /// What is found on the way of another replay is what a replay of its own finds, wherever the limit is met.
+    #[test]
+    fn lower_limits_on_the_way_of_a_replay_change_no_answer() {
+        let (mut n_met, mut n_found) = (0, 0);
+        for seed in 0..40 {
+            let stream = program(seed, 3 * MIB << (seed % 4));
+            let version = [(2, 4), (2, 11), (2, 12), (2, 15)][seed as usize % 4];
+            let peak = Laboratory::new(&stream).unwrap().guess(&Question::torch(version, "")).unwrap();
+            let limits = [35, 60, 80, 95, 99, 120].map(|percent| peak.books.reserved.peak * percent / 100);
+            for options in
+                ["", "expandable_segments:True", "garbage_collection_threshold:0.6", "max_split_size_mb:21"]
+            {
+                let question = Question::torch(version, options);
+                let (together, alone) =
+                    (Laboratory::new(&stream).unwrap(), Laboratory::new(&stream).unwrap());
+                assert_eq!(
+                    together.guess_with_limits(&question, &limits).ok(),
+                    alone.guess(&question).ok(),
+                    "seed {seed} {options}"
+                );
+                together.check_limits(&question, &limits).ok();
+                n_found += together.n_replays();
+                for limit in limits {
+                    let below = Question { limit: Some(limit), ..question.clone() };
+                    // A laboratory that knows nothing else.
+                    let alone = Laboratory::new(&stream).unwrap();
+                    let own = alone.guess(&below).ok();
+                    n_met += usize::from(own.as_ref().is_some_and(|own| !own.fits()));
+                    assert_eq!(together.guess(&below).ok(), own, "seed {seed} {options} {limit}");
+                    assert_eq!(together.check_under(&below).ok(), alone.check_under(&below).ok());
+                }
+            }
+        }
+        assert!(n_met > 100 && n_found > 500, "{n_met} {n_found}");
+    }
+
     fn questions(stream: &OpStream, version: (u8, u8)) -> Vec<Question> {
         let peak = Laboratory::new(stream)
             .unwrap()

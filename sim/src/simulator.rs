@@ -8,6 +8,7 @@ use std::ops::ControlFlow;
 
 use crate::device::{Books, Device, Placement, Tightest};
 use crate::ops::{AllocId, Allocation, LayoutSegment, Op, OpStream, PoolIdx};
+use crate::policies::torch::Latitude;
 use crate::policies::{Capture, OutOfMemory, Policy, Request, StandingSegment};
 
 /// A request that failed.
@@ -83,6 +84,7 @@ pub trait Observer {
 }
 
 /// Watches nothing.
+#[derive(Clone)]
 pub struct Unobserved;
 
 impl Observer for Unobserved {}
@@ -94,16 +96,7 @@ pub fn run(
     device: &mut Device,
     observer: &mut impl Observer,
 ) -> Outcome {
-    let mut run = Run::new(stream);
-    // What was live before the history began is asked for first, in address order.
-    for id in &stream.initial_allocs {
-        if let Err(error) = run.place(policy, device, *id) {
-            run.fail(device, 0, stream.allocation(*id).requested, error);
-            return run.outcome(policy, device, true);
-        }
-    }
-    run.n_requests = 0;
-    run.ops(policy, device, observer)
+    from_nothing(stream, policy, device, observer, &mut |_| {})
 }
 
 /// Runs a stream under the very settings that it was recorded under: what was there before the history began lies where
@@ -114,23 +107,117 @@ pub fn run_as_recorded(
     device: &mut Device,
     observer: &mut impl Observer,
 ) -> Outcome {
+    from_where_it_began(stream, policy, device, observer, &mut |_| {})
+}
+
+/// What came of a run that might reserve less.
+pub(crate) struct Below<O> {
+    /// So much, bytes.
+    pub(crate) limit: u64,
+    pub(crate) outcome: Outcome,
+    pub(crate) n_strayed: u64,
+    pub(crate) latitude: Option<Latitude>,
+    pub(crate) observer: O,
+}
+
+/// As [`run`] or [`run_as_recorded`], and what would have come of it under some lower limits. Up to the request that a limit may decide, the runs
+/// are one: that is where another begins, with all that there is then. Limits that are not among the answers were never met, or
+/// met too early.
+pub(crate) fn run_with_limits<'d, O: Observer + Clone>(
+    stream: &OpStream,
+    is_as_recorded: bool,
+    policy: &mut dyn Policy,
+    device: &mut Device<'d>,
+    observer: &mut O,
+    limits: &[u64],
+) -> (Outcome, Vec<Below<O>>) {
+    // The lowest last.
+    let mut waiting = limits.to_vec();
+    waiting.sort_unstable_by_key(|limit| std::cmp::Reverse(*limit));
+    let mut below = Vec::new();
+    let mut part = |before: &Before<'_, '_, 'd, O>| {
+        while let Some(limit) = waiting.last().copied()
+            && before.policy.hangs_on_limit(before.bytes, limit)
+        {
+            waiting.pop();
+            below.extend(before.under_limit(limit));
+        }
+    };
+    let outcome = match is_as_recorded {
+        true => from_where_it_began(stream, policy, device, observer, &mut part),
+        false => from_nothing(stream, policy, device, observer, &mut part),
+    };
+    (outcome, below)
+}
+
+/// A run right before a request.
+struct Before<'r, 's, 'd, O> {
+    run: &'r Run<'s>,
+    /// The op; none for what was live before the history began.
+    op: Option<usize>,
+    /// Bytes requested.
+    bytes: u64,
+    policy: &'r dyn Policy,
+    device: &'r Device<'d>,
+    observer: &'r O,
+}
+
+impl<O: Observer + Clone> Before<'_, '_, '_, O> {
+    /// What becomes of it where only so much may be reserved from here on.
+    fn under_limit(&self, limit: u64) -> Option<Below<O>> {
+        let (mut policy, mut device) = (self.policy.under_limit(limit)?, self.device.fork(limit)?);
+        let mut observer = self.observer.clone();
+        let outcome = self.run.clone().ops(self.op?, &mut *policy, &mut device, &mut observer, &mut |_| {});
+        Some(Below { limit, outcome, n_strayed: device.n_strayed(), latitude: policy.latitude(), observer })
+    }
+}
+
+fn from_nothing<'d, O: Observer>(
+    stream: &OpStream,
+    policy: &mut dyn Policy,
+    device: &mut Device<'d>,
+    observer: &mut O,
+    before: &mut impl FnMut(&Before<'_, '_, 'd, O>),
+) -> Outcome {
+    let mut run = Run::new(stream);
+    // What was live before the history began is asked for first, in address order.
+    for id in &stream.initial_allocs {
+        let bytes = stream.allocation(*id).requested;
+        before(&Before { run: &run, op: None, bytes, policy, device, observer });
+        if let Err(error) = run.place(policy, device, *id) {
+            run.fail(device, 0, bytes, error);
+            return run.outcome(policy, device, true);
+        }
+    }
+    run.n_requests = 0;
+    run.ops(0, policy, device, observer, before)
+}
+
+fn from_where_it_began<'d, O: Observer>(
+    stream: &OpStream,
+    policy: &mut dyn Policy,
+    device: &mut Device<'d>,
+    observer: &mut O,
+    before: &mut impl FnMut(&Before<'_, '_, 'd, O>),
+) -> Outcome {
     let n_blocks =
         stream.initial.iter().flat_map(|it| &it.blocks).filter(|block| block.alloc.is_some()).count();
     let is_known = !stream.initial.is_empty() && n_blocks == stream.initial_allocs.len();
     if !is_known || stream.initial.iter().any(|segment| segment.expandable) {
-        return run(stream, policy, device, observer);
+        return from_nothing(stream, policy, device, observer, before);
     }
     let mut begun = Run::new(stream);
     for segment in &stream.initial {
         if !begun.adopt(policy, device, segment) {
-            return run(stream, policy, device, observer);
+            return from_nothing(stream, policy, device, observer, before);
         }
     }
-    begun.ops(policy, device, observer)
+    begun.ops(0, policy, device, observer, before)
 }
 
 /// Where everything that is not given back lies. Few of a trace's millions of allocations are live at once: what is known of
 /// these stays small.
+#[derive(Clone)]
 struct Live {
     /// By allocation: one more than its slot, or 0 where it has none.
     slot_of: Vec<u32>,
@@ -167,6 +254,7 @@ impl Live {
     }
 }
 
+#[derive(Clone)]
 struct Run<'a> {
     stream: &'a OpStream,
     live: Live,
@@ -179,12 +267,22 @@ impl<'a> Run<'a> {
         Run { stream, live: Live::new(stream.allocations.len()), n_requests: 0, oom: None }
     }
 
-    fn ops(mut self, policy: &mut dyn Policy, device: &mut Device, observer: &mut impl Observer) -> Outcome {
+    /// From an op on. `before` is told of each request.
+    fn ops<'d, O: Observer>(
+        mut self,
+        first: usize,
+        policy: &mut dyn Policy,
+        device: &mut Device<'d>,
+        observer: &mut O,
+        before: &mut impl FnMut(&Before<'_, '_, 'd, O>),
+    ) -> Outcome {
         let stream = self.stream;
-        for (index, op) in stream.ops.iter().enumerate() {
+        for (index, op) in stream.ops.iter().enumerate().skip(first) {
             match *op {
                 Op::Alloc(id) if !observer.asks(id) => {}
                 Op::Alloc(id) => {
+                    let bytes = stream.allocation(id).requested;
+                    before(&Before { run: &self, op: Some(index), bytes, policy, device, observer });
                     device.at_op(index);
                     match self.place(policy, device, id) {
                         Ok(placement) => {
@@ -221,6 +319,8 @@ impl<'a> Run<'a> {
                 Op::ReleasePool(pool) => policy.release_pool(pool),
                 Op::ChangePool(pool, change) => policy.change_pool(device, pool, change),
                 Op::Oom(oom) => {
+                    let bytes = stream.ooms[oom as usize].rounded;
+                    before(&Before { run: &self, op: Some(index), bytes, policy, device, observer });
                     self.recorded_oom(policy, device, index, oom);
                     self.n_requests += 1;
                 }

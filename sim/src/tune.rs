@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::bounds::Bounds;
 use crate::cores::on_all_cores;
 use crate::device::Books;
 use crate::policies::OptionError;
@@ -46,6 +47,8 @@ const ADVISED: [&str; 9] = [
 
 /// Most settings that are looked at again at other addresses.
 const MOST_ANSWERED: usize = 12;
+/// Ops of a run from which on a replay is long enough to be felt, however many cores there are.
+const LONG: usize = 1_000_000;
 /// One more option has to save one part in so many: what is set must be understood, and kept, by people.
 const WORTH_AN_OPTION: u64 = 32;
 
@@ -134,6 +137,9 @@ pub struct Found {
     pub pareto: Vec<Candidate>,
     /// Settings that were simulated.
     pub n_tried: usize,
+    /// Of a long run, no setting of two or more options was: one of those with fewer reserves so little more than was requested at once
+    /// that no further option is worth it.
+    pub is_plain_enough: bool,
 }
 
 /// Simulates all settings on all cores, and the best of them at other addresses too. None where none could be simulated.
@@ -144,6 +150,16 @@ pub fn search(
     laboratory: &Laboratory,
     settings: &[String],
     question: impl Fn(&str) -> Question + Sync,
+) -> Result<Option<Found>, OptionError> {
+    search_in_parts(laboratory, settings, question, LONG)
+}
+
+/// As [`search`], where a run of more than `long` ops is a long one.
+fn search_in_parts(
+    laboratory: &Laboratory,
+    settings: &[String],
+    question: impl Fn(&str) -> Question + Sync,
+    long: usize,
 ) -> Result<Option<Found>, OptionError> {
     let never_fits = laboratory.never_fits(&question(""));
     let bar = Bar { never_fits, ..Bar::default() };
@@ -157,18 +173,36 @@ pub fn search(
         }
         Some(Tried { candidate, is_whole, never_fits })
     };
-    let (mut first, then) = in_two_parts(settings);
-    // What is set alone is seldom beaten by what is set together.
-    first.sort_by_key(|options| n_options(options));
-    let mut all = on_all_cores(first.len(), |index| tried(first[index]));
-    all.extend(on_all_cores(then.len(), |index| tried(then[index])));
+    let (plain, composed): (Vec<String>, Vec<String>) =
+        settings.iter().cloned().partition(|options| n_options(options) <= 1);
+    let is_long = laboratory.stream().ops.len() > long;
+    let parts = if is_long { [&plain[..], &composed] } else { [settings, &[]] };
+    let requested = Bounds::of(laboratory.stream()).requested;
+    let is_enough = |it: &Tried| {
+        let peak = it.candidate.outcome.books.reserved.peak;
+        it.is_whole
+            && it.candidate.outcome.fits()
+            && peak <= requested.saturating_add(requested / WORTH_AN_OPTION)
+    };
+    let (mut all, mut is_plain_enough) = (Vec::new(), false);
+    for part in parts.into_iter().filter(|part| !part.is_empty()) {
+        is_plain_enough = all.iter().any(is_enough);
+        if is_plain_enough {
+            break;
+        }
+        let (mut first, then) = in_two_parts(part);
+        // What is set alone is seldom beaten by what is set together.
+        first.sort_by_key(|options| n_options(options));
+        all.extend(on_all_cores(first.len(), |index| tried(first[index])));
+        all.extend(on_all_cores(then.len(), |index| tried(then[index])));
+    }
     all.sort_by(|one, other| one.order().cmp(&other.order()));
     let n_tried = all.len();
     let whole = all.iter().filter(|tried| tried.is_whole).map(|tried| tried.candidate.clone());
     let pareto = pareto(whole.collect());
     let Some(best) = best(laboratory, &mut all, &question)? else { return Ok(None) };
     let (options, answer) = plainer(laboratory, all, best, question)?;
-    Ok(Some(Found { options, answer, pareto, n_tried }))
+    Ok(Some(Found { options, answer, pareto, n_tried, is_plain_enough }))
 }
 
 /// Of settings with fewer options than the best, the one with the fewest that reserves hardly more, wherever memory lies; else the
@@ -337,6 +371,7 @@ pub(crate) fn pareto(candidates: Vec<Candidate>) -> Vec<Candidate> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::{Allocation, Builder, Op, OpStream, PoolIdx, StackId, StreamIdx};
     use crate::policies::torch::NEWEST;
 
     #[test]
@@ -353,6 +388,49 @@ mod tests {
         assert_eq!(settings.len(), ADVISED.len());
         assert_eq!(settings[..2], ["max_split_size_mb:64", "expandable_segments:True"]);
         assert_eq!(advised(NEWEST, "no_such:1").unwrap(), ADVISED);
+    }
+
+    /// Asks for `n` blocks; with holes, it gives every other one back and asks for larger ones.
+    fn program(n: u64, has_holes: bool) -> OpStream {
+        let mut builder = Builder::new(0);
+        let (stack, stream, pool) = (StackId::NONE, StreamIdx(0), PoolIdx::DEFAULT);
+        let block = |kib: u64| Allocation { requested: kib << 10, address: 0, stack, stream, pool };
+        let blocks: Vec<_> = (0..n).map(|at| builder.alloc(block(2048 + 512 * (at % 7)))).collect();
+        for id in blocks.into_iter().step_by(2).filter(|_| has_holes) {
+            builder.op(Op::FreeRequested(id));
+            builder.op(Op::FreeCompleted(id));
+        }
+        for at in 0..if has_holes { n / 4 } else { 0 } {
+            builder.alloc(block(12288 + 512 * at));
+        }
+        builder.finish()
+    }
+
+    /// What is not tried of a long run would not have been advised.
+    #[test]
+    fn two_options_together_are_left_out_only_where_they_are_not_worth_it() {
+        let settings = combinations(NEWEST, false).unwrap();
+        let question = |options: &str| Question::torch(NEWEST, options);
+        let mut n_left_out = 0;
+        for (n, has_holes) in [(40, false), (41, true), (160, false), (160, true), (400, true)] {
+            let stream = program(n, has_holes);
+            let found = |long: usize| {
+                let laboratory = Laboratory::new(&stream).unwrap();
+                search_in_parts(&laboratory, &settings, question, long).unwrap().unwrap()
+            };
+            let (all, parts) = (found(usize::MAX), found(0));
+            assert!(!all.is_plain_enough);
+            if !parts.is_plain_enough {
+                assert_eq!((&parts.options, parts.n_tried), (&all.options, all.n_tried), "{n}");
+                continue;
+            }
+            n_left_out += 1;
+            assert!(parts.n_tried < all.n_tried);
+            let peak = |found: &Found| found.answer.peak_reserved_range.1;
+            let enough = peak(&all) + peak(&all) / WORTH_AN_OPTION;
+            assert!(peak(&parts) <= enough, "{n}: {} {}", peak(&parts), peak(&all));
+        }
+        assert!((1..5).contains(&n_left_out), "{n_left_out}");
     }
 
     #[test]

@@ -6,7 +6,6 @@
 
 use std::borrow::Cow;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::addresses::{AddressSpace, Bump, Direction, Recorded, Shuffled};
 use crate::cores::on_all_cores;
@@ -17,7 +16,7 @@ use crate::ops::{AllocId, History, OpStream, OtherChange, Others};
 use crate::policies::torch::{self, Latitude, NEWEST, PROFILES};
 use crate::policies::{ADDRESS_TIES, Build, Fidelity, OptionError, Policy, PolicyEntry, by_name};
 use crate::replays::{Addresses, Replay, Replays};
-use crate::simulator::{Observer, Outcome, Unobserved, run, run_as_recorded};
+use crate::simulator::{Observer, Outcome, Unobserved, run, run_with_limits};
 
 /// What to simulate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +46,13 @@ impl Question {
             limit: None,
             other: Other::Ignored,
         }
+    }
+}
+
+impl Question {
+    /// The same where so much may be reserved, bytes.
+    fn under(&self, limit: u64) -> Question {
+        Question { limit: Some(limit), ..self.clone() }
     }
 }
 
@@ -199,6 +205,11 @@ impl<'a> Laboratory<'a> {
         }
     }
 
+    /// What is replayed.
+    pub(crate) fn stream(&self) -> &'a OpStream {
+        self.stream
+    }
+
     /// Prepares what was predicted and not recorded: no addresses are known, and no history has holes.
     pub(crate) fn of_prediction(stream: &'a OpStream) -> Laboratory<'a> {
         Laboratory { stream, knowledge: Knowledge::of(stream), replays: Replays::default() }
@@ -247,25 +258,60 @@ impl<'a> Laboratory<'a> {
     /// # Errors
     /// When there is no such policy or it does not understand its options.
     pub fn check_under(&self, question: &Question) -> Result<(SelfCheck, Outcome), OptionError> {
-        let (stream, torch_version) = (self.stream, question.torch_version);
         // What others held is not counted here, whatever the question says.
         let question = &Question { other: Other::Ignored, ..question.clone() };
-        if let Some(known) = self.replays.answering(question, Addresses::Recorded)
-            && let Some(check) = known.check
-        {
-            return Ok((check, known.outcome));
-        }
-        let mut check = SelfCheck { torch_version, n_matching: 0, n_requests: 0, n_strayed: 0, first: None };
+        self.check_limits(question, &[])?;
+        let known = self.replays.answering(question, Addresses::Recorded);
+        let known = known.and_then(|known| Some((known.check?, known.outcome)));
+        known.ok_or_else(|| OptionError("its replay was not kept".into()))
+    }
+
+    /// Replays a question at the recorded addresses, and on the way the same with lower limits: until one is met, the runs are one. What
+    /// comes of each is kept for who asks ([`Laboratory::check_under`]).
+    ///
+    /// # Errors
+    /// As [`Laboratory::check_under`].
+    pub fn check_limits(&self, question: &Question, limits: &[u64]) -> Result<(), OptionError> {
+        let stream = self.stream;
+        let Some((question, limits)) = self.left(question, limits, Addresses::Recorded) else {
+            return Ok(());
+        };
+        let torch_version = question.torch_version;
         let mut policy = self.build(&question.policy, &question.options, torch_version)?;
-        let recorded = Recorded::new(&stream.driver);
-        let strayed = recorded.strayed();
-        let mut device = device(question, Box::new(recorded), None);
-        let mut comparison = Comparison { stream, check: &mut check };
-        let outcome = run_as_recorded(stream, &mut *policy, &mut device, &mut comparison);
-        check.n_strayed = strayed.get();
-        let replay = Replay { outcome: outcome.clone(), has_parted: false, check: Some(check.clone()) };
-        self.replays.keep(question, Addresses::Recorded, policy.latitude(), &replay);
-        Ok((check, outcome))
+        let mut device = device(&question, Box::new(Recorded::new(&stream.driver)), None);
+        let check = SelfCheck { torch_version, n_matching: 0, n_requests: 0, n_strayed: 0, first: None };
+        let mut comparison = Comparison { stream, check };
+        let (outcome, below) =
+            run_with_limits(stream, true, &mut *policy, &mut device, &mut comparison, &limits);
+        let keep = |question: &Question, latitude, check: SelfCheck, outcome, n_strayed| {
+            let check = Some(SelfCheck { n_strayed, ..check });
+            let replay = Replay { outcome, has_parted: false, check };
+            self.replays.keep(question, Addresses::Recorded, latitude, &replay);
+        };
+        for it in below {
+            keep(&question.under(it.limit), it.latitude, it.observer.check, it.outcome, it.n_strayed);
+        }
+        keep(&question, policy.latitude(), comparison.check, outcome, device.n_strayed());
+        Ok(())
+    }
+
+    /// What must be replayed to know what comes of a question and of the same under lower limits, of which the replay is the first.
+    fn left(&self, question: &Question, limits: &[u64], at: Addresses) -> Option<(Question, Vec<u64>)> {
+        // On a device of known size a limit is a fraction of it, and what others hold counts towards one.
+        let can_fork = question.device_memory.is_none() && question.other == Other::Ignored;
+        let mut limits: Vec<u64> = limits
+            .iter()
+            .copied()
+            .filter(|limit| can_fork && question.limit.is_none_or(|own| *limit < own))
+            .filter(|limit| self.replays.answering(&question.under(*limit), at).is_none())
+            .collect();
+        limits.sort_unstable();
+        limits.dedup();
+        if self.replays.answering(question, at).is_none() {
+            return Some((question.clone(), limits));
+        }
+        let highest = limits.pop()?;
+        Some((question.under(highest), limits))
     }
 
     fn build(
@@ -293,24 +339,42 @@ impl<'a> Laboratory<'a> {
         Ok(replay)
     }
 
+    /// As [`Laboratory::guess`], and on the way what comes of the same under lower limits: until one is met, the runs are one. That is kept
+    /// for who asks.
+    ///
+    /// # Errors
+    /// As [`Laboratory::guess`].
+    pub fn guess_with_limits(&self, question: &Question, limits: &[u64]) -> Result<Outcome, OptionError> {
+        if let Some((first, limits)) = self.left(question, limits, Addresses::Best) {
+            let mut policy = self.build(&first.policy, &first.options, first.torch_version)?;
+            let others = self.others(&first);
+            let mut device = device(&first, self.space(Addresses::Best), others.as_deref());
+            let (outcome, below) =
+                run_with_limits(self.stream, false, &mut *policy, &mut device, &mut Unobserved, &limits);
+            let keep = |question: &Question, latitude, outcome, n_strayed: u64| {
+                let replay = Replay { outcome, has_parted: n_strayed > 0, check: None };
+                self.replays.keep(question, Addresses::Best, latitude, &replay);
+            };
+            for it in below {
+                keep(&first.under(it.limit), it.latitude, it.outcome, it.n_strayed);
+            }
+            keep(&first, policy.latitude(), outcome, device.n_strayed());
+        }
+        self.guess(question)
+    }
+
     fn replay_anew(
         &self,
         question: &Question,
         addresses: Addresses,
         observer: &mut impl Observer,
     ) -> Result<(Replay, Option<Latitude>), OptionError> {
-        let parted = AtomicBool::new(false);
-        let space: Box<dyn AddressSpace + '_> = match addresses {
-            Addresses::Recorded => Box::new(Recorded::new(&self.stream.driver)),
-            Addresses::Best => Box::new(Continued::new(&self.knowledge, None).telling(&parted)),
-            Addresses::Guess(index) => self.space(index),
-        };
+        let space = self.space(addresses);
         let mut policy = self.build(&question.policy, &question.options, question.torch_version)?;
         let others = self.others(question);
         let mut device = device(question, space, others.as_deref());
         let outcome = run(self.stream, &mut *policy, &mut device, observer);
-        drop(device);
-        let replay = Replay { outcome, has_parted: parted.load(Ordering::Relaxed), check: None };
+        let replay = Replay { outcome, has_parted: device.n_strayed() > 0, check: None };
         Ok((replay, policy.latitude()))
     }
 
@@ -520,8 +584,16 @@ impl<'a> Laboratory<'a> {
         })
     }
 
+    fn space(&self, addresses: Addresses) -> Box<dyn AddressSpace + '_> {
+        match addresses {
+            Addresses::Recorded => Box::new(Recorded::new(&self.stream.driver)),
+            Addresses::Best => Box::new(Continued::new(&self.knowledge, None)),
+            Addresses::Guess(index) => self.guessed_space(index),
+        }
+    }
+
     /// A family of address spaces: one in two near the best guess, the others as if nothing were known.
-    fn space(&self, index: usize) -> Box<dyn AddressSpace + '_> {
+    fn guessed_space(&self, index: usize) -> Box<dyn AddressSpace + '_> {
         let seed = index as u64 + 1;
         match index {
             0 => Box::new(Bump::new(Direction::Ascending)),
@@ -610,9 +682,10 @@ impl<F: FnMut(&Books) -> bool> Observer for Until<F> {
     }
 }
 
+#[derive(Clone)]
 struct Comparison<'a> {
     stream: &'a OpStream,
-    check: &'a mut SelfCheck,
+    check: SelfCheck,
 }
 
 impl Observer for Comparison<'_> {

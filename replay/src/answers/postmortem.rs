@@ -57,11 +57,31 @@ impl Watch for Signs<'_> {
     }
 }
 
-/// After how many events each device last ran out.
+/// Errors of a program at which its memory is looked at in passing. Where there are more, the last ones are found in another pass.
+const MOST_LOOKED_AT: usize = 64;
+
+/// After how many events each device last ran out, and how its memory was cut up at the last error that was looked at.
 #[derive(Default)]
 struct LastOom {
     n_events: u64,
     places: BTreeMap<i16, u64>,
+    n_looked_at: usize,
+    cut_up: BTreeMap<i16, (u64, Fragmentation)>,
+}
+
+impl LastOom {
+    /// How each device's memory was cut up when it last ran out.
+    fn fragmentation(self, source: &Source) -> BTreeMap<i16, Fragmentation> {
+        let LastOom { places, mut cut_up, .. } = self;
+        cut_up.retain(|device, (place, _)| places.get(device) == Some(place));
+        if cut_up.len() < places.len() {
+            live::visit(source, &places, |ledger, device, _| {
+                cut_up.insert(device, (places[&device], Fragmentation::of(ledger, device)));
+            });
+        }
+        let found = cut_up.into_iter().map(|(device, (_, found))| (device, found));
+        found.filter(|(_, found)| *found != Fragmentation::default()).collect()
+    }
 }
 
 impl Watch for LastOom {
@@ -72,7 +92,12 @@ impl Watch for LastOom {
     fn event(&mut self, ledger: &mut Ledger, _event: &Event) {
         self.n_events += 1;
         if let Some(oom) = ledger.ran_out() {
-            self.places.insert(oom.device, self.n_events);
+            let device = oom.device;
+            self.places.insert(device, self.n_events);
+            if self.n_looked_at < MOST_LOOKED_AT {
+                self.n_looked_at += 1;
+                self.cut_up.insert(device, (self.n_events, Fragmentation::of(ledger, device)));
+            }
         }
     }
 }
@@ -93,14 +118,7 @@ impl Postmortem {
             &mut Suppressions::default(),
         );
         let caught = caught.finish(&story.ledger);
-        let mut fragmentation = BTreeMap::new();
-        live::visit(source, &last.places, |ledger, device, _| {
-            let found = Fragmentation::of(ledger, device);
-            if found != Fragmentation::default() {
-                fragmentation.insert(device, found);
-            }
-        });
-        Postmortem { story, fragmentation, caught, leaks }
+        Postmortem { story, fragmentation: last.fragmentation(source), caught, leaks }
     }
 
     /// Of a story whose growth was watched, without how memory was cut up. What was caught is looked for where a program went

@@ -84,6 +84,13 @@ impl World {
         bytes
     }
 
+    fn limit(self) -> Option<u64> {
+        match self {
+            World::Device(_) => None,
+            World::Limit(bytes) => Some(bytes),
+        }
+    }
+
     fn ask(self, question: &Question) -> Question {
         let question = question.clone();
         match self {
@@ -155,29 +162,33 @@ pub(super) fn remedies(
     torch_version: Option<(u8, u8)>,
 ) -> Result<Trial, String> {
     let laboratory = Laboratory::new(stream)?;
-    let check = laboratory.self_check(torch_version);
-    let version = check.torch_version;
     let recorded = stream.settings.options.clone().unwrap_or_default();
+    let is_long = stream.ops.len() > LONG;
+    let all = capacity.worlds(if is_long { FEW_LIMITS } else { MOST_LIMITS });
+    let limits: Vec<u64> = all.iter().filter_map(|world| world.limit()).collect();
+    // Beside the check, where it is known of which release, all limits on the way of one replay.
+    let known = torch_version.or(stream.settings.torch_version).map(|it| Question::torch(it, &recorded));
+    let check = std::thread::scope(|scope| {
+        scope.spawn(|| known.map(|known| laboratory.check_limits(&known, &limits)));
+        laboratory.self_check(torch_version)
+    });
+    let version = check.torch_version;
     let as_recorded = Question::torch(version, &recorded);
     let others = others_that_it_can_have_been(stream);
     let others: Vec<Laboratory<'_>> =
         others.iter().filter_map(|stream| Laboratory::new(stream).ok()).collect();
     let laboratories: Vec<&Laboratory<'_>> = std::iter::once(&laboratory).chain(&others).collect();
-    let is_long = stream.ops.len() > LONG;
-    let all = capacity.worlds(if is_long { FEW_LIMITS } else { MOST_LIMITS });
+    on_all_cores(laboratories.len(), |index| laboratories[index].check_limits(&as_recorded, &limits).ok());
     let is_as_recorded = |laboratory: &&Laboratory<'_>, world: &World| {
         let replayed = laboratory.check_under(&world.ask(&as_recorded));
         replayed
             .is_ok_and(|(check, outcome)| explains(&check) && outcome.oom.is_some() && !outcome.is_cut_short)
     };
-    // From the highest limit on: a replay that it does not stop answers for lower ones, too.
-    let mut explaining: Vec<(&Laboratory<'_>, World)> = laboratories
+    let explaining: Vec<(&Laboratory<'_>, World)> = laboratories
         .iter()
-        .rev()
-        .flat_map(|laboratory| all.iter().rev().map(move |world| (*laboratory, *world)))
+        .flat_map(|laboratory| all.iter().map(move |world| (*laboratory, *world)))
         .filter(|(laboratory, world)| is_as_recorded(laboratory, world))
         .collect();
-    explaining.reverse();
     let doubt = match explaining.is_empty() {
         false => whatif::guessed_pools(stream),
         true => whatif::doubt(stream, &check)
@@ -191,7 +202,7 @@ pub(super) fn remedies(
     let trial_of = |options: &str| Tried::of(&worlds, Question::torch(version, options));
     let (first, then) = tune::in_two_parts(&settings);
     let mut tried = on_all_cores(first.len(), |index| trial_of(first[index]));
-    tried.extend(then.into_iter().filter_map(trial_of));
+    tried.extend(on_all_cores(then.len(), |index| trial_of(then[index])));
     tried.sort_by_key(|it| settings.iter().position(|options| *options == it.question.options));
     let mut remedies = if is_long {
         judged_as_needed(&worlds, &tried, doubt.is_some())
@@ -224,8 +235,9 @@ struct Tried<'a> {
 impl<'a> Tried<'a> {
     /// None where it cannot be simulated.
     fn of(worlds: &[(&'a Laboratory<'a>, World)], question: Question) -> Option<Tried<'a>> {
-        let unlimited: Vec<Outcome> =
-            laboratories(worlds).into_iter().filter_map(|it| it.guess(&question).ok()).collect();
+        let limits: Vec<u64> = worlds.iter().filter_map(|(_, world)| world.limit()).collect();
+        let replayed = laboratories(worlds).into_iter().map(|it| it.guess_with_limits(&question, &limits));
+        let unlimited: Vec<Outcome> = replayed.filter_map(Result::ok).collect();
         let peaks: Vec<u64> = unlimited.iter().map(|outcome| outcome.books.reserved.peak).collect();
         // Where the driver's refusals are repeated, the request that failed is not in the peak.
         let is_whole = unlimited.iter().all(Outcome::fits);
@@ -288,7 +300,7 @@ struct InWorlds<'a> {
 impl<'a> InWorlds<'a> {
     fn of(worlds: &[(&'a Laboratory<'a>, World)], question: &Question) -> InWorlds<'a> {
         let mut all = InWorlds { n_out: 0, asked: vec![], has_ties: false };
-        // From the highest limit on, as above.
+        // From the highest limit on: a replay that it does not stop answers for lower ones, too.
         for (laboratory, world) in worlds.iter().rev() {
             let asked = world.ask(question);
             if let Ok(outcome) = laboratory.guess(&asked) {

@@ -70,6 +70,8 @@ struct Advice {
     /// Settings that no other beats in both peak and driver calls.
     pareto: Vec<Candidate>,
     n_tried: usize,
+    /// Settings of two or more options were not simulated: they cannot be worth it.
+    is_plain_enough: bool,
     bounds: Bounds,
     packing: Option<u64>,
     reactions: Vec<Reaction>,
@@ -95,6 +97,7 @@ impl Advice {
             best: bench.simulated(question(&found.options), found.answer),
             pareto: found.pareto,
             n_tried: found.n_tried,
+            is_plain_enough: found.is_plain_enough,
             bounds: Bounds::of(stream),
             packing: offline_packing(stream, MOST_PACKED),
             doubt: bench.doubt(),
@@ -187,7 +190,15 @@ impl Advice {
             self.n_tried
         );
         let none = self.pareto.is_empty().then(|| (Mood::Note, "none of them fits".to_owned()));
-        Section::new("settings", title).table(table).lines(none)
+        let plain = self.is_plain_enough.then(|| {
+            let least = iec(self.bounds.requested);
+            let why = format!(
+                "two options together cannot be worth it: {least} were in use at once, as requested, and one \
+                               option alone comes within 3 % of that"
+            );
+            (Mood::Note, why)
+        });
+        Section::new("settings", title).table(table).lines(none).lines(plain)
     }
 
     fn least(&self) -> Section {

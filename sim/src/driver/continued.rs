@@ -1,7 +1,5 @@
 //! The addresses of a run that makes other driver calls than the recorded one.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use super::knowledge::Knowledge;
 use super::learn::{Fact, Known};
 use super::rule::Driver;
@@ -13,6 +11,7 @@ use crate::ops::DriverCall;
 /// As long as the simulated allocator makes the recorded calls, it gets the recorded addresses. From the first other
 /// call on, the rule chooses, in an address space in which everything is taken that the recorded addresses show to be
 /// taken at that time.
+#[derive(Clone)]
 pub struct Continued<'a> {
     knowledge: &'a Knowledge,
     driver: Driver,
@@ -21,7 +20,6 @@ pub struct Continued<'a> {
     /// Recorded frees of the burst at `next_call` that were made.
     n_freed: usize,
     has_parted: bool,
-    parted: Option<&'a AtomicBool>,
     disturbance: Option<Disturbance>,
 }
 
@@ -58,21 +56,7 @@ impl<'a> Continued<'a> {
             next_fact: 0,
             n_freed: 0,
             has_parted: false,
-            parted: None,
             disturbance,
-        }
-    }
-
-    /// Sets a flag when the ways part. Until then every address is a recorded one.
-    pub fn telling(mut self, parted: &'a AtomicBool) -> Continued<'a> {
-        self.parted = Some(parted);
-        self
-    }
-
-    fn part(&mut self) {
-        self.has_parted = true;
-        if let Some(parted) = self.parted {
-            parted.store(true, Ordering::Relaxed);
         }
     }
 
@@ -121,7 +105,7 @@ impl AddressSpace for Continued<'_> {
                 self.next_call += 1;
                 return Some(script[self.next_call - 1].address);
             }
-            self.part();
+            self.has_parted = true;
         }
         self.note_until(op);
         if self.disturbance.as_mut().is_some_and(Disturbance::strikes) {
@@ -138,18 +122,30 @@ impl AddressSpace for Continued<'_> {
             if burst.any(|event| event.address == address) {
                 self.n_freed += 1;
             } else {
-                self.part();
+                self.has_parted = true;
             }
         }
         self.driver.free(address, bytes);
     }
 
     fn reserve(&mut self, bytes: u64) -> u64 {
-        self.part();
+        self.has_parted = true;
         AddressSpace::reserve(&mut self.driver, bytes)
     }
 
     fn unreserve(&mut self, address: u64, bytes: u64) {
         self.driver.unreserve(address, bytes);
+    }
+
+    /// 1 from where the ways part. Until then every address is a recorded one.
+    fn n_strayed(&self) -> u64 {
+        u64::from(self.has_parted)
+    }
+
+    fn fork<'b>(&self) -> Option<Box<dyn AddressSpace + 'b>>
+    where
+        Self: 'b,
+    {
+        Some(Box::new(self.clone()))
     }
 }

@@ -114,6 +114,19 @@ pub trait Policy {
         None
     }
 
+    /// Whether a request of so many bytes can come out otherwise where the process may reserve `limit` bytes, which is less than it may
+    /// here. No earlier one can have.
+    fn hangs_on_limit(&self, bytes: u64, limit: u64) -> bool {
+        let _ = (bytes, limit);
+        true
+    }
+
+    /// The same once more, for a run that may reserve less from here on; none where that cannot be.
+    fn under_limit(&self, limit: u64) -> Option<Box<dyn Policy>> {
+        let _ = limit;
+        None
+    }
+
     /// Numbers that only this policy has, in the order of its documentation.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()

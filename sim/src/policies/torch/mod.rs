@@ -134,6 +134,7 @@ struct Reservation {
 }
 
 /// The allocator of one device.
+#[derive(Clone)]
 pub struct Torch {
     profile: Profile,
     options: Options,
@@ -809,6 +810,20 @@ impl Policy for Torch {
             PoolChange::ServeNoOthers => self.overflow.retain(|other| *other != pool),
             PoolChange::KeepWhole => self.never_split(pool),
         }
+    }
+
+    fn hangs_on_limit(&self, bytes: u64, limit: u64) -> bool {
+        let rounded = Torch::rounded(self, bytes);
+        // Collection counts look-ups from the first request on, where there is a limit at all.
+        let may_collect = self.options.gc_threshold > 0.0
+            && (self.limit.is_none() || self.total > (self.options.gc_threshold * limit as f64) as u64);
+        may_collect
+            || self.options.memory_fraction < 1.0
+            || self.total.saturating_add(self.segment_bytes(rounded)) > limit
+    }
+
+    fn under_limit(&self, limit: u64) -> Option<Box<dyn Policy>> {
+        Some(Box::new(Torch { limit: Some(limit), limit_is_set: true, ..self.clone() }))
     }
 
     fn latitude(&self) -> Option<Latitude> {

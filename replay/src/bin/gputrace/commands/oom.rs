@@ -40,9 +40,14 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: OomArgs = super::parsed(matches)?;
     let machine = args.machine.machine();
     show::each("oom", &args.traces, &args.show, out, |source| {
-        let postmortem = Postmortem::of(source);
-        let mut sections = postmortem.sections();
-        sections.extend(remedies_sections(&postmortem, machine, || import::load(Path::new(source.path()))));
-        Ok(report::part(&postmortem.story, sections))
+        // Read twice, side by side: what happened, and what is replayed.
+        std::thread::scope(|scope| {
+            let loading = scope.spawn(|| import::load(Path::new(source.path())));
+            let load = || loading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let postmortem = Postmortem::of(source);
+            let mut sections = postmortem.sections();
+            sections.extend(remedies_sections(&postmortem, machine, load));
+            Ok(report::part(&postmortem.story, sections))
+        })
     })
 }
