@@ -145,7 +145,7 @@ mod tests {
     fn lower_limits_on_the_way_of_a_replay_change_no_answer() {
         let (mut n_met, mut n_found) = (0, 0);
         for seed in 0..40 {
-            let stream = program(seed, 3 * MIB << (seed % 4));
+            let stream = program(seed, (3 * MIB) << (seed % 4));
             let version = [(2, 4), (2, 11), (2, 12), (2, 15)][seed as usize % 4];
             let peak = Laboratory::new(&stream).unwrap().guess(&Question::torch(version, "")).unwrap();
             let limits = [35, 60, 80, 95, 99, 120].map(|percent| peak.books.reserved.peak * percent / 100);
