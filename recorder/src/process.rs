@@ -143,11 +143,7 @@ impl Target {
     }
 
     fn command(&self) -> Vec<String> {
-        let words = self.bytes("cmdline").unwrap_or_default();
-        let mut command: Vec<String> = words.split(|byte| *byte == 0).map(shorten).take(MOST_WORDS).collect();
-        // Each word ends with a zero, so the last split is empty.
-        command.pop();
-        command
+        words(&self.bytes("cmdline").unwrap_or_default())
     }
 
     /// The processes between this one and who had them all recorded, its parent first. Whoever has us not in its
@@ -492,6 +488,22 @@ pub(crate) fn local_rank(environment: &[(String, String)]) -> Option<u32> {
     first_number(environment, LOCAL_RANKS)
 }
 
+/// Blank bytes at the end of a command line from which on they are what a title of the program's own has left over.
+const LEFT_OVER: usize = 8;
+
+/// The words of a command line, each of which ends with a zero. A program that gives itself a title leaves the rest of it blank.
+fn words(line: &[u8]) -> Vec<String> {
+    let n_said = line.iter().rposition(|byte| !matches!(byte, 0 | b' ')).map_or(0, |last| last + 1);
+    let said = match line.len() - n_said {
+        LEFT_OVER.. => &line[..n_said],
+        _ => line.strip_suffix(b"\0").unwrap_or(line),
+    };
+    if line.is_empty() {
+        return vec![];
+    }
+    said.split(|byte| *byte == 0).map(shorten).take(MOST_WORDS).collect()
+}
+
 fn shorten(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes.get(..MOST_TEXT).unwrap_or(bytes)).into_owned()
 }
@@ -528,6 +540,20 @@ pub(crate) fn gpu_uuid(name: &str, bytes: [u8; 16]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_title_that_a_program_gives_itself_is_its_command() {
+        assert_eq!(words(b"python\0train.py\0--name\0\0"), ["python", "train.py", "--name", ""]);
+        assert_eq!(words(b"python\0"), ["python"]);
+        assert_eq!(words(b"nginx: worker process"), ["nginx: worker process"]);
+        assert!(words(b"").is_empty());
+        for padding in [&b" "[..], b"\0"] {
+            let line = [b"ray::Worker.train".to_vec(), padding.repeat(200), b"\0".to_vec()].concat();
+            assert_eq!(words(&line), ["ray::Worker.train"]);
+        }
+        assert_eq!(words(b"sshd: me [priv]\0\0\0\0\0\0\0\0\0"), ["sshd: me [priv]"]);
+        assert!(words(&[0; 30]).concat().is_empty());
+    }
 
     #[test]
     fn maps_become_joined_ranges_and_modules_with_code() {

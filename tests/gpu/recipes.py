@@ -7,7 +7,7 @@ FOLDER has `gputrace` and `libgputrace.so`; WORK keeps programs and traces (defa
 that knows nothing of gputrace and ends by printing what its framework counted: PyTorch's `memory_stats`, XLA's `memory_stats`, CuPy's
 `total_bytes`. The trace must say the same, to the byte. A framework that is not installed is a SKIP; none of them comes with PyTorch:
 accelerate, transformers, lightning, torch_geometric, deepspeed (its wheel is pure Python; with it hjson, pydantic and what pydantic needs), jax,
-flax, optax, cupy. LAUNCHER=target/release/fake-cuda runs it without a GPU, where no kernel runs: what is counted is right there too.
+flax, optax, cupy, ray (its wheel without `ray/jars`, and click, jsonschema, msgpack, protobuf, PyYAML). LAUNCHER=target/release/fake-cuda runs it without a GPU, where no kernel runs: what is counted is right there too.
 PASS, FAIL and SKIP lines; exit status 0 only without FAIL. One GPU, less than three minutes.
 """
 import glob, importlib.util, json, os, shlex, subprocess, sys, tempfile, textwrap, time
@@ -169,6 +169,30 @@ for x in torch.utils.data.DataLoader(Batches(), batch_size=8):
 told.torch_stats(); torch.distributed.destroy_process_group()
 """
 
+# A worker of Ray's says what it counted by what it returns: its output comes when Ray gets to it.
+RAY = """
+import contextlib, io, json, os, sys
+import ray
+
+@ray.remote(num_gpus=1)
+class Worker:
+    def train(self):
+        from model import Batches, Model, told, torch
+        model = Model().cuda(); optimizer = torch.optim.AdamW(model.parameters())
+        for x in torch.utils.data.DataLoader(Batches(), batch_size=8):
+            model(x.cuda()).backward(); optimizer.step(); optimizer.zero_grad()
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            told.torch_stats()
+        return said.getvalue()
+
+# Given here, or to all that Ray starts.
+given = {name: os.environ[f"WORKERS_{name}"] for name in ["LD_PRELOAD", "GPUTRACE_OUTPUT"] if f"WORKERS_{name}" in os.environ}
+environment = {"PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]), **given}
+ray.init(num_gpus=1, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": environment})
+print(ray.get(Worker.remote().train.remote()), flush=True)
+ray.shutdown()
+"""
+
 FLAX = """
 import told, jax, jax.numpy as jnp, optax, flax.linen as nn
 class Model(nn.Module):
@@ -207,7 +231,8 @@ def script(name, module):
 def python(program): return [sys.executable, program]
 
 
-# Name, modules, program, the command behind `gputrace record -o ... --`, environment, what to compare.
+# Name, modules, program, the command behind `gputrace record -o ... --`, environment, what to compare. Without a command, the two
+# variables of the recipe are given to the program in place of `record`.
 RECIPES = [
     ("DataLoader workers", "torch", PLAIN, python, {}, "torch"),
     ("torchrun", "torch", TORCHRUN, lambda it: script("torchrun", "torch.distributed.run") + ["--nproc-per-node", "1", it], {}, "torch"),
@@ -219,6 +244,8 @@ RECIPES = [
     ("torch_geometric", "torch torch_geometric", GEOMETRIC, python, {}, "torch"),
     ("DeepSpeed", "torch deepspeed", DEEPSPEED,
      lambda it: script("deepspeed", "deepspeed.launcher.runner") + ["--num_gpus", "1", "--master_port", "29517", it], {"DS_SKIP_CUDA_CHECK": "1"}, "torch"),
+    ("Ray, recorded whole", "torch ray", RAY, python, {"RAY_USAGE_STATS_ENABLED": "0"}, "torch"),
+    ("Ray, its workers alone", "torch ray", RAY, None, {"RAY_USAGE_STATS_ENABLED": "0"}, "torch"),
     ("CuPy", "cupy", CUPY, python, {}, "cupy"),
     ("flax, memory as it is needed", "jax flax optax", FLAX, python, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "jax"),
     ("flax, as it comes", "jax flax optax", FLAX, python, {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".3"}, "jax"),
@@ -236,9 +263,14 @@ def record(recipe):
         with open(os.path.join(folder, file), "w") as out: out.write(textwrap.dedent(text))
     for old in glob.glob(os.path.join(folder, "*.gtr")): os.remove(old)
     began = time.time()
+    output = os.path.join(folder, "%p.gtr")
+    if command:
+        line = [GPUTRACE, "record", "-o", output, "--", *command("train.py")]
+    else:
+        line = python("train.py")
+        environment = {**environment, "WORKERS_LD_PRELOAD": os.path.join(FOLDER, "libgputrace.so"), "WORKERS_GPUTRACE_OUTPUT": output}
     try:
-        run = subprocess.run([*LAUNCHER, GPUTRACE, "record", "-o", os.path.join(folder, "%p.gtr"), "--", *command("train.py")],
-                             cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=150)
+        run = subprocess.run([*LAUNCHER, *line], cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=150)
         status, out, error = run.returncode, run.stdout, run.stderr
     except subprocess.TimeoutExpired as ended:
         status, out, error = "none after 150 s", str(ended.stdout or ""), str(ended.stderr or "")

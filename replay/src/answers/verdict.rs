@@ -43,7 +43,9 @@ pub enum Kind {
     OutOfMemory,
     /// Memory grew to the end.
     Grew,
-    /// A signal ended the process, or it ended past its exit handlers with a status.
+    /// The process ended itself with a status that is not 0, past its exit handlers.
+    Left,
+    /// A signal ended the process, or nobody saw how it ended.
     Killed,
     /// Reference cycles kept memory from being given back.
     Kept,
@@ -69,6 +71,7 @@ impl Kind {
         match self {
             Kind::OutOfMemory => ("out_of_memory", "out of memory"),
             Kind::Grew => ("grew", "memory grows"),
+            Kind::Left => ("left", "the process ended itself"),
             Kind::Killed => ("killed", "the process was killed"),
             Kind::Kept => ("kept", "memory was kept"),
             Kind::Abandoned => ("abandoned", "a pool was left behind"),
@@ -534,7 +537,7 @@ impl Evidence<'_> {
         };
         let last = time(self.story.since_start(ledger.last));
         Some(Finding {
-            kind: Kind::Killed,
+            kind: if matches!(end, End::Status(_)) { Kind::Left } else { Kind::Killed },
             what: format!("the process {}{inside_of}, {last} after its start", end.text()),
             site: inside.map_or_else(String::new, |call| self.site(call.site)),
             sure: match end {
@@ -785,6 +788,8 @@ mod tests {
         let told = told_with(HELD, Some(EventKind::Note("process.end=signal 9".into())));
         assert_eq!(told[0], "Verdict: the process was killed");
         assert_eq!(told.last().map(String::as_str), Some("next: gputrace ranks job"));
+        let told = told_with(HELD, Some(EventKind::Note("process.end=_exit 1".into())));
+        assert_eq!(told[0], "Verdict: the process ended itself");
         let told = told_with(HELD, Some(EventKind::Note("process.end=exit".into())));
         assert_eq!(told[0], "Verdict: nothing is wrong");
     }
