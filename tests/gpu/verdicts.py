@@ -315,10 +315,14 @@ def cases_of(lab, name):
             print(f"??? {name} {recorded}: {free}", flush=True)
             continue
         least, most = free["allocated"], free["reserved"]
+        limits = {}
         # Between two multiples of a MiB: on one, the rounding of the fraction would decide.
         for part in (-1, 0.02, 0.2, 0.45, 0.8) if not recorded else (0.05, 0.4):
             bytes = least * 0.9 if part < 0 else least + part * (most - least)
-            yield recorded, int(bytes) // MIB * MIB + MIB // 2
+            limits[int(bytes) // MIB * MIB + MIB // 2] = None
+        # Where least and most are near, two parts are one limit.
+        for limit in limits:
+            yield recorded, limit
 
 
 def judge(told):
