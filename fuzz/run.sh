@@ -19,7 +19,18 @@ if [ "${FUZZ_SANITIZER:-address}" = address ]; then
   export RUSTC_BOOTSTRAP=1
   flags+=" -Zsanitizer=address"
 fi
-RUSTFLAGS=$flags cargo build --release --manifest-path fuzz/Cargo.toml --target "$target" --target-dir "$root"
+options=(--release --manifest-path fuzz/Cargo.toml --target "$target" --target-dir "$root")
+if [ "${FUZZ_SANITIZER:-address}" = address ]; then
+  RUSTFLAGS=$flags cargo build "${options[@]}"
+else
+  # The runtime of a sanitizer has what instrumented code calls, and so has libFuzzer: `seeds` has neither here.
+  mkdir -p "$root"
+  cc -O1 -c fuzz/coverage.c -o "$root/coverage.o"
+  RUSTFLAGS=$flags cargo rustc "${options[@]}" --bin seeds -- -Clink-arg="$root/coverage.o"
+  bins=()
+  for file in fuzz/fuzz_targets/*.rs; do bins+=(--bin "$(basename "$file" .rs)"); done
+  RUSTFLAGS=$flags cargo build "${options[@]}" "${bins[@]}"
+fi
 built=$root/$target/release
 programs=("$@")
 [ $# -gt 0 ] || for file in fuzz/fuzz_targets/*.rs; do programs+=("$(basename "$file" .rs)"); done
