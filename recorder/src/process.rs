@@ -493,14 +493,14 @@ const LEFT_OVER: usize = 8;
 
 /// The words of a command line, each of which ends with a zero. A program that gives itself a title leaves the rest of it blank.
 fn words(line: &[u8]) -> Vec<String> {
+    if line.is_empty() {
+        return vec![];
+    }
     let n_said = line.iter().rposition(|byte| !matches!(byte, 0 | b' ')).map_or(0, |last| last + 1);
     let said = match line.len() - n_said {
         LEFT_OVER.. => &line[..n_said],
         _ => line.strip_suffix(b"\0").unwrap_or(line),
     };
-    if line.is_empty() {
-        return vec![];
-    }
     said.split(|byte| *byte == 0).map(shorten).take(MOST_WORDS).collect()
 }
 

@@ -47,9 +47,7 @@ impl Question {
             other: Other::Ignored,
         }
     }
-}
 
-impl Question {
     /// The same where so much may be reserved, bytes.
     fn under(&self, limit: u64) -> Question {
         Question { limit: Some(limit), ..self.clone() }

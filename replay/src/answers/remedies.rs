@@ -166,10 +166,14 @@ pub(super) fn remedies(
     let is_long = stream.ops.len() > LONG;
     let all = capacity.worlds(if is_long { FEW_LIMITS } else { MOST_LIMITS });
     let limits: Vec<u64> = all.iter().filter_map(|world| world.limit()).collect();
-    // Beside the check, where it is known of which release, all limits on the way of one replay.
+    // Where it is known of which release, all limits on the way of one replay: of the check itself, or beside it where that is of a
+    // device of known size.
     let known = torch_version.or(stream.settings.torch_version).map(|it| Question::torch(it, &recorded));
     let check = std::thread::scope(|scope| {
-        scope.spawn(|| known.map(|known| laboratory.check_limits(&known, &limits)));
+        let limited = scope.spawn(|| known.map(|known| laboratory.check_limits(&known, &limits)));
+        if stream.settings.device_memory.is_none() {
+            _ = limited.join();
+        }
         laboratory.self_check(torch_version)
     });
     let version = check.torch_version;
