@@ -97,3 +97,43 @@ fn the_verdict_on_an_error_that_was_caught_says_where_and_what_to_do() {
           next   gputrace oom caught-oom.gtr"#]]
     .assert_eq(&verdict("caught-oom.gtr").join("\n"));
 }
+
+/// Programs of one fault or none (tests/golden/verdicts), recorded on a GPU: the first line of each says which kind of verdict is right, and with
+/// what setting if one mends it; its faulty line is marked.
+#[test]
+fn each_program_of_one_fault_is_told_by_its_kind_and_its_faulty_line_and_healthy_ones_are_called_so() {
+    let folder = root().join("tests/golden/verdicts");
+    let (mut wrong, mut n_faults, mut n_healthy) = (vec![], 0, 0);
+    for program in std::fs::read_dir(&folder).expect("a folder").map(|entry| entry.expect("an entry").path())
+    {
+        let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let is_source = |path: &PathBuf| path.extension().is_some_and(|it| it == "py" || it == "cu");
+        let mut files =
+            std::fs::read_dir(&program).expect("a folder").map(|entry| entry.expect("an entry").path());
+        let source = files.find(is_source).unwrap_or_else(|| panic!("{name}: no program"));
+        let text = std::fs::read_to_string(&source).expect("a program");
+        let said = text.lines().next().unwrap_or_default().trim_start_matches(['#', '/', ' ']);
+        let (said, _) = said.split_once(':').unwrap_or_else(|| panic!("{name}: no kind of verdict"));
+        let (kind, setting) = said.split_once(" with ").unwrap_or((said, ""));
+        let file = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let lines = text.lines().zip(1..).filter(|(line, _)| line.ends_with("<- fault"));
+        let faults: Vec<String> = lines.map(|(_, number)| format!("{file}:{number})")).collect();
+        assert_eq!(faults.is_empty(), kind == "nothing_wrong", "{name}: a fault has its line");
+        *(if faults.is_empty() { &mut n_healthy } else { &mut n_faults }) += 1;
+
+        let trace = format!("verdicts/{name}/{name}.gtr");
+        let json: Value = serde_json::from_str(&report(&trace, &["--json"])).expect("JSON");
+        let told = &json["processes"][0]["verdict"];
+        let site = told["call_site"].as_str().unwrap_or_default();
+        let is_right = told["kind"] == kind
+            && faults.iter().all(|fault| site.contains(fault))
+            && told["fix"].to_string().contains(setting);
+        if !is_right {
+            wrong.push(format!("{name}: {kind} {faults:?} {setting}, and not {told}"));
+        }
+        let lines = verdict(&trace);
+        assert!(lines.len() <= 8, "{name}: {lines:#?}");
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(n_faults >= 10 && n_healthy >= 5, "{n_faults} with a fault, {n_healthy} without");
+}

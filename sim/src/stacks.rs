@@ -47,6 +47,44 @@ impl Stacks {
     }
 }
 
+/// Frameworks that people also have outside of `site-packages` (`pip install --target`, `pip install -e`, images that build them), by what
+/// lies in their folders: torch 2.4 to 2.15, jax 0.4 to 0.9, CuPy 13 and 14. Names that a program's own folder could have are left out.
+const FRAMEWORKS: &[(&str, &[&str])] = &[
+    (
+        "torch",
+        &[
+            "nn/",
+            "optim/",
+            "autograd/",
+            "cuda/",
+            "amp/",
+            "ao/",
+            "accelerator/",
+            "distributed/",
+            "fx/",
+            "_dynamo/",
+            "_inductor/",
+            "_functorch/",
+            "_higher_order_ops/",
+            "_library/",
+            "_subclasses/",
+            "_ops.py",
+            "_tensor.py",
+            "_compile.py",
+            "_utils.py",
+            "storage.py",
+            "functional.py",
+            "serialization.py",
+            "utils/_",
+            "utils/checkpoint.py",
+            "utils/data/",
+        ],
+    ),
+    ("jax", &["_src/"]),
+    ("jaxlib", &[""]),
+    ("cupy", &["_", "cuda/", "linalg/", "random/"]),
+];
+
 /// The Python file came with an installed package or with the interpreter; gives the package's name.
 #[must_use]
 pub fn python_package(file: &str) -> Option<&str> {
@@ -55,6 +93,38 @@ pub fn python_package(file: &str) -> Option<&str> {
             return inside.split('/').next().map(|package| package.trim_end_matches(".py"));
         }
     }
+    for (package, inside) in FRAMEWORKS {
+        let folders = file.match_indices(package).filter(|(at, _)| file[..*at].ends_with('/'));
+        let mut rests = folders.filter_map(|(at, _)| file[at + package.len()..].strip_prefix('/'));
+        if rests.any(|rest| inside.iter().any(|start| rest.starts_with(start))) {
+            return Some(package);
+        }
+    }
     let standard = file.starts_with('<') || file.contains("/lib/python3.");
     standard.then_some("Python")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::python_package;
+
+    #[test]
+    fn a_framework_is_no_program_wherever_it_lies() {
+        for (file, package) in [
+            ("/usr/lib/python3/dist-packages/torch/nn/modules/module.py", Some("torch")),
+            ("/opt/libraries/torch/nn/modules/linear.py", Some("torch")),
+            ("/opt/pytorch/pytorch/torch/_tensor.py", Some("torch")),
+            ("/opt/pytorch/vision/torch/utils/_contextlib.py", Some("torch")),
+            ("/opt/jax/jax/_src/pjit.py", Some("jax")),
+            ("/usr/lib/python3.12/contextlib.py", Some("Python")),
+            ("<frozen runpy>", Some("Python")),
+            ("/job/torch/train.py", None),
+            ("/job/torch/utils/batches.py", None),
+            ("/job/mytorch/nn/layers.py", None),
+            ("/job/nn/torch.py", None),
+            ("train.py", None),
+        ] {
+            assert_eq!(python_package(file), package, "{file}");
+        }
+    }
 }

@@ -7,7 +7,7 @@ FOLDER has `gputrace` and `libgputrace.so`; WORK keeps programs and traces (defa
 that knows nothing of gputrace and ends by printing what its framework counted: PyTorch's `memory_stats`, XLA's `memory_stats`, CuPy's
 `total_bytes`. The trace must say the same, to the byte. A framework that is not installed is a SKIP; none of them comes with PyTorch:
 accelerate, transformers, lightning, torch_geometric, deepspeed (its wheel is pure Python; with it hjson, pydantic and what pydantic needs), jax,
-flax, optax, cupy, ray (its wheel without `ray/jars`, and click, jsonschema, msgpack, protobuf, PyYAML). LAUNCHER=target/release/fake-cuda runs it without a GPU, where no kernel runs: what is counted is right there too.
+flax, optax, cupy, ipykernel and nbclient, ray (its wheel without `ray/jars`, and click, jsonschema, msgpack, protobuf, PyYAML). LAUNCHER=target/release/fake-cuda runs it without a GPU, where no kernel runs: what is counted is right there too.
 PASS, FAIL and SKIP lines; exit status 0 only without FAIL. One GPU, less than three minutes.
 """
 import glob, importlib.util, json, os, shlex, subprocess, sys, tempfile, textwrap, time
@@ -193,6 +193,28 @@ print(ray.get(Worker.remote().train.remote()), flush=True)
 ray.shutdown()
 """
 
+# The kernel has the library by its own specification, the program that asks it has not.
+JUPYTER = """
+import json, os, sys
+import nbformat
+from nbclient import NotebookClient
+
+specification = os.path.join(os.environ["JUPYTER_PATH"], "kernels", "recorded")
+os.makedirs(specification, exist_ok=True)
+with open(os.path.join(specification, "kernel.json"), "w") as file:
+    json.dump({"argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], "display_name": "recorded", "language": "python",
+               "env": {name: os.environ[f"WORKERS_{name}"] for name in ["LD_PRELOAD", "GPUTRACE_OUTPUT"]}}, file)
+cells = [
+    "from model import *\\nmodel = Model().cuda(); optimizer = torch.optim.AdamW(model.parameters())",
+    "def step(x):\\n    model(x.cuda()).backward(); optimizer.step(); optimizer.zero_grad()",
+    "for x in torch.utils.data.DataLoader(Batches(), batch_size=8):\\n    step(x)",
+    "told.torch_stats()",
+]
+notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+NotebookClient(notebook, kernel_name="recorded", timeout=120).execute()
+print("".join(output.get("text", "") for cell in notebook.cells for output in cell.outputs), flush=True)
+"""
+
 FLAX = """
 import told, jax, jax.numpy as jnp, optax, flax.linen as nn
 class Model(nn.Module):
@@ -246,6 +268,7 @@ RECIPES = [
      lambda it: script("deepspeed", "deepspeed.launcher.runner") + ["--num_gpus", "1", "--master_port", "29517", it], {"DS_SKIP_CUDA_CHECK": "1"}, "torch"),
     ("Ray, recorded whole", "torch ray", RAY, python, {"RAY_USAGE_STATS_ENABLED": "0"}, "torch"),
     ("Ray, its workers alone", "torch ray", RAY, None, {"RAY_USAGE_STATS_ENABLED": "0"}, "torch"),
+    ("Jupyter", "torch ipykernel nbclient", JUPYTER, None, {"JUPYTER_PATH": "jupyter"}, "torch"),
     ("CuPy", "cupy", CUPY, python, {}, "cupy"),
     ("flax, memory as it is needed", "jax flax optax", FLAX, python, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "jax"),
     ("flax, as it comes", "jax flax optax", FLAX, python, {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".3"}, "jax"),

@@ -23,7 +23,10 @@
 //! - The program was *getting ready* if three in four of the allocations beside the rise were made by functions that load, build or warm up:
 //!   a server that has only started does nothing but grow, and through a staging buffer it does so as a leak in a loop does.
 //!
-//! These four are shown as sites that rose, with the remark that it is not known whether they go on.
+//! - The program *only takes*, if it gave back less than a quarter as often as it asked: one that loads a model does nothing but grow. Those who
+//!   know that it was at work all the same (`answers::leaks`) call it growth.
+//!
+//! These five are shown as sites that rose, with the remark that it is not known whether they go on.
 //!
 //! Growth that is spread over many sites, none of which rises often enough, is found in the sum of what they keep, if
 //! what the device holds at least grows with it. `make bench-leaks` measures how often the rule is wrong.
@@ -192,7 +195,7 @@ impl Growth {
     /// What rises, most first.
     #[must_use]
     pub fn rising(&self) -> Vec<Rising> {
-        if !self.can_tell() {
+        if !self.is_long_enough() {
             return vec![];
         }
         let judged = self.series.iter().filter_map(|(place, series)| {
@@ -263,7 +266,11 @@ impl Growth {
 
     fn judge(&self, series: &[u64]) -> Option<(Trend, Course)> {
         let (trend, course) = judge(series)?;
-        let course = if course.goes_on() && self.is_preparing(series) { Course::Preparing } else { course };
+        let course = match course {
+            Course::GoesOn if self.is_preparing(series) => Course::Preparing,
+            Course::GoesOn if !self.gives_back() => Course::OnlyTakes,
+            course => course,
+        };
         Some((trend, course))
     }
 
@@ -289,8 +296,15 @@ impl Growth {
     /// that loads a model does nothing but grow.
     #[must_use]
     pub fn can_tell(&self) -> bool {
+        self.is_long_enough() && self.gives_back()
+    }
+
+    fn is_long_enough(&self) -> bool {
         self.n_before_last - warm_up(self.n_before_last) >= MIN_WINDOWS
-            && self.n_frees_before * 4 >= self.n_allocs
+    }
+
+    fn gives_back(&self) -> bool {
+        self.n_frees_before * 4 >= self.n_allocs
     }
 }
 
@@ -335,6 +349,8 @@ pub enum Course {
     TooFew(usize),
     /// The program was getting ready, and no work was seen after it.
     Preparing,
+    /// It goes on to the end, in a program that gives next to nothing back.
+    OnlyTakes,
 }
 
 impl Births {

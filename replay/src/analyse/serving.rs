@@ -586,7 +586,7 @@ mod tests {
                 generate(p, 1, [named, named], true);
             },
             &[
-                ("Module._apply", Role::Weights),
+                ("<module>", Role::Weights),
                 ("DynamicLayer.update", Role::KvCache),
                 ("scores", Role::Serving),
             ],
@@ -695,7 +695,7 @@ mod tests {
                 (0..9).for_each(|_| p.forward(16));
             },
             &with(&[
-                ("Module._apply", Role::Weights),
+                ("<module>", Role::Weights),
                 ("GPUModelRunner._allocate_kv_cache_tensors", Role::KvCache),
             ]),
         );
@@ -771,7 +771,7 @@ mod tests {
                 }
             },
             &[
-                ("Module._apply", Role::Weights),
+                ("<module>", Role::Weights),
                 ("prompt", Role::Serving),
                 ("latents", Role::Serving),
                 ("down", Role::Serving),
@@ -790,7 +790,7 @@ mod tests {
                 p.load(MODULE, true);
                 (0..10).for_each(|_| p.forward(32));
             },
-            &with(&[("Module._apply", Role::Weights)]),
+            &with(&[("<module>", Role::Weights)]),
         );
         check(
             |p| {
@@ -805,7 +805,7 @@ mod tests {
     #[test]
     fn adapters_that_come_later_are_weights_by_name_and_else_unknown() {
         for (by, place, role) in
-            [(MODULE, "Module._apply", Role::Weights), ("adapter", "adapter", Role::Unknown)]
+            [(MODULE, "<module>", Role::Weights), ("adapter", "adapter", Role::Unknown)]
         {
             check(
                 |p| {

@@ -324,9 +324,10 @@ impl Leaks {
         let title =
             if self.found.is_complete { "Not freed at the end" } else { "Not freed where the trace ends" };
         let section = Section::new("not_freed", title);
-        let section = match self.not_freed.is_empty() {
-            true => section.line(Mood::Good, "everything was given back"),
-            false => section.fact("not_freed_bytes", "together", Value::Bytes(Bytes(total))),
+        let section = match (self.not_freed.is_empty(), self.found.is_complete) {
+            (true, true) => section.line(Mood::Good, "everything was given back"),
+            (true, false) => section.line(Mood::Note, "nothing was held there"),
+            (false, _) => section.fact("not_freed_bytes", "together", Value::Bytes(Bytes(total))),
         };
         let section = section.table(table.keep(self.n_rows, 1));
         let section = match self.found.cached {
@@ -375,6 +376,7 @@ fn why(course: Course) -> String {
         Course::Slows => "slows down".into(),
         Course::TooFew(n) => format!("in {n} stages only"),
         Course::Preparing => "the program was getting ready, and no work was seen after it".into(),
+        Course::OnlyTakes => "nothing but taken to the end, as by a program that loads".into(),
     }
 }
 

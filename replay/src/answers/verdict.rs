@@ -13,7 +13,7 @@ use gputrace_sim::whatif::{Confidence, Laboratory, Question};
 
 use crate::analyse::growth::Course;
 use crate::analyse::summary::used_devices;
-use crate::answers::leaks::{self, AbandonedPool, GrowingSite};
+use crate::answers::leaks::{self, AbandonedPool, GrowingSite, RoseSite};
 use crate::answers::postmortem::Postmortem;
 use crate::answers::whatif;
 use crate::import::{ImportError, Trace};
@@ -323,7 +323,7 @@ impl Evidence<'_> {
             }
             Err(why) => (None, format!("certain that it ran out; cannot tell what would have helped: {why}")),
             Ok((_, None)) => (
-                Fix::words("needs less memory, or more of it: no setting of the allocator makes it fit", ""),
+                Fix::words("less memory, or a larger card: no allocator setting makes it fit", ""),
                 "certain: replayed with the settings that people are advised to try".into(),
             ),
             Ok((recorded, Some(best))) => {
@@ -435,8 +435,8 @@ impl Evidence<'_> {
             site: most.named.site.clone(),
             sure: "certain: the pool's calls and the graphs' ends are in the trace".into(),
             fix: Fix::words(
-                "mend what makes the capture fail, or capture without graphs there: PyTorch does not release the pool",
-                format!("gives back {}, as recorded", bytes(Bytes(all))),
+                format!("mend the capture, or run without a graph: gives back {}", bytes(Bytes(all))),
+                "",
             ),
             next: self.command("leaks"),
         })
@@ -554,9 +554,32 @@ impl Evidence<'_> {
         })
     }
 
+    /// What rose most to the end of a program that gave next to nothing back.
+    fn only_taken(&self) -> Option<&RoseSite> {
+        let rose = self.found.leaks.rose.iter().filter(|rose| rose.course == Course::OnlyTakes);
+        rose.max_by_key(|rose| rose.growth)
+    }
+
     /// Whether something rose to the end of a start.
     fn is_only_started(&self) -> bool {
         self.found.leaks.rose.iter().any(|rose| rose.course == Course::Preparing)
+    }
+
+    /// What rises while next to nothing is given back is a leak, or a program that gets ready.
+    fn leaks_or_loads(&self, rose: &RoseSite, peak: Option<&str>) -> Finding {
+        let peak = peak.map_or_else(String::new, |peak| format!("; {peak}"));
+        Finding {
+            kind: Kind::CannotTell,
+            what: format!(
+                "no request failed, but what this line holds rose to the end, by {}, and next to nothing was given back: \
+                 a leak, or a program that loads{peak}",
+                bytes(rose.growth)
+            ),
+            site: rose.named.site.clone(),
+            sure: String::new(),
+            fix: None,
+            next: self.command("leaks"),
+        }
     }
 
     /// Nothing was found: because all is well, or because the trace cannot show it.
@@ -586,6 +609,9 @@ impl Evidence<'_> {
                 (Kind::CannotTell, what.into(), String::new())
             }
             (true, false) => {
+                if let Some(rose) = self.only_taken() {
+                    return self.leaks_or_loads(rose, peak.as_deref());
+                }
                 let growth = match self.found.leaks.can_tell() {
                     true if self.is_only_started() => {
                         "what rose did so while the program got ready, and no work is seen after it"
@@ -654,7 +680,7 @@ fn why(error: &TorchOom) -> String {
     let unused = error.reserved.0.saturating_sub(error.allocated.0);
     let held = format!("{} in use, {} more reserved", bytes(error.allocated), bytes(Bytes(unused)));
     match (error.wall(), error.device) {
-        (Wall::Limit, _) => format!("{held}, and a limit of its own (set_per_process_memory_fraction)"),
+        (Wall::Limit, _) => format!("{held}, under set_per_process_memory_fraction"),
         (Wall::Device, Some((free, total))) => {
             let elsewhere = total.0.saturating_sub(free.0).saturating_sub(error.tracked.0);
             match elsewhere.saturating_mul(MUCH_ELSEWHERE) >= total.0 && total.0 > 0 {
@@ -752,7 +778,7 @@ mod tests {
                  others held 50.00 MiB of the device's 80.00 MiB",
                 "call_site: forward (/job/a.py:12)",
                 "confidence: certain: replayed with the settings that people are advised to try",
-                "fix: needs less memory, or more of it: no setting of the allocator makes it fit",
+                "fix: less memory, or a larger card: no allocator setting makes it fit",
                 "next: gputrace oom job/train.gtr",
             ]
         );

@@ -49,7 +49,7 @@ pub use phases::{PhaseId, Phases};
 pub use pjrt::{Buffer, Executable, Need, PjrtBooks, PjrtOom};
 pub use sites::{NameId, OwnerId, Site, SiteId, Sites, call_site};
 pub use torch::{Block, Step, Stranger, TorchBooks, TorchOom, Wall, asked_about};
-pub use training::{StepSource, Training, TrainingStep};
+pub use training::{StepSource, Training, TrainingStep, is_in_module};
 pub use watch::{Unwatched, Watch};
 
 use crate::trace::Definitions;

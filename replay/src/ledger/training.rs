@@ -290,7 +290,7 @@ impl StepFinder {
 }
 
 /// Whether a model is being called there (`Module.__call__`, torch/nn/modules/module.py).
-fn is_in_module(definitions: &dyn Definitions, stack: StackId) -> bool {
+pub fn is_in_module(definitions: &dyn Definitions, stack: StackId) -> bool {
     let Some(stack) = definitions.stack(stack) else { return false };
     python_lines(definitions, stack).any(|(function, file, _)| {
         function.ends_with("_call_impl") && file.contains("/torch/nn/modules/module.py")

@@ -6,14 +6,17 @@ use gputrace_schemas::event::{Bytes, HOST};
 use serde::{Deserialize, Serialize};
 
 use super::{AbandonedPool, Named, Unfreed};
-use crate::analyse::growth::{Course, Growth, Place, Rising, Spread, Trend};
+use crate::analyse::growth::{Course, Growth, MIN_RISES, Place, Rising, Spread, Trend};
 use crate::answers::callers::callers;
 use crate::ledger::pools::why_abandoned;
-use crate::ledger::{Account, Books, SiteId, StepSource, is_arena, is_heap};
+use crate::ledger::{Account, Books, SiteId, StepSource, is_arena, is_heap, is_in_module};
 use crate::report::sections::pools;
 use crate::story::{End, Story};
 use crate::trace::Definitions;
 use crate::trace::owners::TORCH;
+
+/// Turns of a loop that show a program at work, where they call a model and nothing is given back: as many as must rise to be a trend, twice.
+const LEAST_TURNS: u64 = 2 * MIN_RISES as u64;
 
 /// What was found in a trace.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -97,12 +100,21 @@ impl Found {
         }
         let has_steps =
             training.is_some_and(|it| matches!(it.source, StepSource::Ranges(_) | StepSource::Optimizer));
+        // Who calls a model turn by turn is at work too, there.
+        let has_turns = training.is_some_and(|it| it.n_steps >= LEAST_TURNS);
+        let computes =
+            |site| story.ledger.sites.stacks_of(site).any(|stack| is_in_module(definitions, stack));
         for Rising { place, trend, course, n_windows } in rising {
             if is_segment(story, place) {
                 continue;
             }
-            // What trains is at work, whatever its functions are called.
-            let course = if has_steps && course == Course::Preparing { Course::GoesOn } else { course };
+            // What trains is at work, whatever its functions are called and however little it gives back.
+            let course = match course {
+                Course::Preparing if has_steps => Course::GoesOn,
+                Course::OnlyTakes if has_steps || has_turns && computes(place.site) => Course::GoesOn,
+                course => course,
+            };
+            found.can_tell |= course.goes_on();
             let (known_as, account) = (named(story, place), place.account);
             let mut named = known_as.clone();
             if course.goes_on() {
