@@ -585,11 +585,7 @@ mod tests {
                 p.load(MODULE, false);
                 generate(p, 1, [named, named], true);
             },
-            &[
-                ("<module>", Role::Weights),
-                ("DynamicLayer.update", Role::KvCache),
-                ("scores", Role::Serving),
-            ],
+            &[("<module>", Role::Weights), ("DynamicLayer.update", Role::KvCache), ("scores", Role::Serving)],
         );
     }
 
@@ -804,8 +800,7 @@ mod tests {
 
     #[test]
     fn adapters_that_come_later_are_weights_by_name_and_else_unknown() {
-        for (by, place, role) in
-            [(MODULE, "<module>", Role::Weights), ("adapter", "adapter", Role::Unknown)]
+        for (by, place, role) in [(MODULE, "<module>", Role::Weights), ("adapter", "adapter", Role::Unknown)]
         {
             check(
                 |p| {

@@ -133,11 +133,36 @@ fn line(mood: Mood, text: &str, style: Style, out: &mut Screen) -> io::Result<()
         }
     };
     let width = style.width.map(|width| width.min(READABLE).saturating_sub(4));
-    for (idx, line) in wrap(&printable(&format!("{sign}{text}")), width).enumerate() {
-        write!(out, "  {}", if idx > 0 { "  " } else { "" })?;
+    let text = format!("{sign}{text}");
+    let text = printable(&text);
+    let Some(first) = wrap(&text, width).next() else { return Ok(()) };
+    write!(out, "  ")?;
+    style.paint_line(color, first, out)?;
+    let (rest, mut below) = (text[first.len()..].trim_start(), below(&text));
+    let room = |below: &str| width.map(|width| (width + 2).saturating_sub(below.chars().count()));
+    let longest = rest.split(' ').map(|word| word.chars().count()).max().unwrap_or(0);
+    if room(&below).is_some_and(|room| room < longest.max(LEAST_ROOM)) {
+        below = "  ".into();
+    }
+    for line in wrap(rest, room(&below)) {
+        write!(out, "  {below}")?;
         style.paint_line(color, line, out)?;
     }
     Ok(())
+}
+
+/// Words are not squeezed into fewer columns.
+const LEAST_ROOM: usize = 20;
+
+/// What a line that goes on begins with there: two blanks more than before, and in a tree the branches that go on too.
+fn below(text: &str) -> String {
+    let branch = text.char_indices().filter(|(_, c)| matches!(c, '├' | '└' | '│')).last();
+    let lead = match branch {
+        Some((at, branch)) => &text[..at + branch.len_utf8()],
+        None => &text[..text.len() - text.trim_start().len()],
+    };
+    let goes_on = lead.chars().map(|c| if matches!(c, '├' | '│') { '│' } else { ' ' });
+    goes_on.chain(if branch.is_some() { "   " } else { "  " }.chars()).collect()
 }
 
 fn table(table: &Table, style: Style, out: &mut Screen) -> io::Result<()> {
@@ -393,7 +418,7 @@ fn wrap(text: &str, width: Option<usize>) -> impl Iterator<Item = &str> {
             return None;
         }
         let fits = width.map_or(rest.len(), |width| {
-            rest.char_indices().nth(width.max(20)).map_or(rest.len(), |(at, _)| at)
+            rest.char_indices().nth(width.max(LEAST_ROOM)).map_or(rest.len(), |(at, _)| at)
         });
         let end = if fits == rest.len() { fits } else { last_break(rest, fits) };
         let (line, after) = rest.split_at(end);
