@@ -156,13 +156,10 @@ const LEAST_ROOM: usize = 20;
 
 /// What a line that goes on begins with there: two blanks more than before, and in a tree the branches that go on too.
 fn below(text: &str) -> String {
-    let branch = text.char_indices().filter(|(_, c)| matches!(c, '├' | '└' | '│')).last();
-    let lead = match branch {
-        Some((at, branch)) => &text[..at + branch.len_utf8()],
-        None => &text[..text.len() - text.trim_start().len()],
-    };
-    let goes_on = lead.chars().map(|c| if matches!(c, '├' | '│') { '│' } else { ' ' });
-    goes_on.chain(if branch.is_some() { "   " } else { "  " }.chars()).collect()
+    let branch = text.rfind(['├', '└', '│']);
+    let rest = text[branch.unwrap_or(0)..].trim_start_matches(['├', '└', '│']).trim_start();
+    let lead = text[..text.len() - rest.len()].chars();
+    lead.map(|c| if matches!(c, '├' | '│') { '│' } else { ' ' }).chain("  ".chars()).collect()
 }
 
 fn table(table: &Table, style: Style, out: &mut Screen) -> io::Result<()> {
