@@ -130,8 +130,12 @@ Classifier: Operating System :: POSIX :: Linux
 Requires-Python: >=3.8
 Provides-Extra: arrow
 Requires-Dist: pyarrow; extra == "arrow"
+Provides-Extra: dask
+Requires-Dist: distributed>=2023.1; extra == "dask"
 Provides-Extra: pandas
 Requires-Dist: pandas; extra == "pandas"
+Provides-Extra: ray
+Requires-Dist: ray>=2.9; extra == "ray"
 Description-Content-Type: text/markdown
 
 {read(f"{ROOT}/python/README.md").decode()}"""

@@ -98,6 +98,16 @@ const RUNS: &[(&str, &[&str])] = &[
         ],
     ),
     ("ranks", &["TRACE", "TRACE OOM", "OOM", "CUT"]),
+    (
+        "map",
+        &[
+            "-o NEW stats -- TRACE OOM",
+            "-o NEW leaks -- CUT",
+            "-o NEW stats -- MISSING",
+            "-o PLAIN stats -- TRACE",
+            "-o NEW TRACE -- TRACE",
+        ],
+    ),
     ("reduce", &["-o NEW TRACE", "-o NEW TRACE OOM", "-o NEW CUT", "-o NEW MISSING", "-o PLAIN TRACE"]),
     // Formats have rules of their own: `formats_keep_their_rules_with_hostile_names`. These are the errors.
     (

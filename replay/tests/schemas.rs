@@ -153,13 +153,26 @@ fn every_verb_writes_what_its_schema_says() {
 }
 
 #[test]
+fn the_list_that_map_writes_is_as_its_schema_says() {
+    let folder = std::env::temp_dir().join(format!("gputrace-schemas.{}", std::process::id()));
+    let named = folder.display().to_string();
+    gputrace(&["map", "-o", &named, "summary", "--", "varying-lengths.gtr"]);
+    let text = std::fs::read_to_string(folder.join("map.json")).expect("a list");
+    std::fs::remove_dir_all(&folder).expect("a folder of our own");
+    let schema = schema("map");
+    let wrong = faults(&schema, &schema, &serde_json::from_str(&text).expect("JSON"), "map.json");
+    assert!(wrong.is_empty() && text.contains("varying-lengths"), "{wrong:#?}");
+}
+
+#[test]
 fn every_verb_with_json_is_asked() {
     let help = gputrace(&["--help"]);
     let listed =
         help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
     let listed = listed.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
     let verbs = listed.filter_map(|line| line.split_whitespace().next()).filter(|verb| *verb != "help");
-    let with_json: Vec<&str> = verbs.filter(|verb| gputrace(&[verb, "--help"]).contains("--json")).collect();
+    let with_json: Vec<&str> =
+        verbs.filter(|verb| gputrace(&[verb, "--help"]).contains("\n      --json")).collect();
     assert!(with_json.len() >= ASKED.len(), "only {with_json:?} were found");
     for verb in with_json {
         assert!(ASKED.iter().any(|(asked, _)| *asked == verb), "{verb} --json is not held against a schema");

@@ -30,6 +30,7 @@ const WITHOUT: &[(&str, &str)] = &[
     ("html", "writes a file, whose page is held by page/test"),
     ("export", "writes what other programs read"),
     ("reduce", "writes what other verbs read; held by replay/src/reduce/tests.rs"),
+    ("map", "says one line; what it writes is held by tests/cli/files.rs and tests/executors"),
     ("recover", "needs a ring"),
     ("attach", "needs a process; held by tests/attach.rs"),
     ("detach", "needs a process; held by tests/attach.rs"),

@@ -4,5 +4,6 @@ mod answers;
 mod damage;
 mod files;
 mod help;
+mod map;
 mod record;
 mod support;

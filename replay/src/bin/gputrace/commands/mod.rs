@@ -19,6 +19,7 @@ mod html;
 mod import;
 mod leaks;
 mod manual;
+mod map;
 mod metrics;
 mod oom;
 mod parts;
@@ -83,6 +84,7 @@ const VERBS: &[Verb] = &[
     predict::VERB,
     ranks::VERB,
     reduce::VERB,
+    map::VERB,
     export::VERB,
     doctor::VERB,
     import::VERB,

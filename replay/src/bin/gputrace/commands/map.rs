@@ -1,0 +1,254 @@
+//! `gputrace map`: one verb over many traces, each where it lies, on an engine that the cluster already has.
+//!
+//! ```text
+//!   traces x options = tasks ──┬ local: processes here
+//!                              ├ ray, dask: `python -m gputrace.executors`, which hands tasks to workers
+//!                              └ slurm: array jobs, each of which runs its tasks as `local` does
+//!   files of tasks, map.json: the same bytes whoever ran them, and however often
+//! ```
+
+mod local;
+mod plan;
+mod python;
+mod slurm;
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::{ArgMatches, Args, ValueEnum};
+use gputrace_schemas::printable::Screen;
+
+use self::plan::{Plan, Task};
+use super::Verb;
+use crate::show::{self, complain};
+
+pub(super) const VERB: Verb = Verb::new::<MapArgs>("map", run);
+
+/// Runs a verb over many traces, each where it lies: here, on Ray, on Dask or on Slurm
+///
+/// Each trace is a task, and with several --with each trace is as many. What a task says on its standard output is a file of the
+/// folder -o; what `reduce` makes lies there under its own name. `map.json` lists tasks, files and exit statuses. All of it is the
+/// same whatever ran it; tasks whose worker was lost are run again.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  gputrace map -o summaries/ reduce -- job/
+  gputrace map --executor ray -o grid/ --with '--policy torch' --with '--policy torch:expandable_segments:True' replay --json -- job/
+  gputrace map --executor slurm --sbatch=--partition=gpu -o summaries/ reduce -- node17:/local/traces node18:/local/traces
+  gputrace ranks summaries/
+
+Ray and Dask need the Python package: pip install 'gputrace[ray]' or 'gputrace[dask]'. Slurm needs -o on a disk that all its hosts have.")]
+pub(super) struct MapArgs {
+    /// Who runs the tasks
+    #[arg(long, value_enum, value_name = "ENGINE", default_value = "local")]
+    executor: Executor,
+
+    /// Where Ray or Dask is: as for ray.init(address=…) and Client(…); without, one is started here, or Ray's own variables say
+    #[arg(long, value_name = "ADDRESS")]
+    address: Option<String>,
+
+    /// The Python that has Ray or Dask, and this package
+    #[arg(long, value_name = "FILE", default_value = "python3")]
+    python: PathBuf,
+
+    /// An option for sbatch: --sbatch=--partition=gpu; may be given several times
+    #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
+    sbatch: Vec<String>,
+
+    /// The folder for what the tasks say; files of the same tasks are replaced
+    #[arg(short, long, value_name = "DIR")]
+    output: PathBuf,
+
+    /// More options for the verb: a task of its own for each trace; may be given several times
+    #[arg(long = "with", value_name = "OPTIONS", allow_hyphen_values = true)]
+    grid: Vec<String>,
+
+    /// Tasks at once, at most: as many as there are processors; of Slurm's, as many as it runs
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    jobs: Option<u32>,
+
+    /// The verb with its options, --, and traces, snapshots, summaries or folders with them; HOST:/PATH is read on that host
+    #[arg(
+        required_unless_present = "plan",
+        value_name = "VERB",
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    rest: Vec<String>,
+
+    /// For array jobs: the list of tasks
+    #[arg(long, hide = true, requires = "task")]
+    plan: Option<PathBuf>,
+    /// For array jobs: the first of the tasks to run, and how far the next is
+    #[arg(long, hide = true, num_args = 2)]
+    task: Vec<usize>,
+}
+
+/// An engine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Executor {
+    /// Processes here
+    Local,
+    /// Ray
+    Ray,
+    /// Dask
+    Dask,
+    /// Slurm: array jobs
+    Slurm,
+}
+
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
+    let args: MapArgs = super::parsed(matches)?;
+    if let (Some(path), [first, stride]) = (&args.plan, &args.task[..]) {
+        return slurm::task(path, *first, *stride);
+    }
+    let plan = plan_of(&args)?;
+    let n_before = plan.tasks.len();
+    let outcomes = match args.executor {
+        Executor::Local => local::run(&plan)?,
+        Executor::Ray => python::run(&args.python, "ray", args.address.as_deref(), &plan)?,
+        Executor::Dask => python::run(&args.python, "dask", args.address.as_deref(), &plan)?,
+        Executor::Slurm => slurm::run(&plan, &args.sbatch)?,
+    };
+    plan.finish(&outcomes)?;
+    let mut statuses: BTreeMap<i32, usize> = BTreeMap::new();
+    for (idx, task) in plan.tasks.iter().enumerate() {
+        match outcomes.get(&idx) {
+            Some(outcome) => {
+                *statuses.entry(outcome.status).or_default() += 1;
+                // What is below the first line is advice on how to type it.
+                if let Some(error) = outcome.error.lines().next().filter(|_| outcome.status > 1) {
+                    complain!("{}: {}", task.name, error.trim_start_matches("gputrace: "));
+                }
+            }
+            None => complain!("{}: its worker was lost {} times", task.name, plan.tries),
+        }
+    }
+    let n_lost = n_before - outcomes.len();
+    let told = statuses.iter().map(|(status, n)| format!("{n} with status {status}"));
+    let lost = (n_lost > 0).then(|| format!("{n_lost} lost"));
+    let told: Vec<String> = told.chain(lost).collect();
+    writeln!(out, "{}: {} tasks: {}", show::shown(&args.output), n_before, told.join(", "))?;
+    let worst = statuses.keys().next_back().copied().unwrap_or(0).max(if n_lost > 0 { 2 } else { 0 });
+    Ok(ExitCode::from(u8::try_from(worst).unwrap_or(2)))
+}
+
+/// All tasks, in the order in which they are listed.
+fn plan_of(args: &MapArgs) -> anyhow::Result<Plan> {
+    let at = args.rest.iter().position(|word| word == "--").filter(|at| *at + 1 < args.rest.len());
+    let Some(at) = at else { bail!("no traces: gputrace map -o DIR VERB [OPTIONS] -- TRACE…") };
+    let (verb, named) = (&args.rest[..at], &args.rest[at + 1..]);
+    let Some((verb, options)) = verb.split_first() else { bail!("no verb before the traces") };
+    let is_known = super::VERBS.iter().any(|known| known.name == *verb);
+    if !is_known || verb == VERB.name {
+        bail!(
+            "`{verb}` cannot be mapped over traces: name a verb that takes one, as reduce, replay, tune or leaks"
+        );
+    }
+    let mut grid = args.grid.iter().map(|more| words(more)).collect::<anyhow::Result<Vec<_>>>()?;
+    if grid.is_empty() {
+        grid.push(vec![]);
+    }
+    std::fs::create_dir_all(&args.output)
+        .with_context(|| format!("cannot make the folder {}", args.output.display()))?;
+    let mut plan = Plan {
+        program: std::env::current_exe().context("cannot tell where this program is")?,
+        output: std::path::absolute(&args.output)?,
+        work: plan::folder_in(&std::path::absolute(&args.output)?, ".map")?,
+        tries: 3,
+        jobs: args.jobs.map(|jobs| jobs as usize),
+        tasks: vec![],
+    };
+    let ending = if options.iter().any(|option| option == "--json") { "json" } else { "txt" };
+    let mut taken: BTreeMap<String, usize> = BTreeMap::new();
+    for (host, trace) in traces(named)? {
+        let stem = Path::new(&trace).file_name().map_or_else(|| "root".into(), |name| name.to_string_lossy());
+        let stem = stem.trim_end_matches(".gtr").to_owned();
+        let stem = host.as_ref().map_or_else(|| stem.clone(), |host| format!("{host}.{stem}"));
+        for (idx, more) in grid.iter().enumerate() {
+            let part = if grid.len() > 1 { format!(".{idx}") } else { String::new() };
+            let same = taken.entry(format!("{stem}{part}")).or_default();
+            *same += 1;
+            let again = if *same > 1 { format!(".again{}", *same - 1) } else { String::new() };
+            let arguments = [std::slice::from_ref(verb), options, &more[..]].concat();
+            let name = format!("{stem}{part}{again}.{verb}.{ending}");
+            plan.tasks.push(Task { name, host: host.clone(), arguments, trace: trace.clone() });
+        }
+    }
+    Ok(plan)
+}
+
+/// Options as a shell would take them apart, without its variables and patterns.
+fn words(text: &str) -> anyhow::Result<Vec<String>> {
+    let (mut words, mut word, mut quote) = (vec![], None::<String>, None);
+    for c in text.chars() {
+        match (quote, c) {
+            (None, ' ' | '\t' | '\n') => words.extend(word.take()),
+            (None, '\'' | '"') => {
+                quote = Some(c);
+                word.get_or_insert_default();
+            }
+            (Some(open), _) if open == c => quote = None,
+            _ => word.get_or_insert_default().push(c),
+        }
+    }
+    if quote.is_some() {
+        bail!("--with {text}: a quotation mark is open");
+    }
+    words.extend(word);
+    Ok(words)
+}
+
+/// Traces with the host that each must be read on. Folders of this host are gone through here.
+fn traces(named: &[String]) -> anyhow::Result<Vec<(Option<String>, String)>> {
+    let mut all = vec![];
+    for name in named {
+        if let Some((host, path)) = name.split_once(":/").filter(|(host, _)| is_host(host)) {
+            all.push((Some(host.to_owned()), format!("/{path}")));
+            continue;
+        }
+        if name == "-" {
+            bail!("what is on the standard input cannot be mapped over: name files");
+        }
+        for path in show::paths(&[PathBuf::from(name)])? {
+            let path = std::path::absolute(&path)?;
+            let Some(path) = path.to_str() else { bail!("{}: not UTF-8", path.display()) };
+            all.push((None, path.to_owned()));
+        }
+    }
+    Ok(all)
+}
+
+/// A name of a host, and not the beginning of a path or of an address.
+fn is_host(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_taken_apart_as_by_a_shell() {
+        let taken = |text| words(text).map_err(|_| ());
+        let texts = |all: &[&str]| Ok(all.iter().map(|&word| word.to_owned()).collect::<Vec<_>>());
+        assert_eq!(
+            taken("--policy torch  --limit '10 GiB'"),
+            texts(&["--policy", "torch", "--limit", "10 GiB"])
+        );
+        assert_eq!(taken("\"\" a"), texts(&["", "a"]));
+        assert_eq!(taken(" "), texts(&[]));
+        assert_eq!(taken("'a"), Err(()));
+    }
+
+    #[test]
+    fn a_host_stands_before_an_absolute_path() {
+        let named = ["node-17.cluster:/local/traces".to_owned()];
+        let found = traces(&named).expect("nothing is read");
+        assert_eq!(found, [(Some("node-17.cluster".to_owned()), "/local/traces".to_owned())]);
+        assert!(!is_host("a/b") && !is_host(""));
+    }
+}
