@@ -4,7 +4,7 @@ RELEASE := target/release
 # What installs comes before what builds; cargo uses all processors by itself.
 .NOTPARALLEL:
 
-.PHONY: help setup build demo test lint check page browser pictures deny fmt bench bench-leaks oracle pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet
+.PHONY: help setup build demo test lint check page browser pictures deny fmt bench bench-leaks oracle pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -79,6 +79,11 @@ bench-leaks: ## How often `leaks` is wrong, over 2,400 programs of known truth w
 fleet: build ## A job of 1,024 ranks of a million events each: reduced, joined, its planted faults named (`make fleet RANKS=32 EVENTS=20000` is short)
 	cargo build --release -p gputrace-schemas --example ranks
 	$(or $(wildcard target/consumers/bin/python),python3) tests/fleet.py $(RELEASE) $(or $(RANKS),1024) $(or $(EVENTS),1000000)
+
+executors: build ## Reduce and replay a job with `gputrace map` here, on Ray, Dask and Slurm, killing tasks (`make executors RANKS=20`)
+	cargo build --release -p gputrace-schemas --example ranks
+	tests/executors/setup.sh target/executors
+	PYTHON=target/executors/bin/python python3 tests/executors/executors.py $(RELEASE) target/executors/job $(or $(RANKS),10) $(or $(EVENTS),200000)
 
 # The wheel that each row of the simulator's table was measured with; `make oracle RELEASES=2.11.0` takes one. `make oracle ORACLE_SEEDS=100`
 # runs 100 programs of 1,000 commands with each of 12 to 22 option strings of every release: 15 minutes of a processor.

@@ -13,6 +13,7 @@ mod python;
 mod slurm;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -77,7 +78,7 @@ pub(super) struct MapArgs {
         trailing_var_arg = true,
         allow_hyphen_values = true
     )]
-    rest: Vec<String>,
+    rest: Vec<OsString>,
 
     /// For array jobs: the list of tasks
     #[arg(long, hide = true, requires = "task")]
@@ -138,9 +139,16 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
 
 /// All tasks, in the order in which they are listed.
 fn plan_of(args: &MapArgs) -> anyhow::Result<Plan> {
-    let at = args.rest.iter().position(|word| word == "--").filter(|at| *at + 1 < args.rest.len());
+    // Engines take lists of text.
+    let text = |word: &OsString| match word.to_str() {
+        Some(text) => Ok(text.to_owned()),
+        None => bail!("{}: a name that is not UTF-8 cannot be handed to an engine", word.display()),
+    };
+    let rest = args.rest.iter().map(text).collect::<anyhow::Result<Vec<String>>>()?;
+    text(&args.output.clone().into_os_string())?;
+    let at = rest.iter().position(|word| word == "--").filter(|at| *at + 1 < rest.len());
     let Some(at) = at else { bail!("no traces: gputrace map -o DIR VERB [OPTIONS] -- TRACE…") };
-    let (verb, named) = (&args.rest[..at], &args.rest[at + 1..]);
+    let (verb, named) = (&rest[..at], &rest[at + 1..]);
     let Some((verb, options)) = verb.split_first() else { bail!("no verb before the traces") };
     let is_known = super::VERBS.iter().any(|known| known.name == *verb);
     if !is_known || verb == VERB.name {
