@@ -83,17 +83,21 @@ def on_ray(plan: dict, address: str) -> Iterator[Tuple[int, Any]]:
 def on_dask(plan: dict, address: str) -> Iterator[Tuple[int, Any]]:
     """Tasks as Dask's; numbers with results or errors, in the order in which they end."""
     from distributed import Client, as_completed
+    from distributed.comm import get_address_host
 
     client = Client(address) if address else Client(processes=True, threads_per_worker=1, dashboard_address=None)
     with client:
-        hosts: Dict[str, list] = {}
-        for name, host in client.run(_host()).items():
-            hosts.setdefault(host, []).append(name)
-        work, shared, numbers = _worker(), client.scatter(plan_for_workers(plan), broadcast=True), {}
+        client.wait_for_workers(1, timeout=60)
+        hosts: Dict[str, set] = {}
+        for address, host in client.run(_host()).items():
+            # By the host's address and not the worker's: one that is started again has another port.
+            hosts.setdefault(host, set()).add(get_address_host(address))
+        # Not scattered: what is scattered goes with the worker that has it.
+        work, shared, numbers = _worker(), plan_for_workers(plan), {}
         for number, task in enumerate(plan["tasks"]):
             if task["host"] and task["host"] not in hosts:
                 sys.exit(f"gputrace: Dask has no worker on {task['host']}: it has some on {', '.join(sorted(hosts))}")
-            workers = hosts[task["host"]] if task["host"] else None
+            workers = sorted(hosts[task["host"]]) if task["host"] else None
             future = client.submit(work, shared, task, workers=workers, retries=plan["tries"] - 1, pure=False)
             numbers[future] = number
         for future in as_completed(list(numbers)):

@@ -108,13 +108,19 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     }
     let plan = plan_of(&args)?;
     let n_before = plan.tasks.len();
-    let outcomes = match args.executor {
-        Executor::Local => local::run(&plan)?,
-        Executor::Ray => python::run(&args.python, "ray", args.address.as_deref(), &plan)?,
-        Executor::Dask => python::run(&args.python, "dask", args.address.as_deref(), &plan)?,
-        Executor::Slurm => slurm::run(&plan, &args.sbatch)?,
+    let ran = match args.executor {
+        Executor::Local => local::run(&plan),
+        Executor::Ray => python::run(&args.python, "ray", args.address.as_deref(), &plan),
+        Executor::Dask => python::run(&args.python, "dask", args.address.as_deref(), &plan),
+        Executor::Slurm => slurm::run(&plan, &args.sbatch),
     };
-    plan.finish(&outcomes)?;
+    // Slurm's jobs say there why they failed.
+    let is_done = ran.as_ref().is_ok_and(|outcomes| outcomes.len() == plan.tasks.len());
+    let listed = ran.and_then(|outcomes| plan.finish(&outcomes).map(|()| outcomes));
+    if is_done || args.executor != Executor::Slurm {
+        let _ = std::fs::remove_dir_all(&plan.work);
+    }
+    let outcomes = listed?;
     let mut statuses: BTreeMap<i32, usize> = BTreeMap::new();
     for (idx, task) in plan.tasks.iter().enumerate() {
         match outcomes.get(&idx) {

@@ -107,12 +107,7 @@ impl Plan {
             })
         });
         let all = json!({ "schema": "gputrace.map/1", "tasks": tasks.collect::<Vec<_>>() });
-        put(&self.output.join("map.json"), &self.work, format!("{all:#}\n").as_bytes())?;
-        if outcomes.len() == self.tasks.len() {
-            // Who was killed while it ran a task left files there.
-            let _ = std::fs::remove_dir_all(&self.work);
-        }
-        Ok(())
+        put(&self.output.join("map.json"), &self.work, format!("{all:#}\n").as_bytes())
     }
 }
 
