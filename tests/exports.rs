@@ -96,6 +96,28 @@ fn opened(format: &str, consumer: &str, script: &str, file: &Path, installed: &P
 }
 
 #[test]
+fn the_queries_of_the_documentation_run_in_duckdb() {
+    let (scripts, installed) = (tests().join("consumers"), tests().join("../target/consumers"));
+    say(&String::from_utf8_lossy(&output(Command::new(scripts.join("setup.sh")).arg(&installed)).stderr));
+    let folder = Folder::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "sql");
+    let golden = tests().join("golden");
+    let summaries = folder.path().join("summaries").display().to_string();
+    gputrace(&["reduce", "-o", &summaries], &golden);
+    std::fs::write(folder.path().join("summary.json"), gputrace(&["summary", "--json"], &golden))
+        .expect("a file");
+    let rows = gputrace(&["export", "-f", "parquet"], &golden.join("varying-lengths.gtr"));
+    std::fs::write(folder.path().join("rows.parquet"), rows).expect("a file of our own");
+    let mut command = Command::new(python(&installed));
+    command.arg(scripts.join("sql.py")).arg(folder.path());
+    let told = output(command.args(["SQL.md", "FLEET.md"].map(|page| tests().join("../docs").join(page))));
+    let text = [told.stdout, told.stderr].map(|text| String::from_utf8_lossy(&text).trim().to_owned());
+    match told.status.code() {
+        Some(SKIPPED) => skip("the queries of docs/SQL.md", &text[0]),
+        status => assert_eq!(status, Some(0), "{}", text.join("\n")),
+    }
+}
+
+#[test]
 fn every_format_has_a_consumer_and_is_explained() {
     let listed =
         output(Command::new(recorded::built().join("gputrace")).args(["export", "--format", "?", "x"]));
