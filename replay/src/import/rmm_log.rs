@@ -4,7 +4,6 @@
 //! `allocate failure` (rmm, include/rmm/mr/logging_resource_adaptor.hpp; `deallocate` in its user guide). The log does not
 //! say which memory resource served the requests, on which device, or what it asked of the driver.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
@@ -14,6 +13,7 @@ use gputrace_sim::ops::{
 use rustc_hash::FxHashMap;
 
 use super::{ImportError, Trace};
+use crate::trace::files;
 
 /// The first line.
 const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";
@@ -30,7 +30,7 @@ pub(super) fn looks_like_a_log(first_bytes: &[u8]) -> bool {
 pub(super) fn read(path: &Path) -> Result<Trace, ImportError> {
     let open = |cause| ImportError::Open { path: path.into(), cause };
     let mut log = Log { builder: Builder::new(0), live: FxHashMap::default(), n_unknown: 0, n_twice: 0 };
-    let mut reader = BufReader::new(File::open(path).map_err(open)?);
+    let mut reader = BufReader::new(files::open(path).map_err(open)?);
     let mut line = String::new();
     let mut number = 0;
     while {

@@ -16,6 +16,7 @@ use gputrace_sim::ops::{
 
 use super::pickle::{self, Heap, MISSING, PickleError, RawEntry, Value};
 use super::{HIGHEST, LARGEST, LARGEST_REFUSED, LARGEST_SUM, Trace};
+use crate::trace::files;
 
 /// Why a snapshot could not be imported.
 #[derive(Debug, thiserror::Error)]
@@ -87,7 +88,7 @@ enum Wanted {
 
 fn uncompressed(path: &Path) -> Result<Box<dyn Read>, ImportError> {
     let open = |cause| ImportError::Open { path: path.into(), cause };
-    let mut file = BufReader::new(std::fs::File::open(path).map_err(open)?);
+    let mut file = BufReader::new(files::open(path).map_err(open)?);
     let is_gzip = file.fill_buf().map_err(open)?.starts_with(&[0x1f, 0x8b]);
     Ok(if is_gzip { Box::new(flate2::bufread::MultiGzDecoder::new(file)) } else { Box::new(file) })
 }
@@ -124,7 +125,8 @@ pub(super) fn with_extras(source: impl Read, path: &Path) -> Result<(Trace, Vec<
 }
 
 fn wanted(source: impl Read, path: &Path, wanted: Wanted) -> Result<(Trace, Vec<Extras>), ImportError> {
-    let file_bytes = std::fs::metadata(path).map_or(u64::MAX, |metadata| metadata.len());
+    let file_bytes =
+        files::open(path).and_then(|file| file.metadata()).map_or(u64::MAX, |metadata| metadata.len());
     let (mut heap, root) =
         pickle::read(source, file_bytes).map_err(|cause| ImportError::Pickle { path: path.into(), cause })?;
     let not = |what: &str| ImportError::NotASnapshot { path: path.into(), what: what.into() };

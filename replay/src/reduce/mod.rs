@@ -59,7 +59,10 @@ const MOST_REPLAYED: u64 = 1_000_000;
 /// Whether a file is a summary, by its name.
 #[must_use]
 pub fn is_summary(path: &Path) -> bool {
-    path.to_string_lossy().ends_with(ENDING)
+    let name = path.to_string_lossy();
+    // A link to an object may carry a signature.
+    let name = if name.contains("://") { name.split('?').next().unwrap_or_default() } else { &name };
+    name.ends_with(ENDING)
 }
 
 /// A summary that can be written.

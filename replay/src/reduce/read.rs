@@ -1,6 +1,7 @@
 //! Summaries, read again.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use gputrace_schemas::event::{Bytes, Nanos};
@@ -16,6 +17,7 @@ use crate::exports::parts::parquet::read::Table;
 use crate::ranks::calls::Participant;
 use crate::ranks::memory::{Between, Holding, Moments};
 use crate::report::model::Part;
+use crate::trace::files;
 use crate::trace::source::Source;
 
 /// What is read of a file: facts for people and their SQL stay where they are.
@@ -97,12 +99,15 @@ impl Summary {
     /// It cannot be read, is damaged, or is of another version.
     pub fn open(path: &Path) -> Result<Summary, Error> {
         let open = |cause| Error::Open { path: path.to_owned(), cause };
-        let size = std::fs::metadata(path).map_err(open)?.len();
+        let mut file = files::open(path).map_err(open)?;
+        let size = file.metadata().map_err(open)?.len();
         if size > MOST_BYTES {
             let what = "it is larger than any summary".to_owned();
             return Err(Error::Damaged { path: path.to_owned(), what });
         }
-        Summary::of(path, &std::fs::read(path).map_err(open)?)
+        let mut bytes = vec![];
+        file.read_to_end(&mut bytes).map_err(open)?;
+        Summary::of(path, &bytes)
     }
 
     /// The same, of the bytes of a file.

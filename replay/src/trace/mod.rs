@@ -4,6 +4,7 @@
 //! test's hand-made [`Recording`] all take the same path. Nothing here knows how a trace is stored.
 
 pub(crate) mod backward;
+pub mod files;
 pub(crate) mod interned;
 pub mod owners;
 pub(crate) mod preparing;

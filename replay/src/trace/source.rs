@@ -7,6 +7,7 @@ use gputrace_schemas::event::{Device, Event, Nanos, Thread, ThreadId};
 use gputrace_schemas::reader::{self, Damage, Trace};
 
 use crate::import::{self, ImportError};
+use crate::trace::files;
 use crate::trace::redact;
 use crate::trace::{Definitions, Recording};
 
@@ -19,6 +20,13 @@ pub enum Error {
     /// It is a pickle, but not a snapshot of PyTorch.
     #[error(transparent)]
     Snapshot(#[from] ImportError),
+}
+
+/// Opens a trace of gputrace's own.
+pub(crate) fn open(path: &Path) -> Result<Trace, reader::Error> {
+    let name = path.display().to_string();
+    let file = files::open(path).map_err(|source| reader::Error::Io { file: name.clone(), source })?;
+    Trace::read(file, &name)
 }
 
 /// A trace that can be read from its beginning to its end, as often as needed.
@@ -44,7 +52,7 @@ impl Source {
         let kind = if import::is_pickle(path) {
             Kind::Recording(Box::new(import::recording(path)?))
         } else {
-            Kind::Trace(Box::new(Trace::open(path)?))
+            Kind::Trace(Box::new(open(path)?))
         };
         Ok(Source { path: path.display().to_string(), kind, redacted: None })
     }

@@ -10,6 +10,7 @@ use gputrace_schemas::printable::Screen;
 mod commands;
 mod elf;
 mod http;
+mod objects;
 mod show;
 mod working;
 

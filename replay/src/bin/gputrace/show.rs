@@ -1,10 +1,11 @@
 //! What the verbs that show something have in common.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, Write};
 use std::os::fd::{AsFd, IntoRawFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, anyhow, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -21,6 +22,7 @@ use gputrace_schemas::event::Nanos;
 use gputrace_schemas::printable::{Screen, printable};
 use serde::Serialize;
 
+use crate::objects;
 use crate::working::Working;
 
 /// Says on the standard error, in a line, what went wrong: `eprintln!` for text with names in it.
@@ -65,6 +67,10 @@ pub(crate) fn paths(named: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
             paths.push(spooled().context("cannot keep what is on the standard input")?);
             continue;
         }
+        if objects::is_url(path) {
+            paths.extend(objects::named(path, is_trace)?);
+            continue;
+        }
         if !path.is_dir() {
             paths.push(path.clone());
             continue;
@@ -85,6 +91,11 @@ pub(crate) fn paths(named: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
+/// Whether a name is a folder's, here or in object storage.
+pub(crate) fn is_folder(name: &Path) -> bool {
+    name.is_dir() || (objects::is_url(name) && !objects::is_object(name, is_trace))
+}
+
 /// Whether a file of a folder is a trace or a snapshot, by its name.
 fn is_trace(path: &Path) -> bool {
     const ENDINGS: [&str; 5] = [".gtr", ".pickle", ".pickle.gz", ".pkl", ".pkl.gz"];
@@ -102,12 +113,24 @@ pub(crate) fn only(named: &Path) -> anyhow::Result<PathBuf> {
 
 /// `-` is what is on the standard input, kept in a file without a name: traces are read more than once.
 fn spooled() -> anyhow::Result<PathBuf> {
-    let path = std::env::temp_dir().join(format!("gputrace.{}.stdin", std::process::id()));
-    let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
-    std::fs::remove_file(&path)?;
+    let mut file = unnamed()?;
     std::io::copy(&mut std::io::stdin().lock(), &mut file)?;
-    // Open until the process ends.
-    Ok(PathBuf::from(format!("/proc/self/fd/{}", file.into_raw_fd())))
+    Ok(kept(file))
+}
+
+/// A file without a name: nothing is left of it, however the process ends.
+pub(crate) fn unnamed() -> std::io::Result<File> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let name = format!("gputrace.{}.{}.part", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let path = std::env::temp_dir().join(name);
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    Ok(file)
+}
+
+/// What opens a file without a name, until the process ends.
+pub(crate) fn kept(file: File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.into_raw_fd()))
 }
 
 /// Which moment to look at.

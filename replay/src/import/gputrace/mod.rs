@@ -47,6 +47,7 @@ use super::{ImportError, LARGEST_SUM, Trace};
 use crate::ledger::{Ledger, MemoryKind, Object, Step, Watch};
 use crate::trace::Definitions;
 use crate::trace::owners;
+use crate::trace::source;
 
 /// Most devices of one process.
 const MAX_DEVICES: i16 = 4096;
@@ -56,7 +57,7 @@ const MAX_DEVICES: i16 = 4096;
 /// # Errors
 /// When it cannot be opened, is not a trace or is one of another version, or has too many streams.
 pub(super) fn read(path: &Path) -> Result<Trace, ImportError> {
-    let trace = reader::Trace::open(path).map_err(|source| ImportError::Trace { source })?;
+    let trace = source::open(path).map_err(|source| ImportError::Trace { source })?;
     let mut notes = Vec::new();
     if !trace.is_complete() {
         notes.push("it has no end: its recorder was killed, or is still writing".to_owned());

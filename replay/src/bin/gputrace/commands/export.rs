@@ -13,6 +13,7 @@ use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;
+use crate::objects;
 use crate::show::{self, NativeArgs, WhenArgs, complain};
 use crate::working::Working;
 
@@ -122,6 +123,9 @@ pub(super) fn write_whole(
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> anyhow::Result<()> {
     let cannot = || format!("cannot write {}", path.display());
+    if objects::is_url(path) {
+        return objects::write(path, force, write);
+    }
     let is_there = path.symlink_metadata().is_ok();
     if is_there && !force {
         bail!("{} exists; -F overwrites it", path.display());

@@ -19,6 +19,7 @@ use gputrace_sim::bytes::iec;
 
 use super::Verb;
 use super::export::write_whole;
+use crate::objects;
 use crate::show::{self, TraceArgs, complain};
 
 pub(super) const VERB: Verb = Verb::new::<HtmlArgs>("html", run);
@@ -54,7 +55,7 @@ fn run(matches: &ArgMatches, _out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: HtmlArgs = super::parsed(matches)?;
     let paths = args.traces.paths()?;
     let output = args.output.unwrap_or_else(|| named_after(&paths[0]));
-    if output.symlink_metadata().is_ok() && !args.force {
+    if !args.force && objects::exists(&output)? {
         bail!("{} exists; -F overwrites it", output.display());
     }
     let n_traces = paths.len();

@@ -24,6 +24,7 @@ use gputrace_schemas::printable::Screen;
 
 use self::plan::{Plan, Task};
 use super::Verb;
+use crate::objects;
 use crate::show::{self, complain};
 
 pub(super) const VERB: Verb = Verb::new::<MapArgs>("map", run);
@@ -102,9 +103,19 @@ enum Executor {
 }
 
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
-    let args: MapArgs = super::parsed(matches)?;
+    let mut args: MapArgs = super::parsed(matches)?;
     if let (Some(path), [first, stride]) = (&args.plan, &args.task[..]) {
         return slurm::task(path, *first, *stride);
+    }
+    let url = Some(args.output.clone()).filter(|output| objects::is_url(output));
+    if let Some(url) = &url {
+        if args.executor == Executor::Slurm {
+            bail!(
+                "Slurm's jobs write to a folder that all its hosts have: name one with -o, then gputrace upload -o {} FOLDER",
+                url.display()
+            );
+        }
+        args.output = plan::folder_in(&std::env::temp_dir(), "gputrace-map")?;
     }
     let plan = plan_of(&args)?;
     let n_before = plan.tasks.len();
@@ -134,6 +145,10 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
             None => complain!("{}: its worker was lost {} times", task.name, plan.tries),
         }
     }
+    if let Some(url) = &url {
+        sent(&args.output, url)?;
+        args.output.clone_from(url);
+    }
     let n_lost = n_before - outcomes.len();
     let told = statuses.iter().map(|(status, n)| format!("{n} with status {status}"));
     let lost = (n_lost > 0).then(|| format!("{n_lost} lost"));
@@ -141,6 +156,21 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     writeln!(out, "{}: {} tasks: {}", show::shown(&args.output), n_before, told.join(", "))?;
     let worst = statuses.keys().next_back().copied().unwrap_or(0).max(if n_lost > 0 { 2 } else { 0 });
     Ok(ExitCode::from(u8::try_from(worst).unwrap_or(2)))
+}
+
+/// Writes the files of a folder as objects, and removes it.
+fn sent(folder: &Path, url: &Path) -> anyhow::Result<()> {
+    let entries = std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let mut files = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?;
+    // The list comes last: whoever finds it finds all.
+    files.sort_by_key(|path| path.ends_with("map.json"));
+    for file in files.iter().filter(|path| path.is_file()) {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let to =
+            format!("{}/{}", url.to_string_lossy().trim_end_matches('/'), gputrace_objects::encoded(&name));
+        objects::put(file, Path::new(&to))?;
+    }
+    std::fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))
 }
 
 /// All tasks, in the order in which they are listed.
@@ -220,6 +250,11 @@ fn words(text: &str) -> anyhow::Result<Vec<String>> {
 fn traces(named: &[String]) -> anyhow::Result<Vec<(Option<String>, String)>> {
     let mut all = vec![];
     for name in named {
+        if objects::is_url(Path::new(name)) {
+            let found = show::paths(&[PathBuf::from(name)])?;
+            all.extend(found.iter().map(|url| (None, url.to_string_lossy().into_owned())));
+            continue;
+        }
         if let Some((host, path)) = name.split_once(":/").filter(|(host, _)| is_host(host)) {
             all.push((Some(host.to_owned()), format!("/{path}")));
             continue;

@@ -7,6 +7,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches};
 use gputrace_replay::reduce::{Summary, is_summary};
 use gputrace_schemas::printable::{Screen, is_obeyed, printable};
 
+use crate::objects;
 use crate::show::{self, complain};
 
 mod alarm;
@@ -38,6 +39,7 @@ mod symbolise;
 mod top;
 mod tree;
 mod tune;
+mod upload;
 mod witness;
 
 /// Something that `gputrace` does.
@@ -85,6 +87,7 @@ const VERBS: &[Verb] = &[
     ranks::VERB,
     reduce::VERB,
     map::VERB,
+    upload::VERB,
     export::VERB,
     doctor::VERB,
     import::VERB,
@@ -155,6 +158,7 @@ pub(crate) fn run(out: &mut Screen) -> anyhow::Result<ExitCode> {
             if !TAKE_SUMMARIES.contains(&name) {
                 refuse_summaries(name)?;
             }
+            objects::are_read();
             (verb.run)(arguments, out)
         }
         None => Ok(ExitCode::from(2)),
@@ -162,8 +166,9 @@ pub(crate) fn run(out: &mut Screen) -> anyhow::Result<ExitCode> {
 }
 
 /// Verbs that read no trace, or one that is being written.
-const WRITERS: [&str; 11] = [
-    "alarm", "attach", "detach", "ps", "manual", "metrics", "record", "recorder", "recover", "top", "witness",
+const WRITERS: [&str; 12] = [
+    "alarm", "attach", "detach", "ps", "manual", "metrics", "record", "recorder", "recover", "top", "upload",
+    "witness",
 ];
 
 /// Verbs that read what `reduce` writes in place of traces.
@@ -172,7 +177,10 @@ const TAKE_SUMMARIES: [&str; 5] = ["diff", "leaks", "ranks", "report", "stats"];
 /// What needs every event says so of a summary, and where its trace is.
 fn refuse_summaries(verb: &str) -> anyhow::Result<()> {
     let named = std::env::args_os().skip(2).map(PathBuf::from);
-    match named.filter(|path| is_summary(path) && path.is_file()).find_map(|path| Summary::open(&path).ok()) {
+    match named
+        .filter(|path| is_summary(path) && (path.is_file() || objects::is_url(path)))
+        .find_map(|path| Summary::open(&path).ok())
+    {
         Some(summary) => Err(summary.lacks(verb).into()),
         None => Ok(()),
     }

@@ -13,14 +13,14 @@ use gputrace_replay::answers::predict::{Asked, Recorded, Values, predict};
 use gputrace_replay::answers::predict_ranks::{Predicted, joined};
 use gputrace_replay::import;
 use gputrace_replay::report::model::Report;
+use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
-use gputrace_schemas::reader::Trace;
 use gputrace_sim::cores::on_all_cores;
 
 use self::job::Job;
 use super::Verb;
 use super::replay::MachineArgs;
-use crate::show::{ShowArgs, complain, shown};
+use crate::show::{self, ShowArgs, complain, shown};
 
 mod job;
 
@@ -141,7 +141,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: PredictArgs = super::parsed(matches)?;
     let asked =
         Asked { at: args.at.concat(), fit: args.fit, policies: args.policy, machine: args.machine.machine() };
-    let reply = match args.runs.iter().filter(|(_, path)| path.is_dir()).count() {
+    let reply = match args.runs.iter().filter(|(_, path)| show::is_folder(path)).count() {
         0 => of_process(&args.runs, &asked)?,
         n if n == args.runs.len() => of_job(&args.runs, &asked)?,
         _ => bail!("name a folder of each run, or a trace of each: the same rank of all"),
@@ -173,7 +173,7 @@ fn read(values: &Values, path: &Path) -> anyhow::Result<Recorded> {
     if trace.devices.is_empty() {
         bail!("{}: it holds no device memory at all", shown(path));
     }
-    let devices = Trace::open(path).map(|trace| trace.devices().to_vec()).unwrap_or_default();
+    let devices = Source::open(path).map(|source| source.devices().to_vec()).unwrap_or_default();
     let is_used =
         |ordinal: i16| trace.devices.iter().any(|stream| i64::from(stream.device) == i64::from(ordinal));
     let used = devices.into_iter().filter(|device| is_used(device.ordinal));

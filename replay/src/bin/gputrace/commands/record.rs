@@ -14,7 +14,8 @@ use gputrace_schemas::printable::Screen;
 use gputrace_sim::bytes;
 
 use super::parts::live::alert::Alert;
-use super::{Verb, alarm, witness};
+use super::upload::sending::Sending;
+use super::{Verb, alarm, upload, witness};
 use crate::elf::{self, Elf};
 use crate::show::{complain, shown};
 
@@ -77,6 +78,9 @@ pub(super) struct RecordArgs {
     /// Run this by `sh -c` instead, once each time, with ALERT, ALERT_VALUE, ALERT_PID and ALERT_TRACE in its environment
     #[arg(long, value_name = "COMMAND", requires = "alert")]
     on_alert: Option<OsString>,
+    /// Send traces to object storage, while the program runs and before this command ends: s3://bucket/folder/; see docs/OBJECT-STORAGE.md
+    #[arg(long, value_name = "URL", value_parser = upload::url)]
+    upload: Option<PathBuf>,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -149,12 +153,23 @@ fn watch(args: &RecordArgs, began: &str) -> anyhow::Result<()> {
 /// Starts the program, and sees to it that somebody says at its end what was recorded.
 fn start(args: &RecordArgs, began: &str, mut command: Command, program: &OsStr) -> std::io::Result<ExitCode> {
     command.env(variable(variables::JOB_BEGAN), began);
-    let Some(job) = Some(()).filter(|()| !args.quiet).and_then(|()| Job::make(began)) else {
+    let is_told = !args.quiet || args.upload.is_some();
+    let Some(job) = Some(()).filter(|()| is_told).and_then(|()| Job::make(began)) else {
         return Err(command.exec());
     };
     let program = shown(Path::new(program));
+    if let Some(url) = &args.upload {
+        // What is sent at the end is sent before the job's container or step ends with this process.
+        let sending = Sending::start(url, args.force, began);
+        let result = launch::run(command, |pid, gives_up| {
+            let traces = closing::wait_and_say(&job, pid, (!args.quiet).then_some(&program));
+            sending.finish(&traces, gives_up);
+        });
+        job.end();
+        return result;
+    }
     if launch::is_started_by_hand() {
-        let result = launch::run(command, |pid| closing::say(&job, pid, &program));
+        let result = launch::run(command, |pid, _| drop(closing::wait_and_say(&job, pid, Some(&program))));
         job.end();
         return result;
     }

@@ -1,7 +1,7 @@
 //! `gputrace reduce`: a trace as a small table, from which jobs of many processes are judged.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
@@ -13,6 +13,8 @@ use gputrace_schemas::event::Bytes;
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;
+use super::export::write_whole;
+use crate::objects;
 use crate::show;
 
 pub(super) const VERB: Verb = Verb::new::<ReduceArgs>("reduce", run);
@@ -44,6 +46,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let paths = show::paths(&args.traces)?;
     let is_folder = !is_summary(&args.output);
     match (is_folder, &paths[..]) {
+        (true, _) if objects::is_url(&args.output) => {}
         (true, _) => std::fs::create_dir_all(&args.output)
             .with_context(|| format!("cannot make the folder {}", args.output.display()))?,
         (false, [_]) => {}
@@ -55,19 +58,11 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         }
         let reduced = reduce(&Source::open(path)?)?;
         let to = if is_folder { args.output.join(&reduced.name) } else { args.output.clone() };
-        written(&to, &reduced.bytes).with_context(|| format!("cannot write {}", to.display()))?;
+        write_whole(&to, true, |file| file.write_all(&reduced.bytes))?;
         Ok((path.to_owned(), to, reduced.bytes.len() as u64))
     });
     for (path, to, size) in done {
         writeln!(out, "{} -> {}, {}", show::shown(&path), show::shown(&to), words::bytes(Bytes(size)))?;
     }
     Ok(show::exit_code(all_read))
-}
-
-/// Writes all of it or nothing: who reads meanwhile never sees a part.
-fn written(to: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let part = to.with_extension(format!("part{}", std::process::id()));
-    std::fs::write(&part, bytes).and_then(|()| std::fs::rename(&part, to)).inspect_err(|_| {
-        let _ = std::fs::remove_file(&part);
-    })
 }

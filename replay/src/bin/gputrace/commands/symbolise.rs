@@ -4,12 +4,15 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{ArgMatches, Args};
 use gputrace_recorder::Overwrite;
 use gputrace_recorder::symbolise::{Symbolised, Unresolved, symbolise};
+use gputrace_replay::trace::files;
 use gputrace_schemas::printable::{Screen, printable};
 
 use super::Verb;
+use crate::objects;
 use crate::show;
 
 pub(super) const VERB: Verb = Verb::new::<SymboliseArgs>("symbolise", run);
@@ -48,7 +51,13 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: SymboliseArgs = super::parsed(matches)?;
     let roots = if args.sysroot.is_empty() { vec!["/".into()] } else { args.sysroot };
     let overwrite = if args.force { Overwrite::Replace } else { Overwrite::Refuse };
-    let found = symbolise(&args.trace, roots, &args.output, overwrite)?;
+    let trace = files::here(&args.trace).with_context(|| format!("cannot read {}", args.trace.display()))?;
+    let found = match objects::is_url(&args.output) {
+        true => objects::write_by(&args.output, args.force, |to| {
+            Ok(symbolise(&trace, roots, to, Overwrite::Replace)?)
+        })?,
+        false => symbolise(&trace, roots, &args.output, overwrite)?,
+    };
     let Symbolised { n_frames, n_functions, n_lines, unresolved } = found;
     let to = show::shown(&args.output);
     writeln!(

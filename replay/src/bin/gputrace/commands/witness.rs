@@ -55,7 +55,7 @@ fn run(matches: &ArgMatches, _out: &mut Screen) -> anyhow::Result<ExitCode> {
     }
     launch::wait_for_standard_input()?;
     if let Some(job) = Job::find(&args.began) {
-        closing::say(&job, args.pid, &args.program);
+        closing::wait_and_say(&job, args.pid, Some(&args.program));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -45,13 +45,15 @@ struct Outcome {
     left: Vec<PathBuf>,
 }
 
-/// Waits for the recorders, and says it. The job's file is removed.
-pub(crate) fn say(job: &Job, pid: u32, program: &str) {
+/// Waits for the recorders, and says it where the program has a name. The job's file is removed. Gives the traces that have ended.
+pub(crate) fn wait_and_say(job: &Job, pid: u32, program: Option<&String>) -> Vec<PathBuf> {
     let outcome = wait(job, pid);
     job.end();
-    for line in lines(&outcome, program) {
+    for line in program.into_iter().flat_map(|program| lines(&outcome, program)) {
         complain!("{line}");
     }
+    let ended = outcome.made.into_iter().filter(|made| !matches!(made.end, End::Runs));
+    ended.map(|made| made.path).collect()
 }
 
 fn wait(job: &Job, pid: u32) -> Outcome {

@@ -29,11 +29,15 @@ pub(crate) fn is_started_by_hand() -> bool {
     is_leader && rustix::process::getppid().is_some() && std::io::stderr().is_terminal()
 }
 
-/// Runs the program as a child, hands signals on, calls `at_end` with its number, and ends as the program did.
+/// Runs the program as a child, hands signals on, calls `at_end` with its number and with what says whether somebody wants this
+/// process to end, and ends as the program did.
 ///
 /// # Errors
 /// It cannot be run.
-pub(crate) fn run(mut command: Command, at_end: impl FnOnce(u32)) -> std::io::Result<ExitCode> {
+pub(crate) fn run(
+    mut command: Command,
+    at_end: impl FnOnce(u32, &mut dyn FnMut() -> bool),
+) -> std::io::Result<ExitCode> {
     let ignored = ignored_signals();
     let caught = HANDED_ON.into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0);
     // Before the program is there: none may end us and leave it. It begins with what we began with.
@@ -48,7 +52,11 @@ pub(crate) fn run(mut command: Command, at_end: impl FnOnce(u32)) -> std::io::Re
         let _ = rustix::stdio::dup2_stdout(&null);
     }
     let status = wait(&mut child, &mut signals)?;
-    at_end(pid);
+    // From here on, who asks for an end means us.
+    // What ended the program may have been sent to both.
+    signals.pending().for_each(drop);
+    let is_asked = |signal: i32| HANDED_ON[..4].contains(&signal);
+    at_end(pid, &mut || signals.pending().any(|origin| is_asked(origin.signal)));
     Ok(end_as(status))
 }
 

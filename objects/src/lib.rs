@@ -1,0 +1,439 @@
+//! Files of object storage and of web servers, by their URLs: read, listed and written.
+//!
+//! ```text
+//!   s3://BUCKET/KEY    Amazon S3, and what speaks its protocol (MinIO, Ceph, Garage, R2): AWS_* variables
+//!   gs://BUCKET/KEY    Google Cloud Storage: GOOGLE_* variables
+//!   az://CONTAINER/KEY Azure Blob Storage: AZURE_* variables
+//!   http(s)://…        any web server; with WebDAV, folders of it too
+//! ```
+//!
+//! Everything here blocks: a caller needs no runtime, and has none.
+#![forbid(unsafe_code)]
+
+use std::fs::File;
+use std::future::Future;
+use std::io::{Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::http::HttpBuilder;
+use object_store::multipart::MultipartStore;
+use object_store::path::Path as Key;
+use object_store::{
+    ClientOptions, GetOptions, ObjectStore, ObjectStoreExt, ObjectStoreScheme, PutPayload, RetryConfig,
+};
+use url::Url;
+
+mod upload;
+
+pub use upload::{State, Upload};
+
+/// What is fetched or sent at once of a large object, in bytes: above the 5 MiB that S3 asks of a part that is not the last
+/// (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html, 2026), and the same for all, as R2 asks.
+pub const PART_BYTES: u64 = 8 << 20;
+/// Parts that are fetched at the same time.
+const N_AT_ONCE: usize = 4;
+/// How long something that may work again is tried.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Why an object cannot be read, listed or written.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The URL is none, or of a kind that is not known.
+    #[error("{url}: {why}")]
+    Name {
+        /// As it was given.
+        url: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// There is no such object, or no place for one.
+    #[error("{url}: {why}")]
+    NotFound {
+        /// As it was given.
+        url: String,
+        /// What is not there.
+        why: String,
+    },
+    /// The store refused, or could not be reached.
+    #[error("{url}: {why}")]
+    Store {
+        /// As it was given.
+        url: String,
+        /// What the store said, and what to do about it.
+        why: String,
+    },
+    /// The file of this machine cannot be read or written.
+    #[error("{file}: {cause}")]
+    Local {
+        /// Which file.
+        file: String,
+        /// What the system said.
+        cause: std::io::Error,
+    },
+}
+
+/// Whether a name is an object's, and not a file's: by what stands before `://`.
+#[must_use]
+pub fn is_url(name: &Path) -> bool {
+    const SCHEMES: [&str; 6] = ["s3", "gs", "az", "http", "https", "s3a"];
+    let scheme = name.to_str().and_then(|name| name.split_once("://")).map(|(scheme, _)| scheme);
+    scheme.is_some_and(|scheme| SCHEMES.contains(&scheme))
+}
+
+/// Where an object lies.
+pub(crate) struct Place {
+    url: String,
+    key: Key,
+    store: Arc<dyn ObjectStore>,
+    /// Where the store takes an object in parts.
+    parts: Option<Arc<dyn MultipartStore>>,
+    /// A link with a signature in its query, which no store of the library keeps.
+    link: Option<(reqwest::Client, Url)>,
+    is_ranged: bool,
+}
+
+impl Place {
+    pub(crate) fn of(name: &Path) -> Result<Place, Error> {
+        let given = name.display().to_string();
+        let wrong = |why: String| Error::Name { url: given.clone(), why };
+        let url = Url::parse(&given).map_err(|error| wrong(error.to_string()))?;
+        let is_web = matches!(url.scheme(), "http" | "https");
+        if !is_web && (url.query().is_some() || url.fragment().is_some()) {
+            return Err(wrong("a ? or # of a key is written %3F and %23".to_owned()));
+        }
+        // The first to come decides for the process: another has done what is done here.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let key = Key::from_url_path(url.path()).map_err(|error| wrong(error.to_string()))?;
+        let failed = |error: object_store::Error| store_error(&given, error);
+        let retry = RetryConfig { retry_timeout: PATIENCE, max_retries: 6, ..RetryConfig::default() };
+        // Whoever names a plain server in a variable or a URL means it.
+        let has_plain = |names: &[&str]| {
+            names.iter().any(|name| std::env::var(name).is_ok_and(|it| it.starts_with("http:")))
+        };
+        let options = |is_plain: bool| {
+            let agent = concat!("gputrace/", env!("CARGO_PKG_VERSION"));
+            let options = ClientOptions::new().with_allow_http(is_plain);
+            // Large parts over slow lines: an answer that does not begin is late, one that goes on is not.
+            let options =
+                options.with_timeout(Duration::from_secs(600)).with_connect_timeout(Duration::from_secs(10));
+            reqwest::header::HeaderValue::from_str(agent)
+                .map_or(options.clone(), |agent| options.with_user_agent(agent))
+        };
+        let place = |store: Arc<dyn ObjectStore>, parts: Option<Arc<dyn MultipartStore>>, is_ranged| Place {
+            url: given.clone(),
+            key: key.clone(),
+            store,
+            parts,
+            link: None,
+            is_ranged,
+        };
+        if is_web {
+            let store = HttpBuilder::new()
+                .with_url(&url[..url::Position::BeforePath])
+                .with_retry(retry)
+                .with_client_options(options(url.scheme() == "http"));
+            let store = store.build().map_err(failed)?;
+            let mut place = place(Arc::new(store), None, false);
+            if url.query().is_some() {
+                let client = reqwest::Client::builder().connect_timeout(Duration::from_secs(10)).build();
+                place.link = Some((client.map_err(|error| wrong(error.to_string()))?, url));
+            }
+            return Ok(place);
+        }
+        let scheme = ObjectStoreScheme::parse(&url).map_err(|error| wrong(error.to_string()))?.0;
+        Ok(match scheme {
+            ObjectStoreScheme::AmazonS3 => {
+                let is_plain = has_plain(&["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"]);
+                let store = AmazonS3Builder::from_env().with_url(&given).with_retry(retry);
+                let store = Arc::new(store.with_client_options(options(is_plain)).build().map_err(failed)?);
+                place(store.clone(), Some(store), true)
+            }
+            ObjectStoreScheme::GoogleCloudStorage => {
+                let store = GoogleCloudStorageBuilder::from_env().with_url(&given).with_retry(retry);
+                let store = Arc::new(store.with_client_options(options(true)).build().map_err(failed)?);
+                place(store.clone(), Some(store), true)
+            }
+            ObjectStoreScheme::MicrosoftAzure => {
+                let is_plain =
+                    has_plain(&["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL"]);
+                let is_plain = is_plain || std::env::var_os("AZURE_STORAGE_USE_EMULATOR").is_some();
+                let store = MicrosoftAzureBuilder::from_env().with_url(&given).with_retry(retry);
+                let store = Arc::new(store.with_client_options(options(is_plain)).build().map_err(failed)?);
+                place(store.clone(), Some(store), true)
+            }
+            _ => return Err(wrong("no storage of a kind that is known".to_owned())),
+        })
+    }
+
+    fn failed(&self, error: object_store::Error) -> Error {
+        store_error(&self.url, error)
+    }
+
+    /// Bytes that are there, or none where nothing is.
+    async fn size(&self) -> Result<Option<u64>, Error> {
+        match self.store.head(&self.key).await {
+            Ok(found) => Ok(Some(found.size)),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
+    async fn put(&self, payload: PutPayload) -> Result<(), Error> {
+        if let Some((client, url)) = &self.link {
+            let body: Vec<u8> = payload.iter().flat_map(|bytes| bytes.iter().copied()).collect();
+            let sent = client.put(url.clone()).body(body).send().await;
+            let answer = sent.and_then(reqwest::Response::error_for_status);
+            return answer.map(drop).map_err(|error| link_error(&self.url, &error));
+        }
+        self.store.put(&self.key, payload).await.map(drop).map_err(|error| self.failed(error))
+    }
+}
+
+/// What a store said, with what is to be done where that is known.
+fn store_error(url: &str, error: object_store::Error) -> Error {
+    // Its causes say what went wrong; what stands before them names the library.
+    let mut said = vec![];
+    let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(&error);
+    while let Some(next) = cause {
+        said.push(next.to_string());
+        cause = next.source();
+    }
+    let all = error.to_string();
+    let last = said.last().cloned().unwrap_or_else(|| all.clone());
+    if let object_store::Error::NotFound { .. } = error {
+        let why = in_tag(&last, "Message").unwrap_or_else(|| "there is no such object".to_owned());
+        return Error::NotFound { url: url.to_owned(), why };
+    }
+    let asks_the_machine =
+        ["169.254.169.254", "metadata.google.internal", "/computeMetadata/", "/metadata/identity"];
+    let is_denied = matches!(
+        error,
+        object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. }
+    );
+    let what = first_line(&last);
+    let why = if asks_the_machine.iter().any(|it| all.contains(it)) {
+        format!("no credentials: {}", remedy(url))
+    } else if is_denied {
+        format!("the store refuses ({what}): {}", remedy(url))
+    } else {
+        what
+    };
+    Error::Store { url: url.to_owned(), why }
+}
+
+/// A message of one line: stores answer in XML.
+fn first_line(text: &str) -> String {
+    let said = in_tag(text, "Message").or_else(|| in_tag(text, "Code"));
+    said.unwrap_or_else(|| text.lines().next().unwrap_or_default().to_owned())
+}
+
+/// What stands between `<name>` and `</name>`.
+fn in_tag(text: &str, name: &str) -> Option<String> {
+    let (_, rest) = text.split_once(&format!("<{name}>"))?;
+    Some(rest.split_once(&format!("</{name}>"))?.0.to_owned())
+}
+
+/// What gives credentials for this kind of store.
+fn remedy(url: &str) -> &'static str {
+    match url.split_once("://").map(|(scheme, _)| scheme) {
+        Some("s3" | "s3a") => {
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (`aws configure export-credentials --format env` prints those of a profile), or AWS_SKIP_SIGNATURE=true for a public bucket"
+        }
+        Some("gs") => {
+            "set GOOGLE_APPLICATION_CREDENTIALS to a key file, or GOOGLE_SKIP_SIGNATURE=true for a public bucket"
+        }
+        Some("az") => {
+            "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_SAS_KEY)"
+        }
+        _ => "the server wants something that a URL does not hold",
+    }
+}
+
+fn link_error(url: &str, error: &reqwest::Error) -> Error {
+    match error.status() {
+        Some(reqwest::StatusCode::NOT_FOUND) => {
+            Error::NotFound { url: url.to_owned(), why: "there is no such object".to_owned() }
+        }
+        Some(status) => Error::Store { url: url.to_owned(), why: format!("the server says {status}") },
+        None => Error::Store { url: url.to_owned(), why: error.to_string() },
+    }
+}
+
+/// Runs until it is done, on this thread.
+pub(crate) fn wait<T>(url: &str, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|cause| Error::Local { file: url.to_owned(), cause })?;
+    runtime.block_on(work)
+}
+
+/// Fetches all of an object into a file, from its beginning.
+///
+/// # Errors
+/// There is no such object, the store refuses or is not reached, the object changes meanwhile, or the file cannot be written.
+pub fn fetch(name: &Path, to: &mut File) -> Result<(), Error> {
+    let place = Place::of(name)?;
+    let local = |cause| Error::Local {
+        file: format!("{} (kept in {})", place.url, std::env::temp_dir().display()),
+        cause,
+    };
+    wait(&place.url, async {
+        if let Some((client, url)) = &place.link {
+            let answer = client.get(url.clone()).send().await.and_then(reqwest::Response::error_for_status);
+            let mut answer = answer.map_err(|error| link_error(&place.url, &error))?;
+            while let Some(bytes) = answer.chunk().await.map_err(|error| link_error(&place.url, &error))? {
+                to.write_all(&bytes).map_err(local)?;
+            }
+            return Ok(());
+        }
+        if place.is_ranged {
+            let found = place.store.head(&place.key).await.map_err(|error| place.failed(error))?;
+            if found.size > PART_BYTES {
+                return ranges(&place, to, found.size, found.e_tag).await;
+            }
+        }
+        let found = place.store.get(&place.key).await.map_err(|error| place.failed(error))?;
+        let mut bytes = found.into_stream();
+        to.seek(SeekFrom::Start(0)).map_err(local)?;
+        while let Some(bytes) = bytes.try_next().await.map_err(|error| place.failed(error))? {
+            to.write_all(&bytes).map_err(local)?;
+        }
+        Ok(())
+    })
+}
+
+/// The same, some parts at a time, all of the same object.
+async fn ranges(place: &Place, to: &File, size: u64, e_tag: Option<String>) -> Result<(), Error> {
+    let starts = (0..size).step_by(usize::try_from(PART_BYTES).unwrap_or(usize::MAX));
+    let parts = stream::iter(starts.map(|start| {
+        let options = GetOptions {
+            range: Some((start..size.min(start + PART_BYTES)).into()),
+            if_match: e_tag.clone(),
+            ..GetOptions::default()
+        };
+        async move {
+            let bytes = async { place.store.get_opts(&place.key, options).await?.bytes().await };
+            let bytes = bytes.await.map_err(|error| match error {
+                object_store::Error::Precondition { .. } => Error::Store {
+                    url: place.url.clone(),
+                    why: "it was replaced while it was read".to_owned(),
+                },
+                error => place.failed(error),
+            })?;
+            Ok::<_, Error>((start, bytes))
+        }
+    }));
+    let mut parts = parts.buffer_unordered(N_AT_ONCE);
+    while let Some((start, bytes)) = parts.try_next().await? {
+        to.write_all_at(&bytes, start).map_err(|cause| Error::Local { file: place.url.clone(), cause })?;
+    }
+    Ok(())
+}
+
+/// The URLs of the objects of a folder, in the order of their names; not those of folders in it.
+///
+/// # Errors
+/// The store refuses or is not reached.
+pub fn list(folder: &Path) -> Result<Vec<String>, Error> {
+    let place = Place::of(folder)?;
+    let base = place.url.trim_end_matches('/').to_owned();
+    wait(&place.url, async {
+        let prefix = Some(&place.key).filter(|key| !key.as_ref().is_empty());
+        let found = match place.store.list_with_delimiter(prefix).await {
+            Ok(found) => found.objects,
+            Err(object_store::Error::NotFound { .. }) => vec![],
+            Err(error) => return Err(place.failed(error)),
+        };
+        let names =
+            found.iter().filter(|it| it.location != place.key).filter_map(|it| it.location.filename());
+        // As a URL has it: decoded once, it is the key again.
+        let mut urls: Vec<String> = names.map(|name| format!("{base}/{}", encoded(name))).collect();
+        urls.sort();
+        Ok(urls)
+    })
+}
+
+/// A name of a key as a part of a URL.
+#[must_use]
+pub fn encoded(name: &str) -> String {
+    let is_plain =
+        |byte: u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@".contains(&byte) || byte >= 0x80;
+    let mut text = vec![];
+    for byte in name.bytes() {
+        if is_plain(byte) {
+            text.push(byte);
+        } else {
+            text.extend(format!("%{byte:02X}").bytes());
+        }
+    }
+    String::from_utf8(text).unwrap_or_default()
+}
+
+/// Bytes of an object, or none where there is none.
+///
+/// # Errors
+/// The store refuses or is not reached.
+pub fn size(name: &Path) -> Result<Option<u64>, Error> {
+    let place = Place::of(name)?;
+    // A signed link is for one method alone.
+    if place.link.is_some() {
+        return Ok(None);
+    }
+    wait(&place.url, place.size())
+}
+
+/// Writes a file as an object, in one piece: whoever reads meanwhile sees what was there before, or all of it.
+///
+/// # Errors
+/// The store refuses or is not reached, or the file cannot be read.
+pub fn put(file: &Path, name: &Path) -> Result<(), Error> {
+    Upload::begin(file, name)?.without_state().finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_are_told_from_files() {
+        for url in ["s3://b/k.gtr", "gs://b/k", "az://c/k", "http://h/k", "https://h/k?X=1"] {
+            assert!(is_url(Path::new(url)), "{url}");
+        }
+        for file in
+            ["train.gtr", "s3:/b/k", "/s3://b", "ftp://h/k", "node17:/local/traces", "batch=4:s3://b/k"]
+        {
+            assert!(!is_url(Path::new(file)), "{file}");
+        }
+    }
+
+    #[test]
+    fn a_name_of_a_key_comes_back_from_its_url() {
+        for name in ["train.gtr", "a b%20c.gtr", "what?.gtr", "a#b", "gerät.gtr", "{x}|y"] {
+            let url = Url::parse(&format!("s3://bucket/{}", encoded(name))).expect("a URL");
+            let key = Key::from_url_path(url.path()).expect("a key");
+            assert_eq!(key.as_ref(), Key::parse(name).expect("a key").as_ref(), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_a_url_cannot_name_is_said() {
+        for (url, says) in [("s3://bucket/what?.gtr", "%3F"), ("s3://", ""), ("az:///k", "")] {
+            let error = fetch(Path::new(url), &mut File::open("/dev/null").expect("a file")).expect_err(url);
+            assert!(error.to_string().contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_in_xml_is_one_line() {
+        let said =
+            "<?xml?><Error><Code>AccessDenied</Code><Message>Forbidden: Garage\nsays</Message></Error>";
+        assert_eq!(in_tag(said, "Message").as_deref(), Some("Forbidden: Garage\nsays"));
+        assert_eq!(first_line("one\ntwo"), "one");
+    }
+}
