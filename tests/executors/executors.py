@@ -6,7 +6,7 @@
 RELEASE is the folder of `gputrace` and `examples/ranks`. PYTHON names one with ray and distributed; what is missing, and
 Slurm where this user may not start it, is a SKIP. Ray and Dask start as their documentation says, Slurm by slurm.sh. While an engine reduces, one
 task in ten is killed: its process or, of every second, the worker that runs it. Then ten settings are replayed for each rank, here and
-on Ray, and what that took is printed; GRID is a number of ranks, where all are too many. PASS, FAIL and SKIP lines; exit status 0 only without FAIL.
+on each, and what that took is printed; GRID is a number of ranks, where all are too many, and ENGINES names some. PASS, FAIL and SKIP lines; exit status 0 only without FAIL.
 """
 import contextlib, filecmp, glob, os, shutil, signal, socket, subprocess, sys, threading, time
 
@@ -125,7 +125,7 @@ def main():
     if ran.returncode != 0:
         sys.exit(f"FAIL  local: {ran.stderr}")
     expected = subprocess.run([GPUTRACE, "ranks", "--json", first], capture_output=True).stdout
-    engines = [engine for engine in ("local", "ray", "dask", "slurm") if not lacks(engine) or say("SKIP", f"{engine}: {lacks(engine)}")]
+    engines = [engine for engine in os.environ.get("ENGINES", "local,ray,dask,slurm").split(",") if not lacks(engine) or say("SKIP", f"{engine}: {lacks(engine)}")]
     with clusters(engines):
         compare(engines, first, expected)
     sys.exit(bool(failed))

@@ -6,7 +6,7 @@ the plan's folder. A task is run on the host that it names, and again where its 
 import json
 import os
 import sys
-from typing import Any, Callable, Dict, Iterator, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 Result = Tuple[int, Dict[str, bytes], str]
 
@@ -88,27 +88,44 @@ def on_dask(plan: dict, address: str) -> Iterator[Tuple[int, Any]]:
     client = Client(address) if address else Client(processes=True, threads_per_worker=1, dashboard_address=None)
     with client:
         client.wait_for_workers(1, timeout=60)
+        # By the host's address and not the worker's: one that is started again has another port.
         hosts: Dict[str, set] = {}
-        for address, host in client.run(_host()).items():
-            # By the host's address and not the worker's: one that is started again has another port.
-            hosts.setdefault(host, set()).add(get_address_host(address))
-        # Not scattered: what is scattered goes with the worker that has it.
-        work, shared, numbers = _worker(), plan_for_workers(plan), {}
+        room: Dict[str, int] = {"": 0}
+        for at, (host, threads) in client.run(_host()).items():
+            hosts.setdefault(host, set()).add(get_address_host(at))
+            for key in ("", host):
+                room[key] = room.get(key, 0) + threads
+        # Dask counts whatever waits at a worker that is lost as tried there: no more are handed out than can run.
+        waiting: Dict[str, List[int]] = {}
         for number, task in enumerate(plan["tasks"]):
             if task["host"] and task["host"] not in hosts:
                 sys.exit(f"gputrace: Dask has no worker on {task['host']}: it has some on {', '.join(sorted(hosts))}")
-            workers = sorted(hosts[task["host"]]) if task["host"] else None
-            future = client.submit(work, shared, task, workers=workers, retries=plan["tries"] - 1, pure=False)
-            numbers[future] = number
-        for future in as_completed(list(numbers)):
+            waiting.setdefault(task["host"] or "", []).append(number)
+        # Not scattered: what is scattered goes with the worker that has it.
+        work, shared, numbers = _worker(), plan_for_workers(plan), {}
+
+        def next_of(host: str) -> Any:
+            number = waiting[host].pop(0)
+            workers = sorted(hosts[host]) if host else None
+            future = client.submit(work, shared, plan["tasks"][number], workers=workers, retries=plan["tries"] - 1, pure=False)
+            numbers[future] = number, host
+            return future
+
+        running = as_completed([next_of(host) for host in waiting for _ in range(min(room[host], len(waiting[host])))])
+        for future in running:
+            number, host = numbers.pop(future)
+            if waiting[host]:
+                running.add(next_of(host))
             error = future.exception()
-            yield numbers.pop(future), future.result() if error is None else error
+            yield number, future.result() if error is None else error
 
 
-def _host() -> Callable[[], str]:
-    def host() -> str:
+def _host() -> Callable[[Any], Tuple[str, int]]:
+    """A worker's host, and how many tasks it runs at once."""
+
+    def host(dask_worker: Any) -> Tuple[str, int]:
         import socket
-        return socket.gethostname()
+        return socket.gethostname(), dask_worker.state.nthreads
 
     return host
 

@@ -44,7 +44,7 @@ pub(super) fn run(plan: &Plan) -> anyhow::Result<Outcomes> {
 }
 
 /// Runs a task until its process ends by itself.
-pub(super) fn tried(plan: &Plan, idx: usize) -> anyhow::Result<Option<Outcome>> {
+fn tried(plan: &Plan, idx: usize) -> anyhow::Result<Option<Outcome>> {
     for _ in 0..plan.tries {
         if let Some(outcome) = plan.tasks[idx].run(plan)? {
             return Ok(Some(outcome));

@@ -1,16 +1,18 @@
 //! Tasks as array jobs of Slurm, on a folder that its hosts share. <https://slurm.schedmd.com/job_array.html>
 //!
 //! An array's element runs every so many-th task, as `gputrace map --plan FILE --task FIRST STRIDE`, and leaves a file for each that
-//! was run to its end. Tasks without one are handed in again.
+//! was run to its end, and one that says how often it was begun. Tasks without the first are handed in again: what waited in an
+//! element that was lost has not been tried.
 
 use std::collections::BTreeMap;
+use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
 
-use super::local;
 use super::plan::{Outcome, Outcomes, Plan, put};
 use crate::show::complain;
 
@@ -19,37 +21,49 @@ const MOST_ELEMENTS: usize = 1000;
 /// Elements for each that may run at once: starting one takes about a second, and the last to end should be short.
 const FOR_EACH: usize = 4;
 
+/// The tasks of an array.
+#[derive(Deserialize, Serialize)]
+struct Part {
+    plan: Plan,
+    /// Those of the plan.
+    numbers: Vec<usize>,
+}
+
 pub(super) fn run(plan: &Plan, options: &[String]) -> anyhow::Result<Outcomes> {
     let mut outcomes = Outcomes::new();
-    for attempt in 0..plan.tries {
+    for round in 0.. {
         let mut by_host: BTreeMap<Option<&str>, Vec<usize>> = BTreeMap::new();
-        for (idx, task) in plan.tasks.iter().enumerate().filter(|(idx, _)| !outcomes.contains_key(idx)) {
-            by_host.entry(task.host.as_deref()).or_default().push(idx);
+        for (idx, task) in plan.tasks.iter().enumerate() {
+            if !outcomes.contains_key(&idx) && times_begun(plan, idx) < plan.tries {
+                by_host.entry(task.host.as_deref()).or_default().push(idx);
+            }
         }
         if by_host.is_empty() {
             break;
         }
-        let mut waiting = vec![];
-        for (at, (host, tasks)) in by_host.into_iter().enumerate() {
-            let part =
-                Plan { tasks: tasks.iter().map(|idx| plan.tasks[*idx].clone()).collect(), ..plan.clone() };
-            let path = plan.work.join(format!("{attempt}.{at}.json"));
+        let waiting: Vec<usize> = by_host.values().flatten().copied().collect();
+        let n_begun = || waiting.iter().map(|idx| times_begun(plan, *idx)).sum::<u32>();
+        let n_before = n_begun();
+        let mut children = vec![];
+        for (at, (host, numbers)) in by_host.into_iter().enumerate() {
+            let path = plan.work.join(format!("{round}.{at}.json"));
+            let part = Part { plan: plan.clone(), numbers };
             put(&path, &plan.work, &serde_json::to_vec(&part)?)?;
-            waiting.push((path.clone(), tasks, submitted(&part, &path, host, options)?));
+            children.push(submitted(&part, &path, host, options)?);
         }
-        for (path, tasks, mut child) in waiting {
-            // The status is that of the element that ended worst; what each left says more.
+        // The status is that of the element that ended worst; what each left says more.
+        let mut worst = None;
+        for mut child in children {
             let status = child.wait().context("sbatch")?;
-            let n_before = outcomes.len();
-            for (of_part, idx) in tasks.into_iter().enumerate() {
-                if let Some(outcome) = left(&path, of_part) {
-                    outcomes.insert(idx, outcome);
-                }
-            }
-            if outcomes.len() == n_before && !status.success() && attempt + 1 == plan.tries {
-                complain!("sbatch: {status}; what its jobs said is in {}", plan.work.display());
-                return Ok(outcomes);
-            }
+            worst = Some(status).filter(|status| !status.success()).or(worst);
+        }
+        for idx in &waiting {
+            outcomes.extend(left(plan, *idx).map(|outcome| (*idx, outcome)));
+        }
+        if n_begun() == n_before {
+            let status = worst.map_or_else(|| "no task was begun".to_owned(), |status| status.to_string());
+            complain!("sbatch: {status}; what its jobs said is in {}", plan.work.display());
+            break;
         }
     }
     Ok(outcomes)
@@ -57,14 +71,15 @@ pub(super) fn run(plan: &Plan, options: &[String]) -> anyhow::Result<Outcomes> {
 
 /// Hands in an array for the tasks of a part, all of one host or of any, and waits in a process of its own.
 fn submitted(
-    part: &Plan,
+    part: &Part,
     path: &Path,
     host: Option<&str>,
     options: &[String],
 ) -> anyhow::Result<std::process::Child> {
-    let most = part.jobs.map_or(MOST_ELEMENTS, |jobs| jobs.saturating_mul(FOR_EACH).min(MOST_ELEMENTS));
-    let n = part.tasks.len().min(most);
-    let at_once = part.jobs.map_or_else(String::new, |jobs| format!("%{jobs}"));
+    let plan = &part.plan;
+    let most = plan.jobs.map_or(MOST_ELEMENTS, |jobs| jobs.saturating_mul(FOR_EACH).min(MOST_ELEMENTS));
+    let n = part.numbers.len().min(most);
+    let at_once = plan.jobs.map_or_else(String::new, |jobs| format!("%{jobs}"));
     let mut sbatch = Command::new("sbatch");
     sbatch.args(["--wait", "--parsable", "--requeue", "--job-name=gputrace"]);
     sbatch.arg(format!("--array=0-{}{at_once}", n - 1));
@@ -80,8 +95,8 @@ fn submitted(
     };
     let script = format!(
         "#!/bin/sh\nexec {} map -o {} --plan {} --task \"$SLURM_ARRAY_TASK_ID\" {n}\n",
-        quoted(&part.program),
-        quoted(&part.output),
+        quoted(&plan.program),
+        quoted(&plan.output),
         quoted(path)
     );
     let mut input = child.stdin.take().context("no way to sbatch")?;
@@ -94,27 +109,43 @@ fn quoted(path: &Path) -> String {
 }
 
 /// Where an element says what became of a task.
-fn ended(path: &Path, task: usize) -> PathBuf {
-    path.with_extension(format!("{task}.ended"))
+fn ended(plan: &Plan, idx: usize) -> PathBuf {
+    plan.work.join(format!("{idx}.ended"))
 }
 
-fn left(path: &Path, task: usize) -> Option<Outcome> {
-    serde_json::from_slice(&std::fs::read(ended(path, task)).ok()?).ok()
+fn left(plan: &Plan, idx: usize) -> Option<Outcome> {
+    serde_json::from_slice(&std::fs::read(ended(plan, idx)).ok()?).ok()
+}
+
+/// Where an element notes that it begins a task: a byte for each time.
+fn begun(plan: &Plan, idx: usize) -> PathBuf {
+    plan.work.join(format!("{idx}.begun"))
+}
+
+fn times_begun(plan: &Plan, idx: usize) -> u32 {
+    std::fs::metadata(begun(plan, idx)).map_or(0, |file| u32::try_from(file.len()).unwrap_or(u32::MAX))
 }
 
 /// An element of an array: every `stride`-th task from `first` on.
 pub(super) fn task(path: &Path, first: usize, stride: usize) -> anyhow::Result<ExitCode> {
     let text = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let plan: Plan = serde_json::from_slice(&text).with_context(|| path.display().to_string())?;
+    let Part { plan, numbers } = serde_json::from_slice(&text).with_context(|| path.display().to_string())?;
     let mut status = ExitCode::SUCCESS;
-    for idx in (first..plan.tasks.len()).step_by(stride.max(1)) {
+    for idx in numbers.into_iter().skip(first).step_by(stride.max(1)) {
         // Where the element was run again, what it did before need not be done.
-        if left(path, idx).is_some() {
-            continue;
-        }
-        match local::tried(&plan, idx)? {
-            Some(outcome) => put(&ended(path, idx), &plan.work, &serde_json::to_vec(&outcome)?)?,
-            None => status = ExitCode::FAILURE,
+        while left(&plan, idx).is_none() {
+            if times_begun(&plan, idx) >= plan.tries {
+                status = ExitCode::FAILURE;
+                break;
+            }
+            let path = begun(&plan, idx);
+            let noted = OpenOptions::new().append(true).create(true).open(&path);
+            noted
+                .and_then(|mut file| file.write_all(b"."))
+                .with_context(|| format!("cannot write {}", path.display()))?;
+            if let Some(outcome) = plan.tasks[idx].run(&plan)? {
+                put(&ended(&plan, idx), &plan.work, &serde_json::to_vec(&outcome)?)?;
+            }
         }
     }
     Ok(status)
