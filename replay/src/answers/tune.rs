@@ -15,6 +15,8 @@ use crate::import::{ATTACHED, Trace};
 use crate::report::model::{Mood, Part, Section, Table, Value};
 use crate::report::words::release;
 
+pub mod job;
+
 /// Saving less than this much of the recorded peak is not worth a changed setting.
 const WORTHWHILE: f64 = 0.01;
 /// Releases from this one on say that the name is deprecated (c10/core/AllocatorConfig.cpp, 2.9).
@@ -30,6 +32,11 @@ const MOST_PACKED: usize = 20_000;
 /// # Errors
 /// Why they cannot be replayed.
 pub fn advise(path: &str, trace: &Trace, machine: Machine) -> Result<Reply, String> {
+    Ok(Advice::of_trace(trace, machine)?.reply(path))
+}
+
+/// The device that is asked about.
+fn busiest(trace: &Trace) -> Result<&OpStream, String> {
     let busiest = trace.devices.iter().max_by_key(|stream| stream.ops.len());
     let stream = busiest.ok_or("it holds no device memory at all")?;
     if !stream.settings.is_torch() {
@@ -37,11 +44,7 @@ pub fn advise(path: &str, trace: &Trace, machine: Machine) -> Result<Reply, Stri
                     --policy"
             .into());
     }
-    let since = trace.notes.iter().find(|note| *note == ATTACHED);
-    let mut advice = Advice::of(stream, machine)?;
-    let doubts: Vec<String> = since.cloned().into_iter().chain(advice.doubt).collect();
-    advice.doubt = (!doubts.is_empty()).then(|| doubts.join("; "));
-    Ok(advice.reply(path))
+    Ok(stream)
 }
 
 /// The most that the recorded allocator held of the driver, by its own calls.
@@ -80,6 +83,14 @@ struct Advice {
 }
 
 impl Advice {
+    fn of_trace(trace: &Trace, machine: Machine) -> Result<Advice, String> {
+        let mut advice = Advice::of(busiest(trace)?, machine)?;
+        let since = trace.notes.iter().find(|note| *note == ATTACHED);
+        let doubts: Vec<String> = since.cloned().into_iter().chain(advice.doubt).collect();
+        advice.doubt = (!doubts.is_empty()).then(|| doubts.join("; "));
+        Ok(advice)
+    }
+
     fn of(stream: &OpStream, machine: Machine) -> Result<Advice, String> {
         let bench = Bench::new(stream, machine)?;
         let torch_version = bench.self_check.torch_version;

@@ -1,16 +1,20 @@
 //! `gputrace tune`: the `PYTORCH_CUDA_ALLOC_CONF` line to use, and what it saves.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Args};
 use gputrace_replay::answers::tune::advise;
-use gputrace_replay::import::Trace;
+use gputrace_replay::answers::tune::job::advise_all;
+use gputrace_replay::answers::whatif::Machine;
+use gputrace_replay::import::{self, Trace};
+use gputrace_replay::report::model::Report;
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;
 use super::replay::{MachineArgs, replies};
-use crate::show::{self, ShowArgs};
+use crate::show::{self, ShowArgs, complain};
+use crate::working::Working;
 
 pub(super) const VERB: Verb = Verb::new::<TuneArgs>("tune", run);
 
@@ -20,13 +24,14 @@ pub(super) const VERB: Verb = Verb::new::<TuneArgs>("tune", run);
 Examples:
   gputrace tune train.gtr
   gputrace tune --torch-version 2.11 --device-memory 24GiB --json snapshot.pickle.gz
+  gputrace tune --limit 80GB job/   one setting for all ranks
 
 How sure: exact, to the byte; interval, it hangs on addresses that no trace holds; bound, at best; guess, the replay of the recorded
 setting is not the run (docs/VERDICTS.md).")]
 pub(super) struct TuneArgs {
-    /// gputrace trace or PyTorch snapshot (plain or .gz)
-    #[arg(value_name = "TRACE|DIR")]
-    trace: PathBuf,
+    /// gputrace traces or PyTorch snapshots (plain or .gz); of several, such as the ranks of a job, all get one setting
+    #[arg(required = true, value_name = "TRACE|DIR")]
+    traces: Vec<PathBuf>,
 
     #[command(flatten)]
     machine: MachineArgs,
@@ -38,10 +43,34 @@ pub(super) struct TuneArgs {
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: TuneArgs = super::parsed(matches)?;
     let machine = args.machine.machine();
+    let paths = show::paths(&args.traces)?;
+    if paths.len() > 1 {
+        return for_all(&paths, machine, &args.show, out);
+    }
     let advise = |path: &str, trace: &Trace| advise(path, trace, machine);
-    let (report, mut json, all_read) = replies("tune", &[show::only(&args.trace)?], advise);
+    let (report, mut json, all_read) = replies("tune", &paths, advise);
     if let Some(json) = json.pop() {
         args.show.write_as(&report, &json, out)?;
     }
     Ok(show::exit_code(all_read))
+}
+
+/// One setting for the processes of a job.
+fn for_all(
+    paths: &[PathBuf],
+    machine: Machine,
+    show: &ShowArgs,
+    out: &mut Screen,
+) -> anyhow::Result<ExitCode> {
+    let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+    let load = |path: &str| {
+        let path = Path::new(path);
+        let _working = Working::on(path);
+        import::load(path).map_err(|error| error.to_string())
+    };
+    let (reply, unknown) = advise_all(&names, load, machine).map_err(anyhow::Error::msg)?;
+    unknown.iter().for_each(|why| complain!("{why}"));
+    let report = Report { verb: "tune", parts: vec![reply.part] };
+    show.write_as(&report, &reply.json, out)?;
+    Ok(show::exit_code(unknown.is_empty()))
 }
