@@ -58,6 +58,24 @@ pub struct DeviceLifetimes {
     pub replaced: Vec<Replaced>,
 }
 
+/// What was held in a stretch of time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stretch {
+    /// From its first change.
+    pub since: Nanos,
+    /// To its last.
+    pub until: Nanos,
+    /// At its end.
+    pub last: Bytes,
+    /// At least.
+    pub least: Bytes,
+    /// At most.
+    pub most: Bytes,
+}
+
+/// Stretches of time that a role's memory is told in.
+const MOST_STRETCHES: usize = 256;
+
 /// The memory of a role.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RoleBytes {
@@ -75,6 +93,8 @@ pub struct RoleBytes {
     pub at_end: Bytes,
     /// Blocks.
     pub blocks: u64,
+    /// Over time: at most [`MOST_STRETCHES`] of equally many births and deaths of the device's blocks, the same for all roles.
+    pub over_time: Vec<Stretch>,
 }
 
 /// A call site of the peak.
@@ -197,17 +217,45 @@ impl<'a> Sweep<'a> {
                 peak_requested: Bytes(0),
                 at_end: Bytes(0),
                 blocks: 0,
+                over_time: vec![],
             })
             .collect();
         let mut held = vec![(0u64, 0u64); names.len()];
-        for (_, idx, life, is_born) in self.steps() {
+        let length = self.steps().count().div_ceil(MOST_STRETCHES).max(1);
+        let mut now = Nanos(0);
+        let end = |rows: &mut [RoleBytes], now: Nanos| {
+            rows.iter_mut().filter_map(|row| row.over_time.last_mut()).for_each(|it| it.until = now);
+        };
+        for (n, (_, idx, life, is_born)) in self.steps().enumerate() {
             let role = usize::from(self.roles.of_lives[idx]);
+            if n % length == 0 {
+                end(&mut rows, now);
+            }
+            now = if is_born { life.since } else { life.until };
+            if n % length == 0 {
+                for (row, (held, _)) in rows.iter_mut().zip(&held) {
+                    let held = Bytes(*held);
+                    row.over_time.push(Stretch {
+                        since: now,
+                        until: now,
+                        last: held,
+                        least: held,
+                        most: held,
+                    });
+                }
+            }
             let (bytes, requested) = &mut held[role];
             *bytes = change(*bytes, life.bytes, is_born);
             *requested = change(*requested, life.requested, is_born);
+            if let Some(stretch) = rows[role].over_time.last_mut() {
+                stretch.last = Bytes(*bytes);
+                (stretch.least, stretch.most) =
+                    (stretch.least.min(stretch.last), stretch.most.max(stretch.last));
+            }
             rows[role].peak.0 = rows[role].peak.0.max(*bytes);
             rows[role].peak_requested.0 = rows[role].peak_requested.0.max(*requested);
         }
+        end(&mut rows, now);
         for (idx, life) in self.own() {
             let row = &mut rows[usize::from(self.roles.of_lives[idx])];
             row.blocks += 1;

@@ -49,7 +49,8 @@ const UNUSUAL: i128 = 10;
 pub struct Tally {
     rows: Vec<Row>,
     n_columns: u64,
-    sorted: Vec<i128>,
+    /// Times of a column, in no order.
+    column: Vec<i128>,
     before: Vec<i128>,
     times: Times,
     /// From the first collective to the newest, on the first rank.
@@ -85,19 +86,29 @@ impl Tally {
     pub fn new(uncertainties: impl Iterator<Item = Option<u64>>) -> Tally {
         let rows: Vec<Row> = uncertainties.map(|uncertainty| Row { uncertainty, ..Row::default() }).collect();
         let times = Times::new(rows.len());
-        Tally { rows, n_columns: 0, sorted: vec![], before: vec![], times, span: (0, 0) }
+        Tally { rows, n_columns: 0, column: vec![], before: vec![], times, span: (0, 0) }
     }
 
     /// All tracks came to collective `column`: their times on the common scale, and kinds of calls.
     pub fn add(&mut self, column: u64, times: &[i128], kinds: &[u32]) {
         self.times.add(times, kinds);
         self.anew(column, times, kinds);
-        self.sorted.clear();
-        self.sorted.extend_from_slice(times);
-        self.sorted.sort_unstable();
-        let n = self.sorted.len();
+        if times.is_empty() {
+            return;
+        }
+        self.column.clear();
+        self.column.extend_from_slice(times);
         // Of two the earlier: with it as the median the other's lateness is what it is.
-        let median = self.sorted[(n - 1) / 2];
+        let (_, median, later) = self.column.select_nth_unstable((times.len() - 1) / 2);
+        let median = *median;
+        let (mut newest, mut before) = (median, median);
+        for time in later {
+            if *time >= newest {
+                (newest, before) = (*time, newest);
+            } else {
+                before = before.max(*time);
+            }
+        }
         self.n_columns += 1;
         for (track, time) in times.iter().enumerate() {
             let row = &mut self.rows[track];
@@ -107,9 +118,9 @@ impl Tally {
             if late > row.most {
                 (row.most, row.latest) = (late, column);
             }
-            let ahead_of_others = time - self.sorted[n.saturating_sub(2)];
+            let ahead_of_others = time - before;
             let clock = row.uncertainty.map_or(i128::MAX, i128::from);
-            if *time == self.sorted[n - 1] && ahead_of_others > clock {
+            if *time == newest && ahead_of_others > clock {
                 row.last += 1;
             }
         }

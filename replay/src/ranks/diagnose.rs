@@ -204,6 +204,8 @@ impl<'a> Doctor<'a> {
         let mut on_gpu = gpu::Tally::new(tracks.len());
         let mut last_full = None;
         let clocks = self.clocks;
+        let offsets: Vec<i128> =
+            tracks.iter().map(|track| clocks.get(track.member.participant).offset.into()).collect();
         let mut see = |column: u64, positions: &[Option<usize>]| {
             if !positions.iter().all(Option::is_some) {
                 return;
@@ -213,10 +215,14 @@ impl<'a> Doctor<'a> {
                 times.clear();
                 kinds.clear();
                 durations.clear();
-                for (track, position) in tracks.iter().zip(positions.iter().flatten()) {
-                    times.push(clocks.time(track.member.participant, track.time(*position)));
+                for ((track, offset), position) in tracks.iter().zip(&offsets).zip(positions.iter().flatten())
+                {
+                    times.push(i128::from(track.time(*position).0) + offset);
                     kinds.push(track.kind_id(*position));
-                    durations.extend(track.on_gpu(*position));
+                    // They count where all have one.
+                    if durations.len() + 1 == times.len() {
+                        durations.extend(track.on_gpu(*position));
+                    }
                 }
                 tally.add(column, &times, &kinds);
                 let op = tracks[0].kind(positions[0].unwrap_or_default()).map(|kind| kind.signature.op);

@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::analyse::categories::Categories;
 use crate::analyse::growth::Growth;
-use crate::analyse::lifetimes::Lifetimes;
+use crate::analyse::lifetimes::{DeviceLifetimes, Lifetimes};
 use crate::analyse::live::{self, Picture};
 use crate::analyse::lives::Lives;
 use crate::answers::diff::Side;
@@ -127,6 +127,8 @@ struct Understood<'a> {
     ends: Vec<Picture>,
     leaks: Found,
     answers: Vec<(&'static str, Part)>,
+    /// What PyTorch's blocks were for, by device.
+    roles: Vec<DeviceLifetimes>,
     /// What is not in it, and why.
     left_out: Vec<String>,
 }
@@ -151,6 +153,7 @@ fn understood(source: &Source) -> Understood<'_> {
     }
     let stats = STATISTICS.iter().flat_map(|entry| entry.of(&story)).collect();
     let mut answers = vec![("stats", report::part(&story, stats))];
+    let mut roles = vec![];
     match lives {
         Some(lives) => {
             let (definitions, sites) = (source.definitions(), &story.ledger.sites);
@@ -178,12 +181,14 @@ fn understood(source: &Source) -> Understood<'_> {
                 ),
                 false => answers.extend([("report", brief), ("report --all", part(&story, Shown::OnDemand))]),
             }
-            story.lifetimes = None;
+            roles = story.lifetimes.take().map_or_else(Vec::new, |lifetimes| lifetimes.devices);
         }
-        None => left_out
-            .push("report: it follows from the lives of all blocks, which are more than a million".into()),
+        None => left_out.push(
+            "report: it follows from the lives of all blocks, which are more than a million; so do roles"
+                .into(),
+        ),
     }
-    Understood { source, story, participant, held, peaks, ends, leaks, answers, left_out }
+    Understood { source, story, participant, held, peaks, ends, leaks, answers, roles, left_out }
 }
 
 impl Understood<'_> {

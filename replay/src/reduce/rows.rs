@@ -7,7 +7,7 @@ use crate::exports::parts::parquet::write::{Column, File};
 
 /// The columns; docs/SUMMARY-FORMAT.md says what each means.
 #[rustfmt::skip]
-pub(super) const COLUMNS: [(&str, Kind); 20] = [
+pub(super) const COLUMNS: [(&str, Kind); 21] = [
     ("kind", Kind::Text),
     ("rank", Kind::Number),
     ("host", Kind::Text),
@@ -22,6 +22,7 @@ pub(super) const COLUMNS: [(&str, Kind); 20] = [
     ("owner", Kind::Text),
     ("call_site", Kind::Text),
     ("phase", Kind::Text),
+    ("role", Kind::Text),
     ("stack", Kind::Text),
     ("bytes", Kind::Number),
     ("least_bytes", Kind::Number),
@@ -47,6 +48,7 @@ pub(super) struct Row<'a> {
     pub owner: &'a str,
     pub call_site: &'a str,
     pub phase: &'a str,
+    pub role: &'a str,
     pub stack: &'a str,
     pub bytes: Option<u64>,
     pub least: Option<u64>,
@@ -98,6 +100,7 @@ impl Rows {
             text(row.owner),
             text(row.call_site),
             text(row.phase),
+            text(row.role),
             text(row.stack),
             number(row.bytes),
             number(row.least),

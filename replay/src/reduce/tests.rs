@@ -7,6 +7,7 @@ use super::*;
 use crate::analyse::live::{When, pictures};
 use crate::answers::diff::{By, peaks, section};
 use crate::answers::leaks::{Leaks, Suppressions, Wanted};
+use crate::exports::parts::parquet::read::Table;
 use crate::ranks::calls::Lane;
 use crate::ranks::collect::collect;
 use crate::ranks::memory;
@@ -87,6 +88,41 @@ fn peaks_ends_and_leaks_of_real_programs_are_those_of_their_traces() {
         };
         let found = Found::of(&story, source.definitions(), &growth);
         assert_eq!(sections(summary.leaks().unwrap()), sections(found), "{}", path.display());
+    }
+}
+
+/// Of all roles together, at the peak and over time, what PyTorch's blocks held.
+#[test]
+fn what_memory_was_for_adds_up_to_the_peak_of_the_blocks() {
+    for name in ["kept-losses.gtr", "dataparallel.gtr", "varying-lengths.gtr"] {
+        let reduced = reduce(&Source::open(&golden().join(name)).unwrap()).unwrap();
+        let columns = ["kind", "name", "role", "device", "number", "bytes", "least_bytes", "most_bytes"];
+        let table = Table::read(&reduced.bytes, &columns).unwrap();
+        let (mut peaks, mut sums) = (BTreeMap::new(), BTreeMap::new());
+        let (mut ever, mut over_time) = (BTreeMap::new(), BTreeMap::new());
+        for row in 0..table.n_rows {
+            let number = |column| table.number(row, column).unwrap_or(-1);
+            let (kind, name) =
+                (table.text(row, "kind").unwrap(), table.text(row, "name").unwrap_or_default());
+            let (device, role) = (number("device"), table.text(row, "role").unwrap_or_default());
+            match (kind, name) {
+                ("peak", "allocated") => drop(peaks.insert(device, number("bytes"))),
+                ("role", _) => {
+                    *sums.entry(device).or_insert(0) += number("bytes");
+                    ever.insert((device, role), number("most_bytes"));
+                }
+                ("series", "role") => {
+                    let (least, most) = (number("least_bytes"), number("most_bytes"));
+                    assert!(least <= number("bytes") && number("bytes") <= most, "{name} {role}");
+                    let highest = over_time.entry((device, role)).or_insert(0);
+                    *highest = most.max(*highest);
+                }
+                _ => {}
+            }
+        }
+        assert!(!sums.is_empty(), "{name}");
+        assert_eq!(sums, peaks, "{name}");
+        assert_eq!(over_time, ever, "{name}");
     }
 }
 

@@ -64,6 +64,7 @@ pub(super) fn summary(of: &Understood<'_>) -> io::Result<Reduced> {
     for (id, device) in &of.held.devices {
         series(of, &mut rows, *id, device);
     }
+    roles(of, &mut rows);
     calls(of, &mut rows);
     of.leaks.each(|name, device, owner, call_site, bytes, objects, text| {
         let bytes = Some(bytes.0);
@@ -253,6 +254,32 @@ fn series(of: &Understood<'_>, rows: &mut Rows, id: i16, device: &Device) {
     for place in places.into_iter().take(MOST_SITES) {
         let Holding { owner, place: call_site } = of.holding(place);
         add(Row { name: "call_site", owner: &owner, call_site: &call_site, ..Row::default() }, &place.amount);
+    }
+}
+
+/// What PyTorch's blocks were for.
+fn roles(of: &Understood<'_>, rows: &mut Rows) {
+    for (device, it) in of.roles.iter().flat_map(|device| device.roles.iter().map(|it| (device.device, it))) {
+        let (device, role) = (Some(device), &*it.name);
+        let (bytes, most) = (Some(it.at_peak.0), Some(it.peak.0));
+        rows.add("role", &Row { device, role, bytes, most, objects: Some(it.blocks), ..Row::default() });
+        for (number, stretch) in (0..).zip(&it.over_time) {
+            rows.add(
+                "series",
+                &Row {
+                    device,
+                    name: "role",
+                    role,
+                    number: Some(number),
+                    time: Some(of.story.since_start(stretch.since).0),
+                    until: Some(of.story.since_start(stretch.until).0),
+                    bytes: Some(stretch.last.0),
+                    least: Some(stretch.least.0),
+                    most: Some(stretch.most.0),
+                    ..Row::default()
+                },
+            );
+        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! Reads the Parquet files that [`super::write`] writes, and says of others that they are not such. Nothing in a file is believed:
 //! damage and malice give an error, and room is bounded.
 
-use std::io::Read;
+use std::ops::Range;
+
+use zstd::bulk::Decompressor;
 
 use super::{BYTE_ARRAY, DICTIONARY_PAGE, INT64, MAGIC};
 
@@ -27,7 +29,35 @@ pub(crate) struct Table {
 enum Cells {
     Numbers(Vec<Option<i64>>),
     /// Which text of all.
-    Texts(Vec<Option<u32>>, Vec<String>),
+    Texts(Vec<Option<u32>>, Texts),
+}
+
+/// The texts of a column, as they lie in its pages: most are never asked for.
+#[derive(Debug, Default)]
+struct Texts {
+    bytes: Vec<u8>,
+    each: Vec<Range<usize>>,
+}
+
+impl Texts {
+    /// Adds those of a dictionary.
+    fn add(&mut self, page: &[u8]) -> Result<(), String> {
+        let begin = self.bytes.len();
+        let mut reader = Reader { bytes: page, at: 0 };
+        while reader.at < page.len() {
+            let length = reader.u32()? as usize;
+            let from = begin + reader.at;
+            reader.take(length)?;
+            self.each.push(from..from + length);
+        }
+        self.bytes.extend_from_slice(page);
+        Ok(())
+    }
+
+    /// None where it is no UTF-8, which no file of ours holds.
+    fn get(&self, idx: u32) -> Option<&str> {
+        std::str::from_utf8(self.bytes.get(self.each.get(idx as usize)?.clone())?).ok()
+    }
 }
 
 impl Table {
@@ -42,18 +72,19 @@ impl Table {
         let schema = meta.list(2);
         let names: Vec<String> = schema.iter().skip(1).map(|element| element.text(4)).collect();
         let mut table = Table { about, n_rows: 0, columns: vec![] };
-        let mut room = MOST_BYTES;
+        let mut unpack = Unpack::new()?;
         for (idx, name) in names.iter().enumerate().filter(|(_, name)| wanted.contains(&&***name)) {
             let is_text = match schema[idx + 1].number(1) {
                 Some(INT64) => false,
                 Some(BYTE_ARRAY) => true,
                 _ => return Err(format!("column `{name}` has a type that gputrace does not write")),
             };
-            let mut cells = if is_text { Cells::Texts(vec![], vec![]) } else { Cells::Numbers(vec![]) };
+            let mut cells =
+                if is_text { Cells::Texts(vec![], Texts::default()) } else { Cells::Numbers(vec![]) };
             for group in meta.list(4) {
                 let chunks = group.list(1);
                 let chunk = chunks.get(idx).ok_or("a group of rows lacks a column")?;
-                cells.read(file, chunk.inside(3).ok_or("a column has no description")?, &mut room)?;
+                cells.read(file, chunk.inside(3).ok_or("a column has no description")?, &mut unpack)?;
             }
             if !table.columns.is_empty() && cells.len() != table.n_rows {
                 return Err("its columns are not equally long".into());
@@ -75,9 +106,7 @@ impl Table {
     /// A text, where the column has one there.
     pub(crate) fn text(&self, row: usize, column: &str) -> Option<&str> {
         match self.column(column)? {
-            Cells::Texts(rows, texts) => {
-                texts.get(rows.get(row).copied().flatten()? as usize).map(String::as_str)
-            }
+            Cells::Texts(rows, texts) => texts.get(rows.get(row).copied().flatten()?),
             Cells::Numbers(_) => None,
         }
     }
@@ -114,7 +143,7 @@ impl Cells {
     }
 
     /// Adds one group of rows.
-    fn read(&mut self, file: &[u8], meta: &Fields<'_>, room: &mut u64) -> Result<(), String> {
+    fn read(&mut self, file: &[u8], meta: &Fields<'_>, unpack: &mut Unpack) -> Result<(), String> {
         let n_rows = meta.number(5).and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
         if n_rows + self.len() as u64 > MOST_ROWS {
             return Err("it has more rows than any summary".into());
@@ -124,18 +153,14 @@ impl Cells {
         let mut pages = Reader { bytes: rest, at: 0 };
         let mut first_text = 0;
         if let Cells::Texts(_, texts) = self {
-            first_text = u32::try_from(texts.len()).map_err(|_| "it has too many texts")?;
-            let (header, page) = pages.page(room)?;
+            first_text = u32::try_from(texts.each.len()).map_err(|_| "it has too many texts")?;
+            let (header, page) = pages.page(unpack)?;
             if header.number(1) != Some(DICTIONARY_PAGE) {
                 return Err("a column of texts has no dictionary".into());
             }
-            let mut page = Reader { bytes: &page, at: 0 };
-            while page.at < page.bytes.len() {
-                let length = page.u32()? as usize;
-                texts.push(String::from_utf8_lossy(page.take(length)?).into_owned());
-            }
+            texts.add(&page)?;
         }
-        let (header, page) = pages.page(room)?;
+        let (header, page) = pages.page(unpack)?;
         let n_values = header.inside(5).and_then(|data| data.number(1)).and_then(|n| u64::try_from(n).ok());
         if n_values != Some(n_rows) {
             return Err("a column has more pages than one, or not as many rows as it says".into());
@@ -211,6 +236,29 @@ impl<'a> Fields<'a> {
             Some(Field::Structures(list)) => list,
             _ => &[],
         }
+    }
+}
+
+/// Unpacks the pages of a file, and keeps count.
+struct Unpack {
+    zstd: Decompressor<'static>,
+    /// Bytes that may still come.
+    room: u64,
+}
+
+impl Unpack {
+    fn new() -> Result<Unpack, String> {
+        let zstd = Decompressor::new().map_err(|error| error.to_string())?;
+        Ok(Unpack { zstd, room: MOST_BYTES })
+    }
+
+    fn page(&mut self, packed: &[u8], unpacked: u64) -> Result<Vec<u8>, String> {
+        self.room = self.room.checked_sub(unpacked).ok_or("it is larger than any summary")?;
+        // Room that is not written to takes no memory.
+        let page = self.zstd.decompress(packed, usize::try_from(unpacked).unwrap_or(usize::MAX));
+        page.ok()
+            .filter(|page| page.len() as u64 == unpacked)
+            .ok_or_else(|| "a page of it cannot be unpacked".into())
     }
 }
 
@@ -311,19 +359,12 @@ impl<'a> Reader<'a> {
     }
 
     /// A page's header, and what is in it.
-    fn page(&mut self, room: &mut u64) -> Result<(Fields<'a>, Vec<u8>), String> {
+    fn page(&mut self, unpack: &mut Unpack) -> Result<(Fields<'a>, Vec<u8>), String> {
         let header = self.structure(0)?;
         let size = |id| header.number(id).and_then(|n| u64::try_from(n).ok()).ok_or("a page has no size");
         let (unpacked, packed) = (size(2)?, size(3)?);
-        *room = room.checked_sub(unpacked).ok_or("it is larger than any summary")?;
-        let packed = self.take(packed as usize)?;
-        let mut page = vec![];
-        let unpack = zstd::stream::read::Decoder::with_buffer(packed)
-            .and_then(|decoder| decoder.take(unpacked + 1).read_to_end(&mut page));
-        match unpack {
-            Ok(n) if n as u64 == unpacked => Ok((header, page)),
-            Ok(_) | Err(_) => Err("a page of it cannot be unpacked".into()),
-        }
+        let page = unpack.page(self.take(packed as usize)?, unpacked)?;
+        Ok((header, page))
     }
 
     /// The "RLE / bit-packing hybrid".
