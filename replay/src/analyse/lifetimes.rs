@@ -93,7 +93,7 @@ pub struct RoleBytes {
     pub at_end: Bytes,
     /// Blocks.
     pub blocks: u64,
-    /// Over time: at most [`MOST_STRETCHES`] of equally many births and deaths of the device's blocks, the same for all roles.
+    /// Over time: at most 256 of equally many births and deaths of the device's blocks, the same for all roles.
     pub over_time: Vec<Stretch>,
 }
 

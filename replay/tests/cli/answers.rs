@@ -184,32 +184,6 @@ fn a_replay_and_its_advice_begin_with_the_answer() {
     "#]]
     .assert_eq(&said(&["tune", "varying-lengths.gtr"]));
     expect![[r#"
-        3 processes: kept-losses.gtr decides
-
-        What to set for all of them
-          PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
-          ok: 624.00 MiB less reserved where most is
-          at most 8.00 MiB above what any one setting for all could do with
-          PyTorch may call this name deprecated and heeds it; PYTORCH_ALLOC_CONF is heeded from 2.10 on
-          reserved at best, at most       640.00 MiB
-          by                              kept-losses.gtr
-          the recorded setting, replayed  1.23 GiB
-          how sure                        exact
-          warning: caught-oom.gtr: the program ran out of memory once (first at /job/caught-oom/train.py:12 forward) and went on: where those requests do not fail, it would have gone another way
-          warning: caught-oom.gtr: the trace ends where memory ran out (/job/caught-oom/train.py:12 forward): what the program would have needed after that is not in it
-
-        What was best for one, with all 3
-          reserved at most  fit  by                   setting
-                640.00 MiB    3  kept-losses.gtr      expandable_segments:True
-                  1.23 GiB    3  varying-lengths.gtr  (none)
-
-        Those that need most
-          trace                   with it  fits  as recorded  with its own best  its own best
-          kept-losses.gtr      640.00 MiB  yes    760.00 MiB         640.00 MiB  expandable_segments:True
-          varying-lengths.gtr  568.00 MiB  yes      1.23 GiB         568.00 MiB  expandable_segments:True
-          caught-oom.gtr       482.00 MiB  yes    662.00 MiB         482.00 MiB  expandable_segments:True
-    "#]].assert_eq(&said(&["tune", "varying-lengths.gtr", "kept-losses.gtr", "caught-oom.gtr"]));
-    expect![[r#"
         caught-oom.gtr, cuda:0, PyTorch 2.11
 
         What to set
@@ -395,4 +369,34 @@ fn the_budget_of_a_server_with_graphs() {
             then ask for eagerly is not counted
     "#]]
     .assert_eq(&(text(&said.stdout) + &text(&said.stderr)));
+}
+
+#[test]
+fn the_processes_of_a_job_get_one_setting() {
+    expect![[r#"
+        3 processes: kept-losses.gtr decides
+
+        What to set for all of them
+          PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+          ok: 624.00 MiB less reserved where most is
+          at most 8.00 MiB above what any one setting for all could do with
+          PyTorch may call this name deprecated and heeds it; PYTORCH_ALLOC_CONF is heeded from 2.10 on
+          reserved at best, at most       640.00 MiB
+          by                              kept-losses.gtr
+          the recorded setting, replayed  1.23 GiB
+          how sure                        exact
+          warning: caught-oom.gtr: the program ran out of memory once (first at /job/caught-oom/train.py:12 forward) and went on: where those requests do not fail, it would have gone another way
+          warning: caught-oom.gtr: the trace ends where memory ran out (/job/caught-oom/train.py:12 forward): what the program would have needed after that is not in it
+
+        What was best for one, with all 3
+          reserved at most  fit  by                   setting
+                640.00 MiB    3  kept-losses.gtr      expandable_segments:True
+                  1.23 GiB    3  varying-lengths.gtr  (none)
+
+        Those that need most
+          trace                   with it  fits  as recorded  with its own best  its own best
+          kept-losses.gtr      640.00 MiB  yes    760.00 MiB         640.00 MiB  expandable_segments:True
+          varying-lengths.gtr  568.00 MiB  yes      1.23 GiB         568.00 MiB  expandable_segments:True
+          caught-oom.gtr       482.00 MiB  yes    662.00 MiB         482.00 MiB  expandable_segments:True
+    "#]].assert_eq(&said(&["tune", "varying-lengths.gtr", "kept-losses.gtr", "caught-oom.gtr"]));
 }
