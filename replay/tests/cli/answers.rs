@@ -117,15 +117,16 @@ fn increases_are_told_by_the_exit_status() {
     assert_eq!(code(&[&small, "/no/such/file"]), Some(2));
 }
 
+/// What is said of golden traces.
+fn said(arguments: &[&str]) -> String {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden");
+    let output = Command::new(env!("CARGO_BIN_EXE_gputrace")).args(arguments).current_dir(folder).output();
+    let output = output.unwrap();
+    text(&output.stdout) + &text(&output.stderr)
+}
+
 #[test]
 fn a_replay_and_its_advice_begin_with_the_answer() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden");
-    let said = |arguments: &[&str]| {
-        let output =
-            Command::new(env!("CARGO_BIN_EXE_gputrace")).args(arguments).current_dir(folder).output();
-        let output = output.unwrap();
-        text(&output.stdout) + &text(&output.stderr)
-    };
     let policies = ["--policy", "torch", "--policy", "torch:expandable_segments:True", "--policy", "stalloc"];
     expect![[r#"
         caught-oom.gtr
