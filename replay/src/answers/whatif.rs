@@ -12,7 +12,7 @@ use crate::report::model::{Mood, Section, Value};
 use crate::report::words::release;
 
 /// What the trace may not say about the machine.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
     /// PyTorch release to imitate; none for the one that explains the trace best.
     pub torch_version: Option<(u8, u8)>,

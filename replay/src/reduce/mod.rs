@@ -25,17 +25,22 @@ use std::path::Path;
 
 use gputrace_schemas::event::{Event, EventKind, Nanos, Process};
 use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
 
+use crate::analyse::budget::budgets;
 use crate::analyse::categories::Categories;
 use crate::analyse::growth::Growth;
 use crate::analyse::lifetimes::{DeviceLifetimes, Lifetimes};
 use crate::analyse::live::{self, Picture};
 use crate::analyse::lives::Lives;
+use crate::answers::Reply;
+use crate::answers::budget;
 use crate::answers::diff::Side;
 use crate::answers::leaks::Found;
 use crate::answers::postmortem::Postmortem;
 use crate::answers::processes::Traced;
 use crate::answers::verdict::verdict;
+use crate::answers::whatif::Machine;
 use crate::import;
 use crate::ledger::{Ledger, Watch};
 use crate::ranks::calls::Participant;
@@ -55,6 +60,9 @@ pub const ENDING: &str = ".summary.parquet";
 const MOST_LIVES: usize = 1 << 20;
 /// Longer traces are not replayed for the report's verdict: that needs memory for every request.
 const MOST_REPLAYED: u64 = 1_000_000;
+
+/// Roles of processes that serve: of these there is a budget.
+const SERVING: [&str; 2] = ["weights", "KV cache"];
 
 /// Whether a file is a summary, by its name.
 #[must_use]
@@ -127,6 +135,8 @@ struct Understood<'a> {
     ends: Vec<Picture>,
     leaks: Found,
     answers: Vec<(&'static str, Part)>,
+    /// What `budget` says of a process that serves, for programs.
+    budget: Option<Json>,
     /// What PyTorch's blocks were for, by device.
     roles: Vec<DeviceLifetimes>,
     /// What is not in it, and why.
@@ -153,7 +163,7 @@ fn understood(source: &Source) -> Understood<'_> {
     }
     let stats = STATISTICS.iter().flat_map(|entry| entry.of(&story)).collect();
     let mut answers = vec![("stats", report::part(&story, stats))];
-    let mut roles = vec![];
+    let (mut roles, mut budget) = (vec![], None);
     match lives {
         Some(lives) => {
             let (definitions, sites) = (source.definitions(), &story.ledger.sites);
@@ -182,13 +192,35 @@ fn understood(source: &Source) -> Understood<'_> {
                 false => answers.extend([("report", brief), ("report --all", part(&story, Shown::OnDemand))]),
             }
             roles = story.lifetimes.take().map_or_else(Vec::new, |lifetimes| lifetimes.devices);
+            let serves = roles.iter().flat_map(|it| &it.roles).any(|it| SERVING.contains(&&*it.name));
+            match (serves, is_short) {
+                (true, true) => budget = of_server(source, &mut answers, &mut left_out),
+                (true, false) => {
+                    left_out.push("budget: that of a server with more than a million events".into())
+                }
+                (false, _) => left_out.push("budget: that of a program which serves nothing".into()),
+            }
         }
         None => left_out.push(
             "report: it follows from the lives of all blocks, which are more than a million; so do roles"
                 .into(),
         ),
     }
-    Understood { source, story, participant, held, peaks, ends, leaks, answers, roles, left_out }
+    Understood { source, story, participant, held, peaks, ends, leaks, answers, budget, roles, left_out }
+}
+
+/// What `budget` says of it when it is asked for nothing more.
+fn of_server(
+    source: &Source,
+    answers: &mut Vec<(&'static str, Part)>,
+    left_out: &mut Vec<String>,
+) -> Option<Json> {
+    let found = budgets(source, &Categories::default(), None);
+    let found = found.map_err(|why| left_out.push(format!("budget: {why}"))).ok()?;
+    let trace = import::load(Path::new(source.path())).map_err(|error| error.to_string());
+    let Reply { part, json } = budget::reply(&found, &trace, Machine::default(), &[]);
+    answers.push(("budget", part));
+    Some(json)
 }
 
 impl Understood<'_> {

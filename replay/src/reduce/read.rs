@@ -10,7 +10,8 @@ use serde::de::DeserializeOwned;
 use super::Head;
 use super::kept::KeptPart;
 use super::rows::{Row, Rows, SCHEMA, VERSION, Whose};
-use super::write::{Index, KeptState, Piece};
+use super::write::{BUDGET_JSON, Index, KeptState, Piece};
+use crate::answers::Reply;
 use crate::answers::diff::Side;
 use crate::answers::leaks::Found;
 use crate::exports::parts::parquet::read::Table;
@@ -228,17 +229,30 @@ impl Summary {
     /// # Errors
     /// It is not in the summary, or damaged.
     pub fn answer(&self, verb: &str) -> Result<Part, Error> {
+        let kept: KeptPart = self.json(self.answered(verb)?)?;
+        kept.part().map_err(|what| self.damaged(what))
+    }
+
+    /// What `gputrace budget` says of the trace.
+    ///
+    /// # Errors
+    /// It is not in the summary, or damaged.
+    pub fn budget(&self) -> Result<Reply, Error> {
+        Ok(Reply { part: self.answer("budget")?, json: self.json(self.answered(BUDGET_JSON)?)? })
+    }
+
+    /// Its row.
+    fn answered(&self, verb: &str) -> Result<usize, Error> {
         let found = (0..self.table.n_rows).find(|row| {
             self.table.text(*row, "kind") == Some("answer") && self.table.text(*row, "name") == Some(verb)
         });
-        let Some(row) = found else {
-            let index: Index = self.state("index", 0)?;
-            let verb = verb.split(' ').next().unwrap_or_default();
-            let why = index.left_out.iter().find(|it| it.starts_with(&format!("{verb}:")));
-            return Err(self.lacks(why.map_or(verb, String::as_str)));
-        };
-        let kept: KeptPart = self.json(row)?;
-        kept.part().map_err(|what| self.damaged(what))
+        if let Some(row) = found {
+            return Ok(row);
+        }
+        let index: Index = self.state("index", 0)?;
+        let verb = verb.split(' ').next().unwrap_or_default();
+        let why = index.left_out.iter().find(|it| it.starts_with(&format!("{verb}:")));
+        Err(self.lacks(why.map_or(verb, String::as_str)))
     }
 
     /// What a device held at most between two collectives, and when; nothing where the summary has no such state.

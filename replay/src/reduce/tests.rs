@@ -127,6 +127,22 @@ fn what_memory_was_for_adds_up_to_the_peak_of_the_blocks() {
 }
 
 #[test]
+fn the_budget_of_a_server_is_that_of_its_trace() {
+    let path = golden().join("pools/serving.gtr");
+    let source = Source::open(&path).unwrap();
+    let found = budgets(&source, &Categories::default(), None).unwrap();
+    let trace = import::load(&path).map_err(|error| error.to_string());
+    let of_trace = budget::reply(&found, &trace, Machine::default(), &[]);
+    let of_summary = summary(&source).budget().unwrap();
+    assert_eq!(of_summary.json, of_trace.json);
+    assert_eq!(format!("{:?}", of_summary.part.sections), format!("{:?}", of_trace.part.sections));
+    assert!(of_trace.part.sections.len() > 1, "{:?}", of_trace.part.sections);
+    let trains = summary(&Source::open(&golden().join("varying-lengths.gtr")).unwrap());
+    let why = trains.budget().err().expect("a program that trains has no budget in its summary").to_string();
+    assert!(why.contains("serves nothing needs the trace"), "{why}");
+}
+
+#[test]
 fn segments_before_the_first_block_and_several_streams_are_followed() {
     let source = Source::of(
         "train.gtr",

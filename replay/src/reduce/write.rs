@@ -46,6 +46,9 @@ pub(super) struct Index {
     pub left_out: Vec<String>,
 }
 
+/// The answer that is what `gputrace budget --json` writes.
+pub(super) const BUDGET_JSON: &str = "budget --json";
+
 pub(super) fn summary(of: &Understood<'_>) -> io::Result<Reduced> {
     let process = &of.story.process;
     let gpus = of.story.devices.iter().filter(|device| !device.uuid.is_empty());
@@ -73,6 +76,9 @@ pub(super) fn summary(of: &Understood<'_>) -> io::Result<Reduced> {
     for (name, part) in &of.answers {
         let text = json_of(&KeptPart::of(part))?;
         rows.add("answer", &Row { name, text: &text, ..Row::default() });
+    }
+    if let Some(budget) = &of.budget {
+        rows.add("answer", &Row { name: BUDGET_JSON, text: &json_of(budget)?, ..Row::default() });
     }
     state(&mut rows, "head", 0, &Head::of(&of.story))?;
     state(&mut rows, "participant", 0, &of.participant)?;

@@ -1,6 +1,6 @@
 //! `gputrace budget`: what a server's memory goes to, and the largest cache that would still fit.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
@@ -8,7 +8,9 @@ use clap::{ArgMatches, Args};
 use gputrace_replay::analyse::budget::{Instant, budgets};
 use gputrace_replay::analyse::categories::Categories;
 use gputrace_replay::answers::budget::reply;
+use gputrace_replay::answers::whatif::Machine;
 use gputrace_replay::import;
+use gputrace_replay::reduce::{Summary, is_summary};
 use gputrace_replay::report::model::Report;
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::event::Nanos;
@@ -33,7 +35,7 @@ Examples:
 The columns: when weights, caches and graphs were there (ready), when most was held (peak), and the end. The largest KV cache that
 would still fit is found by replaying the run with a larger cache.")]
 pub(super) struct BudgetArgs {
-    /// gputrace trace or PyTorch snapshot (plain or .gz)
+    /// gputrace trace or PyTorch snapshot (plain or .gz), or what `gputrace reduce` made of a server's
     #[arg(value_name = "TRACE|DIR")]
     trace: PathBuf,
 
@@ -78,6 +80,9 @@ fn share(text: &str) -> Result<f64, String> {
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: BudgetArgs = super::parsed(matches)?;
     let path = show::only(&args.trace)?;
+    if is_summary(&path) {
+        return of_summary(&args, &path, out);
+    }
     let categories = match &args.rules {
         Some(path) => {
             let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
@@ -92,6 +97,21 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let trace = import::load(&path).map_err(|error| error.to_string());
     let reply = reply(&found, &trace, args.machine.machine(), &args.utilization);
     drop(working);
+    args.show.write_as(&Report { verb: "budget", parts: vec![reply.part] }, &reply.json, out)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What was said of the trace when it was reduced, without wishes.
+fn of_summary(args: &BudgetArgs, path: &Path, out: &mut Screen) -> anyhow::Result<ExitCode> {
+    let summary = Summary::open(path)?;
+    let asks_for_more = args.between.is_some()
+        || !args.utilization.is_empty()
+        || args.rules.is_some()
+        || args.machine.machine() != Machine::default();
+    if asks_for_more {
+        return Err(summary.lacks("budget with --between, --utilization, --rules or a machine").into());
+    }
+    let reply = summary.budget()?;
     args.show.write_as(&Report { verb: "budget", parts: vec![reply.part] }, &reply.json, out)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -172,7 +172,7 @@ const WRITERS: [&str; 12] = [
 ];
 
 /// Verbs that read what `reduce` writes in place of traces.
-const TAKE_SUMMARIES: [&str; 5] = ["diff", "leaks", "ranks", "report", "stats"];
+const TAKE_SUMMARIES: [&str; 6] = ["budget", "diff", "leaks", "ranks", "report", "stats"];
 
 /// What needs every event says so of a summary, and where its trace is.
 fn refuse_summaries(verb: &str) -> anyhow::Result<()> {
