@@ -3,7 +3,7 @@
     python3 tests/fleet.py RELEASE RANKS EVENTS
 
 RELEASE is the folder of `gputrace` and `examples/ranks`. Needs room for a few traces and all summaries, in a folder that goes away.
-The middle rank skips a collective, the one after calls one with another count. Figures are printed; a fault that is not named, or a
+The middle rank skips a collective, the next one calls one with another count, the one after that keeps memory. Figures are printed; a fault that is not named, or a
 join whose answer is not that of the traces (where these are few), is an error. Where this Python has `duckdb`, the queries of
 docs/FLEET.md are asked of the summaries; one that fails, or peaks that are not those of the traces, are an error too.
 """
@@ -90,8 +90,13 @@ def main():
         job, = json.loads(said)["jobs"]
         blamed = {rank for finding in job["findings"] for rank in finding["ranks"]}
         planted = {ranks // 2, ranks // 2 + 1}
-        print("named:", sorted(blamed), "of", sorted(planted))
+        print("named by ranks:", sorted(blamed), "of", sorted(planted))
         assert blamed == planted, job["findings"]
+        leaks = json.loads(run(gputrace, "leaks", "--json", summaries)[0])
+        grows = {process["rank"]: section["growth"][0]["call_site"]
+                 for process in leaks["processes"] for section in process["sections"] if section.get("growth")}
+        print("named by leaks:", grows)
+        assert grows == {ranks // 2 + 2: "step (/job/train.py:11)"}, grows
         os.remove(min(entry.path for entry in os.scandir(summaries)))
         job, = json.loads(run(gputrace, "ranks", "--json", summaries)[0])["jobs"]
         assert job["missing"] == [0], job["missing"]
