@@ -248,11 +248,11 @@ impl Job<'_> {
         self.n_kept += 1;
         let recorded = self.recorded;
         let segments = recorded.again.iter().filter(|event| is_of_torch(event));
-        let calls = segments.filter_map(|event| match event.kind {
+        let mut calls = segments.filter_map(|event| match event.kind {
             EventKind::Call(call) => Some((event, call)),
             _ => None,
         });
-        let Some((event, call)) = calls.last() else { return Ok(()) };
+        let Some((event, call)) = calls.next_back() else { return Ok(()) };
         let segment = Call { addr, bytes: Bytes(KEPT), ..call };
         self.event(event.thread, event.stack, EventKind::Call(segment))?;
         let (allocated, reserved) = self.with_kept(Bytes(0), Bytes(0));
