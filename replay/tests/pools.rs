@@ -15,7 +15,8 @@ use gputrace_replay::ledger::pools::GraphState;
 use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::event::Nanos;
-use gputrace_sim::whatif::Laboratory;
+use gputrace_sim::tune;
+use gputrace_sim::whatif::{Answer, Confidence, Laboratory, Question};
 
 const PROGRAMS: [&str; 5] = ["graphs", "compile", "mempool", "serving", "failed"];
 
@@ -104,4 +105,34 @@ fn leaks_and_the_verdict_name_the_line_of_the_capture_that_failed() {
         let is_told = std::iter::once(verdict.kind).chain(verdict.also).any(|kind| kind == "abandoned");
         assert_eq!(is_told, name == "failed", "{name}: {}", verdict.kind);
     }
+}
+
+#[test]
+fn the_setting_that_reserves_least_is_the_one_of_all_answers() {
+    let folder = golden("..");
+    let traces = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let (mut n_asked, mut n_open) = (0, 0);
+    for path in traces.filter(|path| path.extension().is_some_and(|ending| ending == "gtr")) {
+        for stream in import::load(&path).unwrap().devices.iter().filter(|stream| stream.settings.is_torch())
+        {
+            let Ok(laboratory) = Laboratory::new(stream) else { continue };
+            let settings = tune::advised((2, 11), "").unwrap();
+            let questions: Vec<Question> =
+                settings.iter().map(|options| Question::torch((2, 11), options)).collect();
+            let answers: Vec<Answer> =
+                questions.iter().map(|question| laboratory.answer(question).unwrap()).collect();
+            let ends: Vec<u64> = answers.iter().map(|answer| answer.peak_reserved_range.1).collect();
+            let least = (0..ends.len()).min_by_key(|index| ends[*index]).unwrap();
+            let found = laboratory
+                .least_reserving(&questions, u64::MAX)
+                .map(|(index, answer)| (index, answer.peak_reserved_range, answer.confidence));
+            let expected = (least, answers[least].peak_reserved_range, answers[least].confidence);
+            assert_eq!(found, Some(expected), "{}", path.display());
+            assert!(laboratory.least_reserving(&questions, ends[least]).is_some());
+            assert!(laboratory.least_reserving(&questions, ends[least].saturating_sub(1)).is_none());
+            n_asked += 1;
+            n_open += answers.iter().filter(|answer| answer.confidence == Confidence::Interval).count();
+        }
+    }
+    assert!(n_asked > 5 && n_open > 0, "{n_asked} {n_open}");
 }

@@ -331,8 +331,8 @@ impl Judge<'_> {
             return Some(Role::Workspaces);
         }
         if facts.has(Hint::Optimizer) {
-            let next = self.passes.iter().map(|pass| pass.start).find(|start| *start > life.born);
-            let outlives = life.died == NEVER || next.is_some_and(|next| life.died > next);
+            let next = self.passes.get(self.n_begun(life.born));
+            let outlives = life.died == NEVER || next.is_some_and(|next| life.died > next.start);
             return Some(if outlives { Role::Optimizer } else { Role::Temporaries });
         }
         if in_backward {
@@ -352,13 +352,17 @@ impl Judge<'_> {
     }
 
     fn pass_of(&self, born: u32) -> Option<&Pass> {
-        let at = self.passes.partition_point(|pass| pass.start <= born);
-        self.passes.get(at.checked_sub(1)?)
+        self.passes.get(self.n_begun(born).checked_sub(1)?)
+    }
+
+    /// Passes that had begun by then; they are in order of time.
+    fn n_begun(&self, time: u32) -> usize {
+        self.passes.partition_point(|pass| pass.start <= time)
     }
 
     /// By the backward passes that began while it was held; `None` where the trace ends too early to know.
     fn by_life(&self, life: &Life, facts: Facts, gradients: &FxHashSet<u64>) -> Option<Role> {
-        let from = self.passes.partition_point(|pass| pass.start <= life.born);
+        let from = self.n_begun(life.born);
         let to = self.passes.partition_point(|pass| pass.start < life.died);
         // Parameters are made before a module runs.
         let has_gradient = !facts.has(Hint::Forward) && gradients.contains(&life.requested.0);

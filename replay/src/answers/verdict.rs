@@ -648,15 +648,12 @@ fn setting_that_saves(stream: &OpStream, recorded_peak: Bytes) -> Option<(Fix, S
     }
     let recorded = stream.settings.options.clone().unwrap_or_default();
     let settings = tune::advised(check.torch_version, &recorded).ok()?;
-    let answers = settings.into_iter().filter(|options| *options != recorded).filter_map(|options| {
-        let answer = laboratory.answer(&Question::torch(check.torch_version, &options)).ok()?;
-        Some((options, answer))
-    });
-    let (options, best) = answers.min_by_key(|(_, answer)| answer.peak_reserved_range.1)?;
-    let saved = recorded_peak.0.saturating_sub(best.peak_reserved_range.1);
-    if saved.saturating_mul(WORTHWHILE) < recorded_peak.0 || saved == 0 {
-        return None;
-    }
+    let others = settings.into_iter().filter(|options| *options != recorded);
+    let questions: Vec<Question> =
+        others.map(|options| Question::torch(check.torch_version, &options)).collect();
+    let most = recorded_peak.0.checked_sub(recorded_peak.0.div_ceil(WORTHWHILE).max(1))?;
+    let (chosen, best) = laboratory.least_reserving(&questions, most)?;
+    let options = &questions[chosen].options;
     let (before, after) = (bytes(recorded_peak), bytes(Bytes(best.peak_reserved_range.1)));
     let fix = Fix {
         what: Value::Command(format!("export PYTORCH_CUDA_ALLOC_CONF={options}")),

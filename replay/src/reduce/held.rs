@@ -307,8 +307,9 @@ impl Held {
     }
 
     fn device(&mut self, id: i16) -> &mut Device {
-        let (since, is_whole) = self.since.get(&id).copied().unwrap_or_default();
+        let since = &self.since;
         let device = self.devices.entry(id).or_insert_with(|| {
+            let (since, is_whole) = since.get(&id).copied().unwrap_or_default();
             let mut device = Device { is_sure: true, ..Device::default() };
             (device.between.since, device.between.is_whole) = (since, is_whole);
             device.best[SINCE_CALL].time = since;
