@@ -10,7 +10,8 @@ use serde::de::DeserializeOwned;
 use super::Head;
 use super::kept::KeptPart;
 use super::rows::{Row, Rows, SCHEMA, VERSION, Whose};
-use super::write::{BUDGET_JSON, Index, KeptState, Piece};
+use super::write::{BUDGET_JSON, FIGURES_JSON, Index, KeptState, Piece};
+use crate::analyse::summary::ProcessSummary;
 use crate::answers::Reply;
 use crate::answers::diff::Side;
 use crate::answers::leaks::Found;
@@ -231,6 +232,14 @@ impl Summary {
     pub fn answer(&self, verb: &str) -> Result<Part, Error> {
         let kept: KeptPart = self.json(self.answered(verb)?)?;
         kept.part().map_err(|what| self.damaged(what))
+    }
+
+    /// What `gputrace summary --json` says of the process.
+    ///
+    /// # Errors
+    /// It is not in the summary, or damaged.
+    pub fn figures(&self) -> Result<ProcessSummary, Error> {
+        self.json(self.answered(FIGURES_JSON)?)
     }
 
     /// What `gputrace budget` says of the trace.

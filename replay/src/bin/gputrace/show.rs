@@ -16,7 +16,6 @@ use gputrace_replay::answers::processes::{self, Traced};
 use gputrace_replay::reduce::{ENDING, Summary, is_summary};
 use gputrace_replay::report::model::{Part, Report};
 use gputrace_replay::report::render::{json, text};
-use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::event::Nanos;
 use gputrace_schemas::printable::{Screen, printable};
@@ -358,25 +357,6 @@ pub(crate) fn say(words: &str) {
 pub(crate) fn say_shown(words: &[u8]) {
     // Nobody may be listening any more.
     let _ = std::io::stderr().write_all(words);
-}
-
-/// Traces that were read, and whether all were.
-pub(crate) struct Stories {
-    pub(crate) stories: Vec<Story>,
-    all: bool,
-}
-
-impl Stories {
-    /// Reads traces, two at a time. What cannot be read is said on stderr and makes the exit status a failure; the
-    /// others are shown.
-    pub(crate) fn read(args: &TraceArgs) -> anyhow::Result<Stories> {
-        let (stories, all) = read_all(&args.paths()?, |path| Ok(Story::read(path)?));
-        Ok(Stories { stories, all })
-    }
-
-    pub(crate) fn exit_code(&self) -> ExitCode {
-        exit_code(self.all)
-    }
 }
 
 /// What could not be read, or not be judged: docs/EXIT-CODES.md.
