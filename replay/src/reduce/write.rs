@@ -371,7 +371,8 @@ fn states(of: &Understood<'_>, rows: &mut Rows) -> io::Result<()> {
                 piece.states.push(KeptState(state.membership, state.n_before, state.time.0, changes));
             }
             let spans = some.iter().map(|state| (state.membership, state.n_before));
-            state(rows, "between", index.pieces.len() as u64, &piece)?;
+            let (number, text) = (Some(index.pieces.len() as u64), json_of(&piece)?);
+            rows.add_behind("state", &Row { name: "between", number, text: &text, ..Row::default() });
             index.pieces.push((*id, spans.collect()));
         }
     }
