@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 
 use super::Head;
 use super::kept::KeptPart;
-use super::rows::{Row, Rows, SCHEMA, VERSION, Whose};
+use super::rows::{BEHIND, Row, Rows, SCHEMA, VERSION, Whose};
 use super::write::{BUDGET_JSON, FIGURES_JSON, Index, KeptState, Piece};
 use crate::analyse::summary::ProcessSummary;
 use crate::answers::Reply;
@@ -120,7 +120,7 @@ impl Summary {
     /// It is damaged, or of another version.
     pub fn of(path: &Path, file: Vec<u8>) -> Result<Summary, Error> {
         let damaged = |what: String| Error::Damaged { path: path.to_owned(), what };
-        let table = Table::read(&file, &COLUMNS, Groups::First).map_err(damaged)?;
+        let table = Table::read(&file, &COLUMNS, Groups::Only(0)).map_err(damaged)?;
         let said = |key: &str| table.about.iter().find(|(known, _)| known == key).map(|(_, value)| &**value);
         let Some(schema) = said(SCHEMA.0) else {
             return Err(damaged("it was not written by gputrace reduce".into()));
@@ -275,7 +275,7 @@ impl Summary {
         let is_in =
             |(of, spans): &(i16, Vec<(usize, u64)>)| *of == device && spans.contains(&(membership, n_before));
         let Some(number) = index.pieces.iter().position(is_in) else { return Ok(None) };
-        let piece: Piece = self.piece(number as u64)?;
+        let piece: Piece = self.piece(number)?;
         let mut held: BTreeMap<u32, i64> = BTreeMap::new();
         for KeptState(of, n, time, changes) in piece.states {
             for (place, bytes) in changes {
@@ -297,13 +297,14 @@ impl Summary {
         Ok(None)
     }
 
-    /// What lies behind all else.
-    fn piece(&self, number: u64) -> Result<Piece, Error> {
-        let columns = ["kind", "name", "number", "text"];
-        let behind = Table::read(&self.file, &columns, Groups::Others).map_err(|what| self.damaged(what))?;
-        match row_of(&behind, "between", number) {
-            Some(row) => self.json_of(&behind, row),
-            None => self.state("between", number),
+    /// One of those that lie behind all else.
+    fn piece(&self, number: usize) -> Result<Piece, Error> {
+        let read = |groups| Table::read(&self.file, &["kind", "name", "number", "text"], groups);
+        let group = read(Groups::Only(1 + number / BEHIND)).map_err(|what| self.damaged(what))?;
+        match row_of(&group, "between", number as u64) {
+            Some(row) => self.json_of(&group, row),
+            // As the first files had it.
+            None => self.state("between", number as u64),
         }
     }
 
@@ -336,4 +337,35 @@ fn row_of(table: &Table, name: &str, number: u64) -> Option<usize> {
             && table.text(*row, "name") == Some(name)
             && table.number(*row, "number") == i64::try_from(number).ok()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each is found, wherever the group of rows begins that it lies in; in a file of one group, too.
+    #[test]
+    fn what_lies_behind_the_rest_is_found_by_its_number() {
+        for is_behind in [true, false] {
+            let whose = Whose { rank: None, host: String::new(), pid: 0, trace: String::new(), gpus: vec![] };
+            let mut rows = Rows::of(whose);
+            rows.add("process", &Row::default());
+            let numbers = 0..2 * BEHIND + 3;
+            for number in numbers.clone() {
+                let piece = Piece { device: number as i16, states: vec![] };
+                let text = serde_json::to_string(&piece).unwrap();
+                let row = Row { name: "between", number: Some(number as u64), text: &text, ..Row::default() };
+                match is_behind {
+                    true => rows.add_behind("state", &row),
+                    false => rows.add("state", &row),
+                }
+            }
+            let summary = Summary::of(Path::new("x.summary.parquet"), rows.file().unwrap()).unwrap();
+            assert_eq!(summary.table.n_rows, if is_behind { 1 } else { 1 + numbers.len() });
+            for number in numbers.clone() {
+                assert_eq!(summary.piece(number).unwrap().device, number as i16);
+            }
+            assert!(summary.piece(numbers.len()).is_err());
+        }
+    }
 }

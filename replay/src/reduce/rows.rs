@@ -37,6 +37,9 @@ pub(super) const VERSION: &str = "gputrace.version";
 /// zstd's level: a summary is written once, and copied.
 const LEVEL: i32 = 6;
 
+/// Rows in each group of those that lie behind the others.
+pub(super) const BEHIND: usize = 64;
+
 /// One fact; what is not set is NULL.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Row<'a> {
@@ -71,14 +74,13 @@ pub(super) struct Whose {
 pub(super) struct Rows {
     whose: Whose,
     columns: Vec<Column>,
-    /// What is only asked for of few processes of a job, and is most of a summary: it lies behind the rest, in a group of its own.
-    behind: Vec<Column>,
+    /// What is asked for one by one, and is most of a summary: it lies behind the rest, in groups of [`BEHIND`] rows.
+    behind: Vec<Vec<Column>>,
 }
 
 impl Rows {
     pub(super) fn of(whose: Whose) -> Rows {
-        let columns = || COLUMNS.iter().map(|_| Column::default()).collect();
-        Rows { whose, columns: columns(), behind: columns() }
+        Rows { whose, columns: empty(), behind: vec![] }
     }
 
     pub(super) fn add(&mut self, kind: &str, row: &Row<'_>) {
@@ -86,10 +88,15 @@ impl Rows {
         self.columns.iter_mut().zip(values).for_each(|(column, value)| column.push(value));
     }
 
-    /// The same, behind all others.
+    /// The same, behind all others: the rows that are added so lie in groups, [`BEHIND`] in each, from the file's second on.
     pub(super) fn add_behind(&mut self, kind: &str, row: &Row<'_>) {
+        let n_last = self.behind.last().and_then(|group| group.first()).map_or(BEHIND, Column::n_rows);
+        if n_last == BEHIND {
+            self.behind.push(empty());
+        }
         let values = self.whose.values(kind, row);
-        self.behind.iter_mut().zip(values).for_each(|(column, value)| column.push(value));
+        let last = self.behind.iter_mut().next_back().into_iter().flatten();
+        last.zip(values).for_each(|(column, value)| column.push(value));
     }
 
     /// The file.
@@ -97,10 +104,17 @@ impl Rows {
         let mut bytes = vec![];
         let mut file = File::new(&mut bytes, &COLUMNS, LEVEL)?;
         file.row_group(&mut self.columns)?;
-        file.row_group(&mut self.behind)?;
+        for group in &mut self.behind {
+            file.row_group(group)?;
+        }
         file.finish(&[SCHEMA, (VERSION, env!("CARGO_PKG_VERSION"))])?;
         Ok(bytes)
     }
+}
+
+/// The columns, without rows.
+fn empty() -> Vec<Column> {
+    COLUMNS.iter().map(|_| Column::default()).collect()
 }
 
 impl Whose {

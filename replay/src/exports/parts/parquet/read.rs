@@ -63,10 +63,8 @@ impl Texts {
 /// Which groups of a file's rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Groups {
-    /// What most ask for lies in the first.
-    First,
-    /// Those behind the first.
-    Others,
+    /// The one in this place, from 0; no rows where there are fewer.
+    Only(usize),
     /// All rows.
     All,
 }
@@ -85,10 +83,8 @@ impl Table {
         let mut table = Table { about, n_rows: 0, columns: vec![] };
         let mut unpack = Unpack::new()?;
         let all = meta.list(4);
-        let (first, others) = all.split_at(all.len().min(1));
         let read = match groups {
-            Groups::First => first,
-            Groups::Others => others,
+            Groups::Only(place) => all.get(place).map_or(&all[..0], std::slice::from_ref),
             Groups::All => all,
         };
         for (idx, name) in names.iter().enumerate().filter(|(_, name)| wanted.contains(&&***name)) {
