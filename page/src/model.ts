@@ -315,6 +315,12 @@ export class Map2D {
     }
     return -1;
   }
+  /** Whether all that was there in a state is kept. */
+  isWhole(state: number): boolean {
+    const { device, device: { head, times, n } } = this;
+    const isKept = (at: number) => at === times[state] || (state === n - 1 && device.at(at) === n - 1);
+    return [head.blocks, head.grounds].every((all) => !all.n_tiled || all.whole_at.some(isKept));
+  }
   /** What is in each segment of PyTorch at a time, most free first. */
   segments(time: number): Segment[] {
     const { blocks, grounds } = this, found: Segment[] = [];

@@ -19,7 +19,7 @@ export class Ranks {
   constructor(private view: View) {
     this.heat = new Picture(this.rows.length * ROW + 24, "Heat map: how much each rank held over time. The table below has the peaks.", (context, width) => this.draw(context, width));
     this.heat.canvas.addEventListener("click", (event) => this.open(Math.floor(event.offsetY / ROW)));
-    this.element = h("div", {}, h("h3", {}, "Held over time: dark is much"), this.heat.canvas, h("h3", {}, "On one scale"), this.small, this.body);
+    this.element = h("div", {}, h("h3", {}, this.scale()), this.heat.canvas, h("h3", {}, "On one scale"), this.small, this.body);
   }
   /** The device that each trace held most on. */
   private get rows(): [Chapter, Device][] {
@@ -29,6 +29,10 @@ export class Ranks {
   private title(chapter: Chapter): string {
     const { rank, trace } = chapter.head.report;
     return rank === null ? trace.slice(trace.lastIndexOf("/") + 1) : `rank ${rank}`;
+  }
+  private scale(): string {
+    const top = Math.max(...this.rows.map(([, device]) => device.total[device.peak] ?? 0), 0);
+    return `Held over time: from nothing, pale, to ${bytes(top)}, dark`;
   }
   private open(row: number) {
     const found = this.rows[row];

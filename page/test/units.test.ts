@@ -8,6 +8,7 @@ import { Chapter, Compact } from "../src/model";
 import { Pyramid, upTo } from "../src/pyramid";
 import { mixed, packed, Raster } from "../src/raster";
 import { lit, search } from "../src/search";
+import { envelope } from "../src/settings";
 
 let seed = 7;
 const random = (n: number) => (seed = (seed * 1103515245 + 12345) % 2147483648) % n;
@@ -144,4 +145,11 @@ test("amounts are written as in a terminal", () => {
   assert.deepEqual([5, 1500, 2.5e6, 6.045e9, 3.7e12].map(time), ["5 ns", "1.5 \u00b5s", "2.5 ms", "6.045 s", "1:01:40 h"]);
   assert.deepEqual([0, 999, 1000, 1234567].map(count), ["0", "999", "1,000", "1,234,567"]);
   assert.deepEqual(ticks(0, 10, 5, false), [0, 2, 4, 6, 8, 10]);
+});
+
+test("of points that fall on one place of the axis the highest is drawn", () => {
+  const times = [0, 1, 2, 10, 11, 30], values = [5, 9, 1, 2, 3, 7];
+  assert.deepEqual(envelope(times, values, (at) => Math.floor(at / 10)), [[0, 1, 3], [9, 3, 7]]);
+  assert.deepEqual(envelope(times, values, (at) => at), [times, values]);
+  assert.deepEqual(envelope([], [], (at) => at), [[], []]);
 });
