@@ -188,6 +188,19 @@ fn top_shows_what_a_running_program_holds_and_who_else_has_memory() {
 }
 
 #[test]
+fn top_gives_the_terminal_back_whenever_it_stands_still_or_ends() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("top_terminal.py");
+    let told = Command::new("python3")
+        .arg(script)
+        .arg(recorded::built().join("gputrace"))
+        .arg(golden("dataparallel"))
+        .output()
+        .expect("python3 runs");
+    let said = String::from_utf8_lossy(&told.stdout).into_owned();
+    assert!(told.status.success(), "{said}{}", String::from_utf8_lossy(&told.stderr));
+}
+
+#[test]
 fn top_of_a_finished_trace_has_the_figures_of_its_summary() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden");
     for name in ["caught-oom", "varying-lengths", "kept-losses", "running-total"] {
