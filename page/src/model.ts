@@ -60,7 +60,8 @@ export class Chapter {
   /** A private pool of PyTorch's in words, by its number from 1. */
   poolOf(number: number): string {
     const { id, what, places } = this.head.pools[number - 1];
-    return `pool ${id}: ${what}, ${what === "MemPool" ? "opened" : "captured"} at ${places.join("; ")}`;
+    const at = places.length ? `, ${what === "MemPool" ? "opened" : "captured"} at ${places.join("; ")}` : "";
+    return `pool ${id}: ${what}${at}`;
   }
   /** The lines of a holder's stack, outermost first, never none. */
   stackOf(holder: Holder): string[] {
