@@ -41,8 +41,8 @@ function ofJob(data: Data, toRanks: () => void, light: (line: string) => void): 
   const isBad = (item: Item): item is Text => "mood" in item && (item.mood === "bad" || item.mood === "warning");
   const told = data.head.job.find((section) => section.items[0] && isBad(section.items[0]));
   if (!told) return null;
-  const [what, sure] = told.items as Text[], line = lineIn(what.text);
-  const words = line ? h("button", { type: "button", class: "plain", title: "Light this line up in all views", onclick: () => light(line) }, what.text) : what.text;
+  const [what, sure] = told.items as Text[], line = lineIn(what.text), title = what.text.replace(/^./, (first) => first.toUpperCase());
+  const words = line ? h("button", { type: "button", class: "plain", title: "Light this line up in all views", onclick: () => light(line) }, title) : title;
   return h("section", { class: "verdict " + (what.mood === "bad" ? "killed" : ""), "data-section": "job", "aria-label": "Verdict of the job" },
     h("p", { class: "trace" }, `the job of ${count(data.head.chapters.length)} traces`), h("h1", {}, words),
     h("dl", {}, ...(sure?.mood === "note" ? [h("dt", {}, "sure"), h("dd", {}, sure.text)] : []), h("dt", {}, "more"), h("dd", {}, h("button", { type: "button", class: "plain link", onclick: toRanks }, "the ranks side by side, and all findings"))));
@@ -131,7 +131,7 @@ function start(data: Data, root: HTMLElement) {
       v: () => top.querySelector<HTMLElement>("dd.site button")?.click(),
       "/": () => field.focus(), "?": () => help.showModal(), d: toggle,
       p: () => device?.n && timeline.move(device.peak), o: () => timeline.next("out of memory"), s: () => timeline.next("step"), e: () => timeline.next("cache emptied"),
-      b: () => { view.base = view.cursor; view.moment = "base"; view.changed(); },
+      b: () => { if (!device?.n) return; view.base = view.cursor; view.moment = "base"; view.changed(); },
       "+": () => timeline.zoomAt(around, 0.6), "=": () => timeline.zoomAt(around, 0.6), "-": () => timeline.zoomAt(around, 1 / 0.6), "0": () => { view.window = view.extent; view.changed(); },
       x: () => { view.setAxis(view.axis === "time" ? "change" : "time"); view.changed(); },
     };

@@ -16,6 +16,8 @@ export class Ranks {
   private small = h("div", { class: "small" });
   private body = h("div");
   private isMade = "";
+  /** What the heat map was drawn for: all of the time, whatever part of it is looked at elsewhere. */
+  private heated = "";
   constructor(private view: View) {
     this.heat = new Picture(this.rows.length * ROW + 24, "Heat map: how much each rank held over time. The table below has the peaks.", (context, width) => this.draw(context, width));
     this.heat.canvas.addEventListener("click", (event) => this.open(Math.floor(event.offsetY / ROW)));
@@ -45,8 +47,9 @@ export class Ranks {
     return Math.max(...this.rows.map(([chapter]) => chapter.head.origin_ns + chapter.head.duration_ns), 1);
   }
   update() {
-    const key = this.view.search.text;
-    this.heat.redraw();
+    const key = this.view.search.text, heated = [this.view.reading, theme().soft].join();
+    if (heated !== this.heated) this.heat.redraw();
+    this.heated = heated;
     if (this.isMade === "made" + key) return;
     this.isMade = "made" + key;
     const rows = this.rows, top = Math.max(...rows.map(([, device]) => device.total[device.peak] ?? 0), 1);

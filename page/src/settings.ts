@@ -87,7 +87,7 @@ export class SettingsView {
     context.clip();
     const trace = (values: ArrayLike<number>, isArea: boolean) => {
       context.beginPath();
-      const [begins, highs] = envelope(times, values, (at) => Math.floor(x(at) * 2) / 2);
+      const [begins, highs] = envelope(times, values, (at) => Math.floor(x(at)));
       begins.forEach((begin, i) => {
         const next = i + 1 < begins.length ? begins[i + 1] : x(view.trace.head.duration_ns);
         if (i === 0) context.moveTo(begin, isArea ? bottom : y(highs[0]));
