@@ -156,10 +156,11 @@ fn wanted(source: impl Read, path: &Path, wanted: Wanted) -> Result<(Trace, Vec<
     };
     let mut rows_of: Vec<Vec<u32>> = traces.iter().map(rows_of).collect();
     let overflowed = overflowed(&heap, root);
+    let notes = of_the_host(&heap, root).into_iter().collect();
     heap.forget_ways();
     let entries = std::mem::take(&mut heap.entries);
     let actions = Actions::of(&heap);
-    let mut snapshot = Trace { devices: Vec::new(), notes: of_the_host(&heap, root).into_iter().collect() };
+    let mut snapshot = Trace { devices: Vec::new(), notes };
     let mut extras = Vec::new();
     for device in 0..n_devices as u32 {
         let rows = rows_of.get_mut(device as usize).map(std::mem::take).unwrap_or_default();
