@@ -1,6 +1,6 @@
 """top_terminal.py GPUTRACE TRACE: `gputrace top` at a terminal that changes its size, is stopped by Ctrl-Z and by a signal, goes on, and ends: whenever it
 does not run, the terminal is as it was."""
-import fcntl, os, pty, select, signal, struct, sys, termios
+import fcntl, os, pty, re, select, signal, struct, sys, termios
 
 ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
 gputrace, trace = sys.argv[1:]
@@ -29,20 +29,18 @@ text = b""
 
 
 def until(what, begin):
+    """Where it begins."""
     global text
     while what not in text[begin:]:
         assert select.select([controller], [], [], 300)[0], (what, text[begin:][-400:])
         text += os.read(controller, 65536)
-    return len(text)
+    return text.index(what, begin)
 
 
 def picture():
     """One that begins from now on."""
     begin = until(b"\x1b[H", len(text))
-    until(b"\x1b[J", begin)
-    shown = text[begin:].split(b"\x1b[H")[0].decode(errors="replace")
-    import re
-
+    shown = text[begin : until(b"\x1b[J", begin)].decode()
     return [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in shown.split("\r\n")]
 
 
