@@ -13,7 +13,7 @@ use signal_hook::consts::{SIGHUP, SIGTERM, SIGTSTP, SIGWINCH};
 use signal_hook::low_level::emulate_default_handler;
 
 use super::view::{Line, Look};
-use crate::show::paint;
+use crate::show::{paint, say_shown};
 
 /// The terminal's other screen, without a cursor; and back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
@@ -51,7 +51,7 @@ impl Terminal {
         // What a fault of ours says must be read on the terminal as it was.
         let (told, at_fault) = (std::panic::take_hook(), before.clone());
         std::panic::set_hook(Box::new(move |panic| {
-            let _ = rustix::io::write(io::stdout(), LEAVE.as_bytes());
+            say_shown(LEAVE.as_bytes());
             let _ = tcsetattr(io::stdin(), OptionalActions::Now, &at_fault);
             told(panic);
         }));
