@@ -4,7 +4,7 @@ RELEASE := target/release
 # What installs comes before what builds; cargo uses all processors by itself.
 .NOTPARALLEL:
 
-.PHONY: help setup build demo test lint check page browser pictures deny fmt bench bench-leaks oracle pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects
+.PHONY: help setup build demo test lint check page browser pictures deny fmt bench bench-page bench-leaks oracle pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -72,6 +72,12 @@ bench: build ## Measure: ratios within one run, against the peer each names
 	cargo bench -p gputrace-sim --bench simulator
 	cargo build --release -p gputrace-schemas --example training
 	python3 tests/scale.py $(RELEASE)
+
+# Pages are opened where Chromium and Node.js are. `make bench-page EVENTS=1000000 RANKS=2` is short; PAGES=FOLDER keeps the pages.
+bench-page: build ## Measure the page of ten million events and of a job of 8 x 1 million: made, opened, moved
+	cargo build --release -p gputrace-schemas --example training --example ranks
+	cd page && npm ci --no-fund --no-audit --ignore-scripts
+	python3 tests/page_speed.py $(RELEASE) $(or $(EVENTS),10000000) $(or $(RANKS),8)
 
 bench-leaks: ## How often `leaks` is wrong, over 2,400 programs of known truth with fresh seeds
 	cargo bench -p gputrace --bench leaks

@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write};
 use std::os::fd::{AsFd, IntoRawFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use anyhow::{Context, anyhow, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -413,21 +413,35 @@ pub(crate) fn read_all<T: Send>(
     paths: &[PathBuf],
     read: impl Fn(&Path) -> anyhow::Result<T> + Sync,
 ) -> (Vec<T>, bool) {
-    let (mut all, mut done) = (true, vec![]);
-    for pair in paths.chunks(2) {
-        let _working = Working::on(&pair[0]);
-        let results: Vec<_> = std::thread::scope(|scope| {
-            let threads: Vec<_> = pair.iter().map(|path| scope.spawn(|| read(path))).collect();
-            threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
+    let next = AtomicUsize::new(0);
+    let work = |is_first: bool| {
+        let mut results = vec![];
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(path) = paths.get(at) else { return results };
+            let _working = is_first.then(|| Working::on(path));
+            results.push((at, read(path)));
+        }
+    };
+    let mut results: Vec<_> = std::thread::scope(|scope| {
+        let threads = [true, false].map(|is_first| {
+            let work = &work;
+            scope.spawn(move || work(is_first))
         });
-        for result in results {
-            match result {
-                Ok(Ok(read)) => done.push(read),
-                Ok(Err(error)) => {
-                    all = false;
-                    complain!("{error:#}");
-                }
-                Err(panic) => std::panic::resume_unwind(panic),
+        let joined = threads.map(std::thread::ScopedJoinHandle::join);
+        joined
+            .into_iter()
+            .flat_map(|it| it.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    });
+    results.sort_unstable_by_key(|(at, _)| *at);
+    let (mut all, mut done) = (true, vec![]);
+    for (_, result) in results {
+        match result {
+            Ok(read) => done.push(read),
+            Err(error) => {
+                all = false;
+                complain!("{error:#}");
             }
         }
     }
