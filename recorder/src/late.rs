@@ -41,7 +41,13 @@ pub fn sleep(page: &Page, pid: u32, library: &Path, patience: Duration) -> Resul
         return Ok(answered);
     }
     let _alone = alone(pid)?;
-    let begun = Late::prepare(pid, patience)?.begin(library, SERVES.max(patience))?;
+    let begun = match Late::prepare(pid, patience).and_then(|late| late.begin(library, SERVES.max(patience))) {
+        Ok(begun) => begun,
+        Err(Refusal::Gone(_)) => return Ok(Answered::Gone),
+        // The wish stands, and the program's next call follows it.
+        Err(_) if page.stands() == Stands::Asleep => return Ok(Answered::Yes),
+        Err(_) => return Ok(Answered::NotYet),
+    };
     let until = Instant::now() + patience;
     while page.stands() != Stands::Asleep {
         if crate::attach::is_over(pid) {

@@ -1,0 +1,72 @@
+// Works with PyTorch's own allocator as a training loop does, and says what the allocator counts. Built against the headers and the library
+// of a release (living.py).
+//
+//   step N: N more requests or frees, then one of 512 bytes that is freed again; prints allocated, reserved and requested bytes
+//   THREADS=N (default 1): as many threads, which work at the same time
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <dlfcn.h>
+#include <thread>
+#include <vector>
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+
+struct Worker {
+    uint64_t state;
+    std::vector<c10::DataPtr> held;
+    explicit Worker(uint64_t seed) : state(seed) {}
+
+    uint64_t next(uint64_t below) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        return (state >> 33) % below;
+    }
+    void step(int n) {
+        for (; n > 0; n--) {
+            if (held.size() < 20 || (held.size() < 120 && next(2))) {
+                size_t bytes = next(4) ? next(1 << 20) + 1 : next(64 << 20) + 1;
+                held.push_back(allocator::allocator.load()->allocate(bytes));
+            } else {
+                size_t which = next(held.size());
+                std::swap(held[which], held.back());
+                held.pop_back();
+            }
+        }
+    }
+};
+
+// Of a library: a program would have a copy of `allocator` of its own.
+extern "C" int run() {
+    static auto yes = +[](int64_t) { return true; };
+    if (auto f = (void (*)(int64_t))dlsym(RTLD_DEFAULT, "_ZN3c104cuda6detail21init_p2p_access_cacheEl")) f(1);
+    for (const char* name : {"_ZN3c104cuda9_internal20setHasPrimaryContextEPFbaE", "_ZN3c104cuda9_internal20setHasPrimaryContextEPFblE"})
+        if (auto f = (void (*)(void*))dlsym(RTLD_DEFAULT, name)) f((void*)yes);
+    cudaFree(nullptr);  // Makes the context.
+    allocator::init(1);
+    const char* threads = getenv("THREADS");
+    std::vector<Worker> workers;
+    for (int i = 0; i < (threads ? atoi(threads) : 1); i++) workers.emplace_back(i + 1);
+    char word[16];
+    int n;
+    for (unsigned turn = 1; scanf("%15s %d", word, &n) == 2; turn++) {
+        std::vector<std::thread> running;
+        for (size_t i = 1; i < workers.size(); i++) running.emplace_back([&, i] { workers[i].step(n); });
+        workers[0].step(n);
+        for (auto& thread : running) thread.join();
+        if (turn % 4 == 0) allocator::emptyCache();
+        // What was given back to the driver is in the totals that come with the next block.
+        allocator::allocator.load()->allocate(512).clear();
+        auto stats = allocator::getDeviceStats(0);
+        // Several threads: which block serves a request hangs on who comes first; what was asked for does not.
+        if (workers.size() > 1)
+            printf("%lld\n", (long long)stats.requested_bytes[0].current);
+        else
+            printf("%lld %lld %lld\n", (long long)stats.allocated_bytes[0].current, (long long)stats.reserved_bytes[0].current,
+                   (long long)stats.requested_bytes[0].current);
+        fflush(stdout);
+    }
+    _Exit(0);  // The allocator's destructors expect more of CUDA.
+}
