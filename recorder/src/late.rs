@@ -41,7 +41,8 @@ pub fn sleep(page: &Page, pid: u32, library: &Path, patience: Duration) -> Resul
         return Ok(answered);
     }
     let _alone = alone(pid)?;
-    let begun = match Late::prepare(pid, patience).and_then(|late| late.begin(library, SERVES.max(patience))) {
+    let begun = match Late::prepare(pid, patience).and_then(|late| late.begin(library, SERVES.max(patience)))
+    {
         Ok(begun) => begun,
         Err(Refusal::Gone(_)) => return Ok(Answered::Gone),
         // The wish stands, and the program's next call follows it.

@@ -402,7 +402,8 @@ pub(crate) fn forget(call: &Call, at: impl FnOnce() -> Ticks) -> Option<u32> {
         return Some(told);
     }
     let told = table.remove(key, slot, facts);
-    told.or(table.is_gone(key))
+    let came = table.is_gone(key);
+    told.or(came)
 }
 
 /// One call may take back several maps that lie behind one another.
@@ -446,7 +447,9 @@ pub(crate) fn block_taken(addr: u64) -> Option<u32> {
     let table = table()?;
     let key = key_of(Class::Block, addr);
     let told = table.find(key).and_then(|(_, slot, facts)| table.remove(key, slot, facts));
-    told.or_else(|| table.is_gone(key))
+    // Also of what was there: a list made before has it.
+    let came = table.is_gone(key);
+    told.or(came)
 }
 
 /// What was given out before this library came, as the program's own books list it, is added while the program's threads give and

@@ -115,7 +115,7 @@ def rounds(what, program, work):
     n = int(os.environ.get("ROUNDS", 10))
     for turn in range(n):
         if os.path.exists(trace): os.remove(trace)
-        program.begin(20_000)
+        program.begin(40_000)
         time.sleep(chance.uniform(0, 0.02))
         if fails(what, "attach", "--timeout", "60", "-o", trace, program.number): return
         program.said()
@@ -125,7 +125,8 @@ def rounds(what, program, work):
         doctor = verb("doctor", trace).stdout
         known = re.search(r"torch.before=([0-9]+)", doctor)
         before.append(int(known[1]) if known else None)
-        if not known or not found or found[-1][2] != said[0] or "nothing was lost" not in doctor: wrong.append((turn, said, found[-1:], before[-1]))
+        # What was asked for by a request that was under way when the library came is not known.
+        if not known or not found or found[-1][:2] != said[:2] or "nothing was lost" not in doctor: wrong.append((turn, said, found[-1:], before[-1]))
     say(not wrong, f"{what}, three threads: {n} times attached while they give and take, each time the books are the allocator's ({before[:8]} blocks before)", wrong)
 
 

@@ -284,7 +284,7 @@ pub(crate) fn describe(producer: &mut Producer) {
     let text = crate::sys::Text::<320>::new()
         .add(b"attach.late=")
         .number(n as u64)
-        .add(b" words: this process ran already; what it was given before is not in this trace, nor is what it calls by addresses that it has copied to its heap");
+        .add(b" words: this process ran already; what it was given before is not in this trace but for PyTorch's blocks, nor is what it calls by addresses that it has copied to its heap");
     producer.push_raw(at, Kind::Note, &[text.as_bytes()]);
     torch_living::describe(producer);
     let unseen = left + TOO_LARGE.load(Ordering::Relaxed);
