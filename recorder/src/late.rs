@@ -76,6 +76,16 @@ pub fn sleep(page: &Page, _: u32, _: &Path, patience: Duration) -> Result<Answer
     page.sleep(patience)
 }
 
+/// How often a thread of another process stood still because of this one, so that the library could be brought in, and for how many
+/// microseconds at most.
+#[must_use]
+pub fn stood_still() -> (u32, u32) {
+    #[cfg(target_arch = "x86_64")]
+    return crate::inject::STILL.told();
+    #[cfg(not(target_arch = "x86_64"))]
+    (0, 0)
+}
+
 /// Whether the library could be brought in; nothing is changed.
 ///
 /// # Errors

@@ -140,6 +140,8 @@ const WAITING: [&str; 9] = [
 pub(super) struct Borrowed {
     pub(super) held: Held,
     pub(super) registers: Registers,
+    /// Since when: a moment before.
+    pub(super) since: Instant,
 }
 
 /// What is known of the process in which threads are looked for.
@@ -218,6 +220,7 @@ impl Ground<'_> {
             Err(rustix::io::Errno::SRCH) => return Found::NotNow,
             Err(error) => return Found::Refused(error),
         };
+        let since = Instant::now();
         if held.interrupt().is_err() {
             return Found::NotNow;
         }
@@ -225,7 +228,7 @@ impl Ground<'_> {
         let Ok(mut registers) = held.registers() else { return Found::NotNow };
         if stop == Stop::Asked && self.was_interrupted(thread, &mut registers) {
             if self.is_safe(thread, &registers, maps) {
-                return Found::Yes(Box::new(Borrowed { held, registers }));
+                return Found::Yes(Box::new(Borrowed { held, registers, since }));
             }
             // A call that ends early because of us is made again.
             if registers.orig_rax == u64::MAX {
@@ -263,6 +266,7 @@ impl Ground<'_> {
                 Some(Stop::Over) => return Found::NotNow,
                 None => break,
             }
+            let since = Instant::now();
             let Ok(mut registers) = held.registers() else { return Found::NotNow };
             if registers.rax as i64 != BEGINS || !BEGINNINGS.contains(&(registers.orig_rax as i64)) {
                 continue;
@@ -271,7 +275,7 @@ impl Ground<'_> {
             registers.rip -= 2;
             registers.rax = registers.orig_rax;
             if self.is_safe(thread, &registers, maps) {
-                return Found::Yes(Box::new(Borrowed { held, registers }));
+                return Found::Yes(Box::new(Borrowed { held, registers, since }));
             }
         }
         self.let_go(held, thread);
