@@ -156,9 +156,10 @@ def pid_of(process):
     sys.exit("the program did not start")
 
 
-with tempfile.TemporaryDirectory() as work:
-    for version in sys.argv[4:]:
-        program, environment = build(version, work)
-        for settings in ("", "expandable_segments:True"):
-            tried(version, settings, program, environment, work)
-sys.exit(failed != 0)
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as work:
+        for version in sys.argv[4:]:
+            program, environment = build(version, work)
+            for settings in ("", "expandable_segments:True"):
+                tried(version, settings, program, environment, work)
+    sys.exit(failed != 0)

@@ -3,9 +3,11 @@
 //
 //   step N: N more requests or frees, then one of 512 bytes that is freed again; prints allocated, reserved and requested bytes
 //   THREADS=N (default 1): as many threads, which work at the same time
+//   TURNS=N: reads nothing, but does N each turn until a file `stop` appears, and writes what is asked for then, and the turn's milliseconds
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -52,8 +54,10 @@ extern "C" int run() {
     std::vector<Worker> workers;
     for (int i = 0; i < (threads ? atoi(threads) : 1); i++) workers.emplace_back(i + 1);
     char word[16];
-    int n;
-    for (unsigned turn = 1; scanf("%15s %d", word, &n) == 2; turn++) {
+    const char* turns = getenv("TURNS");
+    int n = turns ? atoi(turns) : 0;
+    for (unsigned turn = 1; turns ? access("stop", F_OK) : scanf("%15s %d", word, &n) == 2; turn++) {
+        auto began = std::chrono::steady_clock::now();
         if (workers.size() == 1) {
             workers[0].step(n);
         } else {
@@ -68,6 +72,12 @@ extern "C" int run() {
         // What was given back to the driver is in the totals that come with the next block.
         allocator::allocator.load()->allocate(512).clear();
         auto stats = allocator::getDeviceStats(0);
+        if (turns) {
+            double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count();
+            printf("%lld %.3f\n", (long long)stats.requested_bytes[0].current, ms);
+            fflush(stdout);
+            continue;
+        }
         printf("%lld %lld %lld\n", (long long)stats.allocated_bytes[0].current, (long long)stats.reserved_bytes[0].current,
                (long long)stats.requested_bytes[0].current);
         fflush(stdout);
