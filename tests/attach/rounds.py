@@ -6,7 +6,7 @@ usage: [ONLY=WORD,...] rounds.py FOLDER [ROUNDS [SECONDS]]
 As tests/gpu/rounds.py, which this uses, with programs that need no GPU, each of them late and with a library that slept: a CUDA runtime
 inside, 11 to 13 (target/wheels: tests/fetch-wheels.sh), threads that come and go, an NCCL job of four processes, PyTorch's own allocator of a release
 (target/oracle: tests/oracle/build.sh), with and without expandable segments, and Pythons: python3, python3.9 to python3.15 as far as PATH has them, and
-those of GPUTRACE_TEST_PYTHONS. FOLDER has `gputrace`, `libgputrace.so` and `fake-cuda`. A table at the end has a row for each. JOBS=2: so many at once.
+those of GPUTRACE_TEST_PYTHONS. FOLDER has `gputrace`, `libgputrace.so` and `fake-cuda` (or FAKE_CUDA names the folder of its libraries). A table at the end has a row for each. JOBS=2: so many at once.
 """
 import glob, importlib.util, os, re, shutil, subprocess, sys
 
@@ -16,7 +16,7 @@ specification = importlib.util.spec_from_file_location("rounds", os.path.join(HE
 rounds = importlib.util.module_from_spec(specification)
 specification.loader.exec_module(rounds)
 
-FAKE = subprocess.run([os.path.join(rounds.FOLDER, "fake-cuda"), "--dir"], capture_output=True, text=True, check=True).stdout.strip()
+FAKE = os.environ.get("FAKE_CUDA") or subprocess.run([os.path.join(rounds.FOLDER, "fake-cuda"), "--dir"], capture_output=True, text=True, check=True).stdout.strip()
 PYTHON = """
 import ctypes, os, sys, time
 library = ctypes.CDLL(sys.argv[1])
