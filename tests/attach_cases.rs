@@ -268,7 +268,9 @@ fn start(folder: &Folder, program: &str, how: Library) -> Running {
 
 /// Names of the Python functions of each driver call that gave something out, the innermost first.
 fn stacks(trace: &Trace) -> Vec<Vec<String>> {
-    let given = trace.events().filter(|event| matches!(&event.kind, EventKind::Call(call) if call.action == Action::Alloc));
+    let given = trace
+        .events()
+        .filter(|event| matches!(&event.kind, EventKind::Call(call) if call.action == Action::Alloc));
     let names = given.map(|event| {
         let python = trace.stack_frames(event.stack).filter_map(|frame| match frame {
             Frame::Python { function, .. } => Some(function.clone()),
@@ -304,7 +306,9 @@ fn check(case: &Case) {
             let trace = Trace::open(folder.path().join("case.gtr")).expect("a trace");
             assert!(trace.is_complete(), "{name}");
             let stacks = stacks(&trace);
-            let is_there = stacks.iter().any(|stack| stack.iter().map(String::as_str).take(wanted.len()).eq(wanted.iter().copied()));
+            let is_there = stacks
+                .iter()
+                .any(|stack| stack.iter().map(String::as_str).take(wanted.len()).eq(wanted.iter().copied()));
             assert!(is_there, "{name}: {stacks:?}");
             // memray: detach without attach.
             let (status, said) = gputrace(&folder, &["detach", &pid]);
@@ -331,7 +335,10 @@ fn scenarios_of_memrays_and_py_spys_tests() {
 fn numbers_that_lead_to_no_process_of_ours_are_refused_with_the_reason() {
     let folder = folder("numbers");
     let dead = Command::new("true").spawn().expect("it runs");
-    while !fs::read_to_string(format!("/proc/{}/stat", dead.id())).expect("it is not waited for").contains(") Z ") {
+    while !fs::read_to_string(format!("/proc/{}/stat", dead.id()))
+        .expect("it is not waited for")
+        .contains(") Z ")
+    {
         thread::sleep(Duration::from_millis(1));
     }
     let mut plain = Command::new("sleep").arg("1000").spawn().expect("it runs");

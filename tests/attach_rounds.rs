@@ -15,7 +15,8 @@ fn programs_of_all_kinds_compute_what_they_compute_alone() {
     // However long they take.
     let output = command.args([&rounds, "100000"]).env("PYTHONDONTWRITEBYTECODE", "1");
     let output = output.env("FAKE_CUDA", fake_cuda::library_dir()).output().expect("python3");
-    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     println!("{said}");
     assert!(output.status.success(), "{said}");
     // Those that need nothing but a compiler and Python.

@@ -41,8 +41,8 @@ pub fn sleep(page: &Page, pid: u32, library: &Path, patience: Duration) -> Resul
         return Ok(answered);
     }
     let _alone = alone(pid)?;
-    let begun = match Late::prepare(pid, patience).and_then(|late| late.begin(library, SERVES.max(patience)))
-    {
+    // Where the program's own call is faster, it finds nothing to end, and must not wait for somebody who attaches.
+    let begun = match Late::prepare(pid, patience).and_then(|late| late.begin(library, Duration::ZERO)) {
         Ok(begun) => begun,
         Err(Refusal::Gone(_)) => return Ok(Answered::Gone),
         // The wish stands, and the program's next call follows it.
