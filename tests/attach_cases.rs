@@ -326,7 +326,8 @@ fn check(case: &Case) {
 
 #[test]
 fn scenarios_of_memrays_and_py_spys_tests() {
-    for case in CASES {
+    let only = std::env::var("CASE").unwrap_or_default();
+    for case in CASES.iter().filter(|case| case.0.contains(&only)) {
         check(case);
     }
 }
