@@ -8,7 +8,7 @@ inside, 11 to 13 (target/wheels: tests/fetch-wheels.sh), threads that come and g
 (target/oracle: tests/oracle/build.sh), with and without expandable segments, and Pythons: python3, python3.9 to python3.15 as far as PATH has them, and
 those of GPUTRACE_TEST_PYTHONS. FOLDER has `gputrace`, `libgputrace.so` and `fake-cuda` (or FAKE_CUDA names the folder of its libraries). A table at the end has a row for each. JOBS=2: so many at once.
 """
-import glob, importlib.util, os, re, shutil, subprocess, sys
+import functools, glob, importlib.util, os, shutil, subprocess, sys, threading
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 TARGET = os.path.join(HERE, "..", "..", "target")
@@ -108,9 +108,18 @@ PROGRAMS = {
 rounds.PROGRAMS = {f"{name}, {mode}": None for name in PROGRAMS for mode in ("late", "asleep")}
 
 
+# Several are prepared at once, and a program that is being built is no program yet.
+building = threading.Lock()
+
+
+@functools.cache
+def built(name):
+    return PROGRAMS[name]()
+
+
 def prepare(number, name):
     name, mode = name.rsplit(", ", 1)
-    found = PROGRAMS[name]()
+    with building: found = built(name)
     if isinstance(found, str): return rounds.say("SKIP", f"{name}, {mode}: {found}")
     command, variables, ranks = found
     alone = {"LD_LIBRARY_PATH": FAKE, **variables}

@@ -10,7 +10,7 @@ reason, and leave a trace that can be read (each tenth is). Prints how long atta
 nvcc and a second GPU where they are there; of a job, all ranks are attached to at once. PASS, FAIL, SKIP and NOTE lines; exit status 0 only without
 FAIL. One GPU, 16 processors or fewer programs at once.
 """
-import collections, concurrent.futures, glob, importlib.util, json, os, random, re, shutil, socket, statistics, subprocess, sys, tempfile, threading, time
+import collections, concurrent.futures, glob, importlib.util, json, math, os, random, re, shutil, socket, statistics, subprocess, sys, tempfile, threading, time
 
 FOLDER = os.path.abspath(sys.argv[1])
 ROUNDS = int(sys.argv[2]) if len(sys.argv) > 2 else 100
@@ -334,10 +334,10 @@ def work(number, name):
     say("FAIL" if wrong else "PASS", f"{name}: {done} rounds during {n_during} turns, {both} compared: {'; '.join(wrong) or 'the same to the bit'}")
     row = [name, done, sum(refused.values()), int(differ is not None), crashes, hangs]
     still = sorted(stood_still.get(id(one), []))
-    row += [f"{still[len(still) // 2]} µs", f"{still[int(0.99 * (len(still) - 1))]} µs"] if still else ["-", "-"]
+    row += [f"{still[len(still) // 2]} µs", f"{still[math.ceil(0.99 * len(still)) - 1]} µs"] if still else ["-", "-"]
     for what, times in took.items():
         times = sorted(times)
-        say("NOTE", f"{name}: {what} median {1e3 * statistics.median(times):.0f} ms, 99 % {1e3 * times[int(0.99 * (len(times) - 1))]:.0f} ms")
+        say("NOTE", f"{name}: {what} median {1e3 * statistics.median(times):.0f} ms, 99 % {1e3 * times[math.ceil(0.99 * len(times)) - 1]:.0f} ms")
     if both:
         turn = [sorted(float(line[1]) for line in it[20:]) for it in lines]
         at = lambda times, share: times[int(share * (len(times) - 1))]
