@@ -5,7 +5,7 @@ usage: predict.py FOLDER [NAME...]
        predict.py FOLDER --again RESULTS...  what is predicted now from the traces that earlier runs kept; needs no GPU
        predict.py FOLDER --fits RESULTS      the same traces, and only the largest batches are run; about two minutes
 
-FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of CASES, `third`, `fourth` and `fifth` are sets of them, all if there are none. Of each: small runs are recorded, what
+FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of CASES, `third` to `sixth` are sets of them, all if there are none. Of each: small runs are recorded, what
 larger ones reserve is predicted, and the larger ones are run alone, several programs at a time. `--fit batch` is asked for a limit
 that then holds: what it says is right where that value runs, and the next does not. Results are written to $OUT (or a new folder) as
 they come: predict.jsonl, the traces of the small runs (traces.N.tar), and table.txt. PASS and FAIL lines; about ten minutes on a GPU
@@ -136,8 +136,20 @@ FIFTH = {
     "sharpen": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
     "pairs": ("batch=128 batch=256", "batch=1024 batch=2048 batch=4000", True),
 }
-SETS = {"third": THIRD, "fourth": FOURTH, "fifth": FIFTH}
-CASES |= THIRD | FOURTH | FIFTH
+SIXTH = {
+    "compiled_odd": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "odd_patches": ("batch=12 batch=24", "batch=96 batch=200 batch=380", True),
+    "classify": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "recomputed": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "plain_convolutions": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "latents": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "means": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "tags": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "captions": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "low_rank": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+}
+SETS = {"third": THIRD, "fourth": FOURTH, "fifth": FIFTH, "sixth": SIXTH}
+CASES |= THIRD | FOURTH | FIFTH | SIXTH
 
 failed, lines, rows = 0, threading.Lock(), []
 
