@@ -4,7 +4,7 @@ RELEASE := target/release
 # What installs comes before what builds; cargo uses all processors by itself.
 .NOTPARALLEL:
 
-.PHONY: help setup build demo test lint check page browser pictures deny fmt bench bench-leaks oracle pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects
+.PHONY: help setup build demo test lint check page browser pictures deny fmt bench bench-page bench-leaks oracle pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -73,6 +73,12 @@ bench: build ## Measure: ratios within one run, against the peer each names
 	cargo build --release -p gputrace-schemas --example training
 	python3 tests/scale.py $(RELEASE)
 
+# Pages are opened where Chromium and Node.js are. `make bench-page EVENTS=1000000 RANKS=2` is short; PAGES=FOLDER keeps the pages.
+bench-page: build ## Measure the page of ten million events and of a job of 8 x 1 million: made, opened, moved
+	cargo build --release -p gputrace-schemas --example training --example ranks
+	cd page && npm ci --no-fund --no-audit --ignore-scripts
+	python3 tests/page_speed.py $(RELEASE) $(or $(EVENTS),10000000) $(or $(RANKS),8)
+
 bench-leaks: ## How often `leaks` is wrong, over 2,400 programs of known truth with fresh seeds
 	cargo bench -p gputrace --bench leaks
 
@@ -100,9 +106,10 @@ oracle: ## Hold the simulator against PyTorch's own compiled allocator
 
 # The first and the newest releases whose pools are looked at, and some between.
 POOLS := 2.4.1 2.6.0 2.9.1 2.11.0 2.13.0 2.15.0
-pools: build ## Hold the pools that a trace names against PyTorch's own allocators, 2.4 to 2.15, on the fake device
+pools: build ## Hold pools, and what a late attach knows of before, against PyTorch's own allocators, 2.4 to 2.15, on the fake device
 	if tests/oracle/build.sh target/oracle $(POOLS) && tests/fetch-wheels.sh; then \
-	  tests/oracle/pools.sh target/oracle target/wheels $(RELEASE) $(POOLS); else status=$$?; [ $$status = 77 ] || [ $$status = 3 ]; fi
+	  tests/oracle/pools.sh target/oracle target/wheels $(RELEASE) $(POOLS) && \
+	  python3 tests/attach/living.py target/oracle target/wheels $(RELEASE) $(POOLS); else status=$$?; [ $$status = 77 ] || [ $$status = 3 ]; fi
 
 names: ## Look for functions of the newest CUDA and NCCL that are no rows yet (fetches their headers)
 	python3 tests/names.py
@@ -161,5 +168,9 @@ book: ## Build docs/ as a book, in target/book, and follow all its links
 clean: ## Remove what was built
 	cargo clean
 
-attach: build ## Attach to a program with threads, and detach, at 1,000 moments (about an hour)
-	GPUTRACE_ATTACH_ROUNDS=1000 cargo test -p gputrace-tests --test attach -- --nocapture
+# `make attach ATTACH_ROUNDS=100` takes a tenth of that. Python 3.14 and 3.15: GPUTRACE_TEST_PYTHONS, as tests/pythons.sh prints it.
+ATTACH_ROUNDS := 1000
+attach: build ## Attach to programs of all kinds, and detach, at 1,000 moments each, and print a table (some hours)
+	GPUTRACE_ATTACH_ROUNDS=$(ATTACH_ROUNDS) cargo test -p gputrace-tests --test attach -- --nocapture
+	tests/oracle/build.sh target/oracle 2.11.0 && tests/fetch-wheels.sh || [ $$? = 77 ] || [ $$? = 3 ]
+	python3 tests/attach/rounds.py $(RELEASE) $(ATTACH_ROUNDS) 100000

@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Once;
 use std::time::{Duration, Instant};
 
 use gputrace_tests::recorded::{self, Folder};
@@ -187,6 +188,19 @@ fn top_shows_what_a_running_program_holds_and_who_else_has_memory() {
 }
 
 #[test]
+fn top_gives_the_terminal_back_whenever_it_stands_still_or_ends() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("top_terminal.py");
+    let told = Command::new("python3")
+        .arg(script)
+        .arg(recorded::built().join("gputrace"))
+        .arg(golden("dataparallel"))
+        .output()
+        .expect("python3 runs");
+    let said = String::from_utf8_lossy(&told.stdout).into_owned();
+    assert!(told.status.success(), "{said}{}", String::from_utf8_lossy(&told.stderr));
+}
+
+#[test]
 fn top_of_a_finished_trace_has_the_figures_of_its_summary() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden");
     for name in ["caught-oom", "varying-lengths", "kept-losses", "running-total"] {
@@ -348,26 +362,59 @@ fn the_reference_parser_reads_the_metrics_and_their_sums_are_those_of_top() {
         Some(5_000_000) => Ok(()),
         other => Err(format!("{other:?}")),
     });
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("consumers/metrics.py");
-    let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/consumers");
-    let setup = script.with_file_name("setup.sh");
-    let _ = Command::new(setup).arg(&installed).output().expect("sh runs");
-    let own = installed.join("bin/python");
-    let python = if own.exists() { own } else { "python3".into() };
     for which in [pid, golden("varying-lengths"), golden("dataparallel"), golden("version1")] {
         let (exposition, picture) = (folder.path().join("exposition"), folder.path().join("top.json"));
         std::fs::write(&exposition, gputrace(&["metrics", "--once", &which], &state))
             .expect("a file of ours");
         std::fs::write(&picture, top(&which, &state).to_string()).expect("a file of ours");
-        let told =
-            Command::new(&python).arg(&script).arg(exposition).arg(picture).output().expect("Python runs");
-        let said = String::from_utf8_lossy(&told.stdout).into_owned();
-        match told.status.code() {
-            Some(77) => gputrace_skip::skip("metrics by their reference parser", said.trim().to_owned()),
-            code => assert_eq!(code, Some(0), "{which}: {said}{}", String::from_utf8_lossy(&told.stderr)),
-        }
+        consumed("metrics by their reference parser", "metrics.py", &[&exposition, &picture]);
     }
     recorded.end();
+}
+
+/// Where consumers are installed: once, by whoever comes first.
+fn installed() -> PathBuf {
+    static SET_UP: Once = Once::new();
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let installed = tests.join("../target/consumers");
+    SET_UP.call_once(|| {
+        let setup = tests.join("consumers/setup.sh");
+        let _ = Command::new(setup).arg(&installed).output().expect("sh runs");
+    });
+    installed
+}
+
+/// Has a consumer look at these.
+fn consumed(what: &str, script: &str, arguments: &[&Path]) {
+    let own = installed().join("bin/python");
+    let python = if own.exists() { own } else { "python3".into() };
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("consumers").join(script);
+    let told = Command::new(&python).arg(&script).args(arguments).output().expect("Python runs");
+    let said = String::from_utf8_lossy(&told.stdout).into_owned();
+    match told.status.code() {
+        Some(77) => gputrace_skip::skip(what, said.trim().to_owned()),
+        code => assert_eq!(code, Some(0), "{arguments:?}: {said}{}", String::from_utf8_lossy(&told.stderr)),
+    }
+}
+
+#[test]
+fn prometheus_itself_scrapes_the_figures_of_the_summary_and_understands_the_dashboard() {
+    let (program, gputrace) = (installed().join("prometheus"), recorded::built().join("gputrace"));
+    for trace in ["varying-lengths", "dataparallel", "caught-oom"].map(golden) {
+        consumed("metrics by Prometheus", "prometheus.py", &[&program, &gputrace, Path::new(&trace)]);
+    }
+}
+
+#[test]
+fn opentelemetrys_own_messages_read_what_is_pushed_and_their_sums_are_those_of_the_summary() {
+    let folder = folder("otlp");
+    for trace in ["varying-lengths", "dataparallel", "caught-oom"].map(golden) {
+        let (body, summary) = (folder.path().join("body"), folder.path().join("summary.json"));
+        std::fs::write(&body, pushed("otlp", "http://HOST", &trace).2).expect("a file of ours");
+        let told = gputrace(&["summary", "--json", &trace], Path::new("/nonexistent"));
+        std::fs::write(&summary, told).expect("a file of ours");
+        consumed("metrics by OpenTelemetry's messages", "otlp.py", &[&body, &summary]);
+    }
 }
 
 /// What a request is answered with: the first line, and the body.

@@ -12,7 +12,7 @@ fuzz_target!(|data: &[u8]| {
     let path = Path::new("fuzz.summary.parquet");
     let summary = match kind {
         1 => Summary::of_states(path, &String::from_utf8_lossy(data)),
-        _ => Summary::of(path, data),
+        _ => Summary::of(path, data.to_vec()),
     };
     let Ok(summary) = summary else { return };
     let _ = (summary.head(), summary.leaks(), summary.at_peak(), summary.at_end());

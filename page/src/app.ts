@@ -1,5 +1,5 @@
 // The page: the verdict first, then memory over time, then what is asked of it.
-import { read, type Data } from "./data";
+import { read, type Data, type Item, type Text } from "./data";
 import { Details } from "./details";
 import { h } from "./dom";
 import { cell, count } from "./format";
@@ -36,9 +36,28 @@ function verdict(chapter: Chapter, light: (line: string) => void): HTMLElement {
   return h("section", { class: "verdict " + told.kind, "data-section": "verdict", "aria-label": "Verdict" }, h("p", { class: "trace" }, report.title), h("h1", {}, told.section.title.replace(/^Verdict: (.)/, (_, first) => first.toUpperCase())), list);
 }
 
+/** What is wrong with the job, above what is said of one of its processes: the first finding of `gputrace ranks`, and how sure it is. */
+function ofJob(data: Data, toRanks: () => void, light: (line: string) => void): HTMLElement | null {
+  const isBad = (item: Item): item is Text => "mood" in item && (item.mood === "bad" || item.mood === "warning");
+  const told = data.head.job.find((section) => section.items[0] && isBad(section.items[0]));
+  if (!told) return null;
+  const [what, sure] = told.items as Text[], line = lineIn(what.text), title = what.text.replace(/^./, (first) => first.toUpperCase());
+  const words = line ? h("button", { type: "button", class: "plain", title: "Light this line up in all views", onclick: () => light(line) }, title) : title;
+  return h("section", { class: "verdict " + (what.mood === "bad" ? "killed" : ""), "data-section": "job", "aria-label": "Verdict of the job" },
+    h("p", { class: "trace" }, `the job of ${count(data.head.chapters.length)} traces`), h("h1", {}, words),
+    h("dl", {}, ...(sure?.mood === "note" ? [h("dt", {}, "sure"), h("dd", {}, sure.text)] : []), h("dt", {}, "more"), h("dd", {}, h("button", { type: "button", class: "plain link", onclick: toRanks }, "the ranks side by side, and all findings"))));
+}
+
+/** The trace that a page opens with: the first of those whose verdict is worst. */
+function worst(chapters: Chapter[]): number {
+  const bad = ["out_of_memory", "killed", "grew"], order = (chapter: Chapter) => { const kind = chapter.head.report.verdict?.kind ?? ""; return kind === "nothing_wrong" || !kind ? 0 : bad.includes(kind) ? 2 : 1; };
+  return chapters.reduce((best, chapter, i) => (order(chapter) > order(chapters[best]) ? i : best), 0);
+}
+
 function start(data: Data, root: HTMLElement) {
   const chapters = data.head.chapters.map((head, i) => new Chapter(head, data, i));
   const view = new View(data, chapters);
+  if (chapters.length) view.first = worst(chapters);
   view.restore(location.hash);
   document.title = `gputrace: ${chapters.length > 1 ? chapters.length + " traces" : chapters[0]?.head.report.trace ?? ""}`;
   const timeline = new Timeline(view), tables = new Tables(view);
@@ -75,7 +94,7 @@ function start(data: Data, root: HTMLElement) {
   }, TAB_TITLES[tab]));
   const panels = tabs.map((tab) => h("div", { role: "tabpanel", id: "panel-" + tab, "aria-labelledby": "tab-" + tab, tabindex: 0 }, views[tab].element));
   const top = h("div");
-  root.append(header, h("main", {}, top, h("h2", { class: "quiet" }, "Memory over time"), timeline.element, h("div", { role: "tablist", "aria-label": "Views" }, ...buttons), ...panels), help);
+  root.append(header, h("main", {}, ofJob(data, () => { choose("ranks"); document.getElementById("tab-ranks")?.scrollIntoView(); }, light), top, h("h2", { class: "quiet" }, "Memory over time"), timeline.element, h("div", { role: "tablist", "aria-label": "Views" }, ...buttons), ...panels), help);
 
   let shown = -1;
   const update = () => {
@@ -112,7 +131,7 @@ function start(data: Data, root: HTMLElement) {
       v: () => top.querySelector<HTMLElement>("dd.site button")?.click(),
       "/": () => field.focus(), "?": () => help.showModal(), d: toggle,
       p: () => device?.n && timeline.move(device.peak), o: () => timeline.next("out of memory"), s: () => timeline.next("step"), e: () => timeline.next("cache emptied"),
-      b: () => { view.base = view.cursor; view.moment = "base"; view.changed(); },
+      b: () => { if (!device?.n) return; view.base = view.cursor; view.moment = "base"; view.changed(); },
       "+": () => timeline.zoomAt(around, 0.6), "=": () => timeline.zoomAt(around, 0.6), "-": () => timeline.zoomAt(around, 1 / 0.6), "0": () => { view.window = view.extent; view.changed(); },
       x: () => { view.setAxis(view.axis === "time" ? "change" : "time"); view.changed(); },
     };

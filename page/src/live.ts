@@ -45,7 +45,10 @@ export class Live {
       ...GROUPINGS.map((by) => h("button", { type: "button", "aria-pressed": view.by === by, onclick: () => { view.by = by; view.only = null; view.changed(); } }, GROUPING_TITLES[by])),
     );
     this.asked = asked;
-    if (!device || !device.n) return this.table.replaceChildren(h("p", {}, "No memory of a device was handed out."));
+    if (!device || !device.n) {
+      this.heading.textContent = "Nothing was held";
+      return this.table.replaceChildren(h("p", {}, "No memory of a device was handed out."));
+    }
     const { state, before, words } = view.shown();
     const key = [view.reading, state, before, view.by, view.only, view.search.text, this.isInverted, theme().unused].join();
     if (key === this.key) return;

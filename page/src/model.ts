@@ -60,7 +60,8 @@ export class Chapter {
   /** A private pool of PyTorch's in words, by its number from 1. */
   poolOf(number: number): string {
     const { id, what, places } = this.head.pools[number - 1];
-    return `pool ${id}: ${what}, ${what === "MemPool" ? "opened" : "captured"} at ${places.join("; ")}`;
+    const at = places.length ? `, ${what === "MemPool" ? "opened" : "captured"} at ${places.join("; ")}` : "";
+    return `pool ${id}: ${what}${at}`;
   }
   /** The lines of a holder's stack, outermost first, never none. */
   stackOf(holder: Holder): string[] {
@@ -314,6 +315,12 @@ export class Map2D {
       if (time < blocks.to[i] && addr >= blocks.addr[i] && addr < blocks.addr[i] + blocks.bytes[i]) return i;
     }
     return -1;
+  }
+  /** Whether all that was there in a state is kept. */
+  isWhole(state: number): boolean {
+    const { device, device: { head, times, n } } = this;
+    const isKept = (at: number) => at === times[state] || (state === n - 1 && device.at(at) === n - 1);
+    return [head.blocks, head.grounds].every((all) => !all.n_tiled || all.whole_at.some(isKept));
   }
   /** What is in each segment of PyTorch at a time, most free first. */
   segments(time: number): Segment[] {

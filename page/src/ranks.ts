@@ -16,10 +16,12 @@ export class Ranks {
   private small = h("div", { class: "small" });
   private body = h("div");
   private isMade = "";
+  /** What the heat map was drawn for: all of the time, whatever part of it is looked at elsewhere. */
+  private heated = "";
   constructor(private view: View) {
     this.heat = new Picture(this.rows.length * ROW + 24, "Heat map: how much each rank held over time. The table below has the peaks.", (context, width) => this.draw(context, width));
     this.heat.canvas.addEventListener("click", (event) => this.open(Math.floor(event.offsetY / ROW)));
-    this.element = h("div", {}, h("h3", {}, "Held over time: dark is much"), this.heat.canvas, h("h3", {}, "On one scale"), this.small, this.body);
+    this.element = h("div", {}, h("h3", {}, this.scale()), this.heat.canvas, h("h3", {}, "On one scale"), this.small, this.body);
   }
   /** The device that each trace held most on. */
   private get rows(): [Chapter, Device][] {
@@ -29,6 +31,10 @@ export class Ranks {
   private title(chapter: Chapter): string {
     const { rank, trace } = chapter.head.report;
     return rank === null ? trace.slice(trace.lastIndexOf("/") + 1) : `rank ${rank}`;
+  }
+  private scale(): string {
+    const top = Math.max(...this.rows.map(([, device]) => device.total[device.peak] ?? 0), 0);
+    return `Held over time: from nothing, pale, to ${bytes(top)}, dark`;
   }
   private open(row: number) {
     const found = this.rows[row];
@@ -41,8 +47,9 @@ export class Ranks {
     return Math.max(...this.rows.map(([chapter]) => chapter.head.origin_ns + chapter.head.duration_ns), 1);
   }
   update() {
-    const key = this.view.search.text;
-    this.heat.redraw();
+    const key = this.view.search.text, heated = [this.view.reading, theme().soft].join();
+    if (heated !== this.heated) this.heat.redraw();
+    this.heated = heated;
     if (this.isMade === "made" + key) return;
     this.isMade = "made" + key;
     const rows = this.rows, top = Math.max(...rows.map(([, device]) => device.total[device.peak] ?? 0), 1);

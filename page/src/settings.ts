@@ -9,6 +9,17 @@ import type { View } from "./view";
 const LEFT = 74, RIGHT = 12, TOP = 10, PLOT = 220;
 const LINES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8c6bb1", "#7f9c3b", "#a6761d", "#999999"];
 
+/** Points that fall on the same place of the axis become one, the highest: lines that rise and fall faster than that cover nothing. */
+export function envelope(times: ArrayLike<number>, values: ArrayLike<number>, place: (at: number) => number): [number[], number[]] {
+  const begins: number[] = [], highs: number[] = [];
+  for (let i = 0; i < values.length; i++) {
+    const at = place(times[i]), last = begins.length - 1;
+    if (last >= 0 && begins[last] === at) highs[last] = Math.max(highs[last], values[i]);
+    else { begins.push(at); highs.push(values[i]); }
+  }
+  return [begins, highs];
+}
+
 export class SettingsView {
   readonly element: HTMLElement;
   private picture: Picture;
@@ -43,7 +54,7 @@ export class SettingsView {
       }, view.search.pattern),
       h("p", { class: "note" }, "The area: in blocks. The thick line: reserved, as recorded. A click on a setting hides or shows its line. gputrace tune tries more, and says how sure each is."),
       head.tried.some((it) => it.peak_reserved_bytes > this.top(head)) ? h("p", { class: "note" }, "Lines that leave the picture at its top need more than it shows.") : "",
-      head.stretch > 1 ? h("p", { class: "note" }, `Each point is the highest of ${count(head.stretch)} requests.`) : "");
+      head.stretch > 1 ? h("p", { class: "note" }, `Each point is the highest of ${count(head.stretch)} requests, and of those that fall on one place of the axis.`) : "");
     this.picture.redraw();
   }
   /** What needs much more than was recorded leaves the picture: what saves is what is looked for. */
@@ -76,13 +87,14 @@ export class SettingsView {
     context.clip();
     const trace = (values: ArrayLike<number>, isArea: boolean) => {
       context.beginPath();
-      for (let i = 0; i < values.length; i++) {
-        const next = i + 1 < times.length ? times[i + 1] : view.trace.head.duration_ns;
-        if (i === 0) context.moveTo(x(times[0]), isArea ? bottom : y(values[0]));
-        context.lineTo(x(times[i]), y(values[i]));
-        context.lineTo(x(next), y(values[i]));
-        if (i === values.length - 1 && isArea) context.lineTo(x(next), bottom);
-      }
+      const [begins, highs] = envelope(times, values, (at) => Math.floor(x(at)));
+      begins.forEach((begin, i) => {
+        const next = i + 1 < begins.length ? begins[i + 1] : x(view.trace.head.duration_ns);
+        if (i === 0) context.moveTo(begin, isArea ? bottom : y(highs[0]));
+        context.lineTo(begin, y(highs[i]));
+        context.lineTo(next, y(highs[i]));
+        if (i === begins.length - 1 && isArea) context.lineTo(next, bottom);
+      });
     };
     trace(column(head.allocated), true);
     context.fillStyle = colour.line;

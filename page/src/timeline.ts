@@ -9,7 +9,7 @@ import { packed, Raster } from "./raster";
 import type { View } from "./view";
 
 const LEFT = 74, RIGHT = 12, TOP = 10, PLOT = 230, LANE = 15, AXIS = 20;
-const LANES: [string, string][] = [["out of memory", "OOM"], ["step", "steps"], ["nvtx", "NVTX"], ["cache emptied", "cache emptied"], ["nccl", "NCCL"]];
+const LANES: [string, string][] = [["out of memory", "OOM"], ["step", "steps"], ["nvtx", "NVTX"], ["cache emptied", "emptied"], ["nccl", "NCCL"]];
 
 /** The highest state in a pixel column, or the one that lasts over it; the lowest; from where to where its states are. */
 type Column = [number, number, number, number];

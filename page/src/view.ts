@@ -10,6 +10,8 @@ export const MOMENTS = ["cursor", "peak", "end", "range", "grew", "base"] as con
 export type Moment = (typeof MOMENTS)[number];
 
 export class View {
+  /** The trace that is shown where a link names none. */
+  first = 0;
   chapter = 0;
   device = 0;
   by: Grouping = "owner";
@@ -135,7 +137,7 @@ export class View {
     }));
     const one = <T extends string>(name: string, of: readonly T[], otherwise: T) => of.find((it) => it === parts.get(name)) ?? otherwise;
     const number = (name: string) => (/^\d+$/.test(parts.get(name) ?? "") ? Number(parts.get(name)) : -1);
-    this.choose(Math.max(0, number("trace")), number("device"));
+    this.choose(number("trace") >= 0 ? number("trace") : this.first, number("device"));
     this.by = one("by", GROUPINGS, "owner");
     this.tab = one("tab", TABS, "live");
     this.moment = one("moment", MOMENTS, "cursor");

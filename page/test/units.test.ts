@@ -8,6 +8,7 @@ import { Chapter, Compact } from "../src/model";
 import { Pyramid, upTo } from "../src/pyramid";
 import { mixed, packed, Raster } from "../src/raster";
 import { lit, search } from "../src/search";
+import { envelope } from "../src/settings";
 
 let seed = 7;
 const random = (n: number) => (seed = (seed * 1103515245 + 12345) % 2147483648) % n;
@@ -61,7 +62,7 @@ test("addresses lie without holes, in their order", () => {
 function chapter(): Chapter {
   const bytes: number[] = [], index: [number, number][] = [];
   const column = (values: number[]) => { const made = encoded(values); bytes.push(...made); index.push([values.length, made.length]); return index.length - 1; };
-  const rectangles = (addr: number[], sizes: number[], from: number[], time: number[], what: number[]) => ({ addr: column(addr), bytes: column(sizes), from: column(from), time: column(time), what: column(what), n_tiled: 0, tile_bytes: 1 << 21, tile_columns: 512, tile_addr: column([]), tile_column: column([]), tile_blocks: column([]) });
+  const rectangles = (addr: number[], sizes: number[], from: number[], time: number[], what: number[]) => ({ addr: column(addr), bytes: column(sizes), from: column(from), time: column(time), what: column(what), whole_at: [], n_tiled: 0, tile_bytes: 1 << 21, tile_columns: 512, tile_addr: column([]), tile_column: column([]), tile_blocks: column([]) });
   const head: any = {
     origin_ns: 0, duration_ns: 100, report: {}, owners: ["NCCL"], sites: ["x (a.py:1)", "y (b.py:2)"], roles: [["weights", ""]],
     pools: [{ device: 0, id: "(1, 0)", what: "2 graphs", places: ["capture (/job/c.py:3)"] }],
@@ -99,6 +100,16 @@ test("segments know what is free in them, who pins them, and when nobody does", 
   assert.equal(chapter().poolOf(1), "pool (1, 0): 2 graphs, captured at capture (/job/c.py:3)");
   assert.deepEqual(map.empty, [[5, 10], [5, 100]]);
   assert.deepEqual([map.find(3, 12), map.find(3, 45), map.find(12, 25), map.find(56, 90), map.find(57, 90)], [0, -1, 1, 2, -1]);
+});
+
+test("where blocks were left out, the instants that have all of theirs are known", () => {
+  const device = chapter().devices[0], map = device.rectangles(), states = [0, 1, 2, 3];
+  assert.deepEqual(states.map((state) => map.isWhole(state)), [true, true, true, true], "none is left out");
+  // The highest, at 30, and the end, which is later than the last change.
+  Object.assign(device.head.blocks, { n_tiled: 7, whole_at: [30, 100] });
+  assert.deepEqual(states.map((state) => map.isWhole(state)), [false, false, true, true]);
+  Object.assign(device.head.blocks, { whole_at: [25] });
+  assert.deepEqual(states.map((state) => map.isWhole(state)), [false, false, false, false], "between two states is neither");
 });
 
 test("a flame graph has all bytes once, and a difference both sides", () => {
@@ -144,4 +155,11 @@ test("amounts are written as in a terminal", () => {
   assert.deepEqual([5, 1500, 2.5e6, 6.045e9, 3.7e12].map(time), ["5 ns", "1.5 \u00b5s", "2.5 ms", "6.045 s", "1:01:40 h"]);
   assert.deepEqual([0, 999, 1000, 1234567].map(count), ["0", "999", "1,000", "1,234,567"]);
   assert.deepEqual(ticks(0, 10, 5, false), [0, 2, 4, 6, 8, 10]);
+});
+
+test("of points that fall on one place of the axis the highest is drawn", () => {
+  const times = [0, 1, 2, 10, 11, 30], values = [5, 9, 1, 2, 3, 7];
+  assert.deepEqual(envelope(times, values, (at) => Math.floor(at / 10)), [[0, 1, 3], [9, 3, 7]]);
+  assert.deepEqual(envelope(times, values, (at) => at), [times, values]);
+  assert.deepEqual(envelope([], [], (at) => at), [[], []]);
 });

@@ -41,7 +41,14 @@ pub fn sleep(page: &Page, pid: u32, library: &Path, patience: Duration) -> Resul
         return Ok(answered);
     }
     let _alone = alone(pid)?;
-    let begun = Late::prepare(pid, patience)?.begin(library, SERVES.max(patience))?;
+    // Where the program's own call is faster, it finds nothing to end, and must not wait for somebody who attaches.
+    let begun = match Late::prepare(pid, patience).and_then(|late| late.begin(library, Duration::ZERO)) {
+        Ok(begun) => begun,
+        Err(Refusal::Gone(_)) => return Ok(Answered::Gone),
+        // The wish stands, and the program's next call follows it.
+        Err(_) if page.stands() == Stands::Asleep => return Ok(Answered::Yes),
+        Err(_) => return Ok(Answered::NotYet),
+    };
     let until = Instant::now() + patience;
     while page.stands() != Stands::Asleep {
         if crate::attach::is_over(pid) {
@@ -67,6 +74,16 @@ pub fn sleep(page: &Page, pid: u32, library: &Path, patience: Duration) -> Resul
 #[cfg(not(target_arch = "x86_64"))]
 pub fn sleep(page: &Page, _: u32, _: &Path, patience: Duration) -> Result<Answered, Refusal> {
     page.sleep(patience)
+}
+
+/// How often a thread of another process stood still because of this one, so that the library could be brought in, and for how many
+/// microseconds at most.
+#[must_use]
+pub fn stood_still() -> (u32, u32) {
+    #[cfg(target_arch = "x86_64")]
+    return crate::inject::STILL.told();
+    #[cfg(not(target_arch = "x86_64"))]
+    (0, 0)
 }
 
 /// Whether the library could be brought in; nothing is changed.

@@ -25,3 +25,16 @@ pub(crate) fn too_little_address_space() -> Option<u64> {
     let limit = line.split_ascii_whitespace().next()?.parse().ok()?;
     (limit < LEAST_ADDRESS_SPACE).then_some(limit)
 }
+
+/// The process that was recorded runs on, and nobody waits for us but the one who detaches: whatever is left to do comes after what else the
+/// processors have to do. The kernel keeps a priority for each thread.
+pub(crate) fn stand_back() {
+    /// Of nice(1): the last.
+    const LAST: i32 = 19;
+    let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let numbers = threads.filter_map(|it| it.file_name().to_str()?.parse().ok());
+    for thread in numbers.filter_map(rustix::process::Pid::from_raw) {
+        // Refused at most where somebody has given us a policy of its own.
+        let _ = rustix::process::setpriority_process(Some(thread), LAST);
+    }
+}

@@ -610,6 +610,7 @@ impl<'a> Recorder<'a> {
         match ending {
             Ending::Gone | Ending::Cut => self.drain.last_pass(&mut found),
             Ending::Off => {
+                limits::stand_back();
                 self.drain.pass(&mut found);
                 // A chunk may have hidden a later one of its thread.
                 self.drain.pass(&mut found);

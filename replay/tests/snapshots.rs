@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use gputrace_replay::import::load;
+use gputrace_replay::story::Story;
 use gputrace_sim::ops::{AllocId, DriverCall, History, Op, OpStream, StreamIdx};
 use gputrace_sim::whatif::{Confidence, Laboratory, Other, Question};
 
@@ -85,10 +86,14 @@ fn block(bytes: i64, state: &'static str) -> Item {
 }
 
 fn snapshot(name: &str, segments: Vec<Item>, entries: Vec<Item>) -> PathBuf {
-    let root = Item::Dict(vec![
-        ("segments", Item::List(segments)),
-        ("device_traces", Item::List(vec![Item::List(entries)])),
-    ]);
+    written(
+        name,
+        vec![("segments", Item::List(segments)), ("device_traces", Item::List(vec![Item::List(entries)]))],
+    )
+}
+
+fn written(name: &str, keys: Vec<(&'static str, Item)>) -> PathBuf {
+    let root = Item::Dict(keys);
     let mut bytes = vec![0x80, 4];
     pickle(&root, &mut bytes);
     bytes.push(b'.');
@@ -129,6 +134,35 @@ fn a_complete_history_is_checked_address_by_address() {
     assert_eq!(answer.confidence, Confidence::Exact);
     // Two pages of 20 MiB.
     assert_eq!(answer.outcome.books.reserved.peak, 40 << 20);
+}
+
+#[test]
+fn private_pools_that_a_snapshot_names_are_in_its_books() {
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/groundtruth/graph_train.default.pickle.gz");
+    let story = Story::read(&path).unwrap();
+    let pools = story.ledger.torch_pools.pools.iter();
+    let found: Vec<_> = pools.map(|((_, id), pool)| (*id, pool.reserved.now.0, pool.n_segments)).collect();
+    // What `segments` of the pickle adds up to, by `segment_pool_id`.
+    assert_eq!(found, [((1, 0), 69_206_016, 3), ((2, 0), 436_207_616, 15), ((3, 0), 499_122_176, 21)]);
+    let active: u64 = story.ledger.torch_pools.pools.values().map(|pool| pool.active.now.0).sum();
+    assert_eq!(active, 68_157_440);
+}
+
+#[test]
+fn pinned_memory_of_the_host_in_a_snapshot_is_said_to_be_left_out() {
+    let pinned = segment(0, 2 * MIB, vec![]);
+    let path = written(
+        "pinned.pickle",
+        vec![
+            ("segments", Item::List(vec![segment(0, 2 * MIB, vec![block(2 * MIB, "inactive")])])),
+            ("device_traces", Item::List(vec![Item::List(vec![entry("segment_alloc", 0, 2 * MIB)])])),
+            ("host_segments", Item::List(vec![pinned])),
+            ("host_traces", Item::List(vec![])),
+        ],
+    );
+    let notes = load(&path).unwrap().notes;
+    assert_eq!(notes, ["pinned memory of the host is left out: 1 segments of 2097152 bytes at the end"]);
 }
 
 #[test]

@@ -7,7 +7,7 @@
 
 use crate::{kernel, sys};
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence};
 use gputrace_ring::clock::Ticks;
 use gputrace_ring::record::{Action, BlockAlloc, Call, UNKNOWN, pack_device};
 use gputrace_ring::ring::Producer;
@@ -36,6 +36,11 @@ pub(crate) enum Class {
     /// Physical memory that was released and is still mapped.
     Released = 10,
 }
+
+/// Beside the class of a key: it was taken back while a [`Merge`] is at work.
+const GONE: u64 = 1 << 63;
+/// Whether one is.
+static MERGING: AtomicBool = AtomicBool::new(false);
 
 /// What one entry says, in words that any thread may read at any time.
 #[derive(Debug)]
@@ -68,6 +73,8 @@ static TABLE: AtomicPtr<Table> = AtomicPtr::new(null_mut());
 
 /// From here on it is kept; false if there is no memory.
 pub(crate) fn keep() -> bool {
+    // A forked child may have its parent's.
+    MERGING.store(false, Ordering::Relaxed);
     if !TABLE.load(Ordering::Acquire).is_null() {
         // A forked child's copy of its parent's, which the kernel has emptied.
         return true;
@@ -108,7 +115,7 @@ pub(crate) fn empty() {
 /// How many are known to live, and for how many there was no room.
 pub(crate) fn counts() -> (u64, u64) {
     // Counted when asked for: each of the calls meanwhile would pay for a number that is kept.
-    let lives = |key: &&AtomicU64| key.load(Ordering::Relaxed) > TAKEN;
+    let lives = |key: &&AtomicU64| (TAKEN + 1..GONE).contains(&key.load(Ordering::Relaxed));
     let known = |table: &Table| table.keys.iter().flatten().filter(lives).count() as u64;
     table().map_or((0, 0), |table| (known(table), table.unknown.load(Ordering::Relaxed)))
 }
@@ -233,6 +240,44 @@ impl Table {
         Some(before as u32)
     }
 
+    /// All slots that have this key: more than one only while a [`Merge`] is at work.
+    fn slots(&self, key: u64) -> impl Iterator<Item = (&AtomicU64, &Facts)> {
+        let [one, other] = buckets(key);
+        let both = core::iter::once(one).chain((other != one).then_some(other));
+        both.flat_map(move |bucket| {
+            let (first, slots) = self.bucket(bucket);
+            slots.iter().enumerate().filter_map(move |(at, slot)| Some((slot, self.facts.get(first + at)?)))
+        })
+        .filter(move |(slot, _)| slot.load(Ordering::Acquire) == key)
+    }
+
+    /// The program takes this back: a list that was made before must not bring it again. The session that was told of what came in
+    /// from such a list meanwhile.
+    #[inline]
+    fn is_gone(&self, key: u64) -> Option<u32> {
+        if MERGING.load(Ordering::Relaxed) { self.mark_gone(key) } else { None }
+    }
+
+    #[cold]
+    fn mark_gone(&self, key: u64) -> Option<u32> {
+        if self.find(key | GONE).is_none() {
+            self.insert(key | GONE, |_| ());
+        }
+        // SYNC: either the merge sees the mark, or this sees what it has added.
+        let (_, slot, facts) = self.find(key)?;
+        self.remove(key, slot, facts)
+    }
+
+    /// The program has been given this out: what was said before of its name does not hold any more.
+    #[inline]
+    fn is_there(&self, key: u64) {
+        if MERGING.load(Ordering::Relaxed)
+            && let Some((_, slot, _)) = self.find(key | GONE)
+        {
+            let _ = slot.compare_exchange(key | GONE, 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
     fn call_of(&self, key: u64, facts: &Facts) -> Call {
         let word = facts.call.load(Ordering::Relaxed);
         let name = key & ((1 << 56) - 1);
@@ -278,20 +323,33 @@ pub(crate) fn note(call: &Call, at: Ticks, session: u32) -> Option<Noted> {
     {
         physical.maps.fetch_add(1, Ordering::Relaxed);
     }
-    let word = u64::from(call.api)
-        | u64::from(call.action) << 16
-        | u64::from(call.device as u8) << 24
-        | u64::from(call.flags) << 32;
-    let facts = table.insert(key, |facts| {
-        facts.at.store(at.0, Ordering::Relaxed);
-        facts.call.store(word, Ordering::Relaxed);
-        facts.bytes.store(call.bytes, Ordering::Relaxed);
-        facts.stream.store(call.stream, Ordering::Relaxed);
-        facts.handle.store(call.handle, Ordering::Relaxed);
-        facts.extra.store(call.extra, Ordering::Relaxed);
-        facts.told.fetch_or(session.into(), Ordering::Relaxed);
-    })?;
+    let facts = table.insert(key, |facts| facts.fill(call, at, session))?;
+    table.is_there(key);
     Some(Noted(facts))
+}
+
+impl Facts {
+    fn fill(&self, call: &Call, at: Ticks, session: u32) {
+        let word = u64::from(call.api)
+            | u64::from(call.action) << 16
+            | u64::from(call.device as u8) << 24
+            | u64::from(call.flags) << 32;
+        self.at.store(at.0, Ordering::Relaxed);
+        self.call.store(word, Ordering::Relaxed);
+        self.bytes.store(call.bytes, Ordering::Relaxed);
+        self.stream.store(call.stream, Ordering::Relaxed);
+        self.handle.store(call.handle, Ordering::Relaxed);
+        self.extra.store(call.extra, Ordering::Relaxed);
+        self.told.fetch_or(session.into(), Ordering::Relaxed);
+    }
+
+    fn fill_block(&self, record: &BlockAlloc, at: Ticks, session: u32) {
+        self.at.store(at.0, Ordering::Relaxed);
+        self.bytes.store(record.device_bytes, Ordering::Relaxed);
+        self.stream.store(record.stream, Ordering::Relaxed);
+        self.handle.store(record.requested, Ordering::Relaxed);
+        self.told.fetch_or(session.into(), Ordering::Relaxed);
+    }
 }
 
 /// What was just remembered.
@@ -320,7 +378,7 @@ pub(crate) fn forget(call: &Call, at: impl FnOnce() -> Ticks) -> Option<u32> {
         _ => call.addr,
     };
     let key = key_of(class, name);
-    let (_, slot, facts) = table.find(key)?;
+    let Some((_, slot, facts)) = table.find(key) else { return table.is_gone(key) };
     if class == Class::Physical && facts.maps.load(Ordering::Relaxed) != 0 {
         let at = at();
         let told = facts.told.load(Ordering::Relaxed) as u32;
@@ -343,7 +401,9 @@ pub(crate) fn forget(call: &Call, at: impl FnOnce() -> Ticks) -> Option<u32> {
         }
         return Some(told);
     }
-    table.remove(key, slot, facts)
+    let told = table.remove(key, slot, facts);
+    let came = table.is_gone(key);
+    told.or(came)
 }
 
 /// One call may take back several maps that lie behind one another.
@@ -351,7 +411,10 @@ fn unmap(table: &Table, addr: u64, bytes: u64) -> Option<u32> {
     let (mut at, mut newest, mut n) = (addr, Some(0), 0);
     while at < addr.saturating_add(bytes) {
         let key = key_of(Class::Map, at);
-        let Some((_, slot, facts)) = table.find(key) else { break };
+        let Some((_, slot, facts)) = table.find(key) else {
+            table.is_gone(key);
+            break;
+        };
         n += 1;
         let (length, handle) = (facts.bytes.load(Ordering::Relaxed), facts.handle.load(Ordering::Relaxed));
         newest = newest.zip(table.remove(key, slot, facts)).map(|(newest, told)| told.max(newest));
@@ -373,13 +436,9 @@ fn unmap(table: &Table, addr: u64, bytes: u64) -> Option<u32> {
 /// Remembers a block of PyTorch's.
 pub(crate) fn block_given(record: &BlockAlloc, at: Ticks, session: u32) -> Option<Noted> {
     let table = table()?;
-    let facts = table.insert(key_of(Class::Block, record.addr), |facts| {
-        facts.at.store(at.0, Ordering::Relaxed);
-        facts.bytes.store(record.device_bytes, Ordering::Relaxed);
-        facts.stream.store(record.stream, Ordering::Relaxed);
-        facts.handle.store(record.requested, Ordering::Relaxed);
-        facts.told.fetch_or(session.into(), Ordering::Relaxed);
-    })?;
+    let key = key_of(Class::Block, record.addr);
+    let facts = table.insert(key, |facts| facts.fill_block(record, at, session))?;
+    table.is_there(key);
     Some(Noted(facts))
 }
 
@@ -387,8 +446,93 @@ pub(crate) fn block_given(record: &BlockAlloc, at: Ticks, session: u32) -> Optio
 pub(crate) fn block_taken(addr: u64) -> Option<u32> {
     let table = table()?;
     let key = key_of(Class::Block, addr);
-    let (_, slot, facts) = table.find(key)?;
-    table.remove(key, slot, facts)
+    let told = table.find(key).and_then(|(_, slot, facts)| table.remove(key, slot, facts));
+    // Also of what was there: a list made before has it.
+    let came = table.is_gone(key);
+    told.or(came)
+}
+
+/// What was given out before this library came, as the program's own books list it, is added while the program's threads give and
+/// take: what they do wins over the list, which was made at some moment since this began.
+pub(crate) struct Merge {
+    table: &'static Table,
+    at: Ticks,
+}
+
+impl Merge {
+    /// `at` is a time before the program's threads were seen to give and take. `None` where no table is kept.
+    pub(crate) fn begin(at: Ticks) -> Option<Merge> {
+        let table = table()?;
+        MERGING.store(true, Ordering::SeqCst);
+        Some(Merge { table, at })
+    }
+
+    /// So many will be added: each has a time of its own, in their order, and all before that with which it began.
+    pub(crate) fn of(mut self, n: u64) -> Merge {
+        self.at.0 = self.at.0.saturating_sub(n);
+        self
+    }
+
+    /// Memory of the driver's.
+    pub(crate) fn call(&mut self, call: &Call) {
+        let Some(class) = Action::from_raw(call.action).and_then(given) else { return };
+        self.add(key_of(class, call.addr), |facts, at| facts.fill(call, at, 0));
+    }
+
+    /// Mapped physical memory, whose handle is the program's own business.
+    pub(crate) fn mapped(&mut self, create: &Call, map: &Call) {
+        let released = key_of(Class::Released, create.handle);
+        let is_new = self.add(released, |facts, at| {
+            facts.fill(create, at, 0);
+            facts.maps.store(1, Ordering::Relaxed);
+        });
+        if is_new
+            && !self.add(key_of(Class::Map, map.addr), |facts, at| facts.fill(map, at, 0))
+            && let Some((_, slot, facts)) = self.table.find(released)
+        {
+            self.table.remove(released, slot, facts);
+        }
+    }
+
+    /// A block of PyTorch's.
+    pub(crate) fn block(&mut self, record: &BlockAlloc) {
+        self.add(key_of(Class::Block, record.addr), |facts, at| facts.fill_block(record, at, 0));
+    }
+
+    /// Whether it is there now because of this.
+    fn add(&mut self, key: u64, fill: impl FnOnce(&Facts, Ticks)) -> bool {
+        let at = self.at;
+        self.at.0 = self.at.0.saturating_add(1);
+        if self.table.find(key).is_some() || self.table.find(key | GONE).is_some() {
+            return false;
+        }
+        let Some(ours) = self.table.insert(key, |facts| fill(facts, at)) else { return false };
+        // SYNC: whoever takes it back from here on finds it, or has said so before.
+        let is_gone = self.table.find(key | GONE).is_some();
+        // It was taken back and given out again since the list was made: theirs is right.
+        let is_twice = || self.table.slots(key).any(|(_, facts)| !core::ptr::eq(facts, ours));
+        if !is_gone && !is_twice() {
+            return true;
+        }
+        let own = self.table.slots(key).find(|(_, facts)| core::ptr::eq(*facts, ours));
+        if let Some((slot, facts)) = own {
+            self.table.remove(key, slot, facts);
+        }
+        false
+    }
+}
+
+impl Drop for Merge {
+    fn drop(&mut self) {
+        MERGING.store(false, Ordering::SeqCst);
+        // Whoever was about to add one does so now at worst: it takes a slot, and is no entry.
+        for slot in self.table.keys.iter().flatten() {
+            let key = slot.load(Ordering::Relaxed);
+            if key & GONE != 0 {
+                let _ = slot.compare_exchange(key, 0, Ordering::AcqRel, Ordering::Relaxed);
+            }
+        }
+    }
 }
 
 /// Tells a session that has just begun of everything, in the order in which it was given out; how many.
@@ -401,7 +545,7 @@ pub(crate) fn tell(producer: &mut Producer, session: u32) -> u64 {
     // SAFETY: the pages were just made, are aligned, and all zeros are a value.
     let order = unsafe { core::slice::from_raw_parts_mut(room.cast::<(u64, u64)>(), SLOTS * BUCKETS) };
     let keys = table.keys.iter().flatten().zip(&table.facts).enumerate();
-    let live = keys.filter(|(_, (key, _))| key.load(Ordering::Acquire) > TAKEN);
+    let live = keys.filter(|(_, (key, _))| (TAKEN + 1..GONE).contains(&key.load(Ordering::Acquire)));
     let mut n = 0;
     for (to, (index, (_, facts))) in order.iter_mut().zip(live) {
         *to = (facts.at.load(Ordering::Relaxed), index as u64);
@@ -415,7 +559,7 @@ pub(crate) fn tell(producer: &mut Producer, session: u32) -> u64 {
         let slot = table.keys.get(index / SLOTS).and_then(|slots| slots.get(index % SLOTS));
         let Some((slot, facts)) = slot.zip(table.facts.get(index)) else { continue };
         let key = slot.load(Ordering::Acquire);
-        if key <= TAKEN {
+        if !(TAKEN + 1..GONE).contains(&key) {
             continue;
         }
         let before = facts.told.load(Ordering::Acquire);

@@ -12,12 +12,12 @@ say() {
 }
 
 python=$root/bin/python
-if ! "$python" -c 'import duckdb, google.protobuf, jsonschema, pandas, perfetto, prometheus_client, pyarrow' 2>/dev/null; then
+if ! "$python" -c 'import duckdb, google.protobuf, jsonschema, opentelemetry.proto, pandas, perfetto, prometheus_client, pyarrow' 2>/dev/null; then
     log=$root/pip.log
     if ! python3 -m venv "$root" >"$log" 2>&1; then
         say "no environment of Python: $(tail -n 1 "$log") (Debian: python3-venv)"
     elif ! "$python" -m pip install --quiet --disable-pip-version-check --timeout 15 --retries 1 \
-        'duckdb>=1.4,<2' 'jsonschema>=4,<5' 'pandas>=2,<4' 'perfetto==0.59.*' 'prometheus_client>=0.20,<1' 'protobuf>=6' 'pyarrow>=20' >"$log" 2>&1; then
+        'duckdb>=1.4,<2' 'jsonschema>=4,<5' 'opentelemetry-proto>=1.30,<2' 'pandas>=2,<4' 'perfetto==0.59.*' 'prometheus_client>=0.20,<1' 'protobuf>=6' 'pyarrow>=20' >"$log" 2>&1; then
         say "no packages of Python: $(tail -n 1 "$log")"
     fi
 fi
@@ -40,6 +40,16 @@ if ! command -v go >/dev/null && [ ! -x "$root/pprof" ]; then
     if [ -z "$package" ] || ! (cd "$work" && apt-get download "$package" && dpkg -x "$package"_*.deb .) >"$root/go.log" 2>&1 ||
         ! cp "$work"/usr/lib/go-*/pkg/tool/linux_*/pprof "$root/" 2>>"$root/go.log"; then
         say "no Go, so no go tool pprof"
+    fi
+    rm -rf "$work"
+fi
+
+# Prometheus, out of Debian's and Ubuntu's package in the same way: one program, which needs nothing of the rest.
+if ! command -v prometheus >/dev/null && [ ! -x "$root/prometheus" ]; then
+    work=$root/unpacked
+    mkdir -p "$work"
+    if ! (cd "$work" && apt-get download prometheus && dpkg -x prometheus_*.deb . && mv usr/bin/prometheus ..) >"$root/prometheus.log" 2>&1; then
+        say "no Prometheus: $(tail -n 1 "$root/prometheus.log")"
     fi
     rm -rf "$work"
 fi

@@ -8,10 +8,10 @@ CuPy as far as they are there. Each program works, waits until somebody has atta
 allocator), waits until somebody has detached, and works on. Checked: it prints the same as alone; the events between two marks
 are those of the same program under `gputrace record`, and so are the running totals after each of them; PyTorch's reserved and
 allocated bytes at the instants, to the byte; `report`, `leaks`, `oom`, `tune` answer. MODES=asleep,late: a library that sleeps
-(`GPUTRACE=dormant`), and none at all (there the totals before are not known and not compared). One line a check, PASS, FAIL, SKIP or INFO;
-exit status 0 only without FAIL. Some three minutes. ONLY=torch,jax picks programs. LAUNCHER runs them under something else.
+(`GPUTRACE=dormant`), and none at all. `ddp2` is a job of two ranks, of which each is looked at; it needs two GPUs. One line a check, PASS, FAIL, SKIP
+or INFO; exit status 0 only without FAIL. Some three minutes. ONLY=torch,jax picks programs. LAUNCHER runs them under something else.
 """
-import glob, importlib.util, json, os, shlex, signal, subprocess, sys, tempfile, time
+import importlib.util, json, os, shlex, shutil, signal, socket, subprocess, sys, tempfile, time
 
 FOLDER = os.path.abspath(sys.argv[1])
 GPUTRACE = os.path.join(FOLDER, "gputrace")
@@ -64,6 +64,8 @@ meet("ready", "go", idle); mark(%d); results.append(work(31, True)); mark(%d); m
 finish(results)
 """ % (BEGIN, END)
 
+# Processes of a program, and GPUs that it needs.
+RANKS = {"ddp2": 2}
 # Name, what must be installed, further variables, program.
 PROGRAMS = {
     "driver": ("ctypes", {}, COMMON + """
@@ -90,6 +92,11 @@ finish(len(kept))
     "torch": ("torch", {}, COMMON + TORCH + TORCH_RUN),
     "expandable": ("torch", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, COMMON + TORCH + TORCH_RUN),
     "ddp": ("torch", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29733", "RANK": "0", "WORLD_SIZE": "1"}, COMMON + TORCH + """
+import torch.distributed as dist
+dist.init_process_group("nccl", device_id=device)
+model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device.index])
+""" + TORCH_RUN),
+    "ddp2": ("torch", {"NCCL_NVLS_ENABLE": "0"}, COMMON + TORCH + """
 import torch.distributed as dist
 dist.init_process_group("nccl", device_id=device)
 model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device.index])
@@ -154,43 +161,65 @@ def wait_for(path, program):
 
 
 def run(name, mode):
-    """The folder of one run, or None; `mode` is how it is recorded: alone, record, asleep or late."""
+    """The folders of one run, one of each rank, or None; `mode` is how it is recorded: alone, record, asleep or late."""
     _, variables, text = PROGRAMS[name]
-    folder = tempfile.mkdtemp(prefix=f"{name}.{mode}.", dir=WORK)
-    program_file, trace = os.path.join(folder, "program.py"), os.path.join(folder, "trace.gtr")
-    with open(program_file, "w") as out: out.write(text)
-    environment = dict(os.environ, **variables)
-    if mode == "asleep": environment.update(LD_PRELOAD=os.path.join(FOLDER, "libgputrace.so"), GPUTRACE="dormant")
-    command = [*LAUNCHER, *([GPUTRACE, "record", "-o", trace, "--"] if mode == "record" else []), sys.executable, program_file, folder]
-    with open(os.path.join(folder, "said"), "w") as said:
-        program = subprocess.Popen(command, env=environment, stdout=said, stderr=said)
+    n_ranks = RANKS.get(name, 1)
+    whole = tempfile.mkdtemp(prefix=f"{name}.{mode}.", dir=WORK)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    ranks = []
     try:
-        if not wait_for(os.path.join(folder, "ready"), program):
-            say("FAIL", f"{name}, {mode}: gets ready", open(os.path.join(folder, "said")).read()[-400:])
-            return None
-        # In turn with `record`, whose program may be a child.
-        number = program.pid
-        if mode in ("asleep", "late"):
-            began = time.time()
-            answer = verb("attach", "-o", trace, str(number))
-            took = time.time() - began
-            if answer.returncode:
-                say("FAIL", f"{name}, {mode}: attach", (answer.stdout + answer.stderr)[-600:])
-            else:
-                say("INFO", f"{name}, {mode}: attached in {took * 1000:.0f} ms", (answer.stdout + answer.stderr).strip()[-300:])
-        open(os.path.join(folder, "go"), "w").close()
-        if not wait_for(os.path.join(folder, "done"), program):
-            say("FAIL", f"{name}, {mode}: works on", open(os.path.join(folder, "said")).read()[-400:])
-            return None
-        if mode in ("asleep", "late"):
-            answer = verb("detach", str(number))
-            check(answer.returncode == 0, f"{name}, {mode}: detach", (answer.stdout + answer.stderr)[-400:])
-        open(os.path.join(folder, "out"), "w").close()
-        program.wait(PATIENCE)
-        check(program.returncode == 0, f"{name}, {mode}: ends with 0", f"{program.returncode}: {open(os.path.join(folder, 'said')).read()[-400:]}")
+        for rank in range(n_ranks):
+            folder = os.path.join(whole, str(rank))
+            os.makedirs(folder)
+            program_file = os.path.join(folder, "program.py")
+            with open(program_file, "w") as out: out.write(text)
+            environment = dict(os.environ, **variables)
+            if n_ranks > 1: environment.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(n_ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+            if mode == "asleep": environment.update(LD_PRELOAD=os.path.join(FOLDER, "libgputrace.so"), GPUTRACE="dormant")
+            record = [GPUTRACE, "record", "-o", os.path.join(folder, "trace.gtr"), "--"] if mode == "record" else []
+            with open(os.path.join(folder, "said"), "w") as said:
+                program = subprocess.Popen([*LAUNCHER, *record, sys.executable, program_file, folder], env=environment, stdout=said, stderr=said)
+            ranks.append((folder, program))
+        return watched(name, mode, ranks)
     finally:
-        if program.poll() is None: program.send_signal(signal.SIGKILL)
-    return folder
+        for _, program in ranks:
+            if program.poll() is None: program.send_signal(signal.SIGKILL)
+
+
+def all_reach(name, mode, ranks, file, what):
+    for folder, program in ranks:
+        if not wait_for(os.path.join(folder, file), program):
+            with open(os.path.join(folder, "said")) as said: say("FAIL", f"{name}, {mode}: {what}", said.read()[-400:])
+            return False
+    return True
+
+
+def watched(name, mode, ranks):
+    if not all_reach(name, mode, ranks, "ready", "gets ready"): return None
+    if mode in ("asleep", "late"):
+        # All ranks at once.
+        began = time.time()
+        asked = [subprocess.Popen([GPUTRACE, "attach", "-o", os.path.join(folder, "trace.gtr"), str(program.pid)],
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for folder, program in ranks]
+        for (folder, _), attach in zip(ranks, asked):
+            answer = attach.communicate(timeout=PATIENCE)[0]
+            took = time.time() - began
+            if attach.returncode:
+                say("FAIL", f"{name}, {mode}: attach", answer[-600:])
+            else:
+                say("INFO", f"{name}, {mode}: attached in {took * 1000:.0f} ms", answer.strip()[-300:])
+    for folder, _ in ranks: open(os.path.join(folder, "go"), "w").close()
+    if not all_reach(name, mode, ranks, "done", "works on"): return None
+    for _, program in ranks if mode in ("asleep", "late") else []:
+        answer = verb("detach", str(program.pid))
+        check(answer.returncode == 0, f"{name}, {mode}: detach", (answer.stdout + answer.stderr)[-400:])
+    for folder, _ in ranks: open(os.path.join(folder, "out"), "w").close()
+    for folder, program in ranks:
+        program.wait(PATIENCE)
+        with open(os.path.join(folder, "said")) as said: check(program.returncode == 0, f"{name}, {mode}: ends with 0", f"{program.returncode}: {said.read()[-400:]}")
+    return [folder for folder, _ in ranks]
 
 
 def events(trace):
@@ -235,7 +264,22 @@ def instants_equal(name, mode, trace, lines, noted):
     check(len(noted) == 10 and not wrong, f"{name}, {mode}: reserved and allocated bytes at {len(noted)} instants equal PyTorch's", " | ".join(wrong[:3]))
 
 
-def compared(name, mode, folder, control, alone):
+def books_equal(name, mode, trace, lines, noted):
+    """What the events alone come to, from the first of the trace on: those that stand for what was there before, and those since."""
+    start = json.loads(verb("summary", "--json", trace).stdout)["processes"][0]["start_ns"]
+    held, wrong, at = {}, [], 0
+    lines = [line for line in lines if line["kind"] == "block" and line["action"] in ("alloc", "free")]
+    for time_ns, _, allocated in noted:
+        while at < len(lines) and lines[at]["time_ns"] + start <= time_ns:
+            if lines[at]["action"] == "alloc": held[lines[at]["addr"]] = lines[at]["bytes"]
+            else: held.pop(lines[at]["addr"], None)
+            at += 1
+        if sum(held.values()) != allocated: wrong.append(f"PyTorch {allocated}, the sum of the events {sum(held.values())}")
+    check(not wrong, f"{name}, {mode}: at {len(noted)} instants what was there before and the changes since come to PyTorch's allocated bytes", " | ".join(wrong[:3]))
+
+
+def compared(job, rank, mode, folder, control, alone):
+    name = job if RANKS.get(job, 1) == 1 else f"{job} rank {rank}"
     trace = os.path.join(folder, "trace.gtr")
     if not os.path.exists(trace): return say("FAIL", f"{name}, {mode}: a trace")
     with open(os.path.join(folder, "noted.json")) as file: noted = json.load(file)
@@ -243,24 +287,28 @@ def compared(name, mode, folder, control, alone):
     check(results[0] == results[1], f"{name}, {mode}: the same results as alone", f"{results}")
     lines, ours = events(trace)
     _, theirs = events(os.path.join(control, "trace.gtr"))
-    if name == "jax":
+    if job == "jax":
         a, b = taken_between(folder), taken_between(control)
         check(a == b and a, f"{name}, {mode}: {len(a)} allocations ({sum(it[1] for it in a) >> 20} MiB) are those of the run under record", f"{a} {b}")
     elif not ours or not theirs:
         return say("FAIL", f"{name}, {mode}: both marks are in the traces", f"{bool(ours)} {bool(theirs)}; {len(lines)} events")
-    elif name == "cupy":
+    elif job == "cupy":
         a, b = [line["bytes"] for line in ours[1:-1] if line["action"] == "alloc" and line["kind"] == "linear"], noted["result"]["taken"]
         check(a == b and a, f"{name}, {mode}: {len(a)} allocations are those that CuPy's hook saw", f"{len(b)}: {a[:8]} {b[:8]}")
     else:
-        for totals in (False, True) if mode == "asleep" and name != "ddp" else (False,):
+        for totals in (False, True) if mode == "asleep" and not job.startswith("ddp") else (False,):
             parts = (ours, theirs) if mode == "asleep" else (since_the_mark(ours), since_the_mark(theirs))
             # When NCCL's stream is done decides which free block serves the next request: what was asked for does not hang on it.
-            if name == "ddp": parts = [[{"requested_bytes": line["requested_bytes"]} for line in part if line["action"] == "alloc" and "requested_bytes" in line] for part in parts]
+            if job.startswith("ddp"): parts = [[{"requested_bytes": line["requested_bytes"]} for line in part if line["action"] == "alloc" and "requested_bytes" in line] for part in parts]
             a, b = ([essence(line, totals) for line in part] for part in parts)
             unlike = next((n for n, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-            what = "requests" if name == "ddp" else "events and running totals" if totals else "events"
+            what = "requests" if job.startswith("ddp") else "events and running totals" if totals else "events"
             check(a == b, f"{name}, {mode}: {len(a)} {what} are those of the run under record", f"{len(b)} there; from {unlike}: {a[unlike:unlike + 2]} {b[unlike:unlike + 2]}")
-    if noted["instants"] and name != "jax" and mode == "asleep": instants_equal(name, mode, trace, lines, noted["instants"])
+    if noted["instants"] and job != "jax":
+        instants_equal(name, mode, trace, lines, noted["instants"])
+        books_equal(name, mode, trace, lines, noted["instants"])
+        known = [line.strip() for line in verb("doctor", trace).stdout.splitlines() if ".before=" in line]
+        say("INFO", f"{name}, {mode}: {'; '.join(known)}")
     for question in ("report", "leaks", "oom", "tune"):
         answer = verb(question, trace)
         check(answer.returncode in (0, 2) and answer.stdout + answer.stderr, f"{name}, {mode}: {question} answers ({answer.returncode})", answer.stderr[-300:])
@@ -269,21 +317,30 @@ def compared(name, mode, folder, control, alone):
     check("attach" in report, f"{name}, {mode}: report says since when it knows", report[:600])
 
 
+def n_gpus():
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout if shutil.which("nvidia-smi") else ""
+    return listed.count("GPU ")
+
+
 def main():
     os.makedirs(WORK, exist_ok=True)
     for name in os.environ.get("ONLY", ",".join(PROGRAMS)).split(","):
         if importlib.util.find_spec(PROGRAMS[name][0]) is None:
             say("SKIP", name, f"no {PROGRAMS[name][0]}")
             continue
+        if name in RANKS and n_gpus() < RANKS[name]:
+            say("SKIP", name, "one GPU")
+            continue
         alone, control = run(name, "alone"), run(name, "record")
         if not alone or not control: continue
-        with open(os.path.join(alone, "noted.json")) as file: noted = json.load(file)
+        noted = []
+        for folder in alone:
+            with open(os.path.join(folder, "noted.json")) as file: noted.append(json.load(file))
         for mode in MODES:
             if mode == "late" and name == "driver":
                 say("SKIP", "driver, late", "ctypes has the driver's addresses on its heap, which nobody changes")
                 continue
-            folder = run(name, mode)
-            if folder: compared(name, mode, folder, control, noted)
+            for rank, folder in enumerate(run(name, mode) or []): compared(name, rank, mode, folder, control[rank], noted[rank])
     sys.exit(1 if failed else 0)
 
 

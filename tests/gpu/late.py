@@ -9,7 +9,7 @@ that was made is its `num_device_alloc` (segments) or mapped pieces (expandable)
 alone, to the bit. Prints how long attach and detach took, and the longest step. PASS, FAIL and NOTE lines; exit status 0 only without FAIL. One
 GPU, PyTorch, less than 90 s.
 """
-import json, os, statistics, subprocess, sys, tempfile, time
+import json, os, re, statistics, subprocess, sys, tempfile, time
 
 FOLDER = os.path.abspath(sys.argv[1])
 ROUNDS = int(sys.argv[2]) if len(sys.argv) > 2 else 10
@@ -58,7 +58,12 @@ def count(trace):
     _, text, _ = gputrace("stats", "--json", trace)
     sections = {it["name"]: it for it in json.loads(text)["processes"][0]["sections"]}
     calls = {it["function"]: it["calls"] - it["failed"] for it in sections.get("calls", {}).get("functions", [])}
-    return sections["overview"]["blocks"], calls
+    # What PyTorch's allocator listed of before is told as if it were handed out when the library came.
+    listed = re.search(r"torch.before=([0-9]+) blocks and ([0-9]+) segments", gputrace("doctor", trace)[1])
+    check(listed is not None, f"PyTorch's list of before: {listed and listed[0]}")
+    blocks, segments = map(int, listed.groups()) if listed else (0, 0)
+    calls["cuMemAlloc_v2"] = calls.get("cuMemAlloc_v2", 0) - segments
+    return sections["overview"]["blocks"] - blocks, calls
 
 
 def train(settings, is_attached):

@@ -42,7 +42,7 @@ fn summaries(folder: &Path, golden: &Path) {
         let bytes = reduce(&source).expect("memory").bytes;
         std::fs::remove_file(&path).expect("the file");
         seed(folder, name, &[&[0], bytes.as_slice()].concat());
-        let states = Summary::of(&path, &bytes).expect("a summary").states();
+        let states = Summary::of(&path, bytes).expect("a summary").states();
         seed(folder, &format!("{name}-states"), &[&[1], states.as_bytes()].concat());
     }
 }

@@ -29,6 +29,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use threads::{Found, Ground};
 
@@ -40,6 +41,28 @@ const MOST_LEFT: usize = 8;
 const PAGE: u64 = 4096;
 /// `MFD_EXEC` (linux/memfd.h, Linux 6.3).
 const MFD_EXEC: u64 = 0x10;
+
+/// How often threads of other processes stood still because of this one, and for how many microseconds at most.
+pub(crate) struct Still {
+    times: AtomicU32,
+    longest: AtomicU32,
+}
+
+/// Of all that was brought in.
+pub(crate) static STILL: Still = Still { times: AtomicU32::new(0), longest: AtomicU32::new(0) };
+
+impl Still {
+    fn note(&self, since: Instant) {
+        let micros = u32::try_from(since.elapsed().as_micros()).unwrap_or(u32::MAX);
+        self.times.fetch_add(1, Ordering::Relaxed);
+        self.longest.fetch_max(micros, Ordering::Relaxed);
+    }
+
+    /// Both.
+    pub(crate) fn told(&self) -> (u32, u32) {
+        (self.times.load(Ordering::Relaxed), self.longest.load(Ordering::Relaxed))
+    }
+}
 
 /// A process into which the library is brought.
 pub(crate) struct Late {
@@ -338,7 +361,10 @@ impl Late {
             for thread in threads::listed(self.pid) {
                 match ground.borrow(thread, &maps, patience) {
                     Found::Yes(borrowed) => {
-                        if self.lend(&borrowed, steps, text).is_some() {
+                        let (is_lent, since) = (self.lend(&borrowed, steps, text).is_some(), borrowed.since);
+                        drop(borrowed);
+                        STILL.note(since);
+                        if is_lent {
                             return Ok(());
                         }
                     }

@@ -110,6 +110,19 @@ const NEVER_INSIDE: [&str; 26] = [
     "dl_iterate_phdr",
     "__tls_get_addr",
 ];
+/// Calls that wait for what comes from outside. No allocator makes them, nor does the loader but where it lets a library begin, and then it
+/// holds nothing that a new thread needs: what looks like a frame of these was left on the stack by an earlier call.
+const WAITS_FOR_OTHERS: [i64; 7] = [
+    libc::SYS_read,
+    libc::SYS_poll,
+    libc::SYS_select,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_recvmsg,
+    libc::SYS_epoll_wait,
+];
+/// Of [`NEVER_INSIDE`], those inside of which a program may wait for others all the same.
+const NEVER_WAITING_INSIDE: [&str; 6] = ["fork", "_Fork", "vfork", "exit", "_exit", "pthread_exit"];
 /// Functions of the C library that wait for other threads, and hold nothing meanwhile.
 const WAITING: [&str; 9] = [
     "pthread_cond_wait",
@@ -127,6 +140,8 @@ const WAITING: [&str; 9] = [
 pub(super) struct Borrowed {
     pub(super) held: Held,
     pub(super) registers: Registers,
+    /// Since when: a moment before.
+    pub(super) since: Instant,
 }
 
 /// What is known of the process in which threads are looked for.
@@ -205,6 +220,7 @@ impl Ground<'_> {
             Err(rustix::io::Errno::SRCH) => return Found::NotNow,
             Err(error) => return Found::Refused(error),
         };
+        let since = Instant::now();
         if held.interrupt().is_err() {
             return Found::NotNow;
         }
@@ -212,7 +228,7 @@ impl Ground<'_> {
         let Ok(mut registers) = held.registers() else { return Found::NotNow };
         if stop == Stop::Asked && self.was_interrupted(thread, &mut registers) {
             if self.is_safe(thread, &registers, maps) {
-                return Found::Yes(Box::new(Borrowed { held, registers }));
+                return Found::Yes(Box::new(Borrowed { held, registers, since }));
             }
             // A call that ends early because of us is made again.
             if registers.orig_rax == u64::MAX {
@@ -250,6 +266,7 @@ impl Ground<'_> {
                 Some(Stop::Over) => return Found::NotNow,
                 None => break,
             }
+            let since = Instant::now();
             let Ok(mut registers) = held.registers() else { return Found::NotNow };
             if registers.rax as i64 != BEGINS || !BEGINNINGS.contains(&(registers.orig_rax as i64)) {
                 continue;
@@ -258,7 +275,7 @@ impl Ground<'_> {
             registers.rip -= 2;
             registers.rax = registers.orig_rax;
             if self.is_safe(thread, &registers, maps) {
-                return Found::Yes(Box::new(Borrowed { held, registers }));
+                return Found::Yes(Box::new(Borrowed { held, registers, since }));
             }
         }
         self.let_go(held, thread);
@@ -298,11 +315,13 @@ impl Ground<'_> {
         };
         let returns =
             |address: u64| maps.at(address).is_some_and(Map::is_code) && self.follows_a_call(address);
+        let waits = WAITS_FOR_OTHERS.contains(&(registers.rax as i64));
+        let never: &[&str] = if waits { &NEVER_WAITING_INSIDE } else { &NEVER_INSIDE };
         let is_bad = |address: &u64| {
             // The frame of a signal handler: it may have interrupted anything.
             *address == self.pieces.restore
-                || (at(*address).is_some_and(is_forbidden) && returns(*address))
-                || (is_inside(&NEVER_INSIDE, *address) && returns(*address))
+                || (!waits && at(*address).is_some_and(is_loader) && returns(*address))
+                || (is_inside(never, *address) && returns(*address))
         };
         if words.iter().any(is_bad) || is_inside(&NEVER_INSIDE, registers.rip) {
             return false;
@@ -342,8 +361,18 @@ impl Ground<'_> {
 
 /// The loader's code, and our own.
 fn is_forbidden(map: &Map) -> bool {
+    is_loader(map) || is_of(map, &["libgputrace.so", "memfd:gputrace"])
+}
+
+/// The loader's code. Our own does not matter further up: it holds no lock while others work for it, and what an earlier call has left on a
+/// stack looks as one that goes on.
+fn is_loader(map: &Map) -> bool {
+    is_of(map, &["ld-linux", "ld-2.", "ld.so"])
+}
+
+fn is_of(map: &Map, names: &[&str]) -> bool {
     let name = map.path.rsplit('/').next().unwrap_or_default();
-    ["ld-linux", "ld-2.", "ld.so", "libgputrace.so", "memfd:gputrace"].iter().any(|it| name.starts_with(it))
+    names.iter().any(|it| name.starts_with(it))
 }
 
 /// Whether a signal waits to be taken. In doubt one does.

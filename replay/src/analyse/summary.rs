@@ -1,7 +1,9 @@
 //! The figures of a trace in a fixed shape: `gputrace summary --json`.
 
+use std::borrow::Cow;
+
 use gputrace_schemas::event::{Bytes, HOST};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::analyse::unaccounted::trend;
 use crate::answers::processes::{self, Node, Traced};
@@ -20,7 +22,7 @@ pub struct Summary {
 }
 
 /// A process.
-#[derive(Serialize, Debug)]
+#[derive(Deserialize, Serialize, Debug)]
 pub struct ProcessSummary {
     /// The file.
     pub trace: String,
@@ -50,7 +52,7 @@ pub struct ProcessSummary {
 }
 
 /// Host memory that the driver knows.
-#[derive(Serialize, Debug)]
+#[derive(Deserialize, Serialize, Debug)]
 pub struct HostSummary {
     /// Most bytes.
     pub peak_bytes: u64,
@@ -59,7 +61,7 @@ pub struct HostSummary {
 }
 
 /// A device of a process.
-#[derive(Serialize, Debug)]
+#[derive(Deserialize, Serialize, Debug)]
 pub struct DeviceSummary {
     /// Ordinal in the process; -1 where it is not known.
     pub device: i16,
@@ -90,7 +92,7 @@ pub struct DeviceSummary {
 }
 
 /// Unaccounted bytes over time.
-#[derive(Serialize, Debug)]
+#[derive(Deserialize, Serialize, Debug)]
 pub struct UnaccountedSummary {
     /// After the first step, where steps are known.
     pub first_step_bytes: Option<i64>,
@@ -107,7 +109,7 @@ pub struct UnaccountedSummary {
 }
 
 /// Code of an owner.
-#[derive(Serialize, Debug)]
+#[derive(Deserialize, Serialize, Debug)]
 pub struct CodeSummary {
     /// Who loaded it.
     pub owner: String,
@@ -116,7 +118,7 @@ pub struct CodeSummary {
 }
 
 /// One sample, and what explains it.
-#[derive(Serialize, Debug)]
+#[derive(Deserialize, Serialize, Debug)]
 pub struct SampleSummary {
     /// Since the start of the trace.
     pub time_ns: u64,
@@ -143,7 +145,7 @@ pub struct SampleSummary {
 }
 
 /// What the driver handed out on a device.
-#[derive(Serialize, Debug)]
+#[derive(Deserialize, Serialize, Debug)]
 pub struct DriverSummary {
     /// Objects handed out.
     pub allocs: u64,
@@ -158,10 +160,10 @@ pub struct DriverSummary {
 }
 
 /// PyTorch's figures; as `torch.cuda.memory_stats()` names them in parentheses.
-#[derive(Serialize, Debug)]
+#[derive(Deserialize, Serialize, Debug)]
 pub struct TorchSummary {
     /// `native`, `cudaMallocAsync` or `uncached`.
-    pub backend: &'static str,
+    pub backend: Cow<'static, str>,
     /// `allocation.all.allocated`.
     pub allocations: u64,
     /// `allocation.all.freed`.
@@ -183,7 +185,7 @@ pub struct TorchSummary {
 }
 
 /// An owner of memory.
-#[derive(Serialize, Debug)]
+#[derive(Deserialize, Serialize, Debug)]
 pub struct OwnerSummary {
     /// Name.
     pub owner: String,
@@ -199,29 +201,38 @@ impl Summary {
     /// Of these traces.
     #[must_use]
     pub fn of(stories: &[Story]) -> Summary {
-        Summary {
-            schema: "gputrace.summary/1",
-            processes: stories.iter().map(process).collect(),
-            tree: processes::tree(&stories.iter().map(Traced::of).collect::<Vec<_>>()),
-        }
+        Summary::new(
+            stories.iter().map(ProcessSummary::of).collect(),
+            &stories.iter().map(Traced::of).collect::<Vec<_>>(),
+        )
+    }
+
+    /// Of processes, each of which is described by one of `traced`.
+    #[must_use]
+    pub fn new(processes: Vec<ProcessSummary>, traced: &[Traced<'_>]) -> Summary {
+        Summary { schema: "gputrace.summary/1", processes, tree: processes::tree(traced) }
     }
 }
 
-fn process(story: &Story) -> ProcessSummary {
-    let ledger = &story.ledger;
-    ProcessSummary {
-        trace: story.path.clone(),
-        pid: story.process.pid,
-        rank: story.process.rank,
-        command: story.process.command.clone(),
-        start_ns: story.process.start.0,
-        events: ledger.n_events,
-        lost_events: ledger.n_lost(),
-        complete: story.complete,
-        damage: story.damages.iter().map(ToString::to_string).collect(),
-        nccl_timing: Some(*ledger.gpu_timed()).filter(|timed| *timed != GpuTimed::default()),
-        host: HostSummary { peak_bytes: ledger.host.peak().0, live_bytes: ledger.host.live().bytes.0 },
-        devices: known_devices(story).map(|(ordinal, books)| device(story, ordinal, books)).collect(),
+impl ProcessSummary {
+    /// Of this trace.
+    #[must_use]
+    pub fn of(story: &Story) -> ProcessSummary {
+        let ledger = &story.ledger;
+        ProcessSummary {
+            trace: story.path.clone(),
+            pid: story.process.pid,
+            rank: story.process.rank,
+            command: story.process.command.clone(),
+            start_ns: story.process.start.0,
+            events: ledger.n_events,
+            lost_events: ledger.n_lost(),
+            complete: story.complete,
+            damage: story.damages.iter().map(ToString::to_string).collect(),
+            nccl_timing: Some(*ledger.gpu_timed()).filter(|timed| *timed != GpuTimed::default()),
+            host: HostSummary { peak_bytes: ledger.host.peak().0, live_bytes: ledger.host.live().bytes.0 },
+            devices: known_devices(story).map(|(ordinal, books)| device(story, ordinal, books)).collect(),
+        }
     }
 }
 
@@ -326,7 +337,7 @@ pub fn owners(story: &Story, books: &DeviceBooks) -> Vec<OwnerSummary> {
 pub fn torch_summary(story: &Story, torch: &TorchBooks) -> TorchSummary {
     let bytes = |bytes: Bytes| Some(bytes.0);
     let mut summary = TorchSummary {
-        backend: "native",
+        backend: "native".into(),
         allocations: torch.allocations,
         frees: torch.frees,
         peak_allocated_bytes: bytes(torch.allocated.peak),
@@ -338,7 +349,7 @@ pub fn torch_summary(story: &Story, torch: &TorchBooks) -> TorchSummary {
         notes: vec![],
     };
     if torch.is_pool_backend() {
-        summary.backend = "cudaMallocAsync";
+        summary.backend = "cudaMallocAsync".into();
         summary.peak_allocated_bytes = bytes(torch.pool_used.peak);
         summary.peak_reserved_bytes = torch.pool_reserved_high.map(|high| high.0);
         summary.peak_requested_bytes = None;
@@ -370,7 +381,7 @@ pub fn torch_summary(story: &Story, torch: &TorchBooks) -> TorchSummary {
 fn without_blocks(story: &Story, summary: &mut TorchSummary) {
     if is_uncached(story) {
         // As `torch.cuda.memory_stats()` says then.
-        summary.backend = "uncached";
+        summary.backend = "uncached".into();
         (summary.device_allocs, summary.device_frees) = (0, 0);
         let note = "PYTORCH_NO_CUDA_MEMORY_CACHING is set: every tensor is an allocation of the driver, and PyTorch counts nothing";
         summary.notes.push(note.into());

@@ -14,7 +14,7 @@ use gputrace_schemas::event::{
 };
 use gputrace_sim::addresses::Recorded;
 use gputrace_sim::device::{Device, PAGE, Placement};
-use gputrace_sim::ops::{self, AllocId, DriverCall, DriverEvent, History, Op, OpStream};
+use gputrace_sim::ops::{self, AllocId, DriverCall, DriverEvent, History, Op, OpStream, Pool, PoolIdx};
 use gputrace_sim::policies::torch::{NEWEST, Torch, parse, profile};
 use gputrace_sim::simulator::{Observer, run};
 
@@ -26,7 +26,7 @@ const NOT_READY: i32 = 600;
 /// Pages of an expandable segment's large half: `kLargeBuffer`, CUDACachingAllocator.cpp 2.1 to 2.15.
 const LARGE_PAGE: u64 = 20 << 20;
 /// The functions behind the driver calls of a snapshot, by their [`ApiId`].
-const APIS: [(&str, &str); 7] = [
+const APIS: [(&str, &str); 9] = [
     ("cuMemAlloc_v2", "cudaMalloc"),
     ("cuMemFree_v2", "cudaFree"),
     ("cuMemCreate", ""),
@@ -34,6 +34,8 @@ const APIS: [(&str, &str); 7] = [
     ("cuMemMap", ""),
     ("cuMemUnmap", ""),
     ("cuMemGetInfo_v2", "cudaMemGetInfo"),
+    ("beginAllocateToPool", ""),
+    ("endAllocateToPool", ""),
 ];
 
 /// Reads a snapshot (plain or gzip) as a recording.
@@ -119,6 +121,8 @@ struct Teller {
     /// Mapped pieces of expandable segments: start to (length, handle).
     pieces: BTreeMap<u64, (u64, u64)>,
     n_handles: u64,
+    /// The private pool that requests are served from.
+    pool: PoolIdx,
     /// Frees that streams hold up: the event that they wait for.
     waits: HashMap<AllocId, u64>,
     events: Vec<Event>,
@@ -135,6 +139,7 @@ impl Teller {
             now: 0,
             pieces: BTreeMap::new(),
             n_handles: 0,
+            pool: PoolIdx::DEFAULT,
             waits: HashMap::new(),
             events: Vec::new(),
         }
@@ -159,6 +164,7 @@ impl Teller {
         let mut driver = stream.driver.iter().enumerate().peekable();
         let mut n_rows = 0;
         for (index, op) in stream.ops.iter().enumerate() {
+            self.opens(stream, *op);
             while let Some((n, event)) = driver.next_if(|(_, event)| event.before_op as usize <= index) {
                 let time = extras.driver_times.get(n).copied().unwrap_or(0);
                 self.at(nanos(time, index));
@@ -185,6 +191,40 @@ impl Teller {
 
     fn at(&mut self, nanos: u64) {
         self.now = self.now.max(nanos);
+    }
+
+    /// A snapshot names the private pools of segments that are there at its end: requests that these serve come while their pool is open.
+    fn opens(&mut self, stream: &OpStream, op: Op) {
+        let asked = match op {
+            Op::Alloc(id) => stream.allocation(id).pool,
+            Op::Oom(idx) => stream.ooms[idx as usize].pool,
+            Op::FreeRequested(_)
+            | Op::FreeCompleted(_)
+            | Op::Trim
+            | Op::ReleasePool(_)
+            | Op::ChangePool(..) => {
+                return;
+            }
+        };
+        let is_named = !stream.pool(asked).is_guessed();
+        let wanted = if is_named { asked } else { PoolIdx::DEFAULT };
+        if wanted == self.pool {
+            return;
+        }
+        if self.pool != PoolIdx::DEFAULT {
+            self.of_pool(Action::TorchPoolEnd, 8, stream.pool(self.pool));
+        }
+        if wanted != PoolIdx::DEFAULT {
+            self.of_pool(Action::TorchPoolBegin, 7, stream.pool(wanted));
+        }
+        self.pool = wanted;
+    }
+
+    fn of_pool(&mut self, action: Action, api: u32, pool: Pool) {
+        self.call(action, api, 0, 0, pool.id.0, StackId(0));
+        if let Some(Event { kind: EventKind::Call(call), .. }) = self.events.last_mut() {
+            call.extra = pool.id.1;
+        }
     }
 
     fn op(&mut self, stream: &OpStream, index: usize, op: Op) {

@@ -156,10 +156,11 @@ fn wanted(source: impl Read, path: &Path, wanted: Wanted) -> Result<(Trace, Vec<
     };
     let mut rows_of: Vec<Vec<u32>> = traces.iter().map(rows_of).collect();
     let overflowed = overflowed(&heap, root);
+    let notes = of_the_host(&heap, root).into_iter().collect();
     heap.forget_ways();
     let entries = std::mem::take(&mut heap.entries);
     let actions = Actions::of(&heap);
-    let mut snapshot = Trace { devices: Vec::new(), notes: Vec::new() };
+    let mut snapshot = Trace { devices: Vec::new(), notes };
     let mut extras = Vec::new();
     for device in 0..n_devices as u32 {
         let rows = rows_of.get_mut(device as usize).map(std::mem::take).unwrap_or_default();
@@ -179,6 +180,16 @@ fn wanted(source: impl Read, path: &Path, wanted: Wanted) -> Result<(Trace, Vec<
         extras.push(extra);
     }
     Ok((snapshot, extras))
+}
+
+/// Pinned memory of the host, which `_record_memory_history(record_pinned_host_memory=True)` adds, is in no allocator of a device.
+fn of_the_host(heap: &Heap, root: Value) -> Option<String> {
+    let segments = heap.elements(heap.get(root, "host_segments")?)?;
+    let bytes = segments.iter().filter_map(|it| heap.int(heap.get(*it, "total_size")?));
+    let bytes = bytes.fold(0_u64, |sum, bytes| sum.saturating_add(u64::try_from(bytes).unwrap_or(0)));
+    let n = segments.len();
+    (n > 0)
+        .then(|| format!("pinned memory of the host is left out: {n} segments of {bytes} bytes at the end"))
 }
 
 fn overflowed(heap: &Heap, root: Value) -> bool {

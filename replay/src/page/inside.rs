@@ -14,6 +14,8 @@ use crate::ledger::pools::{Pool, PoolId};
 use crate::ledger::{Buffer, Ledger, Object, OwnerId};
 use crate::trace::owners::JAX;
 
+/// What a place is called that is not known.
+const NOWHERE: &str = "(no stack recorded)";
 /// Most places of captures that a pool is described with.
 const MOST_PLACES: usize = 3;
 
@@ -106,8 +108,8 @@ impl Pools {
     pub(super) fn described(&self, ledger: &Ledger) -> Vec<Json> {
         let one = |key: &(i16, PoolId)| {
             let pool = ledger.torch_pools.pools.get(key);
-            let (name, places) = pool.map_or_else(Default::default, |pool| words(ledger, pool));
             let (graph, user) = key.1;
+            let (name, places) = pool.map_or_else(Default::default, |pool| words(ledger, pool, graph > 0));
             json!({"device": key.0, "id": format!("({graph}, {user})"), "what": name, "places": places})
         };
         self.known.iter().map(one).collect()
@@ -115,7 +117,7 @@ impl Pools {
 }
 
 /// What a pool is for, and the places where that is known from.
-fn words(ledger: &Ledger, pool: &Pool) -> (String, Vec<String>) {
+fn words(ledger: &Ledger, pool: &Pool, is_of_graphs: bool) -> (String, Vec<String>) {
     let mut sites = vec![];
     for graph in &pool.graphs {
         if !sites.contains(&graph.site) {
@@ -123,6 +125,8 @@ fn words(ledger: &Ledger, pool: &Pool) -> (String, Vec<String>) {
         }
     }
     let mut name = match pool.graphs.len() {
+        // Snapshots do not say more.
+        0 if is_of_graphs => "CUDA graphs".to_owned(),
         0 => "MemPool".to_owned(),
         1 => "1 graph".to_owned(),
         n => format!("{n} graphs"),
@@ -135,6 +139,7 @@ fn words(ledger: &Ledger, pool: &Pool) -> (String, Vec<String>) {
     }
     let place = |site: &_| cut(&ledger.sites.site_name(*site));
     let mut places: Vec<String> = sites.iter().take(MOST_PLACES).map(place).collect();
+    places.retain(|place| !place.is_empty() && place != NOWHERE);
     if sites.len() > MOST_PLACES {
         places.push(format!("{} more lines", sites.len() - MOST_PLACES));
     }

@@ -51,12 +51,28 @@ pub(super) enum Ground {
     OtherPages = 3,
 }
 
+/// An instant, and whether all that was there then is kept.
+#[derive(Clone, Copy, Debug)]
+struct Instant {
+    time: Nanos,
+    is_whole: bool,
+}
+
+impl Instant {
+    fn has(self, it: &Rectangle) -> bool {
+        it.from <= self.time && it.to.is_none_or(|to| to > self.time)
+    }
+}
+
 /// Rectangles of one device.
 #[derive(Clone, Debug)]
 pub(super) struct Rectangles {
     room: usize,
     /// What is there in this time is kept before all other.
     focus: Option<(Nanos, Nanos)>,
+    /// What is there at these instants is kept before all other: at the highest so far, and at the end. Whether all of it is.
+    highest: Option<Instant>,
+    end: Instant,
     /// From when to when the trace is.
     span: (Nanos, Nanos),
     open: FxHashMap<u64, Rectangle>,
@@ -72,12 +88,19 @@ pub(super) struct Rectangles {
 impl Rectangles {
     pub(super) fn new(room: usize, span: (Nanos, Nanos)) -> Rectangles {
         let (open, tiles) = (FxHashMap::default(), FxHashMap::default());
-        Rectangles { room, focus: None, span, open, done: vec![], tiles, tile_bits: 21, n_tiled: 0 }
+        let end = Instant { time: span.1, is_whole: true };
+        let (focus, highest, done) = (None, None, vec![]);
+        Rectangles { room, focus, highest, end, span, open, done, tiles, tile_bits: 21, n_tiled: 0 }
     }
 
     /// The same, where what is there between two times is kept before all other.
     pub(super) fn focused(room: usize, span: (Nanos, Nanos), focus: Option<(Nanos, Nanos)>) -> Rectangles {
         Rectangles { focus, ..Rectangles::new(room, span) }
+    }
+
+    /// The device never held more than now. What is there now has not ended, so all of it can be kept.
+    pub(super) fn is_highest(&mut self, time: Nanos) {
+        self.highest = Some(Instant { time, is_whole: true });
     }
 
     pub(super) fn begins(&mut self, addr: u64, bytes: Bytes, from: Nanos, what: u32) {
@@ -124,12 +147,14 @@ impl Rectangles {
         if self.done.len() <= self.room {
             return;
         }
-        let (end, focus) = (self.span.1, self.focus);
-        let is_focused = |it: &Rectangle| {
-            focus.is_some_and(|(from, to)| it.from <= to && it.to.is_none_or(|until| until >= from))
+        let (end, focus, instants) = (self.span.1, self.focus, [self.highest, Some(self.end)]);
+        let is_asked = |it: &Rectangle| {
+            let is_focused =
+                focus.is_some_and(|(from, to)| it.from <= to && it.to.is_none_or(|until| until >= from));
+            is_focused || instants.into_iter().flatten().any(|instant| instant.has(it))
         };
         if self.room > 0 {
-            let worth = |it: &Rectangle| std::cmp::Reverse((is_focused(it), it.area(end)));
+            let worth = |it: &Rectangle| std::cmp::Reverse((is_asked(it), it.area(end)));
             self.done.select_nth_unstable_by_key(self.room - 1, worth);
         }
         for small in self.done.split_off(self.room) {
@@ -138,6 +163,9 @@ impl Rectangles {
     }
 
     fn tile(&mut self, it: &Rectangle) {
+        for instant in self.highest.iter_mut().chain([&mut self.end]) {
+            instant.is_whole &= !instant.has(it);
+        }
         let column = (u128::from(it.from.0.saturating_sub(self.span.0.0)) * u128::from(TILE_COLUMNS)
             / u128::from(self.span.1.0.saturating_sub(self.span.0.0).max(1)))
         .min(u128::from(TILE_COLUMNS - 1)) as u16;
@@ -160,6 +188,7 @@ impl Rectangles {
     /// For the page: addresses count from `base`, times from `start`.
     pub(super) fn write(&self, base: u64, start: Nanos, columns: &mut Columns) -> RectangleColumns {
         let since = |time: Nanos| time.0.saturating_sub(start.0);
+        let instants = self.highest.iter().chain([&self.end]).filter(|instant| instant.is_whole);
         let mut tiles: Vec<_> = self.tiles.iter().collect();
         tiles.sort_unstable_by_key(|(key, _)| **key);
         RectangleColumns {
@@ -170,6 +199,7 @@ impl Rectangles {
             time: columns
                 .add(self.done.iter().map(|it| it.to.map_or(0, |to| to.0.saturating_sub(it.from.0) + 1))),
             what: columns.add(self.done.iter().map(|it| u64::from(it.what))),
+            whole_at: instants.map(|instant| since(instant.time)).collect(),
             n_tiled: self.n_tiled,
             tile_bytes: 1 << self.tile_bits,
             tile_columns: TILE_COLUMNS,
@@ -189,6 +219,8 @@ pub(super) struct RectangleColumns {
     from: ColumnId,
     time: ColumnId,
     what: ColumnId,
+    /// All that was there then is kept.
+    whole_at: Vec<u64>,
     n_tiled: u64,
     tile_bytes: u64,
     tile_columns: u64,
@@ -214,5 +246,35 @@ mod tests {
         assert_eq!(sizes, [1 << 40, 492, 493, 494, 495, 496, 497, 498, 499, 500]);
         assert_eq!(all.n_tiled, 491);
         assert_eq!(all.tiles.values().sum::<u64>(), 491);
+    }
+    #[test]
+    fn all_that_was_there_at_the_highest_and_at_the_end_is_kept_before_what_is_larger() {
+        let mut all = Rectangles::new(20, (Nanos(0), Nanos(1000)));
+        for idx in 0..500u64 {
+            all.begins(idx << 20, Bytes(1000), Nanos(idx), 0);
+            all.ends(idx << 20, Nanos(idx + 10));
+        }
+        for idx in 0..8u64 {
+            all.begins(1 << 40 | idx, Bytes(1), Nanos(600), 0);
+        }
+        all.is_highest(Nanos(600));
+        for idx in 0..8u64 {
+            all.ends(1 << 40 | idx, Nanos(601));
+        }
+        for idx in 0..500u64 {
+            all.begins(idx << 20, Bytes(1000), Nanos(700), 0);
+            all.ends(idx << 20, Nanos(800));
+        }
+        all.begins(7, Bytes(1), Nanos(999), 0);
+        all.finish();
+        let tiny: Vec<u64> = all.done.iter().filter(|it| it.bytes == Bytes(1)).map(|it| it.from.0).collect();
+        assert_eq!(tiny, [600, 600, 600, 600, 600, 600, 600, 600, 999]);
+        let whole = |all: &Rectangles| all.write(0, Nanos(0), &mut Columns::default()).whole_at;
+        assert_eq!((all.done.len(), whole(&all)), (20, vec![600, 1000]));
+        // Where there is no room for all of them, it is said.
+        all.shrink();
+        assert_eq!(whole(&all), [600, 1000]);
+        all.shrink();
+        assert!(whole(&all).len() < 2, "{:?}", whole(&all));
     }
 }

@@ -10,7 +10,7 @@ use std::hash::{Hash, Hasher};
 use gputrace_schemas::event::{Bytes, Event, EventKind, HOST, MarkAction, Nanos, StackId, ThreadId};
 use rustc_hash::FxHashMap;
 
-use super::history::{History, Room, Row};
+use super::history::{Height, History, Room, Row};
 use super::inside::{Buffers, Pools};
 use super::map::{Ground, Rectangles};
 use crate::analyse::live::Level;
@@ -136,6 +136,8 @@ impl Marks {
 /// One device.
 pub(super) struct Device {
     pub history: History,
+    /// Its highest state so far.
+    highest: Height,
     pub blocks: Rectangles,
     pub grounds: Rectangles,
     /// Objects of the driver without an address of their own.
@@ -232,6 +234,7 @@ impl<'a> Collector<'a> {
         let has_blocks = self.with_blocks.contains(&device);
         self.devices.entry(device).or_insert_with(|| Device {
             history: History::focused(detail.history, detail.focus),
+            highest: (Bytes(0), Bytes(0)),
             blocks: Rectangles::focused(detail.rectangles, span, detail.focus),
             grounds: Rectangles::focused(detail.rectangles / 4, span, detail.focus),
             n_unplaced: 0,
@@ -593,7 +596,13 @@ impl Watch for Collector<'_> {
             let physical = ledger.devices.get(&device).map_or(Bytes(0), |books| books.physical.now().bytes);
             let torch = ledger.torch(device).map_or(0, |torch| torch.blocks.now().bytes.0);
             let allocated = Bytes(torch.saturating_add(self.buffers.held(device)));
-            self.device(device).history.change(event.time, rows, (physical, allocated));
+            let device = self.device(device);
+            if (physical, allocated) > device.highest {
+                device.highest = (physical, allocated);
+                device.blocks.is_highest(event.time);
+                device.grounds.is_highest(event.time);
+            }
+            device.history.change(event.time, rows, (physical, allocated));
             rows.clear();
         }
         self.touched = touched;

@@ -34,7 +34,8 @@ pub fn collect(source: &Source) -> Participant {
     collector.finish(&story)
 }
 
-pub(crate) struct Collector<'a> {
+/// Collects it, while somebody else looks at the same events.
+pub struct Collector<'a> {
     source: &'a Source,
     definitions: &'a dyn Definitions,
     places: Vec<Site>,
@@ -99,7 +100,9 @@ enum EventName {
 }
 
 impl<'a> Collector<'a> {
-    pub(crate) fn new(source: &'a Source) -> Collector<'a> {
+    /// Of a process whose events have not been seen yet.
+    #[must_use]
+    pub fn new(source: &'a Source) -> Collector<'a> {
         Collector {
             source,
             definitions: source.definitions(),
@@ -381,7 +384,9 @@ impl<'a> Collector<'a> {
         marks
     }
 
-    pub(crate) fn finish(mut self, story: &Story) -> Participant {
+    /// All events were seen.
+    #[must_use]
+    pub fn finish(mut self, story: &Story) -> Participant {
         // What NCCL said only after a call had returned is in the newest definition.
         for (comm, idx) in &self.known {
             if let Some(facts) = self.definitions.communicator(*comm) {

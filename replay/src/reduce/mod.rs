@@ -33,6 +33,7 @@ use crate::analyse::growth::Growth;
 use crate::analyse::lifetimes::{DeviceLifetimes, Lifetimes};
 use crate::analyse::live::{self, Picture};
 use crate::analyse::lives::Lives;
+use crate::analyse::summary::ProcessSummary;
 use crate::answers::Reply;
 use crate::answers::budget;
 use crate::answers::diff::Side;
@@ -45,7 +46,7 @@ use crate::import;
 use crate::ledger::{Ledger, Watch};
 use crate::ranks::calls::Participant;
 use crate::ranks::collect::Collector;
-use crate::report::sections::{STATISTICS, Shown, of_report};
+use crate::report::sections::{FIGURES, STATISTICS, Shown, of_report};
 use crate::report::{self, model::Part};
 use crate::story::Story;
 use crate::trace::source::Source;
@@ -135,6 +136,8 @@ struct Understood<'a> {
     ends: Vec<Picture>,
     leaks: Found,
     answers: Vec<(&'static str, Part)>,
+    /// What `summary` says of it, for programs.
+    figures: ProcessSummary,
     /// What `budget` says of a process that serves, for programs.
     budget: Option<Json>,
     /// What PyTorch's blocks were for, by device.
@@ -162,7 +165,10 @@ fn understood(source: &Source) -> Understood<'_> {
         left_out.push(format!("cuda:{device}: what was held at its peak, and between collectives"));
     }
     let stats = STATISTICS.iter().flat_map(|entry| entry.of(&story)).collect();
-    let mut answers = vec![("stats", report::part(&story, stats))];
+    let figures = FIGURES.iter().flat_map(|entry| entry.of(&story)).collect();
+    let mut answers =
+        vec![("stats", report::part(&story, stats)), ("summary", report::part(&story, figures))];
+    let figures = ProcessSummary::of(&story);
     let (mut roles, mut budget) = (vec![], None);
     match lives {
         Some(lives) => {
@@ -206,7 +212,20 @@ fn understood(source: &Source) -> Understood<'_> {
                 .into(),
         ),
     }
-    Understood { source, story, participant, held, peaks, ends, leaks, answers, budget, roles, left_out }
+    Understood {
+        source,
+        story,
+        participant,
+        held,
+        peaks,
+        ends,
+        leaks,
+        answers,
+        figures,
+        budget,
+        roles,
+        left_out,
+    }
 }
 
 /// What `budget` says of it when it is asked for nothing more.

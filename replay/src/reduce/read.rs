@@ -9,12 +9,13 @@ use serde::de::DeserializeOwned;
 
 use super::Head;
 use super::kept::KeptPart;
-use super::rows::{Row, Rows, SCHEMA, VERSION, Whose};
-use super::write::{BUDGET_JSON, Index, KeptState, Piece};
+use super::rows::{BEHIND, Row, Rows, SCHEMA, VERSION, Whose};
+use super::write::{BUDGET_JSON, FIGURES_JSON, Index, KeptState, Piece};
+use crate::analyse::summary::ProcessSummary;
 use crate::answers::Reply;
 use crate::answers::diff::Side;
 use crate::answers::leaks::Found;
-use crate::exports::parts::parquet::read::Table;
+use crate::exports::parts::parquet::read::{Groups, Table};
 use crate::ranks::calls::Participant;
 use crate::ranks::memory::{Between, Holding, Moments};
 use crate::report::model::Part;
@@ -75,6 +76,8 @@ pub type Then = (Nanos, BTreeMap<Holding, Bytes>);
 pub struct Summary {
     path: PathBuf,
     table: Table,
+    /// The whole file: what lies behind the table is read when it is asked for.
+    file: Vec<u8>,
     trace: String,
 }
 
@@ -108,16 +111,16 @@ impl Summary {
         }
         let mut bytes = vec![];
         file.read_to_end(&mut bytes).map_err(open)?;
-        Summary::of(path, &bytes)
+        Summary::of(path, bytes)
     }
 
     /// The same, of the bytes of a file.
     ///
     /// # Errors
     /// It is damaged, or of another version.
-    pub fn of(path: &Path, file: &[u8]) -> Result<Summary, Error> {
+    pub fn of(path: &Path, file: Vec<u8>) -> Result<Summary, Error> {
         let damaged = |what: String| Error::Damaged { path: path.to_owned(), what };
-        let table = Table::read(file, &COLUMNS).map_err(damaged)?;
+        let table = Table::read(&file, &COLUMNS, Groups::Only(0)).map_err(damaged)?;
         let said = |key: &str| table.about.iter().find(|(known, _)| known == key).map(|(_, value)| &**value);
         let Some(schema) = said(SCHEMA.0) else {
             return Err(damaged("it was not written by gputrace reduce".into()));
@@ -133,17 +136,17 @@ impl Summary {
                 trace,
             });
         }
-        Ok(Summary { path: path.to_owned(), trace, table })
+        Ok(Summary { path: path.to_owned(), trace, table, file })
     }
 
     /// The texts of its states, one a line: their names, numbers and JSON. For fuzzing, with [`Summary::of_states`].
     #[must_use]
     pub fn states(&self) -> String {
-        let rows = (0..self.table.n_rows).filter_map(|row| {
-            let kind = self.table.text(row, "kind").filter(|kind| ["state", "answer"].contains(kind))?;
-            let (name, number) =
-                (self.table.text(row, "name")?, self.table.number(row, "number").unwrap_or(0));
-            Some(format!("{kind}\t{name}\t{number}\t{}\n", self.table.text(row, "text")?))
+        let table = Table::read(&self.file, &COLUMNS, Groups::All).unwrap_or_default();
+        let rows = (0..table.n_rows).filter_map(|row| {
+            let kind = table.text(row, "kind").filter(|kind| ["state", "answer"].contains(kind))?;
+            let (name, number) = (table.text(row, "name")?, table.number(row, "number").unwrap_or(0));
+            Some(format!("{kind}\t{name}\t{number}\t{}\n", table.text(row, "text")?))
         });
         rows.collect()
     }
@@ -162,7 +165,7 @@ impl Summary {
             rows.add(kind, &Row { name, number, text, ..Row::default() });
         }
         let file = rows.file().map_err(|cause| Error::Open { path: path.to_owned(), cause })?;
-        Summary::of(path, &file)
+        Summary::of(path, file)
     }
 
     /// Where its trace was: host and path.
@@ -233,6 +236,14 @@ impl Summary {
         kept.part().map_err(|what| self.damaged(what))
     }
 
+    /// What `gputrace summary --json` says of the process.
+    ///
+    /// # Errors
+    /// It is not in the summary, or damaged.
+    pub fn figures(&self) -> Result<ProcessSummary, Error> {
+        self.json(self.answered(FIGURES_JSON)?)
+    }
+
     /// What `gputrace budget` says of the trace.
     ///
     /// # Errors
@@ -264,7 +275,7 @@ impl Summary {
         let is_in =
             |(of, spans): &(i16, Vec<(usize, u64)>)| *of == device && spans.contains(&(membership, n_before));
         let Some(number) = index.pieces.iter().position(is_in) else { return Ok(None) };
-        let piece: Piece = self.state("between", number as u64)?;
+        let piece: Piece = self.piece(number)?;
         let mut held: BTreeMap<u32, i64> = BTreeMap::new();
         for KeptState(of, n, time, changes) in piece.states {
             for (place, bytes) in changes {
@@ -286,25 +297,75 @@ impl Summary {
         Ok(None)
     }
 
+    /// One of those that lie behind all else.
+    fn piece(&self, number: usize) -> Result<Piece, Error> {
+        let read = |groups| Table::read(&self.file, &["kind", "name", "number", "text"], groups);
+        let group = read(Groups::Only(1 + number / BEHIND)).map_err(|what| self.damaged(what))?;
+        match row_of(&group, "between", number as u64) {
+            Some(row) => self.json_of(&group, row),
+            // As the first files had it.
+            None => self.state("between", number as u64),
+        }
+    }
+
     fn state<T: DeserializeOwned>(&self, name: &str, number: u64) -> Result<T, Error> {
-        let table = &self.table;
-        let found = (0..table.n_rows).find(|row| {
-            table.text(*row, "kind") == Some("state")
-                && table.text(*row, "name") == Some(name)
-                && table.number(*row, "number") == i64::try_from(number).ok()
-        });
-        self.json(found.ok_or_else(|| self.damaged(format!("it has no `{name}`")))?)
+        let row = row_of(&self.table, name, number);
+        self.json(row.ok_or_else(|| self.damaged(format!("it has no `{name}`")))?)
     }
 
     fn json<T: DeserializeOwned>(&self, row: usize) -> Result<T, Error> {
-        let text = self.table.text(row, "text").unwrap_or_default();
+        self.json_of(&self.table, row)
+    }
+
+    fn json_of<T: DeserializeOwned>(&self, table: &Table, row: usize) -> Result<T, Error> {
+        let text = table.text(row, "text").unwrap_or_default();
         serde_json::from_str(text).map_err(|error| {
-            let name = self.table.text(row, "name").unwrap_or_default();
+            let name = table.text(row, "name").unwrap_or_default();
             self.damaged(format!("its `{name}`: {error}"))
         })
     }
 
     fn damaged(&self, what: String) -> Error {
         Error::Damaged { path: self.path.clone(), what }
+    }
+}
+
+/// The row of a state.
+fn row_of(table: &Table, name: &str, number: u64) -> Option<usize> {
+    (0..table.n_rows).find(|row| {
+        table.text(*row, "kind") == Some("state")
+            && table.text(*row, "name") == Some(name)
+            && table.number(*row, "number") == i64::try_from(number).ok()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each is found, wherever the group of rows begins that it lies in; in a file of one group, too.
+    #[test]
+    fn what_lies_behind_the_rest_is_found_by_its_number() {
+        for is_behind in [true, false] {
+            let whose = Whose { rank: None, host: String::new(), pid: 0, trace: String::new(), gpus: vec![] };
+            let mut rows = Rows::of(whose);
+            rows.add("process", &Row::default());
+            let numbers = 0..2 * BEHIND + 3;
+            for number in numbers.clone() {
+                let piece = Piece { device: number as i16, states: vec![] };
+                let text = serde_json::to_string(&piece).unwrap();
+                let row = Row { name: "between", number: Some(number as u64), text: &text, ..Row::default() };
+                match is_behind {
+                    true => rows.add_behind("state", &row),
+                    false => rows.add("state", &row),
+                }
+            }
+            let summary = Summary::of(Path::new("x.summary.parquet"), rows.file().unwrap()).unwrap();
+            assert_eq!(summary.table.n_rows, if is_behind { 1 } else { 1 + numbers.len() });
+            for number in numbers.clone() {
+                assert_eq!(summary.piece(number).unwrap().device, number as i16);
+            }
+            assert!(summary.piece(numbers.len()).is_err());
+        }
     }
 }

@@ -37,6 +37,9 @@ pub(super) const VERSION: &str = "gputrace.version";
 /// zstd's level: a summary is written once, and copied.
 const LEVEL: i32 = 6;
 
+/// Rows in each group of those that lie behind the others.
+pub(super) const BEHIND: usize = 64;
+
 /// One fact; what is not set is NULL.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Row<'a> {
@@ -71,26 +74,63 @@ pub(super) struct Whose {
 pub(super) struct Rows {
     whose: Whose,
     columns: Vec<Column>,
+    /// What is asked for one by one, and is most of a summary: it lies behind the rest, in groups of [`BEHIND`] rows.
+    behind: Vec<Vec<Column>>,
 }
 
 impl Rows {
     pub(super) fn of(whose: Whose) -> Rows {
-        Rows { whose, columns: COLUMNS.iter().map(|_| Column::default()).collect() }
+        Rows { whose, columns: empty(), behind: vec![] }
     }
 
     pub(super) fn add(&mut self, kind: &str, row: &Row<'_>) {
+        let values = self.whose.values(kind, row);
+        self.columns.iter_mut().zip(values).for_each(|(column, value)| column.push(value));
+    }
+
+    /// The same, behind all others: the rows that are added so lie in groups, [`BEHIND`] in each, from the file's second on.
+    pub(super) fn add_behind(&mut self, kind: &str, row: &Row<'_>) {
+        let n_last = self.behind.last().and_then(|group| group.first()).map_or(BEHIND, Column::n_rows);
+        if n_last == BEHIND {
+            self.behind.push(empty());
+        }
+        let values = self.whose.values(kind, row);
+        let last = self.behind.iter_mut().next_back().into_iter().flatten();
+        last.zip(values).for_each(|(column, value)| column.push(value));
+    }
+
+    /// The file.
+    pub(super) fn file(mut self) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![];
+        let mut file = File::new(&mut bytes, &COLUMNS, LEVEL)?;
+        file.row_group(&mut self.columns)?;
+        for group in &mut self.behind {
+            file.row_group(group)?;
+        }
+        file.finish(&[SCHEMA, (VERSION, env!("CARGO_PKG_VERSION"))])?;
+        Ok(bytes)
+    }
+}
+
+/// The columns, without rows.
+fn empty() -> Vec<Column> {
+    COLUMNS.iter().map(|_| Column::default()).collect()
+}
+
+impl Whose {
+    /// What a row has in each column.
+    fn values<'a>(&'a self, kind: &'a str, row: &Row<'a>) -> [Value<'a>; COLUMNS.len()] {
         let number = |value: Option<u64>| value.map_or(Value::None, |value| Value::Number(value as i64));
         fn text(text: &str) -> Value<'_> {
             if text.is_empty() { Value::None } else { Value::Text(text) }
         }
-        let whose = &self.whose;
-        let gpu = whose.gpus.iter().find(|(device, _)| Some(*device) == row.device);
-        let values: [Value<'_>; COLUMNS.len()] = [
+        let gpu = self.gpus.iter().find(|(device, _)| Some(*device) == row.device);
+        [
             text(kind),
-            number(whose.rank.map(u64::from)),
-            text(&whose.host),
-            number(Some(u64::from(whose.pid))),
-            text(&whose.trace),
+            number(self.rank.map(u64::from)),
+            text(&self.host),
+            number(Some(u64::from(self.pid))),
+            text(&self.trace),
             row.device.map_or(Value::None, |device| Value::Number(i64::from(device))),
             text(gpu.map_or("", |(_, uuid)| uuid)),
             text(row.name),
@@ -107,16 +147,6 @@ impl Rows {
             number(row.most),
             number(row.objects),
             text(row.text),
-        ];
-        self.columns.iter_mut().zip(values).for_each(|(column, value)| column.push(value));
-    }
-
-    /// The file.
-    pub(super) fn file(mut self) -> io::Result<Vec<u8>> {
-        let mut bytes = vec![];
-        let mut file = File::new(&mut bytes, &COLUMNS, LEVEL)?;
-        file.row_group(&mut self.columns)?;
-        file.finish(&[SCHEMA, (VERSION, env!("CARGO_PKG_VERSION"))])?;
-        Ok(bytes)
+        ]
     }
 }

@@ -7,7 +7,7 @@ use super::*;
 use crate::analyse::live::{When, pictures};
 use crate::answers::diff::{By, peaks, section};
 use crate::answers::leaks::{Leaks, Suppressions, Wanted};
-use crate::exports::parts::parquet::read::Table;
+use crate::exports::parts::parquet::read::{Groups, Table};
 use crate::ranks::calls::Lane;
 use crate::ranks::collect::collect;
 use crate::ranks::memory;
@@ -19,7 +19,7 @@ fn golden() -> PathBuf {
 
 fn summary(source: &Source) -> Summary {
     let reduced = reduce(source).unwrap();
-    Summary::of(Path::new("x.summary.parquet"), &reduced.bytes).unwrap()
+    Summary::of(Path::new("x.summary.parquet"), reduced.bytes).unwrap()
 }
 
 /// The process is to `ranks` what it is by its trace.
@@ -97,7 +97,7 @@ fn what_memory_was_for_adds_up_to_the_peak_of_the_blocks() {
     for name in ["kept-losses.gtr", "dataparallel.gtr", "varying-lengths.gtr"] {
         let reduced = reduce(&Source::open(&golden().join(name)).unwrap()).unwrap();
         let columns = ["kind", "name", "role", "device", "number", "bytes", "least_bytes", "most_bytes"];
-        let table = Table::read(&reduced.bytes, &columns).unwrap();
+        let table = Table::read(&reduced.bytes, &columns, Groups::All).unwrap();
         let (mut peaks, mut sums) = (BTreeMap::new(), BTreeMap::new());
         let (mut ever, mut over_time) = (BTreeMap::new(), BTreeMap::new());
         for row in 0..table.n_rows {
@@ -176,7 +176,7 @@ fn the_same_trace_gives_the_same_bytes_and_another_gives_another_name() {
 fn what_is_cut_or_of_another_version_or_no_summary_is_said_clearly() {
     let bytes =
         reduce(&Source::of("job/rank3.gtr", recording("Alloc addr=a bytes=4M by=x@/a"))).unwrap().bytes;
-    let said = |bytes: &[u8]| Summary::of(Path::new("s.parquet"), bytes).unwrap_err().to_string();
+    let said = |bytes: &[u8]| Summary::of(Path::new("s.parquet"), bytes.to_vec()).unwrap_err().to_string();
     assert_eq!(
         said(&bytes[..bytes.len() / 2]),
         "s.parquet is not a summary that can be read: it ends early: it was not written or copied to its end"
@@ -188,7 +188,7 @@ fn what_is_cut_or_of_another_version_or_no_summary_is_said_clearly() {
     let error = said(&other);
     let known = error.contains("the shape gputrace.summary/9") && error.contains("reads gputrace.summary/1");
     assert!(known && error.contains("job/rank3.gtr again"), "{error}");
-    let summary = Summary::of(Path::new("s.parquet"), &bytes).unwrap();
+    let summary = Summary::of(Path::new("s.parquet"), bytes).unwrap();
     let error = summary.lacks("replay").to_string();
     assert!(
         error.starts_with("s.parquet is a summary: replay needs the trace, ")

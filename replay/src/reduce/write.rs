@@ -46,6 +46,8 @@ pub(super) struct Index {
     pub left_out: Vec<String>,
 }
 
+/// The answer that is this process's part of what `gputrace summary --json` writes.
+pub(super) const FIGURES_JSON: &str = "summary --json";
 /// The answer that is what `gputrace budget --json` writes.
 pub(super) const BUDGET_JSON: &str = "budget --json";
 
@@ -77,6 +79,7 @@ pub(super) fn summary(of: &Understood<'_>) -> io::Result<Reduced> {
         let text = json_of(&KeptPart::of(part))?;
         rows.add("answer", &Row { name, text: &text, ..Row::default() });
     }
+    rows.add("answer", &Row { name: FIGURES_JSON, text: &json_of(&of.figures)?, ..Row::default() });
     if let Some(budget) = &of.budget {
         rows.add("answer", &Row { name: BUDGET_JSON, text: &json_of(budget)?, ..Row::default() });
     }
@@ -368,7 +371,8 @@ fn states(of: &Understood<'_>, rows: &mut Rows) -> io::Result<()> {
                 piece.states.push(KeptState(state.membership, state.n_before, state.time.0, changes));
             }
             let spans = some.iter().map(|state| (state.membership, state.n_before));
-            state(rows, "between", index.pieces.len() as u64, &piece)?;
+            let (number, text) = (Some(index.pieces.len() as u64), json_of(&piece)?);
+            rows.add_behind("state", &Row { name: "between", number, text: &text, ..Row::default() });
             index.pieces.push((*id, spans.collect()));
         }
     }

@@ -12,15 +12,7 @@ pub mod sharing;
 pub mod words;
 
 use crate::story::Story;
-use model::{Part, Report, Section};
-use sections::SectionEntry;
-
-/// A report of `verb` about these traces: every section of `sections` that has something to say about each.
-#[must_use]
-pub fn about(verb: &'static str, sections: &[SectionEntry], stories: &[Story]) -> Report {
-    let sections = |story| sections.iter().flat_map(|entry| (entry.build)(story)).collect();
-    Report { verb, parts: stories.iter().map(|story| part(story, sections(story))).collect() }
-}
+use model::{Part, Section};
 
 /// What is said about one story.
 #[must_use]

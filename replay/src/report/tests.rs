@@ -1,12 +1,18 @@
 use expect_test::{Expect, expect, expect_file};
 
-use super::about;
 use super::model::Report;
+use super::part;
 use super::render::{json, text};
 use super::sections::{FIGURES, SECTIONS, STATISTICS, SectionEntry};
 use crate::import::imported;
 use crate::scene::recording;
 use crate::story::Story;
+
+/// A report of `verb` about these traces: every section of `sections` that has something to say about each.
+fn about(verb: &'static str, sections: &[SectionEntry], stories: &[Story]) -> Report {
+    let sections = |story| sections.iter().flat_map(|entry| (entry.build)(story)).collect();
+    Report { verb, parts: stories.iter().map(|story| part(story, sections(story))).collect() }
+}
 
 /// PyTorch grows until it fails; NCCL holds memory beside it.
 const OOM: &str = "

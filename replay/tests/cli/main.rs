@@ -6,4 +6,5 @@ mod files;
 mod help;
 mod map;
 mod record;
+mod summaries;
 mod support;

@@ -67,6 +67,11 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// A trace that was recorded on a GPU.
+pub(crate) fn golden(name: &str) -> String {
+    format!("{}/../tests/golden/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
 /// A library that may be preloaded into anything.
 pub(crate) fn libc() -> PathBuf {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();

@@ -5,7 +5,7 @@
 //!
 //! Not found: an address that code has copied to its heap or its stack, or has compiled into an instruction.
 
-use super::{loader, nccl_loader, torch, unload};
+use super::{loader, nccl_loader, torch, torch_living, unload};
 use crate::elf::{self, Object};
 use crate::session;
 use crate::{kernel, lanes, ledger, words};
@@ -71,7 +71,9 @@ pub(crate) unsafe extern "C" fn gputrace_attach_loaded(patience: u64) -> u64 {
     }
     torch::look();
     words::set_servant(true);
+    let before = session::now();
     place();
+    torch_living::note(before);
     let n = words::counts().0;
     session::tell_words(n);
     let answer = if n == 0 { late::NO_WORDS } else { serve(patience) };
@@ -282,8 +284,9 @@ pub(crate) fn describe(producer: &mut Producer) {
     let text = crate::sys::Text::<320>::new()
         .add(b"attach.late=")
         .number(n as u64)
-        .add(b" words: this process ran already; what it was given before is not in this trace, nor is what it calls by addresses that it has copied to its heap");
+        .add(b" words: this process ran already; what it was given before is not in this trace but for PyTorch's blocks, nor is what it calls by addresses that it has copied to its heap");
     producer.push_raw(at, Kind::Note, &[text.as_bytes()]);
+    torch_living::describe(producer);
     let unseen = left + TOO_LARGE.load(Ordering::Relaxed);
     if unseen != 0 {
         let text = crate::sys::Text::<160>::new()

@@ -15,6 +15,7 @@ pub(crate) mod pjrt;
 mod process_groups;
 mod structs;
 pub(crate) mod torch;
+mod torch_living;
 mod torch_pools;
 mod unhooked;
 pub(crate) mod unload;

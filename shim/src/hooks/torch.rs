@@ -36,6 +36,8 @@ const VTABLE_WORDS: usize = 128;
 const MOST_LOOKS: u32 = 64;
 
 const ALLOCATOR: &CStr = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
+/// How C++ calls the type of the allocator with a cache (1.12 to 2.15); the other one is that of `backend:cudaMallocAsync`.
+const CACHING: &CStr = c"N3c104cuda20CUDACachingAllocator6Native22NativeCachingAllocatorE";
 const CURRENT_STREAM: &CStr = c"_ZN3c104cuda20getCurrentCUDAStreamEa";
 const STREAM_HANDLE: &CStr = c"_ZNK3c104cuda10CUDAStream6streamEv";
 const REPORT_USAGE: &CStr = c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
@@ -81,6 +83,34 @@ type ReportOom = unsafe extern "C" fn(i64, usize, usize, u16);
 #[inline]
 pub(crate) fn is_here() -> bool {
     STATE.load(Ordering::Relaxed) != ABSENT
+}
+
+/// PyTorch's allocator: its object, and whether it is the caching one.
+pub(super) struct TorchAllocator {
+    pub(super) object: usize,
+    pub(super) is_caching: bool,
+}
+
+/// The allocator, where its requests pass by.
+pub(super) fn allocator() -> Option<TorchAllocator> {
+    if STATE.load(Ordering::Relaxed) != REQUESTS {
+        return None;
+    }
+    let variable = elf::by_soname(c"libc10_cuda.so")?.symbol(ALLOCATOR)?;
+    // SAFETY: the symbol's own memory, aligned as a pointer.
+    let object = unsafe { &*(variable as *const AtomicUsize) }.load(Ordering::Acquire);
+    if object == 0 {
+        return None;
+    }
+    // SAFETY: an object with virtual functions begins with the address of its table, before which lies that of its type.
+    let (table, word) = (unsafe { *(object as *const usize) }, size_of::<usize>());
+    // SAFETY: as above.
+    let kind = unsafe { *((table - word) as *const usize) };
+    // SAFETY: `std::type_info`: its own table, then its name (Itanium C++ ABI 2.9.4).
+    let name = unsafe { *((kind + word) as *const *const core::ffi::c_char) };
+    // SAFETY: the name ends with a zero.
+    let is_caching = kind != 0 && !name.is_null() && unsafe { CStr::from_ptr(name) } == CACHING;
+    Some(TorchAllocator { object, is_caching })
 }
 
 /// Puts our `allocate` into the allocator, if it is there and looks as expected.

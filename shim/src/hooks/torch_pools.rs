@@ -32,6 +32,8 @@ struct Layout {
     words: usize,
     /// In the order of [`FUNCTIONS`].
     places: [usize; FUNCTIONS.len()],
+    /// Of `isHistoryEnabled`. `snapshot` stands right before `beginAllocateToPool`.
+    history: usize,
     /// `emptyCache` takes a pool.
     empties_one: bool,
     /// `setUseOnOOM` takes a flag.
@@ -43,35 +45,36 @@ struct Layout {
 /// Held against the headers of each release's wheel: `g++ -fdump-lang-class`.
 const LAYOUTS: [Layout; 9] = [
     // 2.3, 2.4
-    layout(36, [22, 23, 24, 0, 0, 0, 14], false, false),
+    layout(36, [22, 23, 24, 0, 0, 0, 14], 27, false, false),
     // 2.5
-    layout(38, [22, 23, 24, 0, 0, 0, 14], false, false),
+    layout(38, [22, 23, 24, 0, 0, 0, 14], 28, false, false),
     // 2.6, 2.7
-    layout(43, [25, 26, 27, 29, 0, 0, 15], false, false),
+    layout(43, [25, 26, 27, 29, 0, 0, 15], 33, false, false),
     // 2.8
-    layout(46, [25, 26, 27, 29, 30, 0, 15], true, false),
+    layout(46, [25, 26, 27, 29, 30, 0, 15], 34, true, false),
     // 2.9
-    layout(47, [26, 27, 28, 30, 31, 0, 9], true, false),
+    layout(47, [26, 27, 28, 30, 31, 0, 9], 35, true, false),
     // 2.10, and 2.11 with the flag
     Layout {
         may_unset_with: Some(c"_ZN3c104cuda6detail21init_p2p_access_cacheEl"),
-        ..layout(52, [28, 29, 30, 32, 33, 34, 9], true, false)
+        ..layout(52, [28, 29, 30, 32, 33, 34, 9], 38, true, false)
     },
     // 2.12
-    layout(54, [28, 29, 30, 32, 33, 34, 9], true, true),
+    layout(54, [28, 29, 30, 32, 33, 34, 9], 38, true, true),
     // 2.13
-    layout(57, [28, 29, 32, 34, 35, 36, 9], true, true),
+    layout(57, [28, 29, 32, 34, 35, 36, 9], 40, true, true),
     // 2.14, 2.15
-    layout(59, [28, 29, 32, 34, 35, 36, 9], true, true),
+    layout(59, [28, 29, 32, 34, 35, 36, 9], 40, true, true),
 ];
 
 const fn layout(
     words: usize,
     places: [usize; FUNCTIONS.len()],
+    history: usize,
     empties_one: bool,
     may_unset: bool,
 ) -> Layout {
-    Layout { words, places, empties_one, may_unset, may_unset_with: None }
+    Layout { words, places, history, empties_one, may_unset, may_unset_with: None }
 }
 
 /// What is told, and by which name.
@@ -95,6 +98,7 @@ const UNKNOWN_RELEASE: u32 = 2;
 static STATE: AtomicU32 = AtomicU32::new(ABSENT);
 static EMPTIES_ONE: AtomicBool = AtomicBool::new(false);
 static MAY_UNSET: AtomicBool = AtomicBool::new(false);
+static LISTS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 static REALS: [AtomicUsize; FUNCTIONS.len()] = [const { AtomicUsize::new(0) }; FUNCTIONS.len()];
 
 /// Puts our entries into the copy of the allocator's table, which has `n_copied` words, if its release is known.
@@ -113,13 +117,17 @@ pub(crate) unsafe fn take_places(copy: *mut usize, n_copied: usize, library: &Ob
         STATE.store(UNKNOWN_RELEASE, Ordering::Relaxed);
         return;
     };
-    if layout.places.iter().any(|place| *place != 0 && !library.contains(word(*place))) {
+    let lists = [layout.places.first().map_or(0, |begin| begin - 1), layout.history];
+    if layout.places.iter().chain(&lists).any(|place| *place != 0 && !library.contains(word(*place))) {
         STATE.store(UNKNOWN_RELEASE, Ordering::Relaxed);
         return;
     }
     EMPTIES_ONE.store(layout.empties_one, Ordering::Relaxed);
     let may_unset = layout.may_unset_with.map_or(layout.may_unset, |name| library.symbol(name).is_some());
     MAY_UNSET.store(may_unset, Ordering::Relaxed);
+    for (place, real) in lists.iter().zip(&LISTS) {
+        real.store(word(*place), Ordering::Release);
+    }
     for ((place, real), ours) in layout.places.iter().zip(&REALS).zip(entries()) {
         if *place != 0 {
             real.store(word(*place), Ordering::Release);
@@ -130,10 +138,25 @@ pub(crate) unsafe fn take_places(copy: *mut usize, n_copied: usize, library: &Ob
     STATE.store(SEEN, Ordering::Relaxed);
 }
 
+/// Functions by which the allocator lists what it holds.
+pub(super) struct Lists {
+    /// `snapshot`.
+    pub(super) snapshot: usize,
+    /// `isHistoryEnabled`.
+    pub(super) is_history_kept: usize,
+}
+
+/// Where they are, if its release is known.
+pub(super) fn lists() -> Option<Lists> {
+    let [snapshot, is_history_kept] = LISTS.each_ref().map(|function| function.load(Ordering::Acquire));
+    (STATE.load(Ordering::Relaxed) == SEEN && snapshot != 0 && is_history_kept != 0)
+        .then_some(Lists { snapshot, is_history_kept })
+}
+
 /// To be called after objects were unloaded: forgets the allocator's functions if they went.
 #[cold]
 pub(crate) fn note_unloaded() {
-    if remembered::forget_if_gone(REALS.iter()) {
+    if remembered::forget_if_gone(REALS.iter().chain(&LISTS)) {
         STATE.store(ABSENT, Ordering::Relaxed);
     }
 }

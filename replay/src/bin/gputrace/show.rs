@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write};
 use std::os::fd::{AsFd, IntoRawFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use anyhow::{Context, anyhow, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -16,7 +16,6 @@ use gputrace_replay::answers::processes::{self, Traced};
 use gputrace_replay::reduce::{ENDING, Summary, is_summary};
 use gputrace_replay::report::model::{Part, Report};
 use gputrace_replay::report::render::{json, text};
-use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::event::Nanos;
 use gputrace_schemas::printable::{Screen, printable};
@@ -360,25 +359,6 @@ pub(crate) fn say_shown(words: &[u8]) {
     let _ = std::io::stderr().write_all(words);
 }
 
-/// Traces that were read, and whether all were.
-pub(crate) struct Stories {
-    pub(crate) stories: Vec<Story>,
-    all: bool,
-}
-
-impl Stories {
-    /// Reads traces, two at a time. What cannot be read is said on stderr and makes the exit status a failure; the
-    /// others are shown.
-    pub(crate) fn read(args: &TraceArgs) -> anyhow::Result<Stories> {
-        let (stories, all) = read_all(&args.paths()?, |path| Ok(Story::read(path)?));
-        Ok(Stories { stories, all })
-    }
-
-    pub(crate) fn exit_code(&self) -> ExitCode {
-        exit_code(self.all)
-    }
-}
-
 /// What could not be read, or not be judged: docs/EXIT-CODES.md.
 pub(crate) const CANNOT_KNOW: u8 = 2;
 /// What a gate that was asked for refuses.
@@ -433,21 +413,35 @@ pub(crate) fn read_all<T: Send>(
     paths: &[PathBuf],
     read: impl Fn(&Path) -> anyhow::Result<T> + Sync,
 ) -> (Vec<T>, bool) {
-    let (mut all, mut done) = (true, vec![]);
-    for pair in paths.chunks(2) {
-        let _working = Working::on(&pair[0]);
-        let results: Vec<_> = std::thread::scope(|scope| {
-            let threads: Vec<_> = pair.iter().map(|path| scope.spawn(|| read(path))).collect();
-            threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
+    let next = AtomicUsize::new(0);
+    let work = |is_first: bool| {
+        let mut results = vec![];
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(path) = paths.get(at) else { return results };
+            let _working = is_first.then(|| Working::on(path));
+            results.push((at, read(path)));
+        }
+    };
+    let mut results: Vec<_> = std::thread::scope(|scope| {
+        let threads = [true, false].map(|is_first| {
+            let work = &work;
+            scope.spawn(move || work(is_first))
         });
-        for result in results {
-            match result {
-                Ok(Ok(read)) => done.push(read),
-                Ok(Err(error)) => {
-                    all = false;
-                    complain!("{error:#}");
-                }
-                Err(panic) => std::panic::resume_unwind(panic),
+        let joined = threads.map(std::thread::ScopedJoinHandle::join);
+        joined
+            .into_iter()
+            .flat_map(|it| it.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    });
+    results.sort_unstable_by_key(|(at, _)| *at);
+    let (mut all, mut done) = (true, vec![]);
+    for (_, result) in results {
+        match result {
+            Ok(read) => done.push(read),
+            Err(error) => {
+                all = false;
+                complain!("{error:#}");
             }
         }
     }

@@ -53,8 +53,11 @@ fn build(story: &Story) -> Option<Section> {
     }
     if let Some(began) = attached_late(ledger) {
         let at = time(story.since_start(began));
+        let but = torch_before(ledger).map_or_else(String::new, |known| {
+            format!(", but for PyTorch's own ({known}; asked for from where is not known)")
+        });
         let text = format!(
-            "the library came into this process at {at}, while it ran: what the process was given before is in no other number here, and \
+            "the library came into this process at {at}, while it ran: what the process was given before is in no other number here{but}, and \
              what it gives back of that is \"freed without having been seen allocated\""
         );
         section = section.table(before_attach(story)).line(Mood::Warning, text);
@@ -70,6 +73,12 @@ fn build(story: &Story) -> Option<Section> {
 /// When the library came into a process that ran already.
 fn attached_late(ledger: &Ledger) -> Option<Nanos> {
     ledger.notes.iter().find(|(_, note)| note.starts_with("attach.late=")).map(|(time, _)| *time)
+}
+
+/// What PyTorch's allocator said that it had handed out before.
+fn torch_before(ledger: &Ledger) -> Option<&str> {
+    let told = ledger.notes.iter().find_map(|(_, note)| note.strip_prefix("torch.before="))?;
+    told.starts_with(|first: char| first.is_ascii_digit()).then_some(told)
 }
 
 /// The one figure that there is of what the process was given before: the driver's, as soon as it was asked, without what was handed out
@@ -133,6 +142,20 @@ mod tests {
                 && shown.contains(&format!("{:?}", Value::Bytes(Bytes(51 << 20)))),
             "{shown}"
         );
+    }
+
+    #[test]
+    fn what_pytorchs_allocator_listed_of_before_is_said() {
+        for (note, is_said) in [
+            ("7 blocks and 2 segments, as PyTorch's allocator lists them", true),
+            ("unseen: it is another", false),
+        ] {
+            let scene = format!(
+                "note attach.late=6 words: this process ran already\nnote torch.before={note}\nAlloc addr=a bytes=1M by=app"
+            );
+            let shown = format!("{:?}", build(&Story::of("t.gtr", &recording(&scene))));
+            assert_eq!(shown.contains("but for PyTorch's own (7 blocks and 2 segments"), is_said, "{shown}");
+        }
     }
 
     #[test]

@@ -143,7 +143,14 @@ fn attach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     }
     writeln!(out, "recording process {pid} to {}", printable(&trace.display().to_string()))?;
     if page.is_late() {
-        writeln!(out, "  what it was given before is not in it: the library has only just come")?;
+        writeln!(
+            out,
+            "  the library has only just come: of what was given out before, it has what PyTorch's allocator lists (gputrace doctor)"
+        )?;
+        let (times, micros) = late::stood_still();
+        if times != 0 {
+            writeln!(out, "  one of its threads stood still {times} times, for at most {micros} µs")?;
+        }
     } else {
         let lost = if unknown == 0 { String::new() } else { format!(", and {unknown} it had no room for") };
         writeln!(out, "  {known} allocations from before are in it{lost}")?;

@@ -7,7 +7,8 @@ use anyhow::bail;
 use clap::{ArgMatches, Args};
 use gputrace_replay::analyse::categories::Categories;
 use gputrace_replay::page::{Chapter, Page};
-use gputrace_replay::ranks::collect::collect;
+use gputrace_replay::ranks::calls::Participant;
+use gputrace_replay::ranks::collect::Collector;
 use gputrace_replay::ranks::report::Ranks;
 use gputrace_replay::reduce::again;
 use gputrace_replay::report::model::Section;
@@ -63,7 +64,7 @@ fn run(matches: &ArgMatches, _out: &mut Screen) -> anyhow::Result<ExitCode> {
     if read.is_empty() {
         return Ok(show::exit_code(all));
     }
-    let mut page = Page::of(read, &job(&paths, args.redact));
+    let mut page = page(read, args.redact);
     let mut bytes = 0;
     write_whole(&output, args.force, |file| {
         bytes = page.write(file)?;
@@ -73,13 +74,40 @@ fn run(matches: &ArgMatches, _out: &mut Screen) -> anyhow::Result<ExitCode> {
     Ok(show::exit_code(all))
 }
 
+/// A trace, understood.
+pub(super) struct Understood {
+    story: Story,
+    chapter: Chapter,
+    /// What is to be known of it where there are others.
+    participant: Option<Participant>,
+}
+
 /// A trace, understood, as one of so many of a page.
-pub(super) fn chapter(path: &Path, is_redacted: bool, n_traces: usize) -> anyhow::Result<(Story, Chapter)> {
+pub(super) fn chapter(path: &Path, is_redacted: bool, n_traces: usize) -> anyhow::Result<Understood> {
     let source = open(path, is_redacted)?;
-    let (story, verdict) = super::report::understood(&source, &Categories::default(), Shown::OnDemand);
-    let part = super::report::part(&story, &verdict, Shown::OnDemand);
+    let (categories, all) = (Categories::default(), Shown::OnDemand);
+    let ((story, verdict), participant) = match n_traces {
+        0 | 1 => (super::report::understood(&source, &categories, all), None),
+        _ => {
+            let mut collector = Collector::new(&source);
+            let understood = super::report::understood_and(&source, &categories, all, &mut collector);
+            let participant = collector.finish(&understood.0);
+            (understood, Some(participant))
+        }
+    };
+    let part = super::report::part(&story, &verdict, all);
     let chapter = Chapter::of(&story, &part, &source, n_traces);
-    Ok((story, chapter))
+    Ok(Understood { story, chapter, participant })
+}
+
+/// A page of these.
+pub(super) fn page(read: Vec<Understood>, is_redacted: bool) -> Page {
+    let (mut chapters, mut participants) = (vec![], vec![]);
+    for Understood { story, chapter, participant } in read {
+        chapters.push((story, chapter));
+        participants.extend(participant);
+    }
+    Page::of(chapters, &job(&participants, is_redacted))
 }
 
 pub(super) fn open(path: &Path, is_redacted: bool) -> anyhow::Result<Source> {
@@ -99,14 +127,11 @@ fn named_after(trace: &Path) -> PathBuf {
 }
 
 /// What is said of the ranks of a job.
-pub(super) fn job(paths: &[PathBuf], is_redacted: bool) -> Vec<Section> {
-    if paths.len() < 2 {
+fn job(participants: &[Participant], is_redacted: bool) -> Vec<Section> {
+    if participants.is_empty() {
         return vec![];
     }
-    // Those that cannot be opened were complained about.
-    let participant = |path: &Path| Ok(open(path, is_redacted).ok().map(|source| collect(&source)));
-    let participants: Vec<_> = show::read_all(paths, participant).0.into_iter().flatten().collect();
     let again = |it: &_| again(it).filter(|_| !is_redacted);
-    let report = Ranks::of(&participants, &again).report();
+    let report = Ranks::of(participants, &again).report();
     report.parts.into_iter().flat_map(|part| part.sections).collect()
 }

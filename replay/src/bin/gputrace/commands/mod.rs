@@ -172,12 +172,11 @@ const WRITERS: [&str; 12] = [
 ];
 
 /// Verbs that read what `reduce` writes in place of traces.
-const TAKE_SUMMARIES: [&str; 6] = ["budget", "diff", "leaks", "ranks", "report", "stats"];
+const TAKE_SUMMARIES: [&str; 7] = ["budget", "diff", "leaks", "ranks", "report", "stats", "summary"];
 
 /// What needs every event says so of a summary, and where its trace is.
 fn refuse_summaries(verb: &str) -> anyhow::Result<()> {
-    let named = std::env::args_os().skip(2).map(PathBuf::from);
-    match named
+    match named()
         .filter(|path| is_summary(path) && (path.is_file() || objects::is_url(path)))
         .find_map(|path| Summary::open(&path).ok())
     {
@@ -186,14 +185,18 @@ fn refuse_summaries(verb: &str) -> anyhow::Result<()> {
     }
 }
 
+/// What the command line may name: each of its words, without the values that `predict` has before its traces.
+fn named() -> impl Iterator<Item = PathBuf> {
+    std::env::args_os().skip(2).map(|argument| match predict::after_values(&argument) {
+        Some((_, path)) => path,
+        None => PathBuf::from(argument),
+    })
+}
+
 /// A program that has just ended does not wait for its trace where other threads of it run. So we do, for every trace that
 /// is named, and those in folders that are.
 fn wait_for_recorders() {
-    let named = |argument: std::ffi::OsString| match predict::after_values(&argument) {
-        Some((_, path)) => path,
-        None => PathBuf::from(argument),
-    };
-    let traces = std::env::args_os().skip(2).map(named).filter(|path| path.is_file() || path.is_dir());
+    let traces = named().filter(|path| path.is_file() || path.is_dir());
     let traces = traces.flat_map(|path| show::paths(std::slice::from_ref(&path)).unwrap_or_default());
     for trace in traces {
         if gputrace_recorder::wait_for_recorder(&trace) {

@@ -13,6 +13,7 @@ use gputrace_replay::answers::moment;
 use gputrace_replay::answers::postmortem::Postmortem;
 use gputrace_replay::answers::verdict::verdict;
 use gputrace_replay::import;
+use gputrace_replay::ledger::{Unwatched, Watch};
 use gputrace_replay::reduce::{Head, Summary, is_summary};
 use gputrace_replay::report;
 use gputrace_replay::report::model::{Mood, Part, Report, Section, Table, Value, Verdict};
@@ -120,8 +121,19 @@ pub(super) fn of_the_end(trace: &Path, out: &mut Screen) -> anyhow::Result<ExitC
 
 /// A trace with its verdict, and with all that the sections to be shown need.
 pub(super) fn understood(source: &Source, categories: &Categories, wanted: Shown) -> (Story, Verdict) {
-    let mut growth = Growth::default();
-    let story = Story::with_lifetimes_and(source, categories, &mut growth);
+    understood_and(source, categories, wanted, &mut Unwatched)
+}
+
+/// The same, with somebody else who watches in the same pass.
+pub(super) fn understood_and(
+    source: &Source,
+    categories: &Categories,
+    wanted: Shown,
+    watch: &mut dyn Watch,
+) -> (Story, Verdict) {
+    let mut both = (Growth::default(), watch);
+    let story = Story::with_lifetimes_and(source, categories, &mut both);
+    let (growth, _) = both;
     let found = Postmortem::of_story(story, source, &growth);
     let load = || import::load(Path::new(source.path()));
     let verdict = verdict(&found, load);

@@ -14,13 +14,13 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{ArgMatches, Args};
-use gputrace_replay::page::{Chapter, Page};
+use gputrace_replay::page::Chapter;
 use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;
-use super::html::{chapter, job};
+use super::html::{Understood, chapter, page};
 use crate::http::{Door, Refusal, answer, head};
 use crate::show::{self, TraceArgs, complain};
 
@@ -75,13 +75,8 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     if read.is_empty() {
         return Ok(ExitCode::from(2));
     }
-    let (mut served, mut chapters): (Vec<PathBuf>, Vec<(Story, Chapter)>) = (vec![], vec![]);
-    for (path, understood) in read {
-        served.push(path);
-        chapters.push(understood);
-    }
-    let job = job(&paths, args.redact);
-    let mut page = Page::of(chapters, &job);
+    let (served, read): (Vec<PathBuf>, Vec<Understood>) = read.into_iter().unzip();
+    let mut page = page(read, args.redact);
     let html = page.served().context("cannot make the page")?;
     drop(page);
     std::io::Write::write_fmt(out, format_args!("{}\n", door.address()))?;
@@ -166,6 +161,10 @@ fn part(path: &str) -> Option<(usize, (u64, u64))> {
 fn explain(paths: &[PathBuf], is_redacted: bool, asked: &Receiver<Question>) {
     // What was understood of the trace that was asked about last: its books, not its events.
     let mut last: Option<(usize, Source, Story)> = None;
+    // Where there is one trace it is the next that is asked about: it is understood while somebody looks at the page.
+    if let [only] = paths {
+        last = opened(only, is_redacted).ok().map(|(source, story)| (0, source, story));
+    }
     while let Ok(question) = asked.recv() {
         let Some(path) = paths.get(question.trace) else {
             let _ = question.reply.send(None);

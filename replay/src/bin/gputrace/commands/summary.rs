@@ -5,14 +5,16 @@ use std::process::ExitCode;
 use clap::{ArgMatches, Args};
 use gputrace_replay::analyse::categories::Categories;
 use gputrace_replay::analyse::live::Parts;
-use gputrace_replay::analyse::summary::Summary;
-use gputrace_replay::answers::processes::Traced;
+use gputrace_replay::analyse::summary::{ProcessSummary, Summary};
+use gputrace_replay::reduce::{Head, Summary as Reduced, is_summary};
 use gputrace_replay::report;
+use gputrace_replay::report::model::Report;
 use gputrace_replay::report::sections::FIGURES;
+use gputrace_replay::story::Story;
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;
-use crate::show::{self, ShowArgs, Stories, TraceArgs, WhenArgs};
+use crate::show::{self, ShowArgs, TraceArgs, WhenArgs};
 
 pub(super) const VERB: Verb = Verb::new::<SummaryArgs>("summary", run);
 
@@ -37,16 +39,31 @@ pub(super) struct SummaryArgs {
 
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: SummaryArgs = super::parsed(matches)?;
+    let paths = args.traces.paths()?;
     if let Some(when) = args.when.asked() {
+        show::needs_traces(&paths, "a moment")?;
         let parts = (Parts::None, &Categories::default());
         return show::moment_of("summary", &args.traces, when, parts, &args.show, out);
     }
-    let read = Stories::read(&args.traces)?;
-    let mut report = report::about("summary", FIGURES, &read.stories);
-    let traced: Vec<_> = read.stories.iter().map(Traced::of).collect();
-    report.parts.splice(0..0, show::family(&traced));
-    if !report.parts.is_empty() || args.show.json {
-        args.show.write_as(&report, &Summary::of(&read.stories), out)?;
+    let (read, all_read) = show::read_all(&paths, |path| {
+        if is_summary(path) {
+            let reduced = Reduced::open(path)?;
+            return Ok((reduced.head()?, reduced.answer("summary")?, reduced.figures()?));
+        }
+        let story = Story::read(path)?;
+        let sections = FIGURES.iter().flat_map(|entry| entry.of(&story)).collect();
+        Ok((Head::of(&story), report::part(&story, sections), ProcessSummary::of(&story)))
+    });
+    let (mut heads, mut parts, mut processes) = (vec![], vec![], vec![]);
+    for (head, part, process) in read {
+        heads.push(head);
+        parts.push(part);
+        processes.push(process);
     }
-    Ok(read.exit_code())
+    let traced: Vec<_> = heads.iter().map(Head::traced).collect();
+    parts.splice(0..0, show::family(&traced));
+    if !parts.is_empty() || args.show.json {
+        args.show.write_as(&Report { verb: "summary", parts }, &Summary::new(processes, &traced), out)?;
+    }
+    Ok(show::exit_code(all_read))
 }

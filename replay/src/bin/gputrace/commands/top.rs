@@ -108,10 +108,13 @@ fn watch(scene: &mut Scene, terminal: &Terminal, interval: Duration, out: &mut S
         let patience = if is_behind { Duration::ZERO } else { due.saturating_duration_since(Instant::now()) };
         match terminal.wait(patience)? {
             Heard::End => return Ok(()),
+            Heard::StandStill => terminal.stand_still(out)?,
             Heard::Keys(bytes) => {
                 for key in keys::keys(&bytes) {
-                    if keys::press(&mut view, key, &figures) == Next::End {
-                        return Ok(());
+                    match keys::press(&mut view, key, &figures) {
+                        Next::Stay => {}
+                        Next::StandStill => terminal.stand_still(out)?,
+                        Next::End => return Ok(()),
                     }
                 }
             }

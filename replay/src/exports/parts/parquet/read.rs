@@ -60,12 +60,21 @@ impl Texts {
     }
 }
 
+/// Which groups of a file's rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Groups {
+    /// The one in this place, from 0; no rows where there are fewer.
+    Only(usize),
+    /// All rows.
+    All,
+}
+
 impl Table {
     /// Reads the columns of these names.
     ///
     /// # Errors
     /// What is wrong with the file, in words.
-    pub(crate) fn read(file: &[u8], wanted: &[&str]) -> Result<Table, String> {
+    pub(crate) fn read(file: &[u8], wanted: &[&str], groups: Groups) -> Result<Table, String> {
         let footer = footer(file)?;
         let meta = Reader { bytes: footer, at: 0 }.structure(0)?;
         let about = meta.list(5).iter().map(|pair| (pair.text(1), pair.text(2))).collect();
@@ -73,6 +82,11 @@ impl Table {
         let names: Vec<String> = schema.iter().skip(1).map(|element| element.text(4)).collect();
         let mut table = Table { about, n_rows: 0, columns: vec![] };
         let mut unpack = Unpack::new()?;
+        let all = meta.list(4);
+        let read = match groups {
+            Groups::Only(place) => all.get(place).map_or(&all[..0], std::slice::from_ref),
+            Groups::All => all,
+        };
         for (idx, name) in names.iter().enumerate().filter(|(_, name)| wanted.contains(&&***name)) {
             let is_text = match schema[idx + 1].number(1) {
                 Some(INT64) => false,
@@ -81,7 +95,7 @@ impl Table {
             };
             let mut cells =
                 if is_text { Cells::Texts(vec![], Texts::default()) } else { Cells::Numbers(vec![]) };
-            for group in meta.list(4) {
+            for group in read {
                 let chunks = group.list(1);
                 let chunk = chunks.get(idx).ok_or("a group of rows lacks a column")?;
                 cells.read(file, chunk.inside(3).ok_or("a column has no description")?, &mut unpack)?;
@@ -435,7 +449,7 @@ mod tests {
     #[test]
     fn what_was_written_is_read() {
         for n_rows in [0, 1, 8, 2500] {
-            let table = Table::read(&file(n_rows), &["number", "word"]).unwrap();
+            let table = Table::read(&file(n_rows), &["number", "word"], Groups::All).unwrap();
             assert_eq!(table.about, [("what".to_owned(), "a test".to_owned())]);
             assert_eq!(table.n_rows, n_rows as usize);
             for n in 0..n_rows {
@@ -452,14 +466,14 @@ mod tests {
     fn damage_is_an_error_and_never_a_panic() {
         let whole = file(300);
         for length in 0..whole.len() {
-            assert!(Table::read(&whole[..length], &["number"]).is_err(), "{length}");
+            assert!(Table::read(&whole[..length], &["number"], Groups::All).is_err(), "{length}");
         }
         for at in 0..whole.len() {
             for bit in [1, 0x80] {
                 let mut damaged = whole.clone();
                 damaged[at] ^= bit;
                 // Some bytes are of other columns or of no meaning.
-                let _ = Table::read(&damaged, &["number", "word", "address"]);
+                let _ = Table::read(&damaged, &["number", "word", "address"], Groups::All);
             }
         }
     }

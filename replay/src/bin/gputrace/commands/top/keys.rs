@@ -13,12 +13,14 @@ pub(super) enum Key {
     Escape,
     Backspace,
     Interrupt,
+    StandStill,
 }
 
 /// Whether to go on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Next {
     Stay,
+    StandStill,
     End,
 }
 
@@ -42,6 +44,7 @@ pub(super) fn keys(bytes: &[u8]) -> Vec<Key> {
             '\x1b' => Some(Key::Escape),
             '\r' | '\n' => Some(Key::Enter),
             '\x03' => Some(Key::Interrupt),
+            '\x1a' => Some(Key::StandStill),
             '\x7f' | '\x08' => Some(Key::Backspace),
             letter if letter.is_control() => None,
             letter => Some(Key::Letter(letter)),
@@ -55,6 +58,9 @@ pub(super) fn keys(bytes: &[u8]) -> Vec<Key> {
 pub(super) fn press(view: &mut View, key: Key, figures: &Figures) -> Next {
     if key == Key::Interrupt {
         return Next::End;
+    }
+    if key == Key::StandStill {
+        return Next::StandStill;
     }
     if view.is_typing {
         type_filter(view, key);
@@ -81,7 +87,7 @@ pub(super) fn press(view: &mut View, key: Key, figures: &Figures) -> Next {
         Key::Escape if view.inside.is_some() => view.inside = None,
         Key::Escape => view.filter.clear(),
         Key::Backspace => view.inside = None,
-        Key::Letter(_) | Key::Interrupt => {}
+        Key::Letter(_) | Key::Interrupt | Key::StandStill => {}
     }
     view.chosen = view.chosen.min(n_rows.saturating_sub(1));
     Next::Stay
@@ -98,7 +104,7 @@ fn type_filter(view: &mut View, key: Key) {
             view.is_typing = false;
             view.filter.clear();
         }
-        Key::Up | Key::Down | Key::Interrupt => {}
+        Key::Up | Key::Down | Key::Interrupt | Key::StandStill => {}
     }
     view.chosen = 0;
 }

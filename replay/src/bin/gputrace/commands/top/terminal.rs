@@ -9,10 +9,11 @@ use std::time::Duration;
 use gputrace_schemas::printable::Screen;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
-use signal_hook::consts::{SIGHUP, SIGTERM, SIGWINCH};
+use signal_hook::consts::{SIGHUP, SIGTERM, SIGTSTP, SIGWINCH};
+use signal_hook::low_level::emulate_default_handler;
 
 use super::view::{Line, Look};
-use crate::show::paint;
+use crate::show::{paint, say_shown};
 
 /// The terminal's other screen, without a cursor; and back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
@@ -21,6 +22,7 @@ const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 pub(super) struct Terminal {
     before: Termios,
     asked_to_end: Arc<AtomicBool>,
+    asked_to_stand_still: Arc<AtomicBool>,
 }
 
 /// What became of waiting.
@@ -28,6 +30,8 @@ pub(super) enum Heard {
     Keys(Vec<u8>),
     /// Nothing, or the window has another size.
     Nothing,
+    /// Somebody asked us to stand still.
+    StandStill,
     /// Somebody asked us to end, or the terminal is gone.
     End,
 }
@@ -39,22 +43,42 @@ impl Terminal {
         for signal in [SIGTERM, SIGHUP] {
             signal_hook::flag::register(signal, Arc::clone(&asked_to_end))?;
         }
+        let asked_to_stand_still = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(SIGTSTP, Arc::clone(&asked_to_stand_still))?;
         // Caught, it ends a wait for keys.
         signal_hook::flag::register(SIGWINCH, Arc::default())?;
-        let input = io::stdin();
-        let before = tcgetattr(&input)?;
-        let mut raw = before.clone();
+        let before = tcgetattr(io::stdin())?;
+        // What a fault of ours says must be read on the terminal as it was.
+        let (told, at_fault) = (std::panic::take_hook(), before.clone());
+        std::panic::set_hook(Box::new(move |panic| {
+            say_shown(LEAVE.as_bytes());
+            let _ = tcsetattr(io::stdin(), OptionalActions::Now, &at_fault);
+            told(panic);
+        }));
+        let terminal = Terminal { before, asked_to_end, asked_to_stand_still };
+        terminal.enter(out)?;
+        Ok(terminal)
+    }
+
+    fn enter(&self, out: &mut Screen) -> io::Result<()> {
+        let mut raw = self.before.clone();
         raw.make_raw();
-        tcsetattr(&input, OptionalActions::Now, &raw)?;
-        paint(out, ENTER)?;
-        Ok(Terminal { before, asked_to_end })
+        tcsetattr(io::stdin(), OptionalActions::Now, &raw)?;
+        paint(out, ENTER)
     }
 
     /// Gives it back as it was.
-    pub(super) fn leave(self, out: &mut Screen) -> io::Result<()> {
+    pub(super) fn leave(&self, out: &mut Screen) -> io::Result<()> {
         paint(out, LEAVE)?;
         tcsetattr(io::stdin(), OptionalActions::Now, &self.before)?;
         Ok(())
+    }
+
+    /// Gives the terminal back while the program stands still, as Ctrl-Z asks, and takes it again when it goes on.
+    pub(super) fn stand_still(&self, out: &mut Screen) -> io::Result<()> {
+        self.leave(out)?;
+        emulate_default_handler(SIGTSTP)?;
+        self.enter(out)
     }
 
     /// Columns and rows.
@@ -88,6 +112,9 @@ impl Terminal {
     pub(super) fn wait(&self, patience: Duration) -> io::Result<Heard> {
         if self.asked_to_end.load(Ordering::Relaxed) {
             return Ok(Heard::End);
+        }
+        if self.asked_to_stand_still.swap(false, Ordering::Relaxed) {
+            return Ok(Heard::StandStill);
         }
         let input = io::stdin();
         let patience = Timespec::try_from(patience).map_err(io::Error::other)?;

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use gputrace_replay::report::words::{bytes, count};
 use gputrace_schemas::event::Bytes;
 use gputrace_schemas::printable::printable;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::commands::parts::live::figures::{Card, DeviceFigures, Figures, ProcessFigures};
 
@@ -42,11 +43,11 @@ impl Line {
         self.0.iter().map(|(text, _)| text.as_str()).collect::<String>().trim_end().to_owned()
     }
 
-    /// Cut to so many characters.
+    /// Cut to so many columns.
     fn cut(mut self, width: usize) -> Line {
         let mut left = width;
         for (text, _) in &mut self.0 {
-            let n = text.chars().count();
+            let n = text.width();
             if n > left {
                 *text = shortened(text, left);
             }
@@ -526,13 +527,37 @@ fn clean(text: &str) -> String {
     printable(text).into_owned()
 }
 
+/// Cut to so many columns: letters of Chinese or Japanese take two, accents none.
 fn shortened(text: &str, room: usize) -> String {
-    if text.chars().count() <= room {
+    if text.width() <= room {
         return text.to_owned();
     }
-    let mut short: String = text.chars().take(room.saturating_sub(1)).collect();
+    let mut left = room.saturating_sub(1);
+    let fits = |letter: &char| {
+        let width = letter.width().unwrap_or(0);
+        let fits = width <= left;
+        left = left.saturating_sub(width);
+        fits
+    };
+    let mut short: String = text.chars().take_while(fits).collect();
     if room > 0 {
         short.push('…');
     }
     short
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Line, Look, shortened};
+
+    #[test]
+    fn columns_of_the_screen_are_counted_and_not_letters() {
+        assert_eq!(shortened("python3 訓練.py", 11), "python3 訓…");
+        assert_eq!(shortened("python3 訓練.py", 12), "python3 訓…");
+        assert_eq!(shortened("python3 訓練.py", 15), "python3 訓練.py");
+        assert_eq!(shortened("e\u{301}te\u{301}", 3), "e\u{301}te\u{301}");
+        assert_eq!((shortened("abc", 0), shortened("abc", 1)), (String::new(), "…".to_owned()));
+        let line = Line::of("訓練 ", Look::Bold).and("python3", Look::Plain).cut(8);
+        assert_eq!(line.text(), "訓練 py…");
+    }
 }
