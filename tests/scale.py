@@ -4,7 +4,8 @@
 FOLDER has `gputrace` and `examples/training`, which makes the trace (ten million events if nothing else is said). Nothing is asserted: the goals,
 on 2 cores, are 5 s and 1 GiB for the report, 1 GiB for the replay of a trace and of a PyTorch snapshot with as many events, and 60 s
 for each export. `x summary` is the processor time against that of `gputrace summary`, which reads all events once and writes next
-to nothing. WHAT is `replay` for the replays alone.
+to nothing. `predict` is of two runs of a million requests each, of which the larger asks for workspaces that the other does not; its
+goal is 2 s. WHAT is `replay` for the replays alone, and `predict` for predictions.
 """
 import heapq, os, re, struct, subprocess, sys, tempfile, time
 
@@ -19,6 +20,13 @@ def main():
         print(told.stdout.split(":")[0])
         print(f"{'':24}{'seconds':>9}{'of processor':>14}{'x summary':>11}{'MiB':>8}{'bytes out':>15}")
         least = measure("summary", [gputrace, "summary", "--json", trace], os.path.join(work, "out"), None)
+        if sys.argv[3:] != ["replay"]:
+            runs = [(batch, os.path.join(work, f"batch{batch}.gtr")) for batch in (4, 8)]
+            for batch, path in runs:
+                subprocess.run([os.path.join(folder, "examples/training"), path, "2050000", "whole", str(batch)], check=True, stdout=subprocess.DEVNULL)
+            measure("predict", [gputrace, "predict", *(f"batch={batch}:{path}" for batch, path in runs), "--at", "batch=32"], os.path.join(work, "out"), least)
+            if sys.argv[3:] == ["predict"]:
+                return
         whole = os.path.join(work, "whole.gtr")
         subprocess.run([os.path.join(folder, "examples/training"), whole, n_events, "whole"], check=True, stdout=subprocess.DEVNULL)
         measure("replay", [gputrace, "replay", whole], os.path.join(work, "out"), least)

@@ -361,6 +361,12 @@ fn runs_that_predict_nothing_are_refused_with_what_is_missing() {
         ("batch=4:b4s1024.gtr batch=4:b8s1024.gtr --at batch=8", "two runs with other values are needed"),
         ("batch=4:b4s1024.gtr seq=8:b8s1024.gtr --at batch=8", "has no value of `seq`"),
         ("batch=4:b4s1024.gtr batch=8:b8s1024.gtr --at width=8", "no run has a value of `width`"),
+        ("batch=4:b4s1024.gtr batch=8:b8s1024.gtr --at batch=8,batch=9", "--at has two values of `batch`"),
+        (
+            "batch=4,batch=5:b4s1024.gtr batch=8:b8s1024.gtr --at batch=9",
+            "b4s1024.gtr has two values of `batch`",
+        ),
+        ("batch=4:b4s1024.gtr batch=8:b8s1024.gtr --at batch=1099511627776", "no device has that much"),
         ("b4s1024.gtr b8s1024.gtr --at batch=8", "does not say which values the run had"),
         ("batch=4:b4s1024.gtr batch=8:none.gtr --at batch=8", "cannot read none.gtr"),
         ("batch=4:b4s1024.gtr batch=8:. --at batch=8", "name a folder of each run, or a trace of each"),

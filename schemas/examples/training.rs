@@ -1,9 +1,10 @@
 //! Writes a long trace of a made-up training job with every kind of event: what reports and exports are measured with (`make bench`), and, with few
 //! events, the trace of version 1 that every later version must read (tests/golden).
 //!
-//!     cargo run --release -p gputrace-schemas --example training -- FILE [EVENTS [whole]]
+//!     cargo run --release -p gputrace-schemas --example training -- FILE [EVENTS [whole [BATCH]]]
 //!
-//! `whole` leaves out that events were lost: such a trace cannot be replayed.
+//! `whole` leaves out that events were lost: a trace of which some were cannot be replayed. With BATCH, activations are so many times as
+//! large, and gradients with them, and above 4 there are workspaces: two such traces are what `predict` is measured with.
 //!
 //! A rank of a job whose layers keep activations in the forward pass and drop them in the backward pass, with sizes that
 //! vary from step to step and temporary blocks in between; PyTorch's segments, NCCL's buffers, pinned memory, two streams,
@@ -31,7 +32,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let file = arguments.next().ok_or("which file to write is missing")?;
     let n_events = arguments.next().map_or(Ok(10_000_000), |number| number.parse())?;
     let is_whole = arguments.next().is_some_and(|argument| argument == "whole");
-    let mut job = Job::new(Writer::new(BufWriter::new(File::create(&file)?))?, is_whole);
+    let batch = arguments.next().map_or(Ok(1), |number| number.parse())?;
+    let mut job = Job::new(Writer::new(BufWriter::new(File::create(&file)?))?, is_whole, batch);
     job.definitions();
     job.train(n_events)?;
     let n_events = job.n_events;
@@ -40,9 +42,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
+/// Address and bytes.
+type Block = (u64, u64);
+
 struct Job {
     writer: Writer<BufWriter<File>>,
     is_whole: bool,
+    batch: u64,
     time: u64,
     random: u64,
     n_events: u64,
@@ -53,10 +59,11 @@ struct Job {
 }
 
 impl Job {
-    fn new(writer: Writer<BufWriter<File>>, is_whole: bool) -> Job {
+    fn new(writer: Writer<BufWriter<File>>, is_whole: bool, batch: u64) -> Job {
         Job {
             writer,
             is_whole,
+            batch,
             time: 1_000_000_000,
             random: 1,
             n_events: 0,
@@ -223,22 +230,37 @@ impl Job {
         for layer in 0..N_LAYERS {
             for n in 0..4 {
                 let bytes = (64 << 10) * scale * (1 + (layer + n) % 3);
-                activations.push(self.alloc(bytes)?);
-                let temporary = self.alloc(bytes / 2)?;
+                activations.push(self.alloc(bytes, self.batch)?);
+                let (temporary, _) = self.alloc(bytes / 2, 1)?;
                 self.free(temporary)?;
             }
+            self.workspace(layer)?;
         }
         self.sample()?;
         while let Some(activation) = activations.pop() {
-            let gradient = self.alloc(activation.1)?;
-            self.free(activation)?;
+            let (block, one) = activation;
+            let (gradient, _) = self.alloc(one.next_multiple_of(512), self.batch)?;
+            self.free(block)?;
             self.free(gradient)?;
         }
         Ok(())
     }
 
-    fn alloc(&mut self, requested: u64) -> io::Result<(u64, u64)> {
-        let requested = requested - self.next() % 512;
+    /// What libraries ask for at larger batches only, and without which all else is the same.
+    fn workspace(&mut self, layer: u64) -> io::Result<()> {
+        if self.batch > 4 && layer.is_multiple_of(8) {
+            let random = self.random;
+            let (workspace, _) = self.alloc(1 << 20, self.batch)?;
+            self.free(workspace)?;
+            self.random = random;
+        }
+        Ok(())
+    }
+
+    /// So many bytes, or a few less, for each of a batch: the block, and how many.
+    fn alloc(&mut self, bytes: u64, batch: u64) -> io::Result<(Block, u64)> {
+        let one = bytes - self.next() % 512;
+        let requested = one * batch;
         let bytes = requested.next_multiple_of(512);
         let known = self.free.iter().rposition(|(_, length)| *length >= bytes);
         let (addr, length) = match known {
@@ -265,15 +287,15 @@ impl Job {
                 addr,
                 bytes: Bytes(bytes),
                 requested: Some(Bytes(requested)),
-                stream: Some(if bytes.is_multiple_of(3) { 0x55 } else { 0 }),
+                stream: Some(if one.is_multiple_of(3) { 0x55 } else { 0 }),
                 allocated: Bytes(self.allocated),
                 reserved: Bytes(self.reserved),
             }),
         )?;
-        Ok((addr, bytes))
+        Ok(((addr, bytes), one))
     }
 
-    fn free(&mut self, (addr, bytes): (u64, u64)) -> io::Result<()> {
+    fn free(&mut self, (addr, bytes): Block) -> io::Result<()> {
         self.allocated -= bytes;
         // Joined with what was split off it, if that is the newest free range: as a stack grows and shrinks.
         match self.free.iter_mut().rfind(|(start, _)| *start == addr + bytes) {
@@ -355,7 +377,8 @@ impl Job {
     }
 
     fn event(&mut self, stack: StackId, kind: EventKind) -> io::Result<()> {
-        self.time += 1000 + self.next() % 4000;
+        // Not of `next`: what is asked for must not hang on how many segments that took.
+        self.time += 1000 + (self.n_events.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % 4000;
         self.n_events += 1;
         let thread = ThreadId(1 + u32::from(matches!(kind, EventKind::BlockFree(_))));
         self.writer.event(&Event { time: Nanos(self.time), thread, stack, kind })

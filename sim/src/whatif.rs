@@ -179,12 +179,19 @@ pub struct Laboratory<'a> {
     stream: &'a OpStream,
     knowledge: Knowledge,
     replays: Replays,
+    effort: usize,
+    /// Replays that are made beside its guesses, for one answer with them.
+    n_beside: usize,
 }
 
 /// At most so many guesses, and at least so many where a trace is so long that the time is felt.
 const GUESSES: std::ops::RangeInclusive<usize> = 8..=64;
 /// Ops to simulate for one answer, all guesses together.
 const EFFORT: usize = 40_000_000;
+/// The same for a run that was predicted: what its sizes leave open is more than what addresses do.
+const EFFORT_OF_PREDICTION: usize = 10_000_000;
+/// So many of the fewest guesses, other replays may stand for.
+const LEAST_BESIDE: usize = 6;
 /// Where wholly unknown addresses make more difference than this, only addresses near the best guess are reported:
 /// recorded addresses say much about the others.
 const WIDEST: f64 = 0.03;
@@ -197,9 +204,13 @@ impl<'a> Laboratory<'a> {
     pub fn new(stream: &'a OpStream) -> Result<Laboratory<'a>, String> {
         match &stream.history {
             History::Broken(why) => Err(why.clone()),
-            History::Complete | History::StartsLate => {
-                Ok(Laboratory { stream, knowledge: Knowledge::of(stream), replays: Replays::default() })
-            }
+            History::Complete | History::StartsLate => Ok(Laboratory {
+                stream,
+                knowledge: Knowledge::of(stream),
+                replays: Replays::default(),
+                effort: EFFORT,
+                n_beside: 0,
+            }),
         }
     }
 
@@ -210,7 +221,13 @@ impl<'a> Laboratory<'a> {
 
     /// Prepares what was predicted and not recorded: no addresses are known, and no history has holes.
     pub(crate) fn of_prediction(stream: &'a OpStream) -> Laboratory<'a> {
-        Laboratory { stream, knowledge: Knowledge::of(stream), replays: Replays::default() }
+        let (knowledge, replays) = (Knowledge::of(stream), Replays::default());
+        Laboratory { stream, knowledge, replays, effort: EFFORT_OF_PREDICTION, n_beside: 0 }
+    }
+
+    /// The same where so many replays with other sizes are part of the answer: where the time is felt, there are so many guesses fewer.
+    pub(crate) fn beside(self, n_beside: usize) -> Laboratory<'a> {
+        Laboratory { n_beside, ..self }
     }
 
     /// Replays the recorded configuration under the release that explains it best: the one that is named, or the newest
@@ -598,8 +615,10 @@ impl<'a> Laboratory<'a> {
 
     /// The same question at other addresses, on all cores.
     fn guesses(&self, question: &Question) -> Vec<Guess> {
-        let affordable = EFFORT / self.stream.ops.len().max(1);
-        let n_guesses = affordable.clamp(*GUESSES.start(), *GUESSES.end());
+        let affordable = self.effort / self.stream.ops.len().max(1);
+        let n_guesses = affordable
+            .clamp(*GUESSES.start(), *GUESSES.end())
+            .min(affordable.max(GUESSES.start() - self.n_beside.min(LEAST_BESIDE)));
         on_all_cores(n_guesses, |index| {
             let outcome = self.replay(question, Addresses::Guess(index)).ok()?.outcome;
             Some(Guess { outcome, is_informed: is_informed(index) })

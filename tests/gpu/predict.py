@@ -5,17 +5,20 @@ usage: predict.py FOLDER [NAME...]
        predict.py FOLDER --again RESULTS...  what is predicted now from the traces that earlier runs kept; needs no GPU
        predict.py FOLDER --fits RESULTS      the same traces, and only the largest batches are run; about two minutes
 
-FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of CASES, `third` and `fourth` are sets of them, all if there are none. Of each: small runs are recorded, what
+FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of CASES, `third` to `sixth` are sets of them, all if there are none. Of each: small runs are recorded, what
 larger ones reserve is predicted, and the larger ones are run alone, several programs at a time. `--fit batch` is asked for a limit
 that then holds: what it says is right where that value runs, and the next does not. Results are written to $OUT (or a new folder) as
 they come: predict.jsonl, the traces of the small runs (traces.N.tar), and table.txt. PASS and FAIL lines; about ten minutes on a GPU
-of 80 GB or more with 16 cores; PREDICT_SECONDS (480) is when nothing more is started, PREDICT_SLOTS how many run at a time.
+of 80 GB or more with 16 cores; PREDICT_SECONDS (480) is when nothing more is started, PREDICT_SLOTS how many run at a time, and with
+PREDICT_KEEP the larger runs are recorded as well and kept.
 """
 import glob, json, os, subprocess, sys, tarfile, tempfile, threading, time
 
 FOLDER = os.path.abspath(sys.argv[1])
 GPUTRACE = os.path.join(FOLDER, "gputrace")
 EARLIER = sys.argv[3:] if sys.argv[2:3] in (["--again"], ["--fits"]) else None
+# The larger runs are recorded, too: what they asked for can be held against what was predicted.
+KEEPS = bool(os.environ.get("PREDICT_KEEP"))
 OUT = os.environ.get("OUT") or tempfile.mkdtemp(prefix="predict-")
 WORK = tempfile.mkdtemp(prefix="predict-work-")
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "predict_programs.py")
@@ -74,7 +77,7 @@ CASES = {
     "unet-other": ("batch=3,side=96 batch=6,side=96 batch=3,side=160", "batch=24,side=160 batch=12,side=320 batch=40,side=224", True),
     "contrast": ("batch=512 batch=1024", "batch=4096 batch=8192 batch=16000", False),
 }
-# Programs that were written before anything was measured of them, and predicted once: `third` names all of them.
+# Programs that were written before anything was measured of them, and predicted once.
 THIRD = {
     "vit_compile": ("batch=8 batch=16", "batch=64 batch=128 batch=250", False),
     "speech": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
@@ -115,8 +118,38 @@ FOURTH = {
     "prefer": ("batch=2 batch=4", "batch=16 batch=32 batch=60", True),
     "fourier": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
 }
-SETS = {"third": THIRD, "fourth": FOURTH}
-CASES |= THIRD | FOURTH
+FIFTH = {
+    "compiled_layers": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "biased": ("batch=4,seq=192 batch=8,seq=192 batch=4,seq=320", "batch=32,seq=320 batch=16,seq=1280 batch=64,seq=512", True),
+    "every_second": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "adapters": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "patches": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "medical": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "bottlenecks": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "groups_benchmark": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "denoise": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "attention_graph": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "capacity": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "spell": ("batch=16,seq=32 batch=32,seq=32 batch=16,seq=48", "batch=128,seq=48 batch=64,seq=192 batch=256,seq=96", True),
+    "answers_static": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "answers_growing": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "sharpen": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "pairs": ("batch=128 batch=256", "batch=1024 batch=2048 batch=4000", True),
+}
+SIXTH = {
+    "compiled_odd": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "odd_patches": ("batch=12 batch=24", "batch=96 batch=200 batch=380", True),
+    "classify": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "recomputed": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "plain_convolutions": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "latents": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "means": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "tags": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "captions": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "low_rank": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+}
+SETS = {"third": THIRD, "fourth": FOURTH, "fifth": FIFTH, "sixth": SIXTH}
+CASES |= THIRD | FOURTH | FIFTH | SIXTH
 
 failed, lines, rows = 0, threading.Lock(), []
 
@@ -170,6 +203,8 @@ def program(name, values):
 
 def truth(machine, name, values, needed, limit=None, record=None):
     """What the program says of itself at these values."""
+    if KEEPS and record is None:
+        record = f"{WORK}/large.{name}.{values.replace('=', '').replace(',', '.')}{'.limit' if limit else ''}"
     command = program(name, values) + ([str(limit)] if limit else [])
     if record:
         rank = "r%l." if name == "ddp" else ""
@@ -285,7 +320,7 @@ def together(tasks):
 def pack():
     """The small runs' traces, so that predictions can be made again without a GPU."""
     size, number, tar = 0, 0, None
-    for path in sorted(glob.glob(f"{WORK}/*.gtr")):
+    for path in sorted(glob.glob(f"{WORK}/*.gtr"), key=lambda path: ("/large." in path, path)):
         bytes_of = os.path.getsize(path)
         if tar is None or size + bytes_of > 15 << 20:
             if tar: tar.close()

@@ -1,5 +1,6 @@
 //! `gputrace predict`: what a program would need at another batch, length or size, from runs at some.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
@@ -8,7 +9,9 @@ use gputrace_sim::bytes::iec;
 use gputrace_sim::ops::{Frame, History, OpStream};
 use gputrace_sim::policies::OptionError;
 use gputrace_sim::predict::law::{Powers, Standing};
-use gputrace_sim::predict::{Forecast, Model, Open, Prediction, Run, Share, Why, largest as largest_of};
+use gputrace_sim::predict::{
+    Forecast, Model, Open, Prediction, Run, Share, Threads, Why, largest as largest_of,
+};
 use gputrace_sim::tune;
 use gputrace_sim::whatif::{Confidence, Laboratory, Question};
 use serde_json::{Value as Json, json};
@@ -33,6 +36,9 @@ const CHOSEN: f64 = 1.15;
 const DOUBTED: f64 = 1.05;
 /// Nobody plans with a range whose ends are so many times each other.
 const TOO_WIDE: f64 = 2.0;
+/// Why a program with convolutions is never certain far from its runs.
+const MAY_CHOOSE: &str =
+    "libraries choose algorithms of convolutions by their size, and none of the runs is near this one";
 /// Runs of one program have more in common than this part.
 const MOST_UNKNOWN: f64 = 0.9;
 
@@ -84,7 +90,7 @@ pub fn predict(recorded: &[Recorded], asked: &Asked) -> Result<Reply, String> {
         let of_base = streams[largest_of(&runs)];
         let (model, bench) = std::thread::scope(|scope| {
             let bench = scope.spawn(|| Bench::new(of_base, asked.machine));
-            (Model::of(runs), bench.join())
+            (Model::on(runs, threads(recorded)), bench.join())
         });
         let model = model.map_err(|why| format!("cuda:{ordinal}: {why}"))?;
         base.get_or_insert(model.base_index());
@@ -150,12 +156,31 @@ fn ordered(
     if let Some((unknown, _)) = values.iter().find(|(name, _)| !names.contains(name)) {
         return Err(format!("no run has a value of `{unknown}`; known are {}", names.join(", ")));
     }
+    let is_twice = |(index, (name, _)): &(usize, &(String, u64))| {
+        values[..*index].iter().any(|(known, _)| known == name)
+    };
+    if let Some((_, (twice, _))) = values.iter().enumerate().find(is_twice) {
+        return Err(format!(
+            "{of} has two values of `{twice}`; write one, and for several points --at several times"
+        ));
+    }
     let value = |(index, name): (usize, &String)| {
         let given = values.iter().find(|(known, _)| known == name).map(|(_, value)| *value);
         let value = given.or_else(|| Some(otherwise?[index]));
         value.ok_or_else(|| format!("{of} has no value of `{name}`; write it with the others: {name}=..."))
     };
     names.iter().enumerate().map(value).collect()
+}
+
+/// What the GPU of all runs runs at a time.
+fn threads(recorded: &[Recorded]) -> Threads {
+    let mut names = recorded.iter().flat_map(|run| &run.gpus);
+    match names.next() {
+        Some(first) if names.all(|name| name == first) && recorded.iter().all(|run| !run.gpus.is_empty()) => {
+            Threads::of(first)
+        }
+        _ => Threads::default(),
+    }
 }
 
 fn device(run: &Recorded, ordinal: u32) -> Result<&OpStream, String> {
@@ -344,6 +369,7 @@ impl Oracle<'_> {
             let mut predictions: HashMap<u64, Prediction> = HashMap::new();
             for (policy, options) in &settings {
                 let question = self.bench.question(policy, options);
+                let may_choose = Cell::new(false);
                 let mut ask = |value: u64, ask: &dyn Fn(&Prediction) -> Result<Fits, OptionError>| {
                     let mut point = at.clone();
                     point[index] = value;
@@ -353,6 +379,7 @@ impl Oracle<'_> {
                             new.insert(self.model.predict(&point).map_err(|why| why.to_string())?)
                         }
                     };
+                    may_choose.set(may_choose.get() || prediction.may_choose);
                     ask(prediction).map_err(|error| format!("{}: {error}", named(&question)))
                 };
                 let mut found = largest(at[index], |value| {
@@ -361,7 +388,7 @@ impl Oracle<'_> {
                         Ok(Fits { best, at_least, at_most })
                     })
                 })?;
-                if !found.is_sure() || !self.doubts.reasons.is_empty() {
+                if !found.is_sure() || may_choose.get() || !self.doubts.reasons.is_empty() {
                     let widened = ends(at[index], found, |value| {
                         ask(value, &|prediction| self.fits_surely(prediction, &question))
                     });
@@ -533,7 +560,7 @@ impl Oracle<'_> {
 
     fn grows(&self, prediction: &Prediction) -> Section {
         let at = self.values(&prediction.at);
-        let all: u64 = prediction.shares.iter().map(|share| share.bytes).sum();
+        let all = prediction.shares.iter().fold(0, |sum: u64, share| sum.saturating_add(share.bytes));
         let table = Table::of(
             "grows",
             &prediction.shares,
@@ -560,7 +587,7 @@ impl Oracle<'_> {
 
     fn unknown(&self, answer: &Answered) -> Option<Section> {
         let open = &answer.prediction.open;
-        if open.is_empty() {
+        if open.is_empty() && !answer.prediction.may_choose {
             return None;
         }
         let mood = if answer.forecast.is_sure { Mood::Note } else { Mood::Warning };
@@ -568,6 +595,8 @@ impl Oracle<'_> {
             .lines(open.iter().take(MOST_OPEN).map(|open| (mood, self.open(open))));
         let more = open.len().saturating_sub(MOST_OPEN);
         let section = section.lines((more > 0).then(|| (Mood::Note, format!("and {more} more"))));
+        let may_choose = answer.prediction.may_choose.then(|| (Mood::Note, MAY_CHOOSE.to_owned()));
+        let section = section.lines(may_choose);
         let none = "it makes no difference of more than 1 % to the peak";
         let section = section.lines(self.too_wide(answer).map(|text| (Mood::Warning, text)));
         Some(section.lines(answer.forecast.is_sure.then(|| (Mood::Good, none.to_owned()))))
@@ -671,7 +700,9 @@ impl Oracle<'_> {
         json["fits_at_best"] = forecast.fits.0.into();
         json["fits_at_worst"] = forecast.fits.1.into();
         json["recorded_device_is_too_small"] = too_large_for.is_some().into();
-        json["reasons"] = json!(self.doubts.reasons);
+        let may_choose = prediction.may_choose.then_some(MAY_CHOOSE);
+        let reasons = self.doubts.reasons.iter().map(String::as_str).chain(may_choose);
+        json["reasons"] = json!(reasons.collect::<Vec<_>>());
         json["too_wide"] = json!(self.too_wide(answer));
         json["open"] = prediction.open.iter().map(open).collect();
         json["grows"] = prediction.shares.iter().map(share).collect();

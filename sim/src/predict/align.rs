@@ -6,14 +6,12 @@
 
 use std::ops::Range;
 
-use imara_diff::{Algorithm, Diff, Token};
 use rustc_hash::FxHashMap;
 
+use super::common::{NONE, common};
 use super::law::Basis;
 use crate::ops::{AllocId, Allocation, Op, OpStream, Pool, StackId};
 
-/// No request.
-pub(super) const NONE: u32 = u32::MAX;
 /// Steps on each side of a gap that are matched again.
 const WINDOW: usize = 48;
 /// Most pairs of steps that are compared in one gap, and in all.
@@ -142,14 +140,14 @@ pub(super) fn align(
     interner: &mut Interner,
 ) -> Vec<u32> {
     let primes = primes_of_change(at, other_at);
-    let mut sized = |steps: &Steps| -> Vec<Token> {
+    let mut sized = |steps: &Steps| -> Vec<u32> {
         let token = |(place, allocation): (&u32, &Allocation)| {
             let next = interner.sized.len() as u32;
             *interner.sized.entry((*place, without(allocation.requested, &primes))).or_insert(next)
         };
         let tokens: Vec<u32> = steps.place_of.iter().zip(&steps.stream.allocations).map(token).collect();
         let is_free = steps.requests.iter().zip(&steps.frees);
-        is_free.map(|(id, is_free)| Token(tokens[id.0 as usize] << 1 | u32::from(*is_free))).collect()
+        is_free.map(|(id, is_free)| tokens[id.0 as usize] << 1 | u32::from(*is_free)).collect()
     };
     let (before, after) = (sized(base), sized(other));
     let matched = common(&before, &after);
@@ -188,28 +186,23 @@ fn primes_of_change(at: &[u64], other: &[u64]) -> Vec<u64> {
     primes
 }
 
-fn greatest_common_divisor(one: u64, other: u64) -> u64 {
+pub(super) fn greatest_common_divisor(one: u64, other: u64) -> u64 {
     if other == 0 { one } else { greatest_common_divisor(other, one % other) }
 }
 
 fn without(mut size: u64, primes: &[u64]) -> u64 {
+    if size == 0 {
+        return 0;
+    }
     for prime in primes {
-        while size > 0 && size.is_multiple_of(*prime) {
+        if *prime == 2 {
+            size >>= size.trailing_zeros();
+        }
+        while size.is_multiple_of(*prime) {
             size /= prime;
         }
     }
     size
-}
-
-/// For each token before the index of the same token after, in an order that both have, or [`NONE`].
-fn common(before: &[Token], after: &[Token]) -> Vec<u32> {
-    let n_tokens = before.iter().chain(after).map(|token| token.0 + 1).max().unwrap_or(0);
-    let mut diff = Diff::default();
-    diff.compute_with(Algorithm::Histogram, before, after, n_tokens);
-    let mut kept = (0..after.len() as u32).filter(|index| !diff.is_added(*index));
-    (0..before.len() as u32)
-        .map(|index| if diff.is_removed(index) { NONE } else { kept.next().unwrap_or(NONE) })
-        .collect()
 }
 
 struct Aligner<'a> {
@@ -230,8 +223,8 @@ impl Aligner<'_> {
                 pairs_left -= n_pairs;
                 self.best(before.clone(), after.clone())
             } else {
-                let tokens = |steps: &Steps, range: Range<usize>| -> Vec<Token> {
-                    range.map(|step| Token(steps.place(step))).collect()
+                let tokens = |steps: &Steps, range: Range<usize>| -> Vec<u32> {
+                    range.map(|step| steps.place(step)).collect()
                 };
                 let found = common(&tokens(self.base, before.clone()), &tokens(self.other, after.clone()));
                 let start = after.start as u32;

@@ -17,7 +17,7 @@ const NOT_MONOTONOUS: f64 = 0.02;
 /// others. The largest that any of 35 programs on an H200 needed is 10.6 % (`tests/gpu/predict.py --again`); chosen without one
 /// program and held against it, it holds for 34 of them.
 const CHOSEN_WORKSPACES: f64 = 0.11;
-/// An answer whose range is no wider is sure.
+/// An answer whose replays are no further apart is sure, and where something is open its range reaches as much further.
 const SURE: f64 = 0.01;
 
 /// What becomes of a prediction under an allocator.
@@ -43,12 +43,20 @@ impl Prediction {
     /// # Errors
     /// When there is no such policy or it does not understand its options.
     pub fn forecast(&self, question: &Question) -> Result<Forecast, OptionError> {
-        let answer = Laboratory::of_prediction(&self.best).answer(question)?;
+        let laboratory = Laboratory::of_prediction(&self.best).beside(self.others.len());
+        // All at a time; the laboratory keeps what becomes of the best guess.
+        let guessed = on_all_cores(self.others.len() + 1, |index| {
+            Some(match index.checked_sub(1) {
+                None => laboratory.guess(question),
+                Some(other) => guess(&self.others[other], question),
+            })
+        });
+        let answer = laboratory.answer(question)?;
         let peaks = |outcome: &Outcome| (outcome.books.reserved.peak, outcome.books.allocated.peak);
         let (_, allocated) = peaks(&answer.outcome);
         let (mut reserved, mut allocated) = (answer.peak_reserved_range, (allocated, allocated));
         let mut fits = (answer.n_oom.0 < answer.n_oom.1, answer.n_oom.0 == 0);
-        for outcome in on_all_cores(self.others.len(), |index| Some(guess(&self.others[index], question))) {
+        for outcome in guessed.into_iter().skip(1) {
             let outcome = outcome?;
             let (most, in_use) = peaks(&outcome);
             reserved = (reserved.0.min(most), reserved.1.max(most));
@@ -58,8 +66,8 @@ impl Prediction {
         let replayed = reserved;
         let is_narrow = reserved.1 as f64 <= reserved.0 as f64 * (1.0 + SURE);
         let is_sure = is_narrow && self.is_lawful();
-        if !is_sure {
-            let factor = self.beyond();
+        if !is_sure || !self.open.is_empty() {
+            let factor = if is_sure { 1.0 + SURE } else { self.beyond() };
             let wider =
                 |(low, high): (u64, u64)| ((low as f64 / factor) as u64, (high as f64 * factor) as u64);
             (reserved, allocated) = (wider(reserved), wider(allocated));
@@ -67,14 +75,16 @@ impl Prediction {
         Ok(Forecast { answer, reserved, allocated, replayed, fits, is_sure })
     }
 
-    /// No number of requests had to be extrapolated, and what is live at the peak follows laws.
+    /// No number of requests had to be extrapolated, no library may choose otherwise, and what is live at the peak follows laws.
     pub fn is_lawful(&self) -> bool {
-        !self.open.iter().any(|open| open.why == Why::Number) && self.scatter <= 1.0 + SURE
+        let has_numbers = self.open.iter().any(|open| open.why == Why::Number);
+        !has_numbers && !self.may_choose && self.scatter <= 1.0 + SURE
     }
 
     /// By which factor what is reserved may lie beyond the replays.
     pub fn beyond(&self) -> f64 {
-        let further = if self.open.iter().any(Open::is_chosen) { CHOSEN_WORKSPACES } else { NOT_MONOTONOUS };
+        let is_chosen = self.may_choose || self.open.iter().any(Open::is_chosen);
+        let further = if is_chosen { CHOSEN_WORKSPACES } else { NOT_MONOTONOUS };
         self.scatter * (1.0 + further)
     }
 
@@ -178,7 +188,8 @@ mod tests {
         }
         let optional = ids.iter().filter(|(name, _)| *name == "w").map(|(_, id)| *id).collect();
         let (best, others, open, shares) = (builder.finish(), vec![], vec![], vec![]);
-        let prediction = Prediction { at: vec![1], best, others, optional, open, shares, scatter: 1.0 };
+        let (at, may_choose) = (vec![1], false);
+        let prediction = Prediction { at, best, others, optional, open, shares, may_choose, scatter: 1.0 };
         (prediction, ids.into_iter().map(|(_, id)| id).collect())
     }
 

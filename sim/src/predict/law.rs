@@ -10,6 +10,9 @@ const MOST_DEGREE: u8 = 3;
 /// A size that follows a law up to this part of it does so but for rounding: libraries pad rows to 8 or 128 elements. Chosen
 /// and not measured; a tenth of what an answer may be wrong by and still be called sure.
 const ROUNDING: f64 = 0.001;
+/// Copies of tensors have no more than this part of the smallest workspace beside them: rows that are padded, weights that are copied
+/// as well. Of an H100's convolutions it is up to a twelfth.
+const MOST_BESIDE_COPIES: f64 = 0.1;
 /// Sizes that were recorded after PyTorch's rounding are multiples of this (kMinBlockSize, CUDACachingAllocator).
 const BLOCK: u64 = 512;
 /// A size that is within this factor of a law scatters about it: it hangs on the data.
@@ -156,6 +159,27 @@ impl Basis {
             points.map(move |(at, size)| self.through(*size as f64, at, &self.products[product]))
         });
         Fit { laws: [best, least].into_iter().chain(through).collect(), standing }
+    }
+
+    /// Copies of tensors, where a workspace is nothing else but for a small part: the line, whose constant part is small.
+    pub fn copies(&self, fit: &Fit, least: u64) -> Option<Law> {
+        let grows = |term: &Term| term.product > 0;
+        match &fit.laws[0][..] {
+            [only] if fit.standing == Standing::Checked && grows(only) => Some(vec![*only]),
+            [constant, product] if fit.standing == Standing::Unchecked && constant.product == 0 => {
+                let is_small = constant.bytes <= least as f64 * MOST_BESIDE_COPIES && grows(product);
+                is_small.then(|| vec![*product])
+            }
+            _ => None,
+        }
+    }
+
+    /// The same workspace with copies of tensors in it that grow by this law, and the rest constant, as the best guess: what it was
+    /// taken for before is not ruled out. The sizes are those at the points, the first that to go on from.
+    pub fn with_copies(&self, fit: Fit, copies: &Law, points: &[&[u64]], sizes: &[u64]) -> Fit {
+        let rest = sizes[0].saturating_sub(self.at(copies, points[0]));
+        let best = [&[constant(rest as f64)][..], copies].concat();
+        Fit { laws: [vec![best], fit.laws].concat(), ..fit }
     }
 
     /// The same with no power above `most`, through the same sizes at a point: what hangs on the data as well has no sides that

@@ -152,7 +152,8 @@ impl<'a> Shares<'a> {
         let whole = |(product, mut sites): (Option<usize>, Vec<SiteShare>)| {
             sites.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| line(one).cmp(&line(other))));
             let unit = sites.iter().map(|site| site.unit).sum();
-            Share { product, unit, bytes: sites.iter().map(|site| site.bytes).sum(), sites }
+            let bytes = sites.iter().fold(0, |sum: u64, site| sum.saturating_add(site.bytes));
+            Share { product, unit, bytes, sites }
         };
         let mut shares: Vec<Share> = shares.into_iter().map(whole).collect();
         shares.sort_by_key(|share| (std::cmp::Reverse(share.bytes), share.product));

@@ -12,6 +12,9 @@
 
 mod align;
 mod answer;
+mod common;
+mod copies;
+mod gpus;
 pub mod law;
 mod live;
 mod scratch;
@@ -21,12 +24,17 @@ use std::hash::{Hash, Hasher};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use self::align::{Interner, NONE, Steps, align, is_generated};
+use self::align::{Interner, Steps, align, is_generated};
 pub use self::answer::Forecast;
+use self::common::NONE;
+use self::copies::{Workspace, copies_in};
+pub use self::gpus::Threads;
 use self::law::{Basis, Fit, Law, Standing, Term};
 use self::live::{Growth, is_growth, live_after, most_live, peak};
 pub use self::live::{Share, SiteShare};
 use self::scratch::{Scratch, scratch};
+use crate::bytes::iec;
+use crate::cores::on_all_cores;
 use crate::ops::{AllocId, Frame, History, Op, OpStream, StackId, Surroundings};
 
 /// More variables would need more runs than anybody makes, and their products more time.
@@ -41,8 +49,12 @@ const PART_OF_A_STEP: usize = 8;
 const N_ANY: u64 = 4;
 /// One in so many of a loop's requests may have a size of its own. Chosen and not measured.
 const OF_A_LOOP: usize = 10;
+/// Sizes up to this factor are near: of two runs one is mostly as far from the other. Chosen and not measured.
+const NEAR: f64 = 2.0;
 /// A power with which a smaller part of what follows no law grows is by chance. Chosen and not measured.
 const PART_OF_LAWLESS: u64 = 10;
+/// Most bytes of one request: far more than any device has, and far less than would overflow.
+const MOST_BYTES: u64 = 1 << 50;
 /// Most requests of a predicted run.
 const MOST_REQUESTS: usize = 1 << 25;
 
@@ -79,6 +91,9 @@ pub enum Unpredictable {
     /// The history of a run has holes; the text says why.
     #[error("a run cannot be replayed: {0}")]
     Broken(String),
+    /// A single request would be for more than any device has.
+    #[error("a single request would be for {}: no device has that much", iec(*.0))]
+    TooMuch(u64),
     /// A prediction would hold more requests than can be simulated.
     #[error("more than {MOST_REQUESTS} requests would be made there")]
     TooLarge,
@@ -111,7 +126,6 @@ pub struct Model<'a> {
 }
 
 /// Requests with one law.
-#[derive(Clone, PartialEq, Eq, Hash)]
 struct Alike {
     scratch: Scratch,
     /// For each run; 0 where it has no such request.
@@ -169,6 +183,8 @@ pub struct Prediction {
     pub open: Vec<Open>,
     /// What is live when most is, by what it grows with, most first.
     pub shares: Vec<Share>,
+    /// Convolutions with workspaces are made at a size that no run came near: libraries choose their algorithms by it.
+    pub may_choose: bool,
     /// By which factor what is live then scatters about the laws, as a whole: 1 where all laws hold.
     pub scatter: f64,
 }
@@ -208,6 +224,14 @@ impl<'a> Model<'a> {
     /// # Errors
     /// Why they predict nothing.
     pub fn of(runs: Vec<Run<'a>>) -> Result<Model<'a>, Unpredictable> {
+        Model::on(runs, Threads::default())
+    }
+
+    /// The same of runs on a GPU of which is known how many threads it runs at a time.
+    ///
+    /// # Errors
+    /// As [`Model::of`].
+    pub fn on(runs: Vec<Run<'a>>, threads: Threads) -> Result<Model<'a>, Unpredictable> {
         let n_variables = runs.first().map_or(0, |run| run.at.len());
         let is_point = |run: &Run| run.at.len() == n_variables && run.at.iter().all(|value| *value > 0);
         if !(1..=MOST_VARIABLES).contains(&n_variables) || !runs.iter().all(is_point) {
@@ -236,7 +260,7 @@ impl<'a> Model<'a> {
         });
         let matched = matched.collect::<Vec<_>>();
         let places: Vec<Vec<u32>> = steps.into_iter().map(|steps| steps.place_of).collect();
-        let most_live = runs.iter().zip(&places).map(|(run, places)| most_live(run.stream, places)).collect();
+        let most_live = on_all_cores(runs.len(), |run| Some(most_live(runs[run].stream, &places[run])));
         let mut model = Model {
             base,
             runs,
@@ -252,7 +276,7 @@ impl<'a> Model<'a> {
             scatter: vec![],
             n_left_out: 0,
         };
-        model.fit();
+        model.fit(threads);
         model.fit_others();
         model.n_left_out = model.left_out();
         Ok(model)
@@ -295,25 +319,27 @@ impl<'a> Model<'a> {
         ((0..n).filter(|id| self.n_runs(*id) + 1 == self.runs.len()).count(), n)
     }
 
-    fn fit(&mut self) {
+    fn fit(&mut self, threads: Threads) {
         let stream = self.runs[self.base].stream;
         let scratch = scratch(stream);
-        let sizes_of = |id: usize| -> Box<[u64]> {
-            let of = |(run, matched): (&Run, &Vec<u32>)| match matched.get(id) {
-                None => stream.allocations[id].requested,
-                Some(&NONE) => 0,
-                Some(other) => run.stream.allocation(AllocId(*other)).requested,
-            };
-            self.runs.iter().zip(&self.matched).map(of).collect()
+        let size_of = |id: usize, (run, matched): (&Run, &Vec<u32>)| match matched.get(id) {
+            None => stream.allocations[id].requested,
+            Some(&NONE) => 0,
+            Some(other) => run.stream.allocation(AllocId(*other)).requested,
         };
-        let mut known: FxHashMap<Alike, u32> = FxHashMap::default();
-        let mut all = vec![];
+        let mut known: FxHashMap<Scratch, FxHashMap<Box<[u64]>, u32>> = FxHashMap::default();
+        let (mut all, mut sizes) = (vec![], vec![]);
         let index_of = |id: usize| {
-            let next = all.len() as u32;
-            *known.entry(Alike { scratch: scratch[id], sizes: sizes_of(id) }).or_insert_with_key(|key| {
-                all.push(key.clone());
-                next
-            })
+            sizes.clear();
+            sizes.extend(self.runs.iter().zip(&self.matched).map(|it| size_of(id, it)));
+            let known = known.entry(scratch[id]).or_default();
+            if let Some(index) = known.get(&sizes[..]) {
+                return *index;
+            }
+            let (next, sizes): (u32, Box<[u64]>) = (all.len() as u32, sizes[..].into());
+            known.insert(sizes.clone(), next);
+            all.push(Alike { scratch: scratch[id], sizes });
+            next
         };
         self.fit_of = (0..stream.allocations.len()).map(index_of).collect();
         let fits: Vec<(Fit, f64)> = all.iter().map(|alike| self.law(&alike.sizes)).collect();
@@ -345,11 +371,44 @@ impl<'a> Model<'a> {
             (fit, scatter)
         };
         (self.fits, self.scatter) = fits.into_iter().zip(&all).map(of_all).unzip();
-        self.full = all.iter().map(|alike| scratch::full(alike.scratch, &alike.sizes)).collect();
+        self.find_copies(&scratch, &all);
+        self.full = all.iter().map(|alike| scratch::full(alike.scratch, &alike.sizes, threads)).collect();
         let ids = (0..).map(AllocId).zip(scratch);
         self.optional =
             ids.filter(|(id, it)| scratch::is_optional(stream, *id, *it)).map(|(id, _)| id).collect();
         self.inherit();
+    }
+
+    /// What grows of workspaces of convolutions that follow no law.
+    fn find_copies(&mut self, scratch: &[Scratch], all: &[Alike]) {
+        let stream = self.runs[self.base].stream;
+        let copies: Vec<Option<Law>> = self
+            .fits
+            .iter()
+            .zip(all)
+            .map(|(fit, Alike { scratch, sizes })| {
+                let least = sizes.iter().min().copied()?;
+                (*scratch == Scratch::Workspace).then(|| self.basis.copies(fit, least)).flatten()
+            })
+            .collect();
+        let is_of_conv = |id: &u32| scratch::is_optional(stream, AllocId(*id), scratch[*id as usize]);
+        let workspaces = (0..stream.allocations.len() as u32).filter(is_of_conv).map(|id| {
+            let fit = self.fit_of[id as usize];
+            Workspace {
+                place: self.places[self.base][id as usize],
+                fit,
+                sizes: &all[fit as usize].sizes,
+                is_copies: copies[fit as usize].is_some(),
+            }
+        });
+        for (fit, of) in copies_in(&workspaces.collect::<Vec<_>>(), self.base) {
+            let (Some(copies), index) = (&copies[of as usize], fit as usize) else { continue };
+            let (points, sizes) = self.points(&all[index].sizes);
+            let is_open = matches!(self.fits[index].standing, Standing::Lawless | Standing::Unchecked);
+            if is_open {
+                self.fits[index] = self.basis.with_copies(self.fits[index].clone(), copies, &points, &sizes);
+            }
+        }
     }
 
     /// Of tensors that follow no law: the largest power of each variable with which a tenth of their bytes grow, or any where
@@ -410,6 +469,12 @@ impl<'a> Model<'a> {
     /// A request that fewer runs made than others of the same place and size, as in a further step of training, is like those
     /// that most runs made, if they are all alike. One alone may be something else that only happens to be as large.
     fn inherit(&mut self) {
+        let is_missing: Vec<bool> =
+            (0..self.fit_of.len()).map(|id| self.n_runs(id) + 1 < self.runs.len()).collect();
+        let is_of_a_step = |together: &[bool]| together[0] && together.len() >= PART_OF_A_STEP;
+        if !is_missing.chunk_by(PartialEq::eq).any(is_of_a_step) {
+            return;
+        }
         let stream = self.runs[self.base].stream;
         let places = &self.places[self.base];
         let mut alike: FxHashMap<(u32, u64), (usize, Option<u32>)> = FxHashMap::default();
@@ -423,14 +488,12 @@ impl<'a> Model<'a> {
                 known.1 = known.1.filter(|known| self.fits[*known as usize] == self.fits[*fit as usize]);
             }
         }
-        let is_missing: Vec<bool> =
-            (0..self.fit_of.len()).map(|id| self.n_runs(id) + 1 < self.runs.len()).collect();
         let mut inherited = self.fit_of.clone();
         let mut first = 0;
         for together in is_missing.chunk_by(PartialEq::eq) {
             let all = first..first + together.len();
             first = all.end;
-            if together.len() < PART_OF_A_STEP || !together[0] {
+            if !is_of_a_step(together) {
                 continue;
             }
             for id in all {
@@ -478,6 +541,9 @@ impl<'a> Model<'a> {
             return Err(Unpredictable::NoPoint);
         }
         let sizes: Vec<(u64, u64, u64)> = (0..self.fits.len()).map(|fit| self.size(fit, at)).collect();
+        if let Some((_, most, _)) = sizes.iter().find(|(_, best, _)| *best > MOST_BYTES) {
+            return Err(Unpredictable::TooMuch(*most));
+        }
         let best_of = |id: AllocId| sizes[self.fit_of[id.0 as usize] as usize].1;
         let peak = peak(self.base().stream, best_of);
         let growth = self.growth(at);
@@ -489,22 +555,29 @@ impl<'a> Model<'a> {
         }));
         let stream = |which: Which| self.stream(which, &sizes, &growth, at);
         let n_any = if open.iter().any(Open::is_chosen) { N_ANY } else { 0 };
-        let which = [Which::Low, Which::High].into_iter().chain((0..n_any).map(Which::Any));
-        let others = match open.is_empty() {
-            true => vec![],
-            false => which.map(stream).collect::<Result<_, _>>()?,
-        };
+        let which = [Which::Best, Which::Low, Which::High].into_iter().chain((0..n_any).map(Which::Any));
+        let which: Vec<Which> = which.take(if open.is_empty() { 1 } else { usize::MAX }).collect();
+        let streams = on_all_cores(which.len(), |index| Some(stream(which[index])));
+        let mut streams = streams.into_iter().collect::<Result<Vec<OpStream>, _>>()?;
+        let others = streams.split_off(1);
+        let best = streams.pop().ok_or(Unpredictable::NoPoint)?;
         let shares = self.shares(peak, &growth, at);
         let scatter = self.scatter_at(peak, best_of);
         Ok(Prediction {
             at: at.to_vec(),
-            best: stream(Which::Best)?,
+            best,
             others,
             optional: self.optional.clone(),
+            may_choose: !self.optional.is_empty() && self.is_far(at),
             open,
             shares,
             scatter,
         })
+    }
+
+    fn is_far(&self, at: &[u64]) -> bool {
+        let ratio = at.iter().zip(&self.base().at).map(|(at, base)| *at as f64 / *base as f64);
+        ratio.product::<f64>() > NEAR
     }
 
     /// What the laws of a fit give at a point, or what fills the GPU: at least, most likely, and at most.
@@ -512,7 +585,10 @@ impl<'a> Model<'a> {
         let (low, best, high) = self.basis.range(&self.fits[fit], at);
         match self.full[fit] {
             None => (low, best, high),
-            Some(full) => (low.min(full.0), best.min(full.1), high.min(full.2)),
+            Some(full) => {
+                let in_parts = |law: u64, full: u64| law.min(full).max(law / scratch::MOST_OF_LEAST);
+                (in_parts(low, full.0), in_parts(best, full.1), in_parts(high, full.2))
+            }
         }
     }
 
@@ -550,7 +626,8 @@ impl<'a> Model<'a> {
             });
             open.n_requests += 1;
             open.bytes = (open.bytes.0.saturating_add(low), open.bytes.1.saturating_add(high));
-            *stacks.entry(self.base().stream.allocations[id].stack).or_default() += high - low;
+            let unknown = stacks.entry(self.base().stream.allocations[id].stack).or_default();
+            *unknown = unknown.saturating_add(high - low);
         }
         let site = |stacks: FxHashMap<StackId, u64>| {
             let most = stacks.into_iter().max_by_key(|(stack, bytes)| (*bytes, std::cmp::Reverse(*stack)))?;
@@ -654,17 +731,28 @@ impl<'a> Model<'a> {
         at: &[u64],
     ) -> Result<OpStream, Unpredictable> {
         let base = self.base().stream;
+        // Not all of the base is taken over, as that would be copied first.
         let mut stream = OpStream {
+            device: base.device,
             ops: Vec::with_capacity(base.ops.len()),
+            allocations: base.allocations.clone(),
+            restored: vec![],
+            streams: base.streams.clone(),
+            pools: base.pools.clone(),
+            knows_pools: base.knows_pools,
             ooms: vec![],
             driver: vec![],
             surroundings: None::<Surroundings>,
+            others: base.others.clone(),
+            queries: base.queries.clone(),
             segments: vec![],
             segment_of: vec![],
             initial: vec![],
+            initial_allocs: base.initial_allocs.clone(),
             final_layout: vec![],
-            restored: vec![],
-            ..base.clone()
+            history: base.history.clone(),
+            settings: base.settings.clone(),
+            stacks: base.stacks.clone(),
         };
         for (allocation, fit) in stream.allocations.iter_mut().zip(&self.fit_of) {
             allocation.requested = which.of(*fit as usize, sizes[*fit as usize]);
@@ -688,7 +776,9 @@ impl<'a> Model<'a> {
                         stream.allocations.push(*stream.allocation(id));
                         stream.ops.push(Op::Alloc(AllocId(first + copy)));
                     }
-                    copied.insert(id, first..stream.allocations.len() as u32);
+                    if stream.allocations.len() as u32 > first {
+                        copied.insert(id, first..stream.allocations.len() as u32);
+                    }
                 }
                 Op::FreeRequested(id) | Op::FreeCompleted(id) if stream.allocation(id).requested > 0 => {
                     stream.ops.push(*op);
