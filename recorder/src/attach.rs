@@ -348,7 +348,7 @@ pub(crate) fn why_hidden(pid: u32) -> String {
     let ours = rustix::process::geteuid().as_raw();
     let real = field(pid, "Uid:").and_then(|line| line.split_whitespace().next()?.parse::<u32>().ok());
     match (uid, real) {
-        (Some(0), Some(real)) if real == ours => {
+        (Some(0), Some(real)) if real == ours && ours != 0 => {
             "it is not dumpable (it changed its user, has rights of its own, or called prctl(PR_SET_DUMPABLE)): root may".to_owned()
         }
         (_, Some(real)) if real != ours => format!("it belongs to user {real}: attach as that user, or as root"),

@@ -11,6 +11,10 @@ say() {
     status=3
 }
 
+# Several tests ask for the same: one installs, and the others wait for it.
+exec 9>"$root/lock"
+flock 9
+
 python=$root/bin/python
 if ! "$python" -c 'import duckdb, google.protobuf, jsonschema, opentelemetry.proto, pandas, perfetto, prometheus_client, pyarrow' 2>/dev/null; then
     log=$root/pip.log
@@ -38,7 +42,7 @@ if ! command -v go >/dev/null && [ ! -x "$root/pprof" ]; then
     work=$root/go
     mkdir -p "$work"
     if [ -z "$package" ] || ! (cd "$work" && apt-get download "$package" && dpkg -x "$package"_*.deb .) >"$root/go.log" 2>&1 ||
-        ! cp "$work"/usr/lib/go-*/pkg/tool/linux_*/pprof "$root/" 2>>"$root/go.log"; then
+        ! mv "$work"/usr/lib/go-*/pkg/tool/linux_*/pprof "$root/" 2>>"$root/go.log"; then
         say "no Go, so no go tool pprof"
     fi
     rm -rf "$work"
