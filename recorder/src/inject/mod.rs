@@ -351,7 +351,6 @@ impl Late {
         let until = Instant::now() + self.patience;
         let mut patience = Duration::from_millis(20);
         loop {
-            let (mut n_threads, mut n_refused) = (0, 0);
             let maps = self.maps()?;
             let ground = Ground {
                 pid: self.pid,
@@ -360,7 +359,6 @@ impl Late {
                 pieces: self.pieces,
             };
             for thread in threads::listed(self.pid) {
-                n_threads += 1;
                 match ground.borrow(thread, &maps, patience) {
                     Found::Yes(borrowed) => {
                         let (is_lent, since) = (self.lend(&borrowed, steps, text).is_some(), borrowed.since);
@@ -371,21 +369,14 @@ impl Late {
                         }
                     }
                     Found::NotNow => {}
-                    // So it is for a thread that ends right now, too (ptrace_attach: `task->exit_state`).
-                    Found::Refused(Errno::PERM) => n_refused += 1,
+                    // So the kernel says of a thread that has just ended, too (ptrace_attach: `task->exit_state`).
+                    Found::Refused(Errno::PERM) if crate::attach::is_over(thread) => {}
+                    Found::Refused(Errno::PERM) => return Err(self.no(&why_untraceable(self.pid))),
                     Found::Refused(error) => return Err(self.no(&format!("ptrace: {error}"))),
                 }
                 if Instant::now() >= until {
                     break;
                 }
-            }
-            if n_refused > 0 && n_refused == n_threads {
-                let is_over = crate::attach::is_over(self.pid);
-                return Err(if is_over {
-                    Refusal::Gone(self.pid)
-                } else {
-                    self.no(&why_untraceable(self.pid))
-                });
             }
             patience = Duration::from_millis(500);
             self.wait(until, "none of its threads came to a place where it could be borrowed for a moment (they wait in the loader, in an allocator, in a signal handler or in other libraries): try again later")?;
