@@ -235,16 +235,13 @@ impl Aligner<'_> {
         matched
     }
 
-    /// How well two steps go together; none if they cannot be the same.
-    fn score(&self, one: usize, other: usize) -> Option<u32> {
+    /// How well two steps of one place go together.
+    fn score(&self, one: usize, other: usize) -> u32 {
         let (base, steps) = (self.base, self.other);
-        if base.place(one) != steps.place(other) {
-            return None;
-        }
         let (size, other_size) = (base.size(one) as f64, steps.size(other) as f64);
         let follows = self.ratios.iter().any(|ratio| (size * ratio - other_size).abs() < 1.0);
         let weight = if base.frees[one] { 1 } else { 3 };
-        Some(1 + if follows { weight } else { 0 })
+        1 + if follows { weight } else { 0 }
     }
 
     /// The matching of two ranges with the largest sum of scores.
@@ -259,21 +256,23 @@ impl Aligner<'_> {
         let mut from = vec![From::Before; (n_before + 1) * (n_after + 1)];
         from[..=n_after].fill(From::After);
         let mut scores = vec![0_u32; n_after + 1];
-        for (row, one) in before.clone().enumerate() {
-            let row = (row + 1) * (n_after + 1);
-            let mut diagonal = scores[0];
-            for (column, other) in after.clone().enumerate() {
-                let column = column + 1;
-                let (above, left) = (scores[column], scores[column - 1]);
-                let both = self.score(one, other).map(|score| diagonal + score);
+        // Nearly all pairs are of two places.
+        let places_after: Vec<u32> = after.clone().map(|step| self.other.place(step)).collect();
+        let rows = from.chunks_exact_mut(n_after + 1).skip(1);
+        for (one, from) in before.clone().zip(rows) {
+            let place = self.base.place(one);
+            let (mut diagonal, mut left) = (scores[0], scores[0]);
+            let columns = scores[1..].iter_mut().zip(&mut from[1..]).zip(&places_after);
+            for (((above, from), place_after), other) in columns.zip(after.clone()) {
+                let both = (*place_after == place).then(|| diagonal + self.score(one, other));
                 let (score, step) = match both {
-                    Some(both) if both >= above.max(left) => (both, From::Both),
-                    _ if left > above => (left, From::After),
-                    _ => (above, From::Before),
+                    Some(both) if both >= left.max(*above) => (both, From::Both),
+                    _ if left > *above => (left, From::After),
+                    _ => (*above, From::Before),
                 };
-                diagonal = above;
-                scores[column] = score;
-                from[row + column] = step;
+                diagonal = std::mem::replace(above, score);
+                *from = step;
+                left = score;
             }
         }
         let mut found = vec![NONE; n_before];
