@@ -10,6 +10,7 @@ use rustc_hash::FxHashMap;
 
 use super::common::{NONE, common};
 use super::law::Basis;
+use crate::cores::on_all_cores;
 use crate::ops::{AllocId, Allocation, Op, OpStream, Pool, StackId};
 
 /// Steps on each side of a gap that are matched again.
@@ -17,6 +18,8 @@ const WINDOW: usize = 48;
 /// Most pairs of steps that are compared in one gap, and in all.
 const MOST_PAIRS: usize = 1 << 22;
 const MOST_PAIRS_IN_ALL: usize = 1 << 27;
+/// A core takes so many gaps at a time.
+const GAPS_AT_A_TIME: usize = 64;
 
 /// Numbers for whatever a request is known by, shared by all runs.
 #[derive(Default)]
@@ -216,21 +219,29 @@ impl Aligner<'_> {
     /// The steps about each gap, matched again.
     fn refined(&self, mut matched: Vec<u32>) -> Vec<u32> {
         let mut pairs_left = MOST_PAIRS_IN_ALL;
-        for (before, after) in gaps(&matched, self.other.requests.len()) {
+        let gaps = gaps(&matched, self.other.requests.len()).into_iter().map(|(before, after)| {
             let n_pairs = before.len() * after.len();
             let is_affordable = n_pairs <= MOST_PAIRS.min(pairs_left);
-            let found = if is_affordable {
-                pairs_left -= n_pairs;
-                self.best(before.clone(), after.clone())
-            } else {
-                let tokens = |steps: &Steps, range: Range<usize>| -> Vec<u32> {
-                    range.map(|step| steps.place(step)).collect()
-                };
-                let found = common(&tokens(self.base, before.clone()), &tokens(self.other, after.clone()));
-                let start = after.start as u32;
-                found.into_iter().map(|at| if at == NONE { NONE } else { at + start }).collect()
+            pairs_left -= if is_affordable { n_pairs } else { 0 };
+            (before, after, is_affordable)
+        });
+        let gaps: Vec<(Range<usize>, Range<usize>, bool)> = gaps.collect();
+        let groups: Vec<&[_]> = gaps.chunks(GAPS_AT_A_TIME).collect();
+        let again = |(before, after, is_affordable): &(Range<usize>, Range<usize>, bool)| {
+            if *is_affordable {
+                return self.best(before.clone(), after.clone());
+            }
+            let tokens = |steps: &Steps, range: &Range<usize>| -> Vec<u32> {
+                range.clone().map(|step| steps.place(step)).collect()
             };
-            matched[before].copy_from_slice(&found);
+            let found = common(&tokens(self.base, before), &tokens(self.other, after));
+            let start = after.start as u32;
+            found.into_iter().map(|at| if at == NONE { NONE } else { at + start }).collect()
+        };
+        let found =
+            on_all_cores(groups.len(), |group| Some(groups[group].iter().map(again).collect::<Vec<_>>()));
+        for ((before, ..), found) in gaps.iter().zip(found.iter().flatten()) {
+            matched[before.clone()].copy_from_slice(found);
         }
         matched
     }

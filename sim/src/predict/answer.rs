@@ -54,7 +54,9 @@ impl Prediction {
         let done = on_all_cores(self.others.len() + 1, |index| {
             Some(match index.checked_sub(1) {
                 None => laboratory.answer(question).map(|answer| Done::Best(Box::new(answer))),
-                Some(other) => guess(&self.others[other], question).map(|outcome| Done::Other(Box::new(outcome))),
+                Some(other) => {
+                    guess(&self.others[other], question).map(|outcome| Done::Other(Box::new(outcome)))
+                }
             })
         });
         let (mut answer, mut guessed) = (None, vec![]);

@@ -65,9 +65,8 @@ pub(super) fn optional(stream: &OpStream, scratch: &[Scratch]) -> FxHashSet<Allo
     // Not what converts, as `convert_frame` of torch.compile.
     let of_conv = |frame: &Frame| frame.name.to_ascii_lowercase().replace("convert", "").contains("conv");
     let mut known: FxHashMap<StackId, bool> = FxHashMap::default();
-    let mut is_of_conv = |stack: StackId| {
-        *known.entry(stack).or_insert_with(|| stream.stacks.frames_of(stack).any(of_conv))
-    };
+    let mut is_of_conv =
+        |stack: StackId| *known.entry(stack).or_insert_with(|| stream.stacks.frames_of(stack).any(of_conv));
     let all = (0..).map(AllocId).zip(&stream.allocations).zip(scratch);
     let workspaces = all.filter(|(_, scratch)| **scratch == Scratch::Workspace);
     workspaces.filter(|((_, allocation), _)| is_of_conv(allocation.stack)).map(|((id, _), _)| id).collect()
