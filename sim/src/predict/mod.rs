@@ -762,6 +762,12 @@ impl<'a> Model<'a> {
             }
         }
         new_index.push(stream.ops.len() as u32);
+        let moved = |op: u32| new_index[(op as usize).min(new_index.len() - 1)];
+        stream.driver = base.driver.clone();
+        stream.driver.iter_mut().for_each(|event| event.before_op = moved(event.before_op));
+        stream.surroundings = base.surroundings.clone();
+        let seen = stream.surroundings.iter_mut().flat_map(|surroundings| &mut surroundings.events);
+        seen.for_each(|event| event.before_op = moved(event.before_op));
         self.scale_others(&mut stream, which, &new_index, at);
         Ok(stream)
     }
