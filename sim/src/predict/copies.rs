@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 
 use super::law::{Law, Standing};
 use super::live::when_first_asked;
-use super::scratch::{Scratch, is_optional};
+use super::scratch::Scratch;
 use super::{Alike, Model};
 use crate::ops::AllocId;
 
@@ -29,9 +29,9 @@ const PADDED: u64 = 1024;
 
 impl Model<'_> {
     /// What grows of workspaces of convolutions that follow no law.
-    pub(super) fn find_copies(&mut self, scratch: &[Scratch], all: &[Alike]) {
+    pub(super) fn find_copies(&mut self, all: &[Alike]) {
         let stream = self.runs[self.base].stream;
-        let is_of_conv = |id: &u32| is_optional(stream, AllocId(*id), scratch[*id as usize]);
+        let is_of_conv = |id: &u32| self.optional.contains(&AllocId(*id));
         let of_conv: Vec<u32> = (0..stream.allocations.len() as u32).filter(is_of_conv).collect();
         let both = self.copies_of_both(&of_conv, all);
         let mut copies: Vec<Option<Law>> = self

@@ -378,10 +378,8 @@ impl<'a> Model<'a> {
             (fit, scatter)
         };
         (self.fits, self.scatter) = fits.into_iter().zip(&all).map(of_all).unzip();
-        self.find_copies(&scratch, &all);
-        let ids = (0..).map(AllocId).zip(scratch);
-        self.optional =
-            ids.filter(|(id, it)| scratch::is_optional(stream, *id, *it)).map(|(id, _)| id).collect();
+        self.optional = scratch::optional(stream, &scratch);
+        self.find_copies(&all);
         self.inherit();
         self.parts = self.parts_of_sums(&all);
         self.sums_in_one = self.sums_in_one(&all);

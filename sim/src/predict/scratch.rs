@@ -3,7 +3,9 @@
 //! Such memory does not follow from the sides of tensors: a library chooses another algorithm, and a kernel uses no more parts
 //! of the GPU than there are.
 
-use crate::ops::{AllocId, Frame, Op, OpStream};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::ops::{AllocId, Frame, Op, OpStream, StackId};
 
 /// What an allocation is for, as far as the requests and frees around it show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,12 +54,17 @@ pub(super) fn scratch(stream: &OpStream) -> Vec<Scratch> {
     found
 }
 
-/// Whether the program goes on without it: where there is no room for a convolution's workspace, PyTorch takes another algorithm
+/// Those without which the program goes on: where there is no room for a convolution's workspace, PyTorch takes another algorithm
 /// (`AlgoIterator::try_all` in ATen/native/cudnn/Conv_v7.cpp, PyTorch 2.0 to 2.11).
-pub(super) fn is_optional(stream: &OpStream, id: AllocId, scratch: Scratch) -> bool {
+pub(super) fn optional(stream: &OpStream, scratch: &[Scratch]) -> FxHashSet<AllocId> {
     // Not what converts, as `convert_frame` of torch.compile.
     let of_conv = |frame: &Frame| frame.name.to_ascii_lowercase().replace("convert", "").contains("conv");
-    scratch == Scratch::Workspace && stream.stacks.frames_of(stream.allocation(id).stack).any(of_conv)
+    let mut known: FxHashMap<StackId, bool> = FxHashMap::default();
+    let mut is_of_conv =
+        |stack: StackId| *known.entry(stack).or_insert_with(|| stream.stacks.frames_of(stack).any(of_conv));
+    let all = (0..).map(AllocId).zip(&stream.allocations).zip(scratch);
+    let workspaces = all.filter(|(_, scratch)| **scratch == Scratch::Workspace);
+    workspaces.filter(|((_, allocation), _)| is_of_conv(allocation.stack)).map(|((id, _), _)| id).collect()
 }
 
 #[cfg(test)]
