@@ -149,13 +149,17 @@ fn is_near(one: f64, other: f64) -> bool {
     one <= other * MOST_APART && other <= one * MOST_APART
 }
 
-/// Whether the copies can be in it, in every run, and it grows with them.
+/// Whether the copies can be in it, in every run, and it grows with them. What grows faster than they do is of another algorithm in the other
+/// run, which does not show how it grows.
 fn has(sizes: &[u64], copies: &[u64], base: usize) -> bool {
     let grown = |sizes: &[u64], run: usize| sizes[base].saturating_sub(sizes[run]) as f64;
+    let times = |sizes: &[u64], run: usize| sizes[base] as f64 / sizes[run] as f64;
     (0..sizes.len()).all(|run| {
         copies[run] > 0
             && copies[run] <= sizes[run]
-            && (run == base || is_near(grown(sizes, run), grown(copies, run)))
+            && (run == base
+                || times(sizes, run) > times(copies, run)
+                || is_near(grown(sizes, run), grown(copies, run)))
     })
 }
 
