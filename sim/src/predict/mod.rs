@@ -320,6 +320,27 @@ impl<'a> Model<'a> {
         self.fit_of.iter().filter(is_unknown).count() as f64 / self.fit_of.len().max(1) as f64
     }
 
+    /// Which part of the bytes that are live at the base's peak follows no law of the variables.
+    pub fn lawless_share(&self) -> f64 {
+        let size = |id: AllocId| self.base().stream.allocation(id).requested;
+        let Some(peak) = peak(self.base().stream, size) else { return 0.0 };
+        let live = live_after(self.base().stream, peak);
+        let (all, lawless) = live.fold((0, 0), |(all, lawless), id| {
+            let standing = self.fits[self.fit_of[id.0 as usize] as usize].standing;
+            let has_none = matches!(standing, Standing::Lawless | Standing::Unmatched);
+            (all + size(id), lawless + if has_none { size(id) } else { 0 })
+        });
+        lawless as f64 / all.max(1) as f64
+    }
+
+    /// Whether most requests of every run were recorded with their stacks: what is matched by them is of one program.
+    pub fn has_stacks(&self) -> bool {
+        self.runs.iter().all(|Run { stream, .. }| {
+            let of = &stream.allocations;
+            of.iter().filter(|it| it.stack != StackId::NONE).count() * 2 >= of.len()
+        })
+    }
+
     /// Requests of the base that every other run made, too, and all of them.
     pub fn n_matched(&self) -> (usize, usize) {
         let n = self.fit_of.len();
