@@ -149,7 +149,7 @@ fn trace_of(stream: &OpStream, rank: Option<u32>) -> Vec<u8> {
                 allocated += bytes;
                 let asked = stream.allocation(*id);
                 event(
-                    asked.stack.0 + 1,
+                    asked.stack.0.wrapping_add(1),
                     EventKind::BlockAlloc(BlockAlloc {
                         device: 0,
                         addr,
@@ -352,6 +352,35 @@ fn a_curve_has_a_row_for_each_point_and_each_allocator() {
         .collect();
     let expected = [8, 16, 32, 64].map(|batch| [(batch, ""), (batch, "expandable_segments:True")]);
     assert_eq!(rows, expected.concat());
+}
+
+/// So many requests of sizes that have nothing to do with each other, recorded without stacks.
+fn stranger(seed: u64) -> OpStream {
+    let mut builder = Builder::new(0);
+    for index in 1..=40 {
+        let (stream, pool, stack) = (StreamIdx(0), PoolIdx::DEFAULT, Asked::NONE);
+        let requested = seed * seed * (MIB + index * seed * 7_919_333 % MIB);
+        builder.alloc(Allocation { requested, address: 0, stack, stream, pool });
+    }
+    builder.finish()
+}
+
+#[test]
+fn runs_of_different_programs_are_a_guess_that_says_so() {
+    let folder = Folder::new("strangers");
+    for seed in [3, 5] {
+        fs::write(folder.0.join(format!("{seed}.gtr")), trace(&stranger(seed))).unwrap();
+    }
+    let line = "batch=4:3.gtr batch=8:5.gtr --at batch=16";
+    let said = folder.said(line);
+    assert!(said.contains("the runs look like different programs"), "{said}");
+    let json = folder.json(&format!("{line} --fit batch --limit 8GiB"));
+    assert_eq!(
+        (&json["outcomes"][0]["sure"], &json["outcomes"][0]["certain"]),
+        (&"guess".into(), &false.into())
+    );
+    assert_eq!(json["fits"][0]["certain"], false);
+    assert!(!folder.said(&format!("{BATCHES} --at batch=16")).contains("different programs"));
 }
 
 #[test]

@@ -5,7 +5,7 @@ usage: predict.py FOLDER [NAME...]
        predict.py FOLDER --again RESULTS...  what is predicted now from the traces that earlier runs kept; needs no GPU
        predict.py FOLDER --fits RESULTS      the same traces, and only the largest batches are run; about two minutes
 
-FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of CASES, `third` to `sixth` are sets of them, all if there are none. Of each: small runs are recorded, what
+FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of CASES, `third` to `eighth` are sets of them, all if there are none. Of each: small runs are recorded, what
 larger ones reserve is predicted, and the larger ones are run alone, several programs at a time. `--fit batch` is asked for a limit
 that then holds: what it says is right where that value runs, and the next does not. Results are written to $OUT (or a new folder) as
 they come: predict.jsonl, the traces of the small runs (traces.N.tar), and table.txt. PASS and FAIL lines; about ten minutes on a GPU
@@ -148,8 +148,44 @@ SIXTH = {
     "captions": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
     "low_rank": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
 }
-SETS = {"third": THIRD, "fourth": FOURTH, "fifth": FIFTH, "sixth": SIXTH}
-CASES |= THIRD | FOURTH | FIFTH | SIXTH
+SEVENTH = {
+    "compiled_image": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "encoder": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "lengths": ("batch=2,seq=256 batch=4,seq=256 batch=2,seq=384", "batch=16,seq=384 batch=8,seq=1536 batch=32,seq=768", True),
+    "segments": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "rank_sixteen": ("batch=2 batch=4", "batch=16 batch=32 batch=60", True),
+    "small_images": ("batch=10 batch=20", "batch=80 batch=160 batch=300", True),
+    "organs": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "clean": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "basic": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "basic_benchmark": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "molecules": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "experts": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "series": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "write_static": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "write_growing": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "rows": ("batch=256 batch=512", "batch=2048 batch=4096 batch=8000", True),
+    "sounds": ("batch=4,seq=400 batch=8,seq=400 batch=4,seq=600", "batch=32,seq=600 batch=16,seq=2000 batch=64,seq=800", True),
+    "critic": ("batch=1000 batch=2000", "batch=8000 batch=16000 batch=30000", True),
+}
+EIGHTH = {
+    "compiled_story": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "story": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "story_again": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "projections": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "leaves": ("batch=10 batch=20", "batch=80 batch=160 batch=300", True),
+    "roads": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "birds": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "birds_benchmark": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "faces": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "citations": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "seats": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "songs": ("batch=8,seq=96 batch=16,seq=96 batch=8,seq=160", "batch=64,seq=160 batch=32,seq=640 batch=128,seq=320", True),
+    "say_static": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "say_growing": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+}
+SETS = {"third": THIRD, "fourth": FOURTH, "fifth": FIFTH, "sixth": SIXTH, "seventh": SEVENTH, "eighth": EIGHTH}
+CASES |= THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH
 
 failed, lines, rows = 0, threading.Lock(), []
 

@@ -34,6 +34,17 @@ impl Default for Threads {
 }
 
 impl Threads {
+    /// What follows from them: at least, most likely, and at most.
+    pub(super) fn range(self, of: impl Fn(u64) -> u64) -> (u64, u64, u64) {
+        let [least, likely, most] = self.each().map(of);
+        (least.min(likely).min(most), likely, least.max(likely).max(most))
+    }
+
+    /// At least, most likely, and at most.
+    pub(super) fn each(self) -> [u64; 3] {
+        [self.least, self.likely, self.most]
+    }
+
     /// Of a GPU with this name; a part of one has fewer multiprocessors, and its name says so.
     pub fn of(name: &str) -> Threads {
         let is_part = name.contains("MIG");

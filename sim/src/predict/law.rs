@@ -174,6 +174,15 @@ impl Basis {
         }
     }
 
+    /// Laws together, and bytes that do not grow.
+    pub fn together(&self, laws: &[&Law], rest: u64) -> Law {
+        let mut bytes = vec![0.0; self.products.len()];
+        laws.iter().copied().flatten().for_each(|term| bytes[term.product] += term.bytes);
+        bytes[0] += rest as f64;
+        let terms = (0..).zip(bytes).filter(|(_, bytes)| *bytes != 0.0);
+        terms.map(|(product, bytes)| Term { product, bytes }).collect()
+    }
+
     /// The same workspace with copies of tensors in it that grow by this law, and the rest constant, as the best guess: what it was
     /// taken for before is not ruled out. The sizes are those at the points, the first that to go on from.
     pub fn with_copies(&self, fit: Fit, copies: &Law, points: &[&[u64]], sizes: &[u64]) -> Fit {

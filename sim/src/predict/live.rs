@@ -105,6 +105,36 @@ pub(super) fn peak(stream: &OpStream, size: impl Fn(AllocId) -> u64) -> Option<u
     at
 }
 
+/// Goes through the requests until one of each kind that is wanted was made, and shows it with what is live then, the latest first.
+pub(super) fn when_first_asked(
+    stream: &OpStream,
+    kind_of: &[u32],
+    mut is_wanted: Vec<bool>,
+    mut visit: impl FnMut(u32, &[u32]),
+) {
+    let mut left = is_wanted.iter().filter(|is_wanted| **is_wanted).count();
+    let mut is_live = vec![false; stream.allocations.len()];
+    stream.initial_allocs.iter().for_each(|id| is_live[id.0 as usize] = true);
+    for op in &stream.ops {
+        if left == 0 {
+            return;
+        }
+        match *op {
+            Op::Alloc(AllocId(id)) => {
+                let kind = kind_of[id as usize];
+                if std::mem::take(&mut is_wanted[kind as usize]) {
+                    let live = (0..id as usize).rev().filter(|id| is_live[*id]).map(|id| kind_of[id]);
+                    visit(kind, &live.collect::<Vec<_>>());
+                    left -= 1;
+                }
+                is_live[id as usize] = true;
+            }
+            Op::FreeRequested(id) => is_live[id.0 as usize] = false,
+            Op::FreeCompleted(_) | Op::Trim | Op::ReleasePool(_) | Op::ChangePool(..) | Op::Oom(_) => {}
+        }
+    }
+}
+
 /// What is live after an op, in the order of requests.
 pub(super) fn live_after(stream: &OpStream, op: usize) -> impl Iterator<Item = AllocId> {
     let mut is_live = vec![false; stream.allocations.len()];

@@ -18,6 +18,7 @@ mod gpus;
 pub mod law;
 mod live;
 mod scratch;
+mod sums;
 
 use std::cell::LazyCell;
 use std::hash::{Hash, Hasher};
@@ -27,12 +28,12 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use self::align::{Interner, Steps, align, is_generated};
 pub use self::answer::Forecast;
 use self::common::NONE;
-use self::copies::{Workspace, copies_in};
 pub use self::gpus::Threads;
 use self::law::{Basis, Fit, Law, Standing, Term};
 use self::live::{Growth, is_growth, live_after, most_live, peak};
 pub use self::live::{Share, SiteShare};
 use self::scratch::{Scratch, scratch};
+use self::sums::{Parts, Sum};
 use crate::bytes::iec;
 use crate::cores::on_all_cores;
 use crate::ops::{AllocId, Frame, History, Op, OpStream, StackId, Surroundings};
@@ -109,8 +110,12 @@ pub struct Model<'a> {
     /// For each run and allocation of the base, the allocation of that run; empty for the base itself.
     matched: Vec<Vec<u32>>,
     fits: Vec<Fit>,
-    /// What each fit may be at most: at least, most likely, and at most.
-    full: Vec<Option<(u64, u64, u64)>>,
+    /// For each fit what is known of it where it is a sum's parts.
+    parts: Vec<Option<Parts>>,
+    /// Sums that are in one in the runs and may not be at another size, by what comes of them.
+    sums_in_one: FxHashMap<AllocId, Sum>,
+    /// How many threads the GPU runs at a time.
+    threads: Threads,
     /// Allocations of the base that the program can do without.
     optional: FxHashSet<AllocId>,
     /// For each allocation of the base the index of its fit.
@@ -268,7 +273,9 @@ impl<'a> Model<'a> {
             places,
             matched,
             fits: vec![],
-            full: vec![],
+            parts: vec![],
+            sums_in_one: FxHashMap::default(),
+            threads,
             optional: FxHashSet::default(),
             fit_of: vec![],
             others: vec![],
@@ -276,7 +283,7 @@ impl<'a> Model<'a> {
             scatter: vec![],
             n_left_out: 0,
         };
-        model.fit(threads);
+        model.fit();
         model.fit_others();
         model.n_left_out = model.left_out();
         Ok(model)
@@ -313,13 +320,34 @@ impl<'a> Model<'a> {
         self.fit_of.iter().filter(is_unknown).count() as f64 / self.fit_of.len().max(1) as f64
     }
 
+    /// Which part of the bytes that are live at the base's peak follows no law of the variables.
+    pub fn lawless_share(&self) -> f64 {
+        let size = |id: AllocId| self.base().stream.allocation(id).requested;
+        let Some(peak) = peak(self.base().stream, size) else { return 0.0 };
+        let live = live_after(self.base().stream, peak);
+        let (all, lawless) = live.fold((0, 0), |(all, lawless), id| {
+            let standing = self.fits[self.fit_of[id.0 as usize] as usize].standing;
+            let has_none = matches!(standing, Standing::Lawless | Standing::Unmatched);
+            (all + size(id), lawless + if has_none { size(id) } else { 0 })
+        });
+        lawless as f64 / all.max(1) as f64
+    }
+
+    /// Whether most requests of every run were recorded with their stacks: what is matched by them is of one program.
+    pub fn has_stacks(&self) -> bool {
+        self.runs.iter().all(|Run { stream, .. }| {
+            let of = &stream.allocations;
+            of.iter().filter(|it| it.stack != StackId::NONE).count() * 2 >= of.len()
+        })
+    }
+
     /// Requests of the base that every other run made, too, and all of them.
     pub fn n_matched(&self) -> (usize, usize) {
         let n = self.fit_of.len();
         ((0..n).filter(|id| self.n_runs(*id) + 1 == self.runs.len()).count(), n)
     }
 
-    fn fit(&mut self, threads: Threads) {
+    fn fit(&mut self) {
         let stream = self.runs[self.base].stream;
         let scratch = scratch(stream);
         let size_of = |id: usize, (run, matched): (&Run, &Vec<u32>)| match matched.get(id) {
@@ -362,7 +390,7 @@ impl<'a> Model<'a> {
         let of_all = |((fit, scatter), Alike { scratch, sizes }): ((Fit, f64), &Alike)| {
             let fit = match (fit.standing, scratch) {
                 (Standing::Lawless, Scratch::No) => self.basis.flattened(fit, &self.base().at, &most, wider),
-                (Standing::Lawless | Standing::Unchecked, Scratch::Workspace | Scratch::Sum(_)) => {
+                (Standing::Lawless | Standing::Unchecked, Scratch::Workspace | Scratch::Sum { .. }) => {
                     let (points, sizes) = self.points(sizes);
                     self.basis.workspace(&points, &sizes, |product| products.contains(&product))
                 }
@@ -373,40 +401,9 @@ impl<'a> Model<'a> {
         (self.fits, self.scatter) = fits.into_iter().zip(&all).map(of_all).unzip();
         self.optional = scratch::optional(stream, &scratch);
         self.find_copies(&all);
-        self.full = all.iter().map(|alike| scratch::full(alike.scratch, &alike.sizes, threads)).collect();
         self.inherit();
-    }
-
-    /// What grows of workspaces of convolutions that follow no law.
-    fn find_copies(&mut self, all: &[Alike]) {
-        let stream = self.runs[self.base].stream;
-        let copies: Vec<Option<Law>> = self
-            .fits
-            .iter()
-            .zip(all)
-            .map(|(fit, Alike { scratch, sizes })| {
-                let least = sizes.iter().min().copied()?;
-                (*scratch == Scratch::Workspace).then(|| self.basis.copies(fit, least)).flatten()
-            })
-            .collect();
-        let is_of_conv = |id: &u32| self.optional.contains(&AllocId(*id));
-        let workspaces = (0..stream.allocations.len() as u32).filter(is_of_conv).map(|id| {
-            let fit = self.fit_of[id as usize];
-            Workspace {
-                place: self.places[self.base][id as usize],
-                fit,
-                sizes: &all[fit as usize].sizes,
-                is_copies: copies[fit as usize].is_some(),
-            }
-        });
-        for (fit, of) in copies_in(&workspaces.collect::<Vec<_>>(), self.base) {
-            let (Some(copies), index) = (&copies[of as usize], fit as usize) else { continue };
-            let (points, sizes) = self.points(&all[index].sizes);
-            let is_open = matches!(self.fits[index].standing, Standing::Lawless | Standing::Unchecked);
-            if is_open {
-                self.fits[index] = self.basis.with_copies(self.fits[index].clone(), copies, &points, &sizes);
-            }
-        }
+        self.parts = self.parts_of_sums(&all);
+        self.sums_in_one = self.sums_in_one(&all);
     }
 
     /// Of tensors that follow no law: the largest power of each variable with which a tenth of their bytes grow, or any where
@@ -578,18 +575,6 @@ impl<'a> Model<'a> {
         ratio.product::<f64>() > NEAR
     }
 
-    /// What the laws of a fit give at a point, or what fills the GPU: at least, most likely, and at most.
-    fn size(&self, fit: usize, at: &[u64]) -> (u64, u64, u64) {
-        let (low, best, high) = self.basis.range(&self.fits[fit], at);
-        match self.full[fit] {
-            None => (low, best, high),
-            Some(full) => {
-                let in_parts = |law: u64, full: u64| law.min(full).max(law / scratch::MOST_OF_LEAST);
-                (in_parts(low, full.0), in_parts(best, full.1), in_parts(high, full.2))
-            }
-        }
-    }
-
     /// By which factor the bytes that are live at the peak scatter about their laws, all together.
     fn scatter_at(&self, peak: Option<usize>, size: impl Fn(AllocId) -> u64) -> f64 {
         let Some(peak) = peak else { return 1.0 };
@@ -603,18 +588,18 @@ impl<'a> Model<'a> {
 
     fn open(&self, sizes: &[(u64, u64, u64)], at: &[u64]) -> Vec<Open> {
         let mut whys: FxHashMap<Why, (Open, FxHashMap<StackId, u64>)> = FxHashMap::default();
-        let key = |((fit, full), size): ((&Fit, &Option<_>), &(u64, u64, u64))| {
+        let key = |((fit, parts), size): ((&Fit, &Option<Parts>), &(u64, u64, u64))| {
             let decisive = |variable: &usize| {
                 let has_one = self.runs.iter().all(|run| run.at[*variable] == self.base().at[*variable]);
                 !has_one || at[*variable] != self.base().at[*variable]
             };
             let undecided = || self.basis.undecided(fit).into_iter().filter(decisive).collect();
-            (size.0 < size.2).then(|| match full {
+            (size.0 < size.2).then(|| match parts {
                 None => Why::Size(fit.standing, undecided()),
                 Some(_) => Why::Full,
             })
         };
-        let keys: Vec<Option<Why>> = self.fits.iter().zip(&self.full).zip(sizes).map(key).collect();
+        let keys: Vec<Option<Why>> = self.fits.iter().zip(&self.parts).zip(sizes).map(key).collect();
         for (id, fit) in self.fit_of.iter().enumerate() {
             let Some(why) = &keys[*fit as usize] else { continue };
             let (low, _, high) = sizes[*fit as usize];
@@ -777,6 +762,9 @@ impl<'a> Model<'a> {
                     if stream.allocations.len() as u32 > first {
                         copied.insert(id, first..stream.allocations.len() as u32);
                     }
+                    if let Some(sum) = self.sums_in_one.get(&id) {
+                        sums::make_parts(&mut stream, id, self.parts_at(sum, at));
+                    }
                 }
                 Op::FreeRequested(id) | Op::FreeCompleted(id) if stream.allocation(id).requested > 0 => {
                     stream.ops.push(*op);
@@ -793,6 +781,12 @@ impl<'a> Model<'a> {
             }
         }
         new_index.push(stream.ops.len() as u32);
+        let moved = |op: u32| new_index[(op as usize).min(new_index.len() - 1)];
+        stream.driver = base.driver.clone();
+        stream.driver.iter_mut().for_each(|event| event.before_op = moved(event.before_op));
+        stream.surroundings = base.surroundings.clone();
+        let seen = stream.surroundings.iter_mut().flat_map(|surroundings| &mut surroundings.events);
+        seen.for_each(|event| event.before_op = moved(event.before_op));
         self.scale_others(&mut stream, which, &new_index, at);
         Ok(stream)
     }
