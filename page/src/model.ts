@@ -17,6 +17,9 @@ export const LEVEL = { driver: 0, block: 1, cached: 2, buffer: 3, arena: 4 };
 /** What is left of an allocator's memory, and has no place in the program. */
 export const isRest = (level: number) => level === LEVEL.cached || level === LEVEL.arena;
 
+/** What pinned memory of the host is numbered as, among devices. */
+export const HOST = -2;
+
 export interface Holder { owner: string; role: string; site: string; pool: string; level: number; stack: number; text: string }
 export interface Mark { kind: string; from: number; to: number | null; text: string; device: number; bytes: number }
 export interface Held { bytes: Float64Array; objects: Float64Array }

@@ -114,6 +114,10 @@ export class Tables {
     const title = "Figures of each device (gputrace summary)";
     const counts: Section = { name: "summary", title, items: [
       { fact: "events", label: "events", value: { n: process.events }, remark: "" }, { fact: "lost_events", label: "lost events", value: { n: process.lost_events }, remark: "" },
+      ...[["peak", "pinned host memory, peak"], ["live", "live at end"], ["blocks_peak", "in PyTorch's blocks, peak"], ["blocks_live", "in PyTorch's blocks at end"]].flatMap(([of, label]): Fact[] => {
+        const found = process.host.peak_bytes ? process.host[of + "_bytes"] : undefined;
+        return found === undefined ? [] : [{ fact: `host.${of}_bytes`, label, value: b(found), remark: "" }];
+      }),
       { table: "summary_devices", columns, rows: devices, left_out: null } as Table] };
     return [counts, { name: "summary_owners", title: "Owners of each device (gputrace summary)", items: [{ table: "summary_owners", columns: [["device", "device"], ["owner", "owner"], ["bytes_at_peak", "at peak"], ["peak_bytes", "own peak"], ["live_bytes", "live at end"]], rows: owners, left_out: null } as Table] }];
   }

@@ -1,5 +1,5 @@
 // What is looked at: kept in the address behind #, so that a link shows the same.
-import { GROUPINGS, type Chapter, type Device, type Grouping } from "./model";
+import { GROUPINGS, HOST, type Chapter, type Device, type Grouping } from "./model";
 import type { Data } from "./data";
 import { upTo } from "./pyramid";
 import { lit, search, type Search } from "./search";
@@ -94,7 +94,9 @@ export class View {
   choose(chapter: number, device: number) {
     this.chapter = Math.min(Math.max(0, chapter), this.chapters.length - 1);
     const devices = this.trace.devices;
-    const busiest = devices.reduce((best, it, i) => ((it.total[it.peak] ?? 0) > (devices[best]?.total[devices[best].peak] ?? 0) ? i : best), 0);
+    // The host is not a device: it comes last.
+    const most = (it: Device | undefined) => (!it || it.head.device === HOST ? 0 : it.total[it.peak] ?? 0);
+    const busiest = devices.reduce((best, it, i) => (most(it) > most(devices[best]) ? i : best), 0);
     this.device = device >= 0 && device < devices.length ? device : busiest;
     [this.base, this.range, this.only] = [null, null, null];
     this.cursor = this.dev?.peak ?? 0;

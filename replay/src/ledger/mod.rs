@@ -53,7 +53,7 @@ pub use training::{StepSource, Training, TrainingStep, is_in_module};
 pub use watch::{Unwatched, Watch};
 
 use crate::trace::Definitions;
-use crate::trace::owners::{JAX, NVSHMEM, TORCH};
+use crate::trace::owners::{JAX, NVSHMEM, TORCH, TORCH_ELSEWHERE, TORCH_PINNED};
 use crate::trace::torch_release;
 use communicators::Communicators;
 use contexts::Contexts;
@@ -457,6 +457,12 @@ impl Ledger {
         self.heaps.live.iter().map(|(address, block)| (*address, block))
     }
 
+    /// What of the host's pinned memory PyTorch handed out, where a snapshot says so: inside of [`Ledger::host`].
+    #[must_use]
+    pub fn host_blocks(&self) -> &Books {
+        &self.heaps.host.blocks
+    }
+
     /// The buffer of JAX at an address of PJRT's.
     #[must_use]
     pub fn buffer(&self, address: u64) -> Option<&Buffer> {
@@ -517,7 +523,9 @@ impl Ledger {
             .devices
             .iter_mut()
             .map(|(device, books)| (*device, Account::Blocks, &mut books.blocks));
-        driver.chain(std::iter::once((HOST, Account::Driver, &mut self.host))).chain(blocks)
+        let pinned = &mut self.heaps.host.blocks;
+        let host = [(HOST, Account::Driver, &mut self.host), (HOST, Account::Heap, pinned)];
+        driver.chain(host).chain(blocks)
     }
 
     /// Number of lost events.
@@ -579,12 +587,15 @@ impl Ledger {
         Call { device: pool.filter(|device| *device != NO_DEVICE).unwrap_or(call.device), ..*call }
     }
 
-    /// Without native frames, a request made inside PyTorch's `allocate` is PyTorch's.
+    /// Without native frames, a request made inside PyTorch's `allocate` is PyTorch's. What PyTorch pins is its cache of pinned memory.
     fn sharpen(&mut self, origin: Origin, call: &Call) -> Origin {
-        if call.in_allocate && !origin.native {
-            return self.sites.torch_at(origin);
+        let is_within = call.in_allocate && !origin.native;
+        let pins = matches!(call.action, Action::AllocHost | Action::HostRegister)
+            || (call.action, call.device) == (Action::HeapAlloc, HOST);
+        if pins && (is_within || self.sites.owner(origin.owner) == TORCH_ELSEWHERE) {
+            return self.sites.owned_by(origin, TORCH_PINNED);
         }
-        origin
+        if is_within { self.sites.torch_at(origin) } else { origin }
     }
 
     fn booked(&mut self, definitions: &dyn Definitions, event: &Event, call: &Call, origin: Origin) {
@@ -686,7 +697,7 @@ impl Ledger {
             let reservation = self.driver.reservation(range.addr).map(|(start, _)| start);
             self.torch.unmapped(event.thread, range, reservation);
         }
-        self.heaps.call(event, call, origin.site, &mut self.devices);
+        self.heaps.call(event, call, origin.site, &mut self.devices, &mut self.torch.steps);
         self.told(event, call);
         if let Some(device) = peaked {
             self.torch_at_peak(device);
@@ -779,6 +790,11 @@ impl Ledger {
 pub(crate) fn is_heap(ledger: &Ledger, device: i16, site: SiteId) -> bool {
     let has_blocks = ledger.devices.get(&device).is_some_and(|books| books.heap.blocks.peak().0 > 0);
     has_blocks && ledger.sites.site(site).is_some_and(|site| ledger.sites.owner(site.owner) == NVSHMEM)
+}
+
+/// What PyTorch pinned for its cache, where blocks show who has it.
+pub(crate) fn is_pinned_cache(ledger: &Ledger, device: i16, owner: OwnerId) -> bool {
+    device == HOST && ledger.host_blocks().peak().0 > 0 && ledger.sites.owner(owner) == TORCH_PINNED
 }
 
 /// A place where JAX's allocator takes memory of the device from the driver, which is shown by the buffers in it.

@@ -211,6 +211,8 @@ impl Chapter {
             settings: vec![],
             holders,
         };
+        // What is no device comes last.
+        chapter.devices.sort_by_key(|(ordinal, ..)| (*ordinal < 0, ordinal.unsigned_abs()));
         chapter.read_stacks(source);
         chapter
     }

@@ -14,9 +14,10 @@ use super::history::{Height, History, Room, Row};
 use super::inside::{Buffers, Pools};
 use super::map::{Ground, Rectangles};
 use crate::analyse::live::Level;
-use crate::ledger::{Ledger, MemoryKind, OwnerId, SiteId, Step, Watch};
+use crate::ledger::{HeapBlock, Ledger, MemoryKind, Object, OwnerId, SiteId, Step, Watch};
 use crate::story::Story;
 use crate::trace::Definitions;
+use crate::trace::owners::TORCH_PINNED;
 
 /// Most marks of each kind that are kept; the others are counted.
 const MOST_MARKS: usize = 4000;
@@ -66,6 +67,11 @@ fn rest(level: Level, owner: OwnerId, pool: u16) -> Holder {
     let kind = if level == Level::Arena { "JAX's allocator, in no buffer" } else { "PyTorch's unused cache" };
     let (site, stack) = (SiteId(u32::MAX), StackId(0));
     Holder { level, owner, site, stack, stream: None, role: 0, pool, kind }
+}
+
+/// Memory of a device, or of the host.
+fn is_shown(object: &Object) -> bool {
+    if object.device == HOST { object.kind != MemoryKind::Imported } else { object.kind.is_physical() }
 }
 
 /// A moment, or some time, with a name.
@@ -188,7 +194,8 @@ impl<'a> Collector<'a> {
         let devices = story.ledger.devices.iter();
         let with_blocks = devices
             .filter(|(_, books)| books.torch.as_ref().is_some_and(|torch| torch.blocks.peak().0 > 0))
-            .map(|(device, _)| *device);
+            .map(|(device, _)| *device)
+            .chain((story.ledger.host_blocks().peak().0 > 0).then_some(HOST));
         Collector {
             definitions,
             roles,
@@ -309,8 +316,22 @@ impl<'a> Collector<'a> {
                 device.in_blocks = device.in_blocks.saturating_sub(block.bytes.0);
                 device.blocks.ends(*addr, event.time);
             }
-            Step::Gained(object) if object.kind.is_physical() && object.device != HOST => {
-                let is_segment = object.torch && self.device(object.device).has_blocks;
+            Step::Heap(addr, block) if block.device == HOST => {
+                let number = self.pinned(ledger, block);
+                self.gains(HOST, number, block.bytes);
+                let host = self.device(HOST);
+                host.in_blocks = host.in_blocks.saturating_add(block.bytes.0);
+                host.blocks.begins(*addr, block.bytes, event.time, number);
+            }
+            Step::HeapFreed(addr, block) if block.device == HOST => {
+                let number = self.pinned(ledger, block);
+                self.loses(HOST, number, block.bytes);
+                let host = self.device(HOST);
+                host.in_blocks = host.in_blocks.saturating_sub(block.bytes.0);
+                host.blocks.ends(*addr, event.time);
+            }
+            Step::Gained(object) if is_shown(object) => {
+                let is_segment = self.is_segment(ledger, object);
                 let ground = if is_segment { Ground::Segment } else { Ground::Other };
                 let is_arena = self.buffers.is_arena(object);
                 let what = self.object(object);
@@ -331,8 +352,8 @@ impl<'a> Collector<'a> {
                     self.gains(object.device, what, object.bytes);
                 }
             }
-            Step::Lost(object) if object.kind.is_physical() && object.device != HOST => {
-                let is_segment = object.torch && self.device(object.device).has_blocks;
+            Step::Lost(object) if is_shown(object) => {
+                let is_segment = self.is_segment(ledger, object);
                 let is_arena = self.buffers.is_arena(object);
                 let what = self.object(object);
                 if object.addr != 0 {
@@ -378,11 +399,31 @@ impl<'a> Collector<'a> {
             | Step::StrangerFreed(_)
             | Step::StrangerDone(_)
             | Step::Grown(_)
-            | Step::Shrunk(..) => {}
+            | Step::Shrunk(..)
+            | Step::Heap(..)
+            | Step::HeapFreed(..) => {}
         }
     }
 
-    fn object(&mut self, object: &crate::ledger::Object) -> u32 {
+    /// Whether the blocks in it show who has it.
+    fn is_segment(&mut self, ledger: &Ledger, object: &Object) -> bool {
+        let is_cache =
+            object.torch || object.device == HOST && ledger.sites.owner(object.owner) == TORCH_PINNED;
+        is_cache && self.device(object.device).has_blocks
+    }
+
+    /// Who holds a block of the host's.
+    fn pinned(&mut self, ledger: &Ledger, block: &HeapBlock) -> u32 {
+        let (site, stack) = (block.site, block.stack);
+        let owner = ledger.sites.site(site).map_or(OwnerId(u32::MAX), |site| site.owner);
+        let kind = "PyTorch's pinned blocks";
+        self.number(
+            HOST,
+            Holder { level: Level::Driver, owner, site, stack, stream: None, role: 0, pool: 0, kind },
+        )
+    }
+
+    fn object(&mut self, object: &Object) -> u32 {
         let holder = match self.buffers.is_arena(object) {
             true => rest(Level::Arena, object.owner, 0),
             false => Holder {
@@ -581,11 +622,12 @@ impl Watch for Collector<'_> {
         let steps = ledger.steps().iter().filter_map(|step| match step {
             Step::Gained(object) | Step::Lost(object) => Some(object.device),
             Step::Block(_, block) | Step::BlockFreed(_, block) => Some(block.device),
+            Step::Heap(_, block) | Step::HeapFreed(_, block) => (block.device == HOST).then_some(HOST),
             _ => None,
         });
-        let mut before = HOST;
-        for device in steps.filter(|device| *device != HOST) {
-            if std::mem::replace(&mut before, device) != device {
+        let mut before = None;
+        for device in steps {
+            if before.replace(device) != Some(device) {
                 self.cache(device);
             }
         }
@@ -593,8 +635,13 @@ impl Watch for Collector<'_> {
         let mut touched = std::mem::take(&mut self.touched);
         for (device, rows) in touched.iter_mut().filter(|(_, rows)| !rows.is_empty()) {
             let device = *device;
-            let physical = ledger.devices.get(&device).map_or(Bytes(0), |books| books.physical.now().bytes);
-            let torch = ledger.torch(device).map_or(0, |torch| torch.blocks.now().bytes.0);
+            let (physical, torch) = match device {
+                HOST => (ledger.host.now().bytes, ledger.host_blocks().now().bytes.0),
+                _ => (
+                    ledger.devices.get(&device).map_or(Bytes(0), |books| books.physical.now().bytes),
+                    ledger.torch(device).map_or(0, |torch| torch.blocks.now().bytes.0),
+                ),
+            };
             let allocated = Bytes(torch.saturating_add(self.buffers.held(device)));
             let device = self.device(device);
             if (physical, allocated) > device.highest {
