@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 
 use gputrace_schemas::event::{Bytes, Event, EventKind, HOST, MarkAction, Nanos, StackId, ThreadId};
 use rustc_hash::FxHashMap;
@@ -13,6 +14,7 @@ use rustc_hash::FxHashMap;
 use super::history::{Height, History, Room, Row};
 use super::inside::{Buffers, Pools};
 use super::map::{Ground, Rectangles};
+use super::tape::{Changes, Lives, Tape};
 use crate::analyse::live::Level;
 use crate::ledger::{HeapBlock, Ledger, MemoryKind, Object, OwnerId, SiteId, Step, Watch};
 use crate::story::Story;
@@ -182,6 +184,8 @@ pub(super) struct Collector<'a> {
     /// The cache of a device is being emptied since when, up to when, how much, from where.
     emptying: BTreeMap<i16, (Nanos, Nanos, u64, SiteId)>,
     touched: Vec<(i16, Vec<Row>)>,
+    /// Where all of it is written down too.
+    tape: Option<Arc<Tape>>,
 }
 
 impl<'a> Collector<'a> {
@@ -215,7 +219,13 @@ impl<'a> Collector<'a> {
             calls: FxHashMap::default(),
             emptying: BTreeMap::new(),
             touched: vec![],
+            tape: None,
         }
+    }
+
+    /// The same, that writes all of it down there.
+    pub(super) fn on(self, tape: Option<&Arc<Tape>>) -> Collector<'a> {
+        Collector { tape: tape.cloned(), ..self }
     }
 
     /// No event follows.
@@ -231,19 +241,28 @@ impl<'a> Collector<'a> {
         }
         self.marks.values_mut().for_each(Marks::thin);
         for device in self.devices.values_mut() {
+            device.history.finish();
             device.blocks.finish();
             device.grounds.finish();
         }
     }
 
     fn device(&mut self, device: i16) -> &mut Device {
-        let (detail, span) = (self.detail, self.span);
+        let (detail, span, tape) = (self.detail, self.span, &self.tape);
         let has_blocks = self.with_blocks.contains(&device);
+        let rectangles = |room| {
+            let rectangles = Rectangles::focused(room, span, detail.focus);
+            tape.iter().fold(rectangles, |rectangles, tape| rectangles.on(Lives::new(tape)))
+        };
+        let history = || {
+            let history = History::focused(detail.history, detail.focus);
+            tape.iter().fold(history, |history, tape| history.on(Changes::new(tape)))
+        };
         self.devices.entry(device).or_insert_with(|| Device {
-            history: History::focused(detail.history, detail.focus),
+            history: history(),
             highest: (Bytes(0), Bytes(0)),
-            blocks: Rectangles::focused(detail.rectangles, span, detail.focus),
-            grounds: Rectangles::focused(detail.rectangles / 4, span, detail.focus),
+            blocks: rectangles(detail.rectangles),
+            grounds: rectangles(detail.rectangles / 4),
             n_unplaced: 0,
             requests: vec![],
             has_more_requests: false,
@@ -604,6 +623,7 @@ impl Watch for Collector<'_> {
     fn begin(&mut self, ledger: &mut Ledger) {
         ledger.keep_steps();
         self.devices.clear();
+        self.tape.iter().for_each(|tape| tape.clear());
         self.marks.clear();
         self.n_born = 0;
         self.open.clear();

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::{ArgMatches, Args};
 use gputrace_replay::analyse::categories::Categories;
-use gputrace_replay::page::{Chapter, Page};
+use gputrace_replay::page::{Chapter, Page, Store};
 use gputrace_replay::ranks::calls::Participant;
 use gputrace_replay::ranks::collect::Collector;
 use gputrace_replay::ranks::report::Ranks;
@@ -60,7 +60,7 @@ fn run(matches: &ArgMatches, _out: &mut Screen) -> anyhow::Result<ExitCode> {
         bail!("{} exists; -F overwrites it", output.display());
     }
     let n_traces = paths.len();
-    let (read, all) = show::read_all(&paths, |path| chapter(path, args.redact, n_traces));
+    let (read, all) = show::read_all(&paths, |path| chapter(path, args.redact, n_traces, None));
     if read.is_empty() {
         return Ok(show::exit_code(all));
     }
@@ -82,8 +82,13 @@ pub(super) struct Understood {
     participant: Option<Participant>,
 }
 
-/// A trace, understood, as one of so many of a page.
-pub(super) fn chapter(path: &Path, is_redacted: bool, n_traces: usize) -> anyhow::Result<Understood> {
+/// A trace, understood, as one of so many of a page; with a store, its parts can be had afterwards.
+pub(super) fn chapter(
+    path: &Path,
+    is_redacted: bool,
+    n_traces: usize,
+    store: Option<Box<dyn Store>>,
+) -> anyhow::Result<Understood> {
     let source = open(path, is_redacted)?;
     let (categories, all) = (Categories::default(), Shown::OnDemand);
     let ((story, verdict), participant) = match n_traces {
@@ -96,7 +101,7 @@ pub(super) fn chapter(path: &Path, is_redacted: bool, n_traces: usize) -> anyhow
         }
     };
     let part = super::report::part(&story, &verdict, all);
-    let chapter = Chapter::of(&story, &part, &source, n_traces);
+    let chapter = Chapter::of(&story, &part, &source, n_traces, store);
     Ok(Understood { story, chapter, participant })
 }
 
