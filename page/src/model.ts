@@ -39,6 +39,7 @@ export class Chapter {
     this.stackStart.push(at);
     this.readHolders();
     this.devices = head.devices.map((device) => new Device(this, device));
+    if (head.findings.length) this.marks.set("finding", { list: head.findings.map(([from, text]) => ({ kind: "finding", from, to: from, text, device: -1, bytes: 0 })), n: head.findings.length });
     for (const marks of head.marks) {
       const [from, time, device, bytes, text] = [marks.from, marks.time, marks.device, marks.bytes, marks.text].map((id) => data.column(id));
       const list = Array.from(from, (start, i) => ({

@@ -93,7 +93,7 @@ export class Ranks {
         context.fillStyle = `rgb(${[[247, 8], [251, 48], [255, 107]].map(([pale, deep]) => Math.round(pale + (deep - pale) * (high / top))).join()})`;
         context.fillRect(LEFT + x, row * ROW + 1, 1, ROW - 2);
       }
-      for (const oom of chapter.marks.get("out of memory")?.list ?? []) {
+      for (const oom of ["out of memory", "finding"].flatMap((kind) => chapter.marks.get(kind)?.list ?? [])) {
         context.fillStyle = colour.bad;
         context.fillRect(LEFT + ((oom.from + shift) / span) * plot - 1, row * ROW + 1, 2, ROW - 2);
       }

@@ -139,7 +139,8 @@ export class View {
     }));
     const one = <T extends string>(name: string, of: readonly T[], otherwise: T) => of.find((it) => it === parts.get(name)) ?? otherwise;
     const number = (name: string) => (/^\d+$/.test(parts.get(name) ?? "") ? Number(parts.get(name)) : -1);
-    this.choose(number("trace") >= 0 ? number("trace") : this.first, number("device"));
+    const trace = number("trace");
+    this.choose(trace >= 0 && trace < this.chapters.length ? trace : this.first, number("device"));
     this.by = one("by", GROUPINGS, "owner");
     this.tab = one("tab", TABS, "live");
     this.moment = one("moment", MOMENTS, "cursor");
@@ -151,10 +152,10 @@ export class View {
     const state = (change: number) => Math.max(0, Array.prototype.findLastIndex.call(device.changes, (at: number) => at <= change));
     if (number("change") >= 0) this.cursor = state(number("change"));
     if (number("base") >= 0) this.base = state(number("base"));
-    const pair = (name: string) => { const m = /^(\d+)-(\d+)$/.exec(parts.get(name) ?? ""); return m ? [Number(m[1]), Number(m[2])] as [number, number] : null; };
+    const pair = (name: string) => { const m = /^(\d+)-(\d+)$/.exec(parts.get(name) ?? ""); return m && Number(m[1]) <= Number(m[2]) ? [Number(m[1]), Number(m[2])] as [number, number] : null; };
     const range = pair("range"), window = pair("window");
     if (range) this.range = [state(range[0]), state(range[1])];
-    if (window) this.zoom(window[0], window[1]);
+    if (window && window[0] < window[1]) this.zoom(window[0], window[1]);
   }
   /** The states that are compared or shown: what is shown, and what it is compared with; in words. */
   shown(): { state: number; before: number | null; words: string } {

@@ -103,6 +103,10 @@ export async function keys(page, name) {
   await page.evaluate((hash) => { window.gputrace.view.restore(hash); window.gputrace.view.changed(); }, hash);
   await page.waitForTimeout(250);
   check((await page.evaluate(() => location.hash)) === hash, `${name}: the link does not lead to itself: ${hash}`);
+  // What a link says wrongly is as at the beginning.
+  const [plain, odd] = await page.evaluate(() => ["", "#trace=99&device=99&by=x&tab=x&moment=x&axis=x&window=9-1&range=5-1"].map((link) => { window.gputrace.view.restore(link); return window.gputrace.view.fragment(); }));
+  check(plain === odd, `${name}: a wrong link leads to ${odd}, and not to ${plain}`);
+  await page.evaluate((hash) => { window.gputrace.view.restore(hash); window.gputrace.view.changed(); }, hash);
   await page.keyboard.press("?");
   check(await page.evaluate(() => document.querySelector("dialog").open), `${name}: ? shows no keys`);
   await page.keyboard.press("Escape");

@@ -79,17 +79,34 @@ pub struct Chapter {
     devices: Vec<(i16, String, Device)>,
     marks: Vec<(MarkKind, Marks)>,
     settings: Vec<Settings>,
+    /// What is wrong with the job, at the calls of this trace that show it: when, and in words.
+    findings: Vec<(Nanos, String)>,
     tape: Option<Arc<Tape>>,
 }
 
+/// Something that is wrong with a job, at a call of one of its traces.
+pub struct Placed {
+    /// Which of the page's traces.
+    pub trace: usize,
+    /// When, on the clock of its host.
+    pub time: Nanos,
+    /// In words.
+    pub text: String,
+}
+
 impl Page {
-    /// Of these traces, and of what is said of all of them.
+    /// Of these traces, of what is said of all of them, and where that shows.
     #[must_use]
-    pub fn of(read: Vec<(Story, Chapter)>, job: &[Section]) -> Page {
+    pub fn of(read: Vec<(Story, Chapter)>, job: &[Section], findings: Vec<Placed>) -> Page {
         let (stories, mut chapters): (Vec<Story>, Vec<Chapter>) = read.into_iter().unzip();
         let processes: Vec<_> = stories.iter().map(|story| &story.process).collect();
         for (chapter, origin) in chapters.iter_mut().zip(origins_of(&processes)) {
             chapter.origin = origin.0;
+        }
+        for Placed { trace, time, text } in findings {
+            if let Some(chapter) = chapters.get_mut(trace) {
+                chapter.findings.push((time, text));
+            }
         }
         let summary = serde_json::to_value(Summary::of(&stories)).unwrap_or_default();
         Page { summary, chapters, job: job.iter().map(tables::section).collect() }
@@ -286,6 +303,7 @@ impl Chapter {
                 .collect(),
             marks: marks.into_iter().collect(),
             settings: vec![],
+            findings: vec![],
             holders,
             tape,
         };
@@ -375,6 +393,7 @@ impl Chapter {
             "pools": self.pools,
             "holders": self.holders(columns),
             "devices": devices,
+            "findings": self.findings.iter().map(|(time, text)| json!([time.0.saturating_sub(self.start), cut(text)])).collect::<Vec<_>>(),
             "marks": self.marks.iter().map(|it| self.marks(it, columns)).collect::<Vec<_>>(),
             "settings": settings.iter().map(|it| it.write(self.start, columns)).collect::<Vec<_>>(),
         })

@@ -48,7 +48,7 @@ fn page_of(source: Source) -> (Vec<u8>, Story, Source) {
     let part = crate::report::part(&story, of_report(&story, Shown::OnDemand));
     let chapter = Chapter::of(&story, &part, &source, 1, None);
     let mut page = vec![];
-    Page::of(vec![(story, chapter)], &[]).write(&mut page).unwrap();
+    Page::of(vec![(story, chapter)], &[], vec![]).write(&mut page).unwrap();
     (page, Story::of_source(&source), source)
 }
 
@@ -192,7 +192,7 @@ fn no_name_is_markup_and_nothing_is_loaded() {
     let part = crate::report::part(&story, of_report(&story, Shown::OnDemand));
     let chapter = Chapter::of(&story, &part, &source, 1, None);
     let mut page = vec![];
-    Page::of(vec![(story, chapter)], &[]).write(&mut page).unwrap();
+    Page::of(vec![(story, chapter)], &[], vec![]).write(&mut page).unwrap();
     let page = String::from_utf8(page).unwrap();
     let (plain, _, _) = self::page("Alloc addr=a bytes=2M by=libc10_cuda.so");
     let plain = String::from_utf8(plain).unwrap();
@@ -382,4 +382,24 @@ fn pinned_memory_of_the_host_is_the_last_of_the_devices() {
         }
         assert!(!column(&host["blocks"]["addr"]).is_empty());
     }
+}
+
+#[test]
+fn what_is_wrong_with_the_job_is_where_its_trace_shows_it() {
+    let chapter = || {
+        let source = Source::of("train.gtr", recording(SCENE));
+        let story = Story::with_lifetimes(&source, &Categories::default());
+        let part = crate::report::part(&story, of_report(&story, Shown::OnDemand));
+        let chapter = Chapter::of(&story, &part, &source, 2, None);
+        (story, chapter)
+    };
+    let (first, second) = (chapter(), chapter());
+    let began = first.0.start().0;
+    let placed =
+        |trace, since| Placed { trace, time: Nanos(began + since), text: "rank 1 did not call".into() };
+    let mut page = vec![];
+    Page::of(vec![first, second], &[], vec![placed(1, 7), placed(2, 9)]).write(&mut page).unwrap();
+    let (head, _) = read(&page);
+    let found = |chapter: usize| head["chapters"][chapter]["findings"].clone();
+    assert_eq!((found(0), found(1)), (json!([]), json!([[7, "rank 1 did not call"]])));
 }
