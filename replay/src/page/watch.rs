@@ -336,18 +336,10 @@ impl<'a> Collector<'a> {
                 device.blocks.ends(*addr, event.time);
             }
             Step::Heap(addr, block) if block.device == HOST => {
-                let number = self.pinned(ledger, block);
-                self.gains(HOST, number, block.bytes);
-                let host = self.device(HOST);
-                host.in_blocks = host.in_blocks.saturating_add(block.bytes.0);
-                host.blocks.begins(*addr, block.bytes, event.time, number);
+                self.pinned_begins(ledger, event, *addr, block)
             }
             Step::HeapFreed(addr, block) if block.device == HOST => {
-                let number = self.pinned(ledger, block);
-                self.loses(HOST, number, block.bytes);
-                let host = self.device(HOST);
-                host.in_blocks = host.in_blocks.saturating_sub(block.bytes.0);
-                host.blocks.ends(*addr, event.time);
+                self.pinned_ends(ledger, event, *addr, block);
             }
             Step::Gained(object) if is_shown(object) => {
                 let is_segment = self.is_segment(ledger, object);
@@ -429,6 +421,22 @@ impl<'a> Collector<'a> {
         let is_cache =
             object.torch || object.device == HOST && ledger.sites.owner(object.owner) == TORCH_PINNED;
         is_cache && self.device(object.device).has_blocks
+    }
+
+    fn pinned_begins(&mut self, ledger: &Ledger, event: &Event, addr: u64, block: &HeapBlock) {
+        let number = self.pinned(ledger, block);
+        self.gains(HOST, number, block.bytes);
+        let host = self.device(HOST);
+        host.in_blocks = host.in_blocks.saturating_add(block.bytes.0);
+        host.blocks.begins(addr, block.bytes, event.time, number);
+    }
+
+    fn pinned_ends(&mut self, ledger: &Ledger, event: &Event, addr: u64, block: &HeapBlock) {
+        let number = self.pinned(ledger, block);
+        self.loses(HOST, number, block.bytes);
+        let host = self.device(HOST);
+        host.in_blocks = host.in_blocks.saturating_sub(block.bytes.0);
+        host.blocks.ends(addr, event.time);
     }
 
     /// Who holds a block of the host's.
