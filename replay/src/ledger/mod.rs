@@ -44,6 +44,7 @@ pub use counts::{CallCounts, Histogram};
 pub use driver::{Mapped, MemoryKind, Object};
 pub use findings::{Finding, Findings, Found};
 pub use heaps::{HeapBlock, HeapBooks};
+pub(crate) use heaps::{is_arena, is_heap, is_pinned_cache};
 pub use hidden::{Cause, HiddenStep, Pages, Sampled, Samples};
 pub use phases::{PhaseId, Phases};
 pub use pjrt::{Buffer, Executable, Need, PjrtBooks, PjrtOom};
@@ -53,7 +54,7 @@ pub use training::{StepSource, Training, TrainingStep, is_in_module};
 pub use watch::{Unwatched, Watch};
 
 use crate::trace::Definitions;
-use crate::trace::owners::{JAX, NVSHMEM, TORCH, TORCH_ELSEWHERE, TORCH_PINNED};
+use crate::trace::owners::{JAX, TORCH, TORCH_ELSEWHERE, TORCH_PINNED};
 use crate::trace::torch_release;
 use communicators::Communicators;
 use contexts::Contexts;
@@ -480,6 +481,11 @@ impl Ledger {
         self.torch.steps.wanted = true;
     }
 
+    /// Steps of training are not looked for: [`Ledger::training`] and [`Ledger::loops`] stay empty, and events are booked faster.
+    pub fn skip_training(&mut self) {
+        self.finder.is_off = true;
+    }
+
     /// What the newest event did, in order; empty unless [`Ledger::keep_steps`] was called.
     #[must_use]
     pub fn steps(&self) -> &[Step] {
@@ -784,23 +790,6 @@ impl Ledger {
         let (tracked, rounding) = (books.handed_out(), books.pages.rounding());
         books.samples.sample(time, sample, tracked, rounding);
     }
-}
-
-/// A place where NVSHMEM takes memory for its heap, which is shown by the blocks in it.
-pub(crate) fn is_heap(ledger: &Ledger, device: i16, site: SiteId) -> bool {
-    let has_blocks = ledger.devices.get(&device).is_some_and(|books| books.heap.blocks.peak().0 > 0);
-    has_blocks && ledger.sites.site(site).is_some_and(|site| ledger.sites.owner(site.owner) == NVSHMEM)
-}
-
-/// What PyTorch pinned for its cache, where blocks show who has it.
-pub(crate) fn is_pinned_cache(ledger: &Ledger, device: i16, owner: OwnerId) -> bool {
-    device == HOST && ledger.host_blocks().peak().0 > 0 && ledger.sites.owner(owner) == TORCH_PINNED
-}
-
-/// A place where JAX's allocator takes memory of the device from the driver, which is shown by the buffers in it.
-pub(crate) fn is_arena(ledger: &Ledger, device: i16, site: SiteId) -> bool {
-    let has_buffers = ledger.devices.get(&device).is_some_and(|books| books.pjrt.is_some());
-    has_buffers && ledger.sites.site(site).is_some_and(|site| ledger.sites.owner(site.owner) == JAX)
 }
 
 type Devices = BTreeMap<i16, DeviceBooks>;

@@ -95,6 +95,8 @@ pub(super) struct Found {
 /// Looks for steps while events pass.
 #[derive(Debug, Default)]
 pub(super) struct StepFinder {
+    /// Nobody asks for steps: nothing is kept.
+    pub(super) is_off: bool,
     ranges: FxHashMap<String, Vec<TrainingStep>>,
     open: FxHashMap<ThreadId, Vec<Option<String>>>,
     /// From which of the lines that call one an optimizer was called.
@@ -113,6 +115,9 @@ pub(super) struct StepFinder {
 
 impl StepFinder {
     pub(super) fn mark(&mut self, definitions: &dyn Definitions, event: &Event, mark: &Mark) {
+        if self.is_off {
+            return;
+        }
         match mark.action {
             MarkAction::Push => {
                 let step = definitions.text(mark.text).and_then(step_of);
@@ -146,6 +151,9 @@ impl StepFinder {
         device: i16,
         asked: Option<SiteId>,
     ) {
+        if self.is_off {
+            return;
+        }
         let (is_block, addr) = match &event.kind {
             EventKind::BlockAlloc(block) => {
                 self.first_block.get_or_insert(event.time);

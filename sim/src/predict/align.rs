@@ -10,6 +10,7 @@ use rustc_hash::FxHashMap;
 
 use super::common::{NONE, common};
 use super::law::Basis;
+use crate::cores::on_all_cores;
 use crate::ops::{AllocId, Allocation, Op, OpStream, Pool, StackId};
 
 /// Steps on each side of a gap that are matched again.
@@ -17,6 +18,8 @@ const WINDOW: usize = 48;
 /// Most pairs of steps that are compared in one gap, and in all.
 const MOST_PAIRS: usize = 1 << 22;
 const MOST_PAIRS_IN_ALL: usize = 1 << 27;
+/// A core takes so many gaps at a time.
+const GAPS_AT_A_TIME: usize = 64;
 
 /// Numbers for whatever a request is known by, shared by all runs.
 #[derive(Default)]
@@ -216,35 +219,40 @@ impl Aligner<'_> {
     /// The steps about each gap, matched again.
     fn refined(&self, mut matched: Vec<u32>) -> Vec<u32> {
         let mut pairs_left = MOST_PAIRS_IN_ALL;
-        for (before, after) in gaps(&matched, self.other.requests.len()) {
+        let gaps = gaps(&matched, self.other.requests.len()).into_iter().map(|(before, after)| {
             let n_pairs = before.len() * after.len();
             let is_affordable = n_pairs <= MOST_PAIRS.min(pairs_left);
-            let found = if is_affordable {
-                pairs_left -= n_pairs;
-                self.best(before.clone(), after.clone())
-            } else {
-                let tokens = |steps: &Steps, range: Range<usize>| -> Vec<u32> {
-                    range.map(|step| steps.place(step)).collect()
-                };
-                let found = common(&tokens(self.base, before.clone()), &tokens(self.other, after.clone()));
-                let start = after.start as u32;
-                found.into_iter().map(|at| if at == NONE { NONE } else { at + start }).collect()
+            pairs_left -= if is_affordable { n_pairs } else { 0 };
+            (before, after, is_affordable)
+        });
+        let gaps: Vec<(Range<usize>, Range<usize>, bool)> = gaps.collect();
+        let groups: Vec<&[_]> = gaps.chunks(GAPS_AT_A_TIME).collect();
+        let again = |(before, after, is_affordable): &(Range<usize>, Range<usize>, bool)| {
+            if *is_affordable {
+                return self.best(before.clone(), after.clone());
+            }
+            let tokens = |steps: &Steps, range: &Range<usize>| -> Vec<u32> {
+                range.clone().map(|step| steps.place(step)).collect()
             };
-            matched[before].copy_from_slice(&found);
+            let found = common(&tokens(self.base, before), &tokens(self.other, after));
+            let start = after.start as u32;
+            found.into_iter().map(|at| if at == NONE { NONE } else { at + start }).collect()
+        };
+        let found =
+            on_all_cores(groups.len(), |group| Some(groups[group].iter().map(again).collect::<Vec<_>>()));
+        for ((before, ..), found) in gaps.iter().zip(found.iter().flatten()) {
+            matched[before.clone()].copy_from_slice(found);
         }
         matched
     }
 
-    /// How well two steps go together; none if they cannot be the same.
-    fn score(&self, one: usize, other: usize) -> Option<u32> {
+    /// How well two steps of one place go together.
+    fn score(&self, one: usize, other: usize) -> u32 {
         let (base, steps) = (self.base, self.other);
-        if base.place(one) != steps.place(other) {
-            return None;
-        }
         let (size, other_size) = (base.size(one) as f64, steps.size(other) as f64);
         let follows = self.ratios.iter().any(|ratio| (size * ratio - other_size).abs() < 1.0);
         let weight = if base.frees[one] { 1 } else { 3 };
-        Some(1 + if follows { weight } else { 0 })
+        1 + if follows { weight } else { 0 }
     }
 
     /// The matching of two ranges with the largest sum of scores.
@@ -259,21 +267,23 @@ impl Aligner<'_> {
         let mut from = vec![From::Before; (n_before + 1) * (n_after + 1)];
         from[..=n_after].fill(From::After);
         let mut scores = vec![0_u32; n_after + 1];
-        for (row, one) in before.clone().enumerate() {
-            let row = (row + 1) * (n_after + 1);
-            let mut diagonal = scores[0];
-            for (column, other) in after.clone().enumerate() {
-                let column = column + 1;
-                let (above, left) = (scores[column], scores[column - 1]);
-                let both = self.score(one, other).map(|score| diagonal + score);
+        // Nearly all pairs are of two places.
+        let places_after: Vec<u32> = after.clone().map(|step| self.other.place(step)).collect();
+        let rows = from.chunks_exact_mut(n_after + 1).skip(1);
+        for (one, from) in before.clone().zip(rows) {
+            let place = self.base.place(one);
+            let (mut diagonal, mut left) = (scores[0], scores[0]);
+            let columns = scores[1..].iter_mut().zip(&mut from[1..]).zip(&places_after);
+            for (((above, from), place_after), other) in columns.zip(after.clone()) {
+                let both = (*place_after == place).then(|| diagonal + self.score(one, other));
                 let (score, step) = match both {
-                    Some(both) if both >= above.max(left) => (both, From::Both),
-                    _ if left > above => (left, From::After),
-                    _ => (above, From::Before),
+                    Some(both) if both >= left.max(*above) => (both, From::Both),
+                    _ if left > *above => (left, From::After),
+                    _ => (*above, From::Before),
                 };
-                diagonal = above;
-                scores[column] = score;
-                from[row + column] = step;
+                diagonal = std::mem::replace(above, score);
+                *from = step;
+                left = score;
             }
         }
         let mut found = vec![NONE; n_before];

@@ -20,6 +20,12 @@ const CHOSEN_WORKSPACES: f64 = 0.11;
 /// An answer whose replays are no further apart is sure, and where something is open its range reaches as much further.
 const SURE: f64 = 0.01;
 
+/// One of the replays of a forecast.
+enum Done {
+    Best(Box<Answer>),
+    Other(Box<Outcome>),
+}
+
 /// What becomes of a prediction under an allocator.
 #[derive(Clone, Debug)]
 pub struct Forecast {
@@ -44,20 +50,28 @@ impl Prediction {
     /// When there is no such policy or it does not understand its options.
     pub fn forecast(&self, question: &Question) -> Result<Forecast, OptionError> {
         let laboratory = Laboratory::of_prediction(&self.best).beside(self.others.len());
-        // All at a time; the laboratory keeps what becomes of the best guess.
-        let guessed = on_all_cores(self.others.len() + 1, |index| {
+        // All at a time.
+        let done = on_all_cores(self.others.len() + 1, |index| {
             Some(match index.checked_sub(1) {
-                None => laboratory.guess(question),
-                Some(other) => guess(&self.others[other], question),
+                None => laboratory.answer(question).map(|answer| Done::Best(Box::new(answer))),
+                Some(other) => {
+                    guess(&self.others[other], question).map(|outcome| Done::Other(Box::new(outcome)))
+                }
             })
         });
-        let answer = laboratory.answer(question)?;
+        let (mut answer, mut guessed) = (None, vec![]);
+        for done in done {
+            match done? {
+                Done::Best(best) => answer = Some(*best),
+                Done::Other(outcome) => guessed.push(*outcome),
+            }
+        }
+        let answer = answer.ok_or_else(|| OptionError("nothing came of its replay".into()))?;
         let peaks = |outcome: &Outcome| (outcome.books.reserved.peak, outcome.books.allocated.peak);
         let (_, allocated) = peaks(&answer.outcome);
         let (mut reserved, mut allocated) = (answer.peak_reserved_range, (allocated, allocated));
         let mut fits = (answer.n_oom.0 < answer.n_oom.1, answer.n_oom.0 == 0);
-        for outcome in guessed.into_iter().skip(1) {
-            let outcome = outcome?;
+        for outcome in guessed {
             let (most, in_use) = peaks(&outcome);
             reserved = (reserved.0.min(most), reserved.1.max(most));
             allocated = (allocated.0.min(in_use), allocated.1.max(in_use));

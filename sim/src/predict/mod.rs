@@ -371,16 +371,14 @@ impl<'a> Model<'a> {
             (fit, scatter)
         };
         (self.fits, self.scatter) = fits.into_iter().zip(&all).map(of_all).unzip();
-        self.find_copies(&scratch, &all);
+        self.optional = scratch::optional(stream, &scratch);
+        self.find_copies(&all);
         self.full = all.iter().map(|alike| scratch::full(alike.scratch, &alike.sizes, threads)).collect();
-        let ids = (0..).map(AllocId).zip(scratch);
-        self.optional =
-            ids.filter(|(id, it)| scratch::is_optional(stream, *id, *it)).map(|(id, _)| id).collect();
         self.inherit();
     }
 
     /// What grows of workspaces of convolutions that follow no law.
-    fn find_copies(&mut self, scratch: &[Scratch], all: &[Alike]) {
+    fn find_copies(&mut self, all: &[Alike]) {
         let stream = self.runs[self.base].stream;
         let copies: Vec<Option<Law>> = self
             .fits
@@ -391,7 +389,7 @@ impl<'a> Model<'a> {
                 (*scratch == Scratch::Workspace).then(|| self.basis.copies(fit, least)).flatten()
             })
             .collect();
-        let is_of_conv = |id: &u32| scratch::is_optional(stream, AllocId(*id), scratch[*id as usize]);
+        let is_of_conv = |id: &u32| self.optional.contains(&AllocId(*id));
         let workspaces = (0..stream.allocations.len() as u32).filter(is_of_conv).map(|id| {
             let fit = self.fit_of[id as usize];
             Workspace {

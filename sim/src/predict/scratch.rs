@@ -3,9 +3,11 @@
 //! Such memory does not follow from the sides of tensors: a library chooses another algorithm, and a kernel uses no more parts
 //! of the GPU than there are.
 
+use rustc_hash::{FxHashMap, FxHashSet};
+
 use super::align::greatest_common_divisor;
 use super::gpus::Threads;
-use crate::ops::{AllocId, Frame, Op, OpStream};
+use crate::ops::{AllocId, Frame, Op, OpStream, StackId};
 
 /// Bytes of what PyTorch's sums of 32 bits and fewer add up in: float.
 const ACCUMULATED: u64 = 4;
@@ -57,12 +59,17 @@ pub(super) fn scratch(stream: &OpStream) -> Vec<Scratch> {
     found
 }
 
-/// Whether the program goes on without it: where there is no room for a convolution's workspace, PyTorch takes another algorithm
+/// Those without which the program goes on: where there is no room for a convolution's workspace, PyTorch takes another algorithm
 /// (`AlgoIterator::try_all` in ATen/native/cudnn/Conv_v7.cpp, PyTorch 2.0 to 2.11).
-pub(super) fn is_optional(stream: &OpStream, id: AllocId, scratch: Scratch) -> bool {
+pub(super) fn optional(stream: &OpStream, scratch: &[Scratch]) -> FxHashSet<AllocId> {
     // Not what converts, as `convert_frame` of torch.compile.
     let of_conv = |frame: &Frame| frame.name.to_ascii_lowercase().replace("convert", "").contains("conv");
-    scratch == Scratch::Workspace && stream.stacks.frames_of(stream.allocation(id).stack).any(of_conv)
+    let mut known: FxHashMap<StackId, bool> = FxHashMap::default();
+    let mut is_of_conv =
+        |stack: StackId| *known.entry(stack).or_insert_with(|| stream.stacks.frames_of(stack).any(of_conv));
+    let all = (0..).map(AllocId).zip(&stream.allocations).zip(scratch);
+    let workspaces = all.filter(|(_, scratch)| **scratch == Scratch::Workspace);
+    workspaces.filter(|((_, allocation), _)| is_of_conv(allocation.stack)).map(|((id, _), _)| id).collect()
 }
 
 /// How large a sum's parts are together where they fill a GPU that runs so many threads at a time, but no smaller than they were: at

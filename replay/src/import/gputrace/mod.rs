@@ -188,6 +188,7 @@ struct Importer<'a> {
 impl Watch for Importer<'_> {
     fn begin(&mut self, ledger: &mut Ledger) {
         ledger.keep_steps();
+        ledger.skip_training();
     }
 
     fn event(&mut self, ledger: &mut Ledger, event: &Event) {
