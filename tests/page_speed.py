@@ -61,7 +61,7 @@ def opened(pages):
 
 
 def served(release, trace, words):
-    """Parts of a fiftieth of the time, and as much around them as the page asks for, wherever they lie."""
+    """Parts of a hundredth of the time, of which a page has room for every change, wherever they lie."""
     gputrace = os.path.join(release, "gputrace")
     told = subprocess.run([gputrace, "report", "--all", "--json", trace], stdout=subprocess.PIPE, check=True).stdout
     ending = next(it for it in json.loads(told)["processes"][0]["sections"] if it["name"] == "ending")
@@ -71,8 +71,8 @@ def served(release, trace, words):
         address = server.stdout.readline().strip()
         ready, took, chance = time.monotonic() - began, [], random.Random(1)
         for _ in range(30):
-            begin, began = chance.randrange(duration - duration // 25), time.monotonic()
-            urllib.request.urlopen(f"{address}details?trace=0&from={begin}&to={begin + duration // 25}").read()
+            begin, began = chance.randrange(duration - duration // 100), time.monotonic()
+            urllib.request.urlopen(f"{address}details?trace=0&from={begin}&to={begin + duration // 100}").read()
             took.append(time.monotonic() - began)
         status = open(f"/proc/{server.pid}/status").read()
         most, now = (int(re.search(rf"{name}:\s+(\d+)", status)[1]) // 1024 for name in ("VmHWM", "VmRSS"))
