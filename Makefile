@@ -43,7 +43,7 @@ browser: build ## Open pages of all golden traces in Chromium, and hold every nu
 	cd page && npm ci --no-fund --no-audit --ignore-scripts
 	node page/test/browser.mjs --gputrace $(RELEASE)/gputrace $(if $(SHOTS),--shots $(SHOTS)) tests/golden/*.gtr \
 	  tests/golden/kept-losses.gtr,tests/golden/running-total.gtr,tests/golden/dataparallel.gtr \
-	  tests/golden/pools/*.gtr tests/golden/owners/*.gtr tests/groundtruth/*.pickle.gz
+	  tests/golden/pools/*.gtr tests/golden/owners/*.gtr tests/golden/snapshots/*.pickle.gz tests/groundtruth/*.pickle.gz
 	node page/test/pictures.mjs --gputrace $(RELEASE)/gputrace
 	node --experimental-websocket page/test/firefox.mjs --gputrace $(RELEASE)/gputrace tests/golden/*.gtr || [ $$? = 77 ]
 

@@ -26,7 +26,9 @@ fn the_page_is_what_its_sources_give_and_shows_in_a_browser_what_programs_get() 
     }
     let golden = root().join("tests/golden");
     let traces = SHOWN.map(|name| golden.join(name).into_os_string().into_string().expect("UTF-8"));
-    let snapshots = SNAPSHOTS.map(|name| root().join("tests/groundtruth").join(name));
+    let mut snapshots = SNAPSHOTS.map(|name| root().join("tests/groundtruth").join(name)).to_vec();
+    // With pinned memory of the host.
+    snapshots.push(golden.join("snapshots/pinned-2.15.pickle.gz"));
     let job = format!("{},{}", traces[0], traces[3]);
     let gputrace = recorded::built().join("gputrace");
     let mut browser = Command::new("node");

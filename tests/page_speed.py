@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""page_speed.py RELEASE [EVENTS [RANKS]]: what `gputrace html` and its page take of long traces, on this machine (`make bench-page`).
+"""page_speed.py RELEASE [EVENTS [RANKS]]: what `gputrace html`, its page and `gputrace serve` take of long traces, on this machine (`make bench-page`).
 
 RELEASE is the folder of `gputrace` and of `examples/training` and `examples/ranks`, which make the traces: one of ten million events and a job of
 8 x 1 million, if nothing else is said. Nothing is asserted. The goals, on 2 processors: a page of at most 20 MB, made in less than 20 s and 1.5 GiB, which
 opens in less than 2 s with less than 300 MB of heap, and moves and zooms in less than 33 ms for 95 of 100 frames, drawn without a graphics card.
 Programs are kept to two processors where there are more. Where Chromium or Node.js is missing, pages are made and not opened. PAGES=FOLDER keeps the pages.
 """
-import json, os, shutil, subprocess, sys, tempfile, time
+import json, os, random, re, shutil, subprocess, sys, tempfile, time, urllib.request
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -28,6 +28,7 @@ def main():
         made = [made_of(release, os.path.join(pages, name), trace, words) for name, trace, words in [
             ("one.html", one, f"{events:,} events"), ("job.html", job, f"{ranks} x {events // 10:,} events")]]
         opened(made)
+        served(release, one, f"{events:,} events")
         print(f"load of the machine after: {os.getloadavg()[0]:.1f}")
 
 
@@ -57,6 +58,30 @@ def opened(pages):
         print(f"{'milliseconds':28}{'half':>9}{'95 of 100':>14}{'main thread':>14}{'frames':>8}")
         for what, row in it["moves"].items():
             print(f"{what:28}{row['half']:9.1f}{row['most']:14.1f}{row['thread']:14.1f}{row['frames']:8}")
+
+
+def served(release, trace, words):
+    """Parts of a hundredth of the time, of which a page has room for every change, wherever they lie."""
+    gputrace = os.path.join(release, "gputrace")
+    told = subprocess.run([gputrace, "report", "--all", "--json", trace], stdout=subprocess.PIPE, check=True).stdout
+    ending = next(it for it in json.loads(told)["processes"][0]["sections"] if it["name"] == "ending")
+    duration, began = ending["duration_ns"], time.monotonic()
+    server = subprocess.Popen([gputrace, "serve", trace], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        address = server.stdout.readline().strip()
+        ready, took, chance = time.monotonic() - began, [], random.Random(1)
+        for _ in range(30):
+            begin, began = chance.randrange(duration - duration // 100), time.monotonic()
+            urllib.request.urlopen(f"{address}details?trace=0&from={begin}&to={begin + duration // 100}").read()
+            took.append(time.monotonic() - began)
+        status = open(f"/proc/{server.pid}/status").read()
+        most, now = (int(re.search(rf"{name}:\s+(\d+)", status)[1]) // 1024 for name in ("VmHWM", "VmRSS"))
+        files = [os.stat(f"/proc/{server.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{server.pid}/fd")]
+        kept = max((it.st_size for it in files if it.st_nlink == 0), default=0)
+        print(f"\n{words}, served: ready after {ready:.1f} s; details first {took[0]:.3f} s, half {sorted(took)[len(took) // 2]:.3f} s, "
+              f"most {max(took):.3f} s; {most} MiB at most, {now} MiB now, {kept / 1e6:.0f} MB on disk")
+    finally:
+        server.kill()
 
 
 if __name__ == "__main__":

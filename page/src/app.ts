@@ -1,7 +1,7 @@
 // The page: the verdict first, then memory over time, then what is asked of it.
 import { read, type Data, type Item, type Text } from "./data";
 import { Details } from "./details";
-import { h } from "./dom";
+import { h, Picture } from "./dom";
 import { cell, count } from "./format";
 import { Live } from "./live";
 import { AddressMap } from "./map";
@@ -14,7 +14,7 @@ import { Timeline } from "./timeline";
 import { TABS, View, type Tab } from "./view";
 
 const TAB_TITLES: Record<Tab, string> = { live: "What was held", map: "Address map", settings: "Other settings", ranks: "Ranks", tables: "All tables" };
-const KEYS: [string, string][] = [["\u2190 \u2192", "cursor to the change before, after (Shift: far); on the flame graph from box to box"], ["P", "cursor to the peak"], ["O S E", "to the next out-of-memory error, step, emptying of the cache"], ["B", "base for a difference: where the cursor is"], ["+ \u2212 0", "zoom in, out, all"], ["X", "axis: time or changes"], ["1 to 4", "by owner, role, call site, pool"], ["Q W R T Y", "tabs"], ["V", "light up the line that the verdict names"], ["/", "search"], ["D", "dark or light"], ["?", "these keys"], ["mouse", "click: cursor; drag: range; Shift drag: move; Ctrl wheel: zoom; double click: all"]];
+const KEYS: [string, string][] = [["\u2190 \u2192", "cursor to the change before, after (Shift: far); on the flame graph from box to box"], ["P", "cursor to the peak"], ["O S E F", "to the next out-of-memory error, step, emptying of the cache, finding of the job"], ["B", "base for a difference: where the cursor is"], ["+ \u2212 0", "zoom in, out, all"], ["X", "axis: time or changes"], ["1 to 4", "by owner, role, call site, pool"], ["Q W R T Y", "tabs"], ["V", "light up the line that the verdict names"], ["/", "search"], ["D", "dark or light"], ["?", "these keys"], ["mouse", "click: cursor; drag: range; Shift drag: move; Ctrl wheel: zoom; double click: all"]];
 
 /** What finds a line of the program that a text names, `main (/job/train.py:12)`, wherever it stands. */
 function lineIn(text: string): string | null {
@@ -117,9 +117,20 @@ function start(data: Data, root: HTMLElement) {
   view.on(update);
   addEventListener("hashchange", () => { view.restore(location.hash); update(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", update);
-  // On paper all of it is shown, in dark ink.
-  addEventListener("beforeprint", () => { panels.forEach((panel, i) => { panel.hidden = false; views[tabs[i]].update(); }); });
-  addEventListener("afterprint", update);
+  // On paper all of it is shown, in dark ink: pictures are drawn before it is printed, not in the next frame.
+  let before: string | undefined;
+  addEventListener("beforeprint", () => {
+    const root = document.documentElement;
+    before = root.dataset.theme;
+    root.dataset.theme = "light";
+    update();
+    panels.forEach((panel, i) => { panel.hidden = false; views[tabs[i]].update(); });
+    Picture.drawAll();
+  });
+  addEventListener("afterprint", () => {
+    if (before) document.documentElement.dataset.theme = before; else delete document.documentElement.dataset.theme;
+    update();
+  });
   addEventListener("keydown", (event) => {
     const isTyping = event.target instanceof HTMLInputElement || event.target instanceof HTMLSelectElement;
     if (isTyping && event.key === "Escape") (event.target as HTMLElement).blur();
@@ -130,7 +141,7 @@ function start(data: Data, root: HTMLElement) {
     const acts: Record<string, () => void> = {
       v: () => top.querySelector<HTMLElement>("dd.site button")?.click(),
       "/": () => field.focus(), "?": () => help.showModal(), d: toggle,
-      p: () => device?.n && timeline.move(device.peak), o: () => timeline.next("out of memory"), s: () => timeline.next("step"), e: () => timeline.next("cache emptied"),
+      p: () => device?.n && timeline.move(device.peak), o: () => timeline.next("out of memory"), s: () => timeline.next("step"), e: () => timeline.next("cache emptied"), f: () => timeline.next("finding"),
       b: () => { if (!device?.n) return; view.base = view.cursor; view.moment = "base"; view.changed(); },
       "+": () => timeline.zoomAt(around, 0.6), "=": () => timeline.zoomAt(around, 0.6), "-": () => timeline.zoomAt(around, 1 / 0.6), "0": () => { view.window = view.extent; view.changed(); },
       x: () => { view.setAxis(view.axis === "time" ? "change" : "time"); view.changed(); },

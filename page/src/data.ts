@@ -31,6 +31,8 @@ export interface ChapterHead {
   pools: { device: number; id: string; what: string; places: string[] }[];
   holders: { level: number; owner: number; site: number; stack: number; stream: number; role: number; private: number; kind: number; kinds: string[]; streams: string[]; torch: string };
   devices: DeviceHead[]; marks: MarksHead[]; settings: SettingsHead[];
+  /** What is wrong with the job, where this trace shows it: when, and in words. */
+  findings: [number, string][];
 }
 export interface Head { format: string; version: string; summary: any; job: Section[]; chapters: ChapterHead[]; columns: [number, number][] }
 

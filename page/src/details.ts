@@ -38,8 +38,8 @@ export class Details {
       const response = await fetch(`${this.address}?trace=${chapter}&from=${from}&to=${to}`);
       if (!response.ok) throw new Error(`${response.status} ${response.statusText}`);
       const data = opened(new Uint8Array(await response.arrayBuffer())), [head] = data.head.chapters;
-      const { report, settings, origin_ns } = old.head;
-      view.replace(chapter, new Chapter({ ...head, report, settings, origin_ns }, data, chapter));
+      const { report, settings, origin_ns, findings } = old.head;
+      view.replace(chapter, new Chapter({ ...head, report, settings, origin_ns, findings }, data, chapter));
       if (view.trace.devices.some((device) => device.head.stretch > 1 && !device.head.whole)) this.tooLarge = to - from;
       this.say("");
     } catch (error) {

@@ -22,10 +22,19 @@ export class Picture {
   /** Pixels of the screen in one of the page. */
   ratio = 1;
   private pending = false;
+  private static known = new Set<WeakRef<Picture>>();
+  /** Draws all that have a place, at once. */
+  static drawAll() {
+    for (const known of Picture.known) {
+      const picture = known.deref();
+      if (picture?.canvas.isConnected) picture.now(); else if (!picture) Picture.known.delete(known);
+    }
+  }
   constructor(public height: number, label: string, private draw: (context: CanvasRenderingContext2D, width: number, height: number) => void) {
     this.canvas = h("canvas", { role: "img", "aria-label": label, tabindex: 0 });
     this.context = this.canvas.getContext("2d")!;
     new ResizeObserver(() => this.redraw()).observe(this.canvas);
+    Picture.known.add(new WeakRef(this));
   }
   /** Draws once before the next frame, however often it is asked for. */
   redraw() {
@@ -57,6 +66,16 @@ export function fitted(context: CanvasRenderingContext2D, text: string, width: n
     if (context.measureText(text.slice(0, middle) + "\u2026").width <= width) from = middle; else to = middle - 1;
   }
   return from > 1 ? text.slice(0, from) + "\u2026" : "";
+}
+
+/** A file's name in one line: of a longer path its last parts, of a longer name its beginning and its end, where ranks and steps are. */
+export function shortFile(path: string, most = 56): string {
+  if (path.length <= most) return path;
+  const parts = path.split("/");
+  let shown = parts.pop()!;
+  if (shown.length > most - 2) return `${parts.length ? "\u2026/" : ""}${shown.slice(0, most - 34)}\u2026${shown.slice(-30)}`;
+  while (parts.length && shown.length + parts.at(-1)!.length + 3 <= most) shown = parts.pop() + "/" + shown;
+  return "\u2026/" + shown;
 }
 
 /** `...end of a path` keeps a call site's line. */

@@ -3,7 +3,7 @@
 import { colours, theme } from "./colours";
 import { h, Picture, shortSite } from "./dom";
 import { bytes, count, tickTime, ticks, time } from "./format";
-import { LEVEL, type Map2D, type Segment } from "./model";
+import { HOST, LEVEL, type Map2D, type Segment } from "./model";
 import { packed, Raster } from "./raster";
 import { grid } from "./tables";
 import type { View } from "./view";
@@ -104,16 +104,16 @@ export class AddressMap {
       return h("li", {}, h("span", {}, swatch, shortSite(name)));
     }));
     const at = device.times[view.cursor], segments = map.segments(at), live = segments.reduce((sum, it) => sum + it.live, 0), all = segments.reduce((sum, it) => sum + it.bytes, 0);
-    const isWhole = map.isWhole(view.cursor), hasPools = view.trace.head.pools.length > 0, wholly = segments.filter((it) => !it.blocks.length && !it.pool).reduce((sum, it) => sum + it.bytes, 0), own = segments.filter((it) => it.pool).reduce((sum, it) => sum + it.bytes - it.live, 0), most = 100;
+    const isWhole = map.isWhole(view.cursor), hasPools = view.trace.head.pools.length > 0, wholly = segments.filter((it) => !it.blocks.length && !it.pool).reduce((sum, it) => sum + it.bytes, 0), own = segments.filter((it) => it.pool).reduce((sum, it) => sum + it.bytes - it.live, 0), most = 100, isHost = device.head.device === HOST;
     this.table.replaceChildren(
       h("h3", {}, `PyTorch's segments at the cursor: ${bytes(all)} reserved, ` + (isWhole ? `${bytes(live)} in blocks, ${bytes(all - live - wholly - own)} stranded, ${bytes(wholly)} wholly free${own ? `, ${bytes(own)} free in private pools` : ""}` : `at least ${bytes(live)} in blocks`)),
       isWhole ? "" : h("p", { class: "warning" }, `${count(map.tiles.tiled)} smaller blocks of this trace are counted and not kept: at this instant, which part of a segment is free cannot be told, and who pins it only in part. At the peak (P) and at the end all are there, as far as there is room; gputrace serve has all of them.`),
       segments.length ? grid({
-        name: "segments", caption: "Segments at the cursor, most free first; who pins them",
-        columns: [["address", "address"], ["bytes", "size"], ["live", "in blocks"], ["free", "free"], ["blocks", "blocks"], ["pinned", "pinned by"], ...(hasPools ? [["pool", "pool"] as [string, string]] : [])],
+        name: "segments", caption: `Segments at the cursor, most free first; who ${isHost ? "holds" : "pins"} them`,
+        columns: [["address", "address"], ["bytes", "size"], ["live", "in blocks"], ["free", "free"], ["blocks", "blocks"], ["pinned", isHost ? "held by" : "pinned by"], ...(hasPools ? [["pool", "pool"] as [string, string]] : [])],
         rows: segments.slice(0, most).map((it) => ["0x" + this.absolute(it.addr), { b: it.bytes }, { b: it.live }, isWhole ? { b: it.bytes - it.live } : null, { n: it.blocks.length }, this.pinned(it, isWhole), ...(hasPools ? [it.pool ? shortSite(view.trace.poolOf(it.pool)) : "default"] : [])]),
         leftOut: segments.length > most ? `${count(segments.length - most)} more` : null,
-      }, view.search.pattern) : h("p", { class: "note" }, "PyTorch had no segment then."));
+      }, view.search.pattern) : h("p", { class: "note" }, isHost ? "Snapshots of PyTorch say what lies in pinned memory that PyTorch keeps; there was none then." : "PyTorch had no segment then."));
     this.say();
   }
   private absolute(addr: number): string {
@@ -128,7 +128,7 @@ export class AddressMap {
     }
     const list = [...sites].sort((a, b) => b[1] - a[1]), shown = list.slice(0, 2).map(([site, held]) => `${shortSite(site)}: ${bytes(held)}`);
     if (list.length > 2) shown.push(`and ${count(list.length - 2)} more lines`);
-    return list.length ? shown.join("; ") : segment.pool ? "nobody; what is free in a private pool is kept for it" : !isWhole ? "no block that is kept" : "nobody: empty_cache gives it back";
+    return list.length ? shown.join("; ") : segment.pool ? "nobody; what is free in a private pool is kept for it" : !isWhole ? "no block that is kept" : `nobody: ${view.dev!.head.device === HOST ? "torch.accelerator.empty_host_cache" : "empty_cache"} gives it back`;
   }
   private draw(context: CanvasRenderingContext2D, width: number) {
     const { view } = this, device = view.dev, colour = theme();

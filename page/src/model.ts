@@ -17,6 +17,9 @@ export const LEVEL = { driver: 0, block: 1, cached: 2, buffer: 3, arena: 4 };
 /** What is left of an allocator's memory, and has no place in the program. */
 export const isRest = (level: number) => level === LEVEL.cached || level === LEVEL.arena;
 
+/** What pinned memory of the host is numbered as, among devices. */
+export const HOST = -2;
+
 export interface Holder { owner: string; role: string; site: string; pool: string; level: number; stack: number; text: string }
 export interface Mark { kind: string; from: number; to: number | null; text: string; device: number; bytes: number }
 export interface Held { bytes: Float64Array; objects: Float64Array }
@@ -36,6 +39,7 @@ export class Chapter {
     this.stackStart.push(at);
     this.readHolders();
     this.devices = head.devices.map((device) => new Device(this, device));
+    if (head.findings.length) this.marks.set("finding", { list: head.findings.map(([from, text]) => ({ kind: "finding", from, to: from, text, device: -1, bytes: 0 })), n: head.findings.length });
     for (const marks of head.marks) {
       const [from, time, device, bytes, text] = [marks.from, marks.time, marks.device, marks.bytes, marks.text].map((id) => data.column(id));
       const list = Array.from(from, (start, i) => ({

@@ -3,7 +3,7 @@ import { theme } from "./colours";
 import { h, Picture } from "./dom";
 import { bytes, tickTime, ticks } from "./format";
 import type { Cell } from "./data";
-import type { Chapter, Device } from "./model";
+import { HOST, type Chapter, type Device } from "./model";
 import { upTo } from "./pyramid";
 import { grid, section } from "./tables";
 import type { View } from "./view";
@@ -25,7 +25,7 @@ export class Ranks {
   }
   /** The device that each trace held most on. */
   private get rows(): [Chapter, Device][] {
-    const most = (chapter: Chapter) => chapter.devices.reduce<Device | null>((best, it) => ((it.total[it.peak] ?? 0) > (best?.total[best.peak] ?? -1) ? it : best), null);
+    const most = (chapter: Chapter) => chapter.devices.filter((it) => it.head.device !== HOST).reduce<Device | null>((best, it) => ((it.total[it.peak] ?? 0) > (best?.total[best.peak] ?? -1) ? it : best), null);
     return this.view.chapters.map((chapter) => [chapter, most(chapter)] as const).filter((it): it is [Chapter, Device] => it[1] !== null);
   }
   private title(chapter: Chapter): string {
@@ -93,7 +93,7 @@ export class Ranks {
         context.fillStyle = `rgb(${[[247, 8], [251, 48], [255, 107]].map(([pale, deep]) => Math.round(pale + (deep - pale) * (high / top))).join()})`;
         context.fillRect(LEFT + x, row * ROW + 1, 1, ROW - 2);
       }
-      for (const oom of chapter.marks.get("out of memory")?.list ?? []) {
+      for (const oom of ["out of memory", "finding"].flatMap((kind) => chapter.marks.get(kind)?.list ?? [])) {
         context.fillStyle = colour.bad;
         context.fillRect(LEFT + ((oom.from + shift) / span) * plot - 1, row * ROW + 1, 2, ROW - 2);
       }

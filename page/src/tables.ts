@@ -1,6 +1,6 @@
 // Tables that sort and search, and the sections of the report.
 import type { Cell, Fact, Section, Table, Text } from "./data";
-import { h, shortSite } from "./dom";
+import { h, shortFile, shortSite } from "./dom";
 import { cell, count } from "./format";
 import type { View } from "./view";
 
@@ -22,14 +22,14 @@ export function grid(table: Grid, pattern: RegExp | null): HTMLElement {
     const isLit = pattern ? words.some((word) => pattern.test(word)) : false;
     const line = h("tr", { class: pattern ? (isLit ? "lit" : "dim") : null });
     row.forEach((value, column) => {
-      const [text, raw] = cell(value), tint = column === 0 ? table.swatch?.(index) : null;
-      const element = h("td", { class: numeric[column] ? "number" : text.length < 24 ? "short" : null, "data-value": raw, title: !numeric[column] && shortSite(text) !== text ? text : null });
+      const [text, raw] = cell(value), tint = column === 0 ? table.swatch?.(index) : null, isFile = table.columns[column][0] === "trace";
+      const shown = isFile ? shortFile(text) : shortSite(text);
+      const element = h("td", { class: numeric[column] ? "number" : isFile ? "file" : text.length < 24 ? "short" : null, "data-value": raw, title: !numeric[column] && shown !== text ? text : null });
       if (tint) {
         const swatch = h("span", { class: "swatch" });
         swatch.style.background = tint;
         element.append(swatch);
       }
-      const shown = shortSite(text);
       if (table.onRow && column === 0) element.append(h("button", { type: "button", class: "plain", onclick: () => table.onRow!(index) }, shown));
       else if (typeof value === "object" && value?.c !== undefined) element.append(command(value.c));
       else element.append(shown);
@@ -114,6 +114,10 @@ export class Tables {
     const title = "Figures of each device (gputrace summary)";
     const counts: Section = { name: "summary", title, items: [
       { fact: "events", label: "events", value: { n: process.events }, remark: "" }, { fact: "lost_events", label: "lost events", value: { n: process.lost_events }, remark: "" },
+      ...[["peak", "pinned host memory, peak"], ["live", "live at end"], ["blocks_peak", "in PyTorch's blocks, peak"], ["blocks_live", "in PyTorch's blocks at end"]].flatMap(([of, label]): Fact[] => {
+        const found = process.host.peak_bytes ? process.host[of + "_bytes"] : undefined;
+        return found === undefined ? [] : [{ fact: `host.${of}_bytes`, label, value: b(found), remark: "" }];
+      }),
       { table: "summary_devices", columns, rows: devices, left_out: null } as Table] };
     return [counts, { name: "summary_owners", title: "Owners of each device (gputrace summary)", items: [{ table: "summary_owners", columns: [["device", "device"], ["owner", "owner"], ["bytes_at_peak", "at peak"], ["peak_bytes", "own peak"], ["live_bytes", "live at end"]], rows: owners, left_out: null } as Table] }];
   }

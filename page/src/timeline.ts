@@ -9,7 +9,7 @@ import { packed, Raster } from "./raster";
 import type { View } from "./view";
 
 const LEFT = 74, RIGHT = 12, TOP = 10, PLOT = 230, LANE = 15, AXIS = 20;
-const LANES: [string, string][] = [["out of memory", "OOM"], ["step", "steps"], ["nvtx", "NVTX"], ["cache emptied", "emptied"], ["nccl", "NCCL"]];
+const LANES: [string, string][] = [["out of memory", "OOM"], ["step", "steps"], ["nvtx", "NVTX"], ["cache emptied", "emptied"], ["nccl", "NCCL"], ["finding", "findings"]];
 
 /** The highest state in a pixel column, or the one that lasts over it; the lowest; from where to where its states are. */
 type Column = [number, number, number, number];
@@ -195,12 +195,12 @@ export class Timeline {
         const to = Math.min(width - RIGHT, this.x(mark.to === null ? view.extent[1] : this.place(mark.to), width));
         if (to < LEFT || from > width - RIGHT) continue;
         isOdd = !isOdd;
-        const isBad = title === "OOM" || (title === "NCCL" && mark.to === null), isLit = pattern?.test(mark.text);
+        const isFinding = title === "findings", isBad = title === "OOM" || isFinding || (title === "NCCL" && mark.to === null), isLit = pattern?.test(mark.text);
         // What is below a pixel and where something is drawn already is not drawn again.
         if (to - from < 1 && from < until && !isBad && !isLit) continue;
         const tint = isBad ? colour.bad : isLit ? colour.accent : title === "NCCL" ? "#009e73" : title === "cache emptied" ? "#d55e00" : isOdd ? "#8aa5b8" : "#b4c6d2";
         context.fillStyle = tint;
-        context.fillRect(from, y + 2, Math.max(1.5, to - from - 0.5), LANE - 4);
+        context.fillRect(isFinding ? from - 1.5 : from, y + 2, Math.max(isFinding ? 4 : 1.5, to - from - 0.5), LANE - 4);
         context.fillStyle = isLight(tint.startsWith("#") && tint.length === 7 ? tint : "#888888") ? "#111" : "#fff";
         if (to - from > 30) context.fillText(fitted(context, mark.text, to - from - 6), from + 3, y + LANE / 2 + 0.5);
         until = from + 1;
@@ -214,10 +214,13 @@ export class Timeline {
     const series = device.series(view.by), step = view.trace.marks.get("step")?.list.find((it) => it.from <= device.times[state] && (it.to ?? Infinity) >= device.times[state]);
     const where = `${this.hover === null ? "Cursor" : "Here"}: ${time(device.times[state])}${step ? ", " + step.text : ""}, change ${count(device.changes[state])} of ${count(device.head.n_changes)}, ${bytes(device.total[state])} held (${((device.total[state] / (device.total[device.peak] || 1)) * 100).toFixed(1)} % of the peak)`;
     const cut = view.window[0] > view.extent[0] || view.window[1] < view.extent[1] ? " A part of the axis is seen; 0 shows all." : "";
+    // What is wrong with the job, where this trace shows it, within some pixels.
+    const near = (this.position(4) - this.position(0)), at = this.hover === null ? view.at(view.cursor) : this.position(this.hover);
+    const wrong = view.trace.marks.get("finding")?.list.filter((it) => Math.abs(this.place(it.from) - at) <= near || device.at(it.from) === state).map((it) => ` Here: ${it.text}.`) ?? [];
     const lit = view.lit ? `; the search lights up ${bytes(view.litBytes![state])}` : "";
     const { whole } = device.head, [from, to] = view.axis === "time" ? view.window : [Infinity, 0];
     const kept = whole && whole[0] <= from && whole[1] >= Math.min(to, view.trace.head.duration_ns) ? ". All changes of this part are here." : device.head.stretch > 1 ? `. Of every ${count(device.head.stretch)} changes the highest, the lowest, the last state and that with most in use are kept (${count(device.n)} of ${count(device.head.n_changes)}).` : ".";
-    this.readout.textContent = where + lit + kept + cut;
+    this.readout.textContent = where + lit + kept + cut + [...new Set(wrong)].join("");
     const tints = colours(series.groups.map((group) => group.name)), listed = [view.reading, view.by, view.only, state, ...tints].join();
     if (listed === this.listed) return;
     this.listed = listed;

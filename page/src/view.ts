@@ -1,5 +1,5 @@
 // What is looked at: kept in the address behind #, so that a link shows the same.
-import { GROUPINGS, type Chapter, type Device, type Grouping } from "./model";
+import { GROUPINGS, HOST, type Chapter, type Device, type Grouping } from "./model";
 import type { Data } from "./data";
 import { upTo } from "./pyramid";
 import { lit, search, type Search } from "./search";
@@ -94,7 +94,9 @@ export class View {
   choose(chapter: number, device: number) {
     this.chapter = Math.min(Math.max(0, chapter), this.chapters.length - 1);
     const devices = this.trace.devices;
-    const busiest = devices.reduce((best, it, i) => ((it.total[it.peak] ?? 0) > (devices[best]?.total[devices[best].peak] ?? 0) ? i : best), 0);
+    // The host is not a device: it comes last.
+    const most = (it: Device | undefined) => (!it || it.head.device === HOST ? 0 : it.total[it.peak] ?? 0);
+    const busiest = devices.reduce((best, it, i) => (most(it) > most(devices[best]) ? i : best), 0);
     this.device = device >= 0 && device < devices.length ? device : busiest;
     [this.base, this.range, this.only] = [null, null, null];
     this.cursor = this.dev?.peak ?? 0;
@@ -137,7 +139,8 @@ export class View {
     }));
     const one = <T extends string>(name: string, of: readonly T[], otherwise: T) => of.find((it) => it === parts.get(name)) ?? otherwise;
     const number = (name: string) => (/^\d+$/.test(parts.get(name) ?? "") ? Number(parts.get(name)) : -1);
-    this.choose(number("trace") >= 0 ? number("trace") : this.first, number("device"));
+    const trace = number("trace");
+    this.choose(trace >= 0 && trace < this.chapters.length ? trace : this.first, number("device"));
     this.by = one("by", GROUPINGS, "owner");
     this.tab = one("tab", TABS, "live");
     this.moment = one("moment", MOMENTS, "cursor");
@@ -149,10 +152,10 @@ export class View {
     const state = (change: number) => Math.max(0, Array.prototype.findLastIndex.call(device.changes, (at: number) => at <= change));
     if (number("change") >= 0) this.cursor = state(number("change"));
     if (number("base") >= 0) this.base = state(number("base"));
-    const pair = (name: string) => { const m = /^(\d+)-(\d+)$/.exec(parts.get(name) ?? ""); return m ? [Number(m[1]), Number(m[2])] as [number, number] : null; };
+    const pair = (name: string) => { const m = /^(\d+)-(\d+)$/.exec(parts.get(name) ?? ""); return m && Number(m[1]) <= Number(m[2]) ? [Number(m[1]), Number(m[2])] as [number, number] : null; };
     const range = pair("range"), window = pair("window");
     if (range) this.range = [state(range[0]), state(range[1])];
-    if (window) this.zoom(window[0], window[1]);
+    if (window && window[0] < window[1]) this.zoom(window[0], window[1]);
   }
   /** The states that are compared or shown: what is shown, and what it is compared with; in words. */
   shown(): { state: number; before: number | null; words: string } {

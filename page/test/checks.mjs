@@ -37,7 +37,8 @@ export function compare(name, shown, told, figures) {
   for (const section of shown) {
     if (/^marks_/.test(section.name)) continue;
     if (section.name === "summary") {
-      for (const [fact, value] of section.facts) same(fact, value, figures[fact]);
+      for (const [fact, value] of section.facts) same(fact, value, fact.split(".").reduce((it, key) => it?.[key], figures));
+      if (figures.host.peak_bytes) same("facts of the host", section.facts.filter(([fact]) => fact.startsWith("host.")).length, Object.keys(figures.host).length);
       figures.devices.forEach((device, row) => section.tables[0].columns.forEach((column, at) => {
         if (at > 1) same(`${column} of device ${row}`, section.tables[0].rows[row][at], column.split(".").reduce((it, key) => it?.[key], device));
       }));
@@ -71,7 +72,7 @@ export async function states(page, name, figures) {
   const shown = await page.evaluate(() => window.gputrace.view.trace.devices.map((device) => {
     const owners = {}, held = device.held(device.peak);
     device.chapter.holders.forEach((holder, i) => { const owner = [1, 2].includes(holder.level) ? "PyTorch" : holder.owner.replace(/, in no buffer$/, ""); if (held.bytes[i]) owners[owner] = (owners[owner] ?? 0) + held.bytes[i]; });
-    return { device: device.head.device, peak: device.total[device.peak] ?? 0, end: device.total[device.n - 1], owners };
+    return { device: device.head.device, peak: device.total[device.peak] ?? 0, end: device.total[device.n - 1], used: device.used[device.n - 1], owners };
   }));
   for (const device of figures.devices) {
     const found = shown.find((it) => it.device === device.device);
@@ -82,6 +83,11 @@ export async function states(page, name, figures) {
       check((found?.owners[owner.owner] ?? 0) === owner.bytes_at_peak, `${name}: ${owner.owner} has ${found?.owners[owner.owner]} in the highest state, ${owner.bytes_at_peak} in the summary`);
     }
   }
+  // Pinned memory of the host is the last of the devices.
+  const host = shown.find((it) => it.device === -2), { peak_bytes, blocks_live_bytes } = figures.host;
+  n++;
+  check((host?.peak ?? 0) === peak_bytes, `${name}: the highest state of the host has ${host?.peak}, the summary ${peak_bytes}`);
+  if (blocks_live_bytes !== undefined) check(host?.used === blocks_live_bytes, `${name}: at the end ${host?.used} of the host are in blocks, in the summary ${blocks_live_bytes}`);
   return n;
 }
 
@@ -97,6 +103,10 @@ export async function keys(page, name) {
   await page.evaluate((hash) => { window.gputrace.view.restore(hash); window.gputrace.view.changed(); }, hash);
   await page.waitForTimeout(250);
   check((await page.evaluate(() => location.hash)) === hash, `${name}: the link does not lead to itself: ${hash}`);
+  // What a link says wrongly is as at the beginning.
+  const [plain, odd] = await page.evaluate(() => ["", "#trace=99&device=99&by=x&tab=x&moment=x&axis=x&window=9-1&range=5-1"].map((link) => { window.gputrace.view.restore(link); return window.gputrace.view.fragment(); }));
+  check(plain === odd, `${name}: a wrong link leads to ${odd}, and not to ${plain}`);
+  await page.evaluate((hash) => { window.gputrace.view.restore(hash); window.gputrace.view.changed(); }, hash);
   await page.keyboard.press("?");
   check(await page.evaluate(() => document.querySelector("dialog").open), `${name}: ? shows no keys`);
   await page.keyboard.press("Escape");

@@ -2,6 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Data, decoded } from "../src/data";
+import { shortFile } from "../src/dom";
 import { boxes, tree, width } from "../src/flame";
 import { bytes, count, ticks, time } from "../src/format";
 import { Chapter, Compact } from "../src/model";
@@ -74,7 +75,7 @@ function chapter(): Chapter {
       row_holder: column([0, 2, 0, 2, 1, 2, 0, 2]), row_bytes: column([10, 90, 5, -5, 7, -7, -15, 15]), row_objects: column([1, 1, 1, 0, 1, 0, -2, 0]), base: "0x1000", n_unplaced: 0,
       blocks: rectangles([0, 10, 50], [10, 5, 7], [10, 20, 30], [31, 21, 0], [0, 0, 1]), grounds: rectangles([0, 200], [100, 50], [5, 5], [0, 0], [0, 4]),
     }],
-    marks: [], settings: [],
+    marks: [], settings: [], findings: [],
   };
   return new Chapter(head, new Data({ columns: index } as any, Uint8Array.from(bytes)), 0);
 }
@@ -162,4 +163,12 @@ test("of points that fall on one place of the axis the highest is drawn", () => 
   assert.deepEqual(envelope(times, values, (at) => Math.floor(at / 10)), [[0, 1, 3], [9, 3, 7]]);
   assert.deepEqual(envelope(times, values, (at) => at), [times, values]);
   assert.deepEqual(envelope([], [], (at) => at), [[], []]);
+});
+
+test("names of files are one line: of long paths the end, of long names both ends", () => {
+  const short = "job/rank0.gtr", long = "node-with-a-rather-long-name-0123.cluster.example.org.rank3.step-000012000.gtr";
+  assert.equal(shortFile(short), short);
+  assert.equal(shortFile(`/scratch/experiments/2026-11/${"x".repeat(20)}/job/rank0.gtr`), `\u2026/experiments/2026-11/${"x".repeat(20)}/job/rank0.gtr`);
+  assert.equal(shortFile("a/" + long), "\u2026/node-with-a-rather-lon\u2026e.org.rank3.step-000012000.gtr");
+  assert.ok(shortFile(long).length <= 56 && shortFile(long).endsWith("rank3.step-000012000.gtr"));
 });

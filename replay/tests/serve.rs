@@ -15,12 +15,18 @@ struct Served {
 
 impl Served {
     fn new() -> Served {
-        let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/kept-losses.gtr");
+        Served::of(&["kept-losses.gtr"], &std::env::temp_dir())
+    }
+
+    /// Golden traces, with what is kept of them in that folder.
+    fn of(names: &[&str], temporary: &Path) -> Served {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden");
         let mut program = Command::new(env!("CARGO_BIN_EXE_gputrace"))
             .arg("serve")
-            .arg(trace)
+            .args(names.iter().map(|name| golden.join(name)))
+            .env("TMPDIR", temporary)
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(Stdio::piped())
             .spawn()
             .expect("gputrace");
         let mut address = String::new();
@@ -88,6 +94,45 @@ fn who_has_the_address_sees_the_page_and_its_details_and_no_other_site_does() {
     let device = &head["chapters"][0]["devices"][0];
     assert_eq!((&device["whole"][0], &device["stretch"]), (&0.into(), &1.into()));
     assert_eq!(served.gets("details?trace=7&from=0&to=1").0, "404", "there is no such trace");
+}
+
+#[test]
+fn without_room_for_an_index_the_answers_are_the_same() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("serve");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let questions = ["trace=0&from=0&to=1000000000", "trace=0&from=2000000000&to=2100000000"];
+    let answers = |served: &Served, question: &str| {
+        let (status, _, details) = served.gets(&format!("details?{question}"));
+        assert_eq!(status, "200", "{question}");
+        details
+    };
+    for names in [&["kept-losses.gtr"][..], &["kept-losses.gtr", "snapshots/pinned-2.15.pickle.gz"]] {
+        let (mut with, mut without) =
+            (Served::of(names, &folder), Served::of(names, &folder.join("missing")));
+        for question in questions {
+            let (with, without) = (answers(&with, question), answers(&without, question));
+            let chapters = |data: &[u8]| {
+                let length = u32::from_le_bytes(data[..4].try_into().expect("four bytes")) as usize;
+                let head: serde_json::Value = serde_json::from_slice(&data[4..4 + length]).expect("JSON");
+                (head["chapters"].clone(), data[4 + length..].to_vec())
+            };
+            assert!(chapters(&with) == chapters(&without), "{question}");
+        }
+        assert_eq!(
+            std::fs::read_dir(&folder).expect("a folder").count(),
+            0,
+            "nothing is left there, nor seen"
+        );
+        let said = |served: &mut Served| {
+            served.program.kill().expect("it runs");
+            let mut said = String::new();
+            served.program.stderr.take().expect("a pipe").read_to_string(&mut said).expect("UTF-8");
+            said
+        };
+        let (with, without) = (said(&mut with), said(&mut without));
+        assert!(!with.contains("index"), "{with}");
+        assert!(without.contains("cannot keep an index in") && without.contains("read again"), "{without}");
+    }
 }
 
 #[test]

@@ -150,22 +150,6 @@ fn private_pools_that_a_snapshot_names_are_in_its_books() {
 }
 
 #[test]
-fn pinned_memory_of_the_host_in_a_snapshot_is_said_to_be_left_out() {
-    let pinned = segment(0, 2 * MIB, vec![]);
-    let path = written(
-        "pinned.pickle",
-        vec![
-            ("segments", Item::List(vec![segment(0, 2 * MIB, vec![block(2 * MIB, "inactive")])])),
-            ("device_traces", Item::List(vec![Item::List(vec![entry("segment_alloc", 0, 2 * MIB)])])),
-            ("host_segments", Item::List(vec![pinned])),
-            ("host_traces", Item::List(vec![])),
-        ],
-    );
-    let notes = load(&path).unwrap().notes;
-    assert_eq!(notes, ["pinned memory of the host is left out: 1 segments of 2097152 bytes at the end"]);
-}
-
-#[test]
 fn a_history_that_starts_late_is_run_backwards() {
     let path = snapshot(
         "late.pickle",

@@ -92,6 +92,8 @@ impl Watch for Lives {
                 | Step::BlockDone(..)
                 | Step::StrangerFreed(_)
                 | Step::StrangerDone(_)
+                | Step::Heap(..)
+                | Step::HeapFreed(..)
                 | Step::Grown(_)
                 | Step::Shrunk(..) => {}
             }

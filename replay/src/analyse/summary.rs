@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::analyse::unaccounted::trend;
 use crate::answers::processes::{self, Node, Traced};
-use crate::ledger::{Cause, DeviceBooks, GpuTimed, Sampled, TorchBooks};
+use crate::ledger::{Cause, DeviceBooks, GpuTimed, Ledger, Sampled, TorchBooks};
 use crate::story::Story;
 
 /// `gputrace.summary/1`.
@@ -58,6 +58,12 @@ pub struct HostSummary {
     pub peak_bytes: u64,
     /// Bytes at the end.
     pub live_bytes: u64,
+    /// Most bytes of it in blocks that PyTorch handed out, where a snapshot of PyTorch says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks_peak_bytes: Option<u64>,
+    /// The same at the end: the rest PyTorch keeps for the next request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks_live_bytes: Option<u64>,
 }
 
 /// A device of a process.
@@ -230,9 +236,19 @@ impl ProcessSummary {
             complete: story.complete,
             damage: story.damages.iter().map(ToString::to_string).collect(),
             nccl_timing: Some(*ledger.gpu_timed()).filter(|timed| *timed != GpuTimed::default()),
-            host: HostSummary { peak_bytes: ledger.host.peak().0, live_bytes: ledger.host.live().bytes.0 },
+            host: host(ledger),
             devices: known_devices(story).map(|(ordinal, books)| device(story, ordinal, books)).collect(),
         }
+    }
+}
+
+fn host(ledger: &Ledger) -> HostSummary {
+    let blocks = Some(ledger.host_blocks()).filter(|blocks| blocks.peak().0 > 0);
+    HostSummary {
+        peak_bytes: ledger.host.peak().0,
+        live_bytes: ledger.host.live().bytes.0,
+        blocks_peak_bytes: blocks.map(|blocks| blocks.peak().0),
+        blocks_live_bytes: blocks.map(|blocks| blocks.live().bytes.0),
     }
 }
 

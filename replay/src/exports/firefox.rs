@@ -156,6 +156,8 @@ fn change(ledger: &Ledger, step: &Step) -> Option<Change> {
         Step::BlockDone(..)
         | Step::StrangerFreed(_)
         | Step::StrangerDone(_)
+        | Step::Heap(..)
+        | Step::HeapFreed(..)
         | Step::Grown(_)
         | Step::Shrunk(..)
         | Step::Mapped(_)

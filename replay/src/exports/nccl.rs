@@ -81,6 +81,8 @@ fn changes(ledger: &Ledger) -> impl Iterator<Item = (&'static str, &Object)> {
         | Step::BlockDone(..)
         | Step::StrangerFreed(_)
         | Step::StrangerDone(_)
+        | Step::Heap(..)
+        | Step::HeapFreed(..)
         | Step::Grown(_)
         | Step::Shrunk(..)
         | Step::Mapped(_)

@@ -224,6 +224,8 @@ fn device_of(step: &Step) -> i16 {
         Step::Mapped(range) | Step::Unmapped(range) | Step::Grown(range) | Step::Shrunk(range, _) => {
             range.device
         }
+        // They lie in what is counted already.
+        Step::Heap(..) | Step::HeapFreed(..) => HOST,
     }
 }
 

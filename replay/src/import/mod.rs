@@ -4,6 +4,7 @@ use std::io::Read;
 use std::path::Path;
 
 pub(crate) mod gputrace;
+mod host;
 mod others;
 mod pickle;
 mod pools;

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use gputrace_schemas::event::{
     Action, Api, ApiId, BlockAlloc, BlockFree, BlockOom, Bytes, Call, CommId, Device as EventDevice, Event,
-    EventKind, Frame, FrameId, Nanos, Process, Stack, StackId, Thread, ThreadId, Wait, WaitAction,
+    EventKind, Frame, FrameId, HOST, Nanos, Process, Stack, StackId, Thread, ThreadId, Wait, WaitAction,
 };
 use gputrace_sim::addresses::Recorded;
 use gputrace_sim::device::{Device, PAGE, Placement};
@@ -18,7 +18,8 @@ use gputrace_sim::ops::{self, AllocId, DriverCall, DriverEvent, History, Op, OpS
 use gputrace_sim::policies::torch::{NEWEST, Torch, parse, profile};
 use gputrace_sim::simulator::{Observer, run};
 
-use super::snapshot::{Extras, ImportError, read_with_extras};
+use super::host::{HostAction, HostEvent};
+use super::snapshot::{Extras, ImportError, Snapshot, read_with_extras};
 use crate::trace::Recording;
 
 /// `cudaErrorNotReady`, cuda.h.
@@ -26,7 +27,7 @@ const NOT_READY: i32 = 600;
 /// Pages of an expandable segment's large half: `kLargeBuffer`, CUDACachingAllocator.cpp 2.1 to 2.15.
 const LARGE_PAGE: u64 = 20 << 20;
 /// The functions behind the driver calls of a snapshot, by their [`ApiId`].
-const APIS: [(&str, &str); 9] = [
+const APIS: [(&str, &str); 13] = [
     ("cuMemAlloc_v2", "cudaMalloc"),
     ("cuMemFree_v2", "cudaFree"),
     ("cuMemCreate", ""),
@@ -36,6 +37,10 @@ const APIS: [(&str, &str); 9] = [
     ("cuMemGetInfo_v2", "cudaMemGetInfo"),
     ("beginAllocateToPool", ""),
     ("endAllocateToPool", ""),
+    ("cuMemHostAlloc", "cudaHostAlloc"),
+    ("cuMemFreeHost", "cudaFreeHost"),
+    ("CachingHostAllocator::allocate", ""),
+    ("CachingHostAllocator::free", ""),
 ];
 
 /// Reads a snapshot (plain or gzip) as a recording.
@@ -43,31 +48,32 @@ const APIS: [(&str, &str); 9] = [
 /// # Errors
 /// When the file cannot be opened, is damaged, is hostile, or is not a snapshot.
 pub fn recording(path: &Path) -> Result<Recording, ImportError> {
-    let (trace, extras) = read_with_extras(path)?;
-    Ok(record(trace, &extras))
+    Ok(record(read_with_extras(path)?))
 }
 
 /// The same from uncompressed bytes.
 #[cfg(test)]
 pub(crate) fn recording_of(pickle: &[u8]) -> Result<Recording, ImportError> {
-    let (trace, extras) = super::snapshot::with_extras(pickle, Path::new("test.pickle"))?;
-    Ok(record(trace, &extras))
+    Ok(record(super::snapshot::with_extras(pickle, Path::new("test.pickle"))?))
 }
 
-fn record(trace: super::Trace, extras: &[Extras]) -> Recording {
+fn record(Snapshot { trace, extras, host, stacks: known }: Snapshot) -> Recording {
     let mut recording = Recording::default();
-    if let Some(stream) = trace.devices.first() {
-        stacks(&mut recording, &stream.stacks);
-    }
+    stacks(&mut recording, &known);
     for (id, (name, runtime_name)) in (0..).map(ApiId).zip(APIS) {
         recording.apis.insert(id, Api { name: name.into(), runtime_name: runtime_name.into() });
     }
-    for (stream, extras) in trace.devices.iter().zip(extras) {
+    for (stream, extras) in trace.devices.iter().zip(&extras) {
         let thread = ThreadId(stream.device);
         recording.threads.insert(thread, Thread { tid: 0, name: format!("cuda:{}", stream.device) });
         recording.devices.push(EventDevice { ordinal: stream.device as i16, ..EventDevice::default() });
         let events = Teller::new(stream, thread).tell(stream, extras);
         recording.events.extend(events);
+    }
+    if !host.events.is_empty() {
+        let thread = ThreadId(trace.devices.iter().map(|stream| stream.device + 1).max().unwrap_or(0));
+        recording.threads.insert(thread, Thread { tid: 0, name: "host".into() });
+        recording.events.extend(of_host(&host.events, thread));
     }
     recording.events.sort_by_key(|event| event.time);
     let start = recording.events.first().map_or(Nanos(0), |event| event.time);
@@ -108,6 +114,43 @@ fn stacks(recording: &mut Recording, stacks: &ops::Stacks) {
 
 fn stack(id: ops::StackId) -> StackId {
     if id == ops::StackId::NONE { StackId(0) } else { StackId(id.0 + 1) }
+}
+
+/// Pinned memory of the host: segments are what the driver pinned, blocks what PyTorch handed out of them.
+fn of_host(events: &[HostEvent], thread: ThreadId) -> impl Iterator<Item = Event> {
+    let mut now = 0;
+    events.iter().map(move |event| {
+        now = now.max(event.time_us.max(0) as u64 * 1000);
+        let (action, api) = match event.what {
+            HostAction::Pin => (Action::AllocHost, 9),
+            HostAction::Unpin => (Action::FreeHost, 10),
+            HostAction::Alloc => (Action::HeapAlloc, 11),
+            HostAction::Free => (Action::HeapFree, 12),
+        };
+        let bytes = if action.gives() || action == Action::HeapAlloc { event.bytes } else { 0 };
+        let call = succeeded(action, api, HOST, (event.address, bytes, 0));
+        Event { time: Nanos(now), thread, stack: stack(event.stack), kind: EventKind::Call(call) }
+    })
+}
+
+fn succeeded(action: Action, api: u32, device: i16, (addr, bytes, handle): (u64, u64, u64)) -> Call {
+    Call {
+        api: ApiId(api),
+        action,
+        device,
+        result: Some(0),
+        addr,
+        bytes: Bytes(bytes),
+        stream: 0,
+        handle,
+        extra: 0,
+        duration: Nanos(0),
+        captured: false,
+        in_allocate: true,
+        comm: CommId(0),
+        nccl_call: 0,
+        nccl_thread: false,
+    }
 }
 
 /// Writes one device's history as events.
@@ -348,23 +391,7 @@ impl Teller {
     }
 
     fn call(&mut self, action: Action, api: u32, addr: u64, bytes: u64, handle: u64, stack: StackId) {
-        let call = Call {
-            api: ApiId(api),
-            action,
-            device: self.device,
-            result: Some(0),
-            addr,
-            bytes: Bytes(bytes),
-            stream: 0,
-            handle,
-            extra: 0,
-            duration: Nanos(0),
-            captured: false,
-            in_allocate: true,
-            comm: CommId(0),
-            nccl_call: 0,
-            nccl_thread: false,
-        };
+        let call = succeeded(action, api, self.device, (addr, bytes, handle));
         self.push(stack, EventKind::Call(call));
     }
 

@@ -16,6 +16,7 @@ use gputrace_sim::ops::{
 
 use rustc_hash::FxHashMap;
 
+use super::host::{self, Host};
 use super::pickle::{self, Heap, MISSING, PickleError, RawEntry, Value};
 use super::{HIGHEST, LARGEST, LARGEST_REFUSED, LARGEST_SUM, Trace};
 use crate::trace::files;
@@ -100,14 +101,22 @@ fn uncompressed(path: &Path) -> Result<Box<dyn Read>, ImportError> {
 /// # Errors
 /// As [`read_snapshot`].
 fn from_reader(source: impl Read, path: &Path) -> Result<Trace, ImportError> {
-    wanted(source, path, Wanted::Ops).map(|(trace, _)| trace)
+    let mut read = wanted(source, path, Wanted::Ops)?;
+    // It is in no allocator of a device.
+    let (n, bytes) = read.host.at_end;
+    if n > 0 {
+        let text =
+            format!("pinned memory of the host is not replayed: {n} segments of {bytes} bytes at the end");
+        read.trace.notes.insert(0, text);
+    }
+    Ok(read.trace)
 }
 
 /// Reads a snapshot file, with what a simulation does not need too.
 ///
 /// # Errors
 /// As [`read_snapshot`].
-pub(super) fn read_with_extras(path: &Path) -> Result<(Trace, Vec<Extras>), ImportError> {
+pub(super) fn read_with_extras(path: &Path) -> Result<Snapshot, ImportError> {
     with_extras(uncompressed(path)?, path)
 }
 
@@ -122,11 +131,21 @@ pub(super) struct Extras {
     pub(super) driver_stacks: Vec<StackId>,
 }
 
-pub(super) fn with_extras(source: impl Read, path: &Path) -> Result<(Trace, Vec<Extras>), ImportError> {
+/// All that is in a snapshot.
+pub(super) struct Snapshot {
+    pub(super) trace: Trace,
+    /// One for each of the trace's devices.
+    pub(super) extras: Vec<Extras>,
+    /// Pinned memory of the host.
+    pub(super) host: Host,
+    pub(super) stacks: Arc<Stacks>,
+}
+
+pub(super) fn with_extras(source: impl Read, path: &Path) -> Result<Snapshot, ImportError> {
     wanted(source, path, Wanted::Extras)
 }
 
-fn wanted(source: impl Read, path: &Path, wanted: Wanted) -> Result<(Trace, Vec<Extras>), ImportError> {
+fn wanted(source: impl Read, path: &Path, wanted: Wanted) -> Result<Snapshot, ImportError> {
     let file_bytes =
         files::open(path).and_then(|file| file.metadata()).map_or(u64::MAX, |metadata| metadata.len());
     let (mut heap, root) =
@@ -158,11 +177,13 @@ fn wanted(source: impl Read, path: &Path, wanted: Wanted) -> Result<(Trace, Vec<
     };
     let mut rows_of: Vec<Vec<u32>> = traces.iter().map(rows_of).collect();
     let overflowed = overflowed(&heap, root);
-    let notes = of_the_host(&heap, root).into_iter().collect();
+    let stack = |frames: Value| stack_of(&stack_of_list, frames);
+    let of_host = host::Keys::read(&heap, root, &stack).map_err(not)?;
     heap.forget_ways();
     let entries = std::mem::take(&mut heap.entries);
+    let host = of_host.events(&heap, &entries, &stack);
     let actions = Actions::of(&heap);
-    let mut snapshot = Trace { devices: Vec::new(), notes };
+    let mut snapshot = Trace { devices: Vec::new(), notes: host.notes.clone() };
     let mut extras = Vec::new();
     for device in 0..n_devices as u32 {
         let rows = rows_of.get_mut(device as usize).map(std::mem::take).unwrap_or_default();
@@ -181,17 +202,7 @@ fn wanted(source: impl Read, path: &Path, wanted: Wanted) -> Result<(Trace, Vec<
         snapshot.devices.push(stream);
         extras.push(extra);
     }
-    Ok((snapshot, extras))
-}
-
-/// Pinned memory of the host, which `_record_memory_history(record_pinned_host_memory=True)` adds, is in no allocator of a device.
-fn of_the_host(heap: &Heap, root: Value) -> Option<String> {
-    let segments = heap.elements(heap.get(root, "host_segments")?)?;
-    let bytes = segments.iter().filter_map(|it| heap.int(heap.get(*it, "total_size")?));
-    let bytes = bytes.fold(0_u64, |sum, bytes| sum.saturating_add(u64::try_from(bytes).unwrap_or(0)));
-    let n = segments.len();
-    (n > 0)
-        .then(|| format!("pinned memory of the host is left out: {n} segments of {bytes} bytes at the end"))
+    Ok(Snapshot { trace: snapshot, extras, host, stacks })
 }
 
 fn overflowed(heap: &Heap, root: Value) -> bool {
@@ -367,10 +378,14 @@ struct Source<'a> {
 
 impl Source<'_> {
     fn stack(&self, frames: Value) -> StackId {
-        match frames {
-            Value::List(list) => self.stacks.get(&list).copied().unwrap_or(StackId::NONE),
-            _ => StackId::NONE,
-        }
+        stack_of(self.stacks, frames)
+    }
+}
+
+fn stack_of(stacks: &FxHashMap<u32, StackId>, frames: Value) -> StackId {
+    match frames {
+        Value::List(list) => stacks.get(&list).copied().unwrap_or(StackId::NONE),
+        _ => StackId::NONE,
     }
 }
 

@@ -109,6 +109,8 @@ impl BooksAudit {
             Step::BlockDone(..)
             | Step::StrangerFreed(_)
             | Step::StrangerDone(_)
+            | Step::Heap(..)
+            | Step::HeapFreed(..)
             | Step::Grown(_)
             | Step::Shrunk(..) => {}
         }

@@ -1,18 +1,20 @@
-//! What libraries hand out of memory that they have: NVSHMEM's symmetric heap. The heap itself is the driver's business; these
-//! blocks lie in it, and their bytes are never added to it.
+//! What libraries hand out of memory that they have: NVSHMEM's symmetric heap, and pinned memory of the host in PyTorch's snapshots.
+//! The memory itself is the driver's business; these blocks lie in it, and their bytes are never added to it.
 
 use std::collections::BTreeMap;
 
-use gputrace_schemas::event::{Action, Bytes, Call, Event, Nanos, StackId};
+use gputrace_schemas::event::{Action, Bytes, Call, Event, HOST, Nanos, StackId};
 use rustc_hash::FxHashMap;
 
 use super::sites::OwnerId;
-use super::{Books, DeviceBooks, SiteId};
+use super::torch::{Step, Steps};
+use super::{Books, DeviceBooks, Ledger, SiteId};
+use crate::trace::owners::{JAX, NVSHMEM, TORCH_PINNED};
 
 /// A block that is handed out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HeapBlock {
-    /// On which device.
+    /// On which device; [`HOST`] for pinned memory.
     pub device: i16,
     /// How much was asked for.
     pub bytes: Bytes,
@@ -39,6 +41,8 @@ pub struct HeapBooks {
 #[derive(Debug, Default)]
 pub(super) struct Heaps {
     pub(super) live: FxHashMap<u64, HeapBlock>,
+    /// Of pinned memory: the host is not a device.
+    pub(super) host: HeapBooks,
 }
 
 impl Heaps {
@@ -63,6 +67,7 @@ impl Heaps {
         call: &Call,
         site: SiteId,
         devices: &mut BTreeMap<i16, DeviceBooks>,
+        steps: &mut Steps,
     ) {
         let gone = match call.action {
             Action::HeapAlloc => {
@@ -74,17 +79,39 @@ impl Heaps {
         };
         // What was handed out again had been given back: its end was lost, or one function called another.
         if let Some(gone) = gone {
-            devices.entry(gone.device).or_default().heap.blocks.lose(OwnerId(0), gone.site, gone.bytes);
+            self.books(gone.device, devices).blocks.lose(OwnerId(0), gone.site, gone.bytes);
+            steps.push(Step::HeapFreed(call.addr, gone));
         }
         if call.action == Action::HeapAlloc {
-            devices.entry(call.device).or_default().heap.blocks.gain(
-                event.time,
-                OwnerId(0),
-                site,
-                call.bytes,
-            );
+            self.books(call.device, devices).blocks.gain(event.time, OwnerId(0), site, call.bytes);
+            steps.push(Step::Heap(call.addr, self.live[&call.addr]));
         }
     }
+
+    fn books<'a>(
+        &'a mut self,
+        device: i16,
+        devices: &'a mut BTreeMap<i16, DeviceBooks>,
+    ) -> &'a mut HeapBooks {
+        if device == HOST { &mut self.host } else { &mut devices.entry(device).or_default().heap }
+    }
+}
+
+/// A place where NVSHMEM takes memory for its heap, which is shown by the blocks in it.
+pub(crate) fn is_heap(ledger: &Ledger, device: i16, site: SiteId) -> bool {
+    let has_blocks = ledger.devices.get(&device).is_some_and(|books| books.heap.blocks.peak().0 > 0);
+    has_blocks && ledger.sites.site(site).is_some_and(|site| ledger.sites.owner(site.owner) == NVSHMEM)
+}
+
+/// What PyTorch pinned for its cache, where blocks show who has it.
+pub(crate) fn is_pinned_cache(ledger: &Ledger, device: i16, owner: OwnerId) -> bool {
+    device == HOST && ledger.host_blocks().peak().0 > 0 && ledger.sites.owner(owner) == TORCH_PINNED
+}
+
+/// A place where JAX's allocator takes memory of the device from the driver, which is shown by the buffers in it.
+pub(crate) fn is_arena(ledger: &Ledger, device: i16, site: SiteId) -> bool {
+    let has_buffers = ledger.devices.get(&device).is_some_and(|books| books.pjrt.is_some());
+    has_buffers && ledger.sites.site(site).is_some_and(|site| ledger.sites.owner(site.owner) == JAX)
 }
 
 #[cfg(test)]

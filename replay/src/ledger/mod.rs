@@ -44,6 +44,7 @@ pub use counts::{CallCounts, Histogram};
 pub use driver::{Mapped, MemoryKind, Object};
 pub use findings::{Finding, Findings, Found};
 pub use heaps::{HeapBlock, HeapBooks};
+pub(crate) use heaps::{is_arena, is_heap, is_pinned_cache};
 pub use hidden::{Cause, HiddenStep, Pages, Sampled, Samples};
 pub use phases::{PhaseId, Phases};
 pub use pjrt::{Buffer, Executable, Need, PjrtBooks, PjrtOom};
@@ -53,7 +54,7 @@ pub use training::{StepSource, Training, TrainingStep, is_in_module};
 pub use watch::{Unwatched, Watch};
 
 use crate::trace::Definitions;
-use crate::trace::owners::{JAX, NVSHMEM, TORCH};
+use crate::trace::owners::{JAX, TORCH, TORCH_ELSEWHERE, TORCH_PINNED};
 use crate::trace::torch_release;
 use communicators::Communicators;
 use contexts::Contexts;
@@ -457,6 +458,12 @@ impl Ledger {
         self.heaps.live.iter().map(|(address, block)| (*address, block))
     }
 
+    /// What of the host's pinned memory PyTorch handed out, where a snapshot says so: inside of [`Ledger::host`].
+    #[must_use]
+    pub fn host_blocks(&self) -> &Books {
+        &self.heaps.host.blocks
+    }
+
     /// The buffer of JAX at an address of PJRT's.
     #[must_use]
     pub fn buffer(&self, address: u64) -> Option<&Buffer> {
@@ -522,7 +529,9 @@ impl Ledger {
             .devices
             .iter_mut()
             .map(|(device, books)| (*device, Account::Blocks, &mut books.blocks));
-        driver.chain(std::iter::once((HOST, Account::Driver, &mut self.host))).chain(blocks)
+        let pinned = &mut self.heaps.host.blocks;
+        let host = [(HOST, Account::Driver, &mut self.host), (HOST, Account::Heap, pinned)];
+        driver.chain(host).chain(blocks)
     }
 
     /// Number of lost events.
@@ -584,12 +593,15 @@ impl Ledger {
         Call { device: pool.filter(|device| *device != NO_DEVICE).unwrap_or(call.device), ..*call }
     }
 
-    /// Without native frames, a request made inside PyTorch's `allocate` is PyTorch's.
+    /// Without native frames, a request made inside PyTorch's `allocate` is PyTorch's. What PyTorch pins is its cache of pinned memory.
     fn sharpen(&mut self, origin: Origin, call: &Call) -> Origin {
-        if call.in_allocate && !origin.native {
-            return self.sites.torch_at(origin);
+        let is_within = call.in_allocate && !origin.native;
+        let pins = matches!(call.action, Action::AllocHost | Action::HostRegister)
+            || (call.action, call.device) == (Action::HeapAlloc, HOST);
+        if pins && (is_within || self.sites.owner(origin.owner) == TORCH_ELSEWHERE) {
+            return self.sites.owned_by(origin, TORCH_PINNED);
         }
-        origin
+        if is_within { self.sites.torch_at(origin) } else { origin }
     }
 
     fn booked(&mut self, definitions: &dyn Definitions, event: &Event, call: &Call, origin: Origin) {
@@ -691,7 +703,7 @@ impl Ledger {
             let reservation = self.driver.reservation(range.addr).map(|(start, _)| start);
             self.torch.unmapped(event.thread, range, reservation);
         }
-        self.heaps.call(event, call, origin.site, &mut self.devices);
+        self.heaps.call(event, call, origin.site, &mut self.devices, &mut self.torch.steps);
         self.told(event, call);
         if let Some(device) = peaked {
             self.torch_at_peak(device);
@@ -778,18 +790,6 @@ impl Ledger {
         let (tracked, rounding) = (books.handed_out(), books.pages.rounding());
         books.samples.sample(time, sample, tracked, rounding);
     }
-}
-
-/// A place where NVSHMEM takes memory for its heap, which is shown by the blocks in it.
-pub(crate) fn is_heap(ledger: &Ledger, device: i16, site: SiteId) -> bool {
-    let has_blocks = ledger.devices.get(&device).is_some_and(|books| books.heap.blocks.peak().0 > 0);
-    has_blocks && ledger.sites.site(site).is_some_and(|site| ledger.sites.owner(site.owner) == NVSHMEM)
-}
-
-/// A place where JAX's allocator takes memory of the device from the driver, which is shown by the buffers in it.
-pub(crate) fn is_arena(ledger: &Ledger, device: i16, site: SiteId) -> bool {
-    let has_buffers = ledger.devices.get(&device).is_some_and(|books| books.pjrt.is_some());
-    has_buffers && ledger.sites.site(site).is_some_and(|site| ledger.sites.owner(site.owner) == JAX)
 }
 
 type Devices = BTreeMap<i16, DeviceBooks>;

@@ -171,10 +171,15 @@ impl Sites {
 
     /// The same place, but PyTorch's allocator asked.
     pub(super) fn torch_at(&mut self, origin: Origin) -> Origin {
-        let owner = OwnerId(self.owners.id(owners::TORCH.to_owned()));
+        Origin { torch: true, ..self.owned_by(origin, owners::TORCH) }
+    }
+
+    /// The same place, where what is asked for has another owner.
+    pub(super) fn owned_by(&mut self, origin: Origin, owner: &str) -> Origin {
+        let owner = OwnerId(self.owners.id(owner.to_owned()));
         let site = self.site(origin.site).cloned().unwrap_or_default();
         let site = SiteId(self.sites.id(Site { owner, ..site }));
-        Origin { owner, site, torch: true, ..origin }
+        Origin { owner, site, ..origin }
     }
 
     /// What the program called: the runtime's function where the call came through one, else the driver's.

@@ -19,6 +19,7 @@ use super::amounts::{Books, Meter};
 use super::cache::CacheBooks;
 use super::driver::{Mapped, Object};
 use super::findings::Finding;
+use super::heaps::HeapBlock;
 use super::phases::PhaseId;
 use super::sites::{OwnerId, SiteId};
 
@@ -217,6 +218,10 @@ pub enum Step {
     StrangerFreed(Stranger),
     /// No stream uses it any more.
     StrangerDone(Stranger),
+    /// A library handed out the block at this address, of memory that it has.
+    Heap(u64, HeapBlock),
+    /// A library took back that block.
+    HeapFreed(u64, HeapBlock),
 }
 
 /// The stream event that PyTorch's allocator asks about here. The program never shows that it asks about its own, so

@@ -10,9 +10,12 @@
 //!       x       x x    x
 //! ```
 
+use std::io;
 use std::ops::Range;
 
 use gputrace_schemas::event::{Bytes, Nanos};
+
+use super::tape::Changes;
 
 /// How much is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,7 +77,6 @@ impl States {
 }
 
 /// The states of one device.
-#[derive(Clone, Debug)]
 pub(super) struct History {
     room: Room,
     /// Changes in a stretch: 1 where all are kept.
@@ -89,6 +91,8 @@ pub(super) struct History {
     focus: Option<(Nanos, Nanos)>,
     n_focused: usize,
     n_focused_rows: usize,
+    /// All changes, where they are written down.
+    changes: Option<Box<Changes>>,
 }
 
 impl History {
@@ -102,7 +106,64 @@ impl History {
             focus: None,
             n_focused: 0,
             n_focused_rows: 0,
+            changes: None,
         }
+    }
+
+    /// The same, with all changes written down there.
+    pub(super) fn on(self, changes: Changes) -> History {
+        History { changes: Some(Box::new(changes)), ..self }
+    }
+
+    /// No change follows.
+    pub(super) fn finish(&mut self) {
+        self.changes.iter_mut().for_each(|changes| changes.finish());
+    }
+
+    /// The same with every state between two times, where there is that much room for these; `None` where changes were not written down.
+    ///
+    /// # Errors
+    /// They cannot be read again.
+    pub(super) fn part(&self, (from, to): (Nanos, Nanos), room: Room) -> io::Result<Option<History>> {
+        let Some(changes) = &self.changes else { return Ok(None) };
+        let states = &self.kept.states;
+        let begin = states.partition_point(|state| state.time < from);
+        let end = states.partition_point(|state| state.time <= to).max(begin);
+        let first = begin.checked_sub(1).map_or(0, |before| states[before].change + 1);
+        // The state that follows on the part is what has changed since the part's last.
+        let last = states.get(end).map_or(u64::MAX, |state| state.change);
+        let rows_before = begin.checked_sub(1).map_or(0, |before| states[before].rows_end);
+        let mut kept =
+            States { states: states[..begin].to_vec(), rows: self.kept.rows[..rows_before].to_vec() };
+        let (mut n_states, mut is_room) = (0, true);
+        let mut since = kept.rows.len();
+        changes.from(first, |change, time, rows| {
+            kept.rows.extend_from_slice(rows);
+            let is_inside = (from..=to).contains(&time);
+            if is_inside || change == last {
+                sum_up(&mut kept.rows, since);
+                since = kept.rows.len();
+                n_states += usize::from(is_inside);
+                kept.states.push(State { time, change, rows_end: since, height: (Bytes(0), Bytes(0)) });
+            }
+            is_room = n_states <= room.states && kept.rows.len() - rows_before <= room.rows;
+            is_room && change < last
+        })?;
+        if !is_room {
+            return Ok(Some(self.with(self.kept.clone(), None)));
+        }
+        let after = (end + 1).min(states.len());
+        let rows_at = after.checked_sub(1).map_or(0, |before| states[before].rows_end);
+        let moved = |state: &State| State { rows_end: state.rows_end - rows_at + since, ..*state };
+        kept.states.extend(states[after..].iter().map(moved));
+        kept.rows.extend_from_slice(&self.kept.rows[rows_at..]);
+        Ok(Some(self.with(kept, Some((from, to)))))
+    }
+
+    /// The same with other states, to be shown.
+    fn with(&self, kept: States, focus: Option<(Nanos, Nanos)>) -> History {
+        let (stretch, n_changes, tail) = (self.stretch, self.n_changes, kept.states.len());
+        History { stretch, n_changes, kept, tail, focus, ..History::new(self.room) }
     }
 
     /// The same, with every state between two times.
@@ -117,6 +178,9 @@ impl History {
 
     /// One event changed these.
     pub(super) fn change(&mut self, time: Nanos, rows: &[Row], height: Height) {
+        if let Some(changes) = &mut self.changes {
+            changes.add(time, rows);
+        }
         self.kept.rows.extend_from_slice(rows);
         let rows_end = self.kept.rows.len();
         self.kept.states.push(State { time, change: self.n_changes, rows_end, height });

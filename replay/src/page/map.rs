@@ -1,11 +1,14 @@
 //! The address map: every block from when it was handed out to when it was taken back, and the segments that they lie in. Of
 //! very many blocks those of most bytes times time are kept; the others are counted, in tiles of address and time.
 
+use std::io;
+
 use gputrace_schemas::event::{Bytes, Nanos};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
 use super::columns::{ColumnId, Columns};
+use super::tape::Lives;
 
 /// Columns of tiles in time.
 const TILE_COLUMNS: u64 = 512;
@@ -22,6 +25,8 @@ pub(super) struct Rectangle {
     pub to: Option<Nanos>,
     /// Whose; for segments a [`Ground`], and four times the private pool that they are of, from 1.
     pub what: u32,
+    /// Its number, where all are written down.
+    pub number: u64,
 }
 
 impl Rectangle {
@@ -65,7 +70,6 @@ impl Instant {
 }
 
 /// Rectangles of one device.
-#[derive(Clone, Debug)]
 pub(super) struct Rectangles {
     room: usize,
     /// What is there in this time is kept before all other.
@@ -83,14 +87,55 @@ pub(super) struct Rectangles {
     tile_bits: u32,
     /// Rectangles that are in tiles.
     n_tiled: u64,
+    /// All of them, where they are written down.
+    lives: Option<Box<Lives>>,
 }
 
 impl Rectangles {
     pub(super) fn new(room: usize, span: (Nanos, Nanos)) -> Rectangles {
         let (open, tiles) = (FxHashMap::default(), FxHashMap::default());
         let end = Instant { time: span.1, is_whole: true };
-        let (focus, highest, done) = (None, None, vec![]);
-        Rectangles { room, focus, highest, end, span, open, done, tiles, tile_bits: 21, n_tiled: 0 }
+        let (focus, highest, done, lives) = (None, None, vec![], None);
+        Rectangles { room, focus, highest, end, span, open, done, tiles, tile_bits: 21, n_tiled: 0, lives }
+    }
+
+    /// The same, with all of them written down there.
+    pub(super) fn on(self, lives: Lives) -> Rectangles {
+        Rectangles { lives: Some(Box::new(lives)), ..self }
+    }
+
+    /// The same, where what is there between two times is kept before all other, in this room; `None` where they were not written down.
+    ///
+    /// # Errors
+    /// They cannot be read again.
+    pub(super) fn part(&self, (from, to): (Nanos, Nanos), room: usize) -> io::Result<Option<Rectangles>> {
+        let Some(lives) = &self.lives else { return Ok(None) };
+        let known: FxHashSet<u64> = self.done.iter().map(|it| it.number).collect();
+        let end = self.span.1;
+        let mut all = Rectangles {
+            highest: self.highest,
+            end: self.end,
+            done: self.done.clone(),
+            tiles: self.tiles.clone(),
+            tile_bits: self.tile_bits,
+            n_tiled: self.n_tiled,
+            ..Rectangles::focused(room, self.span, Some((from, to)))
+        };
+        let mut found: Vec<Rectangle> = vec![];
+        lives.between(from, to, |it| {
+            if !known.contains(&it.number) {
+                found.push(it);
+            }
+            if found.len() > 2 * room {
+                found.select_nth_unstable_by_key(room, |it| std::cmp::Reverse(it.area(end)));
+                found.truncate(room);
+            }
+        })?;
+        found.iter().for_each(|it| all.untile(it));
+        all.done.append(&mut found);
+        all.prune();
+        all.done.sort_unstable_by_key(|it| (it.from, it.addr));
+        Ok(Some(all))
     }
 
     /// The same, where what is there between two times is kept before all other.
@@ -105,12 +150,21 @@ impl Rectangles {
 
     pub(super) fn begins(&mut self, addr: u64, bytes: Bytes, from: Nanos, what: u32) {
         self.ends(addr, from);
-        self.open.insert(addr, Rectangle { addr, bytes, from, to: None, what });
+        let mut it = Rectangle { addr, bytes, from, to: None, what, number: 0 };
+        if let Some(lives) = &mut self.lives {
+            if lives.is_due(self.open.len()) {
+                lives.stand(from, self.open.values().map(|it| it.number).collect());
+            }
+            it.number = lives.begins(&it);
+        }
+        self.open.insert(addr, it);
     }
 
     pub(super) fn ends(&mut self, addr: u64, to: Nanos) -> Option<Rectangle> {
         let ended = self.open.remove(&addr)?;
-        self.done.push(Rectangle { to: Some(to), ..ended });
+        let whole = Rectangle { to: Some(to), ..ended };
+        self.lives.iter_mut().for_each(|lives| lives.ends(&whole));
+        self.done.push(whole);
         if self.done.len() >= self.room.saturating_mul(2).max(64) {
             self.prune();
         }
@@ -131,6 +185,10 @@ impl Rectangles {
     /// What is there is there to the end.
     pub(super) fn finish(&mut self) {
         let open = std::mem::take(&mut self.open);
+        if let Some(lives) = &mut self.lives {
+            open.values().for_each(|it| lives.ends(it));
+            lives.finish();
+        }
         self.done.extend(open.into_values());
         self.prune();
         self.done.sort_unstable_by_key(|it| (it.from, it.addr));
@@ -166,10 +224,7 @@ impl Rectangles {
         for instant in self.highest.iter_mut().chain([&mut self.end]) {
             instant.is_whole &= !instant.has(it);
         }
-        let column = (u128::from(it.from.0.saturating_sub(self.span.0.0)) * u128::from(TILE_COLUMNS)
-            / u128::from(self.span.1.0.saturating_sub(self.span.0.0).max(1)))
-        .min(u128::from(TILE_COLUMNS - 1)) as u16;
-        *self.tiles.entry((it.addr >> self.tile_bits, column)).or_default() += 1;
+        *self.tiles.entry(self.tile_of(it)).or_default() += 1;
         self.n_tiled += 1;
         while self.tiles.len() > MOST_TILES && self.tile_bits < 63 {
             self.tile_bits += 1;
@@ -177,6 +232,38 @@ impl Rectangles {
                 *self.tiles.entry((addr >> 1, column)).or_default() += blocks;
             }
         }
+    }
+
+    /// In which tile it is counted.
+    fn tile_of(&self, it: &Rectangle) -> (u64, u16) {
+        let column = (u128::from(it.from.0.saturating_sub(self.span.0.0)) * u128::from(TILE_COLUMNS)
+            / u128::from(self.span.1.0.saturating_sub(self.span.0.0).max(1)))
+        .min(u128::from(TILE_COLUMNS - 1)) as u16;
+        (it.addr >> self.tile_bits, column)
+    }
+
+    /// It is shown by itself, and counted no more.
+    fn untile(&mut self, it: &Rectangle) {
+        let tile = self.tile_of(it);
+        if let Some(blocks) = self.tiles.get_mut(&tile) {
+            *blocks -= 1;
+            if *blocks == 0 {
+                self.tiles.remove(&tile);
+            }
+            self.n_tiled -= 1;
+        }
+    }
+
+    /// Those that are kept.
+    #[cfg(test)]
+    pub(super) fn shown(&self) -> &[Rectangle] {
+        &self.done
+    }
+
+    /// How many are only counted.
+    #[cfg(test)]
+    pub(super) fn n_tiled(&self) -> u64 {
+        self.n_tiled
     }
 
     /// Of what is kept, the lowest address.

@@ -15,10 +15,12 @@ mod inside;
 mod map;
 mod settings;
 mod tables;
+mod tape;
 mod watch;
 
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use serde::Serialize;
@@ -37,6 +39,8 @@ use history::{History, Room};
 use html::Reader;
 use map::RectangleColumns;
 use settings::Settings;
+pub use tape::Store;
+use tape::Tape;
 use watch::{Collector, Detail, Device, Holder, Mark, MarkKind, Marks};
 
 /// The largest file, as a rule of ours: browsers open it at once, mail and trackers take it.
@@ -75,16 +79,34 @@ pub struct Chapter {
     devices: Vec<(i16, String, Device)>,
     marks: Vec<(MarkKind, Marks)>,
     settings: Vec<Settings>,
+    /// What is wrong with the job, at the calls of this trace that show it: when, and in words.
+    findings: Vec<(Nanos, String)>,
+    tape: Option<Arc<Tape>>,
+}
+
+/// Something that is wrong with a job, at a call of one of its traces.
+pub struct Placed {
+    /// Which of the page's traces.
+    pub trace: usize,
+    /// When, on the clock of its host.
+    pub time: Nanos,
+    /// In words.
+    pub text: String,
 }
 
 impl Page {
-    /// Of these traces, and of what is said of all of them.
+    /// Of these traces, of what is said of all of them, and where that shows.
     #[must_use]
-    pub fn of(read: Vec<(Story, Chapter)>, job: &[Section]) -> Page {
+    pub fn of(read: Vec<(Story, Chapter)>, job: &[Section], findings: Vec<Placed>) -> Page {
         let (stories, mut chapters): (Vec<Story>, Vec<Chapter>) = read.into_iter().unzip();
         let processes: Vec<_> = stories.iter().map(|story| &story.process).collect();
         for (chapter, origin) in chapters.iter_mut().zip(origins_of(&processes)) {
             chapter.origin = origin.0;
+        }
+        for Placed { trace, time, text } in findings {
+            if let Some(chapter) = chapters.get_mut(trace) {
+                chapter.findings.push((time, text));
+            }
         }
         let summary = serde_json::to_value(Summary::of(&stories)).unwrap_or_default();
         Page { summary, chapters, job: job.iter().map(tables::section).collect() }
@@ -98,6 +120,12 @@ impl Page {
         let mut page = vec![];
         self.write_for(&mut page, Reader::Served)?;
         Ok(page)
+    }
+
+    /// The traces of the page, which can still be asked for a part ([`Chapter::part`]).
+    #[must_use]
+    pub fn into_chapters(self) -> Vec<Chapter> {
+        self.chapters
     }
 
     /// Writes the file; says how large it is.
@@ -125,32 +153,48 @@ impl Page {
     fn data(&self) -> io::Result<Vec<u8>> {
         let mut columns = Columns::default();
         let chapters: Vec<Json> = self.chapters.iter().map(|it| it.write(&mut columns)).collect();
-        let (index, bytes) = columns.parts();
-        let head = json!({
-            "format": "gputrace.page/1",
-            "version": env!("CARGO_PKG_VERSION"),
-            "summary": self.summary,
-            "job": self.job,
-            "chapters": chapters,
-            "columns": index,
-        });
-        let head = serde_json::to_vec(&head)?;
-        let length = u32::try_from(head.len()).map_err(io::Error::other)?;
-        Ok([&length.to_le_bytes()[..], &head, bytes].concat())
+        written(&json!({"summary": self.summary, "job": self.job, "chapters": chapters}), &columns)
     }
 }
 
+/// A head and its columns, as a page reads them.
+fn written(head: &Json, columns: &Columns) -> io::Result<Vec<u8>> {
+    let (index, bytes) = columns.parts();
+    let mut head = head.clone();
+    head["format"] = json!("gputrace.page/1");
+    head["version"] = json!(env!("CARGO_PKG_VERSION"));
+    head["columns"] = json!(index);
+    let head = serde_json::to_vec(&head)?;
+    let length = u32::try_from(head.len()).map_err(io::Error::other)?;
+    Ok([&length.to_le_bytes()[..], &head, bytes].concat())
+}
+
+/// What is shown of a device.
+struct Pictures<'a> {
+    history: &'a History,
+    blocks: &'a map::Rectangles,
+    grounds: &'a map::Rectangles,
+    n_unplaced: u64,
+}
+
 impl Chapter {
-    /// Of a trace that was understood, with its verdict and every section of its report; one of `n_traces` in the file.
+    /// Of a trace that was understood, with its verdict and every section of its report; one of `n_traces` in the file. With a store,
+    /// all that is shown is written down there too, so that a part of it can be had.
     #[must_use]
-    pub fn of(story: &Story, part: &Part, source: &Source, n_traces: usize) -> Chapter {
+    pub fn of(
+        story: &Story,
+        part: &Part,
+        source: &Source,
+        n_traces: usize,
+        store: Option<Box<dyn Store>>,
+    ) -> Chapter {
         let n = n_traces.max(1);
         let detail = Detail {
             history: Room { states: MOST.history.states / n, rows: MOST.history.rows / n },
             rectangles: MOST.rectangles / n,
             focus: None,
         };
-        let mut chapter = Chapter::collected(story, source, detail);
+        let mut chapter = Chapter::collected(story, source, detail, store);
         chapter.report = tables::part(part);
         let devices = chapter.devices.iter().map(|(ordinal, _, device)| (*ordinal, device)).collect();
         chapter.settings = settings::of(Path::new(source.path()), &devices);
@@ -164,14 +208,64 @@ impl Chapter {
     /// The answer is larger than a page can read.
     pub fn detail(story: &Story, source: &Source, (from, to): (u64, u64)) -> io::Result<Vec<u8>> {
         let at = |since: u64| Nanos(story.start().0.saturating_add(since));
-        let chapter = Chapter::collected(story, source, Detail { focus: Some((at(from), at(to))), ..MOST });
+        let detail = Detail { focus: Some((at(from), at(to))), ..MOST };
+        let chapter = Chapter::collected(story, source, detail, None);
         Page { summary: Json::Null, chapters: vec![chapter], job: vec![] }.data()
     }
 
-    fn collected(story: &Story, source: &Source, detail: Detail) -> Chapter {
+    /// A trace that was understood, without what is said of it, for its parts: all is written down in the store.
+    ///
+    /// # Errors
+    /// It cannot be written down.
+    pub fn indexed(story: &Story, source: &Source, store: Box<dyn Store>) -> io::Result<Chapter> {
+        let chapter = Chapter::collected(story, source, MOST, Some(store));
+        chapter.is_indexed().map(|_| chapter)
+    }
+
+    /// Whether all of it is written down.
+    ///
+    /// # Errors
+    /// It could not be.
+    pub fn is_indexed(&self) -> io::Result<bool> {
+        match self.tape.as_ref().map(|tape| tape.failed()) {
+            Some(Some(error)) => Err(error),
+            Some(None) => Ok(true),
+            None => Ok(false),
+        }
+    }
+
+    /// The same as [`Chapter::detail`] of what is written down, without reading the trace.
+    ///
+    /// # Errors
+    /// It is not written down, or cannot be read again; or the answer is larger than a page can read.
+    pub fn part(&self, (from, to): (u64, u64)) -> io::Result<Vec<u8>> {
+        let at = |since: u64| Nanos(self.start.saturating_add(since));
+        let part = (at(from), at(to));
+        let missing = || io::Error::other("the trace is not indexed");
+        let mut columns = Columns::default();
+        let mut devices = vec![];
+        for (ordinal, name, device) in &self.devices {
+            let history = device.history.part(part, MOST.history)?.ok_or_else(missing)?;
+            let blocks = device.blocks.part(part, MOST.rectangles)?.ok_or_else(missing)?;
+            let grounds = device.grounds.part(part, MOST.rectangles / 4)?.ok_or_else(missing)?;
+            let pictures = Pictures {
+                history: &history,
+                blocks: &blocks,
+                grounds: &grounds,
+                n_unplaced: device.n_unplaced,
+            };
+            devices.push(self.device(*ordinal, name, &pictures, &mut columns));
+        }
+        // What is said of the trace the page has.
+        let chapter = self.write_with(devices, (&Json::Null, &[]), &mut columns);
+        written(&json!({"chapters": [chapter]}), &columns)
+    }
+
+    fn collected(story: &Story, source: &Source, detail: Detail, store: Option<Box<dyn Store>>) -> Chapter {
         let (no_roles, lifetimes) = (vec![], story.lifetimes.as_ref());
         let roles = lifetimes.map_or(&no_roles, |it| &it.roles_of_blocks);
-        let mut collector = Collector::new(source.definitions(), story, roles, detail);
+        let tape = store.map(Tape::new);
+        let mut collector = Collector::new(source.definitions(), story, roles, detail).on(tape.as_ref());
         let ledger = Story::watched(source, &mut collector).ledger;
         collector.finish(&ledger);
         let Collector { holders, devices, mut marks, pools, .. } = collector;
@@ -209,8 +303,12 @@ impl Chapter {
                 .collect(),
             marks: marks.into_iter().collect(),
             settings: vec![],
+            findings: vec![],
             holders,
+            tape,
         };
+        // What is no device comes last.
+        chapter.devices.sort_by_key(|(ordinal, ..)| (*ordinal < 0, ordinal.unsigned_abs()));
         chapter.read_stacks(source);
         chapter
     }
@@ -246,6 +344,25 @@ impl Chapter {
     }
 
     fn write(&self, columns: &mut Columns) -> Json {
+        let devices = self.devices.iter().map(|(ordinal, name, device)| {
+            let Device { history, blocks, grounds, n_unplaced, .. } = device;
+            self.device(
+                *ordinal,
+                name,
+                &Pictures { history, blocks, grounds, n_unplaced: *n_unplaced },
+                columns,
+            )
+        });
+        let devices = devices.collect();
+        self.write_with(devices, (&self.report, &self.settings), columns)
+    }
+
+    fn write_with(
+        &self,
+        devices: Vec<DeviceJson>,
+        (report, settings): (&Json, &[Settings]),
+        columns: &mut Columns,
+    ) -> Json {
         let mut frames: Vec<&Line> = vec![];
         let mut numbers: FxHashMap<&Line, u64> = FxHashMap::default();
         let mut lines: Vec<u64> = vec![];
@@ -263,12 +380,10 @@ impl Chapter {
         }
         let frames: Vec<Json> =
             frames.iter().map(|line| json!([cut(&line.name), cut(&line.file), line.line])).collect();
-        let devices = self.devices.iter().map(|it| self.device(it, columns));
-        let devices: Vec<DeviceJson> = devices.collect();
         json!({
             "origin_ns": self.origin,
             "duration_ns": self.duration,
-            "report": self.report,
+            "report": report,
             "owners": self.owners,
             "sites": self.sites,
             "roles": self.roles,
@@ -278,8 +393,9 @@ impl Chapter {
             "pools": self.pools,
             "holders": self.holders(columns),
             "devices": devices,
+            "findings": self.findings.iter().map(|(time, text)| json!([time.0.saturating_sub(self.start), cut(text)])).collect::<Vec<_>>(),
             "marks": self.marks.iter().map(|it| self.marks(it, columns)).collect::<Vec<_>>(),
-            "settings": self.settings.iter().map(|it| it.write(self.start, columns)).collect::<Vec<_>>(),
+            "settings": settings.iter().map(|it| it.write(self.start, columns)).collect::<Vec<_>>(),
         })
     }
 
@@ -321,14 +437,14 @@ impl Chapter {
         })
     }
 
-    fn device(&self, (ordinal, name, device): &(i16, String, Device), columns: &mut Columns) -> DeviceJson {
-        let History { stretch, n_changes, kept, .. } = &device.history;
+    fn device(&self, ordinal: i16, name: &str, device: &Pictures<'_>, columns: &mut Columns) -> DeviceJson {
+        let History { stretch, n_changes, kept, .. } = device.history;
         let (states, rows) = (&kept.states, &kept.rows);
         let since = |time: Nanos| time.0.saturating_sub(self.start);
         let lowest = [device.blocks.lowest(), device.grounds.lowest()];
         let base = lowest.into_iter().flatten().min().unwrap_or(0);
         DeviceJson {
-            device: *ordinal,
+            device: ordinal,
             name: cut(name),
             n_changes: *n_changes,
             whole: device.history.focus().map(|(from, to)| [since(from), since(to)]),

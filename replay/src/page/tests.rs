@@ -46,9 +46,9 @@ fn page(scene: &str) -> (Vec<u8>, Story, Source) {
 fn page_of(source: Source) -> (Vec<u8>, Story, Source) {
     let story = Story::with_lifetimes(&source, &Categories::default());
     let part = crate::report::part(&story, of_report(&story, Shown::OnDemand));
-    let chapter = Chapter::of(&story, &part, &source, 1);
+    let chapter = Chapter::of(&story, &part, &source, 1, None);
     let mut page = vec![];
-    Page::of(vec![(story, chapter)], &[]).write(&mut page).unwrap();
+    Page::of(vec![(story, chapter)], &[], vec![]).write(&mut page).unwrap();
     (page, Story::of_source(&source), source)
 }
 
@@ -190,9 +190,9 @@ fn no_name_is_markup_and_nothing_is_loaded() {
     let source = Source::of(hostile, recording);
     let story = Story::with_lifetimes(&source, &Categories::default());
     let part = crate::report::part(&story, of_report(&story, Shown::OnDemand));
-    let chapter = Chapter::of(&story, &part, &source, 1);
+    let chapter = Chapter::of(&story, &part, &source, 1, None);
     let mut page = vec![];
-    Page::of(vec![(story, chapter)], &[]).write(&mut page).unwrap();
+    Page::of(vec![(story, chapter)], &[], vec![]).write(&mut page).unwrap();
     let page = String::from_utf8(page).unwrap();
     let (plain, _, _) = self::page("Alloc addr=a bytes=2M by=libc10_cuda.so");
     let plain = String::from_utf8(plain).unwrap();
@@ -221,7 +221,7 @@ fn a_long_trace_loses_detail_and_not_its_extremes() {
     let source = Source::of("train.gtr", recording(&scene));
     let story = Story::with_lifetimes(&source, &Categories::default());
     let part = crate::report::part(&story, of_report(&story, Shown::OnDemand));
-    let mut chapter = Chapter::of(&story, &part, &source, 1);
+    let mut chapter = Chapter::of(&story, &part, &source, 1, None);
     let sizes = |chapter: &Chapter| {
         let mut page = vec![];
         let mut columns = Columns::default();
@@ -315,4 +315,91 @@ fn pools_of_pytorch_have_on_the_page_what_pytorch_says_that_is_in_them() {
         assert!(n_pools > 0, "{name}");
         assert!(column(&device["grounds"]["what"]).iter().any(|what| what >> 2 > 0), "{name}: the map");
     }
+}
+
+#[test]
+fn what_is_indexed_answers_as_reading_again_does() {
+    for scene in [SCENE, JAX_SCENE, HOST_SCENE] {
+        let source = Source::of("train.gtr", recording(scene));
+        let story = Story::with_lifetimes(&source, &Categories::default());
+        let store = std::sync::Arc::new(tape::tests::Memory::default());
+        let chapter = Chapter::indexed(&story, &source, Box::new(store)).unwrap();
+        for part in [(0, u64::MAX), (0, 0), (2, 5), (1_000_000, 2_000_000)] {
+            let [read, had] = [Chapter::detail(&story, &source, part), chapter.part(part)]
+                .map(|data| split(&data.unwrap()));
+            assert_eq!(read.0["chapters"], had.0["chapters"], "{part:?} of {scene}");
+            assert!(read.1 == had.1, "{part:?} of {scene}: columns");
+        }
+    }
+    let source = Source::of("train.gtr", recording(SCENE));
+    let story = Story::with_lifetimes(&source, &Categories::default());
+    let part = crate::report::part(&story, of_report(&story, Shown::OnDemand));
+    let chapter = Chapter::of(&story, &part, &source, 1, None);
+    assert!(!chapter.is_indexed().unwrap() && chapter.part((0, 1)).is_err());
+}
+
+fn split(data: &[u8]) -> (Json, Vec<u8>) {
+    let length = u32::from_le_bytes(data[..4].try_into().unwrap()) as usize;
+    (serde_json::from_slice(&data[4..4 + length]).unwrap(), data[4 + length..].to_vec())
+}
+
+/// Memory of the host, beside memory of a device; and what lies in it.
+const HOST_SCENE: &str = "AllocHost addr=h bytes=64M by=load@/job/a.py:2
+     Alloc addr=a bytes=20M by=libc10_cuda.so
+     HostRegister addr=r bytes=1M by=libnccl.so.2
+     FreeHost addr=h
+     AllocHost addr=i bytes=2M by=load@/job/a.py:2";
+
+#[test]
+fn pinned_memory_of_the_host_is_the_last_of_the_devices() {
+    let snapshot =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/snapshots/pinned-2.15.pickle.gz");
+    let sources = [Source::of("train.gtr", recording(HOST_SCENE)), Source::open(&snapshot).unwrap()];
+    for source in sources {
+        let (bytes, story, _) = page_of(source);
+        let (head, columns) = read(&bytes);
+        let column = |of: &Json| &columns[of.as_u64().unwrap() as usize];
+        let devices = head["chapters"][0]["devices"].as_array().unwrap();
+        let numbers: Vec<i64> = devices.iter().map(|device| device["device"].as_i64().unwrap()).collect();
+        assert_eq!(numbers, [0, -2]);
+        let host = &devices[1];
+        assert_eq!(host["name"], "host, pinned memory");
+        let level = column(&head["chapters"][0]["holders"]["level"]);
+        let (holder, bytes) = (column(&host["row_holder"]), column(&host["row_bytes"]));
+        let (mut held, mut used, mut highest, mut row) = (0, 0, 0, 0);
+        for n in column(&host["state_rows"]) {
+            for _ in 0..*n {
+                held += bytes[row];
+                used += if level[holder[row] as usize] == 2 { 0 } else { bytes[row] };
+                row += 1;
+            }
+            highest = highest.max(held);
+        }
+        let (books, blocks) = (&story.ledger.host, story.ledger.host_blocks());
+        assert_eq!((highest as u64, held as u64), (books.peak().0, books.now().bytes.0));
+        if blocks.peak().0 > 0 {
+            assert_eq!(used as u64, blocks.now().bytes.0);
+        }
+        assert!(!column(&host["blocks"]["addr"]).is_empty());
+    }
+}
+
+#[test]
+fn what_is_wrong_with_the_job_is_where_its_trace_shows_it() {
+    let chapter = || {
+        let source = Source::of("train.gtr", recording(SCENE));
+        let story = Story::with_lifetimes(&source, &Categories::default());
+        let part = crate::report::part(&story, of_report(&story, Shown::OnDemand));
+        let chapter = Chapter::of(&story, &part, &source, 2, None);
+        (story, chapter)
+    };
+    let (first, second) = (chapter(), chapter());
+    let began = first.0.start().0;
+    let placed =
+        |trace, since| Placed { trace, time: Nanos(began + since), text: "rank 1 did not call".into() };
+    let mut page = vec![];
+    Page::of(vec![first, second], &[], vec![placed(1, 7), placed(2, 9)]).write(&mut page).unwrap();
+    let (head, _) = read(&page);
+    let found = |chapter: usize| head["chapters"][chapter]["findings"].clone();
+    assert_eq!((found(0), found(1)), (json!([]), json!([[7, "rank 1 did not call"]])));
 }

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 
 use gputrace_schemas::event::{Bytes, Event, EventKind, HOST, MarkAction, Nanos, StackId, ThreadId};
 use rustc_hash::FxHashMap;
@@ -13,10 +14,12 @@ use rustc_hash::FxHashMap;
 use super::history::{Height, History, Room, Row};
 use super::inside::{Buffers, Pools};
 use super::map::{Ground, Rectangles};
+use super::tape::{Changes, Lives, Tape};
 use crate::analyse::live::Level;
-use crate::ledger::{Ledger, MemoryKind, OwnerId, SiteId, Step, Watch};
+use crate::ledger::{HeapBlock, Ledger, MemoryKind, Object, OwnerId, SiteId, Step, Watch};
 use crate::story::Story;
 use crate::trace::Definitions;
+use crate::trace::owners::TORCH_PINNED;
 
 /// Most marks of each kind that are kept; the others are counted.
 const MOST_MARKS: usize = 4000;
@@ -66,6 +69,11 @@ fn rest(level: Level, owner: OwnerId, pool: u16) -> Holder {
     let kind = if level == Level::Arena { "JAX's allocator, in no buffer" } else { "PyTorch's unused cache" };
     let (site, stack) = (SiteId(u32::MAX), StackId(0));
     Holder { level, owner, site, stack, stream: None, role: 0, pool, kind }
+}
+
+/// Memory of a device, or of the host.
+fn is_shown(object: &Object) -> bool {
+    if object.device == HOST { object.kind != MemoryKind::Imported } else { object.kind.is_physical() }
 }
 
 /// A moment, or some time, with a name.
@@ -176,6 +184,8 @@ pub(super) struct Collector<'a> {
     /// The cache of a device is being emptied since when, up to when, how much, from where.
     emptying: BTreeMap<i16, (Nanos, Nanos, u64, SiteId)>,
     touched: Vec<(i16, Vec<Row>)>,
+    /// Where all of it is written down too.
+    tape: Option<Arc<Tape>>,
 }
 
 impl<'a> Collector<'a> {
@@ -188,7 +198,8 @@ impl<'a> Collector<'a> {
         let devices = story.ledger.devices.iter();
         let with_blocks = devices
             .filter(|(_, books)| books.torch.as_ref().is_some_and(|torch| torch.blocks.peak().0 > 0))
-            .map(|(device, _)| *device);
+            .map(|(device, _)| *device)
+            .chain((story.ledger.host_blocks().peak().0 > 0).then_some(HOST));
         Collector {
             definitions,
             roles,
@@ -208,7 +219,13 @@ impl<'a> Collector<'a> {
             calls: FxHashMap::default(),
             emptying: BTreeMap::new(),
             touched: vec![],
+            tape: None,
         }
+    }
+
+    /// The same, that writes all of it down there.
+    pub(super) fn on(self, tape: Option<&Arc<Tape>>) -> Collector<'a> {
+        Collector { tape: tape.cloned(), ..self }
     }
 
     /// No event follows.
@@ -224,19 +241,28 @@ impl<'a> Collector<'a> {
         }
         self.marks.values_mut().for_each(Marks::thin);
         for device in self.devices.values_mut() {
+            device.history.finish();
             device.blocks.finish();
             device.grounds.finish();
         }
     }
 
     fn device(&mut self, device: i16) -> &mut Device {
-        let (detail, span) = (self.detail, self.span);
+        let (detail, span, tape) = (self.detail, self.span, &self.tape);
         let has_blocks = self.with_blocks.contains(&device);
+        let rectangles = |room| {
+            let rectangles = Rectangles::focused(room, span, detail.focus);
+            tape.iter().fold(rectangles, |rectangles, tape| rectangles.on(Lives::new(tape)))
+        };
+        let history = || {
+            let history = History::focused(detail.history, detail.focus);
+            tape.iter().fold(history, |history, tape| history.on(Changes::new(tape)))
+        };
         self.devices.entry(device).or_insert_with(|| Device {
-            history: History::focused(detail.history, detail.focus),
+            history: history(),
             highest: (Bytes(0), Bytes(0)),
-            blocks: Rectangles::focused(detail.rectangles, span, detail.focus),
-            grounds: Rectangles::focused(detail.rectangles / 4, span, detail.focus),
+            blocks: rectangles(detail.rectangles),
+            grounds: rectangles(detail.rectangles / 4),
             n_unplaced: 0,
             requests: vec![],
             has_more_requests: false,
@@ -309,8 +335,14 @@ impl<'a> Collector<'a> {
                 device.in_blocks = device.in_blocks.saturating_sub(block.bytes.0);
                 device.blocks.ends(*addr, event.time);
             }
-            Step::Gained(object) if object.kind.is_physical() && object.device != HOST => {
-                let is_segment = object.torch && self.device(object.device).has_blocks;
+            Step::Heap(addr, block) if block.device == HOST => {
+                self.pinned_begins(ledger, event, *addr, block)
+            }
+            Step::HeapFreed(addr, block) if block.device == HOST => {
+                self.pinned_ends(ledger, event, *addr, block);
+            }
+            Step::Gained(object) if is_shown(object) => {
+                let is_segment = self.is_segment(ledger, object);
                 let ground = if is_segment { Ground::Segment } else { Ground::Other };
                 let is_arena = self.buffers.is_arena(object);
                 let what = self.object(object);
@@ -331,8 +363,8 @@ impl<'a> Collector<'a> {
                     self.gains(object.device, what, object.bytes);
                 }
             }
-            Step::Lost(object) if object.kind.is_physical() && object.device != HOST => {
-                let is_segment = object.torch && self.device(object.device).has_blocks;
+            Step::Lost(object) if is_shown(object) => {
+                let is_segment = self.is_segment(ledger, object);
                 let is_arena = self.buffers.is_arena(object);
                 let what = self.object(object);
                 if object.addr != 0 {
@@ -378,11 +410,47 @@ impl<'a> Collector<'a> {
             | Step::StrangerFreed(_)
             | Step::StrangerDone(_)
             | Step::Grown(_)
-            | Step::Shrunk(..) => {}
+            | Step::Shrunk(..)
+            | Step::Heap(..)
+            | Step::HeapFreed(..) => {}
         }
     }
 
-    fn object(&mut self, object: &crate::ledger::Object) -> u32 {
+    /// Whether the blocks in it show who has it.
+    fn is_segment(&mut self, ledger: &Ledger, object: &Object) -> bool {
+        let is_cache =
+            object.torch || object.device == HOST && ledger.sites.owner(object.owner) == TORCH_PINNED;
+        is_cache && self.device(object.device).has_blocks
+    }
+
+    fn pinned_begins(&mut self, ledger: &Ledger, event: &Event, addr: u64, block: &HeapBlock) {
+        let number = self.pinned(ledger, block);
+        self.gains(HOST, number, block.bytes);
+        let host = self.device(HOST);
+        host.in_blocks = host.in_blocks.saturating_add(block.bytes.0);
+        host.blocks.begins(addr, block.bytes, event.time, number);
+    }
+
+    fn pinned_ends(&mut self, ledger: &Ledger, event: &Event, addr: u64, block: &HeapBlock) {
+        let number = self.pinned(ledger, block);
+        self.loses(HOST, number, block.bytes);
+        let host = self.device(HOST);
+        host.in_blocks = host.in_blocks.saturating_sub(block.bytes.0);
+        host.blocks.ends(addr, event.time);
+    }
+
+    /// Who holds a block of the host's.
+    fn pinned(&mut self, ledger: &Ledger, block: &HeapBlock) -> u32 {
+        let (site, stack) = (block.site, block.stack);
+        let owner = ledger.sites.site(site).map_or(OwnerId(u32::MAX), |site| site.owner);
+        let kind = "PyTorch's pinned blocks";
+        self.number(
+            HOST,
+            Holder { level: Level::Driver, owner, site, stack, stream: None, role: 0, pool: 0, kind },
+        )
+    }
+
+    fn object(&mut self, object: &Object) -> u32 {
         let holder = match self.buffers.is_arena(object) {
             true => rest(Level::Arena, object.owner, 0),
             false => Holder {
@@ -563,6 +631,7 @@ impl Watch for Collector<'_> {
     fn begin(&mut self, ledger: &mut Ledger) {
         ledger.keep_steps();
         self.devices.clear();
+        self.tape.iter().for_each(|tape| tape.clear());
         self.marks.clear();
         self.n_born = 0;
         self.open.clear();
@@ -581,11 +650,12 @@ impl Watch for Collector<'_> {
         let steps = ledger.steps().iter().filter_map(|step| match step {
             Step::Gained(object) | Step::Lost(object) => Some(object.device),
             Step::Block(_, block) | Step::BlockFreed(_, block) => Some(block.device),
+            Step::Heap(_, block) | Step::HeapFreed(_, block) => (block.device == HOST).then_some(HOST),
             _ => None,
         });
-        let mut before = HOST;
-        for device in steps.filter(|device| *device != HOST) {
-            if std::mem::replace(&mut before, device) != device {
+        let mut before = None;
+        for device in steps {
+            if before.replace(device) != Some(device) {
                 self.cache(device);
             }
         }
@@ -593,8 +663,13 @@ impl Watch for Collector<'_> {
         let mut touched = std::mem::take(&mut self.touched);
         for (device, rows) in touched.iter_mut().filter(|(_, rows)| !rows.is_empty()) {
             let device = *device;
-            let physical = ledger.devices.get(&device).map_or(Bytes(0), |books| books.physical.now().bytes);
-            let torch = ledger.torch(device).map_or(0, |torch| torch.blocks.now().bytes.0);
+            let (physical, torch) = match device {
+                HOST => (ledger.host.now().bytes, ledger.host_blocks().now().bytes.0),
+                _ => (
+                    ledger.devices.get(&device).map_or(Bytes(0), |books| books.physical.now().bytes),
+                    ledger.torch(device).map_or(0, |torch| torch.blocks.now().bytes.0),
+                ),
+            };
             let allocated = Bytes(torch.saturating_add(self.buffers.held(device)));
             let device = self.device(device);
             if (physical, allocated) > device.highest {

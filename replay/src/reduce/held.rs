@@ -153,6 +153,8 @@ impl Held {
                 | Step::BlockDone(..)
                 | Step::StrangerFreed(_)
                 | Step::StrangerDone(_)
+                | Step::Heap(..)
+                | Step::HeapFreed(..)
                 | Step::Grown(_)
                 | Step::Shrunk(..) => {}
             }

@@ -269,7 +269,7 @@ fn losses_are_told_where_the_numbers_are() {
               warning: 1203 events were lost: ring full
               times  what does not add up                                                                              first at  first about    thread
                   1  freed without having been seen allocated (allocated before the trace began, or events were lost)    2.0 µs  0x20000000000  main
-              1 notes of the recording: `gputrace doctor train.gtr`
+              1 note of the recording: `gputrace doctor train.gtr`
 
             Next
               gputrace stats train.gtr

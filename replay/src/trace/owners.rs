@@ -26,6 +26,10 @@ struct Rule {
 
 /// Memory of PyTorch's allocator.
 pub const TORCH: &str = "PyTorch";
+/// What PyTorch asks for elsewhere than in that allocator.
+pub const TORCH_ELSEWHERE: &str = "PyTorch, not its allocator";
+/// Memory of the host that PyTorch pinned, and keeps for the next who asks.
+pub const TORCH_PINNED: &str = "PyTorch, pinned memory";
 /// Memory of NCCL.
 pub const NCCL: &str = "NCCL";
 /// Memory of JAX, and of what else uses XLA by PJRT.
@@ -77,7 +81,7 @@ const RULES: &[Rule] = &[
     Rule { owner: "UCX", tests: &[Name("libuct"), Name("libucm"), Name("libucs"), Name("libucp")] },
     Rule { owner: "MPI", tests: &[Name("libmpi"), Name("libopen-pal"), Name("libopen-rte")] },
     // Its own calls, outside of its caching allocator: symmetric memory, graphs, collectives.
-    Rule { owner: "PyTorch, not its allocator", tests: &[Name("libtorch"), Name("libc10"), Path("/torch/")] },
+    Rule { owner: TORCH_ELSEWHERE, tests: &[Name("libtorch"), Name("libc10"), Path("/torch/")] },
 ];
 
 /// An owner, and how it was found.

@@ -9,7 +9,7 @@ use super::{AbandonedPool, Named, Unfreed};
 use crate::analyse::growth::{Course, Growth, MIN_RISES, Place, Rising, Spread, Trend};
 use crate::answers::callers::callers;
 use crate::ledger::pools::why_abandoned;
-use crate::ledger::{Account, Books, SiteId, StepSource, is_arena, is_heap, is_in_module};
+use crate::ledger::{Account, Books, SiteId, StepSource, is_arena, is_heap, is_in_module, is_pinned_cache};
 use crate::report::sections::pools;
 use crate::story::{End, Story};
 use crate::trace::Definitions;
@@ -186,6 +186,7 @@ fn named(story: &Story, place: Place) -> Named {
     let owner = match place.account {
         Account::Blocks => "PyTorch block",
         Account::Buffers => "JAX buffer",
+        Account::Heap if place.device == HOST => "PyTorch's pinned block",
         Account::Heap => "NVSHMEM block",
         Account::Imported => "another process",
         _ => site.map_or("", |site| sites.owner(site.owner)),
@@ -201,7 +202,9 @@ fn is_segment(story: &Story, place: Place) -> bool {
     let is_torch = sites.site(place.site).is_some_and(|site| sites.owner(site.owner) == TORCH);
     let is_arena = is_arena(&story.ledger, place.device, place.site);
     let is_heap = is_heap(&story.ledger, place.device, place.site);
-    place.account == Account::Driver && (is_arena || is_heap || has_blocks && is_torch)
+    let owner = sites.site(place.site).map(|site| site.owner);
+    let is_pinned = owner.is_some_and(|owner| is_pinned_cache(&story.ledger, place.device, owner));
+    place.account == Account::Driver && (is_arena || is_heap || is_pinned || has_blocks && is_torch)
 }
 
 fn unfreed(story: &Story) -> Vec<(Place, Bytes, u64)> {
@@ -226,6 +229,7 @@ fn unfreed(story: &Story) -> Vec<(Place, Bytes, u64)> {
         }
     }
     add(HOST, Account::Driver, &story.ledger.host);
+    add(HOST, Account::Heap, story.ledger.host_blocks());
     found.sort_by_key(|(place, bytes, _)| (Reverse(*bytes), *place));
     found
 }

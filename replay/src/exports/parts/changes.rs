@@ -144,6 +144,8 @@ pub(crate) fn rows(request: &Request, mut put: impl FnMut(&Row) -> io::Result<()
                     }
                     Step::StrangerFreed(_)
                     | Step::StrangerDone(_)
+                    | Step::Heap(..)
+                    | Step::HeapFreed(..)
                     | Step::Grown(_)
                     | Step::Shrunk(..)
                     | Step::Mapped(_)

@@ -21,6 +21,7 @@ mod overview;
 mod owners;
 mod peak_makers;
 mod phases;
+mod pinned;
 pub(crate) mod pools;
 mod roles;
 mod sizes;
@@ -59,6 +60,7 @@ pub const SECTIONS: &[(Shown, SectionEntry)] = &[
     (Shown::OnDemand, ending::ENTRY),
     (Shown::Always, memory::ENTRY),
     (Shown::Always, owners::ENTRY),
+    (Shown::OnDemand, pinned::ENTRY),
     (Shown::OnDemand, hidden::ENTRY),
     (Shown::Always, roles::ENTRY),
     (Shown::Always, jax::ENTRY),
@@ -126,6 +128,7 @@ pub const FIGURES: &[SectionEntry] = &[figures::ENTRY, owners::ENTRY, hidden::EN
 pub(crate) fn device_name(story: &Story, ordinal: i16) -> String {
     match (ordinal, story.device(ordinal)) {
         (gputrace_schemas::event::NO_DEVICE, _) => "unknown device".into(),
+        (gputrace_schemas::event::HOST, _) => "host, pinned memory".into(),
         (_, Some(device)) if !device.name.is_empty() => format!("cuda:{ordinal} {}", device.name),
         _ => format!("cuda:{ordinal}"),
     }

@@ -64,7 +64,11 @@ fn build(story: &Story) -> Option<Section> {
     }
     section = section.lines(shared(story).into_iter().map(|text| (Mood::Note, text)));
     if !ledger.notes.is_empty() {
-        let text = format!("{} notes of the recording: `gputrace doctor {}`", ledger.notes.len(), story.path);
+        let notes = match ledger.notes.len() {
+            1 => "1 note".to_owned(),
+            n => format!("{n} notes"),
+        };
+        let text = format!("{notes} of the recording: `gputrace doctor {}`", story.path);
         section = section.line(Mood::Note, text);
     }
     (!section.items.is_empty()).then_some(section)

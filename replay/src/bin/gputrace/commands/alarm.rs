@@ -1,7 +1,12 @@
 //! `gputrace alarm`: what `gputrace record --alert` starts beside its program, to look at the traces while they are written.
 
 use std::ffi::OsString;
-use std::process::{Command, ExitCode, Stdio};
+use std::fs::File;
+use std::io::Read;
+use std::process::{Child, ChildStderr, Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::{ArgMatches, Args};
@@ -18,6 +23,14 @@ pub(super) const VERB: Verb = Verb::new::<AlarmArgs>(NAME, run);
 const NAME: &str = "alarm";
 /// Between two looks.
 const STEP: Duration = Duration::from_millis(250);
+/// Commands that run at once. One that does not end is no reason to start ever more of it.
+const MOST_COMMANDS: usize = 16;
+/// Bytes that are kept of what a command says.
+const LONGEST_WORDS: usize = 1000;
+/// What a command has started in turn may write for longer than it runs itself.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+/// How long commands may take when all has ended, before nobody hears of how they ended.
+const GRACE: Duration = Duration::from_secs(1);
 /// How long recorders may take to finish when the program has ended.
 const ENDING: Duration = Duration::from_secs(12);
 
@@ -74,13 +87,14 @@ fn run(matches: &ArgMatches, _out: &mut Screen) -> anyhow::Result<ExitCode> {
     if judge.wants_growth() {
         scene.watch_growth();
     }
+    let mut commands = Commands { command: args.on_alert, running: Arc::default(), has_said: false };
     let mut ended: Option<Instant> = None;
     loop {
         let has_ended = launch::has_ended_by(STEP)?;
         while scene.advance(1024) {}
         let figures = scene.figures();
         for crossing in judge.judge(&figures, |process| scene.growth(&process.trace)) {
-            tell(&crossing, args.on_alert.as_ref());
+            commands.tell(&crossing);
         }
         if !has_ended {
             continue;
@@ -100,28 +114,109 @@ fn run(matches: &ArgMatches, _out: &mut Screen) -> anyhow::Result<ExitCode> {
     if !never.is_empty() && scene.lives().next().is_some() {
         complain!("{}: could not be judged, as nothing of it was known of any process", never.join(", "));
     }
+    commands.wait();
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says it, and runs the user's command, whose end nobody waits for.
-fn tell(crossing: &Crossing, command: Option<&OsString>) {
-    let device = crossing.device.map(|device| format!(" on cuda:{device}")).unwrap_or_default();
-    let Crossing { alert, value, pid, trace, .. } = crossing;
-    let Some(command) = command else {
-        return complain!("alert {alert}: {value}{device}, process {pid}, {trace}");
-    };
-    let mut shell = Command::new("sh");
-    shell.arg("-c").arg(command).stdin(Stdio::null()).stdout(Stdio::null());
-    shell
-        .env("ALERT", alert)
-        .env("ALERT_VALUE", value)
-        .env("ALERT_PID", pid.to_string())
-        .env("ALERT_TRACE", trace);
-    shell.env("ALERT_RANK", crossing.rank.map(|rank| rank.to_string()).unwrap_or_default());
-    shell.env("ALERT_DEVICE", crossing.device.map(|device| device.to_string()).unwrap_or_default());
-    match shell.spawn() {
-        // It is waited for elsewhere, so that a slow one keeps nothing up and none is left as a zombie.
-        Ok(mut child) => drop(std::thread::spawn(move || child.wait())),
-        Err(error) => complain!("alert {alert}: {value}, and the command cannot be run: {error}"),
+/// The user's command, as often as it was run.
+struct Commands {
+    command: Option<OsString>,
+    running: Arc<AtomicUsize>,
+    /// That there are too many of them.
+    has_said: bool,
+}
+
+impl Commands {
+    /// Says it, or runs the command, whose end keeps nothing up.
+    fn tell(&mut self, crossing: &Crossing) {
+        let device = crossing.device.map(|device| format!(" on cuda:{device}")).unwrap_or_default();
+        let Crossing { alert, value, pid, trace, .. } = crossing;
+        let Some(command) = &self.command else {
+            return complain!("alert {alert}: {value}{device}, process {pid}, {trace}");
+        };
+        let n = self.running.load(Ordering::Acquire);
+        if n >= MOST_COMMANDS {
+            if !std::mem::replace(&mut self.has_said, true) {
+                complain!(
+                    "alert {alert}: {value}{device}, process {pid}: {n} commands of alerts are still running; none is started until some have ended"
+                );
+            }
+            return;
+        }
+        self.has_said = false;
+        let mut shell = Command::new("sh");
+        shell.arg("-c").arg(command).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        shell
+            .env("ALERT", alert)
+            .env("ALERT_VALUE", value)
+            .env("ALERT_PID", pid.to_string())
+            .env("ALERT_TRACE", trace);
+        shell.env("ALERT_RANK", crossing.rank.map(|rank| rank.to_string()).unwrap_or_default());
+        shell.env("ALERT_DEVICE", crossing.device.map(|device| device.to_string()).unwrap_or_default());
+        match shell.spawn() {
+            Ok(child) => {
+                self.running.fetch_add(1, Ordering::Release);
+                let (alert, running) = (alert.clone(), Arc::clone(&self.running));
+                std::thread::spawn(move || {
+                    attend(&alert, child);
+                    running.fetch_sub(1, Ordering::Release);
+                });
+            }
+            Err(error) => complain!("alert {alert}: {value}, and the command cannot be run: {error}"),
+        }
+    }
+
+    /// Until all have ended. Whoever reads what this job writes is not kept waiting by one that does not end.
+    fn wait(&self) {
+        let is_done = || self.running.load(Ordering::Acquire) == 0;
+        let since = Instant::now();
+        while !is_done() && since.elapsed() < GRACE {
+            std::thread::sleep(STEP / 10);
+        }
+        if is_done() {
+            return;
+        }
+        if let Ok(nowhere) = File::options().write(true).open("/dev/null") {
+            let _ = rustix::stdio::dup2_stdout(&nowhere);
+            let _ = rustix::stdio::dup2_stderr(&nowhere);
+        }
+        while !is_done() {
+            std::thread::sleep(STEP);
+        }
+    }
+}
+
+/// Waits for a command; says what it says, and that it failed.
+fn attend(alert: &str, mut child: Child) {
+    let words: Arc<Mutex<Vec<u8>>> = Arc::default();
+    let (has_heard, heard) = channel();
+    if let Some(said) = child.stderr.take() {
+        let words = Arc::clone(&words);
+        std::thread::spawn(move || {
+            listen(said, &words);
+            has_heard.send(())
+        });
+    }
+    let ended = child.wait();
+    // What it wrote last is on its way.
+    let _ = heard.recv_timeout(LAST_WORDS);
+    let words = words.lock().unwrap_or_else(PoisonError::into_inner);
+    let words = String::from_utf8_lossy(&words).trim().replace('\n', "; ");
+    match ended {
+        Ok(status) if status.success() && words.is_empty() => {}
+        Ok(status) if status.success() => complain!("alert {alert}: its command says: {words}"),
+        Ok(status) if words.is_empty() => complain!("alert {alert}: its command failed ({status})"),
+        Ok(status) => complain!("alert {alert}: its command failed ({status}): {words}"),
+        Err(error) => complain!("alert {alert}: its command cannot be waited for: {error}"),
+    }
+}
+
+/// Reads all of it, and keeps the beginning.
+fn listen(mut said: ChildStderr, words: &Mutex<Vec<u8>>) {
+    let mut buffer = [0; 4096];
+    while let Ok(n @ 1..) = said.read(&mut buffer) {
+        let mut words = words.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = LONGEST_WORDS.saturating_sub(words.len()).min(n);
+        words.extend_from_slice(&buffer[..room]);
     }
 }

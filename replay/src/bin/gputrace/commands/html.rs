@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::{ArgMatches, Args};
 use gputrace_replay::analyse::categories::Categories;
-use gputrace_replay::page::{Chapter, Page};
+use gputrace_replay::page::{Chapter, Page, Placed, Store};
 use gputrace_replay::ranks::calls::Participant;
 use gputrace_replay::ranks::collect::Collector;
 use gputrace_replay::ranks::report::Ranks;
@@ -15,6 +15,7 @@ use gputrace_replay::report::model::Section;
 use gputrace_replay::report::sections::Shown;
 use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
+use gputrace_schemas::event::Nanos;
 use gputrace_schemas::printable::Screen;
 use gputrace_sim::bytes::iec;
 
@@ -60,7 +61,7 @@ fn run(matches: &ArgMatches, _out: &mut Screen) -> anyhow::Result<ExitCode> {
         bail!("{} exists; -F overwrites it", output.display());
     }
     let n_traces = paths.len();
-    let (read, all) = show::read_all(&paths, |path| chapter(path, args.redact, n_traces));
+    let (read, all) = show::read_all(&paths, |path| chapter(path, args.redact, n_traces, None));
     if read.is_empty() {
         return Ok(show::exit_code(all));
     }
@@ -82,8 +83,13 @@ pub(super) struct Understood {
     participant: Option<Participant>,
 }
 
-/// A trace, understood, as one of so many of a page.
-pub(super) fn chapter(path: &Path, is_redacted: bool, n_traces: usize) -> anyhow::Result<Understood> {
+/// A trace, understood, as one of so many of a page; with a store, its parts can be had afterwards.
+pub(super) fn chapter(
+    path: &Path,
+    is_redacted: bool,
+    n_traces: usize,
+    store: Option<Box<dyn Store>>,
+) -> anyhow::Result<Understood> {
     let source = open(path, is_redacted)?;
     let (categories, all) = (Categories::default(), Shown::OnDemand);
     let ((story, verdict), participant) = match n_traces {
@@ -96,7 +102,7 @@ pub(super) fn chapter(path: &Path, is_redacted: bool, n_traces: usize) -> anyhow
         }
     };
     let part = super::report::part(&story, &verdict, all);
-    let chapter = Chapter::of(&story, &part, &source, n_traces);
+    let chapter = Chapter::of(&story, &part, &source, n_traces, store);
     Ok(Understood { story, chapter, participant })
 }
 
@@ -107,7 +113,8 @@ pub(super) fn page(read: Vec<Understood>, is_redacted: bool) -> Page {
         chapters.push((story, chapter));
         participants.extend(participant);
     }
-    Page::of(chapters, &job(&participants, is_redacted))
+    let (job, findings) = job(&participants, is_redacted);
+    Page::of(chapters, &job, findings)
 }
 
 pub(super) fn open(path: &Path, is_redacted: bool) -> anyhow::Result<Source> {
@@ -126,12 +133,28 @@ fn named_after(trace: &Path) -> PathBuf {
     PathBuf::from(format!("{stem}.html"))
 }
 
-/// What is said of the ranks of a job.
-fn job(participants: &[Participant], is_redacted: bool) -> Vec<Section> {
+/// What is said of the ranks of a job, and at which calls of which traces that shows.
+fn job(participants: &[Participant], is_redacted: bool) -> (Vec<Section>, Vec<Placed>) {
     if participants.is_empty() {
-        return vec![];
+        return (vec![], vec![]);
     }
     let again = |it: &_| again(it).filter(|_| !is_redacted);
-    let report = Ranks::of(participants, &again).report();
-    report.parts.into_iter().flat_map(|part| part.sections).collect()
+    let ranks = Ranks::of(participants, &again);
+    let mut placed = vec![];
+    for job in &ranks.jobs {
+        let trace = |rank: u32| {
+            let path = &job.ranks.iter().find(|it| it.rank == rank)?.trace;
+            participants.iter().position(|it| it.path == *path)
+        };
+        for finding in &job.findings {
+            for call in finding.own.iter().chain(&finding.others) {
+                if let Some(trace) = trace(call.rank).filter(|_| call.time_ns > 0) {
+                    let text = finding.text.clone();
+                    placed.push(Placed { trace, time: Nanos(call.time_ns), text });
+                }
+            }
+        }
+    }
+    let report = ranks.report();
+    (report.parts.into_iter().flat_map(|part| part.sections).collect(), placed)
 }

@@ -2,10 +2,15 @@
 //!
 //! ```text
 //! browser ── /SECRET/ ─────────────> the page, made once
-//!         ── /SECRET/details?... ──> a few threads ──> one that has the traces, and reads one again for each answer
+//!         ── /SECRET/details?... ──> a few threads ──> one that has an index of the trace that was asked about last
 //! ```
+//! The index is a file without a name that nobody else can open: what changed when, and what lay where. It is made while the page is, or
+//! where there are several traces when one is first asked about. Where it cannot be, a trace is read again for each answer.
 
+use std::fs::{File, OpenOptions};
+use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -14,7 +19,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{ArgMatches, Args};
-use gputrace_replay::page::Chapter;
+use gputrace_replay::page::{Chapter, Store};
 use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
@@ -40,8 +45,8 @@ Examples:
   gputrace serve train.gtr          # prints an address; open it in a browser; Ctrl-C ends it
   gputrace serve job/ --port 8080   # from another machine: ssh -L 8080:127.0.0.1:8080 HOST
 
-Only programs of this machine can reach it, and only with the secret in the address. It reads traces again for what is asked, and \
-needs no more memory for a longer one than `gputrace html` does.")]
+Only programs of this machine can reach it, and only with the secret in the address. It needs no more memory for a longer trace than \
+`gputrace html` does: what it needs to answer at once is in a file without a name in TMPDIR, some 32 bytes for each event of the trace.")]
 pub(super) struct ServeArgs {
     #[command(flatten)]
     traces: TraceArgs,
@@ -70,22 +75,28 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         .with_context(|| format!("cannot listen at 127.0.0.1:{}", args.port))?;
     let door = Door::new(listener.local_addr()?.port()).context("cannot make a secret")?;
     let n_traces = paths.len();
-    let (read, _) =
-        show::read_all(&paths, |path| chapter(path, args.redact, n_traces).map(|it| (path.to_owned(), it)));
+    // Where there is one trace it is the next that is asked about.
+    let store = || {
+        if n_traces == 1 { Index::make().ok().map(|index| Box::new(index) as Box<dyn Store>) } else { None }
+    };
+    let (read, _) = show::read_all(&paths, |path| {
+        chapter(path, args.redact, n_traces, store()).map(|it| (path.to_owned(), it))
+    });
     if read.is_empty() {
         return Ok(ExitCode::from(2));
     }
     let (served, read): (Vec<PathBuf>, Vec<Understood>) = read.into_iter().unzip();
     let mut page = page(read, args.redact);
     let html = page.served().context("cannot make the page")?;
-    drop(page);
+    let first = page.into_chapters().pop().filter(|_| served.len() == 1);
+    let first = first.filter(|chapter| chapter.is_indexed().unwrap_or(false));
     std::io::Write::write_fmt(out, format_args!("{}\n", door.address()))?;
     std::io::Write::flush(out)?;
     complain!("open this address in a browser of this machine; Ctrl-C ends it");
     let (ask, asked) = sync_channel(MOST_WAITING);
     let visit = Arc::new(Visit { door, html, ask });
     std::thread::Builder::new().name("door".into()).spawn(move || keep_door(&listener, &visit))?;
-    explain(&served, args.redact, &asked);
+    explain(&served, first, args.redact, &asked);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -157,36 +168,99 @@ fn part(path: &str) -> Option<(usize, (u64, u64))> {
     (words.next().is_none() && from <= to).then_some((usize::try_from(trace).ok()?, (from, to)))
 }
 
+/// A file without a name.
+struct Index(File);
+
+impl Index {
+    fn make() -> io::Result<Index> {
+        let folder = std::env::temp_dir();
+        for n in 0..100 {
+            let path = folder.join(format!("gputrace-serve.{}.{n}", std::process::id()));
+            match OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path) {
+                Ok(file) => {
+                    std::fs::remove_file(&path)?;
+                    return Ok(Index(file));
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+}
+
+impl Store for Index {
+    fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        self.0.write_all_at(bytes, at)
+    }
+
+    fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
+        self.0.read_exact_at(bytes, at)
+    }
+}
+
+/// What answers come from.
+enum Known {
+    Indexed(Box<Chapter>),
+    /// Its books, not its events: these are read again.
+    Read(Box<(Source, Story)>),
+}
+
+impl Known {
+    fn of(path: &Path, is_redacted: bool) -> anyhow::Result<Known> {
+        let source = super::html::open(path, is_redacted)?;
+        let story =
+            Story::with_lifetimes(&source, &gputrace_replay::analyse::categories::Categories::default());
+        let indexed = Index::make().and_then(|index| Chapter::indexed(&story, &source, Box::new(index)));
+        Ok(match indexed {
+            Ok(chapter) => Known::Indexed(Box::new(chapter)),
+            Err(error) => {
+                let folder = std::env::temp_dir();
+                complain!(
+                    "cannot keep an index in {} ({error}): the trace is read again for each answer; TMPDIR=FOLDER names another",
+                    folder.display()
+                );
+                Known::Read(Box::new((source, story)))
+            }
+        })
+    }
+
+    fn part(&self, part: (u64, u64)) -> io::Result<Vec<u8>> {
+        match self {
+            Known::Indexed(chapter) => chapter.part(part),
+            Known::Read(read) => Chapter::detail(&read.1, &read.0, part),
+        }
+    }
+}
+
 /// Answers questions, one after the other.
-fn explain(paths: &[PathBuf], is_redacted: bool, asked: &Receiver<Question>) {
-    // What was understood of the trace that was asked about last: its books, not its events.
-    let mut last: Option<(usize, Source, Story)> = None;
-    // Where there is one trace it is the next that is asked about: it is understood while somebody looks at the page.
-    if let [only] = paths {
-        last = opened(only, is_redacted).ok().map(|(source, story)| (0, source, story));
+fn explain(paths: &[PathBuf], first: Option<Chapter>, is_redacted: bool, asked: &Receiver<Question>) {
+    // The trace that was asked about last.
+    let mut last = first.map(|chapter| (0, Known::Indexed(Box::new(chapter))));
+    // Where there is one trace, somebody looks at the page while this is made.
+    if let ([only], None) = (paths, &last) {
+        last = Known::of(only, is_redacted).ok().map(|known| (0, known));
     }
     while let Ok(question) = asked.recv() {
         let Some(path) = paths.get(question.trace) else {
             let _ = question.reply.send(None);
             continue;
         };
-        if last.as_ref().is_none_or(|(trace, ..)| *trace != question.trace) {
+        if last.as_ref().is_none_or(|(trace, _)| *trace != question.trace) {
             last = None;
-            match opened(path, is_redacted) {
-                Ok((source, story)) => last = Some((question.trace, source, story)),
+            match Known::of(path, is_redacted) {
+                Ok(known) => last = Some((question.trace, known)),
                 Err(error) => complain!("{error:#}"),
             }
         }
-        let details = last.as_ref().map(|(_, source, story)| Chapter::detail(story, source, question.part));
+        let details = last.as_ref().map(|(_, known)| known.part(question.part));
+        if let Some(Err(error)) = &details {
+            complain!("{}: {error}", path.display());
+            last = None;
+        }
         // Who asked may have gone.
         let _ = question.reply.send(details.and_then(Result::ok));
     }
-}
-
-fn opened(path: &Path, is_redacted: bool) -> anyhow::Result<(Source, Story)> {
-    let source = super::html::open(path, is_redacted)?;
-    let story = Story::with_lifetimes(&source, &gputrace_replay::analyse::categories::Categories::default());
-    Ok((source, story))
 }
 
 #[cfg(test)]

@@ -127,6 +127,19 @@ fn check(view: &View, width: usize, height: Option<usize>, expected: Expect) {
 }
 
 #[test]
+fn why_nothing_is_known_of_the_driver_is_said_to_its_end() {
+    let why = "a libloading error occurred: libnvidia-ml.so.1: cannot open shared object file: No such file or directory";
+    let figures =
+        Figures { driver_missing: Some(why.to_owned()), processes: vec![], cards: vec![], ..figures() };
+    let lines: Vec<String> =
+        frame(&figures, &View::default(), 60, None).iter().map(|line| line.text()).collect();
+    assert!(lines.iter().all(|line| line.chars().count() <= 60), "{lines:?}");
+    let said = "the driver was not asked (libnvidia-ml.so.1: cannot open shared object file: No such file or directory): processes that are \
+                not recorded are not shown";
+    assert_eq!(lines[1..].join(" "), said);
+}
+
+#[test]
 fn a_small_screen_has_cards_and_the_first_columns() {
     check(
         &View::default(),

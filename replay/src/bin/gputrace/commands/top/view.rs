@@ -153,8 +153,8 @@ pub(super) fn frame(figures: &Figures, view: &View, width: usize, height: Option
         lines.extend(help());
         return fit(lines, width, height);
     }
-    for note in figures.notes.iter().chain(&figures.driver_missing.as_ref().map(no_driver)) {
-        lines.push(Line::of(clean(note), Look::Warning));
+    for note in figures.notes.iter().chain(&figures.driver_missing.as_deref().map(no_driver)) {
+        lines.extend(wrapped(&clean(note), width).into_iter().map(|text| Line::of(text, Look::Warning)));
     }
     let alone = view.inside.as_ref().and_then(|trace| figures.processes.iter().find(|it| it.trace == *trace));
     if let Some(process) = alone {
@@ -178,8 +178,25 @@ pub(super) fn frame(figures: &Figures, view: &View, width: usize, height: Option
     fit(lines, width, height)
 }
 
-fn no_driver(why: &String) -> String {
+fn no_driver(why: &str) -> String {
+    // Which library loads another is nothing that a user knows.
+    let why = why.trim_start_matches("a libloading error occurred: ");
     format!("the driver was not asked ({why}): processes that are not recorded are not shown")
+}
+
+/// A sentence in lines of so many columns, between its words.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line =
+            lines.last_mut().filter(|line| line.is_empty() || line.width() + 1 + word.width() <= width);
+        match line {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) => *line = format!("{line} {word}"),
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 fn fit(lines: Vec<Line>, width: usize, height: Option<usize>) -> Vec<Line> {
