@@ -79,9 +79,9 @@ fn what_larger_runs_reserved_on_a_gpu_is_in_the_range_and_certain_answers_are_ri
         resnet       batch=128           -4.45 %  range     -19.46 to  +11.91 %
         resnet       batch=200           -4.32 %  range     -20.03 to   +9.20 %
         resnet       batch=256           -2.52 %  range     -18.76 to  +12.12 %
-        gpt_compile  batch=32            +0.00 %  range     -13.90 to  +16.15 %
+        gpt_compile  batch=32            +0.00 %  range     -13.90 to  +16.23 %
         gpt_compile  batch=48            +0.05 %  range     -13.90 to  +16.20 %
-        gpt_compile  batch=96            +9.33 %  range      -5.87 to  +26.98 %
+        gpt_compile  batch=96            +0.02 %  range     -13.88 to  +16.18 %
         evaluate     batch=64            +0.00 %  range      -9.91 to  +11.00 %
         evaluate     batch=128           +0.00 %  range      -9.91 to  +11.00 %
         evaluate     batch=200           +0.00 %  range      -9.91 to  +11.00 %
