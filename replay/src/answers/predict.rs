@@ -2,15 +2,16 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex};
 
 use gputrace_schemas::event::Bytes;
 use gputrace_sim::bytes::iec;
+use gputrace_sim::cores::on_all_cores;
 use gputrace_sim::ops::{Frame, History, OpStream};
 use gputrace_sim::policies::OptionError;
 use gputrace_sim::predict::law::{Powers, Standing};
 use gputrace_sim::predict::{
-    Forecast, Model, Open, Prediction, Run, Share, Threads, Why, largest as largest_of,
+    Forecast, Known, Model, Open, Prediction, Run, Share, Threads, Why, largest as largest_of,
 };
 use gputrace_sim::tune;
 use gputrace_sim::whatif::{Confidence, Laboratory, Question};
@@ -39,6 +40,8 @@ const TOO_WIDE: f64 = 2.0;
 /// Why a program with convolutions is never certain far from its runs.
 const MAY_CHOOSE: &str =
     "libraries choose algorithms of convolutions by their size, and none of the runs is near this one";
+/// Bytes of predictions that `--fit` keeps, to ask them of the next setting.
+const MOST_KEPT: usize = 512 << 20;
 /// Runs of one program have more in common than this part.
 const MOST_UNKNOWN: f64 = 0.9;
 
@@ -297,7 +300,7 @@ struct Oracle<'a> {
 
 /// What becomes of the program at a point under an allocator.
 struct Answered {
-    prediction: std::rc::Rc<Prediction>,
+    known: Arc<Known>,
     simulated: Simulated,
     forecast: Forecast,
     /// It needs more than the card on which it was recorded has.
@@ -326,6 +329,32 @@ struct Row {
     is_sure: bool,
 }
 
+/// What is predicted at values of one variable, for all settings.
+struct Kept<'a> {
+    model: &'a Model<'a>,
+    at: &'a [u64],
+    index: usize,
+    of_value: Mutex<HashMap<u64, Arc<Prediction<'a>>>>,
+}
+
+impl<'a> Kept<'a> {
+    fn predict(&self, value: u64) -> Result<Arc<Prediction<'a>>, String> {
+        if let Some(known) = self.of_value.lock().ok().and_then(|kept| kept.get(&value).cloned()) {
+            return Ok(known);
+        }
+        let mut point = self.at.to_vec();
+        point[self.index] = value;
+        let prediction = Arc::new(self.model.predict(&point).map_err(|why| why.to_string())?);
+        if let Ok(mut kept) = self.of_value.lock() {
+            if (kept.len() + 1) * prediction.bytes() > MOST_KEPT {
+                kept.clear();
+            }
+            kept.insert(value, prediction.clone());
+        }
+        Ok(prediction)
+    }
+}
+
 /// A policy and its options.
 type Setting = (String, String);
 
@@ -343,7 +372,7 @@ impl Oracle<'_> {
     fn answers(&self, targets: &[Vec<u64>], settings: &[Setting]) -> Result<Vec<Answered>, String> {
         let mut answers = vec![];
         for at in targets {
-            let prediction = std::rc::Rc::new(self.model.predict(at).map_err(|why| why.to_string())?);
+            let prediction = self.model.predict(at).map_err(|why| why.to_string())?;
             for setting in settings {
                 answers.push(self.answer(&prediction, setting)?);
             }
@@ -351,7 +380,7 @@ impl Oracle<'_> {
         Ok(answers)
     }
 
-    fn answer(&self, prediction: &std::rc::Rc<Prediction>, setting: &Setting) -> Result<Answered, String> {
+    fn answer(&self, prediction: &Prediction, setting: &Setting) -> Result<Answered, String> {
         let mut question = self.bench.question(&setting.0, &setting.1);
         let forecast = |question: &Question| {
             prediction.forecast(question).map_err(|error| format!("{}: {error}", named(question)))
@@ -374,7 +403,7 @@ impl Oracle<'_> {
             machine,
         };
         let simulated = bench.simulated(question, found.answer.clone());
-        Ok(Answered { prediction: prediction.clone(), simulated, forecast: found, too_large_for })
+        Ok(Answered { known: prediction.known.clone(), simulated, forecast: found, too_large_for })
     }
 
     /// The largest value of a variable that fits, for each setting.
@@ -403,51 +432,44 @@ impl Oracle<'_> {
         };
         let mut rows = vec![];
         for at in targets {
-            let mut predictions: HashMap<u64, Prediction> = HashMap::new();
-            for (policy, options) in &settings {
-                let question = self.bench.question(policy, options);
-                let may_choose = Cell::new(false);
-                let mut ask = |value: u64, ask: &dyn Fn(&Prediction) -> Result<Fits, OptionError>| {
-                    let mut point = at.clone();
-                    point[index] = value;
-                    let prediction = match predictions.entry(value) {
-                        Entry::Occupied(known) => known.into_mut(),
-                        Entry::Vacant(new) => {
-                            new.insert(self.model.predict(&point).map_err(|why| why.to_string())?)
-                        }
-                    };
-                    may_choose.set(may_choose.get() || prediction.may_choose);
-                    ask(prediction).map_err(|error| format!("{}: {error}", named(&question)))
-                };
-                let mut found = largest(at[index], |value| {
-                    ask(value, &|prediction| {
-                        let (best, at_most, at_least) = prediction.fits(&question)?;
-                        Ok(Fits { best, at_least, at_most })
-                    })
-                })?;
-                if !found.is_sure() || may_choose.get() || !self.doubts.reasons.is_empty() {
-                    let widened = ends(at[index], found, |value| {
-                        ask(value, &|prediction| self.fits_surely(prediction, &question))
-                    });
-                    found = widened?;
-                }
-                let is_lawful = |value: &u64| predictions.get(value).is_none_or(Prediction::is_lawful);
-                let is_sure = found.is_sure() && found.best.iter().all(is_lawful);
-                rows.push(Row {
-                    at: at.clone(),
-                    question,
-                    is_sure: is_sure && self.doubts.reasons.is_empty(),
-                    found,
-                });
-            }
+            let kept = Kept { model: self.model, at, index, of_value: Mutex::default() };
+            let found = on_all_cores(settings.len(), |it| Some(self.row(&kept, &settings[it])));
+            rows.extend(found.into_iter().collect::<Result<Vec<Row>, String>>()?);
         }
         let json = rows.iter().map(|row| self.fit_json(index, row));
         Ok((self.fit_section(index, &rows), json.collect()))
     }
 
+    fn row(&self, kept: &Kept, (policy, options): &Setting) -> Result<Row, String> {
+        let question = self.bench.question(policy, options);
+        let may_choose = Cell::new(false);
+        let ask = |value: u64, ask: &dyn Fn(&Prediction) -> Result<Fits, OptionError>| {
+            let prediction = kept.predict(value)?;
+            may_choose.set(may_choose.get() || prediction.known.may_choose);
+            ask(&prediction).map_err(|error| format!("{}: {error}", named(&question)))
+        };
+        let start = kept.at[kept.index];
+        let mut found = largest(start, |value| {
+            ask(value, &|prediction| {
+                let (best, at_most, at_least) = prediction.fits(&question)?;
+                Ok(Fits { best, at_least, at_most })
+            })
+        })?;
+        if !found.is_sure() || may_choose.get() || !self.doubts.reasons.is_empty() {
+            let surely = |value| ask(value, &|prediction| self.fits_surely(prediction, &question));
+            found = ends(start, found, surely)?;
+        }
+        let is_lawful = match found.best {
+            Some(best) => kept.predict(best)?.known.is_lawful(),
+            None => true,
+        };
+        let is_sure = found.is_sure() && is_lawful && self.doubts.reasons.is_empty();
+        Ok(Row { at: kept.at.to_vec(), question, is_sure, found })
+    }
+
     /// Whether it fits where as much less may be reserved as what is reserved may lie above the replays, and where as much more.
     fn fits_surely(&self, prediction: &Prediction, question: &Question) -> Result<Fits, OptionError> {
-        let factor = prediction.beyond() * self.doubts.factor;
+        let factor = prediction.known.beyond() * self.doubts.factor;
         let with = |by: f64| {
             let scaled = |bytes: Option<u64>| bytes.map(|bytes| (bytes as f64 * by) as u64);
             let (limit, device_memory) = (scaled(question.limit), scaled(question.device_memory));
@@ -556,7 +578,7 @@ impl Oracle<'_> {
     fn sections(&self, answers: &[Answered]) -> Vec<Section> {
         let mut sections = vec![self.outcomes(answers)];
         let first = answers.first();
-        sections.extend(first.map(|answer| self.grows(&answer.prediction)));
+        sections.extend(first.map(|answer| self.grows(&answer.known)));
         sections.extend(first.and_then(|answer| self.unknown(answer)));
         sections
     }
@@ -567,7 +589,7 @@ impl Oracle<'_> {
             "outcomes",
             answers,
             &[
-                ("at", "at", &|it| Value::text(self.values(&it.prediction.at))),
+                ("at", "at", &|it| Value::text(self.values(&it.known.at))),
                 ("peak_reserved_bytes", "reserved", &|it| bytes(it.simulated.peak_reserved())),
                 ("least_reserved_bytes", "at least", &|it| bytes(self.reserved(it).0)),
                 ("most_reserved_bytes", "at most", &|it| bytes(self.reserved(it).1)),
@@ -590,7 +612,7 @@ impl Oracle<'_> {
             let name = match answers.len() {
                 1 => String::new(),
                 _ => {
-                    format!("{}, {}: ", self.values(&answer.prediction.at), named(&answer.simulated.question))
+                    format!("{}, {}: ", self.values(&answer.known.at), named(&answer.simulated.question))
                 }
             };
             for (mood, text) in answer.simulated.remarks() {
@@ -604,12 +626,12 @@ impl Oracle<'_> {
         section.warn(self.doubts.reasons.iter().cloned())
     }
 
-    fn grows(&self, prediction: &Prediction) -> Section {
-        let at = self.values(&prediction.at);
-        let all = prediction.shares.iter().fold(0, |sum: u64, share| sum.saturating_add(share.bytes));
+    fn grows(&self, known: &Known) -> Section {
+        let at = self.values(&known.at);
+        let all = known.shares.iter().fold(0, |sum: u64, share| sum.saturating_add(share.bytes));
         let table = Table::of(
             "grows",
-            &prediction.shares,
+            &known.shares,
             &[
                 ("per", "per", &|share| Value::text(self.product(share))),
                 ("unit_bytes", "each", &|share| {
@@ -632,8 +654,8 @@ impl Oracle<'_> {
     }
 
     fn unknown(&self, answer: &Answered) -> Option<Section> {
-        let open = &answer.prediction.open;
-        if open.is_empty() && !answer.prediction.may_choose {
+        let open = &answer.known.open;
+        if open.is_empty() && !answer.known.may_choose {
             return None;
         }
         let mood = if answer.forecast.is_sure { Mood::Note } else { Mood::Warning };
@@ -641,7 +663,7 @@ impl Oracle<'_> {
             .lines(open.iter().take(MOST_OPEN).map(|open| (mood, self.open(open))));
         let more = open.len().saturating_sub(MOST_OPEN);
         let section = section.lines((more > 0).then(|| (Mood::Note, format!("and {more} more"))));
-        let may_choose = answer.prediction.may_choose.then(|| (Mood::Note, MAY_CHOOSE.to_owned()));
+        let may_choose = answer.known.may_choose.then(|| (Mood::Note, MAY_CHOOSE.to_owned()));
         let section = section.lines(may_choose);
         let none = "it makes no difference of more than 1 % to the peak";
         let section = section.lines(self.too_wide(answer).map(|text| (Mood::Warning, text)));
@@ -653,7 +675,7 @@ impl Oracle<'_> {
         let (low, high) = self.reserved(answer);
         let factor = high as f64 / low.max(1) as f64;
         let base = &self.model.base().at;
-        let between = base.iter().zip(&answer.prediction.at).map(|(base, at)| {
+        let between = base.iter().zip(&answer.known.at).map(|(base, at)| {
             let middle = (*base as f64 * *at as f64).sqrt().round() as u64;
             if base == at { *base } else { middle }
         });
@@ -705,7 +727,7 @@ impl Oracle<'_> {
     }
 
     fn json(&self, answer: &Answered) -> Json {
-        let Answered { prediction, simulated, forecast, too_large_for } = answer;
+        let Answered { known, simulated, forecast, too_large_for } = answer;
         let mut json = simulated.json();
         let is_certain = answer.is_certain(&self.doubts);
         if simulated.answer.confidence == Confidence::Exact
@@ -713,7 +735,7 @@ impl Oracle<'_> {
         {
             json["confidence"] = Confidence::Interval.name().into();
         }
-        let values: Values = self.names.iter().cloned().zip(prediction.at.iter().copied()).collect();
+        let values: Values = self.names.iter().cloned().zip(known.at.iter().copied()).collect();
         let open = |open: &Open| {
             json!({
                 "kind": kind(&open.why),
@@ -746,12 +768,12 @@ impl Oracle<'_> {
         json["fits_at_best"] = forecast.fits.0.into();
         json["fits_at_worst"] = forecast.fits.1.into();
         json["recorded_device_is_too_small"] = too_large_for.is_some().into();
-        let may_choose = prediction.may_choose.then_some(MAY_CHOOSE);
+        let may_choose = known.may_choose.then_some(MAY_CHOOSE);
         let reasons = self.doubts.reasons.iter().map(String::as_str).chain(may_choose);
         json["reasons"] = json!(reasons.collect::<Vec<_>>());
         json["too_wide"] = json!(self.too_wide(answer));
-        json["open"] = prediction.open.iter().map(open).collect();
-        json["grows"] = prediction.shares.iter().map(share).collect();
+        json["open"] = known.open.iter().map(open).collect();
+        json["grows"] = known.shares.iter().map(share).collect();
         let (n_matched, n) = self.model.n_matched();
         json["requests"] =
             json!({"base": n, "in_every_run": n_matched, "only_in_others": self.model.n_left_out()});

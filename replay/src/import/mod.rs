@@ -74,8 +74,10 @@ fn is_named_a_pickle(path: &Path) -> bool {
     [".pickle", ".pkl"].iter().any(|ending| name.ends_with(ending))
 }
 
-/// Pickles begin with the opcode PROTO (0x80), gzip with 1f 8b; a trace with neither.
-pub(crate) fn is_pickle(path: &Path) -> bool {
+/// Whether it is a snapshot of PyTorch, as far as its first bytes tell: pickles begin with the opcode PROTO (0x80), gzip with 1f 8b; a
+/// trace with neither.
+#[must_use]
+pub fn is_pickle(path: &Path) -> bool {
     let mut first = [0; 2];
     let read = files::open(path).and_then(|mut file| file.read_exact(&mut first));
     read.is_ok() && (first == [0x1f, 0x8b] || first[0] == 0x80)

@@ -10,6 +10,8 @@
 use std::collections::HashMap;
 use std::io::{BufReader, Read};
 
+use rustc_hash::FxHashMap;
+
 /// Why a pickle could not be read. Every message names the byte where reading stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum PickleError {
@@ -124,12 +126,12 @@ pub(crate) struct Heap {
     pub(crate) entries: Vec<RawEntry>,
     /// Streams that entries name, each once.
     streams: Vec<i64>,
-    stream_numbers: HashMap<i64, u32>,
+    stream_numbers: FxHashMap<i64, u32>,
     /// Free memory of the device, for the entries that say it: errors.
-    device_free: HashMap<u32, i64>,
+    device_free: FxHashMap<u32, i64>,
     pub(crate) frames: Vec<RawFrame>,
     interned: HashMap<Box<str>, u32>,
-    pairs: HashMap<(i32, i32), u32>,
+    pairs: FxHashMap<(i32, i32), u32>,
     keys: Keys,
 }
 
@@ -346,6 +348,7 @@ pub(crate) fn read(source: impl Read, file_bytes: u64) -> Result<(Heap, Value), 
         memo: Vec::new(),
         pinned: 0,
         scratch: Vec::new(),
+        spare: Vec::new(),
     };
     let root = machine.run()?;
     Ok((machine.heap, root))
@@ -366,6 +369,8 @@ struct Machine<R: Read> {
     /// Wide integers below this are remembered by the memo and must stay.
     pinned: usize,
     scratch: Vec<u8>,
+    /// To be filled again, instead of a list of its own for each dictionary.
+    spare: Vec<Value>,
 }
 
 impl<R: Read> Machine<R> {
@@ -393,7 +398,7 @@ impl<R: Read> Machine<R> {
                     let bytes = self.array::<4>()?;
                     self.push(Value::Int(i32::from_le_bytes(bytes)))?;
                 }
-                0x8a => self.long::<1>()?,
+                0x8a => self.short_long()?,
                 0x8b => self.long::<4>()?,
                 b'G' => {
                     let bytes = self.array::<8>()?;
@@ -415,6 +420,7 @@ impl<R: Read> Machine<R> {
                 b't' => {
                     let (elements, _) = self.above_mark()?;
                     self.tuple(&elements)?;
+                    self.spare = elements;
                 }
                 b'(' => {
                     self.marks.push((self.stack.len(), self.heap.wide.len()));
@@ -432,6 +438,7 @@ impl<R: Read> Machine<R> {
                 b'e' => {
                     let (elements, _) = self.above_mark()?;
                     self.append(&elements)?;
+                    self.spare = elements;
                 }
                 b's' => {
                     let value = self.pop()?;
@@ -442,6 +449,7 @@ impl<R: Read> Machine<R> {
                 b'u' => {
                     let (items, wide) = self.above_mark()?;
                     self.set_items(&items, wide)?;
+                    self.spare = items;
                 }
                 b'd' => {
                     let (items, wide) = self.above_mark()?;
@@ -519,6 +527,10 @@ impl<R: Read> Machine<R> {
     /// Reads as many bytes as a number of `N` bytes says into `scratch`, growing only as bytes really arrive.
     fn bytes<const N: usize>(&mut self) -> Result<(), PickleError> {
         let length = self.number::<N>()?;
+        self.bytes_of(length)
+    }
+
+    fn bytes_of(&mut self, length: u64) -> Result<(), PickleError> {
         if length > LONGEST_STRING {
             return Err(self.unexpected(format!("a string of {length} bytes")));
         }
@@ -553,6 +565,25 @@ impl<R: Read> Machine<R> {
 
     fn long<const N: usize>(&mut self) -> Result<(), PickleError> {
         self.bytes::<N>()?;
+        self.long_of_scratch()
+    }
+
+    /// Nearly all integers that need more than 32 bits are of at most 8 bytes.
+    fn short_long(&mut self) -> Result<(), PickleError> {
+        let length = usize::from(self.byte()?);
+        let mut bytes = [0; 8];
+        let Some(number) = bytes.get_mut(..length).filter(|_| length > 0) else {
+            self.bytes_of(length as u64)?;
+            return self.long_of_scratch();
+        };
+        self.fill(number)?;
+        if number[length - 1] & 0x80 != 0 {
+            bytes[length..].fill(0xff);
+        }
+        self.integer(i64::from_le_bytes(bytes))
+    }
+
+    fn long_of_scratch(&mut self) -> Result<(), PickleError> {
         if self.scratch.len() > 9 || (self.scratch.len() == 9 && !matches!(self.scratch[8], 0 | 0xff)) {
             return self.push(Value::Opaque);
         }
@@ -562,7 +593,10 @@ impl<R: Read> Machine<R> {
         for (target, byte) in bytes.iter_mut().zip(&self.scratch) {
             *target = *byte;
         }
-        let value = i64::from_le_bytes(bytes);
+        self.integer(i64::from_le_bytes(bytes))
+    }
+
+    fn integer(&mut self, value: i64) -> Result<(), PickleError> {
         match i32::try_from(value) {
             Ok(small) => self.push(Value::Int(small)),
             Err(_) => {
@@ -591,11 +625,14 @@ impl<R: Read> Machine<R> {
         }
     }
 
-    /// Takes what lies above the newest mark, and the mark; also, how many wide integers there were at the mark.
+    /// Takes what lies above the newest mark, and the mark; also, how many wide integers there were at the mark. What is taken may be
+    /// given back to `spare`, for the next.
     fn above_mark(&mut self) -> Result<(Vec<Value>, usize), PickleError> {
         let (mark, wide) = self.marks.pop().ok_or_else(|| self.underflow())?;
-        let values = self.stack.split_off(mark + 1);
-        self.stack.pop();
+        let mut values = std::mem::take(&mut self.spare);
+        values.clear();
+        values.extend_from_slice(&self.stack[mark + 1..]);
+        self.stack.truncate(mark);
         Ok((values, wide))
     }
 

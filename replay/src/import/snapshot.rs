@@ -4,7 +4,7 @@
 //! from the segment that its address lies in, `empty_cache` from segments that were given back without need, and
 //! the state at the start from running the history backwards.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,6 +13,8 @@ use gputrace_sim::ops::{
     AllocId, Allocation, Builder, DriverCall, DriverEvent, Frame, History, LayoutBlock, LayoutSegment, Op,
     OpStream, PoolIdx, RecordedOom, RecordedSegment, RecordedSettings, StackId, Stacks, StreamIdx, TooMany,
 };
+
+use rustc_hash::FxHashMap;
 
 use super::pickle::{self, Heap, MISSING, PickleError, RawEntry, Value};
 use super::{HIGHEST, LARGEST, LARGEST_REFUSED, LARGEST_SUM, Trace};
@@ -199,11 +201,11 @@ fn overflowed(heap: &Heap, root: Value) -> bool {
 }
 
 /// Frames and stacks, each once, and which stack each list of the pickle is.
-fn stacks(heap: &Heap) -> (Stacks, HashMap<u32, StackId>) {
+fn stacks(heap: &Heap) -> (Stacks, FxHashMap<u32, StackId>) {
     let text: Vec<Arc<str>> = heap.strings.iter().map(|text| Arc::from(&**text)).collect();
     let named = |index: u32| text.get(index as usize).cloned().unwrap_or_else(|| Arc::from("?"));
     let mut stacks = Stacks::default();
-    let mut known_frames: HashMap<(u32, u32, i64), u32> = HashMap::new();
+    let mut known_frames: FxHashMap<(u32, u32, i64), u32> = FxHashMap::default();
     let frame_ids: Vec<u32> = heap
         .frames
         .iter()
@@ -215,8 +217,8 @@ fn stacks(heap: &Heap) -> (Stacks, HashMap<u32, StackId>) {
             })
         })
         .collect();
-    let mut known_lists: HashMap<Box<[u32]>, StackId> = HashMap::new();
-    let mut of_list = HashMap::new();
+    let mut known_lists: FxHashMap<Box<[u32]>, StackId> = FxHashMap::default();
+    let mut of_list = FxHashMap::default();
     for (index, list) in heap.lists.iter().enumerate() {
         let frames: Option<Box<[u32]>> = list
             .iter()
@@ -327,7 +329,7 @@ fn pair(heap: &Heap, value: Value) -> Option<(u64, u64)> {
 }
 
 /// The action strings of this pickle.
-struct Actions(HashMap<u32, Action>);
+struct Actions(FxHashMap<u32, Action>);
 
 #[derive(Clone, Copy, PartialEq)]
 enum Action {
@@ -360,7 +362,7 @@ struct Source<'a> {
     heap: &'a Heap,
     actions: &'a Actions,
     entries: &'a [RawEntry],
-    stacks: &'a HashMap<u32, StackId>,
+    stacks: &'a FxHashMap<u32, StackId>,
 }
 
 impl Source<'_> {
@@ -378,8 +380,8 @@ struct Importer<'a> {
     builder: Builder,
     overflowed: bool,
     wanted: Wanted,
-    live: HashMap<u64, AllocId>,
-    pending: HashMap<u64, AllocId>,
+    live: FxHashMap<u64, AllocId>,
+    pending: FxHashMap<u64, AllocId>,
     at_start: Vec<AllocId>,
     /// What is mapped now: start to (end, segment).
     mapped: BTreeMap<u64, (u64, u32)>,
@@ -399,8 +401,8 @@ impl<'a> Importer<'a> {
             builder: Builder::new(device),
             overflowed,
             wanted,
-            live: HashMap::new(),
-            pending: HashMap::new(),
+            live: FxHashMap::default(),
+            pending: FxHashMap::default(),
             at_start: Vec::new(),
             mapped: BTreeMap::new(),
             envelopes: BTreeMap::new(),
@@ -448,7 +450,7 @@ impl<'a> Importer<'a> {
     /// Segments that were there before the history: given back without having been obtained, or still there
     /// without having been obtained.
     fn segments_at_start(&mut self, rows: &[u32], segments: &[RawSegment]) -> Result<u32, TooMany> {
-        let mut obtained: HashMap<u64, ()> = HashMap::new();
+        let mut obtained: FxHashMap<u64, ()> = FxHashMap::default();
         let mut before: Vec<(u64, u64, u64)> = Vec::new();
         for row in rows {
             let entry = &self.source.entries[*row as usize];
@@ -695,7 +697,7 @@ impl<'a> Importer<'a> {
         let mut by_address: Vec<(u64, AllocId)> =
             at_start.iter().map(|id| (stream.allocation(*id).address, *id)).collect();
         by_address.sort_unstable();
-        let sizes_at_end: HashMap<AllocId, u64> = stream
+        let sizes_at_end: FxHashMap<AllocId, u64> = stream
             .final_layout
             .iter()
             .flat_map(|segment| &segment.blocks)
@@ -776,10 +778,10 @@ impl<'a> Importer<'a> {
 
 /// Bytes of blocks that were in use at the start, where others were placed behind them while they were: there they end.
 /// Less than a MiB of a block is more than was asked for.
-fn sizes_shown_by_others(stream: &OpStream, at_start: &[(u64, AllocId)]) -> HashMap<AllocId, u64> {
+fn sizes_shown_by_others(stream: &OpStream, at_start: &[(u64, AllocId)]) -> FxHashMap<AllocId, u64> {
     const MOST_SURPLUS: u64 = 1 << 20;
     let mut live: BTreeMap<u64, AllocId> = at_start.iter().copied().collect();
-    let mut shown = HashMap::new();
+    let mut shown = FxHashMap::default();
     for op in &stream.ops {
         match *op {
             Op::Alloc(id) => {

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use rustc_hash::FxHashSet;
 
-use super::{Open, Prediction, Why};
+use super::{Known, Open, Prediction, Why};
 use crate::cores::on_all_cores;
 use crate::ops::{AllocId, OpStream};
 use crate::policies::OptionError;
@@ -26,6 +26,21 @@ enum Done {
     Other(Box<Outcome>),
 }
 
+impl Known {
+    /// No number of requests had to be extrapolated, no library may choose otherwise, and what is live at the peak follows laws.
+    pub fn is_lawful(&self) -> bool {
+        let has_numbers = self.open.iter().any(|open| open.why == Why::Number);
+        !has_numbers && !self.may_choose && self.scatter <= 1.0 + SURE
+    }
+
+    /// By which factor what is reserved may lie beyond the replays.
+    pub fn beyond(&self) -> f64 {
+        let is_chosen = self.may_choose || self.open.iter().any(Open::is_chosen);
+        let further = if is_chosen { CHOSEN_WORKSPACES } else { NOT_MONOTONOUS };
+        self.scatter * (1.0 + further)
+    }
+}
+
 /// What becomes of a prediction under an allocator.
 #[derive(Clone, Debug)]
 pub struct Forecast {
@@ -43,20 +58,21 @@ pub struct Forecast {
     pub is_sure: bool,
 }
 
-impl Prediction {
+impl Prediction<'_> {
     /// What becomes of it under an allocator.
     ///
     /// # Errors
     /// When there is no such policy or it does not understand its options.
     pub fn forecast(&self, question: &Question) -> Result<Forecast, OptionError> {
-        let laboratory = Laboratory::of_prediction(&self.best).beside(self.others.len());
+        let laboratory = Laboratory::of_prediction(&self.best).beside(self.n_others());
         // All at a time.
-        let done = on_all_cores(self.others.len() + 1, |index| {
+        let done = on_all_cores(self.n_others() + 1, |index| {
             Some(match index.checked_sub(1) {
                 None => laboratory.answer(question).map(|answer| Done::Best(Box::new(answer))),
-                Some(other) => {
-                    guess(&self.others[other], question).map(|outcome| Done::Other(Box::new(outcome)))
-                }
+                Some(other) => self
+                    .other(other)
+                    .and_then(|stream| guess(&stream, question))
+                    .map(|outcome| Done::Other(Box::new(outcome))),
             })
         });
         let (mut answer, mut guessed) = (None, vec![]);
@@ -79,27 +95,14 @@ impl Prediction {
         }
         let replayed = reserved;
         let is_narrow = reserved.1 as f64 <= reserved.0 as f64 * (1.0 + SURE);
-        let is_sure = is_narrow && self.is_lawful();
-        if !is_sure || !self.open.is_empty() {
-            let factor = if is_sure { 1.0 + SURE } else { self.beyond() };
+        let is_sure = is_narrow && self.known.is_lawful();
+        if !is_sure || !self.known.open.is_empty() {
+            let factor = if is_sure { 1.0 + SURE } else { self.known.beyond() };
             let wider =
                 |(low, high): (u64, u64)| ((low as f64 / factor) as u64, (high as f64 * factor) as u64);
             (reserved, allocated) = (wider(reserved), wider(allocated));
         }
         Ok(Forecast { answer, reserved, allocated, replayed, fits, is_sure })
-    }
-
-    /// No number of requests had to be extrapolated, no library may choose otherwise, and what is live at the peak follows laws.
-    pub fn is_lawful(&self) -> bool {
-        let has_numbers = self.open.iter().any(|open| open.why == Why::Number);
-        !has_numbers && !self.may_choose && self.scatter <= 1.0 + SURE
-    }
-
-    /// By which factor what is reserved may lie beyond the replays.
-    pub fn beyond(&self) -> f64 {
-        let is_chosen = self.may_choose || self.open.iter().any(Open::is_chosen);
-        let further = if is_chosen { CHOSEN_WORKSPACES } else { NOT_MONOTONOUS };
-        self.scatter * (1.0 + further)
     }
 
     /// Whether the best guess fits, any that the runs allow, and all of them. For searches.
@@ -116,12 +119,11 @@ impl Prediction {
     /// # Errors
     /// As [`Prediction::forecast`].
     pub fn fits_at_best(&self, question: &Question) -> Result<bool, OptionError> {
-        for stream in std::iter::once(&self.best).chain(&self.others) {
-            if self.goes_on(stream, question)? {
-                return Ok(true);
-            }
+        let mut fits = self.goes_on(&self.best, question)?;
+        for other in 0..self.n_others() {
+            fits = fits || self.goes_on(&*self.other(other)?, question)?;
         }
-        Ok(false)
+        Ok(fits)
     }
 
     /// Whether all that the runs allow fit, with all their workspaces.
@@ -129,12 +131,11 @@ impl Prediction {
     /// # Errors
     /// As [`Prediction::forecast`].
     pub fn fits_at_worst(&self, question: &Question) -> Result<bool, OptionError> {
-        for stream in std::iter::once(&self.best).chain(&self.others) {
-            if !guess(stream, question)?.fits() {
-                return Ok(false);
-            }
+        let mut fits = guess(&self.best, question)?.fits();
+        for other in 0..self.n_others() {
+            fits = fits && guess(&*self.other(other)?, question)?.fits();
         }
-        Ok(true)
+        Ok(fits)
     }
 
     /// Whether it fits, without the workspaces for which there is no room.
@@ -182,7 +183,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     /// `a:100` asks for MiB, `a-` gives them back; what is named `w` the program can do without.
-    fn of(text: &str) -> (Prediction, Vec<AllocId>) {
+    fn of(text: &str) -> (Prediction<'static>, Vec<AllocId>) {
         let (mut builder, mut ids) = (Builder::new(0), vec![]);
         for word in text.split_whitespace() {
             match word.split_once(':') {
@@ -201,9 +202,8 @@ mod tests {
             }
         }
         let optional = ids.iter().filter(|(name, _)| *name == "w").map(|(_, id)| *id).collect();
-        let (best, others, open, shares) = (builder.finish(), vec![], vec![], vec![]);
-        let (at, may_choose) = (vec![1], false);
-        let prediction = Prediction { at, best, others, optional, open, shares, may_choose, scatter: 1.0 };
+        let known = Known { at: vec![1], open: vec![], shares: vec![], may_choose: false, scatter: 1.0 };
+        let prediction = Prediction { known: known.into(), best: builder.finish(), optional, others: None };
         (prediction, ids.into_iter().map(|(_, id)| id).collect())
     }
 

@@ -20,8 +20,10 @@ mod live;
 mod scratch;
 mod sums;
 
+use std::borrow::Cow;
 use std::cell::LazyCell;
 use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -37,6 +39,7 @@ use self::sums::{Parts, Sum};
 use crate::bytes::iec;
 use crate::cores::on_all_cores;
 use crate::ops::{AllocId, Frame, History, Op, OpStream, StackId, Surroundings};
+use crate::policies::OptionError;
 
 /// More variables would need more runs than anybody makes, and their products more time.
 const MOST_VARIABLES: usize = 6;
@@ -174,16 +177,21 @@ pub enum Why {
 }
 
 /// What a program would ask for at a point.
-pub struct Prediction {
-    /// The value of each variable.
-    pub at: Vec<u64>,
+pub struct Prediction<'a> {
+    /// What is known of it, and what is not.
+    pub known: Arc<Known>,
     /// The best guess.
     pub best: OpStream,
-    /// With the smallest sizes that the runs allow, with the largest, and some in between, where sizes hang on what a library
-    /// chooses; none where they are all those of the best guess.
-    pub others: Vec<OpStream>,
     /// Requests that the program can do without, where there is no room for them.
     pub optional: FxHashSet<AllocId>,
+    others: Option<Others<'a>>,
+}
+
+/// What is known of what a program would ask for at a point, and what is not.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// The value of each variable.
+    pub at: Vec<u64>,
     /// What is not known.
     pub open: Vec<Open>,
     /// What is live when most is, by what it grows with, most first.
@@ -192,6 +200,37 @@ pub struct Prediction {
     pub may_choose: bool,
     /// By which factor what is live then scatters about the laws, as a whole: 1 where all laws hold.
     pub scatter: f64,
+}
+
+/// What else may be asked for, of which each is as large as the recorded run, and is therefore made when it is looked at.
+struct Others<'a> {
+    model: &'a Model<'a>,
+    /// The smallest sizes that the runs allow, the largest, and some in between, where sizes hang on what a library chooses.
+    which: Vec<Which>,
+    sizes: Vec<(u64, u64, u64)>,
+    growth: Vec<Growth>,
+}
+
+impl Prediction<'_> {
+    /// Bytes that it takes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        size_of_val(&self.best.ops[..]) + size_of_val(&self.best.allocations[..])
+    }
+
+    fn n_others(&self) -> usize {
+        self.others.as_ref().map_or(0, |others| others.which.len())
+    }
+
+    /// One of what else may be asked for; the best guess where there is no such.
+    fn other(&self, index: usize) -> Result<Cow<'_, OpStream>, OptionError> {
+        let one = self.others.as_ref().and_then(|others| Some((others, *others.which.get(index)?)));
+        let Some((Others { model, sizes, growth, .. }, which)) = one else {
+            return Ok(Cow::Borrowed(&self.best));
+        };
+        let stream = model.stream(which, sizes, growth, &self.known.at);
+        stream.map(Cow::Owned).map_err(|why| OptionError(why.to_string()))
+    }
 }
 
 /// Which of the sizes that the runs allow.
@@ -531,7 +570,7 @@ impl<'a> Model<'a> {
     ///
     /// # Errors
     /// When the point has no value for a variable, or more would be asked for than can be simulated.
-    pub fn predict(&self, at: &[u64]) -> Result<Prediction, Unpredictable> {
+    pub fn predict(&self, at: &[u64]) -> Result<Prediction<'_>, Unpredictable> {
         if at.len() != self.base().at.len() || at.contains(&0) {
             return Err(Unpredictable::NoPoint);
         }
@@ -548,26 +587,19 @@ impl<'a> Model<'a> {
             let (low, _, high) = self.basis.range(fit, at);
             Open { why: Why::Others, n_requests: 0, bytes: (low, high), site: None }
         }));
-        let stream = |which: Which| self.stream(which, &sizes, &growth, at);
+        let best = self.stream(Which::Best, &sizes, &growth, at)?;
         let n_any = if open.iter().any(Open::is_chosen) { N_ANY } else { 0 };
-        let which = [Which::Best, Which::Low, Which::High].into_iter().chain((0..n_any).map(Which::Any));
-        let which: Vec<Which> = which.take(if open.is_empty() { 1 } else { usize::MAX }).collect();
-        let streams = on_all_cores(which.len(), |index| Some(stream(which[index])));
-        let mut streams = streams.into_iter().collect::<Result<Vec<OpStream>, _>>()?;
-        let others = streams.split_off(1);
-        let best = streams.pop().ok_or(Unpredictable::NoPoint)?;
-        let shares = self.shares(peak, &growth, at);
-        let scatter = self.scatter_at(peak, best_of);
-        Ok(Prediction {
+        let which = [Which::Low, Which::High].into_iter().chain((0..n_any).map(Which::Any));
+        let which: Vec<Which> = if open.is_empty() { vec![] } else { which.collect() };
+        let known = Known {
             at: at.to_vec(),
-            best,
-            others,
-            optional: self.optional.clone(),
             may_choose: !self.optional.is_empty() && self.is_far(at),
+            shares: self.shares(peak, &growth, at),
+            scatter: self.scatter_at(peak, best_of),
             open,
-            shares,
-            scatter,
-        })
+        };
+        let others = Some(Others { model: self, which, sizes, growth });
+        Ok(Prediction { known: Arc::new(known), best, optional: self.optional.clone(), others })
     }
 
     fn is_far(&self, at: &[u64]) -> bool {

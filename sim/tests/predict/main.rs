@@ -92,7 +92,7 @@ fn judge(kind: Kind, seed: u64, tally: &mut Tally) -> Option<String> {
             "{kind:?} {seed}: {:?} to {:?}: {low} {best} {high}, is {truth} {:?}",
             case.runs,
             case.target,
-            prediction.open.iter().map(|it| (&it.why, it.n_requests, it.bytes)).collect::<Vec<_>>()
+            prediction.known.open.iter().map(|it| (&it.why, it.n_requests, it.bytes)).collect::<Vec<_>>()
         )
     };
     if forecast.is_sure {

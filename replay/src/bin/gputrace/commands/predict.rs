@@ -173,7 +173,9 @@ fn read(values: &Values, path: &Path) -> anyhow::Result<Recorded> {
     if trace.devices.is_empty() {
         bail!("{}: it holds no device memory at all", shown(path));
     }
-    let devices = Source::open(path).map(|source| source.devices().to_vec()).unwrap_or_default();
+    // A snapshot names no GPU, and reading it again takes as long as the first time.
+    let source = (!import::is_pickle(path)).then(|| Source::open(path).ok()).flatten();
+    let devices = source.map(|source| source.devices().to_vec()).unwrap_or_default();
     let is_used =
         |ordinal: i16| trace.devices.iter().any(|stream| i64::from(stream.device) == i64::from(ordinal));
     let used = devices.into_iter().filter(|device| is_used(device.ordinal));
