@@ -76,17 +76,17 @@ fn what_larger_runs_reserved_on_a_gpu_is_in_the_range_and_certain_answers_are_ri
         gpt_matrix   batch=8,seq=1024    +0.00 %  certain    -0.99 to   +1.00 %
         gpt_matrix   batch=16,seq=512    +0.00 %  certain    -0.99 to   +1.00 %
         gpt_matrix   batch=4,seq=2048    +0.00 %  certain    -0.99 to   +1.00 %
-        resnet       batch=128           +0.45 %  range     -19.46 to  +11.91 %
-        resnet       batch=200           -4.35 %  range     -20.03 to   +9.20 %
-        resnet       batch=256           +0.66 %  range     -18.76 to  +12.12 %
-        gpt_compile  batch=32            +0.00 %  range     -13.90 to  +16.15 %
+        resnet       batch=128           -4.45 %  range     -19.46 to  +11.91 %
+        resnet       batch=200           -4.32 %  range     -20.03 to   +9.20 %
+        resnet       batch=256           -2.52 %  range     -18.76 to  +12.12 %
+        gpt_compile  batch=32            +0.00 %  range     -13.90 to  +16.23 %
         gpt_compile  batch=48            +0.05 %  range     -13.90 to  +16.20 %
-        gpt_compile  batch=96            +9.33 %  range      -5.87 to  +26.98 %
+        gpt_compile  batch=96            +0.02 %  range     -13.88 to  +16.18 %
         evaluate     batch=64            +0.00 %  range      -9.91 to  +11.00 %
         evaluate     batch=128           +0.00 %  range      -9.91 to  +11.00 %
         evaluate     batch=200           +0.00 %  range      -9.91 to  +11.00 %
-        moe          batch=128           -0.34 %  range     -34.14 to  +66.69 %
-        moe          batch=256           -3.99 %  range     -38.20 to  +93.12 %
+        moe          batch=128           -0.08 %  range     -34.29 to  +61.01 %
+        moe          batch=256           -3.99 %  range     -38.12 to  +93.12 %
         moe          batch=400           -9.81 %  range     -39.23 to  +85.05 %
         gnn          nodes=80000         +0.00 %  certain    -0.99 to   +1.00 %
         gnn          nodes=160000        +0.00 %  certain    -0.99 to   +1.00 %

@@ -154,8 +154,13 @@ pub(super) fn align(
     };
     let (before, after) = (sized(base), sized(other));
     let matched = common(&before, &after);
-    let ratios = (0..basis.products().len())
-        .map(|product| basis.product_at(product, other_at) / basis.product_at(product, at));
+    let ratios = (0..).zip(basis.products()).map(|(product, powers)| {
+        let is_plain = powers.iter().all(|power| *power <= 1);
+        (
+            basis.product_at(product, other_at) / basis.product_at(product, at),
+            if is_plain { PLAIN } else { SQUARE },
+        )
+    });
     let aligner = Aligner { base, other, ratios: ratios.collect() };
     let matched = aligner.refined(matched);
     let mut found = vec![NONE; base.stream.allocations.len()];
@@ -208,11 +213,16 @@ fn without(mut size: u64, primes: &[u64]) -> u64 {
     size
 }
 
+/// What it counts for two requests that a law gives both sizes: with a square less, of which there are fewer, and which more often
+/// is by chance.
+const PLAIN: u32 = 3;
+const SQUARE: u32 = 2;
+
 struct Aligner<'a> {
     base: &'a Steps<'a>,
     other: &'a Steps<'a>,
-    /// By how much a size changes from base to other under each law of one product.
-    ratios: Vec<f64>,
+    /// By how much a size changes from base to other under each law of one product, and what that counts.
+    ratios: Vec<(f64, u32)>,
 }
 
 impl Aligner<'_> {
@@ -250,9 +260,9 @@ impl Aligner<'_> {
     fn score(&self, one: usize, other: usize) -> u32 {
         let (base, steps) = (self.base, self.other);
         let (size, other_size) = (base.size(one) as f64, steps.size(other) as f64);
-        let follows = self.ratios.iter().any(|ratio| (size * ratio - other_size).abs() < 1.0);
-        let weight = if base.frees[one] { 1 } else { 3 };
-        1 + if follows { weight } else { 0 }
+        let follows = self.ratios.iter().filter(|(ratio, _)| (size * ratio - other_size).abs() < 1.0);
+        let weight = follows.map(|(_, weight)| *weight).max().unwrap_or(0);
+        1 + if base.frees[one] { weight.min(1) } else { weight }
     }
 
     /// The matching of two ranges with the largest sum of scores.
@@ -408,6 +418,13 @@ mod tests {
         check("x:3000 x:80 x:60 x:200", "x:40 x:30 x:100", expect!["- 40 30 100"]);
         // Powers of two look alike without what changed.
         check("x:64 x:512 x:32 x:256", "x:32 x:16 x:128", expect!["32 - 16 128"]);
+    }
+
+    #[test]
+    fn a_square_counts_less_than_a_law_without_one() {
+        check("x:400", "x:200 x:100", expect!["200"]);
+        check("x:400", "x:100 x:200", expect!["200"]);
+        check("x:400 x:200", "x:100 x:100", expect!["100 100"]);
     }
 
     #[test]

@@ -201,8 +201,12 @@ mod tests {
     fn what_is_smaller_than_copies_or_does_not_grow_with_them_has_none() {
         check("=1:20,40 1:30,39", &[]);
         check("=1:20,40 1:80,81 1:80,80 1:80,70 1:0,90", &[]);
-        check("=1:20,40 1:30,99", &[]);
         check("=1:20,40 1:80,90", &[(1, 0)]);
+    }
+
+    #[test]
+    fn what_grows_faster_than_copies_is_of_another_algorithm_in_the_other_run_and_may_have_some() {
+        check("=1:20,40 1:30,99 1:22,90 1:19,99", &[(1, 0), (2, 0)]);
     }
 
     /// What a convolution's workspace is at 32 samples, by runs at 8 and 16: `a:8,16` asks for so many bytes in each, `a-` gives them back.

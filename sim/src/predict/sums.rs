@@ -371,6 +371,8 @@ fn counters(scratch: Scratch) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::{Builder, PoolIdx, StackId, Stacks, StreamIdx};
+    use crate::predict::Run;
 
     const H100: &str = "NVIDIA H100 80GB HBM3";
 
@@ -418,5 +420,33 @@ mod tests {
         let asked = asked(32, &SIZES, &OUTPUT);
         assert_eq!(asked.sum(3, live, Threads::of(H100)), None);
         assert_eq!(asked.full(Threads::of(H100)).unwrap().1, 129_761_280);
+    }
+
+    /// The backward pass of a linear layer of 100 inputs and 64 outputs over so many rows, with a function of this name in its stack.
+    fn linear(rows: u64, name: &str) -> OpStream {
+        let mut builder = Builder::new(0);
+        let frames = vec![Frame { name: name.into(), file: "net.py".into(), line: 1 }];
+        builder.stream_mut().stacks =
+            std::sync::Arc::new(Stacks { frames, lists: vec![Box::default(), Box::new([0])] });
+        for (stack, requested) in [(0, rows * 64 * 4), (1, rows * 100 * 4), (1, 100 * 64 * 4), (1, 64 * 4)] {
+            let (stack, stream, pool) = (StackId(stack), StreamIdx(0), PoolIdx::DEFAULT);
+            builder.alloc(Allocation { requested, address: 0, stack, stream, pool });
+        }
+        builder.finish()
+    }
+
+    #[test]
+    fn a_sum_that_is_in_one_in_all_runs_is_in_parts_where_each_thread_would_have_many_values() {
+        let asked = |name: &str, rows: u64| {
+            let (small, large) = (linear(100, name), linear(200, name));
+            let runs = vec![Run { at: vec![100], stream: &small }, Run { at: vec![200], stream: &large }];
+            let model = Model::on(runs, Threads::of(H100)).unwrap();
+            let allocations = model.predict(&[rows]).unwrap().best.allocations;
+            allocations[4..].iter().map(|it| it.requested).collect::<Vec<_>>()
+        };
+        // Of blocks of 16 by 8 threads each adds up 128 of 1024 rows, which is not enough for parts; of 4096 it is 512, and 32 parts have 16 each.
+        assert_eq!(asked("Linear.forward", 1024), []);
+        assert_eq!(asked("Linear.forward", 4096), [32 * 64 * 4 * 16 * 4, 4]);
+        assert_eq!(asked("matmul", 4096), []);
     }
 }
