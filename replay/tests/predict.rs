@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::fs;
-use std::io::Cursor;
+use std::io::{Cursor, Read};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -278,6 +278,50 @@ fn the_answer_says_what_grows_with_what() {
           batch × seq     8.01 KiB  512.50 MiB   3.0 %  8.00 KiB in attention (model.py:20), 8 B in load (model.py:8)
           constant      120.02 MiB  120.02 MiB   0.7 %  90.01 MiB in build (model.py:3), 30.00 MiB in step (model.py:30)
     "#]].assert_eq(&folder.said(&format!("{BOTH} --at batch=16,seq=4096")));
+}
+
+/// What a page shows: a script of its own has it, packed.
+fn head_of(page: &str) -> Value {
+    let data = page.split("id=\"data\">").nth(1).and_then(|rest| rest.split('<').next()).expect("data");
+    let six = |letter: u8| match letter {
+        b'A'..=b'Z' => letter - b'A',
+        b'a'..=b'z' => letter - b'a' + 26,
+        b'0'..=b'9' => letter - b'0' + 52,
+        b'+' => 62,
+        _ => 63,
+    };
+    let four = |four: &[u8]| {
+        let bits = four.iter().fold(0, |bits: u32, letter| bits << 6 | u32::from(six(*letter)));
+        let n = four.iter().filter(|letter| **letter != b'=').count() - 1;
+        bits.to_be_bytes()[1..1 + n].to_vec()
+    };
+    let packed: Vec<u8> = data.as_bytes().chunks(4).flat_map(four).collect();
+    let mut bytes = vec![];
+    flate2::read::GzDecoder::new(&packed[..]).read_to_end(&mut bytes).expect("gzip");
+    let length = u32::from_le_bytes(bytes[..4].try_into().expect("four bytes")) as usize;
+    serde_json::from_slice(&bytes[4..4 + length]).expect("JSON")
+}
+
+#[test]
+fn a_page_has_the_same_tables_before_those_of_the_largest_run() {
+    let folder = Folder::new("page");
+    folder.job(4, &[0]);
+    folder.job(8, &[0]);
+    let line = format!("{BATCHES} --at batch=32 --html page.html");
+    let outcome = folder.json(&line)["outcomes"][0].clone();
+    let head = head_of(&fs::read_to_string(folder.0.join("page.html")).expect("a page"));
+    let report = &head["chapters"][0]["report"];
+    assert_eq!(report["trace"], "b8s1024.gtr");
+    let sections = report["sections"].as_array().expect("sections");
+    let titles: Vec<&str> = sections.iter().filter_map(|section| section["title"].as_str()).collect();
+    assert_eq!(titles[0], "What cuda:0 would hold");
+    assert!(titles[1].starts_with("What grows with what") && titles.contains(&"Memory"), "{titles:?}");
+    let all = sections[0].to_string();
+    assert!(all.contains(&outcome["peak_reserved_bytes"].to_string()), "{all}");
+    assert!(folder.said(&line).contains("page.html exists; -F overwrites it"));
+    assert!(folder.run(&format!("{line} -F")).status.success());
+    let of_job = folder.said("batch=4:job4 batch=8:job8 --at batch=32 --html other.html");
+    assert!(of_job.contains("its page is of one process"), "{of_job}");
 }
 
 #[test]

@@ -65,14 +65,33 @@ fn run(matches: &ArgMatches, _out: &mut Screen) -> anyhow::Result<ExitCode> {
     if read.is_empty() {
         return Ok(show::exit_code(all));
     }
-    let mut page = page(read, args.redact);
+    write(page(read, args.redact), &output, args.force)?;
+    Ok(show::exit_code(all))
+}
+
+fn write(mut page: Page, output: &Path, is_forced: bool) -> anyhow::Result<()> {
     let mut bytes = 0;
-    write_whole(&output, args.force, |file| {
+    write_whole(output, is_forced, |file| {
         bytes = page.write(file)?;
         Ok(())
     })?;
     complain!("wrote {} ({}): open it in a browser", output.display(), iec(bytes as u64));
-    Ok(show::exit_code(all))
+    Ok(())
+}
+
+/// Writes the page of one trace, with what else is to be said of it before what its report says.
+pub(super) fn write_with(
+    sections: &[Section],
+    path: &Path,
+    output: &Path,
+    is_forced: bool,
+) -> anyhow::Result<()> {
+    let source = open(path, false)?;
+    let (story, verdict) = super::report::understood(&source, &Categories::default(), Shown::OnDemand);
+    let mut part = super::report::part(&story, &verdict, Shown::OnDemand);
+    part.sections.splice(0..0, sections.iter().cloned());
+    let chapter = Chapter::of(&story, &part, &source, 1, None);
+    write(Page::of(vec![(story, chapter)], &[], vec![]), output, is_forced)
 }
 
 /// A trace, understood.

@@ -19,7 +19,9 @@ use gputrace_sim::cores::on_all_cores;
 
 use self::job::Job;
 use super::Verb;
+use super::html::write_with;
 use super::replay::MachineArgs;
+use crate::objects;
 use crate::show::{self, ShowArgs, complain, shown};
 
 mod job;
@@ -37,6 +39,7 @@ Examples:
   gputrace predict batch=4,seq=256:a.gtr batch=8,seq=256:b.gtr batch=4,seq=512:c.gtr --at batch=32,seq=2048
   gputrace predict batch=4:a.gtr batch=8:b.gtr --at batch=8..128
   gputrace predict batch=4:a.gtr batch=8:b.gtr --fit batch --limit 80GiB
+  gputrace predict batch=4:a.gtr batch=8:b.gtr --at batch=32 --html predicted.html
   gputrace predict batch=4:job4/ batch=8:job8/ --at batch=32")]
 pub(super) struct PredictArgs {
     /// Runs of the same program, each with the values it had: two at least, and one more for each further variable. gputrace
@@ -58,6 +61,14 @@ pub(super) struct PredictArgs {
     /// --policy help` lists them
     #[arg(long, value_name = "NAME[:OPTIONS]")]
     policy: Vec<String>,
+
+    /// Write a page for any browser, too: the largest run, as `gputrace html` shows it, with these tables
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
+    /// Overwrite a file that exists
+    #[arg(short = 'F', long, requires = "html")]
+    force: bool,
 
     #[command(flatten)]
     machine: MachineArgs,
@@ -141,11 +152,25 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: PredictArgs = super::parsed(matches)?;
     let asked =
         Asked { at: args.at.concat(), fit: args.fit, policies: args.policy, machine: args.machine.machine() };
-    let reply = match args.runs.iter().filter(|(_, path)| show::is_folder(path)).count() {
+    let n_folders = args.runs.iter().filter(|(_, path)| show::is_folder(path)).count();
+    if let Some(html) = &args.html {
+        if n_folders > 0 {
+            bail!("--html needs a trace of each run: its page is of one process");
+        }
+        if !args.force && objects::exists(html)? {
+            bail!("{} exists; -F overwrites it", html.display());
+        }
+    }
+    let reply = match n_folders {
         0 => of_process(&args.runs, &asked)?,
         n if n == args.runs.len() => of_job(&args.runs, &asked)?,
         _ => bail!("name a folder of each run, or a trace of each: the same rank of all"),
     };
+    if let Some(html) = &args.html {
+        let base = args.runs.iter().find(|(_, path)| reply.json["base"] == path.display().to_string());
+        let (_, base) = base.context("none of the runs is the one that was continued")?;
+        write_with(&reply.part.sections, base, html, args.force)?;
+    }
     let report = Report { verb: "predict", parts: vec![reply.part] };
     args.show.write_as(&report, &reply.json, out)?;
     Ok(ExitCode::SUCCESS)
