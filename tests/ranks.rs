@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, OnceLock};
@@ -23,6 +24,8 @@ const QUIET: Duration = Duration::from_millis(400);
 const LOOKS: u64 = 100;
 /// What is a long wait for `gputrace ranks`, at least.
 const LEAST_WAIT: Duration = Duration::from_millis(1200);
+/// A wait is long for it that is so many times as long as what was usual before, and a little more.
+const TIMES: u32 = 3;
 /// A job that is stopped at work runs so long.
 const WORK: Duration = Duration::from_millis(800);
 /// What a healthy job looks like where a rank does not get to a processor: it comes late, or has not come yet when the job is
@@ -95,7 +98,7 @@ fn try_scenario(scenario: &Value, folder: &Path, modules: &Path) -> Vec<String> 
         "has_no_trace_and_never_comes_to_init" => ranks.len() - 1,
         _ => ranks.len() - n_untraced,
     };
-    wait(&mut ranks, &traces, n_traces, scenario["endless"] == true);
+    wait(&mut ranks, &traces, &job(name), n_traces, scenario["endless"] == true);
     // All at once, then wait: a rank that outlives another waits for it.
     for rank in &mut ranks {
         let _ = rank.kill();
@@ -169,10 +172,12 @@ fn start(scenario: &Value, name: &str, traces: &Path, modules: &Path) -> Vec<Chi
 }
 
 /// Until all ranks have ended, or those that have not do nothing any more; an endless job for a while.
-fn wait(ranks: &mut [Child], traces: &Path, n_traces: usize, endless: bool) {
+fn wait(ranks: &mut [Child], traces: &Path, job: &str, n_traces: usize, endless: bool) {
     let started = Instant::now();
-    let (mut sizes, mut began, mut all_there_since) = (BTreeMap::new(), Instant::now(), None);
+    let (mut before, mut began, mut all_there_since) = (Default::default(), Instant::now(), None);
     let mut looks: Vec<Look> = ranks.iter().map(Look::new).collect();
+    // Between the first call and the last.
+    let (mut first_met, mut went_on) = (None, Duration::ZERO);
     // A rank may stop waiting just before it is judged, and not get to a processor: twice is enough.
     let mut n_idle = 0;
     while started.elapsed() < PATIENCE && n_idle < 2 {
@@ -182,16 +187,20 @@ fn wait(ranks: &mut [Child], traces: &Path, n_traces: usize, endless: bool) {
         for look in &mut looks {
             look.again();
         }
-        let now = sizes_in(traces);
-        let all_there = now.len() >= n_traces && now.values().all(|bytes| *bytes > 0);
+        // A recorder that does not get to a processor writes late what its rank has long done: the others know.
+        let now = (sizes_in(traces), met(job));
+        let all_there = now.0.len() >= n_traces && now.0.values().all(|bytes| *bytes > 0);
         if all_there && endless && all_there_since.get_or_insert_with(Instant::now).elapsed() > WORK {
             return;
         }
-        let has_grown = now != sizes;
+        let has_grown = now != before;
+        if has_grown && !now.1.is_empty() {
+            went_on = first_met.get_or_insert_with(Instant::now).elapsed();
+        }
         let is_long_enough = began.elapsed() > QUIET;
         if !all_there || has_grown || (is_long_enough && looks.iter().all(Look::only_waits)) {
             n_idle = if !all_there || has_grown { 0 } else { n_idle + 1 };
-            (sizes, began) = (now, Instant::now());
+            (before, began) = (now, Instant::now());
             looks.iter_mut().for_each(Look::begin);
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -200,7 +209,8 @@ fn wait(ranks: &mut [Child], traces: &Path, n_traces: usize, endless: bool) {
     let n_ended = ranks.iter_mut().filter_map(|rank| rank.try_wait().ok()?).count();
     until(|| n_complete(traces) >= n_ended);
     // Whether somebody waits for long is judged by how long the calls before took, and when the end of a rank was seen.
-    std::thread::sleep(started.elapsed().clamp(LEAST_WAIT, LONGEST_WAIT));
+    let longest = started.elapsed().max(went_on * TIMES);
+    std::thread::sleep(longest.clamp(LEAST_WAIT, LONGEST_WAIT));
 }
 
 /// What a rank's process was seen doing.
@@ -271,13 +281,34 @@ fn until(is_so: impl Fn() -> bool) {
     }
 }
 
-/// The files in which the ranks of a job met.
-fn remove_meetings(job: &str) {
-    for entry in fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with(&format!("fake-nccl.{job}.")) {
-            let _ = fs::remove_file(entry.path());
+/// The files in which the ranks of a job meet.
+fn meetings(job: &str) -> impl Iterator<Item = PathBuf> {
+    let name = format!("fake-nccl.{job}.");
+    let entries = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    let is_its = move |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with(&name);
+    entries.filter(is_its).map(|entry| entry.path())
+}
+
+/// How far the ranks have come, as each file says at its beginning and at its end (`struct meeting` in fake-cuda/nccl_meet.h).
+fn met(job: &str) -> BTreeMap<PathBuf, (u64, Vec<u8>)> {
+    const COLLECTIVES: usize = 8 + 64 * 8;
+    const MESSAGES: i64 = 3 * 64 * 64 * 8;
+    let read = |path: PathBuf| {
+        let mut file = fs::File::open(&path).ok()?;
+        let length = file.metadata().ok()?.len();
+        let mut bytes = vec![0; COLLECTIVES];
+        let n = file.read(&mut bytes).ok()?;
+        bytes.truncate(n);
+        if file.seek(SeekFrom::End(-MESSAGES)).is_ok() {
+            file.read_to_end(&mut bytes).ok()?;
         }
-    }
+        Some((path, (length, bytes)))
+    };
+    meetings(job).filter_map(read).collect()
+}
+
+fn remove_meetings(job: &str) {
+    meetings(job).for_each(|path| drop(fs::remove_file(path)));
 }
 
 fn check(expected: &Value, said: &Value) -> Vec<String> {
