@@ -5,7 +5,7 @@ usage: predict.py FOLDER [NAME...]
        predict.py FOLDER --again RESULTS...  what is predicted now from the traces that earlier runs kept; needs no GPU
        predict.py FOLDER --fits RESULTS      the same traces, and only the largest batches are run; about two minutes
 
-FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of CASES, `third` to `eighth` are sets of them, all if there are none. Of each: small runs are recorded, what
+FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of CASES, `third` to `ninth` are sets of them, all if there are none. Of each: small runs are recorded, what
 larger ones reserve is predicted, and the larger ones are run alone, several programs at a time. `--fit batch` is asked for a limit
 that then holds: what it says is right where that value runs, and the next does not. Results are written to $OUT (or a new folder) as
 they come: predict.jsonl, the traces of the small runs (traces.N.tar), and table.txt. PASS and FAIL lines; about ten minutes on a GPU
@@ -184,8 +184,20 @@ EIGHTH = {
     "say_static": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
     "say_growing": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
 }
-SETS = {"third": THIRD, "fourth": FOURTH, "fifth": FIFTH, "sixth": SIXTH, "seventh": SEVENTH, "eighth": EIGHTH}
-CASES |= THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH
+NINTH = {
+    "flowers": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "flowers_half": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "cells": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "phones": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "sketches": ("batch=32 batch=64", "batch=256 batch=512 batch=1000", True),
+    "essays": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "essays_again": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "factors": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "prices": ("batch=2000 batch=4000", "batch=16000 batch=32000 batch=60000", True),
+    "verses": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+}
+SETS = {"third": THIRD, "fourth": FOURTH, "fifth": FIFTH, "sixth": SIXTH, "seventh": SEVENTH, "eighth": EIGHTH, "ninth": NINTH}
+CASES |= THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH | NINTH
 
 failed, lines, rows = 0, threading.Lock(), []
 
