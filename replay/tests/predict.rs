@@ -325,6 +325,16 @@ fn a_page_has_the_same_tables_before_those_of_the_largest_run() {
 }
 
 #[test]
+fn where_the_largest_is_not_sure_a_run_that_would_make_it_so_is_named() {
+    let folder = Folder::new("near");
+    let two = "batch=4,seq=1024:b4s1024.gtr batch=8,seq=1024:b8s1024.gtr";
+    let said = folder.said(&format!("{two} --fit seq --limit 40GiB --policy torch"));
+    assert!(said.contains("one more run near the largest") && said.contains("seq=7775 fits"), "{said}");
+    let sure = folder.said(&format!("{BATCHES} --fit batch --limit 4GiB --policy torch"));
+    assert!(sure.contains("certain") && !sure.contains("one more run"), "{sure}");
+}
+
+#[test]
 fn what_never_changed_is_open_and_said_to_be() {
     let folder = Folder::new("open");
     let two = "batch=4,seq=1024:b4s1024.gtr batch=8,seq=1024:b8s1024.gtr";

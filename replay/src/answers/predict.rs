@@ -514,10 +514,19 @@ impl Oracle<'_> {
             let text = format!("{}: not in order: near the largest, {holes} are otherwise", named(question));
             (!found.holes.is_empty()).then_some((Mood::Warning, text))
         });
+        let base = self.model.base().at[index];
+        // Of the first setting, which is the recorded one: a run there fits for all that is known.
+        let near = rows.first().filter(|row| row.found.at_least < row.found.at_most);
+        let near =
+            near.and_then(|row| row.found.at_least).filter(|near| *near > base && !self.doubts.is_guess);
+        let near = near.map(|near| {
+            (Mood::Note, format!("one more run near the largest would make it surer; {variable}={near} fits for all that is known"))
+        });
         Section::new("fit", title)
             .table(table)
             .lines(line)
             .lines(holes)
+            .lines(near)
             .warn(self.doubts.reasons.iter().cloned())
     }
 
