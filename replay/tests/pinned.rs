@@ -2,6 +2,8 @@
 //! (`host_segments`, `host_traces`: `HostSegmentInfo` and `TraceEntry` of `c10/core/CachingDeviceAllocator.h`, written by
 //! `aten/src/ATen/core/CachingHostAllocator.h`; a device of -1, one block in each segment, and one list of entries).
 
+mod pickles;
+
 use std::path::{Path, PathBuf};
 
 use gputrace_replay::analyse::summary::Summary;
@@ -9,46 +11,10 @@ use gputrace_replay::import::load;
 use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::event::{EventKind, HOST};
+use pickles::{Item, pickle};
 
 const MIB: i64 = 1 << 20;
 const BASE: i64 = 0x7f00_0000_0000;
-
-/// What a pickle is made of.
-#[derive(Clone)]
-enum Item {
-    None,
-    Int(i64),
-    Text(&'static str),
-    List(Vec<Item>),
-    Dict(Vec<(&'static str, Item)>),
-}
-
-fn pickle(item: &Item, out: &mut Vec<u8>) {
-    match item {
-        Item::None => out.push(b'N'),
-        Item::Int(value) => {
-            out.extend([0x8a, 8]);
-            out.extend(value.to_le_bytes());
-        }
-        Item::Text(text) => {
-            out.extend([0x8c, text.len() as u8]);
-            out.extend(text.as_bytes());
-        }
-        Item::List(items) => {
-            out.extend(b"](");
-            items.iter().for_each(|item| pickle(item, out));
-            out.push(b'e');
-        }
-        Item::Dict(items) => {
-            out.extend(b"}(");
-            for (key, value) in items {
-                pickle(&Item::Text(key), out);
-                pickle(value, out);
-            }
-            out.push(b'u');
-        }
-    }
-}
 
 fn frames(line: i64) -> Item {
     let (name, file) = (Item::Text("load"), Item::Text("/job/loader.py"));

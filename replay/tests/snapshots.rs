@@ -1,5 +1,7 @@
 //! Snapshots end to end: made here byte by byte, and real ones where `../shared/groundtruth` is present.
 
+mod pickles;
+
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -10,48 +12,7 @@ use gputrace_replay::import::load;
 use gputrace_replay::story::Story;
 use gputrace_sim::ops::{AllocId, DriverCall, History, Op, OpStream, StreamIdx};
 use gputrace_sim::whatif::{Confidence, Laboratory, Other, Question};
-
-/// A pickle writer for what the tests need.
-enum Item {
-    Int(i64),
-    Text(&'static str),
-    List(Vec<Item>),
-    Dict(Vec<(&'static str, Item)>),
-    Pair(i64, i64),
-}
-
-fn pickle(item: &Item, out: &mut Vec<u8>) {
-    match item {
-        Item::Int(value) => {
-            out.extend([0x8a, 8]);
-            out.extend(value.to_le_bytes());
-        }
-        Item::Text(text) => {
-            out.extend([0x8c, text.len() as u8]);
-            out.extend(text.as_bytes());
-        }
-        Item::List(items) => {
-            out.extend(b"](");
-            items.iter().for_each(|item| pickle(item, out));
-            out.push(b'e');
-        }
-        Item::Dict(items) => {
-            out.extend(b"}(");
-            for (key, value) in items {
-                pickle(&Item::Text(key), out);
-                pickle(value, out);
-            }
-            out.push(b'u');
-        }
-        Item::Pair(first, second) => {
-            for value in [first, second] {
-                out.push(b'K');
-                out.push(*value as u8);
-            }
-            out.push(0x86);
-        }
-    }
-}
+use pickles::{Item, pickle};
 
 const MIB: i64 = 1 << 20;
 const BASE: i64 = 0x7f00_0000_0000;

@@ -38,6 +38,13 @@ impl Stacks {
         list.iter().filter_map(|frame| self.frames.get(*frame as usize))
     }
 
+    /// For each stack, whether it has such a frame; each frame is looked at once.
+    pub fn having(&self, is_such: impl Fn(&Frame) -> bool) -> Vec<bool> {
+        let is_such: Vec<bool> = self.frames.iter().map(is_such).collect();
+        let has = |list: &[u32]| list.iter().any(|frame| is_such.get(*frame as usize) == Some(&true));
+        self.lists.iter().map(|list| has(list)).collect()
+    }
+
     /// The line to show for a stack: the innermost of the user's Python, else of any Python, else the innermost.
     pub fn site(&self, stack: StackId) -> Option<&Frame> {
         let is_python = |frame: &&Frame| frame.file.ends_with(".py") || frame.file.starts_with('<');

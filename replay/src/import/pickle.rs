@@ -399,7 +399,7 @@ impl<R: Read> Machine<R> {
                     self.push(Value::Int(i32::from_le_bytes(bytes)))?;
                 }
                 0x8a => self.short_long()?,
-                0x8b => self.long::<4>()?,
+                0x8b => self.long()?,
                 b'G' => {
                     let bytes = self.array::<8>()?;
                     let index = self.wide(i64::from_be_bytes(bytes))?;
@@ -563,8 +563,8 @@ impl<R: Read> Machine<R> {
         self.push(Value::Opaque)
     }
 
-    fn long<const N: usize>(&mut self) -> Result<(), PickleError> {
-        self.bytes::<N>()?;
+    fn long(&mut self) -> Result<(), PickleError> {
+        self.bytes::<4>()?;
         self.long_of_scratch()
     }
 

@@ -13,7 +13,6 @@ use gputrace_sim::ops::{
     AllocId, Allocation, Builder, DriverCall, DriverEvent, Frame, History, LayoutBlock, LayoutSegment, Op,
     OpStream, PoolIdx, RecordedOom, RecordedSegment, RecordedSettings, StackId, Stacks, StreamIdx, TooMany,
 };
-
 use rustc_hash::FxHashMap;
 
 use super::host::{self, Host};

@@ -111,7 +111,7 @@ impl Prediction<'_> {
     /// As [`Prediction::forecast`].
     pub fn fits(&self, question: &Question) -> Result<(bool, bool, bool), OptionError> {
         let best = self.goes_on(&self.best, question)?;
-        Ok((best, best || self.fits_at_best(question)?, self.fits_at_worst(question)?))
+        Ok((best, best || self.goes_on_otherwise(question)?, self.fits_at_worst(question)?))
     }
 
     /// Whether any that the runs allow fits, at best without the workspaces for which there is no room.
@@ -119,11 +119,17 @@ impl Prediction<'_> {
     /// # Errors
     /// As [`Prediction::forecast`].
     pub fn fits_at_best(&self, question: &Question) -> Result<bool, OptionError> {
-        let mut fits = self.goes_on(&self.best, question)?;
+        Ok(self.goes_on(&self.best, question)? || self.goes_on_otherwise(question)?)
+    }
+
+    /// Whether any but the best guess goes on.
+    fn goes_on_otherwise(&self, question: &Question) -> Result<bool, OptionError> {
         for other in 0..self.n_others() {
-            fits = fits || self.goes_on(&*self.other(other)?, question)?;
+            if self.goes_on(&*self.other(other)?, question)? {
+                return Ok(true);
+            }
         }
-        Ok(fits)
+        Ok(false)
     }
 
     /// Whether all that the runs allow fit, with all their workspaces.
@@ -131,11 +137,15 @@ impl Prediction<'_> {
     /// # Errors
     /// As [`Prediction::forecast`].
     pub fn fits_at_worst(&self, question: &Question) -> Result<bool, OptionError> {
-        let mut fits = guess(&self.best, question)?.fits();
-        for other in 0..self.n_others() {
-            fits = fits && guess(&*self.other(other)?, question)?.fits();
+        if !guess(&self.best, question)?.fits() {
+            return Ok(false);
         }
-        Ok(fits)
+        for other in 0..self.n_others() {
+            if !guess(&*self.other(other)?, question)?.fits() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Whether it fits, without the workspaces for which there is no room.

@@ -3,9 +3,9 @@
 //! Such memory does not follow from the sides of tensors: a library chooses another algorithm, and a kernel uses no more parts
 //! of the GPU than there are.
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 
-use crate::ops::{AllocId, Frame, Op, OpStream, StackId};
+use crate::ops::{AllocId, Frame, Op, OpStream};
 
 /// What an allocation is for, as far as the requests and frees around it show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,12 +59,12 @@ pub(super) fn scratch(stream: &OpStream) -> Vec<Scratch> {
 pub(super) fn optional(stream: &OpStream, scratch: &[Scratch]) -> FxHashSet<AllocId> {
     // Not what converts, as `convert_frame` of torch.compile.
     let of_conv = |frame: &Frame| frame.name.to_ascii_lowercase().replace("convert", "").contains("conv");
-    let mut known: FxHashMap<StackId, bool> = FxHashMap::default();
-    let mut is_of_conv =
-        |stack: StackId| *known.entry(stack).or_insert_with(|| stream.stacks.frames_of(stack).any(of_conv));
-    let all = (0..).map(AllocId).zip(&stream.allocations).zip(scratch);
-    let workspaces = all.filter(|(_, scratch)| **scratch == Scratch::Workspace);
-    workspaces.filter(|((_, allocation), _)| is_of_conv(allocation.stack)).map(|((id, _), _)| id).collect()
+    let is_of_conv = stream.stacks.having(of_conv);
+    let is_optional = |(id, scratch): &(AllocId, &Scratch)| {
+        let stack = stream.allocation(*id).stack;
+        **scratch == Scratch::Workspace && is_of_conv.get(stack.0 as usize) == Some(&true)
+    };
+    (0..).map(AllocId).zip(scratch).filter(is_optional).map(|(id, _)| id).collect()
 }
 
 #[cfg(test)]

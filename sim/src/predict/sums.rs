@@ -86,6 +86,8 @@ impl Model<'_> {
     /// is live then. What a compiler makes of it adds up in other ways.
     pub(super) fn sums_in_one(&self, all: &[Alike]) -> FxHashMap<AllocId, Sum> {
         let stream = self.base().stream;
+        let is_linear =
+            stream.stacks.having(|frame: &Frame| frame.name.to_ascii_lowercase().contains("linear"));
         let mut found = FxHashMap::default();
         let mut known: FxHashMap<[u32; 3], Option<Sum>> = FxHashMap::default();
         let mut is_live = vec![false; self.fit_of.len()];
@@ -100,11 +102,10 @@ impl Model<'_> {
                     let place = |id: usize| self.places[self.base][id];
                     let is_sum_next = matches!(stream.ops.get(index + 1), Some(Op::Alloc(next))
                         if counters(all[self.fit_of[next.0 as usize] as usize].scratch).is_some());
-                    let is_linear = |frame: &Frame| frame.name.to_ascii_lowercase().contains("linear");
                     if place(input) != place(weights)
                         || place(weights) != place(bias)
                         || is_sum_next
-                        || !stream.stacks.frames_of(stream.allocations[bias].stack).any(is_linear)
+                        || is_linear.get(stream.allocations[bias].stack.0 as usize) != Some(&true)
                     {
                         continue;
                     }
