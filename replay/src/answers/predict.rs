@@ -722,6 +722,10 @@ impl Oracle<'_> {
                 "{n} requests, {low} to {high} together{at}: their sizes follow no law of {}; they may hang on the data",
                 self.names.join(", ")
             ),
+            Why::Missing => format!(
+                "{n} requests, up to {high} together{at}: none of the runs made them, but convolutions of this kind work on copies of their \
+                 tensors where these are large; a run near the size in question would decide them"
+            ),
             Why::Full => format!(
                 "{n} requests{at}: parts of sums, which grow until they fill the GPU: {low} to {high} together"
             ),
@@ -801,6 +805,7 @@ fn kind(why: &Why) -> &'static str {
         Why::Full => "full_gpu",
         Why::Number => "number",
         Why::Others => "others",
+        Why::Missing => "no_run",
     }
 }
 

@@ -427,8 +427,11 @@ mod tests {
     fn linear(rows: u64, name: &str) -> OpStream {
         let mut builder = Builder::new(0);
         let frames = vec![Frame { name: name.into(), file: "net.py".into(), line: 1 }];
-        builder.stream_mut().stacks =
-            std::sync::Arc::new(Stacks { frames, lists: vec![Box::default(), Box::new([0])] });
+        builder.stream_mut().stacks = std::sync::Arc::new(Stacks {
+            frames,
+            lists: vec![Box::default(), Box::new([0])],
+            ..Stacks::default()
+        });
         for (stack, requested) in [(0, rows * 64 * 4), (1, rows * 100 * 4), (1, 100 * 64 * 4), (1, 64 * 4)] {
             let (stack, stream, pool) = (StackId(stack), StreamIdx(0), PoolIdx::DEFAULT);
             builder.alloc(Allocation { requested, address: 0, stack, stream, pool });

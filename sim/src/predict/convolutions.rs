@@ -1,0 +1,263 @@
+//! Which tensors a convolution works on, from the requests of its forward and its backward pass, and what of its workspaces follows from them.
+//!
+//! cuDNN's kernels for tensors that are not channels last work on copies of the input, the output and the weights; beside them are parts of
+//! sums that do not grow. Small convolutions are given to other kernels, but at sizes that fill the GPU these copies are what is asked for:
+//! of 31 convolutions on an H100 whose forward pass took them at the largest recorded size all did so at 8 to 16 times that, and of 9 that
+//! took nothing in the forward pass and copies in the backward pass, 8 took copies there, too.
+//!
+//! ```text
+//!   forward   output           workspace: copies of input, output, weights
+//!   backward  gradient of input    workspace: the same
+//!             gradient of weights  workspace: the same, and parts
+//! ```
+//!
+//! The backward pass goes through the convolutions of the forward pass from the last to the first: the engine takes the node that was made
+//! last of those that are ready (`ReadyQueue` in torch/csrc/autograd/engine.cpp).
+
+use rustc_hash::FxHashMap;
+
+use super::copies::MOST_BESIDE;
+use super::law::{Law, Standing};
+use super::scratch::{Scratch, is_of_convolution};
+use super::{Alike, Model, Open, Which, Why};
+use crate::ops::{AllocId, Allocation, Op, OpStream, StackId};
+
+/// Copies may be longer by so many bytes: what is padded, and pointers beside them. Chosen: the largest seen is 900.
+const PADDED: u64 = 2048;
+
+/// Which gradient, or none, a workspace is for: PyTorch remembers algorithms by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Pass {
+    /// Not known.
+    Any,
+    Forward,
+    OfInput,
+    OfWeights,
+}
+
+/// A workspace that no run asked for, and that is likely at another size.
+#[derive(Clone, Debug)]
+pub(super) struct Missing {
+    /// The request after which it is made.
+    pub(super) after: AllocId,
+    pub(super) law: Law,
+    pub(super) pass: Pass,
+}
+
+/// The autograd node of all convolutions, with and without `transposed` (`convolution_backward` in torch/csrc/autograd).
+const NODE: &str = "ConvolutionBackward";
+
+enum Kind {
+    Forward,
+    Backward,
+}
+
+/// A request that is not a workspace, and the workspaces that were asked for next.
+struct Tensor {
+    id: AllocId,
+    grows: bool,
+    workspaces: Vec<AllocId>,
+}
+
+/// What comes of convolutions that were made in a row. Before it there may be copies of another type.
+fn outputs(row: Vec<Tensor>) -> impl Iterator<Item = Tensor> {
+    let n = row.len();
+    let is_output = move |(index, tensor): &(usize, Tensor)| {
+        tensor.grows && (*index + 1 == n || !tensor.workspaces.is_empty())
+    };
+    row.into_iter().enumerate().filter(is_output).map(|(_, tensor)| tensor)
+}
+
+/// A convolution of the base.
+struct Convolution {
+    forward: Tensor,
+    of_input: Tensor,
+    of_weights: Tensor,
+}
+
+impl Model<'_> {
+    /// Follows the copies in workspaces of convolutions of which both passes are known.
+    pub(super) fn find_convolutions(&mut self, all: &[Alike]) {
+        let convolutions = self.convolutions(all);
+        let base = &self.base().at;
+        let size = |id: AllocId| self.base().stream.allocation(id).requested;
+        let law = |tensor: &Tensor| &self.fits[self.fit_of[tensor.id.0 as usize] as usize].laws[0];
+        let copies = convolutions.iter().map(|Convolution { forward, of_input, of_weights }| {
+            let both = self.basis.together(&[law(forward), law(of_input)], 0);
+            let with_weights = self.basis.together(&[&both, law(of_weights)], 0);
+            let is = |law: &Law| {
+                let copies = self.basis.at(law, base);
+                let workspaces = || forward.workspaces.iter().chain(&of_input.workspaces);
+                workspaces().any(|id| (copies..=copies + PADDED).contains(&size(*id)))
+            };
+            match (is(&with_weights), is(&both)) {
+                (true, _) => Some((with_weights, true)),
+                (false, true) => Some((both, false)),
+                (false, false) => None,
+            }
+        });
+        let copies: Vec<Option<(Law, bool)>> = copies.collect();
+        // Sizes of two tensors alone may be by chance what no copies are.
+        let has_copies = copies.iter().flatten().any(|(_, is_of_weights)| *is_of_weights);
+        let mut laws: FxHashMap<u32, Law> = FxHashMap::default();
+        let (mut missing, mut passes) = (vec![], FxHashMap::default());
+        for (Convolution { forward, of_input, of_weights }, copies) in convolutions.iter().zip(copies) {
+            let of_pass =
+                [(forward, Pass::Forward), (of_input, Pass::OfInput), (of_weights, Pass::OfWeights)];
+            for (tensor, pass) in of_pass {
+                passes.extend(tensor.workspaces.iter().map(|id| (*id, pass)));
+                let Some((law, is_of_weights)) = copies.as_ref().filter(|_| has_copies) else { continue };
+                match tensor.workspaces[..] {
+                    [] if *is_of_weights => {
+                        missing.push(Missing { after: tensor.id, law: law.clone(), pass })
+                    }
+                    [only] => {
+                        let beside = size(only).saturating_sub(self.basis.at(law, base));
+                        if beside <= MOST_BESIDE {
+                            let fit = self.fit_of[only.0 as usize];
+                            laws.entry(fit).or_insert_with(|| self.basis.together(&[law], beside));
+                        }
+                    }
+                    // Several algorithms were tried: the largest workspace of all and that of the fastest.
+                    _ => {}
+                }
+            }
+        }
+        for (fit, law) in laws {
+            let fit = &mut self.fits[fit as usize];
+            if fit.standing != Standing::Checked {
+                fit.laws.insert(0, law);
+            }
+        }
+        self.missing = missing;
+        self.passes = passes;
+    }
+
+    /// Requests without which the program goes on, where there is no room for them: the base's, and those that no run made.
+    pub(super) fn optional_at(&self) -> FxHashMap<AllocId, Pass> {
+        let of_base = self.optional.iter().map(|id| (*id, self.passes.get(id).copied().unwrap_or(Pass::Any)));
+        of_base.chain(self.ids_of_missing().map(|(id, missing)| (id, missing.pass))).collect()
+    }
+
+    /// In every predicted stream the same: the first after the base's.
+    fn ids_of_missing(&self) -> impl Iterator<Item = (AllocId, &Missing)> {
+        (self.base().stream.allocations.len() as u32..).map(AllocId).zip(&self.missing)
+    }
+
+    /// Adds what no run asked for to a stream that has the base's allocations alone; after which request each is made, where it is.
+    pub(super) fn add_missing(
+        &self,
+        stream: &mut OpStream,
+        which: Which,
+        at: &[u64],
+    ) -> FxHashMap<AllocId, AllocId> {
+        let is_far = self.is_far(at);
+        let mut after = FxHashMap::default();
+        for (number, (id, missing)) in self.ids_of_missing().enumerate() {
+            let requested = self.basis.at(&missing.law, at);
+            let like = *stream.allocation(missing.after);
+            stream.allocations.push(Allocation { requested, ..like });
+            if is_far && which.has_missing(number) && requested > 0 {
+                after.insert(missing.after, id);
+            }
+        }
+        after
+    }
+
+    /// What no run asked for, where it may be asked for.
+    pub(super) fn open_missing(&self, at: &[u64]) -> Option<Open> {
+        let bytes = |missing: &Missing| self.basis.at(&missing.law, at);
+        let largest = self.missing.iter().max_by_key(|missing| bytes(missing)).filter(|_| self.is_far(at))?;
+        let all = self.missing.iter().fold(0, |sum: u64, missing| sum.saturating_add(bytes(missing)));
+        let stream = self.base().stream;
+        let site = stream.stacks.site(stream.allocation(largest.after).stack).cloned();
+        Some(Open { why: Why::Missing, n_requests: self.missing.len(), bytes: (0, all), site })
+    }
+
+    /// Convolutions of which the base made both passes.
+    fn convolutions(&self, all: &[Alike]) -> Vec<Convolution> {
+        let stream = self.base().stream;
+        let of_conv = stream.stacks.having(is_of_convolution);
+        let kind = |stack: StackId| match stream.stacks.nodes.get(&stack) {
+            Some(node) => node.starts_with(NODE).then_some(Kind::Backward),
+            None => (of_conv.get(stack.0 as usize) == Some(&true)).then_some(Kind::Forward),
+        };
+        let mut waiting: FxHashMap<u32, Vec<Tensor>> = FxHashMap::default();
+        let mut found = vec![];
+        let (mut last, mut row): (Option<StackId>, Vec<Tensor>) = (None, vec![]);
+        let mut finish = |stack: StackId, row: Vec<Tensor>| {
+            let Some(place) = row.first().map(|first| self.places[self.base][first.id.0 as usize]) else {
+                return;
+            };
+            let waiting = waiting.entry(place).or_default();
+            match kind(stack) {
+                Some(Kind::Forward) => waiting.extend(outputs(row)),
+                Some(Kind::Backward) => self.pair(row, waiting, &mut found),
+                None => {}
+            }
+        };
+        for op in &stream.ops {
+            let Op::Alloc(id) = *op else { continue };
+            let stack = stream.allocation(id).stack;
+            if last != Some(stack) {
+                if let Some(last) = last {
+                    finish(last, std::mem::take(&mut row));
+                }
+                last = kind(stack).map(|_| stack);
+            }
+            if last.is_none() {
+                continue;
+            }
+            let fit = self.fit_of[id.0 as usize] as usize;
+            match all[fit].scratch {
+                Scratch::Workspace => row.last_mut().into_iter().for_each(|last| last.workspaces.push(id)),
+                Scratch::Sum { .. } => {}
+                Scratch::No => {
+                    let grows = self.fits[fit].laws[0].iter().any(|term| term.product > 0);
+                    row.push(Tensor { id, grows, workspaces: vec![] });
+                }
+            }
+        }
+        if let Some(last) = last {
+            finish(last, row);
+        }
+        found
+    }
+
+    /// The backward pass of convolutions that were made in a row: the gradients of input, weights and bias of each.
+    fn pair(&self, row: Vec<Tensor>, waiting: &mut Vec<Tensor>, found: &mut Vec<Convolution>) {
+        let (mut of_input, mut is_done) = (None, false);
+        for tensor in row {
+            if tensor.grows {
+                (of_input, is_done) = (Some(tensor), false);
+            } else if !std::mem::replace(&mut is_done, true) {
+                let forward = self.forward_of(of_input.as_ref(), &tensor, waiting);
+                if let (Some(forward), Some(of_input)) = (forward, of_input.take()) {
+                    found.push(Convolution { forward, of_input, of_weights: tensor });
+                }
+            }
+        }
+    }
+
+    /// The forward pass that waits for this backward pass: the last one, or the last with which a workspace is copies of all.
+    fn forward_of(
+        &self,
+        of_input: Option<&Tensor>,
+        of_weights: &Tensor,
+        waiting: &mut Vec<Tensor>,
+    ) -> Option<Tensor> {
+        let size = |id: AllocId| self.base().stream.allocation(id).requested;
+        let is_copies = |forward: &Tensor| {
+            let Some(of_input) = of_input else { return false };
+            let both = size(forward.id) + size(of_input.id);
+            let all = both + size(of_weights.id);
+            let mut workspaces = of_input.workspaces.iter().chain(&forward.workspaces);
+            workspaces.any(|id| {
+                (all..=all + PADDED).contains(&size(*id)) || (both..=both + PADDED).contains(&size(*id))
+            })
+        };
+        let index = waiting.iter().rposition(is_copies);
+        let index = index.or_else(|| waiting.len().checked_sub(1))?;
+        Some(waiting.remove(index))
+    }
+}
