@@ -18,7 +18,7 @@ use gputrace_sim::whatif::{Confidence, Laboratory, Question};
 use serde_json::{Value as Json, json};
 
 use super::Reply;
-use super::largest::{Fits, Largest, ends, largest};
+use super::largest::{Fits, Largest, ends, further, largest};
 use super::whatif::{Bench, Machine, Simulated, named, self_check_json, warnings_json};
 use crate::analyse::reactions::Kind;
 use crate::import::Trace;
@@ -40,6 +40,8 @@ const TOO_WIDE: f64 = 2.0;
 /// Why a program with convolutions is never certain far from its runs.
 const MAY_CHOOSE: &str =
     "libraries choose algorithms of convolutions by their size, and none of the runs is near this one";
+/// Of longer runs `--fit` looks at the neighbours of the largest value alone.
+const MOST_LOOKED_AT_FURTHER: usize = 200_000;
 /// Bytes of predictions that `--fit` keeps, to ask them of the next setting.
 const MOST_KEPT: usize = 512 << 20;
 /// Runs of one program have more in common than this part.
@@ -459,6 +461,13 @@ impl Oracle<'_> {
             let surely = |value| ask(value, &|prediction| self.fits_surely(prediction, &question));
             found = ends(start, found, surely)?;
         }
+        let is_short = self.bench.stream.ops.len() <= MOST_LOOKED_AT_FURTHER;
+        if is_short && found.best.is_some() {
+            found = further(found, |value| {
+                let prediction = kept.predict(value)?;
+                prediction.fits_likely(&question).map_err(|error| format!("{}: {error}", named(&question)))
+            })?;
+        }
         let is_lawful = match found.best {
             Some(best) => kept.predict(best)?.known.is_lawful(),
             None => true,
@@ -510,9 +519,7 @@ impl Oracle<'_> {
             (Mood::Good, format!("{} allows the largest: {variable}={value}", named(question)))
         });
         let holes = rows.iter().filter_map(|Row { question, found, .. }| {
-            let holes = found.holes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-            let text = format!("{}: not in order: near the largest, {holes} are otherwise", named(question));
-            (!found.holes.is_empty()).then_some((Mood::Warning, text))
+            Some((Mood::Warning, format!("{}: {}", named(question), found.disorder()?)))
         });
         let base = self.model.base().at[index];
         // Of the first setting, which is the recorded one: a run there fits for all that is known.
@@ -558,7 +565,7 @@ impl Oracle<'_> {
             "largest": found.best,
             "largest_range": [found.at_least, found.at_most],
             "is_lower_bound": found.has_no_end,
-            "out_of_order": found.holes,
+            "out_of_order": found.out_of_order().collect::<Vec<_>>(),
             "certain": is_sure,
             "reasons": self.doubts.reasons,
         })

@@ -25,6 +25,10 @@ use crate::ops::{AllocId, Allocation, Op, OpStream, StackId};
 /// Copies may be longer by so many bytes: what is padded, and pointers beside them. Chosen: the largest seen is 900.
 const PADDED: u64 = 2048;
 
+/// So many convolutions of one line are looked at to find the one that a backward pass is of: of those that are only evaluated nothing else is
+/// heard. Chosen: more than any network has on one line.
+const MOST_WAITING: usize = 1000;
+
 /// Which gradient, or none, a workspace is for: PyTorch remembers algorithms by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Pass {
@@ -59,6 +63,11 @@ struct Tensor {
     workspaces: Vec<AllocId>,
 }
 
+/// Whether a workspace is copies alone.
+fn is_as_large(workspace: u64, copies: u64) -> bool {
+    workspace.checked_sub(copies).is_some_and(|beside| beside <= PADDED)
+}
+
 /// What comes of convolutions that were made in a row. Before it there may be copies of another type.
 fn outputs(row: Vec<Tensor>) -> impl Iterator<Item = Tensor> {
     let n = row.len();
@@ -88,7 +97,7 @@ impl Model<'_> {
             let is = |law: &Law| {
                 let copies = self.basis.at(law, base);
                 let workspaces = || forward.workspaces.iter().chain(&of_input.workspaces);
-                workspaces().any(|id| (copies..=copies + PADDED).contains(&size(*id)))
+                workspaces().any(|id| is_as_large(size(*id), copies))
             };
             match (is(&with_weights), is(&both)) {
                 (true, _) => Some((with_weights, true)),
@@ -249,15 +258,108 @@ impl Model<'_> {
         let size = |id: AllocId| self.base().stream.allocation(id).requested;
         let is_copies = |forward: &Tensor| {
             let Some(of_input) = of_input else { return false };
-            let both = size(forward.id) + size(of_input.id);
-            let all = both + size(of_weights.id);
+            let both = size(forward.id).saturating_add(size(of_input.id));
+            let all = both.saturating_add(size(of_weights.id));
             let mut workspaces = of_input.workspaces.iter().chain(&forward.workspaces);
-            workspaces.any(|id| {
-                (all..=all + PADDED).contains(&size(*id)) || (both..=both + PADDED).contains(&size(*id))
-            })
+            workspaces.any(|id| is_as_large(size(*id), all) || is_as_large(size(*id), both))
         };
-        let index = waiting.iter().rposition(is_copies);
+        let from = waiting.len().saturating_sub(MOST_WAITING);
+        let index = waiting[from..].iter().rposition(is_copies).map(|index| from + index);
         let index = index.or_else(|| waiting.len().checked_sub(1))?;
         Some(waiting.remove(index))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::ops::{Builder, Frame, PoolIdx, Stacks, StreamIdx};
+    use crate::predict::Run;
+
+    const STACKS: [&str; 4] = ["", "f", "b", "c"];
+
+    /// `f:a:8,16` is asked for by a forward pass of convolutions, so many bytes in each run, `b:` by a backward pass, `c:` by what
+    /// converts there, `:` by anything else; `a-` gives it back.
+    fn runs(text: &str) -> [OpStream; 2] {
+        [0, 1].map(|index| {
+            let frames = vec![Frame { name: "conv2d".into(), file: "net.py".into(), line: 1 }];
+            let lists = vec![Box::default(), Box::from([0]), Box::from([0]), Box::from([0])];
+            let nodes = [(2, "ConvolutionBackward0"), (3, "ToCopyBackward0")];
+            let nodes = nodes.map(|(stack, node)| (StackId(stack), Arc::from(node))).into_iter().collect();
+            let (mut builder, mut ids) = (Builder::new(0), std::collections::HashMap::new());
+            builder.stream_mut().stacks = Arc::new(Stacks { frames, lists, nodes });
+            for word in text.split_whitespace() {
+                let Some((stack, name, sizes)) = word
+                    .split_once(':')
+                    .and_then(|(stack, rest)| Some((stack, rest.split_once(':')?)))
+                    .map(|(stack, rest)| (stack, rest.0, rest.1))
+                else {
+                    let id = ids[word.trim_end_matches('-')];
+                    builder.op(Op::FreeRequested(id));
+                    builder.op(Op::FreeCompleted(id));
+                    continue;
+                };
+                let requested: u64 = sizes.split(',').nth(index).unwrap().parse().unwrap();
+                if requested > 0 {
+                    let stack = StackId(STACKS.iter().position(|known| *known == stack).unwrap() as u32);
+                    let (stream, pool) = (StreamIdx(0), PoolIdx::DEFAULT);
+                    ids.insert(
+                        name,
+                        builder.alloc(Allocation { requested, address: 0, stack, stream, pool }),
+                    );
+                }
+            }
+            builder.finish()
+        })
+    }
+
+    /// What would be asked for with so many samples, from runs with 8 and 16.
+    fn at(samples: u64, text: &str) -> Vec<u64> {
+        let [small, large] = &runs(text);
+        let runs = vec![Run { at: vec![8], stream: small }, Run { at: vec![16], stream: large }];
+        let best = Model::of(runs).unwrap().predict(&[samples]).unwrap().best;
+        let asked = best.ops.iter().filter_map(|op| match op {
+            Op::Alloc(id) => Some(best.allocation(*id).requested),
+            _ => None,
+        });
+        asked.collect()
+    }
+
+    /// Two convolutions, of 100 and 50 bytes a sample in, and 50 and 25 out, with 7000 and 9000 bytes of weights.
+    const FORWARD: &str = "f:one:400,800 f:u:1,8000 u- :relu:400,800 f:two:200,400 ";
+
+    #[test]
+    fn workspaces_are_copies_of_what_both_passes_show_and_are_made_where_they_were_not() {
+        let backward = "b:g:400,800 b:v:9600,10200 v- b:w:9000,9000 b:x:9700,10300 x- c:copied:800,1600 \
+                        b:h:800,1600 b:y:100,9400 y- b:z:7000,7000";
+        let text = format!("{FORWARD} {backward}");
+        // The first is 50 + 100 a sample and 7000, as the backward pass shows; the second 25 + 50 and 9000, which asked for no workspace.
+        let copies = [150 * 160 + 7000, 75 * 160 + 9000];
+        let far = at(160, &text);
+        let forward = [8000, copies[0], 8000, 4000, copies[1]];
+        let backward = [8000, copies[1], 9000, copies[1] + 100, 16000, 16000, copies[0], 7000, copies[0]];
+        assert_eq!(far, [&forward[..], &backward].concat());
+        // Near the runs nothing is made that they did not make.
+        assert_eq!(at(20, &text).len(), far.len() - 2);
+    }
+
+    #[test]
+    fn where_no_workspace_holds_weights_as_well_none_is_made_that_no_run_made() {
+        let backward = "b:g:400,800 b:v:5,1200 v- b:w:9000,9000 b:h:800,1600 b:z:7000,7000";
+        assert_eq!(at(160, &format!("{FORWARD} {backward}")).len(), 9);
+        let with_weights = backward.replace("1200", "10200");
+        assert_eq!(at(160, &format!("{FORWARD} {with_weights}")).len(), 11);
+    }
+
+    #[test]
+    fn what_is_far_larger_than_copies_is_of_another_algorithm() {
+        let large = 2 * MOST_BESIDE;
+        let text = format!(
+            "{FORWARD} b:g:400,800 b:v:9600,10200 v- b:w:9000,9000 b:x:{},{large} x-",
+            large / 2 + 50
+        );
+        assert!(!at(160, &text).contains(&(large + 75 * 144)));
     }
 }
