@@ -60,6 +60,8 @@ enum Kind {
 struct Tensor {
     id: AllocId,
     grows: bool,
+    /// What grows and was asked for before it in a row.
+    before: Option<AllocId>,
     workspaces: Vec<AllocId>,
 }
 
@@ -84,10 +86,18 @@ struct Convolution {
     of_weights: Tensor,
 }
 
+/// Convolutions of the base.
+#[derive(Default)]
+struct Found {
+    both: Vec<Convolution>,
+    /// Of data, for which there is no gradient: the forward pass, and the gradient of weights.
+    of_data: Vec<(Tensor, Tensor)>,
+}
+
 impl Model<'_> {
     /// Follows the copies in workspaces of convolutions of which both passes are known.
     pub(super) fn find_convolutions(&mut self, all: &[Alike]) {
-        let convolutions = self.convolutions(all);
+        let Found { both: convolutions, of_data } = self.convolutions(all);
         let base = &self.base().at;
         let size = |id: AllocId| self.base().stream.allocation(id).requested;
         let law = |tensor: &Tensor| &self.fits[self.fit_of[tensor.id.0 as usize] as usize].laws[0];
@@ -132,6 +142,11 @@ impl Model<'_> {
                 }
             }
         }
+        if has_copies || convolutions.is_empty() {
+            let of_data =
+                of_data.iter().filter_map(|(forward, of_weights)| self.copies_of_data(forward, of_weights));
+            laws.extend(of_data.collect::<Vec<_>>());
+        }
         for (fit, law) in laws {
             let fit = &mut self.fits[fit as usize];
             if fit.standing != Standing::Checked {
@@ -140,6 +155,19 @@ impl Model<'_> {
         }
         self.missing = missing;
         self.passes = passes;
+    }
+
+    /// A workspace for the gradient of weights that grows faster than tensors do, of data that were converted for the convolution: another
+    /// algorithm was taken in another run, and what grows are the copies.
+    fn copies_of_data(&self, forward: &Tensor, of_weights: &Tensor) -> Option<(u32, Law)> {
+        let [only] = of_weights.workspaces[..] else { return None };
+        let fit_of = |id: AllocId| self.fit_of[id.0 as usize];
+        let law = |id: AllocId| &self.fits[fit_of(id) as usize].laws[0];
+        let copies = self.basis.together(&[law(forward.before?), law(forward.id), law(of_weights.id)], 0);
+        let size = self.base().stream.allocation(only).requested;
+        let beside = size.checked_sub(self.basis.at(&copies, &self.base().at))?;
+        let is_open = self.fits[fit_of(only) as usize].standing == Standing::Lawless;
+        (is_open && beside <= MOST_BESIDE).then(|| (fit_of(only), self.basis.together(&[&copies], beside)))
     }
 
     /// Requests without which the program goes on, where there is no room for them: the base's, and those that no run made.
@@ -184,7 +212,7 @@ impl Model<'_> {
     }
 
     /// Convolutions of which the base made both passes.
-    fn convolutions(&self, all: &[Alike]) -> Vec<Convolution> {
+    fn convolutions(&self, all: &[Alike]) -> Found {
         let stream = self.base().stream;
         let of_conv = stream.stacks.having(is_of_convolution);
         let kind = |stack: StackId| match stream.stacks.nodes.get(&stack) {
@@ -192,7 +220,7 @@ impl Model<'_> {
             None => (of_conv.get(stack.0 as usize) == Some(&true)).then_some(Kind::Forward),
         };
         let mut waiting: FxHashMap<u32, Vec<Tensor>> = FxHashMap::default();
-        let mut found = vec![];
+        let mut found = Found::default();
         let (mut last, mut row): (Option<StackId>, Vec<Tensor>) = (None, vec![]);
         let mut finish = |stack: StackId, row: Vec<Tensor>| {
             let Some(place) = row.first().map(|first| self.places[self.base][first.id.0 as usize]) else {
@@ -223,7 +251,11 @@ impl Model<'_> {
                 Scratch::Sum { .. } => {}
                 Scratch::No => {
                     let grows = self.fits[fit].laws[0].iter().any(|term| term.product > 0);
-                    row.push(Tensor { id, grows, workspaces: vec![] });
+                    let before = row
+                        .last()
+                        .filter(|last| last.workspaces.is_empty())
+                        .and_then(|last| if last.grows { Some(last.id) } else { last.before });
+                    row.push(Tensor { id, grows, before, workspaces: vec![] });
                 }
             }
         }
@@ -234,15 +266,19 @@ impl Model<'_> {
     }
 
     /// The backward pass of convolutions that were made in a row: the gradients of input, weights and bias of each.
-    fn pair(&self, row: Vec<Tensor>, waiting: &mut Vec<Tensor>, found: &mut Vec<Convolution>) {
+    fn pair(&self, row: Vec<Tensor>, waiting: &mut Vec<Tensor>, found: &mut Found) {
         let (mut of_input, mut is_done) = (None, false);
         for tensor in row {
             if tensor.grows {
                 (of_input, is_done) = (Some(tensor), false);
             } else if !std::mem::replace(&mut is_done, true) {
-                let forward = self.forward_of(of_input.as_ref(), &tensor, waiting);
-                if let (Some(forward), Some(of_input)) = (forward, of_input.take()) {
-                    found.push(Convolution { forward, of_input, of_weights: tensor });
+                let Some(forward) = self.forward_of(of_input.as_ref(), &tensor, waiting) else { continue };
+                // Before the gradient of weights there may be a copy of that of the output instead, in another order.
+                let size = |id: AllocId| self.base().stream.allocation(id).requested;
+                let is_of_input = |it: &Tensor| forward.before.is_none_or(|input| size(it.id) == size(input));
+                match of_input.take().filter(is_of_input) {
+                    Some(of_input) => found.both.push(Convolution { forward, of_input, of_weights: tensor }),
+                    None => found.of_data.push((forward, tensor)),
                 }
             }
         }
@@ -351,6 +387,18 @@ mod tests {
         assert_eq!(at(160, &format!("{FORWARD} {backward}")).len(), 9);
         let with_weights = backward.replace("1200", "10200");
         assert_eq!(at(160, &format!("{FORWARD} {with_weights}")).len(), 11);
+    }
+
+    #[test]
+    fn of_data_that_were_converted_the_gradient_of_weights_shows_what_grows() {
+        // 100 bytes a sample in, converted, and 50 out; the workspace grew fourfold where the batch doubled.
+        let forward = "f:cast:800,1600 f:weights:7000,7000 f:one:400,800 :loss:4,8";
+        let of = |backward: &str| *at(160, &format!("{forward} {backward}")).last().unwrap();
+        assert_eq!(of("b:w:7000,7000 b:x:10000,40000 x-"), 150 * 160 + 40_000 - 150 * 16);
+        // A copy of the gradient of the output is made first.
+        assert_eq!(of("b:copy:400,800 b:w:7000,7000 b:x:10000,40000 x-"), 150 * 160 + 40_000 - 150 * 16);
+        // Two samples more, and not twice as much: a line says how it grows.
+        assert_ne!(of("b:w:7000,7000 b:x:30000,40000 x-"), 150 * 160 + 40_000 - 150 * 16);
     }
 
     #[test]
