@@ -18,7 +18,7 @@ use gputrace_sim::whatif::{Confidence, Laboratory, Question};
 use serde_json::{Value as Json, json};
 
 use super::Reply;
-use super::largest::{Fits, Largest, ends, further, largest};
+use super::largest::{Around, Fits, Largest, ends, largest};
 use super::whatif::{Bench, Machine, Simulated, named, self_check_json, warnings_json};
 use crate::analyse::reactions::Kind;
 use crate::import::Trace;
@@ -40,8 +40,8 @@ const TOO_WIDE: f64 = 2.0;
 /// Why a program with convolutions is never certain far from its runs.
 const MAY_CHOOSE: &str =
     "libraries choose algorithms of convolutions by their size, and none of the runs is near this one";
-/// Of longer runs `--fit` looks at the neighbours of the largest value alone.
-const MOST_LOOKED_AT_FURTHER: usize = 200_000;
+/// Of runs with more requests and frees `--fit` looks at the neighbours of the largest value alone.
+const MOST_LOOKED_AROUND: usize = 200_000;
 /// Bytes of predictions that `--fit` keeps, to ask them of the next setting.
 const MOST_KEPT: usize = 512 << 20;
 /// Runs of one program have more in common than this part.
@@ -451,7 +451,19 @@ impl Oracle<'_> {
             ask(&prediction).map_err(|error| format!("{}: {error}", named(&question)))
         };
         let start = kept.at[kept.index];
-        let mut found = largest(start, |value| {
+        let likely = |value: u64| {
+            let fits = kept.predict(value)?.fits_likely(&question);
+            fits.map_err(|error| format!("{}: {error}", named(&question)))
+        };
+        let around = |value: u64| {
+            let takes_long = self.bench.stream.ops.len() > MOST_LOOKED_AROUND;
+            Ok(match kept.predict(value)?.known.is_lawful() {
+                _ if takes_long => Around::Neighbours,
+                true => Around::Further,
+                false => Around::Clearest,
+            })
+        };
+        let mut found = largest(start, around, likely, |value| {
             ask(value, &|prediction| {
                 let (best, at_most, at_least) = prediction.fits(&question)?;
                 Ok(Fits { best, at_least, at_most })
@@ -460,13 +472,6 @@ impl Oracle<'_> {
         if !found.is_sure() || may_choose.get() || !self.doubts.reasons.is_empty() {
             let surely = |value| ask(value, &|prediction| self.fits_surely(prediction, &question));
             found = ends(start, found, surely)?;
-        }
-        let is_short = self.bench.stream.ops.len() <= MOST_LOOKED_AT_FURTHER;
-        if is_short && found.best.is_some() {
-            found = further(found, |value| {
-                let prediction = kept.predict(value)?;
-                prediction.fits_likely(&question).map_err(|error| format!("{}: {error}", named(&question)))
-            })?;
         }
         let is_lawful = match found.best {
             Some(best) => kept.predict(best)?.known.is_lawful(),

@@ -2,8 +2,8 @@
 //!
 //! cuDNN's kernels for tensors that are not channels last work on copies of the input, the output and the weights; beside them are parts of
 //! sums that do not grow. Small convolutions are given to other kernels, but at sizes that fill the GPU these copies are what is asked for:
-//! of 31 convolutions on an H100 whose forward pass took them at the largest recorded size all did so at 8 to 16 times that, and of 9 that
-//! took nothing in the forward pass and copies in the backward pass, 8 took copies there, too.
+//! of 31 convolutions on an H100 whose forward pass took them at the largest recorded size all did so at 8 to 16 times that, and of 36 answers
+//! about convolutions that took nothing in the forward pass and copies in the backward pass, 32 were that copies are taken there, too.
 //!
 //! ```text
 //!   forward   output           workspace: copies of input, output, weights
@@ -86,6 +86,13 @@ struct Convolution {
     of_weights: Tensor,
 }
 
+impl Convolution {
+    fn passes(&self) -> [(&Tensor, Pass); 3] {
+        let Convolution { forward, of_input, of_weights } = self;
+        [(forward, Pass::Forward), (of_input, Pass::OfInput), (of_weights, Pass::OfWeights)]
+    }
+}
+
 /// Convolutions of the base.
 #[derive(Default)]
 struct Found {
@@ -97,52 +104,44 @@ struct Found {
 impl Model<'_> {
     /// Follows the copies in workspaces of convolutions of which both passes are known.
     pub(super) fn find_convolutions(&mut self, all: &[Alike]) {
-        let Found { both: convolutions, of_data } = self.convolutions(all);
-        let base = &self.base().at;
-        let size = |id: AllocId| self.base().stream.allocation(id).requested;
-        let law = |tensor: &Tensor| &self.fits[self.fit_of[tensor.id.0 as usize] as usize].laws[0];
-        let copies = convolutions.iter().map(|Convolution { forward, of_input, of_weights }| {
-            let both = self.basis.together(&[law(forward), law(of_input)], 0);
-            let with_weights = self.basis.together(&[&both, law(of_weights)], 0);
-            let is = |law: &Law| {
-                let copies = self.basis.at(law, base);
-                let workspaces = || forward.workspaces.iter().chain(&of_input.workspaces);
-                workspaces().any(|id| is_as_large(size(*id), copies))
-            };
-            match (is(&with_weights), is(&both)) {
-                (true, _) => Some((with_weights, true)),
-                (false, true) => Some((both, false)),
-                (false, false) => None,
-            }
-        });
-        let copies: Vec<Option<(Law, bool)>> = copies.collect();
+        let Found { both, of_data } = self.convolutions(all);
+        let stream = self.base().stream;
+        let copies: Vec<Option<(Law, bool)>> = both.iter().map(|it| self.copies_of(it)).collect();
         // Sizes of two tensors alone may be by chance what no copies are.
         let has_copies = copies.iter().flatten().any(|(_, is_of_weights)| *is_of_weights);
+        // With `cudnn.benchmark` all algorithms are tried, and the fastest taken: often one without a workspace.
+        let has_tried = both.iter().flat_map(Convolution::passes).any(|(it, _)| it.workspaces.len() > 1);
+        let of_transposed =
+            stream.stacks.having(|frame| frame.name.to_ascii_lowercase().contains("transpose"));
         let mut laws: FxHashMap<u32, Law> = FxHashMap::default();
         let (mut missing, mut passes) = (vec![], FxHashMap::default());
-        for (Convolution { forward, of_input, of_weights }, copies) in convolutions.iter().zip(copies) {
-            let of_pass =
-                [(forward, Pass::Forward), (of_input, Pass::OfInput), (of_weights, Pass::OfWeights)];
-            for (tensor, pass) in of_pass {
-                passes.extend(tensor.workspaces.iter().map(|id| (*id, pass)));
-                let Some((law, is_of_weights)) = copies.as_ref().filter(|_| has_copies) else { continue };
-                match tensor.workspaces[..] {
-                    [] if *is_of_weights => {
-                        missing.push(Missing { after: tensor.id, law: law.clone(), pass })
+        for ((tensor, pass), copies) in
+            both.iter().zip(&copies).flat_map(|(it, copies)| it.passes().map(|pass| (pass, copies)))
+        {
+            passes.extend(tensor.workspaces.iter().map(|id| (*id, pass)));
+            let Some((law, is_of_weights)) = copies.as_ref().filter(|_| has_copies) else { continue };
+            match tensor.workspaces[..] {
+                [] => {
+                    let stack = stream.allocation(tensor.id).stack.0 as usize;
+                    // What is the gradient of the input of others is the forward pass of these, in another direction.
+                    let is_other = pass == Pass::OfInput && of_transposed.get(stack) == Some(&true);
+                    if *is_of_weights && !has_tried && !is_other {
+                        missing.push(Missing { after: tensor.id, law: law.clone(), pass });
                     }
-                    [only] => {
-                        let beside = size(only).saturating_sub(self.basis.at(law, base));
-                        if beside <= MOST_BESIDE {
-                            let fit = self.fit_of[only.0 as usize];
-                            laws.entry(fit).or_insert_with(|| self.basis.together(&[law], beside));
-                        }
-                    }
-                    // Several algorithms were tried: the largest workspace of all and that of the fastest.
-                    _ => {}
                 }
+                [only] => {
+                    let size = stream.allocation(only).requested;
+                    let beside = size.saturating_sub(self.basis.at(law, &self.base().at));
+                    if beside <= MOST_BESIDE {
+                        let fit = self.fit_of[only.0 as usize];
+                        laws.entry(fit).or_insert_with(|| self.basis.together(&[law], beside));
+                    }
+                }
+                // The largest workspace of all and that of the fastest.
+                _ => {}
             }
         }
-        if has_copies || convolutions.is_empty() {
+        if has_copies || both.is_empty() {
             let of_data =
                 of_data.iter().filter_map(|(forward, of_weights)| self.copies_of_data(forward, of_weights));
             laws.extend(of_data.collect::<Vec<_>>());
@@ -155,6 +154,23 @@ impl Model<'_> {
         }
         self.missing = missing;
         self.passes = passes;
+    }
+
+    /// What copies its workspaces are, and whether weights are among them; none where no workspace shows it.
+    fn copies_of(&self, Convolution { forward, of_input, of_weights }: &Convolution) -> Option<(Law, bool)> {
+        let law = |tensor: &Tensor| &self.fits[self.fit_of[tensor.id.0 as usize] as usize].laws[0];
+        let both = self.basis.together(&[law(forward), law(of_input)], 0);
+        let with_weights = self.basis.together(&[&both, law(of_weights)], 0);
+        let is = |law: &Law| {
+            let copies = self.basis.at(law, &self.base().at);
+            let mut workspaces = forward.workspaces.iter().chain(&of_input.workspaces);
+            workspaces.any(|id| is_as_large(self.base().stream.allocation(*id).requested, copies))
+        };
+        match (is(&with_weights), is(&both)) {
+            (true, _) => Some((with_weights, true)),
+            (false, true) => Some((both, false)),
+            (false, false) => None,
+        }
     }
 
     /// A workspace for the gradient of weights that grows faster than tensors do, of data that were converted for the convolution: another
