@@ -15,14 +15,13 @@ const APART: f64 = 0.08;
 /// At most so many on each side.
 const MOST_FURTHER: u64 = 12;
 
-/// Whether a value fits: by the best guess, by the smallest, and by the largest sizes that are possible.
+/// An end of what is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Fits {
-    pub(super) best: bool,
-    /// With the largest sizes.
-    pub(super) at_least: bool,
+pub(super) enum End {
+    /// With the largest sizes that are possible.
+    AtLeast,
     /// With the smallest.
-    pub(super) at_most: bool,
+    AtMost,
 }
 
 /// The largest value that fits. None where not even 1 does.
@@ -95,12 +94,12 @@ pub(super) enum Around {
     Clearest,
 }
 
-/// Finds it, from a value that was recorded. `around` says what to look at around a value, `likely` says whether a value fits by the best guess, `fits` the same and by all others.
+/// Finds it, from a value that was recorded. `around` says what to look at around a value, `likely` whether a value fits by the best guess, `fits` the same at an end.
 pub(super) fn largest<E>(
     start: u64,
     around: impl FnOnce(u64) -> Result<Around, E>,
     mut likely: impl FnMut(u64) -> Result<bool, E>,
-    mut fits: impl FnMut(u64) -> Result<Fits, E>,
+    mut fits: impl FnMut(u64, End) -> Result<bool, E>,
 ) -> Result<Largest, E> {
     let mut known: BTreeMap<u64, bool> = BTreeMap::new();
     let mut likely = |value: u64| {
@@ -120,18 +119,9 @@ pub(super) fn largest<E>(
     if let Some(edge) = best.filter(|_| around == Around::Clearest) {
         best = Some(clearest(edge, &mut likely)?);
     }
-    let mut all: BTreeMap<u64, Fits> = BTreeMap::new();
-    let mut fits = |value: u64| {
-        if let Some(fits) = all.get(&value) {
-            return Ok(*fits);
-        }
-        let found = fits(value)?;
-        all.insert(value, found);
-        Ok(found)
-    };
     // What fits does not always fit below: each search may end at another of several edges.
-    let at_least = bisect(start, |value| Ok(fits(value)?.at_least))?.min(best);
-    let at_most = bisect(start, |value| Ok(fits(value)?.at_most))?.max(best);
+    let at_least = bisect(start, |value| fits(value, End::AtLeast))?.min(best);
+    let at_most = bisect(start, |value| fits(value, End::AtMost))?.max(best);
     let mut found = Largest { best, at_least, at_most, has_no_end, holes: vec![], further: vec![] };
     let largest = best.unwrap_or(0);
     for value in largest.saturating_sub(NEIGHBOURS).max(1)..=(largest + 1 + NEIGHBOURS).min(MOST) {
@@ -191,10 +181,10 @@ fn further<E>(largest: u64, likely: &mut impl FnMut(u64) -> Result<bool, E>) -> 
 pub(super) fn ends<E>(
     start: u64,
     found: Largest,
-    mut fits: impl FnMut(u64) -> Result<Fits, E>,
+    mut fits: impl FnMut(u64, End) -> Result<bool, E>,
 ) -> Result<Largest, E> {
-    let at_least = bisect(start, |value| Ok(fits(value)?.at_least))?.min(found.at_least);
-    let at_most = bisect(start, |value| Ok(fits(value)?.at_most))?.max(found.at_most);
+    let at_least = bisect(start, |value| fits(value, End::AtLeast))?.min(found.at_least);
+    let at_most = bisect(start, |value| fits(value, End::AtMost))?.max(found.at_most);
     Ok(Largest { at_least, at_most, ..found })
 }
 
@@ -223,9 +213,8 @@ mod tests {
     use super::*;
 
     fn found(start: u64, fits: impl Fn(u64) -> bool + Copy) -> Largest {
-        let all =
-            |value| Ok::<_, ()>(Fits { best: fits(value), at_least: fits(value), at_most: fits(value) });
-        largest(start, |_| Ok(Around::Clearest), |value| Ok(fits(value)), all).unwrap()
+        let likely = |value| Ok::<_, ()>(fits(value));
+        largest(start, |_| Ok(Around::Clearest), likely, |value, _| likely(value)).unwrap()
     }
 
     #[test]
@@ -258,10 +247,8 @@ mod tests {
         // Bisecting from 8 tries 128, 192, 160, 144, 136, 140, 138 and 137.
         let alone = |value| value <= 132 || value == 136;
         let by = |around| {
-            let all = |value| {
-                Ok::<_, ()>(Fits { best: alone(value), at_least: alone(value), at_most: alone(value) })
-            };
-            let found = largest(8, |_| Ok(around), |value| Ok(alone(value)), all).unwrap();
+            let likely = |value| Ok::<_, ()>(alone(value));
+            let found = largest(8, |_| Ok(around), likely, |value, _| likely(value)).unwrap();
             (found.best, found.out_of_order().collect::<Vec<_>>())
         };
         assert_eq!(by(Around::Clearest), (Some(132), vec![136]));
@@ -273,25 +260,13 @@ mod tests {
 
     #[test]
     fn ends_that_are_looked_for_anew_only_widen_a_range() {
-        let of = |most: u64| move |value| Ok::<_, ()>(value <= most);
-        let all =
-            |value| Ok::<_, ()>(Fits { best: value <= 10, at_least: of(9)(value)?, at_most: of(11)(value)? });
-        let wide =
-            |value| Ok::<_, ()>(Fits { best: value <= 14, at_least: value <= 7, at_most: value <= 14 });
-        let narrow =
-            |value| Ok::<_, ()>(Fits { best: value <= 10, at_least: value <= 10, at_most: value <= 10 });
-        let found = |fits: fn(u64) -> Result<Fits, ()>| {
-            ends(4, largest(4, |_| Ok(Around::Clearest), |value| Ok(value <= 10), all).unwrap(), fits)
-                .unwrap()
-                .words()
-        };
-        assert_eq!((found(wide), found(narrow)), ("10 (7 to 14)".into(), "10 (9 to 11)".into()));
-    }
-
-    #[test]
-    fn sizes_that_are_not_known_leave_a_range() {
-        let all = |value| Ok::<_, ()>(Fits { best: value <= 10, at_least: value <= 7, at_most: value <= 12 });
-        let found = largest(4, |_| Ok(Around::Clearest), |value| Ok(value <= 10), all).unwrap();
-        assert_eq!((found.words().as_str(), found.is_sure()), ("10 (7 to 12)", false));
+        /// Fits up to one value with the largest sizes, and up to another with the smallest.
+        fn until(at_least: u64, at_most: u64) -> impl Fn(u64, End) -> Result<bool, ()> {
+            move |value, end| Ok(value <= if end == End::AtLeast { at_least } else { at_most })
+        }
+        let found = largest(4, |_| Ok(Around::Clearest), |value| Ok(value <= 10), until(9, 11)).unwrap();
+        assert_eq!((found.words().as_str(), found.is_sure()), ("10 (9 to 11)", false));
+        let anew = |at_least, at_most| ends(4, found.clone(), until(at_least, at_most)).unwrap().words();
+        assert_eq!((anew(7, 14), anew(10, 10)), ("10 (7 to 14)".into(), "10 (9 to 11)".into()));
     }
 }

@@ -18,7 +18,7 @@ use gputrace_sim::whatif::{Confidence, Laboratory, Question};
 use serde_json::{Value as Json, json};
 
 use super::Reply;
-use super::largest::{Around, Fits, Largest, ends, largest};
+use super::largest::{Around, End, Largest, ends, largest};
 use super::whatif::{Bench, Machine, Simulated, named, self_check_json, warnings_json};
 use crate::analyse::reactions::Kind;
 use crate::import::Trace;
@@ -357,6 +357,14 @@ impl<'a> Kept<'a> {
     }
 }
 
+/// Whether it fits at an end of what is not known.
+fn fits_at(prediction: &Prediction, question: &Question, end: End) -> Result<bool, OptionError> {
+    match end {
+        End::AtLeast => prediction.fits_at_worst(question),
+        End::AtMost => prediction.fits_at_best(question),
+    }
+}
+
 /// A policy and its options.
 type Setting = (String, String);
 
@@ -445,16 +453,13 @@ impl Oracle<'_> {
     fn row(&self, kept: &Kept, (policy, options): &Setting) -> Result<Row, String> {
         let question = self.bench.question(policy, options);
         let may_choose = Cell::new(false);
-        let ask = |value: u64, ask: &dyn Fn(&Prediction) -> Result<Fits, OptionError>| {
+        let ask = |value: u64, ask: &dyn Fn(&Prediction) -> Result<bool, OptionError>| {
             let prediction = kept.predict(value)?;
             may_choose.set(may_choose.get() || prediction.known.may_choose);
             ask(&prediction).map_err(|error| format!("{}: {error}", named(&question)))
         };
         let start = kept.at[kept.index];
-        let likely = |value: u64| {
-            let fits = kept.predict(value)?.fits_likely(&question);
-            fits.map_err(|error| format!("{}: {error}", named(&question)))
-        };
+        let likely = |value: u64| ask(value, &|prediction| prediction.fits_likely(&question));
         let around = |value: u64| {
             let takes_long = self.bench.stream.ops.len() > MOST_LOOKED_AROUND;
             Ok(match kept.predict(value)?.known.is_lawful() {
@@ -463,15 +468,13 @@ impl Oracle<'_> {
                 false => Around::Clearest,
             })
         };
-        let mut found = largest(start, around, likely, |value| {
-            ask(value, &|prediction| {
-                let (best, at_most, at_least) = prediction.fits(&question)?;
-                Ok(Fits { best, at_least, at_most })
-            })
+        let mut found = largest(start, around, likely, |value, end| {
+            ask(value, &|prediction| fits_at(prediction, &question, end))
         })?;
         if !found.is_sure() || may_choose.get() || !self.doubts.reasons.is_empty() {
-            let surely = |value| ask(value, &|prediction| self.fits_surely(prediction, &question));
-            found = ends(start, found, surely)?;
+            found = ends(start, found, |value, end| {
+                ask(value, &|prediction| self.fits_surely(prediction, &question, end))
+            })?;
         }
         let is_lawful = match found.best {
             Some(best) => kept.predict(best)?.known.is_lawful(),
@@ -481,17 +484,18 @@ impl Oracle<'_> {
         Ok(Row { at: kept.at.to_vec(), question, is_sure, found })
     }
 
-    /// Whether it fits where as much less may be reserved as what is reserved may lie above the replays, and where as much more.
-    fn fits_surely(&self, prediction: &Prediction, question: &Question) -> Result<Fits, OptionError> {
+    /// Whether it fits where as much less may be reserved as what is reserved may lie above the replays, or where as much more.
+    fn fits_surely(
+        &self,
+        prediction: &Prediction,
+        question: &Question,
+        end: End,
+    ) -> Result<bool, OptionError> {
         let factor = prediction.known.beyond() * self.doubts.factor;
-        let with = |by: f64| {
-            let scaled = |bytes: Option<u64>| bytes.map(|bytes| (bytes as f64 * by) as u64);
-            let (limit, device_memory) = (scaled(question.limit), scaled(question.device_memory));
-            Question { limit, device_memory, ..question.clone() }
-        };
-        let at_least = prediction.fits_at_worst(&with(1.0 / factor))?;
-        let at_most = at_least || prediction.fits_at_best(&with(factor))?;
-        Ok(Fits { best: at_most, at_least, at_most })
+        let by = if end == End::AtLeast { 1.0 / factor } else { factor };
+        let scaled = |bytes: Option<u64>| bytes.map(|bytes| (bytes as f64 * by) as u64);
+        let (limit, device_memory) = (scaled(question.limit), scaled(question.device_memory));
+        fits_at(prediction, &Question { limit, device_memory, ..question.clone() }, end)
     }
 
     fn fit_section(&self, index: usize, rows: &[Row]) -> Section {

@@ -106,15 +106,6 @@ impl Prediction<'_> {
         Ok(Forecast { answer, reserved, allocated, replayed, fits, is_sure })
     }
 
-    /// Whether the best guess fits, any that the runs allow, and all of them. For searches.
-    ///
-    /// # Errors
-    /// As [`Prediction::forecast`].
-    pub fn fits(&self, question: &Question) -> Result<(bool, bool, bool), OptionError> {
-        let best = self.fits_likely(question)?;
-        Ok((best, best || self.goes_on_otherwise(question)?, self.fits_at_worst(question)?))
-    }
-
     /// Whether the best guess fits, without the workspaces for which there is no room. For searches.
     ///
     /// # Errors
@@ -128,11 +119,9 @@ impl Prediction<'_> {
     /// # Errors
     /// As [`Prediction::forecast`].
     pub fn fits_at_best(&self, question: &Question) -> Result<bool, OptionError> {
-        Ok(self.goes_on(&self.best, question)? || self.goes_on_otherwise(question)?)
-    }
-
-    /// Whether any but the best guess goes on.
-    fn goes_on_otherwise(&self, question: &Question) -> Result<bool, OptionError> {
+        if self.goes_on(&self.best, question)? {
+            return Ok(true);
+        }
         for other in 0..self.n_others() {
             if self.goes_on(&*self.other(other)?, question)? {
                 return Ok(true);
@@ -229,9 +218,9 @@ mod tests {
     fn fits(text: &str, limit_mib: u64) -> (bool, bool) {
         let question = Question { limit: Some(limit_mib * MIB), ..Question::torch((2, 11), "") };
         let (prediction, _) = of(text);
-        let (best, at_best, at_worst) = prediction.fits(&question).unwrap();
-        assert_eq!(best, at_best, "there is one stream alone");
-        (best, at_worst)
+        let likely = prediction.fits_likely(&question).unwrap();
+        assert_eq!(likely, prediction.fits_at_best(&question).unwrap(), "there is one stream alone");
+        (likely, prediction.fits_at_worst(&question).unwrap())
     }
 
     #[test]
