@@ -130,9 +130,12 @@ impl Model<'_> {
                     }
                 }
                 [only] => {
-                    let size = stream.allocation(only).requested;
-                    let beside = size.saturating_sub(self.basis.at(law, &self.base().at));
-                    if beside <= MOST_BESIDE {
+                    let (size, copies) =
+                        (stream.allocation(only).requested, self.basis.at(law, &self.base().at));
+                    let beside = size.saturating_sub(copies);
+                    // For the gradient of an input with less than copies of all there are kernels that are taken at all sizes.
+                    let is_other = pass == Pass::OfInput && size < copies;
+                    if beside <= MOST_BESIDE && !is_other {
                         let fit = self.fit_of[only.0 as usize];
                         laws.entry(fit).or_insert_with(|| self.basis.together(&[law], beside));
                     }
