@@ -460,12 +460,12 @@ impl Oracle<'_> {
         };
         let start = kept.at[kept.index];
         let likely = |value: u64| ask(value, &|prediction| prediction.fits_likely(&question));
+        let takes_long = self.bench.stream.ops.len() > MOST_LOOKED_AROUND;
         let around = |value: u64| {
-            let takes_long = self.bench.stream.ops.len() > MOST_LOOKED_AROUND;
             Ok(match kept.predict(value)?.known.is_lawful() {
-                _ if takes_long => Around::Neighbours,
-                true => Around::Further,
-                false => Around::Clearest,
+                _ if takes_long => Around::Nowhere,
+                true => Around::Above,
+                false => Around::BothSides,
             })
         };
         let mut found = largest(start, around, likely, |value, end| {
