@@ -76,9 +76,9 @@ fn what_larger_runs_reserved_on_a_gpu_is_in_the_range_and_certain_answers_are_ri
         gpt_matrix   batch=8,seq=1024    +0.00 %  certain    -0.99 to   +1.00 %
         gpt_matrix   batch=16,seq=512    +0.00 %  certain    -0.99 to   +1.00 %
         gpt_matrix   batch=4,seq=2048    +0.00 %  certain    -0.99 to   +1.00 %
-        resnet       batch=128           -4.45 %  range     -19.46 to  +11.91 %
-        resnet       batch=200           -4.32 %  range     -20.03 to   +9.20 %
-        resnet       batch=256           -2.52 %  range     -18.76 to  +12.12 %
+        resnet       batch=128           +0.24 %  range     -15.97 to  +15.00 %
+        resnet       batch=200           -4.27 %  range     -20.03 to   +9.54 %
+        resnet       batch=256           +0.39 %  range     -15.42 to  +14.43 %
         gpt_compile  batch=32            +0.00 %  range     -13.90 to  +16.23 %
         gpt_compile  batch=48            +0.05 %  range     -13.90 to  +16.20 %
         gpt_compile  batch=96            +0.02 %  range     -13.88 to  +16.18 %
@@ -91,9 +91,9 @@ fn what_larger_runs_reserved_on_a_gpu_is_in_the_range_and_certain_answers_are_ri
         gnn          nodes=80000         +0.00 %  certain    -0.99 to   +1.00 %
         gnn          nodes=160000        +0.00 %  certain    -0.99 to   +1.00 %
         gnn          nodes=250000        +0.00 %  certain    -0.99 to   +1.00 %
-        unet         batch=32,side=128  +11.11 %  range     -27.01 to  +43.72 %
-        unet         batch=16,side=256   +7.81 %  range     -30.10 to  +40.09 %
-        unet         batch=48,side=192   +3.10 %  range     -32.91 to  +34.36 %
+        unet         batch=32,side=128   +2.15 %  range     -28.25 to  +34.67 %
+        unet         batch=16,side=256   -1.96 %  range     -30.29 to  +31.15 %
+        unet         batch=48,side=192   -6.37 %  range     -33.98 to  +25.75 %
     "#]]
     .assert_eq(&table);
 }

@@ -237,7 +237,7 @@ mod tests {
                 builder.op(Op::FreeCompleted(id));
             }
         }
-        builder.stream_mut().stacks = Arc::new(Stacks { frames, lists });
+        builder.stream_mut().stacks = Arc::new(Stacks { frames, lists, ..Stacks::default() });
         let stream = builder.finish();
         let question = Question::torch(NEWEST, "");
         Laboratory::new(&stream).unwrap().gap(&question).unwrap()

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use rustc_hash::FxHashMap;
+
 /// Index into [`Stacks::lists`]; [`StackId::NONE`] where no stack was recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StackId(pub u32);
@@ -29,6 +31,8 @@ pub struct Stacks {
     pub frames: Vec<Frame>,
     /// All stacks, innermost frame first: indices into `frames`.
     pub lists: Vec<Box<[u32]>>,
+    /// The autograd node of each stack of a backward pass, where it is known: `ConvolutionBackward0`.
+    pub nodes: FxHashMap<StackId, Arc<str>>,
 }
 
 impl Stacks {

@@ -5,7 +5,7 @@ usage: predict.py FOLDER [NAME...]
        predict.py FOLDER --again RESULTS...  what is predicted now from the traces that earlier runs kept; needs no GPU
        predict.py FOLDER --fits RESULTS      the same traces, and only the largest batches are run; about two minutes
 
-FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of CASES, `third` to `ninth` are sets of them, all if there are none. Of each: small runs are recorded, what
+FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of CASES, `third` to `eleventh` are sets of them, all if there are none. Of each: small runs are recorded, what
 larger ones reserve is predicted, and the larger ones are run alone, several programs at a time. `--fit batch` is asked for a limit
 that then holds: what it says is right where that value runs, and the next does not. Results are written to $OUT (or a new folder) as
 they come: predict.jsonl, the traces of the small runs (traces.N.tar), and table.txt. PASS and FAIL lines; about ten minutes on a GPU
@@ -196,8 +196,40 @@ NINTH = {
     "prices": ("batch=2000 batch=4000", "batch=16000 batch=32000 batch=60000", True),
     "verses": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
 }
-SETS = {"third": THIRD, "fourth": FOURTH, "fifth": FIFTH, "sixth": SIXTH, "seventh": SEVENTH, "eighth": EIGHTH, "ninth": NINTH}
-CASES |= THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH | NINTH
+TENTH = {
+    "forms": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "letters": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "letters_again": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "lessons": ("batch=2 batch=4", "batch=16 batch=32 batch=60", True),
+    "stamps": ("batch=10 batch=20", "batch=80 batch=160 batch=300", True),
+    "rivers": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "dunes": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "bees": ("batch=12 batch=24", "batch=96 batch=200 batch=320", True),
+    "wasps": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "traffic": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "desks": ("batch=6 batch=12", "batch=48 batch=96 batch=180", True),
+    "gestures": ("batch=32 batch=64", "batch=256 batch=512 batch=1000", True),
+    "reply_static": ("batch=8 batch=16", "batch=80 batch=160 batch=250", True),
+    "reply_growing": ("batch=8 batch=16", "batch=96 batch=160 batch=250", True),
+}
+ELEVENTH = {
+    "diary": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "chronicle": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "ballads": ("batch=6 batch=12", "batch=48 batch=96 batch=180", True),
+    "judges": ("batch=2 batch=4", "batch=16 batch=32 batch=60", True),
+    "plates": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "fields": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "posters": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "passports": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "fruits": ("batch=16 batch=32", "batch=128 batch=256 batch=500", True),
+    "friends": ("batch=4 batch=8", "batch=32 batch=64 batch=120", True),
+    "genomes": ("batch=8 batch=16", "batch=64 batch=128 batch=250", True),
+    "meters": ("batch=24 batch=48", "batch=192 batch=384 batch=720", True),
+    "chat_static": ("batch=8 batch=16", "batch=80 batch=160 batch=250", True),
+    "chat_growing": ("batch=8 batch=16", "batch=96 batch=160 batch=250", True),
+}
+SETS = {"third": THIRD, "fourth": FOURTH, "fifth": FIFTH, "sixth": SIXTH, "seventh": SEVENTH, "eighth": EIGHTH, "ninth": NINTH, "tenth": TENTH, "eleventh": ELEVENTH}
+CASES |= THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH | NINTH | TENTH | ELEVENTH
 
 failed, lines, rows = 0, threading.Lock(), []
 

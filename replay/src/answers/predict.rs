@@ -18,7 +18,7 @@ use gputrace_sim::whatif::{Confidence, Laboratory, Question};
 use serde_json::{Value as Json, json};
 
 use super::Reply;
-use super::largest::{Fits, Largest, ends, largest};
+use super::largest::{Around, End, Largest, ends, largest};
 use super::whatif::{Bench, Machine, Simulated, named, self_check_json, warnings_json};
 use crate::analyse::reactions::Kind;
 use crate::import::Trace;
@@ -40,6 +40,8 @@ const TOO_WIDE: f64 = 2.0;
 /// Why a program with convolutions is never certain far from its runs.
 const MAY_CHOOSE: &str =
     "libraries choose algorithms of convolutions by their size, and none of the runs is near this one";
+/// Of runs with more requests and frees `--fit` looks at the neighbours of the largest value alone.
+const MOST_LOOKED_AROUND: usize = 200_000;
 /// Bytes of predictions that `--fit` keeps, to ask them of the next setting.
 const MOST_KEPT: usize = 512 << 20;
 /// Runs of one program have more in common than this part.
@@ -355,6 +357,14 @@ impl<'a> Kept<'a> {
     }
 }
 
+/// Whether it fits at an end of what is not known.
+fn fits_at(prediction: &Prediction, question: &Question, end: End) -> Result<bool, OptionError> {
+    match end {
+        End::AtLeast => prediction.fits_at_worst(question),
+        End::AtMost => prediction.fits_at_best(question),
+    }
+}
+
 /// A policy and its options.
 type Setting = (String, String);
 
@@ -443,21 +453,28 @@ impl Oracle<'_> {
     fn row(&self, kept: &Kept, (policy, options): &Setting) -> Result<Row, String> {
         let question = self.bench.question(policy, options);
         let may_choose = Cell::new(false);
-        let ask = |value: u64, ask: &dyn Fn(&Prediction) -> Result<Fits, OptionError>| {
+        let ask = |value: u64, ask: &dyn Fn(&Prediction) -> Result<bool, OptionError>| {
             let prediction = kept.predict(value)?;
             may_choose.set(may_choose.get() || prediction.known.may_choose);
             ask(&prediction).map_err(|error| format!("{}: {error}", named(&question)))
         };
         let start = kept.at[kept.index];
-        let mut found = largest(start, |value| {
-            ask(value, &|prediction| {
-                let (best, at_most, at_least) = prediction.fits(&question)?;
-                Ok(Fits { best, at_least, at_most })
+        let likely = |value: u64| ask(value, &|prediction| prediction.fits_likely(&question));
+        let takes_long = self.bench.stream.ops.len() > MOST_LOOKED_AROUND;
+        let around = |value: u64| {
+            Ok(match kept.predict(value)?.known.is_lawful() {
+                _ if takes_long => Around::Nowhere,
+                true => Around::Above,
+                false => Around::BothSides,
             })
+        };
+        let mut found = largest(start, around, likely, |value, end| {
+            ask(value, &|prediction| fits_at(prediction, &question, end))
         })?;
         if !found.is_sure() || may_choose.get() || !self.doubts.reasons.is_empty() {
-            let surely = |value| ask(value, &|prediction| self.fits_surely(prediction, &question));
-            found = ends(start, found, surely)?;
+            found = ends(start, found, |value, end| {
+                ask(value, &|prediction| self.fits_surely(prediction, &question, end))
+            })?;
         }
         let is_lawful = match found.best {
             Some(best) => kept.predict(best)?.known.is_lawful(),
@@ -467,17 +484,18 @@ impl Oracle<'_> {
         Ok(Row { at: kept.at.to_vec(), question, is_sure, found })
     }
 
-    /// Whether it fits where as much less may be reserved as what is reserved may lie above the replays, and where as much more.
-    fn fits_surely(&self, prediction: &Prediction, question: &Question) -> Result<Fits, OptionError> {
+    /// Whether it fits where as much less may be reserved as what is reserved may lie above the replays, or where as much more.
+    fn fits_surely(
+        &self,
+        prediction: &Prediction,
+        question: &Question,
+        end: End,
+    ) -> Result<bool, OptionError> {
         let factor = prediction.known.beyond() * self.doubts.factor;
-        let with = |by: f64| {
-            let scaled = |bytes: Option<u64>| bytes.map(|bytes| (bytes as f64 * by) as u64);
-            let (limit, device_memory) = (scaled(question.limit), scaled(question.device_memory));
-            Question { limit, device_memory, ..question.clone() }
-        };
-        let at_least = prediction.fits_at_worst(&with(1.0 / factor))?;
-        let at_most = at_least || prediction.fits_at_best(&with(factor))?;
-        Ok(Fits { best: at_most, at_least, at_most })
+        let by = if end == End::AtLeast { 1.0 / factor } else { factor };
+        let scaled = |bytes: Option<u64>| bytes.map(|bytes| (bytes as f64 * by) as u64);
+        let (limit, device_memory) = (scaled(question.limit), scaled(question.device_memory));
+        fits_at(prediction, &Question { limit, device_memory, ..question.clone() }, end)
     }
 
     fn fit_section(&self, index: usize, rows: &[Row]) -> Section {
@@ -510,9 +528,7 @@ impl Oracle<'_> {
             (Mood::Good, format!("{} allows the largest: {variable}={value}", named(question)))
         });
         let holes = rows.iter().filter_map(|Row { question, found, .. }| {
-            let holes = found.holes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-            let text = format!("{}: not in order: near the largest, {holes} are otherwise", named(question));
-            (!found.holes.is_empty()).then_some((Mood::Warning, text))
+            Some((Mood::Warning, format!("{}: {}", named(question), found.disorder()?)))
         });
         let base = self.model.base().at[index];
         // Of the first setting, which is the recorded one: a run there fits for all that is known.
@@ -558,7 +574,7 @@ impl Oracle<'_> {
             "largest": found.best,
             "largest_range": [found.at_least, found.at_most],
             "is_lower_bound": found.has_no_end,
-            "out_of_order": found.holes,
+            "out_of_order": found.out_of_order().collect::<Vec<_>>(),
             "certain": is_sure,
             "reasons": self.doubts.reasons,
         })
@@ -722,6 +738,10 @@ impl Oracle<'_> {
                 "{n} requests, {low} to {high} together{at}: their sizes follow no law of {}; they may hang on the data",
                 self.names.join(", ")
             ),
+            Why::Missing => format!(
+                "{n} requests, up to {high} together{at}: none of the runs made them, but convolutions of this kind work on copies of their \
+                 tensors where these are large; a run near the size in question would decide them"
+            ),
             Why::Full => format!(
                 "{n} requests{at}: parts of sums, which grow until they fill the GPU: {low} to {high} together"
             ),
@@ -801,6 +821,7 @@ fn kind(why: &Why) -> &'static str {
         Why::Full => "full_gpu",
         Why::Number => "number",
         Why::Others => "others",
+        Why::Missing => "no_run",
     }
 }
 

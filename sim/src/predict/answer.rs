@@ -2,8 +2,9 @@
 
 use std::ops::ControlFlow;
 
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::convolutions::Pass;
 use super::{Known, Open, Prediction, Why};
 use crate::cores::on_all_cores;
 use crate::ops::{AllocId, OpStream};
@@ -105,13 +106,12 @@ impl Prediction<'_> {
         Ok(Forecast { answer, reserved, allocated, replayed, fits, is_sure })
     }
 
-    /// Whether the best guess fits, any that the runs allow, and all of them. For searches.
+    /// Whether the best guess fits, without the workspaces for which there is no room. For searches.
     ///
     /// # Errors
     /// As [`Prediction::forecast`].
-    pub fn fits(&self, question: &Question) -> Result<(bool, bool, bool), OptionError> {
-        let best = self.goes_on(&self.best, question)?;
-        Ok((best, best || self.goes_on_otherwise(question)?, self.fits_at_worst(question)?))
+    pub fn fits_likely(&self, question: &Question) -> Result<bool, OptionError> {
+        self.goes_on(&self.best, question)
     }
 
     /// Whether any that the runs allow fits, at best without the workspaces for which there is no room.
@@ -119,11 +119,9 @@ impl Prediction<'_> {
     /// # Errors
     /// As [`Prediction::forecast`].
     pub fn fits_at_best(&self, question: &Question) -> Result<bool, OptionError> {
-        Ok(self.goes_on(&self.best, question)? || self.goes_on_otherwise(question)?)
-    }
-
-    /// Whether any but the best guess goes on.
-    fn goes_on_otherwise(&self, question: &Question) -> Result<bool, OptionError> {
+        if self.goes_on(&self.best, question)? {
+            return Ok(true);
+        }
         for other in 0..self.n_others() {
             if self.goes_on(&*self.other(other)?, question)? {
                 return Ok(true);
@@ -157,26 +155,23 @@ impl Prediction<'_> {
 
 /// PyTorch gives back what it has cached, asks again, is refused, and takes another algorithm for that convolution: then and
 /// whenever it is made again, as it remembers what worked (`run_single_conv` and `try_configs` in ATen/native/cudnn/Conv_v8.cpp,
-/// PyTorch 2.0 to 2.11). A convolution is known by its workspace's size; that the other algorithm needs none is the best case.
+/// PyTorch 2.0 to 2.11). A convolution is known by its workspace's size and by its pass; that the other algorithm needs none is the best case.
 struct Without<'a> {
     stream: &'a OpStream,
-    optional: &'a FxHashSet<AllocId>,
-    /// Sizes that were.
-    refused: FxHashSet<u64>,
+    optional: &'a FxHashMap<AllocId, Pass>,
+    /// Sizes that were, each in one pass.
+    refused: FxHashSet<(u64, Pass)>,
 }
 
 impl Observer for Without<'_> {
     fn asks(&mut self, id: AllocId) -> bool {
-        self.refused.is_empty()
-            || !self.refused.contains(&self.stream.allocation(id).requested)
-            || !self.optional.contains(&id)
+        let is_refused = |pass: &Pass| self.refused.contains(&(self.stream.allocation(id).requested, *pass));
+        self.refused.is_empty() || !self.optional.get(&id).is_some_and(is_refused)
     }
 
     fn refused(&mut self, id: AllocId) -> ControlFlow<()> {
-        if !self.optional.contains(&id) {
-            return ControlFlow::Break(());
-        }
-        self.refused.insert(self.stream.allocation(id).requested);
+        let Some(pass) = self.optional.get(&id) else { return ControlFlow::Break(()) };
+        self.refused.insert((self.stream.allocation(id).requested, *pass));
         ControlFlow::Continue(())
     }
 }
@@ -192,7 +187,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// `a:100` asks for MiB, `a-` gives them back; what is named `w` the program can do without.
+    /// `a:100` asks for MiB, `a-` gives them back; what is named `w`, or `wi` in another pass, the program can do without.
     fn of(text: &str) -> (Prediction<'static>, Vec<AllocId>) {
         let (mut builder, mut ids) = (Builder::new(0), vec![]);
         for word in text.split_whitespace() {
@@ -211,7 +206,9 @@ mod tests {
                 }
             }
         }
-        let optional = ids.iter().filter(|(name, _)| *name == "w").map(|(_, id)| *id).collect();
+        let optional = ids.iter().filter(|(name, _)| name.starts_with('w'));
+        let pass = |name: &str| if name == "wi" { Pass::OfInput } else { Pass::Forward };
+        let optional = optional.map(|(name, id)| (*id, pass(name))).collect();
         let known = Known { at: vec![1], open: vec![], shares: vec![], may_choose: false, scatter: 1.0 };
         let prediction = Prediction { known: known.into(), best: builder.finish(), optional, others: None };
         (prediction, ids.into_iter().map(|(_, id)| id).collect())
@@ -221,9 +218,9 @@ mod tests {
     fn fits(text: &str, limit_mib: u64) -> (bool, bool) {
         let question = Question { limit: Some(limit_mib * MIB), ..Question::torch((2, 11), "") };
         let (prediction, _) = of(text);
-        let (best, at_best, at_worst) = prediction.fits(&question).unwrap();
-        assert_eq!(best, at_best, "there is one stream alone");
-        (best, at_worst)
+        let likely = prediction.fits_likely(&question).unwrap();
+        assert_eq!(likely, prediction.fits_at_best(&question).unwrap(), "there is one stream alone");
+        (likely, prediction.fits_at_worst(&question).unwrap())
     }
 
     #[test]
@@ -243,7 +240,7 @@ mod tests {
 
     #[test]
     fn another_algorithm_is_remembered() {
-        let (prediction, ids) = of("w:60 w- w:60 w- w:50 w- a:60");
+        let (prediction, ids) = of("w:60 w- w:60 w- w:50 w- wi:60 wi- a:60");
         let mut without = Without {
             stream: &prediction.best,
             optional: &prediction.optional,
@@ -251,7 +248,10 @@ mod tests {
         };
         assert!(ids.iter().all(|id| without.asks(*id)));
         assert!(without.refused(ids[0]).is_continue());
-        assert_eq!(ids.iter().map(|id| without.asks(*id)).collect::<Vec<_>>(), [false, false, true, true]);
-        assert!(without.refused(ids[3]).is_break());
+        assert_eq!(
+            ids.iter().map(|id| without.asks(*id)).collect::<Vec<_>>(),
+            [false, false, true, true, true]
+        );
+        assert!(without.refused(ids[4]).is_break());
     }
 }

@@ -24,6 +24,9 @@ const MOST_APART: f64 = 3.0;
 
 /// A workspace that is copies of tensors has beside them a copy of weights, or no more than this part of it. Chosen and not measured.
 const SMALL_PART: f64 = 0.02;
+/// Beside copies there are parts of sums, as many as fill the GPU, of at most so many bytes: what has more is of another algorithm. Chosen:
+/// the most seen on an H100 is 52 MiB.
+pub(super) const MOST_BESIDE: u64 = 64 << 20;
 /// Copies of weights may be longer by so many bytes. Chosen and not measured.
 const PADDED: u64 = 1024;
 
@@ -57,7 +60,8 @@ impl Model<'_> {
             let (Some(copies), index) = (&copies[of as usize], fit as usize) else { continue };
             let (points, sizes) = self.points(&all[index].sizes);
             let is_open = matches!(self.fits[index].standing, Standing::Lawless | Standing::Unchecked);
-            if is_open {
+            let beside = sizes[0].saturating_sub(self.basis.at(copies, points[0]));
+            if is_open && beside <= MOST_BESIDE {
                 self.fits[index] = self.basis.with_copies(self.fits[index].clone(), copies, &points, &sizes);
             }
         }
@@ -84,14 +88,18 @@ impl Model<'_> {
             let Some((output, live)) = live.split_first().filter(|(output, _)| grows(output)) else { return };
             let beside = size(fit).saturating_sub(size(*output));
             let inputs = live.iter().filter(|input| grows(input) && size(**input) <= beside);
-            let Some(input) = inputs.max_by_key(|input| size(**input)) else { return };
-            let rest = beside - size(*input);
-            let is_of_weights =
-                |fit: &u32| standing(*fit) == Standing::Checked && is_nearly(rest, size(*fit));
-            if rest as f64 <= size(fit) as f64 * SMALL_PART || live.iter().any(is_of_weights) {
-                let tensors = [output, input].map(|fit| &self.fits[*fit as usize].laws[0]);
-                found.push((fit, self.basis.together(&tensors, rest)));
-            }
+            let rest = |input: &u32| beside - size(*input);
+            let is_of_weights = |fit: &u32, rest: u64| {
+                standing(*fit) == Standing::Checked && !grows(fit) && is_nearly(rest, size(*fit))
+            };
+            let with_weights = |input: &&u32| live.iter().any(|fit| is_of_weights(fit, rest(input)));
+            // The latest of those with which all of it is copies; else the largest, where there is next to nothing beside.
+            let largest = || inputs.clone().max_by_key(|input| size(**input));
+            let is_small = |input: &&u32| rest(input) as f64 <= size(fit) as f64 * SMALL_PART;
+            let input = inputs.clone().find(with_weights).or_else(|| largest().filter(is_small));
+            let Some(input) = input else { return };
+            let tensors = [output, input].map(|fit| &self.fits[*fit as usize].laws[0]);
+            found.push((fit, self.basis.together(&tensors, rest(input))));
         });
         found
     }
@@ -215,6 +223,7 @@ mod tests {
             let stacks = Stacks {
                 frames: vec![Frame { name: "conv2d".into(), file: "net.py".into(), line: 1 }],
                 lists: vec![Box::default(), Box::new([0])],
+                ..Stacks::default()
             };
             let (mut builder, mut ids) = (Builder::new(0), std::collections::HashMap::new());
             builder.stream_mut().stacks = std::sync::Arc::new(stacks);

@@ -13,6 +13,7 @@
 mod align;
 mod answer;
 mod common;
+mod convolutions;
 mod copies;
 mod gpus;
 pub mod law;
@@ -30,6 +31,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use self::align::{Interner, Steps, align, is_generated};
 pub use self::answer::Forecast;
 use self::common::NONE;
+use self::convolutions::{Missing, Pass};
 pub use self::gpus::Threads;
 use self::law::{Basis, Fit, Law, Standing, Term};
 use self::live::{Growth, is_growth, live_after, most_live, peak};
@@ -121,6 +123,10 @@ pub struct Model<'a> {
     threads: Threads,
     /// Allocations of the base that the program can do without.
     optional: FxHashSet<AllocId>,
+    /// For which pass of a convolution a workspace is, where that is known.
+    passes: FxHashMap<AllocId, Pass>,
+    /// Workspaces that no run asked for, and that are likely far from them.
+    missing: Vec<Missing>,
     /// For each allocation of the base the index of its fit.
     fit_of: Vec<u32>,
     /// What others hold, by the names of the base: none where it is constant.
@@ -158,6 +164,7 @@ impl Open {
     pub(crate) fn is_chosen(&self) -> bool {
         match self.why {
             Why::Size(standing, _) => !matches!(standing, Standing::Checked | Standing::Ambiguous),
+            Why::Missing => true,
             Why::Full | Why::Number | Why::Others => false,
         }
     }
@@ -174,6 +181,8 @@ pub enum Why {
     Number,
     /// What libraries and contexts hold differs between the runs.
     Others,
+    /// Workspaces of convolutions that no run asked for.
+    Missing,
 }
 
 /// What a program would ask for at a point.
@@ -183,7 +192,7 @@ pub struct Prediction<'a> {
     /// The best guess.
     pub best: OpStream,
     /// Requests that the program can do without, where there is no room for them.
-    pub optional: FxHashSet<AllocId>,
+    optional: FxHashMap<AllocId, Pass>,
     others: Option<Others<'a>>,
 }
 
@@ -251,15 +260,28 @@ impl Which {
             Which::Best => best,
             Which::High => high,
             Which::Any(of_all) => {
-                let mut hasher = rustc_hash::FxHasher::default();
-                (of_all, number, 0x9e37_79b9_7f4a_7c15_u64).hash(&mut hasher);
-                let part = (hasher.finish() >> 11) as f64 / (1_u64 << 53) as f64;
                 // As much lower as higher: sizes go over orders of magnitude.
                 let least = low.max(1) as f64;
-                (least * (high.max(1) as f64 / least).powf(part)) as u64
+                (least * (high.max(1) as f64 / least).powf(by_chance(of_all, number))) as u64
             }
         }
     }
+
+    /// Whether what has this number and was in no run is there.
+    fn has_missing(self, number: usize) -> bool {
+        match self {
+            Which::Low => false,
+            Which::Best | Which::High => true,
+            Which::Any(of_all) => by_chance(of_all, number) < 0.5,
+        }
+    }
+}
+
+/// From 0 to 1, always the same for the same numbers.
+fn by_chance(of_all: u64, number: usize) -> f64 {
+    let mut hasher = rustc_hash::FxHasher::default();
+    (of_all, number, 0x9e37_79b9_7f4a_7c15_u64).hash(&mut hasher);
+    (hasher.finish() >> 11) as f64 / (1_u64 << 53) as f64
 }
 
 impl<'a> Model<'a> {
@@ -316,6 +338,8 @@ impl<'a> Model<'a> {
             sums_in_one: FxHashMap::default(),
             threads,
             optional: FxHashSet::default(),
+            passes: FxHashMap::default(),
+            missing: vec![],
             fit_of: vec![],
             others: vec![],
             most_live,
@@ -440,6 +464,7 @@ impl<'a> Model<'a> {
         (self.fits, self.scatter) = fits.into_iter().zip(&all).map(of_all).unzip();
         self.optional = scratch::optional(stream, &scratch);
         self.find_copies(&all);
+        self.find_convolutions(&all);
         self.inherit();
         self.parts = self.parts_of_sums(&all);
         self.sums_in_one = self.sums_in_one(&all);
@@ -587,6 +612,7 @@ impl<'a> Model<'a> {
             let (low, _, high) = self.basis.range(fit, at);
             Open { why: Why::Others, n_requests: 0, bytes: (low, high), site: None }
         }));
+        open.extend(self.open_missing(at));
         let best = self.stream(Which::Best, &sizes, &growth, at)?;
         let n_any = if open.iter().any(Open::is_chosen) { N_ANY } else { 0 };
         let which = [Which::Low, Which::High].into_iter().chain((0..n_any).map(Which::Any));
@@ -599,7 +625,7 @@ impl<'a> Model<'a> {
             open,
         };
         let others = Some(Others { model: self, which, sizes, growth });
-        Ok(Prediction { known: Arc::new(known), best, optional: self.optional.clone(), others })
+        Ok(Prediction { known: Arc::new(known), best, optional: self.optional_at(), others })
     }
 
     fn is_far(&self, at: &[u64]) -> bool {
@@ -774,6 +800,7 @@ impl<'a> Model<'a> {
             allocation.address = 0;
         }
         stream.initial_allocs.retain(|id| stream.allocations[id.0 as usize].requested > 0);
+        let missing = self.add_missing(&mut stream, which, at);
         let copies = live::copies(growth, |growth| which.of(usize::MAX, growth.number));
         let n_copies: usize = copies.values().map(|n| *n as usize).sum();
         if stream.allocations.len().saturating_add(n_copies) > MOST_REQUESTS {
@@ -786,6 +813,9 @@ impl<'a> Model<'a> {
             match *op {
                 Op::Alloc(id) if stream.allocation(id).requested > 0 => {
                     stream.ops.push(*op);
+                    if let Some(id) = missing.get(&id).copied() {
+                        stream.ops.extend([Op::Alloc(id), Op::FreeRequested(id), Op::FreeCompleted(id)]);
+                    }
                     let first = stream.allocations.len() as u32;
                     for copy in 0..copies.get(&id).copied().unwrap_or(0) {
                         stream.allocations.push(*stream.allocation(id));

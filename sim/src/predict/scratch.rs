@@ -54,12 +54,15 @@ pub(super) fn scratch(stream: &OpStream) -> Vec<Scratch> {
     found
 }
 
+/// Whether a frame is of a convolution, and not of what converts, as `convert_frame` of torch.compile.
+pub(super) fn is_of_convolution(frame: &Frame) -> bool {
+    frame.name.to_ascii_lowercase().replace("convert", "").contains("conv")
+}
+
 /// Those without which the program goes on: where there is no room for a convolution's workspace, PyTorch takes another algorithm
 /// (`AlgoIterator::try_all` in ATen/native/cudnn/Conv_v7.cpp, PyTorch 2.0 to 2.11).
 pub(super) fn optional(stream: &OpStream, scratch: &[Scratch]) -> FxHashSet<AllocId> {
-    // Not what converts, as `convert_frame` of torch.compile.
-    let of_conv = |frame: &Frame| frame.name.to_ascii_lowercase().replace("convert", "").contains("conv");
-    let is_of_conv = stream.stacks.having(of_conv);
+    let is_of_conv = stream.stacks.having(is_of_convolution);
     let is_optional = |(id, scratch): &(AllocId, &Scratch)| {
         let stack = stream.allocation(*id).stack;
         **scratch == Scratch::Workspace && is_of_conv.get(stack.0 as usize) == Some(&true)

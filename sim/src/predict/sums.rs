@@ -91,34 +91,38 @@ impl Model<'_> {
         let mut found = FxHashMap::default();
         let mut known: FxHashMap<[u32; 3], Option<Sum>> = FxHashMap::default();
         let mut is_live = vec![false; self.fit_of.len()];
-        let mut row = [None; 3];
+        let mut row = [None; 4];
         for (index, op) in stream.ops.iter().enumerate() {
             match *op {
                 Op::Alloc(id) => {
                     let id = id.0 as usize;
-                    row = [row[1], row[2], Some(id)];
+                    row = [row[1], row[2], row[3], Some(id)];
                     is_live[id] = true;
-                    let [Some(input), Some(weights), Some(bias)] = row else { continue };
+                    let [before, input, Some(weights), Some(bias)] = row else { continue };
                     let place = |id: usize| self.places[self.base][id];
                     let is_sum_next = matches!(stream.ops.get(index + 1), Some(Op::Alloc(next))
                         if counters(all[self.fit_of[next.0 as usize] as usize].scratch).is_some());
-                    if place(input) != place(weights)
-                        || place(weights) != place(bias)
+                    if place(weights) != place(bias)
                         || is_sum_next
                         || is_linear.get(stream.allocations[bias].stack.0 as usize) != Some(&true)
                     {
                         continue;
                     }
-                    let fits = [input, weights, bias].map(|id| self.fit_of[id]);
-                    let sum = known.entry(fits).or_insert_with(|| {
-                        let live = (0..input).rev().filter(|id| is_live[*id]).map(|id| self.fit_of[id]);
-                        self.sum_in_one(fits, live, all)
+                    // The first product of a thread asks for cuBLAS's own memory after the gradient of the input.
+                    let mut inputs =
+                        [input, before].into_iter().flatten().take_while(|id| place(*id) == place(bias));
+                    let sum = inputs.find_map(|input| {
+                        let fits = [input, weights, bias].map(|id| self.fit_of[id]);
+                        *known.entry(fits).or_insert_with(|| {
+                            let live = (0..input).rev().filter(|id| is_live[*id]).map(|id| self.fit_of[id]);
+                            self.sum_in_one(fits, live, all)
+                        })
                     });
                     found.extend(sum.map(|sum| (AllocId(bias as u32), sum)));
                 }
                 Op::FreeRequested(id) => {
                     is_live[id.0 as usize] = false;
-                    row = [None; 3];
+                    row = [None; 4];
                 }
                 Op::FreeCompleted(_) | Op::Trim | Op::ReleasePool(_) | Op::ChangePool(..) | Op::Oom(_) => {}
             }
@@ -427,8 +431,11 @@ mod tests {
     fn linear(rows: u64, name: &str) -> OpStream {
         let mut builder = Builder::new(0);
         let frames = vec![Frame { name: name.into(), file: "net.py".into(), line: 1 }];
-        builder.stream_mut().stacks =
-            std::sync::Arc::new(Stacks { frames, lists: vec![Box::default(), Box::new([0])] });
+        builder.stream_mut().stacks = std::sync::Arc::new(Stacks {
+            frames,
+            lists: vec![Box::default(), Box::new([0])],
+            ..Stacks::default()
+        });
         for (stack, requested) in [(0, rows * 64 * 4), (1, rows * 100 * 4), (1, 100 * 64 * 4), (1, 64 * 4)] {
             let (stack, stream, pool) = (StackId(stack), StreamIdx(0), PoolIdx::DEFAULT);
             builder.alloc(Allocation { requested, address: 0, stack, stream, pool });

@@ -25,6 +25,8 @@ impl StackTable {
             return *known;
         }
         let Some(listed) = definitions.stack(stack) else { return StackId::NONE };
+        let node = listed.backward.as_deref().map_or("", |backward| backward.short_node());
+        let node = (!node.is_empty()).then(|| self.word(node));
         let listed = place(definitions, listed).stack;
         let mut list = Vec::with_capacity(listed.frames.len());
         for id in &listed.frames {
@@ -41,6 +43,7 @@ impl StackTable {
         }
         self.stacks.lists.push(list.into());
         let id = StackId(self.stacks.lists.len() as u32 - 1);
+        self.stacks.nodes.extend(node.map(|node| (id, node)));
         self.known.insert(stack, id);
         id
     }
