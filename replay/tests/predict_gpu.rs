@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 
 use expect_test::expect;
 use gputrace_replay::answers::predict::{Asked, Recorded, Values, predict};
+use gputrace_replay::answers::whatif::Machine;
 use gputrace_replay::import;
+use gputrace_schemas::event::Bytes;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/predict")
@@ -96,4 +98,16 @@ fn what_larger_runs_reserved_on_a_gpu_is_in_the_range_and_certain_answers_are_ri
         unet         batch=48,side=192   -6.37 %  range     -33.98 to  +25.75 %
     "#]]
     .assert_eq(&table);
+}
+
+/// A U-Net that restores images was run on an H100 with each batch from 158 to 173 alone, and this limit
+/// (`torch.cuda.set_per_process_memory_fraction`): 158 to 162, 166 to 168 and 170 ran, the others ran out of memory.
+#[test]
+fn what_fits_is_out_of_order_as_on_the_gpu() {
+    let machine = Machine { limit: Some(Bytes(1_235_222_528)), other: Some(Bytes(0)), ..Machine::default() };
+    let asked =
+        Asked { fit: Some("batch".into()), policies: vec!["torch".into()], machine, ..Asked::default() };
+    let fit = &predict(&recorded()["clean"], &asked).expect("an answer").json["fits"][0];
+    assert_eq!((&fit["largest"], &fit["out_of_order"]), (&162.into(), &vec![166, 167, 168, 170].into()));
+    assert_eq!(fit["certain"], false);
 }

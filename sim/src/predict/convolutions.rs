@@ -210,10 +210,11 @@ impl Model<'_> {
         let is_far = self.is_far(at);
         let mut after = FxHashMap::default();
         for (number, (id, missing)) in self.ids_of_missing().enumerate() {
-            let requested = self.basis.at(&missing.law, at);
+            let is_made = is_far && which.has_missing(number);
+            let requested = if is_made { self.basis.at(&missing.law, at) } else { 0 };
             let like = *stream.allocation(missing.after);
             stream.allocations.push(Allocation { requested, ..like });
-            if is_far && which.has_missing(number) && requested > 0 {
+            if requested > 0 {
                 after.insert(missing.after, id);
             }
         }
