@@ -89,10 +89,15 @@ impl Model<'_> {
             let beside = size(fit).saturating_sub(size(*output));
             let inputs = live.iter().filter(|input| grows(input) && size(**input) <= beside);
             let rest = |input: &u32| beside - size(*input);
-            let is_of_weights = |fit: &u32, rest: u64| {
-                standing(*fit) == Standing::Checked && !grows(fit) && is_nearly(rest, size(*fit))
+            let constant = |fit: &&u32| standing(**fit) == Standing::Checked && !grows(fit);
+            let mut weights: Vec<u64> = live.iter().filter(constant).map(|fit| size(*fit)).collect();
+            weights.sort_unstable();
+            // What is not nearly as large as the nearest of them is not nearly as large as any.
+            let with_weights = |input: &&u32| {
+                let (smaller, larger) = weights.split_at(weights.partition_point(|it| *it < rest(input)));
+                let nearest = smaller.last().into_iter().chain(larger.first());
+                nearest.into_iter().any(|weights| is_nearly(rest(input), *weights))
             };
-            let with_weights = |input: &&u32| live.iter().any(|fit| is_of_weights(fit, rest(input)));
             // The latest of those with which all of it is copies; else the largest, where there is next to nothing beside.
             let largest = || inputs.clone().max_by_key(|input| size(**input));
             let is_small = |input: &&u32| rest(input) as f64 <= size(fit) as f64 * SMALL_PART;

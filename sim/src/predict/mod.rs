@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use self::align::{Interner, Steps, align, is_generated};
+use self::align::{Interner, Steps, align, is_generated, match_standing};
 pub use self::answer::Forecast;
 use self::common::NONE;
 use self::convolutions::{Missing, Pass};
@@ -885,27 +885,5 @@ impl<'a> Model<'a> {
             }
         }
         shares.finish()
-    }
-}
-
-/// What was live before the history of both runs began has no order: equal sizes are the same, and of what is left, where as
-/// many are left of both, the largest is the largest.
-fn match_standing(base: &OpStream, other: &OpStream, matched: &mut [u32]) {
-    let sorted = |stream: &OpStream| {
-        let mut ids = stream.initial_allocs.clone();
-        ids.sort_by_key(|id| (stream.allocation(*id).requested, *id));
-        ids
-    };
-    let mut left = sorted(other);
-    let mut unmatched = vec![];
-    for id in sorted(base) {
-        let size = base.allocation(id).requested;
-        match left.binary_search_by_key(&size, |id| other.allocation(*id).requested) {
-            Ok(index) => matched[id.0 as usize] = left.remove(index).0,
-            Err(_) => unmatched.push(id),
-        }
-    }
-    if unmatched.len() == left.len() {
-        unmatched.iter().zip(&left).for_each(|(id, other)| matched[id.0 as usize] = other.0);
     }
 }
