@@ -36,6 +36,7 @@ use self::law::{Basis, Fit, Law, Standing, Term};
 use self::live::{Growth, is_growth, live_after, most_live, peak};
 pub use self::live::{Share, SiteShare};
 use self::others::{Others, Which};
+pub use self::scratch::ran_out;
 use self::scratch::{Scratch, scratch};
 use self::sums::{Parts, Sum};
 use crate::bytes::iec;
