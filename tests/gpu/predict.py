@@ -5,7 +5,7 @@ usage: predict.py FOLDER [NAME...]
        predict.py FOLDER --again RESULTS...  what is predicted now from the traces that earlier runs kept; needs no GPU
        predict.py FOLDER --fits RESULTS      the same traces, and only the largest batches are run; about two minutes
 
-FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of CASES, `third` to `eleventh` are sets of them, all if there are none. Of each: small runs are recorded, what
+FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of CASES, `third` to `thirteenth` are sets of them, all if there are none. Of each: small runs are recorded, what
 larger ones reserve is predicted, and the larger ones are run alone, several programs at a time. `--fit batch` is asked for a limit
 that then holds: what it says is right where that value runs, and the next does not. Results are written to $OUT (or a new folder) as
 they come: predict.jsonl, the traces of the small runs (traces.N.tar), and table.txt. PASS and FAIL lines; about ten minutes on a GPU
@@ -228,8 +228,41 @@ ELEVENTH = {
     "chat_static": ("batch=8 batch=16", "batch=80 batch=160 batch=250", True),
     "chat_growing": ("batch=8 batch=16", "batch=96 batch=160 batch=250", True),
 }
-SETS = {"third": THIRD, "fourth": FOURTH, "fifth": FIFTH, "sixth": SIXTH, "seventh": SEVENTH, "eighth": EIGHTH, "ninth": NINTH, "tenth": TENTH, "eleventh": ELEVENTH}
-CASES |= THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH | NINTH | TENTH | ELEVENTH
+TWELFTH = {
+    "lyrics": ("batch=6 batch=10", "batch=40 batch=80 batch=140", True),
+    "novels": ("batch=4 batch=8", "batch=32 batch=48 batch=72", True),
+    "recipes": ("batch=3 batch=5", "batch=20 batch=30 batch=42", True),
+    "tutors": ("batch=2 batch=4", "batch=16 batch=28 batch=40", True),
+    "shells": ("batch=12 batch=20", "batch=80 batch=160 batch=300", True),
+    "glaciers": ("batch=12 batch=20", "batch=80 batch=160 batch=220", True),
+    "clouds": ("batch=12 batch=20", "batch=80 batch=128 batch=200", True),
+    "coins": ("batch=20 batch=32", "batch=128 batch=200 batch=360", True),
+    "orchids": ("batch=32 batch=64", "batch=256 batch=512 batch=1000", True),
+    "enzymes": ("batch=96 batch=160", "batch=640 batch=1280 batch=2500", True),
+    "markets": ("batch=6 batch=10", "batch=40 batch=64 batch=90", True),
+    "tides": ("batch=32 batch=64", "batch=256 batch=400 batch=600", True),
+    "advise_static": ("batch=16 batch=32", "batch=160 batch=320 batch=500", True),
+    "advise_growing": ("batch=16 batch=24", "batch=96 batch=192 batch=384", True),
+}
+THIRTEENTH = {
+    "poems": ("batch=8 batch=12", "batch=48 batch=96 batch=140", True),
+    "minutes": ("batch=4 batch=6", "batch=24 batch=32 batch=48", True),
+    "sagas": ("batch=3 batch=5", "batch=20 batch=30 batch=42", True),
+    "clerks": ("batch=2 batch=4", "batch=16 batch=24 batch=36", True),
+    "mosaics": ("batch=24 batch=40", "batch=160 batch=320 batch=480", True),
+    "roofs": ("batch=16 batch=24", "batch=96 batch=192 batch=300", True),
+    "murals": ("batch=8 batch=12", "batch=48 batch=96 batch=150", True),
+    "tiles": ("batch=32 batch=48", "batch=192 batch=384 batch=700", True),
+    "mushrooms": ("batch=8 batch=16", "batch=64 batch=128 batch=200", True),
+    "transit": ("batch=512 batch=1024", "batch=4096 batch=8192 batch=16000", True),
+    "guilds": ("batch=6 batch=12", "batch=48 batch=72 batch=100", True),
+    "voices": ("batch=16 batch=32", "batch=128 batch=256 batch=450", True),
+    "draft_static": ("batch=10 batch=16", "batch=64 batch=160 batch=250", True),
+    "draft_growing": ("batch=8 batch=16", "batch=64 batch=128 batch=200", True),
+}
+SETS = {"third": THIRD, "fourth": FOURTH, "fifth": FIFTH, "sixth": SIXTH, "seventh": SEVENTH, "eighth": EIGHTH, "ninth": NINTH, "tenth": TENTH, "eleventh": ELEVENTH,
+        "twelfth": TWELFTH, "thirteenth": THIRTEENTH}
+CASES |= THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH | NINTH | TENTH | ELEVENTH | TWELFTH | THIRTEENTH
 
 failed, lines, rows = 0, threading.Lock(), []
 
