@@ -233,7 +233,7 @@ ELEVENTH = {
 }
 TWELFTH = {
     "lyrics": ("batch=6 batch=10", "batch=40 batch=80 batch=140", True),
-    "novels": ("batch=4 batch=8", "batch=32 batch=48 batch=72", True),
+    "novels": ("batch=4 batch=8", "batch=32 batch=48 batch=64", True),
     "recipes": ("batch=3 batch=5", "batch=20 batch=30 batch=42", True),
     "tutors": ("batch=2 batch=4", "batch=16 batch=28 batch=40", True),
     "shells": ("batch=12 batch=20", "batch=80 batch=160 batch=300", True),

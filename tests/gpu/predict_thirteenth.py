@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 from predict_fifth import HALF, labels
 from predict_programs import GPU, STEPS, train
-from predict_twelfth import BasicBlock, Bottleneck, DropPath, Expert, Llama, adapted, dice, fit, heads, initial, residual_net, rotary, rotate, stages, twice
+from predict_twelfth import FIRST_SCALE, BasicBlock, Bottleneck, DropPath, Expert, Llama, adapted, dice, fit, heads, initial, residual_net, rotary, rotate, stages, twice
 
 
 class EagerBlock(nn.Module):
@@ -33,7 +33,7 @@ def minutes(batch, seq=320):
     width, n_words = 640, 20000
     model = nn.ModuleDict({"words": nn.Embedding(n_words, width), "places": nn.Embedding(seq, width), "blocks": nn.ModuleList(EagerBlock(width, 64, seq) for _ in range(8)),
                            "norm": nn.LayerNorm(width), "head": nn.Linear(width, n_words, bias=False)}).to(GPU)
-    optimizer, scaler = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.01), torch.amp.GradScaler(GPU)
+    optimizer, scaler = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.01), torch.amp.GradScaler(GPU, init_scale=FIRST_SCALE)
 
     def loss():
         tokens = torch.randint(0, n_words, (batch, seq), device=GPU)

@@ -9,9 +9,13 @@ from predict_fifth import HALF, labels
 from predict_programs import GPU, STEPS, train
 
 
+# Lower than PyTorch's own 65536, with which gradients can overflow at first: a step left out has no state of the optimizer, and three steps are all there are.
+FIRST_SCALE = 1024.0
+
+
 def fit(step, model, optimizer, clip=None, half=False, after=None):
     """Steps as most write them: gradients are scaled for float16, clipped, and something follows each step."""
-    scaler = torch.amp.GradScaler(GPU, enabled=half)
+    scaler = torch.amp.GradScaler(GPU, init_scale=FIRST_SCALE, enabled=half)
     for _ in range(STEPS):
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(GPU, torch.float16, enabled=half):
