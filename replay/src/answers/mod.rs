@@ -3,6 +3,7 @@
 pub mod budget;
 mod callers;
 pub mod caught;
+mod curve;
 pub mod diff;
 pub mod import;
 mod largest;

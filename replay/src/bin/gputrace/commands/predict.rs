@@ -37,7 +37,7 @@ const MOST_POINTS: u64 = 64;
 Examples:
   gputrace predict batch=4:small.gtr batch=8:large.gtr --at batch=32
   gputrace predict batch=4,seq=256:a.gtr batch=8,seq=256:b.gtr batch=4,seq=512:c.gtr --at batch=32,seq=2048
-  gputrace predict batch=4:a.gtr batch=8:b.gtr --at batch=8..128
+  gputrace predict batch=4:a.gtr batch=8:b.gtr --at batch=8..128 --limit 80GiB
   gputrace predict batch=4:a.gtr batch=8:b.gtr --fit batch --limit 80GiB
   gputrace predict batch=4:a.gtr batch=8:b.gtr --at batch=32 --html predicted.html
   gputrace predict batch=4:job4/ batch=8:job8/ --at batch=32")]
@@ -47,8 +47,8 @@ pub(super) struct PredictArgs {
     #[arg(required = true, num_args = 2.., value_name = "NAME=N[,NAME=N]:TRACE", value_parser = OsStringValueParser::new().try_map(recorded))]
     runs: Vec<(Values, PathBuf)>,
 
-    /// Where to predict; may be given several times. `batch=8..64` doubles from 8 to 64, `batch=8..64:8` adds 8. What is left
-    /// out is as in the largest run
+    /// Where to predict; may be given several times. `batch=8..64` doubles from 8 to 64, `batch=8..64:8` adds 8; three values or
+    /// more are drawn as a curve, too. What is left out is as in the largest run
     #[arg(long, value_name = "NAME=N[,NAME=N]", value_parser = points, required_unless_present = "fit")]
     at: Vec<Vec<Values>>,
 
