@@ -14,6 +14,7 @@ use serde_json::{Value as Json, json};
 
 use super::Reply;
 use super::checked::Checked;
+use super::curve::{self, Measured, Needed, Predicted, Room};
 use super::whatif::{Bench, Machine, Simulated, named, self_check_json, warnings_json};
 use crate::import::Trace;
 use crate::report::model::{Mood, Part, Section, Table, Value};
@@ -92,6 +93,7 @@ pub fn predict(recorded: &[Recorded], asked: &Asked) -> Result<Reply, String> {
     let (mut sections, mut outcomes, mut fits, mut base) = (vec![], vec![], vec![], None);
     for ordinal in ordinals {
         let streams = recorded.iter().map(|run| device(run, ordinal)).collect::<Result<Vec<_>, _>>()?;
+        let measured = points.iter().zip(&streams).map(|(at, stream)| Measured::of(at, stream)).collect();
         let runs = points.iter().zip(&streams).map(|(at, stream)| Run { at: at.clone(), stream });
         let runs: Vec<Run> = runs.collect();
         let of_base = streams[largest_of(&runs)];
@@ -111,7 +113,7 @@ pub fn predict(recorded: &[Recorded], asked: &Asked) -> Result<Reply, String> {
         }
         let bench = bench.map_err(|_| format!("cuda:{ordinal}: the replay of the largest run failed"))??;
         let doubts = doubts(recorded, &streams, &bench, &model);
-        let oracle = Oracle { names: &names, model: &model, bench: &bench, doubts };
+        let oracle = Oracle { names: &names, model: &model, bench: &bench, measured, doubts };
         let targets = targets(&names, &asked.at, &model)?;
         let settings = oracle.settings(&asked.policies);
         if let Some(variable) = &asked.fit {
@@ -126,7 +128,10 @@ pub fn predict(recorded: &[Recorded], asked: &Asked) -> Result<Reply, String> {
         }
     }
     let base = &recorded[base.ok_or("they hold no device memory at all")?];
-    let run = |run: &Recorded| json!({"trace": run.path, "values": values_json(&run.values)});
+    let run = |run: &Recorded| {
+        let devices = curve::devices_json(&run.trace.devices);
+        json!({"trace": run.path, "values": values_json(&run.values), "devices": devices})
+    };
     let json = json!({
         "schema": "gputrace.predict/1",
         "variables": names,
@@ -292,6 +297,7 @@ struct Oracle<'a> {
     names: &'a [String],
     model: &'a Model<'a>,
     bench: &'a Bench<'a>,
+    measured: Vec<Measured>,
     doubts: Doubts,
 }
 
@@ -302,6 +308,7 @@ struct Answered {
     forecast: Forecast,
     /// It needs more than the card on which it was recorded has.
     too_large_for: Option<u64>,
+    needed: Needed,
 }
 
 impl Answered {
@@ -357,6 +364,9 @@ impl Oracle<'_> {
             too_large_for = question.device_memory.take();
             found = forecast(&question)?;
         }
+        let unlimited =
+            (!found.fits.1 && is_asked).then(|| forecast(&curve::unlimited(&question))).transpose()?;
+        let card = too_large_for.or(question.device_memory);
         let laboratory = Laboratory::new(&prediction.best)?;
         let bench = Bench {
             stream: &prediction.best,
@@ -366,7 +376,10 @@ impl Oracle<'_> {
             machine,
         };
         let simulated = bench.simulated(question, found.answer.clone());
-        Ok(Answered { known: prediction.known.clone(), simulated, forecast: found, too_large_for })
+        let room = simulated.shares.as_ref().map(|shares| Room::of(machine, shares));
+        let room = room.or(card.map(Room::recorded));
+        let needed = Needed::of(&found, unlimited.as_ref(), room);
+        Ok(Answered { known: prediction.known.clone(), simulated, forecast: found, too_large_for, needed })
     }
 
     fn values(&self, at: &[u64]) -> String {
@@ -376,6 +389,16 @@ impl Oracle<'_> {
 
     fn reserved(&self, answer: &Answered) -> (u64, u64) {
         doubted(answer.forecast.reserved, &self.doubts)
+    }
+
+    fn predicted(&self, answer: &Answered) -> Predicted {
+        let Needed { best, range, room } = answer.needed.clone();
+        Predicted {
+            at: answer.known.at.clone(),
+            policy: named(&answer.simulated.question),
+            needed: Needed { best, range: doubted(range, &self.doubts), room },
+            is_certain: self.sure(answer) == "certain",
+        }
     }
 
     /// How sure an answer is, in a word.
@@ -415,13 +438,14 @@ impl Oracle<'_> {
         let device = self.bench.stream.device;
         let (n_matched, n) = self.model.n_matched();
         let base = self.values(&self.model.base().at);
-        let mut section =
-            Section::new("predict", format!("What cuda:{device} would hold")).table(table).remark(
-                "n_matched",
-                "requests",
-                Value::Count(n as u64),
-                format!("of the run at {base}; {} of them are in every run", count(n_matched as u64)),
-            );
+        let predicted: Vec<Predicted> = answers.iter().map(|answer| self.predicted(answer)).collect();
+        let section = Section::new("predict", format!("What cuda:{device} would hold")).table(table);
+        let mut section = curve::drawn(section, self.names, &predicted, &self.measured).remark(
+            "n_matched",
+            "requests",
+            Value::Count(n as u64),
+            format!("of the run at {base}; {} of them are in every run", count(n_matched as u64)),
+        );
         for answer in answers {
             let name = match answers.len() {
                 1 => String::new(),
@@ -545,7 +569,7 @@ impl Oracle<'_> {
     }
 
     fn json(&self, answer: &Answered) -> Json {
-        let Answered { known, simulated, forecast, too_large_for } = answer;
+        let Answered { known, simulated, forecast, too_large_for, .. } = answer;
         let mut json = simulated.json();
         let is_certain = answer.is_certain(&self.doubts);
         if simulated.answer.confidence == Confidence::Exact
@@ -581,6 +605,7 @@ impl Oracle<'_> {
         json["sure"] = self.sure(answer).into();
         let (reserved, allocated) = (self.reserved(answer), doubted(forecast.allocated, &self.doubts));
         json["peak_reserved_range"] = json!([reserved.0, reserved.1]);
+        self.predicted(answer).add_to(&mut json);
         json["peak_reserved_replays"] = json!([forecast.replayed.0, forecast.replayed.1]);
         json["peak_allocated_range"] = json!([allocated.0, allocated.1]);
         json["fits_at_best"] = forecast.fits.0.into();

@@ -32,6 +32,8 @@ mod search;
 
 pub(super) const VERB: Verb = Verb::new::<PredictArgs>("predict", run);
 
+const ONE_PROCESS: &str = "--html needs a trace of each run: its page is of one process";
+
 /// Most points of one range.
 const MOST_POINTS: u64 = 64;
 
@@ -41,7 +43,7 @@ const MOST_POINTS: u64 = 64;
 Examples:
   gputrace predict batch=4:small.gtr batch=8:large.gtr --at batch=32
   gputrace predict batch=4,seq=256:a.gtr batch=8,seq=256:b.gtr batch=4,seq=512:c.gtr --at batch=32,seq=2048
-  gputrace predict batch=4:a.gtr batch=8:b.gtr --at batch=8..128
+  gputrace predict batch=4:a.gtr batch=8:b.gtr --at batch=8..128 --limit 80GiB
   gputrace predict batch=4:a.gtr batch=8:b.gtr --fit batch --limit 80GiB
   gputrace predict batch=4:a.gtr batch=8:b.gtr --at batch=32 --html predicted.html
   gputrace predict batch=4:job4/ batch=8:job8/ --at batch=32
@@ -53,8 +55,8 @@ pub(super) struct PredictArgs {
     #[arg(required = true, num_args = 2.., value_name = "NAME=N[,NAME=N]:TRACE", value_parser = OsStringValueParser::new().try_map(recorded))]
     runs: Vec<(Values, Option<PathBuf>)>,
 
-    /// Where to predict; may be given several times. `batch=8..64` doubles from 8 to 64, `batch=8..64:8` adds 8. What is left
-    /// out is as in the largest run
+    /// Where to predict; may be given several times. `batch=8..64` doubles from 8 to 64, `batch=8..64:8` adds 8; three values or
+    /// more are drawn as a curve, too. What is left out is as in the largest run
     #[arg(long, value_name = "NAME=N[,NAME=N]", value_parser = points, required_unless_present = "fit")]
     at: Vec<Vec<Values>>,
 
@@ -178,20 +180,21 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         machine: args.machine.machine(),
         ..Asked::default()
     };
-    if let Some(html) = &args.html
-        && !args.force
-        && objects::exists(html)?
-    {
-        bail!("{} exists; -F overwrites it", html.display());
+    if let Some(html) = &args.html {
+        if args.runs.iter().filter_map(|(_, path)| path.as_ref()).any(|path| show::is_folder(path)) {
+            bail!("{ONE_PROCESS}");
+        }
+        if !args.force && objects::exists(html)? {
+            bail!("{} exists; -F overwrites it", html.display());
+        }
     }
-    let runs = made(args.runs, args.command, args.traces)?;
-    let Made { maker, mut runs } = runs;
+    let Made { maker, mut runs } = made(args.runs, args.command, args.traces)?;
     if let Some(maker) = maker.filter(|_| asked.fit.is_some()) {
         let mut search = Search { maker, asked: &mut asked, runs: &mut runs, most_runs: args.most_runs };
         search.check()?;
     }
     if args.html.is_some() && runs.iter().any(|(_, path)| show::is_folder(path)) {
-        bail!("--html needs a trace of each run: its page is of one process");
+        bail!("{ONE_PROCESS}");
     }
     let reply = reply(&runs, &asked)?;
     if let Some(html) = &args.html {

@@ -138,16 +138,17 @@ mod tests {
 
     #[test]
     fn a_command_that_names_no_value_is_refused_and_so_is_a_folder_with_files() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = std::env::temp_dir().join(format!("gputrace-predict-{}", std::process::id()));
         let new = |command: &[&str], folder: &Path| {
             let command = command.iter().map(OsString::from).collect();
             Runs::new(command, folder.to_path_buf(), &["batch".to_owned()])
                 .map(|_| ())
                 .map_err(|why| why.to_string())
         };
-        let inside = folder.path().join("new/er");
+        let inside = folder.join("new/er");
         assert!(new(&["train", "--batch"], &inside).unwrap_err().contains("write {batch} there"));
         assert_eq!(new(&["train", "{batch}"], &inside), Ok(()));
-        assert!(new(&["train", "{batch}"], folder.path()).unwrap_err().contains("--traces"));
+        assert!(new(&["train", "{batch}"], &folder).unwrap_err().contains("--traces"));
+        fs::remove_dir_all(&folder).unwrap();
     }
 }
