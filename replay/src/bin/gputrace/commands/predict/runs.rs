@@ -57,14 +57,16 @@ impl Runs {
         let status = self.record(values, &folder, &log)?;
         let traces = paths(std::slice::from_ref(&folder)).unwrap_or_default();
         if traces.is_empty() {
-            bail!("{words}: nothing was recorded ({status}){}", last_words(&log));
+            say_last_words(&log);
+            bail!("{words}: nothing was recorded: {status}; {} has what it said", shown(&log));
         }
         let mut wanted = false;
         for trace in &traces {
             wanted |= wanted_memory(trace, status)?;
         }
         if !status.success() && !wanted {
-            bail!("{words} failed, and not for want of memory: {status}{}", last_words(&log));
+            say_last_words(&log);
+            bail!("{words} failed, and not for want of memory: {status}; {} has what it said", shown(&log));
         }
         complain!("predict: {words} {}", if wanted { "ran out of memory" } else { "fits" });
         let traces = match <[PathBuf; 1]>::try_from(traces) {
@@ -112,16 +114,13 @@ fn wanted_memory(trace: &Path, status: ExitStatus) -> anyhow::Result<bool> {
     Ok(!status.success() && is_refused()?)
 }
 
-/// The end of what a program said.
-fn last_words(log: &Path) -> String {
+/// Shows the end of what a program said.
+fn say_last_words(log: &Path) {
     let said = fs::read(log).unwrap_or_default();
     let said = String::from_utf8_lossy(&said);
-    let lines: Vec<&str> = said.lines().rev().take(MOST_LINES).collect();
-    let lines: Vec<&str> = lines.into_iter().rev().collect();
-    if lines.is_empty() {
-        String::new()
-    } else {
-        format!("; it said last, in {}:\n{}", log.display(), lines.join("\n"))
+    let lines: Vec<&str> = said.lines().filter(|line| !line.trim().is_empty()).collect();
+    for line in &lines[lines.len().saturating_sub(MOST_LINES)..] {
+        complain!("predict: it said: {line}");
     }
 }
 
