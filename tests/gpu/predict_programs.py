@@ -637,6 +637,8 @@ def main():
         "reserved": stats["reserved_bytes.all.peak"], "allocated": stats["allocated_bytes.all.peak"],
         "retries": stats["num_alloc_retries"], "requests": stats["allocation.all.allocated"],
         "torch": torch.__version__, "gpu": torch.cuda.get_device_name(0), "memory": total}), flush=True)
+    if ran_out and "RANK" in os.environ:
+        os._exit(1)  # the other rank waits for this one, until the launcher ends it
 
 
 if __name__ == "__main__":

@@ -62,6 +62,10 @@ impl Runs {
         }
         let mut wanted = false;
         for trace in &traces {
+            // A program that has ended does not wait for its recorder.
+            if gputrace_recorder::wait_for_recorder(trace) {
+                complain!("{} is still being written: what comes later is not in this answer", trace.display());
+            }
             wanted |= wanted_memory(trace, status)?;
         }
         if !status.success() && !wanted {
