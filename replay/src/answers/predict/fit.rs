@@ -34,7 +34,7 @@ struct Row {
 
 impl Row {
     /// The same, as running showed it.
-    fn as_run(self, checked: &Checked) -> Row {
+    fn proved_by(self, checked: &Checked) -> Row {
         let (best, is_sure) = (checked.largest(), checked.is_exact());
         let at_most = if is_sure { best } else { self.found.at_most.max(best) };
         let found = match self.found.best == best {
@@ -115,7 +115,7 @@ impl Oracle<'_> {
         if let Some(checked) = &asked.checked
             && !rows.is_empty()
         {
-            let recorded = rows.remove(0).as_run(checked);
+            let recorded = rows.remove(0).proved_by(checked);
             rows.insert(0, recorded);
         }
         let json = rows.iter().map(|row| self.fit_json(index, row));

@@ -64,7 +64,10 @@ impl Runs {
         for trace in &traces {
             // A program that has ended does not wait for its recorder.
             if gputrace_recorder::wait_for_recorder(trace) {
-                complain!("{} is still being written: what comes later is not in this answer", trace.display());
+                complain!(
+                    "{} is still being written: what comes later is not in this answer",
+                    trace.display()
+                );
             }
             wanted |= wanted_memory(trace, status)?;
         }
