@@ -4,7 +4,12 @@ export type Cell = null | string | { b?: number; d?: number; n?: number; t?: num
 export interface Table { table: string; columns: [string, string][]; rows: Cell[][]; left_out: string | null }
 export interface Fact { fact: string; label: string; value: Cell; remark: string }
 export interface Text { mood: "note" | "good" | "warning" | "bad" | "command"; text: string }
-export type Item = Table | Fact | Text;
+/** Bytes over the values of a variable: at least, the best guess, at most, and what there is room for. */
+export interface Chart {
+  chart: string; variable: string; recorded: [number, number][]; ceiling: string | null;
+  points: { at: number; low: number; best: number; high: number; is_certain: boolean; room: number | null }[];
+}
+export type Item = Table | Chart | Fact | Text;
 export interface Section { name: string; title: string; items: Item[] }
 export interface Report {
   title: string; trace: string; pid: number | null; rank: number | null; command: string[];

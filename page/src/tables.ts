@@ -1,5 +1,6 @@
 // Tables that sort and search, and the sections of the report.
-import type { Cell, Fact, Section, Table, Text } from "./data";
+import { curve } from "./curve";
+import type { Cell, Chart, Fact, Section, Table, Text } from "./data";
 import { h, shortFile, shortSite } from "./dom";
 import { cell, count } from "./format";
 import type { View } from "./view";
@@ -78,7 +79,8 @@ export function section(section: Section, pattern: RegExp | null): HTMLElement {
     const [text, raw] = cell(fact.value), isCommand = typeof fact.value === "object" && fact.value?.c !== undefined;
     return [h("dt", {}, fact.label), h("dd", { "data-fact": fact.fact, "data-value": raw, class: pattern?.test(text) ? "lit" : null }, isCommand ? command(text) : text, fact.remark ? h("span", { class: "remark" }, fact.remark) : null)];
   })) : null;
-  const rest = section.items.filter((item): item is Table | Text => !("fact" in item)).map((item) => {
+  const rest = section.items.filter((item): item is Table | Chart | Text => !("fact" in item)).map((item) => {
+    if ("chart" in item) return curve(item);
     if ("table" in item) {
       const table = item as Table;
       return grid({ name: table.table, caption: section.title, columns: table.columns, rows: table.rows, leftOut: table.left_out }, pattern);

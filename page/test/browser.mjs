@@ -81,6 +81,35 @@ for (const trace of traces) {
   console.log(`${name}: opened in ${opened} ms, ${n - before} numbers compared, ${controls} controls reached by Tab`);
   await context.close();
 }
+// What `predict` says of a range is drawn, in both themes, with its numbers where the mouse rests.
+{
+  const golden = new URL("../../tests/golden/predict/", import.meta.url).pathname, file = join(folder, "predicted.html");
+  const asked = ["predict", `batch=16:${golden}resnet.batch16.gtr`, `batch=32:${golden}resnet.batch32.gtr`, "--at", "batch=16..256", "--limit", "12GiB"];
+  gputrace(...asked, "--html", file);
+  const { outcomes, runs } = JSON.parse(gputrace(...asked, "--json"));
+  const page = await (await browser.newContext({ offline: true, viewport: { width: 1280, height: 800 } })).newPage(), said = [];
+  page.on("console", (message) => said.push(message.text()));
+  page.on("pageerror", (error) => said.push(String(error)));
+  await page.goto("file://" + file);
+  await page.waitForSelector("[data-section=verdict]");
+  await page.click("#tab-tables");
+  const curve = page.locator(".chart > .curve"), titles = await curve.locator("circle title").allTextContents();
+  check(await curve.count() === 1 && titles.length === outcomes.length, `predicted: ${titles.length} points of ${outcomes.length}`);
+  titles.forEach((title, i) => check(title.startsWith(`batch=${outcomes[i].values.batch}: `) && title.includes(outcomes[i].needed_reserved_bytes > outcomes[i].room_bytes ? "more than" : "within"), `predicted: ${title}`));
+  check(await curve.locator("rect.recorded").count() === runs.length, "predicted: runs that were recorded");
+  for (const theme of ["light", "dark"]) {
+    await page.emulateMedia({ colorScheme: theme });
+    await curve.scrollIntoViewIfNeeded();
+    const colour = await curve.evaluate((element) => [".best", ".range", "polyline.ceiling", "text"].map((name) => { const it = getComputedStyle(element.querySelector(name)); return name === "text" ? it.fill : name === ".range" ? it.fill : it.stroke; }));
+    check(new Set(colour).size >= 3 && !colour.includes("none"), `predicted ${theme}: ${colour}`);
+    await page.evaluate(axe);
+    const found = await page.evaluate(() => axe.run(document, { resultTypes: ["violations"] }));
+    for (const it of found.violations) check(false, `predicted ${theme}: axe: ${it.id}: ${it.nodes[0].html.slice(0, 160)}`);
+    if (options.shots) await page.screenshot({ path: join(options.shots, `predicted-${theme}.png`) });
+  }
+  check(!said.filter((text) => !/axe/.test(text)).length, `predicted: the console has: ${said.slice(0, 3).join(" | ")}`);
+  console.log(`predicted: ${titles.length} points of a curve`);
+}
 await browser.close();
 rmSync(folder, { recursive: true });
 if (reached.length) console.log("faulty lines: " + reached.join("; "));

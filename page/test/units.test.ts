@@ -2,6 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Data, decoded } from "../src/data";
+import { labelled, shape, words } from "../src/curve";
 import { shortFile } from "../src/dom";
 import { boxes, tree, width } from "../src/flame";
 import { bytes, count, ticks, time } from "../src/format";
@@ -171,4 +172,31 @@ test("names of files are one line: of long paths the end, of long names both end
   assert.equal(shortFile(`/scratch/experiments/2026-11/${"x".repeat(20)}/job/rank0.gtr`), `\u2026/experiments/2026-11/${"x".repeat(20)}/job/rank0.gtr`);
   assert.equal(shortFile("a/" + long), "\u2026/node-with-a-rather-lon\u2026e.org.rank3.step-000012000.gtr");
   assert.ok(shortFile(long).length <= 56 && shortFile(long).endsWith("rank3.step-000012000.gtr"));
+});
+
+test("a curve goes through its points, its range around it, and a ceiling far above is not drawn", () => {
+  const point = (at: number, room: number | null) => ({ at, low: at * 80, best: at * 100, high: at * 120, is_certain: at === 8, room });
+  const chart = (room: number | null) => ({ chart: "Peak", variable: "batch", recorded: [[4, 400]] as [number, number][], ceiling: room === null ? null : "--limit 1 KiB", points: [8, 16, 32].map((at) => point(at, room)) });
+  const corners = (text: string) => text.split(" ").map((it) => it.split(",").map(Number));
+  const { area, line, ceiling, x, y } = shape(chart(2000)), near = (a: number, b: number) => assert.ok(Math.abs(a - b) < 0.06, `${a} ${b}`);
+  corners(line).forEach(([left, high], i) => { near(left, x([8, 16, 32][i])); near(high, y([800, 1600, 3200][i])); });
+  const wanted = [[8, 800], [16, 1280], [32, 2560], [32, 3840], [16, 1920], [8, 800]];
+  corners(area).forEach(([left, high], i) => { near(left, x(wanted[i][0])); near(high, y(wanted[i][1])); });
+  assert.equal(corners(area).length, wanted.length);
+  corners(ceiling!).forEach(([, high]) => near(high, y(2000)));
+  assert.equal(x(4), Math.min(...corners(ceiling!).map(([left]) => left)));
+  assert.equal(shape(chart(1e6)).ceiling, null);
+  assert.equal(shape(chart(null)).ceiling, null);
+  assert.equal(words(chart(2000), 0), "batch=8: 800 B, certain; within the 1.95 KiB that --limit 1 KiB leaves");
+  assert.equal(words(chart(2000), 2), "batch=32: 3.13 KiB, at least 2.50 KiB, at most 3.75 KiB; more than the 1.95 KiB that --limit 1 KiB leaves");
+  assert.equal(words(chart(null), 1), "batch=16: 1.56 KiB, at least 1.25 KiB, at most 1.88 KiB");
+});
+
+test("a range of many times the guess leaves the picture, and values are written where they do not touch", () => {
+  const points = [1, 2, 3].map((at) => ({ at, low: at, best: at * 10, high: at * 900, is_certain: false, room: null }));
+  const { top, isCut, y } = shape({ chart: "", variable: "n", recorded: [], ceiling: null, points });
+  assert.ok(isCut && top < 100 && y(2700) === y(top));
+  const values = Array.from({ length: 60 }, (_, i) => i + 1), kept = labelled(values, (at) => at * 10);
+  assert.ok(kept.includes(1) && kept.includes(60) && kept.length > 10);
+  for (let i = 1; i < kept.length; i++) assert.ok((kept[i] - kept[i - 1]) * 10 >= 18);
 });

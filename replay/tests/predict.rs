@@ -229,7 +229,8 @@ impl Folder {
 
     fn run(&self, line: &str) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gputrace"));
-        command.current_dir(&self.0).env("COLUMNS", "200").arg("predict").args(line.split(' '));
+        command.current_dir(&self.0).env("COLUMNS", "200").env("LC_ALL", "C.UTF-8");
+        command.arg("predict").args(line.split(' '));
         command.output().unwrap()
     }
 
@@ -318,10 +319,36 @@ fn a_page_has_the_same_tables_before_those_of_the_largest_run() {
     assert!(titles[1].starts_with("What grows with what") && titles.contains(&"Memory"), "{titles:?}");
     let all = sections[0].to_string();
     assert!(all.contains(&outcome["peak_reserved_bytes"].to_string()), "{all}");
+    assert!(!all.contains("\"chart\""), "one value is not a curve: {all}");
     assert!(folder.said(&line).contains("page.html exists; -F overwrites it"));
     assert!(folder.run(&format!("{line} -F")).status.success());
     let of_job = folder.said("batch=4:job4 batch=8:job8 --at batch=32 --html other.html");
     assert!(of_job.contains("its page is of one process"), "{of_job}");
+}
+
+#[test]
+fn a_page_has_the_curve_that_the_terminal_has() {
+    let folder = Folder::new("page-curve");
+    let line = format!("{BATCHES} --at batch=8..64 --limit 3GiB --html page.html");
+    let outcomes = folder.json(&line)["outcomes"].clone();
+    let head = head_of(&fs::read_to_string(folder.0.join("page.html")).expect("a page"));
+    let items = &head["chapters"][0]["report"]["sections"][0]["items"];
+    let chart =
+        items.as_array().expect("items").iter().find(|item| item["chart"].is_string()).expect("a chart");
+    assert_eq!((&chart["variable"], &chart["ceiling"]), (&"batch".into(), &"--limit 3 GiB".into()));
+    let points = outcomes.as_array().expect("outcomes").iter().map(|it| {
+        serde_json::json!({
+            "at": it["values"]["batch"],
+            "low": it["needed_reserved_range"][0],
+            "best": it["needed_reserved_bytes"],
+            "high": it["needed_reserved_range"][1],
+            "is_certain": it["sure"] == "certain",
+            "room": it["room_bytes"],
+        })
+    });
+    assert_eq!(chart["points"], points.collect::<Value>());
+    let reserved = |batch| simulated(&program(batch, 1024)).0.books.reserved.peak;
+    assert_eq!(chart["recorded"], serde_json::json!([[4, reserved(4)], [8, reserved(8)]]));
 }
 
 #[test]
@@ -406,6 +433,79 @@ fn a_curve_has_a_row_for_each_point_and_each_allocator() {
         .collect();
     let expected = [8, 16, 32, 64].map(|batch| [(batch, ""), (batch, "expandable_segments:True")]);
     assert_eq!(rows, expected.concat());
+}
+
+/// What comes between the table and what is said below it.
+fn chart(said: &str) -> String {
+    let lines = said.lines().skip_while(|line| !line.starts_with("  Peak reserved by"));
+    let lines = lines.take_while(|line| !line.starts_with("  requests"));
+    lines.map(|line| format!("{}\n", line.strip_prefix("  ").expect("two blanks"))).collect()
+}
+
+#[test]
+fn a_range_is_drawn_below_its_table_with_its_limit_and_what_was_recorded() {
+    let folder = Folder::new("drawn");
+    let line = format!("{BATCHES} --at batch=8..64 --limit 3GiB --other 512MiB");
+    let drawn = chart(&folder.said(&line));
+    expect![[r#"
+          Peak reserved by batch; × crosses the limit between 32 and 64
+             5 GiB ┤
+                   │                                                                            ╭──────────○
+          3.75 GiB ┤                                                               ╭────────────╯
+                   │                                                  ╭────────────╯
+           2.5 GiB ┤╌╌ --limit ╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╭───○──×─────╯╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌
+                   │                        ╭────────────╯
+          1.25 GiB ┤           ╭─────○──────╯
+                   │●     ●────╯
+                 0 └──────┴──────────┴───────────────────────┴─────────────────────────────────────────────┴
+             batch  4     8          16                      32                                           64
+          ○ predicted  ● recorded  ╌╌╌ --limit 3 GiB less --other 512 MiB
+          where it does not fit, the chart shows what it would reserve if it did
+    "#]]
+    .assert_eq(&drawn);
+    let few = folder.said(&format!("{BATCHES} --at batch=8 --at batch=16"));
+    assert_eq!(chart(&few), "", "two values are not a curve");
+    let mut ascii = Command::new(env!("CARGO_BIN_EXE_gputrace"));
+    ascii.current_dir(&folder.0).env("COLUMNS", "60").env("LC_ALL", "C").arg("predict").args(line.split(' '));
+    let drawn = chart(&String::from_utf8(ascii.output().unwrap().stdout).unwrap());
+    assert!(drawn.is_ascii() && drawn.contains("o predicted") && !drawn.is_empty(), "{drawn}");
+    assert!(
+        drawn.lines().all(|line| line.len() <= 100) && drawn.lines().take(12).all(|line| line.len() <= 60)
+    );
+}
+
+#[test]
+fn the_curve_of_the_guide_is_what_is_drawn() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let guide = fs::read_to_string(root.join("docs/PREDICT.md")).expect("a guide");
+    let (_, example) = guide.split_once("```text\n$ gputrace ").expect("an example");
+    let (example, _) = example.split_once("\n```").expect("its end");
+    let (line, shown) = example.split_once('\n').expect("what it says");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gputrace"));
+    command.current_dir(root.join("tests/golden/predict")).env("COLUMNS", "90").env("LC_ALL", "C.UTF-8");
+    let said = String::from_utf8(command.args(line.split(' ')).output().unwrap().stdout).unwrap();
+    assert!(said.contains(&format!("{shown}\n")), "{said}");
+}
+
+#[test]
+fn programs_get_all_that_a_curve_shows_and_no_picture() {
+    let folder = Folder::new("shown");
+    let json = folder.json(&format!("{BATCHES} --at batch=8..64 --limit 3GiB --other 512MiB"));
+    assert!(!json.to_string().contains("Peak reserved by"));
+    let recorded: Vec<_> =
+        json["runs"].as_array().unwrap().iter().map(|run| run["devices"].clone()).collect();
+    let reserved = |batch| simulated(&program(batch, 1024)).0.books.reserved.peak;
+    let expected =
+        [4, 8].map(|batch| serde_json::json!([{"device": 0, "peak_reserved_bytes": reserved(batch)}]));
+    assert_eq!(recorded, expected);
+    let outcomes = json["outcomes"].as_array().unwrap();
+    for (outcome, batch) in outcomes.iter().zip([8, 16, 32, 64]) {
+        assert_eq!(outcome["needed_reserved_bytes"], reserved(batch), "without a limit, at {batch}");
+        assert_eq!(outcome["room_bytes"], (3 << 30) - 512 * MIB);
+        assert_eq!(outcome["fits"], reserved(batch) <= (3 << 30) - 512 * MIB);
+        assert_eq!(outcome["fits"] == true, outcome["peak_reserved_bytes"] == reserved(batch));
+    }
+    assert_eq!(outcomes.iter().filter(|it| it["fits"] == true).count(), 3);
 }
 
 /// So many requests of sizes that have nothing to do with each other, recorded without stacks.

@@ -5,9 +5,10 @@ usage: predict.py FOLDER [NAME...]
        predict.py FOLDER --again RESULTS...  what is predicted now from the traces that earlier runs kept; needs no GPU
        predict.py FOLDER --fits RESULTS      the same traces, and only the largest batches are run; about two minutes
 
-FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of CASES, `third` to `eleventh` are sets of them, all if there are none. Of each: small runs are recorded, what
+FOLDER has `gputrace` and `libgputrace.so`; NAMEs are of CASES, `third` to `thirteenth` are sets of them, all if there are none. Of each: small runs are recorded, what
 larger ones reserve is predicted, and the larger ones are run alone, several programs at a time. `--fit batch` is asked for a limit
-that then holds: what it says is right where that value runs, and the next does not. Results are written to $OUT (or a new folder) as
+that then holds: what it says is right where that value runs, and the next does not; then once more with the program as a command, with which
+`predict` proves it. Results are written to $OUT (or a new folder) as
 they come: predict.jsonl, the traces of the small runs (traces.N.tar), and table.txt. PASS and FAIL lines; about ten minutes on a GPU
 of 80 GB or more with 16 cores; PREDICT_SECONDS (480) is when nothing more is started, PREDICT_SLOTS how many run at a time, and with
 PREDICT_KEEP the larger runs are recorded as well and kept.
@@ -25,6 +26,8 @@ PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "predict_prog
 END = time.time() + float(os.environ.get("PREDICT_SECONDS", 480))
 SLOTS = int(os.environ.get("PREDICT_SLOTS", max(2, min(12, (os.cpu_count() or 4) // 2 + 2))))
 ONE_RUN = 200
+# Of all runs with which `predict` proves one answer, one after the other.
+PROOF = 300
 GIB = 1 << 30
 # What contexts and code take of a card beside what PyTorch reserves.
 CONTEXT = 2 * GIB
@@ -228,8 +231,41 @@ ELEVENTH = {
     "chat_static": ("batch=8 batch=16", "batch=80 batch=160 batch=250", True),
     "chat_growing": ("batch=8 batch=16", "batch=96 batch=160 batch=250", True),
 }
-SETS = {"third": THIRD, "fourth": FOURTH, "fifth": FIFTH, "sixth": SIXTH, "seventh": SEVENTH, "eighth": EIGHTH, "ninth": NINTH, "tenth": TENTH, "eleventh": ELEVENTH}
-CASES |= THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH | NINTH | TENTH | ELEVENTH
+TWELFTH = {
+    "lyrics": ("batch=6 batch=10", "batch=40 batch=80 batch=140", True),
+    "novels": ("batch=4 batch=8", "batch=32 batch=48 batch=64", True),
+    "recipes": ("batch=3 batch=5", "batch=20 batch=30 batch=42", True),
+    "tutors": ("batch=2 batch=4", "batch=16 batch=28 batch=40", True),
+    "shells": ("batch=12 batch=20", "batch=80 batch=160 batch=300", True),
+    "glaciers": ("batch=12 batch=20", "batch=80 batch=160 batch=220", True),
+    "clouds": ("batch=12 batch=20", "batch=80 batch=128 batch=200", True),
+    "coins": ("batch=20 batch=32", "batch=128 batch=200 batch=360", True),
+    "orchids": ("batch=32 batch=64", "batch=256 batch=512 batch=1000", True),
+    "enzymes": ("batch=96 batch=160", "batch=640 batch=1280 batch=2500", True),
+    "markets": ("batch=6 batch=10", "batch=40 batch=64 batch=90", True),
+    "tides": ("batch=32 batch=64", "batch=256 batch=400 batch=600", True),
+    "advise_static": ("batch=16 batch=32", "batch=160 batch=320 batch=500", True),
+    "advise_growing": ("batch=16 batch=24", "batch=96 batch=192 batch=384", True),
+}
+THIRTEENTH = {
+    "poems": ("batch=8 batch=12", "batch=48 batch=96 batch=140", True),
+    "minutes": ("batch=4 batch=6", "batch=24 batch=32 batch=48", True),
+    "sagas": ("batch=3 batch=5", "batch=20 batch=30 batch=42", True),
+    "clerks": ("batch=2 batch=4", "batch=16 batch=24 batch=36", True),
+    "mosaics": ("batch=24 batch=40", "batch=160 batch=320 batch=480", True),
+    "roofs": ("batch=16 batch=24", "batch=96 batch=192 batch=300", True),
+    "murals": ("batch=8 batch=12", "batch=48 batch=96 batch=150", True),
+    "tiles": ("batch=32 batch=48", "batch=192 batch=384 batch=700", True),
+    "mushrooms": ("batch=8 batch=16", "batch=64 batch=128 batch=200", True),
+    "transit": ("batch=512 batch=1024", "batch=4096 batch=8192 batch=16000", True),
+    "guilds": ("batch=6 batch=12", "batch=48 batch=72 batch=100", True),
+    "voices": ("batch=16 batch=32", "batch=128 batch=256 batch=450", True),
+    "draft_static": ("batch=10 batch=16", "batch=64 batch=160 batch=250", True),
+    "draft_growing": ("batch=8 batch=16", "batch=64 batch=128 batch=200", True),
+}
+SETS = {"third": THIRD, "fourth": FOURTH, "fifth": FIFTH, "sixth": SIXTH, "seventh": SEVENTH, "eighth": EIGHTH, "ninth": NINTH, "tenth": TENTH, "eleventh": ELEVENTH,
+        "twelfth": TWELFTH, "thirteenth": THIRTEENTH}
+CASES |= THIRD | FOURTH | FIFTH | SIXTH | SEVENTH | EIGHTH | NINTH | TENTH | ELEVENTH | TWELFTH | THIRTEENTH
 
 failed, lines, rows = 0, threading.Lock(), []
 
@@ -250,7 +286,7 @@ class Machine:
         self.all = self.memory = int(total * 0.9)
         self.slots, self.turn = SLOTS, threading.Condition()
 
-    def run(self, bytes_needed, command, environment=None):
+    def run(self, bytes_needed, command, environment=None, timeout=ONE_RUN):
         """Output of a command, or None where it is too late or it takes too long."""
         needed = min(bytes_needed + CONTEXT, self.all)
         with self.turn:
@@ -263,7 +299,7 @@ class Machine:
             if time.time() > END:
                 return None
             environment = dict(os.environ, OMP_NUM_THREADS="2", TORCHINDUCTOR_COMPILE_THREADS="2", **(environment or {}))
-            return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=ONE_RUN)
+            return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
         except subprocess.TimeoutExpired:
             return None
         finally:
@@ -352,6 +388,7 @@ def case(machine, name):
         limit = min(MOST_LIMIT, int(predicted[targets[1]]["peak_reserved_bytes"] * 1.05)) >> 20 << 20
         others = ",".join(f"{key}={value}" for key, value in point(small[0]).items() if key != "batch")
         search(machine, name, runs, limit, others)
+        prove(machine, name, runs, limit, others)
 
     tasks = [lambda target=target: hold(target) for target in targets]
     together(tasks + ([fit] if is_fit else []))
@@ -378,6 +415,22 @@ def search(machine, name, runs, limit, others):
         good, bad = edges()
     write({"kind": "fit", "name": name, "limit": limit, "largest": first, "range": found["largest_range"], "certain": found["certain"],
            "truth": good, "fails": bad, "tried": {str(key): value for key, value in sorted(tried.items())}, "with": others})
+
+
+def prove(machine, name, runs, limit, others):
+    """What `predict` finds by running the program itself."""
+    command = [GPUTRACE, "predict", "--json", "--fit", "batch", "--limit", str(limit), "--other", "0", *(["--at", others] if others else []),
+               "--traces", f"{WORK}/prove.{name}", *(f"{values}:{trace}" for values, trace in runs), "--",
+               *program(name, ",".join(filter(None, ["batch={batch}", others]))), str(limit)]
+    began = time.time()
+    result = machine.run(limit, command, timeout=PROOF)
+    if result is None:
+        raise TooLate("not proved in time")
+    if result.returncode:
+        raise RuntimeError(f"predict with a command: exit {result.returncode}: {result.stderr[-400:]}")
+    found = json.loads(result.stdout)["fits"][0]
+    write({"kind": "proved", "name": name, "limit": limit, "largest": found["largest"], "checked": found["checked"], "ran": found["ran"],
+           "seconds": round(time.time() - began)})
 
 
 def together(tasks):
@@ -470,6 +523,12 @@ def table():
     for row in fits:
         text.append(f"{row['name']:18} fits in {row['limit'] / GIB:6.3f} GiB: {row['largest']}, truth {row['truth']} ({row.get('fails')} does not), range {row['range']}, "
                     f"{'certain' if row['certain'] else 'range'}")
+    proved = [row for row in rows if row["kind"] == "proved"]
+    truth_of = {row["name"]: row["truth"] for row in fits}
+    for row in proved:
+        others = "" if truth_of.get(row["name"]) == row["largest"] else f", bisected {truth_of.get(row['name'])}"
+        text.append(f"{row['name']:18} by running: {row['largest']}{'' if row['checked'] else ' or more'}{others}, tried "
+                    + ", ".join(f"{it['value']}{'' if it['fits'] else ' (not)'}" for it in row["ran"]) + f", {row['seconds']} s")
     for row in rows:
         if row["kind"] == "failed":
             text.append(f"{row['name']:18} failed: {row['error']}")
@@ -481,6 +540,7 @@ def table():
         (near >= 0.8 * len(certain), f"within 1 % of those called certain: {near} of {len(certain)}") if targets else None,
         (inside >= 0.95 * len(targets), f"inside the range: {inside} of {len(targets)}") if targets else None,
         (exact >= 0.8 * len(fits), f"the exact batch: {exact} of {len(fits)}") if fits else None,
+        (all(row["checked"] for row in proved), f"the exact batch, by running: {sum(row['checked'] for row in proved)} of {len(proved)}") if proved else None,
     ]
     marks = [mark for mark in marks if mark]
     text += left_out(targets)

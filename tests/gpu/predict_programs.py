@@ -623,10 +623,10 @@ def main():
     if len(sys.argv) > 3:
         torch.cuda.set_per_process_memory_fraction(int(sys.argv[3]) / total)
     began, ran_out = time.time(), False
-    import predict_eighth, predict_eleventh, predict_fifth, predict_fourth, predict_ninth, predict_seventh, predict_sixth, predict_tenth, predict_third  # which know the blocks of this file
+    import predict_eighth, predict_eleventh, predict_fifth, predict_fourth, predict_ninth, predict_seventh, predict_sixth, predict_tenth, predict_third, predict_thirteenth, predict_twelfth  # which know the blocks of this file
 
     try:
-        more = (predict_third, predict_fourth, predict_fifth, predict_sixth, predict_seventh, predict_eighth, predict_ninth, predict_tenth, predict_eleventh)
+        more = (predict_third, predict_fourth, predict_fifth, predict_sixth, predict_seventh, predict_eighth, predict_ninth, predict_tenth, predict_eleventh, predict_twelfth, predict_thirteenth)
         next(it for it in sum((it.PROGRAMS for it in more), PROGRAMS) if it.__name__ == name)(**values)
     except torch.OutOfMemoryError:
         ran_out = True
@@ -637,6 +637,8 @@ def main():
         "reserved": stats["reserved_bytes.all.peak"], "allocated": stats["allocated_bytes.all.peak"],
         "retries": stats["num_alloc_retries"], "requests": stats["allocation.all.allocated"],
         "torch": torch.__version__, "gpu": torch.cuda.get_device_name(0), "memory": total}), flush=True)
+    if ran_out and "RANK" in os.environ:
+        os._exit(1)  # the other rank waits for this one, until the launcher ends it
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 pub mod budget;
 mod callers;
 pub mod caught;
+pub mod checked;
+mod curve;
 pub mod diff;
 pub mod import;
 mod largest;

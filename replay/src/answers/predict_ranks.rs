@@ -133,7 +133,7 @@ fn end(row: &Json, range: &str, index: usize) -> Option<u64> {
 /// No rank of the job needs more.
 fn outcome(rows: &[Row]) -> Json {
     let mut json = rows.first().map(|(_, row)| (*row).clone()).unwrap_or_default();
-    for range in ["peak_reserved_range", "peak_allocated_range"] {
+    for range in ["peak_reserved_range", "peak_allocated_range", "needed_reserved_range"] {
         let most = |index: usize| rows.iter().filter_map(|(_, row)| end(row, range, index)).max();
         json[range] = json!([most(0), most(1)]);
     }

@@ -48,7 +48,7 @@ fn busiest(trace: &Trace) -> Result<&OpStream, String> {
 }
 
 /// The most that the recorded allocator held of the driver, by its own calls.
-fn recorded_peak(stream: &OpStream) -> Bytes {
+pub(super) fn recorded_peak(stream: &OpStream) -> Bytes {
     let mut held = stream.initial.iter().fold(0u64, |sum, segment| sum.saturating_add(segment.bytes));
     let mut peak = held;
     for event in &stream.driver {

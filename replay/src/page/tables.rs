@@ -2,7 +2,7 @@
 
 use serde_json::{Value as Json, json};
 
-use crate::report::model::{Item, Mood, Part, Section, Value};
+use crate::report::model::{Chart, Item, Mood, Part, Point, Section, Value};
 
 /// What is said of one process.
 pub(super) fn part(part: &Part) -> Json {
@@ -37,6 +37,7 @@ fn item(item: &Item) -> Json {
             "rows": table.rows.iter().map(|row| row.iter().map(value).collect::<Vec<_>>()).collect::<Vec<_>>(),
             "left_out": table.left_out,
         }),
+        Item::Chart(chart) => self::chart(chart),
         Item::Line(mood, text) => {
             let mood = match mood {
                 Mood::Note => "note",
@@ -48,6 +49,24 @@ fn item(item: &Item) -> Json {
             json!({"mood": mood, "text": text})
         }
     }
+}
+
+/// Numbers to draw: bytes, and what they are at.
+fn chart(chart: &Chart) -> Json {
+    let point = |(index, it): (usize, &Point)| {
+        let room = chart.ceiling.as_ref().and_then(|ceiling| ceiling.room.get(index));
+        json!({
+            "at": it.at, "low": it.low.0, "best": it.best.0, "high": it.high.0, "is_certain": it.is_certain,
+            "room": room.map(|bytes| bytes.0),
+        })
+    };
+    json!({
+        "chart": chart.title,
+        "variable": chart.variable,
+        "points": chart.points.iter().enumerate().map(point).collect::<Vec<_>>(),
+        "recorded": chart.recorded.iter().map(|(at, bytes)| [*at, bytes.0]).collect::<Vec<_>>(),
+        "ceiling": chart.ceiling.as_ref().map(|ceiling| &ceiling.name),
+    })
 }
 
 /// A value under the letter of its unit; words as they are.

@@ -679,7 +679,12 @@ fn one_finding_is_one_finding() {
         (0..).zip(texts).map(|(rank, text)| participant(rank, 3, text)).collect();
     let report = Ranks::of(&participants, &|_| None).report();
     let mut shown = Vec::new();
-    text::render(&report, text::Style { width: None, color: false }, &mut shown).unwrap();
+    text::render(
+        &report,
+        text::Style { width: None, color: false, letters: text::Letters::Unicode },
+        &mut shown,
+    )
+    .unwrap();
     let shown = String::from_utf8(shown).unwrap();
     assert!(shown.contains("inconsistent: 1 finding\n"), "{shown}");
 }
@@ -725,7 +730,12 @@ fn thousands_of_findings_that_are_alike_are_counted_and_not_printed() {
         [0, 1, 0].iter().zip(0..).map(|(own, rank)| participant(rank, 3, &calls(*own))).collect();
     let ranks = Ranks::of(&participants, &|_| None);
     let mut shown = Vec::new();
-    text::render(&ranks.report(), text::Style { width: None, color: false }, &mut shown).unwrap();
+    text::render(
+        &ranks.report(),
+        text::Style { width: None, color: false, letters: text::Letters::Unicode },
+        &mut shown,
+    )
+    .unwrap();
     let shown = String::from_utf8(shown).unwrap();
     assert_eq!(shown.matches(". Other size").count(), 3, "{shown}");
     assert!(shown.contains("2,997 more findings, which --json has: 2,997 other size"), "{shown}");

@@ -125,33 +125,35 @@ impl KeptPart {
 
 fn kept_section(section: &Section) -> KeptSection {
     let item = |item: &Item| match item {
-        Item::Fact { name, label, value, remark } => KeptItem::Fact {
+        Item::Fact { name, label, value, remark } => Some(KeptItem::Fact {
             name: (*name).to_owned(),
             label: (*label).to_owned(),
             value: kept_value(value),
             remark: remark.clone(),
-        },
-        Item::Table(table) => KeptItem::Table {
+        }),
+        Item::Table(table) => Some(KeptItem::Table {
             name: table.name.to_owned(),
             columns: table.columns.iter().map(|it| (it.name.to_owned(), it.title.to_owned())).collect(),
             rows: table.rows.iter().map(|row| row.iter().map(kept_value).collect()).collect(),
             left_out: table.left_out.clone(),
-        },
-        Item::Line(mood, text) => KeptItem::Line(
-            match mood {
+        }),
+        // Nothing that is kept has one.
+        Item::Chart(_) => None,
+        Item::Line(mood, text) => {
+            let mood = match mood {
                 Mood::Note => KeptMood::Note,
                 Mood::Good => KeptMood::Good,
                 Mood::Warning => KeptMood::Warning,
                 Mood::Bad => KeptMood::Bad,
                 Mood::Command => KeptMood::Command,
-            },
-            text.clone(),
-        ),
+            };
+            Some(KeptItem::Line(mood, text.clone()))
+        }
     };
     KeptSection {
         name: section.name.clone(),
         title: section.title.clone(),
-        items: section.items.iter().map(item).collect(),
+        items: section.items.iter().filter_map(item).collect(),
     }
 }
 

@@ -89,6 +89,13 @@ impl Section {
         self
     }
 
+    /// Adds charts.
+    #[must_use]
+    pub fn charts(mut self, charts: impl IntoIterator<Item = Chart>) -> Section {
+        self.items.extend(charts.into_iter().map(Item::Chart));
+        self
+    }
+
     /// Adds a line.
     #[must_use]
     pub fn line(mut self, mood: Mood, text: impl Into<String>) -> Section {
@@ -126,6 +133,8 @@ pub enum Item {
     },
     /// Rows.
     Table(Table),
+    /// A picture of values that a table has, too: programs have no use for it.
+    Chart(Chart),
     /// A line of text.
     Line(Mood, String),
 }
@@ -205,6 +214,47 @@ impl Table {
         }
         self
     }
+}
+
+/// Bytes over the values of a variable, known to within a range.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Chart {
+    /// Heading for people.
+    pub title: String,
+    /// What the horizontal axis is.
+    pub variable: String,
+    /// At least two, ascending by where they are.
+    pub points: Vec<Point>,
+    /// What was measured: where, and how much.
+    pub recorded: Vec<(u64, Bytes)>,
+    /// What the bytes must stay below.
+    pub ceiling: Option<Ceiling>,
+}
+
+/// What is said of one value of the variable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Point {
+    /// The value of the variable.
+    pub at: u64,
+    /// At least.
+    pub low: Bytes,
+    /// The best guess.
+    pub best: Bytes,
+    /// At most.
+    pub high: Bytes,
+    /// The best guess is certain: the range is not worth drawing.
+    pub is_certain: bool,
+}
+
+/// What a chart's bytes must stay below.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ceiling {
+    /// For people.
+    pub name: String,
+    /// The same where there is little room.
+    pub short: &'static str,
+    /// How much it is at each of the points.
+    pub room: Vec<Bytes>,
 }
 
 /// A value, with its unit.

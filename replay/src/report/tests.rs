@@ -94,7 +94,8 @@ fn check_one(name: &str, story: &Story, expected: Expect) {
 
 fn check_report(report: &Report, width: Option<usize>, expected: Expect) {
     let mut shown = Vec::new();
-    text::render(report, text::Style { width, color: false }, &mut shown).unwrap();
+    text::render(report, text::Style { width, color: false, letters: text::Letters::Unicode }, &mut shown)
+        .unwrap();
     expected.assert_eq(&String::from_utf8(shown).unwrap());
 }
 

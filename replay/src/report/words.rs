@@ -9,6 +9,21 @@ pub fn bytes(bytes: Bytes) -> String {
     iec(bytes.0)
 }
 
+/// The same with no zeros at the end of a fraction: `24 GiB`, `1.5 GiB`; and of nothing, `0`.
+#[must_use]
+pub fn short(bytes: Bytes) -> String {
+    if bytes.0 == 0 {
+        return "0".into();
+    }
+    let text = self::bytes(bytes);
+    match text.split_once(' ') {
+        Some((number, unit)) if number.contains('.') => {
+            format!("{} {unit}", number.trim_end_matches('0').trim_end_matches('.'))
+        }
+        _ => text,
+    }
+}
+
 /// A release of PyTorch.
 #[must_use]
 pub fn release((major, minor): (u8, u8)) -> String {

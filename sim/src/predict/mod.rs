@@ -18,12 +18,11 @@ mod copies;
 mod gpus;
 pub mod law;
 mod live;
+mod others;
 mod scratch;
 mod sums;
 
-use std::borrow::Cow;
 use std::cell::LazyCell;
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -36,12 +35,13 @@ pub use self::gpus::Threads;
 use self::law::{Basis, Fit, Law, Standing, Term};
 use self::live::{Growth, is_growth, live_after, most_live, peak};
 pub use self::live::{Share, SiteShare};
+use self::others::{Others, Which};
+pub use self::scratch::ran_out;
 use self::scratch::{Scratch, scratch};
 use self::sums::{Parts, Sum};
 use crate::bytes::iec;
 use crate::cores::on_all_cores;
 use crate::ops::{AllocId, Frame, History, Op, OpStream, StackId, Surroundings};
-use crate::policies::OptionError;
 
 /// More variables would need more runs than anybody makes, and their products more time.
 const MOST_VARIABLES: usize = 6;
@@ -50,9 +50,6 @@ const SAME_SHARE: f64 = 0.02;
 const SAME_BYTES: u64 = 4 << 20;
 /// So many requests in a row that a run did not make are of a step that it did not make. Chosen and not measured.
 const PART_OF_A_STEP: usize = 8;
-/// In so many runs each size that hangs on a choice is its own: where workspaces differ, what is reserved hangs on which are larger
-/// than which, and the smallest and the largest of all do not show it. Chosen and not measured.
-const N_ANY: u64 = 4;
 /// One in so many of a loop's requests may have a size of its own. Chosen and not measured.
 const OF_A_LOOP: usize = 10;
 /// Sizes up to this factor are near: of two runs one is mostly as far from the other. Chosen and not measured.
@@ -121,6 +118,8 @@ pub struct Model<'a> {
     sums_in_one: FxHashMap<AllocId, Sum>,
     /// How many threads the GPU runs at a time.
     threads: Threads,
+    /// For each fit whether it is of a library's workspace.
+    is_workspace: Vec<bool>,
     /// Allocations of the base that the program can do without.
     optional: FxHashSet<AllocId>,
     /// For which pass of a convolution a workspace is, where that is known.
@@ -211,79 +210,6 @@ pub struct Known {
     pub scatter: f64,
 }
 
-/// What else may be asked for, of which each is as large as the recorded run, and is therefore made when it is looked at.
-struct Others<'a> {
-    model: &'a Model<'a>,
-    /// The smallest sizes that the runs allow, the largest, and some in between, where sizes hang on what a library chooses.
-    which: Vec<Which>,
-    sizes: Vec<(u64, u64, u64)>,
-    growth: Vec<Growth>,
-}
-
-impl Prediction<'_> {
-    /// Bytes that it takes.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        size_of_val(&self.best.ops[..]) + size_of_val(&self.best.allocations[..])
-    }
-
-    fn n_others(&self) -> usize {
-        self.others.as_ref().map_or(0, |others| others.which.len())
-    }
-
-    /// One of what else may be asked for; the best guess where there is no such.
-    fn other(&self, index: usize) -> Result<Cow<'_, OpStream>, OptionError> {
-        let one = self.others.as_ref().and_then(|others| Some((others, *others.which.get(index)?)));
-        let Some((Others { model, sizes, growth, .. }, which)) = one else {
-            return Ok(Cow::Borrowed(&self.best));
-        };
-        let stream = model.stream(which, sizes, growth, &self.known.at);
-        stream.map(Cow::Owned).map_err(|why| OptionError(why.to_string()))
-    }
-}
-
-/// Which of the sizes that the runs allow.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Which {
-    Low,
-    Best,
-    High,
-    /// Each request's its own, by a number that says which.
-    Any(u64),
-}
-
-impl Which {
-    /// Of what has this number.
-    fn of(self, number: usize, (low, best, high): (u64, u64, u64)) -> u64 {
-        match self {
-            Which::Low => low,
-            Which::Best => best,
-            Which::High => high,
-            Which::Any(of_all) => {
-                // As much lower as higher: sizes go over orders of magnitude.
-                let least = low.max(1) as f64;
-                (least * (high.max(1) as f64 / least).powf(by_chance(of_all, number))) as u64
-            }
-        }
-    }
-
-    /// Whether what has this number and was in no run is there.
-    fn has_missing(self, number: usize) -> bool {
-        match self {
-            Which::Low => false,
-            Which::Best | Which::High => true,
-            Which::Any(of_all) => by_chance(of_all, number) < 0.5,
-        }
-    }
-}
-
-/// From 0 to 1, always the same for the same numbers.
-fn by_chance(of_all: u64, number: usize) -> f64 {
-    let mut hasher = rustc_hash::FxHasher::default();
-    (of_all, number, 0x9e37_79b9_7f4a_7c15_u64).hash(&mut hasher);
-    (hasher.finish() >> 11) as f64 / (1_u64 << 53) as f64
-}
-
 impl<'a> Model<'a> {
     /// Understands some runs.
     ///
@@ -337,6 +263,7 @@ impl<'a> Model<'a> {
             parts: vec![],
             sums_in_one: FxHashMap::default(),
             threads,
+            is_workspace: vec![],
             optional: FxHashSet::default(),
             passes: FxHashMap::default(),
             missing: vec![],
@@ -462,6 +389,7 @@ impl<'a> Model<'a> {
             (fit, scatter)
         };
         (self.fits, self.scatter) = fits.into_iter().zip(&all).map(of_all).unzip();
+        self.is_workspace = all.iter().map(|alike| alike.scratch == Scratch::Workspace).collect();
         self.optional = scratch::optional(stream, &scratch);
         self.find_copies(&all);
         self.find_convolutions(&all);
@@ -614,17 +542,15 @@ impl<'a> Model<'a> {
         }));
         open.extend(self.open_missing(at));
         let best = self.stream(Which::Best, &sizes, &growth, at)?;
-        let n_any = if open.iter().any(Open::is_chosen) { N_ANY } else { 0 };
-        let which = [Which::Low, Which::High].into_iter().chain((0..n_any).map(Which::Any));
-        let which: Vec<Which> = if open.is_empty() { vec![] } else { which.collect() };
+        let (shares, scatter) = (self.shares(peak, &growth, at), self.scatter_at(peak, best_of));
+        let others = Some(Others::new(self, &open, sizes, growth));
         let known = Known {
             at: at.to_vec(),
             may_choose: !self.optional.is_empty() && self.is_far(at),
-            shares: self.shares(peak, &growth, at),
-            scatter: self.scatter_at(peak, best_of),
+            shares,
+            scatter,
             open,
         };
-        let others = Some(Others { model: self, which, sizes, growth });
         Ok(Prediction { known: Arc::new(known), best, optional: self.optional_at(), others })
     }
 

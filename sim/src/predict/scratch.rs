@@ -70,6 +70,25 @@ pub(super) fn optional(stream: &OpStream, scratch: &[Scratch]) -> FxHashSet<Allo
     (0..).map(AllocId).zip(scratch).filter(is_optional).map(|(id, _)| id).collect()
 }
 
+/// Whether a recorded run ended for want of memory: a convolution that is refused its workspace takes another algorithm, and more is asked for.
+#[must_use]
+pub fn ran_out(stream: &OpStream) -> bool {
+    let of_conv = stream.stacks.having(is_of_convolution);
+    let is_of_conv = |oom: u32| {
+        let stack = stream.ooms[oom as usize].stack;
+        of_conv.get(stack.0 as usize) == Some(&true)
+    };
+    let mut is_last = true;
+    stream.ops.iter().rev().any(|op| match op {
+        Op::Oom(oom) => is_last || !is_of_conv(*oom),
+        Op::Alloc(_) => {
+            is_last = false;
+            false
+        }
+        _ => false,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -342,7 +342,22 @@ fn style(color: Color, stream: &(impl IsTerminal + AsFd)) -> text::Style {
     let terminal = || terminal_size::terminal_size_of(stream).map(|(width, _)| usize::from(width.0));
     // What goes into a file or a pipe is not cut.
     let width = columns.or_else(|| is_terminal.then(terminal).flatten());
-    text::Style { width: width.map(|width| width.max(40)), color }
+    text::Style {
+        width: width.map(|width| width.max(40)),
+        color,
+        letters: letters(|name| std::env::var(name).ok()),
+    }
+}
+
+/// What the locale's letters are, as `setlocale` finds it: the first of these that says something.
+fn letters(variable: impl Fn(&str) -> Option<String>) -> text::Letters {
+    let said =
+        ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(variable).find(|value| !value.is_empty());
+    let said = said.unwrap_or_default().to_ascii_lowercase();
+    match said.contains("utf-8") || said.contains("utf8") {
+        true => text::Letters::Unicode,
+        false => text::Letters::Ascii,
+    }
 }
 
 /// Says words on the standard error, in one piece, so that a program's own lines do not come between.
@@ -517,4 +532,22 @@ pub(crate) fn parts(
         }
     }
     (report, all_read)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_variable_of_the_locale_that_says_something_decides_about_letters() {
+        let of = |set: &[(&str, &str)]| {
+            letters(|name| set.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
+        };
+        assert_eq!(of(&[]), text::Letters::Ascii);
+        assert_eq!(of(&[("LANG", "de_DE.UTF-8")]), text::Letters::Unicode);
+        assert_eq!(of(&[("LANG", "C.utf8"), ("LC_CTYPE", ""), ("LC_ALL", "")]), text::Letters::Unicode);
+        assert_eq!(of(&[("LANG", "C.UTF-8"), ("LC_CTYPE", "POSIX")]), text::Letters::Ascii);
+        assert_eq!(of(&[("LANG", "de_DE.ISO-8859-1"), ("LC_ALL", "en_US.UTF-8")]), text::Letters::Unicode);
+        assert_eq!(of(&[("LC_ALL", "C"), ("LANG", "C.UTF-8")]), text::Letters::Ascii);
+    }
 }

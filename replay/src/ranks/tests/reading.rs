@@ -5,7 +5,12 @@ use super::*;
 fn shown(ranks: &[&str]) -> String {
     let report = Ranks::of(&participants(ranks), &|_| None).report();
     let mut shown = Vec::new();
-    text::render(&report, text::Style { width: Some(80), color: false }, &mut shown).unwrap();
+    text::render(
+        &report,
+        text::Style { width: Some(80), color: false, letters: text::Letters::Unicode },
+        &mut shown,
+    )
+    .unwrap();
     String::from_utf8(shown).unwrap()
 }
 

@@ -81,7 +81,12 @@ fn fabric_handles_have_a_name_at_both_ends() {
     ]);
     assert_eq!(rows(&fabric), [(Some("1.gtr"), vec!["3.gtr"], 1, Some(6), Known::ByHandle)]);
     let mut said = Vec::new();
-    text::render(&fabric.report(), text::Style { width: None, color: false }, &mut said).unwrap();
+    text::render(
+        &fabric.report(),
+        text::Style { width: None, color: false, letters: text::Letters::Unicode },
+        &mut said,
+    )
+    .unwrap();
     let said = String::from_utf8(said).unwrap();
     assert!(said.contains("Memory that processes share") && said.contains("counted once"), "{said}");
 }

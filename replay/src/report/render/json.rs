@@ -59,6 +59,8 @@ fn section(section: &Section) -> Json {
                     json.insert(format!("{}_left_out", table.name), left_out.as_str().into());
                 }
             }
+            // A table has its values.
+            Item::Chart(_) => {}
             Item::Line(Mood::Note | Mood::Good, text) => lines[0].1.push(text.as_str().into()),
             Item::Line(Mood::Warning | Mood::Bad, text) => lines[1].1.push(text.as_str().into()),
             Item::Line(Mood::Command, text) => lines[2].1.push(text.as_str().into()),

@@ -1,5 +1,6 @@
 //! How a report looks.
 
+mod chart;
 pub mod json;
 mod site;
 pub mod text;

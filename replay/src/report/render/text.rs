@@ -6,7 +6,8 @@ use std::io::{self, Write};
 use gputrace_schemas::event::Bytes;
 use gputrace_schemas::printable::{Screen, printable};
 
-use crate::report::model::{Item, Mood, Part, Report, Section, Table, Value};
+use crate::report::model::{Chart, Item, Mood, Part, Report, Section, Table, Value};
+use crate::report::render::chart::{self, Ink};
 use crate::report::render::site;
 use crate::report::words;
 
@@ -17,6 +18,18 @@ pub struct Style {
     pub width: Option<usize>,
     /// Colours and bold are understood.
     pub color: bool,
+    /// What pictures are drawn with.
+    pub letters: Letters,
+}
+
+/// The letters that a terminal shows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Letters {
+    /// Those of Unicode.
+    #[default]
+    Unicode,
+    /// Its locale is of another kind.
+    Ascii,
 }
 
 /// Writes the report. A terminal obeys nothing of what it says but the colours of `style`.
@@ -61,7 +74,7 @@ fn section(section: &Section, style: Style, out: &mut Screen) -> io::Result<()> 
     }
     let labels = section.items.iter().filter_map(|item| match item {
         Item::Fact { label, .. } => Some(length(label)),
-        Item::Table(_) | Item::Line(..) => None,
+        Item::Table(_) | Item::Chart(_) | Item::Line(..) => None,
     });
     // A label that leaves no room for values has a line of its own.
     let most = style.width.map_or(usize::MAX, |width| width / 2);
@@ -72,6 +85,7 @@ fn section(section: &Section, style: Style, out: &mut Screen) -> io::Result<()> 
                 fact_line((label, label_width), value, remark, style, out)?;
             }
             Item::Table(table) => self::table(table, style, out)?,
+            Item::Chart(chart) => self::chart(chart, style, out)?,
             Item::Line(mood, text) => line(*mood, text, style, out)?,
         }
     }
@@ -160,6 +174,29 @@ fn below(text: &str) -> String {
     let rest = text[branch.unwrap_or(0)..].trim_start_matches(['├', '└', '│']).trim_start();
     let lead = text[..text.len() - rest.len()].chars();
     lead.map(|c| if matches!(c, '├' | '│') { '│' } else { ' ' }).chain("  ".chars()).collect()
+}
+
+/// Charts are no wider: lines that rise slowly are hard to follow.
+const WIDEST: usize = 100;
+/// And so wide where nothing is known of the terminal.
+const USUAL: usize = 80;
+
+fn chart(chart: &Chart, style: Style, out: &mut Screen) -> io::Result<()> {
+    let width = style.width.unwrap_or(USUAL).min(WIDEST);
+    for line in chart::lines(chart, width, style.letters) {
+        for (ink, text) in line {
+            let color = match ink {
+                Ink::Plain => "",
+                Ink::Band | Ink::Words => DIM,
+                Ink::Line => BOLD,
+                Ink::Recorded => GREEN,
+                Ink::Ceiling => RED,
+            };
+            style.paint(color, &text, out)?;
+        }
+        writeln!(out)?;
+    }
+    Ok(())
 }
 
 fn table(table: &Table, style: Style, out: &mut Screen) -> io::Result<()> {
@@ -392,13 +429,19 @@ const YELLOW: &str = "33";
 impl Style {
     /// Writes text in a colour, and ends the line.
     fn paint_line(self, code: &str, text: &str, out: &mut Screen) -> io::Result<()> {
+        self.paint(code, text, out)?;
+        writeln!(out)
+    }
+
+    /// Writes text in a colour.
+    fn paint(self, code: &str, text: &str, out: &mut Screen) -> io::Result<()> {
         let text = printable(text);
         if !self.color || code.is_empty() || text.is_empty() {
-            return writeln!(out, "{text}");
+            return write!(out, "{text}");
         }
         write!(out.behind(), "\x1b[{code}m")?;
         write!(out, "{text}")?;
-        writeln!(out.behind(), "\x1b[0m")
+        write!(out.behind(), "\x1b[0m")
     }
 }
 

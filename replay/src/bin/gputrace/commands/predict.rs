@@ -18,6 +18,8 @@ use gputrace_schemas::printable::Screen;
 use gputrace_sim::cores::on_all_cores;
 
 use self::job::Job;
+use self::runs::Runs;
+use self::search::Search;
 use super::Verb;
 use super::html::write_with;
 use super::replay::MachineArgs;
@@ -25,8 +27,12 @@ use crate::objects;
 use crate::show::{self, ShowArgs, complain, shown};
 
 mod job;
+mod runs;
+mod search;
 
 pub(super) const VERB: Verb = Verb::new::<PredictArgs>("predict", run);
+
+const ONE_PROCESS: &str = "--html needs a trace of each run: its page is of one process";
 
 /// Most points of one range.
 const MOST_POINTS: u64 = 64;
@@ -37,18 +43,20 @@ const MOST_POINTS: u64 = 64;
 Examples:
   gputrace predict batch=4:small.gtr batch=8:large.gtr --at batch=32
   gputrace predict batch=4,seq=256:a.gtr batch=8,seq=256:b.gtr batch=4,seq=512:c.gtr --at batch=32,seq=2048
-  gputrace predict batch=4:a.gtr batch=8:b.gtr --at batch=8..128
+  gputrace predict batch=4:a.gtr batch=8:b.gtr --at batch=8..128 --limit 80GiB
   gputrace predict batch=4:a.gtr batch=8:b.gtr --fit batch --limit 80GiB
   gputrace predict batch=4:a.gtr batch=8:b.gtr --at batch=32 --html predicted.html
-  gputrace predict batch=4:job4/ batch=8:job8/ --at batch=32")]
+  gputrace predict batch=4:job4/ batch=8:job8/ --at batch=32
+  gputrace predict batch=4 batch=8 --fit batch -- python train.py --batch {batch}")]
 pub(super) struct PredictArgs {
     /// Runs of the same program, each with the values it had: two at least, and one more for each further variable. gputrace
-    /// traces or PyTorch snapshots (plain or .gz) of one process each; or folders, with a trace of each rank of a job
+    /// traces or PyTorch snapshots (plain or .gz) of one process each; or folders, with a trace of each rank of a job. Values
+    /// alone, such as batch=4, are run and recorded first
     #[arg(required = true, num_args = 2.., value_name = "NAME=N[,NAME=N]:TRACE", value_parser = OsStringValueParser::new().try_map(recorded))]
-    runs: Vec<(Values, PathBuf)>,
+    runs: Vec<(Values, Option<PathBuf>)>,
 
-    /// Where to predict; may be given several times. `batch=8..64` doubles from 8 to 64, `batch=8..64:8` adds 8. What is left
-    /// out is as in the largest run
+    /// Where to predict; may be given several times. `batch=8..64` doubles from 8 to 64, `batch=8..64:8` adds 8; three values or
+    /// more are drawn as a curve, too. What is left out is as in the largest run
     #[arg(long, value_name = "NAME=N[,NAME=N]", value_parser = points, required_unless_present = "fit")]
     at: Vec<Vec<Values>>,
 
@@ -75,6 +83,19 @@ pub(super) struct PredictArgs {
 
     #[command(flatten)]
     show: ShowArgs,
+
+    /// With a command: the folder for traces of its runs, and for what it says
+    #[arg(long, value_name = "DIR", default_value = "predict-runs")]
+    traces: PathBuf,
+
+    /// With a command: so many runs at most are made to prove what --fit says
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    most_runs: usize,
+
+    /// The program, with {batch} where the value of batch goes: runs that have no trace are made with it. With --fit, larger
+    /// values are run as well, until the largest that fits is proved by a run of it, and one of the next
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
 }
 
 /// The values before a trace's name, which may be any bytes, and the name.
@@ -85,8 +106,10 @@ pub(super) fn after_values(argument: &OsStr) -> Option<(&str, PathBuf)> {
     Some((values, PathBuf::from(OsStr::from_bytes(&bytes[colon + 1..]))))
 }
 
-fn recorded(argument: OsString) -> Result<(Values, PathBuf), String> {
-    let (values, path) = after_values(&argument).ok_or_else(|| {
+fn recorded(argument: OsString) -> Result<(Values, Option<PathBuf>), String> {
+    let alone = || argument.to_str().filter(|text| text.contains('=') && !text.contains(':'));
+    let after = after_values(&argument).map(|(values, path)| (values, Some(path)));
+    let (values, path) = after.or_else(|| Some((alone()?, None))).ok_or_else(|| {
         let text = argument.to_string_lossy();
         format!("`{text}` does not say which values the run had; write batch=4:{text}")
     })?;
@@ -150,30 +173,85 @@ fn range(text: &str) -> Result<Vec<u64>, String> {
 
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: PredictArgs = super::parsed(matches)?;
-    let asked =
-        Asked { at: args.at.concat(), fit: args.fit, policies: args.policy, machine: args.machine.machine() };
-    let n_folders = args.runs.iter().filter(|(_, path)| show::is_folder(path)).count();
+    let mut asked = Asked {
+        at: args.at.concat(),
+        fit: args.fit,
+        policies: args.policy,
+        machine: args.machine.machine(),
+        ..Asked::default()
+    };
     if let Some(html) = &args.html {
-        if n_folders > 0 {
-            bail!("--html needs a trace of each run: its page is of one process");
+        if args.runs.iter().filter_map(|(_, path)| path.as_ref()).any(|path| show::is_folder(path)) {
+            bail!("{ONE_PROCESS}");
         }
         if !args.force && objects::exists(html)? {
             bail!("{} exists; -F overwrites it", html.display());
         }
     }
-    let reply = match n_folders {
-        0 => of_process(&args.runs, &asked)?,
-        n if n == args.runs.len() => of_job(&args.runs, &asked)?,
-        _ => bail!("name a folder of each run, or a trace of each: the same rank of all"),
-    };
+    let Made { maker, mut runs } = made(args.runs, args.command, args.traces)?;
+    if let Some(maker) = maker.filter(|_| asked.fit.is_some()) {
+        let mut search = Search { maker, asked: &mut asked, runs: &mut runs, most_runs: args.most_runs };
+        search.check()?;
+    }
+    if args.html.is_some() && runs.iter().any(|(_, path)| show::is_folder(path)) {
+        bail!("{ONE_PROCESS}");
+    }
+    let reply = reply(&runs, &asked)?;
     if let Some(html) = &args.html {
-        let base = args.runs.iter().find(|(_, path)| reply.json["base"] == path.display().to_string());
+        let base = runs.iter().find(|(_, path)| reply.json["base"] == path.display().to_string());
         let (_, base) = base.context("none of the runs is the one that was continued")?;
         write_with(&reply.part.sections, base, html, args.force)?;
     }
     let report = Report { verb: "predict", parts: vec![reply.part] };
     args.show.write_as(&report, &reply.json, out)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// All runs with their traces, and what makes more.
+struct Made {
+    maker: Option<Runs>,
+    runs: Vec<(Values, PathBuf)>,
+}
+
+/// Makes the runs that have no trace.
+fn made(
+    runs: Vec<(Values, Option<PathBuf>)>,
+    command: Vec<OsString>,
+    traces: PathBuf,
+) -> anyhow::Result<Made> {
+    let mut names: Vec<String> =
+        runs.iter().flat_map(|(values, _)| values).map(|(name, _)| name.clone()).collect();
+    names.sort();
+    names.dedup();
+    let maker = if command.is_empty() { None } else { Some(Runs::new(command, traces, &names)?) };
+    let traced = runs.into_iter().map(|(values, path)| {
+        let words =
+            || values.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(",");
+        let path = match (path, &maker) {
+            (Some(path), _) => path,
+            (None, None) => {
+                bail!("{0} has no trace: write {0}:TRACE, or a command that makes it, after --", words())
+            }
+            (None, Some(maker)) => {
+                let made = maker.make(&values)?;
+                if !made.fits {
+                    bail!("{} ran out of memory: begin with smaller values", words());
+                }
+                made.traces
+            }
+        };
+        Ok((values, path))
+    });
+    let runs = traced.collect::<anyhow::Result<Vec<_>>>()?;
+    Ok(Made { maker, runs })
+}
+
+fn reply(runs: &[(Values, PathBuf)], asked: &Asked) -> anyhow::Result<Reply> {
+    match runs.iter().filter(|(_, path)| show::is_folder(path)).count() {
+        0 => of_process(runs, asked),
+        n if n == runs.len() => of_job(runs, asked),
+        _ => bail!("name a folder of each run, or a trace of each: the same rank of all"),
+    }
 }
 
 fn of_process(runs: &[(Values, PathBuf)], asked: &Asked) -> anyhow::Result<Reply> {
@@ -227,7 +305,8 @@ mod tests {
     fn a_run_has_values_before_its_file() {
         let (values, path) = recorded("batch=4,seq=256:/a/b:c.gtr".into()).unwrap();
         assert_eq!(values, [("batch".into(), 4), ("seq".into(), 256)]);
-        assert_eq!(path, Path::new("/a/b:c.gtr"));
+        assert_eq!(path.as_deref(), Some(Path::new("/a/b:c.gtr")));
+        assert_eq!(recorded("batch=4".into()).unwrap(), (vec![("batch".into(), 4)], None));
         assert!(recorded("small.gtr".into()).is_err() && recorded("batch:small.gtr".into()).is_err());
     }
 }

@@ -1,0 +1,265 @@
+//! The largest value of a variable that fits, for each setting of the allocator.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use gputrace_schemas::event::Bytes;
+use gputrace_sim::cores::on_all_cores;
+use gputrace_sim::policies::OptionError;
+use gputrace_sim::predict::{Model, Prediction};
+use gputrace_sim::tune;
+use gputrace_sim::whatif::Question;
+use serde_json::{Value as Json, json};
+
+use super::super::checked::Checked;
+use super::super::largest::{Around, End, Largest, ends, largest};
+use super::super::whatif::named;
+use super::{Asked, Oracle, Setting, Values, values_json};
+use crate::report::model::{Mood, Section, Table, Value};
+
+/// Of runs with more requests and frees `--fit` looks at the neighbours of the largest value alone.
+const MOST_LOOKED_AROUND: usize = 200_000;
+/// Bytes of predictions that `--fit` keeps, to ask them of the next setting.
+const MOST_KEPT: usize = 512 << 20;
+
+/// The largest value that fits under a setting.
+struct Row {
+    at: Vec<u64>,
+    question: Question,
+    found: Largest,
+    is_sure: bool,
+    checked: Option<Checked>,
+}
+
+impl Row {
+    /// The same, as running showed it.
+    fn proved_by(self, checked: &Checked) -> Row {
+        let (best, is_sure) = (checked.largest(), checked.is_exact());
+        let at_most = if is_sure { best } else { self.found.at_most.max(best) };
+        let found = match self.found.best == best {
+            true => self.found,
+            false => Largest { holes: vec![], further: vec![], ..self.found },
+        };
+        let found = Largest { best, at_least: best, at_most, has_no_end: false, ..found };
+        Row { found, is_sure, checked: Some(checked.clone()), ..self }
+    }
+}
+
+/// What is predicted at values of one variable, for all settings.
+struct Kept<'a> {
+    model: &'a Model<'a>,
+    at: &'a [u64],
+    index: usize,
+    of_value: Mutex<HashMap<u64, Arc<Prediction<'a>>>>,
+}
+
+impl<'a> Kept<'a> {
+    fn predict(&self, value: u64) -> Result<Arc<Prediction<'a>>, String> {
+        if let Some(known) = self.of_value.lock().ok().and_then(|kept| kept.get(&value).cloned()) {
+            return Ok(known);
+        }
+        let mut point = self.at.to_vec();
+        point[self.index] = value;
+        let prediction = Arc::new(self.model.predict(&point).map_err(|why| why.to_string())?);
+        if let Ok(mut kept) = self.of_value.lock() {
+            if (kept.len() + 1) * prediction.bytes() > MOST_KEPT {
+                kept.clear();
+            }
+            kept.insert(value, prediction.clone());
+        }
+        Ok(prediction)
+    }
+}
+
+/// Whether it fits at an end of what is not known.
+fn fits_at(prediction: &Prediction, question: &Question, end: End) -> Result<bool, OptionError> {
+    match end {
+        End::AtLeast => prediction.fits_at_worst(question),
+        End::AtMost => prediction.fits_at_best(question),
+    }
+}
+
+impl Oracle<'_> {
+    /// The largest value of a variable that fits, for each setting.
+    pub(super) fn fit(
+        &self,
+        variable: &str,
+        targets: &[Vec<u64>],
+        settings: &[Setting],
+        asked: &Asked,
+    ) -> Result<(Section, Vec<Json>), String> {
+        let known = || format!("no run has a value of `{variable}`; known are {}", self.names.join(", "));
+        let index = self.names.iter().position(|name| name == variable).ok_or_else(known)?;
+        let machine = asked.machine;
+        let is_bounded = machine.limit.is_some()
+            || machine.device_memory.or(self.bench.stream.settings.device_memory.map(Bytes)).is_some();
+        if !is_bounded {
+            return Err("--fit needs --limit or --device-memory: the traces do not hold it".into());
+        }
+        let are_advised = asked.policies.is_empty() && !asked.is_as_recorded;
+        let settings = match are_advised && self.bench.stream.settings.is_torch() {
+            false => settings.to_vec(),
+            true => {
+                let version = self.bench.self_check.torch_version;
+                let advised = tune::advised(version, &settings[0].1).map_err(|error| error.to_string())?;
+                advised.into_iter().map(|options| (settings[0].0.clone(), options)).collect()
+            }
+        };
+        let mut rows = vec![];
+        for at in targets {
+            let kept = Kept { model: self.model, at, index, of_value: Mutex::default() };
+            let found = on_all_cores(settings.len(), |it| Some(self.row(&kept, &settings[it])));
+            rows.extend(found.into_iter().collect::<Result<Vec<Row>, String>>()?);
+        }
+        if let Some(checked) = &asked.checked
+            && !rows.is_empty()
+        {
+            let recorded = rows.remove(0).proved_by(checked);
+            rows.insert(0, recorded);
+        }
+        let json = rows.iter().map(|row| self.fit_json(index, row));
+        Ok((self.fit_section(index, &rows), json.collect()))
+    }
+
+    fn row(&self, kept: &Kept, (policy, options): &Setting) -> Result<Row, String> {
+        let question = self.bench.question(policy, options);
+        let may_choose = Cell::new(false);
+        let ask = |value: u64, ask: &dyn Fn(&Prediction) -> Result<bool, OptionError>| {
+            let prediction = kept.predict(value)?;
+            may_choose.set(may_choose.get() || prediction.known.may_choose);
+            ask(&prediction).map_err(|error| format!("{}: {error}", named(&question)))
+        };
+        let start = kept.at[kept.index];
+        let likely = |value: u64| ask(value, &|prediction| prediction.fits_likely(&question));
+        let takes_long = self.bench.stream.ops.len() > MOST_LOOKED_AROUND;
+        let around = |value: u64| {
+            Ok(match kept.predict(value)?.known.is_lawful() {
+                _ if takes_long => Around::Nowhere,
+                true => Around::Above,
+                false => Around::BothSides,
+            })
+        };
+        let mut found = largest(start, around, likely, |value, end| {
+            ask(value, &|prediction| fits_at(prediction, &question, end))
+        })?;
+        if !found.is_sure() || may_choose.get() || !self.doubts.reasons.is_empty() {
+            found = ends(start, found, |value, end| {
+                ask(value, &|prediction| self.fits_surely(prediction, &question, end))
+            })?;
+        }
+        let is_lawful = match found.best {
+            Some(best) => kept.predict(best)?.known.is_lawful(),
+            None => true,
+        };
+        let is_sure = found.is_sure() && is_lawful && self.doubts.reasons.is_empty();
+        Ok(Row { at: kept.at.to_vec(), question, is_sure, found, checked: None })
+    }
+
+    /// Whether it fits where as much less may be reserved as what is reserved may lie above the replays, or where as much more.
+    fn fits_surely(
+        &self,
+        prediction: &Prediction,
+        question: &Question,
+        end: End,
+    ) -> Result<bool, OptionError> {
+        let factor = prediction.known.beyond() * self.doubts.factor;
+        let by = if end == End::AtLeast { 1.0 / factor } else { factor };
+        let scaled = |bytes: Option<u64>| bytes.map(|bytes| (bytes as f64 * by) as u64);
+        let (limit, device_memory) = (scaled(question.limit), scaled(question.device_memory));
+        fits_at(prediction, &Question { limit, device_memory, ..question.clone() }, end)
+    }
+
+    fn fit_section(&self, index: usize, rows: &[Row]) -> Section {
+        let variable = &self.names[index];
+        let others = |at: &[u64]| {
+            let others = self.names.iter().zip(at).enumerate().filter(|(it, _)| *it != index);
+            others.map(|(_, (name, value))| format!("{name}={value}")).collect::<Vec<_>>().join(",")
+        };
+        let mut table = Table::of(
+            "fits",
+            rows,
+            &[
+                ("largest", "largest", &|row| Value::text(row.found.words())),
+                ("sure", "sure", &|row| Value::text(self.sure_of_row(row))),
+                ("others", "with", &|row| Value::text(others(&row.at))),
+                ("policy", "policy", &|row| Value::text(named(&row.question))),
+            ],
+        );
+        if self.names.len() == 1 {
+            table.columns.remove(2);
+            table.rows.iter_mut().for_each(|row| drop(row.remove(2)));
+        }
+        let device = self.bench.stream.device;
+        let title = format!("The largest {variable} that fits on cuda:{device}");
+        let most = rows.iter().filter_map(|row| Some((row.found.best?, &row.question)));
+        let most = most.max_by_key(|(value, _)| *value).filter(|(value, _)| {
+            rows.first().is_some_and(|recorded| recorded.found.best.is_none_or(|best| best < *value))
+        });
+        let line = most.map(|(value, question)| {
+            (Mood::Good, format!("{} allows the largest: {variable}={value}", named(question)))
+        });
+        let holes = rows.iter().filter_map(|Row { question, found, .. }| {
+            Some((Mood::Warning, format!("{}: {}", named(question), found.disorder()?)))
+        });
+        let base = self.model.base().at[index];
+        // Of the first setting, which is the recorded one: a run there fits for all that is known.
+        let near = rows.first().filter(|row| row.found.at_least < row.found.at_most);
+        let near =
+            near.and_then(|row| row.found.at_least).filter(|near| *near > base && !self.doubts.is_guess);
+        let near = near.map(|near| {
+            (Mood::Note, format!("one more run near the largest would make it surer; {variable}={near} fits for all that is known"))
+        });
+        let ran = rows.iter().filter_map(|row| row.checked.as_ref());
+        let ran = ran.map(|checked| {
+            let mood = if checked.is_exact() { Mood::Good } else { Mood::Warning };
+            (mood, checked.words(variable))
+        });
+        Section::new("fit", title)
+            .table(table)
+            .lines(ran)
+            .lines(line)
+            .lines(holes)
+            .lines(near)
+            .warn(self.doubts.reasons.iter().cloned())
+    }
+
+    fn sure_of_row(&self, row: &Row) -> &'static str {
+        match (self.doubts.is_guess, row.is_sure) {
+            (_, true) if row.checked.is_some() => "checked",
+            (true, _) => "guess",
+            (false, true) => "certain",
+            (false, false) => "range",
+        }
+    }
+
+    fn fit_json(&self, index: usize, row: &Row) -> Json {
+        let Row { at, question, found, is_sure, checked } = row;
+        let ran = |(value, fits): (u64, bool)| json!({"value": value, "fits": fits});
+        let ran = checked.as_ref().map(|checked| checked.values().map(ran).collect::<Vec<_>>());
+        let others: Values = self
+            .names
+            .iter()
+            .cloned()
+            .zip(at.iter().copied())
+            .filter(|it| it.0 != self.names[index])
+            .collect();
+        json!({
+            "device": self.bench.stream.device,
+            "variable": self.names[index],
+            "with": values_json(&others),
+            "policy": question.policy,
+            "options": question.options,
+            "limit_bytes": question.limit,
+            "device_memory_bytes": question.device_memory,
+            "largest": found.best,
+            "largest_range": [found.at_least, found.at_most],
+            "is_lower_bound": found.has_no_end,
+            "out_of_order": found.out_of_order().collect::<Vec<_>>(),
+            "certain": is_sure,
+            "checked": checked.as_ref().is_some_and(Checked::is_exact),
+            "ran": ran,
+            "reasons": self.doubts.reasons,
+        })
+    }
+}
