@@ -5,6 +5,7 @@ use gputrace_skip::skip;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::Duration;
 
 use gputrace_schemas::event::{Action, EventKind, Frame, LostCause};
 use gputrace_schemas::reader::Trace;
@@ -430,7 +431,16 @@ fn bad_input_changes_nothing() {
 fn a_killed_recorder_is_noticed_and_its_ring_is_recovered() {
     let app = program("recorder_killed", "recorder_killed");
     let folder = Folder::new(&scratch(), "recorder_killed");
-    let run = watched(on_fake(&app, &[]), &folder, &[], Order::First);
+    let told = folder.path().join("told").display().to_string();
+    let run = std::thread::scope(|scope| {
+        let run = scope.spawn(|| watched(on_fake(&app, &[&told]), &folder, &[], Order::First));
+        let has_ten = |path: PathBuf| Trace::open(path).is_ok_and(|it| count(&it, Action::Alloc) == 10);
+        while !run.is_finished() && !folder.files("gtr").into_iter().any(has_ten) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        fs::write(&told, "").expect("a file of ours");
+        run.join().expect("it ends")
+    });
     let said = String::from_utf8_lossy(&run.stderr).into_owned();
     assert!(run.status.success() && run.stdout == b"recorder found\n", "{run:?}");
     let ring = said.split("since then are in ").nth(1).and_then(|rest| rest.split(": `gputrace").next());

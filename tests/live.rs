@@ -654,6 +654,40 @@ fn a_command_is_run_once_when_a_bound_is_crossed() {
 }
 
 #[test]
+fn a_trace_that_gets_another_name_or_is_removed_is_not_told_of_again() {
+    let folder = folder("renamed");
+    let (state, file) = (folder.path().join("state"), folder.path().join("alerts"));
+    let command = r#"echo "$ALERT; $(basename "$ALERT_TRACE")" >> alerts"#;
+    let bounds = ["held>10MB", "held>50MB", "held>90MB"];
+    let options: Vec<&str> = bounds.iter().flat_map(|bound| ["--alert", bound]).collect();
+    let mut recorded =
+        Holder::start(Some(&folder), &state, &[], &[&options[..], &["--on-alert", command]].concat());
+    let trace = folder.path().join(format!("{}.gtr", recorded.pid()));
+    let until = |n: usize| {
+        eventually(|| match alerts(&file) {
+            lines if lines.len() >= n => Ok(()),
+            lines => Err(format!("{lines:?}")),
+        });
+    };
+    recorded.tell("alloc 20000000");
+    until(1);
+    std::fs::rename(&trace, folder.path().join("other.gtr")).expect("it is there");
+    recorded.tell("alloc 40000000");
+    until(2);
+    std::fs::remove_file(folder.path().join("other.gtr")).expect("it is there");
+    recorded.tell("alloc 40000000");
+    until(3);
+    let pid = recorded.pid();
+    recorded.end();
+    let expected = [
+        format!("held>10MB; {pid}.gtr"),
+        "held>50MB; other.gtr".to_owned(),
+        "held>90MB; other.gtr (deleted)".to_owned(),
+    ];
+    assert_eq!(alerts(&file), expected);
+}
+
+#[test]
 fn growth_is_that_of_the_steps() {
     let folder = folder("growth");
     let (state, file) = (folder.path().join("state"), folder.path().join("alerts"));

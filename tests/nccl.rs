@@ -46,12 +46,11 @@ fn recorded(program: &Path, folder: &Folder) -> Trace {
 }
 
 /// A job of Python ranks on the stand-in for NCCL.
-fn job(name: &str, ranks: u32, arguments: &[&str], variables: &[(&str, &str)], script: &str) -> Vec<Trace> {
+fn job(name: &str, ranks: u32, variables: &[(&str, &str)], script: &str) -> Vec<Trace> {
     let folder = Folder::new(&scratch(), name);
     let program = folder.path().join("job.py");
     fs::write(&program, script).expect("a script");
     let output = recorded::nccl_job(ranks, &folder)
-        .args(arguments)
         .arg(&program)
         .envs(variables.iter().copied())
         .output()
@@ -224,7 +223,7 @@ fn look_ups_answer_as_without_the_library() {
 #[test]
 fn memory_is_charged_to_communicators_and_calls_on_any_thread() {
     let script = fs::read_to_string(sources().join("healthy.py")).expect("a script");
-    for trace in job("memory", 2, &[], &[("FAKE_NCCL_INIT", "8MiB"), ("FAKE_NCCL_FIRST", "4MiB")], &script) {
+    for trace in job("memory", 2, &[("FAKE_NCCL_INIT", "8MiB"), ("FAKE_NCCL_FIRST", "4MiB")], &script) {
         let mut openers = HashMap::new();
         let mut bytes: BTreeMap<(u32, &str, bool), u64> = BTreeMap::new();
         for event in trace.events() {
@@ -261,16 +260,18 @@ fn frames_of_ours(trace: &Trace) -> usize {
 #[test]
 fn a_process_killed_inside_a_collective_leaves_it_open() {
     let script = "
-import time
+import signal, time
 import fake_nccl as nccl
 world = nccl.init()
 world.all_reduce(1)
 if nccl.RANK == 1:
-    time.sleep(60)
+    while nccl.made(0) < 2:
+        time.sleep(0.01)
+    nccl.enough()
+    signal.pause()
 world.all_reduce(2)
 ";
-    let variables = [("FAKE_NCCL_BLOCKING", "1"), ("FAKE_NCCL_TIMEOUT", "60")];
-    let traces = job("killed", 2, &["--kill-after", "4"], &variables, script);
+    let traces = job("killed", 2, &[("FAKE_NCCL_BLOCKING", "1")], script);
     let last = |trace: &Trace| calls(trace).pop().expect("calls");
     assert_eq!(last(&traces[0]), "ncclAllReduce comm=1 number=1 group=0/0 count=2 peer=-1 -> open");
     assert_eq!(last(&traces[1]), "ncclAllReduce comm=1 number=0 group=0/0 count=1 peer=-1 -> 0");
@@ -298,7 +299,7 @@ with nccl.group():
     late = nccl.init('late')
 grouped.all_reduce(2)
 ";
-    for trace in job("nonblocking", 2, &[], &[], script) {
+    for trace in job("nonblocking", 2, &[], script) {
         let lines = calls(&trace);
         let news = lines.iter().filter(|line| line.starts_with("ncclCommGetAsyncError")).count();
         assert_eq!(news, 2, "their calls said in progress; that they are done, once each: {lines:?}");
@@ -338,7 +339,7 @@ world.all_reduce(2, stream=other.value)
 assert cuda.cuStreamEndCapture(captured, ctypes.byref(graph)) == 0
 world.all_reduce(3, stream=captured.value)
 ";
-    let traces = job("captured", 1, &[], &[], script);
+    let traces = job("captured", 1, &[], script);
     let flags = traces[0].events().filter_map(|event| match event.kind {
         EventKind::NcclEnter(enter) if enter.op == NcclOp::AllReduce => Some((enter.count, enter.captured)),
         _ => None,

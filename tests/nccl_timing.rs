@@ -1,5 +1,8 @@
 //! `gputrace record --nccl-timing`: when the GPU runs what NCCL launches. The fake driver's streams are busy for as long as the
 //! test says, and its log has every call that the library makes of itself.
+//!
+//! The time of streams stands still until a program says that it goes on, and what the library has read is seen in the log: so no
+//! verdict hangs on how busy the machine is.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -22,33 +25,46 @@ struct Job {
 }
 
 const PRELUDE: &str = "
-import ctypes, os, sys, threading, time
+import ctypes, os, resource, signal, sys, threading, time
 import fake_nccl as nccl
 cuda = ctypes.CDLL('libcuda.so.1')
 cuda.fakeCudaBusyUntil.argtypes = [ctypes.c_void_p, ctypes.c_ulonglong]
+cuda.fakeCudaTime.argtypes = [ctypes.c_ulonglong]
+cuda.fakeCudaNow.restype = ctypes.c_ulonglong
 def busy(stream, ms):
-    cuda.fakeCudaBusyUntil(stream, time.monotonic_ns() + int(ms * 1e6))
+    cuda.fakeCudaBusyUntil(stream, cuda.fakeCudaNow() + int(ms * 1e6))
+def stop_the_time():
+    cuda.fakeCudaTime(10**15)
+def pass_time(ms):
+    cuda.fakeCudaTime(cuda.fakeCudaNow() + int(ms * 1e6))
 def new_stream():
     stream = ctypes.c_void_p()
     assert cuda.cuStreamCreate(ctypes.byref(stream), 1) == 0
     return stream.value
+def has_read(n, contexts):
+    # One question for the first span of a context, two for each other; the thread leaves the context when all that is done is recorded.
+    asked, is_over = 0, False
+    with open(os.environ['FAKE_CUDA_LOG']) as log:
+        for line in log.read().splitlines():
+            pid, thread, function, *_ = line.split(' ')
+            if int(pid) == os.getpid() != int(thread):
+                asked += function.startswith('cuEventElapsedTime')
+                is_over = asked >= 2 * n - contexts and function == 'cuCtxPopCurrent_v2' or is_over
+    return is_over
+def read(n, contexts=1):
+    # Until the library has recorded so many spans, in so many contexts.
+    while not has_read(n, contexts):
+        time.sleep(0.01)
 world = nccl.init()
 ";
 
-fn run(
-    name: &str,
-    ranks: u32,
-    arguments: &[&str],
-    variables: &[(&str, &str)],
-    script: &str,
-) -> (Job, Output) {
+fn run(name: &str, ranks: u32, variables: &[(&str, &str)], script: &str) -> (Job, Output) {
     let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("nccl-timing");
     fs::create_dir_all(&scratch).expect("a scratch directory");
     let folder = Folder::new(&scratch, name);
     let (program, log) = (folder.path().join("job.py"), folder.path().join("calls.log"));
     fs::write(&program, format!("{PRELUDE}{script}")).expect("a script");
     let output = recorded::nccl_job(ranks, &folder)
-        .args(arguments)
         .arg(&program)
         .envs([("GPUTRACE_NCCL_TIMING", "1"), ("FAKE_CUDA_LOG_ALL", "1"), ("FAKE_NCCL_KERNEL", "2000")])
         .env("FAKE_CUDA_LOG", &log)
@@ -61,8 +77,8 @@ fn run(
     (Job { folder, log, said }, output)
 }
 
-fn job(name: &str, ranks: u32, arguments: &[&str], variables: &[(&str, &str)], script: &str) -> Job {
-    let (job, output) = run(name, ranks, arguments, variables, script);
+fn job(name: &str, ranks: u32, variables: &[(&str, &str)], script: &str) -> Job {
+    let (job, output) = run(name, ranks, variables, script);
     assert!(output.status.success(), "{}", job.said);
     job
 }
@@ -122,7 +138,7 @@ fn gputrace(arguments: &[&str], trace: &Path) -> Value {
 #[test]
 fn nothing_is_timed_and_no_event_is_made_unless_somebody_asks() {
     let script = "world.all_reduce(1)\nwith nccl.group():\n    world.all_reduce(2)\ntime.sleep(0.1)\n";
-    let off = job("off", 1, &[], &[("GPUTRACE_NCCL_TIMING", "")], script);
+    let off = job("off", 1, &[("GPUTRACE_NCCL_TIMING", "")], script);
     assert!(launches(&off.folder.traces(1)[0]).is_empty());
     let ours = ["cuEventCreate", "cuEventRecord", "cuEventQuery", "cuEventElapsedTime_v2", "cuStreamGetCtx"]
         .into_iter()
@@ -137,6 +153,7 @@ fn nothing_is_timed_and_no_event_is_made_unless_somebody_asks() {
 fn each_launch_has_its_time_on_the_gpu_and_each_group_one_a_stream() {
     let script = "
 a, b = new_stream(), new_stream()
+stop_the_time()
 busy(a, 2000)
 world.all_reduce(1, stream=a)
 world.all_reduce(2, stream=a)
@@ -157,9 +174,10 @@ try:
 except nccl.NcclError:
     pass
 world.all_reduce(11, stream=a)
-time.sleep(2.5)
+pass_time(3000)
+read(8)
 ";
-    let timed = job("launches", 1, &[], &[], script);
+    let timed = job("launches", 1, &[], script);
     let launches = launches(&timed.folder.traces(1)[0]);
     let shown: Vec<_> =
         launches.iter().map(|launch| (launch.count, launch.timed, launch.spans.len())).collect();
@@ -185,8 +203,10 @@ time.sleep(2.5)
 fn what_is_captured_is_not_timed_and_nothing_is_asked_meanwhile() {
     let script = "
 captured, other, graph = new_stream(), new_stream(), ctypes.c_void_p()
+stop_the_time()
 world.all_reduce(1, stream=other)
-time.sleep(0.4)
+pass_time(10)
+read(1)
 busy(other, 60)
 world.all_reduce(2, stream=other)
 assert cuda.cuStreamBeginCapture_v2(ctypes.c_void_p(captured), 0) == 0
@@ -194,12 +214,14 @@ world.all_reduce(3, stream=captured)
 with nccl.group():
     world.all_reduce(4, stream=other)
     world.all_reduce(5, stream=captured)
+pass_time(100)
 time.sleep(0.2)
 assert cuda.cuStreamEndCapture(ctypes.c_void_p(captured), ctypes.byref(graph)) == 0
 world.all_reduce(6, stream=captured)
-time.sleep(0.1)
+pass_time(10)
+read(3)
 ";
-    let job = job("capture", 1, &[], &[], script);
+    let job = job("capture", 1, &[], script);
     let launches = launches(&job.folder.traces(1)[0]);
     let shown: Vec<_> =
         launches.iter().map(|launch| (launch.count, launch.timed.unwrap(), launch.spans.len())).collect();
@@ -220,15 +242,17 @@ time.sleep(0.1)
 fn more_launches_than_there_are_events_for_are_counted() {
     let script = "
 stream = new_stream()
+stop_the_time()
 busy(stream, 5000)
-began = time.monotonic()
 for count in range(1, 1101):
     world.all_reduce(count, stream=stream)
-time.sleep(began + 5.5 - time.monotonic())
+pass_time(6000)
+read(1024)
 world.all_reduce(2000, stream=stream)
-time.sleep(0.3)
+pass_time(10)
+read(1025)
 ";
-    let job = job("pool", 1, &[], &[("FAKE_NCCL_KERNEL", "1")], script);
+    let job = job("pool", 1, &[("FAKE_NCCL_KERNEL", "1")], script);
     let trace = job.folder.files("gtr").remove(0);
     let launches = launches(&job.folder.traces(1)[0]);
     let of = |timed| launches.iter().filter(|launch| launch.timed == Some(timed)).count();
@@ -248,18 +272,15 @@ time.sleep(0.3)
 fn a_launch_that_never_ends_does_not_keep_the_process_and_is_named() {
     let script = "
 stream = new_stream()
+stop_the_time()
 world.all_reduce(1, stream=stream)
-time.sleep(0.1)
-busy(stream, 3600e3)
+pass_time(10)
+read(1)
 world.all_reduce(2, stream=stream)
 world.all_reduce(3, stream=stream)
-began = time.monotonic()
-import atexit
-atexit.register(lambda: open(sys.argv[0] + '.end', 'w').write(str(time.time())))
 ";
-    let began = std::time::Instant::now();
-    let job = job("hung", 1, &[], &[], script);
-    assert!(began.elapsed().as_secs() < 20, "{:?}", began.elapsed());
+    // The time stands still: were it waited for what is on the stream, the job would never end.
+    let job = job("hung", 1, &[], script);
     let trace = job.folder.files("gtr").remove(0);
     let spans: Vec<_> = launches(&job.folder.traces(1)[0]).iter().map(|launch| launch.spans.len()).collect();
     assert_eq!(spans, [1, 0, 0]);
@@ -281,7 +302,7 @@ stream = new_stream()
 busy(stream, 30)
 world.all_reduce(1, stream=stream)
 ";
-    let job = job("exit", 1, &[], &[], script);
+    let job = job("exit", 1, &[], script);
     let launches = launches(&job.folder.traces(1)[0]);
     assert_eq!(launches.iter().map(|launch| launch.spans.len()).collect::<Vec<_>>(), [1], "{}", job.log);
 }
@@ -290,13 +311,15 @@ world.all_reduce(1, stream=stream)
 fn what_was_read_before_a_kill_is_in_the_trace() {
     let script = "
 stream = new_stream()
+stop_the_time()
 world.all_reduce(1, stream=stream)
-time.sleep(0.2)
-busy(stream, 3600e3)
+pass_time(10)
+read(1)
 world.all_reduce(2, stream=stream)
-time.sleep(60)
+nccl.enough()
+signal.pause()
 ";
-    let job = job("killed", 1, &["--kill-after", "6"], &[], script);
+    let job = job("killed", 1, &[], script);
     let launches = launches(&job.folder.traces(1)[0]);
     let shown: Vec<_> =
         launches.iter().map(|launch| (launch.count, launch.timed, launch.spans.len())).collect();
@@ -308,28 +331,33 @@ time.sleep(60)
 fn forked_children_and_contexts_that_go_take_their_events_with_them() {
     let script = "
 stream = new_stream()
+stop_the_time()
 world.all_reduce(1, stream=stream)
-time.sleep(0.4)
+pass_time(10)
+read(1)
 child = os.fork()
 if child == 0:
-    began = time.monotonic()
+    # It has no thread that it would have to wait for, by going to sleep again and again.
+    slept = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+    before = slept()
     cuda.cuDevicePrimaryCtxRelease_v2(1)
-    sys.exit(0 if time.monotonic() - began < 0.9 else 1)
+    sys.exit(0 if slept() - before < 1000 else 1)
 assert os.waitpid(child, 0)[1] == 0
-busy(stream, 3600e3)
 world.all_reduce(2, stream=stream)
 assert cuda.cuDevicePrimaryCtxReset_v2(0) == 0
 time.sleep(0.4)
 nccl._context(0)
 again = new_stream()
 world.all_reduce(3, stream=again)
-time.sleep(0.4)
+pass_time(10)
+read(2, contexts=2)
 assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0) == 0
 assert cuda.cuDevicePrimaryCtxRelease_v2(0) == 0
 world.all_reduce(4, stream=again)
-time.sleep(0.4)
+pass_time(10)
+read(3, contexts=2)
 ";
-    let job = job("contexts", 1, &[], &[], script);
+    let job = job("contexts", 1, &[], script);
     let launches = launches(&job.folder.traces(1)[0]);
     let shown: Vec<_> =
         launches.iter().map(|launch| (launch.count, launch.timed.unwrap(), launch.spans.len())).collect();
@@ -353,7 +381,7 @@ for count in range(1, 6):
     world.all_reduce(count, stream=stream)
 time.sleep(0.4)
 ";
-    let job = job("refused", 1, &[], &[("FAKE_CUDA_FAIL", "cuEventRecord:3+:700")], script);
+    let job = job("refused", 1, &[("FAKE_CUDA_FAIL", "cuEventRecord:3+:700")], script);
     let trace = &job.folder.traces(1)[0];
     let timed: Vec<_> = launches(trace).iter().map(|launch| launch.timed.unwrap()).collect();
     use NcclTimed::{Enqueued, Refused};
@@ -367,18 +395,19 @@ time.sleep(0.4)
 
 #[test]
 fn the_rank_that_comes_last_on_the_gpu_is_named_though_its_host_is_not_late() {
-    // The streams are busy until moments that all ranks know, and the hosts are long done when the first comes.
+    // The streams are busy until moments that all ranks know, and the hosts are done before the first comes.
     let script = "
 stream = new_stream()
-first = int(os.environ['FAKE_NCCL_JOB'].split('.')[1]) + 7_000_000_000
+stop_the_time()
+first = cuda.fakeCudaNow() + 7_000_000_000
 for step in range(30):
     late = nccl.RANK == 1 and step % 10 == 9
     cuda.fakeCudaBusyUntil(stream, first + step * 50_000_000 + (30_000_000 if late else 0))
     world.all_reduce(step + 1, stream=stream)
-assert time.monotonic_ns() < first, 'this machine is too slow'
-time.sleep((first - time.monotonic_ns()) / 1e9 + 2)
+pass_time(9000)
+read(30)
 ";
-    let job = job("straggler", 3, &[], &[("FAKE_NCCL_BLOCKING", "1"), ("FAKE_NCCL_KERNEL", "500")], script);
+    let job = job("straggler", 3, &[("FAKE_NCCL_BLOCKING", "1"), ("FAKE_NCCL_KERNEL", "500")], script);
     drop(job.folder.traces(3));
     let report = gputrace(&["ranks", "--json"], job.folder.path());
     let found = &report["jobs"][0];

@@ -1,17 +1,21 @@
 //! `gputrace ranks` on jobs of real processes, each with one known fault, and on healthy ones: `nccl/scenarios/jobs.py` has them
 //! and what must be said of each. Whoever hangs is killed with SIGKILL, as people do it.
 //!
-//! No verdict may hang on how busy the machine is: that a job hangs is seen from what its processes do, and a finding that is
-//! about time alone is not held against a healthy job here, nor is one missed that a busy machine's own delays may hide. `replay/src/ranks/tests.rs` holds those, on clocks of its own.
+//! No verdict may hang on how busy the machine is: that a job hangs is seen from what its processes do, how long a wait must be from
+//! how far their calls were apart, and that recorders have seen it from their own looks. A finding that is about time alone is not held
+//! against a healthy job here, nor is one missed that a busy machine's own delays may hide. `replay/src/ranks/tests.rs` holds those, on
+//! clocks of its own.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use gputrace_schemas::event::EventKind;
 use gputrace_schemas::reader::Trace;
 use gputrace_tests::recorded::{self, Folder};
 use serde_json::Value;
@@ -24,17 +28,18 @@ const QUIET: Duration = Duration::from_millis(400);
 const LOOKS: u64 = 100;
 /// What is a long wait for `gputrace ranks`, at least.
 const LEAST_WAIT: Duration = Duration::from_millis(1200);
-/// A wait is long for it that is so many times as long as what was usual before, and a little more.
+/// A wait is long for it that is so many times as long as what was usual before.
 const TIMES: u32 = 3;
-/// A job that is stopped at work runs so long.
+/// A recorder that has gone to sleep so often has asked in between whether its process is alive.
+const SLEEPS: u64 = 3;
+/// A job that is stopped at work runs so long, and each rank has come so far.
 const WORK: Duration = Duration::from_millis(800);
+const WORKED: u64 = 10;
 /// What a healthy job looks like where a rank does not get to a processor: it comes late, or has not come yet when the job is
 /// stopped at work.
 const HANGS_ON_TIME: &[&str] = &["straggler", "rank_stuck"];
 /// No job takes longer, however slow the machine.
-const PATIENCE: Duration = Duration::from_secs(300);
-/// What is waited for at most, once nobody does anything any more.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(1800);
 
 #[test]
 fn every_fault_is_named_with_its_rank_call_and_line_and_healthy_jobs_are_consistent() {
@@ -99,10 +104,7 @@ fn try_scenario(scenario: &Value, folder: &Path, modules: &Path) -> Vec<String> 
         _ => ranks.len() - n_untraced,
     };
     wait(&mut ranks, &traces, &job(name), n_traces, scenario["endless"] == true);
-    // All at once, then wait: a rank that outlives another waits for it.
-    for rank in &mut ranks {
-        let _ = rank.kill();
-    }
+    kill_all(&mut ranks);
     for rank in &mut ranks {
         rank.wait().expect("it ends");
     }
@@ -146,7 +148,7 @@ fn start(scenario: &Value, name: &str, traces: &Path, modules: &Path) -> Vec<Chi
     let gputrace = recorded::built().join("gputrace");
     let n_ranks = scenario["n_ranks"].as_u64().expect("a number");
     let environment = scenario["environment"].as_object().expect("an object");
-    let start = |rank: u64| {
+    let start = |rank: u64, group: i32| {
         let trace = traces.join(format!("rank{rank}.gtr"));
         let is_traced = scenario["untraced"].as_array().is_none_or(|ranks| !ranks.contains(&rank.into()));
         let mut command = Command::new(if is_traced { &gputrace } else { python() });
@@ -165,19 +167,29 @@ fn start(scenario: &Value, name: &str, traces: &Path, modules: &Path) -> Vec<Chi
             .env("LD_LIBRARY_PATH", fake_cuda::library_dir())
             .env("PYTHONPATH", modules)
             .envs(environment.iter().filter_map(|(name, value)| Some((name, value.as_str()?))))
+            .process_group(group)
             .stderr(Stdio::null());
         command.spawn().expect("gputrace runs")
     };
-    (0..n_ranks).map(start).collect()
+    let first = start(0, 0);
+    let group = first.id().cast_signed();
+    [first].into_iter().chain((1..n_ranks).map(|rank| start(rank, group))).collect()
+}
+
+/// All by one call, as we may not get to a processor between two: a rank that outlives another waits for it.
+fn kill_all(ranks: &mut [Child]) {
+    if ranks.iter_mut().any(|rank| matches!(rank.try_wait(), Ok(None))) {
+        let group = format!("-{}", ranks[0].id());
+        let killed = Command::new("kill").args(["-KILL", "--", &group]).status().expect("kill runs");
+        assert!(killed.success(), "{killed}");
+    }
 }
 
 /// Until all ranks have ended, or those that have not do nothing any more; an endless job for a while.
 fn wait(ranks: &mut [Child], traces: &Path, job: &str, n_traces: usize, endless: bool) {
     let started = Instant::now();
-    let (mut before, mut began, mut all_there_since) = (Default::default(), Instant::now(), None);
+    let (mut before, mut began, mut at_work_since) = (Default::default(), Instant::now(), None);
     let mut looks: Vec<Look> = ranks.iter().map(Look::new).collect();
-    // Between the first call and the last.
-    let (mut first_met, mut went_on) = (None, Duration::ZERO);
     // A rank may stop waiting just before it is judged, and not get to a processor: twice is enough.
     let mut n_idle = 0;
     while started.elapsed() < PATIENCE && n_idle < 2 {
@@ -190,13 +202,12 @@ fn wait(ranks: &mut [Child], traces: &Path, job: &str, n_traces: usize, endless:
         // A recorder that does not get to a processor writes late what its rank has long done: the others know.
         let now = (sizes_in(traces), met(job));
         let all_there = now.0.len() >= n_traces && now.0.values().all(|bytes| *bytes > 0);
-        if all_there && endless && all_there_since.get_or_insert_with(Instant::now).elapsed() > WORK {
+        let all_work = now.1.values().any(|meeting| meeting.n_at_work(WORKED) == ranks.len());
+        if all_there && endless && all_work && at_work_since.get_or_insert_with(Instant::now).elapsed() > WORK
+        {
             return;
         }
         let has_grown = now != before;
-        if has_grown && !now.1.is_empty() {
-            went_on = first_met.get_or_insert_with(Instant::now).elapsed();
-        }
         let is_long_enough = began.elapsed() > QUIET;
         if !all_there || has_grown || (is_long_enough && looks.iter().all(Look::only_waits)) {
             n_idle = if !all_there || has_grown { 0 } else { n_idle + 1 };
@@ -209,8 +220,50 @@ fn wait(ranks: &mut [Child], traces: &Path, job: &str, n_traces: usize, endless:
     let n_ended = ranks.iter_mut().filter_map(|rank| rank.try_wait().ok()?).count();
     until(|| n_complete(traces) >= n_ended);
     // Whether somebody waits for long is judged by how long the calls before took, and when the end of a rank was seen.
-    let longest = started.elapsed().max(went_on * TIMES);
-    std::thread::sleep(longest.clamp(LEAST_WAIT, LONGEST_WAIT));
+    let usual = sizes_in(traces).into_keys().map(|trace| longest_gap(&trace)).max().unwrap_or_default();
+    std::thread::sleep(LEAST_WAIT + usual * TIMES);
+    let recorders: Vec<Recorder> = ranks.iter().filter_map(Recorder::of).collect();
+    until(|| recorders.iter().all(Recorder::has_looked));
+}
+
+/// The longest that a process took from one call of NCCL to the next.
+fn longest_gap(trace: &Path) -> Duration {
+    let Ok(trace) = Trace::open(trace) else { return Duration::ZERO };
+    let calls = trace.events().filter(|event| matches!(event.kind, EventKind::NcclEnter(_)));
+    let times: Vec<u64> = calls.map(|event| event.time.0).collect();
+    let gaps = times.windows(2).map(|pair| pair[1].saturating_sub(pair[0]));
+    Duration::from_nanos(gaps.max().unwrap_or(0))
+}
+
+/// What records a rank, and how often it had gone to sleep when it was found.
+struct Recorder {
+    process: PathBuf,
+    slept: u64,
+}
+
+impl Recorder {
+    fn of(rank: &Child) -> Option<Recorder> {
+        let ring = format!("gputrace.{}.", rank.id());
+        let process = fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path()).find(|process| {
+            let words = fs::read(process.join("cmdline")).unwrap_or_default();
+            let words = String::from_utf8_lossy(&words);
+            words.contains("\0recorder\0") && words.contains(&ring)
+        })?;
+        let slept = n_sleeps(&process)?;
+        Some(Recorder { process, slept })
+    }
+
+    /// Since it was found; one that is gone has nothing to see any more.
+    fn has_looked(&self) -> bool {
+        n_sleeps(&self.process).is_none_or(|now| now >= self.slept + SLEEPS)
+    }
+}
+
+/// How often a thread, or the first of a process, has gone to sleep by itself.
+fn n_sleeps(thread: &Path) -> Option<u64> {
+    let status = fs::read_to_string(thread.join("status")).ok()?;
+    let slept = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    slept.and_then(|number| number.trim().parse().ok())
 }
 
 /// What a rank's process was seen doing.
@@ -237,10 +290,8 @@ impl Look {
     fn again(&mut self) {
         let (mut sleeps, mut ticks, mut wants) = (0, 0, false);
         for thread in fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten().flatten() {
-            let read = |name: &str| fs::read_to_string(thread.path().join(name)).unwrap_or_default();
-            let (status, stat) = (read("status"), read("stat"));
-            let slept = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-            sleeps += slept.and_then(|number| number.trim().parse::<u64>().ok()).unwrap_or(0);
+            let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            sleeps += n_sleeps(&thread.path()).unwrap_or(0);
             // From the state on, which is field 3 (proc(5)).
             let fields: Vec<&str> =
                 stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
@@ -289,8 +340,20 @@ fn meetings(job: &str) -> impl Iterator<Item = PathBuf> {
     entries.filter(is_its).map(|entry| entry.path())
 }
 
-/// How far the ranks have come, as each file says at its beginning and at its end (`struct meeting` in fake-cuda/nccl_meet.h).
-fn met(job: &str) -> BTreeMap<PathBuf, (u64, Vec<u8>)> {
+/// How far the ranks of a communicator have come: its file's length, and what it says at its beginning and at its end (`struct
+/// meeting` in fake-cuda/nccl_meet.h).
+#[derive(PartialEq)]
+struct Meeting(u64, Vec<u8>);
+
+impl Meeting {
+    /// How many ranks have made so many collectives.
+    fn n_at_work(&self, least: u64) -> usize {
+        let (numbers, _) = self.1.as_chunks::<8>();
+        numbers.iter().skip(1).take(64).filter(|number| u64::from_le_bytes(**number) >= least).count()
+    }
+}
+
+fn met(job: &str) -> BTreeMap<PathBuf, Meeting> {
     const COLLECTIVES: usize = 8 + 64 * 8;
     const MESSAGES: i64 = 3 * 64 * 64 * 8;
     let read = |path: PathBuf| {
@@ -302,7 +365,7 @@ fn met(job: &str) -> BTreeMap<PathBuf, (u64, Vec<u8>)> {
         if file.seek(SeekFrom::End(-MESSAGES)).is_ok() {
             file.read_to_end(&mut bytes).ok()?;
         }
-        Some((path, (length, bytes)))
+        Some((path, Meeting(length, bytes)))
     };
     meetings(job).filter_map(read).collect()
 }

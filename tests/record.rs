@@ -143,7 +143,7 @@ fn who_waits_for_the_end_keeps_no_file_of_the_programs() {
     let folder = folder("files");
     let look = r#"
 import glob, os, time
-ours, until = f"--pid={os.getpid()}".encode(), time.monotonic() + 30
+ours, until = f"--pid={os.getpid()}".encode(), time.monotonic() + 1800
 found, assured = None, {"7"} <= set(os.listdir("/proc/self/fd"))
 while found != ["0", "1", "2"] and time.monotonic() < until:
     for name in glob.glob("/proc/[0-9]*/cmdline"):

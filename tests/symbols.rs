@@ -4,9 +4,10 @@
 use gputrace_skip::skip;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
-use gputrace_schemas::event::{Action, EventKind, Frame};
+use gputrace_schemas::event::{Action, Event, EventKind, Frame};
 use gputrace_schemas::reader::Trace;
 use gputrace_tests::recorded::{self, Folder};
 use object::{Object, ObjectSymbol};
@@ -64,15 +65,39 @@ fn record(program: &Path, folder: &Folder, arguments: &[&str]) -> PathBuf {
     let mut command = Command::new(program);
     command.args(arguments).env("LD_LIBRARY_PATH", fake_cuda::library_dir());
     recorded::preload(&mut command, folder);
-    command.output().expect("the program runs");
+    ended(&mut command, folder, program, arguments);
     folder.traces(1);
     folder.files("gtr").remove(0)
+}
+
+/// What the command wrote. With `kill` among its arguments it waits, and is killed when its trace has its request, and knows of the
+/// module.
+fn ended(command: &mut Command, folder: &Folder, module: &Path, arguments: &[&str]) -> Output {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program runs");
+    let is_written = |path: PathBuf| {
+        let Ok(trace) = Trace::open(path) else { return false };
+        let is_it = |path: &str| path.starts_with(&*module.to_string_lossy());
+        trace.events().any(|event| asks(&event)) && trace.modules().iter().any(|it| is_it(&it.path))
+    };
+    // One that ends by itself is not permitted what it tries.
+    while arguments.contains(&"kill") && child.try_wait().expect("a child").is_none() {
+        if folder.files("gtr").into_iter().any(is_written) {
+            child.kill().expect("a child");
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.wait_with_output().expect("its output")
+}
+
+/// The program's own request.
+fn asks(event: &Event) -> bool {
+    matches!(&event.kind, EventKind::Call(call) if call.action == Action::Alloc)
 }
 
 /// The frames of the program's own request, innermost first, without what the C library calls `main` from.
 fn frames(trace: &Path) -> Vec<String> {
     let trace = Trace::open(trace).expect("a trace");
-    let asks = |event: &gputrace_schemas::event::Event| matches!(&event.kind, EventKind::Call(call) if call.action == Action::Alloc);
     let event = trace.events().find(asks).expect("one request");
     let frame = |frame: &Frame| match frame {
         Frame::Native { module, function, file, line, inlined, .. } => {
@@ -221,7 +246,7 @@ fn a_program_that_only_its_container_has_is_named_from_there() {
         // What is at that path outside is another build.
         let other = compile(&folder, "inlined.c", "other", &["-DWEIGHTS=4096"]);
         fs::copy(&other, inside.join("program")).expect("writable");
-        let output = command.output().expect("unshare runs");
+        let output = ended(&mut command, &folder, &inside.join("program"), deeds);
         folder.traces(1);
         let trace = folder.files("gtr").remove(0);
         assert_eq!(frames(&trace), NAMED, "{deeds:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -246,7 +271,7 @@ fn a_library_that_only_the_namespace_of_its_process_has_is_named_from_there() {
         let mut command = Command::new(&program);
         command.args([&inside, &source]).args(deeds).env("LD_LIBRARY_PATH", fake_cuda::library_dir());
         recorded::preload(&mut command, &folder);
-        let output = command.output().expect("the program runs");
+        let output = ended(&mut command, &folder, &inside.join("libinside.so"), deeds);
         if output.status.code() == Some(77) {
             return skip("a mount namespace", "this user may not make one");
         }

@@ -10,7 +10,7 @@ import { tmpdir } from "node:os";
 import { basename, join } from "node:path";
 import { parseArgs } from "node:util";
 import { chromium } from "playwright-core";
-import { check, compare, isExample, keys, reach, reached, read, rememberClicks, search, states, tabs, wrong } from "./checks.mjs";
+import { check, compare, isExample, keys, reach, reached, read, rememberClicks, rest, search, states, tabs, wrong } from "./checks.mjs";
 
 const { values: options, positionals: traces } = parseArgs({ allowPositionals: true, options: { gputrace: { type: "string" }, shots: { type: "string" }, browser: { type: "string" } } });
 const browsers = [options.browser, process.env.GPUTRACE_BROWSER, "/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
@@ -33,6 +33,7 @@ for (const trace of traces) {
   const summary = JSON.parse(gputrace("summary", "--json", ...paths)), report = JSON.parse(gputrace("report", "--json", ...paths));
   const context = await browser.newContext({ offline: true, viewport: { width: 1280, height: 800 }, colorScheme: "light" });
   const page = await context.newPage(), said = [];
+  page.setDefaultTimeout(1800000);
   page.on("console", (message) => said.push(message.text()));
   page.on("pageerror", (error) => said.push(String(error)));
   page.on("request", (request) => { if (!/^(file|data|blob):/.test(request.url())) said.push("asked the network: " + request.url()); });
@@ -46,7 +47,7 @@ for (const trace of traces) {
   let controls = 0;
   for (let chapter = 0; chapter < paths.length; chapter++) {
     await page.evaluate((chapter) => { const { view } = window.gputrace; view.choose(chapter, -1); view.tab = "tables"; view.changed(); }, chapter);
-    await page.waitForTimeout(80);
+    await rest(page, 80);
     const shown = await page.evaluate(read);
     const told = report.processes[chapter];
     n += compare(name, shown, told, summary.processes[chapter]);
@@ -60,10 +61,10 @@ for (const trace of traces) {
     await page.emulateMedia({ colorScheme: theme });
     for (const tab of await page.$$eval("[role=tab]", (tabs) => tabs.map((tab) => tab.id))) {
       await page.click("#" + tab);
-      await page.waitForTimeout(120);
+      await rest(page, 120);
       if (options.shots) {
         await page.evaluate((tab) => (tab === "tab-live" ? scrollTo(0, 0) : document.querySelector("[role=tablist]").scrollIntoView()), tab);
-        await page.waitForTimeout(60);
+        await rest(page, 60);
         await page.screenshot({ path: join(options.shots, `${name}-${tab.slice(4)}-${theme}.png`) });
         if (tab === "tab-live") await page.screenshot({ path: join(options.shots, `${name}-full-${theme}.png`), fullPage: true });
       }

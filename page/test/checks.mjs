@@ -11,6 +11,9 @@ export const reached = [];
 /** Whether a trace is one of the solved examples'. */
 export const isExample = (name) => existsSync(new URL(name, examples));
 
+/** So many milliseconds by the page's own timers: what it had put off for less is done then, however busy the machine is. */
+export const rest = (page, time) => page.evaluate((time) => new Promise((done) => setTimeout(done, time)), time);
+
 /** In the page: all facts and tables by section, as their values. */
 export function read() {
   const value = (element) => (element.hasAttribute("data-value") ? element.getAttribute("data-value") : null);
@@ -98,10 +101,10 @@ export async function keys(page, name) {
   const state = await page.evaluate(() => { const { view } = window.gputrace; return { by: view.by, tab: view.tab, moment: view.moment, base: view.base !== null || !view.dev?.n }; });
   check(state.by === "owner" && state.tab === "live" && state.base, `${name}: keys: ${JSON.stringify(state)}`);
   // The address follows a moment later.
-  await page.waitForTimeout(250);
+  await rest(page, 250);
   const hash = await page.evaluate(() => location.hash);
   await page.evaluate((hash) => { window.gputrace.view.restore(hash); window.gputrace.view.changed(); }, hash);
-  await page.waitForTimeout(250);
+  await rest(page, 250);
   check((await page.evaluate(() => location.hash)) === hash, `${name}: the link does not lead to itself: ${hash}`);
   // What a link says wrongly is as at the beginning.
   const [plain, odd] = await page.evaluate(() => ["", "#trace=99&device=99&by=x&tab=x&moment=x&axis=x&window=9-1&range=5-1"].map((link) => { window.gputrace.view.restore(link); return window.gputrace.view.fragment(); }));
@@ -153,7 +156,7 @@ export async function tabs(page, name, view) {
 
 export async function search(page, name) {
   await page.fill("#search", "PyTorch|libn?c");
-  await page.waitForTimeout(60);
+  await rest(page, 60);
   check(/\d+ of \d+ places/.test(await page.textContent("#found")), `${name}: a search finds nothing`);
   await page.fill("#search", "(");
   check((await page.textContent("#found")).length > 3, `${name}: a wrong expression is not said to be one`);
@@ -166,7 +169,7 @@ export async function reach(page, name) {
   const folder = new URL(name + "/", examples), program = readdirSync(folder).find((file) => file.endsWith(".py"));
   const line = readFileSync(new URL(program, folder), "utf8").split("\n").findIndex((it) => it.endsWith("# <- fault")) + 1;
   const place = `${program}:${line})`;
-  const start = async () => { await page.evaluate(() => { document.activeElement?.blur(); window.gputrace.view.restore(""); window.gputrace.view.changed(); scrollTo(0, 0); }); await page.waitForTimeout(60); };
+  const start = async () => { await page.evaluate(() => { document.activeElement?.blur(); window.gputrace.view.restore(""); window.gputrace.view.changed(); scrollTo(0, 0); }); await rest(page, 60); };
   const isLit = (panel) => page.locator(`#panel-${panel} tr.lit, #panel-${panel} .lit, #panel-${panel} [data-table=live] tr, #panel-${panel} [data-table=lines] tr`).filter({ hasText: place, visible: true }).count();
   await start();
   const said = await page.textContent("[data-section=verdict] .site");
@@ -175,13 +178,13 @@ export async function reach(page, name) {
     await start();
     let n = 1;
     if (how === "clicks") await page.click("[data-section=verdict] .site button"); else await page.keyboard.press("v");
-    await page.waitForTimeout(60);
+    await rest(page, 60);
     const found = await page.textContent("#found");
     check(/[1-9]\d* of|marks/.test(found), `${name}: nothing is lit up by ${place}`);
     if (!(await isLit("live"))) {
       n++;
       if (how === "clicks") await page.click("#tab-tables"); else await page.keyboard.press("y");
-      await page.waitForTimeout(60);
+      await rest(page, 60);
       check(await isLit("tables"), `${name}: after ${n} ${how}, ${place} is not shown`);
     }
     reached.push(`${name} ${place} ${n} ${how}`);

@@ -46,7 +46,6 @@ const page = {
   keyboard: {
     press: (key) => send("input.performActions", { context, actions: [{ type: "key", id: "keys", actions: ["keyDown", "keyUp"].map((type) => ({ type, value: KEYS[key] ?? key })) }] }),
   },
-  waitForTimeout: (time) => new Promise((done) => setTimeout(done, time)),
   async evaluate(code, argument) {
     const expression = typeof code === "string" ? code : `(async () => JSON.stringify(await (${code})(${JSON.stringify(argument) ?? ""})) ?? null)()`;
     const { result, exceptionDetails } = await send("script.evaluate", { expression, target: { context }, awaitPromise: true });

@@ -26,7 +26,7 @@ def same(what, found, expected):
 
 def query(words):
     address = f"http://127.0.0.1:{port}/api/v1/query?query={urllib.parse.quote(words)}"
-    with urllib.request.urlopen(address, timeout=30) as answer:
+    with urllib.request.urlopen(address, timeout=PATIENCE) as answer:
         return json.load(answer)["data"]["result"]
 
 

@@ -11,7 +11,7 @@
  *   FAKE_NCCL_BLOCKING=1     collectives and messages wait inside the call (default: fakeNcclWait waits for them)
  *   FAKE_NCCL_KERNEL=500     microseconds that an operation keeps its stream busy (default 0); in a job with FAKE_NCCL_BLOCKING, from when
  *                            the last rank's stream came to it
- *   FAKE_NCCL_TIMEOUT=30     seconds until a wait gives up with ncclSystemError
+ *   FAKE_NCCL_TIMEOUT=1800   seconds until a wait gives up with ncclSystemError
  *   FAKE_NCCL_VERSION=22809  NCCL_VERSION_CODE
  *   NCCL_DEBUG=INFO          NCCL's own lines of what was made, called and allocated, in NCCL_DEBUG_FILE (%p: process id) */
 #define _GNU_SOURCE

@@ -63,7 +63,7 @@ static inline struct meeting *meet_open(uint64_t key)
 #define MEET_WAIT(is_so, is_over)                                                                            \
     ({                                                                                                       \
         const char *limit_text = getenv("FAKE_NCCL_TIMEOUT");                                                \
-        double limit = limit_text && *limit_text ? atof(limit_text) : 30;                                    \
+        double limit = limit_text && *limit_text ? atof(limit_text) : 1800;                                  \
         enum meet_end end = MEET_DONE;                                                                       \
         for (double waited = 0; !(is_so); waited += 0.0002) {                                                \
             if (is_over) { end = MEET_ABORTED; break; }                                                      \

@@ -1,4 +1,5 @@
-/* Kills its own recorder after ten allocations, as a system short of memory does, makes ten more, and ends. */
+/* Kills its own recorder after ten allocations, once it is told by a file that they are written, as a system short of memory does,
+ * makes ten more, and ends. */
 #define _GNU_SOURCE
 #include "../programs/api.h"
 #include <dirent.h>
@@ -28,7 +29,7 @@ static int recorder(void)
     return found;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     void *context;
     CUdeviceptr p;
@@ -36,7 +37,7 @@ int main(void)
     OK(cuDevicePrimaryCtxRetain(&context, 0));
     OK(cuCtxSetCurrent(context));
     for (int i = 0; i < 10; i++) OK(cuMemAlloc_v2(&p, 4096));
-    usleep(300000); /* It writes what it has. */
+    while (argc > 1 && access(argv[1], F_OK) != 0) usleep(10000);
     int pid = recorder();
     printf("recorder %s\n", pid > 0 ? "found" : "not found");
     if (pid > 0) kill(pid, SIGKILL);

@@ -5,6 +5,7 @@ Every function raises `NcclError` where NCCL answers anything but success or "in
 
 import contextlib
 import ctypes
+import glob
 import hashlib
 import os
 
@@ -109,6 +110,19 @@ def unique_id(name):
     digest = hashlib.sha512(f"{job}/{name}".encode()).digest()
     ctypes.memmove(ctypes.byref(made), digest * 2, 128)
     return made
+
+
+def enough():
+    """Has `launch.py` kill what still runs of the job."""
+    open(f"/dev/shm/fake-nccl.{os.environ['FAKE_NCCL_JOB']}.enough", "w").close()
+
+
+def made(rank):
+    """Collectives that a rank has made, of a job with one communicator: `struct meeting` in fake-cuda/nccl_meet.h."""
+    (path,) = glob.glob(f"/dev/shm/fake-nccl.{os.environ['FAKE_NCCL_JOB']}.*")
+    with open(path, "rb") as file:
+        file.seek(8 + 8 * rank)
+        return int.from_bytes(file.read(8), "little")
 
 
 def init(name="world", n_ranks=None, rank=None, device=0, comm_name=None, blocking=None):

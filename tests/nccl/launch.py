@@ -14,8 +14,7 @@ def arguments():
     parser.add_argument("--out", help="folder of the traces")
     parser.add_argument("--gputrace", help="path of gputrace: record each rank")
     parser.add_argument("--fake", help="folder of the fake libraries")
-    parser.add_argument("--kill-after", type=float, help="seconds after which SIGKILL is sent to those that still run")
-    parser.add_argument("--timeout", type=float, default=120, help="seconds after which the same is a failure")
+    parser.add_argument("--timeout", type=float, default=1800, help="seconds after which those that still run are killed, which is a failure")
     parser.add_argument("program", nargs=argparse.REMAINDER)
     return parser.parse_args()
 
@@ -40,9 +39,10 @@ def main():
     if options.out:
         os.makedirs(options.out, exist_ok=True)
     ranks = [start(options, rank, job) for rank in range(options.ranks)]
-    ends = time.monotonic() + (options.kill_after or options.timeout)
-    while any(rank.poll() is None for rank in ranks) and time.monotonic() < ends:
+    ends, enough = time.monotonic() + options.timeout, f"/dev/shm/fake-nccl.{job}.enough"
+    while any(rank.poll() is None for rank in ranks) and time.monotonic() < ends and not os.path.exists(enough):
         time.sleep(0.02)
+    killed = os.path.exists(enough)
     hung = [rank for rank in ranks if rank.poll() is None]
     for rank in hung:
         rank.send_signal(signal.SIGKILL)
@@ -52,7 +52,6 @@ def main():
     for name in os.listdir("/dev/shm"):
         if name.startswith(f"fake-nccl.{job}."):
             os.unlink(os.path.join("/dev/shm", name))
-    killed = options.kill_after is not None
     return 0 if all(code == 0 or (killed and code == -signal.SIGKILL) for code in codes) else 1
 
 

@@ -3,10 +3,11 @@
  * graph. */
 #include "fake.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
 
-typedef unsigned long long nanos; /* CLOCK_MONOTONIC */
+typedef unsigned long long nanos; /* CLOCK_MONOTONIC, where a test does not say otherwise (fakeCudaTime) */
 
 struct stream {
     struct stream *next;
@@ -32,9 +33,13 @@ static unsigned long long next_id = 7; /* as a real driver's first stream after 
 /* NULL, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are streams that nobody creates. */
 static bool built_in(CUstream stream) { return (uintptr_t)stream <= 2; }
 
+static _Atomic nanos said; /* the time of streams, where a test says it */
+
 static nanos now(void)
 {
     struct timespec at;
+    nanos is = atomic_load(&said);
+    if (is) return is;
     clock_gettime(CLOCK_MONOTONIC, &at);
     return (nanos)at.tv_sec * 1000000000u + (nanos)at.tv_nsec;
 }
@@ -229,6 +234,9 @@ EXPORT void fakeCudaBusyUntil(CUstream stream, nanos until)
 {
     if (until > *busy(stream)) *busy(stream) = until;
 }
+/* For tests: the time of streams is this, and stands still until it is said anew. 0: it is CLOCK_MONOTONIC. */
+EXPORT void fakeCudaTime(nanos is) { atomic_store(&said, is); }
+EXPORT nanos fakeCudaNow(void) { return now(); }
 /* For tests: when what is enqueued now begins. */
 EXPORT nanos fakeCudaFreeAt(CUstream stream) { return free_at(stream); }
 

@@ -35,6 +35,7 @@ fn torch(allocated: u64, reserved: u64) -> TorchFigures {
 fn process(pid: u32, rank: u32, allocated: u64, reserved: u64) -> ProcessFigures {
     let owner = |owner: &str, bytes| OwnerFigures { owner: owner.into(), bytes };
     ProcessFigures {
+        key: (0, u64::from(pid)),
         trace: format!("/job/r{rank}.gtr"),
         pid,
         pid_here: None,

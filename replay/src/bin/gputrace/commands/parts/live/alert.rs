@@ -108,7 +108,7 @@ pub(crate) struct Crossing {
 #[derive(Default)]
 pub(crate) struct Judge {
     alerts: Vec<Alert>,
-    held: BTreeMap<(usize, String, i16), Held>,
+    held: BTreeMap<(usize, (u64, u64), i16), Held>,
     /// Conditions that could be judged at least once.
     judged: Vec<bool>,
 }
@@ -159,7 +159,7 @@ impl Judge {
                     let Some(now) = now else { continue };
                     self.judged[n] = true;
                     let ordinal = device.map(|device| device.device);
-                    let key = (n, process.trace.clone(), ordinal.unwrap_or(i16::MIN));
+                    let key = (n, process.key, ordinal.unwrap_or(i16::MIN));
                     let held = self.held.entry(key).or_default();
                     let Some(value) = held.crosses(&now) else { continue };
                     crossings.push(Crossing {

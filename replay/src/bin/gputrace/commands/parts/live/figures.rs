@@ -62,6 +62,9 @@ pub(crate) struct Unrecorded {
 /// A process that is recorded.
 #[derive(Clone, Serialize, Debug)]
 pub(crate) struct ProcessFigures {
+    /// Device and inode of its trace, which may get another name meanwhile.
+    #[serde(skip)]
+    pub(crate) key: (u64, u64),
     pub(crate) trace: String,
     pub(crate) pid: u32,
     /// Its number here, where that is another.
@@ -303,6 +306,7 @@ pub(super) fn of(place: &Place, live: &Live, now: Nanos) -> ProcessFigures {
     let mut damage: Vec<String> = trace.damages().iter().map(ToString::to_string).collect();
     damage.extend(live.failed.clone());
     ProcessFigures {
+        key: place.key,
         trace: place.shown.display().to_string(),
         pid: process.pid,
         pid_here: by_nvml.or(place.process).filter(|pid| *pid != process.pid),
