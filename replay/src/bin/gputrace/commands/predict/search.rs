@@ -56,7 +56,9 @@ impl Search<'_> {
         // Without a limit that was asked for, a program that ran is proof enough.
         let machine = self.asked.machine;
         let is_asked = machine.limit.is_some() || machine.device_memory.is_some();
-        while let Some(value) = checked.next(largest(&found)).filter(|_| checked.n_runs() < self.most_runs) {
+        while checked.n_runs() < self.most_runs
+            && let Some(value) = checked.next(largest(&found))
+        {
             let made = self.maker.make(&set(value))?;
             if !made.fits {
                 checked.add(value, false);
