@@ -11,6 +11,10 @@ const SERVES: Duration = Duration::from_secs(10);
 #[cfg(target_arch = "x86_64")]
 const HEARD: Duration = Duration::from_millis(100);
 
+/// Between two tries to have a recording end, where the process refused for a moment: at first, and at most.
+#[cfg(target_arch = "x86_64")]
+const AGAIN: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
 /// The control page of the process, into which the library is brought if it is not there, or not heard.
 ///
 /// # Errors
@@ -41,15 +45,21 @@ pub fn sleep(page: &Page, pid: u32, library: &Path, patience: Duration) -> Resul
         return Ok(answered);
     }
     let _alone = alone(pid)?;
-    // Where the program's own call is faster, it finds nothing to end, and must not wait for somebody who attaches.
-    let begun = match Late::prepare(pid, patience).and_then(|late| late.begin(library, Duration::ZERO)) {
-        Ok(begun) => begun,
-        Err(Refusal::Gone(_)) => return Ok(Answered::Gone),
-        // The wish stands, and the program's next call follows it.
-        Err(_) if page.stands() == Stands::Asleep => return Ok(Answered::Yes),
-        Err(_) => return Ok(Answered::NotYet),
+    let (until, mut again) = (Instant::now() + patience, AGAIN.0);
+    let begun = loop {
+        let left = until.saturating_duration_since(Instant::now());
+        // Where the program's own call is faster, it finds nothing to end, and must not wait for somebody who attaches.
+        match Late::prepare(pid, left).and_then(|late| late.begin(library, Duration::ZERO)) {
+            Ok(begun) => break begun,
+            Err(Refusal::Gone(_)) => return Ok(Answered::Gone),
+            // The wish stands, and the program's next call follows it.
+            Err(_) if page.stands() == Stands::Asleep => return Ok(Answered::Yes),
+            // The process is as it was, and may be where this can be done a moment later; or it makes a call meanwhile.
+            Err(_) if Instant::now() + again < until => std::thread::sleep(again),
+            Err(_) => return Ok(Answered::NotYet),
+        }
+        again = (again * 2).min(AGAIN.1);
     };
-    let until = Instant::now() + patience;
     while page.stands() != Stands::Asleep {
         if crate::attach::is_over(pid) {
             return Ok(Answered::Gone);
