@@ -72,15 +72,15 @@ fn what_larger_runs_reserved_on_a_gpu_is_in_the_range_and_certain_answers_are_ri
         gpt          batch=32            +0.00 %  certain    -1.02 to   +1.00 %
         gpt          batch=48            +0.00 %  certain    -1.01 to   +1.00 %
         gpt          batch=100           +0.00 %  certain    -0.99 to   +1.00 %
-        lstm         batch=64,seq=256    -2.85 %  range     -14.00 to  +33.33 %
-        lstm         batch=32,seq=1024   -2.61 %  range     -12.88 to  +34.21 %
-        lstm         batch=100,seq=512   -2.85 %  range     -13.05 to  +33.25 %
+        lstm         batch=64,seq=256    -2.85 %  range     -19.80 to  +33.33 %
+        lstm         batch=32,seq=1024   -2.61 %  range     -17.96 to  +34.21 %
+        lstm         batch=100,seq=512   -2.85 %  range     -17.86 to  +33.25 %
         gpt_matrix   batch=8,seq=1024    +0.00 %  certain    -0.99 to   +1.00 %
         gpt_matrix   batch=16,seq=512    +0.00 %  certain    -0.99 to   +1.00 %
         gpt_matrix   batch=4,seq=2048    +0.00 %  certain    -0.99 to   +1.00 %
-        resnet       batch=128           +0.24 %  range     -15.97 to  +15.00 %
-        resnet       batch=200           -4.27 %  range     -20.03 to   +9.54 %
-        resnet       batch=256           +0.39 %  range     -15.42 to  +14.43 %
+        resnet       batch=128           +0.24 %  range     -15.97 to  +12.32 %
+        resnet       batch=200           -4.27 %  range     -19.33 to   +9.09 %
+        resnet       batch=256           +0.39 %  range     -15.33 to  +11.87 %
         gpt_compile  batch=32            +0.00 %  range     -13.90 to  +16.23 %
         gpt_compile  batch=48            +0.05 %  range     -13.90 to  +16.20 %
         gpt_compile  batch=96            +0.02 %  range     -13.88 to  +16.18 %
@@ -93,9 +93,9 @@ fn what_larger_runs_reserved_on_a_gpu_is_in_the_range_and_certain_answers_are_ri
         gnn          nodes=80000         +0.00 %  certain    -0.99 to   +1.00 %
         gnn          nodes=160000        +0.00 %  certain    -0.99 to   +1.00 %
         gnn          nodes=250000        +0.00 %  certain    -0.99 to   +1.00 %
-        unet         batch=32,side=128   +2.15 %  range     -28.25 to  +34.67 %
-        unet         batch=16,side=256   -1.96 %  range     -30.29 to  +31.15 %
-        unet         batch=48,side=192   -6.37 %  range     -33.98 to  +25.75 %
+        unet         batch=32,side=128   +2.15 %  range     -28.25 to  +19.06 %
+        unet         batch=16,side=256   -1.96 %  range     -30.29 to  +14.65 %
+        unet         batch=48,side=192   -6.37 %  range     -33.98 to   +8.75 %
     "#]]
     .assert_eq(&table);
 }
