@@ -80,7 +80,7 @@ fn what_larger_runs_reserved_on_a_gpu_is_in_the_range_and_certain_answers_are_ri
         gpt_matrix   batch=4,seq=2048    +0.00 %  certain    -0.99 to   +1.00 %
         resnet       batch=128           +0.24 %  range     -15.97 to  +12.32 %
         resnet       batch=200           -4.27 %  range     -19.33 to   +9.09 %
-        resnet       batch=256           +0.39 %  range     -15.33 to  +11.87 %
+        resnet       batch=256           +0.39 %  range     -15.33 to  +12.14 %
         gpt_compile  batch=32            +0.00 %  range     -13.90 to  +16.23 %
         gpt_compile  batch=48            +0.05 %  range     -13.90 to  +16.20 %
         gpt_compile  batch=96            +0.02 %  range     -13.88 to  +16.18 %

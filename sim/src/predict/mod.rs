@@ -162,11 +162,16 @@ impl Open {
     /// Whether it hangs on what a library or the program chooses, and not on one number that decides all.
     pub(crate) fn is_chosen(&self) -> bool {
         match self.why {
-            Why::Size(standing, _) => !matches!(standing, Standing::Checked | Standing::Ambiguous),
+            Why::Size(standing, _) => is_chosen(standing),
             Why::Missing => true,
             Why::Full | Why::Number | Why::Others => false,
         }
     }
+}
+
+/// Whether what has this standing hangs on a choice, and not on which of several laws holds.
+fn is_chosen(standing: Standing) -> bool {
+    !matches!(standing, Standing::Checked | Standing::Ambiguous)
 }
 
 /// Why something is not known.

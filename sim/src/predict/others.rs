@@ -7,8 +7,9 @@
 use std::borrow::Cow;
 use std::hash::{Hash, Hasher};
 
+use super::law::Fit;
 use super::live::Growth;
-use super::{Model, Open, Prediction};
+use super::{Model, Open, Prediction, is_chosen};
 use crate::ops::OpStream;
 use crate::policies::OptionError;
 
@@ -38,10 +39,11 @@ impl<'a> Others<'a> {
         sizes: Vec<(u64, u64, u64)>,
         growth: Vec<Growth>,
     ) -> Others<'a> {
-        let of = |(size, is_chosen): (&(u64, u64, u64), &bool)| {
-            if *is_chosen { (size.1, size.1, size.1) } else { *size }
+        // Where one law of several holds, it does for all workspaces, too.
+        let of = |((size, is_workspace), fit): ((&(u64, u64, u64), &bool), &Fit)| {
+            if *is_workspace && is_chosen(fit.standing) { (size.1, size.1, size.1) } else { *size }
         };
-        let common: Vec<_> = sizes.iter().zip(&model.is_workspace).map(of).collect();
+        let common: Vec<_> = sizes.iter().zip(&model.is_workspace).zip(&model.fits).map(of).collect();
         let is_common = common.iter().any(|(low, _, high)| low < high)
             || !growth.is_empty()
             || model.others.iter().any(Option::is_some);
@@ -117,4 +119,38 @@ fn by_chance(of_all: u64, number: usize) -> f64 {
     let mut hasher = rustc_hash::FxHasher::default();
     (of_all, number, 0x9e37_79b9_7f4a_7c15_u64).hash(&mut hasher);
     (hasher.finish() >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Model, Run};
+    use crate::ops::{Allocation, Builder, Op, OpStream, PoolIdx, StackId, StreamIdx};
+
+    /// Asks for a tensor, and then for a workspace that is given back.
+    fn run(tensor: u64, workspace: u64) -> OpStream {
+        let mut builder = Builder::new(0);
+        let mut ask = |requested| {
+            let (stack, stream, pool) = (StackId(0), StreamIdx(0), PoolIdx::DEFAULT);
+            let id = builder.alloc(Allocation { requested, address: 0, stack, stream, pool });
+            (requested == workspace)
+                .then(|| [Op::FreeRequested(id), Op::FreeCompleted(id)].map(|op| builder.op(op)));
+        };
+        ask(tensor);
+        ask(workspace);
+        builder.finish()
+    }
+
+    #[test]
+    fn a_workspace_of_which_one_law_of_two_holds_is_replayed_at_both_ends() {
+        // Both variables are doubled at once: what grew with one of them, or with which, is not known.
+        let (small, large) = (run(4096, 1000), run(8192, 2000));
+        let runs = vec![Run { at: vec![8, 8], stream: &small }, Run { at: vec![16, 16], stream: &large }];
+        let model = Model::of(runs).unwrap();
+        let prediction = model.predict(&[64, 16]).unwrap();
+        let workspace = |index| {
+            let stream = prediction.other(index).unwrap();
+            stream.allocations.iter().map(|it| it.requested).nth(1).unwrap()
+        };
+        assert_eq!((prediction.n_others(), workspace(0), workspace(1)), (2, 2000, 8000));
+    }
 }

@@ -18,7 +18,7 @@ use gputrace_schemas::printable::Screen;
 use gputrace_sim::cores::on_all_cores;
 
 use self::job::Job;
-use self::runs::Runs;
+use self::runs::{Runs, words};
 use self::search::Search;
 use super::Verb;
 use super::html::write_with;
@@ -225,17 +225,18 @@ fn made(
     names.dedup();
     let maker = if command.is_empty() { None } else { Some(Runs::new(command, traces, &names)?) };
     let traced = runs.into_iter().map(|(values, path)| {
-        let words =
-            || values.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(",");
         let path = match (path, &maker) {
             (Some(path), _) => path,
             (None, None) => {
-                bail!("{0} has no trace: write {0}:TRACE, or a command that makes it, after --", words())
+                bail!(
+                    "{0} has no trace: write {0}:TRACE, or a command that makes it, after --",
+                    words(&values)
+                )
             }
             (None, Some(maker)) => {
                 let made = maker.make(&values)?;
                 if !made.fits {
-                    bail!("{} ran out of memory: begin with smaller values", words());
+                    bail!("{} ran out of memory: begin with smaller values", words(&values));
                 }
                 made.traces
             }

@@ -49,8 +49,8 @@ impl Runs {
 
     /// Runs the program with values, and records it.
     pub(super) fn make(&self, values: &Values) -> anyhow::Result<Made> {
-        let words: Vec<String> = values.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        let (words, file) = (words.join(","), words.join(",").replace('/', "_"));
+        let words = words(values);
+        let file = words.replace('/', "_");
         let (folder, log) = (self.folder.join(&file), self.folder.join(format!("{file}.log")));
         fs::create_dir(&folder).with_context(|| format!("cannot make the folder {}", shown(&folder)))?;
         complain!("predict: {words} runs; what it says goes to {}", log.display());
@@ -96,6 +96,11 @@ impl Runs {
         command.stdin(Stdio::null()).stdout(out).stderr(error);
         command.status().context("cannot start the program")
     }
+}
+
+/// `batch=4,seq=256`.
+pub(super) fn words(values: &Values) -> String {
+    values.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(",")
 }
 
 /// A word of the command, with values.
