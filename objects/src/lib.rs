@@ -192,8 +192,28 @@ impl Place {
             let answer = sent.and_then(reqwest::Response::error_for_status);
             return answer.map(drop).map_err(|error| link_error(&self.url, &error));
         }
-        self.store.put(&self.key, payload).await.map(drop).map_err(|error| self.failed(error))
+        let mut folders = self.key.parts().count();
+        loop {
+            match self.store.put(&self.key, payload.clone()).await {
+                Err(error) if self.parts.is_none() && is_there_already(&error) && folders > 0 => folders -= 1,
+                done => return done.map(drop).map_err(|error| self.failed(error)),
+            }
+        }
     }
+}
+
+/// Of two that write into a new folder of WebDAV at once, one makes the folder, and the other is told 405 as it is there
+/// (RFC 4918, 9.3.1): then the object is to be sent again, once for each folder above it at most. A server that takes no
+/// objects says the same, each time.
+fn is_there_already(error: &object_store::Error) -> bool {
+    let mut cause: Option<&dyn std::error::Error> = Some(error);
+    while let Some(next) = cause {
+        if next.to_string().contains("status code: 405") {
+            return true;
+        }
+        cause = next.source();
+    }
+    false
 }
 
 /// What a store said, with what is to be done where that is known.
@@ -427,6 +447,64 @@ mod tests {
             let error = fetch(Path::new(url), &mut File::open("/dev/null").expect("a file")).expect_err(url);
             assert!(error.to_string().contains(says), "{error}");
         }
+    }
+
+    /// A server that answers each request with the next of these statuses, and says what it was asked.
+    fn answers(with: &[u16]) -> (String, std::thread::JoinHandle<Vec<String>>) {
+        use std::io::{BufRead, BufReader, Read};
+        let listens = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let base = format!("http://{}", listens.local_addr().expect("a port"));
+        let with = with.to_vec();
+        let asked = std::thread::spawn(move || {
+            let mut asked = vec![];
+            for status in with {
+                let mut stream = BufReader::new(listens.accept().expect("a connection").0);
+                let (mut first, mut length) = (String::new(), 0);
+                stream.read_line(&mut first).expect("a request");
+                loop {
+                    let mut line = String::new();
+                    stream.read_line(&mut line).expect("a header");
+                    let line = line.to_ascii_lowercase();
+                    if let Some(bytes) = line.strip_prefix("content-length:") {
+                        length = bytes.trim().parse().expect("a length");
+                    }
+                    if line.trim().is_empty() {
+                        break;
+                    }
+                }
+                stream.read_exact(&mut vec![0; length]).expect("a body");
+                asked.push(first.trim_end_matches("\r\n").trim_end_matches(" HTTP/1.1").to_owned());
+                let says = format!(
+                    "HTTP/1.1 {status} so\r\nETag: \"1\"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                );
+                stream.get_mut().write_all(says.as_bytes()).expect("an answer");
+            }
+            asked
+        });
+        (base, asked)
+    }
+
+    fn puts(base: &str) -> Result<(), Error> {
+        let name = format!("{base}/new/job/a.gtr");
+        let place = Place::of(Path::new(&name))?;
+        wait(&name, place.put(PutPayload::from_static(b"trace")))
+    }
+
+    #[test]
+    fn a_folder_that_another_makes_at_this_moment_is_taken() {
+        let (base, asked) = answers(&[409, 409, 405, 409, 405, 201]);
+        puts(&base).expect("it is sent in the end");
+        let put = "PUT /new/job/a.gtr";
+        let all = [put, "MKCOL /new/job", "MKCOL /new", put, "MKCOL /new/job", put];
+        assert_eq!(asked.join().expect("a server"), all);
+    }
+
+    #[test]
+    fn a_server_that_takes_no_objects_is_not_asked_for_ever() {
+        let (base, asked) = answers(&[405; 4]);
+        let error = puts(&base).expect_err("no");
+        assert!(error.to_string().contains("405 Method Not Allowed"), "{error}");
+        assert_eq!(asked.join().expect("a server").len(), 4);
     }
 
     #[test]
