@@ -359,28 +359,61 @@ fn a_process_that_stands_still_is_asked_and_not_waited_for() {
     program.end();
 }
 
+/// The process that has a trace open.
+fn recorder_of(trace: &Path) -> String {
+    let trace = trace.canonicalize().expect("a trace");
+    let writes = |entry: &fs::DirEntry| {
+        let open = fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten();
+        open.filter_map(|file| fs::read_link(file.path()).ok()).any(|to| to == trace)
+    };
+    let recorder = fs::read_dir("/proc").expect("/proc").flatten().find(writes).expect("a recorder");
+    recorder.file_name().into_string().expect("a number")
+}
+
+fn signal(name: &str, pid: &str) {
+    assert!(Command::new("kill").args([name, pid]).status().expect("kill").success());
+}
+
+/// What a recorder left is for `recover`; here it is only in the way of the machine's memory.
+fn remove_ring(why: &str) {
+    assert!(why.contains("gputrace recover"), "{why}");
+    let ring =
+        why.split_whitespace().find(|word| word.contains(".ring")).expect("its ring").trim_matches('`');
+    fs::remove_file(ring).expect("it is there");
+}
+
 #[test]
 fn a_recorder_that_is_killed_leaves_the_program_alone_and_what_it_left_is_named() {
     let folder = folder("killed");
     let program = Churn::start(&folder, "dormant");
     let pid = program.pid();
     succeeds(&folder, &["attach", "--timeout", "120", "-o", "killed.gtr", &pid]);
-    let trace = folder.path().join("killed.gtr").canonicalize().expect("a trace");
-    let writes = |entry: &fs::DirEntry| {
-        let open = fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten();
-        open.filter_map(|file| fs::read_link(file.path()).ok()).any(|to| to == trace)
-    };
-    let recorder = fs::read_dir("/proc").expect("/proc").flatten().find(writes).expect("a recorder");
-    let recorder = recorder.file_name().into_string().expect("a number");
-    assert!(Command::new("kill").args(["-9", &recorder]).status().expect("kill").success());
-    let why = refused(&folder, &["detach", "--timeout", "120", &pid]);
-    assert!(why.contains("gputrace recover"), "{why}");
-    // What it left is for `recover`; here it is only in the way of the machine's memory.
-    let ring =
-        why.split_whitespace().find(|word| word.contains(".ring")).expect("its ring").trim_matches('`');
-    fs::remove_file(ring).expect("it is there");
+    signal("-9", &recorder_of(&folder.path().join("killed.gtr")));
+    remove_ring(&refused(&folder, &["detach", "--timeout", "120", &pid]));
     succeeds(&folder, &["attach", "--timeout", "120", "-o", "next.gtr", &pid]);
     succeeds(&folder, &["detach", "--timeout", "120", &pid]);
+    program.end();
+}
+
+#[test]
+fn a_recorder_that_is_killed_while_its_trace_is_waited_for_is_not_called_complete() {
+    let folder = folder("waited");
+    let program = Churn::start(&folder, "dormant");
+    let pid = program.pid();
+    succeeds(&folder, &["attach", "--timeout", "120", "-o", "killed.gtr", &pid]);
+    let recorder = recorder_of(&folder.path().join("killed.gtr"));
+    signal("-STOP", &recorder);
+    let mut detach = Command::new(recorded::built().join("gputrace"));
+    detach.args(["detach", "--timeout", "120", &pid]).current_dir(folder.path());
+    let detach = detach.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gputrace runs");
+    // It has seen that the recorder lives before it asks the process to sleep.
+    while state(&folder, &pid).as_deref() != Some("dormant") {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    signal("-9", &recorder);
+    let output = detach.wait_with_output().expect("gputrace runs");
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    remove_ring(&said(&output));
     program.end();
 }
 

@@ -14,6 +14,8 @@ const AROUND: u64 = 12;
 const APART: f64 = 0.08;
 /// At most so many on each side.
 const MOST_FURTHER: u64 = 12;
+/// Ends are first looked for so near: a sixteenth of the largest. Where libraries choose, they are mostly one or two of these away.
+const FIRST_STEP: u64 = 16;
 
 /// An end of what is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,12 +97,11 @@ pub(super) enum Around {
 }
 
 /// Finds it, from a value that was recorded. `around` says where else to look than at the neighbours of a value, `likely` whether a
-/// value fits by the best guess, `fits` the same at an end.
+/// value fits by the best guess. Its ends are the value itself: [`is_decided`] says whether they are, and [`ends`] finds them.
 pub(super) fn largest<E>(
     start: u64,
     around: impl FnOnce(u64) -> Result<Around, E>,
     mut likely: impl FnMut(u64) -> Result<bool, E>,
-    mut fits: impl FnMut(u64, End) -> Result<bool, E>,
 ) -> Result<Largest, E> {
     let mut known: BTreeMap<u64, bool> = BTreeMap::new();
     let mut likely = |value: u64| {
@@ -120,13 +121,8 @@ pub(super) fn largest<E>(
     if let Some(edge) = best.filter(|_| around != Around::Nowhere) {
         best = Some(clearest(edge, around, &mut likely)?);
     }
-    // What fits does not always fit below: each search may end at another of several edges.
-    let at_least = match best {
-        Some(largest) if fits(largest, End::AtLeast)? => best,
-        _ => bisect(start, |value| fits(value, End::AtLeast))?.min(best),
-    };
-    let at_most = bisect(start, |value| fits(value, End::AtMost))?.max(best);
-    let mut found = Largest { best, at_least, at_most, has_no_end, holes: vec![], further: vec![] };
+    let mut found =
+        Largest { best, at_least: best, at_most: best, has_no_end, holes: vec![], further: vec![] };
     let largest = best.unwrap_or(0);
     for value in largest.saturating_sub(NEIGHBOURS).max(1)..=(largest + 1 + NEIGHBOURS).min(MOST) {
         if likely(value)? != (value <= largest) {
@@ -137,6 +133,18 @@ pub(super) fn largest<E>(
         found.further = further(largest, &mut likely)?;
     }
     Ok(found)
+}
+
+/// Whether it fits at both ends, and the next at neither.
+pub(super) fn is_decided<E>(
+    found: &Largest,
+    mut fits: impl FnMut(u64, End) -> Result<bool, E>,
+) -> Result<bool, E> {
+    let next = found.best.map_or(1, |best| best + 1);
+    Ok(match found.best {
+        Some(best) if !fits(best, End::AtLeast)? => false,
+        _ => next > MOST || !fits(next, End::AtMost)?,
+    })
 }
 
 /// Of the values near one that fits, of which the next does not: that with which most neighbours are in order, those below it that fit and
@@ -178,15 +186,42 @@ fn further<E>(largest: u64, likely: &mut impl FnMut(u64) -> Result<bool, E>) -> 
     Ok(further)
 }
 
-/// The same with ends of its range that are looked for anew.
+/// The same with the ends of its range, each looked for from it outwards.
 pub(super) fn ends<E>(
-    start: u64,
     found: Largest,
     mut fits: impl FnMut(u64, End) -> Result<bool, E>,
 ) -> Result<Largest, E> {
-    let at_least = bisect(start, |value| fits(value, End::AtLeast))?.min(found.at_least);
-    let at_most = bisect(start, |value| fits(value, End::AtMost))?.max(found.at_most);
+    let from = found.best.unwrap_or(0);
+    let at_least = edge(from, |value| fits(value, End::AtLeast))?.min(found.best);
+    let at_most = edge(from, |value| fits(value, End::AtMost))?.max(found.best);
     Ok(Largest { at_least, at_most, ..found })
+}
+
+/// The largest that fits, by steps from a value that double, and bisecting what the last of them went over.
+fn edge<E>(from: u64, mut fits: impl FnMut(u64) -> Result<bool, E>) -> Result<Option<u64>, E> {
+    let mut step = (from / FIRST_STEP).max(1);
+    let (mut low, mut high) = (from, from);
+    if from == 0 || fits(from)? {
+        loop {
+            high = (low + step).min(MOST);
+            if high == low {
+                return Ok(Some(MOST));
+            }
+            if !fits(high)? {
+                break;
+            }
+            (low, step) = (high, step * 2);
+        }
+    } else {
+        loop {
+            low = high.saturating_sub(step);
+            if low == 0 || fits(low)? {
+                break;
+            }
+            (high, step) = (low, step * 2);
+        }
+    }
+    between(low, high, fits)
 }
 
 fn bisect<E>(start: u64, mut fits: impl FnMut(u64) -> Result<bool, E>) -> Result<Option<u64>, E> {
@@ -198,6 +233,15 @@ fn bisect<E>(start: u64, mut fits: impl FnMut(u64) -> Result<bool, E>) -> Result
         }
         high = (high * 2).min(MOST);
     }
+    between(low, high, fits)
+}
+
+/// Of two values of which the first fits, or is none, and the second does not.
+fn between<E>(
+    mut low: u64,
+    mut high: u64,
+    mut fits: impl FnMut(u64) -> Result<bool, E>,
+) -> Result<Option<u64>, E> {
     while high - low > 1 {
         let middle = low + (high - low) / 2;
         if fits(middle)? {
@@ -214,8 +258,7 @@ mod tests {
     use super::*;
 
     fn found(start: u64, fits: impl Fn(u64) -> bool + Copy) -> Largest {
-        let likely = |value| Ok::<_, ()>(fits(value));
-        largest(start, |_| Ok(Around::BothSides), likely, |value, _| likely(value)).unwrap()
+        largest(start, |_| Ok(Around::BothSides), |value| Ok::<_, ()>(fits(value))).unwrap()
     }
 
     #[test]
@@ -248,8 +291,7 @@ mod tests {
         // Bisecting from 8 tries 128, 192, 160, 144, 136, 140, 138 and 137.
         let alone = |value| value <= 132 || value == 136;
         let by = |around| {
-            let likely = |value| Ok::<_, ()>(alone(value));
-            let found = largest(8, |_| Ok(around), likely, |value, _| likely(value)).unwrap();
+            let found = largest(8, |_| Ok(around), |value| Ok::<_, ()>(alone(value))).unwrap();
             (found.best, found.out_of_order().collect::<Vec<_>>())
         };
         assert_eq!(by(Around::BothSides), (Some(132), vec![136]));
@@ -259,15 +301,51 @@ mod tests {
         assert_eq!(found(8, |value| value <= 132 || value == 134).best, Some(134));
     }
 
+    /// Fits up to one value with the largest sizes, and up to another with the smallest.
+    fn until(at_least: u64, at_most: u64) -> impl Fn(u64, End) -> Result<bool, ()> {
+        move |value, end| Ok(value <= if end == End::AtLeast { at_least } else { at_most })
+    }
+
     #[test]
-    fn ends_that_are_looked_for_anew_only_widen_a_range() {
-        /// Fits up to one value with the largest sizes, and up to another with the smallest.
-        fn until(at_least: u64, at_most: u64) -> impl Fn(u64, End) -> Result<bool, ()> {
-            move |value, end| Ok(value <= if end == End::AtLeast { at_least } else { at_most })
+    fn a_value_is_decided_where_it_is_both_ends() {
+        let found = found(8, |value| value <= 10);
+        let is_decided = |at_least, at_most| is_decided(&found, until(at_least, at_most)).unwrap();
+        assert!(is_decided(10, 10));
+        assert!(!is_decided(9, 10) && !is_decided(10, 11));
+        let none = self::found(8, |_| false);
+        assert_eq!(super::is_decided(&none, until(0, 0)), Ok(true));
+        assert_eq!(super::is_decided(&none, until(0, 1)), Ok(false));
+    }
+
+    #[test]
+    fn ends_are_found_from_the_largest_outwards() {
+        for best in [1, 2, 10, 100, 5000] {
+            let found = found(8, |value| value <= best);
+            for away in [0, 1, 2, best / 3, best] {
+                let (at_least, at_most) = (best - away.min(best), best + away);
+                let found = ends(found.clone(), until(at_least, at_most)).unwrap();
+                let at_least = Some(at_least).filter(|value| *value > 0);
+                assert_eq!(
+                    (found.at_least, found.best, found.at_most),
+                    (at_least, Some(best), Some(at_most))
+                );
+            }
         }
-        let found = largest(4, |_| Ok(Around::BothSides), |value| Ok(value <= 10), until(9, 11)).unwrap();
-        assert_eq!((found.words().as_str(), found.is_sure()), ("10 (9 to 11)", false));
-        let anew = |at_least, at_most| ends(4, found.clone(), until(at_least, at_most)).unwrap().words();
-        assert_eq!((anew(7, 14), anew(10, 10)), ("10 (7 to 14)".into(), "10 (9 to 11)".into()));
+        let none = ends(found(8, |_| false), until(0, 3)).unwrap();
+        assert_eq!(none.words(), "none (none to 3)");
+        let endless = ends(found(8, |_| true), until(70, u64::MAX)).unwrap();
+        assert_eq!((endless.at_least, endless.at_most), (Some(70), Some(MOST)));
+    }
+
+    #[test]
+    fn few_values_are_asked_for_an_end_that_is_near() {
+        let n_asked = std::cell::Cell::new(0);
+        let found = found(8, |value| value <= 400);
+        let ends = ends(found, |value, end| {
+            n_asked.set(n_asked.get() + 1);
+            until(350, 440)(value, end)
+        });
+        assert_eq!(ends.unwrap().words(), "400 (350 to 440)");
+        assert!(n_asked.get() <= 16, "{}", n_asked.get());
     }
 }

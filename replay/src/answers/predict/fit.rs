@@ -13,7 +13,7 @@ use gputrace_sim::whatif::Question;
 use serde_json::{Value as Json, json};
 
 use super::super::checked::Checked;
-use super::super::largest::{Around, End, Largest, ends, largest};
+use super::super::largest::{Around, End, Largest, ends, is_decided, largest};
 use super::super::whatif::named;
 use super::{Asked, Oracle, Setting, Values, values_json};
 use crate::report::model::{Mood, Section, Table, Value};
@@ -140,11 +140,11 @@ impl Oracle<'_> {
                 false => Around::BothSides,
             })
         };
-        let mut found = largest(start, around, likely, |value, end| {
-            ask(value, &|prediction| fits_at(prediction, &question, end))
-        })?;
-        if !found.is_sure() || may_choose.get() || !self.doubts.reasons.is_empty() {
-            found = ends(start, found, |value, end| {
+        let mut found = largest(start, around, likely)?;
+        let is_open = !found.is_sure() || may_choose.get() || !self.doubts.reasons.is_empty();
+        let is_at = |value, end| ask(value, &|prediction| fits_at(prediction, &question, end));
+        if is_open || !is_decided(&found, is_at)? {
+            found = ends(found, |value, end| {
                 ask(value, &|prediction| self.fits_surely(prediction, &question, end))
             })?;
         }

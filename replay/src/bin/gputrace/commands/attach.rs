@@ -9,7 +9,7 @@ use clap::{ArgMatches, Args, ValueEnum};
 use gputrace_recorder::attach::{Answered, Page, Refusal, Seen, processes};
 use gputrace_recorder::{late, variables};
 use gputrace_schemas::printable::{Screen, printable};
-
+use gputrace_schemas::reader::Trace;
 use serde_json::{Value, json};
 
 use super::Verb;
@@ -200,17 +200,23 @@ fn end(pid: u32, patience: Duration) -> anyhow::Result<Result<PathBuf, ExitCode>
         Ok((answered, _)) => return Ok(Err(unanswered(pid, &answered, "the recording ends"))),
         Err(refusal) => return Ok(Err(refused(&refusal))),
     };
-    let Some(recorder) = recorder else {
+    let left = |what: &str| {
         let ring = ring.map(|it| printable(&it.display().to_string()).into_owned()).unwrap_or_default();
         complain!(
-            "process {pid} is not recorded any more; its recorder is not to be seen here: if it was killed, `gputrace recover {ring}` makes a trace of what it left"
+            "process {pid} is not recorded any more; its recorder {what}: if it was killed, `gputrace recover {ring}` makes a trace of what it left"
         );
-        return Ok(Err(ExitCode::from(CANNOT_KNOW)));
+        Ok(Err(ExitCode::from(CANNOT_KNOW)))
     };
+    let Some(recorder) = recorder else { return left("is not to be seen here") };
     while lives(recorder) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(5));
     }
     let trace = trace.unwrap_or_else(|| "its trace".into());
+    // One that cannot be read from here, as that of another container, is not known to lack its end.
+    let lacks_its_end = |trace: &Path| Trace::open(trace).is_ok_and(|trace| !trace.is_complete());
+    if !lives(recorder) && lacks_its_end(&trace) {
+        return left("ended before its trace did");
+    }
     if lives(recorder) {
         let trace = printable(&trace.display().to_string()).into_owned();
         complain!("process {pid} is not recorded any more; {trace} is still being written");
