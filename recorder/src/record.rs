@@ -11,7 +11,7 @@ use crate::oom::{Answer, Answers};
 use crate::output::{self, Moment, Overwrite, TraceFile};
 use crate::process::{self, AddressSpace, Fate, Reach, Target};
 use crate::symbol_files::{Astray, SymbolFiles, Unmarked};
-use crate::symbols::Symbols;
+use crate::symbols::{Patience, Symbols};
 use crate::ticks::{self, Timeline};
 use crate::translate::Translator;
 use crate::write::{End, WriterThread};
@@ -37,8 +37,11 @@ const MAPPINGS_AFTER: Duration = Duration::from_millis(10);
 const MAPPINGS_PART: u32 = 20;
 /// How long names may be looked for while the process waits for us.
 const SYMBOLS_WAITING: Duration = Duration::from_millis(1500);
-/// How long names may be looked for when nobody waits.
+/// How much of a processor the search for names may take when the process waits no more, and how long it may be about it: where the
+/// process has ended, and where it runs on.
 const SYMBOLS_AFTER: Duration = Duration::from_secs(10);
+const SYMBOLS_AFTER_END: Duration = Duration::from_secs(30);
+const SYMBOLS_DETACHED: Duration = Duration::from_secs(120);
 /// How long out-of-memory errors may take to be answered while the process waits for us.
 const ANSWER_WAITING: Duration = Duration::from_millis(2000);
 /// The same for what follows the answer.
@@ -203,6 +206,8 @@ struct Recorder<'a> {
     ends_now: bool,
     /// The trace says how it ended.
     has_told_end: bool,
+    /// We are a process of our own, and no thread of somebody else's.
+    has_own_process: bool,
     /// When the process was last seen alive.
     alive_at: Nanos,
     drain: Drain,
@@ -304,6 +309,7 @@ impl<'a> Recorder<'a> {
             was_alive: !is_gone,
             ends_now: !is_gone || options.is_its_child,
             has_told_end: false,
+            has_own_process: options.is_its_child,
             alive_at: Nanos(0),
             liveness,
             target,
@@ -598,7 +604,7 @@ impl<'a> Recorder<'a> {
         if let Some(sampler) = self.sampler.take() {
             sampler.stop();
         }
-        self.symbolise(SYMBOLS_WAITING);
+        self.symbolise(Patience::of(SYMBOLS_WAITING));
         self.writer.settle(End::Closed);
         self.header().recorder.value.store(COMPLETE, Ordering::Release);
     }
@@ -610,7 +616,9 @@ impl<'a> Recorder<'a> {
         match ending {
             Ending::Gone | Ending::Cut => self.drain.last_pass(&mut found),
             Ending::Off => {
-                limits::stand_back();
+                if self.has_own_process {
+                    limits::stand_back();
+                }
                 self.drain.pass(&mut found);
                 // A chunk may have hidden a later one of its thread.
                 self.drain.pass(&mut found);
@@ -647,7 +655,13 @@ impl<'a> Recorder<'a> {
         if let Some(answers) = &self.answers {
             answers.wait(ANSWER_AFTER, ANSWER_AFTER);
         }
-        self.symbolise(SYMBOLS_AFTER);
+        let most = if ending == Ending::Off { SYMBOLS_DETACHED } else { SYMBOLS_AFTER_END };
+        let n_late = self.symbolise(Patience::of_work(SYMBOLS_AFTER, most));
+        if n_late > 0 {
+            let text = format!("symbols.late={n_late}: names that there was no time to look for");
+            self.translator.note(self.now(), text);
+            self.writer.send(self.translator.take());
+        }
     }
 
     /// How the process ended, if nobody has said so. One that came to its exit where other threads run does not wait for us, and
@@ -677,7 +691,8 @@ impl<'a> Recorder<'a> {
         self.translator.note(self.now(), format!("process.end={how}"));
     }
 
-    fn symbolise(&mut self, budget: Duration) {
+    /// How many addresses there was no time for.
+    fn symbolise(&mut self, patience: Patience) -> usize {
         // Debug files can be larger than what memory we may have (RLIMIT_AS): if names are our end, no event is lost.
         self.writer.settle(End::Open);
         if self.liveness.is_gone() {
@@ -685,9 +700,9 @@ impl<'a> Recorder<'a> {
         }
         let roots = self.target.root().into_iter().chain(["/".into()]).collect();
         let files = SymbolFiles { roots, astray: &self.astray, unmarked: Unmarked::ByPath };
-        let mut symbols = Symbols::new(Instant::now() + budget, files);
-        self.translator.symbolise(&mut symbols);
+        let n_late = self.translator.symbolise(&mut Symbols::new(patience, files));
         self.writer.send(self.translator.take());
+        n_late
     }
 
     fn finish(self) -> Summary {

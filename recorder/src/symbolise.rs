@@ -5,7 +5,7 @@
 
 use crate::output::{self, Overwrite};
 use crate::symbol_files::{SymbolFiles, Unmarked};
-use crate::symbols::{self, Resolved, Symbols};
+use crate::symbols::{self, Patience, Resolved, Symbols};
 use crate::{Error, OtherBuild};
 use gputrace_schemas::event::{Frame, FrameId, Module, ModuleId, Stack, StackId};
 use gputrace_schemas::reader::Trace;
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Longer than anybody waits.
 const NO_DEADLINE: Duration = Duration::from_secs(1 << 30);
@@ -104,7 +104,7 @@ impl Names<'_> {
         self.counted.n_frames = wanted.len();
         let astray = HashMap::new();
         let files = SymbolFiles { roots, astray: &astray, unmarked: Unmarked::Refused };
-        let mut symbols = Symbols::new(Instant::now() + NO_DEADLINE, files);
+        let mut symbols = Symbols::new(Patience::of(NO_DEADLINE), files);
         let addresses: Vec<u64> = wanted.keys().copied().collect();
         let module_at = |address| module_at(trace.modules(), address);
         let mut n_frames: HashMap<ModuleId, usize> = HashMap::new();

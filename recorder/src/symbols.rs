@@ -6,8 +6,9 @@
 
 use crate::symbol_files::{OtherBuild, SymbolFiles};
 use gputrace_schemas::event::{Frame, FrameId, Module, ModuleId};
+use rustix::time::{ClockId, DynamicClockId, clock_gettime_dynamic};
 use std::collections::{BTreeMap, HashMap};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Longest name that is kept: C++ templates of CUDA kernels can be megabytes long.
 const MOST_NAME: usize = 2048;
@@ -23,17 +24,47 @@ pub(crate) struct Line {
 /// An address, the module it lies in, and its functions, innermost first: all but the last were inlined.
 pub(crate) type Resolved = (u64, Option<ModuleId>, Vec<Line>);
 
+/// How long names are looked for.
+#[derive(Clone, Copy)]
+pub(crate) struct Patience {
+    until: Instant,
+    /// What this thread may have used of a processor by then.
+    work: Option<Duration>,
+}
+
+impl Patience {
+    pub(crate) fn of(time: Duration) -> Patience {
+        Patience { until: Instant::now() + time, work: None }
+    }
+
+    /// Until this thread has used so much of a processor, which a busy machine gives it late, and for so long at most.
+    pub(crate) fn of_work(work: Duration, most: Duration) -> Patience {
+        Patience { work: Some(worked() + work), ..Patience::of(most) }
+    }
+
+    fn is_over(&self) -> bool {
+        Instant::now() >= self.until || self.work.is_some_and(|work| worked() >= work)
+    }
+}
+
+/// What this thread has used of a processor.
+fn worked() -> Duration {
+    let clock = DynamicClockId::Known(ClockId::ThreadCPUTime);
+    // Refused, the other end holds.
+    clock_gettime_dynamic(clock).ok().and_then(|used| Duration::try_from(used).ok()).unwrap_or_default()
+}
+
 /// Finds functions in files.
 pub(crate) struct Symbols<'a> {
-    deadline: Instant,
+    patience: Patience,
     files: SymbolFiles<'a>,
     /// Modules that were asked for and have no file, with files of other builds that were found.
     pub(crate) missing: Vec<(ModuleId, Vec<OtherBuild>)>,
 }
 
 impl<'a> Symbols<'a> {
-    pub(crate) fn new(deadline: Instant, files: SymbolFiles<'a>) -> Symbols<'a> {
-        Symbols { deadline, files, missing: Vec::new() }
+    pub(crate) fn new(patience: Patience, files: SymbolFiles<'a>) -> Symbols<'a> {
+        Symbols { patience, files, missing: Vec::new() }
     }
 
     /// The functions at the addresses where calls return to. Addresses that are not reached in time are left out.
@@ -50,7 +81,7 @@ impl<'a> Symbols<'a> {
         }
         let mut resolved = Vec::new();
         for (id, addresses) in by_module {
-            if Instant::now() >= self.deadline {
+            if self.patience.is_over() {
                 break;
             }
             let module = id.and_then(|id| modules.get(id.0 as usize));
@@ -63,7 +94,7 @@ impl<'a> Symbols<'a> {
                 _ => None,
             };
             for address in addresses {
-                if Instant::now() >= self.deadline {
+                if self.patience.is_over() {
                     break;
                 }
                 let lines = match (&loader, module) {
@@ -204,15 +235,21 @@ mod tests {
             Some(ModuleId(at as u32))
         };
         let astray = HashMap::new();
-        let mut symbols = Symbols::new(Instant::now() + Duration::from_secs(60), files(&astray));
+        let mut symbols = Symbols::new(Patience::of(Duration::from_secs(60)), files(&astray));
         let found = symbols.resolve(&[address, 16], &modules, module_at);
         assert_eq!(found[0], (16, None, vec![Line::default()]));
         let (_, _, lines) = &found[1];
         let last = lines.last().expect("one");
         assert!(last.function.ends_with("a_function_of_ours"), "{last:?}");
         assert!(last.file.ends_with("symbols.rs"), "{last:?}");
-        let mut none = Symbols::new(Instant::now(), files(&astray));
-        assert_eq!(none.resolve(&[address], &modules, module_at), [], "no time, no answer");
+        let hour = Duration::from_secs(3600);
+        for none in [Patience::of(Duration::ZERO), Patience::of_work(Duration::ZERO, hour)] {
+            let mut none = Symbols::new(none, files(&astray));
+            assert_eq!(none.resolve(&[address], &modules, module_at), [], "no time, no answer");
+        }
+        assert!(
+            !Patience::of_work(hour, hour).is_over() && Patience::of_work(hour, Duration::ZERO).is_over()
+        );
         a_function_of_ours();
     }
 

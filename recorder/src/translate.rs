@@ -545,8 +545,9 @@ impl Translator {
         self.items.push(Item::Event(event));
     }
 
-    /// Gives the addresses of used stacks their functions and lines, as far as `symbols` gets in its time.
-    pub(crate) fn symbolise(&mut self, symbols: &mut Symbols<'_>) {
+    /// Gives the addresses of used stacks their functions and lines, as far as `symbols` gets in its time: how many it did not
+    /// get to.
+    pub(crate) fn symbolise(&mut self, symbols: &mut Symbols<'_>) -> usize {
         let mut wanted: Vec<u64> = Vec::new();
         for known in self.stacks.values().filter(|known| known.used) {
             for frame in known.stack.iter().flat_map(|stack| &stack.frames) {
@@ -559,6 +560,7 @@ impl Translator {
         wanted.dedup();
         wanted.retain(|address| !self.resolved.contains(address));
         let found = symbols.resolve(&wanted, &self.modules, |address| self.module_at(address));
+        let n_late = wanted.len() - found.len();
         // What each frame becomes: itself, after the functions that were inlined into it.
         for resolved in found {
             let address = resolved.0;
@@ -572,6 +574,7 @@ impl Translator {
             }
         }
         self.unfold_stacks();
+        n_late
     }
 
     /// Writes the stacks again in which functions were inlined: these have frames of their own.

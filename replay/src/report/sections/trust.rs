@@ -51,6 +51,12 @@ fn build(story: &Story) -> Option<Section> {
         let text = format!("native frames are addresses without names: {why} (/proc/PID/maps)");
         section = section.line(Mood::Warning, text);
     }
+    if let Some(late) = names_late(ledger) {
+        let text = format!(
+            "{late} addresses of native frames have no names, as there was no time to look for them (a busy machine, or slow disks): `gputrace symbolise` finds them where the files are"
+        );
+        section = section.line(Mood::Warning, text);
+    }
     if let Some(began) = attached_late(ledger) {
         let at = time(story.since_start(began));
         let but = torch_before(ledger).map_or_else(String::new, |known| {
@@ -125,6 +131,12 @@ fn mappings_unread(ledger: &Ledger) -> Option<&str> {
     ledger.notes.iter().find_map(|(_, note)| note.strip_prefix("mappings=unread: "))
 }
 
+/// How many addresses the recorder had no time for.
+fn names_late(ledger: &Ledger) -> Option<u64> {
+    let told = ledger.notes.iter().find_map(|(_, note)| note.strip_prefix("symbols.late="))?;
+    told.split(':').next()?.parse().ok()
+}
+
 /// Why Python ran and no stack shows it.
 fn python_frames_unseen(ledger: &Ledger) -> Option<&str> {
     ledger.notes.iter().find_map(|(_, note)| note.strip_prefix("python.frames=unseen: "))
@@ -160,6 +172,17 @@ mod tests {
             let shown = format!("{:?}", build(&Story::of("t.gtr", &recording(&scene))));
             assert_eq!(shown.contains("but for PyTorch's own (7 blocks and 2 segments"), is_said, "{shown}");
         }
+    }
+
+    #[test]
+    fn names_that_there_was_no_time_for_are_counted() {
+        let scene =
+            "Alloc addr=a bytes=1K by=app\nnote symbols.late=12: names that there was no time to look for";
+        let shown = format!("{:?}", build(&Story::of("t.gtr", &recording(scene))));
+        assert!(
+            shown.contains("12 addresses of native frames have no names, as there was no time"),
+            "{shown}"
+        );
     }
 
     #[test]
