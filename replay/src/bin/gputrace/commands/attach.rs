@@ -212,15 +212,14 @@ fn end(pid: u32, patience: Duration) -> anyhow::Result<Result<PathBuf, ExitCode>
         std::thread::sleep(Duration::from_millis(5));
     }
     let trace = trace.unwrap_or_else(|| "its trace".into());
-    // One that cannot be read from here, as that of another container, is not known to lack its end.
-    let lacks_its_end = |trace: &Path| Trace::open(trace).is_ok_and(|trace| !trace.is_complete());
-    if !lives(recorder) && lacks_its_end(&trace) {
-        return left("ended before its trace did");
-    }
     if lives(recorder) {
         let trace = printable(&trace.display().to_string()).into_owned();
         complain!("process {pid} is not recorded any more; {trace} is still being written");
         return Ok(Err(ExitCode::from(CANNOT_KNOW)));
+    }
+    // One that cannot be read from here, as that of another container, is not known to lack its end.
+    if Trace::open(&trace).is_ok_and(|trace| !trace.is_complete()) {
+        return left("ended before its trace did");
     }
     Ok(Ok(trace))
 }
