@@ -123,7 +123,7 @@ pub(super) fn write_whole(
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> anyhow::Result<()> {
     let cannot = || format!("cannot write {}", path.display());
-    if objects::is_url(path) {
+    if objects::is_written(path)? {
         return objects::write(path, force, write);
     }
     let is_there = path.symlink_metadata().is_ok();

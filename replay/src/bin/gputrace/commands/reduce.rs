@@ -46,7 +46,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let paths = show::paths(&args.traces)?;
     let is_folder = !is_summary(&args.output);
     match (is_folder, &paths[..]) {
-        (true, _) if objects::is_url(&args.output) => {}
+        _ if objects::is_written(&args.output)? && is_folder => {}
         (true, _) => std::fs::create_dir_all(&args.output)
             .with_context(|| format!("cannot make the folder {}", args.output.display()))?,
         (false, [_]) => {}

@@ -52,7 +52,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let roots = if args.sysroot.is_empty() { vec!["/".into()] } else { args.sysroot };
     let overwrite = if args.force { Overwrite::Replace } else { Overwrite::Refuse };
     let trace = files::here(&args.trace).with_context(|| format!("cannot read {}", args.trace.display()))?;
-    let found = match objects::is_url(&args.output) {
+    let found = match objects::is_written(&args.output)? {
         true => objects::write_by(&args.output, args.force, |to| {
             Ok(symbolise(&trace, roots, to, Overwrite::Replace)?)
         })?,
