@@ -13,9 +13,9 @@ use gputrace_schemas::printable::{Screen, printable};
 
 use super::Verb;
 use crate::objects;
-use crate::show;
+use crate::show::{self, FILES, Named};
 
-pub(super) const VERB: Verb = Verb::new::<SymboliseArgs>("symbolise", run);
+pub(super) const VERB: Verb = Verb::new::<SymboliseArgs>("symbolise", run).also_spelt("symbolize");
 
 /// Names the native frames of a trace from files of another machine, a debug package or debuginfod's cache
 ///
@@ -34,8 +34,8 @@ Below DIR, in this order; the file that says most is taken:
   usr/lib/debug/PATH.debug, PATH")]
 pub(super) struct SymboliseArgs {
     /// A trace made by `gputrace record`
-    #[arg(required = true, value_name = "TRACE")]
-    trace: PathBuf,
+    #[arg(required = true, value_name = "TRACE", value_hint = FILES)]
+    trace: Named,
     /// Folder that stands for / of the traced machine; several are searched in turn [default: /]
     #[arg(long, value_name = "DIR")]
     sysroot: Vec<PathBuf>,
