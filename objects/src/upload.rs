@@ -12,7 +12,8 @@ use object_store::PutPayload;
 use object_store::multipart::PartId;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, PART_BYTES, Place, wait};
+use super::{PART_BYTES, Place, wait};
+use crate::Error;
 
 /// Parts that S3 takes of an object.
 const MOST_PARTS: usize = 10_000;

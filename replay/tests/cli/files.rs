@@ -67,3 +67,37 @@ fn snapshots_are_read_wherever_traces_are() {
         assert!(!text(&output.stderr).contains("panicked"), "{}", text(&output.stderr));
     }
 }
+
+/// Named early: before the program runs, and before hours of work.
+#[cfg(not(feature = "objects"))]
+#[test]
+fn a_build_without_object_storage_says_so_of_each_url() {
+    let folder = Folder::new("no-stores");
+    let trace = folder.write("a.gtr", &trace(9));
+    let says = "this build has no object storage: the wheel and the tarball of a release have it, and so has \
+                `cargo build --release -p gputrace --features objects`";
+    let url = "s3://bucket/job/";
+    let ran = folder.0.join("ran");
+    let touch = ["touch", ran.to_str().unwrap()];
+    let cases: [(i32, &[&str]); 11] = [
+        (2, &["report", "s3://bucket/a.gtr"]),
+        (2, &["report", url]),
+        (2, &["ranks", "gs://bucket/job/"]),
+        (2, &["stats", "https://host/a.gtr"]),
+        (2, &["upload", "-o", url, &trace]),
+        (2, &["html", "-o", "az://container/a.html", &trace]),
+        (2, &["export", "-f", "csv", "-F", "-o", "s3://bucket/a.csv", &trace]),
+        (2, &["reduce", "-o", url, &trace]),
+        (2, &["symbolise", "-F", "-o", "s3://bucket/b.gtr", &trace]),
+        (2, &["map", "-o", url, "reduce", "--", &trace]),
+        (2, &["record", "--upload", url, "--", touch[0], touch[1]]),
+    ];
+    for (status, arguments) in cases {
+        let output = run(arguments);
+        let error = text(&output.stderr);
+        assert!(error.contains(says), "{arguments:?}: {error}");
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {error}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+    }
+    assert!(!ran.exists(), "record ran the program before it named the missing stores");
+}

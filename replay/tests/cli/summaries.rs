@@ -83,3 +83,33 @@ fn what_needs_the_trace_says_so_and_names_it() {
         assert!(said.contains("is a summary: ") && said.contains("kept-losses.gtr"), "{arguments:?}: {said}");
     }
 }
+
+/// A summary that is written, sent, mapped over or a program's own argument is not read in place of a trace.
+#[test]
+fn a_summary_is_refused_only_where_it_is_read() {
+    let folder = Folder::new("summaries-named");
+    let trace = golden("caught-oom.gtr");
+    let summary = folder.0.join("a.summary.parquet").display().to_string();
+    let out = folder.0.join("out").display().to_string();
+    let reduce = ["reduce", "-o", &summary, &trace];
+    let allowed: [&[&str]; 4] = [
+        &reduce,
+        &reduce,
+        &["map", "-o", &out, "report", "--", &summary],
+        &["export", "-f", "csv", "-F", "-o", &summary, &trace],
+    ];
+    for arguments in allowed {
+        let ran = run(arguments);
+        assert_eq!(ran.status.code(), Some(0), "{arguments:?}: {}", text(&ran.stderr));
+    }
+    assert_eq!(run(&reduce).status.code(), Some(0));
+    // No store is at this port.
+    let sent = run(&["upload", "-o", "http://127.0.0.1:9/", &summary]);
+    assert!(!text(&sent.stderr).contains("needs the trace"), "{}", text(&sent.stderr));
+    for arguments in [["oom", &summary], ["tree", &summary], ["html", &summary], ["tune", &summary]] {
+        let ran = run(&arguments);
+        assert_eq!(ran.status.code(), Some(2), "{arguments:?}");
+        let said = text(&ran.stderr);
+        assert!(said.contains(&format!("is a summary: {} needs the trace", arguments[0])), "{said}");
+    }
+}

@@ -85,6 +85,14 @@ pub(crate) fn named(url: &Path, is_trace: fn(&Path) -> bool) -> anyhow::Result<V
     }
 }
 
+/// Whether a name that is written to is an object's. An error where this build reaches no store: before the work, not after it.
+pub(crate) fn is_written(name: &Path) -> anyhow::Result<bool> {
+    if is_url(name) {
+        gputrace_objects::has_stores(name)?;
+    }
+    Ok(is_url(name))
+}
+
 /// Whether a file or an object is there.
 pub(crate) fn exists(path: &Path) -> anyhow::Result<bool> {
     match is_url(path) {

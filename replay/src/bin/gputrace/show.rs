@@ -2,14 +2,18 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, Write};
+use std::ops::Deref;
 use std::os::fd::{AsFd, IntoRawFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use anyhow::{Context, anyhow, bail};
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use clap::{Args, ValueEnum};
+use clap::builder::{
+    MapValueParser, PathBufValueParser, PossibleValue, PossibleValuesParser, TypedValueParser,
+    ValueParserFactory,
+};
+use clap::{Args, ValueEnum, ValueHint};
 use gputrace_replay::analyse::categories::Categories;
 use gputrace_replay::analyse::live::{Native, Parts, View, When, span, view};
 use gputrace_replay::answers::processes::{self, Traced};
@@ -37,16 +41,53 @@ pub(crate) fn shown(path: &Path) -> String {
     printable(&path.to_string_lossy()).into_owned()
 }
 
+/// A trace, a snapshot or a summary to read, or a folder of them, as the command line names it.
+///
+/// Every argument that names one has this type: before a verb runs, the program waits for the recorders of all of them, and
+/// refuses summaries where the verb needs every event.
+#[derive(Clone, Debug)]
+pub(crate) struct Named(PathBuf);
+
+impl ValueParserFactory for Named {
+    type Parser = MapValueParser<PathBufValueParser, fn(PathBuf) -> Named>;
+
+    fn value_parser() -> Self::Parser {
+        PathBufValueParser::new().map(Named)
+    }
+}
+
+impl Deref for Named {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl AsRef<Path> for Named {
+    fn as_ref(&self) -> &Path {
+        &self.0
+    }
+}
+
+/// What shells complete a [`Named`] with.
+pub(crate) const FILES: ValueHint = ValueHint::AnyPath;
+
 /// Which traces to read.
 #[derive(Args)]
 pub(crate) struct TraceArgs {
     /// Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at once, or folders with them, for the
     /// processes of a job; - for the standard input
-    #[arg(required = true, value_name = "TRACE|DIR")]
-    traces: Vec<PathBuf>,
+    #[arg(required = true, value_name = "TRACE|DIR", value_hint = FILES)]
+    traces: Vec<Named>,
 }
 
 impl TraceArgs {
+    /// One trace, as if it had been named.
+    pub(crate) fn one(trace: &Path) -> TraceArgs {
+        TraceArgs { traces: vec![Named(trace.to_owned())] }
+    }
+
     /// The traces that were named, and those in the folders that were named.
     pub(crate) fn paths(&self) -> anyhow::Result<Vec<PathBuf>> {
         paths(&self.traces)
@@ -54,14 +95,14 @@ impl TraceArgs {
 
     /// As they were named.
     pub(crate) fn named(&self) -> impl Iterator<Item = &Path> {
-        self.traces.iter().map(PathBuf::as_path)
+        self.traces.iter().map(|trace| &**trace)
     }
 }
 
 /// The traces that were named, and those in the folders that were named.
-pub(crate) fn paths(named: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+pub(crate) fn paths<P: AsRef<Path>>(named: &[P]) -> anyhow::Result<Vec<PathBuf>> {
     let mut paths = vec![];
-    for path in named {
+    for path in named.iter().map(AsRef::as_ref) {
         if path.as_os_str() == "-" {
             paths.push(spooled().context("cannot keep what is on the standard input")?);
             continue;
@@ -71,7 +112,7 @@ pub(crate) fn paths(named: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
             continue;
         }
         if !path.is_dir() {
-            paths.push(path.clone());
+            paths.push(path.to_owned());
             continue;
         }
         let entries = std::fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -104,7 +145,7 @@ fn is_trace(path: &Path) -> bool {
 
 /// The one trace that was named, or that is in the folder that was named.
 pub(crate) fn only(named: &Path) -> anyhow::Result<PathBuf> {
-    match &mut *paths(std::slice::from_ref(&named.to_path_buf()))? {
+    match &mut *paths(&[named])? {
         [only] => Ok(std::mem::take(only)),
         many => bail!("{} has {} traces: name one of them", named.display(), many.len()),
     }
@@ -272,7 +313,7 @@ impl NativeArgs {
 }
 
 /// How to show it.
-#[derive(Args)]
+#[derive(Args, Default)]
 pub(crate) struct ShowArgs {
     /// Write JSON: bytes and nanoseconds as integers
     #[arg(long)]
@@ -282,8 +323,9 @@ pub(crate) struct ShowArgs {
     color: Color,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 enum Color {
+    #[default]
     Auto,
     Always,
     Never,

@@ -18,10 +18,10 @@ use gputrace_schemas::printable::Screen;
 
 use super::Verb;
 use super::replay::MachineArgs;
-use crate::show::{self, ShowArgs};
+use crate::show::{self, FILES, Named, ShowArgs};
 use crate::working::Working;
 
-pub(super) const VERB: Verb = Verb::new::<BudgetArgs>("budget", run);
+pub(super) const VERB: Verb = Verb::new::<BudgetArgs>("budget", run).of_summaries();
 
 /// Shows what a server's memory goes to: weights, KV cache, graphs, the rest, in rows that sum to the driver's figure
 #[derive(Args)]
@@ -36,8 +36,8 @@ The columns: when weights, caches and graphs were there (ready), when most was h
 would still fit is found by replaying the run with a larger cache.")]
 pub(super) struct BudgetArgs {
     /// gputrace trace or PyTorch snapshot (plain or .gz), or what `gputrace reduce` made of a server's
-    #[arg(value_name = "TRACE|DIR")]
-    trace: PathBuf,
+    #[arg(value_name = "TRACE|DIR", value_hint = FILES)]
+    trace: Named,
 
     /// Who did not give back between two NVTX marks (or begins of ranges), or two times after the start of the trace
     #[arg(long, value_name = "A,B", value_parser = instants)]

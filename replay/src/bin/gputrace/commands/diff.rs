@@ -1,6 +1,6 @@
 //! `gputrace diff`: what one run held more than another.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::bail;
@@ -13,10 +13,10 @@ use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;
-use crate::show::{self, Gate, ShowArgs, WhenArgs};
+use crate::show::{self, FILES, Gate, Named, ShowArgs, WhenArgs};
 use crate::working::Working;
 
-pub(super) const VERB: Verb = Verb::new::<DiffArgs>("diff", run);
+pub(super) const VERB: Verb = Verb::new::<DiffArgs>("diff", run).of_summaries();
 
 /// Shows what one run held more than another: peaks, and by call site, owner and size
 #[derive(Args)]
@@ -31,12 +31,12 @@ Two steps, or other moments, of one trace are compared by --from and --to with a
 `gputrace diff --from step:3 --to step:90 --by site --by size train.gtr`.")]
 pub(super) struct DiffArgs {
     /// The trace or snapshot to compare with
-    #[arg(value_name = "BEFORE")]
-    before: PathBuf,
+    #[arg(value_name = "BEFORE", value_hint = FILES)]
+    before: Named,
 
     /// The trace or snapshot that may have changed [default: BEFORE at another moment, named by --from and --to]
-    #[arg(value_name = "AFTER", required_unless_present_any = ["from", "to"])]
-    after: Option<PathBuf>,
+    #[arg(value_name = "AFTER", required_unless_present_any = ["from", "to"], value_hint = FILES)]
+    after: Option<Named>,
 
     /// The moment of BEFORE, where it is not that of AFTER: peak, end, step:3, 10s..20s (its peak), or a time such as 12.5s
     #[arg(long, value_name = "MOMENT", value_parser = show::moment)]
@@ -76,15 +76,12 @@ fn percent(text: &str) -> Result<f64, String> {
 
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: DiffArgs = super::parsed(matches)?;
-    let args = DiffArgs {
-        before: show::only(&args.before)?,
-        after: args.after.as_deref().map(show::only).transpose()?,
-        ..args
-    };
-    let after = args.after.as_deref().unwrap_or(&args.before);
+    let before = show::only(&args.before)?;
+    let after = args.after.as_deref().map(show::only).transpose()?;
+    let after = after.as_ref().unwrap_or(&before);
     let moment = |own: Option<When>| own.unwrap_or_else(|| args.when.when());
-    let title = format!("{} -> {}", args.before.display(), after.display());
-    let (before, after) = (side(&args.before, moment(args.from))?, side(after, moment(args.to))?);
+    let title = format!("{} -> {}", before.display(), after.display());
+    let (before, after) = (side(&before, moment(args.from))?, side(after, moment(args.to))?);
     let changes = peaks(&before, &after);
     let doubts = before.doubts.clone().or_else(|| after.doubts.clone());
     let mut sections = vec![peaks_section(&changes, doubts)];

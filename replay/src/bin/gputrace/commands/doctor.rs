@@ -18,7 +18,7 @@ use gputrace_schemas::reader;
 use super::Verb;
 use super::record::{self, Found};
 use crate::elf::{self, Elf};
-use crate::show::{Gate, ShowArgs};
+use crate::show::{FILES, Gate, Named, ShowArgs};
 
 pub(super) const VERB: Verb = Verb::new::<DoctorArgs>("doctor", run);
 
@@ -33,8 +33,8 @@ Examples:
   gputrace doctor ./my_program train.gtr")]
 pub(super) struct DoctorArgs {
     /// Traces to check, and programs to be recorded
-    #[arg(value_name = "TRACE|PROGRAM")]
-    subjects: Vec<PathBuf>,
+    #[arg(value_name = "TRACE|PROGRAM", value_hint = FILES)]
+    subjects: Vec<Named>,
     /// List every function that is hooked
     #[arg(long)]
     hooks: bool,

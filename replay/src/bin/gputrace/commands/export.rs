@@ -14,7 +14,7 @@ use gputrace_schemas::printable::Screen;
 
 use super::Verb;
 use crate::objects;
-use crate::show::{self, NativeArgs, WhenArgs, complain};
+use crate::show::{self, FILES, Named, NativeArgs, WhenArgs, complain};
 use crate::working::Working;
 
 pub(super) const VERB: Verb = Verb::new::<ExportArgs>("export", run);
@@ -29,8 +29,8 @@ Examples:
   gputrace export --format csv --device 0 snapshot.pickle.gz | head")]
 pub(super) struct ExportArgs {
     /// Gputrace traces or PyTorch snapshots (plain or .gz); several where the format takes the ranks of a job
-    #[arg(required = true, value_name = "TRACE|DIR")]
-    traces: Vec<PathBuf>,
+    #[arg(required = true, value_name = "TRACE|DIR", value_hint = FILES)]
+    traces: Vec<Named>,
 
     /// What to write
     #[arg(short, long, value_name = "FORMAT", value_parser = formats())]
@@ -49,8 +49,8 @@ pub(super) struct ExportArgs {
     device: Option<i16>,
 
     /// Show the difference from this trace (svg)
-    #[arg(long, value_name = "OTHER")]
-    diff: Option<PathBuf>,
+    #[arg(long, value_name = "OTHER", value_hint = FILES)]
+    diff: Option<Named>,
 
     /// Include memory that is not PyTorch's, as segments of its own (torch-pickle)
     #[arg(long)]
@@ -73,23 +73,23 @@ fn formats() -> PossibleValuesParser {
 
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: ExportArgs = super::parsed(matches)?;
-    let args = ExportArgs { traces: show::paths(&args.traces)?, ..args };
+    let traces = show::paths(&args.traces)?;
     let Some(export) = EXPORTS.iter().find(|export| export.name == args.format) else {
         bail!("no format {}", args.format);
     };
-    can(&args, export.takes)?;
+    can(&args, traces.len(), export.takes)?;
     let is_for_terminal = args.output.as_ref().is_none_or(|path| path.as_os_str() == "-");
     if is_for_terminal && export.is_binary && std::io::stdout().is_terminal() {
         bail!("{} is binary: write it to a file (-o FILE) or into a pipe", args.format);
     }
     // What is shown on the terminal shows that something is done.
     let is_shown = is_for_terminal && std::io::stdout().is_terminal();
-    let working = args.traces.first().filter(|_| !is_shown).map(|path| Working::on(path));
+    let working = traces.first().filter(|_| !is_shown).map(|path| Working::on(path));
     let open = |path: &PathBuf| -> anyhow::Result<Source> {
         let source = Source::open(path)?;
         Ok(if args.redact { source.redacted() } else { source })
     };
-    let sources = args.traces.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    let sources = traces.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     let before = args.diff.as_deref().map(show::only).transpose()?.as_ref().map(open).transpose()?;
     let request = Request {
         sources: &sources,
@@ -123,7 +123,7 @@ pub(super) fn write_whole(
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> anyhow::Result<()> {
     let cannot = || format!("cannot write {}", path.display());
-    if objects::is_url(path) {
+    if objects::is_written(path)? {
         return objects::write(path, force, write);
     }
     let is_there = path.symlink_metadata().is_ok();
@@ -150,13 +150,13 @@ pub(super) fn write_whole(
 }
 
 /// What was asked for can be done in this format.
-fn can(args: &ExportArgs, takes: Takes) -> anyhow::Result<()> {
+fn can(args: &ExportArgs, n_traces: usize, takes: Takes) -> anyhow::Result<()> {
     let able = |able: fn(Takes) -> bool| {
         let names: Vec<_> = EXPORTS.iter().filter(|it| able(it.takes)).map(|it| it.name).collect();
         names.join(", ")
     };
     let format = &args.format;
-    if args.traces.len() > 1 && !takes.several {
+    if n_traces > 1 && !takes.several {
         bail!("{format} shows one trace; several are taken by {}", able(|it| it.several));
     }
     if args.diff.is_some() && !takes.before {

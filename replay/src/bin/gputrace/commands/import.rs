@@ -1,7 +1,6 @@
 //! `gputrace import`: what a snapshot holds and whether it is understood.
 
 use std::io::Write;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Args};
@@ -10,7 +9,7 @@ use gputrace_replay::import;
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;
-use crate::show::{self, ShowArgs};
+use crate::show::{self, FILES, Named, ShowArgs};
 
 pub(super) const VERB: Verb = Verb::new::<ImportArgs>("import", run);
 
@@ -24,8 +23,8 @@ Examples:
 --json writes one line per snapshot.")]
 pub(super) struct ImportArgs {
     /// PyTorch snapshots (plain or .gz)
-    #[arg(required = true, value_name = "SNAPSHOT")]
-    snapshots: Vec<PathBuf>,
+    #[arg(required = true, value_name = "SNAPSHOT", value_hint = FILES)]
+    snapshots: Vec<Named>,
 
     #[command(flatten)]
     show: ShowArgs,

@@ -21,7 +21,7 @@ use gputrace_sim::bytes;
 use super::Verb;
 use crate::show::{self, Gate, ShowArgs, TraceArgs, WhenArgs, complain};
 
-pub(super) const VERB: Verb = Verb::new::<LeaksArgs>("leaks", run);
+pub(super) const VERB: Verb = Verb::new::<LeaksArgs>("leaks", run).of_summaries();
 
 /// Shows what was never given back and what keeps growing, by call site, owner and device
 ///

@@ -107,7 +107,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     if let (Some(path), [first, stride]) = (&args.plan, &args.task[..]) {
         return slurm::task(path, *first, *stride);
     }
-    let url = Some(args.output.clone()).filter(|output| objects::is_url(output));
+    let url = objects::is_written(&args.output)?.then(|| args.output.clone());
     if let Some(url) = &url {
         if args.executor == Executor::Slurm {
             bail!(

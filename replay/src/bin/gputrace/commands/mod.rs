@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{ArgMatches, Args, Command, FromArgMatches};
+use clap::{ArgMatches, Args, Command, FromArgMatches, Id};
 use gputrace_replay::reduce::{Summary, is_summary};
 use gputrace_schemas::printable::{Screen, is_obeyed, printable};
 
 use crate::objects;
-use crate::show::{self, complain};
+use crate::show::{self, Named, complain};
 
 mod alarm;
 mod attach;
@@ -46,6 +46,12 @@ mod witness;
 pub(crate) struct Verb {
     /// The word after `gputrace`.
     name: &'static str,
+    /// How it is spelt elsewhere.
+    also: Option<&'static str>,
+    /// It reads what `reduce` writes in place of traces.
+    reads_summaries: bool,
+    /// Its help has the whole of what its exit status means.
+    has_own_status: bool,
     /// Adds the verb's arguments and help.
     define: fn(Command) -> Command,
     /// Does it. What is said goes to the screen, so that a terminal obeys no name of a trace, and that a closed pipe is an
@@ -59,7 +65,23 @@ impl Verb {
         name: &'static str,
         run: fn(&ArgMatches, &mut Screen) -> anyhow::Result<ExitCode>,
     ) -> Verb {
-        Verb { name, define: A::augment_args, run }
+        let (also, reads_summaries, has_own_status) = (None, false, false);
+        Verb { name, also, reads_summaries, has_own_status, define: A::augment_args, run }
+    }
+
+    /// The same with a second spelling.
+    const fn also_spelt(self, other: &'static str) -> Verb {
+        Verb { also: Some(other), ..self }
+    }
+
+    /// The same, and it reads summaries where it is given them.
+    const fn of_summaries(self) -> Verb {
+        Verb { reads_summaries: true, ..self }
+    }
+
+    /// The same with an exit status that is not that of the other verbs.
+    const fn with_status_of_its_own(self) -> Verb {
+        Verb { has_own_status: true, ..self }
     }
 }
 
@@ -99,9 +121,6 @@ const VERBS: &[Verb] = &[
     manual::VERB,
 ];
 
-/// Verbs that are spelt in another way elsewhere.
-const SPELLINGS: [(&str, &str); 1] = [("symbolise", "symbolize")];
-
 /// In the help of every verb but `record`; docs/EXIT-CODES.md has the whole.
 const EXIT_STATUS: &str = "\
 Exit status: 0 yes; 1 no, where a gate was asked for (--error-on-leak, --fail-on-increase, --error-on-inconsistent, --error-on-oom; doctor); \
@@ -116,16 +135,11 @@ fn parsed<A: FromArgMatches>(matches: &ArgMatches) -> anyhow::Result<A> {
 fn command() -> Command {
     let verbs = VERBS.iter().map(|verb| {
         let command = (verb.define)(Command::new(verb.name));
-        let command = match SPELLINGS.iter().find(|(name, _)| *name == verb.name) {
-            Some((_, other)) => command.visible_alias(*other),
-            None => command,
-        };
+        let command = command.visible_aliases(verb.also);
         let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-        // `record` has the program's own.
-        if verb.name == record::VERB.name {
-            command
-        } else {
-            command.after_help(format!("{help}\n\n{EXIT_STATUS}"))
+        match verb.has_own_status {
+            true => command,
+            false => command.after_help(format!("{help}\n\n{EXIT_STATUS}")),
         }
     });
     front().subcommands(verbs)
@@ -152,11 +166,10 @@ pub(crate) fn run(out: &mut Screen) -> anyhow::Result<ExitCode> {
     let Some((name, arguments)) = matches.subcommand() else { return Ok(ExitCode::from(2)) };
     match VERBS.iter().find(|verb| verb.name == name) {
         Some(verb) => {
-            if !WRITERS.contains(&name) {
-                wait_for_recorders();
-            }
-            if !TAKE_SUMMARIES.contains(&name) {
-                refuse_summaries(name)?;
+            let named = named(arguments);
+            wait_for_recorders(&named);
+            if !verb.reads_summaries {
+                refuse_summaries(name, &named)?;
             }
             objects::are_read();
             (verb.run)(arguments, out)
@@ -165,39 +178,35 @@ pub(crate) fn run(out: &mut Screen) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Verbs that read no trace, or one that is being written.
-const WRITERS: [&str; 12] = [
-    "alarm", "attach", "detach", "ps", "manual", "metrics", "record", "recorder", "recover", "top", "upload",
-    "witness",
-];
-
-/// Verbs that read what `reduce` writes in place of traces.
-const TAKE_SUMMARIES: [&str; 7] = ["budget", "diff", "leaks", "ranks", "report", "stats", "summary"];
+/// The traces that the arguments name, and folders of them.
+fn named(arguments: &ArgMatches) -> Vec<PathBuf> {
+    let mut named: Vec<PathBuf> = vec![];
+    for id in arguments.ids().map(Id::as_str) {
+        // Arguments of other types name no trace that is read.
+        if let Ok(Some(traces)) = arguments.try_get_many::<Named>(id) {
+            named.extend(traces.map(|trace| trace.to_path_buf()));
+        }
+        if let Ok(Some(runs)) = arguments.try_get_many::<predict::Run>(id) {
+            named.extend(runs.filter_map(|(_, trace)| trace.clone()));
+        }
+    }
+    named
+}
 
 /// What needs every event says so of a summary, and where its trace is.
-fn refuse_summaries(verb: &str) -> anyhow::Result<()> {
-    match named()
-        .filter(|path| is_summary(path) && (path.is_file() || objects::is_url(path)))
-        .find_map(|path| Summary::open(&path).ok())
-    {
+fn refuse_summaries(verb: &str, named: &[PathBuf]) -> anyhow::Result<()> {
+    let is_there = |path: &&PathBuf| is_summary(path) && (path.is_file() || objects::is_url(path));
+    match named.iter().filter(is_there).find_map(|path| Summary::open(path).ok()) {
         Some(summary) => Err(summary.lacks(verb).into()),
         None => Ok(()),
     }
 }
 
-/// What the command line may name: each of its words, without the values that `predict` has before its traces.
-fn named() -> impl Iterator<Item = PathBuf> {
-    std::env::args_os().skip(2).map(|argument| match predict::after_values(&argument) {
-        Some((_, path)) => path,
-        None => PathBuf::from(argument),
-    })
-}
-
 /// A program that has just ended does not wait for its trace where other threads of it run. So we do, for every trace that
 /// is named, and those in folders that are.
-fn wait_for_recorders() {
-    let traces = named().filter(|path| path.is_file() || path.is_dir());
-    let traces = traces.flat_map(|path| show::paths(std::slice::from_ref(&path)).unwrap_or_default());
+fn wait_for_recorders(named: &[PathBuf]) {
+    let traces = named.iter().filter(|path| path.is_file() || path.is_dir());
+    let traces = traces.flat_map(|path| show::paths(&[path]).unwrap_or_default());
     for trace in traces {
         if gputrace_recorder::wait_for_recorder(&trace) {
             complain!("{} is still being written: what comes later is not in this answer", trace.display());

@@ -53,7 +53,7 @@ pub(super) struct PredictArgs {
     /// traces or PyTorch snapshots (plain or .gz) of one process each; or folders, with a trace of each rank of a job. Values
     /// alone, such as batch=4, are run and recorded first
     #[arg(required = true, num_args = 2.., value_name = "NAME=N[,NAME=N]:TRACE", value_parser = OsStringValueParser::new().try_map(recorded))]
-    runs: Vec<(Values, Option<PathBuf>)>,
+    runs: Vec<Run>,
 
     /// Where to predict; may be given several times. `batch=8..64` doubles from 8 to 64, `batch=8..64:8` adds 8; three values or
     /// more are drawn as a curve, too. What is left out is as in the largest run
@@ -98,15 +98,18 @@ pub(super) struct PredictArgs {
     command: Vec<OsString>,
 }
 
+/// A run as the command line names it: its values, and its trace where it has one.
+pub(super) type Run = (Values, Option<PathBuf>);
+
 /// The values before a trace's name, which may be any bytes, and the name.
-pub(super) fn after_values(argument: &OsStr) -> Option<(&str, PathBuf)> {
+fn after_values(argument: &OsStr) -> Option<(&str, PathBuf)> {
     let bytes = argument.as_bytes();
     let colon = bytes.iter().position(|byte| *byte == b':')?;
     let values = std::str::from_utf8(&bytes[..colon]).ok().filter(|values| values.contains('='))?;
     Some((values, PathBuf::from(OsStr::from_bytes(&bytes[colon + 1..]))))
 }
 
-fn recorded(argument: OsString) -> Result<(Values, Option<PathBuf>), String> {
+fn recorded(argument: OsString) -> Result<Run, String> {
     let alone = || argument.to_str().filter(|text| text.contains('=') && !text.contains(':'));
     let after = after_values(&argument).map(|(values, path)| (values, Some(path)));
     let (values, path) = after.or_else(|| Some((alone()?, None))).ok_or_else(|| {
@@ -214,11 +217,7 @@ struct Made {
 }
 
 /// Makes the runs that have no trace.
-fn made(
-    runs: Vec<(Values, Option<PathBuf>)>,
-    command: Vec<OsString>,
-    traces: PathBuf,
-) -> anyhow::Result<Made> {
+fn made(runs: Vec<Run>, command: Vec<OsString>, traces: PathBuf) -> anyhow::Result<Made> {
     let mut names: Vec<String> =
         runs.iter().flat_map(|(values, _)| values).map(|(name, _)| name.clone()).collect();
     names.sort();

@@ -14,10 +14,10 @@ use gputrace_schemas::printable::Screen;
 
 use super::Verb;
 use crate::show::complain;
-use crate::show::{self, Gate, ShowArgs};
+use crate::show::{self, FILES, Gate, Named, ShowArgs};
 use crate::working::Working;
 
-pub(super) const VERB: Verb = Verb::new::<RanksArgs>("ranks", run);
+pub(super) const VERB: Verb = Verb::new::<RanksArgs>("ranks", run).of_summaries();
 
 /// Shows all ranks of a job side by side: who waits for whom in NCCL and why, and who holds more memory than the others
 ///
@@ -31,8 +31,8 @@ Examples:
   gputrace ranks --json job/*.gtr")]
 pub(super) struct RanksArgs {
     /// Traces of the processes of a job, summaries made of them by `gputrace reduce`, or folders with them
-    #[arg(required = true, value_name = "TRACE|DIR")]
-    traces: Vec<PathBuf>,
+    #[arg(required = true, value_name = "TRACE|DIR", value_hint = FILES)]
+    traces: Vec<Named>,
 
     /// Exit with status 1 if calls of the ranks do not fit together, 2 if that cannot be told: losses, damage, ranks without a trace
     #[arg(long)]

@@ -22,7 +22,7 @@ use crate::show::{complain, shown};
 pub(super) mod closing;
 pub(super) mod launch;
 
-pub(super) const VERB: Verb = Verb::new::<RecordArgs>("record", run);
+pub(super) const VERB: Verb = Verb::new::<RecordArgs>("record", run).with_status_of_its_own();
 
 /// `env(1)`: it could not do its own part.
 const CANNOT_TRACE: u8 = 125;

@@ -15,7 +15,7 @@ use gputrace_schemas::printable::Screen;
 use super::Verb;
 use super::export::write_whole;
 use crate::objects;
-use crate::show;
+use crate::show::{self, FILES, Named};
 
 pub(super) const VERB: Verb = Verb::new::<ReduceArgs>("reduce", run);
 
@@ -33,8 +33,8 @@ Examples:
 What needs single events or addresses (replay, tune, html, a moment) needs the trace: a summary names its host and path.")]
 pub(super) struct ReduceArgs {
     /// Traces, or folders with them
-    #[arg(required = true, value_name = "TRACE|DIR")]
-    traces: Vec<PathBuf>,
+    #[arg(required = true, value_name = "TRACE|DIR", value_hint = FILES)]
+    traces: Vec<Named>,
 
     /// Where to: a file (*.summary.parquet) for one trace, or a folder, where each gets a name made of what it says
     #[arg(short, long, value_name = "FILE|DIR")]
@@ -46,7 +46,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let paths = show::paths(&args.traces)?;
     let is_folder = !is_summary(&args.output);
     match (is_folder, &paths[..]) {
-        (true, _) if objects::is_url(&args.output) => {}
+        _ if objects::is_written(&args.output)? && is_folder => {}
         (true, _) => std::fs::create_dir_all(&args.output)
             .with_context(|| format!("cannot make the folder {}", args.output.display()))?,
         (false, [_]) => {}

@@ -20,7 +20,7 @@ use gputrace_sim::policies::{POLICIES, by_name};
 use serde_json::{Value as Json, json};
 
 use super::Verb;
-use crate::show::{self, Gate, ShowArgs, complain};
+use crate::show::{self, FILES, Gate, Named, ShowArgs, complain};
 
 pub(super) const VERB: Verb = Verb::new::<ReplayArgs>("replay", run);
 
@@ -38,8 +38,8 @@ How sure: exact, to the byte; interval, it hangs on addresses that no trace hold
 setting is not the run (docs/VERDICTS.md).")]
 pub(super) struct ReplayArgs {
     /// gputrace traces or PyTorch snapshots (plain or .gz)
-    #[arg(required_unless_present = "policy", value_name = "TRACE|DIR")]
-    traces: Vec<PathBuf>,
+    #[arg(required_unless_present = "policy", value_name = "TRACE|DIR", value_hint = FILES)]
+    traces: Vec<Named>,
 
     /// Allocator to simulate, NAME or NAME:OPTIONS; may be given several times. For `torch`, OPTIONS is what
     /// PYTORCH_CUDA_ALLOC_CONF would hold [default: torch as recorded]. `--policy help` lists them all

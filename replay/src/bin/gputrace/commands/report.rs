@@ -1,6 +1,5 @@
 //! `gputrace report`: where the memory went.
 
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -26,7 +25,7 @@ use gputrace_schemas::printable::Screen;
 use super::Verb;
 use crate::show::{self, ShowArgs, TraceArgs, WhenArgs};
 
-pub(super) const VERB: Verb = Verb::new::<ReportArgs>("report", run);
+pub(super) const VERB: Verb = Verb::new::<ReportArgs>("report", run).of_summaries();
 
 /// Says what happened, which line did it and what to do; then where the memory went: the peak, its owners, roles, call sites
 #[derive(Args)]
@@ -114,9 +113,8 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
 
 /// What was held where a trace ends, as `report --end` shows it.
 pub(super) fn of_the_end(trace: &Path, out: &mut Screen) -> anyhow::Result<ExitCode> {
-    let verb = clap::Command::new("report");
-    let arguments = [OsStr::new("report"), OsStr::new("--end"), OsStr::new("--"), trace.as_os_str()];
-    run(&ReportArgs::augment_args(verb).try_get_matches_from(arguments)?, out)
+    let (traces, categories) = (TraceArgs::one(trace), Categories::default());
+    show::moment_of("report", &traces, When::End, (Parts::Roles, &categories), &ShowArgs::default(), out)
 }
 
 /// A trace with its verdict, and with all that the sections to be shown need.

@@ -19,7 +19,7 @@ use gputrace_schemas::printable::Screen;
 use super::Verb;
 use crate::show::{self, ShowArgs, TraceArgs, WhenArgs};
 
-pub(super) const VERB: Verb = Verb::new::<StatsArgs>("stats", run);
+pub(super) const VERB: Verb = Verb::new::<StatsArgs>("stats", run).of_summaries();
 
 /// Shows counts, sizes and durations of calls and PyTorch blocks
 #[derive(Args)]

@@ -16,7 +16,7 @@ use gputrace_schemas::printable::Screen;
 use super::Verb;
 use crate::show::{self, ShowArgs, TraceArgs, WhenArgs};
 
-pub(super) const VERB: Verb = Verb::new::<SummaryArgs>("summary", run);
+pub(super) const VERB: Verb = Verb::new::<SummaryArgs>("summary", run).of_summaries();
 
 /// Shows the figures of each process and device: what the driver, PyTorch and each owner held
 #[derive(Args)]

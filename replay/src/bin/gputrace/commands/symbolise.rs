@@ -13,9 +13,9 @@ use gputrace_schemas::printable::{Screen, printable};
 
 use super::Verb;
 use crate::objects;
-use crate::show;
+use crate::show::{self, FILES, Named};
 
-pub(super) const VERB: Verb = Verb::new::<SymboliseArgs>("symbolise", run);
+pub(super) const VERB: Verb = Verb::new::<SymboliseArgs>("symbolise", run).also_spelt("symbolize");
 
 /// Names the native frames of a trace from files of another machine, a debug package or debuginfod's cache
 ///
@@ -34,8 +34,8 @@ Below DIR, in this order; the file that says most is taken:
   usr/lib/debug/PATH.debug, PATH")]
 pub(super) struct SymboliseArgs {
     /// A trace made by `gputrace record`
-    #[arg(required = true, value_name = "TRACE")]
-    trace: PathBuf,
+    #[arg(required = true, value_name = "TRACE", value_hint = FILES)]
+    trace: Named,
     /// Folder that stands for / of the traced machine; several are searched in turn [default: /]
     #[arg(long, value_name = "DIR")]
     sysroot: Vec<PathBuf>,
@@ -52,7 +52,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let roots = if args.sysroot.is_empty() { vec!["/".into()] } else { args.sysroot };
     let overwrite = if args.force { Overwrite::Replace } else { Overwrite::Refuse };
     let trace = files::here(&args.trace).with_context(|| format!("cannot read {}", args.trace.display()))?;
-    let found = match objects::is_url(&args.output) {
+    let found = match objects::is_written(&args.output)? {
         true => objects::write_by(&args.output, args.force, |to| {
             Ok(symbolise(&trace, roots, to, Overwrite::Replace)?)
         })?,

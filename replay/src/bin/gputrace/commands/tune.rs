@@ -13,7 +13,7 @@ use gputrace_schemas::printable::Screen;
 
 use super::Verb;
 use super::replay::{MachineArgs, replies};
-use crate::show::{self, ShowArgs, complain};
+use crate::show::{self, FILES, Named, ShowArgs, complain};
 use crate::working::Working;
 
 pub(super) const VERB: Verb = Verb::new::<TuneArgs>("tune", run);
@@ -30,8 +30,8 @@ How sure: exact, to the byte; interval, it hangs on addresses that no trace hold
 setting is not the run (docs/VERDICTS.md).")]
 pub(super) struct TuneArgs {
     /// gputrace traces or PyTorch snapshots (plain or .gz); of several, such as the ranks of a job, all get one setting
-    #[arg(required = true, value_name = "TRACE|DIR")]
-    traces: Vec<PathBuf>,
+    #[arg(required = true, value_name = "TRACE|DIR", value_hint = FILES)]
+    traces: Vec<Named>,
 
     #[command(flatten)]
     machine: MachineArgs,

@@ -49,9 +49,10 @@ pub(super) struct UploadArgs {
 /// A URL of a store.
 pub(super) fn url(text: &str) -> Result<PathBuf, String> {
     let url = PathBuf::from(text);
-    match objects::is_url(&url) {
-        true => Ok(url),
-        false => Err(format!("`{text}` is no URL of a store; write s3://bucket/folder/")),
+    match objects::is_written(&url) {
+        Ok(true) => Ok(url),
+        Err(error) => Err(error.to_string()),
+        Ok(false) => Err(format!("`{text}` is no URL of a store; write s3://bucket/folder/")),
     }
 }
 
