@@ -5,7 +5,7 @@ import { createHash } from "node:crypto";
 import { readFileSync, writeFileSync, readdirSync } from "node:fs";
 import { gzipSync } from "node:zlib";
 
-const here = new URL("./", import.meta.url).pathname, room = here + "../replay/src/page/";
+const here = new URL("./", import.meta.url).pathname, room = here + "../replay/page/src/";
 const common = { absWorkingDir: here, bundle: true, write: false, charset: "ascii", legalComments: "none", logLevel: "warning" };
 
 if (process.argv.includes("--tests")) {
@@ -24,6 +24,6 @@ const size = gzipSync(script + style).length;
 if (size > 150_000) throw new Error(`the page's code has ${size} bytes when compressed; 150,000 are the limit`);
 for (const [name, text] of Object.entries(files)) {
   if (!process.argv.includes("--check")) writeFileSync(room + name, text);
-  else if (readFileSync(room + name, "utf8") !== text) throw new Error(`replay/src/page/${name} is not what page/ gives: run \`make page\``);
+  else if (readFileSync(room + name, "utf8") !== text) throw new Error(`replay/page/src/${name} is not what page/ gives: run \`make page\``);
 }
 console.log(`${script.length + style.length} bytes, ${size} when compressed`);

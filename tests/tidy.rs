@@ -39,6 +39,23 @@ fn sources(folder: &str) -> Vec<(String, String)> {
     paths.iter().map(|path| (name(path), fs::read_to_string(path).expect("a source file"))).collect()
 }
 
+/// The offline half's crates, from the ground up: each uses those above it in this list, and none below or beside it.
+const FLOORS: [&[&str]; 6] = [
+    &["trace"],
+    &["analyse"],
+    &["report"],
+    &["ranks", "answers", "exports"],
+    &["page", "reduce"],
+    // The name of all of them, and the program.
+    &["."],
+];
+
+/// Every source of the offline half: of each floor, and of the program.
+fn offline() -> Vec<(String, String)> {
+    let floors = FLOORS.iter().copied().flatten();
+    floors.flat_map(|floor| sources(&format!("replay/{floor}/src").replace("/./", "/"))).collect()
+}
+
 /// Names in `[dependencies]` of a package.
 fn dependencies(package: &str) -> BTreeSet<String> {
     let manifest = read(&format!("{package}/Cargo.toml"));
@@ -70,7 +87,6 @@ fn the_shim_and_the_ring_depend_on_nothing_else() {
 #[test]
 fn layers_know_only_what_is_below_them() {
     assert!(!dependencies("schemas").contains("gputrace-ring"), "schemas knows no ring");
-    assert!(!dependencies("replay").contains("gputrace-ring"), "replay knows no ring");
     let of_sim = set(["imara-diff", "rustc-hash", "thiserror"]);
     assert_eq!(dependencies("sim"), of_sim, "sim knows no trace, and prints nothing");
     for (file, text) in sources("recorder/src") {
@@ -80,7 +96,7 @@ fn layers_know_only_what_is_below_them() {
             "{file}: only translate.rs may know records and events"
         );
     }
-    for (file, text) in sources("replay/src") {
+    for (file, text) in offline() {
         let allowed = file.contains("/commands/") || !text.contains("gputrace_recorder");
         assert!(allowed, "{file}: only commands may use the recorder");
     }
@@ -88,7 +104,7 @@ fn layers_know_only_what_is_below_them() {
 
 #[test]
 fn unsafe_code_stays_where_the_architecture_says() {
-    for folder in ["recorder/src", "sim/src", "replay/src", "schemas/src"] {
+    for folder in ["recorder/src", "sim/src", "replay", "schemas/src"] {
         for (file, text) in sources(folder) {
             let recorder =
                 ["map_file", "memory", "pidfd", "ptrace"].map(|name| format!("recorder/src/{name}.rs"));
@@ -111,8 +127,8 @@ const SPEAKERS: &[&str] =
 
 #[test]
 fn names_reach_a_terminal_only_through_what_makes_them_printable() {
-    for folder in ["recorder/src", "sim/src", "replay/src", "schemas/src"] {
-        for (file, text) in sources(folder) {
+    for of in [sources("recorder/src"), sources("sim/src"), offline(), sources("schemas/src")] {
+        for (file, text) in of {
             let file = file.replace("tests/../", "");
             // Tests and comments say to whom they like.
             let text = text.split("#[cfg(test)]").next().unwrap_or_default();
@@ -144,9 +160,9 @@ fn names_reach_a_terminal_only_through_what_makes_them_printable() {
 fn traces_are_opened_in_one_place() {
     const WAYS: [&str; 5] =
         ["File::open(", "fs::read(", "fs::read_to_string(", "OpenOptions::new(", "File::options("];
-    for (file, text) in sources("replay/src") {
+    for (file, text) in offline() {
         let is_other =
-            file.contains("/bin/") || file.ends_with("trace/files.rs") || file.ends_with("tests.rs");
+            file.contains("/bin/") || file.ends_with("trace/src/files.rs") || file.ends_with("tests.rs");
         let text = text.split("#[cfg(test)]").next().unwrap_or_default();
         for (number, line) in text.lines().enumerate().filter(|_| !is_other) {
             let code = line.split("//").next().unwrap_or_default();
@@ -281,7 +297,7 @@ fn the_architecture_names_files_that_are_there_and_is_soon_read() {
     };
     let spans = text.split('`').skip(1).step_by(2);
     let paths: Vec<String> = spans.filter(is_path).flat_map(alternatives).collect();
-    let folders = ["", "replay/src", "shim/src"];
+    let folders = ["", "replay", "replay/src", "shim/src"];
     let is_there = |path: &&String| folders.iter().any(|folder| root().join(folder).join(path).exists());
     let missing: Vec<&String> = paths.iter().filter(|path| !is_there(path)).collect();
     assert!(missing.is_empty(), "ARCHITECTURE.md names what is not there: {missing:?}");
@@ -291,15 +307,16 @@ fn the_architecture_names_files_that_are_there_and_is_soon_read() {
 /// Folders whose files each need a line in a table of their `mod.rs`.
 const REGISTRIES: &[(&str, &str)] = &[
     ("sim/src/policies", "POLICIES"),
-    ("replay/src/report/sections", "SECTIONS"),
-    ("replay/src/exports", "EXPORTS"),
+    ("replay/report/src/sections", "SECTIONS"),
+    ("replay/exports/src", "EXPORTS"),
     ("replay/src/bin/gputrace/commands", "a verb"),
 ];
 
 #[test]
 fn every_file_of_a_registry_is_registered() {
     for (folder, table) in REGISTRIES {
-        let registry = read(&format!("{folder}/mod.rs"));
+        let contract = if root().join(folder).join("mod.rs").exists() { "mod.rs" } else { "lib.rs" };
+        let registry = read(&format!("{folder}/{contract}"));
         for entry in fs::read_dir(root().join(folder)).expect("a folder") {
             let name = entry.expect("an entry").path();
             // What several of them are made of has a folder of its own.
@@ -307,7 +324,7 @@ fn every_file_of_a_registry_is_registered() {
                 continue;
             }
             let name = name.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            if name == "mod" || name == "tests" {
+            if ["mod", "lib", "tests"].contains(&&*name) {
                 continue;
             }
             let lines = || registry.lines().map(str::trim).filter(|line| !line.starts_with("//"));
@@ -318,21 +335,74 @@ fn every_file_of_a_registry_is_registered() {
                 |line: &str| line.match_indices(&format!("{name}::")).any(|(at, _)| begins(&line[..at]));
             assert!(
                 declared && lines().any(used),
-                "{folder}/{name}.rs: add `mod {name};` and its line in {table} to {folder}/mod.rs"
+                "{folder}/{name}.rs: add `mod {name};` and its line in {table} to {folder}/{contract}"
             );
         }
     }
 }
 
-/// Files of a crate's `src` that are about the crate as a whole. Everything else has a room: a folder.
-const ROOTS: [&str; 4] = ["lib.rs", "rules.rs", "scene.rs", "story.rs"];
-
+/// The program's crate has no code of its own beside the program: what a library does has a floor.
 #[test]
-fn no_file_of_the_offline_half_lies_outside_of_its_room() {
+fn no_file_of_the_offline_half_lies_outside_of_its_floor() {
     for entry in fs::read_dir(root().join("replay/src")).expect("a folder") {
         let name = entry.expect("an entry").file_name().to_string_lossy().into_owned();
-        let has_room = !name.ends_with(".rs") || ROOTS.contains(&&*name);
-        assert!(has_room, "replay/src/{name}: put it into the folder of what it is about");
+        assert!(
+            ["bin", "lib.rs"].contains(&&*name),
+            "replay/src/{name}: put it into the floor (replay/*/src) of what it is about"
+        );
+    }
+}
+
+/// What the packages of the workspace use of each other, as Cargo sees it; packages for tests are left out.
+fn uses() -> Vec<(String, BTreeSet<String>)> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let metadata = Command::new(cargo)
+        .args(["metadata", "--offline", "--no-deps", "--format-version", "1", "--manifest-path"])
+        .arg(root().join("Cargo.toml"))
+        .output()
+        .expect("cargo runs");
+    assert!(metadata.status.success(), "{}", String::from_utf8_lossy(&metadata.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).expect("JSON");
+    let list = |of: &serde_json::Value, key: &str| of[key].as_array().cloned().unwrap_or_default();
+    let name = |of: &serde_json::Value| of["name"].as_str().unwrap_or_default().to_owned();
+    let used = |package: &serde_json::Value| {
+        let needs = list(package, "dependencies").into_iter().filter(|it| it["kind"].is_null());
+        (name(package), needs.map(|it| name(&it)).filter(|it| it.starts_with("gputrace")).collect())
+    };
+    list(&metadata, "packages").iter().map(used).collect()
+}
+
+#[test]
+fn a_floor_uses_only_the_floors_above_it_in_the_list() {
+    let package = |floor: &&str| match *floor {
+        "." => "gputrace".to_owned(),
+        floor => format!("gputrace-{floor}"),
+    };
+    let mut known = set(["gputrace-schemas", "gputrace-sim"]);
+    let uses = uses();
+    for floors in FLOORS {
+        let here: BTreeSet<String> = floors.iter().map(package).collect();
+        if here.contains("gputrace") {
+            // The program alone records, and brings files from elsewhere.
+            known.extend(set(["gputrace-recorder", "gputrace-objects"]));
+        }
+        for floor in &here {
+            let (_, used) = uses.iter().find(|(name, _)| name == floor).expect("a package");
+            let wrong: Vec<&String> = used.difference(&known).collect();
+            assert!(
+                wrong.is_empty(),
+                "{floor} may not use {wrong:?}: FLOORS in tests/tidy.rs, ARCHITECTURE.md"
+            );
+        }
+        known.extend(here);
+    }
+    let folders = fs::read_dir(root().join("replay")).expect("a folder").flatten();
+    let crates = folders.filter(|entry| entry.path().join("Cargo.toml").exists());
+    for name in crates.map(|entry| entry.file_name().to_string_lossy().into_owned()) {
+        assert!(
+            FLOORS.iter().any(|floors| floors.contains(&&*name)),
+            "replay/{name}: which floor is it? FLOORS"
+        );
     }
 }
 
@@ -393,10 +463,18 @@ fn functions(text: &str) -> Vec<(usize, usize)> {
 }
 
 /// The largest circle of modules that import each other which each crate may have. Lower a number when you open a circle.
-const CIRCLES: [(&str, usize); 6] = [
+const CIRCLES: [(&str, usize); 14] = [
     ("ring/src", 3),
     ("schemas/src", 3),
     ("sim/src", 3),
+    ("replay/trace/src", 2),
+    ("replay/analyse/src", 2),
+    ("replay/report/src", 2),
+    ("replay/ranks/src", 2),
+    ("replay/answers/src", 2),
+    ("replay/exports/src", 2),
+    ("replay/page/src", 2),
+    ("replay/reduce/src", 2),
     ("replay/src", 3),
     // Translation, failures, figures of the driver and the writer's queue.
     ("recorder/src", 4),
@@ -426,7 +504,7 @@ fn every_variable_is_a_row_of_one_table_and_users_can_read_of_it() {
     for row in &rows {
         assert!(security.contains(&format!("`{row}`")), "{row}: say in SECURITY.md who reads it");
     }
-    let readers = ["shim/src", "recorder/src", "replay/src"].map(sources).concat();
+    let readers = [sources("shim/src"), sources("recorder/src"), offline()].concat();
     for (name, row) in constants(&read("ring/src/variables.rs")) {
         let reads =
             |text: &str| text.split("variables::").skip(1).any(|rest| words(rest).next() == Some(&*name));
@@ -434,8 +512,8 @@ fn every_variable_is_a_row_of_one_table_and_users_can_read_of_it() {
     }
     // The plugin is Python alone, and has some of its own.
     let known = |name: &String| rows.contains(name) || name.starts_with("GPUTRACE_PYTEST_");
-    for folder in ["shim/src", "recorder/src", "schemas/src", "replay/src"] {
-        for (file, text) in sources(folder) {
+    for of in [sources("shim/src"), sources("recorder/src"), sources("schemas/src"), offline()] {
+        for (file, text) in of {
             let text = text.split("#[cfg(test)]").next().unwrap_or_default();
             let is_literal = |name: &String| name != "GPUTRACE" && text.contains(&format!("\"{name}\""));
             let named = variables(text, "\"").into_iter().find(is_literal);
@@ -560,9 +638,7 @@ fn tracked_texts() -> Option<Vec<(String, String)>> {
 
 #[test]
 fn a_test_that_does_not_run_says_so_in_one_way() {
-    for folder in
-        ["tests", "replay/tests", "replay/src", "sim/src", "sim/tests", "schemas/tests", "recorder/tests"]
-    {
+    for folder in ["tests", "replay", "sim/src", "sim/tests", "schemas/tests", "recorder/tests"] {
         for (file, text) in sources(folder) {
             let says = |line: &str| {
                 let prints = ["println!(", "say(", "writeln!("].iter().any(|print| line.contains(print));
@@ -607,7 +683,9 @@ mod modules {
 
     /// Without what only tests import.
     fn code(text: &str) -> &str {
-        text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text)
+        let tests = ["#[cfg(test)]\nmod tests {", "#[cfg(test)]\npub(super) mod tests {"];
+        let end = tests.iter().filter_map(|begin| text.find(begin)).min();
+        &text[..end.unwrap_or(text.len())]
     }
 
     /// All paths that begin with `crate` or `super`, braces written out.

@@ -1,4 +1,4 @@
-// The data of the page: base64 of gzip of a length, a text in JSON, and columns of numbers (replay/src/page/columns.rs).
+// The data of the page: base64 of gzip of a length, a text in JSON, and columns of numbers (replay/page/src/columns.rs).
 
 export type Cell = null | string | { b?: number; d?: number; n?: number; t?: number; s?: number; c?: string };
 export interface Table { table: string; columns: [string, string][]; rows: Cell[][]; left_out: string | null }

@@ -1,4 +1,4 @@
-// Amounts in words, as the reports in a terminal have them (replay/src/report/words.rs).
+// Amounts in words, as the reports in a terminal have them (replay/trace/src/words.rs).
 import type { Cell } from "./data";
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];

@@ -12,7 +12,7 @@ export const GROUPINGS = ["owner", "role", "site", "pool"] as const;
 export type Grouping = (typeof GROUPINGS)[number];
 export const GROUPING_TITLES: Record<Grouping, string> = { owner: "Owner", role: "Role", site: "Call site", pool: "Pool" };
 
-/** What a holder is, as replay/src/page numbers it. */
+/** What a holder is, as replay/page/src numbers it. */
 export const LEVEL = { driver: 0, block: 1, cached: 2, buffer: 3, arena: 4 };
 /** What is left of an allocator's memory, and has no place in the program. */
 export const isRest = (level: number) => level === LEVEL.cached || level === LEVEL.arena;

@@ -15,7 +15,7 @@ import { envelope } from "../src/settings";
 let seed = 7;
 const random = (n: number) => (seed = (seed * 1103515245 + 12345) % 2147483648) % n;
 
-/** As replay/src/page/columns.rs writes them. */
+/** As replay/page/src/columns.rs writes them. */
 function encoded(values: number[]): number[] {
   const out: number[] = [];
   let before = 0;

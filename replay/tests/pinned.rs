@@ -6,8 +6,8 @@ mod pickles;
 
 use std::path::{Path, PathBuf};
 
-use gputrace_replay::analyse::summary::Summary;
 use gputrace_replay::import::load;
+use gputrace_replay::report::summary::Summary;
 use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::event::{EventKind, HOST};

@@ -108,7 +108,11 @@ pub fn built() -> PathBuf {
         let path = directory.join(name);
         let modified = fs::metadata(&path).and_then(|data| data.modified());
         let modified = modified.unwrap_or_else(|e| panic!("{}: {e}; `make build` makes it", path.display()));
-        let changed = sources.iter().map(|folder| newest(&root.join(folder))).max();
+        // The floors of the offline half: each folder of `replay/` with a `src`.
+        let floors = fs::read_dir(root.join("replay")).into_iter().flatten().flatten();
+        let floors = floors.map(|floor| floor.path().join("src")).filter(|_| name == "gputrace");
+        let changed =
+            sources.iter().map(|folder| root.join(folder)).chain(floors).map(|it| newest(&it)).max();
         let is_new = changed.is_none_or(|changed| modified >= changed);
         assert!(is_new, "{}: older than its sources; `make build` makes it again", path.display());
     }

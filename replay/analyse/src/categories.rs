@@ -13,10 +13,10 @@
 use gputrace_schemas::event::Frame;
 use gputrace_sim::bytes;
 
-use crate::analyse::lives::Life;
-use crate::ledger::Sites;
+use crate::lives::Life;
 use crate::rules::{self, is_like};
-use crate::trace::Definitions;
+use gputrace_trace::Definitions;
+use gputrace_trace::ledger::Sites;
 
 /// Rules, in the order of the file.
 #[derive(Clone, Debug, Default)]
@@ -67,17 +67,17 @@ impl Categories {
     }
 
     /// Names with their rules, by number; a name that has several rules has one number.
-    pub(crate) fn names(&self) -> &[(String, String)] {
+    pub fn names(&self) -> &[(String, String)] {
         &self.names
     }
 
     /// There are no rules.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }
 
     /// The rules that fit everything but the size, which is the same for all blocks of a place.
-    pub(crate) fn candidates(
+    pub fn candidates(
         &self,
         life: &Life,
         role: &str,
@@ -100,7 +100,7 @@ impl Categories {
     }
 
     /// The number of the name of the first candidate that also fits the size.
-    pub(crate) fn choose(&self, candidates: &[usize], life: &Life) -> Option<u16> {
+    pub fn choose(&self, candidates: &[usize], life: &Life) -> Option<u16> {
         let fits = |field: &Field| match field {
             Field::Min(bytes) => life.bytes.0 >= *bytes,
             Field::Max(bytes) => life.bytes.0 <= *bytes,

@@ -8,9 +8,9 @@ use std::cmp::Reverse;
 use gputrace_schemas::event::{Bytes, Frame, Nanos, StackId};
 use rustc_hash::FxHashMap;
 
-use crate::analyse::lives::{Life, Lives};
-use crate::ledger::SiteId;
-use crate::trace::Definitions;
+use crate::lives::{Life, Lives};
+use gputrace_trace::Definitions;
+use gputrace_trace::ledger::SiteId;
 
 /// C functions that end an object of a type when the collector breaks a cycle (`tp_clear`; CPython 3.9 to 3.14).
 #[rustfmt::skip]
@@ -70,7 +70,9 @@ pub struct CycleSite {
 type KindBytes = FxHashMap<&'static str, u64>;
 
 impl Cycles {
-    pub(crate) fn of(lives: &Lives, definitions: &dyn Definitions) -> Cycles {
+    /// What the collector ended, by call site.
+    #[must_use]
+    pub fn of(lives: &Lives, definitions: &dyn Definitions) -> Cycles {
         let mut cycles = Cycles::default();
         let mut threads = vec![];
         let mut sites: FxHashMap<(i16, SiteId), (CycleSite, KindBytes)> = FxHashMap::default();

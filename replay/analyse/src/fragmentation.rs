@@ -5,7 +5,7 @@
 use gputrace_schemas::event::Bytes;
 use gputrace_sim::policies::torch::{SMALL_REQUEST, SMALL_SEGMENT};
 
-use crate::ledger::Ledger;
+use gputrace_trace::ledger::Ledger;
 
 /// The free memory of one device's segments.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -108,7 +108,7 @@ impl Pool {
 }
 
 /// Whether a segment is PyTorch's for small requests: by its size, or by the blocks in it where it grows.
-pub(crate) fn is_small(bytes: u64, is_expandable: bool, blocks: impl Iterator<Item = u64>) -> bool {
+pub fn is_small(bytes: u64, is_expandable: bool, blocks: impl Iterator<Item = u64>) -> bool {
     match is_expandable {
         false => bytes == SMALL_SEGMENT,
         true => blocks.max().is_some_and(|largest| largest <= SMALL_REQUEST),
@@ -131,7 +131,7 @@ fn segments(ranges: &[(u64, Bytes, bool)]) -> Vec<(u64, u64, bool)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scene::ledger;
+    use gputrace_trace::scene::ledger;
 
     #[test]
     fn free_memory_is_counted_by_what_it_can_still_serve() {

@@ -37,7 +37,7 @@ use gputrace_schemas::event::{Event, EventKind, PjrtAction};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
-use crate::ledger::{Account, Ledger, SiteId, Watch};
+use gputrace_trace::ledger::{Account, Ledger, SiteId, Watch};
 
 /// Windows at the end: this many at most, half of it at least.
 const MAX_WINDOWS: usize = 1024;

@@ -1,8 +1,10 @@
 //! What follows from the books: lives of blocks, roles, growth, what is held at a moment. Nothing here knows how it is shown.
+#![forbid(unsafe_code)]
 
 pub mod budget;
 pub mod categories;
 pub mod cycles;
+pub mod doubts;
 pub mod fragmentation;
 pub mod growth;
 pub mod lifetimes;
@@ -10,6 +12,7 @@ pub mod live;
 pub mod lives;
 pub mod reactions;
 pub mod roles;
+pub mod rules;
 mod serving;
-pub mod summary;
+pub mod story;
 pub mod unaccounted;

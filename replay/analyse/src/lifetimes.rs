@@ -6,12 +6,12 @@ use std::cmp::Reverse;
 use gputrace_schemas::event::{Bytes, Nanos};
 use rustc_hash::FxHashMap;
 
-use crate::analyse::categories::Categories;
-use crate::analyse::cycles::Cycles;
-use crate::analyse::lives::{Life, Lives, NEVER};
-use crate::analyse::roles::{Role, Roles, roles};
-use crate::ledger::{SiteId, Sites};
-use crate::trace::Definitions;
+use crate::categories::Categories;
+use crate::cycles::Cycles;
+use crate::lives::{Life, Lives, NEVER};
+use crate::roles::{Role, Roles, roles};
+use gputrace_trace::Definitions;
+use gputrace_trace::ledger::{SiteId, Sites};
 
 /// Call sites of the peak whose removal is tried.
 const MOST_TRIED: usize = 16;
@@ -385,9 +385,9 @@ fn median(values: &mut [u64]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scene::recording;
     use crate::story::Story;
-    use crate::trace::source::Source;
+    use gputrace_trace::scene::recording;
+    use gputrace_trace::source::Source;
 
     fn story(scene: &str) -> Story {
         Story::with_lifetimes(&Source::of("train.gtr", recording(scene)), &Categories::default())

@@ -9,15 +9,15 @@ use gputrace_schemas::event::{Bytes, Event, Frame, Module, Nanos, Stack, StackId
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
-use crate::analyse::categories::Categories;
-use crate::analyse::lives::Lives;
-use crate::analyse::roles::roles;
-use crate::ledger::{Block, Ledger, Object, OwnerId, PhaseId, SiteId, Unwatched, Watch};
+use crate::categories::Categories;
+use crate::lives::Lives;
+use crate::roles::roles;
 use crate::story::Story;
-use crate::trace::Definitions;
-use crate::trace::backward::{place, python_lines};
-use crate::trace::owners::{JAX, TORCH, file_name};
-use crate::trace::source::Source;
+use gputrace_trace::Definitions;
+use gputrace_trace::backward::{place, python_lines};
+use gputrace_trace::ledger::{Block, Ledger, Object, OwnerId, PhaseId, SiteId, Unwatched, Watch};
+use gputrace_trace::owners::{JAX, TORCH, file_name};
+use gputrace_trace::source::Source;
 
 /// Which moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,7 +100,7 @@ pub enum Parts {
     None,
     /// The program's phases: NVTX ranges.
     Phases,
-    /// What PyTorch's blocks are for, see [`crate::analyse::roles`]. Needs memory for every block.
+    /// What PyTorch's blocks are for, see [`crate::roles`]. Needs memory for every block.
     Roles,
 }
 
@@ -345,7 +345,7 @@ fn visit_watched<W: Watch>(
 }
 
 /// What is held of a device now.
-pub(crate) fn picture(ledger: &Ledger, device: i16, time: Nanos) -> Picture {
+pub fn picture(ledger: &Ledger, device: i16, time: Nanos) -> Picture {
     parted(ledger, device, time, &|_, _| 0, &|_| 0)
 }
 
@@ -476,7 +476,7 @@ impl<'a> Lines<'a> {
     }
 
     /// Whose stacks.
-    pub(crate) fn definitions(&self) -> &'a dyn Definitions {
+    pub fn definitions(&self) -> &'a dyn Definitions {
         self.definitions
     }
 
@@ -540,7 +540,7 @@ fn is_ours(module: &Module) -> bool {
 }
 
 /// A frame in words.
-pub(crate) fn line(definitions: &dyn Definitions, frame: &Frame) -> Line {
+pub fn line(definitions: &dyn Definitions, frame: &Frame) -> Line {
     match frame {
         Frame::Python { function, file, line } => {
             Line { name: function.clone(), file: file.clone(), line: *line }
@@ -574,7 +574,7 @@ pub fn owner<'a>(ledger: &'a Ledger, holder: &Holder) -> &'a str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scene::recording;
+    use gputrace_trace::scene::{ledger, recording};
 
     const SCENE: &str = "Create handle=n bytes=100 by=libnccl.so.2
          Alloc addr=a bytes=2M by=libc10_cuda.so
@@ -674,5 +674,28 @@ mod tests {
         assert_eq!(within(1, 8), shown(When::Peak));
         assert_eq!(within(6, 8), shown(When::At(Nanos(5000))));
         assert_eq!(shown(When::Step(1)), Vec::<String>::new());
+    }
+
+    /// Buffers of JAX within the memory that its plugin has of the driver.
+    const JAX: &str = "Alloc addr=a bytes=64M by=xla_cuda_plugin.so
+         compiled handle=f bytes=10M text=jit_step
+         buffer addr=p bytes=8M by=init@/job/a.py:2
+         buffer addr=d bytes=1M by=load@/job/a.py:3
+         launched handle=f by=step@/job/a.py:4
+         donated addr=p handle=f
+         buffer addr=q bytes=8M handle=f by=step@/job/a.py:4
+         destroyed addr=p
+         destroyed addr=d";
+
+    #[test]
+    fn buffers_and_the_rest_add_up_to_what_the_driver_handed_out() {
+        let ledger = ledger(JAX);
+        let picture = picture(&ledger, 0, Nanos(0));
+        let of = |level| -> u64 {
+            let held = picture.held.iter().filter(|(holder, _)| holder.level == level);
+            held.map(|(_, (bytes, _))| bytes.0).sum()
+        };
+        assert_eq!([Level::Buffer, Level::Arena, Level::Driver].map(of), [8 << 20, 56 << 20, 0]);
+        assert_eq!(picture.total(), Bytes(64 << 20));
     }
 }

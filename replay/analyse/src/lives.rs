@@ -5,7 +5,7 @@
 use gputrace_schemas::event::{Bytes, Event, EventKind, Nanos, StackId, ThreadId};
 use rustc_hash::FxHashMap;
 
-use crate::ledger::{Block, Ledger, SiteId, Step, Watch};
+use gputrace_trace::ledger::{Block, Ledger, SiteId, Step, Watch};
 
 /// A block is not given back.
 pub const NEVER: u32 = u32::MAX;
@@ -130,12 +130,12 @@ impl Lives {
     }
 
     /// Addresses of the blocks that are held now, with the indexes of their lives.
-    pub(crate) fn open_lives(&self) -> FxHashMap<u64, u32> {
+    pub fn open_lives(&self) -> FxHashMap<u64, u32> {
         self.open.iter().map(|(addr, (idx, _))| (*addr, *idx)).collect()
     }
 
     /// Those that were never taken back last to the end.
-    pub(crate) fn finish(&mut self) {
+    pub fn finish(&mut self) {
         for (idx, _) in std::mem::take(&mut self.open).into_values() {
             if let Some(life) = self.list.get_mut(idx as usize) {
                 life.until = self.last;
@@ -157,7 +157,7 @@ impl Lives {
     }
 
     /// For each moment the index of the life that begins or ends then.
-    pub(crate) fn moments(&self) -> Vec<u32> {
+    pub fn moments(&self) -> Vec<u32> {
         let mut moments = vec![NEVER; self.n_moments as usize];
         for (idx, life) in (0..).zip(&self.list) {
             for moment in [life.born, life.died] {

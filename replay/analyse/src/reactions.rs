@@ -160,13 +160,13 @@ mod tests {
     use expect_test::{Expect, expect};
 
     use super::*;
-    use crate::import::imported;
+    use gputrace_trace::scene::requests;
 
     const SEGMENT: &str = "Alloc addr=0x40000000 bytes=2M by=libcudart.so,libc10_cuda.so in_allocate=1
         block addr=0x40000000 bytes=512 requested=400 by=load@train.py:3\n";
 
     fn check(scene: &str, expected: Expect) {
-        let trace = imported(&format!("{SEGMENT}{scene}"));
+        let trace = requests(&format!("{SEGMENT}{scene}"));
         let found = reactions(&trace.devices[0]);
         let lines = found.iter().map(|it| format!("{} {}: {}\n", it.kind.name(), it.count, it.text()));
         expected.assert_eq(&lines.collect::<String>());

@@ -14,11 +14,11 @@
 use gputrace_schemas::event::{Frame, Stack, StackId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::analyse::categories::Categories;
-use crate::analyse::lives::{Life, Lives, NEVER};
-use crate::analyse::serving::{self, Known};
-use crate::ledger::{SiteId, Sites};
-use crate::trace::Definitions;
+use crate::categories::Categories;
+use crate::lives::{Life, Lives, NEVER};
+use crate::serving::{self, Known};
+use gputrace_trace::Definitions;
+use gputrace_trace::ledger::{SiteId, Sites};
 
 macro_rules! roles {
     ($( $role:ident $name:literal $rule:literal, )*) => {
@@ -190,12 +190,7 @@ pub struct Roles {
 }
 
 /// Finds the role of every life.
-pub(crate) fn roles(
-    lives: &Lives,
-    definitions: &dyn Definitions,
-    sites: &Sites,
-    categories: &Categories,
-) -> Roles {
+pub fn roles(lives: &Lives, definitions: &dyn Definitions, sites: &Sites, categories: &Categories) -> Roles {
     let mut seen: FxHashMap<StackId, Facts> = FxHashMap::default();
     let mut facts_of = |id: StackId| {
         *seen.entry(id).or_insert_with(|| {
@@ -384,10 +379,10 @@ impl Judge<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::analyse::lifetimes::Lifetimes;
-    use crate::scene::recording;
+    use crate::lifetimes::Lifetimes;
     use crate::story::Story;
-    use crate::trace::source::Source;
+    use gputrace_trace::scene::recording;
+    use gputrace_trace::source::Source;
 
     const MODEL: &str = "Module._apply@/v/torch/nn/modules/module.py:900,<module>@/job/a.py:1";
     const FORWARD: &str = "Linear.forward@/v/torch/nn/modules/linear.py:9,Module._call_impl@/v/torch/nn/modules/module.py:1700,<module>@/job/a.py:5";

@@ -5,7 +5,7 @@
 ///
 /// # Errors
 /// What `rule` says of a line, with its number.
-pub(crate) fn read<Rule>(
+pub fn read<Rule>(
     text: &str,
     rule: impl Fn(&str) -> Result<Rule, String>,
 ) -> Result<Vec<(usize, Rule)>, String> {
@@ -23,7 +23,7 @@ pub(crate) fn read<Rule>(
 ///
 /// # Errors
 /// The first word, where it is not a field that is known.
-pub(crate) fn fields<'a, Field: Copy>(
+pub fn fields<'a, Field: Copy>(
     rule: &'a str,
     known: &[(&str, Field)],
 ) -> Result<Vec<(Field, String)>, &'a str> {
@@ -42,7 +42,7 @@ pub(crate) fn fields<'a, Field: Copy>(
 }
 
 /// Whether `text` is `pattern`, in which `*` stands for anything.
-pub(crate) fn is_like(text: &str, pattern: &str) -> bool {
+pub fn is_like(text: &str, pattern: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = text.strip_prefix(parts.next().unwrap_or_default()) else { return false };
     let mut parts = parts.peekable();

@@ -17,8 +17,8 @@ use std::cmp::Reverse;
 use gputrace_schemas::event::{Bytes, StackId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::analyse::lives::{Life, NEVER};
-use crate::analyse::roles::{Facts, Hint, Role};
+use crate::lives::{Life, NEVER};
+use crate::roles::{Facts, Hint, Role};
 
 /// Births of a stack that make it a habit.
 const RECURS: usize = 3;
@@ -406,11 +406,11 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::analyse::categories::Categories;
-    use crate::analyse::lives::Lives;
-    use crate::scene::recording;
+    use crate::categories::Categories;
+    use crate::lives::Lives;
     use crate::story::Story;
-    use crate::trace::source::Source;
+    use gputrace_trace::scene::recording;
+    use gputrace_trace::source::Source;
 
     const MODULE: &str = "Module._apply@/v/torch/nn/modules/module.py:900,<module>@/job/serve.py:1";
     const LAYERS_OF_MODEL: u64 = 12;
@@ -491,7 +491,7 @@ mod tests {
         let story = Story::watched(&source, &mut lives);
         lives.finish();
         let sites = &story.ledger.sites;
-        let roles = crate::analyse::roles::roles(&lives, source.definitions(), sites, &Categories::default());
+        let roles = crate::roles::roles(&lives, source.definitions(), sites, &Categories::default());
         let mut bytes: BTreeMap<String, BTreeMap<u16, u64>> = BTreeMap::new();
         for (life, role) in lives.list.iter().zip(&roles.of_lives) {
             let place = sites.site(life.site).map(|site| site.function.clone()).unwrap_or_default();

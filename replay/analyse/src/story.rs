@@ -1,20 +1,19 @@
 //! One trace, understood: what every summary, report and statistic is made from.
 
 use std::collections::HashMap;
-use std::convert::Infallible;
 use std::path::Path;
 
 use gputrace_schemas::event::{Device, Nanos, Process, ThreadId};
 use gputrace_schemas::reader::Damage;
 use gputrace_sim::whatif::{RecordedGap, recorded_gaps};
 
-use crate::analyse::categories::Categories;
-use crate::analyse::lifetimes::Lifetimes;
-use crate::analyse::lives::Lives;
-use crate::import::{ImportError, Trace};
-use crate::ledger::{Ledger, Unwatched, Watch};
-use crate::trace::Recording;
-use crate::trace::source::{Error, Source};
+use crate::categories::Categories;
+use crate::lifetimes::Lifetimes;
+use crate::lives::Lives;
+use gputrace_trace::Recording;
+use gputrace_trace::import::{ImportError, Trace};
+use gputrace_trace::ledger::{Ledger, Unwatched, Watch};
+use gputrace_trace::source::{Error, Source};
 
 /// Longer traces are not replayed for a report: that takes seconds.
 const MOST_REPLAYED: u64 = 400_000;
@@ -102,32 +101,14 @@ impl Story {
     }
 
     /// Understands a trace up to a time. What is counted, and what is watched, begins at another.
-    pub fn within(source: &Source, (from, to): (Nanos, Nanos), watch: &mut dyn Watch) -> Story {
-        let definitions = source.definitions();
-        let ledger = Ledger::of(|ledger| {
-            watch.begin(ledger);
-            let mut is_before = from > Nanos(0);
-            for event in source.events().take_while(|event| event.time <= to) {
-                if is_before && event.time >= from {
-                    is_before = false;
-                    ledger.count_anew();
-                }
-                ledger.event(definitions, &event);
-                if !is_before {
-                    watch.event(ledger, &event);
-                }
-            }
-            if is_before {
-                ledger.count_anew();
-            }
-            Ok::<(), Infallible>(())
-        });
+    pub fn within(source: &Source, within: (Nanos, Nanos), watch: &mut dyn Watch) -> Story {
+        let ledger = Ledger::watched(source, within, watch);
         Story {
             path: source.path().to_owned(),
-            process: definitions.process().clone(),
+            process: source.definitions().process().clone(),
             devices: source.devices().to_vec(),
             threads: source.threads().into_iter().map(|(id, thread)| (id, thread.name)).collect(),
-            ledger: ledger.unwrap_or_else(|never| match never {}),
+            ledger,
             damages: source.damages(),
             complete: source.is_complete(),
             is_running: source.is_prefix(),
@@ -155,7 +136,7 @@ impl Story {
     }
 
     /// When the process began to be traced.
-    pub(crate) fn start(&self) -> Nanos {
+    pub fn start(&self) -> Nanos {
         let start = if self.process.start.0 > 0 { Some(self.process.start) } else { self.ledger.first };
         start.unwrap_or_default()
     }

@@ -1,8 +1,8 @@
 //! How the unexplained part of the driver's figures changes over time.
 
-use crate::analyse::growth;
-use crate::ledger::{DeviceBooks, Sampled, Samples};
+use crate::growth;
 use crate::story::Story;
+use gputrace_trace::ledger::{DeviceBooks, Sampled, Samples};
 
 /// Part of the samples that is warm-up.
 const WARM_UP: f64 = 0.25;
@@ -89,7 +89,7 @@ fn slope(points: &[(f64, f64)]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scene::recording;
+    use gputrace_trace::scene::recording;
 
     fn trend_of(scene: &str) -> Trend {
         let story = Story::of("t.gtr", &recording(scene));

@@ -6,11 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use gputrace_schemas::event::{Bytes, Frame, Nanos, StackId};
 use rustc_hash::FxHashMap;
 
-use crate::analyse::growth::Place;
-use crate::ledger::{Account, Site};
-use crate::story::Story;
-use crate::trace::Definitions;
-use crate::trace::backward::{place, python_lines};
+use gputrace_analyse::growth::Place;
+use gputrace_analyse::story::Story;
+use gputrace_trace::Definitions;
+use gputrace_trace::backward::{place, python_lines};
+use gputrace_trace::ledger::{Account, Site};
 
 /// Callers that are named together.
 const MOST: usize = 3;

@@ -16,11 +16,11 @@ use std::collections::BTreeMap;
 use gputrace_schemas::event::{Bytes, Event, EventKind, Frame, Nanos, StackId, ThreadId};
 use rustc_hash::FxHashMap;
 
-use crate::ledger::{Held, Ledger, SiteId, Watch};
-use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::words::{bytes, time};
-use crate::story::Story;
-use crate::trace::Definitions;
+use gputrace_analyse::story::Story;
+use gputrace_report::model::{Mood, Section, Table, Value};
+use gputrace_trace::Definitions;
+use gputrace_trace::ledger::{Held, Ledger, SiteId, Watch};
+use gputrace_trace::words::{bytes, time};
 
 /// Most errors looked at; a program that runs out more often does so on purpose.
 const MAX_CAUGHT: usize = 64;
@@ -284,8 +284,8 @@ fn described(section: Section, story: &Story, oom: &CaughtOom) -> Section {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scene::recording;
-    use crate::trace::source::Source;
+    use gputrace_trace::scene::recording;
+    use gputrace_trace::source::Source;
 
     fn caught(scene: &str) -> Vec<(String, bool, u64)> {
         let source = Source::of("train.gtr", recording(scene));

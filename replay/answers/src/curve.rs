@@ -12,8 +12,8 @@ use serde_json::{Value as Json, json};
 
 use super::tune::recorded_peak;
 use super::whatif::Machine;
-use crate::report::model::{Ceiling, Chart, Mood, Point, Section};
-use crate::report::words::short;
+use gputrace_report::model::{Ceiling, Chart, Mood, Point, Section};
+use gputrace_trace::words::short;
 
 /// Fewer values are no curve.
 const LEAST_POINTS: usize = 3;

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use gputrace_schemas::event::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::analyse::live::{ARENA, CACHED, Level, Lines, Native, Picture, owner};
-use crate::analyse::summary::{torch_summary, used_devices};
-use crate::ledger::Site;
-use crate::report::model::{Mood, Section, Table, Value};
-use crate::story::Story;
-use crate::trace::Definitions;
+use gputrace_analyse::live::{ARENA, CACHED, Level, Lines, Native, Picture, owner};
+use gputrace_analyse::story::Story;
+use gputrace_report::model::{Mood, Section, Table, Value};
+use gputrace_report::summary::{torch_summary, used_devices};
+use gputrace_trace::Definitions;
+use gputrace_trace::ledger::Site;
 
 /// Pairs of lines of one function that are compared; beyond it they are taken in order.
 const MOST_PAIRS: usize = 1 << 20;
@@ -383,15 +383,15 @@ fn rest<'a>(before: &'a [Held], after: &'a [Held]) -> impl Iterator<Item = Pair<
 /// `<= 4 MiB`.
 fn size_class(bytes: u64) -> String {
     let upper = bytes.max(512).checked_next_power_of_two().unwrap_or(u64::MAX);
-    format!("<= {}", crate::report::words::bytes(Bytes(upper)))
+    format!("<= {}", gputrace_trace::words::bytes(Bytes(upper)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::analyse::live::{When, pictures};
-    use crate::scene::recording;
-    use crate::trace::source::Source;
+    use gputrace_analyse::live::{When, pictures};
+    use gputrace_trace::scene::recording;
+    use gputrace_trace::source::Source;
 
     fn side(scene: &str) -> Side {
         let source = Source::of("train.gtr", recording(scene));
@@ -406,7 +406,7 @@ mod tests {
             side("Alloc addr=a bytes=6M by=main@/job/train\nAlloc addr=b bytes=1K by=other@/job/train");
         let rows = |by| {
             let section = section(&before, &after, by, 10);
-            let crate::report::model::Item::Table(table) = &section.items[0] else { panic!("{section:?}") };
+            let gputrace_report::model::Item::Table(table) = &section.items[0] else { panic!("{section:?}") };
             let row = |row: &Vec<Value>| match (&row[0], &row[3]) {
                 (Value::Difference(bytes), Value::Text(key)) => format!("{bytes:+} {key}"),
                 _ => panic!("{row:?}"),
@@ -437,7 +437,7 @@ mod tests {
     fn by(before: &str, after: &str, by: By) -> Vec<String> {
         let section = section(&side(before), &side(after), by, 10);
         let table = section.items.iter().find_map(|item| match item {
-            crate::report::model::Item::Table(table) => Some(table),
+            gputrace_report::model::Item::Table(table) => Some(table),
             _ => None,
         });
         let row = |row: &Vec<Value>| match (&row[0], &row[3]) {

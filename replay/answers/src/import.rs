@@ -6,8 +6,8 @@ use serde_json::{Value as Json, json};
 
 use super::Reply;
 use super::whatif::{self_check, self_check_json};
-use crate::import::Trace;
-use crate::report::model::{Mood, Part, Section, Value};
+use gputrace_report::model::{Mood, Part, Section, Value};
+use gputrace_trace::import::Trace;
 
 /// What a trace holds.
 #[must_use]

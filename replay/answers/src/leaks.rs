@@ -6,19 +6,19 @@ use gputrace_schemas::event::Bytes;
 
 use serde::{Deserialize, Serialize};
 
-use crate::analyse::growth::{Course, Growth};
-use crate::ledger::{Account, StepSource};
-use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::words;
-use crate::rules::{self, is_like};
-use crate::story::Story;
-use crate::trace::Definitions;
+use gputrace_analyse::growth::{Course, Growth};
+use gputrace_analyse::rules::{self, is_like};
+use gputrace_analyse::story::Story;
+use gputrace_report::model::{Mood, Section, Table, Value};
+use gputrace_trace::Definitions;
+use gputrace_trace::ledger::{Account, StepSource};
+use gputrace_trace::words;
 
 pub mod found;
 
 pub use found::Found;
 use found::RisingSite;
-pub(crate) use found::abandoned;
+pub use found::abandoned;
 
 /// What counts, apart from what the suppressions take out.
 #[derive(Clone, Debug, Default)]
@@ -72,7 +72,7 @@ pub struct GrowingSite {
     pub growth: Bytes,
     /// Bytes for each step, where the number of steps is known.
     pub per_step: Option<Bytes>,
-    /// 0 to 1; see [`crate::analyse::growth`].
+    /// 0 to 1; see [`gputrace_analyse::growth`].
     pub confidence: f64,
 }
 
@@ -457,8 +457,8 @@ fn suppression(line: &str) -> Result<Vec<(Field, String)>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scene::recording;
-    use crate::trace::source::Source;
+    use gputrace_trace::scene::recording;
+    use gputrace_trace::source::Source;
 
     fn leaks(scene: &str, suppressions: &str) -> (Leaks, Vec<usize>) {
         let source = Source::of("train.gtr", recording(scene));

@@ -1,4 +1,5 @@
-//! The answers of verbs that need more than sections of a story: each turns analyses into [`crate::report::model`].
+//! The answers of verbs that need more than sections of a story: each turns analyses into [`gputrace_report::model`].
+#![forbid(unsafe_code)]
 
 pub mod budget;
 mod callers;
@@ -13,7 +14,6 @@ pub mod moment;
 pub mod postmortem;
 pub mod predict;
 pub mod predict_ranks;
-pub mod processes;
 pub mod remedies;
 pub mod replay;
 pub mod tree;
@@ -21,7 +21,7 @@ pub mod tune;
 pub mod verdict;
 pub mod whatif;
 
-use crate::report::model::Part;
+use gputrace_report::model::Part;
 
 /// What a verb says about a trace whose JSON has a shape of its own.
 pub struct Reply {

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{Bytes, Nanos};
 
-use crate::analyse::live::{
+use gputrace_analyse::live::{
     ARENA, CACHED, Holder, Level, Lines, NO_STACK, Parts, Picture, View, When, owner,
 };
-use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::words::{bytes, time};
+use gputrace_report::model::{Mood, Section, Table, Value};
+use gputrace_trace::words::{bytes, time};
 
 /// Rows of a table, and how many are left at least where it is cut.
 const ROWS: (usize, usize) = (20, 1);
@@ -137,11 +137,11 @@ fn by(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::analyse::categories::Categories;
-    use crate::analyse::live::view;
-    use crate::report::model::Item;
-    use crate::scene::recording;
-    use crate::trace::source::Source;
+    use gputrace_analyse::categories::Categories;
+    use gputrace_analyse::live::view;
+    use gputrace_report::model::Item;
+    use gputrace_trace::scene::recording;
+    use gputrace_trace::source::Source;
 
     const SCENE: &str = "Alloc addr=s bytes=2M by=libc10_cuda.so
          block addr=s bytes=1M requested=1M reserved=2M by=f@/job/a.py:2
@@ -157,7 +157,7 @@ mod tests {
         let source = Source::of("train.gtr", recording(scene));
         let view = view(&source, When::Peak, Parts::None, &Categories::default());
         let section =
-            stacks(&view, &mut Lines::new(source.definitions(), crate::analyse::live::Native::Shown));
+            stacks(&view, &mut Lines::new(source.definitions(), gputrace_analyse::live::Native::Shown));
         let line = |item: &Item| match item {
             Item::Line(_, text) => text.clone(),
             other => panic!("{other:?}"),

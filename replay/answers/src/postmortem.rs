@@ -6,20 +6,20 @@ use gputrace_schemas::event::{Bytes, Event};
 use gputrace_sim::ops::{Op, OpStream};
 use gputrace_sim::policies::torch;
 
-use crate::analyse::fragmentation::Fragmentation;
-use crate::analyse::growth::Growth;
-use crate::analyse::live;
-use crate::answers::caught::{self, Caught, CaughtOom};
-use crate::answers::leaks::{GrowingSite, Leaks, Suppressions, Wanted};
-use crate::answers::remedies::{Capacity, Remedy, remedies, remedies_section};
-use crate::answers::whatif::Machine;
-use crate::import::{ImportError, Trace};
-use crate::ledger::{Ledger, PjrtOom, TorchOom, Wall, Watch};
-use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::sections::POSTMORTEM;
-use crate::report::words::{bytes, quote};
-use crate::story::Story;
-use crate::trace::source::Source;
+use crate::caught::{self, Caught, CaughtOom};
+use crate::leaks::{GrowingSite, Leaks, Suppressions, Wanted};
+use crate::remedies::{Capacity, Remedy, remedies, remedies_section};
+use crate::whatif::Machine;
+use gputrace_analyse::fragmentation::Fragmentation;
+use gputrace_analyse::growth::Growth;
+use gputrace_analyse::live;
+use gputrace_analyse::story::Story;
+use gputrace_report::model::{Mood, Section, Table, Value};
+use gputrace_report::sections::POSTMORTEM;
+use gputrace_trace::import::{ImportError, Trace};
+use gputrace_trace::ledger::{Ledger, PjrtOom, TorchOom, Wall, Watch};
+use gputrace_trace::source::Source;
+use gputrace_trace::words::{bytes, quote};
 
 /// What was found at the last out-of-memory error of every device.
 pub struct Postmortem {
@@ -402,8 +402,8 @@ fn others_then(stream: Option<&OpStream>, machine: Machine) -> Vec<(String, u64)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::import;
-    use crate::scene::recording;
+    use gputrace_trace::scene;
+    use gputrace_trace::scene::recording;
 
     fn text(scene: &str) -> String {
         let postmortem = Postmortem::of(&Source::of("train.gtr", recording(scene)));
@@ -522,8 +522,7 @@ mod tests {
         };
         let remedies = |scene: &str| {
             let postmortem = Postmortem::of(&Source::of("train.gtr", recording(scene)));
-            let sections =
-                remedies_sections(&postmortem, Machine::default(), || Ok(import::gputrace::imported(scene)));
+            let sections = remedies_sections(&postmortem, Machine::default(), || Ok(scene::requests(scene)));
             format!("{sections:?}")
         };
         let found = remedies(&(first.to_owned() + &last(16)));
@@ -537,5 +536,16 @@ mod tests {
             "{found}"
         );
         assert!(found.contains("guess") && !found.contains("export PYTORCH_CUDA_ALLOC_CONF"), "{found}");
+    }
+
+    #[test]
+    fn what_jax_was_refused_has_a_section() {
+        let scene = "Alloc addr=a bytes=64M by=libfoo.so,xla_cuda_plugin.so
+             compiled handle=f bytes=10M text=jit_step
+             buffer addr=p bytes=8M by=init@/job/a.py:2
+             launched handle=f by=step@/job/a.py:4
+             jax_oom dev=-1 bytes=1G handle=f text=no_memory by=step@/job/a.py:4";
+        let sections = Postmortem::of(&Source::of("jax.gtr", recording(scene))).sections();
+        assert!(sections.iter().any(|section| section.name == "jax_oom"), "{sections:?}");
     }
 }

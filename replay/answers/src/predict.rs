@@ -16,9 +16,9 @@ use super::Reply;
 use super::checked::Checked;
 use super::curve::{self, Measured, Needed, Predicted, Room};
 use super::whatif::{Bench, Machine, Simulated, named, self_check_json, warnings_json};
-use crate::import::Trace;
-use crate::report::model::{Mood, Part, Section, Table, Value};
-use crate::report::words::{count, release};
+use gputrace_report::model::{Mood, Part, Section, Table, Value};
+use gputrace_trace::import::Trace;
+use gputrace_trace::words::{count, release};
 
 mod fit;
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::{Value as Json, json};
 
 use super::Reply;
-use crate::ranks::findings::rank_names;
-use crate::report::model::{Mood, Part, Section, Shown, Table, Value};
+use gputrace_report::model::{Mood, Part, Section, Shown, Table, Value};
+use gputrace_trace::words::rank_names;
 
 /// Ranks that are shown of each answer, those that need most.
 const MOST_RANKS: usize = 16;

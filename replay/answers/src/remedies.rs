@@ -14,8 +14,8 @@ use gputrace_sim::simulator::Outcome;
 use gputrace_sim::tune;
 use gputrace_sim::whatif::{Answer, Confidence, Laboratory, Question, SelfCheck};
 
-use crate::answers::whatif;
-use crate::report::model::{Mood, Section, Table, Value};
+use gputrace_analyse::doubts;
+use gputrace_report::model::{Mood, Section, Table, Value};
 
 /// How much PyTorch could have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -194,8 +194,8 @@ pub(super) fn remedies(
         .filter(|(laboratory, world)| is_as_recorded(laboratory, world))
         .collect();
     let doubt = match explaining.is_empty() {
-        false => whatif::guessed_pools(stream),
-        true => whatif::doubt(stream, &check)
+        false => doubts::guessed_pools(stream),
+        true => doubts::doubt(stream, &check)
             .or_else(|| Some(other_end(&laboratory, all.last().copied(), &as_recorded))),
     };
     let worlds = match doubt.is_some() {

@@ -8,10 +8,10 @@ use serde_json::{Value as Json, json};
 
 use super::Reply;
 use super::whatif::{Bench, Machine, Simulated, named, self_check, self_check_json, warnings_json};
-use crate::analyse::reactions::Reaction;
-use crate::import::Trace;
-use crate::report::model::{Mood, Part, Section, Table, Value};
-use crate::report::sections::gap;
+use gputrace_analyse::reactions::Reaction;
+use gputrace_report::model::{Mood, Part, Section, Table, Value};
+use gputrace_report::sections::gap;
+use gputrace_trace::import::Trace;
 
 /// Replays every device of a trace through each of `policies` (`NAME` or `NAME:OPTIONS`), or as it was recorded.
 ///

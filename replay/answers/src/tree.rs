@@ -6,9 +6,9 @@ use gputrace_schemas::event::Bytes;
 use serde_json::{Value as Json, json};
 
 use super::Reply;
-use crate::analyse::live::{Holder, Level, Line, Lines, Parts, Picture, View, owner};
-use crate::report::model::{Mood, Part, Section};
-use crate::report::words::{bytes, time};
+use gputrace_analyse::live::{Holder, Level, Line, Lines, Parts, Picture, View, owner};
+use gputrace_report::model::{Mood, Part, Section};
+use gputrace_trace::words::{bytes, time};
 
 /// What the children of the root are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -222,10 +222,10 @@ fn json(views: &[View], root: &Node, least: Bytes) -> Json {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::analyse::categories::Categories;
-    use crate::analyse::live::{Native, When, view};
-    use crate::scene::recording;
-    use crate::trace::source::Source;
+    use gputrace_analyse::categories::Categories;
+    use gputrace_analyse::live::{Native, When, view};
+    use gputrace_trace::scene::recording;
+    use gputrace_trace::source::Source;
 
     fn shown(group_by: GroupBy) -> Vec<String> {
         let scene = "push text=load

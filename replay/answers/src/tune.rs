@@ -10,10 +10,10 @@ use serde_json::{Value as Json, json};
 
 use super::Reply;
 use super::whatif::{Bench, Machine, Simulated, warnings_json};
-use crate::analyse::reactions::Reaction;
-use crate::import::{ATTACHED, Trace};
-use crate::report::model::{Mood, Part, Section, Table, Value};
-use crate::report::words::release;
+use gputrace_analyse::reactions::Reaction;
+use gputrace_report::model::{Mood, Part, Section, Table, Value};
+use gputrace_trace::import::{ATTACHED, Trace};
+use gputrace_trace::words::release;
 
 pub mod job;
 

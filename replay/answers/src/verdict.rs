@@ -11,17 +11,17 @@ use gputrace_sim::ops::OpStream;
 use gputrace_sim::tune;
 use gputrace_sim::whatif::{Confidence, Laboratory, Question};
 
-use crate::analyse::growth::Course;
-use crate::analyse::summary::used_devices;
-use crate::answers::leaks::{self, AbandonedPool, GrowingSite, RoseSite};
-use crate::answers::postmortem::Postmortem;
-use crate::answers::whatif;
-use crate::import::{ImportError, Trace};
-use crate::ledger::{PjrtOom, Refusal, SiteId, TorchOom, Wall};
-use crate::report::model::{Section, Value, Verdict};
-use crate::report::sections::{balance, cache, device_name};
-use crate::report::words::{bytes, count, quote, time};
-use crate::story::{End, Story};
+use crate::leaks::{self, AbandonedPool, GrowingSite, RoseSite};
+use crate::postmortem::Postmortem;
+use gputrace_analyse::doubts;
+use gputrace_analyse::growth::Course;
+use gputrace_analyse::story::{End, Story};
+use gputrace_report::model::{Section, Value, Verdict};
+use gputrace_report::sections::{balance, cache, device_name};
+use gputrace_report::summary::used_devices;
+use gputrace_trace::import::{ImportError, Trace};
+use gputrace_trace::ledger::{PjrtOom, Refusal, SiteId, TorchOom, Wall};
+use gputrace_trace::words::{bytes, count, quote, time};
 
 /// Longer traces are not replayed for a verdict: that takes seconds, and `gputrace oom` does it.
 const MOST_REPLAYED: u64 = 400_000;
@@ -643,7 +643,7 @@ fn stream_of(trace: &Trace, ordinal: i16) -> Option<&OpStream> {
 fn setting_that_saves(stream: &OpStream, recorded_peak: Bytes) -> Option<(Fix, String)> {
     let laboratory = Laboratory::new(stream).ok()?;
     let check = laboratory.self_check(None);
-    if whatif::doubt(stream, &check).is_some() {
+    if doubts::doubt(stream, &check).is_some() {
         return None;
     }
     let recorded = stream.settings.options.clone().unwrap_or_default();
@@ -717,13 +717,13 @@ fn folder(path: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::analyse::categories::Categories;
-    use crate::analyse::growth::Growth;
-    use crate::import;
-    use crate::report::model::Item;
-    use crate::scene::recording;
-    use crate::trace::source::Source;
+    use gputrace_analyse::categories::Categories;
+    use gputrace_analyse::growth::Growth;
+    use gputrace_report::model::Item;
     use gputrace_schemas::event::{Event, EventKind, Lost, LostCause, Nanos, StackId, ThreadId};
+    use gputrace_trace::scene;
+    use gputrace_trace::scene::recording;
+    use gputrace_trace::source::Source;
 
     /// The verdict on a scene, a line for each of its parts.
     fn told(scene: &str) -> Vec<String> {
@@ -740,7 +740,7 @@ mod tests {
         let mut growth = Growth::default();
         let story = Story::with_lifetimes_and(&source, &Categories::default(), &mut growth);
         let found = Postmortem::of_story(story, &source, &growth);
-        let verdict = verdict(&found, || Ok(import::gputrace::imported(scene)));
+        let verdict = verdict(&found, || Ok(scene::requests(scene)));
         let parts = verdict.section.items.iter().map(|item| match item {
             Item::Fact { name, value: Value::Text(text) | Value::Command(text), remark, .. } => {
                 format!("{name}: {text}{}{remark}", if remark.is_empty() { "" } else { "; " })

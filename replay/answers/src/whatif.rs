@@ -7,9 +7,10 @@ use gputrace_sim::policies::torch;
 use gputrace_sim::whatif::{Answer, Confidence, Laboratory, Other, Question, SelfCheck, Shares};
 use serde_json::{Map, Value as Json, json};
 
-use crate::analyse::reactions::{Reaction, reactions};
-use crate::report::model::{Mood, Section, Value};
-use crate::report::words::release;
+use gputrace_analyse::doubts::doubt;
+use gputrace_analyse::reactions::{Reaction, reactions};
+use gputrace_report::model::{Mood, Section, Value};
+use gputrace_trace::words::release;
 
 /// What the trace may not say about the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,32 +94,6 @@ impl<'a> Bench<'a> {
         let shares = shares.filter(|_| self.machine.is_of_a_card());
         Simulated { question, answer, n_requests: self.stream.n_requests(), shares }
     }
-}
-
-/// Why the replay of the recorded setting is not known to be what was recorded.
-pub(crate) fn doubt(stream: &OpStream, check: &SelfCheck) -> Option<String> {
-    strayed(check).or_else(|| guessed_pools(stream))
-}
-
-/// The replay is not the recorded run.
-pub(super) fn strayed(check: &SelfCheck) -> Option<String> {
-    let SelfCheck { n_matching, n_requests, .. } = check;
-    (n_matching < n_requests).then(|| {
-        format!(
-            "the replay of the recorded setting puts {} of {n_requests} requests elsewhere than the program had them \
-             (private pools are not in a trace)",
-            n_requests - n_matching
-        )
-    })
-}
-
-/// The replay is the recorded run, but only by pools that were made up to fit it.
-pub(super) fn guessed_pools(stream: &OpStream) -> Option<String> {
-    let is_guessed = stream.pools.iter().any(|pool| pool.is_guessed());
-    is_guessed.then(|| {
-        "which requests were of private pools is not in the trace, and was guessed from their addresses"
-            .into()
-    })
 }
 
 /// What became of the requests under one allocator.

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::parts::events::{each_event, parts_by_owner, process_name};
 use super::{Export, Request, Takes};
-use crate::ledger::Ledger;
+use gputrace_trace::ledger::Ledger;
 
 /// Most times at which a device's counters are written; the largest value of every interval between is kept.
 const MOST_POINTS: u64 = 200_000;

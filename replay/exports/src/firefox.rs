@@ -14,11 +14,11 @@ use serde_json::{Value, json};
 
 use super::parts::events::{each_event, origins, process_name};
 use super::{Export, Request, Takes};
-use crate::analyse::live::{Line, Lines};
-use crate::ledger::{Block, Ledger, Object, Step};
-use crate::trace::interned::Interned;
-use crate::trace::owners::TORCH;
-use crate::trace::source::Source;
+use gputrace_analyse::live::{Line, Lines};
+use gputrace_trace::interned::Interned;
+use gputrace_trace::ledger::{Block, Ledger, Object, Step};
+use gputrace_trace::owners::TORCH;
+use gputrace_trace::source::Source;
 
 pub(super) const ENTRY: Export = Export {
     name: "firefox",

@@ -6,8 +6,8 @@ use std::io::{self, Write};
 use gputrace_schemas::printable::printable;
 
 use super::{Export, Request, Takes};
-use crate::analyse::live::{Line, Lines, owner, pictures};
-use crate::trace::source::Source;
+use gputrace_analyse::live::{Line, Lines, owner, pictures};
+use gputrace_trace::source::Source;
 
 pub(super) const ENTRY: Export = Export {
     name: "folded",

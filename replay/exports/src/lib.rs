@@ -2,6 +2,7 @@
 //!
 //! Formats of one moment (flame graphs, profiles) show who held what, and add up to what `gputrace summary` says; formats
 //! of the whole history are written event by event, so that a trace of any size needs no more memory than its live blocks.
+#![forbid(unsafe_code)]
 
 use std::io::{self, Write};
 
@@ -12,7 +13,7 @@ mod folded;
 mod jsonl;
 mod nccl;
 mod parquet;
-pub(crate) mod parts;
+pub mod parts;
 mod perfetto;
 mod pprof;
 mod speedscope;
@@ -21,7 +22,6 @@ mod svg;
 mod torch_pickle;
 
 pub use parts::events::Request;
-pub(crate) use parts::events::origins_of;
 pub use pprof::live_profile;
 
 /// What a format can do beyond showing one trace.

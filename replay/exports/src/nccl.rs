@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 
 use super::parts::events::each_event;
 use super::{Export, Request, Takes};
-use crate::ledger::{Ledger, Object, Step};
-use crate::trace::owners::NCCL;
-use crate::trace::source::Source;
+use gputrace_trace::ledger::{Ledger, Object, Step};
+use gputrace_trace::owners::NCCL;
+use gputrace_trace::source::Source;
 
 pub(super) const ENTRY: Export = Export {
     name: "nccl",

@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 use super::parts::changes::{COLUMNS, Kind, rows};
 use super::parts::parquet::write::{Column, File};
 use super::{Export, Request, Takes};
-use crate::analyse::live::Lines;
+use gputrace_analyse::live::Lines;
 
 pub(super) const ENTRY: Export = Export {
     name: "parquet",
@@ -55,7 +55,7 @@ fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
     file.finish(&[])
 }
 
-fn folded(lines: &[crate::analyse::live::Line]) -> String {
+fn folded(lines: &[gputrace_analyse::live::Line]) -> String {
     let texts: Vec<String> = lines.iter().map(|line| line.to_string().replace(';', ":")).collect();
     texts.join(";")
 }

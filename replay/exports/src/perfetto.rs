@@ -15,10 +15,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::parts::events::{Part, each_event, origins, parts_by_owner, process_name};
 use super::parts::protobuf::Message;
 use super::{Export, Request, Takes};
-use crate::analyse::live::{Line, Lines};
-use crate::ledger::{Ledger, OwnerId, Step};
-use crate::trace::owners::TORCH;
-use crate::trace::source::Source;
+use gputrace_analyse::live::{Line, Lines};
+use gputrace_trace::ledger::{Ledger, OwnerId, Step};
+use gputrace_trace::owners::TORCH;
+use gputrace_trace::source::Source;
 
 pub(super) const ENTRY: Export = Export {
     name: "perfetto",

@@ -9,10 +9,10 @@ use rustc_hash::FxHashMap;
 
 use super::parts::protobuf::Message;
 use super::{Export, Request, Takes};
-use crate::analyse::live::{Line, Lines, Native, Picture, owner, picture, pictures};
-use crate::ledger::Ledger;
-use crate::trace::Definitions;
-use crate::trace::interned::Interned;
+use gputrace_analyse::live::{Line, Lines, Native, Picture, owner, picture, pictures};
+use gputrace_trace::Definitions;
+use gputrace_trace::interned::Interned;
+use gputrace_trace::ledger::Ledger;
 
 pub(super) const ENTRY: Export = Export {
     name: "pprof",

@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use serde_json::json;
 
 use super::{Export, Request, Takes};
-use crate::analyse::live::{Line, Lines, When, owner, pictures};
-use crate::trace::interned::Interned;
+use gputrace_analyse::live::{Line, Lines, When, owner, pictures};
+use gputrace_trace::interned::Interned;
 
 pub(super) const ENTRY: Export = Export {
     name: "speedscope",

@@ -10,7 +10,7 @@ use super::parts::changes::{COLUMNS, Kind, Value, rows};
 use super::parts::events::origins;
 use super::parts::sqlite_file::{Entry, Tables, write};
 use super::{Export, Request, Takes};
-use crate::analyse::live::line;
+use gputrace_analyse::live::line;
 
 pub(super) const ENTRY: Export = Export {
     name: "sqlite",

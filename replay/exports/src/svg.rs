@@ -9,7 +9,7 @@ use inferno::flamegraph::{self, Options};
 
 use super::folded::stacks;
 use super::{Export, Request, Takes};
-use crate::analyse::live::When;
+use gputrace_analyse::live::When;
 
 pub(super) const ENTRY: Export = Export {
     name: "svg",

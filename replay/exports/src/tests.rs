@@ -3,12 +3,12 @@ use serde_json::Value;
 
 use super::parts::events::origins;
 use super::*;
-use crate::analyse::live::{Native, When};
-use crate::analyse::summary::{ProcessSummary, Summary};
-use crate::import::recording_of;
-use crate::scene::recording;
-use crate::story::Story;
-use crate::trace::source::Source;
+use gputrace_analyse::live::{Native, When};
+use gputrace_analyse::story::Story;
+use gputrace_report::summary::{ProcessSummary, Summary};
+use gputrace_trace::import::recording_of;
+use gputrace_trace::scene::recording;
+use gputrace_trace::source::Source;
 
 /// NCCL and PyTorch, blocks that come and go, one that a stream holds, one that fails.
 const SCENE: &str = "
@@ -273,7 +273,7 @@ fn a_snapshot_comes_back_as_it_went() {
     let (there, back) = (summary(source), summary(&back));
     let (there, back) = (&there.devices[0], &back.devices[0]);
     assert_eq!(there.driver.peak_bytes, back.driver.peak_bytes);
-    let ooms = |device: &crate::analyse::summary::DeviceSummary| device.torch.as_ref().unwrap().ooms;
+    let ooms = |device: &gputrace_report::summary::DeviceSummary| device.torch.as_ref().unwrap().ooms;
     assert_eq!((ooms(there), ooms(back)), (1, 1));
 }
 

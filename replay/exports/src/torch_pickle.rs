@@ -16,10 +16,10 @@ use rustc_hash::FxHashMap;
 
 use super::parts::events::each_event;
 use super::{Export, Request, Takes};
-use crate::analyse::fragmentation::is_small;
-use crate::analyse::live::{Line, Lines};
-use crate::ledger::pools::PoolId;
-use crate::ledger::{Block, Ledger, MemoryKind, Object, Step};
+use gputrace_analyse::fragmentation::is_small;
+use gputrace_analyse::live::{Line, Lines};
+use gputrace_trace::ledger::pools::PoolId;
+use gputrace_trace::ledger::{Block, Ledger, MemoryKind, Object, Step};
 
 pub(super) const ENTRY: Export = Export {
     name: "torch-pickle",

@@ -15,6 +15,7 @@ use std::ops::Range;
 
 use gputrace_schemas::event::{Bytes, Nanos};
 
+use super::shapes::Row;
 use super::tape::Changes;
 
 /// How much is kept.
@@ -24,17 +25,6 @@ pub(super) struct Room {
     pub states: usize,
     /// Changes of holders in all of them.
     pub rows: usize,
-}
-
-/// What became of a holder from one state to the next.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Row {
-    /// Which.
-    pub holder: u32,
-    /// Bytes more, or less.
-    pub bytes: i64,
-    /// Objects more, or fewer.
-    pub objects: i32,
 }
 
 /// How high a state is: first what the driver had handed out, then what PyTorch's blocks held, as where the peak is looked for.

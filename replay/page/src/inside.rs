@@ -7,12 +7,12 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Value as Json, json};
 
 use super::cut;
-use super::map::Rectangle;
+use super::shapes::Rectangle;
 use super::watch::Holder;
-use crate::analyse::live::Level;
-use crate::ledger::pools::{Pool, PoolId};
-use crate::ledger::{Buffer, Ledger, Object, OwnerId};
-use crate::trace::owners::JAX;
+use gputrace_analyse::live::Level;
+use gputrace_trace::ledger::pools::{Pool, PoolId};
+use gputrace_trace::ledger::{Buffer, Ledger, Object, OwnerId};
+use gputrace_trace::owners::JAX;
 
 /// What a place is called that is not known.
 const NOWHERE: &str = "(no stack recorded)";
@@ -166,7 +166,7 @@ struct Arena {
 impl Buffers {
     /// Of a trace whose books are these at its end.
     pub(super) fn of(ledger: &Ledger) -> Buffers {
-        let owner = |(device, books): (&i16, &crate::ledger::DeviceBooks)| {
+        let owner = |(device, books): (&i16, &gputrace_trace::ledger::DeviceBooks)| {
             books.pjrt.as_ref()?;
             let jax = books.physical.owners().find(|part| ledger.sites.owner(part.id) == JAX)?;
             Some((*device, jax.id))

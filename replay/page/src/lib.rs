@@ -4,9 +4,10 @@
 //! trace -> Story, Verdict, sections (pass 1) ──> tables ─────┐
 //!       -> Collector: states, rectangles, marks (pass 2) ────┴─> Page -> HTML with its data inside
 //! ```
-//! Every number of a table is one of the report's or the summary's own ([`crate::report`], [`crate::analyse::summary`]). The
+//! Every number of a table is one of the report's or the summary's own ([`gputrace_report`], [`gputrace_report::summary`]). The
 //! pictures are made of states that add up to the ledger's books. The file is never larger than [`MOST_BYTES`]: detail is
 //! taken out until it is not, and the page says what was.
+#![forbid(unsafe_code)]
 
 mod columns;
 mod history;
@@ -14,6 +15,7 @@ mod html;
 mod inside;
 mod map;
 mod settings;
+mod shapes;
 mod tables;
 mod tape;
 mod watch;
@@ -26,15 +28,15 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
-use crate::analyse::live::{Level, Line, Lines, Native};
-use crate::analyse::summary::Summary;
-use crate::exports::origins_of;
-use crate::report::model::{Part, Section};
-use crate::story::Story;
-use crate::trace::owners::TORCH;
-use crate::trace::source::Source;
 use columns::{ColumnId, Columns};
+use gputrace_analyse::live::{Level, Line, Lines, Native};
+use gputrace_analyse::story::Story;
+use gputrace_report::model::{Part, Section};
+use gputrace_report::summary::Summary;
 use gputrace_schemas::event::Nanos;
+use gputrace_trace::clocks;
+use gputrace_trace::owners::TORCH;
+use gputrace_trace::source::Source;
 use history::{History, Room};
 use html::Reader;
 use map::RectangleColumns;
@@ -100,7 +102,7 @@ impl Page {
     pub fn of(read: Vec<(Story, Chapter)>, job: &[Section], findings: Vec<Placed>) -> Page {
         let (stories, mut chapters): (Vec<Story>, Vec<Chapter>) = read.into_iter().unzip();
         let processes: Vec<_> = stories.iter().map(|story| &story.process).collect();
-        for (chapter, origin) in chapters.iter_mut().zip(origins_of(&processes)) {
+        for (chapter, origin) in chapters.iter_mut().zip(clocks::origins(&processes)) {
             chapter.origin = origin.0;
         }
         for Placed { trace, time, text } in findings {
@@ -279,9 +281,9 @@ impl Chapter {
             steps.thin();
         }
         let n_sites = holders.iter().map(|(_, it)| it.site.0).filter(|site| *site != u32::MAX).max();
-        let sites = (0..n_sites.map_or(0, |site| site + 1)).map(crate::ledger::SiteId);
+        let sites = (0..n_sites.map_or(0, |site| site + 1)).map(gputrace_trace::ledger::SiteId);
         let n_owners = holders.iter().map(|(_, it)| it.owner.0).filter(|owner| *owner != u32::MAX).max();
-        let owners = (0..n_owners.map_or(0, |owner| owner + 1)).map(crate::ledger::OwnerId);
+        let owners = (0..n_owners.map_or(0, |owner| owner + 1)).map(gputrace_trace::ledger::OwnerId);
         let mut chapter = Chapter {
             start: story.start().0,
             origin: 0,
@@ -298,7 +300,7 @@ impl Chapter {
             devices: devices
                 .into_iter()
                 .map(|(ordinal, device)| {
-                    (ordinal, crate::report::sections::device_name(story, ordinal), device)
+                    (ordinal, gputrace_report::sections::device_name(story, ordinal), device)
                 })
                 .collect(),
             marks: marks.into_iter().collect(),

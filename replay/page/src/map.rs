@@ -8,39 +8,13 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
 use super::columns::{ColumnId, Columns};
+use super::shapes::Rectangle;
 use super::tape::Lives;
 
 /// Columns of tiles in time.
 const TILE_COLUMNS: u64 = 512;
 /// Most tiles; more are joined in address.
 const MOST_TILES: usize = 60_000;
-
-/// Something at an address for some time.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Rectangle {
-    pub addr: u64,
-    pub bytes: Bytes,
-    pub from: Nanos,
-    /// None if it is there to the end.
-    pub to: Option<Nanos>,
-    /// Whose; for segments a [`Ground`], and four times the private pool that they are of, from 1.
-    pub what: u32,
-    /// Its number, where all are written down.
-    pub number: u64,
-}
-
-impl Rectangle {
-    /// Makes it a segment of this pool; its bytes, if it was not.
-    fn joins(&mut self, pool: u16) -> u64 {
-        let what = self.what & 3 | u32::from(pool) << 2;
-        if std::mem::replace(&mut self.what, what) == what { 0 } else { self.bytes.0 }
-    }
-
-    fn area(&self, end: Nanos) -> u128 {
-        let time = self.to.unwrap_or(end).0.saturating_sub(self.from.0).max(1);
-        u128::from(self.bytes.0) * u128::from(time)
-    }
-}
 
 /// What blocks lie in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

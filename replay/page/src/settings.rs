@@ -11,8 +11,8 @@ use serde_json::{Value as Json, json};
 
 use super::columns::Columns;
 use super::watch::{Device, MOST_REQUESTS};
-use crate::answers::whatif::doubt;
-use crate::import;
+use gputrace_analyse::doubts::doubt;
+use gputrace_trace::import;
 
 /// Points of a curve.
 const MOST_POINTS: usize = 4000;

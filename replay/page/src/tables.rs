@@ -2,7 +2,7 @@
 
 use serde_json::{Value as Json, json};
 
-use crate::report::model::{Chart, Item, Mood, Part, Point, Section, Value};
+use gputrace_report::model::{Chart, Item, Mood, Part, Point, Section, Value};
 
 /// What is said of one process.
 pub(super) fn part(part: &Part) -> Json {

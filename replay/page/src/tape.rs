@@ -16,8 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use gputrace_schemas::event::{Bytes, Nanos};
 
-use super::history::Row;
-use super::map::Rectangle;
+use super::shapes::{Rectangle, Row};
 
 /// Bytes that can be written and read at any place, and grow: a file that nobody else sees.
 pub trait Store: Send + Sync {
@@ -356,7 +355,7 @@ pub(super) mod tests {
 
     /// In memory; it can be full.
     #[derive(Default)]
-    pub(in super::super) struct Memory {
+    pub(crate) struct Memory {
         bytes: Mutex<Vec<u8>>,
         is_full: AtomicBool,
     }

@@ -6,10 +6,10 @@ use flate2::read::GzDecoder;
 use serde_json::Value as Json;
 
 use super::*;
-use crate::analyse::categories::Categories;
-use crate::analyse::live::{When, pictures};
-use crate::report::sections::{Shown, of_report};
-use crate::scene::recording;
+use gputrace_analyse::categories::Categories;
+use gputrace_analyse::live::{When, pictures};
+use gputrace_report::sections::{Shown, of_report};
+use gputrace_trace::scene::recording;
 
 /// A training loop with others beside it, and an error at its end.
 const SCENE: &str = "Create handle=n bytes=100 by=libnccl.so.2
@@ -45,7 +45,7 @@ fn page(scene: &str) -> (Vec<u8>, Story, Source) {
 
 fn page_of(source: Source) -> (Vec<u8>, Story, Source) {
     let story = Story::with_lifetimes(&source, &Categories::default());
-    let part = crate::report::part(&story, of_report(&story, Shown::OnDemand));
+    let part = gputrace_report::part(&story, of_report(&story, Shown::OnDemand));
     let chapter = Chapter::of(&story, &part, &source, 1, None);
     let mut page = vec![];
     Page::of(vec![(story, chapter)], &[], vec![]).write(&mut page).unwrap();
@@ -189,7 +189,7 @@ fn no_name_is_markup_and_nothing_is_loaded() {
     recording.process.command = vec![hostile.into()];
     let source = Source::of(hostile, recording);
     let story = Story::with_lifetimes(&source, &Categories::default());
-    let part = crate::report::part(&story, of_report(&story, Shown::OnDemand));
+    let part = gputrace_report::part(&story, of_report(&story, Shown::OnDemand));
     let chapter = Chapter::of(&story, &part, &source, 1, None);
     let mut page = vec![];
     Page::of(vec![(story, chapter)], &[], vec![]).write(&mut page).unwrap();
@@ -220,7 +220,7 @@ fn a_long_trace_loses_detail_and_not_its_extremes() {
     }
     let source = Source::of("train.gtr", recording(&scene));
     let story = Story::with_lifetimes(&source, &Categories::default());
-    let part = crate::report::part(&story, of_report(&story, Shown::OnDemand));
+    let part = gputrace_report::part(&story, of_report(&story, Shown::OnDemand));
     let mut chapter = Chapter::of(&story, &part, &source, 1, None);
     let sizes = |chapter: &Chapter| {
         let mut page = vec![];
@@ -276,7 +276,7 @@ fn buffers_of_jax_lie_inside_of_what_its_allocator_took() {
 /// `tests/gpu/pools.py` noted at ten instants of five programs on an H200 what `torch.cuda.memory_snapshot()` had in each pool.
 #[test]
 fn pools_of_pytorch_have_on_the_page_what_pytorch_says_that_is_in_them() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/pools");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/pools");
     for name in ["graphs", "compile", "mempool", "serving", "failed"] {
         let said = std::fs::read(folder.join(format!("{name}.json"))).unwrap();
         let said: Vec<(u64, std::collections::BTreeMap<String, [i64; 3]>)> =
@@ -333,7 +333,7 @@ fn what_is_indexed_answers_as_reading_again_does() {
     }
     let source = Source::of("train.gtr", recording(SCENE));
     let story = Story::with_lifetimes(&source, &Categories::default());
-    let part = crate::report::part(&story, of_report(&story, Shown::OnDemand));
+    let part = gputrace_report::part(&story, of_report(&story, Shown::OnDemand));
     let chapter = Chapter::of(&story, &part, &source, 1, None);
     assert!(!chapter.is_indexed().unwrap() && chapter.part((0, 1)).is_err());
 }
@@ -353,7 +353,7 @@ const HOST_SCENE: &str = "AllocHost addr=h bytes=64M by=load@/job/a.py:2
 #[test]
 fn pinned_memory_of_the_host_is_the_last_of_the_devices() {
     let snapshot =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/snapshots/pinned-2.15.pickle.gz");
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/snapshots/pinned-2.15.pickle.gz");
     let sources = [Source::of("train.gtr", recording(HOST_SCENE)), Source::open(&snapshot).unwrap()];
     for source in sources {
         let (bytes, story, _) = page_of(source);
@@ -389,7 +389,7 @@ fn what_is_wrong_with_the_job_is_where_its_trace_shows_it() {
     let chapter = || {
         let source = Source::of("train.gtr", recording(SCENE));
         let story = Story::with_lifetimes(&source, &Categories::default());
-        let part = crate::report::part(&story, of_report(&story, Shown::OnDemand));
+        let part = gputrace_report::part(&story, of_report(&story, Shown::OnDemand));
         let chapter = Chapter::of(&story, &part, &source, 2, None);
         (story, chapter)
     };

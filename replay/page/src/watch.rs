@@ -1,6 +1,6 @@
 //! What the page shows of a trace, collected while its events are booked.
 //!
-//! Memory is divided as where one moment is shown ([`crate::analyse::live`]): what the driver handed out, PyTorch's blocks
+//! Memory is divided as where one moment is shown ([`gputrace_analyse::live`]): what the driver handed out, PyTorch's blocks
 //! inside of its segments, JAX's buffers inside of its allocator's, and the unused rest of these. So the parts of every state
 //! add up to what the device held.
 
@@ -11,15 +11,16 @@ use std::sync::Arc;
 use gputrace_schemas::event::{Bytes, Event, EventKind, HOST, MarkAction, Nanos, StackId, ThreadId};
 use rustc_hash::FxHashMap;
 
-use super::history::{Height, History, Room, Row};
+use super::history::{Height, History, Room};
 use super::inside::{Buffers, Pools};
 use super::map::{Ground, Rectangles};
+use super::shapes::Row;
 use super::tape::{Changes, Lives, Tape};
-use crate::analyse::live::Level;
-use crate::ledger::{HeapBlock, Ledger, MemoryKind, Object, OwnerId, SiteId, Step, Watch};
-use crate::story::Story;
-use crate::trace::Definitions;
-use crate::trace::owners::TORCH_PINNED;
+use gputrace_analyse::live::Level;
+use gputrace_analyse::story::Story;
+use gputrace_trace::Definitions;
+use gputrace_trace::ledger::{HeapBlock, Ledger, MemoryKind, Object, OwnerId, SiteId, Step, Watch};
+use gputrace_trace::owners::TORCH_PINNED;
 
 /// Most marks of each kind that are kept; the others are counted.
 const MOST_MARKS: usize = 4000;

@@ -6,7 +6,9 @@ use gputrace_schemas::event::{Bytes, Communicator, Device, Nanos, NcclOp, Proces
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
-use crate::ledger::{GpuTimed, Site};
+use gputrace_trace::ledger::{GpuTimed, Site};
+
+pub use super::places::PlaceId;
 
 /// What a process did with one device.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -143,9 +145,6 @@ impl std::fmt::Display for Signature {
         write!(to, "){}", if self.captured { " in a graph" } else { "" })
     }
 }
-
-/// Index of a place in [`Participant::places`]; 0 is not known.
-pub type PlaceId = u32;
 
 /// What was called from where.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Deserialize, Serialize)]
@@ -442,7 +441,7 @@ pub struct Participant {
     /// What it held on each device.
     pub memory: Vec<super::calls::DeviceUse>,
     /// What it gives to others, or has of them.
-    pub shares: super::shared::Shares,
+    pub shares: super::shares::Shares,
     /// The summary that it was read from, where it was not read from its trace.
     #[serde(skip)]
     pub summary: Option<String>,

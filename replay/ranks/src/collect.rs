@@ -12,12 +12,12 @@ use super::calls::{
 };
 use super::memory;
 use super::names::MAKES_DEFAULT_GROUP;
-use super::shared::Shares;
-use crate::ledger::{self, Ledger, Site, Watch};
-use crate::report::words;
-use crate::story::{End, Story};
-use crate::trace::Definitions;
-use crate::trace::source::Source;
+use super::shares::Shares;
+use gputrace_analyse::story::{End, Story};
+use gputrace_trace::Definitions;
+use gputrace_trace::ledger::{self, Ledger, Site, Watch};
+use gputrace_trace::source::Source;
+use gputrace_trace::words;
 
 /// `ncclInProgress`: the call goes on behind the program's back.
 const IN_PROGRESS: i32 = 7;
@@ -370,7 +370,7 @@ impl<'a> Collector<'a> {
     }
 
     /// Of each device the largest communicator that it is in, and how many collectives there were on it.
-    pub(crate) fn marks(&self) -> Vec<(i16, (usize, u64))> {
+    pub fn marks(&self) -> Vec<(i16, (usize, u64))> {
         let mut marks: Vec<(i16, (usize, u64))> = vec![];
         for (idx, membership) in self.memberships.iter().enumerate().filter(|(_, it)| it.facts.device >= 0) {
             let size = |idx: usize| self.memberships[idx].facts.n_ranks.unwrap_or(0);

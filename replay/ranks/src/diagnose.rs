@@ -17,8 +17,8 @@ use super::gpu::{self, GpuArrivals, GpuRank, GpuReport, Unfinished};
 use super::jobs::{Job, Member};
 use super::tracks::Calls;
 use super::waits::Waits;
-use crate::ledger::{GpuTimed, Site};
-use crate::trace::interned::Interned;
+use gputrace_trace::interned::Interned;
+use gputrace_trace::ledger::{GpuTimed, Site};
 
 /// A job in which nothing happens for so long at its end waits for something: a second.
 const LEAST_IDLE: u64 = 1_000_000_000;
@@ -78,7 +78,7 @@ impl Names {
     fn place(&mut self, participant: &Participant, id: u32) -> u32 {
         let Some(site) = participant.places.get(id as usize).filter(|_| id != 0) else { return 0 };
         // Who asked is another question than where.
-        let site = Site { owner: crate::ledger::OwnerId::default(), ..site.clone() };
+        let site = Site { owner: gputrace_trace::ledger::OwnerId::default(), ..site.clone() };
         self.places.id(site) + 1
     }
 }

@@ -4,7 +4,8 @@ use gputrace_schemas::event::Nanos;
 use serde::Serialize;
 
 use super::calls::{CallKind, Lane, Participant, PlaceId};
-use crate::ledger::Site;
+use gputrace_trace::ledger::Site;
+pub(crate) use gputrace_trace::words::{rank_list, rank_names, ranks_wait};
 
 /// What kind of trouble.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
@@ -266,43 +267,4 @@ impl Finding {
         self.sequence = Some(sequence);
         self
     }
-}
-
-/// `rank 3`, `ranks 0, 1 and 2`, `ranks 0 to 7`.
-#[must_use]
-pub fn rank_names(ranks: &[u32]) -> String {
-    match ranks {
-        [] => "no rank".into(),
-        [one] => format!("rank {one}"),
-        _ => format!("ranks {}", rank_list(ranks)),
-    }
-}
-
-/// `rank 3 waits`, `ranks 0, 1 wait`.
-#[must_use]
-pub fn ranks_wait(ranks: &[u32]) -> String {
-    format!("{} {}", rank_names(ranks), if ranks.len() == 1 { "waits" } else { "wait" })
-}
-
-/// `0 to 3, 5`.
-#[must_use]
-pub fn rank_list(ranks: &[u32]) -> String {
-    let mut ranks = ranks.to_vec();
-    ranks.sort_unstable();
-    ranks.dedup();
-    let mut parts = vec![];
-    let mut idx = 0;
-    while idx < ranks.len() {
-        let mut end = idx;
-        while end + 1 < ranks.len() && ranks[end + 1] == ranks[end] + 1 {
-            end += 1;
-        }
-        match end - idx {
-            0 => parts.push(ranks[idx].to_string()),
-            1 => parts.extend([ranks[idx].to_string(), ranks[end].to_string()]),
-            _ => parts.push(format!("{} to {}", ranks[idx], ranks[end])),
-        }
-        idx = end + 1;
-    }
-    parts.join(", ")
 }

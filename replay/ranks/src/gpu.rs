@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use super::findings::Place;
-use crate::ledger::GpuTimed;
+use gputrace_trace::ledger::GpuTimed;
 
 /// How much shorter it must be on a rank than on all others for that rank to have come last: what two timers of half a
 /// microsecond cannot tell apart, and the skew with which ranks leave a collective. A judgement.

@@ -5,6 +5,7 @@
 //! trace ─ collect ─> Participant ┼─ jobs ─> Job ─ diagnose (align, matching, waits) ─> findings
 //! trace ─ collect ─> Participant ┘            └─ memory at equal logical time ──────> imbalance
 //! ```
+#![forbid(unsafe_code)]
 
 pub mod align;
 pub mod arrivals;
@@ -19,9 +20,12 @@ mod lateness;
 pub mod memory;
 mod names;
 pub mod packed;
+mod places;
 pub mod report;
+pub mod scene;
 mod sections;
 pub mod shared;
+mod shares;
 mod show;
 #[cfg(test)]
 mod tests;

@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use super::calls::{DeviceUse, Lane, Membership, Participant};
 use super::jobs::{Actor, Job, Joined, Member};
-use crate::analyse::live::{self, Level};
-use crate::analyse::summary;
-use crate::ledger::{Ledger, OwnerId, Site, SiteId};
-use crate::story::Story;
-use crate::trace::source::Source;
+use gputrace_analyse::live::{self, Level};
+use gputrace_analyse::story::Story;
+use gputrace_report::summary;
+use gputrace_trace::ledger::{Ledger, OwnerId, Site, SiteId};
+use gputrace_trace::source::Source;
 
 /// Watches a trace for the peaks of its devices.
 #[derive(Default)]
@@ -277,7 +277,7 @@ pub fn at_equal_logical_time(
 }
 
 /// What was held of a device when it held most in a span of time.
-pub(crate) fn most_between(
+pub fn most_between(
     source: &Source,
     device: i16,
     from: Nanos,
@@ -311,7 +311,7 @@ pub(crate) fn most_between(
 }
 
 /// What is held in one way from one place, by its names.
-pub(crate) fn holding(ledger: &Ledger, level: Level, owner: OwnerId, site: SiteId) -> Holding {
+pub fn holding(ledger: &Ledger, level: Level, owner: OwnerId, site: SiteId) -> Holding {
     let owner = match level {
         Level::Driver => ledger.sites.owner(owner).to_owned(),
         Level::Block => "PyTorch tensors".to_owned(),

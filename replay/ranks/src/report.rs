@@ -15,7 +15,7 @@ use super::jobs::{Job, RankSource, jobs};
 use super::memory::{self, LogicalTime};
 use super::shared::{self, Shared};
 use super::waits::Standing;
-use crate::answers::processes::{self, Node, Traced};
+use gputrace_report::processes::{self, Node, Traced};
 
 /// `gputrace.ranks/1`.
 #[derive(Serialize, Debug)]

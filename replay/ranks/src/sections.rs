@@ -14,9 +14,9 @@ use super::report::{
 use super::shared::{Known, Shared};
 use super::show;
 use super::waits::Standing;
-use crate::answers::processes;
-use crate::report::model::{Mood, Part, Report, Section, Table, Value};
-use crate::report::words;
+use gputrace_report::model::{Mood, Part, Report, Section, Table, Value};
+use gputrace_report::processes;
+use gputrace_trace::words;
 
 /// Findings of one kind about the same ranks of a communicator that are shown: what went wrong once goes on to do so.
 const ALIKE_SHOWN: usize = 3;

@@ -2,7 +2,7 @@
 
 use gputrace_schemas::event::Nanos;
 
-use crate::report::words;
+use gputrace_trace::words;
 
 /// `3.2 ms`, also before something.
 pub(super) fn nanos(nanos: i64) -> String {

@@ -2,7 +2,7 @@
 
 use super::findings::{CallText, Finding, Kind, Severity, rank_names};
 use super::report::JobReport;
-use crate::report::model::{Mood, Section};
+use gputrace_report::model::{Mood, Section};
 
 impl JobReport {
     /// What is wrong first, and how sure that is; `None` where nothing is.

@@ -1,7 +1,7 @@
 //! What devices held, followed change by change in one pass: by stack at their peaks, by call site at the most between two
 //! collectives, and over time.
 //!
-//! Each amount remembers what it was at chosen moments, as in the books ([`crate::ledger::Books`]): a new highest moment has a number,
+//! Each amount remembers what it was at chosen moments, as in the books ([`gputrace_trace::ledger::Books`]): a new highest moment has a number,
 //! and an amount that changes after it notes what it was before.
 
 use std::collections::BTreeMap;
@@ -11,10 +11,10 @@ use rustc_hash::FxHashMap;
 
 use super::between::{Between, Span};
 use super::series::{Amount, Clock};
-use crate::analyse::live::{self, Holder, Level, Picture};
-use crate::ledger::{Block, Ledger, Object, OwnerId, PhaseId, SiteId, Step};
+use gputrace_analyse::live::{self, Holder, Level, Picture};
+use gputrace_trace::ledger::{Block, Ledger, Object, OwnerId, PhaseId, SiteId, Step};
 
-/// The device's peak, as [`crate::analyse::live::When::Peak`] has it.
+/// The device's peak, as [`gputrace_analyse::live::When::Peak`] has it.
 const PEAK: usize = 0;
 /// The most since the trace began.
 pub(super) const SINCE_START: usize = 1;

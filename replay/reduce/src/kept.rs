@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use gputrace_schemas::event::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
-use crate::report::model::{Column, Item, Mood, Part, Section, Table, Value, Verdict};
+use gputrace_report::model::{Column, Item, Mood, Part, Section, Table, Value, Verdict};
 
 /// Names of columns and facts that are believed: all reports of gputrace together have fewer.
 const MOST_NAMES: usize = 20_000;

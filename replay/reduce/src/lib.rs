@@ -7,6 +7,7 @@
 //!                   └ growth, lives ──> answers     ┘
 //! ```
 //! What verbs compute with is kept as they have it (`state`), what they say as they say it (`answer`): no verdict is made twice.
+#![forbid(unsafe_code)]
 
 mod between;
 mod held;
@@ -15,7 +16,7 @@ mod read;
 mod rows;
 mod series;
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 mod write;
 
 use std::cell::Cell;
@@ -27,29 +28,29 @@ use gputrace_schemas::event::{Event, EventKind, Nanos, Process};
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
-use crate::analyse::budget::budgets;
-use crate::analyse::categories::Categories;
-use crate::analyse::growth::Growth;
-use crate::analyse::lifetimes::{DeviceLifetimes, Lifetimes};
-use crate::analyse::live::{self, Picture};
-use crate::analyse::lives::Lives;
-use crate::analyse::summary::ProcessSummary;
-use crate::answers::Reply;
-use crate::answers::budget;
-use crate::answers::diff::Side;
-use crate::answers::leaks::Found;
-use crate::answers::postmortem::Postmortem;
-use crate::answers::processes::Traced;
-use crate::answers::verdict::verdict;
-use crate::answers::whatif::Machine;
-use crate::import;
-use crate::ledger::{Ledger, Watch};
-use crate::ranks::calls::Participant;
-use crate::ranks::collect::Collector;
-use crate::report::sections::{FIGURES, STATISTICS, Shown, of_report};
-use crate::report::{self, model::Part};
-use crate::story::Story;
-use crate::trace::source::Source;
+use gputrace_analyse::budget::budgets;
+use gputrace_analyse::categories::Categories;
+use gputrace_analyse::growth::Growth;
+use gputrace_analyse::lifetimes::{DeviceLifetimes, Lifetimes};
+use gputrace_analyse::live::{self, Picture};
+use gputrace_analyse::lives::Lives;
+use gputrace_analyse::story::Story;
+use gputrace_answers::Reply;
+use gputrace_answers::budget;
+use gputrace_answers::diff::Side;
+use gputrace_answers::leaks::Found;
+use gputrace_answers::postmortem::Postmortem;
+use gputrace_answers::verdict::verdict;
+use gputrace_answers::whatif::Machine;
+use gputrace_ranks::calls::Participant;
+use gputrace_ranks::collect::Collector;
+use gputrace_report::model::Part;
+use gputrace_report::processes::Traced;
+use gputrace_report::sections::{FIGURES, STATISTICS, Shown, of_report};
+use gputrace_report::summary::ProcessSummary;
+use gputrace_trace::import;
+use gputrace_trace::ledger::{Ledger, Watch};
+use gputrace_trace::source::Source;
 
 use between::Span;
 use held::Held;
@@ -166,8 +167,10 @@ fn understood(source: &Source) -> Understood<'_> {
     }
     let stats = STATISTICS.iter().flat_map(|entry| entry.of(&story)).collect();
     let figures = FIGURES.iter().flat_map(|entry| entry.of(&story)).collect();
-    let mut answers =
-        vec![("stats", report::part(&story, stats)), ("summary", report::part(&story, figures))];
+    let mut answers = vec![
+        ("stats", gputrace_report::part(&story, stats)),
+        ("summary", gputrace_report::part(&story, figures)),
+    ];
     let figures = ProcessSummary::of(&story);
     let (mut roles, mut budget) = (vec![], None);
     match lives {
@@ -187,7 +190,7 @@ fn understood(source: &Source) -> Understood<'_> {
             let verdict = verdict(&found, load);
             let part = |story: &Story, shown| Part {
                 verdict: Some(verdict.clone()),
-                ..report::part(story, of_report(story, shown))
+                ..gputrace_report::part(story, of_report(story, shown))
             };
             let brief = part(&found.story, Shown::Always);
             story = found.story.with_gaps(load);

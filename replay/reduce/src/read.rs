@@ -11,16 +11,16 @@ use super::Head;
 use super::kept::KeptPart;
 use super::rows::{BEHIND, Row, Rows, SCHEMA, VERSION, Whose};
 use super::write::{BUDGET_JSON, FIGURES_JSON, Index, KeptState, Piece};
-use crate::analyse::summary::ProcessSummary;
-use crate::answers::Reply;
-use crate::answers::diff::Side;
-use crate::answers::leaks::Found;
-use crate::exports::parts::parquet::read::{Groups, Table};
-use crate::ranks::calls::Participant;
-use crate::ranks::memory::{Between, Holding, Moments};
-use crate::report::model::Part;
-use crate::trace::files;
-use crate::trace::source::Source;
+use gputrace_answers::Reply;
+use gputrace_answers::diff::Side;
+use gputrace_answers::leaks::Found;
+use gputrace_exports::parts::parquet::read::{Groups, Table};
+use gputrace_ranks::calls::Participant;
+use gputrace_ranks::memory::{Between, Holding, Moments};
+use gputrace_report::model::Part;
+use gputrace_report::summary::ProcessSummary;
+use gputrace_trace::files;
+use gputrace_trace::source::Source;
 
 /// What is read of a file: facts for people and their SQL stay where they are.
 const COLUMNS: [&str; 7] = ["kind", "host", "trace", "name", "number", "text", "pid"];
@@ -180,7 +180,7 @@ impl Summary {
         Error::NeedsTrace { path: self.path.clone(), what: what.to_owned(), trace: self.trace.clone() }
     }
 
-    /// The process, for [`crate::ranks`].
+    /// The process, for [`gputrace_ranks`].
     ///
     /// # Errors
     /// That part is damaged.

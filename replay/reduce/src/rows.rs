@@ -2,8 +2,8 @@
 
 use std::io;
 
-use crate::exports::parts::changes::{Kind, Value};
-use crate::exports::parts::parquet::write::{Column, File};
+use gputrace_exports::parts::changes::{Kind, Value};
+use gputrace_exports::parts::parquet::write::{Column, File};
 
 /// The columns; docs/SUMMARY-FORMAT.md says what each means.
 #[rustfmt::skip]

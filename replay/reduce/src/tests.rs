@@ -4,17 +4,17 @@ use std::path::{Path, PathBuf};
 use gputrace_schemas::event::Nanos;
 
 use super::*;
-use crate::analyse::live::{When, pictures};
-use crate::answers::diff::{By, peaks, section};
-use crate::answers::leaks::{Leaks, Suppressions, Wanted};
-use crate::exports::parts::parquet::read::{Groups, Table};
-use crate::ranks::calls::Lane;
-use crate::ranks::collect::collect;
-use crate::ranks::memory;
-use crate::scene::recording;
+use gputrace_analyse::live::{When, pictures};
+use gputrace_answers::diff::{By, peaks, section};
+use gputrace_answers::leaks::{Leaks, Suppressions, Wanted};
+use gputrace_exports::parts::parquet::read::{Groups, Table};
+use gputrace_ranks::calls::Lane;
+use gputrace_ranks::collect::collect;
+use gputrace_ranks::memory;
+use gputrace_trace::scene::recording;
 
 fn golden() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden")
 }
 
 fn summary(source: &Source) -> Summary {
@@ -23,7 +23,7 @@ fn summary(source: &Source) -> Summary {
 }
 
 /// The process is to `ranks` what it is by its trace.
-pub(crate) fn is_the_same(source: &Source, participant: &Participant) -> Summary {
+fn is_the_same(source: &Source, participant: &Participant) -> Summary {
     let summary = summary(source);
     let again = summary.participant().unwrap();
     let json = |it: &Participant| serde_json::to_string(it).unwrap();
@@ -220,4 +220,18 @@ fn a_summary_of_only_its_states_says_the_same() {
     let damaged = Summary::of_states(Path::new("x.summary.parquet"), &damaged).unwrap();
     let error = damaged.participant().unwrap_err().to_string();
     assert!(error.contains("its `participant`: invalid type"), "{error}");
+}
+
+/// Jobs that `ranks` is tried with, one per line, its ranks apart by `|`.
+const JOBS: &str = include_str!("jobs.txt");
+
+#[test]
+fn what_a_job_says_its_summaries_say() {
+    for job in JOBS.lines() {
+        let ranks: Vec<&str> = job.split('|').map(str::trim).collect();
+        for (rank, text) in (0..).zip(&ranks).filter(|(_, text)| !text.is_empty()) {
+            let source = gputrace_ranks::scene::rank(rank, ranks.len() as u32, text);
+            is_the_same(&source, &collect(&source));
+        }
+    }
 }

@@ -13,11 +13,11 @@ use super::kept::KeptPart;
 use super::rows::{Row, Rows, Whose};
 use super::series::Amount;
 use super::{ENDING, Head, Reduced, Understood};
-use crate::analyse::summary::{owners, used_devices};
-use crate::answers::diff::Side;
-use crate::ranks::calls::{CallKind, Lane, Membership};
-use crate::ranks::memory::{self, Holding};
-use crate::trace::owners::TORCH;
+use gputrace_answers::diff::Side;
+use gputrace_ranks::calls::{CallKind, Lane, Membership};
+use gputrace_ranks::memory::{self, Holding};
+use gputrace_report::summary::{owners, used_devices};
+use gputrace_trace::owners::TORCH;
 
 /// Call sites whose amounts over time are kept of each device.
 const MOST_SITES: usize = 32;

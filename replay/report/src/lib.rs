@@ -4,14 +4,16 @@
 //! trace -> Story (ledger) -> sections -> Report -> render: text, json
 //! ```
 //! A section never reads the trace, only the ledger; a renderer never computes.
+#![forbid(unsafe_code)]
 
 pub mod model;
+pub mod processes;
 pub mod render;
 pub mod sections;
 pub mod sharing;
-pub mod words;
+pub mod summary;
 
-use crate::story::Story;
+use gputrace_analyse::story::Story;
 use model::{Part, Section};
 
 /// What is said about one story.

@@ -2,7 +2,7 @@
 
 use gputrace_schemas::event::{Bytes, Nanos};
 
-use super::words;
+use gputrace_trace::words;
 
 /// Everything that a verb has to say.
 #[derive(Clone, Debug)]

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use gputrace_schemas::event::Process;
 use serde::Serialize;
 
-use crate::report::model::{Mood, Section};
-use crate::story::Story;
+use crate::model::{Mood, Section};
+use gputrace_analyse::story::Story;
 
 /// A process that has a trace.
 #[derive(Clone, Debug)]
@@ -134,7 +134,7 @@ fn lines(section: Section, node: &Node, depth: usize) -> Section {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::model::Item;
+    use crate::model::Item;
     use gputrace_schemas::event::Ancestor;
 
     fn ancestor(pid: u32, command: &str) -> Ancestor {

@@ -3,8 +3,8 @@
 
 use gputrace_schemas::event::Bytes;
 
-use crate::report::words::bytes;
-use crate::story::Story;
+use gputrace_analyse::story::Story;
+use gputrace_trace::words::bytes;
 
 /// Limits of a client's memory, `0=1G,1=512M` (MPS guide, environment variables).
 const LIMITS: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
@@ -152,8 +152,8 @@ fn limit(limits: &str, ordinal: i16) -> Option<Bytes> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scene;
     use gputrace_schemas::event::{Event, EventKind, Nanos, StackId, ThreadId};
+    use gputrace_trace::scene;
 
     fn told(name: &str, notes: &[&str], variables: &[(&str, &str)]) -> Vec<String> {
         let mut recording = scene::recording("Init");

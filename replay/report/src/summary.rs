@@ -5,10 +5,10 @@ use std::borrow::Cow;
 use gputrace_schemas::event::{Bytes, HOST};
 use serde::{Deserialize, Serialize};
 
-use crate::analyse::unaccounted::trend;
-use crate::answers::processes::{self, Node, Traced};
-use crate::ledger::{Cause, DeviceBooks, GpuTimed, Ledger, Sampled, TorchBooks};
-use crate::story::Story;
+use crate::processes::{self, Node, Traced};
+use gputrace_analyse::story::Story;
+use gputrace_analyse::unaccounted::trend;
+use gputrace_trace::ledger::{Cause, DeviceBooks, GpuTimed, Ledger, Sampled, TorchBooks};
 
 /// `gputrace.summary/1`.
 #[derive(Serialize, Debug)]
@@ -335,7 +335,7 @@ fn sample(story: &Story, sampled: &Sampled) -> SampleSummary {
 /// Owners of physical memory, most at the peak first.
 #[must_use]
 pub fn owners(story: &Story, books: &DeviceBooks) -> Vec<OwnerSummary> {
-    let owner = |part: crate::ledger::Part<_>| OwnerSummary {
+    let owner = |part: gputrace_trace::ledger::Part<_>| OwnerSummary {
         owner: story.ledger.sites.owner(part.id).to_owned(),
         peak_bytes: part.peak.0,
         bytes_at_peak: part.at_peak.bytes.0,
@@ -417,8 +417,8 @@ mod tests {
     use expect_test::{Expect, expect};
 
     use super::Summary;
-    use crate::scene::recording;
-    use crate::story::Story;
+    use gputrace_analyse::story::Story;
+    use gputrace_trace::scene::recording;
 
     fn check(scene: &str, environment: &[&str], expected: Expect) {
         let mut recording = recording(scene);

@@ -6,23 +6,23 @@
 use gputrace_schemas::event::{Backward, Frame, FrameId, Stack};
 use gputrace_sim::stacks::python_package;
 
-use crate::trace::Definitions;
-use crate::trace::owners;
+use crate::Definitions;
+use crate::owners;
 
 /// The stack that names the program's lines for an event, and what to say beside them.
-pub(crate) struct Place<'a> {
+pub struct Place<'a> {
     /// The event's own stack outside of the backward pass.
-    pub(crate) stack: &'a Stack,
+    pub stack: &'a Stack,
     /// `backward of AddmmBackward0`; empty outside of the backward pass.
-    pub(crate) mark: String,
+    pub mark: String,
     /// Where `backward()` was called by another thread, in words; empty where that is not known.
-    pub(crate) caller: String,
+    pub caller: String,
     /// `stack` is not the event's own stack.
-    pub(crate) is_elsewhere: bool,
+    pub is_elsewhere: bool,
 }
 
 /// Where an event with this stack belongs.
-pub(crate) fn place<'a>(definitions: &'a dyn Definitions, stack: &'a Stack) -> Place<'a> {
+pub fn place<'a>(definitions: &'a dyn Definitions, stack: &'a Stack) -> Place<'a> {
     let Some(backward) = stack.backward.as_deref() else {
         return Place { stack, mark: String::new(), caller: String::new(), is_elsewhere: false };
     };
@@ -46,7 +46,7 @@ fn caller(definitions: &dyn Definitions, backward: &Backward) -> String {
 }
 
 /// The innermost line of the user's Python, else of any Python.
-pub(crate) fn python_line<'a>(
+pub fn python_line<'a>(
     definitions: &'a dyn Definitions,
     stack: &'a Stack,
 ) -> Option<(&'a str, &'a str, u32)> {
@@ -55,7 +55,7 @@ pub(crate) fn python_line<'a>(
 }
 
 /// Function, file and line of each Python frame, innermost first.
-pub(crate) fn python_lines<'a>(
+pub fn python_lines<'a>(
     definitions: &'a dyn Definitions,
     stack: &'a Stack,
 ) -> impl Iterator<Item = (&'a str, &'a str, u32)> {

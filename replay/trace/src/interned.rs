@@ -6,8 +6,9 @@ use rustc_hash::FxHashMap;
 
 /// Values, each once, in the order of their first appearance.
 #[derive(Debug)]
-pub(crate) struct Interned<T> {
-    pub(crate) values: Vec<T>,
+pub struct Interned<T> {
+    /// The values, by number.
+    pub values: Vec<T>,
     ids: FxHashMap<T, u32>,
 }
 
@@ -19,7 +20,7 @@ impl<T> Default for Interned<T> {
 
 impl<T: Clone + Eq + Hash> Interned<T> {
     /// The index of a value.
-    pub(crate) fn id(&mut self, value: T) -> u32 {
+    pub fn id(&mut self, value: T) -> u32 {
         *self.ids.entry(value).or_insert_with_key(|value| {
             self.values.push(value.clone());
             u32::try_from(self.values.len() - 1).expect("fewer than stacks, whose ids are 32 bits")

@@ -1,15 +1,22 @@
-//! What the analyses need from a trace, apart from its events: the things that events name by number.
+//! Traces of any kind, as events and as requests, and the books that are kept of them.
 //!
-//! Analyses take [`Definitions`] and one [`Event`] after the other, so that a trace of any size, a damaged trace and a
+//! This file is what the analyses need from a trace, apart from its events: the things that events name by number. Analyses take [`Definitions`] and one [`Event`] after the other, so that a trace of any size, a damaged trace and a
 //! test's hand-made [`Recording`] all take the same path. Nothing here knows how a trace is stored.
 
-pub(crate) mod backward;
+#![forbid(unsafe_code)]
+
+pub mod backward;
+pub mod clocks;
 pub mod files;
-pub(crate) mod interned;
+pub mod import;
+pub mod interned;
+pub mod ledger;
 pub mod owners;
-pub(crate) mod preparing;
+pub mod preparing;
 pub mod redact;
+pub mod scene;
 pub mod source;
+pub mod words;
 
 use std::collections::HashMap;
 

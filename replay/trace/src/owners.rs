@@ -6,7 +6,7 @@
 use gputrace_schemas::event::{Frame, Module, Process, Stack};
 use gputrace_sim::stacks::python_package;
 
-use crate::trace::Definitions;
+use crate::Definitions;
 
 /// How a rule recognises a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -229,7 +229,7 @@ mod tests {
     use gputrace_schemas::event::{FrameId, ModuleId};
 
     use super::*;
-    use crate::trace::Recording;
+    use crate::Recording;
 
     /// `stack` has one word per frame, innermost first: a path (with `!` behind it: has a CUDA runtime), or
     /// `py:FILE` for a line of Python.

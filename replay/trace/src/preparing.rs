@@ -30,7 +30,7 @@ const NATIVE: [&str; 6] =
 const MODULES: &str = "/torch/nn/modules/";
 
 /// Whether any function of a stack is one that gets a program ready.
-pub(crate) fn prepares(definitions: &dyn Definitions, stack: &Stack) -> bool {
+pub fn prepares(definitions: &dyn Definitions, stack: &Stack) -> bool {
     stack.backward.is_none()
         && stack.frames.iter().filter_map(|id| definitions.frame(*id)).any(|frame| match frame {
             Frame::Python { function, file, .. } => python(function, file),

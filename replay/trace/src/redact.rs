@@ -13,8 +13,8 @@ use gputrace_schemas::event::{
 use gputrace_sim::policies::torch::VARIABLES;
 use gputrace_sim::stacks::python_package;
 
-use crate::trace::Recording;
-use crate::trace::owners::{self, file_name};
+use crate::Recording;
+use crate::owners::{self, file_name};
 
 /// What the program is called.
 const PROGRAM: &str = "program";

@@ -16,11 +16,12 @@ use std::collections::HashMap;
 
 use gputrace_schemas::event::*;
 
+use crate::Recording;
+use crate::import::{self, Trace};
 use crate::ledger::Ledger;
-use crate::trace::Recording;
 
 /// Reads a scene.
-pub(crate) fn recording(text: &str) -> Recording {
+pub fn recording(text: &str) -> Recording {
     let mut scene = Scene::default();
     scene.recording.process = Process {
         pid: 42,
@@ -44,7 +45,7 @@ pub(crate) fn recording(text: &str) -> Recording {
 }
 
 /// The books of a scene.
-pub(crate) fn ledger(text: &str) -> Ledger {
+pub fn ledger(text: &str) -> Ledger {
     let recording = recording(text);
     Ledger::of(|ledger| {
         for event in &recording.events {
@@ -53,6 +54,12 @@ pub(crate) fn ledger(text: &str) -> Ledger {
         Ok::<(), std::convert::Infallible>(())
     })
     .unwrap_or_else(|never| match never {})
+}
+
+/// What the devices of a scene were asked.
+#[must_use]
+pub fn requests(text: &str) -> Trace {
+    import::of_recording(&recording(text)).expect("a scene has few streams")
 }
 
 #[derive(Default)]

@@ -6,10 +6,10 @@ use std::path::Path;
 use gputrace_schemas::event::{Device, Event, Nanos, Thread, ThreadId};
 use gputrace_schemas::reader::{self, Damage, Trace};
 
+use crate::files;
 use crate::import::{self, ImportError};
-use crate::trace::files;
-use crate::trace::redact;
-use crate::trace::{Definitions, Recording};
+use crate::redact;
+use crate::{Definitions, Recording};
 
 /// Why a file cannot be read as a trace.
 #[derive(Debug, thiserror::Error)]
@@ -72,7 +72,7 @@ impl Source {
         Source { path: path.to_owned(), kind: Kind::Recording(Box::new(recording)), redacted: None }
     }
 
-    /// The same trace without what should not be shown to others; see [`crate::trace::redact`].
+    /// The same trace without what should not be shown to others; see [`crate::redact`].
     #[must_use]
     pub fn redacted(self) -> Source {
         let definitions = match &self.kind {

@@ -90,6 +90,45 @@ pub fn loops(turns: &[u64]) -> Option<String> {
     })
 }
 
+/// `rank 3`, `ranks 0, 1 and 2`, `ranks 0 to 7`.
+#[must_use]
+pub fn rank_names(ranks: &[u32]) -> String {
+    match ranks {
+        [] => "no rank".into(),
+        [one] => format!("rank {one}"),
+        _ => format!("ranks {}", rank_list(ranks)),
+    }
+}
+
+/// `rank 3 waits`, `ranks 0, 1 wait`.
+#[must_use]
+pub fn ranks_wait(ranks: &[u32]) -> String {
+    format!("{} {}", rank_names(ranks), if ranks.len() == 1 { "waits" } else { "wait" })
+}
+
+/// `0 to 3, 5`.
+#[must_use]
+pub fn rank_list(ranks: &[u32]) -> String {
+    let mut ranks = ranks.to_vec();
+    ranks.sort_unstable();
+    ranks.dedup();
+    let mut parts = vec![];
+    let mut idx = 0;
+    while idx < ranks.len() {
+        let mut end = idx;
+        while end + 1 < ranks.len() && ranks[end + 1] == ranks[end] + 1 {
+            end += 1;
+        }
+        match end - idx {
+            0 => parts.push(ranks[idx].to_string()),
+            1 => parts.extend([ranks[idx].to_string(), ranks[end].to_string()]),
+            _ => parts.push(format!("{} to {}", ranks[idx], ranks[end])),
+        }
+        idx = end + 1;
+    }
+    parts.join(", ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

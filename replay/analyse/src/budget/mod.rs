@@ -13,15 +13,15 @@ use std::collections::BTreeMap;
 use gputrace_schemas::event::{Action, Bytes, Device, Event, EventKind, MarkAction, Nanos, StackId, TextId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::analyse::categories::Categories;
-use crate::analyse::live::Highest;
-use crate::analyse::lives::{Life, Lives, NEVER};
-use crate::analyse::roles::{Role, Roles, roles};
-use crate::ledger::pools::PoolId;
-use crate::ledger::{Cause, Ledger, Sampled, SiteId, Step, Watch};
+use crate::categories::Categories;
+use crate::live::Highest;
+use crate::lives::{Life, Lives, NEVER};
+use crate::roles::{Role, Roles, roles};
 use crate::story::{End, Story};
-use crate::trace::owners::{APPLICATION, JAX, NCCL, UNKNOWN};
-use crate::trace::source::Source;
+use gputrace_trace::ledger::pools::PoolId;
+use gputrace_trace::ledger::{Cause, Ledger, Sampled, SiteId, Step, Watch};
+use gputrace_trace::owners::{APPLICATION, JAX, NCCL, UNKNOWN};
+use gputrace_trace::source::Source;
 
 /// A server is ready when it has this share of the most that its weights and caches ever take.
 const READY: f64 = 0.99;
@@ -469,7 +469,7 @@ impl Course {
                 Instant::After(time) => {
                     let until = Nanos(story.start().0.saturating_add(time.0));
                     let place = source.events().take_while(|event| event.time <= until).count() as u64;
-                    (place, crate::report::words::time(*time))
+                    (place, gputrace_trace::words::time(*time))
                 }
                 Instant::Mark(wanted) => {
                     let is_it = |text: TextId| source.definitions().text(text) == Some(wanted);

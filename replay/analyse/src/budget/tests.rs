@@ -3,7 +3,7 @@ use std::fmt::Write;
 use expect_test::{Expect, expect};
 
 use super::*;
-use crate::scene::recording;
+use gputrace_trace::scene::recording;
 
 const BY: &str = "by=libcudart.so,libc10_cuda.so in_allocate=1";
 const MODEL: &str = "__init__@/x/torch/nn/modules/linear.py:5,load@/job/serve.py:3";
@@ -182,7 +182,7 @@ fn where_nvml_does_not_know_the_process_the_card_is_what_the_rows_add_up_to() {
 
 /// A naive sum, from what the driver was asked for.
 fn handed_out(scene: &[&str]) -> i64 {
-    let books = crate::scene::ledger(&scene.join("\n"));
+    let books = gputrace_trace::scene::ledger(&scene.join("\n"));
     books.devices.get(&0).map_or(0, |books| {
         let pages = books.pages.rounding().0 + books.graphs_kept.now.0;
         signed(books.physical.now().bytes.0 + pages)

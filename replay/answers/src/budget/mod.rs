@@ -6,14 +6,14 @@ use serde_json::{Map, Value as Json, json};
 
 use super::Reply;
 use super::whatif::Machine;
-use crate::analyse::budget::{Bill, Budget, Budgets, Column, Figure, Item, Row, Thing};
-use crate::import::Trace;
-use crate::ledger::SiteId;
-use crate::ledger::pools::Pool;
-use crate::report::model::{Mood, Part, Section, Table, Value};
-use crate::report::sharing::Sharing;
-use crate::report::words::{bytes, time};
-use crate::report::{part, sections::device_name};
+use gputrace_analyse::budget::{Bill, Budget, Budgets, Column, Figure, Item, Row, Thing};
+use gputrace_report::model::{Mood, Part, Section, Table, Value};
+use gputrace_report::sharing::Sharing;
+use gputrace_report::{part, sections::device_name};
+use gputrace_trace::import::Trace;
+use gputrace_trace::ledger::SiteId;
+use gputrace_trace::ledger::pools::Pool;
+use gputrace_trace::words::{bytes, time};
 
 mod settings;
 

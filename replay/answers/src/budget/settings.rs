@@ -11,12 +11,12 @@ use gputrace_sim::policies::torch;
 use gputrace_sim::whatif::{Laboratory, Other, Question};
 use serde_json::{Value as Json, json};
 
-use crate::analyse::budget::{Budget, Budgets};
-use crate::answers::whatif::{Bench, Machine};
-use crate::import::{Trace, UNACCOUNTED};
-use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::sharing::Sharing;
-use crate::report::words::bytes;
+use crate::whatif::{Bench, Machine};
+use gputrace_analyse::budget::{Budget, Budgets};
+use gputrace_report::model::{Mood, Section, Table, Value};
+use gputrace_report::sharing::Sharing;
+use gputrace_trace::import::{Trace, UNACCOUNTED};
+use gputrace_trace::words::bytes;
 
 /// The search ends when it is as exact as this.
 const EXACT: u64 = 1 << 20;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::report::model::Item;
+use gputrace_report::model::Item;
 
 const GIB: u64 = 1 << 30;
 

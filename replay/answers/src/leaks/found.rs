@@ -6,14 +6,16 @@ use gputrace_schemas::event::{Bytes, HOST};
 use serde::{Deserialize, Serialize};
 
 use super::{AbandonedPool, Named, Unfreed};
-use crate::analyse::growth::{Course, Growth, MIN_RISES, Place, Rising, Spread, Trend};
-use crate::answers::callers::callers;
-use crate::ledger::pools::why_abandoned;
-use crate::ledger::{Account, Books, SiteId, StepSource, is_arena, is_heap, is_in_module, is_pinned_cache};
-use crate::report::sections::pools;
-use crate::story::{End, Story};
-use crate::trace::Definitions;
-use crate::trace::owners::TORCH;
+use crate::callers::callers;
+use gputrace_analyse::growth::{Course, Growth, MIN_RISES, Place, Rising, Spread, Trend};
+use gputrace_analyse::story::{End, Story};
+use gputrace_report::sections::pools;
+use gputrace_trace::Definitions;
+use gputrace_trace::ledger::pools::why_abandoned;
+use gputrace_trace::ledger::{
+    Account, Books, SiteId, StepSource, is_arena, is_heap, is_in_module, is_pinned_cache,
+};
+use gputrace_trace::owners::TORCH;
 
 /// Turns of a loop that show a program at work, where they call a model and nothing is given back: as many as must rise to be a trend, twice.
 const LEAST_TURNS: u64 = 2 * MIN_RISES as u64;
@@ -134,10 +136,7 @@ impl Found {
 
 impl Found {
     /// Each with its name, device, owner, call site, bytes, objects, and a word more.
-    pub(crate) fn each(
-        &self,
-        mut see: impl FnMut(&'static str, Option<i16>, &str, &str, Bytes, Option<u64>, &str),
-    ) {
+    pub fn each(&self, mut see: impl FnMut(&'static str, Option<i16>, &str, &str, Bytes, Option<u64>, &str)) {
         fn device(named: &Named) -> Option<i16> {
             if named.device == "host" { Some(HOST) } else { named.device.strip_prefix("cuda:")?.parse().ok() }
         }
@@ -235,7 +234,7 @@ fn unfreed(story: &Story) -> Vec<(Place, Bytes, u64)> {
 }
 
 /// Pools that keep memory for nobody, by the line of the last capture into each.
-pub(crate) fn abandoned(story: &Story) -> impl Iterator<Item = AbandonedPool> {
+pub fn abandoned(story: &Story) -> impl Iterator<Item = AbandonedPool> {
     story.ledger.torch_pools.abandoned().map(|(device, id, pool)| AbandonedPool {
         named: Named {
             device: format!("cuda:{device}"),

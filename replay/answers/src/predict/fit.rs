@@ -16,7 +16,7 @@ use super::super::checked::Checked;
 use super::super::largest::{Around, End, Largest, ends, is_decided, largest};
 use super::super::whatif::named;
 use super::{Asked, Oracle, Setting, Values, values_json};
-use crate::report::model::{Mood, Section, Table, Value};
+use gputrace_report::model::{Mood, Section, Table, Value};
 
 /// Of runs with more requests and frees `--fit` looks at the neighbours of the largest value alone.
 const MOST_LOOKED_AROUND: usize = 200_000;

@@ -14,9 +14,9 @@ use serde_json::{Value as Json, json};
 use super::super::Reply;
 use super::super::whatif::{Bench, Machine, Simulated, warnings_json};
 use super::{Advice, BOTH_NAMES, DEPRECATED, WORTHWHILE, busiest};
-use crate::analyse::reactions::Reaction;
-use crate::import::Trace;
-use crate::report::model::{Mood, Part, Section, Shown, Table, Value};
+use gputrace_analyse::reactions::Reaction;
+use gputrace_report::model::{Mood, Part, Section, Shown, Table, Value};
+use gputrace_trace::import::Trace;
 
 /// Settings that are tried with all processes: those that are best for the processes that need most.
 const MOST_SETTINGS: usize = 12;

@@ -5,12 +5,12 @@ use std::io;
 use gputrace_schemas::event::{Bytes, EventKind, Nanos, StackId};
 
 use super::events::{Request, each_event, origins};
-use crate::ledger::{Block, Ledger, MemoryKind, Object, SiteId, Step};
-use crate::trace::owners::TORCH;
+use gputrace_trace::ledger::{Block, Ledger, MemoryKind, Object, SiteId, Step};
+use gputrace_trace::owners::TORCH;
 
 /// What a column holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// An integer.
     Number,
     /// An address, as an integer.
@@ -21,7 +21,7 @@ pub(crate) enum Kind {
 
 /// The columns; docs/EXPORTS.md says what each means.
 #[rustfmt::skip]
-pub(crate) const COLUMNS: [(&str, Kind); 17] = [
+pub const COLUMNS: [(&str, Kind); 17] = [
     ("time_ns", Kind::Number),
     ("rank", Kind::Number),
     ("pid", Kind::Number),
@@ -43,7 +43,7 @@ pub(crate) const COLUMNS: [(&str, Kind); 17] = [
 
 /// A cell.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) enum Value<'a> {
+pub enum Value<'a> {
     /// Not known, or not applicable.
     None,
     /// An integer. Addresses from 2^63 on keep their bits: tables have no unsigned integers.
@@ -54,7 +54,7 @@ pub(crate) enum Value<'a> {
 
 /// One change.
 #[derive(Clone, Copy)]
-pub(crate) struct Row<'a> {
+pub struct Row<'a> {
     time: Nanos,
     rank: Option<u32>,
     pid: u32,
@@ -70,15 +70,15 @@ pub(crate) struct Row<'a> {
     owner: &'a str,
     site: &'a str,
     /// Of which of the traces.
-    pub(crate) trace: usize,
+    pub trace: usize,
     /// From where.
-    pub(crate) stack: StackId,
+    pub stack: StackId,
     ledger: &'a Ledger,
 }
 
 impl Row<'_> {
     /// By [`COLUMNS`]. The totals are those of the device just after.
-    pub(crate) fn values(&self) -> [Value<'_>; COLUMNS.len()] {
+    pub fn values(&self) -> [Value<'_>; COLUMNS.len()] {
         let number = |value: u64| Value::Number(value as i64);
         let maybe = |value: Option<u64>| value.map_or(Value::None, number);
         let text = |text| if str::is_empty(text) { Value::None } else { Value::Text(text) };
@@ -108,7 +108,7 @@ impl Row<'_> {
 }
 
 /// Every change of memory of the devices that are wanted, one trace after the other.
-pub(crate) fn rows(request: &Request, mut put: impl FnMut(&Row) -> io::Result<()>) -> io::Result<()> {
+pub fn rows(request: &Request, mut put: impl FnMut(&Row) -> io::Result<()>) -> io::Result<()> {
     for (trace, (source, origin)) in request.sources.iter().zip(origins(request.sources)).enumerate() {
         let definitions = source.definitions();
         let (rank, pid) = (definitions.process().rank, definitions.process().pid);
@@ -218,7 +218,7 @@ impl SiteNames {
 }
 
 /// One word for a column.
-pub(crate) fn kind(kind: MemoryKind) -> &'static str {
+pub fn kind(kind: MemoryKind) -> &'static str {
     match kind {
         MemoryKind::Linear => "linear",
         MemoryKind::Virtual => "virtual",

@@ -5,10 +5,11 @@ use std::io;
 use gputrace_schemas::event::{Event, EventKind, Nanos, Process};
 use rustc_hash::FxHashSet;
 
-use crate::analyse::live::{Native, When};
-use crate::ledger::{Ledger, OwnerId, asked_about};
-use crate::trace::owners::TORCH;
-use crate::trace::source::Source;
+use gputrace_analyse::live::{Native, When};
+use gputrace_trace::clocks;
+use gputrace_trace::ledger::{Ledger, OwnerId, asked_about};
+use gputrace_trace::owners::TORCH;
+use gputrace_trace::source::Source;
 
 /// What to export.
 pub struct Request<'a> {
@@ -45,7 +46,7 @@ impl<'a> Request<'a> {
     }
 
     /// The trace of a format that takes one.
-    pub(in crate::exports) fn source(&self) -> &'a Source {
+    pub(crate) fn source(&self) -> &'a Source {
         &self.sources[0]
     }
 }
@@ -79,21 +80,10 @@ fn own_events(source: &Source) -> FxHashSet<u64> {
     asked.collect()
 }
 
-/// When each trace began, counted from the first one: by the clock of the machine where all ran since the same boot, else
-/// by the time of day, which clocks of several machines agree on only to milliseconds.
+/// When each trace began, counted from the first one: [`clocks::origins`].
 pub(crate) fn origins(sources: &[Source]) -> Vec<Nanos> {
     let processes: Vec<&Process> = sources.iter().map(|source| source.definitions().process()).collect();
-    origins_of(&processes)
-}
-
-/// The same, of processes.
-pub(crate) fn origins_of(processes: &[&Process]) -> Vec<Nanos> {
-    let processes = || processes.iter().copied();
-    let boot = processes().next().map_or("", |process| &process.boot);
-    let is_one_machine = !boot.is_empty() && processes().all(|process| process.boot == boot);
-    let start = |process: &Process| if is_one_machine { process.start.0 } else { process.start_realtime };
-    let first = processes().map(start).filter(|start| *start > 0).min().unwrap_or(0);
-    processes().map(|process| Nanos(start(process).saturating_sub(first))).collect()
+    clocks::origins(&processes)
 }
 
 /// A process, for people.

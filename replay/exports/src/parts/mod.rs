@@ -1,7 +1,7 @@
 //! What several formats are made of: the events of a request, its changes of memory as rows, and three file formats.
 
-pub(crate) mod changes;
+pub mod changes;
 pub(super) mod events;
-pub(crate) mod parquet;
+pub mod parquet;
 pub(super) mod protobuf;
 pub(super) mod sqlite_file;

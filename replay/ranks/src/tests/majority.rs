@@ -1,7 +1,7 @@
 //! Who is right where ranks differ: the many, and nobody knows where there are as many on both sides.
 
 use super::*;
-use crate::ranks::findings::{Finding, Kind};
+use crate::findings::{Finding, Kind};
 
 fn first(ranks: &[&str]) -> Finding {
     let participants = participants(ranks);

@@ -1,11 +1,11 @@
 //! Memory that processes share.
 
 use super::{collect, text};
-use crate::ranks::calls::Participant;
-use crate::ranks::report::Ranks;
-use crate::ranks::shared::Known;
-use crate::scene::recording;
-use crate::trace::source::Source;
+use crate::calls::Participant;
+use crate::report::Ranks;
+use crate::shared::Known;
+use gputrace_trace::scene::recording;
+use gputrace_trace::source::Source;
 
 fn process(pid: u32, scene: &str) -> Participant {
     let mut recording = recording(scene);

@@ -3,7 +3,7 @@
 use expect_test::expect;
 
 use super::check;
-use crate::ranks::lateness::{Habit, Times};
+use crate::lateness::{Habit, Times};
 
 const MICROSECOND: f64 = 1e3;
 const MILLISECOND: f64 = 1e6;

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::{At, Edge, Waits, Who};
-use crate::ranks::findings::rank_names;
-use crate::ranks::jobs::{Joined, Member};
+use crate::findings::rank_names;
+use crate::jobs::{Joined, Member};
 
 impl Waits<'_> {
     /// Who of the ranks outside of a communicator would have been this rank of it: communicators number their ranks as the job
@@ -53,7 +53,7 @@ impl Waits<'_> {
     }
 
     /// Ranks that are inside the making of a communicator wait for those who never began.
-    pub(in crate::ranks) fn making(&mut self, idx: usize) {
+    pub(crate) fn making(&mut self, idx: usize) {
         let joined = &self.job.communicators[idx];
         let inside = joined.all().filter(|(_, member)| {
             let created = self.participants[member.participant].memberships[member.membership].created;

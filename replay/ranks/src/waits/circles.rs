@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::sinks::management;
 use super::{At, Edge, Waits, Who};
-use crate::ranks::calls::Lane;
-use crate::ranks::findings::{CallText, Finding, Kind, Severity, rank_names, ranks_wait};
+use crate::calls::Lane;
+use crate::findings::{CallText, Finding, Kind, Severity, rank_names, ranks_wait};
 
 impl Waits<'_> {
     /// Ranks that wait for each other.

@@ -1,10 +1,10 @@
 //! What NCCL itself said: calls that failed, and errors that it reported.
 
-use crate::ranks::calls::{FailedCall, Lane};
-use crate::ranks::findings::{CallText, Finding, Kind, Place, Severity};
-use crate::ranks::jobs::Member;
-use crate::ranks::show;
-use crate::report::words;
+use crate::calls::{FailedCall, Lane};
+use crate::findings::{CallText, Finding, Kind, Place, Severity};
+use crate::jobs::Member;
+use crate::show;
+use gputrace_trace::words;
 
 use super::Waits;
 

@@ -6,9 +6,9 @@ use gputrace_schemas::event::{Nanos, NcclOp};
 
 use super::errors::failure;
 use super::{At, EARLY, Edge, Waits, Who};
-use crate::ranks::calls::{Ending, FailedCall, Lane, LastSeen, Membership};
-use crate::ranks::findings::{CallText, Finding, Kind, Place, Severity, rank_names, ranks_wait};
-use crate::ranks::show;
+use crate::calls::{Ending, FailedCall, Lane, LastSeen, Membership};
+use crate::findings::{CallText, Finding, Kind, Place, Severity, rank_names, ranks_wait};
+use crate::show;
 
 impl Waits<'_> {
     /// A rank that others wait for, and that waits for no other.

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use super::{Edge, Waits};
-use crate::ranks::calls::{Ending, Lane, LastSeen};
-use crate::ranks::findings::{CallText, Place};
-use crate::ranks::jobs::Joined;
+use crate::calls::{Ending, Lane, LastSeen};
+use crate::findings::{CallText, Place};
+use crate::jobs::Joined;
 
 /// Where a rank was at the end.
 #[derive(Clone, PartialEq, Debug, Serialize)]

@@ -13,8 +13,8 @@ use gputrace_schemas::event::Bytes;
 use gputrace_schemas::printable::printable;
 
 use super::text::Letters;
-use crate::report::model::{Chart, Point};
-use crate::report::words;
+use crate::model::{Chart, Point};
+use gputrace_trace::words;
 
 /// What something is drawn in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

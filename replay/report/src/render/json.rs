@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::report::model::{Item, Mood, Part, Report, Section, Value};
+use crate::model::{Item, Mood, Part, Report, Section, Value};
 
 /// The report as JSON.
 #[must_use]

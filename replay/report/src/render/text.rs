@@ -6,10 +6,10 @@ use std::io::{self, Write};
 use gputrace_schemas::event::Bytes;
 use gputrace_schemas::printable::{Screen, printable};
 
-use crate::report::model::{Chart, Item, Mood, Part, Report, Section, Table, Value};
-use crate::report::render::chart::{self, Ink};
-use crate::report::render::site;
-use crate::report::words;
+use crate::model::{Chart, Item, Mood, Part, Report, Section, Table, Value};
+use crate::render::chart::{self, Ink};
+use crate::render::site;
+use gputrace_trace::words;
 
 /// How text may look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

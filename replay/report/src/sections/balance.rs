@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use gputrace_schemas::event::Bytes;
 
 use super::{SectionEntry, device_name};
-use crate::analyse::summary::used_devices;
-use crate::ledger::{DeviceBooks, SiteId};
-use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::words::bytes;
-use crate::story::Story;
-use crate::trace::owners::TORCH;
+use crate::model::{Mood, Section, Table, Value};
+use crate::summary::used_devices;
+use gputrace_analyse::story::Story;
+use gputrace_trace::ledger::{DeviceBooks, SiteId};
+use gputrace_trace::owners::TORCH;
+use gputrace_trace::words::bytes;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 
@@ -21,7 +21,7 @@ const ROWS: usize = 5;
 
 /// The device that held most, and the one that held least; `None` where they are even, or only one was used. Caches
 /// do not count: a process can have been lucky with one.
-pub(crate) fn uneven(story: &Story) -> Option<(Use, Use)> {
+pub fn uneven(story: &Story) -> Option<(Use, Use)> {
     let used = used_devices(story).filter(|(ordinal, _)| *ordinal >= 0);
     let mut devices: Vec<_> = used.map(|(ordinal, books)| Use::of(story, ordinal, books)).collect();
     devices.sort_by_key(|device| (Reverse(device.total), device.ordinal));
@@ -71,10 +71,12 @@ fn is_even(most: Bytes, least: Bytes) -> bool {
 
 /// What each call site held at the peak: PyTorch's blocks when most were allocated, all else when the driver had handed
 /// out most.
-pub(crate) struct Use {
-    pub(crate) ordinal: i16,
+pub struct Use {
+    /// The device.
+    pub ordinal: i16,
     sites: BTreeMap<SiteId, Bytes>,
-    pub(crate) total: Bytes,
+    /// All of it.
+    pub total: Bytes,
     /// PyTorch's blocks alone.
     blocks: Bytes,
 }
@@ -93,7 +95,7 @@ impl Use {
     }
 
     /// Call sites that held more than on the other device, with both amounts, most first.
-    pub(crate) fn beyond(&self, other: &Use) -> Vec<(SiteId, Bytes, Bytes)> {
+    pub fn beyond(&self, other: &Use) -> Vec<(SiteId, Bytes, Bytes)> {
         let here = |site| other.sites.get(site).copied().unwrap_or_default();
         let compared = self.sites.iter().map(|(site, there)| (*site, *there, here(site)));
         let mut more: Vec<_> = compared.filter(|(_, there, here)| there > here).collect();

@@ -5,11 +5,11 @@ use std::cmp::Reverse;
 use gputrace_schemas::event::{Bytes, Nanos};
 
 use super::{SectionEntry, device_name};
-use crate::analyse::summary::used_devices;
-use crate::ledger::{CacheBooks, Misfits, SiteId, TorchBooks, Trims};
-use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::words::{bytes, count, quote, time};
-use crate::story::Story;
+use crate::model::{Mood, Section, Table, Value};
+use crate::summary::used_devices;
+use gputrace_analyse::story::Story;
+use gputrace_trace::ledger::{CacheBooks, Misfits, SiteId, TorchBooks, Trims};
+use gputrace_trace::words::{bytes, count, quote, time};
 
 /// Memory given back only to be bought again.
 pub(super) const EMPTIED: SectionEntry = SectionEntry { build: |story| emptied(story).into_iter().collect() };
@@ -24,7 +24,7 @@ const WORTH_REPORTING: f64 = 0.25;
 const ROWS: usize = 8;
 
 /// The call sites that give back by habit what is then bought again, most first.
-pub(crate) fn habits(cache: &CacheBooks) -> Vec<(SiteId, Trims)> {
+pub fn habits(cache: &CacheBooks) -> Vec<(SiteId, Trims)> {
     let habits = cache.trims.iter().filter(|(_, trims)| trims.times >= HABIT);
     let mut habits: Vec<(SiteId, Trims)> = habits.map(|(site, trims)| (*site, *trims)).collect();
     habits.sort_by_key(|(site, trims)| (Reverse(trims.given.bytes), *site));
@@ -33,7 +33,7 @@ pub(crate) fn habits(cache: &CacheBooks) -> Vec<(SiteId, Trims)> {
 }
 
 /// The call sites for which much was bought although as much was unused, most first.
-pub(crate) fn misfit_sites(torch: &TorchBooks) -> Vec<(SiteId, &Misfits)> {
+pub fn misfit_sites(torch: &TorchBooks) -> Vec<(SiteId, &Misfits)> {
     let bought: u64 = torch.cache.misfits.values().map(|misfits| misfits.bought.bytes.0).sum();
     let (reserved, allocated) = (torch.reserved.peak, torch.allocated.peak);
     let unused = reserved.0.saturating_sub(allocated.0).min(bought);
@@ -163,6 +163,6 @@ fn misfits(story: &Story) -> Option<Section> {
 }
 
 /// Devices with PyTorch's books.
-pub(crate) fn torches(story: &Story) -> impl Iterator<Item = (i16, &TorchBooks)> {
+pub fn torches(story: &Story) -> impl Iterator<Item = (i16, &TorchBooks)> {
     used_devices(story).filter_map(|(ordinal, books)| Some((ordinal, books.torch.as_ref()?)))
 }

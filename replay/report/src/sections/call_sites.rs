@@ -3,12 +3,12 @@
 use gputrace_schemas::event::Nanos;
 
 use super::{SectionEntry, device_name};
-use crate::analyse::summary::used_devices;
-use crate::ledger::{DeviceBooks, Part, SiteId, is_arena};
-use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::words::time;
-use crate::story::Story;
-use crate::trace::owners::TORCH;
+use crate::model::{Mood, Section, Table, Value};
+use crate::summary::used_devices;
+use gputrace_analyse::story::Story;
+use gputrace_trace::ledger::{DeviceBooks, Part, SiteId, is_arena};
+use gputrace_trace::owners::TORCH;
+use gputrace_trace::words::time;
 
 /// At the last out-of-memory error, or else at the peak.
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };

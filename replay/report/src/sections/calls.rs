@@ -1,10 +1,10 @@
 //! Calls by function: how many, for how much, how long.
 
 use super::SectionEntry;
-use crate::ledger::CallCounts;
-use crate::report::model::{Section, Table, Value};
-use crate::story::Story;
+use crate::model::{Section, Table, Value};
+use gputrace_analyse::story::Story;
 use gputrace_schemas::event::Nanos;
+use gputrace_trace::ledger::CallCounts;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 

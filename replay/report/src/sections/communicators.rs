@@ -3,9 +3,9 @@
 use gputrace_schemas::event::{Bytes, CommId};
 
 use super::SectionEntry;
-use crate::ledger::CommBooks;
-use crate::report::model::{Mood, Section, Table, Value};
-use crate::story::Story;
+use crate::model::{Mood, Section, Table, Value};
+use gputrace_analyse::story::Story;
+use gputrace_trace::ledger::CommBooks;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 
@@ -91,6 +91,6 @@ fn unused(books: &[(CommId, &CommBooks)]) -> Option<String> {
         idle.fold((0, 0u64), |(n, sum), (_, books)| (n + 1, sum.saturating_add(books.device.peak.0)));
     let verb = if n == 1 { "was" } else { "were" };
     (n > 0).then(|| {
-        format!("{n} of them {verb} never used, with {} together", crate::report::words::bytes(Bytes(bytes)))
+        format!("{n} of them {verb} never used, with {} together", gputrace_trace::words::bytes(Bytes(bytes)))
     })
 }

@@ -1,9 +1,9 @@
 //! What waited for Python's collector of reference cycles.
 
 use super::SectionEntry;
-use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::words::{bytes, time};
-use crate::story::Story;
+use crate::model::{Mood, Section, Table, Value};
+use gputrace_analyse::story::Story;
+use gputrace_trace::words::{bytes, time};
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 

@@ -1,9 +1,9 @@
 //! How the process ended, as far as its trace shows.
 
 use super::SectionEntry;
-use crate::report::model::{Mood, Section, Value};
-use crate::report::words::time;
-use crate::story::{End, Story};
+use crate::model::{Mood, Section, Value};
+use gputrace_analyse::story::{End, Story};
+use gputrace_trace::words::time;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 

@@ -1,9 +1,9 @@
 //! The figures of every device: the summary for people.
 
 use super::{SectionEntry, device_name};
-use crate::analyse::summary::{torch_summary, used_devices};
-use crate::report::model::{Mood, Section, Value};
-use crate::story::Story;
+use crate::model::{Mood, Section, Value};
+use crate::summary::{torch_summary, used_devices};
+use gputrace_analyse::story::Story;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 

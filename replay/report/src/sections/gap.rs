@@ -7,16 +7,16 @@ use gputrace_sim::whatif::RecordedGap;
 use serde_json::{Value as Json, json};
 
 use super::{SectionEntry, device_name};
-use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::words::{count, quote};
-use crate::story::Story;
+use crate::model::{Mood, Section, Table, Value};
+use gputrace_analyse::story::Story;
+use gputrace_trace::words::{count, quote};
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 
 /// Call sites to show.
 const ROWS: usize = 10;
 /// How the parts differ from what `gputrace oom` calls by the same words.
-pub(crate) const SIMULATED: &str = "these parts are simulated; `gputrace oom` measures, when memory ran out, stranded and wholly free (cached) bytes, \
+pub const SIMULATED: &str = "these parts are simulated; `gputrace oom` measures, when memory ran out, stranded and wholly free (cached) bytes, \
      each with its part of isolated";
 
 fn build(story: &Story) -> Option<Section> {
@@ -45,12 +45,12 @@ fn checked(story: &Story, gap: &RecordedGap) -> (Mood, String) {
 }
 
 /// How large it is.
-pub(crate) fn in_words(found: &Gap) -> String {
+pub fn in_words(found: &Gap) -> String {
     format!("{} for {} in use when most was reserved", iec(found.reserved), iec(found.in_use))
 }
 
 /// What it consists of, on each device, and which call sites hold the segments.
-pub(crate) fn taken_apart(section: Section, gaps: &[(u32, &Gap)]) -> Section {
+pub fn taken_apart(section: Section, gaps: &[(u32, &Gap)]) -> Section {
     let cuda = |device: u32| Value::text(format!("cuda:{device}"));
     let parts =
         gaps.iter().flat_map(|(device, found)| found.parts().map(|part| (*device, found.reserved, part)));
@@ -82,7 +82,7 @@ pub(crate) fn taken_apart(section: Section, gaps: &[(u32, &Gap)]) -> Section {
 }
 
 /// The same for programs, with every call site.
-pub(crate) fn json(found: &Gap) -> Json {
+pub fn json(found: &Gap) -> Json {
     let pins = found.pins.iter().map(|pin| {
         let site = pin.site.as_ref();
         json!({

@@ -5,12 +5,12 @@ use std::cmp::Reverse;
 use gputrace_schemas::event::Bytes;
 
 use super::{SectionEntry, device_name};
-use crate::analyse::summary::used_devices;
-use crate::ledger::{DeviceBooks, OwnerId, Part, SiteId};
-use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::words::{bytes, count, time};
-use crate::story::Story;
-use crate::trace::owners::NVSHMEM;
+use crate::model::{Mood, Section, Table, Value};
+use crate::summary::used_devices;
+use gputrace_analyse::story::Story;
+use gputrace_trace::ledger::{DeviceBooks, OwnerId, Part, SiteId};
+use gputrace_trace::owners::NVSHMEM;
+use gputrace_trace::words::{bytes, count, time};
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 

@@ -1,12 +1,12 @@
 //! The driver's own figures, and the part of them that no call handed out: contexts, code, pools, and the unexplained rest.
 
 use super::{SectionEntry, device_name};
-use crate::analyse::unaccounted::{Trend, trend};
-use crate::ledger::{Cause, DeviceBooks, Sampled};
-use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::words::{bytes, time};
-use crate::story::Story;
+use crate::model::{Mood, Section, Table, Value};
+use gputrace_analyse::story::Story;
+use gputrace_analyse::unaccounted::{Trend, trend};
 use gputrace_schemas::event::{Bytes, Nanos};
+use gputrace_trace::ledger::{Cause, DeviceBooks, Sampled};
+use gputrace_trace::words::{bytes, time};
 
 /// The moments that matter.
 pub(super) const ENTRY: SectionEntry =
@@ -122,7 +122,7 @@ fn moments(story: &Story, ordinal: i16, books: &DeviceBooks) -> Table {
     columns.extend(causes.iter().map(|cause| (key(*cause), cause.name())));
     columns.push(("unaccounted_bytes", "unaccounted"));
     let mut table = Table::new("driver_figures", &columns);
-    for (moment, sampled) in crate::analyse::unaccounted::moments(story, books) {
+    for (moment, sampled) in gputrace_analyse::unaccounted::moments(story, books) {
         let mut row = vec![
             Value::text(format!("cuda:{ordinal}")),
             Value::text(moment),

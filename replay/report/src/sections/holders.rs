@@ -3,9 +3,9 @@
 use gputrace_schemas::event::Nanos;
 
 use super::{SectionEntry, device_name};
-use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::sharing::Sharing;
-use crate::story::Story;
+use crate::model::{Mood, Section, Table, Value};
+use crate::sharing::Sharing;
+use gputrace_analyse::story::Story;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 

@@ -4,12 +4,12 @@
 use gputrace_schemas::event::{Bytes, PjrtOrigin};
 
 use super::{SectionEntry, device_name};
-use crate::analyse::summary::used_devices;
-use crate::ledger::{DeviceBooks, Executable, PjrtBooks, PjrtOom};
-use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::words::{bytes, count, time};
-use crate::story::Story;
-use crate::trace::owners::JAX;
+use crate::model::{Mood, Section, Table, Value};
+use crate::summary::used_devices;
+use gputrace_analyse::story::Story;
+use gputrace_trace::ledger::{DeviceBooks, Executable, PjrtBooks, PjrtOom};
+use gputrace_trace::owners::JAX;
+use gputrace_trace::words::{bytes, count, time};
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 pub(super) const OOM: SectionEntry = SectionEntry { build: ran_out };

@@ -1,10 +1,10 @@
 //! Memory by kind.
 
 use super::SectionEntry;
-use crate::analyse::summary::used_devices;
-use crate::ledger::MemoryKind;
-use crate::report::model::{Section, Table, Value};
-use crate::story::Story;
+use crate::model::{Section, Table, Value};
+use crate::summary::used_devices;
+use gputrace_analyse::story::Story;
+use gputrace_trace::ledger::MemoryKind;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 

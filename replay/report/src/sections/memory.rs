@@ -1,12 +1,12 @@
 //! The peak of every device, and what PyTorch made of it.
 
 use super::{SectionEntry, device_name};
-use crate::analyse::summary::{torch_summary, used_devices};
-use crate::ledger::{DeviceBooks, Moment};
-use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::words::bytes;
-use crate::story::Story;
+use crate::model::{Mood, Section, Table, Value};
+use crate::summary::{torch_summary, used_devices};
+use gputrace_analyse::story::Story;
 use gputrace_schemas::event::Bytes;
+use gputrace_trace::ledger::{DeviceBooks, Moment};
+use gputrace_trace::words::bytes;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 

@@ -1,14 +1,14 @@
 //! What there is to say. A section is one file here and one line in [`SECTIONS`], [`STATISTICS`] or [`FIGURES`].
 
-pub(crate) mod balance;
-pub(crate) mod cache;
+pub mod balance;
+pub mod cache;
 mod call_sites;
 mod calls;
 mod communicators;
 mod cycles;
 mod ending;
 mod figures;
-pub(crate) mod gap;
+pub mod gap;
 mod heaps;
 mod hidden;
 mod holders;
@@ -22,13 +22,13 @@ mod owners;
 mod peak_makers;
 mod phases;
 mod pinned;
-pub(crate) mod pools;
+pub mod pools;
 mod roles;
 mod sizes;
 mod trust;
 
-use crate::report::model::{Mood, Section};
-use crate::story::Story;
+use crate::model::{Mood, Section};
+use gputrace_analyse::story::Story;
 
 /// A section: made from a story, unless it has nothing to say about it.
 #[derive(Clone, Copy)]
@@ -125,7 +125,7 @@ pub const POSTMORTEM: &[SectionEntry] =
 pub const FIGURES: &[SectionEntry] = &[figures::ENTRY, owners::ENTRY, hidden::ENTRY];
 
 /// `cuda:0 NVIDIA H200`.
-pub(crate) fn device_name(story: &Story, ordinal: i16) -> String {
+pub fn device_name(story: &Story, ordinal: i16) -> String {
     match (ordinal, story.device(ordinal)) {
         (gputrace_schemas::event::NO_DEVICE, _) => "unknown device".into(),
         (gputrace_schemas::event::HOST, _) => "host, pinned memory".into(),

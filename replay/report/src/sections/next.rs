@@ -1,9 +1,9 @@
 //! What to type next.
 
 use super::SectionEntry;
-use crate::report::model::{Mood, Section};
-use crate::report::words::quote;
-use crate::story::Story;
+use crate::model::{Mood, Section};
+use gputrace_analyse::story::Story;
+use gputrace_trace::words::quote;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 

@@ -3,11 +3,11 @@
 use gputrace_schemas::event::{Bytes, Nanos};
 
 use super::{SectionEntry, device_name};
-use crate::analyse::summary::used_devices;
-use crate::ledger::{DeviceBooks, Refusal, TorchOom, Wall};
-use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::words::{bytes, time};
-use crate::story::Story;
+use crate::model::{Mood, Section, Table, Value};
+use crate::summary::used_devices;
+use gputrace_analyse::story::Story;
+use gputrace_trace::ledger::{DeviceBooks, Refusal, TorchOom, Wall};
+use gputrace_trace::words::{bytes, time};
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build };
 

@@ -1,8 +1,8 @@
 //! How much there is.
 
 use super::SectionEntry;
-use crate::report::model::{Section, Value};
-use crate::story::Story;
+use crate::model::{Section, Value};
+use gputrace_analyse::story::Story;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 

@@ -2,9 +2,9 @@
 
 use super::SectionEntry;
 use super::call_sites::ran_out;
-use crate::analyse::summary::used_devices;
-use crate::report::model::{Section, Table, Value};
-use crate::story::Story;
+use crate::model::{Section, Table, Value};
+use crate::summary::used_devices;
+use gputrace_analyse::story::Story;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 
@@ -45,7 +45,7 @@ fn build(story: &Story) -> Option<Section> {
         ],
     );
     for (ordinal, books) in used_devices(story) {
-        for owner in crate::analyse::summary::owners(story, books) {
+        for owner in crate::summary::owners(story, books) {
             table.rows.push(vec![
                 Value::text(format!("cuda:{ordinal}")),
                 Value::text(owner.owner),

@@ -3,10 +3,10 @@
 use gputrace_schemas::event::Bytes;
 
 use super::{SectionEntry, device_name};
-use crate::analyse::lifetimes::DeviceLifetimes;
-use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::words::bytes;
-use crate::story::Story;
+use crate::model::{Mood, Section, Table, Value};
+use gputrace_analyse::lifetimes::DeviceLifetimes;
+use gputrace_analyse::story::Story;
+use gputrace_trace::words::bytes;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 

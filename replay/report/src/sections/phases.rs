@@ -1,12 +1,12 @@
 //! Memory by the parts of the program that it names itself, and its steps.
 
 use super::SectionEntry;
-use crate::analyse::summary::used_devices;
-use crate::ledger::{Books, OwnerId, Part, PhaseId, StepSource};
-use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::words::{loops, time};
-use crate::story::Story;
+use crate::model::{Mood, Section, Table, Value};
+use crate::summary::used_devices;
+use gputrace_analyse::story::Story;
 use gputrace_schemas::event::Nanos;
+use gputrace_trace::ledger::{Books, OwnerId, Part, PhaseId, StepSource};
+use gputrace_trace::words::{loops, time};
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 

@@ -5,9 +5,9 @@ use std::cmp::Reverse;
 use gputrace_schemas::event::{Bytes, HOST};
 
 use super::SectionEntry;
-use crate::ledger::{Part, SiteId, is_pinned_cache};
-use crate::report::model::{Section, Table, Value};
-use crate::story::Story;
+use crate::model::{Section, Table, Value};
+use gputrace_analyse::story::Story;
+use gputrace_trace::ledger::{Part, SiteId, is_pinned_cache};
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 

@@ -3,10 +3,10 @@
 use gputrace_schemas::event::Bytes;
 
 use super::SectionEntry;
-use crate::ledger::pools::{Pool, PoolId, why_abandoned};
-use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::words::bytes;
-use crate::story::Story;
+use crate::model::{Mood, Section, Table, Value};
+use gputrace_analyse::story::Story;
+use gputrace_trace::ledger::pools::{Pool, PoolId, why_abandoned};
+use gputrace_trace::words::bytes;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 
@@ -33,7 +33,7 @@ fn build(story: &Story) -> Option<Section> {
 }
 
 /// `segment_pool_id`, as PyTorch writes it.
-pub(crate) fn name((graph, user): PoolId) -> String {
+pub fn name((graph, user): PoolId) -> String {
     format!("({graph}, {user})")
 }
 

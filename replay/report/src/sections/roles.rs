@@ -1,10 +1,10 @@
 //! What PyTorch's blocks were for.
 
 use super::{SectionEntry, device_name};
-use crate::analyse::lifetimes::DeviceLifetimes;
-use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::words::{bytes, time};
-use crate::story::Story;
+use crate::model::{Mood, Section, Table, Value};
+use gputrace_analyse::lifetimes::DeviceLifetimes;
+use gputrace_analyse::story::Story;
+use gputrace_trace::words::{bytes, time};
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 

@@ -1,8 +1,8 @@
 //! Sizes by power of two.
 
 use super::SectionEntry;
-use crate::report::model::{Section, Table, Value};
-use crate::story::Story;
+use crate::model::{Section, Table, Value};
+use gputrace_analyse::story::Story;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 

@@ -1,13 +1,13 @@
 //! What may be wrong with the trace, and what is wrong with the program's calls.
 
 use super::{SectionEntry, device_name};
-use crate::analyse::summary::used_devices;
-use crate::ledger::Ledger;
-use crate::report::model::{Mood, Section, Table, Value};
-use crate::report::sharing::Sharing;
-use crate::report::words::time;
-use crate::story::Story;
+use crate::model::{Mood, Section, Table, Value};
+use crate::sharing::Sharing;
+use crate::summary::used_devices;
+use gputrace_analyse::story::Story;
 use gputrace_schemas::event::{Bytes, Nanos};
+use gputrace_trace::ledger::Ledger;
+use gputrace_trace::words::time;
 
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 
@@ -145,7 +145,7 @@ fn python_frames_unseen(ledger: &Ledger) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scene::recording;
+    use gputrace_trace::scene::recording;
 
     #[test]
     fn what_came_before_the_library_did_is_one_row_by_the_drivers_figure() {

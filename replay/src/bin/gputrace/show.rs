@@ -16,9 +16,9 @@ use clap::builder::{
 use clap::{Args, ValueEnum, ValueHint};
 use gputrace_replay::analyse::categories::Categories;
 use gputrace_replay::analyse::live::{Native, Parts, View, When, span, view};
-use gputrace_replay::answers::processes::{self, Traced};
 use gputrace_replay::reduce::{ENDING, Summary, is_summary};
 use gputrace_replay::report::model::{Part, Report};
+use gputrace_replay::report::processes::{self, Traced};
 use gputrace_replay::report::render::{json, text};
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::event::Nanos;

@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::Path;
 
-pub(crate) mod gputrace;
+mod gputrace;
 mod host;
 mod others;
 mod pickle;
@@ -12,17 +12,14 @@ mod recording;
 mod rmm_log;
 mod snapshot;
 
-#[cfg(test)]
-pub(crate) use gputrace::imported;
+pub use gputrace::of_recording;
 use gputrace_schemas::reader::looks_like_a_trace;
 use gputrace_sim::ops::OpStream;
 
-use crate::trace::files;
-pub(crate) use others::UNACCOUNTED;
+use crate::files;
+pub use others::UNACCOUNTED;
 pub use pickle::PickleError;
-pub use recording::recording;
-#[cfg(test)]
-pub(crate) use recording::recording_of;
+pub use recording::{recording, recording_of};
 pub use snapshot::{ImportError, read_snapshot};
 
 /// No address that a device or its driver hands out is above: x86-64 and arm64 have 57 bits at most.

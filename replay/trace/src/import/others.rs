@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use crate::ledger::{Cause, Ledger, MemoryKind, OwnerId, Sampled, Step};
 
 /// The unexplained part of the driver's figures.
-pub(crate) const UNACCOUNTED: &str = "unaccounted";
+pub const UNACCOUNTED: &str = "unaccounted";
 /// What the driver's pages hold beyond what was asked for.
 const ROUNDING: &str = "page rounding";
 

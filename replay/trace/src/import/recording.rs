@@ -20,7 +20,7 @@ use gputrace_sim::simulator::{Observer, run};
 
 use super::host::{HostAction, HostEvent};
 use super::snapshot::{Extras, ImportError, Snapshot, read_with_extras};
-use crate::trace::Recording;
+use crate::Recording;
 
 /// `cudaErrorNotReady`, cuda.h.
 const NOT_READY: i32 = 600;
@@ -52,9 +52,11 @@ pub fn recording(path: &Path) -> Result<Recording, ImportError> {
 }
 
 /// The same from uncompressed bytes.
-#[cfg(test)]
-pub(crate) fn recording_of(pickle: &[u8]) -> Result<Recording, ImportError> {
-    Ok(record(super::snapshot::with_extras(pickle, Path::new("test.pickle"))?))
+///
+/// # Errors
+/// As [`recording`].
+pub fn recording_of(pickle: &[u8]) -> Result<Recording, ImportError> {
+    Ok(record(super::snapshot::with_extras(pickle, Path::new("(memory)"))?))
 }
 
 fn record(Snapshot { trace, extras, host, stacks: known }: Snapshot) -> Recording {

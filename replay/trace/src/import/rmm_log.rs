@@ -13,7 +13,7 @@ use gputrace_sim::ops::{
 use rustc_hash::FxHashMap;
 
 use super::{ImportError, Trace};
-use crate::trace::files;
+use crate::files;
 
 /// The first line.
 const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";

@@ -18,7 +18,7 @@ use rustc_hash::FxHashMap;
 use super::host::{self, Host};
 use super::pickle::{self, Heap, MISSING, PickleError, RawEntry, Value};
 use super::{HIGHEST, LARGEST, LARGEST_REFUSED, LARGEST_SUM, Trace};
-use crate::trace::files;
+use crate::files;
 
 /// Why a snapshot could not be imported.
 #[derive(Debug, thiserror::Error)]

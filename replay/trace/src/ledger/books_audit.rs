@@ -216,13 +216,14 @@ fn overlaps<K: Copy + Ord>(ranges: &BTreeMap<(K, u64), u64>, key: K, start: u64,
 mod tests {
     use super::*;
     use crate::scene::recording;
-    use crate::story::Story;
-    use crate::trace::source::Source;
+    use crate::source::Source;
+    use gputrace_schemas::event::Nanos;
 
     fn audit(scene: &str) -> Vec<String> {
         let mut audit = BooksAudit::default();
-        let story = Story::watched(&Source::of("t.gtr", recording(scene)), &mut audit);
-        audit.finish(&story.ledger).1
+        let source = Source::of("t.gtr", recording(scene));
+        let ledger = Ledger::watched(&source, (Nanos(0), Nanos(u64::MAX)), &mut audit);
+        audit.finish(&ledger).1
     }
 
     #[test]

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::amounts::Meter;
 use super::driver::{Object, Shelf};
 use super::sites::SiteId;
-use crate::trace::Definitions;
+use crate::Definitions;
 
 /// The books of one communicator of a process.
 #[derive(Clone, Debug, Default)]

@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use super::sites::OwnerId;
 use super::torch::{Step, Steps};
 use super::{Books, DeviceBooks, Ledger, SiteId};
-use crate::trace::owners::{JAX, NVSHMEM, TORCH_PINNED};
+use crate::owners::{JAX, NVSHMEM, TORCH_PINNED};
 
 /// A block that is handed out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -98,18 +98,18 @@ impl Heaps {
 }
 
 /// A place where NVSHMEM takes memory for its heap, which is shown by the blocks in it.
-pub(crate) fn is_heap(ledger: &Ledger, device: i16, site: SiteId) -> bool {
+pub fn is_heap(ledger: &Ledger, device: i16, site: SiteId) -> bool {
     let has_blocks = ledger.devices.get(&device).is_some_and(|books| books.heap.blocks.peak().0 > 0);
     has_blocks && ledger.sites.site(site).is_some_and(|site| ledger.sites.owner(site.owner) == NVSHMEM)
 }
 
 /// What PyTorch pinned for its cache, where blocks show who has it.
-pub(crate) fn is_pinned_cache(ledger: &Ledger, device: i16, owner: OwnerId) -> bool {
+pub fn is_pinned_cache(ledger: &Ledger, device: i16, owner: OwnerId) -> bool {
     device == HOST && ledger.host_blocks().peak().0 > 0 && ledger.sites.owner(owner) == TORCH_PINNED
 }
 
 /// A place where JAX's allocator takes memory of the device from the driver, which is shown by the buffers in it.
-pub(crate) fn is_arena(ledger: &Ledger, device: i16, site: SiteId) -> bool {
+pub fn is_arena(ledger: &Ledger, device: i16, site: SiteId) -> bool {
     let has_buffers = ledger.devices.get(&device).is_some_and(|books| books.pjrt.is_some());
     has_buffers && ledger.sites.site(site).is_some_and(|site| ledger.sites.owner(site.owner) == JAX)
 }

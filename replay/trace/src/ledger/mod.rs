@@ -44,7 +44,7 @@ pub use counts::{CallCounts, Histogram};
 pub use driver::{Mapped, MemoryKind, Object};
 pub use findings::{Finding, Findings, Found};
 pub use heaps::{HeapBlock, HeapBooks};
-pub(crate) use heaps::{is_arena, is_heap, is_pinned_cache};
+pub use heaps::{is_arena, is_heap, is_pinned_cache};
 pub use hidden::{Cause, HiddenStep, Pages, Sampled, Samples};
 pub use phases::{PhaseId, Phases};
 pub use pjrt::{Buffer, Executable, Need, PjrtBooks, PjrtOom};
@@ -53,9 +53,9 @@ pub use torch::{Block, Step, Stranger, TorchBooks, TorchOom, Wall, asked_about};
 pub use training::{StepSource, Training, TrainingStep, is_in_module};
 pub use watch::{Unwatched, Watch};
 
-use crate::trace::Definitions;
-use crate::trace::owners::{JAX, TORCH, TORCH_ELSEWHERE, TORCH_PINNED};
-use crate::trace::torch_release;
+use crate::Definitions;
+use crate::owners::{JAX, TORCH, TORCH_ELSEWHERE, TORCH_PINNED};
+use crate::torch_release;
 use communicators::Communicators;
 use contexts::Contexts;
 use counts::Counts;
@@ -541,7 +541,7 @@ impl Ledger {
     }
 
     /// No event follows.
-    pub(crate) fn finish(&mut self) {
+    pub fn finish(&mut self) {
         self.devices.values_mut().for_each(|books| books.samples.settle());
         let found = std::mem::take(&mut self.finder).found();
         (self.training, self.loops) = (found.training, found.perhaps);

@@ -6,7 +6,7 @@
 use gputrace_schemas::event::{Event, Mark, MarkAction, TextId, ThreadId};
 use rustc_hash::FxHashMap;
 
-use crate::trace::Definitions;
+use crate::Definitions;
 
 /// Index of a phase. 0 is "outside of any range".
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]

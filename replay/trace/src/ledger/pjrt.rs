@@ -283,10 +283,8 @@ impl PjrtBooks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::analyse::live::{Level, picture};
     use crate::ledger::Ledger;
-    use crate::scene::{ledger, recording};
-    use crate::trace::source::Source;
+    use crate::scene::ledger;
 
     const STEPS: &str = "Alloc addr=a bytes=64M by=libfoo.so,xla_cuda_plugin.so
          compiled handle=f bytes=10M text=jit_step
@@ -323,28 +321,11 @@ mod tests {
     }
 
     #[test]
-    fn buffers_and_the_rest_add_up_to_what_the_driver_handed_out() {
-        let scene = STEPS.replace("libfoo.so,", "");
-        let ledger = ledger(&scene);
-        let picture = picture(&ledger, 0, Nanos(0));
-        let of = |level| -> u64 {
-            let held = picture.held.iter().filter(|(holder, _)| holder.level == level);
-            held.map(|(_, (bytes, _))| bytes.0).sum()
-        };
-        assert_eq!([Level::Buffer, Level::Arena, Level::Driver].map(of), [8 << 20, 56 << 20, 0]);
-        assert_eq!(picture.total(), Bytes(64 << 20));
-    }
-
-    #[test]
     fn an_error_without_a_device_is_of_the_only_one_that_has_buffers() {
         let scene = format!("{STEPS}\n jax_oom dev=-1 bytes=1G handle=f text=no_memory by=step@/job/a.py:4");
         let ledger = ledger(&scene);
         let oom = books(&ledger).ooms.last().expect("an error");
         assert_eq!((oom.bytes, oom.buffers, &*oom.said), (Some(Bytes(1 << 30)), Bytes(8 << 20), "no memory"));
-        let source = Source::of("jax.gtr", recording(&scene));
-        let found = crate::answers::postmortem::Postmortem::of(&source);
-        let sections = found.sections();
-        assert!(sections.iter().any(|section| section.name == "jax_oom"), "{sections:?}");
     }
 
     #[test]

@@ -10,11 +10,11 @@ use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
 use super::phases::PhaseId;
-use crate::trace::Definitions;
-use crate::trace::backward::{place, python_line, python_lines};
-use crate::trace::interned::Interned;
-use crate::trace::owners::{self, Owner};
-use crate::trace::preparing;
+use crate::Definitions;
+use crate::backward::{place, python_line, python_lines};
+use crate::interned::Interned;
+use crate::owners::{self, Owner};
+use crate::preparing;
 
 /// Index of an owner in [`Sites`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Deserialize, Serialize)]

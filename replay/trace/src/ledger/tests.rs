@@ -414,7 +414,7 @@ fn without_native_frames_requests_inside_allocate_are_pytorchs() {
 /// Any events in any order, as a damaged or hostile trace has them: no panic, and the parts still make up the whole.
 #[test]
 fn parts_add_up_whatever_the_events() {
-    use crate::trace::Recording;
+    use crate::Recording;
     use gputrace_schemas::event::{BlockAlloc, BlockFree, BlockOom, CommId, Wait, WaitAction};
 
     for seed in 1..200_u64 {

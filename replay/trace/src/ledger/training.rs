@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::loops::{Place, Turns, turns};
 use super::phases::{general_name, step_of, step_rank};
 use super::sites::SiteId;
-use crate::trace::Definitions;
-use crate::trace::backward::python_lines;
+use crate::Definitions;
+use crate::backward::python_lines;
 
 /// Fewer turns than this are not a loop.
 const MIN_STEPS: usize = 2;

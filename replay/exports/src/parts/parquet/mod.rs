@@ -1,8 +1,8 @@
 //! Apache Parquet, as far as tables of integers and texts need it. What is written is read by everything that reads Parquet;
 //! what is read is what was written here.
 
-pub(crate) mod read;
-pub(crate) mod write;
+pub mod read;
+pub mod write;
 
 const MAGIC: &[u8] = b"PAR1";
 

@@ -16,11 +16,11 @@ const DEEPEST: u32 = 12;
 
 /// Some columns of a file.
 #[derive(Debug, Default)]
-pub(crate) struct Table {
+pub struct Table {
     /// Words about it: its key-value metadata.
-    pub(crate) about: Vec<(String, String)>,
+    pub about: Vec<(String, String)>,
     /// Rows.
-    pub(crate) n_rows: usize,
+    pub n_rows: usize,
     columns: Vec<(String, Cells)>,
 }
 
@@ -62,7 +62,7 @@ impl Texts {
 
 /// Which groups of a file's rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Groups {
+pub enum Groups {
     /// The one in this place, from 0; no rows where there are fewer.
     Only(usize),
     /// All rows.
@@ -74,7 +74,7 @@ impl Table {
     ///
     /// # Errors
     /// What is wrong with the file, in words.
-    pub(crate) fn read(file: &[u8], wanted: &[&str], groups: Groups) -> Result<Table, String> {
+    pub fn read(file: &[u8], wanted: &[&str], groups: Groups) -> Result<Table, String> {
         let footer = footer(file)?;
         let meta = Reader { bytes: footer, at: 0 }.structure(0)?;
         let about = meta.list(5).iter().map(|pair| (pair.text(1), pair.text(2))).collect();
@@ -110,7 +110,7 @@ impl Table {
     }
 
     /// A number, where the column has one there.
-    pub(crate) fn number(&self, row: usize, column: &str) -> Option<i64> {
+    pub fn number(&self, row: usize, column: &str) -> Option<i64> {
         match self.column(column)? {
             Cells::Numbers(numbers) => numbers.get(row).copied().flatten(),
             Cells::Texts(..) => None,
@@ -118,7 +118,7 @@ impl Table {
     }
 
     /// A text, where the column has one there.
-    pub(crate) fn text(&self, row: usize, column: &str) -> Option<&str> {
+    pub fn text(&self, row: usize, column: &str) -> Option<&str> {
         match self.column(column)? {
             Cells::Texts(rows, texts) => texts.get(rows.get(row).copied().flatten()?),
             Cells::Numbers(_) => None,
@@ -423,7 +423,7 @@ impl<'a> Reader<'a> {
 mod tests {
     use super::super::write::{Column, File};
     use super::*;
-    use crate::exports::parts::changes::{Kind, Value};
+    use crate::parts::changes::{Kind, Value};
 
     const COLUMNS: [(&str, Kind); 3] =
         [("number", Kind::Number), ("word", Kind::Text), ("address", Kind::Address)];

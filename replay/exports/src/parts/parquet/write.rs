@@ -9,11 +9,11 @@ use super::{
     BYTE_ARRAY, DATA_PAGE, DICTIONARY_PAGE, INT64, MAGIC, OPTIONAL, PLAIN, RLE, RLE_DICTIONARY, UINT_64,
     UTF8, ZSTD,
 };
-use crate::exports::parts::changes::{Kind, Value};
+use crate::parts::changes::{Kind, Value};
 
 /// The cells of a column in one row group.
 #[derive(Default)]
-pub(crate) struct Column {
+pub struct Column {
     /// Whether each row has a value.
     present: Vec<bool>,
     numbers: Vec<i64>,
@@ -25,11 +25,14 @@ pub(crate) struct Column {
 }
 
 impl Column {
-    pub(crate) fn n_rows(&self) -> usize {
+    /// Rows so far.
+    #[must_use]
+    pub fn n_rows(&self) -> usize {
         self.present.len()
     }
 
-    pub(crate) fn push(&mut self, value: Value) {
+    /// Adds a row.
+    pub fn push(&mut self, value: Value) {
         match value {
             Value::None => self.present.push(false),
             Value::Number(number) => {
@@ -122,7 +125,7 @@ fn hybrid(out: &mut Vec<u8>, values: impl ExactSizeIterator<Item = u32> + Clone,
 }
 
 /// A file that is being written.
-pub(crate) struct File<'a> {
+pub struct File<'a> {
     out: &'a mut dyn Write,
     columns: &'a [(&'static str, Kind)],
     level: i32,
@@ -134,7 +137,7 @@ pub(crate) struct File<'a> {
 
 impl<'a> File<'a> {
     /// Begins a file of these columns; `level` is zstd's.
-    pub(crate) fn new(
+    pub fn new(
         out: &'a mut dyn Write,
         columns: &'a [(&'static str, Kind)],
         level: i32,
@@ -149,7 +152,7 @@ impl<'a> File<'a> {
     }
 
     /// Writes what the columns hold, and empties them.
-    pub(crate) fn row_group(&mut self, columns: &mut [Column]) -> io::Result<()> {
+    pub fn row_group(&mut self, columns: &mut [Column]) -> io::Result<()> {
         let n_rows = columns.first().map_or(0, Column::n_rows) as u64;
         if n_rows == 0 {
             return Ok(());
@@ -221,7 +224,7 @@ impl<'a> File<'a> {
     }
 
     /// Ends the file, with these words about it.
-    pub(crate) fn finish(mut self, about: &[(&str, &str)]) -> io::Result<()> {
+    pub fn finish(mut self, about: &[(&str, &str)]) -> io::Result<()> {
         let mut root = Thrift::default();
         root.text(4, "gputrace");
         root.number(5, I32, self.columns.len() as i64);

@@ -1,7 +1,7 @@
 use expect_test::{Expect, expect};
 
 use super::*;
-use crate::report::model::Ceiling;
+use crate::model::Ceiling;
 
 const GIB: u64 = 1 << 30;
 

@@ -7,10 +7,10 @@ use std::process::ExitCode;
 use clap::{ArgMatches, Args};
 use gputrace_replay::ledger::books_audit::BooksAudit;
 use gputrace_replay::report::model::{Mood, Part, Report, Section, Table, Value};
-use gputrace_replay::report::words::bytes;
 use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Error;
 use gputrace_replay::trace::source::Source;
+use gputrace_replay::trace::words::bytes;
 use gputrace_schemas::event::Bytes;
 use gputrace_schemas::printable::Screen;
 use gputrace_schemas::reader;
@@ -301,7 +301,7 @@ fn trace(story: &Story, audit: BooksAudit) -> Part {
     }
     let mut notes = Section::new("notes", "What the recording said");
     for (time, note) in &story.ledger.notes {
-        let time = gputrace_replay::report::words::time(story.since_start(*time));
+        let time = gputrace_replay::trace::words::time(story.since_start(*time));
         notes = notes.line(Mood::Note, format!("{time}: {note}"));
     }
     let mut damage = Section::new("damage", "Losses and damage");

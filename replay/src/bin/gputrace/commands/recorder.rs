@@ -12,9 +12,9 @@ use gputrace_replay::import;
 use gputrace_replay::report;
 use gputrace_replay::report::model::{Part, Report};
 use gputrace_replay::report::render::text;
-use gputrace_replay::report::words::bytes;
 use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
+use gputrace_replay::trace::words::bytes;
 use gputrace_schemas::event::Bytes;
 use gputrace_schemas::printable::{Screen, printable};
 

@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::{ArgMatches, Args};
 use gputrace_replay::reduce::{is_summary, reduce};
-use gputrace_replay::report::words;
 use gputrace_replay::trace::source::Source;
+use gputrace_replay::trace::words;
 use gputrace_schemas::event::Bytes;
 use gputrace_schemas::printable::Screen;
 

@@ -17,9 +17,9 @@ use gputrace_replay::reduce::{Head, Summary, is_summary};
 use gputrace_replay::report;
 use gputrace_replay::report::model::{Mood, Part, Report, Section, Table, Value, Verdict};
 use gputrace_replay::report::sections::{Shown, of_report};
-use gputrace_replay::report::words::quote;
 use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
+use gputrace_replay::trace::words::quote;
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;

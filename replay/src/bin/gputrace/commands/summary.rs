@@ -5,11 +5,11 @@ use std::process::ExitCode;
 use clap::{ArgMatches, Args};
 use gputrace_replay::analyse::categories::Categories;
 use gputrace_replay::analyse::live::Parts;
-use gputrace_replay::analyse::summary::{ProcessSummary, Summary};
 use gputrace_replay::reduce::{Head, Summary as Reduced, is_summary};
 use gputrace_replay::report;
 use gputrace_replay::report::model::Report;
 use gputrace_replay::report::sections::FIGURES;
+use gputrace_replay::report::summary::{ProcessSummary, Summary};
 use gputrace_replay::story::Story;
 use gputrace_schemas::printable::Screen;
 

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::{ArgMatches, Args};
 use gputrace_objects::{State, Upload, encoded};
-use gputrace_replay::report::words;
+use gputrace_replay::trace::words;
 use gputrace_schemas::event::Bytes;
 use gputrace_schemas::printable::Screen;
 

@@ -45,9 +45,9 @@ use self::survey::{Survey, is_failed, plausible_bytes};
 use super::others::Bystanders;
 use super::{ImportError, LARGEST_SUM, Trace};
 use crate::ledger::{Ledger, MemoryKind, Object, Step, Watch};
-use crate::trace::Definitions;
-use crate::trace::owners;
-use crate::trace::source;
+use crate::owners;
+use crate::source;
+use crate::{Definitions, Recording};
 
 /// Most devices of one process.
 const MAX_DEVICES: i16 = 4096;
@@ -650,9 +650,10 @@ fn is_request(action: Action) -> bool {
     matches!(action, Action::Alloc | Action::AllocAsync | Action::AllocManaged | Action::Create)
 }
 
-/// The ops of a scene.
-#[cfg(test)]
-pub(crate) fn imported(scene: &str) -> Trace {
-    let recording = crate::scene::recording(scene);
-    import(&recording, || recording.events.iter().cloned(), std::iter::empty()).unwrap()
+/// A trace in memory as requests.
+///
+/// # Errors
+/// It has too many streams.
+pub fn of_recording(recording: &Recording) -> Result<Trace, TooMany> {
+    import(recording, || recording.events.iter().cloned(), std::iter::empty())
 }

@@ -7,7 +7,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::Importer;
 use crate::ledger::Ledger;
 use crate::ledger::pools::PoolId;
-use crate::trace::torch_release;
+use crate::torch_release;
 
 /// The pools of all devices.
 #[derive(Default)]
@@ -117,19 +117,19 @@ mod tests {
     use gputrace_sim::ops::{Op, PoolChange, PoolIdx};
     use gputrace_sim::whatif::Laboratory;
 
-    use crate::import::gputrace::imported;
+    use crate::scene::requests;
 
     const BY: &str = "by=libcudart.so,libc10_cuda.so in_allocate=1";
 
     /// The pool of each request, and what else happened to pools.
     fn pools(scene: &str) -> (Vec<(u64, u64)>, Vec<Op>) {
-        let trace = imported(&format!("note torch.pools=seen\n{scene}"));
+        let trace = requests(&format!("note torch.pools=seen\n{scene}"));
         assert!(Laboratory::new(&trace.devices[0]).unwrap().self_check(None).is_perfect());
         told(scene)
     }
 
     fn told(scene: &str) -> (Vec<(u64, u64)>, Vec<Op>) {
-        let trace = imported(&format!("note torch.pools=seen\n{scene}"));
+        let trace = requests(&format!("note torch.pools=seen\n{scene}"));
         assert_eq!(trace.notes, [""; 0]);
         let stream = &trace.devices[0];
         let of_pools = |op: &&Op| matches!(op, Op::Trim | Op::ReleasePool(_) | Op::ChangePool(..));

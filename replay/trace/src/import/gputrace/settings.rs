@@ -4,8 +4,8 @@ use gputrace_schemas::event::Bytes;
 use gputrace_sim::ops::{DriverCall, OpStream, RecordedSettings};
 use gputrace_sim::policies::torch::{self, variables};
 
-use crate::trace::Definitions;
-use crate::trace::torch_release;
+use crate::Definitions;
+use crate::torch_release;
 
 pub(super) fn settings(definitions: &dyn Definitions, ordinal: i16, has_torch: bool) -> RecordedSettings {
     let process = definitions.process();

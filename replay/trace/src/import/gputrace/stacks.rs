@@ -7,8 +7,8 @@ use gputrace_schemas::event::{Frame as TraceFrame, StackId as TraceStackId};
 use gputrace_sim::ops::{Frame, StackId, Stacks};
 use rustc_hash::FxHashMap;
 
-use crate::trace::Definitions;
-use crate::trace::backward::place;
+use crate::Definitions;
+use crate::backward::place;
 
 /// The stacks that ops name, each once.
 #[derive(Default)]

@@ -7,12 +7,13 @@ use gputrace_sim::whatif::Laboratory;
 
 use super::*;
 use crate::scene::recording;
+use crate::scene::requests;
 
 const SEGMENT: &str = "Alloc addr=0x40000000 bytes=2M by=libcudart.so,libc10_cuda.so in_allocate=1\n";
 
 /// The ops and driver calls of a scene's first device, one per line.
 fn check(scene: &str, expected: Expect) {
-    let trace = imported(scene);
+    let trace = requests(scene);
     let mut text = String::new();
     for stream in trace.devices.iter().take(1) {
         let mut driver = stream.driver.iter().peekable();
@@ -56,7 +57,7 @@ fn blocks_are_requests_and_their_segments_driver_calls() {
 
 #[test]
 fn the_largest_number_as_a_pools_threshold_is_no_memory() {
-    let trace = imported(&format!(
+    let trace = requests(&format!(
         "{SEGMENT}
         PoolSet handle=p bytes=0xffffffffffffffff by=libnccl.so.2
         block addr=0x40000000 bytes=512 requested=512"
@@ -66,7 +67,7 @@ fn the_largest_number_as_a_pools_threshold_is_no_memory() {
 
 #[test]
 fn what_others_hold_is_known_at_each_op() {
-    let trace = imported(&format!(
+    let trace = requests(&format!(
         "{SEGMENT}
         PrimaryRetain handle=c by=libc10_cuda.so
         sample used=502M
@@ -164,7 +165,7 @@ fn segments_given_back_outside_of_allocate_are_a_trim_and_those_within_are_not()
             Complete
         "#]],
     );
-    assert!(!imported(&scene("in_allocate=1")).devices[0].ops.contains(&Op::Trim));
+    assert!(!requests(&scene("in_allocate=1")).devices[0].ops.contains(&Op::Trim));
 }
 
 #[test]
@@ -205,7 +206,7 @@ fn each_capture_has_a_pool_and_shares_it_with_those_that_use_its_segments() {
             Alloc result=2 bytes=20M by=libcudart.so,libc10_cuda.so in_allocate=1
             oom bytes=4M requested=4M stream=7";
     let pools_of = |scene: &str| {
-        let trace = imported(scene);
+        let trace = requests(scene);
         let stream = &trace.devices[0];
         let of_blocks: Vec<u16> = stream.allocations.iter().map(|it| it.pool.0).collect();
         (of_blocks, stream.ooms[0].pool.0, stream.ooms[0].stream)
@@ -213,7 +214,7 @@ fn each_capture_has_a_pool_and_shares_it_with_those_that_use_its_segments() {
     let apart = capture(0x4000_0000, 0x4080_0000) + &capture(0x5000_0000, 0x5080_0000) + failing;
     let (blocks, failed, stream) = pools_of(&apart);
     assert_eq!((&*blocks, failed), (&[1, 1, 2, 2][..], 3), "each its own, the one that failed too");
-    assert_eq!(stream.map(|at| imported(&apart).devices[0].streams[usize::from(at.0)]), Some(7));
+    assert_eq!(stream.map(|at| requests(&apart).devices[0].streams[usize::from(at.0)]), Some(7));
     // The second has a block in a segment of the first.
     let (blocks, failed, _) =
         pools_of(&(capture(0x4000_0000, 0x4080_0000) + &capture(0x5000_0000, 0x4100_0000) + failing));
@@ -316,7 +317,7 @@ fn pages_that_are_unmapped_at_once_are_all_gone() {
 
 #[test]
 fn what_another_library_maps_is_no_part_of_a_segment() {
-    let trace = imported(&format!(
+    let trace = requests(&format!(
         "{GROWN}
         Map addr=0x100200000 bytes=2M handle=2 by=libother.so
         SetAccess addr=0x100200000 bytes=2M by=libother.so
@@ -343,7 +344,7 @@ fn without_pytorch_the_driver_calls_are_the_requests() {
             Complete
         "#]],
     );
-    let trace = imported(scene);
+    let trace = requests(scene);
     assert_eq!(trace.devices[0].settings.policy, "direct");
     assert!(Laboratory::new(&trace.devices[0]).unwrap().self_check(None).is_perfect());
 }
@@ -431,7 +432,7 @@ fn memory_of_others_and_mappings_are_kept_for_the_addresses() {
 
 #[test]
 fn a_block_is_taken_back_on_the_device_that_it_was_handed_out_on() {
-    let trace = imported(&format!(
+    let trace = requests(&format!(
         "{SEGMENT}
         block addr=0x40000000 bytes=512 requested=512
         free addr=0x40000000 bytes=512 dev=1"

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use gputrace_recorder::{Job, State, Told, is_left, is_off, rings_of, variable, variables};
-use gputrace_replay::report::words::{bytes, count, quote};
+use gputrace_replay::trace::words::{bytes, count, quote};
 use gputrace_schemas::event::Bytes;
 
 use crate::show::{complain, shown};

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use gputrace_replay::report::words::{bytes, count};
+use gputrace_replay::trace::words::{bytes, count};
 use gputrace_schemas::event::Bytes;
 use gputrace_schemas::printable::printable;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};

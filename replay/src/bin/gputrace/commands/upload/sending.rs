@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use gputrace_objects::Upload;
 use gputrace_recorder::{Job, Told};
-use gputrace_replay::report::words::quote;
+use gputrace_replay::trace::words::quote;
 
 use super::destination;
 use crate::objects;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
-use gputrace_replay::report::words;
+use gputrace_replay::trace::words;
 use gputrace_schemas::event::{Bytes, Nanos};
 use gputrace_sim::bytes;
 
