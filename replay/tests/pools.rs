@@ -94,7 +94,7 @@ fn leaks_and_the_verdict_name_the_line_of_the_capture_that_failed() {
             &mut Suppressions::default(),
         );
         let found = Postmortem::of_story(story, &source, &growth);
-        let verdict = verdict(&found, || import::load(&golden(&format!("{name}.gtr"))));
+        let verdict = verdict(&found, &source);
         let sites: Vec<&str> = leaks.abandoned.iter().map(|pool| &*pool.named.site).collect();
         let expected: &[&str] = if name == "failed" {
             &["<module> (/tmp/pools-work/failed.py:23) in CUDAGraph.capture_begin"]

@@ -427,6 +427,7 @@ impl Trace {
             next: 0,
             open: BinaryHeap::new(),
             current: None,
+            is_lent: false,
             spare: Vec::new(),
             told: false,
         }
@@ -498,6 +499,8 @@ pub struct Events<'a> {
     next: usize,
     open: BinaryHeap<Reverse<Cursor>>,
     current: Option<Run>,
+    /// The last event of `current` was lent, and is done with.
+    is_lent: bool,
     /// Lists of blocks that are done, for the next ones.
     spare: Vec<Vec<Event>>,
     told: bool,
@@ -549,12 +552,36 @@ impl Iterator for Events<'_> {
     type Item = Event;
 
     fn next(&mut self) -> Option<Event> {
+        self.run()?.pop()
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (0, usize::try_from(self.trace.n_events()).ok())
+    }
+}
+
+impl Events<'_> {
+    /// The next event, lent: for a caller that looks at each event once and needs no copy.
+    pub fn lend(&mut self) -> Option<&Event> {
+        self.run()?;
+        self.is_lent = true;
+        self.current.as_ref()?.cursor.events.last()
+    }
+
+    /// The block that has the next event, as its last one.
+    fn run(&mut self) -> Option<&mut Vec<Event>> {
+        if std::mem::take(&mut self.is_lent)
+            && let Some(run) = &mut self.current
+        {
+            run.cursor.events.pop();
+        }
         loop {
-            if let Some(run) = &mut self.current {
+            let is_next = |run: &Run| {
                 let (limit, offset) = (run.limit, run.cursor.place.1);
-                if run.cursor.events.last().is_some_and(|event| (event.time, offset) <= limit) {
-                    return run.cursor.events.pop();
-                }
+                run.cursor.events.last().is_some_and(|event| (event.time, offset) <= limit)
+            };
+            if self.current.as_ref().is_some_and(is_next) {
+                break;
             }
             if let Some(Run { cursor: Cursor { events, place }, .. }) = self.current.take() {
                 match Cursor::new(events, place.1) {
@@ -571,14 +598,9 @@ impl Iterator for Events<'_> {
             let limit = limit.unwrap_or((Nanos(u64::MAX), u64::MAX)).max(cursor.place);
             self.current = Some(Run { cursor, limit });
         }
+        Some(&mut self.current.as_mut()?.cursor.events)
     }
 
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        (0, usize::try_from(self.trace.n_events()).ok())
-    }
-}
-
-impl Events<'_> {
     fn next_place(&self) -> Option<Place> {
         self.trace.events.get(self.next).map(|block| (Nanos(block.first), block.offset))
     }

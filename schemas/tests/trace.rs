@@ -471,6 +471,21 @@ fn events_of_several_blocks_come_in_the_order_of_their_times() {
 }
 
 #[test]
+fn events_that_are_lent_are_those_that_are_given_however_both_are_mixed() {
+    let story = story(5, 300);
+    let trace = open(write(&story, usize::MAX)).unwrap();
+    let mut events = trace.events();
+    let mut got = vec![];
+    for number in 0.. {
+        let event = if number % 3 == 0 { events.next() } else { events.lend().cloned() };
+        let Some(event) = event else { break };
+        got.push(event);
+    }
+    assert!(got == trace.events().collect::<Vec<Event>>() && got.len() == story.events.len());
+    assert!(events.lend().is_none() && events.next().is_none(), "the end stays the end");
+}
+
+#[test]
 fn a_redefinition_replaces_the_definition_for_the_whole_trace() {
     let frame = |line| Frame::Python { function: "f".to_owned(), file: "a.py".to_owned(), line };
     let mut writer = Writer::new(Vec::new()).unwrap();

@@ -11,7 +11,7 @@ use crate::categories::Categories;
 use crate::lifetimes::Lifetimes;
 use crate::lives::Lives;
 use gputrace_trace::Recording;
-use gputrace_trace::import::{ImportError, Trace};
+use gputrace_trace::import::Requests;
 use gputrace_trace::ledger::{Ledger, Unwatched, Watch};
 use gputrace_trace::source::{Error, Source};
 
@@ -68,12 +68,12 @@ impl Story {
         story
     }
 
-    /// Finds out why PyTorch reserved more than was in use, where that is much. `load` reads the same trace as requests.
+    /// Finds out why PyTorch reserved more than was in use, where that is much. It is replayed for that.
     #[must_use]
-    pub fn with_gaps(mut self, load: impl FnOnce() -> Result<Trace, ImportError>) -> Story {
+    pub fn with_gaps(mut self, trace: &dyn Requests) -> Story {
         let is_asked = self.ledger.n_events <= MOST_REPLAYED && self.wasteful_devices().next().is_some();
         // What cannot be imported is shown by the verb that the report then names.
-        let trace = is_asked.then(load).and_then(Result::ok);
+        let trace = is_asked.then(|| trace.requests()).and_then(Result::ok);
         self.gaps = Some(trace.map_or(vec![], |trace| recorded_gaps(&trace.devices)));
         self
     }
@@ -102,7 +102,12 @@ impl Story {
 
     /// Understands a trace up to a time. What is counted, and what is watched, begins at another.
     pub fn within(source: &Source, within: (Nanos, Nanos), watch: &mut dyn Watch) -> Story {
-        let ledger = Ledger::watched(source, within, watch);
+        Story::with_books(source, source.books(within, watch))
+    }
+
+    /// Understands a trace whose books are kept already.
+    #[must_use]
+    pub fn with_books(source: &Source, ledger: Ledger) -> Story {
         Story {
             path: source.path().to_owned(),
             process: source.definitions().process().clone(),

@@ -16,7 +16,7 @@ use gputrace_analyse::live;
 use gputrace_analyse::story::Story;
 use gputrace_report::model::{Mood, Section, Table, Value};
 use gputrace_report::sections::POSTMORTEM;
-use gputrace_trace::import::{ImportError, Trace};
+use gputrace_trace::import::Requests;
 use gputrace_trace::ledger::{Ledger, PjrtOom, TorchOom, Wall, Watch};
 use gputrace_trace::source::Source;
 use gputrace_trace::words::{bytes, quote};
@@ -108,7 +108,8 @@ impl Postmortem {
     pub fn of(source: &Source) -> Postmortem {
         let caught = Caught::new(source.definitions());
         let mut signs = Signs { last: LastOom::default(), caught, growth: Growth::default() };
-        let story = Story::watched(source, &mut signs);
+        // What would have made it fit is asked next, where anything ran out.
+        let story = Story::with_books(source, source.books_and_requests(&mut signs));
         let Signs { last, caught, growth } = signs;
         let leaks = Leaks::find(
             &story,
@@ -344,17 +345,13 @@ impl Postmortem {
     }
 }
 
-/// What would have made it fit, on each device whose PyTorch ran out. `load` reads the same trace as requests.
-pub fn remedies_sections(
-    postmortem: &Postmortem,
-    machine: Machine,
-    load: impl FnOnce() -> Result<Trace, ImportError>,
-) -> Vec<Section> {
+/// What would have made it fit, on each device whose PyTorch ran out.
+pub fn remedies_sections(postmortem: &Postmortem, machine: Machine, trace: &dyn Requests) -> Vec<Section> {
     let card = machine.limit.or(machine.device_memory);
     if postmortem.torch_devices().next().is_none() {
         return card.map(|card| would_it_fit(&postmortem.story, card)).into_iter().collect();
     }
-    let trace = load().map_err(|error| error.to_string());
+    let trace = trace.requests().map_err(ToString::to_string);
     let of_device = |device: i16| {
         let stream = trace.as_ref().map_err(Clone::clone).and_then(|trace| {
             let stream = trace.devices.iter().find(|stream| i64::from(stream.device) == i64::from(device));
@@ -402,7 +399,6 @@ fn others_then(stream: Option<&OpStream>, machine: Machine) -> Vec<(String, u64)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gputrace_trace::scene;
     use gputrace_trace::scene::recording;
 
     fn text(scene: &str) -> String {
@@ -521,8 +517,8 @@ mod tests {
             )
         };
         let remedies = |scene: &str| {
-            let postmortem = Postmortem::of(&Source::of("train.gtr", recording(scene)));
-            let sections = remedies_sections(&postmortem, Machine::default(), || Ok(scene::requests(scene)));
+            let source = Source::of("train.gtr", recording(scene));
+            let sections = remedies_sections(&Postmortem::of(&source), Machine::default(), &source);
             format!("{sections:?}")
         };
         let found = remedies(&(first.to_owned() + &last(16)));

@@ -19,7 +19,7 @@ use gputrace_analyse::story::{End, Story};
 use gputrace_report::model::{Section, Value, Verdict};
 use gputrace_report::sections::{balance, cache, device_name};
 use gputrace_report::summary::used_devices;
-use gputrace_trace::import::{ImportError, Trace};
+use gputrace_trace::import::{Requests, Trace};
 use gputrace_trace::ledger::{PjrtOom, Refusal, SiteId, TorchOom, Wall};
 use gputrace_trace::words::{bytes, count, quote, time};
 
@@ -112,10 +112,12 @@ impl Fix {
     }
 }
 
-/// The verdict on a process whose growth was watched. `load` reads the same trace as requests.
-pub fn verdict(found: &Postmortem, load: impl FnOnce() -> Result<Trace, ImportError>) -> Verdict {
+/// The verdict on a process whose growth was watched.
+pub fn verdict(found: &Postmortem, trace: &dyn Requests) -> Verdict {
     let story = &found.story;
-    let mut all = Evidence { found, story, path: quote(story.named()) }.findings(load);
+    // Longer traces are not replayed for a verdict.
+    let trace = Some(trace).filter(|_| story.ledger.n_events <= MOST_REPLAYED);
+    let mut all = Evidence { found, story, trace, path: quote(story.named()) }.findings();
     let mut worst = all.remove(0);
     if let Some(doubts) = story.caveats() {
         worst.sure = if worst.sure.is_empty() { doubts } else { format!("{}; but {doubts}", worst.sure) };
@@ -148,24 +150,23 @@ pub fn verdict(found: &Postmortem, load: impl FnOnce() -> Result<Trace, ImportEr
 struct Evidence<'a> {
     found: &'a Postmortem,
     story: &'a Story,
+    /// Where its requests are had, if it may be replayed.
+    trace: Option<&'a dyn Requests>,
     /// The trace, for a shell.
     path: String,
 }
 
 impl Evidence<'_> {
     /// What is wrong, the worst first; never empty.
-    fn findings(&self, load: impl FnOnce() -> Result<Trace, ImportError>) -> Vec<Finding> {
-        let is_short = self.story.ledger.n_events <= MOST_REPLAYED;
-        let mut load = Some(load).filter(|_| is_short);
-        let mut load = || load.take().and_then(|load| load().ok());
-        if let Some(finding) = self.out_of_memory(&mut load) {
+    fn findings(&self) -> Vec<Finding> {
+        if let Some(finding) = self.out_of_memory() {
             return vec![finding];
         }
         let (much, little): (Vec<_>, Vec<_>) = self.grew().into_iter().partition(|(_, is_much)| *is_much);
         let mut all: Vec<Finding> = much.into_iter().map(|(finding, _)| finding).collect();
         all.extend(self.kept());
         all.extend(self.abandoned());
-        all.extend(self.wasted(&mut load));
+        all.extend(self.wasted());
         all.extend(self.churned());
         all.extend(self.uneven());
         if all.is_empty() {
@@ -181,6 +182,11 @@ impl Evidence<'_> {
         all
     }
 
+    /// What the devices were asked, where that can be replayed.
+    fn requests(&self) -> Option<&Trace> {
+        self.trace?.requests().ok()
+    }
+
     fn command(&self, verb: &str) -> String {
         format!("gputrace {verb} {}", self.path)
     }
@@ -190,7 +196,7 @@ impl Evidence<'_> {
     }
 
     /// The last request that failed for good: PyTorch's, or another's.
-    fn out_of_memory(&self, load: &mut dyn FnMut() -> Option<Trace>) -> Option<Finding> {
+    fn out_of_memory(&self) -> Option<Finding> {
         let errors = self.found.torch_devices();
         let errors = errors.filter_map(|device| Some((device, self.found.torch_oom(device)?)));
         let error = errors.max_by_key(|(_, error)| error.time);
@@ -204,7 +210,7 @@ impl Evidence<'_> {
         }
         match (error, refused) {
             (Some((_, error)), Some(refused)) if refused.time > error.time => Some(self.refused(refused)),
-            (Some((device, error)), _) => Some(self.torch_ran_out(device, error, load)),
+            (Some((device, error)), _) => Some(self.torch_ran_out(device, error)),
             (None, Some(refused)) => Some(self.refused(refused)),
             (None, None) => None,
         }
@@ -259,12 +265,7 @@ impl Evidence<'_> {
         }
     }
 
-    fn torch_ran_out(
-        &self,
-        ordinal: i16,
-        error: &TorchOom,
-        load: &mut dyn FnMut() -> Option<Trace>,
-    ) -> Finding {
+    fn torch_ran_out(&self, ordinal: i16, error: &TorchOom) -> Finding {
         let asked = error.requested.unwrap_or(error.bytes);
         let mut what = format!(
             "PyTorch could not get {} on {} at {}",
@@ -297,9 +298,9 @@ impl Evidence<'_> {
                 next: self.command("oom"),
             };
         }
-        let (fix, sure) = match load() {
+        let (fix, sure) = match self.requests() {
             None => (None, "certain that it ran out; what would have helped: gputrace oom".to_owned()),
-            Some(trace) => self.setting_that_fits(ordinal, &trace),
+            Some(trace) => self.setting_that_fits(ordinal, trace),
         };
         Finding {
             kind: Kind::OutOfMemory,
@@ -443,14 +444,14 @@ impl Evidence<'_> {
     }
 
     /// Fragmentation.
-    fn wasted(&self, load: &mut dyn FnMut() -> Option<Trace>) -> Option<Finding> {
+    fn wasted(&self) -> Option<Finding> {
         let devices = cache::torches(self.story).filter_map(|(ordinal, torch)| {
             let (site, _) = cache::misfit_sites(torch).first().copied()?;
             Some((ordinal, torch, site))
         });
         let (ordinal, torch, site) = devices
             .max_by_key(|(_, torch, _)| torch.reserved.peak.0.saturating_sub(torch.allocated.peak.0))?;
-        let trace = load();
+        let trace = self.requests();
         let stream = trace.as_ref().and_then(|trace| stream_of(trace, ordinal));
         let (fix, sure) = match stream.and_then(|stream| setting_that_saves(stream, torch.reserved.peak)) {
             Some((fix, sure)) => (Some(fix), sure),
@@ -721,7 +722,6 @@ mod tests {
     use gputrace_analyse::growth::Growth;
     use gputrace_report::model::Item;
     use gputrace_schemas::event::{Event, EventKind, Lost, LostCause, Nanos, StackId, ThreadId};
-    use gputrace_trace::scene;
     use gputrace_trace::scene::recording;
     use gputrace_trace::source::Source;
 
@@ -740,7 +740,7 @@ mod tests {
         let mut growth = Growth::default();
         let story = Story::with_lifetimes_and(&source, &Categories::default(), &mut growth);
         let found = Postmortem::of_story(story, &source, &growth);
-        let verdict = verdict(&found, || Ok(scene::requests(scene)));
+        let verdict = verdict(&found, &source);
         let parts = verdict.section.items.iter().map(|item| match item {
             Item::Fact { name, value: Value::Text(text) | Value::Command(text), remark, .. } => {
                 format!("{name}: {text}{}{remark}", if remark.is_empty() { "" } else { "; " })

@@ -21,7 +21,6 @@ mod tape;
 mod watch;
 
 use std::io::{self, Write};
-use std::path::Path;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
@@ -199,7 +198,7 @@ impl Chapter {
         let mut chapter = Chapter::collected(story, source, detail, store);
         chapter.report = tables::part(part);
         let devices = chapter.devices.iter().map(|(ordinal, _, device)| (*ordinal, device)).collect();
-        chapter.settings = settings::of(Path::new(source.path()), &devices);
+        chapter.settings = settings::of(source, &devices);
         chapter
     }
 

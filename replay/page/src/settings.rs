@@ -1,7 +1,6 @@
 //! What-ifs: the same requests under other settings of PyTorch's allocator, on the axis of the recorded ones.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use gputrace_schemas::event::{Bytes, Nanos};
 use gputrace_sim::ops::OpStream;
@@ -12,7 +11,7 @@ use serde_json::{Value as Json, json};
 use super::columns::Columns;
 use super::watch::{Device, MOST_REQUESTS};
 use gputrace_analyse::doubts::doubt;
-use gputrace_trace::import;
+use gputrace_trace::import::Requests;
 
 /// Points of a curve.
 const MOST_POINTS: usize = 4000;
@@ -40,13 +39,13 @@ struct Tried {
 }
 
 /// Tries what people are advised to set, where the trace is short enough.
-pub(super) fn of(path: &Path, devices: &BTreeMap<i16, &Device>) -> Vec<Settings> {
+pub(super) fn of(trace: &dyn Requests, devices: &BTreeMap<i16, &Device>) -> Vec<Settings> {
     let is_short = |device: &Device| !device.requests.is_empty() && !device.has_more_requests;
     if !devices.values().copied().any(is_short) {
         return vec![];
     }
     // What cannot be imported is said by `gputrace tune`.
-    let Ok(trace) = import::load(path) else { return vec![] };
+    let Ok(trace) = trace.requests() else { return vec![] };
     let of_device = |stream: &OpStream| {
         let ordinal = i16::try_from(stream.device).ok()?;
         settings(ordinal, devices.get(&ordinal).copied().filter(|device| is_short(device))?, stream)

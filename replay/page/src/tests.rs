@@ -1,6 +1,7 @@
 //! Pages of scenes, read back as a browser would.
 
 use std::io::Read;
+use std::path::Path;
 
 use flate2::read::GzDecoder;
 use serde_json::Value as Json;
@@ -40,7 +41,7 @@ const JAX_SCENE: &str = "Alloc addr=n bytes=4M by=work@libcublas.so.12
      Free addr=n";
 
 fn page(scene: &str) -> (Vec<u8>, Story, Source) {
-    page_of(Source::of("train.gtr", recording(scene)))
+    page_of(Source::of("train.gtr", recording(scene)).without_requests())
 }
 
 fn page_of(source: Source) -> (Vec<u8>, Story, Source) {
@@ -187,7 +188,7 @@ fn no_name_is_markup_and_nothing_is_loaded() {
     );
     let mut recording = recording(&scene);
     recording.process.command = vec![hostile.into()];
-    let source = Source::of(hostile, recording);
+    let source = Source::of(hostile, recording).without_requests();
     let story = Story::with_lifetimes(&source, &Categories::default());
     let part = gputrace_report::part(&story, of_report(&story, Shown::OnDemand));
     let chapter = Chapter::of(&story, &part, &source, 1, None);
@@ -218,7 +219,7 @@ fn a_long_trace_loses_detail_and_not_its_extremes() {
         );
         scene += &format!("free addr={addr} bytes={bytes} allocated=0 reserved=1G\n");
     }
-    let source = Source::of("train.gtr", recording(&scene));
+    let source = Source::of("train.gtr", recording(&scene)).without_requests();
     let story = Story::with_lifetimes(&source, &Categories::default());
     let part = gputrace_report::part(&story, of_report(&story, Shown::OnDemand));
     let mut chapter = Chapter::of(&story, &part, &source, 1, None);
@@ -320,7 +321,7 @@ fn pools_of_pytorch_have_on_the_page_what_pytorch_says_that_is_in_them() {
 #[test]
 fn what_is_indexed_answers_as_reading_again_does() {
     for scene in [SCENE, JAX_SCENE, HOST_SCENE] {
-        let source = Source::of("train.gtr", recording(scene));
+        let source = Source::of("train.gtr", recording(scene)).without_requests();
         let story = Story::with_lifetimes(&source, &Categories::default());
         let store = std::sync::Arc::new(tape::tests::Memory::default());
         let chapter = Chapter::indexed(&story, &source, Box::new(store)).unwrap();
@@ -331,7 +332,7 @@ fn what_is_indexed_answers_as_reading_again_does() {
             assert!(read.1 == had.1, "{part:?} of {scene}: columns");
         }
     }
-    let source = Source::of("train.gtr", recording(SCENE));
+    let source = Source::of("train.gtr", recording(SCENE)).without_requests();
     let story = Story::with_lifetimes(&source, &Categories::default());
     let part = gputrace_report::part(&story, of_report(&story, Shown::OnDemand));
     let chapter = Chapter::of(&story, &part, &source, 1, None);
@@ -354,7 +355,8 @@ const HOST_SCENE: &str = "AllocHost addr=h bytes=64M by=load@/job/a.py:2
 fn pinned_memory_of_the_host_is_the_last_of_the_devices() {
     let snapshot =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/snapshots/pinned-2.15.pickle.gz");
-    let sources = [Source::of("train.gtr", recording(HOST_SCENE)), Source::open(&snapshot).unwrap()];
+    let sources =
+        [Source::of("train.gtr", recording(HOST_SCENE)).without_requests(), Source::open(&snapshot).unwrap()];
     for source in sources {
         let (bytes, story, _) = page_of(source);
         let (head, columns) = read(&bytes);
@@ -387,7 +389,7 @@ fn pinned_memory_of_the_host_is_the_last_of_the_devices() {
 #[test]
 fn what_is_wrong_with_the_job_is_where_its_trace_shows_it() {
     let chapter = || {
-        let source = Source::of("train.gtr", recording(SCENE));
+        let source = Source::of("train.gtr", recording(SCENE)).without_requests();
         let story = Story::with_lifetimes(&source, &Categories::default());
         let part = gputrace_report::part(&story, of_report(&story, Shown::OnDemand));
         let chapter = Chapter::of(&story, &part, &source, 2, None);

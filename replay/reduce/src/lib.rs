@@ -48,7 +48,7 @@ use gputrace_report::model::Part;
 use gputrace_report::processes::Traced;
 use gputrace_report::sections::{FIGURES, STATISTICS, Shown, of_report};
 use gputrace_report::summary::ProcessSummary;
-use gputrace_trace::import;
+use gputrace_trace::import::{ImportError, Requests, Trace};
 use gputrace_trace::ledger::{Ledger, Watch};
 use gputrace_trace::source::Source;
 
@@ -179,22 +179,16 @@ fn understood(source: &Source) -> Understood<'_> {
             story.lifetimes = Some(Lifetimes::of(lives, definitions, sites, &Categories::default()));
             // Without this replay the verdict would be another.
             let is_short = story.ledger.n_events <= MOST_REPLAYED;
-            let is_missed = Cell::new(false);
-            let path = source.path().to_owned();
-            let load = || {
-                is_missed.set(!is_short);
-                let path = if is_short { Path::new(&path) } else { Path::new("") };
-                import::load(path)
-            };
+            let requests = IfShort::new(source, is_short);
             let found = Postmortem::of_story(story, source, &growth);
-            let verdict = verdict(&found, load);
+            let verdict = verdict(&found, &requests);
             let part = |story: &Story, shown| Part {
                 verdict: Some(verdict.clone()),
                 ..gputrace_report::part(story, of_report(story, shown))
             };
             let brief = part(&found.story, Shown::Always);
-            story = found.story.with_gaps(load);
-            match is_missed.get() {
+            story = found.story.with_gaps(&requests);
+            match requests.is_missed.get() {
                 true => left_out.push(
                     "report: its verdict replays requests, and a trace of more than a million events is not replayed".into(),
                 ),
@@ -231,6 +225,37 @@ fn understood(source: &Source) -> Understood<'_> {
     }
 }
 
+/// The requests of a trace that is short enough to be replayed here.
+struct IfShort<'a> {
+    source: &'a Source,
+    /// Why it is not.
+    long: Option<ImportError>,
+    /// They were asked for, and not had.
+    is_missed: Cell<bool>,
+}
+
+impl<'a> IfShort<'a> {
+    fn new(source: &'a Source, is_short: bool) -> IfShort<'a> {
+        let long = || ImportError::Open {
+            path: source.path().into(),
+            cause: io::Error::other("it is too long to be replayed"),
+        };
+        IfShort { source, long: (!is_short).then(long), is_missed: Cell::new(false) }
+    }
+}
+
+impl Requests for IfShort<'_> {
+    fn requests(&self) -> Result<&Trace, &ImportError> {
+        match &self.long {
+            None => self.source.requests(),
+            Some(long) => {
+                self.is_missed.set(true);
+                Err(long)
+            }
+        }
+    }
+}
+
 /// What `budget` says of it when it is asked for nothing more.
 fn of_server(
     source: &Source,
@@ -239,7 +264,7 @@ fn of_server(
 ) -> Option<Json> {
     let found = budgets(source, &Categories::default(), None);
     let found = found.map_err(|why| left_out.push(format!("budget: {why}"))).ok()?;
-    let trace = import::load(Path::new(source.path())).map_err(|error| error.to_string());
+    let trace = source.requests().map_err(ToString::to_string);
     let Reply { part, json } = budget::reply(&found, &trace, Machine::default(), &[]);
     answers.push(("budget", part));
     Some(json)

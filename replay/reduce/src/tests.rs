@@ -131,7 +131,7 @@ fn the_budget_of_a_server_is_that_of_its_trace() {
     let path = golden().join("pools/serving.gtr");
     let source = Source::open(&path).unwrap();
     let found = budgets(&source, &Categories::default(), None).unwrap();
-    let trace = import::load(&path).map_err(|error| error.to_string());
+    let trace = source.requests().map_err(ToString::to_string);
     let of_trace = budget::reply(&found, &trace, Machine::default(), &[]);
     let of_summary = summary(&source).budget().unwrap();
     assert_eq!(of_summary.json, of_trace.json);

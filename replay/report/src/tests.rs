@@ -6,7 +6,7 @@ use super::render::{json, text};
 use super::sections::{FIGURES, SECTIONS, STATISTICS, SectionEntry};
 use gputrace_analyse::story::Story;
 use gputrace_trace::scene::recording;
-use gputrace_trace::scene::requests;
+use gputrace_trace::source::Source;
 
 /// A report of `verb` about these traces: every section of `sections` that has something to say about each.
 fn about(verb: &'static str, sections: &[SectionEntry], stories: &[Story]) -> Report {
@@ -50,7 +50,7 @@ fn the_gap_between_reserved_and_in_use_is_taken_apart() {
         block("0x300000000", "30M", "requested=30932992 allocated=34M reserved=62M by=loss@/job/train.py:9"),
     ];
     let scene = scene.concat();
-    let story = story(&scene).with_gaps(|| Ok(requests(&scene)));
+    let story = story(&scene).with_gaps(&Source::of("train.gtr", recording(&scene)));
     check_one(
         "gap",
         &story,

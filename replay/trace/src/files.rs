@@ -7,6 +7,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use gputrace_schemas::reader::{self, Trace};
+
 /// Brings a file here and says where it is, or nothing where the name is a file's of this machine.
 pub type Bring = fn(&Path) -> Option<io::Result<PathBuf>>;
 
@@ -34,4 +36,14 @@ pub fn here(name: &Path) -> io::Result<Cow<'_, Path>> {
 /// As `File::open`, or it cannot be brought.
 pub fn open(name: &Path) -> io::Result<File> {
     File::open(here(name)?)
+}
+
+/// Opens a trace of gputrace's own.
+///
+/// # Errors
+/// It cannot be read, or is not one. Damage is not an error.
+pub fn trace(name: &Path) -> Result<Trace, reader::Error> {
+    let shown = name.display().to_string();
+    let file = open(name).map_err(|source| reader::Error::Io { file: shown.clone(), source })?;
+    Trace::read(file, &shown)
 }

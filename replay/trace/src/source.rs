@@ -1,13 +1,19 @@
-//! A trace of any kind, event by event: gputrace's own from its file, a PyTorch snapshot from memory.
+//! The one door for a trace of any kind: its events (gputrace's own from its file, a PyTorch snapshot's from memory), the books of them
+//! in one pass, and its requests, which are read once and kept.
 
 use std::borrow::Cow;
+use std::convert::Infallible;
+use std::io;
+use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use gputrace_schemas::event::{Device, Event, Nanos, Thread, ThreadId};
 use gputrace_schemas::reader::{self, Damage, Trace};
 
 use crate::files;
-use crate::import::{self, ImportError};
+use crate::import::{self, Gathering, ImportError, Requests};
+use crate::ledger::{Ledger, Watch};
 use crate::redact;
 use crate::{Definitions, Recording};
 
@@ -22,19 +28,13 @@ pub enum Error {
     Snapshot(#[from] ImportError),
 }
 
-/// Opens a trace of gputrace's own.
-pub(crate) fn open(path: &Path) -> Result<Trace, reader::Error> {
-    let name = path.display().to_string();
-    let file = files::open(path).map_err(|source| reader::Error::Io { file: name.clone(), source })?;
-    Trace::read(file, &name)
-}
-
 /// A trace that can be read from its beginning to its end, as often as needed.
 pub struct Source {
     path: String,
     kind: Kind,
     /// Definitions to show instead of the trace's own.
     redacted: Option<Box<Recording>>,
+    requests: OnceLock<Result<import::Trace, ImportError>>,
 }
 
 enum Kind {
@@ -44,17 +44,22 @@ enum Kind {
 }
 
 impl Source {
+    fn new(path: String, kind: Kind) -> Source {
+        Source { path, kind, redacted: None, requests: OnceLock::new() }
+    }
+
     /// Opens a gputrace trace or a PyTorch snapshot, plain or gzip; the first bytes show which it is.
     ///
     /// # Errors
     /// It cannot be read, or is neither. Damage of a trace is not an error.
     pub fn open(path: &Path) -> Result<Source, Error> {
-        let kind = if import::is_pickle(path) {
-            Kind::Recording(Box::new(import::recording(path)?))
-        } else {
-            Kind::Trace(Box::new(open(path)?))
-        };
-        Ok(Source { path: path.display().to_string(), kind, redacted: None })
+        let name = path.display().to_string();
+        if !import::is_pickle(path) {
+            return Ok(Source::new(name, Kind::Trace(Box::new(files::trace(path)?))));
+        }
+        let (recording, requests) = import::snapshot(path)?;
+        let source = Source::new(name, Kind::Recording(Box::new(recording)));
+        Ok(Source { requests: OnceLock::from(Ok(requests)), ..source })
     }
 
     /// Opens the first `length` bytes of a trace that is still being written, as if they were all of it.
@@ -63,13 +68,13 @@ impl Source {
     /// As [`Source::open`].
     pub fn open_prefix(path: &Path, length: u64) -> Result<Source, Error> {
         let kind = Kind::Prefix(Box::new(Trace::open_prefix(path, length)?));
-        Ok(Source { path: path.display().to_string(), kind, redacted: None })
+        Ok(Source::new(path.display().to_string(), kind))
     }
 
     /// A trace in memory.
     #[must_use]
     pub fn of(path: &str, recording: Recording) -> Source {
-        Source { path: path.to_owned(), kind: Kind::Recording(Box::new(recording)), redacted: None }
+        Source::new(path.to_owned(), Kind::Recording(Box::new(recording)))
     }
 
     /// The same trace without what should not be shown to others; see [`crate::redact`].
@@ -81,7 +86,16 @@ impl Source {
             }
             Kind::Recording(recording) => redact::definitions(recording),
         };
-        Source { path: "trace".to_owned(), redacted: Some(Box::new(definitions)), ..self }
+        let shown = Source::new("trace".to_owned(), self.kind).without_requests();
+        Source { redacted: Some(Box::new(definitions)), ..shown }
+    }
+
+    /// The same trace, of which nothing is replayed: its requests cannot be had.
+    #[must_use]
+    pub fn without_requests(self) -> Source {
+        let unavailable =
+            ImportError::Open { path: (&self.path).into(), cause: io::ErrorKind::NotFound.into() };
+        Source { requests: OnceLock::from(Err(unavailable)), ..self }
     }
 
     /// The file, as named by the user.
@@ -110,6 +124,73 @@ impl Source {
             Some(_) => Box::new(events.map(|event| Cow::Owned(redact::event(&event)))),
             None => events,
         }
+    }
+
+    /// Shows each event in the order of their times, until `see` breaks.
+    fn each(&self, see: &mut dyn FnMut(&Event) -> ControlFlow<()>) {
+        let is_redacted = self.redacted.is_some();
+        let mut shown = |event: &Event| if is_redacted { see(&redact::event(event)) } else { see(event) };
+        match &self.kind {
+            Kind::Trace(trace) | Kind::Prefix(trace) => import::each(trace, &mut shown),
+            Kind::Recording(recording) => _ = recording.events.iter().try_for_each(shown),
+        }
+    }
+
+    /// The books of the trace up to a time. What is counted, and what is watched, begins at another.
+    pub fn books(&self, (from, to): (Nanos, Nanos), watch: &mut dyn Watch) -> Ledger {
+        let definitions = self.definitions();
+        let ledger = Ledger::of(|ledger| {
+            watch.begin(ledger);
+            let mut is_before = from > Nanos(0);
+            self.each(&mut |event| {
+                if event.time > to {
+                    return ControlFlow::Break(());
+                }
+                if is_before && event.time >= from {
+                    is_before = false;
+                    ledger.count_anew();
+                }
+                ledger.event(definitions, event);
+                if !is_before {
+                    watch.event(ledger, event);
+                }
+                ControlFlow::Continue(())
+            });
+            if is_before {
+                ledger.count_anew();
+            }
+            Ok::<(), Infallible>(())
+        });
+        ledger.unwrap_or_else(|never| match never {})
+    }
+
+    /// The books of all of it, for a caller that will want [`Requests::requests`] too: those are gathered in the same pass where they can
+    /// be, and kept.
+    pub fn books_and_requests(&self, watch: &mut dyn Watch) -> Ledger {
+        let all = (Nanos(0), Nanos(u64::MAX));
+        let (Kind::Trace(trace) | Kind::Prefix(trace), None) = (&self.kind, self.requests.get()) else {
+            return self.books(all, watch);
+        };
+        let mut gathering = Gathering::new(&**trace, &|see| import::each(trace, see), trace.mappings());
+        let mut ledger = gathering.books();
+        watch.begin(&mut ledger);
+        gathering.begin(&mut ledger);
+        import::each(trace, &mut |event| {
+            ledger.event(&**trace, event);
+            watch.event(&mut ledger, event);
+            gathering.event(&mut ledger, event);
+            ControlFlow::Continue(())
+        });
+        if ledger.is_mistaken() {
+            return self.books(all, watch);
+        }
+        ledger.finish();
+        if let Some(gathered) = gathering.finish(&ledger) {
+            let requests = import::with_notes(gathered, Path::new(&self.path), trace, !self.is_complete());
+            // Nobody else has asked meanwhile, or got the same.
+            let _ = self.requests.set(requests);
+        }
+        ledger
     }
 
     /// When the process began to be traced.
@@ -162,5 +243,20 @@ impl Source {
             Kind::Trace(trace) => trace.is_complete(),
             Kind::Prefix(_) | Kind::Recording(_) => true,
         }
+    }
+}
+
+impl Requests for Source {
+    fn requests(&self) -> Result<&import::Trace, &ImportError> {
+        let read = || {
+            let path = Path::new(&self.path);
+            match &self.kind {
+                Kind::Trace(trace) => import::of_open(path, trace, !trace.is_complete()),
+                Kind::Prefix(trace) => import::of_open(path, trace, false),
+                Kind::Recording(recording) => import::of_recording(recording)
+                    .map_err(|source| ImportError::TooMany { path: path.into(), source }),
+            }
+        };
+        self.requests.get_or_init(read).as_ref()
     }
 }

@@ -28,7 +28,7 @@ const GRAPHS: usize = 30;
 #[must_use]
 pub fn reply(
     budgets: &Budgets,
-    trace: &Result<Trace, String>,
+    trace: &Result<&Trace, String>,
     machine: Machine,
     utilizations: &[f64],
 ) -> Reply {

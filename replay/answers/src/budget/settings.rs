@@ -72,7 +72,7 @@ struct Row {
 }
 
 impl Settings {
-    pub(super) fn of(course: &Course, trace: &Result<Trace, String>) -> Settings {
+    pub(super) fn of(course: &Course, trace: &Result<&Trace, String>) -> Settings {
         Settings(trace.as_ref().map_err(Clone::clone).and_then(|trace| course.found(trace)))
     }
 }

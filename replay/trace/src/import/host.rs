@@ -21,6 +21,16 @@ pub(super) struct Host {
     pub(super) at_end: (usize, u64),
 }
 
+impl Host {
+    /// That it is not replayed: it is in no allocator of a device.
+    pub(super) fn left_out(&self) -> Option<String> {
+        let (n, bytes) = self.at_end;
+        let text =
+            || format!("pinned memory of the host is not replayed: {n} segments of {bytes} bytes at the end");
+        (n > 0).then(text)
+    }
+}
+
 /// One thing that happened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct HostEvent {

@@ -13,13 +13,15 @@ mod rmm_log;
 mod snapshot;
 
 pub use gputrace::of_recording;
+pub(crate) use gputrace::{Gathering, each, of_open, with_notes};
 use gputrace_schemas::reader::looks_like_a_trace;
 use gputrace_sim::ops::OpStream;
 
 use crate::files;
 pub use others::UNACCOUNTED;
 pub use pickle::PickleError;
-pub use recording::{recording, recording_of};
+pub use recording::recording_of;
+pub(crate) use recording::snapshot;
 pub use snapshot::{ImportError, read_snapshot};
 
 /// No address that a device or its driver hands out is above: x86-64 and arm64 have 57 bits at most.
@@ -42,6 +44,15 @@ pub struct Trace {
 
 /// One of [`Trace::notes`], where somebody attached to a process that ran already.
 pub const ATTACHED: &str = "attached to a process that ran already: what came and went before is not known";
+
+/// Where the requests of a trace are had, once they are needed.
+pub trait Requests {
+    /// What the devices were asked: read once, and kept.
+    ///
+    /// # Errors
+    /// As [`load`].
+    fn requests(&self) -> Result<&Trace, &ImportError>;
+}
 
 /// Reads a trace of any kind that is known.
 ///
@@ -79,12 +90,4 @@ pub fn is_pickle(path: &Path) -> bool {
     let mut first = [0; 2];
     let read = files::open(path).and_then(|mut file| file.read_exact(&mut first));
     read.is_ok() && (first == [0x1f, 0x8b] || first[0] == 0x80)
-}
-
-/// Reads the first `length` bytes of a gputrace trace that may still be growing.
-///
-/// # Errors
-/// As [`load`].
-pub fn load_prefix(path: &Path, length: u64) -> Result<Trace, ImportError> {
-    gputrace::read_prefix(path, length)
 }

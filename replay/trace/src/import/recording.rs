@@ -18,6 +18,7 @@ use gputrace_sim::ops::{self, AllocId, DriverCall, DriverEvent, History, Op, OpS
 use gputrace_sim::policies::torch::{NEWEST, Torch, parse, profile};
 use gputrace_sim::simulator::{Observer, run};
 
+use super::Trace;
 use super::host::{HostAction, HostEvent};
 use super::snapshot::{Extras, ImportError, Snapshot, read_with_extras};
 use crate::Recording;
@@ -43,29 +44,30 @@ const APIS: [(&str, &str); 13] = [
     ("CachingHostAllocator::free", ""),
 ];
 
-/// Reads a snapshot (plain or gzip) as a recording.
+/// Reads a snapshot (plain or gzip) once, as a recording and as requests.
 ///
 /// # Errors
 /// When the file cannot be opened, is damaged, is hostile, or is not a snapshot.
-pub fn recording(path: &Path) -> Result<Recording, ImportError> {
-    Ok(record(read_with_extras(path)?))
+pub(crate) fn snapshot(path: &Path) -> Result<(Recording, Trace), ImportError> {
+    let read = read_with_extras(path)?;
+    Ok((record(&read), read.requests()))
 }
 
-/// The same from uncompressed bytes.
+/// A snapshot's uncompressed bytes as a recording.
 ///
 /// # Errors
-/// As [`recording`].
+/// They are damaged, hostile, or not a snapshot.
 pub fn recording_of(pickle: &[u8]) -> Result<Recording, ImportError> {
-    Ok(record(super::snapshot::with_extras(pickle, Path::new("(memory)"))?))
+    Ok(record(&super::snapshot::with_extras(pickle, Path::new("(memory)"))?))
 }
 
-fn record(Snapshot { trace, extras, host, stacks: known }: Snapshot) -> Recording {
+fn record(Snapshot { trace, extras, host, stacks: known }: &Snapshot) -> Recording {
     let mut recording = Recording::default();
-    stacks(&mut recording, &known);
+    stacks(&mut recording, known);
     for (id, (name, runtime_name)) in (0..).map(ApiId).zip(APIS) {
         recording.apis.insert(id, Api { name: name.into(), runtime_name: runtime_name.into() });
     }
-    for (stream, extras) in trace.devices.iter().zip(&extras) {
+    for (stream, extras) in trace.devices.iter().zip(extras) {
         let thread = ThreadId(stream.device);
         recording.threads.insert(thread, Thread { tid: 0, name: format!("cuda:{}", stream.device) });
         recording.devices.push(EventDevice { ordinal: stream.device as i16, ..EventDevice::default() });
@@ -89,8 +91,8 @@ fn record(Snapshot { trace, extras, host, stacks: known }: Snapshot) -> Recordin
         ..Process::default()
     };
     let thread = ThreadId(0);
-    for note in trace.notes {
-        let kind = EventKind::Note(note);
+    for note in &trace.notes {
+        let kind = EventKind::Note(note.clone());
         recording.events.insert(0, Event { time: start, thread, stack: StackId(0), kind });
     }
     recording

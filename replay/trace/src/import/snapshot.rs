@@ -100,15 +100,7 @@ fn uncompressed(path: &Path) -> Result<Box<dyn Read>, ImportError> {
 /// # Errors
 /// As [`read_snapshot`].
 fn from_reader(source: impl Read, path: &Path) -> Result<Trace, ImportError> {
-    let mut read = wanted(source, path, Wanted::Ops)?;
-    // It is in no allocator of a device.
-    let (n, bytes) = read.host.at_end;
-    if n > 0 {
-        let text =
-            format!("pinned memory of the host is not replayed: {n} segments of {bytes} bytes at the end");
-        read.trace.notes.insert(0, text);
-    }
-    Ok(read.trace)
+    Ok(wanted(source, path, Wanted::Ops)?.requests())
 }
 
 /// Reads a snapshot file, with what a simulation does not need too.
@@ -138,6 +130,14 @@ pub(super) struct Snapshot {
     /// Pinned memory of the host.
     pub(super) host: Host,
     pub(super) stacks: Arc<Stacks>,
+}
+
+impl Snapshot {
+    /// What the devices were asked.
+    pub(super) fn requests(mut self) -> Trace {
+        self.trace.notes.splice(0..0, self.host.left_out());
+        self.trace
+    }
 }
 
 pub(super) fn with_extras(source: impl Read, path: &Path) -> Result<Snapshot, ImportError> {

@@ -222,7 +222,7 @@ mod tests {
     fn audit(scene: &str) -> Vec<String> {
         let mut audit = BooksAudit::default();
         let source = Source::of("t.gtr", recording(scene));
-        let ledger = Ledger::watched(&source, (Nanos(0), Nanos(u64::MAX)), &mut audit);
+        let ledger = source.books((Nanos(0), Nanos(u64::MAX)), &mut audit);
         audit.finish(&ledger).1
     }
 

@@ -2,12 +2,7 @@
 
 use gputrace_schemas::event::Event;
 
-use std::convert::Infallible;
-
-use gputrace_schemas::event::Nanos;
-
 use super::Ledger;
-use crate::source::Source;
 
 /// Sees the books after every event, in one pass over a trace.
 pub trait Watch {
@@ -15,32 +10,6 @@ pub trait Watch {
     fn begin(&mut self, ledger: &mut Ledger);
     /// `event` has been booked.
     fn event(&mut self, ledger: &mut Ledger, event: &Event);
-}
-
-impl Ledger {
-    /// The books of a trace up to a time. What is counted, and what is watched, begins at another.
-    pub fn watched(source: &Source, (from, to): (Nanos, Nanos), watch: &mut dyn Watch) -> Ledger {
-        let definitions = source.definitions();
-        let ledger = Ledger::of(|ledger| {
-            watch.begin(ledger);
-            let mut is_before = from > Nanos(0);
-            for event in source.events().take_while(|event| event.time <= to) {
-                if is_before && event.time >= from {
-                    is_before = false;
-                    ledger.count_anew();
-                }
-                ledger.event(definitions, &event);
-                if !is_before {
-                    watch.event(ledger, &event);
-                }
-            }
-            if is_before {
-                ledger.count_anew();
-            }
-            Ok::<(), Infallible>(())
-        });
-        ledger.unwrap_or_else(|never| match never {})
-    }
 }
 
 /// Two who watch together.

@@ -9,7 +9,7 @@ use gputrace_replay::analyse::budget::{Instant, budgets};
 use gputrace_replay::analyse::categories::Categories;
 use gputrace_replay::answers::budget::reply;
 use gputrace_replay::answers::whatif::Machine;
-use gputrace_replay::import;
+use gputrace_replay::import::Requests;
 use gputrace_replay::reduce::{Summary, is_summary};
 use gputrace_replay::report::model::Report;
 use gputrace_replay::trace::source::Source;
@@ -94,7 +94,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let source = Source::open(&path)?;
     let found = budgets(&source, &categories, args.between.as_ref())
         .map_err(|why| anyhow!("{}: {why}", source.path()))?;
-    let trace = import::load(&path).map_err(|error| error.to_string());
+    let trace = source.requests().map_err(ToString::to_string);
     let reply = reply(&found, &trace, args.machine.machine(), &args.utilization);
     drop(working);
     args.show.write_as(&Report { verb: "budget", parts: vec![reply.part] }, &reply.json, out)?;

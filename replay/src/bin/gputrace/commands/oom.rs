@@ -1,11 +1,9 @@
 //! `gputrace oom`: why a program ran out of memory.
 
-use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Args};
 use gputrace_replay::answers::postmortem::{Postmortem, remedies_sections};
-use gputrace_replay::import;
 use gputrace_replay::report;
 use gputrace_schemas::printable::Screen;
 
@@ -40,14 +38,9 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: OomArgs = super::parsed(matches)?;
     let machine = args.machine.machine();
     show::each("oom", &args.traces, &args.show, out, |source| {
-        // Read twice, side by side: what happened, and what is replayed.
-        std::thread::scope(|scope| {
-            let loading = scope.spawn(|| import::load(Path::new(source.path())));
-            let load = || loading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            let postmortem = Postmortem::of(source);
-            let mut sections = postmortem.sections();
-            sections.extend(remedies_sections(&postmortem, machine, load));
-            Ok(report::part(&postmortem.story, sections))
-        })
+        let postmortem = Postmortem::of(source);
+        let mut sections = postmortem.sections();
+        sections.extend(remedies_sections(&postmortem, machine, source));
+        Ok(report::part(&postmortem.story, sections))
     })
 }

@@ -8,7 +8,6 @@ use clap::{ArgMatches, Args};
 use gputrace_recorder::{FollowUp, Oom};
 use gputrace_replay::answers::postmortem::{Postmortem, remedies_sections};
 use gputrace_replay::answers::whatif::Machine;
-use gputrace_replay::import;
 use gputrace_replay::report;
 use gputrace_replay::report::model::{Part, Report};
 use gputrace_replay::report::render::text;
@@ -70,7 +69,8 @@ fn answer(oom: &Oom) -> Option<FollowUp> {
     }
     say_sections(oom, report::part(&postmortem.story, postmortem.sections()));
     // Further failures of a process mostly have the same remedy, and replaying costs seconds.
-    (oom.nth == 1 && postmortem.torch_devices().next().is_some()).then(|| follow_up(oom.clone(), postmortem))
+    (oom.nth == 1 && postmortem.torch_devices().next().is_some())
+        .then(|| follow_up(oom.clone(), postmortem, source))
 }
 
 /// Before each line that is said beside the program's own.
@@ -101,12 +101,11 @@ fn is_news(oom: &Oom, story: &Story) -> bool {
 }
 
 /// Replays the same requests with other settings: that takes longer than the first answer may.
-fn follow_up(oom: Oom, postmortem: Postmortem) -> FollowUp {
+fn follow_up(oom: Oom, postmortem: Postmortem, source: Source) -> FollowUp {
     Box::new(move || {
         // The program goes on meanwhile, and needs the processor more. On Linux this is about the calling thread.
         let _ = rustix::process::nice(19);
-        let load = || import::load_prefix(&oom.trace, oom.length);
-        let sections = remedies_sections(&postmortem, Machine::default(), load);
+        let sections = remedies_sections(&postmortem, Machine::default(), &source);
         say_sections(&oom, Part { sections, ..Part::default() });
     })
 }

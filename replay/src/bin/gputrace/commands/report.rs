@@ -11,7 +11,6 @@ use gputrace_replay::analyse::live::{Lines, Native, Parts, When};
 use gputrace_replay::answers::moment;
 use gputrace_replay::answers::postmortem::Postmortem;
 use gputrace_replay::answers::verdict::verdict;
-use gputrace_replay::import;
 use gputrace_replay::ledger::{Unwatched, Watch};
 use gputrace_replay::reduce::{Head, Summary, is_summary};
 use gputrace_replay::report;
@@ -133,9 +132,8 @@ pub(super) fn understood_and(
     let story = Story::with_lifetimes_and(source, categories, &mut both);
     let (growth, _) = both;
     let found = Postmortem::of_story(story, source, &growth);
-    let load = || import::load(Path::new(source.path()));
-    let verdict = verdict(&found, load);
-    let story = if wanted == Shown::OnDemand { found.story.with_gaps(load) } else { found.story };
+    let verdict = verdict(&found, source);
+    let story = if wanted == Shown::OnDemand { found.story.with_gaps(source) } else { found.story };
     (story, verdict)
 }
 

@@ -23,6 +23,8 @@ mod survey;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::iter::Peekable;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -44,9 +46,9 @@ use self::surroundings::without;
 use self::survey::{Survey, is_failed, plausible_bytes};
 use super::others::Bystanders;
 use super::{ImportError, LARGEST_SUM, Trace};
+use crate::files;
 use crate::ledger::{Ledger, MemoryKind, Object, Step, Watch};
 use crate::owners;
-use crate::source;
 use crate::{Definitions, Recording};
 
 /// Most devices of one process.
@@ -57,26 +59,30 @@ const MAX_DEVICES: i16 = 4096;
 /// # Errors
 /// When it cannot be opened, is not a trace or is one of another version, or has too many streams.
 pub(super) fn read(path: &Path) -> Result<Trace, ImportError> {
-    let trace = source::open(path).map_err(|source| ImportError::Trace { source })?;
-    let mut notes = Vec::new();
-    if !trace.is_complete() {
-        notes.push("it has no end: its recorder was killed, or is still writing".to_owned());
-    }
-    of(path, &trace, notes)
+    let trace = files::trace(path).map_err(|source| ImportError::Trace { source })?;
+    of_open(path, &trace, !trace.is_complete())
 }
 
-/// Reads the first `length` bytes of a trace file that may still be growing.
+/// Reads a trace that is open; one that has no end though it should is said to.
 ///
 /// # Errors
-/// As [`read`].
-pub(super) fn read_prefix(path: &Path, length: u64) -> Result<Trace, ImportError> {
-    let trace = reader::Trace::open_prefix(path, length).map_err(|source| ImportError::Trace { source })?;
-    of(path, &trace, vec![])
+/// It has too many streams.
+pub(crate) fn of_open(path: &Path, trace: &reader::Trace, is_cut: bool) -> Result<Trace, ImportError> {
+    with_notes(import(trace, &|see| each(trace, see), trace.mappings()), path, trace, is_cut)
 }
 
-fn of(path: &Path, trace: &reader::Trace, mut notes: Vec<String>) -> Result<Trace, ImportError> {
-    let mut imported = import(trace, || trace.events(), trace.mappings())
-        .map_err(|source| ImportError::TooMany { path: path.into(), source })?;
+/// What was gathered from a trace, with what is to be known of the trace.
+pub(crate) fn with_notes(
+    gathered: Result<Trace, TooMany>,
+    path: &Path,
+    trace: &reader::Trace,
+    is_cut: bool,
+) -> Result<Trace, ImportError> {
+    let mut imported = gathered.map_err(|source| ImportError::TooMany { path: path.into(), source })?;
+    let mut notes = Vec::new();
+    if is_cut {
+        notes.push("it has no end: its recorder was killed, or is still writing".to_owned());
+    }
     notes.extend(trace.damages().iter().map(ToString::to_string));
     if !trace.damages().is_empty() {
         for stream in &mut imported.devices {
@@ -87,56 +93,140 @@ fn of(path: &Path, trace: &reader::Trace, mut notes: Vec<String>) -> Result<Trac
     Ok(Trace { notes, ..imported })
 }
 
-/// Turns the events of a trace into ops, device by device. `events` is called twice.
-fn import<I: Iterator<Item = Event>>(
+/// Shows a caller the events of a trace in the order of their times, until it breaks.
+pub(crate) type Each<'a> = dyn Fn(&mut dyn FnMut(&Event) -> ControlFlow<()>) + 'a;
+
+/// The events of a trace that is open, each as [`Each`] shows it.
+pub(crate) fn each(trace: &reader::Trace, see: &mut dyn FnMut(&Event) -> ControlFlow<()>) {
+    let mut events = trace.events();
+    while let Some(event) = events.lend() {
+        if see(event).is_break() {
+            return;
+        }
+    }
+}
+
+/// Turns the events of a trace into ops, device by device.
+fn import(
     definitions: &dyn Definitions,
-    events: impl Fn() -> I,
+    each: &Each<'_>,
     mappings: impl Iterator<Item = Mappings>,
 ) -> Result<Trace, TooMany> {
-    let mut mappings = mappings.peekable();
-    let first_read = mappings.peek().map(|mappings| mappings.time);
-    let mut survey = Survey { first_read, ..Survey::default() };
-    events().filter(|event| plausible_bytes(&event.kind).is_some()).for_each(|event| survey.event(&event));
-    let devices = survey.devices.iter().map(|ordinal| (*ordinal, Device::new(*ordinal))).collect();
-    let mut ledger = Ledger::knowing(std::mem::take(&mut survey.own_events));
-    let mut importer = Importer {
-        definitions,
-        survey,
-        devices,
-        mapped: Vec::new(),
-        threads: FxHashMap::default(),
-        stacks: StackTable::default(),
-        bystanders: Bystanders::default(),
-        n_lost: 0,
-        n_implausible: 0,
-        sum: 0,
-        n_captures: 0,
-        pools: Pools::default(),
-        too_many: None,
-    };
-    importer.begin(&mut ledger);
-    if let Some(first) = mappings.next() {
-        // Read when some memory had been handed out: what is left without that was there before it.
-        let before = without(&first.mapped, &importer.survey.regions);
-        importer.mappings(before);
+    let mut gathering = Gathering::new(definitions, each, mappings);
+    let mut ledger = gathering.books();
+    gathering.begin(&mut ledger);
+    ledger.skip_training();
+    each(&mut |event| {
+        match gathering.worth(event) {
+            Worth::Booking => {
+                ledger.event(definitions, event);
+                gathering.importer.event(&ledger, event);
+            }
+            Worth::Nothing => {}
+            Worth::End => return ControlFlow::Break(()),
+        }
+        ControlFlow::Continue(())
+    });
+    ledger.finish();
+    gathering.importer.finish(&ledger)
+}
+
+/// Gathers the requests of a trace while somebody books its events.
+pub(crate) struct Gathering<'a, M: Iterator<Item = Mappings>> {
+    importer: Importer<'a>,
+    mappings: Peekable<M>,
+    /// The books have an event that cannot be true: the requests must be gathered with books of their own.
+    is_off: bool,
+}
+
+/// What an event is worth for the requests.
+enum Worth {
+    Booking,
+    /// It cannot be true.
+    Nothing,
+    /// Nor can any that follows.
+    End,
+}
+
+impl<'a, M: Iterator<Item = Mappings>> Gathering<'a, M> {
+    /// Looks through all events once, for what must be known before the first of them.
+    pub(crate) fn new(definitions: &'a dyn Definitions, each: &Each<'_>, mappings: M) -> Gathering<'a, M> {
+        let mut mappings = mappings.peekable();
+        let first_read = mappings.peek().map(|mappings| mappings.time);
+        let mut survey = Survey { first_read, ..Survey::default() };
+        each(&mut |event| {
+            if plausible_bytes(&event.kind).is_some() {
+                survey.event(event);
+            }
+            ControlFlow::Continue(())
+        });
+        let devices = survey.devices.iter().map(|ordinal| (*ordinal, Device::new(*ordinal))).collect();
+        let importer = Importer {
+            definitions,
+            survey,
+            devices,
+            mapped: Vec::new(),
+            threads: FxHashMap::default(),
+            stacks: StackTable::default(),
+            bystanders: Bystanders::default(),
+            n_lost: 0,
+            n_implausible: 0,
+            sum: 0,
+            n_captures: 0,
+            pools: Pools::default(),
+            too_many: None,
+        };
+        let mut gathering = Gathering { importer, mappings, is_off: false };
+        if let Some(first) = gathering.mappings.next() {
+            // Read when some memory had been handed out: what is left without that was there before it.
+            let before = without(&first.mapped, &gathering.importer.survey.regions);
+            gathering.importer.mappings(before);
+        }
+        gathering
     }
-    for event in events() {
+
+    /// Empty books that know what was found so far.
+    pub(crate) fn books(&mut self) -> Ledger {
+        Ledger::knowing(std::mem::take(&mut self.importer.survey.own_events))
+    }
+
+    /// What was gathered, where the books had what this would have booked; they are finished.
+    pub(crate) fn finish(self, ledger: &Ledger) -> Option<Result<Trace, TooMany>> {
+        (!self.is_off).then(|| self.importer.finish(ledger))
+    }
+
+    fn worth(&mut self, event: &Event) -> Worth {
+        let Gathering { importer, mappings, .. } = self;
         while let Some(mappings) = mappings.next_if(|mappings| mappings.time <= event.time) {
             importer.mappings(mappings.mapped);
         }
         let Some(bytes) = plausible_bytes(&event.kind) else {
             importer.n_implausible += u64::from(!is_failed(&event.kind));
-            continue;
+            return Worth::Nothing;
         };
         importer.sum = importer.sum.saturating_add(bytes);
         if importer.sum > LARGEST_SUM {
             importer.n_implausible += 1;
-            break;
+            return Worth::End;
         }
-        ledger.event(definitions, &event);
-        importer.event(&mut ledger, &event);
+        Worth::Booking
     }
-    importer.finish(ledger)
+}
+
+impl<M: Iterator<Item = Mappings>> Watch for Gathering<'_, M> {
+    fn begin(&mut self, ledger: &mut Ledger) {
+        ledger.keep_steps();
+    }
+
+    fn event(&mut self, ledger: &mut Ledger, event: &Event) {
+        if self.is_off {
+            return;
+        }
+        match self.worth(event) {
+            Worth::Booking => self.importer.event(ledger, event),
+            Worth::Nothing | Worth::End => self.is_off = true,
+        }
+    }
 }
 
 /// What a thread did since its last block.
@@ -185,13 +275,9 @@ struct Importer<'a> {
     too_many: Option<TooMany>,
 }
 
-impl Watch for Importer<'_> {
-    fn begin(&mut self, ledger: &mut Ledger) {
-        ledger.keep_steps();
-        ledger.skip_training();
-    }
-
-    fn event(&mut self, ledger: &mut Ledger, event: &Event) {
+impl Importer<'_> {
+    /// `event` has been booked.
+    fn event(&mut self, ledger: &Ledger, event: &Event) {
         if self.too_many.is_none() {
             self.too_many = self.booked(ledger, event).err();
         }
@@ -537,16 +623,15 @@ impl Importer<'_> {
         Ok(())
     }
 
-    fn finish(mut self, mut ledger: Ledger) -> Result<Trace, TooMany> {
+    fn finish(mut self, ledger: &Ledger) -> Result<Trace, TooMany> {
         if let Some(too_many) = self.too_many {
             return Err(too_many);
         }
-        ledger.finish();
         for thread in self.threads.keys().copied().collect::<Vec<_>>() {
             self.flush_synchronized(thread);
             self.answer_question(thread);
         }
-        let mut others = self.bystanders.finish(&ledger);
+        let mut others = self.bystanders.finish(ledger);
         let stacks = Arc::new(self.stacks.stacks);
         let mut trace = Trace { devices: Vec::new(), notes: Vec::new() };
         trace.notes.extend(self.survey.is_attached.then(|| super::ATTACHED.to_owned()));
@@ -655,5 +740,8 @@ fn is_request(action: Action) -> bool {
 /// # Errors
 /// It has too many streams.
 pub fn of_recording(recording: &Recording) -> Result<Trace, TooMany> {
-    import(recording, || recording.events.iter().cloned(), std::iter::empty())
+    let each = |see: &mut dyn FnMut(&Event) -> ControlFlow<()>| {
+        let _ = recording.events.iter().try_for_each(see);
+    };
+    import(recording, &each, std::iter::empty())
 }

@@ -415,7 +415,10 @@ fn memory_of_others_and_mappings_are_kept_for_the_addresses() {
         Mapping { start: 0x7f00_2000_0000, end: 0x7f00_3000_0000 },
     ];
     let read = Mappings { time: Nanos(0), mapped };
-    let trace = import(&recording, || recording.events.iter().cloned(), std::iter::once(read)).unwrap();
+    let each = |see: &mut dyn FnMut(&Event) -> ControlFlow<()>| {
+        let _ = recording.events.iter().try_for_each(see);
+    };
+    let trace = import(&recording, &each, std::iter::once(read)).unwrap();
     let surroundings = trace.devices[0].surroundings.clone().unwrap();
     assert_eq!(surroundings.ceiling, 0x7f00_2000_0000);
     let kinds: Vec<Nearby> = surroundings.events.iter().map(|event| event.what).collect();
