@@ -19,7 +19,8 @@ fn alone(folder: &Folder, shm: &str, script: &str) -> Option<String> {
     if !is_root {
         words.extend(["--user", "--map-root-user"]);
     }
-    let can = Command::new(words[0]).args(&words[1..]).args(["mount", "-t", "tmpfs", "none", "/mnt"]).output();
+    let can =
+        Command::new(words[0]).args(&words[1..]).args(["mount", "-t", "tmpfs", "none", "/mnt"]).output();
     if !can.as_ref().is_ok_and(|output| output.status.success()) {
         skip("rings in a mount namespace", format!("{can:?}"));
         return None;
@@ -36,11 +37,14 @@ fn alone(folder: &Folder, shm: &str, script: &str) -> Option<String> {
         python.trim(),
         held.display()
     );
-    let script = format!("set -e\nmount -t tmpfs -o size={shm} none /dev/shm\nmount -t tmpfs none /tmp\n{script}");
+    let script =
+        format!("set -e\nmount -t tmpfs -o size={shm} none /dev/shm\nmount -t tmpfs none /tmp\n{script}");
     let mut command = Command::new(words[0]);
     command.args(&words[1..]).args(["sh", "-c", &script]).current_dir(folder.path());
     command.env("LD_LIBRARY_PATH", fake_cuda::library_dir()).env("HELD", held);
-    command.env("GPUTRACE", recorded::built().join("gputrace")).env("LIBRARY", recorded::built().join("libgputrace.so"));
+    command
+        .env("GPUTRACE", recorded::built().join("gputrace"))
+        .env("LIBRARY", recorded::built().join("libgputrace.so"));
     let output = command.output().expect("unshare runs");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let shown = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -85,7 +89,8 @@ set +e
 $GPUTRACE recover -o 'traces/%p.gtr' >recover.txt 2>errors.txt
 echo "status $?"
 ls /dev/shm
-kill %1; wait
+exec 7>&-
+wait
 truncate -s 1M /dev/shm/gputrace.4194004.1.ring
 $GPUTRACE recover -o 'traces/last-%p.gtr' >again.txt 2>again-errors.txt
 echo "status $?"
@@ -111,7 +116,9 @@ echo "status $?"
     let rings = json["rings"].as_array().expect("a list");
     let count = |process: &str| rings.iter().filter(|ring| ring["process"] == process).count();
     assert_eq!((count("ended"), count("runs"), count("nothing recorded")), (2, 1, 1), "{json:#}");
-    assert!(rings.iter().filter(|ring| ring["process"] == "ended").all(|ring| ring["bytes"].as_u64() > Some(0)));
+    assert!(
+        rings.iter().filter(|ring| ring["process"] == "ended").all(|ring| ring["bytes"].as_u64() > Some(0))
+    );
     assert_eq!(json["logs"][0]["pid"], 4_194_002);
     assert_eq!(json["rings_of_others"], u64::from(has_others));
 
@@ -128,11 +135,16 @@ echo "status $?"
     assert_eq!(lines.next(), Some("status 0"));
     let left = lines.next().expect("the ring of the process that runs");
     assert!(left.starts_with("gputrace.") && left.ends_with(".ring"), "{shown}");
-    let none = if has_others { "rings of other users: 1, left as they are" } else { "no ring of yours was left" };
+    let none =
+        if has_others { "rings of other users: 1, left as they are" } else { "no ring of yours was left" };
     assert_eq!(lines.next(), Some("status 2"), "{shown}");
     assert!(lines.next().is_some_and(|line| line.starts_with(none)), "{shown}");
     assert_eq!((lines.next(), lines.next()), (Some("status 0"), None), "{shown}");
-    let traces: Vec<PathBuf> = std::fs::read_dir(folder.path().join("traces")).expect("a folder").flatten().map(|it| it.path()).collect();
+    let traces: Vec<PathBuf> = std::fs::read_dir(folder.path().join("traces"))
+        .expect("a folder")
+        .flatten()
+        .map(|it| it.path())
+        .collect();
     assert_eq!(traces.len(), 3, "{traces:?}");
 }
 
@@ -149,7 +161,11 @@ printf 'alloc 5000000\nquit\n' | $GPUTRACE record -q -o b.gtr -- python3 "${HELD
         return;
     }
     let said = read(&folder, "said");
-    assert_eq!(said.matches("rings of 3 processes that have ended take 6 MiB of it: `gputrace recover`").count(), 1, "{said}");
+    assert_eq!(
+        said.matches("rings of 3 processes that have ended take 6 MiB of it: `gputrace recover`").count(),
+        1,
+        "{said}"
+    );
     let said = read(&folder, "said-then");
     assert!(!said.contains("recover"), "{said}");
 }
