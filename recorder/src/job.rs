@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Where it may lie, the first that can be written first.
-const FOLDERS: [&str; 2] = ["/dev/shm", "/tmp"];
+pub(crate) const FOLDERS: [&str; 2] = ["/dev/shm", "/tmp"];
 /// Behind each field, and behind the last one of what is told at once. No name of a file has the first in it, and no field
 /// begins with the second.
 const FIELD: u8 = 0;

@@ -28,6 +28,7 @@ mod handed_out;
 mod inject;
 mod job;
 pub mod late;
+pub mod left;
 mod limits;
 mod liveness;
 mod map_file;

@@ -30,6 +30,35 @@ fn main() {
     simulator(&folder.join("simulator"));
     symbol_files(&folder.join("symbol_files"));
     summaries(&folder.join("summary"), golden);
+    requests(&folder.join("http_request"));
+    upload_states(&folder.join("upload_state"));
+}
+
+/// What browsers, Prometheus and curl send, and what they should not.
+fn requests(folder: &Path) {
+    let requests = [
+        ("curl", "GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:9464\r\nUser-Agent: curl/8.5.0\r\nAccept: */*\r\n\r\n"),
+        (
+            "browser",
+            "GET /0123/details?trace=0&from=1&to=2 HTTP/1.1\r\nHost: localhost:80\r\nOrigin: http://localhost:80\r\n\
+             Sec-Fetch-Site: same-origin\r\nSec-Fetch-Mode: cors\r\nSec-Fetch-Dest: empty\r\n\r\n",
+        ),
+        ("whole", "GET http://[::1]:80/metrics?x HTTP/1.0\r\nhost: node17\r\n\r\n"),
+        ("two", "HEAD / HTTP/1.1\r\nHost: a.\r\n\r\nGET / HTTP/1.1\r\n\r\n"),
+        ("chunks", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+        ("length", "GET / HTTP/1.1\r\nHost: a:1\r\nContent-Length: 0\r\nX: \u{fc}\t\r\n\r\n"),
+    ];
+    requests.iter().for_each(|(name, request)| seed(folder, name, request.as_bytes()));
+}
+
+/// Uploads of which nothing, and two parts, were sent.
+fn upload_states(folder: &Path) {
+    for (name, parts) in [("none", ""), ("two", r#"["\"9b2cf535f27731c974343645a3985328\"",1],["AAAA",4294967295]"#)] {
+        let state = format!(
+            r#"{{"schema":"gputrace.upload/1","url":"s3://bucket/a%20b.gtr","id":"u~1.2_3","part_bytes":8388608,"parts":[{parts}]}}"#
+        );
+        seed(folder, name, state.as_bytes());
+    }
 }
 
 /// Summaries of short traces, and the texts of their states, which no damage to a compressed file ever reaches.
