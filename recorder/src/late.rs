@@ -173,14 +173,21 @@ fn finds_recorder(pid: u32) -> Result<(), Refusal> {
     Err(Refusal::NotLate { pid, why })
 }
 
-/// One attacher at a time: the name is free again when it ends, however it does.
+/// One attacher at a time: a lock of the process's memory file (`/proc/PID/mem`), which the kernel gives back however its holder ends.
+/// Who may open that file has a debugger's rights over the process, so nobody else can keep us away.
 #[cfg(target_arch = "x86_64")]
-fn alone(pid: u32) -> Result<std::os::unix::net::UnixListener, Refusal> {
-    use std::os::linux::net::SocketAddrExt;
-    use std::os::unix::net::{SocketAddr, UnixListener};
+fn alone(pid: u32) -> Result<std::fs::File, Refusal> {
+    use rustix::fs::{FlockOperation, flock};
 
-    let name = SocketAddr::from_abstract_name(format!("gputrace-attach-{pid}"));
-    name.and_then(|name| UnixListener::bind_addr(&name)).map_err(|_| Refusal::Busy(pid))
+    let Ok(memory) = std::fs::File::open(format!("/proc/{pid}/mem")) else {
+        // Why not, is said as for the whole.
+        possible(pid)?;
+        return Err(Refusal::Gone(pid));
+    };
+    match flock(&memory, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(memory),
+        Err(_) => Err(Refusal::Busy(pid)),
+    }
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -36,6 +36,7 @@ mod merge_stack;
 mod nvml;
 mod nvml_process;
 mod oom;
+pub mod opened;
 mod output;
 mod pidfd;
 mod pjrt;
