@@ -8,9 +8,11 @@
 use crate::card::Holder;
 use crate::gpus::Gpus;
 use crate::opened::{self, Access, Descriptors, Expected, Links, users_of};
-use crate::{late, process};
+use crate::{late, process, room};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use gputrace_ring::control::{self, Control};
+use gputrace_ring::variables;
+use gputrace_schemas::reader::looks_like_a_trace;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -68,6 +70,14 @@ pub enum Refusal {
         /// The process.
         pid: u32,
         /// Its own words.
+        why: String,
+    },
+    /// It has too little memory for a recording.
+    #[error("process {pid} cannot be recorded now: {why}")]
+    NoRoom {
+        /// The process.
+        pid: u32,
+        /// Why, and what to change.
         why: String,
     },
     /// The variables are too long for the page.
@@ -222,7 +232,8 @@ impl Page {
         for number in descriptors.named("/").ok()? {
             let link = format!("/proc/{recorder}/fd/{number}");
             let Ok(target) = fs::read_link(&link) else { continue };
-            if is_trace(Path::new(&link)) {
+            let is_named_so = target.extension().is_some_and(|ending| ending == "gtr");
+            if is_trace(Path::new(&link), is_named_so) {
                 return Some(target);
             }
         }
@@ -254,8 +265,10 @@ impl Page {
             let text = format!("process {pid} is being recorded already: `gputrace detach {pid}` ends that");
             return Err(Refusal::Already(text));
         }
+        let ring = room::for_session(self.pid).map_err(|why| Refusal::NoRoom { pid: self.pid, why })?;
+        let ring = ring.map(|bytes| (variables::RING_BYTES.to_string_lossy().into_owned(), bytes.to_string()));
         let mut options = Vec::new();
-        for (name, value) in variables {
+        for (name, value) in variables.iter().chain(&ring) {
             options.extend_from_slice(format!("{name}={value}").as_bytes());
             options.push(0);
         }
@@ -269,6 +282,31 @@ impl Page {
             return Err(Refusal::Refused { pid: self.pid, why: self.answer() });
         }
         Ok(answered)
+    }
+
+    /// Whether the ring of a session that is over is mapped still: a thread was in the middle of an event.
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        self.wide(offset_of!(Control, left)) != 0
+    }
+
+    /// Once a session has ended: has the process try again to unmap its ring, as long as a thread of it was in the middle of an
+    /// event, and calls of the program hear us.
+    pub fn tidy(&self, patience: Duration) {
+        let until = Instant::now() + patience;
+        while self.has_left()
+            && !self.is_unheard()
+            && self.stands() == Stands::Asleep
+            && Instant::now() < until
+        {
+            let left = until.saturating_duration_since(Instant::now());
+            if !matches!(self.ask(control::SLEEP, left), Ok(Answered::Yes)) {
+                break;
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        // Nobody waits for it any more.
+        let _ = self.write(offset_of!(Control, asked), &control::NOTHING.to_ne_bytes());
     }
 
     /// Has the session end.
@@ -322,12 +360,12 @@ fn is_answer(wish: u32, state: u32) -> bool {
     state == wanted || state == control::REFUSED || state == control::ENDING
 }
 
-/// Whether this is a trace, which may have any name.
-fn is_trace(link: &Path) -> bool {
+/// Whether this is a trace, which may have any name; one that has just been begun is known by its name alone.
+fn is_trace(link: &Path, is_named_so: bool) -> bool {
     let mut first = [0; 8];
-    opened::opened(link, Links::Followed, Access::Read, &Expected::regular())
-        .is_ok_and(|file| file.read_exact_at(&mut first, 0).is_ok())
-        && first.starts_with(b"gputrace")
+    opened::opened(link, Links::Followed, Access::Read, &Expected::regular()).is_ok_and(|file| {
+        is_named_so || (file.read_exact_at(&mut first, 0).is_ok() && looks_like_a_trace(&first))
+    })
 }
 
 /// Gone, or dead and not waited for.
@@ -492,7 +530,7 @@ pub fn processes() -> Listing {
     numbers.sort_unstable();
     numbers.dedup();
     let mut listing = Listing::default();
-    let mut looks = Looks::new();
+    let mut looks = Looks::new(looked_at);
     for pid in numbers {
         let used = holders.get(&pid).copied().flatten();
         match looks.at(pid) {
@@ -550,6 +588,7 @@ fn holders() -> HashMap<u32, Option<u64>> {
 /// Looks at processes one after another, each for a bounded time: a process can make the kernel wait for a lock of its
 /// memory, and must not hold up the others' rows by that.
 struct Looks {
+    look: fn(u32) -> Look,
     /// For all that do not answer together.
     left: Duration,
     worker: Option<(Sender<u32>, Receiver<Look>)>,
@@ -560,15 +599,15 @@ const LOOKED_AT: Duration = Duration::from_secs(2);
 const ALL_LOOKED_AT: Duration = Duration::from_secs(10);
 
 impl Looks {
-    fn new() -> Looks {
-        Looks { left: ALL_LOOKED_AT, worker: None }
+    fn new(look: fn(u32) -> Look) -> Looks {
+        Looks { look, left: ALL_LOOKED_AT, worker: None }
     }
 
     fn at(&mut self, pid: u32) -> Look {
-        let (asks, answers) = match self.worker.take().or_else(worker) {
+        let (asks, answers) = match self.worker.take().or_else(|| worker(self.look)) {
             Some(worker) => worker,
             // No thread to be had: then without a bound.
-            None => return looked_at(pid),
+            None => return (self.look)(pid),
         };
         let began = Instant::now();
         // Some time stays for each, whatever others took.
@@ -585,10 +624,10 @@ impl Looks {
 }
 
 /// A thread that looks at processes; `None` if there can be none. It ends with its last question.
-fn worker() -> Option<(Sender<u32>, Receiver<Look>)> {
+fn worker(look: fn(u32) -> Look) -> Option<(Sender<u32>, Receiver<Look>)> {
     let (asks, asked) = bounded::<u32>(1);
     let (tells, told) = bounded(1);
-    let look = move || asked.iter().map(looked_at).all(|look| tells.send(look).is_ok());
+    let look = move || asked.iter().map(look).all(|look| tells.send(look).is_ok());
     std::thread::Builder::new().name("look".to_owned()).spawn(look).ok()?;
     Some((asks, told))
 }
@@ -690,4 +729,28 @@ fn looked_at(pid: u32) -> Look {
         }
     }
     Look::At(seen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_at_which_a_look_never_ends_holds_up_no_other() {
+        let mut looks = Looks::new(|pid| {
+            while pid == 1 {
+                std::thread::park();
+            }
+            Look::At(Seen::bare(pid))
+        });
+        let seen: Vec<Option<u32>> = [2, 1, 3]
+            .into_iter()
+            .map(|pid| match looks.at(pid) {
+                Look::At(seen) => Some(seen.pid),
+                Look::Unanswered | Look::NotAllowed | Look::NoGpu | Look::Gone => None,
+            })
+            .collect();
+        assert_eq!(seen, [Some(2), None, Some(3)]);
+        assert!(looks.left < ALL_LOOKED_AT);
+    }
 }

@@ -175,7 +175,7 @@ pub(crate) fn tell(began: Option<Moment>, told: &Told) {
 
 /// A file that this user made.
 fn ours() -> Expected {
-    Expected::regular().of(&[rustix::process::geteuid().as_raw()])
+    Expected::regular().of(&[rustix::process::geteuid().as_raw()]).with_one_name()
 }
 
 /// The recorder has the working folder of its process, which may be another than that of who reads.

@@ -45,6 +45,7 @@ mod process;
 mod ptrace;
 pub mod python_lines;
 mod record;
+mod room;
 mod steering;
 mod symbol_files;
 pub mod symbolise;

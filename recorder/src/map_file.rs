@@ -13,6 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+/// Larger files are not rings: each byte of a ring is allocated when it is made, and so many would hold an hour of events.
+const MOST_BYTES: u64 = 64 << 30;
+
 /// A mapped ring. [`Map`]s taken from it must not outlive it.
 pub(crate) struct MapFile {
     map: Map,
@@ -166,7 +169,8 @@ impl MapFile {
 /// Opens a file for ourselves. A name that anybody could have made must not lead elsewhere, nor make us wait.
 fn open_again(path: &Path) -> Result<File, opened::Unexpected> {
     let links = if path.starts_with("/proc") { Links::Followed } else { Links::Refused };
-    opened::opened(path, links, Access::ReadWrite, &Expected::regular())
+    let expected = Expected::regular().with_one_name().with_bytes(0..=MOST_BYTES);
+    opened::opened(path, links, Access::ReadWrite, &expected)
 }
 
 fn check_kind(path: &Path, metadata: &fs::Metadata) -> Result<(), Error> {

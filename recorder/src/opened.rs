@@ -84,6 +84,8 @@ pub struct Expected {
     /// One of these users.
     owners: Option<Vec<u32>>,
     bytes: RangeInclusive<u64>,
+    /// Names that it has in its file system, at most.
+    most_names: u64,
     identity: Option<Identity>,
 }
 
@@ -115,7 +117,7 @@ impl Expected {
     /// A regular file.
     #[must_use]
     pub fn regular() -> Expected {
-        Expected { kind: Kind::Regular, owners: None, bytes: 0..=u64::MAX, identity: None }
+        Expected { kind: Kind::Regular, owners: None, bytes: 0..=u64::MAX, most_names: u64::MAX, identity: None }
     }
 
     /// A memory file.
@@ -128,6 +130,13 @@ impl Expected {
     #[must_use]
     pub fn of(mut self, owners: &[u32]) -> Expected {
         self.owners = Some(owners.to_vec());
+        self
+    }
+
+    /// It has one name at most: where anybody may make names, another may be that of any file of ours.
+    #[must_use]
+    pub fn with_one_name(mut self) -> Expected {
+        self.most_names = 1;
         self
     }
 
@@ -170,6 +179,9 @@ impl Expected {
         if let Some(owners) = self.owners.as_ref().filter(|owners| !owners.contains(&found.owner)) {
             let expected: Vec<String> = owners.iter().map(u32::to_string).collect();
             return Some(format!("it belongs to user {}, not to {}", found.owner, expected.join(" or ")));
+        }
+        if found.n_names > self.most_names {
+            return Some(format!("it has {} names (hard links)", found.n_names));
         }
         let (least, most) = (self.bytes.start(), self.bytes.end());
         (!self.bytes.contains(&found.bytes))
@@ -416,5 +428,158 @@ fn in_words(kind: u32) -> &'static str {
         libc::S_IFLNK => "a link",
         libc::S_IFCHR | libc::S_IFBLK => "a device",
         _ => "something else",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::fs::{OpenOptionsExt, symlink};
+    use std::process::Command;
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new() -> Folder {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            let name = format!(
+                "gputrace-opened-{}-{}",
+                std::process::id(),
+                NEXT.fetch_add(1, Ordering::Relaxed)
+            );
+            let path = std::env::temp_dir().join(name);
+            fs::create_dir(&path).expect("writable");
+            Folder(path)
+        }
+
+        fn file(&self, name: &str, text: &str) -> PathBuf {
+            let path = self.0.join(name);
+            fs::write(&path, text).expect("writable");
+            path
+        }
+
+        fn fifo(&self, name: &str) -> PathBuf {
+            let path = self.0.join(name);
+            assert!(Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
+            path
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn why(path: &Path, links: Links, expected: &Expected) -> String {
+        let refused = opened(path, links, Access::ReadWrite, expected).expect_err("refused");
+        refused.to_string().replace(&path.display().to_string(), "IT")
+    }
+
+    fn own() -> u32 {
+        rustix::process::geteuid().as_raw()
+    }
+
+    #[test]
+    fn what_is_not_the_expected_file_is_left_alone_and_named() {
+        let folder = Folder::new();
+        let (file, fifo) = (folder.file("file", "text"), folder.fifo("fifo"));
+        let regular = Expected::regular();
+        assert!(opened(&file, Links::Refused, Access::ReadWrite, &regular).is_ok());
+        // Nobody has the other end of it.
+        assert_eq!(why(&fifo, Links::Refused, &regular), "IT was left alone: it is a FIFO, not a regular file");
+        assert_eq!(
+            why(Path::new("/dev/null"), Links::Refused, &regular),
+            "IT was left alone: it is a device, not a regular file"
+        );
+        assert_eq!(why(&folder.0, Links::Refused, &regular), "IT was left alone: it is a folder, not a regular file");
+        let link = folder.0.join("link");
+        symlink(&file, &link).expect("writable");
+        assert_eq!(why(&link, Links::Refused, &regular), "IT was left alone: it is a link, not a regular file");
+        assert!(opened(&link, Links::Followed, Access::Read, &regular).is_ok());
+        let other = regular.clone().of(&[own() + 1]);
+        assert_eq!(
+            why(&file, Links::Refused, &other),
+            format!("IT was left alone: it belongs to user {}, not to {}", own(), own() + 1)
+        );
+        fs::hard_link(&file, folder.0.join("second")).expect("writable");
+        let alone = regular.clone().with_one_name();
+        assert_eq!(why(&file, Links::Refused, &alone), "IT was left alone: it has 2 names (hard links)");
+        let memory = why(&file, Links::Refused, &Expected::memory());
+        assert!(memory.ends_with("with 2 names, not a memory file"), "{memory}");
+        assert_eq!(fs::read(&file).expect("there"), b"text");
+    }
+
+    #[test]
+    fn a_file_of_any_length_is_read_up_to_its_bound() {
+        let folder = Folder::new();
+        let path = folder.file("file", "text");
+        let expected = Expected::regular().with_bytes(0..=10);
+        assert_eq!(read(&path, Links::Refused, &expected).expect("short"), b"text");
+        fs::OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(1 << 40)).expect("sparse");
+        let refused = read(&path, Links::Refused, &expected).expect_err("long").to_string();
+        assert!(refused.ends_with("it has 1099511627776 bytes, where 0 to 10 are expected"), "{refused}");
+    }
+
+    #[test]
+    fn a_name_that_leads_elsewhere_a_moment_later_leads_nobody_astray() {
+        let folder = Folder::new();
+        let (name, good) = (folder.0.join("name"), folder.file("good", "good"));
+        let bad = folder.file("bad", "bad");
+        folder.fifo("fifo");
+        let identity = Identity::of(&File::open(&good).expect("there")).expect("known");
+        let stops = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let next = folder.0.join("next");
+                for target in ["good", "bad", "fifo"].into_iter().cycle() {
+                    if stops.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    fs::hard_link(folder.0.join(target), &next).expect("writable");
+                    fs::rename(&next, &name).expect("writable");
+                    // Two names of one file: then it stays.
+                    let _ = fs::remove_file(&next);
+                }
+            });
+            let expected = Expected::regular().that_is(identity);
+            let mut n_opened = 0;
+            for _ in 0..20_000 {
+                if let Ok(mut file) = opened(&name, Links::Refused, Access::Append, &expected) {
+                    n_opened += 1;
+                    file.write_all(b".").expect("room");
+                }
+            }
+            stops.store(true, Ordering::Relaxed);
+            assert_eq!(fs::read(&good).expect("there").len(), 4 + n_opened);
+        });
+        assert_eq!(fs::read(&bad).expect("there"), b"bad");
+    }
+
+    #[test]
+    fn a_memory_file_of_another_process_is_taken_for_what_it_is_and_not_for_its_name() {
+        let own_files = Descriptors::of(std::process::id());
+        let made = memfd_create("gputrace-opened-test", MemfdFlags::CLOEXEC).expect("a memory file");
+        let numbers = own_files.named("/memfd:gputrace-opened-test ").expect("our own");
+        assert_eq!(numbers, [made.as_raw_fd() as u32]);
+        let expected = Expected::memory().of(&users_of(std::process::id())).with_bytes(0..=0);
+        let taken = own_files.take(numbers[0]).expect("our own");
+        assert!(taken.is_writable());
+        let file = taken.shared(&expected).expect("as it was made");
+        assert_eq!(Identity::of(&file).expect("known"), Identity::of(&made).expect("known"));
+        file.set_len(4096).expect("writable");
+        // A file whose name says the same, and which has a place in some folder.
+        let folder = Folder::new();
+        let path = folder.0.join("memfd:gputrace-opened-test ");
+        let disk = fs::OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path);
+        let disk = disk.expect("writable");
+        let taken = own_files.take(disk.as_raw_fd() as u32).expect("our own");
+        let refused = taken.shared(&expected).expect_err("not memory").to_string();
+        assert!(refused.contains("not a memory file"), "{refused}");
+        // The right one, and no longer as it was made.
+        let taken = own_files.take(numbers[0]).expect("our own");
+        assert!(taken.shared(&expected).expect_err("longer").to_string().contains("it has 4096 bytes"));
     }
 }

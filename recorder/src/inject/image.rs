@@ -98,6 +98,11 @@ impl Image {
         self.functions.get(name)
     }
 
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn n_functions(&self) -> usize {
+        self.functions.len()
+    }
+
     /// Where this stands in its code.
     pub(super) fn find(&self, memory: &File, sought: &[u8]) -> Option<u64> {
         self.code.iter().find_map(|range| {
@@ -157,4 +162,68 @@ fn half(bytes: &[u8], at: usize) -> Option<u32> {
 
 fn short(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::look_at_image;
+    use super::*;
+    use std::io::Write;
+
+    /// A library at address 0, in a file that stands for memory: header, one segment with code, a dynamic section, and a table of one
+    /// function.
+    fn image() -> Vec<u8> {
+        let mut bytes = vec![0_u8; 4096];
+        let mut put = |at: usize, value: u64, n: usize| {
+            bytes[at..at + n].copy_from_slice(&value.to_le_bytes()[..n]);
+        };
+        put(0, u64::from_le_bytes(*b"\x7fELF\x02\x01\x01\0"), 8);
+        for (at, value, n) in [(18, 62, 2), (32, 64, 8), (54, 56, 2), (56, 2, 2)] {
+            put(at, value, n);
+        }
+        // PT_LOAD of all with code, PT_DYNAMIC at 256.
+        for (at, value, n) in [(64, 1, 4), (68, 5, 4), (104, 4096, 8), (120, 2, 4), (136, 256, 8), (160, 96, 8)] {
+            put(at, value, n);
+        }
+        let dynamic = [(DT_GNU_HASH, 512), (DT_SYMTAB, 1024), (DT_STRTAB, 2048), (DT_STRSZ, 16), (0, 0)];
+        for (index, (tag, value)) in dynamic.into_iter().enumerate() {
+            put(256 + 16 * index, tag, 8);
+            put(264 + 16 * index, value, 8);
+        }
+        // One bucket, the first symbol is 1, one word of filter; its chain ends at once.
+        for (at, value, n) in [(512, 1, 4), (516, 1, 4), (520, 1, 4), (536, 1, 4), (540, 1, 4)] {
+            put(at, value, n);
+        }
+        // A function of section 1 at 3000, 8 bytes.
+        for (at, value, n) in [(1048, 1, 4), (1052, 2, 1), (1054, 1, 2), (1056, 3000, 8), (1064, 8, 8)] {
+            put(at, value, n);
+        }
+        bytes[2049..2052].copy_from_slice(b"fun");
+        bytes
+    }
+
+    fn looked_at(bytes: &[u8]) -> usize {
+        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("gputrace-image-{}-{n}", std::process::id()));
+        let mut file = File::create_new(&path).expect("writable");
+        file.write_all(bytes).expect("room");
+        let found = look_at_image(&File::open(&path).expect("there"));
+        std::fs::remove_file(path).expect("ours");
+        found
+    }
+
+    #[test]
+    fn no_number_of_a_hostile_header_is_believed() {
+        assert_eq!(looked_at(&image()), 1);
+        for at in (16..4096).step_by(2).filter(|at| image()[*at..*at + 2] != [0, 0] || at % 64 == 0) {
+            for value in [0_u64, 1, 0xffff, u64::from(u32::MAX), u64::MAX, i64::MAX as u64, 1 << 40] {
+                for n in [2, 4, 8] {
+                    let mut bytes = image();
+                    bytes[at..at + n].copy_from_slice(&value.to_le_bytes()[..n]);
+                    let _ = looked_at(&bytes);
+                }
+            }
+        }
+    }
 }

@@ -40,6 +40,9 @@ const LEFT: Duration = Duration::from_secs(15);
 /// So many are closed at once: a chain of calls takes room on a stack.
 const MOST_LEFT: usize = 8;
 const PAGE: u64 = 4096;
+/// Bytes of the new thread's stack. The C library keeps it for the next thread, so it is small; the loader and PyTorch's allocator,
+/// which lists its blocks on it, take some 30 KiB, and thread-local storage lies on it too.
+const STACK: u64 = 512 << 10;
 /// More than the library has.
 const MOST_LIBRARY: u64 = 256 << 20;
 /// `MFD_EXEC` (linux/memfd.h, Linux 6.3).
@@ -76,6 +79,8 @@ pub(crate) struct Late {
     c_library: Image,
     pieces: Pieces,
     numbers: Vec<(usize, u64)>,
+    /// Functions of the C library that set what a new thread is to have: all as usual, and the size of its stack.
+    attributes: [u64; 2],
     /// How long a thread is looked for that can be borrowed, and how long it may take for its calls.
     patience: Duration,
     /// A thread has been told to make one that uses the file: it may still do so.
@@ -141,6 +146,10 @@ impl Late {
             let address = function(name);
             numbers.push((place, address.ok_or_else(|| no(&format!("its C library has no {name}")))?));
         }
+        let attributes = ["pthread_attr_init", "pthread_attr_setstacksize"].map(function);
+        let [Some(usual), Some(stack)] = attributes else {
+            return Err(no("its C library has no pthread_attr_setstacksize"));
+        };
         let piece = |code: &[u8]| {
             c_library.find(&memory, code).ok_or_else(|| no("its C library does not look as expected"))
         };
@@ -153,6 +162,7 @@ impl Late {
             c_library,
             pieces: Pieces { restore, call },
             numbers,
+            attributes: [usual, stack],
             patience,
             is_committed: false,
         })
@@ -348,10 +358,15 @@ impl Late {
         let create = self.numbers.iter().find(|(place, _)| *place == given::THREAD).map_or(0, |it| it.1);
         let thread = base + PAGE + given::THREAD as u64;
         let before = threads::listed(self.pid);
-        let make = Step::Function(create, [thread, 0, base, base + PAGE]);
+        let attributes = base + PAGE + given::ATTRIBUTES as u64;
+        let [usual, stack] = self.attributes;
+        let usual = Step::Function(usual, [attributes, 0, 0, 0]);
+        let stack = Step::Function(stack, [attributes, STACK, 0, 0]);
+        let make = Step::Function(create, [thread, attributes, base, base + PAGE]);
         // Says that the call before is over.
         let clock = [libc::CLOCK_MONOTONIC as u64, base + PAGE + given::TIME as u64, 0, 0, 0, 0];
-        self.run(&[make, Step::Kernel(libc::SYS_clock_gettime, numbers(clock))], b"")?;
+        let clock = Step::Kernel(libc::SYS_clock_gettime, numbers(clock));
+        self.run(&[usual, stack, make, clock], b"")?;
         self.is_committed = true;
         let until = Instant::now() + self.patience;
         while state(file, numbers_at) == 0 {
@@ -536,4 +551,12 @@ fn why_untraceable(pid: u32) -> String {
         "3" => "nobody may on this machine (kernel.yama.ptrace_scope=3): start it with LD_PRELOAD and GPUTRACE=dormant".to_owned(),
         _ => crate::attach::why_hidden(pid),
     }
+}
+
+/// All that is done with a library in foreign memory, without a process: how many functions it has.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn look_at_image(memory: &File) -> usize {
+    let Some(image) = Image::read(memory, 0) else { return 0 };
+    let _ = image.find(memory, &[0x0f, 0x05, 0xc3]);
+    image.n_functions()
 }
