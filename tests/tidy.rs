@@ -160,17 +160,29 @@ fn traces_are_opened_in_one_place() {
 /// `recorder/src/opened.rs`: a path below `/tmp` or `/dev/shm`, or of `/proc/PID`, may lead to another file than the one that was looked at.
 const OPENS: [(&str, usize, &str); 29] = [
     ("recorder/src/fuzzing.rs", 4, "the fuzzer's own file"),
-    ("recorder/src/inject/mod.rs", 4, "/proc/PID/mem, which belongs to the kernel; /proc/sys and /dev/urandom"),
+    (
+        "recorder/src/inject/mod.rs",
+        4,
+        "/proc/PID/mem, which belongs to the kernel; /proc/sys and /dev/urandom",
+    ),
     ("recorder/src/inject/threads.rs", 3, "short texts of the kernel's in /proc/PID/task"),
     ("recorder/src/job.rs", 1, "makes a new file (create_new)"),
     ("recorder/src/late.rs", 1, "/proc/PID/mem, to lock it"),
     ("recorder/src/limits.rs", 1, "/proc/self"),
     ("recorder/src/opened.rs", 1, "texts of the kernel's in /proc/PID, of bounded length"),
-    ("recorder/src/output.rs", 3, "makes a new file (create_new); its lock is asked for by the name that the user gave"),
+    (
+        "recorder/src/output.rs",
+        3,
+        "makes a new file (create_new); its lock is asked for by the name that the user gave",
+    ),
     ("recorder/src/process.rs", 7, "texts of the kernel's in /proc and /proc/self"),
     ("recorder/src/record.rs", 1, "/proc/self"),
     ("objects/src/upload.rs", 2, "the file that the user named, and its state beside it"),
-    ("schemas/src/reader.rs", 1, "does not wait (O_NONBLOCK), and refuses what is not a regular file; nothing is written"),
+    (
+        "schemas/src/reader.rs",
+        1,
+        "does not wait (O_NONBLOCK), and refuses what is not a regular file; nothing is written",
+    ),
     ("replay/src/bin/gputrace/commands/attach.rs", 1, "/proc/PID/stat"),
     ("replay/src/bin/gputrace/commands/budget.rs", 1, "the file that the user named"),
     ("replay/src/bin/gputrace/commands/doctor.rs", 2, "files of the system's"),
@@ -187,13 +199,23 @@ const OPENS: [(&str, usize, &str); 29] = [
     ("replay/src/bin/gputrace/commands/record/launch.rs", 2, "/dev/null and /proc/self"),
     ("replay/src/bin/gputrace/commands/report.rs", 1, "the file that the user named"),
     ("replay/src/bin/gputrace/commands/serve.rs", 1, "makes a new file (create_new)"),
-    ("replay/src/bin/gputrace/", 4, "make a new file (create_new); /dev/urandom; the library and the program that are to be used"),
+    (
+        "replay/src/bin/gputrace/",
+        4,
+        "make a new file (create_new); /dev/urandom; the library and the program that are to be used",
+    ),
 ];
 
 #[test]
 fn paths_that_another_user_may_change_are_checked_after_they_are_opened() {
-    const WAYS: [&str; 6] =
-        ["File::open(", "File::create(", "fs::read(", "fs::read_to_string(", "OpenOptions::new(", "File::options("];
+    const WAYS: [&str; 6] = [
+        "File::open(",
+        "File::create(",
+        "fs::read(",
+        "fs::read_to_string(",
+        "OpenOptions::new(",
+        "File::options(",
+    ];
     let known = |file: &str| {
         let listed = OPENS.iter().filter(|(name, ..)| file == *name);
         let folder = OPENS.iter().filter(|(name, ..)| {

@@ -266,7 +266,8 @@ impl Page {
             return Err(Refusal::Already(text));
         }
         let ring = room::for_session(self.pid).map_err(|why| Refusal::NoRoom { pid: self.pid, why })?;
-        let ring = ring.map(|bytes| (variables::RING_BYTES.to_string_lossy().into_owned(), bytes.to_string()));
+        let ring =
+            ring.map(|bytes| (variables::RING_BYTES.to_string_lossy().into_owned(), bytes.to_string()));
         let mut options = Vec::new();
         for (name, value) in variables.iter().chain(&ring) {
             options.extend_from_slice(format!("{name}={value}").as_bytes());
@@ -432,7 +433,8 @@ struct Reason {
 /// Of a process whose descriptors lead to no page of ours.
 fn reason(pid: u32, maps: &str) -> Reason {
     let environment = opened::text_of_proc(&format!("/proc/{pid}/environ")).unwrap_or_default();
-    let variable = |name: &[u8]| environment.as_bytes().split(|byte| *byte == 0).find_map(|it| it.strip_prefix(name));
+    let variable =
+        |name: &[u8]| environment.as_bytes().split(|byte| *byte == 0).find_map(|it| it.strip_prefix(name));
     let because = |why: &str, remedy: &str| Reason { why: why.to_owned(), remedy: remedy.to_owned() };
     if !maps.contains("libgputrace.so") {
         // What loads libraries at a start, and what calls it by its name.
@@ -550,7 +552,8 @@ pub fn processes() -> Listing {
                 let mut seen = Seen::bare(pid);
                 (seen.state, seen.used) = ("unanswered", used);
                 seen.why = Some("looking at its memory and descriptors takes too long".to_owned());
-                "look again; if it stays so, the process or a file system under it hangs".clone_into(&mut seen.remedy);
+                "look again; if it stays so, the process or a file system under it hangs"
+                    .clone_into(&mut seen.remedy);
                 listing.processes.push(seen);
             }
             Look::Gone if holders.contains_key(&pid) => {
@@ -645,13 +648,7 @@ impl Seen {
     fn of(pid: u32) -> Seen {
         let user = field(pid, "Uid:").and_then(|line| line.split_whitespace().next()?.parse().ok());
         let name = opened::text_of_proc(&format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
-        Seen {
-            pid,
-            own_pid: own_number(pid).filter(|own| *own != pid),
-            name,
-            user,
-            ..Seen::bare(pid)
-        }
+        Seen { pid, own_pid: own_number(pid).filter(|own| *own != pid), name, user, ..Seen::bare(pid) }
     }
 
     /// By its number alone.

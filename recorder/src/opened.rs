@@ -11,7 +11,10 @@
 //! A descriptor of another process is better taken from it than opened ([`Descriptors`]): the copy gives us no right that
 //! the process did not have.
 
-use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags, StatxFlags, fcntl_getfl, fstat, major, makedev, memfd_create, minor, open, statx};
+use rustix::fs::{
+    AtFlags, MemfdFlags, Mode, OFlags, StatxFlags, fcntl_getfl, fstat, major, makedev, memfd_create, minor,
+    open, statx,
+};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::fs::{self, File};
@@ -117,7 +120,13 @@ impl Expected {
     /// A regular file.
     #[must_use]
     pub fn regular() -> Expected {
-        Expected { kind: Kind::Regular, owners: None, bytes: 0..=u64::MAX, most_names: u64::MAX, identity: None }
+        Expected {
+            kind: Kind::Regular,
+            owners: None,
+            bytes: 0..=u64::MAX,
+            most_names: u64::MAX,
+            identity: None,
+        }
     }
 
     /// A memory file.
@@ -211,12 +220,7 @@ pub fn opened(path: &Path, links: Links, access: Access, expected: &Expected) ->
 }
 
 /// Opens the file of a descriptor that is ours once more, if it is the expected one.
-fn again(
-    descriptor: &OwnedFd,
-    path: &Path,
-    access: Access,
-    expected: &Expected,
-) -> Result<File, Unexpected> {
+fn again(descriptor: &OwnedFd, path: &Path, access: Access, expected: &Expected) -> Result<File, Unexpected> {
     let no = |source: io::Error| Unexpected::System { path: path.to_owned(), source };
     let first = check(descriptor, path, expected)?;
     let how = match access {
@@ -316,7 +320,8 @@ impl Descriptors {
     pub(crate) fn named(&self, begin: &str) -> io::Result<Vec<u32>> {
         let listed = fs::read_dir(self.folder())?.take(MOST_DESCRIPTORS).flatten();
         let is_it = |path: &Path| {
-            fs::read_link(path).is_ok_and(|to| to.as_os_str().as_encoded_bytes().starts_with(begin.as_bytes()))
+            fs::read_link(path)
+                .is_ok_and(|to| to.as_os_str().as_encoded_bytes().starts_with(begin.as_bytes()))
         };
         let named = listed.filter(|entry| is_it(&entry.path()));
         Ok(named.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
@@ -444,11 +449,8 @@ mod tests {
     impl Folder {
         fn new() -> Folder {
             static NEXT: AtomicU32 = AtomicU32::new(0);
-            let name = format!(
-                "gputrace-opened-{}-{}",
-                std::process::id(),
-                NEXT.fetch_add(1, Ordering::Relaxed)
-            );
+            let name =
+                format!("gputrace-opened-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
             let path = std::env::temp_dir().join(name);
             fs::create_dir(&path).expect("writable");
             Folder(path)
@@ -489,15 +491,24 @@ mod tests {
         let regular = Expected::regular();
         assert!(opened(&file, Links::Refused, Access::ReadWrite, &regular).is_ok());
         // Nobody has the other end of it.
-        assert_eq!(why(&fifo, Links::Refused, &regular), "IT was left alone: it is a FIFO, not a regular file");
+        assert_eq!(
+            why(&fifo, Links::Refused, &regular),
+            "IT was left alone: it is a FIFO, not a regular file"
+        );
         assert_eq!(
             why(Path::new("/dev/null"), Links::Refused, &regular),
             "IT was left alone: it is a device, not a regular file"
         );
-        assert_eq!(why(&folder.0, Links::Refused, &regular), "IT was left alone: it is a folder, not a regular file");
+        assert_eq!(
+            why(&folder.0, Links::Refused, &regular),
+            "IT was left alone: it is a folder, not a regular file"
+        );
         let link = folder.0.join("link");
         symlink(&file, &link).expect("writable");
-        assert_eq!(why(&link, Links::Refused, &regular), "IT was left alone: it is a link, not a regular file");
+        assert_eq!(
+            why(&link, Links::Refused, &regular),
+            "IT was left alone: it is a link, not a regular file"
+        );
         assert!(opened(&link, Links::Followed, Access::Read, &regular).is_ok());
         let other = regular.clone().of(&[own() + 1]);
         assert_eq!(
@@ -518,7 +529,11 @@ mod tests {
         let path = folder.file("file", "text");
         let expected = Expected::regular().with_bytes(0..=10);
         assert_eq!(read(&path, Links::Refused, &expected).expect("short"), b"text");
-        fs::OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(1 << 40)).expect("sparse");
+        fs::OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .and_then(|file| file.set_len(1 << 40))
+            .expect("sparse");
         let refused = read(&path, Links::Refused, &expected).expect_err("long").to_string();
         assert!(refused.ends_with("it has 1099511627776 bytes, where 0 to 10 are expected"), "{refused}");
     }

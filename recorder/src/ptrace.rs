@@ -184,8 +184,6 @@ pub(crate) mod given {
     pub(crate) const THREAD: usize = 104;
     /// Two words: not 0 once `pthread_create` has returned.
     pub(crate) const TIME: usize = 112;
-    /// `pthread_attr_t` of the new thread: 56 bytes.
-    pub(crate) const ATTRIBUTES: usize = 1600;
     /// Texts, each ended by a zero.
     pub(crate) const PATH: usize = 128;
     pub(crate) const NAME: usize = 256;

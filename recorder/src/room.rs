@@ -81,10 +81,8 @@ fn rooms(pid: u32) -> Vec<Room> {
         let (limit, used) = (soft_limit(&limits, limit)?, kilobytes(&status, used)?);
         Some(Room { kind, limit, left: limit.saturating_sub(used) })
     };
-    let own = [
-        room(Kind::Addresses, "Max address space", "VmSize:"),
-        room(Kind::Data, "Max data size", "VmData:"),
-    ];
+    let own =
+        [room(Kind::Addresses, "Max address space", "VmSize:"), room(Kind::Data, "Max data size", "VmData:")];
     own.into_iter().flatten().chain(group(&text("cgroup"), Path::new("/sys/fs/cgroup"))).collect()
 }
 
@@ -108,9 +106,11 @@ fn group(cgroup: &str, mounted: &Path) -> Option<Room> {
         controllers.split(',').any(|it| it == "memory").then_some(path)
     });
     let (root, path, names) = match older {
-        Some(path) => {
-            (mounted.join("memory"), path, ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "])
-        }
+        Some(path) => (
+            mounted.join("memory"),
+            path,
+            ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "],
+        ),
         None => (mounted.to_owned(), unified?, ["memory.max", "memory.current", "inactive_file "]),
     };
     let folder: PathBuf = root.join(path.trim_start_matches('/'));

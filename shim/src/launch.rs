@@ -134,8 +134,7 @@ pub(crate) fn start_recorder(path: &'static CStr, file: Option<&File>) -> Outcom
 /// Children that stay between the program and its recorders, and the memory that each stands on.
 struct Staying([(AtomicU32, AtomicPtr<u8>); 16]);
 
-static STAYING: Staying =
-    Staying([const { (AtomicU32::new(0), AtomicPtr::new(null_mut())) }; 16]);
+static STAYING: Staying = Staying([const { (AtomicU32::new(0), AtomicPtr::new(null_mut())) }; 16]);
 
 impl Staying {
     /// A child whose memory is being written down.
@@ -160,9 +159,12 @@ impl Staying {
                 continue;
             }
             // Somebody else may have waited for it: then it is no child of ours any more.
-            let is_over = matches!(wait(child as usize, libc::__WCLONE | libc::WNOHANG), Ok(1..) | Err(libc::ECHILD));
+            let is_over =
+                matches!(wait(child as usize, libc::__WCLONE | libc::WNOHANG), Ok(1..) | Err(libc::ECHILD));
             // One thread gives it back.
-            if !is_over || pid.compare_exchange(child, Self::TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            if !is_over
+                || pid.compare_exchange(child, Self::TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_err()
+            {
                 continue;
             }
             // SAFETY: the child was the last that stood on it.

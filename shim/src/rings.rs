@@ -32,9 +32,9 @@ struct Left {
     generation: AtomicU64,
 }
 
-static LEFT: [Left; MOST] = [const {
-    Left { at: AtomicUsize::new(0), bytes: AtomicUsize::new(0), generation: AtomicU64::new(0) }
-}; MOST];
+static LEFT: [Left; MOST] =
+    [const { Left { at: AtomicUsize::new(0), bytes: AtomicUsize::new(0), generation: AtomicU64::new(0) } };
+        MOST];
 
 /// Once before a ring is used, so that the barrier costs little later.
 pub(crate) fn prepare() {

@@ -182,7 +182,9 @@ mod tests {
             put(at, value, n);
         }
         // PT_LOAD of all with code, PT_DYNAMIC at 256.
-        for (at, value, n) in [(64, 1, 4), (68, 5, 4), (104, 4096, 8), (120, 2, 4), (136, 256, 8), (160, 96, 8)] {
+        for (at, value, n) in
+            [(64, 1, 4), (68, 5, 4), (104, 4096, 8), (120, 2, 4), (136, 256, 8), (160, 96, 8)]
+        {
             put(at, value, n);
         }
         let dynamic = [(DT_GNU_HASH, 512), (DT_SYMTAB, 1024), (DT_STRTAB, 2048), (DT_STRSZ, 16), (0, 0)];

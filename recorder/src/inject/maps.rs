@@ -52,7 +52,9 @@ impl Maps {
     pub(super) fn hole(&self) -> Option<u64> {
         let holes = self.0.windows(2).filter_map(|pair| match pair {
             // Not up to the kernel's own pages.
-            [below, above] if above.start < 1 << 47 => Some((above.start.saturating_sub(below.end), below.end)),
+            [below, above] if above.start < 1 << 47 => {
+                Some((above.start.saturating_sub(below.end), below.end))
+            }
             _ => None,
         });
         let (bytes, start) = holes.max()?;

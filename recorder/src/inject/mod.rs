@@ -40,6 +40,8 @@ const LEFT: Duration = Duration::from_secs(15);
 /// So many are closed at once: a chain of calls takes room on a stack.
 const MOST_LEFT: usize = 8;
 const PAGE: u64 = 4096;
+/// Bytes of a `pthread_attr_t` and more (bits/pthreadtypes-arch.h: 56).
+const ATTRIBUTES: usize = 128;
 /// Bytes of the new thread's stack. The C library keeps it for the next thread, so it is small; the loader and PyTorch's allocator,
 /// which lists its blocks on it, take some 30 KiB, and thread-local storage lies on it too.
 const STACK: u64 = 512 << 10;
@@ -358,15 +360,19 @@ impl Late {
         let create = self.numbers.iter().find(|(place, _)| *place == given::THREAD).map_or(0, |it| it.1);
         let thread = base + PAGE + given::THREAD as u64;
         let before = threads::listed(self.pid);
-        let attributes = base + PAGE + given::ATTRIBUTES as u64;
-        let [usual, stack] = self.attributes;
-        let usual = Step::Function(usual, [attributes, 0, 0, 0]);
-        let stack = Step::Function(stack, [attributes, STACK, 0, 0]);
-        let make = Step::Function(create, [thread, attributes, base, base + PAGE]);
+        let ([usual, stack], none) = (self.attributes, Argument::Number(0));
+        // They lie on the borrowed thread's stack: `pthread_create` looks at them once more when the new thread may be over, and has
+        // unmapped its page.
+        let usual = Step::Function(usual, [Argument::Text, none, none, none]);
+        let stack = Step::Function(stack, [Argument::Text, Argument::Number(STACK), none, none]);
+        let make = Step::Function(
+            create,
+            [Argument::Number(thread), Argument::Text, Argument::Number(base), Argument::Number(base + PAGE)],
+        );
         // Says that the call before is over.
         let clock = [libc::CLOCK_MONOTONIC as u64, base + PAGE + given::TIME as u64, 0, 0, 0, 0];
         let clock = Step::Kernel(libc::SYS_clock_gettime, numbers(clock));
-        self.run(&[usual, stack, make, clock], b"")?;
+        self.run(&[usual, stack, make, clock], &[0; ATTRIBUTES])?;
         self.is_committed = true;
         let until = Instant::now() + self.patience;
         while state(file, numbers_at) == 0 {
@@ -505,10 +511,11 @@ fn began(pid: u32) -> Result<u64, Refusal> {
 
 /// What can be seen without touching it.
 fn refuse_by_status(pid: u32) -> Result<(), Refusal> {
-    let status = opened::text_of_proc(&format!("/proc/{pid}/status")).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => Refusal::Gone(pid),
-        _ => Refusal::NotLate { pid, why: error.to_string() },
-    })?;
+    let status =
+        opened::text_of_proc(&format!("/proc/{pid}/status")).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Refusal::Gone(pid),
+            _ => Refusal::NotLate { pid, why: error.to_string() },
+        })?;
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map_or("", str::trim);
     let no = |why: String| Err(Refusal::NotLate { pid, why });
     if pid == std::process::id() {
