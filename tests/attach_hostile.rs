@@ -11,7 +11,9 @@ use std::process::{Child, Command, Stdio};
 use gputrace_skip::skip;
 use gputrace_tests::recorded::{self, Folder};
 
-/// What is the attacker's to read, and is none of its files.
+/// One that every user may run.
+const PYTHON: &str = "/usr/bin/python3";
+/// Root's file, which the attacker must not be able to read or change.
 const SECRET: &str = "root's own\n";
 
 /// A process of user 65534, which ends with this.
@@ -77,7 +79,11 @@ impl Ground {
 
     fn start(&self, mode: &str) -> Hostile {
         let victim = self.victim();
-        Hostile::start(&self.folder.path().join("evil"), self.folder.path(), &[mode, victim.to_str().expect("text")])
+        Hostile::start(
+            &self.folder.path().join("evil"),
+            self.folder.path(),
+            &[mode, victim.to_str().expect("text")],
+        )
     }
 
     fn gputrace(&self, arguments: &[&str]) -> (Option<i32>, String) {
@@ -101,7 +107,10 @@ fn a_process_that_exchanges_what_it_is_asked_to_make_has_nothing_of_the_attacher
             let hostile = ground.start(mode);
             let (code, said) = ground.gputrace(&["attach", "--timeout", "2", &hostile.pid()]);
             // Whatever comes of it: it ends by itself, and says why.
-            assert!(code == Some(0) || (code == Some(2) && said.contains("gputrace: ")), "{mode}: {code:?} {said}");
+            assert!(
+                code == Some(0) || (code == Some(2) && said.contains("gputrace: ")),
+                "{mode}: {code:?} {said}"
+            );
             ground.check(mode, &said);
         }
     }
@@ -146,7 +155,7 @@ fn headers_in_a_hostile_processs_memory_keep_nobody_from_being_listed() {
     let script = script.to_str().expect("text");
     let hostile: Vec<Hostile> = [("0", "9"), ("56", "1"), ("255", "255"), ("1", "255")]
         .iter()
-        .map(|(size, n)| Hostile::start(Path::new("python3"), ground.folder.path(), &[script, size, n]))
+        .map(|(size, n)| Hostile::start(Path::new(PYTHON), ground.folder.path(), &[script, size, n]))
         .collect();
     let (code, said) = ground.gputrace(&["ps"]);
     assert_eq!(code, Some(0), "{said}");
@@ -171,7 +180,7 @@ fn nobody_without_a_debuggers_rights_keeps_others_from_attaching() {
         \x20   except OSError: pass\n\
         print('ready', flush=True); sys.stdin.read()\n";
     let mut other = Command::new("setpriv");
-    other.args(["--reuid", "65533", "--regid", "65533", "--clear-groups", "python3", "-c", script, &pid]);
+    other.args(["--reuid", "65533", "--regid", "65533", "--clear-groups", PYTHON, "-c", script, &pid]);
     let mut other = other.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("setpriv");
     let mut line = String::new();
     BufReader::new(other.stdout.take().expect("its output")).read_line(&mut line).expect("a line");

@@ -405,7 +405,8 @@ fn of_a_process_without_addresses_to_spare_nothing_is_asked() {
     let mut program = words(&folder);
     let before = taken(&program.pid());
     let limit = (before.0 + (100 << 10)) << 10;
-    let limited = Command::new("prlimit").args([format!("--as={limit}"), "--pid".into(), program.pid()]).status();
+    let limited =
+        Command::new("prlimit").args([format!("--as={limit}"), "--pid".into(), program.pid()]).status();
     assert!(limited.expect("prlimit").success());
     let why = refused(&folder, &program.pid());
     assert!(why.contains("MiB of addresses (ulimit -v) left, and 256 MiB are needed"), "{why}");

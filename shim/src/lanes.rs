@@ -227,7 +227,7 @@ fn come(tls: &'static Tls, start: Start, is_first: bool) -> Option<Lane> {
 }
 
 /// Whether a thread is in the middle of an event of this session, which is over. Threads that are gone are not.
-pub(crate) fn is_writing(generation: u64) -> bool {
+fn is_writing(generation: u64) -> bool {
     let (process, own) = (kernel::process_id(), session::tag());
     (0..).zip(&STATES).any(|(line, slot)| {
         let state: *const ThreadState = slot.load(Ordering::Acquire);
@@ -251,6 +251,11 @@ pub(crate) fn fall_asleep() {
     }
 }
 
+/// Tries to unmap the rings of sessions that are over, for a thread that is not on its way to a line; false if one stays.
+pub(crate) fn give_rings_back() -> bool {
+    session::give_rings_back(0, is_writing)
+}
+
 /// Does what somebody asks who attaches or detaches.
 pub(crate) fn obey() {
     if session::is_asked() {
@@ -259,7 +264,7 @@ pub(crate) fn obey() {
 }
 
 const DESCRIBE: Describe =
-    Describe { process: describe_process, names: describe_names, living: describe_living };
+    Describe { process: describe_process, names: describe_names, living: describe_living, is_writing };
 
 /// Tells a session of what was given out while the library slept, on a line of its own.
 fn describe_living(map: Map, generation: u64) {

@@ -1,6 +1,6 @@
 //! Rings of sessions that are over: unmapped once no thread can write to them any more.
 //!
-//! A thread writes to a ring only behind a mark: its line's ([`lanes`]), and before it has a line, [`session::Coming`]. It looks at the
+//! A thread writes to a ring only behind a mark: its line's (`lanes`), and before it has a line, [`session::Coming`]. It looks at the
 //! generation again when the mark is set. Who ends a session does both the other way round:
 //!
 //! ```text
@@ -13,7 +13,7 @@
 //! So one of the two sees the other, and the fast path has no barrier. What cannot be unmapped is tried again when somebody next
 //! attaches or detaches; the recorder has given its memory back by then, so that it takes addresses alone.
 
-use crate::{kernel, lanes};
+use crate::kernel;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use gputrace_ring::map::Map;
 
@@ -52,11 +52,12 @@ pub(crate) fn leave(map: Map, generation: u64) {
 }
 
 /// Unmaps the rings to which nobody can write any more; how many bytes stay. No session is on, the caller holds the session's state
-/// word, and `is_alone` says whether no other thread is on its way to a line.
-pub(crate) fn give_back(is_alone: impl Fn() -> bool) -> usize {
+/// word. `is_alone` says whether no other thread is on its way to a line, and `is_writing` whether one is in the middle of an event of
+/// that session.
+pub(crate) fn give_back(is_alone: impl Fn() -> bool, is_writing: fn(u64) -> bool) -> usize {
     let wait = || LEFT.iter().filter(|left| left.at.load(Ordering::Relaxed) != 0);
     if wait().next().is_some() && barrier(BARRIER) && is_alone() {
-        for left in wait().filter(|left| !lanes::is_writing(left.generation.load(Ordering::Relaxed))) {
+        for left in wait().filter(|left| !is_writing(left.generation.load(Ordering::Relaxed))) {
             let at = left.at.swap(0, Ordering::Relaxed) as *mut u8;
             // SAFETY: the mapping is ours, and the marks say that nobody is in it, nor comes again: its session is over.
             unsafe { kernel::unmap(at, left.bytes.load(Ordering::Relaxed)) };

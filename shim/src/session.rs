@@ -313,6 +313,8 @@ pub(crate) struct Describe {
     pub(crate) names: fn(Map, u64),
     /// What was given out while the library slept, once there is.
     pub(crate) living: fn(Map, u64),
+    /// Whether a thread is in the middle of an event of this session, which is over.
+    pub(crate) is_writing: fn(u64) -> bool,
 }
 
 /// Makes the session, or waits for the thread that is making it. False if there will be none, or not soon.
@@ -377,7 +379,7 @@ fn follow(page: &Page, control: &Control, describe: Describe) {
         if page.state.load(Ordering::Acquire) == to {
             // It is so already.
             if to == ASLEEP {
-                give_rings_back(1);
+                give_rings_back(1, describe.is_writing);
             }
             control.asked.store(wish::NOTHING, Ordering::Relaxed);
             control.answers.fetch_add(1, Ordering::Release);
@@ -387,7 +389,7 @@ fn follow(page: &Page, control: &Control, describe: Describe) {
     if to == LIVE {
         control.state.store(wish::CHANGING, Ordering::Relaxed);
         kernel::look_for_filter();
-        unmap_rings(page, 1);
+        unmap_rings(page, 1, describe.is_writing);
         let options = control::options(control);
         if !environment::put_before(&options) {
             control.asked.store(wish::NOTHING, Ordering::Relaxed);
@@ -410,7 +412,7 @@ fn follow(page: &Page, control: &Control, describe: Describe) {
         rings::leave(map, generation);
         // Events take microseconds. A thread that waits for a processor in the middle of one is not waited for.
         for _ in 0..GIVING_BACK {
-            if unmap_rings(page, 1) {
+            if unmap_rings(page, 1, describe.is_writing) {
                 break;
             }
             kernel::sleep(50_000);
@@ -422,19 +424,19 @@ fn follow(page: &Page, control: &Control, describe: Describe) {
 
 /// Tries once more to unmap the rings of sessions that are over; false if one stays. `own` is how often the caller counts as
 /// [`Coming`].
-pub(crate) fn give_rings_back(own: u32) -> bool {
+pub(crate) fn give_rings_back(own: u32, is_writing: fn(u64) -> bool) -> bool {
     let Some(page) = known_page() else { return true };
     if page.state.compare_exchange(ASLEEP, STARTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
         return false;
     }
-    let is_done = unmap_rings(page, own);
+    let is_done = unmap_rings(page, own, is_writing);
     page.state.store(ASLEEP, Ordering::Release);
     is_done
 }
 
 /// The same for who holds the state word.
-fn unmap_rings(page: &Page, own: u32) -> bool {
-    let left = rings::give_back(|| page.coming.load(Ordering::SeqCst) == own);
+fn unmap_rings(page: &Page, own: u32, is_writing: fn(u64) -> bool) -> bool {
+    let left = rings::give_back(|| page.coming.load(Ordering::SeqCst) == own, is_writing);
     if let Some(control) = control() {
         control.left.store(left as u64, Ordering::Relaxed);
     }

@@ -90,7 +90,7 @@ pub(crate) unsafe extern "C" fn gputrace_attach_loaded(patience: u64) -> u64 {
 /// Unmaps the rings of sessions that are over. This thread is nobody's: it can wait for those that are in the middle of an event.
 fn give_rings_back() {
     for _ in 0..PATIENCE {
-        if session::give_rings_back(0) {
+        if lanes::give_rings_back() {
             break;
         }
         kernel::sleep(1_000_000);
