@@ -2,15 +2,19 @@
 #![allow(unsafe_code)]
 
 use crate::Error;
+use crate::opened::{self, Access, Expected, Links};
 use gputrace_ring::map::{Header, LOCKED, Map, NotARing};
 use memmap2::{MmapOptions, MmapRaw};
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Larger files are not rings: each byte of a ring is allocated when it is made, and so many would hold an hour of events.
+const MOST_BYTES: u64 = 64 << 30;
 
 /// A mapped ring. [`Map`]s taken from it must not outlive it.
 pub(crate) struct MapFile {
@@ -47,9 +51,10 @@ impl MapFile {
     /// Maps a ring's file; also `/proc/PID/fd/N`.
     pub(crate) fn open(path: &Path) -> Result<MapFile, Error> {
         let io = |source| Error::Ring { ring: path.to_owned(), source };
-        // Before it is opened, because opening some other files does something.
-        check_kind(path, &fs::metadata(path).map_err(io)?)?;
-        let file = open_again(path).map_err(io)?;
+        let file = open_again(path).map_err(|why| match why {
+            opened::Unexpected::System { source, .. } => io(source),
+            opened::Unexpected::Differs { what, .. } => Error::NotARing { ring: path.to_owned(), what },
+        })?;
         let metadata = file.metadata().map_err(io)?;
         let (owner, us) = (metadata.uid(), rustix::process::geteuid().as_raw());
         if owner != us {
@@ -162,9 +167,10 @@ impl MapFile {
 }
 
 /// Opens a file for ourselves. A name that anybody could have made must not lead elsewhere, nor make us wait.
-fn open_again(path: &Path) -> io::Result<File> {
-    let follow = if path.starts_with("/proc") { 0 } else { libc::O_NOFOLLOW };
-    OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK | follow).open(path)
+fn open_again(path: &Path) -> Result<File, opened::Unexpected> {
+    let links = if path.starts_with("/proc") { Links::Followed } else { Links::Refused };
+    let expected = Expected::regular().with_one_name().with_bytes(0..=MOST_BYTES);
+    opened::opened(path, links, Access::ReadWrite, &expected)
 }
 
 fn check_kind(path: &Path, metadata: &fs::Metadata) -> Result<(), Error> {

@@ -375,7 +375,8 @@ impl<'a> Recorder<'a> {
                 self.look_at_threads();
                 // A process that has become another program by `exec` lives on, without us.
                 if now - busy_at > NAMES_EVERY && self.is_another_program() {
-                    self.end(Ending::Gone);
+                    // Or one whose session has just ended: it unmaps its ring then.
+                    self.end(if self.is_off() { Ending::Off } else { Ending::Gone });
                     return;
                 }
             }
@@ -526,9 +527,15 @@ impl<'a> Recorder<'a> {
         self.target.address_space(self.file.inode()).is_none_or(|space| self.take_mappings(space))
     }
 
+    /// The library records no more, and has unmapped the ring.
+    fn is_off(&self) -> bool {
+        self.header().process.value.load(Ordering::Acquire) == OFF
+    }
+
     /// The same of an address space that was read.
     fn take_mappings(&mut self, space: AddressSpace) -> bool {
-        if !space.has_ring && self.mappings.had_ring {
+        let n_known = space.modules.len() - self.translator.unknown_modules(&space.modules).len();
+        if !space.has_ring && self.mappings.had_ring && !(self.is_off() && n_known > 0) {
             // Another program's address space is none of this trace.
             return false;
         }

@@ -3,6 +3,7 @@
 //! A path is only a hint. Files are told by their build ids, because what is at a path may be another build; only a
 //! module of a process that is there, and that has no build id, is taken for what is at its path.
 
+use crate::opened::{self, Access, Expected, Links};
 use crate::process::{build_id, hex};
 use gputrace_schemas::event::Module;
 use object::read::ReadCache;
@@ -89,7 +90,7 @@ impl SymbolFiles<'_> {
     }
 
     fn supplement(&self, file: &Path) -> Option<PathBuf> {
-        let cache = ReadCache::new(File::open(file).ok()?);
+        let cache = ReadCache::new(open(file)?);
         let elf = object::File::parse(&cache).ok()?;
         let (link, build_id) = elf.gnu_debugaltlink().ok()??;
         let (link, build_id) = (String::from_utf8_lossy(link), hex(build_id));
@@ -129,6 +130,11 @@ fn by_build_id(root: &Path, build_id: &str) -> Vec<PathBuf> {
     places.into_iter().map(|place| root.join(place)).collect()
 }
 
+/// What is at such a path may be anything, and anybody's: a FIFO would be waited for. Distributions make links of these names.
+fn open(path: &Path) -> Option<File> {
+    opened::opened(path, Links::Followed, Access::Read, &Expected::regular()).ok()
+}
+
 /// How much a file says, more being more.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Says {
@@ -145,10 +151,7 @@ struct Facts {
 impl Facts {
     /// `None` for what is not there or no ELF file.
     fn read(path: &Path) -> Option<Facts> {
-        if !path.is_file() {
-            return None;
-        }
-        let cache = ReadCache::new(File::open(path).ok()?);
+        let cache = ReadCache::new(open(path)?);
         let elf = object::File::parse(&cache).ok()?;
         // What a section was split off from keeps its header, but no bytes.
         let has = |name| elf.section_by_name(name).is_some_and(|section| section.file_range().is_some());

@@ -275,6 +275,12 @@ impl Map {
         Ok(Map { base, n_chunks })
     }
 
+    /// Where it begins, and how many bytes it has.
+    #[must_use]
+    pub fn memory(&self) -> (*mut u8, usize) {
+        (self.base, Map::bytes_for(self.n_chunks))
+    }
+
     /// The first page.
     #[cfg(not(loom))]
     #[must_use]

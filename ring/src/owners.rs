@@ -123,6 +123,12 @@ impl Owners {
         self.slots.get(line as usize).is_some_and(|slot| slot.load(Ordering::Relaxed) == owner.encode())
     }
 
+    /// Whose the line is; a session of 0 is nobody's.
+    #[must_use]
+    pub fn owner(&self, line: u32) -> Owner {
+        Owner::decode(self.slots.get(line as usize).map_or(0, |slot| slot.load(Ordering::Acquire)))
+    }
+
     /// Makes a line free. Only for its owner.
     pub fn give_back(&self, line: u32) {
         if let Some(slot) = self.slots.get(line as usize) {

@@ -161,10 +161,12 @@ pub(crate) fn put_before(options: &[u8]) -> bool {
     };
     let n = options.split(|byte| *byte == 0).filter(|text| is_ours(text)).count();
     let lists = (n + 1 + n + n_old + 1) * WORD;
-    let memory = sys::pages(lists + options.len() + 1);
+    let bytes = lists + options.len() + 1;
+    let memory = sys::pages(bytes);
     if memory.is_null() {
         return false;
     }
+    WISHES.keep(memory, bytes);
     let (own, list) = (memory.cast::<*const c_char>(), memory.cast::<*const c_char>().wrapping_add(n + 1));
     let mut used = 0;
     for (index, text) in options.split(|byte| *byte == 0).filter(|text| is_ours(text)).enumerate() {
@@ -186,6 +188,30 @@ pub(crate) fn put_before(options: &[u8]) -> bool {
     FOR_RECORDER.store(list as usize, Ordering::Relaxed);
     OPTIONS.store(own, Ordering::Release);
     true
+}
+
+/// Memory of the last wishes. Who reads an option has one of these, and is done long before so many others have come and gone.
+struct Wishes {
+    next: AtomicUsize,
+    slots: [(AtomicPtr<u8>, AtomicUsize); 16],
+}
+
+static WISHES: Wishes = Wishes {
+    next: AtomicUsize::new(0),
+    slots: [const { (AtomicPtr::new(null_mut()), AtomicUsize::new(0)) }; 16],
+};
+
+impl Wishes {
+    /// Keeps the newest, and gives the oldest back. For one thread at a time.
+    fn keep(&self, memory: *mut u8, bytes: usize) {
+        let next = self.next.fetch_add(1, Ordering::Relaxed) % self.slots.len();
+        let Some((at, length)) = self.slots.get(next) else { return };
+        let (oldest, had) = (at.swap(memory, Ordering::Relaxed), length.swap(bytes, Ordering::Relaxed));
+        if !oldest.is_null() {
+            // SAFETY: the mapping is ours. Options are read while a session is made, by who calls this, and once at the process's end.
+            unsafe { kernel::unmap(oldest, had) };
+        }
+    }
 }
 
 static OPTIONS: AtomicPtr<*const c_char> = AtomicPtr::new(null_mut());

@@ -10,7 +10,7 @@ use crate::tls::{self, Tls};
 use crate::{closers, devices, kernel, ledger, nvtx, words};
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering, compiler_fence};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence};
 use gputrace_ring::map::{self, Map};
 use gputrace_ring::owners::{Owner, Owners};
 use gputrace_ring::record::Kind;
@@ -36,7 +36,7 @@ pub(crate) struct ThreadState {
     generation: AtomicU64,
     line: u32,
     /// An event is being recorded. An owner that is gone and left it so may have left anything half done.
-    is_recording: u32,
+    is_recording: AtomicU32,
     producer: MaybeUninit<Producer>,
     rest: Rest,
 }
@@ -47,13 +47,20 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// The thread begins to record an event; its state is there.
+    /// The thread begins to record an event; its state is there. `None` if its session has ended just now.
     #[inline(always)]
-    fn open(tls: &'static Tls) -> Lane {
-        let mut lane = Lane { tls };
-        lane.all().is_recording = 1;
+    fn open(tls: &'static Tls) -> Option<Lane> {
+        // SAFETY: only this thread reaches its state but for the atomics, and `busy` lets it have one lane at a time.
+        let state = unsafe { &*tls.state.get().cast::<ThreadState>() };
+        state.is_recording.store(1, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
-        lane
+        // Who ends a session looks for the mark after that (`rings`): one of us sees the other.
+        if session::generation() != tls.generation.get() {
+            state.is_recording.store(0, Ordering::Relaxed);
+            tls.busy.set(0);
+            return None;
+        }
+        Some(Lane { tls })
     }
 
     /// The calling thread's end of the ring.
@@ -114,7 +121,7 @@ impl Drop for Lane {
             self.follow(wish);
         }
         compiler_fence(Ordering::SeqCst);
-        self.all().is_recording = 0;
+        self.all().is_recording.store(0, Ordering::Release);
         self.tls.busy.set(0);
     }
 }
@@ -139,7 +146,7 @@ pub(crate) fn lane(start: Start) -> Option<Lane> {
     tls.busy.set(sp);
     compiler_fence(Ordering::SeqCst);
     if generation != 0 && tls.generation.get() == generation {
-        return Some(Lane::open(tls));
+        return Lane::open(tls);
     }
     attach(tls, start)
 }
@@ -157,12 +164,29 @@ fn was_torn_away(tls: &Tls, sp: usize) -> bool {
     if was_torn {
         // What it left may be half done: all of it is made anew.
         tls.generation.set(0);
-    } else if let Some(map) = session::map()
-        && tls.generation.get() == session::generation()
+    } else {
+        count_nested(tls);
+    }
+    was_torn
+}
+
+/// Counts an event of a signal handler that is lost.
+fn count_nested(tls: &Tls) {
+    let state: *const ThreadState = tls.state.get().cast();
+    if state.is_null() {
+        return;
+    }
+    // SAFETY: blocks stay mapped, and this word is an atomic.
+    let mark = unsafe { &(*state).is_recording };
+    // What was interrupted may not have set it yet, or no more.
+    let before = mark.swap(1, Ordering::Relaxed);
+    compiler_fence(Ordering::SeqCst);
+    if let Some((map, generation)) = session::current()
+        && tls.generation.get() == generation
     {
         map.header().lost_nested.add(0);
     }
-    was_torn
+    mark.store(before, Ordering::Release);
 }
 
 /// Gives a thread its line, and the process its session if `start` allows.
@@ -171,17 +195,11 @@ fn was_torn_away(tls: &Tls, sp: usize) -> bool {
 fn attach(tls: &'static Tls, start: Start) -> Option<Lane> {
     let _errno = KeepErrno::new();
     let is_first = !session::is_live();
-    let has_session = !is_first || (start == Start::IfNeeded && session::begin(DESCRIBE));
-    let Some(map) = session::map().filter(|_| has_session) else {
+    let lane = come(tls, start, is_first);
+    let Some(mut lane) = lane else {
         tls.busy.set(0);
         return None;
     };
-    if !attach_thread(tls, map) {
-        map.header().lost_threads.add(0);
-        tls.busy.set(0);
-        return None;
-    }
-    let mut lane = Lane::open(tls);
     if is_first {
         devices::describe(lane.producer());
     }
@@ -194,11 +212,48 @@ fn attach(tls: &'static Tls, start: Start) -> Option<Lane> {
     Some(lane)
 }
 
+/// The part of [`attach`] in which no mark of the thread's own says that it is in the ring.
+fn come(tls: &'static Tls, start: Start, is_first: bool) -> Option<Lane> {
+    let _coming = session::Coming::new()?;
+    if is_first && !(start == Start::IfNeeded && session::begin(DESCRIBE)) {
+        return None;
+    }
+    let (map, generation) = session::current()?;
+    if !attach_thread(tls, map, generation) {
+        map.header().lost_threads.add(0);
+        return None;
+    }
+    Lane::open(tls)
+}
+
+/// Whether a thread is in the middle of an event of this session, which is over. Threads that are gone are not.
+fn is_writing(generation: u64) -> bool {
+    let (process, own) = (kernel::process_id(), session::tag());
+    (0..).zip(&STATES).any(|(line, slot)| {
+        let state: *const ThreadState = slot.load(Ordering::Acquire);
+        if state.is_null() {
+            return false;
+        }
+        // SAFETY: blocks stay mapped, and these words are atomics.
+        let (mark, session) = unsafe { (&(*state).is_recording, &(*state).generation) };
+        let owner = OWNERS.owner(line);
+        mark.load(Ordering::Acquire) != 0
+            && session.load(Ordering::Acquire) == generation
+            && owner.session == own
+            && !kernel::is_thread_gone(process, owner.tid)
+    })
+}
+
 /// A library that came late sleeps from the start.
 pub(crate) fn fall_asleep() {
     if !session::has_control() {
         session::begin(DESCRIBE);
     }
+}
+
+/// Tries to unmap the rings of sessions that are over, for a thread that is not on its way to a line; false if one stays.
+pub(crate) fn give_rings_back() -> bool {
+    session::give_rings_back(0, is_writing)
 }
 
 /// Does what somebody asks who attaches or detaches.
@@ -209,7 +264,7 @@ pub(crate) fn obey() {
 }
 
 const DESCRIBE: Describe =
-    Describe { process: describe_process, names: describe_names, living: describe_living };
+    Describe { process: describe_process, names: describe_names, living: describe_living, is_writing };
 
 /// Tells a session of what was given out while the library slept, on a line of its own.
 fn describe_living(map: Map, generation: u64) {
@@ -260,23 +315,23 @@ fn on_own_line(map: Map, write: impl FnOnce(&mut Producer)) {
     OWNERS.give_back(line);
 }
 
-fn attach_thread(tls: &Tls, map: Map) -> bool {
+fn attach_thread(tls: &Tls, map: Map, generation: u64) -> bool {
     let me = Owner { session: session::tag(), tid: kernel::thread_id() };
     if let Some(line) = left_line(tls, me) {
         finish(line);
         OWNERS.give_back(line);
     }
     reclaim(me, None, LOOKED_AT);
-    let Some((line, state)) = take_line(me) else { return false };
+    let Some((line, state)) = take_line(me, generation) else { return false };
     // SAFETY: the line is ours alone, so the block is, which is all zeros, a value of everything in it, or whole as an
     // earlier owner left it.
     let state_ref = unsafe { &mut *state };
     state_ref.producer.write(Producer::new(map, line, me.tid));
     state_ref.line = line;
     // Another session has another recorder, which knows nothing yet.
-    state_ref.rest.definitions = definitions();
+    state_ref.rest.definitions = definitions(generation);
     // SYNC: the producer is whole for whoever finishes what we leave.
-    state_ref.generation.store(session::generation(), Ordering::Release);
+    state_ref.generation.store(generation, Ordering::Release);
     tls.state.set(state.cast());
     tls.waits.set(0);
     if tls.generation.get() != 0 {
@@ -284,13 +339,13 @@ fn attach_thread(tls: &Tls, map: Map) -> bool {
         tls.group_depth.set(0);
         tls.group.set(0);
     }
-    tls.generation.set(session::generation());
+    tls.generation.set(generation);
     true
 }
 
 /// What [`Rest::definitions`] is in this session.
-fn definitions() -> u32 {
-    session::generation() as u32 | 1
+fn definitions(generation: u64) -> u32 {
+    generation as u32 | 1
 }
 
 /// The line of an event of this thread that was torn away.
@@ -306,7 +361,7 @@ fn left_line(tls: &Tls, me: Owner) -> Option<u32> {
 
 /// A line of one's own with its memory, empty. Where there is no memory for another, the line is given back: a limit that
 /// is lifted later leaves no harm behind.
-fn take_line(me: Owner) -> Option<(u32, *mut ThreadState)> {
+fn take_line(me: Owner, generation: u64) -> Option<(u32, *mut ThreadState)> {
     let memory_of =
         |line: u32| STATES.get(line as usize).map_or(null_mut(), |slot| slot.load(Ordering::Acquire));
     let has_memory = |line| !memory_of(line).is_null();
@@ -317,7 +372,9 @@ fn take_line(me: Owner) -> Option<(u32, *mut ThreadState)> {
             let state = memory_of(line);
             // SAFETY: the line is ours alone, so the block is, which is all zeros or what its last owner left.
             let left = unsafe { &mut *state };
-            if left.is_recording == 0 && left.rest.definitions == definitions() {
+            if left.is_recording.load(Ordering::Relaxed) == 0
+                && left.rest.definitions == definitions(generation)
+            {
                 left.rest.hand_on();
             } else {
                 // SAFETY: whole pages of a private mapping; the line is ours alone.

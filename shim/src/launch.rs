@@ -17,7 +17,7 @@ use crate::{config, elf, environment, ring_file};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::MaybeUninit;
 use core::ptr::{null, null_mut};
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 const STACK: usize = 32 << 10;
 /// Of the child between us, which may have more to do.
@@ -123,11 +123,55 @@ pub(crate) fn start_recorder(path: &'static CStr, file: Option<&File>) -> Outcom
             outcome(state, error.load(Ordering::Relaxed), recorder.load(Ordering::Relaxed))
         }
     };
-    if !stays || child.is_err() {
+    match child {
+        Ok(child) if stays => STAYING.note(child as u32, prepared.scratch),
         // SAFETY: both children are gone or have their own memory.
-        unsafe { prepared.give_back() };
+        Ok(_) | Err(_) => unsafe { prepared.give_back() },
     }
     result
+}
+
+/// Children that stay between the program and its recorders, and the memory that each stands on.
+struct Staying([(AtomicU32, AtomicPtr<u8>); 16]);
+
+static STAYING: Staying = Staying([const { (AtomicU32::new(0), AtomicPtr::new(null_mut())) }; 16]);
+
+impl Staying {
+    /// A child whose memory is being written down.
+    const TAKEN: u32 = u32::MAX;
+
+    /// Where more stay than anybody attaches, the memory of the others stays too.
+    fn note(&self, child: u32, scratch: *mut u8) {
+        let free = |slot: &&(AtomicU32, AtomicPtr<u8>)| {
+            slot.0.compare_exchange(0, Self::TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        };
+        if let Some((pid, memory)) = self.0.iter().find(free) {
+            memory.store(scratch, Ordering::Relaxed);
+            pid.store(child, Ordering::Release);
+        }
+    }
+
+    /// Gives back the numbers and the memory of those that have ended.
+    fn reap(&self) {
+        for (pid, memory) in &self.0 {
+            let child = pid.load(Ordering::Acquire);
+            if matches!(child, 0 | Self::TAKEN) {
+                continue;
+            }
+            // Somebody else may have waited for it: then it is no child of ours any more.
+            let is_over =
+                matches!(wait(child as usize, libc::__WCLONE | libc::WNOHANG), Ok(1..) | Err(libc::ECHILD));
+            // One thread gives it back.
+            if !is_over
+                || pid.compare_exchange(child, Self::TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_err()
+            {
+                continue;
+            }
+            // SAFETY: the child was the last that stood on it.
+            unsafe { kernel::unmap(memory.load(Ordering::Relaxed), Prepared::BYTES) };
+            pid.store(0, Ordering::Release);
+        }
+    }
 }
 
 /// Memory for the children, with what only a thread of the program can find out.
@@ -142,6 +186,7 @@ impl Prepared {
 
     /// Or why no recorder can be started.
     pub(crate) fn new() -> Result<Prepared, &'static [u8]> {
+        STAYING.reap();
         if ring_file::has_namespace_for_children() {
             // Its first child is that namespace's init, whose end ends it: that is for the program's own.
             return Err(
@@ -193,9 +238,11 @@ impl Helper {
         let stays = unsafe { (*launch).stays };
         // SAFETY: the child runs on its own stack in memory that stays until it is gone; what it shares with us are atomics.
         match unsafe { kernel::spawn(libc::CLONE_VM, prepared.outer_stack, help, launch.cast()) } {
-            Ok(child) => {
-                Ok(Helper { pid: child as u32, scratch: if stays { null_mut() } else { prepared.scratch } })
+            Ok(child) if stays => {
+                STAYING.note(child as u32, prepared.scratch);
+                Ok(Helper { pid: child as u32, scratch: null_mut() })
             }
+            Ok(child) => Ok(Helper { pid: child as u32, scratch: prepared.scratch }),
             Err(error) => {
                 // SAFETY: there is no child.
                 unsafe { prepared.give_back() };

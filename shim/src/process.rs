@@ -38,6 +38,7 @@ extern "C" fn construct(argc: c_int, argv: *const *const c_char) {
 /// for long: with it the kernel kills the recorder.
 extern "C" fn destruct() {
     let _errno = KeepErrno::new();
+    session::keep_ring();
     let Some(map) = session::map() else { return };
     if let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
         loader::describe_bypasses(lane.producer());

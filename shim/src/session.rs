@@ -11,7 +11,7 @@ use crate::config::{self, Stacks};
 use crate::launch::{self, Outcome};
 use crate::ring_file::{Identity, Ring};
 use crate::sys::{self, Text, say};
-use crate::{control, elf, environment, kernel, ledger, ring_file, stack, words};
+use crate::{control, elf, environment, kernel, ledger, ring_file, rings, stack, words};
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_int};
 use core::mem::MaybeUninit;
@@ -23,6 +23,9 @@ use gputrace_ring::map::Map;
 
 /// How often a thread looks whether another is done making the session, every 100 µs.
 const START_PATIENCE: u32 = 5_000;
+
+/// How often the thread that ends a session tries to unmap its ring, every 50 µs and more.
+const GIVING_BACK: u32 = 8;
 
 /// No session yet.
 const NONE: u32 = 0;
@@ -49,6 +52,8 @@ struct Page {
     control: AtomicPtr<Control>,
     /// Tells this process from those that it was forked from; 0 before its first session.
     tag: AtomicU32,
+    /// Threads between their first look at the session and the mark of their own line ([`rings`]).
+    coming: AtomicU32,
     helper: Help,
 }
 
@@ -231,10 +236,54 @@ fn facts() -> *const Facts {
     SESSIONS.get(last).map_or(core::ptr::null(), |session| session.0.get().cast_const().cast())
 }
 
+/// The ring of the session that is on. It stays mapped for as long as the caller has a mark ([`rings`]).
 pub(crate) fn map() -> Option<Map> {
-    let facts = facts();
-    // SAFETY: written before the generation that `is_live` saw was published, and not again for many sessions.
-    is_live().then(|| unsafe { (*facts).map })
+    current().map(|(map, _)| map)
+}
+
+/// The session that is on: its ring, and its generation.
+pub(crate) fn current() -> Option<(Map, u64)> {
+    let before = generation();
+    if matches!(before, 0 | OFF) {
+        return None;
+    }
+    // SAFETY: written before the generation was published, and not again for many sessions.
+    let map = unsafe { (*facts()).map };
+    // Else that may be the ring of a session that has begun since.
+    (generation() == before).then_some((map, before))
+}
+
+/// The caller is on its way to the ring, which stays mapped meanwhile. All signals are blocked: nothing tears the thread away.
+pub(crate) struct Coming {
+    page: &'static Page,
+    signals: kernel::SignalSet,
+}
+
+impl Coming {
+    /// `None` where there will be no session.
+    pub(crate) fn new() -> Option<Coming> {
+        page().map(Coming::on)
+    }
+
+    fn on(page: &'static Page) -> Coming {
+        let signals = kernel::block_signals(kernel::ALL_SIGNALS);
+        page.coming.fetch_add(1, Ordering::SeqCst);
+        Coming { page, signals }
+    }
+}
+
+impl Drop for Coming {
+    fn drop(&mut self) {
+        self.page.coming.fetch_sub(1, Ordering::SeqCst);
+        kernel::block_signals(self.signals);
+    }
+}
+
+/// The process is at its end: from here on its ring stays mapped.
+pub(crate) fn keep_ring() {
+    if let Some(page) = known_page() {
+        page.coming.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 /// Where the ring is, and which file it is; once there was a session.
@@ -264,6 +313,8 @@ pub(crate) struct Describe {
     pub(crate) names: fn(Map, u64),
     /// What was given out while the library slept, once there is.
     pub(crate) living: fn(Map, u64),
+    /// Whether a thread is in the middle of an event of this session, which is over.
+    pub(crate) is_writing: fn(u64) -> bool,
 }
 
 /// Makes the session, or waits for the thread that is making it. False if there will be none, or not soon.
@@ -311,11 +362,10 @@ fn fall_asleep(page: &Page) {
 pub(crate) fn obey(describe: Describe) {
     let (Some(page), Some(control)) = (known_page(), control()) else { return };
     let _errno = sys::KeepErrno::new();
-    let before = kernel::block_signals(kernel::ALL_SIGNALS);
+    let _coming = Coming::on(page);
     if !is_helped(page, control) {
         follow(page, control, describe);
     }
-    kernel::block_signals(before);
 }
 
 /// One thread follows the wish.
@@ -328,6 +378,9 @@ fn follow(page: &Page, control: &Control, describe: Describe) {
     if page.state.compare_exchange(from, STARTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
         if page.state.load(Ordering::Acquire) == to {
             // It is so already.
+            if to == ASLEEP {
+                give_rings_back(1, describe.is_writing);
+            }
             control.asked.store(wish::NOTHING, Ordering::Relaxed);
             control.answers.fetch_add(1, Ordering::Release);
         }
@@ -336,6 +389,7 @@ fn follow(page: &Page, control: &Control, describe: Describe) {
     if to == LIVE {
         control.state.store(wish::CHANGING, Ordering::Relaxed);
         kernel::look_for_filter();
+        unmap_rings(page, 1, describe.is_writing);
         let options = control::options(control);
         if !environment::put_before(&options) {
             control.asked.store(wish::NOTHING, Ordering::Relaxed);
@@ -347,7 +401,7 @@ fn follow(page: &Page, control: &Control, describe: Describe) {
         }
     } else {
         control.asked.store(wish::NOTHING, Ordering::Relaxed);
-        page.generation.store(OFF, Ordering::Release);
+        let generation = page.generation.swap(OFF, Ordering::AcqRel);
         // SAFETY: written when the session was made, by a thread that let this one come here.
         let map = unsafe { (*facts()).map };
         map.header().process.value.store(gputrace_ring::map::OFF, Ordering::Release);
@@ -355,9 +409,38 @@ fn follow(page: &Page, control: &Control, describe: Describe) {
             words::restore();
             tell_words(0);
         }
+        rings::leave(map, generation);
+        // Events take microseconds. A thread that waits for a processor in the middle of one is not waited for.
+        for _ in 0..GIVING_BACK {
+            if unmap_rings(page, 1, describe.is_writing) {
+                break;
+            }
+            kernel::sleep(50_000);
+        }
         page.state.store(ASLEEP, Ordering::Release);
         control::answer(control, wish::ASLEEP, RECORDER.load(Ordering::Relaxed), b"");
     }
+}
+
+/// Tries once more to unmap the rings of sessions that are over; false if one stays. `own` is how often the caller counts as
+/// [`Coming`].
+pub(crate) fn give_rings_back(own: u32, is_writing: fn(u64) -> bool) -> bool {
+    let Some(page) = known_page() else { return true };
+    if page.state.compare_exchange(ASLEEP, STARTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        return false;
+    }
+    let is_done = unmap_rings(page, own, is_writing);
+    page.state.store(ASLEEP, Ordering::Release);
+    is_done
+}
+
+/// The same for who holds the state word.
+fn unmap_rings(page: &Page, own: u32, is_writing: fn(u64) -> bool) -> bool {
+    let left = rings::give_back(|| page.coming.load(Ordering::SeqCst) == own, is_writing);
+    if let Some(control) = control() {
+        control.left.store(left as u64, Ordering::Relaxed);
+    }
+    left == 0
 }
 
 /// What a helper is told; written by the thread that starts it, which the state word lets do so alone.
@@ -584,6 +667,7 @@ fn read_config() {
 fn remember(map: Map, path: Text<128>, identity: Identity) -> Option<&'static CStr> {
     let next = BEGUN.load(Ordering::Relaxed);
     let slot = SESSIONS.get(next as usize % SESSIONS.len())?;
+    rings::prepare();
     // SAFETY: the state word lets one come here; readers wait for the generation.
     unsafe { (*slot.0.get()).write(Facts { map, path, identity }) };
     BEGUN.store(next.wrapping_add(1), Ordering::Release);

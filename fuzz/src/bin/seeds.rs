@@ -29,6 +29,7 @@ fn main() {
     options(&folder.join("options"));
     simulator(&folder.join("simulator"));
     symbol_files(&folder.join("symbol_files"));
+    foreign_images(&folder.join("foreign_image"));
     summaries(&folder.join("summary"), golden);
     requests(&folder.join("http_request"));
     upload_states(&folder.join("upload_state"));
@@ -383,4 +384,41 @@ fn snapshot(random: &mut Random) -> Vec<u8> {
     }
     out.extend(b"eeu.");
     out.clone()
+}
+
+/// Small libraries of the machine's compiler, if it has one, as the loader lays them out in memory.
+fn foreign_images(folder: &Path) {
+    std::fs::create_dir_all(folder).expect("writable");
+    let c = folder.with_extension("c");
+    std::fs::write(&c, "int a(int x) { return x + 1; }\nint b(int x) { return a(x) * a(x); }\nint kept = 7;\n")
+        .expect("writable");
+    for (name, flags) in [("gnu", "--hash-style=gnu"), ("both", "--hash-style=both"), ("sysv", "--hash-style=sysv")] {
+        let file = folder.with_extension("so");
+        let mut compiler = std::process::Command::new("cc");
+        compiler.args(["-shared", "-fPIC", "-nostdlib", "-O1", "-o"]).arg(&file).arg(&c).arg(format!("-Wl,{flags}"));
+        let is_built = compiler.status().is_ok_and(|status| status.success());
+        let laid_out = std::fs::read(&file).ok().filter(|_| is_built).and_then(|file| laid_out(&file));
+        if let Some(image) = laid_out {
+            seed(folder, name, &image);
+        }
+        let _ = std::fs::remove_file(&file);
+    }
+    let _ = std::fs::remove_file(&c);
+}
+
+/// What of a file is loaded, at its addresses.
+fn laid_out(file: &[u8]) -> Option<Vec<u8>> {
+    let number = |at: usize, n: usize| {
+        file.get(at..at + n).map(|bytes| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | usize::from(*byte)))
+    };
+    let mut image = vec![];
+    for index in 0..number(56, 2)? {
+        let header = number(32, 8)? + 56 * index;
+        if number(header, 4)? == 1 {
+            let (offset, address, bytes) = (number(header + 8, 8)?, number(header + 16, 8)?, number(header + 32, 8)?);
+            image.resize(image.len().max(address + bytes), 0);
+            image.get_mut(address..address + bytes)?.copy_from_slice(file.get(offset..offset + bytes)?);
+        }
+    }
+    Some(image)
 }

@@ -25,6 +25,8 @@ pub(super) const PS: Verb = Verb::new::<PsArgs>("ps", ps);
 const DEFAULT: &str = "gputrace-%e.%h.%p.%n.gtr";
 /// How long a recorder may take at least to name its trace.
 const NAMING: Duration = Duration::from_secs(5);
+/// How long a process is asked, at most, to unmap the ring that one of its threads was still writing to.
+const TIDYING: Duration = Duration::from_secs(2);
 
 /// Begins a recording of a process that runs already
 ///
@@ -195,7 +197,11 @@ fn end(pid: u32, patience: Duration) -> anyhow::Result<Result<PathBuf, ExitCode>
     let library = super::record::library().unwrap_or_default();
     let asked = Page::find(pid).and_then(|page| {
         let found = (page.trace(), page.ring(), page.recorder().filter(|it| lives(*it)));
-        Ok((late::sleep(&page, pid, &library, patience)?, found))
+        let answered = late::sleep(&page, pid, &library, patience)?;
+        if answered == Answered::Yes {
+            page.tidy(patience.min(TIDYING));
+        }
+        Ok((answered, found))
     });
     let (trace, ring, recorder) = match asked {
         Ok((Answered::Yes, found)) => found,
