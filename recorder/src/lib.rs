@@ -23,6 +23,7 @@ mod drain;
 #[doc(hidden)]
 pub mod fuzzing;
 mod gpus;
+mod growth;
 mod handed_out;
 #[cfg(target_arch = "x86_64")]
 mod inject;

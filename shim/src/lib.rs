@@ -63,6 +63,7 @@ mod probe;
 mod process;
 mod remembered;
 mod ring_file;
+mod room;
 mod sent;
 mod session;
 mod stack;
