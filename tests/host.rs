@@ -4,7 +4,7 @@
 use gputrace_skip::skip;
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -286,7 +286,10 @@ fn threads_that_come_one_after_another_lose_nothing_and_cost_little() {
 #[test]
 fn memory_that_is_short_for_a_while_costs_the_events_of_that_while() {
     let folder = folder("threads.room");
-    is_same(&program("threads_come_and_go"), &["2000", "room"], &folder);
+    // All of the ring from the start, so that nothing depends on when the recorder gets to a processor.
+    is_same_with(&program("threads_come_and_go"), &["2000", "room"], &folder, |command| {
+        command.env("GPUTRACE_RING_BYTES", "33554432");
+    });
     let trace = the_trace(&folder);
     let n_lost: u64 = lost(&trace).iter().map(|(_, events)| events).sum();
     // Two calls for each allocation; the second step of the thread, and all threads after it, are recorded.
@@ -297,6 +300,31 @@ fn memory_that_is_short_for_a_while_costs_the_events_of_that_while() {
         "{:?}",
         lost(&trace)
     );
+}
+
+#[test]
+fn a_ring_takes_memory_for_its_first_events_and_the_rest_when_a_recorder_gives_it() {
+    let folder = folder("first_memory");
+    for (asked, most) in [(None, 5 << 20), (Some("12582912"), 12 << 20)] {
+        let mut command = recorded_command(&program("threads_come_and_go"), &["1"], &folder);
+        // In the recorder's place, a program that ends at once.
+        command.env("GPUTRACE_RECORDER", "/bin/true").env("GPUTRACE_EXIT_WAIT", "1");
+        if let Some(asked) = asked {
+            command.env("GPUTRACE_RING_BYTES", asked);
+        }
+        let child =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
+        let prefix = format!("gputrace.{}.", child.id());
+        finish(child, "threads_come_and_go 1");
+        let files = fs::read_dir("/dev/shm").expect("shared memory").flatten();
+        let mut rings = files.filter(|file| file.file_name().to_string_lossy().starts_with(&prefix));
+        let ring = rings.next().expect("its ring").path();
+        let facts = fs::metadata(&ring).expect("a ring");
+        fs::remove_file(&ring).expect("ours");
+        let (long, taken) = (facts.len(), facts.blocks() * 512);
+        assert!(taken <= most && taken * 2 > most, "{asked:?}: {taken} bytes of {long}");
+        assert_eq!(long > taken + (20 << 20), asked.is_none(), "{asked:?}: {taken} bytes of {long}");
+    }
 }
 
 #[test]

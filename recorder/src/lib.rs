@@ -23,6 +23,7 @@ mod drain;
 #[doc(hidden)]
 pub mod fuzzing;
 mod gpus;
+mod growth;
 mod handed_out;
 #[cfg(target_arch = "x86_64")]
 mod inject;
@@ -30,6 +31,7 @@ mod job;
 pub mod late;
 pub mod left;
 mod limits;
+mod lines;
 mod liveness;
 mod map_file;
 mod memory;
@@ -39,6 +41,7 @@ mod nvml_process;
 mod oom;
 pub mod opened;
 mod output;
+mod pages;
 mod pidfd;
 mod pjrt;
 mod process;

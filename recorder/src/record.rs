@@ -1,6 +1,7 @@
 //! The recording itself: one loop that drains, merges, translates and looks after the process.
 
 use crate::drain::{Drain, Found, Lane, Stamped};
+use crate::growth::{self, Growth};
 use crate::handed_out::HandedOutBooks;
 use crate::job::{self, Told};
 use crate::limits;
@@ -9,6 +10,7 @@ use crate::map_file::{MapFile, WriterLock};
 use crate::nvml::Sampler;
 use crate::oom::{Answer, Answers};
 use crate::output::{self, Moment, Overwrite, TraceFile};
+use crate::pages::Pages;
 use crate::process::{self, AddressSpace, Fate, Reach, Target};
 use crate::symbol_files::{Astray, SymbolFiles, Unmarked};
 use crate::symbols::{Patience, Symbols};
@@ -16,7 +18,7 @@ use crate::ticks::{self, Timeline};
 use crate::translate::Translator;
 use crate::write::{End, WriterThread};
 use crate::{Error, say};
-use gputrace_ring::map::{COMPLETE, EXITING, FAILED, Header, LostLine, NO_RECORDER, OFF, RECORDING};
+use gputrace_ring::map::{COMPLETE, EXITING, FAILED, Header, LostLine, NO_RECORDER, OFF, RECORDING, RUNNING};
 use gputrace_schemas::event::{LostCause, Mapping, Module, Nanos, Process};
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -27,6 +29,9 @@ use std::time::{Duration, Instant};
 const HOLD: u64 = 50_000_000;
 /// Shortest and longest pause between two looks at the ring.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+/// The longest pause while the recording is younger than this: a program that soon ends waits at its end until we look.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const YOUNG: Duration = Duration::from_millis(100);
 /// How often the process and its threads are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How often threads are asked for their names and the ring for its mapping.
@@ -321,6 +326,9 @@ impl<'a> Recorder<'a> {
                     .to_owned();
             recorder.translator.note(recorder.now(), text);
         }
+        if let Some(text) = growth::shortfall(map).filter(|_| options.is_its_child) {
+            recorder.translator.note(recorder.now(), text);
+        }
         if let Some(space) = space {
             recorder.take_mappings(space);
         }
@@ -338,11 +346,16 @@ impl<'a> Recorder<'a> {
         let mut names_at = Instant::now() + NAMES_EVERY;
         let mut settled_at = None;
         let mut busy_at = Instant::now();
+        let mut growth = Growth::new();
+        let began = Instant::now();
         // A ring whose process is gone already is only read.
         if !self.was_alive {
             return self.end(Ending::Gone);
         }
         loop {
+            if self.header().process.value.load(Ordering::Acquire) == RUNNING {
+                growth.step(self.file);
+            }
             let n_records = self.pass();
             if self.file.is_cut() {
                 return self.end(Ending::Cut);
@@ -350,7 +363,8 @@ impl<'a> Recorder<'a> {
             if n_records > 0 {
                 busy_at = Instant::now();
             }
-            pause = if n_records > 0 { PAUSES.0 } else { (pause * 2).min(PAUSES.1) };
+            let longest = if began.elapsed() < YOUNG { FIRST_PAUSE } else { PAUSES.1 };
+            pause = if n_records > 0 { PAUSES.0 } else { (pause * 2).min(longest) };
             self.watch_mappings();
             self.watch_devices();
             self.tell_losses();
@@ -557,7 +571,7 @@ impl<'a> Recorder<'a> {
             self.astray.remove(&module.start);
             match self.target.open(module, fate) {
                 Some((file, reach)) => {
-                    process::read_module(module, &file);
+                    process::read_module(module, Pages::new(&file));
                     if reach == Reach::Astray && self.astray.len() < MOST_ASTRAY {
                         self.astray.insert(module.start, Astray::Held(file));
                     }

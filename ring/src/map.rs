@@ -91,6 +91,9 @@ pub struct Header {
     pub lost_starting: LostLine,
     /// Chunks that threads hold; the process's own, for [`crate::ring::Producer::wish`].
     pub held_chunks: Line,
+    /// Chunks whose memory the file has, from the first on: threads write to no others. It only grows; whoever made the ring
+    /// writes it, then the recorder ([`crate::ring::Reader::grow`]).
+    pub usable_chunks: Line,
 }
 
 /// A word alone in its pair of cache lines.
@@ -206,6 +209,12 @@ impl Map {
         Self::chunks_at(n_chunks) + n_chunks as usize * CHUNK_BYTES
     }
 
+    /// Bytes of a ring before this chunk: what must have memory for all chunks before it to be used.
+    #[must_use]
+    pub const fn bytes_before(n_chunks: u32, chunk: u32) -> usize {
+        Self::chunks_at(n_chunks) + chunk as usize * CHUNK_BYTES
+    }
+
     /// How many chunks fit into this many bytes.
     #[must_use]
     pub const fn chunks_in(bytes: usize) -> u32 {
@@ -225,7 +234,25 @@ impl Map {
     /// any copy of the result is used.
     #[must_use]
     pub unsafe fn create(base: *mut u8, n_chunks: u32, writer: Writer, clock: Clock) -> Map {
+        // SAFETY: the caller's promise, which covers all chunks.
+        unsafe { Map::create_in_part(base, n_chunks, n_chunks, writer, clock) }
+    }
+
+    /// As [`Map::create`], where only the first `n_usable` chunks have memory yet.
+    ///
+    /// # Safety
+    /// As for [`Map::create`], but that no more than [`Map::bytes_before`]`(n_chunks, n_usable)` bytes need be zeroed and
+    /// writable.
+    #[must_use]
+    pub unsafe fn create_in_part(
+        base: *mut u8,
+        n_chunks: u32,
+        n_usable: u32,
+        writer: Writer,
+        clock: Clock,
+    ) -> Map {
         let map = Map { base, n_chunks };
+        let n_usable = n_usable.min(n_chunks);
         let header = map.header();
         let calibration = Calibration::take(clock);
         header.abi.store(ABI, Ordering::Relaxed);
@@ -237,7 +264,8 @@ impl Map {
         header.calibration[0].store(calibration.ticks.0, Ordering::Relaxed);
         header.calibration[1].store(calibration.monotonic, Ordering::Relaxed);
         header.calibration[2].store(calibration.realtime, Ordering::Relaxed);
-        header.free_chunks.value.store(n_chunks, Ordering::Relaxed);
+        header.free_chunks.value.store(n_usable, Ordering::Relaxed);
+        header.usable_chunks.value.store(n_usable, Ordering::Relaxed);
         // SYNC: the whole header is visible to whoever sees the magic.
         header.magic.store(MAGIC, Ordering::Release);
         map
@@ -302,6 +330,13 @@ impl Map {
     #[must_use]
     pub fn clock(&self) -> Clock {
         Clock::from_u32(self.header().clock.load(Ordering::Relaxed))
+    }
+
+    /// Chunks that may be used now.
+    #[must_use]
+    pub fn n_usable(&self) -> u32 {
+        // SYNC: the memory of usable chunks.
+        self.header().usable_chunks.value.load(Ordering::Acquire).min(self.n_chunks)
     }
 
     #[cfg(loom)]

@@ -64,6 +64,7 @@ mod process;
 mod remembered;
 mod ring_file;
 mod rings;
+mod room;
 mod sent;
 mod session;
 mod stack;

@@ -641,6 +641,9 @@ fn make(page: &Page, describe: Describe) -> bool {
         control.state.store(wish::CHANGING, Ordering::Relaxed);
     }
     let outcome = launch::start_recorder(path, file.as_ref());
+    if let (Outcome::Failed(..), Some(file)) = (&outcome, &file) {
+        ring_file::allocate_rest(file, &map);
+    }
     // SAFETY: written just now, and not again for many sessions.
     let path = unsafe { &(*facts()).path };
     match control() {
