@@ -50,6 +50,7 @@ pub mod symbolise;
 mod symbols;
 mod ticks;
 mod translate;
+mod witness;
 mod write;
 
 pub use card::Holder;

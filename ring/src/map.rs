@@ -36,6 +36,17 @@ pub const OFF: u32 = 2;
 /// mapping: once nobody has that lock, nobody maps the ring. Without this word, no lock says nothing.
 pub const LOCKED: u32 = 1;
 
+/// The recorder has not answered an exiting process yet.
+pub const UNDECIDED: u32 = 0;
+/// The exiting thread is the program's last, and may make the calls that it could make when the session began.
+pub const ALONE: u32 = 1;
+/// It may make those calls, but other threads of the program run.
+pub const ACCOMPANIED: u32 = 2;
+/// It may be under a sandbox that came later, or nothing is known about it: it must not wait by any call.
+pub const LEAVE: u32 = 3;
+/// It is no thread of the recorded process, which goes on.
+pub const STRANGER: u32 = 4;
+
 /// No recorder has opened the ring.
 pub const NO_RECORDER: u32 = 0;
 /// A recorder drains the ring.
@@ -91,6 +102,27 @@ pub struct Header {
     pub lost_starting: LostLine,
     /// Chunks that threads hold; the process's own, for [`crate::ring::Producer::wish`].
     pub held_chunks: Line,
+    /// How an exiting process learns whether it may wait for its trace.
+    pub exit: ExitLine,
+}
+
+/// The exit protocol's words, alone in their pair of cache lines.
+///
+/// A process at its end cannot find out for itself whether other threads run: under a sandbox that was put on after the session
+/// began, the question (`/proc/self/task`) may kill it. So it asks the recorder, which is outside of the sandbox:
+///
+/// 1. The process stores the exiting thread's id in `tid`, [`UNDECIDED`] in `verdict`, and [`EXITING`] in [`Header::process`].
+/// 2. The recorder looks at the process and stores [`ALONE`], [`ACCOMPANIED`], [`LEAVE`] or [`STRANGER`].
+/// 3. The process reads `verdict` in a loop, without a system call, for some milliseconds at most. Only after [`ALONE`] (the
+///    first process of a PID namespace: after [`ACCOMPANIED`], too) does it sleep, by a futex on [`Header::recorder`], until that
+///    says [`COMPLETE`] or [`FAILED`]. After anything else it ends at once, and the trace is complete a little later.
+#[cfg_attr(loom, derive(Default))]
+#[repr(C, align(128))]
+pub struct ExitLine {
+    /// Thread that exits, in its own PID namespace; 0 unknown. Written by the process.
+    pub tid: AtomicU32,
+    /// [`UNDECIDED`] or the answer; reset by the process, written by the recorder.
+    pub verdict: AtomicU32,
 }
 
 /// A word alone in its pair of cache lines.

@@ -127,13 +127,6 @@ pub(crate) fn is_thread_gone(process: u32, thread: u32) -> bool {
     answer == Err(libc::ESRCH)
 }
 
-/// Whether a process is gone, and waited for. In doubt it is not.
-pub(crate) fn is_process_gone(process: u32) -> bool {
-    // SAFETY: signal 0 is not sent, only checked.
-    let answer = unsafe { call(libc::SYS_kill, [process as usize, 0, 0, 0, 0, 0]) };
-    answer == Err(libc::ESRCH)
-}
-
 /// Sleeps; signals may cut it short.
 pub(crate) fn sleep(nanos: u32) {
     let pause = libc::timespec {
@@ -142,6 +135,18 @@ pub(crate) fn sleep(nanos: u32) {
     };
     // SAFETY: the timespec is ours.
     let _ = unsafe { call(libc::SYS_nanosleep, [(&raw const pause) as usize, 0, 0, 0, 0, 0]) };
+}
+
+/// Sleeps until the word, which other processes may share, no longer holds `value`, until somebody wakes who waits for it, or for
+/// so many milliseconds; signals may cut it short.
+pub(crate) fn wait_while(word: &AtomicU32, value: u32, milliseconds: u32) {
+    let pause = libc::timespec {
+        tv_sec: i64::from(milliseconds / 1000),
+        tv_nsec: i64::from(milliseconds % 1000) * 1_000_000,
+    };
+    let (word, pause) = (core::ptr::from_ref(word) as usize, (&raw const pause) as usize);
+    // SAFETY: the kernel reads the word and the timespec.
+    let _ = unsafe { call(libc::SYS_futex, [word, libc::FUTEX_WAIT as usize, value as usize, pause, 0, 0]) };
 }
 
 /// Makes `signals` the calling thread's blocked ones, and gives those before.

@@ -26,7 +26,7 @@
 //! control.rs         a library that sleeps is woken; ledger.rs: what lives meanwhile; words.rs: who is attached to late
 //! pjrt.rs            PJRT's tables, and what is remembered of them
 //! nvtx.rs, devices.rs, device_code.rs, captures.rs, closers.rs, stack/: what a thread or a process does
-//! tls.rs, mark.rs, config.rs, environment.rs, elf.rs, kernel.rs
+//! tls.rs, mark.rs, config.rs, environment.rs, thread_id.rs, elf.rs, kernel.rs
 //! ```
 //!
 //! What every event of PyTorch's needs lies together, code in the section `gputrace_hot` and variables in
@@ -67,6 +67,7 @@ mod sent;
 mod session;
 mod stack;
 mod sys;
+mod thread_id;
 mod thread_state;
 mod tls;
 #[cfg(target_arch = "x86_64")]

@@ -11,7 +11,7 @@ use crate::config::{self, Stacks};
 use crate::launch::{self, Outcome};
 use crate::ring_file::{Identity, Ring};
 use crate::sys::{self, Text, say};
-use crate::{control, elf, environment, kernel, ledger, ring_file, stack, words};
+use crate::{control, elf, environment, kernel, ledger, ring_file, stack, thread_id, words};
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_int};
 use core::mem::MaybeUninit;
@@ -244,12 +244,6 @@ pub(crate) fn ring() -> (&'static CStr, Identity) {
     (facts.path.as_c_str(), facts.identity)
 }
 
-/// Removes the ring's name: everything in it is in the trace. It stays while somebody has it open.
-pub(crate) fn remove_ring() {
-    let (path, identity) = ring();
-    ring_file::remove_own(path, identity);
-}
-
 /// Remembers by which clock this machine's events are stamped.
 pub(crate) fn choose_clock(clock: Clock) {
     CLOCK.store(clock as u32, Ordering::Relaxed);
@@ -276,6 +270,7 @@ pub(crate) fn begin(describe: Describe) -> bool {
     // threads at any instruction.
     let before = kernel::block_signals(kernel::ALL_SIGNALS);
     kernel::look_for_filter();
+    learn();
     let has_begun = match environment::copy() {
         true if config::is_dormant() && !config::is_off() => {
             fall_asleep(page);
@@ -289,6 +284,13 @@ pub(crate) fn begin(describe: Describe) -> bool {
     };
     kernel::block_signals(before);
     has_begun
+}
+
+/// Finds out by system calls what must be known without them later: the program may put itself under a sandbox at any time.
+fn learn() {
+    // The processor's counter stamps events, but times are waited for by the kernel's clock, which is read in the vDSO.
+    environment::find_clock();
+    thread_id::learn();
 }
 
 /// Where a session would begin: from here on the process can be attached to. A library that cannot sleep steps aside.
@@ -336,6 +338,7 @@ fn follow(page: &Page, control: &Control, describe: Describe) {
     if to == LIVE {
         control.state.store(wish::CHANGING, Ordering::Relaxed);
         kernel::look_for_filter();
+        learn();
         let options = control::options(control);
         if !environment::put_before(&options) {
             control.asked.store(wish::NOTHING, Ordering::Relaxed);
@@ -614,12 +617,9 @@ pub(crate) fn say_unrecorded(why: &[u8], error: c_int, path: &[u8]) {
 /// The recorder that was started for this session; 0 if none was.
 static RECORDER: AtomicU32 = AtomicU32::new(0);
 
-/// Whether the recorder was started and is gone again. In doubt it is not.
-pub(crate) fn recorder_has_ended() -> bool {
-    match RECORDER.load(Ordering::Relaxed) {
-        0 => false,
-        recorder => sys::is_process_over(recorder),
-    }
+/// Whether a recorder was started for this session.
+pub(crate) fn has_recorder() -> bool {
+    RECORDER.load(Ordering::Relaxed) != 0
 }
 
 /// No other session of this process, or of one that it was forked from, has these lower 32 bits, which are not 0.
