@@ -18,7 +18,8 @@ use crate::witness::{Witness, tell_state};
 use crate::write::{End, WriterThread};
 use crate::{Error, say};
 use gputrace_ring::map::{
-    ALONE, COMPLETE, EXITING, FAILED, Header, LostLine, NO_RECORDER, OFF, RECORDING, STRANGER, UNDECIDED,
+    ALONE, COMPLETE, EXITING, FAILED, Header, LostLine, NO_RECORDER, OFF, RECORDING, SANDBOXED, STRANGER,
+    UNDECIDED,
 };
 use gputrace_schemas::event::{LostCause, Mapping, Module, Nanos, Process};
 use std::collections::{HashMap, HashSet};
@@ -219,6 +220,8 @@ struct Recorder<'a> {
     ends_now: bool,
     /// The trace says how it ended.
     has_told_end: bool,
+    /// The trace says that a sandbox came.
+    has_told_sandbox: bool,
     /// We are a process of our own, and no thread of somebody else's.
     has_own_process: bool,
     /// When the process was last seen alive.
@@ -327,6 +330,7 @@ impl<'a> Recorder<'a> {
             was_alive: !is_gone,
             ends_now: !is_gone || options.is_its_child,
             has_told_end: false,
+            has_told_sandbox: false,
             has_own_process: options.is_its_child,
             alive_at: Nanos(0),
             liveness,
@@ -374,6 +378,7 @@ impl<'a> Recorder<'a> {
             self.watch_mappings();
             self.watch_devices();
             self.tell_losses();
+            self.tell_sandbox();
             self.emit(false);
             let now = Instant::now();
             // Where the witness has no thread of its own.
@@ -507,6 +512,14 @@ impl<'a> Recorder<'a> {
         if self.n_damaged > self.damaged_told {
             self.translator.lost(now, LostCause::Damaged, self.n_damaged - self.damaged_told);
             self.damaged_told = self.n_damaged;
+        }
+    }
+
+    fn tell_sandbox(&mut self) {
+        if !self.has_told_sandbox && self.header().sandbox.state.load(Ordering::Acquire) == SANDBOXED {
+            self.has_told_sandbox = true;
+            let text = "sandbox=added: the program put a filter of system calls on itself after the recording began; from here on, stacks of coroutines end at their first page, and at its end the process does not wait for the trace";
+            self.translator.note(self.now(), text.to_owned());
         }
     }
 

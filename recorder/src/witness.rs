@@ -3,20 +3,35 @@
 //! The recorder is outside of any sandbox that came after it was started. A thread of it looks at the process every few
 //! milliseconds, so that a long pass over the ring holds up no answer; where no thread can be started, the recording loop looks.
 
-use crate::process;
+use crate::{memory, process};
 use gputrace_ring::map::{
-    ACCOMPANIED, ALONE, COMPLETE, EXITING, ExitLine, FAILED, Header, LEAVE, Map, STRANGER, UNDECIDED,
+    ACCOMPANIED, ALONE, AS_BEFORE, COMPLETE, EXITING, ExitLine, FAILED, Header, LEAVE, MAX_THREADS, Map,
+    SANDBOXED, STRANGER, UNDECIDED,
 };
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use rustix::thread::futex;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, Scope};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Between two looks: a process at its end waits for the answer with a busy processor.
 const PAUSE: Duration = Duration::from_millis(2);
+
+/// How often one thread is looked at, whether it is under a sandbox: its `status` takes some 40 µs to read. Threads that have just asked
+/// the kernel, and so may ask again, are looked at by each look.
+const SANDBOX_EVERY: Duration = Duration::from_millis(50);
+/// For how long they count as such.
+const RELIED_FOR: Duration = Duration::from_millis(500);
+/// How often holders of thread lines are looked for where no line has changed hands since the last time.
+const HOLDERS_EVERY: Duration = Duration::from_millis(100);
+/// Looking for them takes at most this part of the witness's time.
+const HOLDERS_PART: u32 = 20;
 
 /// What the kernel shows about one process.
 pub(crate) struct Witness {
@@ -30,6 +45,22 @@ pub(crate) struct Witness {
     /// What a thread was allowed when the session began: we were started then, and have it from the process.
     at_start: Option<Sandbox>,
     is_over: AtomicBool,
+    looks: Mutex<Looks>,
+}
+
+/// What was seen, and what is to be looked at when.
+struct Looks {
+    holders_at: Instant,
+    sandbox_at: Instant,
+    /// Threads rely on the answer until then.
+    relied_until: Instant,
+    /// Sum of the words of all lines when their holders were looked for.
+    words: u64,
+    /// By line: word of the claim, and when its thread began.
+    holders: HashMap<u32, (u32, Option<u64>)>,
+    /// Threads that are looked at for a sandbox, one after the other.
+    threads: Vec<u32>,
+    is_leaders_turn: bool,
 }
 
 impl Witness {
@@ -55,24 +86,126 @@ impl Witness {
                 Some(Sandbox::NONE)
             },
             is_over: AtomicBool::new(false),
+            looks: Mutex::new(Looks {
+                holders_at: Instant::now(),
+                sandbox_at: Instant::now(),
+                relied_until: Instant::now(),
+                words: 0,
+                holders: HashMap::new(),
+                threads: Vec::new(),
+                is_leaders_turn: true,
+            }),
         }
     }
 
     /// Looks until [`Watch`] is dropped, by a thread of its own if one can be started.
     pub(crate) fn watch<'scope, 'a: 'scope>(&'a self, scope: &'scope Scope<'scope, 'a>) -> Watch<'a> {
         let watching = move || {
+            let word = &self.map.header().recorder_thread.value;
+            memory::mark_end_of_thread(word);
             while !self.is_over.load(Ordering::Relaxed) {
                 self.look();
                 std::thread::sleep(PAUSE);
             }
+            word.store(0, Ordering::Relaxed);
         };
         // Where it is refused, the recording loop looks, though less often.
         let _ = Builder::new().name("gputrace-witness".to_owned()).spawn_scoped(scope, watching);
         Watch(self)
     }
 
-    /// Answers what was asked.
+    /// Answers what was asked, and looks at what is due.
     pub(crate) fn look(&self) {
+        self.answer_exit();
+        // Whoever looks already does so for all.
+        let Ok(mut looks) = self.looks.try_lock() else { return };
+        let now = Instant::now();
+        if self.map.header().sandbox.relied.swap(0, Ordering::Relaxed) != 0 {
+            looks.relied_until = now + RELIED_FOR;
+        }
+        if now >= looks.sandbox_at || now < looks.relied_until {
+            looks.sandbox_at = now + SANDBOX_EVERY;
+            self.look_for_sandbox(&mut looks);
+        }
+        self.look_for_holders(&mut looks, now);
+    }
+
+    /// Whether one of the threads may not do any more what it might when the session began.
+    fn look_for_sandbox(&self, looks: &mut Looks) {
+        let line = &self.map.header().sandbox;
+        if line.state.load(Ordering::Relaxed) == SANDBOXED {
+            return;
+        }
+        // A filter is put on by the first thread mostly, and reaches all of them, or those that it starts afterwards.
+        let next = if looks.is_leaders_turn { None } else { looks.threads.pop() };
+        looks.is_leaders_turn = !looks.is_leaders_turn;
+        if looks.threads.is_empty() {
+            looks.threads = self.threads().unwrap_or_default();
+        }
+        let now = self.status(next.unwrap_or(self.in_proc)).as_deref().and_then(Sandbox::parse);
+        // A thread that is gone, or that nothing is known of, says nothing.
+        let (Some(now), Some(at_start)) = (now, self.at_start) else { return };
+        line.looked.store(crate::ticks::monotonic(), Ordering::Relaxed);
+        line.state.store(if now.allows_what(at_start) { AS_BEFORE } else { SANDBOXED }, Ordering::Release);
+    }
+
+    /// Tells the process which holders of thread lines are gone.
+    fn look_for_holders(&self, looks: &mut Looks, now: Instant) {
+        let lines = (0..MAX_THREADS as u32).map(|line| (line, self.map.tenure(line)));
+        let words = lines.clone().fold(0_u64, |sum, (_, tenure)| {
+            sum.wrapping_mul(31).wrapping_add(tenure.word.load(Ordering::Relaxed).into())
+        });
+        let is_due = now >= looks.holders_at + HOLDERS_EVERY;
+        if now < looks.holders_at || (words == looks.words && !is_due) {
+            return;
+        }
+        // The claims are read before the threads are listed: a thread of a claim that is not listed had ended, or had not begun.
+        let claims: Vec<(u32, u32, u32)> =
+            lines.filter_map(|(line, tenure)| tenure.claim().map(|(word, tid)| (line, word, tid))).collect();
+        looks.words = words;
+        if !claims.is_empty()
+            && let Some(threads) = self.threads()
+        {
+            let own: HashSet<u32> = if self.in_proc == self.pid {
+                threads.into_iter().collect()
+            } else {
+                threads.into_iter().filter_map(|thread| self.own_number(thread)).collect()
+            };
+            looks
+                .holders
+                .retain(|line, (word, _)| self.map.tenure(*line).word.load(Ordering::Relaxed) == *word);
+            for (line, word, tid) in claims {
+                let known = looks.holders.get(&line).and_then(|(_, began)| *began);
+                let holder = if own.contains(&tid) { Holder::Thread } else { self.elsewhere(tid) };
+                // A number that was given to another thread shows in when that began.
+                let is_asked = self.in_proc == self.pid && (known.is_none() || is_due);
+                let began = is_asked.then(|| process::stat(tid)).flatten().map(|stat| stat.start_time);
+                let is_another = known.is_some() && began.is_some() && known != began;
+                if holder == Holder::None || is_another {
+                    self.map.tenure(line).note_gone(word);
+                    looks.holders.remove(&line);
+                } else if known.is_none() {
+                    looks.holders.insert(line, (word, began));
+                }
+            }
+        }
+        looks.holders_at = Instant::now() + now.elapsed() * HOLDERS_PART;
+    }
+
+    /// Whether another process has this number, which may share the process's memory. In doubt it has.
+    fn elsewhere(&self, tid: u32) -> Holder {
+        if self.in_proc != self.pid {
+            return Holder::Unknown;
+        }
+        // Threads of other processes are not listed there, and are found by their number all the same.
+        let is_hidden = fs::metadata(format!("/proc/{tid}"))
+            .is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+        let number = i32::try_from(tid).ok().and_then(Pid::from_raw);
+        let is_free = number.is_some_and(|number| test_kill_process(number) == Err(Errno::SRCH));
+        if is_hidden && is_free { Holder::None } else { Holder::Unknown }
+    }
+
+    fn answer_exit(&self) {
         let header = self.map.header();
         // SYNC: the thread's number is there for whoever sees that the process exits.
         if header.process.value.load(Ordering::Acquire) == EXITING
@@ -137,11 +270,22 @@ impl Witness {
             Some(Ok(stat)) => process::is_ending(&stat),
             Some(Err(error)) => {
                 error.kind() == std::io::ErrorKind::NotFound
-                    || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
+                    || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
             }
             None => false,
         }
     }
+}
+
+/// Who has a number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Holder {
+    /// A thread of the process.
+    Thread,
+    /// Nobody.
+    None,
+    /// A thread of another process, or who is not known.
+    Unknown,
 }
 
 /// The looks go on until this is dropped.

@@ -66,6 +66,8 @@ extern "C" fn destruct() {
         (map::ACCOMPANIED, true) => INIT_PATIENCE,
         // A process that shares our memory came to its end: the program goes on.
         (map::STRANGER, _) => return header.process.value.store(map::RUNNING, Ordering::Release),
+        // Nothing is known of sandboxes any more. To write to standard error is what even strict mode leaves (seccomp(2)).
+        (RECORDER_DIED, _) => return say_recorder_is_gone(),
         // What others do until the process is gone is recorded: nobody has called the trace finished.
         _ => return,
     };
@@ -73,7 +75,10 @@ extern "C" fn destruct() {
     wait_for_trace(header, patience, is_init);
 }
 
-/// The recorder's answer; [`map::UNDECIDED`] if it does not come. The kernel is not called meanwhile.
+/// What no recorder answers: the kernel says that it was killed.
+const RECORDER_DIED: u32 = u32::MAX;
+
+/// The recorder's answer, or [`RECORDER_DIED`]; [`map::UNDECIDED`] if it does not come. The kernel is not called meanwhile.
 fn await_verdict(header: &map::Header, is_init: bool) -> u32 {
     let wanted = config::EXIT_WAIT.number().map(|wait| wait.min(MOST_VERDICT_PATIENCE));
     let began = now();
@@ -81,6 +86,9 @@ fn await_verdict(header: &map::Header, is_init: bool) -> u32 {
         let verdict = header.exit.verdict.load(Ordering::Acquire);
         if verdict != map::UNDECIDED {
             return verdict;
+        }
+        if header.recorder_thread.value.load(Ordering::Relaxed) & map::DIED != 0 {
+            return RECORDER_DIED;
         }
         let usual = match header.recorder.value.load(Ordering::Acquire) {
             map::NO_RECORDER if session::has_recorder() => START_PATIENCE,

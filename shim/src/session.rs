@@ -11,7 +11,7 @@ use crate::config::{self, Stacks};
 use crate::launch::{self, Outcome};
 use crate::ring_file::{Identity, Ring};
 use crate::sys::{self, Text, say};
-use crate::{control, elf, environment, kernel, ledger, ring_file, stack, thread_id, words};
+use crate::{control, elf, environment, kernel, ledger, own, ring_file, stack, thread_id, words};
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_int};
 use core::mem::MaybeUninit;
@@ -50,6 +50,7 @@ struct Page {
     /// Tells this process from those that it was forked from; 0 before its first session.
     tag: AtomicU32,
     helper: Help,
+    own: own::Own,
 }
 
 /// The child that makes a session while the program's threads go on ([`launch::Helper`]).
@@ -252,6 +253,8 @@ pub(crate) fn choose_clock(clock: Clock) {
 /// What the thread that makes a session has written that knows lines of the ring.
 #[derive(Clone, Copy)]
 pub(crate) struct Describe {
+    /// Gets what threads need later and may not ask for then; in a thread of the program.
+    pub(crate) prepare: fn(),
     /// What holds for the whole process, before there is a session of this generation.
     pub(crate) process: fn(Map, u64),
     /// As much of that as needs no thread of the program.
@@ -270,7 +273,7 @@ pub(crate) fn begin(describe: Describe) -> bool {
     // threads at any instruction.
     let before = kernel::block_signals(kernel::ALL_SIGNALS);
     kernel::look_for_filter();
-    learn();
+    learn(describe);
     let has_begun = match environment::copy() {
         true if config::is_dormant() && !config::is_off() => {
             fall_asleep(page);
@@ -287,10 +290,12 @@ pub(crate) fn begin(describe: Describe) -> bool {
 }
 
 /// Finds out by system calls what must be known without them later: the program may put itself under a sandbox at any time.
-fn learn() {
+fn learn(describe: Describe) {
     // The processor's counter stamps events, but times are waited for by the kernel's clock, which is read in the vDSO.
     environment::find_clock();
     thread_id::learn();
+    stack::learn();
+    (describe.prepare)();
 }
 
 /// Where a session would begin: from here on the process can be attached to. A library that cannot sleep steps aside.
@@ -338,7 +343,7 @@ fn follow(page: &Page, control: &Control, describe: Describe) {
     if to == LIVE {
         control.state.store(wish::CHANGING, Ordering::Relaxed);
         kernel::look_for_filter();
-        learn();
+        learn(describe);
         let options = control::options(control);
         if !environment::put_before(&options) {
             control.asked.store(wish::NOTHING, Ordering::Relaxed);
@@ -351,6 +356,7 @@ fn follow(page: &Page, control: &Control, describe: Describe) {
     } else {
         control.asked.store(wish::NOTHING, Ordering::Relaxed);
         page.generation.store(OFF, Ordering::Release);
+        own::end();
         // SAFETY: written when the session was made, by a thread that let this one come here.
         let map = unsafe { (*facts()).map };
         map.header().process.value.store(gputrace_ring::map::OFF, Ordering::Release);
@@ -397,7 +403,6 @@ fn wake(page: &Page, describe: Describe) -> bool {
 /// The helper's part: the ring, and all that can be said of the process without one of its threads. From its generation on, threads write.
 fn make_beside() -> Option<(&'static CStr, kernel::File)> {
     let (page, control) = (known_page()?, control()?);
-    // Whoever has this number is none of the threads that are gone ([`is_helper`]).
     page.helper.pid.store(kernel::process_id(), Ordering::Release);
     // SAFETY: written before we were started.
     let Waking { writer, describe } = unsafe { (*WAKING.0.get()).assume_init_ref() };
@@ -482,11 +487,6 @@ fn was_ended(page: &Page, control: &Control) {
         control.asked.store(wish::NOTHING, Ordering::Relaxed);
         step_aside(page, b"what should begin the recording was killed");
     }
-}
-
-/// Whether this number is that of a helper, which is no thread of the program and yet writes to a line.
-pub(crate) fn is_helper(tid: u32) -> bool {
-    known_page().is_some_and(|page| page.helper.pid.load(Ordering::Acquire) == tid)
 }
 
 /// Whether the caller is to tell the session what the helper that made it could not find out: one thread is.
@@ -587,6 +587,8 @@ fn read_config() {
 fn remember(map: Map, path: Text<128>, identity: Identity) -> Option<&'static CStr> {
     let next = BEGUN.load(Ordering::Relaxed);
     let slot = SESSIONS.get(next as usize % SESSIONS.len())?;
+    // SAFETY: the ring stays mapped for as long as a session has it.
+    own::begin(unsafe { &*core::ptr::from_ref(&map.header().sandbox) });
     // SAFETY: the state word lets one come here; readers wait for the generation.
     unsafe { (*slot.0.get()).write(Facts { map, path, identity }) };
     BEGUN.store(next.wrapping_add(1), Ordering::Release);
@@ -643,15 +645,18 @@ fn page() -> Option<&'static Page> {
             return None;
         }
         // SAFETY: the page was just made.
-        if unsafe { kernel::advise(fresh.cast(), 4096, libc::MADV_WIPEONFORK) }.is_err() {
+        let is_wiped = unsafe { kernel::advise(fresh.cast(), 4096, libc::MADV_WIPEONFORK) }.is_ok();
+        if !is_wiped {
             say(b"this kernel cannot tell forked processes apart (MADV_WIPEONFORK, Linux 4.14); not recording");
             // SAFETY: as above.
             unsafe { &*fresh }.generation.store(OFF, Ordering::Relaxed);
         }
-        page = match PAGE.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => fresh,
-            Err(theirs) => theirs,
-        };
+        let published = PAGE.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire);
+        page = published.map_or_else(|theirs| theirs, |_| fresh);
+        if is_wiped {
+            // SAFETY: a page once published stays mapped.
+            own::remember(&unsafe { &*page }.own);
+        }
     }
     // SAFETY: a page once published stays mapped.
     let page = unsafe { &*page };
