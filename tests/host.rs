@@ -210,6 +210,31 @@ fn a_limit_of_file_sizes_makes_the_ring_smaller_or_is_named() {
     }
 }
 
+#[test]
+fn a_sandbox_that_comes_after_cuda_kills_nobody() {
+    let program = program("sandboxed");
+    if run(command(&program, &[])).status.code() == Some(9) {
+        return skip("a seccomp filter", "this system lets nobody add one");
+    }
+    for (how, expected) in [("plain", 20), ("places", 70), ("threads", 120), ("signal", 70)] {
+        for round in 0..5 {
+            let folder = folder(&format!("sandboxed.{how}.{round}"));
+            is_same(&program, &[how], &folder);
+            let trace = the_trace(&folder);
+            assert_eq!(allocations(&trace, MEGABYTE), expected, "{how}");
+            assert_eq!(lost(&trace), [], "{how}");
+        }
+    }
+}
+
+#[test]
+fn a_process_that_shares_memory_and_is_no_thread_keeps_its_line() {
+    let folder = folder("shared_memory");
+    is_same(&program("shared_memory"), &[], &folder);
+    let trace = the_trace(&folder);
+    assert_eq!(allocations(&trace, MEGABYTE), 3_001);
+}
+
 /// What a program says whose recorder was not started, up to where its events are; that file is removed.
 fn why_unrecorded(program: &Path, arguments: &[&str], change: impl Fn(&mut Command)) -> String {
     let folder = folder(&format!("no_children.{}", arguments.join(".")));

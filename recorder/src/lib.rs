@@ -56,6 +56,7 @@ pub mod symbolise;
 mod symbols;
 mod ticks;
 mod translate;
+mod witness;
 mod write;
 
 pub use card::Holder;

@@ -423,6 +423,14 @@ pub(crate) fn is_running(process: &Process) -> bool {
     !is_here || stat(process.pid).is_some_and(is_it)
 }
 
+/// Whether the kernel is taking the process or thread of this `stat` down: by the flags of proc(5), `PF_EXITING` of the kernel's
+/// sched.h, which is 4 in every Linux.
+pub(crate) fn is_ending(stat: &str) -> bool {
+    const PF_EXITING: u32 = 4;
+    let flags = stat.rsplit_once(')').and_then(|(_, after)| after.split_ascii_whitespace().nth(9 - 3));
+    flags.and_then(|flags| flags.parse::<u32>().ok()).is_some_and(|flags| flags & PF_EXITING != 0)
+}
+
 /// The name in parentheses may hold anything.
 fn parse_stat(stat: &str) -> Option<Stat> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();

@@ -16,9 +16,13 @@ use crate::symbol_files::{Astray, SymbolFiles, Unmarked};
 use crate::symbols::{Patience, Symbols};
 use crate::ticks::{self, Timeline};
 use crate::translate::Translator;
+use crate::witness::{Witness, tell_state};
 use crate::write::{End, WriterThread};
 use crate::{Error, say};
-use gputrace_ring::map::{COMPLETE, EXITING, FAILED, Header, LostLine, NO_RECORDER, OFF, RECORDING, RUNNING};
+use gputrace_ring::map::{
+    ALONE, COMPLETE, EXITING, FAILED, Header, LostLine, NO_RECORDER, OFF, RECORDING, RUNNING, SANDBOXED,
+    STRANGER, UNDECIDED,
+};
 use gputrace_schemas::event::{LostCause, Mapping, Module, Nanos, Process};
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -151,15 +155,21 @@ pub fn record(ring: &Path, options: Options) -> Result<Summary, Error> {
     let liveness = Liveness::find(&file, asker)?;
     let map = file.map();
     let header = map.header();
+    let witness = Witness::new(map, liveness.number_in_proc(Claim::of(header)), options.is_its_child);
     let before = header.recorder.value.swap(RECORDING, Ordering::AcqRel);
-    match Recorder::start(&file, liveness, &options) {
-        Ok(mut recorder) => {
-            if before == RECORDING {
-                // A recorder was here before us, and took definitions with it.
-                header.definitions.value.fetch_add(1, Ordering::Release);
-            }
-            recorder.run();
-            let summary = recorder.finish();
+    let recorded: Result<Summary, Error> = std::thread::scope(|scope| {
+        // Before anything that takes long: a process that is at its end already waits for an answer.
+        let _watch = witness.watch(scope);
+        let mut recorder = Recorder::start(&file, liveness, &witness, &options)?;
+        if before == RECORDING {
+            // A recorder was here before us, and took definitions with it.
+            header.definitions.value.fetch_add(1, Ordering::Release);
+        }
+        recorder.run();
+        Ok(recorder.finish())
+    });
+    match recorded {
+        Ok(summary) => {
             if header.process.value.load(Ordering::Acquire) == OFF {
                 file.free_memory();
             }
@@ -173,7 +183,7 @@ pub fn record(ring: &Path, options: Options) -> Result<Summary, Error> {
         Err(error) => {
             // As at the end: before the ring goes.
             job::tell(options.job_began, &Told::Failed { why: error.with_cause() });
-            header.recorder.value.store(FAILED, Ordering::Release);
+            tell_state(header, FAILED);
             // Nobody will read it: without this the memory would stay taken.
             if !options.keep_ring && before == NO_RECORDER {
                 remove(file.path());
@@ -203,6 +213,10 @@ enum Ending {
 
 struct Recorder<'a> {
     file: &'a MapFile,
+    /// Answers what the process asks at its end.
+    witness: &'a Witness,
+    /// The ring's file is to stay.
+    keeps_ring: bool,
     liveness: Liveness,
     target: Target,
     /// It was seen to live.
@@ -211,6 +225,8 @@ struct Recorder<'a> {
     ends_now: bool,
     /// The trace says how it ended.
     has_told_end: bool,
+    /// The trace says that a sandbox came.
+    has_told_sandbox: bool,
     /// We are a process of our own, and no thread of somebody else's.
     has_own_process: bool,
     /// When the process was last seen alive.
@@ -254,7 +270,12 @@ struct MappingsWatch {
 }
 
 impl<'a> Recorder<'a> {
-    fn start(file: &'a MapFile, liveness: Liveness, options: &Options) -> Result<Recorder<'a>, Error> {
+    fn start(
+        file: &'a MapFile,
+        liveness: Liveness,
+        witness: &'a Witness,
+        options: &Options,
+    ) -> Result<Recorder<'a>, Error> {
         let map = file.map();
         let header = map.header();
         let claim = Claim::of(header);
@@ -314,10 +335,13 @@ impl<'a> Recorder<'a> {
             was_alive: !is_gone,
             ends_now: !is_gone || options.is_its_child,
             has_told_end: false,
+            has_told_sandbox: false,
             has_own_process: options.is_its_child,
             alive_at: Nanos(0),
             liveness,
             target,
+            witness,
+            keeps_ring: options.keep_ring,
         };
         recorder.translator.process(recorder.facts.clone());
         if lacks_threads {
@@ -368,10 +392,14 @@ impl<'a> Recorder<'a> {
             self.watch_mappings();
             self.watch_devices();
             self.tell_losses();
+            self.tell_sandbox();
             self.emit(false);
             let now = Instant::now();
+            // Where the witness has no thread of its own.
+            self.witness.look();
             let state = self.header().process.value.load(Ordering::Acquire);
-            if state == EXITING && settled_at.is_none() {
+            let verdict = self.header().exit.verdict.load(Ordering::Acquire);
+            if state == EXITING && ![UNDECIDED, STRANGER].contains(&verdict) && settled_at.is_none() {
                 self.settle();
                 settled_at = Some(Instant::now());
             }
@@ -502,6 +530,14 @@ impl<'a> Recorder<'a> {
         }
     }
 
+    fn tell_sandbox(&mut self) {
+        if !self.has_told_sandbox && self.header().sandbox.state.load(Ordering::Acquire) == SANDBOXED {
+            self.has_told_sandbox = true;
+            let text = "sandbox=added: the program put a filter of system calls on itself after the recording began; from here on, stacks of coroutines end at their first page, and at its end the process does not wait for the trace";
+            self.translator.note(self.now(), text.to_owned());
+        }
+    }
+
     fn watch_devices(&mut self) {
         let devices = self.translator.devices();
         if devices.len() != self.n_devices {
@@ -627,7 +663,11 @@ impl<'a> Recorder<'a> {
         }
         self.symbolise(Patience::of(SYMBOLS_WAITING));
         self.writer.settle(End::Closed);
-        self.header().recorder.value.store(COMPLETE, Ordering::Release);
+        if self.header().exit.verdict.load(Ordering::Acquire) == ALONE && !self.keeps_ring {
+            // Where the process is the first of a PID namespace, we may not live to do it, and `/dev/shm` may be the host's.
+            remove(self.file.path());
+        }
+        tell_state(self.header(), COMPLETE);
     }
 
     fn end(&mut self, ending: Ending) {
@@ -733,7 +773,7 @@ impl<'a> Recorder<'a> {
             sampler.stop();
         }
         let written = self.writer.finish();
-        header.recorder.value.store(COMPLETE, Ordering::Release);
+        tell_state(header, COMPLETE);
         if written.n_dropped > 0 {
             say(&format!("{} events could not be written to {}", written.n_dropped, self.trace.display()));
         }

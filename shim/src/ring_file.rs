@@ -258,14 +258,6 @@ fn lock(file: &File) -> bool {
     unsafe { kernel::call(libc::SYS_fcntl, arguments) }.is_ok()
 }
 
-/// Removes a ring's name, if it still is that of this file: a process may have come to other folders (`chroot`).
-pub(crate) fn remove_own(path: &CStr, identity: Identity) {
-    let flags = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    if File::open(path, flags, 0).ok().as_ref().and_then(Identity::of) == Some(identity) {
-        remove(path);
-    }
-}
-
 fn remove(path: &CStr) {
     let arguments = [libc::AT_FDCWD as usize, path.as_ptr() as usize, 0, 0, 0, 0];
     // SAFETY: the path ends with a zero.

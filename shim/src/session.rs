@@ -11,7 +11,7 @@ use crate::config::{self, Stacks};
 use crate::launch::{self, Outcome};
 use crate::ring_file::{Identity, Ring};
 use crate::sys::{self, Text, say};
-use crate::{control, elf, environment, kernel, ledger, ring_file, rings, stack, words};
+use crate::{control, elf, environment, kernel, ledger, own, ring_file, rings, stack, thread_id, words};
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_int};
 use core::mem::MaybeUninit;
@@ -55,6 +55,7 @@ struct Page {
     /// Threads between their first look at the session and the mark of their own line ([`rings`]).
     coming: AtomicU32,
     helper: Help,
+    own: own::Own,
 }
 
 /// The child that makes a session while the program's threads go on ([`launch::Helper`]).
@@ -253,10 +254,12 @@ pub(crate) fn current() -> Option<(Map, u64)> {
     (generation() == before).then_some((map, before))
 }
 
-/// The caller is on its way to the ring, which stays mapped meanwhile. All signals are blocked: nothing tears the thread away.
+/// The caller is on its way to the ring, which stays mapped meanwhile. All signals are blocked, so that nothing tears the thread away:
+/// the ring would stay mapped for ever. Under a sandbox the kernel is not asked for that.
 pub(crate) struct Coming {
     page: &'static Page,
-    signals: kernel::SignalSet,
+    /// Blocked before; `None` where none were blocked.
+    signals: Option<kernel::SignalSet>,
 }
 
 impl Coming {
@@ -266,7 +269,9 @@ impl Coming {
     }
 
     fn on(page: &'static Page) -> Coming {
-        let signals = kernel::block_signals(kernel::ALL_SIGNALS);
+        // Only rings of a process that can be attached to are ever unmapped.
+        let is_attachable = !page.control.load(Ordering::Relaxed).is_null();
+        let signals = (is_attachable && own::may_ask()).then(|| kernel::block_signals(kernel::ALL_SIGNALS));
         page.coming.fetch_add(1, Ordering::SeqCst);
         Coming { page, signals }
     }
@@ -275,8 +280,19 @@ impl Coming {
 impl Drop for Coming {
     fn drop(&mut self) {
         self.page.coming.fetch_sub(1, Ordering::SeqCst);
-        kernel::block_signals(self.signals);
+        if let Some(signals) = self.signals {
+            kernel::block_signals(signals);
+        }
     }
+}
+
+/// Looks at the ring of the session that is on, for a thread without a mark; `None` if there is none.
+pub(crate) fn look<T>(at: impl FnOnce(Map) -> T) -> Option<T> {
+    let page = known_page()?;
+    page.coming.fetch_add(1, Ordering::SeqCst);
+    let seen = map().map(at);
+    page.coming.fetch_sub(1, Ordering::SeqCst);
+    seen
 }
 
 /// The process is at its end: from here on its ring stays mapped.
@@ -293,12 +309,6 @@ pub(crate) fn ring() -> (&'static CStr, Identity) {
     (facts.path.as_c_str(), facts.identity)
 }
 
-/// Removes the ring's name: everything in it is in the trace. It stays while somebody has it open.
-pub(crate) fn remove_ring() {
-    let (path, identity) = ring();
-    ring_file::remove_own(path, identity);
-}
-
 /// Remembers by which clock this machine's events are stamped.
 pub(crate) fn choose_clock(clock: Clock) {
     CLOCK.store(clock as u32, Ordering::Relaxed);
@@ -307,6 +317,8 @@ pub(crate) fn choose_clock(clock: Clock) {
 /// What the thread that makes a session has written that knows lines of the ring.
 #[derive(Clone, Copy)]
 pub(crate) struct Describe {
+    /// Gets what threads need later and may not ask for then; in a thread of the program.
+    pub(crate) prepare: fn(),
     /// What holds for the whole process, before there is a session of this generation.
     pub(crate) process: fn(Map, u64),
     /// As much of that as needs no thread of the program.
@@ -327,6 +339,7 @@ pub(crate) fn begin(describe: Describe) -> bool {
     // threads at any instruction.
     let before = kernel::block_signals(kernel::ALL_SIGNALS);
     kernel::look_for_filter();
+    learn(describe);
     let has_begun = match environment::copy() {
         true if config::is_dormant() && !config::is_off() => {
             fall_asleep(page);
@@ -340,6 +353,15 @@ pub(crate) fn begin(describe: Describe) -> bool {
     };
     kernel::block_signals(before);
     has_begun
+}
+
+/// Finds out by system calls what must be known without them later: the program may put itself under a sandbox at any time.
+fn learn(describe: Describe) {
+    // The processor's counter stamps events, but times are waited for by the kernel's clock, which is read in the vDSO.
+    environment::find_clock();
+    thread_id::learn();
+    stack::learn();
+    (describe.prepare)();
 }
 
 /// Where a session would begin: from here on the process can be attached to. A library that cannot sleep steps aside.
@@ -361,6 +383,10 @@ fn fall_asleep(page: &Page) {
 #[inline(never)]
 pub(crate) fn obey(describe: Describe) {
     let (Some(page), Some(control)) = (known_page(), control()) else { return };
+    // Under a sandbox nothing can be begun or ended: whoever asks hears nothing, and says so.
+    if !own::may_ask() {
+        return;
+    }
     let _errno = sys::KeepErrno::new();
     let _coming = Coming::on(page);
     if !is_helped(page, control) {
@@ -390,6 +416,7 @@ fn follow(page: &Page, control: &Control, describe: Describe) {
         control.state.store(wish::CHANGING, Ordering::Relaxed);
         kernel::look_for_filter();
         unmap_rings(page, 1, describe.is_writing);
+        learn(describe);
         let options = control::options(control);
         if !environment::put_before(&options) {
             control.asked.store(wish::NOTHING, Ordering::Relaxed);
@@ -402,6 +429,7 @@ fn follow(page: &Page, control: &Control, describe: Describe) {
     } else {
         control.asked.store(wish::NOTHING, Ordering::Relaxed);
         let generation = page.generation.swap(OFF, Ordering::AcqRel);
+        own::end();
         // SAFETY: written when the session was made, by a thread that let this one come here.
         let map = unsafe { (*facts()).map };
         map.header().process.value.store(gputrace_ring::map::OFF, Ordering::Release);
@@ -422,21 +450,22 @@ fn follow(page: &Page, control: &Control, describe: Describe) {
     }
 }
 
-/// Tries once more to unmap the rings of sessions that are over; false if one stays. `own` is how often the caller counts as
+/// Tries once more to unmap the rings of sessions that are over; false if one stays. `counted` is how often the caller counts as
 /// [`Coming`].
-pub(crate) fn give_rings_back(own: u32, is_writing: fn(u64) -> bool) -> bool {
+pub(crate) fn give_rings_back(counted: u32, is_writing: fn(u64) -> bool) -> bool {
     let Some(page) = known_page() else { return true };
     if page.state.compare_exchange(ASLEEP, STARTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
         return false;
     }
-    let is_done = unmap_rings(page, own, is_writing);
+    let is_done = unmap_rings(page, counted, is_writing);
     page.state.store(ASLEEP, Ordering::Release);
     is_done
 }
 
 /// The same for who holds the state word.
-fn unmap_rings(page: &Page, own: u32, is_writing: fn(u64) -> bool) -> bool {
-    let left = rings::give_back(|| page.coming.load(Ordering::SeqCst) == own, is_writing);
+fn unmap_rings(page: &Page, counted: u32, is_writing: fn(u64) -> bool) -> bool {
+    let left =
+        rings::give_back(|| page.coming.load(Ordering::SeqCst) == counted && !own::is_read(), is_writing);
     if let Some(control) = control() {
         control.left.store(left as u64, Ordering::Relaxed);
     }
@@ -477,7 +506,6 @@ fn wake(page: &Page, describe: Describe) -> bool {
 /// The helper's part: the ring, and all that can be said of the process without one of its threads. From its generation on, threads write.
 fn make_beside() -> Option<(&'static CStr, kernel::File)> {
     let (page, control) = (known_page()?, control()?);
-    // Whoever has this number is none of the threads that are gone ([`is_helper`]).
     page.helper.pid.store(kernel::process_id(), Ordering::Release);
     // SAFETY: written before we were started.
     let Waking { writer, describe } = unsafe { (*WAKING.0.get()).assume_init_ref() };
@@ -562,11 +590,6 @@ fn was_ended(page: &Page, control: &Control) {
         control.asked.store(wish::NOTHING, Ordering::Relaxed);
         step_aside(page, b"what should begin the recording was killed");
     }
-}
-
-/// Whether this number is that of a helper, which is no thread of the program and yet writes to a line.
-pub(crate) fn is_helper(tid: u32) -> bool {
-    known_page().is_some_and(|page| page.helper.pid.load(Ordering::Acquire) == tid)
 }
 
 /// Whether the caller is to tell the session what the helper that made it could not find out: one thread is.
@@ -671,6 +694,8 @@ fn remember(map: Map, path: Text<128>, identity: Identity) -> Option<&'static CS
     let next = BEGUN.load(Ordering::Relaxed);
     let slot = SESSIONS.get(next as usize % SESSIONS.len())?;
     rings::prepare();
+    // SAFETY: the ring stays mapped for as long as a session has it.
+    own::begin(unsafe { &*core::ptr::from_ref(&map.header().sandbox) });
     // SAFETY: the state word lets one come here; readers wait for the generation.
     unsafe { (*slot.0.get()).write(Facts { map, path, identity }) };
     BEGUN.store(next.wrapping_add(1), Ordering::Release);
@@ -701,12 +726,9 @@ pub(crate) fn say_unrecorded(why: &[u8], error: c_int, path: &[u8]) {
 /// The recorder that was started for this session; 0 if none was.
 static RECORDER: AtomicU32 = AtomicU32::new(0);
 
-/// Whether the recorder was started and is gone again. In doubt it is not.
-pub(crate) fn recorder_has_ended() -> bool {
-    match RECORDER.load(Ordering::Relaxed) {
-        0 => false,
-        recorder => sys::is_process_over(recorder),
-    }
+/// Whether a recorder was started for this session.
+pub(crate) fn has_recorder() -> bool {
+    RECORDER.load(Ordering::Relaxed) != 0
 }
 
 /// No other session of this process, or of one that it was forked from, has these lower 32 bits, which are not 0.
@@ -730,15 +752,18 @@ fn page() -> Option<&'static Page> {
             return None;
         }
         // SAFETY: the page was just made.
-        if unsafe { kernel::advise(fresh.cast(), 4096, libc::MADV_WIPEONFORK) }.is_err() {
+        let is_wiped = unsafe { kernel::advise(fresh.cast(), 4096, libc::MADV_WIPEONFORK) }.is_ok();
+        if !is_wiped {
             say(b"this kernel cannot tell forked processes apart (MADV_WIPEONFORK, Linux 4.14); not recording");
             // SAFETY: as above.
             unsafe { &*fresh }.generation.store(OFF, Ordering::Relaxed);
         }
-        page = match PAGE.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => fresh,
-            Err(theirs) => theirs,
-        };
+        let published = PAGE.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire);
+        page = published.map_or_else(|theirs| theirs, |_| fresh);
+        if is_wiped {
+            // SAFETY: a page once published stays mapped.
+            own::remember(&unsafe { &*page }.own);
+        }
     }
     // SAFETY: a page once published stays mapped.
     let page = unsafe { &*page };

@@ -107,16 +107,10 @@ pub(crate) fn read_file(path: &CStr, into: &mut [u8]) -> usize {
 
 /// Whether a thread of this process will never run a line of the program again: it is gone, or the kernel is taking it down, which on a
 /// busy machine takes longer than its `pthread_join`. In doubt it will.
-pub(crate) fn is_thread_over(process: u32, thread: u32) -> bool {
-    let is_gone = || kernel::is_thread_gone(process, thread);
+pub(crate) fn is_thread_over(thread: u32) -> bool {
+    let is_gone = || kernel::is_task_gone(thread);
     // It may go between the two questions.
     is_gone() || is_ending(b"/proc/self/task/", thread) || is_gone()
-}
-
-/// Whether a process is gone, or has ended and nobody has waited for it. In doubt it is not.
-pub(crate) fn is_process_over(process: u32) -> bool {
-    let is_gone = kernel::may_use_rare_calls() && kernel::is_process_gone(process);
-    is_gone || is_ending(b"/proc/", process)
 }
 
 /// By the flags of proc(5): `PF_EXITING` of the kernel's sched.h, which is 4 in every Linux.
