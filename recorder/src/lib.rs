@@ -41,6 +41,7 @@ mod nvml_process;
 mod oom;
 pub mod opened;
 mod output;
+pub mod output_file;
 mod pages;
 mod pidfd;
 mod pjrt;
@@ -137,6 +138,15 @@ pub enum Error {
     #[error("{file} exists; choose another name with -o, or overwrite it with -f", file = file.display())]
     Exists {
         /// The file.
+        file: PathBuf,
+    },
+    /// No file may be written under this name.
+    #[error(transparent)]
+    Unfit(#[from] output_file::Unfit),
+    /// A device takes no trace, and root would replace it by one.
+    #[error("{file} is a device, which takes no trace; choose a file with -o, or set GPUTRACE=0 to run the program without recording it", file = file.display())]
+    Device {
+        /// The device.
         file: PathBuf,
     },
     /// There is no room for a trace.

@@ -63,6 +63,7 @@ pub fn symbolise(
     }
     let source = opened(from, Links::Followed, Access::Read, &Expected::regular());
     let source = source.map_err(|why| failed(why.into()))?;
+    output::place(to)?;
     let mut file = output::open(to, overwrite).map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => Error::Exists { file: to.to_owned() },
         _ => failed(error),
