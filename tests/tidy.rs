@@ -107,7 +107,7 @@ fn unsafe_code_stays_where_the_architecture_says() {
 
 /// Where standard output and standard error may be named: what goes through here has been made printable.
 const SPEAKERS: &[&str] =
-    &["replay/src/bin/gputrace/main.rs", "replay/src/bin/gputrace/show.rs", "recorder/src/lib.rs"];
+    &["replay/src/bin/gputrace/main.rs", "replay/src/bin/gputrace/show.rs", "recorder/src/messages.rs"];
 
 #[test]
 fn names_reach_a_terminal_only_through_what_makes_them_printable() {
@@ -236,6 +236,60 @@ fn paths_that_another_user_may_change_are_checked_after_they_are_opened() {
                 opens.len()
             );
         }
+    }
+}
+
+/// Files that write or rename without `recorder/src/output_file.rs`, which looks at what has the name first, and why each may.
+const WRITERS: [(&str, &str); 12] = [
+    ("recorder/src/output_file.rs", "it is the one place"),
+    ("recorder/src/messages.rs", "a log in /dev/shm under a new name: O_EXCL, O_NOFOLLOW"),
+    (
+        "recorder/src/job.rs",
+        "the job's file in /dev/shm: made with O_EXCL, opened with O_NOFOLLOW and looked at",
+    ),
+    ("recorder/src/limits.rs", "/proc/self/oom_score_adj"),
+    ("recorder/src/map_file.rs", "rings are opened, not made"),
+    ("recorder/src/attach.rs", "memory of the process that is attached to"),
+    ("recorder/src/inject/mod.rs", "memory of the process that is attached to"),
+    ("replay/src/bin/gputrace/show.rs", "a temporary file that loses its name at once: O_EXCL"),
+    ("replay/src/bin/gputrace/commands/serve.rs", "a temporary file that loses its name at once: O_EXCL"),
+    ("replay/src/bin/gputrace/commands/record/launch.rs", "/dev/null, opened as it is"),
+    ("replay/src/bin/gputrace/commands/map/", "parts in a work folder that nobody else has"),
+    ("objects/src/upload.rs", "the state of an upload beside its file"),
+];
+
+#[test]
+fn every_writer_looks_at_what_has_the_name_first() {
+    const WAYS: [&str; 8] = [
+        "File::create",
+        "File::options(",
+        "OpenOptions::new(",
+        ".create_new(",
+        "fs::write(",
+        "fs::rename(",
+        "fs::copy(",
+        "O_CREAT",
+    ];
+    let mut used = vec![];
+    for folder in ["recorder/src", "replay/src", "objects/src", "schemas/src", "sim/src"] {
+        for (file, text) in sources(folder) {
+            let file = file.replace("tests/../", "");
+            let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+            let reason = WRITERS.iter().position(|(place, _)| file.contains(place));
+            for (number, line) in text.lines().enumerate().filter(|_| !file.ends_with("tests.rs")) {
+                let code = line.split("//").next().unwrap_or_default();
+                if WAYS.iter().any(|way| code.contains(way)) {
+                    let number = number + 1;
+                    let reason = reason.unwrap_or_else(|| {
+                        panic!("{file}:{number}: write by `output_file`, or say in WRITERS why it need not")
+                    });
+                    used.push(reason);
+                }
+            }
+        }
+    }
+    for (idx, (place, _)) in WRITERS.iter().enumerate() {
+        assert!(used.contains(&idx), "{place} writes nothing: it need not be in WRITERS");
     }
 }
 

@@ -36,6 +36,7 @@ mod liveness;
 mod map_file;
 mod memory;
 mod merge_stack;
+pub mod messages;
 mod nvml;
 mod nvml_process;
 mod oom;
@@ -66,6 +67,7 @@ pub use gpus::{Gpu, Gpus};
 pub use gputrace_ring::variables;
 pub use job::{Job, State, Told, is_left, job_begins, rings_of};
 pub use memory::Memory;
+pub(crate) use messages::say;
 pub use oom::{Answer, FollowUp, Oom};
 pub use output::{Moment, Overwrite, check as check_output, wait_for_recorder};
 pub use pidfd::{end_with_us, with_standard_files_only};
@@ -73,7 +75,6 @@ pub use record::{Inherited, Options, Summary, record};
 pub use steering::{is_off, misspelt};
 pub use symbol_files::OtherBuild;
 
-use gputrace_schemas::printable::printable;
 use gputrace_schemas::reader;
 use std::io;
 use std::path::PathBuf;
@@ -183,11 +184,4 @@ impl Error {
         let cause = std::error::Error::source(self).map(|cause| format!(": {cause}")).unwrap_or_default();
         format!("{self}{cause}")
     }
-}
-
-/// One line for the user: the recorder's standard error is the traced program's.
-pub(crate) fn say(text: &str) {
-    use std::io::Write;
-    // Nobody may be listening any more.
-    let _ = writeln!(io::stderr(), "gputrace: {}", printable(text));
 }

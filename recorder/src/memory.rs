@@ -63,11 +63,11 @@ fn held(memory: *mut u8) -> *mut u8 {
 fn end() -> ! {
     let said =
         b"gputrace: the recorder gets no more memory (ulimit -v, or the machine's); its trace ends here\n";
-    // SAFETY: the bytes are there; `_exit` runs nothing that could ask for memory.
-    unsafe {
-        libc::write(2, said.as_ptr().cast(), said.len());
-        libc::_exit(1)
-    }
+    // A request that comes from in here would end up here again.
+    ENDS_WITH_A_WORD.store(false, Ordering::Relaxed);
+    let _ = crate::messages::tell_stderr(said, std::time::Duration::ZERO);
+    // SAFETY: it runs nothing that could ask for memory.
+    unsafe { libc::_exit(1) }
 }
 
 // SAFETY: the system's allocator does all of it; we only look at what it answers.

@@ -18,11 +18,12 @@ use crate::ticks::{self, Timeline};
 use crate::translate::Translator;
 use crate::witness::{Witness, tell_state};
 use crate::write::{End, WriterThread};
-use crate::{Error, say};
+use crate::{Error, messages, say};
 use gputrace_ring::map::{
     ALONE, COMPLETE, EXITING, FAILED, Header, LostLine, NO_RECORDER, OFF, RECORDING, RUNNING, SANDBOXED,
     STRANGER, UNDECIDED,
 };
+use gputrace_ring::notices::LONGEST;
 use gputrace_schemas::event::{LostCause, Mapping, Module, Nanos, Process};
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -251,6 +252,9 @@ struct Recorder<'a> {
     n_lost: u64,
     n_damaged: u64,
     damaged_told: u64,
+    /// How far [`gputrace_ring::notices`] was read, and how many found no room.
+    notices_read: usize,
+    notices_dropped: u32,
     mappings: MappingsWatch,
     n_devices: usize,
     /// By the start of the module: its names are looked for when the process may be gone.
@@ -322,6 +326,8 @@ impl<'a> Recorder<'a> {
             n_lost: 0,
             n_damaged: 0,
             damaged_told: 0,
+            notices_read: 0,
+            notices_dropped: 0,
             mappings: MappingsWatch {
                 seen: header.mappings.value.load(Ordering::Acquire),
                 due: None,
@@ -506,7 +512,30 @@ impl<'a> Recorder<'a> {
         Nanos(ticks::monotonic())
     }
 
+    /// Messages that standard error did not take: the library's, and our own.
+    fn tell_unsaid(&mut self) {
+        let notices = &self.header().notices;
+        let mut text = [0; LONGEST];
+        while let Some(length) = notices.next(&mut self.notices_read, &mut text) {
+            let text = String::from_utf8_lossy(text.get(..length).unwrap_or_default());
+            self.translator.note(self.now(), format!("gputrace.said={text}"));
+        }
+        let dropped = notices.dropped();
+        if dropped > self.notices_dropped {
+            let text = format!(
+                "gputrace.said={} more messages, for which the ring had no room",
+                dropped - self.notices_dropped
+            );
+            self.translator.note(self.now(), text);
+            self.notices_dropped = dropped;
+        }
+        for text in messages::take_unsaid() {
+            self.translator.note(self.now(), format!("gputrace.said={text}"));
+        }
+    }
+
     fn tell_losses(&mut self) {
+        self.tell_unsaid();
         let header = self.header();
         let lines: [(&LostLine, LostCause); 4] = [
             (&header.lost_full, LostCause::RingFull),

@@ -22,6 +22,7 @@ pub mod late;
 pub mod map;
 #[cfg(loom)]
 pub mod model;
+pub mod notices;
 pub mod owners;
 pub mod record;
 pub mod ring;

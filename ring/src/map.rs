@@ -4,6 +4,7 @@
 //! number that is read later is clamped.
 
 use crate::clock::{Calibration, Clock};
+use crate::notices::Notices;
 use crate::record::ABI;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use core::mem::size_of;
@@ -125,6 +126,8 @@ pub struct Header {
     /// Id of a thread of the recorder, in its robust list: when it is gone, whatever ended it, the kernel adds [`DIED`]. 0 where there is
     /// none, or it ended in order.
     pub recorder_thread: Line,
+    /// Messages of the library that standard error did not take.
+    pub notices: Notices,
 }
 
 /// What the recorder knows about filters of system calls that were added since the session began.

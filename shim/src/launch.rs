@@ -13,7 +13,7 @@
 
 use crate::kernel::{self, Answer, File};
 use crate::sys::Text;
-use crate::{config, elf, environment, ring_file};
+use crate::{config, elf, environment, messages, ring_file, valgrind};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::MaybeUninit;
 use core::ptr::{null, null_mut};
@@ -29,6 +29,8 @@ const PROCESS: c_int = 4;
 const PATIENCE: u32 = 50_000;
 /// Milliseconds between two looks of the child between us.
 const LOOK_EVERY: usize = 500;
+/// Soft limit of the recorder's stack, in bytes: the default of Linux (`_STK_LIM`).
+const STACK_OF_RECORDER: u64 = 8 << 20;
 /// ioprio_set(2): the calling process, and no class of its own.
 const IOPRIO_WHO_PROCESS: usize = 1;
 /// `prctl(2)`: what the kernel gives a process by default.
@@ -115,11 +117,13 @@ pub(crate) fn start_recorder(path: &'static CStr, file: Option<&File>) -> Outcom
                 }
                 kernel::sleep(100_000);
             }
-            if !stays {
-                // Nobody else can wait for it.
-                let _ = wait(child, libc::__WCLONE);
-            }
-            let state = state.load(Ordering::Acquire);
+            // Nobody else can wait for it.
+            let ended_with = if stays { None } else { exit_code(child) };
+            // Valgrind makes a fork of this: what the child stored, we do not see.
+            let state = match state.load(Ordering::Acquire) {
+                0 if valgrind::is_on() => ended_with.unwrap_or(0),
+                state => state,
+            };
             outcome(state, error.load(Ordering::Relaxed), recorder.load(Ordering::Relaxed))
         }
     };
@@ -382,18 +386,36 @@ extern "C" fn detach(launch: *mut c_void) -> c_int {
     let launch = unsafe { &mut *launch.cast::<Launch>() };
     let (program, stays) = (launch.program, launch.stays);
     // From here on nothing of `launch` is looked at.
-    if let Some((recorder, process)) = start_between(launch)
-        && stays
-    {
-        stand_between(recorder, program, process);
+    let started = start_between(launch);
+    match started {
+        Some((recorder, process)) if stays => {
+            stand_between(recorder, program, process);
+            0
+        }
+        Some(_) => STARTED as c_int,
+        None => NO_CLONE as c_int,
     }
-    0
+}
+
+/// Waits for the child between us; the state that it ended with.
+fn exit_code(child: usize) -> Option<u32> {
+    let mut status: c_int = 0;
+    loop {
+        let arguments = [child, (&raw mut status) as usize, libc::__WCLONE as usize, 0, 0, 0];
+        // SAFETY: the kernel writes the number.
+        match unsafe { kernel::call(libc::SYS_wait4, arguments) } {
+            Err(libc::EINTR) => {}
+            Ok(_) if status & 0x7f == 0 => return Some((status >> 8 & 0xff) as u32),
+            _ => return None,
+        }
+    }
 }
 
 /// Starts the recorder; its number, and our descriptor of the program: what `launch` says of that afterwards is the recorder's.
 fn start_between(launch: &mut Launch) -> Option<(usize, c_int)> {
     let program = launch.program;
-    if kernel::may_use_rare_calls() {
+    // Valgrind complains about calls that it does not know.
+    if kernel::may_use_rare_calls() && !valgrind::is_on() {
         // SAFETY: takes numbers.
         let answer = unsafe { kernel::call(libc::SYS_pidfd_open, [program, 0, 0, 0, 0, 0]) };
         // Its number was its own for as long as we are its child. Killed before (by SIGKILL: it stands still meanwhile), it may
@@ -546,26 +568,37 @@ fn forget_scheduling(nice: usize) {
 
 /// What the program allowed itself is not meant for the recorder.
 fn forget_limits() {
-    for resource in
-        [libc::RLIMIT_AS, libc::RLIMIT_CPU, libc::RLIMIT_DATA, libc::RLIMIT_NOFILE, libc::RLIMIT_FSIZE]
-    {
+    for resource in [
+        libc::RLIMIT_AS,
+        libc::RLIMIT_CPU,
+        libc::RLIMIT_DATA,
+        libc::RLIMIT_NOFILE,
+        libc::RLIMIT_FSIZE,
+        libc::RLIMIT_STACK,
+    ] {
         let mut limits = MaybeUninit::<libc::rlimit64>::zeroed();
         let at = limits.as_mut_ptr() as usize;
         // SAFETY: the kernel writes one structure.
         if unsafe { kernel::call(libc::SYS_prlimit64, [0, resource as usize, 0, at, 0, 0]) }.is_ok() {
             // SAFETY: the kernel has just written it.
             let limits = unsafe { limits.assume_init_mut() };
-            limits.rlim_cur = limits.rlim_max;
+            limits.rlim_cur = match resource {
+                // Threads get as much by default, so that all of it would be too much.
+                libc::RLIMIT_STACK => limits.rlim_cur.max(STACK_OF_RECORDER).min(limits.rlim_max),
+                _ => limits.rlim_max,
+            };
             // SAFETY: the kernel reads one structure.
             let _ = unsafe { kernel::call(libc::SYS_prlimit64, [0, resource as usize, at, 0, 0, 0]) };
         }
     }
 }
 
-/// Leaves stderr, for what must be said, the ring and the process; the program's pipes must close when it closes them. Our
+/// Leaves stderr, for what must be said, if it still is the program's, the ring and the process; the program's pipes must close when it closes them. Our
 /// table of descriptors is a copy.
 fn settle_files(launch: &mut Launch) {
-    close_all_but([2, launch.ring, launch.process]);
+    // What has number 2 by now may be the program's data.
+    let stderr = if messages::has_stderr() { 2 } else { -1 };
+    close_all_but([stderr, launch.ring, launch.process]);
     let placed = place(&mut launch.process, &mut launch.ring);
     let n_arguments = match (placed, launch.process) {
         (true, PROCESS) => 8,
@@ -575,16 +608,36 @@ fn settle_files(launch: &mut Launch) {
     if let Some(end) = launch.arguments.get_mut(n_arguments) {
         *end = null();
     }
-    let nowhere = [libc::AT_FDCWD as usize, c"/dev/null".as_ptr() as usize, libc::O_RDWR as usize, 0, 0, 0];
-    // SAFETY: the path ends with a zero.
-    if let Ok(nowhere) = unsafe { kernel::call(libc::SYS_openat, nowhere) } {
-        for stream in [0, 1].into_iter().filter(|stream| *stream != nowhere) {
-            let _ = move_file(nowhere as c_int, stream, 0);
-        }
-        if nowhere > 1 {
-            close(nowhere);
+    let Some(nowhere) = nowhere() else { return };
+    let closed = [0, 1, 2].into_iter().filter(|stream| *stream != nowhere && *stream != stderr as usize);
+    for stream in closed {
+        let _ = move_file(nowhere as c_int, stream, 0);
+    }
+    if nowhere > 2 {
+        close(nowhere);
+    }
+}
+
+/// A file that nothing is read from or written to. A program of Rust's that finds a standard stream closed, and cannot open /dev/null,
+/// ends itself (`sanitize_standard_fds` of std's runtime), so in a sandbox without that file (Landlock) a pipe without a writer stands
+/// in for it.
+fn nowhere() -> Option<usize> {
+    for access in [libc::O_RDWR, libc::O_RDONLY] {
+        let path = c"/dev/null".as_ptr() as usize;
+        // SAFETY: the path ends with a zero.
+        let file = unsafe {
+            kernel::call(libc::SYS_openat, [libc::AT_FDCWD as usize, path, access as usize, 0, 0, 0])
+        };
+        if let Ok(file) = file {
+            return Some(file);
         }
     }
+    let mut ends: [c_int; 2] = [-1; 2];
+    // SAFETY: the kernel writes two numbers.
+    unsafe { kernel::call(libc::SYS_pipe2, [ends.as_mut_ptr() as usize, 0, 0, 0, 0, 0]) }.ok()?;
+    let [reader, writer] = ends;
+    close(writer as usize);
+    Some(reader as usize)
 }
 
 /// Moves both to where the recorder looks for them; false if it must look by name.

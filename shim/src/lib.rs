@@ -26,6 +26,8 @@
 //! control.rs         a library that sleeps is woken; ledger.rs: what lives meanwhile; words.rs: who is attached to late
 //! pjrt.rs            PJRT's tables, and what is remembered of them
 //! nvtx.rs, devices.rs, device_code.rs, captures.rs, closers.rs, stack/: what a thread or a process does
+//! valgrind.rs        being run by Valgrind
+//! messages.rs        what the library says to the user
 //! tls.rs, mark.rs, config.rs, environment.rs, ends.rs, own.rs, thread_id.rs, elf.rs, kernel.rs
 //! ```
 //!
@@ -57,6 +59,7 @@ mod lanes;
 mod launch;
 mod ledger;
 mod mark;
+mod messages;
 mod nccl;
 mod nvtx;
 mod own;
@@ -76,6 +79,7 @@ mod thread_state;
 mod tls;
 #[cfg(target_arch = "x86_64")]
 mod trampoline;
+mod valgrind;
 mod words;
 
 use gputrace_ring::record::Kind;

@@ -2,9 +2,9 @@
 
 use crate::hooks::loader;
 use crate::nccl::threads;
-use crate::session::{self, Start};
-use crate::sys::{KeepErrno, Text, say};
-use crate::{config, environment, kernel, lanes, launch, ring_file, thread_id};
+use crate::session::{self, Start, say};
+use crate::sys::{KeepErrno, Text};
+use crate::{config, environment, kernel, lanes, launch, messages, ring_file, thread_id, valgrind};
 use core::ffi::{c_char, c_int};
 use core::sync::atomic::Ordering;
 use gputrace_ring::clock::Clock;
@@ -37,6 +37,8 @@ extern "C" fn construct(argc: c_int, argv: *const *const c_char) {
     }
     session::choose_clock(clock);
     launch::remember_processors();
+    messages::remember_stderr();
+    valgrind::look();
     loader::find_real_dlsym();
     threads::find_real_create();
 }

@@ -258,7 +258,7 @@ fn lock(file: &File) -> bool {
     unsafe { kernel::call(libc::SYS_fcntl, arguments) }.is_ok()
 }
 
-fn remove(path: &CStr) {
+pub(crate) fn remove(path: &CStr) {
     let arguments = [libc::AT_FDCWD as usize, path.as_ptr() as usize, 0, 0, 0, 0];
     // SAFETY: the path ends with a zero.
     let _ = unsafe { kernel::call(libc::SYS_unlinkat, arguments) };

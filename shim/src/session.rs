@@ -9,8 +9,9 @@
 
 use crate::config::{self, Stacks};
 use crate::launch::{self, Outcome};
+use crate::messages::{self, Moment};
 use crate::ring_file::{Identity, Ring};
-use crate::sys::{self, Text, say};
+use crate::sys::{self, Text};
 use crate::{control, elf, environment, kernel, ledger, own, ring_file, rings, stack, thread_id, words};
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_int};
@@ -54,6 +55,8 @@ struct Page {
     tag: AtomicU32,
     /// Threads between their first look at the session and the mark of their own line ([`rings`]).
     coming: AtomicU32,
+    /// This process has made a ring: the last of [`SESSIONS`] is its own, and not that of a process that it was forked from.
+    has_ring: AtomicU32,
     helper: Help,
     own: own::Own,
 }
@@ -706,6 +709,7 @@ fn remember(map: Map, path: Text<128>, identity: Identity) -> Option<&'static CS
 
 /// From here on threads write.
 fn publish(page: &Page, generation: u64) {
+    page.has_ring.store(1, Ordering::Release);
     // SYNC: map and clock are visible to whoever sees the generation.
     page.generation.store(generation, Ordering::Release);
     page.state.store(LIVE, Ordering::Release);
@@ -720,7 +724,19 @@ pub(crate) fn say_unrecorded(why: &[u8], error: c_int, path: &[u8]) {
     }
     let message =
         message.add(b"; the events stay in ").add(path).add(b": `gputrace recover` makes a trace of them");
-    say(message.as_bytes());
+    messages::say(message.as_bytes(), own_ring(), Moment::Start);
+}
+
+/// Says one line to the user, after the session began.
+pub(crate) fn say(message: &[u8]) {
+    messages::say(message, own_ring(), Moment::Later);
+}
+
+/// The ring of this process's last session, over or not.
+fn own_ring() -> Option<Map> {
+    let has_ring = known_page().is_some_and(|page| page.has_ring.load(Ordering::Acquire) != 0);
+    // SAFETY: written before the word was, and not again for many sessions.
+    has_ring.then(|| unsafe { (*facts()).map })
 }
 
 /// The recorder that was started for this session; 0 if none was.
@@ -754,7 +770,8 @@ fn page() -> Option<&'static Page> {
         // SAFETY: the page was just made.
         let is_wiped = unsafe { kernel::advise(fresh.cast(), 4096, libc::MADV_WIPEONFORK) }.is_ok();
         if !is_wiped {
-            say(b"this kernel cannot tell forked processes apart (MADV_WIPEONFORK, Linux 4.14); not recording");
+            let why = b"this kernel cannot tell forked processes apart (MADV_WIPEONFORK, Linux 4.14); not recording";
+            messages::say(why, None, Moment::Start);
             // SAFETY: as above.
             unsafe { &*fresh }.generation.store(OFF, Ordering::Relaxed);
         }
@@ -780,7 +797,8 @@ fn step_aside(page: &Page, why: &[u8]) {
     }
     page.state.store(STEPPED_ASIDE, Ordering::Release);
     if !why.is_empty() {
-        say(Text::<480>::new().add(why).add(b"; not recording this process").as_bytes());
+        let message = Text::<480>::new().add(why).add(b"; not recording this process");
+        messages::say(message.as_bytes(), own_ring(), Moment::Start);
     }
 }
 

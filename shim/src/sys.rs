@@ -1,4 +1,4 @@
-//! Texts without a heap, and what the shim says to people.
+//! Texts without a heap, and small questions to `/proc`.
 
 use crate::kernel;
 use core::ffi::{CStr, c_char, c_int};
@@ -91,12 +91,6 @@ impl<const N: usize> Text<N> {
     pub(crate) fn is_full(&self) -> bool {
         self.used + 1 >= N
     }
-}
-
-/// One line on stderr, in one write. If stderr is closed, nothing happens.
-pub(crate) fn say(message: &[u8]) {
-    let line = Text::<512>::new().add(b"gputrace: ").add(message).add(b"\n");
-    let _ = kernel::write(2, line.as_bytes());
 }
 
 /// Reads a small file such as those of `/proc`; bytes read.
