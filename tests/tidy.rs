@@ -240,7 +240,7 @@ fn paths_that_another_user_may_change_are_checked_after_they_are_opened() {
 }
 
 /// Files that write or rename without `recorder/src/output_file.rs`, which looks at what has the name first, and why each may.
-const WRITERS: [(&str, &str); 12] = [
+const WRITERS: [(&str, &str); 13] = [
     ("recorder/src/output_file.rs", "it is the one place"),
     ("recorder/src/messages.rs", "a log in /dev/shm under a new name: O_EXCL, O_NOFOLLOW"),
     (
@@ -254,6 +254,7 @@ const WRITERS: [(&str, &str); 12] = [
     ("replay/src/bin/gputrace/show.rs", "a temporary file that loses its name at once: O_EXCL"),
     ("replay/src/bin/gputrace/commands/serve.rs", "a temporary file that loses its name at once: O_EXCL"),
     ("replay/src/bin/gputrace/commands/record/launch.rs", "/dev/null, opened as it is"),
+    ("replay/src/bin/gputrace/commands/alarm.rs", "/dev/null, opened as it is"),
     ("replay/src/bin/gputrace/commands/map/", "parts in a work folder that nobody else has"),
     ("objects/src/upload.rs", "the state of an upload beside its file"),
 ];
