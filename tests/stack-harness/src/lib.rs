@@ -15,6 +15,9 @@ mod own;
 #[path = "../../../shim/src/stack/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "the shim uses what the harness does not")]
 mod stack;
+#[path = "../../../shim/src/valgrind.rs"]
+#[allow(dead_code, unused_imports, reason = "the shim uses what the harness does not")]
+mod valgrind;
 
 #[path = "../../../recorder/src/merge_stack.rs"]
 pub mod merge_stack;
