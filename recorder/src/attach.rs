@@ -735,8 +735,10 @@ mod tests {
     #[test]
     fn a_process_at_which_a_look_never_ends_holds_up_no_other() {
         let mut looks = Looks::new(|pid| {
-            while pid == 1 {
-                std::thread::park();
+            if pid == 1 {
+                loop {
+                    std::thread::park();
+                }
             }
             Look::At(Seen::bare(pid))
         });

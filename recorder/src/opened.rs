@@ -544,7 +544,7 @@ mod tests {
         let (name, good) = (folder.0.join("name"), folder.file("good", "good"));
         let bad = folder.file("bad", "bad");
         folder.fifo("fifo");
-        let identity = Identity::of(&File::open(&good).expect("there")).expect("known");
+        let identity = Identity::of(File::open(&good).expect("there")).expect("known");
         let stops = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
