@@ -214,9 +214,9 @@ fn what_is_no_ring_of_ours_is_not_even_opened() {
     let fifo = folder.join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     // Nobody writes to it: opening it would wait for ever.
-    refuse(&fifo, "no regular file");
-    refuse(Path::new("/dev/null"), "no regular file");
-    refuse(&folder.0, "no regular file");
+    refuse(&fifo, "not a regular file");
+    refuse(Path::new("/dev/null"), "not a regular file");
+    refuse(&folder.0, "not a regular file");
     let writer = Writer { pid: NOBODY, pid_namespace: own_namespace(), start_time: 0 };
     let (ring, _memory, _map) = left_behind(&folder, writer);
     let link = folder.join("link");
