@@ -161,7 +161,9 @@ fn no_verb_lets_a_terminal_obey_a_name() {
     let shown: Vec<String> = wrong.iter().take(40).map(|what| what.to_string()).collect();
     assert!(wrong.is_empty(), "{} of these:\n{}", wrong.len(), shown.join("\n"));
     // Otherwise nothing was tried.
-    let silent: Vec<_> = tried.iter().filter(|(.., n)| *n == 0).map(|(verb, ..)| *verb).collect();
+    let mut silent: Vec<_> = tried.iter().filter(|(.., n)| *n == 0).map(|(verb, ..)| *verb).collect();
+    // Without stores it refuses each URL before it reads a file.
+    silent.retain(|verb| cfg!(feature = "objects") || *verb != "upload");
     assert!(silent.is_empty(), "no name was shown by {silent:?}");
 }
 
