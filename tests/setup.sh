@@ -19,7 +19,6 @@ library libtcmalloc.so.4 libgoogle-perftools4
 library libmimalloc.so.2 libmimalloc2.0
 need node nodejs
 need npm npm
-need sqlite3 sqlite3
 python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || missing+=(python3-venv)
 python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
 if [ ${#missing[@]} -gt 0 ]; then

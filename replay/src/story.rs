@@ -6,6 +6,7 @@ use std::path::Path;
 
 use gputrace_schemas::event::{Device, Nanos, Process, ThreadId};
 use gputrace_schemas::reader::Damage;
+use gputrace_sim::effort;
 use gputrace_sim::whatif::{RecordedGap, recorded_gaps};
 
 use crate::analyse::categories::Categories;
@@ -16,8 +17,6 @@ use crate::ledger::{Ledger, Unwatched, Watch};
 use crate::trace::Recording;
 use crate::trace::source::{Error, Source};
 
-/// Longer traces are not replayed for a report: that takes seconds.
-const MOST_REPLAYED: u64 = 400_000;
 /// Much is this share of what was reserved.
 const WASTEFUL: f64 = 0.1;
 
@@ -72,7 +71,8 @@ impl Story {
     /// Finds out why PyTorch reserved more than was in use, where that is much. `load` reads the same trace as requests.
     #[must_use]
     pub fn with_gaps(mut self, load: impl FnOnce() -> Result<Trace, ImportError>) -> Story {
-        let is_asked = self.ledger.n_events <= MOST_REPLAYED && self.wasteful_devices().next().is_some();
+        let is_short = effort::VERDICT.covers(self.ledger.n_events as usize);
+        let is_asked = is_short && self.wasteful_devices().next().is_some();
         // What cannot be imported is shown by the verb that the report then names.
         let trace = is_asked.then(load).and_then(Result::ok);
         self.gaps = Some(trace.map_or(vec![], |trace| recorded_gaps(&trace.devices)));

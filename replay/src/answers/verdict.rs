@@ -7,6 +7,7 @@
 use std::cmp::Reverse;
 
 use gputrace_schemas::event::{Bytes, NO_DEVICE};
+use gputrace_sim::effort;
 use gputrace_sim::ops::OpStream;
 use gputrace_sim::tune;
 use gputrace_sim::whatif::{Confidence, Laboratory, Question};
@@ -23,8 +24,6 @@ use crate::report::sections::{balance, cache, device_name};
 use crate::report::words::{bytes, count, quote, time};
 use crate::story::{End, Story};
 
-/// Longer traces are not replayed for a verdict: that takes seconds, and `gputrace oom` does it.
-const MOST_REPLAYED: u64 = 400_000;
 /// What grew comes first from this part of the device's peak on: one in so many. Less is the verdict where nothing else is.
 const LEAST_GROWTH: u64 = 1000;
 /// What waited for Python's collector is worth a verdict from this part of the peak of PyTorch's blocks on: one in so many.
@@ -155,7 +154,7 @@ struct Evidence<'a> {
 impl Evidence<'_> {
     /// What is wrong, the worst first; never empty.
     fn findings(&self, load: impl FnOnce() -> Result<Trace, ImportError>) -> Vec<Finding> {
-        let is_short = self.story.ledger.n_events <= MOST_REPLAYED;
+        let is_short = effort::VERDICT.covers(self.story.ledger.n_events as usize);
         let mut load = Some(load).filter(|_| is_short);
         let mut load = || load.take().and_then(|load| load().ok());
         if let Some(finding) = self.out_of_memory(&mut load) {

@@ -4,4 +4,3 @@ pub(crate) mod changes;
 pub(super) mod events;
 pub(crate) mod parquet;
 pub(super) mod protobuf;
-pub(super) mod sqlite_file;

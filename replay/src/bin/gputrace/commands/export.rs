@@ -8,7 +8,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{ArgMatches, Args};
 use gputrace_recorder::output_file::{self, Existing, Place, WholeFile};
-use gputrace_replay::exports::{EXPORTS, Request, Takes};
+use gputrace_replay::exports::{EXPORTS, GONE, Request, Takes};
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
 
@@ -68,11 +68,16 @@ pub(super) struct ExportArgs {
 }
 
 fn formats() -> PossibleValuesParser {
-    PossibleValuesParser::new(EXPORTS.iter().map(|it| PossibleValue::new(it.name).help(it.summary)))
+    let formats = EXPORTS.iter().map(|it| PossibleValue::new(it.name).help(it.summary));
+    let gone = GONE.iter().map(|(name, _)| PossibleValue::new(*name).hide(true));
+    PossibleValuesParser::new(formats.chain(gone))
 }
 
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: ExportArgs = super::parsed(matches)?;
+    if let Some((_, instead)) = GONE.iter().find(|(name, _)| *name == args.format) {
+        bail!("there is no format {} any more: {instead}", args.format);
+    }
     let traces = show::paths(&args.traces)?;
     let Some(export) = EXPORTS.iter().find(|export| export.name == args.format) else {
         bail!("no format {}", args.format);
