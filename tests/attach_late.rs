@@ -366,6 +366,55 @@ fn an_attacher_that_is_killed_at_any_moment_hurts_nobody_and_the_next_one_attach
     assert_eq!(program.end(), "as it was\n");
 }
 
+/// Addresses in KiB, descriptors, threads and mapped rings of a process.
+fn taken(pid: &str) -> (u64, usize, usize, usize) {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).expect("a size");
+    let listed = |name: &str| fs::read_dir(format!("/proc/{pid}/{name}")).expect("it lives").count();
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it lives");
+    let rings = maps.lines().filter(|line| line.contains(".ring")).count();
+    let size = line.split_whitespace().next().and_then(|size| size.parse().ok()).expect("a number");
+    (size, listed("fd"), listed("task"), rings)
+}
+
+#[test]
+fn rounds_of_attach_and_detach_leave_no_more_behind_than_the_first() {
+    let folder = folder("left");
+    let mut program = words(&folder);
+    let mut first = None;
+    for round in 0..rounds(6) {
+        attach(&folder, &program.pid());
+        assert_eq!(program.ask("go 5"), OURS);
+        detach(&folder, &program.pid());
+        // The thread that served us ends by itself.
+        while !program.left().is_empty() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let now = taken(&program.pid());
+        assert_eq!(now.3, 0, "round {round}: a ring is mapped");
+        let first = *first.get_or_insert(now);
+        assert!(now.0 <= first.0 + 1024, "round {round}: {first:?} {now:?}");
+        assert_eq!((now.1, now.2), (first.1, first.2), "round {round}");
+    }
+    assert_eq!(program.end(), "as it was\n");
+}
+
+#[test]
+fn of_a_process_without_addresses_to_spare_nothing_is_asked() {
+    let folder = folder("limit");
+    let mut program = words(&folder);
+    let before = taken(&program.pid());
+    let limit = (before.0 + (100 << 10)) << 10;
+    let limited =
+        Command::new("prlimit").args([format!("--as={limit}"), "--pid".into(), program.pid()]).status();
+    assert!(limited.expect("prlimit").success());
+    let why = refused(&folder, &program.pid());
+    assert!(why.contains("MiB of addresses (ulimit -v) left, and 256 MiB are needed"), "{why}");
+    assert_eq!(taken(&program.pid()), before);
+    assert_eq!(program.ask("go 3"), "0");
+    assert_eq!(program.end(), "as it was\n");
+}
+
 #[test]
 fn who_cannot_be_given_the_library_is_told_why_and_is_left_alone() {
     let folder = folder("refused");

@@ -4,7 +4,7 @@
 use gputrace_skip::skip;
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -210,6 +210,31 @@ fn a_limit_of_file_sizes_makes_the_ring_smaller_or_is_named() {
     }
 }
 
+#[test]
+fn a_sandbox_that_comes_after_cuda_kills_nobody() {
+    let program = program("sandboxed");
+    if run(command(&program, &[])).status.code() == Some(9) {
+        return skip("a seccomp filter", "this system lets nobody add one");
+    }
+    for (how, expected) in [("plain", 20), ("places", 70), ("threads", 120), ("signal", 70)] {
+        for round in 0..5 {
+            let folder = folder(&format!("sandboxed.{how}.{round}"));
+            is_same(&program, &[how], &folder);
+            let trace = the_trace(&folder);
+            assert_eq!(allocations(&trace, MEGABYTE), expected, "{how}");
+            assert_eq!(lost(&trace), [], "{how}");
+        }
+    }
+}
+
+#[test]
+fn a_process_that_shares_memory_and_is_no_thread_keeps_its_line() {
+    let folder = folder("shared_memory");
+    is_same(&program("shared_memory"), &[], &folder);
+    let trace = the_trace(&folder);
+    assert_eq!(allocations(&trace, MEGABYTE), 3_001);
+}
+
 /// What a program says whose recorder was not started, up to where its events are; that file is removed.
 fn why_unrecorded(program: &Path, arguments: &[&str], change: impl Fn(&mut Command)) -> String {
     let folder = folder(&format!("no_children.{}", arguments.join(".")));
@@ -286,7 +311,10 @@ fn threads_that_come_one_after_another_lose_nothing_and_cost_little() {
 #[test]
 fn memory_that_is_short_for_a_while_costs_the_events_of_that_while() {
     let folder = folder("threads.room");
-    is_same(&program("threads_come_and_go"), &["2000", "room"], &folder);
+    // All of the ring from the start, so that nothing depends on when the recorder gets to a processor.
+    is_same_with(&program("threads_come_and_go"), &["2000", "room"], &folder, |command| {
+        command.env("GPUTRACE_RING_BYTES", "33554432");
+    });
     let trace = the_trace(&folder);
     let n_lost: u64 = lost(&trace).iter().map(|(_, events)| events).sum();
     // Two calls for each allocation; the second step of the thread, and all threads after it, are recorded.
@@ -297,6 +325,31 @@ fn memory_that_is_short_for_a_while_costs_the_events_of_that_while() {
         "{:?}",
         lost(&trace)
     );
+}
+
+#[test]
+fn a_ring_takes_memory_for_its_first_events_and_the_rest_when_a_recorder_gives_it() {
+    let folder = folder("first_memory");
+    for (asked, most) in [(None, 5 << 20), (Some("12582912"), 12 << 20)] {
+        let mut command = recorded_command(&program("threads_come_and_go"), &["1"], &folder);
+        // In the recorder's place, a program that ends at once.
+        command.env("GPUTRACE_RECORDER", "/bin/true").env("GPUTRACE_EXIT_WAIT", "1");
+        if let Some(asked) = asked {
+            command.env("GPUTRACE_RING_BYTES", asked);
+        }
+        let child =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
+        let prefix = format!("gputrace.{}.", child.id());
+        finish(child, "threads_come_and_go 1");
+        let files = fs::read_dir("/dev/shm").expect("shared memory").flatten();
+        let mut rings = files.filter(|file| file.file_name().to_string_lossy().starts_with(&prefix));
+        let ring = rings.next().expect("its ring").path();
+        let facts = fs::metadata(&ring).expect("a ring");
+        fs::remove_file(&ring).expect("ours");
+        let (long, taken) = (facts.len(), facts.blocks() * 512);
+        assert!(taken <= most && taken * 2 > most, "{asked:?}: {taken} bytes of {long}");
+        assert_eq!(long > taken + (20 << 20), asked.is_none(), "{asked:?}: {taken} bytes of {long}");
+    }
 }
 
 #[test]
@@ -390,4 +443,156 @@ fn recorder_of(pid: u32) -> u32 {
         assert!(started.elapsed() < PATIENCE, "nothing records process {pid}");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// What is at descriptor 2, whether the library may write there, and where it is from: `start` is what the process began with.
+const DESCRIPTORS: &[(&str, &str, bool)] = &[
+    ("start", "pipe", true),
+    ("start", "half", true),
+    ("start", "full", false),
+    ("start", "gone", false),
+    ("start", "socket", true),
+    ("start", "packets", true),
+    ("start", "fullsocket", false),
+    ("start", "gonesocket", false),
+    ("start", "terminal", true),
+    ("start", "stopped", false),
+    ("start", "file", true),
+    ("start", "event", false),
+    ("start", "closed", false),
+    ("start", "/dev/null", false),
+    ("start", "/dev/full", false),
+    ("later", "pipe", false),
+    ("later", "full", false),
+    ("later", "gone", false),
+    ("later", "socket", false),
+    ("later", "terminal", false),
+    ("later", "file", false),
+    ("later", "event", false),
+    ("later", "closed", false),
+    ("later", "/dev/full", false),
+];
+
+/// The program says the same as alone; the ring of its process, whose recorder could not be started.
+fn ring_without_recorder(arguments: &[&str], change: impl Fn(&mut Command)) -> PathBuf {
+    let folder = folder(&format!("words.{}", arguments.join(".").replace('/', "_")));
+    let start = |mut command: Command| {
+        command.current_dir(folder.path()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let child = command.spawn().expect("the program starts");
+        (child.id(), finish(child, &format!("{command:?}")))
+    };
+    let program = program("words");
+    let (_, alone) = start(command(&program, arguments));
+    let mut with = recorded_command(&program, arguments, &folder);
+    with.env("GPUTRACE_RECORDER", "/nowhere/gputrace")
+        .env("PATH", "/nowhere")
+        .env("GPUTRACE_RING_BYTES", "1048576");
+    with.env("LD_PRELOAD", library_alone());
+    change(&mut with);
+    let (pid, with) = start(with);
+    let context = format!("{arguments:?}: {} {}", text(&with.stdout), text(&with.stderr));
+    assert_eq!((with.status, alone.status.success()), (alone.status, true), "{context}");
+    let is_heard = DESCRIPTORS.contains(&(arguments[0], arguments[1], true));
+    let expected =
+        if is_heard { text(&alone.stdout).replace("2: no", "2: yes") } else { text(&alone.stdout) };
+    assert_eq!(text(&with.stdout), expected, "{context}");
+    let rings = fs::read_dir("/dev/shm").expect("a folder").flatten().map(|entry| entry.path());
+    let is_its = |path: &PathBuf| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&format!("gputrace.{pid}.")))
+    };
+    rings.into_iter().find(is_its).unwrap_or_else(|| panic!("{context}: no ring"))
+}
+
+/// A library that finds no recorder beside it.
+fn library_alone() -> PathBuf {
+    let folder = scratch().join("words_alone");
+    fs::create_dir_all(&folder).expect("a scratch directory");
+    let library = folder.join("libgputrace.so");
+    let copy = folder.join(format!("copy.{:?}", std::thread::current().id()));
+    fs::copy(recorded::built().join("libgputrace.so"), &copy).expect("a copy");
+    fs::rename(copy, &library).expect("a copy");
+    library
+}
+
+/// Makes a trace of a ring that was left, and gives what the library said in it.
+fn said_in(ring: &Path, folder: &Folder) -> String {
+    let trace = folder.path().join("recovered.gtr");
+    let mut recover = Command::new(recorded::built().join("gputrace"));
+    let made = recover.args(["recover", "-F", "-o"]).arg(&trace).arg(ring).output().expect("gputrace");
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    let trace = Trace::open(&trace).expect("a trace");
+    let notes = trace.events().filter_map(|event| match event.kind {
+        EventKind::Note(note) => note.strip_prefix("gputrace.said=").map(str::to_owned),
+        _ => None,
+    });
+    notes.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn words_go_to_the_standard_error_of_the_start_if_it_takes_them_and_else_into_the_trace() {
+    let folder = folder("words");
+    for (when, kind, is_heard) in DESCRIPTORS {
+        let ring = ring_without_recorder(&[when, kind], |_| ());
+        let said = said_in(&ring, &folder);
+        assert_eq!(said.contains("; the events stay in "), !is_heard, "{when} {kind}: {said}");
+    }
+}
+
+#[test]
+fn words_at_the_limit_of_file_sizes_raise_no_signal() {
+    // The file is as long as it may be.
+    let ring = ring_without_recorder(&["later", "file", "limit"], |_| ());
+    fs::remove_file(ring).expect("ours");
+}
+
+#[test]
+fn the_recorder_has_a_stack_of_its_own_and_ends_before_the_program_where_memory_runs_out() {
+    let folder = folder("neighbour");
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -S -s 64; exec \"$0\""]).arg(program("pinned"));
+    command.env("LD_LIBRARY_PATH", driver());
+    recorded::preload(&mut command, &folder);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the program starts");
+    let mut said = [0; 8];
+    child.stdout.as_mut().expect("a pipe").read_exact(&mut said).expect("a word");
+    let recorder = recorder_of(child.id());
+    let read = |pid: u32, name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).expect("it lives");
+    let started = Instant::now();
+    while read(recorder, "oom_score_adj").trim() != "1000" {
+        assert!(started.elapsed() < PATIENCE, "oom_score_adj: {}", read(recorder, "oom_score_adj"));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(read(child.id(), "oom_score_adj"), read(std::process::id(), "oom_score_adj"));
+    let limits = read(recorder, "limits");
+    let stack = limits.lines().find_map(|line| line.strip_prefix("Max stack size")).expect("a limit");
+    let soft = stack.split_whitespace().next().expect("a number");
+    assert!(soft == "unlimited" || soft.parse::<u64>().expect("a number") >= 8 << 20, "{stack}");
+    drop(child.stdin.take());
+    finish(child, "pinned");
+    assert!(the_trace(&folder).is_complete());
+}
+
+#[test]
+fn valgrind_ends_with_the_programs_own_status() {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        return skip("valgrind", "it is not installed");
+    }
+    let folder = folder("valgrind");
+    let program = program("words");
+    let run = |mut command: Command| {
+        command.args(["-q", "--error-exitcode=77"]).arg(&program).args(["go", "closed"]);
+        run(command)
+    };
+    let valgrind = || {
+        let mut command = Command::new("valgrind");
+        command.env("LD_LIBRARY_PATH", driver());
+        command
+    };
+    let alone = run(valgrind());
+    let mut with = valgrind();
+    recorded::preload(&mut with, &folder);
+    let with = run(with);
+    let said = text(&with.stderr);
+    assert_eq!((with.status, text(&with.stdout)), (alone.status, text(&alone.stdout)), "{said}");
+    assert!(!said.contains("gputrace") && !said.contains("unhandled"), "{said}");
 }

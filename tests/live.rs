@@ -439,11 +439,14 @@ fn metrics_are_served_to_who_asks_and_to_nobody_else() {
     let address = address.expect("an address");
     // One that hangs up without a word is no error.
     drop(TcpStream::connect(address).expect("it listens"));
-    let (status, body) = ask(address, "GET /metrics HTTP/1.1\r\nHost: x");
+    let (status, body) = ask(address, "GET /metrics HTTP/1.1\r\nHost: localhost");
     assert_eq!(status, "HTTP/1.1 200 OK");
     assert_eq!(body, gputrace(&["metrics", "--once", &trace], state));
-    assert_eq!(ask(address, "GET /other HTTP/1.1").0, "HTTP/1.1 404 Not Found");
-    assert_eq!(ask(address, "POST /metrics HTTP/1.1").0, "HTTP/1.1 405 Method Not Allowed");
+    assert_eq!(ask(address, "GET /other HTTP/1.1\r\nHost: localhost").0, "HTTP/1.1 404 Not Found");
+    assert_eq!(
+        ask(address, "POST /metrics HTTP/1.1\r\nHost: localhost").0,
+        "HTTP/1.1 405 Method Not Allowed"
+    );
 }
 
 /// Ended with its test, however that ends.

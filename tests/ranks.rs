@@ -3,7 +3,7 @@
 //!
 //! No verdict may hang on how busy the machine is: that a job hangs is seen from what its processes do, how long a wait must be from
 //! how far their calls were apart, and that recorders have seen it from their own looks. A finding that is about time alone is not held
-//! against a healthy job here, nor is one missed that a busy machine's own delays may hide. `replay/src/ranks/tests.rs` holds those, on
+//! against a healthy job here, nor is one missed that a busy machine's own delays may hide. `replay/ranks/src/tests.rs` holds those, on
 //! clocks of its own.
 
 use std::collections::BTreeMap;

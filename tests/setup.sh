@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the build and the tests need beyond Rust, on Debian and Ubuntu; does nothing where it is all there.
 set -euo pipefail
+apt=$(dirname "$0")/apt.sh
 missing=()
 need() { command -v "$1" >/dev/null 2>&1 || missing+=("$2"); }
 need cc build-essential
@@ -18,20 +19,17 @@ library libtcmalloc.so.4 libgoogle-perftools4
 library libmimalloc.so.2 libmimalloc2.0
 need node nodejs
 need npm npm
-need sqlite3 sqlite3
 python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || missing+=(python3-venv)
 python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
 if [ ${#missing[@]} -gt 0 ]; then
-  root=""; [ "$(id -u)" = 0 ] || root=sudo
-  export DEBIAN_FRONTEND=noninteractive
-  $root apt-get update -qq
+  "$apt" update -qq
   # Ubuntu 24.04 has libtcmalloc-minimal4t64 and libgoogle-perftools4t64 for what Debian calls without t64.
   for at in "${!missing[@]}"; do
     package=${missing[at]}
     [ -n "$(apt-cache madison "$package" 2>/dev/null)" ] || [ -z "$(apt-cache madison "${package}t64" 2>/dev/null)" ] ||
       missing[at]=${package}t64
   done
-  $root apt-get install -y -qq --no-install-recommends "${missing[@]}"
+  "$apt" install -y -qq --no-install-recommends "${missing[@]}"
 fi
 if ! command -v cargo >/dev/null 2>&1; then
   echo "setup: Rust is missing; install it with rustup (https://rustup.rs) or your distribution, 1.89 or later" >&2

@@ -13,6 +13,7 @@ use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::http::HttpBuilder;
+use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::multipart::MultipartStore;
 use object_store::path::Path as Key;
 use object_store::{
@@ -22,17 +23,23 @@ use url::Url;
 
 use crate::{Error, encoded};
 
+mod bounds;
 mod upload;
 
-pub use upload::{State, Upload};
+use bounds::Bounded;
+pub use upload::{PART_BYTES, State, Unusable, Upload};
 
-/// What is fetched or sent at once of a large object, in bytes: above the 5 MiB that S3 asks of a part that is not the last
-/// (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html, 2026), and the same for all, as R2 asks.
-pub const PART_BYTES: u64 = 8 << 20;
 /// Parts that are fetched at the same time.
 const N_AT_ONCE: usize = 4;
 /// How long something that may work again is tried.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a server may send nothing in the middle of an answer.
+const SILENCE: Duration = Duration::from_secs(60);
+/// Largest object that is fetched, in bytes: S3 has them up to 50 TB (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html, 2026).
+const LARGEST: u64 = 64 << 40;
+/// Most objects of a folder, and most answers that list them: S3 lists a thousand in each.
+const MOST_LISTED: usize = 1_000_000;
+const MOST_PAGES: usize = 10_000;
 
 /// Where an object lies.
 pub(crate) struct Place {
@@ -41,6 +48,8 @@ pub(crate) struct Place {
     store: Arc<dyn ObjectStore>,
     /// Where the store takes an object in parts.
     parts: Option<Arc<dyn MultipartStore>>,
+    /// Where the store lists a folder in pages.
+    pages: Option<Arc<dyn PaginatedListStore>>,
     /// A link with a signature in its query, which no store of the library keeps.
     link: Option<(reqwest::Client, Url)>,
     is_ranged: bool,
@@ -68,52 +77,57 @@ impl Place {
             let agent = concat!("gputrace/", env!("CARGO_PKG_VERSION"));
             let options = ClientOptions::new().with_allow_http(is_plain);
             // Large parts over slow lines: an answer that does not begin is late, one that goes on is not.
-            let options =
-                options.with_timeout(Duration::from_secs(600)).with_connect_timeout(Duration::from_secs(10));
+            let options = options.with_timeout(Duration::from_secs(600)).with_read_timeout(SILENCE);
+            let options = options.with_connect_timeout(Duration::from_secs(10));
             reqwest::header::HeaderValue::from_str(agent)
                 .map_or(options.clone(), |agent| options.with_user_agent(agent))
         };
-        let place = |store: Arc<dyn ObjectStore>, parts: Option<Arc<dyn MultipartStore>>, is_ranged| Place {
-            url: given.clone(),
-            key: key.clone(),
-            store,
-            parts,
-            link: None,
-            is_ranged,
-        };
+        // In pages and parts, as all stores have it but web servers.
+        fn place<S>(store: S, url: &str, key: &Key) -> Place
+        where
+            S: ObjectStore + MultipartStore + PaginatedListStore,
+        {
+            let (store, url, key) = (Arc::new(store), url.to_owned(), key.clone());
+            let (parts, pages) = (Some(store.clone() as _), Some(store.clone() as _));
+            Place { url, key, store, parts, pages, link: None, is_ranged: true }
+        }
         if is_web {
             let store = HttpBuilder::new()
                 .with_url(&url[..url::Position::BeforePath])
+                .with_http_connector(Bounded::for_streams())
                 .with_retry(retry)
                 .with_client_options(options(url.scheme() == "http"));
             let store = store.build().map_err(failed)?;
-            let mut place = place(Arc::new(store), None, false);
-            if url.query().is_some() {
-                let client = reqwest::Client::builder().connect_timeout(Duration::from_secs(10)).build();
-                place.link = Some((client.map_err(|error| wrong(error.to_string()))?, url));
-            }
-            return Ok(place);
+            let link = url.query().is_some().then(|| bounds::link_client(&url)).transpose();
+            let link = link.map_err(|error| wrong(error.to_string()))?.map(|client| (client, url));
+            let store = Arc::new(store);
+            return Ok(Place { url: given, key, store, parts: None, pages: None, link, is_ranged: false });
         }
         let scheme = ObjectStoreScheme::parse(&url).map_err(|error| wrong(error.to_string()))?.0;
         Ok(match scheme {
             ObjectStoreScheme::AmazonS3 => {
                 let is_plain = has_plain(&["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"]);
-                let store = AmazonS3Builder::from_env().with_url(&given).with_retry(retry);
-                let store = Arc::new(store.with_client_options(options(is_plain)).build().map_err(failed)?);
-                place(store.clone(), Some(store), true)
+                let store =
+                    AmazonS3Builder::from_env().with_url(&given).with_http_connector(Bounded::for_parts());
+                let store = store.with_retry(retry).with_client_options(options(is_plain));
+                place(store.build().map_err(failed)?, &given, &key)
             }
             ObjectStoreScheme::GoogleCloudStorage => {
-                let store = GoogleCloudStorageBuilder::from_env().with_url(&given).with_retry(retry);
-                let store = Arc::new(store.with_client_options(options(true)).build().map_err(failed)?);
-                place(store.clone(), Some(store), true)
+                let store = GoogleCloudStorageBuilder::from_env()
+                    .with_url(&given)
+                    .with_http_connector(Bounded::for_parts());
+                let store = store.with_retry(retry).with_client_options(options(true));
+                place(store.build().map_err(failed)?, &given, &key)
             }
             ObjectStoreScheme::MicrosoftAzure => {
                 let is_plain =
                     has_plain(&["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL"]);
                 let is_plain = is_plain || std::env::var_os("AZURE_STORAGE_USE_EMULATOR").is_some();
-                let store = MicrosoftAzureBuilder::from_env().with_url(&given).with_retry(retry);
-                let store = Arc::new(store.with_client_options(options(is_plain)).build().map_err(failed)?);
-                place(store.clone(), Some(store), true)
+                let store = MicrosoftAzureBuilder::from_env()
+                    .with_url(&given)
+                    .with_http_connector(Bounded::for_parts());
+                let store = store.with_retry(retry).with_client_options(options(is_plain));
+                place(store.build().map_err(failed)?, &given, &key)
             }
             _ => return Err(wrong("no storage of a kind that is known".to_owned())),
         })
@@ -121,6 +135,39 @@ impl Place {
 
     fn failed(&self, error: object_store::Error) -> Error {
         store_error(&self.url, error)
+    }
+
+    /// The objects of the folder of this key.
+    async fn listed(&self) -> Result<Vec<Key>, Error> {
+        let prefix = Some(&self.key).filter(|key| !key.as_ref().is_empty());
+        let Some(pages) = &self.pages else {
+            let found = self.store.list_with_delimiter(prefix).await.map_err(|error| self.failed(error))?;
+            return Ok(found.objects.into_iter().map(|it| it.location).collect());
+        };
+        let prefix = prefix.map(|key| format!("{key}/"));
+        let (mut keys, mut token) = (vec![], None);
+        for _ in 0..MOST_PAGES {
+            let options = PaginatedListOptions {
+                delimiter: Some("/".into()),
+                page_token: token.clone(),
+                ..PaginatedListOptions::default()
+            };
+            let page = pages.list_paginated(prefix.as_deref(), options).await;
+            let page = page.map_err(|error| self.failed(error))?;
+            keys.extend(page.result.objects.into_iter().map(|it| it.location));
+            if page.page_token.is_none() {
+                return Ok(keys);
+            }
+            if page.page_token == token || keys.len() > MOST_LISTED {
+                break;
+            }
+            token = page.page_token;
+        }
+        let why = format!(
+            "the store lists without end ({} objects up to now): name a folder with fewer, or the objects themselves",
+            keys.len()
+        );
+        Err(Error::Store { url: self.url.clone(), why })
     }
 
     /// Bytes that are there, or none where nothing is.
@@ -261,7 +308,13 @@ pub fn fetch(name: &Path, to: &mut File) -> Result<(), Error> {
         }
         if place.is_ranged {
             let found = place.store.head(&place.key).await.map_err(|error| place.failed(error))?;
-            if found.size > PART_BYTES {
+            if found.size > LARGEST {
+                let why =
+                    format!("the store says that it has {} bytes, more than any object can have", found.size);
+                return Err(Error::Store { url: place.url.clone(), why });
+            }
+            // No range is in an empty one.
+            if found.size > 0 {
                 return ranges(&place, to, found.size, found.e_tag).await;
             }
         }
@@ -279,11 +332,9 @@ pub fn fetch(name: &Path, to: &mut File) -> Result<(), Error> {
 async fn ranges(place: &Place, to: &File, size: u64, e_tag: Option<String>) -> Result<(), Error> {
     let starts = (0..size).step_by(usize::try_from(PART_BYTES).unwrap_or(usize::MAX));
     let parts = stream::iter(starts.map(|start| {
-        let options = GetOptions {
-            range: Some((start..size.min(start + PART_BYTES)).into()),
-            if_match: e_tag.clone(),
-            ..GetOptions::default()
-        };
+        let end = size.min(start + PART_BYTES);
+        let options =
+            GetOptions { range: Some((start..end).into()), if_match: e_tag.clone(), ..GetOptions::default() };
         async move {
             let bytes = async { place.store.get_opts(&place.key, options).await?.bytes().await };
             let bytes = bytes.await.map_err(|error| match error {
@@ -293,7 +344,11 @@ async fn ranges(place: &Place, to: &File, size: u64, e_tag: Option<String>) -> R
                 },
                 error => place.failed(error),
             })?;
-            Ok::<_, Error>((start, bytes))
+            if bytes.len() as u64 != end - start {
+                let why = format!("{} bytes were asked for, and the store sent {}", end - start, bytes.len());
+                return Err(Error::Store { url: place.url.clone(), why });
+            }
+            Ok((start, bytes))
         }
     }));
     let mut parts = parts.buffer_unordered(N_AT_ONCE);
@@ -311,14 +366,14 @@ pub fn list(folder: &Path) -> Result<Vec<String>, Error> {
     let place = Place::of(folder)?;
     let base = place.url.trim_end_matches('/').to_owned();
     wait(&place.url, async {
-        let prefix = Some(&place.key).filter(|key| !key.as_ref().is_empty());
-        let found = match place.store.list_with_delimiter(prefix).await {
-            Ok(found) => found.objects,
-            Err(object_store::Error::NotFound { .. }) => vec![],
-            Err(error) => return Err(place.failed(error)),
+        let found = match place.listed().await {
+            Ok(found) => found,
+            Err(Error::NotFound { .. }) => vec![],
+            Err(error) => return Err(error),
         };
-        let names =
-            found.iter().filter(|it| it.location != place.key).filter_map(|it| it.location.filename());
+        let names = found.iter().filter(|it| **it != place.key).filter_map(|it| it.filename());
+        // URLs cannot have these: they would lead to other folders (RFC 3986, 5.2.4).
+        let names = names.filter(|name| !matches!(*name, "." | ".."));
         // As a URL has it: decoded once, it is the key again.
         let mut urls: Vec<String> = names.map(|name| format!("{base}/{}", encoded(name))).collect();
         urls.sort();
@@ -344,7 +399,7 @@ pub fn size(name: &Path) -> Result<Option<u64>, Error> {
 /// # Errors
 /// The store refuses or is not reached, or the file cannot be read.
 pub fn put(file: &Path, name: &Path) -> Result<(), Error> {
-    Upload::begin(file, name)?.without_state().finish()
+    Upload::all_of(file, name)?.finish()
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ mod store;
 #[path = "without.rs"]
 mod store;
 
-pub use store::{PART_BYTES, State, Upload, fetch, list, put, size};
+pub use store::{PART_BYTES, State, Unusable, Upload, fetch, list, put, size};
 
 /// Why an object cannot be read, listed or written.
 #[derive(Debug, thiserror::Error)]

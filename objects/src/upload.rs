@@ -3,37 +3,23 @@
 //! Beside the file lies what was sent of it (`FILE.upload`): whoever goes on sends the rest. The object is there when all of the file is,
 //! and not before.
 
-use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use object_store::PutPayload;
-use object_store::multipart::PartId;
-use serde::{Deserialize, Serialize};
+use object_store::multipart::{MultipartStore, PartId};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 
-use super::{PART_BYTES, Place, wait};
+use super::{Place, wait};
 use crate::Error;
 
-/// Parts that S3 takes of an object.
-const MOST_PARTS: usize = 10_000;
+mod state;
 
-/// What was sent of a file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct State {
-    /// What this is: `gputrace.upload/1`.
-    schema: String,
-    /// Where the file goes.
-    pub url: String,
-    /// What the store calls the upload.
-    id: String,
-    /// Bytes of each part.
-    part_bytes: u64,
-    /// What the store calls each part, and the CRC-32 of its bytes.
-    parts: Vec<(String, u32)>,
-}
-
-const SCHEMA: &str = "gputrace.upload/1";
+use state::{MOST_PARTS, MOST_STATE};
+pub use state::{PART_BYTES, State, Unusable};
 
 impl State {
     /// Where that of a file lies.
@@ -45,25 +31,44 @@ impl State {
     }
 
     /// That of a file, where some of it was sent.
-    #[must_use]
-    pub fn of(file: &Path) -> Option<State> {
-        let text = std::fs::read(State::path(file)).ok()?;
-        let state: State = serde_json::from_slice(&text).ok()?;
-        (state.schema == SCHEMA && state.part_bytes > 0).then_some(state)
-    }
-
-    /// Bytes that were sent.
-    #[must_use]
-    pub fn sent(&self) -> u64 {
-        self.part_bytes.saturating_mul(self.parts.len() as u64)
+    ///
+    /// # Errors
+    /// There is one that is not used: others wrote it, or it is damaged.
+    pub fn of(file: &Path) -> Result<Option<State>, Unusable> {
+        let unreadable = |error: io::Error| Unusable::new(format!("it cannot be read: {error}"));
+        // It may be a link, or something that a reader would wait for.
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+        let opened = File::options().read(true).custom_flags(flags).open(State::path(file));
+        let opened = match opened {
+            Ok(opened) => opened,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::LOOP) => {
+                return Err(Unusable::new("it is a symbolic link"));
+            }
+            Err(error) => return Err(unreadable(error)),
+        };
+        // Of what was opened, and not of what the name stood for before.
+        let data = opened.metadata().map_err(unreadable)?;
+        if !data.is_file() {
+            return Err(Unusable::new("it is not a regular file"));
+        }
+        if data.uid() != rustix::process::geteuid().as_raw() {
+            return Err(Unusable::new(format!("it belongs to user {}", data.uid())));
+        }
+        let mut bytes = vec![];
+        opened.take(MOST_STATE + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+        State::parse(&bytes).map(Some)
     }
 
     /// Writes all of it or nothing.
     fn keep(&self, file: &Path) -> io::Result<()> {
         let path = State::path(file);
         let part = path.with_extension("upload.part");
-        std::fs::write(&part, serde_json::to_vec(self)?)?;
-        std::fs::rename(&part, &path)
+        // One that was left behind, or that others put there.
+        let _ = fs::remove_file(&part);
+        let mut made = File::options().write(true).create_new(true).mode(0o600).open(&part)?;
+        made.write_all(&self.bytes()?)?;
+        fs::rename(&part, &path)
     }
 }
 
@@ -73,7 +78,20 @@ pub struct Upload {
     file: File,
     place: Place,
     state: Option<State>,
-    is_kept: bool,
+    keeps: Keeps,
+    /// Why what was kept is not used.
+    unusable: Option<Unusable>,
+    /// It goes on from what was kept.
+    is_resumed: bool,
+}
+
+/// What is kept beside a file of what was sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Keeps {
+    Nothing,
+    /// As much as can be written there: what is in the way belongs to others.
+    WhatItCan,
+    All,
 }
 
 impl Upload {
@@ -82,25 +100,49 @@ impl Upload {
     /// # Errors
     /// The URL is none, the file cannot be read, or is on its way to another place.
     pub fn begin(path: &Path, url: &Path) -> Result<Upload, Error> {
-        let place = Place::of(url)?;
-        let file = File::open(path).map_err(|cause| local(path, cause))?;
-        let state = State::of(path);
-        if let Some(state) = state.as_ref().filter(|state| state.url != place.url) {
+        let upload = Upload::all_of(path, url)?;
+        let (state, unusable) = match State::of(path) {
+            Ok(state) => (state, None),
+            Err(unusable) => (None, Some(unusable)),
+        };
+        if let Some(state) = state.as_ref().filter(|state| state.url != upload.place.url) {
             let why = format!(
                 "{} is on its way to {}: send it there, or remove {}",
                 path.display(),
                 state.url,
                 State::path(path).display()
             );
-            return Err(Error::Name { url: place.url, why });
+            return Err(Error::Name { url: upload.place.url, why });
         }
-        Ok(Upload { path: path.to_owned(), file, place, state, is_kept: true })
+        let keeps = if unusable.is_some() { Keeps::WhatItCan } else { Keeps::All };
+        let is_resumed = state.is_some();
+        Ok(Upload { state, keeps, unusable, is_resumed, ..upload })
     }
 
-    /// For a file that nobody sends again: nothing is kept beside it.
+    /// Begins to send a file that nobody sends again: nothing is kept beside it, and nothing that is there is read.
+    ///
+    /// # Errors
+    /// The URL is none, or the file cannot be read.
+    pub(crate) fn all_of(path: &Path, url: &Path) -> Result<Upload, Error> {
+        let place = Place::of(url)?;
+        let file = File::open(path).map_err(|cause| local(path, cause))?;
+        let path = path.to_owned();
+        Ok(Upload {
+            path,
+            file,
+            place,
+            state: None,
+            keeps: Keeps::Nothing,
+            unusable: None,
+            is_resumed: false,
+        })
+    }
+
+    /// Why what was kept beside the file is not used, where that is so: all of it is sent again.
     #[must_use]
-    pub fn without_state(self) -> Upload {
-        Upload { is_kept: false, ..self }
+    pub fn unusable(&self) -> Option<String> {
+        let why = self.unusable.as_ref()?;
+        Some(format!("{} is not used: {why}", State::path(&self.path).display()))
     }
 
     /// Sends the parts that are whole among the first `length` bytes, which do not change any more. Nothing where the store takes
@@ -124,6 +166,11 @@ impl Upload {
             match self.complete(length).await {
                 // Stores forget what was begun and not ended, after days or when they are told to: then all of it again.
                 Err(Error::NotFound { .. }) if self.state.take().is_some() => self.complete(length).await?,
+                Err(Error::Store { url, why }) if self.is_resumed => {
+                    let kept = State::path(&self.path);
+                    let why = format!("{why} (to send all of it again, remove {})", kept.display());
+                    return Err(Error::Store { url, why });
+                }
                 done => done?,
             }
             self.check(length).await
@@ -131,15 +178,24 @@ impl Upload {
     }
 
     async fn complete(&mut self, length: u64) -> Result<(), Error> {
+        // Parts of what is no longer in the file: a trace may end earlier after `recover`.
+        if let Some(state) = &mut self.state {
+            state.parts.truncate(usize::try_from(length / PART_BYTES).unwrap_or(usize::MAX));
+        }
         self.send(length).await?;
-        let (Some(parts), Some(state)) = (self.place.parts.clone(), &self.state) else {
+        let (Some(parts), Some(mut state)) = (self.place.parts.clone(), self.state.take()) else {
             return self.place.put(self.part(0, length)?.into()).await;
         };
+        let ended = self.end(&*parts, &mut state, length).await;
+        self.state = Some(state);
+        ended
+    }
+
+    async fn end(&self, parts: &dyn MultipartStore, state: &mut State, length: u64) -> Result<(), Error> {
         // What has changed since it was sent: the torn end of a trace whose recorder was killed, from which `recover` went on.
         for idx in 0..state.parts.len() {
-            let bytes = self.part(idx as u64 * state.part_bytes, state.part_bytes)?;
-            if crc32fast::hash(&bytes) != state.parts[idx].1 {
-                return Box::pin(self.again(idx, length)).await;
+            if crc32fast::hash(&self.whole_part(idx)?) != state.parts[idx].1 {
+                self.send_part(state, Some(idx)).await?;
             }
         }
         let mut ids: Vec<PartId> = vec![];
@@ -153,16 +209,6 @@ impl Upload {
         parts.complete_multipart(key, &state.id, ids).await.map(drop).map_err(failed)
     }
 
-    /// Sends a part again, and then the rest.
-    async fn again(&mut self, idx: usize, length: u64) -> Result<(), Error> {
-        if let Some(mut state) = self.state.take() {
-            let sent = self.send_part(&mut state, Some(idx)).await;
-            self.state = Some(state);
-            sent?;
-        }
-        self.complete(length).await
-    }
-
     /// The object is as long as the file; then what was kept of the way goes.
     async fn check(&self, length: u64) -> Result<(), Error> {
         if self.place.link.is_none() {
@@ -174,7 +220,7 @@ impl Upload {
             }
         }
         // That nothing is left to send is known; a file too many does no harm.
-        let _ = self.is_kept.then(|| std::fs::remove_file(State::path(&self.path)));
+        let _ = (self.keeps != Keeps::Nothing).then(|| fs::remove_file(State::path(&self.path)));
         Ok(())
     }
 
@@ -190,17 +236,16 @@ impl Upload {
                 Some(state) => state,
                 None => {
                     let id = parts.create_multipart(&self.place.key).await;
-                    State {
-                        schema: SCHEMA.to_owned(),
-                        url: self.place.url.clone(),
-                        id: id.map_err(|error| self.place.failed(error))?,
-                        part_bytes: PART_BYTES,
-                        parts: vec![],
-                    }
+                    State::new(self.place.url.clone(), id.map_err(|error| self.place.failed(error))?)
                 }
             };
             let sent = self.send_part(&mut state, None).await;
-            let kept = if self.is_kept { state.keep(&self.path) } else { Ok(()) };
+            let kept = match self.keeps {
+                Keeps::All => state.keep(&self.path),
+                // Without it an upload that is stopped begins anew.
+                Keeps::WhatItCan => state.keep(&self.path).or(Ok(())),
+                Keeps::Nothing => Ok(()),
+            };
             self.state = Some(state);
             sent?;
             kept.map_err(|cause| local(&State::path(&self.path), cause))?;
@@ -215,7 +260,7 @@ impl Upload {
             let why = format!("a file of more than {} parts cannot be sent", MOST_PARTS);
             return Err(Error::Store { url: self.place.url.clone(), why });
         }
-        let bytes = self.part(idx as u64 * state.part_bytes, state.part_bytes)?;
+        let bytes = self.whole_part(idx)?;
         let sum = crc32fast::hash(&bytes);
         let sent = parts.put_part(&self.place.key, &state.id, idx, bytes.into()).await;
         let id = sent.map_err(|error| self.place.failed(error))?.content_id;
@@ -224,6 +269,10 @@ impl Upload {
             None => state.parts.push((id, sum)),
         }
         Ok(())
+    }
+
+    fn whole_part(&self, idx: usize) -> Result<Vec<u8>, Error> {
+        self.part(idx as u64 * PART_BYTES, PART_BYTES)
     }
 
     fn part(&self, from: u64, length: u64) -> Result<Vec<u8>, Error> {

@@ -13,9 +13,11 @@ pub enum State {}
 
 impl State {
     /// That of a file: none.
-    #[must_use]
-    pub fn of(_: &Path) -> Option<State> {
-        None
+    ///
+    /// # Errors
+    /// None.
+    pub fn of(_: &Path) -> Result<Option<State>, Unusable> {
+        Ok(None)
     }
 
     /// Is never called: nothing is sent.
@@ -24,6 +26,9 @@ impl State {
         match *self {}
     }
 }
+
+/// Why a kept state is not used: this build has none.
+pub enum Unusable {}
 
 /// A file on its way: this build has none.
 pub enum Upload {}
@@ -35,6 +40,12 @@ impl Upload {
     /// [`Error::NoStores`], always.
     pub fn begin(_: &Path, url: &Path) -> Result<Upload, Error> {
         Err(no_stores(url))
+    }
+
+    /// Is never called: no upload begins.
+    #[must_use]
+    pub fn unusable(&self) -> Option<String> {
+        match *self {}
     }
 
     /// Is never called: no upload begins.

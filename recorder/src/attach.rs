@@ -3,20 +3,24 @@
 //!
 //! The page is found among the descriptors of the process, which its own user may look at where the process is dumpable
 //! (`PTRACE_MODE_READ`; yama's `ptrace_scope` does not matter for that). Everything on it was written by the process, and is
-//! checked as any foreign text is.
+//! checked as any foreign text is; that it is a page at all, by [`opened`].
 
 use crate::card::Holder;
 use crate::gpus::Gpus;
-use crate::{late, process};
+use crate::opened::{self, Access, Descriptors, Expected, Links, users_of};
+use crate::{late, process, room};
+use crossbeam_channel::{Receiver, Sender, bounded};
 use gputrace_ring::control::{self, Control};
+use gputrace_ring::variables;
+use gputrace_schemas::reader::looks_like_a_trace;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use std::collections::HashMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::mem::offset_of;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How often the answer is looked for.
@@ -66,6 +70,14 @@ pub enum Refusal {
         /// The process.
         pid: u32,
         /// Its own words.
+        why: String,
+    },
+    /// It has too little memory for a recording.
+    #[error("process {pid} cannot be recorded now: {why}")]
+    NoRoom {
+        /// The process.
+        pid: u32,
+        /// Why, and what to change.
         why: String,
     },
     /// The variables are too long for the page.
@@ -120,19 +132,22 @@ impl Page {
         if is_over(pid) {
             return Err(Refusal::Gone(pid));
         }
-        let numbers = match fs::read_dir(format!("/proc/{pid}/fd")) {
+        let descriptors = Descriptors::of(pid);
+        let named = format!("/memfd:{}", control::NAME.to_string_lossy());
+        let numbers = match descriptors.named(&named) {
             Ok(numbers) => numbers,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Refusal::Gone(pid)),
             Err(_) => return Err(Refusal::Hidden { pid, why: why_hidden(pid) }),
         };
-        let named = format!("/memfd:{}", control::NAME.to_string_lossy());
-        for number in numbers.flatten() {
-            let leads_there =
-                fs::read_link(number.path()).is_ok_and(|to| to.to_string_lossy().starts_with(&named));
-            if !leads_there {
-                continue;
-            }
-            let Ok(file) = OpenOptions::new().read(true).write(true).open(number.path()) else { continue };
+        let users = users_of(pid);
+        for number in numbers {
+            // A link's text is whatever the process wants. What counts is the file: memory, of the page's size, and such as the
+            // process could write to without us.
+            let Ok(taken) = descriptors.take(number) else { continue };
+            let expected = Expected::memory().with_bytes(control::BYTES as u64..=control::BYTES as u64);
+            let expected = if taken.is_writable() { expected } else { expected.of(&users) };
+            // Opened anew: a lock by the process's own descriptor would outlive us.
+            let Ok(file) = taken.open(Access::ReadWrite, &expected) else { continue };
             let page = Page { pid, file };
             if page.is_of_process() {
                 return Ok(page);
@@ -208,11 +223,21 @@ impl Page {
     #[must_use]
     pub fn trace(&self) -> Option<PathBuf> {
         let recorder = self.recorder()?;
-        let open = fs::read_dir(format!("/proc/{recorder}/fd")).ok()?;
-        let targets = open.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
-        targets
-            .into_iter()
-            .find(|target| target.extension().is_some_and(|it| it == "gtr") || is_trace(target))
+        // The process may name any: one of other users is not its recorder.
+        let users = users_of(recorder);
+        if users.is_empty() || users_of(self.pid) != users {
+            return None;
+        }
+        let descriptors = Descriptors::of(recorder);
+        for number in descriptors.named("/").ok()? {
+            let link = format!("/proc/{recorder}/fd/{number}");
+            let Ok(target) = fs::read_link(&link) else { continue };
+            let is_named_so = target.extension().is_some_and(|ending| ending == "gtr");
+            if is_trace(Path::new(&link), is_named_so) {
+                return Some(target);
+            }
+        }
+        None
     }
 
     /// The ring of the session that is on; `None` where there is none.
@@ -240,8 +265,11 @@ impl Page {
             let text = format!("process {pid} is being recorded already: `gputrace detach {pid}` ends that");
             return Err(Refusal::Already(text));
         }
+        let ring = room::for_session(self.pid).map_err(|why| Refusal::NoRoom { pid: self.pid, why })?;
+        let ring =
+            ring.map(|bytes| (variables::RING_BYTES.to_string_lossy().into_owned(), bytes.to_string()));
         let mut options = Vec::new();
-        for (name, value) in variables {
+        for (name, value) in variables.iter().chain(&ring) {
             options.extend_from_slice(format!("{name}={value}").as_bytes());
             options.push(0);
         }
@@ -255,6 +283,31 @@ impl Page {
             return Err(Refusal::Refused { pid: self.pid, why: self.answer() });
         }
         Ok(answered)
+    }
+
+    /// Whether the ring of a session that is over is mapped still: a thread was in the middle of an event.
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        self.wide(offset_of!(Control, left)) != 0
+    }
+
+    /// Once a session has ended: has the process try again to unmap its ring, as long as a thread of it was in the middle of an
+    /// event, and calls of the program hear us.
+    pub fn tidy(&self, patience: Duration) {
+        let until = Instant::now() + patience;
+        while self.has_left()
+            && !self.is_unheard()
+            && self.stands() == Stands::Asleep
+            && Instant::now() < until
+        {
+            let left = until.saturating_duration_since(Instant::now());
+            if !matches!(self.ask(control::SLEEP, left), Ok(Answered::Yes)) {
+                break;
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        // Nobody waits for it any more.
+        let _ = self.write(offset_of!(Control, asked), &control::NOTHING.to_ne_bytes());
     }
 
     /// Has the session end.
@@ -308,13 +361,12 @@ fn is_answer(wish: u32, state: u32) -> bool {
     state == wanted || state == control::REFUSED || state == control::ENDING
 }
 
-/// Any name that a pattern may give.
-fn is_trace(path: &std::path::Path) -> bool {
+/// Whether this is a trace, which may have any name; one that has just been begun is known by its name alone.
+fn is_trace(link: &Path, is_named_so: bool) -> bool {
     let mut first = [0; 8];
-    let is_file = path.metadata().is_ok_and(|data| data.is_file());
-    is_file
-        && File::open(path).and_then(|file| file.read_exact_at(&mut first, 0)).is_ok()
-        && first.starts_with(b"gputrace")
+    opened::opened(link, Links::Followed, Access::Read, &Expected::regular()).is_ok_and(|file| {
+        is_named_so || (file.read_exact_at(&mut first, 0).is_ok() && looks_like_a_trace(&first))
+    })
 }
 
 /// Gone, or dead and not waited for.
@@ -328,7 +380,7 @@ fn own_number(pid: u32) -> Option<u32> {
 }
 
 fn field(pid: u32, name: &str) -> Option<String> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let status = opened::text_of_proc(&format!("/proc/{pid}/status")).ok()?;
     Some(status.lines().find_map(|line| line.strip_prefix(name))?.trim().to_owned())
 }
 
@@ -364,7 +416,7 @@ pub(crate) fn why_hidden(pid: u32) -> String {
 
 /// Why a process has no page.
 fn why_not(pid: u32) -> Refusal {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let maps = opened::text_of_proc(&format!("/proc/{pid}/maps")).unwrap_or_default();
     if !maps.contains("libgputrace.so") {
         return Refusal::NotLoaded(pid);
     }
@@ -380,8 +432,9 @@ struct Reason {
 
 /// Of a process whose descriptors lead to no page of ours.
 fn reason(pid: u32, maps: &str) -> Reason {
-    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    let variable = |name: &[u8]| environment.split(|byte| *byte == 0).find_map(|it| it.strip_prefix(name));
+    let environment = opened::text_of_proc(&format!("/proc/{pid}/environ")).unwrap_or_default();
+    let variable =
+        |name: &[u8]| environment.as_bytes().split(|byte| *byte == 0).find_map(|it| it.strip_prefix(name));
     let because = |why: &str, remedy: &str| Reason { why: why.to_owned(), remedy: remedy.to_owned() };
     if !maps.contains("libgputrace.so") {
         // What loads libraries at a start, and what calls it by its name.
@@ -479,9 +532,10 @@ pub fn processes() -> Listing {
     numbers.sort_unstable();
     numbers.dedup();
     let mut listing = Listing::default();
+    let mut looks = Looks::new(looked_at);
     for pid in numbers {
         let used = holders.get(&pid).copied().flatten();
-        match looked_at(pid) {
+        match looks.at(pid) {
             Look::At(mut seen) => {
                 seen.used = used;
                 listing.processes.push(seen);
@@ -494,6 +548,14 @@ pub fn processes() -> Listing {
                 listing.processes.push(seen);
             }
             Look::NotAllowed => listing.n_unseen += 1,
+            Look::Unanswered => {
+                let mut seen = Seen::bare(pid);
+                (seen.state, seen.used) = ("unanswered", used);
+                seen.why = Some("looking at its memory and descriptors takes too long".to_owned());
+                "look again; if it stays so, the process or a file system under it hangs"
+                    .clone_into(&mut seen.remedy);
+                listing.processes.push(seen);
+            }
             Look::Gone if holders.contains_key(&pid) => {
                 let mut seen = Seen::of(pid);
                 (seen.state, seen.used) = ("elsewhere", used);
@@ -526,8 +588,57 @@ fn holders() -> HashMap<u32, Option<u64>> {
     found
 }
 
+/// Looks at processes one after another, each for a bounded time: a process can make the kernel wait for a lock of its
+/// memory, and must not hold up the others' rows by that.
+struct Looks {
+    look: fn(u32) -> Look,
+    /// For all that do not answer together.
+    left: Duration,
+    worker: Option<(Sender<u32>, Receiver<Look>)>,
+}
+
+/// How long one process is looked at, and all that do not answer in that time.
+const LOOKED_AT: Duration = Duration::from_secs(2);
+const ALL_LOOKED_AT: Duration = Duration::from_secs(10);
+
+impl Looks {
+    fn new(look: fn(u32) -> Look) -> Looks {
+        Looks { look, left: ALL_LOOKED_AT, worker: None }
+    }
+
+    fn at(&mut self, pid: u32) -> Look {
+        let (asks, answers) = match self.worker.take().or_else(|| worker(self.look)) {
+            Some(worker) => worker,
+            // No thread to be had: then without a bound.
+            None => return (self.look)(pid),
+        };
+        let began = Instant::now();
+        // Some time stays for each, whatever others took.
+        let patience = LOOKED_AT.min(self.left).max(Duration::from_millis(20));
+        let answer = asks.send(pid).ok().and_then(|()| answers.recv_timeout(patience).ok());
+        let Some(look) = answer else {
+            // What it waits for, or has died of, is its own: the next gets another worker.
+            self.left = self.left.saturating_sub(began.elapsed());
+            return Look::Unanswered;
+        };
+        self.worker = Some((asks, answers));
+        look
+    }
+}
+
+/// A thread that looks at processes; `None` if there can be none. It ends with its last question.
+fn worker(look: fn(u32) -> Look) -> Option<(Sender<u32>, Receiver<Look>)> {
+    let (asks, asked) = bounded::<u32>(1);
+    let (tells, told) = bounded(1);
+    let look = move || asked.iter().map(look).all(|look| tells.send(look).is_ok());
+    std::thread::Builder::new().name("look".to_owned()).spawn(look).ok()?;
+    Some((asks, told))
+}
+
 enum Look {
     At(Seen),
+    /// It takes too long, or what was found there ended the look.
+    Unanswered,
     NotAllowed,
     NoGpu,
     Gone,
@@ -536,12 +647,17 @@ enum Look {
 impl Seen {
     fn of(pid: u32) -> Seen {
         let user = field(pid, "Uid:").and_then(|line| line.split_whitespace().next()?.parse().ok());
-        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
+        let name = opened::text_of_proc(&format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
+        Seen { pid, own_pid: own_number(pid).filter(|own| *own != pid), name, user, ..Seen::bare(pid) }
+    }
+
+    /// By its number alone.
+    fn bare(pid: u32) -> Seen {
         Seen {
             pid,
-            own_pid: own_number(pid).filter(|own| *own != pid),
-            name,
-            user,
+            own_pid: None,
+            name: String::new(),
+            user: None,
             state: "",
             can_attach: false,
             why: None,
@@ -553,7 +669,7 @@ impl Seen {
 }
 
 fn looked_at(pid: u32) -> Look {
-    let maps = match fs::read_to_string(format!("/proc/{pid}/maps")) {
+    let maps = match opened::text_of_proc(&format!("/proc/{pid}/maps")) {
         Ok(maps) => maps,
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Look::NotAllowed,
         Err(_) => return Look::Gone,
@@ -610,4 +726,30 @@ fn looked_at(pid: u32) -> Look {
         }
     }
     Look::At(seen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_at_which_a_look_never_ends_holds_up_no_other() {
+        let mut looks = Looks::new(|pid| {
+            if pid == 1 {
+                loop {
+                    std::thread::park();
+                }
+            }
+            Look::At(Seen::bare(pid))
+        });
+        let seen: Vec<Option<u32>> = [2, 1, 3]
+            .into_iter()
+            .map(|pid| match looks.at(pid) {
+                Look::At(seen) => Some(seen.pid),
+                Look::Unanswered | Look::NotAllowed | Look::NoGpu | Look::Gone => None,
+            })
+            .collect();
+        assert_eq!(seen, [Some(2), None, Some(3)]);
+        assert!(looks.left < ALL_LOOKED_AT);
+    }
 }

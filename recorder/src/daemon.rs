@@ -3,7 +3,7 @@
 use crate::job;
 use crate::oom::Answer;
 use crate::record::{Inherited, Options, record};
-use crate::{Overwrite, is_off, limits, memory, say};
+use crate::{Overwrite, is_off, left, limits, memory, messages, say};
 use gputrace_ring::variables;
 use std::ffi::{CStr, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -21,13 +21,19 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
         return ExitCode::from(2);
     };
     memory::is_the_recorders();
+    limits::goes_first();
+    std::panic::set_hook(Box::new(|panic| say(&format!("the recorder failed, which is a bug: {panic}"))));
     keep_running();
     if let Some(limit) = limits::too_little_address_space() {
         say(&format!(
             "the limit of address space ({limit} bytes, ulimit -v) leaves no room for the recorder; the events stay in {}: `gputrace recover` makes a trace of them",
             ring.display()
         ));
+        messages::keep_in_file(&ring);
         return ExitCode::FAILURE;
+    }
+    if let Some(text) = left::shortage(&ring) {
+        say(&text);
     }
     let set = |name| std::env::var(variable(name)).ok().filter(|value| !value.is_empty());
     let job_began = set(variables::JOB_BEGAN).and_then(|began| job::began_at(&began));
@@ -50,13 +56,15 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
         on_oom,
         ..Options::default()
     };
-    match record(&ring, options) {
+    let code = match record(&ring, options) {
         Ok(_) => ExitCode::SUCCESS,
         Err(error) => {
             say(&format!("not recording: {}", error.with_cause()));
             ExitCode::FAILURE
         }
-    }
+    };
+    messages::keep_in_file(&ring);
+    code
 }
 
 /// A variable's name, as the environment has it.

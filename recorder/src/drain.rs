@@ -201,7 +201,7 @@ impl Drain {
     }
 
     fn views(&self) -> impl Iterator<Item = ChunkView> {
-        (0..self.reader.map().n_chunks()).filter_map(|chunk| self.reader.look(chunk))
+        (0..self.reader.map().n_usable()).filter_map(|chunk| self.reader.look(chunk))
     }
 
     fn free(&mut self, chunk: u32) {

@@ -1,4 +1,5 @@
-//! What fuzzing calls of this crate's inside: the recorder's reading of a ring and of files with symbols, without a process.
+//! What fuzzing calls of this crate's inside: the recorder's reading of a ring, of files with symbols and of libraries in another
+//! process's memory, without a process.
 
 use crate::drain::{Drain, Found};
 use crate::map_file::MapFile;
@@ -89,4 +90,13 @@ pub fn symbols(path: &Path) -> usize {
     let mut symbols = Symbols::new(Patience::of(Duration::from_secs(3600)), files);
     let resolved = symbols.resolve(&addresses, &[module], |_| Some(ModuleId(0)));
     resolved.iter().flat_map(|(_, _, lines)| lines).filter(|line| !line.function.is_empty()).count()
+}
+
+/// Looks for functions and code in a file, which stands for the memory of another process and may be anything; how many functions it
+/// has.
+#[cfg(target_arch = "x86_64")]
+#[must_use]
+pub fn foreign_image(path: &Path) -> usize {
+    let Ok(memory) = File::open(path) else { return 0 };
+    crate::inject::look_at_image(&memory)
 }

@@ -3,17 +3,20 @@
 //! They add to a file in `/dev/shm` (else `/tmp`) that is named after the moment the job began, which all of them know. Where
 //! it is not there (another host, another container, no `gputrace record`) nothing is told, and no trace misses anything.
 
+use crate::opened::{self, Access, Expected, Links};
 use crate::output::Moment;
 use gputrace_schemas::printable::printable;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::fs::{self, OpenOptions};
+use std::io::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Where it may lie, the first that can be written first.
-const FOLDERS: [&str; 2] = ["/dev/shm", "/tmp"];
+pub(crate) const FOLDERS: [&str; 2] = ["/dev/shm", "/tmp"];
+/// More than the recorders of any job say: some hundred bytes each.
+const MOST_TOLD: u64 = 64 << 20;
 /// Behind each field, and behind the last one of what is told at once. No name of a file has the first in it, and no field
 /// begins with the second.
 const FIELD: u8 = 0;
@@ -92,11 +95,8 @@ impl Job {
     /// All that was told up to now.
     #[must_use]
     pub fn told(&self) -> Vec<Told> {
-        let mut bytes = Vec::new();
-        match File::open(&self.0).and_then(|mut file| file.read_to_end(&mut bytes)) {
-            Ok(_) => parse(&bytes),
-            Err(_) => Vec::new(),
-        }
+        let expected = ours().with_bytes(0..=MOST_TOLD);
+        opened::read(&self.0, Links::Refused, &expected).map(|bytes| parse(&bytes)).unwrap_or_default()
     }
 
     /// Removes the file.
@@ -166,17 +166,16 @@ fn find(began: Moment) -> Option<PathBuf> {
 /// Tells the job that began at this moment, if anybody listens.
 pub(crate) fn tell(began: Option<Moment>, told: &Told) {
     let Some(path) = began.and_then(find) else { return };
-    // What others put there under this name is none of ours.
-    let is_ours = |file: &File| {
-        file.metadata().is_ok_and(|data| data.is_file() && data.uid() == rustix::process::geteuid().as_raw())
-    };
-    let file = OpenOptions::new().append(true).custom_flags(libc::O_NOFOLLOW).open(path);
-    if let Ok(mut file) =
-        file.and_then(|file| if is_ours(&file) { Ok(file) } else { Err(io::Error::other("")) })
-    {
+    // What others put there under this name is left alone.
+    if let Ok(mut file) = opened::opened(&path, Links::Refused, Access::Append, &ours()) {
         // One write, which nobody else's lands in.
         let _ = file.write_all(&words(told));
     }
+}
+
+/// A file that this user made.
+fn ours() -> Expected {
+    Expected::regular().of(&[rustix::process::geteuid().as_raw()]).with_one_name()
 }
 
 /// The recorder has the working folder of its process, which may be another than that of who reads.

@@ -2,6 +2,8 @@
 //! one that was there from the start.
 
 use crate::attach::{Answered, Page, Refusal};
+#[cfg(target_arch = "x86_64")]
+use crate::room;
 use std::path::Path;
 use std::time::Duration;
 
@@ -11,6 +13,9 @@ const SERVES: Duration = Duration::from_secs(10);
 #[cfg(target_arch = "x86_64")]
 const HEARD: Duration = Duration::from_millis(100);
 
+/// How long the process is bothered, at most, for a ring that is still mapped.
+#[cfg(target_arch = "x86_64")]
+const TIDYING: Duration = Duration::from_secs(2);
 /// Between two tries to have a recording end, where the process refused for a moment: at first, and at most.
 #[cfg(target_arch = "x86_64")]
 const AGAIN: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
@@ -41,10 +46,16 @@ pub fn sleep(page: &Page, pid: u32, library: &Path, patience: Duration) -> Resul
         return page.sleep(patience);
     }
     let answered = page.sleep(patience.min(HEARD))?;
-    if answered != Answered::NotYet {
+    if answered == Answered::Gone || (answered == Answered::Yes && !page.has_left()) {
         return Ok(answered);
     }
-    let _alone = alone(pid)?;
+    // The recording is over; what is left is to unmap its ring.
+    let is_over = answered == Answered::Yes;
+    let _alone = match alone(pid) {
+        Err(_) if is_over => return Ok(Answered::Yes),
+        alone => alone?,
+    };
+    let patience = if is_over { patience.min(TIDYING) } else { patience };
     let (until, mut again) = (Instant::now() + patience, AGAIN.0);
     let begun = loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -52,7 +63,7 @@ pub fn sleep(page: &Page, pid: u32, library: &Path, patience: Duration) -> Resul
         match Late::prepare(pid, left).and_then(|late| late.begin(library, Duration::ZERO)) {
             Ok(begun) => break begun,
             Err(Refusal::Gone(_)) => return Ok(Answered::Gone),
-            // The wish stands, and the program's next call follows it.
+            // The wish stands, and the program's next call follows it. What it left mapped waits for the next attacher.
             Err(_) if page.stands() == Stands::Asleep => return Ok(Answered::Yes),
             // The process is as it was, and may be where this can be done a moment later; or it makes a call meanwhile.
             Err(_) if Instant::now() + again < until => std::thread::sleep(again),
@@ -102,7 +113,8 @@ pub fn stood_still() -> (u32, u32) {
 /// It could not: why.
 #[cfg(target_arch = "x86_64")]
 pub fn possible(pid: u32) -> Result<(), Refusal> {
-    crate::inject::Late::prepare(pid, Duration::ZERO).map(drop)
+    crate::inject::Late::prepare(pid, Duration::ZERO)?;
+    room::for_library(pid).map_err(|why| Refusal::NotLate { pid, why })
 }
 
 /// Whether the library could be brought in; nothing is changed.
@@ -127,6 +139,7 @@ fn bring(pid: u32, library: &Path, patience: Duration) -> Result<Page, Refusal> 
     let no = |why: &str| Refusal::NotLate { pid, why: why.to_owned() };
     let _alone = alone(pid)?;
     let late = Late::prepare(pid, patience)?;
+    room::for_library(pid).map_err(|why| no(&why))?;
     finds_recorder(pid)?;
     let begun = late.begin(library, SERVES.max(patience))?;
     let until = Instant::now() + patience;
@@ -173,14 +186,21 @@ fn finds_recorder(pid: u32) -> Result<(), Refusal> {
     Err(Refusal::NotLate { pid, why })
 }
 
-/// One attacher at a time: the name is free again when it ends, however it does.
+/// One attacher at a time: a lock of the process's memory file (`/proc/PID/mem`), which the kernel gives back however its holder ends.
+/// Who may open that file has a debugger's rights over the process, so nobody else can keep us away.
 #[cfg(target_arch = "x86_64")]
-fn alone(pid: u32) -> Result<std::os::unix::net::UnixListener, Refusal> {
-    use std::os::linux::net::SocketAddrExt;
-    use std::os::unix::net::{SocketAddr, UnixListener};
+fn alone(pid: u32) -> Result<std::fs::File, Refusal> {
+    use rustix::fs::{FlockOperation, flock};
 
-    let name = SocketAddr::from_abstract_name(format!("gputrace-attach-{pid}"));
-    name.and_then(|name| UnixListener::bind_addr(&name)).map_err(|_| Refusal::Busy(pid))
+    let Ok(memory) = std::fs::File::open(format!("/proc/{pid}/mem")) else {
+        // Why not, is said as for the whole.
+        possible(pid)?;
+        return Err(Refusal::Gone(pid));
+    };
+    match flock(&memory, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(memory),
+        Err(_) => Err(Refusal::Busy(pid)),
+    }
 }
 
 #[cfg(target_arch = "x86_64")]

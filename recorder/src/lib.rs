@@ -23,20 +23,27 @@ mod drain;
 #[doc(hidden)]
 pub mod fuzzing;
 mod gpus;
+mod growth;
 mod handed_out;
 #[cfg(target_arch = "x86_64")]
 mod inject;
 mod job;
 pub mod late;
+pub mod left;
 mod limits;
+mod lines;
 mod liveness;
 mod map_file;
 mod memory;
 mod merge_stack;
+pub mod messages;
 mod nvml;
 mod nvml_process;
 mod oom;
+pub mod opened;
 mod output;
+pub mod output_file;
+mod pages;
 mod pidfd;
 mod pjrt;
 mod process;
@@ -44,12 +51,14 @@ mod process;
 mod ptrace;
 pub mod python_lines;
 mod record;
+mod room;
 mod steering;
 mod symbol_files;
 pub mod symbolise;
 mod symbols;
 mod ticks;
 mod translate;
+mod witness;
 mod write;
 
 pub use card::Holder;
@@ -58,6 +67,7 @@ pub use gpus::{Gpu, Gpus};
 pub use gputrace_ring::variables;
 pub use job::{Job, State, Told, is_left, job_begins, rings_of};
 pub use memory::Memory;
+pub(crate) use messages::say;
 pub use oom::{Answer, FollowUp, Oom};
 pub use output::{Moment, Overwrite, check as check_output, wait_for_recorder};
 pub use pidfd::{end_with_us, with_standard_files_only};
@@ -65,7 +75,6 @@ pub use record::{Inherited, Options, Summary, record};
 pub use steering::{is_off, misspelt};
 pub use symbol_files::OtherBuild;
 
-use gputrace_schemas::printable::printable;
 use gputrace_schemas::reader;
 use std::io;
 use std::path::PathBuf;
@@ -132,6 +141,15 @@ pub enum Error {
         /// The file.
         file: PathBuf,
     },
+    /// No file may be written under this name.
+    #[error(transparent)]
+    Unfit(#[from] output_file::Unfit),
+    /// A device takes no trace, and root would replace it by one.
+    #[error("{file} is a device, which takes no trace; choose a file with -o, or set GPUTRACE=0 to run the program without recording it", file = file.display())]
+    Device {
+        /// The device.
+        file: PathBuf,
+    },
     /// There is no room for a trace.
     #[error("{folder} has {free} bytes free, too few for a trace: make room, or name another folder with -o", folder = folder.display())]
     Full {
@@ -166,11 +184,4 @@ impl Error {
         let cause = std::error::Error::source(self).map(|cause| format!(": {cause}")).unwrap_or_default();
         format!("{self}{cause}")
     }
-}
-
-/// One line for the user: the recorder's standard error is the traced program's.
-pub(crate) fn say(text: &str) {
-    use std::io::Write;
-    // Nobody may be listening any more.
-    let _ = writeln!(io::stderr(), "gputrace: {}", printable(text));
 }

@@ -13,6 +13,13 @@ pub(crate) fn prepare() {
     });
 }
 
+/// Where memory runs out, this process goes before the program that it records: a trace may be lost, the work may not. The kernel lets
+/// everybody raise the number, up to 1000 (proc(5)); children of the recorder do not exist.
+pub(crate) fn goes_first() {
+    // Not everywhere is /proc writable.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
+}
+
 /// Bytes of address space without which a recorder would run out of them in the middle of its work: the ring (32 MiB), our
 /// own code and that of libraries, stacks of three threads, symbols (59 MB at most in a recording of 80,000 calls).
 const LEAST_ADDRESS_SPACE: u64 = 96 << 20;

@@ -1,16 +1,20 @@
-//! The ring's file in our memory. With `memory`, the only file of this crate with `unsafe`.
+//! The ring's file in our memory, and files of symbols. With `memory`, the only file of this crate with `unsafe`.
 #![allow(unsafe_code)]
 
 use crate::Error;
+use crate::opened::{self, Access, Expected, Links};
 use gputrace_ring::map::{Header, LOCKED, Map, NotARing};
-use memmap2::{MmapOptions, MmapRaw};
-use std::fs::{self, File, OpenOptions, TryLockError};
+use memmap2::{Mmap, MmapOptions, MmapRaw};
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Larger files are not rings: each byte of a ring is allocated when it is made, and so many would hold an hour of events.
+const MOST_BYTES: u64 = 64 << 30;
 
 /// A mapped ring. [`Map`]s taken from it must not outlive it.
 pub(crate) struct MapFile {
@@ -47,9 +51,10 @@ impl MapFile {
     /// Maps a ring's file; also `/proc/PID/fd/N`.
     pub(crate) fn open(path: &Path) -> Result<MapFile, Error> {
         let io = |source| Error::Ring { ring: path.to_owned(), source };
-        // Before it is opened, because opening some other files does something.
-        check_kind(path, &fs::metadata(path).map_err(io)?)?;
-        let file = open_again(path).map_err(io)?;
+        let file = open_again(path).map_err(|why| match why {
+            opened::Unexpected::System { source, .. } => io(source),
+            opened::Unexpected::Differs { what, .. } => Error::NotARing { ring: path.to_owned(), what },
+        })?;
         let metadata = file.metadata().map_err(io)?;
         let (owner, us) = (metadata.uid(), rustix::process::geteuid().as_raw());
         if owner != us {
@@ -152,6 +157,17 @@ impl MapFile {
         }
     }
 
+    /// Gives the file memory for these bytes of it: all, or none of them are used.
+    pub(crate) fn allocate(&self, from: u64, bytes: u64) -> bool {
+        rustix::fs::fallocate(&self.file, rustix::fs::FallocateFlags::empty(), from, bytes).is_ok()
+    }
+
+    /// Bytes that the ring's file system has free; `None` where it does not say.
+    pub(crate) fn free_space(&self) -> Option<u64> {
+        let facts = rustix::fs::fstatfs(&self.file).ok().filter(|facts| facts.f_blocks > 0)?;
+        Some(facts.f_bavail.saturating_mul(u64::try_from(facts.f_bsize).ok()?))
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -162,9 +178,10 @@ impl MapFile {
 }
 
 /// Opens a file for ourselves. A name that anybody could have made must not lead elsewhere, nor make us wait.
-fn open_again(path: &Path) -> io::Result<File> {
-    let follow = if path.starts_with("/proc") { 0 } else { libc::O_NOFOLLOW };
-    OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK | follow).open(path)
+fn open_again(path: &Path) -> Result<File, opened::Unexpected> {
+    let links = if path.starts_with("/proc") { Links::Followed } else { Links::Refused };
+    let expected = Expected::regular().with_one_name().with_bytes(0..=MOST_BYTES);
+    opened::opened(path, links, Access::ReadWrite, &expected)
 }
 
 fn check_kind(path: &Path, metadata: &fs::Metadata) -> Result<(), Error> {
@@ -183,6 +200,28 @@ pub(crate) fn inherited(number: RawFd) -> Option<OwnedFd> {
     }
     // SAFETY: it is open, and its number came from the command line, by which it was given to us and nobody else.
     Some(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// A file that is read in place: one of symbols, which can be gigabytes long.
+pub(crate) struct Mapped {
+    _guard: Guarded,
+    memory: Mmap,
+}
+
+impl Mapped {
+    /// Maps the whole file.
+    pub(crate) fn open(path: &Path) -> io::Result<Mapped> {
+        let file = opened::opened(path, Links::Followed, Access::Read, &Expected::regular())?;
+        // SAFETY: the mapping is private to us and only read. Somebody may write to the file meanwhile, which changes what we read:
+        // every reader of it checks what it finds. Pages behind a new end are replaced ([`Guarded`]).
+        let memory = unsafe { Mmap::map(&file) }?;
+        Ok(Mapped { _guard: Guarded::new(memory.as_ptr() as usize, memory.len()), memory })
+    }
+
+    /// What is in it.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.memory
+    }
 }
 
 /// Memory of a file that its owner may cut at any moment. The kernel answers an access behind the new end by SIGBUS, which
@@ -262,11 +301,11 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, _: *
     slot.faulted.store(true, Ordering::Relaxed);
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-    // Pages longer than this one are those of huge files, which a ring is not.
+    // Pages longer than this one are those of huge files, which no ring and no file of symbols is.
     let bytes = PAGE.load(Ordering::Relaxed);
     let page = (address & !(bytes - 1)) as *mut libc::c_void;
-    // SAFETY: one page of a mapping that is ours alone and mapped for as long as the slot is taken: others have atomics in
-    // it, which may have any value.
+    // SAFETY: one page of a mapping that is ours alone and mapped for as long as the slot is taken. A ring has atomics in it, which
+    // may have any value; of a file of symbols nothing is believed.
     if unsafe { libc::mmap(page, bytes, access, flags, -1, 0) } == libc::MAP_FAILED {
         // SAFETY: as above.
         unsafe { libc::signal(signal, libc::SIG_DFL) };

@@ -1,12 +1,14 @@
 //! The trace's file: its name, and that it is whole up to the last block whatever happens.
 
 use crate::Error;
+use crate::output_file::{self, Place, Unfit};
 use crate::process;
 use gputrace_schemas::event::Process;
 use gputrace_schemas::reader::Trace;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -69,8 +71,11 @@ pub fn check(asked: Option<&str>, overwrite: Overwrite) -> Result<Vec<String>, E
         format!("%q{{{name}}}: {name} is not set here; processes in which it is not set either are not recorded")
     }).collect();
     let is_known = warnings.is_empty() && path == expand(&pattern, &other, 1, variable)?;
-    if is_known && overwrite != Overwrite::Replace && path.symlink_metadata().is_ok() {
-        return Err(Error::Exists { file: path });
+    if is_known {
+        place(&path)?;
+        if overwrite != Overwrite::Replace && path.symlink_metadata().is_ok() {
+            return Err(Error::Exists { file: path });
+        }
     }
     let absolute = std::path::absolute(&path).unwrap_or_else(|_| path.clone());
     let folder = absolute.parent().unwrap_or(&absolute);
@@ -234,6 +239,12 @@ pub(crate) fn create(
             siblings += 1;
             continue;
         }
+        match place(&path) {
+            // A FIFO or a device is left alone as a file would be, and the trace gets a name with a number.
+            Err(Error::Unfit(Unfit::NotAFile { .. }) | Error::Device { .. })
+                if overwrite == Overwrite::Number => {}
+            fits => fits?,
+        }
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             fs::create_dir_all(folder).map_err(|source| Error::Output { file: path.clone(), source })?;
         }
@@ -291,8 +302,11 @@ fn is_newer(path: &Path, since: SystemTime) -> bool {
 /// Whether the file is a trace that began since then, by its own word: the clock by which files are stamped may have been
 /// set since. `None` of what is no trace of this host since it was started.
 fn is_of_the_job(path: &Path, process: &Process, since: u64) -> Option<bool> {
-    let length = fs::metadata(path).ok()?.len();
-    let trace = Trace::open_prefix(path, length.min(FIRST_BLOCK)).ok()?;
+    let file = output_file::open_regular(path).ok()?;
+    let length = file.metadata().ok()?.len();
+    // What was just opened: the name may lead elsewhere by now.
+    let opened = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let trace = Trace::open_prefix(opened, length.min(FIRST_BLOCK)).ok()?;
     let theirs = trace.process();
     let is_comparable =
         !theirs.boot.is_empty() && (&theirs.boot, &theirs.host) == (&process.boot, &process.host);
@@ -301,25 +315,37 @@ fn is_of_the_job(path: &Path, process: &Process, since: u64) -> Option<bool> {
 
 /// Whether a recorder has the file.
 pub(crate) fn is_written(path: &Path) -> bool {
-    File::open(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock)))
+    output_file::open_regular(path)
+        .is_ok_and(|file| matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock)))
 }
 
 /// Makes the file.
 pub(crate) fn open(path: &Path, overwrite: Overwrite) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    // What a program allocates and where is nobody else's business.
-    options.write(true).read(true).mode(0o600);
-    match overwrite {
-        Overwrite::Refuse | Overwrite::Number => options.create_new(true).open(path),
-        Overwrite::Replace => {
-            // Another name for a file that somebody may be reading: it keeps what it reads.
-            match fs::remove_file(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
-            options.create_new(true).open(path)
+    if overwrite == Overwrite::Replace {
+        // Never a link's target: the new trace takes the place of the link.
+        place(path).map_err(io::Error::other)?;
+        // Whoever reads the old file keeps what they read.
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
         }
     }
+    // What a program allocates and where is nobody else's business.
+    output_file::create_new(path, 0o600)
+}
+
+/// Whether a trace may have this name: see [`output_file::look`]. A link of one's own that leads nowhere is as good as a file: it is not followed.
+pub(crate) fn place(path: &Path) -> Result<(), Error> {
+    match output_file::look(path) {
+        Ok(Place::Free | Place::File(_)) | Err(Unfit::Dangling { .. }) => Ok(()),
+        Err(Unfit::NotAFile { file, .. }) if is_device(path) => Err(Error::Device { file }),
+        Err(unfit) => Err(unfit.into()),
+    }
+}
+
+fn is_device(path: &Path) -> bool {
+    let kind = path.metadata().map(|facts| facts.file_type());
+    kind.is_ok_and(|kind| kind.is_char_device() || kind.is_block_device())
 }
 
 /// Waits for the recorder that is just finishing this trace, because its process has ended; ten seconds at most. True if
@@ -328,7 +354,7 @@ pub(crate) fn open(path: &Path, overwrite: Overwrite) -> io::Result<File> {
 pub fn wait_for_recorder(trace: &Path) -> bool {
     const STEP: Duration = Duration::from_millis(20);
     const STEPS: u32 = 500;
-    let Ok(file) = File::open(trace) else { return false };
+    let Ok(file) = output_file::open_regular(trace) else { return false };
     let is_written = || matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock));
     if !is_written() || process_of(trace).is_none_or(|process| process::is_running(&process)) {
         return false;

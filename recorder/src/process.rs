@@ -1,6 +1,7 @@
 //! What `/proc` tells about the traced process. Everything here may be gone or forbidden at any moment, which gives
 //! `None` and never an error.
 
+use crate::opened::{self, Access, Expected, Links};
 use crate::output::Moment;
 use gputrace_schemas::event::{Ancestor, Mapping, Mappings, Module, Nanos, Process};
 use object::read::{ReadCache, ReadRef};
@@ -59,6 +60,8 @@ const LOCAL_RANKS: &[&str] =
     &["LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"];
 /// Longest command line and variable that is kept.
 const MOST_TEXT: usize = 4096;
+/// Bytes of PyTorch's `version.py`, at most: it has some hundred.
+const MOST_VERSION: u64 = 64 << 10;
 /// Most ancestors that are kept.
 const MOST_ANCESTORS: usize = 16;
 /// Most words of a command line that are kept.
@@ -98,7 +101,7 @@ impl Target {
     }
 
     fn bytes(&self, name: &str) -> Option<Vec<u8>> {
-        fs::read(self.file(name)?).ok()
+        opened::of_proc(self.file(name)?).ok()
     }
 
     fn text(&self, name: &str) -> Option<String> {
@@ -195,9 +198,9 @@ impl Target {
         if fate == Fate::Deleted {
             return Some((self.running_file(module).or_else(|| self.mapped_file(module))?, Reach::Astray));
         }
-        let at_path = || fs::File::open(&module.path).ok();
+        let at_path = || open(Path::new(&module.path));
         let inside = self.root().map(|root| root.join(module.path.trim_start_matches('/')));
-        let inside = inside.and_then(|inside| fs::File::open(inside).ok());
+        let inside = inside.and_then(|inside| open(&inside));
         let file = inside.or_else(|| self.mapped_file(module)).or_else(at_path)?;
         let is_at_path = at_path().is_some_and(|found| is_same(&found, &file));
         Some((file, if is_at_path { Reach::ByPath } else { Reach::Astray }))
@@ -206,7 +209,7 @@ impl Target {
     /// The program's own file, if that is what the module is.
     fn running_file(&self, module: &Module) -> Option<fs::File> {
         let is_it = self.executable().trim_end_matches(DELETED) == module.path;
-        if is_it { fs::File::open(self.file("exe")?).ok() } else { None }
+        if is_it { open(&self.file("exe")?) } else { None }
     }
 
     /// The file whose mapping begins at the module's start (proc(5), `map_files`; for the privileged).
@@ -214,7 +217,7 @@ impl Target {
         let begin = format!("{:x}-", module.start);
         let mut links = fs::read_dir(self.file("map_files")?).ok()?.flatten();
         let link = links.find(|link| link.file_name().to_string_lossy().starts_with(&begin))?;
-        fs::File::open(link.path()).ok()
+        open(&link.path())
     }
 
     /// PyTorch's version, by the `version.py` beside the `lib` folder of a mapped `libc10.so`.
@@ -222,10 +225,18 @@ impl Target {
         let library = modules.iter().find(|module| module.path.ends_with("/torch/lib/libc10.so"))?;
         let folder = Path::new(&library.path).parent()?.parent()?;
         let inside = folder.strip_prefix("/").ok().and_then(|folder| Some(self.root()?.join(folder)));
-        let inside = inside.and_then(|inside| fs::read_to_string(inside.join("version.py")).ok());
-        let text = inside.or_else(|| fs::read_to_string(folder.join("version.py")).ok())?;
-        parse_torch_version(&text)
+        let read = |folder: &Path| {
+            let expected = Expected::regular().with_bytes(0..=MOST_VERSION);
+            opened::read(&folder.join("version.py"), Links::Followed, &expected).ok()
+        };
+        let text = inside.as_deref().and_then(read).or_else(|| read(folder))?;
+        parse_torch_version(&String::from_utf8_lossy(&text))
     }
+}
+
+/// A file at a path that the process chose. Another may be there by now, of any kind.
+fn open(path: &Path) -> Option<fs::File> {
+    opened::opened(path, Links::Followed, Access::Read, &Expected::regular()).ok()
 }
 
 /// What became of a file since it was mapped.
@@ -410,6 +421,14 @@ pub(crate) fn is_running(process: &Process) -> bool {
             && (!matches!(stat.state, 'Z' | 'X' | 'x') || stat.n_threads > 1)
     };
     !is_here || stat(process.pid).is_some_and(is_it)
+}
+
+/// Whether the kernel is taking the process or thread of this `stat` down: by the flags of proc(5), `PF_EXITING` of the kernel's
+/// sched.h, which is 4 in every Linux.
+pub(crate) fn is_ending(stat: &str) -> bool {
+    const PF_EXITING: u32 = 4;
+    let flags = stat.rsplit_once(')').and_then(|(_, after)| after.split_ascii_whitespace().nth(9 - 3));
+    flags.and_then(|flags| flags.parse::<u32>().ok()).is_some_and(|flags| flags & PF_EXITING != 0)
 }
 
 /// The name in parentheses may hold anything.

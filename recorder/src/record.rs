@@ -1,6 +1,7 @@
 //! The recording itself: one loop that drains, merges, translates and looks after the process.
 
 use crate::drain::{Drain, Found, Lane, Stamped};
+use crate::growth::{self, Growth};
 use crate::handed_out::HandedOutBooks;
 use crate::job::{self, Told};
 use crate::limits;
@@ -9,14 +10,20 @@ use crate::map_file::{MapFile, WriterLock};
 use crate::nvml::Sampler;
 use crate::oom::{Answer, Answers};
 use crate::output::{self, Moment, Overwrite, TraceFile};
+use crate::pages::Pages;
 use crate::process::{self, AddressSpace, Fate, Reach, Target};
 use crate::symbol_files::{Astray, SymbolFiles, Unmarked};
 use crate::symbols::{Patience, Symbols};
 use crate::ticks::{self, Timeline};
 use crate::translate::Translator;
+use crate::witness::{Witness, tell_state};
 use crate::write::{End, WriterThread};
-use crate::{Error, say};
-use gputrace_ring::map::{COMPLETE, EXITING, FAILED, Header, LostLine, NO_RECORDER, OFF, RECORDING};
+use crate::{Error, messages, say};
+use gputrace_ring::map::{
+    ALONE, COMPLETE, EXITING, FAILED, Header, LostLine, NO_RECORDER, OFF, RECORDING, RUNNING, SANDBOXED,
+    STRANGER, UNDECIDED,
+};
+use gputrace_ring::notices::LONGEST;
 use gputrace_schemas::event::{LostCause, Mapping, Module, Nanos, Process};
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -27,6 +34,9 @@ use std::time::{Duration, Instant};
 const HOLD: u64 = 50_000_000;
 /// Shortest and longest pause between two looks at the ring.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+/// The longest pause while the recording is younger than this: a program that soon ends waits at its end until we look.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const YOUNG: Duration = Duration::from_millis(100);
 /// How often the process and its threads are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How often threads are asked for their names and the ring for its mapping.
@@ -146,15 +156,21 @@ pub fn record(ring: &Path, options: Options) -> Result<Summary, Error> {
     let liveness = Liveness::find(&file, asker)?;
     let map = file.map();
     let header = map.header();
+    let witness = Witness::new(map, liveness.number_in_proc(Claim::of(header)), options.is_its_child);
     let before = header.recorder.value.swap(RECORDING, Ordering::AcqRel);
-    match Recorder::start(&file, liveness, &options) {
-        Ok(mut recorder) => {
-            if before == RECORDING {
-                // A recorder was here before us, and took definitions with it.
-                header.definitions.value.fetch_add(1, Ordering::Release);
-            }
-            recorder.run();
-            let summary = recorder.finish();
+    let recorded: Result<Summary, Error> = std::thread::scope(|scope| {
+        // Before anything that takes long: a process that is at its end already waits for an answer.
+        let _watch = witness.watch(scope);
+        let mut recorder = Recorder::start(&file, liveness, &witness, &options)?;
+        if before == RECORDING {
+            // A recorder was here before us, and took definitions with it.
+            header.definitions.value.fetch_add(1, Ordering::Release);
+        }
+        recorder.run();
+        Ok(recorder.finish())
+    });
+    match recorded {
+        Ok(summary) => {
             if header.process.value.load(Ordering::Acquire) == OFF {
                 file.free_memory();
             }
@@ -168,7 +184,7 @@ pub fn record(ring: &Path, options: Options) -> Result<Summary, Error> {
         Err(error) => {
             // As at the end: before the ring goes.
             job::tell(options.job_began, &Told::Failed { why: error.with_cause() });
-            header.recorder.value.store(FAILED, Ordering::Release);
+            tell_state(header, FAILED);
             // Nobody will read it: without this the memory would stay taken.
             if !options.keep_ring && before == NO_RECORDER {
                 remove(file.path());
@@ -198,6 +214,10 @@ enum Ending {
 
 struct Recorder<'a> {
     file: &'a MapFile,
+    /// Answers what the process asks at its end.
+    witness: &'a Witness,
+    /// The ring's file is to stay.
+    keeps_ring: bool,
     liveness: Liveness,
     target: Target,
     /// It was seen to live.
@@ -206,6 +226,8 @@ struct Recorder<'a> {
     ends_now: bool,
     /// The trace says how it ended.
     has_told_end: bool,
+    /// The trace says that a sandbox came.
+    has_told_sandbox: bool,
     /// We are a process of our own, and no thread of somebody else's.
     has_own_process: bool,
     /// When the process was last seen alive.
@@ -230,6 +252,9 @@ struct Recorder<'a> {
     n_lost: u64,
     n_damaged: u64,
     damaged_told: u64,
+    /// How far [`gputrace_ring::notices`] was read, and how many found no room.
+    notices_read: usize,
+    notices_dropped: u32,
     mappings: MappingsWatch,
     n_devices: usize,
     /// By the start of the module: its names are looked for when the process may be gone.
@@ -249,7 +274,12 @@ struct MappingsWatch {
 }
 
 impl<'a> Recorder<'a> {
-    fn start(file: &'a MapFile, liveness: Liveness, options: &Options) -> Result<Recorder<'a>, Error> {
+    fn start(
+        file: &'a MapFile,
+        liveness: Liveness,
+        witness: &'a Witness,
+        options: &Options,
+    ) -> Result<Recorder<'a>, Error> {
         let map = file.map();
         let header = map.header();
         let claim = Claim::of(header);
@@ -296,6 +326,8 @@ impl<'a> Recorder<'a> {
             n_lost: 0,
             n_damaged: 0,
             damaged_told: 0,
+            notices_read: 0,
+            notices_dropped: 0,
             mappings: MappingsWatch {
                 seen: header.mappings.value.load(Ordering::Acquire),
                 due: None,
@@ -309,16 +341,22 @@ impl<'a> Recorder<'a> {
             was_alive: !is_gone,
             ends_now: !is_gone || options.is_its_child,
             has_told_end: false,
+            has_told_sandbox: false,
             has_own_process: options.is_its_child,
             alive_at: Nanos(0),
             liveness,
             target,
+            witness,
+            keeps_ring: options.keep_ring,
         };
         recorder.translator.process(recorder.facts.clone());
         if lacks_threads {
             let text =
                 "recorder.threads=refused: no threads could be started (RLIMIT_NPROC?); NVML is not asked"
                     .to_owned();
+            recorder.translator.note(recorder.now(), text);
+        }
+        if let Some(text) = growth::shortfall(map).filter(|_| options.is_its_child) {
             recorder.translator.note(recorder.now(), text);
         }
         if let Some(space) = space {
@@ -338,11 +376,16 @@ impl<'a> Recorder<'a> {
         let mut names_at = Instant::now() + NAMES_EVERY;
         let mut settled_at = None;
         let mut busy_at = Instant::now();
+        let mut growth = Growth::new();
+        let began = Instant::now();
         // A ring whose process is gone already is only read.
         if !self.was_alive {
             return self.end(Ending::Gone);
         }
         loop {
+            if self.header().process.value.load(Ordering::Acquire) == RUNNING {
+                growth.step(self.file);
+            }
             let n_records = self.pass();
             if self.file.is_cut() {
                 return self.end(Ending::Cut);
@@ -350,14 +393,19 @@ impl<'a> Recorder<'a> {
             if n_records > 0 {
                 busy_at = Instant::now();
             }
-            pause = if n_records > 0 { PAUSES.0 } else { (pause * 2).min(PAUSES.1) };
+            let longest = if began.elapsed() < YOUNG { FIRST_PAUSE } else { PAUSES.1 };
+            pause = if n_records > 0 { PAUSES.0 } else { (pause * 2).min(longest) };
             self.watch_mappings();
             self.watch_devices();
             self.tell_losses();
+            self.tell_sandbox();
             self.emit(false);
             let now = Instant::now();
+            // Where the witness has no thread of its own.
+            self.witness.look();
             let state = self.header().process.value.load(Ordering::Acquire);
-            if state == EXITING && settled_at.is_none() {
+            let verdict = self.header().exit.verdict.load(Ordering::Acquire);
+            if state == EXITING && ![UNDECIDED, STRANGER].contains(&verdict) && settled_at.is_none() {
                 self.settle();
                 settled_at = Some(Instant::now());
             }
@@ -375,7 +423,8 @@ impl<'a> Recorder<'a> {
                 self.look_at_threads();
                 // A process that has become another program by `exec` lives on, without us.
                 if now - busy_at > NAMES_EVERY && self.is_another_program() {
-                    self.end(Ending::Gone);
+                    // Or one whose session has just ended: it unmaps its ring then.
+                    self.end(if self.is_off() { Ending::Off } else { Ending::Gone });
                     return;
                 }
             }
@@ -463,7 +512,30 @@ impl<'a> Recorder<'a> {
         Nanos(ticks::monotonic())
     }
 
+    /// Messages that standard error did not take: the library's, and our own.
+    fn tell_unsaid(&mut self) {
+        let notices = &self.header().notices;
+        let mut text = [0; LONGEST];
+        while let Some(length) = notices.next(&mut self.notices_read, &mut text) {
+            let text = String::from_utf8_lossy(text.get(..length).unwrap_or_default());
+            self.translator.note(self.now(), format!("gputrace.said={text}"));
+        }
+        let dropped = notices.dropped();
+        if dropped > self.notices_dropped {
+            let text = format!(
+                "gputrace.said={} more messages, for which the ring had no room",
+                dropped - self.notices_dropped
+            );
+            self.translator.note(self.now(), text);
+            self.notices_dropped = dropped;
+        }
+        for text in messages::take_unsaid() {
+            self.translator.note(self.now(), format!("gputrace.said={text}"));
+        }
+    }
+
     fn tell_losses(&mut self) {
+        self.tell_unsaid();
         let header = self.header();
         let lines: [(&LostLine, LostCause); 4] = [
             (&header.lost_full, LostCause::RingFull),
@@ -484,6 +556,14 @@ impl<'a> Recorder<'a> {
         if self.n_damaged > self.damaged_told {
             self.translator.lost(now, LostCause::Damaged, self.n_damaged - self.damaged_told);
             self.damaged_told = self.n_damaged;
+        }
+    }
+
+    fn tell_sandbox(&mut self) {
+        if !self.has_told_sandbox && self.header().sandbox.state.load(Ordering::Acquire) == SANDBOXED {
+            self.has_told_sandbox = true;
+            let text = "sandbox=added: the program put a filter of system calls on itself after the recording began; from here on, stacks of coroutines end at their first page, and at its end the process does not wait for the trace";
+            self.translator.note(self.now(), text.to_owned());
         }
     }
 
@@ -526,9 +606,15 @@ impl<'a> Recorder<'a> {
         self.target.address_space(self.file.inode()).is_none_or(|space| self.take_mappings(space))
     }
 
+    /// The library records no more, and has unmapped the ring.
+    fn is_off(&self) -> bool {
+        self.header().process.value.load(Ordering::Acquire) == OFF
+    }
+
     /// The same of an address space that was read.
     fn take_mappings(&mut self, space: AddressSpace) -> bool {
-        if !space.has_ring && self.mappings.had_ring {
+        let n_known = space.modules.len() - self.translator.unknown_modules(&space.modules).len();
+        if !space.has_ring && self.mappings.had_ring && !(self.is_off() && n_known > 0) {
             // Another program's address space is none of this trace.
             return false;
         }
@@ -550,7 +636,7 @@ impl<'a> Recorder<'a> {
             self.astray.remove(&module.start);
             match self.target.open(module, fate) {
                 Some((file, reach)) => {
-                    process::read_module(module, &file);
+                    process::read_module(module, Pages::new(&file));
                     if reach == Reach::Astray && self.astray.len() < MOST_ASTRAY {
                         self.astray.insert(module.start, Astray::Held(file));
                     }
@@ -606,7 +692,11 @@ impl<'a> Recorder<'a> {
         }
         self.symbolise(Patience::of(SYMBOLS_WAITING));
         self.writer.settle(End::Closed);
-        self.header().recorder.value.store(COMPLETE, Ordering::Release);
+        if self.header().exit.verdict.load(Ordering::Acquire) == ALONE && !self.keeps_ring {
+            // Where the process is the first of a PID namespace, we may not live to do it, and `/dev/shm` may be the host's.
+            remove(self.file.path());
+        }
+        tell_state(self.header(), COMPLETE);
     }
 
     fn end(&mut self, ending: Ending) {
@@ -712,7 +802,7 @@ impl<'a> Recorder<'a> {
             sampler.stop();
         }
         let written = self.writer.finish();
-        header.recorder.value.store(COMPLETE, Ordering::Release);
+        tell_state(header, COMPLETE);
         if written.n_dropped > 0 {
             say(&format!("{} events could not be written to {}", written.n_dropped, self.trace.display()));
         }

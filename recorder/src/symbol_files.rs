@@ -3,13 +3,16 @@
 //! A path is only a hint. Files are told by their build ids, because what is at a path may be another build; only a
 //! module of a process that is there, and that has no build id, is taken for what is at its path.
 
+use crate::opened::{self, Access, Expected, Links};
+use crate::pages::Pages;
 use crate::process::{build_id, hex};
 use gputrace_schemas::event::Module;
 use object::read::ReadCache;
 use object::{Object, ObjectSection};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// A module's file that its path does not lead to, or not for long: it was deleted, or is in another root.
@@ -55,7 +58,12 @@ impl SymbolFiles<'_> {
     pub(crate) fn find(&self, module: &Module) -> Result<SymbolFile, Vec<OtherBuild>> {
         let mut others = Vec::new();
         let mut best: Option<(Says, PathBuf)> = None;
+        let mut seen = HashSet::new();
         for path in self.candidates(module) {
+            // Roots are mostly different names of the same one.
+            if identity(&path).is_none_or(|identity| !seen.insert(identity)) {
+                continue;
+            }
             let Some(facts) = Facts::read(&path) else { continue };
             let is_right = match module.build_id.as_str() {
                 "" => self.unmarked == Unmarked::ByPath,
@@ -65,6 +73,9 @@ impl SymbolFiles<'_> {
                 others.push(OtherBuild { path, build_id: facts.build_id });
             } else if best.as_ref().is_none_or(|(says, _)| *says < facts.says) {
                 best = Some((facts.says, path));
+                if facts.says == Says::Lines {
+                    break;
+                }
             }
         }
         let (_, path) = best.ok_or(others)?;
@@ -89,7 +100,8 @@ impl SymbolFiles<'_> {
     }
 
     fn supplement(&self, file: &Path) -> Option<PathBuf> {
-        let cache = ReadCache::new(File::open(file).ok()?);
+        let opened = open(file)?;
+        let cache = ReadCache::new(Pages::new(&opened));
         let elf = object::File::parse(&cache).ok()?;
         let (link, build_id) = elf.gnu_debugaltlink().ok()??;
         let (link, build_id) = (String::from_utf8_lossy(link), hex(build_id));
@@ -98,7 +110,9 @@ impl SymbolFiles<'_> {
             by_build_id(root, &build_id).into_iter().chain([root.join(link.trim_start_matches('/'))])
         };
         let mut candidates = self.roots.iter().flat_map(below).chain(beside);
-        candidates.find(|path| Facts::read(path).is_some_and(|facts| facts.build_id == build_id))
+        candidates.find(|path| {
+            identity(path).is_some() && Facts::read(path).is_some_and(|facts| facts.build_id == build_id)
+        })
     }
 }
 
@@ -129,6 +143,17 @@ fn by_build_id(root: &Path, build_id: &str) -> Vec<PathBuf> {
     places.into_iter().map(|place| root.join(place)).collect()
 }
 
+/// What is at such a path may be anything, and anybody's: a FIFO would be waited for. Distributions make links of these names.
+fn open(path: &Path) -> Option<File> {
+    opened::opened(path, Links::Followed, Access::Read, &Expected::regular()).ok()
+}
+
+/// Which regular file is at a path.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let facts = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
+    Some((facts.dev(), facts.ino()))
+}
+
 /// How much a file says, more being more.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Says {
@@ -143,12 +168,10 @@ struct Facts {
 }
 
 impl Facts {
-    /// `None` for what is not there or no ELF file.
+    /// Of a regular file; `None` for what is not there or no ELF file.
     fn read(path: &Path) -> Option<Facts> {
-        if !path.is_file() {
-            return None;
-        }
-        let cache = ReadCache::new(File::open(path).ok()?);
+        let file = open(path)?;
+        let cache = ReadCache::new(Pages::new(&file));
         let elf = object::File::parse(&cache).ok()?;
         // What a section was split off from keeps its header, but no bytes.
         let has = |name| elf.section_by_name(name).is_some_and(|section| section.file_range().is_some());

@@ -3,6 +3,7 @@
 //! The new trace is the old one, byte for byte, with definitions behind it that replace earlier ones: nothing of what
 //! was recorded, and nothing of what was damaged, gets lost on the way.
 
+use crate::opened::{Access, Expected, Links, opened};
 use crate::output::{self, Overwrite};
 use crate::symbol_files::{SymbolFiles, Unmarked};
 use crate::symbols::{self, Patience, Resolved, Symbols};
@@ -11,7 +12,6 @@ use gputrace_schemas::event::{Frame, FrameId, Module, ModuleId, Stack, StackId};
 use gputrace_schemas::reader::Trace;
 use gputrace_schemas::writer::Writer;
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -61,7 +61,9 @@ pub fn symbolise(
     {
         return Err(Error::InPlace { file: to });
     }
-    let source = File::open(from).map_err(failed)?;
+    let source = opened(from, Links::Followed, Access::Read, &Expected::regular());
+    let source = source.map_err(|why| failed(why.into()))?;
+    output::place(to)?;
     let mut file = output::open(to, overwrite).map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => Error::Exists { file: to.to_owned() },
         _ => failed(error),

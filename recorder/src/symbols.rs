@@ -1,10 +1,11 @@
 //! Addresses to functions and lines, after the fact and from the files.
 //!
-//! `addr2line`'s loader was chosen over `symbolic` and over our own reading with `object`: it maps a file instead of
-//! reading it, sorts a symbol table only when asked for the first address in it, and parses only those DWARF units that
-//! an address lies in. Which file that is, `symbol_files.rs` finds. What PyTorch ships has symbol tables and no DWARF.
+//! `lines.rs` reads the part of a file that says something about an address, with `addr2line`. Where that is not enough,
+//! `addr2line`'s loader reads all of it. Which file that is, `symbol_files.rs` finds. What PyTorch ships has symbol tables and no DWARF.
 
-use crate::symbol_files::{OtherBuild, SymbolFiles};
+use crate::lines::{self, Answer};
+use crate::map_file::Mapped;
+use crate::symbol_files::{OtherBuild, SymbolFile, SymbolFiles};
 use gputrace_schemas::event::{Frame, FrameId, Module, ModuleId};
 use rustix::time::{ClockId, DynamicClockId, clock_gettime_dynamic};
 use std::collections::{BTreeMap, HashMap};
@@ -19,6 +20,21 @@ pub(crate) struct Line {
     pub(crate) function: String,
     pub(crate) file: String,
     pub(crate) line: u32,
+}
+
+impl Line {
+    /// As debug information has them.
+    pub(crate) fn of<R: addr2line::gimli::Reader>(
+        function: Option<&addr2line::FunctionName<R>>,
+        location: Option<&addr2line::Location<'_>>,
+    ) -> Line {
+        let function = function.and_then(|function| function.raw_name().ok());
+        Line {
+            function: function.map(|name| demangle(&name)).unwrap_or_default(),
+            file: location.and_then(|location| location.file).unwrap_or_default().to_owned(),
+            line: location.and_then(|location| location.line).unwrap_or_default(),
+        }
+    }
 }
 
 /// An address, the module it lies in, and its functions, innermost first: all but the last were inlined.
@@ -85,35 +101,84 @@ impl<'a> Symbols<'a> {
                 break;
             }
             let module = id.and_then(|id| modules.get(id.0 as usize));
-            let loader = match (id, module.map(|module| self.load(module))) {
-                (_, Some(Ok(loader))) => Some(loader),
+            let file = match (id, module.map(|module| self.files.find(module))) {
+                (_, Some(Ok(file))) => Some(file),
                 (Some(id), Some(Err(others))) => {
                     self.missing.push((id, others));
                     None
                 }
                 _ => None,
             };
-            for address in addresses {
-                if self.patience.is_over() {
-                    break;
-                }
-                let lines = match (&loader, module) {
-                    (Some(loader), Some(module)) => {
-                        let base = loader.relative_address_base();
-                        let probe = address.wrapping_sub(1).wrapping_sub(module.bias).wrapping_add(base);
-                        lines_at(loader, probe)
-                    }
-                    _ => vec![Line::default()],
-                };
-                resolved.push((address, id, lines));
-            }
+            let (Some(file), Some(module)) = (file, module) else {
+                resolved.extend(addresses.iter().map(|address| (*address, id, vec![Line::default()])));
+                continue;
+            };
+            let probe = |address: &u64| address.wrapping_sub(1).wrapping_sub(module.bias);
+            let probes: Vec<u64> = addresses.iter().map(probe).collect();
+            let found = self.lines(&file, &probes);
+            let found = addresses.into_iter().zip(found);
+            resolved.extend(found.map_while(|(address, lines)| Some((address, id, lines?))));
         }
         resolved
     }
 
-    fn load(&self, module: &Module) -> Result<addr2line::Loader, Vec<OtherBuild>> {
-        let file = self.files.find(module)?;
-        addr2line::Loader::new_with_sup(file.path, file.supplement).map_err(|_| Vec::new())
+    /// The functions at addresses of a file, never without any; `None` from where time is over.
+    fn lines(&self, file: &SymbolFile, probes: &[u64]) -> Vec<Option<Vec<Line>>> {
+        let mapped = Mapped::open(&file.path).ok();
+        let object = mapped.as_ref().and_then(|mapped| object::File::parse(mapped.bytes()).ok());
+        let Some(object) = object else { return vec![Some(vec![Line::default()]); probes.len()] };
+        let answers = match file.supplement {
+            None => lines::lines(&object, probes),
+            Some(_) => vec![Answer::Unsure; probes.len()],
+        };
+        let mut loader = None;
+        let mut found: Vec<Option<Vec<Line>>> = Vec::new();
+        for (answer, probe) in answers.into_iter().zip(probes) {
+            let lines = match answer {
+                _ if self.patience.is_over() => None,
+                Answer::Lines(lines) => Some(lines),
+                Answer::Unsure => Some(all_lines(loader.get_or_insert_with(|| load(file)).as_ref(), *probe)),
+            };
+            found.push(lines);
+        }
+        name_outermost(&object, probes, &mut found);
+        found
+    }
+}
+
+/// All of a file; `None` for what is none that can be read.
+fn load(file: &SymbolFile) -> Option<addr2line::Loader> {
+    addr2line::Loader::new_with_sup(&file.path, file.supplement.as_ref()).ok()
+}
+
+fn all_lines(loader: Option<&addr2line::Loader>, probe: u64) -> Vec<Line> {
+    let mut lines = Vec::new();
+    // Of a hostile file: the last address has none after it, which addr2line asks for.
+    let frames = loader.filter(|_| probe != u64::MAX).and_then(|loader| loader.find_frames(probe).ok());
+    if let Some(mut frames) = frames {
+        while let Ok(Some(frame)) = frames.next() {
+            lines.push(Line::of(frame.function.as_ref(), frame.location.as_ref()));
+        }
+    }
+    lines
+}
+
+/// Gives functions that debug information does not name the name of their symbol.
+fn name_outermost(object: &object::File<'_>, probes: &[u64], found: &mut [Option<Vec<Line>>]) {
+    let mut unnamed = Vec::new();
+    for (probe, lines) in probes.iter().zip(found) {
+        let Some(lines) = lines else { continue };
+        if lines.is_empty() {
+            lines.push(Line::default());
+        }
+        unnamed.extend(lines.last_mut().filter(|last| last.function.is_empty()).map(|last| (*probe, last)));
+    }
+    if unnamed.is_empty() {
+        return;
+    }
+    let probes: Vec<u64> = unnamed.iter().map(|(probe, _)| *probe).collect();
+    for ((_, last), symbol) in unnamed.into_iter().zip(lines::symbols(object, &probes)) {
+        last.function = symbol.map(demangle).unwrap_or_default();
     }
 }
 
@@ -136,32 +201,6 @@ pub(crate) fn frames((address, module, lines): Resolved) -> Option<(Frame, Vec<F
 pub(crate) fn unfold(frames: &[FrameId], inlined: &HashMap<FrameId, Vec<FrameId>>) -> Vec<FrameId> {
     let of = |id: &FrameId| inlined.get(id).into_iter().flatten().copied().chain([*id]).collect::<Vec<_>>();
     frames.iter().flat_map(of).collect()
-}
-
-/// Never empty.
-fn lines_at(loader: &addr2line::Loader, probe: u64) -> Vec<Line> {
-    let mut lines = Vec::new();
-    // Of a hostile file: the last address has none after it, which addr2line asks for.
-    if let Some(Ok(mut frames)) = (probe != u64::MAX).then(|| loader.find_frames(probe)) {
-        while let Ok(Some(frame)) = frames.next() {
-            let function = frame.function.as_ref().and_then(|function| function.raw_name().ok());
-            let location = frame.location.as_ref();
-            lines.push(Line {
-                function: function.map(|name| demangle(&name)).unwrap_or_default(),
-                file: location.and_then(|location| location.file).unwrap_or_default().to_owned(),
-                line: location.and_then(|location| location.line).unwrap_or_default(),
-            });
-        }
-    }
-    if lines.is_empty() {
-        lines.push(Line::default());
-    }
-    if let Some(last) = lines.last_mut()
-        && last.function.is_empty()
-    {
-        last.function = loader.find_symbol(probe).map(demangle).unwrap_or_default();
-    }
-    lines
 }
 
 /// A C++ or Rust name as its source has it; any other as it is.

@@ -128,7 +128,7 @@ fn what_is_neither_trace_nor_snapshot_is_called_so_by_every_verb() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("picture.png");
     fs::write(&path, b"\x89PNG\r\n\x1a\n0000000000").expect("a file");
     let path = path.display().to_string();
-    for verb in ["report", "leaks", "oom", "tune", "replay", "import"] {
+    for verb in ["report", "leaks", "oom", "tune", "replay"] {
         let (code, error) = status(&[verb, &path]);
         assert_eq!(code, Some(2), "{verb}");
         assert!(error.contains("is not a gputrace trace: it begins with \"\\x89PNG"), "{verb}: {error}");

@@ -121,7 +121,6 @@ const RUNS: &[(&str, &[&str])] = &[
         ],
     ),
     ("doctor", &["TRACE", "OOM", "PICKLE", "CUT", "PLAIN", "PROGRAM", "ELF", "MISSING", "--hooks"]),
-    ("import", &["PICKLE", "LOG", "TRACE", "CUT", "MISSING"]),
     ("recover", &["PLAIN", "MISSING", "-o NEW PLAIN"]),
     ("attach", &["MISSING", "-o NEW 4194305", "--stacks MISSING 1"]),
     ("detach", &["MISSING", "4194305"]),
@@ -162,7 +161,9 @@ fn no_verb_lets_a_terminal_obey_a_name() {
     let shown: Vec<String> = wrong.iter().take(40).map(|what| what.to_string()).collect();
     assert!(wrong.is_empty(), "{} of these:\n{}", wrong.len(), shown.join("\n"));
     // Otherwise nothing was tried.
-    let silent: Vec<_> = tried.iter().filter(|(.., n)| *n == 0).map(|(verb, ..)| *verb).collect();
+    let mut silent: Vec<_> = tried.iter().filter(|(.., n)| *n == 0).map(|(verb, ..)| *verb).collect();
+    // Without stores it refuses each URL before it reads a file.
+    silent.retain(|verb| cfg!(feature = "objects") || *verb != "upload");
     assert!(silent.is_empty(), "no name was shown by {silent:?}");
 }
 
@@ -223,7 +224,7 @@ fn formats_keep_their_rules_with_hostile_names() {
         assert!(output.status.success(), "{format}: {stderr}");
         assert_eq!(obeyed(stderr.as_bytes()).collect::<Vec<_>>(), [""; 0], "{format}");
         match format {
-            "speedscope" | "firefox" | "chrome" => {
+            "speedscope" | "firefox" => {
                 let error = serde_json::from_slice::<serde_json::Value>(&stdout).err();
                 assert!(error.is_none(), "{format}: {error:?}");
             }
@@ -247,7 +248,7 @@ fn formats_keep_their_rules_with_hostile_names() {
                 assert_eq!(svg.matches("<script").count(), 1, "a name is markup");
             }
             // Tested with programs that open them (tests/exports.rs), and below.
-            "csv" | "pprof" | "perfetto" | "parquet" | "sqlite" | "torch-pickle" => {
+            "csv" | "pprof" | "perfetto" | "parquet" | "torch-pickle" => {
                 assert!(!stdout.is_empty())
             }
             _ => panic!("say here which rule of {format} keeps names from being more than names"),

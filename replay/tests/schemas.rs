@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 /// Verbs with what they need beside the trace.
-const ASKED: [(&str, &[&str]); 17] = [
+const ASKED: [(&str, &[&str]); 16] = [
     ("report", &[]),
     ("summary", &[]),
     ("stats", &[]),
@@ -20,7 +20,6 @@ const ASKED: [(&str, &[&str]); 17] = [
     ("budget", &["--limit", "2GiB", "--utilization", "0.9", "--between", "10ms,20ms"]),
     ("predict", &["--at", "batch=4", "batch=1:varying-lengths.gtr"]),
     ("ranks", &[]),
-    ("import", &[]),
     ("doctor", &[]),
     ("top", &["--once"]),
     ("ps", &[]),

@@ -19,7 +19,6 @@ const SCREENS: &[&[&str]] = &[
     &["diff", "empty-cache-loop.gtr"],
     &["ranks"],
     &["doctor"],
-    &["import"],
     &["budget"],
     &["predict", "batch=4:predict/gpt.batch4.gtr", "batch=8:predict/gpt.batch8.gtr", "--at", "batch=32"],
     &["help"],

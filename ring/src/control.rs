@@ -67,6 +67,9 @@ pub struct Control {
     pub options: [AtomicU8; OPTIONS],
     /// Text, ended by a zero.
     pub answer: [AtomicU8; ANSWER],
+    /// Bytes of rings that are mapped still, though nobody records: a thread was in the middle of an event. A wish to sleep has the
+    /// process try again to unmap them.
+    pub left: AtomicU64,
 }
 
 const _: () = assert!(size_of::<Control>() <= BYTES);

@@ -4,7 +4,7 @@ use core::ffi::CStr;
 
 /// The function that is called once the library is there: `uint64_t (uint64_t milliseconds)`.
 pub const ENTRY: &CStr = c"gputrace_attach_loaded";
-/// The memory file of which the library is loaded is called so: `/memfd:gputrace-library (deleted)`.
+/// The name of the memory file that the library is loaded from begins so: `/memfd:gputrace-library.0123456789abcdef (deleted)`.
 pub const NAME: &CStr = c"gputrace-library";
 
 /// The recording has begun, or was ended again already.

@@ -2,14 +2,14 @@
 //! one thread owns ([`ring`]), in one mapped file ([`map`]), stamped by one [`clock`].
 //!
 //! ```text
-//! header page | thread lines | chunk states | chunk 0 | chunk 1 | ...
+//! header page | thread lines | their holders | chunk states | chunk 0 | chunk 1 | ...
 //!
 //!   thread A ── claims ──> chunk 3 ── fills, one release store a record ──> completes ──┐
 //!   thread B ── claims ──> chunk 7 ...                                                  │
 //!   recorder <── reads what is committed, complete or not ── frees the chunk ──────────┘
 //! ```
 //!
-//! Whose a thread line is, the process keeps to itself ([`owners`]).
+//! Who owns a thread line is written in the process's own memory ([`owners`]).
 //!
 //! This crate lives in somebody else's process: it allocates nothing, locks nothing, panics nowhere, and knows
 //! neither CUDA nor any file format. A process that dies at any instruction leaves everything committed readable.
@@ -22,6 +22,7 @@ pub mod late;
 pub mod map;
 #[cfg(loom)]
 pub mod model;
+pub mod notices;
 pub mod owners;
 pub mod record;
 pub mod ring;

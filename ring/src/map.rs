@@ -4,6 +4,7 @@
 //! number that is read later is clamped.
 
 use crate::clock::{Calibration, Clock};
+use crate::notices::Notices;
 use crate::record::ABI;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use core::mem::size_of;
@@ -24,6 +25,9 @@ pub const MAX_THREADS: usize = 1024;
 pub const MAX_THREADS: usize = 3;
 /// Bytes before the thread lines.
 const HEADER_BYTES: usize = 4096;
+/// Bytes before the words about who holds each line, and before those of the chunks' states.
+const TENURES_AT: usize = HEADER_BYTES + MAX_THREADS * size_of::<ThreadLine>();
+const STATES_AT: usize = TENURES_AT + MAX_THREADS * size_of::<Tenure>();
 
 /// The process is running.
 pub const RUNNING: u32 = 0;
@@ -35,6 +39,27 @@ pub const OFF: u32 = 2;
 /// The process holds a read lock of the whole file that belongs to its open file description (`F_OFD_SETLK`), and so to its
 /// mapping: once nobody has that lock, nobody maps the ring. Without this word, no lock says nothing.
 pub const LOCKED: u32 = 1;
+
+/// The recorder has not answered an exiting process yet.
+pub const UNDECIDED: u32 = 0;
+/// The exiting thread is the program's last, and may make the calls that it could make when the session began.
+pub const ALONE: u32 = 1;
+/// It may make those calls, but other threads of the program run.
+pub const ACCOMPANIED: u32 = 2;
+/// It may be under a sandbox that came later, or nothing is known about it: it must not wait by any call.
+pub const LEAVE: u32 = 3;
+/// It is no thread of the recorded process, which goes on.
+pub const STRANGER: u32 = 4;
+
+/// `FUTEX_OWNER_DIED` (linux/futex.h).
+pub const DIED: u32 = 0x4000_0000;
+
+/// The recorder has not looked for a sandbox yet.
+pub const NOT_LOOKED: u32 = 0;
+/// Threads may make the calls that they could make when the session began.
+pub const AS_BEFORE: u32 = 1;
+/// A thread may not.
+pub const SANDBOXED: u32 = 2;
 
 /// No recorder has opened the ring.
 pub const NO_RECORDER: u32 = 0;
@@ -91,6 +116,49 @@ pub struct Header {
     pub lost_starting: LostLine,
     /// Chunks that threads hold; the process's own, for [`crate::ring::Producer::wish`].
     pub held_chunks: Line,
+    /// Chunks whose memory the file has, from the first on: threads write to no others. It only grows; whoever made the ring
+    /// writes it, then the recorder ([`crate::ring::Reader::grow`]).
+    pub usable_chunks: Line,
+    /// How an exiting process learns whether it may wait for its trace.
+    pub exit: ExitLine,
+    /// What the process may ask the kernel.
+    pub sandbox: SandboxLine,
+    /// Id of a thread of the recorder, in its robust list: when it is gone, whatever ended it, the kernel adds [`DIED`]. 0 where there is
+    /// none, or it ended in order.
+    pub recorder_thread: Line,
+    /// Messages of the library that standard error did not take.
+    pub notices: Notices,
+}
+
+/// What the recorder knows about filters of system calls that were added since the session began.
+#[cfg_attr(loom, derive(Default))]
+#[repr(C, align(128))]
+pub struct SandboxLine {
+    /// [`NOT_LOOKED`], [`AS_BEFORE`] or, for ever, [`SANDBOXED`]; written by the recorder.
+    pub state: AtomicU32,
+    /// Not 0 after a thread has relied on `state`, so that the recorder looks often; the recorder makes it 0.
+    pub relied: AtomicU32,
+    /// When it was looked last, in nanoseconds of `CLOCK_MONOTONIC`; written by the recorder.
+    pub looked: AtomicU64,
+}
+
+/// The exit protocol's words, alone in their pair of cache lines.
+///
+/// A process at its end cannot find out for itself whether other threads run: under a sandbox that was put on after the session
+/// began, the question (`/proc/self/task`) may kill it. So it asks the recorder, which is outside of the sandbox:
+///
+/// 1. The process stores the exiting thread's id in `tid`, [`UNDECIDED`] in `verdict`, and [`EXITING`] in [`Header::process`].
+/// 2. The recorder looks at the process and stores [`ALONE`], [`ACCOMPANIED`], [`LEAVE`] or [`STRANGER`].
+/// 3. The process reads `verdict` in a loop, without a system call, for some milliseconds at most. Only after [`ALONE`] (the
+///    first process of a PID namespace: after [`ACCOMPANIED`], too) does it sleep, by a futex on [`Header::recorder`], until that
+///    says [`COMPLETE`] or [`FAILED`]. After anything else it ends at once, and the trace is complete a little later.
+#[cfg_attr(loom, derive(Default))]
+#[repr(C, align(128))]
+pub struct ExitLine {
+    /// Thread that exits, in its own PID namespace; 0 unknown. Written by the process.
+    pub tid: AtomicU32,
+    /// [`UNDECIDED`] or the answer; reset by the process, written by the recorder.
+    pub verdict: AtomicU32,
 }
 
 /// A word alone in its pair of cache lines.
@@ -119,7 +187,7 @@ impl LostLine {
     }
 }
 
-/// One writing thread, for the recorder to read. Whose it is the process keeps to itself ([`crate::owners`]).
+/// One writing thread, for the recorder to read. Who owns it: [`crate::owners`].
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 pub struct ThreadLine {
@@ -131,6 +199,59 @@ pub struct ThreadLine {
     pub events: AtomicU64,
     /// Events lost since the last one that got through.
     pub lost: AtomicU64,
+}
+
+/// Who holds a thread line, for the recorder to look after; see [`crate::owners`]. Apart from the line itself, whose cache lines belong to
+/// its thread.
+#[cfg_attr(loom, derive(Default))]
+#[repr(C, align(16))]
+pub struct Tenure {
+    /// Word of the newest claim, or the even one after it when the line was given back. Written by the process.
+    pub word: AtomicU32,
+    /// Kernel thread id of whoever claimed it, written before the word; 0 unknown, which is never taken for gone.
+    pub tid: AtomicU32,
+    /// Word of the newest claim whose thread is known to be gone. Written by the recorder.
+    pub gone: AtomicU32,
+    /// Not used.
+    pub reserved: AtomicU32,
+}
+
+impl Tenure {
+    /// The owner of a claim says so.
+    pub fn publish(&self, word: u32, tid: u32) {
+        self.tid.store(tid, Ordering::Relaxed);
+        // SYNC: the thread of the claim.
+        self.word.store(word, Ordering::Release);
+    }
+
+    /// The owner of a claim is about to give its line back.
+    pub fn end(&self, word: u32) {
+        self.word.store(word.wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Whether the recorder knows that the thread of this claim is gone.
+    #[must_use]
+    pub fn is_gone(&self, word: u32) -> bool {
+        // SYNC: a thread that is gone has written everything.
+        self.gone.load(Ordering::Acquire) == word
+    }
+
+    /// The claim that should be looked after: its word and its thread. `None` where the line is free, its thread is unknown, or known to
+    /// be gone.
+    #[must_use]
+    pub fn claim(&self) -> Option<(u32, u32)> {
+        // SYNC: the thread of the claim.
+        let word = self.word.load(Ordering::Acquire);
+        let tid = self.tid.load(Ordering::Relaxed);
+        let is_open = !word.is_multiple_of(2) && tid != 0 && self.gone.load(Ordering::Relaxed) != word;
+        is_open.then_some((word, tid))
+    }
+
+    /// No thread has this claim's number any more. A newer claim may stand here by now, of which this says nothing.
+    pub fn note_gone(&self, word: u32) {
+        // SYNC: a thread that is gone has written everything.
+        self.gone.store(word, Ordering::Release);
+    }
 }
 
 /// First bytes of a chunk. Only the owner writes, but for what [`crate::ring::Reader`] keeps beside it.
@@ -206,15 +327,21 @@ impl Map {
         Self::chunks_at(n_chunks) + n_chunks as usize * CHUNK_BYTES
     }
 
+    /// Bytes of a ring before this chunk: what must have memory for all chunks before it to be used.
+    #[must_use]
+    pub const fn bytes_before(n_chunks: u32, chunk: u32) -> usize {
+        Self::chunks_at(n_chunks) + chunk as usize * CHUNK_BYTES
+    }
+
     /// How many chunks fit into this many bytes.
     #[must_use]
     pub const fn chunks_in(bytes: usize) -> u32 {
-        let tables = HEADER_BYTES + MAX_THREADS * size_of::<ThreadLine>() + CHUNK_BYTES;
+        let tables = STATES_AT + CHUNK_BYTES;
         (bytes.saturating_sub(tables) / (CHUNK_BYTES + 4)) as u32
     }
 
     const fn chunks_at(n_chunks: u32) -> usize {
-        let tables = HEADER_BYTES + MAX_THREADS * size_of::<ThreadLine>() + n_chunks as usize * 4;
+        let tables = STATES_AT + n_chunks as usize * 4;
         tables.next_multiple_of(4096)
     }
 
@@ -225,7 +352,25 @@ impl Map {
     /// any copy of the result is used.
     #[must_use]
     pub unsafe fn create(base: *mut u8, n_chunks: u32, writer: Writer, clock: Clock) -> Map {
+        // SAFETY: the caller's promise, which covers all chunks.
+        unsafe { Map::create_in_part(base, n_chunks, n_chunks, writer, clock) }
+    }
+
+    /// As [`Map::create`], where only the first `n_usable` chunks have memory yet.
+    ///
+    /// # Safety
+    /// As for [`Map::create`], but that no more than [`Map::bytes_before`]`(n_chunks, n_usable)` bytes need be zeroed and
+    /// writable.
+    #[must_use]
+    pub unsafe fn create_in_part(
+        base: *mut u8,
+        n_chunks: u32,
+        n_usable: u32,
+        writer: Writer,
+        clock: Clock,
+    ) -> Map {
         let map = Map { base, n_chunks };
+        let n_usable = n_usable.min(n_chunks);
         let header = map.header();
         let calibration = Calibration::take(clock);
         header.abi.store(ABI, Ordering::Relaxed);
@@ -237,7 +382,8 @@ impl Map {
         header.calibration[0].store(calibration.ticks.0, Ordering::Relaxed);
         header.calibration[1].store(calibration.monotonic, Ordering::Relaxed);
         header.calibration[2].store(calibration.realtime, Ordering::Relaxed);
-        header.free_chunks.value.store(n_chunks, Ordering::Relaxed);
+        header.free_chunks.value.store(n_usable, Ordering::Relaxed);
+        header.usable_chunks.value.store(n_usable, Ordering::Relaxed);
         // SYNC: the whole header is visible to whoever sees the magic.
         header.magic.store(MAGIC, Ordering::Release);
         map
@@ -275,6 +421,12 @@ impl Map {
         Ok(Map { base, n_chunks })
     }
 
+    /// Where it begins, and how many bytes it has.
+    #[must_use]
+    pub fn memory(&self) -> (*mut u8, usize) {
+        (self.base, Map::bytes_for(self.n_chunks))
+    }
+
     /// The first page.
     #[cfg(not(loom))]
     #[must_use]
@@ -296,6 +448,13 @@ impl Map {
     #[must_use]
     pub fn clock(&self) -> Clock {
         Clock::from_u32(self.header().clock.load(Ordering::Relaxed))
+    }
+
+    /// Chunks that may be used now.
+    #[must_use]
+    pub fn n_usable(&self) -> u32 {
+        // SYNC: the memory of usable chunks.
+        self.header().usable_chunks.value.load(Ordering::Acquire).min(self.n_chunks)
     }
 
     #[cfg(loom)]
@@ -320,11 +479,22 @@ impl Map {
         unsafe { &*line.cast::<ThreadLine>() }
     }
 
+    /// Who holds a thread line; the index is taken modulo [`MAX_THREADS`].
+    #[cfg(not(loom))]
+    #[must_use]
+    pub fn tenure(&self, line: u32) -> &Tenure {
+        let at = TENURES_AT + (line as usize % MAX_THREADS) * size_of::<Tenure>();
+        // SAFETY: `at` is inside the tables, whose length was checked.
+        let tenure = unsafe { self.base.add(at) };
+        // SAFETY: aligned by construction (a page plus multiples of 16), and made of atomics.
+        unsafe { &*tenure.cast::<Tenure>() }
+    }
+
     /// A chunk's state word; the index is taken modulo the number of chunks.
     #[cfg(not(loom))]
     #[must_use]
     pub fn state(&self, chunk: u32) -> &AtomicU32 {
-        let at = HEADER_BYTES + MAX_THREADS * size_of::<ThreadLine>() + (chunk % self.n_chunks) as usize * 4;
+        let at = STATES_AT + (chunk % self.n_chunks) as usize * 4;
         // SAFETY: `at` is inside the tables, whose length was checked.
         let word = unsafe { self.base.add(at) };
         // SAFETY: four-byte aligned by construction.

@@ -3,7 +3,7 @@
 
 extern crate std;
 
-use crate::map::{CHUNK_PAYLOAD, ChunkHeader, Header, MAX_THREADS, Map, ThreadLine};
+use crate::map::{CHUNK_PAYLOAD, ChunkHeader, Header, MAX_THREADS, Map, Tenure, ThreadLine};
 use crate::sync::{AtomicU32, AtomicU64};
 use std::boxed::Box;
 use std::vec::Vec;
@@ -12,6 +12,7 @@ use std::vec::Vec;
 pub struct Memory {
     header: Header,
     threads: [ThreadLine; MAX_THREADS],
+    tenures: [Tenure; MAX_THREADS],
     states: Vec<AtomicU32>,
     chunks: Vec<Chunk>,
 }
@@ -31,6 +32,7 @@ impl Memory {
         Box::new(Memory {
             header: Header::default(),
             threads: core::array::from_fn(|_| ThreadLine::default()),
+            tenures: core::array::from_fn(|_| Tenure::default()),
             states: (0..n_chunks).map(|_| AtomicU32::default()).collect(),
             chunks: (0..n_chunks).map(|_| Chunk::default()).collect(),
         })
@@ -59,6 +61,12 @@ impl Map {
     #[must_use]
     pub fn thread(&self, index: u32) -> &ThreadLine {
         &self.memory().threads[index as usize % MAX_THREADS]
+    }
+
+    /// Who holds a thread line.
+    #[must_use]
+    pub fn tenure(&self, line: u32) -> &Tenure {
+        &self.memory().tenures[line as usize % MAX_THREADS]
     }
 
     /// A chunk's state word.

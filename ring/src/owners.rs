@@ -1,35 +1,55 @@
 //! Who owns which thread line: a table in the process's own memory.
 //!
-//! Whether a line is free must never hang on what another process wrote, or could not read: two threads with one line
-//! would tear each other's memory. So the shared file has no say here, and a thread counts as gone only if the kernel
-//! says so. A forked child finds a copy whose owners are of its parent's session, which are nobody to it.
+//! Two threads with one line would tear each other's memory, so a line is taken from its owner only if that thread is known to be
+//! gone. A thread cannot ask the kernel about another: under a sandbox the question may kill the process, and a process that shares
+//! our memory without being a thread of ours (`CLONE_VM` without `CLONE_THREAD`) looks gone to `tgkill`. So the recorder asks, for each
+//! claim by itself:
+//!
+//! 1. Each claim of a line has a word that no other claim of this line has. Its owner publishes the word, and its thread id, in the
+//!    line's [`Tenure`].
+//! 2. The recorder reads the word, looks for the thread, and if there is none, stores *that word* in [`Tenure::gone`].
+//! 3. A thread takes the line over if `gone` is the word of the claim in this table, by exchanging this word for its own.
+//!
+//! An answer that comes late names a claim that is over, and frees nothing. A forked child finds a copy whose owners are of its
+//! parent's session, which are nobody to it. A thread that ends gives its line back by itself; where it cannot, and there is no
+//! recorder, its line stays taken.
 //!
 //! | slot | means | who may change it |
 //! |---|---|---|
-//! | 0, or of another session | free | any thread, to its own number |
-//! | of a thread that lives | that thread's | that thread, to 0 |
-//! | of a thread that is gone | left behind | any thread, to its own number; it finishes what was left, then 0 |
+//! | even word, or of another session | free | any thread, to a claim of its own |
+//! | odd word, its thread lives | a claim | that thread, to the next even word |
+//! | odd word, which the recorder says is gone | left behind | any thread, to a claim of its own; it finishes what was left, and gives the line back |
 
 use crate::map::MAX_THREADS;
+#[cfg(doc)]
+use crate::map::Tenure;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// A thread of a session.
+/// A claim of a line: the right to write to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Owner {
-    /// Tells the sessions of a process and of those it was forked from apart; not 0.
-    pub session: u32,
-    /// Its kernel thread id.
-    pub tid: u32,
+pub struct Claim {
+    /// Index of the line.
+    pub line: u32,
+    /// Tells the claims of a line apart: odd, and different from all others of the line but for one in 2^31.
+    pub word: u32,
 }
 
-impl Owner {
-    fn encode(self) -> u64 {
-        u64::from(self.session) << 32 | u64::from(self.tid)
-    }
+fn encode(session: u32, word: u32) -> u64 {
+    u64::from(session) << 32 | u64::from(word)
+}
 
-    fn decode(slot: u64) -> Owner {
-        Owner { session: (slot >> 32) as u32, tid: slot as u32 }
-    }
+/// Session and word of a slot.
+fn decode(slot: u64) -> (u32, u32) {
+    ((slot >> 32) as u32, slot as u32)
+}
+
+fn is_taken(word: u32) -> bool {
+    !word.is_multiple_of(2)
+}
+
+/// The word of the next claim.
+fn next(word: u32) -> u32 {
+    (word | 1).wrapping_add(if is_taken(word) { 2 } else { 0 })
 }
 
 /// The table.
@@ -60,32 +80,37 @@ impl Owners {
         Owners { slots, used: AtomicU32::new(0), next: AtomicU32::new(0) }
     }
 
-    /// Makes the lowest free line that `suits` the caller's, so that a process uses no more lines than it has threads.
-    pub fn take(&self, me: Owner, suits: impl Fn(u32) -> bool) -> Option<u32> {
+    /// Claims the lowest free line that `suits`, so that a process uses no more lines than it has threads. `session` tells the sessions of
+    /// a process and of those it was forked from apart; not 0.
+    pub fn take(&self, session: u32, suits: impl Fn(u32) -> bool) -> Option<Claim> {
         for (line, slot) in (0..).zip(&self.slots) {
             let now = slot.load(Ordering::Relaxed);
-            if (now == 0 || Owner::decode(now).session != me.session)
-                && suits(line)
-                // SYNC: what the last owner left is finished.
-                && slot.compare_exchange(now, me.encode(), Ordering::Acquire, Ordering::Relaxed).is_ok()
+            let (theirs, word) = decode(now);
+            if theirs == session && is_taken(word) || !suits(line) {
+                continue;
+            }
+            let claim = Claim { line, word: next(word) };
+            // SYNC: what the last owner left is finished.
+            if slot
+                .compare_exchange(now, encode(session, claim.word), Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
             {
                 self.used.fetch_max(line + 1, Ordering::Relaxed);
-                return Some(line);
+                return Some(claim);
             }
         }
         None
     }
 
-    /// Looks at the next `most` lines that ever had an owner, has `finish` complete what threads left there that are
-    /// gone, and makes these lines free. `current` is the caller's own line: any other of its number was left by a
-    /// thread that had the number before. How many became free.
+    /// Looks at the next `most` lines that ever had an owner, has `finish` complete what threads left there whose claims are gone, and
+    /// makes these lines free. `finish` is given a claim of the caller's own. `current` is the caller's line. How many became free.
     pub fn reclaim(
         &self,
-        me: Owner,
+        session: u32,
         current: Option<u32>,
         most: u32,
-        is_gone: impl Fn(u32) -> bool,
-        mut finish: impl FnMut(u32),
+        is_gone: impl Fn(Claim) -> bool,
+        mut finish: impl FnMut(Claim),
     ) -> u32 {
         let used = self.used.load(Ordering::Relaxed).min(MAX_THREADS as u32);
         let mut n_free = 0;
@@ -93,42 +118,45 @@ impl Owners {
             let line = self.next.fetch_add(1, Ordering::Relaxed) % used;
             let Some(slot) = self.slots.get(line as usize) else { continue };
             let now = slot.load(Ordering::Relaxed);
-            let owner = Owner::decode(now);
-            if now == 0 || owner.session != me.session || current == Some(line) {
+            let (theirs, word) = decode(now);
+            if theirs != session || !is_taken(word) || current == Some(line) || !is_gone(Claim { line, word })
+            {
                 continue;
             }
-            if owner.tid != me.tid {
-                // One thread wins the right to finish; its own number keeps the others away meanwhile.
-                if !is_gone(owner.tid)
-                    || slot.compare_exchange(now, me.encode(), Ordering::Acquire, Ordering::Relaxed).is_err()
-                {
-                    continue;
-                }
-                // A new thread may have got the number, and this line, since we asked. Nothing was touched yet.
-                if !is_gone(owner.tid) {
-                    let _ = slot.compare_exchange(me.encode(), now, Ordering::Release, Ordering::Relaxed);
-                    continue;
-                }
+            // One thread wins the right to finish. Whoever has claimed the line since has another word, so that this fails.
+            let mine = Claim { line, word: next(word) };
+            if slot
+                .compare_exchange(now, encode(session, mine.word), Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
+            {
+                finish(mine);
+                self.give_back(session, mine);
+                n_free += 1;
             }
-            finish(line);
-            self.give_back(line);
-            n_free += 1;
         }
         n_free
     }
 
-    /// Whether the line is this thread's.
+    /// Whether the line is still held by this claim.
     #[must_use]
-    pub fn is_of(&self, line: u32, owner: Owner) -> bool {
-        self.slots.get(line as usize).is_some_and(|slot| slot.load(Ordering::Relaxed) == owner.encode())
+    pub fn is_held(&self, session: u32, claim: Claim) -> bool {
+        let slot = self.slots.get(claim.line as usize).map(|slot| slot.load(Ordering::Relaxed));
+        slot == Some(encode(session, claim.word))
     }
 
-    /// Makes a line free. Only for its owner.
-    pub fn give_back(&self, line: u32) {
-        if let Some(slot) = self.slots.get(line as usize) {
+    /// The word by which a line is held in this session; `None` if it is free.
+    #[must_use]
+    pub fn word(&self, session: u32, line: u32) -> Option<u32> {
+        let (theirs, word) = decode(self.slots.get(line as usize)?.load(Ordering::Relaxed));
+        (theirs == session && is_taken(word)).then_some(word)
+    }
+
+    /// Makes a line free. Only for the owner of this claim.
+    pub fn give_back(&self, session: u32, claim: Claim) {
+        if let Some(slot) = self.slots.get(claim.line as usize) {
             // SYNC: what the last owner left is finished.
             // An exchange like every other write to a slot: their order is then one for loom too.
-            slot.swap(0, Ordering::Release);
+            slot.swap(encode(session, claim.word.wrapping_add(1)), Ordering::Release);
         }
     }
 }
@@ -141,9 +169,6 @@ mod tests {
     use std::sync::Mutex;
     use std::vec::Vec;
 
-    const A: Owner = Owner { session: 1, tid: 10 };
-    const B: Owner = Owner { session: 1, tid: 11 };
-
     fn any(_: u32) -> bool {
         true
     }
@@ -151,69 +176,72 @@ mod tests {
     #[test]
     fn a_line_has_one_owner_and_is_free_after_it() {
         let owners = Owners::new();
-        assert_eq!((owners.take(A, any), owners.take(B, any)), (Some(0), Some(1)));
-        assert!(owners.is_of(0, A) && !owners.is_of(0, B));
-        owners.give_back(0);
-        assert_eq!(owners.take(B, any), Some(0));
+        let first = owners.take(1, any).expect("a line");
+        assert_eq!((first.line, owners.take(1, any).map(|claim| claim.line)), (0, Some(1)));
+        assert!(owners.is_held(1, first));
+        owners.give_back(1, first);
+        assert!(!owners.is_held(1, first));
+        let again = owners.take(1, any).expect("a line");
+        assert!(again.line == 0 && again.word != first.word && !owners.is_held(1, first));
     }
 
     #[test]
     fn a_line_of_a_thread_that_may_live_is_never_taken() {
         let owners = Owners::new();
-        for tid in 0..MAX_THREADS as u32 {
-            assert_eq!(owners.take(Owner { session: 1, tid: tid + 100 }, any), Some(tid));
+        for line in 0..MAX_THREADS as u32 {
+            assert_eq!(owners.take(1, any).map(|claim| claim.line), Some(line));
         }
-        assert_eq!(owners.take(A, any), None);
-        let finished = |line| panic!("line {line} has an owner");
-        assert_eq!(owners.reclaim(A, None, MAX_THREADS as u32, |_| false, finished), 0);
-        assert_eq!(owners.take(A, any), None);
+        assert_eq!(owners.take(1, any), None);
+        let finished = |claim| panic!("{claim:?} has an owner");
+        assert_eq!(owners.reclaim(1, None, MAX_THREADS as u32, |_| false, finished), 0);
+        assert_eq!(owners.take(1, any), None);
     }
 
     #[test]
     fn what_a_thread_left_is_finished_once_before_its_line_is_free() {
         let owners = Owners::new();
-        owners.take(A, any);
-        owners.take(B, any);
+        let (left, mine) = (owners.take(1, any).expect("a line"), owners.take(1, any).expect("a line"));
         let mut finished = Vec::new();
-        let n = owners.reclaim(B, Some(1), 8, |tid| tid == A.tid, |line| finished.push(line));
-        assert_eq!((n, &*finished), (1, &[0][..]));
-        assert_eq!(owners.reclaim(B, Some(1), 8, any, |line| panic!("line {line} is free or mine")), 0);
+        let n =
+            owners.reclaim(1, Some(mine.line), 8, |claim| claim == left, |claim| finished.push(claim.line));
+        assert_eq!((n, &*finished), (1, &[left.line][..]));
+        let none = |claim: Claim| panic!("{claim:?} is free or mine");
+        assert_eq!(owners.reclaim(1, Some(mine.line), 8, |_| true, none), 0);
     }
 
     #[test]
-    fn a_number_that_the_kernel_gave_again_does_not_keep_the_dead_threads_line() {
+    fn an_answer_about_an_earlier_claim_frees_nothing() {
         let owners = Owners::new();
-        owners.take(A, any);
-        let line = owners.take(A, any);
-        let mut finished = Vec::new();
-        owners.reclaim(A, line, 8, |_| false, |line| finished.push(line));
-        assert_eq!((line, &*finished), (Some(1), &[0][..]));
-        assert!(owners.is_of(1, A));
+        let first = owners.take(1, any).expect("a line");
+        owners.give_back(1, first);
+        let second = owners.take(1, any).expect("a line");
+        assert_eq!(second.line, first.line);
+        assert_eq!(owners.reclaim(1, None, 8, |claim| claim.word == first.word, |_| panic!("it lives")), 0);
+        assert!(owners.is_held(1, second));
     }
 
     #[test]
     fn a_forked_child_finds_all_lines_free_and_finishes_nothing() {
         let owners = Owners::new();
-        owners.take(A, any);
-        let child = Owner { session: 2, tid: 10 };
-        assert_eq!(owners.reclaim(child, None, 8, any, |line| panic!("line {line} is the parent's")), 0);
-        assert_eq!(owners.take(child, any), Some(0));
+        let parents = owners.take(1, any).expect("a line");
+        assert_eq!(owners.reclaim(2, None, 8, |_| true, |claim| panic!("{claim:?} is the parent's")), 0);
+        let child = owners.take(2, any).expect("a line");
+        assert!(child.line == parents.line && child.word != parents.word);
     }
 
     #[test]
-    fn threads_that_come_one_after_another_need_two_lines_and_a_few_questions_each() {
+    fn threads_that_come_one_after_another_need_few_lines_and_a_few_questions_each() {
         let owners = Owners::new();
-        owners.take(A, any);
+        let lives = owners.take(1, any);
         let asked = Mutex::new(0_u32);
         let n_threads = if cfg!(miri) { 100 } else { 100_000 };
-        for tid in 1000..1000 + n_threads {
-            let me = Owner { session: 1, tid };
+        for _ in 0..n_threads {
             let is_gone = |other| {
                 *asked.lock().unwrap() += 1;
-                other != A.tid
+                Some(other) != lives
             };
-            owners.reclaim(me, None, 4, is_gone, |_| ());
-            assert!(owners.take(me, any).is_some_and(|line| line < 4));
+            owners.reclaim(1, None, 4, is_gone, |_| ());
+            assert!(owners.take(1, any).is_some_and(|claim| claim.line < 4));
         }
         assert!(*asked.lock().unwrap() <= 8 * n_threads);
     }
@@ -222,21 +250,26 @@ mod tests {
     fn threads_that_race_for_lines_never_share_one() {
         let owners = Owners::new();
         let held: Mutex<HashSet<u32>> = Mutex::default();
-        let lives = [const { AtomicU32::new(0) }; 8];
+        let gone: [AtomicU32; MAX_THREADS] = [const { AtomicU32::new(0) }; MAX_THREADS];
         std::thread::scope(|scope| {
             for thread in 0..8 {
-                let (owners, held, lives) = (&owners, &held, &lives);
+                let (owners, held, gone) = (&owners, &held, &gone);
                 scope.spawn(move || {
                     for life in 0..if cfg!(miri) { 20 } else { 2_000 } {
-                        let me = Owner { session: 1, tid: thread << 16 | (life + 1) };
-                        // A life is over when the thread's next one begins.
-                        lives[thread as usize].store(me.tid, Ordering::SeqCst);
-                        let is_gone = |tid: u32| lives[(tid >> 16) as usize].load(Ordering::SeqCst) != tid;
-                        owners.reclaim(me, None, 4, is_gone, |line| {
-                            assert!(held.lock().unwrap().remove(&line), "finished twice");
+                        let is_gone =
+                            |claim: Claim| gone[claim.line as usize].load(Ordering::SeqCst) == claim.word;
+                        owners.reclaim(1, None, 4, is_gone, |claim| {
+                            assert!(held.lock().unwrap().remove(&claim.line), "finished twice");
                         });
-                        let line = owners.take(me, any).expect("few threads");
-                        assert!(held.lock().unwrap().insert(line), "two owners of line {line}");
+                        let claim = owners.take(1, any).expect("few threads");
+                        assert!(held.lock().unwrap().insert(claim.line), "two owners of {claim:?}");
+                        if (life + thread) % 3 == 0 {
+                            held.lock().unwrap().remove(&claim.line);
+                            owners.give_back(1, claim);
+                        } else {
+                            // It ends without a word, and the recorder finds out.
+                            gone[claim.line as usize].store(claim.word, Ordering::SeqCst);
+                        }
                     }
                 });
             }

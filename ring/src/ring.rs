@@ -289,9 +289,10 @@ impl Producer {
             return false;
         }
         let next = &header.next_chunk.value;
-        for _ in 0..self.map.n_chunks() {
+        let n_usable = self.map.n_usable();
+        for _ in 0..n_usable {
             let mut chunk = next.fetch_add(1, Ordering::Relaxed);
-            if chunk >= self.map.n_chunks() {
+            if chunk >= n_usable {
                 chunk = 0;
                 next.store(1, Ordering::Relaxed);
             }
@@ -315,7 +316,7 @@ impl Producer {
                 // Threads that keep a chunk for their next event may hold half of the ring. Those that come later give
                 // theirs back at once: so many slow threads leave room for the fast ones.
                 let held = header.held_chunks.value.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-                self.wish = if held > self.map.n_chunks() / 2 { WISH_COMPLETE } else { 0 };
+                self.wish = if held > n_usable / 2 { WISH_COMPLETE } else { 0 };
                 return true;
             }
         }
@@ -418,6 +419,18 @@ impl Reader {
         }
         // SAFETY: inside the chunk and a multiple of a word, checked above.
         unsafe { sync::word(self.map.chunk(chunk), at) }.load(Ordering::Relaxed)
+    }
+
+    /// Lets producers use the first `n_usable` chunks. Only for chunks that the ring's file has memory for, and by one at a
+    /// time.
+    pub fn grow(&self, n_usable: u32) {
+        let header = self.map.header();
+        let (before, now) = (self.map.n_usable(), n_usable.min(self.map.n_chunks()));
+        if now > before {
+            // SYNC: the memory of usable chunks.
+            header.usable_chunks.value.store(now, Ordering::Release);
+            header.free_chunks.value.fetch_add(now - before, Ordering::Relaxed);
+        }
     }
 
     /// Gives a chunk back to the producers. Only for chunks that are complete, or whose thread is gone.

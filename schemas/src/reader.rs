@@ -30,8 +30,9 @@ use crate::tables::{self, Root, rows};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -212,6 +213,18 @@ impl Block {
     }
 }
 
+/// Opens a file to be read as a trace. Whoever may write to its folder can have put anything there: a FIFO or a lease is not waited
+/// for, and what is not a regular file is not read.
+fn open_file(path: &Path) -> io::Result<File> {
+    /// `O_NONBLOCK` and `O_NOCTTY` (asm-generic/fcntl.h).
+    const FLAGS: i32 = 0o4000 | 0o400;
+    let file = OpenOptions::new().read(true).custom_flags(FLAGS).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    Ok(file)
+}
+
 impl Trace {
     /// Opens a file.
     ///
@@ -220,7 +233,7 @@ impl Trace {
     pub fn open(path: impl AsRef<Path>) -> Result<Trace, Error> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        let file = File::open(path).map_err(|source| Error::Io { file: name.clone(), source })?;
+        let file = open_file(path).map_err(|source| Error::Io { file: name.clone(), source })?;
         Trace::read(file, &name)
     }
 
@@ -231,7 +244,7 @@ impl Trace {
     pub fn open_prefix(path: impl AsRef<Path>, length: u64) -> Result<Trace, Error> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        let file = File::open(path).map_err(|source| Error::Io { file: name.clone(), source })?;
+        let file = open_file(path).map_err(|source| Error::Io { file: name.clone(), source })?;
         Trace::read(Prefix { file, length, at: 0 }, &name)
     }
 

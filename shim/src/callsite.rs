@@ -12,6 +12,7 @@ use crate::stack::objects::Closing;
 use crate::stack::{self, Captured, NATIVE, PYTHON};
 use crate::sys::Text;
 use crate::thread_state::{CODE_BYTES, Rest};
+use crate::valgrind::Unwatched;
 use core::sync::atomic::{AtomicBool, Ordering};
 use gputrace_ring::record::{CodeDef, Kind, StackDef};
 use gputrace_ring::ring::{Producer, Pushed, as_words_bytes};
@@ -156,6 +157,7 @@ fn capture_frames(lane: &mut Lane, want: u32) -> u64 {
     if Closing::is_any() {
         lane.look_for_left_closers();
     }
+    let _unwatched = Unwatched::new();
     let (producer, rest) = lane.parts();
     rest.stack.doing = rest.node.class;
     let captured = if want == PYTHON {

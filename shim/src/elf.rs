@@ -103,15 +103,24 @@ unsafe extern "C" {
 /// The C library, found without a call to it: from a function of it down to its first page.
 #[cold]
 fn find_c_library() -> Option<Object> {
+    /// Its first page, once it was found: whether a page can be read may not be asked at all times.
+    static FIRST: AtomicUsize = AtomicUsize::new(0);
     let anchors = [__cxa_finalize as *const () as usize, __errno_location as *const () as usize];
+    let known = FIRST.load(Ordering::Relaxed);
     anchors.iter().find_map(|anchor| {
+        if known != 0 {
+            // SAFETY: it was read as the C library's first page, which stays.
+            return unsafe { Object::from_memory(known, *anchor) };
+        }
         let first = anchor & !(PAGE - 1);
         let pages = (0..MOST_PAGES).map_while(|n| first.checked_sub(n * PAGE));
         let object = pages
             .take_while(|page| kernel::can_read(*page))
             // SAFETY: the page could just be read, and the C library, which it mostly is a part of, stays.
             .find_map(|page| unsafe { Object::from_memory(page, *anchor) })?;
-        object.symbol(c"dl_iterate_phdr").is_some().then_some(object)
+        object.symbol(c"dl_iterate_phdr")?;
+        FIRST.store(object.start, Ordering::Relaxed);
+        Some(object)
     })
 }
 

@@ -31,7 +31,7 @@ pub(crate) fn copy() -> bool {
     OPTIONS.store(null_mut(), Ordering::Relaxed);
     BASE.store(0, Ordering::Relaxed);
     for _ in 0..TRIES {
-        let (found, bytes) = walk(|_| true);
+        let (found, bytes) = walk(|_, _| true);
         // A little room, for a program that adds some meanwhile.
         let (n, room) = (found + 16, bytes + 4096);
         let lists = 2 * (n + 1) * WORD;
@@ -45,7 +45,7 @@ pub(crate) fn copy() -> bool {
             continue;
         };
         best = copied;
-        if (found, bytes) == walk(|_| true) && copied == found {
+        if (found, bytes) == walk(|_, _| true) && copied == found {
             break;
         }
         kernel::sleep(50_000);
@@ -60,11 +60,11 @@ fn fill(memory: *mut u8, n: usize, lists: usize, bytes: usize, before: usize) ->
     let ours = all.wrapping_add(n + 1);
     let (mut used, mut n_all, mut n_ours) = (0, 0, 0);
     let mut fits = true;
-    walk(|variable| {
+    walk(|texts, variable| {
         let to = memory.wrapping_add(lists + used);
         // SAFETY: the mapping is new, so nobody else has a reference to it; it ends `bytes` after the lists.
         let room = unsafe { core::slice::from_raw_parts_mut(to, bytes - used) };
-        let length = read_text(variable, |part, at| match room.get_mut(at..at + part.len()) {
+        let length = read_text(texts, variable, |part, at| match room.get_mut(at..at + part.len()) {
             Some(room) => {
                 room.copy_from_slice(part);
                 true
@@ -103,17 +103,18 @@ fn fill(memory: *mut u8, n: usize, lists: usize, bytes: usize, before: usize) ->
 }
 
 /// Calls `each` for the addresses of the program's variables, until it says no; how many there were, and their bytes.
-fn walk(mut each: impl FnMut(usize) -> bool) -> (usize, usize) {
+fn walk(mut each: impl FnMut(&mut Texts, usize) -> bool) -> (usize, usize) {
     unsafe extern "C" {
         static environ: *const *const c_char;
     }
     // SAFETY: the C library's own variable, which exists as long as the process. Another thread may be writing it.
     let mut at = unsafe { (&raw const environ).read_volatile() } as usize;
     let (mut n, mut bytes) = (0, 0);
+    let (mut list, mut texts) = (Window::<256>::new(), Texts::new());
     // More than the kernel gives out to any program; where an array has been freed, its end may be gone.
     while at != 0 && n < 1 << 20 {
         let mut word = [0; WORD];
-        if !at.is_multiple_of(WORD) || kernel::read_memory(at, &mut word) != WORD {
+        if !at.is_multiple_of(WORD) || list.read(at, &mut word) != WORD {
             break;
         }
         let variable = usize::from_ne_bytes(word);
@@ -121,8 +122,8 @@ fn walk(mut each: impl FnMut(usize) -> bool) -> (usize, usize) {
             break;
         }
         n += 1;
-        bytes += read_text(variable, |_, _| true) + 1;
-        if !each(variable) {
+        bytes += read_text(&mut texts, variable, |_, _| true) + 1;
+        if !each(&mut texts, variable) {
             break;
         }
         at += WORD;
@@ -130,11 +131,40 @@ fn walk(mut each: impl FnMut(usize) -> bool) -> (usize, usize) {
     (n, bytes)
 }
 
+/// What was read of the program's memory last. Variables mostly follow each other, and each read is two calls of the kernel.
+struct Window<const N: usize> {
+    at: usize,
+    n: usize,
+    bytes: [u8; N],
+}
+
+type Texts = Window<1024>;
+
+impl<const N: usize> Window<N> {
+    fn new() -> Window<N> {
+        Window { at: 0, n: 0, bytes: [0; N] }
+    }
+
+    /// As [`kernel::read_memory`] does; as long a part as the window has.
+    fn read(&mut self, address: usize, into: &mut [u8]) -> usize {
+        let within = address.wrapping_sub(self.at);
+        if within >= self.n || (self.n - within < into.len() && within != 0) {
+            (self.at, self.n) = (address, kernel::read_memory(address, &mut self.bytes));
+        }
+        let known = self.bytes.get(address.wrapping_sub(self.at)..self.n).unwrap_or_default();
+        let n = known.len().min(into.len());
+        if let (Some(into), Some(known)) = (into.get_mut(..n), known.get(..n)) {
+            into.copy_from_slice(known);
+        }
+        n
+    }
+}
+
 /// Reads a C string, or as much of it as can be read, in parts with their places, until `take` says no; its bytes.
-fn read_text(address: usize, mut take: impl FnMut(&[u8], usize) -> bool) -> usize {
-    let (mut part, mut length) = ([0_u8; 256], 0);
+fn read_text(texts: &mut Texts, address: usize, mut take: impl FnMut(&[u8], usize) -> bool) -> usize {
+    let (mut part, mut length) = ([0_u8; 64], 0);
     loop {
-        let n = kernel::read_memory(address.wrapping_add(length), &mut part);
+        let n = texts.read(address.wrapping_add(length), &mut part);
         let read = part.get(..n).unwrap_or_default();
         let text = read.iter().position(|byte| *byte == 0).and_then(|end| read.get(..end)).unwrap_or(read);
         if !text.is_empty() && !take(text, length) {
@@ -161,10 +191,12 @@ pub(crate) fn put_before(options: &[u8]) -> bool {
     };
     let n = options.split(|byte| *byte == 0).filter(|text| is_ours(text)).count();
     let lists = (n + 1 + n + n_old + 1) * WORD;
-    let memory = sys::pages(lists + options.len() + 1);
+    let bytes = lists + options.len() + 1;
+    let memory = sys::pages(bytes);
     if memory.is_null() {
         return false;
     }
+    WISHES.keep(memory, bytes);
     let (own, list) = (memory.cast::<*const c_char>(), memory.cast::<*const c_char>().wrapping_add(n + 1));
     let mut used = 0;
     for (index, text) in options.split(|byte| *byte == 0).filter(|text| is_ours(text)).enumerate() {
@@ -186,6 +218,30 @@ pub(crate) fn put_before(options: &[u8]) -> bool {
     FOR_RECORDER.store(list as usize, Ordering::Relaxed);
     OPTIONS.store(own, Ordering::Release);
     true
+}
+
+/// Memory of the last wishes. Who reads an option has one of these, and is done long before so many others have come and gone.
+struct Wishes {
+    next: AtomicUsize,
+    slots: [(AtomicPtr<u8>, AtomicUsize); 16],
+}
+
+static WISHES: Wishes = Wishes {
+    next: AtomicUsize::new(0),
+    slots: [const { (AtomicPtr::new(null_mut()), AtomicUsize::new(0)) }; 16],
+};
+
+impl Wishes {
+    /// Keeps the newest, and gives the oldest back. For one thread at a time.
+    fn keep(&self, memory: *mut u8, bytes: usize) {
+        let next = self.next.fetch_add(1, Ordering::Relaxed) % self.slots.len();
+        let Some((at, length)) = self.slots.get(next) else { return };
+        let (oldest, had) = (at.swap(memory, Ordering::Relaxed), length.swap(bytes, Ordering::Relaxed));
+        if !oldest.is_null() {
+            // SAFETY: the mapping is ours. Options are read while a session is made, by who calls this, and once at the process's end.
+            unsafe { kernel::unmap(oldest, had) };
+        }
+    }
 }
 
 static OPTIONS: AtomicPtr<*const c_char> = AtomicPtr::new(null_mut());

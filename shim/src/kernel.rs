@@ -4,6 +4,8 @@
 //! for them, may not be ready yet, and keep books that our calls would upset; many are cancellation points, so a
 //! thread that is being cancelled would end inside of us; and all of them write `errno`. An instruction does none of that.
 
+use crate::own;
+use crate::valgrind;
 use core::ffi::{CStr, c_int, c_void};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -120,17 +122,11 @@ pub(crate) fn thread_id() -> u32 {
     unsafe { call(libc::SYS_gettid, [0; 6]) }.unwrap_or(0) as u32
 }
 
-/// Whether a thread of this process is gone. In doubt it is not.
-pub(crate) fn is_thread_gone(process: u32, thread: u32) -> bool {
+/// Whether no thread of any process has this number: one that shares our memory need not be of our thread group (`CLONE_VM`
+/// without `CLONE_THREAD`). In doubt one has.
+pub(crate) fn is_task_gone(thread: u32) -> bool {
     // SAFETY: signal 0 is not sent, only checked.
-    let answer = unsafe { call(libc::SYS_tgkill, [process as usize, thread as usize, 0, 0, 0, 0]) };
-    answer == Err(libc::ESRCH)
-}
-
-/// Whether a process is gone, and waited for. In doubt it is not.
-pub(crate) fn is_process_gone(process: u32) -> bool {
-    // SAFETY: signal 0 is not sent, only checked.
-    let answer = unsafe { call(libc::SYS_kill, [process as usize, 0, 0, 0, 0, 0]) };
+    let answer = unsafe { call(libc::SYS_tkill, [thread as usize, 0, 0, 0, 0, 0]) };
     answer == Err(libc::ESRCH)
 }
 
@@ -142,6 +138,18 @@ pub(crate) fn sleep(nanos: u32) {
     };
     // SAFETY: the timespec is ours.
     let _ = unsafe { call(libc::SYS_nanosleep, [(&raw const pause) as usize, 0, 0, 0, 0, 0]) };
+}
+
+/// Sleeps until the word, which other processes may share, no longer holds `value`, until somebody wakes who waits for it, or for
+/// so many milliseconds; signals may cut it short.
+pub(crate) fn wait_while(word: &AtomicU32, value: u32, milliseconds: u32) {
+    let pause = libc::timespec {
+        tv_sec: i64::from(milliseconds / 1000),
+        tv_nsec: i64::from(milliseconds % 1000) * 1_000_000,
+    };
+    let (word, pause) = (core::ptr::from_ref(word) as usize, (&raw const pause) as usize);
+    // SAFETY: the kernel reads the word and the timespec.
+    let _ = unsafe { call(libc::SYS_futex, [word, libc::FUTEX_WAIT as usize, value as usize, pause, 0, 0]) };
 }
 
 /// Makes `signals` the calling thread's blocked ones, and gives those before.
@@ -160,8 +168,18 @@ pub(crate) fn block_signals(signals: SignalSet) -> SignalSet {
     before
 }
 
-/// Whether eight bytes at `address` can be read now. Another thread may change that at any moment.
+/// Whether eight bytes at `address` can be read now. Another thread may change that at any moment. No, where the kernel may not be
+/// asked any more ([`own::may_ask`]).
 pub(crate) fn can_read(address: usize) -> bool {
+    if valgrind::is_on() {
+        // It says of each such wish that it does not know it.
+        let mut word = [0_u8; 8];
+        // SAFETY: the room is as long as we say.
+        return unsafe { copy(address, word.as_mut_ptr(), word.len()) } == Ok(word.len());
+    }
+    if !own::may_ask() {
+        return false;
+    }
     // The kernel reads the new set before it looks at what to do with it (`kernel/signal.c`, sys_rt_sigprocmask): an
     // unknown wish changes nothing, and its answer says whether the set could be read.
     // SAFETY: the kernel checks the address itself, and changes nothing.
@@ -174,6 +192,29 @@ pub(crate) fn can_read(address: usize) -> bool {
 pub(crate) fn map_private(bytes: usize) -> Option<*mut u8> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     map(bytes, flags, usize::MAX)
+}
+
+/// Private zeroed memory that takes none until it is used, nor counts as locked (`mlockall`); `None` if there is no room.
+pub(crate) fn reserve(bytes: usize) -> Option<*mut u8> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // Not to be used yet, so that nothing is put into it where mappings are locked from the start.
+    // SAFETY: a new mapping touches nothing that exists.
+    let at =
+        unsafe { call(libc::SYS_mmap, [0, bytes, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0]) };
+    let at = at.ok()? as *mut u8;
+    // SAFETY: locks are no property of the memory's content.
+    let _ = unsafe { call(libc::SYS_munlock, [at as usize, bytes, 0, 0, 0, 0]) };
+    // A huge page would be taken whole for the first line of many.
+    // SAFETY: throws nothing away.
+    let _ = unsafe { advise(at, bytes, libc::MADV_NOHUGEPAGE) };
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the mapping is ours.
+    if unsafe { call(libc::SYS_mprotect, [at as usize, bytes, access as usize, 0, 0, 0]) }.is_err() {
+        // SAFETY: as above, and nobody has seen it.
+        unsafe { unmap(at, bytes) };
+        return None;
+    }
+    Some(at)
 }
 
 /// A new mapping of a file that others share.
@@ -263,6 +304,9 @@ fn filter_in_status() -> Option<u8> {
 pub(crate) fn read_memory(address: usize, into: &mut [u8]) -> usize {
     let wanted = into.len().min(PAGE - address % PAGE);
     let Some(into) = into.get_mut(..wanted).filter(|into| !into.is_empty()) else { return 0 };
+    if !own::may_ask() {
+        return 0;
+    }
     if may_use_rare_calls() {
         // SAFETY: the room is as long as we say.
         if let Ok(n) = unsafe { copy(address, into.as_mut_ptr(), wanted) } {
@@ -285,23 +329,11 @@ pub(crate) fn read_memory(address: usize, into: &mut [u8]) -> usize {
 /// The least page of Linux on these processors.
 const PAGE: usize = 4096;
 
-/// Makes memory of ours zero again, and not kept from being swapped out by `mlockall`.
-///
-/// # Safety
-/// Whole pages of a private mapping that nobody else uses.
-pub(crate) unsafe fn empty(at: *mut u8, bytes: usize) {
-    // SAFETY: the caller's promise.
-    if unsafe { unlock(at, bytes) }.is_err() {
-        // SAFETY: as above.
-        unsafe { at.write_bytes(0, bytes) };
-    }
-}
-
 /// Undoes what `mlockall(MCL_FUTURE)` does to a mapping of ours: it would count against the program's limit. What the
 /// mapping alone holds is lost.
 ///
 /// # Safety
-/// As for [`empty`], or of a file, which keeps what it has.
+/// Whole pages of a private mapping that nobody else uses, or of a file, which keeps what it has.
 pub(crate) unsafe fn unlock(at: *mut u8, bytes: usize) -> Answer {
     // SAFETY: the caller's promise.
     unsafe { advise(at, bytes, libc::MADV_DONTNEED) }.or_else(|_| {
@@ -313,8 +345,12 @@ pub(crate) unsafe fn unlock(at: *mut u8, bytes: usize) -> Answer {
     })
 }
 
-/// Whether the calling thread is on the stack it set aside for signals.
+/// Whether the calling thread is on the stack it set aside for signals. In doubt it is: the kernel may not be asked any more
+/// ([`own::may_ask`]).
 pub(crate) fn is_on_signal_stack() -> bool {
+    if !own::may_ask() {
+        return true;
+    }
     let mut stack = MaybeUninit::<libc::stack_t>::zeroed();
     // SAFETY: the kernel writes one `stack_t`.
     let answer = unsafe { call(libc::SYS_sigaltstack, [0, stack.as_mut_ptr() as usize, 0, 0, 0, 0]) };
@@ -476,17 +512,4 @@ pub(crate) unsafe fn copy(from: usize, into: *mut u8, bytes: usize) -> Answer {
     let arguments = [process_id() as usize, (&raw const own) as usize, 1, (&raw const other) as usize, 1, 0];
     // SAFETY: the kernel checks the address itself, and writes no more than the caller's room.
     unsafe { call(libc::SYS_process_vm_readv, arguments) }
-}
-
-/// Whether a filter of system calls is on (seccomp) by now: a program may put itself under one at any time.
-pub(crate) fn is_filtered() -> bool {
-    if !may_use_rare_calls() {
-        return true;
-    }
-    // SAFETY: takes nothing else.
-    let mode = unsafe { call(libc::SYS_prctl, [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0]) };
-    if mode != Ok(0) {
-        FILTER.store(A_FILTER, Ordering::Relaxed);
-    }
-    mode != Ok(0)
 }

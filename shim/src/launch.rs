@@ -13,11 +13,11 @@
 
 use crate::kernel::{self, Answer, File};
 use crate::sys::Text;
-use crate::{config, elf, environment, ring_file};
+use crate::{config, elf, environment, messages, ring_file, valgrind};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::MaybeUninit;
 use core::ptr::{null, null_mut};
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 const STACK: usize = 32 << 10;
 /// Of the child between us, which may have more to do.
@@ -29,6 +29,8 @@ const PROCESS: c_int = 4;
 const PATIENCE: u32 = 50_000;
 /// Milliseconds between two looks of the child between us.
 const LOOK_EVERY: usize = 500;
+/// Soft limit of the recorder's stack, in bytes: the default of Linux (`_STK_LIM`).
+const STACK_OF_RECORDER: u64 = 8 << 20;
 /// ioprio_set(2): the calling process, and no class of its own.
 const IOPRIO_WHO_PROCESS: usize = 1;
 /// `prctl(2)`: what the kernel gives a process by default.
@@ -115,19 +117,65 @@ pub(crate) fn start_recorder(path: &'static CStr, file: Option<&File>) -> Outcom
                 }
                 kernel::sleep(100_000);
             }
-            if !stays {
-                // Nobody else can wait for it.
-                let _ = wait(child, libc::__WCLONE);
-            }
-            let state = state.load(Ordering::Acquire);
+            // Nobody else can wait for it.
+            let ended_with = if stays { None } else { exit_code(child) };
+            // Valgrind makes a fork of this: what the child stored, we do not see.
+            let state = match state.load(Ordering::Acquire) {
+                0 if valgrind::is_on() => ended_with.unwrap_or(0),
+                state => state,
+            };
             outcome(state, error.load(Ordering::Relaxed), recorder.load(Ordering::Relaxed))
         }
     };
-    if !stays || child.is_err() {
+    match child {
+        Ok(child) if stays => STAYING.note(child as u32, prepared.scratch),
         // SAFETY: both children are gone or have their own memory.
-        unsafe { prepared.give_back() };
+        Ok(_) | Err(_) => unsafe { prepared.give_back() },
     }
     result
+}
+
+/// Children that stay between the program and its recorders, and the memory that each stands on.
+struct Staying([(AtomicU32, AtomicPtr<u8>); 16]);
+
+static STAYING: Staying = Staying([const { (AtomicU32::new(0), AtomicPtr::new(null_mut())) }; 16]);
+
+impl Staying {
+    /// A child whose memory is being written down.
+    const TAKEN: u32 = u32::MAX;
+
+    /// Where more stay than anybody attaches, the memory of the others stays too.
+    fn note(&self, child: u32, scratch: *mut u8) {
+        let free = |slot: &&(AtomicU32, AtomicPtr<u8>)| {
+            slot.0.compare_exchange(0, Self::TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        };
+        if let Some((pid, memory)) = self.0.iter().find(free) {
+            memory.store(scratch, Ordering::Relaxed);
+            pid.store(child, Ordering::Release);
+        }
+    }
+
+    /// Gives back the numbers and the memory of those that have ended.
+    fn reap(&self) {
+        for (pid, memory) in &self.0 {
+            let child = pid.load(Ordering::Acquire);
+            if matches!(child, 0 | Self::TAKEN) {
+                continue;
+            }
+            // Somebody else may have waited for it: then it is no child of ours any more.
+            let is_over =
+                matches!(wait(child as usize, libc::__WCLONE | libc::WNOHANG), Ok(1..) | Err(libc::ECHILD));
+            // One thread gives it back.
+            if !is_over
+                || pid.compare_exchange(child, Self::TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_err()
+            {
+                continue;
+            }
+            // SAFETY: the child was the last that stood on it.
+            unsafe { kernel::unmap(memory.load(Ordering::Relaxed), Prepared::BYTES) };
+            pid.store(0, Ordering::Release);
+        }
+    }
 }
 
 /// Memory for the children, with what only a thread of the program can find out.
@@ -142,6 +190,7 @@ impl Prepared {
 
     /// Or why no recorder can be started.
     pub(crate) fn new() -> Result<Prepared, &'static [u8]> {
+        STAYING.reap();
         if ring_file::has_namespace_for_children() {
             // Its first child is that namespace's init, whose end ends it: that is for the program's own.
             return Err(
@@ -193,9 +242,11 @@ impl Helper {
         let stays = unsafe { (*launch).stays };
         // SAFETY: the child runs on its own stack in memory that stays until it is gone; what it shares with us are atomics.
         match unsafe { kernel::spawn(libc::CLONE_VM, prepared.outer_stack, help, launch.cast()) } {
-            Ok(child) => {
-                Ok(Helper { pid: child as u32, scratch: if stays { null_mut() } else { prepared.scratch } })
+            Ok(child) if stays => {
+                STAYING.note(child as u32, prepared.scratch);
+                Ok(Helper { pid: child as u32, scratch: null_mut() })
             }
+            Ok(child) => Ok(Helper { pid: child as u32, scratch: prepared.scratch }),
             Err(error) => {
                 // SAFETY: there is no child.
                 unsafe { prepared.give_back() };
@@ -335,18 +386,36 @@ extern "C" fn detach(launch: *mut c_void) -> c_int {
     let launch = unsafe { &mut *launch.cast::<Launch>() };
     let (program, stays) = (launch.program, launch.stays);
     // From here on nothing of `launch` is looked at.
-    if let Some((recorder, process)) = start_between(launch)
-        && stays
-    {
-        stand_between(recorder, program, process);
+    let started = start_between(launch);
+    match started {
+        Some((recorder, process)) if stays => {
+            stand_between(recorder, program, process);
+            0
+        }
+        Some(_) => STARTED as c_int,
+        None => NO_CLONE as c_int,
     }
-    0
+}
+
+/// Waits for the child between us; the state that it ended with.
+fn exit_code(child: usize) -> Option<u32> {
+    let mut status: c_int = 0;
+    loop {
+        let arguments = [child, (&raw mut status) as usize, libc::__WCLONE as usize, 0, 0, 0];
+        // SAFETY: the kernel writes the number.
+        match unsafe { kernel::call(libc::SYS_wait4, arguments) } {
+            Err(libc::EINTR) => {}
+            Ok(_) if status & 0x7f == 0 => return Some((status >> 8 & 0xff) as u32),
+            _ => return None,
+        }
+    }
 }
 
 /// Starts the recorder; its number, and our descriptor of the program: what `launch` says of that afterwards is the recorder's.
 fn start_between(launch: &mut Launch) -> Option<(usize, c_int)> {
     let program = launch.program;
-    if kernel::may_use_rare_calls() {
+    // Valgrind complains about calls that it does not know.
+    if kernel::may_use_rare_calls() && !valgrind::is_on() {
         // SAFETY: takes numbers.
         let answer = unsafe { kernel::call(libc::SYS_pidfd_open, [program, 0, 0, 0, 0, 0]) };
         // Its number was its own for as long as we are its child. Killed before (by SIGKILL: it stands still meanwhile), it may
@@ -499,26 +568,37 @@ fn forget_scheduling(nice: usize) {
 
 /// What the program allowed itself is not meant for the recorder.
 fn forget_limits() {
-    for resource in
-        [libc::RLIMIT_AS, libc::RLIMIT_CPU, libc::RLIMIT_DATA, libc::RLIMIT_NOFILE, libc::RLIMIT_FSIZE]
-    {
+    for resource in [
+        libc::RLIMIT_AS,
+        libc::RLIMIT_CPU,
+        libc::RLIMIT_DATA,
+        libc::RLIMIT_NOFILE,
+        libc::RLIMIT_FSIZE,
+        libc::RLIMIT_STACK,
+    ] {
         let mut limits = MaybeUninit::<libc::rlimit64>::zeroed();
         let at = limits.as_mut_ptr() as usize;
         // SAFETY: the kernel writes one structure.
         if unsafe { kernel::call(libc::SYS_prlimit64, [0, resource as usize, 0, at, 0, 0]) }.is_ok() {
             // SAFETY: the kernel has just written it.
             let limits = unsafe { limits.assume_init_mut() };
-            limits.rlim_cur = limits.rlim_max;
+            limits.rlim_cur = match resource {
+                // Threads get as much by default, so that all of it would be too much.
+                libc::RLIMIT_STACK => limits.rlim_cur.max(STACK_OF_RECORDER).min(limits.rlim_max),
+                _ => limits.rlim_max,
+            };
             // SAFETY: the kernel reads one structure.
             let _ = unsafe { kernel::call(libc::SYS_prlimit64, [0, resource as usize, at, 0, 0, 0]) };
         }
     }
 }
 
-/// Leaves stderr, for what must be said, the ring and the process; the program's pipes must close when it closes them. Our
+/// Leaves stderr, for what must be said, if it still is the program's, the ring and the process; the program's pipes must close when it closes them. Our
 /// table of descriptors is a copy.
 fn settle_files(launch: &mut Launch) {
-    close_all_but([2, launch.ring, launch.process]);
+    // What has number 2 by now may be the program's data.
+    let stderr = if messages::has_stderr() { 2 } else { -1 };
+    close_all_but([stderr, launch.ring, launch.process]);
     let placed = place(&mut launch.process, &mut launch.ring);
     let n_arguments = match (placed, launch.process) {
         (true, PROCESS) => 8,
@@ -528,16 +608,36 @@ fn settle_files(launch: &mut Launch) {
     if let Some(end) = launch.arguments.get_mut(n_arguments) {
         *end = null();
     }
-    let nowhere = [libc::AT_FDCWD as usize, c"/dev/null".as_ptr() as usize, libc::O_RDWR as usize, 0, 0, 0];
-    // SAFETY: the path ends with a zero.
-    if let Ok(nowhere) = unsafe { kernel::call(libc::SYS_openat, nowhere) } {
-        for stream in [0, 1].into_iter().filter(|stream| *stream != nowhere) {
-            let _ = move_file(nowhere as c_int, stream, 0);
-        }
-        if nowhere > 1 {
-            close(nowhere);
+    let Some(nowhere) = nowhere() else { return };
+    let closed = [0, 1, 2].into_iter().filter(|stream| *stream != nowhere && *stream != stderr as usize);
+    for stream in closed {
+        let _ = move_file(nowhere as c_int, stream, 0);
+    }
+    if nowhere > 2 {
+        close(nowhere);
+    }
+}
+
+/// A file that nothing is read from or written to. A program of Rust's that finds a standard stream closed, and cannot open /dev/null,
+/// ends itself (`sanitize_standard_fds` of std's runtime), so in a sandbox without that file (Landlock) a pipe without a writer stands
+/// in for it.
+fn nowhere() -> Option<usize> {
+    for access in [libc::O_RDWR, libc::O_RDONLY] {
+        let path = c"/dev/null".as_ptr() as usize;
+        // SAFETY: the path ends with a zero.
+        let file = unsafe {
+            kernel::call(libc::SYS_openat, [libc::AT_FDCWD as usize, path, access as usize, 0, 0, 0])
+        };
+        if let Ok(file) = file {
+            return Some(file);
         }
     }
+    let mut ends: [c_int; 2] = [-1; 2];
+    // SAFETY: the kernel writes two numbers.
+    unsafe { kernel::call(libc::SYS_pipe2, [ends.as_mut_ptr() as usize, 0, 0, 0, 0, 0]) }.ok()?;
+    let [reader, writer] = ends;
+    close(writer as usize);
+    Some(reader as usize)
 }
 
 /// Moves both to where the recorder looks for them; false if it must look by name.

@@ -26,7 +26,9 @@
 //! control.rs         a library that sleeps is woken; ledger.rs: what lives meanwhile; words.rs: who is attached to late
 //! pjrt.rs            PJRT's tables, and what is remembered of them
 //! nvtx.rs, devices.rs, device_code.rs, captures.rs, closers.rs, stack/: what a thread or a process does
-//! tls.rs, mark.rs, config.rs, environment.rs, elf.rs, kernel.rs
+//! valgrind.rs        being run by Valgrind
+//! messages.rs        what the library says to the user
+//! tls.rs, mark.rs, config.rs, environment.rs, ends.rs, own.rs, thread_id.rs, elf.rs, kernel.rs
 //! ```
 //!
 //! What every event of PyTorch's needs lies together, code in the section `gputrace_hot` and variables in
@@ -48,6 +50,7 @@ mod control;
 mod device_code;
 mod devices;
 mod elf;
+mod ends;
 mod environment;
 mod hook;
 mod hooks;
@@ -56,21 +59,27 @@ mod lanes;
 mod launch;
 mod ledger;
 mod mark;
+mod messages;
 mod nccl;
 mod nvtx;
+mod own;
 mod pjrt;
 mod probe;
 mod process;
 mod remembered;
 mod ring_file;
+mod rings;
+mod room;
 mod sent;
 mod session;
 mod stack;
 mod sys;
+mod thread_id;
 mod thread_state;
 mod tls;
 #[cfg(target_arch = "x86_64")]
 mod trampoline;
+mod valgrind;
 mod words;
 
 use gputrace_ring::record::Kind;

@@ -7,8 +7,8 @@
 //! taken for one of its own, until one comes that is not.
 //! (A coroutine that is left in the middle of a call, and others that call meanwhile, are not told apart.)
 
-use crate::kernel;
-use crate::tls::Tls;
+use crate::tls::{self, Tls};
+use crate::{kernel, stack};
 use core::cell::Cell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{Ordering, compiler_fence};
@@ -62,10 +62,14 @@ impl<const ROOM: usize> Mark<ROOM> {
         if top > place && !kernel::is_on_signal_stack() {
             return false;
         }
+        let at = place + core::mem::offset_of!(Self, word);
+        if stack::is_above_on_own_stack(tls::stack_pointer(), at) && at.is_multiple_of(size_of::<u64>()) {
+            // SAFETY: an aligned word of the calling thread's own stack, above whatever it has there now.
+            return unsafe { (at as *const u64).read_volatile() } == word(tls, place);
+        }
         // The stack it lies on may be gone.
         let mut found = [0; 8];
-        kernel::read_memory(place + core::mem::offset_of!(Self, word), &mut found) == found.len()
-            && u64::from_ne_bytes(found) == word(tls, place)
+        kernel::read_memory(at, &mut found) == found.len() && u64::from_ne_bytes(found) == word(tls, place)
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::sent::Sent;
 use crate::sys::{self, KeepErrno};
 use crate::thread_state::SENT_TEXTS;
-use crate::{kernel, session};
+use crate::{kernel, session, thread_id};
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -241,7 +241,7 @@ impl Waiting {
 /// Keeps in mind which ranges are open.
 #[cold]
 pub(crate) fn wait(action: MarkAction, domain: *mut c_void, said: &Said, range: u64) {
-    let thread = kernel::thread_id();
+    let thread = thread_id::own();
     match action {
         MarkAction::Push | MarkAction::Start => open(action, domain, said, range, thread),
         MarkAction::Pop => {
@@ -288,7 +288,7 @@ pub(crate) fn catch_up(producer: &mut Producer, sent: &mut Sent<SENT_TEXTS>) {
     if N_WAITING.load(Ordering::Relaxed) == 0 {
         return;
     }
-    let thread = kernel::thread_id();
+    let thread = thread_id::own();
     let is_due = |slot: &&Waiting| slot.is_push_of(thread) || slot.is_start();
     while let Some(slot) = WAITING.iter().filter(is_due).min_by_key(|slot| slot.order.load(Ordering::Relaxed))
     {

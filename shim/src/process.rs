@@ -2,9 +2,9 @@
 
 use crate::hooks::loader;
 use crate::nccl::threads;
-use crate::session::{self, Start};
-use crate::sys::{self, KeepErrno, Text, say};
-use crate::{config, environment, kernel, lanes, launch, ring_file};
+use crate::session::{self, Start, say};
+use crate::sys::{KeepErrno, Text};
+use crate::{config, environment, kernel, lanes, launch, messages, ring_file, thread_id, valgrind};
 use core::ffi::{c_char, c_int};
 use core::sync::atomic::Ordering;
 use gputrace_ring::clock::Clock;
@@ -14,6 +14,17 @@ use gputrace_ring::map;
 const EXIT_PATIENCE: u64 = 5_000;
 /// The same for the first process of a PID namespace that has other threads.
 const INIT_PATIENCE: u64 = 1_000;
+/// How long it waits for the recorder to say whether it may wait, in milliseconds: a processor is busy with that.
+const VERDICT_PATIENCE: u64 = 25;
+/// The same for the first process of a PID namespace: with it the kernel kills the recorder.
+const INIT_VERDICT_PATIENCE: u64 = 100;
+/// The same where the recorder has been started and has not opened the ring: it reads the program's mappings first, which are gone
+/// with the program.
+const START_PATIENCE: u64 = 1_000;
+/// The longest that a user can have the process wait for that answer.
+const MOST_VERDICT_PATIENCE: u64 = 5_000;
+/// Milliseconds between two looks whether the recorder still lives.
+const LOOK_EVERY: u64 = 50;
 
 /// Before `main`: only what needs no memory, no file and no thread. The arguments are those that the C library gives to
 /// constructors.
@@ -26,6 +37,8 @@ extern "C" fn construct(argc: c_int, argv: *const *const c_char) {
     }
     session::choose_clock(clock);
     launch::remember_processors();
+    messages::remember_stderr();
+    valgrind::look();
     loader::find_real_dlsym();
     threads::find_real_create();
 }
@@ -36,48 +49,92 @@ extern "C" fn construct(argc: c_int, argv: *const *const c_char) {
 /// come back into CPython 3.10 after its end crash; so do those that use a destroyed object of C++.) `gputrace` waits
 /// for the recorder of a trace that it is given. Only the first process of a PID namespace waits in any case, though not
 /// for long: with it the kernel kills the recorder.
+///
+/// Nor under a sandbox that came after the session began, which may kill the process for any call. The recorder looks for both
+/// and says what to do ([`map::ExitLine`]); until then nothing is called here.
 extern "C" fn destruct() {
     let _errno = KeepErrno::new();
+    session::keep_ring();
     let Some(map) = session::map() else { return };
     if let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
         loader::describe_bypasses(lane.producer());
     }
     let header = map.header();
+    header.exit.tid.store(thread_id::own(), Ordering::Relaxed);
+    header.exit.verdict.store(map::UNDECIDED, Ordering::Relaxed);
     header.process.value.store(map::EXITING, Ordering::Release);
-    let is_init = kernel::process_id() == 1;
-    let is_alone = !has_other_threads();
-    let usual = match (is_alone, is_init) {
-        (true, _) => EXIT_PATIENCE,
-        (false, true) => INIT_PATIENCE,
-        // What the others do until the process is gone is recorded: nobody has called the trace finished.
-        (false, false) => return,
+    let is_init = header.pid.load(Ordering::Relaxed) == 1;
+    let usual = match (await_verdict(header, is_init), is_init) {
+        (map::ALONE, _) => EXIT_PATIENCE,
+        (map::ACCOMPANIED, true) => INIT_PATIENCE,
+        // A process that shares our memory came to its end: the program goes on.
+        (map::STRANGER, _) => return header.process.value.store(map::RUNNING, Ordering::Release),
+        // Nothing is known of sandboxes any more. To write to standard error is what even strict mode leaves (seccomp(2)).
+        (RECORDER_DIED, _) => return say_recorder_is_gone(),
+        // What others do until the process is gone is recorded: nobody has called the trace finished.
+        _ => return,
     };
     let patience = config::EXIT_WAIT.number().unwrap_or(usual).min(600_000);
-    for waited in 0..patience {
-        match header.recorder.value.load(Ordering::Acquire) {
-            map::COMPLETE => {
-                session::end();
-                // The recorder has it mapped, and would do so: unless it ends with our PID namespace, whose /dev/shm may be
-                // the host's, and the memory in it would stay taken. Others that run may still have something to say.
-                if is_alone {
-                    session::remove_ring();
-                }
-                return;
-            }
-            map::FAILED => return session::end(),
-            map::NO_RECORDER if waited % 50 == 49 && session::recorder_has_ended() => {
-                session::end();
-                let (path, _) = session::ring();
-                let why = b"the recorder ended before it had read anything";
-                return session::say_unrecorded(why, 0, path.to_bytes());
-            }
-            // A recorder that never came is no reason to wait for long.
-            map::NO_RECORDER if waited > 1_000 => return session::end(),
-            map::RECORDING if waited % 50 == 49 && recorder_is_gone() => {
-                session::end();
-                return say_recorder_is_gone();
-            }
-            _ => kernel::sleep(1_000_000),
+    wait_for_trace(header, patience, is_init);
+}
+
+/// What no recorder answers: the kernel says that it was killed.
+const RECORDER_DIED: u32 = u32::MAX;
+
+/// The recorder's answer, or [`RECORDER_DIED`]; [`map::UNDECIDED`] if it does not come. The kernel is not called meanwhile.
+fn await_verdict(header: &map::Header, is_init: bool) -> u32 {
+    let wanted = config::EXIT_WAIT.number().map(|wait| wait.min(MOST_VERDICT_PATIENCE));
+    let began = now();
+    loop {
+        let verdict = header.exit.verdict.load(Ordering::Acquire);
+        if verdict != map::UNDECIDED {
+            return verdict;
+        }
+        if header.recorder_thread.value.load(Ordering::Relaxed) & map::DIED != 0 {
+            return RECORDER_DIED;
+        }
+        let usual = match header.recorder.value.load(Ordering::Acquire) {
+            map::NO_RECORDER if session::has_recorder() => START_PATIENCE,
+            map::RECORDING if is_init => INIT_VERDICT_PATIENCE,
+            map::RECORDING => VERDICT_PATIENCE,
+            _ => return map::UNDECIDED,
+        };
+        if now().saturating_sub(began) >= wanted.unwrap_or(usual) {
+            return map::UNDECIDED;
+        }
+        for _ in 0..64 {
+            core::hint::spin_loop();
+        }
+    }
+}
+
+/// Milliseconds of a clock that is read without a call.
+fn now() -> u64 {
+    gputrace_ring::clock::nanos(libc::CLOCK_MONOTONIC_COARSE) / 1_000_000
+}
+
+/// The recorder has said that calls are safe.
+fn wait_for_trace(header: &map::Header, patience: u64, is_init: bool) {
+    // A child that shares our memory (`vfork`) also has our thread's number as the C library knows it.
+    if kernel::process_id() != header.pid.load(Ordering::Relaxed) {
+        return header.process.value.store(map::RUNNING, Ordering::Release);
+    }
+    let began = now();
+    loop {
+        let state = header.recorder.value.load(Ordering::Acquire);
+        match state {
+            map::COMPLETE | map::FAILED => return session::end(),
+            map::RECORDING => {}
+            _ => return,
+        }
+        let waited = now().saturating_sub(began);
+        if waited >= patience {
+            break;
+        }
+        kernel::wait_while(&header.recorder.value, state, LOOK_EVERY.min(patience - waited) as u32);
+        if now().saturating_sub(began) >= LOOK_EVERY && recorder_is_gone() {
+            session::end();
+            return say_recorder_is_gone();
         }
     }
     session::end();
@@ -86,25 +143,6 @@ extern "C" fn destruct() {
     } else {
         say(b"the recorder is still busy; the trace will be complete a little later")
     }
-}
-
-/// Whether threads run that are not the driver's or ours. In doubt they do.
-fn has_other_threads() -> bool {
-    let (process, own, mut has_others) = (kernel::process_id(), kernel::thread_id(), false);
-    let is_listed = kernel::list_numbers(c"/proc/self/task", |thread, _| {
-        let thread = thread as u32;
-        has_others |= thread != own && !is_servant(thread) && !sys::is_thread_over(process, thread);
-    });
-    has_others || !is_listed
-}
-
-/// Whether the thread is one that CUDA's driver made for itself (`cuda-EvtHandlr` and others), or our own.
-fn is_servant(thread: u32) -> bool {
-    let path = Text::<64>::new().add(b"/proc/self/task/").number(thread.into()).add(b"/comm");
-    let mut name = [0_u8; 16];
-    let n = sys::read_file(path.as_c_str(), &mut name);
-    let name = name.get(..n).unwrap_or_default();
-    name.starts_with(b"cuda") || name.starts_with(b"gputrace-")
 }
 
 /// A recorder holds the lock of the ring's file for as long as it lives.

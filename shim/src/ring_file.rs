@@ -1,18 +1,26 @@
 //! The shared file: where it is made, how large it may be, and how it is told from others.
 
-use crate::config;
 use crate::kernel::{self, File};
 use crate::sys::{self, Text};
+use crate::{config, room};
 use core::ffi::{CStr, c_int};
 use core::mem::MaybeUninit;
 use gputrace_ring::clock::Clock;
 use gputrace_ring::map::{self, Map};
+use gputrace_ring::ring::Reader;
 
 /// Bytes of the ring where nobody says otherwise: eight seconds of 100,000 events a second, should the recorder be
 /// kept from running.
 const RING_BYTES: u64 = 32 << 20;
 /// The least a ring is worth making for.
 const LEAST_RING_BYTES: u64 = 1 << 20;
+/// The most, whatever is asked for: a recorder must map it.
+const MOST_RING_BYTES: u64 = 64 << 30;
+/// Bytes that have memory before the recorder gives the rest its own: a second of 100,000 events a second. The kernel takes
+/// 0.3 ms of a processor to clear and free 1 MiB, which is what most of a short program's recording used to cost.
+const FIRST_BYTES: u64 = 4 << 20;
+/// The same where the user asks for a size: for bursts, which do not wait for the recorder.
+const FIRST_BYTES_ASKED: u64 = 256 << 20;
 
 /// A new ring.
 pub(crate) struct Ring {
@@ -65,13 +73,18 @@ impl Identity {
 impl Ring {
     /// A ring that this clock stamps, with a name that no other of this process has.
     pub(crate) fn make(clock: Clock, writer: map::Writer, places: Places) -> Result<Ring, &'static [u8]> {
-        let wanted = config::RING_BYTES.number().unwrap_or(RING_BYTES).max(LEAST_RING_BYTES);
+        let wanted = config::RING_BYTES.number();
+        let first = if wanted.is_some() { FIRST_BYTES_ASKED } else { FIRST_BYTES };
+        let mut wanted = wanted.unwrap_or(RING_BYTES).clamp(LEAST_RING_BYTES, MOST_RING_BYTES);
+        if wanted > RING_BYTES {
+            wanted = wanted.min(room::quarter_of_memory()).max(LEAST_RING_BYTES);
+        }
         // A file that grows beyond it is no error but a signal, which ends programs.
         let limit = kernel::limit(libc::RLIMIT_FSIZE);
         if limit < LEAST_RING_BYTES {
             return Err(b"the limit of file sizes (ulimit -f) leaves no room for the ring (1 MiB is enough)");
         }
-        let wanted = wanted.min(limit);
+        let wanted = Wanted { bytes: wanted.min(limit), first };
         let now = clock.now().0;
         let name = Text::<128>::new()
             .add(b"gputrace.")
@@ -96,7 +109,7 @@ impl Ring {
     fn in_folder(
         folder: &[u8],
         name: &Text<128>,
-        wanted: u64,
+        wanted: Wanted,
         writer: map::Writer,
         clock: Clock,
     ) -> Option<Ring> {
@@ -116,13 +129,15 @@ impl Ring {
         }
     }
 
-    fn in_memory(wanted: u64, writer: map::Writer, clock: Clock) -> Option<Ring> {
+    fn in_memory(wanted: Wanted, writer: map::Writer, clock: Clock) -> Option<Ring> {
         if !kernel::may_use_rare_calls() {
             return None;
         }
         let arguments = [c"gputrace".as_ptr() as usize, libc::MFD_CLOEXEC as usize, 0, 0, 0, 0];
         // SAFETY: the name ends with a zero.
         let file = File::of(unsafe { kernel::call(libc::SYS_memfd_create, arguments) }.ok()?);
+        // Its file system has no end of its own.
+        let wanted = Wanted { bytes: wanted.bytes.min(room::quarter_of_memory()), ..wanted };
         let map = fill(&file, wanted, writer, clock)?;
         let identity = Identity::of(&file)?;
         let path =
@@ -131,23 +146,33 @@ impl Ring {
     }
 }
 
+/// How large a ring should be.
+#[derive(Clone, Copy)]
+struct Wanted {
+    bytes: u64,
+    /// How much of it has memory from the start.
+    first: u64,
+}
+
 /// Makes a new file a ring.
-fn fill(file: &File, wanted: u64, writer: map::Writer, clock: Clock) -> Option<Map> {
-    let bytes = wanted.min(space(file));
+fn fill(file: &File, wanted: Wanted, writer: map::Writer, clock: Clock) -> Option<Map> {
+    let bytes = wanted.bytes.min(space(file));
     if bytes < LEAST_RING_BYTES {
         return None;
     }
     let n_chunks = Map::chunks_in(usize::try_from(bytes).ok()?);
+    let n_first = Map::chunks_in(usize::try_from(bytes.min(wanted.first)).ok()?).min(n_chunks);
     let bytes = Map::bytes_for(n_chunks);
-    // Without this a full file system would be a SIGBUS in the middle of somebody's training.
-    if !allocate(file, bytes) {
-        return None;
-    }
+    // Without memory a full file system would be a SIGBUS in the middle of somebody's training.
+    let n_usable = match allocate(file, Map::bytes_before(n_chunks, n_first), bytes)? {
+        Allocated::First => n_first,
+        Allocated::All => n_chunks,
+    };
     let base = kernel::map_shared(file, bytes)?;
     // SAFETY: the file keeps its zeros.
     let _ = unsafe { kernel::unlock(base, bytes) };
-    // SAFETY: the file is new, so the mapping is zero, as long as asked, and never unmapped.
-    let map = unsafe { Map::create(base, n_chunks, writer, clock) };
+    // SAFETY: the file is new, so the mapping is zero, as long as asked, and never unmapped. So many chunks have memory.
+    let map = unsafe { Map::create_in_part(base, n_chunks, n_usable, writer, clock) };
     if lock(file) {
         map.header().lock.store(map::LOCKED, core::sync::atomic::Ordering::Release);
     }
@@ -170,16 +195,39 @@ fn space(file: &File) -> u64 {
     }
 }
 
-/// Gives the file its pages, all zero.
-fn allocate(file: &File, bytes: usize) -> bool {
+/// Gives the whole ring memory where nobody else will: no recorder could be started.
+pub(crate) fn allocate_rest(file: &File, map: &Map) {
+    let (n_chunks, number) = (map.n_chunks(), file.number() as usize);
+    if map.n_usable() < n_chunks {
+        let (from, to) = (Map::bytes_before(n_chunks, map.n_usable()), Map::bytes_for(n_chunks));
+        // SAFETY: changes the file and nothing else. Only rings of which a part was allocated by this call come here.
+        if unsafe { kernel::call(libc::SYS_fallocate, [number, 0, from, to - from, 0, 0]) }.is_ok() {
+            Reader::new(*map).grow(n_chunks);
+        }
+    }
+}
+
+/// How much of a file has memory.
+enum Allocated {
+    First,
+    All,
+}
+
+/// Makes the file `bytes` long, and gives it pages, all zero: the first so many bytes, or all.
+fn allocate(file: &File, first: usize, bytes: usize) -> Option<Allocated> {
     let number = file.number() as usize;
     if kernel::may_use_rare_calls() {
         // SAFETY: changes the file and nothing else.
-        match unsafe { kernel::call(libc::SYS_fallocate, [number, 0, 0, bytes, 0, 0]) } {
-            Ok(_) => return true,
+        match unsafe { kernel::call(libc::SYS_fallocate, [number, 0, 0, first, 0, 0]) } {
+            Ok(_) => {
+                // SAFETY: as above.
+                let is_long =
+                    unsafe { kernel::call(libc::SYS_ftruncate, [number, bytes, 0, 0, 0, 0]) }.is_ok();
+                return is_long.then_some(Allocated::First);
+            }
             // This file system, or this sandbox, has no such thing.
             Err(libc::EOPNOTSUPP | libc::ENOSYS | libc::EPERM) => {}
-            Err(_) => return false,
+            Err(_) => return None,
         }
     }
     let zeros = [0_u8; 1024];
@@ -188,10 +236,10 @@ fn allocate(file: &File, bytes: usize) -> bool {
         match kernel::write(file.number(), zeros.get(..zeros.len().min(bytes - at)).unwrap_or_default()) {
             Ok(n) if n > 0 => at += n,
             Err(libc::EINTR) => {}
-            Ok(_) | Err(_) => return false,
+            Ok(_) | Err(_) => return None,
         }
     }
-    true
+    Some(Allocated::All)
 }
 
 /// Has the kernel tell everybody, other PID namespaces included, that somebody maps the ring: a lock of the open file
@@ -210,15 +258,7 @@ fn lock(file: &File) -> bool {
     unsafe { kernel::call(libc::SYS_fcntl, arguments) }.is_ok()
 }
 
-/// Removes a ring's name, if it still is that of this file: a process may have come to other folders (`chroot`).
-pub(crate) fn remove_own(path: &CStr, identity: Identity) {
-    let flags = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    if File::open(path, flags, 0).ok().as_ref().and_then(Identity::of) == Some(identity) {
-        remove(path);
-    }
-}
-
-fn remove(path: &CStr) {
+pub(crate) fn remove(path: &CStr) {
     let arguments = [libc::AT_FDCWD as usize, path.as_ptr() as usize, 0, 0, 0, 0];
     // SAFETY: the path ends with a zero.
     let _ = unsafe { kernel::call(libc::SYS_unlinkat, arguments) };

@@ -9,9 +9,10 @@
 
 use crate::config::{self, Stacks};
 use crate::launch::{self, Outcome};
+use crate::messages::{self, Moment};
 use crate::ring_file::{Identity, Ring};
-use crate::sys::{self, Text, say};
-use crate::{control, elf, environment, kernel, ledger, ring_file, stack, words};
+use crate::sys::{self, Text};
+use crate::{control, elf, environment, kernel, ledger, own, ring_file, rings, stack, thread_id, words};
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_int};
 use core::mem::MaybeUninit;
@@ -23,6 +24,9 @@ use gputrace_ring::map::Map;
 
 /// How often a thread looks whether another is done making the session, every 100 µs.
 const START_PATIENCE: u32 = 5_000;
+
+/// How often the thread that ends a session tries to unmap its ring, every 50 µs and more.
+const GIVING_BACK: u32 = 8;
 
 /// No session yet.
 const NONE: u32 = 0;
@@ -49,7 +53,12 @@ struct Page {
     control: AtomicPtr<Control>,
     /// Tells this process from those that it was forked from; 0 before its first session.
     tag: AtomicU32,
+    /// Threads between their first look at the session and the mark of their own line ([`rings`]).
+    coming: AtomicU32,
+    /// This process has made a ring: the last of [`SESSIONS`] is its own, and not that of a process that it was forked from.
+    has_ring: AtomicU32,
     helper: Help,
+    own: own::Own,
 }
 
 /// The child that makes a session while the program's threads go on ([`launch::Helper`]).
@@ -231,10 +240,69 @@ fn facts() -> *const Facts {
     SESSIONS.get(last).map_or(core::ptr::null(), |session| session.0.get().cast_const().cast())
 }
 
+/// The ring of the session that is on. It stays mapped for as long as the caller has a mark ([`rings`]).
 pub(crate) fn map() -> Option<Map> {
-    let facts = facts();
-    // SAFETY: written before the generation that `is_live` saw was published, and not again for many sessions.
-    is_live().then(|| unsafe { (*facts).map })
+    current().map(|(map, _)| map)
+}
+
+/// The session that is on: its ring, and its generation.
+pub(crate) fn current() -> Option<(Map, u64)> {
+    let before = generation();
+    if matches!(before, 0 | OFF) {
+        return None;
+    }
+    // SAFETY: written before the generation was published, and not again for many sessions.
+    let map = unsafe { (*facts()).map };
+    // Else that may be the ring of a session that has begun since.
+    (generation() == before).then_some((map, before))
+}
+
+/// The caller is on its way to the ring, which stays mapped meanwhile. All signals are blocked, so that nothing tears the thread away:
+/// the ring would stay mapped for ever. Under a sandbox the kernel is not asked for that.
+pub(crate) struct Coming {
+    page: &'static Page,
+    /// Blocked before; `None` where none were blocked.
+    signals: Option<kernel::SignalSet>,
+}
+
+impl Coming {
+    /// `None` where there will be no session.
+    pub(crate) fn new() -> Option<Coming> {
+        page().map(Coming::on)
+    }
+
+    fn on(page: &'static Page) -> Coming {
+        // Only rings of a process that can be attached to are ever unmapped.
+        let is_attachable = !page.control.load(Ordering::Relaxed).is_null();
+        let signals = (is_attachable && own::may_ask()).then(|| kernel::block_signals(kernel::ALL_SIGNALS));
+        page.coming.fetch_add(1, Ordering::SeqCst);
+        Coming { page, signals }
+    }
+}
+
+impl Drop for Coming {
+    fn drop(&mut self) {
+        self.page.coming.fetch_sub(1, Ordering::SeqCst);
+        if let Some(signals) = self.signals {
+            kernel::block_signals(signals);
+        }
+    }
+}
+
+/// Looks at the ring of the session that is on, for a thread without a mark; `None` if there is none.
+pub(crate) fn look<T>(at: impl FnOnce(Map) -> T) -> Option<T> {
+    let page = known_page()?;
+    page.coming.fetch_add(1, Ordering::SeqCst);
+    let seen = map().map(at);
+    page.coming.fetch_sub(1, Ordering::SeqCst);
+    seen
+}
+
+/// The process is at its end: from here on its ring stays mapped.
+pub(crate) fn keep_ring() {
+    if let Some(page) = known_page() {
+        page.coming.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 /// Where the ring is, and which file it is; once there was a session.
@@ -242,12 +310,6 @@ pub(crate) fn ring() -> (&'static CStr, Identity) {
     // SAFETY: written before the generation that let the caller come here.
     let facts = unsafe { &*facts() };
     (facts.path.as_c_str(), facts.identity)
-}
-
-/// Removes the ring's name: everything in it is in the trace. It stays while somebody has it open.
-pub(crate) fn remove_ring() {
-    let (path, identity) = ring();
-    ring_file::remove_own(path, identity);
 }
 
 /// Remembers by which clock this machine's events are stamped.
@@ -258,12 +320,16 @@ pub(crate) fn choose_clock(clock: Clock) {
 /// What the thread that makes a session has written that knows lines of the ring.
 #[derive(Clone, Copy)]
 pub(crate) struct Describe {
+    /// Gets what threads need later and may not ask for then; in a thread of the program.
+    pub(crate) prepare: fn(),
     /// What holds for the whole process, before there is a session of this generation.
     pub(crate) process: fn(Map, u64),
     /// As much of that as needs no thread of the program.
     pub(crate) names: fn(Map, u64),
     /// What was given out while the library slept, once there is.
     pub(crate) living: fn(Map, u64),
+    /// Whether a thread is in the middle of an event of this session, which is over.
+    pub(crate) is_writing: fn(u64) -> bool,
 }
 
 /// Makes the session, or waits for the thread that is making it. False if there will be none, or not soon.
@@ -276,6 +342,7 @@ pub(crate) fn begin(describe: Describe) -> bool {
     // threads at any instruction.
     let before = kernel::block_signals(kernel::ALL_SIGNALS);
     kernel::look_for_filter();
+    learn(describe);
     let has_begun = match environment::copy() {
         true if config::is_dormant() && !config::is_off() => {
             fall_asleep(page);
@@ -289,6 +356,15 @@ pub(crate) fn begin(describe: Describe) -> bool {
     };
     kernel::block_signals(before);
     has_begun
+}
+
+/// Finds out by system calls what must be known without them later: the program may put itself under a sandbox at any time.
+fn learn(describe: Describe) {
+    // The processor's counter stamps events, but times are waited for by the kernel's clock, which is read in the vDSO.
+    environment::find_clock();
+    thread_id::learn();
+    stack::learn();
+    (describe.prepare)();
 }
 
 /// Where a session would begin: from here on the process can be attached to. A library that cannot sleep steps aside.
@@ -310,12 +386,15 @@ fn fall_asleep(page: &Page) {
 #[inline(never)]
 pub(crate) fn obey(describe: Describe) {
     let (Some(page), Some(control)) = (known_page(), control()) else { return };
+    // Under a sandbox nothing can be begun or ended: whoever asks hears nothing, and says so.
+    if !own::may_ask() {
+        return;
+    }
     let _errno = sys::KeepErrno::new();
-    let before = kernel::block_signals(kernel::ALL_SIGNALS);
+    let _coming = Coming::on(page);
     if !is_helped(page, control) {
         follow(page, control, describe);
     }
-    kernel::block_signals(before);
 }
 
 /// One thread follows the wish.
@@ -328,6 +407,9 @@ fn follow(page: &Page, control: &Control, describe: Describe) {
     if page.state.compare_exchange(from, STARTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
         if page.state.load(Ordering::Acquire) == to {
             // It is so already.
+            if to == ASLEEP {
+                give_rings_back(1, describe.is_writing);
+            }
             control.asked.store(wish::NOTHING, Ordering::Relaxed);
             control.answers.fetch_add(1, Ordering::Release);
         }
@@ -336,6 +418,8 @@ fn follow(page: &Page, control: &Control, describe: Describe) {
     if to == LIVE {
         control.state.store(wish::CHANGING, Ordering::Relaxed);
         kernel::look_for_filter();
+        unmap_rings(page, 1, describe.is_writing);
+        learn(describe);
         let options = control::options(control);
         if !environment::put_before(&options) {
             control.asked.store(wish::NOTHING, Ordering::Relaxed);
@@ -347,7 +431,8 @@ fn follow(page: &Page, control: &Control, describe: Describe) {
         }
     } else {
         control.asked.store(wish::NOTHING, Ordering::Relaxed);
-        page.generation.store(OFF, Ordering::Release);
+        let generation = page.generation.swap(OFF, Ordering::AcqRel);
+        own::end();
         // SAFETY: written when the session was made, by a thread that let this one come here.
         let map = unsafe { (*facts()).map };
         map.header().process.value.store(gputrace_ring::map::OFF, Ordering::Release);
@@ -355,9 +440,39 @@ fn follow(page: &Page, control: &Control, describe: Describe) {
             words::restore();
             tell_words(0);
         }
+        rings::leave(map, generation);
+        // Events take microseconds. A thread that waits for a processor in the middle of one is not waited for.
+        for _ in 0..GIVING_BACK {
+            if unmap_rings(page, 1, describe.is_writing) {
+                break;
+            }
+            kernel::sleep(50_000);
+        }
         page.state.store(ASLEEP, Ordering::Release);
         control::answer(control, wish::ASLEEP, RECORDER.load(Ordering::Relaxed), b"");
     }
+}
+
+/// Tries once more to unmap the rings of sessions that are over; false if one stays. `counted` is how often the caller counts as
+/// [`Coming`].
+pub(crate) fn give_rings_back(counted: u32, is_writing: fn(u64) -> bool) -> bool {
+    let Some(page) = known_page() else { return true };
+    if page.state.compare_exchange(ASLEEP, STARTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        return false;
+    }
+    let is_done = unmap_rings(page, counted, is_writing);
+    page.state.store(ASLEEP, Ordering::Release);
+    is_done
+}
+
+/// The same for who holds the state word.
+fn unmap_rings(page: &Page, counted: u32, is_writing: fn(u64) -> bool) -> bool {
+    let left =
+        rings::give_back(|| page.coming.load(Ordering::SeqCst) == counted && !own::is_read(), is_writing);
+    if let Some(control) = control() {
+        control.left.store(left as u64, Ordering::Relaxed);
+    }
+    left == 0
 }
 
 /// What a helper is told; written by the thread that starts it, which the state word lets do so alone.
@@ -394,7 +509,6 @@ fn wake(page: &Page, describe: Describe) -> bool {
 /// The helper's part: the ring, and all that can be said of the process without one of its threads. From its generation on, threads write.
 fn make_beside() -> Option<(&'static CStr, kernel::File)> {
     let (page, control) = (known_page()?, control()?);
-    // Whoever has this number is none of the threads that are gone ([`is_helper`]).
     page.helper.pid.store(kernel::process_id(), Ordering::Release);
     // SAFETY: written before we were started.
     let Waking { writer, describe } = unsafe { (*WAKING.0.get()).assume_init_ref() };
@@ -481,11 +595,6 @@ fn was_ended(page: &Page, control: &Control) {
     }
 }
 
-/// Whether this number is that of a helper, which is no thread of the program and yet writes to a line.
-pub(crate) fn is_helper(tid: u32) -> bool {
-    known_page().is_some_and(|page| page.helper.pid.load(Ordering::Acquire) == tid)
-}
-
 /// Whether the caller is to tell the session what the helper that made it could not find out: one thread is.
 pub(crate) fn takes_facts() -> bool {
     known_page().is_some_and(|page| {
@@ -558,6 +667,9 @@ fn make(page: &Page, describe: Describe) -> bool {
         control.state.store(wish::CHANGING, Ordering::Relaxed);
     }
     let outcome = launch::start_recorder(path, file.as_ref());
+    if let (Outcome::Failed(..), Some(file)) = (&outcome, &file) {
+        ring_file::allocate_rest(file, &map);
+    }
     // SAFETY: written just now, and not again for many sessions.
     let path = unsafe { &(*facts()).path };
     match control() {
@@ -584,6 +696,9 @@ fn read_config() {
 fn remember(map: Map, path: Text<128>, identity: Identity) -> Option<&'static CStr> {
     let next = BEGUN.load(Ordering::Relaxed);
     let slot = SESSIONS.get(next as usize % SESSIONS.len())?;
+    rings::prepare();
+    // SAFETY: the ring stays mapped for as long as a session has it.
+    own::begin(unsafe { &*core::ptr::from_ref(&map.header().sandbox) });
     // SAFETY: the state word lets one come here; readers wait for the generation.
     unsafe { (*slot.0.get()).write(Facts { map, path, identity }) };
     BEGUN.store(next.wrapping_add(1), Ordering::Release);
@@ -594,6 +709,7 @@ fn remember(map: Map, path: Text<128>, identity: Identity) -> Option<&'static CS
 
 /// From here on threads write.
 fn publish(page: &Page, generation: u64) {
+    page.has_ring.store(1, Ordering::Release);
     // SYNC: map and clock are visible to whoever sees the generation.
     page.generation.store(generation, Ordering::Release);
     page.state.store(LIVE, Ordering::Release);
@@ -608,18 +724,27 @@ pub(crate) fn say_unrecorded(why: &[u8], error: c_int, path: &[u8]) {
     }
     let message =
         message.add(b"; the events stay in ").add(path).add(b": `gputrace recover` makes a trace of them");
-    say(message.as_bytes());
+    messages::say(message.as_bytes(), own_ring(), Moment::Start);
+}
+
+/// Says one line to the user, after the session began.
+pub(crate) fn say(message: &[u8]) {
+    messages::say(message, own_ring(), Moment::Later);
+}
+
+/// The ring of this process's last session, over or not.
+fn own_ring() -> Option<Map> {
+    let has_ring = known_page().is_some_and(|page| page.has_ring.load(Ordering::Acquire) != 0);
+    // SAFETY: written before the word was, and not again for many sessions.
+    has_ring.then(|| unsafe { (*facts()).map })
 }
 
 /// The recorder that was started for this session; 0 if none was.
 static RECORDER: AtomicU32 = AtomicU32::new(0);
 
-/// Whether the recorder was started and is gone again. In doubt it is not.
-pub(crate) fn recorder_has_ended() -> bool {
-    match RECORDER.load(Ordering::Relaxed) {
-        0 => false,
-        recorder => sys::is_process_over(recorder),
-    }
+/// Whether a recorder was started for this session.
+pub(crate) fn has_recorder() -> bool {
+    RECORDER.load(Ordering::Relaxed) != 0
 }
 
 /// No other session of this process, or of one that it was forked from, has these lower 32 bits, which are not 0.
@@ -643,15 +768,19 @@ fn page() -> Option<&'static Page> {
             return None;
         }
         // SAFETY: the page was just made.
-        if unsafe { kernel::advise(fresh.cast(), 4096, libc::MADV_WIPEONFORK) }.is_err() {
-            say(b"this kernel cannot tell forked processes apart (MADV_WIPEONFORK, Linux 4.14); not recording");
+        let is_wiped = unsafe { kernel::advise(fresh.cast(), 4096, libc::MADV_WIPEONFORK) }.is_ok();
+        if !is_wiped {
+            let why = b"this kernel cannot tell forked processes apart (MADV_WIPEONFORK, Linux 4.14); not recording";
+            messages::say(why, None, Moment::Start);
             // SAFETY: as above.
             unsafe { &*fresh }.generation.store(OFF, Ordering::Relaxed);
         }
-        page = match PAGE.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => fresh,
-            Err(theirs) => theirs,
-        };
+        let published = PAGE.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire);
+        page = published.map_or_else(|theirs| theirs, |_| fresh);
+        if is_wiped {
+            // SAFETY: a page once published stays mapped.
+            own::remember(&unsafe { &*page }.own);
+        }
     }
     // SAFETY: a page once published stays mapped.
     let page = unsafe { &*page };
@@ -668,7 +797,8 @@ fn step_aside(page: &Page, why: &[u8]) {
     }
     page.state.store(STEPPED_ASIDE, Ordering::Release);
     if !why.is_empty() {
-        say(Text::<480>::new().add(why).add(b"; not recording this process").as_bytes());
+        let message = Text::<480>::new().add(why).add(b"; not recording this process");
+        messages::say(message.as_bytes(), own_ring(), Moment::Start);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Texts without a heap, and what the shim says to people.
+//! Texts without a heap, and small questions to `/proc`.
 
 use crate::kernel;
 use core::ffi::{CStr, c_char, c_int};
@@ -93,12 +93,6 @@ impl<const N: usize> Text<N> {
     }
 }
 
-/// One line on stderr, in one write. If stderr is closed, nothing happens.
-pub(crate) fn say(message: &[u8]) {
-    let line = Text::<512>::new().add(b"gputrace: ").add(message).add(b"\n");
-    let _ = kernel::write(2, line.as_bytes());
-}
-
 /// Reads a small file such as those of `/proc`; bytes read.
 pub(crate) fn read_file(path: &CStr, into: &mut [u8]) -> usize {
     let file = kernel::File::open(path, libc::O_RDONLY, 0);
@@ -107,16 +101,10 @@ pub(crate) fn read_file(path: &CStr, into: &mut [u8]) -> usize {
 
 /// Whether a thread of this process will never run a line of the program again: it is gone, or the kernel is taking it down, which on a
 /// busy machine takes longer than its `pthread_join`. In doubt it will.
-pub(crate) fn is_thread_over(process: u32, thread: u32) -> bool {
-    let is_gone = || kernel::is_thread_gone(process, thread);
+pub(crate) fn is_thread_over(thread: u32) -> bool {
+    let is_gone = || kernel::is_task_gone(thread);
     // It may go between the two questions.
     is_gone() || is_ending(b"/proc/self/task/", thread) || is_gone()
-}
-
-/// Whether a process is gone, or has ended and nobody has waited for it. In doubt it is not.
-pub(crate) fn is_process_over(process: u32) -> bool {
-    let is_gone = kernel::may_use_rare_calls() && kernel::is_process_gone(process);
-    is_gone || is_ending(b"/proc/", process)
 }
 
 /// By the flags of proc(5): `PF_EXITING` of the kernel's sched.h, which is 4 in every Linux.

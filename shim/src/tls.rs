@@ -46,6 +46,8 @@ pub(crate) struct Tls {
     pub(crate) lineage: [Cell<u64>; 2],
     /// Process group of PyTorch's that was last asked for what works on GPUs, its address; 0 none.
     pub(crate) process_group: Cell<usize>,
+    /// By which claim the thread holds its line ([`crate::lanes`]); 0 none.
+    pub(crate) claim: Cell<u32>,
 }
 
 const _: () = assert!(core::mem::size_of::<Tls>() == 192);

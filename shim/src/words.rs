@@ -5,8 +5,8 @@
 //! new one. No code is changed. What has changed a word since is left alone, and so is a word of a library that is gone.
 
 use crate::elf::{self, Object};
-use crate::kernel;
 use crate::sys::KeepErrno;
+use crate::{kernel, own};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 /// More than the libraries of PyTorch have in all (some 1,500: about 100 functions in 15 copies of the runtime).
@@ -40,7 +40,7 @@ pub(crate) struct Turn(());
 impl Turn {
     /// `None` while another thread looks, which is never waited for.
     pub(crate) fn take() -> Option<Turn> {
-        let (own, there) = (kernel::process_id(), BUSY.load(Ordering::Relaxed));
+        let (own, there) = (own::process(), BUSY.load(Ordering::Relaxed));
         let is_ours =
             there != own && BUSY.compare_exchange(there, own, Ordering::Acquire, Ordering::Relaxed).is_ok();
         is_ours.then_some(Turn(()))
@@ -88,12 +88,12 @@ impl Drop for Turn {
 #[cold]
 pub(crate) fn has_servant() -> bool {
     let servant = SERVANT.load(Ordering::Relaxed);
-    servant != 0 && servant == kernel::process_id()
+    servant != 0 && servant == own::process()
 }
 
 /// A thread of ours begins to do what is asked, or ends.
 pub(crate) fn set_servant(is_there: bool) {
-    SERVANT.store(if is_there { kernel::process_id() } else { 0 }, Ordering::Relaxed);
+    SERVANT.store(if is_there { own::process() } else { 0 }, Ordering::Relaxed);
 }
 
 /// What makes the words of libraries ours that were loaded since; null before there are any.

@@ -10,12 +10,11 @@
 //! nothing has.
 
 use crate::bounds::{Life, Packing, lives, pack, round};
+use crate::effort;
 use crate::ops::{AllocId, Op, OpStream};
 
 /// Fewer turns than this are no loop.
 const FEWEST_TURNS: usize = 3;
-/// More requests are not packed together: the time grows with the square of how many overlap.
-const MOST_PACKED: usize = 20_000;
 
 /// A place in the planned range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +44,7 @@ impl Plan {
             .collect();
         let is_the_program = |turns: &Turns| 2 * (turns.end - turns.begin) >= keys.len();
         let turns = Turns::find(&keys).filter(is_the_program);
-        let Some(turns) = turns.filter(|turns| turns.period <= MOST_PACKED) else {
+        let Some(turns) = turns.filter(|turns| effort::PACKING.covers(turns.period)) else {
             return Plan::default();
         };
         let lives = lives(stream);
@@ -76,8 +75,11 @@ impl Plan {
             let slot = Slot { offset: plan.bytes + offset, bytes: life.bytes };
             (turns.begin + index..turns.end).step_by(turns.period).for_each(|n| plan.slots[n] = Some(slot));
         }
-        let once_packing =
-            if once.len() <= MOST_PACKED { pack(&only_lives(&once), None) } else { Packing::default() };
+        let once_packing = if effort::PACKING.covers(once.len()) {
+            pack(&only_lives(&once), None)
+        } else {
+            Packing::default()
+        };
         for ((n, life), offset) in once.iter().zip(&once_packing.offsets) {
             plan.slots[*n] = Some(Slot { offset: plan.bytes + offset, bytes: life.bytes });
         }

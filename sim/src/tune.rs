@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::bounds::Bounds;
 use crate::cores::on_all_cores;
 use crate::device::Books;
+use crate::effort;
 use crate::policies::OptionError;
 use crate::policies::torch::{parse, profile};
 use crate::simulator::Outcome;
@@ -47,8 +48,6 @@ const ADVISED: [&str; 9] = [
 
 /// Most settings that are looked at again at other addresses.
 const MOST_ANSWERED: usize = 12;
-/// Ops of a run from which on a replay is long enough to be felt, however many cores there are.
-const LONG: usize = 1_000_000;
 /// One more option has to save one part in so many: what is set must be understood, and kept, by people.
 pub const WORTH_AN_OPTION: u64 = 32;
 
@@ -153,7 +152,7 @@ pub fn search(
     settings: &[String],
     question: impl Fn(&str) -> Question + Sync,
 ) -> Result<Option<Found>, OptionError> {
-    search_in_parts(laboratory, settings, question, LONG)
+    search_in_parts(laboratory, settings, question, effort::COMPOSED.most)
 }
 
 /// As [`search`], where a run of more than `long` ops is a long one.

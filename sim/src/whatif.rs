@@ -11,6 +11,7 @@ use crate::addresses::{AddressSpace, Bump, Direction, Recorded, Shuffled};
 use crate::cores::on_all_cores;
 use crate::device::{Books, Device, Placement};
 use crate::driver::{Continued, Disturbance, Knowledge};
+use crate::effort;
 use crate::gap::{Dissection, Gap, PeakFinder};
 use crate::ops::{AllocId, History, OpStream, OtherChange, Others};
 use crate::policies::torch::{self, Latitude, NEWEST, PROFILES};
@@ -186,10 +187,6 @@ pub struct Laboratory<'a> {
 
 /// At most so many guesses, and at least so many where a trace is so long that the time is felt.
 const GUESSES: std::ops::RangeInclusive<usize> = 8..=64;
-/// Ops to simulate for one answer, all guesses together.
-const EFFORT: usize = 40_000_000;
-/// The same for a run that was predicted: what its sizes leave open is more than what addresses do.
-const EFFORT_OF_PREDICTION: usize = 10_000_000;
 /// So many of the fewest guesses, other replays may stand for.
 const LEAST_BESIDE: usize = 6;
 /// Where wholly unknown addresses make more difference than this, only addresses near the best guess are reported:
@@ -208,7 +205,7 @@ impl<'a> Laboratory<'a> {
                 stream,
                 knowledge: Knowledge::of(stream),
                 replays: Replays::default(),
-                effort: EFFORT,
+                effort: effort::GUESSES.most,
                 n_beside: 0,
             }),
         }
@@ -222,7 +219,7 @@ impl<'a> Laboratory<'a> {
     /// Prepares what was predicted and not recorded: no addresses are known, and no history has holes.
     pub(crate) fn of_prediction(stream: &'a OpStream) -> Laboratory<'a> {
         let (knowledge, replays) = (Knowledge::of(stream), Replays::default());
-        Laboratory { stream, knowledge, replays, effort: EFFORT_OF_PREDICTION, n_beside: 0 }
+        Laboratory { stream, knowledge, replays, effort: effort::GUESSES_OF_PREDICTION.most, n_beside: 0 }
     }
 
     /// The same where so many replays with other sizes are part of the answer: where the time is felt, there are so many guesses fewer.

@@ -112,34 +112,6 @@ def peak_requested(rows):
 
 
 @consumer
-def sqlite(file, process, device, folder):
-    import sqlite3
-    database = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
-    one = lambda query: database.execute(query).fetchone()[0]
-    same("integrity", one("PRAGMA integrity_check"), "ok")
-    database.execute("CREATE TEMP VIEW rows AS SELECT * FROM changes")
-    rows_agree(one, device)
-    same("rank", one("SELECT rank FROM process"), process["rank"])
-    same("name", one("SELECT name FROM device"), device["name"])
-    operations = database.execute("SELECT memoryOperationType, sum(bytes) FROM CUDA_GPU_MEMORY_USAGE_EVENTS WHERE memKind = 2 AND deviceId = 0 GROUP BY 1")
-    by_operation = dict(operations.fetchall())
-    same("Nsight Systems' view", by_operation[0] - by_operation.get(1, 0), device["driver"]["live_bytes"])
-    if not one("SELECT count(*) FROM stacks s JOIN change c USING (trace, stack) WHERE s.depth = 0 AND s.is_python"):
-        sys.exit("no change has a stack")
-
-
-@consumer
-def sqlite3_program(file, process, device, folder):
-    query = "SELECT max(device_bytes) FROM changes WHERE device = 0"
-    try:
-        told = subprocess.run(["sqlite3", "-readonly", file, query], capture_output=True, text=True, check=True)
-    except FileNotFoundError:
-        print("there is no sqlite3 (Debian: sqlite3)")
-        sys.exit(77)
-    same("peak of the device", int(told.stdout), device["driver"]["peak_bytes"])
-
-
-@consumer
 def perfetto(file, process, device, folder):
     """Perfetto's own messages; its trace processor is no package."""
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
@@ -219,15 +191,6 @@ def svg(file, process, device, folder):
     titles = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
     whole = next(title for title in titles if title.startswith("all ("))
     same("peak", int(re.search(r"\(([\d,]+) bytes", whole)[1].replace(",", "")), device["driver"]["peak_bytes"])
-
-
-@consumer
-def chrome(file, process, device, folder):
-    with open(file) as data:
-        events = json.load(data)["traceEvents"]
-    counters = [sum(event["args"].values()) for event in events if event["ph"] == "C"]
-    same("peak", max(counters), device["driver"]["peak_bytes"])
-    same("errors", sum(event["ph"] == "i" for event in events), device["torch"]["ooms"])
 
 
 @consumer

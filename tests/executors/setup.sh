@@ -9,8 +9,7 @@ if ! "$root/bin/python" -c 'import distributed, ray' 2>/dev/null; then
         'ray[default]>=2.40,<3' 'dask>=2025' 'distributed>=2025' >"$root/pip.log" 2>&1 || echo "executors: no Ray or Dask: $(tail -n 1 "$root/pip.log")" >&2
 fi
 if ! command -v slurmctld >/dev/null || ! command -v slurmd >/dev/null || ! command -v munged >/dev/null; then
-    sudo=""; [ "$(id -u)" = 0 ] || sudo="sudo -n"
-    DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge >"$root/apt.log" 2>&1 ||
+    "$(dirname "$0")/../apt.sh" install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge >"$root/apt.log" </dev/null 2>&1 ||
         echo "executors: no Slurm: $(tail -n 1 "$root/apt.log")" >&2
 fi
 exit 0

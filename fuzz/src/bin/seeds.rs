@@ -29,7 +29,37 @@ fn main() {
     options(&folder.join("options"));
     simulator(&folder.join("simulator"));
     symbol_files(&folder.join("symbol_files"));
+    foreign_images(&folder.join("foreign_image"));
     summaries(&folder.join("summary"), golden);
+    requests(&folder.join("http_request"));
+    upload_states(&folder.join("upload_state"));
+}
+
+/// What browsers, Prometheus and curl send, and what they should not.
+fn requests(folder: &Path) {
+    let requests = [
+        ("curl", "GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:9464\r\nUser-Agent: curl/8.5.0\r\nAccept: */*\r\n\r\n"),
+        (
+            "browser",
+            "GET /0123/details?trace=0&from=1&to=2 HTTP/1.1\r\nHost: localhost:80\r\nOrigin: http://localhost:80\r\n\
+             Sec-Fetch-Site: same-origin\r\nSec-Fetch-Mode: cors\r\nSec-Fetch-Dest: empty\r\n\r\n",
+        ),
+        ("whole", "GET http://[::1]:80/metrics?x HTTP/1.0\r\nhost: node17\r\n\r\n"),
+        ("two", "HEAD / HTTP/1.1\r\nHost: a.\r\n\r\nGET / HTTP/1.1\r\n\r\n"),
+        ("chunks", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+        ("length", "GET / HTTP/1.1\r\nHost: a:1\r\nContent-Length: 0\r\nX: \u{fc}\t\r\n\r\n"),
+    ];
+    requests.iter().for_each(|(name, request)| seed(folder, name, request.as_bytes()));
+}
+
+/// Uploads of which nothing, and two parts, were sent.
+fn upload_states(folder: &Path) {
+    for (name, parts) in [("none", ""), ("two", r#"["\"9b2cf535f27731c974343645a3985328\"",1],["AAAA",4294967295]"#)] {
+        let state = format!(
+            r#"{{"schema":"gputrace.upload/1","url":"s3://bucket/a%20b.gtr","id":"u~1.2_3","part_bytes":8388608,"parts":[{parts}]}}"#
+        );
+        seed(folder, name, state.as_bytes());
+    }
 }
 
 /// Summaries of short traces, and the texts of their states, which no damage to a compressed file ever reaches.
@@ -354,4 +384,41 @@ fn snapshot(random: &mut Random) -> Vec<u8> {
     }
     out.extend(b"eeu.");
     out.clone()
+}
+
+/// Small libraries of the machine's compiler, if it has one, as the loader lays them out in memory.
+fn foreign_images(folder: &Path) {
+    std::fs::create_dir_all(folder).expect("writable");
+    let c = folder.with_extension("c");
+    std::fs::write(&c, "int a(int x) { return x + 1; }\nint b(int x) { return a(x) * a(x); }\nint kept = 7;\n")
+        .expect("writable");
+    for (name, flags) in [("gnu", "--hash-style=gnu"), ("both", "--hash-style=both"), ("sysv", "--hash-style=sysv")] {
+        let file = folder.with_extension("so");
+        let mut compiler = std::process::Command::new("cc");
+        compiler.args(["-shared", "-fPIC", "-nostdlib", "-O1", "-o"]).arg(&file).arg(&c).arg(format!("-Wl,{flags}"));
+        let is_built = compiler.status().is_ok_and(|status| status.success());
+        let laid_out = std::fs::read(&file).ok().filter(|_| is_built).and_then(|file| laid_out(&file));
+        if let Some(image) = laid_out {
+            seed(folder, name, &image);
+        }
+        let _ = std::fs::remove_file(&file);
+    }
+    let _ = std::fs::remove_file(&c);
+}
+
+/// What of a file is loaded, at its addresses.
+fn laid_out(file: &[u8]) -> Option<Vec<u8>> {
+    let number = |at: usize, n: usize| {
+        file.get(at..at + n).map(|bytes| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | usize::from(*byte)))
+    };
+    let mut image = vec![];
+    for index in 0..number(56, 2)? {
+        let header = number(32, 8)? + 56 * index;
+        if number(header, 4)? == 1 {
+            let (offset, address, bytes) = (number(header + 8, 8)?, number(header + 16, 8)?, number(header + 32, 8)?);
+            image.resize(image.len().max(address + bytes), 0);
+            image.get_mut(address..address + bytes)?.copy_from_slice(file.get(offset..offset + bytes)?);
+        }
+    }
+    Some(image)
 }

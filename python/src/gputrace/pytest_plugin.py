@@ -115,10 +115,10 @@ def measured(item):
         if any(report.failed for report in reports):
             break
     gc.collect()
-    begin = time.time_ns()
+    begin = time.monotonic_ns()
     reports = runtestprotocol(item, nextitem=None, log=False)
     gc.collect()
-    end = time.time_ns()
+    end = time.monotonic_ns()
     serialized = [item.config.hook.pytest_report_to_serializable(config=item.config, report=report) for report in reports]
     with open(os.environ[CHILD], "w") as results:
         json.dump({"begin": begin, "end": end, "reports": serialized}, results)

@@ -1,7 +1,7 @@
 """How much GPU memory a process held during a part of its life, from its trace."""
+import json
 import os
 import re
-import sqlite3
 import subprocess
 import unicodedata
 from collections import Counter
@@ -12,15 +12,7 @@ UNITS = {"": 1, "b": 1}
 for power, letter in enumerate("kmgt", start=1):
     UNITS.update({letter: 1024**power, letter + "ib": 1024**power, letter + "b": 1000**power})
 
-CHANGES = """
-    SELECT time_ns, action.value, device, kind.value, addr, bytes, owner.value, site.value, device_bytes
-    FROM change
-    LEFT JOIN StringIds action ON action.id = action_id
-    LEFT JOIN StringIds kind ON kind.id = kind_id
-    LEFT JOIN StringIds owner ON owner.id = owner_id
-    LEFT JOIN StringIds site ON site.id = call_site_id
-    WHERE device >= 0 ORDER BY change.rowid
-"""
+COLUMNS = ("time_ns", "action", "device", "kind", "addr", "bytes", "owner", "call_site", "device_bytes")
 
 
 def parse_bytes(limit):
@@ -51,21 +43,14 @@ def printable(name):
 
 
 class Usage:
-    """What a process held between two moments, in nanoseconds since 1970."""
+    """What a process held between two moments, in nanoseconds of `time.monotonic_ns()`."""
 
     def __init__(self, trace, begin, end):
-        database = trace + ".sqlite"
-        command = [program_path(), "export", "--format", "sqlite", "--output", database, trace]
-        result = subprocess.run(command, capture_output=True, text=True, errors="replace", env=without_preload())
-        if result.returncode != 0:
-            raise GputraceError(f"{' '.join(command)}: {result.stderr.strip()}")
-        connection = sqlite3.connect(database)
-        try:
-            started, self.pid, start_ns = connection.execute("SELECT start_unix_ns, pid, start_ns FROM process").fetchone()
-            self.changes = connection.execute(CHANGES).fetchall()
-        finally:
-            connection.close()
-        self.begin, self.end = (moment - started + start_ns for moment in (begin, end))
+        process = json.loads(said("summary", "--json", trace))["processes"][0]
+        self.pid = process["pid"]
+        rows = (json.loads(line) for line in said("export", "--format", "jsonl", trace).split("\n") if line)
+        self.changes = [tuple(map(row.get, COLUMNS)) for row in rows if row["device"] >= 0]
+        self.begin, self.end = (moment - process["start_ns"] for moment in (begin, end))
 
     def peak(self):
         """The most bytes on one device in that time, the device, and who held them."""
@@ -108,6 +93,15 @@ class Usage:
                 if since is None or time >= since:
                     places[(key[0], owner, site)] += amount
         return places
+
+
+def said(*arguments):
+    """What gputrace writes on its standard output."""
+    command = [program_path(), *arguments]
+    result = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", env=without_preload())
+    if result.returncode != 0:
+        raise GputraceError(f"{' '.join(command)}: {result.stderr.strip()}")
+    return result.stdout
 
 
 def without_preload():

@@ -38,14 +38,14 @@ pub(super) enum Step {
     /// Into the kernel.
     Kernel(i64, [Argument; 6]),
     /// Of a function.
-    Function(u64, [u64; 4]),
+    Function(u64, [Argument; 4]),
 }
 
 /// What a call is given.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Argument {
     Number(u64),
-    /// The chain's text.
+    /// Where the chain's text lies, which stays until its last step is done.
     Text,
 }
 
@@ -78,19 +78,20 @@ pub(super) fn chain(
     let area = area(extended)?;
     let frames = STRIDE * (steps.len() + 1);
     let area_at = frames.next_multiple_of(64);
-    let text_at = area_at + area.len();
+    // Aligned as any structure wants it.
+    let text_at = (area_at + area.len()).next_multiple_of(16);
     let size = (text_at + text.len() + 1).next_multiple_of(64);
     let at = (last.rsp.checked_sub(RED_ZONE + size as u64)?) & !63;
     let mut bytes = vec![0; size];
     for (index, step) in steps.iter().enumerate() {
         let mut registers = *last;
         registers.rbp = 0;
+        let value = |argument: Argument| match argument {
+            Argument::Number(number) => number,
+            Argument::Text => at + text_at as u64,
+        };
         match step {
             Step::Kernel(number, arguments) => {
-                let value = |argument: Argument| match argument {
-                    Argument::Number(number) => number,
-                    Argument::Text => at + text_at as u64,
-                };
                 registers.rip = pieces.call;
                 registers.rax = *number as u64;
                 let [a, b, c, d, e, f] = arguments.map(value);
@@ -99,7 +100,7 @@ pub(super) fn chain(
             }
             Step::Function(address, arguments) => {
                 registers.rip = *address;
-                let [a, b, c, d] = *arguments;
+                let [a, b, c, d] = arguments.map(value);
                 (registers.rdi, registers.rsi, registers.rdx, registers.rcx) = (a, b, c, d);
                 registers.rax = 0;
             }

@@ -1,6 +1,6 @@
 //! What lies where in another process (`/proc/PID/maps`).
 
-use std::fs;
+use crate::opened;
 
 /// One line.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -33,8 +33,8 @@ impl Map {
 impl Maps {
     /// Of this process; `None` if they cannot be read.
     pub(super) fn of(pid: u32) -> Option<Maps> {
-        let text = fs::read(format!("/proc/{pid}/maps")).ok()?;
-        Some(Maps(String::from_utf8_lossy(&text).lines().filter_map(line).collect()))
+        let text = opened::text_of_proc(&format!("/proc/{pid}/maps")).ok()?;
+        Some(Maps(text.lines().filter_map(line).collect()))
     }
 
     pub(super) fn at(&self, address: u64) -> Option<&Map> {
@@ -52,7 +52,9 @@ impl Maps {
     pub(super) fn hole(&self) -> Option<u64> {
         let holes = self.0.windows(2).filter_map(|pair| match pair {
             // Not up to the kernel's own pages.
-            [below, above] if above.start < 1 << 47 => Some((above.start - below.end, below.end)),
+            [below, above] if above.start < 1 << 47 => {
+                Some((above.start.saturating_sub(below.end), below.end))
+            }
             _ => None,
         });
         let (bytes, start) = holes.max()?;

@@ -19,6 +19,7 @@ mod maps;
 mod threads;
 
 use crate::attach::Refusal;
+use crate::opened::{self, Access, Descriptors, Expected, Links, Taken, users_of};
 use crate::ptrace::{first_code, given};
 use chain::{Argument, Pieces, Step};
 use gputrace_ring::late;
@@ -26,7 +27,7 @@ use image::Image;
 use maps::Maps;
 use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -39,6 +40,13 @@ const LEFT: Duration = Duration::from_secs(15);
 /// So many are closed at once: a chain of calls takes room on a stack.
 const MOST_LEFT: usize = 8;
 const PAGE: u64 = 4096;
+/// Bytes of a `pthread_attr_t` and more (bits/pthreadtypes-arch.h: 56).
+const ATTRIBUTES: usize = 128;
+/// Bytes of the new thread's stack. The C library keeps it for the next thread, so it is small; the loader and PyTorch's allocator,
+/// which lists its blocks on it, take some 30 KiB, and thread-local storage lies on it too.
+const STACK: u64 = 512 << 10;
+/// More than the library has.
+const MOST_LIBRARY: u64 = 256 << 20;
 /// `MFD_EXEC` (linux/memfd.h, Linux 6.3).
 const MFD_EXEC: u64 = 0x10;
 
@@ -67,10 +75,14 @@ impl Still {
 /// A process into which the library is brought.
 pub(crate) struct Late {
     pid: u32,
+    /// Tells it from a process that gets its number later.
+    began: u64,
     memory: File,
     c_library: Image,
     pieces: Pieces,
     numbers: Vec<(usize, u64)>,
+    /// Functions of the C library that set what a new thread is to have: all as usual, and the size of its stack.
+    attributes: [u64; 2],
     /// How long a thread is looked for that can be borrowed, and how long it may take for its calls.
     patience: Duration,
     /// A thread has been told to make one that uses the file: it may still do so.
@@ -100,6 +112,7 @@ impl Late {
     /// # Errors
     /// It cannot: why, and what to do.
     pub(crate) fn prepare(pid: u32, patience: Duration) -> Result<Late, Refusal> {
+        let began = began(pid)?;
         refuse_by_status(pid)?;
         let no = |why: &str| Refusal::NotLate { pid, why: why.to_owned() };
         let memory = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"));
@@ -135,6 +148,10 @@ impl Late {
             let address = function(name);
             numbers.push((place, address.ok_or_else(|| no(&format!("its C library has no {name}")))?));
         }
+        let attributes = ["pthread_attr_init", "pthread_attr_setstacksize"].map(function);
+        let [Some(usual), Some(stack)] = attributes else {
+            return Err(no("its C library has no pthread_attr_setstacksize"));
+        };
         let piece = |code: &[u8]| {
             c_library.find(&memory, code).ok_or_else(|| no("its C library does not look as expected"))
         };
@@ -142,10 +159,12 @@ impl Late {
         let call = piece(&[0x0f, 0x05, 0xc3])?;
         Ok(Late {
             pid,
+            began,
             memory,
             c_library,
             pieces: Pieces { restore, call },
             numbers,
+            attributes: [usual, stack],
             patience,
             is_committed: false,
         })
@@ -165,7 +184,9 @@ impl Late {
                 return Err(self.no("libgputrace.so is not beside gputrace, nor in ../lib: install it there, or set GPUTRACE_LIBRARY to its path"));
             }
             None => {
-                fs::read(library).map_err(|source| self.no(&format!("{}: {source}", library.display())))?
+                let expected = Expected::regular().with_bytes(1..=MOST_LIBRARY);
+                let content = opened::read(library, Links::Followed, &expected);
+                content.map_err(|why| self.no(&why.to_string()))?
             }
         };
         self.take_away_left();
@@ -188,8 +209,11 @@ impl Late {
     }
 
     /// A memory file of the process's, and the descriptor that it has there.
+    ///
+    /// The process may be hostile, and can have any file behind that number at any moment. So nothing is opened by the number: the very
+    /// open file is taken from the process, and then asked whether it is new memory of the process's own. To write to that, or to cut
+    /// it, changes nothing that the process could not change itself, and the number is not looked at again.
     fn make_file(&self) -> Result<(u64, File), Refusal> {
-        let before = self.files();
         let exec = match fs::read_to_string("/proc/sys/vm/memfd_noexec").map(|it| it.trim().to_owned()) {
             Ok(level) if level == "2" => {
                 return Err(self.no("memory files may not be executed on this machine (vm.memfd_noexec=2): start it with LD_PRELOAD"));
@@ -200,13 +224,19 @@ impl Late {
         let flags = Argument::Number(u64::from(libc::MFD_CLOEXEC) | exec);
         let zero = Argument::Number(0);
         let make = Step::Kernel(libc::SYS_memfd_create, [Argument::Text, flags, zero, zero, zero, zero]);
-        self.run(&[make], late::NAME.to_bytes_with_nul())?;
+        let name = unique().map_err(|source| self.no(&format!("no name for its memory file: {source}")))?;
+        self.run(&[make], format!("{name}\0").as_bytes())?;
+        let descriptors = Descriptors::of(self.pid);
         let until = Instant::now() + self.patience;
         loop {
-            if let Some(number) = self.files().into_iter().find(|number| !before.contains(number)) {
-                let path = format!("/proc/{}/fd/{number}", self.pid);
-                let file = OpenOptions::new().read(true).write(true).open(path);
-                return Ok((number, file.map_err(|source| self.no(&format!("its memory file: {source}")))?));
+            let found = descriptors.named(&format!("/memfd:{name} ")).unwrap_or_default();
+            if let Some(number) = found.first() {
+                let expected = Expected::memory().of(&users_of(self.pid)).with_bytes(0..=0);
+                let file = descriptors.take(*number).and_then(|taken| taken.shared(&expected));
+                return Ok((
+                    u64::from(*number),
+                    file.map_err(|why| self.no(&format!("its memory file: {why}")))?,
+                ));
             }
             self.wait(until, "it could not make a memory file (memfd_create), or its thread went elsewhere")?;
         }
@@ -215,8 +245,13 @@ impl Late {
     /// Closes the files of attachers that were killed before they had made a thread, which would have done so.
     fn take_away_left(&self) {
         let (mut steps, mut closed) = (Vec::new(), Vec::new());
+        let descriptors = Descriptors::of(self.pid);
+        let expected = Expected::memory().of(&users_of(self.pid));
         for number in self.files() {
-            let Ok(file) = File::open(format!("/proc/{}/fd/{number}", self.pid)) else { continue };
+            let file = u32::try_from(number).ok().and_then(|number| descriptors.take(number).ok());
+            let Some(file) = file.and_then(|file: Taken| file.open(Access::Read, &expected).ok()) else {
+                continue;
+            };
             let Ok(data) = file.metadata() else { continue };
             let age = data.modified().ok().and_then(|it| it.elapsed().ok()).unwrap_or_default();
             let numbers_at = data.len().saturating_sub(PAGE);
@@ -245,13 +280,11 @@ impl Late {
         }
     }
 
-    /// The process's descriptors that lead to a memory file of ours.
+    /// The process's descriptors whose links say that they lead to a memory file of ours.
     fn files(&self) -> Vec<u64> {
-        let open = fs::read_dir(format!("/proc/{}/fd", self.pid)).into_iter().flatten().flatten();
-        let name = format!("/memfd:{} ", late::NAME.to_string_lossy());
-        let ours = open
-            .filter(|it| fs::read_link(it.path()).is_ok_and(|to| to.to_string_lossy().starts_with(&name)));
-        ours.filter_map(|it| it.file_name().to_str()?.parse().ok()).collect()
+        let begin = format!("/memfd:{}", late::NAME.to_string_lossy());
+        let found = Descriptors::of(self.pid).named(&begin).unwrap_or_default();
+        found.into_iter().map(u64::from).collect()
     }
 
     /// Writes the file: the library, then a page of code, then a page of numbers. Where the code lies in it, and in the process.
@@ -327,10 +360,19 @@ impl Late {
         let create = self.numbers.iter().find(|(place, _)| *place == given::THREAD).map_or(0, |it| it.1);
         let thread = base + PAGE + given::THREAD as u64;
         let before = threads::listed(self.pid);
-        let make = Step::Function(create, [thread, 0, base, base + PAGE]);
+        let ([usual, stack], none) = (self.attributes, Argument::Number(0));
+        // They lie on the borrowed thread's stack: `pthread_create` looks at them once more when the new thread may be over, and has
+        // unmapped its page.
+        let usual = Step::Function(usual, [Argument::Text, none, none, none]);
+        let stack = Step::Function(stack, [Argument::Text, Argument::Number(STACK), none, none]);
+        let make = Step::Function(
+            create,
+            [Argument::Number(thread), Argument::Text, Argument::Number(base), Argument::Number(base + PAGE)],
+        );
         // Says that the call before is over.
         let clock = [libc::CLOCK_MONOTONIC as u64, base + PAGE + given::TIME as u64, 0, 0, 0, 0];
-        self.run(&[make, Step::Kernel(libc::SYS_clock_gettime, numbers(clock))], b"")?;
+        let clock = Step::Kernel(libc::SYS_clock_gettime, numbers(clock));
+        self.run(&[usual, stack, make, clock], &[0; ATTRIBUTES])?;
         self.is_committed = true;
         let until = Instant::now() + self.patience;
         while state(file, numbers_at) == 0 {
@@ -388,6 +430,10 @@ impl Late {
         let (held, registers) = (&borrowed.held, &borrowed.registers);
         let (mask, extended) = (held.signal_mask().ok()?, held.extended_state().ok()?);
         let chain = chain::chain(steps, text, self.pieces, registers, mask, &extended)?;
+        // The thread stands still, so its process lives: whether it is the one whose memory this is, can be known now.
+        if began(self.pid).ok()? != self.began {
+            return None;
+        }
         // Below what the thread uses, and nobody else's.
         self.memory.write_all_at(&chain.bytes, chain.at).ok()?;
         held.set_registers(&chain::begin(&chain, self.pieces, registers)).ok()
@@ -451,12 +497,25 @@ fn numbers(arguments: [u64; 6]) -> [Argument; 6] {
     arguments.map(Argument::Number)
 }
 
+/// A name that no other memory file has: a process may hold many that are called as ours are.
+fn unique() -> io::Result<String> {
+    let mut bytes = [0; 8];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(format!("{}.{:016x}", late::NAME.to_string_lossy(), u64::from_le_bytes(bytes)))
+}
+
+/// When the process began.
+fn began(pid: u32) -> Result<u64, Refusal> {
+    crate::process::stat(pid).map(|stat| stat.start_time).ok_or(Refusal::Gone(pid))
+}
+
 /// What can be seen without touching it.
 fn refuse_by_status(pid: u32) -> Result<(), Refusal> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => Refusal::Gone(pid),
-        _ => Refusal::NotLate { pid, why: error.to_string() },
-    })?;
+    let status =
+        opened::text_of_proc(&format!("/proc/{pid}/status")).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Refusal::Gone(pid),
+            _ => Refusal::NotLate { pid, why: error.to_string() },
+        })?;
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map_or("", str::trim);
     let no = |why: String| Err(Refusal::NotLate { pid, why });
     if pid == std::process::id() {
@@ -499,4 +558,12 @@ fn why_untraceable(pid: u32) -> String {
         "3" => "nobody may on this machine (kernel.yama.ptrace_scope=3): start it with LD_PRELOAD and GPUTRACE=dormant".to_owned(),
         _ => crate::attach::why_hidden(pid),
     }
+}
+
+/// All that is done with a library in foreign memory, without a process: how many functions it has.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn look_at_image(memory: &File) -> usize {
+    let Some(image) = Image::read(memory, 0) else { return 0 };
+    let _ = image.find(memory, &[0x0f, 0x05, 0xc3]);
+    image.n_functions()
 }

@@ -3,7 +3,7 @@
 use crate::support::*;
 use gputrace_recorder::{Inherited, Options, record};
 use gputrace_ring::map::{LOCKED, Map, NO_RECORDER, Writer};
-use gputrace_ring::ring::Pushed;
+use gputrace_ring::ring::{Pushed, Reader};
 use gputrace_schemas::event::EventKind;
 use gputrace_schemas::reader::Trace;
 use std::collections::HashMap;
@@ -214,9 +214,9 @@ fn what_is_no_ring_of_ours_is_not_even_opened() {
     let fifo = folder.join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     // Nobody writes to it: opening it would wait for ever.
-    refuse(&fifo, "no regular file");
-    refuse(Path::new("/dev/null"), "no regular file");
-    refuse(&folder.0, "no regular file");
+    refuse(&fifo, "not a regular file");
+    refuse(Path::new("/dev/null"), "not a regular file");
+    refuse(&folder.0, "not a regular file");
     let writer = Writer { pid: NOBODY, pid_namespace: own_namespace(), start_time: 0 };
     let (ring, _memory, _map) = left_behind(&folder, writer);
     let link = folder.join("link");
@@ -227,4 +227,59 @@ fn what_is_no_ring_of_ours_is_not_even_opened() {
     }
     let us = fs::metadata(&folder.0).unwrap().uid();
     refuse(&ring, &format!("belongs to user 12345, and this is user {us}"));
+}
+
+/// A ring of this process in which only the first chunks have memory.
+fn ring_in_part(ring: &Path, n_chunks: u32, n_usable: u32) -> (Mapped, Map) {
+    let memory = Mapped::create(ring, Map::bytes_for(n_chunks));
+    let pid_namespace = fs::metadata("/proc/self/ns/pid").unwrap().ino();
+    let writer = Writer { pid: std::process::id(), pid_namespace, ..Writer::default() };
+    let (base, clock) = (memory.memory.as_mut_ptr(), gputrace_ring::clock::Clock::of_this_machine());
+    // SAFETY: new, zeroed by `set_len`, long enough, and mapped as long as `memory` lives.
+    let map = unsafe { Map::create_in_part(base, n_chunks, n_usable, writer, clock) };
+    (memory, map)
+}
+
+#[test]
+fn threads_write_where_the_ring_has_memory_and_nowhere_else() {
+    let folder = Folder::new("in-part");
+    let (_memory, map) = ring_in_part(&folder.join("ring"), 8, 3);
+    let mut producer = on_line(map, 7);
+    let mut n = 0;
+    let mut fill = || {
+        while producer.push_brief(producer.now(), 0, &numbered(0, n)) == Pushed::Yes {
+            n += 1;
+        }
+        (0..8).map(|chunk| map.state(chunk).load(Ordering::Relaxed)).collect::<Vec<_>>()
+    };
+    let (free, complete) = (gputrace_ring::ring::FREE, gputrace_ring::ring::COMPLETE);
+    assert_eq!(fill(), [complete, complete, complete, free, free, free, free, free]);
+    Reader::new(map).grow(2);
+    assert_eq!(map.n_usable(), 3, "it never shrinks");
+    Reader::new(map).grow(5);
+    assert_eq!(fill(), [complete, complete, complete, complete, complete, free, free, free]);
+    Reader::new(map).grow(u32::MAX);
+    assert_eq!(fill(), [complete; 8]);
+}
+
+#[test]
+fn a_recorder_gives_the_ring_the_rest_of_its_memory() {
+    let folder = Folder::new("growth");
+    let ring = folder.join("ring");
+    let (n_chunks, n_usable) = (1024, 16);
+    let (memory, map) = ring_in_part(&ring, n_chunks, n_usable);
+    let taken = || fs::metadata(&ring).map_or(0, |data| data.blocks() * 512);
+    assert!(taken() < Map::bytes_before(n_chunks, n_usable) as u64);
+    let options = options(&folder, "a.gtr");
+    let path = ring.clone();
+    let recorder = std::thread::spawn(move || record(&path, options).unwrap());
+    while map.n_usable() < n_chunks {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // Before threads may use it.
+    assert!(taken() >= (Map::bytes_for(n_chunks) - Map::bytes_before(n_chunks, n_usable)) as u64);
+    assert_eq!(map.header().free_chunks.value.load(Ordering::Relaxed), n_chunks);
+    map.header().process.value.store(gputrace_ring::map::OFF, Ordering::Release);
+    assert_eq!(recorder.join().unwrap().n_lost, 0);
+    drop(memory);
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use gputrace_schemas::event::{Device, Nanos, Process, ThreadId};
 use gputrace_schemas::reader::Damage;
+use gputrace_sim::effort;
 use gputrace_sim::whatif::{RecordedGap, recorded_gaps};
 
 use crate::categories::Categories;
@@ -15,8 +16,6 @@ use gputrace_trace::import::Requests;
 use gputrace_trace::ledger::{Ledger, Unwatched, Watch};
 use gputrace_trace::source::{Error, Source};
 
-/// Longer traces are not replayed for a report: that takes seconds.
-const MOST_REPLAYED: u64 = 400_000;
 /// Much is this share of what was reserved.
 const WASTEFUL: f64 = 0.1;
 
@@ -71,7 +70,8 @@ impl Story {
     /// Finds out why PyTorch reserved more than was in use, where that is much. It is replayed for that.
     #[must_use]
     pub fn with_gaps(mut self, trace: &dyn Requests) -> Story {
-        let is_asked = self.ledger.n_events <= MOST_REPLAYED && self.wasteful_devices().next().is_some();
+        let is_short = effort::VERDICT.covers(self.ledger.n_events as usize);
+        let is_asked = is_short && self.wasteful_devices().next().is_some();
         // What cannot be imported is shown by the verb that the report then names.
         let trace = is_asked.then(|| trace.requests()).and_then(Result::ok);
         self.gaps = Some(trace.map_or(vec![], |trace| recorded_gaps(&trace.devices)));

@@ -7,7 +7,6 @@ pub mod caught;
 pub mod checked;
 mod curve;
 pub mod diff;
-pub mod import;
 mod largest;
 pub mod leaks;
 pub mod moment;

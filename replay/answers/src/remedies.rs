@@ -8,6 +8,7 @@
 use gputrace_schemas::event::Bytes;
 use gputrace_sim::bounds::Bounds;
 use gputrace_sim::cores::on_all_cores;
+use gputrace_sim::effort;
 use gputrace_sim::ops::{OpStream, PoolIdx, StreamIdx};
 use gputrace_sim::policies::ADDRESS_TIES;
 use gputrace_sim::simulator::Outcome;
@@ -64,8 +65,6 @@ const STEP: u64 = 1 << 20;
 const MOST_LIMITS: u64 = 12;
 /// The same where each replay takes long: the least, the largest, and one between.
 const FEW_LIMITS: u64 = 2;
-/// Ops of a run from which on a replay is long enough to be felt: then what cannot change the answer is not tried.
-const LONG: usize = 100_000;
 /// Settings of a long run that are tried at other addresses.
 const MOST_JUDGED: usize = 3;
 
@@ -163,7 +162,7 @@ pub(super) fn remedies(
 ) -> Result<Trial, String> {
     let laboratory = Laboratory::new(stream)?;
     let recorded = stream.settings.options.clone().unwrap_or_default();
-    let is_long = stream.ops.len() > LONG;
+    let is_long = !effort::REMEDIES.covers(stream.ops.len());
     let all = capacity.worlds(if is_long { FEW_LIMITS } else { MOST_LIMITS });
     let limits: Vec<u64> = all.iter().filter_map(|world| world.limit()).collect();
     // Where it is known of which release, all limits on the way of one replay: of the check itself, or beside it where that is of a

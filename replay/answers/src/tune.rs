@@ -3,6 +3,7 @@
 use gputrace_schemas::event::Bytes;
 use gputrace_sim::bounds::{Bounds, offline_packing};
 use gputrace_sim::bytes::iec;
+use gputrace_sim::effort;
 use gputrace_sim::ops::{DriverCall, OpStream};
 use gputrace_sim::policies::torch;
 use gputrace_sim::tune::{self, Candidate};
@@ -24,8 +25,6 @@ const DEPRECATED: (u8, u8) = (2, 9);
 /// 2.9 heeds `PYTORCH_ALLOC_CONF` for what is not CUDA's alone (github.com/pytorch/pytorch/issues/183387).
 const BOTH_NAMES: &str =
     "PyTorch may call this name deprecated and heeds it; PYTORCH_ALLOC_CONF is heeded from 2.10 on";
-/// Largest trace for which the packing that knows the future is made, in allocations.
-const MOST_PACKED: usize = 20_000;
 
 /// Tries every setting with the requests of the busiest device.
 ///
@@ -110,7 +109,7 @@ impl Advice {
             n_tried: found.n_tried,
             is_plain_enough: found.is_plain_enough,
             bounds: Bounds::of(stream),
-            packing: offline_packing(stream, MOST_PACKED),
+            packing: offline_packing(stream, effort::PACKING.most),
             doubt: bench.doubt(),
             reactions: bench.reactions,
         })
@@ -227,7 +226,7 @@ impl Advice {
                 bytes(packing),
                 "would be enough",
             ),
-            None => section,
+            None => section.line(Mood::Note, effort::PACKING.note()),
         }
     }
 

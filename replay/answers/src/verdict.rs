@@ -7,6 +7,7 @@
 use std::cmp::Reverse;
 
 use gputrace_schemas::event::{Bytes, NO_DEVICE};
+use gputrace_sim::effort;
 use gputrace_sim::ops::OpStream;
 use gputrace_sim::tune;
 use gputrace_sim::whatif::{Confidence, Laboratory, Question};
@@ -23,8 +24,6 @@ use gputrace_trace::import::{Requests, Trace};
 use gputrace_trace::ledger::{PjrtOom, Refusal, SiteId, TorchOom, Wall};
 use gputrace_trace::words::{bytes, count, quote, time};
 
-/// Longer traces are not replayed for a verdict: that takes seconds, and `gputrace oom` does it.
-const MOST_REPLAYED: u64 = 400_000;
 /// What grew comes first from this part of the device's peak on: one in so many. Less is the verdict where nothing else is.
 const LEAST_GROWTH: u64 = 1000;
 /// What waited for Python's collector is worth a verdict from this part of the peak of PyTorch's blocks on: one in so many.
@@ -116,7 +115,7 @@ impl Fix {
 pub fn verdict(found: &Postmortem, trace: &dyn Requests) -> Verdict {
     let story = &found.story;
     // Longer traces are not replayed for a verdict.
-    let trace = Some(trace).filter(|_| story.ledger.n_events <= MOST_REPLAYED);
+    let trace = Some(trace).filter(|_| effort::VERDICT.covers(story.ledger.n_events as usize));
     let mut all = Evidence { found, story, trace, path: quote(story.named()) }.findings();
     let mut worst = all.remove(0);
     if let Some(doubts) = story.caveats() {

@@ -6,7 +6,6 @@
 
 use std::io::{self, Write};
 
-mod chrome;
 mod csv;
 mod firefox;
 mod folded;
@@ -17,7 +16,6 @@ pub mod parts;
 mod perfetto;
 mod pprof;
 mod speedscope;
-mod sqlite;
 mod svg;
 mod torch_pickle;
 
@@ -61,14 +59,21 @@ pub const EXPORTS: &[Export] = &[
     speedscope::ENTRY,
     pprof::ENTRY,
     firefox::ENTRY,
-    chrome::ENTRY,
     perfetto::ENTRY,
     csv::ENTRY,
     jsonl::ENTRY,
     parquet::ENTRY,
-    sqlite::ENTRY,
     nccl::ENTRY,
     torch_pickle::ENTRY,
+];
+
+/// Formats that there were, and what has taken their place.
+pub const GONE: [(&str, &str); 2] = [
+    ("chrome", "`--format perfetto` has the same curves, for ui.perfetto.dev"),
+    (
+        "sqlite",
+        "`--format parquet` has the same rows with their stacks, for SQL in DuckDB and for pandas (docs/SQL.md)",
+    ),
 ];
 
 #[cfg(test)]

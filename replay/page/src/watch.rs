@@ -25,7 +25,7 @@ use gputrace_trace::owners::TORCH_PINNED;
 /// Most marks of each kind that are kept; the others are counted.
 const MOST_MARKS: usize = 4000;
 /// Longest history of requests that is kept for what-ifs.
-pub(super) const MOST_REQUESTS: usize = 400_000;
+pub(super) const MOST_REQUESTS: usize = gputrace_sim::effort::PAGE.most;
 
 /// How much of a trace is kept.
 #[derive(Clone, Copy, Debug)]

@@ -25,6 +25,7 @@ use std::io;
 use std::path::Path;
 
 use gputrace_schemas::event::{Event, EventKind, Nanos, Process};
+use gputrace_sim::effort;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
@@ -60,8 +61,6 @@ pub use read::{Error, Summary, Then, again};
 pub const ENDING: &str = ".summary.parquet";
 /// Blocks whose lives are kept: roles and cycles follow from all of them, and each needs 64 bytes.
 const MOST_LIVES: usize = 1 << 20;
-/// Longer traces are not replayed for the report's verdict: that needs memory for every request.
-const MOST_REPLAYED: u64 = 1_000_000;
 
 /// Roles of processes that serve: of these there is a budget.
 const SERVING: [&str; 2] = ["weights", "KV cache"];
@@ -178,7 +177,7 @@ fn understood(source: &Source) -> Understood<'_> {
             let (definitions, sites) = (source.definitions(), &story.ledger.sites);
             story.lifetimes = Some(Lifetimes::of(lives, definitions, sites, &Categories::default()));
             // Without this replay the verdict would be another.
-            let is_short = story.ledger.n_events <= MOST_REPLAYED;
+            let is_short = effort::SUMMARY.covers(story.ledger.n_events as usize);
             let requests = IfShort::new(source, is_short);
             let found = Postmortem::of_story(story, source, &growth);
             let verdict = verdict(&found, &requests);

@@ -101,3 +101,24 @@ fn a_build_without_object_storage_says_so_of_each_url() {
     }
     assert!(!ran.exists(), "record ran the program before it named the missing stores");
 }
+
+#[test]
+fn a_format_or_a_verb_that_is_gone_names_what_took_its_place() {
+    let folder = Folder::new("gone");
+    let trace = folder.write("a.gtr", &trace(9));
+    let cases: [(&[&str], &str); 3] = [
+        (&["export", "-f", "sqlite", &trace], "there is no format sqlite any more: `--format parquet` has"),
+        (&["export", "-f", "chrome", &trace], "there is no format chrome any more: `--format perfetto` has"),
+        (
+            &["import", "--json", &trace],
+            "there is no `gputrace import` any more: `gputrace replay TRACE` says",
+        ),
+    ];
+    for (arguments, says) in cases {
+        let output = run(arguments);
+        let error = text(&output.stderr);
+        assert!(error.contains(says), "{arguments:?}: {error}");
+        assert_eq!(error.lines().count(), 1, "{arguments:?}: {error}");
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+    }
+}

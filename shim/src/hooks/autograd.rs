@@ -13,7 +13,7 @@ use crate::elf;
 use crate::kernel;
 use crate::lanes::{self, Lane};
 use crate::session::{self, Start};
-use crate::sys::{self, KeepErrno};
+use crate::sys::KeepErrno;
 #[cfg(target_arch = "x86_64")]
 use crate::trampoline::calls_around;
 use core::ffi::{CStr, c_void};
@@ -175,6 +175,6 @@ fn find_real(slot: &AtomicUsize, names: &[&CStr]) -> usize {
 
 /// The dynamic linker bound a call to us that has no other target: it would have ended the process itself.
 extern "C" fn nowhere() {
-    sys::say(b"a library of PyTorch's calls a function that no other has");
+    session::say(b"a library of PyTorch's calls a function that no other has");
     kernel::abort()
 }

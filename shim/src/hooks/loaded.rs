@@ -50,9 +50,15 @@ pub(crate) unsafe extern "C" fn gputrace_attach_loaded(patience: u64) -> u64 {
     if session::is_live() {
         // Somebody detaches, and the program makes no call that could hear it.
         lanes::obey();
+        give_rings_back();
         return late::AWAKE;
     }
     let is_first = !elf::is_late();
+    if !is_first && patience == 0 {
+        // As above, and the program's own call was faster: what it could not unmap is left to do.
+        give_rings_back();
+        return late::UNUSED;
+    }
     if is_first && session::generation() != 0 {
         // It was preloaded, and is asleep or switched off.
         return late::PRELOADED;
@@ -79,6 +85,16 @@ pub(crate) unsafe extern "C" fn gputrace_attach_loaded(patience: u64) -> u64 {
     let answer = if n == 0 { late::NO_WORDS } else { serve(patience) };
     words::set_servant(false);
     answer
+}
+
+/// Unmaps the rings of sessions that are over. This thread is nobody's: it can wait for those that are in the middle of an event.
+fn give_rings_back() {
+    for _ in 0..PATIENCE {
+        if lanes::give_rings_back() {
+            break;
+        }
+        kernel::sleep(1_000_000);
+    }
 }
 
 /// Does what is asked, so that no thread of the program's stands still for it.

@@ -3,7 +3,8 @@
 use super::nccl::{HOOKS, ROWS};
 use crate::elf::{self, Object};
 use crate::nccl::banks::{self, BANKS, FIRST_LIBRARY, LINKED_PROFILED};
-use crate::sys::{KeepErrno, Text, say};
+use crate::session::say;
+use crate::sys::{KeepErrno, Text};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// `ncclInvalidUsage`, nccl.h: what a function answers that no library has.

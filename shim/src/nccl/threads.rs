@@ -7,10 +7,11 @@
 
 use crate::sys::KeepErrno;
 use crate::tls::{self, Tls};
-use crate::{elf, kernel, mark};
+use crate::{elf, lanes, mark};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use gputrace_ring::owners::Claim;
 use gputrace_ring::record::Call;
 
 /// Calls that are inside of NCCL at one time.
@@ -21,7 +22,7 @@ const MOST_STARTING: usize = 64;
 const TRY_AGAIN: c_int = 11;
 
 static OPEN: [Place; MOST_OPEN] =
-    [const { Place { call: AtomicU64::new(0), comm: AtomicU32::new(0), thread: AtomicU32::new(0) } };
+    [const { Place { call: AtomicU64::new(0), comm: AtomicU32::new(0), thread: AtomicU64::new(0) } };
         MOST_OPEN];
 static STARTING: [Birth; MOST_STARTING] = [const { Birth::new() }; MOST_STARTING];
 static REAL_CREATE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
@@ -31,8 +32,8 @@ struct Place {
     /// 0 free.
     call: AtomicU64,
     comm: AtomicU32,
-    /// Who is inside; 0 not said yet.
-    thread: AtomicU32,
+    /// Who is inside: a claim of a thread line, the word in the lower half; 0 not said yet, or not known.
+    thread: AtomicU64,
 }
 
 impl Place {
@@ -43,13 +44,14 @@ impl Place {
     }
 
     /// Its call, if whoever is inside has not ended there, nor was left behind by a fork.
-    fn open_call(&self, process: u32) -> Option<u64> {
+    fn open_call(&self) -> Option<u64> {
         let call = self.call.load(Ordering::Acquire);
         if call == 0 {
             return None;
         }
         let thread = self.thread.load(Ordering::Acquire);
-        if thread != 0 && kernel::is_thread_gone(process, thread) {
+        let claim = Claim { line: (thread >> 32) as u32, word: thread as u32 };
+        if thread != 0 && lanes::is_gone(claim) {
             self.free();
             return None;
         }
@@ -69,11 +71,11 @@ impl Open {
         };
         let mut place = OPEN.iter().find(is_mine);
         if place.is_none() {
-            let process = kernel::process_id();
-            place = OPEN.iter().find(|place| place.open_call(process).is_none() && is_mine(place));
+            place = OPEN.iter().find(|place| place.open_call().is_none() && is_mine(place));
         }
         let place = place?;
-        place.thread.store(kernel::thread_id(), Ordering::Relaxed);
+        let caller = lanes::caller().map_or(0, |claim| u64::from(claim.line) << 32 | u64::from(claim.word));
+        place.thread.store(caller, Ordering::Relaxed);
         place.comm.store(comm, Ordering::Release);
         Some(Open(place))
     }
@@ -127,9 +129,8 @@ pub(crate) fn charge(call: &mut Call, tls: &Tls) {
 fn charge_thread(call: &mut Call, comm: u32, started_by: u64) {
     call.flags |= Call::NCCL_THREAD;
     let (mut only, mut own, mut n_open) = ((comm, started_by), None, 0);
-    let process = kernel::process_id();
     for place in &OPEN {
-        if let Some(number) = place.open_call(process) {
+        if let Some(number) = place.open_call() {
             let of = place.comm.load(Ordering::Acquire);
             n_open += 1;
             only = (if of == 0 { comm } else { of }, number);

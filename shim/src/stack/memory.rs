@@ -2,7 +2,7 @@
 //!
 //! The constructors are unsafe and carry the promise; after that every read is checked against the region.
 
-use crate::kernel;
+use crate::{kernel, own};
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -424,7 +424,11 @@ impl Stacks {
     }
 
     fn copy(&mut self, stack: &Stack, from: u64, bytes: u64) -> Option<u64> {
-        if self.cannot_copy == 0 && !kernel::is_filtered() {
+        // A sandbox may have come; then nothing but the first page of a foreign stack is read.
+        if !own::may_ask() {
+            return None;
+        }
+        if self.cannot_copy == 0 && kernel::may_use_rare_calls() {
             // SAFETY: the copy has room for whatever `copied_region` wants.
             match unsafe { kernel::copy(from as usize, self.copied.as_mut_ptr().cast(), bytes as usize) } {
                 Ok(bytes) => return Some(bytes as u64 & !7),
@@ -462,24 +466,77 @@ impl Stack {
     }
 }
 
-/// The calling thread's stack, which the C library noted in the thread's descriptor: its first byte, its size and that of
-/// its guard follow each other there (`stackblock`, `stackblock_size`, `guardsize` in nptl/descr.h, glibc 2.3 to 2.42),
-/// and the descriptor itself lies at the end of the stack. Where they stand differs from version to version, but no other
-/// two words can be a start below the descriptor, and the size that ends right behind it. Empty for the first thread,
-/// whose descriptor is elsewhere, and with other C libraries.
+/// Where in a thread's descriptor the size of its stack stands; 0 not found yet.
+static SIZE_AT: AtomicU64 = AtomicU64::new(0);
+
+/// Finds the place in the descriptor of the calling thread, by probes. The first thread's has `__libc_stack_end` there (csu/libc-tls.c,
+/// nptl/nptl-stack.c: `stackblock_size`, glibc 2.3 to 2.42), and no other word has; any other's is found by [`own_stack`].
 #[cfg(target_arch = "x86_64")]
-#[cold]
-fn own_stack() -> Region {
-    /// Bytes of the descriptor in which the words are looked for, and the most that lies between it and the end.
-    const DESCRIPTOR: u64 = 4096;
-    const MOST_BEHIND: u64 = 64 << 10;
+pub(super) fn learn() {
+    if SIZE_AT.load(Ordering::Relaxed) != 0 || own_stack() != Region::EMPTY {
+        return;
+    }
+    let name = c"__libc_stack_end";
+    // SAFETY: the loader's own variable of this name is a pointer.
+    let at = unsafe { crate::elf::lookup(name.as_ptr()) } as *const u64;
+    if at.is_null() {
+        return;
+    }
+    // SAFETY: as above.
+    let end = unsafe { at.read() };
+    let descriptor = descriptor();
+    let mut places = (16..DESCRIPTOR).step_by(8).take_while(|offset| {
+        let at = descriptor + offset;
+        at & !(PAGE - 1) == descriptor & !(PAGE - 1) || kernel::can_read(at as usize)
+    });
+    // SAFETY: the thread's own descriptor, or memory behind it that could be read.
+    let has_it = |offset: &u64| unsafe { ((descriptor + offset) as *const u64).read_volatile() } == end;
+    if end != 0
+        && let Some(offset) = places.find(has_it)
+    {
+        SIZE_AT.store(offset, Ordering::Relaxed);
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn learn() {}
+
+/// Bytes of the descriptor in which the words are looked for, and the most that lies between it and the stack's end.
+#[cfg(target_arch = "x86_64")]
+const DESCRIPTOR: u64 = 4096;
+#[cfg(target_arch = "x86_64")]
+const MOST_BEHIND: u64 = 64 << 10;
+
+#[cfg(target_arch = "x86_64")]
+fn descriptor() -> u64 {
     let descriptor: u64;
     // SAFETY: the ABI keeps the thread pointer at fs:0.
     unsafe {
         core::arch::asm!("mov {}, qword ptr fs:[0]", out(reg) descriptor, options(pure, readonly, nostack));
     }
+    descriptor
+}
+
+/// The calling thread's stack, which the C library noted in the thread's descriptor: its first byte, its size and that of
+/// its guard follow each other there (`stackblock`, `stackblock_size`, `guardsize` in nptl/descr.h, glibc 2.3 to 2.42),
+/// and the descriptor itself lies at the end of the stack. Where they stand differs from version to version, but no other
+/// two words can be a start below the descriptor, and the size that ends right behind it. Empty for the first thread,
+/// whose descriptor is elsewhere, and with other C libraries. Once the place is known, a thread of the C library asks nothing.
+#[cfg(target_arch = "x86_64")]
+#[cold]
+fn own_stack() -> Region {
+    let descriptor = descriptor();
     if !descriptor.is_multiple_of(8) {
         return Region::EMPTY;
+    }
+    let known = SIZE_AT.load(Ordering::Relaxed);
+    if known != 0 {
+        // SAFETY: inside of the descriptor: another thread's, or this one's at another time, has its size there.
+        let [start, size, guard] = [known - 8, known, known + 8]
+            .map(|offset| unsafe { ((descriptor + offset) as *const u64).read_volatile() });
+        if let Some(stack) = stack_of(descriptor, known, start, size, guard) {
+            return stack;
+        }
     }
     let word = |at: u64| {
         // The descriptor may end where nothing more is mapped.
@@ -488,22 +545,42 @@ fn own_stack() -> Region {
         is_there.then(|| unsafe { (at as *const u64).read_volatile() })
     };
     let mut before: Option<u64> = None;
-    for at in (descriptor + 16..descriptor + DESCRIPTOR).step_by(8) {
-        let Some(size) = word(at) else { break };
+    for offset in (16..DESCRIPTOR).step_by(8) {
+        let Some(size) = word(descriptor + offset) else { break };
         if let Some(start) = before.replace(size)
-            && start >= PAGE
-            && start < descriptor
-            && let Some(end) = start.checked_add(size)
-            && end > at
-            && end - descriptor <= MOST_BEHIND
-            && let Some(guard) = word(at + 8)
-            && guard < descriptor - start
+            && let Some(guard) = word(descriptor + offset + 8)
+            && let Some(stack) = stack_of(descriptor, offset, start, size, guard)
         {
-            // SAFETY: the C library's own record of the thread's stack, less its guard; it ends below the descriptor.
-            return unsafe { Region::new(start + guard, descriptor) };
+            SIZE_AT.store(offset, Ordering::Relaxed);
+            return stack;
         }
     }
     Region::EMPTY
+}
+
+/// The stack that three words of a descriptor describe, the second of which stands at `offset`, if they do.
+#[cfg(target_arch = "x86_64")]
+fn stack_of(descriptor: u64, offset: u64, start: u64, size: u64, guard: u64) -> Option<Region> {
+    let end = start.checked_add(size)?;
+    let is_it = start >= PAGE
+        && start < descriptor
+        && end > descriptor + offset
+        && end - descriptor <= MOST_BEHIND
+        && guard < descriptor - start;
+    // SAFETY: the C library's own record of the thread's stack, less its guard; it ends below the descriptor.
+    is_it.then(|| unsafe { Region::new(start + guard, descriptor) })
+}
+
+/// Whether what lies at `address` is on the stack that the calling thread runs on at `sp`, above it: it can be read. No, where that is
+/// not certain.
+pub(crate) fn is_above_on_own_stack(sp: usize, address: usize) -> bool {
+    let (sp, address) = (sp as u64, address as u64);
+    let end = INITIAL_STACK_END.load(Ordering::Relaxed);
+    if sp < end && end - sp < INITIAL_STACK {
+        return (sp..end - 8).contains(&address);
+    }
+    let own = own_stack();
+    own.contains(sp) && (sp..own.end - 8).contains(&address)
 }
 
 #[cfg(not(target_arch = "x86_64"))]

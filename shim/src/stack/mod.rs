@@ -47,6 +47,13 @@ pub(crate) unsafe fn init(lookup: Lookup) {
     unsafe { python::init(lookup) };
 }
 
+pub(crate) use memory::is_above_on_own_stack;
+
+/// Finds out by questions what must be known without them later. To be called when a session begins, by a thread of the program.
+pub(crate) fn learn() {
+    memory::learn();
+}
+
 /// What a capture found, in two registers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]

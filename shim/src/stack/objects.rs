@@ -8,9 +8,10 @@
 //! the same place. So a reader that comes at any moment sees a whole object or none.
 
 use super::cfi::DlFindObject;
-use crate::{elf, kernel};
+use crate::{elf, own};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use gputrace_ring::clock;
 
 /// Objects of one process, those included that it has unloaded. Later ones are not found.
 const MOST_OBJECTS: usize = 8192;
@@ -194,8 +195,8 @@ impl Drop for Reading {
 /// by whoever finds that out.
 pub(crate) struct Closing(());
 
-/// Steps of 10 µs that a closer waits for readers, which need a few of them.
-const PATIENCE: u32 = 20_000;
+/// Nanoseconds that a closer waits for readers, which need some microseconds unless they lose their processor.
+const PATIENCE: u64 = 200_000_000;
 
 impl Closing {
     /// From here on nobody begins to read.
@@ -207,16 +208,23 @@ impl Closing {
 
     /// Waits until nobody reads.
     pub(crate) fn wait(&self) {
-        let process = kernel::process_id();
+        let process = own::process();
         // The threads that a forked child's readers were are not in it.
         if !matches!(PROCESS.swap(process, Ordering::Relaxed), before if before == 0 || before == process) {
             READERS.iter().for_each(Readers::take_for_left);
         }
-        for _ in 0..PATIENCE {
-            if !READERS.iter().any(Readers::is_reading) {
-                return;
+        let began = clock::nanos(libc::CLOCK_MONOTONIC_COARSE);
+        loop {
+            // Without a system call: the program may be under a sandbox.
+            for _ in 0..1000 {
+                if !READERS.iter().any(Readers::is_reading) {
+                    return;
+                }
+                core::hint::spin_loop();
             }
-            kernel::sleep(10_000);
+            if clock::nanos(libc::CLOCK_MONOTONIC_COARSE).saturating_sub(began) > PATIENCE {
+                break;
+            }
         }
         READERS.iter().for_each(Readers::take_for_left);
     }

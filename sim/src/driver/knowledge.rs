@@ -3,6 +3,7 @@
 use super::REGION;
 use super::learn::{Fact, Known, surprise};
 use super::rule::Driver;
+use crate::effort;
 use crate::ops::{DriverCall, DriverEvent, OpStream};
 
 /// What the recorded addresses of a process, and what was seen beside them, tell about its address space.
@@ -21,12 +22,6 @@ pub struct Knowledge {
 
 /// What PyTorch's streams were seen to take under the context is 352 MiB.
 const MOST_BELOW: u64 = 1 << 30;
-
-/// Guesses of the start times calls: beyond this, not all guesses are tried.
-const SEEDING_EFFORT: usize = 100_000;
-
-/// Facts times calls: beyond this, facts are not dated back, because each attempt repeats all calls.
-const DATING_EFFORT: usize = 4_000_000;
 
 impl Knowledge {
     /// What is known.
@@ -47,7 +42,7 @@ impl Knowledge {
         let surroundings = stream.surroundings.as_ref();
         let ceiling = surroundings.map(|surroundings| surroundings.ceiling);
         let n_calls = script.len() + surroundings.map_or(0, |surroundings| surroundings.events.len());
-        let n_affordable = (SEEDING_EFFORT / n_calls.max(1)).max(1);
+        let n_affordable = (effort::SEEDING.most / n_calls.max(1)).max(1);
         let learned = |start| {
             let mut knowledge =
                 Knowledge { script: script.clone(), start, facts: Vec::new(), ceiling, surprises: 0.0 };
@@ -114,7 +109,7 @@ impl Knowledge {
         let mut driver = self.start.clone();
         let mut last_preferred: Vec<Option<u32>> = vec![None; self.facts.len()];
         let mut next_fact = 0;
-        let n_affordable = DATING_EFFORT / self.script.len().max(1);
+        let n_affordable = effort::DATING.most / self.script.len().max(1);
         for (call, event) in (0u32..).zip(&self.script) {
             while let Some(known) = self.facts.get(next_fact).filter(|known| known.call <= call) {
                 driver.follow(known.fact);
@@ -147,7 +142,7 @@ impl Knowledge {
     fn date_back(&mut self) {
         let mut accepted = self.n_contradictions(&self.facts);
         let effort = self.script.len().max(1);
-        for index in 0..self.facts.len().min(DATING_EFFORT / effort) {
+        for index in 0..self.facts.len().min(effort::DATING.most / effort) {
             let Known { call, fact, .. } = self.facts[index];
             if call == 0 || !matches!(fact, Fact::Taken(..) | Fact::Foreign { .. }) {
                 continue;

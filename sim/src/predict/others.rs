@@ -10,6 +10,7 @@ use std::hash::{Hash, Hasher};
 use super::law::Fit;
 use super::live::Growth;
 use super::{Model, Open, Prediction, is_chosen};
+use crate::effort;
 use crate::ops::OpStream;
 use crate::policies::OptionError;
 
@@ -17,8 +18,7 @@ use crate::policies::OptionError;
 /// larger than which. Of 153 answers about programs on an H100 151 lay inside with four drawn, and all with sixteen, in ranges that were a
 /// twentieth wider.
 const MOST_OTHERS: usize = 6;
-/// The same of runs with so many requests, each of which takes a second's part to replay: of 372 answers 371 lie inside with four.
-const LONG: usize = 500_000;
+/// The same of long runs, each of which takes a second's part to replay: of 372 answers 371 lie inside with four.
 const OTHERS_OF_LONG: usize = 4;
 
 /// What else may be asked for, of which each is as large as the recorded run, and is therefore made when it is looked at.
@@ -48,7 +48,7 @@ impl<'a> Others<'a> {
             || !growth.is_empty()
             || model.others.iter().any(Option::is_some);
         let ends: &[Which] = if is_common { &[Which::Low, Which::High] } else { &[] };
-        let is_long = model.base().stream.allocations.len() > LONG;
+        let is_long = !effort::DRAWS.covers(model.base().stream.allocations.len());
         let most = if is_long { OTHERS_OF_LONG } else { MOST_OTHERS };
         let n_any = if open.iter().any(Open::is_chosen) { most - ends.len() } else { 0 };
         let any = (0..n_any as u64).map(Which::Any);

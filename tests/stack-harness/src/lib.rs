@@ -9,9 +9,15 @@ mod elf;
 #[path = "../../../shim/src/kernel.rs"]
 #[allow(dead_code, unused_imports, reason = "the shim uses what the harness does not")]
 mod kernel;
+#[path = "../../../shim/src/own.rs"]
+#[allow(dead_code, unused_imports, reason = "the shim uses what the harness does not")]
+mod own;
 #[path = "../../../shim/src/stack/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "the shim uses what the harness does not")]
 mod stack;
+#[path = "../../../shim/src/valgrind.rs"]
+#[allow(dead_code, unused_imports, reason = "the shim uses what the harness does not")]
+mod valgrind;
 
 #[path = "../../../recorder/src/merge_stack.rs"]
 pub mod merge_stack;

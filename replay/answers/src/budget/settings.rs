@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use gputrace_schemas::event::{Bytes, Nanos};
+use gputrace_sim::effort;
 use gputrace_sim::ops::{AllocId, Op, OpStream, Others};
 use gputrace_sim::policies::torch;
 use gputrace_sim::whatif::{Laboratory, Other, Question};
@@ -26,8 +27,6 @@ const STEP: u64 = 32 << 20;
 const UNIT: u64 = 512;
 /// What takes less than this part of the largest block of a cache is beside it.
 const SMALL: u64 = 1000;
-/// Requests of longer runs are not replayed as often.
-const LONG: usize = 2_000_000;
 
 /// What the replays need.
 pub(super) struct Course<'a> {
@@ -100,7 +99,7 @@ impl Course<'_> {
             |question: Question| Question { other: held.map_or(question.other, Other::Bytes), ..question };
         let question = at_most(bench.question(torch::NAME, &recorded));
         rows.push(runs.row("as recorded", stream, &question, 0)?);
-        if !recorded.contains("expandable_segments:True") && stream.n_requests() < LONG {
+        if !recorded.contains("expandable_segments:True") && effort::SERVER.covers(stream.n_requests()) {
             let options = match recorded.is_empty() {
                 true => "expandable_segments:True".to_owned(),
                 false => format!("{recorded},expandable_segments:True"),
@@ -113,7 +112,7 @@ impl Course<'_> {
             )?);
         }
         if let Ok(ids) = &ids
-            && stream.n_requests() < LONG
+            && effort::SERVER.covers(stream.n_requests())
         {
             rows.extend(self.without_graphs(&runs, stream, &question, ids)?);
         }

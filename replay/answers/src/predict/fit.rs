@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use gputrace_schemas::event::Bytes;
 use gputrace_sim::cores::on_all_cores;
+use gputrace_sim::effort;
 use gputrace_sim::policies::OptionError;
 use gputrace_sim::predict::{Model, Prediction};
 use gputrace_sim::tune;
@@ -18,8 +19,6 @@ use super::super::whatif::named;
 use super::{Asked, Oracle, Setting, Values, values_json};
 use gputrace_report::model::{Mood, Section, Table, Value};
 
-/// Of runs with more requests and frees `--fit` looks at the neighbours of the largest value alone.
-const MOST_LOOKED_AROUND: usize = 200_000;
 /// Bytes of predictions that `--fit` keeps, to ask them of the next setting.
 const MOST_KEPT: usize = 512 << 20;
 
@@ -132,7 +131,7 @@ impl Oracle<'_> {
         };
         let start = kept.at[kept.index];
         let likely = |value: u64| ask(value, &|prediction| prediction.fits_likely(&question));
-        let takes_long = self.bench.stream.ops.len() > MOST_LOOKED_AROUND;
+        let takes_long = !effort::NEIGHBOURS.covers(self.bench.stream.ops.len());
         let around = |value: u64| {
             Ok(match kept.predict(value)?.known.is_lawful() {
                 _ if takes_long => Around::Nowhere,

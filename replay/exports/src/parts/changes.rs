@@ -1,4 +1,4 @@
-//! Every change of memory as a row: what tables are made of (CSV, JSON lines, Parquet, SQLite).
+//! Every change of memory as a row: what tables are made of (CSV, JSON lines, Parquet).
 
 use std::io;
 

@@ -4,4 +4,3 @@ pub mod changes;
 pub(super) mod events;
 pub mod parquet;
 pub(super) mod protobuf;
-pub(super) mod sqlite_file;

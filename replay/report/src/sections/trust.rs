@@ -69,6 +69,9 @@ fn build(story: &Story) -> Option<Section> {
         section = section.table(before_attach(story)).line(Mood::Warning, text);
     }
     section = section.lines(shared(story).into_iter().map(|text| (Mood::Note, text)));
+    section = section.lines(said(ledger).map(|text| {
+        (Mood::Warning, format!("gputrace said this, and standard error did not take it: {text}"))
+    }));
     if !ledger.notes.is_empty() {
         let notes = match ledger.notes.len() {
             1 => "1 note".to_owned(),
@@ -126,6 +129,11 @@ fn stacks_min_size(ledger: &Ledger) -> Option<u64> {
     told.parse().ok()
 }
 
+/// Messages of the library and the recorder that standard error did not take.
+fn said(ledger: &Ledger) -> impl Iterator<Item = &str> {
+    ledger.notes.iter().filter_map(|(_, note)| note.strip_prefix("gputrace.said="))
+}
+
 /// Why no address of the process can be named.
 fn mappings_unread(ledger: &Ledger) -> Option<&str> {
     ledger.notes.iter().find_map(|(_, note)| note.strip_prefix("mappings=unread: "))
@@ -146,6 +154,14 @@ fn python_frames_unseen(ledger: &Ledger) -> Option<&str> {
 mod tests {
     use super::*;
     use gputrace_trace::scene::recording;
+
+    #[test]
+    fn what_standard_error_did_not_take_is_in_the_report() {
+        let scene = "Alloc addr=a bytes=1K by=app\nnote gputrace.said=the recorder was killed";
+        let story = Story::of("t.gtr", &recording(scene));
+        let shown = format!("{:?}", build(&story));
+        assert!(shown.contains("standard error did not take it: the recorder was killed"), "{shown}");
+    }
 
     #[test]
     fn what_came_before_the_library_did_is_one_row_by_the_drivers_figure() {

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Context;
 use object::elf;
 use object::read::elf::{Dyn, FileHeader, ProgramHeader, Sym};
-use object::{Endianness, FileKind};
+use object::{Endianness, FileKind, ReadCache, ReadRef};
 
 /// An ELF file.
 pub(crate) struct Elf {
@@ -27,9 +27,13 @@ pub(crate) struct Elf {
 impl Elf {
     /// Reads a file; `None` if it is not an ELF file.
     pub(crate) fn open(path: &Path) -> anyhow::Result<Option<Elf>> {
-        let data = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let unread = || format!("cannot read {}", path.display());
+        let file = std::fs::File::open(path).with_context(unread)?;
+        anyhow::ensure!(!file.metadata().with_context(unread)?.is_dir(), "{}: it is a folder", unread());
+        // Only the sections that are asked for are read: most of a file is code and debug information.
+        let data = ReadCache::new(file);
         let damaged = || format!("{} is a damaged ELF file", path.display());
-        match FileKind::parse(&*data) {
+        match FileKind::parse(&data) {
             Ok(FileKind::Elf64) => {
                 parse::<elf::FileHeader64<Endianness>>(&data).map(Some).with_context(damaged)
             }
@@ -41,7 +45,7 @@ impl Elf {
     }
 }
 
-fn parse<H: FileHeader<Endian = Endianness>>(data: &[u8]) -> anyhow::Result<Elf> {
+fn parse<'data, H: FileHeader<Endian = Endianness>>(data: impl ReadRef<'data>) -> anyhow::Result<Elf> {
     let header = H::parse(data)?;
     let endian = header.endian()?;
     let sections = header.sections(endian, data)?;
@@ -91,12 +95,12 @@ fn glibc_version(name: &str) -> Option<(u32, u32)> {
 
 /// Newest version that a C library's file defines.
 pub(crate) fn defined_glibc(path: &Path) -> Option<(u32, u32)> {
-    let data = std::fs::read(path).ok()?;
-    let header = elf::FileHeader64::<Endianness>::parse(&*data).ok()?;
+    let data = &ReadCache::new(std::fs::File::open(path).ok()?);
+    let header = elf::FileHeader64::<Endianness>::parse(data).ok()?;
     let endian = header.endian().ok()?;
-    let sections = header.sections(endian, &*data).ok()?;
-    let (mut definitions, link) = sections.gnu_verdef(endian, &*data).ok()??;
-    let strings = sections.strings(endian, &*data, link).ok()?;
+    let sections = header.sections(endian, data).ok()?;
+    let (mut definitions, link) = sections.gnu_verdef(endian, data).ok()??;
+    let strings = sections.strings(endian, data, link).ok()?;
     let mut newest = None;
     while let Ok(Some((_, mut names))) = definitions.next() {
         while let Ok(Some(name)) = names.next() {

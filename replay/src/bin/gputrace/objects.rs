@@ -122,14 +122,30 @@ pub(crate) fn write_by<T>(
     write: impl FnOnce(&Path) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     is_free(url, force)?;
-    let path = std::env::temp_dir().join(format!("gputrace.{}.out.part", std::process::id()));
+    let folder = own_folder().context("cannot write to the folder for temporary files")?;
+    let path = folder.join("out.part");
     let written = write(&path).and_then(|told| {
         put(&path, url)?;
         Ok(told)
     });
     // Nothing of it is of use by itself.
-    let _ = std::fs::remove_file(&path);
+    let _ = std::fs::remove_dir_all(&folder);
     written
+}
+
+/// A new folder that nobody else can write to: others may know the names of temporary files in advance.
+fn own_folder() -> io::Result<PathBuf> {
+    use std::os::unix::fs::DirBuilderExt;
+    let mut last = io::ErrorKind::AlreadyExists.into();
+    for n in 0..100 {
+        let folder = std::env::temp_dir().join(format!("gputrace.{}.{n}.out", std::process::id()));
+        match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
+            Ok(()) => return Ok(folder),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => last = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(last)
 }
 
 fn is_free(url: &Path, force: bool) -> anyhow::Result<()> {

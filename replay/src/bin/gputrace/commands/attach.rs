@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 
 use clap::{ArgMatches, Args, ValueEnum};
 use gputrace_recorder::attach::{Answered, Page, Refusal, Seen, processes};
+use gputrace_recorder::left::Left;
 use gputrace_recorder::{late, variables};
 use gputrace_schemas::printable::{Screen, printable};
 use gputrace_schemas::reader::Trace;
 use serde_json::{Value, json};
 
 use super::Verb;
+use super::parts::left;
 use crate::show::{CANNOT_KNOW, complain};
 
 pub(super) const VERB: Verb = Verb::new::<AttachArgs>("attach", attach);
@@ -23,6 +25,8 @@ pub(super) const PS: Verb = Verb::new::<PsArgs>("ps", ps);
 const DEFAULT: &str = "gputrace-%e.%h.%p.%n.gtr";
 /// How long a recorder may take at least to name its trace.
 const NAMING: Duration = Duration::from_secs(5);
+/// How long a process is asked, at most, to unmap the ring that one of its threads was still writing to.
+const TIDYING: Duration = Duration::from_secs(2);
 
 /// Begins a recording of a process that runs already
 ///
@@ -72,7 +76,7 @@ pub(super) struct DetachArgs {
 
 /// Lists the processes of this machine that use a GPU, and whether they are or can be recorded
 ///
-/// Of each that cannot be recorded: why, and what to change.
+/// Of each that cannot be recorded: why, and what to change. Below them: what recordings left behind in memory, and what to do about it.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -193,7 +197,11 @@ fn end(pid: u32, patience: Duration) -> anyhow::Result<Result<PathBuf, ExitCode>
     let library = super::record::library().unwrap_or_default();
     let asked = Page::find(pid).and_then(|page| {
         let found = (page.trace(), page.ring(), page.recorder().filter(|it| lives(*it)));
-        Ok((late::sleep(&page, pid, &library, patience)?, found))
+        let answered = late::sleep(&page, pid, &library, patience)?;
+        if answered == Answered::Yes {
+            page.tidy(patience.min(TIDYING));
+        }
+        Ok((answered, found))
     });
     let (trace, ring, recorder) = match asked {
         Ok((Answered::Yes, found)) => found,
@@ -232,10 +240,17 @@ fn lives(pid: u32) -> bool {
 
 fn ps(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: PsArgs = super::parsed(matches)?;
-    let listing = processes();
+    let (listing, left) = (processes(), Left::find());
     if args.json {
         let processes: Vec<Value> = listing.processes.iter().map(as_json).collect();
-        let answer = json!({ "schema": "gputrace.ps/1", "processes": processes, "unseen": listing.n_unseen });
+        let answer = json!({
+            "schema": "gputrace.ps/1",
+            "processes": processes,
+            "unseen": listing.n_unseen,
+            "rings": left::rings_as_json(&left),
+            "logs": left::logs_as_json(&left),
+            "rings_of_others": left.n_of_others,
+        });
         writeln!(out.json(), "{answer}")?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -254,6 +269,13 @@ fn ps(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     if listing.n_unseen != 0 {
         let n = listing.n_unseen;
         writeln!(out, "{n} processes of others may not be looked at: root sees whether they use a GPU")?;
+    }
+    let left = left::lines(&left);
+    if !left.is_empty() {
+        writeln!(out, "\nLeft behind in memory:")?;
+    }
+    for line in left {
+        writeln!(out, "  {}", printable(&line))?;
     }
     Ok(ExitCode::SUCCESS)
 }

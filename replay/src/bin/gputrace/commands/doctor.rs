@@ -1,10 +1,10 @@
 //! `gputrace doctor`: whether recording can work here, and what is wrong with a trace.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Args};
+use gputrace_recorder::left::Left;
 use gputrace_replay::ledger::books_audit::BooksAudit;
 use gputrace_replay::report::model::{Mood, Part, Report, Section, Table, Value};
 use gputrace_replay::story::Story;
@@ -16,6 +16,7 @@ use gputrace_schemas::printable::Screen;
 use gputrace_schemas::reader;
 
 use super::Verb;
+use super::parts::left;
 use super::record::{self, Found};
 use crate::elf::{self, Elf};
 use crate::show::{FILES, Gate, Named, ShowArgs};
@@ -195,19 +196,10 @@ fn shared_memory(section: Section) -> Section {
     section.line(Mood::Warning, text)
 }
 
-/// Rings that nobody drains: they take memory until somebody does.
-fn left_behind(mut section: Section) -> Section {
-    for ring in gputrace_recorder::rings_of(None).iter().filter(|ring| gputrace_recorder::is_left(ring)) {
-        let size = std::fs::metadata(ring).map_or(0, |data| data.blocks().saturating_mul(512));
-        let text = format!(
-            "{ring} has what a program left that had no recorder, or whose recorder was ended ({size}): `gputrace recover {ring}` makes a \
-             trace of it",
-            ring = ring.display(),
-            size = bytes(Bytes(size)),
-        );
-        section = section.line(Mood::Warning, text);
-    }
-    section
+/// Rings that no recorder drains: they take memory until somebody makes traces of them.
+fn left_behind(section: Section) -> Section {
+    let lines = left::lines(&Left::find());
+    lines.into_iter().fold(section, |section, line| section.line(Mood::Warning, line))
 }
 
 fn driver(section: Section) -> Section {

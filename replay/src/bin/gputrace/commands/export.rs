@@ -1,14 +1,14 @@
 //! `gputrace export`: traces for other tools.
 
-use std::fs::OpenOptions;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{ArgMatches, Args};
-use gputrace_replay::exports::{EXPORTS, Request, Takes};
+use gputrace_recorder::output_file::{self, Existing, Place, WholeFile};
+use gputrace_replay::exports::{EXPORTS, GONE, Request, Takes};
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
 
@@ -68,11 +68,16 @@ pub(super) struct ExportArgs {
 }
 
 fn formats() -> PossibleValuesParser {
-    PossibleValuesParser::new(EXPORTS.iter().map(|it| PossibleValue::new(it.name).help(it.summary)))
+    let formats = EXPORTS.iter().map(|it| PossibleValue::new(it.name).help(it.summary));
+    let gone = GONE.iter().map(|(name, _)| PossibleValue::new(*name).hide(true));
+    PossibleValuesParser::new(formats.chain(gone))
 }
 
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: ExportArgs = super::parsed(matches)?;
+    if let Some((_, instead)) = GONE.iter().find(|(name, _)| *name == args.format) {
+        bail!("there is no format {} any more: {instead}", args.format);
+    }
     let traces = show::paths(&args.traces)?;
     let Some(export) = EXPORTS.iter().find(|export| export.name == args.format) else {
         bail!("no format {}", args.format);
@@ -81,6 +86,9 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let is_for_terminal = args.output.as_ref().is_none_or(|path| path.as_os_str() == "-");
     if is_for_terminal && export.is_binary && std::io::stdout().is_terminal() {
         bail!("{} is binary: write it to a file (-o FILE) or into a pipe", args.format);
+    }
+    if let Some(path) = args.output.as_ref().filter(|_| !is_for_terminal) {
+        check_place(path, args.force)?;
     }
     // What is shown on the terminal shows that something is done.
     let is_shown = is_for_terminal && std::io::stdout().is_terminal();
@@ -123,30 +131,30 @@ pub(super) fn write_whole(
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> anyhow::Result<()> {
     let cannot = || format!("cannot write {}", path.display());
-    if objects::is_written(path)? {
+    check_place(path, force)?;
+    if objects::is_url(path) {
         return objects::write(path, force, write);
     }
-    let is_there = path.symlink_metadata().is_ok();
-    if is_there && !force {
-        bail!("{} exists; -F overwrites it", path.display());
-    }
-    // Devices, pipes and links keep what they are.
-    let is_replaced = !is_there || path.symlink_metadata().is_ok_and(|it| it.is_file());
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}.part", std::process::id()));
-    let target = if is_replaced { Path::new(&beside) } else { path };
-    let file = OpenOptions::new().write(true).create(true).truncate(true).open(target);
-    let mut file = BufWriter::new(file.with_context(cannot)?);
+    let existing = if force { Existing::IsReplaced } else { Existing::Stays };
+    let whole = WholeFile::begin(path, existing).map_err(|unfit| anyhow!("{unfit}"))?;
+    let mut file = BufWriter::new(whole.file());
     let written = write(&mut file).and_then(|()| file.flush());
-    let written = match is_replaced {
-        true => written.and_then(|()| std::fs::rename(target, path)),
-        false => written,
-    };
-    if is_replaced && written.is_err() {
-        // Nothing is left of what failed; that this fails as well would tell nobody more.
-        let _ = std::fs::remove_file(target);
+    drop(file);
+    // What failed leaves nothing.
+    written.and_then(|()| whole.finish()).with_context(cannot)
+}
+
+/// Refuses a name under which no file may be written. For verbs that read for long before they write.
+pub(super) fn check_place(path: &Path, force: bool) -> anyhow::Result<()> {
+    let is_url = objects::is_written(path)?;
+    let place = if is_url { Place::Free } else { output_file::look(path)? };
+    match place {
+        Place::Free if is_url && !force && objects::exists(path)? => {
+            bail!("{} exists; -F overwrites it", path.display())
+        }
+        Place::File(_) if !force => bail!("{} exists; -F overwrites it", path.display()),
+        Place::Free | Place::File(_) => Ok(()),
     }
-    written.with_context(cannot)
 }
 
 /// What was asked for can be done in this format.

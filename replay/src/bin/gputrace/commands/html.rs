@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::bail;
 use clap::{ArgMatches, Args};
 use gputrace_replay::analyse::categories::Categories;
 use gputrace_replay::page::{Chapter, Page, Placed, Store};
@@ -20,8 +19,7 @@ use gputrace_schemas::printable::Screen;
 use gputrace_sim::bytes::iec;
 
 use super::Verb;
-use super::export::write_whole;
-use crate::objects;
+use super::export::{check_place, write_whole};
 use crate::show::{self, TraceArgs, complain};
 
 pub(super) const VERB: Verb = Verb::new::<HtmlArgs>("html", run);
@@ -57,9 +55,7 @@ fn run(matches: &ArgMatches, _out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: HtmlArgs = super::parsed(matches)?;
     let paths = args.traces.paths()?;
     let output = args.output.unwrap_or_else(|| named_after(&paths[0]));
-    if !args.force && objects::exists(&output)? {
-        bail!("{} exists; -F overwrites it", output.display());
-    }
+    check_place(&output, args.force)?;
     let n_traces = paths.len();
     let (read, all) = show::read_all(&paths, |path| chapter(path, args.redact, n_traces, None));
     if read.is_empty() {

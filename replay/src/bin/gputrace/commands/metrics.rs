@@ -1,9 +1,11 @@
 //! `gputrace metrics`: the figures of `gputrace top` for Prometheus, OpenTelemetry, Pyroscope and Parca.
 
+use std::cell::OnceCell;
 use std::io::Write;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -13,17 +15,16 @@ use gputrace_schemas::printable::Screen;
 use super::Verb;
 use super::parts::live::find::Which;
 use super::parts::live::{Drivers, Scene};
+use crate::http::{Answer, Guard, Host, Refusal, Request, Server, host};
 use crate::show::complain;
 
+mod client;
 mod families;
-mod http;
 mod openmetrics;
 mod otlp;
 mod push;
-mod server;
 
-use push::Push;
-use server::Server;
+use push::{Push, Pusher};
 
 pub(super) const VERB: Verb = Verb::new::<MetricsArgs>("metrics", run);
 
@@ -38,12 +39,14 @@ const STEP: Duration = Duration::from_millis(500);
 Examples:
   gputrace metrics                                      # http://127.0.0.1:9464/metrics, of all that you are recording
   gputrace metrics --listen 0.0.0.0:9464 job/           # for others too: anybody who reaches the port can read it
+  gputrace metrics --listen 0.0.0.0:9464 --host trainer # Prometheus knows this container as trainer
   gputrace metrics --push pprof http://pyroscope:4040   # profiles of what is held, every 15 seconds
   gputrace metrics --push otlp http://collector:4318 --every 60
   gputrace metrics --once                               # the text, once
 
 Names and labels are those of DCGM's exporter (DCGM_FI_DEV_FB_USED), OpenTelemetry's (hw_gpu_memory_usage_bytes) and our own \
-(gputrace_*); docs/LIVE.md lists them. The traced processes are not touched: see `gputrace top --help`.")]
+(gputrace_*); docs/LIVE.md lists them. Requests must name this machine as their host: by an address, as localhost, by its host \
+name, or by a name given with --host. The traced processes are not touched: see `gputrace top --help`.")]
 pub(super) struct MetricsArgs {
     /// A process by its number, a folder of traces that are being written, or traces [default: all of this user's]
     #[arg(value_name = "PID|DIR|TRACE")]
@@ -52,6 +55,10 @@ pub(super) struct MetricsArgs {
     /// Address to serve /metrics at [default: 127.0.0.1:9464, where nothing is pushed]
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<String>,
+
+    /// Another name that scrapers use for this machine; may be repeated
+    #[arg(long, value_name = "NAME")]
+    host: Vec<String>,
 
     /// Push profiles (pprof: Pyroscope, or Parca where the URL ends in /profiles/writeraw) or metrics (otlp); plain http:// only
     #[arg(long, num_args = 2, value_names = ["pprof|otlp", "URL"], action = clap::ArgAction::Append)]
@@ -82,53 +89,108 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let asked = args.listen.as_deref().or(pushes.is_empty().then_some(LISTEN));
-    let server = asked.map(listen).transpose()?;
+    let mut server = asked.map(|asked| Scraped::listen(asked, args.host)).transpose()?;
     if let Some(server) = &server {
-        writeln!(out, "http://{}/metrics", server.address())?;
+        writeln!(out, "http://{}/metrics", server.server.address()?)?;
         out.flush()?;
     }
-    serve(&mut scene, server.as_ref(), &pushes, Duration::from_secs(args.every))
-}
-
-fn listen(asked: &str) -> anyhow::Result<Server> {
-    let addresses =
-        asked.to_socket_addrs().with_context(|| format!("--listen {asked}: write ADDRESS:PORT"))?;
-    let addresses: Vec<SocketAddr> = addresses.collect();
-    if addresses.iter().any(|address| !address.ip().is_loopback()) {
-        complain!(
-            "{asked} is not this machine alone: whoever reaches it can read names of programs, call sites' owners and sizes"
-        );
-    }
-    Server::bind(&addresses).with_context(|| format!("cannot listen at {asked}"))
+    let pushers = pushes.into_iter().map(Pusher::start).collect::<anyhow::Result<Vec<Pusher>>>()?;
+    serve(&mut scene, server.as_mut(), pushers, Duration::from_secs(args.every))
 }
 
 /// Until it is ended.
 fn serve(
     scene: &mut Scene,
-    server: Option<&Server>,
-    pushes: &[Push],
+    mut server: Option<&mut Scraped>,
+    mut pushers: Vec<Pusher>,
     every: Duration,
 ) -> anyhow::Result<ExitCode> {
     let mut due = Instant::now() + every.min(STEP);
-    let mut failed: Vec<Option<String>> = vec![None; pushes.len()];
     loop {
         let is_behind = scene.advance(256);
         let patience = if is_behind { Duration::ZERO } else { STEP };
-        match server {
-            Some(server) => server.answer(patience, || openmetrics::text(&families::of(&scene.figures())))?,
+        match &mut server {
+            Some(server) => server.turn(patience, scene)?,
             None => std::thread::sleep(patience),
         }
-        if Instant::now() < due {
-            continue;
-        }
-        due = Instant::now() + every;
-        for (push, failed) in pushes.iter().zip(&mut failed) {
-            let error = push.send(scene).err().map(|error| format!("{error:#}"));
-            // Once for each way in which it fails; the next one may not.
-            if let Some(error) = error.as_ref().filter(|_| error != *failed) {
-                complain!("{error}");
-            }
-            *failed = error;
+        if Instant::now() >= due {
+            due = Instant::now() + every;
+            pushers.iter_mut().for_each(|pusher| pusher.push(scene));
         }
     }
+}
+
+/// What Prometheus asks.
+struct Scraped {
+    server: Server,
+    guard: Guard,
+    /// Names that requests were refused for, which are reported once each.
+    strangers: Vec<String>,
+}
+
+/// Names that are reported: anybody can make up more.
+const MOST_STRANGERS: usize = 8;
+
+impl Scraped {
+    fn listen(asked: &str, mut names: Vec<String>) -> anyhow::Result<Scraped> {
+        let addresses =
+            asked.to_socket_addrs().with_context(|| format!("--listen {asked}: write ADDRESS:PORT"))?;
+        let addresses: Vec<SocketAddr> = addresses.collect();
+        if addresses.iter().any(|address| !address.ip().is_loopback()) {
+            complain!(
+                "{asked} is not this machine alone: whoever reaches it can read names of programs, call sites' owners and sizes"
+            );
+        }
+        let listener = TcpListener::bind(&*addresses).with_context(|| format!("cannot listen at {asked}"))?;
+        names.extend(asked.rsplit_once(':').map(|(name, _)| name.to_owned()));
+        let own = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        names.extend([own.trim(), own.trim().split('.').next().unwrap_or_default()].map(str::to_owned));
+        let names = names.iter().map(|name| name.trim_end_matches('.').to_ascii_lowercase());
+        let names = names.filter(|name| !name.is_empty()).collect();
+        let server = Server::new(listener).with_context(|| format!("cannot listen at {asked}"))?;
+        Ok(Scraped { server, guard: Guard::Machine(names), strangers: vec![] })
+    }
+
+    /// Waits for at most so long, and answers whoever has come meanwhile.
+    fn turn(&mut self, patience: Duration, scene: &mut Scene) -> anyhow::Result<()> {
+        // The same for all that ask at the same time.
+        let made = OnceCell::new();
+        let mut text = || {
+            made.get_or_init(|| Arc::new(openmetrics::text(&families::of(&scene.figures())).into_bytes()))
+                .clone()
+        };
+        let (guard, strangers) = (&self.guard, &mut self.strangers);
+        let turned = self.server.turn(patience, &mut |_, request| {
+            Some(match guard.admit(request) {
+                Ok(()) => answer(request, &mut text),
+                Err(Refusal::Host) => misdirected(request, strangers),
+                Err(refusal) => refusal.into(),
+            })
+        });
+        turned.context("cannot wait for requests")
+    }
+}
+
+fn answer(request: &Request, text: &mut dyn FnMut() -> Arc<Vec<u8>>) -> Answer {
+    match request.path() {
+        "/metrics" => Answer::of(openmetrics::TYPE, text()),
+        "/" => Answer::text("gputrace metrics: see /metrics\n"),
+        _ => Answer::refused(Refusal::Unknown, "see /metrics\n"),
+    }
+}
+
+/// Refuses a request for another host, and says how it is answered if that is a name of this machine.
+fn misdirected(request: &Request, strangers: &mut Vec<String>) -> Answer {
+    let named = request.authority.as_deref().or(request.header("host").ok().flatten()).and_then(host);
+    if let Some((Host::Name(name), _)) = named
+        && strangers.len() < MOST_STRANGERS
+        && !strangers.contains(&name)
+    {
+        complain!("refused a request for the host {name}: if that is this machine, start with --host {name}");
+        strangers.push(name);
+    }
+    Answer::refused(
+        Refusal::Host,
+        "this host name is not known to gputrace metrics: start it with --host NAME, or ask by address\n",
+    )
 }

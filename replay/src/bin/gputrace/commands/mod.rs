@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::bail;
+use clap::error::{ContextKind, ContextValue};
 use clap::{ArgMatches, Args, Command, FromArgMatches, Id};
 use gputrace_replay::reduce::{Summary, is_summary};
 use gputrace_schemas::printable::{Screen, is_obeyed, printable};
@@ -17,7 +19,6 @@ mod diff;
 mod doctor;
 mod export;
 mod html;
-mod import;
 mod leaks;
 mod manual;
 mod map;
@@ -112,7 +113,6 @@ const VERBS: &[Verb] = &[
     upload::VERB,
     export::VERB,
     doctor::VERB,
-    import::VERB,
     recover::VERB,
     symbolise::VERB,
     recorder::VERB,
@@ -120,6 +120,10 @@ const VERBS: &[Verb] = &[
     alarm::VERB,
     manual::VERB,
 ];
+
+/// Verbs that there were, and what has taken their place.
+const GONE: [(&str, &str); 1] =
+    [("import", "`gputrace replay TRACE` says how well a snapshot or a trace is understood")];
 
 /// In the help of every verb but `record`; docs/EXIT-CODES.md has the whole.
 const EXIT_STATUS: &str = "\
@@ -161,7 +165,10 @@ fn front() -> Command {
 pub(crate) fn run(out: &mut Screen) -> anyhow::Result<ExitCode> {
     let matches = match command().try_get_matches() {
         Ok(matches) => matches,
-        Err(error) => wrong(error).exit(),
+        Err(error) => match gone(&error) {
+            Some((verb, instead)) => bail!("there is no `gputrace {verb}` any more: {instead}"),
+            None => wrong(error).exit(),
+        },
     };
     let Some((name, arguments)) = matches.subcommand() else { return Ok(ExitCode::from(2)) };
     match VERBS.iter().find(|verb| verb.name == name) {
@@ -175,6 +182,14 @@ pub(crate) fn run(out: &mut Screen) -> anyhow::Result<ExitCode> {
             (verb.run)(arguments, out)
         }
         None => Ok(ExitCode::from(2)),
+    }
+}
+
+/// The verb that was asked for, where there was one of that name.
+fn gone(error: &clap::Error) -> Option<(&'static str, &'static str)> {
+    match error.get(ContextKind::InvalidSubcommand) {
+        Some(ContextValue::String(asked)) => GONE.into_iter().find(|(verb, _)| verb == asked),
+        _ => None,
     }
 }
 

@@ -21,9 +21,9 @@ use self::job::Job;
 use self::runs::{Runs, words};
 use self::search::Search;
 use super::Verb;
+use super::export::check_place;
 use super::html::write_with;
 use super::replay::MachineArgs;
-use crate::objects;
 use crate::show::{self, ShowArgs, complain, shown};
 
 mod job;
@@ -187,9 +187,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         if args.runs.iter().filter_map(|(_, path)| path.as_ref()).any(|path| show::is_folder(path)) {
             bail!("{ONE_PROCESS}");
         }
-        if !args.force && objects::exists(html)? {
-            bail!("{} exists; -F overwrites it", html.display());
-        }
+        check_place(html, args.force)?;
     }
     let Made { maker, mut runs } = made(args.runs, args.command, args.traces)?;
     if let Some(maker) = maker.filter(|_| asked.fit.is_some()) {

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 
 use clap::{ArgMatches, Args};
+use gputrace_recorder::messages::{say, say_report};
 use gputrace_recorder::{FollowUp, Oom};
 use gputrace_replay::answers::postmortem::{Postmortem, remedies_sections};
 use gputrace_replay::answers::whatif::Machine;
@@ -18,8 +19,7 @@ use gputrace_schemas::event::Bytes;
 use gputrace_schemas::printable::{Screen, printable};
 
 use super::Verb;
-use crate::show::complain;
-use crate::show::{say_shown, stderr_style};
+use crate::show::stderr_style;
 
 /// The program is the recorder too, and then a guest whose words must not be taken for the host's.
 #[global_allocator]
@@ -49,22 +49,22 @@ fn run(matches: &ArgMatches, _out: &mut Screen) -> anyhow::Result<ExitCode> {
     Ok(gputrace_recorder::daemon_main(given.flatten(), answer))
 }
 
-/// Says on the program's standard error why it ran out of memory, whatever the program makes of that.
+/// Says on the program's standard error why it ran out of memory, as far as that takes it without waiting.
 fn answer(oom: &Oom) -> Option<FollowUp> {
     if !oom.full {
-        complain!("{}", one_line(oom));
+        say(&one_line(oom));
         return None;
     }
     let source = match Source::open_prefix(&oom.trace, oom.length) {
         Ok(source) => source,
         Err(error) => {
-            complain!("cannot say why memory ran out: {:#}", anyhow::Error::from(error));
+            say(&format!("cannot say why memory ran out: {:#}", anyhow::Error::from(error)));
             return None;
         }
     };
     let postmortem = Postmortem::of(&source);
     if !is_news(oom, &postmortem.story) {
-        complain!("{}", one_line(oom));
+        say(&one_line(oom));
         return None;
     }
     say_sections(oom, report::part(&postmortem.story, postmortem.sections()));
@@ -141,5 +141,6 @@ fn say_sections(oom: &Oom, part: Part) {
     let marked: String = words.lines().map(|line| format!("{MARK}{line}\n")).collect();
     let trace = oom.trace.display().to_string();
     let end = format!("{MARK}more: gputrace oom {}\n", printable(&trace));
-    say_shown((marked + &end).as_bytes());
+    let instead = format!("standard error did not take why memory ran out: `gputrace oom {trace}` shows it");
+    say_report((marked + &end).as_bytes(), &instead);
 }

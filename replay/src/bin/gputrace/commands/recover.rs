@@ -1,22 +1,25 @@
-//! `gputrace recover`: a trace from a ring that was left behind.
+//! `gputrace recover`: traces from rings that were left behind.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Args};
+use gputrace_recorder::left::{Fate, Left, Log};
 use gputrace_recorder::{Options, Overwrite};
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;
+use super::parts::left;
 use crate::show::{CANNOT_KNOW, complain, shown};
 
 pub(super) const VERB: Verb = Verb::new::<RecoverArgs>("recover", run);
 
-/// Makes a trace from a ring whose recorder is gone
+/// Makes traces from rings whose recorders are gone
 ///
-/// Where no recorder could be started, or it was killed, what was recorded is still in the ring: a file that
-/// libgputrace.so names on stderr, usually in /dev/shm. If the program still runs, recording continues from here.
+/// Where no recorder could be started, or it was killed, what was recorded is still in the ring: a file that libgputrace.so names on
+/// stderr, usually in /dev/shm. Without RING, makes traces of all of your rings whose processes have ended, and goes on with the next
+/// where one fails; `gputrace ps` lists them. With RING, if its program still runs, recording continues from here.
 ///
 /// Recording of a program in another container can only continue inside of that container. From outside, what it left
 /// can be read once it has ended, which the ring shows if libgputrace.so could lock the file. Only the owner of a ring can
@@ -24,11 +27,15 @@ pub(super) const VERB: Verb = Verb::new::<RecoverArgs>("recover", run);
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
+  gputrace recover                                       # all that you have
+  gputrace recover -o /data/traces/                      # the same, into that folder
   gputrace recover -o train.gtr RING                     # the file that libgputrace.so named
-  docker exec train gputrace recover -o train.gtr RING   # its program runs in a container")]
+  docker exec train gputrace recover -o train.gtr RING   # its program runs in a container
+
+Exit status: 0 if each trace is whole and nothing failed, 2 otherwise.")]
 pub(super) struct RecoverArgs {
-    /// The ring
-    #[arg(required = true, value_name = "RING")]
+    /// Rings [default: all of yours whose processes have ended]
+    #[arg(value_name = "RING")]
     rings: Vec<PathBuf>,
     /// Where the trace goes, as for `record`
     #[arg(short, long, value_name = "PATTERN")]
@@ -40,45 +47,118 @@ pub(super) struct RecoverArgs {
     #[arg(long)]
     keep: bool,
     /// The program has ended: do not look for it (where that cannot be seen from here)
-    #[arg(long)]
+    #[arg(long, requires = "rings")]
     process_is_gone: bool,
 }
 
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: RecoverArgs = super::parsed(matches)?;
-    let mut status = ExitCode::SUCCESS;
+    let mut all_whole = true;
+    if args.rings.is_empty() {
+        all_whole = everything(&args, out)?;
+    }
     for ring in &args.rings {
         let overwrite = if args.force { Overwrite::Replace } else { Overwrite::Refuse };
-        let options = Options {
-            output: args.output.clone(),
-            overwrite,
-            keep_ring: args.keep,
-            process_is_gone: args.process_is_gone,
-            ..Options::default()
-        };
-        match gputrace_recorder::record(ring, options) {
-            Ok(made) => {
-                let trace = shown(&made.trace);
-                writeln!(out, "{trace}: {} events of process {}", made.n_events, made.pid)?;
-                let losses = [
-                    (made.n_lost, "events were lost while the program ran"),
-                    (made.n_damaged, "records of the ring could not be read"),
-                    (made.n_dropped, "events could not be written"),
-                ];
-                for (count, what) in losses.into_iter().filter(|(count, _)| *count > 0) {
-                    writeln!(out, "{trace}: {count} {what}")?;
+        all_whole &= recovered(ring, overwrite, &args, out)?;
+    }
+    Ok(if all_whole { ExitCode::SUCCESS } else { ExitCode::from(CANNOT_KNOW) })
+}
+
+/// Makes traces of all rings of processes that have ended, and shows what recorders could say nowhere else. Whether all went well.
+fn everything(args: &RecoverArgs, out: &mut Screen) -> anyhow::Result<bool> {
+    let left = Left::find();
+    let mut all_well = true;
+    // Several processes may have had the same name and number.
+    let overwrite = if args.force { Overwrite::Replace } else { Overwrite::Number };
+    for ring in &left.rings {
+        let path = shown(&ring.path);
+        match &ring.process {
+            Fate::Ended => all_well &= recovered(&ring.path, overwrite, args, out)?,
+            Fate::Runs => writeln!(out, "{path}: {}", left::what_to_do(ring))?,
+            Fate::NothingRecorded if args.keep => writeln!(out, "{path}: nothing was recorded in it")?,
+            Fate::NothingRecorded => match std::fs::remove_file(&ring.path) {
+                Ok(()) => writeln!(out, "{path}: nothing was recorded in it; removed")?,
+                Err(error) => {
+                    all_well = false;
+                    complain!("cannot remove {path}: {error}");
                 }
-                if let Some(error) = made.error {
-                    complain!("{trace} is not whole: {error}");
-                    status = ExitCode::from(CANNOT_KNOW);
-                }
-                writeln!(out, "next: gputrace report {trace}")?;
-            }
-            Err(error) => {
-                complain!("{:#}", anyhow::Error::from(error));
-                status = ExitCode::from(CANNOT_KNOW);
+            },
+            Fate::Unknown(why) => {
+                all_well = false;
+                complain!("{why}");
             }
         }
     }
-    Ok(status)
+    for log in &left.logs {
+        all_well &= shown_and_removed(log, args.keep, out)?;
+    }
+    if left.n_of_others > 0 {
+        let n = left.n_of_others;
+        writeln!(out, "rings of other users: {n}, left as they are")?;
+    } else if left.rings.is_empty() && left.logs.is_empty() {
+        writeln!(out, "no ring of yours was left behind in /dev/shm or /tmp")?;
+    }
+    Ok(all_well)
+}
+
+/// Shows what a recorder could say nowhere else, and removes the file if nothing more can follow. Whether that went well.
+fn shown_and_removed(log: &Log, keep: bool, out: &mut Screen) -> anyhow::Result<bool> {
+    let path = shown(&log.path);
+    let text = match log.text() {
+        Ok(text) => text,
+        Err(error) => {
+            complain!("cannot read {path}: {error}");
+            return Ok(false);
+        }
+    };
+    writeln!(out, "{path}: the recorder of process {} said:", log.pid)?;
+    for line in text.lines() {
+        writeln!(out, "  {line}")?;
+    }
+    if keep || log.may_grow() {
+        return Ok(true);
+    }
+    if let Err(error) = std::fs::remove_file(&log.path) {
+        complain!("cannot remove {path}: {error}");
+        return Ok(false);
+    }
+    Ok(true)
+}
+
+/// Makes a trace of one ring. Whether it is whole.
+fn recovered(
+    ring: &Path,
+    overwrite: Overwrite,
+    args: &RecoverArgs,
+    out: &mut Screen,
+) -> anyhow::Result<bool> {
+    let options = Options {
+        output: args.output.clone(),
+        overwrite,
+        keep_ring: args.keep,
+        process_is_gone: args.process_is_gone,
+        ..Options::default()
+    };
+    let made = match gputrace_recorder::record(ring, options) {
+        Ok(made) => made,
+        Err(error) => {
+            complain!("{:#}", anyhow::Error::from(error));
+            return Ok(false);
+        }
+    };
+    let trace = shown(&made.trace);
+    writeln!(out, "{trace}: {} events of process {}", made.n_events, made.pid)?;
+    let losses = [
+        (made.n_lost, "events were lost while the program ran"),
+        (made.n_damaged, "records of the ring could not be read"),
+        (made.n_dropped, "events could not be written"),
+    ];
+    for (count, what) in losses.into_iter().filter(|(count, _)| *count > 0) {
+        writeln!(out, "{trace}: {count} {what}")?;
+    }
+    if let Some(error) = &made.error {
+        complain!("{trace} is not whole: {error}");
+    }
+    writeln!(out, "next: gputrace report {trace}")?;
+    Ok(made.error.is_none())
 }

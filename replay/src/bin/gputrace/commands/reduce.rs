@@ -13,7 +13,7 @@ use gputrace_schemas::event::Bytes;
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;
-use super::export::write_whole;
+use super::export::{check_place, write_whole};
 use crate::objects;
 use crate::show::{self, FILES, Named};
 
@@ -49,7 +49,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         _ if objects::is_written(&args.output)? && is_folder => {}
         (true, _) => std::fs::create_dir_all(&args.output)
             .with_context(|| format!("cannot make the folder {}", args.output.display()))?,
-        (false, [_]) => {}
+        (false, [_]) => check_place(&args.output, true)?,
         (false, many) => bail!("{} traces need a folder, not one file: -o summaries/", many.len()),
     }
     let (done, all_read) = show::read_all(&paths, |path| {

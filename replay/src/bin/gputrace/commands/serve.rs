@@ -2,19 +2,19 @@
 //!
 //! ```text
 //! browser ── /SECRET/ ─────────────> the page, made once
-//!         ── /SECRET/details?... ──> a few threads ──> one that has an index of the trace that was asked about last
+//!         ── /SECRET/details?... ──> a thread ──> another, which has an index of the trace that was asked about last
 //! ```
 //! The index is a file without a name that nobody else can open: what changed when, and what lay where. It is made while the page is, or
 //! where there are several traces when one is first asked about. Where it cannot be, a trace is read again for each answer.
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -26,17 +26,17 @@ use gputrace_schemas::printable::Screen;
 
 use super::Verb;
 use super::html::{Understood, chapter, page};
-use crate::http::{Door, Refusal, answer, head};
+use crate::http::{Answer, Refusal, Request, Server, Ticket, Waker};
 use crate::show::{self, TraceArgs, complain};
+
+mod door;
+
+use door::Door;
 
 pub(super) const VERB: Verb = Verb::new::<ServeArgs>("serve", run);
 
-/// Requests that are read at once; browsers open six connections.
-const N_THREADS: usize = 8;
-/// Connections, and questions, that wait beside these.
+/// Questions that wait while one is answered.
 const MOST_WAITING: usize = 8;
-/// A browser that waits longer has given up.
-const LONGEST_ANSWER: Duration = Duration::from_secs(120);
 
 /// Shows the page of `html` in a browser on this machine, with every detail of whatever part of a trace is looked at
 #[derive(Args)]
@@ -60,13 +60,17 @@ pub(super) struct ServeArgs {
     redact: bool,
 }
 
-/// Somebody looks closer at a part of a trace, and waits for it.
+/// A part of a trace that a page looks closer at.
 struct Question {
+    /// Who waits for the answer.
+    ticket: Ticket,
     trace: usize,
     /// In nanoseconds since it began.
     part: (u64, u64),
-    reply: Sender<Option<Vec<u8>>>,
 }
+
+/// What the page is given; `None` where it cannot be.
+type Details = (Ticket, Option<Vec<u8>>);
 
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: ServeArgs = super::parsed(matches)?;
@@ -93,68 +97,69 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     std::io::Write::write_fmt(out, format_args!("{}\n", door.address()))?;
     std::io::Write::flush(out)?;
     complain!("open this address in a browser of this machine; Ctrl-C ends it");
+    let server = Server::new(listener).context("cannot listen")?;
     let (ask, asked) = sync_channel(MOST_WAITING);
-    let visit = Arc::new(Visit { door, html, ask });
-    std::thread::Builder::new().name("door".into()).spawn(move || keep_door(&listener, &visit))?;
-    explain(&served, first, args.redact, &asked);
+    let (reply, replies) = channel();
+    let answers = Answers { reply, waker: server.waker()? };
+    let visit = Visit { door, html: Arc::new(html), ask };
+    std::thread::Builder::new().name("door".into()).spawn(move || keep_door(server, &visit, &replies))?;
+    explain(&served, first, args.redact, &asked, &answers);
     Ok(ExitCode::SUCCESS)
 }
 
 /// What every visitor is shown.
 struct Visit {
     door: Door,
-    html: Vec<u8>,
+    html: Arc<Vec<u8>>,
     ask: SyncSender<Question>,
 }
 
-/// Hands connections to a few threads.
-fn keep_door(listener: &TcpListener, visit: &Arc<Visit>) {
-    let (hand_over, handed) = sync_channel::<TcpStream>(MOST_WAITING);
-    let handed = Arc::new(Mutex::new(handed));
-    for _ in 0..N_THREADS {
-        let (handed, visit) = (Arc::clone(&handed), Arc::clone(visit));
-        std::thread::spawn(move || {
-            loop {
-                let next = handed.lock().map(|handed| handed.recv());
-                let Ok(Ok(mut stream)) = next else { return };
-                receive(&mut stream, &visit);
-            }
-        });
+/// Where answers to questions go.
+struct Answers {
+    reply: Sender<Details>,
+    waker: Waker,
+}
+
+impl Answers {
+    fn send(&self, ticket: Ticket, details: Option<Vec<u8>>) {
+        let _ = self.reply.send((ticket, details));
+        self.waker.wake();
     }
-    for stream in listener.incoming() {
-        match stream {
-            // Where many wait, those behind them wait in the kernel, which has a limit of its own.
-            Ok(stream) => {
-                if hand_over.send(stream).is_err() {
-                    return;
-                }
-            }
-            // Too many files are open: that passes.
-            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+}
+
+/// Answers requests, and sends on what is answered later.
+fn keep_door(mut server: Server, visit: &Visit, replies: &Receiver<Details>) {
+    loop {
+        let turned =
+            server.turn(Duration::from_secs(60), &mut |ticket, request| visit.receive(ticket, request));
+        if let Err(error) = turned {
+            complain!("cannot wait for requests: {error}");
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        for (ticket, details) in replies.try_iter() {
+            let answer = match details {
+                Some(details) => Answer::of("application/octet-stream", Arc::new(details)),
+                None => Refusal::Unknown.into(),
+            };
+            server.reply(ticket, &answer);
         }
     }
 }
 
-fn receive(stream: &mut TcpStream, visit: &Visit) {
-    let request = match head(stream) {
-        Ok(request) => request,
-        Err(refusal) => return answer(stream, Err(refusal)),
-    };
-    match visit.door.asked(&request) {
-        Ok("") => answer(stream, Ok(("text/html; charset=utf-8", &visit.html))),
-        Ok(path) => match details(path, visit) {
-            Ok(details) => answer(stream, Ok(("application/octet-stream", &details))),
-            Err(refusal) => answer(stream, Err(refusal)),
-        },
-        Err(refusal) => answer(stream, Err(refusal)),
+impl Visit {
+    fn receive(&self, ticket: Ticket, request: &Request) -> Option<Answer> {
+        match self.door.asked(request) {
+            Ok("") => Some(Answer::of("text/html; charset=utf-8", self.html.clone())),
+            Ok(path) => match part(path) {
+                Some((trace, part)) => {
+                    let asked = self.ask.try_send(Question { ticket, trace, part });
+                    asked.is_err().then(|| Refusal::Busy.into())
+                }
+                None => Some(Refusal::Unknown.into()),
+            },
+            Err(refusal) => Some(refusal.into()),
+        }
     }
-}
-
-fn details(path: &str, visit: &Visit) -> Result<Vec<u8>, Refusal> {
-    let (trace, part) = part(path).ok_or(Refusal::Unknown)?;
-    let (reply, replied) = channel();
-    visit.ask.try_send(Question { trace, part, reply }).map_err(|_| Refusal::Busy)?;
-    replied.recv_timeout(LONGEST_ANSWER).map_err(|_| Refusal::Failed)?.ok_or(Refusal::Unknown)
 }
 
 /// `details?trace=0&from=100&to=200`, and nothing else.
@@ -234,7 +239,13 @@ impl Known {
 }
 
 /// Answers questions, one after the other.
-fn explain(paths: &[PathBuf], first: Option<Chapter>, is_redacted: bool, asked: &Receiver<Question>) {
+fn explain(
+    paths: &[PathBuf],
+    first: Option<Chapter>,
+    is_redacted: bool,
+    asked: &Receiver<Question>,
+    answers: &Answers,
+) {
     // The trace that was asked about last.
     let mut last = first.map(|chapter| (0, Known::Indexed(Box::new(chapter))));
     // Where there is one trace, somebody looks at the page while this is made.
@@ -243,7 +254,7 @@ fn explain(paths: &[PathBuf], first: Option<Chapter>, is_redacted: bool, asked: 
     }
     while let Ok(question) = asked.recv() {
         let Some(path) = paths.get(question.trace) else {
-            let _ = question.reply.send(None);
+            answers.send(question.ticket, None);
             continue;
         };
         if last.as_ref().is_none_or(|(trace, _)| *trace != question.trace) {
@@ -258,8 +269,7 @@ fn explain(paths: &[PathBuf], first: Option<Chapter>, is_redacted: bool, asked: 
             complain!("{}: {error}", path.display());
             last = None;
         }
-        // Who asked may have gone.
-        let _ = question.reply.send(details.and_then(Result::ok));
+        answers.send(question.ticket, details.and_then(Result::ok));
     }
 }
 

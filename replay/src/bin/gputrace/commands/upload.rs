@@ -83,18 +83,27 @@ fn destination(output: &Path, path: &Path, n_files: usize) -> PathBuf {
     PathBuf::from(format!("{}/{}", output.to_string_lossy().trim_end_matches('/'), encoded(&name)))
 }
 
+/// A file on its way, and a word where what is kept of an earlier one is not used.
+fn begun(path: &Path, url: &Path) -> anyhow::Result<Upload> {
+    let upload = Upload::begin(path, url)?;
+    if let Some(why) = upload.unusable() {
+        complain!("{why}: all of {} is sent", show::shown(path));
+    }
+    Ok(upload)
+}
+
 fn sent(path: &Path, url: &Path, force: bool) -> anyhow::Result<String> {
     let (from, to) = (show::shown(path), show::shown(url));
     let is_growing = gputrace_recorder::wait_for_recorder(path);
-    let is_begun = State::of(path).is_some();
+    let is_begun = matches!(State::of(path), Ok(Some(_)));
     if !is_begun && !force && objects::exists(url)? {
         bail!("{to} exists; -F overwrites it");
     }
-    let mut upload = Upload::begin(path, url)?;
+    let mut upload = begun(path, url)?;
     let bytes = std::fs::metadata(path)?.len();
     if is_growing {
         upload.advance(bytes)?;
-        let sent = State::of(path).map_or(0, |state| state.sent());
+        let sent = State::of(path).ok().flatten().map_or(0, |state| state.sent());
         bail!(
             "{from} is still being written: {} of it are sent; the same again when it has ended",
             words::bytes(Bytes(sent))

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context;
+use gputrace_recorder::output_file::put_in_place;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -115,7 +116,7 @@ impl Plan {
 pub(super) fn put(to: &Path, via: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let part = via.join(format!("part.{}", unique()));
     std::fs::write(&part, bytes)
-        .and_then(|()| std::fs::rename(&part, to))
+        .and_then(|()| put_in_place(&part, to).map_err(std::io::Error::other))
         .inspect_err(|_| {
             let _ = std::fs::remove_file(&part);
         })
@@ -143,7 +144,7 @@ fn moved(from: &Path, to: &Path) -> anyhow::Result<Vec<String>> {
     for entry in std::fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        std::fs::rename(entry.path(), to.join(&name)).with_context(|| format!("cannot write {name}"))?;
+        put_in_place(&entry.path(), &to.join(&name)).with_context(|| format!("cannot write {name}"))?;
         files.push(name);
     }
     files.sort();

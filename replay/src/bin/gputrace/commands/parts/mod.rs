@@ -1,3 +1,4 @@
 //! What several verbs are made of.
 
+pub(crate) mod left;
 pub(crate) mod live;

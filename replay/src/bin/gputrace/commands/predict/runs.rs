@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context, bail};
+use gputrace_recorder::output_file::create_new;
 use gputrace_replay::answers::predict::Values;
 use gputrace_replay::import;
 use gputrace_replay::story::Story;
@@ -85,7 +86,7 @@ impl Runs {
 
     fn record(&self, values: &Values, folder: &Path, log: &Path) -> anyhow::Result<ExitStatus> {
         let open = || -> std::io::Result<(File, File)> {
-            let log = File::create(log)?;
+            let log = create_new(log, 0o666)?;
             Ok((log.try_clone()?, log))
         };
         let (out, error) = open().with_context(|| format!("cannot write {}", shown(log)))?;

@@ -13,7 +13,9 @@ use crate::show::{complain, shown};
 const PATIENCE: Duration = Duration::from_secs(12);
 /// How long it may take to open its ring, and to say its last word when it has let go of it.
 const STARTING: Duration = Duration::from_secs(2);
-const STEP: Duration = Duration::from_millis(10);
+/// Between two looks: a recorder mostly needs a millisecond after its program's end.
+const FIRST_STEP: Duration = Duration::from_millis(1);
+const LONGEST_STEP: Duration = Duration::from_millis(10);
 /// So many traces are named one by one.
 const MOST_NAMED: usize = 3;
 
@@ -58,6 +60,7 @@ pub(crate) fn wait_and_say(job: &Job, pid: u32, program: Option<&String>) -> Vec
 
 fn wait(job: &Job, pid: u32) -> Outcome {
     let began = Instant::now();
+    let mut step = FIRST_STEP;
     loop {
         let mut outcome = heard(&job.told());
         let is_taken = |ring: &PathBuf, outcome: &Outcome| outcome.made.iter().any(|made| made.ring == *ring);
@@ -84,7 +87,8 @@ fn wait(job: &Job, pid: u32) -> Outcome {
                 .extend(outcome.made.iter().filter(|made| is_left(&made.ring)).map(|made| made.ring.clone()));
             return outcome;
         }
-        std::thread::sleep(STEP);
+        std::thread::sleep(step);
+        step = (step * 5 / 4).min(LONGEST_STEP);
     }
 }
 
@@ -98,7 +102,7 @@ fn is_said(job: &Job, path: &Path) -> bool {
         if is_said || is_late {
             return is_said;
         }
-        std::thread::sleep(STEP);
+        std::thread::sleep(FIRST_STEP);
         is_late = began.elapsed() > STARTING;
     }
 }

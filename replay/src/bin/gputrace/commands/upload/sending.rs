@@ -14,7 +14,7 @@ use gputrace_objects::Upload;
 use gputrace_recorder::{Job, Told};
 use gputrace_replay::trace::words::quote;
 
-use super::destination;
+use super::{begun, destination};
 use crate::objects;
 use crate::show::{complain, shown};
 
@@ -93,7 +93,7 @@ fn begin(trace: &Path, object: &Path, force: bool) -> anyhow::Result<Upload> {
     if !force && objects::exists(object)? {
         anyhow::bail!("{} exists; -F overwrites it", shown(object));
     }
-    Ok(Upload::begin(trace, object)?)
+    begun(trace, object)
 }
 
 /// Sends whole parts of what has been written, until the program has ended. What it cannot do now is tried later.

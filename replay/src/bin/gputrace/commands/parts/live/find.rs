@@ -1,12 +1,13 @@
 //! Which traces are being written, by whom, and of which process: what `/proc` says of the recorders.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, TryLockError};
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use gputrace_recorder::opened::{Access, Expected, Links, opened};
 use gputrace_recorder::{Moment, variable, variables};
 use gputrace_schemas::event::Nanos;
 use gputrace_schemas::reader::{Trace, looks_like_a_trace};
@@ -164,7 +165,7 @@ fn in_folder(folder: &Path, written: &[Place]) -> Vec<Place> {
 
 /// Whether somebody holds the recorder's lock on it.
 fn is_locked(path: &Path) -> bool {
-    let Ok(file) = File::open(path) else { return false };
+    let Ok(file) = opened(path, Links::Followed, Access::Read, &Expected::regular()) else { return false };
     let made = file.metadata().and_then(|data| data.created().or_else(|_| data.modified()));
     let is_new = made.is_ok_and(|made| SystemTime::now().duration_since(made).is_ok_and(|age| age < NEW));
     !is_new && matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock))
@@ -236,5 +237,7 @@ fn begins_as_trace(path: &Path) -> bool {
         return false;
     }
     let mut first = [0; 8];
-    File::open(path).and_then(|mut file| file.read_exact(&mut first)).is_ok() && looks_like_a_trace(&first)
+    opened(path, Links::Followed, Access::Read, &Expected::regular())
+        .is_ok_and(|mut file| file.read_exact(&mut first).is_ok())
+        && looks_like_a_trace(&first)
 }

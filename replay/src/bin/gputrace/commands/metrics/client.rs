@@ -1,4 +1,4 @@
-//! The little of HTTP/1.1 that is needed: one request, one answer, plain text, and an end to waiting.
+//! Sends one request of HTTP/1.1, in plain text, and reads the answer, within a bounded time.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
-/// How long the other side may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Most bytes of a request's head, and of what is shown of an answer.
-const MOST_HEAD: usize = 8 << 10;
+/// How long one address may take to accept a connection.
+const TO_CONNECT: Duration = Duration::from_secs(5);
+/// How long all of it may take, however slowly the other side goes on.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Most bytes that are read of an answer.
+const MOST_ANSWER: usize = 8 << 10;
 
 /// Where something is pushed to.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -20,6 +22,11 @@ pub(super) struct Url {
 }
 
 impl Url {
+    /// With its port.
+    pub(super) fn host(&self) -> &str {
+        &self.host
+    }
+
     pub(super) fn parse(text: &str) -> anyhow::Result<Url> {
         let Some(rest) = text.strip_prefix("http://") else {
             bail!(
@@ -43,22 +50,16 @@ impl Url {
 /// Sends a body; anything but success is an error.
 pub(super) fn post(url: &Url, path: &str, content_type: &str, body: &[u8]) -> anyhow::Result<()> {
     let host = &url.host;
-    let mut addresses = host.to_socket_addrs().with_context(|| format!("cannot find {host}"))?;
-    let address = addresses.next().with_context(|| format!("{host} has no address"))?;
-    let mut stream =
-        TcpStream::connect_timeout(&address, PATIENCE).with_context(|| format!("cannot reach {host}"))?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    let until = Instant::now() + PATIENCE;
+    let mut stream = connected(host)?;
     let head = format!(
         "POST {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: gputrace/{}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         env!("CARGO_PKG_VERSION"),
         body.len()
     );
-    let sent = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
+    let sent = send(&mut stream, head.as_bytes(), until).and_then(|()| send(&mut stream, body, until));
     sent.with_context(|| format!("cannot send to {host}"))?;
-    let mut answer = Vec::new();
-    // What was read before an error may be the answer all the same.
-    let _ = stream.take(MOST_HEAD as u64).read_to_end(&mut answer);
+    let answer = received(&mut stream, until);
     let answer = String::from_utf8_lossy(&answer);
     let status = answer.split(' ').nth(1).unwrap_or_default();
     if !status.starts_with('2') {
@@ -70,41 +71,56 @@ pub(super) fn post(url: &Url, path: &str, content_type: &str, body: &[u8]) -> an
     Ok(())
 }
 
-/// The first line of a request, once its head has come.
-pub(super) fn request(stream: &mut TcpStream) -> io::Result<String> {
-    let until = Instant::now() + PATIENCE;
-    let mut head = Vec::new();
-    let mut bytes = [0; 1024];
-    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() || head.len() > MOST_HEAD {
-            return Err(io::Error::other("no request"));
-        }
-        stream.set_read_timeout(Some(left))?;
-        match stream.read(&mut bytes)? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            n => head.extend_from_slice(&bytes[..n]),
+fn connected(host: &str) -> anyhow::Result<TcpStream> {
+    let addresses = host.to_socket_addrs().with_context(|| format!("cannot find {host}"))?;
+    let mut last = None;
+    for address in addresses.take(4) {
+        match TcpStream::connect_timeout(&address, TO_CONNECT) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = Some(error),
         }
     }
-    let head = String::from_utf8_lossy(&head);
-    Ok(head.lines().next().unwrap_or_default().to_owned())
+    match last {
+        Some(error) => Err(error).with_context(|| format!("cannot reach {host}")),
+        None => bail!("{host} has no address"),
+    }
 }
 
-/// Answers one.
-pub(super) fn respond(
-    stream: &mut TcpStream,
-    status: &str,
-    content_type: &str,
-    body: &str,
-) -> io::Result<()> {
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-        body.len()
-    );
-    stream.write_all(head.as_bytes())?;
-    stream.write_all(body.as_bytes())?;
-    stream.shutdown(std::net::Shutdown::Write)
+/// What is left of the time; an error where nothing is.
+fn left(until: Instant) -> io::Result<Duration> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+fn send(stream: &mut TcpStream, mut bytes: &[u8], until: Instant) -> io::Result<()> {
+    while !bytes.is_empty() {
+        stream.set_write_timeout(Some(left(until)?))?;
+        match stream.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) => bytes = &bytes[n..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// The answer, as far as it came: what was read before an error may be enough.
+fn received(stream: &mut TcpStream, until: Instant) -> Vec<u8> {
+    let (mut answer, mut piece) = (vec![], [0; 1024]);
+    while answer.len() < MOST_ANSWER {
+        let Ok(left) = left(until) else { break };
+        if stream.set_read_timeout(Some(left)).is_err() {
+            break;
+        }
+        match stream.read(&mut piece) {
+            Ok(0) => break,
+            Ok(n) => answer.extend_from_slice(&piece[..n]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => break,
+        }
+    }
+    answer
 }
 
 /// As a part of a query.

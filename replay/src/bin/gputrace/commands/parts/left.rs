@@ -1,0 +1,126 @@
+//! What recordings left behind in memory, in words: for `ps`, `doctor` and `recover`.
+
+use std::path::Path;
+use std::time::Duration;
+
+use gputrace_recorder::left::{Fate, Left, Ring};
+use gputrace_replay::trace::words::{bytes, quote};
+use gputrace_schemas::event::Bytes;
+use serde_json::{Value, json};
+
+use crate::show::shown;
+
+/// A line for each ring and log, and one for those of others.
+pub(crate) fn lines(left: &Left) -> Vec<String> {
+    let rings = left.rings.iter().map(|ring| {
+        let (age, size) = (age(ring.age), bytes(Bytes(ring.bytes)));
+        let path = shown(&ring.path);
+        format!("{path} (a ring without a recorder, {size}, {age} old): {}", what_to_do(ring))
+    });
+    let logs = left.logs.iter().map(|log| {
+        let (path, size) = (shown(&log.path), bytes(Bytes(log.bytes)));
+        format!(
+            "{path} (what the recorder of process {} could say nowhere else, {size}): `gputrace recover` shows it and removes it",
+            log.pid
+        )
+    });
+    let others = match left.n_of_others {
+        0 => None,
+        1 => Some("1 ring belongs to another user, and was not opened".to_owned()),
+        n => Some(format!("{n} rings belong to other users, and were not opened")),
+    };
+    rings.chain(logs).chain(others).collect()
+}
+
+/// What became of the process of a ring, and the command for it.
+pub(crate) fn what_to_do(ring: &Ring) -> String {
+    let (pid, command) = (ring.pid, command(&ring.path));
+    match &ring.process {
+        Fate::Ended => format!("process {pid} has ended; `{command}` makes a trace of it"),
+        Fate::Runs => {
+            let name = ring.program.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
+            format!("process {pid}{name} still runs; `{command}` goes on recording it")
+        }
+        Fate::NothingRecorded => {
+            format!("process {pid} ended before anything was recorded; `gputrace recover` removes it")
+        }
+        Fate::Unknown(why) => why.clone(),
+    }
+}
+
+fn command(ring: &Path) -> String {
+    format!("gputrace recover {}", quote(&ring.to_string_lossy()))
+}
+
+/// For `ps --json`.
+pub(crate) fn rings_as_json(left: &Left) -> Vec<Value> {
+    let rings = left.rings.iter().map(|ring| {
+        let process = match ring.process {
+            Fate::Ended => "ended",
+            Fate::Runs => "runs",
+            Fate::NothingRecorded => "nothing recorded",
+            Fate::Unknown(_) => "unknown",
+        };
+        json!({
+            "path": ring.path.to_string_lossy(),
+            "pid": ring.pid,
+            "program": ring.program,
+            "age_seconds": ring.age.as_secs(),
+            "bytes": ring.bytes,
+            "process": process,
+            "remedy": what_to_do(ring),
+        })
+    });
+    rings.collect()
+}
+
+pub(crate) fn logs_as_json(left: &Left) -> Vec<Value> {
+    let log = |log: &gputrace_recorder::left::Log| json!({ "path": log.path.to_string_lossy(), "pid": log.pid, "bytes": log.bytes });
+    left.logs.iter().map(log).collect()
+}
+
+/// In the largest unit of which there is at least one.
+fn age(age: Duration) -> String {
+    match age.as_secs() {
+        seconds @ ..60 => format!("{seconds} s"),
+        seconds @ 60..3600 => format!("{} min", seconds / 60),
+        seconds @ 3600..86_400 => format!("{} h", seconds / 3600),
+        seconds => format!("{} days", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::expect;
+    use gputrace_recorder::left::Log;
+
+    #[test]
+    fn each_is_listed_with_what_to_do_about_it() {
+        let ring = |n: u32, process: Fate| Ring {
+            path: format!("/dev/shm/gputrace.{n}.7.ring").into(),
+            pid: n,
+            program: (process == Fate::Runs).then(|| "py\u{1b}thon".to_owned()),
+            age: Duration::from_secs(u64::from(n) * 59 * 61),
+            bytes: 32 << 20,
+            process,
+        };
+        let log = Log { path: "/dev/shm/gputrace.9.7.log".into(), pid: 9, bytes: 120 };
+        let rings = vec![
+            ring(0, Fate::Ended),
+            ring(1, Fate::Runs),
+            ring(2, Fate::NothingRecorded),
+            ring(50, Fate::Unknown("it was made by another version of gputrace".to_owned())),
+        ];
+        let left = Left { rings, logs: vec![log], n_of_others: 2 };
+        expect![[r#"
+            /dev/shm/gputrace.0.7.ring (a ring without a recorder, 32.00 MiB, 0 s old): process 0 has ended; `gputrace recover /dev/shm/gputrace.0.7.ring` makes a trace of it
+            /dev/shm/gputrace.1.7.ring (a ring without a recorder, 32.00 MiB, 59 min old): process 1 (py\u{1b}thon) still runs; `gputrace recover /dev/shm/gputrace.1.7.ring` goes on recording it
+            /dev/shm/gputrace.2.7.ring (a ring without a recorder, 32.00 MiB, 1 h old): process 2 ended before anything was recorded; `gputrace recover` removes it
+            /dev/shm/gputrace.50.7.ring (a ring without a recorder, 32.00 MiB, 2 days old): it was made by another version of gputrace
+            /dev/shm/gputrace.9.7.log (what the recorder of process 9 could say nowhere else, 120 B): `gputrace recover` shows it and removes it
+            2 rings belong to other users, and were not opened"#]]
+        .assert_eq(&lines(&left).join("\n").replace('\u{1b}', "\\u{1b}"));
+        assert!(lines(&Left::default()).is_empty());
+    }
+}

@@ -1,0 +1,76 @@
+//! Being run by Valgrind, which translates the program and looks at each of its memory accesses.
+//!
+//! We read memory that Memcheck does not know to be readable (the C library's thread descriptor, words of a stack), always where the
+//! kernel or the C library says that it is there. Memcheck would count that among the program's errors, and so change its exit status
+//! (`--error-exitcode`). Valgrind is asked to leave these reads out, by its client requests (valgrind.h, "Client request mechanism"):
+//! an instruction sequence that does nothing elsewhere.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+/// `VG_USERREQ__RUNNING_ON_VALGRIND`, of valgrind.h.
+const RUNNING_ON_VALGRIND: usize = 0x1001;
+/// `VG_USERREQ__CHANGE_ERR_DISABLEMENT`: the calling thread's errors are not reported while the sum of all changes is positive.
+const CHANGE_ERROR_DISABLEMENT: usize = 0x1801;
+
+#[unsafe(link_section = "gputrace_hot_data")]
+static IS_ON: AtomicBool = AtomicBool::new(false);
+
+/// Finds out whether Valgrind runs this process. For the constructor; makes no call of the kernel.
+pub(crate) fn look() {
+    IS_ON.store(request(RUNNING_ON_VALGRIND, 0) != 0, Ordering::Relaxed);
+}
+
+/// Whether Valgrind runs this process.
+#[inline]
+pub(crate) fn is_on() -> bool {
+    IS_ON.load(Ordering::Relaxed)
+}
+
+/// Errors of the calling thread are not reported while one of these lives.
+pub(crate) struct Unwatched(bool);
+
+impl Unwatched {
+    #[inline]
+    pub(crate) fn new() -> Unwatched {
+        let is_on = is_on();
+        if is_on {
+            request(CHANGE_ERROR_DISABLEMENT, 1);
+        }
+        Unwatched(is_on)
+    }
+}
+
+impl Drop for Unwatched {
+    #[inline]
+    fn drop(&mut self) {
+        if self.0 {
+            request(CHANGE_ERROR_DISABLEMENT, usize::MAX);
+        }
+    }
+}
+
+/// A client request with one argument; 0 where no Valgrind is.
+#[cold]
+#[inline(never)]
+fn request(number: usize, argument: usize) -> usize {
+    let arguments = [number, argument, 0, 0, 0, 0];
+    let mut answer: usize = 0;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: four rotations by 128 bits in all leave the register as it was, and an exchange of a register with itself does nothing.
+    // Valgrind reads the arguments, and writes the answer's register.
+    unsafe {
+        core::arch::asm!(
+            "rol rdi, 3",
+            "rol rdi, 13",
+            "rol rdi, 61",
+            "rol rdi, 51",
+            "xchg rbx, rbx",
+            in("rax") arguments.as_ptr(),
+            inout("rdx") answer,
+            options(nostack),
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (&mut answer, arguments);
+    answer
+}

@@ -1,0 +1,193 @@
+//! Root attaches to hostile processes of another user, and lists them: nothing of root's is opened, read or changed, and the others are
+//! listed all the same. What each of these processes does, `attach/evil.c` says. Who is not root skips them.
+#![cfg(target_arch = "x86_64")]
+
+use std::fs::{self, File, Permissions};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use gputrace_skip::skip;
+use gputrace_tests::recorded::{self, Folder};
+
+/// One that every user may run.
+const PYTHON: &str = "/usr/bin/python3";
+/// Root's file, which the attacker must not be able to read or change.
+const SECRET: &str = "root's own\n";
+
+/// A process of user 65534, which ends with this.
+struct Hostile(Child);
+
+impl Hostile {
+    fn start(program: &Path, folder: &Path, arguments: &[&str]) -> Hostile {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(program).args(arguments);
+        command.env("LD_LIBRARY_PATH", folder).current_dir(folder);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("setpriv");
+        let mut line = String::new();
+        let said = child.stdout.take().expect("its output");
+        BufReader::new(said).read_line(&mut line).expect("a line");
+        assert_eq!(line, "ready\n");
+        Hostile(child)
+    }
+
+    fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+}
+
+impl Drop for Hostile {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A folder in which user 65534 may run the program and make files, and root's file beside it.
+struct Ground {
+    folder: Folder,
+    _outer: Folder,
+}
+
+impl Ground {
+    /// `None` where there cannot be one.
+    fn new(name: &str) -> Option<Ground> {
+        if fs::metadata("/proc/self").map_or(1, |own| own.uid()) != 0 {
+            skip("attacks of another user", "only root can be attacked so");
+            return None;
+        }
+        let outer = Folder::new(&std::env::temp_dir(), &format!("gputrace-hostile-secret-{name}"));
+        let folder = Folder::new(&std::env::temp_dir(), &format!("gputrace-hostile-{name}"));
+        let driver = fake_cuda::library_dir().join("libcuda.so.1");
+        fs::copy(&driver, folder.path().join("libcuda.so.1")).expect("a copy");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("attach/evil.c");
+        let mut compiler = Command::new("cc");
+        compiler.args(["-O1", "-D_GNU_SOURCE", "-pthread", "-o"]).arg(folder.path().join("evil"));
+        assert!(compiler.arg(source).arg(driver).status().expect("a compiler").success());
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o777)).expect("ours");
+        fs::set_permissions(outer.path(), Permissions::from_mode(0o755)).expect("ours");
+        let ground = Ground { folder, _outer: outer };
+        fs::write(ground.victim(), SECRET).expect("writable");
+        fs::set_permissions(ground.victim(), Permissions::from_mode(0o600)).expect("ours");
+        Some(ground)
+    }
+
+    fn victim(&self) -> std::path::PathBuf {
+        self._outer.path().join("victim.conf")
+    }
+
+    fn start(&self, mode: &str) -> Hostile {
+        let victim = self.victim();
+        Hostile::start(
+            &self.folder.path().join("evil"),
+            self.folder.path(),
+            &[mode, victim.to_str().expect("text")],
+        )
+    }
+
+    fn gputrace(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        let mut command = Command::new(recorded::built().join("gputrace"));
+        let output = command.args(arguments).current_dir(self._outer.path()).output().expect("it runs");
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&said).into_owned())
+    }
+
+    fn check(&self, mode: &str, said: &str) {
+        let found = fs::read_to_string(self.victim()).expect("it is there");
+        assert_eq!(found, SECRET, "{mode}: {said}");
+    }
+}
+
+#[test]
+fn a_process_that_exchanges_what_it_is_asked_to_make_has_nothing_of_the_attachers_written_to() {
+    for mode in ["swap", "fifo", "device", "sealed", "early"] {
+        let Some(ground) = Ground::new(mode) else { return };
+        for _ in 0..3 {
+            let hostile = ground.start(mode);
+            let (code, said) = ground.gputrace(&["attach", "--timeout", "2", &hostile.pid()]);
+            // Whatever comes of it: it ends by itself, and says why.
+            assert!(
+                code == Some(0) || (code == Some(2) && said.contains("gputrace: ")),
+                "{mode}: {code:?} {said}"
+            );
+            ground.check(mode, &said);
+        }
+    }
+}
+
+#[test]
+fn a_process_that_exchanges_its_control_page_is_listed_and_has_nothing_of_the_attachers_read_or_written() {
+    for mode in ["control", "trace"] {
+        let Some(ground) = Ground::new(mode) else { return };
+        let hostile = ground.start(mode);
+        for _ in 0..5 {
+            let (code, said) = ground.gputrace(&["ps"]);
+            assert_eq!(code, Some(0), "{said}");
+            let row = said.lines().find(|line| line.split_whitespace().next() == Some(&hostile.pid()));
+            assert!(row.is_some(), "{said}");
+            // The recorder that it names is root's: its files are none of its business, nor of this row.
+            assert!(!row.is_some_and(|row| row.contains(" to /")), "{said}");
+            ground.gputrace(&["attach", "--timeout", "1", &hostile.pid()]);
+            ground.check(mode, &said);
+        }
+    }
+}
+
+#[test]
+fn headers_in_a_hostile_processs_memory_keep_nobody_from_being_listed() {
+    let Some(ground) = Ground::new("headers") else { return };
+    let other = ground.start("early");
+    // Files that are called as the driver and the C library are, with headers that no linker makes.
+    let program = "import ctypes, mmap, os, sys, time\n\
+        headers = bytearray(b'\\x7fELF\\2\\1\\1' + bytes(4089)); headers[16] = 3; headers[18] = 62; headers[32] = 64\n\
+        headers[54], headers[56] = int(sys.argv[1]), int(sys.argv[2])\n\
+        headers[64] = 2; headers[80:88] = b'\\xff' * 8; headers[104:112] = b'\\xfe' * 8\n\
+        maps = []\n\
+        for name in ('libcuda.so.1', 'libc.so.6'):\n\
+        \x20   folder = os.path.abspath(f'maps.{os.getpid()}'); os.makedirs(folder, exist_ok=True)\n\
+        \x20   open(f'{folder}/{name}', 'wb').write(headers)\n\
+        \x20   maps.append(mmap.mmap(os.open(f'{folder}/{name}', os.O_RDONLY), 4096, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC))\n\
+        print('ready', flush=True); sys.stdin.read()\n";
+    let script = ground.folder.path().join("maps.py");
+    fs::write(&script, program).expect("writable");
+    fs::set_permissions(&script, Permissions::from_mode(0o644)).expect("ours");
+    let script = script.to_str().expect("text");
+    let hostile: Vec<Hostile> = [("0", "9"), ("56", "1"), ("255", "255"), ("1", "255")]
+        .iter()
+        .map(|(size, n)| Hostile::start(Path::new(PYTHON), ground.folder.path(), &[script, size, n]))
+        .collect();
+    let (code, said) = ground.gputrace(&["ps"]);
+    assert_eq!(code, Some(0), "{said}");
+    for pid in hostile.iter().chain([&other]).map(Hostile::pid) {
+        let is_listed = said.lines().any(|line| line.split_whitespace().next() == Some(&pid));
+        assert!(is_listed, "{pid}: {said}");
+    }
+}
+
+#[test]
+fn nobody_without_a_debuggers_rights_keeps_others_from_attaching() {
+    let Some(ground) = Ground::new("busy") else { return };
+    let program = ground.start("early");
+    let pid = program.pid();
+    // A name that anybody may take, and a lock that anybody may hold.
+    let script = "import fcntl, socket, sys\n\
+        pid = sys.argv[1]\n\
+        name = socket.socket(socket.AF_UNIX); name.bind('\\0gputrace-attach-' + pid)\n\
+        held = []\n\
+        for path in ('mem', 'maps', 'status', 'stat'):\n\
+        \x20   try: held.append(open(f'/proc/{pid}/{path}')); fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)\n\
+        \x20   except OSError: pass\n\
+        print('ready', flush=True); sys.stdin.read()\n";
+    let mut other = Command::new("setpriv");
+    other.args(["--reuid", "65533", "--regid", "65533", "--clear-groups", PYTHON, "-c", script, &pid]);
+    let mut other = other.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("setpriv");
+    let mut line = String::new();
+    BufReader::new(other.stdout.take().expect("its output")).read_line(&mut line).expect("a line");
+    assert_eq!(line, "ready\n");
+    let (code, said) = ground.gputrace(&["attach", "--timeout", "60", "-o", "late.gtr", &pid]);
+    let _ = other.kill().and_then(|()| other.wait());
+    // The recorder is the process's own, and cannot write to root's folder: that it was asked is what counts.
+    assert!(!said.contains("another gputrace is attaching"), "{code:?} {said}");
+    drop(File::open(ground.victim()));
+}

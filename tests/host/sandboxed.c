@@ -1,0 +1,101 @@
+/* Harm: a program that puts a sandbox on itself after CUDA has begun, which kills whoever makes a call that the program does
+ * not make, was killed at its exit, in a new thread, or in an allocation from a new place.
+ * sandboxed HOW: plain, places, threads, signal. Each allows what it needs itself. */
+#define _GNU_SOURCE
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+typedef unsigned long long address;
+int cuInit(unsigned);
+int cuMemAlloc_v2(address *, size_t);
+
+/* What a program of one thread needs that says a word and ends. */
+static const int for_all[] = { SYS_write, SYS_exit_group };
+/* What the C library needs beside that for threads. */
+static const int for_threads[] = {
+    SYS_mmap, SYS_munmap, SYS_mprotect, SYS_madvise, SYS_clone, SYS_clone3, SYS_set_robust_list, SYS_rseq,
+    SYS_rt_sigprocmask, SYS_rt_sigaction, SYS_rt_sigreturn, SYS_futex, SYS_exit, SYS_brk, SYS_openat, SYS_read, SYS_close,
+};
+static const int for_signals[] = { SYS_getpid, SYS_gettid, SYS_tgkill, SYS_rt_sigprocmask, SYS_rt_sigreturn };
+
+static struct sock_filter filter[256];
+static unsigned short length;
+
+static void allow(const int *calls, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        filter[length++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, calls[i], 0, 1);
+        filter[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    }
+}
+
+static void take(int n)
+{
+    address p;
+    while (n--)
+        cuMemAlloc_v2(&p, 1 << 20);
+}
+
+__attribute__((noinline)) static int deep(int n)
+{
+    volatile char room[64];
+    room[0] = n;
+    if (n == 0)
+        take(1);
+    return n ? deep(n - 1) + room[0] : 0;
+}
+
+static void *work(void *unused)
+{
+    take(1);
+    deep(20);
+    return unused;
+}
+
+static void handler(int signal)
+{
+    (void)signal;
+    take(1);
+}
+
+int main(int n, char **arguments)
+{
+    const char *how = n > 1 ? arguments[1] : "plain";
+    cuInit(0);
+    take(10);
+    signal(SIGUSR1, handler);
+    filter[length++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
+#define ALLOW(calls) allow(calls, sizeof calls / sizeof *calls)
+    ALLOW(for_all);
+    if (!strcmp(how, "threads"))
+        ALLOW(for_threads);
+    if (!strcmp(how, "signal"))
+        ALLOW(for_signals);
+    filter[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
+    struct sock_fprog program = { length, filter };
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
+        return 9;
+    take(10);
+    if (!strcmp(how, "places"))
+        for (int i = 0; i < 50; i++)
+            deep(i * 5);
+    if (!strcmp(how, "threads"))
+        for (int i = 0; i < 50; i++) {
+            pthread_t thread;
+            pthread_create(&thread, 0, work, 0);
+            pthread_join(thread, 0);
+        }
+    if (!strcmp(how, "signal"))
+        for (int i = 0; i < 50; i++)
+            raise(SIGUSR1);
+    if (write(1, "done\n", 5) != 5)
+        return 8;
+    return 0;
+}

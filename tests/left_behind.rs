@@ -1,0 +1,171 @@
+//! Rings and logs that recordings left behind: `ps` and `doctor` list them, `recover` makes traces of them all, and a recorder that
+//! finds `/dev/shm` short of room because of them says so.
+//!
+//! In a mount namespace, where `/dev/shm` and `/tmp` have nothing of anybody else's. Where that is forbidden the tests are skipped.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use gputrace_skip::skip;
+use gputrace_tests::recorded::{self, Folder};
+use serde_json::Value;
+
+/// Runs a shell in a namespace of its own, with `$GPUTRACE`, `$HELD` (a program that holds memory, its recorder nowhere to be found) and
+/// the folder as its own; what it wrote to standard output. `None` where no such namespace can be made.
+fn alone(folder: &Folder, shm: &str, script: &str) -> Option<String> {
+    let is_root = std::fs::metadata("/proc/self").is_ok_and(|data| data.uid() == 0);
+    let mut words = vec!["unshare", "--mount"];
+    if !is_root {
+        words.extend(["--user", "--map-root-user"]);
+    }
+    let can =
+        Command::new(words[0]).args(&words[1..]).args(["mount", "-t", "tmpfs", "none", "/mnt"]).output();
+    if !can.as_ref().is_ok_and(|output| output.status.success()) {
+        skip("rings in a mount namespace", format!("{can:?}"));
+        return None;
+    }
+    // Beside a copy of the library there is no recorder.
+    let library = folder.path().join("libgputrace.so");
+    std::fs::copy(recorded::built().join("libgputrace.so"), &library).expect("a copy of the library");
+    let python = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output();
+    let python = String::from_utf8(python.expect("python3 runs").stdout).expect("text");
+    let held = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/held.py");
+    let held = format!(
+        "env LD_PRELOAD={} PATH=/nowhere GPUTRACE_RING_BYTES=2097152 {} {}",
+        library.display(),
+        python.trim(),
+        held.display()
+    );
+    let script =
+        format!("set -e\nmount -t tmpfs -o size={shm} none /dev/shm\nmount -t tmpfs none /tmp\n{script}");
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).args(["sh", "-c", &script]).current_dir(folder.path());
+    command.env("LD_LIBRARY_PATH", fake_cuda::library_dir()).env("HELD", held);
+    command
+        .env("GPUTRACE", recorded::built().join("gputrace"))
+        .env("LIBRARY", recorded::built().join("libgputrace.so"));
+    let output = command.output().expect("unshare runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{shown}{said}");
+    Some(shown)
+}
+
+fn folder(name: &str) -> Folder {
+    Folder::new(Path::new(env!("CARGO_TARGET_TMPDIR")), &format!("left-{name}"))
+}
+
+fn read(folder: &Folder, name: &str) -> String {
+    std::fs::read_to_string(folder.path().join(name)).expect(name)
+}
+
+/// Two processes that have ended, one that runs, one that ended while it made its ring, one of another user, something that is not a
+/// ring, and what a recorder could say nowhere else.
+const LEFT: &str = r#"
+printf 'alloc 5000000\nquit\n' | $HELD >/dev/null 2>&1
+printf 'alloc 300\nalloc 400\nquit\n' | $HELD >/dev/null 2>&1
+mkfifo words
+$HELD <words >answers 2>/dev/null &
+exec 7>words
+echo 'alloc 5' >&7
+while [ "$(grep -c done answers)" -lt 2 ]; do sleep 0.01; done
+: >/dev/shm/gputrace.4194001.1.ring
+touch -d '1 hour ago' /dev/shm/gputrace.4194001.1.ring
+printf 'gputrace: the disk is full\n\033[31mred\n' >/dev/shm/gputrace.4194002.1.log
+: >/dev/shm/gputrace.4194003.1.ring
+chown 65534 /dev/shm/gputrace.4194003.1.ring || rm /dev/shm/gputrace.4194003.1.ring
+"#;
+
+#[test]
+fn what_recordings_left_behind_is_listed_and_becomes_traces() {
+    let folder = folder("all");
+    let script = format!(
+        r#"{LEFT}
+$GPUTRACE ps >ps.txt
+$GPUTRACE ps --json >ps.json
+$GPUTRACE doctor >doctor.txt 2>&1 || true
+set +e
+$GPUTRACE recover -o 'traces/%p.gtr' >recover.txt 2>errors.txt
+echo "status $?"
+ls /dev/shm
+exec 7>&-
+wait
+truncate -s 1M /dev/shm/gputrace.4194004.1.ring
+$GPUTRACE recover -o 'traces/last-%p.gtr' >again.txt 2>again-errors.txt
+echo "status $?"
+rm /dev/shm/gputrace.4194004.1.ring
+$GPUTRACE recover
+echo "status $?"
+"#
+    );
+    std::fs::create_dir(folder.path().join("traces")).expect("a folder");
+    let Some(shown) = alone(&folder, "64m", &script) else { return };
+    let listed = read(&folder, "ps.txt");
+    let has = |text: &str, n: usize| assert_eq!(listed.matches(text).count(), n, "{text}: {listed}");
+    has("has ended; `gputrace recover /dev/shm/gputrace.", 2);
+    has("still runs; `gputrace recover /dev/shm/gputrace.", 1);
+    has("(python", 1);
+    has("ended before anything was recorded", 1);
+    has("/dev/shm/gputrace.4194002.1.log", 1);
+    let has_others = listed.contains("1 ring belongs to another user");
+    let doctor = read(&folder, "doctor.txt");
+    assert_eq!(doctor.matches("a ring without a recorder").count(), 4, "{doctor}");
+
+    let json: Value = serde_json::from_str(&read(&folder, "ps.json")).expect("JSON");
+    let rings = json["rings"].as_array().expect("a list");
+    let count = |process: &str| rings.iter().filter(|ring| ring["process"] == process).count();
+    assert_eq!((count("ended"), count("runs"), count("nothing recorded")), (2, 1, 1), "{json:#}");
+    assert!(
+        rings.iter().filter(|ring| ring["process"] == "ended").all(|ring| ring["bytes"].as_u64() > Some(0))
+    );
+    assert_eq!(json["logs"][0]["pid"], 4_194_002);
+    assert_eq!(json["rings_of_others"], u64::from(has_others));
+
+    // Those of processes that have ended, once; nothing is wrong with any.
+    let recovered = read(&folder, "recover.txt");
+    assert_eq!(recovered.matches("events of process").count(), 2, "{recovered}");
+    assert!(recovered.contains("said:\n  gputrace: the disk is full\n  \\u{1b}[31mred\n"), "{recovered}");
+    assert!(recovered.contains("nothing was recorded in it; removed"), "{recovered}");
+    assert_eq!(read(&folder, "errors.txt"), "");
+    // The one that ran is left, then it has ended, and what is not a ring is an error that keeps it from nothing.
+    assert_eq!(read(&folder, "again.txt").matches("events of process").count(), 1);
+    assert!(read(&folder, "again-errors.txt").contains("gputrace.4194004.1.ring"));
+    let mut lines = shown.lines().filter(|line| !line.contains("4194003"));
+    assert_eq!(lines.next(), Some("status 0"));
+    let left = lines.next().expect("the ring of the process that runs");
+    assert!(left.starts_with("gputrace.") && left.ends_with(".ring"), "{shown}");
+    let none =
+        if has_others { "rings of other users: 1, left as they are" } else { "no ring of yours was left" };
+    assert_eq!(lines.next(), Some("status 2"), "{shown}");
+    assert!(lines.next().is_some_and(|line| line.starts_with(none)), "{shown}");
+    assert_eq!((lines.next(), lines.next()), (Some("status 0"), None), "{shown}");
+    let traces: Vec<PathBuf> = std::fs::read_dir(folder.path().join("traces"))
+        .expect("a folder")
+        .flatten()
+        .map(|it| it.path())
+        .collect();
+    assert_eq!(traces.len(), 3, "{traces:?}");
+}
+
+#[test]
+fn a_recorder_says_that_rings_of_those_who_have_ended_take_the_room() {
+    let folder = folder("short");
+    let script = r#"
+for i in 1 2 3; do printf 'alloc 5000000\nquit\n' | $HELD >/dev/null 2>&1; done
+printf 'alloc 5000000\nquit\n' | $GPUTRACE record -q -o a.gtr -- python3 "${HELD##* }" >/dev/null 2>said
+$GPUTRACE recover -o '%p.gtr' >/dev/null
+printf 'alloc 5000000\nquit\n' | $GPUTRACE record -q -o b.gtr -- python3 "${HELD##* }" >/dev/null 2>said-then
+"#;
+    if alone(&folder, "60m", script).is_none() {
+        return;
+    }
+    let said = read(&folder, "said");
+    assert_eq!(
+        said.matches("rings of 3 processes that have ended take 5 MiB of it: `gputrace recover`").count(),
+        1,
+        "{said}"
+    );
+    let said = read(&folder, "said-then");
+    assert!(!said.contains("recover"), "{said}");
+}
