@@ -16,7 +16,7 @@ use crate::symbol_files::{Astray, SymbolFiles, Unmarked};
 use crate::symbols::{Patience, Symbols};
 use crate::ticks::{self, Timeline};
 use crate::translate::Translator;
-use crate::witness::{Witness, tell_state};
+use crate::witness::{Witness, tell_state, wake_process};
 use crate::write::{End, WriterThread};
 use crate::{Error, messages, say};
 use gputrace_ring::map::{
@@ -158,6 +158,8 @@ pub fn record(ring: &Path, options: Options) -> Result<Summary, Error> {
     let header = map.header();
     let witness = Witness::new(map, liveness.number_in_proc(Claim::of(header)), options.is_its_child);
     let before = header.recorder.value.swap(RECORDING, Ordering::AcqRel);
+    // A session that begins waits a moment for this.
+    wake_process(header);
     let recorded: Result<Summary, Error> = std::thread::scope(|scope| {
         // Before anything that takes long: a process that is at its end already waits for an answer.
         let _watch = witness.watch(scope);

@@ -22,6 +22,9 @@ use std::time::{Duration, Instant};
 
 /// Between two looks: a process at its end waits for the answer with a busy processor.
 const PAUSE: Duration = Duration::from_millis(2);
+/// The same once the process has run for [`YOUNG`]: it ends once, and hundreds of looks a second are a cost on machines with many ranks.
+const LATER_PAUSE: Duration = Duration::from_millis(8);
+const YOUNG: Duration = Duration::from_secs(2);
 
 /// How often one thread is looked at, whether it is under a sandbox: its `status` takes some 40 µs to read. Threads that have just asked
 /// the kernel, and so may ask again, are looked at by each look.
@@ -103,9 +106,12 @@ impl Witness {
         let watching = move || {
             let word = &self.map.header().recorder_thread.value;
             memory::mark_end_of_thread(word);
+            let began = Instant::now();
             while !self.is_over.load(Ordering::Relaxed) {
                 self.look();
-                std::thread::sleep(PAUSE);
+                let is_watched = self.looks.try_lock().is_ok_and(|looks| Instant::now() < looks.relied_until);
+                let is_busy = is_watched || began.elapsed() < YOUNG;
+                std::thread::sleep(if is_busy { PAUSE } else { LATER_PAUSE });
             }
             word.store(0, Ordering::Relaxed);
         };
@@ -301,8 +307,13 @@ impl Drop for Watch<'_> {
 pub(crate) fn tell_state(header: &Header, state: u32) {
     header.recorder.value.store(state, Ordering::Release);
     if state == COMPLETE || state == FAILED {
-        let _ = futex::wake(&header.recorder.value, futex::Flags::empty(), i32::MAX.cast_unsigned());
+        wake_process(header);
     }
+}
+
+/// Wakes whoever sleeps until the recorder's state is another.
+pub(crate) fn wake_process(header: &Header) {
+    let _ = futex::wake(&header.recorder.value, futex::Flags::empty(), i32::MAX.cast_unsigned());
 }
 
 /// What `/proc/PID/status` says about filters of system calls (proc(5)).

@@ -20,7 +20,7 @@ const VERDICT_PATIENCE: u64 = 25;
 const INIT_VERDICT_PATIENCE: u64 = 100;
 /// The same where the recorder has been started and has not opened the ring: it reads the program's mappings first, which are gone
 /// with the program.
-const START_PATIENCE: u64 = 1_000;
+const START_PATIENCE: u64 = 200;
 /// The longest that a user can have the process wait for that answer.
 const MOST_VERDICT_PATIENCE: u64 = 5_000;
 /// Milliseconds between two looks whether the recorder still lives.

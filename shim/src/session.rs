@@ -25,6 +25,9 @@ use gputrace_ring::map::Map;
 /// How often a thread looks whether another is done making the session, every 100 µs.
 const START_PATIENCE: u32 = 5_000;
 
+/// How long a session that begins waits for its recorder, in milliseconds.
+const RECORDER_PATIENCE: u32 = 100;
+
 /// How often the thread that ends a session tries to unmap its ring, every 50 µs and more.
 const GIVING_BACK: u32 = 8;
 
@@ -667,8 +670,10 @@ fn make(page: &Page, describe: Describe) -> bool {
         control.state.store(wish::CHANGING, Ordering::Relaxed);
     }
     let outcome = launch::start_recorder(path, file.as_ref());
-    if let (Outcome::Failed(..), Some(file)) = (&outcome, &file) {
-        ring_file::allocate_rest(file, &map);
+    match (&outcome, &file) {
+        (Outcome::Started(_), _) => await_recorder(&map),
+        (Outcome::Failed(..), Some(file)) => ring_file::allocate_rest(file, &map),
+        (Outcome::Failed(..), None) => {}
     }
     // SAFETY: written just now, and not again for many sessions.
     let path = unsafe { &(*facts()).path };
@@ -683,6 +688,15 @@ fn make(page: &Page, describe: Describe) -> bool {
         file.keep();
     }
     true
+}
+
+/// Sleeps until the recorder has opened the ring, for a moment at most. Later the process may be under a sandbox: at its end it would
+/// have to keep a processor busy instead.
+fn await_recorder(map: &Map) {
+    let state = &map.header().recorder.value;
+    if state.load(Ordering::Acquire) == gputrace_ring::map::NO_RECORDER {
+        kernel::wait_while(state, gputrace_ring::map::NO_RECORDER, RECORDER_PATIENCE);
+    }
 }
 
 /// What the user wants of the session that begins.
