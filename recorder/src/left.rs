@@ -5,11 +5,12 @@
 use crate::job::{FOLDERS, is_left};
 use crate::liveness::{Asker, Claim, Liveness};
 use crate::map_file::MapFile;
+use crate::opened::{self, Access, Expected, Links, opened};
 use crate::{Error, process};
 use gputrace_schemas::printable::printable;
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -114,7 +115,7 @@ impl Ring {
 }
 
 fn name(pid: u32) -> Option<String> {
-    fs::read_to_string(format!("/proc/{pid}/comm")).ok().map(|name| name.trim_end_matches('\n').to_owned())
+    opened::text_of_proc(&format!("/proc/{pid}/comm")).ok().map(|name| name.trim_end_matches('\n').to_owned())
 }
 
 fn fate(file: &MapFile) -> Fate {
@@ -141,11 +142,8 @@ impl Log {
     /// # Errors
     /// It cannot be read, or is not what was found.
     pub fn text(&self) -> io::Result<String> {
-        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-        let file = OpenOptions::new().read(true).custom_flags(flags).open(&self.path)?;
-        if !is_own_file(&file) {
-            return Err(io::Error::other("it is not a file of this user"));
-        }
+        let expected = Expected::regular().of(&[rustix::process::geteuid().as_raw()]);
+        let file = opened(&self.path, Links::Refused, Access::Read, &expected)?;
         let mut bytes = vec![];
         file.take(MOST_LOG).read_to_end(&mut bytes)?;
         let text = String::from_utf8_lossy(&bytes);
@@ -157,11 +155,6 @@ impl Log {
     pub fn may_grow(&self) -> bool {
         !process::proc_is_ours() || process::stat(self.pid).is_some()
     }
-}
-
-fn is_own_file(file: &File) -> bool {
-    let us = rustix::process::geteuid().as_raw();
-    file.metadata().is_ok_and(|data| data.is_file() && data.uid() == us)
 }
 
 /// A sentence for the recorder of `own` to say where `/dev/shm` is short of room and rings of processes that are gone are part of why.
