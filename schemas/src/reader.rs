@@ -30,13 +30,13 @@ use crate::tables::{self, Root, rows};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 mod follow;
+mod open;
 
 pub use follow::{Follower, Grown};
 
@@ -213,18 +213,6 @@ impl Block {
     }
 }
 
-/// Opens a file to be read as a trace. Whoever may write to its folder can have put anything there: a FIFO or a lease is not waited
-/// for, and what is not a regular file is not read.
-fn open_file(path: &Path) -> io::Result<File> {
-    /// `O_NONBLOCK` and `O_NOCTTY` (asm-generic/fcntl.h).
-    const FLAGS: i32 = 0o4000 | 0o400;
-    let file = OpenOptions::new().read(true).custom_flags(FLAGS).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
-    }
-    Ok(file)
-}
-
 impl Trace {
     /// Opens a file.
     ///
@@ -233,7 +221,7 @@ impl Trace {
     pub fn open(path: impl AsRef<Path>) -> Result<Trace, Error> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        let file = open_file(path).map_err(|source| Error::Io { file: name.clone(), source })?;
+        let file = open::open(path).map_err(|source| Error::Io { file: name.clone(), source })?;
         Trace::read(file, &name)
     }
 
@@ -244,7 +232,7 @@ impl Trace {
     pub fn open_prefix(path: impl AsRef<Path>, length: u64) -> Result<Trace, Error> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        let file = open_file(path).map_err(|source| Error::Io { file: name.clone(), source })?;
+        let file = open::open(path).map_err(|source| Error::Io { file: name.clone(), source })?;
         Trace::read(Prefix { file, length, at: 0 }, &name)
     }
 

@@ -29,6 +29,8 @@ const LOOK_EVERY: u64 = 50;
 /// Before `main`: only what needs no memory, no file and no thread. The arguments are those that the C library gives to
 /// constructors.
 extern "C" fn construct(argc: c_int, argv: *const *const c_char) {
+    // Before anything that asks whether memory can be read.
+    valgrind::look();
     // SAFETY: passed on as they came.
     unsafe { environment::read_auxiliary(argc, argv) };
     let clock = Clock::of_this_machine();
@@ -38,7 +40,6 @@ extern "C" fn construct(argc: c_int, argv: *const *const c_char) {
     session::choose_clock(clock);
     launch::remember_processors();
     messages::remember_stderr();
-    valgrind::look();
     loader::find_real_dlsym();
     threads::find_real_create();
 }

@@ -12,6 +12,7 @@ use crate::launch::{self, Outcome};
 use crate::messages::{self, Moment};
 use crate::ring_file::{Identity, Ring};
 use crate::sys::{self, Text};
+use crate::valgrind::Unwatched;
 use crate::{control, elf, environment, kernel, ledger, own, ring_file, rings, stack, thread_id, words};
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_int};
@@ -366,7 +367,10 @@ fn learn(describe: Describe) {
     // The processor's counter stamps events, but times are waited for by the kernel's clock, which is read in the vDSO.
     environment::find_clock();
     thread_id::learn();
-    stack::learn();
+    {
+        let _unwatched = Unwatched::new();
+        stack::learn();
+    }
     (describe.prepare)();
 }
 

@@ -46,7 +46,7 @@ impl Follower {
         let path = path.as_ref();
         let name = path.display().to_string();
         let io = |source| Error::Io { file: name.clone(), source };
-        let mut input = Input::new(Box::new(super::open_file(path).map_err(io)?)).map_err(io)?;
+        let mut input = Input::new(Box::new(super::open::open(path).map_err(io)?)).map_err(io)?;
         let length = input.source.seek(SeekFrom::End(0)).map_err(io)?;
         check_magic(&mut input.source, length, &name)?;
         let trace = Trace {
