@@ -9,8 +9,8 @@
 //!
 //! Everything here blocks: a caller needs no runtime, and has none.
 //!
-//! The clients of the stores are 150 crates, half of the time that a first build of the program takes. They come with the feature
-//! `stores`. Without it names are recognised as before, and each function returns [`Error::NoStores`].
+//! The clients of the stores are 144 of the program's 269 crates, and a fifth of the processor time of its first build. They come with
+//! the feature `stores`. Without it names are recognised as before, and each function returns [`Error::NoStores`].
 #![forbid(unsafe_code)]
 
 use std::path::Path;
