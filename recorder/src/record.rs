@@ -1,7 +1,7 @@
 //! The recording itself: one loop that drains, merges, translates and looks after the process.
 
 use crate::drain::{Drain, Found, Lane, Stamped};
-use crate::growth::{self, Growth};
+use crate::growth;
 use crate::handed_out::HandedOutBooks;
 use crate::job::{self, Told};
 use crate::limits;
@@ -20,8 +20,8 @@ use crate::witness::{Witness, tell_state, wake_process};
 use crate::write::{End, WriterThread};
 use crate::{Error, messages, say};
 use gputrace_ring::map::{
-    ALONE, COMPLETE, EXITING, FAILED, Header, LostLine, NO_RECORDER, OFF, RECORDING, RUNNING, SANDBOXED,
-    STRANGER, UNDECIDED,
+    ALONE, COMPLETE, EXITING, FAILED, Header, LostLine, NO_RECORDER, OFF, RECORDING, SANDBOXED, STRANGER,
+    UNDECIDED,
 };
 use gputrace_ring::notices::LONGEST;
 use gputrace_schemas::event::{LostCause, Mapping, Module, Nanos, Process};
@@ -162,7 +162,7 @@ pub fn record(ring: &Path, options: Options) -> Result<Summary, Error> {
     wake_process(header);
     let recorded: Result<Summary, Error> = std::thread::scope(|scope| {
         // Before anything that takes long: a process that is at its end already waits for an answer.
-        let _watch = witness.watch(scope);
+        let _watch = witness.watch(scope, &file);
         let mut recorder = Recorder::start(&file, liveness, &witness, &options)?;
         if before == RECORDING {
             // A recorder was here before us, and took definitions with it.
@@ -378,16 +378,14 @@ impl<'a> Recorder<'a> {
         let mut names_at = Instant::now() + NAMES_EVERY;
         let mut settled_at = None;
         let mut busy_at = Instant::now();
-        let mut growth = Growth::new();
         let began = Instant::now();
         // A ring whose process is gone already is only read.
         if !self.was_alive {
             return self.end(Ending::Gone);
         }
         loop {
-            if self.header().process.value.load(Ordering::Acquire) == RUNNING {
-                growth.step(self.file);
-            }
+            // Where the witness has no thread of its own.
+            self.witness.grow(self.file);
             let n_records = self.pass();
             if self.file.is_cut() {
                 return self.end(Ending::Cut);

@@ -3,10 +3,12 @@
 //! The recorder is outside of any sandbox that came after it was started. A thread of it looks at the process every few
 //! milliseconds, so that a long pass over the ring holds up no answer; where no thread can be started, the recording loop looks.
 
+use crate::growth::Growth;
+use crate::map_file::MapFile;
 use crate::{memory, process};
 use gputrace_ring::map::{
     ACCOMPANIED, ALONE, AS_BEFORE, COMPLETE, EXITING, ExitLine, FAILED, Header, LEAVE, MAX_THREADS, Map,
-    SANDBOXED, STRANGER, UNDECIDED,
+    RUNNING, SANDBOXED, STRANGER, UNDECIDED,
 };
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
@@ -49,6 +51,7 @@ pub(crate) struct Witness {
     at_start: Option<Sandbox>,
     is_over: AtomicBool,
     looks: Mutex<Looks>,
+    growth: Mutex<Growth>,
 }
 
 /// What was seen, and what is to be looked at when.
@@ -89,6 +92,7 @@ impl Witness {
                 Some(Sandbox::NONE)
             },
             is_over: AtomicBool::new(false),
+            growth: Mutex::new(Growth::new()),
             looks: Mutex::new(Looks {
                 holders_at: Instant::now(),
                 sandbox_at: Instant::now(),
@@ -102,13 +106,19 @@ impl Witness {
     }
 
     /// Looks until [`Watch`] is dropped, by a thread of its own if one can be started.
-    pub(crate) fn watch<'scope, 'a: 'scope>(&'a self, scope: &'scope Scope<'scope, 'a>) -> Watch<'a> {
+    pub(crate) fn watch<'scope, 'a: 'scope>(
+        &'a self,
+        scope: &'scope Scope<'scope, 'a>,
+        ring: &'a MapFile,
+    ) -> Watch<'a> {
         let watching = move || {
             let word = &self.map.header().recorder_thread.value;
             memory::mark_end_of_thread(word);
             let began = Instant::now();
             while !self.is_over.load(Ordering::Relaxed) {
                 self.look();
+                // Threads that come and go can use all memory of the ring before the recording loop has begun.
+                self.grow(ring);
                 let is_watched = self.looks.try_lock().is_ok_and(|looks| Instant::now() < looks.relied_until);
                 let is_busy = is_watched || began.elapsed() < YOUNG;
                 std::thread::sleep(if is_busy { PAUSE } else { LATER_PAUSE });
@@ -118,6 +128,16 @@ impl Witness {
         // Where it is refused, the recording loop looks, though less often.
         let _ = Builder::new().name("gputrace-witness".to_owned()).spawn_scoped(scope, watching);
         Watch(self)
+    }
+
+    /// Gives the ring of a process that runs more memory, if it is time for that.
+    pub(crate) fn grow(&self, ring: &MapFile) {
+        if self.folder.is_some()
+            && self.map.header().process.value.load(Ordering::Acquire) == RUNNING
+            && let Ok(mut growth) = self.growth.try_lock()
+        {
+            growth.step(ring);
+        }
     }
 
     /// Answers what was asked, and looks at what is due.

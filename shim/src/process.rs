@@ -4,7 +4,7 @@ use crate::hooks::loader;
 use crate::nccl::threads;
 use crate::session::{self, Start, say};
 use crate::sys::{KeepErrno, Text};
-use crate::{config, environment, kernel, lanes, launch, messages, ring_file, thread_id, valgrind};
+use crate::{config, environment, kernel, lanes, launch, messages, ring_file, thread_id};
 use core::ffi::{c_char, c_int};
 use core::sync::atomic::Ordering;
 use gputrace_ring::clock::Clock;
@@ -29,8 +29,6 @@ const LOOK_EVERY: u64 = 50;
 /// Before `main`: only what needs no memory, no file and no thread. The arguments are those that the C library gives to
 /// constructors.
 extern "C" fn construct(argc: c_int, argv: *const *const c_char) {
-    // Before anything that asks whether memory can be read.
-    valgrind::look();
     // SAFETY: passed on as they came.
     unsafe { environment::read_auxiliary(argc, argv) };
     let clock = Clock::of_this_machine();

@@ -5,7 +5,7 @@
 //! (`--error-exitcode`). Valgrind is asked to leave these reads out, by its client requests (valgrind.h, "Client request mechanism"):
 //! an instruction sequence that does nothing elsewhere.
 
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 /// `VG_USERREQ__RUNNING_ON_VALGRIND`, of valgrind.h.
 const RUNNING_ON_VALGRIND: usize = 0x1001;
@@ -13,17 +13,26 @@ const RUNNING_ON_VALGRIND: usize = 0x1001;
 const CHANGE_ERROR_DISABLEMENT: usize = 0x1801;
 
 #[unsafe(link_section = "gputrace_hot_data")]
-static IS_ON: AtomicBool = AtomicBool::new(false);
+static STATE: AtomicU32 = AtomicU32::new(NOT_ASKED);
+const NOT_ASKED: u32 = 0;
+const ABSENT: u32 = 1;
+const PRESENT: u32 = 2;
 
-/// Finds out whether Valgrind runs this process. For the constructor; makes no call of the kernel.
-pub(crate) fn look() {
-    IS_ON.store(request(RUNNING_ON_VALGRIND, 0) != 0, Ordering::Relaxed);
-}
-
-/// Whether Valgrind runs this process.
+/// Whether Valgrind runs this process. Constructors of other libraries may call us before ours has run, so the first caller asks;
+/// no call of the kernel is made.
 #[inline]
 pub(crate) fn is_on() -> bool {
-    IS_ON.load(Ordering::Relaxed)
+    match STATE.load(Ordering::Relaxed) {
+        NOT_ASKED => ask(),
+        state => state == PRESENT,
+    }
+}
+
+#[cold]
+fn ask() -> bool {
+    let is_on = request(RUNNING_ON_VALGRIND, 0) != 0;
+    STATE.store(if is_on { PRESENT } else { ABSENT }, Ordering::Relaxed);
+    is_on
 }
 
 /// Errors of the calling thread are not reported while one of these lives.
