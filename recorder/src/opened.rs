@@ -8,7 +8,7 @@
 //! /proc/self/fd/N   opens that same file, O_NONBLOCK; its identity is compared once more
 //! ```
 //!
-//! A descriptor of another process is better taken from it than opened ([`Descriptors`]): the copy gives us no right that
+//! A descriptor of another process is better taken from it than opened (`Descriptors`): the copy gives us no right that
 //! the process did not have.
 
 use rustix::fs::{

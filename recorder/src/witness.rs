@@ -247,7 +247,10 @@ impl Witness {
     /// Whether the exiting thread is the last one, and still has the rights that it had when the session began. In doubt it has not.
     fn judge(&self, exit: &ExitLine) -> u32 {
         let exiting = exit.tid.load(Ordering::Relaxed);
-        let Some(threads) = self.threads().filter(|_| exiting != 0) else { return LEAVE };
+        let Some(threads) = self.threads().filter(|_| exiting != 0) else {
+            // Without `/proc`. The end of a namespace's first process is ours as well: the trace would be lost.
+            return if self.pid == 1 { ACCOMPANIED } else { LEAVE };
+        };
         let Some(it) = threads.iter().find(|thread| self.own_number(**thread) == Some(exiting)) else {
             return STRANGER;
         };

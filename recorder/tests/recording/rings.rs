@@ -221,7 +221,7 @@ fn what_is_no_ring_of_ours_is_not_even_opened() {
     let (ring, _memory, _map) = left_behind(&folder, writer);
     let link = folder.join("link");
     std::os::unix::fs::symlink(&ring, &link).unwrap();
-    refuse(&link, "symbolic link");
+    refuse(&link, "it is a link, not a regular file");
     if std::os::unix::fs::chown(&ring, Some(12345), None).is_err() {
         return gputrace_skip::skip("a ring of another user", "only root can give a file to somebody else");
     }
