@@ -28,6 +28,8 @@ const START_PATIENCE: u32 = 5_000;
 
 /// How long a session that begins waits for its recorder, in milliseconds.
 const RECORDER_PATIENCE: u32 = 100;
+/// Milliseconds between two looks whether it still lives.
+const RECORDER_LOOK: u32 = 10;
 
 /// How often the thread that ends a session tries to unmap its ring, every 50 µs and more.
 const GIVING_BACK: u32 = 8;
@@ -673,11 +675,14 @@ fn make(page: &Page, describe: Describe) -> bool {
         (describe.living)(map, generation);
         control.state.store(wish::CHANGING, Ordering::Relaxed);
     }
-    let outcome = launch::start_recorder(path, file.as_ref());
-    match (&outcome, &file) {
-        (Outcome::Started(_), _) => await_recorder(&map),
-        (Outcome::Failed(..), Some(file)) => ring_file::allocate_rest(file, &map),
-        (Outcome::Failed(..), None) => {}
+    let mut outcome = launch::start_recorder(path, file.as_ref());
+    if let Outcome::Started(recorder) = outcome
+        && !await_recorder(&map, recorder)
+    {
+        outcome = Outcome::Failed(b"the recorder ended before it had read anything", 0);
+    }
+    if let (Outcome::Failed(..), Some(file)) = (&outcome, &file) {
+        ring_file::allocate_rest(file, &map);
     }
     // SAFETY: written just now, and not again for many sessions.
     let path = unsafe { &(*facts()).path };
@@ -694,13 +699,22 @@ fn make(page: &Page, describe: Describe) -> bool {
     true
 }
 
-/// Sleeps until the recorder has opened the ring, for a moment at most. Later the process may be under a sandbox: at its end it would
-/// have to keep a processor busy instead.
-fn await_recorder(map: &Map) {
+/// Sleeps until the recorder has opened the ring, for a moment at most; false if it has ended instead. Later the process may be under a
+/// sandbox: at its end it would have to keep a processor busy, and could not find out.
+fn await_recorder(map: &Map, recorder: u32) -> bool {
     let state = &map.header().recorder.value;
-    if state.load(Ordering::Acquire) == gputrace_ring::map::NO_RECORDER {
-        kernel::wait_while(state, gputrace_ring::map::NO_RECORDER, RECORDER_PATIENCE);
+    let has_come = || state.load(Ordering::Acquire) != gputrace_ring::map::NO_RECORDER;
+    for _ in 0..RECORDER_PATIENCE / RECORDER_LOOK {
+        if has_come() {
+            return true;
+        }
+        kernel::wait_while(state, gputrace_ring::map::NO_RECORDER, RECORDER_LOOK);
+        if !has_come() && sys::is_process_over(recorder) {
+            // It may have come and gone between the two looks.
+            return has_come();
+        }
     }
+    true
 }
 
 /// What the user wants of the session that begins.

@@ -107,6 +107,12 @@ pub(crate) fn is_thread_over(thread: u32) -> bool {
     is_gone() || is_ending(b"/proc/self/task/", thread) || is_gone()
 }
 
+/// Whether a process is gone, or has ended and nobody has waited for it. In doubt it is not. For the start of a session.
+pub(crate) fn is_process_over(process: u32) -> bool {
+    let is_gone = kernel::may_use_rare_calls() && kernel::is_task_gone(process);
+    is_gone || is_ending(b"/proc/", process)
+}
+
 /// By the flags of proc(5): `PF_EXITING` of the kernel's sched.h, which is 4 in every Linux.
 fn is_ending(folder: &[u8], number: u32) -> bool {
     const PF_EXITING: u64 = 4;
