@@ -18,7 +18,7 @@ const LEAST_RING_BYTES: u64 = 1 << 20;
 const MOST_RING_BYTES: u64 = 64 << 30;
 /// Bytes that have memory before the recorder gives the rest its own: a second of 100,000 events a second. The kernel takes
 /// 0.3 ms of a processor to clear and free 1 MiB, which is what most of a short program's recording used to cost.
-const FIRST_BYTES: u64 = 4 << 20;
+const FIRST_BYTES: u64 = 20 << 20;
 /// The same where the user asks for a size: for bursts, which do not wait for the recorder.
 const FIRST_BYTES_ASKED: u64 = 256 << 20;
 

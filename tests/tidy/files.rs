@@ -4,7 +4,7 @@ use super::sources;
 
 /// Where files are opened without asking what they are, how often at most, and why that is right there. Everything else goes through
 /// `recorder/src/opened.rs`: a path below `/tmp` or `/dev/shm`, or of `/proc/PID`, may lead to another file than the one that was looked at.
-const OPENS: [(&str, usize, &str); 34] = [
+const OPENS: [(&str, usize, &str); 36] = [
     ("recorder/src/fuzzing.rs", 4, "the fuzzer's own file"),
     (
         "recorder/src/inject/mod.rs",
@@ -27,13 +27,15 @@ const OPENS: [(&str, usize, &str); 34] = [
     ),
     ("recorder/src/process.rs", 7, "texts of the kernel's in /proc and /proc/self"),
     ("recorder/src/record.rs", 1, "/proc/self"),
-    ("objects/src/upload.rs", 2, "the file that the user named, and its state beside it"),
+    ("objects/src/upload.rs", 3, "the file that the user named, and its state beside it"),
     (
         "schemas/src/reader/open.rs",
         1,
         "does not wait (O_NONBLOCK), and refuses what is not a regular file; nothing is written",
     ),
+    ("replay/src/bin/gputrace/commands/serve/door.rs", 1, "/dev/urandom, /proc and files that are made new"),
     ("replay/src/bin/gputrace/commands/alarm.rs", 1, "/dev/null"),
+    ("replay/src/bin/gputrace/commands/metrics.rs", 1, "/proc/sys"),
     ("replay/src/bin/gputrace/commands/attach.rs", 1, "/proc/PID/stat"),
     ("replay/src/bin/gputrace/commands/budget.rs", 1, "the file that the user named"),
     ("replay/src/bin/gputrace/commands/doctor.rs", 2, "files of the system's"),
