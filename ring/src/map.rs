@@ -423,7 +423,7 @@ impl Map {
 
     /// Where it begins, and how many bytes it has.
     #[must_use]
-    pub fn memory(&self) -> (*mut u8, usize) {
+    pub fn extent(&self) -> (*mut u8, usize) {
         (self.base, Map::bytes_for(self.n_chunks))
     }
 

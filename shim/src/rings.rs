@@ -43,7 +43,7 @@ pub(crate) fn prepare() {
 
 /// The session of this ring is over. Only for who holds the session's state word.
 pub(crate) fn leave(map: Map, generation: u64) {
-    let (base, bytes) = map.memory();
+    let (base, bytes) = map.extent();
     if let Some(free) = LEFT.iter().find(|left| left.at.load(Ordering::Relaxed) == 0) {
         free.bytes.store(bytes, Ordering::Relaxed);
         free.generation.store(generation, Ordering::Relaxed);
