@@ -37,7 +37,10 @@ pub(crate) fn began_at(text: &str) -> Option<Moment> {
 
 /// The job's file.
 #[derive(Debug)]
-pub struct Job(PathBuf);
+pub struct Job {
+    path: PathBuf,
+    began: Moment,
+}
 
 /// What a recorder said.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -81,27 +84,54 @@ impl Job {
     pub fn make(began: &str) -> Option<Job> {
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).mode(0o600);
-        let name = name(began_at(began)?)?;
-        let path = FOLDERS.iter().map(|folder| Path::new(folder).join(&name));
-        path.into_iter().find(|path| options.open(path).is_ok()).map(Job)
+        let began = began_at(began)?;
+        let name = name(began)?;
+        let mut paths = FOLDERS.iter().map(|folder| Path::new(folder).join(&name));
+        paths.find(|path| options.open(path).is_ok()).map(|path| Job { path, began })
     }
 
     /// The file that [`Job::make`] made.
     #[must_use]
     pub fn find(began: &str) -> Option<Job> {
-        find(began_at(began)?).map(Job)
+        let began = began_at(began)?;
+        find(began).map(|path| Job { path, began })
     }
 
     /// All that was told up to now.
     #[must_use]
     pub fn told(&self) -> Vec<Told> {
         let expected = ours().with_bytes(0..=MOST_TOLD);
-        opened::read(&self.0, Links::Refused, &expected).map(|bytes| parse(&bytes)).unwrap_or_default()
+        opened::read(&self.path, Links::Refused, &expected).map(|bytes| parse(&bytes)).unwrap_or_default()
+    }
+
+    /// The rings that this process of the job made and that are still there, in the order of their names. Numbers of processes
+    /// come again: what was left before the job began is not of it.
+    #[must_use]
+    pub fn rings_of(&self, pid: u32) -> Vec<PathBuf> {
+        let begin = format!("gputrace.{pid}.");
+        let us = rustix::process::geteuid().as_raw();
+        let earliest = self.began.realtime.checked_sub(COARSE).unwrap_or(UNIX_EPOCH);
+        let mut rings = Vec::new();
+        for folder in FOLDERS {
+            for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+                let name = entry.file_name();
+                let is_ring =
+                    name.to_str().is_some_and(|name| name.starts_with(&begin) && name.ends_with(".ring"));
+                let is_of_the_job = |data: fs::Metadata| {
+                    data.is_file() && data.uid() == us && data.modified().is_ok_and(|made| made >= earliest)
+                };
+                if is_ring && entry.metadata().is_ok_and(is_of_the_job) {
+                    rings.push(entry.path());
+                }
+            }
+        }
+        rings.sort();
+        rings
     }
 
     /// Removes the file.
     pub fn end(&self) {
-        let _ = fs::remove_file(&self.0);
+        let _ = fs::remove_file(&self.path);
     }
 }
 
@@ -133,25 +163,8 @@ pub fn is_left(ring: &Path) -> bool {
     ring.is_file() && !crate::output::is_written(ring)
 }
 
-/// The rings of this user's that are there: of one process, or of all.
-#[must_use]
-pub fn rings_of(pid: Option<u32>) -> Vec<PathBuf> {
-    let begin = pid.map_or("gputrace.".to_owned(), |pid| format!("gputrace.{pid}."));
-    let us = rustix::process::geteuid().as_raw();
-    let mut rings = Vec::new();
-    for folder in FOLDERS {
-        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-            let name = entry.file_name();
-            let is_ring =
-                name.to_str().is_some_and(|name| name.starts_with(&begin) && name.ends_with(".ring"));
-            if is_ring && entry.metadata().is_ok_and(|data| data.is_file() && data.uid() == us) {
-                rings.push(entry.path());
-            }
-        }
-    }
-    rings.sort();
-    rings
-}
+/// A file's time is that of the last tick of the kernel's clock, 10 ms ago at most; the job's is exact.
+const COARSE: Duration = Duration::from_secs(1);
 
 fn name(began: Moment) -> Option<String> {
     let nanos = began.realtime.duration_since(UNIX_EPOCH).ok()?.as_nanos();
@@ -264,7 +277,7 @@ mod tests {
         all.iter().for_each(|told| tell(moment, told)); // to nobody
         let job = Job::make(&began).expect("room");
         assert!(
-            Job::make(&began).is_some_and(|other| other.0 != job.0),
+            Job::make(&began).is_some_and(|other| other.path != job.path),
             "two jobs of one name share no file"
         );
         all.iter().for_each(|told| tell(moment, told));
@@ -274,6 +287,21 @@ mod tests {
         job.end();
         Job::find(&began).into_iter().for_each(|other| other.end());
         assert!(Job::find(&began).is_none());
+    }
+
+    #[test]
+    fn a_ring_that_was_left_before_the_job_is_not_of_it() {
+        let job = Job::make(&job_begins()).expect("room");
+        // No process has such a number.
+        let pid = u32::MAX - std::process::id();
+        let rings = ["1", "2"].map(|ticks| job.path.with_file_name(format!("gputrace.{pid}.{ticks}.ring")));
+        let files = rings.each_ref().map(|ring| fs::File::create(ring).expect("a file"));
+        let hour = Duration::from_secs(3600);
+        files[0].set_modified(SystemTime::now() - hour).expect("an older file");
+        assert_eq!(job.rings_of(pid), [rings[1].clone()]);
+        assert!(job.rings_of(pid - 1).is_empty());
+        job.end();
+        rings.iter().for_each(|ring| fs::remove_file(ring).expect("there"));
     }
 
     #[test]

@@ -65,7 +65,7 @@ pub use card::Holder;
 pub use daemon::{daemon_main, variable};
 pub use gpus::{Gpu, Gpus};
 pub use gputrace_ring::variables;
-pub use job::{Job, State, Told, is_left, job_begins, rings_of};
+pub use job::{Job, State, Told, is_left, job_begins};
 pub use memory::Memory;
 pub(crate) use messages::say;
 pub use oom::{Answer, FollowUp, Oom};

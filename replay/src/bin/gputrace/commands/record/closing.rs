@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use gputrace_recorder::{Job, State, Told, is_left, is_off, rings_of, variable, variables};
+use gputrace_recorder::{Job, State, Told, is_left, is_off, variable, variables};
 use gputrace_replay::trace::words::{bytes, count, quote};
 use gputrace_schemas::event::Bytes;
 
@@ -65,7 +65,7 @@ fn wait(job: &Job, pid: u32) -> Outcome {
         let mut outcome = heard(&job.told());
         let is_taken = |ring: &PathBuf, outcome: &Outcome| outcome.made.iter().any(|made| made.ring == *ring);
         let untaken: Vec<_> =
-            rings_of(Some(pid)).into_iter().filter(|ring| !is_taken(ring, &outcome)).collect();
+            job.rings_of(pid).into_iter().filter(|ring| !is_taken(ring, &outcome)).collect();
         let is_late = began.elapsed() > PATIENCE;
         for made in &mut outcome.made {
             if let End::Open = made.end {
