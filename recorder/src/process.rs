@@ -163,10 +163,12 @@ impl Target {
         chain.map(|it| Ancestor { pid: it.pid, began: it.start_time, command: it.command() }).collect()
     }
 
-    /// When the process began: before any trace of its own.
+    /// When the process began: before any trace of its own. It may be gone by now, if the ring says when that was.
     pub(crate) fn began(&self) -> Option<Moment> {
-        let stat = self.text("stat")?;
-        let start_time = parse_stat(&stat)?.start_time;
+        let start_time = match self.start_time {
+            0 => parse_stat(&self.text("stat")?)?.start_time,
+            known => known,
+        };
         // Both count from boot, sleep included; a tick is 10 ms on every Linux (proc(5), USER_HZ).
         let uptime: f64 = fs::read_to_string("/proc/uptime").ok()?.split(' ').next()?.parse().ok()?;
         let age = Duration::try_from_secs_f64(uptime - start_time as f64 / 100.0).ok()?;
