@@ -14,13 +14,10 @@ use gputrace_ring::map;
 const EXIT_PATIENCE: u64 = 5_000;
 /// The same for the first process of a PID namespace that has other threads.
 const INIT_PATIENCE: u64 = 1_000;
-/// How long it waits for the recorder to say whether it may wait, in milliseconds: a processor is busy with that.
-const VERDICT_PATIENCE: u64 = 25;
-/// The same for the first process of a PID namespace: with it the kernel kills the recorder.
-const INIT_VERDICT_PATIENCE: u64 = 100;
-/// The same where the recorder has been started and has not opened the ring: it reads the program's mappings first, which are gone
-/// with the program.
-const START_PATIENCE: u64 = 200;
+/// How long it waits for the recorder to say whether it may wait, in milliseconds. A processor is busy with that, about as long as the
+/// recorder needs one: where both want the same processor, they have equal shares of it. So only a recorder that was stopped
+/// costs all of this; on a machine with seven times as many runnable threads as processors, 25 ms were too few in one of five programs.
+const VERDICT_PATIENCE: u64 = 500;
 /// The longest that a user can have the process wait for that answer.
 const MOST_VERDICT_PATIENCE: u64 = 5_000;
 /// Milliseconds between two looks whether the recorder still lives.
@@ -63,7 +60,7 @@ extern "C" fn destruct() {
     header.exit.verdict.store(map::UNDECIDED, Ordering::Relaxed);
     header.process.value.store(map::EXITING, Ordering::Release);
     let is_init = header.pid.load(Ordering::Relaxed) == 1;
-    let usual = match (await_verdict(header, is_init), is_init) {
+    let usual = match (await_verdict(header), is_init) {
         (map::ALONE, _) => EXIT_PATIENCE,
         (map::ACCOMPANIED, true) => INIT_PATIENCE,
         // A process that shares our memory came to its end: the program goes on.
@@ -81,7 +78,7 @@ extern "C" fn destruct() {
 const RECORDER_DIED: u32 = u32::MAX;
 
 /// The recorder's answer, or [`RECORDER_DIED`]; [`map::UNDECIDED`] if it does not come. The kernel is not called meanwhile.
-fn await_verdict(header: &map::Header, is_init: bool) -> u32 {
+fn await_verdict(header: &map::Header) -> u32 {
     let wanted = config::EXIT_WAIT.number().map(|wait| wait.min(MOST_VERDICT_PATIENCE));
     let began = now();
     loop {
@@ -92,13 +89,13 @@ fn await_verdict(header: &map::Header, is_init: bool) -> u32 {
         if header.recorder_thread.value.load(Ordering::Relaxed) & map::DIED != 0 {
             return RECORDER_DIED;
         }
-        let usual = match header.recorder.value.load(Ordering::Acquire) {
-            map::NO_RECORDER if session::has_recorder() => START_PATIENCE,
-            map::RECORDING if is_init => INIT_VERDICT_PATIENCE,
-            map::RECORDING => VERDICT_PATIENCE,
+        match header.recorder.value.load(Ordering::Acquire) {
+            // It reads the program's mappings first, which are gone with the program.
+            map::NO_RECORDER if session::has_recorder() => {}
+            map::RECORDING => {}
             _ => return map::UNDECIDED,
-        };
-        if now().saturating_sub(began) >= wanted.unwrap_or(usual) {
+        }
+        if now().saturating_sub(began) >= wanted.unwrap_or(VERDICT_PATIENCE) {
             return map::UNDECIDED;
         }
         for _ in 0..64 {

@@ -209,7 +209,8 @@ def leak_limit(limit, warmups=1):
 def run_child(item, folder):
     results = os.path.join(folder, "results.json")
     config = item.config
-    command = [program_path(), "record", "--quiet", "--output", os.path.join(folder, "%p.%n.gtr"), "--"]
+    # Not `--quiet`: the line at the end comes when the trace is complete, and what is captured ends with it.
+    command = [program_path(), "record", "--output", os.path.join(folder, "%p.%n.gtr"), "--"]
     command += [sys.executable, "-m", "pytest", *map(str, config.invocation_params.args)]
     # The last one counts.
     command += ["--basetemp", os.path.join(folder, "basetemp")]
