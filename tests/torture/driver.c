@@ -24,10 +24,14 @@ int cuDeviceGetCount(int *count) { return *count = 1, 0; }
 int cuDeviceGet(int *device, int ordinal) { return *device = ordinal, 0; }
 int cuDeviceGetName(char *name, int length, int device) { return snprintf(name, (size_t)length, "torture"), device ? 101 : 0; }
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { return *bytes = 1UL << 40, device ? 101 : 0; }
+/* From here on there is no memory, or there is again. */
+static volatile int is_out_of_memory;
+void torture_refuses(int yes) { is_out_of_memory = yes; }
 int cuMemAlloc_v2(address *out, size_t bytes)
 {
     some_work();
     if (!bytes) return 1;
+    if (is_out_of_memory) return 2;
     *out = MARK | bytes;
     return 0;
 }

@@ -64,6 +64,8 @@ pub(crate) const PLAIN: Scenario = Scenario {
 pub(crate) const A_CHUNK_EACH: &[(&str, &str)] = &[("GPUTRACE_RING_BYTES", "134217728")];
 /// A ring that somebody must read afterwards.
 pub(crate) const SMALL: (&str, &str) = ("GPUTRACE_RING_BYTES", "4194304");
+/// The ring stays for somebody to read.
+pub(crate) const NO_RECORDER: &[(&str, &str)] = &[("GPUTRACE_RECORDER", "/nowhere/gputrace"), SMALL];
 /// What is said to people when memory runs out is no part of a comparison.
 pub(crate) const QUIET: &[(&str, &str)] = &[("GPUTRACE_OOM", "0")];
 /// System calls that containers and sandboxes refuse.
@@ -99,7 +101,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         truth: Shown,
         ..PLAIN
     },
-    S { name: "no program beside the library", arguments: "4 1000", env: &[("GPUTRACE_RECORDER", "/nowhere/gputrace"), SMALL], ..PLAIN },
+    S { name: "no program beside the library", arguments: "4 1000", env: NO_RECORDER, ..PLAIN },
     S { name: "a recorder that cannot be executed", arguments: "4 1000", env: &[("GPUTRACE_RECORDER", "/etc/passwd"), SMALL], ..PLAIN },
     S { name: "a recorder that fails", arguments: "4 1000", env: &[("GPUTRACE_RECORDER", "/bin/false"), SMALL], ..PLAIN },
     S { name: "idle threads, and a small ring", program: "crowd.c", arguments: "100 # 20000 1", size: [20, 500], env: &[("GPUTRACE_RING_BYTES", "1048576")], truth: Shown, ..PLAIN },
@@ -138,6 +140,8 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     S { name: "RLIMIT_FSIZE of 4 MB", arguments: "4 2000", around: "limit=fsize:4194304", ..PLAIN },
     S { name: "RLIMIT_FSIZE of 16 kB", arguments: "4 2000", around: "limit=fsize:16384", truth: Bounded, ..PLAIN },
     S { name: "RLIMIT_FSIZE of nothing", arguments: "4 2000", around: "limit=fsize:0", truth: Bounded, ..PLAIN },
+    S { name: "RLIMIT_STACK of 64 KiB", arguments: "4 2000", around: "limit=stack:65536", ..PLAIN },
+    S { name: "a ring of 1 TiB is asked for", arguments: "4 2000", env: &[("GPUTRACE_RING_BYTES", "1099511627776")], ..PLAIN },
     S { name: "RLIMIT_AS of 90 MB", arguments: "4 2000", around: "limit=as:94371840", truth: Bounded, ..PLAIN },
     S { name: "RLIMIT_AS of 100 MB", arguments: "4 2000", around: "limit=as:104857600", truth: Bounded, ..PLAIN },
     S { name: "RLIMIT_AS of 200 MB", arguments: "4 2000", around: "limit=as:209715200", truth: Bounded, ..PLAIN },
@@ -156,6 +160,19 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     S { name: "seccomp refuses the scheduler and sessions", arguments: "4 2000", around: "errno=sched_setscheduler,sched_setaffinity,setsid,prlimit64,getdents64", ..PLAIN },
     S { name: "seccomp refuses fallocate and flock", arguments: "4 2000", around: "errno=fallocate,flock", truth: Bounded, ..PLAIN },
     // Processes.
+    S { name: "a sandbox that comes later", program: "sandbox.c", arguments: "200", rounds: [4, 100], ..PLAIN },
+    S { name: "a sandbox that comes later, and threads", program: "sandbox.c", arguments: "200 4", rounds: [2, 50], truth: Shown, ..PLAIN },
+    // Descriptor 2 is the program's own, and there is something to say: memory runs out, and no recorder can be started.
+    S { name: "words, and a file", program: "words.c", arguments: "file", ..PLAIN },
+    S { name: "words, and a pipe that nobody reads", program: "words.c", arguments: "gone", ..PLAIN },
+    S { name: "words, and a full pipe", program: "words.c", arguments: "full", ..PLAIN },
+    S { name: "words, and a socket", program: "words.c", arguments: "socket", ..PLAIN },
+    S { name: "words, and nothing", program: "words.c", arguments: "closed", ..PLAIN },
+    S { name: "words of the library, and a file", program: "words.c", arguments: "file", env: NO_RECORDER, ..PLAIN },
+    S { name: "words of the library, and a pipe that nobody reads", program: "words.c", arguments: "gone", env: NO_RECORDER, ..PLAIN },
+    S { name: "words of the library, and a full pipe", program: "words.c", arguments: "full", env: NO_RECORDER, ..PLAIN },
+    S { name: "words of the library, and a socket", program: "words.c", arguments: "socket", env: NO_RECORDER, ..PLAIN },
+    S { name: "processes that share memory and are no threads", program: "shares.c", arguments: "#", size: [10, 300], truth: Shown, ..PLAIN },
     S { name: "a storm of forks", program: "storm.c", arguments: "fork #", size: [20, 500], truth: Shown, ..PLAIN },
     S { name: "a library's heap is used across forks, and the library goes and comes back", program: "heaps.c", arguments: "@symmetric #", size: [12, 300], truth: Shown, ..PLAIN },
     S { name: "streams are captured while the process forks", program: "captures.c", arguments: "#", size: [12, 300], truth: Shown, ..PLAIN },
