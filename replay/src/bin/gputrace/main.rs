@@ -14,7 +14,22 @@ mod objects;
 mod show;
 mod working;
 
+/// Bytes of stack that every command gets by with, and those that it gets where the limit (`ulimit -s`) allows fewer.
+const ENOUGH_STACK: u64 = 1 << 20;
+const USUAL_STACK: usize = 8 << 20;
+
 fn main() -> ExitCode {
+    // The limit is of the first thread's stack alone. A recorder has its program's.
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Stack).current;
+    if limit.is_some_and(|bytes| bytes < ENOUGH_STACK)
+        && let Ok(thread) = std::thread::Builder::new().stack_size(USUAL_STACK).spawn(command)
+    {
+        return thread.join().unwrap_or(ExitCode::from(show::CANNOT_KNOW));
+    }
+    command()
+}
+
+fn command() -> ExitCode {
     let stdout = std::io::stdout();
     let mut out = std::io::BufWriter::new(stdout.lock());
     let mut out = Screen::new(&mut out);
