@@ -186,3 +186,4 @@ attach: build ## Attach to programs of all kinds, and detach, at 1,000 moments e
 	GPUTRACE_ATTACH_ROUNDS=$(ATTACH_ROUNDS) cargo test -p gputrace-tests --test attach -- --nocapture
 	tests/oracle/build.sh target/oracle 2.11.0 && tests/fetch-wheels.sh || [ $$? = 77 ] || [ $$? = 3 ]
 	python3 tests/attach/rounds.py $(RELEASE) $(ATTACH_ROUNDS) 100000
+	python3 tests/attach/as_before.py $(RELEASE) $(ATTACH_ROUNDS)

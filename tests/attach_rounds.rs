@@ -1,4 +1,5 @@
-//! `attach/rounds.py`, a few rounds with each program; `make attach` asks for as many as it is worth (`GPUTRACE_ATTACH_ROUNDS`).
+//! `attach/rounds.py` and `attach/as_before.py`, a few rounds with each program; `make attach` asks for as many as it is worth
+//! (`GPUTRACE_ATTACH_ROUNDS`).
 #![cfg(target_arch = "x86_64")]
 
 use std::path::Path;
@@ -24,4 +25,14 @@ fn programs_of_all_kinds_compute_what_they_compute_alone() {
         let n_passed = said.lines().filter(|line| line.starts_with(&format!("PASS {name}"))).count();
         assert!(n_passed >= 2, "{name}: {said}");
     }
+}
+
+#[test]
+fn a_process_is_as_it_was_before_somebody_attached() {
+    let mut command = Command::new("python3");
+    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("attach/as_before.py")).arg(recorded::built());
+    let output = command.arg("5").env("FAKE_CUDA", fake_cuda::library_dir()).output().expect("python3");
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && said.matches("PASS").count() == 2, "{said}");
 }
