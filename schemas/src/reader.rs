@@ -17,7 +17,7 @@
 //! [`Trace::damages`] says what could not. Only a file that is no trace at all, or of another version, is an [`Error`].
 
 use crate::block::{
-    BLOCK_MAGIC, CODEC_ZSTD, FILE_MAGIC, FOOTER_BYTES, Footer, HEADER_BYTES, Header, Kind, MAX_EVENTS,
+    CODEC_ZSTD, FILE_MAGIC, FOOTER_BYTES, Footer, HEADER_BYTES, Header, Kind, MAX_EVENTS,
 };
 use crate::codec::Decompressor;
 use crate::columns;
@@ -37,8 +37,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 mod follow;
 mod open;
+mod scan;
 
 pub use follow::{Follower, Grown};
+pub use open::open_regular;
+use scan::{patience, scan};
 
 /// Why a file cannot be read as a trace.
 #[derive(Debug, thiserror::Error)]
@@ -114,11 +117,6 @@ pub fn looks_like_a_trace(first_bytes: &[u8]) -> bool {
 
 /// Blocks whose times overlap and that are decoded at the same time: about 100 MB.
 const MAX_OPEN: usize = 64;
-/// What a search for the next block reads at once.
-const WINDOW: usize = 1 << 16;
-/// Bytes that a search for blocks in a damaged file may read in vain; more in long files.
-const MIN_PATIENCE: u64 = 64 << 20;
-
 trait Source: Read + Seek + Send {}
 impl<R: Read + Seek + Send> Source for R {}
 
@@ -221,7 +219,7 @@ impl Trace {
     pub fn open(path: impl AsRef<Path>) -> Result<Trace, Error> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        let file = open::open(path).map_err(|source| Error::Io { file: name.clone(), source })?;
+        let file = open_regular(path).map_err(|source| Error::Io { file: name.clone(), source })?;
         Trace::read(file, &name)
     }
 
@@ -232,7 +230,7 @@ impl Trace {
     pub fn open_prefix(path: impl AsRef<Path>, length: u64) -> Result<Trace, Error> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        let file = open::open(path).map_err(|source| Error::Io { file: name.clone(), source })?;
+        let file = open_regular(path).map_err(|source| Error::Io { file: name.clone(), source })?;
         Trace::read(Prefix { file, length, at: 0 }, &name)
     }
 
@@ -250,7 +248,10 @@ impl Trace {
         let complete = index.is_some();
         let (blocks, blocks_end) = match index {
             Some(index) => index,
-            None => (scan(&mut input.source, length, &mut damages).map_err(io)?, length),
+            None => {
+                let found = scan(&mut input.source, length, patience(length), &mut damages);
+                (found.map_err(io)?, length)
+            }
         };
         let mut definitions = Definitions::default();
         let mut trace = Trace {
@@ -778,115 +779,4 @@ impl Input {
             }
         }
     }
-}
-
-/// Finds the blocks of a trace without an index, and what is between them.
-fn scan(source: &mut dyn Source, length: u64, damages: &mut Vec<Damage>) -> io::Result<Vec<Block>> {
-    let mut blocks = Vec::new();
-    let mut at = FILE_MAGIC.len() as u64;
-    // Looking for blocks where there are none would be work without an end in a hostile file.
-    let mut patience = length.saturating_mul(2).max(MIN_PATIENCE);
-    while at < length {
-        let bad = match look(source, at, length)? {
-            Look::Block(block, end) => {
-                blocks.push(block);
-                at = end;
-                continue;
-            }
-            Look::Damaged { what, remedy, checked } => {
-                patience = patience.saturating_sub(checked);
-                (what, remedy)
-            }
-        };
-        // The bytes of an index that has lost its footer, or a footer without one, are no loss.
-        let mut next = at + 1;
-        let found = loop {
-            match find_magic(source, next, length)? {
-                None => break length,
-                Some(_) if patience == 0 => break length,
-                Some(candidate) => match look(source, candidate, length)? {
-                    Look::Block(..) => break candidate,
-                    Look::Damaged { checked, .. } => {
-                        patience = patience.saturating_sub(checked.max(WINDOW as u64));
-                        next = candidate + 1;
-                    }
-                },
-            }
-        };
-        if !(found == length && is_footer(source, at, length)?) {
-            let (what, remedy) = bad;
-            damages.push(Damage { offset: at, bytes: found - at, what, remedy });
-        }
-        at = found.max(at + 1);
-    }
-    Ok(blocks)
-}
-
-enum Look {
-    Block(Block, u64),
-    Damaged { what: String, remedy: &'static str, checked: u64 },
-}
-
-/// Whether a whole block is at `at`.
-fn look(source: &mut dyn Source, at: u64, length: u64) -> io::Result<Look> {
-    let damaged = |what: String, remedy, checked| Ok(Look::Damaged { what, remedy, checked });
-    if length - at < HEADER_BYTES as u64 {
-        return damaged(format!("a block header is cut off after {} bytes", length - at), CUT, 0);
-    }
-    let mut bytes = [0; HEADER_BYTES];
-    source.seek(SeekFrom::Start(at))?;
-    source.read_exact(&mut bytes)?;
-    let header = match Header::decode(&bytes) {
-        Ok(header) => header,
-        Err(why) => {
-            let remedy = if bytes.iter().all(|byte| *byte == 0) { CUT } else { CORRUPT };
-            return damaged(format!("no block header here ({why:?})"), remedy, 0);
-        }
-    };
-    let end = at + header.block_bytes();
-    if end > length {
-        let what = format!("a block of {} bytes is cut off after {}", header.block_bytes(), length - at);
-        return damaged(what, CUT, 0);
-    }
-    let mut crc = crc32fast::Hasher::new();
-    let mut left = header.stored as usize;
-    let mut window = vec![0; left.min(WINDOW)];
-    while left > 0 {
-        let part = left.min(WINDOW);
-        source.read_exact(&mut window[..part])?;
-        crc.update(&window[..part]);
-        left -= part;
-    }
-    if crc.finalize() != header.crc {
-        let what = "the checksum of a block's payload differs".to_owned();
-        return damaged(what, CORRUPT, u64::from(header.stored));
-    }
-    Ok(Look::Block(Block::new(at, &header), end))
-}
-
-fn is_footer(source: &mut dyn Source, at: u64, length: u64) -> io::Result<bool> {
-    if length - at != FOOTER_BYTES as u64 {
-        return Ok(false);
-    }
-    let mut footer = [0; FOOTER_BYTES];
-    source.seek(SeekFrom::Start(at))?;
-    source.read_exact(&mut footer)?;
-    Ok(Footer::decode(&footer).is_some())
-}
-
-/// Where the next block magic begins, at `from` or later.
-fn find_magic(source: &mut dyn Source, from: u64, length: u64) -> io::Result<Option<u64>> {
-    let mut window = vec![0; WINDOW];
-    let mut at = from;
-    while at + (BLOCK_MAGIC.len() as u64) <= length {
-        let part = (length - at).min(WINDOW as u64) as usize;
-        source.seek(SeekFrom::Start(at))?;
-        source.read_exact(&mut window[..part])?;
-        let found = window[..part].windows(BLOCK_MAGIC.len()).position(|bytes| bytes == BLOCK_MAGIC);
-        if let Some(found) = found {
-            return Ok(Some(at + found as u64));
-        }
-        at += (part - BLOCK_MAGIC.len() + 1) as u64;
-    }
-    Ok(None)
 }

@@ -30,12 +30,12 @@ pub fn here(name: &Path) -> io::Result<Cow<'_, Path>> {
     }
 }
 
-/// Opens a file.
+/// Opens a regular file. A FIFO or a device that another user put into the folder is neither waited for nor read.
 ///
 /// # Errors
-/// As `File::open`, or it cannot be brought.
+/// It is not a regular file, the system does not let us, or it cannot be brought.
 pub fn open(name: &Path) -> io::Result<File> {
-    File::open(here(name)?)
+    reader::open_regular(here(name)?)
 }
 
 /// Opens a trace of gputrace's own.

@@ -1,6 +1,7 @@
 //! Reads a trace while it is written: each time what has come since, and nothing twice.
 
-use super::{CUT, Damage, Error, Input, Look, MIN_PATIENCE, Trace, check_magic, find_magic, is_footer, look};
+use super::scan::{Look, MIN_PATIENCE, find_magic, is_footer, look};
+use super::{CUT, Damage, Error, Input, Trace, check_magic};
 use crate::block::{FILE_MAGIC, Kind};
 use crate::columns;
 use crate::definitions::Definitions;
@@ -46,7 +47,7 @@ impl Follower {
         let path = path.as_ref();
         let name = path.display().to_string();
         let io = |source| Error::Io { file: name.clone(), source };
-        let mut input = Input::new(Box::new(super::open::open(path).map_err(io)?)).map_err(io)?;
+        let mut input = Input::new(Box::new(super::open_regular(path).map_err(io)?)).map_err(io)?;
         let length = input.source.seek(SeekFrom::End(0)).map_err(io)?;
         check_magic(&mut input.source, length, &name)?;
         let trace = Trace {
@@ -138,7 +139,7 @@ impl Follower {
         }
         let mut from = at + 1;
         let mut patience = MIN_PATIENCE;
-        while let Some(candidate) = find_magic(source, from, length)? {
+        while let Some(candidate) = find_magic(source, from, length, &mut patience)? {
             match look(source, candidate, length)? {
                 Look::Block(block, end) => {
                     if !is_footer(source, at, length)? {
