@@ -58,6 +58,7 @@ pub mod symbolise;
 mod symbols;
 mod ticks;
 mod translate;
+mod whole;
 mod witness;
 mod write;
 

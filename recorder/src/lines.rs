@@ -1,10 +1,10 @@
 //! Functions and lines of a few addresses, from the part of a file that says them.
 //!
 //! A stack of a short program has a dozen native frames, and half of them lie in a C library whose debug information is
-//! ten megabytes long and compressed. `addr2line`'s loader decompresses all of it, parses every unit and sorts every
+//! ten megabytes long and compressed. `addr2line`'s own loader decompresses all of it, parses every unit and sorts every
 //! symbol before its first answer: 70 ms of a processor for one address. Here `.debug_aranges` says which units the
 //! addresses lie in, sections are decompressed as far as those units reach, and `addr2line` reads the units alone.
-//! Whatever that cannot answer for certain is left to the loader ([`Answer::Unsure`]).
+//! Whatever that cannot answer for certain is left to `whole.rs` ([`Answer::Unsure`]).
 
 use crate::symbols::Line;
 use addr2line::gimli::{
@@ -43,6 +43,9 @@ const ABBREVIATIONS: usize = 8 << 10;
 const AT_ONCE: usize = 128 << 10;
 /// How much of that is still there when more is: the start of a part is looked at before its length is known.
 const TAIL: usize = 32 << 10;
+/// Bytes that a section may have once it is decompressed, and those of it that are kept: a megabyte of zeros is a kilobyte in a file.
+const MOST_UNPACKED: u64 = 1 << 30;
+const MOST_KEPT: usize = 256 << 20;
 /// Bits of the largest window that zlib has.
 const WINDOW_BITS: u8 = 15;
 
@@ -61,7 +64,7 @@ pub(crate) enum Answer {
 pub(crate) fn lines(object: &File<'_>, probes: &[u64]) -> Vec<Answer> {
     let mut answers = vec![Answer::Unsure; probes.len()];
     if !has(object, SectionId::DebugInfo) {
-        // Nothing to read, here or for the loader.
+        // Nothing to read, here or for `whole.rs`.
         answers.fill(Answer::Lines(Vec::new()));
     } else if let Some(mut sections) = Sections::of(object) {
         let units = sections.prepare(probes);
@@ -172,7 +175,7 @@ impl<'m> Packed<'m> {
             (self.stream, self.at) = (Inflate::new(true, WINDOW_BITS), 0);
             self.last.clear();
         }
-        let mut part = Vec::new();
+        let (mut part, n) = (Vec::new(), n.min(MOST_KEPT));
         while part.len() < n {
             let within = (from + part.len()).saturating_sub(self.at);
             let known = self.last.get(within..).unwrap_or_default();
@@ -186,6 +189,9 @@ impl<'m> Packed<'m> {
 
     /// Decompresses the next bytes; false at the end, and where what is damaged ends.
     fn go_on(&mut self) -> bool {
+        if self.stream.total_out() >= MOST_UNPACKED {
+            return false;
+        }
         let old = self.last.len().saturating_sub(TAIL);
         self.last.drain(..old);
         self.at += old;
@@ -214,6 +220,9 @@ impl<'m> Sections<'m> {
             if let Some(section) = object.section_by_name(id.name()) {
                 let packed = section.compressed_data().ok()?;
                 let section = match packed.format {
+                    CompressionFormat::Zstandard if packed.uncompressed_size > MOST_KEPT as u64 => {
+                        return None;
+                    }
                     CompressionFormat::Zlib => Section::Packed(Packed::new(packed.data)),
                     _ => Section::Whole(packed.decompress().ok()?),
                 };

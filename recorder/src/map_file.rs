@@ -210,12 +210,19 @@ pub(crate) struct Mapped {
 
 impl Mapped {
     /// Maps the whole file.
+    ///
+    /// # Errors
+    /// It is not a regular file, the system does not let us, or as many are mapped as can be guarded.
     pub(crate) fn open(path: &Path) -> io::Result<Mapped> {
         let file = opened::opened(path, Links::Followed, Access::Read, &Expected::regular())?;
         // SAFETY: the mapping is private to us and only read. Somebody may write to the file meanwhile, which changes what we read:
         // every reader of it checks what it finds. Pages behind a new end are replaced ([`Guarded`]).
         let memory = unsafe { Mmap::map(&file) }?;
-        Ok(Mapped { _guard: Guarded::new(memory.as_ptr() as usize, memory.len()), memory })
+        let guard = Guarded::new(memory.as_ptr() as usize, memory.len());
+        if guard.slot.is_none() {
+            return Err(io::Error::other("too many files are mapped at once"));
+        }
+        Ok(Mapped { _guard: guard, memory })
     }
 
     /// What is in it.

@@ -1,11 +1,12 @@
 //! Addresses to functions and lines, after the fact and from the files.
 //!
 //! `lines.rs` reads the part of a file that says something about an address, with `addr2line`. Where that is not enough,
-//! `addr2line`'s loader reads all of it. Which file that is, `symbol_files.rs` finds. What PyTorch ships has symbol tables and no DWARF.
+//! `whole.rs` reads all of it. Which file that is, `symbol_files.rs` finds. What PyTorch ships has symbol tables and no DWARF.
 
 use crate::lines::{self, Answer};
 use crate::map_file::Mapped;
 use crate::symbol_files::{OtherBuild, SymbolFile, SymbolFiles};
+use crate::whole::{Sources, Whole};
 use gputrace_schemas::event::{Frame, FrameId, Module, ModuleId};
 use rustix::time::{ClockId, DynamicClockId, clock_gettime_dynamic};
 use std::collections::{BTreeMap, HashMap};
@@ -131,36 +132,23 @@ impl<'a> Symbols<'a> {
             None => lines::lines(&object, probes),
             Some(_) => vec![Answer::Unsure; probes.len()],
         };
-        let mut loader = None;
+        let sources = Sources::default();
+        let mut whole = None;
         let mut found: Vec<Option<Vec<Line>>> = Vec::new();
         for (answer, probe) in answers.into_iter().zip(probes) {
             let lines = match answer {
                 _ if self.patience.is_over() => None,
                 Answer::Lines(lines) => Some(lines),
-                Answer::Unsure => Some(all_lines(loader.get_or_insert_with(|| load(file)).as_ref(), *probe)),
+                Answer::Unsure => {
+                    let whole: &Option<Whole<'_>> = whole.get_or_insert_with(|| Whole::of(file, &sources));
+                    Some(whole.as_ref().map(|whole| whole.lines(*probe)).unwrap_or_default())
+                }
             };
             found.push(lines);
         }
         name_outermost(&object, probes, &mut found);
         found
     }
-}
-
-/// All of a file; `None` for what is none that can be read.
-fn load(file: &SymbolFile) -> Option<addr2line::Loader> {
-    addr2line::Loader::new_with_sup(&file.path, file.supplement.as_ref()).ok()
-}
-
-fn all_lines(loader: Option<&addr2line::Loader>, probe: u64) -> Vec<Line> {
-    let mut lines = Vec::new();
-    // Of a hostile file: the last address has none after it, which addr2line asks for.
-    let frames = loader.filter(|_| probe != u64::MAX).and_then(|loader| loader.find_frames(probe).ok());
-    if let Some(mut frames) = frames {
-        while let Ok(Some(frame)) = frames.next() {
-            lines.push(Line::of(frame.function.as_ref(), frame.location.as_ref()));
-        }
-    }
-    lines
 }
 
 /// Gives functions that debug information does not name the name of their symbol.

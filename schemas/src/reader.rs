@@ -16,9 +16,7 @@
 //! Damage is normal input: a killed process leaves a trace without an end. What can be read is read, and
 //! [`Trace::damages`] says what could not. Only a file that is no trace at all, or of another version, is an [`Error`].
 
-use crate::block::{
-    CODEC_ZSTD, FILE_MAGIC, FOOTER_BYTES, Footer, HEADER_BYTES, Header, Kind, MAX_EVENTS,
-};
+use crate::block::{CODEC_ZSTD, FILE_MAGIC, FOOTER_BYTES, Footer, HEADER_BYTES, Header, Kind, MAX_EVENTS};
 use crate::codec::Decompressor;
 use crate::columns;
 use crate::definitions::{Definitions, read_mappings};
