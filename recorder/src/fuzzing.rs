@@ -81,7 +81,7 @@ pub fn symbols(path: &Path) -> usize {
     let addresses: Vec<u64> = symbols.take(16).chain((0x1000..0x1200).step_by(24)).collect();
     let mut module = Module { path: path.display().to_string(), end: u64::MAX, ..Module::default() };
     if let Ok(file) = File::open(path) {
-        read_module(&mut module, file);
+        read_module(&mut module, &file);
     }
     // An address that a file claims is the address that is asked for.
     module.bias = 0;

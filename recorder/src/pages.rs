@@ -1,7 +1,10 @@
 //! A file that is read by blocks, so that the few headers that are wanted of it cost a few calls, however long it is.
 
+use object::read::{ReadCache, ReadRef};
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 /// Bytes of a block. ELF files keep their headers in the first page and their section table at the end.
@@ -9,8 +12,45 @@ const BLOCK: usize = 16 << 10;
 /// Blocks that are kept: the start of a file, its section table, the sections' names and one more.
 const MOST_BLOCKS: usize = 4;
 
+/// Bytes that are read of a file's headers, notes and names, at most: real files need less than one of these.
+const MOST_BYTES: u64 = 64 << 20;
+
+/// The headers of a file, for `object`, which would read and keep as much as the file says that they have.
+pub(crate) struct Headers<'f> {
+    cache: ReadCache<Pages<'f>>,
+    left: Cell<u64>,
+}
+
+impl<'f> Headers<'f> {
+    pub(crate) fn of(file: &'f File) -> Headers<'f> {
+        Headers { cache: ReadCache::new(Pages::new(file)), left: Cell::new(MOST_BYTES) }
+    }
+
+    fn take(&self, bytes: u64) -> Result<(), ()> {
+        self.left.set(self.left.get().checked_sub(bytes).ok_or(())?);
+        Ok(())
+    }
+}
+
+impl<'a> ReadRef<'a> for &'a Headers<'_> {
+    fn len(self) -> Result<u64, ()> {
+        (&self.cache).len()
+    }
+
+    fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'a [u8], ()> {
+        self.take(size)?;
+        (&self.cache).read_bytes_at(offset, size)
+    }
+
+    fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'a [u8], ()> {
+        let bytes = (&self.cache).read_bytes_at_until(range, delimiter)?;
+        self.take(bytes.len() as u64)?;
+        Ok(bytes)
+    }
+}
+
 /// Reads a file by blocks, and keeps the last few.
-pub(crate) struct Pages<'f> {
+struct Pages<'f> {
     file: &'f File,
     at: u64,
     /// Each with its place in the file, the newest last.
@@ -19,7 +59,7 @@ pub(crate) struct Pages<'f> {
 
 impl<'f> Pages<'f> {
     /// Reads this file from its start.
-    pub(crate) fn new(file: &'f File) -> Pages<'f> {
+    fn new(file: &'f File) -> Pages<'f> {
         Pages { file, at: 0, blocks: Vec::new() }
     }
 
@@ -106,5 +146,26 @@ mod tests {
         assert_eq!((pages.seek(SeekFrom::Start(u64::MAX - 5)).is_ok(), pages.blocks.len()), (true, 4));
         assert!(pages.read(&mut [0; 9]).is_err() || pages.at == u64::MAX - 5);
         let _ = std::fs::remove_file(path);
+    }
+
+    #[test]
+    fn headers_that_claim_more_than_files_have_are_not_read() {
+        use object::Object;
+
+        let path = std::env::temp_dir().join(format!("gputrace-headers-{}", std::process::id()));
+        // An ELF file with one program header: a note of 32 GiB.
+        let mut bytes = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x03\0\x3e\0\x01\0\0\0".to_vec();
+        bytes.extend([0, 64, 0].iter().flat_map(|word: &u64| word.to_le_bytes()));
+        bytes.extend([0, 0, 0, 0, 64, 0, 56, 0, 1, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 4, 0, 0, 0]);
+        let length = 32 << 30;
+        bytes.extend([120, 120, 120, length, length, 4].iter().flat_map(|word: &u64| word.to_le_bytes()));
+        std::fs::write(&path, &bytes).expect("writable");
+        let file = File::options().read(true).write(true).open(&path).expect("ours");
+        file.set_len(1 << 40).expect("sparse");
+        let headers = Headers::of(&file);
+        let elf = object::File::parse(&headers).expect("headers");
+        assert!(elf.build_id().is_err(), "it was read");
+        assert!(headers.left.get() > MOST_BYTES / 2);
+        std::fs::remove_file(path).expect("ours");
     }
 }

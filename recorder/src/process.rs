@@ -3,12 +3,12 @@
 
 use crate::opened::{self, Access, Expected, Links};
 use crate::output::Moment;
+use crate::pages::Headers;
 use gputrace_schemas::event::{Ancestor, Mapping, Mappings, Module, Nanos, Process};
-use object::read::{ReadCache, ReadRef};
+use object::read::ReadRef;
 use object::{Object, ObjectSegment, SegmentFlags};
 use std::collections::HashSet;
 use std::fs;
-use std::io::{Read, Seek};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -351,10 +351,10 @@ impl MapsLine<'_> {
 }
 
 /// Build id and bias of a module, from its file.
-pub(crate) fn read_module(module: &mut Module, file: impl Read + Seek) {
+pub(crate) fn read_module(module: &mut Module, file: &fs::File) {
     // Reads the few pages that hold the answer, however long the file is.
-    let cache = ReadCache::new(file);
-    let Ok(elf) = object::File::parse(&cache) else { return };
+    let headers = Headers::of(file);
+    let Ok(elf) = object::File::parse(&headers) else { return };
     module.build_id = build_id(&elf);
     // `start` is where the first page of the file is mapped, so the first loadable segment says what its address was.
     let first = elf.segments().filter(|segment| matches!(segment.flags(), SegmentFlags::Elf { .. }));
@@ -652,7 +652,7 @@ mod tests {
             space.modules.into_iter().find(|module| (module.start..module.end).contains(&here)).expect("us");
         let (file, reach) = target.open(&ours, Fate::There).expect("our own file");
         assert_eq!(reach, Reach::ByPath);
-        read_module(&mut ours, file);
+        read_module(&mut ours, &file);
         assert!(ours.bias != 0 && ours.bias <= here);
     }
 

@@ -10,7 +10,6 @@ use crate::map_file::{MapFile, WriterLock};
 use crate::nvml::Sampler;
 use crate::oom::{Answer, Answers};
 use crate::output::{self, Moment, Overwrite, TraceFile};
-use crate::pages::Pages;
 use crate::process::{self, AddressSpace, Fate, Reach, Target};
 use crate::symbol_files::{Astray, SymbolFiles, Unmarked};
 use crate::symbols::{Patience, Symbols};
@@ -636,7 +635,7 @@ impl<'a> Recorder<'a> {
             self.astray.remove(&module.start);
             match self.target.open(module, fate) {
                 Some((file, reach)) => {
-                    process::read_module(module, Pages::new(&file));
+                    process::read_module(module, &file);
                     if reach == Reach::Astray && self.astray.len() < MOST_ASTRAY {
                         self.astray.insert(module.start, Astray::Held(file));
                     }

@@ -4,10 +4,9 @@
 //! module of a process that is there, and that has no build id, is taken for what is at its path.
 
 use crate::opened::{self, Access, Expected, Links};
-use crate::pages::Pages;
+use crate::pages::Headers;
 use crate::process::{build_id, hex};
 use gputrace_schemas::event::Module;
-use object::read::ReadCache;
 use object::{Object, ObjectSection};
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -101,8 +100,8 @@ impl SymbolFiles<'_> {
 
     fn supplement(&self, file: &Path) -> Option<PathBuf> {
         let opened = open(file)?;
-        let cache = ReadCache::new(Pages::new(&opened));
-        let elf = object::File::parse(&cache).ok()?;
+        let headers = Headers::of(&opened);
+        let elf = object::File::parse(&headers).ok()?;
         let (link, build_id) = elf.gnu_debugaltlink().ok()??;
         let (link, build_id) = (String::from_utf8_lossy(link), hex(build_id));
         let beside = file.parent().map(|folder| folder.join(&*link));
@@ -171,8 +170,8 @@ impl Facts {
     /// Of a regular file; `None` for what is not there or no ELF file.
     fn read(path: &Path) -> Option<Facts> {
         let file = open(path)?;
-        let cache = ReadCache::new(Pages::new(&file));
-        let elf = object::File::parse(&cache).ok()?;
+        let headers = Headers::of(&file);
+        let elf = object::File::parse(&headers).ok()?;
         // What a section was split off from keeps its header, but no bytes.
         let has = |name| elf.section_by_name(name).is_some_and(|section| section.file_range().is_some());
         let says = match (has(".debug_info"), has(".symtab")) {

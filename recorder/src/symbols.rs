@@ -242,7 +242,7 @@ mod tests {
         let mut modules = target.address_space(0).expect("maps").modules;
         for module in &mut modules {
             if let Some((file, _)) = target.open(module, Fate::There) {
-                read_module(module, file);
+                read_module(module, &file);
             }
         }
         modules
