@@ -4,7 +4,7 @@ use crate::Error;
 use crate::output_file::{self, Place, Unfit};
 use crate::process;
 use gputrace_schemas::event::Process;
-use gputrace_schemas::reader::Trace;
+use gputrace_schemas::reader::{Trace, open_regular};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
@@ -257,8 +257,8 @@ pub(crate) fn create(
                 return Ok(Made { path, file, instead_of });
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                // A sibling was faster than our look.
-                if is_siblings(&path) {
+                // A sibling was faster than our look. Where another user has taken all names, there is none to be had.
+                if siblings < MOST_TRIES && is_siblings(&path) {
                     continue;
                 }
                 // Only a name with a counter has another one to try.
@@ -302,7 +302,7 @@ fn is_newer(path: &Path, since: SystemTime) -> bool {
 /// Whether the file is a trace that began since then, by its own word: the clock by which files are stamped may have been
 /// set since. `None` of what is no trace of this host since it was started.
 fn is_of_the_job(path: &Path, process: &Process, since: u64) -> Option<bool> {
-    let file = output_file::open_regular(path).ok()?;
+    let file = open_regular(path).ok()?;
     let length = file.metadata().ok()?.len();
     // What was just opened: the name may lead elsewhere by now.
     let opened = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -315,8 +315,7 @@ fn is_of_the_job(path: &Path, process: &Process, since: u64) -> Option<bool> {
 
 /// Whether a recorder has the file.
 pub(crate) fn is_written(path: &Path) -> bool {
-    output_file::open_regular(path)
-        .is_ok_and(|file| matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock)))
+    open_regular(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock)))
 }
 
 /// Makes the file.
@@ -354,7 +353,7 @@ fn is_device(path: &Path) -> bool {
 pub fn wait_for_recorder(trace: &Path) -> bool {
     const STEP: Duration = Duration::from_millis(20);
     const STEPS: u32 = 500;
-    let Ok(file) = output_file::open_regular(trace) else { return false };
+    let Ok(file) = open_regular(trace) else { return false };
     let is_written = || matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock));
     if !is_written() || process_of(trace).is_none_or(|process| process::is_running(&process)) {
         return false;
@@ -598,6 +597,31 @@ mod tests {
         assert_eq!(name(100_000_000, "a boot"), None, "older than the job");
         assert_eq!(name(4_000, "another boot"), None);
         assert_eq!(name(4_000, "a boot").as_deref(), Some("train.42.gtr"));
+        fs::remove_dir_all(folder).expect("ours");
+    }
+
+    #[test]
+    fn another_user_who_has_taken_every_name_keeps_no_recorder_at_work() {
+        let folder = std::env::temp_dir().join(format!("gputrace-taken-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder");
+        // Files of the future look as those of siblings do.
+        for siblings in 0..=MOST_TRIES {
+            let path = beside_siblings(&folder.join("train.gtr"), 42, siblings);
+            let file = File::create(path).expect("a file");
+            file.set_modified(SystemTime::now() + Duration::from_secs(3600)).expect("ours");
+        }
+        let pattern = folder.join("train.gtr").display().to_string();
+        let (tells, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            for overwrite in [Overwrite::Refuse, Overwrite::Number] {
+                let made = create(&pattern, &process(), overwrite, at(SystemTime::now()), |_| None);
+                let _ = tells.send(made.err().map(|error| error.to_string()));
+            }
+        });
+        for _ in 0..2 {
+            let refused = told.recv_timeout(Duration::from_secs(120)).expect("it gives up");
+            assert!(refused.is_some_and(|why| why.contains("train.42.10000.gtr exists")));
+        }
         fs::remove_dir_all(folder).expect("ours");
     }
 }

@@ -200,21 +200,6 @@ pub fn create_new(path: &Path, mode: u32) -> io::Result<File> {
     options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY).open(path)
 }
 
-/// Opens a regular file for reading. Waits for nobody, whatever has the name by then.
-///
-/// # Errors
-/// It is something else ([`io::ErrorKind::InvalidInput`]), or the system's.
-pub fn open_regular(path: &Path) -> io::Result<File> {
-    let refused = || io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file");
-    // To open a device may already do something.
-    if !path.metadata()?.is_file() {
-        return Err(refused());
-    }
-    let mut options = OpenOptions::new();
-    let file = options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
-    if file.metadata()?.is_file() { Ok(file) } else { Err(refused()) }
-}
-
 /// What happens to a file that is there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Existing {
@@ -430,7 +415,6 @@ mod tests {
     fn a_fifo_is_not_waited_for() {
         let folder = Folder::new("waits");
         let fifo = folder.fifo("fifo");
-        assert_eq!(open_regular(&fifo).expect_err("a FIFO").kind(), io::ErrorKind::InvalidInput);
         assert_eq!(create_new(&fifo, 0o600).expect_err("a FIFO").kind(), io::ErrorKind::AlreadyExists);
     }
 }
