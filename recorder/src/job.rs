@@ -173,7 +173,10 @@ fn name(began: Moment) -> Option<String> {
 
 fn find(began: Moment) -> Option<PathBuf> {
     let name = name(began)?;
-    FOLDERS.iter().map(|folder| Path::new(folder).join(&name)).find(|path| path.is_file())
+    let us = rustix::process::geteuid().as_raw();
+    // Another user may have taken the name in one of the folders, and whoever uses the file asks once more.
+    let is_ours = |path: &PathBuf| path.symlink_metadata().is_ok_and(|it| it.is_file() && it.uid() == us);
+    FOLDERS.iter().map(|folder| Path::new(folder).join(&name)).find(is_ours)
 }
 
 /// Tells the job that began at this moment, if anybody listens.
@@ -287,6 +290,25 @@ mod tests {
         job.end();
         Job::find(&began).into_iter().for_each(|other| other.end());
         assert!(Job::find(&began).is_none());
+    }
+
+    #[test]
+    fn a_file_that_another_user_made_under_the_jobs_name_hides_nothing() {
+        if rustix::process::geteuid().as_raw() != 0 {
+            gputrace_skip::skip("a job's file of another user", "only root can make one");
+            return;
+        }
+        let began = job_begins();
+        let decoy = Job::make(&began).expect("room");
+        std::os::unix::fs::chown(&decoy.path, Some(65_534), None).expect("root may");
+        let job = Job::make(&began).expect("room in the other folder");
+        let told = Told::Failed { why: "x".to_owned() };
+        tell(began_at(&began), &told);
+        let heard = Job::find(&began).map(|found| found.told());
+        let untouched = fs::metadata(&decoy.path).expect("there").len();
+        job.end();
+        decoy.end();
+        assert_eq!((heard, untouched), (Some(vec![told]), 0));
     }
 
     #[test]

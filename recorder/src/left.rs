@@ -142,7 +142,7 @@ impl Log {
     /// # Errors
     /// It cannot be read, or is not what was found.
     pub fn text(&self) -> io::Result<String> {
-        let expected = Expected::regular().of(&[rustix::process::geteuid().as_raw()]);
+        let expected = Expected::regular().of(&[rustix::process::geteuid().as_raw()]).with_one_name();
         let file = opened(&self.path, Links::Refused, Access::Read, &expected)?;
         let mut bytes = vec![];
         file.take(MOST_LOG).read_to_end(&mut bytes)?;
