@@ -7,7 +7,7 @@
 
 use crate::card::Holder;
 use crate::gpus::Gpus;
-use crate::opened::{self, Access, Descriptors, Expected, Links, users_of};
+use crate::opened::{self, Access, Descriptors, Expected, users_of};
 use crate::{late, process, room};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use gputrace_ring::control::{self, Control};
@@ -20,7 +20,7 @@ use std::fs::{self, File};
 use std::io;
 use std::mem::offset_of;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// How often the answer is looked for.
@@ -230,10 +230,13 @@ impl Page {
         }
         let descriptors = Descriptors::of(recorder);
         for number in descriptors.named("/").ok()? {
-            let link = format!("/proc/{recorder}/fd/{number}");
-            let Ok(target) = fs::read_link(&link) else { continue };
+            let Ok(target) = fs::read_link(format!("/proc/{recorder}/fd/{number}")) else { continue };
             let is_named_so = target.extension().is_some_and(|ending| ending == "gtr");
-            if is_trace(Path::new(&link), is_named_so) {
+            // A process can name any file by a descriptor, also one that it may not read. A recorder can write to its trace.
+            let Ok(taken) = descriptors.take(number) else { continue };
+            let expected = Expected::regular();
+            let expected = if taken.is_writable() { expected } else { expected.of(&users) };
+            if taken.open(Access::Read, &expected).is_ok_and(|file| is_trace(&file, is_named_so)) {
                 return Some(target);
             }
         }
@@ -362,11 +365,9 @@ fn is_answer(wish: u32, state: u32) -> bool {
 }
 
 /// Whether this is a trace, which may have any name; one that has just been begun is known by its name alone.
-fn is_trace(link: &Path, is_named_so: bool) -> bool {
+fn is_trace(file: &File, is_named_so: bool) -> bool {
     let mut first = [0; 8];
-    opened::opened(link, Links::Followed, Access::Read, &Expected::regular()).is_ok_and(|file| {
-        is_named_so || (file.read_exact_at(&mut first, 0).is_ok() && looks_like_a_trace(&first))
-    })
+    is_named_so || (file.read_exact_at(&mut first, 0).is_ok() && looks_like_a_trace(&first))
 }
 
 /// Gone, or dead and not waited for.

@@ -7,7 +7,8 @@
  *   sealed   for a memory file of the same name that has 1 TiB, and may not be written to
  *   early    files of the memory file's name are there before, and lead to the victim
  *   control  descriptors that are called as the control page lead to the page of a library that sleeps, and to the victim, in turn
- *   trace    its control page names a recorder, and that is a process of another user */
+ *   trace    its control page names a recorder, and that is a process of another user
+ *   borrowed its control page names itself as the recorder, and it has the victim open without a right to read it */
 #include "../programs/api.h"
 
 #include <errno.h>
@@ -130,6 +131,8 @@ int main(int argc, char **argv)
         CHECK(!pthread_create(&thread, NULL, turn, NULL));
     } else if (!strcmp(mode, "trace")) {
         page(1);
+    } else if (!strcmp(mode, "borrowed")) {
+        page((uint32_t)getpid());
     } else {
         CHECK(!pthread_create(&thread, NULL, exchange, NULL));
     }
