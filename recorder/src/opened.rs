@@ -276,7 +276,7 @@ pub fn read(path: &Path, links: Links, expected: &Expected) -> Result<Vec<u8>, U
 ///
 /// # Errors
 /// What the system says.
-pub(crate) fn of_proc(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
+pub fn of_proc(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(MOST_TEXT).read_to_end(&mut bytes)?;
     Ok(bytes)
@@ -286,7 +286,7 @@ pub(crate) fn of_proc(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// As [`of_proc`].
-pub(crate) fn text_of_proc(path: &str) -> io::Result<String> {
+pub fn text_of_proc(path: &str) -> io::Result<String> {
     of_proc(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -381,7 +381,8 @@ impl Taken {
 }
 
 /// The users that a process acts as: real, effective, saved, and that of its files. Empty where it is gone.
-pub(crate) fn users_of(pid: u32) -> Vec<u32> {
+#[must_use]
+pub fn users_of(pid: u32) -> Vec<u32> {
     let status = text_of_proc(&format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
     line.split_ascii_whitespace().filter_map(|user| user.parse().ok()).collect()

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use gputrace_recorder::opened::{Access, Expected, Links, opened};
+use gputrace_recorder::opened::{Access, Expected, Links, of_proc, opened, text_of_proc, users_of};
 use gputrace_recorder::{Moment, variable, variables};
 use gputrace_schemas::event::Nanos;
 use gputrace_schemas::reader::{Trace, looks_like_a_trace};
@@ -177,7 +177,8 @@ fn written() -> Vec<Place> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let processes = entries.filter_map(|entry| {
         let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
-        (entry.metadata().ok()?.uid() == us).then_some(pid)
+        // A program with its owner's rights (set-user-ID) is the work of who started it: all its users count.
+        (entry.metadata().ok()?.uid() == us && users_of(pid).iter().all(|user| *user == us)).then_some(pid)
     });
     let mut places: Vec<Place> = processes.filter(|pid| is_recorder(*pid)).flat_map(files_of).collect();
     places.sort_by(|a, b| a.shown.cmp(&b.shown));
@@ -187,7 +188,7 @@ fn written() -> Vec<Place> {
 
 /// `gputrace recorder --ring ...`, as the library starts it.
 fn is_recorder(pid: u32) -> bool {
-    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let command = of_proc(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let mut words = command.split(|byte| *byte == 0).skip(1);
     words.next() == Some(b"recorder") && words.any(|word| word.starts_with(b"--ring"))
 }
@@ -218,7 +219,7 @@ fn files_of(recorder: u32) -> Vec<Place> {
 }
 
 fn job_of(recorder: u32) -> Option<String> {
-    let environment = fs::read(format!("/proc/{recorder}/environ")).ok()?;
+    let environment = of_proc(format!("/proc/{recorder}/environ")).ok()?;
     let name = variable(variables::JOB_BEGAN).as_bytes();
     let mut entries = environment.split(|byte| *byte == 0);
     let value = entries.find_map(|entry| entry.strip_prefix(name)?.strip_prefix(b"="))?;
@@ -227,15 +228,12 @@ fn job_of(recorder: u32) -> Option<String> {
 
 /// The process of a descriptor of it, as the `/proc` that we see numbers it (proc(5), fdinfo).
 fn process_behind(recorder: u32, descriptor: &str) -> Option<u32> {
-    let text = fs::read_to_string(format!("/proc/{recorder}/fdinfo/{descriptor}")).ok()?;
+    let text = text_of_proc(&format!("/proc/{recorder}/fdinfo/{descriptor}")).ok()?;
     let pid: i64 = text.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok()?;
     u32::try_from(pid).ok().filter(|pid| *pid > 0)
 }
 
 fn begins_as_trace(path: &Path) -> bool {
-    if !fs::metadata(path).is_ok_and(|data| data.is_file()) {
-        return false;
-    }
     let mut first = [0; 8];
     opened(path, Links::Followed, Access::Read, &Expected::regular())
         .is_ok_and(|mut file| file.read_exact(&mut first).is_ok())

@@ -2,8 +2,7 @@
 //!
 //! Only processes that this user may look at tell it, and only the variables named here are read.
 
-use std::fs;
-
+use gputrace_recorder::opened::{of_proc, text_of_proc};
 use serde::Serialize;
 
 /// What is known of it. `None` is "not known".
@@ -34,7 +33,7 @@ pub(crate) fn of(pid: Option<u32>, recorded: &[(String, String)]) -> Surrounding
         found.unknown = Some("the process is not to be seen from here".to_owned());
         return found;
     };
-    match fs::read_to_string(format!("/proc/{pid}/cgroup")) {
+    match text_of_proc(&format!("/proc/{pid}/cgroup")) {
         Ok(groups) => {
             let told = of_groups(&groups);
             (found.container, found.pod) = (told.container, told.pod);
@@ -42,7 +41,7 @@ pub(crate) fn of(pid: Option<u32>, recorded: &[(String, String)]) -> Surrounding
         }
         Err(error) => found.unknown = Some(format!("its control group: {error}")),
     }
-    match fs::read(format!("/proc/{pid}/environ")) {
+    match of_proc(format!("/proc/{pid}/environ")) {
         Ok(environment) => {
             let first = |names: &[&str]| names.iter().find_map(|name| variable(&environment, name));
             let is_pod = variable(&environment, "KUBERNETES_SERVICE_HOST").is_some();
