@@ -1,5 +1,5 @@
 //! Root attaches to hostile processes of another user, and lists them: nothing of root's is opened, read or changed, and the others are
-//! listed all the same. What each of these processes does, `attach/evil.c` says. Who is not root skips them.
+//! listed all the same. What each of these processes does, `attach/evil.c` and `attach/silent.c` say. Who is not root skips them.
 #![cfg(target_arch = "x86_64")]
 
 use std::fs::{self, File, Permissions};
@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use gputrace_skip::skip;
 use gputrace_tests::recorded::{self, Folder};
@@ -74,7 +75,7 @@ impl Ground {
     }
 
     fn victim(&self) -> std::path::PathBuf {
-        self._outer.path().join("victim.conf")
+        self._outer.path().join("victim.gtr")
     }
 
     fn start(&self, mode: &str) -> Hostile {
@@ -118,7 +119,7 @@ fn a_process_that_exchanges_what_it_is_asked_to_make_has_nothing_of_the_attacher
 
 #[test]
 fn a_process_that_exchanges_its_control_page_is_listed_and_has_nothing_of_the_attachers_read_or_written() {
-    for mode in ["control", "trace"] {
+    for mode in ["control", "trace", "borrowed"] {
         let Some(ground) = Ground::new(mode) else { return };
         let hostile = ground.start(mode);
         for _ in 0..5 {
@@ -126,7 +127,7 @@ fn a_process_that_exchanges_its_control_page_is_listed_and_has_nothing_of_the_at
             assert_eq!(code, Some(0), "{said}");
             let row = said.lines().find(|line| line.split_whitespace().next() == Some(&hostile.pid()));
             assert!(row.is_some(), "{said}");
-            // The recorder that it names is root's: its files are none of its business, nor of this row.
+            // The recorder that it names is root's, or has a file open that is: neither is a trace of this process's.
             assert!(!row.is_some_and(|row| row.contains(" to /")), "{said}");
             ground.gputrace(&["attach", "--timeout", "1", &hostile.pid()]);
             ground.check(mode, &said);
@@ -190,4 +191,45 @@ fn nobody_without_a_debuggers_rights_keeps_others_from_attaching() {
     // The recorder is the process's own, and cannot write to root's folder: that it was asked is what counts.
     assert!(!said.contains("another gputrace is attaching"), "{code:?} {said}");
     drop(File::open(ground.victim()));
+}
+
+#[test]
+fn a_process_whose_memory_never_answers_keeps_no_command_from_ending() {
+    let Some(ground) = Ground::new("silent") else { return };
+    let program = ground.folder.path().join("silent");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("attach/silent.c");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-D_GNU_SOURCE", "-pthread", "-o"]).arg(&program).arg(source);
+    assert!(compiler.status().expect("a compiler").success());
+    let mut silent = Command::new(&program);
+    let mut silent = silent.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut folder = String::new();
+    BufReader::new(silent.stdout.take().expect("its output")).read_line(&mut folder).expect("a line");
+    if folder.is_empty() {
+        let status = silent.wait().expect("it ends");
+        assert_eq!(status.code(), Some(77));
+        skip("a process whose memory never answers", "no FUSE mount can be made here");
+        return;
+    }
+    let silent = Hostile(silent);
+    let pid = silent.pid();
+    let (tells, told) = std::sync::mpsc::channel();
+    let asked = [vec!["ps"], vec!["attach", "--timeout", "0", &pid], vec!["detach", "--timeout", "0", &pid]];
+    let asked = asked.map(|words| words.into_iter().map(str::to_owned).collect::<Vec<_>>());
+    std::thread::spawn(move || {
+        for words in asked {
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            // Its output too must have an end: whoever reads it waits for that.
+            let _ = tells.send(ground.gputrace(&words));
+        }
+    });
+    let answers: Vec<_> = (0..3).map_while(|_| told.recv_timeout(Duration::from_secs(120)).ok()).collect();
+    let _ = fs::remove_dir(folder.trim());
+    drop(silent);
+    assert_eq!(answers.len(), 3, "one waits for ever: {answers:?}");
+    let (code, said) = &answers[0];
+    let row = said.lines().find(|line| line.split_whitespace().next() == Some(&pid));
+    assert!(*code == Some(0) && row.is_some_and(|row| row.contains("unanswered")), "{said}");
+    let (code, said) = &answers[1];
+    assert!(*code == Some(2) && said.contains("do not answer"), "{said}");
 }

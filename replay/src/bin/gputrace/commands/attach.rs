@@ -14,6 +14,7 @@ use gputrace_schemas::reader::Trace;
 use serde_json::{Value, json};
 
 use super::Verb;
+use super::parts::beside::{self, Progress};
 use super::parts::left;
 use crate::show::{CANNOT_KNOW, complain};
 
@@ -27,6 +28,8 @@ const DEFAULT: &str = "gputrace-%e.%h.%p.%n.gtr";
 const NAMING: Duration = Duration::from_secs(5);
 /// How long a process is asked, at most, to unmap the ring that one of its threads was still writing to.
 const TIDYING: Duration = Duration::from_secs(2);
+/// What attaching and detaching may take beside the waits that the user bounds.
+const ELSE: Duration = Duration::from_secs(10);
 
 /// Begins a recording of a process that runs already
 ///
@@ -57,6 +60,9 @@ pub(super) struct AttachArgs {
     /// One picture of who holds what now: what is held is recorded, the process let go, and `report --end` shown
     #[arg(long)]
     snapshot: bool,
+    /// This is the child that does the work
+    #[arg(long, hide = true)]
+    in_child: bool,
 }
 
 /// Ends a recording that `attach` began
@@ -72,6 +78,9 @@ pub(super) struct DetachArgs {
     /// How long to wait for the process's next call and for the trace, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     timeout: u32,
+    /// This is the child that does the work
+    #[arg(long, hide = true)]
+    in_child: bool,
 }
 
 /// Lists the processes of this machine that use a GPU, and whether they are or can be recorded
@@ -86,6 +95,9 @@ pub(super) struct PsArgs {
     /// JSON for scripts (docs/schemas/ps.v1.json)
     #[arg(long)]
     json: bool,
+    /// This is the child that does the work
+    #[arg(long, hide = true)]
+    in_child: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -97,6 +109,21 @@ enum Stacks {
 
 fn attach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: AttachArgs = super::parsed(matches)?;
+    let (patience, stuck) = bounds(args.pid, args.timeout);
+    beside::run(args.in_child, Some(patience), &stuck, out, |out, progress| begun(&args, out, progress))
+}
+
+/// How long the child may look at the process: to bring the library in has seven steps that may take the user's time each. And what to say
+/// when it takes longer.
+fn bounds(pid: u32, timeout: u32) -> (Duration, String) {
+    let patience = Duration::from_secs(timeout.into()).saturating_mul(8) + ELSE;
+    let stuck = format!(
+        "process {pid} cannot be looked at: its memory or its files do not answer, as those of a file system that hangs (FUSE, NFS)"
+    );
+    (patience, stuck)
+}
+
+fn begun(args: &AttachArgs, out: &mut Screen, progress: &Progress) -> anyhow::Result<ExitCode> {
     let pattern = std::path::absolute(args.output.as_deref().unwrap_or(DEFAULT))?;
     // A folder stays one to put traces into.
     let slash = args.output.as_deref().is_some_and(|it| it.ends_with('/')) || pattern.is_dir();
@@ -138,6 +165,7 @@ fn attach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(CANNOT_KNOW));
     };
     if args.snapshot {
+        progress.has_looked();
         // Its lock keeps others away, ourselves included.
         drop(page);
         return match end(pid, patience)? {
@@ -165,6 +193,11 @@ fn attach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
 
 fn detach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: DetachArgs = super::parsed(matches)?;
+    let (patience, stuck) = bounds(args.pid, args.timeout);
+    beside::run(args.in_child, Some(patience), &stuck, out, |out, _| ended(&args, out))
+}
+
+fn ended(args: &DetachArgs, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let (pid, patience) = (args.pid, Duration::from_secs(args.timeout.into()));
     let trace = match end(pid, patience)? {
         Ok(trace) => printable(&trace.display().to_string()).into_owned(),
@@ -240,6 +273,11 @@ fn lives(pid: u32) -> bool {
 
 fn ps(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: PsArgs = super::parsed(matches)?;
+    // What each process may take is bounded one by one.
+    beside::run(args.in_child, None, "", out, |out, _| listed(&args, out))
+}
+
+fn listed(args: &PsArgs, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let (listing, left) = (processes(), Left::find());
     if args.json {
         let processes: Vec<Value> = listing.processes.iter().map(as_json).collect();

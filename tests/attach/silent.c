@@ -1,0 +1,113 @@
+/* A process of user 65534 whose memory lies in a file system that never answers: silent. It maps files called as the driver and the C library
+ * are, from a FUSE mount that root makes for it, as fusermount (set-user-ID) does for everybody. Whoever reads this memory waits in the
+ * kernel, and cannot be killed before this process ends. Status 77: there can be no such mount here. */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fuse.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { USER = 65534, LENGTH = 1 << 16 };
+static int device;
+
+static void answer(uint64_t unique, int error, const void *data, size_t bytes)
+{
+    char text[1024];
+    struct fuse_out_header header = {.len = sizeof header + bytes, .error = error, .unique = unique};
+    memcpy(text, &header, sizeof header);
+    memcpy(text + sizeof header, data, bytes);
+    if (write(device, text, header.len) < 0 && errno != ENOENT) exit(1);
+}
+
+static struct fuse_attr facts(uint64_t node)
+{
+    int is_root = node == 1;
+    struct fuse_attr facts = {.ino = node, .nlink = 1, .blksize = 4096};
+    facts.mode = is_root ? S_IFDIR | 0755 : S_IFREG | 0755;
+    facts.size = is_root ? 0 : LENGTH;
+    return facts;
+}
+
+static void *serve(void *unused)
+{
+    static char asked[1 << 17];
+    (void)unused;
+    for (;;) {
+        struct fuse_in_header *header = (void *)asked;
+        const char *name = asked + sizeof *header;
+        ssize_t n = read(device, asked, sizeof asked);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return NULL;
+        switch (header->opcode) {
+        case FUSE_INIT: {
+            struct fuse_init_out begin = {.major = 7, .minor = 31, .max_readahead = 4096, .max_write = 4096};
+            answer(header->unique, 0, &begin, sizeof begin);
+            break;
+        }
+        case FUSE_LOOKUP: {
+            uint64_t node = !strcmp(name, "libcuda.so.1") ? 2 : !strcmp(name, "libc.so.6") ? 3 : 0;
+            struct fuse_entry_out entry = {.nodeid = node, .attr_valid = 1000, .entry_valid = 1000};
+            entry.attr = facts(node);
+            answer(header->unique, node ? 0 : -ENOENT, &entry, node ? sizeof entry : 0);
+            break;
+        }
+        case FUSE_GETATTR: {
+            struct fuse_attr_out found = {.attr_valid = 1000, .attr = facts(header->nodeid)};
+            answer(header->unique, 0, &found, sizeof found);
+            break;
+        }
+        case FUSE_OPEN: {
+            struct fuse_open_out opened = {0};
+            answer(header->unique, 0, &opened, sizeof opened);
+            break;
+        }
+        case FUSE_READ:
+        case FUSE_INTERRUPT:
+        case FUSE_FORGET:
+        case FUSE_BATCH_FORGET:
+            break;
+        default:
+            answer(header->unique, -ENOSYS, "", 0);
+        }
+    }
+}
+
+int main(void)
+{
+    static const char *const names[] = {"libcuda.so.1", "libc.so.6"};
+    char folder[] = "/tmp/gputrace-silent.XXXXXX", options[128];
+    pthread_t thread;
+    device = open("/dev/fuse", O_RDWR | O_CLOEXEC);
+    if (device < 0 || !mkdtemp(folder)) return 77;
+    snprintf(options, sizeof options, "fd=%d,rootmode=40000,user_id=%d,group_id=%d", device, USER, USER);
+    if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL)
+        || mount("silent", folder, "fuse", MS_NOSUID | MS_NODEV, options)) {
+        rmdir(folder);
+        return 77;
+    }
+    if (setgid(USER) || setuid(USER) || prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)) return 1;
+    if (pthread_create(&thread, NULL, serve, NULL)) return 1;
+    for (int at = 0; at < 2; at++) {
+        char path[128];
+        void *place = (void *)(0x10000000L + at * 0x1000000L);
+        snprintf(path, sizeof path, "%s/%s", folder, names[at]);
+        int file = open(path, O_RDONLY);
+        if (file < 0 || mmap(place, LENGTH, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_FIXED, file, 0) != place) return 1;
+        /* While there is somebody to answer it. */
+        close(file);
+    }
+    /* Only here it is mounted: outside it is an empty folder, which whoever started us removes. */
+    printf("%s\n", folder);
+    fflush(stdout);
+    getchar();
+    _exit(0);
+}
