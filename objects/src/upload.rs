@@ -5,13 +5,13 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use object_store::PutPayload;
 use object_store::multipart::{MultipartStore, PartId};
 use rustix::fs::OFlags;
-use rustix::io::Errno;
 
 use super::{Place, wait};
 use crate::Error;
@@ -36,24 +36,22 @@ impl State {
     /// There is one that is not used: others wrote it, or it is damaged.
     pub fn of(file: &Path) -> Result<Option<State>, Unusable> {
         let unreadable = |error: io::Error| Unusable::new(format!("it cannot be read: {error}"));
-        // It may be a link, or something that a reader would wait for.
-        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
-        let opened = File::options().read(true).custom_flags(flags).open(State::path(file));
-        let opened = match opened {
+        let opened = match regular(&State::path(file), OFlags::NOFOLLOW) {
             Ok(opened) => opened,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) if Errno::from_io_error(&error) == Some(Errno::LOOP) => {
-                return Err(Unusable::new("it is a symbolic link"));
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                return Err(Unusable::new(error.to_string()));
             }
             Err(error) => return Err(unreadable(error)),
         };
         // Of what was opened, and not of what the name stood for before.
         let data = opened.metadata().map_err(unreadable)?;
-        if !data.is_file() {
-            return Err(Unusable::new("it is not a regular file"));
-        }
         if data.uid() != rustix::process::geteuid().as_raw() {
             return Err(Unusable::new(format!("it belongs to user {}", data.uid())));
+        }
+        // Where anybody may make names, this may be another one of any file of ours.
+        if data.nlink() > 1 {
+            return Err(Unusable::new(format!("it has {} names (hard links)", data.nlink())));
         }
         let mut bytes = vec![];
         opened.take(MOST_STATE + 1).read_to_end(&mut bytes).map_err(unreadable)?;
@@ -125,7 +123,7 @@ impl Upload {
     /// The URL is none, or the file cannot be read.
     pub(crate) fn all_of(path: &Path, url: &Path) -> Result<Upload, Error> {
         let place = Place::of(url)?;
-        let file = File::open(path).map_err(|cause| local(path, cause))?;
+        let file = regular(path, OFlags::empty()).map_err(|cause| local(path, cause))?;
         let path = path.to_owned();
         Ok(Upload {
             path,
@@ -282,6 +280,75 @@ impl Upload {
     }
 }
 
+/// Opens a regular file for reading. Another user may have put something else there: it is named first, which has no effect on it, and
+/// neither a FIFO nor a lease is waited for.
+fn regular(path: &Path, links: OFlags) -> io::Result<File> {
+    let refused = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    let with = |flags: OFlags| {
+        let mut options = File::options();
+        options.read(true).custom_flags(flags.bits().cast_signed());
+        options
+    };
+    let named = with(OFlags::PATH | links).open(path)?;
+    let found = named.metadata()?;
+    if found.is_symlink() {
+        return refused("it is a symbolic link");
+    }
+    if !found.is_file() {
+        return refused("it is not a regular file");
+    }
+    let at_once = with(OFlags::NONBLOCK | OFlags::NOCTTY);
+    let file = match at_once.open(format!("/proc/self/fd/{}", named.as_raw_fd())) {
+        // Without /proc, by its name once more; which file that is, is compared below.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => at_once.open(path)?,
+        opened => opened?,
+    };
+    let opened = file.metadata()?;
+    if (opened.dev(), opened.ino()) != (found.dev(), found.ino()) {
+        return refused("another file has its name now");
+    }
+    Ok(file)
+}
+
 fn local(path: &Path, cause: io::Error) -> Error {
     Error::Local { file: path.display().to_string(), cause }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn what_another_user_put_in_place_of_a_trace_or_its_state_is_neither_waited_for_nor_read() {
+        let folder = std::env::temp_dir().join(format!("gputrace-upload-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).expect("a folder");
+        let (trace, kept) = (folder.join("a.gtr"), folder.join("a.gtr.upload"));
+        let put = |path: &Path, what: &str| {
+            let _ = fs::remove_file(path);
+            match what {
+                "FIFO" => {
+                    let made = std::process::Command::new("mkfifo").arg(path).status();
+                    assert!(made.expect("mkfifo").success());
+                }
+                "hard link" => fs::hard_link(&trace, path).expect("ours"),
+                target => symlink(target, path).expect("ours"),
+            }
+        };
+        fs::write(&trace, "{}").expect("writable");
+        let why = |what: &str| {
+            put(&kept, what);
+            State::of(&trace).expect_err(what).to_string()
+        };
+        assert_eq!(why("FIFO"), "it is not a regular file");
+        assert_eq!(why("a.gtr"), "it is a symbolic link");
+        assert_eq!(why("hard link"), "it has 2 names (hard links)");
+        for what in ["FIFO", "/dev/zero"] {
+            put(&trace, what);
+            let refused = regular(&trace, OFlags::empty()).expect_err(what);
+            assert_eq!(refused.to_string(), "it is not a regular file");
+        }
+        fs::remove_dir_all(folder).expect("ours");
+    }
 }

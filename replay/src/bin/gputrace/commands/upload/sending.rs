@@ -4,6 +4,7 @@
 //! nothing, and what was not sent stays here.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -92,6 +93,12 @@ fn rest_of(trace: &Path, url: &Path, force: bool, begun: Option<Upload>) -> anyh
 fn begin(trace: &Path, object: &Path, force: bool) -> anyhow::Result<Upload> {
     if !force && objects::exists(object)? {
         anyhow::bail!("{} exists; -F overwrites it", shown(object));
+    }
+    // The recorder made a file of ours here. In a folder of another user's, another file may have its name by now.
+    let us = rustix::process::geteuid().as_raw();
+    let is_ours = |file: std::fs::Metadata| file.is_file() && file.uid() == us;
+    if !trace.symlink_metadata().is_ok_and(is_ours) {
+        anyhow::bail!("{} is no longer the file that the recorder made: it is not sent", shown(trace));
     }
     begun(trace, object)
 }
