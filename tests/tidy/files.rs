@@ -2,66 +2,111 @@
 
 use super::sources;
 
-/// Where files are opened without asking what they are, how often at most, and why that is right there. Everything else goes through
-/// `recorder/src/opened.rs`: a path below `/tmp` or `/dev/shm`, or of `/proc/PID`, may lead to another file than the one that was looked at.
-const OPENS: [(&str, usize, &str); 36] = [
-    ("recorder/src/fuzzing.rs", 4, "the fuzzer's own file"),
+/// Where files are opened without asking what they are, how often at most, whether the place also writes or renames, and why that is right
+/// there. Everything else opens by `recorder/src/opened.rs` or `schemas/src/reader/open.rs`, because a path below `/tmp` or `/dev/shm`,
+/// of `/proc/PID` or in another user's folder may lead to another file than the one that was looked at; and writes by
+/// `recorder/src/output_file.rs`, which looks at what has the name first.
+const FILES: [(&str, usize, Writes, &str); 34] = [
+    ("recorder/src/fuzzing.rs", 4, Writes::No, "the fuzzer's own file"),
     (
         "recorder/src/inject/mod.rs",
         4,
+        Writes::Yes,
         "/proc/PID/mem, which belongs to the kernel; /proc/sys and /dev/urandom",
     ),
-    ("recorder/src/inject/threads.rs", 3, "short texts of the kernel's in /proc/PID/task"),
-    ("recorder/src/job.rs", 1, "makes a new file (create_new)"),
-    ("recorder/src/late.rs", 1, "/proc/PID/mem, to lock it"),
-    ("recorder/src/witness.rs", 4, "texts of the kernel's in /proc/PID, by a folder that is open"),
-    ("recorder/src/output_file.rs", 2, "the place where files are written: it looks after it has opened"),
-    ("recorder/src/messages.rs", 1, "makes a new file (create_new)"),
-    ("recorder/src/left.rs", 1, "opens rings by `MapFile`, which asks"),
-    ("recorder/src/limits.rs", 1, "/proc/self"),
-    ("recorder/src/opened.rs", 1, "texts of the kernel's in /proc/PID, of bounded length"),
+    ("recorder/src/inject/threads.rs", 3, Writes::No, "short texts of the kernel's in /proc/PID/task"),
     (
-        "recorder/src/output.rs",
-        3,
-        "makes a new file (create_new); its lock is asked for by the name that the user gave",
+        "recorder/src/job.rs",
+        1,
+        Writes::Yes,
+        "makes a new file in /dev/shm (O_EXCL); what is there is opened by opened.rs",
     ),
-    ("recorder/src/process.rs", 7, "texts of the kernel's in /proc and /proc/self"),
-    ("recorder/src/record.rs", 1, "/proc/self"),
-    ("objects/src/upload.rs", 3, "the file that the user named, and its state beside it"),
+    ("recorder/src/late.rs", 1, Writes::No, "/proc/PID/mem, to lock it"),
+    ("recorder/src/left.rs", 1, Writes::No, "opens rings by `MapFile`, which asks"),
+    ("recorder/src/limits.rs", 1, Writes::Yes, "/proc/self"),
+    ("recorder/src/messages.rs", 1, Writes::Yes, "makes a new log in /dev/shm (O_EXCL, O_NOFOLLOW)"),
+    ("recorder/src/opened.rs", 1, Writes::No, "texts of the kernel's in /proc/PID, of bounded length"),
+    (
+        "recorder/src/output_file.rs",
+        1,
+        Writes::Yes,
+        "the one place where files are written: it looks after it has opened",
+    ),
+    ("recorder/src/process.rs", 7, Writes::No, "texts of the kernel's in /proc and /proc/self"),
+    ("recorder/src/record.rs", 1, Writes::No, "/proc/self"),
+    (
+        "recorder/src/witness.rs",
+        4,
+        Writes::No,
+        "texts of the kernel's in /proc/PID, by a folder that is open",
+    ),
     (
         "schemas/src/reader/open.rs",
         1,
-        "does not wait (O_NONBLOCK), and refuses what is not a regular file; nothing is written",
+        Writes::No,
+        "names a file (O_PATH), looks at it, and opens that same file without waiting",
     ),
-    ("replay/src/bin/gputrace/commands/serve/door.rs", 1, "/dev/urandom"),
-    ("replay/src/bin/gputrace/commands/alarm.rs", 1, "/dev/null"),
-    ("replay/src/bin/gputrace/commands/metrics.rs", 1, "/proc/sys"),
-    ("replay/src/bin/gputrace/commands/attach.rs", 1, "/proc/PID/stat"),
-    ("replay/src/bin/gputrace/commands/budget.rs", 1, "the file that the user named"),
-    ("replay/src/bin/gputrace/commands/doctor.rs", 2, "files of the system's"),
-    ("replay/src/bin/gputrace/commands/export.rs", 1, "the file that the user named"),
-    ("replay/src/bin/gputrace/commands/leaks.rs", 1, "the file that the user named"),
-    ("replay/src/bin/gputrace/commands/map/local.rs", 1, "/proc/sys"),
-    ("replay/src/bin/gputrace/commands/map/plan.rs", 1, "/proc/sys"),
-    ("replay/src/bin/gputrace/commands/map/slurm.rs", 3, "the folder that the user named"),
-    ("replay/src/bin/gputrace/commands/parts/live/figures.rs", 1, "/proc/sys"),
-    ("replay/src/bin/gputrace/commands/parts/live/find.rs", 3, "texts of the kernel's in /proc/PID"),
-    ("replay/src/bin/gputrace/commands/parts/live/place.rs", 2, "texts of the kernel's in /proc/PID"),
-    ("replay/src/bin/gputrace/commands/predict/runs.rs", 2, "a log in the folder that it has made"),
-    ("replay/src/bin/gputrace/commands/record.rs", 1, "the program that the user named"),
-    ("replay/src/bin/gputrace/commands/record/launch.rs", 2, "/dev/null and /proc/self"),
-    ("replay/src/bin/gputrace/commands/report.rs", 1, "the file that the user named"),
-    ("replay/src/bin/gputrace/commands/serve.rs", 1, "makes a new file (create_new)"),
     (
-        "replay/src/bin/gputrace/",
-        4,
-        "make a new file (create_new); /dev/urandom; the library and the program that are to be used",
+        "objects/src/upload.rs",
+        2,
+        Writes::Yes,
+        "as schemas/src/reader/open.rs; makes the state of an upload (O_EXCL) beside its file",
     ),
+    ("replay/src/bin/gputrace/elf.rs", 2, Writes::No, "the library and the program that are to be used"),
+    (
+        "replay/src/bin/gputrace/show.rs",
+        1,
+        Writes::Yes,
+        "a temporary file that loses its name at once (O_EXCL)",
+    ),
+    ("replay/src/bin/gputrace/commands/alarm.rs", 1, Writes::Yes, "/dev/null, opened as it is"),
+    ("replay/src/bin/gputrace/commands/attach.rs", 1, Writes::No, "/proc/PID/stat"),
+    ("replay/src/bin/gputrace/commands/budget.rs", 1, Writes::No, "the file that the user named"),
+    ("replay/src/bin/gputrace/commands/doctor.rs", 2, Writes::No, "files of the system's"),
+    ("replay/src/bin/gputrace/commands/leaks.rs", 1, Writes::No, "the file that the user named"),
+    ("replay/src/bin/gputrace/commands/map/local.rs", 1, Writes::No, "/proc/sys"),
+    (
+        "replay/src/bin/gputrace/commands/map/plan.rs",
+        1,
+        Writes::Yes,
+        "/proc/sys; parts in a work folder that nobody else has",
+    ),
+    ("replay/src/bin/gputrace/commands/map/slurm.rs", 3, Writes::Yes, "the work folder that the user named"),
+    ("replay/src/bin/gputrace/commands/metrics.rs", 1, Writes::No, "/proc/sys"),
+    ("replay/src/bin/gputrace/commands/parts/beside.rs", 1, Writes::Yes, "/dev/null, opened as it is"),
+    ("replay/src/bin/gputrace/commands/parts/live/figures.rs", 1, Writes::No, "/proc/sys"),
+    (
+        "replay/src/bin/gputrace/commands/predict/runs.rs",
+        1,
+        Writes::No,
+        "a log in the folder that it has made",
+    ),
+    ("replay/src/bin/gputrace/commands/record.rs", 1, Writes::No, "the program that the user named"),
+    (
+        "replay/src/bin/gputrace/commands/record/launch.rs",
+        2,
+        Writes::Yes,
+        "/dev/null, opened as it is, and /proc/self",
+    ),
+    ("replay/src/bin/gputrace/commands/report.rs", 1, Writes::No, "the file that the user named"),
+    (
+        "replay/src/bin/gputrace/commands/serve.rs",
+        1,
+        Writes::Yes,
+        "a temporary file that loses its name at once (O_EXCL)",
+    ),
+    ("replay/src/bin/gputrace/commands/serve/door.rs", 1, Writes::No, "/dev/urandom"),
 ];
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Writes {
+    Yes,
+    No,
+}
+
 #[test]
-fn paths_that_another_user_may_change_are_checked_after_they_are_opened() {
-    const WAYS: [&str; 6] = [
+fn what_is_opened_is_checked_after_it_is_opened_and_every_writer_looks_at_what_has_the_name_first() {
+    const OPENS: [&str; 6] = [
         "File::open(",
         "File::create(",
         "fs::read(",
@@ -69,79 +114,50 @@ fn paths_that_another_user_may_change_are_checked_after_they_are_opened() {
         "OpenOptions::new(",
         "File::options(",
     ];
-    let known = |file: &str| {
-        let listed = OPENS.iter().filter(|(name, ..)| file == *name);
-        let folder = OPENS.iter().filter(|(name, ..)| {
-            name.ends_with('/') && file.strip_prefix(name).is_some_and(|rest| !rest.contains('/'))
-        });
-        listed.chain(folder).map(|(_, most, _)| *most).next().unwrap_or(0)
-    };
-    for folder in ["recorder/src", "schemas/src", "objects/src", "replay/src/bin"] {
-        for (file, text) in sources(folder) {
-            let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
-            let code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
-            let opens: Vec<&str> = code.filter(|line| WAYS.iter().any(|way| line.contains(way))).collect();
-            let most = if file.ends_with("tests.rs") { usize::MAX } else { known(&file) };
-            assert!(
-                opens.len() <= most,
-                "{file}: opens files in {} places, {most} are known: use `recorder/src/opened.rs`, or say in OPENS (tests/tidy.rs) and in SECURITY.md why nobody else may change these paths: {opens:#?}",
-                opens.len()
-            );
-        }
-    }
-}
-
-/// Files that write or rename without `recorder/src/output_file.rs`, which looks at what has the name first, and why each may.
-const WRITERS: [(&str, &str); 12] = [
-    ("schemas/src/reader/open.rs", "opens a trace to read it"),
-    ("recorder/src/output_file.rs", "it is the one place"),
-    ("recorder/src/messages.rs", "a log in /dev/shm under a new name: O_EXCL, O_NOFOLLOW"),
-    (
-        "recorder/src/job.rs",
-        "the job's file in /dev/shm: made with O_EXCL, opened with O_NOFOLLOW and looked at",
-    ),
-    ("recorder/src/limits.rs", "/proc/self/oom_score_adj"),
-    ("recorder/src/inject/mod.rs", "memory of the process that is attached to"),
-    ("replay/src/bin/gputrace/show.rs", "a temporary file that loses its name at once: O_EXCL"),
-    ("replay/src/bin/gputrace/commands/serve.rs", "a temporary file that loses its name at once: O_EXCL"),
-    ("replay/src/bin/gputrace/commands/record/launch.rs", "/dev/null, opened as it is"),
-    ("replay/src/bin/gputrace/commands/alarm.rs", "/dev/null, opened as it is"),
-    ("replay/src/bin/gputrace/commands/map/", "parts in a work folder that nobody else has"),
-    ("objects/src/upload.rs", "the state of an upload beside its file"),
-];
-
-#[test]
-fn every_writer_looks_at_what_has_the_name_first() {
-    const WAYS: [&str; 8] = [
+    const WRITES: [&str; 9] = [
         "File::create",
-        "File::options(",
-        "OpenOptions::new(",
+        ".write(true)",
+        ".append(true)",
         ".create_new(",
+        ".create(true)",
         "fs::write(",
         "fs::rename(",
         "fs::copy(",
         "O_CREAT",
     ];
+    let of_product = |file: &str| {
+        let is_test = file.ends_with("tests.rs") || file.contains("/tests/") || file.contains("/oracle/");
+        file.contains("/src/") && !is_test
+    };
+    let folders = ["recorder/src", "replay", "objects/src", "schemas/src", "sim/src"];
+    let files: Vec<_> = folders.into_iter().flat_map(sources).collect();
     let mut used = vec![];
-    for folder in ["recorder/src", "replay", "objects/src", "schemas/src", "sim/src"] {
-        let of_product = |(file, _): &(String, String)| file.contains("/src/");
-        for (file, text) in sources(folder).into_iter().filter(of_product) {
-            let file = file.replace("tests/../", "");
-            let text = text.split("#[cfg(test)]").next().unwrap_or_default();
-            let reason = WRITERS.iter().position(|(place, _)| file.contains(place));
-            for (number, line) in text.lines().enumerate().filter(|_| !file.ends_with("tests.rs")) {
-                let code = line.split("//").next().unwrap_or_default();
-                if WAYS.iter().any(|way| code.contains(way)) {
-                    let number = number + 1;
-                    let reason = reason.unwrap_or_else(|| {
-                        panic!("{file}:{number}: write by `output_file`, or say in WRITERS why it need not")
-                    });
-                    used.push(reason);
-                }
-            }
-        }
+    for (file, text) in files.iter().filter(|(file, _)| of_product(file)) {
+        let file = file.replace("tests/../", "");
+        let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+        let code: Vec<&str> = text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect();
+        let lines = |ways: &[&str]| {
+            let has_one = |line: &&&str| ways.iter().any(|way| line.contains(way));
+            code.iter().filter(has_one).map(|line| line.trim()).collect::<Vec<_>>()
+        };
+        let (opens, writes) = (lines(&OPENS), lines(&WRITES));
+        let row = FILES.iter().position(|(name, ..)| file == *name);
+        let (most, may_write) = row.map_or((0, Writes::No), |row| (FILES[row].1, FILES[row].2));
+        assert!(
+            opens.len() <= most,
+            "{file}: opens files in {} places, {most} are known: use `recorder/src/opened.rs` or `schemas/src/reader/open.rs`, or say in FILES (tests/tidy/files.rs) and in SECURITY.md why nobody else may change these paths: {opens:#?}",
+            opens.len()
+        );
+        assert!(
+            writes.is_empty() || may_write == Writes::Yes,
+            "{file}: write by `output_file`, or say in FILES (tests/tidy/files.rs) why it need not: {writes:#?}"
+        );
+        used.extend(row.map(|row| (row, !opens.is_empty(), !writes.is_empty())));
     }
-    for (idx, (place, _)) in WRITERS.iter().enumerate() {
-        assert!(used.contains(&idx), "{place} writes nothing: it need not be in WRITERS");
+    for (idx, (name, _, writes, _)) in FILES.iter().enumerate() {
+        let row = used.iter().find(|(row, ..)| *row == idx);
+        let is_needed =
+            row.is_some_and(|(_, opens, wrote)| (*opens || *wrote) && *wrote == (*writes == Writes::Yes));
+        assert!(is_needed, "{name} opens or writes nothing, or not what FILES says: change its row");
     }
 }

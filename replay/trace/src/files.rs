@@ -47,3 +47,23 @@ pub fn trace(name: &Path) -> Result<Trace, reader::Error> {
     let file = open(name).map_err(|source| reader::Error::Io { file: shown.clone(), source })?;
     Trace::read(file, &shown)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fifo_with_the_name_of_a_trace_is_not_waited_for() {
+        let path = std::env::temp_dir().join(format!("gputrace-files-{}.gtr", std::process::id()));
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
+        let (tells, told) = std::sync::mpsc::channel();
+        let fifo = path.clone();
+        std::thread::spawn(move || {
+            let errors = [open(&fifo).map(drop).err(), trace(&fifo).map(drop).err().map(io::Error::other)];
+            let _ = tells.send(errors.map(|error| error.is_some()));
+        });
+        let refused = told.recv_timeout(std::time::Duration::from_secs(60));
+        std::fs::remove_file(path).expect("ours");
+        assert_eq!(refused, Ok([true; 2]));
+    }
+}

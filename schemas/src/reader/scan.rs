@@ -6,10 +6,10 @@ use std::io::{self, SeekFrom};
 
 /// What a search for the next block reads at once.
 const WINDOW: usize = 1 << 16;
-/// Bytes that a search for blocks in a damaged file may read in vain: more in long files, but no more than takes about a second. A file
+/// Bytes that a search for blocks in a damaged file may read in vain: more in long files, but no more than takes a fraction of a second. A file
 /// can claim to have terabytes and have no block in them.
 pub(super) const MIN_PATIENCE: u64 = 64 << 20;
-const MAX_PATIENCE: u64 = 1 << 30;
+const MAX_PATIENCE: u64 = 256 << 20;
 
 /// How many bytes of a file of this length may be searched in vain.
 pub(super) fn patience(length: u64) -> u64 {
@@ -176,6 +176,6 @@ mod tests {
         // All of it is reported as lost, and most of it was not looked at.
         assert_eq!(damages.iter().map(|it| (it.offset, it.bytes)).collect::<Vec<_>>(), [(8, length - 8)]);
         assert!(hole.n_read < 2 << 20, "{} bytes", hole.n_read);
-        assert_eq!(patience(length), 1 << 30);
+        assert_eq!(patience(length), MAX_PATIENCE);
     }
 }
