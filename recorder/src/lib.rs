@@ -25,6 +25,7 @@ pub mod fuzzing;
 mod gpus;
 mod growth;
 mod handed_out;
+mod heartbeat;
 #[cfg(target_arch = "x86_64")]
 mod inject;
 mod job;

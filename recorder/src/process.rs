@@ -446,6 +446,12 @@ fn parse_stat(stat: &str) -> Option<Stat> {
     })
 }
 
+/// Clock ticks on a processor, in `/proc/PID/stat`: of the process and of the children that it has waited for.
+pub(crate) fn cpu_ticks(stat: &str) -> Option<u64> {
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(14 - 3);
+    (0..4).try_fold(0_u64, |sum, _| Some(sum.saturating_add(fields.next()?.parse().ok()?)))
+}
+
 /// Whether processes have the numbers in `/proc` that they have for us: a container may see the `/proc` of its host, or
 /// none. From there on inwards, a process has a number in each namespace (`NSpid`, since Linux 4.1).
 pub(crate) fn proc_is_ours() -> bool {

@@ -3,6 +3,7 @@
 use crate::drain::{Drain, Found, Lane, Stamped};
 use crate::growth;
 use crate::handed_out::HandedOutBooks;
+use crate::heartbeat::Heartbeat;
 use crate::job::{self, Told};
 use crate::limits;
 use crate::liveness::{self, Asker, Claim, Liveness};
@@ -233,6 +234,7 @@ struct Recorder<'a> {
     has_own_process: bool,
     /// When the process was last seen alive.
     alive_at: Nanos,
+    heartbeat: Heartbeat,
     drain: Drain,
     timeline: Timeline,
     translator: Translator,
@@ -345,6 +347,7 @@ impl<'a> Recorder<'a> {
             has_told_sandbox: false,
             has_own_process: options.is_its_child,
             alive_at: Nanos(0),
+            heartbeat: Heartbeat::new(),
             liveness,
             target,
             witness,
@@ -476,6 +479,7 @@ impl<'a> Recorder<'a> {
         let mut failures = Vec::new();
         let wants_handed_out = self.sampler.as_ref().is_some_and(Sampler::wants_handed_out);
         for stamped in self.waiting.drain(..ready) {
+            self.heartbeat.event(&stamped);
             if wants_handed_out {
                 self.handed_out.event(&stamped, self.timeline.nanos(stamped.ticks));
             }
@@ -663,6 +667,11 @@ impl<'a> Recorder<'a> {
             return Some(Ending::Gone);
         }
         self.alive_at = before;
+        if state != EXITING
+            && let Some(alive) = self.heartbeat.beat(&self.target, &self.timeline)
+        {
+            self.translator.note(before, alive.to_string());
+        }
         (state == OFF).then_some(Ending::Off)
     }
 

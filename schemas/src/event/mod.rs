@@ -41,6 +41,7 @@ macro_rules! numbered {
     };
 }
 
+mod alive;
 mod call;
 mod nccl;
 mod pjrt;
@@ -48,6 +49,7 @@ mod process;
 
 use serde::{Deserialize, Serialize};
 
+pub use alive::*;
 pub use call::*;
 pub use nccl::*;
 pub use pjrt::*;
