@@ -191,11 +191,14 @@ impl Story {
             n => doubts.push(format!("{unread} bytes of the trace unreadable in {n} places")),
         }
         if !self.complete {
-            doubts.push("the trace has no end (its recorder was killed, or is still writing)".into());
+            doubts.push(NO_END.into());
         }
         (!doubts.is_empty()).then(|| format!("numbers may be wrong: {}", doubts.join("; ")))
     }
 }
+
+/// What [`Story::doubts`] says of a trace without its end.
+pub const NO_END: &str = "the trace has no end (its recorder was killed, or is still writing)";
 
 /// A long time by its two largest units: `3 d 4 h`.
 fn span(time: Nanos) -> String {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gputrace_schemas::event::{Bytes, Communicator, Device, Nanos, NcclOp, Process};
+use gputrace_schemas::event::{Alive, Bytes, Communicator, Device, Nanos, NcclOp, Process};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
@@ -434,6 +434,9 @@ pub struct Participant {
     pub end: Nanos,
     /// When it was still alive, as far as is known: where it was killed on a busy machine, its end was seen later than it was.
     pub alive_at: Nanos,
+    /// The newest heartbeats, oldest first, each with its time.
+    #[serde(default)]
+    pub beats: Vec<(Nanos, Alive)>,
     /// How it ended.
     pub ending: Ending,
     /// The same in words, of it.
@@ -442,6 +445,9 @@ pub struct Participant {
     pub memory: Vec<super::calls::DeviceUse>,
     /// What it gives to others, or has of them.
     pub shares: super::shares::Shares,
+    /// Its recorder was writing the trace when that was read.
+    #[serde(skip)]
+    pub is_written: bool,
     /// The summary that it was read from, where it was not read from its trace.
     #[serde(skip)]
     pub summary: Option<String>,

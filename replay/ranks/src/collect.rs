@@ -1,10 +1,11 @@
 //! From a trace to what `ranks` needs of it, in one pass over its events.
 
 use gputrace_schemas::event::{
-    Action, Bytes, Call, CommId, Communicator, Event, EventKind, Frame, Nanos, NcclEnter, NcclExit, NcclOp,
-    NcclSequence, NcclTimed, NcclTiming, StackId, ThreadId, UNKNOWN,
+    Action, Alive, Bytes, Call, CommId, Communicator, Event, EventKind, Frame, Nanos, NcclEnter, NcclExit,
+    NcclOp, NcclSequence, NcclTimed, NcclTiming, StackId, ThreadId, UNKNOWN,
 };
 use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
 
 use super::calls::{
     CallKind, Closing, Ending, FailedCall, Lane, LastSeen, Membership, OpenCall, Participant, PlaceId,
@@ -23,6 +24,8 @@ use gputrace_trace::words;
 const IN_PROGRESS: i32 = 7;
 /// Failed calls that are kept.
 const MAX_FAILED: usize = 64;
+/// Heartbeats that are kept: an hour of them.
+const MAX_BEATS: usize = 360;
 /// Lines of a stack that are kept.
 const MAX_LINES: usize = 32;
 
@@ -59,6 +62,7 @@ pub struct Collector<'a> {
     /// When the process did something last, and when its recorder last saw it alive.
     newest: Nanos,
     alive_at: Option<Nanos>,
+    beats: VecDeque<(Nanos, Alive)>,
     peaks: memory::Peaks,
     shares: Shares,
 }
@@ -124,6 +128,7 @@ impl<'a> Collector<'a> {
             end: Nanos(0),
             newest: Nanos(0),
             alive_at: None,
+            beats: VecDeque::new(),
             peaks: memory::Peaks::default(),
             shares: Shares::default(),
         }
@@ -460,9 +465,11 @@ impl<'a> Collector<'a> {
             first: self.first,
             end: self.end,
             alive_at: self.alive_at.map_or(self.end, |alive_at| alive_at.max(self.newest)),
+            beats: self.beats.into(),
             ending,
             ended,
             shares: self.shares,
+            is_written: false,
             summary: None,
         }
     }
@@ -486,6 +493,12 @@ impl Watch for Collector<'_> {
         match &event.kind {
             // The recorder's own, written when it had seen the end.
             EventKind::Note(note) => {
+                if let Some(alive) = Alive::parse(note) {
+                    self.beats.push_back((event.time, alive));
+                    if self.beats.len() > MAX_BEATS {
+                        self.beats.pop_front();
+                    }
+                }
                 let alive_at = note.strip_prefix("process.alive_at=").and_then(|at| at.parse().ok());
                 self.alive_at = alive_at.map(Nanos).or(self.alive_at);
             }

@@ -15,6 +15,7 @@ use super::clocks::Clocks;
 use super::findings::{CallText, Finding, Kind, Place, Severity, rank_names};
 use super::gpu::{self, GpuArrivals, GpuRank, GpuReport, Unfinished};
 use super::jobs::{Job, Member};
+use super::live;
 use super::tracks::Calls;
 use super::waits::Waits;
 use gputrace_trace::interned::Interned;
@@ -630,16 +631,38 @@ impl<'a> Doctor<'a> {
         let (findings, standings) = waits.resolve(&mut done.findings);
         done.findings.extend(findings);
         done.standings = standings;
+        done.findings.extend(stopped(participants, job));
         all_wait(participants, job, &mut done);
         done.findings.sort_by_key(|finding| (finding.severity, is_consequence(finding.kind)));
         done
     }
 }
 
+/// Ranks whose recorders, or machines, ended while others went on.
+fn stopped(participants: &[Participant], job: &Job) -> Vec<Finding> {
+    let mut findings = vec![];
+    for actor in &job.actors {
+        let Some(silent) = live::stopped_before(&participants[actor.participant], participants) else {
+            continue;
+        };
+        let mut finding = Finding::new(Kind::TraceStops, Severity::Warning, vec![actor.rank]);
+        finding.text = format!(
+            "the trace of rank {} stops {} before the others: its recorder or its machine ended. What the rank did since, and \
+             whether it still runs, is not known",
+            actor.rank,
+            super::show::nanos(i64::try_from(silent).unwrap_or(i64::MAX)),
+        );
+        findings.push(finding);
+    }
+    findings
+}
+
 /// Nothing is wrong with who called what, and yet nothing happened for long: the wait is for a rank without a trace, on the GPU, or
 /// outside of NCCL. Orders that differ are then the likely reason.
 fn all_wait(participants: &[Participant], job: &Job, done: &mut Diagnosis) {
-    let is_wrong = done.findings.iter().any(|finding| finding.severity == Severity::Error);
+    let is_wrong = done.findings.iter().any(|finding| {
+        finding.severity == Severity::Error || (finding.kind.is_wait() && !finding.waiting.is_empty())
+    });
     let idle = idle(participants, job).filter(|least| !is_wrong && *least >= LEAST_IDLE);
     let missing = job.missing();
     let is_named = |rank: &u32| done.findings.iter().any(|finding| finding.ranks.contains(rank));

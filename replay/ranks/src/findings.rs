@@ -71,9 +71,17 @@ pub enum Kind {
     Straggler,
     /// A rank has no trace.
     NoTrace,
+    /// The recorder of a rank, or its machine, ended before the others.
+    TraceStops,
 }
 
 impl Kind {
+    /// It is about a rank that others may wait for, and not about one that calls nothing of NCCL or comes late.
+    #[must_use]
+    pub fn is_wait(self) -> bool {
+        !matches!(self, Kind::Straggler | Kind::NoTrace | Kind::OrderInversion | Kind::TraceStops)
+    }
+
     /// Name for people.
     #[must_use]
     pub fn title(self) -> &'static str {
@@ -108,6 +116,7 @@ impl Kind {
             Kind::OrderInversion => "communicators in different orders",
             Kind::Straggler => "straggler",
             Kind::NoTrace => "no trace",
+            Kind::TraceStops => "trace stops",
         }
     }
 }
@@ -232,6 +241,12 @@ pub struct Finding {
     pub stack: Vec<String>,
     /// Ranks that wait because of it.
     pub waiting: Vec<u32>,
+    /// In a job that runs: for how long the wait has lasted, nanoseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub for_ns: Option<u64>,
+    /// In a job that runs: how many calls the ranks that wait are ahead, at most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ahead: Option<u64>,
     /// How often.
     pub count: u64,
     /// In a sentence.
@@ -254,6 +269,8 @@ impl Finding {
             others: None,
             stack: vec![],
             waiting: vec![],
+            for_ns: None,
+            ahead: None,
             count: 1,
             text: String::new(),
         }

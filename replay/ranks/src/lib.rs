@@ -17,6 +17,7 @@ pub mod findings;
 pub mod gpu;
 pub mod jobs;
 mod lateness;
+pub mod live;
 pub mod memory;
 mod names;
 pub mod packed;

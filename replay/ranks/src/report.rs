@@ -12,6 +12,7 @@ use super::diagnose::{Diagnosis, diagnose};
 use super::findings::{Finding, Place, Severity};
 use super::gpu::GpuReport;
 use super::jobs::{Job, RankSource, jobs};
+use super::live;
 use super::memory::{self, LogicalTime};
 use super::shared::{self, Shared};
 use super::waits::Standing;
@@ -45,6 +46,10 @@ pub enum Verdict {
     Inconsistent,
     /// No call into NCCL was recorded.
     NoCalls,
+    /// The job runs, and ranks wait for one that nothing keeps, as far as is known, or that calls something else.
+    Hangs,
+    /// The job runs, and ranks wait for one that works, or has not been away for long.
+    Waits,
 }
 
 /// A job.
@@ -52,6 +57,9 @@ pub enum Verdict {
 pub struct JobReport {
     /// How its communication is.
     pub verdict: Verdict,
+    /// It was running when its traces were read; left out where it was not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub running: bool,
     /// What is wrong, worst first.
     pub findings: Vec<Finding>,
     /// What is worth knowing.
@@ -273,18 +281,30 @@ impl JobReport {
         let memory = memory::at_equal_logical_time(participants, job, open);
         let missing = job.missing();
         let is_wrong = findings.iter().any(|finding| finding.severity == Severity::Error);
-        let verdict = match (is_wrong, job.communicators.is_empty(), missing.is_empty()) {
+        let running = job.actors.iter().any(|actor| participants[actor.participant].is_alive());
+        let waits = |severity: Severity| {
+            let of = findings.iter().filter(|finding| finding.severity == severity);
+            running && of.into_iter().any(|finding| finding.kind.is_wait() && !finding.waiting.is_empty())
+        };
+        let stopped = job
+            .actors
+            .iter()
+            .any(|actor| live::stopped_before(&participants[actor.participant], participants).is_some());
+        let verdict = match (is_wrong, job.communicators.is_empty(), missing.is_empty() && !stopped) {
+            _ if waits(Severity::Error) => Verdict::Hangs,
+            (false, ..) if waits(Severity::Warning) => Verdict::Waits,
             (true, ..) => Verdict::Inconsistent,
             (false, true, _) => Verdict::NoCalls,
             (false, false, false) => Verdict::Incomplete,
             (false, false, true) => Verdict::Consistent,
         };
         let doubts = job.actors.iter().filter_map(|actor| {
-            let doubts = participants[actor.participant].doubts.as_ref()?;
+            let doubts = participants[actor.participant].doubts_so_far()?;
             Some(format!("rank {}: {doubts}", actor.rank))
         });
         JobReport {
             verdict,
+            running,
             findings,
             notes,
             doubts: doubts.collect(),

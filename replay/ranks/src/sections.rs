@@ -7,6 +7,7 @@ use gputrace_schemas::event::{Bytes, Nanos};
 use super::findings::{Finding, Kind, Place, Severity, rank_list, rank_names};
 use super::gpu::{GpuCollective, GpuTime};
 use super::jobs::RankSource;
+use super::live::HANG_AFTER;
 use super::report::{
     CommunicatorReport, Gpu, JobReport, MemoryReport, OwnerBytes, RankBytes, RankReport, Ranks, UnevenBytes,
     Verdict,
@@ -121,16 +122,30 @@ impl JobReport {
             Verdict::Incomplete => section.line(
                 Mood::Warning,
                 format!(
-                    "incomplete: {} calls fit together, but {} {} no trace",
+                    "incomplete: {} calls fit together, but {}",
                     words::count(self.calls),
-                    rank_names(&self.missing),
-                    if self.missing.len() == 1 { "has" } else { "have" }
+                    match self.missing.len() {
+                        0 => "not every trace goes on to the end".to_owned(),
+                        1 => format!("{} has no trace", rank_names(&self.missing)),
+                        _ => format!("{} have no trace", rank_names(&self.missing)),
+                    }
                 ),
             ),
             Verdict::Inconsistent => {
                 let findings = if n_wrong == 1 { "finding" } else { "findings" };
                 section.line(Mood::Bad, format!("inconsistent: {n_wrong} {findings}"))
             }
+            Verdict::Hangs => {
+                section.line(Mood::Bad, format!("the job hangs{}", self.so_far(Severity::Error)))
+            }
+            Verdict::Waits => section.line(
+                Mood::Warning,
+                format!(
+                    "the job waits{}: called a hang once the awaited rank shows no sign of work for {}",
+                    self.so_far(Severity::Warning),
+                    words::time(Nanos(HANG_AFTER))
+                ),
+            ),
             Verdict::NoCalls => section.line(Mood::Note, "no call into NCCL was recorded"),
         };
         for note in &self.notes {
@@ -140,6 +155,13 @@ impl JobReport {
             section = section.line(Mood::Warning, doubt.clone());
         }
         section
+    }
+
+    /// For how long ranks have waited.
+    fn so_far(&self, severity: Severity) -> String {
+        let of = self.findings.iter().filter(|finding| finding.severity == severity);
+        let longest = of.filter_map(|finding| finding.for_ns).max();
+        longest.map_or_else(String::new, |ns| format!(", for {} so far", words::time(Nanos(ns))))
     }
 
     /// The first of those that are alike, in their order, and how many there are of each.
@@ -180,7 +202,7 @@ impl JobReport {
             &self.standings,
             &[
                 ("rank", "rank", &|it| Value::Count(it.rank.into())),
-                ("state", "at the end", &|it| Value::text(&*it.state)),
+                ("state", if self.running { "now" } else { "at the end" }, &|it| Value::text(&*it.state)),
                 ("waits_for", "waits for", &|it| Value::text(rank_list(&it.waits_for))),
                 ("collectives", "calls", &|it| Value::Count(it.collectives)),
                 ("last_call", "last NCCL call", &|it| Value::text(operation(it))),
@@ -188,7 +210,8 @@ impl JobReport {
                 ("idle_ns", "ago", &|it| it.idle_ns.map_or(Value::Missing, duration)),
             ],
         );
-        Section::new("standings", "Where each rank was at the end").table(table)
+        let title = if self.running { "Where each rank is" } else { "Where each rank was at the end" };
+        Section::new("standings", title).table(table)
     }
 
     fn strangers_section(&self) -> Option<Section> {

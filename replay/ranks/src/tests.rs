@@ -17,7 +17,7 @@ use super::report::Ranks;
 use super::scene;
 use gputrace_report::render::text;
 
-fn participants(ranks: &[&str]) -> Vec<Participant> {
+pub(super) fn participants(ranks: &[&str]) -> Vec<Participant> {
     let n_ranks = ranks.len() as u32;
     let texts = (0..).zip(ranks).filter(|(_, text)| !text.is_empty());
     texts.map(|(rank, text)| collect(&scene::rank(rank, n_ranks, text))).collect()

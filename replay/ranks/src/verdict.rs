@@ -31,6 +31,12 @@ impl JobReport {
             (false, Basis::Waits) if has_no_trace => {
                 "certain that others wait for it there; only its own trace would say why"
             }
+            (false, Basis::Waits) if finding.severity == Severity::Warning => {
+                "it may still come: it works, or has not been away for long enough to call it a hang"
+            }
+            (false, Basis::Absence) if finding.kind == Kind::TraceStops => {
+                "certain: its recorder wrote no more heartbeats; what the rank did since is not known"
+            }
             (false, Basis::Waits) => "certain that others wait for it there; its own state below may say why",
             (false, Basis::Said) => "certain: it is in the trace",
             (false, Basis::Order) => "likely: it goes well only where the GPU can run both at once",
@@ -100,7 +106,7 @@ fn basis(kind: Kind) -> Basis {
         | Kind::OutOfMemory => Basis::Said,
         Kind::OrderInversion => Basis::Order,
         Kind::Straggler => Basis::Times,
-        Kind::NoTrace => Basis::Absence,
+        Kind::NoTrace | Kind::TraceStops => Basis::Absence,
     }
 }
 
@@ -149,9 +155,13 @@ fn headline(finding: &Finding) -> String {
         Kind::OutOfMemory => format!("{who} ran out of memory"),
         Kind::RankExited => format!("{who} ended and did not come to a call on {group}"),
         Kind::RankKilled => format!("{who} was killed or crashed, and others wait for it on {group}"),
+        Kind::RankStuck if finding.severity == Severity::Warning => {
+            format!("{who} {has} not come to a call on {group} yet")
+        }
         Kind::RankStuck => format!("{who} {does} not come to a call on {group}"),
         Kind::OrderInversion => format!("{who} use two communicators in different orders"),
         Kind::Straggler => format!("{who} {is} late again and again on {group}"),
+        Kind::TraceStops => format!("the trace of {who} stops before the others"),
         Kind::NoTrace if finding.waiting.is_empty() => format!("{who} {has} no trace"),
         Kind::NoTrace => format!("all ranks wait, perhaps for {who}, which {has} no trace"),
     };
@@ -164,6 +174,7 @@ fn headline(finding: &Finding) -> String {
         | Kind::RankExited
         | Kind::RankKilled
         | Kind::RankStuck
+        | Kind::TraceStops
         | Kind::NoTrace => finding.others.as_ref(),
         Kind::InitConflict
         | Kind::ExtraCall

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use gputrace_schemas::event::{
-    CommConfig, Communicator, Device, Event, EventKind, Frame, Module, Process, Thread,
+    Alive, CommConfig, Communicator, Device, Event, EventKind, Frame, Module, Process, Thread,
 };
 use gputrace_sim::policies::torch::VARIABLES;
 use gputrace_sim::stacks::python_package;
@@ -46,7 +46,11 @@ pub fn definitions(of: &Recording) -> Recording {
 #[must_use]
 pub fn event(event: &Event) -> Event {
     match event.kind {
-        EventKind::Note(_) => Event { kind: EventKind::Note(String::new()), ..event.clone() },
+        EventKind::Note(ref note) => {
+            // A heartbeat is numbers.
+            let kept = Alive::parse(note).map_or_else(String::new, |alive| alive.to_string());
+            Event { kind: EventKind::Note(kept), ..event.clone() }
+        }
         _ => event.clone(),
     }
 }

@@ -1,5 +1,7 @@
 //! The heartbeat of a recording: a note that the recorder writes while the process lives.
 
+use serde::{Deserialize, Serialize};
+
 use super::{Bytes, Nanos};
 
 /// What every such note begins with.
@@ -9,7 +11,7 @@ const KEY: &str = "process.alive=";
 ///
 /// It is an [`EventKind::Note`](super::EventKind::Note) in words, so that a reader that does not know it skips nothing else:
 /// `process.alive=events 12 last 8000000000 cpu 15000000 moved 4096`. Words that a reader does not know are left out.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 pub struct Alive {
     /// Events of the process since the heartbeat before this one.
     pub events: u64,
@@ -63,8 +65,7 @@ mod tests {
 
     #[test]
     fn a_heartbeat_is_read_as_written_and_later_words_are_left_out() {
-        let whole =
-            Alive { events: 7, last: Nanos(1 << 60), cpu: Some(Nanos(0)), moved: Some(Bytes(4096)) };
+        let whole = Alive { events: 7, last: Nanos(1 << 60), cpu: Some(Nanos(0)), moved: Some(Bytes(4096)) };
         for alive in [whole, Alive { cpu: None, moved: None, ..whole }, Alive::default()] {
             assert_eq!(Alive::parse(&alive.to_string()), Some(alive));
             assert_eq!(Alive::parse(&format!("{alive} later 5")), Some(alive));

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::patience::Grade;
 use super::{At, Edge, Waits, Who};
 use crate::findings::rank_names;
 use crate::jobs::{Joined, Member};
@@ -87,8 +88,8 @@ impl Waits<'_> {
             let since = created.map(|time| self.time(member, time));
             let Some(from) = self.job.actor(member) else { continue };
             for to in targets.iter().copied() {
-                let at = At::Making;
-                self.edges.push(Edge { from, to, communicator: idx, at, since, usual: 0, call: None });
+                let (at, usual, call, ahead, grade) = (At::Making, 0, None, 0, Grade::Hang);
+                self.edges.push(Edge { from, to, communicator: idx, at, since, usual, call, ahead, grade });
             }
         }
     }

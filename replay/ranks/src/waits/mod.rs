@@ -7,6 +7,7 @@
 mod absent;
 mod circles;
 mod errors;
+mod patience;
 mod sinks;
 mod standings;
 
@@ -15,6 +16,7 @@ use std::collections::BTreeSet;
 use gputrace_schemas::event::{Nanos, NcclOp};
 
 use self::circles::{circles, is_inside};
+use self::patience::Grade;
 use self::sinks::with_those_ahead;
 pub use self::standings::Standing;
 use super::align::{Alignment, Spot};
@@ -57,6 +59,10 @@ struct Edge {
     usual: i128,
     /// What it waits in, as one of the ranks called it.
     call: Option<(Member, Lane, usize)>,
+    /// Calls that it has made there and the other has not.
+    ahead: u64,
+    /// Whether the wait may be a healthy one.
+    grade: Grade,
 }
 
 /// Least time that is called waiting: what a healthy job that was stopped has in flight is shorter, also where ranks share
@@ -126,7 +132,8 @@ impl<'a> Waits<'a> {
             let spot = alignment.spot(column);
             let Some(target) = self.job.actor(tracks[track].member) else { continue };
             for other in (0..tracks.len()).filter(|other| reached[*other] > column) {
-                self.edge(idx, lane, tracks, (other, target), column, spot);
+                let ahead = reached[other] - column;
+                self.edge(idx, lane, tracks, (other, target), (column, ahead), spot);
             }
         }
     }
@@ -150,7 +157,7 @@ impl<'a> Waits<'a> {
         lane: Lane,
         tracks: &[Calls<'_>],
         (from, target): (usize, usize),
-        column: u64,
+        (column, ahead): (u64, u64),
         spot: Option<Spot>,
     ) {
         let Some(from_actor) = self.job.actor(tracks[from].member) else { return };
@@ -171,6 +178,8 @@ impl<'a> Waits<'a> {
             since,
             usual: usual(tracks[from].membership.lane(lane).map_or(&[][..], |sequence| &sequence.enters)),
             call,
+            ahead,
+            grade: Grade::Hang,
         });
     }
 
@@ -191,7 +200,7 @@ impl<'a> Waits<'a> {
         for track in who {
             let Some(target) = self.job.actor(tracks[*track].member) else { continue };
             for other in (0..tracks.len()).filter(|other| !who.contains(other)) {
-                self.edge(idx, lane, tracks, (other, target), column, spot);
+                self.edge(idx, lane, tracks, (other, target), (column, 0), spot);
             }
         }
     }
@@ -203,7 +212,8 @@ impl<'a> Waits<'a> {
         let at = At::Call(lane, position as u64);
         let call = Some((waiter, lane, position));
         if from != to {
-            self.edges.push(Edge { from, to: Who::Actor(to), communicator: idx, at, since, usual: 0, call });
+            let (to, usual, ahead, grade) = (Who::Actor(to), 0, 0, Grade::Hang);
+            self.edges.push(Edge { from, to, communicator: idx, at, since, usual, call, ahead, grade });
         }
     }
 
@@ -227,7 +237,8 @@ impl<'a> Waits<'a> {
     /// Findings that follow from who waits for whom, and where each rank was at the end.
     pub(super) fn resolve(mut self, known: &mut [Finding]) -> (Vec<Finding>, Vec<Standing>) {
         let edges = std::mem::take(&mut self.edges);
-        let lasting: Vec<Edge> = edges.into_iter().filter(|edge| self.lasts(edge)).collect();
+        let lasting = |edge: Edge| Some(Edge { grade: self.grade(&edge)?, ..edge });
+        let lasting: Vec<Edge> = edges.into_iter().filter_map(lasting).collect();
         for finding in known.iter_mut() {
             let because = |edge: &&Edge| {
                 self.is_explained(edge, std::slice::from_ref(finding), None)
@@ -236,8 +247,9 @@ impl<'a> Waits<'a> {
                         Who::Rank(_) | Who::Member(..) => false,
                     }
             };
-            let waiting = self.ranks(lasting.iter().filter(because).map(|edge| edge.from));
-            finding.waiting = waiting;
+            let edges: Vec<&Edge> = lasting.iter().filter(because).collect();
+            finding.waiting = self.ranks(edges.iter().map(|edge| edge.from));
+            finding.for_ns = self.so_far(&edges);
         }
         let known: &[Finding] = known;
         let mut findings = vec![];
@@ -246,7 +258,8 @@ impl<'a> Waits<'a> {
             let inner: Vec<&Edge> = lasting.iter().filter(|edge| is_inside(edge, circle)).collect();
             let explained = inner.iter().any(|edge| self.is_explained(edge, known, None));
             if !explained {
-                findings.push(self.circle(circle, &inner));
+                let finding = self.circle(circle, &inner);
+                findings.push(self.graded(finding, &inner));
             }
         }
         let in_circle = |actor: usize| circles.iter().any(|circle| circle.contains(&actor));
@@ -258,7 +271,8 @@ impl<'a> Waits<'a> {
             if matches!(target, Who::Actor(actor) if waits(actor) || in_circle(actor) || is_known(actor)) {
                 continue;
             }
-            findings.push(self.sink(target, &into));
+            let finding = self.sink(target, &into);
+            findings.push(self.graded(finding, &into));
         }
         let mut findings = with_those_ahead(findings);
         findings.extend(self.errors(known, &findings));

@@ -39,13 +39,21 @@ impl Waits<'_> {
             Who::Member(_, rank) => format!("its rank {rank}"),
             Who::Actor(_) | Who::Rank(_) => rank_names(&who),
         };
+        let is_running = match target {
+            Who::Actor(actor) => self.participant(actor).is_alive(),
+            Who::Rank(_) | Who::Member(..) => self.participant(main.from).is_alive(),
+        };
+        let (never_came, never_made) = match is_running {
+            true => ("has not come", "has not made"),
+            false => ("never came", "never made"),
+        };
         let mut ranks = who;
         let awaited = others.as_ref().map_or_else(|| "a call".to_owned(), CallText::text);
         let text = match main.at {
             At::Making => {
                 kind = Kind::MissingAtInit;
                 format!(
-                    "{} in {awaited} of {label} for {name}, which never came: it {reason}",
+                    "{} in {awaited} of {label} for {name}, which {never_came}: it {reason}",
                     ranks_wait(&waiting)
                 )
             }
@@ -54,12 +62,12 @@ impl Waits<'_> {
                     kind = management(main, self);
                 }
                 format!(
-                    "{} in {awaited} on {label} for {name}, which never made its call {n} there: it {reason}",
+                    "{} in {awaited} on {label} for {name}, which {never_made} its call {n} there: it {reason}",
                     ranks_wait(&waiting)
                 )
             }
             At::Call(Lane::Collective | Lane::OneSided, n) => format!(
-                "{} in call {n} on {label}, {awaited}, for {name}, which never made it: it {reason}",
+                "{} in call {n} on {label}, {awaited}, for {name}, which {never_made} it: it {reason}",
                 ranks_wait(&waiting)
             ),
             At::Call(Lane::Send(_), n) => {
@@ -110,7 +118,10 @@ impl Waits<'_> {
             time_ns: since.0,
         };
         let at = |place: u32| Place::of(participant, place).map_or_else(String::new, |place| place.text);
-        let ago = |time: Nanos| show::nanos(participant.end.0.saturating_sub(time.0) as i64);
+        let ago = |time: Nanos| {
+            let past = show::nanos(participant.end.0.saturating_sub(time.0) as i64);
+            format!("{past} {}", if participant.is_alive() { "ago" } else { "before its end" })
+        };
         if let Some(group) = participant.open_groups.first().filter(|group| !group.group.is_empty()) {
             let own = open_text(NcclOp::GroupStart, group.place, group.since);
             let text = format!(
@@ -158,7 +169,7 @@ impl Waits<'_> {
         let stack = last.map(|last| last.stack.clone()).unwrap_or_default();
         let last_text = last.map_or_else(
             || "nothing of it was seen in NCCL".to_owned(),
-            |last| format!("its last call was {}, {} before its end", seen(last).text(), ago(last.time)),
+            |last| format!("its last call was {}, {}", seen(last).text(), ago(last.time)),
         );
         if participant.ending == Ending::Exit {
             return (Kind::RankExited, format!("{}; {last_text}", participant.ended), own, stack);
@@ -185,7 +196,7 @@ impl Waits<'_> {
             participant.last_event.as_ref().filter(|event| last.is_none_or(|last| event.time > last.time));
         let text = match newest {
             Some(event) => format!(
-                "is elsewhere; {last_text}, and its newest event {}, {} before its end",
+                "is elsewhere; {last_text}, and its newest event {}, {}",
                 seen(event).text(),
                 ago(event.time)
             ),

@@ -52,16 +52,18 @@ impl Waits<'_> {
             several.count() == 1 || device.is_none() || device == self.job.actors[actor].device
         };
         let open = participant.open_calls.iter().rev().find(|open| mine(open.membership));
-        let state = match (open, participant.ending) {
-            (Some(open), _) => format!("in {}", open.op),
-            (None, Ending::Exit) => "ended".into(),
-            // The job was killed because it hung: that is not about one rank.
-            (None, Ending::Killed | Ending::Unknown) => "outside of NCCL".into(),
-        };
         let mut waits_for: BTreeSet<u32> = BTreeSet::new();
         for edge in edges.iter().filter(|edge| edge.from == actor) {
             waits_for.extend(self.awaited(edge));
         }
+        let state = match (open, participant.ending) {
+            (Some(open), _) => format!("in {}", open.op),
+            (None, Ending::Exit) => "ended".into(),
+            // Its calls have returned, and their work is not done: it waits on the GPU, or will where it next needs a result.
+            (None, _) if !waits_for.is_empty() => "waits, calls given".into(),
+            // The job was killed because it hung: that is not about one rank.
+            (None, Ending::Killed | Ending::Unknown) => "outside of NCCL".into(),
+        };
         // The largest comes first.
         let mut members = self.job.communicators.iter().flat_map(Joined::all);
         let member = members.find(|(_, member)| self.job.actor(*member) == Some(actor));

@@ -27,8 +27,8 @@ mod watch;
 use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{
-    Action, Bytes, Call, CommId, Event, EventKind, HOST, LostCause, NO_DEVICE, Nanos, OutOfMemory, Pjrt,
-    PjrtAction, Sample, StackId, ThreadId,
+    Action, Alive, Bytes, Call, CommId, Event, EventKind, HOST, LostCause, NO_DEVICE, Nanos, OutOfMemory,
+    Pjrt, PjrtAction, Sample, StackId, ThreadId,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::{Deserialize, Serialize};
@@ -91,6 +91,8 @@ pub struct Ledger {
     pub lost: BTreeMap<LostCause, u64>,
     /// Facts in words, oldest first.
     pub notes: Vec<(Nanos, String)>,
+    /// The newest heartbeat: when the recorder last saw the process alive, and what it saw.
+    pub alive: Option<(Nanos, Alive)>,
     /// What does not add up.
     pub findings: Findings,
     /// Calls that the process ended in.
@@ -346,7 +348,9 @@ impl Ledger {
                 *n = n.saturating_add(lost.events);
             }
             EventKind::Note(text) => {
-                if self.notes.len() < MAX_NOTES {
+                if let Some(alive) = Alive::parse(text) {
+                    self.alive = Some((event.time, alive));
+                } else if self.notes.len() < MAX_NOTES {
                     self.notes.push((event.time, text.clone()));
                 }
             }

@@ -1,5 +1,6 @@
 //! `gputrace ranks`: all processes of a job side by side.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -10,9 +11,12 @@ use gputrace_replay::ranks::collect::collect;
 use gputrace_replay::ranks::report::{Ranks, Verdict};
 use gputrace_replay::reduce::{Summary, again, is_summary};
 use gputrace_replay::trace::source::Source;
+use gputrace_schemas::event::Nanos;
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;
+use super::parts::live::find::{self, Which};
+use super::parts::live::follow::WRITTEN;
 use crate::show::complain;
 use crate::show::{self, FILES, Gate, Named, ShowArgs};
 use crate::working::Working;
@@ -21,20 +25,23 @@ pub(super) const VERB: Verb = Verb::new::<RanksArgs>("ranks", run).of_summaries(
 
 /// Shows all ranks of a job side by side: who waits for whom in NCCL and why, and who holds more memory than the others
 ///
-/// Ranks and communicators are found by NCCL's own records; several jobs and restarts in one folder are kept apart. Traces of
-/// processes that were killed while they hung are as good as others.
+/// Ranks and communicators are found by NCCL's own records; several jobs and restarts in one folder are kept apart. Works while
+/// the job runs: a hang is reported while it lasts, with the rank that did not come and for how long. Traces of processes that were
+/// killed while they hung are as good as others.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   gputrace record -o 'job/%h.r%r.%p.gtr' -- torchrun --nproc-per-node 8 train.py
-  gputrace ranks job/
+  gputrace ranks job/             # while it runs, or afterwards
+  gputrace ranks --error-on-inconsistent job/ || echo 'hangs or does not fit'
   gputrace ranks --json job/*.gtr")]
 pub(super) struct RanksArgs {
     /// Traces of the processes of a job, summaries made of them by `gputrace reduce`, or folders with them
     #[arg(required = true, value_name = "TRACE|DIR", value_hint = FILES)]
     traces: Vec<Named>,
 
-    /// Exit with status 1 if calls of the ranks do not fit together, 2 if that cannot be told: losses, damage, ranks without a trace
+    /// Exit with status 1 if calls of the ranks do not fit together or the job hangs, 2 if that cannot be known: losses, damage, ranks
+    /// without a trace, a rank that has not come yet
     #[arg(long)]
     error_on_inconsistent: bool,
 
@@ -45,7 +52,16 @@ pub(super) struct RanksArgs {
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: RanksArgs = super::parsed(matches)?;
     let paths = show::paths(&args.traces)?;
-    let (participants, all_read) = read(&paths);
+    // What recorders have written until two seconds ago is in their traces.
+    let written = being_written(&paths);
+    let (mut participants, all_read) = read(&paths);
+    // Other machines count time from another moment.
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
+    for participant in &mut participants {
+        if let Some(until) = written.get(&participant.path).filter(|_| participant.process.boot == boot) {
+            participant.is_written_until(*until);
+        }
+    }
     let ranks = Ranks::of(&participants, &again);
     show::unless_closed(args.show.write_as(&ranks.report(), &ranks, out))?;
     let gate = if args.error_on_inconsistent { gate(&participants, &ranks) } else { Gate::Passes };
@@ -55,14 +71,23 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
 /// What does not fit together is seen in what there is; that all fits, only in whole traces of all ranks.
 fn gate(participants: &[Participant], ranks: &Ranks) -> Gate {
     let is = |verdict: Verdict| ranks.jobs.iter().any(|job| job.verdict == verdict);
-    let doubt = participants.iter().find_map(|it| Some((&*it.path, it.doubts.as_deref()?)));
+    let doubt = participants.iter().find_map(|it| Some((&*it.path, it.doubts_so_far()?)));
     match doubt {
-        _ if is(Verdict::Inconsistent) => Gate::Refuses,
-        Some((path, doubts)) => Gate::cannot_know(path, doubts),
+        _ if is(Verdict::Inconsistent) || is(Verdict::Hangs) => Gate::Refuses,
+        Some((path, doubts)) => Gate::cannot_know(path, &doubts),
+        None if is(Verdict::Waits) => Gate::cannot_know("the job", "ranks wait for one that may still come"),
         None if is(Verdict::Incomplete) => Gate::cannot_know("the job", "not all ranks have a trace"),
         None if !is(Verdict::Consistent) => Gate::cannot_know("the job", "there are no calls of NCCL"),
         None => Gate::Passes,
     }
+}
+
+/// Traces that recorders are writing, and until when what happened is in them.
+fn being_written(paths: &[PathBuf]) -> HashMap<String, Nanos> {
+    let now = find::now();
+    let places = Which::Traces(paths.to_vec()).find().into_iter().filter(|place| place.is_written);
+    let until = Nanos(now.0.saturating_sub(WRITTEN));
+    places.map(|place| (place.shown.display().to_string(), until)).collect()
 }
 
 /// Reads traces, as many at a time as there are processors; each is reduced to what `ranks` needs before the next is read.

@@ -17,7 +17,7 @@ const RECORDER: ThreadId = ThreadId(0);
 /// While there is more to read: how much earlier than others an event in it may have happened.
 const LATE: u64 = 4_000_000_000;
 /// Everything of the process that happened so long ago is in the file: it is written once a second, and held 50 ms before.
-const WRITTEN: u64 = 2_000_000_000;
+pub(crate) const WRITTEN: u64 = 2_000_000_000;
 /// A sample that is later than this is compared with other books than those of its time.
 const TOO_LATE: u64 = 200_000_000;
 /// Most events that wait.

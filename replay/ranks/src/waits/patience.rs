@@ -1,0 +1,135 @@
+//! Whether a wait in a job that still runs is a hang, or may be a healthy one ([`crate::live`]).
+
+use gputrace_schemas::event::Nanos;
+use gputrace_trace::words;
+
+use super::{At, Edge, UNUSUAL, Waits, Who};
+use crate::findings::{Finding, Severity, rank_names};
+use crate::live::{self, HANG_AFTER, LEAST_WAIT, Work};
+use crate::show;
+
+/// How bad a wait is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Grade {
+    /// The rank that is waited for works, or has not been away for long: it may come.
+    Slow,
+    /// Nothing that is known explains it.
+    Hang,
+}
+
+impl Waits<'_> {
+    /// How bad the wait is; `None` where it is none, or not longer than what went well before.
+    pub(super) fn grade(&self, edge: &Edge) -> Option<Grade> {
+        let target = match edge.to {
+            Who::Actor(actor) => Some(actor),
+            Who::Rank(_) | Who::Member(..) => None,
+        };
+        let is_running = |actor: usize| self.participant(actor).is_alive();
+        if !is_running(edge.from) || !target.is_none_or(is_running) {
+            return self.lasts(edge).then_some(Grade::Hang);
+        }
+        let (since, waited) = self.waited(edge)?;
+        if waited <= LEAST_WAIT.max(UNUSUAL * edge.usual) || self.is_as_before(edge, waited) {
+            return None;
+        }
+        let quiet = waited.min(target.map_or(waited, |target| self.quiet(target, since)));
+        Some(if quiet > i128::from(HANG_AFTER) { Grade::Hang } else { Grade::Slow })
+    }
+
+    /// Since when it waits, as far as that is known, and for how long at the moment to which both traces go.
+    fn waited(&self, edge: &Edge) -> Option<(i128, i128)> {
+        let mut now = self.alive_at(edge.from);
+        if let Who::Actor(target) = edge.to {
+            now = now.min(self.alive_at(target));
+        }
+        let since = edge.since.unwrap_or(0);
+        (now > since).then_some((since, now - since))
+    }
+
+    /// For how long a rank has shown no sign of work, of the time since then.
+    fn quiet(&self, actor: usize, since: i128) -> i128 {
+        let participant = self.participant(actor);
+        let index = self.job.actors[actor].participant;
+        let seen = self.clocks.time(index, participant.last_seen());
+        let busy =
+            participant.beats.windows(2).rev().take_while(|pair| self.clocks.time(index, pair[0].0) >= since);
+        let busy = busy.into_iter().find(|pair| matches!(participant.work_in(pair), Work::Busy { .. }));
+        let busy = busy.map_or(since, |pair| self.clocks.time(index, pair[1].0));
+        self.alive_at(actor) - since.max(seen).max(busy)
+    }
+
+    /// The rank that is waited for took as long from this call to the next before, half as long again allowed.
+    fn is_as_before(&self, edge: &Edge, waited: i128) -> bool {
+        self.longest_before(edge).is_some_and(|longest| 2 * waited <= 3 * i128::from(longest))
+    }
+
+    /// The longest that it took from the call that it made last to the one after.
+    fn longest_before(&self, edge: &Edge) -> Option<u64> {
+        let (Who::Actor(target), At::Call(lane, _)) = (edge.to, edge.at) else { return None };
+        let joined = &self.job.communicators[edge.communicator];
+        let (_, member) = joined.all().find(|(_, member)| self.job.actor(*member) == Some(target))?;
+        let calls = self.participants[member.participant].memberships[member.membership].lane(lane)?;
+        live::longest_after(calls, *calls.kinds.last()?)
+    }
+
+    /// For how long the longest of these waits has lasted, in a job that runs.
+    pub(super) fn so_far(&self, edges: &[&Edge]) -> Option<u64> {
+        let running = edges.iter().filter(|edge| self.participant(edge.from).is_alive());
+        let longest = running.filter_map(|edge| Some(self.waited(edge)?.1)).max();
+        longest.and_then(|longest| u64::try_from(longest).ok())
+    }
+
+    /// A finding about a wait in a job that runs: how bad it is, for how long, and what the rank does meanwhile.
+    pub(super) fn graded(&self, mut finding: Finding, edges: &[&Edge]) -> Finding {
+        let is_running = edges.iter().all(|edge| self.participant(edge.from).is_alive());
+        let longest = edges.iter().filter_map(|edge| Some((self.waited(edge)?, *edge)));
+        let Some(((since, waited), edge)) = longest.max_by_key(|((_, waited), _)| *waited) else {
+            return finding;
+        };
+        if !is_running {
+            return finding;
+        }
+        if edges.iter().all(|edge| edge.grade == Grade::Slow) {
+            finding.severity = Severity::Warning;
+        }
+        finding.for_ns = u64::try_from(waited).ok();
+        finding.ahead = edges.iter().map(|edge| edge.ahead).max().filter(|ahead| *ahead > 0);
+        let so_far = show::nanos(i64::try_from(waited).unwrap_or(i64::MAX));
+        finding.text += &match finding.ahead {
+            Some(1) => format!(". It is 1 call behind, for {so_far} so far"),
+            Some(ahead) => format!(". It is up to {} calls behind, for {so_far} so far", words::count(ahead)),
+            None => format!(", for {so_far} so far"),
+        };
+        if let Some(longest) = self.longest_before(edge) {
+            finding.text += &format!(
+                "; from that call of its to the next it took at most {} before",
+                words::time(Nanos(longest))
+            );
+        }
+        if let Who::Actor(target) = edge.to {
+            finding.text += &format!(". {}", self.doing(target, since));
+        }
+        finding
+    }
+
+    /// What a rank does while others wait for it, in a sentence.
+    fn doing(&self, actor: usize, since: i128) -> String {
+        let participant = self.participant(actor);
+        let who = show::capital(&rank_names(&[self.rank(actor)]));
+        let quiet = self.quiet(actor, since);
+        let offset = self.clocks.get(self.job.actors[actor].participant).offset;
+        let since = Nanos(u64::try_from(since - i128::from(offset)).unwrap_or(0));
+        let quiet = show::nanos(i64::try_from(quiet).unwrap_or(i64::MAX));
+        match participant.work_since(since) {
+            Work::Busy { share, bytes_per_s } => format!(
+                "{who} is at work: {:.0} % of a processor, {} a second read and written by its process and those it started",
+                share * 100.0,
+                words::bytes(gputrace_schemas::event::Bytes(bytes_per_s)),
+            ),
+            Work::Idle => format!(
+                "{who} stands still: for {quiet} no event, little processor time, and hardly anything read or written"
+            ),
+            Work::Unknown => format!("{who} has shown no event for {quiet}"),
+        }
+    }
+}
