@@ -108,6 +108,8 @@ const CANDIDATES: usize = 8;
 const MAX_DIFFERENCES: usize = 10_000;
 /// Columns of [`Alignment::tail`].
 const TAIL: usize = 4096;
+/// Calls before a difference from which it is known what follows what.
+const HISTORY: usize = 1 << 16;
 
 // What each edit costs. Only their order matters: a call skipped is cheaper than two calls changed; the same operation with
 // other arguments from the same line is a change, not one call missing and another extra; and calls from other lines
@@ -117,6 +119,8 @@ const SWAP: u32 = 7;
 const CHANGED_ARGUMENTS: u32 = 5;
 const CHANGED: u32 = 9;
 const MOVED: u32 = 1;
+/// That a track ran on alone after a difference: less than that a call of the others comes three later.
+const RAN_ON: u32 = 3 * GAP;
 const IMPOSSIBLE: u32 = u32::MAX / 4;
 
 /// Lays the tracks side by side. `is_alike` says of two calls whether they are the same operation with other arguments;
@@ -131,6 +135,7 @@ pub fn align<T: Track>(
         is_alike,
         cursors: vec![0; tracks.len()],
         moved: FxHashSet::default(),
+        follows: FxHashSet::default(),
         done: Alignment { reached: vec![0; tracks.len()], ..Alignment::default() },
     };
     let mut positions = vec![None; tracks.len()];
@@ -150,6 +155,8 @@ struct Aligner<'a, T> {
     cursors: Vec<usize>,
     /// Pairs of places from which ranks made the same call.
     moved: FxHashSet<(u32, u32)>,
+    /// Pairs of calls that followed each other before the ranks were apart.
+    follows: FxHashSet<(Token, Token)>,
     done: Alignment,
 }
 
@@ -202,6 +209,7 @@ impl<T: Track> Aligner<'_, T> {
     /// Some columns, of which at least one is not the same for all.
     fn window(&mut self, see: &mut dyn FnMut(u64, &[Option<usize>])) {
         let classes = self.classes();
+        self.remember(&classes);
         let majority = self.majority(&classes);
         let model = &classes[majority].tokens;
         let scripts: Vec<Script> = classes.iter().map(|class| self.script(model, &class.tokens)).collect();
@@ -288,6 +296,35 @@ impl<T: Track> Aligner<'_, T> {
         classes
     }
 
+    /// Which calls followed which, of one track of each class.
+    fn remember(&mut self, classes: &[Class]) {
+        self.follows.clear();
+        for track in classes.iter().map(|class| class.tracks[0]) {
+            let calls = &self.tracks[track];
+            let to = self.cursors[track];
+            let before = (to.saturating_sub(HISTORY)..to).map(|position| calls.token(position));
+            let mut last = None;
+            for token in before {
+                self.follows.extend(last.map(|last| (last, token)));
+                last = Some(token);
+            }
+        }
+    }
+
+    /// What it costs that only one of two tracks made these calls, the last, after a difference. Where each follows the one before it as
+    /// it has before, that track just ran on alone, and what the other would have made is not known. Else they are calls too many.
+    fn alone(&self, last: Option<Token>, calls: &[Token]) -> u32 {
+        let mut last = last;
+        let runs_on = calls.iter().all(|call| {
+            let is_known = last.is_some_and(|last| self.follows.contains(&(last, *call)));
+            last = Some(*call);
+            is_known
+        });
+        // One call of another kind and calls that go on from it are rather that than so many too many.
+        let too_many = (GAP * calls.len() as u32).saturating_sub(1);
+        if runs_on { too_many.min(RAN_ON) } else { too_many }
+    }
+
     /// The class to which all are nearest.
     fn majority(&self, classes: &[Class]) -> usize {
         let cost = |candidate: &Class, class: &Class| {
@@ -356,7 +393,7 @@ impl<T: Track> Aligner<'_, T> {
                 table.set(i, j, cell);
             }
         }
-        table.script()
+        table.script(&|last, own| self.alone(last, own), model, tokens)
     }
 }
 
@@ -512,15 +549,37 @@ impl Table {
         self.cells[i * WIDTH + (j + BAND - i)] = cell;
     }
 
-    /// The cheapest way to where one of the two ends.
-    fn script(&self) -> Script {
+    /// The cheapest way to where one of the two ends. What the other made beyond that costs what `alone` says, if they were apart
+    /// just before: it is given the call before, and these calls.
+    fn script(
+        &self,
+        alone: &dyn Fn(Option<Token>, &[Token]) -> u32,
+        model: &[Token],
+        tokens: &[Token],
+    ) -> Script {
         let (n, m) = (self.n_model, self.n_tokens);
         let ends = self.columns(n).map(|j| (n, j)).chain((0..n).map(|i| (i, m)));
         let cost = |(i, j): (usize, usize)| {
-            if (i, j) == (n, m) { self.get(i, j).cost } else { self.get(i, j).paired }
+            if (i, j) == (n, m) {
+                return self.get(i, j).cost;
+            }
+            let paired = self.get(i, j).paired;
+            if paired >= IMPOSSIBLE || !self.was_apart(i, j) {
+                return paired;
+            }
+            // Who ran on did so from its own call at the end of the way; or, if that differs in its arguments alone, from the other's.
+            let (mine, rest) = if i == n { (&tokens[..j], &tokens[j..]) } else { (&model[..i], &model[i..]) };
+            let other = if i == n { &model[..i] } else { &tokens[..j] };
+            let (mine, other) = (mine.last().copied(), other.last().copied());
+            let is_at_one_place = mine.zip(other).is_some_and(|(mine, other)| mine.place == other.place);
+            let from_other = if is_at_one_place { alone(other, rest) } else { u32::MAX };
+            paired.saturating_add(alone(mine, rest).min(from_other))
         };
-        // Of equal ones the furthest.
-        let end = ends.min_by_key(|end| (cost(*end), std::cmp::Reverse(end.0 + end.1)));
+        let ends: Vec<((usize, usize), u32)> = ends.map(|end| (end, cost(end))).collect();
+        let least = ends.iter().map(|(_, cost)| *cost).min().unwrap_or(0);
+        let ends = ends.iter().filter(|(_, cost)| *cost == least).map(|(end, _)| *end);
+        // Of equal ones that with the fewest differences, and of these the furthest.
+        let end = ends.min_by_key(|end| (self.n_differences(*end), std::cmp::Reverse(end.0 + end.1)));
         let (mut i, mut j) = end.unwrap_or((0, 0));
         let total = cost((i, j));
         let mut step = if (i, j) == (n, m) { self.get(i, j).step } else { self.get(i, j).pair };
@@ -533,6 +592,39 @@ impl Table {
         }
         edits.reverse();
         Script { cost: total, edits }
+    }
+}
+
+impl Table {
+    /// Differences on the way to here.
+    fn n_differences(&self, (mut i, mut j): (usize, usize)) -> usize {
+        let last = self.get(i, j);
+        let mut step = if (i, j) == (self.n_model, self.n_tokens) { last.step } else { last.pair };
+        let mut n = 0;
+        while (i, j) != (0, 0) {
+            n += usize::from(step != Step::Same);
+            let (calls, own) = step.calls();
+            (i, j) = (i - calls, j - own);
+            step = self.get(i, j).step;
+        }
+        n
+    }
+
+    /// Whether one of the last pairs on the way to here is a difference.
+    fn was_apart(&self, mut i: usize, mut j: usize) -> bool {
+        let mut step = self.get(i, j).pair;
+        for _ in 0..CLEAN {
+            if (i, j) == (0, 0) {
+                return false;
+            }
+            if step != Step::Same {
+                return true;
+            }
+            let (calls, own) = step.calls();
+            (i, j) = (i - calls, j - own);
+            step = self.get(i, j).step;
+        }
+        false
     }
 }
 
@@ -753,6 +845,80 @@ mod tests {
             0: Changed in 1: B #1 is D #1 (2:1)
             5 columns, reached [5, 2, 2]
         "#]],
+        );
+    }
+
+    #[test]
+    fn calls_that_only_one_rank_made_are_extra_where_its_next_is_what_the_others_wait_in() {
+        // Three batches of a validation on rank 0; all stand in the sum of the next step.
+        let steps = "B@f A@s ".repeat(5);
+        let (whole, longer) = (steps.clone(), format!("{}B@f B@v B@v B@v A@s", "B@f A@s ".repeat(4)));
+        check(
+            &[&longer, &whole, &whole],
+            expect![[r#"
+                0: Extra in 9: A@s #9 is B@v #9 (2:1)
+                0: Extra in 9: A@s #9 is B@v #10 (2:1)
+                0: Extra in 9: A@s #9 is B@v #11 (2:1)
+                10 columns, reached [10, 10, 10]
+            "#]],
+        );
+        // The broadcasts of the validation are made at the line of those of training.
+        let longer = format!("{}B@f B@f B@f B@f A@s", "B@f A@s ".repeat(4));
+        check(
+            &[&longer, &whole, &whole],
+            expect![[r#"
+                0: Extra in 9: A@s #9 is B@f #9 (2:1)
+                0: Extra in 9: A@s #9 is B@f #10 (2:1)
+                0: Extra in 9: A@s #9 is B@f #11 (2:1)
+                10 columns, reached [10, 10, 10]
+            "#]],
+        );
+        // Three for each batch.
+        let step = "B1@f B2@f B3@f A@s ";
+        let whole = step.repeat(5);
+        let longer = format!("{}{}A@s", step.repeat(4), "B1@f B2@f B3@f ".repeat(4));
+        check(&[&longer, &whole, &whole], expect![[r#"
+            0: Extra in 19: A@s #19 is B1@f #19 (2:1)
+            0: Extra in 19: A@s #19 is B2@f #20 (2:1)
+            0: Extra in 19: A@s #19 is B3@f #21 (2:1)
+            0: Extra in 19: A@s #19 is B1@f #22 (2:1)
+            0: Extra in 19: A@s #19 is B2@f #23 (2:1)
+            0: Extra in 19: A@s #19 is B3@f #24 (2:1)
+            0: Extra in 19: A@s #19 is B1@f #25 (2:1)
+            0: Extra in 19: A@s #19 is B2@f #26 (2:1)
+            0: Extra in 19: A@s #19 is B3@f #27 (2:1)
+            20 columns, reached [20, 20, 20]
+        "#]]);
+    }
+
+    #[test]
+    fn calls_that_are_alike_hide_which_are_missing_but_not_how_many() {
+        let (whole, fewer) = ("A1@s A2@s A1@s A2@s ".repeat(10), "A1@s A2@s A1@s A2@s ".repeat(9));
+        check(
+            &[&format!("{whole} A8@e"), &format!("{whole} A8@e"), &format!("{fewer} A8@e")],
+            expect![[r#"
+                2: Missing in 36: A1@s #36 is A8@e #36 (2:1)
+                2: Missing in 37: A2@s #37 is A8@e #36 (2:1)
+                2: Missing in 38: A1@s #38 is A8@e #36 (2:1)
+                2: Missing in 39: A2@s #39 is A8@e #36 (2:1)
+                41 columns, reached [41, 41, 41]
+            "#]],
+        );
+    }
+
+    #[test]
+    fn a_rank_that_skipped_a_call_and_ran_on_alone_is_not_one_with_calls_too_many() {
+        let step = "A B C D ";
+        check(
+            &[
+                &format!("{}C D {}", "A B C D A ", step.repeat(3)),
+                &format!("{step}A B"),
+                &format!("{step}A B"),
+            ],
+            expect![[r#"
+                0: Changed in 5: B #5 is C #5 (2:1)
+                19 columns, reached [19, 6, 6]
+            "#]],
         );
     }
 

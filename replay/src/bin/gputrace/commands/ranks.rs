@@ -56,7 +56,8 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let written = being_written(&paths);
     let (mut participants, all_read) = read(&paths);
     // Other machines count time from another moment.
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
+    let boot =
+        std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
     for participant in &mut participants {
         if let Some(until) = written.get(&participant.path).filter(|_| participant.process.boot == boot) {
             participant.is_written_until(*until);
