@@ -29,6 +29,8 @@ pub trait Track {
     fn n_calls(&self) -> usize;
     /// One of them.
     fn token(&self, position: usize) -> Token;
+    /// Whether it ever made this call from this place.
+    fn knows(&self, token: Token) -> bool;
 }
 
 /// How a rank differs from the majority.
@@ -119,6 +121,8 @@ const SWAP: u32 = 7;
 const CHANGED_ARGUMENTS: u32 = 5;
 const CHANGED: u32 = 9;
 const MOVED: u32 = 1;
+/// The same call from two lines, of which one rank has both and the other one: it may be another call, and one of the two too many.
+const KNOWN_MOVED: u32 = 8;
 /// That a track ran on alone after a difference: less than that a call of the others comes three later.
 const RAN_ON: u32 = 3 * GAP;
 const IMPOSSIBLE: u32 = u32::MAX / 4;
@@ -212,7 +216,9 @@ impl<T: Track> Aligner<'_, T> {
         self.remember(&classes);
         let majority = self.majority(&classes);
         let model = &classes[majority].tokens;
-        let scripts: Vec<Script> = classes.iter().map(|class| self.script(model, &class.tokens)).collect();
+        let model_track = classes[majority].tracks[0];
+        let script = |class: &Class| self.script((model_track, model), (class.tracks[0], &class.tokens));
+        let scripts: Vec<Script> = classes.iter().map(script).collect();
         let n_columns = commit(&scripts, model.len());
 
         let base = self.done.n_columns;
@@ -328,7 +334,9 @@ impl<T: Track> Aligner<'_, T> {
     /// The class to which all are nearest.
     fn majority(&self, classes: &[Class]) -> usize {
         let cost = |candidate: &Class, class: &Class| {
-            u64::from(self.script(&candidate.tokens, &class.tokens).cost) * class.tracks.len() as u64
+            let (model, other) =
+                ((candidate.tracks[0], &*candidate.tokens), (class.tracks[0], &*class.tokens));
+            u64::from(self.script(model, other).cost) * class.tracks.len() as u64
         };
         let candidates = classes.iter().take(CANDIDATES).enumerate();
         let best = candidates.min_by_key(|(_, candidate)| {
@@ -348,10 +356,12 @@ impl<T: Track> Aligner<'_, T> {
         }
     }
 
-    fn cost(&self, a: Token, b: Token) -> u32 {
+    fn cost(&self, (of_a, a): (usize, Token), (of_b, b): (usize, Token)) -> u32 {
         let same_place = self.is_same_place(a.place, b.place);
-        match (a.call == b.call || a.call == LOST || b.call == LOST, same_place) {
+        let is_known = || self.tracks[of_b].knows(a) != self.tracks[of_a].knows(b);
+        match (is_same_call(a, b), same_place) {
             (true, true) => 0,
+            (true, false) if is_known() => KNOWN_MOVED,
             (true, false) => MOVED,
             (false, true) if (self.is_alike)(a.call, b.call) => CHANGED_ARGUMENTS,
             (false, true) => CHANGED,
@@ -361,7 +371,7 @@ impl<T: Track> Aligner<'_, T> {
 
     /// How `tokens` differ from `model`. Where one of them ends, after calls that fit, the rest of the other is not a difference:
     /// some ranks are ahead of others.
-    fn script(&self, model: &[Token], tokens: &[Token]) -> Script {
+    fn script(&self, (model_track, model): (usize, &[Token]), (track, tokens): (usize, &[Token])) -> Script {
         if model == tokens {
             let same = |idx| Edit { kind: Step::Same, column: idx, position: idx };
             return Script { cost: 0, edits: (0..model.len()).map(same).collect() };
@@ -377,8 +387,8 @@ impl<T: Track> Aligner<'_, T> {
                     Cell { cost: IMPOSSIBLE, paired: IMPOSSIBLE, step: Step::Same, pair: Step::Same };
                 if i > 0 && j > 0 {
                     let (a, b) = (model[i - 1], tokens[j - 1]);
-                    let cost = self.cost(a, b);
-                    let pair = if cost <= MOVED { Step::Same } else { Step::Changed };
+                    let cost = self.cost((model_track, a), (track, b));
+                    let pair = if is_same_call(a, b) { Step::Same } else { Step::Changed };
                     cell.pair(table.cost(i - 1, j - 1) + cost, pair);
                     if i > 1 && j > 1 && a.call != b.call && is_swap(&model[i - 2..i], &tokens[j - 2..j]) {
                         cell.pair(table.cost(i - 2, j - 2) + SWAP, Step::Swapped);
@@ -395,6 +405,10 @@ impl<T: Track> Aligner<'_, T> {
         }
         table.script(&|last, own| self.alone(last, own), model, tokens)
     }
+}
+
+fn is_same_call(a: Token, b: Token) -> bool {
+    a.call == b.call || a.call == LOST || b.call == LOST
 }
 
 fn is_swap(model: &[Token], tokens: &[Token]) -> bool {
@@ -646,6 +660,9 @@ mod tests {
         fn token(&self, position: usize) -> Token {
             self.0[position]
         }
+        fn knows(&self, token: Token) -> bool {
+            self.0.contains(&token)
+        }
     }
 
     fn parse(text: &str) -> Text {
@@ -877,7 +894,9 @@ mod tests {
         let step = "B1@f B2@f B3@f A@s ";
         let whole = step.repeat(5);
         let longer = format!("{}{}A@s", step.repeat(4), "B1@f B2@f B3@f ".repeat(4));
-        check(&[&longer, &whole, &whole], expect![[r#"
+        check(
+            &[&longer, &whole, &whole],
+            expect![[r#"
             0: Extra in 19: A@s #19 is B1@f #19 (2:1)
             0: Extra in 19: A@s #19 is B2@f #20 (2:1)
             0: Extra in 19: A@s #19 is B3@f #21 (2:1)
@@ -888,7 +907,8 @@ mod tests {
             0: Extra in 19: A@s #19 is B2@f #26 (2:1)
             0: Extra in 19: A@s #19 is B3@f #27 (2:1)
             20 columns, reached [20, 20, 20]
-        "#]]);
+        "#]],
+        );
     }
 
     #[test]

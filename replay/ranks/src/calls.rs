@@ -428,6 +428,9 @@ pub struct Participant {
     pub last_event: Option<LastSeen>,
     /// The last out-of-memory error.
     pub out_of_memory: Option<LastSeen>,
+    /// Out-of-memory errors, the first few and the last, oldest first.
+    #[serde(default)]
+    pub ooms: Vec<LastSeen>,
     /// Time of the first event.
     pub first: Nanos,
     /// When it was last known to be there.
@@ -519,6 +522,7 @@ impl Participant {
         let is_whole = self.open_calls.iter().chain(&self.open_groups).all(open)
             && self.failed_calls.iter().all(failed)
             && unfinished.is_none_or(|call| place(call.place) && call.spot.iter().all(spot))
+            && self.ooms.iter().all(|seen| place(seen.place))
             && [&self.last_call, &self.last_event, &self.out_of_memory].into_iter().all(seen)
             && self.memory.iter().all(|used| member(used.mark.map(|(idx, _)| idx)));
         if is_whole { Ok(()) } else { Err("something refers to what it does not have") }

@@ -56,7 +56,8 @@ pub struct Collector<'a> {
     refused: Option<(u64, Bytes)>,
     last_call: Option<(Nanos, NcclOp, Option<Signature>, StackId)>,
     last_event: Option<(Nanos, EventName, StackId)>,
-    out_of_memory: Option<(Nanos, u64, StackId)>,
+    /// Out-of-memory errors.
+    ooms: Vec<(Nanos, u64, StackId)>,
     first: Nanos,
     end: Nanos,
     /// When the process did something last, and when its recorder last saw it alive.
@@ -122,7 +123,7 @@ impl<'a> Collector<'a> {
             failed: vec![],
             last_call: None,
             last_event: None,
-            out_of_memory: None,
+            ooms: vec![],
             refused: None,
             first: Nanos(0),
             end: Nanos(0),
@@ -428,10 +429,13 @@ impl<'a> Collector<'a> {
             };
             self.seen(time, what, stack)
         });
-        let out_of_memory = self.out_of_memory.map(|(time, bytes, stack)| {
-            let what = format!("out of memory: {} were refused", words::bytes(Bytes(bytes)));
-            self.seen(time, what, stack)
-        });
+        let ooms: Vec<LastSeen> = std::mem::take(&mut self.ooms)
+            .into_iter()
+            .map(|(time, bytes, stack)| {
+                let what = format!("out of memory: {} were refused", words::bytes(Bytes(bytes)));
+                self.seen(time, what, stack)
+            })
+            .collect();
         let end = story.end();
         let ending = match end {
             Some(end) if end.is_own() => Ending::Exit,
@@ -461,7 +465,8 @@ impl<'a> Collector<'a> {
             failed_calls: self.failed,
             last_call,
             last_event,
-            out_of_memory,
+            out_of_memory: ooms.last().cloned(),
+            ooms,
             first: self.first,
             end: self.end,
             alive_at: self.alive_at.map_or(self.end, |alive_at| alive_at.max(self.newest)),
@@ -508,7 +513,9 @@ impl Watch for Collector<'_> {
             _ => {}
         }
         if let Some(oom) = ledger.ran_out() {
-            self.out_of_memory = Some((event.time, oom.bytes.0, event.stack));
+            // The last is kept whatever came before.
+            self.ooms.truncate(MAX_FAILED - 1);
+            self.ooms.push((event.time, oom.bytes.0, event.stack));
         }
         let name = match &event.kind {
             EventKind::NcclEnter(enter) => {

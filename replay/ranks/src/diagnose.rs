@@ -10,17 +10,22 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::align::{self, Alignment, Difference, Spot, Token, Track};
 use super::arrivals::{Arrivals, Naming, Tally};
-use super::calls::{CallKind, Ending, Lane, Membership, Participant, Reduction, Sequence, Signature};
+use super::calls::{
+    CallKind, Ending, Lane, LastSeen, Membership, Participant, Reduction, Sequence, Signature,
+};
 use super::clocks::Clocks;
 use super::findings::{CallText, Finding, Kind, Place, Severity, rank_names};
 use super::gpu::{self, GpuArrivals, GpuRank, GpuReport, Unfinished};
 use super::jobs::{Job, Member};
 use super::live;
+use super::runs::{Run, runs};
 use super::tracks::Calls;
 use super::waits::Waits;
 use gputrace_trace::interned::Interned;
 use gputrace_trace::ledger::{GpuTimed, Site};
 
+/// Kinds of calls of a difference that are listed.
+const LISTED: usize = 3;
 /// A job in which nothing happens for so long at its end waits for something: a second.
 const LEAST_IDLE: u64 = 1_000_000_000;
 
@@ -365,40 +370,35 @@ impl<'a> Doctor<'a> {
         alignment: &Alignment,
         last_full: Option<u64>,
     ) {
-        let mut by_column: BTreeMap<(u64, align::Kind, Option<Token>), Vec<&Difference>> = BTreeMap::new();
+        let runs = runs(&alignment.differences, tracks);
         let token = |spot: Option<Spot>| spot.map(|spot| tracks[spot.track].token(spot.position));
-        for difference in &alignment.differences {
-            // Ranks that did not make a call go on with one that says nothing about it.
-            let own = token(difference.own).filter(|_| difference.kind != align::Kind::Missing);
-            by_column.entry((difference.column, difference.kind, own)).or_default().push(difference);
-        }
         // Who differs in each column, and the most that do so alike.
         let mut sides: BTreeMap<u64, (Vec<usize>, usize)> = BTreeMap::new();
-        for ((column, ..), alike) in &by_column {
-            let (differ, most) = sides.entry(*column).or_default();
-            differ.extend(alike.iter().map(|difference| difference.track));
-            *most = alike.len().max(*most);
+        for run in &runs {
+            let (differ, most) = sides.entry(run.column).or_default();
+            differ.extend(&run.tracks);
+            *most = run.tracks.len().max(*most);
         }
-        type Repeated = (align::Kind, Option<Token>, Option<Token>, Vec<usize>);
-        let mut known: FxHashMap<Repeated, usize> = FxHashMap::default();
-        for ((column, kind, own), alike) in by_column {
-            let who: Vec<usize> = alike.iter().map(|difference| difference.track).collect();
-            let repeated = (kind, own, token(alike[0].majority), who.clone());
+        type Repeated<'r> = (align::Kind, &'r [Token], Option<Token>, &'r [usize]);
+        let mut known: FxHashMap<Repeated<'_>, usize> = FxHashMap::default();
+        for run in &runs {
+            let first = &run.differences[0];
+            let repeated = (run.kind, run.tokens.as_slice(), token(first.majority), run.tracks.as_slice());
             if let Some(finding) = known.get(&repeated) {
                 self.done.findings[*finding].count += 1;
                 continue;
             }
             known.insert(repeated, self.done.findings.len());
-            let (differ, most) = &sides[&column];
-            let agrees = |track: &usize| alignment.reached[*track] > column && !differ.contains(track);
+            let (differ, most) = &sides[&run.column];
+            let agrees = |track: &usize| alignment.reached[*track] > run.column && !differ.contains(track);
             // As many do something else alike, or more: which side is right is not known.
             let tie: Option<Vec<usize>> =
-                (alike[0].n_agree <= *most).then(|| (0..tracks.len()).filter(agrees).collect());
-            let finding = self.difference(idx, lane, tracks, (&alike, &who), tie);
+                (first.n_agree <= *most).then(|| (0..tracks.len()).filter(agrees).collect());
+            let finding = self.difference(idx, lane, tracks, run, tie);
             self.done.findings.push(finding);
             // After this column there is none in which all made a call.
-            if last_full.is_none_or(|last| last <= column) {
-                self.waits.mismatch(idx, lane, tracks, column, &who, alike[0].majority);
+            if last_full.is_none_or(|last| last <= run.column) {
+                self.waits.mismatch(idx, lane, tracks, run.column, &run.tracks, first.majority);
             }
         }
         if alignment.n_more > 0 {
@@ -414,10 +414,10 @@ impl<'a> Doctor<'a> {
         idx: usize,
         lane: Lane,
         tracks: &[Calls<'_>],
-        (alike, who): (&[&Difference], &[usize]),
+        run: &Run,
         tie: Option<Vec<usize>>,
     ) -> Finding {
-        let difference = alike[0];
+        let (difference, who) = (&run.differences[0], &run.tracks);
         let label = &self.job.communicators[idx].label;
         let kind_at = |spot: Option<Spot>| spot.and_then(|spot| tracks[spot.track].kind(spot.position));
         let text_at =
@@ -431,6 +431,14 @@ impl<'a> Doctor<'a> {
                 (Some(own), Some(model)) => changed(tracks, difference, own, model),
                 _ => Kind::OpMismatch,
             },
+        };
+        // One call that stands for several: how many others did not make, where nothing that came later tells.
+        let error = self.caught(tracks, run);
+        let (kind, mut n_calls) = match difference.kind {
+            align::Kind::Changed => unpaired(tracks, difference, kind, error.is_some()),
+            align::Kind::Missing | align::Kind::Extra | align::Kind::Swapped => {
+                (kind, run.tokens.len() as u64)
+            }
         };
         let mut ranks: Vec<u32> = who.iter().map(|track| self.job.rank(tracks[*track].member)).collect();
         let own_text = own.as_ref().map_or_else(String::new, CallText::text);
@@ -448,6 +456,21 @@ impl<'a> Doctor<'a> {
             }
         };
         let text = match kind {
+            Kind::MissingCall if n_calls > 1 && run.tokens.len() > 1 => format!(
+                "{names} did not make {n_calls} calls{on} that {the_others} made, {}{}",
+                self.listed(tracks, run),
+                own.as_ref().map_or_else(String::new, |_| format!(", and went on with {own_text}"))
+            ),
+            Kind::MissingCall if n_calls > 1 => format!(
+                "{names} went on with {own_text}{on} where {the_others} called {others_text}, and made {n_calls} calls fewer"
+            ),
+            Kind::ExtraCall if n_calls > 1 && run.tokens.len() == 1 => format!(
+                "{names} called {own_text}{on} where {the_others} called {others_text}, and made at least {n_calls} calls that they did not"
+            ),
+            Kind::ExtraCall if n_calls > 1 => format!(
+                "{names} made {n_calls} calls{on} that {the_others} did not, {}; they called {others_text}",
+                self.listed(tracks, run)
+            ),
             Kind::MissingCall if own.is_some() => {
                 format!(
                     "{names} did not call {others_text}{on}, as {the_others} did, and went on with {own_text}"
@@ -471,10 +494,63 @@ impl<'a> Doctor<'a> {
             }
             false => text,
         };
+        let text = error.map_or_else(|| text.clone(), |error| format!("{text}. {error}"));
         ranks.sort_unstable();
+        n_calls = n_calls.max(1);
         let mut finding = Finding::new(kind, Severity::Error, ranks).on(label, lane, sequence);
+        finding.calls = n_calls;
         (finding.own, finding.others, finding.undecided, finding.text) = (own, others, undecided, text);
         finding
+    }
+
+    /// The calls of a run, those that are alike together: `3 times broadcast(16 float32, root 0) at step (train.py:60)`.
+    fn listed(&self, tracks: &[Calls<'_>], run: &Run) -> String {
+        let spot = |difference: &Difference| match difference.kind {
+            align::Kind::Missing => difference.majority,
+            align::Kind::Changed | align::Kind::Extra | align::Kind::Swapped => difference.own,
+        };
+        let spots = run.differences.iter().filter_map(spot);
+        let texts = spots.filter_map(|spot| Some(self.call_text(&tracks[spot.track], spot.position)?.text()));
+        let mut kinds: Vec<(String, u64)> = vec![];
+        for text in texts {
+            match kinds.iter_mut().find(|(known, _)| *known == text) {
+                Some((_, n)) => *n += 1,
+                None => kinds.push((text, 1)),
+            }
+        }
+        let n_more = kinds.len().saturating_sub(LISTED);
+        let listed = kinds.into_iter().take(LISTED);
+        let listed = listed.map(|(text, n)| if n > 1 { format!("{n} times {text}") } else { text });
+        let more = (n_more > 0).then(|| format!("{n_more} more kinds of calls"));
+        listed.chain(more).collect::<Vec<_>>().join("; ")
+    }
+
+    /// What went wrong on the one rank of a difference before it, and was caught there: the newest of its errors, in a sentence.
+    fn caught(&self, tracks: &[Calls<'_>], run: &Run) -> Option<String> {
+        let [track] = run.tracks[..] else { return None };
+        let calls = &tracks[track];
+        let participant = &self.participants[calls.member.participant];
+        let until = run.differences[0].own.map_or(participant.end, |own| calls.time(own.position));
+        let is_before = |seen: &&LastSeen| seen.time < until;
+        let oom = participant.ooms.iter().rev().find(is_before);
+        let failed = participant.failed_calls.iter().rev().find(|failed| failed.time < until);
+        let rank = self.job.rank(calls.member);
+        let (time, what, place) = match (oom, failed) {
+            (Some(oom), failed) if failed.is_none_or(|failed| failed.time < oom.time) => {
+                (oom.time, format!("ran {}", oom.what), oom.place)
+            }
+            (_, Some(failed)) => (failed.time, format!("had {} fail", failed.op), failed.place),
+            (_, None) => return None,
+        };
+        let enters = calls.sequence.map_or(&[][..], |sequence| &sequence.enters);
+        let n_before = enters.partition_point(|enter| *enter < time);
+        let at =
+            Place::of(participant, place).map_or_else(String::new, |place| format!(" at {}", place.text));
+        Some(format!(
+            "Rank {rank} {what}{at}, {} before, after {n_before} of its calls there, and went on: what it left out then is likely \
+             the difference, and calls that are alike hid it until here",
+            super::show::nanos(i64::try_from(until.0 - time.0).unwrap_or(i64::MAX)),
+        ))
     }
 
     /// Sends and receives between each two ranks of a communicator.
@@ -777,6 +853,24 @@ fn changed(tracks: &[Calls<'_>], difference: &Difference, own: &CallKind, model:
         }
     }
     if a.op == b.op { arguments(&own.signature, &model.signature) } else { Kind::OpMismatch }
+}
+
+/// A call where the majority made another and nothing after it fits: what kind that is, and about how many calls. A rank that came to
+/// another line with fewer calls than the others, or after an error that it caught, left some out.
+fn unpaired(tracks: &[Calls<'_>], difference: &Difference, kind: Kind, had_error: bool) -> (Kind, u64) {
+    let (Some(own), Some(model)) = (difference.own, difference.majority) else { return (kind, 1) };
+    if !matches!(kind, Kind::ExtraCall | Kind::MissingCall) {
+        return (kind, 1);
+    }
+    let left = |spot: Spot| tracks[spot.track].n_calls() - spot.position;
+    let fewer = left(model).saturating_sub(left(own) - 1);
+    match (left(own), left(model)) {
+        (1, _) if fewer > 1 || had_error || kind == Kind::MissingCall => {
+            (Kind::MissingCall, fewer.max(1) as u64)
+        }
+        (more, 1) if kind == Kind::ExtraCall => (kind, more as u64),
+        _ => (kind, 1),
+    }
 }
 
 /// Which argument differs; the one that matters most where several do.

@@ -216,6 +216,10 @@ impl CallText {
     }
 }
 
+fn is_one(n: &u64) -> bool {
+    *n == 1
+}
+
 /// Something that is wrong.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Finding {
@@ -247,6 +251,9 @@ pub struct Finding {
     /// In a job that runs: how many calls the ranks that wait are ahead, at most.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ahead: Option<u64>,
+    /// Calls in a row that it is about.
+    #[serde(skip_serializing_if = "is_one")]
+    pub calls: u64,
     /// How often.
     pub count: u64,
     /// In a sentence.
@@ -271,6 +278,7 @@ impl Finding {
             waiting: vec![],
             for_ns: None,
             ahead: None,
+            calls: 1,
             count: 1,
             text: String::new(),
         }

@@ -23,6 +23,7 @@ mod names;
 pub mod packed;
 mod places;
 pub mod report;
+mod runs;
 pub mod scene;
 mod sections;
 pub mod shared;

@@ -1,5 +1,6 @@
 //! Jobs as text (`scene.rs`), and what is said of them.
 
+mod counts;
 mod leaving;
 mod majority;
 mod names;

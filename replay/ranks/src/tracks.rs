@@ -40,4 +40,8 @@ impl Track for Calls<'_> {
     fn token(&self, position: usize) -> Token {
         self.tokens.get(self.kind_id(position) as usize).copied().unwrap_or(Token { call: LOST, place: 0 })
     }
+
+    fn knows(&self, token: Token) -> bool {
+        self.tokens.contains(&token)
+    }
 }

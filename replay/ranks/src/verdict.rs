@@ -131,6 +131,12 @@ fn headline(finding: &Finding) -> String {
         Kind::MissingAtInit => format!("{who} never came to the making of {group}"),
         Kind::MissingInSplit => format!("{who} never came to a split of {group}"),
         Kind::MissingInShrink => format!("{who} never came to a shrink of {group}"),
+        Kind::MissingCall if finding.calls > 1 => {
+            format!("{who} did not make {} calls on {group} that the others made", finding.calls)
+        }
+        Kind::ExtraCall if finding.calls > 1 => {
+            format!("{who} made {} calls on {group} that the others did not make", finding.calls)
+        }
         Kind::MissingCall => format!("{who} did not make a call on {group} that the others made"),
         Kind::ExtraCall => format!("{who} made a call on {group} that the others did not make"),
         Kind::SwappedCalls => format!("{who} made two calls on {group} in another order"),

@@ -91,6 +91,11 @@ impl Waits<'_> {
                 )
             }
         };
+        let caught = match target {
+            Who::Actor(actor) if kind == Kind::RankStuck && main.ahead > 1 => self.caught(actor),
+            Who::Actor(_) | Who::Rank(_) | Who::Member(..) => None,
+        };
+        let text = caught.map_or_else(|| text.clone(), |caught| format!("{text}. {caught}"));
         let mut finding = Finding::new(kind, Severity::Error, ranks);
         finding.communicator = Some(label.clone());
         if let At::Call(lane, n) = main.at {
@@ -99,6 +104,18 @@ impl Waits<'_> {
         (finding.own, finding.others, finding.stack) = (own, others, stack);
         (finding.waiting, finding.text) = (waiting, text);
         finding
+    }
+
+    /// The last error that a rank caught, after which it may have left calls out, in a sentence.
+    fn caught(&self, actor: usize) -> Option<String> {
+        let participant = self.participant(actor);
+        let oom = participant.ooms.last()?;
+        let at =
+            Place::of(participant, oom.place).map_or_else(String::new, |place| format!(" at {}", place.text));
+        Some(format!(
+            "Before that it ran {}{at} and went on: it may have left calls out then, which calls that are alike hide",
+            oom.what
+        ))
     }
 
     /// Why a rank does not come, as far as its trace says: the kind, in words, its call, and its stack.
