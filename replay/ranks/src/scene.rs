@@ -13,6 +13,8 @@
 //! wait wait300   two seconds pass, 300 microseconds pass
 //! refused        the driver has no memory for PyTorch's allocator, which asks again
 //! oom            PyTorch raises OutOfMemoryError
+//! idle3 busy3    three heartbeats, ten seconds apart, of a process that stands still or works
+//! runs           it has not ended: its trace goes on
 //! exit killed    how it ends, before the end of the job
 //! ```
 
@@ -83,6 +85,17 @@ impl Writer {
             self.now += micros * 1000;
             return;
         }
+        for (name, cpu, moved) in [("idle", 50 * MILLISECOND, 2000), ("busy", 9000 * MILLISECOND, 50 << 20)] {
+            if let Some(n) = word.strip_prefix(name).and_then(|n| n.parse::<u64>().ok()) {
+                for _ in 0..n {
+                    self.now += Alive::EVERY.0;
+                    let alive =
+                        Alive { events: 0, last: Nanos(0), cpu: Some(Nanos(cpu)), moved: Some(Bytes(moved)) };
+                    self.event(0, EventKind::Note(alive.to_string()));
+                }
+                return;
+            }
+        }
         self.now += MILLISECOND;
         let (word, returns) = word.strip_suffix('!').map_or((word, true), |word| (word, false));
         let (word, line) = word.split_once('@').unwrap_or((word, "1"));
@@ -128,6 +141,7 @@ impl Writer {
                 self.event(0, EventKind::Note(format!("process.alive_at={}", self.now)));
                 self.now += 3000 * MILLISECOND;
             }
+            "runs" => self.is_over = true,
             "alone" => self.recording.process.environment.clear(),
             "exit" | "killed" => {
                 self.event(0, EventKind::Note(format!("process.end={word}")));

@@ -238,7 +238,8 @@ impl<'a> Waits<'a> {
     pub(super) fn resolve(mut self, known: &mut [Finding]) -> (Vec<Finding>, Vec<Standing>) {
         let edges = std::mem::take(&mut self.edges);
         let lasting = |edge: Edge| Some(Edge { grade: self.grade(&edge)?, ..edge });
-        let lasting: Vec<Edge> = edges.into_iter().filter_map(lasting).collect();
+        let every: Vec<Edge> = edges.into_iter().filter_map(lasting).collect();
+        let lasting: Vec<Edge> = every.iter().filter(|edge| edge.grade != Grade::Usual).cloned().collect();
         for finding in known.iter_mut() {
             let because = |edge: &&Edge| {
                 self.is_explained(edge, std::slice::from_ref(finding), None)
@@ -276,7 +277,7 @@ impl<'a> Waits<'a> {
         }
         let mut findings = with_those_ahead(findings);
         findings.extend(self.errors(known, &findings));
-        let standings = (0..self.job.actors.len()).map(|actor| self.standing(actor, &lasting)).collect();
+        let standings = (0..self.job.actors.len()).map(|actor| self.standing(actor, &every)).collect();
         (findings, standings)
     }
 

@@ -11,6 +11,8 @@ use crate::show;
 /// How bad a wait is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Grade {
+    /// It took as long before: no finding.
+    Usual,
     /// The rank that is waited for works, or has not been away for long: it may come.
     Slow,
     /// Nothing that is known explains it.
@@ -18,7 +20,7 @@ pub(super) enum Grade {
 }
 
 impl Waits<'_> {
-    /// How bad the wait is; `None` where it is none, or not longer than what went well before.
+    /// How bad the wait is; `None` where it is none.
     pub(super) fn grade(&self, edge: &Edge) -> Option<Grade> {
         let target = match edge.to {
             Who::Actor(actor) => Some(actor),
@@ -29,8 +31,13 @@ impl Waits<'_> {
             return self.lasts(edge).then_some(Grade::Hang);
         }
         let (since, waited) = self.waited(edge)?;
-        if waited <= LEAST_WAIT.max(UNUSUAL * edge.usual) || self.is_as_before(edge, waited) {
+        if waited <= LEAST_WAIT {
             return None;
+        }
+        let usual =
+            self.longest_before(edge).map_or(UNUSUAL * edge.usual, |longest| i128::from(longest) * 3 / 2);
+        if waited <= usual {
+            return Some(Grade::Usual);
         }
         let quiet = waited.min(target.map_or(waited, |target| self.quiet(target, since)));
         Some(if quiet > i128::from(HANG_AFTER) { Grade::Hang } else { Grade::Slow })
@@ -56,11 +63,6 @@ impl Waits<'_> {
         let busy = busy.into_iter().find(|pair| matches!(participant.work_in(pair), Work::Busy { .. }));
         let busy = busy.map_or(since, |pair| self.clocks.time(index, pair[1].0));
         self.alive_at(actor) - since.max(seen).max(busy)
-    }
-
-    /// The rank that is waited for took as long from this call to the next before, half as long again allowed.
-    fn is_as_before(&self, edge: &Edge, waited: i128) -> bool {
-        self.longest_before(edge).is_some_and(|longest| 2 * waited <= 3 * i128::from(longest))
     }
 
     /// The longest that it took from the call that it made last to the one after.
