@@ -32,5 +32,5 @@ mod show;
 #[cfg(test)]
 mod tests;
 mod tracks;
-mod verdict;
+pub mod verdict;
 pub mod waits;

@@ -116,7 +116,8 @@ fn is_either(finding: &Finding) -> bool {
 }
 
 /// Who did what, and in which call.
-fn headline(finding: &Finding) -> String {
+#[must_use]
+pub fn headline(finding: &Finding) -> String {
     let who = match finding.ranks.as_slice() {
         [] => "a rank".to_owned(),
         ranks => rank_names(ranks),

@@ -55,14 +55,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     // What recorders have written until two seconds ago is in their traces.
     let written = being_written(&paths);
     let (mut participants, all_read) = read(&paths);
-    // Other machines count time from another moment.
-    let boot =
-        std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
-    for participant in &mut participants {
-        if let Some(until) = written.get(&participant.path).filter(|_| participant.process.boot == boot) {
-            participant.is_written_until(*until);
-        }
-    }
+    go_on_until(&mut participants, &written);
     let ranks = Ranks::of(&participants, &again);
     show::unless_closed(args.show.write_as(&ranks.report(), &ranks, out))?;
     let gate = if args.error_on_inconsistent { gate(&participants, &ranks) } else { Gate::Passes };
@@ -80,6 +73,26 @@ fn gate(participants: &[Participant], ranks: &Ranks) -> Gate {
         None if is(Verdict::Incomplete) => Gate::cannot_know("the job", "not all ranks have a trace"),
         None if !is(Verdict::Consistent) => Gate::cannot_know("the job", "there are no calls of NCCL"),
         None => Gate::Passes,
+    }
+}
+
+/// Participants of a job that runs, as far as their traces can be read.
+pub(super) fn running(paths: &[PathBuf]) -> Vec<Participant> {
+    let written = being_written(paths);
+    let mut participants: Vec<Participant> = paths.iter().filter_map(|path| participant(path).ok()).collect();
+    go_on_until(&mut participants, &written);
+    participants
+}
+
+/// Has the traces that are being written go on until what is certainly in them.
+fn go_on_until(participants: &mut [Participant], written: &HashMap<String, Nanos>) {
+    // Other machines count time from another moment.
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    for participant in participants {
+        let until = written.get(&participant.path).filter(|_| participant.process.boot == boot.trim());
+        if let Some(until) = until {
+            participant.is_written_until(*until);
+        }
     }
 }
 

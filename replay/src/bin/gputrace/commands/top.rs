@@ -78,6 +78,9 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     }
     loop {
         scene.catch_up();
+        if args.once {
+            scene.find_hangs();
+        }
         let figures = scene.figures();
         if args.json {
             write_json(&figures, args.once, out)?;

@@ -109,6 +109,7 @@ fn figures() -> Figures {
             unrecorded: Some(vec![Unrecorded { pid: 99, name: Some("Xorg".into()), used_bytes: Some(GIB) }]),
         }],
         processes: vec![process(4711, 0, 20 * GIB, 24 * GIB), process(4712, 1, 30 * GIB, 31 * GIB)],
+        hangs: vec![],
         notes: vec![],
     }
 }

@@ -4,8 +4,8 @@
 
 use std::collections::BTreeMap;
 
-use gputrace_replay::trace::words::{bytes, count};
-use gputrace_schemas::event::Bytes;
+use gputrace_replay::trace::words::{bytes, count, ranks_wait, time};
+use gputrace_schemas::event::{Bytes, Nanos};
 use gputrace_schemas::printable::printable;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -155,6 +155,15 @@ pub(super) fn frame(figures: &Figures, view: &View, width: usize, height: Option
     }
     for note in figures.notes.iter().chain(&figures.driver_missing.as_deref().map(no_driver)) {
         lines.extend(wrapped(&clean(note), width).into_iter().map(|text| Line::of(text, Look::Warning)));
+    }
+    for hang in &figures.hangs {
+        let (word, look) = if hang.hangs { ("HANG", Look::Warning) } else { ("waits", Look::Dim) };
+        let waiting = match hang.waiting.as_slice() {
+            [] => String::new(),
+            waiting => format!("; {} for it", ranks_wait(waiting)),
+        };
+        let text = format!("{word}  {}, for {}{waiting}", hang.what, time(Nanos(hang.for_ns)));
+        lines.extend(wrapped(&clean(&text), width).into_iter().map(|text| Line::of(text, look)));
     }
     let alone = view.inside.as_ref().and_then(|trace| figures.processes.iter().find(|it| it.trace == *trace));
     if let Some(process) = alone {

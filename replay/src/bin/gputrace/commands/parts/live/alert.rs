@@ -30,10 +30,11 @@ enum Quantity {
     Unused,
     Unaccounted,
     Nccl,
+    Hang,
     Growth,
 }
 
-const QUANTITIES: [(&str, Quantity); 8] = [
+const QUANTITIES: [(&str, Quantity); 9] = [
     ("used", Quantity::Used),
     ("held", Quantity::Held),
     ("reserved", Quantity::Reserved),
@@ -41,6 +42,7 @@ const QUANTITIES: [(&str, Quantity); 8] = [
     ("unused", Quantity::Unused),
     ("unaccounted", Quantity::Unaccounted),
     ("nccl", Quantity::Nccl),
+    ("hang", Quantity::Hang),
     ("growth", Quantity::Growth),
 ];
 
@@ -57,7 +59,7 @@ impl FromStr for Alert {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Alert, String> {
-        const HELP: &str = "write used>90%, held>60GiB, reserved>80%, allocated>40GiB, unused>30%, unaccounted>1GiB, nccl>60s or growth>10MiB/step";
+        const HELP: &str = "write used>90%, held>60GiB, reserved>80%, allocated>40GiB, unused>30%, unaccounted>1GiB, nccl>60s, hang>120s or growth>10MiB/step";
         let wrong = || format!("`{text}` is no condition; {HELP}");
         let (name, bound) = text.split_once('>').ok_or_else(wrong)?;
         let (name, bound) = (name.trim(), bound.trim());
@@ -68,7 +70,7 @@ impl FromStr for Alert {
                 let step = bound.strip_suffix("/step").ok_or_else(wrong)?;
                 Bound::PerStep(bytes::parse(step.trim()).map_err(|_| wrong())?)
             }
-            Quantity::Nccl => {
+            Quantity::Nccl | Quantity::Hang => {
                 let (amount, unit) =
                     bound.split_at(bound.find(|c: char| c.is_alphabetic()).ok_or_else(wrong)?);
                 let seconds = match unit {
@@ -150,6 +152,7 @@ impl Judge {
             for process in &figures.processes {
                 let places: Vec<(Option<&DeviceFigures>, Option<Now>)> = match alert.quantity {
                     Quantity::Nccl => vec![(None, alert.of_nccl(process))],
+                    Quantity::Hang => vec![(None, alert.of_hang(figures, process))],
                     Quantity::Growth => vec![(None, alert.of_growth(growth(process)))],
                     _ => {
                         process.devices.iter().map(|device| (Some(device), alert.of_device(device))).collect()
@@ -216,7 +219,7 @@ impl Alert {
                 (torch.reserved_bytes.saturating_sub(torch.allocated_bytes), None, Some(torch.reserved_bytes))
             }
             Quantity::Unaccounted => (u64::try_from(device.unaccounted_bytes?).unwrap_or(0), None, None),
-            Quantity::Nccl | Quantity::Growth => return None,
+            Quantity::Nccl | Quantity::Hang | Quantity::Growth => return None,
         };
         let scale = match self.bound {
             Bound::Percent(_) => 100.0 / whole.filter(|whole| *whole > 0)? as f64,
@@ -230,6 +233,12 @@ impl Alert {
         let oldest = process.nccl.calls.iter().filter_map(|call| call.for_ns).max();
         // A process that does not use NCCL waits for nobody.
         Some(Now { value: oldest.unwrap_or(0) as f64, bound: self.limit(), peak: None })
+    }
+
+    /// Of the rank that is at fault, so that a hang is one crossing and not one for each that waits.
+    fn of_hang(&self, figures: &Figures, process: &ProcessFigures) -> Option<Now> {
+        let hang = figures.hangs.iter().find(|hang| hang.hangs && hang.trace == process.trace);
+        Some(Now { value: hang.map_or(0, |hang| hang.for_ns) as f64, bound: self.limit(), peak: None })
     }
 
     fn of_growth(&self, growth: Option<f64>) -> Option<Now> {
@@ -265,6 +274,7 @@ mod tests {
         assert_eq!(read(" reserved > 1GiB "), Ok((Quantity::Reserved, (1u64 << 30) as f64)));
         assert_eq!(read("growth>10MiB/step"), Ok((Quantity::Growth, (10u64 << 20) as f64)));
         assert_eq!(read("nccl>1.5min"), Ok((Quantity::Nccl, 90e9)));
+        assert_eq!(read("hang>120s"), Ok((Quantity::Hang, 120e9)));
         for wrong in [
             "",
             "used",
@@ -277,6 +287,7 @@ mod tests {
             "unaccounted>5%",
             "nccl>5",
             "nccl>5h",
+            "hang>5%",
             "used>-1%",
             "used>nan%",
         ] {

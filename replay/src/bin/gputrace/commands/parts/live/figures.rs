@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::find::Place;
 use super::follow::Live;
+use super::hangs::HangFigures;
 use super::place::{self, Surroundings};
 
 /// Most call sites and calls into NCCL that are listed.
@@ -28,6 +29,9 @@ pub(crate) struct Figures {
     pub(crate) driver_missing: Option<String>,
     pub(crate) cards: Vec<Card>,
     pub(crate) processes: Vec<ProcessFigures>,
+    /// Jobs that hang or wait for a rank; left out where none does.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) hangs: Vec<HangFigures>,
     pub(crate) notes: Vec<String>,
 }
 
@@ -197,6 +201,7 @@ impl Figures {
             driver_missing,
             cards: vec![],
             processes,
+            hangs: vec![],
             notes: vec![],
         };
         figures.cards = match gpus {

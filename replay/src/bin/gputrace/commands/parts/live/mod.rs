@@ -13,15 +13,18 @@ pub(crate) mod alert;
 pub(crate) mod figures;
 pub(crate) mod find;
 pub(crate) mod follow;
+pub(crate) mod hangs;
 mod place;
 
 use std::path::PathBuf;
 
 use gputrace_recorder::Gpus;
+use gputrace_schemas::event::Nanos;
 
 use figures::{Figures, ProcessFigures};
 use find::{Place, Which};
 use follow::Live;
+use hangs::Hangs;
 
 /// Traces of processes that have ended stay in sight for so many pictures.
 const ENDED_SHOWN: u32 = 10;
@@ -34,6 +37,7 @@ pub(crate) struct Scene {
     /// Why a trace is not among them.
     failed: Vec<(PathBuf, String)>,
     watches_growth: bool,
+    hangs: Hangs,
 }
 
 struct Followed {
@@ -50,7 +54,14 @@ impl Scene {
             Drivers::Asked => Gpus::open(),
             Drivers::NotAsked => Err("not asked".to_owned()),
         };
-        Scene { which, processes: vec![], gpus, failed: vec![], watches_growth: false }
+        Scene {
+            which,
+            processes: vec![],
+            gpus,
+            failed: vec![],
+            watches_growth: false,
+            hangs: Hangs::default(),
+        }
     }
 
     /// Looks who has come, and reads at most so many blocks of each trace. Whether any has more.
@@ -130,9 +141,36 @@ impl Scene {
             followed.live.forget();
         }
         let mut figures = Figures::new(processes, gpus);
+        figures.hangs = self.hangs.look(self.that_may_hang(now));
+        for hang in &mut figures.hangs {
+            let of = self.processes.iter().find(|it| it.place.open.display().to_string() == hang.trace);
+            if let Some(followed) = of {
+                hang.trace = followed.place.shown.display().to_string();
+            }
+        }
         figures.notes.extend(self.failed.iter().map(|(path, why)| format!("{}: {why}", path.display())));
         figures.notes.extend(self.which.note(figures.processes.len()));
         figures
+    }
+
+    /// Waits until it is known which jobs hang: for who looks only once.
+    pub(crate) fn find_hangs(&mut self) {
+        self.hangs.find(&self.that_may_hang(find::now()));
+    }
+
+    /// The traces of all that use NCCL, if one of them is silent: whoever is silent waits for another, or is waited for.
+    fn that_may_hang(&self, now: Nanos) -> Vec<PathBuf> {
+        let uses_nccl = |followed: &&Followed| followed.live.ledger.communicators().next().is_some();
+        let there = self.processes.iter().filter(|followed| followed.ended <= ENDED_SHOWN);
+        let those: Vec<&Followed> = there.filter(uses_nccl).collect();
+        let is_silent = |followed: &&Followed| {
+            let runs = followed.place.is_written && !followed.live.has_ended() && !followed.live.is_behind;
+            runs && followed.live.age(now).is_some_and(|age| age > hangs::SILENT)
+        };
+        match those.iter().any(is_silent) {
+            true => those.into_iter().map(|followed| followed.place.open.clone()).collect(),
+            false => vec![],
+        }
     }
 
     /// The traces that are followed, and what is known of each.
