@@ -51,6 +51,7 @@ mod process;
 #[cfg(target_arch = "x86_64")]
 mod ptrace;
 pub mod python_lines;
+pub mod python_stacks;
 mod record;
 mod room;
 mod steering;

@@ -24,6 +24,7 @@ pub mod map;
 pub mod model;
 pub mod notices;
 pub mod owners;
+pub mod python_offsets;
 pub mod record;
 pub mod ring;
 mod sync;

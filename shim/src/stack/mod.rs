@@ -16,7 +16,6 @@ pub(crate) mod native;
 pub(crate) mod objects;
 pub(crate) mod python;
 mod python_code;
-mod python_offsets;
 mod seen;
 
 use core::ffi::{c_char, c_void};
@@ -24,6 +23,9 @@ use gputrace_ring::record::StackDef;
 use native::{NativeStack, NativeState};
 use python::{CodeText, PythonFrame, PythonStack, PythonState};
 use seen::Seen;
+
+// The same table that the recorder reads other processes by.
+use gputrace_ring::python_offsets;
 
 /// Finds a symbol of the process by name, like `dlsym(RTLD_DEFAULT, name)`; null when there is none.
 pub(crate) type Lookup = unsafe extern "C" fn(name: *const c_char) -> *mut c_void;

@@ -3,11 +3,11 @@
 //! of `_PyRuntime`, `pycore_runtime.h` and later `pycore_debug_offsets.h`) and the row only fills what it leaves out.
 
 /// No such field in this version.
-pub(crate) const NONE: u16 = u16::MAX;
+pub const NONE: u16 = u16::MAX;
 
 /// How a frame says where it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Place {
+pub enum Place {
     /// `f_lasti`: bytes into the bytecode.
     Bytes,
     /// `f_lasti`: two-byte instructions into the bytecode.
@@ -18,70 +18,78 @@ pub(crate) enum Place {
 
 /// Offsets in bytes from the start of each structure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Offsets {
+pub struct Offsets {
     /// Minor version of Python 3.
-    pub(crate) minor: u8,
+    pub minor: u8,
     /// `PyThreadState.frame`, `.current_frame`, or `.cframe` where `cframe_current` is not [`NONE`].
-    pub(crate) thread_top: u16,
+    pub thread_top: u16,
     /// `_PyCFrame.current_frame`.
-    pub(crate) cframe_current: u16,
+    pub cframe_current: u16,
     /// `PyThreadState.thread_id`: `pthread_self()` of its owner.
-    pub(crate) thread_id: u16,
+    pub thread_id: u16,
     /// `PyThreadState._status`; [`NONE`] before 3.12, where states do not say whose they are.
-    pub(crate) thread_status: u16,
+    pub thread_status: u16,
     /// `PyThreadState.interp`.
-    pub(crate) thread_interpreter: u16,
+    pub thread_interpreter: u16,
     /// `PyInterpreterState.id`.
-    pub(crate) interpreter_id: u16,
+    pub interpreter_id: u16,
+    /// `PyThreadState.next`; for who reads from outside, as the three below. [`NONE`] where the process says it itself.
+    pub thread_next: u16,
+    /// `PyThreadState.native_thread_id`; [`NONE`] before 3.11.
+    pub thread_native_id: u16,
+    /// `PyInterpreterState.next`.
+    pub interpreter_next: u16,
+    /// `PyInterpreterState.tstate_head`, later `.threads.head`.
+    pub interpreter_threads: u16,
     /// `PyInterpreterState.gc.collecting`.
-    pub(crate) gc_collecting: u16,
+    pub gc_collecting: u16,
     /// `PyInterpreterState.gc.generation0`, which points to `gc.generations`; [`NONE`] where the process says the
     /// place of `gc_collecting` itself.
-    pub(crate) gc_youngest: u16,
+    pub gc_youngest: u16,
     /// `_PyRuntimeState._finalizing`: the thread state that runs `Py_Finalize`.
-    pub(crate) finalizing: u16,
+    pub finalizing: u16,
     /// `_PyRuntimeState.interpreters.head`.
-    pub(crate) interpreters: u16,
+    pub interpreters: u16,
     /// `PyFrameObject.f_code`, `_PyInterpreterFrame.f_executable`.
-    pub(crate) frame_code: u16,
+    pub frame_code: u16,
     /// `f_back`, `previous`.
-    pub(crate) frame_previous: u16,
+    pub frame_previous: u16,
     /// `f_lasti`, `prev_instr`, `instr_ptr`.
-    pub(crate) frame_place: u16,
+    pub frame_place: u16,
     /// How to read `frame_place`.
-    pub(crate) place: Place,
+    pub place: Place,
     /// `_PyInterpreterFrame.owner`, or the 16 bits that end with it (3.11: `is_entry`, `owner`).
-    pub(crate) frame_owner: u16,
+    pub frame_owner: u16,
     /// From this owner on, a frame runs no Python code: it marks an entry from C.
-    pub(crate) shim_owner: u8,
+    pub shim_owner: u8,
     /// `PyCodeObject.co_filename`.
-    pub(crate) code_file: u16,
+    pub code_file: u16,
     /// `co_qualname`; `co_name` before 3.11.
-    pub(crate) code_name: u16,
+    pub code_name: u16,
     /// `co_linetable`; `co_lnotab` in 3.9.
-    pub(crate) code_lines: u16,
+    pub code_lines: u16,
     /// `co_firstlineno`.
-    pub(crate) code_first_line: u16,
+    pub code_first_line: u16,
     /// `co_version`, a number that no other code object of the interpreter ever has.
-    pub(crate) code_version: u16,
+    pub code_version: u16,
     /// `co_code_adaptive`: the instructions themselves.
-    pub(crate) code_start: u16,
+    pub code_start: u16,
     /// `_co_firsttraceable`: the first instruction of a frame that is set up.
-    pub(crate) code_first_traceable: u16,
+    pub code_first_traceable: u16,
     /// `PyASCIIObject`: its size, where ASCII text starts.
-    pub(crate) text_ascii: u16,
+    pub text_ascii: u16,
     /// `PyCompactUnicodeObject`: its size, where other text starts.
-    pub(crate) text_compact: u16,
+    pub text_compact: u16,
     /// `ob_type`.
-    pub(crate) object_type: u16,
+    pub object_type: u16,
     /// `PyASCIIObject.length` and `PyBytesObject.ob_size`.
-    pub(crate) length: u16,
+    pub length: u16,
     /// `PyASCIIObject.hash`.
-    pub(crate) text_hash: u16,
+    pub text_hash: u16,
     /// `PyASCIIObject.state`.
-    pub(crate) text_state: u16,
+    pub text_state: u16,
     /// `PyBytesObject.ob_sval`.
-    pub(crate) bytes_data: u16,
+    pub bytes_data: u16,
 }
 
 const PYTHON_3_9: Offsets = Offsets {
@@ -92,6 +100,10 @@ const PYTHON_3_9: Offsets = Offsets {
     thread_status: NONE,
     thread_interpreter: 16,
     interpreter_id: 24,
+    thread_next: 8,
+    thread_native_id: NONE,
+    interpreter_next: 0,
+    interpreter_threads: 8,
     gc_collecting: 816,
     gc_youngest: 712,
     finalizing: 16,
@@ -126,6 +138,8 @@ const PYTHON_3_11: Offsets = Offsets {
     cframe_current: 8,
     thread_id: 152,
     interpreter_id: 48,
+    thread_native_id: 160,
+    interpreter_threads: 16,
     gc_collecting: 848,
     gc_youngest: 744,
     finalizing: 24,
@@ -150,6 +164,8 @@ const PYTHON_3_12: Offsets = Offsets {
     thread_id: 136,
     thread_status: 24,
     interpreter_id: 8,
+    thread_native_id: 144,
+    interpreter_threads: 72,
     gc_collecting: 312,
     gc_youngest: 208,
     frame_code: 0,
@@ -172,6 +188,10 @@ const PYTHON_3_13: Offsets = Offsets {
     thread_id: 152,
     thread_status: 32,
     interpreter_id: 7272,
+    thread_next: NONE,
+    thread_native_id: NONE,
+    interpreter_next: NONE,
+    interpreter_threads: NONE,
     gc_collecting: 7600,
     gc_youngest: NONE,
     finalizing: 608,
@@ -203,45 +223,45 @@ const PYTHON_3_15: Offsets = Offsets {
 };
 
 /// The versions that can be read.
-pub(crate) const VERSIONS: [Offsets; 7] =
+pub const VERSIONS: [Offsets; 7] =
     [PYTHON_3_9, PYTHON_3_10, PYTHON_3_11, PYTHON_3_12, PYTHON_3_13, PYTHON_3_14, PYTHON_3_15];
 
 /// Places of the fields of `_Py_DebugOffsets`, in eight-byte words from its start.
 #[derive(Clone, Copy)]
-pub(crate) struct DebugWords {
+pub struct DebugWords {
     /// Minor version of Python 3.
-    pub(crate) minor: u8,
+    pub minor: u8,
     /// `runtime_state.finalizing`; `.interpreters_head` follows.
-    pub(crate) finalizing: u8,
-    /// `interpreter_state.id`.
-    pub(crate) interpreter_id: u8,
+    pub finalizing: u8,
+    /// `interpreter_state.id`; `.next`, `.threads_head` follow.
+    pub interpreter_id: u8,
     /// `interpreter_state.gc`.
-    pub(crate) interpreter_gc: u8,
-    /// `thread_state.interp`; `.current_frame` follows.
-    pub(crate) thread_interpreter: u8,
+    pub interpreter_gc: u8,
+    /// `thread_state.interp`; `.next` comes before it, `.current_frame` follows.
+    pub thread_interpreter: u8,
     /// `thread_state.thread_id`; `.native_thread_id`, `.datastack_chunk`, `.status` follow.
-    pub(crate) thread_id: u8,
+    pub thread_id: u8,
     /// `interpreter_frame.previous`; `.executable`, `.instr_ptr`, `.localsplus`, `.owner` follow.
-    pub(crate) frame_previous: u8,
+    pub frame_previous: u8,
     /// `code_object.filename`; `.name`, `.qualname`, `.linetable`, `.firstlineno` follow.
-    pub(crate) code_file: u8,
+    pub code_file: u8,
     /// `code_object.co_code_adaptive`.
-    pub(crate) code_start: u8,
+    pub code_start: u8,
     /// `pyobject.ob_type`.
-    pub(crate) object_type: u8,
+    pub object_type: u8,
     /// `gc.collecting`.
-    pub(crate) gc_collecting: u8,
+    pub gc_collecting: u8,
 }
 
 /// Word of the version number (`PY_VERSION_HEX`), after the cookie.
-pub(crate) const DEBUG_VERSION: u8 = 1;
+pub const DEBUG_VERSION: u8 = 1;
 /// Word that is 1 in builds without a global lock.
-pub(crate) const DEBUG_FREE_THREADED: u8 = 2;
+pub const DEBUG_FREE_THREADED: u8 = 2;
 /// `_Py_Debug_Cookie`.
-pub(crate) const DEBUG_COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
+pub const DEBUG_COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
 
 /// The versions that say their offsets themselves.
-pub(crate) const DEBUG_WORDS: [DebugWords; 3] = [
+pub const DEBUG_WORDS: [DebugWords; 3] = [
     DebugWords {
         minor: 13,
         finalizing: 4,
