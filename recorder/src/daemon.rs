@@ -3,12 +3,14 @@
 use crate::job;
 use crate::oom::Answer;
 use crate::record::{Inherited, Options, record};
+use crate::standstill::HANG_AFTER;
 use crate::{Overwrite, is_off, left, limits, memory, messages, say};
 use gputrace_ring::variables;
 use std::ffi::{CStr, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Records the ring that `arguments` (those after the verb) name, until its process is gone. `on_oom` answers requests
 /// that fail for want of memory, unless the user wants to hear nothing of them.
@@ -54,6 +56,11 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
         is_its_child: true,
         inherited,
         on_oom,
+        hang_after: match set(variables::HANG_AFTER).map(|value| value.parse().ok()) {
+            Some(Some(0)) => None,
+            Some(Some(seconds)) => Some(Duration::from_secs(seconds)),
+            Some(None) | None => Some(HANG_AFTER),
+        },
         ..Options::default()
     };
     let code = match record(&ring, options) {

@@ -54,6 +54,7 @@ pub mod python_lines;
 pub mod python_stacks;
 mod record;
 mod room;
+mod standstill;
 mod steering;
 mod symbol_files;
 pub mod symbolise;

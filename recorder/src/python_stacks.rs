@@ -434,17 +434,18 @@ Late().sleep_näher()
         }
     }
 
-    /// Interpreters that are there, each with its minor version.
+    /// `python3`, and those that `GPUTRACE_TEST_PYTHONS` lists, each with its minor version.
     fn interpreters() -> Vec<(String, u32)> {
-        let found = (9..16).filter_map(|minor| {
-            let name = format!("python3.{minor}");
-            let script =
-                "import sys; print(sys.executable); print(getattr(sys, '_is_gil_enabled', lambda: True)())";
-            let output = Command::new(&name).args(["-c", script]).output().ok()?;
+        let listed = std::env::var_os("GPUTRACE_TEST_PYTHONS").unwrap_or_default();
+        let listed = std::env::split_paths(&listed).filter(|path| path.exists());
+        let found = std::iter::once("python3".into()).chain(listed).filter_map(|path| {
+            let script = "import sys; print(sys.executable); print(sys.version_info[1]); \
+                          print(getattr(sys, '_is_gil_enabled', lambda: True)())";
+            let output = Command::new(path).args(["-c", script]).output().ok()?;
             let text = String::from_utf8_lossy(&output.stdout).into_owned();
             let mut lines = text.lines();
-            let path = lines.next()?.to_owned();
-            (output.status.success() && lines.next() == Some("True")).then_some((path, minor))
+            let (path, minor) = (lines.next()?.to_owned(), lines.next()?.parse().ok()?);
+            (lines.next() == Some("True")).then_some((path, minor))
         });
         found.collect()
     }

@@ -12,6 +12,7 @@ use crate::nvml::Sampler;
 use crate::oom::{Answer, Answers};
 use crate::output::{self, Moment, Overwrite, TraceFile};
 use crate::process::{self, AddressSpace, Fate, Reach, Target};
+use crate::standstill::Standstill;
 use crate::symbol_files::{Astray, SymbolFiles, Unmarked};
 use crate::symbols::{Patience, Symbols};
 use crate::ticks::{self, Timeline};
@@ -88,6 +89,8 @@ pub struct Options {
     pub keep_ring: bool,
     /// Who answers requests that fail for want of memory.
     pub on_oom: Option<Answer>,
+    /// After how long a silence the stacks of a process that uses NCCL are read; `None` is never.
+    pub hang_after: Option<Duration>,
 }
 
 /// Numbers of descriptors that the process left open for us.
@@ -235,6 +238,7 @@ struct Recorder<'a> {
     /// When the process was last seen alive.
     alive_at: Nanos,
     heartbeat: Heartbeat,
+    standstill: Standstill,
     drain: Drain,
     timeline: Timeline,
     translator: Translator,
@@ -348,6 +352,7 @@ impl<'a> Recorder<'a> {
             has_own_process: options.is_its_child,
             alive_at: Nanos(0),
             heartbeat: Heartbeat::new(),
+            standstill: Standstill::new(options.hang_after),
             liveness,
             target,
             witness,
@@ -394,6 +399,7 @@ impl<'a> Recorder<'a> {
             }
             if n_records > 0 {
                 busy_at = Instant::now();
+                self.standstill.busy();
             }
             let longest = if began.elapsed() < YOUNG { FIRST_PAUSE } else { PAUSES.1 };
             pause = if n_records > 0 { PAUSES.0 } else { (pause * 2).min(longest) };
@@ -480,6 +486,7 @@ impl<'a> Recorder<'a> {
         let wants_handed_out = self.sampler.as_ref().is_some_and(Sampler::wants_handed_out);
         for stamped in self.waiting.drain(..ready) {
             self.heartbeat.event(&stamped);
+            self.standstill.event(&stamped);
             if wants_handed_out {
                 self.handed_out.event(&stamped, self.timeline.nanos(stamped.ticks));
             }
@@ -672,7 +679,18 @@ impl<'a> Recorder<'a> {
         {
             self.translator.note(before, alive.to_string());
         }
+        self.look_at_stacks(state);
         (state == OFF).then_some(Ending::Off)
+    }
+
+    /// Stacks of a process that stands still.
+    fn look_at_stacks(&mut self, state: u32) {
+        if state == EXITING {
+            return;
+        }
+        let Some(read) = self.standstill.look(&self.target) else { return };
+        let now = self.now();
+        self.standstill.write(&mut self.translator, now, read);
     }
 
     fn look_at_threads(&mut self) {

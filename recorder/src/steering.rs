@@ -40,6 +40,7 @@ const ALL: &[(&CStr, Values)] = &[
     (variables::JOB_BEGAN, Values::Any),
     (variables::FORCE, Values::Any),
     (variables::OOM, Values::Switch),
+    (variables::HANG_AFTER, Values::Number),
     (variables::LIBRARY, Values::Any),
 ];
 /// The pytest plugin's own begin with this.

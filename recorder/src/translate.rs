@@ -49,14 +49,14 @@ const MOST_TEXTS: usize = 1 << 18;
 
 /// Everything that has been given a number.
 pub(crate) struct Translator {
-    items: Vec<Item>,
-    threads: Vec<Thread>,
+    pub(crate) items: Vec<Item>,
+    pub(crate) threads: Vec<Thread>,
     lanes: HashMap<Lane, ThreadId>,
     apis: HashMap<u64, (ApiId, Api)>,
     stacks: HashMap<u64, KnownStack>,
     /// Stacks in the backward pass, by the id of the ring.
     backwards: HashMap<(u64, Context), StackId>,
-    n_stacks: u32,
+    pub(crate) n_stacks: u32,
     autograd: Autograd,
     natives: HashMap<u64, FrameId>,
     pythons: HashMap<(u64, u64), FrameId>,
@@ -151,7 +151,7 @@ impl Translator {
         self.lanes.insert(lane, id);
     }
 
-    fn thread(&mut self, thread: Thread) -> ThreadId {
+    pub(crate) fn thread(&mut self, thread: Thread) -> ThreadId {
         let id = ThreadId(self.threads.len() as u32);
         self.items.push(Item::Thread(id, thread.clone()));
         self.threads.push(thread);
@@ -417,7 +417,7 @@ impl Translator {
         id
     }
 
-    fn frame(&mut self, frame: Frame) -> FrameId {
+    pub(crate) fn frame(&mut self, frame: Frame) -> FrameId {
         let id = FrameId(self.frames.len() as u32);
         self.items.push(Item::Frame(id, frame.clone()));
         self.frames.push(frame);
@@ -541,7 +541,7 @@ impl Translator {
         self.push(Event { time, thread: RECORDER, stack: StackId(0), kind });
     }
 
-    fn push(&mut self, event: Event) {
+    pub(crate) fn push(&mut self, event: Event) {
         self.items.push(Item::Event(event));
     }
 

@@ -385,6 +385,25 @@ pub struct LastSeen {
     pub place: PlaceId,
 }
 
+/// Where a thread was, as the recorder read from outside after a silence.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct ReadStack {
+    /// When.
+    pub time: Nanos,
+    /// For how long nothing had come of the process.
+    pub silent: Nanos,
+    /// The kernel's number of the thread; that of the process for its main thread.
+    pub tid: u32,
+    /// Its name.
+    pub name: String,
+    /// It changed while it was read.
+    pub is_torn: bool,
+    /// The program's line.
+    pub place: PlaceId,
+    /// All lines, innermost first.
+    pub stack: Vec<String>,
+}
+
 /// How a process ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -440,6 +459,9 @@ pub struct Participant {
     /// The newest heartbeats, oldest first, each with its time.
     #[serde(default)]
     pub beats: Vec<(Nanos, Alive)>,
+    /// Stacks that its recorder read last, the main thread's first.
+    #[serde(default)]
+    pub read_stacks: Vec<ReadStack>,
     /// How it ended.
     pub ending: Ending,
     /// The same in words, of it.
@@ -522,6 +544,7 @@ impl Participant {
         let is_whole = self.open_calls.iter().chain(&self.open_groups).all(open)
             && self.failed_calls.iter().all(failed)
             && unfinished.is_none_or(|call| place(call.place) && call.spot.iter().all(spot))
+            && self.read_stacks.iter().all(|read| place(read.place))
             && self.ooms.iter().all(|seen| place(seen.place))
             && [&self.last_call, &self.last_event, &self.out_of_memory].into_iter().all(seen)
             && self.memory.iter().all(|used| member(used.mark.map(|(idx, _)| idx)));

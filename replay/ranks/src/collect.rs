@@ -2,14 +2,14 @@
 
 use gputrace_schemas::event::{
     Action, Alive, Bytes, Call, CommId, Communicator, Event, EventKind, Frame, Nanos, NcclEnter, NcclExit,
-    NcclOp, NcclSequence, NcclTimed, NcclTiming, StackId, ThreadId, UNKNOWN,
+    NcclOp, NcclSequence, NcclTimed, NcclTiming, StackId, StackRead, Thread, ThreadId, UNKNOWN,
 };
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 
 use super::calls::{
     CallKind, Closing, Ending, FailedCall, Lane, LastSeen, Membership, OpenCall, Participant, PlaceId,
-    Reduction, Signature, UnfinishedCall,
+    ReadStack, Reduction, Signature, UnfinishedCall,
 };
 use super::memory;
 use super::names::MAKES_DEFAULT_GROUP;
@@ -24,6 +24,8 @@ use gputrace_trace::words;
 const IN_PROGRESS: i32 = 7;
 /// Failed calls that are kept.
 const MAX_FAILED: usize = 64;
+/// Threads whose stacks are kept.
+const MAX_STACKS: usize = 64;
 /// Heartbeats that are kept: an hour of them.
 const MAX_BEATS: usize = 360;
 /// Lines of a stack that are kept.
@@ -64,6 +66,8 @@ pub struct Collector<'a> {
     newest: Nanos,
     alive_at: Option<Nanos>,
     beats: VecDeque<(Nanos, Alive)>,
+    /// Stacks that were read last, all at one time.
+    read: Vec<(Nanos, ThreadId, StackRead, StackId)>,
     peaks: memory::Peaks,
     shares: Shares,
 }
@@ -130,6 +134,7 @@ impl<'a> Collector<'a> {
             newest: Nanos(0),
             alive_at: None,
             beats: VecDeque::new(),
+            read: vec![],
             peaks: memory::Peaks::default(),
             shares: Shares::default(),
         }
@@ -390,6 +395,27 @@ impl<'a> Collector<'a> {
         marks
     }
 
+    fn read_stacks(&mut self, story: &Story) -> Vec<ReadStack> {
+        let threads: FxHashMap<ThreadId, Thread> = self.source.threads().into_iter().collect();
+        let read = std::mem::take(&mut self.read);
+        let stack = |(time, thread, read, stack): (Nanos, ThreadId, StackRead, StackId)| {
+            let thread = threads.get(&thread);
+            ReadStack {
+                time,
+                silent: read.silent,
+                tid: thread.map_or(0, |thread| thread.tid),
+                name: thread.map_or_else(String::new, |thread| thread.name.clone()),
+                is_torn: read.is_torn,
+                place: self.place(stack),
+                stack: self.lines(stack),
+            }
+        };
+        let mut stacks: Vec<ReadStack> = read.into_iter().map(stack).collect();
+        stacks.sort_by_key(|read| (read.tid != story.process.pid, read.tid));
+        stacks.truncate(MAX_STACKS);
+        stacks
+    }
+
     /// All events were seen.
     #[must_use]
     pub fn finish(mut self, story: &Story) -> Participant {
@@ -436,6 +462,7 @@ impl<'a> Collector<'a> {
                 self.seen(time, what, stack)
             })
             .collect();
+        let read_stacks = self.read_stacks(story);
         let end = story.end();
         let ending = match end {
             Some(end) if end.is_own() => Ending::Exit,
@@ -471,6 +498,7 @@ impl<'a> Collector<'a> {
             end: self.end,
             alive_at: self.alive_at.map_or(self.end, |alive_at| alive_at.max(self.newest)),
             beats: self.beats.into(),
+            read_stacks,
             ending,
             ended,
             shares: self.shares,
@@ -503,6 +531,10 @@ impl Watch for Collector<'_> {
                     if self.beats.len() > MAX_BEATS {
                         self.beats.pop_front();
                     }
+                }
+                if let Some(read) = StackRead::parse(note).filter(|_| event.stack != StackId(0)) {
+                    self.read.retain(|(time, ..)| *time == event.time);
+                    self.read.push((event.time, event.thread, read, event.stack));
                 }
                 let alive_at = note.strip_prefix("process.alive_at=").and_then(|at| at.parse().ok());
                 self.alive_at = alive_at.map(Nanos).or(self.alive_at);

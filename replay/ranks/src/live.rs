@@ -10,7 +10,7 @@
 use gputrace_analyse::story::NO_END;
 use gputrace_schemas::event::{Alive, Nanos};
 
-use super::calls::{Ending, Participant, Sequence};
+use super::calls::{Ending, Participant, ReadStack, Sequence};
 
 /// A rank that shows no sign of work for so long while others wait for it hangs, nanoseconds. NCCL's own watchdog in PyTorch gives up
 /// after 600 s.
@@ -66,6 +66,12 @@ impl Participant {
         let rest = doubts.strip_suffix(NO_END).map_or(doubts.as_str(), |rest| rest.trim_end_matches("; "));
         let rest = rest.trim_end_matches("numbers may be wrong: ").trim_end_matches("; ");
         (!rest.is_empty()).then(|| rest.to_owned())
+    }
+
+    /// Where its main thread stood still at its end, as its recorder read from outside after all else that is known of it.
+    pub(super) fn stands_at(&self) -> Option<&ReadStack> {
+        let main = self.read_stacks.first().filter(|read| read.tid == self.process.pid)?;
+        (main.time > self.last_seen()).then_some(main)
     }
 
     /// What it did lately, looking at heartbeats that cover nothing from before `since`.

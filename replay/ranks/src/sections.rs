@@ -15,7 +15,7 @@ use super::report::{
 use super::shared::{Known, Shared};
 use super::show;
 use super::waits::Standing;
-use gputrace_report::model::{Mood, Part, Report, Section, Table, Value};
+use gputrace_report::model::{Mood, Part, Report, Section, Shown, Table, Value};
 use gputrace_report::processes;
 use gputrace_trace::words;
 
@@ -197,19 +197,22 @@ impl JobReport {
             let place = it.last_call.as_ref().and_then(|call| call.place.as_ref());
             place.map_or_else(String::new, Place::line_text)
         };
-        let table = Table::of(
-            "standings",
-            &self.standings,
-            &[
-                ("rank", "rank", &|it| Value::Count(it.rank.into())),
-                ("state", if self.running { "now" } else { "at the end" }, &|it| Value::text(&*it.state)),
-                ("waits_for", "waits for", &|it| Value::text(rank_list(&it.waits_for))),
-                ("collectives", "calls", &|it| Value::Count(it.collectives)),
-                ("last_call", "last NCCL call", &|it| Value::text(operation(it))),
-                ("place", "line", &|it| Value::text(line(it))),
-                ("idle_ns", "ago", &|it| it.idle_ns.map_or(Value::Missing, duration)),
-            ],
-        );
+        let stands = |it: &Standing| it.stands_in.as_deref().map_or(Value::Missing, Value::text);
+        let ago = |it: &Standing| it.idle_ns.map_or(Value::Missing, duration);
+        let columns: [Shown<'_, Standing>; 8] = [
+            ("rank", "rank", &|it| Value::Count(it.rank.into())),
+            ("state", if self.running { "now" } else { "at the end" }, &|it| Value::text(&*it.state)),
+            ("waits_for", "waits for", &|it| Value::text(rank_list(&it.waits_for))),
+            ("collectives", "calls", &|it| Value::Count(it.collectives)),
+            ("last_call", "last NCCL call", &|it| Value::text(operation(it))),
+            ("place", "line", &|it| Value::text(line(it))),
+            ("idle_ns", "ago", &ago),
+            ("stands_in", "stands in", &stands),
+        ];
+        // The last where it is known of any.
+        let is_known = self.standings.iter().any(|it| it.stands_in.is_some());
+        let n_columns = if is_known { columns.len() } else { columns.len() - 1 };
+        let table = Table::of("standings", &self.standings, &columns[..n_columns]);
         let title = if self.running { "Where each rank is" } else { "Where each rank was at the end" };
         Section::new("standings", title).table(table)
     }

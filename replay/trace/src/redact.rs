@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use gputrace_schemas::event::{
-    Alive, CommConfig, Communicator, Device, Event, EventKind, Frame, Module, Process, Thread,
+    Alive, CommConfig, Communicator, Device, Event, EventKind, Frame, Module, Process, StackRead, Thread,
 };
 use gputrace_sim::policies::torch::VARIABLES;
 use gputrace_sim::stacks::python_package;
@@ -48,7 +48,9 @@ pub fn event(event: &Event) -> Event {
     match event.kind {
         EventKind::Note(ref note) => {
             // A heartbeat is numbers.
-            let kept = Alive::parse(note).map_or_else(String::new, |alive| alive.to_string());
+            let kept = Alive::parse(note).map(|alive| alive.to_string());
+            let kept =
+                kept.or_else(|| StackRead::parse(note).map(|read| read.to_string())).unwrap_or_default();
             Event { kind: EventKind::Note(kept), ..event.clone() }
         }
         _ => event.clone(),

@@ -46,6 +46,7 @@ mod call;
 mod nccl;
 mod pjrt;
 mod process;
+mod stack_read;
 
 use serde::{Deserialize, Serialize};
 
@@ -54,6 +55,7 @@ pub use call::*;
 pub use nccl::*;
 pub use pjrt::*;
 pub use process::*;
+pub use stack_read::*;
 
 /// Bytes of memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]

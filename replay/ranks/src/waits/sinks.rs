@@ -223,6 +223,14 @@ impl Waits<'_> {
             Some(event) => (Some(seen(event)), event.stack.clone()),
             None => (own, stack),
         };
+        let Some(stands) = participant.stands_at() else { return (Kind::RankStuck, text, own, stack) };
+        let text = format!(
+            "{text}. Its main thread stands in {}: read from outside{}, {} after its last event",
+            stands.stack.first().map_or_else(String::new, |line| show::frame(line)),
+            if stands.is_torn { " while it changed" } else { "" },
+            show::nanos(i64::try_from(stands.silent.0).unwrap_or(i64::MAX)),
+        );
+        let stack = stands.stack.clone();
         (Kind::RankStuck, text, own, stack)
     }
 }

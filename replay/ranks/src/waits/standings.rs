@@ -8,6 +8,7 @@ use super::{Edge, Waits};
 use crate::calls::{Ending, Lane, LastSeen};
 use crate::findings::{CallText, Place};
 use crate::jobs::Joined;
+use crate::show;
 
 /// Where a rank was at the end.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -28,6 +29,9 @@ pub struct Standing {
     pub last_event: Option<CallText>,
     /// Ranks that it waits for.
     pub waits_for: Vec<u32>,
+    /// Where its main thread stands still, as its recorder read from outside after a silence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stands_in: Option<String>,
     /// The stack of what it is in, else of the last call, innermost first.
     pub stack: Vec<String>,
 }
@@ -82,6 +86,7 @@ impl Waits<'_> {
             idle_ns: last.map(|last| participant.end.0.saturating_sub(last.time.0)),
             last_event: participant.last_event.as_ref().map(text),
             waits_for: waits_for.into_iter().collect(),
+            stands_in: participant.stands_at().and_then(|read| Some(show::frame(read.stack.first()?))),
             stack: stack.unwrap_or_default(),
         }
     }

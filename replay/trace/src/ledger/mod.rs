@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{
     Action, Alive, Bytes, Call, CommId, Event, EventKind, HOST, LostCause, NO_DEVICE, Nanos, OutOfMemory,
-    Pjrt, PjrtAction, Sample, StackId, ThreadId,
+    Pjrt, PjrtAction, Sample, StackId, StackRead, ThreadId,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::{Deserialize, Serialize};
@@ -350,7 +350,7 @@ impl Ledger {
             EventKind::Note(text) => {
                 if let Some(alive) = Alive::parse(text) {
                     self.alive = Some((event.time, alive));
-                } else if self.notes.len() < MAX_NOTES {
+                } else if StackRead::parse(text).is_none() && self.notes.len() < MAX_NOTES {
                     self.notes.push((event.time, text.clone()));
                 }
             }

@@ -34,6 +34,7 @@ mod reduce;
 mod replay;
 mod report;
 mod serve;
+mod stacks;
 mod stats;
 mod summary;
 mod symbolise;
@@ -108,6 +109,7 @@ const VERBS: &[Verb] = &[
     budget::VERB,
     predict::VERB,
     ranks::VERB,
+    stacks::VERB,
     reduce::VERB,
     map::VERB,
     upload::VERB,

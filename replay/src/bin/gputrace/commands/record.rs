@@ -66,6 +66,9 @@ pub(super) struct RecordArgs {
     /// Measure how long the GPU works for each call into NCCL: two events around each, none inside graphs
     #[arg(long)]
     nccl_timing: bool,
+    /// Read the Python stacks of a process that uses NCCL into its trace when it has been silent for so many seconds; 0 never [default: 60]
+    #[arg(long, value_name = "SECONDS")]
+    hang_after: Option<u64>,
     /// Say nothing on the program's standard error when it runs out of memory
     #[arg(long)]
     no_oom_report: bool,
@@ -219,6 +222,9 @@ fn prepare(
     }
     if args.nccl_timing {
         set(variables::NCCL_TIMING, "1".as_ref());
+    }
+    if let Some(seconds) = args.hang_after {
+        set(variables::HANG_AFTER, seconds.to_string().as_ref());
     }
     if args.no_oom_report {
         set(variables::OOM, "0".as_ref());

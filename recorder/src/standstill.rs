@@ -1,0 +1,123 @@
+//! A process that uses NCCL and has been silent for long: the stacks of its Python threads go into the trace, so that a job that is
+//! killed while it hangs says what each of its ranks did.
+//!
+//! Silence is no hang: a server that nobody asks is silent, too. So a stack costs little (milliseconds of the recorder, nothing of
+//! the process, some kilobytes), and the pauses grow: at 1, 6, 16, 36, ... minutes of silence where `--hang-after` is a minute.
+
+use crate::drain::{Happened, Stamped};
+use crate::process::Target;
+use crate::python_stacks::{Line, NoStacks, ThreadStack, stacks};
+use crate::translate::{Item, Translator};
+use crossbeam_channel::{Receiver, bounded};
+use gputrace_schemas::event::{
+    Event, EventKind, Frame, FrameId, Nanos, Stack, StackId, StackRead, Thread, ThreadId,
+};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// What `--hang-after` is by default.
+pub(crate) const HANG_AFTER: Duration = Duration::from_secs(60);
+/// From the first stacks of a silence to the next; twice as long after each.
+const AGAIN: Duration = Duration::from_secs(300);
+/// The longest of these pauses.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// What was read, and for how long the process had been silent then.
+pub(crate) type Read = (Result<Vec<ThreadStack>, NoStacks>, Duration);
+
+/// Watches for silence.
+pub(crate) struct Standstill {
+    /// `None`: it is not watched.
+    after: Option<Duration>,
+    uses_nccl: bool,
+    silent_since: Instant,
+    due: Instant,
+    pause: Duration,
+    asked: Option<Receiver<Read>>,
+    /// Lines that the trace has.
+    lines: HashMap<Line, FrameId>,
+}
+
+impl Standstill {
+    pub(crate) fn new(after: Option<Duration>) -> Standstill {
+        let now = Instant::now();
+        let due = now + after.unwrap_or_default();
+        Standstill {
+            after,
+            uses_nccl: false,
+            silent_since: now,
+            due,
+            pause: AGAIN,
+            asked: None,
+            lines: HashMap::new(),
+        }
+    }
+
+    /// Something happened in the process.
+    pub(crate) fn event(&mut self, stamped: &Stamped) {
+        self.uses_nccl |= matches!(stamped.what, Happened::NcclEnter(..));
+    }
+
+    /// It is not silent.
+    pub(crate) fn busy(&mut self) {
+        self.silent_since = Instant::now();
+        self.due = self.silent_since + self.after.unwrap_or_default();
+        self.pause = AGAIN;
+    }
+
+    /// Begins to read stacks, if it is time, and gives what has been read.
+    pub(crate) fn look(&mut self, target: &Target) -> Option<Read> {
+        self.after?;
+        if let Some(read) = self.asked.as_ref().and_then(|asked| asked.try_recv().ok()) {
+            self.asked = None;
+            return Some(read);
+        }
+        let now = Instant::now();
+        let pid = target.in_proc().filter(|_| self.uses_nccl && self.asked.is_none() && now >= self.due)?;
+        self.due = now + self.pause;
+        self.pause = (self.pause * 2).min(LONGEST);
+        let silent = now - self.silent_since;
+        let (answer, asked) = bounded(1);
+        let read = move || {
+            let _ = answer.send((stacks(pid), silent));
+        };
+        // Where there is no thread for it, the ring must not wait.
+        if std::thread::Builder::new().name("gputrace-stacks".to_owned()).spawn(read).is_ok() {
+            self.asked = Some(asked);
+        }
+        None
+    }
+
+    /// Puts into the trace what was read.
+    pub(crate) fn write(&mut self, to: &mut Translator, time: Nanos, (read, silent): Read) {
+        let silent = Nanos(u64::try_from(silent.as_nanos()).unwrap_or(u64::MAX));
+        let threads = match read {
+            Ok(threads) => threads,
+            Err(why) => return to.note(time, format!("stacks.read=refused: {why}")),
+        };
+        for read in threads.iter().filter(|read| !read.lines.is_empty()) {
+            let frames = read.lines.iter().map(|line| self.frame(to, line)).collect();
+            to.n_stacks += 1;
+            let stack = StackId(to.n_stacks);
+            to.items.push(Item::Stack(stack, Stack { frames, ..Stack::default() }));
+            let known = to.threads.iter().rposition(|thread| thread.tid == read.tid);
+            let thread = match known {
+                Some(at) => ThreadId(at as u32),
+                None => to.thread(Thread { tid: read.tid, name: read.name.clone() }),
+            };
+            let note = StackRead { silent, state: read.state, is_torn: read.is_torn };
+            to.push(Event { time, thread, stack, kind: EventKind::Note(note.to_string()) });
+        }
+    }
+
+    fn frame(&mut self, to: &mut Translator, line: &Line) -> FrameId {
+        let made = || {
+            to.frame(Frame::Python {
+                function: line.function.clone(),
+                file: line.file.clone(),
+                line: line.line,
+            })
+        };
+        *self.lines.entry(line.clone()).or_insert_with(made)
+    }
+}
