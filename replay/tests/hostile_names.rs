@@ -98,6 +98,7 @@ const RUNS: &[(&str, &[&str])] = &[
         ],
     ),
     ("ranks", &["TRACE", "TRACE OOM", "OOM", "CUT"]),
+    ("stacks", &["MISSING", "TRACE", "4194305"]),
     (
         "map",
         &[

@@ -11,6 +11,8 @@ use gputrace_analyse::story::NO_END;
 use gputrace_schemas::event::{Alive, Nanos};
 
 use super::calls::{Ending, Participant, ReadStack, Sequence};
+use super::findings::Place;
+use super::show;
 
 /// A rank that shows no sign of work for so long while others wait for it hangs, nanoseconds. NCCL's own watchdog in PyTorch gives up
 /// after 600 s.
@@ -72,6 +74,19 @@ impl Participant {
     pub(super) fn stands_at(&self) -> Option<&ReadStack> {
         let main = self.read_stacks.first().filter(|read| read.tid == self.process.pid)?;
         (main.time > self.last_seen()).then_some(main)
+    }
+
+    /// That in words: the innermost function, and the program's line: `Condition.wait (threading.py:327), called at load (train.py:89)`.
+    pub(super) fn stands_in(&self) -> Option<String> {
+        let read = self.stands_at()?;
+        let innermost = show::frame(read.stack.first()?);
+        let called =
+            Place::of(self, read.place).map(|place| format!("{} ({})", place.function, place.line_text()));
+        let called = called.filter(|called| *called != innermost && !called.starts_with(&innermost));
+        Some(match called {
+            Some(called) => format!("{innermost}, called at {called}"),
+            None => innermost,
+        })
     }
 
     /// What it did lately, looking at heartbeats that cover nothing from before `since`.

@@ -72,7 +72,7 @@ def a_rank_sleeps():
     world.wait()
 
 
-@hang("rank_stuck", [1], stack="get")
+@hang("rank_stuck", [1], stack="Condition.wait")
 def a_worker_of_a_loader_waits_for_a_lock():
     world = nccl.init()
     lock, batches = threading.Lock(), queue.Queue(2)
@@ -93,7 +93,7 @@ def a_worker_of_a_loader_waits_for_a_lock():
     rest()
 
 
-@hang("missing_call", [2], stack="wait")
+@hang("missing_call", [2], stack="_call")
 def a_rank_skips_a_collective():
     world = nccl.init()
     steps(world, 8)
@@ -103,7 +103,7 @@ def a_rank_skips_a_collective():
     world.wait()
 
 
-@hang("extra_call", [1], stack="wait")
+@hang("extra_call", [1], stack="_call")
 def a_rank_makes_a_collective_too_many():
     world = nccl.init()
     steps(world, 8)
@@ -152,7 +152,7 @@ def a_rank_never_comes_to_init():
     nccl.init()  # others
 
 
-@hang("unmatched_recv", [0], stack="wait")
+@hang("unmatched_recv", [0], stack="_call")
 def nobody_sends():
     world = nccl.init()
     steps(world, 8)

@@ -226,7 +226,7 @@ impl Waits<'_> {
         let Some(stands) = participant.stands_at() else { return (Kind::RankStuck, text, own, stack) };
         let text = format!(
             "{text}. Its main thread stands in {}: read from outside{}, {} after its last event",
-            stands.stack.first().map_or_else(String::new, |line| show::frame(line)),
+            participant.stands_in().unwrap_or_default(),
             if stands.is_torn { " while it changed" } else { "" },
             show::nanos(i64::try_from(stands.silent.0).unwrap_or(i64::MAX)),
         );

@@ -8,7 +8,6 @@ use super::{Edge, Waits};
 use crate::calls::{Ending, Lane, LastSeen};
 use crate::findings::{CallText, Place};
 use crate::jobs::Joined;
-use crate::show;
 
 /// Where a rank was at the end.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -86,7 +85,7 @@ impl Waits<'_> {
             idle_ns: last.map(|last| participant.end.0.saturating_sub(last.time.0)),
             last_event: participant.last_event.as_ref().map(text),
             waits_for: waits_for.into_iter().collect(),
-            stands_in: participant.stands_at().and_then(|read| Some(show::frame(read.stack.first()?))),
+            stands_in: participant.stands_in(),
             stack: stack.unwrap_or_default(),
         }
     }

@@ -1,0 +1,201 @@
+//! `gputrace ranks` of jobs while they run: `nccl/scenarios/running.py` has some that hang, and healthy slow ones.
+//!
+//! Each is asked again and again, until all that hang are said to. No time is asserted: a hang must be named sooner or later, and
+//! a healthy job must not be called one at any of the looks meanwhile. A rank of a healthy job that does not get to a processor for half a
+//! minute looks as one that stands still; so that would be an excuse, the pauses of the healthy jobs are a third of that.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use gputrace_tests::recorded::{self, Folder};
+use serde_json::Value;
+
+/// No hang takes longer to be seen, however slow the machine.
+const PATIENCE: Duration = Duration::from_secs(900);
+/// Healthy jobs are looked at for so long at least: their slow steps come in the first half of it.
+const LEAST: Duration = Duration::from_secs(50);
+/// Seconds of silence after which stacks are read.
+const HANG_AFTER: &str = "5";
+
+struct Job {
+    name: String,
+    expected: Value,
+    traces: PathBuf,
+    ranks: Vec<Child>,
+    /// What was said last.
+    said: Value,
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for rank in &mut self.ranks {
+            // `gputrace record` and its program are a group.
+            let group = format!("-{}", rank.id());
+            let _ = Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status();
+            let _ = rank.wait();
+        }
+        let meetings = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+        let ours = format!("fake-nccl.{}.", job(&self.name));
+        for file in meetings.filter(|file| file.file_name().to_string_lossy().starts_with(&ours)) {
+            let _ = fs::remove_file(file.path());
+        }
+    }
+}
+
+#[test]
+fn hangs_are_named_while_they_last_and_slow_jobs_are_not_called_hangs() {
+    let folder = Folder::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "running");
+    let modules = folder.path().join("site-packages");
+    let library = modules.join("fake_nccl");
+    fs::create_dir_all(&library).expect("a folder");
+    fs::copy(source("fake_nccl.py"), library.join("__init__.py")).expect("a copy of fake_nccl.py");
+    let mut jobs: Vec<Job> = list().into_iter().map(|job| start(&job, folder.path(), &modules)).collect();
+    let n_healthy = jobs.iter().filter(|job| job.expected.is_null()).count();
+    assert!(n_healthy >= 8 && jobs.len() - n_healthy >= 12, "{n_healthy} of {}", jobs.len());
+
+    let began = Instant::now();
+    let mut wrong: BTreeMap<String, String> = BTreeMap::new();
+    loop {
+        for job in &mut jobs {
+            job.said = ranks(&job.traces);
+            match (job.problem(), job.expected.is_null()) {
+                // Once is too often.
+                (Some(problem), true) => drop(wrong.entry(job.name.clone()).or_insert(problem)),
+                (Some(problem), false) => drop(wrong.insert(job.name.clone(), problem)),
+                (None, true) => {}
+                (None, false) => drop(wrong.remove(&job.name)),
+            }
+        }
+        let is_done =
+            wrong.keys().all(|name| jobs.iter().any(|job| job.name == *name && job.expected.is_null()));
+        if (is_done && began.elapsed() > LEAST) || began.elapsed() > PATIENCE {
+            break;
+        }
+        std::thread::sleep(Duration::from_secs(2));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+
+    if !may_read() {
+        gputrace_skip::skip("stacks of ranks that hang", "kernel.yama.ptrace_scope is not 0");
+    }
+    // Killed while they hang, their traces say the same: also where the late rank stood.
+    let hung = jobs.iter().filter(|job| !job.expected.is_null()).map(|job| {
+        let stack = job.expected["stack"].as_str().unwrap_or_default().to_owned();
+        (job.name.clone(), job.traces.clone(), job.expected["ranks"][0].as_u64().unwrap_or(0), stack)
+    });
+    let hung: Vec<_> = hung.collect();
+    drop(jobs);
+    for (name, traces, rank, stack) in hung.into_iter().filter(|(.., stack)| !stack.is_empty()) {
+        let said = ranks(&traces);
+        assert_eq!(said["jobs"][0]["verdict"], "inconsistent", "{name}");
+        let stands_in = stands_in(&said, rank);
+        assert!(!may_read() || stands_in.contains(&stack), "{name}: {stands_in} is not in {stack}");
+    }
+}
+
+/// Whether a recorder, which is no ancestor of its process, may read its memory.
+fn may_read() -> bool {
+    let is_free = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").is_ok_and(|it| it.trim() == "0");
+    let has_yama = fs::metadata("/proc/sys/kernel/yama/ptrace_scope").is_ok();
+    is_free || !has_yama || fs::metadata("/proc/self").is_ok_and(|it| it.uid() == 0)
+}
+
+impl Job {
+    /// What is wrong with what was said of it.
+    fn problem(&self) -> Option<String> {
+        let said = &self.said["jobs"][0];
+        let (verdict, first) = (&said["verdict"], &said["findings"][0]);
+        let text = || format!("{verdict}: {first}");
+        if self.expected.is_null() {
+            let is_called_hang = verdict == "hangs" || verdict == "inconsistent";
+            return is_called_hang.then(text);
+        }
+        let is_hang = verdict == "hangs" || verdict == "inconsistent";
+        let is_same = ["kind", "ranks", "communicator"].iter().all(|key| self.expected[*key] == first[*key]);
+        let line = &self.expected["others"];
+        // What rank 1 did not receive is the waiting rank's own call.
+        let places = ["others", "own"].map(|key| &first[key]["place"]["line"]);
+        let has_line = line.is_null() || places.contains(&line);
+        let rank = self.expected["ranks"][0].as_u64().unwrap_or(0);
+        let stack = self.expected["stack"].as_str().unwrap_or_default();
+        let is_read = !may_read() || stands_in(&self.said, rank).contains(stack);
+        (!is_hang || !is_same || !has_line || !is_read).then(text)
+    }
+}
+
+fn ranks(traces: &Path) -> Value {
+    let gputrace = recorded::built().join("gputrace");
+    let output =
+        Command::new(gputrace).args(["ranks", "--json"]).arg(traces).output().expect("gputrace runs");
+    // Not every rank has a trace yet.
+    serde_json::from_slice(&output.stdout).unwrap_or(Value::Null)
+}
+
+fn stands_in(said: &Value, rank: u64) -> String {
+    let standings = said["jobs"][0]["standings"].as_array().cloned().unwrap_or_default();
+    let of = standings.iter().find(|standing| standing["rank"] == rank);
+    of.map_or_else(String::new, |standing| standing["stands_in"].as_str().unwrap_or_default().to_owned())
+}
+
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("nccl").join(name)
+}
+
+/// The interpreter itself: what is called `python3` may be a script that looks for it each time.
+fn python() -> &'static Path {
+    static PYTHON: OnceLock<PathBuf> = OnceLock::new();
+    PYTHON.get_or_init(|| {
+        let output = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output();
+        PathBuf::from(String::from_utf8_lossy(&output.expect("python3 runs").stdout).trim())
+    })
+}
+
+fn list() -> Vec<Value> {
+    let output = Command::new("python3").arg(source("scenarios/running.py")).arg("--list").output();
+    let output = output.expect("python3 runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("a list")
+}
+
+fn job(name: &str) -> String {
+    format!("{}.{name}", std::process::id())
+}
+
+fn start(scenario: &Value, folder: &Path, modules: &Path) -> Job {
+    let name = scenario["name"].as_str().expect("a name");
+    let traces = folder.join(name);
+    fs::create_dir_all(&traces).expect("a folder");
+    let n_ranks = scenario["n_ranks"].as_u64().expect("a number");
+    let environment = scenario["environment"].as_object().expect("an object");
+    let start = |rank: u64| {
+        let mut command = Command::new(recorded::built().join("gputrace"));
+        command
+            .args(["record", "--ring-size", "2M", "--hang-after", HANG_AFTER, "-o"])
+            .arg(traces.join(format!("rank{rank}.gtr")))
+            .arg("--")
+            .arg(python())
+            .arg(source("scenarios/running.py"))
+            .arg(name)
+            .env("RANK", rank.to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .env("WORLD_SIZE", n_ranks.to_string())
+            .env("MASTER_PORT", "29500")
+            .env("FAKE_NCCL_JOB", job(name))
+            .env("FAKE_NCCL_INIT", "4MiB")
+            .env("FAKE_NCCL_FIRST", "4MiB")
+            .env("LD_LIBRARY_PATH", fake_cuda::library_dir())
+            .env("PYTHONPATH", modules)
+            .envs(environment.iter().filter_map(|(name, value)| Some((name, value.as_str()?))))
+            .process_group(0)
+            .stderr(Stdio::null());
+        command.spawn().expect("gputrace runs")
+    };
+    let ranks = (0..n_ranks).map(start).collect();
+    Job { name: name.to_owned(), expected: scenario["expected"].clone(), traces, ranks, said: Value::Null }
+}
