@@ -1,6 +1,6 @@
 //! The heartbeat of a recording ([`Alive`]): that the process lives, since when nothing came of it, and whether it works all the same.
 //!
-//! Written about every ten seconds, also while nothing happens: a block of some 300 bytes then, 2.6 MB a day, else 20 bytes among
+//! Written about every ten seconds, also while nothing happens: a block of 256 bytes then, 2.2 MB a day, else 20 bytes among
 //! others. It costs the process nothing. The recorder reads two small files of `/proc` for each process of its family and one for
 //! each of its threads: under a millisecond in ten seconds for a process with a hundred threads.
 

@@ -3,7 +3,8 @@
 //! Traces are read from their beginning for that, so it is done only when a process with communicators has been silent for
 //! a while, on a thread of its own, and for at most a twentieth of the time.
 
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use gputrace_replay::ranks::verdict::headline;
 use gputrace_schemas::event::Nanos;
 use serde::Serialize;
 
+use super::find::Which;
 use crate::commands::ranks;
 
 /// A process that has been silent for so long may hang, or wait for one that does.
@@ -77,9 +79,24 @@ impl Hangs {
 }
 
 fn found(traces: &[PathBuf]) -> Vec<HangFigures> {
-    let participants = ranks::running(traces);
+    let participants = ranks::running(&with_neighbours(traces));
     let ranks = Ranks::of(&participants, &|_| None);
     ranks.jobs.iter().filter_map(of).collect()
+}
+
+/// These traces, and others of their folders that are being written: the ranks of a job may be recorded each by a `gputrace record`
+/// of its own.
+fn with_neighbours(traces: &[PathBuf]) -> Vec<PathBuf> {
+    let mut all = traces.to_vec();
+    let folders: BTreeSet<&Path> = traces.iter().filter_map(|trace| trace.parent()).collect();
+    let real = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
+    let mut known: BTreeSet<PathBuf> = traces.iter().map(real).collect();
+    // Where only a descriptor of the recorder leads to the trace, its neighbours are not known.
+    for folder in folders.into_iter().filter(|folder| !folder.starts_with("/proc")) {
+        let places = Which::Folder(folder.to_owned()).find().into_iter().map(|place| place.open);
+        all.extend(places.filter(|place| known.insert(real(place))));
+    }
+    all
 }
 
 fn of(job: &JobReport) -> Option<HangFigures> {
