@@ -61,6 +61,7 @@ fn hangs_are_named_while_they_last_and_slow_jobs_are_not_called_hangs() {
 
     let began = Instant::now();
     let mut wrong: BTreeMap<String, String> = BTreeMap::new();
+    let mut before: Vec<String> = vec![];
     loop {
         for job in &mut jobs {
             job.said = ranks(&job.traces);
@@ -74,6 +75,11 @@ fn hangs_are_named_while_they_last_and_slow_jobs_are_not_called_hangs() {
         }
         let is_done =
             wrong.keys().all(|name| jobs.iter().any(|job| job.name == *name && job.expected.is_null()));
+        let names: Vec<String> = wrong.keys().cloned().collect();
+        if names != before {
+            eprintln!("{:?}: {names:?}", began.elapsed());
+            before = names;
+        }
         if (is_done && began.elapsed() > LEAST) || began.elapsed() > PATIENCE {
             break;
         }

@@ -5,6 +5,7 @@
 //! each of its threads: under a millisecond in ten seconds for a process with a hundred threads.
 
 use crate::drain::{Happened, Stamped};
+use crate::opened::{of_proc, text_of_proc};
 use crate::process::{self, Target};
 use crate::ticks::Timeline;
 use gputrace_schemas::event::{Alive, Bytes, Nanos};
@@ -94,9 +95,9 @@ impl Used {
     }
 
     fn alone(process: u32) -> Option<Used> {
-        let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+        let stat = text_of_proc(&format!("/proc/{process}/stat")).ok()?;
         let ticks = process::cpu_ticks(&stat)?;
-        let moved = fs::read_to_string(format!("/proc/{process}/io")).ok();
+        let moved = text_of_proc(&format!("/proc/{process}/io")).ok();
         let moved = moved.and_then(|text| moved_bytes(&text));
         Some(Used { cpu: ticks.saturating_mul(NANOS_PER_TICK), moved })
     }
@@ -113,7 +114,8 @@ fn children(process: u32) -> Vec<u32> {
     let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else { return vec![] };
     let mut children = vec![];
     for thread in threads.flatten().take(MOST_THREADS) {
-        let Ok(text) = fs::read_to_string(thread.path().join("children")) else { continue };
+        let Ok(text) = of_proc(thread.path().join("children")) else { continue };
+        let text = String::from_utf8_lossy(&text);
         children.extend(text.split_ascii_whitespace().filter_map(|number| number.parse::<u32>().ok()));
     }
     children

@@ -8,6 +8,7 @@
 //! The kernel lets only those read who may trace the process (`PTRACE_MODE_ATTACH`): its own user where yama's `ptrace_scope` is 0,
 //! root else.
 
+use crate::opened::text_of_proc;
 use crate::process::{Fate, Target};
 use crate::python_lines::line_at;
 use gputrace_ring::python_offsets::{
@@ -105,7 +106,7 @@ pub fn stacks(pid: u32) -> Result<Vec<ThreadStack>, NoStacks> {
 }
 
 fn remedy() -> &'static str {
-    let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    let scope = text_of_proc("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     match scope.trim() {
         "1" => {
             "only root, or the parent of the process, may (kernel.yama.ptrace_scope=1): run this as root, or set it to 0"
@@ -312,8 +313,8 @@ impl Reader<'_> {
         }
         let lines = frames.unwrap_or_default().into_iter().filter_map(|frame| self.line(frame)).collect();
         let folder = format!("/proc/{pid}/task/{tid}");
-        let name = fs::read_to_string(format!("{folder}/comm")).unwrap_or_default().trim().to_owned();
-        let stat = fs::read_to_string(format!("{folder}/stat")).unwrap_or_default();
+        let name = text_of_proc(&format!("{folder}/comm")).unwrap_or_default().trim().to_owned();
+        let stat = text_of_proc(&format!("{folder}/stat")).unwrap_or_default();
         let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap_or('?');
         Some(ThreadStack { tid, name, state, lines, is_torn })
     }

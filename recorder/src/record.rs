@@ -89,7 +89,7 @@ pub struct Options {
     pub keep_ring: bool,
     /// Who answers requests that fail for want of memory.
     pub on_oom: Option<Answer>,
-    /// After how long a silence the stacks of a process that uses NCCL are read; `None` is never.
+    /// After how long a silence the stacks of a rank of a job are read; `None` is never.
     pub hang_after: Option<Duration>,
 }
 
@@ -315,6 +315,7 @@ impl<'a> Recorder<'a> {
         let answers = options
             .on_oom
             .and_then(|answer| Answers::start(answer, trace.clone(), writer.outlet(), sampler.inquirer()));
+        let standstill = Standstill::new(options.hang_after, facts.rank.is_some());
         let mut recorder = Recorder {
             file,
             drain: Drain::new(map),
@@ -352,7 +353,7 @@ impl<'a> Recorder<'a> {
             has_own_process: options.is_its_child,
             alive_at: Nanos(0),
             heartbeat: Heartbeat::new(),
-            standstill: Standstill::new(options.hang_after),
+            standstill,
             liveness,
             target,
             witness,

@@ -1,4 +1,4 @@
-//! A process that uses NCCL and has been silent for long: the stacks of its Python threads go into the trace, so that a job that is
+//! A process of a job of several ranks that has been silent for long: the stacks of its Python threads go into the trace, so that a job that is
 //! killed while it hangs says what each of its ranks did.
 //!
 //! Silence is no hang: a server that nobody asks is silent, too. So a stack costs little (milliseconds of the recorder, nothing of
@@ -29,7 +29,8 @@ pub(crate) type Read = (Result<Vec<ThreadStack>, NoStacks>, Duration);
 pub(crate) struct Standstill {
     /// `None`: it is not watched.
     after: Option<Duration>,
-    uses_nccl: bool,
+    /// It uses NCCL, or its environment names its rank: others may wait for it.
+    is_of_job: bool,
     silent_since: Instant,
     due: Instant,
     pause: Duration,
@@ -39,12 +40,12 @@ pub(crate) struct Standstill {
 }
 
 impl Standstill {
-    pub(crate) fn new(after: Option<Duration>) -> Standstill {
+    pub(crate) fn new(after: Option<Duration>, is_of_job: bool) -> Standstill {
         let now = Instant::now();
         let due = now + after.unwrap_or_default();
         Standstill {
             after,
-            uses_nccl: false,
+            is_of_job,
             silent_since: now,
             due,
             pause: AGAIN,
@@ -55,7 +56,7 @@ impl Standstill {
 
     /// Something happened in the process.
     pub(crate) fn event(&mut self, stamped: &Stamped) {
-        self.uses_nccl |= matches!(stamped.what, Happened::NcclEnter(..));
+        self.is_of_job |= matches!(stamped.what, Happened::NcclEnter(..));
     }
 
     /// It is not silent.
@@ -73,7 +74,7 @@ impl Standstill {
             return Some(read);
         }
         let now = Instant::now();
-        let pid = target.in_proc().filter(|_| self.uses_nccl && self.asked.is_none() && now >= self.due)?;
+        let pid = target.in_proc().filter(|_| self.is_of_job && self.asked.is_none() && now >= self.due)?;
         self.due = now + self.pause;
         self.pause = (self.pause * 2).min(LONGEST);
         let silent = now - self.silent_since;

@@ -38,7 +38,7 @@ variables! {
     FORCE = c"GPUTRACE_FORCE",
     /// `0` or `off`: nothing is said of requests that fail for want of memory.
     OOM = c"GPUTRACE_OOM",
-    /// Seconds of silence after which the stacks of a process that uses NCCL are read into the trace; 60 by default, 0 never.
+    /// Seconds of silence after which the stacks of a rank of a job are read into the trace; 60 by default, 0 never.
     HANG_AFTER = c"GPUTRACE_HANG_AFTER",
 }
 

@@ -6,7 +6,7 @@ use super::sources;
 /// there. Everything else opens by `recorder/src/opened.rs` or `schemas/src/reader/open.rs`, because a path below `/tmp` or `/dev/shm`,
 /// of `/proc/PID` or in another user's folder may lead to another file than the one that was looked at; and writes by
 /// `recorder/src/output_file.rs`, which looks at what has the name first.
-const FILES: [(&str, usize, Writes, &str); 34] = [
+const FILES: [(&str, usize, Writes, &str); 35] = [
     ("recorder/src/fuzzing.rs", 4, Writes::No, "the fuzzer's own file"),
     (
         "recorder/src/inject/mod.rs",
@@ -33,6 +33,7 @@ const FILES: [(&str, usize, Writes, &str); 34] = [
         "the one place where files are written: it looks after it has opened",
     ),
     ("recorder/src/process.rs", 7, Writes::No, "texts of the kernel's in /proc and /proc/self"),
+    ("recorder/src/python_stacks.rs", 1, Writes::No, "/proc/PID/mem, which belongs to the kernel"),
     ("recorder/src/record.rs", 1, Writes::No, "/proc/self"),
     (
         "recorder/src/witness.rs",

@@ -16,6 +16,7 @@ pub mod diagnose;
 pub mod findings;
 pub mod gpu;
 pub mod jobs;
+mod kinds;
 mod lateness;
 pub mod live;
 pub mod memory;

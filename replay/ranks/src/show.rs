@@ -10,7 +10,7 @@ pub(super) fn nanos(nanos: i64) -> String {
     format!("{sign}{}", words::time(Nanos(nanos.unsigned_abs())))
 }
 
-/// `sleep (train.py:17)` for `sleep (/home/me/train.py:17)`.
+/// `sleep (train.py:17)` for `sleep (/job/train.py:17)`.
 pub(super) fn frame(line: &str) -> String {
     match line.rsplit_once(" (") {
         Some((function, path)) => format!("{function} ({}", path.rsplit('/').next().unwrap_or(path)),

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 
 use clap::{ArgMatches, Args};
+use gputrace_recorder::opened::text_of_proc;
 use gputrace_replay::ranks::calls::Participant;
 use gputrace_replay::ranks::collect::collect;
 use gputrace_replay::ranks::report::{Ranks, Verdict};
@@ -87,7 +88,7 @@ pub(super) fn running(paths: &[PathBuf]) -> Vec<Participant> {
 /// Has the traces that are being written go on until what is certainly in them.
 fn go_on_until(participants: &mut [Participant], written: &HashMap<String, Nanos>) {
     // Other machines count time from another moment.
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let boot = text_of_proc("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     for participant in participants {
         let until = written.get(&participant.path).filter(|_| participant.process.boot == boot.trim());
         if let Some(until) = until {
