@@ -11,6 +11,7 @@ pub mod lifetimes;
 pub mod live;
 pub mod lives;
 pub mod reactions;
+pub mod repetition;
 pub mod roles;
 pub mod rules;
 mod serving;

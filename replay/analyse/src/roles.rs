@@ -11,7 +11,7 @@
 //! ```
 //! A backward pass is a run of births in the backward pass. Every role's rule is said where the role is shown.
 
-use gputrace_schemas::event::{Frame, Stack, StackId};
+use gputrace_schemas::event::{Bytes, Frame, Stack, StackId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::categories::Categories;
@@ -167,6 +167,22 @@ impl Facts {
             self.add(Hint::Workspace);
         }
     }
+}
+
+/// Whether a correct program makes once what is asked for there: gradients, optimizer state, parameters.
+#[must_use]
+pub fn is_made_once(definitions: &dyn Definitions, stack: StackId) -> bool {
+    let facts = definitions.stack(stack).map_or(Facts::default(), |stack| Facts::of(definitions, stack));
+    [Hint::Backward, Hint::Optimizer, Hint::Model].into_iter().any(|hint| facts.has(hint))
+}
+
+/// Whether PyTorch asked there for a workspace of cuBLAS: by its native frames, or by the very size inside of an operation.
+#[must_use]
+pub fn is_workspace(definitions: &dyn Definitions, stack: StackId, requested: Bytes) -> bool {
+    let facts = definitions.stack(stack).map_or(Facts::default(), |stack| Facts::of(definitions, stack));
+    let is_inside = facts.has(Hint::Forward) || facts.has(Hint::Backward);
+    facts.has(Hint::Workspace)
+        || !facts.has(Hint::Native) && is_inside && WORKSPACE_BYTES.contains(&requested.0)
 }
 
 /// A backward pass of a device: births from `start` to `end`, then another than its own at `over`.

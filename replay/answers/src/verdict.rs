@@ -363,7 +363,8 @@ impl Evidence<'_> {
     }
 
     fn grows(&self, largest: &GrowingSite, remark: &str) -> Finding {
-        let each = largest.per_step.map(|each| format!("{} each step", bytes(each)));
+        let each = largest.repeated.as_ref().map(leaks::rate);
+        let each = each.or_else(|| largest.per_step.map(|each| format!("{} each step", bytes(each))));
         let others = match self.found.leaks.growing.len() {
             0 | 1 => String::new(),
             2 => ", and another line grows".into(),

@@ -48,7 +48,7 @@ pub use heaps::{is_arena, is_heap, is_pinned_cache};
 pub use hidden::{Cause, HiddenStep, Pages, Sampled, Samples};
 pub use phases::{PhaseId, Phases};
 pub use pjrt::{Buffer, Executable, Need, PjrtBooks, PjrtOom};
-pub use sites::{NameId, OwnerId, Site, SiteId, Sites, call_site};
+pub use sites::{Line, ModelCall, NameId, OwnerId, Site, SiteId, Sites, call_site};
 pub use torch::{Block, Step, Stranger, TorchBooks, TorchOom, Wall, asked_about};
 pub use training::{StepSource, Training, TrainingStep, is_in_module};
 pub use watch::{Unwatched, Watch};
