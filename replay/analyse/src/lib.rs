@@ -7,6 +7,7 @@ pub mod cycles;
 pub mod doubts;
 pub mod fragmentation;
 pub mod growth;
+pub mod held;
 pub mod lifetimes;
 pub mod live;
 pub mod lives;

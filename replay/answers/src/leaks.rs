@@ -6,7 +6,7 @@ use gputrace_schemas::event::Bytes;
 
 use serde::{Deserialize, Serialize};
 
-use gputrace_analyse::growth::{Course, Growth};
+use gputrace_analyse::growth::{Course, Growth, Place};
 use gputrace_analyse::repetition::{By, Repeated};
 use gputrace_analyse::rules::{self, is_like};
 use gputrace_analyse::story::Story;
@@ -77,6 +77,8 @@ pub struct GrowingSite {
     pub confidence: f64,
     /// How often memory was left.
     pub repeated: Option<Repeated>,
+    /// Which line it is in the books, while these are there.
+    pub place: Option<Place>,
 }
 
 /// A call site that rose, though nothing shows that it goes on.
@@ -364,12 +366,13 @@ fn growing(site: &RisingSite, n_steps: Option<u64>) -> GrowingSite {
             per_step: None,
             confidence,
             repeated: None,
+            place: site.place,
         };
     }
     // Growth is spread over the windows that were judged; so are the steps.
     let per_step = |n: u64| Bytes((trend.per_window * site.n_windows as f64 / n as f64).round() as u64);
     let per_step = n_steps.filter(|n| *n > 0 && site.n_windows > 0).map(per_step);
-    GrowingSite { named, growth: Bytes(trend.growth), per_step, confidence, repeated }
+    GrowingSite { named, growth: Bytes(trend.growth), per_step, confidence, repeated, place: site.place }
 }
 
 /// How much, how often: `31.25 MiB per call of evaluate (eval.py:40), 8 calls`.

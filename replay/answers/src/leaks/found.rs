@@ -63,6 +63,9 @@ pub struct RisingSite {
     /// How often it left memory.
     #[serde(default)]
     pub(super) repeated: Option<Repeated>,
+    /// Which line it is in the books, while these are there.
+    #[serde(skip)]
+    pub(super) place: Option<Place>,
 }
 
 impl RisingSite {
@@ -103,8 +106,9 @@ impl Found {
             let named = Named { site: together(story, &spread), ..known_as.clone() };
             let Spread { account, trend, n_windows, .. } = spread;
             let course = Course::GoesOn;
-            let repeated = None;
-            found.spread.push(RisingSite { named, known_as, account, trend, course, n_windows, repeated });
+            let (repeated, place) = (None, Some(place));
+            let site = RisingSite { named, known_as, account, trend, course, n_windows, repeated, place };
+            found.spread.push(site);
         }
         let has_steps =
             training.is_some_and(|it| matches!(it.source, StepSource::Ranges(_) | StepSource::Optimizer));
@@ -121,7 +125,9 @@ impl Found {
                 named.site.push_str(&callers(story, definitions, place));
             }
             found.can_tell |= course.goes_on();
-            found.rising.push(RisingSite { named, known_as, account, trend, course, n_windows, repeated });
+            let place = Some(place);
+            let site = RisingSite { named, known_as, account, trend, course, n_windows, repeated, place };
+            found.rising.push(site);
         };
         let mut known = vec![];
         for Rising { place, trend, course, n_windows } in rising {

@@ -766,6 +766,10 @@ impl Ledger {
         if let Some(oom) = ran_out {
             self.ran_out = Some(OutOfMemory { device, ..oom });
             books.physical.remember();
+            // Who held it, where a library is refused, is PyTorch as often as not.
+            if let Some(torch) = self.torch.devices.get_mut(&device) {
+                torch.blocks.remember();
+            }
         }
         if self.refusals.len() == MAX_REFUSALS {
             self.refusals.remove(0);
