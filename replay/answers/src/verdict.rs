@@ -412,7 +412,7 @@ impl Evidence<'_> {
         let most = match (held, known) {
             (Some(held), Some(most)) => {
                 let (held, of) = (bytes(held.bytes), bytes(most.bytes));
-                format!("; {held} are in use, {of} of that at the line below")
+                format!("; {held} are in use, {of} of that asked for by the line below")
             }
             (Some(held), None) => format!("; {} are in use, and the lines that asked for them are not in it", bytes(held.bytes)),
             (None, _) => String::new(),
@@ -439,11 +439,13 @@ impl Evidence<'_> {
     fn made_once(&self) -> Option<(String, String)> {
         let rose = self.found.leaks.rose.iter().filter(|rose| matches!(rose.course, Course::Once(_)));
         let most = rose.max_by_key(|rose| rose.growth)?;
-        let role = self.facts.holders().find(|holder| self.facts.site(holder.site) == most.named.site);
+        let held = self.facts.lifetimes.into_iter().flat_map(|it| it.at_end.iter().chain(&it.at_peak));
+        let mut holders = held.flat_map(|held| &held.holders);
+        let role = holders.find(|holder| self.facts.site(holder.site) == most.named.site);
         let role = role.map(|holder| self.facts.role(holder)).filter(|role| !role.starts_with("unknown"));
         let role = role.map_or_else(String::new, |role| format!(", {role}"));
         let text = format!(
-            "nothing is left again and again: what rose was made once, most of it at the line below ({}{role})",
+            "nothing is left again and again: what rose was made once, most of it by the line below ({}{role})",
             bytes(most.growth)
         );
         Some((text, most.named.site.clone()))
@@ -594,9 +596,11 @@ mod tests {
                 "Verdict: out of memory",
                 "what: PyTorch could not get 30.00 MiB on cuda:0 at 4.0 µs: 8.00 MiB in use, 12.00 MiB more reserved, and \
                  others held 50.00 MiB of the device's 80.00 MiB",
+                "cause: other processes on the card",
                 "call_site: forward (/job/a.py:12)",
-                "confidence: certain: replayed with the settings that people are advised to try",
-                "fix: less memory, or a larger card: no allocator setting makes it fit",
+                "confidence: certain: the driver's own figure at that moment, without what this process was given",
+                "fix: end or move the other processes (`gputrace oom` lists those that NVML names), or wait for them; \
+                 60.00 MiB would have been free",
                 "next: gputrace oom job/train.gtr",
             ]
         );
@@ -607,7 +611,8 @@ mod tests {
         let told = told(&format!("{HELD}Create bytes=4G result=2 by=/x/libnccl.so.2,init@/job/a.py:1"));
         assert_eq!(
             told[1],
-            "what: NCCL could not get 4.00 GiB on cuda:0 (cuMemCreate) at 2.0 µs; the process held 20.00 MiB"
+            "what: NCCL could not get 4.00 GiB on cuda:0 (cuMemCreate) at 2.0 µs; the process held 20.00 MiB, of these 8.00 MiB in \
+             PyTorch's blocks, most of them at load (/job/a.py:3) (8.00 MiB)"
         );
     }
 
@@ -618,7 +623,7 @@ mod tests {
         let told_of = told(&scene);
         assert_eq!(told_of[0], "Verdict: memory grows");
         assert!(told_of[1].starts_with("what: what this line holds grew to the end, by 7"), "{}", told_of[1]);
-        assert_eq!(told_of[2], "call_site: keep (/job/a.py:9)");
+        assert_eq!(told_of[2..4], ["cause: results kept", "call_site: keep (/job/a.py:9)"]);
         assert_eq!(told_of.last().map(String::as_str), Some("next: gputrace leaks job/train.gtr"));
         let killed = told_with(&scene, Some(EventKind::Note("process.end=signal 9".into())));
         assert_eq!(killed[0], "Verdict: memory grows");
@@ -681,7 +686,8 @@ mod tests {
         let told = told(scene);
         assert_eq!(told[0], "Verdict: a pool was left behind");
         let what = "what: cuda:0: PyTorch's pool (1, 0) keeps 20.00 MiB that nobody can use: the capture into it failed";
-        assert_eq!(told[1..3], [what, "call_site: warm_up (/job/serve.py:40)"]);
+        let cause = "cause: abandoned pool of CUDA graphs";
+        assert_eq!(told[1..4], [what, cause, "call_site: warm_up (/job/serve.py:40)"]);
         assert_eq!(told.last().map(String::as_str), Some("next: gputrace leaks job/train.gtr"));
     }
 }

@@ -2,7 +2,6 @@
 
 use gputrace_schemas::event::Bytes;
 
-use super::facts::device;
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
 use gputrace_trace::ledger::Wall;
 use gputrace_trace::words::bytes;
@@ -21,13 +20,19 @@ pub(super) const CAUSE: Cause = Cause {
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
     let failure = facts.failure?;
-    let Failure::Torch(ordinal, error) = failure else { return None };
+    let Failure::Torch(_, error) = failure else { return None };
     let (free, total) = error.device.filter(|_| error.wall() == Wall::Device)?;
     let elsewhere = total.0.saturating_sub(free.0).saturating_sub(error.tracked.0);
     let is_much = elsewhere.saturating_mul(MUCH) >= total.0 && total.0 > 0;
     let is_enough = failure.asked().is_some_and(|asked| elsewhere >= asked.0);
     (is_much && is_enough).then(|| Case {
-        what: format!("others held {} of {}'s {}", bytes(Bytes(elsewhere)), device(ordinal), bytes(total)),
+        what: format!(
+            "{} in use, {} more reserved, and others held {} of the device's {}",
+            bytes(error.allocated),
+            bytes(Bytes(error.reserved.0.saturating_sub(error.allocated.0))),
+            bytes(Bytes(elsewhere)),
+            bytes(total)
+        ),
         site: facts.site(error.site),
         bytes: Bytes(elsewhere),
         sure: "certain: the driver's own figure at that moment, without what this process was given".into(),
